@@ -1,2 +1,7 @@
-// Every operation on the CPU backend against float64 references; the harness and the command line are in test-ops.h and test.h.
+// Every operation on the CPU backend against float64 references; the harness and the command line are in test-ops.h and
+// test.h, the references in ops-*.h, one family after the other.
 #include "test-ops.h"
+
+#include "ops-copy.h"
+#include "ops-elementwise.h"
+#include "ops-norm.h"

@@ -347,14 +347,15 @@ typedef struct gcuda_tensor * (*build_fn)(struct gcuda_context * ctx, struct gcu
 // Fills input k, whose shape is set; inputs 0..k-1 are there to look at. Indices are numbers like all others.
 typedef void (*fill_fn)(struct rng * r, const struct op_case * c, int k, struct arr * a);
 
-enum layout { PACKED, OFFSET, GAPS, PERMUTED, TRANSPOSED, SHUFFLED, N_LAYOUTS };
-static const char * const layout_names[N_LAYOUTS] = { "packed", "offset", "view", "permuted", "transposed", "shuffled" };
+enum layout { PACKED, OFFSET, PADDED, GAPS, PERMUTED, TRANSPOSED, SHUFFLED, N_LAYOUTS };
+static const char * const layout_names[N_LAYOUTS] = { "packed", "offset", "padded", "view", "permuted", "transposed", "shuffled" };
 #define LAYOUT_OFFSET (1u << OFFSET)         // contiguous, at an odd place of a larger tensor
+#define LAYOUT_PADDED (1u << PADDED)         // gaps behind the rows, all else dense: contiguous_1
 #define LAYOUT_GAPS (1u << GAPS)             // a box cut out of a larger tensor: gaps in every dimension
 #define LAYOUT_PERMUTED (1u << PERMUTED)     // dimensions 1 and 2 exchanged
 #define LAYOUT_TRANSPOSED (1u << TRANSPOSED) // dimensions 0 and 1 exchanged; plain types only
 #define LAYOUT_SHUFFLED (1u << SHUFFLED)     // every dimension somewhere else; plain types only
-#define LAYOUT_ROWS (LAYOUT_OFFSET | LAYOUT_GAPS | LAYOUT_PERMUTED) // packed rows, anything else
+#define LAYOUT_ROWS (LAYOUT_OFFSET | LAYOUT_PADDED | LAYOUT_GAPS | LAYOUT_PERMUTED) // packed rows, anything else
 #define LAYOUT_ANY (LAYOUT_ROWS | LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED)
 
 struct op_in {
@@ -382,6 +383,16 @@ struct op_test {
     // Instead of comparing with `ref`: says what is wrong in the result, or NULL
     const char * (*judge)(const struct op_case * c, const struct arr * got);
 };
+
+// The text of .tag, valid until the next call.
+TEST_PRINTF(1, 2) TEST_UNUSED static const char * tagf(const char * fmt, ...) {
+    static char text[128];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return text;
+}
 
 TEST_UNUSED static void fill_below(struct rng * r, struct arr * a, int64_t n) { // indices in [0, n)
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = (double) rng_below(r, n); }
@@ -435,6 +446,11 @@ static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_t
         const size_t r = row_bytes(type, ne[0]);
         return gcuda_view_4d(ctx, base, ne[0], ne[1], ne[2], ne[3], r, r * (size_t) ne[1], r * (size_t) (ne[1] * ne[2]),
             row_bytes(type, 3 * b));
+    }
+    if (layout == PADDED) {
+        struct gcuda_tensor * base = gcuda_new_tensor_4d(ctx, type, ne[0] + 3 * b, ne[1], ne[2], ne[3]);
+        if (base == NULL) { return NULL; }
+        return gcuda_view_4d(ctx, base, ne[0], ne[1], ne[2], ne[3], base->nb[1], base->nb[2], base->nb[3], row_bytes(type, b));
     }
     if (layout == GAPS) {
         struct gcuda_tensor * base = gcuda_new_tensor_4d(ctx, type, ne[0] + 3 * b, ne[1] + 2, ne[2] + 1, ne[3] + 1);
@@ -992,8 +1008,9 @@ static void run_layouts(const struct op_test * t, const char * types, size_t n_t
     if (t->inplace) {
         v.inplace = true;
         run_variant(t, types, n_types, shapes, n_shapes, v);
-        if (t->in[0].layouts & LAYOUT_GAPS) {
-            v.layout = GAPS, v.strided = 1;
+        for (int layout = OFFSET; layout <= GAPS; ++layout) {
+            if (!(t->in[0].layouts >> layout & 1)) { continue; }
+            v.layout = (enum layout) layout, v.strided = 1;
             run_variant(t, types, n_types, shapes, n_shapes, v);
         }
         v.layout = PACKED, v.strided = 0, v.inplace = false;
