@@ -1,0 +1,5486 @@
+/*
+gcuda - tensor graphs on NVIDIA GPUs and on the CPU, in one C header                      version 0.1.0, MIT
+
+QUICK START
+    // in exactly one C or C++ file, before any other include:
+    #define GCUDA_IMPLEMENTATION
+    #include "gcuda.h"
+
+CONTENTS  (search for the tag; `make map` prints the lines)
+    >>config         every macro a user may set; version
+    >>status         status codes, last error, log callback, allocator callbacks
+    >>types          element types, block layouts, conversions
+    >>tensor         struct gcuda_tensor, contexts, views, layout predicates
+    >>ops            GCUDA_OPS, the registry of operations; then one >>op:NAME block each
+    >>graph          graphs: building, lookup, printing
+    >>autodiff       backward graphs, gradients
+    >>alloc          tensor allocator, graph allocator
+    >>backend        buffers, devices, backends, registry: the vtables and their front functions
+    >>cpu            CPU backend, thread pool
+    >>quantize       host quantizers for weights
+    >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
+    >>impl-status    errors, log, allocation
+    >>impl-math      overflow-checked sizes; half and bfloat16 conversion
+    >>impl-types     type table
+    >>impl-quants    block formats: dequantize, quantize, codebooks
+    >>impl-tensor    contexts, tensors, views
+    >>impl-simd      vectorised CPU kernels
+    >>impl-ops       shared checks; then one >>op:NAME block each: constructor, check, args, CPU
+    >>impl-registry  the tables made from GCUDA_OPS; nothing else lists operations
+    >>impl-graph     graphs
+    >>impl-autodiff  derivatives
+    >>impl-alloc     allocators
+    >>impl-backend   buffers, devices, backends, registry
+    >>impl-cpu       CPU backend, thread pool
+*/
+
+#if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
+#define GCUDAI_FEATURES_SET
+// The implementation uses POSIX clocks and thread affinity. Strict modes (-std=c99) hide them unless asked before the
+// first system header: so the include that carries GCUDA_IMPLEMENTATION comes first in its file.
+#if !defined(_GNU_SOURCE) && !defined(_WIN32)
+#define _GNU_SOURCE 1
+#endif
+#if defined(_WIN32)
+#if !defined(_WIN32_WINNT)
+#define _WIN32_WINNT 0x0601 // Windows 7: slim locks and condition variables
+#endif
+#if !defined(_CRT_SECURE_NO_WARNINGS)
+#define _CRT_SECURE_NO_WARNINGS 1 // getenv, fopen
+#endif
+#if defined(__MINGW32__) && !defined(__USE_MINGW_ANSI_STDIO)
+#define __USE_MINGW_ANSI_STDIO 1 // %zu and %lld as C99 means them
+#endif
+#endif
+#endif
+
+#ifndef GCUDA_H
+#define GCUDA_H
+
+// =====================================================================================================
+// >>config   every macro a user may set, each with its default and why; version
+// =====================================================================================================
+//
+//   GCUDA_IMPLEMENTATION  define it in one file to get the function bodies there
+//   GCUDA_API             what stands before every public function; default extern (C linkage)
+//   GCUDA_STATIC          all functions static: several private copies in one program
+//   GCUDA_PREFIX          renames every external symbol: with GCUDA_PREFIX=my_, gcuda_init links as my_gcuda_init
+//   GCUDA_ASSERT(cond)    internal consistency checks in debug builds; default: nothing. Never needed for
+//                         correctness: everything a caller can get wrong is a status
+//   GCUDA_MALLOC, GCUDA_FREE  (size) and (pointer): what the default allocator calls; default malloc and free
+//   GCUDA_NO_THREADS      no threads, locks or atomics; everything runs on the calling thread
+//   GCUDA_NO_CUDA         leave the CUDA backend out (it is left out anyway until gcuda_kernels.cu is linked)
+//   GCUDA_NO_CUBLAS       leave cuBLAS out
+//   GCUDA_NO_SIMD         scalar CPU kernels only
+
+#define GCUDA_VERSION_MAJOR 0
+#define GCUDA_VERSION_MINOR 1
+#define GCUDA_VERSION_PATCH 0
+#define GCUDA_VERSION (GCUDA_VERSION_MAJOR * 10000 + GCUDA_VERSION_MINOR * 100 + GCUDA_VERSION_PATCH)
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define GCUDAI_UNUSED __attribute__((unused))
+#else
+#define GCUDAI_UNUSED
+#endif
+
+#ifndef GCUDA_API
+#ifdef GCUDA_STATIC
+#define GCUDA_API GCUDAI_UNUSED static
+#else
+#define GCUDA_API extern
+#endif
+#endif
+
+// gcudai-prefix-begin (made by tests/tools/gen_prefix.py; make lint checks it)
+// gcudai-prefix-end
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define GCUDA_MAX_DIMS 4
+#define GCUDA_MAX_SRC 10
+#define GCUDA_MAX_OP_PARAMS 64 // bytes
+#define GCUDA_MAX_NAME 64      // bytes with the terminator
+#define GCUDA_MEM_ALIGN 16     // of objects and data inside a context
+#define GCUDA_DEFAULT_GRAPH_SIZE 2048
+#define GCUDA_DEFAULT_N_THREADS 4
+#define GCUDA_MATRIX_ROW_PADDING 512 // elements that device kernels may read past a quantized tensor
+
+// gcuda_version() is GCUDA_VERSION of the implementation; compare when headers and objects may differ.
+GCUDA_API int gcuda_version(void);
+
+// =====================================================================================================
+// >>status   status codes, last error, log callback, allocator callbacks
+// =====================================================================================================
+
+typedef enum gcuda_status {
+    GCUDA_STATUS_SUCCESS = 0,
+    GCUDA_STATUS_ABORTED = 1,           // a callback asked to stop; buffers stay usable
+    GCUDA_STATUS_FAILED = -1,           // the system or a third party failed
+    GCUDA_STATUS_ALLOC_FAILED = -2,     // out of memory (host, device, a fixed context or a budget)
+    GCUDA_STATUS_INVALID_ARGUMENT = -3, // the caller's mistake: shapes, types, NULL, ranges
+    GCUDA_STATUS_UNSUPPORTED = -4,      // well-formed, but this backend cannot do it
+    GCUDA_STATUS_INVALID_DATA = -5,     // bad contents: an index out of range, a damaged block
+    GCUDA_STATUS_DEVICE_LOST = -6,      // the device does not come back; freeing still works
+    GCUDA_STATUS_IO = -7                // a file could not be read or written
+} gcuda_status;
+
+// A static string such as "out of memory"; never NULL.
+GCUDA_API const char * gcuda_status_to_string(gcuda_status status);
+
+// The message of the last failure on this thread, never NULL; "" if there was none. Valid until the next failure
+// on this thread. Functions that succeed leave it alone.
+GCUDA_API const char * gcuda_last_error(void);
+GCUDA_API void gcuda_clear_last_error(void);
+
+enum gcuda_log_level {
+    GCUDA_LOG_LEVEL_NONE = 0,
+    GCUDA_LOG_LEVEL_DEBUG = 1,
+    GCUDA_LOG_LEVEL_INFO = 2,
+    GCUDA_LOG_LEVEL_WARN = 3,
+    GCUDA_LOG_LEVEL_ERROR = 4
+};
+typedef void (*gcuda_log_callback)(enum gcuda_log_level level, const char * text, void * user_data);
+
+// Silent by default. The callback gets whole lines of at least min_level, from any thread, one at a time; it must
+// not call gcuda_log_set. NULL silences again.
+GCUDA_API void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data);
+
+// Host memory callbacks. alloc returns memory aligned to `alignment` (a power of two) or NULL; free gets the size
+// back. Both may be called from several threads. An object is freed by the allocator it came from, whatever was
+// set since.
+struct gcuda_allocator {
+    void * (*alloc)(void * user, size_t size, size_t alignment);
+    void (*free)(void * user, void * ptr, size_t size);
+    void * user;
+};
+// For all host allocations of the library from now on; NULL restores GCUDA_MALLOC / GCUDA_FREE.
+GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
+
+// Empties the process registry (devices, buffer types, log, allocator). Call it when no object is left; the
+// library starts again by itself on the next call.
+GCUDA_API void gcuda_shutdown(void);
+
+GCUDA_API int64_t gcuda_time_ms(void);
+GCUDA_API int64_t gcuda_time_us(void); // monotonic clock
+
+// =====================================================================================================
+// >>types   element types, block layouts, conversions
+// =====================================================================================================
+
+typedef uint16_t gcuda_fp16_t; // IEEE binary16
+typedef struct {
+    uint16_t bits;
+} gcuda_bf16_t; // upper half of a binary32
+
+// The one list of element types: id as in GGUF, name, elements and bytes of a block, quantized.
+// clang-format off
+#define GCUDA_TYPES(X)                                                              \
+    /* ID       id  lower     name       block  bytes  quantized */                 \
+    X(F32,      0,  f32,      "f32",     1,     4,     0)                           \
+    X(F16,      1,  f16,      "f16",     1,     2,     0)                           \
+    X(Q4_0,     2,  q4_0,     "q4_0",    32,    18,    1)                           \
+    X(Q4_1,     3,  q4_1,     "q4_1",    32,    20,    1)                           \
+    X(Q5_0,     6,  q5_0,     "q5_0",    32,    22,    1)                           \
+    X(Q5_1,     7,  q5_1,     "q5_1",    32,    24,    1)                           \
+    X(Q8_0,     8,  q8_0,     "q8_0",    32,    34,    1)                           \
+    X(Q8_1,     9,  q8_1,     "q8_1",    32,    36,    1)                           \
+    X(Q2_K,     10, q2_k,     "q2_K",    256,   84,    1)                           \
+    X(Q3_K,     11, q3_k,     "q3_K",    256,   110,   1)                           \
+    X(Q4_K,     12, q4_k,     "q4_K",    256,   144,   1)                           \
+    X(Q5_K,     13, q5_k,     "q5_K",    256,   176,   1)                           \
+    X(Q6_K,     14, q6_k,     "q6_K",    256,   210,   1)                           \
+    X(Q8_K,     15, q8_k,     "q8_K",    256,   292,   1)                           \
+    X(IQ2_XXS,  16, iq2_xxs,  "iq2_xxs", 256,   66,    1)                           \
+    X(IQ2_XS,   17, iq2_xs,   "iq2_xs",  256,   74,    1)                           \
+    X(IQ3_XXS,  18, iq3_xxs,  "iq3_xxs", 256,   98,    1)                           \
+    X(IQ1_S,    19, iq1_s,    "iq1_s",   256,   50,    1)                           \
+    X(IQ4_NL,   20, iq4_nl,   "iq4_nl",  32,    18,    1)                           \
+    X(IQ3_S,    21, iq3_s,    "iq3_s",   256,   110,   1)                           \
+    X(IQ2_S,    22, iq2_s,    "iq2_s",   256,   82,    1)                           \
+    X(IQ4_XS,   23, iq4_xs,   "iq4_xs",  256,   136,   1)                           \
+    X(I8,       24, i8,       "i8",      1,     1,     0)                           \
+    X(I16,      25, i16,      "i16",     1,     2,     0)                           \
+    X(I32,      26, i32,      "i32",     1,     4,     0)                           \
+    X(I64,      27, i64,      "i64",     1,     8,     0)                           \
+    X(F64,      28, f64,      "f64",     1,     8,     0)                           \
+    X(IQ1_M,    29, iq1_m,    "iq1_m",   256,   56,    1)                           \
+    X(BF16,     30, bf16,     "bf16",    1,     2,     0)                           \
+    X(MXFP4,    39, mxfp4,    "mxfp4",   32,    17,    1)
+// clang-format on
+
+enum gcuda_type {
+#define X(ID, id, lower, name, block, bytes, quantized) GCUDA_TYPE_##ID = id,
+    GCUDA_TYPES(X)
+#undef X
+    GCUDA_TYPE_COUNT = 40
+};
+
+typedef void (*gcuda_to_float_t)(const void * x, float * y, int64_t n);   // n elements, whole blocks
+typedef void (*gcuda_from_float_t)(const float * x, void * y, int64_t n); // n elements, whole blocks
+
+struct gcuda_type_traits {
+    const char * type_name; // NULL for the ids that GGUF has retired
+    int64_t blck_size;      // elements of a block
+    size_t type_size;       // bytes of a block
+    bool is_quantized;
+    gcuda_to_float_t to_float;         // NULL: integers
+    gcuda_from_float_t from_float_ref; // NULL: integers and the formats that need importance data
+};
+
+// NULL for an invalid id.
+GCUDA_API const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type);
+GCUDA_API bool gcuda_type_is_valid(enum gcuda_type type);
+GCUDA_API const char * gcuda_type_name(enum gcuda_type type); // "invalid" for an invalid id
+GCUDA_API int64_t gcuda_blck_size(enum gcuda_type type);      // elements; 0 for an invalid id
+GCUDA_API size_t gcuda_type_size(enum gcuda_type type);       // bytes of a block; 0 for an invalid id
+GCUDA_API size_t gcuda_row_size(enum gcuda_type type, int64_t ne); // bytes of ne elements; 0 if not whole blocks or too large
+GCUDA_API bool gcuda_is_quantized(enum gcuda_type type);
+
+// Round to nearest even; NaN stays NaN.
+GCUDA_API float gcuda_fp16_to_fp32(gcuda_fp16_t x);
+GCUDA_API gcuda_fp16_t gcuda_fp32_to_fp16(float x);
+GCUDA_API float gcuda_bf16_to_fp32(gcuda_bf16_t x);
+GCUDA_API gcuda_bf16_t gcuda_fp32_to_bf16(float x);
+GCUDA_API void gcuda_fp16_to_fp32_row(const gcuda_fp16_t * x, float * y, int64_t n);
+GCUDA_API void gcuda_fp32_to_fp16_row(const float * x, gcuda_fp16_t * y, int64_t n);
+GCUDA_API void gcuda_bf16_to_fp32_row(const gcuda_bf16_t * x, float * y, int64_t n);
+GCUDA_API void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n);
+
+// =====================================================================================================
+// >>tensor   struct gcuda_tensor, contexts, views, layout predicates
+// =====================================================================================================
+
+struct gcuda_context;
+struct gcuda_cgraph;
+struct gcuda_backend_buffer;
+struct gcuda_tensor;
+
+enum gcuda_tensor_flag {
+    GCUDA_TENSOR_FLAG_INPUT = 1,    // set from outside; placed before anything computed
+    GCUDA_TENSOR_FLAG_OUTPUT = 2,   // read from outside; its memory is never reused
+    GCUDA_TENSOR_FLAG_PARAM = 4,    // trainable
+    GCUDA_TENSOR_FLAG_LOSS = 8,     // scalar to be minimised
+    GCUDA_TENSOR_FLAG_COMPUTE = 16  // reachable from a requested result; set by graph expansion
+};
+
+struct gcuda_init_params {
+    size_t mem_size;   // bytes of the arena; 0: it grows as needed (mem_buffer must be NULL then)
+    void * mem_buffer; // caller's memory of mem_size bytes, kept by the caller; NULL: allocated here
+    bool no_alloc;     // tensors get no data: a backend buffer will hold it
+};
+
+// A context is an arena of tensors and graphs. One thread at a time. NULL when out of memory.
+// It keeps the first error of any constructor: constructors given NULL pass it on, and building a graph from the
+// context fails with that first message until gcuda_context_clear_error.
+GCUDA_API struct gcuda_context * gcuda_init(struct gcuda_init_params params);
+GCUDA_API void gcuda_free(struct gcuda_context * ctx); // NULL is allowed; frees no backend buffers
+GCUDA_API void gcuda_reset(struct gcuda_context * ctx); // forgets all tensors, graphs and errors, keeps the memory
+GCUDA_API size_t gcuda_used_mem(const struct gcuda_context * ctx); // bytes
+GCUDA_API size_t gcuda_get_mem_size(const struct gcuda_context * ctx); // bytes, 0 for NULL
+GCUDA_API void * gcuda_get_mem_buffer(const struct gcuda_context * ctx); // first block of the arena
+GCUDA_API size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx); // nbytes of the largest tensor
+GCUDA_API bool gcuda_get_no_alloc(const struct gcuda_context * ctx);
+GCUDA_API void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc);
+GCUDA_API gcuda_status gcuda_context_status(const struct gcuda_context * ctx);
+GCUDA_API const char * gcuda_context_error(const struct gcuda_context * ctx); // "" if none
+GCUDA_API void gcuda_context_clear_error(struct gcuda_context * ctx);
+
+// Bytes of a context that one tensor's description takes (data not counted).
+GCUDA_API size_t gcuda_tensor_overhead(void);
+
+// New tensors have contiguous strides and zeroed fields; data is uninitialised. ne[i] >= 0, ne[0] whole blocks.
+// NULL on failure; the context keeps the error.
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor(struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor_1d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor_2d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor_3d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+GCUDA_API struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value); // contexts with data only
+GCUDA_API struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value);   // contexts with data only
+GCUDA_API void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes); // raw bytes of the arena
+GCUDA_API struct gcuda_tensor * gcuda_dup_tensor(struct gcuda_context * ctx, const struct gcuda_tensor * src); // same type and shape
+GCUDA_API struct gcuda_tensor * gcuda_view_tensor(struct gcuda_context * ctx, struct gcuda_tensor * src); // same memory, ne and nb
+
+// Tensors of a context in creation order, or by name (NULL if there is none).
+GCUDA_API struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx);
+GCUDA_API struct gcuda_tensor * gcuda_get_next_tensor(const struct gcuda_context * ctx, const struct gcuda_tensor * tensor);
+GCUDA_API struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ctx, const char * name);
+
+GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // "" for NULL
+GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
+GCUDA_API struct gcuda_tensor * gcuda_format_name(struct gcuda_tensor * tensor, const char * fmt, ...);
+GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
+GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
+GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
+GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);  // fails unless a scalar F32
+
+GCUDA_API void * gcuda_get_data(const struct gcuda_tensor * tensor);
+GCUDA_API float * gcuda_get_data_f32(const struct gcuda_tensor * tensor); // NULL for another type
+GCUDA_API struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor); // host or backend memory; NULL on failure
+
+// One element of a tensor in host memory, converted; index checked (0 and an error message when out of range).
+GCUDA_API float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i); // i-th element in logical order
+GCUDA_API gcuda_status gcuda_set_f32_1d(struct gcuda_tensor * tensor, int64_t i, float value);
+GCUDA_API float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
+GCUDA_API gcuda_status gcuda_set_f32_nd(struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value);
+GCUDA_API gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value); // all elements
+GCUDA_API gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value); // all elements
+
+GCUDA_API int64_t gcuda_nelements(const struct gcuda_tensor * tensor);
+GCUDA_API int64_t gcuda_nrows(const struct gcuda_tensor * tensor); // ne[1] * ne[2] * ne[3]
+GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);  // extent in memory, gaps included
+GCUDA_API size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor); // rounded up to GCUDA_MEM_ALIGN
+GCUDA_API size_t gcuda_element_size(const struct gcuda_tensor * tensor); // bytes of a block
+GCUDA_API int gcuda_n_dims(const struct gcuda_tensor * tensor);      // at least 1
+GCUDA_API bool gcuda_is_empty(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_scalar(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_vector(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_matrix(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_3d(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_view(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_transposed(const struct gcuda_tensor * tensor); // nb[0] > nb[1]
+GCUDA_API bool gcuda_is_permuted(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_contiguous(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor); // same as is_contiguous
+GCUDA_API bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor); // dims >= 2 dense behind any nb[1]
+GCUDA_API bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor); // dims >= 3 dense behind any nb[2]
+GCUDA_API bool gcuda_is_contiguous_rows(const struct gcuda_tensor * tensor); // elements of a row adjacent
+GCUDA_API bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * tensor); // no gaps, maybe permuted
+GCUDA_API bool gcuda_is_contiguous_channels(const struct gcuda_tensor * tensor); // memory order C W H N
+GCUDA_API bool gcuda_is_padded_1d(const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
+GCUDA_API bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
+GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
+GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
+GCUDA_API void gcuda_unravel_index(const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3);
+
+// A tensor without a graph: what operations compute on, and what raw launchers take.
+struct gcuda_array {
+    void * data;
+    enum gcuda_type type;
+    int64_t ne[4]; // elements, ne[0] innermost
+    size_t nb[4];  // strides in bytes; nb[0] is that of a block
+};
+
+// =====================================================================================================
+// >>ops   GCUDA_OPS, the registry of operations; then one >>op:NAME block each: arguments, constructors
+// =====================================================================================================
+//
+// To add an operation: its row here, its >>op: block in this section (arguments, constructors) and in >>impl-ops
+// (constructor, check, args, CPU rows), its test. The compiler names whatever is missing.
+//
+//   name      gcudai_NAME_check and gcudai_NAME_cpu are its functions
+//   sources   required, optional
+//   flags     GCUDAI_OP_REUSE: the result may be placed on a source of the same layout
+//             GCUDAI_OP_VIEW: the result aliases its source and nothing runs
+//   args      struct gcuda_ARGS_args and gcudai_ARGS_args, shared within a family
+//   work      gcudai_WORK_work says how the CPU splits the node
+//   can       gcudai_CAN_can names what the CPU refuses of a well-formed node; any: nothing
+#define GCUDAI_OP_REUSE 1
+#define GCUDAI_OP_VIEW 2
+
+// clang-format off
+#define GCUDA_OPS(X)                                                                                  \
+    /* id                name                 src opt flags            args            work   can  */ \
+    /* views: no work at run time */                                                                  \
+    X(RESHAPE,           reshape,             1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
+    X(VIEW,              view,                1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
+    X(PERMUTE,           permute,             1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
+    X(TRANSPOSE,         transpose,           1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
+    X(CUSTOM,            custom,              0,  10, 0,               custom,         custom, any)   \
+    /* family ops-a: copies and data movement */                                                      \
+    /* end of ops-a */                                                                                \
+    /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                     \
+    X(RMS_NORM,          rms_norm,            1,  0,  GCUDAI_OP_REUSE, norm,           rows,  any)    \
+    /* end of ops-b */                                                                                \
+    /* family mulmat: matrix products */                                                              \
+    /* end of mulmat */                                                                               \
+    /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
+    /* end of ops-c */
+
+// One entry per argument struct: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
+#define GCUDA_ARGS(X)                            \
+    X(none) X(custom)                            \
+    /* ops-a */                                  \
+    /* end of ops-a */                           \
+    /* ops-b */                                  \
+    X(norm)                                      \
+    /* end of ops-b */                           \
+    /* mulmat */                                 \
+    /* end of mulmat */                          \
+    /* ops-c */                                  \
+    /* end of ops-c */
+// clang-format on
+
+enum gcuda_op {
+    GCUDA_OP_NONE = 0,
+#define X(ID, name, n_src, n_opt, flags, args, work, can) GCUDA_OP_##ID,
+    GCUDA_OPS(X)
+#undef X
+    GCUDA_OP_COUNT
+};
+
+GCUDA_API const char * gcuda_op_name(enum gcuda_op op); // "RMS_NORM"; "invalid"
+// Name of what the node does, with the sub-operation: "GELU" for a unary node, "SWIGLU" for a GLU node.
+GCUDA_API const char * gcuda_op_desc(const struct gcuda_tensor * tensor);
+
+enum gcuda_prec { GCUDA_PREC_DEFAULT = 0, GCUDA_PREC_F32 = 10 };
+
+struct gcuda_tensor {
+    enum gcuda_type type;
+    enum gcuda_op op; // what computes it; NONE: a leaf
+    int64_t ne[GCUDA_MAX_DIMS]; // elements, ne[0] innermost; unused dimensions are 1
+    size_t nb[GCUDA_MAX_DIMS];  // strides in bytes; nb[0] is that of a block
+    int32_t op_params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
+    int32_t flags; // GCUDA_TENSOR_FLAG_*
+    struct gcuda_tensor * src[GCUDA_MAX_SRC];
+    struct gcuda_tensor * view_src; // owner of the memory (never itself a view), or NULL
+    size_t view_offs;               // bytes into the owner
+    void * data;
+    struct gcuda_backend_buffer * buffer; // owner of the memory behind data; NULL: the context's
+    void * extra;                         // the backend's
+    char name[GCUDA_MAX_NAME];
+};
+
+// >>op:none -------------------------------------------------------------------------------------------
+struct gcuda_none_args {
+    int unused;
+};
+
+// >>op:reshape ----------------------------------------------------------------------------------------
+// The same elements in another shape: a view. a must be contiguous, the element counts equal.
+GCUDA_API struct gcuda_tensor * gcuda_reshape(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b); // b gives the shape
+GCUDA_API struct gcuda_tensor * gcuda_reshape_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
+GCUDA_API struct gcuda_tensor * gcuda_reshape_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
+GCUDA_API struct gcuda_tensor * gcuda_reshape_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2);
+GCUDA_API struct gcuda_tensor * gcuda_reshape_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+
+// >>op:view -------------------------------------------------------------------------------------------
+// Part of a's memory under a new shape. Strides and offset in bytes; nb[0] is the type size, missing strides are
+// dense. The part must lie inside the memory of a's owner.
+GCUDA_API struct gcuda_tensor * gcuda_view_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_view_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_view_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1, size_t nb2, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+
+// >>op:permute ----------------------------------------------------------------------------------------
+// Dimensions in another order, a view: dimension k of a becomes dimension axis_k of the result.
+GCUDA_API struct gcuda_tensor * gcuda_permute(struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3);
+
+// >>op:transpose --------------------------------------------------------------------------------------
+// Dimensions 0 and 1 exchanged, a view.
+GCUDA_API struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:custom -----------------------------------------------------------------------------------------
+// An operation of the caller's on host data. fun runs n_tasks times, as task ith of nth, on any thread and in any
+// order; it reads dst->src[] and writes its share of dst. Errors inside are the caller's to report.
+//   n_tasks   GCUDA_N_TASKS_MAX: as many as the backend has threads
+//   returns   map_custom: shape and type of a; custom_4d: the type and shape given; inplace: a view of a
+typedef void (*gcuda_custom1_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata);
+typedef void (*gcuda_custom2_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b, int ith, int nth, void * userdata);
+typedef void (*gcuda_custom3_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b, const struct gcuda_tensor * c, int ith, int nth, void * userdata);
+typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, void * userdata);
+#define GCUDA_N_TASKS_MAX (-1)
+struct gcuda_custom_args {
+    struct gcuda_tensor * dst;
+    void (*fun)(void);
+    void * userdata;
+    int kind;    // 1..3: map_custom with that many sources; 4: custom
+    int n_tasks; // at least 1
+};
+GCUDA_API struct gcuda_tensor * gcuda_map_custom1(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom2(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom2_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom3(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom3_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata);
+
+// ---------------- ops-a: copies and data movement ----------------
+
+// ---------------- end of ops-a ----------------
+
+// ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
+
+// >>op:rms_norm ---------------------------------------------------------------------------------------
+// Root mean square norm of each row:  y[i] = x[i] / sqrt(mean_j(x[j]^2) + eps).
+// Zhang & Sennrich 2019, arXiv:1910.07467, without its gain (multiply by that with gcuda_mul).
+//
+//   a        [ne0, ne1, ne2, ne3]  F32, F16 or BF16; elements of a row adjacent, rows anywhere
+//   eps      added to the mean square, >= 0; models use 1e-5 or 1e-6
+//   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; inplace: a view of a
+//   fails    NULL, and ctx keeps the first error: a of another type or with strided rows, eps negative or NaN,
+//            ctx full. a == NULL gives NULL and leaves the error that caused it in place
+struct gcuda_norm_args { // also of norm, l2_norm
+    struct gcuda_array x, y;
+    float eps;
+};
+GCUDA_API struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
+GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
+
+// ---------------- end of ops-b ----------------
+
+// ---------------- mulmat: matrix products ----------------
+
+// ---------------- end of mulmat ----------------
+
+// ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
+
+// ---------------- end of ops-c ----------------
+
+// =====================================================================================================
+// >>graph   graphs: building, lookup, printing
+// =====================================================================================================
+
+// Nodes in dependency order. Made in a context and living as long as it. Plain data: read it, change it only
+// through the functions.
+struct gcuda_cgraph {
+    int size;    // capacity of nodes and of leafs
+    int n_nodes; // tensors with an operation, and trainable parameters
+    int n_leafs; // constants and inputs
+    struct gcuda_tensor ** nodes;
+    struct gcuda_tensor ** leafs;
+    struct gcuda_tensor ** grads;     // per hash slot: gradient of the tensor; NULL without gradients
+    struct gcuda_tensor ** grad_accs; // per hash slot: accumulator of the gradient
+    int32_t * use_counts;             // per hash slot: references from sources of the whole graph
+    struct gcuda_tensor ** hash_keys; // open addressing; NULL: free slot
+    size_t hash_size;                 // a power of two
+    struct gcuda_context * ctx;       // where it lives; errors kept there stop building
+};
+
+GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
+GCUDA_API struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t size, bool grads);
+GCUDA_API size_t gcuda_graph_overhead(void); // bytes of a context that a default graph takes
+GCUDA_API size_t gcuda_graph_overhead_custom(size_t size, bool grads); // 0 if too large
+
+// Appends everything that tensor depends on and is not there yet, sources first, then tensor. Fails when the
+// context holds an error (with the context's first message), when tensor is NULL, or when the graph is full; the
+// graph is unchanged then.
+GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor);
+GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor); // as is, last
+
+GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
+GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
+GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
+GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
+GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
+GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
+GCUDA_API struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph);
+// i < 0 counts from the end; NULL when out of range.
+GCUDA_API struct gcuda_tensor * gcuda_graph_node(const struct gcuda_cgraph * graph, int i);
+GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(const struct gcuda_cgraph * graph, const char * name); // NULL if none
+GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
+
+// A readable dump, line by line, to the log callback (level INFO), or into memory: gcuda_graph_to_text returns the
+// bytes needed without the terminator, and writes at most size bytes with it (as snprintf does).
+GCUDA_API void gcuda_graph_print(const struct gcuda_cgraph * graph);
+GCUDA_API size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size);
+// Graphviz source; the second form writes a file.
+GCUDA_API size_t gcuda_graph_to_dot(const struct gcuda_cgraph * graph, char * text, size_t size);
+GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char * filename);
+
+// =====================================================================================================
+// >>autodiff   backward graphs, gradients
+// =====================================================================================================
+
+// =====================================================================================================
+// >>alloc   tensor allocator, graph allocator
+// =====================================================================================================
+
+struct gcuda_backend_buffer_type;
+struct gcuda_backend_device;
+struct gcuda_backend_reg;
+struct gcuda_backend;
+struct gcuda_backend_event;
+typedef struct gcuda_backend_buffer_type * gcuda_backend_buffer_type_t;
+typedef struct gcuda_backend_buffer * gcuda_backend_buffer_t;
+typedef struct gcuda_backend_device * gcuda_backend_dev_t;
+typedef struct gcuda_backend_reg * gcuda_backend_reg_t;
+typedef struct gcuda_backend * gcuda_backend_t;
+typedef struct gcuda_backend_event * gcuda_backend_event_t;
+typedef void * gcuda_backend_graph_plan_t;
+
+// =====================================================================================================
+// >>backend   buffers, devices, backends, registry: the vtables and their front functions
+// =====================================================================================================
+//
+// A third-party backend fills in the five vtables below. Entries marked optional may be NULL. Functions return a
+// status and call gcuda_set_last_error for the message. Objects are plain structs: embed them first in yours.
+
+// Sets this thread's message, for backends outside this file. Returns status, so that `return` can stand before it.
+GCUDA_API gcuda_status gcuda_set_last_error(gcuda_status status, const char * message);
+
+enum gcuda_backend_buffer_usage {
+    GCUDA_BACKEND_BUFFER_USAGE_ANY = 0,
+    GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS = 1,
+    GCUDA_BACKEND_BUFFER_USAGE_COMPUTE = 2
+};
+
+struct gcuda_backend_buffer_type_i {
+    const char * (*get_name)(gcuda_backend_buffer_type_t buft);
+    gcuda_status (*alloc_buffer)(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer); // size 0 succeeds
+    size_t (*get_alignment)(gcuda_backend_buffer_type_t buft); // a power of two
+    size_t (*get_max_size)(gcuda_backend_buffer_type_t buft);  // optional; default SIZE_MAX
+    size_t (*get_alloc_size)(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // optional; default nbytes
+    bool (*is_host)(gcuda_backend_buffer_type_t buft); // optional; default false
+};
+struct gcuda_backend_buffer_type {
+    struct gcuda_backend_buffer_type_i iface;
+    gcuda_backend_dev_t device;
+    void * context;
+};
+
+struct gcuda_backend_buffer_i {
+    void (*free_buffer)(gcuda_backend_buffer_t buffer); // optional; frees the context, not the struct
+    void * (*get_base)(gcuda_backend_buffer_t buffer);  // NULL only for size 0
+    gcuda_status (*init_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor); // optional
+    gcuda_status (*memset_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
+    gcuda_status (*set_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+    gcuda_status (*get_tensor)(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+    // optional; GCUDA_STATUS_UNSUPPORTED: the caller stages through host memory
+    gcuda_status (*cpy_tensor)(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
+    gcuda_status (*clear)(gcuda_backend_buffer_t buffer, uint8_t value);
+    gcuda_status (*reset)(gcuda_backend_buffer_t buffer); // optional; drops what init_tensor made
+};
+struct gcuda_backend_buffer {
+    struct gcuda_backend_buffer_i iface;
+    gcuda_backend_buffer_type_t buft;
+    void * context;
+    size_t size;
+    enum gcuda_backend_buffer_usage usage;
+};
+
+enum gcuda_backend_dev_type {
+    GCUDA_BACKEND_DEVICE_TYPE_CPU = 0,
+    GCUDA_BACKEND_DEVICE_TYPE_GPU = 1,
+    GCUDA_BACKEND_DEVICE_TYPE_ACCEL = 2
+};
+struct gcuda_backend_dev_caps {
+    bool async;
+    bool host_buffer;
+    bool buffer_from_host_ptr;
+    bool events;
+};
+struct gcuda_backend_dev_props {
+    const char * name;
+    const char * description;
+    size_t memory_free, memory_total; // bytes
+    enum gcuda_backend_dev_type type;
+    const char * device_id; // PCI id such as "0000:01:00.0", or NULL
+    struct gcuda_backend_dev_caps caps;
+};
+
+struct gcuda_backend_device_i {
+    const char * (*get_name)(gcuda_backend_dev_t dev);
+    const char * (*get_description)(gcuda_backend_dev_t dev);
+    gcuda_status (*get_memory)(gcuda_backend_dev_t dev, size_t * free, size_t * total);
+    enum gcuda_backend_dev_type (*get_type)(gcuda_backend_dev_t dev);
+    gcuda_status (*get_props)(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props);
+    gcuda_status (*init_backend)(gcuda_backend_dev_t dev, const char * params, gcuda_backend_t * backend);
+    gcuda_backend_buffer_type_t (*get_buffer_type)(gcuda_backend_dev_t dev);
+    gcuda_backend_buffer_type_t (*get_host_buffer_type)(gcuda_backend_dev_t dev); // optional
+    gcuda_status (*buffer_from_host_ptr)(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size, gcuda_backend_buffer_t * buffer); // optional
+    gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // SUCCESS, or why not
+    bool (*supports_buft)(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft);
+    bool (*offload_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // optional; default false
+    gcuda_status (*event_new)(gcuda_backend_dev_t dev, gcuda_backend_event_t * event); // optional
+    void (*event_free)(gcuda_backend_dev_t dev, gcuda_backend_event_t event);          // with event_new
+    gcuda_status (*event_synchronize)(gcuda_backend_dev_t dev, gcuda_backend_event_t event); // with event_new
+    gcuda_status (*event_query)(gcuda_backend_dev_t dev, gcuda_backend_event_t event, bool * done); // with event_new
+};
+struct gcuda_backend_device {
+    struct gcuda_backend_device_i iface;
+    gcuda_backend_reg_t reg;
+    void * context;
+};
+
+struct gcuda_backend_event {
+    gcuda_backend_dev_t device;
+    void * context;
+};
+
+#define GCUDA_BACKEND_API_VERSION 1
+struct gcuda_backend_reg_i {
+    const char * (*get_name)(gcuda_backend_reg_t reg);
+    size_t (*get_device_count)(gcuda_backend_reg_t reg);
+    gcuda_backend_dev_t (*get_device)(gcuda_backend_reg_t reg, size_t index); // index is in range
+    void * (*get_proc_address)(gcuda_backend_reg_t reg, const char * name);   // optional
+};
+struct gcuda_backend_reg {
+    int api_version; // GCUDA_BACKEND_API_VERSION
+    struct gcuda_backend_reg_i iface;
+    void * context;
+};
+
+struct gcuda_backend_i {
+    const char * (*get_name)(gcuda_backend_t backend);
+    void (*free)(gcuda_backend_t backend); // frees the struct too
+    // optional: async data access; default: synchronize, then the blocking form
+    gcuda_status (*set_tensor_async)(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+    gcuda_status (*get_tensor_async)(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+    gcuda_status (*cpy_tensor_async)(gcuda_backend_t src, gcuda_backend_t dst, const struct gcuda_tensor * from, struct gcuda_tensor * to);
+    gcuda_status (*synchronize)(gcuda_backend_t backend); // optional: absent when everything is synchronous
+    // optional plans
+    gcuda_status (*graph_plan_create)(gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan);
+    void (*graph_plan_free)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
+    gcuda_status (*graph_plan_update)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph);
+    gcuda_status (*graph_plan_compute)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
+    gcuda_status (*graph_compute)(gcuda_backend_t backend, struct gcuda_cgraph * graph); // may return before the work is done
+    gcuda_status (*event_record)(gcuda_backend_t backend, gcuda_backend_event_t event); // optional
+    gcuda_status (*event_wait)(gcuda_backend_t backend, gcuda_backend_event_t event);   // optional
+    gcuda_status (*graph_optimize)(gcuda_backend_t backend, struct gcuda_cgraph * graph); // optional; may reorder nodes
+};
+struct gcuda_backend {
+    uint8_t guid[16]; // tells implementations apart
+    struct gcuda_backend_i iface;
+    gcuda_backend_dev_t device;
+    void * context;
+};
+
+// ---- buffer types ----
+GCUDA_API const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft);
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type_t buft, size_t size); // NULL on failure
+GCUDA_API size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft);
+GCUDA_API size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft);
+GCUDA_API size_t gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor);
+GCUDA_API bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft);
+GCUDA_API gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft);
+
+// ---- buffers ----
+// For backends: a buffer struct around their context.
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
+GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
+GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer); // NULL is allowed
+GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0 and for multi-buffers
+GCUDA_API size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer);
+GCUDA_API gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
+GCUDA_API size_t gcuda_backend_buffer_get_alignment(gcuda_backend_buffer_t buffer);
+GCUDA_API size_t gcuda_backend_buffer_get_max_size(gcuda_backend_buffer_t buffer);
+GCUDA_API size_t gcuda_backend_buffer_get_alloc_size(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor);
+GCUDA_API gcuda_status gcuda_backend_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value);
+GCUDA_API bool gcuda_backend_buffer_is_host(gcuda_backend_buffer_t buffer);
+GCUDA_API void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enum gcuda_backend_buffer_usage usage);
+GCUDA_API enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_backend_buffer_t buffer);
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer);
+GCUDA_API gcuda_status gcuda_backend_buffer_reset(gcuda_backend_buffer_t buffer);
+// One buffer object over several; takes them over, also on failure (NULL: they are freed).
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buffer_t * buffers, size_t n_buffers);
+GCUDA_API bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer);
+
+// ---- tensors in buffers; offset and size in bytes inside the tensor, checked ----
+GCUDA_API gcuda_status gcuda_backend_tensor_set(struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_copy(const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
+GCUDA_API gcuda_status gcuda_backend_tensor_set_async(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_get_async(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+// After all queued work of both backends; the destination backend's queued work still comes before it.
+GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
+// Place a tensor at an address inside a buffer; give a view its owner's place.
+GCUDA_API gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
+GCUDA_API gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor);
+
+// ---- backends ----
+GCUDA_API const uint8_t * gcuda_backend_guid(gcuda_backend_t backend); // 16 bytes; NULL for NULL
+GCUDA_API const char * gcuda_backend_name(gcuda_backend_t backend);
+GCUDA_API void gcuda_backend_free(gcuda_backend_t backend); // NULL is allowed
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_get_default_buffer_type(gcuda_backend_t backend);
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_buffer(gcuda_backend_t backend, size_t size);
+GCUDA_API size_t gcuda_backend_get_alignment(gcuda_backend_t backend);
+GCUDA_API size_t gcuda_backend_get_max_size(gcuda_backend_t backend);
+GCUDA_API gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend);
+GCUDA_API gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph); // waits for the result
+GCUDA_API gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph);
+// A plan keeps its own node list; the tensors must outlive it. NULL on failure.
+GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph);
+GCUDA_API void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
+GCUDA_API gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
+GCUDA_API bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
+GCUDA_API bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft);
+GCUDA_API bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
+GCUDA_API gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend);
+
+// ---- events ----
+GCUDA_API gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev); // NULL where unsupported
+GCUDA_API void gcuda_backend_event_free(gcuda_backend_event_t event);             // NULL is allowed
+GCUDA_API gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend);
+GCUDA_API gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event);
+GCUDA_API gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done);
+GCUDA_API gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event);
+
+// ---- devices ----
+GCUDA_API const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev);
+GCUDA_API const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev);
+GCUDA_API gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total); // bytes
+GCUDA_API enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev);
+GCUDA_API gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props);
+GCUDA_API gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev);
+GCUDA_API gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params); // params may be NULL
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev);
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev); // NULL if none
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size);
+GCUDA_API bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // false: gcuda_last_error says why
+GCUDA_API bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft);
+GCUDA_API bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op);
+
+// ---- registry ----
+GCUDA_API const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg);
+GCUDA_API size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg);
+GCUDA_API gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index); // NULL when out of range
+GCUDA_API void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name);
+GCUDA_API gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
+GCUDA_API size_t gcuda_backend_reg_count(void);
+GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index);
+GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name);
+GCUDA_API size_t gcuda_backend_dev_count(void);
+GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_get(size_t index);
+GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name);
+GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type);
+GCUDA_API gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params);
+GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params);
+GCUDA_API gcuda_backend_t gcuda_backend_init_best(void); // a GPU if there is one, else the CPU
+
+// ---- comparison, placement of whole contexts: see >>alloc for the allocators ----
+// All tensors of a context into new buffers of one type. Never NULL on success: an empty context gives an empty buffer.
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft);
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ctx, gcuda_backend_t backend);
+
+// =====================================================================================================
+// >>cpu   CPU backend, thread pool
+// =====================================================================================================
+
+// -- thread pool. The thread that computes a graph works too, as thread 0; the pool adds n_threads - 1 of its own, which
+// sleep between graphs. One graph at a time per pool: a second caller waits for the first.
+#define GCUDA_MAX_N_THREADS 512
+
+enum gcuda_sched_priority {
+    GCUDA_SCHED_PRIO_LOW = -1,
+    GCUDA_SCHED_PRIO_NORMAL = 0, // as the creating thread
+    GCUDA_SCHED_PRIO_MEDIUM = 1, // from here on the system may ask for privileges; refused means normal
+    GCUDA_SCHED_PRIO_HIGH = 2,
+    GCUDA_SCHED_PRIO_REALTIME = 3
+};
+
+struct gcuda_threadpool_params {
+    int n_threads;                     // with the caller; 0 means GCUDA_DEFAULT_N_THREADS
+    bool cpumask[GCUDA_MAX_N_THREADS]; // processors the pool's threads may use; none set means as the creating thread
+    enum gcuda_sched_priority prio;    // of the pool's threads; the caller's own is never changed
+    uint32_t poll;                     // how long a thread looks for the next node before it sleeps: 100 is 40 us, 1 next to
+                                       // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
+    bool strict_cpu;                   // thread i on the i-th processor of cpumask alone (the first is left to the caller)
+    bool paused;                       // start asleep; the next graph wakes it
+};
+
+struct gcuda_threadpool; // opaque
+
+GCUDA_API struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads);
+GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads);
+// True when both make the same pool.
+GCUDA_API bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, const struct gcuda_threadpool_params * b);
+// params == NULL means the defaults. Fails: NULL when n_threads is negative or above GCUDA_MAX_N_THREADS, or without
+// memory. When the system gives fewer threads than wanted, the pool has those (a warning is logged, get_n_threads tells).
+GCUDA_API struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params);
+// Joins the threads. No graph may be running on it. NULL is allowed.
+GCUDA_API void gcuda_threadpool_free(struct gcuda_threadpool * pool);
+GCUDA_API int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool); // NULL: 1
+// Threads sleep at once instead of polling first; resume, or the next graph, ends it. NULL is allowed.
+GCUDA_API void gcuda_threadpool_pause(struct gcuda_threadpool * pool);
+GCUDA_API void gcuda_threadpool_resume(struct gcuda_threadpool * pool);
+
+typedef bool (*gcuda_abort_callback)(void * data); // true: stop the graph; called on the computing thread
+
+GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
+GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
+GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
+GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
+// Asked at least every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED.
+GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
+// Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
+GCUDA_API gcuda_status gcuda_backend_cpu_set_check_finite(gcuda_backend_t backend, bool check);
+GCUDA_API gcuda_backend_reg_t gcuda_backend_cpu_reg(void);
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void);
+// A buffer over the caller's memory, 32-byte aligned, kept by the caller. NULL on failure.
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
+
+// Without a backend: compute a graph whose tensors are in host memory.
+struct gcuda_cplan {
+    size_t work_size;    // bytes that work_data must have; may be 0
+    uint8_t * work_data; // the caller's, any alignment
+    int n_threads;
+    struct gcuda_threadpool * threadpool; // NULL: threads for this call only
+    gcuda_abort_callback abort_callback;
+    void * abort_callback_data;
+    bool check_finite;
+};
+// n_threads <= 0: the default. work_size is 0 and the last error is set when the graph cannot be computed.
+GCUDA_API struct gcuda_cplan gcuda_graph_plan(const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
+GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
+GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads); // work memory from ctx
+
+// =====================================================================================================
+// >>quantize   host quantizers for weights
+// =====================================================================================================
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // GCUDA_H
+
+#ifdef GCUDA_IMPLEMENTATION
+#ifndef GCUDA_IMPLEMENTATION_DONE
+#define GCUDA_IMPLEMENTATION_DONE
+
+// =====================================================================================================
+// >>impl-platform   compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
+// =====================================================================================================
+// The only section that knows operating systems and compilers. Tested: Linux with gcc and clang, mingw-w64 under wine.
+// MSVC and macOS branches are written from their documentation and untested.
+
+#if defined(__GNUC__) || defined(__clang__)
+#define GCUDAI_GNU_LIKE 1
+#define GCUDAI_NOINLINE __attribute__((noinline))
+#define GCUDAI_LIKELY(x) (__builtin_expect(!!(x), 1))
+#if defined(__MINGW_PRINTF_FORMAT)
+#define GCUDAI_PRINTF(a, b) __attribute__((format(__MINGW_PRINTF_FORMAT, a, b)))
+#else
+#define GCUDAI_PRINTF(a, b) __attribute__((format(printf, a, b)))
+#endif
+#else
+#define GCUDAI_GNU_LIKE 0
+#define GCUDAI_NOINLINE
+#define GCUDAI_LIKELY(x) (x)
+#define GCUDAI_PRINTF(a, b)
+#endif
+#if defined(_MSC_VER) && !defined(__clang__)
+#define GCUDAI_RESTRICT __restrict
+#else
+#define GCUDAI_RESTRICT __restrict__
+#endif
+
+#if defined(GCUDA_NO_THREADS)
+#define GCUDAI_THREAD_LOCAL
+#elif GCUDAI_GNU_LIKE
+#define GCUDAI_THREAD_LOCAL __thread
+#else
+#define GCUDAI_THREAD_LOCAL __declspec(thread)
+#endif
+
+#if defined(_WIN32)
+#if !defined(WIN32_LEAN_AND_MEAN)
+#define WIN32_LEAN_AND_MEAN
+#endif
+#if !defined(NOMINMAX)
+#define NOMINMAX
+#endif
+#include <windows.h>
+#if !defined(GCUDA_NO_THREADS)
+#include <process.h>
+#endif
+#undef near // windows.h defines these two, and they are good names for variables
+#undef far
+#else
+#if !defined(GCUDA_NO_CUDA)
+#include <dlfcn.h>
+#endif
+#include <sched.h>
+#include <sys/types.h>
+#include <unistd.h>
+#if !defined(GCUDA_NO_THREADS)
+#include <pthread.h>
+#endif
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+#endif
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+// -- SIMD: functions carry a target attribute and are called only behind gcudai_cpu_has(), so that a plain -O2 build
+// -- uses what the machine has. GCUDA_NO_SIMD leaves the portable code only. mingw-gcc aligns the stack to 16 bytes and
+// -- spills 32-byte registers with aligned moves all the same (GCC bug 54412): off there.
+#define GCUDAI_HAVE_X86_SIMD 0
+#define GCUDAI_HAVE_NEON 0
+#define GCUDAI_HAVE_DOTPROD 0
+#if !defined(GCUDA_NO_SIMD)
+#if (defined(__x86_64__) || defined(_M_X64)) && !(defined(_WIN32) && defined(__GNUC__) && !defined(__clang__))
+#undef GCUDAI_HAVE_X86_SIMD
+#define GCUDAI_HAVE_X86_SIMD 1
+#include <immintrin.h>
+#endif
+#if (defined(__aarch64__) && defined(__ARM_NEON)) || defined(_M_ARM64)
+#undef GCUDAI_HAVE_NEON
+#define GCUDAI_HAVE_NEON 1
+#include <arm_neon.h>
+// gcc declares the dot product intrinsics always, clang only when the whole file is built for them
+#if defined(__ARM_FEATURE_DOTPROD) || (defined(__GNUC__) && !defined(__clang__))
+#undef GCUDAI_HAVE_DOTPROD
+#define GCUDAI_HAVE_DOTPROD 1
+#endif
+#endif
+#endif
+#if GCUDAI_HAVE_X86_SIMD && GCUDAI_GNU_LIKE
+#define GCUDAI_TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define GCUDAI_TARGET_AVX512 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define GCUDAI_TARGET_AVX512VNNI __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#else // MSVC offers every intrinsic in every function
+#define GCUDAI_TARGET_AVX2
+#define GCUDAI_TARGET_AVX512
+#define GCUDAI_TARGET_AVX512VNNI
+#endif
+// Between these two stand SIMD functions: gcc 12's own AVX-512 headers raise "used uninitialized" when inlined (GCC bug
+// 105593), so that warning rests there.
+#if defined(__GNUC__) && !defined(__clang__)
+#define GCUDAI_SIMD_BEGIN                                        \
+    _Pragma("GCC diagnostic push")                               \
+    _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")        \
+    _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")
+#define GCUDAI_SIMD_END _Pragma("GCC diagnostic pop")
+#else
+#define GCUDAI_SIMD_BEGIN
+#define GCUDAI_SIMD_END
+#endif
+#if GCUDAI_HAVE_DOTPROD && !defined(__ARM_FEATURE_DOTPROD)
+#define GCUDAI_TARGET_DOTPROD __attribute__((target("arch=armv8.2-a+dotprod")))
+#else
+#define GCUDAI_TARGET_DOTPROD
+#endif
+
+// -- atomics, all sequentially consistent. Zero-filled means 0. `add` returns the value before.
+typedef struct { int32_t value; } gcudai_atomic_i32;
+typedef struct { int64_t value; } gcudai_atomic_i64;
+
+#if GCUDAI_GNU_LIKE && !defined(GCUDA_NO_THREADS)
+static GCUDAI_UNUSED int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) {
+    return __atomic_load_n(&a->value, __ATOMIC_SEQ_CST);
+}
+static GCUDAI_UNUSED void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) {
+    __atomic_store_n(&a->value, v, __ATOMIC_SEQ_CST);
+}
+static GCUDAI_UNUSED int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
+    return __atomic_fetch_add(&a->value, v, __ATOMIC_SEQ_CST);
+}
+static GCUDAI_UNUSED bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
+    return __atomic_compare_exchange_n(&a->value, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+static GCUDAI_UNUSED int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) {
+    return __atomic_load_n(&a->value, __ATOMIC_SEQ_CST);
+}
+static GCUDAI_UNUSED void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
+    __atomic_store_n(&a->value, v, __ATOMIC_SEQ_CST);
+}
+static GCUDAI_UNUSED int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
+    return __atomic_fetch_add(&a->value, v, __ATOMIC_SEQ_CST);
+}
+static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
+    return __atomic_compare_exchange_n(&a->value, &expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+#elif !defined(GCUDA_NO_THREADS) // MSVC: compare-exchange exists for 64 bits on 32-bit machines too
+static int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) {
+    return (int32_t) InterlockedCompareExchange((volatile LONG *) (uintptr_t) &a->value, 0, 0);
+}
+static void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) {
+    (void) InterlockedExchange((volatile LONG *) &a->value, (LONG) v);
+}
+static int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
+    return (int32_t) InterlockedExchangeAdd((volatile LONG *) &a->value, (LONG) v);
+}
+static bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
+    return InterlockedCompareExchange((volatile LONG *) &a->value, (LONG) v, (LONG) expected) == (LONG) expected;
+}
+static bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
+    return InterlockedCompareExchange64((volatile LONG64 *) &a->value, v, expected) == expected;
+}
+static int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) {
+    return (int64_t) InterlockedCompareExchange64((volatile LONG64 *) (uintptr_t) &a->value, 0, 0);
+}
+static int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
+    int64_t old = gcudai_atomic_load_i64(a);
+    while (!gcudai_atomic_cas_i64(a, old, old + v)) { old = gcudai_atomic_load_i64(a); }
+    return old;
+}
+static void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) {
+    int64_t old = gcudai_atomic_load_i64(a);
+    while (!gcudai_atomic_cas_i64(a, old, v)) { old = gcudai_atomic_load_i64(a); }
+}
+#else // one thread: plain memory
+static GCUDAI_UNUSED int32_t gcudai_atomic_load_i32(const gcudai_atomic_i32 * a) { return a->value; }
+static GCUDAI_UNUSED void gcudai_atomic_store_i32(gcudai_atomic_i32 * a, int32_t v) { a->value = v; }
+static GCUDAI_UNUSED int32_t gcudai_atomic_add_i32(gcudai_atomic_i32 * a, int32_t v) {
+    const int32_t old = a->value;
+    a->value = old + v;
+    return old;
+}
+static GCUDAI_UNUSED bool gcudai_atomic_cas_i32(gcudai_atomic_i32 * a, int32_t expected, int32_t v) {
+    if (a->value != expected) { return false; }
+    a->value = v;
+    return true;
+}
+static GCUDAI_UNUSED int64_t gcudai_atomic_load_i64(const gcudai_atomic_i64 * a) { return a->value; }
+static GCUDAI_UNUSED void gcudai_atomic_store_i64(gcudai_atomic_i64 * a, int64_t v) { a->value = v; }
+static GCUDAI_UNUSED int64_t gcudai_atomic_add_i64(gcudai_atomic_i64 * a, int64_t v) {
+    const int64_t old = a->value;
+    a->value = old + v;
+    return old;
+}
+static GCUDAI_UNUSED bool gcudai_atomic_cas_i64(gcudai_atomic_i64 * a, int64_t expected, int64_t v) {
+    if (a->value != expected) { return false; }
+    a->value = v;
+    return true;
+}
+#endif
+
+// Tells the core that this is a waiting loop: saves power and lets the sibling hyper-thread run.
+static GCUDAI_UNUSED void gcudai_cpu_relax(void) {
+#if GCUDAI_GNU_LIKE && (defined(__x86_64__) || defined(__i386__))
+    __builtin_ia32_pause();
+#elif GCUDAI_GNU_LIKE && defined(__aarch64__)
+    __asm__ volatile("yield");
+#elif defined(_WIN32)
+    YieldProcessor();
+#endif
+}
+
+static GCUDAI_UNUSED void gcudai_cpu_yield(void) {
+#if defined(_WIN32)
+    (void) SwitchToThread();
+#else
+    (void) sched_yield();
+#endif
+}
+
+// -- clock: microseconds from an arbitrary start, never going back
+static GCUDAI_UNUSED int64_t gcudai_time_us(void) {
+#if defined(_WIN32)
+    LARGE_INTEGER ticks, per_second;
+    (void) QueryPerformanceCounter(&ticks);
+    (void) QueryPerformanceFrequency(&per_second);
+    // split, because ticks * 1000000 overflows after some days at 10 MHz
+    const int64_t whole = ticks.QuadPart / per_second.QuadPart;
+    const int64_t rest = ticks.QuadPart % per_second.QuadPart;
+    return whole * 1000000 + rest * 1000000 / per_second.QuadPart;
+#elif defined(CLOCK_MONOTONIC)
+    struct timespec t;
+    (void) clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000;
+#elif defined(TIME_UTC)
+    struct timespec t;
+    (void) timespec_get(&t, TIME_UTC);
+    return (int64_t) t.tv_sec * 1000000 + t.tv_nsec / 1000;
+#else
+#error "gcuda.h: put the include with GCUDA_IMPLEMENTATION first in its file, or define _GNU_SOURCE (strict C99 hides the clock)"
+#endif
+}
+
+// -- mutex, condition variable, thread. A mutex is not recursive.
+#if defined(GCUDA_NO_THREADS)
+typedef int gcudai_mutex;
+typedef int gcudai_cond;
+typedef struct { int unused; } gcudai_thread;
+#define GCUDAI_MUTEX_INIT 0
+static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { *m = 0; return true; }
+static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
+static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { (void) m; }
+static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) m; }
+static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) { *c = 0; return true; }
+static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
+static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) c; (void) m; }
+static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+    (void) c; (void) m; (void) us;
+    return false;
+}
+static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { (void) c; }
+static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { (void) c; }
+static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+    (void) t; (void) fn; (void) arg;
+    return false;
+}
+static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) t; }
+
+#elif defined(_WIN32)
+typedef SRWLOCK gcudai_mutex;
+typedef CONDITION_VARIABLE gcudai_cond;
+typedef struct { uintptr_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
+#define GCUDAI_MUTEX_INIT SRWLOCK_INIT
+static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { InitializeSRWLock(m); return true; }
+static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) m; }
+static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { AcquireSRWLockExclusive(m); }
+static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { ReleaseSRWLockExclusive(m); }
+static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) { InitializeConditionVariable(c); return true; }
+static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) c; }
+static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) {
+    (void) SleepConditionVariableSRW(c, m, INFINITE, 0);
+}
+// false after `us` microseconds without a signal; may also wake for no reason, as any condition variable
+static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+    return SleepConditionVariableSRW(c, m, (DWORD) ((us + 999) / 1000), 0) != 0;
+}
+static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { WakeConditionVariable(c); }
+static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { WakeAllConditionVariable(c); }
+
+static unsigned __stdcall gcudai_thread_main(void * arg) {
+    gcudai_thread * t = (gcudai_thread *) arg;
+    t->fn(t->arg);
+    return 0;
+}
+// `t` must stay in place until the join. false: the system has no thread left.
+static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+    t->fn = fn;
+    t->arg = arg;
+    t->handle = (uintptr_t) _beginthreadex(NULL, 0, gcudai_thread_main, t, 0, NULL);
+    return t->handle != 0;
+}
+static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) {
+    (void) WaitForSingleObject((HANDLE) t->handle, INFINITE);
+    (void) CloseHandle((HANDLE) t->handle);
+}
+
+#else // POSIX
+typedef pthread_mutex_t gcudai_mutex;
+typedef pthread_cond_t gcudai_cond;
+typedef struct { pthread_t handle; void (*fn)(void *); void * arg; } gcudai_thread;
+#define GCUDAI_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+static GCUDAI_UNUSED bool gcudai_mutex_init(gcudai_mutex * m) { return pthread_mutex_init(m, NULL) == 0; }
+static GCUDAI_UNUSED void gcudai_mutex_destroy(gcudai_mutex * m) { (void) pthread_mutex_destroy(m); }
+static GCUDAI_UNUSED void gcudai_mutex_lock(gcudai_mutex * m) { (void) pthread_mutex_lock(m); }
+static GCUDAI_UNUSED void gcudai_mutex_unlock(gcudai_mutex * m) { (void) pthread_mutex_unlock(m); }
+
+// Timed waits follow the monotonic clock where the system can, so that setting the wall clock does not stall them.
+#if defined(__linux__) && defined(CLOCK_MONOTONIC)
+#define GCUDAI_COND_MONOTONIC 1
+#else
+#define GCUDAI_COND_MONOTONIC 0
+#endif
+static GCUDAI_UNUSED bool gcudai_cond_init(gcudai_cond * c) {
+#if GCUDAI_COND_MONOTONIC
+    pthread_condattr_t attr;
+    if (pthread_condattr_init(&attr) != 0) { return false; }
+    const bool ok = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0 && pthread_cond_init(c, &attr) == 0;
+    (void) pthread_condattr_destroy(&attr);
+    return ok;
+#else
+    return pthread_cond_init(c, NULL) == 0;
+#endif
+}
+static GCUDAI_UNUSED void gcudai_cond_destroy(gcudai_cond * c) { (void) pthread_cond_destroy(c); }
+static GCUDAI_UNUSED void gcudai_cond_wait(gcudai_cond * c, gcudai_mutex * m) { (void) pthread_cond_wait(c, m); }
+// false after `us` microseconds without a signal; may also wake for no reason, as any condition variable
+static GCUDAI_UNUSED bool gcudai_cond_wait_us(gcudai_cond * c, gcudai_mutex * m, int64_t us) {
+    struct timespec t;
+#if GCUDAI_COND_MONOTONIC
+    (void) clock_gettime(CLOCK_MONOTONIC, &t);
+#elif defined(CLOCK_REALTIME)
+    (void) clock_gettime(CLOCK_REALTIME, &t);
+#else
+    (void) timespec_get(&t, TIME_UTC);
+#endif
+    const int64_t ns = (int64_t) t.tv_nsec + us % 1000000 * 1000;
+    t.tv_sec += (time_t) (us / 1000000 + ns / 1000000000);
+    t.tv_nsec = (long) (ns % 1000000000);
+    return pthread_cond_timedwait(c, m, &t) == 0;
+}
+static GCUDAI_UNUSED void gcudai_cond_signal(gcudai_cond * c) { (void) pthread_cond_signal(c); }
+static GCUDAI_UNUSED void gcudai_cond_broadcast(gcudai_cond * c) { (void) pthread_cond_broadcast(c); }
+
+static void * gcudai_thread_main(void * arg) {
+    gcudai_thread * t = (gcudai_thread *) arg;
+    t->fn(t->arg);
+    return NULL;
+}
+// `t` must stay in place until the join. false: the system has no thread left.
+static GCUDAI_UNUSED bool gcudai_thread_start(gcudai_thread * t, void (*fn)(void *), void * arg) {
+    t->fn = fn;
+    t->arg = arg;
+    return pthread_create(&t->handle, NULL, gcudai_thread_main, t) == 0;
+}
+static GCUDAI_UNUSED void gcudai_thread_join(gcudai_thread * t) { (void) pthread_join(t->handle, NULL); }
+#endif
+
+// Binds the calling thread to the processors with mask[i] set; false where the system refuses or cannot.
+// Windows: the first 64 (32 in a 32-bit program), which is one processor group.
+static GCUDAI_UNUSED bool gcudai_thread_set_affinity(const bool * mask, int n_cpus) {
+#if defined(GCUDA_NO_THREADS)
+    (void) mask; (void) n_cpus;
+    return false;
+#elif defined(_WIN32)
+    DWORD_PTR bits = 0;
+    for (int i = 0; i < n_cpus && i < (int) (8 * sizeof(bits)); ++i) {
+        if (mask[i]) { bits |= (DWORD_PTR) 1 << i; }
+    }
+    return bits != 0 && SetThreadAffinityMask(GetCurrentThread(), bits) != 0;
+#elif defined(__linux__) && defined(CPU_SETSIZE)
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int i = 0; i < n_cpus && i < CPU_SETSIZE; ++i) {
+        if (mask[i]) { CPU_SET((size_t) i, &set); }
+    }
+    return pthread_setaffinity_np(pthread_self(), sizeof(set), &set) == 0;
+#else
+    (void) mask; (void) n_cpus;
+    return false;
+#endif
+}
+
+// Scheduling of the calling thread: -1 background, 0 as inherited, 1 medium, 2 high, 3 realtime. 1 to 3 need privileges
+// on Linux; false where the system refuses, and then nothing has changed.
+static GCUDAI_UNUSED bool gcudai_thread_set_priority(int prio) {
+    if (prio == 0) { return true; }
+#if defined(GCUDA_NO_THREADS)
+    return false;
+#elif defined(_WIN32)
+    const int level = prio < 0 ? THREAD_PRIORITY_BELOW_NORMAL : prio == 1 ? THREAD_PRIORITY_ABOVE_NORMAL :
+                      prio == 2 ? THREAD_PRIORITY_HIGHEST : THREAD_PRIORITY_TIME_CRITICAL;
+    return SetThreadPriority(GetCurrentThread(), level) != 0;
+#else
+    struct sched_param param;
+    memset(&param, 0, sizeof(param));
+    if (prio < 0) {
+#if defined(SCHED_BATCH)
+        return pthread_setschedparam(pthread_self(), SCHED_BATCH, &param) == 0;
+#else
+        return false;
+#endif
+    }
+    const int low = sched_get_priority_min(SCHED_FIFO);
+    const int high = sched_get_priority_max(SCHED_FIFO);
+    const int percent = prio == 1 ? 40 : prio == 2 ? 80 : 90; // room above is left to drivers and watchdogs
+    param.sched_priority = low + (high - low) * percent / 100;
+    return pthread_setschedparam(pthread_self(), SCHED_FIFO, &param) == 0;
+#endif
+}
+
+// Processors this process may use, at least 1.
+static GCUDAI_UNUSED int gcudai_cpu_count(void) {
+#if defined(_WIN32)
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwNumberOfProcessors > 0 ? (int) info.dwNumberOfProcessors : 1;
+#else
+#if defined(__linux__) && defined(CPU_SETSIZE)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) { return CPU_COUNT(&set); }
+#endif
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (int) n : 1;
+#endif
+}
+
+// -- CPU features, as the processor and the operating system (saved registers) both offer them
+enum {
+    GCUDAI_CPU_AVX2 = 1,
+    GCUDAI_CPU_FMA = 2,
+    GCUDAI_CPU_F16C = 4,
+    GCUDAI_CPU_AVX512 = 8, // F, BW, DQ and VL
+    GCUDAI_CPU_VNNI = 16,  // AVX512-VNNI
+    GCUDAI_CPU_NEON = 32,
+    GCUDAI_CPU_DOTPROD = 64,
+    GCUDAI_CPU_KNOWN = 1 << 30
+};
+
+#if GCUDAI_HAVE_X86_SIMD && GCUDAI_GNU_LIKE
+#include <cpuid.h>
+static int32_t gcudai_cpu_detect(void) {
+    __builtin_cpu_init(); // looks at xgetbv too
+    int32_t f = 0;
+    if (__builtin_cpu_supports("avx2")) { f |= GCUDAI_CPU_AVX2; }
+    if (__builtin_cpu_supports("fma")) { f |= GCUDAI_CPU_FMA; }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+        f |= GCUDAI_CPU_AVX512;
+        if (__builtin_cpu_supports("avx512vnni")) { f |= GCUDAI_CPU_VNNI; }
+    }
+    unsigned a = 0, b = 0, c = 0, d = 0; // clang 14 does not know "f16c"; with AVX2 the registers are saved
+    if ((f & GCUDAI_CPU_AVX2) != 0 && __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1u) != 0) { f |= GCUDAI_CPU_F16C; }
+    return f;
+}
+#elif GCUDAI_HAVE_X86_SIMD
+#include <intrin.h>
+static int32_t gcudai_cpu_detect(void) {
+    int r[4]; // eax, ebx, ecx, edx
+    __cpuid(r, 0);
+    if (r[0] < 7) { return 0; }
+    __cpuid(r, 1);
+    const unsigned c1 = (unsigned) r[2];
+    if ((c1 >> 27 & 1u) == 0) { return 0; } // no xgetbv
+    const unsigned long long saved = _xgetbv(0);
+    __cpuidex(r, 7, 0);
+    const unsigned b7 = (unsigned) r[1], c7 = (unsigned) r[2];
+    const unsigned zmm = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31); // F DQ BW VL
+    int32_t f = 0;
+    if ((saved & 0x06) != 0x06) { return 0; } // xmm and ymm
+    if ((b7 >> 5 & 1u) != 0) { f |= GCUDAI_CPU_AVX2; }
+    if ((c1 >> 12 & 1u) != 0) { f |= GCUDAI_CPU_FMA; }
+    if ((c1 >> 29 & 1u) != 0) { f |= GCUDAI_CPU_F16C; }
+    if ((saved & 0xe6) == 0xe6 && (b7 & zmm) == zmm) {
+        f |= GCUDAI_CPU_AVX512;
+        if ((c7 >> 11 & 1u) != 0) { f |= GCUDAI_CPU_VNNI; }
+    }
+    return f;
+}
+#elif GCUDAI_HAVE_NEON
+static int32_t gcudai_cpu_detect(void) {
+    int32_t f = GCUDAI_CPU_NEON;
+#if defined(__ARM_FEATURE_DOTPROD)
+    f |= GCUDAI_CPU_DOTPROD;
+#elif defined(__linux__)
+    if ((getauxval(AT_HWCAP) >> 20 & 1u) != 0) { f |= GCUDAI_CPU_DOTPROD; } // HWCAP_ASIMDDP
+#endif
+    return f;
+}
+#else
+static int32_t gcudai_cpu_detect(void) { return 0; }
+#endif
+
+// True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. The cache is a constant of the machine: threads
+// that meet it empty all write the same value.
+static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
+    static gcudai_atomic_i32 cache;
+    int32_t f = gcudai_atomic_load_i32(&cache);
+    if (f == 0) {
+        f = gcudai_cpu_detect() | GCUDAI_CPU_KNOWN;
+        gcudai_atomic_store_i32(&cache, f);
+    }
+    return (f & features) == features;
+}
+
+// -- memory of the machine in bytes; 0 where the system does not tell. A size_t that is too small saturates.
+static GCUDAI_UNUSED size_t gcudai_saturate_size(uint64_t v) { return v > (uint64_t) SIZE_MAX ? SIZE_MAX : (size_t) v; }
+
+static GCUDAI_UNUSED void gcudai_memory_query(size_t * available_bytes, size_t * total_bytes) {
+    uint64_t total = 0, available = 0;
+#if defined(_WIN32)
+    MEMORYSTATUSEX status;
+    memset(&status, 0, sizeof(status));
+    status.dwLength = sizeof(status);
+    if (GlobalMemoryStatusEx(&status)) {
+        total = status.ullTotalPhys;
+        available = status.ullAvailPhys;
+    }
+#elif defined(__APPLE__)
+    size_t len = sizeof(total);
+    (void) sysctlbyname("hw.memsize", &total, &len, NULL, 0);
+#else
+    const long pages = sysconf(_SC_PHYS_PAGES);
+    const long page_bytes = sysconf(_SC_PAGESIZE);
+    if (pages > 0 && page_bytes > 0) { total = (uint64_t) pages * (uint64_t) page_bytes; }
+    FILE * f = fopen("/proc/meminfo", "r");
+    if (f != NULL) { // MemAvailable counts caches that can be dropped, what sysconf calls available does not
+        char line[128];
+        unsigned long long kib = 0;
+        while (available == 0 && fgets(line, sizeof(line), f) != NULL) {
+            if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1) { available = (uint64_t) kib * 1024; }
+        }
+        (void) fclose(f);
+    }
+#endif
+    if (available == 0 || available > total) { available = total; }
+    *available_bytes = gcudai_saturate_size(available);
+    *total_bytes = gcudai_saturate_size(total);
+}
+
+// Value of an environment variable or NULL. GCUDA_NO_ENV: the library never looks.
+static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
+#if defined(GCUDA_NO_ENV)
+    (void) name;
+    return NULL;
+#else
+    return getenv(name);
+#endif
+}
+
+#if !defined(GCUDA_NO_CUDA)
+// -- shared libraries, for drivers that may be missing. Symbols are addresses of functions or data, copied into a
+// -- pointer of the wanted type: `gcudai_dl_symbol(lib, "cuInit", &fn, sizeof(fn))`, false when not there.
+static GCUDAI_UNUSED void * gcudai_dl_open(const char * name) {
+#if defined(_WIN32)
+    return (void *) LoadLibraryA(name);
+#else
+    return dlopen(name, RTLD_NOW | RTLD_LOCAL);
+#endif
+}
+
+static GCUDAI_UNUSED bool gcudai_dl_symbol(void * lib, const char * name, void * out_pointer, size_t pointer_size) {
+#if defined(_WIN32)
+    FARPROC p = GetProcAddress((HMODULE) lib, name);
+#else
+    void * p = dlsym(lib, name);
+#endif
+    if (p == NULL || pointer_size != sizeof(p)) { return false; }
+    memcpy(out_pointer, &p, sizeof(p)); // a cast between data and function pointers is not ISO C
+    return true;
+}
+
+static GCUDAI_UNUSED void gcudai_dl_close(void * lib) {
+    if (lib == NULL) { return; }
+#if defined(_WIN32)
+    (void) FreeLibrary((HMODULE) lib);
+#else
+    (void) dlclose(lib);
+#endif
+}
+#endif // GCUDA_NO_CUDA
+
+#include <math.h>
+#include <stdarg.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// =====================================================================================================
+// >>impl-status   errors, log, allocation
+// =====================================================================================================
+
+#define GCUDAI_ZERO(x) memset(&(x), 0, sizeof(x))
+#define GCUDAI_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define GCUDAI_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define GCUDAI_MESSAGE_BYTES 1024
+
+// Passes a failure up.
+#define GCUDAI_TRY(call)                                    \
+    do {                                                    \
+        const gcuda_status gcudai_try_st = (call);          \
+        if (gcudai_try_st != GCUDA_STATUS_SUCCESS) {        \
+            return gcudai_try_st;                           \
+        }                                                   \
+    } while (0)
+
+static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
+
+// Everything the process shares. A lock, and nothing in it that costs anything to leave behind.
+struct gcudai_globals {
+    gcudai_mutex lock;
+    gcuda_log_callback log;
+    enum gcuda_log_level log_level;
+    void * log_user;
+    struct gcuda_allocator allocator; // alloc NULL: GCUDA_MALLOC and GCUDA_FREE
+    gcuda_backend_reg_t * regs;       // third-party registries; the built-in ones are constants
+    size_t n_regs, cap_regs;
+};
+static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL }, NULL, 0, 0 };
+
+int gcuda_version(void) { return GCUDA_VERSION; }
+
+const char * gcuda_status_to_string(gcuda_status status) {
+    switch (status) {
+        case GCUDA_STATUS_SUCCESS: return "success";
+        case GCUDA_STATUS_ABORTED: return "aborted";
+        case GCUDA_STATUS_FAILED: return "failed";
+        case GCUDA_STATUS_ALLOC_FAILED: return "out of memory";
+        case GCUDA_STATUS_INVALID_ARGUMENT: return "invalid argument";
+        case GCUDA_STATUS_UNSUPPORTED: return "unsupported";
+        case GCUDA_STATUS_INVALID_DATA: return "invalid data";
+        case GCUDA_STATUS_DEVICE_LOST: return "device lost";
+        case GCUDA_STATUS_IO: return "input/output error";
+    }
+    return "unknown status";
+}
+
+const char * gcuda_last_error(void) { return gcudai_message; }
+void gcuda_clear_last_error(void) { gcudai_message[0] = '\0'; }
+
+gcuda_status gcuda_set_last_error(gcuda_status status, const char * message) {
+    snprintf(gcudai_message, sizeof(gcudai_message), "%s", message ? message : "");
+    return status;
+}
+
+// Text for this thread's last error. The arguments may point into the old message.
+GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const char * fmt, ...) {
+    char text[GCUDAI_MESSAGE_BYTES];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    return gcuda_set_last_error(status, text);
+}
+
+// Appends to a bounded text; counts what did not fit, as snprintf does.
+struct gcudai_text {
+    char * text;
+    size_t size, used; // used may exceed size
+};
+GCUDAI_PRINTF(2, 3) static void gcudai_append(struct gcudai_text * t, const char * fmt, ...) {
+    char * at = t->used < t->size ? t->text + t->used : NULL;
+    va_list args;
+    va_start(args, fmt);
+    const int n = vsnprintf(at, at ? t->size - t->used : 0, fmt, args);
+    va_end(args);
+    t->used += n > 0 ? (size_t) n : 0;
+}
+
+void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    gcudai_g.log = callback;
+    gcudai_g.log_level = min_level;
+    gcudai_g.log_user = user_data;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+}
+
+GCUDAI_PRINTF(2, 3) static void gcudai_log(enum gcuda_log_level level, const char * fmt, ...) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (gcudai_g.log != NULL && level >= gcudai_g.log_level) {
+        char text[GCUDAI_MESSAGE_BYTES];
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(text, sizeof(text), fmt, args);
+        va_end(args);
+        gcudai_g.log(level, text, gcudai_g.log_user);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+}
+
+// ---- memory: a header before each block remembers where it came from ----
+
+#ifndef GCUDA_MALLOC
+#define GCUDA_MALLOC(size) malloc(size)
+#define GCUDA_FREE(ptr) free(ptr)
+#endif
+
+#define GCUDAI_ALIGN 64 // a cache line, and the widest vector
+struct gcudai_block {
+    struct gcuda_allocator from; // alloc NULL: GCUDA_FREE(raw)
+    void * raw;
+    size_t size; // of raw
+};
+
+void gcuda_set_allocator(const struct gcuda_allocator * allocator) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    GCUDAI_ZERO(gcudai_g.allocator);
+    if (allocator != NULL && allocator->alloc != NULL && allocator->free != NULL) {
+        gcudai_g.allocator = *allocator;
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+}
+
+// 64-byte aligned, uninitialised; NULL on failure, with a message.
+static void * gcudai_alloc(size_t size) {
+    struct gcudai_block b;
+    const size_t extra = GCUDAI_ALIGN * 2; // header and slack
+    gcudai_mutex_lock(&gcudai_g.lock);
+    b.from = gcudai_g.allocator;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    b.size = size + extra;
+    b.raw = size > SIZE_MAX - extra ? NULL
+            : b.from.alloc ? b.from.alloc(b.from.user, b.size, GCUDAI_ALIGN)
+                           : GCUDA_MALLOC(b.size);
+    if (b.raw == NULL) {
+        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: %llu bytes wanted", (unsigned long long) size);
+        return NULL;
+    }
+    const uintptr_t user = ((uintptr_t) b.raw + extra) & ~(uintptr_t) (GCUDAI_ALIGN - 1);
+    memcpy((void *) (user - sizeof(b)), &b, sizeof(b));
+    return (void *) user;
+}
+
+static void gcudai_free(void * ptr) {
+    if (ptr == NULL) {
+        return;
+    }
+    struct gcudai_block b;
+    memcpy(&b, (char *) ptr - sizeof(b), sizeof(b));
+    if (b.from.alloc) {
+        b.from.free(b.from.user, b.raw, b.size);
+    } else {
+        GCUDA_FREE(b.raw);
+    }
+}
+
+// =====================================================================================================
+// >>impl-math   overflow-checked sizes; half and bfloat16 conversion
+// =====================================================================================================
+
+static bool gcudai_mul_size(size_t a, size_t b, size_t * out) {
+    if (a != 0 && b > SIZE_MAX / a) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+static bool gcudai_add_size(size_t a, size_t b, size_t * out) {
+    if (b > SIZE_MAX - a) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+// For non-negative numbers.
+static bool gcudai_mul_i64(int64_t a, int64_t b, int64_t * out) {
+    if (a < 0 || b < 0 || (a != 0 && b > INT64_MAX / a)) {
+        return false;
+    }
+    *out = a * b;
+    return true;
+}
+
+GCUDAI_UNUSED static bool gcudai_add_i64(int64_t a, int64_t b, int64_t * out) {
+    if (a < 0 || b < 0 || b > INT64_MAX - a) {
+        return false;
+    }
+    *out = a + b;
+    return true;
+}
+
+static size_t gcudai_pad(size_t x, size_t align) { return (x + align - 1) & ~(align - 1); } // align: a power of two
+
+static void * gcudai_calloc(size_t n, size_t size) {
+    size_t bytes = 0;
+    if (!gcudai_mul_size(n, size, &bytes)) {
+        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: %llu times %llu bytes wanted", (unsigned long long) n, (unsigned long long) size);
+        return NULL;
+    }
+    void * ptr = gcudai_alloc(bytes);
+    if (ptr != NULL) {
+        memset(ptr, 0, bytes);
+    }
+    return ptr;
+}
+
+static uint32_t gcudai_f32_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static float gcudai_bits_f32(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+float gcuda_fp16_to_fp32(gcuda_fp16_t h) {
+    const uint32_t sign = (uint32_t) (h & 0x8000u) << 16;
+    const uint32_t exponent = (h >> 10) & 31u;
+    const uint32_t fraction = h & 0x3ffu;
+    if (exponent == 31) { // infinity, NaN
+        return gcudai_bits_f32(sign | 0x7f800000u | (fraction << 13));
+    }
+    if (exponent != 0) {
+        return gcudai_bits_f32(sign | ((exponent + 112) << 23) | (fraction << 13));
+    }
+    const float value = (float) fraction * (1.0f / 16777216.0f); // subnormal: units of 2^-24
+    return sign ? -value : value;
+}
+
+gcuda_fp16_t gcuda_fp32_to_fp16(float x) {
+    const uint32_t bits = gcudai_f32_bits(x);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t mag = bits & 0x7fffffffu;
+    if (mag > 0x7f800000u) {
+        return (gcuda_fp16_t) (sign | 0x7e00u); // quiet NaN
+    }
+    if (mag >= 0x477ff000u) {
+        return (gcuda_fp16_t) (sign | 0x7c00u); // 65520 and more round to infinity
+    }
+    if (mag < 0x38800000u) { // below 2^-14: adding 0.5 lines the subnormal up with the low mantissa bits, rounded
+        const float magic = 0.5f;
+        const uint32_t r = gcudai_f32_bits(gcudai_bits_f32(mag) + magic) - gcudai_f32_bits(magic);
+        return (gcuda_fp16_t) (sign | r);
+    }
+    const uint32_t rounded = mag + 0xfffu + ((mag >> 13) & 1u) - (112u << 23);
+    return (gcuda_fp16_t) (sign | (rounded >> 13));
+}
+
+float gcuda_bf16_to_fp32(gcuda_bf16_t x) { return gcudai_bits_f32((uint32_t) x.bits << 16); }
+
+gcuda_bf16_t gcuda_fp32_to_bf16(float x) {
+    const uint32_t bits = gcudai_f32_bits(x);
+    gcuda_bf16_t y;
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        y.bits = (uint16_t) ((bits >> 16) | 64u); // keep NaN a NaN
+    } else {
+        y.bits = (uint16_t) ((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    }
+    return y;
+}
+
+void gcuda_fp16_to_fp32_row(const gcuda_fp16_t * x, float * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        y[i] = gcuda_fp16_to_fp32(x[i]);
+    }
+}
+
+void gcuda_fp32_to_fp16_row(const float * x, gcuda_fp16_t * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        y[i] = gcuda_fp32_to_fp16(x[i]);
+    }
+}
+
+void gcuda_bf16_to_fp32_row(const gcuda_bf16_t * x, float * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        y[i] = gcuda_bf16_to_fp32(x[i]);
+    }
+}
+
+void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        y[i] = gcuda_fp32_to_bf16(x[i]);
+    }
+}
+
+// =====================================================================================================
+// >>impl-quants   block formats: dequantize, quantize, codebooks
+// =====================================================================================================
+
+// =====================================================================================================
+// >>impl-types   type table
+// =====================================================================================================
+
+static void gcudai_dequantize_row_f32(const void * x, float * y, int64_t n) { memcpy(y, x, (size_t) n * sizeof(float)); }
+static void gcudai_quantize_row_f32(const float * x, void * y, int64_t n) { memcpy(y, x, (size_t) n * sizeof(float)); }
+static void gcudai_dequantize_row_f16(const void * x, float * y, int64_t n) { gcuda_fp16_to_fp32_row((const gcuda_fp16_t *) x, y, n); }
+static void gcudai_quantize_row_f16(const float * x, void * y, int64_t n) { gcuda_fp32_to_fp16_row(x, (gcuda_fp16_t *) y, n); }
+static void gcudai_dequantize_row_bf16(const void * x, float * y, int64_t n) { gcuda_bf16_to_fp32_row((const gcuda_bf16_t *) x, y, n); }
+static void gcudai_quantize_row_bf16(const float * x, void * y, int64_t n) { gcuda_fp32_to_bf16_row(x, (gcuda_bf16_t *) y, n); }
+
+static void gcudai_dequantize_row_f64(const void * x, float * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        double v;
+        memcpy(&v, (const char *) x + (size_t) i * sizeof(v), sizeof(v));
+        y[i] = (float) v;
+    }
+}
+
+static void gcudai_quantize_row_f64(const float * x, void * y, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        const double v = (double) x[i];
+        memcpy((char *) y + (size_t) i * sizeof(v), &v, sizeof(v));
+    }
+}
+
+
+// Integers have no float form.
+#define gcudai_dequantize_row_i8 NULL
+#define gcudai_dequantize_row_i16 NULL
+#define gcudai_dequantize_row_i32 NULL
+#define gcudai_dequantize_row_i64 NULL
+#define gcudai_quantize_row_i8 NULL
+#define gcudai_quantize_row_i16 NULL
+#define gcudai_quantize_row_i32 NULL
+#define gcudai_quantize_row_i64 NULL
+// quants: replace these by functions in >>impl-quants (formats without a quantizer keep quantize_row NULL)
+#define gcudai_dequantize_row_q4_0 NULL
+#define gcudai_quantize_row_q4_0 NULL
+#define gcudai_dequantize_row_q4_1 NULL
+#define gcudai_quantize_row_q4_1 NULL
+#define gcudai_dequantize_row_q5_0 NULL
+#define gcudai_quantize_row_q5_0 NULL
+#define gcudai_dequantize_row_q5_1 NULL
+#define gcudai_quantize_row_q5_1 NULL
+#define gcudai_dequantize_row_q8_0 NULL
+#define gcudai_quantize_row_q8_0 NULL
+#define gcudai_dequantize_row_q8_1 NULL
+#define gcudai_quantize_row_q8_1 NULL
+#define gcudai_dequantize_row_q2_k NULL
+#define gcudai_quantize_row_q2_k NULL
+#define gcudai_dequantize_row_q3_k NULL
+#define gcudai_quantize_row_q3_k NULL
+#define gcudai_dequantize_row_q4_k NULL
+#define gcudai_quantize_row_q4_k NULL
+#define gcudai_dequantize_row_q5_k NULL
+#define gcudai_quantize_row_q5_k NULL
+#define gcudai_dequantize_row_q6_k NULL
+#define gcudai_quantize_row_q6_k NULL
+#define gcudai_dequantize_row_q8_k NULL
+#define gcudai_quantize_row_q8_k NULL
+#define gcudai_dequantize_row_iq2_xxs NULL
+#define gcudai_quantize_row_iq2_xxs NULL
+#define gcudai_dequantize_row_iq2_xs NULL
+#define gcudai_quantize_row_iq2_xs NULL
+#define gcudai_dequantize_row_iq3_xxs NULL
+#define gcudai_quantize_row_iq3_xxs NULL
+#define gcudai_dequantize_row_iq1_s NULL
+#define gcudai_quantize_row_iq1_s NULL
+#define gcudai_dequantize_row_iq4_nl NULL
+#define gcudai_quantize_row_iq4_nl NULL
+#define gcudai_dequantize_row_iq3_s NULL
+#define gcudai_quantize_row_iq3_s NULL
+#define gcudai_dequantize_row_iq2_s NULL
+#define gcudai_quantize_row_iq2_s NULL
+#define gcudai_dequantize_row_iq4_xs NULL
+#define gcudai_quantize_row_iq4_xs NULL
+#define gcudai_dequantize_row_iq1_m NULL
+#define gcudai_quantize_row_iq1_m NULL
+#define gcudai_dequantize_row_mxfp4 NULL
+#define gcudai_quantize_row_mxfp4 NULL
+
+const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type) {
+    switch ((int) type) { // an untrusted number: ids in between are retired
+#define X(ID, id, lower, name, block, bytes, quantized)                                          \
+    case id: {                                                                                   \
+        static const struct gcuda_type_traits traits = {                                         \
+            name, block, bytes, (quantized) != 0, gcudai_dequantize_row_##lower, gcudai_quantize_row_##lower \
+        };                                                                                       \
+        return &traits;                                                                          \
+    }
+        GCUDA_TYPES(X)
+#undef X
+        default: return NULL;
+    }
+}
+
+bool gcuda_type_is_valid(enum gcuda_type type) { return gcuda_get_type_traits(type) != NULL; }
+
+const char * gcuda_type_name(enum gcuda_type type) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    return t ? t->type_name : "invalid";
+}
+
+int64_t gcuda_blck_size(enum gcuda_type type) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    return t ? t->blck_size : 0;
+}
+
+size_t gcuda_type_size(enum gcuda_type type) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    return t ? t->type_size : 0;
+}
+
+size_t gcuda_row_size(enum gcuda_type type, int64_t ne) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    size_t size = 0;
+    if (t == NULL || ne < 0 || ne % t->blck_size != 0 || !gcudai_mul_size((size_t) (ne / t->blck_size), t->type_size, &size)) {
+        return 0;
+    }
+    return size;
+}
+
+bool gcuda_is_quantized(enum gcuda_type type) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    return t != NULL && t->is_quantized;
+}
+
+static bool gcudai_is_float(enum gcuda_type type) {
+    return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
+}
+
+// Elements of F32, F16 or BF16 with any stride, to float and back. n at most GCUDAI_PIECE keeps buffers on the stack.
+#define GCUDAI_PIECE 256
+static void gcudai_load(enum gcuda_type type, const char * p, size_t nb0, int64_t n, float * out) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    if (nb0 == t->type_size) {
+        t->to_float(p, out, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        t->to_float(p + (size_t) i * nb0, out + i, 1);
+    }
+}
+
+static void gcudai_store(enum gcuda_type type, char * p, size_t nb0, int64_t n, const float * in) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    if (nb0 == t->type_size) {
+        t->from_float_ref(in, p, n);
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        t->from_float_ref(in + i, p + (size_t) i * nb0, 1);
+    }
+}
+
+GCUDAI_UNUSED static gcuda_to_float_t gcudai_to_float(enum gcuda_type type) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    return t ? t->to_float : NULL;
+}
+
+// =====================================================================================================
+// >>impl-tensor   contexts, tensors, views
+// =====================================================================================================
+
+// Layout from shape, the one place where sizes are computed: fills contiguous strides and the bytes they span.
+static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size_t * nb, size_t * n_bytes) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    if (t == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "type %d does not exist", (int) type);
+    }
+    bool is_ok = true;
+    int64_t n_elements = 1;
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        is_ok = is_ok && ne[i] >= 0;
+    }
+    if (is_ok && ne[0] % t->blck_size != 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "rows of %lld elements are not whole blocks of %lld (%s)",
+                           (long long) ne[0], (long long) t->blck_size, t->type_name);
+    }
+    nb[0] = t->type_size;
+    is_ok = is_ok && gcudai_mul_size(nb[0], (size_t) (ne[0] / t->blck_size), &nb[1]);
+    is_ok = is_ok && gcudai_mul_size(nb[1], (size_t) ne[1], &nb[2]);
+    is_ok = is_ok && gcudai_mul_size(nb[2], (size_t) ne[2], &nb[3]);
+    is_ok = is_ok && gcudai_mul_size(nb[3], (size_t) ne[3], n_bytes);
+    for (int i = 0; i < GCUDA_MAX_DIMS && is_ok; ++i) {
+        is_ok = gcudai_mul_i64(n_elements, ne[i], &n_elements);
+    }
+    if (!is_ok || *n_bytes > (size_t) PTRDIFF_MAX) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large",
+                           (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], t->type_name);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Addresses of a type's elements or blocks are multiples of this.
+static size_t gcudai_type_align(enum gcuda_type type) {
+    const size_t size = gcuda_type_size(type), align = size & (~size + 1), max = gcuda_is_quantized(type) ? 4 : 8;
+    return align == 0 ? 1 : GCUDAI_MIN(align, max);
+}
+
+// Bytes a strided tensor spans, checked; also that type, shape and element count are sane.
+static gcuda_status gcudai_span(const struct gcuda_tensor * t, size_t * n_bytes) {
+    size_t nb[GCUDA_MAX_DIMS], dense = 0, span = 0, step = 0;
+    GCUDAI_TRY(gcudai_layout(t->type, t->ne, nb, &dense));
+    *n_bytes = 0;
+    if (gcuda_is_empty(t)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const int64_t block = gcuda_blck_size(t->type);
+    bool is_ok = block > 1 ? gcudai_mul_size((size_t) (t->ne[0] / block), t->nb[0], &span)
+                           : gcudai_mul_size((size_t) (t->ne[0] - 1), t->nb[0], &span) && gcudai_add_size(span, nb[0], &span);
+    bool is_aligned = t->view_offs % gcudai_type_align(t->type) == 0;
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        is_aligned = is_aligned && (t->ne[i] == 1 || t->nb[i] % gcudai_type_align(t->type) == 0);
+        is_ok = is_ok && (i == 0 || (gcudai_mul_size((size_t) (t->ne[i] - 1), t->nb[i], &step) && gcudai_add_size(span, step, &span)));
+    }
+    if (!is_aligned) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "offset %llu or strides [%llu, %llu, %llu, %llu] are not multiples of %llu bytes (%s)",
+                           (unsigned long long) t->view_offs, (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2],
+                           (unsigned long long) t->nb[3], (unsigned long long) gcudai_type_align(t->type), gcuda_type_name(t->type));
+    }
+    if (!is_ok || span > (size_t) PTRDIFF_MAX) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "strides [%llu, %llu, %llu, %llu] of shape [%lld, %lld, %lld, %lld] are too large",
+                           (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2], (unsigned long long) t->nb[3],
+                           (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    }
+    *n_bytes = span;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+size_t gcuda_nbytes(const struct gcuda_tensor * tensor) {
+    const int64_t block = gcuda_blck_size(tensor->type);
+    if (gcuda_is_empty(tensor) || block == 0) {
+        return 0;
+    }
+    size_t n = block == 1 ? gcuda_type_size(tensor->type) + (size_t) (tensor->ne[0] - 1) * tensor->nb[0]
+                          : (size_t) (tensor->ne[0] / block) * tensor->nb[0];
+    for (int i = 1; i < GCUDA_MAX_DIMS; ++i) {
+        n += (size_t) (tensor->ne[i] - 1) * tensor->nb[i];
+    }
+    return n;
+}
+
+size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor) { return gcudai_pad(gcuda_nbytes(tensor), GCUDA_MEM_ALIGN); }
+size_t gcuda_element_size(const struct gcuda_tensor * tensor) { return gcuda_type_size(tensor->type); }
+int64_t gcuda_nelements(const struct gcuda_tensor * t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
+int64_t gcuda_nrows(const struct gcuda_tensor * t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
+
+int gcuda_n_dims(const struct gcuda_tensor * tensor) {
+    for (int i = GCUDA_MAX_DIMS - 1; i >= 1; --i) {
+        if (tensor->ne[i] > 1) {
+            return i + 1;
+        }
+    }
+    return 1;
+}
+
+bool gcuda_is_empty(const struct gcuda_tensor * t) { return t->ne[0] <= 0 || t->ne[1] <= 0 || t->ne[2] <= 0 || t->ne[3] <= 0; }
+bool gcuda_is_scalar(const struct gcuda_tensor * t) { return t->ne[0] == 1 && t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1; }
+bool gcuda_is_vector(const struct gcuda_tensor * t) { return t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1; }
+bool gcuda_is_matrix(const struct gcuda_tensor * t) { return t->ne[2] == 1 && t->ne[3] == 1; }
+bool gcuda_is_3d(const struct gcuda_tensor * t) { return t->ne[3] == 1; }
+bool gcuda_is_view(const struct gcuda_tensor * t) { return t->view_src != NULL; }
+bool gcuda_is_transposed(const struct gcuda_tensor * t) { return t->nb[0] > t->nb[1]; }
+bool gcuda_is_permuted(const struct gcuda_tensor * t) { return t->nb[0] > t->nb[1] || t->nb[1] > t->nb[2] || t->nb[2] > t->nb[3]; }
+
+// Dimensions 1..n may be followed by a gap, everything above is dense (ops.md 1.4).
+static bool gcudai_is_contiguous_n(const struct gcuda_tensor * t, int n) {
+    const size_t block = (size_t) gcuda_blck_size(t->type);
+    size_t expect = gcuda_type_size(t->type);
+    if (block == 0 || ((size_t) t->ne[0] != block && t->nb[0] != expect)) {
+        return false;
+    }
+    expect *= (size_t) t->ne[0] / block;
+    for (int i = 1; i < GCUDA_MAX_DIMS; ++i) {
+        if (i > n) {
+            if (t->ne[i] != 1 && t->nb[i] != expect) {
+                return false;
+            }
+            expect *= (size_t) t->ne[i];
+        } else {
+            expect = (size_t) t->ne[i] * t->nb[i];
+        }
+    }
+    return true;
+}
+
+bool gcuda_is_contiguous(const struct gcuda_tensor * tensor) { return gcudai_is_contiguous_n(tensor, 0); }
+bool gcuda_is_contiguous_0(const struct gcuda_tensor * tensor) { return gcudai_is_contiguous_n(tensor, 0); }
+bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor) { return gcudai_is_contiguous_n(tensor, 1); }
+bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor) { return gcudai_is_contiguous_n(tensor, 2); }
+
+bool gcuda_is_contiguous_rows(const struct gcuda_tensor * t) {
+    return t->ne[0] == gcuda_blck_size(t->type) || t->nb[0] == gcuda_type_size(t->type);
+}
+
+bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * t) {
+    const int64_t block = gcuda_blck_size(t->type);
+    return block != 0 && gcuda_nbytes(t) == (size_t) (gcuda_nelements(t) / block) * gcuda_type_size(t->type);
+}
+
+bool gcuda_is_contiguous_channels(const struct gcuda_tensor * t) {
+    return t->nb[0] > t->nb[2] && t->nb[1] > t->nb[0] && t->nb[2] == gcuda_type_size(t->type);
+}
+
+bool gcuda_is_padded_1d(const struct gcuda_tensor * t) {
+    return t->nb[0] == gcuda_type_size(t->type) && t->nb[2] == t->nb[1] * (size_t) t->ne[1] && t->nb[3] == t->nb[2] * (size_t) t->ne[2];
+}
+
+bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b) { return memcmp(a->ne, b->ne, sizeof(a->ne)) == 0; }
+bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b) { return memcmp(a->nb, b->nb, sizeof(a->nb)) == 0; }
+
+bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big) {
+    if (gcuda_is_empty(small)) {
+        return gcuda_is_empty(big);
+    }
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        if (big->ne[i] % small->ne[i] != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big) {
+    return small->ne[0] == big->ne[0] && gcuda_can_repeat(small, big);
+}
+
+static bool gcudai_same_layout(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return a->type == b->type && gcuda_are_same_shape(a, b) && gcuda_are_same_stride(a, b);
+}
+
+void gcuda_unravel_index(const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3) {
+    int64_t * const out[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        const int64_t ne = tensor->ne[d] > 0 ? tensor->ne[d] : 1;
+        if (out[d] != NULL) {
+            *out[d] = i % ne;
+        }
+        i /= ne;
+    }
+}
+
+// ---- contexts: a chain of blocks, a list of objects ----
+
+enum gcudai_object_kind { GCUDAI_OBJECT_TENSOR, GCUDAI_OBJECT_GRAPH, GCUDAI_OBJECT_BYTES };
+struct gcudai_object {
+    struct gcudai_object * next, * prev;
+    size_t size; // of the payload that follows
+    enum gcudai_object_kind kind;
+};
+struct gcudai_arena_block {
+    struct gcudai_arena_block * next; // the older one
+    char * base;
+    size_t size, used;
+    bool is_owned;
+};
+
+struct gcuda_context {
+    struct gcudai_arena_block * block; // the newest
+    struct gcudai_object * first, * last;
+    bool no_alloc, is_growing;
+    gcuda_status error; // the first one; text in message
+    char message[GCUDAI_MESSAGE_BYTES];
+};
+
+#define GCUDAI_OBJECT_BYTES_PADDED ((sizeof(struct gcudai_object) + GCUDA_MEM_ALIGN - 1) / GCUDA_MEM_ALIGN * GCUDA_MEM_ALIGN)
+#define GCUDAI_ARENA_MIN_BYTES ((size_t) 64 * 1024)
+#define GCUDAI_ARENA_MAX_BYTES ((size_t) 16 * 1024 * 1024)
+
+static struct gcudai_arena_block * gcudai_arena_add(struct gcuda_context * ctx, void * memory, size_t size) {
+    const size_t header = gcudai_pad(sizeof(struct gcudai_arena_block), GCUDAI_ALIGN);
+    size_t bytes = header;
+    if (memory == NULL && !gcudai_add_size(header, size, &bytes)) {
+        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: a context of %llu bytes", (unsigned long long) size);
+        return NULL;
+    }
+    struct gcudai_arena_block * b = (struct gcudai_arena_block *) gcudai_alloc(bytes);
+    if (b == NULL) {
+        return NULL;
+    }
+    b->next = ctx->block;
+    b->base = memory ? (char *) memory : (char *) b + header;
+    b->size = size;
+    b->used = (size_t) (-(uintptr_t) b->base) % GCUDA_MEM_ALIGN; // caller's memory may be unaligned
+    b->is_owned = memory == NULL;
+    ctx->block = b;
+    return b;
+}
+
+struct gcuda_context * gcuda_init(struct gcuda_init_params params) {
+    if (params.mem_size == 0 && params.mem_buffer != NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "init: mem_buffer needs mem_size");
+        return NULL;
+    }
+    struct gcuda_context * ctx = (struct gcuda_context *) gcudai_calloc(1, sizeof(struct gcuda_context));
+    if (ctx == NULL) {
+        return NULL;
+    }
+    ctx->no_alloc = params.no_alloc;
+    ctx->is_growing = params.mem_size == 0;
+    if (params.mem_size != 0 && gcudai_arena_add(ctx, params.mem_buffer, params.mem_size) == NULL) {
+        gcudai_free(ctx);
+        return NULL;
+    }
+    return ctx;
+}
+
+void gcuda_free(struct gcuda_context * ctx) {
+    if (ctx == NULL) {
+        return;
+    }
+    while (ctx->block != NULL) {
+        struct gcudai_arena_block * next = ctx->block->next;
+        gcudai_free(ctx->block);
+        ctx->block = next;
+    }
+    gcudai_free(ctx);
+}
+
+void gcuda_reset(struct gcuda_context * ctx) {
+    if (ctx == NULL) {
+        return;
+    }
+    while (ctx->block != NULL && ctx->block->next != NULL) { // the newest block is the largest: keep that one
+        struct gcudai_arena_block * older = ctx->block->next;
+        ctx->block->next = older->next;
+        gcudai_free(older);
+    }
+    if (ctx->block != NULL) {
+        ctx->block->used = (size_t) (-(uintptr_t) ctx->block->base) % GCUDA_MEM_ALIGN;
+    }
+    ctx->first = ctx->last = NULL;
+    gcuda_context_clear_error(ctx);
+}
+
+gcuda_status gcuda_context_status(const struct gcuda_context * ctx) { return ctx ? ctx->error : GCUDA_STATUS_INVALID_ARGUMENT; }
+const char * gcuda_context_error(const struct gcuda_context * ctx) { return ctx ? ctx->message : "context is NULL"; }
+
+void gcuda_context_clear_error(struct gcuda_context * ctx) {
+    if (ctx != NULL) {
+        ctx->error = GCUDA_STATUS_SUCCESS;
+        ctx->message[0] = '\0';
+    }
+}
+
+// The context keeps this thread's last error, if it has none yet.
+static void gcudai_latch(struct gcuda_context * ctx, gcuda_status status) {
+    if (ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS) {
+        ctx->error = status;
+        memcpy(ctx->message, gcudai_message, sizeof(ctx->message));
+    }
+}
+
+size_t gcuda_used_mem(const struct gcuda_context * ctx) {
+    size_t used = 0;
+    for (const struct gcudai_arena_block * b = ctx ? ctx->block : NULL; b != NULL; b = b->next) {
+        used += b->used;
+    }
+    return used;
+}
+
+size_t gcuda_get_mem_size(const struct gcuda_context * ctx) {
+    size_t size = 0;
+    for (const struct gcudai_arena_block * b = ctx ? ctx->block : NULL; b != NULL; b = b->next) {
+        size += b->size;
+    }
+    return size;
+}
+
+void * gcuda_get_mem_buffer(const struct gcuda_context * ctx) {
+    const struct gcudai_arena_block * b = ctx ? ctx->block : NULL;
+    while (b != NULL && b->next != NULL) {
+        b = b->next;
+    }
+    return b ? b->base : NULL;
+}
+
+bool gcuda_get_no_alloc(const struct gcuda_context * ctx) { return ctx != NULL && ctx->no_alloc; }
+
+void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc) {
+    if (ctx != NULL) {
+        ctx->no_alloc = no_alloc;
+    }
+}
+
+// An object of the arena, its payload uninitialised. Latches on failure.
+static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_kind kind, size_t size) {
+    size_t bytes = 0;
+    if (size > (size_t) PTRDIFF_MAX || !gcudai_add_size(gcudai_pad(size, GCUDA_MEM_ALIGN), GCUDAI_OBJECT_BYTES_PADDED, &bytes)) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "context: an object of %llu bytes is too large", (unsigned long long) size));
+        return NULL;
+    }
+    struct gcudai_arena_block * b = ctx->block;
+    if ((b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) && ctx->is_growing) {
+        size_t want = b ? GCUDAI_MIN(b->size * 2, GCUDAI_ARENA_MAX_BYTES) : GCUDAI_ARENA_MIN_BYTES;
+        want = GCUDAI_MAX(want, bytes);
+        b = gcudai_arena_add(ctx, NULL, want);
+        if (b == NULL) {
+            gcudai_latch(ctx, GCUDA_STATUS_ALLOC_FAILED);
+            return NULL;
+        }
+    }
+    if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "context is full: %llu bytes wanted, %llu of %llu used",
+                                      (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
+        return NULL;
+    }
+    struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
+    b->used += bytes;
+    o->next = NULL;
+    o->prev = ctx->last;
+    o->size = size;
+    o->kind = kind;
+    if (ctx->last) {
+        ctx->last->next = o;
+    } else {
+        ctx->first = o;
+    }
+    ctx->last = o;
+    return (char *) o + GCUDAI_OBJECT_BYTES_PADDED;
+}
+
+static struct gcudai_object * gcudai_object_of(const void * payload) {
+    return (struct gcudai_object *) (void *) ((char *) (uintptr_t) payload - GCUDAI_OBJECT_BYTES_PADDED);
+}
+
+// Takes the newest object back.
+static void gcudai_object_pop(struct gcuda_context * ctx, void * payload) {
+    struct gcudai_object * o = gcudai_object_of(payload);
+    if (o != ctx->last) {
+        return;
+    }
+    ctx->last = o->prev;
+    if (o->prev) {
+        o->prev->next = NULL;
+    } else {
+        ctx->first = NULL;
+    }
+    ctx->block->used -= GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(o->size, GCUDA_MEM_ALIGN);
+}
+
+void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes) { return ctx ? gcudai_object_new(ctx, GCUDAI_OBJECT_BYTES, n_bytes) : NULL; }
+
+static struct gcuda_tensor * gcudai_next_tensor(const struct gcudai_object * o) {
+    while (o != NULL && o->kind != GCUDAI_OBJECT_TENSOR) {
+        o = o->next;
+    }
+    return o ? (struct gcuda_tensor *) (void *) ((char *) (uintptr_t) o + GCUDAI_OBJECT_BYTES_PADDED) : NULL;
+}
+
+struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx) { return ctx ? gcudai_next_tensor(ctx->first) : NULL; }
+
+struct gcuda_tensor * gcuda_get_next_tensor(const struct gcuda_context * ctx, const struct gcuda_tensor * tensor) {
+    (void) ctx;
+    return tensor ? gcudai_next_tensor(gcudai_object_of(tensor)->next) : NULL;
+}
+
+struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ctx, const char * name) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL && name != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        if (strcmp(t->name, name) == 0) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx) {
+    size_t max = 0;
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        const size_t size = gcuda_nbytes(t);
+        max = GCUDAI_MAX(max, size);
+    }
+    return max;
+}
+
+size_t gcuda_tensor_overhead(void) { return GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(sizeof(struct gcuda_tensor), GCUDA_MEM_ALIGN); }
+
+// A contiguous tensor; with view_src a view of it at offs bytes (of its root, if it is itself a view). Latches.
+static struct gcuda_tensor * gcudai_tensor_new(struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * view_src, size_t offs) {
+    size_t nb[GCUDA_MAX_DIMS], n_bytes = 0, end = 0;
+    gcuda_status st = gcudai_layout(type, ne, nb, &n_bytes);
+    if (st == GCUDA_STATUS_SUCCESS && view_src != NULL) {
+        const struct gcuda_tensor * root = view_src->view_src ? view_src->view_src : view_src;
+        const bool is_ok = (root == view_src || gcudai_add_size(offs, view_src->view_offs, &offs)) && gcudai_add_size(offs, n_bytes, &end);
+        if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
+            st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a view of %llu bytes at offset %llu does not fit into '%s' of %llu bytes",
+                             (unsigned long long) n_bytes, (unsigned long long) offs, root->name, (unsigned long long) gcuda_nbytes(root));
+        }
+    }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_latch(ctx, st);
+        return NULL;
+    }
+    const size_t head = gcudai_pad(sizeof(struct gcuda_tensor), GCUDA_MEM_ALIGN);
+    const bool has_data = view_src == NULL && !ctx->no_alloc;
+    struct gcuda_tensor * t = (struct gcuda_tensor *) gcudai_object_new(ctx, GCUDAI_OBJECT_TENSOR, head + (has_data ? n_bytes : 0));
+    if (t == NULL) {
+        return NULL;
+    }
+    memset(t, 0, sizeof(*t));
+    t->type = type;
+    memcpy(t->ne, ne, sizeof(t->ne));
+    memcpy(t->nb, nb, sizeof(t->nb));
+    if (view_src != NULL) {
+        t->view_src = view_src->view_src ? view_src->view_src : view_src;
+        t->view_offs = offs;
+        t->data = t->view_src->data ? (char *) t->view_src->data + offs : NULL;
+        t->buffer = NULL; // given by gcuda_backend_view_init
+    } else if (has_data) {
+        t->data = (char *) t + head;
+    }
+    return t;
+}
+
+struct gcuda_tensor * gcuda_new_tensor(struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne) {
+    int64_t full[GCUDA_MAX_DIMS] = { 1, 1, 1, 1 };
+    if (ctx == NULL || ne == NULL || n_dims < 1 || n_dims > GCUDA_MAX_DIMS) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_tensor: context or shape is NULL, or %d dimensions (1 to 4)", n_dims));
+        return NULL;
+    }
+    memcpy(full, ne, (size_t) n_dims * sizeof(full[0]));
+    return gcudai_tensor_new(ctx, type, full, NULL, 0);
+}
+
+struct gcuda_tensor * gcuda_new_tensor_1d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0) { return gcuda_new_tensor(ctx, type, 1, &ne0); }
+
+struct gcuda_tensor * gcuda_new_tensor_2d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1) {
+    const int64_t ne[2] = { ne0, ne1 };
+    return gcuda_new_tensor(ctx, type, 2, ne);
+}
+
+struct gcuda_tensor * gcuda_new_tensor_3d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+    const int64_t ne[3] = { ne0, ne1, ne2 };
+    return gcuda_new_tensor(ctx, type, 3, ne);
+}
+
+struct gcuda_tensor * gcuda_new_tensor_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
+    return gcuda_new_tensor(ctx, type, 4, ne);
+}
+
+static struct gcuda_tensor * gcudai_new_scalar(struct gcuda_context * ctx, enum gcuda_type type) {
+    if (ctx != NULL && ctx->no_alloc) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_%s: the context has no data (no_alloc)", gcuda_type_name(type)));
+        return NULL;
+    }
+    return gcuda_new_tensor_1d(ctx, type, 1);
+}
+
+struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value) {
+    struct gcuda_tensor * t = gcudai_new_scalar(ctx, GCUDA_TYPE_I32);
+    if (t != NULL) {
+        memcpy(t->data, &value, sizeof(value));
+    }
+    return t;
+}
+
+struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value) {
+    struct gcuda_tensor * t = gcudai_new_scalar(ctx, GCUDA_TYPE_F32);
+    if (t != NULL) {
+        memcpy(t->data, &value, sizeof(value));
+    }
+    return t;
+}
+
+struct gcuda_tensor * gcuda_dup_tensor(struct gcuda_context * ctx, const struct gcuda_tensor * src) {
+    if (ctx == NULL || src == NULL) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dup_tensor: context or source is NULL"));
+        return NULL;
+    }
+    return gcudai_tensor_new(ctx, src->type, src->ne, NULL, 0);
+}
+
+// A view with the strides of src. Its contiguous size may exceed what it spans in memory only when src has strides
+// of zero or overlaps itself, which no constructor makes; then the span is what counts.
+static struct gcuda_tensor * gcudai_view_like(struct gcuda_context * ctx, struct gcuda_tensor * src) {
+    const int64_t none[GCUDA_MAX_DIMS] = { 0, 0, 0, 0 };
+    struct gcuda_tensor * t = gcudai_tensor_new(ctx, src->type, none, src, 0);
+    if (t != NULL) {
+        memcpy(t->ne, src->ne, sizeof(t->ne));
+        memcpy(t->nb, src->nb, sizeof(t->nb));
+    }
+    return t;
+}
+
+struct gcuda_tensor * gcuda_view_tensor(struct gcuda_context * ctx, struct gcuda_tensor * src) {
+    if (ctx == NULL || src == NULL) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view_tensor: context or source is NULL"));
+        return NULL;
+    }
+    struct gcuda_tensor * t = gcudai_view_like(ctx, src);
+    return gcuda_format_name(t, "%s (view)", src->name);
+}
+
+const char * gcuda_get_name(const struct gcuda_tensor * tensor) { return tensor ? tensor->name : ""; }
+
+struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name) {
+    if (tensor != NULL) {
+        char cut[GCUDA_MAX_NAME];
+        snprintf(cut, sizeof(cut), "%s", name ? name : ""); // name may be the tensor's own
+        memcpy(tensor->name, cut, sizeof(cut));
+    }
+    return tensor;
+}
+
+struct gcuda_tensor * gcuda_format_name(struct gcuda_tensor * tensor, const char * fmt, ...) {
+    if (tensor != NULL) {
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(tensor->name, sizeof(tensor->name), fmt, args);
+        va_end(args);
+    }
+    return tensor;
+}
+
+void gcuda_set_input(struct gcuda_tensor * tensor) {
+    if (tensor != NULL) {
+        tensor->flags |= GCUDA_TENSOR_FLAG_INPUT;
+    }
+}
+
+void gcuda_set_output(struct gcuda_tensor * tensor) {
+    if (tensor != NULL) {
+        tensor->flags |= GCUDA_TENSOR_FLAG_OUTPUT;
+    }
+}
+
+gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
+    if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: '%s' is NULL or computed by an operation", gcuda_get_name(tensor));
+    }
+    tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
+    if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: '%s' is NULL or not a scalar f32", gcuda_get_name(tensor));
+    }
+    tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+void * gcuda_get_data(const struct gcuda_tensor * tensor) { return tensor ? tensor->data : NULL; }
+float * gcuda_get_data_f32(const struct gcuda_tensor * tensor) { return tensor && tensor->type == GCUDA_TYPE_F32 ? (float *) tensor->data : NULL; }
+
+// ---- single elements ----
+
+static bool gcudai_in_host_memory(const struct gcuda_tensor * t) {
+    const gcuda_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    return t->data != NULL && (buffer == NULL || gcuda_backend_buffer_is_host(buffer));
+}
+
+// Address of an element of a plain type in host memory, or NULL with a message.
+static char * gcudai_element(const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
+    const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
+    if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is NULL, not in host memory or quantized", what, gcuda_get_name(t));
+        return NULL;
+    }
+    size_t offset = 0;
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        if (i[d] < 0 || i[d] >= t->ne[d]) {
+            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: index [%lld, %lld, %lld, %lld] is outside '%s' [%lld, %lld, %lld, %lld]", what,
+                        (long long) i0, (long long) i1, (long long) i2, (long long) i3, t->name,
+                        (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+            return NULL;
+        }
+        offset += (size_t) i[d] * t->nb[d];
+    }
+    return (char *) t->data + offset;
+}
+
+static double gcudai_get_number(enum gcuda_type type, const char * p) {
+    int8_t i8;
+    int16_t i16;
+    int32_t i32;
+    int64_t i64;
+    double f64;
+    float f32;
+    switch (type) {
+        case GCUDA_TYPE_I8: memcpy(&i8, p, sizeof(i8)); return i8;
+        case GCUDA_TYPE_I16: memcpy(&i16, p, sizeof(i16)); return i16;
+        case GCUDA_TYPE_I32: memcpy(&i32, p, sizeof(i32)); return i32;
+        case GCUDA_TYPE_I64: memcpy(&i64, p, sizeof(i64)); return (double) i64;
+        case GCUDA_TYPE_F64: memcpy(&f64, p, sizeof(f64)); return f64;
+        default: gcudai_load(type, p, 0, 1, &f32); return (double) f32;
+    }
+}
+
+// Integers saturate.
+static void gcudai_set_number(enum gcuda_type type, char * p, double v) {
+    const double lo = type == GCUDA_TYPE_I8 ? -128.0 : type == GCUDA_TYPE_I16 ? -32768.0 : type == GCUDA_TYPE_I32 ? -2147483648.0 : -9223372036854775808.0;
+    const double clamped = v != v ? 0.0 : v < lo ? lo : v >= -lo ? -lo - 1.0 : v;
+    const int64_t i64 = v >= 9223372036854775808.0 ? INT64_MAX : (int64_t) GCUDAI_MIN(clamped, 9223372036854774784.0);
+    const int32_t i32 = (int32_t) i64;
+    const int16_t i16 = (int16_t) i64;
+    const int8_t i8 = (int8_t) i64;
+    const float f32 = (float) v;
+    switch (type) {
+        case GCUDA_TYPE_I8: memcpy(p, &i8, sizeof(i8)); break;
+        case GCUDA_TYPE_I16: memcpy(p, &i16, sizeof(i16)); break;
+        case GCUDA_TYPE_I32: memcpy(p, &i32, sizeof(i32)); break;
+        case GCUDA_TYPE_I64: memcpy(p, &i64, sizeof(i64)); break;
+        case GCUDA_TYPE_F64: memcpy(p, &v, sizeof(v)); break;
+        default: gcudai_store(type, p, 0, 1, &f32); break;
+    }
+}
+
+float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    const char * p = gcudai_element(tensor, i0, i1, i2, i3, "get_f32");
+    return p ? (float) gcudai_get_number(tensor->type, p) : 0.0f;
+}
+
+gcuda_status gcuda_set_f32_nd(struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value) {
+    char * p = gcudai_element(tensor, i0, i1, i2, i3, "set_f32");
+    if (p == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    gcudai_set_number(tensor->type, p, (double) value);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i) {
+    int64_t at[GCUDA_MAX_DIMS] = { i, 0, 0, 0 };
+    if (tensor != NULL && i >= 0 && i < gcuda_nelements(tensor)) {
+        gcuda_unravel_index(tensor, i, &at[0], &at[1], &at[2], &at[3]);
+    }
+    return gcuda_get_f32_nd(tensor, at[0], at[1], at[2], at[3]);
+}
+
+gcuda_status gcuda_set_f32_1d(struct gcuda_tensor * tensor, int64_t i, float value) {
+    int64_t at[GCUDA_MAX_DIMS] = { i, 0, 0, 0 };
+    if (tensor != NULL && i >= 0 && i < gcuda_nelements(tensor)) {
+        gcuda_unravel_index(tensor, i, &at[0], &at[1], &at[2], &at[3]);
+    }
+    return gcuda_set_f32_nd(tensor, at[0], at[1], at[2], at[3], value);
+}
+
+static gcuda_status gcudai_set_all(struct gcuda_tensor * tensor, double value, const char * what) {
+    if (tensor != NULL && gcuda_is_empty(tensor)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (gcudai_element(tensor, 0, 0, 0, 0, what) == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    const int64_t n = gcuda_nelements(tensor);
+    for (int64_t i = 0; i < n; ++i) {
+        int64_t at[GCUDA_MAX_DIMS];
+        gcuda_unravel_index(tensor, i, &at[0], &at[1], &at[2], &at[3]);
+        gcudai_set_number(tensor->type, gcudai_element(tensor, at[0], at[1], at[2], at[3], what), value);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value) { return gcudai_set_all(tensor, (double) value, "set_f32"); }
+gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) { return gcudai_set_all(tensor, (double) value, "set_i32"); }
+
+struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
+    if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_zero: '%s' is NULL or has no data", gcuda_get_name(tensor));
+        return NULL;
+    }
+    if (tensor->buffer != NULL) {
+        return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
+    }
+    if (!gcuda_is_empty(tensor)) {
+        memset(tensor->data, 0, gcuda_nbytes(tensor)); // a strided view also clears its gaps, as ggml does
+    }
+    return tensor;
+}
+
+// =====================================================================================================
+// >>impl-simd   vectorised CPU kernels
+// =====================================================================================================
+
+// =====================================================================================================
+// >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
+// =====================================================================================================
+
+union gcudai_args {
+#define X(name) struct gcuda_##name##_args name;
+    GCUDA_ARGS(X)
+#undef X
+};
+
+// How the CPU splits a node. Zeroed before a work function fills it in.
+#define GCUDAI_MAX_PHASES 3
+struct gcudai_work {
+    int n_phases; // 0 means 1; a barrier stands between phases
+    int64_t n_items[GCUDAI_MAX_PHASES];   // independent pieces; no result depends on how they are grouped
+    double item_cost[GCUDAI_MAX_PHASES];  // elementary steps of an item, roughly; below about 5 ms
+    size_t shared_bytes, local_bytes;     // scratch for all threads across phases, and for each thread
+};
+
+struct gcudai_run; // one computation of a graph: abort flag, first bad index
+struct gcudai_task {
+    int64_t i0, i1; // items to do
+    int phase;
+    char * shared; // 64-byte aligned, uninitialised
+    char * local;
+    struct gcudai_run * run;
+};
+
+// Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
+GCUDAI_UNUSED static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit);
+
+// The registry row of an operation, as the rest of the library sees it.
+struct gcudai_op_info {
+    const char * id;   // "RMS_NORM"
+    const char * name; // "rms_norm"
+    int n_src, n_opt, flags;
+    gcuda_status (*check)(const struct gcuda_tensor * y);
+    void (*args)(const struct gcuda_tensor * y, union gcudai_args * args);
+    void (*work)(const struct gcuda_tensor * y, struct gcudai_work * w);
+    gcuda_status (*can)(const struct gcuda_tensor * y); // on the CPU
+    void (*cpu)(const union gcudai_args * args, const struct gcudai_task * t);
+};
+static const struct gcudai_op_info * gcudai_op_row(enum gcuda_op op); // NULL for an invalid id
+
+static const char * gcudai_op_lower(enum gcuda_op op) {
+    const struct gcudai_op_info * info = gcudai_op_row(op);
+    return info ? info->name : "invalid operation";
+}
+
+static void gcudai_append_tensor(struct gcudai_text * out, const char * role, const struct gcuda_tensor * t) {
+    gcudai_append(out, "; %s", role);
+    if (t->name[0] != '\0') {
+        gcudai_append(out, " '%s'", t->name);
+    }
+    gcudai_append(out, " %s [%lld, %lld, %lld, %lld]", gcuda_type_name(t->type),
+                  (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    if (gcuda_type_is_valid(t->type) && !gcuda_is_contiguous(t)) {
+        gcudai_append(out, " strides [%llu, %llu, %llu, %llu]", (unsigned long long) t->nb[0], (unsigned long long) t->nb[1],
+                      (unsigned long long) t->nb[2], (unsigned long long) t->nb[3]);
+    }
+}
+
+// "rms_norm 'name': text; src0 'x' f32 [..]; ...; result f32 [..]"
+static gcuda_status gcudai_node_fail_v(gcuda_status status, const struct gcuda_tensor * y, const char * fmt, va_list args) {
+    char text[GCUDAI_MESSAGE_BYTES], problem[GCUDAI_MESSAGE_BYTES / 2];
+    struct gcudai_text out = { text, sizeof(text), 0 };
+    vsnprintf(problem, sizeof(problem), fmt, args);
+    gcudai_append(&out, "%s", gcudai_op_lower(y->op));
+    if (y->name[0] != '\0') {
+        gcudai_append(&out, " '%s'", y->name);
+    }
+    gcudai_append(&out, ": %s", problem);
+    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
+        char role[8];
+        snprintf(role, sizeof(role), "src%d", i);
+        if (y->src[i] != NULL) {
+            gcudai_append_tensor(&out, role, y->src[i]);
+        }
+    }
+    gcudai_append_tensor(&out, "result", y);
+    return gcuda_set_last_error(status, text);
+}
+
+GCUDAI_PRINTF(3, 4) static gcuda_status gcudai_node_fail(gcuda_status status, const struct gcuda_tensor * y, const char * fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    status = gcudai_node_fail_v(status, y, fmt, args);
+    va_end(args);
+    return status;
+}
+
+// In a check: what must hold, else INVALID_ARGUMENT with op, names, types and shapes. In a `can`: use GCUDAI_CAN.
+#define GCUDAI_WANT(y, cond, ...)                                                           \
+    do {                                                                                    \
+        if (!(cond)) {                                                                      \
+            return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, (y), __VA_ARGS__);       \
+        }                                                                                   \
+    } while (0)
+#define GCUDAI_CAN(y, cond, ...)                                                            \
+    do {                                                                                    \
+        if (!(cond)) {                                                                      \
+            return gcudai_node_fail(GCUDA_STATUS_UNSUPPORTED, (y), __VA_ARGS__);            \
+        }                                                                                   \
+    } while (0)
+
+GCUDAI_UNUSED static gcuda_status gcudai_want_shape(const struct gcuda_tensor * y, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    GCUDAI_WANT(y, y->ne[0] == ne0 && y->ne[1] == ne1 && y->ne[2] == ne2 && y->ne[3] == ne3, "result must be [%lld, %lld, %lld, %lld]",
+                (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+GCUDAI_UNUSED static gcuda_status gcudai_want_type(const struct gcuda_tensor * y, const struct gcuda_tensor * t, enum gcuda_type type) {
+    GCUDAI_WANT(y, t->type == type, "type of '%s' is %s, want %s", t->name, gcuda_type_name(t->type), gcuda_type_name(type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+GCUDAI_UNUSED static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcudai_is_float(t->type), "type of '%s' is %s, want f32, f16 or bf16", t->name, gcuda_type_name(t->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+GCUDAI_UNUSED static gcuda_status gcudai_want_contiguous(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcuda_is_contiguous(t), "'%s' must be contiguous", t->name);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+GCUDAI_UNUSED static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of '%s' must be packed, nb[0] is %llu bytes", t->name, (unsigned long long) t->nb[0]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// y has the shape of t.
+GCUDAI_UNUSED static gcuda_status gcudai_want_like(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    return gcudai_want_shape(y, t->ne[0], t->ne[1], t->ne[2], t->ne[3]);
+}
+
+// Sane type, shape and strides, and inside its owner's memory.
+static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
+    size_t span = 0, end = 0;
+    GCUDAI_TRY(gcudai_span(t, &span));
+    if (t->view_src != NULL && span > 0) {
+        if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) || end > gcuda_nbytes(t->view_src)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view '%s' of %llu bytes at offset %llu does not fit into '%s' of %llu bytes", t->name,
+                               (unsigned long long) span, (unsigned long long) t->view_offs, t->view_src->name, (unsigned long long) gcuda_nbytes(t->view_src));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Everything about a node that no backend is needed for. Every backend calls it before its own rule.
+static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
+    const struct gcudai_op_info * info = gcudai_op_row(y->op);
+    if (info == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s': operation %d does not exist", y->name, (int) y->op);
+    }
+    GCUDAI_TRY(gcudai_check_tensor(y));
+    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
+        if (y->src[i] == NULL) {
+            GCUDAI_WANT(y, i >= info->n_src, "source %d is NULL", i);
+        } else if (y->op != GCUDA_OP_NONE) {
+            GCUDAI_WANT(y, i < info->n_src + info->n_opt, "%d sources at most", info->n_src + info->n_opt);
+            GCUDAI_TRY(gcudai_check_tensor(y->src[i]));
+        }
+    }
+    return y->op == GCUDA_OP_NONE ? GCUDA_STATUS_SUCCESS : info->check(y);
+}
+
+// ---- what constructors are made of ----
+
+GCUDAI_PRINTF(3, 4) static struct gcuda_tensor * gcudai_op_error(struct gcuda_context * ctx, enum gcuda_op op, const char * fmt, ...) {
+    char text[GCUDAI_MESSAGE_BYTES / 2];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", gcudai_op_lower(op), text));
+    return NULL;
+}
+
+// False when the constructor must return NULL: no context, or a required source missing or insane. A NULL source of
+// a context that already holds an error passes through without a new message.
+static bool gcudai_op_begin(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * const * src, int n) {
+    const struct gcudai_op_info * info = gcudai_op_row(op);
+    if (ctx == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: context is NULL", info->name);
+        return false;
+    }
+    for (int i = 0; i < n; ++i) {
+        if (src[i] == NULL) {
+            if (i < info->n_src) {
+                if (ctx->error == GCUDA_STATUS_SUCCESS) {
+                    gcudai_op_error(ctx, op, "source %d is NULL", i);
+                }
+                return false;
+            }
+        } else if (gcudai_check_tensor(src[i]) != GCUDA_STATUS_SUCCESS) {
+            gcudai_op_error(ctx, op, "source %d: %s", i, gcudai_message);
+            return false;
+        }
+    }
+    return true;
+}
+
+static struct gcuda_tensor * gcudai_op_attach(struct gcuda_tensor * y, enum gcuda_op op, struct gcuda_tensor * const * src, int n) {
+    if (y != NULL) {
+        y->op = op;
+        for (int i = 0; i < n; ++i) {
+            y->src[i] = src[i];
+        }
+    }
+    return y;
+}
+
+// A contiguous result with these sources. NULL, latched, when the shape is too large or the context is full.
+static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcuda_op op, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * const * src, int n) {
+    const gcuda_status before = ctx->error;
+    struct gcuda_tensor * y = gcudai_tensor_new(ctx, type, ne, NULL, 0);
+    if (y == NULL && before == GCUDA_STATUS_SUCCESS) { // say which operation wanted it
+        const gcuda_status st = ctx->error;
+        ctx->error = GCUDA_STATUS_SUCCESS;
+        gcudai_latch(ctx, gcudai_fail(st, "%s: %s", gcudai_op_lower(op), gcudai_message));
+    }
+    return gcudai_op_attach(y, op, src, n);
+}
+
+// A result that is a view of a, with its shape and strides.
+static struct gcuda_tensor * gcudai_op_view(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n) {
+    struct gcuda_tensor * y = gcudai_view_like(ctx, a);
+    return gcudai_op_attach(gcuda_format_name(y, "%s (view)", a->name), op, src, n);
+}
+
+GCUDAI_UNUSED static void gcudai_set_param_i32(struct gcuda_tensor * y, int slot, int32_t value) {
+    if (y != NULL) {
+        y->op_params[slot] = value;
+    }
+}
+
+GCUDAI_UNUSED static void gcudai_set_param_f32(struct gcuda_tensor * y, int slot, float value) {
+    if (y != NULL) {
+        memcpy(&y->op_params[slot], &value, sizeof(value));
+    }
+}
+
+GCUDAI_UNUSED static int32_t gcudai_param_i32(const struct gcuda_tensor * y, int slot) { return y->op_params[slot]; }
+
+GCUDAI_UNUSED static float gcudai_param_f32(const struct gcuda_tensor * y, int slot) {
+    float value;
+    memcpy(&value, &y->op_params[slot], sizeof(value));
+    return value;
+}
+
+// Runs the check. A refused node leaves the context as it was, but for the error it keeps.
+static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct gcuda_tensor * y) {
+    if (y == NULL) {
+        return NULL;
+    }
+    const gcuda_status st = gcudai_check_node(y);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_latch(ctx, st);
+        gcudai_object_pop(ctx, y);
+        return NULL;
+    }
+    return y;
+}
+
+// ---- what CPU functions are made of ----
+
+static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
+    struct gcuda_array a;
+    GCUDAI_ZERO(a);
+    if (t != NULL) {
+        a.data = t->data;
+        a.type = t->type;
+        memcpy(a.ne, t->ne, sizeof(a.ne));
+        memcpy(a.nb, t->nb, sizeof(a.nb));
+    }
+    return a;
+}
+
+GCUDAI_UNUSED static char * gcudai_at(const struct gcuda_array * a, int64_t i1, int64_t i2, int64_t i3) {
+    return (char *) a->data + (size_t) i1 * a->nb[1] + (size_t) i2 * a->nb[2] + (size_t) i3 * a->nb[3];
+}
+
+// Start of row r, counting dimensions 1, 2, 3 in this order.
+GCUDAI_UNUSED static char * gcudai_row(const struct gcuda_array * a, int64_t r) {
+    const int64_t i1 = r % a->ne[1], i2 = r / a->ne[1] % a->ne[2], i3 = r / a->ne[1] / a->ne[2];
+    return gcudai_at(a, i1, i2, i3);
+}
+
+static void gcudai_none_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    (void) y;
+    (void) w;
+}
+
+GCUDAI_UNUSED static void gcudai_one_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    w->n_items[0] = 1;
+    w->item_cost[0] = (double) gcuda_nelements(y);
+}
+
+static void gcudai_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    int64_t ne0 = y->ne[0];
+    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
+        if (y->src[i] != NULL && y->src[i]->ne[0] > ne0) {
+            ne0 = y->src[i]->ne[0];
+        }
+    }
+    w->n_items[0] = gcuda_nrows(y);
+    w->item_cost[0] = 20.0 + 4.0 * (double) ne0;
+}
+
+static gcuda_status gcudai_any_can(const struct gcuda_tensor * y) {
+    (void) y;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// >>op:none -------------------------------------------------------------------------------------------
+static void gcudai_none_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    (void) y;
+    args->none.unused = 0;
+}
+
+static gcuda_status gcudai_none_check(const struct gcuda_tensor * y) {
+    (void) y;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_none_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    (void) args;
+    (void) t;
+}
+
+// What all four view operations share: the result aliases src0's owner and has its type.
+static gcuda_status gcudai_want_alias(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * root = a->view_src ? a->view_src : a;
+    GCUDAI_WANT(y, y->view_src == root && y->type == a->type, "result must be a view of its source with the same type");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// >>op:reshape ----------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct gcuda_tensor * a, const int64_t * ne) {
+    struct gcuda_tensor * src[] = { a };
+    int64_t n = 1;
+    if (!gcudai_op_begin(ctx, GCUDA_OP_RESHAPE, src, 1)) {
+        return NULL;
+    }
+    const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
+    if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
+        return gcudai_op_error(ctx, GCUDA_OP_RESHAPE, "[%lld, %lld, %lld, %lld] from '%s' [%lld, %lld, %lld, %lld]%s: element counts must be equal and the source contiguous",
+                               (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], a->name, (long long) a->ne[0],
+                               (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3], gcuda_is_contiguous(a) ? "" : " with gaps");
+    }
+    struct gcuda_tensor * y = gcudai_tensor_new(ctx, a->type, ne, a, 0);
+    gcuda_format_name(y, "%s (reshaped)", a->name);
+    return gcudai_op_finish(ctx, gcudai_op_attach(y, GCUDA_OP_RESHAPE, src, 1));
+}
+
+struct gcuda_tensor * gcuda_reshape(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { b };
+    return gcudai_op_begin(ctx, GCUDA_OP_RESHAPE, src, 1) ? gcudai_reshape(ctx, a, b->ne) : NULL;
+}
+
+struct gcuda_tensor * gcuda_reshape_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0) { return gcuda_reshape_4d(ctx, a, ne0, 1, 1, 1); }
+struct gcuda_tensor * gcuda_reshape_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1) { return gcuda_reshape_4d(ctx, a, ne0, ne1, 1, 1); }
+struct gcuda_tensor * gcuda_reshape_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2) { return gcuda_reshape_4d(ctx, a, ne0, ne1, ne2, 1); }
+
+struct gcuda_tensor * gcuda_reshape_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    return gcudai_reshape(ctx, a, ne);
+}
+
+static gcuda_status gcudai_reshape_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_alias(y));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    GCUDAI_WANT(y, gcuda_nelements(y) == gcuda_nelements(y->src[0]) && gcuda_is_contiguous(y) && y->view_offs == y->src[0]->view_offs,
+                "result must hold the elements of the source");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_reshape_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+
+// >>op:view -------------------------------------------------------------------------------------------
+// nb[0] is the type size; nb[i] of 0 for i >= n_given is dense.
+static struct gcuda_tensor * gcudai_view(struct gcuda_context * ctx, struct gcuda_tensor * a, const int64_t * ne, const size_t * nb, int n_given, size_t offset) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_VIEW, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_tensor_new(ctx, a->type, ne, a, offset);
+    if (y == NULL) {
+        return NULL;
+    }
+    bool is_ok = true;
+    for (int i = 1; i < GCUDA_MAX_DIMS; ++i) {
+        if (i < n_given) {
+            y->nb[i] = nb[i];
+        } else if (n_given > 1) {
+            is_ok = is_ok && gcudai_mul_size(y->nb[i - 1], (size_t) ne[i - 1], &y->nb[i]);
+        }
+    }
+    gcuda_format_name(y, "%s (view)", a->name);
+    const uint64_t offset64 = offset;
+    memcpy(y->op_params, &offset64, sizeof(offset64));
+    if (!is_ok) {
+        gcudai_object_pop(ctx, y);
+        return gcudai_op_error(ctx, GCUDA_OP_VIEW, "strides overflow");
+    }
+    return gcudai_op_finish(ctx, gcudai_op_attach(y, GCUDA_OP_VIEW, src, 1));
+}
+
+struct gcuda_tensor * gcuda_view_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, size_t offset) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, 1, 1, 1 };
+    return gcudai_view(ctx, a, ne, NULL, 1, offset);
+}
+
+struct gcuda_tensor * gcuda_view_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, 1, 1 };
+    const size_t nb[GCUDA_MAX_DIMS] = { 0, nb1, 0, 0 };
+    return gcudai_view(ctx, a, ne, nb, 2, offset);
+}
+
+struct gcuda_tensor * gcuda_view_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1, size_t nb2, size_t offset) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, 1 };
+    const size_t nb[GCUDA_MAX_DIMS] = { 0, nb1, nb2, 0 };
+    return gcudai_view(ctx, a, ne, nb, 3, offset);
+}
+
+struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    const size_t nb[GCUDA_MAX_DIMS] = { 0, nb1, nb2, nb3 };
+    return gcudai_view(ctx, a, ne, nb, 4, offset);
+}
+
+static gcuda_status gcudai_view_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_alias(y));
+    GCUDAI_WANT(y, gcuda_is_empty(y) || y->view_offs >= y->src[0]->view_offs, "view starts before its source");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_view_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+
+// >>op:permute ----------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_permuted(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, const int * axis, const char * suffix) {
+    struct gcuda_tensor * src[] = { a };
+    int64_t ne[GCUDA_MAX_DIMS];
+    size_t nb[GCUDA_MAX_DIMS];
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        ne[axis[i]] = a->ne[i];
+        nb[axis[i]] = a->nb[i];
+    }
+    struct gcuda_tensor * y = gcudai_view_like(ctx, a);
+    if (y == NULL) {
+        return NULL;
+    }
+    memcpy(y->ne, ne, sizeof(ne));
+    memcpy(y->nb, nb, sizeof(nb));
+    gcuda_format_name(y, "%s (%s)", a->name, suffix);
+    for (int i = 0; i < GCUDA_MAX_DIMS && op == GCUDA_OP_PERMUTE; ++i) {
+        gcudai_set_param_i32(y, i, axis[i]);
+    }
+    return gcudai_op_finish(ctx, gcudai_op_attach(y, op, src, 1));
+}
+
+static bool gcudai_is_permutation(const int * axis) {
+    int seen = 0;
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        if (axis[i] < 0 || axis[i] >= GCUDA_MAX_DIMS) {
+            return false;
+        }
+        seen |= 1 << axis[i];
+    }
+    return seen == 15;
+}
+
+struct gcuda_tensor * gcuda_permute(struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3) {
+    struct gcuda_tensor * src[] = { a };
+    const int axis[GCUDA_MAX_DIMS] = { axis0, axis1, axis2, axis3 };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PERMUTE, src, 1)) {
+        return NULL;
+    }
+    if (!gcudai_is_permutation(axis)) {
+        return gcudai_op_error(ctx, GCUDA_OP_PERMUTE, "axes %d, %d, %d, %d are not a permutation of 0..3", axis0, axis1, axis2, axis3);
+    }
+    return gcudai_permuted(ctx, GCUDA_OP_PERMUTE, a, axis, "permuted");
+}
+
+static gcuda_status gcudai_want_permuted(const struct gcuda_tensor * y, const int * axis) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_alias(y));
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        GCUDAI_WANT(y, y->ne[axis[i]] == a->ne[i] && y->nb[axis[i]] == a->nb[i], "dimension %d must be dimension %d of the source", axis[i], i);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_permute_check(const struct gcuda_tensor * y) {
+    int axis[GCUDA_MAX_DIMS];
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        axis[i] = gcudai_param_i32(y, i);
+    }
+    GCUDAI_WANT(y, gcudai_is_permutation(axis), "axes %d, %d, %d, %d are not a permutation of 0..3", axis[0], axis[1], axis[2], axis[3]);
+    return gcudai_want_permuted(y, axis);
+}
+
+static void gcudai_permute_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+
+// >>op:transpose --------------------------------------------------------------------------------------
+static const int gcudai_transpose_axes[GCUDA_MAX_DIMS] = { 1, 0, 2, 3 };
+
+struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_TRANSPOSE, src, 1)) {
+        return NULL;
+    }
+    return gcudai_permuted(ctx, GCUDA_OP_TRANSPOSE, a, gcudai_transpose_axes, "transposed");
+}
+
+static gcuda_status gcudai_transpose_check(const struct gcuda_tensor * y) { return gcudai_want_permuted(y, gcudai_transpose_axes); }
+static void gcudai_transpose_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+
+// >>op:custom -----------------------------------------------------------------------------------------
+// Stored in op_params: the callback and its user pointer (a function pointer does not fit a void * by the standard,
+// but its bytes do fit here).
+struct gcudai_custom_params {
+    void (*fun)(void);
+    void * userdata;
+    int32_t kind, n_tasks;
+};
+
+static struct gcuda_tensor * gcudai_custom(struct gcuda_context * ctx, struct gcuda_tensor * y, void (*fun)(void), int kind, int n_tasks, void * userdata) {
+    struct gcudai_custom_params p;
+    GCUDAI_ZERO(p);
+    p.fun = fun;
+    p.userdata = userdata;
+    p.kind = kind;
+    p.n_tasks = n_tasks;
+    if (y != NULL) {
+        memcpy(y->op_params, &p, sizeof(p));
+    }
+    return gcudai_op_finish(ctx, y);
+}
+
+static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n, void (*fun)(void), int n_tasks, void * userdata, bool inplace) {
+    for (int i = 0; i < n; ++i) {
+        if (src[i] == NULL) {
+            if (ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS) {
+                gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source %d is NULL", i);
+            }
+            return NULL;
+        }
+    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, src, n)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, GCUDA_OP_CUSTOM, src[0], src, n)
+                                      : gcudai_op_new(ctx, GCUDA_OP_CUSTOM, src[0]->type, src[0]->ne, src, n);
+    return gcudai_custom(ctx, y, fun, n, n_tasks, userdata);
+}
+
+struct gcuda_tensor * gcuda_map_custom1(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata) {
+    struct gcuda_tensor * src[] = { a };
+    return gcudai_map_custom(ctx, src, 1, (void (*)(void)) fun, n_tasks, userdata, false);
+}
+
+struct gcuda_tensor * gcuda_map_custom1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata) {
+    struct gcuda_tensor * src[] = { a };
+    return gcudai_map_custom(ctx, src, 1, (void (*)(void)) fun, n_tasks, userdata, true);
+}
+
+struct gcuda_tensor * gcuda_map_custom2(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata) {
+    struct gcuda_tensor * src[] = { a, b };
+    return gcudai_map_custom(ctx, src, 2, (void (*)(void)) fun, n_tasks, userdata, false);
+}
+
+struct gcuda_tensor * gcuda_map_custom2_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata) {
+    struct gcuda_tensor * src[] = { a, b };
+    return gcudai_map_custom(ctx, src, 2, (void (*)(void)) fun, n_tasks, userdata, true);
+}
+
+struct gcuda_tensor * gcuda_map_custom3(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata) {
+    struct gcuda_tensor * src[] = { a, b, c };
+    return gcudai_map_custom(ctx, src, 3, (void (*)(void)) fun, n_tasks, userdata, false);
+}
+
+struct gcuda_tensor * gcuda_map_custom3_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata) {
+    struct gcuda_tensor * src[] = { a, b, c };
+    return gcudai_map_custom(ctx, src, 3, (void (*)(void)) fun, n_tasks, userdata, true);
+}
+
+struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    if (n_args < 0 || n_args > GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
+        return gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "%d sources, want 0 to %d", n_args, GCUDA_MAX_SRC);
+    }
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, args, n_args)) {
+        return NULL;
+    }
+    return gcudai_custom(ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), (void (*)(void)) fun, 4, n_tasks, userdata);
+}
+
+struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata) {
+    struct gcuda_tensor * src[GCUDA_MAX_SRC] = { a };
+    if (n_args < 0 || n_args >= GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
+        return gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "%d sources besides the first, want 0 to %d", n_args, GCUDA_MAX_SRC - 1);
+    }
+    for (int i = 0; i < n_args; ++i) {
+        src[i + 1] = args[i];
+    }
+    if (a == NULL || !gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, src, n_args + 1)) {
+        return a == NULL && ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS ? gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source 0 is NULL") : NULL;
+    }
+    return gcudai_custom(ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), (void (*)(void)) fun, 4, n_tasks, userdata);
+}
+
+static struct gcudai_custom_params gcudai_custom_get(const struct gcuda_tensor * y) {
+    struct gcudai_custom_params p;
+    memcpy(&p, y->op_params, sizeof(p));
+    return p;
+}
+
+static gcuda_status gcudai_custom_check(const struct gcuda_tensor * y) {
+    const struct gcudai_custom_params p = gcudai_custom_get(y);
+    GCUDAI_WANT(y, p.fun != NULL, "callback is NULL");
+    GCUDAI_WANT(y, p.kind >= 1 && p.kind <= 4, "kind is %d, want 1 to 4", (int) p.kind);
+    GCUDAI_WANT(y, p.n_tasks > 0 || p.n_tasks == GCUDA_N_TASKS_MAX, "n_tasks is %d, want at least 1, or GCUDA_N_TASKS_MAX", (int) p.n_tasks);
+    for (int i = 0; i < p.kind && p.kind < 4; ++i) {
+        GCUDAI_WANT(y, y->src[i] != NULL, "source %d is NULL", i);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_custom_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    const struct gcudai_custom_params p = gcudai_custom_get(y);
+    args->custom.dst = (struct gcuda_tensor *) (uintptr_t) y;
+    args->custom.fun = p.fun;
+    args->custom.userdata = p.userdata;
+    args->custom.kind = p.kind;
+    args->custom.n_tasks = p.n_tasks == GCUDA_N_TASKS_MAX ? 64 : p.n_tasks; // tasks, not threads: the same split everywhere
+}
+
+static void gcudai_custom_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_custom_args(y, &args);
+    w->n_items[0] = args.custom.n_tasks;
+    w->item_cost[0] = 1e6; // unknown: hand tasks out one by one
+}
+
+static void gcudai_custom_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_custom_args * p = &args->custom;
+    struct gcuda_tensor * const * src = p->dst->src;
+    for (int64_t i = t->i0; i < t->i1; ++i) {
+        const int ith = (int) i;
+        switch (p->kind) {
+            case 1: ((gcuda_custom1_op_t) p->fun)(p->dst, src[0], ith, p->n_tasks, p->userdata); break;
+            case 2: ((gcuda_custom2_op_t) p->fun)(p->dst, src[0], src[1], ith, p->n_tasks, p->userdata); break;
+            case 3: ((gcuda_custom3_op_t) p->fun)(p->dst, src[0], src[1], src[2], ith, p->n_tasks, p->userdata); break;
+            default: ((gcuda_custom_op_t) p->fun)(p->dst, ith, p->n_tasks, p->userdata); break;
+        }
+    }
+}
+
+// ---------------- ops-a: copies and data movement ----------------
+
+// ---------------- end of ops-a ----------------
+
+// ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
+
+// >>op:rms_norm ---------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps, bool inplace) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_RMS_NORM, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, GCUDA_OP_RMS_NORM, a, src, 1)
+                                      : gcudai_op_new(ctx, GCUDA_OP_RMS_NORM, a->type, a->ne, src, 1);
+    gcudai_set_param_f32(y, 0, eps);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_rms_norm(ctx, a, eps, false); }
+struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_rms_norm(ctx, a, eps, true); }
+
+static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    GCUDAI_TRY(gcudai_want_float(y, x));
+    GCUDAI_TRY(gcudai_want_rows(y, x));
+    GCUDAI_TRY(gcudai_want_type(y, y, x->type));
+    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want_like(y, x));
+    GCUDAI_WANT(y, gcudai_param_f32(y, 0) >= 0.0f, "eps is %g, want >= 0", (double) gcudai_param_f32(y, 0));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_norm_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->norm.x = gcudai_array(y->src[0]);
+    args->norm.y = gcudai_array(y);
+    args->norm.eps = gcudai_param_f32(y, 0);
+}
+
+// The sum is in double: this is the reference that kernels are held to.
+static void gcudai_rms_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_norm_args * p = &args->norm;
+    const int64_t n = p->x.ne[0];
+    float buf[GCUDAI_PIECE];
+    for (int64_t r = t->i0; r < t->i1; ++r) {
+        const char * x = gcudai_row(&p->x, r);
+        char * y = gcudai_row(&p->y, r);
+        double sum = 0.0;
+        for (int64_t i = 0; i < n; i += GCUDAI_PIECE) {
+            const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
+            gcudai_load(p->x.type, x + (size_t) i * p->x.nb[0], p->x.nb[0], m, buf);
+            for (int64_t j = 0; j < m; ++j) {
+                sum += (double) buf[j] * (double) buf[j];
+            }
+        }
+        const float scale = (float) (1.0 / sqrt(sum / (double) n + (double) p->eps));
+        for (int64_t i = 0; i < n; i += GCUDAI_PIECE) {
+            const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
+            gcudai_load(p->x.type, x + (size_t) i * p->x.nb[0], p->x.nb[0], m, buf);
+            for (int64_t j = 0; j < m; ++j) {
+                buf[j] *= scale;
+            }
+            gcudai_store(p->y.type, y + (size_t) i * p->y.nb[0], p->y.nb[0], m, buf);
+        }
+    }
+}
+
+// ---------------- end of ops-b ----------------
+
+// ---------------- mulmat: matrix products ----------------
+
+// ---------------- end of mulmat ----------------
+
+// ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
+
+// ---------------- end of ops-c ----------------
+
+// =====================================================================================================
+// >>impl-registry   the tables made from GCUDA_OPS; nothing else lists operations
+// =====================================================================================================
+
+static const struct gcudai_op_info gcudai_ops[GCUDA_OP_COUNT] = {
+    { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can, gcudai_none_cpu },
+#define X(ID, name, n_src, n_opt, flags, args, work, can) \
+    { #ID, #name, n_src, n_opt, flags, gcudai_##name##_check, gcudai_##args##_args, gcudai_##work##_work, gcudai_##can##_can, gcudai_##name##_cpu },
+    GCUDA_OPS(X)
+#undef X
+};
+
+static const struct gcudai_op_info * gcudai_op_row(enum gcuda_op op) {
+    return (int) op >= 0 && (int) op < GCUDA_OP_COUNT ? &gcudai_ops[op] : NULL;
+}
+
+const char * gcuda_op_name(enum gcuda_op op) {
+    const struct gcudai_op_info * info = gcudai_op_row(op);
+    return info ? info->id : "invalid";
+}
+
+const char * gcuda_op_desc(const struct gcuda_tensor * tensor) { return tensor ? gcuda_op_name(tensor->op) : ""; }
+
+// Nodes that nothing runs for.
+static bool gcudai_is_noop(const struct gcuda_tensor * t) {
+    const struct gcudai_op_info * info = gcudai_op_row(t->op);
+    return gcuda_is_empty(t) || info == NULL || (info->flags & GCUDAI_OP_VIEW) != 0;
+}
+
+// =====================================================================================================
+// >>impl-graph   graphs
+// =====================================================================================================
+
+// Slots of the visited set: a power of two, at most half full.
+static size_t gcudai_graph_hash_size(size_t size) {
+    size_t n = 16;
+    while (n < 4 * size) { // nodes and leafs, up to size each
+        n *= 2;
+    }
+    return n;
+}
+
+#define GCUDAI_GRAPH_MAX_SIZE ((size_t) 1 << 28)
+
+static size_t gcudai_graph_bytes(size_t size, bool grads) {
+    const size_t hash = gcudai_graph_hash_size(size);
+    const size_t head = gcudai_pad(sizeof(struct gcuda_cgraph), GCUDA_MEM_ALIGN);
+    return head + 2 * size * sizeof(void *) + hash * (sizeof(void *) + sizeof(int32_t)) + (grads ? 2 * hash * sizeof(void *) : 0);
+}
+
+size_t gcuda_graph_overhead_custom(size_t size, bool grads) {
+    return size > GCUDAI_GRAPH_MAX_SIZE ? 0 : GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(gcudai_graph_bytes(size, grads), GCUDA_MEM_ALIGN);
+}
+
+size_t gcuda_graph_overhead(void) { return gcuda_graph_overhead_custom(GCUDA_DEFAULT_GRAPH_SIZE, false); }
+
+struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t size, bool grads) {
+    if (ctx == NULL || size == 0 || size > GCUDAI_GRAPH_MAX_SIZE) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_graph: context is NULL, or size %llu (1 to %llu)",
+                                      (unsigned long long) size, (unsigned long long) GCUDAI_GRAPH_MAX_SIZE));
+        return NULL;
+    }
+    const size_t bytes = gcudai_graph_bytes(size, grads), hash = gcudai_graph_hash_size(size);
+    char * p = (char *) gcudai_object_new(ctx, GCUDAI_OBJECT_GRAPH, bytes);
+    if (p == NULL) {
+        return NULL;
+    }
+    memset(p, 0, bytes);
+    struct gcuda_cgraph * g = (struct gcuda_cgraph *) (void *) p;
+    struct gcuda_tensor ** array = (struct gcuda_tensor **) (void *) (p + gcudai_pad(sizeof(*g), GCUDA_MEM_ALIGN));
+    g->size = (int) size;
+    g->ctx = ctx;
+    g->hash_size = hash;
+    g->nodes = array;
+    g->leafs = array + size;
+    g->hash_keys = array + 2 * size;
+    array += 2 * size + hash;
+    if (grads) {
+        g->grads = array;
+        g->grad_accs = array + hash;
+        array += 2 * hash;
+    }
+    g->use_counts = (int32_t *) (void *) array;
+    return g;
+}
+
+struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx) { return gcuda_new_graph_custom(ctx, GCUDA_DEFAULT_GRAPH_SIZE, false); }
+
+#define GCUDAI_NO_SLOT SIZE_MAX
+
+// Slot where the tensor is or would be; GCUDAI_NO_SLOT when the set is full and does not hold it.
+static size_t gcudai_graph_slot(const struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
+    const size_t mask = g->hash_size - 1;
+    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & mask;
+    for (size_t n = 0; n < g->hash_size; ++n, i = (i + 1) & mask) {
+        if (g->hash_keys[i] == NULL || g->hash_keys[i] == t) {
+            return i;
+        }
+    }
+    return GCUDAI_NO_SLOT;
+}
+
+// Slot of a tensor that the graph has visited, else GCUDAI_NO_SLOT.
+static size_t gcudai_graph_find(const struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
+    const size_t i = t != NULL && g->hash_keys != NULL ? gcudai_graph_slot(g, t) : GCUDAI_NO_SLOT;
+    return i != GCUDAI_NO_SLOT && g->hash_keys[i] == t ? i : GCUDAI_NO_SLOT;
+}
+
+int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor) {
+    const size_t i = gcudai_graph_find(graph, tensor);
+    return i != GCUDAI_NO_SLOT ? graph->use_counts[i] : 0;
+}
+
+// What an expansion has reached, in the order of discovery; `parent` makes a stack of it, because recursion depth must
+// not depend on the caller's graph.
+struct gcudai_visit {
+    struct gcuda_tensor * tensor;
+    int next_src;
+    size_t parent; // GCUDAI_NO_SLOT: none
+};
+struct gcudai_visits {
+    struct gcudai_visit * items;
+    size_t n, cap;
+};
+
+static bool gcudai_is_leaf(const struct gcuda_tensor * t) { return t->op == GCUDA_OP_NONE && !(t->flags & GCUDA_TENSOR_FLAG_PARAM); }
+
+// Appends a tensor whose sources are all there.
+static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_tensor * t) {
+    const bool is_leaf = gcudai_is_leaf(t);
+    const int n = is_leaf ? g->n_leafs : g->n_nodes;
+    if (n >= g->size) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n, is_leaf ? "leafs" : "nodes", g->size, t->name);
+    }
+    if (t->name[0] == '\0') {
+        gcuda_format_name(t, is_leaf ? "leaf_%d" : "node_%d", n);
+    }
+    if (is_leaf) {
+        g->leafs[g->n_leafs++] = t;
+    } else {
+        g->nodes[g->n_nodes++] = t;
+        t->flags |= t->op != GCUDA_OP_NONE ? GCUDA_TENSOR_FLAG_COMPUTE : 0;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Counts a reference, and remembers a tensor seen for the first time as a child of `parent`.
+static gcuda_status gcudai_graph_discover(struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, size_t parent, bool * is_new) {
+    const size_t slot = gcudai_graph_slot(g, t);
+    if (slot == GCUDAI_NO_SLOT) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes, g->n_leafs, g->size);
+    }
+    *is_new = g->hash_keys[slot] == NULL;
+    if (*is_new) {
+        if (v->n == v->cap) {
+            const size_t cap = v->cap ? v->cap * 2 : 256;
+            struct gcudai_visit * items = (struct gcudai_visit *) gcudai_calloc(cap, sizeof(*items));
+            if (items == NULL) {
+                return GCUDA_STATUS_ALLOC_FAILED;
+            }
+            if (v->n > 0) {
+                memcpy(items, v->items, v->n * sizeof(*items));
+            }
+            gcudai_free(v->items);
+            v->items = items;
+            v->cap = cap;
+        }
+        v->items[v->n].tensor = t;
+        v->items[v->n].next_src = 0;
+        v->items[v->n].parent = parent;
+        v->n++;
+        g->hash_keys[slot] = t;
+    }
+    g->use_counts[slot] += parent != GCUDAI_NO_SLOT;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_graph_visit(struct gcuda_cgraph * g, struct gcuda_tensor * root, struct gcudai_visits * v) {
+    bool is_new = false;
+    GCUDAI_TRY(gcudai_graph_discover(g, root, v, GCUDAI_NO_SLOT, &is_new));
+    for (size_t top = is_new ? 0 : GCUDAI_NO_SLOT; top != GCUDAI_NO_SLOT;) {
+        struct gcuda_tensor * t = v->items[top].tensor;
+        if (v->items[top].next_src == GCUDA_MAX_SRC) {
+            GCUDAI_TRY(gcudai_graph_append(g, t));
+            top = v->items[top].parent;
+            continue;
+        }
+        struct gcuda_tensor * src = t->src[v->items[top].next_src++];
+        if (src != NULL) {
+            GCUDAI_TRY(gcudai_graph_discover(g, src, v, top, &is_new));
+            top = is_new ? v->n - 1 : top;
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// use_counts again from the node list.
+static void gcudai_graph_recount(struct gcuda_cgraph * g) {
+    memset(g->use_counts, 0, g->hash_size * sizeof(*g->use_counts));
+    for (int i = 0; i < g->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const size_t slot = gcudai_graph_find(g, g->nodes[i]->src[k]);
+            if (slot != GCUDAI_NO_SLOT) {
+                g->use_counts[slot]++;
+            }
+        }
+    }
+}
+
+// Takes a failed expansion back. Keys leave in the reverse order of their coming, so that no probe chain breaks and
+// gradients keep their slots.
+static void gcudai_graph_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs, const struct gcudai_visits * v) {
+    for (size_t i = v->n; i-- > 0;) {
+        g->hash_keys[gcudai_graph_slot(g, v->items[i].tensor)] = NULL;
+    }
+    g->n_nodes = n_nodes;
+    g->n_leafs = n_leafs;
+    gcudai_graph_recount(g);
+}
+
+static gcuda_status gcudai_graph_ready(const struct gcuda_cgraph * g, const char * what) {
+    if (g == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: graph is NULL", what);
+    }
+    if (g->ctx == NULL || g->hash_keys == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: a view of a graph cannot grow", what);
+    }
+    if (g->ctx->error != GCUDA_STATUS_SUCCESS) {
+        return gcuda_set_last_error(g->ctx->error, g->ctx->message);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
+    GCUDAI_TRY(gcudai_graph_ready(graph, "build_forward_expand"));
+    if (tensor == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_forward_expand: tensor is NULL%s%.800s", gcudai_message[0] ? "; before: " : "", gcudai_message);
+    }
+    const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
+    struct gcudai_visits visits;
+    GCUDAI_ZERO(visits);
+    const gcuda_status st = gcudai_graph_visit(graph, tensor, &visits);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_graph_undo(graph, n_nodes, n_leafs, &visits);
+    }
+    gcudai_free(visits.items);
+    return st;
+}
+
+gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
+    GCUDAI_TRY(gcudai_graph_ready(graph, "graph_add_node"));
+    if (tensor == NULL || graph->n_nodes >= graph->size) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: tensor is NULL, or %d nodes fill the graph", graph->n_nodes);
+    }
+    const size_t slot = gcudai_graph_slot(graph, tensor);
+    if (slot == GCUDAI_NO_SLOT) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: the graph is full (size %d)", graph->size);
+    }
+    graph->hash_keys[slot] = tensor;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const size_t src_slot = gcudai_graph_find(graph, tensor->src[k]);
+        if (src_slot != GCUDAI_NO_SLOT) {
+            graph->use_counts[src_slot]++;
+        }
+    }
+    graph->nodes[graph->n_nodes++] = tensor;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1) {
+    struct gcuda_cgraph v;
+    GCUDAI_ZERO(v);
+    if (graph != NULL) {
+        i0 = GCUDAI_MAX(0, GCUDAI_MIN(i0, graph->n_nodes));
+        i1 = GCUDAI_MAX(i0, GCUDAI_MIN(i1, graph->n_nodes));
+        v = *graph;
+        v.size = 0;
+        v.nodes = graph->nodes + i0;
+        v.n_nodes = i1 - i0;
+        v.leafs = NULL;
+        v.n_leafs = 0;
+        v.ctx = NULL; // cannot grow
+    }
+    return v;
+}
+
+void gcuda_graph_clear(struct gcuda_cgraph * graph) {
+    if (graph != NULL && graph->ctx != NULL) {
+        graph->n_nodes = graph->n_leafs = 0;
+        memset(graph->hash_keys, 0, graph->hash_size * sizeof(*graph->hash_keys));
+        memset(graph->use_counts, 0, graph->hash_size * sizeof(*graph->use_counts));
+        if (graph->grads != NULL) {
+            memset(graph->grads, 0, graph->hash_size * sizeof(*graph->grads));
+            memset(graph->grad_accs, 0, graph->hash_size * sizeof(*graph->grad_accs));
+        }
+    }
+}
+
+gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst) {
+    if (src == NULL || dst == NULL || dst->ctx == NULL || dst->size < src->n_nodes || dst->size < src->n_leafs) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d",
+                           src ? src->n_nodes : 0, src ? src->n_leafs : 0, dst ? dst->size : 0);
+    }
+    if (src == dst) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    gcuda_graph_clear(dst);
+    if (src->n_nodes > 0) {
+        memcpy(dst->nodes, src->nodes, (size_t) src->n_nodes * sizeof(*dst->nodes));
+    }
+    if (src->n_leafs > 0) {
+        memcpy(dst->leafs, src->leafs, (size_t) src->n_leafs * sizeof(*dst->leafs));
+    }
+    dst->n_nodes = src->n_nodes;
+    dst->n_leafs = src->n_leafs;
+    for (int i = 0; i < dst->n_leafs + dst->n_nodes; ++i) { // at most half full: there is a slot
+        struct gcuda_tensor * t = i < dst->n_leafs ? dst->leafs[i] : dst->nodes[i - dst->n_leafs];
+        dst->hash_keys[gcudai_graph_slot(dst, t)] = t;
+    }
+    gcudai_graph_recount(dst);
+    for (size_t i = 0; src->grads != NULL && dst->grads != NULL && i < src->hash_size; ++i) {
+        const size_t slot = gcudai_graph_find(dst, src->hash_keys[i]);
+        if (slot != GCUDAI_NO_SLOT) {
+            dst->grads[slot] = src->grads[i];
+            dst->grad_accs[slot] = src->grad_accs[i];
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+struct gcuda_cgraph * gcuda_graph_dup(struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads) {
+    if (graph == NULL) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_dup: graph is NULL"));
+        return NULL;
+    }
+    const int size = GCUDAI_MAX(GCUDAI_MAX(graph->size, 1), GCUDAI_MAX(graph->n_nodes, graph->n_leafs));
+    struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, (size_t) size, force_grads || graph->grads != NULL);
+    return g != NULL && gcuda_graph_cpy(graph, g) == GCUDA_STATUS_SUCCESS ? g : NULL;
+}
+
+int gcuda_graph_size(const struct gcuda_cgraph * graph) { return graph ? graph->size : 0; }
+int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph) { return graph ? graph->n_nodes : 0; }
+struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph) { return graph ? graph->nodes : NULL; }
+
+struct gcuda_tensor * gcuda_graph_node(const struct gcuda_cgraph * graph, int i) {
+    const int n = gcuda_graph_n_nodes(graph);
+    const int at = i < 0 ? n + i : i;
+    return at >= 0 && at < n ? graph->nodes[at] : NULL;
+}
+
+struct gcuda_tensor * gcuda_graph_get_tensor(const struct gcuda_cgraph * graph, const char * name) {
+    for (int i = 0; graph != NULL && name != NULL && i < graph->n_leafs; ++i) {
+        if (strcmp(graph->leafs[i]->name, name) == 0) {
+            return graph->leafs[i];
+        }
+    }
+    for (int i = 0; graph != NULL && name != NULL && i < graph->n_nodes; ++i) {
+        if (strcmp(graph->nodes[i]->name, name) == 0) {
+            return graph->nodes[i];
+        }
+    }
+    return NULL;
+}
+
+// ---- printing ----
+
+static void gcudai_text_tensor(struct gcudai_text * out, int i, const struct gcuda_tensor * t) {
+    gcudai_append(out, "%5d  %-18s %-7s [%6lld, %6lld, %6lld, %6lld]  %s%s%s%s  %s", i, gcuda_op_desc(t), gcuda_type_name(t->type),
+                  (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3],
+                  t->flags & GCUDA_TENSOR_FLAG_PARAM ? "p" : "-", t->flags & GCUDA_TENSOR_FLAG_INPUT ? "i" : "-",
+                  t->flags & GCUDA_TENSOR_FLAG_OUTPUT ? "o" : "-", t->view_src ? "v" : "-", t->name);
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (t->src[k] != NULL) {
+            gcudai_append(out, "%s%s", k == 0 ? "  <- " : ", ", t->src[k]->name);
+        }
+    }
+    gcudai_append(out, "\n");
+}
+
+size_t gcuda_graph_to_text(const struct gcuda_cgraph * graph, char * text, size_t size) {
+    struct gcudai_text out = { text, text ? size : 0, 0 };
+    gcudai_append(&out, "%d nodes (p parameter, i input, o output, v view)\n", gcuda_graph_n_nodes(graph));
+    for (int i = 0; graph != NULL && i < graph->n_nodes; ++i) {
+        gcudai_text_tensor(&out, i, graph->nodes[i]);
+    }
+    gcudai_append(&out, "%d leafs\n", graph ? graph->n_leafs : 0);
+    for (int i = 0; graph != NULL && i < graph->n_leafs; ++i) {
+        gcudai_text_tensor(&out, i, graph->leafs[i]);
+    }
+    return out.used;
+}
+
+void gcuda_graph_print(const struct gcuda_cgraph * graph) {
+    for (int i = 0; graph != NULL && i < graph->n_nodes + graph->n_leafs; ++i) {
+        char line[GCUDAI_MESSAGE_BYTES];
+        struct gcudai_text out = { line, sizeof(line), 0 };
+        gcudai_text_tensor(&out, i, i < graph->n_nodes ? graph->nodes[i] : graph->leafs[i - graph->n_nodes]);
+        line[strcspn(line, "\n")] = '\0';
+        gcudai_log(GCUDA_LOG_LEVEL_INFO, "%s", line);
+    }
+}
+
+// A name inside double quotes of the DOT language.
+static void gcudai_append_quoted(struct gcudai_text * out, const char * s) {
+    for (; *s != '\0'; ++s) {
+        gcudai_append(out, *s == '"' || *s == '\\' ? "\\%c" : "%c", *s);
+    }
+}
+
+static void gcudai_dot_tensor(struct gcudai_text * out, const struct gcuda_tensor * t, const char * style) {
+    gcudai_append(out, "  \"%p\" [%s, label=\"", (const void *) t, style);
+    gcudai_append_quoted(out, t->name);
+    gcudai_append(out, "\\n%s %s [%lld, %lld, %lld, %lld]\"];\n", gcuda_op_desc(t), gcuda_type_name(t->type),
+                  (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (t->src[k] != NULL) {
+            gcudai_append(out, "  \"%p\" -> \"%p\" [label=\"%d\"];\n", (const void *) t->src[k], (const void *) t, k);
+        }
+    }
+}
+
+size_t gcuda_graph_to_dot(const struct gcuda_cgraph * graph, char * text, size_t size) {
+    struct gcudai_text out = { text, text ? size : 0, 0 };
+    gcudai_append(&out, "digraph gcuda {\n  node [shape=box, style=filled];\n");
+    for (int i = 0; graph != NULL && i < graph->n_leafs; ++i) {
+        gcudai_dot_tensor(&out, graph->leafs[i], "fillcolor=pink");
+    }
+    for (int i = 0; graph != NULL && i < graph->n_nodes; ++i) {
+        const bool is_param = (graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
+        gcudai_dot_tensor(&out, graph->nodes[i], is_param ? "fillcolor=yellow" : "fillcolor=white");
+    }
+    gcudai_append(&out, "}\n");
+    return out.used;
+}
+
+gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char * filename) {
+    const size_t size = gcuda_graph_to_dot(graph, NULL, 0);
+    char * text = (char *) gcudai_alloc(size + 1);
+    if (text == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    gcuda_graph_to_dot(graph, text, size + 1);
+    FILE * f = filename ? fopen(filename, "w") : NULL;
+    const bool is_written = f != NULL && fwrite(text, 1, size, f) == size;
+    const bool is_closed = f != NULL && fclose(f) == 0;
+    gcudai_free(text);
+    if (!is_written || !is_closed) {
+        return gcudai_fail(GCUDA_STATUS_IO, "graph_dump_dot: cannot write '%s'", filename ? filename : "");
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// =====================================================================================================
+// >>impl-autodiff   derivatives
+// =====================================================================================================
+
+// =====================================================================================================
+// >>impl-alloc   allocators
+// =====================================================================================================
+
+// =====================================================================================================
+// >>impl-backend   buffers, devices, backends, registry
+// =====================================================================================================
+
+// ---- buffer types ----
+
+const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft) { return buft ? buft->iface.get_name(buft) : ""; }
+
+gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type_t buft, size_t size) {
+    gcuda_backend_buffer_t buffer = NULL;
+    if (buft == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_buffer: buffer type is NULL");
+        return NULL;
+    }
+    return buft->iface.alloc_buffer(buft, size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer : NULL;
+}
+
+size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft) { return buft ? buft->iface.get_alignment(buft) : 1; }
+size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft) { return buft && buft->iface.get_max_size ? buft->iface.get_max_size(buft) : SIZE_MAX; }
+
+size_t gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor) {
+    const size_t n_bytes = gcuda_nbytes(tensor);
+    const size_t size = buft && buft->iface.get_alloc_size ? buft->iface.get_alloc_size(buft, tensor) : n_bytes;
+    return GCUDAI_MAX(size, n_bytes);
+}
+
+bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft) { return buft && buft->iface.is_host && buft->iface.is_host(buft); }
+gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft) { return buft ? buft->device : NULL; }
+
+// ---- buffers ----
+
+gcuda_backend_buffer_t gcuda_backend_buffer_init(gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size) {
+    gcuda_backend_buffer_t buffer = (gcuda_backend_buffer_t) gcudai_calloc(1, sizeof(*buffer));
+    if (buffer != NULL) {
+        buffer->iface = *iface;
+        buffer->buft = buft;
+        buffer->context = context;
+        buffer->size = size;
+    }
+    return buffer;
+}
+
+void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer) {
+    if (buffer != NULL) {
+        if (buffer->iface.free_buffer) {
+            buffer->iface.free_buffer(buffer);
+        }
+        gcudai_free(buffer);
+    }
+}
+
+const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer) { return buffer ? gcuda_backend_buft_name(buffer->buft) : ""; }
+void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer) { return buffer && buffer->size > 0 && buffer->iface.get_base ? buffer->iface.get_base(buffer) : NULL; }
+size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer) { return buffer ? buffer->size : 0; }
+gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer) { return buffer ? buffer->buft : NULL; }
+size_t gcuda_backend_buffer_get_alignment(gcuda_backend_buffer_t buffer) { return gcuda_backend_buft_get_alignment(gcuda_backend_buffer_get_type(buffer)); }
+size_t gcuda_backend_buffer_get_max_size(gcuda_backend_buffer_t buffer) { return gcuda_backend_buft_get_max_size(gcuda_backend_buffer_get_type(buffer)); }
+size_t gcuda_backend_buffer_get_alloc_size(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) { return gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_get_type(buffer), tensor); }
+bool gcuda_backend_buffer_is_host(gcuda_backend_buffer_t buffer) { return gcuda_backend_buft_is_host(gcuda_backend_buffer_get_type(buffer)); }
+enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_backend_buffer_t buffer) { return buffer ? buffer->usage : GCUDA_BACKEND_BUFFER_USAGE_ANY; }
+
+gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
+    return buffer && buffer->iface.init_tensor ? buffer->iface.init_tensor(buffer, tensor) : GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
+    return buffer && buffer->size > 0 ? buffer->iface.clear(buffer, value) : GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_buffer_reset(gcuda_backend_buffer_t buffer) {
+    return buffer && buffer->iface.reset ? buffer->iface.reset(buffer) : GCUDA_STATUS_SUCCESS;
+}
+
+// ---- several buffers as one ----
+
+struct gcudai_multi_buffer {
+    size_t n;
+    gcuda_backend_buffer_t * buffers;
+};
+
+static void gcudai_multi_free(gcuda_backend_buffer_t buffer) {
+    struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
+    for (size_t i = 0; i < m->n; ++i) {
+        gcuda_backend_buffer_free(m->buffers[i]);
+    }
+    gcudai_free(m->buffers);
+    gcudai_free(m);
+}
+
+static gcuda_status gcudai_multi_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
+    struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
+    for (size_t i = 0; i < m->n; ++i) {
+        GCUDAI_TRY(gcuda_backend_buffer_clear(m->buffers[i], value));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_multi_reset(gcuda_backend_buffer_t buffer) {
+    struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
+    for (size_t i = 0; i < m->n; ++i) {
+        GCUDAI_TRY(gcuda_backend_buffer_reset(m->buffers[i]));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer) { return buffer != NULL && buffer->iface.free_buffer == gcudai_multi_free; }
+
+gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buffer_t * buffers, size_t n_buffers) {
+    struct gcuda_backend_buffer_i iface;
+    gcuda_backend_buffer_t whole = NULL;
+    size_t size = 0;
+    GCUDAI_ZERO(iface);
+    iface.free_buffer = gcudai_multi_free;
+    iface.clear = gcudai_multi_clear;
+    iface.reset = gcudai_multi_reset;
+    struct gcudai_multi_buffer * m = n_buffers > 0 ? (struct gcudai_multi_buffer *) gcudai_calloc(1, sizeof(*m)) : NULL;
+    gcuda_backend_buffer_t * list = m ? (gcuda_backend_buffer_t *) gcudai_calloc(n_buffers, sizeof(*list)) : NULL;
+    for (size_t i = 0; i < n_buffers && list != NULL; ++i) {
+        list[i] = buffers[i];
+        size += gcuda_backend_buffer_get_size(buffers[i]);
+    }
+    if (list != NULL) {
+        m->n = n_buffers;
+        m->buffers = list;
+        whole = gcuda_backend_buffer_init(gcuda_backend_buffer_get_type(buffers[0]), &iface, m, size);
+    }
+    if (whole == NULL) {
+        for (size_t i = 0; i < n_buffers; ++i) {
+            gcuda_backend_buffer_free(buffers[i]);
+        }
+        gcudai_free(list);
+        gcudai_free(m);
+        if (n_buffers == 0) {
+            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "multi_buffer: no buffers");
+        }
+    }
+    return whole;
+}
+
+void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enum gcuda_backend_buffer_usage usage) {
+    if (buffer == NULL) {
+        return;
+    }
+    buffer->usage = usage;
+    if (gcuda_backend_buffer_is_multi_buffer(buffer)) {
+        struct gcudai_multi_buffer * m = (struct gcudai_multi_buffer *) buffer->context;
+        for (size_t i = 0; i < m->n; ++i) {
+            gcuda_backend_buffer_set_usage(m->buffers[i], usage);
+        }
+    }
+}
+
+// ---- tensors in buffers ----
+
+// Buffer of the tensor's owner.
+static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) { return t->view_src ? t->view_src->buffer : t->buffer; }
+
+// For [offset, offset + size) of a tensor that must have memory. size 0 needs nothing.
+static gcuda_status gcudai_check_range(const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
+    size_t end = 0;
+    if (t == NULL || (size > 0 && data == NULL)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: tensor or data is NULL", what);
+    }
+    if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu bytes at offset %llu are outside '%s' of %llu bytes", what,
+                           (unsigned long long) size, (unsigned long long) offset, t->name, (unsigned long long) gcuda_nbytes(t));
+    }
+    if (size > 0 && t->data == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' has no memory yet", what, t->name);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_tensor_set(struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_set"));
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
+    if (size == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (buffer == NULL) { // data of a context
+        memcpy((char *) tensor->data + offset, data, size);
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return buffer->iface.set_tensor(buffer, tensor, data, offset, size);
+}
+
+gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_get"));
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
+    if (size == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (buffer == NULL) {
+        memcpy(data, (const char *) tensor->data + offset, size);
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return buffer->iface.get_tensor(buffer, tensor, data, offset, size);
+}
+
+gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    GCUDAI_TRY(gcudai_check_range(tensor, tensor, offset, size, "tensor_memset"));
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
+    if (size == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (buffer == NULL) {
+        memset((char *) tensor->data + offset, value, size);
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (buffer->iface.memset_tensor == NULL) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "tensor_memset: buffers of type %s cannot", gcuda_backend_buffer_name(buffer));
+    }
+    return buffer->iface.memset_tensor(buffer, tensor, value, offset, size);
+}
+
+static gcuda_status gcudai_copy_staged(const struct gcuda_tensor * src, struct gcuda_tensor * dst, size_t size) {
+    void * stage = gcudai_alloc(size);
+    if (stage == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    gcuda_status st = gcuda_backend_tensor_get(src, stage, 0, size);
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcuda_backend_tensor_set(dst, stage, 0, size);
+    }
+    gcudai_free(stage);
+    return st;
+}
+
+static gcuda_status gcudai_want_same_layout(const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
+    if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' and '%s' are NULL or differ in type, shape or strides", what, gcuda_get_name(src), gcuda_get_name(dst));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_tensor_copy(const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    GCUDAI_TRY(gcudai_want_same_layout(src, dst, "tensor_copy"));
+    const size_t size = gcuda_nbytes(src);
+    if (src == dst || size == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (gcudai_in_host_memory(src)) {
+        return gcuda_backend_tensor_set(dst, src->data, 0, size);
+    }
+    if (gcudai_in_host_memory(dst)) {
+        return gcuda_backend_tensor_get(src, dst->data, 0, size);
+    }
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(dst);
+    gcuda_status st = GCUDA_STATUS_UNSUPPORTED;
+    if (buffer != NULL && buffer->iface.cpy_tensor != NULL && src->data != NULL && dst->data != NULL) {
+        st = buffer->iface.cpy_tensor(buffer, src, dst);
+    }
+    return st == GCUDA_STATUS_UNSUPPORTED ? gcudai_copy_staged(src, dst, size) : st;
+}
+
+gcuda_status gcuda_backend_tensor_set_async(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_set_async"));
+    if (backend == NULL || backend->iface.set_tensor_async == NULL || size == 0) {
+        GCUDAI_TRY(gcuda_backend_synchronize(backend)); // queued work comes first
+        return gcuda_backend_tensor_set(tensor, data, offset, size);
+    }
+    return backend->iface.set_tensor_async(backend, tensor, data, offset, size);
+}
+
+gcuda_status gcuda_backend_tensor_get_async(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_get_async"));
+    if (backend == NULL || backend->iface.get_tensor_async == NULL || size == 0) {
+        GCUDAI_TRY(gcuda_backend_synchronize(backend));
+        return gcuda_backend_tensor_get(tensor, data, offset, size);
+    }
+    return backend->iface.get_tensor_async(backend, tensor, data, offset, size);
+}
+
+gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    GCUDAI_TRY(gcudai_want_same_layout(src, dst, "tensor_copy_async"));
+    if (src == dst) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (backend_dst != NULL && backend_dst->iface.cpy_tensor_async != NULL) {
+        const gcuda_status st = backend_dst->iface.cpy_tensor_async(backend_src, backend_dst, src, dst);
+        if (st != GCUDA_STATUS_UNSUPPORTED) {
+            return st;
+        }
+    }
+    GCUDAI_TRY(gcuda_backend_synchronize(backend_src));
+    GCUDAI_TRY(gcuda_backend_synchronize(backend_dst));
+    return gcuda_backend_tensor_copy(src, dst);
+}
+
+gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
+    if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL || tensor->view_src != NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' is NULL, a view, or has memory already", gcuda_get_name(tensor));
+    }
+    GCUDAI_TRY(gcudai_check_tensor(tensor));
+    const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor), size = gcuda_backend_buffer_get_size(buffer);
+    const uintptr_t base = (uintptr_t) gcuda_backend_buffer_get_base(buffer), at = (uintptr_t) addr;
+    if (need > 0 && (at < base || at - base > size || need > size - (size_t) (at - base))) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' of %llu bytes does not lie inside the buffer of %llu bytes", tensor->name,
+                           (unsigned long long) need, (unsigned long long) size);
+    }
+    tensor->buffer = buffer;
+    tensor->data = addr;
+    const gcuda_status st = gcuda_backend_buffer_init_tensor(buffer, tensor);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        tensor->buffer = NULL;
+        tensor->data = NULL;
+    }
+    return st;
+}
+
+gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
+    const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
+    if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view_init: '%s' is NULL, no view or placed already, or its owner has no memory", gcuda_get_name(tensor));
+    }
+    GCUDAI_TRY(gcudai_check_tensor(tensor));
+    void * const before = tensor->data;
+    tensor->buffer = owner->buffer;
+    tensor->data = owner->data ? (char *) owner->data + tensor->view_offs : NULL;
+    const gcuda_status st = gcuda_backend_buffer_init_tensor(tensor->buffer, tensor);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        tensor->buffer = NULL;
+        tensor->data = before;
+    }
+    return st;
+}
+
+// ---- backends ----
+
+const uint8_t * gcuda_backend_guid(gcuda_backend_t backend) { return backend ? backend->guid : NULL; }
+const char * gcuda_backend_name(gcuda_backend_t backend) { return backend ? backend->iface.get_name(backend) : ""; }
+
+void gcuda_backend_free(gcuda_backend_t backend) {
+    if (backend != NULL) {
+        backend->iface.free(backend);
+    }
+}
+
+gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend) { return backend ? backend->device : NULL; }
+gcuda_backend_buffer_type_t gcuda_backend_get_default_buffer_type(gcuda_backend_t backend) { return gcuda_backend_dev_buffer_type(gcuda_backend_get_device(backend)); }
+gcuda_backend_buffer_t gcuda_backend_alloc_buffer(gcuda_backend_t backend, size_t size) { return gcuda_backend_buft_alloc_buffer(gcuda_backend_get_default_buffer_type(backend), size); }
+size_t gcuda_backend_get_alignment(gcuda_backend_t backend) { return gcuda_backend_buft_get_alignment(gcuda_backend_get_default_buffer_type(backend)); }
+size_t gcuda_backend_get_max_size(gcuda_backend_t backend) { return gcuda_backend_buft_get_max_size(gcuda_backend_get_default_buffer_type(backend)); }
+gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) { return backend && backend->iface.synchronize ? backend->iface.synchronize(backend) : GCUDA_STATUS_SUCCESS; }
+
+gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    if (backend == NULL || graph == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: backend or graph is NULL");
+    }
+    return backend->iface.graph_compute(backend, graph);
+}
+
+gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    const gcuda_status st = gcuda_backend_graph_compute_async(backend, graph);
+    const gcuda_status end = gcuda_backend_synchronize(backend);
+    return st != GCUDA_STATUS_SUCCESS ? st : end;
+}
+
+gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    gcuda_backend_graph_plan_t plan = NULL;
+    if (backend == NULL || graph == NULL || backend->iface.graph_plan_create == NULL) {
+        gcudai_fail(backend && graph ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_create: backend or graph is NULL, or the backend has no plans");
+        return NULL;
+    }
+    return backend->iface.graph_plan_create(backend, graph, &plan) == GCUDA_STATUS_SUCCESS ? plan : NULL;
+}
+
+void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
+    if (backend != NULL && plan != NULL && backend->iface.graph_plan_free != NULL) {
+        backend->iface.graph_plan_free(backend, plan);
+    }
+}
+
+gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
+    if (backend == NULL || plan == NULL || backend->iface.graph_plan_compute == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: backend or plan is NULL, or the backend has no plans");
+    }
+    return backend->iface.graph_plan_compute(backend, plan);
+}
+
+bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op) { return gcuda_backend_dev_supports_op(gcuda_backend_get_device(backend), op); }
+bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft) { return gcuda_backend_dev_supports_buft(gcuda_backend_get_device(backend), buft); }
+bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op) { return gcuda_backend_dev_offload_op(gcuda_backend_get_device(backend), op); }
+
+// ---- events ----
+
+gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev) {
+    gcuda_backend_event_t event = NULL;
+    if (dev == NULL || dev->iface.event_new == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "event_new: device %s has no events", gcuda_backend_dev_name(dev));
+        return NULL;
+    }
+    return dev->iface.event_new(dev, &event) == GCUDA_STATUS_SUCCESS ? event : NULL;
+}
+
+void gcuda_backend_event_free(gcuda_backend_event_t event) {
+    if (event != NULL) {
+        event->device->iface.event_free(event->device, event);
+    }
+}
+
+gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
+    if (event == NULL || backend == NULL || backend->iface.event_record == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+    }
+    return backend->iface.event_record(backend, event);
+}
+
+gcuda_status gcuda_backend_event_synchronize(gcuda_backend_event_t event) {
+    if (event == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_synchronize: event is NULL");
+    }
+    return event->device->iface.event_synchronize(event->device, event);
+}
+
+gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done) {
+    if (event == NULL || done == NULL || event->device->iface.event_query == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_query: event or result is NULL, or the device cannot");
+    }
+    return event->device->iface.event_query(event->device, event, done);
+}
+
+gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
+    if (event == NULL || backend == NULL || backend->iface.event_wait == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+    }
+    return backend->iface.event_wait(backend, event);
+}
+
+// ---- devices ----
+
+const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_name(dev) : ""; }
+const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_description(dev) : ""; }
+enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_type(dev) : GCUDA_BACKEND_DEVICE_TYPE_CPU; }
+gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev) { return dev ? dev->reg : NULL; }
+gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_buffer_type(dev) : NULL; }
+gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) { return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL; }
+bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) { return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft); }
+bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) { return dev != NULL && op != NULL && dev->iface.offload_op && dev->iface.offload_op(dev, op); }
+
+bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    if (dev == NULL || op == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "supports_op: device or node is NULL");
+        return false;
+    }
+    return dev->iface.supports_op(dev, op) == GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
+    size_t a = 0, b = 0;
+    gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b) : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_memory: device is NULL");
+    if (free != NULL) {
+        *free = a;
+    }
+    if (total != NULL) {
+        *total = b;
+    }
+    return st;
+}
+
+gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
+    if (dev == NULL || props == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get_props: device or result is NULL");
+    }
+    memset(props, 0, sizeof(*props));
+    return dev->iface.get_props(dev, props);
+}
+
+gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params) {
+    gcuda_backend_t backend = NULL;
+    if (dev == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_init: device is NULL");
+        return NULL;
+    }
+    return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
+}
+
+gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
+    gcuda_backend_buffer_t buffer = NULL;
+    if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
+        return NULL;
+    }
+    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer : NULL;
+}
+
+// ---- registry: the built-in CPU first, then what was registered ----
+
+const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_name(reg) : ""; }
+size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->iface.get_device_count(reg) : 0; }
+
+gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
+    if (index >= gcuda_backend_reg_dev_count(reg)) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index, (unsigned long long) gcuda_backend_reg_dev_count(reg));
+        return NULL;
+    }
+    return reg->iface.get_device(reg, index);
+}
+
+void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name) {
+    return reg && name && reg->iface.get_proc_address ? reg->iface.get_proc_address(reg, name) : NULL;
+}
+
+static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
+    size_t i = 0;
+    while (i < gcudai_g.n_regs && gcudai_g.regs[i] != reg) {
+        ++i;
+    }
+    return i;
+}
+
+gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
+    if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0, GCUDA_BACKEND_API_VERSION);
+    }
+    const size_t n_wanted = gcuda_backend_reg_count() + 8;
+    gcuda_backend_reg_t * more = (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too
+    gcuda_backend_reg_t * unused = more;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (gcudai_reg_find(reg) == gcudai_g.n_regs) {
+        if (gcudai_g.n_regs == gcudai_g.cap_regs && more != NULL && gcudai_g.n_regs < n_wanted) {
+            if (gcudai_g.n_regs > 0) {
+                memcpy(more, gcudai_g.regs, gcudai_g.n_regs * sizeof(*more));
+            }
+            unused = gcudai_g.regs;
+            gcudai_g.regs = more;
+            gcudai_g.cap_regs = n_wanted;
+        }
+        if (gcudai_g.n_regs < gcudai_g.cap_regs) {
+            gcudai_g.regs[gcudai_g.n_regs++] = reg;
+        } else {
+            st = GCUDA_STATUS_ALLOC_FAILED;
+        }
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_free(unused);
+    return st;
+}
+
+#define GCUDAI_N_BUILTIN_REGS 1
+
+size_t gcuda_backend_reg_count(void) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const size_t n = gcudai_g.n_regs + GCUDAI_N_BUILTIN_REGS;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return n;
+}
+
+gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
+    gcuda_backend_reg_t reg = NULL;
+    if (index == 0) {
+        return gcuda_backend_cpu_reg();
+    }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) {
+        reg = gcudai_g.regs[index - GCUDAI_N_BUILTIN_REGS];
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    if (reg == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_get: index %llu is out of range", (unsigned long long) index);
+    }
+    return reg;
+}
+
+gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name) {
+    for (size_t i = 0; name != NULL && i < gcuda_backend_reg_count(); ++i) {
+        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
+        if (reg != NULL && strcmp(gcuda_backend_reg_name(reg), name) == 0) {
+            return reg;
+        }
+    }
+    return NULL;
+}
+
+size_t gcuda_backend_dev_count(void) {
+    size_t n = 0;
+    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
+        n += gcuda_backend_reg_dev_count(gcuda_backend_reg_get(i));
+    }
+    return n;
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
+    for (size_t i = 0; i < gcuda_backend_reg_count(); ++i) {
+        const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
+        const size_t n = gcuda_backend_reg_dev_count(reg);
+        if (index < n) {
+            return gcuda_backend_reg_dev_get(reg, index);
+        }
+        index -= n;
+    }
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices", (unsigned long long) gcuda_backend_dev_count());
+    return NULL;
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
+    for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
+        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
+        if (dev != NULL && strcmp(gcuda_backend_dev_name(dev), name) == 0) {
+            return dev;
+        }
+    }
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "no device '%s'", name ? name : "");
+    return NULL;
+}
+
+gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type) {
+    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
+        const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
+        if (dev != NULL && gcuda_backend_dev_type(dev) == type) {
+            return dev;
+        }
+    }
+    return NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params) {
+    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_name(name);
+    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params) {
+    const gcuda_backend_dev_t dev = gcuda_backend_dev_by_type(type);
+    if (dev == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "no device of type %d", (int) type);
+    }
+    return dev ? gcuda_backend_dev_init(dev, params) : NULL;
+}
+
+gcuda_backend_t gcuda_backend_init_best(void) {
+    const gcuda_backend_dev_t gpu = gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_GPU);
+    const gcuda_backend_t backend = gpu ? gcuda_backend_dev_init(gpu, NULL) : NULL;
+    return backend ? backend : gcuda_backend_cpu_init();
+}
+
+void gcuda_shutdown(void) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    gcuda_backend_reg_t * regs = gcudai_g.regs;
+    gcudai_g.regs = NULL;
+    gcudai_g.n_regs = gcudai_g.cap_regs = 0;
+    gcudai_g.log = NULL;
+    gcudai_g.log_user = NULL;
+    gcudai_g.log_level = GCUDA_LOG_LEVEL_NONE;
+    GCUDAI_ZERO(gcudai_g.allocator);
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_free(regs);
+}
+
+int64_t gcuda_time_us(void) { return gcudai_time_us(); }
+int64_t gcuda_time_ms(void) { return gcudai_time_us() / 1000; }
+
+// =====================================================================================================
+// >>impl-cpu   CPU backend, thread pool
+// =====================================================================================================
+
+// -- thread pool ---------------------------------------------------------------------------------------
+// A job is a number of chunks, taken one by one from an atomic counter. Its whole life is in one atomic word:
+//
+//   bits 63..32 number of the job | 31 open | 30..16 threads allowed | 15..0 workers inside
+//
+// A worker enters by a compare-exchange that needs the job open, so a late one cannot touch a job that has ended: its
+// caller first clears `open`, then waits until nobody is inside, and only then may the job's plain fields change.
+#define GCUDAI_JOB_OPEN ((int64_t) 0x80000000)
+
+struct gcudai_pool_worker {
+    gcudai_thread thread;
+    struct gcuda_threadpool * pool;
+    int index; // 1 .. n_threads - 1; 0 is the caller
+};
+
+struct gcuda_threadpool {
+    gcudai_mutex job_lock; // held by the caller whose job runs
+    gcudai_mutex lock;     // for the two conditions and n_sleeping
+    gcudai_cond wake;      // to workers: a job was published, or stop
+    gcudai_cond left;      // to the caller: the last worker left a closed job
+    struct gcuda_threadpool_params params;
+    struct gcudai_pool_worker * workers;
+    int n_workers;
+    int n_sleeping;
+    int64_t spin_us;
+    int64_t n_jobs; // written by the caller under job_lock, as are the next four
+    void (*fn)(void * user, int64_t chunk, int thread);
+    void * user;
+    int64_t n_chunks;
+    char pad0[64]; // the three below are on lines of their own: all threads write them
+    gcudai_atomic_i64 job;
+    char pad1[64];
+    gcudai_atomic_i64 next_chunk;
+    char pad2[64];
+    gcudai_atomic_i32 abort;
+    gcudai_atomic_i32 stop;
+    gcudai_atomic_i32 paused;
+};
+
+static int gcudai_job_inside(int64_t job) { return (int) (job & 0xffff); }
+
+static int gcudai_job_threads(int64_t job) { return (int) (job >> 16 & 0x7fff); }
+
+static bool gcudai_pool_enter(struct gcuda_threadpool * pool, int index, int64_t * last_job) {
+    for (;;) {
+        const int64_t job = gcudai_atomic_load_i64(&pool->job);
+        const bool is_open = (job & GCUDAI_JOB_OPEN) != 0;
+        if (!is_open || job >> 32 == *last_job || index >= gcudai_job_threads(job)) { return false; }
+        if (gcudai_atomic_cas_i64(&pool->job, job, job + 1)) {
+            *last_job = job >> 32;
+            return true;
+        }
+    }
+}
+
+static void gcudai_pool_leave(struct gcuda_threadpool * pool) {
+    const int64_t before = gcudai_atomic_add_i64(&pool->job, -1);
+    if ((before & GCUDAI_JOB_OPEN) == 0 && gcudai_job_inside(before) == 1) {
+        gcudai_mutex_lock(&pool->lock);
+        gcudai_cond_signal(&pool->left);
+        gcudai_mutex_unlock(&pool->lock);
+    }
+}
+
+static void gcudai_pool_take_chunks(struct gcuda_threadpool * pool, int thread) {
+    while (gcudai_atomic_load_i32(&pool->abort) == 0) {
+        const int64_t chunk = gcudai_atomic_add_i64(&pool->next_chunk, 1);
+        if (chunk >= pool->n_chunks) { return; }
+        pool->fn(pool->user, chunk, thread);
+    }
+}
+
+// Looks for a job for a short while, so that the nodes of a graph follow each other without a sleep in between.
+static bool gcudai_pool_spin(struct gcuda_threadpool * pool, int index, int64_t * last_job) {
+    const int64_t end_us = gcudai_time_us() + pool->spin_us;
+    while (gcudai_atomic_load_i32(&pool->stop) == 0 && gcudai_atomic_load_i32(&pool->paused) == 0) {
+        if (gcudai_pool_enter(pool, index, last_job)) { return true; }
+        for (int i = 0; i < 8; ++i) { gcudai_cpu_relax(); }
+        if (gcudai_time_us() >= end_us) { return false; }
+    }
+    return false;
+}
+
+// Waits for a job and enters it; false when the pool ends.
+static bool gcudai_pool_next_job(struct gcuda_threadpool * pool, int index, int64_t * last_job) {
+    if (pool->spin_us > 0 && gcudai_pool_spin(pool, index, last_job)) { return true; }
+    bool has_job = false;
+    gcudai_mutex_lock(&pool->lock);
+    while (gcudai_atomic_load_i32(&pool->stop) == 0) {
+        has_job = gcudai_pool_enter(pool, index, last_job);
+        if (has_job) { break; }
+        ++pool->n_sleeping;
+        gcudai_cond_wait(&pool->wake, &pool->lock);
+        --pool->n_sleeping;
+    }
+    gcudai_mutex_unlock(&pool->lock);
+    return has_job;
+}
+
+// Affinity and priority are wishes: where the system refuses, the thread runs as any other.
+static void gcudai_pool_place_worker(const struct gcuda_threadpool_params * p, int index) {
+    bool mask[GCUDA_MAX_N_THREADS];
+    int n_set = 0;
+    for (int i = 0; i < GCUDA_MAX_N_THREADS; ++i) { n_set += p->cpumask[i] ? 1 : 0; }
+    int rank = 0;
+    for (int i = 0; i < GCUDA_MAX_N_THREADS; ++i) {
+        mask[i] = p->cpumask[i] && (!p->strict_cpu || rank == index % n_set);
+        rank += p->cpumask[i] ? 1 : 0;
+    }
+    if (n_set > 0) { (void) gcudai_thread_set_affinity(mask, GCUDA_MAX_N_THREADS); }
+    (void) gcudai_thread_set_priority((int) p->prio);
+}
+
+static void gcudai_pool_worker_main(void * arg) {
+    const struct gcudai_pool_worker * w = (const struct gcudai_pool_worker *) arg;
+    struct gcuda_threadpool * pool = w->pool;
+    int64_t last_job = 0;
+    gcudai_pool_place_worker(&pool->params, w->index);
+    while (gcudai_pool_next_job(pool, w->index, &last_job)) {
+        gcudai_pool_take_chunks(pool, w->index);
+        gcudai_pool_leave(pool);
+    }
+}
+
+static void gcudai_pool_publish(struct gcuda_threadpool * pool, int n_threads) {
+    gcudai_atomic_store_i64(&pool->next_chunk, 0);
+    gcudai_atomic_store_i32(&pool->abort, 0);
+    gcudai_atomic_store_i32(&pool->paused, 0);
+    pool->n_jobs = pool->n_jobs % INT32_MAX + 1; // never 0, which workers start from
+    const int64_t job = pool->n_jobs * ((int64_t) 1 << 32) + GCUDAI_JOB_OPEN + (int64_t) n_threads * 65536;
+    gcudai_mutex_lock(&pool->lock); // a worker looks for the job and falls asleep under this lock: it cannot miss both
+    gcudai_atomic_store_i64(&pool->job, job);
+    if (pool->n_sleeping > 0) { gcudai_cond_broadcast(&pool->wake); }
+    gcudai_mutex_unlock(&pool->lock);
+}
+
+// The caller's last part: no worker enters any more, and those inside end their chunks. False when told to abort.
+static bool gcudai_pool_wait_workers(struct gcuda_threadpool * pool, bool (*poll_abort)(void *), void * abort_user) {
+    bool is_aborted = false;
+    (void) gcudai_atomic_add_i64(&pool->job, -GCUDAI_JOB_OPEN);
+    const int64_t end_us = gcudai_time_us() + 2 * pool->spin_us;
+    while (gcudai_job_inside(gcudai_atomic_load_i64(&pool->job)) > 0) {
+        if (gcudai_time_us() < end_us) {
+            for (int i = 0; i < 8; ++i) { gcudai_cpu_relax(); }
+            continue;
+        }
+        gcudai_mutex_lock(&pool->lock);
+        if (gcudai_job_inside(gcudai_atomic_load_i64(&pool->job)) > 0) {
+            (void) gcudai_cond_wait_us(&pool->left, &pool->lock, 2000);
+        }
+        gcudai_mutex_unlock(&pool->lock);
+        if (!is_aborted && poll_abort != NULL && poll_abort(abort_user)) {
+            is_aborted = true;
+            gcudai_atomic_store_i32(&pool->abort, 1);
+        }
+    }
+    return !is_aborted;
+}
+
+// Calls fn(user, chunk, thread) for every chunk in [0, n_chunks), on at most n_threads threads; `thread` is below
+// n_threads and differs between calls that run at the same time. The caller works as thread 0 and asks poll_abort (NULL:
+// never) after each of its chunks and at least every 2 ms while it waits. False when that said to stop: then some chunks
+// may not have run. On return no thread is inside fn. Must not be called from fn with the same pool.
+static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64_t n_chunks,
+                            void (*fn)(void * user, int64_t chunk, int thread), void * user,
+                            bool (*poll_abort)(void *), void * abort_user) {
+    const int n_pool = gcuda_threadpool_get_n_threads(pool);
+    if (n_threads > n_pool) { n_threads = n_pool; }
+    if (n_threads > n_chunks) { n_threads = (int) n_chunks; }
+    if (n_threads <= 1) {
+        for (int64_t chunk = 0; chunk < n_chunks; ++chunk) {
+            fn(user, chunk, 0);
+            if (poll_abort != NULL && poll_abort(abort_user)) { return false; }
+        }
+        return true;
+    }
+    bool is_complete = true;
+    gcudai_mutex_lock(&pool->job_lock);
+    pool->fn = fn;
+    pool->user = user;
+    pool->n_chunks = n_chunks;
+    gcudai_pool_publish(pool, n_threads);
+    int64_t chunk = gcudai_atomic_add_i64(&pool->next_chunk, 1);
+    while (is_complete && chunk < n_chunks) {
+        fn(user, chunk, 0);
+        if (poll_abort != NULL && poll_abort(abort_user)) {
+            is_complete = false;
+            gcudai_atomic_store_i32(&pool->abort, 1);
+        }
+        chunk = gcudai_atomic_add_i64(&pool->next_chunk, 1);
+    }
+    if (!gcudai_pool_wait_workers(pool, is_complete ? poll_abort : NULL, abort_user)) { is_complete = false; }
+    gcudai_mutex_unlock(&pool->job_lock);
+    return is_complete;
+}
+
+void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads) {
+    memset(p, 0, sizeof(*p));
+    p->n_threads = n_threads > 0 ? n_threads : GCUDA_DEFAULT_N_THREADS;
+    p->poll = 50;
+}
+
+struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads) {
+    struct gcuda_threadpool_params p;
+    gcuda_threadpool_params_init(&p, n_threads);
+    return p;
+}
+
+static struct gcuda_threadpool_params gcudai_pool_resolve(const struct gcuda_threadpool_params * given) {
+    struct gcuda_threadpool_params p = gcuda_threadpool_params_default(0);
+    if (given != NULL) {
+        const int n_default = p.n_threads;
+        p = *given;
+        if (p.n_threads == 0) { p.n_threads = n_default; }
+        if (p.poll == 0) { p.poll = 50; }
+        if (p.poll > 100) { p.poll = 100; }
+    }
+    return p;
+}
+
+bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, const struct gcuda_threadpool_params * b) {
+    const struct gcuda_threadpool_params p = gcudai_pool_resolve(a);
+    const struct gcuda_threadpool_params q = gcudai_pool_resolve(b);
+    return p.n_threads == q.n_threads && p.prio == q.prio && p.poll == q.poll && p.strict_cpu == q.strict_cpu &&
+           p.paused == q.paused && memcmp(p.cpumask, q.cpumask, sizeof(p.cpumask)) == 0;
+}
+
+static bool gcudai_pool_init_locks(struct gcuda_threadpool * pool) {
+    if (!gcudai_mutex_init(&pool->job_lock)) { return false; }
+    if (gcudai_mutex_init(&pool->lock)) {
+        if (gcudai_cond_init(&pool->wake)) {
+            if (gcudai_cond_init(&pool->left)) { return true; }
+            gcudai_cond_destroy(&pool->wake);
+        }
+        gcudai_mutex_destroy(&pool->lock);
+    }
+    gcudai_mutex_destroy(&pool->job_lock);
+    return false;
+}
+
+static void gcudai_pool_start_workers(struct gcuda_threadpool * pool) {
+    const int n_wanted = pool->params.n_threads - 1;
+    while (pool->n_workers < n_wanted) {
+        struct gcudai_pool_worker * w = &pool->workers[pool->n_workers];
+        w->pool = pool;
+        w->index = pool->n_workers + 1;
+        if (!gcudai_thread_start(&w->thread, gcudai_pool_worker_main, w)) { break; }
+        ++pool->n_workers;
+    }
+}
+
+struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params) {
+    const struct gcuda_threadpool_params p = gcudai_pool_resolve(params);
+    if (p.n_threads < 0 || p.n_threads > GCUDA_MAX_N_THREADS) {
+        (void) gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "threadpool_new: n_threads is %d, want 1 to %d", p.n_threads,
+                           GCUDA_MAX_N_THREADS);
+        return NULL;
+    }
+    struct gcuda_threadpool * pool = (struct gcuda_threadpool *) gcudai_calloc(1, sizeof(*pool));
+    if (pool == NULL) { return NULL; }
+    pool->workers = (struct gcudai_pool_worker *) gcudai_calloc((size_t) p.n_threads, sizeof(*pool->workers));
+    if (pool->workers == NULL || !gcudai_pool_init_locks(pool)) {
+        gcudai_free(pool->workers);
+        gcudai_free(pool);
+        (void) gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "threadpool_new: no memory for %d threads", p.n_threads);
+        return NULL;
+    }
+    pool->params = p;
+    // more threads than processors: who spins holds up who works
+    pool->spin_us = p.n_threads > gcudai_cpu_count() ? 0 : (int64_t) p.poll * 2 / 5;
+    gcudai_atomic_store_i32(&pool->paused, p.paused ? 1 : 0);
+    gcudai_pool_start_workers(pool);
+#if !defined(GCUDA_NO_THREADS)
+    if (pool->n_workers + 1 < p.n_threads) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1, p.n_threads);
+    }
+#endif
+    return pool;
+}
+
+void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
+    if (pool == NULL) { return; }
+    gcudai_mutex_lock(&pool->lock);
+    gcudai_atomic_store_i32(&pool->stop, 1);
+    gcudai_cond_broadcast(&pool->wake);
+    gcudai_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->n_workers; ++i) { gcudai_thread_join(&pool->workers[i].thread); }
+    gcudai_cond_destroy(&pool->left);
+    gcudai_cond_destroy(&pool->wake);
+    gcudai_mutex_destroy(&pool->lock);
+    gcudai_mutex_destroy(&pool->job_lock);
+    gcudai_free(pool->workers);
+    gcudai_free(pool);
+}
+
+int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) { return pool != NULL ? pool->n_workers + 1 : 1; }
+
+void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
+    if (pool != NULL) { gcudai_atomic_store_i32(&pool->paused, 1); }
+}
+
+void gcuda_threadpool_resume(struct gcuda_threadpool * pool) {
+    if (pool != NULL) { gcudai_atomic_store_i32(&pool->paused, 0); }
+}
+
+// ---- computing a graph ----
+
+struct gcudai_run {
+    gcudai_mutex lock; // guards the four below
+    const struct gcuda_tensor * bad_node;
+    int64_t bad_position, bad_value, bad_limit;
+    const struct gcuda_tensor * node; // being computed
+};
+
+GCUDAI_UNUSED static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
+    struct gcudai_run * run = t->run;
+    gcudai_mutex_lock(&run->lock);
+    if (run->bad_node == NULL || (run->bad_node == run->node && position < run->bad_position)) {
+        run->bad_node = run->node;
+        run->bad_position = position;
+        run->bad_value = value;
+        run->bad_limit = limit;
+    }
+    gcudai_mutex_unlock(&run->lock);
+}
+
+// What one call computes with.
+struct gcudai_cpu_setup {
+    int n_threads;
+    struct gcuda_threadpool * pool; // NULL: the calling thread alone
+    char * work;                    // 64-byte aligned
+    size_t work_size;
+    gcuda_abort_callback abort;
+    void * abort_data;
+    bool check_finite;
+};
+
+static bool gcudai_is_skipped(const struct gcuda_tensor * t) { return gcudai_is_noop(t) || !(t->flags & GCUDA_TENSOR_FLAG_COMPUTE); }
+
+// The one rule of what the CPU can do: supports_op and compute both ask it.
+static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_check_node(y));
+    return gcuda_is_empty(y) ? GCUDA_STATUS_SUCCESS : gcudai_op_row(y->op)->can(y);
+}
+
+static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    if (!gcuda_is_empty(t)) {
+        GCUDAI_WANT(y, t->data != NULL, "'%s' has no memory", t->name);
+        GCUDAI_WANT(y, gcudai_in_host_memory(t), "'%s' is not in host memory", t->name);
+        GCUDAI_WANT(y, (uintptr_t) t->data % gcudai_type_align(t->type) == 0, "the data of '%s' is not aligned to %llu bytes", t->name,
+                    (unsigned long long) gcudai_type_align(t->type));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static size_t gcudai_work_bytes(const struct gcudai_work * w, int n_threads) {
+    size_t local = 0, bytes = 0;
+    const bool is_ok = w->local_bytes < SIZE_MAX / 2 && w->shared_bytes < SIZE_MAX / 2 && gcudai_mul_size(gcudai_pad(w->local_bytes, GCUDAI_ALIGN), (size_t) n_threads, &local) &&
+                       gcudai_add_size(gcudai_pad(w->shared_bytes, GCUDAI_ALIGN), local, &bytes);
+    return is_ok ? bytes : SIZE_MAX;
+}
+
+// Refuses a graph before anything runs; else the bytes of scratch that its largest node needs.
+static gcuda_status gcudai_cpu_prepare(const struct gcuda_cgraph * graph, int n_threads, size_t * work_size) {
+    *work_size = 0;
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * y = graph->nodes[i];
+        struct gcudai_work w;
+        GCUDAI_TRY(gcudai_cpu_supports(y));
+        if (gcudai_is_skipped(y)) {
+            continue;
+        }
+        GCUDAI_TRY(gcudai_cpu_want_data(y, y));
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            if (y->src[k] != NULL) {
+                GCUDAI_TRY(gcudai_cpu_want_data(y, y->src[k]));
+            }
+        }
+        GCUDAI_ZERO(w);
+        gcudai_op_row(y->op)->work(y, &w);
+        const size_t bytes = gcudai_work_bytes(&w, n_threads);
+        *work_size = GCUDAI_MAX(*work_size, bytes);
+    }
+    return *work_size < SIZE_MAX ? GCUDA_STATUS_SUCCESS : gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph_compute: scratch memory overflows");
+}
+
+// One phase of a node, cut into chunks.
+struct gcudai_cpu_job {
+    const struct gcudai_op_info * info;
+    const union gcudai_args * args;
+    struct gcudai_run * run;
+    int64_t n_items, items_per_chunk;
+    int phase;
+    char * shared;
+    char * local; // of thread 0; the next ones follow at local_stride
+    size_t local_stride;
+};
+
+static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
+    const struct gcudai_cpu_job * job = (const struct gcudai_cpu_job *) user;
+    struct gcudai_task t;
+    t.i0 = chunk * job->items_per_chunk;
+    t.i1 = GCUDAI_MIN(t.i0 + job->items_per_chunk, job->n_items);
+    t.phase = job->phase;
+    t.shared = job->shared;
+    t.local = job->local + (size_t) thread * job->local_stride;
+    t.run = job->run;
+    job->info->cpu(job->args, &t);
+}
+
+// A chunk takes about 1 ms at most, for the abort callback; work below 10 us stays on the calling thread.
+#define GCUDAI_CHUNK_MAX_COST 3e6
+#define GCUDAI_CHUNK_MIN_COST 1.5e4
+#define GCUDAI_INLINE_COST 3e4
+
+static bool gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, const struct gcudai_cpu_setup * s) {
+    const double cost = GCUDAI_MAX(item_cost, 1.0), total = cost * (double) job->n_items;
+    const int n_threads = total < GCUDAI_INLINE_COST ? 1 : s->n_threads;
+    const double wanted = total / (4.0 * (double) n_threads);
+    const double per_chunk = GCUDAI_MIN(GCUDAI_MAX(wanted, GCUDAI_CHUNK_MIN_COST), GCUDAI_CHUNK_MAX_COST) / cost;
+    job->items_per_chunk = per_chunk < 1.0 ? 1 : per_chunk > (double) job->n_items ? job->n_items : (int64_t) per_chunk;
+    const int64_t n_chunks = (job->n_items - 1) / job->items_per_chunk + 1;
+    return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job, s->abort, s->abort_data);
+}
+
+static gcuda_status gcudai_cpu_run_node(const struct gcuda_tensor * y, const struct gcudai_cpu_setup * s, struct gcudai_run * run) {
+    union gcudai_args args;
+    struct gcudai_work w;
+    struct gcudai_cpu_job job;
+    GCUDAI_ZERO(args);
+    GCUDAI_ZERO(w);
+    GCUDAI_ZERO(job);
+    job.info = gcudai_op_row(y->op);
+    job.info->args(y, &args);
+    job.info->work(y, &w);
+    job.args = &args;
+    job.run = run;
+    job.shared = s->work;
+    job.local = s->work ? s->work + gcudai_pad(w.shared_bytes, GCUDAI_ALIGN) : NULL;
+    job.local_stride = gcudai_pad(w.local_bytes, GCUDAI_ALIGN);
+    run->node = y;
+    for (job.phase = 0; job.phase < GCUDAI_MAX(w.n_phases, 1); ++job.phase) {
+        job.n_items = w.n_items[job.phase];
+        if (job.n_items > 0 && !gcudai_cpu_phase(&job, w.item_cost[job.phase], s)) {
+            return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y) {
+    const struct gcuda_array a = gcudai_array(y);
+    float buf[GCUDAI_PIECE];
+    for (int64_t r = 0; gcudai_is_float(y->type) && r < gcuda_nrows(y); ++r) {
+        for (int64_t i = 0; i < y->ne[0]; i += GCUDAI_PIECE) {
+            const int64_t m = GCUDAI_MIN(y->ne[0] - i, GCUDAI_PIECE);
+            gcudai_load(y->type, gcudai_row(&a, r) + (size_t) i * y->nb[0], y->nb[0], m, buf);
+            for (int64_t j = 0; j < m; ++j) {
+                if (!(buf[j] - buf[j] == 0.0f)) {
+                    return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, y, "element %lld of row %lld is %g", (long long) (i + j), (long long) r, (double) buf[j]);
+                }
+            }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The graph was prepared with the same number of threads.
+static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const struct gcudai_cpu_setup * s) {
+    struct gcudai_run run;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_ZERO(run);
+    if (!gcudai_mutex_init(&run.lock)) {
+        return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
+    }
+    for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
+        const struct gcuda_tensor * y = graph->nodes[i];
+        if (!gcudai_is_skipped(y)) {
+            st = gcudai_cpu_run_node(y, s, &run);
+            if (st == GCUDA_STATUS_SUCCESS && s->check_finite) {
+                st = gcudai_cpu_check_finite(y);
+            }
+        }
+    }
+    gcudai_mutex_destroy(&run.lock);
+    if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
+        st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node, "index %lld at position %lld is out of range [0, %lld)",
+                              (long long) run.bad_value, (long long) run.bad_position, (long long) run.bad_limit);
+    }
+    return st;
+}
+
+static int gcudai_default_n_threads(void) {
+    const int n = gcudai_cpu_count();
+    return n < GCUDA_DEFAULT_N_THREADS ? n : GCUDA_DEFAULT_N_THREADS;
+}
+
+// ---- without a backend ----
+
+struct gcuda_cplan gcuda_graph_plan(const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool) {
+    struct gcuda_cplan plan;
+    GCUDAI_ZERO(plan);
+    plan.threadpool = threadpool;
+    plan.n_threads = n_threads > 0 ? n_threads : threadpool ? gcuda_threadpool_get_n_threads(threadpool) : gcudai_default_n_threads();
+    plan.n_threads = GCUDAI_MIN(plan.n_threads, GCUDA_MAX_N_THREADS);
+    size_t work = 0;
+    if (graph == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan: graph is NULL");
+    } else if (gcudai_cpu_prepare(graph, plan.n_threads, &work) == GCUDA_STATUS_SUCCESS && work > 0) {
+        plan.work_size = work + GCUDAI_ALIGN; // work_data may be unaligned
+    }
+    return plan;
+}
+
+gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan) {
+    struct gcudai_cpu_setup s;
+    size_t work = 0;
+    if (graph == NULL || cplan == NULL || cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: graph or plan is NULL, or %d threads", cplan ? cplan->n_threads : 0);
+    }
+    GCUDAI_TRY(gcudai_cpu_prepare(graph, cplan->n_threads, &work));
+    if (work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %llu bytes of work memory wanted, %llu given", (unsigned long long) (work + GCUDAI_ALIGN),
+                           (unsigned long long) (cplan->work_data ? cplan->work_size : 0));
+    }
+    GCUDAI_ZERO(s);
+    s.n_threads = cplan->n_threads;
+    s.pool = cplan->threadpool;
+    s.work = work > 0 ? (char *) (((uintptr_t) cplan->work_data + GCUDAI_ALIGN - 1) & ~(uintptr_t) (GCUDAI_ALIGN - 1)) : NULL;
+    s.work_size = work;
+    s.abort = cplan->abort_callback;
+    s.abort_data = cplan->abort_callback_data;
+    s.check_finite = cplan->check_finite;
+    struct gcuda_threadpool * own = NULL;
+    if (s.pool == NULL && s.n_threads > 1) {
+        const struct gcuda_threadpool_params params = gcuda_threadpool_params_default(s.n_threads);
+        own = s.pool = gcuda_threadpool_new(&params);
+        if (own == NULL) {
+            return GCUDA_STATUS_ALLOC_FAILED;
+        }
+    }
+    const gcuda_status st = gcudai_cpu_run(graph, &s);
+    gcuda_threadpool_free(own);
+    return st;
+}
+
+gcuda_status gcuda_graph_compute_with_ctx(struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads) {
+    struct gcuda_cplan plan = gcuda_graph_plan(graph, n_threads, NULL);
+    if (plan.work_size > 0) {
+        plan.work_data = (uint8_t *) gcuda_new_buffer(ctx, plan.work_size);
+        if (plan.work_data == NULL) {
+            return GCUDA_STATUS_ALLOC_FAILED;
+        }
+    }
+    return gcuda_graph_compute(graph, &plan);
+}
+
+// ---- buffers: plain host memory ----
+
+static const char * gcudai_cpu_name(void) { return "CPU"; }
+static const char * gcudai_cpu_buft_name(gcuda_backend_buffer_type_t buft) { return buft ? gcudai_cpu_name() : ""; }
+static size_t gcudai_cpu_buft_alignment(gcuda_backend_buffer_type_t buft) { return buft ? 32 : 1; }
+static bool gcudai_cpu_buft_is_host(gcuda_backend_buffer_type_t buft) { return buft != NULL; }
+
+static void gcudai_cpu_buffer_free(gcuda_backend_buffer_t buffer) { gcudai_free(buffer->context); }
+static void * gcudai_cpu_buffer_base(gcuda_backend_buffer_t buffer) { return buffer->context; }
+
+static gcuda_status gcudai_cpu_buffer_memset(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    (void) buffer;
+    memset((char *) tensor->data + offset, value, size);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cpu_buffer_set(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    (void) buffer;
+    memmove((char *) tensor->data + offset, data, size); // data may be the tensor's own memory
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cpu_buffer_get(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    (void) buffer;
+    memmove(data, (const char *) tensor->data + offset, size);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cpu_buffer_copy(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    (void) buffer;
+    if (!gcudai_in_host_memory(src)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    memmove(dst->data, src->data, gcuda_nbytes(src));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cpu_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
+    memset(buffer->context, value, buffer->size);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_backend_buffer_t gcudai_cpu_buffer_new(void * memory, size_t size, bool is_owned) {
+    struct gcuda_backend_buffer_i iface;
+    GCUDAI_ZERO(iface);
+    iface.free_buffer = is_owned ? gcudai_cpu_buffer_free : NULL;
+    iface.get_base = gcudai_cpu_buffer_base;
+    iface.memset_tensor = gcudai_cpu_buffer_memset;
+    iface.set_tensor = gcudai_cpu_buffer_set;
+    iface.get_tensor = gcudai_cpu_buffer_get;
+    iface.cpy_tensor = gcudai_cpu_buffer_copy;
+    iface.clear = gcudai_cpu_buffer_clear;
+    return gcuda_backend_buffer_init(gcuda_backend_cpu_buffer_type(), &iface, memory, size);
+}
+
+static gcuda_status gcudai_cpu_buft_alloc(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
+    void * memory = size > 0 ? gcudai_alloc(size) : NULL;
+    (void) buft;
+    *buffer = NULL;
+    if (size > 0 && memory == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    *buffer = gcudai_cpu_buffer_new(memory, size, true);
+    if (*buffer == NULL) {
+        gcudai_free(memory);
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size) {
+    if ((ptr == NULL && size > 0) || (uintptr_t) ptr % 32 != 0) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_buffer_from_ptr: %p is NULL or not aligned to 32 bytes", ptr);
+        return NULL;
+    }
+    return gcudai_cpu_buffer_new(ptr, size, false);
+}
+
+// ---- the backend ----
+
+struct gcudai_cpu {
+    struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
+    int n_threads;                // <= 0: the pool's, or the default
+    struct gcuda_threadpool * user_pool;
+    struct gcuda_threadpool * own_pool; // made when first needed
+    char * work;
+    size_t work_size;
+    gcuda_abort_callback abort;
+    void * abort_data;
+    bool check_finite;
+};
+
+static const char * gcudai_cpu_backend_name(gcuda_backend_t backend) { return backend ? gcudai_cpu_name() : ""; }
+
+static void gcudai_cpu_backend_free(gcuda_backend_t backend) {
+    struct gcudai_cpu * cpu = (struct gcudai_cpu *) backend;
+    gcuda_threadpool_free(cpu->own_pool);
+    gcudai_free(cpu->work);
+    gcudai_free(cpu);
+}
+
+static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
+    return cpu->n_threads > 0 ? cpu->n_threads : cpu->user_pool ? gcuda_threadpool_get_n_threads(cpu->user_pool) : gcudai_default_n_threads();
+}
+
+// The pool to use for n threads; its own one is remade when it is too small.
+static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, struct gcuda_threadpool ** pool) {
+    *pool = cpu->user_pool;
+    if (cpu->user_pool != NULL || n_threads == 1) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (cpu->own_pool == NULL || gcuda_threadpool_get_n_threads(cpu->own_pool) < n_threads) {
+        const struct gcuda_threadpool_params params = gcuda_threadpool_params_default(n_threads);
+        gcuda_threadpool_free(cpu->own_pool);
+        cpu->own_pool = gcuda_threadpool_new(&params);
+    }
+    *pool = cpu->own_pool;
+    return *pool ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+static gcuda_status gcudai_cpu_compute(struct gcudai_cpu * cpu, const struct gcuda_cgraph * graph, int n_threads, char * work, size_t work_size) {
+    struct gcudai_cpu_setup s;
+    GCUDAI_ZERO(s);
+    s.n_threads = n_threads;
+    s.work = work;
+    s.work_size = work_size;
+    s.abort = cpu->abort;
+    s.abort_data = cpu->abort_data;
+    s.check_finite = cpu->check_finite;
+    GCUDAI_TRY(gcudai_cpu_pool(cpu, n_threads, &s.pool));
+    return gcudai_cpu_run(graph, &s);
+}
+
+static gcuda_status gcudai_cpu_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_cpu * cpu = (struct gcudai_cpu *) backend;
+    const int n_threads = gcudai_cpu_n_threads(cpu);
+    size_t work = 0;
+    GCUDAI_TRY(gcudai_cpu_prepare(graph, n_threads, &work));
+    if (work > cpu->work_size) {
+        gcudai_free(cpu->work);
+        cpu->work = (char *) gcudai_alloc(work);
+        cpu->work_size = cpu->work ? work : 0;
+        if (cpu->work == NULL) {
+            return GCUDA_STATUS_ALLOC_FAILED;
+        }
+    }
+    return gcudai_cpu_compute(cpu, graph, n_threads, cpu->work, cpu->work_size);
+}
+
+struct gcudai_cpu_plan {
+    struct gcuda_cgraph graph; // nodes: a copy behind this struct
+    int n_threads;
+    char * work;
+    size_t work_size;
+};
+
+static void gcudai_cpu_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
+    (void) backend;
+    gcudai_free(((struct gcudai_cpu_plan *) plan)->work);
+    gcudai_free(plan);
+}
+
+static gcuda_status gcudai_cpu_plan_create(gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan) {
+    const struct gcudai_cpu * cpu = (const struct gcudai_cpu *) backend;
+    const size_t head = gcudai_pad(sizeof(struct gcudai_cpu_plan), GCUDAI_ALIGN), n = (size_t) graph->n_nodes * sizeof(void *);
+    size_t work = 0;
+    *plan = NULL;
+    GCUDAI_TRY(gcudai_cpu_prepare(graph, gcudai_cpu_n_threads(cpu), &work));
+    struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) gcudai_calloc(1, head + n);
+    if (p == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    p->n_threads = gcudai_cpu_n_threads(cpu);
+    p->graph.nodes = (struct gcuda_tensor **) (void *) ((char *) p + head);
+    p->graph.n_nodes = graph->n_nodes;
+    if (n > 0) {
+        memcpy(p->graph.nodes, graph->nodes, n);
+    }
+    p->work_size = work;
+    p->work = work > 0 ? (char *) gcudai_alloc(work) : NULL;
+    if (work > 0 && p->work == NULL) {
+        gcudai_free(p);
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    *plan = p;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cpu_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
+    struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) plan;
+    size_t work = 0; // checked again: the nodes are the caller's
+    GCUDAI_TRY(gcudai_cpu_prepare(&p->graph, p->n_threads, &work));
+    if (work > p->work_size) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: the graph has changed since the plan was made");
+    }
+    return gcudai_cpu_compute((struct gcudai_cpu *) backend, &p->graph, p->n_threads, p->work, p->work_size);
+}
+
+static const uint8_t gcudai_cpu_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x70, 0x75, 0x2d, 0x72, 0x65, 0x66, 0x2d, 0x30, 0x31 };
+
+gcuda_backend_t gcuda_backend_cpu_init(void) {
+    struct gcudai_cpu * cpu = (struct gcudai_cpu *) gcudai_calloc(1, sizeof(*cpu));
+    if (cpu == NULL) {
+        return NULL;
+    }
+    memcpy(cpu->backend.guid, gcudai_cpu_guid, sizeof(gcudai_cpu_guid));
+    cpu->backend.device = gcuda_backend_reg_dev_get(gcuda_backend_cpu_reg(), 0);
+    cpu->backend.iface.get_name = gcudai_cpu_backend_name;
+    cpu->backend.iface.free = gcudai_cpu_backend_free;
+    cpu->backend.iface.graph_plan_create = gcudai_cpu_plan_create;
+    cpu->backend.iface.graph_plan_free = gcudai_cpu_plan_free;
+    cpu->backend.iface.graph_plan_compute = gcudai_cpu_plan_compute;
+    cpu->backend.iface.graph_compute = gcudai_cpu_graph_compute;
+    return &cpu->backend;
+}
+
+bool gcuda_backend_is_cpu(gcuda_backend_t backend) { return backend != NULL && memcmp(backend->guid, gcudai_cpu_guid, sizeof(gcudai_cpu_guid)) == 0; }
+
+static struct gcudai_cpu * gcudai_cpu_of(gcuda_backend_t backend, const char * what) {
+    if (!gcuda_backend_is_cpu(backend)) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not the CPU", what, gcuda_backend_name(backend));
+        return NULL;
+    }
+    return (struct gcudai_cpu *) backend;
+}
+
+gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads) {
+    struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_n_threads");
+    if (cpu == NULL || n_threads > GCUDA_MAX_N_THREADS) {
+        return cpu == NULL ? GCUDA_STATUS_INVALID_ARGUMENT : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_set_n_threads: %d, at most %d", n_threads, GCUDA_MAX_N_THREADS);
+    }
+    cpu->n_threads = n_threads;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cpu_set_threadpool(gcuda_backend_t backend, struct gcuda_threadpool * threadpool) {
+    struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_threadpool");
+    if (cpu == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    if (cpu->user_pool != NULL && cpu->user_pool != threadpool) {
+        gcuda_threadpool_pause(cpu->user_pool);
+    }
+    cpu->user_pool = threadpool;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cpu_set_abort_callback(gcuda_backend_t backend, gcuda_abort_callback callback, void * data) {
+    struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_abort_callback");
+    if (cpu == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    cpu->abort = callback;
+    cpu->abort_data = data;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cpu_set_check_finite(gcuda_backend_t backend, bool check) {
+    struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_check_finite");
+    if (cpu == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    cpu->check_finite = check;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- device and registry entry: constants in all but type, because the interfaces take plain pointers ----
+
+static const char * gcudai_cpu_dev_name(gcuda_backend_dev_t dev) { return dev ? gcudai_cpu_name() : ""; }
+
+static const char * gcudai_cpu_dev_description(gcuda_backend_dev_t dev) {
+    (void) dev;
+    return gcudai_cpu_has(GCUDAI_CPU_AVX512)  ? "CPU with AVX-512"
+           : gcudai_cpu_has(GCUDAI_CPU_AVX2)  ? "CPU with AVX2"
+           : gcudai_cpu_has(GCUDAI_CPU_NEON)  ? "CPU with NEON"
+                                              : "CPU";
+}
+
+static gcuda_status gcudai_cpu_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
+    (void) dev;
+    gcudai_memory_query(free, total);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static enum gcuda_backend_dev_type gcudai_cpu_dev_type(gcuda_backend_dev_t dev) {
+    (void) dev;
+    return GCUDA_BACKEND_DEVICE_TYPE_CPU;
+}
+
+static gcuda_status gcudai_cpu_dev_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
+    props->name = gcudai_cpu_dev_name(dev);
+    props->description = gcudai_cpu_dev_description(dev);
+    props->type = GCUDA_BACKEND_DEVICE_TYPE_CPU;
+    props->caps.buffer_from_host_ptr = true;
+    return gcudai_cpu_dev_memory(dev, &props->memory_free, &props->memory_total);
+}
+
+static gcuda_status gcudai_cpu_dev_init(gcuda_backend_dev_t dev, const char * params, gcuda_backend_t * backend) {
+    (void) dev;
+    (void) params;
+    *backend = gcuda_backend_cpu_init();
+    return *backend ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+static gcuda_backend_buffer_type_t gcudai_cpu_dev_buft(gcuda_backend_dev_t dev) {
+    (void) dev;
+    return gcuda_backend_cpu_buffer_type();
+}
+
+static gcuda_status gcudai_cpu_dev_from_ptr(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size, gcuda_backend_buffer_t * buffer) {
+    (void) dev;
+    (void) max_tensor_size;
+    *buffer = gcuda_backend_cpu_buffer_from_ptr(ptr, size);
+    return *buffer ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT;
+}
+
+static gcuda_status gcudai_cpu_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    (void) dev;
+    return gcudai_cpu_supports(op);
+}
+
+static bool gcudai_cpu_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
+    (void) dev;
+    return gcuda_backend_buft_is_host(buft);
+}
+
+static const char * gcudai_cpu_reg_name(gcuda_backend_reg_t reg) { return reg ? gcudai_cpu_name() : ""; }
+static size_t gcudai_cpu_reg_count(gcuda_backend_reg_t reg) { return reg ? 1 : 0; }
+static gcuda_backend_dev_t gcudai_cpu_reg_device(gcuda_backend_reg_t reg, size_t index);
+
+static struct gcuda_backend_reg gcudai_cpu_registry = { GCUDA_BACKEND_API_VERSION, { gcudai_cpu_reg_name, gcudai_cpu_reg_count, gcudai_cpu_reg_device, NULL }, NULL };
+static struct gcuda_backend_device gcudai_cpu_device = {
+    { gcudai_cpu_dev_name, gcudai_cpu_dev_description, gcudai_cpu_dev_memory, gcudai_cpu_dev_type, gcudai_cpu_dev_props, gcudai_cpu_dev_init,
+      gcudai_cpu_dev_buft, NULL, gcudai_cpu_dev_from_ptr, gcudai_cpu_dev_supports_op, gcudai_cpu_dev_supports_buft, NULL, NULL, NULL, NULL, NULL },
+    &gcudai_cpu_registry,
+    NULL
+};
+static struct gcuda_backend_buffer_type gcudai_cpu_buffer_type = {
+    { gcudai_cpu_buft_name, gcudai_cpu_buft_alloc, gcudai_cpu_buft_alignment, NULL, NULL, gcudai_cpu_buft_is_host }, &gcudai_cpu_device, NULL
+};
+
+static gcuda_backend_dev_t gcudai_cpu_reg_device(gcuda_backend_reg_t reg, size_t index) {
+    (void) reg;
+    (void) index;
+    return &gcudai_cpu_device;
+}
+
+gcuda_backend_reg_t gcuda_backend_cpu_reg(void) { return &gcudai_cpu_registry; }
+gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void) { return &gcudai_cpu_buffer_type; }
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // GCUDA_IMPLEMENTATION_DONE
+#endif // GCUDA_IMPLEMENTATION
+
+/*
+LICENSE: see the file LICENSE beside this one. MIT, Copyright (c) 2026 The gcuda authors
+*/
