@@ -1,0 +1,140 @@
+# gcuda: `make help` lists the targets. The library itself needs no make: it is one header (README.md).
+# Variables: CC, CXX, CFLAGS, LEVEL (ci, user, full), PYTHON (one that has numpy and gguf), NVCC, B (build folder).
+
+B ?= build
+LEVEL ?= user
+EXE ?=
+CFLAGS ?= -O2 -g
+WARN ?= -Wall -Wextra -Wpedantic -Wshadow
+STD ?= -std=c99 -ffp-contract=off
+LIBS ?= -pthread -lm -ldl
+NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+VENV = build/venv
+PYTHON ?= $(VENV)/bin/python
+
+HEADERS = gcuda.h $(wildcard tests/*.h)
+TESTS = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(wildcard tests/test-*.c)))
+# these contain the implementation themselves, to reach what is private
+OWN_IMPL = $(patsubst tests/%.c,$(B)/%$(EXE),$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/test-*.c tests/bench*.c 2>/dev/null))
+EXAMPLES = $(patsubst examples/%.c,$(B)/%$(EXE),$(sort $(wildcard examples/*.c)))
+BENCHES = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(wildcard tests/bench*.c)))
+DEFAULT_CC = $(filter default undefined,$(origin CC))
+ifneq ($(DEFAULT_CC),)
+CC = gcc
+endif
+CXX ?= g++
+COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
+
+.PHONY: all help examples tests run test test-sim test-gpu bench size map lint format clean venv check-cc check-python cuda tidy
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+all: cuda examples tests ## everything: the examples, the tests, and the kernels where nvcc and a GPU are
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
+
+examples: $(EXAMPLES)
+
+tests: $(TESTS)
+
+run: $(B)/digits$(EXE) ## train the digits classifier on the CPU (some seconds)
+	$(B)/digits$(EXE) $(ARGS)
+
+test: check-cc check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests of a level: LEVEL=user (default, minutes), ci, full
+	@$(PYTHON) tests/run.py --level $(LEVEL) $(ARGS)
+
+test-sim: ## kernels on the simulated device
+	@echo "test-sim: comes with the CUDA backend, which this version does not have"
+
+test-gpu: ## kernels on this machine's GPU
+	@echo "test-gpu: comes with the CUDA backend, which this version does not have"
+
+bench: $(BENCHES) ## CPU speed: matrix products against OpenBLAS, quantized mat-vec
+	@test -n "$(BENCHES)" || { echo "bench: no tests/bench*.c in this tree"; exit 1; }
+	@for b in $(BENCHES); do ./$$b $(ARGS) || exit 1; done
+
+size: $(B)/gcuda_impl.o ## lines of the source, bytes of the object
+	@wc -l gcuda.h gcuda_kernels.cu 2>/dev/null | sed 's/^/  /'
+	@size $(B)/gcuda_impl.o
+
+map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line numbers
+	@grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
+
+lint: check-python ## contents against banners, one >>op: block each, forbidden words
+	@python3 tests/tools/lint.py
+
+format: ## clang-format on examples and tests (gcuda.h is set by hand)
+	@command -v clang-format > /dev/null || { echo "format: needs clang-format (apt-get install clang-format)"; exit 1; }
+	clang-format -i $(wildcard examples/*.c tests/*.c tests/*.h tests/fuzz/*.c tests/compile/*.c)
+
+clean: ## remove build/ except the Python packages
+	@if [ -d build ]; then find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +; fi
+
+# ---- tools ----
+check-cc:
+	@command -v $(firstword $(CC)) > /dev/null || { echo "no C compiler '$(firstword $(CC))': apt-get install build-essential"; exit 1; }
+
+check-python:
+	@command -v python3 > /dev/null || { echo "no python3: apt-get install python3 python3-venv"; exit 1; }
+
+venv: $(VENV)/bin/python ## private Python packages of the tests: numpy, gguf
+
+# removed again when pip fails, so that the next call starts anew
+$(VENV)/bin/python: | check-python
+	@python3 -c 'import ensurepip' 2> /dev/null || { echo "python3 makes no virtual environments: apt-get install python3-venv"; exit 1; }
+	@echo "installing numpy and gguf into $(VENV), once"
+	@rm -rf $(VENV) && python3 -m venv $(VENV) \
+	    && $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/tools/requirements.txt \
+	    || { rm -rf $(VENV); echo "could not install numpy and gguf; or give a Python that has them: make test PYTHON=..."; exit 1; }
+
+# ---- C ----
+$(B):
+	@mkdir -p $(B)
+
+$(B)/gcuda_impl.c: Makefile | $(B)
+	@printf '#define GCUDA_IMPLEMENTATION\n#include "gcuda.h"\n' > $@
+
+$(B)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | check-cc
+	$(COMPILE) -c $< -o $@
+
+$(B)/libgcuda.so: $(B)/gcuda_impl.c gcuda.h | check-cc
+	$(COMPILE) -fPIC -shared $< -o $@ $(LIBS)
+
+$(filter $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) | $(B) check-cc
+	$(COMPILE) $< -o $@ $(LIBS)
+
+$(filter-out $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
+	$(COMPILE) $< $(B)/gcuda_impl.o -o $@ $(LIBS)
+
+# examples are built as their first lines say: the implementation inside, a plain -O2
+$(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h $(wildcard examples/*.h) | $(B) check-cc
+	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)
+
+# OpenBLAS is only there to compare with
+$(BENCHES): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
+	@if printf '#include <cblas.h>\n' | $(CC) -x c -fsyntax-only - 2> /dev/null; then blas="-DBENCH_OPENBLAS -lopenblas"; \
+	else echo "bench: nothing to compare with (apt-get install libopenblas-dev)"; fi; \
+	set -x; $(COMPILE) $< $(if $(filter $@,$(OWN_IMPL)),,$(B)/gcuda_impl.o) -o $@ $$blas $(LIBS)
+
+# ---- checks with clang only ----
+FUZZ_FLAGS = -std=c99 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. -Itests
+FUZZ_OWN_IMPL = $(patsubst tests/fuzz/%.c,build/fuzz/%,$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/fuzz/*.c 2>/dev/null))
+
+build/fuzz/%: tests/fuzz/%.c $(HEADERS) $(B)/gcuda_impl.c
+	@command -v clang > /dev/null || { echo "fuzzing needs clang and its runtime: apt-get install clang libclang-rt-14-dev"; exit 1; }
+	@mkdir -p build/fuzz
+	clang $(FUZZ_FLAGS) $< $(if $(filter $@,$(FUZZ_OWN_IMPL)),,$(B)/gcuda_impl.c) -o $@ $(LIBS)
+
+tidy: $(B)/gcuda_impl.c
+	@command -v clang-tidy > /dev/null || { echo "tidy: needs clang-tidy (apt-get install clang-tidy)"; exit 1; }
+	clang-tidy --quiet --config-file=tests/tools/clang-tidy.yaml $< -- -std=c99 -I.
+
+# ---- kernels ----
+cuda: | $(B)
+	@if [ -z "$(NVCC)" ]; then echo "no nvcc: CPU only"; \
+	elif ! nvidia-smi -L > /dev/null 2>&1; then echo "no GPU: CPU only"; \
+	else $(MAKE) --no-print-directory $(B)/gcuda_kernels.o; fi
+
+$(B)/gcuda_kernels.o: gcuda_kernels.cu gcuda.h
+	$(NVCC) -O3 -std=c++17 -arch=native -c $< -o $@

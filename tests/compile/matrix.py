@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Builds gcuda.h the ways people will, runs what that makes, and looks at the symbols.
+
+    python3 tests/compile/matrix.py [--level user|ci|full] [--only TEXT] [--list]
+
+Every case ends in build/compile/NAME. Last line: N passed, N failed, N skipped.
+"""
+import argparse
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+OUT = os.path.join(ROOT, "build", "compile")
+WARN = "-Wall -Wextra -Wpedantic -Wshadow -Werror".split()
+LINK = "-pthread -lm -ldl".split()
+LEVELS = ["user", "ci", "full"]
+PACKAGES = {"gcc": "build-essential", "g++": "build-essential", "clang": "clang", "clang++": "clang",
+            "x86_64-w64-mingw32-gcc": "gcc-mingw-w64-x86-64", "x86_64-w64-mingw32-g++": "g++-mingw-w64-x86-64",
+            "wine": "wine64", "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu", "nm": "binutils"}
+
+
+class Bad(Exception):
+    pass
+
+
+class Skip(Exception):
+    pass
+
+
+class Case:
+    """One way to build; `folder` is its own."""
+
+    def __init__(self, name, level, do):
+        self.name, self.level, self.do = name, level, do
+        self.folder = os.path.join(OUT, re.sub(r"[^A-Za-z0-9+.-]+", "_", name))
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def call(self, command, timeout=1200):
+        if shutil.which(command[0]) is None and not os.path.exists(command[0]):
+            raise Skip(f"no {command[0]} (apt-get install {PACKAGES.get(command[0], command[0])})")
+        env = dict(os.environ, WINEDEBUG="-all")
+        try:
+            p = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                               timeout=timeout, check=False)
+        except subprocess.TimeoutExpired:
+            raise Bad(f"{' '.join(command)}\nstill running after {timeout} s") from None
+        text = p.stdout.decode("utf-8", "replace")
+        if p.returncode != 0:
+            raise Bad(f"{' '.join(command)}\nexit code {p.returncode}\n{text[:3000]}")
+        return text
+
+    def compile(self, cc, std, source, flags=(), out=None):
+        """tests/compile/SOURCE to an object; C++ compilers get a copy whose name says so."""
+        path = os.path.join("tests/compile", source)
+        if "++" in cc:
+            copy = self.path(source.replace(".c", ".cpp"))
+            with open(os.path.join(ROOT, path), encoding="utf-8") as f, open(copy, "w", encoding="utf-8") as g:
+                g.write(f.read())
+            path = copy
+        obj = self.path(out or source.replace(".c", ".o"))
+        self.call([cc, f"-std={std}", *WARN, "-I.", "-Itests/compile", *flags, "-c", path, "-o", obj])
+        return obj
+
+    def program(self, cc, objects, name="program", link=tuple(LINK), prefix=()):
+        exe = self.path(name)
+        self.call([cc, *objects, "-o", exe, *link])
+        self.call([*prefix, exe], timeout=120)
+
+
+def symbols(case, obj):
+    """External symbols that an object defines."""
+    text = case.call(["nm", "-g", "--defined-only", obj])
+    return [line.split()[-1] for line in text.splitlines() if len(line.split()) == 3]
+
+
+def declarations(cc, std):
+    def do(case):
+        case.compile(cc, std, "decl.c", ["-Wconversion"])
+    return do
+
+
+def implementation(cc, std, opt, run=True):
+    """With warnings that need the optimizer (-O2), or only those of the front end (-fsyntax-only)."""
+    def do(case):
+        if opt == "-fsyntax-only":
+            case.compile(cc, std, "impl.c", [opt])
+            return
+        obj = case.compile(cc, std, "impl.c", [opt])
+        if run:
+            case.program(cc, [obj])
+        others = [s for s in symbols(case, obj) if s != "main" and not s.startswith("gcuda_")]
+        if others:
+            raise Bad("external symbols without the prefix gcuda_: " + " ".join(others[:10]))
+    return do
+
+
+def two_units(cc, std):
+    def do(case):
+        objects = [case.compile(cc, std, s, ["-O1"]) for s in ("impl_only.c", "decl.c", "user.c")]
+        case.program(cc, objects)
+    return do
+
+
+def mixed_languages(case):  # the implementation in a C++ file, users in C
+    objects = [case.compile("g++", "c++11", "impl_only.c", ["-O1"]), case.compile("gcc", "c99", "decl.c"),
+               case.compile("gcc", "c99", "user.c")]
+    case.program("g++", objects)
+
+
+def copies(cc, std, flags_a, flags_b, allowed):
+    def do(case):
+        objects = [case.compile(cc, std, "copies.c")]
+        for copy, flags in (("a", flags_a), ("b", flags_b)):
+            obj = case.compile(cc, std, "copy.c", ["-O1", f"-DCOPY={copy}", *flags], out=f"copy_{copy}.o")
+            leaked = [s for s in symbols(case, obj) if not re.search(allowed[copy], s)]
+            if leaked:
+                raise Bad(f"copy {copy} exports " + " ".join(leaked[:10]))
+            objects.append(obj)
+        case.program(cc, objects)
+    return do
+
+
+def with_flags(cc, std, source, flags, link=tuple(LINK), prefix=(), name="program"):
+    def do(case):
+        case.program(cc, [case.compile(cc, std, source, flags)], name, link, prefix)
+    return do
+
+
+def cross(cc, std, flags, link, prefix, name="program"):
+    return with_flags(cc, std, "impl.c", flags, link, prefix, name)
+
+
+def cases():
+    found = []
+
+    def add(name, level, do):
+        found.append(Case(name, level, do))
+    c, cpp = ["c99", "c11", "c17"], ["c++11", "c++20"]
+    for std in c + cpp:
+        for cc in (["gcc", "clang"] if std in c else ["g++", "clang++"]):
+            add(f"declarations {cc} {std}", "user" if "clang" not in cc else "ci", declarations(cc, std))
+    # the optimizer sees more (maybe-uninitialized, array-bounds), but once per compiler and language is enough below full
+    for cc, std, level in [("gcc", "c99", "user"), ("g++", "c++11", "user"), ("clang", "c99", "ci"), ("clang++", "c++20", "ci"),
+                           ("gcc", "c17", "full"), ("g++", "c++20", "full"), ("clang", "c17", "full"), ("clang++", "c++11", "full")]:
+        add(f"implementation {cc} {std} -O2", level, implementation(cc, std, "-O2"))
+    for std in c + cpp:
+        for cc in (["gcc", "clang"] if std in c else ["g++", "clang++"]):
+            add(f"implementation {cc} {std} front end", "ci", implementation(cc, std, "-fsyntax-only"))
+    add("implementation gcc gnu17 -O3 -march=native", "full", with_flags("gcc", "gnu17", "impl.c", ["-O3", "-march=native"]))
+    add("implementation gcc c99 -O0", "full", implementation("gcc", "c99", "-O0"))
+    add("two units gcc c99", "user", two_units("gcc", "c99"))
+    add("two units g++ c++11", "full", two_units("g++", "c++11"))
+    add("implementation in C++, users in C", "ci", mixed_languages)
+    # strict C99 hides the clock when another system header came first: the manual says the implementation comes first
+    add("declarations first gcc gnu99", "ci", with_flags("gcc", "gnu99", "late.c", ["-O1"]))
+    add("declarations first gcc c11", "full", with_flags("gcc", "c11", "late.c", ["-O1"]))
+    add("declarations first g++ c++11", "full", with_flags("g++", "c++11", "late.c", ["-O1"]))
+    only_copy = {"a": "copy_a", "b": "copy_b"}
+    add("two GCUDA_STATIC copies gcc", "ci", copies("gcc", "c99", ["-DGCUDA_STATIC"], ["-DGCUDA_STATIC"], only_copy))
+    add("two GCUDA_STATIC copies clang++", "full", copies("clang++", "c++11", ["-DGCUDA_STATIC"], ["-DGCUDA_STATIC"], only_copy))
+    prefixed = {"a": r"copy_a|^one_", "b": r"copy_b|^two_"}
+    add("two prefixed copies gcc", "user", copies("gcc", "c99", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
+    add("two prefixed copies g++", "full", copies("g++", "c++11", ["-DGCUDA_PREFIX=one_"], ["-DGCUDA_PREFIX=two_"], prefixed))
+    for macro in ("GCUDA_NO_CUDA", "GCUDA_NO_CUBLAS", "GCUDA_NO_SIMD"):
+        level = "full" if macro == "GCUDA_NO_CUBLAS" else "ci"
+        add(f"{macro} gcc", level, with_flags("gcc", "c99", "impl.c", ["-O1", f"-D{macro}"]))
+    # without threads it must link without a thread library
+    add("GCUDA_NO_THREADS gcc", "user", with_flags("gcc", "c99", "impl.c", ["-O1", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
+    add("GCUDA_NO_THREADS clang++", "full", with_flags("clang++", "c++20", "impl.c", ["-O1", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
+    add("GCUDA_MALLOC and GCUDA_FREE gcc", "user", with_flags("gcc", "c99", "hooks.c", ["-O1"]))
+    add("GCUDA_MALLOC and GCUDA_FREE g++", "full", with_flags("g++", "c++11", "hooks.c", ["-O1"]))
+    add("GCUDA_ASSERT gcc", "ci", with_flags("gcc", "c99", "assert.c", ["-O1"]))
+    add("mingw gcc c99", "full", cross("x86_64-w64-mingw32-gcc", "c99", ["-O2"], ["-static", "-lm"], ["wine"], "program.exe"))
+    add("mingw g++ c++11", "full", cross("x86_64-w64-mingw32-g++", "c++11", ["-O1"], ["-static", "-lm"], ["wine"], "program.exe"))
+    add("mingw GCUDA_NO_THREADS", "full",
+        cross("x86_64-w64-mingw32-gcc", "c99", ["-O1", "-DGCUDA_NO_THREADS"], ["-static", "-lm"], ["wine"], "program.exe"))
+    add("aarch64 gcc c99", "full",
+        cross("aarch64-linux-gnu-gcc", "c99", ["-O2", "-DGCUDA_NO_CUDA"], ["-static", "-pthread", "-lm"], ["qemu-aarch64"]))
+    return found
+
+
+def run(case):
+    os.makedirs(case.folder, exist_ok=True)
+    try:
+        case.do(case)
+        return "ok", ""
+    except Skip as e:
+        return "skip", str(e)
+    except Bad as e:
+        return "FAILED", str(e)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", choices=LEVELS, default="full")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    chosen = [c for c in cases() if LEVELS.index(c.level) <= LEVELS.index(args.level) and args.only in c.name]
+    if args.list:
+        print("\n".join(f"{c.level:5} {c.name}" for c in chosen))
+        return 0
+    n = {"ok": 0, "FAILED": 0, "skip": 0}
+    with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, 4)) as pool:
+        for case, (state, text) in zip(chosen, pool.map(run, chosen)):
+            n[state] += 1
+            print(f"{state:6}  {case.name}" + (f": {text}" if text else ""), flush=True)
+    print(f"{n['ok']} passed, {n['FAILED']} failed, {n['skip']} skipped")
+    return 1 if n["FAILED"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+// What the programs of the matrix do: make a context, compute y = rms_norm(x) on the CPU, compare, free. 0 if right.
+#include <math.h>
+#include <string.h>
+
+static int work(void) {
+    struct gcuda_init_params params;
+    memset(&params, 0, sizeof(params));
+    struct gcuda_context * ctx = gcuda_init(params);
+    if (ctx == NULL) { return 1; }
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
+    struct gcuda_tensor * y = gcuda_rms_norm(ctx, x, 0.0f);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    int bad = 1;
+    if (gcuda_build_forward_expand(graph, y) == GCUDA_STATUS_SUCCESS) {
+        const float in[4] = { 1.0f, -1.0f, 1.0f, -1.0f };
+        memcpy(x->data, in, sizeof(in));
+        if (gcuda_graph_compute_with_ctx(ctx, graph, 2) == GCUDA_STATUS_SUCCESS) {
+            float out[4];
+            memcpy(out, y->data, sizeof(out));
+            bad = 0;
+            for (int i = 0; i < 4; ++i) { bad |= fabsf(out[i] - in[i]) > 1e-6f; }
+        }
+    }
+    gcuda_free(ctx);
+    gcuda_shutdown();
+    return bad;
+}

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Builds and runs everything that belongs to a level, two at a time, and adds up the closing lines.
+
+    python3 tests/run.py [--level user|ci|full] [--only TEXT] [--list] [--jobs N]
+
+Called by `make test LEVEL=...`. A job is one command. A program's last line `N passed, N failed[, N skipped]` is counted;
+a command without one counts as one test. A crash, a timeout, a failed build or a missing closing line is a failure. The
+last line is the sum; the exit code is 0 only if nothing failed. What each job printed stays in build/log/.
+"""
+import argparse
+import concurrent.futures
+import glob
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+LEVELS = ["user", "ci", "full"]
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
+MAKE = ["make", "-s", "--no-print-directory"]
+ASAN = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+
+
+class Job:
+    def __init__(self, name, command, level="user", timeout=600, counts=False, env=None, needs=None, after=None,
+                 is_build=False):
+        self.name, self.command, self.level, self.timeout = name, command, level, timeout
+        self.counts = counts  # prints a closing line
+        self.env = env or {}
+        self.needs = needs or []  # (tool, Debian package): without them the job is skipped
+        self.after = after  # a build job that must have succeeded
+        self.is_build = is_build  # counts only when it fails
+
+
+def sources(pattern):
+    return sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern)))
+
+
+def stem(path):
+    return os.path.splitext(os.path.basename(path))[0]
+
+
+def variant(jobs, name, level, make_args, prefix=None, only=None, needs=None, exe="", env=None, timeout=900):
+    """The C tests once more, in a folder of their own with other compilers or flags."""
+    folder = "build" if name == "gcc" else f"build/{name}"
+    tests = [t for t in map(stem, sources("tests/test-*.c")) if only is None or t in only]
+    for t in tests:
+        program = f"{folder}/{t}{exe}"
+        build = Job(f"{name}: build {t}", [*MAKE, f"B={folder}", f"EXE={exe}", *make_args, program],
+                    level, 1800, needs=needs, is_build=True)
+        jobs.append(build)
+        jobs.append(Job(f"{name}: {t}", [*(prefix or []), program], level, timeout, True, env, needs, build))
+
+
+def plan(level):
+    jobs = []
+    slow = {"user": 540, "ci": 1200, "full": 3600}[level]
+    env = {"GCUDA_TEST_FULL": "1"} if level == "full" else {}
+    variant(jobs, "gcc", "user", [], env=env, timeout=slow)
+
+    library = Job("gcc: build libgcuda.so", [*MAKE, "build/libgcuda.so"], "user", 1800, is_build=True)
+    jobs.append(library)
+    for script in sources("tests/oracle/*.py"):
+        with open(os.path.join(ROOT, script), encoding="utf-8") as f:
+            if "__main__" in f.read():  # the others are imported
+                jobs.append(Job(f"oracle: {stem(script)}", [sys.executable, script, os.path.join(ROOT, "build/libgcuda.so")],
+                                "user", slow, True, {"GCUDA_LIB": os.path.join(ROOT, "build/libgcuda.so")}, after=library))
+
+    jobs.append(Job("compile matrix", [sys.executable, "tests/compile/matrix.py", "--level", level], "user", 1800, True))
+    jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 60, True))
+    if os.path.exists(os.path.join(ROOT, "examples/digits.c")):
+        jobs.append(Job("make run", [*MAKE, "run"], "user", 300))
+
+    asan_env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    clang = [("clang", "clang"), ("clang++", "clang")]
+    variant(jobs, "asan", "ci", ["CC=gcc", f"CFLAGS={ASAN}"], env=asan_env, timeout=1500 if level == "ci" else 5400)
+
+    variant(jobs, "clang", "full", ["CC=clang", "CFLAGS=-O2 -g"], needs=clang, timeout=3600)
+    tsan = ["CC=clang", "CFLAGS=-O1 -g -fsanitize=thread"]
+    variant(jobs, "tsan", "full", tsan, only=["test-pool"], needs=clang, timeout=1800)
+    valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", "--num-callers=20"]
+    # no SIMD: valgrind 3.19 does not know AVX-512
+    variant(jobs, "valgrind", "full", ["CFLAGS=-O1 -g -DGCUDA_NO_SIMD"], prefix=valgrind, only=["test-pool"],
+            needs=[("valgrind", "valgrind")], timeout=1800)
+    mingw = [("x86_64-w64-mingw32-gcc", "gcc-mingw-w64-x86-64"), ("wine", "wine64")]
+    variant(jobs, "mingw", "full", ["CC=x86_64-w64-mingw32-gcc", "LIBS=-static -lm", "CFLAGS=-O2"], prefix=["wine"], exe=".exe",
+            needs=mingw, env={"WINEDEBUG": "-all"}, timeout=3600)
+    arm = [("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"), ("qemu-aarch64", "qemu-user")]
+    variant(jobs, "aarch64", "full", ["CC=aarch64-linux-gnu-gcc", "LIBS=-static -pthread -lm", "CFLAGS=-O2 -DGCUDA_NO_CUDA"],
+            prefix=["qemu-aarch64"], needs=arm, timeout=5400)
+    for source in sources("tests/fuzz/*.c"):
+        program = f"build/fuzz/{stem(source)}"
+        build = Job(f"fuzz: build {stem(source)}", [*MAKE, program], "full", 1800, needs=clang, is_build=True)
+        jobs.append(build)
+        jobs.append(Job(f"fuzz: {stem(source)}", [program, "-max_total_time=120", "-timeout=20", "-rss_limit_mb=2048", "-seed=1"],
+                        "full", 300, after=build, needs=clang))
+    jobs.append(Job("clang-tidy", [*MAKE, "tidy"], "full", 3600,
+                    needs=[("clang-tidy", "clang-tidy")]))
+    order = LEVELS.index(level)
+    return [j for j in jobs if LEVELS.index(j.level) <= order]
+
+
+def run_command(job, log_path):
+    """(exit code or None for a timeout, output)"""
+    env = dict(os.environ, **job.env)
+    with open(log_path, "w+b") as log:
+        process = subprocess.Popen(job.command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                   start_new_session=True)
+        try:
+            code = process.wait(job.timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            code = None
+        log.seek(0)
+        return code, log.read().decode("utf-8", "replace")
+
+
+def count(job, code, output):
+    """(passed, failed, skipped, why it failed or None)"""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    closing = CLOSING.match(lines[-1]) if lines else None
+    if code is None:
+        return 0, 1, 0, f"still running after {job.timeout} s"
+    if not job.counts:
+        return (1, 0, 0, None) if code == 0 else (0, 1, 0, f"exit code {code}")
+    if closing is None:
+        return 0, 1, 0, f"no closing line, exit code {code}" if code >= 0 else f"ended by signal {-code}"
+    passed, failed, skipped = (int(n or 0) for n in closing.groups())
+    if code != 0 and failed == 0:  # a leak found at exit, an error in a destructor
+        return passed, 1, skipped, f"exit code {code} after a good closing line"
+    if passed + failed + skipped == 0:
+        return 0, 1, 0, "ran no test"
+    return passed, failed, skipped, f"{failed} failed" if failed else None
+
+
+class Runner:
+    def __init__(self, jobs):
+        self.jobs, self.total, self.broken = jobs, [0, 0, 0], set()
+        self.log_dir = os.path.join(ROOT, "build", "log")
+        os.makedirs(self.log_dir, exist_ok=True)
+
+    def one(self, job):
+        missing = [f"{tool} (apt-get install {package})" for tool, package in job.needs if shutil.which(tool) is None]
+        if missing:
+            return 0, 0, 0 if job.is_build else 1, "skipped, no " + ", ".join(missing), "", 0.0
+        start = time.time()
+        log_path = os.path.join(self.log_dir, re.sub(r"[^A-Za-z0-9.+-]+", "_", job.name) + ".txt")
+        code, output = run_command(job, log_path)
+        passed, failed, skipped, why = count(job, code, output)
+        if job.is_build:
+            if failed:
+                self.broken.add(job.name)
+            passed = 0  # building is no test, failing to build is
+        return passed, failed, skipped, why, output, time.time() - start
+
+    def report(self, job, result):
+        passed, failed, skipped, why, output, seconds = result
+        for i, n in enumerate((passed, failed, skipped)):
+            self.total[i] += n
+        if job.is_build and not failed:
+            return
+        state = "FAILED" if failed else "skip" if skipped and not passed else "ok"
+        numbers = f"{passed} passed" + (f", {failed} failed" if failed else "") + (f", {skipped} skipped" if skipped else "")
+        print(f"{state:6}  {job.name:32} {numbers:34} {seconds:6.1f} s" + (f"  {why}" if why else ""), flush=True)
+        if failed:
+            lines = output.splitlines()
+            bad = [line for line in lines if re.search(r"FAIL|error|ERROR|warning:|signal", line)][:15]
+            print("".join(f"        | {line[:300]}\n" for line in bad + ["..."] + lines[-25:]), flush=True)
+
+    def run(self, n_workers):
+        """Build jobs run first in their order (make needs the shared object once), then programs as workers come free."""
+        builds = [j for j in self.jobs if j.is_build]
+        others = [j for j in self.jobs if not j.is_build]
+        chains = {}  # one chain per folder: two makes in one folder would both build the shared object
+        for job in builds:
+            chains.setdefault(job.name.split(":")[0], []).append(job)
+        done = {}
+        with concurrent.futures.ThreadPoolExecutor(n_workers) as pool:
+            def chain(jobs):
+                for job in jobs:
+                    self.report(job, self.one(job))
+            for key, jobs in chains.items():
+                done[key] = pool.submit(chain, jobs)
+            def after(job):
+                if job.after is not None:
+                    done[job.after.name.split(":")[0]].result()
+                    if job.after.name in self.broken:
+                        return 0, 0, 0, None, "", 0.0  # the build has been counted
+                return self.one(job)
+            futures = {pool.submit(after, job): job for job in others}
+            for future in concurrent.futures.as_completed(futures):
+                job = futures[future]
+                if job.after is None or job.after.name not in self.broken:
+                    self.report(job, future.result())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", choices=LEVELS, default="user")
+    parser.add_argument("--only", help="jobs whose name contains this text (and what they need)")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4))
+    args = parser.parse_args()
+    jobs = plan(args.level)
+    if args.only:
+        chosen = [j for j in jobs if args.only in j.name and not j.is_build]
+        jobs = [j for j in jobs if j in chosen or any(c.after is j for c in chosen)]
+    if args.list:
+        print("\n".join(j.name for j in jobs if not j.is_build))
+        return 0
+    runner = Runner(jobs)
+    start = time.time()
+    runner.run(args.jobs)
+    passed, failed, skipped = runner.total
+    print(f"level {args.level}, {time.time() - start:.0f} s, logs in build/log")
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+// The thread pool by itself: chunks, late workers, abort, idling, failures. Built with -fsanitize=thread at level full.
+// Contains the implementation, to call gcudai_pool_run, and a thread start that can be told to fail.
+#if !defined(_WIN32)
+#define _GNU_SOURCE 1
+#include <pthread.h>
+static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (*fn)(void *), void * arg);
+#define pthread_create test_pthread_create
+#endif
+#define GCUDA_IMPLEMENTATION
+#include "test.h"
+
+static int threads_left = 1000000; // then the system "has no more"
+
+#if !defined(_WIN32)
+#undef pthread_create
+static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (*fn)(void *), void * arg) {
+    if (threads_left == 0) { return 11; } // EAGAIN
+    --threads_left;
+    return pthread_create(t, a, fn, arg);
+}
+#endif
+
+static void sleep_us(int64_t us) { // without work, and everywhere
+    gcudai_mutex m;
+    gcudai_cond c;
+    gcudai_mutex_init(&m);
+    gcudai_cond_init(&c);
+    gcudai_mutex_lock(&m);
+    const int64_t end = gcudai_time_us() + us;
+    for (int64_t now = gcudai_time_us(); now < end; now = gcudai_time_us()) { gcudai_cond_wait_us(&c, &m, end - now); }
+    gcudai_mutex_unlock(&m);
+    gcudai_cond_destroy(&c);
+    gcudai_mutex_destroy(&m);
+}
+
+static void spin_us(int64_t us) {
+    const int64_t end = gcudai_time_us() + us;
+    while (gcudai_time_us() < end) { gcudai_cpu_relax(); }
+}
+
+// ---- every chunk runs exactly once, whoever calls ----
+#define MAX_CHUNKS 100
+struct job {
+    int64_t n_chunks;
+    int n_threads;
+    int64_t chunk_us;
+    int hits[MAX_CHUNKS];         // plain ints: two runs of one chunk are a race that the sanitizer sees
+    int of_thread[MAX_CHUNKS];    // which thread
+    gcudai_atomic_i32 busy[16];   // per thread index
+    gcudai_atomic_i32 n_bad;
+};
+
+static void job_chunk(void * user, int64_t chunk, int thread) {
+    struct job * j = (struct job *) user;
+    if (chunk < 0 || chunk >= j->n_chunks || thread < 0 || thread >= j->n_threads) {
+        gcudai_atomic_add_i32(&j->n_bad, 1);
+        return;
+    }
+    if (gcudai_atomic_add_i32(&j->busy[thread], 1) != 0) { gcudai_atomic_add_i32(&j->n_bad, 1); } // index in use twice
+    j->hits[chunk]++;
+    j->of_thread[chunk] = thread;
+    if (j->chunk_us > 0) { spin_us(j->chunk_us); }
+    gcudai_atomic_add_i32(&j->busy[thread], -1);
+}
+
+struct caller {
+    gcudai_thread thread;
+    struct gcuda_threadpool * pool;
+    uint64_t seed;
+    int n_rounds;
+    int n_bad, n_by_workers;
+};
+
+static void caller_main(void * arg) {
+    struct caller * c = (struct caller *) arg;
+    struct rng r = { c->seed };
+    for (int round = 0; round < c->n_rounds; ++round) {
+        static const int64_t sizes[] = { 0, 1, 2, 3, 7, 16, MAX_CHUNKS };
+        struct job j;
+        memset(&j, 0, sizeof(j));
+        j.n_chunks = sizes[rng_below(&r, 7)];
+        j.n_threads = 1 + (int) rng_below(&r, 6);
+        j.chunk_us = rng_below(&r, 2) * rng_below(&r, 8);
+        if (!gcudai_pool_run(c->pool, j.n_threads, j.n_chunks, job_chunk, &j, NULL, NULL)) { c->n_bad++; }
+        for (int i = 0; i < MAX_CHUNKS; ++i) {
+            c->n_bad += j.hits[i] != (i < j.n_chunks ? 1 : 0);
+            c->n_by_workers += j.of_thread[i] > 0;
+        }
+        c->n_bad += gcudai_atomic_load_i32(&j.n_bad);
+        if (rng_below(&r, 50) == 0) { gcuda_threadpool_pause(c->pool); }
+        if (rng_below(&r, 50) == 0) { gcuda_threadpool_resume(c->pool); }
+        if (rng_below(&r, 100) == 0) { sleep_us(300); } // let workers fall asleep
+    }
+}
+
+static void run_callers(struct gcuda_threadpool * pool, int n_callers, int n_rounds, int * n_by_workers) {
+    struct caller callers[3];
+    memset(callers, 0, sizeof(callers));
+    for (int i = 0; i < n_callers; ++i) {
+        callers[i].pool = pool;
+        callers[i].seed = test_all.seed * 1000 + (uint64_t) i;
+        callers[i].n_rounds = n_rounds;
+        REQUIRE(gcudai_thread_start(&callers[i].thread, caller_main, &callers[i]));
+    }
+    *n_by_workers = 0;
+    for (int i = 0; i < n_callers; ++i) {
+        gcudai_thread_join(&callers[i].thread);
+        CHECK_EQ_I(callers[i].n_bad, 0);
+        *n_by_workers += callers[i].n_by_workers;
+    }
+}
+
+TEST(every_chunk_runs_once) {
+    for (int n = 1; n <= 5; ++n) {
+        struct gcuda_threadpool_params p = gcuda_threadpool_params_default(n);
+        p.paused = n == 3;
+        p.poll = n == 4 ? 1 : 50;
+        struct gcuda_threadpool * pool = gcuda_threadpool_new(&p);
+        REQUIRE(pool != NULL);
+        CHECK_EQ_I(gcuda_threadpool_get_n_threads(pool), n);
+        int n_by_workers = 0;
+        run_callers(pool, 1, 500, &n_by_workers);
+        CHECK(n == 1 ? n_by_workers == 0 : n_by_workers > 0);
+        run_callers(pool, 3, 500, &n_by_workers); // callers wait for each other
+        gcuda_threadpool_free(pool);
+    }
+}
+
+TEST(without_a_pool_the_caller_does_it) {
+    struct job j;
+    memset(&j, 0, sizeof(j));
+    j.n_chunks = 10;
+    j.n_threads = 1;
+    CHECK(gcudai_pool_run(NULL, 8, j.n_chunks, job_chunk, &j, NULL, NULL));
+    for (int i = 0; i < 10; ++i) { CHECK(j.hits[i] == 1); }
+    CHECK_EQ_I(gcuda_threadpool_get_n_threads(NULL), 1);
+    gcuda_threadpool_free(NULL);
+    gcuda_threadpool_pause(NULL);
+    gcuda_threadpool_resume(NULL);
+}
+
+TEST(pools_come_and_go) {
+    for (int i = 0; i < 100; ++i) { // freed while workers start, spin, or sleep
+        struct gcuda_threadpool_params p = gcuda_threadpool_params_default(1 + i % 5);
+        struct gcuda_threadpool * pool = gcuda_threadpool_new(&p);
+        REQUIRE(pool != NULL);
+        if (i % 3 != 0) {
+            struct job j;
+            memset(&j, 0, sizeof(j));
+            j.n_chunks = 16;
+            j.n_threads = 5;
+            CHECK(gcudai_pool_run(pool, 5, j.n_chunks, job_chunk, &j, NULL, NULL));
+        }
+        if (i % 10 == 0) { sleep_us(500); }
+        gcuda_threadpool_free(pool);
+    }
+}
+
+// ---- abort ----
+static void chunk_1ms(void * user, int64_t chunk, int thread) {
+    (void) chunk;
+    (void) thread;
+    gcudai_atomic_add_i32((gcudai_atomic_i32 *) user, 1);
+    spin_us(1000);
+}
+
+static bool stop_at_third(void * user) { return ++*(int *) user >= 3; }
+
+TEST(abort_ends_a_job) {
+    for (int n = 1; n <= 4; ++n) {
+        struct gcuda_threadpool_params p = gcuda_threadpool_params_default(n);
+        struct gcuda_threadpool * pool = gcuda_threadpool_new(&p);
+        REQUIRE(pool != NULL);
+        gcudai_atomic_i32 n_run = { 0 };
+        int n_polls = 0;
+        CHECK(!gcudai_pool_run(pool, n, 10000, chunk_1ms, &n_run, stop_at_third, &n_polls));
+        CHECK_EQ_I(n_polls, 3);
+        CHECK_MSG(gcudai_atomic_load_i32(&n_run) < 1000, "%d chunks ran", gcudai_atomic_load_i32(&n_run));
+        n_polls = -1000000; // the next job is not aborted
+        gcudai_atomic_store_i32(&n_run, 0);
+        CHECK(gcudai_pool_run(pool, n, 20, chunk_1ms, &n_run, stop_at_third, &n_polls));
+        CHECK_EQ_I(gcudai_atomic_load_i32(&n_run), 20);
+        gcuda_threadpool_free(pool);
+    }
+}
+
+static void slow_for_workers(void * user, int64_t chunk, int thread) {
+    (void) user;
+    (void) chunk;
+    if (thread == 0) { sleep_us(5000); } // so that the worker gets its chunk
+    if (thread == 1) { sleep_us(100000); }
+}
+
+static bool count_polls(void * user) {
+    ++*(int *) user;
+    return false;
+}
+
+TEST(abort_is_asked_while_waiting_for_others) {
+    struct gcuda_threadpool_params p = gcuda_threadpool_params_default(2);
+    struct gcuda_threadpool * pool = gcuda_threadpool_new(&p);
+    REQUIRE(pool != NULL);
+    int n_polls = 0;
+    const int64_t start = gcudai_time_us();
+    CHECK(gcudai_pool_run(pool, 2, 2, slow_for_workers, NULL, count_polls, &n_polls));
+    const int64_t took = gcudai_time_us() - start;
+    // every 2 ms; half of that allows for a busy machine and a coarse clock
+    CHECK_MSG(took < 50000 || n_polls >= (int) (took / 20000), "%d polls in %lld us", n_polls, (long long) took);
+    gcuda_threadpool_free(pool);
+}
+
+// ---- idling costs nothing ----
+TEST(idle_pool_does_no_work) {
+    struct gcuda_threadpool_params p = gcuda_threadpool_params_default(4);
+    p.poll = 100;
+    struct gcuda_threadpool * pool = gcuda_threadpool_new(&p);
+    REQUIRE(pool != NULL);
+    gcudai_atomic_i32 n_run = { 0 };
+    CHECK(gcudai_pool_run(pool, 4, 8, chunk_1ms, &n_run, NULL, NULL));
+#if !defined(_WIN32) // there clock() is wall time
+    const clock_t before = clock();
+    sleep_us(300000);
+    const double busy_s = (double) (clock() - before) / CLOCKS_PER_SEC;
+    CHECK_MSG(busy_s < 0.03, "%g s of processor time in 0.3 s of idling", busy_s);
+#endif
+    gcuda_threadpool_free(pool);
+}
+
+// ---- parameters and failures ----
+TEST(params_zero_means_default) {
+    struct gcuda_threadpool_params zero, p = gcuda_threadpool_params_default(0);
+    memset(&zero, 0, sizeof(zero));
+    CHECK_EQ_I(p.n_threads, GCUDA_DEFAULT_N_THREADS);
+    CHECK(gcuda_threadpool_params_match(&zero, &p));
+    struct gcuda_threadpool * pool = gcuda_threadpool_new(&zero);
+    CHECK_EQ_I(gcuda_threadpool_get_n_threads(pool), GCUDA_DEFAULT_N_THREADS);
+    gcuda_threadpool_free(pool);
+    pool = gcuda_threadpool_new(NULL);
+    CHECK_EQ_I(gcuda_threadpool_get_n_threads(pool), GCUDA_DEFAULT_N_THREADS);
+    gcuda_threadpool_free(pool);
+    zero.cpumask[3] = true;
+    CHECK(!gcuda_threadpool_params_match(&zero, &p));
+    gcuda_threadpool_params_init(&p, 7);
+    CHECK_EQ_I(p.n_threads, 7);
+}
+
+TEST(params_out_of_range) {
+    const int wrong[] = { -1, GCUDA_MAX_N_THREADS + 1, INT32_MAX, INT32_MIN };
+    for (int i = 0; i < 4; ++i) {
+        struct gcuda_threadpool_params p = gcuda_threadpool_params_default(2);
+        p.n_threads = wrong[i];
+        gcuda_clear_last_error();
+        CHECK(gcuda_threadpool_new(&p) == NULL);
+        CHECK_HAS(gcuda_last_error(), "n_threads");
+    }
+}
+
+TEST(placed_threads_work) { // masks and priorities are wishes: also where the machine has no such processor
+    for (int strict = 0; strict < 2; ++strict) {
+        for (int prio = GCUDA_SCHED_PRIO_LOW; prio <= GCUDA_SCHED_PRIO_NORMAL; ++prio) {
+            struct gcuda_threadpool_params p = gcuda_threadpool_params_default(3);
+            p.cpumask[0] = p.cpumask[1] = p.cpumask[511] = true;
+            p.strict_cpu = strict != 0;
+            p.prio = (enum gcuda_sched_priority) prio;
+            struct gcuda_threadpool * pool = gcuda_threadpool_new(&p);
+            REQUIRE(pool != NULL);
+            int n_by_workers = 0;
+            run_callers(pool, 1, 100, &n_by_workers);
+            gcuda_threadpool_free(pool);
+        }
+    }
+}
+
+static int n_warnings = 0;
+static void count_warnings(enum gcuda_log_level level, const char * text, void * user) {
+    (void) user;
+    n_warnings += level == GCUDA_LOG_LEVEL_WARN && strstr(text, "threads") != NULL;
+}
+
+TEST(too_few_threads_make_a_smaller_pool) {
+#if defined(_WIN32)
+    test_skip("thread creation cannot be made to fail here");
+#else
+    struct gcuda_threadpool_params p = gcuda_threadpool_params_default(5);
+    gcuda_log_set(count_warnings, GCUDA_LOG_LEVEL_WARN, NULL);
+    for (int n = 0; n < 5; ++n) {
+        n_warnings = 0;
+        threads_left = n;
+        struct gcuda_threadpool * pool = gcuda_threadpool_new(&p);
+        threads_left = 1000000;
+        REQUIRE(pool != NULL);
+        CHECK_EQ_I(gcuda_threadpool_get_n_threads(pool), n + 1);
+        CHECK_EQ_I(n_warnings, n < 4 ? 1 : 0);
+        struct job j;
+        memset(&j, 0, sizeof(j));
+        j.n_chunks = MAX_CHUNKS;
+        j.n_threads = n + 1;
+        CHECK(gcudai_pool_run(pool, 5, j.n_chunks, job_chunk, &j, NULL, NULL));
+        for (int i = 0; i < MAX_CHUNKS; ++i) { CHECK(j.hits[i] == 1); }
+        gcuda_threadpool_free(pool);
+    }
+    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
+#endif
+}
+
+TEST(no_memory_no_pool) {
+    for (int k = 1;; ++k) {
+        struct fault f;
+        fault_begin(&f, k);
+        struct gcuda_threadpool * pool = gcuda_threadpool_new(NULL);
+        CHECK((pool == NULL) == f.fired);
+        gcuda_threadpool_free(pool);
+        fault_end(&f);
+        CHECK_EQ_I(f.live, 0);
+        if (!f.fired) { break; }
+    }
+}
+
+// ---- the platform layer under it ----
+TEST(clock_and_machine) {
+    const int64_t start = gcudai_time_us();
+    sleep_us(5000);
+    CHECK(gcudai_time_us() - start >= 5000);
+    CHECK(gcudai_cpu_count() >= 1);
+    size_t available = 0, total = 0;
+    gcudai_memory_query(&available, &total);
+    CHECK(total > 0 && available > 0 && available <= total);
+    CHECK(gcudai_cpu_has(0));
+#if GCUDAI_HAVE_X86_SIMD
+    CHECK(!gcudai_cpu_has(GCUDAI_CPU_NEON));
+    if (gcudai_cpu_has(GCUDAI_CPU_VNNI)) { CHECK(gcudai_cpu_has(GCUDAI_CPU_AVX512)); }
+#endif
+}
+
+TEST(atomics) {
+    gcudai_atomic_i32 a = { 5 };
+    gcudai_atomic_i64 b = { (int64_t) 1 << 40 };
+    CHECK_EQ_I(gcudai_atomic_add_i32(&a, -7), 5);
+    CHECK_EQ_I(gcudai_atomic_load_i32(&a), -2);
+    CHECK(!gcudai_atomic_cas_i32(&a, 0, 1) && gcudai_atomic_cas_i32(&a, -2, 9));
+    CHECK_EQ_I(gcudai_atomic_load_i32(&a), 9);
+    CHECK_EQ_I(gcudai_atomic_add_i64(&b, 1), (int64_t) 1 << 40);
+    CHECK(!gcudai_atomic_cas_i64(&b, 0, 1) && gcudai_atomic_cas_i64(&b, ((int64_t) 1 << 40) + 1, -3));
+    gcudai_atomic_store_i64(&b, gcudai_atomic_load_i64(&b) - 1);
+    CHECK_EQ_I(gcudai_atomic_load_i64(&b), -4);
+}
