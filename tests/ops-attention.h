@@ -1,0 +1,563 @@
+// Softmax, fused attention and rotary position embedding (ops.md 3.7, 3.8): references in float64 and the tables of cases.
+// Part of test-ops.c. Optional sources follow the required ones; the parameters say at which place, 0 means absent.
+#ifndef OPS_ATTENTION_H
+#define OPS_ATTENTION_H
+
+#include "test-ops.h"
+
+static const struct arr * optional_in(const struct op_case * c, int at) { return at > 0 ? c->in[at] : NULL; }
+static struct gcuda_tensor * optional(struct gcuda_tensor ** in, int at) { return at > 0 ? in[at] : NULL; }
+
+// ---------------------------------------------------------------------------------------------------- references
+
+// ops.md 2.7: heads beyond the last power of two take the odd powers of a second base
+static double ref_alibi_slope(double max_bias, int64_t n_head, int64_t h) {
+    if (max_bias <= 0.0) { return 1.0; }
+    int64_t floor_pow2 = 1;
+    while (2 * floor_pow2 <= n_head) { floor_pow2 *= 2; }
+    if (h < floor_pow2) { return pow(2.0, -max_bias / (double) floor_pow2 * (double) (h + 1)); }
+    return pow(2.0, -(max_bias / 2.0) / (double) floor_pow2 * (double) (2 * (h - floor_pow2) + 1));
+}
+
+// >>op:soft_max
+struct p_soft_max {
+    float scale;
+    float max_bias;
+    int mask_at, sinks_at;
+};
+
+static void ref_soft_max_row(const struct op_case * c, int64_t i1, int64_t i2, int64_t i3) {
+    const struct p_soft_max * p = (const struct p_soft_max *) c->p;
+    const struct arr * a = c->in[0];
+    const struct arr * mask = optional_in(c, p->mask_at);
+    const struct arr * sinks = optional_in(c, p->sinks_at);
+    const struct arr * y = c->out;
+    const double slope = ref_alibi_slope((double) p->max_bias, a->ne[2], i2);
+    double max = sinks != NULL ? AT(sinks, i2, 0, 0, 0) : -INFINITY;
+    for (int64_t i = 0; i < a->ne[0]; ++i) {
+        double w = AT(a, i, i1, i2, i3) * (double) p->scale;
+        if (mask != NULL) { w += slope * AT(mask, i, i1, i2 % mask->ne[2], i3 % mask->ne[3]); }
+        AT(y, i, i1, i2, i3) = w;
+        max = fmax(max, w);
+    }
+    if (isinf(max) && max < 0.0) { // nothing to attend to: zeros, not NaN (ops.md 5)
+        for (int64_t i = 0; i < a->ne[0]; ++i) { AT(y, i, i1, i2, i3) = 0.0; }
+        return;
+    }
+    double sum = sinks != NULL ? exp(AT(sinks, i2, 0, 0, 0) - max) : 0.0;
+    for (int64_t i = 0; i < a->ne[0]; ++i) { sum += exp(AT(y, i, i1, i2, i3) - max); }
+    for (int64_t i = 0; i < a->ne[0]; ++i) { AT(y, i, i1, i2, i3) = exp(AT(y, i, i1, i2, i3) - max) / sum; }
+}
+
+static void ref_soft_max(const struct op_case * c) {
+    arr_like(c->out, c->in[0]);
+    FOR_ROWS(c->out) { ref_soft_max_row(c, i1, i2, i3); }
+}
+
+// >>op:soft_max_back   sources: dy, y
+static void ref_soft_max_back(const struct op_case * c) {
+    const struct p_soft_max * p = (const struct p_soft_max *) c->p;
+    arr_like(c->out, c->in[0]);
+    const int64_t n = c->out->ne[0];
+    const int64_t n_rows = c->out->ne[1] * c->out->ne[2] * c->out->ne[3];
+    for (int64_t r = 0; r < n_rows; ++r) {
+        const double * dy = c->in[0]->d + r * n;
+        const double * y = c->in[1]->d + r * n;
+        double dot = 0.0;
+        for (int64_t i = 0; i < n; ++i) { dot += y[i] * dy[i]; }
+        for (int64_t i = 0; i < n; ++i) { c->out->d[r * n + i] = (double) p->scale * y[i] * (dy[i] - dot); }
+    }
+}
+
+// >>op:flash_attn_ext   sources: q, k, v, then mask and sinks
+struct p_flash_attn {
+    float scale;
+    float max_bias;
+    float softcap;
+    int mask_at, sinks_at;
+    int is_f32;  // precision
+    int64_t dv;  // > 0: v is a view of the first dv elements of k's rows, and no source of its own
+};
+
+// logits of one query, scaled, then capped, then masked; returns their maximum
+static double ref_attention_logits(const struct op_case * c, int64_t n, int64_t h, int64_t s, double * x) {
+    const struct p_flash_attn * p = (const struct p_flash_attn *) c->p;
+    const struct arr * q = c->in[0];
+    const struct arr * k = c->in[1];
+    const struct arr * mask = optional_in(c, p->mask_at);
+    const int64_t hk = h / (q->ne[2] / k->ne[2]);
+    const double slope = ref_alibi_slope((double) p->max_bias, q->ne[2], h);
+    double max = -INFINITY;
+    for (int64_t j = 0; j < k->ne[1]; ++j) {
+        double dot = 0.0;
+        for (int64_t d = 0; d < q->ne[0]; ++d) { dot += AT(q, d, n, h, s) * AT(k, d, j, hk, s); }
+        x[j] = dot * (double) p->scale;
+        if (p->softcap != 0.0f) { x[j] = (double) p->softcap * tanh(x[j] / (double) p->softcap); }
+        if (mask != NULL) { x[j] += slope * AT(mask, j, n, h % mask->ne[2], s % mask->ne[3]); }
+        max = fmax(max, x[j]);
+    }
+    return max;
+}
+
+static void ref_attention_query(const struct op_case * c, int64_t n, int64_t h, int64_t s, double * x) {
+    const struct p_flash_attn * p = (const struct p_flash_attn *) c->p;
+    const struct arr * v = c->in[p->dv > 0 ? 1 : 2];
+    const struct arr * sinks = optional_in(c, p->sinks_at);
+    const struct arr * y = c->out;
+    const int64_t n_kv = v->ne[1];
+    const int64_t hv = h / (c->in[0]->ne[2] / v->ne[2]);
+    double max = ref_attention_logits(c, n, h, s, x);
+    const bool is_masked = isinf(max) && max < 0.0; // every position: the answer is 0, also with a sink
+    if (sinks != NULL) { max = fmax(max, AT(sinks, h, 0, 0, 0)); }
+    double sum = sinks != NULL && !is_masked ? exp(AT(sinks, h, 0, 0, 0) - max) : 0.0;
+    for (int64_t j = 0; j < n_kv && !is_masked; ++j) {
+        x[j] = exp(x[j] - max);
+        sum += x[j];
+    }
+    for (int64_t d = 0; d < y->ne[0]; ++d) {
+        double acc = 0.0;
+        for (int64_t j = 0; j < n_kv && !is_masked; ++j) {
+            if (x[j] != 0.0) { acc += x[j] * AT(v, d, j, hv, s); }
+        }
+        AT(y, d, h, n, s) = is_masked ? 0.0 : acc / sum;
+    }
+}
+
+static void ref_flash_attn(const struct op_case * c) {
+    const struct arr * q = c->in[0];
+    const struct p_flash_attn * p = (const struct p_flash_attn *) c->p;
+    double * x = (double *) malloc(sizeof(double) * (size_t) (c->in[1]->ne[1] + 1));
+    if (x == NULL) { return; }
+    arr_new(c->out, p->dv > 0 ? p->dv : c->in[2]->ne[0], q->ne[2], q->ne[1], q->ne[3]);
+    for (int64_t s = 0; s < q->ne[3]; ++s) {
+        for (int64_t h = 0; h < q->ne[2]; ++h) {
+            for (int64_t n = 0; n < q->ne[1]; ++n) { ref_attention_query(c, n, h, s, x); }
+        }
+    }
+    free(x);
+}
+
+// >>op:rope   sources: a, positions, frequency factors if there are three
+struct p_rope {
+    int n_dims;
+    int mode;
+    int n_ctx_orig;
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int sections[4];
+    int is_back;
+};
+
+struct ref_angle {
+    double theta, magnitude;
+};
+
+static double ref_yarn_corr(const struct p_rope * p, double rotations) {
+    const double turns = (double) p->n_ctx_orig / (rotations * 2.0 * 3.14159265358979323846);
+    return (double) p->n_dims * log(turns) / (2.0 * log((double) p->freq_base));
+}
+
+// `power` is the exponent e of ops.md; `j` counts pairs and drives the ramp and the factors
+static struct ref_angle ref_rope_angle(const struct op_case * c, double pos, int64_t power, int64_t j) {
+    const struct p_rope * p = (const struct p_rope *) c->p;
+    const double extrapolated = pos * pow((double) p->freq_base, -2.0 * (double) power / (double) p->n_dims) /
+                                (c->n_in > 2 ? AT(c->in[2], j, 0, 0, 0) : 1.0);
+    const double interpolated = (double) p->freq_scale * extrapolated;
+    struct ref_angle angle = { interpolated, (double) p->attn_factor };
+    if (p->ext_factor != 0.0f) {
+        const double low = fmax(0.0, floor(ref_yarn_corr(p, (double) p->beta_fast)));
+        const double high = fmin((double) (p->n_dims - 1), ceil(ref_yarn_corr(p, (double) p->beta_slow)));
+        const double ramp = 1.0 - fmin(1.0, fmax(0.0, ((double) j - low) / fmax(0.001, high - low)));
+        const double mix = ramp * (double) p->ext_factor;
+        angle.theta = interpolated * (1.0 - mix) + extrapolated * mix;
+        angle.magnitude *= 1.0 + 0.1 * log(1.0 / (double) p->freq_scale);
+    }
+    return angle;
+}
+
+// plane of positions that pair j of a multi-section mode reads: 0 time, 1 height, 2 width, 3 extra
+static int ref_rope_plane(const struct p_rope * p, int64_t j, int64_t * power) {
+    const int * s = p->sections;
+    const int64_t q = j % (s[0] + s[1] + s[2] + s[3]);
+    *power = j;
+    if (p->mode == 40) { // interleaved sections
+        if (q % 3 == 1 && q < 3 * s[1]) { return 1; }
+        if (q % 3 == 2 && q < 3 * s[2]) { return 2; }
+        return q % 3 == 0 && q < 3 * s[0] ? 0 : 3;
+    }
+    int plane = 0;
+    int64_t start = 0;
+    while (plane < 3 && q >= start + s[plane]) { start += s[plane++]; }
+    if (p->mode == 24) { *power = q - start; } // vision: frequencies restart in every section
+    return plane;
+}
+
+static struct ref_angle ref_rope_pair_angle(const struct op_case * c, int64_t token, int64_t j) {
+    const struct p_rope * p = (const struct p_rope *) c->p;
+    int64_t power = j;
+    const int plane = (p->mode & 8) != 0 ? ref_rope_plane(p, j, &power) : 0;
+    return ref_rope_angle(c, c->in[1]->d[plane * c->in[0]->ne[2] + token], power, j);
+}
+
+static void ref_rope_row(const struct op_case * c, const double * x, double * y, int64_t token) {
+    const struct p_rope * p = (const struct p_rope *) c->p;
+    const int64_t n_pairs = p->mode == 24 ? p->n_dims : p->n_dims / 2;
+    for (int64_t i = 0; i < c->in[0]->ne[0]; ++i) { y[i] = x[i]; }
+    for (int64_t j = 0; j < n_pairs; ++j) {
+        const struct ref_angle angle = ref_rope_pair_angle(c, token, j);
+        const int64_t u = p->mode == 0 ? 2 * j : j;
+        const int64_t v = p->mode == 0 ? u + 1 : j + n_pairs;
+        const double cs = cos(angle.theta) * angle.magnitude;
+        const double sn = sin(angle.theta) * angle.magnitude * (p->is_back ? -1.0 : 1.0);
+        y[u] = x[u] * cs - x[v] * sn;
+        y[v] = x[u] * sn + x[v] * cs;
+    }
+}
+
+static void ref_rope(const struct op_case * c) {
+    const struct arr * a = c->in[0];
+    arr_like(c->out, a);
+    for (int64_t r = 0; r < a->ne[1] * a->ne[2] * a->ne[3]; ++r) {
+        ref_rope_row(c, a->d + r * a->ne[0], c->out->d + r * a->ne[0], r / a->ne[1] % a->ne[2]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- soft_max
+static struct gcuda_tensor * build_soft_max(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    const struct p_soft_max * p = (const struct p_soft_max *) params;
+    struct gcuda_tensor * y = gcuda_soft_max_ext(ctx, in[0], optional(in, p->mask_at), p->scale, p->max_bias);
+    if (p->sinks_at > 0 && y != NULL) { gcuda_soft_max_add_sinks(y, in[p->sinks_at]); }
+    return y;
+}
+
+static struct gcuda_tensor * inplace_soft_max(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    const struct p_soft_max * p = (const struct p_soft_max *) params;
+    struct gcuda_tensor * y = gcuda_soft_max_ext_inplace(ctx, in[0], optional(in, p->mask_at), p->scale, p->max_bias);
+    if (p->sinks_at > 0 && y != NULL) { gcuda_soft_max_add_sinks(y, in[p->sinks_at]); }
+    return y;
+}
+
+static struct gcuda_tensor * build_soft_max_plain(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    return gcuda_soft_max(ctx, in[0]);
+}
+
+static struct gcuda_tensor * inplace_soft_max_plain(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    return gcuda_soft_max_inplace(ctx, in[0]);
+}
+
+// values in [-1, 1], tiles of -inf and of 0, and one row that is masked as a whole
+static void fill_mask(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    for (int64_t tile = 0; tile < arr_n(a) / 64; ++tile) {
+        const int64_t x = rng_below(r, a->ne[0]), y = rng_below(r, a->ne[1]), plane = rng_below(r, a->ne[2] * a->ne[3]);
+        const double v = rng_below(r, 2) ? -HUGE_VAL : 0.0;
+        for (int64_t i = 0; i < 8 * 8; ++i) {
+            if (x + i % 8 < a->ne[0] && y + i / 8 < a->ne[1]) { AT(a, x + i % 8, y + i / 8, plane % a->ne[2], plane / a->ne[2]) = v; }
+        }
+    }
+    for (int64_t i = 0; a->ne[1] > 1 && i < a->ne[0]; ++i) { AT(a, i, a->ne[1] / 2, 0, 0) = -HUGE_VAL; }
+}
+
+static void fill_all_masked(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = -HUGE_VAL; }
+}
+
+static void soft_max_cases(const char * types, const char * shapes, const char * tag, const struct p_soft_max * p, fill_fn mask) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = types, t.shapes = shapes, t.tag = tag, t.p = p;
+    t.n_in = p->sinks_at > 0 ? p->sinks_at + 1 : p->mask_at + 1;
+    t.build = build_soft_max, t.inplace = inplace_soft_max, t.ref = ref_soft_max, t.max_nmse = 1e-6, t.reuse = 1;
+    t.in[0].layouts = LAYOUT_OFFSET;
+    if (p->mask_at > 0) { t.in[p->mask_at].fill = mask; }
+    if (p->sinks_at > 0) { t.in[p->sinks_at].lo = -3.0, t.in[p->sinks_at].hi = 3.0; }
+    op_test_run(&t);
+}
+
+TEST(soft_max) {
+    static const struct p_soft_max plain = { 1.0f, 0.0f, 0, 0 }, scaled = { 0.1f, 0.0f, 0, 0 };
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32 F16 BF16", t.shapes = "1 7 257,3 255,2,3,4", t.n_in = 1, t.p = &plain;
+    t.build = build_soft_max_plain, t.inplace = inplace_soft_max_plain, t.ref = ref_soft_max, t.max_nmse = 1e-6, t.reuse = 1;
+    t.in[0].layouts = LAYOUT_OFFSET, t.in[0].lo = -10.0, t.in[0].hi = 10.0;
+    op_test_run(&t);
+    soft_max_cases("F32", "15,15 16,16,3 31,16,2,3 1023,15 1024,16 256,1,1,5 0,4 5,0", "scale=1", &plain, NULL);
+    soft_max_cases("F32 F16 BF16", "15,16,2,2 257,3", "scale=0.1", &scaled, NULL);
+    soft_max_cases("F32", "200001,1 1,70000", "long", &scaled, NULL);
+    if (test_full()) { soft_max_cases("F32", "643251,3 1024,1024,3,2 2,3,257,300", "full", &scaled, NULL); }
+}
+
+TEST(soft_max_mask) {
+    static const struct p_soft_max p[] = { { 1.0f, 0.0f, 1, 0 }, { 0.1f, 0.0f, 1, 0 }, { 0.1f, 8.0f, 1, 0 } };
+    static const char * const tag[] = { "plain", "scaled", "alibi" };
+    for (int i = 0; i < 3; ++i) {
+        soft_max_cases("F32 F32,F16>F32 F32,BF16>F32 F16 BF16,F32>BF16", "16,15|16,15 31,16,4|31,17 15,4,6,2|15,9,3,1 257,3,12,4|257,3,1,2",
+            tag[i], &p[i], fill_mask);
+        soft_max_cases("F32 F32,F16>F32", "1023,16,2|1023,16 1024,15,3,2|1024,15,3,2 1,1|1,1 2,1,5|2,1,5", tag[i], &p[i], fill_mask);
+        soft_max_cases("F32 F32,F16>F32", "9,3,2|9,3", "all-masked", &p[i], fill_all_masked);
+    }
+}
+
+TEST(soft_max_sinks) {
+    static const struct p_soft_max sinks = { 0.5f, 0.0f, 0, 1 }, both = { 0.1f, 0.0f, 1, 2 }, alibi = { 1.0f, 8.0f, 1, 2 };
+    soft_max_cases("F32 F16,F32>F16 BF16,F32>BF16", "17,5,4,2|4 257,2|1 1,3,3|3", "no-mask", &sinks, NULL);
+    soft_max_cases("F32 F32,F16,F32>F32 F16,F16,F32>F16", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "mask", &both, fill_mask);
+    soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "alibi", &alibi, fill_mask);
+    soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4", "all-masked", &both, fill_all_masked);
+}
+
+// >>op:soft_max_back
+static struct gcuda_tensor * build_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    const struct p_soft_max * p = (const struct p_soft_max *) params;
+    return gcuda_soft_max_ext_back(ctx, in[0], in[1], p->scale, p->max_bias);
+}
+
+static struct gcuda_tensor * inplace_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    const struct p_soft_max * p = (const struct p_soft_max *) params;
+    return gcuda_soft_max_ext_back_inplace(ctx, in[0], in[1], p->scale, p->max_bias);
+}
+
+TEST(soft_max_back) {
+    static const struct p_soft_max p[] = { { 1.0f, 0.0f, 0, 0 }, { 0.1f, 0.0f, 0, 0 } };
+    for (int i = 0; i < 2; ++i) {
+        struct op_test t;
+        memset(&t, 0, sizeof t);
+        t.types = "F32 F16 BF16", t.shapes = "1,1|1,1 7,5|7,5 255,3,2|255,3,2 257,2,3,4|257,2,3,4", t.tag = i == 0 ? "scale=1" : "scale=0.1";
+        t.n_in = 2, t.p = &p[i], t.build = build_soft_max_back, t.inplace = inplace_soft_max_back, t.ref = ref_soft_max_back;
+        t.max_nmse = 1e-7, t.reuse = 3;
+        t.in[1].lo = 0.0, t.in[1].hi = 1.0;
+        op_test_run(&t);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- flash_attn_ext
+static struct gcuda_tensor * build_flash_attn(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    const struct p_flash_attn * p = (const struct p_flash_attn *) params;
+    struct gcuda_tensor * k = in[1];
+    struct gcuda_tensor * v = p->dv > 0 ? gcuda_view_4d(ctx, k, p->dv, k->ne[1], k->ne[2], k->ne[3], k->nb[1], k->nb[2], k->nb[3], 0) : in[2];
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, in[0], k, v, optional(in, p->mask_at), p->scale, p->max_bias, p->softcap);
+    if (y != NULL && p->sinks_at > 0) { gcuda_flash_attn_ext_add_sinks(y, in[p->sinks_at]); }
+    if (y != NULL && p->is_f32) { gcuda_flash_attn_ext_set_prec(y, GCUDA_PREC_F32); }
+    return y;
+}
+
+static void flash_attn_cases(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * p, unsigned layouts,
+    fill_fn mask) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = types, t.shapes = shapes, t.tag = tag, t.p = p;
+    t.n_in = p->sinks_at > 0 ? p->sinks_at + 1 : p->mask_at > 0 ? p->mask_at + 1 : p->dv > 0 ? 2 : 3;
+    t.build = build_flash_attn, t.ref = ref_flash_attn, t.max_nmse = ERR_PRODUCT;
+    t.in[0].layouts = t.in[1].layouts = layouts;
+    if (p->dv == 0) { t.in[2].layouts = layouts; }
+    if (p->mask_at > 0) { t.in[p->mask_at].fill = mask; }
+    if (p->sinks_at > 0) { t.in[p->sinks_at].lo = -10.0, t.in[p->sinks_at].hi = 10.0; }
+    op_test_run(&t);
+}
+
+// q, k, v, mask and sinks of one setting, as text
+static const char * flash_attn_shape(char * out, size_t size, int dk, int dv, int n, int kv, int heads_kv, int group, int batch,
+    const struct p_flash_attn * p) {
+    int used = snprintf(out, size, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d", dk, n, heads_kv * group, batch, dk, kv, heads_kv, batch, dv, kv,
+        heads_kv, batch);
+    if (p->mask_at > 0) { used += snprintf(out + used, size - (size_t) used, "|%d,%d,1,%d", kv, n + n % 2, batch); }
+    if (p->sinks_at > 0) { snprintf(out + used, size - (size_t) used, "|%d", heads_kv * group); }
+    return out;
+}
+
+TEST(flash_attn_head_sizes) {
+    static const int dims[][2] = { { 40, 40 }, { 64, 64 }, { 72, 72 }, { 80, 80 }, { 96, 96 }, { 112, 112 }, { 128, 128 }, { 256, 256 },
+                                   { 576, 512 }, { 192, 128 }, { 1, 1 }, { 33, 17 } };
+    char shape[160];
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; ++i) {
+        const int dk = dims[i][0], dv = dims[i][1];
+        const float scale = 1.0f / sqrtf((float) dk);
+        const struct p_flash_attn p[] = {
+            { scale, 0.0f, 0.0f, 0, 0, 0, 0 }, { scale, 0.0f, 0.0f, 3, 0, 1, 0 }, { scale, 8.0f, 0.0f, 3, 4, 0, 0 },
+            { scale, 0.0f, 10.0f, 3, 0, 0, 0 }, { scale, 0.0f, 0.0f, 0, 3, 0, 0 },
+        };
+        static const char * const tag[] = { "plain", "mask", "alibi-sinks", "softcap", "sinks" };
+        for (int k = 0; k < 5; ++k) {
+            const char * types = k == 0 || k == 4 ? "F32 F32,F16,F16,F32>F32 F32,BF16,BF16,F32>F32"
+                                                  : "F32,F32,F32,F16,F32>F32 F32,F16,F16,F16,F32>F32 F32,BF16,BF16,F16,F32>F32";
+            flash_attn_cases(types, flash_attn_shape(shape, sizeof shape, dk, dv, 3, 113, 2, 2, 1, &p[k]), tag[k], &p[k], 0, fill_mask);
+        }
+        flash_attn_cases("F32,F16,F16,F16,F32>F32", flash_attn_shape(shape, sizeof shape, dk, dv, 1, 70, 1, dk == 576 ? 20 : 4, 3, &p[2]),
+            "decode", &p[2], 0, fill_mask);
+    }
+}
+
+TEST(flash_attn_types) { // head sizes of whole blocks
+    static const struct p_flash_attn plain = { 0.125f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.125f, 8.0f, 0.0f, 3, 4, 0, 0 };
+    static const char * const kinds[] = { "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL" };
+    for (int i = 0; i < 9; ++i) {
+        for (int j = 0; j < 9; ++j) {
+            char types[64];
+            snprintf(types, sizeof types, "F32,%s,%s,F16,F32>F32", kinds[i], kinds[j]);
+            flash_attn_cases(types, i == j ? "96,3,4,2|96,113,2,2|96,113,2,2|113,3|4 64,1,4|64,17,1|64,17,1|17,1|4 128,5,2|128,64,2|128,64,2|64,6|2"
+                                           : "64,2,4|64,35,2|64,35,2|35,2|4", "mask", &mask, i == j ? LAYOUT_ROWS : 0, fill_mask);
+        }
+        char types[64];
+        snprintf(types, sizeof types, "F32,%s,%s>F32", kinds[i], kinds[i]);
+        flash_attn_cases(types, "64,3,2|64,33,2|64,33,2", "plain", &plain, 0, NULL);
+    }
+}
+
+TEST(flash_attn_shapes) {
+    static const struct p_flash_attn plain = { 0.2f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.2f, 0.0f, 0.0f, 3, 0, 0, 0 };
+    static const struct p_flash_attn alibi = { 0.2f, 8.0f, 0.0f, 3, 4, 0, 0 };
+    // one position, odd numbers of them, groups that are no power of two, k and v with other head counts, batches
+    flash_attn_cases("F32 F32,F16,F16>F32", "40,1,1|40,1,1|40,1,1 40,3,12,2|40,17,1,2|40,17,1,2 64,2,20|64,5,1|64,5,1 40,35,4,3|40,19,4,3|40,19,2,3 "
+                     "8,70,2|8,300,2|8,300,2", "plain", &plain, LAYOUT_ROWS, NULL);
+    flash_attn_cases("F32,F16,F16,F16>F32", "40,1,12|40,512,1|40,512,1|512,1 64,32,4,3|64,113,4,3|64,113,4,3|113,32,1,3 16,3,6,4|16,9,2,4|16,9,2,4|9,4,3,2",
+        "mask", &mask, 0, fill_mask);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32", "16,5,12|16,33,3|16,33,3|33,5|12 16,5,6,2|16,33,6,2|16,33,6,2|33,5,1,2|6", "alibi", &alibi, 0, fill_mask);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,F32,F32,F16,F32>F32", "16,5,4|16,33,2|16,33,2|33,5|4", "all-masked", &alibi, 0, fill_all_masked);
+    flash_attn_cases("F32,F16,F16,F16>F32", "16,5,4|16,33,2|16,33,2|33,5", "all-masked", &mask, 0, fill_all_masked);
+    flash_attn_cases("F32", "16,0,4|16,33,2|16,33,2", "empty", &plain, 0, NULL);
+    if (test_full()) {
+        flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,Q8_0,Q8_0,F16,F32>F32", "128,35,16|128,1024,4|128,1024,4|1024,35|16 64,32,48,3|64,512,4,3|64,512,4,3|512,32,1,3|48",
+            "full", &alibi, LAYOUT_ROWS, fill_mask);
+    }
+}
+
+TEST(flash_attn_v_inside_k) { // a compressed cache: a value is the first part of its key
+    static const struct p_flash_attn p = { 0.05f, 0.0f, 0.0f, 2, 0, 0, 512 }, small = { 0.2f, 0.0f, 0.0f, 2, 0, 0, 32 };
+    flash_attn_cases("F32,F16,F16>F32 F32,F32,F16>F32", "576,3,4|576,64,1|64,3 576,1,20|576,33,1|33,1", "view", &p, 0, fill_mask);
+    flash_attn_cases("F32,Q8_0,F16>F32 F32,BF16,F16>F32", "64,3,4|64,64,2|64,3", "view", &small, LAYOUT_ROWS, fill_mask);
+}
+
+// ---------------------------------------------------------------------------------------------------- rope
+static struct gcuda_tensor * build_rope_as(struct gcuda_context * ctx, struct gcuda_tensor ** in, const struct p_rope * p, bool inplace) {
+    struct gcuda_tensor * f = in[2];
+    int s[4] = { p->sections[0], p->sections[1], p->sections[2], p->sections[3] };
+#define ROPE_TAIL p->mode, p->n_ctx_orig, p->freq_base, p->freq_scale, p->ext_factor, p->attn_factor, p->beta_fast, p->beta_slow
+    if ((p->mode & 8) != 0) {
+        return p->is_back ? gcuda_rope_multi_back(ctx, in[0], in[1], f, p->n_dims, s, ROPE_TAIL)
+               : inplace  ? gcuda_rope_multi_inplace(ctx, in[0], in[1], f, p->n_dims, s, ROPE_TAIL)
+                          : gcuda_rope_multi(ctx, in[0], in[1], f, p->n_dims, s, ROPE_TAIL);
+    }
+    return p->is_back ? gcuda_rope_ext_back(ctx, in[0], in[1], f, p->n_dims, ROPE_TAIL)
+           : inplace  ? gcuda_rope_ext_inplace(ctx, in[0], in[1], f, p->n_dims, ROPE_TAIL)
+                      : gcuda_rope_ext(ctx, in[0], in[1], f, p->n_dims, ROPE_TAIL);
+#undef ROPE_TAIL
+}
+
+static struct gcuda_tensor * build_rope(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    return build_rope_as(ctx, in, (const struct p_rope *) p, false);
+}
+
+static struct gcuda_tensor * inplace_rope(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    return build_rope_as(ctx, in, (const struct p_rope *) p, true);
+}
+
+static void fill_positions(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    fill_below(r, a, 8192);
+}
+
+// The third source is read by the builder only if there is one, so the harness must leave it NULL.
+static void rope_cases(const char * types, const char * shapes, const char * tag, const struct p_rope * p, bool factors, unsigned layouts) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = types, t.shapes = shapes, t.tag = tag, t.p = p, t.n_in = factors ? 3 : 2;
+    t.build = build_rope, t.inplace = p->is_back ? NULL : inplace_rope, t.ref = ref_rope, t.max_nmse = 1e-7, t.reuse = 1;
+    t.in[0].layouts = layouts;
+    t.in[1].fill = fill_positions;
+    t.in[2].lo = 0.9, t.in[2].hi = 1.1;
+    op_test_run(&t);
+}
+
+static struct p_rope rope_params(int mode, int n_dims, int n_ctx, float scale, float ext, float attn, float fast, float slow, bool back) {
+    struct p_rope p = { n_dims, mode, n_ctx, 10000.0f, scale, ext, attn, fast, slow, { 0, 0, 0, 0 }, back };
+    if (mode == 24) {
+        p.sections[0] = p.sections[1] = n_dims / 2 > 1 ? n_dims / 2 : 1;
+    } else if ((mode & 8) != 0) {
+        p.sections[0] = p.sections[1] = p.sections[2] = n_dims / 6 > 1 ? n_dims / 6 : 1;
+    }
+    return p;
+}
+
+// One mode with one row shape: plain, then every way in which YaRN and the factors change the angle.
+static void rope_mode(int mode, int d, int n_dims, const char * rest, int n_tokens) {
+    char shape[96], tag[96];
+    static const struct { const char * tag; int n_ctx; float scale, ext, attn, fast, slow; } ways[] = {
+        { "plain", 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f },
+        { "scaled", 0, 1.4245f, 0.0f, 1.4245f, 0.0f, 0.0f },
+        { "yarn-inf", 0, 1.4245f, 0.7465f, 1.4245f, 1.0f, 1.0f }, // no context length: the ramp's end is at -inf
+        { "yarn", 4096, 0.25f, 1.0f, 1.0f, 32.0f, 1.0f },
+        { "yarn-part", 512, 0.5f, 0.7465f, 1.4245f, 32.0f, 1.0f },
+    };
+    for (int i = 0; i < 5; ++i) {
+        for (int back = 0; back < 2; ++back) {
+            const struct p_rope p = rope_params(mode, n_dims, ways[i].n_ctx, ways[i].scale, ways[i].ext, ways[i].attn, ways[i].fast, ways[i].slow, back);
+            snprintf(shape, sizeof shape, "%d,%s|%d|%d", d, rest, mode & 8 ? 4 * n_tokens : n_tokens, mode == 24 ? n_dims : n_dims / 2);
+            snprintf(tag, sizeof tag, "mode=%d,n=%d,%s%s", mode, n_dims, ways[i].tag, back ? ",back" : "");
+            const bool wide = i == 0 || i == 3;
+            rope_cases(wide ? "F32,I32>F32 F16,I32>F16 BF16,I32>BF16" : "F32,I32>F32", shape, tag, &p, false, wide ? LAYOUT_ROWS : 0);
+            strcat(tag, ",factors");
+            rope_cases(wide ? "F32,I32,F32>F32 F16,I32,F32>F16" : "F32,I32,F32>F32", shape, tag, &p, true, 0);
+        }
+    }
+}
+
+TEST(rope_normal) {
+    rope_mode(0, 128, 128, "3,5", 5);
+    rope_mode(0, 80, 20, "2,3,3", 3);
+    rope_mode(0, 16, 16, "1,2", 2);
+}
+
+TEST(rope_neox) {
+    rope_mode(2, 64, 64, "3,5", 5);
+    rope_mode(2, 80, 32, "2,3,3", 3);
+    rope_mode(2, 16, 2, "1,2", 2);
+}
+
+TEST(rope_mrope) {
+    rope_mode(8, 128, 128, "3,5", 5);
+    rope_mode(8, 80, 20, "2,3,3", 3);
+}
+
+TEST(rope_imrope) {
+    rope_mode(40, 128, 128, "3,5", 5);
+    rope_mode(40, 80, 20, "2,3,3", 3);
+}
+
+TEST(rope_vision) {
+    rope_mode(24, 128, 64, "3,5", 5);
+    rope_mode(24, 80, 40, "2,3,3", 3);
+}
+
+// Sections that do not fill the pairs repeat, and what belongs to none of the first three reads the fourth plane.
+TEST(rope_sections) {
+    static const int modes[] = { 8, 40, 24 };
+    static const int sections[][4] = { { 3, 2, 1, 2 }, { 1, 0, 0, 0 }, { 0, 4, 0, 0 }, { 4, 4, 4, 4 }, { 8, 3, 5, 0 }, { 5, 6, 2, 3 } };
+    for (int m = 0; m < 3; ++m) {
+        for (int i = 0; i < 6; ++i) {
+            char tag[64];
+            struct p_rope p = rope_params(modes[m], 32, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, false);
+            memcpy(p.sections, sections[i], sizeof p.sections);
+            snprintf(tag, sizeof tag, "mode=%d,s=%d.%d.%d.%d", modes[m], p.sections[0], p.sections[1], p.sections[2], p.sections[3]);
+            rope_cases("F32,I32>F32 F16,I32>F16", "64,2,3|12", tag, &p, false, 0);
+        }
+    }
+}
+
+static struct gcuda_tensor * build_rope_short(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    return gcuda_rope(ctx, in[0], in[1], ((const struct p_rope *) p)->n_dims, ((const struct p_rope *) p)->mode);
+}
+
+TEST(rope) { // the short constructor, many rows, and dimensions that the grid of a device may not count
+    const struct p_rope p = rope_params(2, 16, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, false);
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32,I32>F32 F16,I32>F16", t.n_in = 2, t.p = &p, t.build = build_rope_short, t.ref = ref_rope, t.max_nmse = 1e-7;
+    t.shapes = test_full() ? "16,128,600|600 18,2,3,70000|3 128,32,512|512" : "16,32,20|20 18,2,3,50|3 64,0,3|3 64,3,0|0 64,128,17|17";
+    t.in[1].fill = fill_positions;
+    op_test_run(&t);
+}
+
+#endif

@@ -1,0 +1,338 @@
+// State-space and recurrent operations, triangular solve (ops.md 3.10): references in float64 and the tables of cases.
+// Part of test-ops.c.
+#ifndef OPS_RECURRENT_H
+#define OPS_RECURRENT_H
+
+#include "test-ops.h"
+
+// ---------------------------------------------------------------------------------------------------- references
+
+// >>op:ssm_conv   sources: sx [K-1+T, D, S], c [K, D]
+static void ref_ssm_conv(const struct op_case * c) {
+    struct arr * y = c->out;
+    arr_new(y, c->in[0]->ne[1], c->in[0]->ne[0] - c->in[1]->ne[0] + 1, c->in[0]->ne[2], 1);
+    for (int64_t s = 0; s < y->ne[2]; ++s) {
+        for (int64_t t = 0; t < y->ne[1]; ++t) {
+            for (int64_t i = 0; i < y->ne[0]; ++i) {
+                double sum = 0.0;
+                for (int64_t k = 0; k < c->in[1]->ne[0]; ++k) {
+                    sum += AT(c->in[0], t + k, i, s, 0) * AT(c->in[1], k, i, 0, 0);
+                }
+                AT(y, i, t, s, 0) = sum;
+            }
+        }
+    }
+}
+
+// >>op:ssm_scan   sources: s, x, dt, A, B, C, ids; result: y [Pd, H, T, S], then states [N, Pd, H, S], one row of numbers
+static void ref_ssm_token(const struct op_case * c, double * st, const int64_t * at, double * y) {
+    const struct arr * a = c->in[3];
+    const struct arr * b = c->in[4];
+    const int64_t p = at[0], h = at[1], t = at[2], q = at[3];
+    const int64_t g = h / (c->in[1]->ne[1] / b->ne[1]);
+    const double dt = AT(c->in[2], h, t, q, 0);
+    const double delta = dt > 20.0 ? dt : log(1.0 + exp(dt));
+    const double xd = AT(c->in[1], p, h, t, q) * delta;
+    *y = 0.0;
+    for (int64_t n = 0; n < b->ne[0]; ++n) {
+        st[n] = st[n] * exp(delta * AT(a, a->ne[0] == 1 ? 0 : n, h, 0, 0)) + AT(b, n, g, t, q) * xd;
+        *y += st[n] * AT(c->in[5], n, g, t, q);
+    }
+}
+
+struct p_ssm_scan {
+    int64_t n_pad; // x, B and C come with so many more heads or groups, which a view leaves out
+};
+
+static void ref_ssm_scan(const struct op_case * c) {
+    const struct arr * s = c->in[0];
+    const int64_t * xe = c->in[1]->ne; // Pd, H, T, S
+    const int64_t n_state = s->ne[0];
+    arr_new(c->out, xe[0] * xe[1] * xe[2] * xe[3] + n_state * xe[0] * xe[1] * xe[3], 1, 1, 1);
+    double * states = c->out->d + xe[0] * xe[1] * xe[2] * xe[3];
+    for (int64_t i = 0; i < xe[0] * xe[1] * xe[3]; ++i) {
+        const int64_t p = i % xe[0], h = i / xe[0] % xe[1], q = i / xe[0] / xe[1];
+        double * st = states + i * n_state;
+        for (int64_t n = 0; n < n_state; ++n) { st[n] = AT(s, n, p, h, (int64_t) c->in[6]->d[q]); }
+        for (int64_t t = 0; t < xe[2]; ++t) {
+            const int64_t at[4] = { p, h, t, q };
+            ref_ssm_token(c, st, at, c->out->d + ((q * xe[2] + t) * xe[1] + h) * xe[0] + p);
+        }
+    }
+}
+
+// The three recurrences keep a Sz x Sz matrix per head and sequence behind the rows of y. The walk is the same for all.
+struct p_linear_attn {
+    float scale;
+};
+
+typedef void (*ref_step_fn)(const struct op_case * c, double * w, int64_t h, int64_t t, double * y);
+
+static void ref_recurrence(const struct op_case * c, const struct arr * state, ref_step_fn step) {
+    const int64_t sz = c->in[0]->ne[0], n_heads = c->in[0]->ne[1], n_tokens = c->in[0]->ne[2];
+    const int64_t n_seqs = state->ne[1];
+    arr_new(c->out, sz * n_heads, n_tokens + sz * n_seqs, 1, 1);
+    double * w = c->out->d + sz * n_heads * n_tokens;
+    memcpy(w, state->d, sizeof(double) * (size_t) (sz * sz * n_heads * n_seqs));
+    for (int64_t t = 0; t < n_tokens; ++t) {
+        const int64_t q = t / (n_tokens / n_seqs);
+        for (int64_t h = 0; h < n_heads; ++h) {
+            step(c, w + (q * n_heads + h) * sz * sz, h, t, c->out->d + (t * n_heads + h) * sz);
+        }
+    }
+}
+
+// >>op:rwkv_wkv6   sources: k, v, r, tf, td, state; w[key][value], the answer uses the state before the update
+static void ref_wkv6_step(const struct op_case * c, double * w, int64_t h, int64_t t, double * y) {
+    const int64_t sz = c->in[0]->ne[0];
+    for (int64_t j = 0; j < sz; ++j) { y[j] = 0.0; }
+    for (int64_t i = 0; i < sz; ++i) {
+        for (int64_t j = 0; j < sz; ++j) {
+            const double kv = AT(c->in[0], i, h, t, 0) * AT(c->in[1], j, h, t, 0);
+            y[j] += AT(c->in[2], i, h, t, 0) * (AT(c->in[3], i, h, 0, 0) * kv + w[i * sz + j]);
+            w[i * sz + j] = w[i * sz + j] * AT(c->in[4], i, h, t, 0) + kv;
+        }
+    }
+}
+
+static void ref_rwkv_wkv6(const struct op_case * c) { ref_recurrence(c, c->in[5], ref_wkv6_step); }
+
+// >>op:gated_linear_attn   sources: k, v, q, g, state; w[key][value], the answer uses the updated state
+static void ref_gla_step(const struct op_case * c, double * w, int64_t h, int64_t t, double * y) {
+    const double scale = (double) ((const struct p_linear_attn *) c->p)->scale;
+    const int64_t sz = c->in[0]->ne[0];
+    for (int64_t j = 0; j < sz; ++j) { y[j] = 0.0; }
+    for (int64_t i = 0; i < sz; ++i) {
+        for (int64_t j = 0; j < sz; ++j) {
+            w[i * sz + j] = w[i * sz + j] * AT(c->in[3], i, h, t, 0) + AT(c->in[0], i, h, t, 0) * AT(c->in[1], j, h, t, 0);
+            y[j] += scale * AT(c->in[2], i, h, t, 0) * w[i * sz + j];
+        }
+    }
+}
+
+static void ref_gated_linear_attn(const struct op_case * c) { ref_recurrence(c, c->in[4], ref_gla_step); }
+
+// >>op:rwkv_wkv7   sources: r, w, k, v, a, b, state; here the state is w[value][key]
+static void ref_wkv7_step(const struct op_case * c, double * w, int64_t h, int64_t t, double * y) {
+    const int64_t sz = c->in[0]->ne[0];
+    for (int64_t i = 0; i < sz; ++i) {
+        double sa = 0.0;
+        for (int64_t j = 0; j < sz; ++j) { sa += AT(c->in[4], j, h, t, 0) * w[i * sz + j]; }
+        y[i] = 0.0;
+        for (int64_t j = 0; j < sz; ++j) {
+            w[i * sz + j] = w[i * sz + j] * AT(c->in[1], j, h, t, 0) + AT(c->in[3], i, h, t, 0) * AT(c->in[2], j, h, t, 0) +
+                            sa * AT(c->in[5], j, h, t, 0);
+            y[i] += w[i * sz + j] * AT(c->in[0], j, h, t, 0);
+        }
+    }
+}
+
+static void ref_rwkv_wkv7(const struct op_case * c) { ref_recurrence(c, c->in[6], ref_wkv7_step); }
+
+// >>op:solve_tri   forward substitution, all columns of a right side
+static void ref_solve_tri(const struct op_case * c) {
+    const struct arr * a = c->in[0];
+    const struct arr * b = c->in[1];
+    struct arr * y = c->out;
+    arr_like(y, b);
+    for (int64_t m = 0; m < b->ne[2] * b->ne[3]; ++m) {
+        const int64_t i2 = m % b->ne[2], i3 = m / b->ne[2];
+        for (int64_t col = 0; col < b->ne[0]; ++col) {
+            for (int64_t i = 0; i < b->ne[1]; ++i) {
+                double rest = AT(b, col, i, i2, i3);
+                for (int64_t t = 0; t < i; ++t) { rest -= AT(a, t, i, i2, i3) * AT(y, col, t, i2, i3); }
+                AT(y, col, i, i2, i3) = rest / AT(a, i, i, i2, i3);
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- tables
+static struct gcuda_tensor * build_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    return gcuda_ssm_conv(ctx, in[0], in[1]);
+}
+
+TEST(ssm_conv) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32", t.n_in = 2, t.build = build_ssm_conv, t.ref = ref_ssm_conv, t.max_nmse = 1e-7;
+    t.shapes = "3,128,1|3,128 7,128,4|4,128 13,256,2|9,256 4,5,3|4,5 1,7,2|1,7 60,33,2|4,33 3,6,2|4,6";
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
+    op_test_run(&t);
+    if (test_full()) {
+        t.shapes = "4,1024,1|4,1024 8,1536,4|4,1536 18,2048,4|9,2048 67,1024,4|4,1024";
+        t.in[0].layouts = t.in[1].layouts = 0;
+        op_test_run(&t);
+    }
+}
+
+// >>op:ssm_scan
+static struct gcuda_tensor * build_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    return gcuda_ssm_scan(ctx, in[0], in[1], in[2], in[3], in[4], in[5], in[6]);
+}
+
+static struct gcuda_tensor * without_last(struct gcuda_context * ctx, struct gcuda_tensor * t, int64_t n) { // in dimension 1
+    return gcuda_view_4d(ctx, t, t->ne[0], t->ne[1] - n, t->ne[2], t->ne[3], t->nb[1], t->nb[2], t->nb[3], 0);
+}
+
+static struct gcuda_tensor * build_ssm_scan_views(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    const int64_t n = ((const struct p_ssm_scan *) p)->n_pad;
+    return gcuda_ssm_scan(ctx, in[0], without_last(ctx, in[1], n), in[2], in[3], without_last(ctx, in[4], n), without_last(ctx, in[5], n), in[6]);
+}
+
+static void arr_without_last(struct arr * y, const struct arr * a, int64_t n) {
+    memset(y, 0, sizeof *y);
+    arr_new(y, a->ne[0], a->ne[1] - n, a->ne[2], a->ne[3]);
+    FOR_ARR(y) { AT(y, i0, i1, i2, i3) = AT(a, i0, i1, i2, i3); }
+}
+
+static void ref_ssm_scan_views(const struct op_case * c) {
+    struct op_case inner = *c;
+    struct arr cut[3];
+    for (int k = 0; k < 3; ++k) {
+        const int from = k == 0 ? 1 : k + 3;
+        arr_without_last(&cut[k], c->in[from], ((const struct p_ssm_scan *) c->p)->n_pad);
+        inner.in[from] = &cut[k];
+    }
+    ref_ssm_scan(&inner);
+    for (int k = 0; k < 3; ++k) { arr_free(&cut[k]); }
+}
+
+static void fill_slots(struct rng * r, const struct op_case * c, int k, struct arr * a) { // distinct slots of the pool
+    (void) k;
+    fill_permutation(r, a, c->in[0]->ne[3]);
+}
+
+static void fill_steps(struct rng * r, const struct op_case * c, int k, struct arr * a) { // some where softplus is the identity
+    (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); i += 17) { a->d[i] = rng_between(r, 19.0, 22.0); }
+}
+
+static struct op_test ssm_scan_test(void) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32,F32,F32,F32,F32,F32,I32>F32", t.n_in = 7, t.build = build_ssm_scan, t.ref = ref_ssm_scan, t.max_nmse = 1e-7;
+    t.in[2].lo = -2.0, t.in[2].hi = 2.0, t.in[2].fill = fill_steps;
+    t.in[3].lo = -1.0, t.in[3].hi = -0.05;
+    t.in[6].fill = fill_slots;
+    return t;
+}
+
+TEST(ssm_scan) {
+    static const struct { int n, pd, h, g, t, s, pool; bool mamba_1; } sizes[] = {
+        { 16, 1, 128, 1, 32, 4, 4, true }, { 16, 1, 64, 1, 1, 2, 3, true }, { 128, 64, 8, 2, 9, 2, 2, false }, { 256, 64, 4, 2, 5, 2, 4, false },
+        { 5, 3, 6, 3, 4, 2, 2, false }, { 7, 2, 4, 4, 3, 1, 1, true }, { 1, 1, 1, 1, 1, 1, 1, false }, { 4, 3, 2, 1, 0, 2, 2, false },
+        { 16, 1, 1024, 1, 32, 4, 4, true }, { 128, 64, 16, 2, 32, 4, 4, false }, { 256, 64, 8, 2, 32, 4, 4, false },
+    };
+    struct op_test t = ssm_scan_test();
+    for (int i = 0; i < (test_full() ? 11 : 8); ++i) {
+        char shape[256];
+        const int n = sizes[i].n, pd = sizes[i].pd, h = sizes[i].h, g = sizes[i].g, n_t = sizes[i].t, s = sizes[i].s;
+        snprintf(shape, sizeof shape, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d|%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d", n, pd, h, sizes[i].pool, pd, h, n_t, s,
+            h, n_t, s, sizes[i].mamba_1 ? n : 1, h, n, g, n_t, s, n, g, n_t, s, s);
+        t.shapes = shape;
+        op_test_run(&t);
+    }
+    static const struct p_ssm_scan p = { 2 };
+    t.shapes = "8,4,6,3|4,8,5,2|6,5,2|1,6|8,5,5,2|8,5,5,2|2 16,1,6,3|1,8,5,2|6,5,2|16,6|16,3,5,2|16,3,5,2|2";
+    t.tag = "views", t.p = &p, t.build = build_ssm_scan_views, t.ref = ref_ssm_scan_views;
+    op_test_run(&t);
+}
+
+// ---------------------------------------------------------------------------------------------------- recurrences
+static struct gcuda_tensor * build_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    return gcuda_rwkv_wkv6(ctx, in[0], in[1], in[2], in[3], in[4], in[5]);
+}
+
+static struct gcuda_tensor * build_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    return gcuda_rwkv_wkv7(ctx, in[0], in[1], in[2], in[3], in[4], in[5], in[6]);
+}
+
+static struct gcuda_tensor * build_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], in[4], ((const struct p_linear_attn *) p)->scale);
+}
+
+static void fill_unit_rows(struct rng * r, const struct op_case * c, int k, struct arr * a) { // else the state explodes
+    (void) r, (void) c, (void) k;
+    FOR_ROWS(a) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < a->ne[0]; ++i) { sum += AT(a, i, i1, i2, i3) * AT(a, i, i1, i2, i3); }
+        for (int64_t i = 0; i < a->ne[0]; ++i) { AT(a, i, i1, i2, i3) /= sqrt(sum); }
+    }
+}
+
+// n_wide sources [Sz, H, T], then the state; `small` is the place of the one source [Sz, H], or -1
+static void recurrence_cases(struct op_test * t, int n_in, int small) {
+    static const struct { int sz, h, t, s; } sizes[] = {
+        { 64, 4, 1, 1 }, { 64, 4, 32, 1 }, { 64, 3, 20, 4 }, { 128, 2, 6, 2 }, { 5, 3, 6, 3 }, { 33, 2, 4, 4 }, { 1, 1, 2, 1 },
+        { 64, 32, 32, 1 }, { 64, 32, 128, 4 }, { 64, 32, 512, 4 },
+    };
+    t->types = "F32", t->n_in = n_in, t->max_nmse = 1e-7;
+    for (int i = 0; i < (test_full() ? 10 : 7); ++i) {
+        char shape[256];
+        int used = 0;
+        for (int k = 0; k < n_in - 1; ++k) {
+            used += snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d,%d|", sizes[i].sz, sizes[i].h, k == small ? 1 : sizes[i].t);
+        }
+        snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d", sizes[i].sz * sizes[i].sz * sizes[i].h, sizes[i].s);
+        t->shapes = shape;
+        op_test_run(t);
+    }
+}
+
+TEST(rwkv_wkv6) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.build = build_rwkv_wkv6, t.ref = ref_rwkv_wkv6;
+    t.in[4].lo = 0.2, t.in[4].hi = 0.999;
+    recurrence_cases(&t, 6, 3);
+}
+
+TEST(gated_linear_attn) {
+    static const struct p_linear_attn p = { 0.125f };
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.build = build_gated_linear_attn, t.ref = ref_gated_linear_attn, t.p = &p;
+    t.in[3].lo = 0.2, t.in[3].hi = 0.999;
+    recurrence_cases(&t, 5, -1);
+}
+
+TEST(rwkv_wkv7) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.build = build_rwkv_wkv7, t.ref = ref_rwkv_wkv7;
+    t.in[1].lo = 0.2, t.in[1].hi = 0.999;
+    t.in[4].fill = t.in[5].fill = fill_unit_rows;
+    recurrence_cases(&t, 7, -1);
+}
+
+// ---------------------------------------------------------------------------------------------------- solve_tri
+static struct gcuda_tensor * build_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    return gcuda_solve_tri(ctx, in[0], in[1], true, true, false);
+}
+
+static void fill_lower(struct rng * r, const struct op_case * c, int k, struct arr * a) { // what is never read is NaN
+    (void) r, (void) c, (void) k;
+    FOR_ARR(a) {
+        if (i0 > i1) { AT(a, i0, i1, i2, i3) = (double) NAN; }
+    }
+}
+
+TEST(solve_tri) {
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32", t.n_in = 2, t.build = build_solve_tri, t.ref = ref_solve_tri, t.max_nmse = 1e-7;
+    t.shapes = "1,1|1,1 10,10,4,4|3,10,4,4 11,11|5,11 17,17,2,4|18,17,2,4 30,30,2|40,30,2 42,42,2,2|10,42,2,2 64,64,2,1|64,64,2,1 79,79|417,79 "
+               "100,100,2|41,100,2 128,128|3,128";
+    if (test_full()) { t.shapes = "64,64,8,8|64,64,8,8 80,80,2|80,80,2 84,84,2|84,84,2 95,95,8|40,95,8 128,128,4,4|300,128,4,4"; }
+    t.in[0].lo = 0.1, t.in[0].hi = 1.0, t.in[0].fill = fill_lower;
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
+    op_test_run(&t);
+}
+
+#endif

@@ -1,0 +1,395 @@
+// Finite differences against the backward graph, for every operation that has a derivative.
+//
+// The scalar is  L = sum_i w_i * y_i  with fixed positive weights, summed in double here. The numeric derivative is the
+// five-point central difference (error of order h^4) of L; the analytic one comes from gcuda_build_backward_expand.
+// Both are compared by the mean absolute asymmetry, mean |a - b| / (|a| + |b|), with a floor of a hundredth of the
+// gradient's rms in the divisor, so that a component which is zero up to rounding does not count as wrong.
+#include "test.h"
+
+#define MAX_IN 4
+
+typedef struct gcuda_tensor * (*grad_build_fn)(struct gcuda_context * ctx, struct gcuda_tensor ** in);
+
+struct grad_case {
+    const char * name;
+    grad_build_fn build;
+    int n_in;
+    int n_params; // the first n_params sources get a gradient
+    int64_t ne[MAX_IN][4];
+    double lo, hi; // of the values
+    double bound;  // 0: 1e-4
+    double h;      // 0: 0.01
+    int64_t n_rows_indexed; // > 0: the last source holds I32 indices below this
+};
+
+struct grad_run {
+    const struct grad_case * g;
+    struct gcuda_context * ctx;
+    struct gcuda_backend * backend;
+    struct gcuda_backend_buffer * buffer;
+    struct gcuda_tensor * in[MAX_IN];
+    struct gcuda_tensor *y, *weights, *loss;
+    struct gcuda_cgraph *forward, *both;
+    float * y_data;
+    float * w_data;
+};
+
+// ---------------------------------------------------------------------------------------------------- one case
+static bool grad_make(struct grad_run * r, struct gcuda_backend * backend, const struct grad_case * g) {
+    const struct gcuda_init_params params = { 4u << 20, NULL, true };
+    memset(r, 0, sizeof *r);
+    r->g = g;
+    r->backend = backend;
+    r->ctx = gcuda_init(params);
+    if (r->ctx == NULL) { return false; }
+    for (int k = 0; k < g->n_in; ++k) {
+        const bool is_index = g->n_rows_indexed > 0 && k == g->n_in - 1;
+        const int64_t * ne = g->ne[k];
+        r->in[k] = gcuda_new_tensor_4d(r->ctx, is_index ? GCUDA_TYPE_I32 : GCUDA_TYPE_F32, ne[0], ne[1], ne[2], ne[3]);
+        if (k < g->n_params) { gcuda_set_param(r->in[k]); }
+    }
+    r->y = g->build(r->ctx, r->in);
+    if (r->y == NULL) { return false; }
+    r->weights = gcuda_new_tensor_4d(r->ctx, GCUDA_TYPE_F32, r->y->ne[0], r->y->ne[1], r->y->ne[2], r->y->ne[3]);
+    r->loss = gcuda_sum(r->ctx, gcuda_mul(r->ctx, r->y, r->weights));
+    if (r->loss == NULL) { return false; }
+    gcuda_set_loss(r->loss);
+    r->forward = gcuda_new_graph_custom(r->ctx, 256, false);
+    r->both = gcuda_new_graph_custom(r->ctx, 1024, true);
+    return r->forward != NULL && r->both != NULL &&
+           gcuda_build_forward_expand(r->forward, r->y) == GCUDA_STATUS_SUCCESS &&
+           gcuda_build_forward_expand(r->both, r->loss) == GCUDA_STATUS_SUCCESS;
+}
+
+static bool grad_fill(struct grad_run * r) {
+    struct rng rng = rng_for(r->g->name);
+    const int64_t n_y = gcuda_nelements(r->y);
+    r->buffer = gcuda_backend_alloc_ctx_tensors(r->ctx, r->backend);
+    r->y_data = (float *) malloc(sizeof(float) * (size_t) n_y);
+    r->w_data = (float *) malloc(sizeof(float) * (size_t) n_y);
+    if (r->buffer == NULL || r->y_data == NULL || r->w_data == NULL) { return false; }
+    for (int k = 0; k < r->g->n_in; ++k) {
+        for (int64_t i = 0; i < gcuda_nelements(r->in[k]); ++i) {
+            const float v = (float) rng_between(&rng, r->g->lo, r->g->hi);
+            const int32_t row = (int32_t) rng_below(&rng, r->g->n_rows_indexed);
+            const void * p = r->in[k]->type == GCUDA_TYPE_I32 ? (const void *) &row : (const void *) &v;
+            CHECK_OK(gcuda_backend_tensor_set(r->in[k], p, (size_t) i * 4, 4));
+        }
+    }
+    for (int64_t i = 0; i < n_y; ++i) { r->w_data[i] = (float) rng_between(&rng, 0.5, 1.5); }
+    return CHECK_OK(gcuda_backend_tensor_set(r->weights, r->w_data, 0, sizeof(float) * (size_t) n_y));
+}
+
+static void grad_free(struct grad_run * r) {
+    free(r->y_data);
+    free(r->w_data);
+    gcuda_backend_buffer_free(r->buffer);
+    gcuda_free(r->ctx);
+}
+
+// L with element i of source k moved by `step`
+static double grad_value(struct grad_run * r, int k, int64_t i, float x, double step) {
+    const float moved = (float) ((double) x + step);
+    const int64_t n_y = gcuda_nelements(r->y);
+    double sum = 0.0;
+    CHECK_OK(gcuda_backend_tensor_set(r->in[k], &moved, (size_t) i * 4, 4));
+    CHECK_OK(gcuda_backend_graph_compute(r->backend, r->forward));
+    CHECK_OK(gcuda_backend_tensor_get(r->y, r->y_data, 0, sizeof(float) * (size_t) n_y));
+    CHECK_OK(gcuda_backend_tensor_set(r->in[k], &x, (size_t) i * 4, 4));
+    for (int64_t j = 0; j < n_y; ++j) { sum += (double) r->y_data[j] * (double) r->w_data[j]; }
+    return sum;
+}
+
+static double grad_numeric(struct grad_run * r, int k, int64_t i) {
+    float x;
+    CHECK_OK(gcuda_backend_tensor_get(r->in[k], &x, (size_t) i * 4, 4));
+    // powers of two: x + step is then exact for most x, and the divisor is what was really stepped
+    const double h = r->g->h > 0.0 ? r->g->h : 0.0078125;
+    const double near_diff = grad_value(r, k, i, x, h) - grad_value(r, k, i, x, -h);
+    const double far_diff = grad_value(r, k, i, x, 2.0 * h) - grad_value(r, k, i, x, -2.0 * h);
+    return (8.0 * near_diff - far_diff) / (12.0 * h);
+}
+
+static void grad_compare(struct grad_run * r, int k) {
+    const struct gcuda_tensor * grad = gcuda_graph_get_grad(r->both, r->in[k]);
+    const int64_t n = gcuda_nelements(r->in[k]);
+    const double bound = r->g->bound > 0.0 ? r->g->bound : 1e-4;
+    CHECK_MSG(grad != NULL, "source %d has no gradient", k);
+    if (grad == NULL) { return; }
+    CHECK_MSG(gcuda_are_same_shape(grad, r->in[k]) && grad->type == GCUDA_TYPE_F32, "gradient %d has another shape or type", k);
+    float * a = (float *) malloc(sizeof(float) * (size_t) n);
+    double * b = (double *) malloc(sizeof(double) * (size_t) n);
+    double power = 0.0, sum = 0.0;
+    if (a != NULL && b != NULL && CHECK_OK(gcuda_backend_tensor_get(grad, a, 0, sizeof(float) * (size_t) n))) {
+        for (int64_t i = 0; i < n; ++i) {
+            b[i] = grad_numeric(r, k, i);
+            power += b[i] * b[i];
+        }
+        const double least = 0.01 * sqrt(power / (double) n);
+        for (int64_t i = 0; i < n; ++i) {
+            const double size = fabs((double) a[i]) + fabs(b[i]);
+            sum += fabs((double) a[i] - b[i]) / fmax(fmax(size, least), 1e-30);
+            CHECK_MSG(!(fabs((double) a[i] - b[i]) > 0.05 * fmax(size, least) + 1e-6), "source %d, element %lld: analytic %.7g, numeric %.7g", k,
+                (long long) i, (double) a[i], b[i]);
+        }
+        CHECK_MSG(sum / (double) n <= bound, "source %d: mean absolute asymmetry %.3g, bound %g", k, sum / (double) n, bound);
+    }
+    free(a);
+    free(b);
+}
+
+static void grad_case_run(struct gcuda_backend * backend, const char * test, const struct grad_case * g) {
+    char name[128];
+    struct grad_run r;
+    snprintf(name, sizeof name, "%s/%s", test, g->name);
+    if (!test_case_begin(name)) { return; }
+    const bool is_made = grad_make(&r, backend, g);
+    CHECK_MSG(is_made, "not built: %s", gcuda_last_error());
+    if (is_made && CHECK_OK(gcuda_build_backward_expand(r.ctx, r.both, NULL)) && grad_fill(&r)) {
+        CHECK_OK(gcuda_graph_reset(r.both));
+        CHECK_OK(gcuda_backend_graph_compute(backend, r.both));
+        for (int k = 0; k < g->n_params; ++k) { grad_compare(&r, k); }
+    }
+    grad_free(&r);
+    test_case_end();
+}
+
+static void grad_cases_run(const char * test, const struct grad_case * cases, size_t n) {
+    struct gcuda_backend * backend = gcuda_backend_cpu_init();
+    CHECK(backend != NULL);
+    for (size_t i = 0; backend != NULL && i < n; ++i) { grad_case_run(backend, test, &cases[i]); }
+    gcuda_backend_free(backend);
+}
+
+#define RUN_CASES(test, cases) grad_cases_run(test, cases, sizeof cases / sizeof cases[0])
+
+// ---------------------------------------------------------------------------------------------------- graphs
+#define BUILD(ident, expr)                                                                                   \
+    static struct gcuda_tensor * build_##ident(struct gcuda_context * ctx, struct gcuda_tensor ** in) { return expr; }
+#define UNARY(ident) BUILD(ident, gcuda_##ident(ctx, in[0]))
+#define BINARY(ident) BUILD(ident, gcuda_##ident(ctx, in[0], in[1]))
+
+UNARY(sqr) UNARY(sqrt) UNARY(log) UNARY(sin) UNARY(cos)
+UNARY(abs) UNARY(sgn) UNARY(neg) UNARY(step) UNARY(tanh) UNARY(elu) UNARY(relu) UNARY(sigmoid) UNARY(gelu) UNARY(gelu_erf)
+UNARY(gelu_quick) UNARY(silu) UNARY(exp) UNARY(expm1) UNARY(softplus) UNARY(hardswish) UNARY(hardsigmoid)
+BUILD(leaky_relu, gcuda_leaky_relu(ctx, in[0], 0.1f, false))
+UNARY(sum) UNARY(sum_rows) UNARY(mean)
+BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(add1) BINARY(repeat) BINARY(repeat_back) BINARY(mul_mat) BINARY(out_prod)
+BINARY(swiglu_split)
+BUILD(scale, gcuda_scale(ctx, in[0], 0.75f))
+BUILD(scale_bias, gcuda_scale_bias(ctx, in[0], -1.5f, 0.25f))
+BUILD(norm, gcuda_norm(ctx, in[0], 1e-5f))
+BUILD(rms_norm, gcuda_rms_norm(ctx, in[0], 1e-5f))
+BUILD(l2_norm, gcuda_l2_norm(ctx, in[0], 1e-5f))
+BUILD(soft_max, gcuda_soft_max(ctx, in[0]))
+BUILD(soft_max_ext, gcuda_soft_max_ext(ctx, in[0], in[1], 0.5f, 0.0f))
+BUILD(cross_entropy, gcuda_cross_entropy_loss(ctx, in[0], gcuda_soft_max(ctx, in[1])))
+BUILD(get_rows, gcuda_get_rows(ctx, in[0], in[1]))
+BUILD(dup, gcuda_dup(ctx, in[0]))
+BUILD(cont, gcuda_cont(ctx, in[0]))
+BUILD(reshape, gcuda_reshape_2d(ctx, in[0], 6, 20))
+BUILD(permute, gcuda_cont(ctx, gcuda_permute(ctx, in[0], 2, 0, 3, 1)))
+BUILD(transpose, gcuda_cont(ctx, gcuda_transpose(ctx, in[0])))
+BUILD(view_rows, gcuda_scale(ctx, gcuda_cont(ctx, gcuda_view_2d(ctx, in[0], 3, 2, in[0]->nb[1], in[0]->nb[1] + 4)), 2.0f))
+BUILD(view_1d, gcuda_sqr(ctx, gcuda_view_1d(ctx, in[0], 7, 12)))
+BUILD(view_cube, gcuda_cont(ctx, gcuda_view_4d(ctx, in[0], 3, 2, 2, 2, in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 8)))
+BUILD(cpy, gcuda_cpy(ctx, gcuda_sqr(ctx, in[0]), in[1]))
+BUILD(cast, gcuda_cast(ctx, gcuda_scale(ctx, in[0], 2.0f), GCUDA_TYPE_F32))
+BUILD(concat_0, gcuda_concat(ctx, in[0], in[1], 0))
+BUILD(concat_1, gcuda_concat(ctx, in[0], in[1], 1))
+BUILD(concat_2, gcuda_concat(ctx, in[0], in[1], 2))
+BUILD(concat_3, gcuda_concat(ctx, in[0], in[1], 3))
+BUILD(acc, gcuda_acc(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4))
+BUILD(set, gcuda_set(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4))
+BUILD(set_1d, gcuda_set_1d(ctx, in[0], in[1], 8))
+BUILD(diag_mask_zero, gcuda_diag_mask_zero(ctx, in[0], 1))
+BUILD(diag_mask_soft_max, gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, in[0], 1)))
+BUILD(clamp, gcuda_clamp(ctx, gcuda_scale(ctx, in[0], 1.0f), -0.5f, 0.5f))
+BUILD(im2col_1d, gcuda_im2col(ctx, in[1], in[0], 2, 0, 1, 0, 2, 0, false, GCUDA_TYPE_F32))
+BUILD(im2col_2d, gcuda_im2col(ctx, in[1], in[0], 2, 1, 1, 2, 1, 2, true, GCUDA_TYPE_F32))
+BUILD(conv_2d, gcuda_conv_2d(ctx, in[0], in[1], 1, 1, 1, 1, 1, 1))
+BUILD(pool_avg, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_AVG, 3, 2, 2, 1, 1, 0))
+BUILD(pool_max, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 2, 2, 2, 2, 0, 0))
+BUILD(pool_max_overlap, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 3, 3, 1, 2, 1, 1))
+
+static struct gcuda_tensor * build_rope_mode(struct gcuda_context * ctx, struct gcuda_tensor ** in, int mode) {
+    int sections[4] = { 2, 1, 1, 0 };
+    if (mode == 24) { sections[0] = 4, sections[1] = 4, sections[2] = 0; }
+    const int n_dims = mode == 24 ? 8 : 8;
+    if ((mode & 8) != 0) {
+        return gcuda_rope_multi(ctx, in[0], in[1], NULL, n_dims, sections, mode, 0, 10000.0f, 0.5f, 0.5f, 1.25f, 32.0f, 1.0f);
+    }
+    return gcuda_rope_ext(ctx, in[0], in[1], NULL, n_dims, mode, 64, 10000.0f, 0.5f, 0.5f, 1.25f, 32.0f, 1.0f);
+}
+BUILD(rope_normal, build_rope_mode(ctx, in, 0))
+BUILD(rope_neox, build_rope_mode(ctx, in, 2))
+BUILD(rope_mrope, build_rope_mode(ctx, in, 8))
+BUILD(rope_vision, build_rope_mode(ctx, in, 24))
+BUILD(rope_imrope, build_rope_mode(ctx, in, 40))
+
+// a fused kind of gate splits the row; both halves take part
+BUILD(swiglu_fused, gcuda_swiglu(ctx, in[0]))
+
+// two layers, shared weights, a residual and a loss: gradients that meet at one node must add up
+static struct gcuda_tensor * build_network(struct gcuda_context * ctx, struct gcuda_tensor ** in) {
+    struct gcuda_tensor * h = gcuda_silu(ctx, gcuda_mul_mat(ctx, in[0], in[2]));
+    h = gcuda_add(ctx, h, gcuda_mul_mat(ctx, in[0], gcuda_rms_norm(ctx, h, 1e-5f)));
+    h = gcuda_add(ctx, h, in[1]);
+    return gcuda_cross_entropy_loss(ctx, h, gcuda_soft_max(ctx, in[3]));
+}
+
+// one attention head with a causal mask
+static struct gcuda_tensor * build_attention(struct gcuda_context * ctx, struct gcuda_tensor ** in) {
+    struct gcuda_tensor * q = gcuda_mul_mat(ctx, in[0], in[2]);
+    struct gcuda_tensor * k = gcuda_mul_mat(ctx, in[1], in[2]);
+    struct gcuda_tensor * kq = gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, gcuda_scale(ctx, gcuda_mul_mat(ctx, k, q), 0.5f), 0));
+    return gcuda_mul_mat(ctx, gcuda_cont(ctx, gcuda_transpose(ctx, in[2])), kq);
+}
+
+// ---------------------------------------------------------------------------------------------------- tables
+#define SHAPE { 5, 4, 3, 2 }
+#define ONE(id, low, high) { #id, build_##id, 1, 1, { SHAPE }, low, high, 0, 0, 0 }
+
+TEST(grad_unary) { // ranges keep a step away from the kinks
+    static const struct grad_case cases[] = {
+        ONE(sqr, -1, 1), ONE(sqrt, 1, 2), ONE(log, 1, 2), ONE(abs, 0.1, 1), ONE(sgn, 0.1, 1), ONE(neg, -1, 1), ONE(step, 0.1, 1),
+        ONE(tanh, -2, 2), ONE(elu, 0.1, 1), ONE(relu, 0.1, 1), ONE(sigmoid, -2, 2), ONE(gelu, 0.2, 2), ONE(gelu_erf, 0.2, 2),
+        ONE(gelu_quick, 0.2, 2), ONE(silu, 0.1, 2), ONE(exp, -1, 1), ONE(expm1, -1, 1), ONE(softplus, -2, 2), ONE(hardswish, -1, 1),
+        ONE(hardsigmoid, -1, 1), ONE(leaky_relu, 0.1, 1), ONE(scale, -1, 1), ONE(scale_bias, -1, 1), ONE(clamp, -0.4, 0.4),
+        { "relu/negative", build_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
+        { "abs/negative", build_abs, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
+        { "elu/negative", build_elu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
+        { "leaky_relu/negative", build_leaky_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
+        { "clamp/outside", build_clamp, 1, 1, { SHAPE }, 0.6, 1, 0, 0, 0 },
+        { "sin", build_sin, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
+        { "cos", build_cos, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
+    };
+    RUN_CASES("grad_unary", cases);
+}
+
+#define TWO(id, label, bnd, ...) { #id "/" label, build_##id, 2, 2, { SHAPE, __VA_ARGS__ }, 0.5, 1, bnd, 0, 0 }
+#define BROADCASTS(id, bnd)                                                                                                      \
+    TWO(id, "same", bnd, SHAPE), TWO(id, "row", bnd, { 5, 1, 1, 1 }), TWO(id, "column", bnd, { 1, 4, 1, 1 }),                   \
+        TWO(id, "plane", bnd, { 1, 1, 3, 1 }), TWO(id, "batch", bnd, { 1, 1, 1, 2 }), TWO(id, "scalar", bnd, { 1, 1, 1, 1 }),    \
+        TWO(id, "half", bnd, { 5, 2, 3, 1 })
+
+TEST(grad_binary) {
+    static const struct grad_case cases[] = {
+        BROADCASTS(add, 1e-4), BROADCASTS(sub, 1e-3), BROADCASTS(mul, 1e-3), BROADCASTS(div, 1e-3),
+        { "add1", build_add1, 2, 2, { SHAPE, { 1, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "swiglu_split", build_swiglu_split, 2, 2, { SHAPE, SHAPE }, -1, 1, 0, 0, 0 },
+        { "swiglu_fused", build_swiglu_fused, 1, 1, { { 6, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
+    };
+    RUN_CASES("grad_binary", cases);
+}
+
+TEST(grad_products) {
+    static const struct grad_case cases[] = {
+        { "mul_mat/plain", build_mul_mat, 2, 2, { { 7, 5, 1, 1 }, { 7, 3, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "mul_mat/vector", build_mul_mat, 2, 2, { { 16, 3, 1, 1 }, { 16, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "mul_mat/batch", build_mul_mat, 2, 2, { { 4, 3, 2, 3 }, { 4, 5, 2, 3 } }, -1, 1, 0, 0, 0 },
+        { "mul_mat/broadcast", build_mul_mat, 2, 2, { { 4, 3, 1, 1 }, { 4, 2, 3, 2 } }, -1, 1, 0, 0, 0 },
+        { "mul_mat/grouped", build_mul_mat, 2, 2, { { 4, 3, 2, 1 }, { 4, 2, 4, 3 } }, -1, 1, 0, 0, 0 },
+        { "out_prod/plain", build_out_prod, 2, 2, { { 5, 4, 1, 1 }, { 3, 4, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "out_prod/batch", build_out_prod, 2, 2, { { 5, 4, 2, 1 }, { 3, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "conv_2d", build_conv_2d, 2, 2, { { 3, 3, 2, 2 }, { 6, 5, 2, 2 } }, -1, 1, 0, 0, 0 },
+    };
+    RUN_CASES("grad_products", cases);
+}
+
+TEST(grad_rows) {
+    static const struct grad_case cases[] = {
+        { "norm", build_norm, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "rms_norm", build_rms_norm, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "l2_norm", build_l2_norm, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "soft_max", build_soft_max, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "soft_max_ext", build_soft_max_ext, 2, 1, { { 9, 4, 2, 1 }, { 9, 4, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "diag_mask_soft_max", build_diag_mask_soft_max, 1, 1, { { 6, 5, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "diag_mask_zero", build_diag_mask_zero, 1, 1, { { 6, 5, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "cross_entropy", build_cross_entropy, 2, 1, { { 10, 3, 2, 1 }, { 10, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "sum", build_sum, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "sum_rows", build_sum_rows, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "mean", build_mean, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "rope/normal", build_rope_normal, 2, 1, { { 10, 2, 4, 2 }, { 4, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
+        { "rope/neox", build_rope_neox, 2, 1, { { 10, 2, 4, 2 }, { 4, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
+        { "rope/mrope", build_rope_mrope, 2, 1, { { 10, 2, 3, 2 }, { 12, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
+        { "rope/imrope", build_rope_imrope, 2, 1, { { 10, 2, 3, 2 }, { 12, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
+        { "rope/vision", build_rope_vision, 2, 1, { { 16, 2, 3, 2 }, { 12, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
+    };
+    RUN_CASES("grad_rows", cases);
+}
+
+TEST(grad_moves) {
+    static const struct grad_case cases[] = {
+        { "get_rows", build_get_rows, 2, 1, { { 5, 7, 1, 1 }, { 9, 1, 1, 1 } }, -1, 1, 0, 0, 7 },
+        { "dup", build_dup, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "cont", build_cont, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "reshape", build_reshape, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "permute", build_permute, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "transpose", build_transpose, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "view_1d", build_view_1d, 1, 1, { { 12, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "view_rows", build_view_rows, 1, 1, { { 5, 4, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "view_cube", build_view_cube, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "cpy", build_cpy, 2, 1, { SHAPE, { 20, 6, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "cast", build_cast, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "repeat", build_repeat, 2, 1, { { 5, 2, 1, 2 }, { 10, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
+        { "repeat_back", build_repeat_back, 2, 1, { { 10, 4, 3, 2 }, { 5, 2, 1, 2 } }, -1, 1, 0, 0, 0 },
+        { "concat/0", build_concat_0, 2, 2, { SHAPE, { 2, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
+        { "concat/1", build_concat_1, 2, 2, { SHAPE, { 5, 3, 3, 2 } }, -1, 1, 0, 0, 0 },
+        { "concat/2", build_concat_2, 2, 2, { SHAPE, { 5, 4, 1, 2 } }, -1, 1, 0, 0, 0 },
+        { "concat/3", build_concat_3, 2, 2, { SHAPE, { 5, 4, 3, 1 } }, -1, 1, 0, 0, 0 },
+        { "acc", build_acc, 2, 2, { SHAPE, { 4, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "set", build_set, 2, 2, { SHAPE, { 4, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "set_1d", build_set_1d, 2, 2, { { 20, 1, 1, 1 }, { 7, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
+    };
+    RUN_CASES("grad_moves", cases);
+}
+
+// The step must not change the winner of a window: random values are apart by about 1/60, so it is much smaller here.
+TEST(grad_images) {
+    static const struct grad_case cases[] = {
+        { "im2col/1d", build_im2col_1d, 2, 1, { { 9, 2, 2, 1 }, { 3, 2, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "im2col/2d", build_im2col_2d, 2, 1, { { 7, 6, 2, 2 }, { 3, 2, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "pool_avg", build_pool_avg, 1, 1, { { 7, 6, 2, 2 } }, -1, 1, 0, 0, 0 },
+        { "pool_max", build_pool_max, 1, 1, { { 8, 6, 2, 1 } }, -1, 1, 0, 0.00048828125, 0 },
+        { "pool_max/overlap", build_pool_max_overlap, 1, 1, { { 7, 6, 2, 1 } }, -1, 1, 0, 0.00048828125, 0 },
+    };
+    RUN_CASES("grad_images", cases);
+}
+
+TEST(grad_networks) {
+    static const struct grad_case cases[] = {
+        { "two_layers", build_network, 4, 2, { { 6, 6, 1, 1 }, { 6, 1, 1, 1 }, { 6, 5, 1, 1 }, { 6, 5, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "attention", build_attention, 3, 3, { { 4, 4, 1, 1 }, { 4, 4, 1, 1 }, { 4, 5, 1, 1 } }, -1, 1, 0, 0, 0 },
+    };
+    RUN_CASES("grad_networks", cases);
+}
+
+// ---------------------------------------------------------------------------------------------------- refusals
+BUILD(no_upscale, gcuda_upscale(ctx, in[0], 2, GCUDA_SCALE_MODE_NEAREST))
+BUILD(no_cumsum, gcuda_cumsum(ctx, in[0]))
+BUILD(no_pad, gcuda_pad(ctx, in[0], 1, 1, 0, 0))
+BUILD(no_flash_attn, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], NULL, 1.0f, 0.0f, 0.0f))
+BUILD(no_group_norm, gcuda_group_norm(ctx, in[0], 1, 1e-5f))
+BUILD(no_ssm_conv, gcuda_ssm_conv(ctx, in[0], gcuda_view_2d(ctx, in[0], 3, 4, in[0]->nb[1], 0)))
+
+TEST(no_derivative_is_an_error_that_names_the_operation) {
+    static const struct {
+        grad_build_fn build;
+        const char * op;
+    } cases[] = {
+        { build_no_upscale, "upscale" }, { build_no_cumsum, "cumsum" },         { build_no_pad, "pad" },
+        { build_no_flash_attn, "flash_attn_ext" }, { build_no_group_norm, "group_norm" },
+    };
+    struct gcuda_backend * backend = gcuda_backend_cpu_init();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        const struct grad_case g = { cases[i].op, cases[i].build, 1, 1, { { 8, 4, 2, 1 } }, 0, 1, 0, 0, 0 };
+        struct grad_run r;
+        CHECK_MSG(grad_make(&r, backend, &g), "%s: %s", cases[i].op, gcuda_last_error());
+        const gcuda_status st = r.both != NULL ? gcuda_build_backward_expand(r.ctx, r.both, NULL) : GCUDA_STATUS_FAILED;
+        CHECK_MSG(st != GCUDA_STATUS_SUCCESS, "%s has no derivative, but a backward graph was built", cases[i].op);
+        CHECK_HAS(gcuda_last_error(), cases[i].op);
+        grad_free(&r);
+    }
+    gcuda_backend_free(backend);
+}
