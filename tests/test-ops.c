@@ -5,3 +5,7 @@
 #include "ops-copy.h"
 #include "ops-elementwise.h"
 #include "ops-norm.h"
+#include "ops-matmul.h"
+#include "ops-attention.h"
+#include "ops-conv.h"
+#include "ops-recurrent.h"

@@ -52,7 +52,7 @@ class Check:
         if nmse > bound:
             return f"NMSE {nmse:.3g} > {bound:g}"
         worst, limit = np.abs(err).max(initial=0), 8 * np.sqrt(bound * power / max(ref.size, 1))
-        return f"max |err| {worst:.3g}, limit {limit:.3g}" if worst > limit * 4 else None
+        return f"max |err| {worst:.3g}, limit {limit:.3g}" if worst > limit else None
 
 
 def f32(x):
@@ -635,7 +635,7 @@ def cross_entropy(g, rng, ok):
         labels = f32(rng.dirichlet(np.ones(shape[-1]), shape[:-1]))
         rows = logits[..., 0].size
         log_p = logits.astype(np.float64) - np.logaddexp.reduce(logits.astype(np.float64), -1, keepdims=True)
-        want = -np.einsum("...i,...i->", log_p, labels.astype(np.float64)) / rows
+        want = -(log_p * labels.astype(np.float64)).sum() / rows
         ok.close("loss", g.run(lambda c, a, b: g.cross_entropy_loss(c, a, b), logits, labels), [want])
         grad = f32([0.37])
         back = (np.exp(log_p) - labels.astype(np.float64)) * float(grad[0]) / rows
