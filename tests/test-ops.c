@@ -1,5 +1,6 @@
 // Every operation on the CPU backend against float64 references; the harness and the command line are in test-ops.h and
 // test.h, the references in ops-*.h, one family after the other.
+#define TEST_COUNTS_CASES
 #include "test-ops.h"
 
 #include "ops-copy.h"

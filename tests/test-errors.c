@@ -1,0 +1,356 @@
+// What must be refused: for every constructor NULL, wrong shapes and wrong types, with a message that names the operation and
+// the shape; then parameters, hostile sizes, and how a context keeps its first error.
+#include "test-ops.h"
+
+#include <ctype.h>
+
+static struct gcuda_context * ctx; // of the running test
+
+// =====================================================================================================================
+// >>inputs   "F32:8,4" or "F32:8,4:transposed" or "F32:8,4:strided"; "-" is NULL
+// =====================================================================================================================
+static struct gcuda_tensor * make(enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    return gcuda_new_tensor_4d(ctx, type, ne0, ne1, ne2, ne3);
+}
+static struct gcuda_tensor * f32(int64_t ne0, int64_t ne1) { return make(GCUDA_TYPE_F32, ne0, ne1, 1, 1); }
+
+struct input { enum gcuda_type type; int64_t ne[4]; enum layout layout; bool null, param; };
+
+static const char * parse_input(const char * s, struct input * in) {
+    const char * end = s + strcspn(s, "|");
+    memset(in, 0, sizeof *in);
+    in->ne[0] = in->ne[1] = in->ne[2] = in->ne[3] = 1;
+    if (*s == '-') {
+        in->null = true;
+    } else {
+        const size_t n = strcspn(s, ":");
+        parse_type(s, n, &in->type);
+        s += n;
+        for (int d = 0; d < 4 && (*s == ':' || *s == ','); ++d) {
+            char * next;
+            in->ne[d] = strtoll(s + 1, &next, 10);
+            s = next;
+        }
+        const bool transposed = strncmp(s, ":transposed", 11) == 0, strided = strncmp(s, ":strided", 8) == 0;
+        in->layout = transposed ? TRANSPOSED : strided ? GAPS : PACKED;
+        in->param = strncmp(s, ":param", 6) == 0;
+    }
+    return *end ? end + 1 : NULL;
+}
+
+static int make_inputs(const char * s, struct gcuda_tensor ** t, struct input * in) {
+    int n = 0;
+    for (; s != NULL; ++n) {
+        s = parse_input(s, &in[n]);
+        t[n] = in[n].null ? NULL : make_input(ctx, in[n].type, in[n].ne, in[n].layout);
+        if (t[n] && in[n].param) { gcuda_set_param(t[n]); }
+        CHECK_MSG(t[n] != NULL || in[n].null, "input %d cannot be made: %s", n, gcuda_last_error());
+    }
+    return n;
+}
+
+// =====================================================================================================================
+// >>constructors   one function each, with parameters that fit the good inputs of the table
+// =====================================================================================================================
+#define BUILD(ident, call)                                                                                                    \
+    static struct gcuda_tensor * b_##ident(struct gcuda_context * c, struct gcuda_tensor ** in, const void * p) {             \
+        (void) p, (void) in;                                                                                                  \
+        return call;                                                                                                          \
+    }
+#define ONE(name) BUILD(name, gcuda_##name(c, in[0]))
+#define TWO(name) BUILD(name, gcuda_##name(c, in[0], in[1]))
+#define THREE(name) BUILD(name, gcuda_##name(c, in[0], in[1], in[2]))
+
+#define FLOAT_FUNCTIONS(X) /* one input, any float, its own shape */                                                            \
+    X(sqr) X(sqr_inplace) X(sqrt) X(sqrt_inplace) X(log) X(log_inplace) X(sin) X(sin_inplace) X(cos) X(cos_inplace)             \
+    X(abs) X(abs_inplace) X(sgn) X(sgn_inplace) X(neg) X(neg_inplace) X(step) X(step_inplace) X(tanh) X(tanh_inplace)           \
+    X(elu) X(elu_inplace) X(relu) X(relu_inplace) X(sigmoid) X(sigmoid_inplace) X(gelu) X(gelu_inplace) X(gelu_erf)             \
+    X(gelu_erf_inplace) X(gelu_quick) X(gelu_quick_inplace) X(silu) X(silu_inplace) X(exp) X(exp_inplace) X(expm1)              \
+    X(expm1_inplace) X(softplus) X(softplus_inplace) X(floor) X(floor_inplace) X(ceil) X(ceil_inplace) X(round)                 \
+    X(round_inplace) X(trunc) X(trunc_inplace) X(hardswish) X(hardsigmoid) X(sum_rows) X(mean) X(soft_max) X(soft_max_inplace) \
+    X(reglu) X(reglu_swapped) X(geglu) X(geglu_swapped) X(swiglu) X(swiglu_swapped) X(geglu_erf) X(geglu_erf_swapped)           \
+    X(geglu_quick) X(geglu_quick_swapped)
+#define PAIRS(X) /* two inputs, floats of one shape (the second may repeat in the first) */ \
+    X(add) X(add_inplace) X(sub) X(sub_inplace) X(mul) X(mul_inplace) X(div) X(div_inplace)
+#define SPLITS(X) X(reglu_split) X(geglu_split) X(swiglu_split) X(geglu_erf_split) X(geglu_quick_split)
+
+FLOAT_FUNCTIONS(ONE)
+PAIRS(TWO)
+SPLITS(TWO)
+ONE(dup) ONE(dup_inplace) ONE(cont) ONE(transpose) ONE(sum) ONE(cumsum) ONE(argmax) ONE(diag)
+TWO(add1) TWO(add1_inplace) TWO(reshape) TWO(repeat) TWO(repeat_back) TWO(cpy) TWO(get_rows) TWO(silu_back) TWO(count_equal)
+TWO(cross_entropy_loss) TWO(mul_mat) TWO(out_prod) TWO(ssm_conv)
+THREE(get_rows_back) THREE(set_rows) THREE(add_id) THREE(cross_entropy_loss_back) THREE(opt_step_sgd) THREE(mul_mat_id)
+BUILD(opt_step_adamw, gcuda_opt_step_adamw(c, in[0], in[1], in[2], in[3], in[4]))
+BUILD(unary, gcuda_unary(c, in[0], GCUDA_UNARY_OP_RELU))
+BUILD(unary_inplace, gcuda_unary_inplace(c, in[0], GCUDA_UNARY_OP_RELU))
+BUILD(xielu, gcuda_xielu(c, in[0], 1, 1, 1, 1))
+BUILD(glu, gcuda_glu(c, in[0], GCUDA_GLU_OP_REGLU, false))
+BUILD(glu_split, gcuda_glu_split(c, in[0], in[1], GCUDA_GLU_OP_REGLU))
+BUILD(swiglu_oai, gcuda_swiglu_oai(c, in[0], in[1], 1.7f, 7))
+BUILD(norm, gcuda_norm(c, in[0], 1e-5f))
+BUILD(norm_inplace, gcuda_norm_inplace(c, in[0], 1e-5f))
+BUILD(rms_norm, gcuda_rms_norm(c, in[0], 1e-5f))
+BUILD(rms_norm_inplace, gcuda_rms_norm_inplace(c, in[0], 1e-5f))
+BUILD(l2_norm, gcuda_l2_norm(c, in[0], 1e-5f))
+BUILD(l2_norm_inplace, gcuda_l2_norm_inplace(c, in[0], 1e-5f))
+BUILD(group_norm, gcuda_group_norm(c, in[0], 2, 1e-5f))
+BUILD(group_norm_inplace, gcuda_group_norm_inplace(c, in[0], 2, 1e-5f))
+BUILD(rms_norm_back, gcuda_rms_norm_back(c, in[0], in[1], 1e-5f))
+BUILD(scale, gcuda_scale(c, in[0], 2))
+BUILD(scale_inplace, gcuda_scale_inplace(c, in[0], 2))
+BUILD(scale_bias, gcuda_scale_bias(c, in[0], 2, 1))
+BUILD(scale_bias_inplace, gcuda_scale_bias_inplace(c, in[0], 2, 1))
+BUILD(clamp, gcuda_clamp(c, in[0], -1, 1))
+BUILD(leaky_relu, gcuda_leaky_relu(c, in[0], 0.1f, false))
+BUILD(fill, gcuda_fill(c, in[0], 1))
+BUILD(fill_inplace, gcuda_fill_inplace(c, in[0], 1))
+BUILD(tri, gcuda_tri(c, in[0], GCUDA_TRI_TYPE_LOWER))
+BUILD(diag_mask_inf, gcuda_diag_mask_inf(c, in[0], 1))
+BUILD(diag_mask_inf_inplace, gcuda_diag_mask_inf_inplace(c, in[0], 1))
+BUILD(diag_mask_zero, gcuda_diag_mask_zero(c, in[0], 1))
+BUILD(diag_mask_zero_inplace, gcuda_diag_mask_zero_inplace(c, in[0], 1))
+BUILD(concat, gcuda_concat(c, in[0], in[1], 1))
+BUILD(acc, gcuda_acc(c, in[0], in[1], 32, 128, 128, 0))
+BUILD(acc_inplace, gcuda_acc_inplace(c, in[0], in[1], 32, 128, 128, 0))
+BUILD(set, gcuda_set(c, in[0], in[1], 32, 128, 128, 0))
+BUILD(set_inplace, gcuda_set_inplace(c, in[0], in[1], 32, 128, 128, 0))
+BUILD(set_1d, gcuda_set_1d(c, in[0], in[1], 4))
+BUILD(set_2d, gcuda_set_2d(c, in[0], in[1], 32, 0))
+BUILD(pad, gcuda_pad(c, in[0], 1, 0, 0, 0))
+BUILD(pad_circular, gcuda_pad_circular(c, in[0], 1, 0, 0, 0))
+BUILD(pad_reflect_1d, gcuda_pad_reflect_1d(c, in[0], 1, 1))
+BUILD(roll, gcuda_roll(c, in[0], 1, 0, 0, 0))
+BUILD(timestep_embedding, gcuda_timestep_embedding(c, in[0], 8, 100))
+BUILD(argsort, gcuda_argsort(c, in[0], GCUDA_SORT_ORDER_ASC))
+BUILD(top_k, gcuda_top_k(c, in[0], 3))
+BUILD(argsort_top_k, gcuda_argsort_top_k(c, in[0], 3))
+BUILD(add_cast, gcuda_add_cast(c, in[0], in[1], GCUDA_TYPE_F32))
+BUILD(cast, gcuda_cast(c, in[0], GCUDA_TYPE_F16))
+BUILD(cont_2d, gcuda_cont_2d(c, in[0], 16, 2))
+BUILD(reshape_1d, gcuda_reshape_1d(c, in[0], 32))
+BUILD(reshape_3d, gcuda_reshape_3d(c, in[0], 4, 4, 2))
+BUILD(repeat_4d, gcuda_repeat_4d(c, in[0], 16, 4, 1, 1))
+BUILD(view_1d, gcuda_view_1d(c, in[0], 32, 0))
+BUILD(view_2d, gcuda_view_2d(c, in[0], 8, 4, 32, 0))
+BUILD(permute, gcuda_permute(c, in[0], 0, 2, 1, 3))
+BUILD(soft_max_ext, gcuda_soft_max_ext(c, in[0], in[1], 1, 0))
+BUILD(soft_max_ext_inplace, gcuda_soft_max_ext_inplace(c, in[0], in[1], 1, 0))
+BUILD(soft_max_ext_back, gcuda_soft_max_ext_back(c, in[0], in[1], 1, 0))
+BUILD(soft_max_ext_back_inplace, gcuda_soft_max_ext_back_inplace(c, in[0], in[1], 1, 0))
+BUILD(flash_attn_ext, gcuda_flash_attn_ext(c, in[0], in[1], in[2], in[3], 1, 0, 0))
+BUILD(rope, gcuda_rope(c, in[0], in[1], 8, 0))
+BUILD(rope_inplace, gcuda_rope_inplace(c, in[0], in[1], 8, 0))
+BUILD(rope_ext, gcuda_rope_ext(c, in[0], in[1], in[2], 8, 0, 0, 10000, 1, 0, 1, 0, 0))
+BUILD(rope_ext_back, gcuda_rope_ext_back(c, in[0], in[1], in[2], 8, 0, 0, 10000, 1, 0, 1, 0, 0))
+BUILD(im2col, gcuda_im2col(c, in[0], in[1], 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32))
+BUILD(im2col_3d, gcuda_im2col_3d(c, in[0], in[1], 3, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32))
+BUILD(conv_1d, gcuda_conv_1d(c, in[0], in[1], 1, 0, 1))
+BUILD(conv_2d, gcuda_conv_2d(c, in[0], in[1], 1, 1, 0, 0, 1, 1))
+BUILD(conv_2d_direct, gcuda_conv_2d_direct(c, in[0], in[1], 1, 1, 0, 0, 1, 1))
+BUILD(conv_2d_dw_direct, gcuda_conv_2d_dw_direct(c, in[0], in[1], 1, 1, 0, 0, 1, 1))
+BUILD(conv_transpose_1d, gcuda_conv_transpose_1d(c, in[0], in[1], 1, 0, 1))
+BUILD(conv_transpose_2d, gcuda_conv_transpose_2d_p0(c, in[0], in[1], 1))
+BUILD(pool_2d, gcuda_pool_2d(c, in[0], GCUDA_OP_POOL_MAX, 2, 2, 1, 1, 0, 0))
+BUILD(upscale, gcuda_upscale(c, in[0], 2, GCUDA_SCALE_MODE_NEAREST))
+BUILD(interpolate, gcuda_interpolate(c, in[0], 9, 9, 1, 1, GCUDA_SCALE_MODE_BILINEAR))
+BUILD(ssm_scan, gcuda_ssm_scan(c, in[0], in[1], in[2], in[3], in[4], in[5], in[6]))
+BUILD(rwkv_wkv6, gcuda_rwkv_wkv6(c, in[0], in[1], in[2], in[3], in[4], in[5]))
+BUILD(rwkv_wkv7, gcuda_rwkv_wkv7(c, in[0], in[1], in[2], in[3], in[4], in[5], in[6]))
+BUILD(gated_linear_attn, gcuda_gated_linear_attn(c, in[0], in[1], in[2], in[3], in[4], 1))
+BUILD(solve_tri, gcuda_solve_tri(c, in[0], in[1], true, true, false))
+
+struct ctor {
+    const char * name, * op; // op: what the message must contain
+    build_fn build;
+    const char * good;
+    int n_required;
+    const char * bad[10];
+};
+
+#define FLOAT_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4", "I8:8,4" } },
+#define PAIR_ROW(n) { #n, NULL, b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:5,4", "F32:8,4|F32:8,3", "F32:8,4|F32:8,4,2", "F32:8,4|F32:16,4", \
+    "F32:8,4|I32:8,4", "I32:8,4|I32:8,4", "F32:8,4|Q4_0:32,4", "I64:8,4|F32:8,4" } },
+#define SPLIT_ROW(n) { #n, "glu", b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:4,4", "F32:8,4|F32:8,4,2", "F32:8,4|F16:8,4", "I32:8,4|I32:8,4", \
+    "Q4_0:32,4|Q4_0:32,4", "F32:8,4:transposed|F32:8,4" } },
+#define NORM_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4", "F32:8,4:transposed" } },
+#define ANY_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { NULL } },
+#define HEADS "F32:4,2,6" // [head size, heads, tokens]
+
+static const struct ctor ctors[] = {
+    FLOAT_FUNCTIONS(FLOAT_ROW) PAIRS(PAIR_ROW) SPLITS(SPLIT_ROW)
+    ANY_ROW(dup) ANY_ROW(dup_inplace) ANY_ROW(cont) ANY_ROW(transpose) ANY_ROW(view_1d) ANY_ROW(view_2d) ANY_ROW(permute)
+    FLOAT_ROW(sum) FLOAT_ROW(cumsum) FLOAT_ROW(unary) FLOAT_ROW(unary_inplace) FLOAT_ROW(xielu) FLOAT_ROW(glu) FLOAT_ROW(scale)
+    FLOAT_ROW(scale_inplace) FLOAT_ROW(scale_bias) FLOAT_ROW(scale_bias_inplace) FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
+    FLOAT_ROW(fill_inplace) FLOAT_ROW(diag_mask_inf) FLOAT_ROW(diag_mask_inf_inplace) FLOAT_ROW(diag_mask_zero)
+    FLOAT_ROW(diag_mask_zero_inplace) FLOAT_ROW(pad) FLOAT_ROW(pad_circular) FLOAT_ROW(pad_reflect_1d) FLOAT_ROW(roll)
+    NORM_ROW(norm) NORM_ROW(norm_inplace) NORM_ROW(rms_norm) NORM_ROW(rms_norm_inplace) NORM_ROW(l2_norm) NORM_ROW(l2_norm_inplace)
+    NORM_ROW(group_norm) NORM_ROW(group_norm_inplace)
+    { "argmax", NULL, b_argmax, "F32:8,4", 1, { "I32:8,4", "F32:8,4,2", "F32:8,4:transposed" } },
+    { "diag", NULL, b_diag, "F32:8", 1, { "F32:8,4", "Q4_0:32" } },
+    { "tri", NULL, b_tri, "F32:8,8", 1, { "F32:8,4", "I32:8,8" } },
+    { "argsort", NULL, b_argsort, "F32:8,4", 1, { "I32:8,4", "F16:8,4" } },
+    { "top_k", NULL, b_top_k, "F32:8,4", 1, { "I32:8,4", "F32:2,4" } },
+    { "argsort_top_k", "top_k", b_argsort_top_k, "F32:8,4", 1, { "F32:2,4" } },
+    { "timestep_embedding", NULL, b_timestep_embedding, "F32:5", 1, { "F16:5", "F32:5,2" } },
+    { "cast", "cpy", b_cast, "F32:8,4", 1, { "I64:8,4" } },
+    { "cont_2d", "cont", b_cont_2d, "F32:8,4", 1, { "F32:8,3", "F32:9,4" } },
+    { "reshape", NULL, b_reshape, "F32:8,4|F32:4,8", 2, { "F32:8,4|F32:8,5", "F32:8,4:transposed|F32:8,4" } },
+    { "reshape_1d", "reshape", b_reshape_1d, "F32:8,4", 1, { "F32:8,5", "F32:8,4:transposed" } },
+    { "reshape_3d", "reshape", b_reshape_3d, "F32:8,4", 1, { "F32:8,5", "F32:8,4:strided" } },
+    { "repeat", NULL, b_repeat, "F32:4,2|F32:8,4", 2, { "F32:4,2|F32:9,4", "F32:4,2|F32:8,3", "F32:8,4|F32:4,2", "Q4_0:32,2|F32:64,4" } },
+    { "repeat_4d", "repeat", b_repeat_4d, "F32:8,4", 1, { "F32:7,4", "F32:8,4,2", "F32:32,4" } },
+    { "repeat_back", NULL, b_repeat_back, "F32:8,4|F32:4,2", 2, { "F32:9,4|F32:4,2", "F32:4,2|F32:8,4", "I32:8,4|F32:4,2" } },
+    { "concat", NULL, b_concat, "F32:8,4|F32:8,2", 2, { "F32:8,4|F32:7,2", "F32:8,4|F32:8,2,2", "F32:8,4|F16:8,2" } },
+    { "cpy", NULL, b_cpy, "F32:8,4|F16:4,8", 2, { "F32:8,4|F32:8,3", "F32:8,4|I8:8,4", "I32:8,4|F16:8,4", "F32:32,4|IQ2_XXS:256,1",
+        "Q4_0:32,4|Q8_0:32,4" } },
+    { "add1", NULL, b_add1, "F32:8,4|F32:1", 2, { "F32:8,4|F32:8", "F32:8,4|I32:1", "I32:8,4|I32:1" } },
+    { "add1_inplace", "add1", b_add1_inplace, "F32:8,4|F32:1", 2, { "F32:8,4|F32:2" } },
+    { "add_cast", "add", b_add_cast, "F16:8,4|F32:8,4", 2, { "F16:8,4|F32:5,4", "F16:8,4|F32:4,4", "F32:8,4|F32:8,4" } },
+    { "add_id", NULL, b_add_id, "F32:8,2,4|F32:8,5|I32:2,4", 3, { "F32:8,2,4|F32:7,5|I32:2,4", "F32:8,2,4|F32:8,5|I32:3,4",
+        "F32:8,2,4|F32:8,5|I32:2,3", "F32:8,2,4|F32:8,5|F32:2,4", "F32:8,2,4,2|F32:8,5|I32:2,4" } },
+    { "acc", NULL, b_acc, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:9,4", "F32:8,4|F32:8,5", "I32:8,4|I32:8,4", "F32:8,4|I32:8,4",
+        "F32:8,4:transposed|F32:8,4" } },
+    { "acc_inplace", "acc", b_acc_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,5" } },
+    { "set", NULL, b_set, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:9,4", "F32:8,4|F32:8,5", "F32:8,4|I32:8,4", "F32:8,4:transposed|F32:8,4" } },
+    { "set_inplace", "set", b_set_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,5", "F32:8,4|F16:8,4" } },
+    { "set_1d", "set", b_set_1d, "F32:8,4|F32:8", 2, { "F32:8,4|F32:40", "F32:8,4|F32:32" } },
+    { "set_2d", "set", b_set_2d, "F32:8,4|F32:8,2", 2, { "F32:8,4|F32:8,5" } },
+    { "get_rows", NULL, b_get_rows, "F32:8,4|I32:3", 2, { "F32:8,4|F32:3", "F32:8,4|I64:3", "F32:8,4,2|I32:3", "F32:8,4,2,3|I32:5,2,2",
+        "F32:8,4|I32:3,1,1,2" } },
+    { "get_rows_back", NULL, b_get_rows_back, "F32:8,3|I32:3|F32:8,4", 3, { "F32:8,3|I32:4|F32:8,4", "F32:8,3|F32:3|F32:8,4",
+        "F32:8,3|I32:3|F32:7,4", "I32:8,3|I32:3|F32:8,4", "F32:8,3|I32:3|F32:8,4,2" } },
+    { "set_rows", NULL, b_set_rows, "F32:8,4|F32:8,2|I64:2", 3, { "F32:8,4|F32:7,2|I64:2", "F32:8,4|F32:8,2|I64:3", "F32:8,4|F32:8,2|F32:2",
+        "F32:8,4,2|F32:8,2,3|I64:2", "F32:8,4,3|F32:8,2,3|I64:2,2", "F32:8,4|I32:8,2|I64:2", "F32:8,4:transposed|F32:8,2|I64:2" } },
+    { "silu_back", NULL, b_silu_back, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
+    { "rms_norm_back", NULL, b_rms_norm_back, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
+    { "count_equal", NULL, b_count_equal, "I32:8,4|I32:8,4", 2, { "I32:8,4|I32:8,3", "F32:8,4|F32:8,4", "I32:8,4|I64:8,4" } },
+    { "cross_entropy_loss", NULL, b_cross_entropy_loss, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "F32:8,4|I32:8,4", "I32:8,4|F32:8,4" } },
+    { "cross_entropy_loss_back", NULL, b_cross_entropy_loss_back, "F32:1|F32:8,4|F32:8,4", 3, { "F32:2|F32:8,4|F32:8,4",
+        "F32:1|F32:8,4|F32:8,3", "F32:1|I32:8,4|F32:8,4" } },
+    { "opt_step_adamw", NULL, b_opt_step_adamw, "F32:8,4:param|F32:8,4|F32:8,4|F32:8,4|F32:7", 5, {
+        "F32:8,4|F32:8,4|F32:8,4|F32:8,4|F32:7", "F32:8,4:param|F32:8,3|F32:8,4|F32:8,4|F32:7", "F32:8,4:param|F32:8,4|F32:8,5|F32:8,4|F32:7",
+        "F32:8,4:param|F32:8,4|F32:8,4|F32:4,8|F32:7", "F32:8,4:param|F32:8,4|F32:8,4|F32:8,4|F32:6", "F32:8,4:param|I32:8,4|F32:8,4|F32:8,4|F32:7" } },
+    { "opt_step_sgd", NULL, b_opt_step_sgd, "F32:8,4:param|F32:8,4|F32:2", 3, { "F32:8,4|F32:8,4|F32:2", "F32:8,4:param|F32:8,3|F32:2",
+        "F32:8,4:param|F32:8,4|F32:3", "F32:8,4:param|F16:8,4|F32:2" } },
+    { "swiglu_oai", "glu", b_swiglu_oai, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
+    { "glu_split", "glu", b_glu_split, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "F32:8,4|F16:8,4" } },
+    { "mul_mat", NULL, b_mul_mat, "F32:8,4|F32:8,3", 2, { "F32:8,4|F32:7,3", "F32:8,4,2|F32:8,3,3", "F32:8,4,1,2|F32:8,3,1,3",
+        "F32:8,4:transposed|F32:8,3", "I32:8,4|F32:8,3", "F32:8,4|I32:8,3", "F32:8,4,4|F32:8,3,2" } },
+    { "mul_mat_id", NULL, b_mul_mat_id, "F32:8,4,5|F32:8,1,3|I32:2,3", 3, { "F32:8,4,5|F32:7,1,3|I32:2,3", "F32:8,4,5|F32:8,1,3|I32:2,4",
+        "F32:8,4,5|F32:8,1,3|F32:2,3", "F32:8,4,5|F32:8,3,3|I32:2,3", "F32:8,4,5,2|F32:8,1,3|I32:2,3", "F32:8,4,5|F32:8,1,3|I32:2,3,2" } },
+    { "out_prod", NULL, b_out_prod, "F32:8,4|F32:6,4", 2, { "F32:8,4|F32:6,3", "F32:8,4,2|F32:6,4,3", "F32:8,4:transposed|F32:6,4",
+        "I32:8,4|F32:6,4" } },
+    { "soft_max_ext", "soft_max", b_soft_max_ext, "F32:8,4|F32:8,4", 1, { "F32:8,4|F32:7,4", "F32:8,4|F32:8,3", "F32:8,4|I32:8,4",
+        "F32:8,4,3|F32:8,4,2", "F32:8,4|F32:8,4:transposed", "I32:8,4|F32:8,4" } },
+    { "soft_max_ext_inplace", "soft_max", b_soft_max_ext_inplace, "F32:8,4|F32:8,4", 1, { "F32:8,4|F32:7,4" } },
+    { "soft_max_ext_back", "soft_max_back", b_soft_max_ext_back, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
+    { "soft_max_ext_back_inplace", "soft_max_back", b_soft_max_ext_back_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3" } },
+    { "flash_attn_ext", NULL, b_flash_attn_ext, "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,3", 3, { "F32:16,3,4|F16:8,5,2|F16:16,5,2|F16:5,3",
+        "F32:16,3,4|F16:16,5,3|F16:16,5,2|F16:5,3", "F32:16,3,4|F16:16,5,2|F16:16,6,2|F16:5,3", "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:4,3",
+        "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,2", "F32:16,3,4|F16:16,5,2|F16:16,5,2|I32:5,3", "F16:16,3,4|F16:16,5,2|F16:16,5,2|I32:5,3",
+        "F32:16,3,4|I32:16,5,2|I32:16,5,2|F16:5,3", "F32:16,3,4,2|F16:16,5,2|F16:16,5,2|F16:5,3" } },
+    { "rope", NULL, b_rope, "F32:8,2,6|I32:6", 2, { "F32:8,2,6|I32:5", "F32:8,2,6|F32:6", "F32:6,2,6|I32:6", "I32:8,2,6|I32:6",
+        "F32:8,2,6|I32:6,2" } },
+    { "rope_inplace", "rope", b_rope_inplace, "F32:8,2,6|I32:6", 2, { "F32:8,2,6|I32:5" } },
+    { "rope_ext", "rope", b_rope_ext, "F32:8,2,6|I32:6|F32:4", 2, { "F32:8,2,6|I32:6|F32:3", "F32:8,2,6|I32:6|I32:4", "F32:8,2,6|I32:7|F32:4" } },
+    { "rope_ext_back", "rope_back", b_rope_ext_back, "F32:8,2,6|I32:6|F32:4", 2, { "F32:8,2,6|I32:6|F32:3", "F32:8,2,6|I32:7|F32:4" } },
+    { "im2col", NULL, b_im2col, "F32:3,3,2,4|F32:8,7,2,2", 2, { "F32:3,3,2,4|F32:8,7,3,2", "F32:3,3,2,4|F32:2,7,2,2", "F32:3,3,2,4|F32:8,2,2,2",
+        "F32:3,3,2,4|I32:8,7,2,2" } },
+    { "im2col_3d", NULL, b_im2col_3d, "F32:3,3,3,12|F32:8,7,6,6", 2, { "F32:3,3,3,12|F32:8,7,6,7", "F32:3,3,3,11|F32:8,7,6,6",
+        "F32:3,3,3,12|F32:2,7,6,6", "F32:3,3,3,12|F32:8,7,2,6" } },
+    { "conv_1d", "im2col", b_conv_1d, "F16:3,2,4|F32:8,2", 2, { "F16:3,2,4|F32:8,3", "F16:3,2,4|F32:2,2" } },
+    { "conv_2d", "im2col", b_conv_2d, "F16:3,3,2,4|F32:8,7,2", 2, { "F16:3,3,2,4|F32:8,7,3", "F16:3,3,2,4|F32:2,7,2" } },
+    { "conv_2d_direct", "conv_2d", b_conv_2d_direct, "F32:3,3,2,4|F32:8,7,2,2", 2, { "F32:3,3,2,4|F32:8,7,3,2", "F32:3,3,2,4|I32:8,7,2,2",
+        "I32:3,3,2,4|F32:8,7,2,2" } },
+    { "conv_2d_dw_direct", "conv_2d_dw", b_conv_2d_dw_direct, "F32:3,3,1,4|F32:8,7,4,2", 2, { "F32:3,3,1,4|F32:8,7,3,2", "F32:3,3,2,4|F32:8,7,4,2",
+        "I32:3,3,1,4|F32:8,7,4,2" } },
+    { "conv_transpose_1d", NULL, b_conv_transpose_1d, "F32:3,4,2|F32:8,2", 2, { "F32:3,4,2|F32:8,3", "F32:3,4,2|F32:8,2,2", "F32:3,4,2,2|F32:8,2",
+        "I32:3,4,2|F32:8,2" } },
+    { "conv_transpose_2d", NULL, b_conv_transpose_2d, "F16:3,3,4,2|F32:8,7,2", 2, { "F16:3,3,4,2|F32:8,7,3", "I32:3,3,4,2|F32:8,7,2" } },
+    { "pool_2d", NULL, b_pool_2d, "F32:8,7,2", 1, { "F32:1,7,2", "F32:8,1,2", "I32:8,7,2" } },
+    { "upscale", NULL, b_upscale, "F32:8,7", 1, { "I32:8,7", "Q4_0:32,2" } },
+    { "interpolate", "upscale", b_interpolate, "F32:8,7", 1, { "I32:8,7" } },
+    { "ssm_conv", NULL, b_ssm_conv, "F32:7,8,2|F32:4,8", 2, { "F32:7,8,2|F32:4,9", "F32:2,8,2|F32:4,8", "I32:7,8,2|F32:4,8",
+        "F32:7,8,2:strided|F32:4,8" } },
+    { "ssm_scan", NULL, b_ssm_scan, "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3", 7, {
+        "F32:5,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3", "F32:4,2,6,3|F32:3,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,4,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3", "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:2,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,4,5,3|F32:4,4,5,3|I32:3", "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,3,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|F32:3", "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:2" } },
+    { "rwkv_wkv6", NULL, b_rwkv_wkv6, HEADS "|" HEADS "|" HEADS "|F32:4,2|" HEADS "|F32:16,2,3,1", 6, { HEADS "|F32:4,2,5|" HEADS "|F32:4,2|" HEADS "|F32:32,3",
+        HEADS "|" HEADS "|" HEADS "|F32:4,3|" HEADS "|F32:32,3", HEADS "|" HEADS "|" HEADS "|F32:4,2|" HEADS "|F32:32,4" } },
+    { "rwkv_wkv7", NULL, b_rwkv_wkv7, HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,3", 7, {
+        HEADS "|F32:4,3,6|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,3", HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,4" } },
+    { "gated_linear_attn", NULL, b_gated_linear_attn, HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,3", 5, {
+        HEADS "|" HEADS "|F32:4,2,5|" HEADS "|F32:32,3", HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,4", "I32:4,2,6|" HEADS "|" HEADS "|" HEADS "|F32:32,3" } },
+    { "solve_tri", NULL, b_solve_tri, "F32:8,8|F32:3,8", 2, { "F32:8,7|F32:3,8", "F32:8,8|F32:3,7", "F32:8,8,2|F32:3,8,3", "I32:8,8|F32:3,8" } },
+};
+#define N_CTORS (sizeof ctors / sizeof ctors[0])
+
+static void shape_text(const struct input * in, char * out, size_t size) {
+    snprintf(out, size, "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", in->ne[0], in->ne[1], in->ne[2], in->ne[3]);
+}
+
+// The operation that a constructor is called after: without _inplace, unless the table says more.
+static const char * op_name(const struct ctor * c) {
+    static char name[64];
+    snprintf(name, sizeof name, "%s", c->op ? c->op : c->name);
+    char * tail = strstr(name, "_inplace");
+    if (tail) { *tail = '\0'; }
+    tail = strstr(name, "_swapped");
+    if (tail) { return "glu"; }
+    return name;
+}
+
+static void check_bad(const struct ctor * c, const char * bad) {
+    struct gcuda_tensor * t[OP_MAX_IN], * g[OP_MAX_IN];
+    struct input in[OP_MAX_IN], good[OP_MAX_IN];
+    const int n = make_inputs(bad, t, in);
+    const int n_good = make_inputs(c->good, g, good);
+    CHECK_EQ_I(n, n_good);
+    struct gcuda_tensor * y = c->build(ctx, t, NULL);
+    const char * message = gcuda_last_error();
+    CHECK_MSG(y == NULL, "%s(%s) is accepted and should not be", c->name, bad);
+    for (int k = 0; y == NULL && k < n; ++k) {
+        char shape[96];
+        shape_text(&in[k], shape, sizeof shape);
+        const bool differs = in[k].type != good[k].type || in[k].layout != good[k].layout || !same_ne(in[k].ne, good[k].ne);
+        CHECK_MSG(!differs || strstr(message, shape) != NULL, "%s(%s): \"%s\" does not show %s", c->name, bad, message, shape);
+    }
+    CHECK_MSG(y != NULL || strstr(message, op_name(c)) != NULL, "%s(%s): \"%s\" does not name the operation", c->name, bad, message);
+    gcuda_context_clear_error(ctx);
+}
+
+static void check_null(const struct ctor * c) {
+    struct gcuda_tensor * t[OP_MAX_IN];
+    struct input in[OP_MAX_IN];
+    make_inputs(c->good, t, in);
+    CHECK_MSG(c->build(NULL, t, NULL) == NULL, "%s makes a tensor without a context", c->name);
+    for (int k = 0; k < c->n_required; ++k) {
+        struct gcuda_tensor * kept = t[k];
+        t[k] = NULL;
+        CHECK_MSG(c->build(ctx, t, NULL) == NULL, "%s accepts NULL as input %d", c->name, k);
+        CHECK_MSG(gcuda_last_error()[0] != '\0', "%s says nothing about input %d being NULL", c->name, k);
+        t[k] = kept;
+        gcuda_context_clear_error(ctx);
+    }
+    CHECK_MSG(c->build(ctx, t, NULL) != NULL, "%s(%s) is refused: %s", c->name, c->good, gcuda_last_error());
+    gcuda_context_clear_error(ctx);
+}
+
+TEST(constructors) { // each one is a case
+    for (size_t i = 0; i < N_CTORS; ++i) {
+        char name[96];
+        snprintf(name, sizeof name, "constructors/%s", ctors[i].name);
+        if (!test_case_begin(name)) { continue; }
+        ctx = op_context();
+        CHECK(ctx != NULL);
+        if (ctx) {
+            check_null(&ctors[i]);
+            for (int k = 0; k < 10 && ctors[i].bad[k]; ++k) { check_bad(&ctors[i], ctors[i].bad[k]); }
+        }
+        gcuda_free(ctx);
+        test_case_end();
+    }
+}
