@@ -469,6 +469,37 @@ enum gcuda_type {
     GCUDA_TYPE_COUNT = 40
 };
 
+// clang-format off
+// Blocks of the quantized types, byte for byte as in GGUF files (little endian, no padding). A row of n elements is
+// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. quants.md 3 to 8.
+struct gcuda_block_q4_0 { gcuda_fp16_t d; uint8_t qs[16]; };                   // d * (q - 8)
+struct gcuda_block_q4_1 { gcuda_fp16_t d, m; uint8_t qs[16]; };                // d * q + m
+struct gcuda_block_q5_0 { gcuda_fp16_t d; uint8_t qh[4]; uint8_t qs[16]; };    // d * (q - 16), qh: bit 4 of the codes
+struct gcuda_block_q5_1 { gcuda_fp16_t d, m; uint8_t qh[4]; uint8_t qs[16]; }; // d * q + m
+struct gcuda_block_q8_0 { gcuda_fp16_t d; int8_t qs[32]; };                    // d * q
+struct gcuda_block_q8_1 { gcuda_fp16_t d, s; int8_t qs[32]; };                 // d * q, s = d * sum of q
+struct gcuda_block_iq4_nl { gcuda_fp16_t d; uint8_t qs[16]; };                 // d * codebook[q]
+struct gcuda_block_mxfp4 { uint8_t e; uint8_t qs[16]; };                       // 2^(e - 128) * doubled E2M1
+
+// 256 elements in sub-blocks of 16 or 32, each with its own small integer scale (and offset)
+struct gcuda_block_q2_k { uint8_t scales[16]; uint8_t qs[64]; gcuda_fp16_t d, dmin; };
+struct gcuda_block_q3_k { uint8_t hmask[32]; uint8_t qs[64]; uint8_t scales[12]; gcuda_fp16_t d; };
+struct gcuda_block_q4_k { gcuda_fp16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };
+struct gcuda_block_q5_k { gcuda_fp16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; };
+struct gcuda_block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; gcuda_fp16_t d; };
+struct gcuda_block_q8_k { float d; int8_t qs[256]; int16_t bsums[16]; }; // bsums: sums of 16 codes each
+struct gcuda_block_iq4_xs { gcuda_fp16_t d; uint16_t scales_h; uint8_t scales_l[4]; uint8_t qs[128]; };
+
+// 256 elements, groups of 8 or 4 taken from a codebook, signs apart
+struct gcuda_block_iq2_xxs { gcuda_fp16_t d; uint16_t qs[32]; }; // per 32: 4 bytes codes, then 4 x 7 signs and 4 bits scale
+struct gcuda_block_iq2_xs { gcuda_fp16_t d; uint16_t qs[32]; uint8_t scales[8]; };
+struct gcuda_block_iq2_s { gcuda_fp16_t d; uint8_t qs[32]; uint8_t signs[32]; uint8_t qh[8]; uint8_t scales[8]; };
+struct gcuda_block_iq3_xxs { gcuda_fp16_t d; uint8_t qs[64]; uint16_t scales_and_signs[16]; };
+struct gcuda_block_iq3_s { gcuda_fp16_t d; uint8_t qs[64]; uint8_t qh[8]; uint8_t signs[32]; uint8_t scales[4]; };
+struct gcuda_block_iq1_s { gcuda_fp16_t d; uint8_t qs[32]; uint16_t qh[8]; };
+struct gcuda_block_iq1_m { uint8_t qs[32]; uint8_t qh[16]; uint16_t scales[4]; }; // d is spread over the top nibbles of scales
+// clang-format on
+
 typedef void (*gcuda_to_float_t)(const void * x, float * y, int64_t n);   // n elements, whole blocks
 typedef void (*gcuda_from_float_t)(const float * x, void * y, int64_t n); // n elements, whole blocks
 
@@ -478,7 +509,7 @@ struct gcuda_type_traits {
     size_t type_size;       // bytes of a block
     bool is_quantized;
     gcuda_to_float_t to_float;         // NULL: integers
-    gcuda_from_float_t from_float_ref; // NULL: integers and the formats that need importance data
+    gcuda_from_float_t from_float_ref; // NULL: integers, IQ1_*, IQ2_*, IQ3_*
 };
 
 // NULL for an invalid id.
@@ -1175,6 +1206,35 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(struct gcuda_context * ctx, 
 // =====================================================================================================
 // >>quantize   host quantizers for weights
 // =====================================================================================================
+
+// Quantizes n_rows rows of n_per_row floats, from src + start (whole rows) into the same rows of dst. Types: F32, F16,
+// BF16 and every quantized type but the six codebook formats IQ1_* IQ2_* IQ3_*, for which no quantizer is built in.
+//
+//   dst      blocks of `type`, aligned for them (4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others); only the rows
+//            asked for are written
+//   imatrix  NULL, or n_per_row weights >= 0: what an error in each column costs (A.6 of the format: mean squares of the
+//            activations). Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K .. Q6_K IQ4_NL IQ4_XS, ignored by the others
+//   returns  bytes written; 0 and gcuda_last_error() for another type, rows that are not whole blocks, a start inside a
+//            row, NULL, sizes that overflow
+// Any input is accepted: NaN and infinity give some block, and gcuda_validate_row_data says whether its scale is finite.
+// With IQ4_NL this searches for better scales than the conversion of cpy and set_rows, which must be fast.
+GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start, int64_t n_rows,
+                                      int64_t n_per_row, const float * imatrix);
+
+// The same with a status, from row 0, on n_threads threads (0: as many as there are processors). The bytes do not depend
+// on the number of threads.
+GCUDA_API gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows,
+                                           int64_t n_per_row, const float * imatrix, int n_threads);
+
+// True for the formats that nobody quantizes well without importance data: IQ2_XXS, IQ2_XS, IQ1_S.
+GCUDA_API bool gcuda_quantize_requires_imatrix(enum gcuda_type type);
+
+// For data from outside: whether n_bytes are whole blocks without NaN or infinity in a scale (or a value of F32, F16,
+// BF16, F64). Needs no alignment. False sets gcuda_last_error().
+GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes);
+
+// The same with a status; INVALID_DATA tells the first bad block (element of a plain type) in *bad_block, which may be NULL.
+GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes, int64_t * bad_block);
 
 #ifdef __cplusplus
 }
@@ -2009,79 +2069,1785 @@ static float gcudai_bits_f32(uint32_t bits) {
     return x;
 }
 
-float gcuda_fp16_to_fp32(gcuda_fp16_t h) {
-    const uint32_t sign = (uint32_t) (h & 0x8000u) << 16;
-    const uint32_t exponent = (h >> 10) & 31u;
-    const uint32_t fraction = h & 0x3ffu;
-    if (exponent == 31) { // infinity, NaN
-        return gcudai_bits_f32(sign | 0x7f800000u | (fraction << 13));
-    }
-    if (exponent != 0) {
-        return gcudai_bits_f32(sign | ((exponent + 112) << 23) | (fraction << 13));
-    }
-    const float value = (float) fraction * (1.0f / 16777216.0f); // subnormal: units of 2^-24
-    return sign ? -value : value;
+// Exact. A subnormal is an integer times 2^-24; made that way it survives flush-to-zero modes of the caller.
+static float gcudai_fp16_to_fp32(gcuda_fp16_t h) {
+    const uint32_t mag = h & 0x7fffu;
+    const uint32_t tiny = gcudai_f32_bits((float) (int) mag * (1.0f / 16777216.0f));
+    const uint32_t bits = (mag << 13) + (mag < 0x7c00u ? 112u << 23 : 224u << 23);
+    return gcudai_bits_f32((mag < 0x0400u ? tiny : bits) | (uint32_t) (h & 0x8000u) << 16);
 }
 
-gcuda_fp16_t gcuda_fp32_to_fp16(float x) {
-    const uint32_t bits = gcudai_f32_bits(x);
-    const uint32_t sign = (bits >> 16) & 0x8000u;
+// Nearest, ties to even; 65520 and more become infinite; subnormals are kept; every NaN becomes 0x7e00 with its sign.
+static gcuda_fp16_t gcudai_fp32_to_fp16(float f) {
+    const uint32_t bits = gcudai_f32_bits(f);
     const uint32_t mag = bits & 0x7fffffffu;
-    if (mag > 0x7f800000u) {
-        return (gcuda_fp16_t) (sign | 0x7e00u); // quiet NaN
-    }
-    if (mag >= 0x477ff000u) {
-        return (gcuda_fp16_t) (sign | 0x7c00u); // 65520 and more round to infinity
-    }
-    if (mag < 0x38800000u) { // below 2^-14: adding 0.5 lines the subnormal up with the low mantissa bits, rounded
-        const float magic = 0.5f;
-        const uint32_t r = gcudai_f32_bits(gcudai_bits_f32(mag) + magic) - gcudai_f32_bits(magic);
-        return (gcuda_fp16_t) (sign | r);
-    }
-    const uint32_t rounded = mag + 0xfffu + ((mag >> 13) & 1u) - (112u << 23);
-    return (gcuda_fp16_t) (sign | (rounded >> 13));
+    // one ulp of [0.5, 1) is the smallest F16: the addition itself rounds a small value to a whole number of them
+    const uint32_t tiny = gcudai_f32_bits(gcudai_bits_f32(mag) + 0.5f) - 0x3f000000u;
+    const uint32_t normal = (mag - (112u << 23) + 0xfffu + ((mag >> 13) & 1u)) >> 13;
+    uint32_t h = mag < 0x38800000u ? tiny : normal;
+    h = mag < 0x477ff000u ? h : 0x7c00u;
+    h = mag > 0x7f800000u ? 0x7e00u : h;
+    return (gcuda_fp16_t) (h | (bits >> 16 & 0x8000u));
 }
 
-float gcuda_bf16_to_fp32(gcuda_bf16_t x) { return gcudai_bits_f32((uint32_t) x.bits << 16); }
+static float gcudai_bf16_to_fp32(gcuda_bf16_t h) { return gcudai_bits_f32((uint32_t) h.bits << 16); }
 
-gcuda_bf16_t gcuda_fp32_to_bf16(float x) {
-    const uint32_t bits = gcudai_f32_bits(x);
-    gcuda_bf16_t y;
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        y.bits = (uint16_t) ((bits >> 16) | 64u); // keep NaN a NaN
-    } else {
-        y.bits = (uint16_t) ((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-    }
-    return y;
+// Nearest, ties to even; a NaN stays one even if only its lower bits say so.
+static gcuda_bf16_t gcudai_fp32_to_bf16(float f) {
+    const uint32_t bits = gcudai_f32_bits(f);
+    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    gcuda_bf16_t h;
+    h.bits = (uint16_t) ((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded);
+    return h;
 }
+
+float gcuda_fp16_to_fp32(gcuda_fp16_t x) { return gcudai_fp16_to_fp32(x); }
+gcuda_fp16_t gcuda_fp32_to_fp16(float x) { return gcudai_fp32_to_fp16(x); }
+float gcuda_bf16_to_fp32(gcuda_bf16_t x) { return gcudai_bf16_to_fp32(x); }
+gcuda_bf16_t gcuda_fp32_to_bf16(float x) { return gcudai_fp32_to_bf16(x); }
+
+// The first n elements rounded down to whole vectors; they return how many. A NaN keeps its payload here, the scalar
+// form makes the plain one.
+#if GCUDAI_HAVE_X86_SIMD
+GCUDAI_SIMD_BEGIN
+GCUDAI_TARGET_AVX2 static int64_t gcudai_fp16_to_fp32_avx2(const gcuda_fp16_t * x, float * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) { _mm256_storeu_ps(y + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) (x + i)))); }
+    return i;
+}
+
+GCUDAI_TARGET_AVX2 static int64_t gcudai_fp32_to_fp16_avx2(const float * x, gcuda_fp16_t * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) { _mm_storeu_si128((__m128i *) (y + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0)); }
+    return i;
+}
+
+GCUDAI_TARGET_AVX2 static int64_t gcudai_bf16_to_fp32_avx2(const gcuda_bf16_t * x, float * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *) (x + i)));
+        _mm256_storeu_ps(y + i, _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+    }
+    return i;
+}
+
+GCUDAI_TARGET_AVX2 static int64_t gcudai_fp32_to_bf16_avx2(const float * x, gcuda_bf16_t * y, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 v = _mm256_loadu_ps(x + i);
+        const __m256i bits = _mm256_castps_si256(v), high = _mm256_srli_epi32(bits, 16);
+        const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+        const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+        const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+        const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        const __m256i h = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, is_nan);
+        _mm_storeu_si128((__m128i *) (y + i), _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+    }
+    return i;
+}
+GCUDAI_SIMD_END
+#define GCUDAI_HALF_ROW(name, x, y, n) (gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_F16C) ? gcudai_##name##_avx2(x, y, n) : 0)
+#else
+#define GCUDAI_HALF_ROW(name, x, y, n) 0
+#endif
 
 void gcuda_fp16_to_fp32_row(const gcuda_fp16_t * x, float * y, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-        y[i] = gcuda_fp16_to_fp32(x[i]);
-    }
+    for (int64_t i = GCUDAI_HALF_ROW(fp16_to_fp32, x, y, n); i < n; ++i) { y[i] = gcudai_fp16_to_fp32(x[i]); }
 }
 
 void gcuda_fp32_to_fp16_row(const float * x, gcuda_fp16_t * y, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-        y[i] = gcuda_fp32_to_fp16(x[i]);
-    }
+    for (int64_t i = GCUDAI_HALF_ROW(fp32_to_fp16, x, y, n); i < n; ++i) { y[i] = gcudai_fp32_to_fp16(x[i]); }
 }
 
 void gcuda_bf16_to_fp32_row(const gcuda_bf16_t * x, float * y, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-        y[i] = gcuda_bf16_to_fp32(x[i]);
-    }
+    for (int64_t i = GCUDAI_HALF_ROW(bf16_to_fp32, x, y, n); i < n; ++i) { y[i] = gcudai_bf16_to_fp32(x[i]); }
 }
 
 void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-        y[i] = gcuda_fp32_to_bf16(x[i]);
-    }
+    for (int64_t i = GCUDAI_HALF_ROW(fp32_to_bf16, x, y, n); i < n; ++i) { y[i] = gcudai_fp32_to_bf16(x[i]); }
 }
 
 // =====================================================================================================
 // >>impl-quants   block formats: dequantize, quantize, codebooks
 // =====================================================================================================
+#include <float.h>
+
+// A block is copied to a local before use: the compiler then knows that nothing written to y can change it, and
+// vectorises. The products are taken from left to right as quants.md writes them.
+
+// ---- codebooks -------------------------------------------------------------------------------------
+// codebooks: written by tests/tools/gen_codebooks.py
+// clang-format off
+static const int8_t gcudai_kvalues_iq4nl[16] = {
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+};
+static const int8_t gcudai_kvalues_mxfp4[16] = {
+    0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
+};
+// 8 digits of 2 bits that stand for 8 25 43
+static const uint16_t gcudai_grid_iq2xxs[256] = {
+    0x0000,0x0002,0x0005,0x0008,0x000a,0x0011,0x0014,0x0020,0x0022,0x0028,0x002a,0x0041,0x0044,0x0050,0x0058,0x0061,
+    0x0064,0x0080,0x0082,0x008a,0x00a2,0x0101,0x0104,0x0110,0x0115,0x0140,0x0184,0x0198,0x0200,0x0202,0x0222,0x0282,
+    0x0401,0x0404,0x0410,0x0421,0x0424,0x0440,0x0442,0x0448,0x0460,0x0481,0x0484,0x0490,0x04a4,0x0500,0x0502,0x0508,
+    0x0520,0x0546,0x0569,0x0580,0x0591,0x0609,0x0610,0x0640,0x0684,0x06a4,0x0800,0x0805,0x0808,0x0814,0x0828,0x0841,
+    0x0844,0x0850,0x0852,0x0888,0x0904,0x0940,0x0a02,0x0a14,0x1001,0x1004,0x1010,0x1021,0x1040,0x1060,0x1084,0x1090,
+    0x1095,0x1100,0x1108,0x1120,0x1150,0x115a,0x1180,0x1224,0x1245,0x1400,0x1408,0x1420,0x1425,0x1449,0x1480,0x1518,
+    0x1562,0x1600,0x1616,0x1801,0x1804,0x1810,0x1840,0x1881,0x1900,0x1905,0x19a0,0x1a51,0x2000,0x2002,0x200a,0x2044,
+    0x2061,0x2080,0x2082,0x2129,0x2148,0x2200,0x2202,0x2401,0x2404,0x2410,0x2440,0x2456,0x2500,0x2541,0x2564,0x2690,
+    0x2808,0x2820,0x2894,0x2a44,0x4001,0x4004,0x4010,0x4018,0x4021,0x4024,0x4040,0x4048,0x4056,0x4060,0x4081,0x4084,
+    0x4090,0x4100,0x4120,0x4161,0x4180,0x4185,0x4201,0x4210,0x4248,0x4256,0x4268,0x4400,0x4408,0x4420,0x4480,0x4499,
+    0x4512,0x4524,0x4600,0x4801,0x4804,0x4810,0x4840,0x4845,0x4900,0x4958,0x4961,0x4982,0x4a45,0x4a90,0x5000,0x5008,
+    0x5011,0x5019,0x5020,0x5080,0x5088,0x5104,0x5142,0x51a4,0x5291,0x5490,0x5492,0x550a,0x5601,0x5654,0x5800,0x5811,
+    0x5819,0x5864,0x5940,0x5a08,0x6004,0x6010,0x6040,0x6068,0x6100,0x6155,0x6218,0x6260,0x6400,0x6405,0x6510,0x6512,
+    0x6584,0x6842,0x8000,0x8002,0x800a,0x8041,0x8082,0x8104,0x8118,0x8140,0x8211,0x8401,0x8404,0x8410,0x8415,0x8440,
+    0x8460,0x8500,0x8546,0x8594,0x8609,0x8640,0x8660,0x8802,0x8904,0x8a11,0x9004,0x9010,0x9024,0x9040,0x90a1,0x9116,
+    0x9180,0x9245,0x9400,0x9422,0x9444,0x9551,0x9881,0x9920,0xa002,0xa050,0xa085,0xa109,0xa200,0xa418,0xa850,0xa904,
+};
+// 8 digits of 2 bits that stand for 8 25 43
+static const uint16_t gcudai_grid_iq2xs[512] = {
+    0x0000,0x0002,0x0005,0x0008,0x000a,0x0011,0x0014,0x0016,0x0019,0x0020,0x0022,0x0025,0x0028,0x0041,0x0044,0x0046,
+    0x0049,0x0050,0x0052,0x0055,0x0058,0x0061,0x0064,0x0080,0x0082,0x0085,0x0088,0x0091,0x0094,0x0099,0x00a0,0x0101,
+    0x0104,0x0106,0x0109,0x0110,0x0112,0x0115,0x0118,0x011a,0x0121,0x0124,0x0140,0x0142,0x0145,0x0148,0x0151,0x0154,
+    0x0160,0x0168,0x0181,0x0184,0x0190,0x0200,0x0202,0x0205,0x0208,0x0211,0x0214,0x0220,0x0241,0x0244,0x0250,0x0255,
+    0x0280,0x028a,0x0401,0x0404,0x0406,0x0409,0x0410,0x0412,0x0415,0x0418,0x0421,0x0424,0x0440,0x0442,0x0445,0x0448,
+    0x0451,0x0454,0x0456,0x0460,0x0481,0x0484,0x0490,0x0500,0x0502,0x0505,0x0508,0x0511,0x0514,0x0520,0x0541,0x0544,
+    0x0550,0x0561,0x0580,0x0601,0x0604,0x0610,0x0626,0x0640,0x0642,0x0684,0x0800,0x0802,0x0805,0x0808,0x080a,0x0811,
+    0x0814,0x0820,0x0825,0x0841,0x0844,0x0850,0x0858,0x0880,0x08a0,0x08aa,0x0901,0x0904,0x0910,0x0940,0x0981,0x0989,
+    0x0a00,0x0a20,0x0a28,0x0a96,0x0aa0,0x1001,0x1004,0x1006,0x1009,0x1010,0x1012,0x1015,0x1018,0x1021,0x1024,0x1040,
+    0x1042,0x1045,0x1048,0x1051,0x1054,0x1060,0x106a,0x1081,0x1084,0x1090,0x1100,0x1102,0x1105,0x1108,0x1111,0x1114,
+    0x1120,0x1141,0x1144,0x1150,0x1180,0x1194,0x1196,0x1201,0x1204,0x1206,0x1210,0x1240,0x1260,0x1400,0x1402,0x1405,
+    0x1408,0x1411,0x1414,0x1420,0x1441,0x1444,0x1449,0x1450,0x1464,0x1480,0x1501,0x1504,0x1510,0x1540,0x1600,0x1614,
+    0x1649,0x1801,0x1804,0x1810,0x1812,0x1840,0x1854,0x1886,0x1900,0x1905,0x1966,0x1a51,0x1aa9,0x2000,0x2002,0x2005,
+    0x2008,0x200a,0x2011,0x2014,0x2020,0x2041,0x2044,0x2050,0x2080,0x20a0,0x2101,0x2104,0x2110,0x2140,0x2148,0x2165,
+    0x2200,0x2222,0x2280,0x22a8,0x2401,0x2404,0x2410,0x2429,0x2440,0x2500,0x2541,0x2552,0x2599,0x2601,0x261a,0x26a6,
+    0x2800,0x2808,0x280a,0x2820,0x2855,0x2888,0x28a2,0x2968,0x2990,0x2a08,0x2a20,0x2a82,0x2a88,0x2a8a,0x4001,0x4004,
+    0x4006,0x4009,0x4010,0x4012,0x4015,0x4018,0x4021,0x4024,0x4040,0x4042,0x4045,0x4048,0x404a,0x4051,0x4054,0x4060,
+    0x4065,0x4081,0x4084,0x4090,0x4100,0x4102,0x4105,0x4108,0x4111,0x4114,0x4120,0x4141,0x4144,0x4150,0x4180,0x4185,
+    0x41a2,0x4201,0x4204,0x4210,0x4212,0x4229,0x4240,0x4400,0x4402,0x4405,0x4408,0x4411,0x4414,0x4419,0x4420,0x4441,
+    0x4444,0x4450,0x4480,0x4494,0x4501,0x4504,0x4510,0x4524,0x4540,0x459a,0x4600,0x460a,0x4644,0x4650,0x4801,0x4804,
+    0x4810,0x4840,0x4845,0x4854,0x4862,0x4900,0x4911,0x4944,0x4950,0x4969,0x4a04,0x5000,0x5002,0x5005,0x5008,0x5011,
+    0x5014,0x5020,0x5028,0x5041,0x5044,0x5050,0x5080,0x5101,0x5104,0x5110,0x5115,0x5140,0x5142,0x5200,0x5244,0x52aa,
+    0x5401,0x5404,0x5410,0x5421,0x5440,0x5460,0x5481,0x54a1,0x5500,0x5508,0x5580,0x5588,0x5621,0x5668,0x56a1,0x5800,
+    0x5814,0x5841,0x5850,0x5899,0x591a,0x5940,0x5942,0x5a85,0x6001,0x6004,0x6010,0x6040,0x6054,0x6062,0x6086,0x60a9,
+    0x6100,0x6224,0x624a,0x6292,0x6400,0x6416,0x6510,0x6540,0x6545,0x65a4,0x6801,0x686a,0x6925,0x6a06,0x6a54,0x6a62,
+    0x8000,0x8002,0x8005,0x8008,0x8011,0x8014,0x8020,0x802a,0x8041,0x8044,0x8050,0x8080,0x8082,0x80a8,0x80aa,0x8101,
+    0x8104,0x8106,0x8110,0x8140,0x8151,0x8159,0x8200,0x8220,0x8280,0x8282,0x82a0,0x82a8,0x8401,0x8404,0x8410,0x8412,
+    0x8415,0x8440,0x8460,0x8489,0x8500,0x8544,0x85a5,0x8618,0x866a,0x8800,0x8808,0x8825,0x885a,0x8880,0x8882,0x88a8,
+    0x8906,0x8a22,0x8a80,0x8a88,0x8a96,0x8aa8,0x9001,0x9004,0x9010,0x9040,0x9056,0x9084,0x9100,0x9122,0x9164,0x9256,
+    0x9289,0x9400,0x9405,0x9444,0x9450,0x9458,0x9529,0x9590,0x9592,0x9641,0x9851,0x98a6,0x9949,0x9a15,0x9a60,0xa000,
+    0xa002,0xa008,0xa00a,0xa020,0xa02a,0xa0a0,0xa151,0xa159,0xa1a6,0xa200,0xa202,0xa208,0xa22a,0xa280,0xa2a0,0xa440,
+    0xa495,0xa665,0xa698,0xa80a,0xa820,0xa822,0xa828,0xa8a0,0xa8a8,0xa904,0xa984,0xa986,0xaa28,0xaa2a,0xaa91,0xaaaa,
+};
+// 8 digits of 2 bits that stand for 8 25 43
+static const uint16_t gcudai_grid_iq2s[1024] = {
+    0x0000,0x0002,0x0005,0x0008,0x000a,0x0011,0x0014,0x0016,0x0019,0x0020,0x0022,0x0025,0x0028,0x0041,0x0044,0x0046,
+    0x0049,0x0050,0x0052,0x0055,0x0058,0x0061,0x0064,0x0066,0x0069,0x0080,0x0082,0x0085,0x0088,0x0091,0x0094,0x00a0,
+    0x00a5,0x00aa,0x0101,0x0104,0x0106,0x0109,0x0110,0x0112,0x0115,0x0118,0x0121,0x0124,0x0140,0x0142,0x0145,0x0148,
+    0x0151,0x0154,0x0156,0x0159,0x0160,0x0165,0x0168,0x0181,0x0184,0x0190,0x0192,0x0195,0x01a1,0x01a4,0x0200,0x0202,
+    0x0205,0x0208,0x0211,0x0214,0x0220,0x022a,0x0241,0x0244,0x0246,0x0249,0x0250,0x0255,0x0280,0x0285,0x028a,0x0294,
+    0x02a2,0x0401,0x0404,0x0406,0x0409,0x0410,0x0412,0x0415,0x0418,0x0421,0x0424,0x0426,0x0429,0x0440,0x0442,0x0445,
+    0x0448,0x044a,0x0451,0x0454,0x0456,0x0459,0x0460,0x0462,0x0465,0x0481,0x0484,0x0486,0x0489,0x0490,0x0495,0x0498,
+    0x04a1,0x04a4,0x0500,0x0502,0x0505,0x0508,0x050a,0x0511,0x0514,0x0516,0x0519,0x0520,0x0525,0x0528,0x0541,0x0544,
+    0x0546,0x0549,0x0550,0x0552,0x0555,0x0558,0x0561,0x0564,0x0580,0x0582,0x0585,0x0588,0x0591,0x0594,0x05a0,0x0601,
+    0x0604,0x0606,0x0609,0x0610,0x0615,0x0640,0x0645,0x0648,0x0651,0x0654,0x0660,0x0681,0x0684,0x0690,0x0800,0x0802,
+    0x0805,0x0808,0x0811,0x0814,0x0816,0x0819,0x0820,0x0825,0x082a,0x0841,0x0844,0x0846,0x0849,0x0850,0x0852,0x0855,
+    0x0858,0x0861,0x0864,0x0880,0x0885,0x0894,0x08aa,0x0901,0x0904,0x0910,0x0912,0x0915,0x0918,0x0921,0x0940,0x0945,
+    0x0948,0x0951,0x0954,0x0960,0x0981,0x0990,0x0a00,0x0a11,0x0a14,0x0a22,0x0a28,0x0a2a,0x0a50,0x0a99,0x1001,0x1004,
+    0x1006,0x1009,0x1010,0x1012,0x1015,0x1018,0x1021,0x1024,0x1026,0x1040,0x1042,0x1045,0x1048,0x1051,0x1054,0x1056,
+    0x1059,0x1060,0x1062,0x1065,0x1068,0x1081,0x1084,0x1086,0x1090,0x1095,0x1098,0x10a1,0x10a4,0x1100,0x1102,0x1105,
+    0x1108,0x110a,0x1111,0x1114,0x1116,0x1119,0x1120,0x1122,0x1125,0x1128,0x1141,0x1144,0x1146,0x1149,0x1150,0x1152,
+    0x1155,0x1158,0x1161,0x1164,0x1180,0x1182,0x1185,0x1188,0x1191,0x1194,0x1201,0x1204,0x1209,0x1210,0x1215,0x1221,
+    0x1224,0x1240,0x1245,0x1251,0x1254,0x1281,0x1284,0x1290,0x1400,0x1402,0x1405,0x1408,0x1411,0x1414,0x1416,0x1419,
+    0x1420,0x1425,0x1428,0x1441,0x1444,0x1446,0x1449,0x1450,0x1452,0x1455,0x1458,0x1461,0x1464,0x1480,0x1482,0x1485,
+    0x1488,0x1491,0x1494,0x14a0,0x1501,0x1504,0x1506,0x1509,0x1510,0x1512,0x1515,0x1518,0x1521,0x1524,0x1540,0x1542,
+    0x1545,0x1548,0x1551,0x1554,0x1560,0x1581,0x1584,0x1590,0x1600,0x1605,0x1608,0x1611,0x1614,0x1620,0x1641,0x1644,
+    0x1650,0x1680,0x16aa,0x1801,0x1804,0x1806,0x1809,0x1810,0x1815,0x1818,0x1821,0x1840,0x1842,0x1845,0x1848,0x1851,
+    0x1854,0x1860,0x1881,0x1884,0x1900,0x1902,0x1905,0x1908,0x1911,0x1914,0x1920,0x1941,0x1944,0x1950,0x1969,0x19a2,
+    0x1a04,0x1a10,0x1a40,0x1a56,0x2000,0x2002,0x2005,0x2008,0x2011,0x2014,0x2016,0x2019,0x2020,0x2025,0x202a,0x2041,
+    0x2044,0x2050,0x2052,0x2055,0x2064,0x2080,0x208a,0x2094,0x20aa,0x2101,0x2104,0x2110,0x2112,0x2115,0x2121,0x2140,
+    0x2142,0x2145,0x2151,0x2154,0x2160,0x2181,0x2184,0x2190,0x2200,0x220a,0x2222,0x2228,0x222a,0x2244,0x2250,0x2288,
+    0x228a,0x22a8,0x2401,0x2404,0x2406,0x2409,0x2410,0x2415,0x2418,0x2421,0x2424,0x2440,0x2442,0x2445,0x2448,0x2451,
+    0x2454,0x2460,0x2481,0x2484,0x2490,0x2500,0x2505,0x2508,0x2511,0x2514,0x2520,0x2541,0x2544,0x2550,0x2566,0x2580,
+    0x2601,0x2604,0x2610,0x2640,0x2659,0x2800,0x2805,0x2811,0x2814,0x2841,0x2844,0x2850,0x288a,0x28aa,0x2901,0x2904,
+    0x2910,0x2995,0x2a0a,0x2a22,0x2a64,0x2a88,0x2a8a,0x4001,0x4004,0x4006,0x4009,0x4010,0x4012,0x4015,0x4018,0x401a,
+    0x4021,0x4024,0x4026,0x4040,0x4042,0x4045,0x4048,0x404a,0x4051,0x4054,0x4056,0x4059,0x4060,0x4062,0x4065,0x4081,
+    0x4084,0x4090,0x4095,0x4098,0x40a1,0x40a4,0x4100,0x4102,0x4105,0x4108,0x4111,0x4114,0x4116,0x4119,0x4120,0x4122,
+    0x4125,0x4141,0x4144,0x4146,0x4149,0x4150,0x4152,0x4155,0x4158,0x4161,0x4164,0x4180,0x4182,0x4185,0x4188,0x4191,
+    0x4194,0x41a0,0x4201,0x4204,0x4210,0x4212,0x4215,0x4218,0x4224,0x4240,0x4245,0x4248,0x4251,0x4254,0x4260,0x4281,
+    0x4284,0x4400,0x4402,0x4405,0x4408,0x440a,0x4411,0x4414,0x4416,0x4419,0x4420,0x4422,0x4425,0x4428,0x4441,0x4444,
+    0x4446,0x4449,0x4450,0x4452,0x4455,0x4458,0x4461,0x4464,0x4480,0x4482,0x4485,0x4488,0x4491,0x4494,0x44a0,0x4501,
+    0x4504,0x4506,0x4509,0x4510,0x4512,0x4515,0x4518,0x4521,0x4524,0x4540,0x4542,0x4545,0x4548,0x4551,0x4554,0x4560,
+    0x456a,0x4581,0x4584,0x4590,0x4600,0x4602,0x4605,0x4608,0x4611,0x4614,0x4620,0x4641,0x4644,0x4650,0x4680,0x46a5,
+    0x4801,0x4804,0x4809,0x4810,0x4812,0x4815,0x4818,0x4821,0x4824,0x4840,0x4842,0x4845,0x4848,0x4851,0x4854,0x4860,
+    0x4884,0x4890,0x4900,0x4902,0x4905,0x4908,0x4911,0x4914,0x4920,0x4941,0x4944,0x4950,0x4980,0x4996,0x4a01,0x4a04,
+    0x4a10,0x4a40,0x5000,0x5002,0x5005,0x5008,0x5011,0x5014,0x5016,0x5019,0x5020,0x5022,0x5025,0x5028,0x5041,0x5044,
+    0x5046,0x5049,0x5050,0x5052,0x5055,0x5058,0x5061,0x5064,0x5080,0x5082,0x5085,0x5088,0x5091,0x5094,0x5101,0x5104,
+    0x5106,0x5109,0x5110,0x5112,0x5115,0x5118,0x5121,0x5124,0x5140,0x5142,0x5145,0x5148,0x5151,0x5154,0x5160,0x5181,
+    0x5184,0x5190,0x5200,0x5205,0x5208,0x5211,0x5214,0x5220,0x5241,0x5244,0x5250,0x5269,0x5280,0x5401,0x5404,0x5406,
+    0x5409,0x5410,0x5412,0x5415,0x5418,0x5421,0x5424,0x5440,0x5442,0x5445,0x5448,0x5451,0x5454,0x5460,0x5481,0x5484,
+    0x5490,0x5500,0x5502,0x5505,0x5508,0x5511,0x5514,0x5520,0x5541,0x5544,0x5550,0x5580,0x5601,0x5604,0x5610,0x5626,
+    0x5640,0x5800,0x5802,0x5805,0x5808,0x5811,0x5814,0x5820,0x5841,0x5844,0x5850,0x585a,0x5880,0x5901,0x5904,0x5910,
+    0x5940,0x5a00,0x5a19,0x5a85,0x5aa8,0x6001,0x6004,0x6006,0x6010,0x6012,0x6015,0x6018,0x6021,0x6024,0x6040,0x6045,
+    0x6048,0x6051,0x6054,0x6060,0x6084,0x6090,0x6100,0x6102,0x6105,0x6108,0x6111,0x6114,0x6120,0x6141,0x6144,0x6150,
+    0x6180,0x6199,0x6204,0x6210,0x6240,0x6256,0x62a1,0x6400,0x6405,0x6408,0x6411,0x6414,0x6420,0x6441,0x6444,0x6450,
+    0x6480,0x6501,0x6504,0x6510,0x6540,0x654a,0x6568,0x6592,0x6600,0x6694,0x6801,0x6804,0x6810,0x6865,0x6898,0x6900,
+    0x692a,0x6a42,0x6aa1,0x8000,0x8002,0x8005,0x8008,0x8011,0x8014,0x8019,0x8020,0x8025,0x8041,0x8044,0x8050,0x8052,
+    0x8055,0x8058,0x8061,0x8080,0x8085,0x8091,0x8094,0x8101,0x8104,0x8109,0x8110,0x8112,0x8115,0x8118,0x8121,0x8124,
+    0x8140,0x8142,0x8145,0x8148,0x8151,0x8154,0x8181,0x8184,0x8190,0x81a9,0x8200,0x8205,0x820a,0x8211,0x8214,0x8241,
+    0x8244,0x8250,0x8401,0x8404,0x8406,0x8409,0x8410,0x8412,0x8415,0x8418,0x8421,0x8440,0x8442,0x8445,0x8448,0x8451,
+    0x8454,0x8460,0x8481,0x8484,0x8490,0x8500,0x8502,0x8505,0x8508,0x8511,0x8514,0x8520,0x8541,0x8544,0x8550,0x8580,
+    0x858a,0x8601,0x8604,0x8610,0x8629,0x8640,0x8800,0x8805,0x8811,0x8814,0x8841,0x8844,0x8850,0x88a2,0x8901,0x8904,
+    0x8940,0x8965,0x8a22,0x8a58,0x8a5a,0x8a82,0x8aa2,0x9001,0x9004,0x9009,0x9010,0x9012,0x9015,0x9018,0x9024,0x9040,
+    0x9042,0x9045,0x9048,0x9051,0x9054,0x9060,0x9081,0x9084,0x9090,0x9100,0x9105,0x9111,0x9114,0x9141,0x9144,0x9150,
+    0x915a,0x9201,0x9204,0x9210,0x9240,0x92a6,0x9400,0x9402,0x9405,0x9408,0x9411,0x9414,0x9420,0x9441,0x9444,0x9450,
+    0x9480,0x9496,0x9501,0x9504,0x9510,0x9540,0x9598,0x95a1,0x9600,0x9646,0x9664,0x9801,0x9804,0x9810,0x9826,0x9840,
+    0x98a9,0x9900,0x9949,0x9952,0x9a90,0xa000,0xa005,0xa00a,0xa014,0xa022,0xa02a,0xa041,0xa044,0xa050,0xa0a2,0xa0aa,
+    0xa140,0xa165,0xa202,0xa20a,0xa222,0xa228,0xa22a,0xa282,0xa288,0xa28a,0xa2a8,0xa401,0xa404,0xa410,0xa440,0xa489,
+    0xa4a4,0xa500,0xa519,0xa651,0xa80a,0xa828,0xa8a2,0xa954,0xa986,0xaa08,0xaa0a,0xaa20,0xaa22,0xaa28,0xaa88,0xaaaa,
+};
+// 4 digits of 3 bits that stand for 4 12 20 28 36 44 52 62
+static const uint16_t gcudai_grid_iq3xxs[256] = {
+    0x0000,0x0002,0x0004,0x0009,0x000b,0x000f,0x0010,0x0012,0x0019,0x0022,0x003b,0x003d,0x0041,0x0043,0x0048,0x004a,
+    0x0051,0x0055,0x0058,0x005a,0x0061,0x006c,0x0078,0x0080,0x0082,0x0084,0x0089,0x0090,0x0092,0x0099,0x009b,0x009f,
+    0x00a9,0x00af,0x00bd,0x00c1,0x00c7,0x00c8,0x00ca,0x00d5,0x00f8,0x010b,0x011f,0x0124,0x012f,0x013b,0x013d,0x0141,
+    0x0147,0x015a,0x016a,0x019d,0x01b4,0x01c8,0x01cc,0x01ce,0x01e3,0x01f1,0x0201,0x0203,0x0208,0x020a,0x0211,0x0213,
+    0x0218,0x021a,0x021c,0x0227,0x0228,0x0240,0x0242,0x0249,0x0250,0x0252,0x0281,0x0283,0x0288,0x028a,0x0291,0x0298,
+    0x02ba,0x02c0,0x02c2,0x02d0,0x02d9,0x02e6,0x02f6,0x0301,0x0305,0x0328,0x0350,0x0354,0x0366,0x0379,0x0385,0x03d2,
+    0x03e0,0x0400,0x0402,0x0409,0x040b,0x0410,0x0412,0x0416,0x0419,0x0422,0x0441,0x0443,0x0445,0x0448,0x044a,0x0451,
+    0x0458,0x0473,0x0477,0x0478,0x0480,0x0482,0x0489,0x048f,0x0490,0x0492,0x049f,0x04a0,0x04ad,0x04c1,0x04c8,0x04cc,
+    0x04f8,0x04fc,0x051d,0x052b,0x0543,0x0557,0x0561,0x057c,0x05c1,0x05c3,0x05ce,0x05e5,0x0601,0x0608,0x060a,0x0611,
+    0x0613,0x0628,0x0635,0x063a,0x0640,0x0642,0x0650,0x0659,0x0664,0x0666,0x0681,0x0683,0x0688,0x0695,0x06aa,0x06ba,
+    0x06c9,0x06db,0x0718,0x0727,0x073a,0x0740,0x0746,0x0752,0x076d,0x078c,0x079e,0x07b3,0x07db,0x07f0,0x0804,0x080f,
+    0x081d,0x081f,0x082b,0x082f,0x087c,0x0890,0x089f,0x08a0,0x08b0,0x08b6,0x08c7,0x08e5,0x0904,0x0929,0x0934,0x0955,
+    0x0963,0x0978,0x09c5,0x09c8,0x09ca,0x09d8,0x0a0a,0x0a21,0x0a38,0x0a40,0x0a46,0x0a56,0x0a6d,0x0a8c,0x0a9a,0x0aba,
+    0x0ac2,0x0aeb,0x0b08,0x0b13,0x0b17,0x0b3a,0x0b42,0x0b59,0x0ba8,0x0bd4,0x0be2,0x0c14,0x0c24,0x0c26,0x0c34,0x0c51,
+    0x0c71,0x0c8f,0x0cb4,0x0cd8,0x0cde,0x0d24,0x0d45,0x0d6a,0x0d9b,0x0dc3,0x0dd1,0x0e03,0x0e05,0x0e07,0x0e08,0x0e1a,
+    0x0e2a,0x0e56,0x0e60,0x0e8a,0x0ea5,0x0eaa,0x0ec0,0x0ecd,0x0edb,0x0ef0,0x0f11,0x0f21,0x0f40,0x0f42,0x0f54,0x0f98,
+};
+// 4 digits of 3 bits that stand for 1 3 5 7 9 11 13 15
+static const uint16_t gcudai_grid_iq3s[512] = {
+    0x0000,0x0001,0x0002,0x0005,0x0007,0x0008,0x0009,0x000a,0x000c,0x000e,0x0010,0x0011,0x0015,0x001b,0x0020,0x0022,
+    0x0025,0x0027,0x0029,0x002b,0x0030,0x0032,0x0039,0x003c,0x003f,0x0040,0x0041,0x0042,0x0044,0x0048,0x0049,0x004d,
+    0x0050,0x0053,0x0057,0x0059,0x005d,0x0064,0x0071,0x0075,0x007a,0x0080,0x0081,0x0085,0x0087,0x0088,0x008b,0x008e,
+    0x0091,0x0095,0x0098,0x009c,0x00a2,0x00a5,0x00a7,0x00a9,0x00ab,0x00b8,0x00bb,0x00c3,0x00c9,0x00cd,0x00d0,0x00d2,
+    0x00d9,0x00db,0x00de,0x00e4,0x00e8,0x00ea,0x00f7,0x00f9,0x00fd,0x0100,0x010b,0x010f,0x0111,0x0114,0x011a,0x0120,
+    0x0123,0x0129,0x0138,0x0142,0x0144,0x0150,0x0152,0x0156,0x015b,0x0161,0x0165,0x0167,0x0176,0x017b,0x0186,0x0189,
+    0x018b,0x0199,0x01aa,0x01b9,0x01c0,0x01c2,0x01c4,0x01d0,0x01d2,0x01d6,0x01db,0x01e8,0x01ec,0x0200,0x0201,0x0202,
+    0x0204,0x0208,0x0209,0x020b,0x020d,0x020f,0x0210,0x0212,0x0219,0x021c,0x021e,0x022c,0x022e,0x0231,0x023a,0x0240,
+    0x0241,0x0243,0x0246,0x0248,0x024c,0x0251,0x0258,0x025b,0x0261,0x0268,0x026a,0x0278,0x027e,0x0280,0x028a,0x028d,
+    0x028f,0x0290,0x0294,0x029a,0x02a0,0x02a3,0x02ad,0x02b0,0x02ba,0x02c1,0x02c4,0x02c7,0x02c8,0x02cb,0x02d1,0x02d7,
+    0x02d8,0x02dc,0x02e1,0x02f2,0x02f8,0x0303,0x0305,0x030a,0x030c,0x0319,0x031b,0x0322,0x0326,0x0328,0x032c,0x0341,
+    0x0348,0x034b,0x0351,0x0358,0x035a,0x0369,0x0390,0x0394,0x0397,0x03a4,0x03a6,0x03c1,0x03c3,0x03c8,0x03ca,0x03d1,
+    0x03dd,0x03e1,0x03f2,0x03f8,0x0400,0x0401,0x0403,0x0405,0x0407,0x0408,0x040a,0x040c,0x040e,0x0411,0x0413,0x0417,
+    0x0418,0x041a,0x0421,0x0423,0x0425,0x0428,0x042a,0x0437,0x0438,0x043b,0x043d,0x0440,0x0442,0x0448,0x044b,0x044f,
+    0x0452,0x0455,0x0459,0x045c,0x0462,0x0469,0x0481,0x0484,0x0487,0x0491,0x0493,0x0498,0x049f,0x04a1,0x04ab,0x04af,
+    0x04b9,0x04bc,0x04c0,0x04c2,0x04c5,0x04c9,0x04d2,0x04d4,0x04d9,0x04db,0x04e2,0x04e8,0x04f6,0x0501,0x0507,0x0510,
+    0x0513,0x051a,0x051d,0x0521,0x053a,0x053d,0x0544,0x0549,0x0552,0x055f,0x0560,0x056b,0x0578,0x0580,0x0582,0x0587,
+    0x0591,0x05ad,0x05b1,0x05c5,0x05c9,0x05d6,0x05d8,0x05e3,0x05e8,0x0602,0x0609,0x060b,0x060d,0x060f,0x0612,0x0619,
+    0x061b,0x061d,0x0622,0x0624,0x0627,0x0629,0x0633,0x0639,0x0641,0x0643,0x0645,0x064c,0x0651,0x0653,0x0660,0x0670,
+    0x067a,0x067e,0x0680,0x068a,0x0690,0x069a,0x069c,0x06a8,0x06c1,0x06c8,0x06cc,0x06d1,0x06d3,0x06d7,0x06d8,0x06e1,
+    0x06e3,0x06e7,0x06ed,0x06fb,0x0703,0x0709,0x070e,0x0712,0x0719,0x072a,0x0730,0x0734,0x0741,0x0748,0x074a,0x0755,
+    0x075a,0x0764,0x076e,0x077b,0x078e,0x07a1,0x07c1,0x07c3,0x07d0,0x07d2,0x07dd,0x0800,0x0804,0x080a,0x0810,0x0814,
+    0x0817,0x081a,0x0821,0x0828,0x0838,0x0842,0x0847,0x0849,0x084b,0x0852,0x0858,0x085d,0x0863,0x0869,0x086d,0x0881,
+    0x0883,0x0888,0x088d,0x0891,0x089b,0x08a0,0x08af,0x08b2,0x08b8,0x08c4,0x08c9,0x08cb,0x08d0,0x08d2,0x08d9,0x08dd,
+    0x0900,0x0902,0x0914,0x091f,0x0920,0x0939,0x0945,0x0947,0x0951,0x0972,0x098b,0x099c,0x09b0,0x09c8,0x09cd,0x09d8,
+    0x09e3,0x09e9,0x0a02,0x0a08,0x0a0c,0x0a12,0x0a20,0x0a24,0x0a27,0x0a2a,0x0a36,0x0a3c,0x0a41,0x0a43,0x0a45,0x0a4a,
+    0x0a51,0x0a5a,0x0a7a,0x0a80,0x0a89,0x0a93,0x0a98,0x0a9e,0x0aab,0x0ac2,0x0ac7,0x0ac8,0x0ad7,0x0ae4,0x0ae9,0x0af5,
+    0x0afb,0x0b01,0x0b04,0x0b10,0x0b1a,0x0b26,0x0b4a,0x0b56,0x0b69,0x0b6b,0x0ba2,0x0bc2,0x0bc4,0x0bd2,0x0c09,0x0c0b,
+    0x0c0d,0x0c19,0x0c1b,0x0c30,0x0c40,0x0c50,0x0c57,0x0c74,0x0c8a,0x0c9c,0x0ca2,0x0cad,0x0cb2,0x0cb8,0x0cc0,0x0ccc,
+    0x0cd1,0x0ce0,0x0d15,0x0d23,0x0d32,0x0d40,0x0d43,0x0d5c,0x0d70,0x0d85,0x0da0,0x0dc9,0x0dcb,0x0e00,0x0e04,0x0e07,
+    0x0e10,0x0e12,0x0e1e,0x0e20,0x0e2c,0x0e32,0x0e42,0x0e49,0x0e54,0x0e63,0x0e65,0x0e81,0x0e84,0x0e88,0x0e8e,0x0e91,
+    0x0e98,0x0ea9,0x0ec2,0x0eda,0x0edd,0x0eeb,0x0f01,0x0f05,0x0f0b,0x0f10,0x0f28,0x0f52,0x0f62,0x0f82,0x0f99,0x0fc0,
+};
+// 8 digits of 2 bits that stand for -1 0 1
+static const uint16_t gcudai_grid_iq1s[2048] = {
+    0x0000,0x0002,0x0005,0x0008,0x000a,0x0011,0x0015,0x0020,0x0022,0x0028,0x002a,0x0045,0x0051,0x0054,0x0056,0x0065,
+    0x0080,0x0082,0x0088,0x008a,0x0095,0x00a0,0x00a2,0x00a8,0x00aa,0x0104,0x0105,0x0111,0x0114,0x0116,0x0119,0x011a,
+    0x0125,0x0141,0x0146,0x0149,0x0152,0x0155,0x015a,0x0161,0x0164,0x0166,0x0168,0x0185,0x0191,0x0194,0x0196,0x01a5,
+    0x0200,0x0202,0x0208,0x020a,0x0215,0x0220,0x0222,0x0228,0x022a,0x0245,0x0251,0x0259,0x0264,0x0269,0x0280,0x0282,
+    0x0288,0x028a,0x0291,0x0295,0x0299,0x02a0,0x02a2,0x02a8,0x02aa,0x0411,0x0414,0x0416,0x0425,0x0441,0x0449,0x0455,
+    0x045a,0x0464,0x0465,0x0491,0x0499,0x04a5,0x0501,0x0504,0x0505,0x0506,0x0515,0x0518,0x051a,0x0529,0x0540,0x0545,
+    0x054a,0x0550,0x0551,0x0554,0x0555,0x0556,0x0559,0x0560,0x0562,0x0565,0x0568,0x056a,0x0581,0x0591,0x0595,0x0598,
+    0x059a,0x05a1,0x05a4,0x05a5,0x05a6,0x05a9,0x0614,0x0619,0x0641,0x0644,0x0650,0x0652,0x0655,0x0658,0x0660,0x0661,
+    0x0666,0x0669,0x0685,0x0691,0x0694,0x0699,0x0800,0x0802,0x0808,0x080a,0x0815,0x0820,0x0822,0x0828,0x082a,0x0845,
+    0x0851,0x0856,0x0865,0x0880,0x0882,0x0888,0x088a,0x0895,0x08a0,0x08a2,0x08a8,0x08aa,0x0905,0x0911,0x0914,0x0919,
+    0x0924,0x0925,0x0941,0x0950,0x0951,0x0955,0x0961,0x0964,0x0969,0x0991,0x0994,0x0996,0x0999,0x09a5,0x0a00,0x0a02,
+    0x0a08,0x0a0a,0x0a15,0x0a20,0x0a22,0x0a28,0x0a2a,0x0a45,0x0a51,0x0a59,0x0a61,0x0a65,0x0a80,0x0a82,0x0a85,0x0a88,
+    0x0a8a,0x0a95,0x0aa0,0x0aa2,0x0aa8,0x0aaa,0x1010,0x1011,0x1014,0x1019,0x1024,0x1025,0x1041,0x1044,0x1050,0x1055,
+    0x1058,0x1061,0x1064,0x1065,0x1069,0x1091,0x1094,0x1096,0x10a1,0x10a5,0x1101,0x1104,0x1106,0x1109,0x1110,0x1112,
+    0x1115,0x1118,0x1121,0x1124,0x1129,0x1145,0x114a,0x1150,0x1151,0x1152,0x1154,0x1155,0x1156,0x1159,0x1160,0x1165,
+    0x1184,0x1192,0x1195,0x11a1,0x11a4,0x1211,0x1214,0x1216,0x1225,0x1240,0x1246,0x1249,0x1252,0x1255,0x1258,0x125a,
+    0x1264,0x1266,0x1285,0x1291,0x1294,0x1296,0x12a5,0x1401,0x1406,0x1409,0x1414,0x1415,0x1418,0x1419,0x1421,0x1426,
+    0x1441,0x1445,0x1446,0x1448,0x144a,0x1451,0x1454,0x1455,0x1456,0x1459,0x1462,0x1465,0x1468,0x1484,0x1489,0x1490,
+    0x1494,0x1495,0x1498,0x1499,0x149a,0x14a1,0x14a4,0x14a5,0x14a9,0x1502,0x1505,0x150a,0x1511,0x1514,0x1515,0x1516,
+    0x1519,0x1520,0x1522,0x1525,0x1528,0x152a,0x1541,0x1544,0x1545,0x1546,0x1551,0x1552,0x1554,0x1555,0x1556,0x1559,
+    0x155a,0x1561,0x1564,0x1565,0x1566,0x1569,0x1580,0x1582,0x1584,0x1585,0x1588,0x158a,0x1590,0x1591,0x1594,0x1595,
+    0x1596,0x1599,0x159a,0x15a0,0x15a2,0x15a5,0x1601,0x1604,0x1605,0x1606,0x1615,0x1616,0x1618,0x161a,0x1621,0x1626,
+    0x1640,0x1642,0x1644,0x1645,0x1648,0x164a,0x1651,0x1655,0x1656,0x1658,0x1659,0x1661,0x1664,0x1665,0x1668,0x1669,
+    0x166a,0x1686,0x168a,0x1692,0x1695,0x16a4,0x16a9,0x1811,0x1816,0x1825,0x1841,0x1844,0x1846,0x1849,0x1850,0x1855,
+    0x1858,0x185a,0x1860,0x1861,0x1864,0x1866,0x1869,0x1885,0x1891,0x1894,0x18a5,0x1910,0x1912,0x1915,0x191a,0x1921,
+    0x1925,0x1942,0x1944,0x1945,0x1948,0x1951,0x1954,0x1955,0x1956,0x1959,0x195a,0x1960,0x1965,0x196a,0x1989,0x1991,
+    0x1992,0x1995,0x1998,0x19a1,0x19a6,0x19a9,0x1a09,0x1a16,0x1a24,0x1a26,0x1a44,0x1a46,0x1a49,0x1a50,0x1a52,0x1a55,
+    0x1a58,0x1a61,0x1a66,0x1a69,0x1a85,0x1a91,0x1a96,0x1a9a,0x2000,0x2002,0x2008,0x200a,0x2015,0x2020,0x2022,0x2025,
+    0x2028,0x202a,0x2045,0x2051,0x2059,0x2061,0x2065,0x2080,0x2082,0x2088,0x208a,0x2095,0x20a0,0x20a2,0x20a5,0x20a8,
+    0x20aa,0x2105,0x2111,0x2114,0x2119,0x2125,0x2142,0x2144,0x2149,0x2155,0x2158,0x215a,0x2161,0x2164,0x2165,0x2166,
+    0x2185,0x2190,0x2196,0x2199,0x21a5,0x2201,0x2208,0x220a,0x2211,0x2215,0x2220,0x2222,0x2228,0x222a,0x2245,0x2251,
+    0x2256,0x2259,0x2265,0x2281,0x2288,0x228a,0x2291,0x2295,0x22a0,0x22a2,0x22a8,0x22aa,0x2405,0x2414,0x2416,0x2419,
+    0x2425,0x2444,0x2445,0x2446,0x2449,0x2452,0x2455,0x2458,0x245a,0x2466,0x2485,0x2491,0x2494,0x2499,0x24a1,0x24a5,
+    0x2509,0x2515,0x2521,0x2529,0x2540,0x2545,0x2548,0x2551,0x2554,0x2555,0x2559,0x2562,0x2565,0x2568,0x2589,0x2590,
+    0x2594,0x2595,0x2598,0x259a,0x25a1,0x25a4,0x25a6,0x25a9,0x2605,0x2610,0x2612,0x2619,0x2625,0x2641,0x2649,0x2655,
+    0x2660,0x2661,0x2669,0x2684,0x2686,0x2690,0x269a,0x2800,0x2802,0x2808,0x280a,0x2815,0x2820,0x2822,0x2828,0x282a,
+    0x2845,0x2851,0x2854,0x2865,0x2880,0x2882,0x2888,0x288a,0x28a0,0x28a2,0x28a8,0x28aa,0x2909,0x2911,0x2914,0x2919,
+    0x2925,0x2946,0x2949,0x2952,0x2955,0x2961,0x2964,0x2966,0x2969,0x2985,0x2990,0x2996,0x2999,0x29a4,0x29a5,0x2a00,
+    0x2a02,0x2a08,0x2a0a,0x2a20,0x2a22,0x2a28,0x2a2a,0x2a45,0x2a51,0x2a56,0x2a59,0x2a65,0x2a80,0x2a82,0x2a88,0x2a8a,
+    0x2a95,0x2aa0,0x2aa2,0x2aa8,0x2aaa,0x4005,0x4011,0x4016,0x4025,0x4049,0x4052,0x4055,0x4058,0x405a,0x4061,0x4064,
+    0x4066,0x4094,0x4099,0x40a1,0x40a6,0x4100,0x4101,0x4104,0x4106,0x4109,0x4112,0x4115,0x4116,0x4118,0x411a,0x4121,
+    0x4126,0x4129,0x4145,0x4148,0x414a,0x4151,0x4154,0x4155,0x4156,0x4159,0x415a,0x4165,0x4168,0x416a,0x4181,0x4184,
+    0x4186,0x4190,0x4192,0x4195,0x41a0,0x41a1,0x41a2,0x4205,0x4211,0x4214,0x4216,0x4225,0x4241,0x4252,0x4255,0x425a,
+    0x4264,0x4269,0x4289,0x4294,0x42a5,0x4401,0x4415,0x4419,0x4429,0x4445,0x4448,0x444a,0x4451,0x4454,0x4455,0x4456,
+    0x4461,0x4462,0x4465,0x4468,0x446a,0x4481,0x4486,0x4489,0x4490,0x4492,0x4495,0x44a0,0x44a1,0x44a9,0x4501,0x4502,
+    0x4505,0x450a,0x4511,0x4514,0x4515,0x4516,0x4519,0x4520,0x4525,0x452a,0x4541,0x4544,0x4545,0x4546,0x4549,0x4550,
+    0x4551,0x4554,0x4555,0x4556,0x4558,0x4559,0x4561,0x4564,0x4565,0x4566,0x4569,0x4582,0x4584,0x4585,0x4588,0x4591,
+    0x4594,0x4595,0x4596,0x4599,0x459a,0x45a5,0x45a8,0x45aa,0x4601,0x4605,0x4609,0x4614,0x4615,0x4618,0x461a,0x4621,
+    0x4624,0x4629,0x4640,0x4642,0x4645,0x4648,0x4650,0x4651,0x4652,0x4655,0x4656,0x4659,0x4662,0x4665,0x4668,0x4681,
+    0x4685,0x468a,0x4694,0x4695,0x46a1,0x46a4,0x46a6,0x4805,0x4811,0x4815,0x481a,0x4825,0x4842,0x4849,0x4850,0x4855,
+    0x4858,0x4861,0x4864,0x4866,0x4869,0x4885,0x4891,0x4894,0x4896,0x4899,0x48a5,0x4901,0x4905,0x4906,0x490a,0x4910,
+    0x4914,0x4915,0x4918,0x4921,0x4924,0x4926,0x4940,0x4945,0x494a,0x4951,0x4952,0x4954,0x4955,0x4956,0x4959,0x4960,
+    0x4962,0x4965,0x4966,0x496a,0x4986,0x4989,0x4992,0x4995,0x4996,0x4998,0x49a1,0x49a4,0x49a6,0x49a9,0x4a16,0x4a44,
+    0x4a46,0x4a49,0x4a55,0x4a58,0x4a5a,0x4a64,0x4a69,0x4a94,0x4aa5,0x5001,0x5004,0x5005,0x5006,0x5009,0x5012,0x5015,
+    0x501a,0x5021,0x5024,0x5029,0x5040,0x5045,0x5048,0x5051,0x5054,0x5055,0x5056,0x5059,0x5065,0x5068,0x5086,0x5089,
+    0x5095,0x5098,0x50a0,0x50a1,0x50a6,0x50a9,0x5105,0x5108,0x5109,0x510a,0x5111,0x5114,0x5115,0x5116,0x5118,0x5119,
+    0x5120,0x5125,0x5126,0x5128,0x512a,0x5141,0x5144,0x5145,0x5146,0x5149,0x5150,0x5151,0x5152,0x5154,0x5155,0x5156,
+    0x5158,0x5159,0x515a,0x5161,0x5164,0x5165,0x5166,0x5169,0x5182,0x5185,0x5191,0x5194,0x5195,0x5196,0x5199,0x51a0,
+    0x51a5,0x51aa,0x5201,0x5206,0x5212,0x5215,0x521a,0x5221,0x5224,0x5242,0x5245,0x524a,0x5251,0x5254,0x5255,0x5256,
+    0x5259,0x5262,0x5265,0x5285,0x5290,0x5292,0x5295,0x5299,0x529a,0x52a4,0x5404,0x5405,0x5411,0x5414,0x5415,0x5416,
+    0x5418,0x5419,0x5421,0x5425,0x5428,0x542a,0x5441,0x5444,0x5445,0x5446,0x5449,0x544a,0x5450,0x5451,0x5454,0x5455,
+    0x5456,0x5458,0x5459,0x545a,0x5461,0x5462,0x5464,0x5465,0x5466,0x5469,0x5480,0x5488,0x548a,0x5491,0x5494,0x5495,
+    0x5496,0x5499,0x54a1,0x54a4,0x54a5,0x54aa,0x5501,0x5502,0x5504,0x5505,0x5506,0x5509,0x5510,0x5511,0x5512,0x5514,
+    0x5515,0x5516,0x5519,0x551a,0x5521,0x5524,0x5525,0x5526,0x5529,0x5540,0x5541,0x5542,0x5544,0x5545,0x5546,0x5548,
+    0x5549,0x5550,0x5551,0x5552,0x5554,0x5555,0x5556,0x5558,0x5559,0x555a,0x5560,0x5561,0x5564,0x5565,0x5566,0x5568,
+    0x5569,0x556a,0x5581,0x5584,0x5585,0x5589,0x558a,0x5590,0x5591,0x5594,0x5595,0x5596,0x5598,0x5599,0x55a1,0x55a4,
+    0x55a5,0x55a6,0x55a9,0x5600,0x5601,0x5602,0x5604,0x5606,0x5608,0x5609,0x5611,0x5614,0x5615,0x5618,0x5619,0x5620,
+    0x5621,0x5622,0x5624,0x5625,0x5626,0x5628,0x5629,0x5641,0x5645,0x5646,0x5648,0x5649,0x564a,0x5650,0x5651,0x5652,
+    0x5654,0x5655,0x5656,0x5658,0x5659,0x565a,0x5661,0x5664,0x5665,0x5669,0x5682,0x5685,0x5686,0x5688,0x5689,0x568a,
+    0x5691,0x5695,0x569a,0x56a2,0x56a5,0x56a6,0x56a8,0x56a9,0x5804,0x5805,0x5806,0x5809,0x5810,0x5815,0x5818,0x5821,
+    0x582a,0x5845,0x5848,0x584a,0x5851,0x5854,0x5855,0x5856,0x5858,0x5859,0x5860,0x5862,0x5864,0x5865,0x5882,0x5889,
+    0x5890,0x5892,0x5895,0x5898,0x58a1,0x58a9,0x5901,0x5902,0x5905,0x590a,0x5911,0x5914,0x5915,0x5916,0x5919,0x5925,
+    0x5941,0x5944,0x5945,0x5946,0x5949,0x5950,0x5951,0x5952,0x5954,0x5955,0x5956,0x5958,0x5959,0x595a,0x5961,0x5964,
+    0x5965,0x5966,0x5969,0x5981,0x5985,0x5989,0x5991,0x5994,0x5995,0x5996,0x5998,0x5999,0x59a5,0x5a04,0x5a08,0x5a15,
+    0x5a1a,0x5a20,0x5a25,0x5a26,0x5a29,0x5a45,0x5a48,0x5a49,0x5a51,0x5a55,0x5a56,0x5a58,0x5a59,0x5a62,0x5a65,0x5a68,
+    0x5a6a,0x5a81,0x5a8a,0x5a92,0x5a95,0x5a96,0x5a98,0x5a9a,0x5aa1,0x6005,0x6014,0x6016,0x6019,0x6025,0x6044,0x6050,
+    0x6055,0x6056,0x6058,0x605a,0x6061,0x6064,0x6066,0x6069,0x6081,0x6096,0x60a5,0x6101,0x6104,0x6106,0x6109,0x6112,
+    0x6115,0x6121,0x6122,0x6126,0x6129,0x6145,0x6149,0x6151,0x6155,0x6156,0x6159,0x6165,0x6166,0x616a,0x6184,0x618a,
+    0x6192,0x6195,0x61a1,0x61a6,0x61a9,0x6211,0x6216,0x6219,0x6240,0x6241,0x6246,0x6255,0x6256,0x6258,0x6260,0x6285,
+    0x6291,0x6296,0x62a5,0x6411,0x6412,0x6415,0x6416,0x641a,0x6421,0x6426,0x6429,0x6440,0x6442,0x6445,0x6448,0x644a,
+    0x6451,0x6454,0x6455,0x6456,0x6459,0x645a,0x6460,0x6462,0x6465,0x6484,0x6485,0x6489,0x6490,0x6492,0x6494,0x6495,
+    0x6496,0x6498,0x649a,0x64a1,0x64a4,0x64a9,0x6505,0x6508,0x650a,0x6511,0x6515,0x6516,0x6519,0x6544,0x6545,0x6546,
+    0x6549,0x6550,0x6551,0x6554,0x6555,0x6556,0x6559,0x6561,0x6564,0x6565,0x6566,0x6569,0x6586,0x6589,0x658a,0x6591,
+    0x6595,0x6596,0x6599,0x659a,0x65a2,0x65a5,0x65a6,0x65a8,0x6602,0x6609,0x6615,0x6620,0x6626,0x6628,0x6629,0x6640,
+    0x6645,0x6648,0x664a,0x6651,0x6654,0x6655,0x6656,0x6658,0x665a,0x6660,0x6665,0x6668,0x6680,0x6682,0x6685,0x668a,
+    0x6694,0x6696,0x6698,0x6699,0x66a0,0x66a4,0x66a6,0x66aa,0x6816,0x6819,0x6825,0x6841,0x6852,0x6855,0x685a,0x6861,
+    0x6869,0x6885,0x6891,0x6898,0x68a6,0x6901,0x6904,0x6910,0x6915,0x6921,0x6924,0x6926,0x6929,0x6940,0x6941,0x6945,
+    0x6946,0x6948,0x6951,0x6954,0x6955,0x6956,0x6959,0x6960,0x6965,0x696a,0x6982,0x6984,0x698a,0x6995,0x69a1,0x69a4,
+    0x69a5,0x69a9,0x6a11,0x6a16,0x6a18,0x6a41,0x6a44,0x6a49,0x6a50,0x6a55,0x6a58,0x6a5a,0x6a64,0x6a65,0x6a69,0x6a86,
+    0x6a94,0x6a98,0x6a9a,0x6aa6,0x8000,0x8002,0x8008,0x800a,0x8020,0x8022,0x8028,0x802a,0x8045,0x8050,0x8051,0x8054,
+    0x8056,0x8059,0x8065,0x8080,0x8082,0x8088,0x808a,0x8095,0x80a0,0x80a2,0x80a8,0x80aa,0x8105,0x8111,0x8114,0x8116,
+    0x8119,0x8125,0x8141,0x8144,0x8149,0x8150,0x8152,0x8155,0x8156,0x8158,0x8159,0x8164,0x8166,0x8169,0x8185,0x8189,
+    0x8194,0x8196,0x8199,0x81a5,0x8200,0x8202,0x8208,0x820a,0x8215,0x8220,0x8222,0x8228,0x822a,0x8251,0x8254,0x8259,
+    0x8265,0x8280,0x8282,0x8288,0x828a,0x8295,0x82a0,0x82a2,0x82a8,0x82aa,0x8414,0x8419,0x8441,0x8444,0x8451,0x8455,
+    0x845a,0x8461,0x8464,0x8469,0x8494,0x8499,0x8501,0x8509,0x8512,0x8515,0x851a,0x8526,0x8529,0x8540,0x8541,0x8545,
+    0x8548,0x8551,0x8554,0x8555,0x8556,0x8559,0x855a,0x8565,0x8566,0x8568,0x856a,0x8581,0x8584,0x8586,0x8589,0x8590,
+    0x8592,0x8595,0x8598,0x85a6,0x8611,0x8616,0x8619,0x8625,0x8641,0x8644,0x8649,0x864a,0x8650,0x8655,0x8659,0x865a,
+    0x8661,0x8666,0x866a,0x8685,0x8691,0x869a,0x86a4,0x8800,0x8802,0x8808,0x880a,0x8815,0x8820,0x8822,0x8828,0x882a,
+    0x8841,0x8845,0x8851,0x8854,0x8859,0x8865,0x8869,0x8880,0x8882,0x8888,0x888a,0x8895,0x88a0,0x88a2,0x88a8,0x88aa,
+    0x8905,0x8906,0x8911,0x8914,0x8916,0x8925,0x8941,0x8944,0x8946,0x8949,0x8950,0x8952,0x8955,0x895a,0x8961,0x8964,
+    0x8985,0x8996,0x8999,0x89a5,0x8a00,0x8a02,0x8a08,0x8a0a,0x8a15,0x8a20,0x8a22,0x8a28,0x8a2a,0x8a45,0x8a51,0x8a54,
+    0x8a56,0x8a80,0x8a82,0x8a88,0x8a8a,0x8a95,0x8aa0,0x8aa2,0x8aa8,0x8aaa,0x9005,0x9011,0x9016,0x9018,0x9019,0x9025,
+    0x9041,0x9046,0x9049,0x9055,0x9058,0x905a,0x9069,0x906a,0x9085,0x9091,0x9094,0x9096,0x9099,0x90a5,0x9101,0x9104,
+    0x9106,0x9109,0x9110,0x9115,0x9118,0x911a,0x9121,0x9124,0x9126,0x9129,0x9140,0x9145,0x9150,0x9151,0x9154,0x9155,
+    0x9156,0x9159,0x9162,0x9165,0x9184,0x9186,0x9192,0x9195,0x9198,0x91a1,0x91a4,0x91a6,0x91a9,0x9205,0x9211,0x9214,
+    0x9219,0x9225,0x9244,0x9246,0x9249,0x9250,0x9252,0x9255,0x9258,0x9266,0x9269,0x9285,0x9294,0x9296,0x92a9,0x9401,
+    0x9404,0x9406,0x9410,0x9415,0x9418,0x9426,0x9440,0x944a,0x9451,0x9454,0x9455,0x9456,0x9458,0x9459,0x9460,0x9461,
+    0x9462,0x9465,0x9484,0x9486,0x9492,0x9494,0x9495,0x9498,0x94a1,0x94a9,0x9500,0x9505,0x9508,0x950a,0x9510,0x9511,
+    0x9514,0x9515,0x9516,0x9519,0x9521,0x9525,0x9529,0x952a,0x9541,0x9544,0x9545,0x9546,0x9549,0x9550,0x9551,0x9552,
+    0x9554,0x9555,0x9556,0x9558,0x9559,0x955a,0x9561,0x9564,0x9565,0x9566,0x9569,0x9581,0x9585,0x9588,0x9591,0x9592,
+    0x9594,0x9595,0x9596,0x9599,0x959a,0x95a0,0x95a2,0x95a5,0x95a8,0x95aa,0x9601,0x9604,0x9610,0x9615,0x9619,0x9620,
+    0x9626,0x9629,0x9645,0x9648,0x9649,0x9651,0x9652,0x9655,0x9656,0x9659,0x9665,0x9668,0x9682,0x9684,0x9689,0x968a,
+    0x9692,0x9694,0x9695,0x96a4,0x96a6,0x96a9,0x9805,0x9816,0x9819,0x9825,0x9841,0x9846,0x9850,0x9852,0x9855,0x9856,
+    0x985a,0x9864,0x9865,0x9885,0x9891,0x9896,0x9899,0x98a5,0x9904,0x9906,0x9909,0x9910,0x9912,0x9915,0x9918,0x991a,
+    0x9920,0x9921,0x9924,0x9926,0x9940,0x9942,0x9945,0x9948,0x994a,0x9951,0x9954,0x9955,0x9956,0x9959,0x9962,0x9965,
+    0x9966,0x996a,0x9981,0x9984,0x9990,0x9992,0x9995,0x999a,0x99a1,0x99a6,0x9a05,0x9a15,0x9a25,0x9a44,0x9a46,0x9a49,
+    0x9a50,0x9a55,0x9a58,0x9a61,0x9a85,0x9a91,0x9a94,0x9a95,0x9a96,0xa000,0xa002,0xa008,0xa00a,0xa015,0xa020,0xa022,
+    0xa028,0xa02a,0xa045,0xa051,0xa054,0xa056,0xa059,0xa080,0xa082,0xa088,0xa08a,0xa095,0xa0a0,0xa0a2,0xa0a8,0xa0aa,
+    0xa105,0xa109,0xa111,0xa114,0xa116,0xa119,0xa11a,0xa146,0xa149,0xa151,0xa155,0xa158,0xa15a,0xa161,0xa164,0xa185,
+    0xa190,0xa192,0xa196,0xa199,0xa202,0xa208,0xa20a,0xa210,0xa219,0xa222,0xa228,0xa22a,0xa245,0xa251,0xa256,0xa259,
+    0xa265,0xa280,0xa282,0xa288,0xa28a,0xa295,0xa2a0,0xa2a2,0xa2a8,0xa2aa,0xa419,0xa425,0xa441,0xa444,0xa450,0xa454,
+    0xa455,0xa458,0xa45a,0xa461,0xa465,0xa466,0xa468,0xa469,0xa485,0xa506,0xa509,0xa510,0xa512,0xa515,0xa518,0xa526,
+    0xa529,0xa542,0xa545,0xa551,0xa554,0xa555,0xa556,0xa559,0xa565,0xa56a,0xa581,0xa584,0xa585,0xa586,0xa589,0xa592,
+    0xa595,0xa598,0xa605,0xa611,0xa616,0xa61a,0xa621,0xa625,0xa644,0xa646,0xa64a,0xa652,0xa655,0xa656,0xa658,0xa660,
+    0xa662,0xa686,0xa690,0xa695,0xa696,0xa699,0xa6a1,0xa6a4,0xa6a6,0xa800,0xa802,0xa808,0xa80a,0xa820,0xa822,0xa828,
+    0xa82a,0xa851,0xa854,0xa856,0xa859,0xa880,0xa882,0xa888,0xa88a,0xa895,0xa8a0,0xa8a2,0xa8a8,0xa8aa,0xa905,0xa914,
+    0xa919,0xa921,0xa925,0xa941,0xa950,0xa955,0xa95a,0xa961,0xa966,0xa969,0xa990,0xa996,0xaa00,0xaa02,0xaa08,0xaa0a,
+    0xaa20,0xaa22,0xaa28,0xaa2a,0xaa51,0xaa54,0xaa56,0xaa80,0xaa82,0xaa88,0xaa8a,0xaa95,0xaaa0,0xaaa2,0xaaa8,0xaaaa,
+};
+// clang-format on
+// end of codebooks
+
+// Eight 2-bit digits (low bits first) to eight bytes; four 3-bit digits to four bytes.
+static uint64_t gcudai_spread_2(uint32_t digits) {
+    uint64_t x = digits;
+    x = (x | x << 24) & 0x000000ff000000ffull;
+    x = (x | x << 12) & 0x000f000f000f000full;
+    return (x | x << 6) & 0x0303030303030303ull;
+}
+
+static uint32_t gcudai_spread_3(uint32_t digits) {
+    return (digits & 7u) | (digits & 0x38u) << 5 | (digits & 0x1c0u) << 10 | (digits & 0xe00u) << 15;
+}
+
+// Magnitudes of a grid entry, one per byte, element 0 lowest. Digits 0 1 2 stand for 8 25 43.
+static uint64_t gcudai_iq2_entry(uint32_t digits) {
+    const uint64_t x = gcudai_spread_2(digits);
+    return 0x0808080808080808ull + 17u * x + (x >> 1 & 0x0101010101010101ull);
+}
+
+// 4 12 20 28 36 44 52 62: eight apart, the last two more
+static uint32_t gcudai_iq3_xxs_entry(uint32_t code) {
+    const uint32_t x = gcudai_spread_3(gcudai_grid_iq3xxs[code]);
+    return 0x04040404u + 8u * x + 2u * (x & x >> 1 & x >> 2 & 0x01010101u);
+}
+
+static uint32_t gcudai_iq3_s_entry(uint32_t code) { return 0x01010101u + 2u * gcudai_spread_3(gcudai_grid_iq3s[code]); }
+
+// Seven stored signs; the eighth makes the number of minuses even.
+static uint32_t gcudai_even_signs(uint32_t s) {
+    const uint32_t nibbles = s ^ s >> 4;
+    return s | (0x6996u >> (nibbles & 15u) & 1u) << 7;
+}
+
+static void gcudai_put_signed(float * y, int n, float scale, uint64_t mags, uint32_t signs) {
+    for (int j = 0; j < n; ++j) {
+        const float v = scale * (float) (int) (mags >> 8 * j & 255u);
+        y[j] = gcudai_bits_f32(gcudai_f32_bits(v) ^ (signs >> j & 1u) << 31);
+    }
+}
+
+// ---- blocks of 32 ----------------------------------------------------------------------------------
+static void gcudai_dequantize_row_q4_0(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q4_0 * blocks = (const struct gcuda_block_q4_0 *) x;
+    for (int64_t i = 0; i < n / 32; ++i, y += 32) {
+        const struct gcuda_block_q4_0 b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d);
+        for (int j = 0; j < 16; ++j) {
+            y[j] = d * (float) ((b.qs[j] & 15) - 8);
+            y[j + 16] = d * (float) ((b.qs[j] >> 4) - 8);
+        }
+    }
+}
+
+static void gcudai_dequantize_row_q4_1(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q4_1 * blocks = (const struct gcuda_block_q4_1 *) x;
+    for (int64_t i = 0; i < n / 32; ++i, y += 32) {
+        const struct gcuda_block_q4_1 b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d), m = gcudai_fp16_to_fp32(b.m);
+        for (int j = 0; j < 16; ++j) {
+            y[j] = d * (float) (b.qs[j] & 15) + m;
+            y[j + 16] = d * (float) (b.qs[j] >> 4) + m;
+        }
+    }
+}
+
+// Codes 0..31 of Q5_0 and Q5_1: nibbles, and bit i of a 32-bit word for element i.
+static void gcudai_unpack_q5(const uint8_t * qh, const uint8_t * qs, uint8_t * q) {
+    const uint32_t h = (uint32_t) qh[0] | (uint32_t) qh[1] << 8 | (uint32_t) qh[2] << 16 | (uint32_t) qh[3] << 24;
+    for (int j = 0; j < 16; ++j) {
+        q[j] = (uint8_t) ((qs[j] & 15u) | (h >> j & 1u) << 4);
+        q[j + 16] = (uint8_t) ((uint32_t) qs[j] >> 4 | (h >> (j + 16) & 1u) << 4);
+    }
+}
+
+static void gcudai_dequantize_row_q5_0(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q5_0 * b = (const struct gcuda_block_q5_0 *) x;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, y += 32) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        uint8_t q[32];
+        gcudai_unpack_q5(b->qh, b->qs, q);
+        for (int j = 0; j < 32; ++j) { y[j] = d * (float) (q[j] - 16); }
+    }
+}
+
+static void gcudai_dequantize_row_q5_1(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q5_1 * b = (const struct gcuda_block_q5_1 *) x;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, y += 32) {
+        const float d = gcudai_fp16_to_fp32(b->d), m = gcudai_fp16_to_fp32(b->m);
+        uint8_t q[32];
+        gcudai_unpack_q5(b->qh, b->qs, q);
+        for (int j = 0; j < 32; ++j) { y[j] = d * (float) q[j] + m; }
+    }
+}
+
+static void gcudai_dequantize_row_q8_0(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q8_0 * blocks = (const struct gcuda_block_q8_0 *) x;
+    for (int64_t i = 0; i < n / 32; ++i, y += 32) {
+        const struct gcuda_block_q8_0 b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d);
+        for (int j = 0; j < 32; ++j) { y[j] = d * (float) b.qs[j]; }
+    }
+}
+
+static void gcudai_dequantize_row_q8_1(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q8_1 * blocks = (const struct gcuda_block_q8_1 *) x;
+    for (int64_t i = 0; i < n / 32; ++i, y += 32) {
+        const struct gcuda_block_q8_1 b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d);
+        for (int j = 0; j < 32; ++j) { y[j] = d * (float) b.qs[j]; }
+    }
+}
+
+// 32 nibbles through a table of 16 values
+static void gcudai_put_nibbles(float * y, float scale, const int8_t * values, const uint8_t * qs) {
+    for (int j = 0; j < 16; ++j) {
+        const uint32_t q = qs[j];
+        y[j] = scale * (float) values[q & 15u];
+        y[j + 16] = scale * (float) values[q >> 4];
+    }
+}
+
+static void gcudai_dequantize_row_iq4_nl(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq4_nl * b = (const struct gcuda_block_iq4_nl *) x;
+    for (int64_t i = 0; i < n / 32; ++i) {
+        gcudai_put_nibbles(y + 32 * i, gcudai_fp16_to_fp32(b[i].d), gcudai_kvalues_iq4nl, b[i].qs);
+    }
+}
+
+// 2^(e - 128), half of the E8M0 scale because the table holds doubled values; e = 0 and 1 are subnormal.
+static float gcudai_mxfp4_scale(uint32_t e) {
+    return gcudai_bits_f32(e < 2u ? 0x00200000u << e : (e - 1u) << 23);
+}
+
+static void gcudai_dequantize_row_mxfp4(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_mxfp4 * b = (const struct gcuda_block_mxfp4 *) x;
+    for (int64_t i = 0; i < n / 32; ++i) {
+        gcudai_put_nibbles(y + 32 * i, gcudai_mxfp4_scale(b[i].e), gcudai_kvalues_mxfp4, b[i].qs);
+    }
+}
+
+// ---- blocks of 256 with integer sub-scales ---------------------------------------------------------
+static void gcudai_dequantize_row_q2_k(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q2_k * blocks = (const struct gcuda_block_q2_k *) x;
+    for (int64_t i = 0; i < n / 256; ++i) {
+        const struct gcuda_block_q2_k b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d), dmin = gcudai_fp16_to_fp32(b.dmin);
+        for (int g = 0; g < 16; ++g, y += 16) {
+            const float scale = d * (float) (b.scales[g] & 15), min = dmin * (float) (b.scales[g] >> 4);
+            const uint8_t * q = b.qs + 32 * (g / 8) + 16 * (g % 2);
+            const int shift = 2 * (g % 8 / 2);
+            for (int j = 0; j < 16; ++j) { y[j] = scale * (float) (q[j] >> shift & 3) - min; }
+        }
+    }
+}
+
+// Sixteen 6-bit scales, stored with 32 added: nibbles in eight bytes, the two high bits in four more.
+static void gcudai_unpack_q3_k_scales(const uint8_t * p, int8_t * scales) {
+    for (int g = 0; g < 16; ++g) {
+        const int lo = p[g % 8] >> 4 * (g / 8) & 15, hi = p[8 + g % 4] >> 2 * (g / 4) & 3;
+        scales[g] = (int8_t) ((lo | hi << 4) - 32);
+    }
+}
+
+static void gcudai_dequantize_row_q3_k(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q3_k * blocks = (const struct gcuda_block_q3_k *) x;
+    for (int64_t i = 0; i < n / 256; ++i) {
+        const struct gcuda_block_q3_k b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d);
+        int8_t scales[16];
+        gcudai_unpack_q3_k_scales(b.scales, scales);
+        for (int g = 0; g < 16; ++g, y += 16) {
+            const float scale = d * (float) scales[g];
+            const uint8_t * q = b.qs + 32 * (g / 8) + 16 * (g % 2);
+            const uint8_t * h = b.hmask + 16 * (g % 2);
+            const int shift = 2 * (g % 8 / 2), bit = g / 2;
+            for (int j = 0; j < 16; ++j) {
+                y[j] = scale * (float) ((q[j] >> shift & 3) + 4 * (h[j] >> bit & 1) - 4);
+            }
+        }
+    }
+}
+
+// Eight pairs of 6-bit scale and min in 12 bytes (Q4_K, Q5_K): four plain pairs whose top bits carry the high bits of
+// the other four, of which the last four bytes hold the low nibbles.
+static void gcudai_unpack_k_scales(const uint8_t * p, uint8_t * scales, uint8_t * mins) {
+    for (int g = 0; g < 4; ++g) {
+        scales[g] = p[g] & 63u;
+        mins[g] = p[g + 4] & 63u;
+        scales[g + 4] = (uint8_t) ((p[g + 8] & 15u) | (uint32_t) (p[g] >> 6) << 4);
+        mins[g + 4] = (uint8_t) ((uint32_t) (p[g + 8] >> 4) | (uint32_t) (p[g + 4] >> 6) << 4);
+    }
+}
+
+static void gcudai_dequantize_row_q4_k(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q4_k * blocks = (const struct gcuda_block_q4_k *) x;
+    for (int64_t i = 0; i < n / 256; ++i) {
+        const struct gcuda_block_q4_k b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d), dmin = gcudai_fp16_to_fp32(b.dmin);
+        uint8_t scales[8], mins[8];
+        gcudai_unpack_k_scales(b.scales, scales, mins);
+        for (int g = 0; g < 8; ++g, y += 32) {
+            const float scale = d * (float) scales[g], min = dmin * (float) mins[g];
+            const uint8_t * q = b.qs + 32 * (g / 2);
+            const int shift = 4 * (g % 2);
+            for (int j = 0; j < 32; ++j) { y[j] = scale * (float) (q[j] >> shift & 15) - min; }
+        }
+    }
+}
+
+static void gcudai_dequantize_row_q5_k(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q5_k * blocks = (const struct gcuda_block_q5_k *) x;
+    for (int64_t i = 0; i < n / 256; ++i) {
+        const struct gcuda_block_q5_k b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d), dmin = gcudai_fp16_to_fp32(b.dmin);
+        uint8_t scales[8], mins[8];
+        gcudai_unpack_k_scales(b.scales, scales, mins);
+        for (int g = 0; g < 8; ++g, y += 32) {
+            const float scale = d * (float) scales[g], min = dmin * (float) mins[g];
+            const uint8_t * q = b.qs + 32 * (g / 2);
+            const int shift = 4 * (g % 2);
+            for (int j = 0; j < 32; ++j) {
+                y[j] = scale * (float) ((q[j] >> shift & 15) | (b.qh[j] >> g & 1) << 4) - min;
+            }
+        }
+    }
+}
+
+static void gcudai_dequantize_row_q6_k(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q6_k * blocks = (const struct gcuda_block_q6_k *) x;
+    for (int64_t i = 0; i < n / 256; ++i) {
+        const struct gcuda_block_q6_k b = blocks[i];
+        const float d = gcudai_fp16_to_fp32(b.d);
+        for (int g = 0; g < 16; ++g, y += 16) {
+            const float scale = d * (float) b.scales[g];
+            const int half = g / 8, k = g % 8 / 2; // k: which 32 of the half's 128 elements
+            const uint8_t * lo = b.ql + 64 * half + 32 * (k % 2) + 16 * (g % 2);
+            const uint8_t * hi = b.qh + 32 * half + 16 * (g % 2);
+            for (int j = 0; j < 16; ++j) {
+                y[j] = scale * (float) (((lo[j] >> 4 * (k / 2) & 15) | (hi[j] >> 2 * k & 3) << 4) - 32);
+            }
+        }
+    }
+}
+
+static void gcudai_dequantize_row_q8_k(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_q8_k * blocks = (const struct gcuda_block_q8_k *) x;
+    for (int64_t i = 0; i < n / 256; ++i, y += 256) {
+        const struct gcuda_block_q8_k b = blocks[i];
+        for (int j = 0; j < 256; ++j) { y[j] = b.d * (float) b.qs[j]; }
+    }
+}
+
+static void gcudai_dequantize_row_iq4_xs(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq4_xs * b = (const struct gcuda_block_iq4_xs *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        for (int g = 0; g < 8; ++g, y += 32) {
+            const int scale = (b->scales_l[g / 2] >> 4 * (g % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
+            gcudai_put_nibbles(y, d * (float) (scale - 32), gcudai_kvalues_iq4nl, b->qs + 16 * g);
+        }
+    }
+}
+
+// ---- blocks of 256 with codebooks ------------------------------------------------------------------
+static void gcudai_dequantize_row_iq2_xxs(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq2_xxs * b = (const struct gcuda_block_iq2_xxs *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        for (int g = 0; g < 8; ++g) {
+            const uint16_t * q = b->qs + 4 * g; // four codes, then 4 x 7 signs and 4 bits scale
+            const uint32_t aux = (uint32_t) q[2] | (uint32_t) q[3] << 16;
+            const float scale = d * (0.5f + (float) (int) (aux >> 28)) * 0.25f;
+            for (int k = 0; k < 4; ++k, y += 8) {
+                const uint32_t code = (uint32_t) q[k / 2] >> 8 * (k % 2) & 255u;
+                gcudai_put_signed(y, 8, scale, gcudai_iq2_entry(gcudai_grid_iq2xxs[code]),
+                                  gcudai_even_signs(aux >> 7 * k & 127u));
+            }
+        }
+    }
+}
+
+static void gcudai_dequantize_row_iq2_xs(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq2_xs * b = (const struct gcuda_block_iq2_xs *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        for (int g = 0; g < 32; ++g, y += 8) {
+            const float scale = d * (0.5f + (float) (b->scales[g / 4] >> 4 * (g / 2 % 2) & 15)) * 0.25f;
+            const uint32_t q = b->qs[g];
+            gcudai_put_signed(y, 8, scale, gcudai_iq2_entry(gcudai_grid_iq2xs[q & 511u]), gcudai_even_signs(q >> 9));
+        }
+    }
+}
+
+static void gcudai_dequantize_row_iq2_s(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq2_s * b = (const struct gcuda_block_iq2_s *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        for (int g = 0; g < 32; ++g, y += 8) {
+            const float scale = d * (0.5f + (float) (b->scales[g / 4] >> 4 * (g / 2 % 2) & 15)) * 0.25f;
+            const uint32_t code = (uint32_t) b->qs[g] | ((uint32_t) b->qh[g / 4] >> 2 * (g % 4) & 3u) << 8;
+            gcudai_put_signed(y, 8, scale, gcudai_iq2_entry(gcudai_grid_iq2s[code]), b->signs[g]);
+        }
+    }
+}
+
+static void gcudai_dequantize_row_iq3_xxs(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq3_xxs * b = (const struct gcuda_block_iq3_xxs *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        for (int g = 0; g < 8; ++g) {
+            const uint32_t aux = (uint32_t) b->scales_and_signs[2 * g] | (uint32_t) b->scales_and_signs[2 * g + 1] << 16;
+            const float scale = d * (0.5f + (float) (int) (aux >> 28)) * 0.5f;
+            for (int k = 0; k < 4; ++k, y += 8) {
+                const uint8_t * q = b->qs + 8 * g + 2 * k;
+                const uint32_t signs = gcudai_even_signs(aux >> 7 * k & 127u);
+                gcudai_put_signed(y, 4, scale, gcudai_iq3_xxs_entry(q[0]), signs);
+                gcudai_put_signed(y + 4, 4, scale, gcudai_iq3_xxs_entry(q[1]), signs >> 4);
+            }
+        }
+    }
+}
+
+static void gcudai_dequantize_row_iq3_s(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq3_s * b = (const struct gcuda_block_iq3_s *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        for (int g = 0; g < 64; ++g, y += 4) {
+            const float scale = d * (float) (1 + 2 * (b->scales[g / 16] >> 4 * (g / 8 % 2) & 15));
+            const uint32_t code = (uint32_t) b->qs[g] | ((uint32_t) b->qh[g / 8] >> (g % 8) & 1u) << 8;
+            gcudai_put_signed(y, 4, scale, gcudai_iq3_s_entry(code), (uint32_t) b->signs[g / 2] >> 4 * (g % 2));
+        }
+    }
+}
+
+// Eight values -1, 0, 1 of a code, all moved by delta (+-1/8)
+static void gcudai_put_iq1(float * y, float scale, uint32_t code, float delta) {
+    const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[code]);
+    for (int j = 0; j < 8; ++j) { y[j] = scale * ((float) ((int) (digits >> 8 * j & 3u) - 1) + delta); }
+}
+
+static void gcudai_dequantize_row_iq1_s(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq1_s * b = (const struct gcuda_block_iq1_s *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(b->d);
+        for (int g = 0; g < 8; ++g) {
+            const uint32_t h = b->qh[g];
+            const float scale = d * (float) (int) (2u * (h >> 12 & 7u) + 1u);
+            for (int k = 0; k < 4; ++k, y += 8) {
+                gcudai_put_iq1(y, scale, b->qs[4 * g + k] | (h >> 3 * k & 7u) << 8, h & 0x8000u ? -0.125f : 0.125f);
+            }
+        }
+    }
+}
+
+static gcuda_fp16_t gcudai_iq1_m_scale(const struct gcuda_block_iq1_m * b) {
+    return (gcuda_fp16_t) (b->scales[0] >> 12 | (b->scales[1] >> 12) << 4 | (b->scales[2] >> 12) << 8 |
+                           (b->scales[3] >> 12) << 12);
+}
+
+static void gcudai_dequantize_row_iq1_m(const void * x, float * y, int64_t n) {
+    const struct gcuda_block_iq1_m * b = (const struct gcuda_block_iq1_m *) x;
+    for (int64_t i = 0; i < n / 256; ++i, ++b) {
+        const float d = gcudai_fp16_to_fp32(gcudai_iq1_m_scale(b));
+        for (int g = 0; g < 32; ++g, y += 8) {
+            const float scale = d * (float) (2 * (b->scales[g / 8] >> 3 * (g / 2 % 4) & 7) + 1);
+            const uint32_t h = (uint32_t) b->qh[g / 2] >> 4 * (g % 2) & 15u;
+            gcudai_put_iq1(y, scale, b->qs[g] | (h & 7u) << 8, h & 8u ? -0.125f : 0.125f);
+        }
+    }
+}
+
+// ---- quantizing: roundings that take any input -----------------------------------------------------
+// Codes are made from values that a hostile or broken model may have turned into NaN or infinity, so every conversion
+// to an integer clamps first; NaN becomes the lower bound.
+
+#define GCUDAI_TINY_BLOCK 1e-15f // the searches take a smaller extreme element for zero
+
+static float gcudai_clamp(float v, float lo, float hi) {
+    v = v > lo ? v : lo;
+    return v < hi ? v : hi;
+}
+
+// To the nearest integer, ties to even: 1.5 * 2^23 has an ulp of 1, so the sum's low bits are the integer.
+static int gcudai_nearest(float v, int lo, int hi) {
+    const float sum = gcudai_clamp(v, (float) lo, (float) hi) + 12582912.0f;
+    return (int) (gcudai_f32_bits(sum) & 0x007fffffu) - 0x00400000;
+}
+
+// To the nearest integer, ties away from zero. Adding 0.5 and truncating would take 0.49999997 to 1.
+static int gcudai_nearest_away(float v, int limit) {
+    v = gcudai_clamp(v, (float) -limit, (float) limit);
+    const int q = (int) v;
+    const float rest = v - (float) q;
+    return q + (rest >= 0.5f) - (rest <= -0.5f);
+}
+
+static int gcudai_trunc(float v, int hi) { return (int) gcudai_clamp(v, 0.0f, (float) hi); }
+
+// The element of largest magnitude with its sign, the first of several; NaN is passed over.
+static float gcudai_extreme(const float * x, int n) {
+    float max = 0.0f, v = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        if (fabsf(x[i]) > max) {
+            max = fabsf(x[i]);
+            v = x[i];
+        }
+    }
+    return v;
+}
+
+// 1 / d; 0 for d == 0 and also for a d so small (below 2^-128) that the result is infinite.
+static float gcudai_reciprocal(float d) {
+    const float r = d != 0.0f ? 1.0f / d : 0.0f;
+    return fabsf(r) <= FLT_MAX ? r : 0.0f;
+}
+
+static void gcudai_pack_nibbles(const uint8_t * q, uint8_t * qs) {
+    for (int j = 0; j < 16; ++j) { qs[j] = (uint8_t) ((q[j] & 15u) | (uint32_t) q[j + 16] << 4); }
+}
+
+static void gcudai_pack_q5(const uint8_t * q, uint8_t * qh, uint8_t * qs) {
+    uint32_t h = 0;
+    for (int j = 0; j < 32; ++j) { h |= ((uint32_t) q[j] >> 4 & 1u) << j; }
+    for (int k = 0; k < 4; ++k) { qh[k] = (uint8_t) (h >> 8 * k & 255u); }
+    gcudai_pack_nibbles(q, qs);
+}
+
+// ---- run-time rules of the blocks of 32 (quants.md 3.1, 6.3, 8) ------------------------------------
+// Codes 0 .. 2 * zero - 1 around `zero` (8 or 16), the extreme element at code 0. Returns the scale.
+static float gcudai_codes_symmetric(const float * x, int zero, uint8_t * q) {
+    float d = gcudai_extreme(x, 32) / (float) -zero;
+    const float id = gcudai_reciprocal(d);
+    if (id == 0.0f) { d = fabsf(d) <= FLT_MAX ? -0.0f : d; } // also for tiny blocks; what 0 / -zero is
+    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc(x[j] * id + ((float) zero + 0.5f), 2 * zero - 1); }
+    return d;
+}
+
+// Codes 0 .. max from the minimum up. Returns the scale.
+static float gcudai_codes_affine(const float * x, int max, uint8_t * q, float * min) {
+    float lo = x[0], hi = x[0];
+    for (int j = 1; j < 32; ++j) {
+        lo = x[j] < lo ? x[j] : lo;
+        hi = x[j] > hi ? x[j] : hi;
+    }
+    const float d = (hi - lo) / (float) max, id = gcudai_reciprocal(d);
+    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc((x[j] - lo) * id + 0.5f, max); }
+    *min = lo;
+    return d;
+}
+
+static void gcudai_quantize_row_q4_0(const float * x, void * y, int64_t n) {
+    struct gcuda_block_q4_0 * b = (struct gcuda_block_q4_0 *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
+        uint8_t q[32];
+        b->d = gcudai_fp32_to_fp16(gcudai_codes_symmetric(x, 8, q));
+        gcudai_pack_nibbles(q, b->qs);
+    }
+}
+
+static void gcudai_quantize_row_q4_1(const float * x, void * y, int64_t n) {
+    struct gcuda_block_q4_1 * b = (struct gcuda_block_q4_1 *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
+        uint8_t q[32];
+        float min;
+        b->d = gcudai_fp32_to_fp16(gcudai_codes_affine(x, 15, q, &min));
+        b->m = gcudai_fp32_to_fp16(min);
+        gcudai_pack_nibbles(q, b->qs);
+    }
+}
+
+static void gcudai_quantize_row_q5_0(const float * x, void * y, int64_t n) {
+    struct gcuda_block_q5_0 * b = (struct gcuda_block_q5_0 *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
+        uint8_t q[32];
+        b->d = gcudai_fp32_to_fp16(gcudai_codes_symmetric(x, 16, q));
+        gcudai_pack_q5(q, b->qh, b->qs);
+    }
+}
+
+static void gcudai_quantize_row_q5_1(const float * x, void * y, int64_t n) {
+    struct gcuda_block_q5_1 * b = (struct gcuda_block_q5_1 *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
+        uint8_t q[32];
+        float min;
+        b->d = gcudai_fp32_to_fp16(gcudai_codes_affine(x, 31, q, &min));
+        b->m = gcudai_fp32_to_fp16(min);
+        gcudai_pack_q5(q, b->qh, b->qs);
+    }
+}
+
+// Codes -127 .. 127 of 32 elements. Returns the scale.
+static float gcudai_codes_q8(const float * x, int8_t * q) {
+    float d = fabsf(gcudai_extreme(x, 32)) / 127.0f;
+    const float id = gcudai_reciprocal(d);
+    if (id == 0.0f && d <= FLT_MAX) { d = 0.0f; }
+    for (int j = 0; j < 32; ++j) { q[j] = (int8_t) gcudai_nearest_away(x[j] * id, 127); }
+    return d;
+}
+
+static void gcudai_quantize_row_q8_0(const float * x, void * y, int64_t n) {
+    struct gcuda_block_q8_0 * b = (struct gcuda_block_q8_0 *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) { b->d = gcudai_fp32_to_fp16(gcudai_codes_q8(x, b->qs)); }
+}
+
+static void gcudai_quantize_row_q8_1(const float * x, void * y, int64_t n) {
+    struct gcuda_block_q8_1 * b = (struct gcuda_block_q8_1 *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
+        const float d = gcudai_codes_q8(x, b->qs);
+        int sum = 0;
+        for (int j = 0; j < 32; ++j) { sum += b->qs[j]; }
+        b->d = gcudai_fp32_to_fp16(d);
+        b->s = gcudai_fp32_to_fp16(d * (float) sum);
+    }
+}
+
+// The code of the IQ4_NL value nearest to t, of two equally near ones the larger: how many midpoints t has reached.
+static int gcudai_nearest_iq4nl(float t) {
+    static const float middle[15] = { -115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f,
+                                      7.0f, 19.0f, 31.5f, 45.5f, 61.0f, 79.0f, 101.0f };
+    int code = 0;
+    for (int k = 0; k < 15; ++k) { code += t >= middle[k]; }
+    return code;
+}
+
+// Codes of 32 elements scaled by `is`, and the two sums of a weighted fit: A = sum w v x, B = sum w v^2.
+static void gcudai_codes_iq4nl(const float * x, const float * w, float is, uint8_t * q, float * a, float * b) {
+    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_nearest_iq4nl(is * x[j]); }
+    float num = 0.0f, den = 0.0f;
+    for (int j = 0; j < 32; ++j) {
+        const float v = (float) gcudai_kvalues_iq4nl[q[j]];
+        num += w[j] * v * x[j];
+        den += w[j] * v * v;
+    }
+    *a = num;
+    *b = den;
+}
+
+// Copies and set_rows: one guess, then the scale that fits its codes best. gcuda_quantize_chunk searches more.
+static void gcudai_quantize_row_iq4_nl(const float * x, void * y, int64_t n) {
+    struct gcuda_block_iq4_nl * b = (struct gcuda_block_iq4_nl *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
+        uint8_t q[32];
+        float w[32], num, den;
+        const float extreme = gcudai_extreme(x, 32);
+        const float d = fabsf(extreme) < GCUDAI_TINY_BLOCK ? 0.0f : extreme / -127.0f;
+        for (int j = 0; j < 32; ++j) { w[j] = x[j] * x[j]; }
+        gcudai_codes_iq4nl(x, w, gcudai_reciprocal(d), q, &num, &den);
+        b->d = gcudai_fp32_to_fp16(d != 0.0f && den > 0.0f ? num / den : d);
+        gcudai_pack_nibbles(q, b->qs);
+    }
+}
+
+// The largest element gets the exponent field of 8 .. 16 units, whose upper part is cut to 12. The thresholds are the
+// middles between neighbouring values and exact in F32, so a tie goes to the smaller code as the rule wants.
+static void gcudai_quantize_row_mxfp4(const float * x, void * y, int64_t n) {
+    static const float middle[7] = { 0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f };
+    struct gcuda_block_mxfp4 * b = (struct gcuda_block_mxfp4 *) y;
+    for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
+        const uint32_t exponent = gcudai_f32_bits(gcudai_extreme(x, 32)) >> 23 & 255u;
+        b->e = (uint8_t) (exponent > 2u ? exponent - 2u : 0u);
+        const float s = gcudai_mxfp4_scale(b->e);
+        uint8_t q[32];
+        for (int j = 0; j < 32; ++j) {
+            int code = 0;
+            for (int k = 0; k < 7; ++k) { code += fabsf(x[j]) > middle[k] * s; }
+            q[j] = (uint8_t) (code + (x[j] < 0.0f && code > 0 ? 8 : 0));
+        }
+        gcudai_pack_nibbles(q, b->qs);
+    }
+}
+
+static void gcudai_quantize_row_q8_k(const float * x, void * y, int64_t n) {
+    struct gcuda_block_q8_k * b = (struct gcuda_block_q8_k *) y;
+    for (int64_t i = 0; i < n / 256; ++i, ++b, x += 256) {
+        const float extreme = gcudai_extreme(x, 256), is = extreme != 0.0f ? -127.0f / extreme : 0.0f;
+        if (is == 0.0f || !(fabsf(is) <= FLT_MAX)) {
+            memset(b, 0, sizeof *b);
+            continue;
+        }
+        b->d = 1.0f / is;
+        for (int j = 0; j < 256; ++j) { b->qs[j] = (int8_t) gcudai_nearest(is * x[j], -127, 127); }
+        for (int g = 0; g < 16; ++g) {
+            int sum = 0;
+            for (int j = 0; j < 16; ++j) { sum += b->qs[16 * g + j]; }
+            b->bsums[g] = (int16_t) sum;
+        }
+    }
+}
+
+// ---- searches for scales (quants.md 5.6, 5.7, 5.8); n is at most 32 --------------------------------
+struct gcudai_affine_rule {
+    float start, step; // try (start + step * k + n_max) / (hi - lo) for k = 0 .. n_steps
+    int n_steps;
+    bool absolute;   // error measured by magnitude, not by square
+    bool any_offset; // not only lo <= 0: the K formats store -lo as a non-negative number
+};
+
+static void gcudai_affine_codes(int n, int max, const float * x, float is, float lo, uint8_t * q) {
+    for (int i = 0; i < n; ++i) { q[i] = (uint8_t) gcudai_nearest(is * (x[i] - lo), 0, max); }
+}
+
+static float gcudai_affine_error(int n, const float * x, const float * w, const uint8_t * q, float scale, float lo,
+                                 bool absolute) {
+    float sum = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        const float diff = scale * (float) q[i] + lo - x[i];
+        sum += w[i] * (absolute ? fabsf(diff) : diff * diff);
+    }
+    return sum;
+}
+
+// Weighted least squares of x = scale * q + lo. False if q does not determine it.
+static bool gcudai_affine_fit(int n, const float * x, const float * w, const uint8_t * q, bool any_offset, float * scale,
+                              float * lo) {
+    float sw = 0.0f, sx = 0.0f, sq = 0.0f, sqq = 0.0f, sxq = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        const float v = (float) q[i];
+        sw += w[i];
+        sx += w[i] * x[i];
+        sq += w[i] * v;
+        sqq += w[i] * v * v;
+        sxq += w[i] * v * x[i];
+    }
+    const float det = sw * sqq - sq * sq;
+    if (!(det > 0.0f)) { return false; }
+    *scale = (sw * sxq - sx * sq) / det;
+    *lo = (sqq * sx - sq * sxq) / det;
+    if (*lo > 0.0f && !any_offset) {
+        *lo = 0.0f;
+        *scale = sxq / sqq;
+    }
+    return true;
+}
+
+// x ~ scale * q - min with codes 0 .. max. Returns the scale, 0 where all elements are equal and <= 0.
+static float gcudai_search_affine(int n, int max, const float * x, const float * w, const struct gcudai_affine_rule * rule,
+                                  uint8_t * q, float * min) {
+    float lo = rule->any_offset ? x[0] : 0.0f, hi = x[0];
+    for (int i = 0; i < n; ++i) {
+        lo = x[i] < lo ? x[i] : lo;
+        hi = x[i] > hi ? x[i] : hi;
+    }
+    if (!(hi > lo)) {
+        for (int i = 0; i < n; ++i) { q[i] = 0; }
+        *min = -lo;
+        return 0.0f;
+    }
+    const float first = (float) max / (hi - lo);
+    float scale = 1.0f / first;
+    gcudai_affine_codes(n, max, x, first, lo, q);
+    float best = gcudai_affine_error(n, x, w, q, scale, lo, rule->absolute);
+    for (int k = 0; k <= rule->n_steps; ++k) {
+        uint8_t try_q[32];
+        float try_scale, try_lo;
+        gcudai_affine_codes(n, max, x, (rule->start + rule->step * (float) k + (float) max) / (hi - lo), lo, try_q);
+        if (!gcudai_affine_fit(n, x, w, try_q, rule->any_offset, &try_scale, &try_lo)) { continue; }
+        const float error = gcudai_affine_error(n, x, w, try_q, try_scale, try_lo, rule->absolute);
+        if (error < best) {
+            best = error;
+            scale = try_scale;
+            lo = try_lo;
+            memcpy(q, try_q, (size_t) n);
+        }
+    }
+    *min = -lo;
+    return scale;
+}
+
+// Codes -max .. max - 1 for x * is, and A = sum w x q, B = sum w q^2; A / B is the scale that fits them best.
+static void gcudai_symmetric_codes(int n, int max, const float * x, const float * w, float is, int8_t * q, float * a,
+                                   float * b) {
+    for (int i = 0; i < n; ++i) { q[i] = (int8_t) gcudai_nearest(is * x[i], -max, max - 1); }
+    float num = 0.0f, den = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        const float v = (float) q[i];
+        num += w[i] * x[i] * v;
+        den += w[i] * v * v;
+    }
+    *a = num;
+    *b = den;
+}
+
+// x ~ scale * q; nineteen scales around the one that puts the extreme element at code -max. Returns the scale.
+static float gcudai_search_symmetric(int n, int max, const float * x, const float * w, int8_t * q) {
+    const float extreme = gcudai_extreme(x, n);
+    if (fabsf(extreme) < GCUDAI_TINY_BLOCK) {
+        for (int i = 0; i < n; ++i) { q[i] = (int8_t) -max; } // stored as zeros
+        return 0.0f;
+    }
+    float a, b;
+    gcudai_symmetric_codes(n, max, x, w, (float) -max / extreme, q, &a, &b);
+    float scale = b != 0.0f ? a / b : 0.0f, best = scale * a;
+    for (int k = -9; k <= 9; ++k) {
+        if (k == 0) { continue; }
+        int8_t try_q[32];
+        gcudai_symmetric_codes(n, max, x, w, -((float) max + 0.1f * (float) k) / extreme, try_q, &a, &b);
+        if (b > 0.0f && a * a > best * b) {
+            scale = a / b;
+            best = scale * a;
+            memcpy(q, try_q, (size_t) n);
+        }
+    }
+    return scale;
+}
+
+// Moves one code at a time to where the fit gets better, at most five times over all. lo, hi bound the codes; a and b
+// are the sums of gcudai_symmetric_codes for q.
+static void gcudai_improve_codes(int n, int lo, int hi, const float * x, const float * w, int8_t * q, float * a, float * b) {
+    for (int sweep = 0, changed = 1; sweep < 5 && changed; ++sweep) {
+        changed = 0;
+        for (int i = 0; i < n; ++i) {
+            const float old = (float) q[i];
+            float rest_a = *a - w[i] * x[i] * old;
+            if (!(rest_a > 0.0f)) { continue; }
+            float rest_b = *b - w[i] * old * old;
+            const int code = gcudai_nearest(x[i] * rest_b / rest_a, lo, hi);
+            if (code == q[i]) { continue; }
+            rest_a += w[i] * x[i] * (float) code;
+            rest_b += w[i] * (float) code * (float) code;
+            if (rest_b > 0.0f && rest_a * rest_a * *b > *a * *a * rest_b) {
+                q[i] = (int8_t) code;
+                *a = rest_a;
+                *b = rest_b;
+                changed = 1;
+            }
+        }
+    }
+}
+
+static float gcudai_search_descent(int n, int max, const float * x, int8_t * q) {
+    const float extreme = gcudai_extreme(x, n);
+    if (fabsf(extreme) < GCUDAI_TINY_BLOCK) {
+        for (int i = 0; i < n; ++i) { q[i] = (int8_t) -max; }
+        return 0.0f;
+    }
+    float w[32], a, b;
+    for (int i = 0; i < n; ++i) { w[i] = x[i] * x[i]; }
+    gcudai_symmetric_codes(n, max, x, w, (float) -max / extreme, q, &a, &b);
+    gcudai_improve_codes(n, -max, max - 1, x, w, q, &a, &b);
+    return b > 0.0f ? a / b : 0.0f;
+}
+
+// Non-negative x ~ scale * q with codes 0 .. max: how the importance-weighted variants quantize scales and mins.
+static float gcudai_search_positive(int n, int max, const float * x, const float * w, uint8_t * q) {
+    float top = 0.0f, best = FLT_MAX;
+    for (int i = 0; i < n; ++i) {
+        top = x[i] > top ? x[i] : top;
+        q[i] = 0;
+    }
+    if (top < GCUDAI_TINY_BLOCK) { return 0.0f; }
+    int8_t signed_q[32];
+    for (int k = -4; k <= 4; ++k) {
+        uint8_t try_q[32];
+        const float is = ((float) max + 0.1f * (float) k) / top;
+        gcudai_affine_codes(n, max, x, is, 0.0f, try_q);
+        const float error = gcudai_affine_error(n, x, w, try_q, 1.0f / is, 0.0f, false);
+        if (error < best) {
+            best = error;
+            memcpy(signed_q, try_q, (size_t) n);
+            memcpy(q, try_q, (size_t) n);
+        }
+    }
+    if (best == FLT_MAX) { return 0.0f; } // only with NaN or infinity among the numbers
+    float a = 0.0f, b = 0.0f;
+    for (int i = 0; i < n; ++i) {
+        a += w[i] * x[i] * (float) q[i];
+        b += w[i] * (float) q[i] * (float) q[i];
+    }
+    gcudai_improve_codes(n, 0, max, x, w, signed_q, &a, &b);
+    memcpy(q, signed_q, (size_t) n);
+    return b > 0.0f ? a / b : 0.0f;
+}
+
+static float gcudai_mean_square(const float * x, int64_t n) {
+    float sum = 0.0f;
+    for (int64_t i = 0; i < n; ++i) { sum += x[i] * x[i]; }
+    return sum / (float) n;
+}
+
+// What an error at an element costs: its column's importance, more for large elements.
+static void gcudai_weigh(const float * x, const float * importance, float variance, int n, float * w) {
+    for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + x[i] * x[i]); }
+}
+
+static float gcudai_sum(const float * x, int n) {
+    float sum = 0.0f;
+    for (int i = 0; i < n; ++i) { sum += x[i]; }
+    return sum;
+}
+
+// ---- blocks of 256 with integer sub-scales (quants.md 5) -------------------------------------------
+// Q2_K, Q4_K, Q5_K: x ~ d * scales[g] * q - dmin * mins[g]
+struct gcudai_affine_format {
+    int n_sub, sub_len, max_code, max_scale;
+    struct gcudai_affine_rule rule; // without importance
+};
+
+struct gcudai_affine_block {
+    uint8_t q[256], scales[16], mins[16];
+    gcuda_fp16_t d, dmin;
+};
+
+// Integer scales for the sub-scales s (all >= 0). Returns the common factor.
+static float gcudai_scale_codes(int n, int max, const float * s, uint8_t * codes) {
+    float top = 0.0f;
+    for (int g = 0; g < n; ++g) { top = s[g] > top ? s[g] : top; }
+    const float is = top > 0.0f ? (float) max / top : 0.0f;
+    for (int g = 0; g < n; ++g) { codes[g] = (uint8_t) gcudai_nearest(is * s[g], 0, max); }
+    return top > 0.0f ? top / (float) max : 0.0f;
+}
+
+static void gcudai_affine_weights(const float * x, const float * importance, float variance,
+                                  const struct gcudai_affine_format * f, float * w) {
+    if (importance != NULL) {
+        gcudai_weigh(x, importance, variance, f->sub_len, w);
+        return;
+    }
+    const float base = f->sub_len == 32 ? sqrtf(gcudai_mean_square(x, 32)) : 0.0f;
+    for (int i = 0; i < f->sub_len; ++i) { w[i] = base + fabsf(x[i]); }
+}
+
+// Codes again, now with the scales as they will be read; a sub-block with scale 0 keeps the codes of the search.
+static void gcudai_affine_requantize(const float * x, const struct gcudai_affine_format * f, struct gcudai_affine_block * b) {
+    const float d = gcudai_fp16_to_fp32(b->d), dmin = gcudai_fp16_to_fp32(b->dmin);
+    for (int g = 0; g < f->n_sub; ++g) {
+        const float scale = d * (float) b->scales[g], min = dmin * (float) b->mins[g];
+        if (scale == 0.0f) { continue; }
+        for (int i = g * f->sub_len; i < (g + 1) * f->sub_len; ++i) {
+            b->q[i] = (uint8_t) gcudai_nearest((x[i] + min) / scale, 0, f->max_code);
+        }
+    }
+}
+
+static void gcudai_quantize_affine(const float * x, const float * importance, const struct gcudai_affine_format * f,
+                                   struct gcudai_affine_block * b) {
+    static const struct gcudai_affine_rule weighted_rule = { -0.9f, 0.05f, 36, false, false };
+    const float variance = importance == NULL ? 0.0f : (f->sub_len == 16 ? 1.0f : 2.0f) * gcudai_mean_square(x, 256);
+    float scales[16], mins[16], sums[16], d, dmin;
+    for (int g = 0; g < f->n_sub; ++g) {
+        const int at = g * f->sub_len;
+        float w[32];
+        gcudai_affine_weights(x + at, importance != NULL ? importance + at : NULL, variance, f, w);
+        sums[g] = gcudai_sum(w, f->sub_len);
+        scales[g] = gcudai_search_affine(f->sub_len, f->max_code, x + at, w, importance != NULL ? &weighted_rule : &f->rule,
+                                         b->q + at, &mins[g]);
+    }
+    if (importance != NULL) {
+        d = gcudai_search_positive(f->n_sub, f->max_scale, scales, sums, b->scales);
+        dmin = gcudai_search_positive(f->n_sub, f->max_scale, mins, sums, b->mins);
+    } else {
+        d = gcudai_scale_codes(f->n_sub, f->max_scale, scales, b->scales);
+        dmin = gcudai_scale_codes(f->n_sub, f->max_scale, mins, b->mins);
+    }
+    b->d = gcudai_fp32_to_fp16(d);
+    b->dmin = gcudai_fp32_to_fp16(dmin);
+    gcudai_affine_requantize(x, f, b);
+}
+
+// Four 2-bit codes in a byte: element l of a half with those 32, 64 and 96 places on.
+static void gcudai_pack_2bit(const uint8_t * q, uint8_t * qs) {
+    for (int i = 0; i < 64; ++i) {
+        const uint8_t * p = q + 128 * (i / 32) + i % 32;
+        qs[i] = (uint8_t) ((p[0] & 3u) | (p[32] & 3u) << 2 | (p[64] & 3u) << 4 | (p[96] & 3u) << 6);
+    }
+}
+
+// Two 4-bit codes in a byte: element l of 64 with that 32 places on.
+static void gcudai_pack_4bit(const uint8_t * q, uint8_t * qs) {
+    for (int i = 0; i < 128; ++i) {
+        const uint8_t * p = q + 64 * (i / 32) + i % 32;
+        qs[i] = (uint8_t) ((p[0] & 15u) | (p[32] & 15u) << 4);
+    }
+}
+
+static void gcudai_pack_k_scales(const uint8_t * scales, const uint8_t * mins, uint8_t * p) {
+    for (int g = 0; g < 4; ++g) {
+        p[g] = (uint8_t) (scales[g] | (uint32_t) (scales[g + 4] >> 4) << 6);
+        p[g + 4] = (uint8_t) (mins[g] | (uint32_t) (mins[g + 4] >> 4) << 6);
+        p[g + 8] = (uint8_t) ((scales[g + 4] & 15u) | (mins[g + 4] & 15u) << 4);
+    }
+}
+
+// The functions named _weighted take the importance of each column of the block row, or NULL.
+static void gcudai_quantize_weighted_q2_k(const float * x, void * y, int64_t n, const float * importance) {
+    static const struct gcudai_affine_format format = { 16, 16, 3, 15, { -0.5f, 0.1f, 15, true, false } };
+    struct gcuda_block_q2_k * b = (struct gcuda_block_q2_k *) y;
+    for (int64_t i = 0; i < n; i += 256, ++b) {
+        struct gcudai_affine_block t;
+        gcudai_quantize_affine(x + i, importance != NULL ? importance + i : NULL, &format, &t);
+        for (int g = 0; g < 16; ++g) { b->scales[g] = (uint8_t) (t.scales[g] | (uint32_t) t.mins[g] << 4); }
+        gcudai_pack_2bit(t.q, b->qs);
+        b->d = t.d;
+        b->dmin = t.dmin;
+    }
+}
+
+static void gcudai_quantize_weighted_q4_k(const float * x, void * y, int64_t n, const float * importance) {
+    static const struct gcudai_affine_format format = { 8, 32, 15, 63, { -1.0f, 0.1f, 20, false, false } };
+    struct gcuda_block_q4_k * b = (struct gcuda_block_q4_k *) y;
+    for (int64_t i = 0; i < n; i += 256, ++b) {
+        struct gcudai_affine_block t;
+        gcudai_quantize_affine(x + i, importance != NULL ? importance + i : NULL, &format, &t);
+        b->d = t.d;
+        b->dmin = t.dmin;
+        gcudai_pack_k_scales(t.scales, t.mins, b->scales);
+        gcudai_pack_4bit(t.q, b->qs);
+    }
+}
+
+static void gcudai_quantize_weighted_q5_k(const float * x, void * y, int64_t n, const float * importance) {
+    static const struct gcudai_affine_format format = { 8, 32, 31, 63, { -0.5f, 0.1f, 15, false, false } };
+    struct gcuda_block_q5_k * b = (struct gcuda_block_q5_k *) y;
+    for (int64_t i = 0; i < n; i += 256, ++b) {
+        struct gcudai_affine_block t;
+        gcudai_quantize_affine(x + i, importance != NULL ? importance + i : NULL, &format, &t);
+        b->d = t.d;
+        b->dmin = t.dmin;
+        gcudai_pack_k_scales(t.scales, t.mins, b->scales);
+        gcudai_pack_4bit(t.q, b->qs);
+        for (int j = 0; j < 32; ++j) {
+            uint32_t h = 0;
+            for (int g = 0; g < 8; ++g) { h |= ((uint32_t) t.q[32 * g + j] >> 4) << g; }
+            b->qh[j] = (uint8_t) h;
+        }
+    }
+}
+
+// Codes -max .. max - 1 with the scales as they will be read, stored with max added.
+static void gcudai_symmetric_requantize(const float * x, int max, gcuda_fp16_t d, const int8_t * scales, int8_t * q) {
+    for (int g = 0; g < 16; ++g) {
+        const float scale = gcudai_fp16_to_fp32(d) * (float) scales[g];
+        if (scale == 0.0f) { continue; }
+        for (int i = 16 * g; i < 16 * g + 16; ++i) { q[i] = (int8_t) gcudai_nearest(x[i] / scale, -max, max - 1); }
+    }
+}
+
+// Sixteen 6-bit scales of Q3_K; the inverse of gcudai_unpack_q3_k_scales.
+static void gcudai_pack_q3_k_scales(const int8_t * scales, uint8_t * p) {
+    memset(p, 0, 12);
+    for (int g = 0; g < 16; ++g) {
+        const uint32_t s = (uint32_t) (scales[g] + 32);
+        p[g % 8] = (uint8_t) (p[g % 8] | (s & 15u) << 4 * (g / 8));
+        p[8 + g % 4] = (uint8_t) (p[8 + g % 4] | (s >> 4) << 2 * (g / 4));
+    }
+}
+
+// Sub-scales and codes of one block. Returns the common factor d.
+static float gcudai_fit_q3_k(const float * x, const float * importance, int8_t * scales, int8_t * q) {
+    float s[16], sums[16];
+    const float variance = importance == NULL ? 0.0f : 2.0f * gcudai_mean_square(x, 256);
+    for (int g = 0; g < 16; ++g) {
+        if (importance == NULL) {
+            s[g] = gcudai_search_descent(16, 4, x + 16 * g, q + 16 * g);
+            continue;
+        }
+        float w[16];
+        gcudai_weigh(x + 16 * g, importance + 16 * g, variance, 16, w);
+        sums[g] = gcudai_sum(w, 16);
+        s[g] = gcudai_search_symmetric(16, 4, x + 16 * g, w, q + 16 * g);
+    }
+    if (importance != NULL) { return gcudai_search_symmetric(16, 32, s, sums, scales); }
+    const float extreme = gcudai_extreme(s, 16), is = extreme != 0.0f ? -32.0f / extreme : 0.0f;
+    for (int g = 0; g < 16; ++g) { scales[g] = (int8_t) (is != 0.0f ? gcudai_nearest(is * s[g], -32, 31) : -32); }
+    return is != 0.0f ? 1.0f / is : 0.0f;
+}
+
+static void gcudai_quantize_weighted_q3_k(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_q3_k * b = (struct gcuda_block_q3_k *) y;
+    for (int64_t i = 0; i < n; i += 256, ++b) {
+        int8_t scales[16], q[256];
+        uint8_t stored[256];
+        b->d = gcudai_fp32_to_fp16(gcudai_fit_q3_k(x + i, importance != NULL ? importance + i : NULL, scales, q));
+        gcudai_symmetric_requantize(x + i, 4, b->d, scales, q);
+        gcudai_pack_q3_k_scales(scales, b->scales);
+        for (int j = 0; j < 256; ++j) { stored[j] = (uint8_t) (q[j] + 4); }
+        gcudai_pack_2bit(stored, b->qs);
+        for (int j = 0; j < 32; ++j) {
+            uint32_t h = 0;
+            for (int g = 0; g < 8; ++g) { h |= ((uint32_t) stored[32 * g + j] >> 2) << g; }
+            b->hmask[j] = (uint8_t) h;
+        }
+    }
+}
+
+static void gcudai_pack_q6_k(const int8_t * q, struct gcuda_block_q6_k * b) {
+    uint8_t stored[256];
+    for (int j = 0; j < 256; ++j) { stored[j] = (uint8_t) (q[j] + 32); }
+    for (int i = 0; i < 128; ++i) { // elements 64 apart share a byte
+        const uint8_t * p = stored + 128 * (i / 64) + i % 64;
+        b->ql[i] = (uint8_t) ((p[0] & 15u) | (p[64] & 15u) << 4);
+    }
+    for (int j = 0; j < 256; ++j) { stored[j] >>= 4; }
+    gcudai_pack_2bit(stored, b->qh);
+}
+
+static void gcudai_quantize_weighted_q6_k(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_q6_k * b = (struct gcuda_block_q6_k *) y;
+    for (int64_t i = 0; i < n; i += 256, ++b) {
+        int8_t q[256];
+        float s[16], w[16];
+        for (int g = 0; g < 16; ++g) {
+            const float * p = x + i + 16 * g;
+            for (int j = 0; j < 16; ++j) { w[j] = importance != NULL ? importance[i + 16 * g + j] : p[j] * p[j]; }
+            s[g] = gcudai_search_symmetric(16, 32, p, w, q + 16 * g);
+        }
+        const float extreme = gcudai_extreme(s, 16);
+        if (fabsf(extreme) < GCUDAI_TINY_BLOCK) {
+            memset(b, 0, sizeof *b);
+            continue;
+        }
+        const float is = -128.0f / extreme;
+        for (int g = 0; g < 16; ++g) { b->scales[g] = (int8_t) gcudai_nearest(is * s[g], -128, 127); }
+        b->d = gcudai_fp32_to_fp16(1.0f / is);
+        gcudai_symmetric_requantize(x + i, 32, b->d, b->scales, q);
+        gcudai_pack_q6_k(q, b);
+    }
+}
+
+static void gcudai_quantize_row_q2_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q2_k(x, y, n, NULL); }
+static void gcudai_quantize_row_q3_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q3_k(x, y, n, NULL); }
+static void gcudai_quantize_row_q4_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q4_k(x, y, n, NULL); }
+static void gcudai_quantize_row_q5_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q5_k(x, y, n, NULL); }
+static void gcudai_quantize_row_q6_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q6_k(x, y, n, NULL); }
+
+// ---- IQ4_NL and IQ4_XS with a search (quants.md 6.4) -----------------------------------------------
+// Weights are x^2, or come from the importance and the mean square of the block. Returns the unrounded scale.
+static float gcudai_search_iq4nl(const float * x, const float * importance, float variance) {
+    const float extreme = gcudai_extreme(x, 32);
+    if (fabsf(extreme) < GCUDAI_TINY_BLOCK) { return 0.0f; }
+    float w[32], a, b;
+    uint8_t q[32];
+    if (importance != NULL) {
+        gcudai_weigh(x, importance, variance, 32, w);
+    } else {
+        for (int j = 0; j < 32; ++j) { w[j] = x[j] * x[j]; }
+    }
+    gcudai_codes_iq4nl(x, w, gcudai_reciprocal(extreme / 127.0f), q, &a, &b);
+    float scale = b > 0.0f ? a / b : 0.0f, best = scale * a;
+    for (int k = -7; k <= 7; ++k) {
+        gcudai_codes_iq4nl(x, w, (float) (k - 127) / extreme, q, &a, &b);
+        if (b > 0.0f && a * a > best * b) {
+            scale = a / b;
+            best = scale * a;
+        }
+    }
+    return scale;
+}
+
+static void gcudai_put_iq4nl_codes(const float * x, float is, uint8_t * qs) {
+    uint8_t q[32];
+    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_nearest_iq4nl(is * x[j]); }
+    gcudai_pack_nibbles(q, qs);
+}
+
+static void gcudai_quantize_weighted_iq4_nl(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_iq4_nl * b = (struct gcuda_block_iq4_nl *) y;
+    for (int64_t i = 0; i < n; i += 32, ++b) {
+        const float scale = gcudai_search_iq4nl(x + i, importance != NULL ? importance + i : NULL,
+                                                2.0f * gcudai_mean_square(x + i, 32));
+        b->d = gcudai_fp32_to_fp16(scale);
+        gcudai_put_iq4nl_codes(x + i, gcudai_reciprocal(scale), b->qs);
+    }
+}
+
+static void gcudai_quantize_weighted_iq4_xs(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_iq4_xs * b = (struct gcuda_block_iq4_xs *) y;
+    for (int64_t i = 0; i < n; i += 256, ++b) {
+        const float variance = 2.0f * gcudai_mean_square(x + i, 256);
+        float s[8];
+        for (int g = 0; g < 8; ++g) {
+            const int64_t at = i + 32 * g;
+            s[g] = gcudai_search_iq4nl(x + at, importance != NULL ? importance + at : NULL, variance);
+        }
+        const float d = -gcudai_extreme(s, 8) / 32.0f, id = gcudai_reciprocal(d);
+        memset(b, 0, sizeof *b);
+        b->d = gcudai_fp32_to_fp16(d);
+        for (int g = 0; g < 8; ++g) {
+            const int scale = gcudai_nearest(id * s[g], -32, 31);
+            const uint32_t stored = (uint32_t) (scale + 32);
+            b->scales_l[g / 2] = (uint8_t) (b->scales_l[g / 2] | (stored & 15u) << 4 * (g % 2));
+            b->scales_h = (uint16_t) (b->scales_h | (stored >> 4) << 2 * g);
+            gcudai_put_iq4nl_codes(x + i + 32 * g, gcudai_reciprocal(d * (float) scale), b->qs + 16 * g);
+        }
+    }
+}
+
+static void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_iq4_xs(x, y, n, NULL); }
+
+// ---- blocks of 32 with importance (end of quants.md 3.1) -------------------------------------------
+static float gcudai_weighted_symmetric(const float * x, const float * importance, float variance, int max, uint8_t * q) {
+    float w[32];
+    int8_t signed_q[32];
+    gcudai_weigh(x, importance, variance, 32, w);
+    const float d = gcudai_search_symmetric(32, max, x, w, signed_q);
+    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) (signed_q[j] + max); }
+    return d;
+}
+
+static float gcudai_weighted_affine(const float * x, const float * importance, float variance, int max, uint8_t * q,
+                                    float * min) {
+    static const struct gcudai_affine_rule rule = { -0.9f, 0.05f, 36, false, true };
+    float w[32];
+    gcudai_weigh(x, importance, variance, 32, w);
+    const float d = gcudai_search_affine(32, max, x, w, &rule, q, min);
+    *min = -*min;
+    return d;
+}
+
+static void gcudai_quantize_weighted_q4_0(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_q4_0 * b = (struct gcuda_block_q4_0 *) y;
+    const float variance = gcudai_mean_square(x, n);
+    for (int64_t i = 0; i < n; i += 32, ++b) {
+        uint8_t q[32];
+        b->d = gcudai_fp32_to_fp16(gcudai_weighted_symmetric(x + i, importance + i, variance, 8, q));
+        gcudai_pack_nibbles(q, b->qs);
+    }
+}
+
+static void gcudai_quantize_weighted_q4_1(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_q4_1 * b = (struct gcuda_block_q4_1 *) y;
+    const float variance = gcudai_mean_square(x, n);
+    for (int64_t i = 0; i < n; i += 32, ++b) {
+        uint8_t q[32];
+        float min;
+        b->d = gcudai_fp32_to_fp16(gcudai_weighted_affine(x + i, importance + i, variance, 15, q, &min));
+        b->m = gcudai_fp32_to_fp16(min);
+        gcudai_pack_nibbles(q, b->qs);
+    }
+}
+
+static void gcudai_quantize_weighted_q5_0(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_q5_0 * b = (struct gcuda_block_q5_0 *) y;
+    const float variance = gcudai_mean_square(x, n);
+    for (int64_t i = 0; i < n; i += 32, ++b) {
+        uint8_t q[32];
+        b->d = gcudai_fp32_to_fp16(gcudai_weighted_symmetric(x + i, importance + i, variance, 16, q));
+        gcudai_pack_q5(q, b->qh, b->qs);
+    }
+}
+
+static void gcudai_quantize_weighted_q5_1(const float * x, void * y, int64_t n, const float * importance) {
+    struct gcuda_block_q5_1 * b = (struct gcuda_block_q5_1 *) y;
+    const float variance = gcudai_mean_square(x, n);
+    for (int64_t i = 0; i < n; i += 32, ++b) {
+        uint8_t q[32];
+        float min;
+        b->d = gcudai_fp32_to_fp16(gcudai_weighted_affine(x + i, importance + i, variance, 31, q, &min));
+        b->m = gcudai_fp32_to_fp16(min);
+        gcudai_pack_q5(q, b->qh, b->qs);
+    }
+}
+
+// ---- many rows -------------------------------------------------------------------------------------
+typedef void (*gcudai_weighted_t)(const float * x, void * y, int64_t n, const float * importance);
+
+static gcudai_weighted_t gcudai_weighted_quantizer(enum gcuda_type type) {
+    switch ((int) type) {
+        case GCUDA_TYPE_Q4_0: return gcudai_quantize_weighted_q4_0;
+        case GCUDA_TYPE_Q4_1: return gcudai_quantize_weighted_q4_1;
+        case GCUDA_TYPE_Q5_0: return gcudai_quantize_weighted_q5_0;
+        case GCUDA_TYPE_Q5_1: return gcudai_quantize_weighted_q5_1;
+        case GCUDA_TYPE_Q2_K: return gcudai_quantize_weighted_q2_k;
+        case GCUDA_TYPE_Q3_K: return gcudai_quantize_weighted_q3_k;
+        case GCUDA_TYPE_Q4_K: return gcudai_quantize_weighted_q4_k;
+        case GCUDA_TYPE_Q5_K: return gcudai_quantize_weighted_q5_k;
+        case GCUDA_TYPE_Q6_K: return gcudai_quantize_weighted_q6_k;
+        case GCUDA_TYPE_IQ4_NL: return gcudai_quantize_weighted_iq4_nl;
+        case GCUDA_TYPE_IQ4_XS: return gcudai_quantize_weighted_iq4_xs;
+        default: return NULL;
+    }
+}
+
+struct gcudai_quantize_job {
+    const float * src;
+    char * dst;
+    int64_t n_rows, n_per_row, rows_per_turn;
+    size_t row_bytes;
+    const float * imatrix;
+    gcuda_from_float_t plain;
+    gcudai_weighted_t weighted; // instead of plain, if not NULL
+    gcudai_atomic_i64 next;     // row
+};
+
+// Takes the next few rows until none is left; run by every thread.
+static void gcudai_quantize_worker(void * arg) {
+    struct gcudai_quantize_job * job = (struct gcudai_quantize_job *) arg;
+    for (;;) {
+        const int64_t first = gcudai_atomic_add_i64(&job->next, job->rows_per_turn);
+        if (first >= job->n_rows) { return; }
+        const int64_t n = job->n_rows - first < job->rows_per_turn ? job->n_rows - first : job->rows_per_turn;
+        for (int64_t r = first; r < first + n; ++r) {
+            const float * x = job->src + r * job->n_per_row;
+            char * y = job->dst + (size_t) r * job->row_bytes;
+            if (job->weighted != NULL) {
+                job->weighted(x, y, job->n_per_row, job->imatrix);
+            } else {
+                job->plain(x, y, job->n_per_row);
+            }
+        }
+    }
+}
+
+// Everything about a job but its data; the sizes of start, src and dst are checked as well.
+static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
+                                            int64_t n_rows, int64_t n_per_row, const float * imatrix) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    int64_t n = 0;
+    size_t bytes = 0;
+    GCUDAI_ZERO(*job);
+    if (t == NULL || t->from_float_ref == NULL) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "quantize: cannot make %s (type %d)", gcuda_type_name(type), (int) type);
+    }
+    if (n_rows < 0 || n_per_row <= 0 || n_per_row % t->blck_size != 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld",
+                           (long long) n_rows, (long long) n_per_row, t->type_name, (long long) t->blck_size);
+    }
+    if (start < 0 || start % n_per_row != 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: start %lld is not the start of a row of %lld", (long long) start,
+                           (long long) n_per_row);
+    }
+    job->row_bytes = gcuda_row_size(type, n_per_row);
+    if (!gcudai_mul_i64(n_rows, n_per_row, &n) || !gcudai_add_i64(n, start, &n) || n > INT64_MAX / 8 ||
+        !gcudai_mul_size((size_t) n, sizeof(float), &bytes) || !gcudai_mul_size((size_t) (n / n_per_row), job->row_bytes, &bytes)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %lld rows of %lld elements from %lld on are too many bytes",
+                           (long long) n_rows, (long long) n_per_row, (long long) start);
+    }
+    job->n_rows = n_rows;
+    job->n_per_row = n_per_row;
+    job->rows_per_turn = 1 + 16384 / n_per_row;
+    job->imatrix = imatrix;
+    job->plain = t->from_float_ref;
+    // without importance the weighted function of IQ4_NL is the search, and its plain one the quick rule
+    job->weighted = imatrix != NULL || type == GCUDA_TYPE_IQ4_NL ? gcudai_weighted_quantizer(type) : NULL;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_quantize_set_data(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
+                                             const float * src, void * dst) {
+    const uintptr_t alignment = type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_Q8_K ? 4 : type == GCUDA_TYPE_MXFP4 ? 1 : 2;
+    if (job->n_rows == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (src == NULL || dst == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
+    }
+    if ((uintptr_t) src % sizeof(float) != 0 || (uintptr_t) dst % alignment != 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: src %p or dst %p is not aligned for floats and %s blocks",
+                           (const void *) src, dst, gcuda_type_name(type));
+    }
+    job->src = src + start;
+    job->dst = (char *) dst + (size_t) (start / job->n_per_row) * job->row_bytes;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start, int64_t n_rows,
+                            int64_t n_per_row, const float * imatrix) {
+    struct gcudai_quantize_job job;
+    if (gcudai_quantize_prepare(&job, type, start, n_rows, n_per_row, imatrix) != GCUDA_STATUS_SUCCESS ||
+        gcudai_quantize_set_data(&job, type, start, src, dst) != GCUDA_STATUS_SUCCESS) {
+        return 0;
+    }
+    gcudai_quantize_worker(&job);
+    return (size_t) n_rows * job.row_bytes;
+}
+
+gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows, int64_t n_per_row,
+                                 const float * imatrix, int n_threads) {
+    enum { max_threads = 64 };
+    struct gcudai_quantize_job job;
+    gcudai_thread threads[max_threads];
+    int n_started = 0;
+    GCUDAI_TRY(gcudai_quantize_prepare(&job, type, 0, n_rows, n_per_row, imatrix));
+    GCUDAI_TRY(gcudai_quantize_set_data(&job, type, 0, src, dst));
+    const int64_t turns = n_rows / job.rows_per_turn + (n_rows % job.rows_per_turn != 0);
+    int64_t wanted = n_threads > 0 ? n_threads : gcudai_cpu_count();
+    wanted = wanted < turns ? wanted : turns;
+    // this thread works too, and alone if the system has no other to give
+    while (n_started < max_threads && n_started < wanted - 1 &&
+           gcudai_thread_start(&threads[n_started], gcudai_quantize_worker, &job)) {
+        n_started++;
+    }
+    gcudai_quantize_worker(&job);
+    for (int i = 0; i < n_started; ++i) { gcudai_thread_join(&threads[i]); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+bool gcuda_quantize_requires_imatrix(enum gcuda_type type) {
+    return type == GCUDA_TYPE_IQ2_XXS || type == GCUDA_TYPE_IQ2_XS || type == GCUDA_TYPE_IQ1_S;
+}
+
+// ---- validation ------------------------------------------------------------------------------------
+// Where the floats of a block are whose exponent must not be all ones: `width` bytes at at[0] and at[1].
+struct gcudai_block_floats {
+    int n, width;
+    size_t at[2];
+    uint64_t exponent; // its mask
+};
+
+static struct gcudai_block_floats gcudai_floats_of_block(enum gcuda_type type) {
+    struct gcudai_block_floats f = { 1, 2, { 0, 0 }, 0x7c00u }; // most formats: F16 at 0
+    switch ((int) type) {
+        case GCUDA_TYPE_F32:
+        case GCUDA_TYPE_Q8_K: f.width = 4; f.exponent = 0x7f800000u; break;
+        case GCUDA_TYPE_F64: f.width = 8; f.exponent = 0x7ff0000000000000ull; break;
+        case GCUDA_TYPE_BF16: f.exponent = 0x7f80u; break;
+        case GCUDA_TYPE_MXFP4: f.width = 1; f.exponent = 0xffu; break;
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_1:
+        case GCUDA_TYPE_Q4_K:
+        case GCUDA_TYPE_Q5_K: f.n = 2; f.at[1] = 2; break;
+        case GCUDA_TYPE_Q2_K: f.n = 2; f.at[0] = offsetof(struct gcuda_block_q2_k, d); f.at[1] = f.at[0] + 2; break;
+        case GCUDA_TYPE_Q3_K: f.at[0] = offsetof(struct gcuda_block_q3_k, d); break;
+        case GCUDA_TYPE_Q6_K: f.at[0] = offsetof(struct gcuda_block_q6_k, d); break;
+        case GCUDA_TYPE_IQ1_M: // one nibble in each of four words; the exponent begins in the third
+            f.width = 8;
+            f.at[0] = offsetof(struct gcuda_block_iq1_m, scales);
+            f.exponent = 0x7000c00000000000ull;
+            break;
+        case GCUDA_TYPE_I8:
+        case GCUDA_TYPE_I16:
+        case GCUDA_TYPE_I32:
+        case GCUDA_TYPE_I64: f.n = 0; break;
+        default: break;
+    }
+    return f;
+}
+
+static bool gcudai_block_is_finite(const uint8_t * p, const struct gcudai_block_floats * f) {
+    for (int k = 0; k < f->n; ++k) {
+        uint64_t bits = 0;
+        for (int i = 0; i < f->width; ++i) { bits |= (uint64_t) p[f->at[k] + (size_t) i] << 8 * i; }
+        if ((bits & f->exponent) == f->exponent) { return false; }
+    }
+    return true;
+}
+
+gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes, int64_t * bad_block) {
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
+    if (bad_block != NULL) { *bad_block = -1; }
+    if (t == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: type %d is invalid", (int) type); }
+    if (n_bytes % t->type_size != 0 || (data == NULL && n_bytes != 0)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "validate: %llu bytes at %p are not whole %s blocks of %llu",
+                           (unsigned long long) n_bytes, data, t->type_name, (unsigned long long) t->type_size);
+    }
+    const struct gcudai_block_floats floats = gcudai_floats_of_block(type);
+    const size_t n = n_bytes / t->type_size;
+    for (size_t i = 0; i < n; ++i) {
+        if (gcudai_block_is_finite((const uint8_t *) data + i * t->type_size, &floats)) { continue; }
+        if (bad_block != NULL) { *bad_block = (int64_t) i; }
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "validate: %s block %llu of %llu holds NaN or infinity", t->type_name,
+                           (unsigned long long) i, (unsigned long long) n);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes) {
+    return gcuda_check_row_data(type, data, n_bytes, NULL) == GCUDA_STATUS_SUCCESS;
+}
 
 // =====================================================================================================
 // >>impl-types   type table
@@ -2119,51 +3885,14 @@ static void gcudai_quantize_row_f64(const float * x, void * y, int64_t n) {
 #define gcudai_quantize_row_i16 NULL
 #define gcudai_quantize_row_i32 NULL
 #define gcudai_quantize_row_i64 NULL
-// quants: replace these by functions in >>impl-quants (formats without a quantizer keep quantize_row NULL)
-#define gcudai_dequantize_row_q4_0 NULL
-#define gcudai_quantize_row_q4_0 NULL
-#define gcudai_dequantize_row_q4_1 NULL
-#define gcudai_quantize_row_q4_1 NULL
-#define gcudai_dequantize_row_q5_0 NULL
-#define gcudai_quantize_row_q5_0 NULL
-#define gcudai_dequantize_row_q5_1 NULL
-#define gcudai_quantize_row_q5_1 NULL
-#define gcudai_dequantize_row_q8_0 NULL
-#define gcudai_quantize_row_q8_0 NULL
-#define gcudai_dequantize_row_q8_1 NULL
-#define gcudai_quantize_row_q8_1 NULL
-#define gcudai_dequantize_row_q2_k NULL
-#define gcudai_quantize_row_q2_k NULL
-#define gcudai_dequantize_row_q3_k NULL
-#define gcudai_quantize_row_q3_k NULL
-#define gcudai_dequantize_row_q4_k NULL
-#define gcudai_quantize_row_q4_k NULL
-#define gcudai_dequantize_row_q5_k NULL
-#define gcudai_quantize_row_q5_k NULL
-#define gcudai_dequantize_row_q6_k NULL
-#define gcudai_quantize_row_q6_k NULL
-#define gcudai_dequantize_row_q8_k NULL
-#define gcudai_quantize_row_q8_k NULL
-#define gcudai_dequantize_row_iq2_xxs NULL
+// Codebook formats are only read.
 #define gcudai_quantize_row_iq2_xxs NULL
-#define gcudai_dequantize_row_iq2_xs NULL
 #define gcudai_quantize_row_iq2_xs NULL
-#define gcudai_dequantize_row_iq3_xxs NULL
 #define gcudai_quantize_row_iq3_xxs NULL
-#define gcudai_dequantize_row_iq1_s NULL
 #define gcudai_quantize_row_iq1_s NULL
-#define gcudai_dequantize_row_iq4_nl NULL
-#define gcudai_quantize_row_iq4_nl NULL
-#define gcudai_dequantize_row_iq3_s NULL
 #define gcudai_quantize_row_iq3_s NULL
-#define gcudai_dequantize_row_iq2_s NULL
 #define gcudai_quantize_row_iq2_s NULL
-#define gcudai_dequantize_row_iq4_xs NULL
-#define gcudai_quantize_row_iq4_xs NULL
-#define gcudai_dequantize_row_iq1_m NULL
 #define gcudai_quantize_row_iq1_m NULL
-#define gcudai_dequantize_row_mxfp4 NULL
-#define gcudai_quantize_row_mxfp4 NULL
 
 const struct gcuda_type_traits * gcuda_get_type_traits(enum gcuda_type type) {
     switch ((int) type) { // an untrusted number: ids in between are retired
