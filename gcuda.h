@@ -21,8 +21,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
     >>impl-status    errors, log, allocation
     >>impl-math      overflow-checked sizes; half and bfloat16 conversion
-    >>impl-types     type table
     >>impl-quants    block formats: dequantize, quantize, codebooks
+    >>impl-types     type table
     >>impl-tensor    contexts, tensors, views
     >>impl-simd      vectorised CPU kernels
     >>impl-ops       shared checks; then one >>op:NAME block each: constructor, check, args, CPU

@@ -169,8 +169,9 @@ class Runner:
         print(f"{state:6}  {job.name:32} {numbers:34} {seconds:6.1f} s" + (f"  {why}" if why else ""), flush=True)
         if failed:
             lines = output.splitlines()
-            bad = [line for line in lines if re.search(r"FAIL|error|ERROR|warning:|signal", line)][:15]
-            print("".join(f"        | {line[:300]}\n" for line in bad + ["..."] + lines[-25:]), flush=True)
+            bad = [line for line in lines[:-25] if re.search(r"FAIL|error|ERROR|warning:|signal", line)][:15]
+            shown = bad + (["..."] if len(lines) > 25 else []) + lines[-25:]
+            print("".join(f"        | {line[:300]}\n" for line in shown), flush=True)
 
     def run(self, n_workers):
         """Build jobs run first in their order (make needs the shared object once), then programs as workers come free."""
@@ -218,7 +219,10 @@ def main():
     runner.run(args.jobs)
     passed, failed, skipped = runner.total
     print(f"level {args.level}, {time.time() - start:.0f} s, logs in build/log")
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    summary = f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "")
+    with open(os.path.join(runner.log_dir, "summary.txt"), "w", encoding="utf-8") as f:
+        f.write(summary + "\n")
+    print(summary)
     return 1 if failed else 0
 
 
