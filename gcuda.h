@@ -886,6 +886,40 @@ typedef struct gcuda_backend * gcuda_backend_t;
 typedef struct gcuda_backend_event * gcuda_backend_event_t;
 typedef void * gcuda_backend_graph_plan_t;
 
+// Hands out places in a buffer one after another. A plain value; the buffer stays the caller's.
+struct gcuda_tallocr {
+    gcuda_backend_buffer_t buffer;
+    void * base;
+    size_t alignment;
+    size_t offset; // of the next free byte
+};
+GCUDA_API struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer);
+GCUDA_API gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor); // fails when the buffer is full
+
+// Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
+// Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
+// reused. Not thread-safe. After a failure the allocator can be used again or freed.
+struct gcuda_gallocr;
+typedef struct gcuda_gallocr * gcuda_gallocr_t;
+GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
+GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
+GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
+// Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
+// leaf. Growing a buffer moves it: whatever was placed there before is gone.
+GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
+GCUDA_API gcuda_status gcuda_gallocr_reserve_n(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
+// A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no buffer.
+GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
+// Gives every tensor its place. Allocates nothing when the graph has the structure of the reserved one and no tensor
+// is larger; else it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
+GCUDA_API gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
+GCUDA_API size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
+
+// All tensors of a context into new buffers of one type. Never NULL on success: an empty context gives an empty
+// buffer. On failure every tensor is as before.
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft);
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ctx, gcuda_backend_t backend);
+
 // =====================================================================================================
 // >>backend   buffers, devices, backends, registry: the vtables and their front functions
 // =====================================================================================================
@@ -1126,10 +1160,22 @@ GCUDA_API gcuda_backend_t gcuda_backend_init_by_name(const char * name, const ch
 GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params);
 GCUDA_API gcuda_backend_t gcuda_backend_init_best(void); // a GPU if there is one, else the CPU
 
-// ---- comparison, placement of whole contexts: see >>alloc for the allocators ----
-// All tensors of a context into new buffers of one type. Never NULL on success: an empty context gives an empty buffer.
-GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft);
-GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ctx, gcuda_backend_t backend);
+// ---- copying a graph to another backend, comparing two backends ----
+// The same nodes, in the same order, over copies of all tensors and their present data. Sources that are not nodes of
+// the graph become constants. graph is NULL on failure. Free it with gcuda_backend_graph_copy_free.
+struct gcuda_backend_graph_copied {
+    gcuda_backend_buffer_t buffer;
+    struct gcuda_context * ctx_allocated;
+    struct gcuda_context * ctx_unallocated; // the views
+    struct gcuda_cgraph * graph;
+};
+GCUDA_API struct gcuda_backend_graph_copied gcuda_backend_graph_copy(gcuda_backend_t backend, struct gcuda_cgraph * graph);
+GCUDA_API void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy);
+// false stops the comparison.
+typedef bool (*gcuda_backend_eval_callback)(int node_index, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user_data);
+// Computes node by node on both backends, each going on from its own results, and calls back after every node that is
+// not a view operation. With test_nodes the whole graph is computed at once and only those nodes are compared.
+GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2, struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data, struct gcuda_tensor * const * test_nodes, size_t n_test_nodes);
 
 // =====================================================================================================
 // >>cpu   CPU backend, thread pool
@@ -4680,8 +4726,10 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor->buffer != NULL) {
         return gcuda_backend_tensor_memset(tensor, 0, 0, gcuda_nbytes(tensor)) == GCUDA_STATUS_SUCCESS ? tensor : NULL;
     }
-    if (!gcuda_is_empty(tensor)) {
-        memset(tensor->data, 0, gcuda_nbytes(tensor)); // a strided view also clears its gaps, as ggml does
+    if (gcuda_is_contiguously_allocated(tensor)) {
+        memset(tensor->data, 0, gcuda_nbytes(tensor));
+    } else if (gcudai_set_all(tensor, 0.0, "set_zero") != GCUDA_STATUS_SUCCESS) { // what lies in the gaps is not ours
+        return NULL;
     }
     return tensor;
 }
@@ -5636,6 +5684,15 @@ static void gcudai_graph_recount(struct gcuda_cgraph * g) {
     }
 }
 
+// The visited set of a fresh graph, from its lists. The set is at most half full: there is always a slot.
+static void gcudai_graph_index(struct gcuda_cgraph * g) {
+    for (int i = 0; i < g->n_leafs + g->n_nodes; ++i) {
+        struct gcuda_tensor * t = i < g->n_leafs ? g->leafs[i] : g->nodes[i - g->n_leafs];
+        g->hash_keys[gcudai_graph_slot(g, t)] = t;
+    }
+    gcudai_graph_recount(g);
+}
+
 // Takes a failed expansion back. Keys leave in the reverse order of their coming, so that no probe chain breaks and
 // gradients keep their slots.
 static void gcudai_graph_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs, const struct gcudai_visits * v) {
@@ -5742,11 +5799,7 @@ gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * ds
     }
     dst->n_nodes = src->n_nodes;
     dst->n_leafs = src->n_leafs;
-    for (int i = 0; i < dst->n_leafs + dst->n_nodes; ++i) { // at most half full: there is a slot
-        struct gcuda_tensor * t = i < dst->n_leafs ? dst->leafs[i] : dst->nodes[i - dst->n_leafs];
-        dst->hash_keys[gcudai_graph_slot(dst, t)] = t;
-    }
-    gcudai_graph_recount(dst);
+    gcudai_graph_index(dst);
     for (size_t i = 0; src->grads != NULL && dst->grads != NULL && i < src->hash_size; ++i) {
         const size_t slot = gcudai_graph_find(dst, src->hash_keys[i]);
         if (slot != GCUDAI_NO_SLOT) {
@@ -5886,6 +5939,772 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 // =====================================================================================================
 // >>impl-alloc   allocators
 // =====================================================================================================
+
+// ---- a map from tensors to small indices, in order of insertion ----
+
+struct gcudai_map {
+    const struct gcuda_tensor ** keys; // open addressing, a power of two
+    size_t * values;
+    size_t n, cap; // at most half full
+};
+
+static void gcudai_map_free(struct gcudai_map * m) {
+    gcudai_free(m->keys);
+    gcudai_free(m->values);
+    GCUDAI_ZERO(*m);
+}
+
+static void gcudai_map_clear(struct gcudai_map * m) {
+    m->n = 0;
+    if (m->cap > 0) {
+        memset(m->keys, 0, m->cap * sizeof(*m->keys));
+    }
+}
+
+static size_t gcudai_map_slot(const struct gcudai_map * m, const struct gcuda_tensor * t) {
+    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & (m->cap - 1);
+    while (m->keys[i] != NULL && m->keys[i] != t) {
+        i = (i + 1) & (m->cap - 1);
+    }
+    return i;
+}
+
+#define GCUDAI_NONE SIZE_MAX
+
+static size_t gcudai_map_get(const struct gcudai_map * m, const struct gcuda_tensor * t) {
+    const size_t slot = m->cap > 0 && t != NULL ? gcudai_map_slot(m, t) : GCUDAI_NONE;
+    return slot != GCUDAI_NONE && m->keys[slot] == t ? m->values[slot] : GCUDAI_NONE;
+}
+
+// Room for n tensors in all.
+static gcuda_status gcudai_map_reserve(struct gcudai_map * m, size_t n) {
+    struct gcudai_map bigger;
+    if (n <= m->cap / 2) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    GCUDAI_ZERO(bigger);
+    bigger.cap = m->cap ? m->cap : 64;
+    while (bigger.cap < 2 * n) {
+        bigger.cap *= 2;
+    }
+    bigger.keys = (const struct gcuda_tensor **) gcudai_calloc(bigger.cap, sizeof(*bigger.keys));
+    bigger.values = (size_t *) gcudai_calloc(bigger.cap, sizeof(*bigger.values));
+    if (bigger.keys == NULL || bigger.values == NULL) {
+        gcudai_map_free(&bigger);
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    for (size_t i = 0; i < m->cap; ++i) {
+        if (m->keys[i] != NULL) {
+            const size_t slot = gcudai_map_slot(&bigger, m->keys[i]);
+            bigger.keys[slot] = m->keys[i];
+            bigger.values[slot] = m->values[i];
+        }
+    }
+    bigger.n = m->n;
+    gcudai_map_free(m);
+    *m = bigger;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Index of the tensor, which is the number of tensors before it; *index == the old n when it is new.
+static gcuda_status gcudai_map_add(struct gcudai_map * m, const struct gcuda_tensor * t, size_t * index) {
+    GCUDAI_TRY(gcudai_map_reserve(m, m->n + 1));
+    const size_t slot = gcudai_map_slot(m, t);
+    if (m->keys[slot] == NULL) {
+        m->keys[slot] = t;
+        m->values[slot] = m->n++;
+    }
+    *index = m->values[slot];
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- linear allocator ----
+
+struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer) {
+    struct gcuda_tallocr t;
+    GCUDAI_ZERO(t);
+    t.buffer = buffer;
+    t.base = gcuda_backend_buffer_get_base(buffer);
+    t.alignment = gcuda_backend_buffer_get_alignment(buffer);
+    t.offset = (size_t) (-(uintptr_t) t.base) & (t.alignment - 1);
+    return t;
+}
+
+gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor) {
+    size_t end = 0;
+    if (talloc == NULL || talloc->buffer == NULL || tensor == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tallocr_alloc: allocator, buffer or tensor is NULL");
+    }
+    GCUDAI_TRY(gcudai_check_tensor(tensor));
+    const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
+    const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
+    if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: '%s' needs %llu bytes, %llu of %llu are free", tensor->name, (unsigned long long) size,
+                           (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
+    }
+    GCUDAI_TRY(gcuda_backend_tensor_alloc(talloc->buffer, tensor, talloc->base ? (char *) talloc->base + talloc->offset : NULL));
+    talloc->offset = end;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- best-fit allocator of offsets: measures, holds no memory ----
+
+struct gcudai_free_block {
+    size_t offset, size;
+};
+struct gcudai_dyn {
+    struct gcudai_free_block * blocks; // sorted by offset; the last one is the open end
+    size_t n, cap;
+    size_t alignment, max_size;
+};
+
+static gcuda_status gcudai_dyn_room(struct gcudai_dyn * d) {
+    if (d->n < d->cap) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const size_t cap = d->cap ? d->cap * 2 : 64;
+    struct gcudai_free_block * blocks = (struct gcudai_free_block *) gcudai_calloc(cap, sizeof(*blocks));
+    if (blocks == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    if (d->n > 0) {
+        memcpy(blocks, d->blocks, d->n * sizeof(*blocks));
+    }
+    gcudai_free(d->blocks);
+    d->blocks = blocks;
+    d->cap = cap;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
+    d->n = 0;
+    GCUDAI_TRY(gcudai_dyn_room(d));
+    d->n = 1;
+    d->blocks[0].offset = 0;
+    d->blocks[0].size = SIZE_MAX / 2;
+    d->alignment = alignment;
+    d->max_size = 0;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_dyn_remove(struct gcudai_dyn * d, size_t i) {
+    memmove(&d->blocks[i], &d->blocks[i + 1], (d->n - i - 1) * sizeof(*d->blocks));
+    d->n--;
+}
+
+// The open end comes last, which keeps the total small; of equal blocks the later one.
+static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t * offset) {
+    size_t best = d->n - 1;
+    size = gcudai_pad(size, d->alignment);
+    *offset = 0;
+    if (size == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    for (size_t i = 0; i + 1 < d->n; ++i) {
+        if (d->blocks[i].size >= size && (best == d->n - 1 || d->blocks[i].size <= d->blocks[best].size)) {
+            best = i;
+        }
+    }
+    struct gcudai_free_block * b = &d->blocks[best];
+    if (b->size < size) {
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph allocator: %llu bytes do not fit into the address space", (unsigned long long) size);
+    }
+    *offset = b->offset;
+    b->offset += size;
+    b->size -= size;
+    if (b->size == 0 && best + 1 < d->n) {
+        gcudai_dyn_remove(d, best);
+    }
+    d->max_size = GCUDAI_MAX(d->max_size, *offset + size);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t size) {
+    size_t i = 0;
+    size = gcudai_pad(size, d->alignment);
+    if (size == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    while (i < d->n && d->blocks[i].offset < offset) {
+        ++i;
+    }
+    const bool joins_before = i > 0 && d->blocks[i - 1].offset + d->blocks[i - 1].size == offset;
+    const bool joins_after = i < d->n && offset + size == d->blocks[i].offset;
+    if (joins_before) {
+        d->blocks[i - 1].size += size + (joins_after ? d->blocks[i].size : 0);
+        if (joins_after) {
+            gcudai_dyn_remove(d, i);
+        }
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (joins_after) {
+        d->blocks[i].offset = offset;
+        d->blocks[i].size += size;
+        return GCUDA_STATUS_SUCCESS;
+    }
+    GCUDAI_TRY(gcudai_dyn_room(d));
+    memmove(&d->blocks[i + 1], &d->blocks[i], (d->n - i) * sizeof(*d->blocks));
+    d->blocks[i].offset = offset;
+    d->blocks[i].size = size;
+    d->n++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- graph allocator ----
+
+// Life of a tensor while the graph is measured.
+struct gcudai_life {
+    int n_children; // sources still to come that name it
+    int n_views;    // views of it that may still be read
+    int buffer_id;
+    bool is_allocated;
+    size_t offset;
+};
+
+// Where a tensor goes; buffer_id -1: not ours.
+struct gcudai_place {
+    int buffer_id;
+    size_t offset, size;
+};
+struct gcudai_node_places {
+    struct gcudai_place node, src[GCUDA_MAX_SRC];
+};
+
+struct gcuda_gallocr {
+    int n_bufs;
+    gcuda_backend_buffer_type_t * bufts;
+    int * owner; // first entry with the same type: it holds the buffer
+    gcuda_backend_buffer_t * buffers;
+    struct gcudai_dyn * dyns;
+    struct gcudai_map map;
+    struct gcudai_life * lives; // by index in map
+    size_t n_lives;
+    struct gcudai_node_places * nodes; // the plan
+    struct gcudai_place * leafs;
+    size_t cap_nodes, cap_leafs;
+    int n_nodes, n_leafs;
+    uint64_t structure; // of the planned graph
+    bool has_plan;
+};
+
+void gcuda_gallocr_free(gcuda_gallocr_t g) {
+    if (g == NULL) {
+        return;
+    }
+    for (int i = 0; i < g->n_bufs; ++i) {
+        if (g->buffers != NULL) {
+            gcuda_backend_buffer_free(g->buffers[i]);
+        }
+        if (g->dyns != NULL) {
+            gcudai_free(g->dyns[i].blocks);
+        }
+    }
+    gcudai_map_free(&g->map);
+    gcudai_free(g->bufts);
+    gcudai_free(g->owner);
+    gcudai_free(g->buffers);
+    gcudai_free(g->dyns);
+    gcudai_free(g->lives);
+    gcudai_free(g->nodes);
+    gcudai_free(g->leafs);
+    gcudai_free(g);
+}
+
+gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_bufs) {
+    if (bufts == NULL || n_bufs < 1) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: %d buffer types", n_bufs);
+        return NULL;
+    }
+    gcuda_gallocr_t g = (gcuda_gallocr_t) gcudai_calloc(1, sizeof(*g));
+    if (g == NULL) {
+        return NULL;
+    }
+    g->n_bufs = n_bufs;
+    g->bufts = (gcuda_backend_buffer_type_t *) gcudai_calloc((size_t) n_bufs, sizeof(*g->bufts));
+    g->owner = (int *) gcudai_calloc((size_t) n_bufs, sizeof(*g->owner));
+    g->buffers = (gcuda_backend_buffer_t *) gcudai_calloc((size_t) n_bufs, sizeof(*g->buffers));
+    g->dyns = (struct gcudai_dyn *) gcudai_calloc((size_t) n_bufs, sizeof(*g->dyns));
+    bool is_ok = g->bufts != NULL && g->owner != NULL && g->buffers != NULL && g->dyns != NULL;
+    for (int i = 0; i < n_bufs && is_ok; ++i) {
+        g->bufts[i] = bufts[i];
+        while (g->bufts[g->owner[i]] != bufts[i]) {
+            g->owner[i]++;
+        }
+        is_ok = bufts[i] != NULL;
+        if (!is_ok) {
+            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_new: buffer type %d is NULL", i);
+        }
+    }
+    if (!is_ok) {
+        gcuda_gallocr_free(g);
+        return NULL;
+    }
+    return g;
+}
+
+gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft) { return gcuda_gallocr_new_n(&buft, 1); }
+
+static struct gcudai_life * gcudai_life_of(gcuda_gallocr_t g, const struct gcuda_tensor * t) { return &g->lives[gcudai_map_get(&g->map, t)]; }
+
+// Enters everything the graph names into the map.
+static gcuda_status gcudai_gallocr_index(gcuda_gallocr_t g, const struct gcuda_cgraph * graph) {
+    size_t index = 0;
+    gcudai_map_clear(&g->map);
+    GCUDAI_TRY(gcudai_map_reserve(&g->map, (size_t) graph->n_leafs + (size_t) graph->n_nodes));
+    for (int i = 0; i < graph->n_leafs + graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = i < graph->n_leafs ? graph->leafs[i] : graph->nodes[i - graph->n_leafs];
+        for (int k = 0; k <= GCUDA_MAX_SRC; ++k) { // sources first, then the tensor
+            const struct gcuda_tensor * u = k < GCUDA_MAX_SRC ? t->src[k] : t;
+            if (u != NULL && u->view_src != NULL) {
+                GCUDAI_TRY(gcudai_map_add(&g->map, u->view_src, &index));
+            }
+            if (u != NULL) {
+                GCUDAI_TRY(gcudai_map_add(&g->map, u, &index));
+            }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static uint64_t gcudai_mix(uint64_t h, uint64_t v) {
+    h = (h ^ v) * 0x9e3779b97f4a7c15u;
+    return h ^ (h >> 29);
+}
+
+static uint64_t gcudai_mix_tensor(const struct gcudai_map * map, uint64_t h, const struct gcuda_tensor * t) {
+    if (t == NULL) {
+        return gcudai_mix(h, 0);
+    }
+    const int32_t flags = t->flags & (GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT);
+    h = gcudai_mix(h, gcudai_map_get(map, t) + 1);
+    h = gcudai_mix(h, t->view_src ? gcudai_map_get(map, t->view_src) + 1 : 0);
+    return gcudai_mix(h, (uint64_t) (uint32_t) flags << 1 | (t->data != NULL));
+}
+
+// What a plan depends on besides sizes: operations, edges, flags, who has memory already, and which sources have the
+// result's layout (those may have been taken over in place).
+static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const struct gcuda_cgraph * graph) {
+    uint64_t h = gcudai_mix((uint64_t) graph->n_nodes, (uint64_t) graph->n_leafs);
+    for (int i = 0; i < graph->n_leafs; ++i) {
+        h = gcudai_mix_tensor(map, h, graph->leafs[i]);
+    }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        h = gcudai_mix(gcudai_mix_tensor(map, h, t), (uint64_t) t->op);
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            h = gcudai_mix_tensor(map, h, t->src[k]);
+            h = gcudai_mix(h, t->src[k] != NULL && gcudai_same_layout(t, t->src[k]));
+        }
+    }
+    return h;
+}
+
+static bool gcudai_is_ours(const struct gcuda_tensor * t) { return t->data == NULL && t->buffer == NULL && t->view_src == NULL; }
+
+static size_t gcudai_gallocr_size(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) { return gcuda_backend_buft_get_alloc_size(g->bufts[buffer_id], t); }
+
+// A source whose memory the node may take over: it dies here, and element for element it is read before it is written.
+static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
+    const struct gcudai_op_info * info = gcudai_op_row(t->op);
+    if (info == NULL || !(info->flags & GCUDAI_OP_REUSE)) {
+        return NULL;
+    }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * p = t->src[k];
+        if (p == NULL || p->view_src != NULL || (p->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcudai_same_layout(t, p)) {
+            continue;
+        }
+        const struct gcudai_life * life = gcudai_life_of(g, p);
+        if (life->is_allocated && life->n_children == 1 && life->n_views == 0 && g->owner[life->buffer_id] == g->owner[buffer_id]) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
+    struct gcudai_life * life = gcudai_life_of(g, t);
+    if (!gcudai_is_ours(t) || life->is_allocated) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const struct gcuda_tensor * p = gcudai_reusable(g, t, buffer_id);
+    if (p != NULL) {
+        struct gcudai_life * parent = gcudai_life_of(g, p);
+        life->offset = parent->offset;
+        parent->is_allocated = false;
+    } else {
+        GCUDAI_TRY(gcudai_dyn_alloc(&g->dyns[g->owner[buffer_id]], gcudai_gallocr_size(g, t, buffer_id), &life->offset));
+    }
+    life->buffer_id = buffer_id;
+    life->is_allocated = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
+    struct gcudai_life * life = gcudai_life_of(g, t);
+    if (!life->is_allocated || (t->flags & GCUDA_TENSOR_FLAG_OUTPUT)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    life->is_allocated = false;
+    return gcudai_dyn_free(&g->dyns[g->owner[life->buffer_id]], life->offset, gcudai_gallocr_size(g, t, life->buffer_id));
+}
+
+// The node has been computed: its sources lose a reader. An OUTPUT view keeps its owner.
+static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda_tensor * src) {
+    struct gcudai_life * life = gcudai_life_of(g, src);
+    if (--life->n_children > 0 || life->n_views > 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (src->view_src == NULL) {
+        return gcudai_gallocr_drop(g, src);
+    }
+    struct gcudai_life * owner = gcudai_life_of(g, src->view_src);
+    if (src->op == GCUDA_OP_NONE || (src->flags & GCUDA_TENSOR_FLAG_OUTPUT)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    owner->n_views--;
+    return owner->n_views == 0 && owner->n_children == 0 ? gcudai_gallocr_drop(g, src->view_src) : GCUDA_STATUS_SUCCESS;
+}
+
+static int gcudai_buffer_id(const int * ids, int i) { return ids ? ids[i] : 0; }
+
+static gcuda_status gcudai_gallocr_count(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids) {
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        const int id = gcudai_buffer_id(node_ids, i);
+        if (t->view_src != NULL && t->op != GCUDA_OP_NONE) { // NONE: a mark for dependency, reads nothing
+            gcudai_life_of(g, t->view_src)->n_views++;
+        }
+        if (t->flags & GCUDA_TENSOR_FLAG_INPUT) {
+            GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
+        }
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            if (t->src[k] != NULL) {
+                gcudai_life_of(g, t->src[k])->n_children++;
+                if (t->src[k]->flags & GCUDA_TENSOR_FLAG_INPUT) {
+                    GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
+                }
+            }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static struct gcudai_place gcudai_gallocr_place(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
+    struct gcudai_place p = { -1, 0, 0 };
+    if (t != NULL && gcudai_is_ours(t)) {
+        const struct gcudai_life * life = gcudai_life_of(g, t);
+        p.buffer_id = life->buffer_id;
+        p.offset = life->offset;
+        p.size = gcudai_gallocr_size(g, t, life->buffer_id);
+    }
+    return p;
+}
+
+static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids) {
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        const int id = gcudai_buffer_id(node_ids, i);
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            if (t->src[k] != NULL) {
+                GCUDAI_TRY(gcudai_gallocr_take(g, t->src[k], id));
+            }
+        }
+        GCUDAI_TRY(gcudai_gallocr_take(g, t, id));
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            if (t->src[k] != NULL) {
+                GCUDAI_TRY(gcudai_gallocr_release(g, t->src[k]));
+            }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Zeroed array of at least n elements, kept when it is large enough.
+static gcuda_status gcudai_grow(void ** array, size_t * cap, size_t n, size_t size) {
+    if (n > *cap) {
+        void * more = gcudai_calloc(n, size);
+        if (more == NULL) {
+            return GCUDA_STATUS_ALLOC_FAILED;
+        }
+        gcudai_free(*array);
+        *array = more;
+        *cap = n;
+    } else if (n > 0) {
+        memset(*array, 0, n * size);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids, int n) {
+    for (int i = 0; ids != NULL && i < n; ++i) {
+        if (ids[i] < 0 || ids[i] >= g->n_bufs) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr: buffer id %d of node or leaf %d, there are %d", ids[i], i, g->n_bufs);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Measures: lifetimes, then offsets, then the plan from them.
+static gcuda_status gcudai_gallocr_plan(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids, const int * leaf_ids) {
+    void * array = NULL;
+    g->has_plan = false;
+    GCUDAI_TRY(gcudai_gallocr_check_ids(g, node_ids, graph->n_nodes));
+    GCUDAI_TRY(gcudai_gallocr_check_ids(g, leaf_ids, graph->n_leafs));
+    for (int i = 0; i < graph->n_nodes + graph->n_leafs; ++i) {
+        GCUDAI_TRY(gcudai_check_tensor(i < graph->n_nodes ? graph->nodes[i] : graph->leafs[i - graph->n_nodes]));
+    }
+    GCUDAI_TRY(gcudai_gallocr_index(g, graph));
+    array = g->lives;
+    GCUDAI_TRY(gcudai_grow(&array, &g->n_lives, g->map.n, sizeof(*g->lives)));
+    g->lives = (struct gcudai_life *) array;
+    array = g->nodes;
+    GCUDAI_TRY(gcudai_grow(&array, &g->cap_nodes, (size_t) graph->n_nodes, sizeof(*g->nodes)));
+    g->nodes = (struct gcudai_node_places *) array;
+    array = g->leafs;
+    GCUDAI_TRY(gcudai_grow(&array, &g->cap_leafs, (size_t) graph->n_leafs, sizeof(*g->leafs)));
+    g->leafs = (struct gcudai_place *) array;
+    for (int i = 0; i < g->n_bufs; ++i) {
+        GCUDAI_TRY(gcudai_dyn_reset(&g->dyns[i], gcuda_backend_buft_get_alignment(g->bufts[i])));
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) {
+        GCUDAI_TRY(gcudai_gallocr_take(g, graph->leafs[i], gcudai_buffer_id(leaf_ids, i)));
+    }
+    GCUDAI_TRY(gcudai_gallocr_count(g, graph, node_ids));
+    GCUDAI_TRY(gcudai_gallocr_walk(g, graph, node_ids));
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        g->nodes[i].node = gcudai_gallocr_place(g, graph->nodes[i]);
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            g->nodes[i].src[k] = gcudai_gallocr_place(g, graph->nodes[i]->src[k]);
+        }
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) {
+        g->leafs[i] = gcudai_gallocr_place(g, graph->leafs[i]);
+    }
+    g->n_nodes = graph->n_nodes;
+    g->n_leafs = graph->n_leafs;
+    g->structure = gcudai_gallocr_structure(&g->map, graph);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes) {
+    if (galloc == NULL || graph == NULL || sizes == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_reserve_n_size: allocator, graph or result is NULL");
+    }
+    GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
+    for (int i = 0; i < galloc->n_bufs; ++i) {
+        sizes[i] = galloc->owner[i] == i ? galloc->dyns[i].max_size : 0;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gallocr_reserve_n(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids) {
+    if (galloc == NULL || graph == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_reserve: allocator or graph is NULL");
+    }
+    GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
+    for (int i = 0; i < galloc->n_bufs; ++i) {
+        const size_t need = galloc->dyns[i].max_size;
+        if (galloc->owner[i] != i || (galloc->buffers[i] != NULL && need <= gcuda_backend_buffer_get_size(galloc->buffers[i]))) {
+            continue;
+        }
+        gcuda_backend_buffer_free(galloc->buffers[i]); // first, so that both need not fit
+        galloc->buffers[i] = gcuda_backend_buft_alloc_buffer(galloc->bufts[i], need);
+        if (galloc->buffers[i] == NULL) {
+            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gallocr_reserve: a buffer of %llu bytes (%s): %.600s", (unsigned long long) need,
+                               gcuda_backend_buft_name(galloc->bufts[i]), gcudai_message);
+        }
+        gcuda_backend_buffer_set_usage(galloc->buffers[i], GCUDA_BACKEND_BUFFER_USAGE_COMPUTE);
+    }
+    galloc->has_plan = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) { return gcuda_gallocr_reserve_n(galloc, graph, NULL, NULL); }
+
+static bool gcudai_gallocr_fits(gcuda_gallocr_t g, const struct gcuda_tensor * t, const struct gcudai_place * p) {
+    return t == NULL || !gcudai_is_ours(t) || (p->buffer_id >= 0 && gcudai_gallocr_size(g, t, p->buffer_id) <= p->size);
+}
+
+static gcuda_status gcudai_gallocr_plan_fits(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, bool * is_ok) {
+    *is_ok = g->has_plan && g->n_nodes == graph->n_nodes && g->n_leafs == graph->n_leafs;
+    if (*is_ok) {
+        GCUDAI_TRY(gcudai_gallocr_index(g, graph));
+        *is_ok = gcudai_gallocr_structure(&g->map, graph) == g->structure;
+    }
+    for (int i = 0; i < graph->n_leafs && *is_ok; ++i) {
+        *is_ok = gcudai_gallocr_fits(g, graph->leafs[i], &g->leafs[i]);
+    }
+    for (int i = 0; i < graph->n_nodes && *is_ok; ++i) {
+        *is_ok = gcudai_gallocr_fits(g, graph->nodes[i], &g->nodes[i].node);
+        for (int k = 0; k < GCUDA_MAX_SRC && *is_ok; ++k) {
+            *is_ok = gcudai_gallocr_fits(g, graph->nodes[i]->src[k], &g->nodes[i].src[k]);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor * t, const struct gcudai_place * p) {
+    if (t == NULL) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (t->view_src != NULL) {
+        const bool is_owner_placed = t->view_src->buffer != NULL || t->view_src->data != NULL;
+        return t->buffer == NULL && is_owner_placed ? gcuda_backend_view_init(t) : GCUDA_STATUS_SUCCESS;
+    }
+    if (!gcudai_is_ours(t)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    gcuda_backend_buffer_t buffer = g->buffers[g->owner[p->buffer_id]];
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    return gcuda_backend_tensor_alloc(buffer, t, base ? base + p->offset : NULL);
+}
+
+gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
+    bool is_ok = false;
+    if (galloc == NULL || graph == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_alloc_graph: allocator or graph is NULL");
+    }
+    GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
+    if (!is_ok) {
+        if (galloc->n_bufs > 1) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first", galloc->n_bufs);
+        }
+        GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
+    }
+    for (int i = 0; i < galloc->n_bufs; ++i) {
+        GCUDAI_TRY(gcuda_backend_buffer_reset(galloc->buffers[i]));
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) {
+        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->leafs[i], &galloc->leafs[i]));
+    }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i]->src[k], &galloc->nodes[i].src[k]));
+        }
+        GCUDAI_TRY(gcudai_gallocr_assign(galloc, graph->nodes[i], &galloc->nodes[i].node));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id) {
+    if (galloc == NULL || buffer_id < 0 || buffer_id >= galloc->n_bufs) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_get_buffer_size: allocator is NULL, or there is no buffer %d", buffer_id);
+        return 0;
+    }
+    return gcuda_backend_buffer_get_size(galloc->buffers[buffer_id]);
+}
+
+// ---- all tensors of a context ----
+
+struct gcudai_buffer_list {
+    gcuda_backend_buffer_t * items;
+    size_t n, cap;
+};
+
+static gcuda_status gcudai_buffer_list_add(struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, size_t size) {
+    if (list->n == list->cap) {
+        const size_t cap = list->cap ? list->cap * 2 : 4;
+        gcuda_backend_buffer_t * items = (gcuda_backend_buffer_t *) gcudai_calloc(cap, sizeof(*items));
+        if (items == NULL) {
+            return GCUDA_STATUS_ALLOC_FAILED;
+        }
+        if (list->n > 0) {
+            memcpy(items, list->items, list->n * sizeof(*items));
+        }
+        gcudai_free(list->items);
+        list->items = items;
+        list->cap = cap;
+    }
+    list->items[list->n] = gcuda_backend_buft_alloc_buffer(buft, size);
+    if (list->items[list->n] == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    list->n++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Places the tensors [first, end) of the context that need memory into one new buffer.
+static gcuda_status gcudai_place_range(struct gcuda_context * ctx, struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, struct gcuda_tensor * first, const struct gcuda_tensor * end, size_t size) {
+    GCUDAI_TRY(gcudai_buffer_list_add(list, buft, size));
+    struct gcuda_tallocr talloc = gcuda_tallocr_new(list->items[list->n - 1]);
+    for (struct gcuda_tensor * t = first; t != end; t = gcuda_get_next_tensor(ctx, t)) {
+        if (gcudai_is_ours(t)) {
+            GCUDAI_TRY(gcuda_tallocr_alloc(&talloc, t));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_place_context(struct gcuda_context * ctx, struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft) {
+    const size_t align = gcuda_backend_buft_get_alignment(buft), max = gcuda_backend_buft_get_max_size(buft);
+    struct gcuda_tensor * first = gcuda_get_first_tensor(ctx);
+    size_t sum = 0;
+    for (struct gcuda_tensor * t = first; t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        if (!gcudai_is_ours(t)) {
+            continue;
+        }
+        GCUDAI_TRY(gcudai_check_tensor(t));
+        const size_t size = gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, t), align);
+        if (size > max || size > (size_t) PTRDIFF_MAX) {
+            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "alloc_ctx_tensors: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", t->name,
+                               (unsigned long long) size, gcuda_backend_buft_name(buft), (unsigned long long) max);
+        }
+        if (sum > max - size || sum > (size_t) PTRDIFF_MAX - size) {
+            GCUDAI_TRY(gcudai_place_range(ctx, list, buft, first, t, sum));
+            first = t;
+            sum = 0;
+        }
+        sum += size;
+    }
+    GCUDAI_TRY(gcudai_place_range(ctx, list, buft, first, NULL, sum));
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        if (t->view_src != NULL && t->buffer == NULL && (t->view_src->buffer != NULL || t->view_src->data != NULL)) {
+            GCUDAI_TRY(gcuda_backend_view_init(t));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Takes memory away again from every tensor that lies in one of the buffers.
+static void gcudai_unplace_context(struct gcuda_context * ctx, const struct gcudai_buffer_list * list) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+        for (size_t i = 0; i < list->n; ++i) {
+            if (t->buffer != NULL && t->buffer == list->items[i]) {
+                t->buffer = NULL;
+                t->data = NULL;
+            }
+        }
+    }
+}
+
+gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft) {
+    struct gcudai_buffer_list list;
+    gcuda_backend_buffer_t result = NULL;
+    GCUDAI_ZERO(list);
+    if (ctx == NULL || buft == NULL || !ctx->no_alloc) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_ctx_tensors: context or buffer type is NULL, or the context was made without no_alloc");
+        return NULL;
+    }
+    const gcuda_status st = gcudai_place_context(ctx, &list, buft);
+    if (st == GCUDA_STATUS_SUCCESS && list.n == 1) {
+        result = list.items[0];
+    } else if (st == GCUDA_STATUS_SUCCESS) {
+        result = gcuda_backend_multi_buffer_alloc_buffer(list.items, list.n);
+    }
+    if (result == NULL) {
+        gcudai_unplace_context(ctx, &list);
+        for (size_t i = 0; i < list.n && st != GCUDA_STATUS_SUCCESS; ++i) { // multi_buffer has freed them itself
+            gcuda_backend_buffer_free(list.items[i]);
+        }
+    }
+    gcudai_free(list.items);
+    return result;
+}
+
+gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ctx, gcuda_backend_t backend) {
+    return gcuda_backend_alloc_ctx_tensors_from_buft(ctx, gcuda_backend_get_default_buffer_type(backend));
+}
 
 // =====================================================================================================
 // >>impl-backend   buffers, devices, backends, registry
@@ -6270,6 +7089,190 @@ gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_bac
 bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op) { return gcuda_backend_dev_supports_op(gcuda_backend_get_device(backend), op); }
 bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft) { return gcuda_backend_dev_supports_buft(gcuda_backend_get_device(backend), buft); }
 bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op) { return gcuda_backend_dev_offload_op(gcuda_backend_get_device(backend), op); }
+
+// ---- copying a graph, comparing two backends ----
+
+struct gcudai_copying {
+    struct gcuda_backend_graph_copied out;
+    struct gcudai_map map;          // originals
+    struct gcuda_tensor ** copies;  // by index in map
+    const struct gcuda_tensor ** originals;
+    size_t cap_copies, cap_originals;
+};
+
+static void gcudai_copying_free(struct gcudai_copying * c) {
+    gcudai_map_free(&c->map);
+    gcudai_free(c->copies);
+    gcudai_free(c->originals);
+}
+
+// Enters t, its owner first.
+static gcuda_status gcudai_copying_enter(struct gcudai_copying * c, const struct gcuda_tensor * t) {
+    size_t index = 0;
+    if (t != NULL && t->view_src != NULL) {
+        GCUDAI_TRY(gcudai_map_add(&c->map, t->view_src, &index));
+    }
+    return t != NULL ? gcudai_map_add(&c->map, t, &index) : GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_copying_collect(struct gcudai_copying * c, const struct gcuda_cgraph * graph) {
+    void * array = NULL;
+    for (int i = 0; i < graph->n_leafs; ++i) {
+        GCUDAI_TRY(gcudai_copying_enter(c, graph->leafs[i]));
+    }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            GCUDAI_TRY(gcudai_copying_enter(c, graph->nodes[i]->src[k]));
+        }
+        GCUDAI_TRY(gcudai_copying_enter(c, graph->nodes[i]));
+    }
+    GCUDAI_TRY(gcudai_grow(&array, &c->cap_copies, c->map.n, sizeof(*c->copies)));
+    c->copies = (struct gcuda_tensor **) array;
+    array = NULL;
+    GCUDAI_TRY(gcudai_grow(&array, &c->cap_originals, c->map.n, sizeof(*c->originals)));
+    c->originals = (const struct gcuda_tensor **) array;
+    for (size_t i = 0; i < c->map.cap; ++i) {
+        if (c->map.keys[i] != NULL) {
+            c->originals[c->map.values[i]] = c->map.keys[i];
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Description of one tensor; owners come before their views because they were entered first.
+static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i) {
+    const struct gcuda_tensor * t = c->originals[i];
+    const int64_t none[GCUDA_MAX_DIMS] = { 0, 0, 0, 0 };
+    struct gcuda_tensor * u = NULL;
+    if (t->view_src == NULL) {
+        u = gcudai_tensor_new(c->out.ctx_allocated, t->type, t->ne, NULL, 0);
+    } else {
+        u = gcudai_tensor_new(c->out.ctx_unallocated, t->type, none, c->copies[gcudai_map_get(&c->map, t->view_src)], 0);
+    }
+    if (u == NULL) {
+        return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error;
+    }
+    if (t->view_src == NULL && t->data == NULL && !gcuda_is_empty(t)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: '%s' has no memory", t->name);
+    }
+    memcpy(u->ne, t->ne, sizeof(u->ne));
+    memcpy(u->nb, t->nb, sizeof(u->nb));
+    u->view_offs = t->view_offs;
+    u->flags = t->flags;
+    memcpy(u->name, t->name, sizeof(u->name));
+    c->copies[i] = u;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_copying_fill(struct gcudai_copying * c, gcuda_backend_t backend) {
+    c->out.buffer = gcuda_backend_alloc_ctx_tensors(c->out.ctx_allocated, backend);
+    if (c->out.buffer == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    for (size_t i = 0; i < c->map.n; ++i) {
+        GCUDAI_TRY(c->copies[i]->view_src ? gcuda_backend_view_init(c->copies[i]) : gcuda_backend_tensor_copy(c->originals[i], c->copies[i]));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_copying_link(struct gcudai_copying * c, const struct gcuda_cgraph * graph) {
+    const size_t size = (size_t) GCUDAI_MAX(GCUDAI_MAX(graph->n_nodes, graph->n_leafs), GCUDAI_MAX(graph->size, 1));
+    struct gcuda_cgraph * g = gcuda_new_graph_custom(c->out.ctx_allocated, size, false);
+    if (g == NULL) {
+        return c->out.ctx_allocated->error;
+    }
+    for (int i = 0; i < graph->n_leafs; ++i) {
+        g->leafs[g->n_leafs++] = c->copies[gcudai_map_get(&c->map, graph->leafs[i])];
+    }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        struct gcuda_tensor * u = c->copies[gcudai_map_get(&c->map, t)];
+        u->op = t->op;
+        memcpy(u->op_params, t->op_params, sizeof(u->op_params));
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            u->src[k] = t->src[k] ? c->copies[gcudai_map_get(&c->map, t->src[k])] : NULL;
+        }
+        g->nodes[g->n_nodes++] = u;
+    }
+    gcudai_graph_index(g);
+    c->out.graph = g;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_copying_run(struct gcudai_copying * c, gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcuda_init_params params;
+    GCUDAI_ZERO(params);
+    params.no_alloc = true;
+    c->out.ctx_allocated = gcuda_init(params);
+    c->out.ctx_unallocated = gcuda_init(params);
+    if (c->out.ctx_allocated == NULL || c->out.ctx_unallocated == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    GCUDAI_TRY(gcudai_copying_collect(c, graph));
+    for (size_t i = 0; i < c->map.n; ++i) {
+        GCUDAI_TRY(gcudai_copying_describe(c, i));
+    }
+    GCUDAI_TRY(gcudai_copying_fill(c, backend));
+    return gcudai_copying_link(c, graph);
+}
+
+struct gcuda_backend_graph_copied gcuda_backend_graph_copy(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_copying c;
+    GCUDAI_ZERO(c);
+    if (backend == NULL || graph == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: backend or graph is NULL");
+    } else if (gcudai_copying_run(&c, backend, graph) != GCUDA_STATUS_SUCCESS) {
+        gcuda_backend_graph_copy_free(c.out);
+        GCUDAI_ZERO(c.out);
+    }
+    gcudai_copying_free(&c);
+    return c.out;
+}
+
+void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy) {
+    gcuda_backend_buffer_free(copy.buffer);
+    gcuda_free(copy.ctx_allocated);
+    gcuda_free(copy.ctx_unallocated);
+}
+
+static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1, struct gcuda_cgraph * g2, gcuda_backend_eval_callback callback, void * user_data, struct gcuda_tensor * const * test_nodes, size_t n) {
+    GCUDAI_TRY(gcuda_backend_graph_compute(b1, g1));
+    GCUDAI_TRY(gcuda_backend_graph_compute(b2, g2));
+    for (int i = 0; i < g1->n_nodes; ++i) {
+        for (size_t k = 0; k < n; ++k) {
+            if (g1->nodes[i] == test_nodes[k] && !callback(i, g1->nodes[i], g2->nodes[i], user_data)) {
+                return GCUDA_STATUS_SUCCESS;
+            }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_compare_nodes(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1, struct gcuda_cgraph * g2, gcuda_backend_eval_callback callback, void * user_data) {
+    for (int i = 0; i < g1->n_nodes; ++i) {
+        struct gcuda_cgraph v1 = gcuda_graph_view(g1, i, i + 1), v2 = gcuda_graph_view(g2, i, i + 1);
+        GCUDAI_TRY(gcuda_backend_graph_compute(b1, &v1));
+        GCUDAI_TRY(gcuda_backend_graph_compute(b2, &v2));
+        if ((gcudai_op_row(g1->nodes[i]->op)->flags & GCUDAI_OP_VIEW) == 0 && !callback(i, g1->nodes[i], g2->nodes[i], user_data)) {
+            break;
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2, struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data, struct gcuda_tensor * const * test_nodes, size_t n_test_nodes) {
+    if (backend1 == NULL || callback == NULL || (n_test_nodes > 0 && test_nodes == NULL)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: backend, callback or list of nodes is NULL");
+    }
+    struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(backend2, graph);
+    if (copy.graph == NULL) {
+        return gcudai_fail(GCUDA_STATUS_FAILED, "compare_graph_backend: %.900s", gcudai_message);
+    }
+    const gcuda_status st = n_test_nodes > 0 ? gcudai_compare_whole(backend1, backend2, graph, copy.graph, callback, user_data, test_nodes, n_test_nodes)
+                                             : gcudai_compare_nodes(backend1, backend2, graph, copy.graph, callback, user_data);
+    gcuda_backend_graph_copy_free(copy);
+    return st;
+}
 
 // ---- events ----
 
