@@ -491,13 +491,13 @@ struct gcuda_block_q8_k { float d; int8_t qs[256]; int16_t bsums[16]; }; // bsum
 struct gcuda_block_iq4_xs { gcuda_fp16_t d; uint16_t scales_h; uint8_t scales_l[4]; uint8_t qs[128]; };
 
 // 256 elements, groups of 8 or 4 taken from a codebook, signs apart
-struct gcuda_block_iq2_xxs { gcuda_fp16_t d; uint16_t qs[32]; }; // per 32: 4 bytes codes, then 4 x 7 signs and 4 bits scale
+struct gcuda_block_iq2_xxs { gcuda_fp16_t d; uint16_t qs[32]; }; // per 32: 4 codes, then 4 x 7 bits sign, 4 bits scale
 struct gcuda_block_iq2_xs { gcuda_fp16_t d; uint16_t qs[32]; uint8_t scales[8]; };
 struct gcuda_block_iq2_s { gcuda_fp16_t d; uint8_t qs[32]; uint8_t signs[32]; uint8_t qh[8]; uint8_t scales[8]; };
 struct gcuda_block_iq3_xxs { gcuda_fp16_t d; uint8_t qs[64]; uint16_t scales_and_signs[16]; };
 struct gcuda_block_iq3_s { gcuda_fp16_t d; uint8_t qs[64]; uint8_t qh[8]; uint8_t signs[32]; uint8_t scales[4]; };
 struct gcuda_block_iq1_s { gcuda_fp16_t d; uint8_t qs[32]; uint16_t qh[8]; };
-struct gcuda_block_iq1_m { uint8_t qs[32]; uint8_t qh[16]; uint16_t scales[4]; }; // d is spread over the top nibbles of scales
+struct gcuda_block_iq1_m { uint8_t qs[32]; uint8_t qh[16]; uint16_t scales[4]; }; // d: top nibbles of scales
 // clang-format on
 
 typedef void (*gcuda_to_float_t)(const void * x, float * y, int64_t n);   // n elements, whole blocks
@@ -1254,21 +1254,21 @@ GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(struct gcuda_context * ctx, 
 // =====================================================================================================
 
 // Quantizes n_rows rows of n_per_row floats, from src + start (whole rows) into the same rows of dst. Types: F32, F16,
-// BF16 and every quantized type but the six codebook formats IQ1_* IQ2_* IQ3_*, for which no quantizer is built in.
+// BF16 and every quantized type but the codebook formats IQ1_*, IQ2_*, IQ3_*, for which no quantizer is built in.
 //
-//   dst      blocks of `type`, aligned for them (4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others); only the rows
-//            asked for are written
-//   imatrix  NULL, or n_per_row weights >= 0: what an error in each column costs (A.6 of the format: mean squares of the
-//            activations). Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K .. Q6_K IQ4_NL IQ4_XS, ignored by the others
-//   returns  bytes written; 0 and gcuda_last_error() for another type, rows that are not whole blocks, a start inside a
-//            row, NULL, sizes that overflow
-// Any input is accepted: NaN and infinity give some block, and gcuda_validate_row_data says whether its scale is finite.
+//   dst      blocks of `type`, aligned for them (4 bytes for F32 and Q8_K, 1 for MXFP4, 2 for the others); only the
+//            rows asked for are written
+//   imatrix  NULL, or n_per_row weights >= 0: what an error in each column costs, as a rule the mean square of the
+//            activations that meet it. Used by Q4_0 Q4_1 Q5_0 Q5_1 Q2_K to Q6_K IQ4_NL IQ4_XS, ignored by the others
+//   returns  bytes written; 0 and gcuda_last_error() for another type, rows that are not whole blocks, a start inside
+//            a row, NULL, sizes that overflow
+// Any input is accepted: NaN and infinity give some block; gcuda_validate_row_data says whether its scale is finite.
 // With IQ4_NL this searches for better scales than the conversion of cpy and set_rows, which must be fast.
-GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start, int64_t n_rows,
-                                      int64_t n_per_row, const float * imatrix);
+GCUDA_API size_t gcuda_quantize_chunk(enum gcuda_type type, const float * src, void * dst, int64_t start,
+                                      int64_t n_rows, int64_t n_per_row, const float * imatrix);
 
-// The same with a status, from row 0, on n_threads threads (0: as many as there are processors). The bytes do not depend
-// on the number of threads.
+// The same with a status, from row 0, on n_threads threads (0: as many as there are processors). The bytes do not
+// depend on the number of threads.
 GCUDA_API gcuda_status gcuda_quantize_rows(enum gcuda_type type, const float * src, void * dst, int64_t n_rows,
                                            int64_t n_per_row, const float * imatrix, int n_threads);
 
@@ -1279,8 +1279,9 @@ GCUDA_API bool gcuda_quantize_requires_imatrix(enum gcuda_type type);
 // BF16, F64). Needs no alignment. False sets gcuda_last_error().
 GCUDA_API bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_bytes);
 
-// The same with a status; INVALID_DATA tells the first bad block (element of a plain type) in *bad_block, which may be NULL.
-GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes, int64_t * bad_block);
+// The same with a status. *bad_block (may be NULL) becomes the first bad block, an element of a plain type; -1: none.
+GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_t n_bytes,
+                                            int64_t * bad_block);
 
 #ifdef __cplusplus
 }
@@ -2187,12 +2188,14 @@ GCUDAI_TARGET_AVX2 static int64_t gcudai_fp32_to_bf16_avx2(const float * x, gcud
         const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
         const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
         const __m256i h = _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, is_nan);
-        _mm_storeu_si128((__m128i *) (y + i), _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+        const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+        _mm_storeu_si128((__m128i *) (y + i), packed);
     }
     return i;
 }
 GCUDAI_SIMD_END
-#define GCUDAI_HALF_ROW(name, x, y, n) (gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_F16C) ? gcudai_##name##_avx2(x, y, n) : 0)
+#define GCUDAI_HALF_ROW(name, x, y, n) \
+    (gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_F16C) ? gcudai_##name##_avx2(x, y, n) : 0)
 #else
 #define GCUDAI_HALF_ROW(name, x, y, n) 0
 #endif
@@ -2848,7 +2851,8 @@ static void gcudai_dequantize_row_iq3_xxs(const void * x, float * y, int64_t n) 
     for (int64_t i = 0; i < n / 256; ++i, ++b) {
         const float d = gcudai_fp16_to_fp32(b->d);
         for (int g = 0; g < 8; ++g) {
-            const uint32_t aux = (uint32_t) b->scales_and_signs[2 * g] | (uint32_t) b->scales_and_signs[2 * g + 1] << 16;
+            const uint16_t * word = b->scales_and_signs + 2 * g;
+            const uint32_t aux = (uint32_t) word[0] | (uint32_t) word[1] << 16;
             const float scale = d * (0.5f + (float) (int) (aux >> 28)) * 0.5f;
             for (int k = 0; k < 4; ++k, y += 8) {
                 const uint8_t * q = b->qs + 8 * g + 2 * k;
@@ -3150,8 +3154,8 @@ static float gcudai_affine_error(int n, const float * x, const float * w, const 
 }
 
 // Weighted least squares of x = scale * q + lo. False if q does not determine it.
-static bool gcudai_affine_fit(int n, const float * x, const float * w, const uint8_t * q, bool any_offset, float * scale,
-                              float * lo) {
+static bool gcudai_affine_fit(int n, const float * x, const float * w, const uint8_t * q, bool any_offset,
+                              float * scale, float * lo) {
     float sw = 0.0f, sx = 0.0f, sq = 0.0f, sqq = 0.0f, sxq = 0.0f;
     for (int i = 0; i < n; ++i) {
         const float v = (float) q[i];
@@ -3173,8 +3177,8 @@ static bool gcudai_affine_fit(int n, const float * x, const float * w, const uin
 }
 
 // x ~ scale * q - min with codes 0 .. max. Returns the scale, 0 where all elements are equal and <= 0.
-static float gcudai_search_affine(int n, int max, const float * x, const float * w, const struct gcudai_affine_rule * rule,
-                                  uint8_t * q, float * min) {
+static float gcudai_search_affine(int n, int max, const float * x, const float * w,
+                                  const struct gcudai_affine_rule * rule, uint8_t * q, float * min) {
     float lo = rule->any_offset ? x[0] : 0.0f, hi = x[0];
     for (int i = 0; i < n; ++i) {
         lo = x[i] < lo ? x[i] : lo;
@@ -3245,7 +3249,8 @@ static float gcudai_search_symmetric(int n, int max, const float * x, const floa
 
 // Moves one code at a time to where the fit gets better, at most five times over all. lo, hi bound the codes; a and b
 // are the sums of gcudai_symmetric_codes for q.
-static void gcudai_improve_codes(int n, int lo, int hi, const float * x, const float * w, int8_t * q, float * a, float * b) {
+static void gcudai_improve_codes(int n, int lo, int hi, const float * x, const float * w, int8_t * q, float * a,
+                                 float * b) {
     for (int sweep = 0, changed = 1; sweep < 5 && changed; ++sweep) {
         changed = 0;
         for (int i = 0; i < n; ++i) {
@@ -3360,7 +3365,8 @@ static void gcudai_affine_weights(const float * x, const float * importance, flo
 }
 
 // Codes again, now with the scales as they will be read; a sub-block with scale 0 keeps the codes of the search.
-static void gcudai_affine_requantize(const float * x, const struct gcudai_affine_format * f, struct gcudai_affine_block * b) {
+static void gcudai_affine_requantize(const float * x, const struct gcudai_affine_format * f,
+                                     struct gcudai_affine_block * b) {
     const float d = gcudai_fp16_to_fp32(b->d), dmin = gcudai_fp16_to_fp32(b->dmin);
     for (int g = 0; g < f->n_sub; ++g) {
         const float scale = d * (float) b->scales[g], min = dmin * (float) b->mins[g];
@@ -3375,14 +3381,14 @@ static void gcudai_quantize_affine(const float * x, const float * importance, co
                                    struct gcudai_affine_block * b) {
     static const struct gcudai_affine_rule weighted_rule = { -0.9f, 0.05f, 36, false, false };
     const float variance = importance == NULL ? 0.0f : (f->sub_len == 16 ? 1.0f : 2.0f) * gcudai_mean_square(x, 256);
+    const struct gcudai_affine_rule * rule = importance != NULL ? &weighted_rule : &f->rule;
     float scales[16], mins[16], sums[16], d, dmin;
     for (int g = 0; g < f->n_sub; ++g) {
         const int at = g * f->sub_len;
         float w[32];
         gcudai_affine_weights(x + at, importance != NULL ? importance + at : NULL, variance, f, w);
         sums[g] = gcudai_sum(w, f->sub_len);
-        scales[g] = gcudai_search_affine(f->sub_len, f->max_code, x + at, w, importance != NULL ? &weighted_rule : &f->rule,
-                                         b->q + at, &mins[g]);
+        scales[g] = gcudai_search_affine(f->sub_len, f->max_code, x + at, w, rule, b->q + at, &mins[g]);
     }
     if (importance != NULL) {
         d = gcudai_search_positive(f->n_sub, f->max_scale, scales, sums, b->scales);
@@ -3556,11 +3562,25 @@ static void gcudai_quantize_weighted_q6_k(const float * x, void * y, int64_t n, 
     }
 }
 
-static void gcudai_quantize_row_q2_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q2_k(x, y, n, NULL); }
-static void gcudai_quantize_row_q3_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q3_k(x, y, n, NULL); }
-static void gcudai_quantize_row_q4_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q4_k(x, y, n, NULL); }
-static void gcudai_quantize_row_q5_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q5_k(x, y, n, NULL); }
-static void gcudai_quantize_row_q6_k(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_q6_k(x, y, n, NULL); }
+static void gcudai_quantize_row_q2_k(const float * x, void * y, int64_t n) {
+    gcudai_quantize_weighted_q2_k(x, y, n, NULL);
+}
+
+static void gcudai_quantize_row_q3_k(const float * x, void * y, int64_t n) {
+    gcudai_quantize_weighted_q3_k(x, y, n, NULL);
+}
+
+static void gcudai_quantize_row_q4_k(const float * x, void * y, int64_t n) {
+    gcudai_quantize_weighted_q4_k(x, y, n, NULL);
+}
+
+static void gcudai_quantize_row_q5_k(const float * x, void * y, int64_t n) {
+    gcudai_quantize_weighted_q5_k(x, y, n, NULL);
+}
+
+static void gcudai_quantize_row_q6_k(const float * x, void * y, int64_t n) {
+    gcudai_quantize_weighted_q6_k(x, y, n, NULL);
+}
 
 // ---- IQ4_NL and IQ4_XS with a search (quants.md 6.4) -----------------------------------------------
 // Weights are x^2, or come from the importance and the mean square of the block. Returns the unrounded scale.
@@ -3624,10 +3644,13 @@ static void gcudai_quantize_weighted_iq4_xs(const float * x, void * y, int64_t n
     }
 }
 
-static void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t n) { gcudai_quantize_weighted_iq4_xs(x, y, n, NULL); }
+static void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t n) {
+    gcudai_quantize_weighted_iq4_xs(x, y, n, NULL);
+}
 
 // ---- blocks of 32 with importance (end of quants.md 3.1) -------------------------------------------
-static float gcudai_weighted_symmetric(const float * x, const float * importance, float variance, int max, uint8_t * q) {
+static float gcudai_weighted_symmetric(const float * x, const float * importance, float variance, int max,
+                                       uint8_t * q) {
     float w[32];
     int8_t signed_q[32];
     gcudai_weigh(x, importance, variance, 32, w);
@@ -3748,21 +3771,25 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     size_t bytes = 0;
     GCUDAI_ZERO(*job);
     if (t == NULL || t->from_float_ref == NULL) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "quantize: cannot make %s (type %d)", gcuda_type_name(type), (int) type);
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "quantize: cannot make %s (type %d)", gcuda_type_name(type),
+                           (int) type);
     }
     if (n_rows < 0 || n_per_row <= 0 || n_per_row % t->blck_size != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld",
-                           (long long) n_rows, (long long) n_per_row, t->type_name, (long long) t->blck_size);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                           "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld", (long long) n_rows,
+                           (long long) n_per_row, t->type_name, (long long) t->blck_size);
     }
     if (start < 0 || start % n_per_row != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: start %lld is not the start of a row of %lld", (long long) start,
-                           (long long) n_per_row);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: start %lld is not the start of a row of %lld",
+                           (long long) start, (long long) n_per_row);
     }
     job->row_bytes = gcuda_row_size(type, n_per_row);
     if (!gcudai_mul_i64(n_rows, n_per_row, &n) || !gcudai_add_i64(n, start, &n) || n > INT64_MAX / 8 ||
-        !gcudai_mul_size((size_t) n, sizeof(float), &bytes) || !gcudai_mul_size((size_t) (n / n_per_row), job->row_bytes, &bytes)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %lld rows of %lld elements from %lld on are too many bytes",
-                           (long long) n_rows, (long long) n_per_row, (long long) start);
+        !gcudai_mul_size((size_t) n, sizeof(float), &bytes) ||
+        !gcudai_mul_size((size_t) (n / n_per_row), job->row_bytes, &bytes)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                           "quantize: %lld rows of %lld elements from %lld on are too many bytes", (long long) n_rows,
+                           (long long) n_per_row, (long long) start);
     }
     job->n_rows = n_rows;
     job->n_per_row = n_per_row;
@@ -3776,14 +3803,16 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
 
 static gcuda_status gcudai_quantize_set_data(struct gcudai_quantize_job * job, enum gcuda_type type, int64_t start,
                                              const float * src, void * dst) {
-    const uintptr_t alignment = type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_Q8_K ? 4 : type == GCUDA_TYPE_MXFP4 ? 1 : 2;
+    const bool holds_floats = type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_Q8_K;
+    const uintptr_t alignment = holds_floats ? sizeof(float) : type == GCUDA_TYPE_MXFP4 ? 1 : sizeof(gcuda_fp16_t);
     if (job->n_rows == 0) { return GCUDA_STATUS_SUCCESS; }
     if (src == NULL || dst == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: %s is NULL", src == NULL ? "src" : "dst");
     }
     if ((uintptr_t) src % sizeof(float) != 0 || (uintptr_t) dst % alignment != 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: src %p or dst %p is not aligned for floats and %s blocks",
-                           (const void *) src, dst, gcuda_type_name(type));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                           "quantize: src %p or dst %p is not aligned for floats and %s blocks", (const void *) src,
+                           dst, gcuda_type_name(type));
     }
     job->src = src + start;
     job->dst = (char *) dst + (size_t) (start / job->n_per_row) * job->row_bytes;
@@ -3885,8 +3914,8 @@ gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * data, size_
     for (size_t i = 0; i < n; ++i) {
         if (gcudai_block_is_finite((const uint8_t *) data + i * t->type_size, &floats)) { continue; }
         if (bad_block != NULL) { *bad_block = (int64_t) i; }
-        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "validate: %s block %llu of %llu holds NaN or infinity", t->type_name,
-                           (unsigned long long) i, (unsigned long long) n);
+        return gcudai_fail(GCUDA_STATUS_INVALID_DATA, "validate: %s block %llu of %llu holds NaN or infinity",
+                           t->type_name, (unsigned long long) i, (unsigned long long) n);
     }
     return GCUDA_STATUS_SUCCESS;
 }
