@@ -126,9 +126,9 @@ build/fuzz/%: tests/fuzz/%.c $(HEADERS) $(B)/gcuda_impl.c
 	@mkdir -p build/fuzz
 	clang $(FUZZ_FLAGS) $< $(if $(filter $@,$(FUZZ_OWN_IMPL)),,$(B)/gcuda_impl.c) -o $@ $(LIBS)
 
-tidy: $(B)/gcuda_impl.c
+tidy:
 	@command -v clang-tidy > /dev/null || { echo "tidy: needs clang-tidy (apt-get install clang-tidy)"; exit 1; }
-	clang-tidy --quiet --config-file=tests/tools/clang-tidy.yaml $< -- -std=c99 -I.
+	clang-tidy --quiet --config-file=tests/tools/clang-tidy.yaml gcuda.h -- -x c -std=c99 -DGCUDA_IMPLEMENTATION
 
 # ---- kernels ----
 cuda: | $(B)
