@@ -25,7 +25,7 @@ endif
 CXX ?= g++
 COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 
-.PHONY: all help examples tests run test test-sim test-gpu bench size map lint format clean venv check-cc check-python cuda tidy
+.PHONY: all help examples tests run test test-sim test-gpu bench size map lint format generate clean venv check-cc check-python cuda tidy
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
@@ -63,6 +63,9 @@ map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line number
 
 lint: check-python ## contents against banners, one >>op: block each, forbidden words
 	@python3 tests/tools/lint.py
+
+generate: $(filter $(VENV)/bin/python,$(PYTHON)) ## rewrite the generated parts of gcuda.h (after adding a function)
+	@for tool in tests/tools/gen_*.py; do $(PYTHON) $$tool gcuda.h || exit 1; done
 
 format: ## clang-format on examples and tests (gcuda.h is set by hand)
 	@command -v clang-format > /dev/null || { echo "format: needs clang-format (apt-get install clang-format)"; exit 1; }
