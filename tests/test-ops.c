@@ -10,3 +10,4 @@
 #include "ops-attention.h"
 #include "ops-conv.h"
 #include "ops-recurrent.h"
+#include "ops-refuse.h"

@@ -1,0 +1,208 @@
+// What the constructors of ops-matmul.h, ops-attention.h, ops-conv.h and ops-recurrent.h must refuse: wrong shapes, types,
+// layouts, parameters and NULL, each with a message that names the operation and the numbers. Part of test-ops.c.
+#ifndef OPS_REFUSE_H
+#define OPS_REFUSE_H
+
+#include "test-ops.h"
+
+static struct gcuda_tensor * leaf(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    struct gcuda_tensor * t = gcuda_new_tensor_4d(ctx, type, ne0, ne1, ne2, ne3);
+    CHECK(t != NULL);
+    return t;
+}
+
+#define F32(...) leaf(ctx, GCUDA_TYPE_F32, __VA_ARGS__)
+#define F16(...) leaf(ctx, GCUDA_TYPE_F16, __VA_ARGS__)
+#define I32(...) leaf(ctx, GCUDA_TYPE_I32, __VA_ARGS__)
+
+// NULL in, NULL out, and the first message stays: `call` uses `bad`, which is NULL because of an earlier error
+#define CHECK_PASSES_NULL(ctx, call)                                                  \
+    do {                                                                              \
+        struct gcuda_tensor * bad = gcuda_permute((ctx), F32(1, 1, 1, 1), 0, 0, 0, 0); \
+        CHECK(bad == NULL);                                                           \
+        CHECK((call) == NULL);                                                        \
+        CHECK_HAS(gcuda_context_error(ctx), "permute");                               \
+        gcuda_context_clear_error(ctx);                                               \
+    } while (0)
+
+TEST(refuse_products) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, F32(5, 4, 1, 1), F32(6, 3, 1, 1)), "mul_mat", "[5, 4, 1, 1]", "[6, 3, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, F32(5, 4, 2, 1), F32(5, 3, 3, 1)), "mul_mat", "[5, 4, 2, 1]");
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, F32(5, 4, 1, 2), F32(5, 3, 1, 3)), "mul_mat", "[5, 3, 1, 3]");
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, gcuda_transpose(ctx, F32(4, 5, 1, 1)), F32(5, 3, 1, 1)), "mul_mat");
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, F32(5, 4, 1, 1), I32(5, 3, 1, 1)), "mul_mat", "i32");
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, I32(5, 4, 1, 1), F32(5, 3, 1, 1)), "mul_mat", "i32");
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, NULL, F32(5, 3, 1, 1)), "mul_mat", "NULL");
+    CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, F32(5, 3, 1, 1), NULL), "mul_mat", "NULL");
+    CHECK_PASSES_NULL(ctx, gcuda_mul_mat(ctx, bad, F32(5, 3, 1, 1)));
+    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 2), F32(8, 1, 5, 1), I32(2, 5, 1, 1)), "mul_mat_id", "[8, 4, 3, 2]");
+    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(7, 1, 5, 1), I32(2, 5, 1, 1)), "mul_mat_id", "[7, 1, 5, 1]");
+    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 1, 5, 1), I32(2, 4, 1, 1)), "mul_mat_id", "[2, 4, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 2, 5, 1), I32(3, 5, 1, 1)), "mul_mat_id", "[3, 5, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 1, 5, 1), F32(2, 5, 1, 1)), "mul_mat_id", "f32");
+    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 1, 5, 1), NULL), "mul_mat_id", "NULL");
+    CHECK_REFUSED(ctx, gcuda_out_prod(ctx, F32(5, 4, 1, 1), F32(3, 6, 1, 1)), "out_prod", "[3, 6, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_out_prod(ctx, F32(5, 4, 2, 1), F32(3, 4, 3, 1)), "out_prod", "[3, 4, 3, 1]");
+    CHECK_REFUSED(ctx, gcuda_out_prod(ctx, NULL, F32(3, 4, 3, 1)), "out_prod", "NULL");
+    gcuda_free(ctx);
+}
+
+TEST(refuse_soft_max) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * a = F32(8, 5, 4, 2);
+    CHECK_REFUSED(ctx, gcuda_soft_max(ctx, I32(8, 5, 1, 1)), "soft_max", "i32");
+    CHECK_REFUSED(ctx, gcuda_soft_max(ctx, NULL), "soft_max", "NULL");
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext(ctx, a, F32(7, 5, 1, 1), 1.0f, 0.0f), "soft_max", "[7, 5, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext(ctx, a, F32(8, 4, 1, 1), 1.0f, 0.0f), "soft_max", "[8, 4, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext(ctx, a, F32(8, 5, 3, 1), 1.0f, 0.0f), "soft_max", "[8, 5, 3, 1]");
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext(ctx, a, F32(8, 5, 1, 3), 1.0f, 0.0f), "soft_max", "[8, 5, 1, 3]");
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext(ctx, a, I32(8, 5, 1, 1), 1.0f, 0.0f), "soft_max", "i32");
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext(ctx, a, NULL, 1.0f, 8.0f), "soft_max"); // a bias needs a mask
+    CHECK_PASSES_NULL(ctx, gcuda_soft_max(ctx, bad));
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext_back(ctx, a, F32(8, 5, 4, 1), 1.0f, 0.0f), "soft_max", "[8, 5, 4, 1]");
+    CHECK_REFUSED(ctx, gcuda_soft_max_ext_back(ctx, a, NULL, 1.0f, 0.0f), "soft_max", "NULL");
+    gcuda_free(ctx);
+}
+
+TEST(refuse_flash_attn) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * q = F32(16, 3, 4, 2);
+    struct gcuda_tensor * k = F16(16, 9, 2, 2);
+    struct gcuda_tensor * v = F16(24, 9, 2, 2);
+#define ATTN(q, k, v, m, bias) gcuda_flash_attn_ext(ctx, q, k, v, m, 1.0f, bias, 0.0f)
+    CHECK_REFUSED(ctx, ATTN(F16(16, 3, 4, 2), k, v, NULL, 0.0f), "flash_attn_ext", "f16");
+    CHECK_REFUSED(ctx, ATTN(q, F16(8, 9, 2, 2), v, NULL, 0.0f), "flash_attn_ext", "[8, 9, 2, 2]");
+    CHECK_REFUSED(ctx, ATTN(q, k, F16(24, 8, 2, 2), NULL, 0.0f), "flash_attn_ext", "[24, 8, 2, 2]");
+    CHECK_REFUSED(ctx, ATTN(q, F16(16, 9, 3, 2), v, NULL, 0.0f), "flash_attn_ext", "[16, 9, 3, 2]");
+    CHECK_REFUSED(ctx, ATTN(q, F16(16, 9, 2, 1), F16(24, 9, 2, 1), NULL, 0.0f), "flash_attn_ext", "[16, 9, 2, 1]");
+    CHECK_REFUSED(ctx, ATTN(q, k, I32(24, 9, 2, 2), NULL, 0.0f), "flash_attn_ext", "i32");
+    CHECK_REFUSED(ctx, ATTN(q, k, v, F16(8, 3, 1, 1), 0.0f), "flash_attn_ext", "[8, 3, 1, 1]");
+    CHECK_REFUSED(ctx, ATTN(q, k, v, F16(9, 2, 1, 1), 0.0f), "flash_attn_ext", "[9, 2, 1, 1]");
+    CHECK_REFUSED(ctx, ATTN(q, k, v, F16(9, 3, 3, 1), 0.0f), "flash_attn_ext", "[9, 3, 3, 1]");
+    CHECK_REFUSED(ctx, ATTN(q, k, v, I32(9, 3, 1, 1), 0.0f), "flash_attn_ext", "i32");
+    CHECK_REFUSED(ctx, ATTN(q, k, v, NULL, 8.0f), "flash_attn_ext");
+    CHECK_REFUSED(ctx, ATTN(q, NULL, v, NULL, 0.0f), "flash_attn_ext", "NULL");
+    CHECK_PASSES_NULL(ctx, ATTN(q, k, bad, NULL, 0.0f));
+#undef ATTN
+    gcuda_free(ctx);
+}
+
+TEST(refuse_rope) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * a = F32(16, 2, 5, 1);
+    struct gcuda_tensor * pos = I32(5, 1, 1, 1);
+    int sections[4] = { 4, 4, 0, 0 }, none[4] = { 0, 0, 0, 4 }, many[4] = { 9, 9, 0, 0 };
+#define MULTI(p, s, n, mode) gcuda_rope_multi(ctx, a, p, NULL, n, s, mode, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, a, I32(4, 1, 1, 1), 16, 0), "rope", "[4, 1, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, a, F32(5, 1, 1, 1), 16, 0), "rope", "f32");
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, I32(16, 2, 5, 1), pos, 16, 0), "rope", "i32");
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, a, pos, 18, 0), "rope", "18");
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, a, pos, 7, 0), "rope", "7");
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, a, pos, -2, 0), "rope", "-2");
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, a, pos, 16, 1), "rope", "1");
+    CHECK_REFUSED(ctx, gcuda_rope(ctx, a, NULL, 16, 0), "rope", "NULL");
+    CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, F32(7, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f), "rope", "[7, 1, 1, 1]");
+    CHECK_REFUSED(ctx, MULTI(pos, sections, 16, 8), "rope", "[5, 1, 1, 1]");
+    CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), none, 16, 8), "rope");
+    CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), many, 16, 8), "rope");
+    CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), sections, 16, 24), "rope", "16"); // vision turns the whole row
+    CHECK_PASSES_NULL(ctx, gcuda_rope(ctx, bad, pos, 16, 0));
+#undef MULTI
+    gcuda_free(ctx);
+}
+
+TEST(refuse_convolutions) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * k = F32(3, 3, 2, 4);
+    struct gcuda_tensor * b = F32(8, 8, 2, 1);
+    CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, F32(8, 8, 3, 1), 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "[8, 8, 3, 1]");
+    CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, F32(2, 8, 2, 1), 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "[2, 8, 2, 1]");
+    CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, b, 0, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col");
+    CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, b, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_I32), "im2col");
+    CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, NULL, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "NULL");
+    CHECK_REFUSED(ctx, gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 8, 3), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32), "im2col_3d", "[8, 8, 8, 3]");
+    CHECK_REFUSED(ctx, gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 2, 2), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32), "im2col_3d", "[8, 8, 2, 2]");
+    CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, F32(8, 8, 3, 1), 1, 1, 0, 0, 1, 1), "conv_2d", "[8, 8, 3, 1]");
+    CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, I32(8, 8, 2, 1), 1, 1, 0, 0, 1, 1), "conv_2d", "i32");
+    CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, b, 1, 0, 0, 0, 1, 1), "conv_2d");
+    CHECK_REFUSED(ctx, gcuda_conv_2d_dw_direct(ctx, F32(3, 3, 1, 3), b, 1, 1, 0, 0, 1, 1), "conv_2d_dw", "[3, 3, 1, 3]");
+    CHECK_REFUSED(ctx, gcuda_conv_2d_dw_direct(ctx, F32(3, 3, 2, 2), b, 1, 1, 0, 0, 1, 1), "conv_2d_dw", "[3, 3, 2, 2]");
+    CHECK_REFUSED(ctx, gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 3, 1, 1), 1, 0, 1), "conv_transpose_1d", "[8, 3, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 2, 1, 1), 1, 1, 1), "conv_transpose_1d");
+    CHECK_REFUSED(ctx, gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 2, 1, 1), 1, 0, 2), "conv_transpose_1d");
+    CHECK_REFUSED(ctx, gcuda_conv_transpose_2d_p0(ctx, F16(3, 3, 4, 2), F32(8, 8, 3, 1), 1), "conv_transpose_2d", "[8, 8, 3, 1]");
+    CHECK_REFUSED(ctx, gcuda_conv_transpose_2d_p0(ctx, F16(3, 3, 4, 2), b, 0), "conv_transpose_2d");
+    CHECK_PASSES_NULL(ctx, gcuda_conv_2d(ctx, k, bad, 1, 1, 0, 0, 1, 1));
+    CHECK_PASSES_NULL(ctx, gcuda_conv_2d_dw(ctx, bad, b, 1, 1, 0, 0, 1, 1));
+    CHECK_PASSES_NULL(ctx, gcuda_conv_1d(ctx, bad, b, 1, 0, 1));
+    gcuda_free(ctx);
+}
+
+TEST(refuse_pooling) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * b = F32(8, 8, 2, 1);
+    CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, b, GCUDA_OP_POOL_MAX, 9, 2, 1, 1, 0.0f, 0.0f), "pool_2d", "[8, 8, 2, 1]");
+    CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, b, GCUDA_OP_POOL_MAX, 2, 2, 0, 1, 0.0f, 0.0f), "pool_2d");
+    CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, b, GCUDA_OP_POOL_AVG, 0, 2, 1, 1, 0.0f, 0.0f), "pool_2d");
+    CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, I32(8, 8, 2, 1), GCUDA_OP_POOL_AVG, 2, 2, 1, 1, 0.0f, 0.0f), "pool_2d", "i32");
+    CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, NULL, GCUDA_OP_POOL_AVG, 2, 2, 1, 1, 0.0f, 0.0f), "pool_2d", "NULL");
+    CHECK_REFUSED(ctx, gcuda_pool_2d_back(ctx, F32(3, 4, 2, 1), b, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f), "pool_2d_back", "[3, 4, 2, 1]");
+    CHECK_REFUSED(ctx, gcuda_upscale(ctx, I32(8, 8, 2, 1), 2, GCUDA_SCALE_MODE_NEAREST), "upscale", "i32");
+    CHECK_REFUSED(ctx, gcuda_interpolate(ctx, b, 4, 4, 2, 1, 7), "upscale", "7");
+    CHECK_REFUSED(ctx, gcuda_interpolate(ctx, b, 4, -4, 2, 1, 0), "upscale", "-4");
+    CHECK_REFUSED(ctx, gcuda_interpolate(ctx, b, 4, 4, 2, 1, 0x200 | 2), "upscale"); // antialias is bilinear only
+    CHECK_PASSES_NULL(ctx, gcuda_upscale(ctx, bad, 2, GCUDA_SCALE_MODE_NEAREST));
+    gcuda_free(ctx);
+}
+
+TEST(refuse_recurrences) {
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * w = F32(8, 2, 6, 1);
+    struct gcuda_tensor * tf = F32(8, 2, 1, 1);
+    struct gcuda_tensor * state = F32(8 * 8 * 2, 3, 1, 1);
+    CHECK_REFUSED(ctx, gcuda_ssm_conv(ctx, F32(6, 5, 2, 1), F32(4, 6, 1, 1)), "ssm_conv", "[4, 6, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_ssm_conv(ctx, F32(2, 5, 2, 1), F32(4, 5, 1, 1)), "ssm_conv", "[2, 5, 2, 1]");
+    CHECK_REFUSED(ctx, gcuda_ssm_conv(ctx, F32(6, 5, 2, 1), NULL), "ssm_conv", "NULL");
+#define SCAN(s, x, dt, a, b, c, ids) gcuda_ssm_scan(ctx, s, x, dt, a, b, c, ids)
+    struct gcuda_tensor *s = F32(8, 4, 6, 3), *x = F32(4, 6, 5, 2), *dt = F32(6, 5, 2, 1), *a = F32(1, 6, 1, 1), *b = F32(8, 2, 5, 2), *ids = I32(2, 1, 1, 1);
+    CHECK(SCAN(s, x, dt, a, b, b, ids) != NULL);
+    CHECK_REFUSED(ctx, SCAN(F32(8, 5, 6, 3), x, dt, a, b, b, ids), "ssm_scan", "[8, 5, 6, 3]");
+    CHECK_REFUSED(ctx, SCAN(s, x, F32(6, 4, 2, 1), a, b, b, ids), "ssm_scan", "[6, 4, 2, 1]");
+    CHECK_REFUSED(ctx, SCAN(s, x, dt, F32(2, 6, 1, 1), b, b, ids), "ssm_scan", "[2, 6, 1, 1]");
+    CHECK_REFUSED(ctx, SCAN(s, x, dt, a, F32(8, 4, 5, 2), F32(8, 4, 5, 2), ids), "ssm_scan", "[8, 4, 5, 2]");
+    CHECK_REFUSED(ctx, SCAN(s, x, dt, a, b, F32(8, 1, 5, 2), ids), "ssm_scan", "[8, 1, 5, 2]");
+    CHECK_REFUSED(ctx, SCAN(s, x, dt, a, b, b, I32(3, 1, 1, 1)), "ssm_scan", "[3, 1, 1, 1]");
+    CHECK_REFUSED(ctx, SCAN(s, x, dt, a, b, b, F32(2, 1, 1, 1)), "ssm_scan");
+#undef SCAN
+    CHECK(gcuda_rwkv_wkv6(ctx, w, w, w, tf, w, state) != NULL);
+    CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, F32(8, 2, 5, 1), w, tf, w, state), "rwkv_wkv6", "[8, 2, 5, 1]");
+    CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, w, w, F32(8, 3, 1, 1), w, state), "rwkv_wkv6", "[8, 3, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, w, w, tf, w, F32(128, 4, 1, 1)), "rwkv_wkv6", "[128, 4, 1, 1]"); // 6 tokens, 4 sequences
+    CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, w, w, tf, w, F32(100, 3, 1, 1)), "rwkv_wkv6", "[100, 3, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_rwkv_wkv7(ctx, w, w, w, w, w, F32(8, 3, 6, 1), state), "rwkv_wkv7", "[8, 3, 6, 1]");
+    CHECK_REFUSED(ctx, gcuda_rwkv_wkv7(ctx, w, w, w, w, w, w, F16(128, 3, 1, 1)), "rwkv_wkv7", "f16");
+    CHECK_REFUSED(ctx, gcuda_gated_linear_attn(ctx, w, w, w, F32(4, 2, 6, 1), state, 1.0f), "gated_linear_attn", "[4, 2, 6, 1]");
+    CHECK_REFUSED(ctx, gcuda_gated_linear_attn(ctx, w, w, w, NULL, state, 1.0f), "gated_linear_attn", "NULL");
+    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 4, 1, 1), F32(3, 5, 1, 1), true, true, false), "solve_tri", "[5, 4, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 4, 1, 1), true, true, false), "solve_tri", "[3, 4, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 2, 1), F32(3, 5, 1, 1), true, true, false), "solve_tri", "[5, 5, 2, 1]");
+    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 5, 1, 1), false, true, false), "solve_tri");
+    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 5, 1, 1), true, false, false), "solve_tri");
+    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 5, 1, 1), true, true, true), "solve_tri");
+    CHECK_PASSES_NULL(ctx, gcuda_solve_tri(ctx, bad, F32(3, 5, 1, 1), true, true, false));
+    gcuda_free(ctx);
+}
+
+#undef F32
+#undef F16
+#undef I32
+
+#endif
