@@ -105,7 +105,7 @@ TEST(mul_mat_quantized) {
 TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-block to lean on
     char types[512];
     snprintf(types, sizeof types, "%s", op_types_with("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4", ",F32>F32"));
-    mul_mat_cases(types, "32,5|32,1 32,1|32,3 64,3|64,5 96,9|96,2 160,4|160,11", LAYOUT_ROWS);
+    mul_mat_cases(types, "32,40|32,7 32,1|32,90 32,120|32,1 64,33|64,5 96,9|96,20 160,40|160,11", LAYOUT_ROWS);
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
 }
 
@@ -169,7 +169,7 @@ TEST(mul_mat_permuted) {
     static const struct p_permute p[] = { { { 0, 1, 3, 2 } }, { { 0, 3, 2, 1 } }, { { 0, 2, 3, 1 } } };
     static const char * const tag[] = { "0132", "0321", "0231" };
     // each source is stored so that after the permutation it is [256, 5, 2, 3] and [256, 4, 4, 3]
-    static const char * const shapes[] = { "256,5,3,2|256,4,3,4", "256,3,2,5|256,3,4,4", "256,3,5,2|256,3,4,4" };
+    static const char * const shapes[] = { "256,5,3,2|256,4,3,4", "256,3,2,5|256,3,4,4", "256,2,3,5|256,4,3,4" };
     char types[2048];
     snprintf(types, sizeof types, FLOAT_PAIRS " %s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
     for (int i = 0; i < 3; ++i) {

@@ -724,6 +724,7 @@ static void fill_input(struct op_run * r, int k, struct rng * rng) {
         tensor_write(r->src[k], NULL, rng);
     } else {
         const double lo = chosen ? in->lo : -1.0, hi = chosen ? in->hi : 1.0;
+        arr_like(a, a);
         for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = rng_between(rng, lo, hi); }
         if (in->fill) { in->fill(rng, &r->c, k, a); }
         tensor_write(r->src[k], a, rng);
