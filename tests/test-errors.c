@@ -354,3 +354,349 @@ TEST(constructors) { // each one is a case
         test_case_end();
     }
 }
+
+// =====================================================================================================================
+// >>parameters   good inputs, bad numbers
+// =====================================================================================================================
+#define REFUSES(call, ...) CHECK_REFUSED(ctx, call, __VA_ARGS__)
+#define NOT_A_NUMBER ((float) NAN)
+
+static bool begin(void) {
+    ctx = op_context();
+    CHECK(ctx != NULL);
+    return ctx != NULL;
+}
+static void end(void) {
+    gcuda_free(ctx);
+    ctx = NULL;
+}
+
+TEST(parameters_of_movement) {
+    if (!begin()) { return; }
+    struct gcuda_tensor * a = f32(8, 4), * b = f32(8, 2), * q = make(GCUDA_TYPE_Q4_0, 64, 4, 1, 1);
+    REFUSES(gcuda_view_1d(ctx, a, 33, 0), "view", "8, 4, 1, 1");
+    REFUSES(gcuda_view_1d(ctx, a, 8, 4 * 25), "view");
+    REFUSES(gcuda_view_1d(ctx, a, -1, 0), "view");
+    REFUSES(gcuda_view_1d(ctx, a, 4, SIZE_MAX - 3), "view");
+    REFUSES(gcuda_view_1d(ctx, a, 4, 2), "view"); // between two elements
+    REFUSES(gcuda_view_1d(ctx, q, 16, 0), "view");
+    REFUSES(gcuda_view_2d(ctx, a, 8, 4, 36, 0), "view");
+    REFUSES(gcuda_view_2d(ctx, a, 8, 2, SIZE_MAX - 3, 0), "view");
+    REFUSES(gcuda_view_3d(ctx, a, 1, 2, INT64_MAX, 4, 4, 0), "view");
+    REFUSES(gcuda_view_4d(ctx, a, 2, 2, 2, 9, 8, 16, 16, 0), "view");
+    REFUSES(gcuda_reshape_1d(ctx, a, 31), "reshape");
+    REFUSES(gcuda_reshape_2d(ctx, a, -8, -4), "reshape");
+    REFUSES(gcuda_reshape_2d(ctx, a, INT64_C(0x4000000000000000), 32), "reshape"); // 2^67, which is 0 in 64 bits
+    REFUSES(gcuda_reshape_4d(ctx, a, 0, 0, 0, 0), "reshape");
+    REFUSES(gcuda_permute(ctx, a, 0, 1, 2, 2), "permute");
+    REFUSES(gcuda_permute(ctx, a, 0, 1, 2, 4), "permute");
+    REFUSES(gcuda_permute(ctx, a, -1, 1, 2, 3), "permute");
+    REFUSES(gcuda_concat(ctx, a, b, 4), "concat", "4");
+    REFUSES(gcuda_concat(ctx, a, b, -1), "concat", "-1");
+    REFUSES(gcuda_concat(ctx, a, b, 0), "concat");
+    REFUSES(gcuda_cont_1d(ctx, a, 33), "cont");
+    REFUSES(gcuda_repeat_4d(ctx, a, 8, -4, 1, 1), "repeat");
+    REFUSES(gcuda_pad(ctx, a, -1, 0, 0, 0), "pad");
+    REFUSES(gcuda_pad_ext(ctx, a, 0, 0, -2, 0, 0, 0, 0, 0), "pad");
+    REFUSES(gcuda_pad_reflect_1d(ctx, a, 8, 0), "pad_reflect_1d");
+    REFUSES(gcuda_pad_reflect_1d(ctx, a, 0, -1), "pad_reflect_1d");
+    REFUSES(gcuda_roll(ctx, a, 8, 0, 0, 0), "roll");
+    REFUSES(gcuda_roll(ctx, a, 0, -4, 0, 0), "roll");
+    REFUSES(gcuda_tri(ctx, f32(4, 4), (enum gcuda_tri_type) 4), "tri");
+    REFUSES(gcuda_cast(ctx, a, (enum gcuda_type) 99), "cpy");
+    REFUSES(gcuda_cast(ctx, a, GCUDA_TYPE_Q4_0), "cpy");
+    end();
+}
+
+TEST(parameters_of_regions) { // acc and set: strides and offset must stay inside, and fit their 32-bit slots
+    if (!begin()) { return; }
+    struct gcuda_tensor * a = f32(8, 4), * b = f32(8, 2);
+    CHECK(gcuda_acc(ctx, a, b, 32, 64, 64, 64) != NULL);
+    REFUSES(gcuda_acc(ctx, a, b, 32, 64, 64, 68), "acc");
+    REFUSES(gcuda_acc(ctx, a, b, 128, 128, 128, 0), "acc");
+    REFUSES(gcuda_acc(ctx, a, b, 32, 64, 64, 2), "acc");
+    REFUSES(gcuda_acc(ctx, a, b, SIZE_MAX - 31, 64, 64, 64), "acc");
+    REFUSES(gcuda_acc(ctx, a, b, (size_t) 1 << 32, 64, 64, 0), "acc");
+    REFUSES(gcuda_set(ctx, a, b, 32, 64, 64, (size_t) 1 << 30), "set");
+    REFUSES(gcuda_set(ctx, a, b, 32, 64, 64, ((size_t) 1 << 32) + 64), "set");
+    REFUSES(gcuda_set_1d(ctx, a, f32(8, 1), 100), "set");
+    REFUSES(gcuda_set_2d(ctx, a, b, 128, 0), "set");
+    REFUSES(gcuda_set_2d_inplace(ctx, a, b, 32, 96), "set");
+    end();
+}
+
+TEST(parameters_of_functions) {
+    if (!begin()) { return; }
+    struct gcuda_tensor * a = f32(8, 4), * t = f32(5, 1);
+    REFUSES(gcuda_unary(ctx, a, (enum gcuda_unary_op) 22), "unary", "22");
+    REFUSES(gcuda_unary(ctx, a, (enum gcuda_unary_op) -1), "unary");
+    REFUSES(gcuda_glu(ctx, a, (enum gcuda_glu_op) 6, false), "glu", "6");
+    REFUSES(gcuda_glu_split(ctx, a, a, (enum gcuda_glu_op) -1), "glu");
+    REFUSES(gcuda_norm(ctx, a, -1e-5f), "norm", "-1e-05");
+    REFUSES(gcuda_rms_norm(ctx, a, NOT_A_NUMBER), "rms_norm", "nan");
+    REFUSES(gcuda_l2_norm(ctx, a, -1.0f), "l2_norm", "-1");
+    REFUSES(gcuda_rms_norm_back(ctx, a, a, -1.0f), "rms_norm_back", "-1");
+    REFUSES(gcuda_group_norm(ctx, a, 0, 1e-5f), "group_norm", "0");
+    REFUSES(gcuda_group_norm(ctx, a, -3, 1e-5f), "group_norm", "-3");
+    REFUSES(gcuda_clamp(ctx, a, 1.0f, -1.0f), "clamp");
+    REFUSES(gcuda_argsort(ctx, a, (enum gcuda_sort_order) 2), "argsort");
+    REFUSES(gcuda_top_k(ctx, a, 9), "top_k", "9");
+    REFUSES(gcuda_top_k(ctx, a, -1), "top_k", "-1");
+    REFUSES(gcuda_timestep_embedding(ctx, t, -8, 100), "timestep_embedding", "-8");
+    REFUSES(gcuda_arange(ctx, 0, 0, 1), "arange");
+    REFUSES(gcuda_arange(ctx, 3, 1, 1), "arange");
+    REFUSES(gcuda_arange(ctx, 0, 10, 0), "arange");
+    REFUSES(gcuda_arange(ctx, 0, 10, -1), "arange");
+    REFUSES(gcuda_arange(ctx, 0, NOT_A_NUMBER, 1), "arange");
+    REFUSES(gcuda_arange(ctx, 0, HUGE_VALF, 1), "arange");
+    REFUSES(gcuda_arange(ctx, 0, 3e38f, 1e-30f), "arange");
+    end();
+}
+
+TEST(parameters_of_attention) {
+    if (!begin()) { return; }
+    struct gcuda_tensor * a = f32(8, 4), * pos = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 6);
+    struct gcuda_tensor * x = make(GCUDA_TYPE_F32, 8, 2, 6, 1), * pos4 = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 24);
+    int none[4] = { 0, 0, 0, 0 }, many[4] = { 5, 5, 0, 0 };
+    REFUSES(gcuda_soft_max_ext(ctx, a, NULL, 1.0f, 8.0f), "soft_max");
+    REFUSES(gcuda_soft_max_ext_back(ctx, a, f32(8, 3), 1.0f, 0.0f), "soft_max_back");
+    REFUSES(gcuda_flash_attn_ext(ctx, x, x, x, NULL, 1.0f, 8.0f, 0.0f), "flash_attn_ext");
+    REFUSES(gcuda_rope(ctx, x, pos, 7, 0), "rope", "7");
+    REFUSES(gcuda_rope(ctx, x, pos, 10, 0), "rope", "10");
+    REFUSES(gcuda_rope(ctx, x, pos, -2, 0), "rope", "-2");
+    REFUSES(gcuda_rope(ctx, x, pos, 8, 1), "rope", "1");
+    REFUSES(gcuda_rope_multi(ctx, x, pos, NULL, 8, many, 8, 0, 10000, 1, 0, 1, 0, 0), "rope"); // positions of one plane only
+    REFUSES(gcuda_rope_multi(ctx, x, pos4, NULL, 8, none, 8, 0, 10000, 1, 0, 1, 0, 0), "rope");
+    REFUSES(gcuda_rope_multi(ctx, x, pos4, NULL, 8, many, 8, 0, 10000, 1, 0, 1, 0, 0), "rope");
+    end();
+}
+
+TEST(parameters_of_images) {
+    if (!begin()) { return; }
+    struct gcuda_tensor * k = make(GCUDA_TYPE_F32, 3, 3, 2, 4), * x = make(GCUDA_TYPE_F32, 8, 7, 2, 1);
+    struct gcuda_tensor * k1 = make(GCUDA_TYPE_F32, 3, 4, 2, 1), * x1 = f32(8, 2), * dw = make(GCUDA_TYPE_F32, 3, 3, 1, 2);
+    REFUSES(gcuda_im2col(ctx, k, x, 0, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col");
+    REFUSES(gcuda_im2col(ctx, k, x, 1, -1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col");
+    REFUSES(gcuda_im2col(ctx, k, x, 1, 1, 0, 0, 0, 1, true, GCUDA_TYPE_F32), "im2col");
+    REFUSES(gcuda_im2col(ctx, k, x, 1, 1, 0, 0, 4, 1, true, GCUDA_TYPE_F32), "im2col"); // nothing left of the width
+    REFUSES(gcuda_im2col(ctx, k, x, 1, 1, 0, 0, INT32_MAX, 1, true, GCUDA_TYPE_F32), "im2col");
+    REFUSES(gcuda_im2col(ctx, k, x, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_Q4_0), "im2col");
+    REFUSES(gcuda_conv_2d_direct(ctx, k, x, 0, 1, 0, 0, 1, 1), "conv_2d");
+    REFUSES(gcuda_conv_2d_dw_direct(ctx, dw, x, 1, 0, 0, 0, 1, 1), "conv_2d_dw");
+    REFUSES(gcuda_conv_transpose_1d(ctx, k1, x1, 1, 1, 1), "conv_transpose_1d");
+    REFUSES(gcuda_conv_transpose_1d(ctx, k1, x1, 1, 0, 2), "conv_transpose_1d");
+    REFUSES(gcuda_conv_transpose_1d(ctx, k1, x1, 0, 0, 1), "conv_transpose_1d");
+    REFUSES(gcuda_conv_transpose_2d_p0(ctx, make(GCUDA_TYPE_F16, 3, 3, 4, 2), x, 0), "conv_transpose_2d");
+    REFUSES(gcuda_pool_2d(ctx, x, (enum gcuda_op_pool) 2, 2, 2, 1, 1, 0, 0), "pool_2d");
+    REFUSES(gcuda_pool_2d(ctx, x, GCUDA_OP_POOL_AVG, 0, 2, 1, 1, 0, 0), "pool_2d");
+    REFUSES(gcuda_pool_2d(ctx, x, GCUDA_OP_POOL_AVG, 2, 2, 1, 0, 0, 0), "pool_2d");
+    REFUSES(gcuda_pool_2d(ctx, x, GCUDA_OP_POOL_AVG, 2, 2, 1, 1, NOT_A_NUMBER, 0), "pool_2d");
+    REFUSES(gcuda_pool_2d(ctx, x, GCUDA_OP_POOL_AVG, 2, 2, 1, 1, 3e38f, 0), "pool_2d");
+    REFUSES(gcuda_upscale(ctx, x, 0, GCUDA_SCALE_MODE_NEAREST), "upscale");
+    REFUSES(gcuda_interpolate(ctx, x, 4, 4, -2, 1, GCUDA_SCALE_MODE_NEAREST), "upscale");
+    REFUSES(gcuda_interpolate(ctx, x, 4, 4, 2, 1, 7), "upscale");
+    REFUSES(gcuda_interpolate(ctx, x, 4, 4, 2, 1, (uint32_t) GCUDA_SCALE_MODE_NEAREST | 0x200u), "upscale"); // antialias needs bilinear
+    REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), false, true, false), "solve_tri");
+    REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), true, false, false), "solve_tri");
+    REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), true, true, true), "solve_tri");
+    end();
+}
+
+// =====================================================================================================================
+// >>hostile sizes   products that overflow, whichever operation makes them
+// =====================================================================================================================
+#define HUGE_N (INT64_C(1) << 40)
+
+TEST(hostile_tensors) {
+    if (!begin()) { return; }
+    static const int64_t shapes[][4] = { { -1, 1, 1, 1 }, { 1, -1, 1, 1 }, { 1, 1, 1, INT64_MIN }, { INT64_MAX, 1, 1, 1 },
+        { INT64_MAX / 4, 2, 1, 1 }, { HUGE_N, HUGE_N, 1, 1 }, { INT64_C(1) << 32, INT64_C(1) << 32, 1, 1 }, { 65536, 65536, 65536, 65536 },
+        { 0, HUGE_N, HUGE_N, 1 }, { INT64_C(3037000500), INT64_C(3037000500), 1, 1 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+        struct gcuda_tensor * t = gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 4, shapes[i]);
+        CHECK_MSG(t == NULL || (i == 8 && gcuda_nbytes(t) == 0), "shape %d is accepted", (int) i);
+        CHECK(t != NULL || strlen(gcuda_last_error()) > 0);
+        gcuda_context_clear_error(ctx);
+    }
+    static const int64_t one[5] = { 1, 1, 1, 1, 1 };
+    REFUSES(gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 0, one), "0");
+    REFUSES(gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 5, one), "5");
+    REFUSES(gcuda_new_tensor(ctx, (enum gcuda_type) 4, 1, one), "4");
+    REFUSES(gcuda_new_tensor(ctx, (enum gcuda_type) 40, 1, one), "40");
+    REFUSES(gcuda_new_tensor(ctx, (enum gcuda_type) -1, 1, one), "-1");
+    REFUSES(gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 1, NULL), "");
+    REFUSES(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_Q4_0, 33), "33", "32");
+    REFUSES(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_Q4_K, 128, 4), "128", "256");
+    REFUSES(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_Q6_K, INT64_C(256) << 48, 1 << 8), "too large");
+    end();
+}
+
+TEST(hostile_results) { // every source is fine, the result would not be
+    if (!begin()) { return; }
+    struct gcuda_tensor * big = f32(1, HUGE_N), * row = f32(HUGE_N, 1), * one = f32(1, 1);
+    struct gcuda_tensor * ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, HUGE_N), * bytes = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, INT64_C(1) << 62);
+    CHECK(big && row && one && ids && bytes);
+    REFUSES(gcuda_mul_mat(ctx, big, big), "mul_mat");
+    REFUSES(gcuda_out_prod(ctx, row, row), "out_prod");
+    REFUSES(gcuda_get_rows(ctx, row, ids), "get_rows");
+    REFUSES(gcuda_diag(ctx, row), "diag");
+    REFUSES(gcuda_concat(ctx, bytes, bytes, 0), "concat");
+    REFUSES(gcuda_repeat_4d(ctx, one, HUGE_N, HUGE_N, 1, 1), "repeat");
+    REFUSES(gcuda_repeat_4d(ctx, one, INT64_MAX, 1, 1, 1), "repeat");
+    REFUSES(gcuda_timestep_embedding(ctx, gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, INT64_C(1) << 33), 1 << 30, 100), "timestep_embedding");
+    REFUSES(gcuda_interpolate(ctx, one, INT64_MAX, 1, 1, 1, GCUDA_SCALE_MODE_NEAREST), "upscale");
+    REFUSES(gcuda_interpolate(ctx, one, HUGE_N, HUGE_N, 1, 1, GCUDA_SCALE_MODE_NEAREST), "upscale");
+    REFUSES(gcuda_upscale(ctx, make(GCUDA_TYPE_F32, 1 << 20, 1 << 20, 1, 1), INT32_MAX, GCUDA_SCALE_MODE_NEAREST), "upscale");
+    REFUSES(gcuda_cast(ctx, bytes, GCUDA_TYPE_F32), "");
+    REFUSES(gcuda_pad(ctx, make(GCUDA_TYPE_F32, 1, 1 << 30, 1 << 20, 1), INT32_MAX, 0, 0, 0), "pad");
+    REFUSES(gcuda_conv_transpose_1d(ctx, make(GCUDA_TYPE_F32, 3, 4, 1, 1), row, INT32_MAX, 0, 1), "conv_transpose_1d");
+    REFUSES(gcuda_im2col(ctx, make(GCUDA_TYPE_F32, 1 << 20, 1 << 20, 1, 1), one, 1, 1, 1 << 21, 1 << 21, 1, 1, true, GCUDA_TYPE_F32), "im2col");
+    REFUSES(gcuda_top_k(ctx, one, INT32_MAX), "top_k");
+    end();
+}
+
+TEST(hostile_nodes) { // made by hand: asked about, never believed
+    if (!begin() || !op_backends_ready()) { return; }
+    struct rng r = rng_for("hostile_nodes");
+    for (size_t i = 0; i < N_CTORS; ++i) {
+        for (int round = 0; round < 40; ++round) {
+            struct gcuda_tensor * t[OP_MAX_IN];
+            struct input in[OP_MAX_IN];
+            gcuda_reset(ctx);
+            make_inputs(ctors[i].good, t, in);
+            struct gcuda_tensor * y = ctors[i].build(ctx, t, NULL);
+            if (y == NULL || y->op == GCUDA_OP_NONE) { continue; }
+            static const int64_t odd[] = { -1, 0, INT64_MAX, INT64_MIN, HUGE_N, 7 };
+            struct gcuda_tensor * victim = rng_below(&r, 2) ? y : y->src[0];
+            if (victim == NULL) { victim = y; }
+            const int d = (int) rng_below(&r, 4);
+            switch (rng_below(&r, 7)) {
+                case 0: victim->ne[d] = odd[rng_below(&r, 6)]; break;
+                case 1: victim->nb[d] = (size_t) rng_u64(&r); break;
+                case 2: victim->type = (enum gcuda_type) rng_below(&r, 45); break;
+                case 3: y->op_params[rng_below(&r, 16)] = (int32_t) rng_u64(&r); break;
+                case 4: y->src[rng_below(&r, 10)] = rng_below(&r, 2) ? NULL : t[0]; break;
+                case 5: y->op = (enum gcuda_op) rng_below(&r, 200); break;
+                default: victim->view_src = y, victim->view_offs = (size_t) rng_u64(&r); break;
+            }
+            (void) gcuda_backend_supports_op(op_backends[0], y); // must come back, whatever it says
+        }
+    }
+    struct gcuda_tensor * a = f32(8, 4), * y = gcuda_rms_norm(ctx, a, 1e-5f);
+    REQUIRE(a != NULL && y != NULL);
+    y->ne[1] = 5;
+    CHECK(!gcuda_backend_supports_op(op_backends[0], y));
+    y->ne[1] = 4, y->src[0] = NULL;
+    CHECK(!gcuda_backend_supports_op(op_backends[0], y));
+    y->src[0] = a, y->op = (enum gcuda_op) 10000;
+    CHECK(!gcuda_backend_supports_op(op_backends[0], y));
+    end();
+}
+
+// =====================================================================================================================
+// >>contexts   the first error stays; good work goes on; graphs refuse until it is cleared
+// =====================================================================================================================
+TEST(context_keeps_the_first_error) {
+    if (!begin()) { return; }
+    struct gcuda_tensor * a = f32(8, 4), * b = f32(5, 4);
+    CHECK_EQ_I(gcuda_context_status(ctx), GCUDA_STATUS_SUCCESS);
+    struct gcuda_tensor * bad = gcuda_add(ctx, a, b);
+    CHECK(bad == NULL);
+    CHECK_EQ_I(gcuda_context_status(ctx), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_context_error(ctx), "add");
+    CHECK_HAS(gcuda_context_error(ctx), "[5, 4, 1, 1]");
+    CHECK(gcuda_rms_norm(ctx, bad, 1e-5f) == NULL);   // passes through
+    CHECK(gcuda_rms_norm(ctx, a, -1.0f) == NULL);     // an error of its own, not the first
+    CHECK_HAS(gcuda_context_error(ctx), "add");
+    struct gcuda_tensor * good = gcuda_mul(ctx, a, a); // goes on working
+    CHECK(good != NULL);
+    struct gcuda_cgraph * g = gcuda_new_graph(ctx);
+    REQUIRE(g != NULL);
+    CHECK_EQ_I(gcuda_build_forward_expand(g, good), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "[5, 4, 1, 1]");
+    CHECK_EQ_I(gcuda_graph_n_nodes(g), 0);
+    gcuda_context_clear_error(ctx);
+    CHECK(strcmp(gcuda_context_error(ctx), "") == 0);
+    CHECK_OK(gcuda_build_forward_expand(g, good));
+    CHECK_EQ_I(gcuda_graph_n_nodes(g), 1);
+    end();
+}
+
+TEST(null_without_an_error_is_an_error) {
+    if (!begin()) { return; }
+    CHECK(gcuda_sqr(ctx, NULL) == NULL);
+    CHECK_EQ_I(gcuda_context_status(ctx), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_context_error(ctx), "sqr");
+    struct gcuda_cgraph * g = gcuda_new_graph(ctx);
+    CHECK(g != NULL && gcuda_build_forward_expand(g, NULL) != GCUDA_STATUS_SUCCESS);
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_build_forward_expand(g, NULL) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_build_forward_expand(NULL, f32(1, 1)) != GCUDA_STATUS_SUCCESS);
+    end();
+}
+
+TEST(full_context_and_full_graph) {
+    struct gcuda_init_params params;
+    memset(&params, 0, sizeof params);
+    params.mem_size = 2048;
+    params.no_alloc = true;
+    ctx = gcuda_init(params);
+    REQUIRE(ctx != NULL);
+    int n = 0;
+    while (n < 100 && f32(2, 2) != NULL) { ++n; }
+    CHECK(n > 0 && n < 100);
+    CHECK_EQ_I(gcuda_context_status(ctx), GCUDA_STATUS_ALLOC_FAILED);
+    struct gcuda_tensor * first = gcuda_get_first_tensor(ctx);
+    gcuda_context_clear_error(ctx);
+    CHECK(gcuda_sqr(ctx, first) == NULL);
+    CHECK_HAS(gcuda_last_error(), "sqr");
+    CHECK_EQ_I(gcuda_context_status(ctx), GCUDA_STATUS_ALLOC_FAILED);
+    end();
+
+    if (!begin()) { return; }
+    struct gcuda_tensor * y = f32(4, 4);
+    for (int i = 0; i < 5; ++i) { y = gcuda_sqr(ctx, y); }
+    struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 3, false);
+    REQUIRE(y != NULL && g != NULL);
+    CHECK(gcuda_build_forward_expand(g, y) != GCUDA_STATUS_SUCCESS);
+    CHECK_EQ_I(gcuda_graph_n_nodes(g), 0); // unchanged
+    CHECK_OK(gcuda_build_forward_expand(g, y->src[0]->src[0]));
+    CHECK_EQ_I(gcuda_graph_n_nodes(g), 3);
+    CHECK(gcuda_new_graph_custom(ctx, SIZE_MAX / 2, false) == NULL);
+    gcuda_context_clear_error(ctx);
+    end();
+}
+
+TEST(flags_and_data) {
+    if (!begin() || !op_backends_ready()) { return; }
+    struct gcuda_tensor * a = f32(8, 4), * y = gcuda_sqr(ctx, a);
+    REQUIRE(y != NULL);
+    CHECK(gcuda_set_param(y) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_set_loss(y) != GCUDA_STATUS_SUCCESS);
+    CHECK_OK(gcuda_set_loss(gcuda_sum(ctx, y)));
+    float v[32] = { 0 };
+    CHECK(gcuda_backend_tensor_set(a, v, 0, sizeof v) != GCUDA_STATUS_SUCCESS); // no memory yet
+    gcuda_backend_buffer_t buf = op_place(ctx);
+    REQUIRE(buf != NULL);
+    CHECK_OK(gcuda_backend_tensor_set(a, v, 0, sizeof v));
+    CHECK(gcuda_backend_tensor_set(a, v, 4, sizeof v) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_tensor_set(a, v, SIZE_MAX, 4) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_tensor_get(a, v, sizeof v, 4) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_tensor_memset(a, 0, 8, SIZE_MAX) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_tensor_alloc(buf, a, gcuda_backend_buffer_get_base(buf)) != GCUDA_STATUS_SUCCESS); // has a place already
+    CHECK(gcuda_backend_view_init(a) != GCUDA_STATUS_SUCCESS);                                              // is no view
+    CHECK(gcuda_backend_tensor_copy(a, gcuda_view_1d(ctx, a, 8, 0)) != GCUDA_STATUS_SUCCESS);               // another layout
+    gcuda_backend_buffer_free(buf);
+    end();
+}
+
+TEST(a_graph_without_memory_is_refused) {
+    if (!begin() || !op_backends_ready()) { return; }
+    struct gcuda_tensor * y = gcuda_sqr(ctx, f32(8, 4));
+    struct gcuda_cgraph * g = gcuda_new_graph(ctx);
+    REQUIRE(g != NULL && CHECK_OK(gcuda_build_forward_expand(g, y)));
+    gcuda_set_name(y, "no_place");
+    CHECK(gcuda_backend_graph_compute(op_backends[0], g) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "no_place");
+    end();
+}
