@@ -30,7 +30,9 @@ TEST(type_table) {
         CHECK_EQ_I(gcuda_row_size(type, 4 * want->blck), 4 * want->size);
         CHECK_EQ_I(gcuda_row_size(type, want->blck + 1), want->blck == 1 ? 2 * want->size : 0);
         CHECK_EQ_I(gcuda_row_size(type, -want->blck), 0);
-        if (want->size > (size_t) want->blck) { CHECK_EQ_I(gcuda_row_size(type, INT64_MAX / 256 * 256), 0); }
+        const int64_t huge = INT64_MAX / 256 * 256;
+        const size_t bytes = gcuda_row_size(type, huge);
+        CHECK_MSG(bytes == 0 || (bytes % want->size == 0 && bytes / want->size == (size_t) (huge / want->blck)), "%s wraps", want->name);
     }
     CHECK_EQ_I(n, (int) OP_N_TYPES);
 }
