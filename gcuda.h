@@ -697,6 +697,9 @@ struct gcuda_array {
     X(RMS_NORM,          rms_norm,            1,  0,  GCUDAI_OP_REUSE, norm,           rows,  any)    \
     /* end of ops-b */                                                                                \
     /* family mulmat: matrix products */                                                              \
+    X(MUL_MAT,           mul_mat,             2,  0,  0,               mul_mat, mul_mat, any)         \
+    X(MUL_MAT_ID,        mul_mat_id,          3,  0,  0,               mul_mat_id, mul_mat_id, any)   \
+    X(OUT_PROD,          out_prod,            2,  0,  0,               out_prod, out_prod, any)       \
     /* end of mulmat */                                                                               \
     /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
     /* end of ops-c */
@@ -710,6 +713,7 @@ struct gcuda_array {
     X(norm)                                      \
     /* end of ops-b */                           \
     /* mulmat */                                 \
+    X(mul_mat) X(mul_mat_id) X(out_prod)         \
     /* end of mulmat */                          \
     /* ops-c */                                  \
     /* end of ops-c */
@@ -825,6 +829,58 @@ GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ct
 // ---------------- end of ops-b ----------------
 
 // ---------------- mulmat: matrix products ----------------
+
+// >>op:mul_mat ----------------------------------------------------------------------------------------
+// Matrix product: the rows of a with the rows of b, y[m, n] = sum over k of a[k, m] * b[k, n]. Both have the summed
+// dimension first, as weights and activations lie in memory; matrices of dimensions 2 and 3 of b share those of a.
+//
+//   a        [K, M, A2, A3]  F32, F16, BF16 or a quantized weight type; rows packed, other strides free
+//   b        [K, N, B2, B3]  F32, F16, BF16, or blocks of the kind a was made for (Q8_0, Q8_1, Q8_K; see
+//            gcuda_mul_mat_partner); B2 a multiple of A2, B3 of A3; matrix [i2, i3] meets a[i2 * A2 / B2, i3 * A3 / B3]
+//   returns  [M, N, B2, B3]  F32
+//   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
+//            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
+//   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
+GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// GCUDA_PREC_F32 asks for sums in F32 where a backend would use less; the CPU always does. NULL is ignored.
+GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
+
+// The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
+GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
+
+struct gcuda_mul_mat_args {
+    struct gcuda_array a, b, y;
+    enum gcuda_prec prec;
+};
+
+// >>op:mul_mat_id -------------------------------------------------------------------------------------
+// Matrix products with chosen experts: y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb, t].
+//
+//   as       [K, M, E]   one matrix per expert; types as a of gcuda_mul_mat
+//   b        [K, nb, T]  activations of T tokens: one for all experts of a token (nb = 1), or one for each (nb = U)
+//   ids      [U, T]      I32, rows packed; an expert may appear more than once
+//   returns  [M, U, T]   F32; a row whose id is outside 0..E-1 is zero, and the graph reports it
+//   fails    NULL: shapes or types do not fit, U is not a multiple of nb
+GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as,
+                                                 struct gcuda_tensor * b, struct gcuda_tensor * ids);
+
+struct gcuda_mul_mat_id_args {
+    struct gcuda_array as, b, ids, y;
+};
+
+// >>op:out_prod ---------------------------------------------------------------------------------------
+// Sum of outer products: y[i, j] = sum over t of a[i, t] * b[j, t]. The gradient of a matrix product's operands.
+//
+//   a        [m, k, A2, A3]  F32, F16, BF16 with any strides, or a quantized weight type with packed rows
+//   b        [n, k, B2, B3]  F32, F16 or BF16, any strides; broadcasting as in gcuda_mul_mat
+//   returns  [m, n, B2, B3]  F32
+//   fails    NULL: k differs, sizes do not divide, a type is refused
+GCUDA_API struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+struct gcuda_out_prod_args {
+    struct gcuda_array a, b, y;
+};
 
 // ---------------- end of mulmat ----------------
 
@@ -1252,6 +1308,22 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void);
 // A buffer over the caller's memory, 32-byte aligned, kept by the caller. NULL on failure.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
 
+// Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
+// GCUDA_CPU_ISA names (scalar, neon, avx2, avx512, avx512vnni). Results differ between sets within the documented
+// accuracy, never within one. Set it for tests or for equal results on unequal machines, while no graph runs and
+// before graph_plan.
+enum gcuda_cpu_isa {
+    GCUDA_CPU_ISA_AUTO = 0,
+    GCUDA_CPU_ISA_SCALAR,
+    GCUDA_CPU_ISA_NEON,
+    GCUDA_CPU_ISA_AVX2,       // with FMA and F16C
+    GCUDA_CPU_ISA_AVX512,     // F, BW, DQ and VL
+    GCUDA_CPU_ISA_AVX512_VNNI,
+    GCUDA_CPU_ISA_COUNT
+};
+GCUDA_API gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa); // UNSUPPORTED: not on this machine
+GCUDA_API enum gcuda_cpu_isa gcuda_cpu_get_isa(void);            // never AUTO
+
 // Without a backend: compute a graph whose tensors are in host memory.
 struct gcuda_cplan {
     size_t work_size;    // bytes that work_data must have; may be 0
@@ -1320,6 +1392,7 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #if defined(__GNUC__) || defined(__clang__)
 #define GCUDAI_GNU_LIKE 1
 #define GCUDAI_NOINLINE __attribute__((noinline))
+#define GCUDAI_INLINE inline __attribute__((always_inline)) // kernels that constant arguments specialise
 #define GCUDAI_LIKELY(x) (__builtin_expect(!!(x), 1))
 #if defined(__MINGW_PRINTF_FORMAT)
 #define GCUDAI_PRINTF(a, b) __attribute__((format(__MINGW_PRINTF_FORMAT, a, b)))
@@ -1329,6 +1402,7 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #else
 #define GCUDAI_GNU_LIKE 0
 #define GCUDAI_NOINLINE
+#define GCUDAI_INLINE inline
 #define GCUDAI_LIKELY(x) (x)
 #define GCUDAI_PRINTF(a, b)
 #endif
@@ -4785,6 +4859,1916 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 // >>impl-simd   vectorised CPU kernels
 // =====================================================================================================
 
+// Quantized weights are multiplied in two steps that every format shares. A run of weights is first expanded into
+// one byte per element plus an F32 scale and minimum per 32 or 16 elements (value = scale * code + minimum); then
+// the bytes meet activations that were rounded to 8 bits, with an F32 scale and sum per 32 values:
+//     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
+// The expansion costs a quarter of the work in a matrix-vector product and is shared by all columns otherwise; in
+// exchange 20 formats need one small function each, and the products exist four times per instruction set.
+enum gcudai_q_kind {
+    GCUDAI_Q_U32 = 0, // codes 0..63 with minimum, scale per 32
+    GCUDAI_Q_U16 = 1, // codes 0..63 with minimum, scale per 16
+    GCUDAI_Q_S32 = 2, // codes -128..127 without minimum, scale per 32
+    GCUDAI_Q_S16 = 3  // the same, scale per 16
+};
+
+static int gcudai_q_group(enum gcudai_q_kind kind) {
+    return kind == GCUDAI_Q_U32 || kind == GCUDAI_Q_S32 ? 32 : 16;
+}
+
+#define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
+#define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
+
+// One column of activations: codes, then per 32 values the scale d, d * (sum of codes), the same sum per 16.
+struct gcudai_q_col {
+    int8_t * q;
+    float * d;
+    float * s32;
+    float * s16;
+};
+
+static int64_t gcudai_q_pad(int64_t k) {
+    return (k + GCUDAI_Q_PAD - 1) / GCUDAI_Q_PAD * GCUDAI_Q_PAD;
+}
+
+static size_t gcudai_q_col_size(int64_t k) {
+    return (size_t) gcudai_q_pad(k) / 2 * 3; // 1 byte + 2 * 4 bytes / 32 + 4 bytes / 16 per element
+}
+
+// The part of a packed column that begins at element k0, a multiple of GCUDAI_Q_PAD.
+static struct gcudai_q_col gcudai_q_col_at(char * data, int64_t k, int64_t k0) {
+    const int64_t n = gcudai_q_pad(k);
+    float * f = (float *) (void *) (data + n);
+    struct gcudai_q_col c;
+    c.q = (int8_t *) data + k0;
+    c.d = f + k0 / 32;
+    c.s32 = f + n / 32 + k0 / 32;
+    c.s16 = f + n / 16 + k0 / 16;
+    return c;
+}
+
+static uint16_t gcudai_ld16(const void * p) {
+    uint16_t v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+static uint32_t gcudai_ld32(const void * p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+static float gcudai_ldh(const void * p) {
+    return gcudai_fp16_to_fp32(gcudai_ld16(p));
+}
+
+// 32 activations to 8 bits. A block with a NaN or an infinity gets the scale NaN: the columns it feeds become NaN,
+// and no such value is ever converted to an integer. A block below 1e-36 counts as zero: 127 / amax would overflow.
+static void gcudai_q_block(const float * x, int8_t * q, float * d, float * s32, float * s16) {
+    float amax = 0.0f;
+    bool finite = true;
+    for (int i = 0; i < 32; ++i) {
+        const float a = fabsf(x[i]);
+        finite = finite && a <= FLT_MAX;
+        amax = a > amax ? a : amax;
+    }
+    memset(q, 0, 32);
+    if (!finite || amax < 1e-36f) {
+        *d = *s32 = s16[0] = s16[1] = finite ? 0.0f : (float) NAN;
+        return;
+    }
+    const float id = 127.0f / amax;
+    int sum[2] = { 0, 0 };
+    for (int i = 0; i < 32; ++i) {
+        const float v = x[i] * id;
+        q[i] = (int8_t) (v + (v < 0.0f ? -0.5f : 0.5f));
+        sum[i / 16] += q[i];
+    }
+    *d = amax / 127.0f;
+    s16[0] = *d * (float) sum[0];
+    s16[1] = *d * (float) sum[1];
+    *s32 = *d * (float) (sum[0] + sum[1]);
+}
+
+static void gcudai_q_blocks_scalar(const float * x, int n, int8_t * q, float * d, float * s32, float * s16) {
+    for (int g = 0; g < n; ++g) {
+        gcudai_q_block(x + 32 * g, q + 32 * g, d + g, s32 + g, s16 + 2 * g);
+    }
+}
+
+// ---- expansion of each format, portable ----
+// w: n blocks of the format; q: one byte per element; sc, mn: per 32 or 16 elements (mn only for GCUDAI_Q_U*)
+
+static void gcudai_nibbles(const uint8_t * p, int n, uint8_t * lo, uint8_t * hi) {
+    for (int i = 0; i < n; ++i) {
+        lo[i] = (uint8_t) (p[i] & 15);
+        hi[i] = (uint8_t) (p[i] >> 4);
+    }
+}
+
+static void gcudai_codes_q4_0(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
+        sc[b] = gcudai_ldh(w);
+        mn[b] = -8.0f * sc[b];
+        gcudai_nibbles(w + 2, 16, q, q + 16);
+    }
+}
+
+static void gcudai_codes_q4_1(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
+        sc[b] = gcudai_ldh(w);
+        mn[b] = gcudai_ldh(w + 2);
+        gcudai_nibbles(w + 4, 16, q, q + 16);
+    }
+}
+
+// adds bit i of qh to code i as 16
+static void gcudai_fifth_bits(uint32_t qh, uint8_t * q) {
+    for (int i = 0; i < 32; ++i) {
+        q[i] = (uint8_t) (q[i] | ((qh >> i & 1) << 4));
+    }
+}
+
+static void gcudai_codes_q5_0(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
+        sc[b] = gcudai_ldh(w);
+        mn[b] = -16.0f * sc[b];
+        gcudai_nibbles(w + 6, 16, q, q + 16);
+        gcudai_fifth_bits(gcudai_ld32(w + 2), q);
+    }
+}
+
+static void gcudai_codes_q5_1(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 24, q += 32) {
+        sc[b] = gcudai_ldh(w);
+        mn[b] = gcudai_ldh(w + 2);
+        gcudai_nibbles(w + 8, 16, q, q + 16);
+        gcudai_fifth_bits(gcudai_ld32(w + 4), q);
+    }
+}
+
+static void gcudai_codes_q8_0(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
+        sc[b] = gcudai_ldh(w);
+        memcpy(q, w + 2, 32);
+    }
+}
+
+static void gcudai_codes_table16(const uint8_t * p, const int8_t * table, uint8_t * q) {
+    for (int i = 0; i < 16; ++i) {
+        q[i] = (uint8_t) table[p[i] & 15];
+        q[i + 16] = (uint8_t) table[p[i] >> 4];
+    }
+}
+
+static void gcudai_codes_iq4_nl(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
+        sc[b] = gcudai_ldh(w);
+        gcudai_codes_table16(w + 2, gcudai_kvalues_iq4nl, q);
+    }
+}
+
+static void gcudai_codes_mxfp4(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 17, q += 32) {
+        sc[b] = gcudai_mxfp4_scale(w[0]);
+        gcudai_codes_table16(w + 1, gcudai_kvalues_mxfp4, q);
+    }
+}
+
+// 64 bytes of 2-bit codes: byte l of a half holds elements l, l + 32, l + 64, l + 96 of that half
+static void gcudai_crumbs(const uint8_t * p, uint8_t * q) {
+    for (int i = 0; i < 256; ++i) {
+        q[i] = (uint8_t) (p[32 * (i / 128) + i % 32] >> (i % 128 / 32 * 2) & 3);
+    }
+}
+
+static void gcudai_codes_q2_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 84, q += 256, sc += 16, mn += 16) {
+        const float d = gcudai_ldh(w + 80), dmin = gcudai_ldh(w + 82);
+        for (int g = 0; g < 16; ++g) {
+            sc[g] = d * (float) (w[g] & 15);
+            mn[g] = -dmin * (float) (w[g] >> 4);
+        }
+        gcudai_crumbs(w + 16, q);
+    }
+}
+
+// the sixteen 6-bit scales of Q3_K as four words of bytes 0..63
+static void gcudai_q3_k_scales(const uint8_t * p, uint32_t out[4]) {
+    const uint32_t a = gcudai_ld32(p), b = gcudai_ld32(p + 4), h = gcudai_ld32(p + 8);
+    out[0] = (a & 0x0f0f0f0fu) | (h << 4 & 0x30303030u);
+    out[1] = (b & 0x0f0f0f0fu) | (h << 2 & 0x30303030u);
+    out[2] = (a >> 4 & 0x0f0f0f0fu) | (h & 0x30303030u);
+    out[3] = (b >> 4 & 0x0f0f0f0fu) | (h >> 2 & 0x30303030u);
+}
+
+static void gcudai_codes_q3_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 110, q += 256, sc += 16, mn += 16) {
+        const float d = gcudai_ldh(w + 108);
+        uint32_t packed[4];
+        gcudai_q3_k_scales(w + 96, packed);
+        for (int g = 0; g < 16; ++g) {
+            sc[g] = d * (float) ((int) (packed[g / 4] >> (g % 4 * 8) & 63) - 32);
+            mn[g] = -4.0f * sc[g];
+        }
+        gcudai_crumbs(w + 32, q);
+        for (int i = 0; i < 256; ++i) {
+            q[i] = (uint8_t) (q[i] | ((w[i % 32] >> (i / 32) & 1) << 2));
+        }
+    }
+}
+
+// the 12 bytes of eight 6-bit scales and minima in Q4_K and Q5_K: scales in out[0..1], minima in out[2..3]
+static void gcudai_q4_k_scales(const uint8_t * p, uint32_t out[4]) {
+    const uint32_t a = gcudai_ld32(p), b = gcudai_ld32(p + 4), c = gcudai_ld32(p + 8);
+    out[0] = a & 0x3f3f3f3fu;
+    out[1] = (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
+    out[2] = b & 0x3f3f3f3fu;
+    out[3] = (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
+}
+
+static void gcudai_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
+    const float d = gcudai_ldh(w), dmin = gcudai_ldh(w + 2);
+    uint32_t packed[4];
+    gcudai_q4_k_scales(w + 4, packed);
+    for (int g = 0; g < 8; ++g) {
+        sc[g] = d * (float) (packed[g / 4] >> (g % 4 * 8) & 63);
+        mn[g] = -dmin * (float) (packed[2 + g / 4] >> (g % 4 * 8) & 63);
+    }
+}
+
+static void gcudai_codes_q4_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
+        gcudai_q4_k_floats(w, sc, mn);
+        for (int h = 0; h < 4; ++h) {
+            gcudai_nibbles(w + 16 + 32 * h, 32, q + 64 * h, q + 64 * h + 32);
+        }
+    }
+}
+
+static void gcudai_codes_q5_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
+        gcudai_q4_k_floats(w, sc, mn);
+        for (int h = 0; h < 4; ++h) {
+            gcudai_nibbles(w + 48 + 32 * h, 32, q + 64 * h, q + 64 * h + 32);
+        }
+        for (int i = 0; i < 256; ++i) {
+            q[i] = (uint8_t) (q[i] | ((w[16 + i % 32] >> (i / 32) & 1) << 4));
+        }
+    }
+}
+
+static void gcudai_codes_q6_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
+        const float d = gcudai_ldh(w + 208);
+        for (int g = 0; g < 16; ++g) {
+            sc[g] = d * (float) (int8_t) w[192 + g];
+            mn[g] = -32.0f * sc[g];
+        }
+        for (int h = 0; h < 2; ++h) {
+            gcudai_nibbles(w + 64 * h, 64, q + 128 * h, q + 128 * h + 64);
+            for (int i = 0; i < 128; ++i) {
+                const int hi = w[128 + 32 * h + i % 32] >> (i / 32 * 2) & 3;
+                q[128 * h + i] = (uint8_t) (q[128 * h + i] | hi << 4);
+            }
+        }
+    }
+}
+
+static void gcudai_iq4_xs_floats(const uint8_t * w, float * sc) {
+    const float d = gcudai_ldh(w);
+    const uint32_t high = gcudai_ld16(w + 2);
+    for (int g = 0; g < 8; ++g) {
+        const uint32_t ls = (uint32_t) (w[4 + g / 2] >> (g % 2 * 4) & 15) | (high >> (2 * g) & 3) << 4;
+        sc[g] = d * (float) ((int) ls - 32);
+    }
+}
+
+static void gcudai_codes_iq4_xs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 136, sc += 8) {
+        gcudai_iq4_xs_floats(w, sc);
+        for (int g = 0; g < 8; ++g, q += 32) {
+            gcudai_codes_table16(w + 8 + 16 * g, gcudai_kvalues_iq4nl, q);
+        }
+    }
+}
+
+// Grid entries are eight bytes in one word. A word in memory is little endian here as everywhere in these formats,
+// so element 0 is its lowest byte.
+
+// negates byte j where bit j of s is set; no byte of v is zero, so adding 1 never carries into the next
+static uint64_t gcudai_apply_signs(uint64_t v, uint64_t s) {
+    const uint64_t ones = 0x0101010101010101u;
+    const uint64_t bits = (s * ones & 0x8040201008040201u) + 0x7f7f7f7f7f7f7f7fu;
+    const uint64_t set = bits >> 7 & ones;
+    return (v ^ set * 255) + set;
+}
+
+static uint64_t gcudai_iq1_codes(uint64_t digits, bool minus) { // 8 * (digit - 1) +- 1, signed bytes
+    const uint64_t base = (minus ? 119u : 121u) * 0x0101010101010101u;
+    return (digits * 8 + base) ^ 0x8080808080808080u;
+}
+
+static void gcudai_codes_iq2_xxs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 66) {
+        const float d = gcudai_ldh(w);
+        for (int g = 0; g < 8; ++g, ++sc) {
+            const uint32_t a = gcudai_ld32(w + 2 + 8 * g + 4);
+            *sc = d * (0.5f + (float) (a >> 28)) * 0.25f;
+            for (int k = 0; k < 4; ++k, q += 8) {
+                const uint64_t v = gcudai_iq2_entry(gcudai_grid_iq2xxs[w[2 + 8 * g + k]]);
+                const uint64_t s = gcudai_apply_signs(v, gcudai_even_signs(a >> (7 * k) & 127));
+                memcpy(q, &s, 8);
+            }
+        }
+    }
+}
+
+static void gcudai_codes_iq2_xs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 74, sc += 16) {
+        const float d = gcudai_ldh(w);
+        for (int g = 0; g < 16; ++g) {
+            sc[g] = d * (0.5f + (float) (w[66 + g / 2] >> (g % 2 * 4) & 15)) * 0.25f;
+        }
+        for (int g = 0; g < 32; ++g, q += 8) {
+            const uint32_t c = gcudai_ld16(w + 2 + 2 * g);
+            const uint64_t v = gcudai_iq2_entry(gcudai_grid_iq2xs[c & 511]);
+            const uint64_t s = gcudai_apply_signs(v, gcudai_even_signs(c >> 9));
+            memcpy(q, &s, 8);
+        }
+    }
+}
+
+static void gcudai_codes_iq2_s(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 82, sc += 16) {
+        const float d = gcudai_ldh(w);
+        for (int g = 0; g < 16; ++g) {
+            sc[g] = d * (0.5f + (float) (w[74 + g / 2] >> (g % 2 * 4) & 15)) * 0.25f;
+        }
+        for (int g = 0; g < 32; ++g, q += 8) {
+            const int c = w[2 + g] | (w[66 + g / 4] >> (g % 4 * 2) & 3) << 8;
+            const uint64_t v = gcudai_iq2_entry(gcudai_grid_iq2s[c]);
+            const uint64_t s = gcudai_apply_signs(v, w[34 + g]);
+            memcpy(q, &s, 8);
+        }
+    }
+}
+
+static void gcudai_codes_iq3_xxs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 98) {
+        const float d = gcudai_ldh(w);
+        for (int g = 0; g < 8; ++g, ++sc) {
+            const uint32_t a = gcudai_ld32(w + 66 + 4 * g);
+            const uint8_t * c = w + 2 + 8 * g;
+            *sc = d * (0.5f + (float) (a >> 28)) * 0.5f;
+            for (int k = 0; k < 4; ++k, q += 8) {
+                const uint64_t v = gcudai_iq3_xxs_entry(c[2 * k]) | (uint64_t) gcudai_iq3_xxs_entry(c[2 * k + 1]) << 32;
+                const uint64_t s = gcudai_apply_signs(v, gcudai_even_signs(a >> (7 * k) & 127));
+                memcpy(q, &s, 8);
+            }
+        }
+    }
+}
+
+static void gcudai_codes_iq3_s(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 110, sc += 8) {
+        const float d = gcudai_ldh(w);
+        for (int g = 0; g < 8; ++g) {
+            sc[g] = d * (float) (1 + 2 * (w[106 + g / 2] >> (g % 2 * 4) & 15));
+        }
+        for (int k = 0; k < 32; ++k, q += 8) {
+            const int high = w[66 + k / 4] >> (k % 4 * 2);
+            const uint32_t a = (uint32_t) (w[2 + 2 * k] | (high & 1) << 8);
+            const uint32_t c = (uint32_t) (w[3 + 2 * k] | (high >> 1 & 1) << 8);
+            const uint64_t v = gcudai_iq3_s_entry(a) | (uint64_t) gcudai_iq3_s_entry(c) << 32;
+            const uint64_t s = gcudai_apply_signs(v, w[74 + k]);
+            memcpy(q, &s, 8);
+        }
+    }
+}
+
+static void gcudai_codes_iq1_s(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 50) {
+        const float d = gcudai_ldh(w);
+        for (int g = 0; g < 8; ++g, ++sc) {
+            const uint32_t h = gcudai_ld16(w + 34 + 2 * g);
+            *sc = d * (float) (2 * (h >> 12 & 7) + 1) * 0.125f;
+            for (int k = 0; k < 4; ++k, q += 8) {
+                const uint32_t c = w[2 + 4 * g + k] | (h >> (3 * k) & 7) << 8;
+                const uint64_t v = gcudai_iq1_codes(gcudai_spread_2(gcudai_grid_iq1s[c]), (h & 0x8000u) != 0);
+                memcpy(q, &v, 8);
+            }
+        }
+    }
+}
+
+static void gcudai_codes_iq1_m(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
+        uint32_t s[4];
+        for (int i = 0; i < 4; ++i) {
+            s[i] = gcudai_ld16(w + 48 + 2 * i);
+        }
+        const uint32_t bits = s[0] >> 12 | s[1] >> 12 << 4 | s[2] >> 12 << 8 | s[3] >> 12 << 12;
+        const float d = gcudai_fp16_to_fp32((gcuda_fp16_t) bits) * 0.125f;
+        for (int t = 0; t < 16; ++t) {
+            sc[t] = d * (float) (2 * (s[t / 4] >> (t % 4 * 3) & 7) + 1);
+        }
+        for (int g = 0; g < 32; ++g, q += 8) {
+            const int h = w[32 + g / 2] >> (g % 2 * 4);
+            const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[w[g] | (h & 7) << 8]);
+            const uint64_t v = gcudai_iq1_codes(digits, (h & 8) != 0);
+            memcpy(q, &v, 8);
+        }
+    }
+}
+
+// ---- products, portable ----
+
+// out[0..n_cols) += product of one run of weights with the columns x; n is a multiple of GCUDAI_Q_PAD
+static void gcudai_q_dot_scalar(bool is_signed, int group, const uint8_t * q, const float * sc, const float * mn,
+                                const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+    for (int c = 0; c < n_cols; ++c) {
+        const float * sums = group == 32 ? x[c].s32 : x[c].s16;
+        float acc = 0.0f;
+        for (int64_t g = 0; g < n / group; ++g) {
+            const int8_t * u = x[c].q + g * group;
+            const uint8_t * w = q + g * group;
+            int sum = 0;
+            if (is_signed) {
+                for (int i = 0; i < group; ++i) { sum += (int8_t) w[i] * u[i]; }
+                acc += sc[g] * x[c].d[g * group / 32] * (float) sum;
+            } else {
+                for (int i = 0; i < group; ++i) { sum += w[i] * u[i]; }
+                acc += sc[g] * x[c].d[g * group / 32] * (float) sum + mn[g] * sums[g];
+            }
+        }
+        out[c] += acc;
+    }
+}
+
+static void gcudai_q_dot_u32_scalar(const uint8_t * q, const float * sc, const float * mn,
+                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+    gcudai_q_dot_scalar(false, 32, q, sc, mn, x, n_cols, n, out);
+}
+
+static void gcudai_q_dot_u16_scalar(const uint8_t * q, const float * sc, const float * mn,
+                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+    gcudai_q_dot_scalar(false, 16, q, sc, mn, x, n_cols, n, out);
+}
+
+static void gcudai_q_dot_s32_scalar(const uint8_t * q, const float * sc, const float * mn,
+                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+    gcudai_q_dot_scalar(true, 32, q, sc, mn, x, n_cols, n, out);
+}
+
+static void gcudai_q_dot_s16_scalar(const uint8_t * q, const float * sc, const float * mn,
+                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+    gcudai_q_dot_scalar(true, 16, q, sc, mn, x, n_cols, n, out);
+}
+
+// ---- float products ----
+// Weights F32, F16 or BF16 are widened exactly; activations are F32; sums are F32, in an order that depends on the
+// shape and the instruction set only. Few columns: dot products of rows as they lie in memory. Many: blocks of the
+// weights are packed into panels of MR rows ([k][MR], zero-padded), activations into quads of 4 columns ([k][4]), and
+// a micro-kernel keeps MR x 4 n sums in registers.
+#define GCUDAI_GEMM_KC 256 // depth of a packed block: a panel of weights stays in the first-level cache
+#define GCUDAI_GEMM_MT 96 // rows of a tile: a whole number of panels for every MR
+#define GCUDAI_GEMM_MT_BLOCKS 256 // the same where dimension 0 of quantized blocks runs along the rows
+#define GCUDAI_GEMM_MR 32 // largest MR
+#define GCUDAI_GEMM_QUADS 3 // most quads a micro-kernel takes
+
+static float gcudai_load1(enum gcuda_type type, const char * p, int64_t i) {
+    float f;
+    uint16_t h;
+    if (type == GCUDA_TYPE_F32) {
+        memcpy(&f, p + 4 * i, sizeof(f));
+        return f;
+    }
+    memcpy(&h, p + 2 * i, sizeof(h));
+    return type == GCUDA_TYPE_F16 ? gcudai_fp16_to_fp32(h) : gcudai_bits_f32((uint32_t) h << 16);
+}
+
+// both rows may lie at any address
+static float gcudai_dot_one_scalar(enum gcuda_type type, const char * w, const char * x, int64_t n) {
+    const enum gcuda_type f32 = GCUDA_TYPE_F32;
+    float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f, s3 = 0.0f;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        s0 += gcudai_load1(type, w, i) * gcudai_load1(f32, x, i);
+        s1 += gcudai_load1(type, w, i + 1) * gcudai_load1(f32, x, i + 1);
+        s2 += gcudai_load1(type, w, i + 2) * gcudai_load1(f32, x, i + 2);
+        s3 += gcudai_load1(type, w, i + 3) * gcudai_load1(f32, x, i + 3);
+    }
+    for (; i < n; ++i) { s0 += gcudai_load1(type, w, i) * gcudai_load1(f32, x, i); }
+    return (s0 + s1) + (s2 + s3);
+}
+
+static void gcudai_dot_f32_scalar(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(GCUDA_TYPE_F32, w, x[c], n); }
+}
+
+static void gcudai_dot_f16_scalar(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(GCUDA_TYPE_F16, w, x[c], n); }
+}
+
+static void gcudai_dot_bf16_scalar(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(GCUDA_TYPE_BF16, w, x[c], n); }
+}
+
+// Rows r0..r1 of a panel, elements k0..k1: out[k * mr + r]. 16 elements at a time, so that the lines written stay cached.
+static void gcudai_pack_part(enum gcuda_type type, const char * w, size_t nb, int r0, int r1, int64_t k0, int64_t k1, int mr, float * out) {
+    for (int64_t k = k0; k < k1; k += 16) {
+        const int64_t end = k + 16 < k1 ? k + 16 : k1;
+        for (int r = r0; r < r1; ++r) {
+            const char * row = w + (size_t) r * nb;
+            for (int64_t i = k; i < end; ++i) { out[i * mr + r] = gcudai_load1(type, row, i); }
+        }
+    }
+}
+
+static void gcudai_pack_scalar(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+    gcudai_pack_part(type, w, nb, 0, n_rows, 0, kc, mr, out);
+}
+
+// c[j * ldc + r] (+)= sum over k of a[k][r] * b[j / 4][k][j % 4]; quads of b lie b_step floats apart
+static void gcudai_gemm_scalar(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+    for (int q = 0; q < n_quads; ++q, b += b_step, c += 4 * ldc) {
+        float acc[4][8];
+        memset(acc, 0, sizeof(acc));
+        for (int64_t k = 0; k < kc; ++k) {
+            const float * av = a + 8 * k, * bv = b + 4 * k;
+            for (int j = 0; j < 4; ++j) {
+                const float v = bv[j];
+                for (int r = 0; r < 8; ++r) { acc[j][r] += av[r] * v; }
+            }
+        }
+        for (int j = 0; j < 4; ++j) {
+            for (int r = 0; r < 8; ++r) { c[j * ldc + r] = add ? c[j * ldc + r] + acc[j][r] : acc[j][r]; }
+        }
+    }
+}
+
+// Many columns: 32 rows of expanded codes are interleaved so that a lane belongs to a row, and every four activations
+// are broadcast to all of them. Per 32 elements: codes [8][32 rows][4 bytes]; per scale: [32 rows] scales, [32 rows]
+// minima. Signed codes are moved up by 128 and get the minimum -128 * scale.
+#define GCUDAI_Q_PANEL_ROWS 32
+#define GCUDAI_Q_PANEL_K 512 // elements of a panel
+
+struct gcudai_q_panel {
+    uint8_t codes[GCUDAI_Q_PANEL_K * GCUDAI_Q_PANEL_ROWS];
+    float sc[GCUDAI_Q_PANEL_K / 16 * GCUDAI_Q_PANEL_ROWS];
+    float mn[GCUDAI_Q_PANEL_K / 16 * GCUDAI_Q_PANEL_ROWS];
+};
+
+#if GCUDAI_HAVE_X86_SIMD
+GCUDAI_SIMD_BEGIN
+
+// ---- expansion of each format, AVX2 (also used with AVX-512: it is bound by loads and stores) ----
+
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_load(const void * p) {
+    return _mm256_loadu_si256((const __m256i *) p);
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_avx2_store(void * p, __m256i v) {
+    _mm256_storeu_si256((__m256i *) p, v);
+}
+
+GCUDAI_TARGET_AVX2 static float gcudai_avx2_ldh(const uint8_t * p) {
+    return _cvtsh_ss(gcudai_ld16(p));
+}
+
+// 16 bytes to 32 codes: low nibbles first
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_nibbles(const uint8_t * p) {
+    const __m128i v = _mm_loadu_si128((const __m128i *) (const void *) p);
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
+}
+
+// byte i is 16 where bit i of qh is set
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_fifth_bits(uint32_t qh) {
+    const __m256i byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
+                                          2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i bit = _mm256_set1_epi64x((long long) 0x8040201008040201u);
+    const __m256i v = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32((int) qh), byte), bit);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(16));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
+        sc[b] = gcudai_avx2_ldh(w);
+        mn[b] = -8.0f * sc[b];
+        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 2));
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
+        sc[b] = gcudai_avx2_ldh(w);
+        mn[b] = gcudai_avx2_ldh(w + 2);
+        gcudai_avx2_store(q, gcudai_avx2_nibbles(w + 4));
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
+        sc[b] = gcudai_avx2_ldh(w);
+        mn[b] = -16.0f * sc[b];
+        gcudai_avx2_store(q, _mm256_or_si256(gcudai_avx2_nibbles(w + 6), gcudai_avx2_fifth_bits(gcudai_ld32(w + 2))));
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 24, q += 32) {
+        sc[b] = gcudai_avx2_ldh(w);
+        mn[b] = gcudai_avx2_ldh(w + 2);
+        gcudai_avx2_store(q, _mm256_or_si256(gcudai_avx2_nibbles(w + 8), gcudai_avx2_fifth_bits(gcudai_ld32(w + 4))));
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q8_0_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
+        sc[b] = gcudai_avx2_ldh(w);
+        gcudai_avx2_store(q, gcudai_avx2_load(w + 2));
+    }
+}
+
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_table16(const int8_t * table) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) (const void *) table));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_nl_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = gcudai_avx2_table16(gcudai_kvalues_iq4nl);
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
+        sc[b] = gcudai_avx2_ldh(w);
+        gcudai_avx2_store(q, _mm256_shuffle_epi8(table, gcudai_avx2_nibbles(w + 2)));
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_mxfp4_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = gcudai_avx2_table16(gcudai_kvalues_mxfp4);
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 17, q += 32) {
+        sc[b] = gcudai_mxfp4_scale(w[0]);
+        gcudai_avx2_store(q, _mm256_shuffle_epi8(table, gcudai_avx2_nibbles(w + 1)));
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_xs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = gcudai_avx2_table16(gcudai_kvalues_iq4nl);
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 136, sc += 8) {
+        gcudai_iq4_xs_floats(w, sc);
+        for (int g = 0; g < 8; ++g, q += 32) {
+            gcudai_avx2_store(q, _mm256_shuffle_epi8(table, gcudai_avx2_nibbles(w + 8 + 16 * g)));
+        }
+    }
+}
+
+// eight unsigned bytes times a factor
+GCUDAI_TARGET_AVX2 static __m256 gcudai_avx2_bytes_times(__m128i bytes, float f) {
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_set1_ps(f));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_avx2_crumbs(__m256i v, uint8_t * q) {
+    const __m256i three = _mm256_set1_epi8(3);
+    gcudai_avx2_store(q, _mm256_and_si256(v, three));
+    gcudai_avx2_store(q + 32, _mm256_and_si256(_mm256_srli_epi16(v, 2), three));
+    gcudai_avx2_store(q + 64, _mm256_and_si256(_mm256_srli_epi16(v, 4), three));
+    gcudai_avx2_store(q + 96, _mm256_and_si256(_mm256_srli_epi16(v, 6), three));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q2_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m128i low = _mm_set1_epi8(15);
+    for (int64_t b = 0; b < n; ++b, w += 84, q += 256, sc += 16, mn += 16) {
+        const float d = gcudai_avx2_ldh(w + 80), dmin = -gcudai_avx2_ldh(w + 82);
+        const __m128i v = _mm_loadu_si128((const __m128i *) (const void *) w);
+        const __m128i s = _mm_and_si128(v, low), m = _mm_and_si128(_mm_srli_epi16(v, 4), low);
+        _mm256_storeu_ps(sc, gcudai_avx2_bytes_times(s, d));
+        _mm256_storeu_ps(sc + 8, gcudai_avx2_bytes_times(_mm_srli_si128(s, 8), d));
+        _mm256_storeu_ps(mn, gcudai_avx2_bytes_times(m, dmin));
+        _mm256_storeu_ps(mn + 8, gcudai_avx2_bytes_times(_mm_srli_si128(m, 8), dmin));
+        gcudai_avx2_crumbs(gcudai_avx2_load(w + 16), q);
+        gcudai_avx2_crumbs(gcudai_avx2_load(w + 48), q + 128);
+    }
+}
+
+GCUDAI_TARGET_AVX2 static __m256 gcudai_avx2_q3_k_floats(const uint32_t * packed, float d) {
+    const __m128i v = _mm_sub_epi8(_mm_loadl_epi64((const __m128i *) (const void *) packed), _mm_set1_epi8(32));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), _mm256_set1_ps(d));
+}
+
+// codes of one group of 32 in Q3_K: two bits of v at shift s, one bit of hm at position g
+#define GCUDAI_AVX2_Q3_K(v, s, g)                                                                          \
+    gcudai_avx2_store(q + 32 * (g), _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(v, s), three),      \
+        _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(hm, _mm256_set1_epi8((char) (1 << (g)))), zero), four) ))
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q3_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i three = _mm256_set1_epi8(3), four = _mm256_set1_epi8(4), zero = _mm256_setzero_si256();
+    for (int64_t b = 0; b < n; ++b, w += 110, q += 256, sc += 16, mn += 16) {
+        const float d = gcudai_avx2_ldh(w + 108);
+        uint32_t packed[4];
+        gcudai_q3_k_scales(w + 96, packed);
+        for (int h = 0; h < 2; ++h) {
+            const __m256 s = gcudai_avx2_q3_k_floats(packed + 2 * h, d);
+            _mm256_storeu_ps(sc + 8 * h, s);
+            _mm256_storeu_ps(mn + 8 * h, _mm256_mul_ps(s, _mm256_set1_ps(-4.0f)));
+        }
+        const __m256i hm = _mm256_xor_si256(gcudai_avx2_load(w), _mm256_set1_epi8(-1)); // cmpeq finds clear bits
+        const __m256i v0 = gcudai_avx2_load(w + 32), v1 = gcudai_avx2_load(w + 64);
+        GCUDAI_AVX2_Q3_K(v0, 0, 0);
+        GCUDAI_AVX2_Q3_K(v0, 2, 1);
+        GCUDAI_AVX2_Q3_K(v0, 4, 2);
+        GCUDAI_AVX2_Q3_K(v0, 6, 3);
+        GCUDAI_AVX2_Q3_K(v1, 0, 4);
+        GCUDAI_AVX2_Q3_K(v1, 2, 5);
+        GCUDAI_AVX2_Q3_K(v1, 4, 6);
+        GCUDAI_AVX2_Q3_K(v1, 6, 7);
+    }
+}
+#undef GCUDAI_AVX2_Q3_K
+
+GCUDAI_TARGET_AVX2 static void gcudai_avx2_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
+    uint32_t packed[4];
+    gcudai_q4_k_scales(w + 4, packed);
+    const __m128i s = _mm_loadl_epi64((const __m128i *) (const void *) packed);
+    const __m128i m = _mm_loadl_epi64((const __m128i *) (const void *) (packed + 2));
+    _mm256_storeu_ps(sc, gcudai_avx2_bytes_times(s, gcudai_avx2_ldh(w)));
+    _mm256_storeu_ps(mn, gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2)));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i low = _mm256_set1_epi8(15);
+    for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
+        gcudai_avx2_q4_k_floats(w, sc, mn);
+        for (int h = 0; h < 4; ++h) {
+            const __m256i v = gcudai_avx2_load(w + 16 + 32 * h);
+            gcudai_avx2_store(q + 64 * h, _mm256_and_si256(v, low));
+            gcudai_avx2_store(q + 64 * h + 32, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
+        }
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i low = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
+    for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
+        __m256i high = gcudai_avx2_load(w + 16); // bit g of byte l belongs to element l of group g
+        gcudai_avx2_q4_k_floats(w, sc, mn);
+        for (int h = 0; h < 4; ++h) {
+            const __m256i v = gcudai_avx2_load(w + 48 + 32 * h);
+            const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(high, 4), bit4);
+            const __m256i h1 = _mm256_and_si256(_mm256_slli_epi16(high, 3), bit4);
+            gcudai_avx2_store(q + 64 * h, _mm256_or_si256(_mm256_and_si256(v, low), h0));
+            gcudai_avx2_store(q + 64 * h + 32, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(v, 4), low), h1));
+            high = _mm256_srli_epi16(high, 2);
+        }
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_avx2_q6_k_half(const uint8_t * ql, const uint8_t * qh, uint8_t * q) {
+    const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
+    const __m256i a = gcudai_avx2_load(ql), b = gcudai_avx2_load(ql + 32), h = gcudai_avx2_load(qh);
+    const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(h, 4), mask), h1 = _mm256_and_si256(_mm256_slli_epi16(h, 2), mask);
+    const __m256i h2 = _mm256_and_si256(h, mask), h3 = _mm256_and_si256(_mm256_srli_epi16(h, 2), mask);
+    gcudai_avx2_store(q, _mm256_or_si256(_mm256_and_si256(a, low), h0));
+    gcudai_avx2_store(q + 32, _mm256_or_si256(_mm256_and_si256(b, low), h1));
+    gcudai_avx2_store(q + 64, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(a, 4), low), h2));
+    gcudai_avx2_store(q + 96, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low), h3));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
+        const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
+        for (int h = 0; h < 2; ++h) {
+            const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) (w + 192 + 8 * h));
+            const __m256 s = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)), d);
+            _mm256_storeu_ps(sc + 8 * h, s);
+            _mm256_storeu_ps(mn + 8 * h, _mm256_mul_ps(s, _mm256_set1_ps(-32.0f)));
+            gcudai_avx2_q6_k_half(w + 64 * h, w + 128 + 32 * h, q + 128 * h);
+        }
+    }
+}
+
+// ---- activations, AVX2 ----
+
+GCUDAI_TARGET_AVX2 static float gcudai_avx2_max(__m256 v) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
+}
+
+GCUDAI_TARGET_AVX2 static int gcudai_avx2_sum_epi32(__m128i v) {
+    v = _mm_add_epi32(v, _mm_unpackhi_epi64(v, v));
+    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 1)));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, int8_t * q, float * d, float * s32, float * s16) {
+    const __m256 sign = _mm256_set1_ps(-0.0f), limit = _mm256_set1_ps(FLT_MAX);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int g = 0; g < n; ++g, x += 32, q += 32, s16 += 2) {
+        const __m256 v0 = _mm256_loadu_ps(x), v1 = _mm256_loadu_ps(x + 8);
+        const __m256 v2 = _mm256_loadu_ps(x + 16), v3 = _mm256_loadu_ps(x + 24);
+        const __m256 a0 = _mm256_andnot_ps(sign, v0), a1 = _mm256_andnot_ps(sign, v1);
+        const __m256 a2 = _mm256_andnot_ps(sign, v2), a3 = _mm256_andnot_ps(sign, v3);
+        const __m256 ok01 = _mm256_and_ps(_mm256_cmp_ps(a0, limit, _CMP_LE_OQ), _mm256_cmp_ps(a1, limit, _CMP_LE_OQ));
+        const __m256 ok23 = _mm256_and_ps(_mm256_cmp_ps(a2, limit, _CMP_LE_OQ), _mm256_cmp_ps(a3, limit, _CMP_LE_OQ));
+        const float amax = gcudai_avx2_max(_mm256_max_ps(_mm256_max_ps(a0, a1), _mm256_max_ps(a2, a3)));
+        if (_mm256_movemask_ps(_mm256_and_ps(ok01, ok23)) != 255 || amax < 1e-36f) {
+            gcudai_q_block(x, q, d + g, s32 + g, s16);
+            continue;
+        }
+        const __m256 id = _mm256_set1_ps(127.0f / amax);
+        const __m256i i0 = _mm256_cvtps_epi32(_mm256_mul_ps(v0, id)), i1 = _mm256_cvtps_epi32(_mm256_mul_ps(v1, id));
+        const __m256i i2 = _mm256_cvtps_epi32(_mm256_mul_ps(v2, id)), i3 = _mm256_cvtps_epi32(_mm256_mul_ps(v3, id));
+        const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(i0, i1), _mm256_packs_epi32(i2, i3));
+        gcudai_avx2_store(q, _mm256_permutevar8x32_epi32(p, order));
+        const __m256i t0 = _mm256_add_epi32(i0, i1), t1 = _mm256_add_epi32(i2, i3);
+        const int sum0 = gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t0), _mm256_extracti128_si256(t0, 1)));
+        const int sum1 = gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t1), _mm256_extracti128_si256(t1, 1)));
+        d[g] = amax / 127.0f;
+        s16[0] = d[g] * (float) sum0;
+        s16[1] = d[g] * (float) sum1;
+        s32[g] = d[g] * (float) (sum0 + sum1);
+    }
+}
+
+// ---- products, AVX2 ----
+
+GCUDAI_TARGET_AVX2 static float gcudai_avx2_sum(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+
+// scale * d of up to 8 groups of 32 (two per group when a scale belongs to 16 elements)
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d, float * out) {
+    const __m256 v = _mm256_loadu_ps(d);
+    if (!per16) {
+        _mm256_storeu_ps(out, _mm256_mul_ps(v, _mm256_loadu_ps(sc)));
+        return;
+    }
+    const __m256 lo = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+    const __m256 hi = _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
+    _mm256_storeu_ps(out, _mm256_mul_ps(lo, _mm256_loadu_ps(sc)));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(hi, _mm256_loadu_ps(sc + 8)));
+}
+
+// 32 products of codes w and activations u, times their scales, added to acc
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed, bool per16, __m256i w, const int8_t * u,
+                                                                  const float * scale, __m256 acc) {
+    const __m256i x = gcudai_avx2_load(u);
+    // pairs stay below 32768: 2 * 63 * 127 unsigned, 2 * 128 * 127 signed
+    const __m256i pairs = is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+    const __m256 sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    const __m256 s = per16 ? _mm256_set_m128(_mm_broadcast_ss(scale + 1), _mm_broadcast_ss(scale)) : _mm256_broadcast_ss(scale);
+    return _mm256_fmadd_ps(sums, s, acc);
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(bool per16, const float * mn, const struct gcudai_q_col * x,
+                                                                  int64_t g, __m256 acc) {
+    if (!per16) {
+        return _mm256_fmadd_ps(_mm256_loadu_ps(mn + g), _mm256_loadu_ps(x->s32 + g), acc);
+    }
+    acc = _mm256_fmadd_ps(_mm256_loadu_ps(mn + 2 * g), _mm256_loadu_ps(x->s16 + 2 * g), acc);
+    return _mm256_fmadd_ps(_mm256_loadu_ps(mn + 2 * g + 8), _mm256_loadu_ps(x->s16 + 2 * g + 8), acc);
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(bool is_signed, bool per16, const uint8_t * q, const float * sc,
+                                                                const float * mn, const struct gcudai_q_col * x, int64_t n, float * out) {
+    const int step = per16 ? 2 : 1;
+    __m256 a = _mm256_setzero_ps(), b = a;
+    float s[16];
+    for (int64_t g = 0; g < n / 32; g += 8) {
+        gcudai_avx2_q_scales(per16, sc + step * g, x->d + g, s);
+        for (int j = 0; j < 8; j += 2) {
+            const int64_t i = 32 * (g + j);
+            a = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i), x->q + i, s + step * j, a);
+            b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1), b);
+        }
+        if (!is_signed) { a = gcudai_avx2_q_mins(per16, mn, x, g, a); }
+    }
+    out[0] += gcudai_avx2_sum(_mm256_add_ps(a, b));
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(bool is_signed, bool per16, const uint8_t * q, const float * sc,
+                                                                const float * mn, const struct gcudai_q_col * x, int64_t n, float * out) {
+    const int step = per16 ? 2 : 1;
+    __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+    float s[4][16];
+    for (int64_t g = 0; g < n / 32; g += 8) {
+        for (int k = 0; k < 4; ++k) { gcudai_avx2_q_scales(per16, sc + step * g, x[k].d + g, s[k]); }
+        for (int j = 0; j < 8; ++j) {
+            const int64_t i = 32 * (g + j);
+            const __m256i w = gcudai_avx2_load(q + i);
+            a = gcudai_avx2_q_step(is_signed, per16, w, x[0].q + i, s[0] + step * j, a);
+            b = gcudai_avx2_q_step(is_signed, per16, w, x[1].q + i, s[1] + step * j, b);
+            c = gcudai_avx2_q_step(is_signed, per16, w, x[2].q + i, s[2] + step * j, c);
+            d = gcudai_avx2_q_step(is_signed, per16, w, x[3].q + i, s[3] + step * j, d);
+        }
+        if (!is_signed) {
+            a = gcudai_avx2_q_mins(per16, mn, x, g, a);
+            b = gcudai_avx2_q_mins(per16, mn, x + 1, g, b);
+            c = gcudai_avx2_q_mins(per16, mn, x + 2, g, c);
+            d = gcudai_avx2_q_mins(per16, mn, x + 3, g, d);
+        }
+    }
+    out[0] += gcudai_avx2_sum(a);
+    out[1] += gcudai_avx2_sum(b);
+    out[2] += gcudai_avx2_sum(c);
+    out[3] += gcudai_avx2_sum(d);
+}
+
+#define GCUDAI_Q_DOT_AVX2(name, is_signed, per16)                                                                   \
+    GCUDAI_TARGET_AVX2 static void name(const uint8_t * q, const float * sc, const float * mn,                      \
+                                        const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {        \
+        int c = 0;                                                                                                  \
+        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_q_dot4(is_signed, per16, q, sc, mn, x + c, n, out + c); }     \
+        for (; c < n_cols; ++c) { gcudai_avx2_q_dot1(is_signed, per16, q, sc, mn, x + c, n, out + c); }             \
+    }
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u32_avx2, false, false)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u16_avx2, false, true)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s32_avx2, true, false)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, true, true)
+#undef GCUDAI_Q_DOT_AVX2
+
+// ---- products, AVX-512 with VNNI ----
+
+// Products of 64 codes and activations as 16 sums of four. The instruction multiplies unsigned by signed bytes, so
+// signed codes are moved up by 128; the caller takes 128 * scale * (sum of activations) off again.
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, const uint8_t * q, const int8_t * u) {
+    __m512i w = _mm512_loadu_si512((const void *) q);
+    if (is_signed) { w = _mm512_xor_si512(w, _mm512_set1_epi8((char) -128)); }
+    return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512((const void *) u)));
+}
+
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, const float * sc, const float * d) {
+    const __m512 v = _mm512_castps256_ps512(_mm256_loadu_ps(d));
+    if (!per16) { return _mm512_mul_ps(v, _mm512_castps256_ps512(_mm256_loadu_ps(sc))); }
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_mul_ps(_mm512_permutexvar_ps(twice, v), _mm512_loadu_ps(sc));
+}
+
+// lane -> scale: lanes 0..7 and 8..15 are two groups of 32, or lanes 4 k .. 4 k + 3 are four groups of 16
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512i gcudai_vnni_q_lanes(bool per16, int j) {
+    return per16 ? _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * j)) :
+                   _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), _mm512_set1_epi32(2 * j));
+}
+
+// sum of minimum * sum of activations; for signed codes 128 * scale stands in for the minimum
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(bool per16, const float * m, const struct gcudai_q_col * x,
+                                                                        int64_t g, __m512 acc) {
+    if (per16) { return _mm512_fmadd_ps(_mm512_loadu_ps(m + 2 * g), _mm512_loadu_ps(x->s16 + 2 * g), acc); }
+    return _mm512_fmadd_ps(_mm512_zextps256_ps512(_mm256_loadu_ps(m + g)), _mm512_zextps256_ps512(_mm256_loadu_ps(x->s32 + g)), acc);
+}
+
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_end(bool is_signed, __m512 acc, __m512 mins) {
+    return _mm512_reduce_add_ps(is_signed ? _mm512_fmadd_ps(mins, _mm512_set1_ps(-128.0f), acc) : _mm512_add_ps(acc, mins));
+}
+
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(bool is_signed, bool per16, const uint8_t * q, const float * sc,
+                                                                      const float * mn, const struct gcudai_q_col * x, int64_t n, float * out) {
+    const int step = per16 ? 2 : 1;
+    const __m512i l0 = gcudai_vnni_q_lanes(per16, 0), l1 = gcudai_vnni_q_lanes(per16, 1);
+    const __m512i l2 = gcudai_vnni_q_lanes(per16, 2), l3 = gcudai_vnni_q_lanes(per16, 3);
+    __m512 a = _mm512_setzero_ps(), b = a, m = a;
+    for (int64_t g = 0; g < n / 32; g += 8) {
+        const __m512 s = gcudai_vnni_q_scales(per16, sc + step * g, x->d + g);
+        const uint8_t * w = q + 32 * g;
+        const int8_t * u = x->q + 32 * g;
+        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w, u), _mm512_permutexvar_ps(l0, s), a);
+        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 64, u + 64), _mm512_permutexvar_ps(l1, s), b);
+        a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 128, u + 128), _mm512_permutexvar_ps(l2, s), a);
+        b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 192, u + 192), _mm512_permutexvar_ps(l3, s), b);
+        m = gcudai_vnni_q_mins(per16, is_signed ? sc : mn, x, g, m);
+    }
+    out[0] += gcudai_vnni_q_end(is_signed, _mm512_add_ps(a, b), m);
+}
+
+#define GCUDAI_Q_DOT_VNNI(name, is_signed, per16)                                                                   \
+    GCUDAI_TARGET_AVX512VNNI static void name(const uint8_t * q, const float * sc, const float * mn,                \
+                                              const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {  \
+        for (int c = 0; c < n_cols; ++c) { gcudai_vnni_q_dot1(is_signed, per16, q, sc, mn, x + c, n, out + c); }    \
+    }
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u32_vnni, false, false)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u16_vnni, false, true)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, true, false)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, true, true)
+#undef GCUDAI_Q_DOT_VNNI
+
+// 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip, uint8_t * out) {
+    const __m128i a = _mm_xor_si128(flip, _mm_loadu_si128((const __m128i *) (const void *) q));
+    const __m128i b = _mm_xor_si128(flip, _mm_loadu_si128((const __m128i *) (const void *) (q + row)));
+    const __m128i c = _mm_xor_si128(flip, _mm_loadu_si128((const __m128i *) (const void *) (q + 2 * row)));
+    const __m128i d = _mm_xor_si128(flip, _mm_loadu_si128((const __m128i *) (const void *) (q + 3 * row)));
+    const __m128i ab0 = _mm_unpacklo_epi32(a, b), ab1 = _mm_unpackhi_epi32(a, b);
+    const __m128i cd0 = _mm_unpacklo_epi32(c, d), cd1 = _mm_unpackhi_epi32(c, d);
+    _mm_storeu_si128((__m128i *) (void *) out, _mm_unpacklo_epi64(ab0, cd0));
+    _mm_storeu_si128((__m128i *) (void *) (out + 128), _mm_unpackhi_epi64(ab0, cd0));
+    _mm_storeu_si128((__m128i *) (void *) (out + 256), _mm_unpacklo_epi64(ab1, cd1));
+    _mm_storeu_si128((__m128i *) (void *) (out + 384), _mm_unpackhi_epi64(ab1, cd1));
+}
+
+// rows r .. r + 3 of a panel from four expanded rows of n codes each
+GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_rows_vnni(bool is_signed, int group, const uint8_t * q, const float * sc,
+                                                              const float * mn, int64_t n, int r, struct gcudai_q_panel * p) {
+    const __m128i flip = _mm_set1_epi8(is_signed ? (char) -128 : 0);
+    for (int64_t k = 0; k < n; k += 16) {
+        gcudai_vnni_interleave(q + k, (size_t) n, flip, p->codes + k * GCUDAI_Q_PANEL_ROWS + 4 * r);
+    }
+    for (int i = 0; i < 4; ++i) {
+        const float * s = sc + i * (n / group), * m = mn + i * (n / group);
+        for (int64_t g = 0; g < n / group; ++g) {
+            p->sc[g * GCUDAI_Q_PANEL_ROWS + r + i] = s[g];
+            p->mn[g * GCUDAI_Q_PANEL_ROWS + r + i] = is_signed ? -128.0f * s[g] : m[g];
+        }
+    }
+}
+
+#define GCUDAI_VNNI_STEP(c)                                                                        \
+    u = _mm512_set1_epi32((int) gcudai_ld32(x##c + 4 * s));                                        \
+    i##c = _mm512_dpbusd_epi32(i##c, w0, u);                                                       \
+    j##c = _mm512_dpbusd_epi32(j##c, w1, u)
+#define GCUDAI_VNNI_SCALE(c)                                                                       \
+    f = _mm512_set1_ps(d##c[k / 32]);                                                              \
+    a##c = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(i##c), f), s0, a##c);                  \
+    b##c = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(j##c), f), s1, b##c);                  \
+    f = _mm512_set1_ps(s##c##s[k / group]);                                                        \
+    a##c = _mm512_fmadd_ps(m0, f, a##c);                                                           \
+    b##c = _mm512_fmadd_ps(m1, f, b##c)
+#define GCUDAI_VNNI_COL(c)                                                                         \
+    const int8_t * x##c = x[c].q;                                                                  \
+    const float * d##c = x[c].d, * s##c##s = group == 32 ? x[c].s32 : x[c].s16;                    \
+    __m512 a##c = _mm512_loadu_ps(acc + 32 * c), b##c = _mm512_loadu_ps(acc + 32 * c + 16)
+#define GCUDAI_VNNI_END(c)                                                                         \
+    _mm512_storeu_ps(acc + 32 * c, a##c);                                                          \
+    _mm512_storeu_ps(acc + 32 * c + 16, b##c)
+
+// acc[4 columns][32 rows] += panel * x
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(int group, const struct gcudai_q_panel * p,
+                                                                       const struct gcudai_q_col * x, int64_t n, float * acc) {
+    const uint8_t * w = p->codes;
+    const float * sc = p->sc, * mn = p->mn;
+    GCUDAI_VNNI_COL(0);
+    GCUDAI_VNNI_COL(1);
+    GCUDAI_VNNI_COL(2);
+    GCUDAI_VNNI_COL(3);
+    for (int64_t k = 0; k < n; k += group, w += 32 * group, sc += 32, mn += 32) {
+        __m512i i0 = _mm512_setzero_si512(), i1 = i0, i2 = i0, i3 = i0, j0 = i0, j1 = i0, j2 = i0, j3 = i0, u;
+        for (int s = 0; s < group / 4; ++s) {
+            const __m512i w0 = _mm512_loadu_si512((const void *) (w + 128 * s)), w1 = _mm512_loadu_si512((const void *) (w + 128 * s + 64));
+            GCUDAI_VNNI_STEP(0);
+            GCUDAI_VNNI_STEP(1);
+            GCUDAI_VNNI_STEP(2);
+            GCUDAI_VNNI_STEP(3);
+        }
+        const __m512 s0 = _mm512_loadu_ps(sc), s1 = _mm512_loadu_ps(sc + 16), m0 = _mm512_loadu_ps(mn), m1 = _mm512_loadu_ps(mn + 16);
+        __m512 f;
+        GCUDAI_VNNI_SCALE(0);
+        GCUDAI_VNNI_SCALE(1);
+        GCUDAI_VNNI_SCALE(2);
+        GCUDAI_VNNI_SCALE(3);
+        x0 += group;
+        x1 += group;
+        x2 += group;
+        x3 += group;
+    }
+    GCUDAI_VNNI_END(0);
+    GCUDAI_VNNI_END(1);
+    GCUDAI_VNNI_END(2);
+    GCUDAI_VNNI_END(3);
+}
+#undef GCUDAI_VNNI_STEP
+#undef GCUDAI_VNNI_SCALE
+#undef GCUDAI_VNNI_COL
+#undef GCUDAI_VNNI_END
+
+GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_vnni(int group, const struct gcudai_q_panel * p, const struct gcudai_q_col * x,
+                                                         int64_t n, float * acc) {
+    if (group == 32) {
+        gcudai_vnni_q_panel(32, p, x, n, acc);
+    } else {
+        gcudai_vnni_q_panel(16, p, x, n, acc);
+    }
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load8(enum gcuda_type type, const char * p, int64_t i) {
+    if (type == GCUDA_TYPE_F32) { return _mm256_loadu_ps((const float *) (const void *) (p + 4 * i)); }
+    const __m128i h = _mm_loadu_si128((const __m128i *) (const void *) (p + 2 * i));
+    if (type == GCUDA_TYPE_F16) { return _mm256_cvtph_ps(h); }
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+// the last n < 8 elements, zeros behind them
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i, int64_t n) {
+    const size_t size = type == GCUDA_TYPE_F32 ? 4 : 2;
+    char buf[32];
+    memset(buf, 0, sizeof(buf));
+    memcpy(buf, p + (size_t) i * size, (size_t) n * size);
+    return gcudai_avx2_load8(type, buf, 0);
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_x(const char * x, int64_t i) {
+    return gcudai_avx2_load8(GCUDA_TYPE_F32, x, i);
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_dot1(enum gcuda_type type, const char * w, const char * x, int64_t n) {
+    __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        a = _mm256_fmadd_ps(gcudai_avx2_load8(type, w, i), gcudai_avx2_x(x, i), a);
+        b = _mm256_fmadd_ps(gcudai_avx2_load8(type, w, i + 8), gcudai_avx2_x(x, i + 8), b);
+        c = _mm256_fmadd_ps(gcudai_avx2_load8(type, w, i + 16), gcudai_avx2_x(x, i + 16), c);
+        d = _mm256_fmadd_ps(gcudai_avx2_load8(type, w, i + 24), gcudai_avx2_x(x, i + 24), d);
+    }
+    for (; i + 8 <= n; i += 8) { a = _mm256_fmadd_ps(gcudai_avx2_load8(type, w, i), gcudai_avx2_x(x, i), a); }
+    if (i < n) {
+        const __m256 u = gcudai_avx2_load_tail(GCUDA_TYPE_F32, x, i, n - i);
+        b = _mm256_fmadd_ps(gcudai_avx2_load_tail(type, w, i, n - i), u, b);
+    }
+    return gcudai_avx2_sum(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d)));
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_dot4(enum gcuda_type type, const char * w, const char * const * x, int64_t n, float * out) {
+    const char * x0 = x[0], * x1 = x[1], * x2 = x[2], * x3 = x[3];
+    __m256 a0 = _mm256_setzero_ps(), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m256 v = gcudai_avx2_load8(type, w, i), u = gcudai_avx2_load8(type, w, i + 8);
+        a0 = _mm256_fmadd_ps(v, gcudai_avx2_x(x0, i), a0);
+        a1 = _mm256_fmadd_ps(v, gcudai_avx2_x(x1, i), a1);
+        a2 = _mm256_fmadd_ps(v, gcudai_avx2_x(x2, i), a2);
+        a3 = _mm256_fmadd_ps(v, gcudai_avx2_x(x3, i), a3);
+        b0 = _mm256_fmadd_ps(u, gcudai_avx2_x(x0, i + 8), b0);
+        b1 = _mm256_fmadd_ps(u, gcudai_avx2_x(x1, i + 8), b1);
+        b2 = _mm256_fmadd_ps(u, gcudai_avx2_x(x2, i + 8), b2);
+        b3 = _mm256_fmadd_ps(u, gcudai_avx2_x(x3, i + 8), b3);
+    }
+    for (; i < n; i += 8) {
+        const int64_t m = n - i < 8 ? n - i : 8;
+        const __m256 v = gcudai_avx2_load_tail(type, w, i, m);
+        a0 = _mm256_fmadd_ps(v, gcudai_avx2_load_tail(GCUDA_TYPE_F32, x0, i, m), a0);
+        a1 = _mm256_fmadd_ps(v, gcudai_avx2_load_tail(GCUDA_TYPE_F32, x1, i, m), a1);
+        a2 = _mm256_fmadd_ps(v, gcudai_avx2_load_tail(GCUDA_TYPE_F32, x2, i, m), a2);
+        a3 = _mm256_fmadd_ps(v, gcudai_avx2_load_tail(GCUDA_TYPE_F32, x3, i, m), a3);
+    }
+    out[0] = gcudai_avx2_sum(_mm256_add_ps(a0, b0));
+    out[1] = gcudai_avx2_sum(_mm256_add_ps(a1, b1));
+    out[2] = gcudai_avx2_sum(_mm256_add_ps(a2, b2));
+    out[3] = gcudai_avx2_sum(_mm256_add_ps(a3, b3));
+}
+
+#define GCUDAI_DOT_AVX2(name, type)                                                                                             \
+    GCUDAI_TARGET_AVX2 static void name(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {          \
+        int c = 0;                                                                                                              \
+        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_dot4(type, w, x + c, n, out + c); }                                       \
+        for (; c < n_cols; ++c) { out[c] = gcudai_avx2_dot1(type, w, x[c], n); }                                                \
+    }
+GCUDAI_DOT_AVX2(gcudai_dot_f32_avx2, GCUDA_TYPE_F32)
+GCUDAI_DOT_AVX2(gcudai_dot_f16_avx2, GCUDA_TYPE_F16)
+GCUDAI_DOT_AVX2(gcudai_dot_bf16_avx2, GCUDA_TYPE_BF16)
+#undef GCUDAI_DOT_AVX2
+
+// 8 rows x 8 elements to 8 vectors of one element of every row
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_transpose(enum gcuda_type type, const char * w, size_t nb, int64_t k, int mr, float * out) {
+    const __m256 r0 = gcudai_avx2_load8(type, w, k), r1 = gcudai_avx2_load8(type, w + nb, k);
+    const __m256 r2 = gcudai_avx2_load8(type, w + 2 * nb, k), r3 = gcudai_avx2_load8(type, w + 3 * nb, k);
+    const __m256 r4 = gcudai_avx2_load8(type, w + 4 * nb, k), r5 = gcudai_avx2_load8(type, w + 5 * nb, k);
+    const __m256 r6 = gcudai_avx2_load8(type, w + 6 * nb, k), r7 = gcudai_avx2_load8(type, w + 7 * nb, k);
+    const __m256 t0 = _mm256_unpacklo_ps(r0, r1), t1 = _mm256_unpackhi_ps(r0, r1);
+    const __m256 t2 = _mm256_unpacklo_ps(r2, r3), t3 = _mm256_unpackhi_ps(r2, r3);
+    const __m256 t4 = _mm256_unpacklo_ps(r4, r5), t5 = _mm256_unpackhi_ps(r4, r5);
+    const __m256 t6 = _mm256_unpacklo_ps(r6, r7), t7 = _mm256_unpackhi_ps(r6, r7);
+    const __m256 s0 = _mm256_shuffle_ps(t0, t2, 0x44), s1 = _mm256_shuffle_ps(t0, t2, 0xee);
+    const __m256 s2 = _mm256_shuffle_ps(t1, t3, 0x44), s3 = _mm256_shuffle_ps(t1, t3, 0xee);
+    const __m256 s4 = _mm256_shuffle_ps(t4, t6, 0x44), s5 = _mm256_shuffle_ps(t4, t6, 0xee);
+    const __m256 s6 = _mm256_shuffle_ps(t5, t7, 0x44), s7 = _mm256_shuffle_ps(t5, t7, 0xee);
+    out += k * mr;
+    _mm256_storeu_ps(out, _mm256_permute2f128_ps(s0, s4, 0x20));
+    _mm256_storeu_ps(out + mr, _mm256_permute2f128_ps(s1, s5, 0x20));
+    _mm256_storeu_ps(out + 2 * mr, _mm256_permute2f128_ps(s2, s6, 0x20));
+    _mm256_storeu_ps(out + 3 * mr, _mm256_permute2f128_ps(s3, s7, 0x20));
+    _mm256_storeu_ps(out + 4 * mr, _mm256_permute2f128_ps(s0, s4, 0x31));
+    _mm256_storeu_ps(out + 5 * mr, _mm256_permute2f128_ps(s1, s5, 0x31));
+    _mm256_storeu_ps(out + 6 * mr, _mm256_permute2f128_ps(s2, s6, 0x31));
+    _mm256_storeu_ps(out + 7 * mr, _mm256_permute2f128_ps(s3, s7, 0x31));
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_pack(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+    const int64_t k8 = kc / 8 * 8;
+    int r = 0;
+    for (; r + 8 <= n_rows; r += 8) {
+        for (int64_t k = 0; k < k8; k += 8) { gcudai_avx2_transpose(type, w + (size_t) r * nb, nb, k, mr, out + r); }
+    }
+    gcudai_pack_part(type, w, nb, 0, r, k8, kc, mr, out);
+    gcudai_pack_part(type, w, nb, r, n_rows, 0, kc, mr, out);
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+    switch (type) {
+        case GCUDA_TYPE_F32: gcudai_avx2_pack(GCUDA_TYPE_F32, w, nb, n_rows, kc, mr, out); break;
+        case GCUDA_TYPE_F16: gcudai_avx2_pack(GCUDA_TYPE_F16, w, nb, n_rows, kc, mr, out); break;
+        default: gcudai_avx2_pack(GCUDA_TYPE_BF16, w, nb, n_rows, kc, mr, out); break;
+    }
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_out(float * c, bool add, __m256 v) {
+    _mm256_storeu_ps(c, add ? _mm256_add_ps(v, _mm256_loadu_ps(c)) : v);
+}
+
+// one element of four columns times 24 rows
+#define GCUDAI_GEMM_AVX2_COL(j)              \
+    v = _mm256_broadcast_ss(b + 4 * k + j);  \
+    x##j = _mm256_fmadd_ps(a0, v, x##j);     \
+    y##j = _mm256_fmadd_ps(a1, v, y##j);     \
+    z##j = _mm256_fmadd_ps(a2, v, z##j)
+#define GCUDAI_GEMM_AVX2_OUT(j)                       \
+    gcudai_avx2_out(c + j * ldc, add, x##j);          \
+    gcudai_avx2_out(c + j * ldc + 8, add, y##j);      \
+    gcudai_avx2_out(c + j * ldc + 16, add, z##j)
+
+GCUDAI_TARGET_AVX2 static void gcudai_gemm_avx2(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+    for (int q = 0; q < n_quads; ++q, b += b_step, c += 4 * ldc) {
+        const __m256 zero = _mm256_setzero_ps();
+        __m256 x0 = zero, x1 = zero, x2 = zero, x3 = zero, y0 = zero, y1 = zero, y2 = zero, y3 = zero;
+        __m256 z0 = zero, z1 = zero, z2 = zero, z3 = zero, v;
+        for (int64_t k = 0; k < kc; ++k) {
+            const __m256 a0 = _mm256_loadu_ps(a + 24 * k), a1 = _mm256_loadu_ps(a + 24 * k + 8), a2 = _mm256_loadu_ps(a + 24 * k + 16);
+            GCUDAI_GEMM_AVX2_COL(0);
+            GCUDAI_GEMM_AVX2_COL(1);
+            GCUDAI_GEMM_AVX2_COL(2);
+            GCUDAI_GEMM_AVX2_COL(3);
+        }
+        GCUDAI_GEMM_AVX2_OUT(0);
+        GCUDAI_GEMM_AVX2_OUT(1);
+        GCUDAI_GEMM_AVX2_OUT(2);
+        GCUDAI_GEMM_AVX2_OUT(3);
+    }
+}
+#undef GCUDAI_GEMM_AVX2_COL
+#undef GCUDAI_GEMM_AVX2_OUT
+
+// 32 rows x 4, 8 or 12 columns
+#define GCUDAI_GEMM_AVX512_VARS(p) __m512 p##0 = zero, p##1 = zero, p##2 = zero, p##3 = zero, p##4 = zero, p##5 = zero, p##6 = zero, p##7 = zero
+#define GCUDAI_GEMM_AVX512_COL(p, x, y, j)            \
+    v = _mm512_set1_ps((p)[4 * k + (j) % 4]);         \
+    x = _mm512_fmadd_ps(a0, v, x);                    \
+    y = _mm512_fmadd_ps(a1, v, y)
+#define GCUDAI_GEMM_AVX512_QUAD(p, s)                 \
+    GCUDAI_GEMM_AVX512_COL(p, s##0, s##4, 0);         \
+    GCUDAI_GEMM_AVX512_COL(p, s##1, s##5, 1);         \
+    GCUDAI_GEMM_AVX512_COL(p, s##2, s##6, 2);         \
+    GCUDAI_GEMM_AVX512_COL(p, s##3, s##7, 3)
+#define GCUDAI_GEMM_AVX512_OUT(s, q)                                                                 \
+    gcudai_avx512_out(c + (4 * q) * ldc, add, s##0, s##4);                                           \
+    gcudai_avx512_out(c + (4 * q + 1) * ldc, add, s##1, s##5);                                       \
+    gcudai_avx512_out(c + (4 * q + 2) * ldc, add, s##2, s##6);                                       \
+    gcudai_avx512_out(c + (4 * q + 3) * ldc, add, s##3, s##7)
+
+GCUDAI_TARGET_AVX512 static GCUDAI_INLINE void gcudai_avx512_out(float * c, bool add, __m512 v, __m512 w) {
+    _mm512_storeu_ps(c, add ? _mm512_add_ps(v, _mm512_loadu_ps(c)) : v);
+    _mm512_storeu_ps(c + 16, add ? _mm512_add_ps(w, _mm512_loadu_ps(c + 16)) : w);
+}
+
+GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_12(int64_t kc, const float * a, const float * b, int64_t b_step, float * c, int64_t ldc, bool add) {
+    const float * b1 = b + b_step, * b2 = b1 + b_step;
+    const __m512 zero = _mm512_setzero_ps();
+    GCUDAI_GEMM_AVX512_VARS(s);
+    GCUDAI_GEMM_AVX512_VARS(t);
+    GCUDAI_GEMM_AVX512_VARS(u);
+    __m512 v;
+    for (int64_t k = 0; k < kc; ++k) {
+        const __m512 a0 = _mm512_loadu_ps(a + 32 * k), a1 = _mm512_loadu_ps(a + 32 * k + 16);
+        GCUDAI_GEMM_AVX512_QUAD(b, s);
+        GCUDAI_GEMM_AVX512_QUAD(b1, t);
+        GCUDAI_GEMM_AVX512_QUAD(b2, u);
+    }
+    GCUDAI_GEMM_AVX512_OUT(s, 0);
+    GCUDAI_GEMM_AVX512_OUT(t, 1);
+    GCUDAI_GEMM_AVX512_OUT(u, 2);
+}
+
+GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_4(int64_t kc, const float * a, const float * b, float * c, int64_t ldc, bool add) {
+    const __m512 zero = _mm512_setzero_ps();
+    GCUDAI_GEMM_AVX512_VARS(s);
+    __m512 v;
+    for (int64_t k = 0; k < kc; ++k) {
+        const __m512 a0 = _mm512_loadu_ps(a + 32 * k), a1 = _mm512_loadu_ps(a + 32 * k + 16);
+        GCUDAI_GEMM_AVX512_QUAD(b, s);
+    }
+    GCUDAI_GEMM_AVX512_OUT(s, 0);
+}
+
+GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+    if (n_quads == 3) {
+        gcudai_gemm_avx512_12(kc, a, b, b_step, c, ldc, add);
+        return;
+    }
+    for (int q = 0; q < n_quads; ++q) { gcudai_gemm_avx512_4(kc, a, b + q * b_step, c + 4 * q * ldc, ldc, add); }
+}
+#undef GCUDAI_GEMM_AVX512_VARS
+#undef GCUDAI_GEMM_AVX512_COL
+#undef GCUDAI_GEMM_AVX512_QUAD
+#undef GCUDAI_GEMM_AVX512_OUT
+
+GCUDAI_SIMD_END
+#endif // GCUDAI_HAVE_X86_SIMD
+
+#if GCUDAI_HAVE_NEON
+
+// ---- NEON ----
+
+static void gcudai_codes_q4_0_neon(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const uint8x16_t low = vdupq_n_u8(15);
+    for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
+        const uint8x16_t v = vld1q_u8(w + 2);
+        sc[b] = gcudai_ldh(w);
+        mn[b] = -8.0f * sc[b];
+        vst1q_u8(q, vandq_u8(v, low));
+        vst1q_u8(q + 16, vshrq_n_u8(v, 4));
+    }
+}
+
+static void gcudai_codes_q4_k_neon(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const uint8x16_t low = vdupq_n_u8(15);
+    for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
+        gcudai_q4_k_floats(w, sc, mn);
+        for (int h = 0; h < 8; ++h) {
+            const uint8x16_t v = vld1q_u8(w + 16 + 16 * h);
+            uint8_t * out = q + 64 * (h / 2) + 16 * (h % 2);
+            vst1q_u8(out, vandq_u8(v, low));
+            vst1q_u8(out + 32, vshrq_n_u8(v, 4));
+        }
+    }
+}
+
+// Products of 16 codes and activations as four sums. Codes below 128 are the same signed and unsigned; a pair of
+// products stays within 16 bits: 2 * 128 * 127.
+static GCUDAI_INLINE int32x4_t gcudai_neon_q_sums(const uint8_t * q, const int8_t * u) {
+    const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(q)), x = vld1q_s8(u);
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(vdupq_n_s32(0), w, x);
+#else
+    const int16x8_t p = vmull_s8(vget_low_s8(w), vget_low_s8(x));
+    return vpaddlq_s16(vmlal_s8(p, vget_high_s8(w), vget_high_s8(x)));
+#endif
+}
+
+static GCUDAI_INLINE float gcudai_neon_q_dot1(bool is_signed, bool per16, const uint8_t * q, const float * sc, const float * mn,
+                                              const struct gcudai_q_col * x, int64_t n) {
+    const float * sums = per16 ? x->s16 : x->s32;
+    const int64_t n_scales = per16 ? n / 16 : n / 32;
+    float32x4_t a = vdupq_n_f32(0.0f), b = a;
+    for (int64_t g = 0; g < n / 32; ++g, q += 32) {
+        const int32x4_t p0 = gcudai_neon_q_sums(q, x->q + 32 * g), p1 = gcudai_neon_q_sums(q + 16, x->q + 32 * g + 16);
+        if (per16) {
+            a = vfmaq_n_f32(a, vcvtq_f32_s32(p0), sc[2 * g] * x->d[g]);
+            b = vfmaq_n_f32(b, vcvtq_f32_s32(p1), sc[2 * g + 1] * x->d[g]);
+        } else {
+            a = vfmaq_n_f32(a, vcvtq_f32_s32(vaddq_s32(p0, p1)), sc[g] * x->d[g]);
+        }
+    }
+    for (int64_t g = 0; !is_signed && g < n_scales; g += 4) { b = vfmaq_f32(b, vld1q_f32(mn + g), vld1q_f32(sums + g)); }
+    return vaddvq_f32(vaddq_f32(a, b));
+}
+
+#define GCUDAI_Q_DOT_NEON(name, is_signed, per16)                                                                         \
+    static void name(const uint8_t * q, const float * sc, const float * mn, const struct gcudai_q_col * x, int n_cols,    \
+                     int64_t n, float * out) {                                                                            \
+        for (int c = 0; c < n_cols; ++c) { out[c] += gcudai_neon_q_dot1(is_signed, per16, q, sc, mn, x + c, n); }         \
+    }
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_u32_neon, false, false)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_u16_neon, false, true)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_s32_neon, true, false)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_s16_neon, true, true)
+#undef GCUDAI_Q_DOT_NEON
+
+static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const char * p, int64_t i) {
+    uint16x4_t h;
+    float32x4_t f;
+    if (type == GCUDA_TYPE_F32) {
+        memcpy(&f, p + 4 * i, sizeof(f)); // rows may lie at any address
+        return f;
+    }
+    memcpy(&h, p + 2 * i, sizeof(h));
+    if (type == GCUDA_TYPE_F16) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
+    return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(h), 16));
+}
+
+static GCUDAI_INLINE float gcudai_neon_dot1(enum gcuda_type type, const char * w, const char * u, int64_t n) {
+    float32x4_t a = vdupq_n_f32(0.0f), b = a, c = a, d = a;
+    int64_t i = 0;
+    float tail = 0.0f;
+    for (; i + 16 <= n; i += 16) {
+        a = vfmaq_f32(a, gcudai_neon_load4(type, w, i), gcudai_neon_load4(GCUDA_TYPE_F32, u, i));
+        b = vfmaq_f32(b, gcudai_neon_load4(type, w, i + 4), gcudai_neon_load4(GCUDA_TYPE_F32, u, i + 4));
+        c = vfmaq_f32(c, gcudai_neon_load4(type, w, i + 8), gcudai_neon_load4(GCUDA_TYPE_F32, u, i + 8));
+        d = vfmaq_f32(d, gcudai_neon_load4(type, w, i + 12), gcudai_neon_load4(GCUDA_TYPE_F32, u, i + 12));
+    }
+    for (; i < n; ++i) { tail += gcudai_load1(type, w, i) * gcudai_load1(GCUDA_TYPE_F32, u, i); }
+    return vaddvq_f32(vaddq_f32(vaddq_f32(a, b), vaddq_f32(c, d))) + tail;
+}
+
+static void gcudai_dot_f32_neon(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_neon_dot1(GCUDA_TYPE_F32, w, x[c], n); }
+}
+
+static void gcudai_dot_f16_neon(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_neon_dot1(GCUDA_TYPE_F16, w, x[c], n); }
+}
+
+static void gcudai_dot_bf16_neon(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {
+    for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_neon_dot1(GCUDA_TYPE_BF16, w, x[c], n); }
+}
+
+// 16 rows x 4 columns
+#define GCUDAI_GEMM_NEON_COL(j)               \
+    x##j = vfmaq_laneq_f32(x##j, a0, v, j);   \
+    y##j = vfmaq_laneq_f32(y##j, a1, v, j);   \
+    z##j = vfmaq_laneq_f32(z##j, a2, v, j);   \
+    w##j = vfmaq_laneq_f32(w##j, a3, v, j)
+#define GCUDAI_GEMM_NEON_OUT(j)                    \
+    gcudai_neon_out(c + j * ldc, add, x##j);       \
+    gcudai_neon_out(c + j * ldc + 4, add, y##j);   \
+    gcudai_neon_out(c + j * ldc + 8, add, z##j);   \
+    gcudai_neon_out(c + j * ldc + 12, add, w##j)
+
+static GCUDAI_INLINE void gcudai_neon_out(float * c, bool add, float32x4_t v) {
+    vst1q_f32(c, add ? vaddq_f32(vld1q_f32(c), v) : v);
+}
+
+static void gcudai_gemm_neon(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+    for (int q = 0; q < n_quads; ++q, b += b_step, c += 4 * ldc) {
+        const float32x4_t zero = vdupq_n_f32(0.0f);
+        float32x4_t x0 = zero, x1 = zero, x2 = zero, x3 = zero, y0 = zero, y1 = zero, y2 = zero, y3 = zero;
+        float32x4_t z0 = zero, z1 = zero, z2 = zero, z3 = zero, w0 = zero, w1 = zero, w2 = zero, w3 = zero;
+        for (int64_t k = 0; k < kc; ++k) {
+            const float * p = a + 16 * k;
+            const float32x4_t a0 = vld1q_f32(p), a1 = vld1q_f32(p + 4), a2 = vld1q_f32(p + 8), a3 = vld1q_f32(p + 12);
+            const float32x4_t v = vld1q_f32(b + 4 * k);
+            GCUDAI_GEMM_NEON_COL(0);
+            GCUDAI_GEMM_NEON_COL(1);
+            GCUDAI_GEMM_NEON_COL(2);
+            GCUDAI_GEMM_NEON_COL(3);
+        }
+        GCUDAI_GEMM_NEON_OUT(0);
+        GCUDAI_GEMM_NEON_OUT(1);
+        GCUDAI_GEMM_NEON_OUT(2);
+        GCUDAI_GEMM_NEON_OUT(3);
+    }
+}
+#undef GCUDAI_GEMM_NEON_COL
+#undef GCUDAI_GEMM_NEON_OUT
+
+#endif // GCUDAI_HAVE_NEON
+
+typedef void (*gcudai_codes_fn)(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn);
+
+// What matrix products run on: one constant table per instruction set.
+struct gcudai_simd {
+    const char * name;
+    int mr;    // rows of a GEMM panel
+    int quads; // quads of columns its micro-kernel takes at most
+    void (*gemm)(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add);
+    void (*pack)(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out);
+    void (*dot[3])(const char * w, const char * const * x, int n_cols, int64_t n, float * out); // F32, F16, BF16
+    void (*q_blocks)(const float * x, int n, int8_t * q, float * d, float * s32, float * s16);
+    void (*q_dot[4])(const uint8_t * q, const float * sc, const float * mn, const struct gcudai_q_col * x, int n_cols,
+                     int64_t n, float * out);
+    gcudai_codes_fn (*codes)(enum gcuda_type type);
+    // NULL without a fast instruction for it
+    void (*q_panel_rows)(bool is_signed, int group, const uint8_t * q, const float * sc, const float * mn, int64_t n, int r,
+                         struct gcudai_q_panel * p);
+    void (*q_panel)(int group, const struct gcudai_q_panel * p, const struct gcudai_q_col * x, int64_t n, float * acc);
+};
+
+// ---- choice of the instruction set ----
+
+#define GCUDAI_Q_CODES(X)                                                                             \
+    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k)  \
+    X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)
+#define GCUDAI_Q_CODES_GRID(X)                                                                        \
+    X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s) X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s) X(IQ1_S, iq1_s) X(IQ1_M, iq1_m)
+
+static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name;
+        GCUDAI_Q_CODES(X)
+        GCUDAI_Q_CODES_GRID(X)
+#undef X
+        default: return NULL;
+    }
+}
+
+// the 20 formats that weights come in; Q8_1 and Q8_K are for activations
+static bool gcudai_is_weight(enum gcuda_type type) {
+    return gcudai_codes_scalar(type) != NULL;
+}
+
+static enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q2_K:
+        case GCUDA_TYPE_Q3_K:
+        case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
+        case GCUDA_TYPE_IQ2_XS:
+        case GCUDA_TYPE_IQ2_S:
+        case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
+        case GCUDA_TYPE_Q4_0:
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_0:
+        case GCUDA_TYPE_Q5_1:
+        case GCUDA_TYPE_Q4_K:
+        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_U32;
+        default: return GCUDAI_Q_S32;
+    }
+}
+
+static const struct gcudai_simd gcudai_simd_scalar = {
+    "scalar", 8, 1, gcudai_gemm_scalar, gcudai_pack_scalar,
+    { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
+    { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
+    gcudai_codes_scalar, NULL, NULL
+};
+
+#if GCUDAI_HAVE_X86_SIMD
+static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
+    switch (type) {
+#define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name##_avx2;
+        GCUDAI_Q_CODES(X)
+#undef X
+        default: return gcudai_codes_scalar(type);
+    }
+}
+
+static const struct gcudai_simd gcudai_simd_avx2 = {
+    "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
+    { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
+    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
+    gcudai_codes_avx2, NULL, NULL
+};
+
+static const struct gcudai_simd gcudai_simd_avx512 = {
+    "avx512", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
+    { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
+    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
+    gcudai_codes_avx2, NULL, NULL
+};
+
+static const struct gcudai_simd gcudai_simd_vnni = {
+    "avx512vnni", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
+    { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
+    { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
+    gcudai_codes_avx2, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
+};
+#endif
+
+#if GCUDAI_HAVE_NEON
+static gcudai_codes_fn gcudai_codes_neon(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q4_0: return gcudai_codes_q4_0_neon;
+        case GCUDA_TYPE_Q4_K: return gcudai_codes_q4_k_neon;
+        default: return gcudai_codes_scalar(type);
+    }
+}
+
+static const struct gcudai_simd gcudai_simd_neon = {
+    "neon", 16, 3, gcudai_gemm_neon, gcudai_pack_scalar,
+    { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
+    { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
+    gcudai_codes_neon, NULL, NULL
+};
+#endif
+
+// NULL: not on this machine, or not in this build
+static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) {
+#if GCUDAI_HAVE_X86_SIMD
+    const bool avx2 = gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C);
+    if (isa == GCUDA_CPU_ISA_AVX2 && avx2) { return &gcudai_simd_avx2; }
+    if (isa == GCUDA_CPU_ISA_AVX512 && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512)) { return &gcudai_simd_avx512; }
+    if (isa == GCUDA_CPU_ISA_AVX512_VNNI && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512 | GCUDAI_CPU_VNNI)) { return &gcudai_simd_vnni; }
+#endif
+#if GCUDAI_HAVE_NEON
+    if (isa == GCUDA_CPU_ISA_NEON) { return &gcudai_simd_neon; }
+#endif
+    return isa == GCUDA_CPU_ISA_SCALAR ? &gcudai_simd_scalar : NULL;
+}
+
+static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
+    static const char * const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "avx512vnni" };
+    return (int) isa >= 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? names[isa] : "invalid";
+}
+
+// What GCUDA_CPU_ISA asks for, if this machine has it; else the best there is.
+static enum gcuda_cpu_isa gcudai_cpu_isa_default(void) {
+    const char * wanted = gcudai_env("GCUDA_CPU_ISA");
+    int best = GCUDA_CPU_ISA_COUNT - 1;
+    for (int isa = GCUDA_CPU_ISA_SCALAR; wanted != NULL && isa < GCUDA_CPU_ISA_COUNT; ++isa) {
+        if (strcmp(wanted, gcudai_cpu_isa_name((enum gcuda_cpu_isa) isa)) == 0) { best = isa; }
+    }
+    while (gcudai_simd_of((enum gcuda_cpu_isa) best) == NULL) { --best; }
+    return (enum gcuda_cpu_isa) best;
+}
+
+static gcudai_atomic_i32 gcudai_cpu_isa; // 0: not looked for yet
+
+enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
+    int32_t isa = gcudai_atomic_load_i32(&gcudai_cpu_isa);
+    if (isa == GCUDA_CPU_ISA_AUTO) {
+        isa = (int32_t) gcudai_cpu_isa_default();
+        gcudai_atomic_store_i32(&gcudai_cpu_isa, isa);
+    }
+    return (enum gcuda_cpu_isa) isa;
+}
+
+gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
+    if (isa != GCUDA_CPU_ISA_AUTO && gcudai_simd_of(isa) == NULL) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine", gcudai_cpu_isa_name(isa));
+    }
+    gcudai_atomic_store_i32(&gcudai_cpu_isa, (int32_t) isa);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static const struct gcudai_simd * gcudai_simd_now(void) {
+    return gcudai_simd_of(gcuda_cpu_get_isa());
+}
+
+// c = a^T b for one matrix, b already packed into quads (all of K each).
+struct gcudai_gemm {
+    enum gcuda_type type;
+    const char * a;
+    size_t a_nb;  // bytes from one row of a to the next
+    size_t a_nb0; // from one element to the next
+    bool a_by_k;  // a row of a holds one k for all m (OUT_PROD); otherwise one m for all k
+    const float * b;
+    float * c;
+    int64_t ldc; // floats
+    int64_t m, n, k;
+};
+
+struct gcudai_gemm_local {
+    float a[(GCUDAI_GEMM_MT_BLOCKS + GCUDAI_GEMM_MR) * GCUDAI_GEMM_KC]; // the packed tile: whole panels
+    float rows[GCUDAI_GEMM_MR * GCUDAI_GEMM_KC];                        // dequantized weights
+};
+
+// n elements from number i on of a row, of a float or a block type; i and n are whole blocks
+static void gcudai_load_any(enum gcuda_type type, const char * row, size_t nb0, int64_t i, int64_t n, float * out) {
+    if (type == GCUDA_TYPE_F32) {
+        for (int64_t j = 0; j < n; ++j) { memcpy(out + j, row + (size_t) (i + j) * nb0, sizeof(float)); }
+    } else if (gcudai_is_float(type)) {
+        gcudai_load(type, row + (size_t) i * nb0, nb0, n, out);
+    } else {
+        gcudai_to_float(type)(row + (size_t) (i / gcuda_blck_size(type)) * gcuda_type_size(type), out, n);
+    }
+}
+
+static void gcudai_gemm_pack_by_k(const struct gcudai_simd * simd, const struct gcudai_gemm * g, int64_t m0, int64_t m1,
+                                  int64_t k0, int64_t kc, float * out) {
+    float row[GCUDAI_GEMM_MT_BLOCKS];
+    for (int64_t k = 0; k < kc; ++k) {
+        gcudai_load_any(g->type, g->a + (size_t) (k0 + k) * g->a_nb, g->a_nb0, m0, m1 - m0, row);
+        for (int64_t r = 0; r < m1 - m0; r += simd->mr) {
+            const int64_t n = GCUDAI_MIN(m1 - m0 - r, simd->mr);
+            float * p = out + r * kc + k * simd->mr;
+            memcpy(p, row + r, (size_t) n * sizeof(float));
+            for (int64_t i = n; i < simd->mr; ++i) { p[i] = 0.0f; }
+        }
+    }
+}
+
+// rows [m0, m1), depth [k0, k0 + kc) of a as panels of mr rows, one after another
+static void gcudai_gemm_pack(const struct gcudai_simd * simd, const struct gcudai_gemm * g, int64_t m0, int64_t m1,
+                             int64_t k0, int64_t kc, struct gcudai_gemm_local * local) {
+    float * out = local->a;
+    if (g->a_by_k) {
+        gcudai_gemm_pack_by_k(simd, g, m0, m1, k0, kc, out);
+        return;
+    }
+    for (int64_t r = m0; r < m1; r += simd->mr, out += simd->mr * kc) {
+        const int n = (int) GCUDAI_MIN(m1 - r, simd->mr);
+        const char * w = g->a + (size_t) r * g->a_nb;
+        if (n < simd->mr) { memset(out, 0, (size_t) (simd->mr * kc) * sizeof(float)); }
+        if (gcudai_is_float(g->type)) {
+            simd->pack(g->type, w + (size_t) k0 * gcuda_type_size(g->type), g->a_nb, n, kc, simd->mr, out);
+            continue;
+        }
+        for (int i = 0; i < n; ++i) { gcudai_load_any(g->type, w + (size_t) i * g->a_nb, 0, k0, kc, local->rows + i * kc); }
+        simd->pack(GCUDA_TYPE_F32, (const char *) local->rows, (size_t) kc * sizeof(float), n, kc, simd->mr, out);
+    }
+}
+
+// A tile at the edge of c goes through a buffer of whole panels and quads.
+static void gcudai_gemm_edge(const struct gcudai_simd * simd, int64_t kc, const float * a, const float * b, int64_t b_step,
+                             int64_t n_rows, int64_t n_cols, float * c, int64_t ldc, bool add) {
+    float tmp[4 * GCUDAI_GEMM_QUADS * GCUDAI_GEMM_MR];
+    simd->gemm(kc, a, b, b_step, (int) (n_cols + 3) / 4, tmp, simd->mr, false);
+    for (int64_t j = 0; j < n_cols; ++j) {
+        for (int64_t r = 0; r < n_rows; ++r) {
+            const float v = tmp[j * simd->mr + r];
+            c[j * ldc + r] = add ? c[j * ldc + r] + v : v;
+        }
+    }
+}
+
+// rows [m0, m1) x columns [n0, n1) of c; n0 is a multiple of 4
+static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcudai_gemm * g, int64_t m0, int64_t m1,
+                             int64_t n0, int64_t n1, struct gcudai_gemm_local * local) {
+    for (int64_t j = n0; g->k == 0 && j < n1; ++j) { memset(g->c + j * g->ldc + m0, 0, (size_t) (m1 - m0) * sizeof(float)); }
+    for (int64_t k0 = 0; k0 < g->k; k0 += GCUDAI_GEMM_KC) {
+        const int64_t kc = GCUDAI_MIN(g->k - k0, GCUDAI_GEMM_KC);
+        gcudai_gemm_pack(simd, g, m0, m1, k0, kc, local);
+        for (int64_t r = m0; r < m1; r += simd->mr) {
+            const float * a = local->a + (r - m0) * kc;
+            const int64_t n_rows = GCUDAI_MIN(m1 - r, simd->mr);
+            for (int64_t j = n0; j < n1; j += 4 * simd->quads) {
+                const int64_t n_cols = GCUDAI_MIN(n1 - j, 4 * simd->quads);
+                const float * b = g->b + j * g->k + 4 * k0;
+                float * c = g->c + j * g->ldc + r;
+                if (n_rows == simd->mr && n_cols % 4 == 0) {
+                    simd->gemm(kc, a, b, 4 * g->k, (int) n_cols / 4, c, g->ldc, k0 > 0);
+                } else {
+                    gcudai_gemm_edge(simd, kc, a, b, 4 * g->k, n_rows, n_cols, c, g->ldc, k0 > 0);
+                }
+            }
+        }
+    }
+}
+
+// ---- tiles of rows and columns, few columns or integer panels ----
+
+#define GCUDAI_MM_COLS 256 // most columns of a tile
+
+struct gcudai_mm_cols {
+    int n;
+    char * x[GCUDAI_MM_COLS]; // F32 rows, or columns packed by gcudai_q_pack_column
+    float * y[GCUDAI_MM_COLS]; // results, one per row of the weights
+};
+
+// Rows [m0, m1) of one weight matrix.
+struct gcudai_mm_rows {
+    const struct gcudai_simd * simd;
+    enum gcuda_type type;
+    const char * w;
+    size_t nb; // bytes from row to row
+    int64_t m0, m1, k;
+};
+
+struct gcudai_dot_local {
+    float w[GCUDAI_Q_CHUNK];
+    float acc[GCUDAI_MM_COLS];
+    const char * x[GCUDAI_MM_COLS];
+};
+
+struct gcudai_q_local {
+    uint8_t codes[GCUDAI_Q_CHUNK];
+    float sc[GCUDAI_Q_CHUNK / 16];
+    float mn[GCUDAI_Q_CHUNK / 16];
+    float acc[GCUDAI_MM_COLS];
+    struct gcudai_q_col x[GCUDAI_MM_COLS];
+};
+
+struct gcudai_q_panel_local {
+    struct gcudai_q_panel panel;
+    uint8_t codes[4 * GCUDAI_Q_PANEL_K];
+    float sc[4 * GCUDAI_Q_PANEL_K / 16];
+    float mn[4 * GCUDAI_Q_PANEL_K / 16];
+    float acc[GCUDAI_MM_COLS * GCUDAI_Q_PANEL_ROWS];
+};
+
+// Float weights, or block weights dequantized a piece at a time.
+static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c, struct gcudai_dot_local * s) {
+    const bool is_float = gcudai_is_float(r->type);
+    const int kernel = r->type == GCUDA_TYPE_F16 ? 1 : r->type == GCUDA_TYPE_BF16 ? 2 : 0;
+    for (int64_t m = r->m0; m < r->m1; ++m) {
+        const char * row = r->w + (size_t) m * r->nb;
+        for (int j = 0; j < c->n; ++j) { c->y[j][m] = 0.0f; }
+        for (int64_t k0 = 0, n = 0; k0 < r->k; k0 += n) {
+            n = is_float ? r->k : GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
+            if (!is_float) { gcudai_load_any(r->type, row, 0, k0, n, s->w); }
+            for (int j = 0; j < c->n; ++j) { s->x[j] = c->x[j] + (size_t) k0 * sizeof(float); }
+            r->simd->dot[kernel](is_float ? row : (const char *) s->w, s->x, c->n, n, s->acc);
+            for (int j = 0; j < c->n; ++j) { c->y[j][m] += s->acc[j]; }
+        }
+    }
+}
+
+// n elements from k0 on of one row: codes, scales and minima, padded with zero scales up to the returned length
+static int64_t gcudai_q_expand(const struct gcudai_mm_rows * r, const char * row, int64_t k0, int64_t n, int group, uint8_t * q,
+                               float * sc, float * mn) {
+    const int64_t block = gcuda_blck_size(r->type), padded = gcudai_q_pad(n);
+    const uint8_t * w = (const uint8_t *) row + (size_t) (k0 / block) * gcuda_type_size(r->type);
+    r->simd->codes(r->type)(w, n / block, q, sc, mn);
+    if (n < padded) {
+        memset(q + n, 0, (size_t) (padded - n));
+        memset(sc + n / group, 0, (size_t) ((padded - n) / group) * sizeof(float));
+        memset(mn + n / group, 0, (size_t) ((padded - n) / group) * sizeof(float));
+    }
+    return padded;
+}
+
+static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c, struct gcudai_q_local * s) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
+    const int group = gcudai_q_group(kind);
+    for (int64_t m = r->m0; m < r->m1; ++m) {
+        memset(s->acc, 0, (size_t) c->n * sizeof(float));
+        for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
+            const int64_t n = GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
+            const int64_t padded = gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes, s->sc, s->mn);
+            for (int j = 0; j < c->n; ++j) { s->x[j] = gcudai_q_col_at(c->x[j], r->k, k0); }
+            r->simd->q_dot[kind](s->codes, s->sc, s->mn, s->x, c->n, padded, s->acc);
+        }
+        for (int j = 0; j < c->n; ++j) { c->y[j][m] = s->acc[j]; }
+    }
+}
+
+// Four rows at a time into the panel; rows past m1 get zero scales.
+static int64_t gcudai_q_fill_panel(const struct gcudai_mm_rows * r, int64_t k0, int64_t n, struct gcudai_q_panel_local * s) {
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
+    const int group = gcudai_q_group(kind);
+    const int64_t padded = gcudai_q_pad(n), scales = padded / group;
+    for (int i = 0; i < GCUDAI_Q_PANEL_ROWS; i += 4) {
+        for (int j = 0; j < 4; ++j) {
+            const int64_t m = r->m0 + i + j;
+            if (m < r->m1) {
+                gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes + j * padded, s->sc + j * scales, s->mn + j * scales);
+            } else {
+                memset(s->codes + j * padded, 0, (size_t) padded);
+                memset(s->sc + j * scales, 0, (size_t) scales * sizeof(float));
+                memset(s->mn + j * scales, 0, (size_t) scales * sizeof(float));
+            }
+        }
+        r->simd->q_panel_rows(kind >= GCUDAI_Q_S32, group, s->codes, s->sc, s->mn, padded, i, &s->panel);
+    }
+    return padded;
+}
+
+// at most GCUDAI_Q_PANEL_ROWS rows
+static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c, struct gcudai_q_panel_local * s) {
+    const int group = gcudai_q_group(gcudai_q_kind_of(r->type));
+    memset(s->acc, 0, sizeof(s->acc));
+    for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_PANEL_K) {
+        const int64_t padded = gcudai_q_fill_panel(r, k0, GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K), s);
+        for (int j = 0; j < c->n; j += 4) {
+            struct gcudai_q_col x[4];
+            for (int i = 0; i < 4; ++i) { x[i] = gcudai_q_col_at(c->x[GCUDAI_MIN(j + i, c->n - 1)], r->k, k0); }
+            r->simd->q_panel(group, &s->panel, x, padded, s->acc + j * GCUDAI_Q_PANEL_ROWS);
+        }
+    }
+    for (int j = 0; j < c->n; ++j) {
+        memcpy(c->y[j] + r->m0, s->acc + j * GCUDAI_Q_PANEL_ROWS, (size_t) (r->m1 - r->m0) * sizeof(float));
+    }
+}
+
+// ---- activations ----
+
+// One row of k activations of a float or block type, quantized to out.
+static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0, int64_t k, char * out) {
+    float buf[GCUDAI_Q_PAD];
+    for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_Q_PAD) {
+        const struct gcudai_q_col c = gcudai_q_col_at(out, k, k0);
+        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD);
+        gcudai_load_any(type, row, nb0, k0, n, buf);
+        for (int64_t i = n; i < GCUDAI_Q_PAD; ++i) { buf[i] = 0.0f; }
+        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, c.q, c.d, c.s32, c.s16);
+    }
+}
+
+static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0, int64_t k, char * out) {
+    float buf[GCUDAI_PIECE];
+    for (int64_t i = 0; i < k; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(k - i, GCUDAI_PIECE);
+        gcudai_load_any(type, row, nb0, i, n, buf);
+        memcpy(out + (size_t) i * sizeof(float), buf, (size_t) n * sizeof(float));
+    }
+}
+
+// Four columns of k values, element strides nb_k, columns nb_col apart, as [k][4]; columns from n_cols on are zero.
+static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols, int64_t k, float * out) {
+    float buf[4][GCUDAI_PIECE];
+    memset(buf, 0, sizeof(buf));
+    for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_PIECE);
+        for (int64_t j = 0; j < n_cols && j < 4; ++j) { gcudai_load_any(type, x + (size_t) j * nb_col, nb_k, k0, n, buf[j]); }
+        for (int64_t i = 0; i < n; ++i, out += 4) {
+            out[0] = buf[0][i];
+            out[1] = buf[1][i];
+            out[2] = buf[2][i];
+            out[3] = buf[3][i];
+        }
+    }
+}
+
 // =====================================================================================================
 // >>impl-ops   shared checks; then one >>op:NAME block each: constructor, check, args, CPU
 // =====================================================================================================
@@ -5515,6 +7499,518 @@ static void gcudai_rms_norm_cpu(const union gcudai_args * args, const struct gcu
 // ---------------- end of ops-b ----------------
 
 // ---------------- mulmat: matrix products ----------------
+
+// >>op:mul_mat ----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_MUL_MAT, src, 2)) { return NULL; }
+    const int64_t ne[4] = { a->ne[1], b->ne[1], b->ne[2], b->ne[3] };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_MUL_MAT, GCUDA_TYPE_F32, ne, src, 2);
+    return gcudai_op_finish(ctx, y);
+}
+
+void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
+    gcudai_set_param_i32(node, 0, (int32_t) prec);
+}
+
+enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a) {
+    switch (a) {
+        case GCUDA_TYPE_Q4_0:
+        case GCUDA_TYPE_Q5_0:
+        case GCUDA_TYPE_Q8_0:
+        case GCUDA_TYPE_IQ4_NL:
+        case GCUDA_TYPE_MXFP4: return GCUDA_TYPE_Q8_0;
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_1: return GCUDA_TYPE_Q8_1;
+        default: return gcudai_is_weight(a) ? GCUDA_TYPE_Q8_K : GCUDA_TYPE_COUNT;
+    }
+}
+
+static bool gcudai_mul_mat_divides(int64_t small, int64_t big) {
+    return small > 0 ? big % small == 0 : big == 0;
+}
+
+// what MUL_MAT and MUL_MAT_ID want of the types of weights and activations
+static gcuda_status gcudai_mul_mat_types(const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type), "weights are %s, want F32, F16, BF16 or a quantized weight type",
+                gcuda_type_name(a->type));
+    GCUDAI_WANT(y, gcudai_is_float(b->type) || b->type == gcuda_mul_mat_partner(a->type), "activations are %s, want F32, F16, BF16 or the "
+                "block type that goes with %s", gcuda_type_name(b->type), gcuda_type_name(a->type));
+    GCUDAI_WANT(y, a->ne[0] == b->ne[0], "rows have %lld and %lld elements", (long long) a->ne[0], (long long) b->ne[0]);
+    GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0 && b->ne[0] % gcuda_blck_size(b->type) == 0, "rows of %lld elements are no "
+                "whole number of blocks", (long long) a->ne[0]);
+    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    return gcudai_want_contiguous(y, y);
+}
+
+static gcuda_status gcudai_mul_mat_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    GCUDAI_TRY(gcudai_mul_mat_types(y, a, b));
+    GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
+                "dimensions 2 and 3 of the second operand are no multiples of the first's");
+    return gcudai_want_shape(y, a->ne[1], b->ne[1], b->ne[2], b->ne[3]);
+}
+
+static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->mul_mat.a = gcudai_array(y->src[0]);
+    args->mul_mat.b = gcudai_array(y->src[1]);
+    args->mul_mat.y = gcudai_array(y);
+    args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
+}
+
+// The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
+// depends on the tiles: each sum runs over K in one fixed order.
+enum gcudai_mm_path {
+    GCUDAI_MM_DOT,    // few columns or rows: rows as they lie, products in F32
+    GCUDAI_MM_GEMM,   // packed F32 panels; quantized weights are dequantized while packing
+    GCUDAI_MM_Q_DOT,  // quantized weights, few columns
+    GCUDAI_MM_Q_PANEL // quantized weights, many columns, integer panels
+};
+
+struct gcudai_mm_plan {
+    const struct gcudai_simd * simd;
+    enum gcudai_mm_path path;
+    bool converts;            // phase 0 prepares the activations
+    size_t col_size;          // bytes of one prepared column, or of a quad of them for GEMM
+    int64_t mt, nt;           // rows and columns of a tile
+    int64_t m_tiles, n_tiles; // per matrix
+    int64_t n_prepare;        // items of phase 0
+    int64_t n_matrices;       // of which each is cut into tiles
+    int64_t n;                // columns of each
+};
+
+static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) {
+    return v < lo ? lo : v > hi ? hi : v;
+}
+
+// Rounded activations are right on average over many results: where a column has few, it is multiplied in F32.
+static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n, int64_t n_shared, int64_t k) {
+    const bool exact = gcudai_is_float(a) || m < 16;
+    if (k == 0 || m < 8 || n < 8) { return exact ? GCUDAI_MM_DOT : n_shared >= 16 && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT; }
+    if (exact || (simd->q_panel == NULL && n >= 48)) { return GCUDAI_MM_GEMM; }
+    return n_shared >= 16 && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+}
+
+// m rows times n columns that share them, k deep. The cost of a tile is limited: an abort is seen within 5 ms.
+static void gcudai_mm_tiles(struct gcudai_mm_plan * p, int64_t m, int64_t n, int64_t k) {
+    const bool fast = p->simd != &gcudai_simd_scalar;
+    const int64_t depth = k > 0 ? k : 1;
+    if (p->path == GCUDAI_MM_GEMM) {
+        const int64_t widest = gcudai_clamp_i64(((int64_t) 1 << (fast ? 26 : 23)) / GCUDAI_GEMM_MT / depth / 12 * 12, 12, 1020);
+        const int64_t tiles = (n + widest - 1) / widest;
+        p->mt = GCUDAI_GEMM_MT;
+        p->nt = tiles > 0 ? ((n + tiles - 1) / tiles + 11) / 12 * 12 : 12; // nearly equal tiles of whole quads
+    } else if (p->path == GCUDAI_MM_Q_PANEL) {
+        p->mt = GCUDAI_Q_PANEL_ROWS;
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << 22) / depth / 4 * 4, 16, GCUDAI_MM_COLS);
+    } else {
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << (fast ? 22 : 20)) / depth / 4 * 4, 4, 64);
+        p->mt = gcudai_clamp_i64(((int64_t) 1 << 18) / depth / gcudai_clamp_i64(n, 1, p->nt), 1, 64);
+    }
+    p->m_tiles = (m + p->mt - 1) / p->mt;
+    p->n_tiles = (n + p->nt - 1) / p->nt;
+}
+
+// Bytes of one prepared column (four of them for GEMM); SIZE_MAX when that overflows.
+static size_t gcudai_mm_col_size(enum gcudai_mm_path path, int64_t k) {
+    size_t size = 0;
+    if (k > INT64_MAX / 64 || !gcudai_mul_size((size_t) gcudai_q_pad(k), 4 * sizeof(float), &size)) { return SIZE_MAX; }
+    return path == GCUDAI_MM_GEMM ? (size_t) k * 4 * sizeof(float) : path == GCUDAI_MM_DOT ? size / 4 : gcudai_q_col_size(k);
+}
+
+static size_t gcudai_mm_local_bytes(enum gcudai_mm_path path) {
+    switch (path) {
+        case GCUDAI_MM_GEMM: return sizeof(struct gcudai_gemm_local);
+        case GCUDAI_MM_Q_DOT: return sizeof(struct gcudai_q_local);
+        case GCUDAI_MM_Q_PANEL: return sizeof(struct gcudai_q_panel_local);
+        default: return sizeof(struct gcudai_dot_local);
+    }
+}
+
+// in units of 0.3 ns
+static double gcudai_mm_tile_cost(const struct gcudai_mm_plan * p, int64_t m, int64_t n, int64_t k) {
+    const double per_unit = p->simd == &gcudai_simd_scalar ? 1.0 : p->path == GCUDAI_MM_Q_PANEL ? 32.0 : p->path == GCUDAI_MM_GEMM ? 12.0 : 6.0;
+    return (double) GCUDAI_MIN(m, p->mt) * (double) GCUDAI_MIN(n, p->nt) * (double) k / per_unit + 200.0;
+}
+
+// One column (for GEMM: quad) of activations; column i of b counts dimensions 1, 2, 3 in this order.
+static void gcudai_mm_prepare(const struct gcudai_mm_plan * p, const struct gcuda_array * b, int64_t i, char * shared) {
+    char * out = shared + (size_t) i * p->col_size;
+    if (p->path == GCUDAI_MM_GEMM) {
+        const int64_t quads = (b->ne[1] + 3) / 4, j = i % quads * 4, matrix = i / quads;
+        const char * x = gcudai_at(b, j, matrix % b->ne[2], matrix / b->ne[2]);
+        gcudai_pack_quad(b->type, x, b->nb[0], b->nb[1], b->ne[1] - j, b->ne[0], (float *) (void *) out);
+    } else if (p->path == GCUDAI_MM_DOT) {
+        gcudai_f32_column(b->type, gcudai_row(b, i), b->nb[0], b->ne[0], out);
+    } else {
+        gcudai_q_pack_column(p->simd, b->type, gcudai_row(b, i), b->nb[0], b->ne[0], out);
+    }
+}
+
+static void gcudai_mm_tile(enum gcudai_mm_path path, const struct gcudai_mm_rows * rows, const struct gcudai_mm_cols * cols, char * local) {
+    if (path == GCUDAI_MM_DOT) {
+        gcudai_mm_dot_tile(rows, cols, (struct gcudai_dot_local *) (void *) local);
+    } else if (path == GCUDAI_MM_Q_DOT) {
+        gcudai_mm_q_dot_tile(rows, cols, (struct gcudai_q_local *) (void *) local);
+    } else {
+        gcudai_mm_q_panel_tile(rows, cols, (struct gcudai_q_panel_local *) (void *) local);
+    }
+}
+
+// The matrices of b that meet one of a are one long row of columns, except for GEMM, which packs each by itself.
+static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, const struct gcuda_array * b) {
+    struct gcudai_mm_plan p;
+    const int64_t n = b->ne[1], k = b->ne[0], matrices = b->ne[2] * b->ne[3], shared = n * (matrices / (a->ne[2] * a->ne[3]));
+    GCUDAI_ZERO(p);
+    p.simd = gcudai_simd_now();
+    p.path = gcudai_mm_choose(p.simd, a->type, a->ne[1], n, shared, k);
+    p.converts = p.path != GCUDAI_MM_DOT || b->type != GCUDA_TYPE_F32;
+    p.col_size = gcudai_mm_col_size(p.path, k);
+    p.n_prepare = p.path == GCUDAI_MM_GEMM ? (n + 3) / 4 * matrices : n * matrices;
+    p.n_matrices = p.path == GCUDAI_MM_GEMM ? matrices : a->ne[2] * a->ne[3];
+    p.n = p.path == GCUDAI_MM_GEMM ? n : shared;
+    gcudai_mm_tiles(&p, a->ne[1], p.n, k);
+    return p;
+}
+
+static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]);
+    const struct gcudai_mm_plan p = gcudai_mul_mat_plan(&a, &b);
+    int phase = 0;
+    if (p.converts) {
+        w->n_items[phase] = p.n_prepare;
+        w->item_cost[phase++] = 100.0 + (double) b.ne[0] * (p.path == GCUDAI_MM_GEMM ? 8.0 : 2.0);
+        if (!gcudai_mul_size(p.col_size, (size_t) p.n_prepare, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    }
+    w->n_items[phase] = p.n_matrices * p.m_tiles * p.n_tiles;
+    w->item_cost[phase++] = gcudai_mm_tile_cost(&p, a.ne[1], p.n, a.ne[0]);
+    w->n_phases = phase;
+    w->local_bytes = gcudai_mm_local_bytes(p.path);
+}
+
+// Columns [c0, c1) of those that meet matrix (a2, a3) of a: dimension 1 of b first, then its share of 2 and 3.
+static void gcudai_mul_mat_cols(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t a2, int64_t a3,
+                                int64_t c0, int64_t c1, char * shared, struct gcudai_mm_cols * cols) {
+    const int64_t n = p->b.ne[1], r2 = p->b.ne[2] / p->a.ne[2], r3 = p->b.ne[3] / p->a.ne[3];
+    cols->n = (int) (c1 - c0);
+    for (int64_t c = c0; c < c1; ++c) {
+        const int64_t i1 = c % n, i2 = a2 * r2 + c / n % r2, i3 = a3 * r3 + c / n / r2;
+        const int64_t index = (i3 * p->b.ne[2] + i2) * n + i1;
+        cols->x[c - c0] = plan->converts ? shared + (size_t) index * plan->col_size : gcudai_at(&p->b, i1, i2, i3);
+        cols->y[c - c0] = (float *) (void *) gcudai_at(&p->y, i1, i2, i3);
+    }
+}
+
+static void gcudai_mul_mat_gemm(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t matrix,
+                                int64_t m0, int64_t n0, const struct gcudai_task * t) {
+    const int64_t i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
+    struct gcudai_gemm g;
+    GCUDAI_ZERO(g);
+    g.type = p->a.type;
+    g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
+    g.a_nb = p->a.nb[1];
+    g.a_nb0 = p->a.nb[0];
+    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((p->b.ne[1] + 3) / 4)) * plan->col_size);
+    g.c = (float *) (void *) gcudai_at(&p->y, 0, i2, i3);
+    g.ldc = (int64_t) (p->y.nb[1] / sizeof(float));
+    g.m = p->a.ne[1];
+    g.n = p->b.ne[1];
+    g.k = p->a.ne[0];
+    gcudai_gemm_tile(plan->simd, &g, m0, GCUDAI_MIN(m0 + plan->mt, g.m), n0, GCUDAI_MIN(n0 + plan->nt, g.n),
+                     (struct gcudai_gemm_local *) (void *) t->local);
+}
+
+static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t item, const struct gcudai_task * t) {
+    const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
+    const int64_t matrix = item / plan->m_tiles / plan->n_tiles, a2 = matrix % p->a.ne[2], a3 = matrix / p->a.ne[2];
+    struct gcudai_mm_rows rows;
+    struct gcudai_mm_cols cols;
+    if (plan->path == GCUDAI_MM_GEMM) {
+        gcudai_mul_mat_gemm(p, plan, matrix, m0, n0, t);
+        return;
+    }
+    rows.simd = plan->simd;
+    rows.type = p->a.type;
+    rows.w = gcudai_at(&p->a, 0, a2, a3);
+    rows.nb = p->a.nb[1];
+    rows.m0 = m0;
+    rows.m1 = GCUDAI_MIN(m0 + plan->mt, p->a.ne[1]);
+    rows.k = p->a.ne[0];
+    gcudai_mul_mat_cols(p, plan, a2, a3, n0, GCUDAI_MIN(n0 + plan->nt, plan->n), t->shared, &cols);
+    gcudai_mm_tile(plan->path, &rows, &cols, t->local);
+}
+
+static void gcudai_mul_mat_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_mul_mat_args * p = &args->mul_mat;
+    const struct gcudai_mm_plan plan = gcudai_mul_mat_plan(&p->a, &p->b);
+    for (int64_t i = t->i0; i < t->i1; ++i) {
+        if (plan.converts && t->phase == 0) {
+            gcudai_mm_prepare(&plan, &p->b, i, t->shared);
+        } else {
+            gcudai_mul_mat_item(p, &plan, i, t);
+        }
+    }
+}
+
+// >>op:mul_mat_id -------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as, struct gcuda_tensor * b, struct gcuda_tensor * ids) {
+    struct gcuda_tensor * src[] = { as, b, ids };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_MUL_MAT_ID, src, 3)) { return NULL; }
+    const int64_t ne[4] = { as->ne[1], ids->ne[0], b->ne[2], 1 };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_MUL_MAT_ID, GCUDA_TYPE_F32, ne, src, 3);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * as = y->src[0], * b = y->src[1], * ids = y->src[2];
+    GCUDAI_TRY(gcudai_mul_mat_types(y, as, b));
+    GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want_rows(y, ids));
+    GCUDAI_WANT(y, as->ne[3] == 1 && b->ne[3] == 1 && ids->ne[2] == 1 && ids->ne[3] == 1, "experts and activations have three dimensions, ids two");
+    GCUDAI_WANT(y, ids->ne[1] == b->ne[2], "ids are of %lld tokens, activations of %lld", (long long) ids->ne[1], (long long) b->ne[2]);
+    GCUDAI_WANT(y, gcudai_mul_mat_divides(b->ne[1], ids->ne[0]), "%lld experts per token are no multiple of %lld activations",
+                (long long) ids->ne[0], (long long) b->ne[1]);
+    return gcudai_want_shape(y, as->ne[1], ids->ne[0], ids->ne[1], 1);
+}
+
+static void gcudai_mul_mat_id_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->mul_mat_id.as = gcudai_array(y->src[0]);
+    args->mul_mat_id.b = gcudai_array(y->src[1]);
+    args->mul_mat_id.ids = gcudai_array(y->src[2]);
+    args->mul_mat_id.y = gcudai_array(y);
+}
+
+// Phase 0 prepares the activations and, as its last item, sorts the slots (u, t) by expert and cuts each expert's into
+// tiles of columns. Phase 1 does the products of tiles; there is room for as many as there can be.
+struct gcudai_id_tile {
+    int64_t expert, first, n; // slots order[first .. first + n)
+};
+
+struct gcudai_id_plan {
+    struct gcudai_mm_plan mm;
+    int64_t n_slots, max_tiles;
+    size_t order_at, tiles_at, starts_at, bytes; // offsets into the shared scratch
+};
+
+static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * as, const struct gcuda_array * b, const struct gcuda_array * ids) {
+    struct gcudai_id_plan p;
+    size_t n = 0;
+    GCUDAI_ZERO(p);
+    p.n_slots = ids->ne[0] * ids->ne[1];
+    p.mm.simd = gcudai_simd_now();
+    p.mm.path = gcudai_is_float(as->type) || as->ne[1] < 16 ? GCUDAI_MM_DOT : p.mm.simd->q_panel != NULL ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+    p.mm.converts = p.mm.path != GCUDAI_MM_DOT || b->type != GCUDA_TYPE_F32;
+    p.mm.col_size = gcudai_mm_col_size(p.mm.path, b->ne[0]);
+    p.mm.n_prepare = p.mm.converts ? b->ne[1] * b->ne[2] : 0;
+    gcudai_mm_tiles(&p.mm, as->ne[1], p.n_slots, b->ne[0]);
+    p.max_tiles = p.n_slots / p.mm.nt + GCUDAI_MIN(p.n_slots, as->ne[2]);
+    const bool fits = gcudai_mul_size(p.mm.col_size, (size_t) p.mm.n_prepare, &p.order_at) && p.order_at < SIZE_MAX / 4 &&
+                      gcudai_mul_size((size_t) p.n_slots + 1, 6 * sizeof(int64_t), &n) && n < SIZE_MAX / 4 &&
+                      gcudai_mul_size((size_t) as->ne[2] + 2, sizeof(int64_t), &n) && n < SIZE_MAX / 4;
+    if (!fits) {
+        p.bytes = SIZE_MAX;
+        return p;
+    }
+    p.tiles_at = p.order_at + (size_t) p.n_slots * sizeof(int64_t);
+    p.starts_at = p.tiles_at + (size_t) (p.max_tiles + 1) * sizeof(struct gcudai_id_tile); // one more: the end mark
+    p.bytes = p.starts_at + ((size_t) as->ne[2] + 1) * sizeof(int64_t);
+    return p;
+}
+
+static void gcudai_mul_mat_id_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array as = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]), ids = gcudai_array(y->src[2]);
+    const struct gcudai_id_plan p = gcudai_mul_mat_id_plan(&as, &b, &ids);
+    const int64_t per_expert = p.n_slots / (as.ne[2] > 0 ? as.ne[2] : 1) + 1;
+    w->n_phases = 2;
+    w->n_items[0] = p.mm.n_prepare + 1;
+    w->item_cost[0] = 100.0 + (double) b.ne[0] * 2.0;
+    w->n_items[1] = p.max_tiles * p.mm.m_tiles;
+    w->item_cost[1] = gcudai_mm_tile_cost(&p.mm, as.ne[1], per_expert, as.ne[0]);
+    w->shared_bytes = p.bytes;
+    w->local_bytes = GCUDAI_MAX(gcudai_mm_local_bytes(p.mm.path), sizeof(struct gcudai_q_local));
+}
+
+static int32_t gcudai_mul_mat_id_of(const struct gcuda_mul_mat_id_args * p, int64_t slot) {
+    int32_t id;
+    memcpy(&id, gcudai_at(&p->ids, slot / p->ids.ne[0], 0, 0) + (size_t) (slot % p->ids.ne[0]) * sizeof(id), sizeof(id));
+    return id;
+}
+
+static float * gcudai_mul_mat_id_y(const struct gcuda_mul_mat_id_args * p, int64_t slot) {
+    return (float *) (void *) gcudai_at(&p->y, slot % p->ids.ne[0], slot / p->ids.ne[0], 0);
+}
+
+// Slots in order of their experts, by counting; a slot with a bad id gets its zero row here.
+static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, const struct gcudai_id_plan * plan, const struct gcudai_task * t) {
+    int64_t * order = (int64_t *) (void *) (t->shared + plan->order_at);
+    int64_t * starts = (int64_t *) (void *) (t->shared + plan->starts_at);
+    struct gcudai_id_tile * tile = (struct gcudai_id_tile *) (void *) (t->shared + plan->tiles_at);
+    const int64_t n_experts = p->as.ne[2];
+    memset(starts, 0, ((size_t) n_experts + 1) * sizeof(int64_t));
+    for (int64_t s = 0; s < plan->n_slots; ++s) {
+        const int32_t id = gcudai_mul_mat_id_of(p, s);
+        if (id >= 0 && id < n_experts) {
+            ++starts[id + 1];
+        } else {
+            gcudai_bad_index(t, s, id, n_experts);
+            memset(gcudai_mul_mat_id_y(p, s), 0, (size_t) p->y.ne[0] * sizeof(float));
+        }
+    }
+    for (int64_t e = 0; e < n_experts; ++e) {
+        for (int64_t i = 0; i < starts[e + 1]; i += plan->mm.nt, ++tile) {
+            tile->expert = e;
+            tile->first = starts[e] + i;
+            tile->n = GCUDAI_MIN(starts[e + 1] - i, plan->mm.nt);
+        }
+        starts[e + 1] += starts[e];
+    }
+    tile->n = 0;
+    for (int64_t s = 0; s < plan->n_slots; ++s) {
+        const int32_t id = gcudai_mul_mat_id_of(p, s);
+        if (id >= 0 && id < n_experts) { order[starts[id]++] = s; }
+    }
+}
+
+static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const struct gcudai_id_plan * plan, int64_t m0,
+                                   const struct gcudai_id_tile * tile, const struct gcudai_task * t) {
+    const int64_t * order = (const int64_t *) (const void *) (t->shared + plan->order_at) + tile->first;
+    struct gcudai_mm_rows rows;
+    struct gcudai_mm_cols cols;
+    rows.simd = plan->mm.simd;
+    rows.type = p->as.type;
+    rows.w = gcudai_at(&p->as, 0, tile->expert, 0);
+    rows.nb = p->as.nb[1];
+    rows.m0 = m0;
+    rows.m1 = GCUDAI_MIN(m0 + plan->mm.mt, p->as.ne[1]);
+    rows.k = p->as.ne[0];
+    cols.n = (int) tile->n;
+    for (int64_t i = 0; i < tile->n; ++i) {
+        const int64_t u = order[i] % p->ids.ne[0] % p->b.ne[1], token = order[i] / p->ids.ne[0];
+        cols.x[i] = plan->mm.converts ? t->shared + (size_t) (token * p->b.ne[1] + u) * plan->mm.col_size : gcudai_at(&p->b, u, token, 0);
+        cols.y[i] = gcudai_mul_mat_id_y(p, order[i]);
+    }
+    const bool few = plan->mm.path == GCUDAI_MM_Q_PANEL && tile->n < 16;
+    gcudai_mm_tile(few ? GCUDAI_MM_Q_DOT : plan->mm.path, &rows, &cols, t->local);
+}
+
+// Items run over row tiles first. The list of tiles ends with an empty one; items behind it have nothing to do.
+static void gcudai_mul_mat_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_mul_mat_id_args * p = &args->mul_mat_id;
+    const struct gcudai_id_plan plan = gcudai_mul_mat_id_plan(&p->as, &p->b, &p->ids);
+    const struct gcudai_id_tile * tiles = (const struct gcudai_id_tile *) (const void *) (t->shared + plan.tiles_at);
+    int64_t n_tiles = 0;
+    while (t->phase == 1 && n_tiles < plan.max_tiles && tiles[n_tiles].n > 0) { ++n_tiles; }
+    for (int64_t i = t->i0; i < t->i1; ++i) {
+        if (t->phase == 1 && i / plan.mm.m_tiles < n_tiles) {
+            gcudai_mul_mat_id_item(p, &plan, i % plan.mm.m_tiles * plan.mm.mt, tiles + i / plan.mm.m_tiles, t);
+        } else if (t->phase == 0 && i < plan.mm.n_prepare) {
+            gcudai_mm_prepare(&plan.mm, &p->b, i, t->shared);
+        } else if (t->phase == 0) {
+            gcudai_mul_mat_id_group(p, &plan, t);
+        }
+    }
+}
+
+// >>op:out_prod ---------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_OUT_PROD, src, 2)) { return NULL; }
+    const int64_t ne[4] = { a->ne[0], b->ne[0], b->ne[2], b->ne[3] };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_OUT_PROD, GCUDA_TYPE_F32, ne, src, 2);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type), "first operand is %s, want F32, F16, BF16 or a quantized weight type",
+                gcuda_type_name(a->type));
+    GCUDAI_TRY(gcudai_want_float(y, b));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    if (!gcudai_is_float(a->type)) { GCUDAI_TRY(gcudai_want_rows(y, a)); }
+    GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0, "rows of %lld elements are no whole number of blocks", (long long) a->ne[0]);
+    GCUDAI_WANT(y, a->ne[1] == b->ne[1], "dimension 1 is %lld and %lld", (long long) a->ne[1], (long long) b->ne[1]);
+    GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
+                "dimensions 2 and 3 of the second operand are no multiples of the first's");
+    return gcudai_want_shape(y, a->ne[0], b->ne[0], b->ne[2], b->ne[3]);
+}
+
+static void gcudai_out_prod_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->out_prod.a = gcudai_array(y->src[0]);
+    args->out_prod.b = gcudai_array(y->src[1]);
+    args->out_prod.y = gcudai_array(y);
+}
+
+// The panels of the matrix product, packed along the other dimension: a row of a holds one t for all i.
+static struct gcudai_mm_plan gcudai_out_prod_plan(const struct gcuda_array * a, const struct gcuda_array * b) {
+    struct gcudai_mm_plan p;
+    GCUDAI_ZERO(p);
+    p.simd = gcudai_simd_now();
+    p.path = GCUDAI_MM_GEMM;
+    p.converts = true;
+    p.n = b->ne[0];
+    p.n_matrices = b->ne[2] * b->ne[3];
+    p.n_prepare = (p.n + 3) / 4 * p.n_matrices;
+    p.col_size = gcudai_mm_col_size(p.path, b->ne[1]);
+    gcudai_mm_tiles(&p, a->ne[0], p.n, b->ne[1]);
+    if (!gcudai_is_float(a->type)) {
+        p.mt = GCUDAI_GEMM_MT_BLOCKS;
+        p.m_tiles = (a->ne[0] + p.mt - 1) / p.mt;
+    }
+    return p;
+}
+
+static void gcudai_out_prod_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y->src[1]);
+    const struct gcudai_mm_plan p = gcudai_out_prod_plan(&a, &b);
+    w->n_phases = 2;
+    w->n_items[0] = p.n_prepare;
+    w->item_cost[0] = 100.0 + 8.0 * (double) b.ne[1];
+    w->n_items[1] = p.n_matrices * p.m_tiles * p.n_tiles;
+    w->item_cost[1] = gcudai_mm_tile_cost(&p, a.ne[0], p.n, a.ne[1]);
+    if (!gcudai_mul_size(p.col_size, (size_t) p.n_prepare, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
+    w->local_bytes = gcudai_mm_local_bytes(p.path);
+}
+
+static void gcudai_out_prod_prepare(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan, int64_t i, char * shared) {
+    const int64_t quads = (plan->n + 3) / 4, j = i % quads * 4, matrix = i / quads;
+    const char * x = gcudai_at(&p->b, 0, matrix % p->b.ne[2], matrix / p->b.ne[2]) + (size_t) j * p->b.nb[0];
+    gcudai_pack_quad(p->b.type, x, p->b.nb[1], p->b.nb[0], plan->n - j, p->b.ne[1], (float *) (void *) (shared + (size_t) i * plan->col_size));
+}
+
+static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan, int64_t item, const struct gcudai_task * t) {
+    const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
+    const int64_t matrix = item / plan->m_tiles / plan->n_tiles, i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
+    struct gcudai_gemm g;
+    GCUDAI_ZERO(g);
+    g.type = p->a.type;
+    g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
+    g.a_nb = p->a.nb[1];
+    g.a_nb0 = p->a.nb[0];
+    g.a_by_k = true;
+    g.b = (const float *) (const void *) (t->shared + (size_t) (matrix * ((plan->n + 3) / 4)) * plan->col_size);
+    g.c = (float *) (void *) gcudai_at(&p->y, 0, i2, i3);
+    g.ldc = (int64_t) (p->y.nb[1] / sizeof(float));
+    g.m = p->a.ne[0];
+    g.n = plan->n;
+    g.k = p->a.ne[1];
+    gcudai_gemm_tile(plan->simd, &g, m0, GCUDAI_MIN(m0 + plan->mt, g.m), n0, GCUDAI_MIN(n0 + plan->nt, g.n),
+                     (struct gcudai_gemm_local *) (void *) t->local);
+}
+
+static void gcudai_out_prod_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_out_prod_args * p = &args->out_prod;
+    const struct gcudai_mm_plan plan = gcudai_out_prod_plan(&p->a, &p->b);
+    for (int64_t i = t->i0; i < t->i1; ++i) {
+        if (t->phase == 0) {
+            gcudai_out_prod_prepare(p, &plan, i, t->shared);
+        } else {
+            gcudai_out_prod_item(p, &plan, i, t);
+        }
+    }
+}
 
 // ---------------- end of mulmat ----------------
 
