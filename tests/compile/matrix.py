@@ -136,6 +136,16 @@ def cross(cc, std, flags, link, prefix, name="program"):
     return with_flags(cc, std, "impl.c", flags, link, prefix, name)
 
 
+def kernel_unit(flags):
+    def do(case):
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        if not os.path.exists(nvcc):
+            raise Skip("no nvcc (NVIDIA's CUDA toolkit)")
+        case.call([nvcc, "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", *flags, "-I.", "-c", "gcuda_kernels.cu", "-o",
+                   case.path("kernels.o")])
+    return do
+
+
 def cases():
     found = []
 
@@ -182,6 +192,8 @@ def cases():
         cross("x86_64-w64-mingw32-gcc", "c99", ["-O1", "-DGCUDA_NO_THREADS"], ["-static", "-lm"], ["wine"], "program.exe"))
     add("aarch64 gcc c99", "full",
         cross("aarch64-linux-gnu-gcc", "c99", ["-O2", "-DGCUDA_NO_CUDA"], ["-static", "-pthread", "-lm"], ["qemu-aarch64"]))
+    add("gcuda_kernels.cu nvcc", "full", kernel_unit([]))
+    add("gcuda_kernels.cu nvcc, prefixed", "full", kernel_unit(["-DGCUDA_PREFIX=one_"]))
     return found
 
 
