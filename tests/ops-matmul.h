@@ -105,7 +105,7 @@ TEST(mul_mat_quantized) {
 TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-block to lean on
     char types[512];
     snprintf(types, sizeof types, "%s", op_types_with("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4", ",F32>F32"));
-    mul_mat_cases(types, "32,40|32,7 32,1|32,90 32,120|32,1 64,33|64,5 96,9|96,20 160,40|160,11", LAYOUT_ROWS);
+    mul_mat_cases(types, "32,40|32,7 32,1|32,90 32,120|32,6 64,33|64,5 96,9|96,20 160,40|160,11 224,99|224,1", LAYOUT_ROWS);
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
 }
 
