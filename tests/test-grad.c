@@ -371,7 +371,6 @@ BUILD(no_cumsum, gcuda_cumsum(ctx, in[0]))
 BUILD(no_pad, gcuda_pad(ctx, in[0], 1, 1, 0, 0))
 BUILD(no_flash_attn, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], NULL, 1.0f, 0.0f, 0.0f))
 BUILD(no_group_norm, gcuda_group_norm(ctx, in[0], 1, 1e-5f))
-BUILD(no_ssm_conv, gcuda_ssm_conv(ctx, in[0], gcuda_view_2d(ctx, in[0], 3, 4, in[0]->nb[1], 0)))
 
 TEST(no_derivative_is_an_error_that_names_the_operation) {
     static const struct {
