@@ -1,10 +1,98 @@
 /*
 gcuda - tensor graphs on NVIDIA GPUs and on the CPU, in one C header                      version 0.1.0, MIT
 
+A program describes a computation as a graph of tensor operations, gives the tensors memory, and has a backend compute
+it: inference, training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those
+of ggml with the prefix replaced; README.md lists the differences. Version 0.1 computes on the CPU. The interfaces are
+those that the CUDA backend will use, and gcuda_kernels.cu is where its kernels will stand.
+
+BUILD
+    cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
+
+    #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file, before any other include
+    #include "gcuda.h"
+
 QUICK START
-    // in exactly one C or C++ file, before any other include:
     #define GCUDA_IMPLEMENTATION
     #include "gcuda.h"
+    #include <stdio.h>
+
+    int main(void) {
+        struct gcuda_init_params params = { 0, NULL, false };   // arena grows, tensors have data in it
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 2);   // ne[0] = 4 is the row length
+        struct gcuda_tensor * y = gcuda_rms_norm(ctx, gcuda_scale(ctx, a, 2.0f), 1e-6f);
+        struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+        gcuda_status st = gcuda_build_forward_expand(graph, y);  // reports what any line above got wrong
+        if (st == GCUDA_STATUS_SUCCESS) {
+            gcuda_set_f32(a, 3.0f);
+            st = gcuda_graph_compute_with_ctx(ctx, graph, 2);    // two threads
+        }
+        printf("%s: %g\n", st ? gcuda_last_error() : "ok", st ? 0.0 : gcuda_get_f32_1d(y, 0));
+        gcuda_free(ctx);
+        return st;
+    }
+
+  With backends, which is what programs that should also run on a GPU do: make the context with no_alloc = true, place
+  the weights with gcuda_backend_alloc_ctx_tensors and the intermediate results with a gcuda_gallocr, move data with
+  gcuda_backend_tensor_set and _get, compute with gcuda_backend_graph_compute. examples/digits.c trains a model that way.
+
+SHAPES
+    ne[0..3] counts elements, ne[0] innermost; nb[0..3] are strides in bytes. [a, b] in comments means ne[0] = a,
+    ne[1] = b, the rest 1. gcuda_mul_mat(weights [K, M], x [K, N]) gives [M, N]: both have the summed dimension first.
+    Quantized types are blocks of 32 or 256 elements along ne[0]; nb[0] is the size of a block.
+
+MEMORY
+    Who makes it frees it. A context (gcuda_init) is an arena of tensor and graph descriptions, and of data unless
+    no_alloc; gcuda_free ends all of them. Backend buffers, allocators, backends, thread pools, graph copies and plans
+    each have their _free, which takes NULL. A tensor points at memory, it never owns any: buffers must outlive their
+    use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
+    All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
+    Once a graph is allocated and computed, computing it again allocates nothing.
+
+ERRORS
+    A function that can fail returns a gcuda_status, or a pointer that is then NULL, and leaves a message with names and
+    numbers in gcuda_last_error() (one per thread). Nothing aborts, exits or prints.
+    A context keeps the first error of its constructors. Constructors given NULL return NULL, so a model can be written
+    without a check on each line: gcuda_build_forward_expand returns the status and the message. After
+    gcuda_context_clear_error the context can be used again; a refused node leaves nothing behind.
+    supports_op and compute ask the same rule: a graph with a node that the backend cannot run is refused by name before
+    anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and write nothing; the
+    graph is computed to its end and GCUDA_STATUS_INVALID_DATA names the node.
+
+THREADS
+    Different contexts, graphs, backends and buffers may be used by different threads at the same time; one object by
+    one thread at a time. The registry, the log and the allocator setting have a lock. A CPU backend computes with
+    n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
+    for any number of threads. An abort callback stops a graph within about 10 ms.
+
+EMBEDDING IN AN ENGINE
+    Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE.
+    Logging:       gcuda_log_set; silent otherwise.
+    Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread.
+    Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
+                   gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
+                   gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
+    Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
+                   private copies, or GCUDA_PREFIX to rename every external symbol of one.
+    Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
+    C++:           the implementation compiles as C++11 to C++20 too. MSVC: written for, untested. Win32 with mingw-w64:
+                   tested under wine.
+
+ADDING AN OPERATION
+    1. its row in GCUDA_OPS, and its argument struct's name in GCUDA_ARGS if it has its own
+    2. its >>op:NAME block in >>ops: argument struct, comment, constructors
+    3. its >>op:NAME block in >>impl-ops: constructors, gcudai_NAME_check, gcudai_NAME_args, gcudai_NAME_cpu, and
+       gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
+    4. a derivative, if it has one: a function and a row of GCUDAI_GRADS in >>impl-autodiff
+    5. a reference and a row in tests/test-ops.c
+    The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
+    list and the README's table.
+
+LIMITS
+    Four dimensions, ten sources per node, 64 bytes of parameters, names of 63 bytes. IQ1_*, IQ2_*, IQ3_* can be read and
+    computed with, not quantized to. Q8_1 and Q8_K are formats of activations: they convert, but are no weights of
+    mul_mat. SIMD kernels: AVX2, AVX-512, NEON; mingw-gcc builds use the scalar ones.
 
 CONTENTS  (search for the tag; `make map` prints the lines)
     >>config         every macro a user may set; version
