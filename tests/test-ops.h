@@ -833,7 +833,8 @@ static void run_check_roots(struct op_run * r) {
         }
         for (size_t j = 0; j < n; ++j) {
             if (now[j] != r->roots[i].image[j] && !(may_change && may_change[j])) {
-                test_failed(__FILE__, __LINE__, "memory outside the result changed: root %d, byte %zu of %zu", i, j, n);
+                test_failed(__FILE__, __LINE__, "memory outside the result changed: root %d, byte %llu of %llu", i, (unsigned long long) j,
+                    (unsigned long long) n);
                 break;
             }
         }
