@@ -6940,7 +6940,7 @@ static gcuda_status gcudai_node_fail_v(gcuda_status status, const struct gcuda_t
     }
     gcudai_append(&out, ": %s", problem);
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
-        char role[8];
+        char role[16];
         snprintf(role, sizeof(role), "src%d", i);
         if (y->src[i] != NULL) {
             gcudai_append_tensor(&out, role, y->src[i]);
