@@ -9071,7 +9071,7 @@ static gcuda_status gcudai_grow(void ** array, size_t * cap, size_t n, size_t si
         gcudai_free(*array);
         *array = more;
         *cap = n;
-    } else if (n > 0) {
+    } else if (*array != NULL) { // always, when n > 0; gcc 14 cannot know
         memset(*array, 0, n * size);
     }
     return GCUDA_STATUS_SUCCESS;
