@@ -49,6 +49,7 @@ struct test_state {
     const char * filter;
     uint64_t seed;
     bool full, verbose, update_cases;
+    bool quiet; // failed checks count and are not printed: for tests of the harness itself
     long n_passed, n_failed, n_skipped;
     const char * test;        // the running one
     char case_name[512];      // the running case of it, or empty
@@ -77,7 +78,7 @@ TEST_UNUSED static void test_register(struct test_entry * e) {
 // =====================================================================================================================
 TEST_PRINTF(3, 4) static void test_failed(const char * file, int line, const char * fmt, ...) {
     test_all.n_bad_checks++;
-    if (test_all.n_bad_checks > 20) { return; } // enough to see what is wrong
+    if (test_all.n_bad_checks > 20 || test_all.quiet) { return; } // enough to see what is wrong
     printf("%s:%d: FAILED %s%s%s: ", file, line, test_all.case_name[0] ? "" : test_all.test ? test_all.test : "",
         test_all.case_name, test_all.case_name[0] ? " (rerun with --filter and this name)" : "");
     va_list args;
@@ -147,6 +148,7 @@ static void test_settle(void) { // counts what just ended, test or case
 // False: the filter leaves this case out. The name begins with the name of the test.
 TEST_UNUSED static bool test_case_begin(const char * name) {
     if (test_all.filter != NULL && strstr(name, test_all.filter) == NULL) { return false; }
+    if (test_all.n_bad_checks > 0) { test_settle(); } // what failed before is not this case's
     snprintf(test_all.case_name, sizeof test_all.case_name, "%s", name);
     if (test_all.verbose) { printf("  %s\n", name); }
     test_all.n_cases++;
