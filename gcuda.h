@@ -4959,38 +4959,44 @@ struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
 
 // Quantized weights are multiplied in two steps that every format shares. A run of weights is first expanded into
 // one byte per element plus an F32 scale and minimum per 32 or 16 elements (value = scale * code + minimum); then
-// the bytes meet activations that were rounded to 8 bits, with an F32 scale and sum per 32 values:
+// the bytes meet activations that were rounded to 8 bits, with an F32 scale d and sums per 32 values:
 //     sum_i w[i] * x[i] = sum_g  scale[g] * d[g] * (integer sum of code * q)  +  minimum[g] * d[g] * sum of q
+// Rounding also changes the sum of a group, and in formats with a stored minimum that error would be multiplied by the
+// mean weight of the group, however large. There the difference of the sums is added back, times that mean.
 // The expansion costs a quarter of the work in a matrix-vector product and is shared by all columns otherwise; in
 // exchange 20 formats need one small function each, and the products exist four times per instruction set.
 enum gcudai_q_kind {
-    GCUDAI_Q_U32 = 0, // codes 0..63 with minimum, scale per 32
-    GCUDAI_Q_U16 = 1, // codes 0..63 with minimum, scale per 16
-    GCUDAI_Q_S32 = 2, // codes -128..127 without minimum, scale per 32
-    GCUDAI_Q_S16 = 3  // the same, scale per 16
+    GCUDAI_Q_U32, // codes 0..63, scale per 32, the minimum is scale * constant
+    GCUDAI_Q_U16, // the same, scale per 16
+    GCUDAI_Q_M32, // codes 0..63, scale and stored minimum per 32
+    GCUDAI_Q_M16, // the same, per 16
+    GCUDAI_Q_S32, // codes -128..127 without minimum, scale per 32
+    GCUDAI_Q_S16, // the same, scale per 16
+    GCUDAI_Q_KINDS
 };
 
 static int gcudai_q_group(enum gcudai_q_kind kind) {
-    return kind == GCUDAI_Q_U32 || kind == GCUDAI_Q_S32 ? 32 : 16;
+    return kind == GCUDAI_Q_U32 || kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_S32 ? 32 : 16;
 }
+
+static bool gcudai_q_is_signed(enum gcudai_q_kind kind) { return kind >= GCUDAI_Q_S32; }
+
+static bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_M32 || kind == GCUDAI_Q_M16; }
 
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
 
-// One column of activations: codes, then per 32 values the scale d, d * (sum of codes), the same sum per 16.
+// One column of activations: codes; per 32 values the scale d, the sum s = d * (sum of codes) and r = (sum of the values
+// themselves) - s; both sums also per 16.
 struct gcudai_q_col {
     int8_t * q;
-    float * d;
-    float * s32;
-    float * s16;
+    float * d, * s32, * r32, * s16, * r16;
 };
 
-static int64_t gcudai_q_pad(int64_t k) {
-    return (k + GCUDAI_Q_PAD - 1) / GCUDAI_Q_PAD * GCUDAI_Q_PAD;
-}
+static int64_t gcudai_q_pad(int64_t k) { return (k + GCUDAI_Q_PAD - 1) / GCUDAI_Q_PAD * GCUDAI_Q_PAD; }
 
 static size_t gcudai_q_col_size(int64_t k) {
-    return (size_t) gcudai_q_pad(k) / 2 * 3; // 1 byte + 2 * 4 bytes / 32 + 4 bytes / 16 per element
+    return (size_t) gcudai_q_pad(k) * 2; // 1 byte + 3 * 4 bytes / 32 + 2 * 4 bytes / 16, and a little space
 }
 
 // The part of a packed column that begins at element k0, a multiple of GCUDAI_Q_PAD.
@@ -5001,7 +5007,21 @@ static struct gcudai_q_col gcudai_q_col_at(char * data, int64_t k, int64_t k0) {
     c.q = (int8_t *) data + k0;
     c.d = f + k0 / 32;
     c.s32 = f + n / 32 + k0 / 32;
-    c.s16 = f + n / 16 + k0 / 16;
+    c.r32 = f + n / 16 + k0 / 32;
+    c.s16 = f + n / 8 + k0 / 16;
+    c.r16 = f + n / 16 * 3 + k0 / 16;
+    return c;
+}
+
+// what follows the first 32 g values
+static struct gcudai_q_col gcudai_q_col_skip(const struct gcudai_q_col * x, int64_t g) {
+    struct gcudai_q_col c = *x;
+    c.q += 32 * g;
+    c.d += g;
+    c.s32 += g;
+    c.r32 += g;
+    c.s16 += 2 * g;
+    c.r16 += 2 * g;
     return c;
 }
 
@@ -5021,42 +5041,52 @@ static float gcudai_ldh(const void * p) {
     return gcudai_fp16_to_fp32(gcudai_ld16(p));
 }
 
+// Sums of 32 values from those of their codes and of the quotients value / d (which cannot overflow).
+static void gcudai_q_sums(const struct gcudai_q_col * c, float d, const int sum[2], const float exact[2]) {
+    c->d[0] = d;
+    for (int i = 0; i < 2; ++i) {
+        c->s16[i] = d * (float) sum[i];
+        c->r16[i] = d * (exact[i] - (float) sum[i]);
+    }
+    c->s32[0] = d * (float) (sum[0] + sum[1]);
+    c->r32[0] = c->r16[0] + c->r16[1];
+}
+
 // 32 activations to 8 bits. A block with a NaN or an infinity gets the scale NaN: the columns it feeds become NaN,
 // and no such value is ever converted to an integer. A block below 1e-36 counts as zero: 127 / amax would overflow.
-static void gcudai_q_block(const float * x, int8_t * q, float * d, float * s32, float * s16) {
-    float amax = 0.0f;
-    bool finite = true;
+static void gcudai_q_block(const float * x, const struct gcudai_q_col * c) {
+    float amax = 0.0f, exact[2] = { 0.0f, 0.0f };
+    int sum[2] = { 0, 0 };
+    bool is_finite = true;
     for (int i = 0; i < 32; ++i) {
         const float a = fabsf(x[i]);
-        finite = finite && a <= FLT_MAX;
+        is_finite = is_finite && a <= FLT_MAX;
         amax = a > amax ? a : amax;
     }
-    memset(q, 0, 32);
-    if (!finite || amax < 1e-36f) {
-        *d = *s32 = s16[0] = s16[1] = finite ? 0.0f : (float) NAN;
+    memset(c->q, 0, 32);
+    if (!is_finite || amax < 1e-36f) {
+        gcudai_q_sums(c, is_finite ? 0.0f : (float) NAN, sum, exact);
         return;
     }
     const float id = 127.0f / amax;
-    int sum[2] = { 0, 0 };
     for (int i = 0; i < 32; ++i) {
         const float v = x[i] * id;
-        q[i] = (int8_t) (v + (v < 0.0f ? -0.5f : 0.5f));
-        sum[i / 16] += q[i];
+        c->q[i] = (int8_t) (v + (v < 0.0f ? -0.5f : 0.5f));
+        sum[i / 16] += c->q[i];
+        exact[i / 16] += v;
     }
-    *d = amax / 127.0f;
-    s16[0] = *d * (float) sum[0];
-    s16[1] = *d * (float) sum[1];
-    *s32 = *d * (float) (sum[0] + sum[1]);
+    gcudai_q_sums(c, amax / 127.0f, sum, exact);
 }
 
-static void gcudai_q_blocks_scalar(const float * x, int n, int8_t * q, float * d, float * s32, float * s16) {
+static void gcudai_q_blocks_scalar(const float * x, int n, const struct gcudai_q_col * c) {
     for (int g = 0; g < n; ++g) {
-        gcudai_q_block(x + 32 * g, q + 32 * g, d + g, s32 + g, s16 + 2 * g);
+        const struct gcudai_q_col to = gcudai_q_col_skip(c, g);
+        gcudai_q_block(x + 32 * g, &to);
     }
 }
 
 // ---- expansion of each format, portable ----
-// w: n blocks of the format; q: one byte per element; sc, mn: per 32 or 16 elements (mn only for GCUDAI_Q_U*)
+// w: n blocks of the format; q: one byte per element; sc, mn: per 32 or 16 elements (mn not for signed codes)
 
 static void gcudai_nibbles(const uint8_t * p, int n, uint8_t * lo, uint8_t * hi) {
     for (int i = 0; i < n; ++i) {
@@ -5394,47 +5424,46 @@ static void gcudai_codes_iq1_m(const uint8_t * w, int64_t n, uint8_t * q, float 
 
 // ---- products, portable ----
 
-// out[0..n_cols) += product of one run of weights with the columns x; n is a multiple of GCUDAI_Q_PAD
-static void gcudai_q_dot_scalar(bool is_signed, int group, const uint8_t * q, const float * sc, const float * mn,
-                                const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+// out[0..n_cols) += product of one run of weights with the columns x; n is a multiple of GCUDAI_Q_PAD. center: the mean
+// code of formats with a stored minimum, so that minimum + scale * center is about the mean weight.
+typedef void (*gcudai_q_dot_fn)(const uint8_t * q, const float * sc, const float * mn, float center,
+                                const struct gcudai_q_col * x, int n_cols, int64_t n, float * out);
+
+static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
+    int sum = 0;
+    for (int i = 0; is_signed && i < n; ++i) { sum += (int8_t) q[i] * u[i]; }
+    for (int i = 0; !is_signed && i < n; ++i) { sum += q[i] * u[i]; }
+    return sum;
+}
+
+static GCUDAI_INLINE void gcudai_q_dot_scalar(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
+                                              float center, const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+    const int group = gcudai_q_group(kind);
     for (int c = 0; c < n_cols; ++c) {
-        const float * sums = group == 32 ? x[c].s32 : x[c].s16;
+        const float * s = group == 32 ? x[c].s32 : x[c].s16, * r = group == 32 ? x[c].r32 : x[c].r16;
         float acc = 0.0f;
         for (int64_t g = 0; g < n / group; ++g) {
-            const int8_t * u = x[c].q + g * group;
-            const uint8_t * w = q + g * group;
-            int sum = 0;
-            if (is_signed) {
-                for (int i = 0; i < group; ++i) { sum += (int8_t) w[i] * u[i]; }
-                acc += sc[g] * x[c].d[g * group / 32] * (float) sum;
-            } else {
-                for (int i = 0; i < group; ++i) { sum += w[i] * u[i]; }
-                acc += sc[g] * x[c].d[g * group / 32] * (float) sum + mn[g] * sums[g];
-            }
+            const int sum = gcudai_q_dot_group(gcudai_q_is_signed(kind), group, q + g * group, x[c].q + g * group);
+            acc += sc[g] * x[c].d[g * group / 32] * (float) sum;
+            if (!gcudai_q_is_signed(kind)) { acc += mn[g] * s[g]; }
+            if (gcudai_q_has_min(kind)) { acc += (mn[g] + center * sc[g]) * r[g]; }
         }
         out[c] += acc;
     }
 }
 
-static void gcudai_q_dot_u32_scalar(const uint8_t * q, const float * sc, const float * mn,
-                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
-    gcudai_q_dot_scalar(false, 32, q, sc, mn, x, n_cols, n, out);
-}
-
-static void gcudai_q_dot_u16_scalar(const uint8_t * q, const float * sc, const float * mn,
-                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
-    gcudai_q_dot_scalar(false, 16, q, sc, mn, x, n_cols, n, out);
-}
-
-static void gcudai_q_dot_s32_scalar(const uint8_t * q, const float * sc, const float * mn,
-                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
-    gcudai_q_dot_scalar(true, 32, q, sc, mn, x, n_cols, n, out);
-}
-
-static void gcudai_q_dot_s16_scalar(const uint8_t * q, const float * sc, const float * mn,
-                                    const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
-    gcudai_q_dot_scalar(true, 16, q, sc, mn, x, n_cols, n, out);
-}
+#define GCUDAI_Q_DOT_SCALAR(name, kind)                                                                                \
+    static void name(const uint8_t * q, const float * sc, const float * mn, float center,                              \
+                     const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {                              \
+        gcudai_q_dot_scalar(kind, q, sc, mn, center, x, n_cols, n, out);                                               \
+    }
+GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_u32_scalar, GCUDAI_Q_U32)
+GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_u16_scalar, GCUDAI_Q_U16)
+GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_m32_scalar, GCUDAI_Q_M32)
+GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_m16_scalar, GCUDAI_Q_M16)
+GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s32_scalar, GCUDAI_Q_S32)
+GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
+#undef GCUDAI_Q_DOT_SCALAR
 
 // ---- float products ----
 // Weights F32, F16 or BF16 are widened exactly; activations are F32; sums are F32, in an order that depends on the
@@ -5520,7 +5549,7 @@ static void gcudai_gemm_scalar(int64_t kc, const float * a, const float * b, int
 
 // Many columns: 32 rows of expanded codes are interleaved so that a lane belongs to a row, and every four activations
 // are broadcast to all of them. Per 32 elements: codes [8][32 rows][4 bytes]; per scale: [32 rows] scales, [32 rows]
-// minima. Signed codes are moved up by 128 and get the minimum -128 * scale.
+// minima, mean weights. Signed codes are moved up by 128 and get the minimum -128 * scale.
 #define GCUDAI_Q_PANEL_ROWS 32
 #define GCUDAI_Q_PANEL_K 512 // elements of a panel
 
@@ -5528,6 +5557,7 @@ struct gcudai_q_panel {
     uint8_t codes[GCUDAI_Q_PANEL_K * GCUDAI_Q_PANEL_ROWS];
     float sc[GCUDAI_Q_PANEL_K / 16 * GCUDAI_Q_PANEL_ROWS];
     float mn[GCUDAI_Q_PANEL_K / 16 * GCUDAI_Q_PANEL_ROWS];
+    float mean[GCUDAI_Q_PANEL_K / 16 * GCUDAI_Q_PANEL_ROWS];
 };
 
 #if GCUDAI_HAVE_X86_SIMD
@@ -5767,48 +5797,50 @@ GCUDAI_TARGET_AVX2 static float gcudai_avx2_max(__m256 v) {
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
 }
 
-GCUDAI_TARGET_AVX2 static int gcudai_avx2_sum_epi32(__m128i v) {
-    v = _mm_add_epi32(v, _mm_unpackhi_epi64(v, v));
-    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 1)));
-}
-
-GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, int8_t * q, float * d, float * s32, float * s16) {
-    const __m256 sign = _mm256_set1_ps(-0.0f), limit = _mm256_set1_ps(FLT_MAX);
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int g = 0; g < n; ++g, x += 32, q += 32, s16 += 2) {
-        const __m256 v0 = _mm256_loadu_ps(x), v1 = _mm256_loadu_ps(x + 8);
-        const __m256 v2 = _mm256_loadu_ps(x + 16), v3 = _mm256_loadu_ps(x + 24);
-        const __m256 a0 = _mm256_andnot_ps(sign, v0), a1 = _mm256_andnot_ps(sign, v1);
-        const __m256 a2 = _mm256_andnot_ps(sign, v2), a3 = _mm256_andnot_ps(sign, v3);
-        const __m256 ok01 = _mm256_and_ps(_mm256_cmp_ps(a0, limit, _CMP_LE_OQ), _mm256_cmp_ps(a1, limit, _CMP_LE_OQ));
-        const __m256 ok23 = _mm256_and_ps(_mm256_cmp_ps(a2, limit, _CMP_LE_OQ), _mm256_cmp_ps(a3, limit, _CMP_LE_OQ));
-        const float amax = gcudai_avx2_max(_mm256_max_ps(_mm256_max_ps(a0, a1), _mm256_max_ps(a2, a3)));
-        if (_mm256_movemask_ps(_mm256_and_ps(ok01, ok23)) != 255 || amax < 1e-36f) {
-            gcudai_q_block(x, q, d + g, s32 + g, s16);
-            continue;
-        }
-        const __m256 id = _mm256_set1_ps(127.0f / amax);
-        const __m256i i0 = _mm256_cvtps_epi32(_mm256_mul_ps(v0, id)), i1 = _mm256_cvtps_epi32(_mm256_mul_ps(v1, id));
-        const __m256i i2 = _mm256_cvtps_epi32(_mm256_mul_ps(v2, id)), i3 = _mm256_cvtps_epi32(_mm256_mul_ps(v3, id));
-        const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(i0, i1), _mm256_packs_epi32(i2, i3));
-        gcudai_avx2_store(q, _mm256_permutevar8x32_epi32(p, order));
-        const __m256i t0 = _mm256_add_epi32(i0, i1), t1 = _mm256_add_epi32(i2, i3);
-        const int sum0 = gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t0), _mm256_extracti128_si256(t0, 1)));
-        const int sum1 = gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t1), _mm256_extracti128_si256(t1, 1)));
-        d[g] = amax / 127.0f;
-        s16[0] = d[g] * (float) sum0;
-        s16[1] = d[g] * (float) sum1;
-        s32[g] = d[g] * (float) (sum0 + sum1);
-    }
-}
-
-// ---- products, AVX2 ----
-
 GCUDAI_TARGET_AVX2 static float gcudai_avx2_sum(__m256 v) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
+
+GCUDAI_TARGET_AVX2 static int gcudai_avx2_sum_epi32(__m128i v) {
+    v = _mm_add_epi32(v, _mm_unpackhi_epi64(v, v));
+    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 1)));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct gcudai_q_col * c) {
+    const __m256 sign = _mm256_set1_ps(-0.0f), limit = _mm256_set1_ps(FLT_MAX);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256 v0 = _mm256_loadu_ps(x), v1 = _mm256_loadu_ps(x + 8), v2 = _mm256_loadu_ps(x + 16), v3 = _mm256_loadu_ps(x + 24);
+    const __m256 a0 = _mm256_andnot_ps(sign, v0), a1 = _mm256_andnot_ps(sign, v1);
+    const __m256 a2 = _mm256_andnot_ps(sign, v2), a3 = _mm256_andnot_ps(sign, v3);
+    const __m256 ok01 = _mm256_and_ps(_mm256_cmp_ps(a0, limit, _CMP_LE_OQ), _mm256_cmp_ps(a1, limit, _CMP_LE_OQ));
+    const __m256 ok23 = _mm256_and_ps(_mm256_cmp_ps(a2, limit, _CMP_LE_OQ), _mm256_cmp_ps(a3, limit, _CMP_LE_OQ));
+    const float amax = gcudai_avx2_max(_mm256_max_ps(_mm256_max_ps(a0, a1), _mm256_max_ps(a2, a3)));
+    if (_mm256_movemask_ps(_mm256_and_ps(ok01, ok23)) != 255 || amax < 1e-36f) {
+        gcudai_q_block(x, c);
+        return;
+    }
+    const __m256 id = _mm256_set1_ps(127.0f / amax);
+    const __m256 f0 = _mm256_mul_ps(v0, id), f1 = _mm256_mul_ps(v1, id), f2 = _mm256_mul_ps(v2, id), f3 = _mm256_mul_ps(v3, id);
+    const __m256i i0 = _mm256_cvtps_epi32(f0), i1 = _mm256_cvtps_epi32(f1), i2 = _mm256_cvtps_epi32(f2), i3 = _mm256_cvtps_epi32(f3);
+    const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(i0, i1), _mm256_packs_epi32(i2, i3));
+    gcudai_avx2_store(c->q, _mm256_permutevar8x32_epi32(p, order));
+    const __m256i t0 = _mm256_add_epi32(i0, i1), t1 = _mm256_add_epi32(i2, i3);
+    const int sum[2] = { gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t0), _mm256_extracti128_si256(t0, 1))),
+                         gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t1), _mm256_extracti128_si256(t1, 1))) };
+    const float exact[2] = { gcudai_avx2_sum(_mm256_add_ps(f0, f1)), gcudai_avx2_sum(_mm256_add_ps(f2, f3)) };
+    gcudai_q_sums(c, amax / 127.0f, sum, exact);
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, const struct gcudai_q_col * c) {
+    for (int g = 0; g < n; ++g) {
+        const struct gcudai_q_col to = gcudai_q_col_skip(c, g);
+        gcudai_q_block_avx2(x + 32 * g, &to);
+    }
+}
+
+// ---- products, AVX2 ----
 
 // scale * d of up to 8 groups of 32 (two per group when a scale belongs to 16 elements)
 GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d, float * out) {
@@ -5834,17 +5866,29 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed
     return _mm256_fmadd_ps(sums, s, acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(bool per16, const float * mn, const struct gcudai_q_col * x,
-                                                                  int64_t g, __m256 acc) {
-    if (!per16) {
-        return _mm256_fmadd_ps(_mm256_loadu_ps(mn + g), _mm256_loadu_ps(x->s32 + g), acc);
-    }
-    acc = _mm256_fmadd_ps(_mm256_loadu_ps(mn + 2 * g), _mm256_loadu_ps(x->s16 + 2 * g), acc);
-    return _mm256_fmadd_ps(_mm256_loadu_ps(mn + 2 * g + 8), _mm256_loadu_ps(x->s16 + 2 * g + 8), acc);
+// minima (and mean weights) of 8 scales times the sums of their activations
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, const float * sc, const float * mn, float center,
+                                                                   const float * s, const float * r, __m256 acc) {
+    const __m256 m = _mm256_loadu_ps(mn);
+    acc = _mm256_fmadd_ps(m, _mm256_loadu_ps(s), acc);
+    if (!has_min) { return acc; }
+    return _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_loadu_ps(sc), _mm256_set1_ps(center), m), _mm256_loadu_ps(r), acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(bool is_signed, bool per16, const uint8_t * q, const float * sc,
-                                                                const float * mn, const struct gcudai_q_col * x, int64_t n, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const float * sc, const float * mn, float center,
+                                                                  const struct gcudai_q_col * x, int64_t g, __m256 acc) {
+    const bool has_min = gcudai_q_has_min(kind);
+    if (gcudai_q_is_signed(kind)) { return acc; }
+    if (gcudai_q_group(kind) == 32) { return gcudai_avx2_q_mins8(has_min, sc + g, mn + g, center, x->s32 + g, x->r32 + g, acc); }
+    sc += 2 * g;
+    mn += 2 * g;
+    acc = gcudai_avx2_q_mins8(has_min, sc, mn, center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
+    return gcudai_avx2_q_mins8(has_min, sc + 8, mn + 8, center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
+}
+
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
+                                                                float center, const struct gcudai_q_col * x, int64_t n, float * out) {
+    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a;
     float s[16];
@@ -5855,13 +5899,14 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(bool is_signed, 
             a = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i), x->q + i, s + step * j, a);
             b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1), b);
         }
-        if (!is_signed) { a = gcudai_avx2_q_mins(per16, mn, x, g, a); }
+        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
     }
     out[0] += gcudai_avx2_sum(_mm256_add_ps(a, b));
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(bool is_signed, bool per16, const uint8_t * q, const float * sc,
-                                                                const float * mn, const struct gcudai_q_col * x, int64_t n, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
+                                                                float center, const struct gcudai_q_col * x, int64_t n, float * out) {
+    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
     float s[4][16];
@@ -5875,12 +5920,10 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(bool is_signed, 
             c = gcudai_avx2_q_step(is_signed, per16, w, x[2].q + i, s[2] + step * j, c);
             d = gcudai_avx2_q_step(is_signed, per16, w, x[3].q + i, s[3] + step * j, d);
         }
-        if (!is_signed) {
-            a = gcudai_avx2_q_mins(per16, mn, x, g, a);
-            b = gcudai_avx2_q_mins(per16, mn, x + 1, g, b);
-            c = gcudai_avx2_q_mins(per16, mn, x + 2, g, c);
-            d = gcudai_avx2_q_mins(per16, mn, x + 3, g, d);
-        }
+        a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
+        b = gcudai_avx2_q_mins(kind, sc, mn, center, x + 1, g, b);
+        c = gcudai_avx2_q_mins(kind, sc, mn, center, x + 2, g, c);
+        d = gcudai_avx2_q_mins(kind, sc, mn, center, x + 3, g, d);
     }
     out[0] += gcudai_avx2_sum(a);
     out[1] += gcudai_avx2_sum(b);
@@ -5888,17 +5931,19 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(bool is_signed, 
     out[3] += gcudai_avx2_sum(d);
 }
 
-#define GCUDAI_Q_DOT_AVX2(name, is_signed, per16)                                                                   \
-    GCUDAI_TARGET_AVX2 static void name(const uint8_t * q, const float * sc, const float * mn,                      \
-                                        const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {        \
-        int c = 0;                                                                                                  \
-        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_q_dot4(is_signed, per16, q, sc, mn, x + c, n, out + c); }     \
-        for (; c < n_cols; ++c) { gcudai_avx2_q_dot1(is_signed, per16, q, sc, mn, x + c, n, out + c); }             \
+#define GCUDAI_Q_DOT_AVX2(name, kind)                                                                                  \
+    GCUDAI_TARGET_AVX2 static void name(const uint8_t * q, const float * sc, const float * mn, float center,           \
+                                        const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {           \
+        int c = 0;                                                                                                     \
+        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_q_dot4(kind, q, sc, mn, center, x + c, n, out + c); }            \
+        for (; c < n_cols; ++c) { gcudai_avx2_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }                    \
     }
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u32_avx2, false, false)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u16_avx2, false, true)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s32_avx2, true, false)
-GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, true, true)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u32_avx2, GCUDAI_Q_U32)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_u16_avx2, GCUDAI_Q_U16)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_m32_avx2, GCUDAI_Q_M32)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_m16_avx2, GCUDAI_Q_M16)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s32_avx2, GCUDAI_Q_S32)
+GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_AVX2
 
 // ---- products, AVX-512 with VNNI ----
@@ -5924,19 +5969,30 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512i gcudai_vnni_q_lanes(bool p
                    _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), _mm512_set1_epi32(2 * j));
 }
 
-// sum of minimum * sum of activations; for signed codes 128 * scale stands in for the minimum
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(bool per16, const float * m, const struct gcudai_q_col * x,
-                                                                        int64_t g, __m512 acc) {
-    if (per16) { return _mm512_fmadd_ps(_mm512_loadu_ps(m + 2 * g), _mm512_loadu_ps(x->s16 + 2 * g), acc); }
-    return _mm512_fmadd_ps(_mm512_zextps256_ps512(_mm256_loadu_ps(m + g)), _mm512_zextps256_ps512(_mm256_loadu_ps(x->s32 + g)), acc);
+// 16 floats, or 8 and zeros
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_load(bool per16, const float * p) {
+    return per16 ? _mm512_loadu_ps(p) : _mm512_zextps256_ps512(_mm256_loadu_ps(p));
+}
+
+// Minima (and mean weights) times sums of activations; for signed codes the scale stands in for a minimum of 1.
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, const float * sc, const float * mn, float center,
+                                                                        const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+    const bool per16 = gcudai_q_group(kind) == 16;
+    const int64_t i = per16 ? 2 * g : g;
+    const __m512 m = gcudai_vnni_load(per16, gcudai_q_is_signed(kind) ? sc + i : mn + i);
+    acc = _mm512_fmadd_ps(m, gcudai_vnni_load(per16, per16 ? x->s16 + i : x->s32 + i), acc);
+    if (!gcudai_q_has_min(kind)) { return acc; }
+    const __m512 mean = _mm512_fmadd_ps(gcudai_vnni_load(per16, sc + i), _mm512_set1_ps(center), m);
+    return _mm512_fmadd_ps(mean, gcudai_vnni_load(per16, per16 ? x->r16 + i : x->r32 + i), acc);
 }
 
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_end(bool is_signed, __m512 acc, __m512 mins) {
     return _mm512_reduce_add_ps(is_signed ? _mm512_fmadd_ps(mins, _mm512_set1_ps(-128.0f), acc) : _mm512_add_ps(acc, mins));
 }
 
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(bool is_signed, bool per16, const uint8_t * q, const float * sc,
-                                                                      const float * mn, const struct gcudai_q_col * x, int64_t n, float * out) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
+                                                                      float center, const struct gcudai_q_col * x, int64_t n, float * out) {
+    const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     const __m512i l0 = gcudai_vnni_q_lanes(per16, 0), l1 = gcudai_vnni_q_lanes(per16, 1);
     const __m512i l2 = gcudai_vnni_q_lanes(per16, 2), l3 = gcudai_vnni_q_lanes(per16, 3);
@@ -5949,20 +6005,22 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(bool is_si
         b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 64, u + 64), _mm512_permutexvar_ps(l1, s), b);
         a = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 128, u + 128), _mm512_permutexvar_ps(l2, s), a);
         b = _mm512_fmadd_ps(gcudai_vnni_q_sums(is_signed, w + 192, u + 192), _mm512_permutexvar_ps(l3, s), b);
-        m = gcudai_vnni_q_mins(per16, is_signed ? sc : mn, x, g, m);
+        m = gcudai_vnni_q_mins(kind, sc, mn, center, x, g, m);
     }
     out[0] += gcudai_vnni_q_end(is_signed, _mm512_add_ps(a, b), m);
 }
 
-#define GCUDAI_Q_DOT_VNNI(name, is_signed, per16)                                                                   \
-    GCUDAI_TARGET_AVX512VNNI static void name(const uint8_t * q, const float * sc, const float * mn,                \
-                                              const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {  \
-        for (int c = 0; c < n_cols; ++c) { gcudai_vnni_q_dot1(is_signed, per16, q, sc, mn, x + c, n, out + c); }    \
+#define GCUDAI_Q_DOT_VNNI(name, kind)                                                                                  \
+    GCUDAI_TARGET_AVX512VNNI static void name(const uint8_t * q, const float * sc, const float * mn, float center,     \
+                                              const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {     \
+        for (int c = 0; c < n_cols; ++c) { gcudai_vnni_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }           \
     }
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u32_vnni, false, false)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u16_vnni, false, true)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, true, false)
-GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, true, true)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u32_vnni, GCUDAI_Q_U32)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u16_vnni, GCUDAI_Q_U16)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m32_vnni, GCUDAI_Q_M32)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_m16_vnni, GCUDAI_Q_M16)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s32_vnni, GCUDAI_Q_S32)
+GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_VNNI
 
 // 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
@@ -5980,17 +6038,20 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const 
 }
 
 // rows r .. r + 3 of a panel from four expanded rows of n codes each
-GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_rows_vnni(bool is_signed, int group, const uint8_t * q, const float * sc,
-                                                              const float * mn, int64_t n, int r, struct gcudai_q_panel * p) {
+GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_rows_vnni(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
+                                                              float center, int64_t n, int r, struct gcudai_q_panel * p) {
+    const bool is_signed = gcudai_q_is_signed(kind);
+    const int64_t scales = n / gcudai_q_group(kind);
     const __m128i flip = _mm_set1_epi8(is_signed ? (char) -128 : 0);
     for (int64_t k = 0; k < n; k += 16) {
         gcudai_vnni_interleave(q + k, (size_t) n, flip, p->codes + k * GCUDAI_Q_PANEL_ROWS + 4 * r);
     }
-    for (int i = 0; i < 4; ++i) {
-        const float * s = sc + i * (n / group), * m = mn + i * (n / group);
-        for (int64_t g = 0; g < n / group; ++g) {
-            p->sc[g * GCUDAI_Q_PANEL_ROWS + r + i] = s[g];
-            p->mn[g * GCUDAI_Q_PANEL_ROWS + r + i] = is_signed ? -128.0f * s[g] : m[g];
+    for (int i = 0; i < 4; ++i, sc += scales, mn += scales) {
+        for (int64_t g = 0; g < scales; ++g) {
+            const int64_t at = g * GCUDAI_Q_PANEL_ROWS + r + i;
+            p->sc[at] = sc[g];
+            p->mn[at] = is_signed ? -128.0f * sc[g] : mn[g];
+            p->mean[at] = is_signed ? 0.0f : mn[g] + center * sc[g];
         }
     }
 }
@@ -6005,25 +6066,33 @@ GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_rows_vnni(bool is_signed, in
     b##c = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(j##c), f), s1, b##c);                  \
     f = _mm512_set1_ps(s##c##s[k / group]);                                                        \
     a##c = _mm512_fmadd_ps(m0, f, a##c);                                                           \
-    b##c = _mm512_fmadd_ps(m1, f, b##c)
+    b##c = _mm512_fmadd_ps(m1, f, b##c);                                                           \
+    if (has_min) {                                                                                 \
+        f = _mm512_set1_ps(r##c##s[k / group]);                                                    \
+        a##c = _mm512_fmadd_ps(n0, f, a##c);                                                       \
+        b##c = _mm512_fmadd_ps(n1, f, b##c);                                                       \
+    }
 #define GCUDAI_VNNI_COL(c)                                                                         \
     const int8_t * x##c = x[c].q;                                                                  \
     const float * d##c = x[c].d, * s##c##s = group == 32 ? x[c].s32 : x[c].s16;                    \
+    const float * r##c##s = group == 32 ? x[c].r32 : x[c].r16;                                     \
     __m512 a##c = _mm512_loadu_ps(acc + 32 * c), b##c = _mm512_loadu_ps(acc + 32 * c + 16)
 #define GCUDAI_VNNI_END(c)                                                                         \
     _mm512_storeu_ps(acc + 32 * c, a##c);                                                          \
     _mm512_storeu_ps(acc + 32 * c + 16, b##c)
 
 // acc[4 columns][32 rows] += panel * x
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(int group, const struct gcudai_q_panel * p,
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(enum gcudai_q_kind kind, const struct gcudai_q_panel * p,
                                                                        const struct gcudai_q_col * x, int64_t n, float * acc) {
+    const int group = gcudai_q_group(kind);
+    const bool has_min = gcudai_q_has_min(kind);
     const uint8_t * w = p->codes;
-    const float * sc = p->sc, * mn = p->mn;
+    const float * sc = p->sc, * mn = p->mn, * mean = p->mean;
     GCUDAI_VNNI_COL(0);
     GCUDAI_VNNI_COL(1);
     GCUDAI_VNNI_COL(2);
     GCUDAI_VNNI_COL(3);
-    for (int64_t k = 0; k < n; k += group, w += 32 * group, sc += 32, mn += 32) {
+    for (int64_t k = 0; k < n; k += group, w += 32 * group, sc += 32, mn += 32, mean += 32) {
         __m512i i0 = _mm512_setzero_si512(), i1 = i0, i2 = i0, i3 = i0, j0 = i0, j1 = i0, j2 = i0, j3 = i0, u;
         for (int s = 0; s < group / 4; ++s) {
             const __m512i w0 = _mm512_loadu_si512((const void *) (w + 128 * s)), w1 = _mm512_loadu_si512((const void *) (w + 128 * s + 64));
@@ -6033,11 +6102,12 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(int group
             GCUDAI_VNNI_STEP(3);
         }
         const __m512 s0 = _mm512_loadu_ps(sc), s1 = _mm512_loadu_ps(sc + 16), m0 = _mm512_loadu_ps(mn), m1 = _mm512_loadu_ps(mn + 16);
+        const __m512 n0 = has_min ? _mm512_loadu_ps(mean) : m0, n1 = has_min ? _mm512_loadu_ps(mean + 16) : m1;
         __m512 f;
-        GCUDAI_VNNI_SCALE(0);
-        GCUDAI_VNNI_SCALE(1);
-        GCUDAI_VNNI_SCALE(2);
-        GCUDAI_VNNI_SCALE(3);
+        GCUDAI_VNNI_SCALE(0)
+        GCUDAI_VNNI_SCALE(1)
+        GCUDAI_VNNI_SCALE(2)
+        GCUDAI_VNNI_SCALE(3)
         x0 += group;
         x1 += group;
         x2 += group;
@@ -6053,12 +6123,14 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(int group
 #undef GCUDAI_VNNI_COL
 #undef GCUDAI_VNNI_END
 
-GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_vnni(int group, const struct gcudai_q_panel * p, const struct gcudai_q_col * x,
-                                                         int64_t n, float * acc) {
-    if (group == 32) {
-        gcudai_vnni_q_panel(32, p, x, n, acc);
-    } else {
-        gcudai_vnni_q_panel(16, p, x, n, acc);
+GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_vnni(enum gcudai_q_kind kind, const struct gcudai_q_panel * p,
+                                                         const struct gcudai_q_col * x, int64_t n, float * acc) {
+    switch (kind) {
+        case GCUDAI_Q_M32: gcudai_vnni_q_panel(GCUDAI_Q_M32, p, x, n, acc); break;
+        case GCUDAI_Q_M16: gcudai_vnni_q_panel(GCUDAI_Q_M16, p, x, n, acc); break;
+        case GCUDAI_Q_U16:
+        case GCUDAI_Q_S16: gcudai_vnni_q_panel(GCUDAI_Q_U16, p, x, n, acc); break;
+        default: gcudai_vnni_q_panel(GCUDAI_Q_U32, p, x, n, acc); break;
     }
 }
 
@@ -6324,10 +6396,11 @@ static GCUDAI_INLINE int32x4_t gcudai_neon_q_sums(const uint8_t * q, const int8_
 #endif
 }
 
-static GCUDAI_INLINE float gcudai_neon_q_dot1(bool is_signed, bool per16, const uint8_t * q, const float * sc, const float * mn,
+static GCUDAI_INLINE float gcudai_neon_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
                                               const struct gcudai_q_col * x, int64_t n) {
-    const float * sums = per16 ? x->s16 : x->s32;
-    const int64_t n_scales = per16 ? n / 16 : n / 32;
+    const bool per16 = gcudai_q_group(kind) == 16;
+    const float * s = per16 ? x->s16 : x->s32, * r = per16 ? x->r16 : x->r32;
+    const int64_t n_scales = n / gcudai_q_group(kind);
     float32x4_t a = vdupq_n_f32(0.0f), b = a;
     for (int64_t g = 0; g < n / 32; ++g, q += 32) {
         const int32x4_t p0 = gcudai_neon_q_sums(q, x->q + 32 * g), p1 = gcudai_neon_q_sums(q + 16, x->q + 32 * g + 16);
@@ -6338,19 +6411,25 @@ static GCUDAI_INLINE float gcudai_neon_q_dot1(bool is_signed, bool per16, const 
             a = vfmaq_n_f32(a, vcvtq_f32_s32(vaddq_s32(p0, p1)), sc[g] * x->d[g]);
         }
     }
-    for (int64_t g = 0; !is_signed && g < n_scales; g += 4) { b = vfmaq_f32(b, vld1q_f32(mn + g), vld1q_f32(sums + g)); }
+    for (int64_t g = 0; !gcudai_q_is_signed(kind) && g < n_scales; g += 4) {
+        const float32x4_t m = vld1q_f32(mn + g);
+        b = vfmaq_f32(b, m, vld1q_f32(s + g));
+        if (gcudai_q_has_min(kind)) { a = vfmaq_f32(a, vfmaq_n_f32(m, vld1q_f32(sc + g), center), vld1q_f32(r + g)); }
+    }
     return vaddvq_f32(vaddq_f32(a, b));
 }
 
-#define GCUDAI_Q_DOT_NEON(name, is_signed, per16)                                                                         \
-    static void name(const uint8_t * q, const float * sc, const float * mn, const struct gcudai_q_col * x, int n_cols,    \
-                     int64_t n, float * out) {                                                                            \
-        for (int c = 0; c < n_cols; ++c) { out[c] += gcudai_neon_q_dot1(is_signed, per16, q, sc, mn, x + c, n); }         \
+#define GCUDAI_Q_DOT_NEON(name, kind)                                                                                  \
+    static void name(const uint8_t * q, const float * sc, const float * mn, float center,                              \
+                     const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {                              \
+        for (int c = 0; c < n_cols; ++c) { out[c] += gcudai_neon_q_dot1(kind, q, sc, mn, center, x + c, n); }          \
     }
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_u32_neon, false, false)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_u16_neon, false, true)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_s32_neon, true, false)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_s16_neon, true, true)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_u32_neon, GCUDAI_Q_U32)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_u16_neon, GCUDAI_Q_U16)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_m32_neon, GCUDAI_Q_M32)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_m16_neon, GCUDAI_Q_M16)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_s32_neon, GCUDAI_Q_S32)
+GCUDAI_Q_DOT_NEON(gcudai_q_dot_s16_neon, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_NEON
 
 static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const char * p, int64_t i) {
@@ -6442,14 +6521,13 @@ struct gcudai_simd {
     void (*gemm)(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add);
     void (*pack)(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out);
     void (*dot[3])(const char * w, const char * const * x, int n_cols, int64_t n, float * out); // F32, F16, BF16
-    void (*q_blocks)(const float * x, int n, int8_t * q, float * d, float * s32, float * s16);
-    void (*q_dot[4])(const uint8_t * q, const float * sc, const float * mn, const struct gcudai_q_col * x, int n_cols,
-                     int64_t n, float * out);
+    void (*q_blocks)(const float * x, int n, const struct gcudai_q_col * c); // n times 32 values
+    gcudai_q_dot_fn q_dot[GCUDAI_Q_KINDS];
     gcudai_codes_fn (*codes)(enum gcuda_type type);
     // NULL without a fast instruction for it
-    void (*q_panel_rows)(bool is_signed, int group, const uint8_t * q, const float * sc, const float * mn, int64_t n, int r,
+    void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center, int64_t n, int r,
                          struct gcudai_q_panel * p);
-    void (*q_panel)(int group, const struct gcudai_q_panel * p, const struct gcudai_q_col * x, int64_t n, float * acc);
+    void (*q_panel)(enum gcudai_q_kind kind, const struct gcudai_q_panel * p, const struct gcudai_q_col * x, int64_t n, float * acc);
 };
 
 // ---- choice of the instruction set ----
@@ -6477,26 +6555,32 @@ static bool gcudai_is_weight(enum gcuda_type type) {
 
 static enum gcudai_q_kind gcudai_q_kind_of(enum gcuda_type type) {
     switch (type) {
-        case GCUDA_TYPE_Q2_K:
+        case GCUDA_TYPE_Q4_0:
+        case GCUDA_TYPE_Q5_0: return GCUDAI_Q_U32;
         case GCUDA_TYPE_Q3_K:
         case GCUDA_TYPE_Q6_K: return GCUDAI_Q_U16;
+        case GCUDA_TYPE_Q4_1:
+        case GCUDA_TYPE_Q5_1:
+        case GCUDA_TYPE_Q4_K:
+        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_M32;
+        case GCUDA_TYPE_Q2_K: return GCUDAI_Q_M16;
         case GCUDA_TYPE_IQ2_XS:
         case GCUDA_TYPE_IQ2_S:
         case GCUDA_TYPE_IQ1_M: return GCUDAI_Q_S16;
-        case GCUDA_TYPE_Q4_0:
-        case GCUDA_TYPE_Q4_1:
-        case GCUDA_TYPE_Q5_0:
-        case GCUDA_TYPE_Q5_1:
-        case GCUDA_TYPE_Q4_K:
-        case GCUDA_TYPE_Q5_K: return GCUDAI_Q_U32;
         default: return GCUDAI_Q_S32;
     }
+}
+
+// the mean code of the formats with a stored minimum
+static float gcudai_q_center(enum gcuda_type type) {
+    return type == GCUDA_TYPE_Q2_K ? 1.5f : type == GCUDA_TYPE_Q5_1 || type == GCUDA_TYPE_Q5_K ? 15.5f : 7.5f;
 }
 
 static const struct gcudai_simd gcudai_simd_scalar = {
     "scalar", 8, 1, gcudai_gemm_scalar, gcudai_pack_scalar,
     { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
-    { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
+    { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar, gcudai_q_dot_s32_scalar,
+      gcudai_q_dot_s16_scalar },
     gcudai_codes_scalar, NULL, NULL
 };
 
@@ -6513,21 +6597,24 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
 static const struct gcudai_simd gcudai_simd_avx2 = {
     "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
+    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2, gcudai_q_dot_s32_avx2,
+      gcudai_q_dot_s16_avx2 },
     gcudai_codes_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_avx512 = {
     "avx512", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
+    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2, gcudai_q_dot_s32_avx2,
+      gcudai_q_dot_s16_avx2 },
     gcudai_codes_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_vnni = {
     "avx512vnni", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
+    { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni, gcudai_q_dot_s32_vnni,
+      gcudai_q_dot_s16_vnni },
     gcudai_codes_avx2, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
 };
 #endif
@@ -6544,7 +6631,8 @@ static gcudai_codes_fn gcudai_codes_neon(enum gcuda_type type) {
 static const struct gcudai_simd gcudai_simd_neon = {
     "neon", 16, 3, gcudai_gemm_neon, gcudai_pack_scalar,
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
-    { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
+    { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon, gcudai_q_dot_s32_neon,
+      gcudai_q_dot_s16_neon },
     gcudai_codes_neon, NULL, NULL
 };
 #endif
@@ -6784,7 +6872,7 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
             const int64_t n = GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
             const int64_t padded = gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes, s->sc, s->mn);
             for (int j = 0; j < c->n; ++j) { s->x[j] = gcudai_q_col_at(c->x[j], r->k, k0); }
-            r->simd->q_dot[kind](s->codes, s->sc, s->mn, s->x, c->n, padded, s->acc);
+            r->simd->q_dot[kind](s->codes, s->sc, s->mn, gcudai_q_center(r->type), s->x, c->n, padded, s->acc);
         }
         for (int j = 0; j < c->n; ++j) { c->y[j][m] = s->acc[j]; }
     }
@@ -6806,21 +6894,21 @@ static int64_t gcudai_q_fill_panel(const struct gcudai_mm_rows * r, int64_t k0, 
                 memset(s->mn + j * scales, 0, (size_t) scales * sizeof(float));
             }
         }
-        r->simd->q_panel_rows(kind >= GCUDAI_Q_S32, group, s->codes, s->sc, s->mn, padded, i, &s->panel);
+        r->simd->q_panel_rows(kind, s->codes, s->sc, s->mn, gcudai_q_center(r->type), padded, i, &s->panel);
     }
     return padded;
 }
 
 // at most GCUDAI_Q_PANEL_ROWS rows
 static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c, struct gcudai_q_panel_local * s) {
-    const int group = gcudai_q_group(gcudai_q_kind_of(r->type));
+    const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     memset(s->acc, 0, sizeof(s->acc));
     for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_PANEL_K) {
         const int64_t padded = gcudai_q_fill_panel(r, k0, GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K), s);
         for (int j = 0; j < c->n; j += 4) {
             struct gcudai_q_col x[4];
             for (int i = 0; i < 4; ++i) { x[i] = gcudai_q_col_at(c->x[GCUDAI_MIN(j + i, c->n - 1)], r->k, k0); }
-            r->simd->q_panel(group, &s->panel, x, padded, s->acc + j * GCUDAI_Q_PANEL_ROWS);
+            r->simd->q_panel(kind, &s->panel, x, padded, s->acc + j * GCUDAI_Q_PANEL_ROWS);
         }
     }
     for (int j = 0; j < c->n; ++j) {
@@ -6838,7 +6926,7 @@ static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_typ
         const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_Q_PAD);
         gcudai_load_any(type, row, nb0, k0, n, buf);
         for (int64_t i = n; i < GCUDAI_Q_PAD; ++i) { buf[i] = 0.0f; }
-        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, c.q, c.d, c.s32, c.s16);
+        simd->q_blocks(buf, GCUDAI_Q_PAD / 32, &c);
     }
 }
 

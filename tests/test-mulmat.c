@@ -1,0 +1,366 @@
+// Kernels of the matrix products: each instruction set that this machine has, function by function against float64, then
+// the operations' own cases (ops-matmul.h) with each set. Contains the implementation, to reach what is private.
+#define GCUDA_IMPLEMENTATION
+#include "test-ops.h"
+
+#include "ops-matmul.h"
+
+static const enum gcuda_type weight_types[] = {
+    GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4,
+    GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS,
+    GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M,
+};
+#define N_WEIGHT_TYPES ((int) (sizeof weight_types / sizeof weight_types[0]))
+
+#define FOR_SIMD(simd)                                                                              \
+    for (int isa = GCUDA_CPU_ISA_SCALAR; isa < GCUDA_CPU_ISA_COUNT; ++isa)                          \
+        for (const struct gcudai_simd * simd = gcudai_simd_of((enum gcuda_cpu_isa) isa); simd != NULL; simd = NULL)
+
+static double random_unit(struct rng * r) { return rng_between(r, -1.0, 1.0); }
+
+// ---------------------------------------------------------------------------------------------------- weights
+TEST(codes_of_each_format) { // scale * code + minimum is what dequantizing gives, from any address
+    enum { N = 1024 };
+    struct rng r = rng_for("codes");
+    FOR_SIMD(simd) {
+        for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+            const enum gcuda_type type = weight_types[t];
+            const struct gcuda_type_traits * traits = gcuda_get_type_traits(type);
+            const enum gcudai_q_kind kind = gcudai_q_kind_of(type);
+            const int group = gcudai_q_group(kind), n_blocks = N / (int) traits->blck_size;
+            const size_t bytes = gcuda_row_size(type, N);
+            char * aligned = (char *) malloc(bytes), * odd = (char *) malloc(bytes + 1);
+            uint8_t q[N];
+            float sc[N / 16], mn[N / 16];
+            double want[N];
+            memset(mn, 0, sizeof mn);
+            for (int i = 0; i < n_blocks; ++i) { memcpy(aligned + (size_t) i * traits->type_size, random_block(type, &r), traits->type_size); }
+            memcpy(odd + 1, aligned, bytes);
+            decode_blocks(type, aligned, N, want);
+            simd->codes(type)((const uint8_t *) odd + 1, n_blocks, q, sc, mn);
+            for (int i = 0; i < N; ++i) {
+                const double code = gcudai_q_is_signed(kind) ? (double) (int8_t) q[i] : (double) q[i];
+                const double got = (double) sc[i / group] * code + (gcudai_q_is_signed(kind) ? 0.0 : (double) mn[i / group]);
+                CHECK_MSG(fabs(got - want[i]) <= 1e-6 * (fabs((double) sc[i / group]) * 64.0 + fabs((double) mn[i / group])), "%s %s element %d: %g, want %g",
+                          simd->name, traits->type_name, i, got, want[i]);
+                CHECK(gcudai_q_is_signed(kind) || q[i] < 64); // wider ones would overflow the 16-bit sums of AVX2
+            }
+            free(aligned), free(odd);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- activations
+static void check_block(const struct gcudai_simd * simd, const float * x, const char * what) {
+    int8_t q[32];
+    float d, s32, r32, s16[2], r16[2];
+    double exact[2] = { 0.0, 0.0 };
+    int sum[2] = { 0, 0 };
+    const struct gcudai_q_col col = { q, &d, &s32, &r32, s16, r16 };
+    simd->q_blocks(x, 1, &col);
+    for (int i = 0; i < 32; ++i) {
+        CHECK_MSG(fabs((double) x[i] - (double) d * q[i]) <= 0.5001 * (double) d + 1e-36, "%s %s: %g became %g", simd->name, what,
+                  (double) x[i], (double) d * q[i]);
+        CHECK(q[i] >= -127);
+        sum[i / 16] += q[i];
+        exact[i / 16] += (double) x[i];
+    }
+    for (int i = 0; i < 2 && d > 0.0f; ++i) { CHECK_NEAR((double) d * sum[i] + (double) r16[i], exact[i], 1e-3 * (double) d); }
+    if (d > 0.0f) { CHECK_NEAR((double) d * (sum[0] + sum[1]) + (double) r32, exact[0] + exact[1], 2e-3 * (double) d); }
+    CHECK(s16[0] == d * (float) sum[0] && s16[1] == d * (float) sum[1] && s32 == d * (float) (sum[0] + sum[1]));
+}
+
+TEST(activation_blocks) {
+    static const double sizes[] = { 0.0, 1e-44, 1e-30, 1e-12, 1e-6, 1.0, 1e5, 1e30, 3e38 };
+    struct rng r = rng_for("activations");
+    float x[32];
+    FOR_SIMD(simd) {
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; ++s) {
+            for (int round = 0; round < 20; ++round) {
+                char what[32];
+                for (int i = 0; i < 32; ++i) { x[i] = (float) (random_unit(&r) * sizes[s]); }
+                snprintf(what, sizeof what, "size %g", sizes[s]);
+                check_block(simd, x, what);
+            }
+        }
+    }
+}
+
+TEST(activation_blocks_not_finite) { // the scale becomes NaN, nothing is converted, the neighbour is not touched
+    static const float bad[] = { NAN, INFINITY, -INFINITY };
+    FOR_SIMD(simd) {
+        for (int k = 0; k < 3; ++k) {
+            for (int at = 0; at < 32; at += 5) {
+                float x[64], d[2], s32[2], r32[2], s16[4], r16[4];
+                int8_t q[64];
+                const struct gcudai_q_col col = { q, d, s32, r32, s16, r16 };
+                for (int i = 0; i < 64; ++i) { x[i] = (float) i; }
+                x[at] = bad[k];
+                simd->q_blocks(x, 2, &col);
+                CHECK(isnan(d[0]) && isnan(s32[0]) && isnan(s16[0]) && q[at] == 0);
+                CHECK(d[1] > 0.0f && q[63] == 127);
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- integer products
+#define DOT_COLS 9
+#define DOT_CENTER 7.5f
+struct dot_data {
+    uint8_t q[GCUDAI_Q_CHUNK];
+    float sc[GCUDAI_Q_CHUNK / 16], mn[GCUDAI_Q_CHUNK / 16];
+    char * columns;
+    struct gcudai_q_col x[DOT_COLS];
+};
+
+static void dot_data_fill(struct dot_data * d, struct rng * r, enum gcudai_q_kind kind) { // extreme codes included
+    static const int extreme[] = { -128, 127, -127, 0 };
+    float x[GCUDAI_Q_CHUNK];
+    d->columns = (char *) malloc(gcudai_q_col_size(GCUDAI_Q_CHUNK) * DOT_COLS);
+    for (int i = 0; i < GCUDAI_Q_CHUNK; ++i) {
+        const int e = extreme[rng_below(r, 4)];
+        d->q[i] = (uint8_t) (!gcudai_q_is_signed(kind) ? rng_below(r, 64) : i < 512 ? e : rng_below(r, 256));
+    }
+    for (int i = 0; i < GCUDAI_Q_CHUNK / 16; ++i) {
+        d->sc[i] = (float) random_unit(r);
+        d->mn[i] = (float) random_unit(r);
+    }
+    for (int c = 0; c < DOT_COLS; ++c) {
+        for (int i = 0; i < GCUDAI_Q_CHUNK; ++i) { x[i] = i < 512 ? (i % 3 ? 1.0f : -1.0f) : (float) random_unit(r); }
+        gcudai_q_pack_column(&gcudai_simd_scalar, GCUDA_TYPE_F32, (const char *) x, 4, GCUDAI_Q_CHUNK, d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c);
+        d->x[c] = gcudai_q_col_at(d->columns + gcudai_q_col_size(GCUDAI_Q_CHUNK) * (size_t) c, GCUDAI_Q_CHUNK, 0);
+    }
+}
+
+// the exact sum, and the size of its terms
+static double dot_reference(const struct dot_data * d, enum gcudai_q_kind kind, int c, int n, double * size) {
+    const int group = gcudai_q_group(kind);
+    double sum = 0.0;
+    *size = 0.0;
+    for (int i = 0; i < n; ++i) {
+        const double code = gcudai_q_is_signed(kind) ? (double) (int8_t) d->q[i] : (double) d->q[i];
+        const double w = (double) d->sc[i / group] * code + (gcudai_q_is_signed(kind) ? 0.0 : (double) d->mn[i / group]);
+        const double term = w * (double) d->x[c].d[i / 32] * d->x[c].q[i];
+        sum += term;
+        if (gcudai_q_has_min(kind) && i % group == 0) {
+            sum += ((double) d->mn[i / group] + DOT_CENTER * (double) d->sc[i / group]) * (double) (group == 32 ? d->x[c].r32 : d->x[c].r16)[i / group];
+        }
+        *size += fabs(term) + fabs((double) d->sc[i / group] * 128.0 * (double) d->x[c].d[i / 32] * d->x[c].q[i]);
+    }
+    return sum;
+}
+
+TEST(integer_products) {
+    struct rng r = rng_for("products");
+    struct dot_data d;
+    for (int kind = 0; kind < GCUDAI_Q_KINDS; ++kind) {
+        dot_data_fill(&d, &r, (enum gcudai_q_kind) kind);
+        FOR_SIMD(simd) {
+            for (int n_cols = 1; n_cols <= DOT_COLS; ++n_cols) {
+                for (int n = 256; n <= GCUDAI_Q_CHUNK; n += 256) {
+                    float out[DOT_COLS + 1];
+                    double size;
+                    for (int c = 0; c <= DOT_COLS; ++c) { out[c] = 3.0f; }
+                    simd->q_dot[kind](d.q, d.sc, d.mn, DOT_CENTER, d.x, n_cols, n, out);
+                    for (int c = 0; c <= DOT_COLS; ++c) {
+                        const double want = c < n_cols ? 3.0 + dot_reference(&d, (enum gcudai_q_kind) kind, c, n, &size) : 3.0;
+                        CHECK_MSG(fabs((double) out[c] - want) <= (c < n_cols ? 1e-6 * size : 0.0) + 1e-5, "%s kind %d cols %d n %d: column %d is %g, want %g",
+                                  simd->name, kind, n_cols, n, c, (double) out[c], want);
+                    }
+                }
+            }
+        }
+        free(d.columns);
+    }
+}
+
+TEST(integer_panels) {
+    struct rng r = rng_for("panels");
+    static struct gcudai_q_panel panel;
+    struct dot_data d;
+    for (int kind = 0; kind < GCUDAI_Q_KINDS; ++kind) {
+        const int group = gcudai_q_group((enum gcudai_q_kind) kind), n = GCUDAI_Q_PANEL_K;
+        dot_data_fill(&d, &r, (enum gcudai_q_kind) kind);
+        FOR_SIMD(simd) {
+            float acc[4 * GCUDAI_Q_PANEL_ROWS];
+            if (simd->q_panel == NULL) { continue; }
+            for (int i = 0; i < 4 * GCUDAI_Q_PANEL_ROWS; ++i) { acc[i] = 2.0f; }
+            // four rows of n codes lie one behind the other in d.q; every group of four rows gets the same
+            for (int row = 0; row < GCUDAI_Q_PANEL_ROWS; row += 4) { simd->q_panel_rows((enum gcudai_q_kind) kind, d.q, d.sc, d.mn, DOT_CENTER, n, row, &panel); }
+            simd->q_panel((enum gcudai_q_kind) kind, &panel, d.x, n, acc);
+            for (int c = 0; c < 4; ++c) {
+                for (int row = 0; row < GCUDAI_Q_PANEL_ROWS; ++row) {
+                    struct dot_data one = d;
+                    double size;
+                    memmove(one.q, d.q + row % 4 * n, (size_t) n);
+                    memmove(one.sc, d.sc + row % 4 * (n / group), (size_t) (n / group) * sizeof(float));
+                    memmove(one.mn, d.mn + row % 4 * (n / group), (size_t) (n / group) * sizeof(float));
+                    const double want = 2.0 + dot_reference(&one, (enum gcudai_q_kind) kind, c, n, &size), got = (double) acc[c * GCUDAI_Q_PANEL_ROWS + row];
+                    CHECK_MSG(fabs(got - want) <= 1e-6 * size + 1e-5, "%s kind %d column %d row %d: %g, want %g", simd->name, kind, c, row, got, want);
+                }
+            }
+        }
+        free(d.columns);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- float products
+static void write_floats(enum gcuda_type type, char * p, const double * x, int n) {
+    const size_t size = gcuda_type_size(type);
+    for (int i = 0; i < n; ++i) { value_write(type, p + (size_t) i * size, x[i]); }
+}
+
+TEST(float_products) { // any length, any address; what lies behind the row is NaN
+    static const int lengths[] = { 0, 1, 3, 7, 8, 9, 15, 17, 31, 32, 33, 63, 129, 257, 1057 };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    enum { N = 1200, COLS = 6 };
+    struct rng r = rng_for("float products");
+    static double w[N], x[COLS][N];
+    static char wraw[4 * N + 64], xraw[COLS][4 * N + 64];
+    FOR_SIMD(simd) {
+        for (int t = 0; t < 3; ++t) {
+            for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; ++l) {
+                const int n = lengths[l], shift = (int) rng_below(&r, 4);
+                const char * cols[COLS];
+                for (int i = 0; i < N; ++i) { w[i] = i < n ? random_unit(&r) : (double) NAN; }
+                write_floats(types[t], wraw + shift, w, N);
+                for (int c = 0; c < COLS; ++c) {
+                    for (int i = 0; i < N; ++i) { x[c][i] = i < n ? random_unit(&r) : (double) NAN; }
+                    write_floats(GCUDA_TYPE_F32, xraw[c] + c, x[c], N);
+                    cols[c] = xraw[c] + c;
+                }
+                for (int n_cols = 1; n_cols <= COLS; ++n_cols) {
+                    float out[COLS];
+                    simd->dot[t](wraw + shift, cols, n_cols, n, out);
+                    for (int c = 0; c < n_cols; ++c) {
+                        double want = 0.0;
+                        for (int i = 0; i < n; ++i) {
+                            want += value_read(types[t], wraw + shift + (size_t) i * gcuda_type_size(types[t])) * value_read(GCUDA_TYPE_F32, cols[c] + 4 * i);
+                        }
+                        CHECK_MSG(fabs((double) out[c] - want) <= 1e-5 * sqrt((double) n + 1.0), "%s %s n %d column %d of %d: %g, want %g", simd->name,
+                                  gcuda_type_name(types[t]), n, c, n_cols, (double) out[c], want);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(float_panels) { // packing and micro-kernel together: rows of any type, stride and number, edges of every size
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const int sizes[][3] = { { 1, 1, 1 }, { 7, 3, 5 }, { 8, 4, 8 }, { 24, 12, 16 }, { 33, 13, 31 }, { 96, 24, 255 }, { 95, 11, 257 }, { 97, 37, 600 } };
+    struct rng r = rng_for("float panels");
+    FOR_SIMD(simd) {
+        for (int t = 0; t < 3; ++t) {
+            for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; ++s) {
+                const int m = sizes[s][0], n = sizes[s][1], k = sizes[s][2], pad = (int) rng_below(&r, 3);
+                const size_t size = gcuda_type_size(types[t]), nb = (size_t) (k + pad) * size;
+                char * a = (char *) malloc((size_t) m * nb);
+                float * b = (float *) malloc((size_t) (n + 3) / 4 * 4 * (size_t) k * sizeof(float)), * c = (float *) malloc((size_t) m * (size_t) n * sizeof(float));
+                float * x = (float *) malloc((size_t) n * (size_t) k * sizeof(float));
+                struct gcudai_gemm_local * local = (struct gcudai_gemm_local *) malloc(sizeof *local);
+                struct gcudai_gemm g;
+                for (int i = 0; i < m * (k + pad); ++i) { value_write(types[t], a + (size_t) i * size, random_unit(&r)); }
+                for (int i = 0; i < n * k; ++i) { x[i] = (float) random_unit(&r); }
+                for (int j = 0; j < n; j += 4) { gcudai_pack_quad(GCUDA_TYPE_F32, (const char *) (x + j * k), 4, (size_t) k * 4, n - j, k, b + j * k); }
+                memset(&g, 0, sizeof g);
+                g.type = types[t], g.a = a, g.a_nb = nb, g.a_nb0 = size, g.b = b, g.c = c, g.ldc = m, g.m = m, g.n = n, g.k = k;
+                for (int m0 = 0; m0 < m; m0 += GCUDAI_GEMM_MT) {
+                    for (int n0 = 0; n0 < n; n0 += 24) {
+                        gcudai_gemm_tile(simd, &g, m0, GCUDAI_MIN(m0 + GCUDAI_GEMM_MT, m), n0, GCUDAI_MIN(n0 + 24, n), local);
+                    }
+                }
+                for (int i = 0; i < m; ++i) {
+                    for (int j = 0; j < n; ++j) {
+                        double want = 0.0;
+                        for (int l = 0; l < k; ++l) { want += value_read(types[t], a + (size_t) i * nb + (size_t) l * size) * (double) x[j * k + l]; }
+                        CHECK_MSG(fabs((double) c[j * m + i] - want) <= 1e-5 * sqrt((double) k), "%s %s [%d %d %d] at %d %d: %g, want %g", simd->name,
+                                  gcuda_type_name(types[t]), m, n, k, i, j, (double) c[j * m + i], want);
+                    }
+                }
+                free(a), free(b), free(c), free(x), free(local);
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- operations
+TEST(each_instruction_set) { // the operations' own tests, with every set but the best, which they have by themselves
+    const enum gcuda_cpu_isa best = gcuda_cpu_get_isa();
+    FOR_SIMD(simd) {
+        if (isa == (int) best || gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa) != GCUDA_STATUS_SUCCESS) { continue; }
+        CHECK_EQ_I(gcuda_cpu_get_isa(), isa);
+        test_mul_mat_float();
+        test_mul_mat_quantized();
+        test_mul_mat_blocks_of_32();
+        test_mul_mat_range_of_activations();
+        test_mul_mat_id();
+        test_out_prod();
+    }
+    CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_AUTO));
+    CHECK_EQ_I(gcuda_cpu_get_isa(), best);
+    CHECK_EQ_I(gcuda_cpu_set_isa((enum gcuda_cpu_isa) 99), GCUDA_STATUS_UNSUPPORTED);
+}
+
+TEST(long_rows) { // pieces of GCUDAI_Q_CHUNK and GCUDAI_Q_PANEL_K with every kind of remainder, few and many columns
+    char types[2048];
+    FOR_SIMD(simd) {
+        CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
+        snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
+        mul_mat_cases(types, "2304,17|2304,3 4352,33|4352,19", 0);
+        snprintf(types, sizeof types, "%s", op_types_with("Q4_0 Q4_1 Q5_0 Q8_0 IQ4_NL MXFP4", ",F32>F32"));
+        mul_mat_cases(types, "2080,18|2080,2 2336,16|2336,49 544,31|544,50 4128,16|4128,5", 0);
+    }
+    CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_AUTO));
+}
+
+TEST(block_activations) { // b in the block type that belongs to a
+    FOR_SIMD(simd) {
+        CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
+        mul_mat_cases("Q4_0,Q8_0>F32 Q8_0,Q8_0>F32 MXFP4,Q8_0>F32 Q4_1,Q8_1>F32 Q5_1,Q8_1>F32 Q4_K,Q8_K>F32 IQ3_S,Q8_K>F32",
+                      "512,18|512,3 512,18|512,50 256,17,2|256,2,4", LAYOUT_ROWS);
+    }
+    CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_AUTO));
+}
+
+TEST(half_activations) { // F16 and BF16 against every kind of weight
+    mul_mat_cases("F32,F16>F32 F32,BF16>F32 F16,BF16>F32 BF16,F16>F32 Q4_0,F16>F32 Q6_K,BF16>F32", "256,17|256,3 256,33|256,21 256,3|256,3", LAYOUT_ROWS);
+}
+
+// y = a x with one column spoilt: that column is NaN, the others are as without it
+TEST(not_finite_activations) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };
+    enum { K = 512, M = 32 };
+    FOR_SIMD(simd) {
+        CHECK_OK(gcuda_cpu_set_isa((enum gcuda_cpu_isa) isa));
+        for (int t = 0; t < 5; ++t) {
+            for (int n = 2; n <= 66; n += 64) {
+                struct gcuda_init_params params = { 0, NULL, false };
+                struct gcuda_context * ctx = gcuda_init(params);
+                struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, types[t], K, M), * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, K, n);
+                struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, x);
+                struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+                struct rng r = rng_for("not finite");
+                CHECK_OK(gcuda_build_forward_expand(graph, y));
+                for (int i = 0; i < K * M; i += (int) gcuda_blck_size(types[t])) {
+                    char * p = (char *) a->data + gcuda_row_size(types[t], i);
+                    if (gcuda_is_quantized(types[t])) {
+                        memcpy(p, random_block(types[t], &r), gcuda_type_size(types[t]));
+                    } else {
+                        value_write(types[t], p, random_unit(&r));
+                    }
+                }
+                for (int i = 0; i < K * n; ++i) { ((float *) x->data)[i] = (float) random_unit(&r); }
+                ((float *) x->data)[K + 77] = NAN;
+                CHECK_OK(gcuda_graph_compute_with_ctx(ctx, graph, 1));
+                for (int i = 0; i < M * n; ++i) {
+                    const float v = ((float *) y->data)[i];
+                    CHECK_MSG(i / M == 1 ? isnan(v) : isfinite(v), "%s %s: column %d is %g", simd->name, gcuda_type_name(types[t]), i / M, (double) v);
+                }
+                gcuda_free(ctx);
+            }
+        }
+    }
+    CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_AUTO));
+}
