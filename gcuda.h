@@ -787,6 +787,27 @@ struct gcuda_array {
     X(TRANSPOSE,         transpose,           1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
     X(CUSTOM,            custom,              0,  10, 0,               custom,         custom, any)   \
     /* family ops-a: copies and data movement */                                                      \
+    X(DUP,               dup,                 1,  0,  0,               cpy,            cpy,   any)    \
+    X(CONT,              cont,                1,  0,  0,               cpy,            cpy,   any)    \
+    X(CPY,               cpy,                 1,  1,  0,               cpy,            cpy,   quantizer) \
+    X(GET_ROWS,          get_rows,            2,  0,  0,               get_rows,       pieces, any)   \
+    X(GET_ROWS_BACK,     get_rows_back,       2,  0,  0,               get_rows,       get_rows_back, any) \
+    X(SET_ROWS,          set_rows,            3,  0,  0,               get_rows,       set_rows, quantizer) \
+    X(SET,               set,                 2,  0,  0,               set,            set,   any)    \
+    X(ACC,               acc,                 2,  0,  0,               set,            acc,   any)    \
+    X(REPEAT,            repeat,              1,  0,  0,               pad,            pieces, any)   \
+    X(REPEAT_BACK,       repeat_back,         1,  0,  0,               cpy,            repeat_back, any) \
+    X(CONCAT,            concat,              2,  0,  0,               concat,         concat, any)   \
+    X(PAD,               pad,                 1,  0,  0,               pad,            pieces, any)   \
+    X(PAD_REFLECT_1D,    pad_reflect_1d,      1,  0,  0,               pad_reflect_1d, pieces, any)   \
+    X(ROLL,              roll,                1,  0,  0,               pad,            pieces, any)   \
+    X(DIAG,              diag,                1,  0,  0,               mask,           pieces, any)   \
+    X(DIAG_MASK_INF,     diag_mask_inf,       1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
+    X(DIAG_MASK_ZERO,    diag_mask_zero,      1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
+    X(TRI,               tri,                 1,  0,  0,               mask,           pieces, any)   \
+    X(FILL,              fill,                1,  0,  GCUDAI_OP_REUSE, mask,           pieces, any)   \
+    X(ARANGE,            arange,              0,  0,  0,               arange,         pieces, any)   \
+    X(TIMESTEP_EMBEDDING, timestep_embedding, 1,  0,  0,               timestep_embedding, timestep_embedding, any) \
     /* end of ops-a */                                                                                \
     /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                     \
     X(RMS_NORM,          rms_norm,            1,  0,  GCUDAI_OP_REUSE, norm,           rows,  any)    \
@@ -803,6 +824,9 @@ struct gcuda_array {
 #define GCUDA_ARGS(X)                            \
     X(none) X(custom)                            \
     /* ops-a */                                  \
+    X(cpy) X(get_rows) X(set) X(concat) X(pad)   \
+    X(pad_reflect_1d) X(mask) X(arange)          \
+    X(timestep_embedding)                        \
     /* end of ops-a */                           \
     /* ops-b */                                  \
     X(norm)                                      \
@@ -900,6 +924,216 @@ GCUDA_API struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum
 GCUDA_API struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata);
 
 // ---------------- ops-a: copies and data movement ----------------
+
+// >>op:dup --------------------------------------------------------------------------------------------
+// A copy of a.
+//   a        any type, any strides
+//   returns  type and shape of a, contiguous; inplace: a view of a, unchanged
+struct gcuda_cpy_args { // of dup, cont, cpy, repeat_back
+    struct gcuda_array x, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:cont -------------------------------------------------------------------------------------------
+// A contiguous copy of a, the numbered forms in another shape of as many elements (rows of whole blocks).
+GCUDA_API struct gcuda_tensor * gcuda_cont(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_cont_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
+GCUDA_API struct gcuda_tensor * gcuda_cont_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
+GCUDA_API struct gcuda_tensor * gcuda_cont_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2);
+GCUDA_API struct gcuda_tensor * gcuda_cont_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+
+// >>op:cpy --------------------------------------------------------------------------------------------
+// Copies a into the memory of b and converts: the k-th element of a, i0 fastest, becomes the k-th of b. The shapes may
+// differ, the element counts not. a and b must not overlap.
+//
+//   plain types      any to any. F32, F16, BF16: to nearest, ties to even, beyond the range infinite. To integers:
+//                    towards zero, saturating, NaN becomes 0
+//   quantized types  from and to F32, F16, BF16 and F64, rows packed and whole blocks on both sides; to the same type
+//                    block by block, strides free. The CPU refuses types without a quantizer as the result
+//   returns          a view of b; cast: a new contiguous tensor with the shape of a
+//   fails            NULL: counts differ, no conversion between the types, rows of part blocks, b overlaps itself
+GCUDA_API struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_type type);
+
+// >>op:get_rows ---------------------------------------------------------------------------------------
+// Rows of a by index:  y[i, r, j1, j2] = a[i, b[r, j1, j2], j1, j2].
+//
+//   a        [n, m, B1, B2]  any type, any strides
+//   b        [R, B1, B2]     I32, any strides; indices in [0, m), rows may repeat
+//   returns  [n, R, B1, B2]  F32, integers keep their type; contiguous
+//   fails    NULL: other shapes or types. An index out of range gives a row of zeros and GCUDA_STATUS_INVALID_DATA
+struct gcuda_get_rows_args { // also of get_rows_back, set_rows
+    struct gcuda_array x, ids, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// >>op:get_rows_back ----------------------------------------------------------------------------------
+// Gradient of get_rows for a matrix: row j of the result is the sum of all rows r of a with b[r] == j, in order of r.
+//
+//   a        [n, R]  F32, F16 or BF16: gradient of the rows
+//   b        [R]     I32; an index out of range is left out and reported
+//   c        [n, m]  only its shape counts
+//   returns  [n, m]  F32
+GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
+
+// >>op:set_rows ---------------------------------------------------------------------------------------
+// Writes rows of b into a:  a[:, c[i1, i2 mod c.ne1, i3 mod c.ne2], i2, i3] = b[:, i1, i2, i3], converted as by cpy.
+// Sources of the node are b, c, a in this order.
+//
+//   a        [n, m, B2, B3]  any type but integers, packed rows; other rows keep their content
+//   b        [n, R, B2, B3]  F32, F16 or BF16, packed rows
+//   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3. Of equal indices the last row stays
+//   returns  a view of a
+//   fails    NULL: other shapes or types. A row with an index out of range is dropped: GCUDA_STATUS_INVALID_DATA
+GCUDA_API struct gcuda_tensor * gcuda_set_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
+
+// >>op:set --------------------------------------------------------------------------------------------
+// A copy of a with b written over a region of it. Element [i0, i1, i2, i3] of b goes to the byte
+// offset + i0 * nb0 + i1 * nb1 + i2 * nb2 + i3 * nb3, with nb0 the type size: strides need not be those of a.
+//
+//   a        any type, contiguous
+//   b        type of a, any strides, at most as many elements
+//   nb*      bytes, multiples of the type size; the region lies inside the result and does not overlap itself
+//   returns  type and shape of a; inplace: a view of a, whose other elements stay. 1d: nb* of a; 2d: nb2, nb3 of a
+struct gcuda_set_args { // also of acc
+    struct gcuda_array a, b, y;
+    struct gcuda_array region; // of y: data and strides as above, shape of b
+};
+GCUDA_API struct gcuda_tensor * gcuda_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_1d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_2d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
+
+// >>op:acc --------------------------------------------------------------------------------------------
+// As set, with b added to the region. a and b: F32, F16 or BF16 each, the sum rounded once to the type of a.
+GCUDA_API struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+
+// >>op:repeat -----------------------------------------------------------------------------------------
+// a side by side until it fills a larger shape whose extents are multiples of its own.
+//   a        any plain type, any strides
+//   b        only its shape counts
+//   returns  type of a, shape of b or the one given
+GCUDA_API struct gcuda_tensor * gcuda_repeat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_repeat_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+
+// >>op:repeat_back ------------------------------------------------------------------------------------
+// Gradient of repeat: each element of the result is the sum of all elements of a that are copies of it.
+//   a        F32, F16 or BF16, any strides
+//   b        only its shape counts; its extents divide those of a
+//   returns  type of a, shape of b. Sums in double, rounded once
+GCUDA_API struct gcuda_tensor * gcuda_repeat_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// >>op:concat -----------------------------------------------------------------------------------------
+// a, then b, along dimension dim (0 to 3).
+//   a, b     one type, any strides; all other extents equal. Either may be empty
+//   returns  their type, contiguous
+struct gcuda_concat_args {
+    struct gcuda_array a, b, y;
+    int dim;
+};
+GCUDA_API struct gcuda_tensor * gcuda_concat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
+
+// >>op:pad --------------------------------------------------------------------------------------------
+// a with lp elements before and rp behind it in each dimension: zeros, or a itself continued around (circular).
+//   a        any plain type, any strides
+//   lp, rp   at least 0, elements; circular may wrap any number of times
+//   returns  type of a, extents ne + lp + rp
+struct gcuda_pad_args { // also of repeat and roll, which are circular
+    struct gcuda_array x, y;
+    int64_t lp[4]; // y[i] = x[i - lp]
+    bool is_circular;
+};
+GCUDA_API struct gcuda_tensor * gcuda_pad(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3);
+GCUDA_API struct gcuda_tensor * gcuda_pad_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
+GCUDA_API struct gcuda_tensor * gcuda_pad_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3);
+GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
+
+// >>op:pad_reflect_1d ---------------------------------------------------------------------------------
+// Rows continued by their mirror image, p0 elements before and p1 behind, the border element not repeated.
+//   a        any plain type, any strides
+//   p0, p1   0 to ne0 - 1
+//   returns  type of a, [ne0 + p0 + p1, ne1, ne2, ne3]
+struct gcuda_pad_reflect_1d_args {
+    struct gcuda_array x, y;
+    int64_t p0;
+};
+GCUDA_API struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1);
+
+// >>op:roll -------------------------------------------------------------------------------------------
+// Elements moved by shift in each dimension, those that leave at one end enter at the other.
+//   a        any plain type, any strides
+//   shift    -ne < shift < ne
+//   returns  type and shape of a
+GCUDA_API struct gcuda_tensor * gcuda_roll(struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3);
+
+// >>op:diag -------------------------------------------------------------------------------------------
+// Rows as diagonals of square matrices:  y[i, i] = a[i, 0], zero elsewhere.
+//   a        [n, 1, ne2, ne3]  any plain type
+//   returns  [n, n, ne2, ne3]  type of a
+struct gcuda_mask_args { // also of diag_mask_inf, diag_mask_zero, tri and fill
+    struct gcuda_array x, y; // x has the shape of y; of diag its nb[1] is 0
+    int64_t from, to;        // x is kept where from <= i0 - i1 < to
+    float value;             // elsewhere
+};
+GCUDA_API struct gcuda_tensor * gcuda_diag(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:diag_mask_inf ----------------------------------------------------------------------------------
+// a with -infinity where i0 > n_past + i1: what a token may not attend to.
+//   a        F32, F16 or BF16, any strides
+//   n_past   at least 0
+//   returns  type and shape of a; inplace: a view of a
+GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
+GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
+
+// >>op:diag_mask_zero ---------------------------------------------------------------------------------
+// The same with zero, also over NaN.
+GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
+GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
+
+// >>op:tri --------------------------------------------------------------------------------------------
+// A triangle of square matrices, zero elsewhere, also over NaN.
+//   a        [n, n, ne2, ne3]  F32, F16 or BF16, any strides
+//   returns  type and shape of a
+enum gcuda_tri_type {
+    GCUDA_TRI_TYPE_UPPER_DIAG = 0, // keeps column i0 >= row i1
+    GCUDA_TRI_TYPE_UPPER = 1,      // i0 > i1
+    GCUDA_TRI_TYPE_LOWER_DIAG = 2, // i0 <= i1
+    GCUDA_TRI_TYPE_LOWER = 3       // i0 < i1
+};
+GCUDA_API struct gcuda_tensor * gcuda_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type);
+
+// >>op:fill -------------------------------------------------------------------------------------------
+// Every element c; the content of a is not read.
+//   a        F32, F16 or BF16
+//   returns  type and shape of a; inplace: a view of a
+GCUDA_API struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c);
+GCUDA_API struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float c);
+
+// >>op:arange -----------------------------------------------------------------------------------------
+// start, start + step, ... below stop:  y[i] = start + step * i.
+//   step     above 0, stop above start
+//   returns  [ceil((stop - start) / step)]  F32
+struct gcuda_arange_args {
+    struct gcuda_array y;
+    float start, step;
+};
+GCUDA_API struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, float stop, float step);
+
+// >>op:timestep_embedding -----------------------------------------------------------------------------
+// Sinusoidal embedding, cosines first: with h = dim / 2 and f = max_period^(-j / h) for j < h,
+// y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f); the last element of an odd dim is 0.
+//   timesteps   [N]  F32
+//   max_period  at least 1; models use 10000
+//   returns     [dim, N]  F32
+struct gcuda_timestep_embedding_args {
+    struct gcuda_array x, y;
+    int max_period;
+};
+GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period);
 
 // ---------------- end of ops-a ----------------
 
@@ -7617,6 +7851,1547 @@ static void gcudai_custom_cpu(const union gcudai_args * args, const struct gcuda
 }
 
 // ---------------- ops-a: copies and data movement ----------------
+
+static void gcudai_pad_cpu(const union gcudai_args * args, const struct gcudai_task * t);
+
+// ---- moving elements ----
+
+// Elements of an item at most, a multiple of every block: a long row is split. Quantizers are a hundred times slower
+// than a copy.
+#define GCUDAI_MOVE_ITEM ((int64_t) 65536)
+#define GCUDAI_QUANTIZE_ITEM ((int64_t) 4096)
+
+// n elements of a size, strides in bytes. x stride 0 repeats one element; x == y with the same stride is allowed.
+static void gcudai_move(size_t size, const char * x, ptrdiff_t xs, char * y, ptrdiff_t ys, int64_t n) {
+    if (x == y && xs == ys) {
+        return;
+    }
+    if ((size_t) xs == size && (size_t) ys == size) {
+        memmove(y, x, (size_t) n * size);
+        return;
+    }
+    switch (size) {
+        case 1: for (int64_t i = 0; i < n; ++i) { y[i * ys] = x[i * xs]; } break;
+        case 2: for (int64_t i = 0; i < n; ++i) { memcpy(y + i * ys, x + i * xs, 2); } break;
+        case 4: for (int64_t i = 0; i < n; ++i) { memcpy(y + i * ys, x + i * xs, 4); } break;
+        case 8: for (int64_t i = 0; i < n; ++i) { memcpy(y + i * ys, x + i * xs, 8); } break;
+        default: for (int64_t i = 0; i < n; ++i) { memmove(y + i * ys, x + i * xs, size); } break;
+    }
+}
+
+static void gcudai_zero(size_t size, char * y, ptrdiff_t ys, int64_t n) {
+    static const char zeros[8] = { 0, 0, 0, 0, 0, 0, 0, 0 };
+    if ((size_t) ys == size && n > 0) {
+        memset(y, 0, (size_t) n * size);
+    } else {
+        gcudai_move(size, zeros, 0, y, ys, n);
+    }
+}
+
+// How elements of one type become those of another. They move in units: the larger of both blocks, else single ones.
+struct gcudai_pair {
+    enum gcuda_type x_type, y_type;
+    int64_t unit;            // elements
+    size_t x_bytes, y_bytes; // of a unit
+    gcuda_to_float_t to;     // NULL: an integer type
+    gcuda_from_float_t from; // NULL: an integer type, or one without a quantizer
+};
+
+static struct gcudai_pair gcudai_pair_of(enum gcuda_type x_type, enum gcuda_type y_type) {
+    const struct gcuda_type_traits * x = gcuda_get_type_traits(x_type), * y = gcuda_get_type_traits(y_type);
+    struct gcudai_pair c;
+    c.x_type = x_type;
+    c.y_type = y_type;
+    c.unit = GCUDAI_MAX(x->blck_size, y->blck_size);
+    c.x_bytes = x->type_size * (size_t) (c.unit / x->blck_size);
+    c.y_bytes = y->type_size * (size_t) (c.unit / y->blck_size);
+    c.to = x->to_float;
+    c.from = y->from_float_ref;
+    return c;
+}
+
+// Is there a conversion at all? Quantizers may be missing: see gcudai_can_quantize.
+static bool gcudai_is_pair(enum gcuda_type x, enum gcuda_type y) {
+    const bool x_quantized = gcuda_is_quantized(x), y_quantized = gcuda_is_quantized(y);
+    const bool x_float = gcudai_is_float(x) || x == GCUDA_TYPE_F64, y_float = gcudai_is_float(y) || y == GCUDA_TYPE_F64;
+    return x == y || (!x_quantized && !y_quantized) || (x_quantized && y_float) || (x_float && y_quantized);
+}
+
+// Some formats cost much more to find good scales for than to write.
+static bool gcudai_is_slow_pair(enum gcuda_type x, enum gcuda_type y) { return x != y && gcuda_is_quantized(y); }
+
+static int32_t gcudai_f32_to_i32(float v) {
+    if (!(v >= -2147483648.0f)) {
+        return v != v ? 0 : INT32_MIN;
+    }
+    return v >= 2147483648.0f ? INT32_MAX : (int32_t) v;
+}
+
+// At least one side is an integer type; both are plain and packed.
+static void gcudai_pair_numbers(const struct gcudai_pair * c, const char * x, char * y, int64_t n) {
+    if (c->x_type == GCUDA_TYPE_F32 && c->y_type == GCUDA_TYPE_I32) {
+        for (int64_t i = 0; i < n; ++i) { ((int32_t *) (void *) y)[i] = gcudai_f32_to_i32(((const float *) (const void *) x)[i]); }
+    } else if (c->x_type == GCUDA_TYPE_I32 && c->y_type == GCUDA_TYPE_F32) {
+        for (int64_t i = 0; i < n; ++i) { ((float *) (void *) y)[i] = (float) ((const int32_t *) (const void *) x)[i]; }
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            gcudai_set_number(c->y_type, y + (size_t) i * c->y_bytes, gcudai_get_number(c->x_type, x + (size_t) i * c->x_bytes));
+        }
+    }
+}
+
+// At most GCUDAI_PIECE elements, packed on both sides, types that differ.
+static void gcudai_pair_packed(const struct gcudai_pair * c, const char * x, char * y, int64_t n) {
+    float buf[GCUDAI_PIECE];
+    if (c->to == NULL || c->from == NULL) {
+        gcudai_pair_numbers(c, x, y, n);
+    } else if (c->x_type == GCUDA_TYPE_F32) {
+        c->from((const float *) (const void *) x, y, n);
+    } else if (c->y_type == GCUDA_TYPE_F32) {
+        c->to(x, (float *) (void *) y, n);
+    } else {
+        c->to(x, buf, n);
+        c->from(buf, y, n);
+    }
+}
+
+// n units from x to y, strides in bytes per unit; strided ones go through packed pieces.
+static void gcudai_pair_run(const struct gcudai_pair * c, const char * x, ptrdiff_t xs, char * y, ptrdiff_t ys, int64_t n) {
+    double x_packed[GCUDAI_PIECE], y_packed[GCUDAI_PIECE]; // double: aligned for every type
+    if (c->x_type == c->y_type) {
+        gcudai_move(c->x_bytes, x, xs, y, ys, n);
+        return;
+    }
+    const int64_t step = GCUDAI_PIECE / c->unit;
+    for (int64_t i = 0; i < n; i += step) {
+        const int64_t m = GCUDAI_MIN(step, n - i);
+        const char * from = x + i * xs;
+        char * to = y + i * ys;
+        if ((size_t) xs != c->x_bytes) {
+            gcudai_move(c->x_bytes, from, xs, (char *) x_packed, (ptrdiff_t) c->x_bytes, m);
+            from = (const char *) x_packed;
+        }
+        if ((size_t) ys == c->y_bytes) {
+            gcudai_pair_packed(c, from, to, m * c->unit);
+        } else {
+            gcudai_pair_packed(c, from, (char *) y_packed, m * c->unit);
+            gcudai_move(c->y_bytes, (const char *) y_packed, (ptrdiff_t) c->y_bytes, to, ys, m);
+        }
+    }
+}
+
+// ---- rows in pieces: how most operations here are split ----
+
+struct gcudai_piece {
+    int64_t i0, n; // elements [i0, i0 + n) of a row
+    int64_t row, i1, i2, i3;
+};
+
+static int64_t gcudai_n_pieces(int64_t ne0, int64_t max) { return ne0 > 0 ? (ne0 - 1) / max + 1 : 0; }
+
+static struct gcudai_piece gcudai_piece_of(const struct gcuda_array * a, int64_t max, int64_t item) {
+    struct gcudai_piece p;
+    const int64_t n_pieces = gcudai_n_pieces(a->ne[0], max);
+    p.row = item / n_pieces;
+    p.i0 = item % n_pieces * max;
+    p.n = GCUDAI_MIN(max, a->ne[0] - p.i0);
+    p.i1 = p.row % a->ne[1];
+    p.i2 = p.row / a->ne[1] % a->ne[2];
+    p.i3 = p.row / a->ne[1] / a->ne[2];
+    return p;
+}
+
+static void gcudai_split_rows(const struct gcuda_tensor * t, int64_t max, double cost, struct gcudai_work * w, int phase) {
+    w->n_items[phase] = gcuda_nrows(t) * gcudai_n_pieces(t->ne[0], max);
+    w->item_cost[phase] = 100.0 + cost * (double) GCUDAI_MIN(t->ne[0], max);
+}
+
+static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_split_rows(y, GCUDAI_MOVE_ITEM, 2.0, w, 0); }
+
+// ---- copies between any two layouts ----
+
+// A copy as loops over units. Dimensions are in the order of the destination's strides, merged where both sides allow,
+// unless the shapes differ and neither side is contiguous (ragged): then the source keeps a shape of its own.
+struct gcudai_walk {
+    struct gcudai_pair pair;
+    const char * x;
+    char * y;
+    int64_t ne[GCUDA_MAX_DIMS];                            // units
+    ptrdiff_t xs[GCUDA_MAX_DIMS], ys[GCUDA_MAX_DIMS];      // bytes
+    int64_t x_ne[GCUDA_MAX_DIMS];                          // of a ragged one
+    int64_t step[GCUDA_MAX_DIMS], n_steps[GCUDA_MAX_DIMS]; // an item: one step in each dimension
+    bool is_ragged, is_tiled;                              // tiled: in the source dimension 1 is the dense one
+};
+
+#define GCUDAI_TILE ((int64_t) 64)       // units of dimension 1 in a tile
+#define GCUDAI_TILE_WIDTH ((int64_t) 32) // units of dimension 0 converted at a time
+
+// The dense strides of a shape; false if the array does not have them.
+static bool gcudai_dense(const struct gcuda_array * a, const int64_t * ne, size_t * nb) {
+    bool is_dense = true;
+    size_t expect = gcuda_type_size(a->type);
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        const int64_t n = d == 0 ? ne[0] / gcuda_blck_size(a->type) : ne[d];
+        nb[d] = expect;
+        is_dense = is_dense && (n == 1 || a->nb[d] == expect);
+        expect *= (size_t) n;
+    }
+    return is_dense;
+}
+
+// A contiguous array takes another shape of as many elements.
+static bool gcudai_adopt_shape(struct gcuda_array * a, const int64_t * ne) {
+    size_t nb[GCUDA_MAX_DIMS];
+    if (!gcudai_dense(a, a->ne, nb)) {
+        return false;
+    }
+    (void) gcudai_dense(a, ne, a->nb);
+    memcpy(a->ne, ne, sizeof(a->ne));
+    return true;
+}
+
+static void gcudai_walk_swap(struct gcudai_walk * w, int d, int e) {
+    const int64_t ne = w->ne[d];
+    const ptrdiff_t xs = w->xs[d], ys = w->ys[d];
+    w->ne[d] = w->ne[e];
+    w->xs[d] = w->xs[e];
+    w->ys[d] = w->ys[e];
+    w->ne[e] = ne;
+    w->xs[e] = xs;
+    w->ys[e] = ys;
+}
+
+// Should dimension d be outside of dimension e?
+static bool gcudai_walk_is_outer(const struct gcudai_walk * w, int d, int e) {
+    if ((w->ne[d] == 1) != (w->ne[e] == 1)) {
+        return w->ne[d] == 1;
+    }
+    return w->ys[d] != w->ys[e] ? w->ys[d] > w->ys[e] : w->xs[d] > w->xs[e];
+}
+
+static void gcudai_walk_order(struct gcudai_walk * w) {
+    int n = 1;
+    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) {
+        for (int e = d; e > 0 && gcudai_walk_is_outer(w, e - 1, e); --e) { gcudai_walk_swap(w, e - 1, e); }
+    }
+    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { // merge into dimension n - 1
+        const bool is_next = w->xs[d] == w->xs[n - 1] * w->ne[n - 1] && w->ys[d] == w->ys[n - 1] * w->ne[n - 1];
+        if (is_next || w->ne[d] == 1) {
+            w->ne[n - 1] *= w->ne[d];
+            w->ne[d] = 1;
+        } else {
+            gcudai_walk_swap(w, n++, d);
+        }
+    }
+    int inner = 0;
+    for (int d = 1; d < n; ++d) { inner = w->xs[d] < w->xs[inner] ? d : inner; }
+    w->is_tiled = inner > 0 && w->pair.unit == 1;
+    if (w->is_tiled) { gcudai_walk_swap(w, 1, inner); }
+}
+
+static void gcudai_walk_split(struct gcudai_walk * w) {
+    const bool is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
+    w->step[0] = (is_slow ? GCUDAI_QUANTIZE_ITEM : GCUDAI_MOVE_ITEM) / (w->pair.unit * (w->is_tiled ? GCUDAI_TILE : 1));
+    w->step[1] = w->is_tiled ? GCUDAI_TILE : 1;
+    w->step[2] = w->step[3] = 1;
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) { w->n_steps[d] = gcudai_n_pieces(w->ne[d], w->step[d]); }
+}
+
+// The check has seen that rows hold whole units on both sides, and are packed where a unit has several elements.
+static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * x, const struct gcuda_array * y) {
+    struct gcuda_array a = *x, b = *y;
+    GCUDAI_ZERO(*w);
+    w->pair = gcudai_pair_of(x->type, y->type);
+    w->x = (const char *) x->data;
+    w->y = (char *) y->data;
+    w->is_ragged = memcmp(a.ne, b.ne, sizeof(a.ne)) != 0;
+    if (w->is_ragged) { // the side without blocks first: its rows need not hold whole ones if it is contiguous
+        const bool x_first = gcuda_is_quantized(y->type);
+        w->is_ragged = !(x_first ? gcudai_adopt_shape(&a, b.ne) : gcudai_adopt_shape(&b, a.ne)) && !(x_first ? gcudai_adopt_shape(&b, a.ne) : gcudai_adopt_shape(&a, b.ne));
+    }
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        w->ne[d] = d == 0 ? b.ne[0] / w->pair.unit : b.ne[d];
+        w->x_ne[d] = d == 0 ? a.ne[0] / w->pair.unit : a.ne[d];
+        w->xs[d] = (ptrdiff_t) a.nb[d];
+        w->ys[d] = (ptrdiff_t) b.nb[d];
+    }
+    w->xs[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(x->type));
+    w->ys[0] *= (ptrdiff_t) (w->pair.unit / gcuda_blck_size(y->type));
+    if (!w->is_ragged && w->ne[0] > 0) {
+        gcudai_walk_order(w);
+    }
+    gcudai_walk_split(w);
+}
+
+static int64_t gcudai_walk_n_items(const struct gcudai_walk * w) { return w->n_steps[0] * w->n_steps[1] * w->n_steps[2] * w->n_steps[3]; }
+
+static double gcudai_walk_cost(const struct gcudai_walk * w) {
+    const bool is_same = w->pair.x_type == w->pair.y_type, is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
+    const double per_unit = (double) w->pair.unit * (is_slow ? 100.0 : is_same && !w->is_tiled ? 1.0 : 4.0);
+    return 50.0 + per_unit * (double) (GCUDAI_MIN(w->step[0], w->ne[0]) * GCUDAI_MIN(w->step[1], w->ne[1]));
+}
+
+// n0 x n1 units; in the source dimension 1 is dense, in the destination dimension 0. Through a small square that holds
+// converted columns, so that both sides are touched in whole cache lines.
+static void gcudai_walk_tile(const struct gcudai_walk * w, const char * x, char * y, int64_t n0, int64_t n1) {
+    double square[GCUDAI_TILE_WIDTH * GCUDAI_TILE];
+    const ptrdiff_t size = (ptrdiff_t) w->pair.y_bytes, column = (ptrdiff_t) GCUDAI_TILE * size;
+    for (int64_t i0 = 0; i0 < n0; i0 += GCUDAI_TILE_WIDTH) {
+        const int64_t m = GCUDAI_MIN(GCUDAI_TILE_WIDTH, n0 - i0);
+        for (int64_t j = 0; j < m; ++j) { gcudai_pair_run(&w->pair, x + (i0 + j) * w->xs[0], w->xs[1], (char *) square + j * column, size, n1); }
+        for (int64_t j = 0; j < n1; ++j) { gcudai_move(w->pair.y_bytes, (const char *) square + j * size, column, y + i0 * w->ys[0] + j * w->ys[1], w->ys[0], m); }
+    }
+}
+
+// Units [k, k + n) of the destination in logical order, which share a row there.
+static void gcudai_walk_ragged(const struct gcudai_walk * w, int64_t k, char * y, int64_t n) {
+    for (int64_t done = 0; done < n;) {
+        ptrdiff_t offset = 0;
+        int64_t rest = k + done;
+        for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+            offset += rest % w->x_ne[d] * w->xs[d];
+            rest /= w->x_ne[d];
+        }
+        const int64_t m = GCUDAI_MIN(n - done, w->x_ne[0] - (k + done) % w->x_ne[0]);
+        gcudai_pair_run(&w->pair, w->x + offset, w->xs[0], y + done * w->ys[0], w->ys[0], m);
+        done += m;
+    }
+}
+
+static void gcudai_walk_run(const struct gcudai_walk * w, int64_t first, int64_t end) {
+    int64_t at[GCUDA_MAX_DIMS], rest = first;
+    for (int d = 0; d < GCUDA_MAX_DIMS && first < end; ++d) {
+        at[d] = rest % w->n_steps[d];
+        rest /= w->n_steps[d];
+    }
+    for (int64_t item = first; item < end; ++item) {
+        const int64_t i0 = at[0] * w->step[0], i1 = at[1] * w->step[1];
+        const int64_t n0 = GCUDAI_MIN(w->step[0], w->ne[0] - i0), n1 = GCUDAI_MIN(w->step[1], w->ne[1] - i1);
+        char * y = w->y + i0 * w->ys[0] + i1 * w->ys[1] + at[2] * w->ys[2] + at[3] * w->ys[3];
+        if (w->is_ragged) {
+            gcudai_walk_ragged(w, i0 + w->ne[0] * (i1 + w->ne[1] * (at[2] + w->ne[2] * at[3])), y, n0);
+        } else {
+            const char * x = w->x + i0 * w->xs[0] + i1 * w->xs[1] + at[2] * w->xs[2] + at[3] * w->xs[3];
+            if (w->is_tiled) {
+                gcudai_walk_tile(w, x, y, n0, n1);
+            } else {
+                gcudai_pair_run(&w->pair, x, w->xs[0], y, w->ys[0], n0);
+            }
+        }
+        for (int d = 0; d < GCUDA_MAX_DIMS && ++at[d] == w->n_steps[d]; ++d) { at[d] = 0; }
+    }
+}
+
+// ---- checks and constructors ----
+
+// Every dimension steps over all that lies within the smaller ones: no two elements share memory. Strides that
+// interleave without meeting are refused too.
+static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const size_t * nb) {
+    const int64_t units[GCUDA_MAX_DIMS] = { ne[0] / gcuda_blck_size(type), ne[1], ne[2], ne[3] };
+    size_t extent = gcuda_type_size(type);
+    bool is_done[GCUDA_MAX_DIMS] = { false, false, false, false };
+    for (int k = 0; k < GCUDA_MAX_DIMS; ++k) {
+        int next = -1;
+        for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+            if (!is_done[d] && units[d] > 1 && (next < 0 || nb[d] < nb[next])) { next = d; }
+        }
+        if (next < 0) {
+            break;
+        }
+        if (nb[next] < extent) {
+            return false;
+        }
+        extent += nb[next] * (size_t) (units[next] - 1);
+        is_done[next] = true;
+    }
+    return true;
+}
+
+static gcuda_status gcudai_want_plain(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, !gcuda_is_quantized(t->type), "type of '%s' is %s, want one that is not quantized", t->name, gcuda_type_name(t->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_want_same_type(const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    GCUDAI_WANT(y, a->type == b->type, "types of '%s' and '%s' must be equal, are %s and %s", a->name, b->name, gcuda_type_name(a->type), gcuda_type_name(b->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Elements of x can become those of t, in units: rows packed and of whole units, unless all elements are packed.
+static gcuda_status gcudai_want_pair(const struct gcuda_tensor * y, const struct gcuda_tensor * x, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcudai_is_pair(x->type, t->type), "%s does not convert to %s", gcuda_type_name(x->type), gcuda_type_name(t->type));
+    const int64_t unit = GCUDAI_MAX(gcuda_blck_size(x->type), gcuda_blck_size(t->type));
+    for (int k = 0; k < 2 && unit > 1 && x->type != t->type; ++k) {
+        const struct gcuda_tensor * side = k == 0 ? x : t;
+        if (gcuda_is_quantized(side->type) || !gcuda_is_contiguous(side)) {
+            GCUDAI_TRY(gcudai_want_rows(y, side));
+            GCUDAI_WANT(y, side->ne[0] % unit == 0, "rows of %lld elements must be whole blocks of %lld", (long long) side->ne[0], (long long) unit);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_quantizer_can(const struct gcuda_tensor * y) {
+    const bool is_copy = y->src[0]->type == y->type;
+    GCUDAI_CAN(y, is_copy || !gcuda_is_quantized(y->type) || gcuda_get_type_traits(y->type)->from_float_ref != NULL, "there is no quantizer for %s", gcuda_type_name(y->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n, bool inplace) {
+    return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
+}
+
+// >>op:dup --------------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_dup(struct gcuda_context * ctx, struct gcuda_tensor * a, bool inplace) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_DUP, src, 1)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_like(ctx, GCUDA_OP_DUP, a, src, 1, inplace));
+}
+
+struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_dup(ctx, a, false); }
+struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_dup(ctx, a, true); }
+
+// What dup, cont and cpy share.
+static gcuda_status gcudai_want_copy(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    GCUDAI_WANT(y, gcuda_nelements(x) == gcuda_nelements(y), "%lld elements cannot be copied to %lld", (long long) gcuda_nelements(x), (long long) gcuda_nelements(y));
+    return gcudai_want_pair(y, x, y);
+}
+
+static gcuda_status gcudai_dup_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_same_type(y, y->src[0], y));
+    GCUDAI_TRY(gcudai_want_like(y, y->src[0]));
+    return gcudai_want_copy(y);
+}
+
+static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->cpy.x = gcudai_array(y->src[0]);
+    args->cpy.y = gcudai_array(y);
+}
+
+static void gcudai_cpy_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y);
+    struct gcudai_walk walk;
+    gcudai_walk_init(&walk, &a, &b);
+    w->n_items[0] = gcudai_walk_n_items(&walk);
+    w->item_cost[0] = gcudai_walk_cost(&walk);
+}
+
+static void gcudai_cpy_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_cpy_args * p = &args->cpy;
+    struct gcudai_walk walk;
+    if (p->x.data != p->y.data || p->x.type != p->y.type) { // else in place
+        gcudai_walk_init(&walk, &p->x, &p->y);
+        gcudai_walk_run(&walk, t->i0, t->i1);
+    }
+}
+
+static void gcudai_dup_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_cpy_cpu(args, t); }
+
+// >>op:cont -------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_cont_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    struct gcuda_tensor * src[] = { a };
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONT, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONT, a->type, ne, src, 1);
+    return gcudai_op_finish(ctx, gcuda_format_name(y, "%s (cont)", a->name));
+}
+
+struct gcuda_tensor * gcuda_cont(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return a ? gcuda_cont_4d(ctx, a, a->ne[0], a->ne[1], a->ne[2], a->ne[3]) : gcuda_cont_4d(ctx, a, 0, 0, 0, 0);
+}
+
+struct gcuda_tensor * gcuda_cont_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0) { return gcuda_cont_4d(ctx, a, ne0, 1, 1, 1); }
+struct gcuda_tensor * gcuda_cont_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1) { return gcuda_cont_4d(ctx, a, ne0, ne1, 1, 1); }
+struct gcuda_tensor * gcuda_cont_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2) { return gcuda_cont_4d(ctx, a, ne0, ne1, ne2, 1); }
+
+static gcuda_status gcudai_cont_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_same_type(y, y->src[0], y));
+    return gcudai_want_copy(y);
+}
+
+static void gcudai_cont_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_cpy_cpu(args, t); }
+
+// >>op:cpy --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CPY, src, 2)) {
+        return NULL;
+    }
+    if (b == NULL) {
+        return ctx->error == GCUDA_STATUS_SUCCESS ? gcudai_op_error(ctx, GCUDA_OP_CPY, "source 1 is NULL") : NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_view(ctx, GCUDA_OP_CPY, b, src, 2));
+}
+
+// The node has one source: no tensor is its own.
+struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_type type) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CPY, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CPY, type, a->ne, src, 1);
+    return gcudai_op_finish(ctx, gcuda_format_name(y, "%s (copy)", a->name));
+}
+
+static gcuda_status gcudai_cpy_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * b = y->src[1];
+    if (b != NULL) {
+        GCUDAI_WANT(y, y->view_src == (b->view_src ? b->view_src : b) && y->view_offs == b->view_offs && gcudai_same_layout(y, b),
+                    "result must be a view of source 1 with its shape and strides");
+    }
+    GCUDAI_WANT(y, gcudai_is_disjoint(y->type, y->ne, y->nb), "the destination overlaps itself");
+    return gcudai_want_copy(y);
+}
+
+// >>op:get_rows ---------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS, src, 2)) {
+        return NULL;
+    }
+    const int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], b->ne[0], b->ne[1], b->ne[2] };
+    const enum gcuda_type type = gcudai_to_float(a->type) ? GCUDA_TYPE_F32 : a->type;
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_GET_ROWS, type, ne, src, 2));
+}
+
+static gcuda_status gcudai_get_rows_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
+    GCUDAI_WANT(y, a->ne[2] == b->ne[1] && a->ne[3] == b->ne[2] && b->ne[3] == 1, "indices must be [rows, %lld, %lld, 1]", (long long) a->ne[2], (long long) a->ne[3]);
+    GCUDAI_TRY(gcudai_want_type(y, y, gcudai_to_float(a->type) ? GCUDA_TYPE_F32 : a->type));
+    GCUDAI_TRY(gcudai_want_shape(y, a->ne[0], b->ne[0], b->ne[1], b->ne[2]));
+    return gcudai_want_pair(y, a, y);
+}
+
+static void gcudai_get_rows_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->get_rows.x = gcudai_array(y->src[0]);
+    args->get_rows.ids = gcudai_array(y->src[1]);
+    args->get_rows.y = gcudai_array(y);
+}
+
+// An index tensor's element, I32 or I64.
+static int64_t gcudai_index_at(const struct gcuda_array * ids, int64_t i0, int64_t i1, int64_t i2) {
+    const char * p = gcudai_at(ids, i1, i2, 0) + (size_t) i0 * ids->nb[0];
+    int32_t i32;
+    int64_t i64;
+    if (ids->type == GCUDA_TYPE_I64) {
+        memcpy(&i64, p, sizeof(i64));
+        return i64;
+    }
+    memcpy(&i32, p, sizeof(i32));
+    return i32;
+}
+
+// Elements [i0, i0 + n) of a row, whole units, to another row.
+static void gcudai_copy_row(const struct gcudai_pair * c, const struct gcuda_array * a, const char * x, const struct gcuda_array * b, char * y, int64_t i0, int64_t n) {
+    const ptrdiff_t xs = (ptrdiff_t) (a->nb[0] * (size_t) (c->unit / gcuda_blck_size(a->type)));
+    const ptrdiff_t ys = (ptrdiff_t) (b->nb[0] * (size_t) (c->unit / gcuda_blck_size(b->type)));
+    gcudai_pair_run(c, x + i0 / c->unit * xs, xs, y + i0 / c->unit * ys, ys, n / c->unit);
+}
+
+static void gcudai_get_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_get_rows_args * p = &args->get_rows;
+    const struct gcudai_pair pair = gcudai_pair_of(p->x.type, p->y.type);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->y, GCUDAI_MOVE_ITEM, item);
+        const int64_t from = gcudai_index_at(&p->ids, c.i1, c.i2, c.i3);
+        char * y = gcudai_at(&p->y, c.i1, c.i2, c.i3);
+        if (from >= 0 && from < p->x.ne[1]) {
+            gcudai_copy_row(&pair, &p->x, gcudai_at(&p->x, from, c.i2, c.i3), &p->y, y, c.i0, c.n);
+        } else {
+            gcudai_bad_index(t, c.row, from, p->x.ne[1]);
+            gcudai_zero(gcuda_type_size(p->y.type), y + (size_t) c.i0 * p->y.nb[0], (ptrdiff_t) p->y.nb[0], c.n);
+        }
+    }
+}
+
+// >>op:get_rows_back ----------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_get_rows_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
+    struct gcuda_tensor * src[] = { a, b }, * shape[] = { c };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, src, 2) || !gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, shape, 1)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_GET_ROWS_BACK, GCUDA_TYPE_F32, c->ne, src, 2));
+}
+
+static gcuda_status gcudai_get_rows_back_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_WANT(y, gcuda_is_matrix(a) && gcuda_is_vector(b) && gcuda_is_matrix(y), "gradient and result must be matrices, indices a vector");
+    GCUDAI_WANT(y, a->ne[1] == b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
+    GCUDAI_WANT(y, a->ne[0] == y->ne[0], "rows of the gradient have %lld elements, of the result %lld", (long long) a->ne[0], (long long) y->ne[0]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Scratch: for every row of the result the first row of the gradient that goes there, and for each of these the next.
+static void gcudai_get_rows_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const int64_t n_ids = y->src[1]->ne[0], m = y->ne[1];
+    size_t n = 0;
+    w->n_phases = 2;
+    w->n_items[0] = 1;
+    w->item_cost[0] = 4.0 * ((double) m + (double) n_ids);
+    gcudai_split_rows(y, GCUDAI_PIECE, 2.0 * (1.0 + (double) n_ids / (double) GCUDAI_MAX(m, 1)), w, 1);
+    if (!gcudai_add_size((size_t) m, (size_t) n_ids, &n) || !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
+        w->shared_bytes = SIZE_MAX;
+    }
+}
+
+static void gcudai_get_rows_back_chain(const struct gcuda_get_rows_args * p, const struct gcudai_task * t, int64_t * first, int64_t * next) {
+    for (int64_t j = 0; j < p->y.ne[1]; ++j) { first[j] = -1; }
+    for (int64_t r = p->ids.ne[0] - 1; r >= 0; --r) {
+        const int64_t j = gcudai_index_at(&p->ids, r, 0, 0);
+        if (j < 0 || j >= p->y.ne[1]) {
+            gcudai_bad_index(t, r, j, p->y.ne[1]);
+            continue;
+        }
+        next[r] = first[j];
+        first[j] = r;
+    }
+}
+
+static void gcudai_get_rows_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_get_rows_args * p = &args->get_rows;
+    int64_t * first = (int64_t *) (void *) t->shared, * next = first + p->y.ne[1];
+    if (t->phase == 0) {
+        gcudai_get_rows_back_chain(p, t, first, next);
+        return;
+    }
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->y, GCUDAI_PIECE, item);
+        double sum[GCUDAI_PIECE];
+        float buf[GCUDAI_PIECE];
+        GCUDAI_ZERO(sum);
+        for (int64_t r = first[c.i1]; r >= 0; r = next[r]) {
+            gcudai_load(p->x.type, gcudai_at(&p->x, r, 0, 0) + (size_t) c.i0 * p->x.nb[0], p->x.nb[0], c.n, buf);
+            for (int64_t i = 0; i < c.n; ++i) { sum[i] += (double) buf[i]; }
+        }
+        for (int64_t i = 0; i < c.n; ++i) { buf[i] = (float) sum[i]; }
+        gcudai_store(GCUDA_TYPE_F32, gcudai_at(&p->y, c.i1, 0, 0) + (size_t) c.i0 * p->y.nb[0], p->y.nb[0], c.n, buf);
+    }
+}
+
+// >>op:set_rows ---------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_set_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
+    struct gcuda_tensor * src[] = { b, c, a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SET_ROWS, src, 3)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_view(ctx, GCUDA_OP_SET_ROWS, a, src, 3));
+}
+
+static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * b = y->src[0], * c = y->src[1], * a = y->src[2];
+    GCUDAI_TRY(gcudai_want_float(y, b));
+    GCUDAI_WANT(y, gcudai_to_float(y->type) != NULL, "rows cannot be written to %s", gcuda_type_name(y->type));
+    GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of '%s' is %s, want i32 or i64", c->name, gcuda_type_name(c->type));
+    GCUDAI_WANT(y, y->view_src == (a->view_src ? a->view_src : a) && y->view_offs == a->view_offs && gcudai_same_layout(y, a),
+                "result must be a view of source 2 with its shape and strides");
+    GCUDAI_WANT(y, y->ne[0] == b->ne[0] && y->ne[2] == b->ne[2] && y->ne[3] == b->ne[3], "rows [%lld, any, %lld, %lld] are wanted for '%s'", (long long) y->ne[0],
+                (long long) y->ne[2], (long long) y->ne[3], b->name);
+    GCUDAI_WANT(y, c->ne[0] == b->ne[1] && c->ne[3] == 1, "%lld rows need indices [%lld, .., .., 1]", (long long) b->ne[1], (long long) b->ne[1]);
+    GCUDAI_WANT(y, gcuda_is_empty(b) || (c->ne[1] > 0 && c->ne[2] > 0 && b->ne[2] % c->ne[1] == 0 && b->ne[3] % c->ne[2] == 0),
+                "dimensions 1 and 2 of the indices must divide %lld and %lld", (long long) b->ne[2], (long long) b->ne[3]);
+    GCUDAI_WANT(y, gcudai_is_disjoint(y->type, y->ne, y->nb), "the destination overlaps itself");
+    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_TRY(gcudai_want_rows(y, y));
+    return gcudai_want_pair(y, b, y);
+}
+
+// The last of several rows with the same index stays, for any number of threads: each plane of indices gets a hash table
+// from destination to the last row, made in phase 0.
+static size_t gcudai_set_rows_slots(const struct gcuda_array * ids) {
+    size_t n = 4;
+    while (n / 2 < (size_t) ids->ne[0]) { n *= 2; }
+    return n;
+}
+
+static int64_t gcudai_set_rows_max(const struct gcuda_array * x, const struct gcuda_array * y) {
+    return gcudai_is_slow_pair(x->type, y->type) ? GCUDAI_QUANTIZE_ITEM : GCUDAI_MOVE_ITEM;
+}
+
+static void gcudai_set_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array x = gcudai_array(y->src[0]), ids = gcudai_array(y->src[1]), a = gcudai_array(y);
+    const int64_t n_planes = ids.ne[1] * ids.ne[2];
+    size_t n = 0;
+    if (ids.ne[0] > 1) {
+        w->n_phases = 2;
+        w->n_items[0] = n_planes;
+        w->item_cost[0] = 20.0 * (double) ids.ne[0];
+        if (!gcudai_mul_size((size_t) n_planes, gcudai_set_rows_slots(&ids), &n) || !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
+            w->shared_bytes = SIZE_MAX;
+        }
+    }
+    gcudai_split_rows(y->src[0], gcudai_set_rows_max(&x, &a), gcudai_is_slow_pair(x.type, a.type) ? 100.0 : 2.0, w, ids.ne[0] > 1 ? 1 : 0);
+}
+
+// Slot of the rows of a plane that go to `to`; the table holds row numbers + 1, 0 is free.
+static int64_t * gcudai_set_rows_slot(const struct gcuda_array * ids, int64_t * table, int64_t j1, int64_t j2, int64_t to) {
+    const size_t mask = gcudai_set_rows_slots(ids) - 1;
+    size_t i = (size_t) ((uint64_t) to * 0x9e3779b97f4a7c15u >> 20) & mask;
+    while (table[i] != 0 && gcudai_index_at(ids, table[i] - 1, j1, j2) != to) { i = (i + 1) & mask; }
+    return &table[i];
+}
+
+static void gcudai_set_rows_index(const struct gcuda_array * ids, int64_t * table, int64_t plane) {
+    const int64_t j1 = plane % ids->ne[1], j2 = plane / ids->ne[1];
+    memset(table, 0, gcudai_set_rows_slots(ids) * sizeof(*table));
+    for (int64_t r = 0; r < ids->ne[0]; ++r) { *gcudai_set_rows_slot(ids, table, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1; }
+}
+
+static void gcudai_set_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_get_rows_args * p = &args->get_rows;
+    const struct gcudai_pair pair = gcudai_pair_of(p->x.type, p->y.type);
+    const bool has_table = p->ids.ne[0] > 1;
+    const size_t slots = gcudai_set_rows_slots(&p->ids);
+    int64_t * tables = (int64_t *) (void *) t->shared;
+    for (int64_t item = t->i0; item < t->i1 && has_table && t->phase == 0; ++item) { gcudai_set_rows_index(&p->ids, tables + (size_t) item * slots, item); }
+    if (has_table && t->phase == 0) {
+        return;
+    }
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->x, gcudai_set_rows_max(&p->x, &p->y), item);
+        const int64_t j1 = c.i2 % p->ids.ne[1], j2 = c.i3 % p->ids.ne[2], to = gcudai_index_at(&p->ids, c.i1, j1, j2);
+        if (to < 0 || to >= p->y.ne[1]) {
+            gcudai_bad_index(t, c.row, to, p->y.ne[1]);
+        } else if (!has_table || *gcudai_set_rows_slot(&p->ids, tables + (size_t) (j1 + j2 * p->ids.ne[1]) * slots, j1, j2, to) == c.i1 + 1) {
+            gcudai_copy_row(&pair, &p->x, gcudai_at(&p->x, c.i1, c.i2, c.i3), &p->y, gcudai_at(&p->y, to, c.i2, c.i3), c.i0, c.n);
+        }
+    }
+}
+
+// >>op:set --------------------------------------------------------------------------------------------
+// Strides and offset in 32 bits where they fit, as others store them; slots 5 to 8 hold what is above.
+static void gcudai_set_param_bytes(struct gcuda_tensor * y, int slot, size_t bytes) {
+    const uint64_t v = bytes;
+    const uint32_t low = (uint32_t) v, high = (uint32_t) (v >> 32);
+    memcpy(&y->op_params[slot], &low, sizeof(low));
+    memcpy(&y->op_params[slot + 5], &high, sizeof(high));
+}
+
+static size_t gcudai_param_bytes(const struct gcuda_tensor * y, int slot) {
+    uint32_t low, high;
+    memcpy(&low, &y->op_params[slot], sizeof(low));
+    memcpy(&high, &y->op_params[slot + 5], sizeof(high));
+    const uint64_t v = (uint64_t) high << 32 | low;
+    return v > SIZE_MAX ? SIZE_MAX : (size_t) v;
+}
+
+static struct gcuda_tensor * gcudai_region(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, const size_t * nb, size_t offset, bool inplace) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, op, src, 2)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, op, a, src, 2, inplace);
+    if (y == NULL) {
+        return NULL;
+    }
+    for (int i = 0; i < 3; ++i) { gcudai_set_param_bytes(y, i, nb[i]); }
+    gcudai_set_param_bytes(y, 3, offset);
+    gcudai_set_param_i32(y, 4, inplace);
+    return gcudai_op_finish(ctx, y);
+}
+
+static struct gcuda_tensor * gcudai_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset, bool inplace) {
+    const size_t nb[3] = { nb1, nb2, nb3 };
+    return gcudai_region(ctx, GCUDA_OP_SET, a, b, nb, offset, inplace);
+}
+
+struct gcuda_tensor * gcuda_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+    return gcudai_set(ctx, a, b, nb1, nb2, nb3, offset, false);
+}
+
+struct gcuda_tensor * gcuda_set_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+    return gcudai_set(ctx, a, b, nb1, nb2, nb3, offset, true);
+}
+
+struct gcuda_tensor * gcuda_set_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
+    return gcudai_set(ctx, a, b, a ? a->nb[1] : 0, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, false);
+}
+
+struct gcuda_tensor * gcuda_set_1d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
+    return gcudai_set(ctx, a, b, a ? a->nb[1] : 0, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, true);
+}
+
+struct gcuda_tensor * gcuda_set_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
+    return gcudai_set(ctx, a, b, nb1, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, false);
+}
+
+struct gcuda_tensor * gcuda_set_2d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
+    return gcudai_set(ctx, a, b, nb1, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, true);
+}
+
+// The part of y that b goes to; its data is only there if y has some.
+static struct gcuda_array gcudai_region_of(const struct gcuda_tensor * y) {
+    struct gcuda_array r = gcudai_array(y->src[1]);
+    r.type = y->type;
+    r.data = y->data ? (char *) y->data + gcudai_param_bytes(y, 3) : NULL;
+    r.nb[0] = gcuda_type_size(y->type);
+    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { r.nb[d] = gcudai_param_bytes(y, d - 1); }
+    return r;
+}
+
+static bool gcudai_region_fits(const struct gcuda_tensor * y, const struct gcuda_array * r) {
+    size_t end = gcudai_param_bytes(y, 3), bytes = 0;
+    bool is_ok = true;
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        const int64_t n = d == 0 ? r->ne[0] / gcuda_blck_size(r->type) : r->ne[d] - 1;
+        is_ok = is_ok && gcudai_mul_size((size_t) n, r->nb[d], &bytes) && gcudai_add_size(end, bytes, &end);
+    }
+    return is_ok && end <= gcuda_nbytes(y);
+}
+
+static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    const struct gcuda_array r = gcudai_region_of(y);
+    const size_t offset = gcudai_param_bytes(y, 3), size = gcuda_type_size(y->type);
+    bool is_aligned = offset % size == 0;
+    GCUDAI_TRY(gcudai_want_same_type(y, a, y));
+    GCUDAI_TRY(gcudai_want_like(y, a));
+    GCUDAI_TRY(gcudai_want_contiguous(y, a));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT(y, gcuda_nelements(b) <= gcuda_nelements(a), "%lld elements do not fit into %lld", (long long) gcuda_nelements(b), (long long) gcuda_nelements(a));
+    if (gcuda_is_empty(b)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { is_aligned = is_aligned && (r.ne[d] == 1 || r.nb[d] % size == 0); }
+    GCUDAI_WANT(y, is_aligned && gcudai_region_fits(y, &r) && gcudai_is_disjoint(r.type, r.ne, r.nb),
+                "the region at %llu with strides [%llu, %llu, %llu, %llu] is not within the %llu bytes of the result, overlaps itself, or is no multiple of %llu bytes",
+                (unsigned long long) offset, (unsigned long long) r.nb[0], (unsigned long long) r.nb[1], (unsigned long long) r.nb[2], (unsigned long long) r.nb[3],
+                (unsigned long long) gcuda_nbytes(y), (unsigned long long) size);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_set_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_same_type(y, y->src[0], y->src[1]));
+    return gcudai_want_region(y);
+}
+
+static void gcudai_set_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->set.a = gcudai_array(y->src[0]);
+    args->set.b = gcudai_array(y->src[1]);
+    args->set.y = gcudai_array(y);
+    args->set.region = gcudai_region_of(y);
+}
+
+// Phase 0 copies a, phase 1 writes the region.
+static void gcudai_set_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array b = gcudai_array(y->src[1]), region = gcudai_region_of(y);
+    struct gcudai_walk walk;
+    gcudai_cpy_work(y, w);
+    gcudai_walk_init(&walk, &b, &region);
+    w->n_phases = 2;
+    w->n_items[1] = gcudai_walk_n_items(&walk);
+    w->item_cost[1] = gcudai_walk_cost(&walk);
+}
+
+static void gcudai_set_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_set_args * p = &args->set;
+    struct gcudai_walk walk;
+    if (t->phase == 1) {
+        gcudai_walk_init(&walk, &p->b, &p->region);
+        gcudai_walk_run(&walk, t->i0, t->i1);
+    } else if (p->a.data != p->y.data) {
+        gcudai_walk_init(&walk, &p->a, &p->y);
+        gcudai_walk_run(&walk, t->i0, t->i1);
+    }
+}
+
+// >>op:acc --------------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset, bool inplace) {
+    const size_t nb[3] = { nb1, nb2, nb3 };
+    return gcudai_region(ctx, GCUDA_OP_ACC, a, b, nb, offset, inplace);
+}
+
+struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+    return gcudai_acc(ctx, a, b, nb1, nb2, nb3, offset, false);
+}
+
+struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+    return gcudai_acc(ctx, a, b, nb1, nb2, nb3, offset, true);
+}
+
+static gcuda_status gcudai_acc_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    return gcudai_want_region(y);
+}
+
+static void gcudai_acc_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    gcudai_cpy_work(y, w);
+    w->n_phases = 2;
+    gcudai_split_rows(y->src[1], GCUDAI_MOVE_ITEM, 4.0, w, 1);
+}
+
+// One piece of a row of b onto y.
+static void gcudai_acc_piece(const struct gcuda_set_args * p, const struct gcudai_piece * c) {
+    float sum[GCUDAI_PIECE], add[GCUDAI_PIECE];
+    for (int64_t i = c->i0; i < c->i0 + c->n; i += GCUDAI_PIECE) {
+        const int64_t m = GCUDAI_MIN(c->i0 + c->n - i, GCUDAI_PIECE);
+        char * y = gcudai_at(&p->region, c->i1, c->i2, c->i3) + (size_t) i * p->region.nb[0];
+        gcudai_load(p->b.type, gcudai_at(&p->b, c->i1, c->i2, c->i3) + (size_t) i * p->b.nb[0], p->b.nb[0], m, add);
+        gcudai_load(p->y.type, y, p->region.nb[0], m, sum);
+        for (int64_t j = 0; j < m; ++j) { sum[j] += add[j]; }
+        gcudai_store(p->y.type, y, p->region.nb[0], m, sum);
+    }
+}
+
+static void gcudai_acc_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_set_args * p = &args->set;
+    if (t->phase == 0) {
+        gcudai_set_cpu(args, t);
+        return;
+    }
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->b, GCUDAI_MOVE_ITEM, item);
+        gcudai_acc_piece(p, &c);
+    }
+}
+
+// >>op:repeat -----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_repeat_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    struct gcuda_tensor * src[] = { a };
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_REPEAT, src, 1)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_REPEAT, a->type, ne, src, 1));
+}
+
+struct gcuda_tensor * gcuda_repeat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * shape[] = { b };
+    return gcudai_op_begin(ctx, GCUDA_OP_REPEAT, shape, 1) ? gcuda_repeat_4d(ctx, a, b->ne[0], b->ne[1], b->ne[2], b->ne[3]) : NULL;
+}
+
+static gcuda_status gcudai_repeat_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    GCUDAI_TRY(gcudai_want_plain(y, x));
+    GCUDAI_TRY(gcudai_want_same_type(y, x, y));
+    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_WANT(y, gcuda_can_repeat(x, y), "extents of the result must be multiples of the source's");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_repeat_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_pad_cpu(args, t); }
+
+// >>op:repeat_back ------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_repeat_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a }, * shape[] = { b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_REPEAT_BACK, src, 1) || !gcudai_op_begin(ctx, GCUDA_OP_REPEAT_BACK, shape, 1)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_REPEAT_BACK, a->type, b->ne, src, 1));
+}
+
+static gcuda_status gcudai_repeat_back_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    GCUDAI_TRY(gcudai_want_float(y, x));
+    GCUDAI_TRY(gcudai_want_same_type(y, x, y));
+    GCUDAI_WANT(y, gcuda_can_repeat(y, x), "extents of the source must be multiples of the result's");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The sources of a piece of a result row are runs of elements, one behind the other: parts of source rows that begin at the
+// piece's first column. Groups of runs are summed apart, so that one long sum is work for several threads too.
+#define GCUDAI_SUM_GROUP ((int64_t) 1 << 20) // elements
+struct gcudai_sum {
+    int64_t width, n_pieces;                          // columns of a piece, pieces of a result row
+    int64_t run, runs_per_row, n_runs;                // elements of a run; runs of a source row, of a piece
+    int64_t runs_per_group, n_groups;
+    int64_t n_rep[GCUDA_MAX_DIMS];
+};
+
+static struct gcudai_sum gcudai_sum_of(const struct gcuda_array * x, const struct gcuda_array * y) {
+    struct gcudai_sum s;
+    const bool is_narrow = y->ne[0] <= GCUDAI_PIECE; // whole rows at once, many times over
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) { s.n_rep[d] = x->ne[d] / y->ne[d]; }
+    s.width = GCUDAI_MIN(y->ne[0], GCUDAI_PIECE);
+    s.n_pieces = gcudai_n_pieces(y->ne[0], s.width);
+    s.run = is_narrow ? GCUDAI_MOVE_ITEM / s.width * s.width : s.width;
+    s.runs_per_row = is_narrow ? gcudai_n_pieces(x->ne[0], s.run) : s.n_rep[0];
+    s.n_runs = s.runs_per_row * s.n_rep[1] * s.n_rep[2] * s.n_rep[3];
+    s.runs_per_group = GCUDAI_SUM_GROUP / s.run;
+    s.n_groups = GCUDAI_MAX(gcudai_n_pieces(s.n_runs, s.runs_per_group), 1);
+    return s;
+}
+
+static void gcudai_repeat_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array a = gcudai_array(y->src[0]), b = gcudai_array(y);
+    if (gcuda_is_empty(y)) {
+        return;
+    }
+    const struct gcudai_sum s = gcudai_sum_of(&a, &b);
+    const int64_t n_pieces = gcuda_nrows(y) * s.n_pieces;
+    w->n_items[0] = n_pieces * s.n_groups;
+    w->item_cost[0] = 100.0 + 4.0 * (double) GCUDAI_MIN(s.n_runs, s.runs_per_group) * (double) GCUDAI_MIN(s.run, a.ne[0]);
+    if (s.n_groups > 1) {
+        w->n_phases = 2;
+        w->n_items[1] = n_pieces;
+        w->item_cost[1] = 100.0 + (double) (s.n_groups * s.width);
+        if (!gcudai_mul_size((size_t) w->n_items[0], (size_t) s.width * sizeof(double), &w->shared_bytes)) {
+            w->shared_bytes = SIZE_MAX;
+        }
+    }
+}
+
+// Adds n elements, a multiple of width or one run of at most that, to the sums of their columns.
+static void gcudai_sum_run(const struct gcuda_array * x, const char * p, int64_t n, int64_t width, double * sum) {
+    float buf[GCUDAI_PIECE];
+    const int64_t step = GCUDAI_PIECE / width * width;
+    for (int64_t i = 0; i < n; i += step) {
+        const int64_t m = GCUDAI_MIN(n - i, step);
+        gcudai_load(x->type, p + (size_t) i * x->nb[0], x->nb[0], m, buf);
+        for (int64_t j = 0; j < m; j += width) {
+            for (int64_t k = 0; k < width; ++k) { sum[k] += (double) buf[j + k]; }
+        }
+    }
+}
+
+// Runs [q, end) of piece c.
+static void gcudai_sum_runs(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_sum * s, const struct gcudai_piece * c, int64_t q, int64_t end, double * sum) {
+    const bool is_narrow = y->ne[0] <= GCUDAI_PIECE;
+    for (; q < end; ++q) {
+        const int64_t k = q % s->runs_per_row, row = q / s->runs_per_row;
+        const int64_t r1 = row % s->n_rep[1], r2 = row / s->n_rep[1] % s->n_rep[2], r3 = row / s->n_rep[1] / s->n_rep[2];
+        const int64_t i0 = is_narrow ? k * s->run : k * y->ne[0] + c->i0, n = is_narrow ? GCUDAI_MIN(s->run, x->ne[0] - i0) : c->n;
+        const char * p = gcudai_at(x, c->i1 + r1 * y->ne[1], c->i2 + r2 * y->ne[2], c->i3 + r3 * y->ne[3]) + (size_t) i0 * x->nb[0];
+        gcudai_sum_run(x, p, n, c->n, sum);
+    }
+}
+
+static void gcudai_sum_store(const struct gcuda_array * y, const struct gcudai_piece * c, const double * sum) {
+    float buf[GCUDAI_PIECE];
+    for (int64_t i = 0; i < c->n; ++i) { buf[i] = (float) sum[i]; }
+    gcudai_store(y->type, gcudai_at(y, c->i1, c->i2, c->i3) + (size_t) c->i0 * y->nb[0], y->nb[0], c->n, buf);
+}
+
+static void gcudai_repeat_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_array * x = &args->cpy.x, * y = &args->cpy.y;
+    const struct gcudai_sum s = gcudai_sum_of(x, y);
+    double * parts = (double *) (void *) t->shared, sum[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(y, s.width, t->phase == 0 ? item / s.n_groups : item);
+        GCUDAI_ZERO(sum);
+        if (t->phase == 0) {
+            const int64_t q = item % s.n_groups * s.runs_per_group;
+            gcudai_sum_runs(x, y, &s, &c, q, GCUDAI_MIN(q + s.runs_per_group, s.n_runs), sum);
+        }
+        for (int64_t g = 0; t->phase == 1 && g < s.n_groups; ++g) {
+            for (int64_t i = 0; i < c.n; ++i) { sum[i] += parts[(item * s.n_groups + g) * s.width + i]; }
+        }
+        if (t->phase == 0 && s.n_groups > 1) {
+            memcpy(parts + item * s.width, sum, (size_t) s.width * sizeof(double));
+        } else {
+            gcudai_sum_store(y, &c, sum);
+        }
+    }
+}
+
+// >>op:concat -----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_concat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONCAT, src, 2)) {
+        return NULL;
+    }
+    int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
+    if (dim < 0 || dim >= GCUDA_MAX_DIMS || !gcudai_add_i64(a->ne[dim], b->ne[dim], &ne[dim])) {
+        return gcudai_op_error(ctx, GCUDA_OP_CONCAT, "dimension %d, want 0 to 3, and a sum of extents below 2^63", dim);
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONCAT, a->type, ne, src, 2);
+    gcudai_set_param_i32(y, 0, dim);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_concat_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    const int dim = gcudai_param_i32(y, 0);
+    GCUDAI_WANT(y, dim >= 0 && dim < GCUDA_MAX_DIMS, "dimension is %d, want 0 to 3", dim);
+    GCUDAI_TRY(gcudai_want_same_type(y, a, b));
+    GCUDAI_TRY(gcudai_want_same_type(y, a, y));
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        if (d == dim) {
+            GCUDAI_WANT(y, y->ne[d] >= a->ne[d] && y->ne[d] - a->ne[d] == b->ne[d], "extent %d of the result must be %lld + %lld", d, (long long) a->ne[d], (long long) b->ne[d]);
+        } else {
+            GCUDAI_WANT(y, a->ne[d] == b->ne[d] && a->ne[d] == y->ne[d], "extents must be equal except in dimension %d", dim);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_concat_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->concat.a = gcudai_array(y->src[0]);
+    args->concat.b = gcudai_array(y->src[1]);
+    args->concat.y = gcudai_array(y);
+    args->concat.dim = gcudai_param_i32(y, 0);
+}
+
+// Two copies into parts of y.
+static void gcudai_concat_walk(const struct gcuda_concat_args * p, struct gcudai_walk * a, struct gcudai_walk * b) {
+    struct gcuda_array part = p->y;
+    const int64_t n = p->a.ne[p->dim] / (p->dim == 0 ? gcuda_blck_size(p->y.type) : 1);
+    part.ne[p->dim] = p->a.ne[p->dim];
+    gcudai_walk_init(a, &p->a, &part);
+    part.ne[p->dim] = p->b.ne[p->dim];
+    part.data = part.data && !(part.ne[p->dim] == 0) ? (char *) part.data + (size_t) n * part.nb[p->dim] : part.data;
+    gcudai_walk_init(b, &p->b, &part);
+}
+
+static void gcudai_concat_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    struct gcudai_walk a, b;
+    gcudai_concat_args(y, &args);
+    gcudai_concat_walk(&args.concat, &a, &b);
+    w->n_items[0] = gcudai_walk_n_items(&a) + gcudai_walk_n_items(&b);
+    w->item_cost[0] = GCUDAI_MAX(gcudai_walk_cost(&a), gcudai_walk_cost(&b));
+}
+
+static void gcudai_concat_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    struct gcudai_walk a, b;
+    gcudai_concat_walk(&args->concat, &a, &b);
+    const int64_t n = gcudai_walk_n_items(&a);
+    gcudai_walk_run(&a, GCUDAI_MIN(t->i0, n), GCUDAI_MIN(t->i1, n));
+    gcudai_walk_run(&b, GCUDAI_MAX(t->i0, n) - n, GCUDAI_MAX(t->i1, n) - n);
+}
+
+// >>op:pad --------------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_pad_op(struct gcuda_context * ctx, struct gcuda_tensor * a, const int * lp, const int * rp, bool is_circular) {
+    struct gcuda_tensor * src[] = { a };
+    int64_t ne[GCUDA_MAX_DIMS];
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1)) {
+        return NULL;
+    }
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
+            return gcudai_op_error(ctx, GCUDA_OP_PAD, "%d before and %d behind dimension %d of '%s' [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d], d, a->name,
+                                   (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+        }
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        gcudai_set_param_i32(y, 2 * d, lp[d]);
+        gcudai_set_param_i32(y, 2 * d + 1, rp[d]);
+    }
+    gcudai_set_param_i32(y, 8, is_circular);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_pad(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3) {
+    return gcuda_pad_ext(ctx, a, 0, p0, 0, p1, 0, p2, 0, p3);
+}
+
+struct gcuda_tensor * gcuda_pad_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3) {
+    const int lp[GCUDA_MAX_DIMS] = { lp0, lp1, lp2, lp3 }, rp[GCUDA_MAX_DIMS] = { rp0, rp1, rp2, rp3 };
+    return gcudai_pad_op(ctx, a, lp, rp, false);
+}
+
+struct gcuda_tensor * gcuda_pad_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3) {
+    return gcuda_pad_ext_circular(ctx, a, 0, p0, 0, p1, 0, p2, 0, p3);
+}
+
+struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3) {
+    const int lp[GCUDA_MAX_DIMS] = { lp0, lp1, lp2, lp3 }, rp[GCUDA_MAX_DIMS] = { rp0, rp1, rp2, rp3 };
+    return gcudai_pad_op(ctx, a, lp, rp, true);
+}
+
+static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    GCUDAI_TRY(gcudai_want_plain(y, x));
+    GCUDAI_TRY(gcudai_want_same_type(y, x, y));
+    GCUDAI_TRY(gcudai_want_rows(y, y));
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
+        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp, (long long) rp, d);
+        GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d, (long long) lp, (long long) x->ne[d], (long long) rp);
+        GCUDAI_WANT(y, gcudai_param_i32(y, 8) == 0 || x->ne[d] > 0 || gcuda_is_empty(y), "nothing to continue in dimension %d", d);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_pad_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_pad_args * p = &args->pad;
+    p->x = gcudai_array(y->src[0]);
+    p->y = gcudai_array(y);
+    p->is_circular = y->op != GCUDA_OP_PAD || gcudai_param_i32(y, 8) != 0;
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) { p->lp[d] = y->op == GCUDA_OP_PAD ? gcudai_param_i32(y, 2 * d) : y->op == GCUDA_OP_ROLL ? gcudai_param_i32(y, d) : 0; }
+}
+
+// Elements [i0, i0 + n) of an endless repetition of a row. What is there once is continued from the result itself.
+static void gcudai_wrap_row(size_t size, const char * x, ptrdiff_t xs, int64_t ne0, char * y, int64_t i0, int64_t n) {
+    const ptrdiff_t ys = (ptrdiff_t) size;
+    const int64_t head = GCUDAI_MIN(n, ne0 - i0);
+    int64_t done = GCUDAI_MIN(n, ne0);
+    gcudai_move(size, x + i0 * xs, xs, y, ys, head);
+    gcudai_move(size, x, xs, y + head * ys, ys, done - head);
+    while (done < n) {
+        const int64_t periods = done / ne0 * ne0, m = GCUDAI_MIN(n - done, periods);
+        memcpy(y + done * ys, y + (done - periods) * ys, (size_t) m * size);
+        done += m;
+    }
+}
+
+static void gcudai_pad_piece(const struct gcuda_pad_args * p, const struct gcudai_piece * c) {
+    const size_t size = gcuda_type_size(p->y.type);
+    const ptrdiff_t xs = (ptrdiff_t) p->x.nb[0], ys = (ptrdiff_t) size;
+    int64_t i[GCUDA_MAX_DIMS] = { c->i0 - p->lp[0], c->i1 - p->lp[1], c->i2 - p->lp[2], c->i3 - p->lp[3] };
+    char * y = gcudai_at(&p->y, c->i1, c->i2, c->i3) + (size_t) c->i0 * size;
+    bool is_inside = true;
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        if (p->is_circular) {
+            i[d] %= p->x.ne[d];
+            i[d] += i[d] < 0 ? p->x.ne[d] : 0;
+        }
+        is_inside = is_inside && (d == 0 || (i[d] >= 0 && i[d] < p->x.ne[d]));
+    }
+    if (p->is_circular) {
+        gcudai_wrap_row(size, gcudai_at(&p->x, i[1], i[2], i[3]), xs, p->x.ne[0], y, i[0], c->n);
+        return;
+    }
+    const int64_t end = GCUDAI_MIN(c->n, GCUDAI_MAX(p->x.ne[0] - i[0], 0)), begin = GCUDAI_MIN(GCUDAI_MAX(-i[0], 0), end);
+    if (!is_inside || begin == end) {
+        gcudai_zero(size, y, ys, c->n);
+        return;
+    }
+    gcudai_zero(size, y, ys, begin);
+    gcudai_move(size, gcudai_at(&p->x, i[1], i[2], i[3]) + (i[0] + begin) * xs, xs, y + begin * ys, ys, end - begin);
+    gcudai_zero(size, y + end * ys, ys, c->n - end);
+}
+
+static void gcudai_pad_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&args->pad.y, GCUDAI_MOVE_ITEM, item);
+        gcudai_pad_piece(&args->pad, &c);
+    }
+}
+
+// >>op:pad_reflect_1d ---------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD_REFLECT_1D, src, 1)) {
+        return NULL;
+    }
+    int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
+    if (p0 < 0 || p1 < 0 || !gcudai_add_i64(ne[0], (int64_t) p0 + p1, &ne[0])) {
+        return gcudai_op_error(ctx, GCUDA_OP_PAD_REFLECT_1D, "%d before and %d behind, want at least 0", p0, p1);
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD_REFLECT_1D, a->type, ne, src, 1);
+    gcudai_set_param_i32(y, 0, p0);
+    gcudai_set_param_i32(y, 1, p1);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    const int64_t p0 = gcudai_param_i32(y, 0), p1 = gcudai_param_i32(y, 1);
+    GCUDAI_TRY(gcudai_want_plain(y, x));
+    GCUDAI_TRY(gcudai_want_same_type(y, x, y));
+    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]), "%lld before and %lld behind, want 0 to %lld", (long long) p0,
+                (long long) p1, (long long) x->ne[0] - 1);
+    GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements", (long long) p0, (long long) x->ne[0], (long long) p1);
+    return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
+}
+
+static void gcudai_pad_reflect_1d_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->pad_reflect_1d.x = gcudai_array(y->src[0]);
+    args->pad_reflect_1d.y = gcudai_array(y);
+    args->pad_reflect_1d.p0 = gcudai_param_i32(y, 0);
+}
+
+static void gcudai_pad_reflect_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_pad_reflect_1d_args * p = &args->pad_reflect_1d;
+    const size_t size = gcuda_type_size(p->y.type);
+    const ptrdiff_t xs = (ptrdiff_t) p->x.nb[0], ys = (ptrdiff_t) size;
+    const int64_t ne0 = p->x.ne[0];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->y, GCUDAI_MOVE_ITEM, item);
+        const char * x = gcudai_at(&p->x, c.i1, c.i2, c.i3);
+        char * y = gcudai_at(&p->y, c.i1, c.i2, c.i3) + (size_t) c.i0 * size;
+        const int64_t i = c.i0 - p->p0; // of x, as if it went on
+        const int64_t a = GCUDAI_MIN(GCUDAI_MAX(-i, 0), c.n), b = GCUDAI_MIN(GCUDAI_MAX(ne0 - i, 0), c.n);
+        if (a > 0) { gcudai_move(size, x - i * xs, -xs, y, ys, a); }
+        if (b > a) { gcudai_move(size, x + (i + a) * xs, xs, y + a * ys, ys, b - a); }
+        if (c.n > b) { gcudai_move(size, x + (2 * ne0 - 2 - i - b) * xs, -xs, y + b * ys, ys, c.n - b); }
+    }
+}
+
+// >>op:roll -------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_roll(struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3) {
+    struct gcuda_tensor * src[] = { a };
+    const int shift[GCUDA_MAX_DIMS] = { shift0, shift1, shift2, shift3 };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ROLL, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ROLL, a->type, a->ne, src, 1);
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) { gcudai_set_param_i32(y, d, shift[d]); }
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_roll_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    GCUDAI_TRY(gcudai_want_plain(y, x));
+    GCUDAI_TRY(gcudai_want_same_type(y, x, y));
+    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_TRY(gcudai_want_like(y, x));
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        const int64_t shift = gcudai_param_i32(y, d);
+        GCUDAI_WANT(y, shift == 0 || (shift < x->ne[d] && -shift < x->ne[d]), "shift %lld of dimension %d, want less than %lld", (long long) shift, d, (long long) x->ne[d]);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_roll_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_pad_cpu(args, t); }
+
+// >>op:diag -------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_diag(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_DIAG, src, 1)) {
+        return NULL;
+    }
+    const int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[0], a->ne[2], a->ne[3] };
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_DIAG, a->type, ne, src, 1));
+}
+
+static gcuda_status gcudai_diag_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    GCUDAI_TRY(gcudai_want_plain(y, x));
+    GCUDAI_TRY(gcudai_want_same_type(y, x, y));
+    GCUDAI_WANT(y, x->ne[1] == 1, "the source has %lld rows, want 1", (long long) x->ne[1]);
+    return gcudai_want_shape(y, x->ne[0], x->ne[0], x->ne[2], x->ne[3]);
+}
+
+#define GCUDAI_MASK_FAR (INT64_MAX / 4) // further than any diagonal
+
+static void gcudai_mask_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_mask_args * p = &args->mask;
+    const int param = gcudai_param_i32(y, 0);
+    p->x = gcudai_array(y->src[0]);
+    p->y = gcudai_array(y);
+    p->from = -GCUDAI_MASK_FAR;
+    p->to = GCUDAI_MASK_FAR;
+    p->value = y->op == GCUDA_OP_DIAG_MASK_INF ? -INFINITY : y->op == GCUDA_OP_FILL ? gcudai_param_f32(y, 0) : 0.0f;
+    switch (y->op) {
+        case GCUDA_OP_DIAG: // every row sees the only one
+            p->x.ne[1] = y->ne[1];
+            p->x.nb[1] = 0;
+            p->from = 0;
+            p->to = 1;
+            break;
+        case GCUDA_OP_DIAG_MASK_INF:
+        case GCUDA_OP_DIAG_MASK_ZERO: p->to = (int64_t) param + 1; break;
+        case GCUDA_OP_FILL: p->to = p->from; break;
+        default: // TRI
+            if (param == GCUDA_TRI_TYPE_UPPER_DIAG || param == GCUDA_TRI_TYPE_UPPER) {
+                p->from = param == GCUDA_TRI_TYPE_UPPER ? 1 : 0;
+            } else {
+                p->to = param == GCUDA_TRI_TYPE_LOWER ? 0 : 1;
+            }
+            break;
+    }
+}
+
+static void gcudai_mask_fill(const struct gcuda_mask_args * p, char * y, int64_t n) {
+    const size_t size = gcuda_type_size(p->y.type);
+    char value[8];
+    if (p->value == 0.0f) {
+        gcudai_zero(size, y, (ptrdiff_t) p->y.nb[0], n);
+    } else {
+        gcudai_store(p->y.type, value, size, 1, &p->value);
+        gcudai_move(size, value, 0, y, (ptrdiff_t) p->y.nb[0], n);
+    }
+}
+
+static void gcudai_mask_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_mask_args * p = &args->mask;
+    const ptrdiff_t xs = (ptrdiff_t) p->x.nb[0], ys = (ptrdiff_t) p->y.nb[0];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->y, GCUDAI_MOVE_ITEM, item);
+        const int64_t from = GCUDAI_MIN(GCUDAI_MAX(p->from + c.i1 - c.i0, 0), c.n);
+        const int64_t to = GCUDAI_MIN(GCUDAI_MAX(p->to + c.i1 - c.i0, from), c.n);
+        char * y = gcudai_at(&p->y, c.i1, c.i2, c.i3) + c.i0 * ys;
+        if (from < to) { gcudai_move(gcuda_type_size(p->y.type), gcudai_at(&p->x, c.i1, c.i2, c.i3) + (c.i0 + from) * xs, xs, y + from * ys, ys, to - from); }
+        if (from > 0) { gcudai_mask_fill(p, y, from); }
+        if (to < c.n) { gcudai_mask_fill(p, y + to * ys, c.n - to); }
+    }
+}
+
+static void gcudai_diag_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+
+// >>op:diag_mask_inf ----------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_diag_mask(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, int n_past, bool inplace) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, op, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, op, a, src, 1, inplace);
+    gcudai_set_param_i32(y, 0, n_past);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, false); }
+struct gcuda_tensor * gcuda_diag_mask_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, true); }
+
+// Floats of the same type and shape: also of tri and fill.
+static gcuda_status gcudai_want_float_like(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_same_type(y, y->src[0], y));
+    return gcudai_want_like(y, y->src[0]);
+}
+
+static gcuda_status gcudai_diag_mask_inf_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_float_like(y));
+    GCUDAI_WANT(y, gcudai_param_i32(y, 0) >= 0, "n_past is %d, want at least 0", (int) gcudai_param_i32(y, 0));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_diag_mask_inf_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+
+// >>op:diag_mask_zero ---------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, false); }
+struct gcuda_tensor * gcuda_diag_mask_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, true); }
+
+static gcuda_status gcudai_diag_mask_zero_check(const struct gcuda_tensor * y) { return gcudai_diag_mask_inf_check(y); }
+static void gcudai_diag_mask_zero_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+
+// >>op:tri --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_TRI, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_TRI, a->type, a->ne, src, 1);
+    gcudai_set_param_i32(y, 0, (int32_t) type);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_tri_check(const struct gcuda_tensor * y) {
+    const int type = gcudai_param_i32(y, 0);
+    GCUDAI_TRY(gcudai_want_float_like(y));
+    GCUDAI_WANT(y, y->ne[0] == y->ne[1], "matrices must be square");
+    GCUDAI_WANT(y, type >= GCUDA_TRI_TYPE_UPPER_DIAG && type <= GCUDA_TRI_TYPE_LOWER, "triangle type %d, want 0 to 3", type);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_tri_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+
+// >>op:fill -------------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c, bool inplace) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_FILL, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_FILL, a, src, 1, inplace);
+    gcudai_set_param_f32(y, 0, c);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) { return gcudai_fill(ctx, a, c, false); }
+struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) { return gcudai_fill(ctx, a, c, true); }
+
+static gcuda_status gcudai_fill_check(const struct gcuda_tensor * y) { return gcudai_want_float_like(y); }
+static void gcudai_fill_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+
+// >>op:arange -----------------------------------------------------------------------------------------
+// Number of elements, or -1: in F32, as the values are.
+static int64_t gcudai_arange_count(float start, float stop, float step) {
+    const float n = ceilf((stop - start) / step);
+    return stop > start && step > 0.0f && n >= 1.0f && n < 4611686018427387904.0f ? (int64_t) n : -1;
+}
+
+struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, float stop, float step) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { gcudai_arange_count(start, stop, step), 1, 1, 1 };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ARANGE, NULL, 0)) {
+        return NULL;
+    }
+    if (ne[0] < 0) {
+        return gcudai_op_error(ctx, GCUDA_OP_ARANGE, "from %g to %g by %g, want stop > start and step > 0", (double) start, (double) stop, (double) step);
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARANGE, GCUDA_TYPE_F32, ne, NULL, 0);
+    gcudai_set_param_f32(y, 0, start);
+    gcudai_set_param_f32(y, 1, stop);
+    gcudai_set_param_f32(y, 2, step);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_arange_check(const struct gcuda_tensor * y) {
+    const int64_t n = gcudai_arange_count(gcudai_param_f32(y, 0), gcudai_param_f32(y, 1), gcudai_param_f32(y, 2));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    return gcudai_want_shape(y, n, 1, 1, 1);
+}
+
+static void gcudai_arange_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->arange.y = gcudai_array(y);
+    args->arange.start = gcudai_param_f32(y, 0);
+    args->arange.step = gcudai_param_f32(y, 2);
+}
+
+static void gcudai_arange_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_arange_args * p = &args->arange;
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->y, GCUDAI_MOVE_ITEM, item);
+        for (int64_t i = c.i0; i < c.i0 + c.n; ++i) {
+            const float v = p->start + p->step * (float) i;
+            memcpy((char *) p->y.data + (size_t) i * p->y.nb[0], &v, sizeof(v));
+        }
+    }
+}
+
+// >>op:timestep_embedding -----------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_timestep_embedding(struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period) {
+    struct gcuda_tensor * src[] = { timesteps };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, src, 1)) {
+        return NULL;
+    }
+    if (dim < 1) {
+        return gcudai_op_error(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, "dim is %d, want at least 1", dim);
+    }
+    const int64_t ne[GCUDA_MAX_DIMS] = { dim, timesteps->ne[0], 1, 1 };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, GCUDA_TYPE_F32, ne, src, 1);
+    gcudai_set_param_i32(y, 0, dim);
+    gcudai_set_param_i32(y, 1, max_period);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_timestep_embedding_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * x = y->src[0];
+    const int dim = gcudai_param_i32(y, 0), max_period = gcudai_param_i32(y, 1);
+    GCUDAI_TRY(gcudai_want_type(y, x, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_WANT(y, gcuda_is_vector(x), "'%s' must be a vector", x->name);
+    GCUDAI_WANT(y, dim >= 1 && max_period >= 1, "dim is %d and max_period %d, want at least 1", dim, max_period);
+    return gcudai_want_shape(y, dim, x->ne[0], 1, 1);
+}
+
+static void gcudai_timestep_embedding_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->timestep_embedding.x = gcudai_array(y->src[0]);
+    args->timestep_embedding.y = gcudai_array(y);
+    args->timestep_embedding.max_period = gcudai_param_i32(y, 1);
+}
+
+#define GCUDAI_TIMESTEP_ITEM ((int64_t) 4096)
+
+static void gcudai_timestep_embedding_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_split_rows(y, GCUDAI_TIMESTEP_ITEM, 150.0, w, 0); }
+
+static void gcudai_timestep_embedding_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_timestep_embedding_args * p = &args->timestep_embedding;
+    const int64_t half = p->y.ne[0] / 2;
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(&p->y, GCUDAI_TIMESTEP_ITEM, item);
+        float step, v;
+        memcpy(&step, (const char *) p->x.data + (size_t) c.i1 * p->x.nb[0], sizeof(step));
+        for (int64_t i = c.i0; i < c.i0 + c.n; ++i) {
+            const int64_t j = i < half ? i : i - half;
+            const double angle = (double) step * exp(-log((double) p->max_period) * (double) j / (double) GCUDAI_MAX(half, 1));
+            v = i < half ? (float) cos(angle) : i < 2 * half ? (float) sin(angle) : 0.0f;
+            memcpy(gcudai_at(&p->y, c.i1, 0, 0) + (size_t) i * p->y.nb[0], &v, sizeof(v));
+        }
+    }
+}
 
 // ---------------- end of ops-a ----------------
 
