@@ -372,6 +372,13 @@ TEST(scale) { // >>op:scale
     }
 }
 
+TEST(scale_of_infinity) { // 0 * inf is NaN, not 0
+    static const struct scale_p p = { 0.0, 1.0 };
+    const struct op_test t = { .types = "F32", .shapes = "22", .n_in = 1, .build = build_scale, .ref = ref_scale, .p = &p, .max_nmse = 1e-7,
+        .expect_nan = true, .in = { { .fill = fill_edges } } };
+    op_test_run(&t);
+}
+
 struct math_p { double (*f)(double); unary_fn fn, inplace; double lo, hi; bool reuse; const char * name; };
 static double f_sqr(double x) { return x * x; }
 static void ref_math(const struct op_case * c) {
