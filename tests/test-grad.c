@@ -174,7 +174,7 @@ UNARY(abs) UNARY(sgn) UNARY(neg) UNARY(step) UNARY(tanh) UNARY(elu) UNARY(relu) 
 UNARY(gelu_quick) UNARY(silu) UNARY(exp) UNARY(expm1) UNARY(softplus) UNARY(hardswish) UNARY(hardsigmoid)
 BUILD(leaky_relu, gcuda_leaky_relu(ctx, in[0], 0.1f, false))
 UNARY(sum) UNARY(sum_rows) UNARY(mean)
-BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(add1) BINARY(repeat) BINARY(repeat_back) BINARY(mul_mat) BINARY(out_prod)
+BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(add1) BINARY(repeat) BINARY(repeat_back) BINARY(mul_mat)
 BINARY(swiglu_split)
 BUILD(scale, gcuda_scale(ctx, in[0], 0.75f))
 BUILD(scale_bias, gcuda_scale_bias(ctx, in[0], -1.5f, 0.25f))
@@ -204,7 +204,10 @@ BUILD(set, gcuda_set(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3]
 BUILD(set_1d, gcuda_set_1d(ctx, in[0], in[1], 8))
 BUILD(diag_mask_zero, gcuda_diag_mask_zero(ctx, in[0], 1))
 BUILD(diag_mask_soft_max, gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, in[0], 1)))
-BUILD(clamp, gcuda_clamp(ctx, gcuda_scale(ctx, in[0], 1.0f), -0.5f, 0.5f))
+BUILD(pad, gcuda_pad_ext(ctx, in[0], 1, 2, 0, 1, 2, 0, 1, 0))
+BUILD(roll, gcuda_roll(ctx, in[0], 2, -1, 1, 0))
+BUILD(tri, gcuda_tri(ctx, in[0], GCUDA_TRI_TYPE_LOWER_DIAG))
+BUILD(group_norm, gcuda_group_norm(ctx, in[0], 2, 1e-5f))
 BUILD(im2col_1d, gcuda_im2col(ctx, in[1], in[0], 2, 0, 1, 0, 2, 0, false, GCUDA_TYPE_F32))
 BUILD(im2col_2d, gcuda_im2col(ctx, in[1], in[0], 2, 1, 1, 2, 1, 2, true, GCUDA_TYPE_F32))
 BUILD(conv_2d, gcuda_conv_2d(ctx, in[0], in[1], 1, 1, 1, 1, 1, 1))
@@ -255,12 +258,11 @@ TEST(grad_unary) { // ranges keep a step away from the kinks
         ONE(sqr, -1, 1), ONE(sqrt, 1, 2), ONE(log, 1, 2), ONE(abs, 0.1, 1), ONE(sgn, 0.1, 1), ONE(neg, -1, 1), ONE(step, 0.1, 1),
         ONE(tanh, -2, 2), ONE(elu, 0.1, 1), ONE(relu, 0.1, 1), ONE(sigmoid, -2, 2), ONE(gelu, 0.2, 2), ONE(gelu_erf, 0.2, 2),
         ONE(gelu_quick, 0.2, 2), ONE(silu, 0.1, 2), ONE(exp, -1, 1), ONE(expm1, -1, 1), ONE(softplus, -2, 2), ONE(hardswish, -1, 1),
-        ONE(hardsigmoid, -1, 1), ONE(leaky_relu, 0.1, 1), ONE(scale, -1, 1), ONE(scale_bias, -1, 1), ONE(clamp, -0.4, 0.4),
+        ONE(hardsigmoid, -1, 1), ONE(leaky_relu, 0.1, 1), ONE(scale, -1, 1), ONE(scale_bias, -1, 1),
         { "relu/negative", build_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "abs/negative", build_abs, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "elu/negative", build_elu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "leaky_relu/negative", build_leaky_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
-        { "clamp/outside", build_clamp, 1, 1, { SHAPE }, 0.6, 1, 0, 0, 0 },
         { "sin", build_sin, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
         { "cos", build_cos, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
     };
@@ -290,8 +292,6 @@ TEST(grad_products) {
         { "mul_mat/batch", build_mul_mat, 2, 2, { { 4, 3, 2, 3 }, { 4, 5, 2, 3 } }, -1, 1, 0, 0, 0 },
         { "mul_mat/broadcast", build_mul_mat, 2, 2, { { 4, 3, 1, 1 }, { 4, 2, 3, 2 } }, -1, 1, 0, 0, 0 },
         { "mul_mat/grouped", build_mul_mat, 2, 2, { { 4, 3, 2, 1 }, { 4, 2, 4, 3 } }, -1, 1, 0, 0, 0 },
-        { "out_prod/plain", build_out_prod, 2, 2, { { 5, 4, 1, 1 }, { 3, 4, 1, 1 } }, -1, 1, 0, 0, 0 },
-        { "out_prod/batch", build_out_prod, 2, 2, { { 5, 4, 2, 1 }, { 3, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
         { "conv_2d", build_conv_2d, 2, 2, { { 3, 3, 2, 2 }, { 6, 5, 2, 2 } }, -1, 1, 0, 0, 0 },
     };
     RUN_CASES("grad_products", cases);
@@ -302,6 +302,8 @@ TEST(grad_rows) {
         { "norm", build_norm, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
         { "rms_norm", build_rms_norm, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
         { "l2_norm", build_l2_norm, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "group_norm", build_group_norm, 1, 1, { { 5, 3, 4, 2 } }, -1, 1, 0, 0, 0 },
+        { "tri", build_tri, 1, 1, { { 5, 5, 2, 1 } }, -1, 1, 0, 0, 0 },
         { "soft_max", build_soft_max, 1, 1, { { 9, 4, 2, 1 } }, -1, 1, 0, 0, 0 },
         { "soft_max_ext", build_soft_max_ext, 2, 1, { { 9, 4, 2, 1 }, { 9, 4, 1, 1 } }, -1, 1, 0, 0, 0 },
         { "diag_mask_soft_max", build_diag_mask_soft_max, 1, 1, { { 6, 5, 2, 1 } }, -1, 1, 0, 0, 0 },
@@ -340,6 +342,8 @@ TEST(grad_moves) {
         { "concat/3", build_concat_3, 2, 2, { SHAPE, { 5, 4, 3, 1 } }, -1, 1, 0, 0, 0 },
         { "acc", build_acc, 2, 2, { SHAPE, { 4, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
         { "set", build_set, 2, 2, { SHAPE, { 4, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
+        { "pad", build_pad, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "roll", build_roll, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "set_1d", build_set_1d, 2, 2, { { 20, 1, 1, 1 }, { 7, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
     };
     RUN_CASES("grad_moves", cases);
@@ -368,9 +372,10 @@ TEST(grad_networks) {
 // ---------------------------------------------------------------------------------------------------- refusals
 BUILD(no_upscale, gcuda_upscale(ctx, in[0], 2, GCUDA_SCALE_MODE_NEAREST))
 BUILD(no_cumsum, gcuda_cumsum(ctx, in[0]))
-BUILD(no_pad, gcuda_pad(ctx, in[0], 1, 1, 0, 0))
+BUILD(no_pad, gcuda_pad_circular(ctx, in[0], 1, 1, 0, 0))
+BUILD(no_clamp, gcuda_clamp(ctx, gcuda_sqr(ctx, in[0]), 0.0f, 0.5f))
 BUILD(no_flash_attn, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], NULL, 1.0f, 0.0f, 0.0f))
-BUILD(no_group_norm, gcuda_group_norm(ctx, in[0], 1, 1e-5f))
+BUILD(no_reflect, gcuda_pad_reflect_1d(ctx, in[0], 1, 1))
 
 TEST(no_derivative_is_an_error_that_names_the_operation) {
     static const struct {
@@ -378,7 +383,7 @@ TEST(no_derivative_is_an_error_that_names_the_operation) {
         const char * op;
     } cases[] = {
         { build_no_upscale, "upscale" }, { build_no_cumsum, "cumsum" },         { build_no_pad, "pad" },
-        { build_no_flash_attn, "flash_attn_ext" }, { build_no_group_norm, "group_norm" },
+        { build_no_flash_attn, "flash_attn_ext" }, { build_no_reflect, "pad_reflect_1d" }, { build_no_clamp, "clamp" },
     };
     struct gcuda_backend * backend = gcuda_backend_cpu_init();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
@@ -391,4 +396,122 @@ TEST(no_derivative_is_an_error_that_names_the_operation) {
         grad_free(&r);
     }
     gcuda_backend_free(backend);
+}
+
+// ---------------------------------------------------------------------------------------------------- several passes
+// L = sum(x^2) + sum(w * x), so dL/dx = 2 x + w and dL/dw = x
+struct pass_run {
+    struct gcuda_context * ctx;
+    struct gcuda_backend * backend;
+    struct gcuda_backend_buffer * buffer;
+    struct gcuda_tensor *x, *w, *loss, *acc;
+    struct gcuda_cgraph * graph;
+};
+
+static bool pass_make(struct pass_run * r, bool accumulate, float max_norm, struct gcuda_tensor ** norm) {
+    const struct gcuda_init_params params = { 1u << 20, NULL, true };
+    struct gcuda_tensor * accs[64];
+    memset(r, 0, sizeof *r);
+    memset(accs, 0, sizeof accs);
+    r->backend = gcuda_backend_cpu_init();
+    r->ctx = gcuda_init(params);
+    if (r->backend == NULL || r->ctx == NULL) { return false; }
+    r->x = gcuda_new_tensor_1d(r->ctx, GCUDA_TYPE_F32, 3);
+    r->w = gcuda_new_tensor_1d(r->ctx, GCUDA_TYPE_F32, 3);
+    gcuda_set_param(r->x);
+    gcuda_set_param(r->w);
+    r->loss = gcuda_add(r->ctx, gcuda_sum(r->ctx, gcuda_sqr(r->ctx, r->x)), gcuda_sum(r->ctx, gcuda_mul(r->ctx, r->x, r->w)));
+    r->graph = gcuda_new_graph_custom(r->ctx, 256, true);
+    if (r->loss == NULL || r->graph == NULL) { return false; }
+    gcuda_set_loss(r->loss);
+    if (!CHECK_OK(gcuda_build_forward_expand(r->graph, r->loss))) { return false; }
+    for (int i = 0; accumulate && i < gcuda_graph_n_nodes(r->graph) && i < 64; ++i) {
+        if (gcuda_graph_node(r->graph, i) == r->x) { accs[i] = r->acc = gcuda_new_tensor_1d(r->ctx, GCUDA_TYPE_F32, 3); }
+    }
+    if (!CHECK_OK(gcuda_build_backward_expand(r->ctx, r->graph, accumulate ? accs : NULL))) { return false; }
+    if (max_norm > 0.0f && !CHECK_OK(gcuda_graph_clip_grads(r->ctx, r->graph, max_norm, norm))) { return false; }
+    r->buffer = gcuda_backend_alloc_ctx_tensors(r->ctx, r->backend);
+    return r->buffer != NULL;
+}
+
+static void pass_compute(struct pass_run * r, const float * x, const float * w) {
+    CHECK_OK(gcuda_backend_tensor_set(r->x, x, 0, 12));
+    CHECK_OK(gcuda_backend_tensor_set(r->w, w, 0, 12));
+    CHECK_OK(gcuda_backend_graph_compute(r->backend, r->graph));
+}
+
+static void pass_expect(const struct gcuda_tensor * grad, double a, double b, double c) {
+    float got[3] = { 0, 0, 0 };
+    CHECK(grad != NULL);
+    if (grad == NULL || !CHECK_OK(gcuda_backend_tensor_get(grad, got, 0, 12))) { return; }
+    CHECK_NEAR(got[0], a, 1e-5);
+    CHECK_NEAR(got[1], b, 1e-5);
+    CHECK_NEAR(got[2], c, 1e-5);
+}
+
+static void pass_free(struct pass_run * r) {
+    gcuda_backend_buffer_free(r->buffer);
+    gcuda_free(r->ctx);
+    gcuda_backend_free(r->backend);
+}
+
+TEST(grad_accumulates_over_passes) {
+    static const float x1[] = { 1, 2, 3 }, x2[] = { -1, 0, 5 }, w[] = { 10, 20, 30 };
+    struct pass_run r;
+    if (pass_make(&r, true, 0.0f, NULL)) {
+        CHECK(r.acc != NULL && gcuda_graph_get_grad_acc(r.graph, r.x) == r.acc);
+        CHECK_OK(gcuda_graph_reset(r.graph));
+        pass_compute(&r, x1, w);
+        pass_expect(r.acc, 12, 24, 36);
+        pass_compute(&r, x2, w);
+        pass_expect(r.acc, 12 + 8, 24 + 20, 36 + 40);
+        pass_expect(gcuda_graph_get_grad(r.graph, r.w), -1, 0, 5); // without an accumulator: of the last pass
+        CHECK_OK(gcuda_graph_reset(r.graph));
+        pass_compute(&r, x2, w);
+        pass_expect(r.acc, 8, 20, 40);
+    } else {
+        CHECK_MSG(false, "not built: %s", gcuda_last_error());
+    }
+    pass_free(&r);
+}
+
+TEST(grad_clips_by_norm) {
+    static const float x[] = { 1, 2, 2 }, w[] = { 0, 0, 0 };
+    static const double norm_want = 6.708203932; // of [2 4 4] and [1 2 2] together: sqrt(36 + 9)
+    struct gcuda_tensor * norm = NULL;
+    struct pass_run r;
+    for (int i = 0; i < 2; ++i) {
+        const float max_norm = i == 0 ? 1.0f : 100.0f;
+        const double factor = i == 0 ? 1.0 / norm_want : 1.0;
+        if (pass_make(&r, false, max_norm, &norm)) {
+            float got = 0.0f;
+            CHECK_OK(gcuda_graph_reset(r.graph));
+            pass_compute(&r, x, w);
+            pass_expect(gcuda_graph_get_grad(r.graph, r.x), 2 * factor, 4 * factor, 4 * factor);
+            pass_expect(gcuda_graph_get_grad(r.graph, r.w), 1 * factor, 2 * factor, 2 * factor);
+            CHECK(norm != NULL && CHECK_OK(gcuda_backend_tensor_get(norm, &got, 0, 4)));
+            CHECK_NEAR(got, norm_want, 1e-5);
+        } else {
+            CHECK_MSG(false, "not built: %s", gcuda_last_error());
+        }
+        pass_free(&r);
+    }
+}
+
+TEST(grad_needs_a_loss_and_a_parameter) {
+    const struct gcuda_init_params params = { 1u << 20, NULL, true };
+    for (int what = 0; what < 3; ++what) { // no loss, no parameter, a graph made without gradients
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 3);
+        if (what != 1) { gcuda_set_param(x); }
+        struct gcuda_tensor * y = gcuda_sum(ctx, gcuda_sqr(ctx, x));
+        if (what != 0) { gcuda_set_loss(y); }
+        struct gcuda_cgraph * graph = gcuda_new_graph_custom(ctx, 64, what != 2);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        const int n_nodes = gcuda_graph_n_nodes(graph);
+        CHECK(gcuda_build_backward_expand(ctx, graph, NULL) != GCUDA_STATUS_SUCCESS);
+        CHECK(gcuda_last_error()[0] != '\0');
+        CHECK_EQ_I(gcuda_graph_n_nodes(graph), n_nodes);
+        gcuda_free(ctx);
+    }
 }
