@@ -74,7 +74,7 @@ TEST(refuse_flash_attn) {
     struct gcuda_tensor * k = F16(16, 9, 2, 2);
     struct gcuda_tensor * v = F16(24, 9, 2, 2);
 #define ATTN(q, k, v, m, bias) gcuda_flash_attn_ext(ctx, q, k, v, m, 1.0f, bias, 0.0f)
-    CHECK_REFUSED(ctx, ATTN(F16(16, 3, 4, 2), k, v, NULL, 0.0f), "flash_attn_ext", "f16");
+    CHECK_REFUSED(ctx, ATTN(I32(16, 3, 4, 2), k, v, NULL, 0.0f), "flash_attn_ext", "i32");
     CHECK_REFUSED(ctx, ATTN(q, F16(8, 9, 2, 2), v, NULL, 0.0f), "flash_attn_ext", "[8, 9, 2, 2]");
     CHECK_REFUSED(ctx, ATTN(q, k, F16(24, 8, 2, 2), NULL, 0.0f), "flash_attn_ext", "[24, 8, 2, 2]");
     CHECK_REFUSED(ctx, ATTN(q, F16(16, 9, 3, 2), v, NULL, 0.0f), "flash_attn_ext", "[16, 9, 3, 2]");
@@ -126,7 +126,7 @@ TEST(refuse_convolutions) {
     CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, b, 0, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col");
     CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, b, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_I32), "im2col");
     CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, NULL, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "NULL");
-    CHECK_REFUSED(ctx, gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 8, 3), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32), "im2col_3d", "[8, 8, 8, 3]");
+    CHECK_REFUSED(ctx, gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 8, 3), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32), "im2col_3d", "3");
     CHECK_REFUSED(ctx, gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 2, 2), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32), "im2col_3d", "[8, 8, 2, 2]");
     CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, F32(8, 8, 3, 1), 1, 1, 0, 0, 1, 1), "conv_2d", "[8, 8, 3, 1]");
     CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, I32(8, 8, 2, 1), 1, 1, 0, 0, 1, 1), "conv_2d", "i32");
