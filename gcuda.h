@@ -858,6 +858,24 @@ struct gcuda_array {
     X(OUT_PROD,          out_prod,            2,  0,  0,               out_prod, out_prod, any)       \
     /* end of mulmat */                                                                               \
     /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
+    X(FLASH_ATTN_EXT,    flash_attn_ext,      3,  2,  0,               flash_attn_ext, flash_attn, any) \
+    X(IM2COL,            im2col,              2,  0,  0,               conv,           im2col, any)   \
+    X(IM2COL_BACK,       im2col_back,         2,  0,  0,               conv,           im2col_back, any) \
+    X(IM2COL_3D,         im2col_3d,           2,  0,  0,               im2col_3d,      im2col, any)   \
+    X(CONV_2D,           conv_2d,             2,  0,  0,               conv,           conv_2d, any)  \
+    X(CONV_2D_DW,        conv_2d_dw,          2,  0,  0,               conv,           conv_2d_dw, any) \
+    X(CONV_TRANSPOSE_1D, conv_transpose_1d,   2,  0,  0,               conv_transpose, conv_transpose, any) \
+    X(CONV_TRANSPOSE_2D, conv_transpose_2d,   2,  0,  0,               conv_transpose, conv_transpose, any) \
+    X(POOL_1D,           pool_1d,             1,  0,  0,               pool,           pool,   any)   \
+    X(POOL_2D,           pool_2d,             1,  0,  0,               pool,           pool,   any)   \
+    X(POOL_2D_BACK,      pool_2d_back,        2,  0,  0,               pool,           pool_2d_back, any) \
+    X(UPSCALE,           upscale,             1,  0,  0,               upscale,        upscale, any)  \
+    X(SSM_CONV,          ssm_conv,            2,  0,  0,               ssm_conv,       ssm_conv, any) \
+    X(SSM_SCAN,          ssm_scan,            7,  0,  0,               ssm_scan,       ssm_scan, any) \
+    X(RWKV_WKV6,         rwkv_wkv6,           6,  0,  0,               rwkv_wkv6,      linear_attn, any) \
+    X(GATED_LINEAR_ATTN, gated_linear_attn,   5,  0,  0,               gated_linear_attn, linear_attn, any) \
+    X(RWKV_WKV7,         rwkv_wkv7,           7,  0,  0,               rwkv_wkv7,      linear_attn, any) \
+    X(SOLVE_TRI,         solve_tri,           2,  0,  0,               solve_tri,      solve_tri, any) \
     /* end of ops-c */
 
 // One entry per argument struct: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
@@ -875,6 +893,9 @@ struct gcuda_array {
     X(mul_mat) X(mul_mat_id) X(out_prod)         \
     /* end of mulmat */                          \
     /* ops-c */                                  \
+    X(flash_attn_ext) X(conv) X(im2col_3d) X(conv_transpose) X(pool) X(upscale)  \
+    X(ssm_conv) X(ssm_scan) X(rwkv_wkv6) X(gated_linear_attn) X(rwkv_wkv7)       \
+    X(solve_tri)                                 \
     /* end of ops-c */
 // clang-format on
 
@@ -1254,6 +1275,257 @@ struct gcuda_out_prod_args {
 // ---------------- end of mulmat ----------------
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
+
+// Types: where F32 data is named, F16 and BF16 are taken as well unless an entry says F32 only. Sums are in F32 or wider.
+
+// >>op:flash_attn_ext ---------------------------------------------------------------------------------
+// Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
+//     x[j]  = scale * sum_d q[d, n, h] * k[d, j, h / (H / Hk)]        then, with a softcap c:  x[j] = c * tanh(x[j] / c)
+//     x[j] += slope(h) * mask[j, n, h mod m2]                         slope: ALiBi (arXiv:2108.12409), 1 without max_bias
+//     y[:, h, n] = sum_j softmax(x)[j] * v[:, j, h / (H / Hv)]
+//
+//   q        [DK, N, H, S]   F32; H heads, S sequences; any strides but the first
+//   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  any type with a float form, also two different ones; H divisible by Hk and
+//            Hv; any strides but the first; v may lie inside k
+//   mask     NULL, or [KV, >= N, m2, m3]  F16, BF16 or F32, contiguous; H divisible by m2, S by m3. -inf: position j is
+//            not attended to, and its k and v are not read
+//   max_bias      ALiBi's largest slope exponent, 0: none; > 0 needs a mask
+//   logit_softcap 0: none
+//   returns  [DV, H, N, S]  F32, contiguous: heads before tokens. A token that may attend to nothing gets zeros
+//   fails    NULL, and ctx keeps the error: shapes that do not match, a type without float form, max_bias without mask
+struct gcuda_flash_attn_ext_args {
+    struct gcuda_array q, k, v, mask, sinks, y; // mask.data, sinks.data NULL: absent
+    float scale, max_bias, logit_softcap;
+    enum gcuda_prec prec;
+};
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias, float logit_softcap);
+// F32: products may not be accumulated in F16, on any backend.
+GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
+GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
+// A logit per head that takes part in the softmax and has no value. sinks [H] F32; NULL takes them away again.
+// Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
+GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
+
+// Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on either
+// side) and dilation d is the width, 1 the height, 2 the depth:
+//     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails
+struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimensional ones as images of height 1
+    struct gcuda_array kernel;
+    struct gcuda_array x; // the image; of im2col_back the gradient of the columns
+    struct gcuda_array y;
+    int32_t s0, s1, p0, p1, d0, d1;
+};
+
+// >>op:im2col -----------------------------------------------------------------------------------------
+// Patches of an image as rows, so that a convolution becomes a matrix product:
+//     y[(ic * KH + kh) * KW + kw, ow, oh, n] = b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
+//
+//   a        the kernel, of any type: only its shape counts. 2-D [KW, KH, IC, OC]; 1-D [KW, IC, OC]
+//   b        2-D [W, H, IC, N]; 1-D [W, IC, N]  F32; any strides
+//   dst_type F32, F16 or BF16
+//   returns  2-D [IC*KH*KW, OW, OH, N]; 1-D [IC*KW, OW, N]  dst_type, contiguous
+//   fails    NULL, and ctx keeps the error: channels differ, no output, strides or dilations < 1, paddings < 0
+GCUDA_API struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type);
+
+// >>op:im2col_back ------------------------------------------------------------------------------------
+// Gradient of im2col: every element of the image collects the columns it was copied to.
+//   a        gradient of the im2col result, F32; any strides
+//   b        the kernel, only its shape counts
+//   ne       shape of the image
+//   returns  [ne0, ne1, ne2, ne3]  F32, contiguous
+GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D);
+
+// >>op:im2col_3d --------------------------------------------------------------------------------------
+// Patches of a volume as rows:
+//     y[((ic * KD + kd) * KH + kh) * KW + kw, ow, oh, n * OD + od] = b[x, y, z, n * IC + ic],   x = ow * s0 + kw * d0 - p0 ...
+//
+//   a        the kernel [KW, KH, KD, OC*IC]: only its shape counts
+//   b        [W, H, D, N*IC]  F32; any strides
+//   IC       input channels, a divisor of both last extents
+//   returns  [IC*KD*KH*KW, OW, OH, OD*N]  dst_type (F32, F16 or BF16), contiguous
+struct gcuda_im2col_3d_args {
+    struct gcuda_array kernel, x, y;
+    int64_t channels; // IC
+    int32_t s[3], p[3], d[3];
+};
+GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2, enum gcuda_type dst_type);
+
+// >>op:conv_2d ----------------------------------------------------------------------------------------
+// Convolution without a patch matrix in memory:
+//     y[ow, oh, oc, n] = sum_{ic, kh, kw} a[kw, kh, ic, oc] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
+//
+//   a        [KW, KH, IC, OC]  F32, contiguous
+//   b        [W, H, IC, N]     F32; any strides
+//   returns  [OW, OH, OC, N]   type of b, contiguous
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
+
+// The same, and its relatives, through im2col and mul_mat:
+//   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches have the type of a
+//   conv_2d_sk_p0    stride = kernel size, no padding (patch embedding)
+//   conv_2d_s1_ph    stride 1, padding half the kernel
+//   conv_2d_dw       a [KW, KH, 1, C], b [W, H, C, N], one kernel a channel -> [OW, OH, C, N]
+//   conv_1d          a [K, IC, OC], b [L, IC, N]                            -> [OW, OC, N]; patches in F16
+//   conv_1d_ph       padding K / 2
+//   conv_1d_dw       a [K, 1, C], b [L, C, 1]                               -> [OW, C, 1]; patches in F16
+//   conv_1d_dw_ph    padding K / 2
+//   conv_3d          a [KW, KH, KD, IC*OC], b [W, H, D, IC*N]               -> [OW, OH, OD, OC*N]
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0);
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s, int d);
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0);
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int d0);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_s1_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
+GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2);
+
+// >>op:conv_2d_dw -------------------------------------------------------------------------------------
+// Depthwise convolution, every channel with its own kernel:
+//     y[ow, oh, c, n] = sum_{kh, kw} a[kw, kh, 0, c] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, c, n]
+//
+//   a        [KW, KH, 1, C]  F32; any strides
+//   b        [W, H, C, N]    F32; contiguous, or channels innermost in memory (C, W, H, N)
+//   returns  [OW, OH, C, N]  type of b, in the memory order of b
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1);
+
+// >>op:conv_transpose_1d ------------------------------------------------------------------------------
+// Transposed convolution: y[o, oc] = sum over ic and all l, k with l * s0 + k == o of a[k, oc, ic] * b[l, ic].
+//   a        [K, OC, IC]  F32, contiguous
+//   b        [L, IC]      F32, contiguous
+//   p0, d0   must be 0 and 1
+//   returns  [(L - 1) * s0 + K, OC]  F32, contiguous
+struct gcuda_conv_transpose_args { // the one-dimensional one as an image of height 1
+    struct gcuda_array kernel, x, y;
+    int32_t stride;
+};
+GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0);
+
+// >>op:conv_transpose_2d ------------------------------------------------------------------------------
+// y[x, y, oc, n] = sum over ic and all positions with w * stride + kw == x, h * stride + kh == y of
+//                  a[kw, kh, oc, ic] * b[w, h, ic, n]
+//   a        [KW, KH, OC, IC]  F16, BF16 or F32, contiguous
+//   b        [W, H, IC, N]     F32, contiguous
+//   returns  [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]  F32, contiguous
+GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride);
+
+// >>op:pool_1d ----------------------------------------------------------------------------------------
+// Largest value or mean of windows along rows. The mean divides by k0 also where padding is counted; a window with
+// nothing but padding gives -FLT_MAX or 0.
+//   a        F32; any strides
+//   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
+//   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
+enum gcuda_op_pool { GCUDA_OP_POOL_MAX = 0, GCUDA_OP_POOL_AVG = 1, GCUDA_OP_POOL_COUNT };
+struct gcuda_pool_args { // pool_1d: k1, s1 are 1, p1 is 0
+    struct gcuda_array x, y;
+    struct gcuda_array dy; // pool_2d_back only: gradient of the pooled image
+    enum gcuda_op_pool op;
+    int32_t k0, k1, s0, s1, p0, p1;
+};
+GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int s0, int p0);
+
+// >>op:pool_2d ----------------------------------------------------------------------------------------
+// The same for windows of k0 x k1 in dimensions 0 and 1. Output extents are computed with p0, p1 as given, positions with
+// their integer parts.
+GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
+
+// >>op:pool_2d_back -----------------------------------------------------------------------------------
+// Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it.
+//   a        gradient of the pooled image, F32; any strides
+//   af       the image, F32; any strides
+//   returns  shape of af, F32, contiguous
+GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
+
+// >>op:upscale ----------------------------------------------------------------------------------------
+// Resampling of dimensions 0 and 1 to any extents, larger or smaller; dimensions 2 and 3 repeat or drop whole planes.
+// Pixel centres lie at i + 0.5; with ALIGN_CORNERS the first and the last pixel of both grids coincide instead.
+//   NEAREST   y[i] = a[trunc(i / f)], f = extent of y / extent of a
+//   BILINEAR  the four neighbours; with ANTIALIAS all within the reach of a triangle as wide as the shrinking
+//   BICUBIC   sixteen neighbours, Keys 1981 with A = -0.75
+//
+//   a        F32; any strides
+//   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; upscale: dimensions 0 and 1 times scale_factor
+//   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, extents from nothing
+enum gcuda_scale_mode { GCUDA_SCALE_MODE_NEAREST = 0, GCUDA_SCALE_MODE_BILINEAR = 1, GCUDA_SCALE_MODE_BICUBIC = 2, GCUDA_SCALE_MODE_COUNT };
+enum gcuda_scale_flag { GCUDA_SCALE_FLAG_ALIGN_CORNERS = 0x100, GCUDA_SCALE_FLAG_ANTIALIAS = 0x200 };
+struct gcuda_upscale_args {
+    struct gcuda_array x, y;
+    enum gcuda_scale_mode mode;
+    bool align_corners, antialias;
+};
+GCUDA_API struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor, enum gcuda_scale_mode mode);
+GCUDA_API struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0, int ne1, int ne2, int ne3, enum gcuda_scale_mode mode);
+GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // mode | flags
+
+// >>op:ssm_conv ---------------------------------------------------------------------------------------
+// Short causal convolution of every channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
+//   sx       [K - 1 + T, D, S]  F32: the K - 1 inputs before, then T new ones; nb[1] = ne[0] elements
+//   c        [K, D]  F32, contiguous
+//   returns  [D, T, S]  F32, contiguous
+struct gcuda_ssm_conv_args {
+    struct gcuda_array x, c, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx, struct gcuda_tensor * c);
+
+// >>op:ssm_scan ---------------------------------------------------------------------------------------
+// Selective scan: Mamba (Gu & Dao 2023, arXiv:2312.00752) and Mamba-2 (2024, arXiv:2405.21060). For sequence q, head h of
+// group g, channel p, with d = softplus(dt[h, t, q]):
+//     st[n] = st[n] * exp(d * A[n, h]) + B[n, g, t, q] * x[p, h, t, q] * d;      y[p, h, t, q] = sum_n st[n] * C[n, g, t, q]
+//
+//   s        [N, P, H, >= S]  F32, contiguous: the pool of states, not changed
+//   x        [P, H, T, S]  F32; rows of heads packed, nb[2] and nb[3] free
+//   dt       [H, T, S]     F32, contiguous
+//   A        [1, H] (Mamba-2) or [N, H] (Mamba)  F32, contiguous
+//   B, C     [N, G, T, S]  F32; H divisible by G; rows of groups packed, nb[2] and nb[3] free
+//   ids      [S]  I32: where in the pool the state of a sequence is; out of range: zeros, and computing returns
+//            GCUDA_STATUS_INVALID_DATA
+//   returns  F32, one row: y [P, H, T, S], then the final states [N, P, H, S] in the order of the sequences
+struct gcuda_ssm_scan_args {
+    struct gcuda_array s, x, dt, a, b, c, ids, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s, struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B, struct gcuda_tensor * C, struct gcuda_tensor * ids);
+
+// The three recurrences below keep a matrix of Z x Z numbers per head and sequence.
+//   inputs   [Z, H, T]  F32, contiguous; the T tokens are those of S sequences of equal length, one after the other
+//   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
+//   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
+
+// >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
+// RWKV-6 (Peng et al. 2024, arXiv:2404.05892). W[i][j]: i key, j value (adjacent in memory). tf is [Z, H].
+//     y[j] = sum_i r[i] * (tf[i] * k[i] * v[j] + W[i][j]);      W[i][j] = W[i][j] * td[i] + k[i] * v[j]
+struct gcuda_rwkv_wkv6_args {
+    struct gcuda_array k, v, r, tf, td, state, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * r, struct gcuda_tensor * tf, struct gcuda_tensor * td, struct gcuda_tensor * state);
+
+// >>op:gated_linear_attn ------------------------------------------------------------------------------
+// Gated linear attention (Yang et al. 2023, arXiv:2312.06635). W[i][j]: i key, j value (adjacent in memory).
+//     W[i][j] = W[i][j] * g[i] + k[i] * v[j];      y[j] = scale * sum_i q[i] * W[i][j]
+struct gcuda_gated_linear_attn_args {
+    struct gcuda_array k, v, q, g, state, y;
+    float scale;
+};
+GCUDA_API struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state, float scale);
+
+// >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
+// RWKV-7 (Peng et al. 2025, arXiv:2503.14456). W[i][j]: i value, j key (adjacent in memory): the other way round.
+//     s[i] = sum_j a[j] * W[i][j];   W[i][j] = W[i][j] * w[j] + v[i] * k[j] + s[i] * b[j];   y[i] = sum_j W[i][j] * r[j]
+struct gcuda_rwkv_wkv7_args {
+    struct gcuda_array r, w, k, v, a, b, state, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor * r, struct gcuda_tensor * w, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * state);
+
+// >>op:solve_tri --------------------------------------------------------------------------------------
+// Solves A X = B by forward substitution, A lower triangular with a diagonal of its own (what is above is not read):
+//     X[i][c] = (B[i][c] - sum_{t < i} A[i][t] * X[t][c]) / A[i][i]            row i, column c are a[t, i] and b[c, i]
+//
+//   a        [n, n, ne2, ne3]  F32; any strides but the first
+//   b        [k, n, ne2, ne3]  F32; any strides but the first
+//   left, lower, uni  must be true, true, false
+//   returns  [k, n, ne2, ne3]  F32, contiguous; infinite or NaN where the diagonal is 0
+struct gcuda_solve_tri_args {
+    struct gcuda_array a, b, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, bool left, bool lower, bool uni);
 
 // ---------------- end of ops-c ----------------
 
@@ -10016,6 +10288,2180 @@ static void gcudai_out_prod_cpu(const union gcudai_args * args, const struct gcu
 // ---------------- end of mulmat ----------------
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
+
+// One element of F32, F16 or BF16.
+static float gcudai_float_at(enum gcuda_type type, const char * p) {
+    float f;
+    gcuda_fp16_t h;
+    gcuda_bf16_t b;
+    if (type == GCUDA_TYPE_F32) {
+        memcpy(&f, p, sizeof(f));
+        return f;
+    }
+    if (type == GCUDA_TYPE_F16) {
+        memcpy(&h, p, sizeof(h));
+        return gcuda_fp16_to_fp32(h);
+    }
+    memcpy(&b, p, sizeof(b));
+    return gcuda_bf16_to_fp32(b);
+}
+
+// n adjacent elements as floats: where they are if they are F32, else in buf.
+static const float * gcudai_floats(enum gcuda_type type, const char * p, int64_t n, float * buf) {
+    if (type == GCUDA_TYPE_F32) {
+        return (const float *) (const void *) p;
+    }
+    gcudai_to_float(type)(p, buf, n);
+    return buf;
+}
+
+// a * b * c * d, or -1, which no shape accepts, when that is too large.
+static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
+    int64_t n = 0;
+    return gcudai_mul_i64(a, b, &n) && gcudai_mul_i64(n, c, &n) && gcudai_mul_i64(n, d, &n) ? n : -1;
+}
+
+// Part of a row of a result: an item of most operations below. At most GCUDAI_PIECE elements, fewer where one is costly.
+struct gcudai_piece {
+    int64_t i0, n, i1, i2, i3;
+};
+
+#define GCUDAI_PIECE_COST 1e6
+
+static int64_t gcudai_piece_len(double element_cost) {
+    const double n = GCUDAI_PIECE_COST / element_cost;
+    return n >= GCUDAI_PIECE ? GCUDAI_PIECE : n > 1.0 ? (int64_t) n : 1;
+}
+
+static void gcudai_piece_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
+    const int64_t len = gcudai_piece_len(element_cost);
+    w->n_items[phase] = ne[1] * ne[2] * ne[3] * ((ne[0] + len - 1) / len);
+    w->item_cost[phase] = 30.0 + element_cost * (double) GCUDAI_MIN(len, ne[0]);
+}
+
+static struct gcudai_piece gcudai_piece_of(const int64_t * ne, double element_cost, int64_t item) {
+    const int64_t len = gcudai_piece_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
+    struct gcudai_piece p;
+    p.i0 = item % per_row * len;
+    p.n = GCUDAI_MIN(len, ne[0] - p.i0);
+    p.i1 = row % ne[1];
+    p.i2 = row / ne[1] % ne[2];
+    p.i3 = row / ne[1] / ne[2];
+    return p;
+}
+
+static void gcudai_piece_store(const struct gcuda_array * y, const struct gcudai_piece * p, const float * values) {
+    gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
+}
+
+// Loops that a plain -O2 build turns into vector code because their counts are constant; again for AVX2.
+#define GCUDAI_LANES 16
+
+static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b, int64_t n) {
+    float s[GCUDAI_LANES], sum = 0.0f;
+    int64_t i = 0;
+    for (int l = 0; l < GCUDAI_LANES; ++l) {
+        s[l] = 0.0f;
+    }
+    for (; i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
+        for (int l = 0; l < GCUDAI_LANES; ++l) {
+            s[l] += a[i + l] * b[i + l];
+        }
+    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) {
+        sum += s[l];
+    }
+    for (; i < n; ++i) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+// y += w[0] * x[0] + .. + w[3] * x[3], rows of n
+static GCUDAI_INLINE void gcudai_lane_add4_body(float * GCUDAI_RESTRICT y, const float * const * x, const float * w, int64_t n) {
+    const float * GCUDAI_RESTRICT x0 = x[0];
+    const float * GCUDAI_RESTRICT x1 = x[1];
+    const float * GCUDAI_RESTRICT x2 = x[2];
+    const float * GCUDAI_RESTRICT x3 = x[3];
+    const float w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
+    int64_t i = 0;
+    for (; i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
+        for (int l = 0; l < GCUDAI_LANES; ++l) {
+            y[i + l] += (w0 * x0[i + l] + w1 * x1[i + l]) + (w2 * x2[i + l] + w3 * x3[i + l]);
+        }
+    }
+    for (; i < n; ++i) {
+        y[i] += (w0 * x0[i] + w1 * x1[i]) + (w2 * x2[i] + w3 * x3[i]);
+    }
+}
+
+// y[j] += sum_k w[k] * x[k][j] for rows x of GCUDAI_CONV_PIXELS
+#define GCUDAI_CONV_PIXELS 64
+static GCUDAI_INLINE void gcudai_lane_taps_body(float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT w, const float * GCUDAI_RESTRICT x, int64_t n) {
+    const int64_t m = GCUDAI_CONV_PIXELS;
+    int64_t k = 0;
+    for (; k + 4 <= n; k += 4, x += 4 * m) {
+        const float w0 = w[k], w1 = w[k + 1], w2 = w[k + 2], w3 = w[k + 3];
+        for (int64_t j = 0; j < GCUDAI_CONV_PIXELS; ++j) {
+            y[j] += (w0 * x[j] + w1 * x[m + j]) + (w2 * x[2 * m + j] + w3 * x[3 * m + j]);
+        }
+    }
+    for (; k < n; ++k, x += m) {
+        const float w0 = w[k];
+        for (int64_t j = 0; j < GCUDAI_CONV_PIXELS; ++j) {
+            y[j] += w0 * x[j];
+        }
+    }
+}
+
+typedef float (*gcudai_lane_dot_fn)(const float * a, const float * b, int64_t n);
+typedef void (*gcudai_lane_add4_fn)(float * y, const float * const * x, const float * w, int64_t n);
+typedef void (*gcudai_lane_taps_fn)(float * y, const float * w, const float * x, int64_t n);
+
+static float gcudai_lane_dot_any(const float * a, const float * b, int64_t n) { return gcudai_lane_dot_body(a, b, n); }
+static void gcudai_lane_add4_any(float * y, const float * const * x, const float * w, int64_t n) { gcudai_lane_add4_body(y, x, w, n); }
+static void gcudai_lane_taps_any(float * y, const float * w, const float * x, int64_t n) { gcudai_lane_taps_body(y, w, x, n); }
+
+#if GCUDAI_HAVE_X86_SIMD
+GCUDAI_TARGET_AVX2 static float gcudai_lane_dot_avx2(const float * a, const float * b, int64_t n) { return gcudai_lane_dot_body(a, b, n); }
+GCUDAI_TARGET_AVX2 static void gcudai_lane_add4_avx2(float * y, const float * const * x, const float * w, int64_t n) { gcudai_lane_add4_body(y, x, w, n); }
+GCUDAI_TARGET_AVX2 static void gcudai_lane_taps_avx2(float * y, const float * w, const float * x, int64_t n) { gcudai_lane_taps_body(y, w, x, n); }
+static bool gcudai_lane_is_avx2(void) { return gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C); }
+#else
+#define gcudai_lane_dot_avx2 gcudai_lane_dot_any
+#define gcudai_lane_add4_avx2 gcudai_lane_add4_any
+#define gcudai_lane_taps_avx2 gcudai_lane_taps_any
+static bool gcudai_lane_is_avx2(void) { return false; }
+#endif
+
+// >>op:flash_attn_ext ---------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias, float logit_softcap) {
+    struct gcuda_tensor * src[] = { q, k, v, mask };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT, src, 4)) {
+        return NULL;
+    }
+    const int64_t ne[4] = { v->ne[0], q->ne[2], q->ne[1], q->ne[3] };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_FLASH_ATTN_EXT, GCUDA_TYPE_F32, ne, src, 4);
+    gcudai_set_param_f32(y, 0, scale);
+    gcudai_set_param_f32(y, 1, max_bias);
+    gcudai_set_param_f32(y, 2, logit_softcap);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_want_flash_attn(const struct gcuda_tensor * a, const char * what) {
+    if (a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is %s", what, a ? gcudai_op_lower(a->op) : "NULL");
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
+    GCUDAI_TRY(gcudai_want_flash_attn(a, "flash_attn_ext_set_prec"));
+    if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "flash_attn_ext_set_prec: precision %d does not exist", (int) prec);
+    }
+    gcudai_set_param_i32(a, 3, (int32_t) prec);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a) {
+    const bool is_ok = gcudai_want_flash_attn(a, "flash_attn_ext_get_prec") == GCUDA_STATUS_SUCCESS;
+    return is_ok ? (enum gcuda_prec) gcudai_param_i32(a, 3) : GCUDA_PREC_DEFAULT;
+}
+
+gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
+    GCUDAI_TRY(gcudai_want_flash_attn(a, "flash_attn_ext_add_sinks"));
+    struct gcuda_tensor * before = a->src[4];
+    a->src[4] = sinks;
+    const gcuda_status st = gcudai_check_node(a);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        a->src[4] = before;
+    }
+    return st;
+}
+
+static bool gcudai_divides(int64_t small, int64_t big) { return small > 0 ? big % small == 0 : big == 0; }
+
+static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    const struct gcuda_tensor * q = y->src[0];
+    GCUDAI_WANT(y, gcudai_to_float(t->type) != NULL, "type %s has no float form", gcuda_type_name(t->type));
+    GCUDAI_TRY(gcudai_want_rows(y, t));
+    GCUDAI_WANT(y, gcudai_divides(t->ne[2], q->ne[2]), "%lld query heads, not a multiple of %lld", (long long) q->ne[2], (long long) t->ne[2]);
+    GCUDAI_WANT(y, t->ne[3] == q->ne[3], "%lld sequences in q, %lld in k or v", (long long) q->ne[3], (long long) t->ne[3]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    const struct gcuda_tensor * mask = y->src[3];
+    GCUDAI_TRY(gcudai_want_float(y, mask));
+    GCUDAI_TRY(gcudai_want_contiguous(y, mask));
+    GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0], (long long) y->src[1]->ne[1]);
+    GCUDAI_WANT(y, mask->ne[1] >= q->ne[1], "mask has %lld tokens, q %lld", (long long) mask->ne[1], (long long) q->ne[1]);
+    GCUDAI_WANT(y, gcudai_divides(mask->ne[2], q->ne[2]) && gcudai_divides(mask->ne[3], q->ne[3]),
+                "heads and sequences of q are not multiples of those of the mask");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * q = y->src[0];
+    const struct gcuda_tensor * k = y->src[1];
+    const struct gcuda_tensor * v = y->src[2];
+    const struct gcuda_tensor * sinks = y->src[4];
+    const float scale = gcudai_param_f32(y, 0), max_bias = gcudai_param_f32(y, 1), softcap = gcudai_param_f32(y, 2);
+    const int32_t prec = gcudai_param_i32(y, 3);
+    GCUDAI_TRY(gcudai_want_float(y, q));
+    GCUDAI_TRY(gcudai_want_rows(y, q));
+    GCUDAI_TRY(gcudai_flash_attn_check_kv(y, k));
+    GCUDAI_TRY(gcudai_flash_attn_check_kv(y, v));
+    GCUDAI_WANT(y, q->ne[0] == k->ne[0], "rows of q have %lld elements, of k %lld", (long long) q->ne[0], (long long) k->ne[0]);
+    GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
+    if (y->src[3] != NULL) {
+        GCUDAI_TRY(gcudai_flash_attn_check_mask(y));
+    }
+    if (sinks != NULL) {
+        GCUDAI_TRY(gcudai_want_type(y, sinks, GCUDA_TYPE_F32));
+        GCUDAI_TRY(gcudai_want_contiguous(y, sinks));
+        GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == q->ne[2], "%lld sinks for %lld heads", (long long) sinks->ne[0], (long long) q->ne[2]);
+    }
+    GCUDAI_WANT(y, scale - scale == 0.0f && softcap - softcap == 0.0f, "scale %g and softcap %g must be finite", (double) scale, (double) softcap);
+    GCUDAI_WANT(y, max_bias >= 0.0f && max_bias - max_bias == 0.0f, "max_bias is %g, want >= 0", (double) max_bias);
+    GCUDAI_WANT(y, max_bias == 0.0f || y->src[3] != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
+    GCUDAI_WANT(y, prec == GCUDA_PREC_DEFAULT || prec == GCUDA_PREC_F32, "precision %d does not exist", (int) prec);
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    return gcudai_want_shape(y, v->ne[0], q->ne[2], q->ne[1], q->ne[3]);
+}
+
+static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_flash_attn_ext_args * p = &args->flash_attn_ext;
+    p->q = gcudai_array(y->src[0]);
+    p->k = gcudai_array(y->src[1]);
+    p->v = gcudai_array(y->src[2]);
+    p->mask = gcudai_array(y->src[3]);
+    p->sinks = gcudai_array(y->src[4]);
+    p->y = gcudai_array(y);
+    p->scale = gcudai_param_f32(y, 0);
+    p->max_bias = gcudai_param_f32(y, 1);
+    p->logit_softcap = gcudai_param_f32(y, 2);
+    p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
+}
+
+// How the work is cut. Neighbouring heads that share k and v form a group; its queries (tokens times heads) are taken in
+// blocks, so that a row of k is converted once for all of them. Few queries over many positions are cut along the
+// positions instead, and a second phase joins the parts.
+#define GCUDAI_ATTN_TILE 16  // positions handled together
+#define GCUDAI_ATTN_BLOCK 16 // queries, at most
+#define GCUDAI_ATTN_COST 6e6
+
+struct gcudai_attn {
+    int64_t dk, dv, n_kv;
+    int64_t group, n_groups;        // heads; groups of a sequence
+    int64_t n_queries;              // of a group
+    int64_t block, n_blocks;        // queries
+    int64_t n_kv_part, n_parts;     // positions
+};
+
+static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_args * p) {
+    struct gcudai_attn a;
+    int64_t gk = p->q.ne[2] / p->k.ne[2], gv = p->q.ne[2] / p->v.ne[2];
+    while (gv != 0) { // greatest common divisor
+        const int64_t rest = gk % gv;
+        gk = gv;
+        gv = rest;
+    }
+    a.dk = p->q.ne[0];
+    a.dv = p->v.ne[0];
+    a.n_kv = p->k.ne[1];
+    a.group = gk;
+    a.n_groups = p->q.ne[2] / gk;
+    a.n_queries = p->q.ne[1] * gk;
+    const double position = (double) (a.dk + a.dv), all = position * (double) a.n_kv;
+    const double fit = all > 0.0 ? GCUDAI_ATTN_COST / all : GCUDAI_ATTN_BLOCK; // queries that fit over all positions
+    a.block = a.n_queries <= GCUDAI_ATTN_BLOCK || fit >= GCUDAI_ATTN_BLOCK ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit, 1);
+    a.block = GCUDAI_MIN(a.block, a.n_queries);
+    a.n_blocks = (a.n_queries + a.block - 1) / a.block;
+    const double part = GCUDAI_ATTN_COST / (position * (double) a.block);
+    a.n_kv_part = part >= (double) a.n_kv ? GCUDAI_MAX(a.n_kv, 1) : GCUDAI_MAX((int64_t) part / GCUDAI_ATTN_TILE, 1) * GCUDAI_ATTN_TILE;
+    a.n_parts = a.n_kv > 0 ? (a.n_kv - 1) / a.n_kv_part + 1 : 1;
+    return a;
+}
+
+static void gcudai_flash_attn_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_flash_attn_ext_args(y, &args);
+    const struct gcudai_attn a = gcudai_attn_plan(&args.flash_attn_ext);
+    const size_t block = (size_t) a.block, widest = (size_t) GCUDAI_MAX(a.dk, a.dv);
+    w->n_items[0] = y->ne[3] * a.n_groups * a.n_blocks * a.n_parts;
+    w->item_cost[0] = 100.0 + (double) (a.dk + a.dv) * (double) a.n_kv_part * ((double) a.block + 2.0) * 0.5;
+    w->local_bytes = sizeof(float) * (block * (size_t) (a.dk + a.dv + GCUDAI_ATTN_TILE + 4) + GCUDAI_ATTN_TILE * widest);
+    if (a.n_parts > 1) {
+        const int64_t n_floats = gcudai_product(y->ne[1] * y->ne[2] * y->ne[3], a.n_parts, a.dv + 2, (int64_t) sizeof(float));
+        w->n_phases = 2;
+        w->n_items[1] = y->ne[1] * y->ne[2] * y->ne[3];
+        w->item_cost[1] = (double) (a.dv + 2) * (double) a.n_parts;
+        w->shared_bytes = n_floats < 0 ? SIZE_MAX : (size_t) n_floats;
+    }
+}
+
+// What one thread keeps about a block of queries.
+struct gcudai_attn_block {
+    const struct gcuda_flash_attn_ext_args * p;
+    struct gcudai_attn a;
+    int64_t s, group, q0, n, part; // sequence, group, first query and number of them, part of the positions
+    float * q, * acc;              // [block, dk], [block, dv]
+    float * w;                     // [block, tile]: bias, then score, then weight
+    float * max, * sum, * slope;   // [block]
+    float * rows;                  // [tile, max(dk, dv)]: rows of k or v that are not F32
+    gcudai_lane_dot_fn dot;
+    gcudai_lane_add4_fn add4;
+};
+
+static int64_t gcudai_attn_head(const struct gcudai_attn_block * b, int64_t i) { return b->group * b->a.group + (b->q0 + i) % b->a.group; }
+static int64_t gcudai_attn_token(const struct gcudai_attn_block * b, int64_t i) { return (b->q0 + i) / b->a.group; }
+
+static float gcudai_alibi_slope(float max_bias, int64_t n_head, int64_t h) {
+    if (max_bias <= 0.0f) {
+        return 1.0f;
+    }
+    int64_t n = 1;
+    while (n <= n_head / 2) {
+        n *= 2;
+    }
+    const double exponent = h < n ? (double) max_bias * (double) (h + 1) : 0.5 * (double) max_bias * (double) (2 * (h - n) + 1);
+    return (float) pow(2.0, -exponent / (double) n);
+}
+
+static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char * local) {
+    const struct gcudai_attn * a = &b->a;
+    b->part = item % a->n_parts;
+    b->q0 = item / a->n_parts % a->n_blocks * a->block;
+    b->group = item / a->n_parts / a->n_blocks % a->n_groups;
+    b->s = item / a->n_parts / a->n_blocks / a->n_groups;
+    b->n = GCUDAI_MIN(a->block, a->n_queries - b->q0);
+    b->q = (float *) (void *) local;
+    b->acc = b->q + a->block * a->dk;
+    b->w = b->acc + a->block * a->dv;
+    b->max = b->w + a->block * GCUDAI_ATTN_TILE;
+    b->sum = b->max + a->block;
+    b->slope = b->sum + a->block;
+    b->rows = b->slope + a->block;
+    for (int64_t i = 0; i < b->n; ++i) {
+        const int64_t h = gcudai_attn_head(b, i);
+        gcudai_to_float(b->p->q.type)(gcudai_at(&b->p->q, gcudai_attn_token(b, i), h, b->s), b->q + i * a->dk, a->dk);
+        b->max[i] = -HUGE_VALF;
+        b->sum[i] = 0.0f;
+        b->slope[i] = gcudai_alibi_slope(b->p->max_bias, b->p->q.ne[2], h);
+    }
+    for (int64_t i = 0; i < b->n * a->dv; ++i) {
+        b->acc[i] = 0.0f;
+    }
+}
+
+// Biases of n positions from j0; -inf marks what is left out from here on.
+static void gcudai_attn_bias(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
+    const struct gcuda_array * mask = &b->p->mask;
+    for (int64_t i = 0; i < b->n; ++i) {
+        float * w = b->w + i * GCUDAI_ATTN_TILE;
+        if (mask->data == NULL) {
+            for (int64_t j = 0; j < n; ++j) {
+                w[j] = 0.0f;
+            }
+            continue;
+        }
+        const int64_t h = gcudai_attn_head(b, i);
+        const char * row = gcudai_at(mask, gcudai_attn_token(b, i), h % mask->ne[2], b->s % mask->ne[3]);
+        gcudai_load(mask->type, row + (size_t) j0 * mask->nb[0], mask->nb[0], n, w);
+        for (int64_t j = 0; j < n; ++j) {
+            w[j] = w[j] == -HUGE_VALF ? -HUGE_VALF : w[j] * b->slope[i]; // a slope may have vanished
+        }
+    }
+}
+
+static bool gcudai_attn_is_used(const struct gcudai_attn_block * b, int64_t j, float nothing) {
+    for (int64_t i = 0; i < b->n; ++i) {
+        if (b->w[i * GCUDAI_ATTN_TILE + j] != nothing) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void gcudai_attn_scores(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
+    const struct gcuda_flash_attn_ext_args * p = b->p;
+    const int64_t hk = b->group * b->a.group / (p->q.ne[2] / p->k.ne[2]);
+    for (int64_t j = 0; j < n; ++j) {
+        if (!gcudai_attn_is_used(b, j, -HUGE_VALF)) {
+            continue;
+        }
+        const float * k = gcudai_floats(p->k.type, gcudai_at(&p->k, j0 + j, hk, b->s), b->a.dk, b->rows);
+        for (int64_t i = 0; i < b->n; ++i) {
+            float * w = b->w + i * GCUDAI_ATTN_TILE + j;
+            if (*w != -HUGE_VALF) {
+                const float x = b->dot(b->q + i * b->a.dk, k, b->a.dk) * p->scale;
+                *w += p->logit_softcap == 0.0f ? x : p->logit_softcap * tanhf(x / p->logit_softcap);
+            }
+        }
+    }
+}
+
+// Scores become weights relative to the largest score so far; what was summed before is scaled to match.
+static void gcudai_attn_weights(struct gcudai_attn_block * b, int64_t n) {
+    for (int64_t i = 0; i < b->n; ++i) {
+        float * w = b->w + i * GCUDAI_ATTN_TILE;
+        float * acc = b->acc + i * b->a.dv;
+        float max = b->max[i], sum = 0.0f;
+        for (int64_t j = 0; j < n; ++j) {
+            max = w[j] > max ? w[j] : max;
+        }
+        if (max > b->max[i] && b->max[i] != -HUGE_VALF) {
+            const float shrink = expf(b->max[i] - max);
+            b->sum[i] *= shrink;
+            for (int64_t d = 0; d < b->a.dv; ++d) {
+                acc[d] *= shrink;
+            }
+        }
+        for (int64_t j = 0; j < n; ++j) {
+            w[j] = w[j] == -HUGE_VALF ? 0.0f : expf(w[j] - max);
+            sum += w[j];
+        }
+        b->max[i] = max;
+        b->sum[i] += sum;
+    }
+}
+
+static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t n) {
+    const struct gcuda_flash_attn_ext_args * p = b->p;
+    const int64_t hv = b->group * b->a.group / (p->q.ne[2] / p->v.ne[2]), dv = b->a.dv;
+    const float * row[GCUDAI_ATTN_TILE];
+    for (int64_t j = 0; j < n; ++j) {
+        row[j] = NULL;
+        if (gcudai_attn_is_used(b, j, 0.0f)) {
+            row[j] = gcudai_floats(p->v.type, gcudai_at(&p->v, j0 + j, hv, b->s), dv, b->rows + j * dv);
+        }
+    }
+    for (int64_t i = 0; i < b->n; ++i) {
+        const float * all = b->w + i * GCUDAI_ATTN_TILE;
+        const float * v[4];
+        float w[4];
+        int m = 0;
+        for (int64_t j = 0; j < n; ++j) {
+            if (all[j] != 0.0f) { // a value without weight may be anything, NaN too
+                v[m] = row[j];
+                w[m] = all[j];
+                m = (m + 1) % 4;
+                if (m == 0) {
+                    b->add4(b->acc + i * dv, v, w, dv);
+                }
+            }
+        }
+        for (int k = 0; k < m; ++k) {
+            for (int64_t d = 0; d < dv; ++d) {
+                b->acc[i * dv + d] += w[k] * v[k][d];
+            }
+        }
+    }
+}
+
+// The sum and its weights become the answer of query i. Nothing attended to: zeros, with a sink too.
+static void gcudai_attn_store(const struct gcuda_flash_attn_ext_args * p, int64_t token, int64_t h, int64_t s, const float * acc, float max, float sum) {
+    float * y = (float *) (void *) gcudai_at(&p->y, h, token, s);
+    float scale = max == -HUGE_VALF && sum == 0.0f ? 0.0f : 1.0f / sum;
+    if (p->sinks.data != NULL && scale != 0.0f) {
+        const float sink = ((const float *) p->sinks.data)[h], top = sink > max ? sink : max;
+        const float shrink = expf(max - top);
+        scale = shrink / (sum * shrink + expf(sink - top));
+    }
+    for (int64_t d = 0; d < p->y.ne[0]; ++d) {
+        y[d] = scale == 0.0f ? 0.0f : acc[d] * scale;
+    }
+}
+
+static float * gcudai_attn_part(const struct gcudai_attn * a, int64_t row, int64_t part, char * shared) {
+    return (float *) (void *) shared + (row * a->n_parts + part) * (a->dv + 2);
+}
+
+static void gcudai_attn_end(const struct gcudai_attn_block * b, char * shared) {
+    for (int64_t i = 0; i < b->n; ++i) {
+        const int64_t h = gcudai_attn_head(b, i), token = gcudai_attn_token(b, i);
+        const float * acc = b->acc + i * b->a.dv;
+        if (b->a.n_parts == 1) {
+            gcudai_attn_store(b->p, token, h, b->s, acc, b->max[i], b->sum[i]);
+            continue;
+        }
+        float * to = gcudai_attn_part(&b->a, (b->s * b->p->q.ne[1] + token) * b->p->q.ne[2] + h, b->part, shared);
+        to[0] = b->max[i];
+        to[1] = b->sum[i];
+        memcpy(to + 2, acc, (size_t) b->a.dv * sizeof(float));
+    }
+}
+
+// Joins the parts of one query, in the order of the positions.
+static void gcudai_attn_join(const struct gcuda_flash_attn_ext_args * p, const struct gcudai_attn * a, int64_t row, char * shared) {
+    float * first = gcudai_attn_part(a, row, 0, shared);
+    for (int64_t k = 1; k < a->n_parts; ++k) {
+        const float * part = gcudai_attn_part(a, row, k, shared);
+        const float max = part[0] > first[0] ? part[0] : first[0];
+        const float u = first[0] == max ? 1.0f : expf(first[0] - max), v = part[0] == max ? 1.0f : expf(part[0] - max);
+        first[0] = max;
+        for (int64_t d = 1; d < a->dv + 2; ++d) {
+            first[d] = first[d] * u + part[d] * v;
+        }
+    }
+    const int64_t h = row % p->q.ne[2], token = row / p->q.ne[2] % p->q.ne[1], s = row / p->q.ne[2] / p->q.ne[1];
+    gcudai_attn_store(p, token, h, s, first + 2, first[0], first[1]);
+}
+
+static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    struct gcudai_attn_block b;
+    GCUDAI_ZERO(b);
+    b.p = &args->flash_attn_ext;
+    b.a = gcudai_attn_plan(b.p);
+    b.dot = gcudai_lane_is_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    b.add4 = gcudai_lane_is_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        if (t->phase == 1) {
+            gcudai_attn_join(b.p, &b.a, item, t->shared);
+            continue;
+        }
+        gcudai_attn_begin(&b, item, t->local);
+        const int64_t end = GCUDAI_MIN((b.part + 1) * b.a.n_kv_part, b.a.n_kv);
+        for (int64_t j = b.part * b.a.n_kv_part; j < end; j += GCUDAI_ATTN_TILE) {
+            const int64_t n = GCUDAI_MIN(GCUDAI_ATTN_TILE, end - j);
+            gcudai_attn_bias(&b, j, n);
+            gcudai_attn_scores(&b, j, n);
+            gcudai_attn_weights(&b, n);
+            gcudai_attn_values(&b, j, n);
+        }
+        gcudai_attn_end(&b, t->shared);
+    }
+}
+
+// ---- convolutions ----
+
+// Extent of a convolution's result along one axis; 0 when the parameters allow none.
+static int64_t gcudai_conv_extent(int64_t in, int64_t k, int32_t s, int32_t p, int32_t d) {
+    int64_t padded = 0, reach = 0;
+    if (s < 1 || d < 1 || p < 0 || k < 1 || !gcudai_add_i64(in, 2 * (int64_t) p, &padded) || !gcudai_mul_i64(k - 1, d, &reach)) {
+        return 0;
+    }
+    return GCUDAI_MAX((padded - reach - 1) / s + 1, 0);
+}
+
+static gcuda_status gcudai_want_conv(const struct gcuda_tensor * y, int axis, int64_t in, int64_t k, int32_t s, int32_t p, int32_t d) {
+    GCUDAI_WANT(y, s >= 1 && p >= 0 && d >= 1, "axis %d: stride %d, padding %d, dilation %d; want stride and dilation >= 1, padding >= 0",
+                axis, (int) s, (int) p, (int) d);
+    GCUDAI_WANT(y, gcudai_conv_extent(in, k, s, p, d) >= 1, "axis %d: a kernel of %lld with dilation %d finds no place in %lld with padding %d",
+                axis, (long long) k, (int) d, (long long) in, (int) p);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_set_params_i32(struct gcuda_tensor * y, const int32_t * values, int n) {
+    for (int i = 0; i < n; ++i) {
+        gcudai_set_param_i32(y, i, values[i]);
+    }
+}
+
+// A dimension of extent 1 in front of dimension i: how one-dimensional operations become images of height 1.
+static void gcudai_lift(struct gcuda_array * a, int i) {
+    for (int k = 3; k > i; --k) {
+        a->ne[k] = a->ne[k - 1];
+        a->nb[k] = a->nb[k - 1];
+    }
+    a->ne[i] = 1;
+}
+
+static void gcudai_conv_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_conv_args * p = &args->conv;
+    const bool is_back = y->op == GCUDA_OP_IM2COL_BACK;
+    p->kernel = gcudai_array(y->src[is_back ? 1 : 0]);
+    p->x = gcudai_array(y->src[is_back ? 0 : 1]);
+    p->y = gcudai_array(y);
+    p->s0 = gcudai_param_i32(y, 0);
+    p->s1 = gcudai_param_i32(y, 1);
+    p->p0 = gcudai_param_i32(y, 2);
+    p->p1 = gcudai_param_i32(y, 3);
+    p->d0 = gcudai_param_i32(y, 4);
+    p->d1 = gcudai_param_i32(y, 5);
+    if ((is_back || y->op == GCUDA_OP_IM2COL) && gcudai_param_i32(y, 6) == 0) {
+        gcudai_lift(&p->kernel, 1);
+        gcudai_lift(&p->x, is_back ? 2 : 1);
+        gcudai_lift(&p->y, is_back ? 1 : 2);
+        p->s1 = p->d1 = 1;
+        p->p1 = 0;
+    }
+}
+
+// Elements [0, count) of out are those of a row of n at first, first + step, ...; 0 outside of it.
+static void gcudai_window(enum gcuda_type type, const char * row, size_t nb0, int64_t n, int64_t first, int64_t step, int64_t count, float * out) {
+    const int64_t lo = first >= 0 ? 0 : GCUDAI_MIN((-first + step - 1) / step, count);
+    const int64_t hi = first >= n ? lo : GCUDAI_MAX(GCUDAI_MIN((n - first + step - 1) / step, count), lo);
+    for (int64_t i = 0; i < lo; ++i) {
+        out[i] = 0.0f;
+    }
+    if (hi > lo) {
+        const char * from = row + (size_t) (first + lo * step) * nb0;
+        if (type == GCUDA_TYPE_F32 && nb0 == sizeof(float) && step == 1) {
+            memcpy(out + lo, from, (size_t) (hi - lo) * sizeof(float));
+        } else {
+            for (int64_t i = lo; i < hi; ++i) {
+                out[i] = gcudai_float_at(type, from + (size_t) ((i - lo) * step) * nb0);
+            }
+        }
+    }
+    for (int64_t i = hi; i < count; ++i) {
+        out[i] = 0.0f;
+    }
+}
+
+// Where the elements of an im2col row come from.
+struct gcudai_patch {
+    enum gcuda_type type;
+    const char * data;         // of channel 0
+    size_t nb[3], nb_channel;
+    int64_t ne[3], origin[3];  // of the image; where the window begins, maybe outside
+    int64_t k[3];              // kernel extents
+    int32_t d[3];              // dilations
+};
+
+static void gcudai_patch_read(const struct gcudai_patch * p, int64_t i0, int64_t n, float * out) {
+    int64_t k0 = i0 % p->k[0], k1 = i0 / p->k[0] % p->k[1], k2 = i0 / p->k[0] / p->k[1] % p->k[2];
+    int64_t channel = i0 / p->k[0] / p->k[1] / p->k[2];
+    while (n > 0) {
+        const int64_t run = GCUDAI_MIN(p->k[0] - k0, n);
+        const int64_t y = p->origin[1] + k1 * p->d[1], z = p->origin[2] + k2 * p->d[2];
+        const bool is_inside = y >= 0 && y < p->ne[1] && z >= 0 && z < p->ne[2];
+        const char * row = is_inside ? p->data + (size_t) channel * p->nb_channel + (size_t) y * p->nb[1] + (size_t) z * p->nb[2] : NULL;
+        gcudai_window(p->type, row, p->nb[0], is_inside ? p->ne[0] : 0, p->origin[0] + k0 * p->d[0], p->d[0], run, out);
+        out += run;
+        n -= run;
+        k0 = 0;
+        if (++k1 == p->k[1]) {
+            k1 = 0;
+            if (++k2 == p->k[2]) {
+                k2 = 0;
+                ++channel;
+            }
+        }
+    }
+}
+
+// >>op:im2col -----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL, src, 2)) {
+        return NULL;
+    }
+    const int32_t params[] = { s0, s1, p0, p1, d0, d1, is_2D ? 1 : 0 };
+    const int64_t ow = gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0);
+    const int64_t oh = is_2D ? gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1) : b->ne[2];
+    const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], is_2D ? a->ne[2] : 1, 1), ow, oh, is_2D ? b->ne[3] : 1 };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL, dst_type, ne, src, 2);
+    gcudai_set_params_i32(y, params, 7);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_conv_args(y, &args);
+    const struct gcuda_conv_args * p = &args.conv;
+    const bool is_2d = gcudai_param_i32(y, 6) != 0;
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_float(y, y));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1), "one-dimensional, and a source has four dimensions");
+    GCUDAI_WANT(y, p->kernel.ne[2] == p->x.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2], (long long) p->x.ne[2]);
+    GCUDAI_TRY(gcudai_want_conv(y, 0, p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
+    GCUDAI_TRY(gcudai_want_conv(y, 1, p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
+    const int64_t n = gcudai_product(p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2], 1);
+    const int64_t ow = gcudai_conv_extent(p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0);
+    const int64_t oh = gcudai_conv_extent(p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1);
+    return is_2d ? gcudai_want_shape(y, n, ow, oh, p->x.ne[3]) : gcudai_want_shape(y, n, ow, p->x.ne[3], 1);
+}
+
+#define GCUDAI_IM2COL_COST 4.0
+
+static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_piece_split(y->ne, GCUDAI_IM2COL_COST, w, 0); }
+
+static void gcudai_im2col_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_conv_args * p = &args->conv;
+    struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], 0 }, p->x.nb[2], { p->x.ne[0], p->x.ne[1], 1 }, { 0, 0, 0 },
+                                  { p->kernel.ne[0], p->kernel.ne[1], 1 }, { p->d0, p->d1, 1 } };
+    float buf[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        patch.data = gcudai_at(&p->x, 0, 0, c.i3);
+        patch.origin[0] = c.i1 * p->s0 - p->p0;
+        patch.origin[1] = c.i2 * p->s1 - p->p1;
+        gcudai_patch_read(&patch, c.i0, c.n, buf);
+        gcudai_piece_store(&p->y, &c, buf);
+    }
+}
+
+// >>op:im2col_back ------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_BACK, src, 2)) {
+        return NULL;
+    }
+    if (ne == NULL) {
+        return gcudai_op_error(ctx, GCUDA_OP_IM2COL_BACK, "the shape is NULL");
+    }
+    const int32_t params[] = { s0, s1, p0, p1, d0, d1, is_2D ? 1 : 0 };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL_BACK, GCUDA_TYPE_F32, ne, src, 2);
+    gcudai_set_params_i32(y, params, 7);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_im2col_back_check(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_conv_args(y, &args);
+    const struct gcuda_conv_args * p = &args.conv;
+    const bool is_2d = gcudai_param_i32(y, 6) != 0;
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1 && y->ne[3] == 1), "one-dimensional, and there are four dimensions");
+    GCUDAI_WANT(y, p->kernel.ne[2] == p->y.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2], (long long) p->y.ne[2]);
+    GCUDAI_TRY(gcudai_want_conv(y, 0, p->y.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
+    GCUDAI_TRY(gcudai_want_conv(y, 1, p->y.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
+    const int64_t n = gcudai_product(p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2], 1);
+    const int64_t ow = gcudai_conv_extent(p->y.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0);
+    const int64_t oh = gcudai_conv_extent(p->y.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1);
+    GCUDAI_WANT(y, p->x.ne[0] == n && p->x.ne[1] == ow && p->x.ne[2] == oh && p->x.ne[3] == p->y.ne[3],
+                "the gradient of this image would be %lld columns of %lld x %lld places, %lld times", (long long) n, (long long) ow,
+                (long long) oh, (long long) p->y.ne[3]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static double gcudai_im2col_back_cost(const struct gcuda_conv_args * p) { return 2.0 + 3.0 * (double) p->kernel.ne[0] * (double) p->kernel.ne[1]; }
+
+static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_conv_args(y, &args);
+    gcudai_piece_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
+}
+
+// One kernel element's share: image element x was copied by output place (x + p - k * d) / s, if that is one.
+static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_piece * c, int64_t kw, int64_t kh, float * sum) {
+    const int64_t y = c->i1 + p->p1 - kh * p->d1;
+    if (y < 0 || y % p->s1 != 0 || y / p->s1 >= p->x.ne[2]) {
+        return;
+    }
+    const int64_t column = (c->i2 * p->kernel.ne[1] + kh) * p->kernel.ne[0] + kw;
+    const char * from = gcudai_at(&p->x, 0, y / p->s1, c->i3) + (size_t) column * p->x.nb[0];
+    for (int64_t i = 0; i < c->n; ++i) {
+        const int64_t x = c->i0 + i + p->p0 - kw * p->d0;
+        if (x >= 0 && x % p->s0 == 0 && x / p->s0 < p->x.ne[1]) {
+            sum[i] += gcudai_float_at(p->x.type, from + (size_t) (x / p->s0) * p->x.nb[1]);
+        }
+    }
+}
+
+static void gcudai_im2col_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_conv_args * p = &args->conv;
+    float sum[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_im2col_back_cost(p), item);
+        memset(sum, 0, sizeof(sum));
+        for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
+            for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
+                gcudai_im2col_back_tap(p, &c, kw, kh, sum);
+            }
+        }
+        gcudai_piece_store(&p->y, &c, sum);
+    }
+}
+
+// >>op:im2col_3d --------------------------------------------------------------------------------------
+static bool gcudai_is_channels(int64_t channels, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return channels >= 1 && channels <= INT32_MAX && a->ne[3] % channels == 0 && b->ne[3] % channels == 0;
+}
+
+struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2, enum gcuda_type dst_type) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_3D, src, 2)) {
+        return NULL;
+    }
+    if (!gcudai_is_channels(IC, a, b)) {
+        return gcudai_op_error(ctx, GCUDA_OP_IM2COL_3D, "%lld channels do not divide the last extents, %lld of the kernel and %lld of the data",
+                               (long long) IC, (long long) a->ne[3], (long long) b->ne[3]);
+    }
+    const int32_t params[] = { s0, s1, s2, p0, p1, p2, d0, d1, d2, (int32_t) IC };
+    const int64_t od = gcudai_conv_extent(b->ne[2], a->ne[2], s2, p2, d2);
+    const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], a->ne[2], IC), gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0),
+                            gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1), gcudai_product(od, b->ne[3] / IC, 1, 1) };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL_3D, dst_type, ne, src, 2);
+    gcudai_set_params_i32(y, params, 10);
+    return gcudai_op_finish(ctx, y);
+}
+
+static void gcudai_im2col_3d_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_im2col_3d_args * p = &args->im2col_3d;
+    p->kernel = gcudai_array(y->src[0]);
+    p->x = gcudai_array(y->src[1]);
+    p->y = gcudai_array(y);
+    p->channels = gcudai_param_i32(y, 9);
+    for (int i = 0; i < 3; ++i) {
+        p->s[i] = gcudai_param_i32(y, i);
+        p->p[i] = gcudai_param_i32(y, 3 + i);
+        p->d[i] = gcudai_param_i32(y, 6 + i);
+    }
+}
+
+static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_im2col_3d_args(y, &args);
+    const struct gcuda_im2col_3d_args * p = &args.im2col_3d;
+    int64_t o[3];
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_float(y, y));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[0], y->src[1]), "%lld channels do not divide the last extents", (long long) p->channels);
+    for (int i = 0; i < 3; ++i) {
+        GCUDAI_TRY(gcudai_want_conv(y, i, p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]));
+        o[i] = gcudai_conv_extent(p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]);
+    }
+    return gcudai_want_shape(y, gcudai_product(p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2], p->channels), o[0], o[1],
+                             gcudai_product(o[2], p->x.ne[3] / p->channels, 1, 1));
+}
+
+static void gcudai_im2col_3d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_im2col_3d_args * p = &args->im2col_3d;
+    const int64_t n_images = p->x.ne[3] / p->channels, od = p->y.ne[3] / n_images;
+    struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], p->x.nb[2] }, p->x.nb[3], { p->x.ne[0], p->x.ne[1], p->x.ne[2] },
+                                  { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2] }, { p->d[0], p->d[1], p->d[2] } };
+    float buf[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        patch.data = gcudai_at(&p->x, 0, 0, c.i3 / od * p->channels);
+        patch.origin[0] = c.i1 * p->s[0] - p->p[0];
+        patch.origin[1] = c.i2 * p->s[1] - p->p[1];
+        patch.origin[2] = c.i3 % od * p->s[2] - p->p[2];
+        gcudai_patch_read(&patch, c.i0, c.n, buf);
+        gcudai_piece_store(&p->y, &c, buf);
+    }
+}
+
+// >>op:conv_2d ----------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_conv_2d(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, const int32_t * params) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, op, src, 2)) {
+        return NULL;
+    }
+    const int64_t ne[4] = { gcudai_conv_extent(b->ne[0], a->ne[0], params[0], params[2], params[4]),
+                            gcudai_conv_extent(b->ne[1], a->ne[1], params[1], params[3], params[5]), a->ne[3], b->ne[3] };
+    const enum gcuda_type type = gcudai_is_float(b->type) ? b->type : GCUDA_TYPE_F32; // a wrong type: the check will say so
+    struct gcuda_tensor * y = gcudai_op_new(ctx, op, type, ne, src, 2);
+    gcudai_set_params_i32(y, params, 6);
+    return y;
+}
+
+struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
+    const int32_t params[] = { s0, s1, p0, p1, d0, d1 };
+    return gcudai_op_finish(ctx, gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D, a, b, params));
+}
+
+// What conv_2d and conv_2d_dw have in common.
+static gcuda_status gcudai_conv_2d_check_axes(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_conv_args(y, &args);
+    const struct gcuda_conv_args * p = &args.conv;
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_type(y, y, y->src[1]->type));
+    GCUDAI_TRY(gcudai_want_conv(y, 0, p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
+    GCUDAI_TRY(gcudai_want_conv(y, 1, p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
+    return gcudai_want_shape(y, gcudai_conv_extent(p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0),
+                             gcudai_conv_extent(p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1), p->kernel.ne[3], p->x.ne[3]);
+}
+
+static gcuda_status gcudai_conv_2d_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    GCUDAI_WANT(y, a->ne[2] == b->ne[2], "kernel has %lld channels, image %lld", (long long) a->ne[2], (long long) b->ne[2]);
+    GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
+    GCUDAI_TRY(gcudai_want_contiguous(y, a));
+    return gcudai_want_contiguous(y, y);
+}
+
+// An item is a block of output pixels of one image for a block of output channels. The patches of the pixels are laid
+// out with the pixels adjacent, GCUDAI_CONV_TAPS kernel elements at a time.
+#define GCUDAI_CONV_TAPS 64
+
+struct gcudai_conv_plan {
+    int64_t n_taps, n_pixels, n_blocks; // kernel elements of an output channel; output pixels of an image
+    int64_t oc_block, n_oc_blocks;
+};
+
+static struct gcudai_conv_plan gcudai_conv_plan_of(const struct gcuda_conv_args * p) {
+    struct gcudai_conv_plan c;
+    c.n_taps = p->kernel.ne[0] * p->kernel.ne[1] * p->kernel.ne[2];
+    c.n_pixels = p->y.ne[0] * p->y.ne[1];
+    c.n_blocks = (c.n_pixels + GCUDAI_CONV_PIXELS - 1) / GCUDAI_CONV_PIXELS;
+    c.oc_block = GCUDAI_MIN(GCUDAI_MAX(98304 / GCUDAI_MAX(c.n_taps, 1), 1), 64); // 64 * 98304 products are about 1 ms
+    c.n_oc_blocks = (p->y.ne[2] + c.oc_block - 1) / c.oc_block;
+    return c;
+}
+
+static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_conv_args(y, &args);
+    const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args.conv);
+    w->n_items[0] = y->ne[3] * c.n_blocks * c.n_oc_blocks;
+    w->item_cost[0] = 500.0 + GCUDAI_CONV_PIXELS * (double) c.n_taps * ((double) GCUDAI_MIN(c.oc_block, y->ne[2]) * 0.4 + 3.0);
+    w->local_bytes = sizeof(float) * GCUDAI_CONV_PIXELS * (size_t) (GCUDAI_CONV_TAPS + c.oc_block);
+}
+
+// Row i of out: what kernel element tap + i meets at pixels [q0, q0 + n) of image b.
+static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, int64_t tap, int64_t n_taps, int64_t q0, int64_t n, float * out) {
+    const int64_t kw_n = p->kernel.ne[0], kh_n = p->kernel.ne[1], ow_n = p->y.ne[0];
+    for (int64_t i = 0; i < n_taps; ++i, out += GCUDAI_CONV_PIXELS) {
+        const int64_t kw = (tap + i) % kw_n, kh = (tap + i) / kw_n % kh_n, ic = (tap + i) / kw_n / kh_n;
+        int64_t ow = q0 % ow_n, oh = q0 / ow_n;
+        for (int64_t j = 0; j < n; ++oh) {
+            const int64_t run = GCUDAI_MIN(ow_n - ow, n - j), y = oh * p->s1 + kh * p->d1 - p->p1;
+            const bool is_inside = y >= 0 && y < p->x.ne[1];
+            gcudai_window(p->x.type, is_inside ? gcudai_at(&p->x, y, ic, image) : NULL, p->x.nb[0], is_inside ? p->x.ne[0] : 0,
+                          ow * p->s0 + kw * p->d0 - p->p0, p->s0, run, out + j);
+            j += run;
+            ow = 0;
+        }
+        for (int64_t j = n; j < GCUDAI_CONV_PIXELS; ++j) {
+            out[j] = 0.0f;
+        }
+    }
+}
+
+static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item, char * local) {
+    const gcudai_lane_taps_fn add_taps = gcudai_lane_is_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
+    const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
+    const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * GCUDAI_CONV_PIXELS, n = GCUDAI_MIN(GCUDAI_CONV_PIXELS, c->n_pixels - q0);
+    const int64_t image = item / c->n_oc_blocks / c->n_blocks;
+    float * patches = (float *) (void *) local;
+    float * sums = patches + GCUDAI_CONV_TAPS * GCUDAI_CONV_PIXELS;
+    float weights[GCUDAI_CONV_TAPS];
+    memset(sums, 0, sizeof(float) * GCUDAI_CONV_PIXELS * (size_t) n_oc);
+    for (int64_t tap = 0; tap < c->n_taps; tap += GCUDAI_CONV_TAPS) {
+        const int64_t n_taps = GCUDAI_MIN(GCUDAI_CONV_TAPS, c->n_taps - tap);
+        gcudai_conv_pack(p, image, tap, n_taps, q0, n, patches);
+        for (int64_t oc = 0; oc < n_oc; ++oc) {
+            const char * from = gcudai_at(&p->kernel, 0, 0, oc0 + oc) + (size_t) tap * p->kernel.nb[0];
+            add_taps(sums + oc * GCUDAI_CONV_PIXELS, gcudai_floats(p->kernel.type, from, n_taps, weights), patches, n_taps);
+        }
+    }
+    for (int64_t oc = 0; oc < n_oc; ++oc) {
+        char * to = gcudai_at(&p->y, 0, oc0 + oc, image) + (size_t) q0 * p->y.nb[0];
+        gcudai_store(p->y.type, to, p->y.nb[0], n, sums + oc * GCUDAI_CONV_PIXELS);
+    }
+}
+
+static void gcudai_conv_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args->conv);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        gcudai_conv_2d_item(&args->conv, &c, item, t->local);
+    }
+}
+
+// >>op:conv_2d_dw -------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1) {
+    const int32_t params[] = { stride0, stride1, pad0, pad1, dilation0, dilation1 };
+    struct gcuda_tensor * y = gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D_DW, a, b, params);
+    if (y != NULL && !gcuda_is_contiguous(b)) { // channels innermost: the same bytes in another order
+        y->nb[2] = gcuda_type_size(y->type);
+        y->nb[0] = y->nb[2] * (size_t) y->ne[2];
+        y->nb[1] = y->nb[0] * (size_t) y->ne[0];
+    }
+    return gcudai_op_finish(ctx, y);
+}
+
+static bool gcudai_is_dense_channels(const struct gcuda_tensor * t) {
+    const size_t ts = gcuda_type_size(t->type);
+    return t->nb[2] == ts && t->nb[0] == ts * (size_t) t->ne[2] && t->nb[1] == t->nb[0] * (size_t) t->ne[0] && t->nb[3] == t->nb[1] * (size_t) t->ne[1];
+}
+
+static gcuda_status gcudai_conv_2d_dw_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    GCUDAI_WANT(y, a->ne[2] == 1 && a->ne[3] == b->ne[2], "kernel must be [KW, KH, 1, %lld]", (long long) b->ne[2]);
+    GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
+    GCUDAI_WANT(y, gcuda_is_contiguous(b) || gcuda_is_contiguous_channels(b), "image must be contiguous, or have its channels innermost");
+    GCUDAI_WANT(y, gcuda_is_contiguous(b) ? gcuda_is_contiguous(y) : gcudai_is_dense_channels(y), "result must have the memory order of the image");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static double gcudai_conv_2d_dw_cost(const struct gcuda_conv_args * p) { return 2.0 + 2.0 * (double) p->kernel.ne[0] * (double) p->kernel.ne[1]; }
+
+// Rows along the innermost dimension in memory: [OW, OH, C, N], or [C, OW, OH, N].
+static bool gcudai_conv_2d_dw_order(const struct gcuda_conv_args * p, struct gcuda_array * y) {
+    static const int order[4] = { 2, 0, 1, 3 };
+    const bool is_channels = p->y.nb[2] < p->y.nb[0];
+    *y = p->y;
+    for (int i = 0; i < 4 && is_channels; ++i) {
+        y->ne[i] = p->y.ne[order[i]];
+        y->nb[i] = p->y.nb[order[i]];
+    }
+    return is_channels;
+}
+
+static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    struct gcuda_array rows;
+    gcudai_conv_args(y, &args);
+    (void) gcudai_conv_2d_dw_order(&args.conv, &rows);
+    gcudai_piece_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
+}
+
+// Adds kernel element (kw, kh) times image to a piece of a row of pixels.
+static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_piece * c, int64_t kw, int64_t kh, float * sum) {
+    const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
+    float x[GCUDAI_PIECE];
+    if (y < 0 || y >= p->x.ne[1]) {
+        return;
+    }
+    const float w = gcudai_float_at(p->kernel.type, gcudai_at(&p->kernel, kh, 0, c->i2) + (size_t) kw * p->kernel.nb[0]);
+    gcudai_window(p->x.type, gcudai_at(&p->x, y, c->i2, c->i3), p->x.nb[0], p->x.ne[0], c->i0 * p->s0 + kw * p->d0 - p->p0, p->s0, c->n, x);
+    for (int64_t i = 0; i < c->n; ++i) {
+        sum[i] += w * x[i];
+    }
+}
+
+// The same for a piece of the channels of one pixel.
+static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_piece * c, int64_t kw, int64_t kh, float * sum) {
+    const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
+    float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
+    if (x < 0 || x >= p->x.ne[0] || y < 0 || y >= p->x.ne[1]) {
+        return;
+    }
+    gcudai_load(p->x.type, gcudai_at(&p->x, y, c->i0, c->i3) + (size_t) x * p->x.nb[0], p->x.nb[2], c->n, v);
+    gcudai_load(p->kernel.type, gcudai_at(&p->kernel, kh, 0, c->i0) + (size_t) kw * p->kernel.nb[0], p->kernel.nb[3], c->n, w);
+    for (int64_t i = 0; i < c->n; ++i) {
+        sum[i] += w[i] * v[i];
+    }
+}
+
+static void gcudai_conv_2d_dw_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_conv_args * p = &args->conv;
+    struct gcuda_array y;
+    const bool is_channels = gcudai_conv_2d_dw_order(p, &y);
+    float sum[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
+        memset(sum, 0, sizeof(sum));
+        for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
+            for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
+                if (is_channels) {
+                    gcudai_conv_2d_dw_channels(p, &c, kw, kh, sum);
+                } else {
+                    gcudai_conv_2d_dw_pixels(p, &c, kw, kh, sum);
+                }
+            }
+        }
+        gcudai_piece_store(&y, &c, sum);
+    }
+}
+
+// >>op:conv_transpose_1d ------------------------------------------------------------------------------
+static int64_t gcudai_conv_transpose_extent(int64_t in, int64_t k, int32_t s) {
+    int64_t n = 0;
+    return in >= 1 && k >= 1 && s >= 1 && gcudai_mul_i64(in - 1, s, &n) && gcudai_add_i64(n, k, &n) ? n : 0;
+}
+
+struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, src, 2)) {
+        return NULL;
+    }
+    const int32_t params[] = { s0, p0, d0 };
+    const int64_t ne[4] = { gcudai_conv_transpose_extent(b->ne[0], a->ne[0], s0), a->ne[1], 1, 1 };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, GCUDA_TYPE_F32, ne, src, 2);
+    gcudai_set_params_i32(y, params, 3);
+    return gcudai_op_finish(ctx, y);
+}
+
+static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_conv_transpose_args * p = &args->conv_transpose;
+    p->kernel = gcudai_array(y->src[0]);
+    p->x = gcudai_array(y->src[1]);
+    p->y = gcudai_array(y);
+    p->stride = gcudai_param_i32(y, 0);
+    if (y->op == GCUDA_OP_CONV_TRANSPOSE_1D) {
+        gcudai_lift(&p->kernel, 1);
+        gcudai_lift(&p->x, 1);
+        gcudai_lift(&p->y, 1);
+    }
+}
+
+static gcuda_status gcudai_conv_transpose_2d_check(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_conv_transpose_args(y, &args);
+    const struct gcuda_conv_transpose_args * p = &args.conv_transpose;
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT(y, p->kernel.ne[3] == p->x.ne[2], "kernel has %lld input channels, data %lld", (long long) p->kernel.ne[3], (long long) p->x.ne[2]);
+    GCUDAI_WANT(y, p->stride >= 1, "stride is %d, want >= 1", (int) p->stride);
+    for (int i = 0; i < 2; ++i) {
+        const int64_t n = gcudai_conv_transpose_extent(p->x.ne[i], p->kernel.ne[i], p->stride);
+        GCUDAI_WANT(y, n >= 1 && n == p->y.ne[i], "axis %d: %lld of the data, %lld of the kernel, stride %d give no result, or not this one",
+                    i, (long long) p->x.ne[i], (long long) p->kernel.ne[i], (int) p->stride);
+    }
+    GCUDAI_WANT(y, p->y.ne[2] == p->kernel.ne[2] && p->y.ne[3] == p->x.ne[3], "result must have %lld channels and %lld images",
+                (long long) p->kernel.ne[2], (long long) p->x.ne[3]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_conv_transpose_1d_check(const struct gcuda_tensor * y) {
+    GCUDAI_WANT(y, y->src[0]->ne[3] == 1 && y->src[1]->ne[2] == 1 && y->src[1]->ne[3] == 1 && y->ne[2] == 1 && y->ne[3] == 1,
+                "kernel must have three dimensions, data two");
+    GCUDAI_WANT(y, gcudai_param_i32(y, 1) == 0 && gcudai_param_i32(y, 2) == 1, "padding is %d and dilation %d, want 0 and 1",
+                (int) gcudai_param_i32(y, 1), (int) gcudai_param_i32(y, 2));
+    return gcudai_conv_transpose_2d_check(y);
+}
+
+static double gcudai_conv_transpose_cost(const struct gcuda_conv_transpose_args * p) {
+    const double s = (double) p->stride, kw = (double) p->kernel.ne[0], kh = (double) p->kernel.ne[1];
+    return 2.0 + (double) p->x.ne[2] * (1.0 + kh / s) * (1.0 + kw / s + kw / 16.0);
+}
+
+static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_conv_transpose_args(y, &args);
+    gcudai_piece_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
+}
+
+// One row of the kernel over one row of the data: places w * stride + kw of the piece.
+static void gcudai_conv_transpose_row(const struct gcuda_conv_transpose_args * p, const struct gcudai_piece * c, const char * kernel, const char * data, float * sum) {
+    const int64_t s = p->stride;
+    float buf[GCUDAI_PIECE + 1];
+    for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
+        const int64_t from = c->i0 - kw, last = from + c->n - 1; // of w * stride
+        const int64_t w0 = from > 0 ? (from + s - 1) / s : 0, w1 = last < 0 ? 0 : GCUDAI_MIN(last / s + 1, p->x.ne[0]);
+        if (w0 >= w1) {
+            continue;
+        }
+        const float k = gcudai_float_at(p->kernel.type, kernel + (size_t) kw * p->kernel.nb[0]);
+        const float * x = gcudai_floats(p->x.type, data + (size_t) w0 * p->x.nb[0], w1 - w0, buf);
+        float * to = sum + (w0 * s - from);
+        for (int64_t w = 0; w < w1 - w0; ++w) {
+            to[w * s] += k * x[w];
+        }
+    }
+}
+
+static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_conv_transpose_args * p = &args->conv_transpose;
+    float sum[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
+        memset(sum, 0, sizeof(sum));
+        for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
+            const int64_t h = (c.i1 - kh) / p->stride;
+            if (c.i1 < kh || (c.i1 - kh) % p->stride != 0 || h >= p->x.ne[1]) {
+                continue;
+            }
+            for (int64_t ic = 0; ic < p->x.ne[2]; ++ic) {
+                gcudai_conv_transpose_row(p, &c, gcudai_at(&p->kernel, kh, c.i2, ic), gcudai_at(&p->x, h, ic, c.i3), sum);
+            }
+        }
+        gcudai_piece_store(&p->y, &c, sum);
+    }
+}
+
+static void gcudai_conv_transpose_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_conv_transpose_2d_cpu(args, t); }
+
+// >>op:conv_transpose_2d ------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_2D, src, 2)) {
+        return NULL;
+    }
+    const int64_t ne[4] = { gcudai_conv_transpose_extent(b->ne[0], a->ne[0], stride), gcudai_conv_transpose_extent(b->ne[1], a->ne[1], stride),
+                            a->ne[2], b->ne[3] };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONV_TRANSPOSE_2D, GCUDA_TYPE_F32, ne, src, 2);
+    gcudai_set_param_i32(y, 0, stride);
+    return gcudai_op_finish(ctx, y);
+}
+
+// >>op:pool_1d ----------------------------------------------------------------------------------------
+// In F32, because paddings are real numbers; 0 when there is no output.
+static int64_t gcudai_pool_extent(int64_t in, int32_t k, int32_t s, float p) {
+    if (k < 1 || s < 1 || !(p >= 0.0f) || !(p < 1073741824.0f)) {
+        return 0;
+    }
+    const float n = ((float) in + 2.0f * p - (float) k) / (float) s + 1.0f;
+    return n >= 1.0f && n < 9e18f ? (int64_t) n : 0;
+}
+
+static bool gcudai_pool_padding_ok(struct gcuda_context * ctx, enum gcuda_op op, float p0, float p1) {
+    const bool is_ok = p0 >= 0.0f && p0 < 1073741824.0f && p1 >= 0.0f && p1 < 1073741824.0f;
+    if (!is_ok) {
+        gcudai_op_error(ctx, op, "paddings are %g and %g, want at least 0 and below 2^30", (double) p0, (double) p1);
+    }
+    return is_ok;
+}
+
+struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int s0, int p0) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_POOL_1D, src, 1) || !gcudai_pool_padding_ok(ctx, GCUDA_OP_POOL_1D, (float) p0, 0.0f)) {
+        return NULL;
+    }
+    const int32_t params[] = { (int32_t) op, k0, s0, p0 };
+    const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, (float) p0), a->ne[1], a->ne[2], a->ne[3] };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_1D, GCUDA_TYPE_F32, ne, src, 1);
+    gcudai_set_params_i32(y, params, 4);
+    return gcudai_op_finish(ctx, y);
+}
+
+static void gcudai_pool_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_pool_args * p = &args->pool;
+    const bool is_1d = y->op == GCUDA_OP_POOL_1D, is_back = y->op == GCUDA_OP_POOL_2D_BACK;
+    p->x = gcudai_array(y->src[is_back ? 1 : 0]);
+    p->y = gcudai_array(y);
+    p->dy = gcudai_array(is_back ? y->src[0] : NULL);
+    p->op = (enum gcuda_op_pool) gcudai_param_i32(y, 0);
+    p->k0 = gcudai_param_i32(y, 1);
+    p->k1 = is_1d ? 1 : gcudai_param_i32(y, 2);
+    p->s0 = gcudai_param_i32(y, is_1d ? 2 : 3);
+    p->s1 = is_1d ? 1 : gcudai_param_i32(y, 4);
+    p->p0 = gcudai_param_i32(y, is_1d ? 3 : 5);
+    p->p1 = is_1d ? 0 : gcudai_param_i32(y, 6);
+}
+
+// Stored paddings are whole numbers: what was cut off may have added outputs.
+static gcuda_status gcudai_want_pool_axis(const struct gcuda_tensor * y, int axis, int64_t in, int64_t out, int32_t k, int32_t s, int32_t p) {
+    GCUDAI_WANT(y, k >= 1 && s >= 1 && p >= 0, "axis %d: window %d, stride %d, padding %d; want window and stride >= 1, padding >= 0",
+                axis, (int) k, (int) s, (int) p);
+    const int64_t least = gcudai_pool_extent(in, k, s, (float) p), most = gcudai_pool_extent(in, k, s, (float) p + 1.0f);
+    GCUDAI_WANT(y, out >= 1 && out >= least && out <= most, "axis %d: window %d, stride %d and padding %d give %lld outputs of %lld, not %lld",
+                axis, (int) k, (int) s, (int) p, (long long) least, (long long) in, (long long) out);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_want_pool(const struct gcuda_tensor * y, const struct gcuda_pool_args * p, const int64_t * pooled) {
+    GCUDAI_WANT(y, p->op == GCUDA_OP_POOL_MAX || p->op == GCUDA_OP_POOL_AVG, "pooling %d does not exist", (int) p->op);
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, p->p0));
+    if (y->op == GCUDA_OP_POOL_1D) {
+        GCUDAI_WANT(y, pooled[0] == gcudai_pool_extent(p->x.ne[0], p->k0, p->s0, (float) p->p0) && pooled[1] == p->x.ne[1],
+                    "result must have the rows of the source, shortened");
+    } else {
+        GCUDAI_TRY(gcudai_want_pool_axis(y, 1, p->x.ne[1], pooled[1], p->k1, p->s1, p->p1));
+    }
+    GCUDAI_WANT(y, pooled[2] == p->x.ne[2] && pooled[3] == p->x.ne[3], "dimensions 2 and 3 must be those of the image");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_pool_1d_check(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_pool_args(y, &args);
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    return gcudai_want_pool(y, &args.pool, y->ne);
+}
+
+static double gcudai_pool_cost(const struct gcuda_pool_args * p) {
+    return 4.0 + 2.0 * (double) GCUDAI_MIN((int64_t) p->k0, p->x.ne[0]) * (double) GCUDAI_MIN((int64_t) p->k1, p->x.ne[1]);
+}
+
+static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_pool_args(y, &args);
+    gcudai_piece_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
+}
+
+// The part of a window that lies in the image.
+struct gcudai_pool_window {
+    int64_t x0, x1, y0, y1;
+    const char * plane;
+};
+
+static struct gcudai_pool_window gcudai_pool_window_of(const struct gcuda_pool_args * p, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
+    const int64_t x = ox * p->s0 - p->p0, y = oy * p->s1 - p->p1;
+    struct gcudai_pool_window w;
+    w.x0 = GCUDAI_MAX(x, 0);
+    w.x1 = GCUDAI_MIN(x + p->k0, p->x.ne[0]);
+    w.y0 = GCUDAI_MAX(y, 0);
+    w.y1 = GCUDAI_MIN(y + p->k1, p->x.ne[1]);
+    w.plane = gcudai_at(&p->x, 0, i2, i3);
+    return w;
+}
+
+static double gcudai_pool_sum(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w) {
+    double sum = 0.0;
+    for (int64_t y = w->y0; y < w->y1; ++y) {
+        for (int64_t x = w->x0; x < w->x1; ++x) {
+            sum += (double) gcudai_float_at(p->x.type, w->plane + (size_t) y * p->x.nb[1] + (size_t) x * p->x.nb[0]);
+        }
+    }
+    return sum;
+}
+
+// The largest value, and where in the plane its first occurrence is: y * width + x, or -1.
+static float gcudai_pool_max(const struct gcuda_pool_args * p, const struct gcudai_pool_window * w, int64_t * at) {
+    float max = -FLT_MAX;
+    *at = -1;
+    for (int64_t y = w->y0; y < w->y1; ++y) {
+        for (int64_t x = w->x0; x < w->x1; ++x) {
+            const float v = gcudai_float_at(p->x.type, w->plane + (size_t) y * p->x.nb[1] + (size_t) x * p->x.nb[0]);
+            if (v > max) {
+                max = v;
+                *at = y * p->x.ne[0] + x;
+            }
+        }
+    }
+    return max;
+}
+
+static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_pool_args * p = &args->pool;
+    const double scale = 1.0 / ((double) p->k0 * (double) p->k1);
+    float buf[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_pool_cost(p), item);
+        for (int64_t i = 0; i < c.n; ++i) {
+            const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
+            int64_t at = 0;
+            buf[i] = p->op == GCUDA_OP_POOL_MAX ? gcudai_pool_max(p, &w, &at) : (float) (gcudai_pool_sum(p, &w) * scale);
+        }
+        gcudai_piece_store(&p->y, &c, buf);
+    }
+}
+
+// >>op:pool_2d ----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_POOL_2D, src, 1) || !gcudai_pool_padding_ok(ctx, GCUDA_OP_POOL_2D, p0, p1)) {
+        return NULL;
+    }
+    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1, (int32_t) p0, (int32_t) p1 };
+    const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, p0), gcudai_pool_extent(a->ne[1], k1, s1, p1), a->ne[2], a->ne[3] };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D, GCUDA_TYPE_F32, ne, src, 1);
+    gcudai_set_params_i32(y, params, 7);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_pool_2d_check(const struct gcuda_tensor * y) { return gcudai_pool_1d_check(y); }
+static void gcudai_pool_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_pool_1d_cpu(args, t); }
+
+// >>op:pool_2d_back -----------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1) {
+    struct gcuda_tensor * src[] = { a, af };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_POOL_2D_BACK, src, 2) || !gcudai_pool_padding_ok(ctx, GCUDA_OP_POOL_2D_BACK, p0, p1)) {
+        return NULL;
+    }
+    const int32_t params[] = { (int32_t) op, k0, k1, s0, s1, (int32_t) p0, (int32_t) p1 };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D_BACK, GCUDA_TYPE_F32, af->ne, src, 2);
+    gcudai_set_params_i32(y, params, 7);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_pool_2d_back_check(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_pool_args(y, &args);
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_like(y, y->src[1]));
+    return gcudai_want_pool(y, &args.pool, y->src[0]->ne);
+}
+
+static double gcudai_pool_2d_back_cost(const struct gcuda_pool_args * p) {
+    const double x = (double) GCUDAI_MIN((int64_t) p->k0 / p->s0 + 1, p->dy.ne[0]), y = (double) GCUDAI_MIN((int64_t) p->k1 / p->s1 + 1, p->dy.ne[1]);
+    return 8.0 + 3.0 * x * y;
+}
+
+// Largest values first: where each window has its own. Then every element of the image collects from its windows.
+static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_pool_args(y, &args);
+    const struct gcuda_pool_args * p = &args.pool;
+    w->n_phases = 2;
+    gcudai_piece_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
+    if (p->op == GCUDA_OP_POOL_MAX) {
+        gcudai_piece_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
+        if (!gcudai_mul_size((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t), &w->shared_bytes)) {
+            w->shared_bytes = SIZE_MAX;
+        }
+    }
+}
+
+static int64_t * gcudai_pool_winners(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t i1, int64_t i2, int64_t i3) {
+    return (int64_t *) (void *) t->shared + ((i3 * p->dy.ne[2] + i2) * p->dy.ne[1] + i1) * p->dy.ne[0];
+}
+
+static void gcudai_pool_find_winners(const struct gcuda_pool_args * p, const struct gcudai_task * t) {
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->dy.ne, gcudai_pool_cost(p), item);
+        int64_t * to = gcudai_pool_winners(p, t, c.i1, c.i2, c.i3) + c.i0;
+        for (int64_t i = 0; i < c.n; ++i) {
+            const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
+            (void) gcudai_pool_max(p, &w, &to[i]);
+        }
+    }
+}
+
+// Outputs [first, end) have a window of k at o * s - p over place x.
+static void gcudai_pool_over(int64_t x, int32_t k, int32_t s, int32_t p, int64_t n, int64_t * first, int64_t * end) {
+    const int64_t at = x + p;
+    *first = at >= k ? (at - k) / s + 1 : 0;
+    *end = GCUDAI_MIN(at / s + 1, n);
+}
+
+static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t x, const struct gcudai_piece * c) {
+    int64_t ox0, ox1, oy0, oy1;
+    double sum = 0.0;
+    gcudai_pool_over(x, p->k0, p->s0, p->p0, p->dy.ne[0], &ox0, &ox1);
+    gcudai_pool_over(c->i1, p->k1, p->s1, p->p1, p->dy.ne[1], &oy0, &oy1);
+    for (int64_t oy = oy0; oy < oy1; ++oy) {
+        const int64_t * winners = p->op == GCUDA_OP_POOL_MAX ? gcudai_pool_winners(p, t, oy, c->i2, c->i3) : NULL;
+        const char * dy = gcudai_at(&p->dy, oy, c->i2, c->i3);
+        for (int64_t ox = ox0; ox < ox1; ++ox) {
+            if (winners == NULL || winners[ox] == c->i1 * p->x.ne[0] + x) {
+                sum += (double) gcudai_float_at(p->dy.type, dy + (size_t) ox * p->dy.nb[0]);
+            }
+        }
+    }
+    return (float) (p->op == GCUDA_OP_POOL_MAX ? sum : sum / ((double) p->k0 * (double) p->k1));
+}
+
+static void gcudai_pool_2d_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_pool_args * p = &args->pool;
+    float buf[GCUDAI_PIECE];
+    if (t->phase == 0) {
+        gcudai_pool_find_winners(p, t);
+        return;
+    }
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
+        for (int64_t i = 0; i < c.n; ++i) {
+            buf[i] = gcudai_pool_gradient(p, t, c.i0 + i, &c);
+        }
+        gcudai_piece_store(&p->y, &c, buf);
+    }
+}
+
+// >>op:upscale ----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) {
+        return NULL;
+    }
+    const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_UPSCALE, gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32, ne, src, 1);
+    gcudai_set_param_i32(y, 0, (int32_t) (mode & 0x7fffffffu));
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor, enum gcuda_scale_mode mode) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) {
+        return NULL;
+    }
+    if (scale_factor < 2) {
+        return gcudai_op_error(ctx, GCUDA_OP_UPSCALE, "factor is %d, want at least 2", scale_factor);
+    }
+    return gcuda_interpolate(ctx, a, gcudai_product(a->ne[0], scale_factor, 1, 1), gcudai_product(a->ne[1], scale_factor, 1, 1), a->ne[2], a->ne[3], (uint32_t) mode);
+}
+
+struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0, int ne1, int ne2, int ne3, enum gcuda_scale_mode mode) {
+    return gcuda_interpolate(ctx, a, ne0, ne1, ne2, ne3, (uint32_t) mode);
+}
+
+static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
+    const uint32_t mode = (uint32_t) gcudai_param_i32(y, 0), flags = mode & ~0xffu;
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    GCUDAI_WANT(y, (mode & 0xffu) < (uint32_t) GCUDA_SCALE_MODE_COUNT && (flags & ~(uint32_t) (GCUDA_SCALE_FLAG_ALIGN_CORNERS | GCUDA_SCALE_FLAG_ANTIALIAS)) == 0,
+                "mode 0x%x does not exist", (unsigned) mode);
+    GCUDAI_WANT(y, (flags & (uint32_t) GCUDA_SCALE_FLAG_ANTIALIAS) == 0 || (mode & 0xffu) == (uint32_t) GCUDA_SCALE_MODE_BILINEAR,
+                "mode 0x%x: only the bilinear one has antialiasing", (unsigned) mode);
+    GCUDAI_WANT(y, gcuda_is_empty(y) || !gcuda_is_empty(y->src[0]), "nothing cannot be scaled to something");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    const int32_t mode = gcudai_param_i32(y, 0);
+    args->upscale.x = gcudai_array(y->src[0]);
+    args->upscale.y = gcudai_array(y);
+    args->upscale.mode = (enum gcuda_scale_mode) (mode & 0xff);
+    args->upscale.align_corners = (mode & GCUDA_SCALE_FLAG_ALIGN_CORNERS) != 0;
+    args->upscale.antialias = (mode & GCUDA_SCALE_FLAG_ANTIALIAS) != 0;
+}
+
+// Output pixels per source pixel along an axis. In F32 and used as a divisor, as everyone does: the last bit decides
+// between neighbours.
+static float gcudai_upscale_factor(const struct gcuda_upscale_args * p, int axis) {
+    const int64_t in = p->x.ne[axis], out = p->y.ne[axis];
+    return p->align_corners && axis < 2 && in > 1 && out > 1 ? (float) (out - 1) / (float) (in - 1) : (float) out / (float) in;
+}
+
+static int64_t gcudai_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
+
+static int64_t gcudai_upscale_nearest(const struct gcuda_upscale_args * p, int axis, int64_t i) {
+    return gcudai_clamp_index((int64_t) ((float) i / gcudai_upscale_factor(p, axis)), p->x.ne[axis]);
+}
+
+// Source pixels of one output pixel along one axis.
+struct gcudai_taps {
+    int64_t first, n;  // the antialiased ones: adjacent, with weight max(0, 1 - |index - center| / reach)
+    float center, reach;
+    int64_t at[4];     // all others: indices and weights, n of them
+    float w[4];
+};
+
+static void gcudai_taps_linear(struct gcudai_taps * t, float x, int64_t n) {
+    const int64_t base = (int64_t) floorf(x);
+    t->n = 2;
+    t->at[0] = gcudai_clamp_index(base, n);
+    t->at[1] = gcudai_clamp_index(base + 1, n);
+    const float d = x - (float) t->at[0];
+    t->w[1] = d < 0.0f ? 0.0f : d > 1.0f ? 1.0f : d;
+    t->w[0] = 1.0f - t->w[1];
+}
+
+static void gcudai_taps_cubic(struct gcudai_taps * t, float x, int64_t n) {
+    const float a = -0.75f, base = floorf(x), d = x - base;
+    t->n = 4;
+    for (int i = 0; i < 4; ++i) {
+        const float z = i < 2 ? d + (float) (1 - i) : (float) (i - 1) - d; // distance from x
+        t->at[i] = gcudai_clamp_index((int64_t) base + i - 1, n);
+        t->w[i] = i == 1 || i == 2 ? ((a + 2.0f) * z - (a + 3.0f)) * z * z + 1.0f : ((a * z - 5.0f * a) * z + 8.0f * a) * z - 4.0f * a;
+    }
+}
+
+static struct gcudai_taps gcudai_upscale_taps(const struct gcuda_upscale_args * p, int axis, int64_t i) {
+    const float offset = p->align_corners ? 0.0f : 0.5f, factor = gcudai_upscale_factor(p, axis);
+    const float center = ((float) i + offset) / factor;
+    const int64_t n = p->x.ne[axis];
+    struct gcudai_taps t;
+    GCUDAI_ZERO(t);
+    if (p->mode == GCUDA_SCALE_MODE_NEAREST) {
+        t.n = 1;
+        t.at[0] = gcudai_upscale_nearest(p, axis, i);
+        t.w[0] = 1.0f;
+    } else if (p->mode == GCUDA_SCALE_MODE_BICUBIC) {
+        gcudai_taps_cubic(&t, center - offset, n);
+    } else if (!p->antialias) {
+        gcudai_taps_linear(&t, center - offset, n);
+    } else {
+        t.reach = GCUDAI_MAX(1.0f, 1.0f / factor);
+        t.center = center - offset;
+        t.first = GCUDAI_MAX((int64_t) (center - t.reach + offset), 0);
+        t.n = GCUDAI_MAX(GCUDAI_MIN((int64_t) (center + t.reach + offset), n) - t.first, 0);
+    }
+    return t;
+}
+
+static float gcudai_tap_weight(const struct gcudai_taps * t, int64_t at) {
+    const float w = 1.0f - fabsf(((float) at - t->center) / t->reach);
+    return w > 0.0f ? w : 0.0f;
+}
+
+static float gcudai_upscale_few(const struct gcuda_upscale_args * p, const struct gcudai_taps * x, const struct gcudai_taps * y, const char * plane) {
+    float sum = 0.0f;
+    for (int64_t k = 0; k < y->n; ++k) {
+        const char * row = plane + (size_t) y->at[k] * p->x.nb[1];
+        float part = 0.0f;
+        for (int64_t i = 0; i < x->n; ++i) {
+            part += x->w[i] * gcudai_float_at(p->x.type, row + (size_t) x->at[i] * p->x.nb[0]);
+        }
+        sum += y->w[k] * part;
+    }
+    return sum;
+}
+
+static float gcudai_upscale_many(const struct gcuda_upscale_args * p, const struct gcudai_taps * x, const struct gcudai_taps * y, const char * plane) {
+    double sum = 0.0, weight = 0.0;
+    for (int64_t k = y->first; k < y->first + y->n; ++k) {
+        const char * row = plane + (size_t) k * p->x.nb[1];
+        const float wy = gcudai_tap_weight(y, k);
+        for (int64_t i = x->first; i < x->first + x->n; ++i) {
+            const double w = (double) (wy * gcudai_tap_weight(x, i));
+            sum += w * (double) gcudai_float_at(p->x.type, row + (size_t) i * p->x.nb[0]);
+            weight += w;
+        }
+    }
+    return weight > 0.0 ? (float) (sum / weight) : 0.0f;
+}
+
+static double gcudai_upscale_cost(const struct gcuda_upscale_args * p) {
+    if (!p->antialias) {
+        return p->mode == GCUDA_SCALE_MODE_NEAREST ? 20.0 : p->mode == GCUDA_SCALE_MODE_BILINEAR ? 40.0 : 100.0;
+    }
+    double taps = 4.0;
+    for (int axis = 0; axis < 2; ++axis) {
+        taps *= 2.0 * (double) GCUDAI_MAX(1.0f, 1.0f / gcudai_upscale_factor(p, axis)) + 1.0;
+    }
+    return 30.0 + taps;
+}
+
+static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    union gcudai_args args;
+    gcudai_upscale_args(y, &args);
+    gcudai_piece_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 0);
+}
+
+static void gcudai_upscale_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_upscale_args * p = &args->upscale;
+    float buf[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_upscale_cost(p), item);
+        const char * plane = gcudai_at(&p->x, 0, gcudai_upscale_nearest(p, 2, c.i2), gcudai_upscale_nearest(p, 3, c.i3));
+        const struct gcudai_taps y = gcudai_upscale_taps(p, 1, c.i1);
+        for (int64_t i = 0; i < c.n; ++i) {
+            const struct gcudai_taps x = gcudai_upscale_taps(p, 0, c.i0 + i);
+            buf[i] = p->antialias ? gcudai_upscale_many(p, &x, &y, plane) : gcudai_upscale_few(p, &x, &y, plane);
+        }
+        gcudai_piece_store(&p->y, &c, buf);
+    }
+}
+
+// >>op:ssm_conv ---------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx, struct gcuda_tensor * c) {
+    struct gcuda_tensor * src[] = { sx, c };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SSM_CONV, src, 2)) {
+        return NULL;
+    }
+    const int64_t ne[4] = { sx->ne[1], GCUDAI_MAX(sx->ne[0] - c->ne[0] + 1, 0), sx->ne[2], 1 };
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_SSM_CONV, GCUDA_TYPE_F32, ne, src, 2));
+}
+
+static gcuda_status gcudai_ssm_conv_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * sx = y->src[0];
+    const struct gcuda_tensor * c = y->src[1];
+    GCUDAI_TRY(gcudai_want_float(y, sx));
+    GCUDAI_TRY(gcudai_want_float(y, c));
+    GCUDAI_TRY(gcudai_want_contiguous(y, c));
+    GCUDAI_TRY(gcudai_want_rows(y, sx));
+    GCUDAI_WANT(y, sx->ne[1] <= 1 || sx->nb[1] == sx->nb[0] * (size_t) sx->ne[0], "rows of '%s' must follow each other", sx->name);
+    GCUDAI_WANT(y, sx->ne[3] == 1 && gcuda_is_matrix(c), "inputs must have three dimensions, weights two");
+    GCUDAI_WANT(y, c->ne[1] == sx->ne[1], "%lld channels, and weights for %lld", (long long) sx->ne[1], (long long) c->ne[1]);
+    GCUDAI_WANT(y, c->ne[0] >= 1 && sx->ne[0] >= c->ne[0] - 1, "rows of %lld are too short for %lld weights", (long long) sx->ne[0], (long long) c->ne[0]);
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    return gcudai_want_shape(y, sx->ne[1], sx->ne[0] - c->ne[0] + 1, sx->ne[2], 1);
+}
+
+static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->ssm_conv.x = gcudai_array(y->src[0]);
+    args->ssm_conv.c = gcudai_array(y->src[1]);
+    args->ssm_conv.y = gcudai_array(y);
+}
+
+static double gcudai_ssm_conv_cost(int64_t k) { return 4.0 + 2.0 * (double) k; }
+
+static void gcudai_ssm_conv_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    gcudai_piece_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
+}
+
+static void gcudai_ssm_conv_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_ssm_conv_args * p = &args->ssm_conv;
+    const int64_t n_taps = p->c.ne[0];
+    const bool is_f32 = p->x.type == GCUDA_TYPE_F32 && p->c.type == GCUDA_TYPE_F32;
+    float buf[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_ssm_conv_cost(n_taps), item);
+        for (int64_t i = 0; i < c.n; ++i) {
+            const char * x = gcudai_at(&p->x, c.i0 + i, c.i2, 0) + (size_t) c.i1 * p->x.nb[0];
+            const char * w = gcudai_at(&p->c, c.i0 + i, 0, 0);
+            float sum = 0.0f;
+            for (int64_t k = 0; k < n_taps; ++k) {
+                sum += is_f32 ? ((const float *) (const void *) x)[k] * ((const float *) (const void *) w)[k]
+                              : gcudai_float_at(p->x.type, x + (size_t) k * p->x.nb[0]) * gcudai_float_at(p->c.type, w + (size_t) k * p->c.nb[0]);
+            }
+            buf[i] = sum;
+        }
+        gcudai_piece_store(&p->y, &c, buf);
+    }
+}
+
+// >>op:ssm_scan ---------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s, struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B, struct gcuda_tensor * C, struct gcuda_tensor * ids) {
+    struct gcuda_tensor * src[] = { s, x, dt, A, B, C, ids };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SSM_SCAN, src, 7)) {
+        return NULL;
+    }
+    const int64_t n_y = gcudai_product(x->ne[0], x->ne[1], x->ne[2], x->ne[3]), n_s = gcudai_product(s->ne[0], x->ne[0], x->ne[1], x->ne[3]);
+    int64_t n = 0;
+    const int64_t ne[4] = { gcudai_add_i64(n_y, n_s, &n) ? n : -1, 1, 1, 1 };
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_SSM_SCAN, GCUDA_TYPE_F32, ne, src, 7));
+}
+
+static gcuda_status gcudai_want_ne(const struct gcuda_tensor * y, int i, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    const int64_t * ne = y->src[i]->ne;
+    GCUDAI_WANT(y, ne[0] == ne0 && ne[1] == ne1 && ne[2] == ne2 && ne[3] == ne3, "source %d must be [%lld, %lld, %lld, %lld]", i,
+                (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Dimensions 0 and 1 packed, the others anywhere.
+static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_TRY(gcudai_want_rows(y, t));
+    GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == t->nb[0] * (size_t) t->ne[0], "rows of '%s' must follow each other", t->name);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
+    const int64_t * s = y->src[0]->ne; // N, P, H, pool
+    const int64_t * x = y->src[1]->ne; // P, H, T, S
+    const int64_t * a = y->src[3]->ne;
+    const int64_t * b = y->src[4]->ne; // N, G, T, S
+    for (int i = 1; i < 6; ++i) {
+        GCUDAI_TRY(gcudai_want_float(y, y->src[i]));
+    }
+    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_type(y, y->src[6], GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_planes(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[2]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[3]));
+    GCUDAI_TRY(gcudai_want_planes(y, y->src[4]));
+    GCUDAI_TRY(gcudai_want_planes(y, y->src[5]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[6]));
+    GCUDAI_WANT(y, s[1] == x[0] && s[2] == x[1], "states must be [N, %lld, %lld, at least %lld]", (long long) x[0], (long long) x[1], (long long) x[3]);
+    GCUDAI_WANT(y, s[3] >= x[3], "%lld sequences, and %lld states", (long long) x[3], (long long) s[3]);
+    GCUDAI_TRY(gcudai_want_ne(y, 2, x[1], x[2], x[3], 1));
+    GCUDAI_TRY(gcudai_want_ne(y, 3, a[0] == 1 ? 1 : s[0], x[1], 1, 1));
+    GCUDAI_TRY(gcudai_want_ne(y, 4, s[0], b[1], x[2], x[3]));
+    GCUDAI_TRY(gcudai_want_ne(y, 5, b[0], b[1], b[2], b[3]));
+    GCUDAI_TRY(gcudai_want_ne(y, 6, x[3], 1, 1, 1));
+    GCUDAI_WANT(y, gcudai_divides(b[1], x[1]), "%lld heads are no multiple of %lld groups", (long long) x[1], (long long) b[1]);
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    return gcudai_want_shape(y, gcudai_product(x[0], x[1], x[2], x[3]) + gcudai_product(s[0], x[0], x[1], x[3]), 1, 1, 1);
+}
+
+static void gcudai_ssm_scan_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_ssm_scan_args * p = &args->ssm_scan;
+    p->s = gcudai_array(y->src[0]);
+    p->x = gcudai_array(y->src[1]);
+    p->dt = gcudai_array(y->src[2]);
+    p->a = gcudai_array(y->src[3]);
+    p->b = gcudai_array(y->src[4]);
+    p->c = gcudai_array(y->src[5]);
+    p->ids = gcudai_array(y->src[6]);
+    p->y = gcudai_array(y);
+}
+
+// An item is one channel of one head of one sequence, over all tokens.
+static void gcudai_ssm_scan_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const int64_t * x = y->src[1]->ne;
+    const int64_t n = y->src[0]->ne[0];
+    w->n_items[0] = x[0] * x[1] * x[3];
+    w->item_cost[0] = 50.0 + (double) n + (double) x[2] * (60.0 + (double) n * (y->src[3]->ne[0] == 1 ? 1.0 : 15.0));
+    w->local_bytes = 3 * sizeof(float) * (size_t) n;
+}
+
+// One token: st = st * decay + b * xd, element by element; returns the sum of st * c. decay has one element, or n.
+static float gcudai_ssm_step(float * GCUDAI_RESTRICT st, const float * GCUDAI_RESTRICT decay, bool is_one, const float * GCUDAI_RESTRICT b,
+                             const float * GCUDAI_RESTRICT c, float xd, int64_t n) {
+    float s[GCUDAI_LANES], sum = 0.0f;
+    const float all = decay[0];
+    int64_t i = 0;
+    memset(s, 0, sizeof(s));
+    for (; is_one && i + GCUDAI_LANES <= n; i += GCUDAI_LANES) {
+        for (int l = 0; l < GCUDAI_LANES; ++l) {
+            const float v = st[i + l] * all + b[i + l] * xd;
+            st[i + l] = v;
+            s[l] += v * c[i + l];
+        }
+    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) {
+        sum += s[l];
+    }
+    for (; i < n; ++i) {
+        st[i] = st[i] * (is_one ? all : decay[i]) + b[i] * xd;
+        sum += st[i] * c[i];
+    }
+    return sum;
+}
+
+// State of sequence q to begin with; zeros when its index is out of range.
+static void gcudai_ssm_begin(const struct gcuda_ssm_scan_args * p, int64_t channel, int64_t h, int64_t q, float * st, const struct gcudai_task * t) {
+    const size_t n_bytes = (size_t) p->s.ne[0] * sizeof(float);
+    const int64_t id = ((const int32_t *) p->ids.data)[q];
+    if (id >= 0 && id < p->s.ne[3]) {
+        memcpy(st, gcudai_at(&p->s, channel, h, id), n_bytes);
+        return;
+    }
+    memset(st, 0, n_bytes);
+    if (channel == 0 && h == 0) {
+        gcudai_bad_index(t, q, id, p->s.ne[3]);
+    }
+}
+
+static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t item, const struct gcudai_task * t) {
+    const int64_t channel = item % p->x.ne[0], h = item / p->x.ne[0] % p->x.ne[1], q = item / p->x.ne[0] / p->x.ne[1];
+    const int64_t n = p->s.ne[0], n_tokens = p->x.ne[2], g = h / (p->x.ne[1] / p->b.ne[1]);
+    const bool is_one = p->a.ne[0] == 1;
+    const char * a = gcudai_at(&p->a, h, 0, 0);
+    float * local = (float *) (void *) t->local;
+    float * y = (float *) p->y.data + (q * n_tokens * p->x.ne[1] + h) * p->x.ne[0] + channel;
+    float * st = (float *) p->y.data + p->x.ne[0] * p->x.ne[1] * n_tokens * p->x.ne[3] + item * n;
+    gcudai_ssm_begin(p, channel, h, q, st, t);
+    for (int64_t token = 0; token < n_tokens; ++token) {
+        const float z = gcudai_float_at(p->dt.type, gcudai_at(&p->dt, token, q, 0) + (size_t) h * p->dt.nb[0]);
+        const float delta = z > 20.0f ? z : log1pf(expf(z));
+        const float xd = delta * gcudai_float_at(p->x.type, gcudai_at(&p->x, h, token, q) + (size_t) channel * p->x.nb[0]);
+        const float * b = gcudai_floats(p->b.type, gcudai_at(&p->b, g, token, q), n, local + n);
+        const float * c = gcudai_floats(p->c.type, gcudai_at(&p->c, g, token, q), n, local + 2 * n);
+        for (int64_t i = 0; i < (is_one ? 1 : n); ++i) {
+            local[i] = expf(delta * gcudai_float_at(p->a.type, a + (size_t) i * p->a.nb[0]));
+        }
+        y[token * p->x.ne[1] * p->x.ne[0]] = gcudai_ssm_step(st, local, is_one, b, c, xd, n);
+    }
+}
+
+static void gcudai_ssm_scan_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        gcudai_ssm_scan_item(&args->ssm_scan, item, t);
+    }
+}
+
+// ---- recurrences with a matrix per head ----
+
+// What rwkv_wkv6, rwkv_wkv7 and gated_linear_attn have in common. src: n inputs [Z, H, T], one of them (short_one, or -1)
+// only [Z, H], then the state.
+static struct gcuda_tensor * gcudai_linear_attn(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * const * src, int n) {
+    if (!gcudai_op_begin(ctx, op, src, n)) {
+        return NULL;
+    }
+    const int64_t * x = src[0]->ne;
+    const int64_t n_states = gcudai_product(x[0], src[n - 1]->ne[1], 1, 1);
+    int64_t n_rows = 0;
+    const int64_t ne[4] = { gcudai_product(x[0], x[1], 1, 1), gcudai_add_i64(x[2], n_states, &n_rows) ? n_rows : -1, 1, 1 };
+    return gcudai_op_new(ctx, op, GCUDA_TYPE_F32, ne, src, n);
+}
+
+static gcuda_status gcudai_linear_attn_check(const struct gcuda_tensor * y, int n, int short_one) {
+    const struct gcuda_tensor * state = y->src[n - 1];
+    const int64_t * x = y->src[0]->ne;
+    const int64_t n_seqs = state->ne[1];
+    for (int i = 0; i < n - 1; ++i) {
+        GCUDAI_TRY(gcudai_want_float(y, y->src[i]));
+        GCUDAI_TRY(gcudai_want_contiguous(y, y->src[i]));
+        GCUDAI_TRY(gcudai_want_ne(y, i, x[0], x[1], i == short_one ? 1 : x[2], 1));
+    }
+    GCUDAI_TRY(gcudai_want_type(y, state, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, state));
+    GCUDAI_WANT(y, gcuda_nelements(state) == gcudai_product(x[0], x[0], x[1], n_seqs), "state must have %lld * %lld * %lld elements for each of %lld sequences",
+                (long long) x[0], (long long) x[0], (long long) x[1], (long long) n_seqs);
+    GCUDAI_WANT(y, gcudai_divides(n_seqs, x[2]), "%lld tokens are not those of %lld equal sequences", (long long) x[2], (long long) n_seqs);
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    return gcudai_want_shape(y, x[0] * x[1], x[2] + x[0] * n_seqs, 1, 1);
+}
+
+// An item is a block of values of one head of one sequence, over all tokens: columns of the state, rows for rwkv_wkv7.
+#define GCUDAI_LINEAR_BLOCK GCUDAI_LANES
+struct gcudai_linear {
+    int64_t size, n_heads, n_tokens, n_seqs, n_blocks; // tokens of one sequence
+    int64_t q, h, j0, n;                               // the item
+    float * y;     // result of its first token
+    float * state; // of its head
+};
+
+static struct gcudai_linear gcudai_linear_plan(const struct gcuda_array * k, const struct gcuda_array * state, const struct gcuda_array * y) {
+    struct gcudai_linear c;
+    GCUDAI_ZERO(c);
+    c.size = k->ne[0];
+    c.n_heads = k->ne[1];
+    c.n_seqs = state->ne[1];
+    c.n_tokens = k->ne[2] / c.n_seqs;
+    c.n_blocks = (c.size + GCUDAI_LINEAR_BLOCK - 1) / GCUDAI_LINEAR_BLOCK;
+    c.y = (float *) y->data;
+    return c;
+}
+
+static void gcudai_linear_attn_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    int last = 0;
+    while (last + 1 < GCUDA_MAX_SRC && y->src[last + 1] != NULL) {
+        ++last;
+    }
+    const struct gcuda_array k = gcudai_array(y->src[0]), state = gcudai_array(y->src[last]), result = gcudai_array(y);
+    const struct gcudai_linear c = gcudai_linear_plan(&k, &state, &result);
+    w->n_items[0] = c.n_seqs * c.n_heads * c.n_blocks;
+    w->item_cost[0] = 50.0 + (double) c.size * (double) c.n_tokens * GCUDAI_LINEAR_BLOCK;
+    w->local_bytes = 6 * sizeof(float) * (size_t) c.size;
+}
+
+// Sets c to an item and copies its share of the state to the result, where it is updated.
+static void gcudai_linear_begin(struct gcudai_linear * c, const struct gcuda_array * k, const struct gcuda_array * state, const struct gcuda_array * y, int64_t item, bool is_rows) {
+    const int64_t block = item % c->n_blocks, n = c->size, row = c->n_heads * n;
+    c->h = item / c->n_blocks % c->n_heads;
+    c->q = item / c->n_blocks / c->n_heads;
+    c->j0 = block * GCUDAI_LINEAR_BLOCK;
+    c->n = GCUDAI_MIN(GCUDAI_LINEAR_BLOCK, n - c->j0);
+    c->y = (float *) y->data + c->q * c->n_tokens * row + c->h * n + c->j0;
+    c->state = (float *) y->data + k->ne[2] * row + (c->q * c->n_heads + c->h) * n * n;
+    const float * from = (const float *) state->data + (c->q * c->n_heads + c->h) * n * n;
+    for (int64_t i = 0; i < (is_rows ? c->n : n); ++i) {
+        const int64_t at = is_rows ? (c->j0 + i) * n : i * n + c->j0;
+        memcpy(c->state + at, from + at, (size_t) (is_rows ? n : c->n) * sizeof(float));
+    }
+}
+
+// Input number i of token t of the item's sequence; number i of the scratch is used unless it is F32.
+static const float * gcudai_linear_input(const struct gcudai_linear * c, const struct gcuda_array * a, int64_t token, int i, char * local) {
+    return gcudai_floats(a->type, gcudai_at(a, c->h, c->q * c->n_tokens + token, 0), c->size, (float *) (void *) local + i * c->size);
+}
+
+// >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * r, struct gcuda_tensor * tf, struct gcuda_tensor * td, struct gcuda_tensor * state) {
+    struct gcuda_tensor * src[] = { k, v, r, tf, td, state };
+    return gcudai_op_finish(ctx, gcudai_linear_attn(ctx, GCUDA_OP_RWKV_WKV6, src, 6));
+}
+
+static gcuda_status gcudai_rwkv_wkv6_check(const struct gcuda_tensor * y) { return gcudai_linear_attn_check(y, 6, 3); }
+
+static void gcudai_rwkv_wkv6_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_rwkv_wkv6_args * p = &args->rwkv_wkv6;
+    p->k = gcudai_array(y->src[0]);
+    p->v = gcudai_array(y->src[1]);
+    p->r = gcudai_array(y->src[2]);
+    p->tf = gcudai_array(y->src[3]);
+    p->td = gcudai_array(y->src[4]);
+    p->state = gcudai_array(y->src[5]);
+    p->y = gcudai_array(y);
+}
+
+// One key of one token over n values: y += r * (tf * k * v + w), w = w * td + k * v.
+static GCUDAI_INLINE void gcudai_wkv6_key(float * GCUDAI_RESTRICT w, float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT v, float k, float r, float tf, float td, int64_t n) {
+    for (int64_t j = 0; j < n; ++j) {
+        const float kv = k * v[j];
+        y[j] += r * (tf * kv + w[j]);
+        w[j] = w[j] * td + kv;
+    }
+}
+
+static void gcudai_rwkv_wkv6_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_rwkv_wkv6_args * p = &args->rwkv_wkv6;
+    struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        gcudai_linear_begin(&c, &p->k, &p->state, &p->y, item, false);
+        const float * tf = gcudai_floats(p->tf.type, gcudai_at(&p->tf, c.h, 0, 0), c.size, (float *) (void *) t->local + 4 * c.size);
+        for (int64_t token = 0; token < c.n_tokens; ++token) {
+            const float * k = gcudai_linear_input(&c, &p->k, token, 0, t->local);
+            const float * v = gcudai_linear_input(&c, &p->v, token, 1, t->local) + c.j0;
+            const float * r = gcudai_linear_input(&c, &p->r, token, 2, t->local);
+            const float * td = gcudai_linear_input(&c, &p->td, token, 3, t->local);
+            float sum[GCUDAI_LINEAR_BLOCK];
+            memset(sum, 0, sizeof(sum));
+            for (int64_t i = 0; i < c.size; ++i) {
+                float * w = c.state + i * c.size + c.j0;
+                if (c.n == GCUDAI_LINEAR_BLOCK) {
+                    gcudai_wkv6_key(w, sum, v, k[i], r[i], tf[i], td[i], GCUDAI_LINEAR_BLOCK);
+                } else {
+                    gcudai_wkv6_key(w, sum, v, k[i], r[i], tf[i], td[i], c.n);
+                }
+            }
+            memcpy(c.y + token * c.n_heads * c.size, sum, (size_t) c.n * sizeof(float));
+        }
+    }
+}
+
+// >>op:gated_linear_attn ------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state, float scale) {
+    struct gcuda_tensor * src[] = { k, v, q, g, state };
+    struct gcuda_tensor * y = gcudai_linear_attn(ctx, GCUDA_OP_GATED_LINEAR_ATTN, src, 5);
+    gcudai_set_param_f32(y, 0, scale);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_gated_linear_attn_check(const struct gcuda_tensor * y) { return gcudai_linear_attn_check(y, 5, -1); }
+
+static void gcudai_gated_linear_attn_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_gated_linear_attn_args * p = &args->gated_linear_attn;
+    p->k = gcudai_array(y->src[0]);
+    p->v = gcudai_array(y->src[1]);
+    p->q = gcudai_array(y->src[2]);
+    p->g = gcudai_array(y->src[3]);
+    p->state = gcudai_array(y->src[4]);
+    p->y = gcudai_array(y);
+    p->scale = gcudai_param_f32(y, 0);
+}
+
+static GCUDAI_INLINE void gcudai_gla_key(float * GCUDAI_RESTRICT w, float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT v, float k, float q, float g, int64_t n) {
+    for (int64_t j = 0; j < n; ++j) {
+        w[j] = w[j] * g + k * v[j];
+        y[j] += q * w[j];
+    }
+}
+
+static void gcudai_gated_linear_attn_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_gated_linear_attn_args * p = &args->gated_linear_attn;
+    struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        gcudai_linear_begin(&c, &p->k, &p->state, &p->y, item, false);
+        for (int64_t token = 0; token < c.n_tokens; ++token) {
+            const float * k = gcudai_linear_input(&c, &p->k, token, 0, t->local);
+            const float * v = gcudai_linear_input(&c, &p->v, token, 1, t->local) + c.j0;
+            const float * q = gcudai_linear_input(&c, &p->q, token, 2, t->local);
+            const float * g = gcudai_linear_input(&c, &p->g, token, 3, t->local);
+            float sum[GCUDAI_LINEAR_BLOCK];
+            memset(sum, 0, sizeof(sum));
+            for (int64_t i = 0; i < c.size; ++i) {
+                float * w = c.state + i * c.size + c.j0;
+                if (c.n == GCUDAI_LINEAR_BLOCK) {
+                    gcudai_gla_key(w, sum, v, k[i], q[i], g[i], GCUDAI_LINEAR_BLOCK);
+                } else {
+                    gcudai_gla_key(w, sum, v, k[i], q[i], g[i], c.n);
+                }
+            }
+            for (int64_t j = 0; j < c.n; ++j) {
+                c.y[token * c.n_heads * c.size + j] = p->scale * sum[j];
+            }
+        }
+    }
+}
+
+// >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor * r, struct gcuda_tensor * w, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * state) {
+    struct gcuda_tensor * src[] = { r, w, k, v, a, b, state };
+    return gcudai_op_finish(ctx, gcudai_linear_attn(ctx, GCUDA_OP_RWKV_WKV7, src, 7));
+}
+
+static gcuda_status gcudai_rwkv_wkv7_check(const struct gcuda_tensor * y) { return gcudai_linear_attn_check(y, 7, -1); }
+
+static void gcudai_rwkv_wkv7_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
+    p->r = gcudai_array(y->src[0]);
+    p->w = gcudai_array(y->src[1]);
+    p->k = gcudai_array(y->src[2]);
+    p->v = gcudai_array(y->src[3]);
+    p->a = gcudai_array(y->src[4]);
+    p->b = gcudai_array(y->src[5]);
+    p->state = gcudai_array(y->src[6]);
+    p->y = gcudai_array(y);
+}
+
+// One value of one token: row = row * w + v * k + sa * b; returns the sum of row * r.
+static float gcudai_wkv7_row(float * GCUDAI_RESTRICT row, const float * GCUDAI_RESTRICT r, const float * GCUDAI_RESTRICT w, const float * GCUDAI_RESTRICT k,
+                             const float * GCUDAI_RESTRICT b, float v, float sa, int64_t n) {
+    float s[GCUDAI_LANES], sum = 0.0f;
+    int64_t j = 0;
+    memset(s, 0, sizeof(s));
+    for (; j + GCUDAI_LANES <= n; j += GCUDAI_LANES) {
+        for (int l = 0; l < GCUDAI_LANES; ++l) {
+            const float x = row[j + l] * w[j + l] + v * k[j + l] + sa * b[j + l];
+            row[j + l] = x;
+            s[l] += x * r[j + l];
+        }
+    }
+    for (int l = 0; l < GCUDAI_LANES; ++l) {
+        sum += s[l];
+    }
+    for (; j < n; ++j) {
+        row[j] = row[j] * w[j] + v * k[j] + sa * b[j];
+        sum += row[j] * r[j];
+    }
+    return sum;
+}
+
+static void gcudai_rwkv_wkv7_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
+    const gcudai_lane_dot_fn dot = gcudai_lane_is_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
+    struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        gcudai_linear_begin(&c, &p->k, &p->state, &p->y, item, true);
+        for (int64_t token = 0; token < c.n_tokens; ++token) {
+            const float * r = gcudai_linear_input(&c, &p->r, token, 0, t->local);
+            const float * w = gcudai_linear_input(&c, &p->w, token, 1, t->local);
+            const float * k = gcudai_linear_input(&c, &p->k, token, 2, t->local);
+            const float * v = gcudai_linear_input(&c, &p->v, token, 3, t->local);
+            const float * a = gcudai_linear_input(&c, &p->a, token, 4, t->local);
+            const float * b = gcudai_linear_input(&c, &p->b, token, 5, t->local);
+            for (int64_t i = 0; i < c.n; ++i) {
+                float * row = c.state + (c.j0 + i) * c.size;
+                c.y[token * c.n_heads * c.size + i] = gcudai_wkv7_row(row, r, w, k, b, v[c.j0 + i], dot(a, row, c.size), c.size);
+            }
+        }
+    }
+}
+
+// >>op:solve_tri --------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, bool left, bool lower, bool uni) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SOLVE_TRI, src, 2)) {
+        return NULL;
+    }
+    if (!left || !lower || uni) {
+        return gcudai_op_error(ctx, GCUDA_OP_SOLVE_TRI, "left %d, lower %d, uni %d; only 1, 1, 0 exists", left ? 1 : 0, lower ? 1 : 0, uni ? 1 : 0);
+    }
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_SOLVE_TRI, GCUDA_TYPE_F32, b->ne, src, 2));
+}
+
+static gcuda_status gcudai_solve_tri_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want_float(y, b));
+    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_WANT(y, a->ne[0] == a->ne[1], "matrix must be square");
+    GCUDAI_WANT(y, a->ne[1] == b->ne[1] && a->ne[2] == b->ne[2] && a->ne[3] == b->ne[3], "extents 1 to 3 must be equal");
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    return gcudai_want_like(y, b);
+}
+
+static void gcudai_solve_tri_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->solve_tri.a = gcudai_array(y->src[0]);
+    args->solve_tri.b = gcudai_array(y->src[1]);
+    args->solve_tri.y = gcudai_array(y);
+}
+
+// An item is a block of columns of one right side.
+#define GCUDAI_SOLVE_BLOCK 8
+
+static void gcudai_solve_tri_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const double n = (double) y->ne[1];
+    w->n_items[0] = (y->ne[0] + GCUDAI_SOLVE_BLOCK - 1) / GCUDAI_SOLVE_BLOCK * y->ne[2] * y->ne[3];
+    w->item_cost[0] = 50.0 + n * (20.0 + n * 0.5 * GCUDAI_SOLVE_BLOCK * 0.7);
+    w->local_bytes = (size_t) y->ne[1] * (sizeof(float) + GCUDAI_SOLVE_BLOCK * sizeof(double));
+}
+
+// The columns found so far stay in double: what is rounded early in a substitution is multiplied all the way.
+static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t item, char * local) {
+    const int64_t n_blocks = (p->y.ne[0] + GCUDAI_SOLVE_BLOCK - 1) / GCUDAI_SOLVE_BLOCK, n = p->y.ne[1];
+    const int64_t c0 = item % n_blocks * GCUDAI_SOLVE_BLOCK, n_cols = GCUDAI_MIN(GCUDAI_SOLVE_BLOCK, p->y.ne[0] - c0);
+    const int64_t i2 = item / n_blocks % p->y.ne[2], i3 = item / n_blocks / p->y.ne[2];
+    double * x = (double *) (void *) local;
+    float * row = (float *) (void *) (x + n * GCUDAI_SOLVE_BLOCK);
+    for (int64_t i = 0; i < n; ++i) {
+        const float * a = gcudai_floats(p->a.type, gcudai_at(&p->a, i, i2, i3), i + 1, row);
+        const char * b = gcudai_at(&p->b, i, i2, i3) + (size_t) c0 * p->b.nb[0];
+        float * y = (float *) (void *) gcudai_at(&p->y, i, i2, i3) + c0;
+        double rest[GCUDAI_SOLVE_BLOCK];
+        memset(rest, 0, sizeof(rest));
+        for (int64_t c = 0; c < n_cols; ++c) {
+            rest[c] = (double) gcudai_float_at(p->b.type, b + (size_t) c * p->b.nb[0]);
+        }
+        for (int64_t k = 0; k < i; ++k) {
+            const double w = (double) a[k];
+            for (int64_t c = 0; c < GCUDAI_SOLVE_BLOCK; ++c) {
+                rest[c] -= w * x[k * GCUDAI_SOLVE_BLOCK + c];
+            }
+        }
+        for (int64_t c = 0; c < n_cols; ++c) {
+            x[i * GCUDAI_SOLVE_BLOCK + c] = rest[c] / (double) a[i];
+            y[c] = (float) x[i * GCUDAI_SOLVE_BLOCK + c];
+        }
+        for (int64_t c = n_cols; c < GCUDAI_SOLVE_BLOCK; ++c) {
+            x[i * GCUDAI_SOLVE_BLOCK + c] = 0.0;
+        }
+    }
+}
+
+static void gcudai_solve_tri_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        gcudai_solve_tri_item(&args->solve_tri, item, t->local);
+    }
+}
 
 // ---------------- end of ops-c ----------------
 
