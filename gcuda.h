@@ -309,6 +309,19 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_context_clear_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_clear_error)
 #define gcuda_context_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_error)
 #define gcuda_context_status GCUDAI_RENAME(GCUDA_PREFIX, gcuda_context_status)
+#define gcuda_conv_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d)
+#define gcuda_conv_1d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw)
+#define gcuda_conv_1d_dw_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_dw_ph)
+#define gcuda_conv_1d_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_1d_ph)
+#define gcuda_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d)
+#define gcuda_conv_2d_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_direct)
+#define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
+#define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
+#define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
+#define gcuda_conv_2d_sk_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_sk_p0)
+#define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
+#define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
+#define gcuda_conv_transpose_2d_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_p0)
 #define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
 #define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
 #define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
@@ -325,6 +338,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_element_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_element_size)
 #define gcuda_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill)
 #define gcuda_fill_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill_inplace)
+#define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
+#define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
+#define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
+#define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
 #define gcuda_format_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_format_name)
 #define gcuda_fp16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32)
 #define gcuda_fp16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32_row)
@@ -341,6 +358,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_gallocr_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve)
 #define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
 #define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
+#define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
 #define gcuda_get_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data)
 #define gcuda_get_data_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data_f32)
 #define gcuda_get_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_1d)
@@ -376,7 +394,11 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_graph_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_text)
 #define gcuda_graph_use_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_use_count)
 #define gcuda_graph_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_view)
+#define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
+#define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
+#define gcuda_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_back)
 #define gcuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_init)
+#define gcuda_interpolate GCUDAI_RENAME(GCUDA_PREFIX, gcuda_interpolate)
 #define gcuda_is_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_3d)
 #define gcuda_is_contiguous GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous)
 #define gcuda_is_contiguous_0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_contiguous_0)
@@ -430,6 +452,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_pad_ext_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_ext_circular)
 #define gcuda_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_reflect_1d)
 #define gcuda_permute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_permute)
+#define gcuda_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_1d)
+#define gcuda_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d)
+#define gcuda_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back)
 #define gcuda_quantize_chunk GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_chunk)
 #define gcuda_quantize_requires_imatrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_requires_imatrix)
 #define gcuda_quantize_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_rows)
@@ -446,6 +471,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_rms_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_inplace)
 #define gcuda_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_roll)
 #define gcuda_row_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_row_size)
+#define gcuda_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv6)
+#define gcuda_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv7)
 #define gcuda_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set)
 #define gcuda_set_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d)
 #define gcuda_set_1d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d_inplace)
@@ -467,6 +494,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows)
 #define gcuda_set_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_zero)
 #define gcuda_shutdown GCUDAI_RENAME(GCUDA_PREFIX, gcuda_shutdown)
+#define gcuda_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_solve_tri)
+#define gcuda_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_conv)
+#define gcuda_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan)
 #define gcuda_status_to_string GCUDAI_RENAME(GCUDA_PREFIX, gcuda_status_to_string)
 #define gcuda_tallocr_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_alloc)
 #define gcuda_tallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_new)
@@ -488,6 +518,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_name)
 #define gcuda_type_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_size)
 #define gcuda_unravel_index GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unravel_index)
+#define gcuda_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale)
+#define gcuda_upscale_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale_ext)
 #define gcuda_used_mem GCUDAI_RENAME(GCUDA_PREFIX, gcuda_used_mem)
 #define gcuda_validate_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_validate_row_data)
 #define gcuda_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_version)
@@ -10322,26 +10354,26 @@ static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
 }
 
 // Part of a row of a result: an item of most operations below. At most GCUDAI_PIECE elements, fewer where one is costly.
-struct gcudai_piece {
+struct gcudai_stretch {
     int64_t i0, n, i1, i2, i3;
 };
 
-#define GCUDAI_PIECE_COST 1e6
+#define GCUDAI_STRETCH_COST 1e6
 
-static int64_t gcudai_piece_len(double element_cost) {
-    const double n = GCUDAI_PIECE_COST / element_cost;
+static int64_t gcudai_stretch_len(double element_cost) {
+    const double n = GCUDAI_STRETCH_COST / element_cost;
     return n >= GCUDAI_PIECE ? GCUDAI_PIECE : n > 1.0 ? (int64_t) n : 1;
 }
 
-static void gcudai_piece_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
-    const int64_t len = gcudai_piece_len(element_cost);
+static void gcudai_stretch_split(const int64_t * ne, double element_cost, struct gcudai_work * w, int phase) {
+    const int64_t len = gcudai_stretch_len(element_cost);
     w->n_items[phase] = ne[1] * ne[2] * ne[3] * ((ne[0] + len - 1) / len);
     w->item_cost[phase] = 30.0 + element_cost * (double) GCUDAI_MIN(len, ne[0]);
 }
 
-static struct gcudai_piece gcudai_piece_of(const int64_t * ne, double element_cost, int64_t item) {
-    const int64_t len = gcudai_piece_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
-    struct gcudai_piece p;
+static struct gcudai_stretch gcudai_stretch_of(const int64_t * ne, double element_cost, int64_t item) {
+    const int64_t len = gcudai_stretch_len(element_cost), per_row = (ne[0] + len - 1) / len, row = item / per_row;
+    struct gcudai_stretch p;
     p.i0 = item % per_row * len;
     p.n = GCUDAI_MIN(len, ne[0] - p.i0);
     p.i1 = row % ne[1];
@@ -10350,7 +10382,7 @@ static struct gcudai_piece gcudai_piece_of(const int64_t * ne, double element_co
     return p;
 }
 
-static void gcudai_piece_store(const struct gcuda_array * y, const struct gcudai_piece * p, const float * values) {
+static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcudai_stretch * p, const float * values) {
     gcudai_store(y->type, gcudai_at(y, p->i1, p->i2, p->i3) + (size_t) p->i0 * y->nb[0], y->nb[0], p->n, values);
 }
 
@@ -10981,7 +11013,7 @@ static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
 
 #define GCUDAI_IM2COL_COST 4.0
 
-static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_piece_split(y->ne, GCUDAI_IM2COL_COST, w, 0); }
+static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_stretch_split(y->ne, GCUDAI_IM2COL_COST, w, 0); }
 
 static void gcudai_im2col_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_args * p = &args->conv;
@@ -10989,12 +11021,12 @@ static void gcudai_im2col_cpu(const union gcudai_args * args, const struct gcuda
                                   { p->kernel.ne[0], p->kernel.ne[1], 1 }, { p->d0, p->d1, 1 } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
         patch.data = gcudai_at(&p->x, 0, 0, c.i3);
         patch.origin[0] = c.i1 * p->s0 - p->p0;
         patch.origin[1] = c.i2 * p->s1 - p->p1;
         gcudai_patch_read(&patch, c.i0, c.n, buf);
-        gcudai_piece_store(&p->y, &c, buf);
+        gcudai_stretch_store(&p->y, &c, buf);
     }
 }
 
@@ -11039,11 +11071,11 @@ static double gcudai_im2col_back_cost(const struct gcuda_conv_args * p) { return
 static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcudai_args args;
     gcudai_conv_args(y, &args);
-    gcudai_piece_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
+    gcudai_stretch_split(args.conv.y.ne, gcudai_im2col_back_cost(&args.conv), w, 0);
 }
 
 // One kernel element's share: image element x was copied by output place (x + p - k * d) / s, if that is one.
-static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_piece * c, int64_t kw, int64_t kh, float * sum) {
+static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, float * sum) {
     const int64_t y = c->i1 + p->p1 - kh * p->d1;
     if (y < 0 || y % p->s1 != 0 || y / p->s1 >= p->x.ne[2]) {
         return;
@@ -11062,14 +11094,14 @@ static void gcudai_im2col_back_cpu(const union gcudai_args * args, const struct 
     const struct gcuda_conv_args * p = &args->conv;
     float sum[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_im2col_back_cost(p), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_im2col_back_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                 gcudai_im2col_back_tap(p, &c, kw, kh, sum);
             }
         }
-        gcudai_piece_store(&p->y, &c, sum);
+        gcudai_stretch_store(&p->y, &c, sum);
     }
 }
 
@@ -11133,13 +11165,13 @@ static void gcudai_im2col_3d_cpu(const union gcudai_args * args, const struct gc
                                   { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2] }, { p->d[0], p->d[1], p->d[2] } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, GCUDAI_IM2COL_COST, item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
         patch.data = gcudai_at(&p->x, 0, 0, c.i3 / od * p->channels);
         patch.origin[0] = c.i1 * p->s[0] - p->p[0];
         patch.origin[1] = c.i2 * p->s[1] - p->p[1];
         patch.origin[2] = c.i3 % od * p->s[2] - p->p[2];
         gcudai_patch_read(&patch, c.i0, c.n, buf);
-        gcudai_piece_store(&p->y, &c, buf);
+        gcudai_stretch_store(&p->y, &c, buf);
     }
 }
 
@@ -11309,11 +11341,11 @@ static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_
     struct gcuda_array rows;
     gcudai_conv_args(y, &args);
     (void) gcudai_conv_2d_dw_order(&args.conv, &rows);
-    gcudai_piece_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
+    gcudai_stretch_split(rows.ne, gcudai_conv_2d_dw_cost(&args.conv), w, 0);
 }
 
 // Adds kernel element (kw, kh) times image to a piece of a row of pixels.
-static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_piece * c, int64_t kw, int64_t kh, float * sum) {
+static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, float * sum) {
     const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
     float x[GCUDAI_PIECE];
     if (y < 0 || y >= p->x.ne[1]) {
@@ -11327,7 +11359,7 @@ static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const str
 }
 
 // The same for a piece of the channels of one pixel.
-static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_piece * c, int64_t kw, int64_t kh, float * sum) {
+static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
     if (x < 0 || x >= p->x.ne[0] || y < 0 || y >= p->x.ne[1]) {
@@ -11346,7 +11378,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcudai_args * args, const struct g
     const bool is_channels = gcudai_conv_2d_dw_order(p, &y);
     float sum[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
@@ -11357,7 +11389,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcudai_args * args, const struct g
                 }
             }
         }
-        gcudai_piece_store(&y, &c, sum);
+        gcudai_stretch_store(&y, &c, sum);
     }
 }
 
@@ -11430,11 +11462,11 @@ static double gcudai_conv_transpose_cost(const struct gcuda_conv_transpose_args 
 static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcudai_args args;
     gcudai_conv_transpose_args(y, &args);
-    gcudai_piece_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
+    gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
 
 // One row of the kernel over one row of the data: places w * stride + kw of the piece.
-static void gcudai_conv_transpose_row(const struct gcuda_conv_transpose_args * p, const struct gcudai_piece * c, const char * kernel, const char * data, float * sum) {
+static void gcudai_conv_transpose_row(const struct gcuda_conv_transpose_args * p, const struct gcudai_stretch * c, const char * kernel, const char * data, float * sum) {
     const int64_t s = p->stride;
     float buf[GCUDAI_PIECE + 1];
     for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
@@ -11456,7 +11488,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const s
     const struct gcuda_conv_transpose_args * p = &args->conv_transpose;
     float sum[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             const int64_t h = (c.i1 - kh) / p->stride;
@@ -11467,7 +11499,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const s
                 gcudai_conv_transpose_row(p, &c, gcudai_at(&p->kernel, kh, c.i2, ic), gcudai_at(&p->x, h, ic, c.i3), sum);
             }
         }
-        gcudai_piece_store(&p->y, &c, sum);
+        gcudai_stretch_store(&p->y, &c, sum);
     }
 }
 
@@ -11570,7 +11602,7 @@ static double gcudai_pool_cost(const struct gcuda_pool_args * p) {
 static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcudai_args args;
     gcudai_pool_args(y, &args);
-    gcudai_piece_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
+    gcudai_stretch_split(y->ne, gcudai_pool_cost(&args.pool), w, 0);
 }
 
 // The part of a window that lies in the image.
@@ -11621,13 +11653,13 @@ static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcud
     const double scale = 1.0 / ((double) p->k0 * (double) p->k1);
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_pool_cost(p), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_cost(p), item);
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
             int64_t at = 0;
             buf[i] = p->op == GCUDA_OP_POOL_MAX ? gcudai_pool_max(p, &w, &at) : (float) (gcudai_pool_sum(p, &w) * scale);
         }
-        gcudai_piece_store(&p->y, &c, buf);
+        gcudai_stretch_store(&p->y, &c, buf);
     }
 }
 
@@ -11679,9 +11711,9 @@ static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcuda
     gcudai_pool_args(y, &args);
     const struct gcuda_pool_args * p = &args.pool;
     w->n_phases = 2;
-    gcudai_piece_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
+    gcudai_stretch_split(y->ne, gcudai_pool_2d_back_cost(p), w, 1);
     if (p->op == GCUDA_OP_POOL_MAX) {
-        gcudai_piece_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
+        gcudai_stretch_split(p->dy.ne, gcudai_pool_cost(p), w, 0);
         if (!gcudai_mul_size((size_t) gcuda_nelements(y->src[0]), sizeof(int64_t), &w->shared_bytes)) {
             w->shared_bytes = SIZE_MAX;
         }
@@ -11694,7 +11726,7 @@ static int64_t * gcudai_pool_winners(const struct gcuda_pool_args * p, const str
 
 static void gcudai_pool_find_winners(const struct gcuda_pool_args * p, const struct gcudai_task * t) {
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->dy.ne, gcudai_pool_cost(p), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->dy.ne, gcudai_pool_cost(p), item);
         int64_t * to = gcudai_pool_winners(p, t, c.i1, c.i2, c.i3) + c.i0;
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
@@ -11710,7 +11742,7 @@ static void gcudai_pool_over(int64_t x, int32_t k, int32_t s, int32_t p, int64_t
     *end = GCUDAI_MIN(at / s + 1, n);
 }
 
-static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t x, const struct gcudai_piece * c) {
+static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t x, const struct gcudai_stretch * c) {
     int64_t ox0, ox1, oy0, oy1;
     double sum = 0.0;
     gcudai_pool_over(x, p->k0, p->s0, p->p0, p->dy.ne[0], &ox0, &ox1);
@@ -11735,11 +11767,11 @@ static void gcudai_pool_2d_back_cpu(const union gcudai_args * args, const struct
         return;
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_pool_2d_back_cost(p), item);
         for (int64_t i = 0; i < c.n; ++i) {
             buf[i] = gcudai_pool_gradient(p, t, c.i0 + i, &c);
         }
-        gcudai_piece_store(&p->y, &c, buf);
+        gcudai_stretch_store(&p->y, &c, buf);
     }
 }
 
@@ -11902,21 +11934,21 @@ static double gcudai_upscale_cost(const struct gcuda_upscale_args * p) {
 static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcudai_args args;
     gcudai_upscale_args(y, &args);
-    gcudai_piece_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 0);
+    gcudai_stretch_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 0);
 }
 
 static void gcudai_upscale_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_upscale_args * p = &args->upscale;
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_upscale_cost(p), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_upscale_cost(p), item);
         const char * plane = gcudai_at(&p->x, 0, gcudai_upscale_nearest(p, 2, c.i2), gcudai_upscale_nearest(p, 3, c.i3));
         const struct gcudai_taps y = gcudai_upscale_taps(p, 1, c.i1);
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_taps x = gcudai_upscale_taps(p, 0, c.i0 + i);
             buf[i] = p->antialias ? gcudai_upscale_many(p, &x, &y, plane) : gcudai_upscale_few(p, &x, &y, plane);
         }
-        gcudai_piece_store(&p->y, &c, buf);
+        gcudai_stretch_store(&p->y, &c, buf);
     }
 }
 
@@ -11955,7 +11987,7 @@ static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcudai_arg
 static double gcudai_ssm_conv_cost(int64_t k) { return 4.0 + 2.0 * (double) k; }
 
 static void gcudai_ssm_conv_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
-    gcudai_piece_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
+    gcudai_stretch_split(y->ne, gcudai_ssm_conv_cost(y->src[1]->ne[0]), w, 0);
 }
 
 static void gcudai_ssm_conv_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
@@ -11964,7 +11996,7 @@ static void gcudai_ssm_conv_cpu(const union gcudai_args * args, const struct gcu
     const bool is_f32 = p->x.type == GCUDA_TYPE_F32 && p->c.type == GCUDA_TYPE_F32;
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(p->y.ne, gcudai_ssm_conv_cost(n_taps), item);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_ssm_conv_cost(n_taps), item);
         for (int64_t i = 0; i < c.n; ++i) {
             const char * x = gcudai_at(&p->x, c.i0 + i, c.i2, 0) + (size_t) c.i1 * p->x.nb[0];
             const char * w = gcudai_at(&p->c, c.i0 + i, 0, 0);
@@ -11975,7 +12007,7 @@ static void gcudai_ssm_conv_cpu(const union gcudai_args * args, const struct gcu
             }
             buf[i] = sum;
         }
-        gcudai_piece_store(&p->y, &c, buf);
+        gcudai_stretch_store(&p->y, &c, buf);
     }
 }
 
