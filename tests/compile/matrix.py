@@ -146,6 +146,64 @@ def kernel_unit(flags):
     return do
 
 
+def scratch_copy(case):
+    """What a user has: the header and the examples, in a folder where programs may be left."""
+    folder = case.path("tree")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    for name in ("gcuda.h", "gcuda_kernels.cu"):
+        shutil.copy(os.path.join(ROOT, name), folder)
+    if os.path.isdir(os.path.join(ROOT, "examples")):
+        shutil.copytree(os.path.join(ROOT, "examples"), os.path.join(folder, "examples"))
+    return folder
+
+
+def shell(case, folder, line, timeout=600):
+    return case.call(["sh", "-c", f"cd '{folder}' && {line}"], timeout)
+
+
+def example(source):
+    """Builds and runs an example by the line at its head; of digits, which make run trains, only the first half."""
+    def do(case):
+        with open(os.path.join(ROOT, source), encoding="utf-8") as f:
+            line = re.search(r"^//\s+((?:cc|c\+\+|gcc|g\+\+) .*)$", f.read(), re.M)
+        if line is None:
+            raise Bad("its head does not say how to build it")
+        line = line.group(1).replace("cc -O2", "cc -O2 " + " ".join(WARN), 1)
+        if "digits" in source:
+            line = line.split("&&")[0]
+        shell(case, scratch_copy(case), line)
+    return do
+
+
+def readme_lines(case):
+    path = os.path.join(ROOT, "README.md")
+    if not os.path.exists(path):
+        raise Skip("no README.md")
+    with open(path, encoding="utf-8") as f:
+        blocks = re.findall(r"^```[a-z]*\n(.*?)^```", f.read(), re.M | re.S)
+    lines = [line.lstrip("$ ") for block in blocks for line in block.splitlines() if re.match(r"(\$ )?(cc|gcc|g\+\+|c\+\+) ", line)]
+    if not lines:
+        raise Bad("README.md has no build line")
+    folder = scratch_copy(case)
+    for line in lines:
+        shell(case, folder, line)
+
+
+def manual_quick_start(case):
+    """The program at the top of gcuda.h, built by the line above it."""
+    with open(os.path.join(ROOT, "gcuda.h"), encoding="utf-8") as f:
+        manual = f.read().split("*/")[0]
+    program = re.search(r"^QUICK START\n((?:    .*\n|\n)+)", manual, re.M)
+    line = re.search(r"^\s+(cc .*?\.c.*?)(?:\s{2,}.*)?$", manual, re.M)
+    if program is None or line is None:
+        raise Bad("the manual has no QUICK START or no build line")
+    folder = scratch_copy(case)
+    with open(os.path.join(folder, "my.c"), "w", encoding="utf-8") as f:
+        f.write(program.group(1))
+    shell(case, folder, re.sub(r"\S+\.c\b", "my.c", line.group(1)) + " -I. -o my && ./my")
+
+
 def cases():
     found = []
 
@@ -192,6 +250,11 @@ def cases():
         cross("x86_64-w64-mingw32-gcc", "c99", ["-O1", "-DGCUDA_NO_THREADS"], ["-static", "-lm"], ["wine"], "program.exe"))
     add("aarch64 gcc c99", "full",
         cross("aarch64-linux-gnu-gcc", "c99", ["-O2", "-DGCUDA_NO_CUDA"], ["-static", "-pthread", "-lm"], ["qemu-aarch64"]))
+    add("README's build lines", "user", readme_lines)
+    add("the manual's quick start", "user", manual_quick_start)
+    for name in sorted(os.listdir(os.path.join(ROOT, "examples"))) if os.path.isdir(os.path.join(ROOT, "examples")) else []:
+        if name.endswith(".c"):
+            add(f"example {name}", "user", example(f"examples/{name}"))
     add("gcuda_kernels.cu nvcc", "full", kernel_unit([]))
     add("gcuda_kernels.cu nvcc, prefixed", "full", kernel_unit(["-DGCUDA_PREFIX=one_"]))
     return found
