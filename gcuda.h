@@ -8581,6 +8581,16 @@ static gcuda_status gcudai_quantizer_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Said by the constructor itself where a result of quantized rows could not even be made.
+static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op, const struct gcuda_tensor * a) {
+    if (gcuda_is_quantized(a->type)) {
+        gcudai_op_error(ctx, op, "type of '%s' [%lld, %lld, %lld, %lld] is %s, want one that is not quantized", a->name, (long long) a->ne[0],
+                        (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3], gcuda_type_name(a->type));
+        return false;
+    }
+    return true;
+}
+
 static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n, bool inplace) {
     return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
 }
@@ -9307,7 +9317,7 @@ static void gcudai_concat_cpu(const union gcudai_args * args, const struct gcuda
 static struct gcuda_tensor * gcudai_pad_op(struct gcuda_context * ctx, struct gcuda_tensor * a, const int * lp, const int * rp, bool is_circular) {
     struct gcuda_tensor * src[] = { a };
     int64_t ne[GCUDA_MAX_DIMS];
-    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1)) {
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD, a)) {
         return NULL;
     }
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
@@ -9416,7 +9426,7 @@ static void gcudai_pad_cpu(const union gcudai_args * args, const struct gcudai_t
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD_REFLECT_1D, src, 1)) {
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD_REFLECT_1D, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD_REFLECT_1D, a)) {
         return NULL;
     }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };

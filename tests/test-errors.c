@@ -174,6 +174,7 @@ struct ctor {
 #define SPLIT_ROW(n) { #n, "glu", b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:4,4", "F32:8,4|F32:8,4,2", "F32:8,4|F16:8,4", "I32:8,4|I32:8,4", \
     "Q4_0:32,4|Q4_0:32,4", "F32:8,4:transposed|F32:8,4" } },
 #define NORM_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4", "F32:8,4:transposed" } },
+#define MOVE_ROW(n, op) { #n, op, b_##n, "F32:8,4", 1, { "Q4_0:32,4" } }, // any plain type
 #define ANY_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { NULL } },
 #define HEADS "F32:4,2,6" // [head size, heads, tokens]
 
@@ -183,7 +184,7 @@ static const struct ctor ctors[] = {
     FLOAT_ROW(sum) FLOAT_ROW(cumsum) FLOAT_ROW(unary) FLOAT_ROW(unary_inplace) FLOAT_ROW(xielu) FLOAT_ROW(glu) FLOAT_ROW(scale)
     FLOAT_ROW(scale_inplace) FLOAT_ROW(scale_bias) FLOAT_ROW(scale_bias_inplace) FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
     FLOAT_ROW(fill_inplace) FLOAT_ROW(diag_mask_inf) FLOAT_ROW(diag_mask_inf_inplace) FLOAT_ROW(diag_mask_zero)
-    FLOAT_ROW(diag_mask_zero_inplace) FLOAT_ROW(pad) FLOAT_ROW(pad_circular) FLOAT_ROW(pad_reflect_1d) FLOAT_ROW(roll)
+    FLOAT_ROW(diag_mask_zero_inplace) MOVE_ROW(pad, NULL) MOVE_ROW(pad_circular, "pad") MOVE_ROW(pad_reflect_1d, NULL) MOVE_ROW(roll, NULL)
     NORM_ROW(norm) NORM_ROW(norm_inplace) NORM_ROW(rms_norm) NORM_ROW(rms_norm_inplace) NORM_ROW(l2_norm) NORM_ROW(l2_norm_inplace)
     NORM_ROW(group_norm) NORM_ROW(group_norm_inplace)
     { "argmax", NULL, b_argmax, "F32:8,4", 1, { "I32:8,4", "F32:8,4,2", "F32:8,4:transposed" } },
@@ -193,7 +194,7 @@ static const struct ctor ctors[] = {
     { "top_k", NULL, b_top_k, "F32:8,4", 1, { "I32:8,4", "F32:2,4" } },
     { "argsort_top_k", "top_k", b_argsort_top_k, "F32:8,4", 1, { "F32:2,4" } },
     { "timestep_embedding", NULL, b_timestep_embedding, "F32:5", 1, { "F16:5", "F32:5,2" } },
-    { "cast", "cpy", b_cast, "F32:8,4", 1, { "I64:8,4" } },
+    { "cast", "cpy", b_cast, "F32:8,4", 1, { NULL } },
     { "cont_2d", "cont", b_cont_2d, "F32:8,4", 1, { "F32:8,3", "F32:9,4" } },
     { "reshape", NULL, b_reshape, "F32:8,4|F32:4,8", 2, { "F32:8,4|F32:8,5", "F32:8,4:transposed|F32:8,4" } },
     { "reshape_1d", "reshape", b_reshape_1d, "F32:8,4", 1, { "F32:8,5", "F32:8,4:transposed" } },
@@ -202,7 +203,7 @@ static const struct ctor ctors[] = {
     { "repeat_4d", "repeat", b_repeat_4d, "F32:8,4", 1, { "F32:7,4", "F32:8,4,2", "F32:32,4" } },
     { "repeat_back", NULL, b_repeat_back, "F32:8,4|F32:4,2", 2, { "F32:9,4|F32:4,2", "F32:4,2|F32:8,4", "I32:8,4|F32:4,2" } },
     { "concat", NULL, b_concat, "F32:8,4|F32:8,2", 2, { "F32:8,4|F32:7,2", "F32:8,4|F32:8,2,2", "F32:8,4|F16:8,2" } },
-    { "cpy", NULL, b_cpy, "F32:8,4|F16:4,8", 2, { "F32:8,4|F32:8,3", "F32:8,4|I8:8,4", "I32:8,4|F16:8,4", "F32:32,4|IQ2_XXS:256,1",
+    { "cpy", NULL, b_cpy, "F32:8,4|F16:4,8", 2, { "F32:8,4|F32:8,3", "I32:32,4|Q4_0:32,4", "Q4_0:32,4|I32:32,4", "F32:32,4|IQ2_XXS:256,1",
         "Q4_0:32,4|Q8_0:32,4" } },
     { "add1", NULL, b_add1, "F32:8,4|F32:1", 2, { "F32:8,4|F32:8", "F32:8,4|I32:1", "I32:8,4|I32:1" } },
     { "add1_inplace", "add1", b_add1_inplace, "F32:8,4|F32:1", 2, { "F32:8,4|F32:2" } },
