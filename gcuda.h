@@ -11305,6 +11305,94 @@ static void gcudai_conv_2d_cpu(const union gcudai_args * args, const struct gcud
     }
 }
 
+// ---- convolutions through im2col ----
+
+// A size of a kernel as a parameter; what does not fit is refused by im2col.
+static int gcudai_size_param(const struct gcuda_tensor * a, int axis) { return a == NULL ? 1 : (int) GCUDAI_MIN(a->ne[axis], INT32_MAX); }
+
+// [X, n1, n2, n3] times the kernel, whose output channels are its last dimension n_oc: [n1 * n2 * n3, n_oc].
+static struct gcuda_tensor * gcudai_conv_product(struct gcuda_context * ctx, struct gcuda_tensor * patches, struct gcuda_tensor * kernel, int64_t n_oc) {
+    if (patches == NULL) {
+        return NULL;
+    }
+    const int64_t n_places = gcudai_product(patches->ne[1], patches->ne[2], patches->ne[3], 1);
+    struct gcuda_tensor * rows = gcuda_reshape_2d(ctx, patches, patches->ne[0], n_places);
+    return gcuda_mul_mat(ctx, rows, gcuda_reshape_2d(ctx, kernel, patches->ne[0], n_oc));
+}
+
+struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0) {
+    struct gcuda_tensor * patches = gcuda_im2col(ctx, a, b, s0, 0, p0, 0, d0, 0, false, GCUDA_TYPE_F16);
+    struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, a ? a->ne[2] : 0);
+    if (y == NULL) {
+        return NULL;
+    }
+    if (patches->ne[2] == 1) {
+        return gcuda_reshape_3d(ctx, y, patches->ne[1], a->ne[2], 1);
+    }
+    y = gcuda_reshape_3d(ctx, y, patches->ne[1], patches->ne[2], a->ne[2]);
+    return gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 2, 1, 3));
+}
+
+struct gcuda_tensor * gcuda_conv_1d_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s, int d) {
+    return gcuda_conv_1d(ctx, a, b, s, gcudai_size_param(a, 0) / 2, d);
+}
+
+struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0) {
+    struct gcuda_tensor * x = b ? gcuda_reshape_4d(ctx, b, b->ne[0], 1, b->ne[1], b->ne[2]) : NULL;
+    struct gcuda_tensor * y = gcuda_mul_mat(ctx, gcuda_im2col(ctx, a, x, s0, 0, p0, 0, d0, 0, false, GCUDA_TYPE_F16), a);
+    return y ? gcuda_reshape_3d(ctx, y, y->ne[0], y->ne[2], 1) : NULL;
+}
+
+struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int d0) {
+    return gcuda_conv_1d_dw(ctx, a, b, s0, gcudai_size_param(a, 0) / 2, d0);
+}
+
+struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
+    struct gcuda_tensor * patches = gcuda_im2col(ctx, a, b, s0, s1, p0, p1, d0, d1, true, a ? a->type : GCUDA_TYPE_F16);
+    struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, a ? a->ne[3] : 0);
+    if (y == NULL) {
+        return NULL;
+    }
+    y = gcuda_reshape_4d(ctx, y, patches->ne[1], patches->ne[2], patches->ne[3], a->ne[3]);
+    return gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 1, 3, 2));
+}
+
+struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_conv_2d(ctx, a, b, gcudai_size_param(a, 0), gcudai_size_param(a, 1), 0, 0, 1, 1);
+}
+
+struct gcuda_tensor * gcuda_conv_2d_s1_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_conv_2d(ctx, a, b, 1, 1, gcudai_size_param(a, 0) / 2, gcudai_size_param(a, 1) / 2, 1, 1);
+}
+
+// Channels and images together are the images; the kernel is the first factor, one for each channel.
+struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
+    struct gcuda_tensor * k = a ? gcuda_reshape_4d(ctx, a, a->ne[0], a->ne[1], 1, gcudai_product(a->ne[2], a->ne[3], 1, 1)) : NULL;
+    struct gcuda_tensor * x = b ? gcuda_reshape_4d(ctx, b, b->ne[0], b->ne[1], 1, gcudai_product(b->ne[2], b->ne[3], 1, 1)) : NULL;
+    const enum gcuda_type type = a && a->type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32;
+    struct gcuda_tensor * patches = gcuda_im2col(ctx, k, x, s0, s1, p0, p1, d0, d1, true, type);
+    if (patches == NULL) {
+        return NULL;
+    }
+    const int64_t ow = patches->ne[1], oh = patches->ne[2];
+    patches = gcuda_reshape_4d(ctx, patches, patches->ne[0], gcudai_product(ow, oh, 1, 1), b->ne[2], b->ne[3]);
+    k = gcuda_reshape_4d(ctx, k, gcudai_product(a->ne[0], a->ne[1], 1, 1), 1, k->ne[3], 1);
+    return gcuda_reshape_4d(ctx, gcuda_mul_mat(ctx, k, patches), ow, oh, b->ne[2], b->ne[3]);
+}
+
+struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2) {
+    struct gcuda_tensor * patches = gcuda_im2col_3d(ctx, a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, a ? a->type : GCUDA_TYPE_F16);
+    struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, patches ? a->ne[3] / IC : 0);
+    if (y == NULL) {
+        return NULL;
+    }
+    const int64_t n_oc = a->ne[3] / IC, n_images = b->ne[3] / IC, ow = patches->ne[1], oh = patches->ne[2];
+    const int64_t od = gcudai_conv_extent(b->ne[2], a->ne[2], s2, p2, d2);
+    y = gcuda_reshape_4d(ctx, y, gcudai_product(ow, oh, 1, 1), od, n_images, n_oc);
+    y = gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 1, 3, 2));
+    return gcuda_reshape_4d(ctx, y, ow, oh, od, gcudai_product(n_oc, n_images, 1, 1));
+}
+
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1) {
     const int32_t params[] = { stride0, stride1, pad0, pad1, dilation0, dilation1 };
@@ -11578,8 +11666,8 @@ static gcuda_status gcudai_want_pool_axis(const struct gcuda_tensor * y, int axi
     GCUDAI_WANT(y, k >= 1 && s >= 1 && p >= 0, "axis %d: window %d, stride %d, padding %d; want window and stride >= 1, padding >= 0",
                 axis, (int) k, (int) s, (int) p);
     const int64_t least = gcudai_pool_extent(in, k, s, (float) p), most = gcudai_pool_extent(in, k, s, (float) p + 1.0f);
-    GCUDAI_WANT(y, out >= 1 && out >= least && out <= most, "axis %d: window %d, stride %d and padding %d give %lld outputs of %lld, not %lld",
-                axis, (int) k, (int) s, (int) p, (long long) least, (long long) in, (long long) out);
+    GCUDAI_WANT(y, out >= 1 && out >= least && out <= most, "axis %d: %lld elements, window %d, stride %d and padding %d cannot give %lld outputs",
+                axis, (long long) in, (int) k, (int) s, (int) p, (long long) out);
     return GCUDA_STATUS_SUCCESS;
 }
 

@@ -646,7 +646,7 @@ static struct gcuda_tensor * build_conv_2d_dw_channels(struct gcuda_context * ct
     moved[0] = gcuda_permute(ctx, gcuda_cont(ctx, gcuda_permute(ctx, in[0], 2, 3, 1, 0)), 3, 2, 0, 1);
     moved[1] = gcuda_permute(ctx, gcuda_cont(ctx, gcuda_permute(ctx, in[1], 1, 2, 0, 3)), 2, 0, 1, 3);
     struct gcuda_tensor * y = build_conv_2d_dw_direct(ctx, moved, p);
-    if (y != NULL && y->ne[2] > 1) { CHECK_MSG(y->nb[2] == 4 && y->nb[0] == 4 * (size_t) y->ne[2], "the result is not channel-innermost"); }
+    if (y != NULL && !gcuda_is_contiguous(moved[1])) { CHECK_MSG(y->nb[2] == 4 && y->nb[0] == 4 * (size_t) y->ne[2], "the result is not channel-innermost"); }
     return y;
 }
 
