@@ -485,11 +485,11 @@ def resampling_matrix(n_out, n_in, mode, align, antialias):
     offset = np.float32(0 if align else 0.5)
     x = ((i + offset) / ratio - offset).astype(np.float64)
     if antialias:
-        center, support = ((i + offset) / ratio).astype(np.float64), max(1.0, 1.0 / float(ratio))
-        taps, o = np.arange(n_in), float(offset)
-        w = np.maximum(0, 1 - np.abs(taps - center[:, None] + o) / support)
-        # the definition ends the sum here, which drops a tap of weight > 0 when corners are aligned
-        w *= (taps >= np.trunc(center - support + o)[:, None]) & (taps < np.trunc(center + support + o)[:, None])
+        center, support = (i + offset) / ratio, max(np.float32(1), np.float32(1) / ratio)
+        taps = np.arange(n_in)
+        w = np.maximum(0, 1 - np.abs(taps - center.astype(np.float64)[:, None] + float(offset)) / float(support))
+        # the definition ends the sum here, in F32, which drops a tap of weight > 0 when corners are aligned
+        w *= (taps >= np.trunc(center - support + offset)[:, None]) & (taps < np.trunc(center + support + offset)[:, None])
         return w / np.where(w.sum(1, keepdims=True) == 0, 1, w.sum(1, keepdims=True))
     if mode == 1:  # piecewise linear with constant ends: exactly what np.interp does with each unit vector
         return np.stack([np.interp(x, np.arange(n_in), e) for e in np.eye(n_in)], 1)
