@@ -26,7 +26,7 @@ static const char * parse_input(const char * s, struct input * in) {
         const size_t n = strcspn(s, ":");
         parse_type(s, n, &in->type);
         s += n;
-        for (int d = 0; d < 4 && (*s == ':' || *s == ','); ++d) {
+        for (int d = 0; d < 4 && *s == (d == 0 ? ':' : ','); ++d) {
             char * next;
             in->ne[d] = strtoll(s + 1, &next, 10);
             s = next;
@@ -501,6 +501,25 @@ TEST(parameters_of_images) {
     REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), true, false, false), "solve_tri");
     REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), true, true, true), "solve_tri");
     end();
+}
+
+// Well-formed, but nothing that the CPU can do: the backend says no, and a graph with such a node is refused by its name.
+TEST(unsupported_nodes) {
+    static const char * const pairs[] = { "F32:256|IQ2_XXS:256", "F32:256|IQ1_M:256", "Q4_0:32,4|Q8_0:32,4",
+        "I8:32|Q4_0:32", "Q4_0:32,4|I32:32,4" };
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0] && op_backends_ready(); ++i) {
+        struct gcuda_tensor * t[OP_MAX_IN];
+        struct input in[OP_MAX_IN];
+        if (!begin()) { return; }
+        make_inputs(pairs[i], t, in);
+        struct gcuda_tensor * y = gcuda_cpy(ctx, t[0], t[1]);
+        if (y != NULL) { // the constructor may refuse it already
+            op_check_unsupported(ctx, y);
+        } else {
+            CHECK_HAS(gcuda_last_error(), "cpy");
+        }
+        end();
+    }
 }
 
 // =====================================================================================================================
