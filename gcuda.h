@@ -7688,7 +7688,10 @@ static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     if (info == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s': operation %d does not exist", y->name, (int) y->op);
     }
-    GCUDAI_TRY(gcudai_check_tensor(y));
+    const gcuda_status st = gcudai_check_tensor(y);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return gcudai_node_fail(st, y, "%s", gcudai_message);
+    }
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
         if (y->src[i] == NULL) {
             GCUDAI_WANT(y, i >= info->n_src, "source %d is NULL", i);
@@ -7746,14 +7749,32 @@ static struct gcuda_tensor * gcudai_op_attach(struct gcuda_tensor * y, enum gcud
     return y;
 }
 
+// After a result could not be made: says which operation wanted it, and of what. `before` is the context's error before.
+static void gcudai_op_blame(struct gcuda_context * ctx, enum gcuda_op op, gcuda_status before, struct gcuda_tensor * const * src, int n) {
+    char text[GCUDAI_MESSAGE_BYTES];
+    struct gcudai_text out = { text, sizeof(text), 0 };
+    const gcuda_status st = ctx->error;
+    if (before != GCUDA_STATUS_SUCCESS) {
+        return;
+    }
+    gcudai_append(&out, "%s: %s", gcudai_op_lower(op), gcudai_message);
+    for (int i = 0; i < n; ++i) {
+        char role[16];
+        snprintf(role, sizeof(role), "src%d", i);
+        if (src[i] != NULL) {
+            gcudai_append_tensor(&out, role, src[i]);
+        }
+    }
+    ctx->error = GCUDA_STATUS_SUCCESS;
+    gcudai_latch(ctx, gcuda_set_last_error(st, text));
+}
+
 // A contiguous result with these sources. NULL, latched, when the shape is too large or the context is full.
 static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcuda_op op, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * const * src, int n) {
     const gcuda_status before = ctx->error;
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, type, ne, NULL, 0);
-    if (y == NULL && before == GCUDA_STATUS_SUCCESS) { // say which operation wanted it
-        const gcuda_status st = ctx->error;
-        ctx->error = GCUDA_STATUS_SUCCESS;
-        gcudai_latch(ctx, gcudai_fail(st, "%s: %s", gcudai_op_lower(op), gcudai_message));
+    if (y == NULL) {
+        gcudai_op_blame(ctx, op, before, src, n);
     }
     return gcudai_op_attach(y, op, src, n);
 }
@@ -7921,8 +7942,10 @@ static struct gcuda_tensor * gcudai_view(struct gcuda_context * ctx, struct gcud
     if (!gcudai_op_begin(ctx, GCUDA_OP_VIEW, src, 1)) {
         return NULL;
     }
+    const gcuda_status before = ctx->error;
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, a->type, ne, a, offset);
     if (y == NULL) {
+        gcudai_op_blame(ctx, GCUDA_OP_VIEW, before, src, 1);
         return NULL;
     }
     bool is_ok = true;
