@@ -842,12 +842,14 @@ struct gcuda_array {
 //   name      gcudai_NAME_check and gcudai_NAME_cpu are its functions
 //   sources   required, optional
 //   flags     GCUDAI_OP_REUSE: the result may be placed on a source of the same layout
+//             GCUDAI_OP_REUSE_FIRST: only on the first source
 //             GCUDAI_OP_VIEW: the result aliases its source and nothing runs
 //   args      struct gcuda_ARGS_args and gcudai_ARGS_args, shared within a family
 //   work      gcudai_WORK_work says how the CPU splits the node
 //   can       gcudai_CAN_can names what the CPU refuses of a well-formed node; any: nothing
 #define GCUDAI_OP_REUSE 1
 #define GCUDAI_OP_VIEW 2
+#define GCUDAI_OP_REUSE_FIRST 4
 
 // clang-format off
 #define GCUDA_OPS(X)                                                                                  \
@@ -882,7 +884,44 @@ struct gcuda_array {
     X(TIMESTEP_EMBEDDING, timestep_embedding, 1,  0,  0,               timestep_embedding, timestep_embedding, any) \
     /* end of ops-a */                                                                                \
     /* family ops-b: element-wise, norms, reductions, soft_max, rope, training */                     \
-    X(RMS_NORM,          rms_norm,            1,  0,  GCUDAI_OP_REUSE, norm,           rows,  any)    \
+    X(ADD,               add,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
+    X(SUB,               sub,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
+    X(MUL,               mul,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
+    X(DIV,               div,                 2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
+    X(ADD1,              add1,                2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
+    X(ADD_ID,            add_id,              3,  0,  GCUDAI_OP_REUSE_FIRST, add_id,   row_elements, any) \
+    X(UNARY,             unary,               1,  0,  GCUDAI_OP_REUSE, unary,          unary, any)    \
+    X(GLU,               glu,                 1,  1,  0,               glu,            row_elements, any) \
+    X(SCALE,             scale,               1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
+    X(SQR,               sqr,                 1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
+    X(SQRT,              sqrt,                1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
+    X(SIN,               sin,                 1,  0,  0,               map,            elements, any)   \
+    X(COS,               cos,                 1,  0,  0,               map,            elements, any)   \
+    X(LOG,               log,                 1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
+    X(CLAMP,             clamp,               1,  0,  0,               map,            elements, any)   \
+    X(LEAKY_RELU,        leaky_relu,          1,  0,  0,               map,            elements, any)   \
+    X(SILU_BACK,         silu_back,           2,  0,  GCUDAI_OP_REUSE, binary,         elements, any)   \
+    X(NORM,              norm,                1,  0,  0,               norm,           spans3, any)   \
+    X(RMS_NORM,          rms_norm,            1,  0,  GCUDAI_OP_REUSE, norm,           spans2, any)   \
+    X(L2_NORM,           l2_norm,             1,  0,  0,               norm,           spans2, any)   \
+    X(RMS_NORM_BACK,     rms_norm_back,       2,  0,  GCUDAI_OP_REUSE, rms_norm_back,  spans2, any)   \
+    X(GROUP_NORM,        group_norm,          1,  0,  0,               group_norm,     group_norm, any) \
+    X(SUM,               sum,                 1,  0,  0,               sum,            total, any)    \
+    X(SUM_ROWS,          sum_rows,            1,  0,  0,               reduce,         spans2, any)   \
+    X(MEAN,              mean,                1,  0,  0,               reduce,         spans2, any)   \
+    X(CUMSUM,            cumsum,              1,  0,  0,               reduce,         spans2, any)   \
+    X(ARGMAX,            argmax,              1,  0,  0,               reduce,         argmax, any)   \
+    X(COUNT_EQUAL,       count_equal,         2,  0,  0,               count_equal,    total, any)    \
+    X(ARGSORT,           argsort,             1,  0,  0,               sort,           argsort, any)  \
+    X(TOP_K,             top_k,               1,  0,  0,               sort,           top_k, any)    \
+    X(SOFT_MAX,          soft_max,            1,  2,  GCUDAI_OP_REUSE, soft_max,       spans3, any)   \
+    X(SOFT_MAX_BACK,     soft_max_back,       2,  0,  GCUDAI_OP_REUSE, soft_max_back,  spans2, any)   \
+    X(ROPE,              rope,                2,  1,  GCUDAI_OP_REUSE, rope,           rope,  any)    \
+    X(ROPE_BACK,         rope_back,           2,  1,  GCUDAI_OP_REUSE, rope,           rope,  any)    \
+    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 2,  0,  0,               cross_entropy,  cross_entropy_loss, any) \
+    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, 3, 0, 0,       cross_entropy,  spans3, any)   \
+    X(OPT_STEP_ADAMW,    opt_step_adamw,      5,  0,  0,               opt_step,       opt_step, any) \
+    X(OPT_STEP_SGD,      opt_step_sgd,        3,  0,  0,               opt_step,       opt_step, any) \
     /* end of ops-b */                                                                                \
     /* family mulmat: matrix products */                                                              \
     X(MUL_MAT,           mul_mat,             2,  0,  0,               mul_mat, mul_mat, any)         \
@@ -919,7 +958,11 @@ struct gcuda_array {
     X(timestep_embedding)                        \
     /* end of ops-a */                           \
     /* ops-b */                                  \
-    X(norm)                                      \
+    X(binary) X(add_id) X(unary) X(glu) X(map)   \
+    X(norm) X(rms_norm_back) X(group_norm)       \
+    X(reduce) X(sum) X(count_equal) X(sort)      \
+    X(soft_max) X(soft_max_back) X(rope)         \
+    X(cross_entropy) X(opt_step)                 \
     /* end of ops-b */                           \
     /* mulmat */                                 \
     X(mul_mat) X(mul_mat_id) X(out_prod)         \
@@ -1232,6 +1275,226 @@ GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(struct gcuda_context * 
 
 // ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
 
+// >>op:add --------------------------------------------------------------------------------------------
+// >>op:sub
+// >>op:mul
+// >>op:div
+// y = a (+ - * /) b, element by element. b is repeated to the shape of a:  y[i] = a[i] o b[i mod b.ne], in every
+// dimension. Computed in F32 with one rounding at the end; x/0 is infinite, 0/0 NaN.
+//
+//   a        F32, F16 or BF16; add also takes quantized a with F32 b of the same shape (dequantize, add, quantize)
+//   b        F32, F16 or BF16; each extent divides that of a
+//   returns  shape and type of a, contiguous; add_cast: of the given type (quantized a: F32); inplace: a view of a
+//   fails    NULL: shapes that do not repeat, other types, a quantized type that the host cannot write
+struct gcuda_binary_args { // also of add1, silu_back
+    struct gcuda_array a, b, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_type type);
+GCUDA_API struct gcuda_tensor * gcuda_sub(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_sub_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_mul(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_mul_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_div(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// >>op:add1 -------------------------------------------------------------------------------------------
+// y[i] = a[i] + b[0]: b has one element. Types as in gcuda_add.
+GCUDA_API struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// >>op:add_id -----------------------------------------------------------------------------------------
+// A bias row per expert:  y[i, u, t] = a[i, u, t] + b[i, ids[u, t]].
+//
+//   a        [n, U, T]  F32, F16 or BF16: n outputs of the U experts of each of T tokens
+//   b        [n, E]     F32, F16 or BF16: one row per expert
+//   ids      [U, T]     I32, 0 to E-1; another value adds nothing and the graph ends with GCUDA_STATUS_INVALID_DATA
+//   returns  [n, U, T]  type of a, contiguous
+struct gcuda_add_id_args {
+    struct gcuda_array a, b, ids, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * ids);
+
+// >>op:unary ------------------------------------------------------------------------------------------
+// y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
+// The result has the type and shape of a and is contiguous; inplace: a view of a. Numbers are fixed: models hold them.
+// clang-format off
+#define GCUDA_UNARY_OPS(X)                                                                                     \
+    X(ABS,          0) /* |x| */                                                                               \
+    X(SGN,          1) /* -1, 0 or 1; NaN gives 0 */                                                           \
+    X(NEG,          2) /* -x */                                                                                \
+    X(STEP,         3) /* 1 if x > 0, else 0 */                                                                \
+    X(TANH,         4)                                                                                         \
+    X(ELU,          5) /* x if x > 0, else expm1(x);                     Clevert et al. 2015, 1511.07289 */    \
+    X(RELU,         6) /* max(x, 0); NaN gives 0 */                                                            \
+    X(SIGMOID,      7) /* S(x) */                                                                              \
+    X(GELU,         8) /* x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))  Hendrycks, Gimpel 2016, 1606.08415 */ \
+    X(GELU_QUICK,   9) /* x S(1.702 x)                                   the same paper */                     \
+    X(SILU,        10) /* x S(x)                                         the same; Swish in 1710.05941 */      \
+    X(HARDSWISH,   11) /* x hardsigmoid(x)                               Howard et al. 2019, 1905.02244 */     \
+    X(HARDSIGMOID, 12) /* min(1, max(0, (x + 3)/6)) */                                                         \
+    X(EXP,         13)                                                                                         \
+    X(EXPM1,       14) /* exp(x) - 1 without cancellation */                                                   \
+    X(SOFTPLUS,    15) /* ln(1 + exp(x)); x where x > 20 */                                                    \
+    X(GELU_ERF,    16) /* x/2 (1 + erf(x/sqrt(2))) */                                                          \
+    X(XIELU,       17) /* see gcuda_xielu */                                                                   \
+    X(FLOOR,       18)                                                                                         \
+    X(CEIL,        19)                                                                                         \
+    X(ROUND,       20) /* halves away from zero */                                                             \
+    X(TRUNC,       21)
+// clang-format on
+enum gcuda_unary_op {
+#define X(ID, value) GCUDA_UNARY_OP_##ID = value,
+    GCUDA_UNARY_OPS(X)
+#undef X
+    GCUDA_UNARY_OP_COUNT
+};
+struct gcuda_unary_args {
+    struct gcuda_array x, y;
+    enum gcuda_unary_op op;
+    float p[5]; // op_params; [1..4]: alpha_n', alpha_p', beta, eps of XIELU
+};
+GCUDA_API const char * gcuda_unary_op_name(enum gcuda_unary_op op); // "GELU"; "invalid"
+GCUDA_API enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor); // of a UNARY node, else GCUDA_UNARY_OP_COUNT
+GCUDA_API struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op);
+GCUDA_API struct gcuda_tensor * gcuda_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op);
+GCUDA_API struct gcuda_tensor * gcuda_abs(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_abs_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sgn(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sgn_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_neg(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_neg_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_step(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_step_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_tanh(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_tanh_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_elu(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_elu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_relu(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_relu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sigmoid(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sigmoid_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_gelu(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_gelu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_gelu_erf(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_gelu_erf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_gelu_quick(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_gelu_quick_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_silu(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_silu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_hardswish(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_hardsigmoid(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_exp(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_exp_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_expm1(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_expm1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_softplus(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_softplus_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_floor(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_floor_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_ceil(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_ceil_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_round(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_round_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_trunc(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_trunc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// Huang, Schlag 2024, arXiv:2411.13010, with p = softplus(alpha_p) and n = beta + softplus(alpha_n):
+//   x > 0: p x^2 + beta x        else: n (expm1(min(x, eps)) - x) + beta x
+GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n, float alpha_p, float beta, float eps);
+
+// >>op:glu --------------------------------------------------------------------------------------------
+// Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g, with x and g the two halves of a's rows (swapped:
+// g first), or two tensors (split).
+//   REGLU relu   GEGLU gelu   SWIGLU silu   GEGLU_ERF gelu_erf   GEGLU_QUICK gelu_quick; as in gcuda_unary
+//   SWIGLU_OAI   x' S(alpha x') (g' + 1) with x' = min(x, limit), g' = min(max(g, -limit), limit)
+// REGLU is 0 wherever x is not positive, also when g is infinite or NaN.
+//
+//   a, b     F32, F16 or BF16, rows packed; split: the same shape and type
+//   returns  [ne0/2, ...], split [ne0, ...], type of a, contiguous. An odd ne0 leaves the last element unused
+enum gcuda_glu_op {
+    GCUDA_GLU_OP_REGLU = 0,
+    GCUDA_GLU_OP_GEGLU = 1,
+    GCUDA_GLU_OP_SWIGLU = 2,
+    GCUDA_GLU_OP_SWIGLU_OAI = 3,
+    GCUDA_GLU_OP_GEGLU_ERF = 4,
+    GCUDA_GLU_OP_GEGLU_QUICK = 5,
+    GCUDA_GLU_OP_COUNT
+};
+struct gcuda_glu_args {
+    struct gcuda_array x, g, y; // all of y's shape
+    enum gcuda_glu_op op;
+    float alpha, limit; // SWIGLU_OAI
+};
+GCUDA_API const char * gcuda_glu_op_name(enum gcuda_glu_op op); // "SWIGLU"; "invalid"
+GCUDA_API enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor); // of a GLU node, else GCUDA_GLU_OP_COUNT
+GCUDA_API struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op, bool swapped);
+GCUDA_API struct gcuda_tensor * gcuda_reglu(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_reglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_geglu(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_swiglu(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_swiglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_erf(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_erf_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_quick(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_quick_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_glu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_glu_op op);
+GCUDA_API struct gcuda_tensor * gcuda_reglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_swiglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_erf_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_quick_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float alpha, float limit);
+
+// >>op:scale ------------------------------------------------------------------------------------------
+// y = s a + b, for F32, F16 or BF16; type and shape of a, contiguous; inplace: a view of a.
+struct gcuda_map_args { // also of sqr, sqrt, sin, cos, log, clamp, leaky_relu
+    struct gcuda_array x, y;
+    float p[2]; // s, b; min, max; slope
+};
+GCUDA_API struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
+GCUDA_API struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
+GCUDA_API struct gcuda_tensor * gcuda_scale_bias(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b);
+GCUDA_API struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b);
+
+// >>op:sqr --------------------------------------------------------------------------------------------
+// >>op:sqrt
+// >>op:sin
+// >>op:cos
+// >>op:log
+// Element by element, types and results as gcuda_scale. Roots and logarithms of negative numbers are NaN, log 0 is -inf.
+GCUDA_API struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sqrt_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sin(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_sin_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_cos(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_cos_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:clamp ------------------------------------------------------------------------------------------
+// min(max(a, min), max) in a's own memory: the result is always a view of a. min <= max; either may be infinite.
+GCUDA_API struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tensor * a, float min, float max);
+
+// >>op:leaky_relu -------------------------------------------------------------------------------------
+// max(a, 0) + negative_slope min(a, 0). Types and result as gcuda_scale.
+GCUDA_API struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a, float negative_slope, bool inplace);
+
+// >>op:silu_back --------------------------------------------------------------------------------------
+// Derivative of gcuda_silu: a is the gradient of its result, b was its argument:  y = a S(b) (1 + b (1 - S(b))).
+// Equal shapes; F32, F16 or BF16; the result has the type of a.
+GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// >>op:norm -------------------------------------------------------------------------------------------
+// Each row to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
+// Ba, Kiros, Hinton 2016, arXiv:1607.06450, without gain and bias. Types, result and failures as gcuda_rms_norm.
+GCUDA_API struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
+GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
+
 // >>op:rms_norm ---------------------------------------------------------------------------------------
 // Root mean square norm of each row:  y[i] = x[i] / sqrt(mean_j(x[j]^2) + eps).
 // Zhang & Sennrich 2019, arXiv:1910.07467, without its gain (multiply by that with gcuda_mul).
@@ -1247,6 +1510,195 @@ struct gcuda_norm_args { // also of norm, l2_norm
 };
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
+
+// >>op:l2_norm ----------------------------------------------------------------------------------------
+// Each row to length 1:  y = x / max(sqrt(sum(x^2)), eps). Types, result and failures as gcuda_rms_norm.
+GCUDA_API struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
+GCUDA_API struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
+
+// >>op:rms_norm_back ----------------------------------------------------------------------------------
+// Derivative of gcuda_rms_norm: a is the gradient of its result, b was its argument. With n = ne0:
+//   y = (a - b sum(a b) / (sum(b^2) + n eps)) / sqrt(sum(b^2)/n + eps)
+// Equal shapes; F32, F16 or BF16 with packed rows; the result has the type of a.
+struct gcuda_rms_norm_back_args {
+    struct gcuda_array dy, x, dx;
+    float eps;
+};
+GCUDA_API struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float eps);
+
+// >>op:group_norm -------------------------------------------------------------------------------------
+// Mean 0 and variance 1 over groups of channels, for each image: Wu, He 2018, arXiv:1803.08494, without gain and bias.
+//
+//   a        [W, H, C, N]  F32, F16 or BF16, packed rows
+//   n_groups at least 1; a group is ceil(C / n_groups) channels, the last one what is left
+//   eps      added to the variance, >= 0
+//   returns  [W, H, C, N]  type of a, contiguous; inplace: a view of a
+struct gcuda_group_norm_args {
+    struct gcuda_array x, y;
+    int n_groups;
+    float eps;
+};
+GCUDA_API struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps);
+GCUDA_API struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps);
+
+// >>op:sum --------------------------------------------------------------------------------------------
+// Sum of all elements of F32, F16 or BF16: one element of the type of a.
+struct gcuda_sum_args {
+    struct gcuda_array x, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:sum_rows ---------------------------------------------------------------------------------------
+// >>op:mean
+// Sum and mean of each row of F32, F16 or BF16: [1, ne1, ne2, ne3], sum_rows in the type of a, mean in F32.
+struct gcuda_reduce_args { // also of cumsum, argmax
+    struct gcuda_array x, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:cumsum -----------------------------------------------------------------------------------------
+// Running sum along each row:  y[i] = sum of a[0..i]. F32, F16 or BF16; type and shape of a, contiguous.
+GCUDA_API struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:argmax -----------------------------------------------------------------------------------------
+// Index of the largest element of each row, the last one among equals; NaN counts as smaller than anything.
+// a: matrix of F32, F16 or BF16, ne0 < 2^31. Returns I32 [ne1]; -1 for a row without elements.
+GCUDA_API struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a);
+
+// >>op:count_equal ------------------------------------------------------------------------------------
+// In how many places a and b, I32 of one shape, are equal: I64 [1].
+struct gcuda_count_equal_args {
+    struct gcuda_array a, b, y;
+};
+GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// >>op:argsort ----------------------------------------------------------------------------------------
+// The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. The order of equal
+// elements is unspecified; NaN sorts as if beyond infinity, on the side of its sign.
+enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
+struct gcuda_sort_args { // also of top_k
+    struct gcuda_array x, y;
+    enum gcuda_sort_order order;
+};
+GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order);
+// The first k of a descending argsort: a view [k, ne1, ne2, ne3].
+GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
+
+// >>op:top_k ------------------------------------------------------------------------------------------
+// Indices of the k largest elements of each row, in no particular order: I32 [k, ne1, ne2, ne3]. 1 <= k <= ne0; a as
+// for gcuda_argsort. Cheaper than sorting.
+GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
+
+// >>op:soft_max ---------------------------------------------------------------------------------------
+// Each row to probabilities:  y = exp(w - max w) / sum exp(w - max w),  w = scale a + slope(h) mask.
+// slope is 1, or with max_bias > 0 that of ALiBi for head h = i2: Press et al. 2021, arXiv:2108.12409.
+// Sinks join maximum and sum of their head, unscaled, without a place in the result: Xiao et al. 2023, 2309.17453.
+// A row that is -inf throughout (all masked) gives zeros.
+//
+//   a         [n, rows, heads, batch]  F32, F16 or BF16, contiguous
+//   mask      NULL, or [n, >= rows, m2, m3] F32, F16 or BF16, contiguous; m2 divides heads, m3 divides batch
+//   max_bias  > 0 wants a mask
+//   sinks     [heads] F32
+//   returns   shape and type of a, contiguous; inplace: a view of a
+// gcuda_soft_max_add_sinks changes a soft_max node; sinks that do not fit are an error here and again when the graph is
+// computed. NULL takes them away.
+struct gcuda_soft_max_args {
+    struct gcuda_array x, mask, sinks, y; // mask, sinks: data is NULL when absent
+    float scale, max_bias;
+};
+GCUDA_API struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias);
+GCUDA_API gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
+
+// >>op:soft_max_back ----------------------------------------------------------------------------------
+// Derivative of gcuda_soft_max_ext: a is the gradient of its result, b was its result:  y = scale b (a - sum(a b)).
+// The mask does not enter. Equal shapes; F32, F16 or BF16, contiguous; the result has the type of a.
+struct gcuda_soft_max_back_args {
+    struct gcuda_array dy, y, dx;
+    float scale;
+};
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias);
+
+// >>op:rope -------------------------------------------------------------------------------------------
+// >>op:rope_back
+// Rotary position embedding, Su et al. 2021, arXiv:2104.09864: pairs of elements of each row are rotated by
+// position * freq_base^(-2j/n_dims) for pair j. Extended contexts by YaRN, Peng et al. 2023, arXiv:2309.00071;
+// several position planes by Qwen2-VL, arXiv:2409.12191. Elements from n_dims on are copied.
+//
+//   a         [D, heads, tokens, batch]  F32, F16 or BF16
+//   b         I32 positions [tokens]; modes with 8 set: [4 tokens], planes of time, height, width, extra
+//   c         NULL, or F32 factors that divide the angle of pair j, one for each pair at least
+//   n_dims    even, 2 to D; VISION: D / 2
+//   mode      which elements are pairs, see below
+//   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
+//   freq_scale   factor of the position; ext_factor  share of unscaled angle at high frequencies, 0: none
+//   attn_factor  magnitude; n_ctx_orig, beta_fast, beta_slow  where YaRN's ramp lies
+//   returns   type and shape of a, contiguous; inplace: a view of a
+// _back rotates the other way: the derivative, a is the gradient.
+enum gcuda_rope_type {
+    GCUDA_ROPE_TYPE_NORMAL = 0,  // (2j, 2j + 1)
+    GCUDA_ROPE_TYPE_NEOX = 2,    // (j, j + n_dims/2)
+    GCUDA_ROPE_TYPE_MROPE = 8,   // as NEOX; the plane changes from section to section
+    GCUDA_ROPE_TYPE_VISION = 24, // (j, j + n_dims); frequencies restart in every section
+    GCUDA_ROPE_TYPE_IMROPE = 40  // as NEOX; planes interleaved: time, height, width, time ...
+};
+#define GCUDA_MROPE_SECTIONS 4
+struct gcuda_rope_args {
+    struct gcuda_array x, pos, factors, y; // factors: data is NULL when absent
+    bool is_back;
+    int n_dims, mode, n_ctx_orig;
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int sections[GCUDA_MROPE_SECTIONS];
+};
+GCUDA_API struct gcuda_tensor * gcuda_rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode);
+GCUDA_API struct gcuda_tensor * gcuda_rope_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode);
+GCUDA_API struct gcuda_tensor * gcuda_rope_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_multi(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_multi_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+// As gcuda_rope_ext without factors; for code that still uses the old names.
+GCUDA_API struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+// First and last pair of YaRN's ramp: below dims[0] angles are extrapolated, above dims[1] interpolated. May be infinite.
+GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow, float dims[2]);
+
+// >>op:cross_entropy_loss -----------------------------------------------------------------------------
+// Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]).
+//
+//   a        logits, b: probabilities; same shape, F32, F16 or BF16, contiguous
+//   returns  F32 [1]; 0 without rows
+struct gcuda_cross_entropy_args { // also of its derivative
+    struct gcuda_array logits, labels, grad, y; // grad: data is NULL for the loss itself
+};
+GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+// >>op:cross_entropy_loss_back ------------------------------------------------------------------------
+// Derivative by the logits:  y = (softmax(b) - c) a[0] / rows, with a the gradient of the loss, F32 [1]; b logits, c
+// labels, as above. Returns type and shape of b.
+GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
+
+// >>op:opt_step_adamw ---------------------------------------------------------------------------------
+// One step of AdamW, Loshchilov & Hutter 2017, arXiv:1711.05101. Changes a, m and v where they are:
+//   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
+//   a = a (1 - alpha wd) - alpha (m beta1h) / (sqrt(v beta2h) + eps)
+//
+//   a        parameters (gcuda_set_param), F32, F16 or BF16; grad the same shape; m, v F32, zero before step 1; all contiguous
+//   adamw_params  F32 [7]: alpha, beta1, beta2, eps, wd, beta1h = 1/(1 - beta1^t), beta2h = 1/(1 - beta2^t) at step t >= 1
+//   returns  a view of a
+struct gcuda_opt_step_args { // also of opt_step_sgd, which has no m and v
+    struct gcuda_array a, grad, m, v, params;
+};
+GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params);
+
+// >>op:opt_step_sgd -----------------------------------------------------------------------------------
+// One step down the gradient, in place:  a = a (1 - alpha wd) - alpha grad. sgd_params: F32 [2], alpha and wd.
+GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
 
 // ---------------- end of ops-b ----------------
 
@@ -9774,31 +10226,925 @@ static void gcudai_timestep_embedding_cpu(const union gcudai_args * args, const 
 
 // ---------------- ops-b: element-wise, norms, reductions, soft_max, rope, training ----------------
 
-// >>op:rms_norm ---------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps, bool inplace) {
-    struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_RMS_NORM, src, 1)) {
+// -- element-wise work: items are pieces of rows, rows without gaps between them count as one --
+
+#define GCUDAI_ITEM 4096 // elements of an item: whole blocks of every type, whole pieces
+#define GCUDAI_STEP 8   // loops run in steps of this constant length: gcc vectorises those at -O2
+
+// Elements [i, i + n) of a row as floats, n at most GCUDAI_PIECE. `pad` follows up to a multiple of GCUDAI_STEP.
+static void gcudai_get(const struct gcuda_array * a, const char * row, int64_t i, int64_t n, float pad, float * out) {
+    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
+    gcudai_load(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, out);
+    for (; n % GCUDAI_STEP != 0; ++n) {
+        out[n] = pad;
+    }
+}
+
+static void gcudai_put(const struct gcuda_array * a, char * row, int64_t i, int64_t n, const float * in) {
+    const int64_t block = gcudai_is_float(a->type) ? i : i / gcuda_blck_size(a->type);
+    gcudai_store(a->type, row + (size_t) block * a->nb[0], a->nb[0], n, in);
+}
+
+// Does dimension 1 of a follow dimension 0 without a gap, seen from a loop over y? A repeated element does.
+static bool gcudai_can_fold(const struct gcuda_array * a, const struct gcuda_array * y) {
+    if (a->ne[0] == 1 && a->ne[1] == 1) {
+        return true;
+    }
+    const size_t row_bytes = (size_t) (a->ne[0] / gcuda_blck_size(a->type)) * a->nb[0];
+    return a->ne[0] == y->ne[0] && a->ne[1] == y->ne[1] && (a->ne[1] == 1 || a->nb[1] == row_bytes);
+}
+
+static void gcudai_fold_once(struct gcuda_array * a) {
+    a->ne[0] *= a->ne[1];
+    a->ne[1] = a->ne[2];
+    a->nb[1] = a->nb[2];
+    a->ne[2] = a->ne[3];
+    a->nb[2] = a->nb[3];
+    a->ne[3] = 1;
+}
+
+// The arrays of an element-wise loop over y with as few rows as their strides allow.
+static void gcudai_fold(struct gcuda_array * y, struct gcuda_array * src, int n_src) {
+    for (int step = 1; step < GCUDA_MAX_DIMS; ++step) {
+        bool is_ok = gcudai_can_fold(y, y);
+        for (int i = 0; i < n_src; ++i) {
+            is_ok = is_ok && gcudai_can_fold(&src[i], y);
+        }
+        if (!is_ok) {
+            return;
+        }
+        for (int i = 0; i < n_src; ++i) {
+            gcudai_fold_once(&src[i]);
+        }
+        gcudai_fold_once(y);
+    }
+}
+
+static void gcudai_elements_of(const struct gcuda_array * y, struct gcudai_work * w) {
+    w->n_items[0] = y->ne[1] * y->ne[2] * y->ne[3] * (y->ne[0] / GCUDAI_ITEM + (y->ne[0] % GCUDAI_ITEM != 0));
+    w->item_cost[0] = 40.0 + 8.0 * (double) GCUDAI_MIN(y->ne[0], GCUDAI_ITEM);
+}
+
+// For operations whose args are folded from the result and all sources.
+static void gcudai_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    struct gcuda_array dst = gcudai_array(y), src[GCUDA_MAX_SRC];
+    int n = 0;
+    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
+        if (y->src[i] != NULL) {
+            src[n++] = gcudai_array(y->src[i]);
+        }
+    }
+    gcudai_fold(&dst, src, n);
+    gcudai_elements_of(&dst, w);
+}
+
+// For those whose rows stay apart.
+static void gcudai_row_elements_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array dst = gcudai_array(y);
+    gcudai_elements_of(&dst, w);
+}
+
+struct gcudai_segment {
+    int64_t row, i0, i1; // elements [i0, i1) of the row
+};
+
+static struct gcudai_segment gcudai_segment_at(const struct gcuda_array * y, int64_t item) {
+    const int64_t per_row = (y->ne[0] - 1) / GCUDAI_ITEM + 1;
+    struct gcudai_segment p;
+    p.row = item / per_row;
+    p.i0 = item % per_row * GCUDAI_ITEM;
+    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_ITEM, y->ne[0]);
+    return p;
+}
+
+#define GCUDAI_FOR_STEPS(i, n)                                       \
+    for (int64_t i##_0 = 0; i##_0 < (n); i##_0 += GCUDAI_STEP)      \
+        for (int64_t i = i##_0; i < i##_0 + GCUDAI_STEP; ++i)
+
+// Result and first source: floats of one type and shape.
+static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
+    return gcudai_want_like(y, y->src[0]);
+}
+
+// A node that turned out to be wrong after it was made.
+static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct gcuda_tensor * y, const char * problem) {
+    gcudai_latch(ctx, gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "%s", problem));
+    gcudai_object_pop(ctx, y);
+    return NULL;
+}
+
+// >>op:add --------------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, bool inplace) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, op, src, 2)) {
         return NULL;
     }
-    struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, GCUDA_OP_RMS_NORM, a, src, 1)
-                                      : gcudai_op_new(ctx, GCUDA_OP_RMS_NORM, a->type, a->ne, src, 1);
-    gcudai_set_param_f32(y, 0, eps);
+    return gcudai_op_finish(ctx, gcudai_op_like(ctx, op, src[0], src, 2, inplace));
+}
+
+struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, false); }
+struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, true); }
+
+struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_type type) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ADD, src, 2)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ADD, type, a->ne, src, 2);
+    if (y != NULL && !gcuda_can_repeat_rows(b, a)) {
+        return gcudai_op_refuse(ctx, y, "add_cast: rows of b must be as long as those of a and repeat");
+    }
+    if (y != NULL && a->type == GCUDA_TYPE_F32) {
+        return gcudai_op_refuse(ctx, y, "add_cast: a is f32 already, want f16, bf16 or a quantized type");
+    }
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_rms_norm(ctx, a, eps, false); }
-struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_rms_norm(ctx, a, eps, true); }
+// Quantized rows are added to in blocks, so b may not repeat inside them.
+static gcuda_status gcudai_want_quantized_sum(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    GCUDAI_WANT(y, y->op == GCUDA_OP_ADD || y->op == GCUDA_OP_ADD1, "only add takes a quantized source");
+    GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_F32));
+    GCUDAI_WANT(y, y->type == a->type || y->type == GCUDA_TYPE_F32, "result must be %s or f32", gcuda_type_name(a->type));
+    GCUDAI_WANT(y, y->op == GCUDA_OP_ADD1 || gcuda_are_same_shape(a, b), "quantized: b must have the shape of a");
+    GCUDAI_TRY(gcudai_want_rows(y, a));
+    return gcudai_want_rows(y, y);
+}
 
-static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) {
-    const struct gcuda_tensor * x = y->src[0];
-    GCUDAI_TRY(gcudai_want_float(y, x));
-    GCUDAI_TRY(gcudai_want_rows(y, x));
-    GCUDAI_TRY(gcudai_want_type(y, y, x->type));
-    GCUDAI_TRY(gcudai_want_rows(y, y));
-    GCUDAI_TRY(gcudai_want_like(y, x));
-    GCUDAI_WANT(y, gcudai_param_f32(y, 0) >= 0.0f, "eps is %g, want >= 0", (double) gcudai_param_f32(y, 0));
+static gcuda_status gcudai_want_binary(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    if (gcuda_is_quantized(a->type)) {
+        GCUDAI_TRY(gcudai_want_quantized_sum(y));
+    } else {
+        GCUDAI_TRY(gcudai_want_float(y, a));
+        GCUDAI_TRY(gcudai_want_float(y, b));
+        GCUDAI_TRY(gcudai_want_float(y, y));
+    }
+    GCUDAI_WANT(y, gcuda_can_repeat(b, a), "b does not repeat to the shape of a");
+    return gcudai_want_like(y, a);
+}
+
+static gcuda_status gcudai_binary_can(const struct gcuda_tensor * y) {
+    const struct gcuda_type_traits * a = gcuda_get_type_traits(y->src[0]->type);
+    const struct gcuda_type_traits * t = gcuda_get_type_traits(y->type);
+    GCUDAI_CAN(y, a->to_float != NULL && t->from_float_ref != NULL, "%s cannot be quantized here; gcuda_add_cast gives f32", t->type_name);
     return GCUDA_STATUS_SUCCESS;
 }
+
+static gcuda_status gcudai_add_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
+
+static void gcudai_binary_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_array src[2];
+    src[0] = gcudai_array(y->src[0]);
+    src[1] = gcudai_array(y->src[1]);
+    args->binary.y = gcudai_array(y);
+    gcudai_fold(&args->binary.y, src, 2);
+    args->binary.a = src[0];
+    args->binary.b = src[1];
+}
+
+// Elements [i, i + n) of b's row, which is repeated along dimension 0.
+static void gcudai_get_repeated(const struct gcuda_array * b, const char * row, int64_t i, int64_t n, float * out) {
+    int64_t done = 0;
+    while (done < n) {
+        const int64_t at = (i + done) % b->ne[0], m = GCUDAI_MIN(n - done, b->ne[0] - at);
+        gcudai_load(b->type, row + (size_t) at * b->nb[0], b->nb[0], m, out + done);
+        done += m;
+    }
+    for (; n % GCUDAI_STEP != 0; ++n) {
+        out[n] = 1.0f;
+    }
+}
+
+static void gcudai_get_b(const struct gcuda_array * b, const char * row, int64_t i, int64_t n, float * out) {
+    if (b->ne[0] > 1) {
+        gcudai_get_repeated(b, row, i, n, out);
+        return;
+    }
+    gcudai_load(b->type, row, b->nb[0], 1, out);
+    for (int64_t k = 1; k < GCUDAI_PIECE; ++k) {
+        out[k] = out[0];
+    }
+}
+
+static const char * gcudai_row_repeated(const struct gcuda_array * b, const struct gcuda_array * y, int64_t r) {
+    const int64_t i1 = r % y->ne[1], i2 = r / y->ne[1] % y->ne[2], i3 = r / y->ne[1] / y->ne[2];
+    return gcudai_at(b, i1 % b->ne[1], i2 % b->ne[2], i3 % b->ne[3]);
+}
+
+typedef void (*gcudai_binary_fn)(float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b, int64_t n); // into a
+
+static void gcudai_binary_run(const union gcudai_args * args, const struct gcudai_task * t, gcudai_binary_fn fn) {
+    const struct gcuda_binary_args * p = &args->binary;
+    float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_segment piece = gcudai_segment_at(&p->y, item);
+        const char * row_a = gcudai_row(&p->a, piece.row);
+        const char * row_b = gcudai_row_repeated(&p->b, &p->y, piece.row);
+        char * row_y = gcudai_row(&p->y, piece.row);
+        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
+            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+            gcudai_get(&p->a, row_a, i, n, 1.0f, a);
+            gcudai_get_b(&p->b, row_b, i, n, b);
+            fn(a, b, n);
+            gcudai_put(&p->y, row_y, i, n, a);
+        }
+    }
+}
+
+#define GCUDAI_BINARY(name, expr)                                                                                     \
+    static void gcudai_binary_##name(float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b, int64_t n) {         \
+        GCUDAI_FOR_STEPS(i, n) {                                                                                      \
+            const float x = a[i], y = b[i];                                                                           \
+            a[i] = (expr);                                                                                            \
+        }                                                                                                             \
+    }                                                                                                                 \
+    static void gcudai_##name##_cpu(const union gcudai_args * args, const struct gcudai_task * t) {                   \
+        gcudai_binary_run(args, t, gcudai_binary_##name);                                                             \
+    }
+GCUDAI_BINARY(add, x + y)
+
+// >>op:sub --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_sub(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, false); }
+struct gcuda_tensor * gcuda_sub_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, true); }
+static gcuda_status gcudai_sub_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
+GCUDAI_BINARY(sub, x - y)
+
+// >>op:mul --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_mul(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, false); }
+struct gcuda_tensor * gcuda_mul_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, true); }
+static gcuda_status gcudai_mul_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
+GCUDAI_BINARY(mul, x * y)
+
+// >>op:div --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_div(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, false); }
+struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, true); }
+static gcuda_status gcudai_div_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
+GCUDAI_BINARY(div, x / y)
+
+// >>op:add1 -------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, false); }
+struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, true); }
+
+static gcuda_status gcudai_add1_check(const struct gcuda_tensor * y) {
+    GCUDAI_WANT(y, gcuda_is_scalar(y->src[1]), "b must be one element");
+    return gcudai_want_binary(y);
+}
+
+static void gcudai_add1_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_binary_run(args, t, gcudai_binary_add); }
+
+// >>op:add_id -----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * ids) {
+    struct gcuda_tensor * src[] = { a, b, ids };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ADD_ID, src, 3)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_like(ctx, GCUDA_OP_ADD_ID, src[0], src, 3, false));
+}
+
+static gcuda_status gcudai_add_id_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    const struct gcuda_tensor * ids = y->src[2];
+    GCUDAI_TRY(gcudai_want_map(y));
+    GCUDAI_TRY(gcudai_want_float(y, b));
+    GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
+    GCUDAI_WANT(y, gcuda_is_3d(a) && gcuda_is_matrix(b) && gcuda_is_matrix(ids), "want a of three dimensions, b and ids of two");
+    GCUDAI_WANT(y, a->ne[0] == b->ne[0], "rows of a and b differ in length");
+    GCUDAI_WANT(y, a->ne[1] == ids->ne[0] && a->ne[2] == ids->ne[1], "ids must be [%lld, %lld]", (long long) a->ne[1], (long long) a->ne[2]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_add_id_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->add_id.a = gcudai_array(y->src[0]);
+    args->add_id.b = gcudai_array(y->src[1]);
+    args->add_id.ids = gcudai_array(y->src[2]);
+    args->add_id.y = gcudai_array(y);
+}
+
+static int32_t gcudai_read_i32(const char * p) {
+    int32_t v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+static void gcudai_add_id_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_add_id_args * p = &args->add_id;
+    float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_segment piece = gcudai_segment_at(&p->y, item);
+        const int64_t u = piece.row % p->y.ne[1], token = piece.row / p->y.ne[1];
+        const int32_t id = gcudai_read_i32(gcudai_at(&p->ids, token, 0, 0) + (size_t) u * p->ids.nb[0]);
+        const bool is_ok = id >= 0 && id < p->b.ne[1];
+        if (!is_ok) {
+            gcudai_bad_index(t, piece.row, id, p->b.ne[1]);
+        }
+        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
+            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+            gcudai_get(&p->a, gcudai_row(&p->a, piece.row), i, n, 0.0f, a);
+            if (is_ok) {
+                gcudai_get(&p->b, gcudai_at(&p->b, id, 0, 0), i, n, 0.0f, b);
+                gcudai_binary_add(a, b, n);
+            }
+            gcudai_put(&p->y, gcudai_row(&p->y, piece.row), i, n, a);
+        }
+    }
+}
+
+// >>op:unary ------------------------------------------------------------------------------------------
+static float gcudai_softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+static float gcudai_sigmoid(float x) { // the exponential cannot overflow
+    const float e = expf(-fabsf(x));
+    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+static float gcudai_silu(float x) { return x * gcudai_sigmoid(x); }
+static float gcudai_gelu_erf(float x) { return 0.5f * x * erfcf(x * -0.70710678118654752f); } // no cancellation left of 0
+static float gcudai_gelu_quick(float x) { return x * gcudai_sigmoid(1.702f * x); }
+static float gcudai_relu(float x) { return x > 0.0f ? x : 0.0f; }
+static float gcudai_hardsigmoid(float x) {
+    const float y = (x + 3.0f) / 6.0f;
+    return y < 0.0f ? 0.0f : y > 1.0f ? 1.0f : y;
+}
+
+// (1 + tanh(u)) / 2 is the logistic function of 2u: nothing cancels for negative x.
+static float gcudai_gelu(float x) { return x * gcudai_sigmoid(1.5957691216057307f * x * (1.0f + 0.044715f * x * x)); }
+
+// p: op_params
+static float gcudai_xielu(float x, const float * p) {
+    return x > 0.0f ? p[2] * x * x + p[3] * x : (expm1f(x < p[4] ? x : p[4]) - x) * p[1] + p[3] * x;
+}
+
+typedef void (*gcudai_map_fn)(float * v, int64_t n, const float * p); // v[i] = f(v[i]), n rounded up to whole steps
+
+#define GCUDAI_MAP(name, expr)                                                       \
+    static void gcudai_map_##name(float * v, int64_t n, const float * p) {           \
+        (void) p;                                                                    \
+        GCUDAI_FOR_STEPS(i, n) {                                                     \
+            const float x = v[i];                                                    \
+            v[i] = (expr);                                                           \
+        }                                                                            \
+    }
+GCUDAI_MAP(abs, fabsf(x))
+GCUDAI_MAP(sgn, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : 0.0f)
+GCUDAI_MAP(neg, -x)
+GCUDAI_MAP(step, x > 0.0f ? 1.0f : 0.0f)
+GCUDAI_MAP(tanh, tanhf(x))
+GCUDAI_MAP(elu, x > 0.0f ? x : expm1f(x))
+GCUDAI_MAP(relu, gcudai_relu(x))
+GCUDAI_MAP(sigmoid, gcudai_sigmoid(x))
+GCUDAI_MAP(gelu, gcudai_gelu(x))
+GCUDAI_MAP(gelu_quick, gcudai_gelu_quick(x))
+GCUDAI_MAP(silu, gcudai_silu(x))
+GCUDAI_MAP(hardswish, x * gcudai_hardsigmoid(x))
+GCUDAI_MAP(hardsigmoid, gcudai_hardsigmoid(x))
+GCUDAI_MAP(exp, expf(x))
+GCUDAI_MAP(expm1, expm1f(x))
+GCUDAI_MAP(softplus, gcudai_softplus(x))
+GCUDAI_MAP(gelu_erf, gcudai_gelu_erf(x))
+GCUDAI_MAP(xielu, gcudai_xielu(x, p))
+GCUDAI_MAP(floor, floorf(x))
+GCUDAI_MAP(ceil, ceilf(x))
+GCUDAI_MAP(round, roundf(x))
+GCUDAI_MAP(trunc, truncf(x))
+
+static const gcudai_map_fn gcudai_unary_fns[GCUDA_UNARY_OP_COUNT] = { // in the order of GCUDA_UNARY_OPS
+    gcudai_map_abs, gcudai_map_sgn, gcudai_map_neg, gcudai_map_step, gcudai_map_tanh, gcudai_map_elu, gcudai_map_relu,
+    gcudai_map_sigmoid, gcudai_map_gelu, gcudai_map_gelu_quick, gcudai_map_silu, gcudai_map_hardswish, gcudai_map_hardsigmoid,
+    gcudai_map_exp, gcudai_map_expm1, gcudai_map_softplus, gcudai_map_gelu_erf, gcudai_map_xielu, gcudai_map_floor,
+    gcudai_map_ceil, gcudai_map_round, gcudai_map_trunc
+};
+
+static const char * const gcudai_unary_names[GCUDA_UNARY_OP_COUNT] = {
+#define X(ID, value) #ID,
+    GCUDA_UNARY_OPS(X)
+#undef X
+};
+
+const char * gcuda_unary_op_name(enum gcuda_unary_op op) {
+    return (int) op >= 0 && op < GCUDA_UNARY_OP_COUNT ? gcudai_unary_names[op] : "invalid";
+}
+
+enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor) {
+    const int32_t op = tensor != NULL && tensor->op == GCUDA_OP_UNARY ? gcudai_param_i32(tensor, 0) : -1;
+    return op >= 0 && op < (int) GCUDA_UNARY_OP_COUNT ? (enum gcuda_unary_op) op : GCUDA_UNARY_OP_COUNT;
+}
+
+static struct gcuda_tensor * gcudai_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op, bool inplace) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_UNARY, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_UNARY, src[0], src, 1, inplace);
+    gcudai_set_param_i32(y, 0, (int32_t) op);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) { return gcudai_unary(ctx, a, op, false); }
+struct gcuda_tensor * gcuda_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) { return gcudai_unary(ctx, a, op, true); }
+struct gcuda_tensor * gcuda_abs(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ABS, false); }
+struct gcuda_tensor * gcuda_abs_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ABS, true); }
+struct gcuda_tensor * gcuda_sgn(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SGN, false); }
+struct gcuda_tensor * gcuda_sgn_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SGN, true); }
+struct gcuda_tensor * gcuda_neg(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_NEG, false); }
+struct gcuda_tensor * gcuda_neg_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_NEG, true); }
+struct gcuda_tensor * gcuda_step(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_STEP, false); }
+struct gcuda_tensor * gcuda_step_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_STEP, true); }
+struct gcuda_tensor * gcuda_tanh(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TANH, false); }
+struct gcuda_tensor * gcuda_tanh_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TANH, true); }
+struct gcuda_tensor * gcuda_elu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ELU, false); }
+struct gcuda_tensor * gcuda_elu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ELU, true); }
+struct gcuda_tensor * gcuda_relu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_RELU, false); }
+struct gcuda_tensor * gcuda_relu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_RELU, true); }
+struct gcuda_tensor * gcuda_sigmoid(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SIGMOID, false); }
+struct gcuda_tensor * gcuda_sigmoid_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SIGMOID, true); }
+struct gcuda_tensor * gcuda_gelu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU, false); }
+struct gcuda_tensor * gcuda_gelu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU, true); }
+struct gcuda_tensor * gcuda_gelu_erf(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_ERF, false); }
+struct gcuda_tensor * gcuda_gelu_erf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_ERF, true); }
+struct gcuda_tensor * gcuda_gelu_quick(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_QUICK, false); }
+struct gcuda_tensor * gcuda_gelu_quick_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_QUICK, true); }
+struct gcuda_tensor * gcuda_silu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SILU, false); }
+struct gcuda_tensor * gcuda_silu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SILU, true); }
+struct gcuda_tensor * gcuda_hardswish(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_HARDSWISH, false); }
+struct gcuda_tensor * gcuda_hardsigmoid(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_HARDSIGMOID, false); }
+struct gcuda_tensor * gcuda_exp(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXP, false); }
+struct gcuda_tensor * gcuda_exp_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXP, true); }
+struct gcuda_tensor * gcuda_expm1(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXPM1, false); }
+struct gcuda_tensor * gcuda_expm1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXPM1, true); }
+struct gcuda_tensor * gcuda_softplus(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SOFTPLUS, false); }
+struct gcuda_tensor * gcuda_softplus_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SOFTPLUS, true); }
+struct gcuda_tensor * gcuda_floor(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_FLOOR, false); }
+struct gcuda_tensor * gcuda_floor_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_FLOOR, true); }
+struct gcuda_tensor * gcuda_ceil(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_CEIL, false); }
+struct gcuda_tensor * gcuda_ceil_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_CEIL, true); }
+struct gcuda_tensor * gcuda_round(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ROUND, false); }
+struct gcuda_tensor * gcuda_round_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ROUND, true); }
+struct gcuda_tensor * gcuda_trunc(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TRUNC, false); }
+struct gcuda_tensor * gcuda_trunc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TRUNC, true); }
+
+struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n, float alpha_p, float beta, float eps) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_UNARY, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_UNARY, src[0], src, 1, false);
+    gcudai_set_param_i32(y, 0, (int32_t) GCUDA_UNARY_OP_XIELU);
+    gcudai_set_param_f32(y, 1, beta + gcudai_softplus(alpha_n));
+    gcudai_set_param_f32(y, 2, gcudai_softplus(alpha_p));
+    gcudai_set_param_f32(y, 3, beta);
+    gcudai_set_param_f32(y, 4, eps);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_unary_check(const struct gcuda_tensor * y) {
+    GCUDAI_WANT(y, gcuda_get_unary_op(y) != GCUDA_UNARY_OP_COUNT, "unary operation %d does not exist", (int) gcudai_param_i32(y, 0));
+    return gcudai_want_map(y);
+}
+
+// x and y of an element-wise operation with one source
+static void gcudai_map_arrays(const struct gcuda_tensor * node, struct gcuda_array * x, struct gcuda_array * y) {
+    *x = gcudai_array(node->src[0]);
+    *y = gcudai_array(node);
+    gcudai_fold(y, x, 1);
+}
+
+static void gcudai_unary_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    gcudai_map_arrays(y, &args->unary.x, &args->unary.y);
+    args->unary.op = gcuda_get_unary_op(y);
+    for (int i = 0; i < 5; ++i) {
+        args->unary.p[i] = i > 0 ? gcudai_param_f32(y, i) : 0.0f;
+    }
+}
+
+static void gcudai_map_run(const struct gcuda_array * x, const struct gcuda_array * y, const float * p, const struct gcudai_task * t, gcudai_map_fn fn) {
+    float v[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_segment piece = gcudai_segment_at(y, item);
+        const char * row_x = gcudai_row(x, piece.row);
+        char * row_y = gcudai_row(y, piece.row);
+        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
+            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+            gcudai_get(x, row_x, i, n, 1.0f, v);
+            fn(v, n, p);
+            gcudai_put(y, row_y, i, n, v);
+        }
+    }
+}
+
+static void gcudai_unary_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_unary_args * p = &args->unary;
+    gcudai_map_run(&p->x, &p->y, p->p, t, gcudai_unary_fns[p->op]);
+}
+
+// Transcendental functions: about 5 ns an element.
+static void gcudai_unary_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    gcudai_elements_work(y, w);
+    w->item_cost[0] *= 2.0;
+}
+
+// Name of the sub-operation of a UNARY or GLU node, NULL for others.
+static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
+    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y)) : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y)) : NULL;
+}
+
+// >>op:glu --------------------------------------------------------------------------------------------
+const char * gcuda_glu_op_name(enum gcuda_glu_op op) {
+    static const char * const names[] = { "REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK" };
+    return (int) op >= 0 && op < GCUDA_GLU_OP_COUNT ? names[op] : "invalid";
+}
+
+enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor) {
+    const int32_t op = tensor != NULL && tensor->op == GCUDA_OP_GLU ? gcudai_param_i32(tensor, 0) : -1;
+    return op >= 0 && op < (int) GCUDA_GLU_OP_COUNT ? (enum gcuda_glu_op) op : GCUDA_GLU_OP_COUNT;
+}
+
+// b == NULL: the halves of a
+static struct gcuda_tensor * gcudai_glu_node(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, bool swapped, enum gcuda_glu_op op) {
+    struct gcuda_tensor * src[] = { a, b };
+    const int64_t ne[GCUDA_MAX_DIMS] = { b ? a->ne[0] : a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3] };
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_GLU, a->type, ne, src, 2);
+    gcudai_set_param_i32(y, 0, (int32_t) op);
+    gcudai_set_param_i32(y, 1, swapped ? 1 : 0);
+    return y;
+}
+
+struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op, bool swapped) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GLU, src, 1)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_glu_node(ctx, a, NULL, swapped, op));
+}
+
+// Two required sources where the registry knows of one.
+static bool gcudai_glu_begin(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GLU, src, 2)) {
+        return false;
+    }
+    if (b == NULL && ctx->error == GCUDA_STATUS_SUCCESS) {
+        gcudai_op_error(ctx, GCUDA_OP_GLU, "source 1 is NULL");
+    }
+    return b != NULL;
+}
+
+struct gcuda_tensor * gcuda_glu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_glu_op op) {
+    return gcudai_glu_begin(ctx, a, b) ? gcudai_op_finish(ctx, gcudai_glu_node(ctx, a, b, false, op)) : NULL;
+}
+
+struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float alpha, float limit) {
+    if (!gcudai_glu_begin(ctx, a, b)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_glu_node(ctx, a, b, false, GCUDA_GLU_OP_SWIGLU_OAI);
+    gcudai_set_param_f32(y, 2, alpha);
+    gcudai_set_param_f32(y, 3, limit);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_reglu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_REGLU, false); }
+struct gcuda_tensor * gcuda_reglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_REGLU, true); }
+struct gcuda_tensor * gcuda_reglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_REGLU); }
+struct gcuda_tensor * gcuda_geglu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU, false); }
+struct gcuda_tensor * gcuda_geglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU, true); }
+struct gcuda_tensor * gcuda_geglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_GEGLU); }
+struct gcuda_tensor * gcuda_swiglu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_SWIGLU, false); }
+struct gcuda_tensor * gcuda_swiglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_SWIGLU, true); }
+struct gcuda_tensor * gcuda_swiglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_SWIGLU); }
+struct gcuda_tensor * gcuda_geglu_erf(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_ERF, false); }
+struct gcuda_tensor * gcuda_geglu_erf_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_ERF, true); }
+struct gcuda_tensor * gcuda_geglu_erf_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_GEGLU_ERF); }
+struct gcuda_tensor * gcuda_geglu_quick(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_QUICK, false); }
+struct gcuda_tensor * gcuda_geglu_quick_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_QUICK, true); }
+struct gcuda_tensor * gcuda_geglu_quick_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_GEGLU_QUICK); }
+
+static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * b = y->src[1];
+    GCUDAI_WANT(y, gcuda_get_glu_op(y) != GCUDA_GLU_OP_COUNT, "GLU operation %d does not exist", (int) gcudai_param_i32(y, 0));
+    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_TRY(gcudai_want_type(y, y, a->type));
+    if (b == NULL) {
+        return gcudai_want_shape(y, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3]);
+    }
+    GCUDAI_TRY(gcudai_want_type(y, b, a->type));
+    GCUDAI_TRY(gcudai_want_rows(y, b));
+    GCUDAI_WANT(y, gcuda_are_same_shape(a, b), "a and b differ in shape");
+    return gcudai_want_like(y, a);
+}
+
+static void gcudai_glu_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_glu_args * p = &args->glu;
+    p->y = gcudai_array(y);
+    p->x = gcudai_array(y->src[0]);
+    p->g = gcudai_array(y->src[1] ? y->src[1] : y->src[0]);
+    p->x.ne[0] = p->g.ne[0] = y->ne[0];
+    if (y->src[1] == NULL) { // halves of one row
+        struct gcuda_array * second = gcudai_param_i32(y, 1) ? &p->x : &p->g;
+        second->data = (char *) second->data + (size_t) y->ne[0] * second->nb[0];
+    }
+    p->op = gcuda_get_glu_op(y);
+    p->alpha = gcudai_param_f32(y, 2);
+    p->limit = gcudai_param_f32(y, 3);
+}
+
+static float gcudai_swiglu_oai(float x, float g, float alpha, float limit) {
+    const float a = x < limit ? x : limit, b = g < -limit ? -limit : g > limit ? limit : g;
+    return a * gcudai_sigmoid(alpha * a) * (b + 1.0f);
+}
+
+typedef void (*gcudai_glu_fn)(float * GCUDAI_RESTRICT v, const float * GCUDAI_RESTRICT w, int64_t n, const struct gcuda_glu_args * p);
+
+#define GCUDAI_GLU(name, expr)                                                                                                                       \
+    static void gcudai_glu_##name(float * GCUDAI_RESTRICT v, const float * GCUDAI_RESTRICT w, int64_t n, const struct gcuda_glu_args * p) {  \
+        (void) p;                                                                                                                            \
+        GCUDAI_FOR_STEPS(i, n) {                                                                                                             \
+            const float x = v[i], g = w[i];                                                                                                  \
+            v[i] = (expr);                                                                                                                   \
+        }                                                                                                                                    \
+    }
+GCUDAI_GLU(reglu, x > 0.0f ? x * g : 0.0f)
+GCUDAI_GLU(geglu, gcudai_gelu(x) * g)
+GCUDAI_GLU(swiglu, gcudai_silu(x) * g)
+GCUDAI_GLU(swiglu_oai, gcudai_swiglu_oai(x, g, p->alpha, p->limit))
+GCUDAI_GLU(geglu_erf, gcudai_gelu_erf(x) * g)
+GCUDAI_GLU(geglu_quick, gcudai_gelu_quick(x) * g)
+
+static const gcudai_glu_fn gcudai_glu_fns[GCUDA_GLU_OP_COUNT] = { // in the order of enum gcuda_glu_op
+    gcudai_glu_reglu, gcudai_glu_geglu, gcudai_glu_swiglu, gcudai_glu_swiglu_oai, gcudai_glu_geglu_erf, gcudai_glu_geglu_quick
+};
+
+static void gcudai_glu_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_glu_args * p = &args->glu;
+    float x[GCUDAI_PIECE], g[GCUDAI_PIECE];
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const struct gcudai_segment piece = gcudai_segment_at(&p->y, item);
+        for (int64_t i = piece.i0; i < piece.i1; i += GCUDAI_PIECE) {
+            const int64_t n = GCUDAI_MIN(piece.i1 - i, GCUDAI_PIECE);
+            gcudai_get(&p->x, gcudai_row(&p->x, piece.row), i, n, 1.0f, x);
+            gcudai_get(&p->g, gcudai_row(&p->g, piece.row), i, n, 1.0f, g);
+            gcudai_glu_fns[p->op](x, g, n, p);
+            gcudai_put(&p->y, gcudai_row(&p->y, piece.row), i, n, x);
+        }
+    }
+}
+
+// >>op:scale ------------------------------------------------------------------------------------------
+// An element-wise operation with one source and up to two numbers
+static struct gcuda_tensor * gcudai_map(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, float p0, float p1, bool inplace) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, op, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, op, src[0], src, 1, inplace);
+    gcudai_set_param_f32(y, 0, p0);
+    gcudai_set_param_f32(y, 1, p1);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, false); }
+struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, true); }
+struct gcuda_tensor * gcuda_scale_bias(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, false); }
+struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, true); }
+
+static gcuda_status gcudai_scale_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+
+static void gcudai_map_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    gcudai_map_arrays(y, &args->map.x, &args->map.y);
+    args->map.p[0] = gcudai_param_f32(y, 0);
+    args->map.p[1] = gcudai_param_f32(y, 1);
+}
+
+#define GCUDAI_MAP_OP(name, expr)                                                                        \
+    GCUDAI_MAP(name, expr)                                                                               \
+    static void gcudai_##name##_cpu(const union gcudai_args * args, const struct gcudai_task * t) {      \
+        gcudai_map_run(&args->map.x, &args->map.y, args->map.p, t, gcudai_map_##name);                   \
+    }
+GCUDAI_MAP_OP(scale, p[0] * x + p[1])
+
+// >>op:sqr --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, false); }
+struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, true); }
+static gcuda_status gcudai_sqr_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+GCUDAI_MAP_OP(sqr, x * x)
+
+// >>op:sqrt -------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, false); }
+struct gcuda_tensor * gcuda_sqrt_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, true); }
+static gcuda_status gcudai_sqrt_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+GCUDAI_MAP_OP(sqrt, sqrtf(x))
+
+// >>op:sin --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_sin(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, false); }
+struct gcuda_tensor * gcuda_sin_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, true); }
+static gcuda_status gcudai_sin_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+GCUDAI_MAP_OP(sin, sinf(x))
+
+// >>op:cos --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_cos(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, false); }
+struct gcuda_tensor * gcuda_cos_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, true); }
+static gcuda_status gcudai_cos_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+GCUDAI_MAP_OP(cos, cosf(x))
+
+// >>op:log --------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, false); }
+struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, true); }
+static gcuda_status gcudai_log_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+GCUDAI_MAP_OP(log, logf(x))
+
+// >>op:clamp ------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tensor * a, float min, float max) { return gcudai_map(ctx, GCUDA_OP_CLAMP, a, min, max, true); }
+
+static gcuda_status gcudai_clamp_check(const struct gcuda_tensor * y) {
+    const float min = gcudai_param_f32(y, 0), max = gcudai_param_f32(y, 1);
+    GCUDAI_WANT(y, min <= max, "min is %g, max %g, want min <= max", (double) min, (double) max);
+    return gcudai_want_map(y);
+}
+
+GCUDAI_MAP_OP(clamp, x < p[0] ? p[0] : x > p[1] ? p[1] : x)
+
+// >>op:leaky_relu -------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a, float negative_slope, bool inplace) {
+    return gcudai_map(ctx, GCUDA_OP_LEAKY_RELU, a, negative_slope, 0.0f, inplace);
+}
+static gcuda_status gcudai_leaky_relu_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+GCUDAI_MAP_OP(leaky_relu, x > 0.0f ? x : p[0] * x)
+
+// >>op:silu_back --------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_SILU_BACK, a, b, false); }
+
+static gcuda_status gcudai_silu_back_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_map(y));
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static float gcudai_silu_derivative(float x) {
+    const float s = gcudai_sigmoid(x);
+    return s * (1.0f + x * (1.0f - s));
+}
+GCUDAI_BINARY(silu_back, x * gcudai_silu_derivative(y))
+
+// -- row work: a row is one item, a long one is cut into parts whose sums meet between phases --
+
+#define GCUDAI_SPAN 32768 // elements of a part: below 0.2 ms for anything done here
+#define GCUDAI_N_SLOTS 2
+
+struct gcudai_span {
+    int64_t row, i0, i1;   // elements [i0, i1) of the row
+    int64_t part, n_parts; // of the row
+    double * slots;        // what part k found in phase s: slots[s * n_parts + k]
+};
+typedef void (*gcudai_span_fn)(const union gcudai_args * args, const struct gcudai_span * s, int phase);
+
+static int64_t gcudai_n_parts(int64_t len, int64_t span) { return len <= span ? 1 : (len - 1) / span + 1; }
+
+static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len, int64_t span, int n_phases, double item_cost) {
+    const int64_t n_parts = gcudai_n_parts(len, span);
+    const size_t slots_bytes = (size_t) n_parts * GCUDAI_N_SLOTS * sizeof(double);
+    w->n_phases = n_parts == 1 ? 1 : n_phases;
+    for (int i = 0; i < w->n_phases; ++i) {
+        w->n_items[i] = n_rows * n_parts;
+        w->item_cost[i] = n_parts == 1 ? item_cost * (double) n_phases : item_cost;
+    }
+    if (n_parts > 1 && !gcudai_mul_size(slots_bytes, (size_t) n_rows, &w->shared_bytes)) {
+        w->shared_bytes = SIZE_MAX;
+    }
+}
+
+static void gcudai_spans_run(const union gcudai_args * args, const struct gcudai_task * t, int64_t len, int64_t span, int n_phases, gcudai_span_fn fn) {
+    const int64_t n_parts = gcudai_n_parts(len, span);
+    double own[GCUDAI_N_SLOTS];
+    struct gcudai_span s;
+    s.n_parts = n_parts;
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        s.row = item / n_parts;
+        s.part = item % n_parts;
+        s.i0 = s.part * span;
+        s.i1 = GCUDAI_MIN(s.i0 + span, len);
+        s.slots = n_parts == 1 ? own : (double *) (void *) t->shared + s.row * n_parts * GCUDAI_N_SLOTS;
+        for (int phase = n_parts == 1 ? 0 : t->phase; phase < (n_parts == 1 ? n_phases : t->phase + 1); ++phase) {
+            fn(args, &s, phase);
+        }
+    }
+}
+
+static void gcudai_slot_set(const struct gcudai_span * s, int slot, double v) { s->slots[slot * s->n_parts + s->part] = v; }
+
+// In the order of the parts, so the same for any number of threads.
+static double gcudai_slot_sum(const struct gcudai_span * s, int slot) {
+    double sum = 0.0;
+    for (int64_t k = 0; k < s->n_parts; ++k) {
+        sum += s->slots[slot * s->n_parts + k];
+    }
+    return sum;
+}
+
+static double gcudai_slot_max(const struct gcudai_span * s, int slot) {
+    double max = s->slots[slot * s->n_parts];
+    for (int64_t k = 1; k < s->n_parts; ++k) {
+        const double v = s->slots[slot * s->n_parts + k];
+        max = v > max || v != v ? v : max; // NaN stays
+    }
+    return max;
+}
+
+// Rows of the result, as long as the longer of result and first source.
+static void gcudai_row_spans(const struct gcuda_tensor * y, struct gcudai_work * w, int n_phases) {
+    const int64_t len = GCUDAI_MAX(y->ne[0], y->src[0]->ne[0]);
+    gcudai_spans_of(w, gcuda_nrows(y), len, GCUDAI_SPAN, n_phases, 40.0 + 6.0 * (double) GCUDAI_MIN(len, GCUDAI_SPAN));
+}
+static void gcudai_spans2_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 2); }
+static void gcudai_spans3_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_row_spans(y, w, 3); }
+
+// Sum of (v - shift)^power, power 1 or 2; eight independent sums so that none waits for the one before.
+static double gcudai_sum_powers(const float * v, int64_t n, double shift, int power) {
+    double acc[GCUDAI_STEP] = { 0.0 };
+    const int64_t n_steps = n - n % GCUDAI_STEP;
+    if (power == 1) {
+        for (int64_t i = 0; i < n_steps; i += GCUDAI_STEP) {
+            for (int k = 0; k < GCUDAI_STEP; ++k) {
+                acc[k] += (double) v[i + k] - shift;
+            }
+        }
+    } else {
+        for (int64_t i = 0; i < n_steps; i += GCUDAI_STEP) {
+            for (int k = 0; k < GCUDAI_STEP; ++k) {
+                acc[k] += ((double) v[i + k] - shift) * ((double) v[i + k] - shift);
+            }
+        }
+    }
+    for (int64_t i = n_steps; i < n; ++i) {
+        acc[i - n_steps] += power == 1 ? (double) v[i] - shift : ((double) v[i] - shift) * ((double) v[i] - shift);
+    }
+    return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
+}
+
+static double gcudai_sum_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift, int power) {
+    float buf[GCUDAI_PIECE];
+    double sum = 0.0;
+    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+        gcudai_get(x, row, i, n, 0.0f, buf);
+        sum += gcudai_sum_powers(buf, n, shift, power);
+    }
+    return sum;
+}
+
+static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, const struct gcuda_array * b, const char * row_b, int64_t i0, int64_t i1) {
+    float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
+    double acc[GCUDAI_STEP] = { 0.0 };
+    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+        gcudai_get(a, row_a, i, n, 0.0f, v);
+        gcudai_get(b, row_b, i, n, 0.0f, w);
+        for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
+            for (int k = 0; k < GCUDAI_STEP; ++k) {
+                acc[k] += (double) v[j + k] * (double) w[j + k];
+            }
+        }
+    }
+    return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
+}
+
+// y = (x - shift) * scale
+static void gcudai_affine_span(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_span * s, int64_t row, double shift, double scale) {
+    const char * from = gcudai_row(x, row);
+    char * to = gcudai_row(y, row);
+    float buf[GCUDAI_PIECE];
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_get(x, from, i, n, 0.0f, buf);
+        GCUDAI_FOR_STEPS(j, n) {
+            buf[j] = (float) (((double) buf[j] - shift) * scale);
+        }
+        gcudai_put(y, to, i, n, buf);
+    }
+}
+
+// >>op:norm -------------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_norm(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, float eps, bool inplace) {
+    return gcudai_map(ctx, op, a, eps, 0.0f, inplace);
+}
+
+struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, false); }
+struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, true); }
+
+static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
+    GCUDAI_TRY(gcudai_want_map(y));
+    GCUDAI_TRY(gcudai_want_rows(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_rows(y, y));
+    GCUDAI_WANT(y, eps >= 0.0f, "eps is %g, want >= 0", (double) eps);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_norm_check(const struct gcuda_tensor * y) { return gcudai_want_norm(y, gcudai_param_f32(y, 0)); }
 
 static void gcudai_norm_args(const struct gcuda_tensor * y, union gcudai_args * args) {
     args->norm.x = gcudai_array(y->src[0]);
@@ -9806,31 +11152,1611 @@ static void gcudai_norm_args(const struct gcuda_tensor * y, union gcudai_args * 
     args->norm.eps = gcudai_param_f32(y, 0);
 }
 
-// The sum is in double: this is the reference that kernels are held to.
-static void gcudai_rms_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+// Two passes: E[x^2] - E[x]^2 cancels where the mean is far above the spread.
+static void gcudai_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
     const struct gcuda_norm_args * p = &args->norm;
-    const int64_t n = p->x.ne[0];
+    const double n = (double) p->x.ne[0], mean = phase > 0 ? gcudai_slot_sum(s, 0) / n : 0.0;
+    if (phase < 2) {
+        gcudai_slot_set(s, phase, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, mean, phase + 1));
+        return;
+    }
+    gcudai_affine_span(&p->x, &p->y, s, s->row, mean, 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps));
+}
+
+static void gcudai_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 3, gcudai_norm_span);
+}
+
+// >>op:rms_norm ---------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, false); }
+struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, true); }
+
+static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
+
+// The sum is in double: this is the reference that kernels are held to.
+static void gcudai_rms_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_norm_args * p = &args->norm;
+    if (phase == 0) {
+        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
+        return;
+    }
+    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0, 1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
+}
+
+static void gcudai_rms_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_span);
+}
+
+// >>op:l2_norm ----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, false); }
+struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, true); }
+
+static gcuda_status gcudai_l2_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
+
+static void gcudai_l2_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_norm_args * p = &args->norm;
+    if (phase == 0) {
+        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
+        return;
+    }
+    const double length = sqrt(gcudai_slot_sum(s, 0)), eps = (double) p->eps;
+    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0, 1.0 / (length < eps ? eps : length));
+}
+
+static void gcudai_l2_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->norm.x.ne[0], GCUDAI_SPAN, 2, gcudai_l2_norm_span);
+}
+
+// >>op:rms_norm_back ----------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float eps) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_RMS_NORM_BACK, src, 2)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_RMS_NORM_BACK, src[0], src, 2, false);
+    gcudai_set_param_f32(y, 0, eps);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_rms_norm_back_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_norm(y, gcudai_param_f32(y, 0)));
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_rows(y, y->src[1]));
+    GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->rms_norm_back.dy = gcudai_array(y->src[0]);
+    args->rms_norm_back.x = gcudai_array(y->src[1]);
+    args->rms_norm_back.dx = gcudai_array(y);
+    args->rms_norm_back.eps = gcudai_param_f32(y, 0);
+}
+
+// dx = (dy - x k) scale
+static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p, const struct gcudai_span * s, double k, double scale) {
+    float dy[GCUDAI_PIECE], x[GCUDAI_PIECE];
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->dy, gcudai_row(&p->dy, s->row), i, n, 0.0f, dy);
+        gcudai_get(&p->x, gcudai_row(&p->x, s->row), i, n, 0.0f, x);
+        GCUDAI_FOR_STEPS(j, n) {
+            dy[j] = (float) (((double) dy[j] - (double) x[j] * k) * scale);
+        }
+        gcudai_put(&p->dx, gcudai_row(&p->dx, s->row), i, n, dy);
+    }
+}
+
+static void gcudai_rms_norm_back_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_rms_norm_back_args * p = &args->rms_norm_back;
+    const char * x = gcudai_row(&p->x, s->row);
+    if (phase == 0) {
+        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 2));
+        gcudai_slot_set(s, 1, gcudai_dot_span(&p->x, x, &p->dy, gcudai_row(&p->dy, s->row), s->i0, s->i1));
+        return;
+    }
+    const double n = (double) p->x.ne[0], eps = (double) p->eps, xx = gcudai_slot_sum(s, 0);
+    gcudai_rms_norm_back_write(p, s, gcudai_slot_sum(s, 1) / (xx + n * eps), 1.0 / sqrt(xx / n + eps));
+}
+
+static void gcudai_rms_norm_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->rms_norm_back.x.ne[0], GCUDAI_SPAN, 2, gcudai_rms_norm_back_span);
+}
+
+// >>op:group_norm -------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps, bool inplace) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GROUP_NORM, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_GROUP_NORM, src[0], src, 1, inplace);
+    gcudai_set_param_i32(y, 0, n_groups);
+    gcudai_set_param_f32(y, 1, eps);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps) { return gcudai_group_norm(ctx, a, n_groups, eps, false); }
+struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps) { return gcudai_group_norm(ctx, a, n_groups, eps, true); }
+
+static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
+    GCUDAI_WANT(y, gcudai_param_i32(y, 0) >= 1, "n_groups is %d, want at least 1", (int) gcudai_param_i32(y, 0));
+    return gcudai_want_norm(y, gcudai_param_f32(y, 1));
+}
+
+static void gcudai_group_norm_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->group_norm.x = gcudai_array(y->src[0]);
+    args->group_norm.y = gcudai_array(y);
+    args->group_norm.n_groups = gcudai_param_i32(y, 0);
+    args->group_norm.eps = gcudai_param_f32(y, 1);
+}
+
+// A group of an image is what a row is elsewhere, and its rows are the elements.
+struct gcudai_groups {
+    int64_t channels, per_image; // of a full group; groups that are not empty
+    int64_t rows, rows_per_part;
+};
+
+static struct gcudai_groups gcudai_groups_of(const int64_t * ne, int n_groups) {
+    struct gcudai_groups g;
+    g.channels = ne[2] / n_groups + (ne[2] % n_groups != 0);
+    g.per_image = g.channels > 0 ? (ne[2] - 1) / g.channels + 1 : 0;
+    g.rows = ne[1] * g.channels;
+    g.rows_per_part = GCUDAI_MAX(GCUDAI_SPAN / GCUDAI_MAX(ne[0], 1), 1);
+    return g;
+}
+
+static void gcudai_group_norm_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcudai_groups g = gcudai_groups_of(y->ne, gcudai_param_i32(y, 0));
+    const double n_rows = (double) GCUDAI_MIN(g.rows, g.rows_per_part);
+    gcudai_spans_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3, 40.0 + n_rows * (20.0 + 6.0 * (double) y->ne[0]));
+}
+
+static void gcudai_group_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_group_norm_args * p = &args->group_norm;
+    const struct gcudai_groups g = gcudai_groups_of(p->x.ne, p->n_groups);
+    const int64_t image = s->row / g.per_image, first = s->row % g.per_image * g.channels; // channel
+    const int64_t n_rows = GCUDAI_MIN(g.channels, p->x.ne[2] - first) * p->x.ne[1];
+    const int64_t row0 = (image * p->x.ne[2] + first) * p->x.ne[1];
+    const double n = (double) n_rows * (double) p->x.ne[0], mean = phase > 0 ? gcudai_slot_sum(s, 0) / n : 0.0;
+    const double scale = phase == 2 ? 1.0 / sqrt(gcudai_slot_sum(s, 1) / n + (double) p->eps) : 0.0;
+    struct gcudai_span whole = *s;
+    whole.i0 = 0;
+    whole.i1 = p->x.ne[0];
+    double sum = 0.0;
+    for (int64_t r = row0 + s->i0; r < row0 + GCUDAI_MIN(s->i1, n_rows); ++r) {
+        if (phase < 2) {
+            sum += gcudai_sum_span(&p->x, gcudai_row(&p->x, r), 0, p->x.ne[0], mean, phase + 1);
+        } else {
+            gcudai_affine_span(&p->x, &p->y, &whole, r, mean, scale);
+        }
+    }
+    if (phase < 2) {
+        gcudai_slot_set(s, phase, sum);
+    }
+}
+
+static void gcudai_group_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcudai_groups g = gcudai_groups_of(args->group_norm.x.ne, args->group_norm.n_groups);
+    gcudai_spans_run(args, t, g.rows, g.rows_per_part, 3, gcudai_group_norm_span);
+}
+
+// >>op:sum --------------------------------------------------------------------------------------------
+// A tensor reduced to one element: items are groups of short rows or parts of long ones, of about GCUDAI_SPAN elements;
+// a second phase adds what they found, in order.
+struct gcudai_total {
+    int64_t parts_per_row, n_parts, parts_per_item, n_items;
+};
+
+static struct gcudai_total gcudai_total_of(const struct gcuda_array * x) {
+    struct gcudai_total a;
+    const int64_t n_rows = x->ne[1] * x->ne[2] * x->ne[3];
+    a.parts_per_row = gcudai_n_parts(x->ne[0], GCUDAI_SPAN);
+    a.n_parts = x->ne[0] > 0 ? n_rows * a.parts_per_row : 0;
+    a.parts_per_item = x->ne[0] > 0 && x->ne[0] < GCUDAI_SPAN ? GCUDAI_SPAN / x->ne[0] : 1;
+    a.n_items = a.n_parts > 0 ? (a.n_parts - 1) / a.parts_per_item + 1 : 0;
+    return a;
+}
+
+static void gcudai_total_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    struct gcuda_array x = gcudai_array(y->src[0]), other = gcudai_array(y->src[1]);
+    gcudai_fold(&x, &other, y->src[1] != NULL);
+    const struct gcudai_total a = gcudai_total_of(&x);
+    w->n_phases = 2;
+    w->n_items[0] = a.n_items;
+    w->item_cost[0] = 6.0 * GCUDAI_SPAN;
+    w->n_items[1] = 1;
+    w->item_cost[1] = 4.0 * (double) a.n_items;
+    if (!gcudai_mul_size((size_t) a.n_items, sizeof(double), &w->shared_bytes)) {
+        w->shared_bytes = SIZE_MAX;
+    }
+}
+
+// Elements of part k: a row, or a stretch of one.
+static struct gcudai_segment gcudai_total_part(const struct gcudai_total * a, int64_t k, int64_t ne0) {
+    struct gcudai_segment p;
+    p.row = k / a->parts_per_row;
+    p.i0 = k % a->parts_per_row * GCUDAI_SPAN;
+    p.i1 = GCUDAI_MIN(p.i0 + GCUDAI_SPAN, ne0);
+    return p;
+}
+
+// A reduction: one node from one source.
+static struct gcuda_tensor * gcudai_reduce(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    struct gcuda_tensor * src[] = { a };
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, op, type, ne, src, 1));
+}
+
+static bool gcudai_reduce_begin(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a) {
+    struct gcuda_tensor * src[] = { a };
+    return gcudai_op_begin(ctx, op, src, 1);
+}
+
+struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_reduce_begin(ctx, GCUDA_OP_SUM, a) ? gcudai_reduce(ctx, GCUDA_OP_SUM, a, a->type, 1, 1, 1, 1) : NULL;
+}
+
+static gcuda_status gcudai_sum_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
+    return gcudai_want_shape(y, 1, 1, 1, 1);
+}
+
+static void gcudai_sum_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->sum.x = gcudai_array(y->src[0]);
+    args->sum.y = gcudai_array(y);
+    gcudai_fold(&args->sum.x, NULL, 0);
+}
+
+static void gcudai_put_one(const struct gcuda_array * y, char * row, double value) {
+    const float v = (float) value;
+    gcudai_store(y->type, row, y->nb[0], 1, &v);
+}
+
+static void gcudai_sum_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_array * x = &args->sum.x;
+    const struct gcudai_total a = gcudai_total_of(x);
+    double * found = (double *) (void *) t->shared;
+    double sum = 0.0;
+    if (t->phase == 1) {
+        for (int64_t i = 0; i < a.n_items; ++i) {
+            sum += found[i];
+        }
+        gcudai_put_one(&args->sum.y, (char *) args->sum.y.data, sum);
+        return;
+    }
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        sum = 0.0;
+        for (int64_t k = item * a.parts_per_item; k < GCUDAI_MIN((item + 1) * a.parts_per_item, a.n_parts); ++k) {
+            const struct gcudai_segment part = gcudai_total_part(&a, k, x->ne[0]);
+            sum += gcudai_sum_span(x, gcudai_row(x, part.row), part.i0, part.i1, 0.0, 1);
+        }
+        found[item] = sum;
+    }
+}
+
+// >>op:sum_rows ---------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_reduce_begin(ctx, GCUDA_OP_SUM_ROWS, a) ? gcudai_reduce(ctx, GCUDA_OP_SUM_ROWS, a, a->type, 1, a->ne[1], a->ne[2], a->ne[3]) : NULL;
+}
+
+static gcuda_status gcudai_want_row_sums(const struct gcuda_tensor * y, enum gcuda_type type) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_TRY(gcudai_want_type(y, y, type));
+    return gcudai_want_shape(y, 1, a->ne[1], a->ne[2], a->ne[3]);
+}
+
+static void gcudai_reduce_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->reduce.x = gcudai_array(y->src[0]);
+    args->reduce.y = gcudai_array(y);
+}
+
+static gcuda_status gcudai_sum_rows_check(const struct gcuda_tensor * y) { return gcudai_want_row_sums(y, y->src[0]->type); }
+
+static void gcudai_row_sums_span(const struct gcuda_reduce_args * p, const struct gcudai_span * s, int phase, double divisor) {
+    if (phase == 0) {
+        gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 1));
+    } else if (s->part == 0) {
+        gcudai_put_one(&p->y, gcudai_row(&p->y, s->row), gcudai_slot_sum(s, 0) / divisor);
+    }
+}
+
+static void gcudai_sum_rows_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) { gcudai_row_sums_span(&args->reduce, s, phase, 1.0); }
+static void gcudai_sum_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_sum_rows_span);
+}
+
+// >>op:mean -------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_reduce_begin(ctx, GCUDA_OP_MEAN, a) ? gcudai_reduce(ctx, GCUDA_OP_MEAN, a, GCUDA_TYPE_F32, 1, a->ne[1], a->ne[2], a->ne[3]) : NULL;
+}
+
+static gcuda_status gcudai_mean_check(const struct gcuda_tensor * y) { return gcudai_want_row_sums(y, GCUDA_TYPE_F32); }
+static void gcudai_mean_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    gcudai_row_sums_span(&args->reduce, s, phase, (double) args->reduce.x.ne[0]);
+}
+static void gcudai_mean_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_mean_span);
+}
+
+// >>op:cumsum -----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_reduce_begin(ctx, GCUDA_OP_CUMSUM, a) ? gcudai_reduce(ctx, GCUDA_OP_CUMSUM, a, a->type, a->ne[0], a->ne[1], a->ne[2], a->ne[3]) : NULL;
+}
+
+static gcuda_status gcudai_cumsum_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
+
+static void gcudai_cumsum_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_reduce_args * p = &args->reduce;
+    const char * x = gcudai_row(&p->x, s->row);
+    if (phase == 0) {
+        if (s->n_parts > 1) {
+            gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, x, s->i0, s->i1, 0.0, 1));
+        }
+        return;
+    }
     float buf[GCUDAI_PIECE];
-    for (int64_t r = t->i0; r < t->i1; ++r) {
-        const char * x = gcudai_row(&p->x, r);
-        char * y = gcudai_row(&p->y, r);
+    double sum = 0.0;
+    for (int64_t k = 0; k < s->part; ++k) {
+        sum += s->slots[k];
+    }
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->x, x, i, n, 0.0f, buf);
+        for (int64_t j = 0; j < n; ++j) {
+            sum += (double) buf[j];
+            buf[j] = (float) sum;
+        }
+        gcudai_put(&p->y, gcudai_row(&p->y, s->row), i, n, buf);
+    }
+}
+
+static void gcudai_cumsum_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_cumsum_span);
+}
+
+// >>op:argmax -----------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_reduce_begin(ctx, GCUDA_OP_ARGMAX, a) ? gcudai_reduce(ctx, GCUDA_OP_ARGMAX, a, GCUDA_TYPE_I32, a->ne[1], 1, 1, 1) : NULL;
+}
+
+static gcuda_status gcudai_argmax_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_float(y, a));
+    GCUDAI_WANT(y, gcuda_is_matrix(a), "want a matrix");
+    GCUDAI_TRY(gcudai_want_rows(y, a));
+    GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    return gcudai_want_shape(y, a->ne[1], 1, 1, 1);
+}
+
+static void gcudai_argmax_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_tensor * a = y->src[0];
+    gcudai_spans_of(w, a->ne[1], a->ne[0], GCUDAI_SPAN, 2, 40.0 + 4.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN));
+}
+
+static void gcudai_argmax_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_array * x = &args->reduce.x;
+    const char * row = gcudai_row(x, s->row);
+    float buf[GCUDAI_PIECE], best = -INFINITY;
+    int64_t at = s->i1 > s->i0 ? s->i0 : -1;
+    if (phase == 0) {
+        for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+            const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+            gcudai_get(x, row, i, n, 0.0f, buf);
+            for (int64_t j = 0; j < n; ++j) {
+                at = buf[j] >= best ? i + j : at;
+                best = buf[j] >= best ? buf[j] : best;
+            }
+        }
+        gcudai_slot_set(s, 0, (double) at);
+        gcudai_slot_set(s, 1, (double) best);
+        return;
+    }
+    double max = -INFINITY;
+    int32_t index = (int32_t) s->slots[0];
+    for (int64_t k = 0; k < s->n_parts; ++k) {
+        if (s->slots[s->n_parts + k] >= max) {
+            max = s->slots[s->n_parts + k];
+            index = (int32_t) s->slots[k];
+        }
+    }
+    if (s->part == 0) {
+        memcpy((char *) args->reduce.y.data + (size_t) s->row * args->reduce.y.nb[0], &index, sizeof(index));
+    }
+}
+
+static void gcudai_argmax_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_argmax_span);
+}
+
+// >>op:count_equal ------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a, b };
+    const int64_t ne[GCUDA_MAX_DIMS] = { 1, 1, 1, 1 };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_COUNT_EQUAL, src, 2)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_COUNT_EQUAL, GCUDA_TYPE_I64, ne, src, 2));
+}
+
+static gcuda_status gcudai_count_equal_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want_type(y, y->src[1], GCUDA_TYPE_I32));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I64));
+    GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
+    return gcudai_want_shape(y, 1, 1, 1, 1);
+}
+
+static void gcudai_count_equal_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->count_equal.a = gcudai_array(y->src[0]);
+    args->count_equal.b = gcudai_array(y->src[1]);
+    args->count_equal.y = gcudai_array(y);
+    gcudai_fold(&args->count_equal.a, &args->count_equal.b, 1);
+}
+
+static int64_t gcudai_count_part(const struct gcuda_count_equal_args * p, const struct gcudai_segment * part) {
+    const char * a = gcudai_row(&p->a, part->row);
+    const char * b = gcudai_row(&p->b, part->row);
+    int64_t n = 0;
+    for (int64_t i = part->i0; i < part->i1; ++i) {
+        n += gcudai_read_i32(a + (size_t) i * p->a.nb[0]) == gcudai_read_i32(b + (size_t) i * p->b.nb[0]);
+    }
+    return n;
+}
+
+static void gcudai_count_equal_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_count_equal_args * p = &args->count_equal;
+    const struct gcudai_total a = gcudai_total_of(&p->a);
+    int64_t * found = (int64_t *) (void *) t->shared;
+    int64_t n = 0;
+    if (t->phase == 1) {
+        for (int64_t i = 0; i < a.n_items; ++i) {
+            n += found[i];
+        }
+        memcpy(p->y.data, &n, sizeof(n));
+        return;
+    }
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        n = 0;
+        for (int64_t k = item * a.parts_per_item; k < GCUDAI_MIN((item + 1) * a.parts_per_item, a.n_parts); ++k) {
+            const struct gcudai_segment part = gcudai_total_part(&a, k, p->a.ne[0]);
+            n += gcudai_count_part(p, &part);
+        }
+        found[item] = n;
+    }
+}
+
+// >>op:argsort ----------------------------------------------------------------------------------------
+// A float and its index as one number that sorts like the float: sign and exponent first, as integers. Negative floats
+// are complemented, so is everything for a descending order. No comparison ever meets a NaN.
+static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
+    const uint32_t bits = gcudai_f32_bits(x);
+    const uint32_t ordered = (bits & 0x80000000u) ? ~bits : bits | 0x80000000u;
+    return (uint64_t) (is_descending ? ~ordered : ordered) << 32 | (uint64_t) index;
+}
+
+static int32_t gcudai_sort_index(uint64_t key) { return (int32_t) (key & 0x7fffffffu); }
+
+// Elements [i0, i1) of a row as keys.
+static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending, uint64_t * keys) {
+    const char * row = gcudai_row(&p->x, r);
+    float buf[GCUDAI_PIECE];
+    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->x, row, i, n, 0.0f, buf);
+        for (int64_t j = 0; j < n; ++j) {
+            keys[i - i0 + j] = gcudai_sort_key(buf[j], i + j, is_descending);
+        }
+    }
+}
+
+static void gcudai_insertion_sort(uint64_t * v, int64_t n) {
+    for (int64_t i = 1; i < n; ++i) {
+        const uint64_t x = v[i];
+        int64_t j = i;
+        for (; j > 0 && v[j - 1] > x; --j) {
+            v[j] = v[j - 1];
+        }
+        v[j] = x;
+    }
+}
+
+static void gcudai_merge(const uint64_t * a, int64_t n_a, const uint64_t * b, int64_t n_b, uint64_t * out) {
+    while (n_a > 0 && n_b > 0) {
+        const bool is_b = *b < *a; // two conditional moves instead of a branch that is wrong half the time
+        *out++ = is_b ? *b : *a;
+        b += is_b;
+        n_b -= is_b;
+        a += !is_b;
+        n_a -= !is_b;
+    }
+    memcpy(out, n_a > 0 ? a : b, (size_t) (n_a + n_b) * sizeof(*out));
+}
+
+// Sorts v with tmp of the same size; returns the one of the two that holds the result.
+static uint64_t * gcudai_sort_u64(uint64_t * v, uint64_t * tmp, int64_t n) {
+    const int64_t run = 16;
+    for (int64_t i = 0; i < n; i += run) {
+        gcudai_insertion_sort(v + i, GCUDAI_MIN(run, n - i));
+    }
+    for (int64_t width = run; width < n; width *= 2) {
+        for (int64_t i = 0; i < n; i += 2 * width) {
+            const int64_t n_a = GCUDAI_MIN(width, n - i), n_b = GCUDAI_MIN(width, n - i - n_a);
+            gcudai_merge(v + i, n_a, v + i + n_a, n_b, tmp + i);
+        }
+        uint64_t * swap = v;
+        v = tmp;
+        tmp = swap;
+    }
+    return v;
+}
+
+static void gcudai_put_indices(const struct gcuda_array * y, char * row, int64_t i0, int64_t n, const uint64_t * keys) {
+    for (int64_t i = 0; i < n; ++i) {
+        const int32_t index = gcudai_sort_index(keys[i]);
+        memcpy(row + (size_t) (i0 + i) * y->nb[0], &index, sizeof(index));
+    }
+}
+
+static double gcudai_log2_steps(int64_t n) {
+    double steps = 1.0;
+    for (; n > 1; n /= 2) {
+        steps += 1.0;
+    }
+    return steps;
+}
+
+// A long row is sorted in parts, then each stretch of the result merges its share of all parts. That keeps all keys
+// at once: only up to 128 MiB of them, else whole rows are sorted by one thread each.
+static bool gcudai_is_sorted_in_parts(const struct gcuda_array * x) {
+    return x->ne[0] > GCUDAI_SPAN && x->ne[0] * (x->ne[1] * x->ne[2] * x->ne[3]) <= ((int64_t) 1 << 24);
+}
+
+static void gcudai_argsort_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_array x = gcudai_array(y->src[0]);
+    const int64_t n = x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
+    w->n_items[0] = gcuda_nrows(y);
+    w->item_cost[0] = 100.0 + 4.0 * (double) n * gcudai_log2_steps(n);
+    if (!gcudai_is_sorted_in_parts(&x)) {
+        if (!gcudai_mul_size((size_t) n, 2 * sizeof(uint64_t), &w->local_bytes)) {
+            w->local_bytes = SIZE_MAX;
+        }
+        return;
+    }
+    w->n_phases = 2;
+    w->n_items[0] = w->n_items[1] = gcuda_nrows(y) * n_parts;
+    w->item_cost[0] = 4.0 * GCUDAI_SPAN * gcudai_log2_steps(GCUDAI_SPAN);
+    w->item_cost[1] = 10.0 * GCUDAI_SPAN * gcudai_log2_steps(n_parts);
+    w->shared_bytes = (size_t) gcuda_nelements(y) * sizeof(uint64_t);
+    w->local_bytes = GCUDAI_SPAN * sizeof(uint64_t) + 3 * (size_t) n_parts * sizeof(int64_t);
+}
+
+// The parts of a row, each sorted, and for each the next key to take.
+struct gcudai_runs {
+    const uint64_t * keys;
+    int64_t n, n_parts;
+    int64_t * next; // of each part, counted in the row
+    int64_t * lo;   // n_parts each, while searching
+    int64_t * hi;
+};
+
+static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) { return GCUDAI_MIN((part + 1) * GCUDAI_SPAN, r->n); }
+
+// First place of [lo, hi) whose key is not below `key`.
+static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi, uint64_t key) {
+    while (lo < hi) {
+        const int64_t mid = lo + (hi - lo) / 2;
+        if (keys[mid] < key) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo;
+}
+
+// Sets next so that exactly `rank` keys of the row stand before it, all smaller than the rest. Keys differ, so there is
+// one such cut. Each round halves the widest range.
+static void gcudai_runs_seek(const struct gcudai_runs * r, int64_t rank) {
+    for (int64_t k = 0; k < r->n_parts; ++k) {
+        r->lo[k] = k * GCUDAI_SPAN;
+        r->hi[k] = gcudai_run_end(r, k);
+    }
+    for (;;) {
+        int64_t widest = 0, below = 0;
+        for (int64_t k = 1; k < r->n_parts; ++k) {
+            widest = r->hi[k] - r->lo[k] > r->hi[widest] - r->lo[widest] ? k : widest;
+        }
+        if (r->hi[widest] == r->lo[widest]) {
+            break;
+        }
+        const uint64_t pivot = r->keys[r->lo[widest] + (r->hi[widest] - r->lo[widest]) / 2];
+        for (int64_t k = 0; k < r->n_parts; ++k) {
+            r->next[k] = gcudai_lower_bound(r->keys, r->lo[k], r->hi[k], pivot);
+            below += r->next[k] - k * GCUDAI_SPAN;
+        }
+        const bool is_low = below < rank; // the pivot itself is before the cut
+        for (int64_t k = 0; k < r->n_parts; ++k) {
+            if (is_low) {
+                r->lo[k] = r->next[k] + (k == widest);
+            } else {
+                r->hi[k] = r->next[k];
+            }
+        }
+    }
+    memcpy(r->next, r->lo, (size_t) r->n_parts * sizeof(*r->next));
+}
+
+// Parts as a heap by their next key; lo is its storage, hi its size in hi[0].
+static void gcudai_heap_down(const struct gcudai_runs * r, int64_t at, int64_t n) {
+    int64_t * heap = r->lo;
+    for (;;) {
+        int64_t least = at;
+        for (int64_t child = 2 * at + 1; child <= 2 * at + 2 && child < n; ++child) {
+            least = r->keys[r->next[heap[child]]] < r->keys[r->next[heap[least]]] ? child : least;
+        }
+        if (least == at) {
+            return;
+        }
+        const int64_t swap = heap[at];
+        heap[at] = heap[least];
+        heap[least] = swap;
+        at = least;
+    }
+}
+
+static void gcudai_runs_take(const struct gcudai_runs * r, int64_t n, uint64_t * out) {
+    int64_t n_heap = 0;
+    for (int64_t k = 0; k < r->n_parts; ++k) {
+        if (r->next[k] < gcudai_run_end(r, k)) {
+            r->lo[n_heap++] = k;
+        }
+    }
+    for (int64_t at = n_heap / 2; at-- > 0;) {
+        gcudai_heap_down(r, at, n_heap);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t k = r->lo[0];
+        out[i] = r->keys[r->next[k]++];
+        if (r->next[k] == gcudai_run_end(r, k)) {
+            r->lo[0] = r->lo[--n_heap];
+        }
+        gcudai_heap_down(r, 0, n_heap);
+    }
+}
+
+static void gcudai_argsort_part(const struct gcuda_sort_args * p, const struct gcudai_task * t, int64_t item) {
+    const int64_t n = p->x.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN), row = item / n_parts;
+    const int64_t i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
+    uint64_t * keys = (uint64_t *) (void *) t->shared + row * n;
+    uint64_t * tmp = (uint64_t *) (void *) t->local;
+    if (t->phase == 0) {
+        gcudai_sort_keys(p, row, i0, i1, p->order == GCUDA_SORT_ORDER_DESC, keys + i0);
+        const uint64_t * sorted = gcudai_sort_u64(keys + i0, tmp, i1 - i0);
+        if (sorted == tmp) {
+            memcpy(keys + i0, tmp, (size_t) (i1 - i0) * sizeof(*keys));
+        }
+        return;
+    }
+    int64_t * cuts = (int64_t *) (void *) (t->local + GCUDAI_SPAN * sizeof(uint64_t));
+    const struct gcudai_runs runs = { keys, n, n_parts, cuts, cuts + n_parts, cuts + 2 * n_parts };
+    gcudai_runs_seek(&runs, i0);
+    gcudai_runs_take(&runs, i1 - i0, tmp);
+    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), i0, i1 - i0, tmp);
+}
+
+static void gcudai_argsort_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_sort_args * p = &args->sort;
+    const int64_t n = p->x.ne[0];
+    uint64_t * keys = (uint64_t *) (void *) t->local;
+    const bool in_parts = gcudai_is_sorted_in_parts(&p->x);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        if (in_parts) {
+            gcudai_argsort_part(p, t, item);
+        } else {
+            gcudai_sort_keys(p, item, 0, n, p->order == GCUDA_SORT_ORDER_DESC, keys);
+            gcudai_put_indices(&p->y, gcudai_row(&p->y, item), 0, n, gcudai_sort_u64(keys, keys + n, n));
+        }
+    }
+}
+
+static void gcudai_sort_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->sort.x = gcudai_array(y->src[0]);
+    args->sort.y = gcudai_array(y);
+    args->sort.order = gcudai_param_i32(y, 0) == (int32_t) GCUDA_SORT_ORDER_DESC ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
+}
+
+static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_type(y, a, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
+    GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order) {
+    struct gcuda_tensor * src[] = { a };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_ARGSORT, src, 1)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARGSORT, GCUDA_TYPE_I32, a->ne, src, 1);
+    gcudai_set_param_i32(y, 0, (int32_t) order);
+    return gcudai_op_finish(ctx, y);
+}
+
+static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
+    const int32_t order = gcudai_param_i32(y, 0);
+    GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC, "order is %d, want ascending or descending", (int) order);
+    GCUDAI_TRY(gcudai_want_sortable(y));
+    return gcudai_want_like(y, y->src[0]);
+}
+
+struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
+        return NULL;
+    }
+    if (k < 1 || k > a->ne[0]) {
+        return gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want 1 to ne[0] of [%lld, %lld, %lld, %lld]", k,
+                               (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+    }
+    struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
+    return order ? gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], order->nb[1], order->nb[2], order->nb[3], 0) : NULL;
+}
+
+// >>op:top_k ------------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k) {
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_TOP_K, a)) {
+        return NULL;
+    }
+    return k < 1 ? gcudai_op_error(ctx, GCUDA_OP_TOP_K, "k is %d, want at least 1", k)
+                 : gcudai_reduce(ctx, GCUDA_OP_TOP_K, a, GCUDA_TYPE_I32, k, a->ne[1], a->ne[2], a->ne[3]);
+}
+
+static gcuda_status gcudai_top_k_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_sortable(y));
+    GCUDAI_WANT(y, y->ne[0] <= a->ne[0], "k is %lld, rows have %lld elements", (long long) y->ne[0], (long long) a->ne[0]);
+    return gcudai_want_shape(y, y->ne[0], a->ne[1], a->ne[2], a->ne[3]);
+}
+
+static void gcudai_top_k_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    w->n_items[0] = gcuda_nrows(y);
+    w->item_cost[0] = 100.0 + 4.0 * (double) y->src[0]->ne[0] + 10.0 * (double) y->ne[0] * gcudai_log2_steps(y->ne[0]);
+    w->local_bytes = (size_t) y->ne[0] * sizeof(uint64_t);
+}
+
+// The smallest key is at the top; at may be too large for its place.
+static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
+    const uint64_t key = heap[at];
+    for (int64_t child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        child += child + 1 < n && heap[child + 1] < heap[child];
+        if (heap[child] >= key) {
+            break;
+        }
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = key;
+}
+
+// A heap of the best k so far; most elements are refused by one comparison with its worst.
+static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint64_t * heap) {
+    const int64_t n = p->x.ne[0], k = p->y.ne[0];
+    uint64_t keys[GCUDAI_PIECE];
+    gcudai_sort_keys(p, row, 0, k, false, heap);
+    for (int64_t at = k / 2; at-- > 0;) {
+        gcudai_key_heap_down(heap, at, k);
+    }
+    for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
+        const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
+        gcudai_sort_keys(p, row, i, i + m, false, keys);
+        for (int64_t j = 0; j < m; ++j) {
+            if (keys[j] > heap[0]) {
+                heap[0] = keys[j];
+                gcudai_key_heap_down(heap, 0, k);
+            }
+        }
+    }
+    gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
+}
+
+static void gcudai_top_k_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    for (int64_t row = t->i0; row < t->i1; ++row) {
+        gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local);
+    }
+}
+
+// >>op:soft_max ---------------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias, bool inplace) {
+    struct gcuda_tensor * src[] = { a, mask };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SOFT_MAX, src, 2)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX, src[0], src, 2, inplace);
+    gcudai_set_param_f32(y, 0, scale);
+    gcudai_set_param_f32(y, 1, max_bias);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, false); }
+struct gcuda_tensor * gcuda_soft_max_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, true); }
+struct gcuda_tensor * gcuda_soft_max_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias) {
+    return gcudai_soft_max(ctx, a, mask, scale, max_bias, false);
+}
+struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias) {
+    return gcudai_soft_max(ctx, a, mask, scale, max_bias, true);
+}
+
+gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks) {
+    if (a == NULL || a->op != GCUDA_OP_SOFT_MAX) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "soft_max_add_sinks: want a soft_max node");
+    }
+    a->src[2] = sinks; // kept also when they do not fit: the graph must not run without them unnoticed
+    return gcudai_check_node(a);
+}
+
+static gcuda_status gcudai_want_mask(const struct gcuda_tensor * y, const struct gcuda_tensor * mask) {
+    const struct gcuda_tensor * a = y->src[0];
+    GCUDAI_TRY(gcudai_want_float(y, mask));
+    GCUDAI_TRY(gcudai_want_contiguous(y, mask));
+    GCUDAI_WANT(y, mask->ne[0] == a->ne[0] && mask->ne[1] >= a->ne[1], "mask must be [%lld, at least %lld]", (long long) a->ne[0], (long long) a->ne[1]);
+    GCUDAI_WANT(y, mask->ne[2] > 0 && mask->ne[3] > 0 && a->ne[2] % mask->ne[2] == 0 && a->ne[3] % mask->ne[3] == 0, "the mask does not repeat over dimensions 2 and 3");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * sinks = y->src[2];
+    const float max_bias = gcudai_param_f32(y, 1);
+    GCUDAI_TRY(gcudai_want_map(y));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y));
+    if (y->src[1] != NULL) {
+        GCUDAI_TRY(gcudai_want_mask(y, y->src[1]));
+    }
+    GCUDAI_WANT(y, max_bias == 0.0f || (max_bias > 0.0f && y->src[1] != NULL), "max_bias is %g, want 0, or more and a mask", (double) max_bias);
+    if (sinks != NULL) {
+        GCUDAI_TRY(gcudai_want_type(y, sinks, GCUDA_TYPE_F32));
+        GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == y->ne[2], "want one sink for each of %lld heads", (long long) y->ne[2]);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_soft_max_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->soft_max.x = gcudai_array(y->src[0]);
+    args->soft_max.mask = gcudai_array(y->src[1]);
+    args->soft_max.sinks = gcudai_array(y->src[2]);
+    args->soft_max.y = gcudai_array(y);
+    args->soft_max.scale = gcudai_param_f32(y, 0);
+    args->soft_max.max_bias = gcudai_param_f32(y, 1);
+}
+
+// Heads beyond the last power of two take the odd powers of a base of their own.
+static float gcudai_alibi_slope(float max_bias, int64_t n_head, int64_t h) {
+    if (max_bias <= 0.0f) {
+        return 1.0f;
+    }
+    int64_t whole = 1;
+    while (whole <= n_head / 2) {
+        whole *= 2;
+    }
+    const double power = h < whole ? (double) (h + 1) : (double) (2 * (h - whole) + 1) / 2.0;
+    return (float) pow(2.0, -(double) max_bias / (double) whole * power);
+}
+
+struct gcudai_soft_max_row {
+    const char * x;
+    const char * mask; // NULL: none
+    char * y;
+    float slope;
+    double sink; // -inf: none
+};
+
+static struct gcudai_soft_max_row gcudai_soft_max_row_at(const struct gcuda_soft_max_args * p, int64_t r) {
+    const int64_t i1 = r % p->x.ne[1], i2 = r / p->x.ne[1] % p->x.ne[2], i3 = r / p->x.ne[1] / p->x.ne[2];
+    struct gcudai_soft_max_row row;
+    row.x = gcudai_at(&p->x, i1, i2, i3);
+    row.y = gcudai_at(&p->y, i1, i2, i3);
+    row.mask = p->mask.data ? gcudai_at(&p->mask, i1, i2 % p->mask.ne[2], i3 % p->mask.ne[3]) : NULL;
+    row.slope = gcudai_alibi_slope(p->max_bias, p->x.ne[2], i2);
+    row.sink = -INFINITY;
+    if (p->sinks.data) {
+        float sink;
+        memcpy(&sink, (const char *) p->sinks.data + (size_t) i2 * p->sinks.nb[0], sizeof(sink));
+        row.sink = (double) sink;
+    }
+    return row;
+}
+
+// w[i] of n elements from i on, -inf behind them
+static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, int64_t i, int64_t n, float * w) {
+    float mask[GCUDAI_PIECE];
+    gcudai_get(&p->x, row->x, i, n, 0.0f, w);
+    GCUDAI_FOR_STEPS(j, n) {
+        w[j] *= p->scale;
+    }
+    if (row->mask != NULL) {
+        gcudai_get(&p->mask, row->mask, i, n, 0.0f, mask);
+        GCUDAI_FOR_STEPS(j, n) {
+            w[j] += row->slope * mask[j];
+        }
+    }
+    for (; n % GCUDAI_STEP != 0; ++n) {
+        w[n] = -INFINITY;
+    }
+}
+
+static double gcudai_soft_max_max(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s) {
+    float w[GCUDAI_PIECE], max[GCUDAI_STEP];
+    for (int k = 0; k < GCUDAI_STEP; ++k) {
+        max[k] = (float) row->sink;
+    }
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_soft_max_logits(p, row, i, n, w);
+        for (int64_t j = 0; j < n; j += GCUDAI_STEP) {
+            for (int k = 0; k < GCUDAI_STEP; ++k) {
+                max[k] = w[j + k] > max[k] || w[j + k] != w[j + k] ? w[j + k] : max[k]; // NaN stays
+            }
+        }
+    }
+    for (int k = 1; k < GCUDAI_STEP; ++k) {
+        max[0] = max[k] > max[0] || max[k] != max[k] ? max[k] : max[0];
+    }
+    return (double) max[0];
+}
+
+// exp(w - max) into w; returns the sum
+static double gcudai_exp_sum(float * w, int64_t n, float max) {
+    GCUDAI_FOR_STEPS(j, n) {
+        w[j] = expf(w[j] - max);
+    }
+    return gcudai_sum_powers(w, n, 0.0, 1);
+}
+
+// F32 results hold the exponentials between the last two phases; shorter types would round them twice.
+static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s, double max) {
+    float w[GCUDAI_PIECE];
+    double sum = s->part == 0 ? exp(row->sink - max) : 0.0;
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_soft_max_logits(p, row, i, n, w);
+        sum += gcudai_exp_sum(w, n, (float) max);
+        if (p->y.type == GCUDA_TYPE_F32) {
+            gcudai_put(&p->y, row->y, i, n, w);
+        }
+    }
+    return sum;
+}
+
+static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s, double max, float scale) {
+    float w[GCUDAI_PIECE];
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        if (p->y.type == GCUDA_TYPE_F32) {
+            gcudai_get(&p->y, row->y, i, n, 0.0f, w);
+        } else {
+            gcudai_soft_max_logits(p, row, i, n, w);
+            (void) gcudai_exp_sum(w, n, (float) max);
+        }
+        GCUDAI_FOR_STEPS(j, n) {
+            w[j] *= scale;
+        }
+        gcudai_put(&p->y, row->y, i, n, w);
+    }
+}
+
+static void gcudai_soft_max_zero(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s) {
+    float zero[GCUDAI_PIECE];
+    memset(zero, 0, sizeof(zero));
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        gcudai_put(&p->y, row->y, i, GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE), zero);
+    }
+}
+
+// The result may lie on any source of its layout: what a source says is used up when the sum is known.
+static void gcudai_soft_max_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_soft_max_args * p = &args->soft_max;
+    const struct gcudai_soft_max_row row = gcudai_soft_max_row_at(p, s->row);
+    if (phase == 0) {
+        gcudai_slot_set(s, 0, gcudai_soft_max_max(p, &row, s));
+        return;
+    }
+    const double max = gcudai_slot_max(s, 0);
+    const bool is_masked = max == -INFINITY;
+    if (phase == 1) {
+        gcudai_slot_set(s, 1, is_masked ? 0.0 : gcudai_soft_max_sum(p, &row, s, max));
+    } else if (is_masked) {
+        gcudai_soft_max_zero(p, &row, s);
+    } else {
+        gcudai_soft_max_write(p, &row, s, max, (float) (1.0 / gcudai_slot_sum(s, 1)));
+    }
+}
+
+static void gcudai_soft_max_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->soft_max.x.ne[0], GCUDAI_SPAN, 3, gcudai_soft_max_span);
+}
+
+// >>op:soft_max_back ----------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias, bool inplace) {
+    struct gcuda_tensor * src[] = { a, b };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_SOFT_MAX_BACK, src, 2)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, GCUDA_OP_SOFT_MAX_BACK, src[0], src, 2, inplace);
+    gcudai_set_param_f32(y, 0, scale);
+    gcudai_set_param_f32(y, 1, max_bias);
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias) {
+    return gcudai_soft_max_back(ctx, a, b, scale, max_bias, false);
+}
+struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias) {
+    return gcudai_soft_max_back(ctx, a, b, scale, max_bias, true);
+}
+
+static gcuda_status gcudai_soft_max_back_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_map(y));
+    GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
+    GCUDAI_TRY(gcudai_want_contiguous(y, y->src[1]));
+    GCUDAI_WANT(y, gcuda_are_same_shape(y->src[0], y->src[1]), "a and b differ in shape");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_soft_max_back_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    args->soft_max_back.dy = gcudai_array(y->src[0]);
+    args->soft_max_back.y = gcudai_array(y->src[1]);
+    args->soft_max_back.dx = gcudai_array(y);
+    args->soft_max_back.scale = gcudai_param_f32(y, 0);
+}
+
+static void gcudai_soft_max_back_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_soft_max_back_args * p = &args->soft_max_back;
+    const char * row_dy = gcudai_row(&p->dy, s->row);
+    const char * row_y = gcudai_row(&p->y, s->row);
+    if (phase == 0) {
+        gcudai_slot_set(s, 0, gcudai_dot_span(&p->dy, row_dy, &p->y, row_y, s->i0, s->i1));
+        return;
+    }
+    const double dot = gcudai_slot_sum(s, 0);
+    float dy[GCUDAI_PIECE], y[GCUDAI_PIECE];
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->dy, row_dy, i, n, 0.0f, dy);
+        gcudai_get(&p->y, row_y, i, n, 0.0f, y);
+        GCUDAI_FOR_STEPS(j, n) {
+            dy[j] = (float) ((double) p->scale * (double) y[j] * ((double) dy[j] - dot));
+        }
+        gcudai_put(&p->dx, gcudai_row(&p->dx, s->row), i, n, dy);
+    }
+}
+
+static void gcudai_soft_max_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->soft_max_back.dy.ne[0], GCUDAI_SPAN, 2, gcudai_soft_max_back_span);
+}
+
+// >>op:rope -------------------------------------------------------------------------------------------
+struct gcudai_rope_params {
+    int n_dims, mode, n_ctx_orig;
+    float f[6]; // freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow
+    const int * sections; // NULL: none
+};
+
+static struct gcuda_tensor * gcudai_rope(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, const struct gcudai_rope_params * p, bool inplace) {
+    struct gcuda_tensor * src[] = { a, b, c };
+    if (!gcudai_op_begin(ctx, op, src, 3)) {
+        return NULL;
+    }
+    struct gcuda_tensor * y = gcudai_op_like(ctx, op, src[0], src, 3, inplace);
+    gcudai_set_param_i32(y, 1, p->n_dims);
+    gcudai_set_param_i32(y, 2, p->mode);
+    gcudai_set_param_i32(y, 4, p->n_ctx_orig);
+    for (int i = 0; i < 6; ++i) {
+        gcudai_set_param_f32(y, 5 + i, p->f[i]);
+    }
+    for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) {
+        gcudai_set_param_i32(y, 11 + i, p->sections ? p->sections[i] : 0);
+    }
+    return gcudai_op_finish(ctx, y);
+}
+
+struct gcuda_tensor * gcuda_rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
+    const struct gcudai_rope_params p = { n_dims, mode, 0, { 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f }, NULL };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, false);
+}
+
+struct gcuda_tensor * gcuda_rope_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
+    const struct gcudai_rope_params p = { n_dims, mode, 0, { 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f }, NULL };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, true);
+}
+
+struct gcuda_tensor * gcuda_rope_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, false);
+}
+
+struct gcuda_tensor * gcuda_rope_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, true);
+}
+
+struct gcuda_tensor * gcuda_rope_multi(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, false);
+}
+
+struct gcuda_tensor * gcuda_rope_multi_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, true);
+}
+
+struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, false);
+}
+
+struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, true);
+}
+
+static gcuda_status gcudai_want_sections(const struct gcuda_tensor * y) {
+    int64_t sum = 0;
+    for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) {
+        GCUDAI_WANT(y, gcudai_param_i32(y, 11 + i) >= 0, "section %d has %d pairs", i, (int) gcudai_param_i32(y, 11 + i));
+        sum += gcudai_param_i32(y, 11 + i);
+    }
+    GCUDAI_WANT(y, sum > gcudai_param_i32(y, 14) && sum <= y->ne[0], "sections sum up to %lld, want 1 to %lld and one of the first three",
+                (long long) sum, (long long) y->ne[0]);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static int64_t gcudai_rope_n_pairs(int n_dims, int mode) { return mode == GCUDA_ROPE_TYPE_VISION ? n_dims : n_dims / 2; }
+
+static gcuda_status gcudai_want_rope_mode(const struct gcuda_tensor * y, int n_dims, int mode) {
+    GCUDAI_WANT(y, mode == GCUDA_ROPE_TYPE_NORMAL || mode == GCUDA_ROPE_TYPE_NEOX || mode == GCUDA_ROPE_TYPE_MROPE || mode == GCUDA_ROPE_TYPE_VISION ||
+                   mode == GCUDA_ROPE_TYPE_IMROPE, "mode %d does not exist", mode);
+    GCUDAI_WANT(y, n_dims > 0 && n_dims % 2 == 0 && n_dims <= y->ne[0], "n_dims is %d, want an even number up to %lld", n_dims, (long long) y->ne[0]);
+    GCUDAI_WANT(y, mode != GCUDA_ROPE_TYPE_VISION || 2 * (int64_t) n_dims == y->ne[0], "n_dims is %d, in mode vision half of %lld", n_dims, (long long) y->ne[0]);
+    return (mode & 8) != 0 ? gcudai_want_sections(y) : GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
+    const struct gcuda_tensor * pos = y->src[1];
+    const struct gcuda_tensor * factors = y->src[2];
+    const int n_dims = gcudai_param_i32(y, 1), mode = gcudai_param_i32(y, 2);
+    GCUDAI_TRY(gcudai_want_map(y));
+    GCUDAI_TRY(gcudai_want_rope_mode(y, n_dims, mode));
+    GCUDAI_TRY(gcudai_want_type(y, pos, GCUDA_TYPE_I32));
+    const int64_t per_token = (mode & 8) != 0 ? 4 : 1;
+    GCUDAI_WANT(y, gcuda_is_vector(pos) && pos->ne[0] % per_token == 0 && pos->ne[0] / per_token == y->ne[2], "want %d position(s) for each of %lld tokens",
+                (int) per_token, (long long) y->ne[2]);
+    if (factors != NULL) {
+        GCUDAI_TRY(gcudai_want_type(y, factors, GCUDA_TYPE_F32));
+        GCUDAI_WANT(y, gcuda_is_vector(factors) && factors->ne[0] >= gcudai_rope_n_pairs(n_dims, mode), "want %lld frequency factors",
+                    (long long) gcudai_rope_n_pairs(n_dims, mode));
+    }
+    GCUDAI_WANT(y, gcudai_param_f32(y, 5) > 0.0f, "freq_base is %g, want > 0", (double) gcudai_param_f32(y, 5));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_rope_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    struct gcuda_rope_args * p = &args->rope;
+    p->x = gcudai_array(y->src[0]);
+    p->pos = gcudai_array(y->src[1]);
+    p->factors = gcudai_array(y->src[2]);
+    p->y = gcudai_array(y);
+    p->is_back = y->op == GCUDA_OP_ROPE_BACK;
+    p->n_dims = gcudai_param_i32(y, 1);
+    p->mode = gcudai_param_i32(y, 2);
+    p->n_ctx_orig = gcudai_param_i32(y, 4);
+    p->freq_base = gcudai_param_f32(y, 5);
+    p->freq_scale = gcudai_param_f32(y, 6);
+    p->ext_factor = gcudai_param_f32(y, 7);
+    p->attn_factor = gcudai_param_f32(y, 8);
+    p->beta_fast = gcudai_param_f32(y, 9);
+    p->beta_slow = gcudai_param_f32(y, 10);
+    for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) {
+        p->sections[i] = gcudai_param_i32(y, 11 + i);
+    }
+}
+
+// Infinities stay floats: n_ctx_orig = 0 gives logarithms of 0.
+static float gcudai_yarn_corr(int n_dims, int n_ctx_orig, float freq_base, float beta) {
+    return (float) n_dims * logf((float) n_ctx_orig / (beta * 6.28318530717958648f)) / (2.0f * logf(freq_base));
+}
+
+void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow, float dims[2]) {
+    const float low = floorf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_fast));
+    const float high = ceilf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_slow));
+    dims[0] = low > 0.0f ? low : 0.0f;
+    dims[1] = high < (float) (n_dims - 1) ? high : (float) (n_dims - 1);
+}
+
+// What a pair's angle is made of: position * freq, the position from one of four planes.
+struct gcudai_rope_pair {
+    double freq;
+    int64_t plane;
+};
+
+// Plane of pair j and the power of its frequency.
+static int64_t gcudai_rope_plane(const struct gcuda_rope_args * p, int64_t j, int64_t * power) {
+    const int64_t s0 = p->sections[0], s1 = p->sections[1], s2 = p->sections[2];
+    const int64_t start[GCUDA_MROPE_SECTIONS] = { 0, s0, s0 + s1, s0 + s1 + s2 };
+    const int64_t q = j % (start[3] + p->sections[3]);
+    *power = j;
+    if (p->mode == GCUDA_ROPE_TYPE_IMROPE) {
+        return q % 3 == 1 && q < 3 * s1 ? 1 : q % 3 == 2 && q < 3 * s2 ? 2 : q % 3 == 0 && q < 3 * s0 ? 0 : 3;
+    }
+    const int64_t plane = q < start[1] ? 0 : q < start[2] ? 1 : q < start[3] ? 2 : 3;
+    if (p->mode == GCUDA_ROPE_TYPE_VISION) {
+        *power = q - start[plane];
+    }
+    return plane;
+}
+
+// Share of the unscaled angle in pair j: 0 without YaRN.
+static double gcudai_yarn_mix(const struct gcuda_rope_args * p, int64_t j) {
+    float dims[2];
+    if (p->ext_factor == 0.0f) {
+        return 0.0;
+    }
+    gcuda_rope_yarn_corr_dims(p->n_dims, p->n_ctx_orig, p->freq_base, p->beta_fast, p->beta_slow, dims);
+    const double width = (double) dims[1] - (double) dims[0];
+    const double y = ((double) j - (double) dims[0]) / (width > 0.001 ? width : 0.001);
+    const double ramp = 1.0 - (y < 0.0 ? 0.0 : y > 1.0 ? 1.0 : y);
+    return ramp * (double) p->ext_factor;
+}
+
+static void gcudai_rope_pairs(const struct gcuda_rope_args * p, struct gcudai_rope_pair * pairs) {
+    const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
+    for (int64_t j = 0; j < n_pairs; ++j) {
+        int64_t power = j;
+        float factor = 1.0f;
+        if (p->factors.data != NULL) {
+            memcpy(&factor, (const char *) p->factors.data + (size_t) j * p->factors.nb[0], sizeof(factor));
+        }
+        pairs[j].plane = (p->mode & 8) != 0 ? gcudai_rope_plane(p, j, &power) : 0;
+        const double mix = gcudai_yarn_mix(p, j);
+        pairs[j].freq = pow((double) p->freq_base, -2.0 * (double) power / (double) p->n_dims) / (double) factor *
+                        ((double) p->freq_scale * (1.0 - mix) + mix);
+    }
+}
+
+// Cosine and sine of a token's pairs, as float: cs[2j], cs[2j + 1].
+static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gcudai_rope_pair * pairs, int64_t token, float * cs) {
+    const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
+    double magnitude = (double) p->attn_factor;
+    if (p->ext_factor != 0.0f) {
+        magnitude *= 1.0 + 0.1 * log(1.0 / (double) p->freq_scale);
+    }
+    for (int64_t j = 0; j < n_pairs; ++j) {
+        const int64_t at = pairs[j].plane * p->x.ne[2] + token;
+        const double theta = (double) gcudai_read_i32((const char *) p->pos.data + (size_t) at * p->pos.nb[0]) * pairs[j].freq;
+        cs[2 * j] = (float) (cos(theta) * magnitude);
+        cs[2 * j + 1] = (float) (sin(theta) * (p->is_back ? -magnitude : magnitude));
+    }
+}
+
+static void gcudai_rope_rotate(const struct gcuda_rope_args * p, const float * cs, float * row) {
+    const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
+    const int64_t step = p->mode == GCUDA_ROPE_TYPE_NORMAL ? 2 : 1, apart = p->mode == GCUDA_ROPE_TYPE_NORMAL ? 1 : n_pairs;
+    for (int64_t j = 0; j < n_pairs; ++j) {
+        float * u = row + j * step;
+        const float x = u[0], y = u[apart];
+        u[0] = x * cs[2 * j] - y * cs[2 * j + 1];
+        u[apart] = x * cs[2 * j + 1] + y * cs[2 * j];
+    }
+}
+
+// First the frequencies, once; then an item is a token of one batch: its angles serve all heads.
+static void gcudai_rope_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const int64_t n_pairs = gcudai_rope_n_pairs(gcudai_param_i32(y, 1), gcudai_param_i32(y, 2));
+    const int64_t padded = y->ne[0] + GCUDAI_STEP; // gcudai_get pads
+    w->n_phases = 2;
+    w->n_items[0] = 1;
+    w->item_cost[0] = 300.0 * (double) n_pairs;
+    w->n_items[1] = y->ne[2] * y->ne[3];
+    w->item_cost[1] = 20.0 + 150.0 * (double) n_pairs + (double) y->ne[1] * (20.0 + 4.0 * (double) y->ne[0]);
+    w->shared_bytes = (size_t) n_pairs * sizeof(struct gcudai_rope_pair);
+    w->local_bytes = ((size_t) padded + 2 * (size_t) n_pairs) * sizeof(float);
+}
+
+static void gcudai_rope_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_rope_args * p = &args->rope;
+    struct gcudai_rope_pair * pairs = (struct gcudai_rope_pair *) (void *) t->shared;
+    if (t->phase == 0) {
+        gcudai_rope_pairs(p, pairs);
+        return;
+    }
+    const int64_t n = p->x.ne[0];
+    float * cs = (float *) (void *) t->local;
+    float * row = cs + 2 * gcudai_rope_n_pairs(p->n_dims, p->mode);
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const int64_t i2 = item % p->x.ne[2], i3 = item / p->x.ne[2];
+        gcudai_rope_angles(p, pairs, i2, cs);
+        for (int64_t i1 = 0; i1 < p->x.ne[1]; ++i1) {
+            gcudai_get(&p->x, gcudai_at(&p->x, i1, i2, i3), 0, n, 0.0f, row);
+            gcudai_rope_rotate(p, cs, row);
+            gcudai_put(&p->y, gcudai_at(&p->y, i1, i2, i3), 0, n, row);
+        }
+    }
+}
+
+// >>op:rope_back --------------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE_BACK, a, b, c, &p, false);
+}
+
+struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
+    return gcudai_rope(ctx, GCUDA_OP_ROPE_BACK, a, b, c, &p, false);
+}
+
+static gcuda_status gcudai_rope_back_check(const struct gcuda_tensor * y) { return gcudai_rope_check(y); }
+static void gcudai_rope_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_rope_cpu(args, t); }
+
+// >>op:cross_entropy_loss -----------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * src[] = { a, b };
+    const int64_t ne[GCUDA_MAX_DIMS] = { 1, 1, 1, 1 };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS, src, 2)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS, GCUDA_TYPE_F32, ne, src, 2));
+}
+
+static gcuda_status gcudai_want_labels(const struct gcuda_tensor * y, const struct gcuda_tensor * logits, const struct gcuda_tensor * labels) {
+    GCUDAI_TRY(gcudai_want_float(y, logits));
+    GCUDAI_TRY(gcudai_want_float(y, labels));
+    GCUDAI_TRY(gcudai_want_contiguous(y, logits));
+    GCUDAI_TRY(gcudai_want_contiguous(y, labels));
+    GCUDAI_WANT(y, gcuda_are_same_shape(logits, labels), "logits and labels differ in shape");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cross_entropy_loss_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_labels(y, y->src[0], y->src[1]));
+    GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
+    return gcudai_want_shape(y, 1, 1, 1, 1);
+}
+
+static void gcudai_cross_entropy_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    const int logits = y->op == GCUDA_OP_CROSS_ENTROPY_LOSS ? 0 : 1;
+    args->cross_entropy.logits = gcudai_array(y->src[logits]);
+    args->cross_entropy.labels = gcudai_array(y->src[logits + 1]);
+    args->cross_entropy.grad = gcudai_array(logits == 1 ? y->src[0] : NULL);
+    args->cross_entropy.y = gcudai_array(y);
+}
+
+// What is known of a part of a row after two phases; the third adds up all rows.
+struct gcudai_entropy_part {
+    double max, exp_sum; // largest logit; sum of exp(a - max of the row)
+    double dot, labels;  // sums of b (a - max of the row) and of b
+};
+
+static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    const struct gcuda_tensor * a = y->src[0];
+    const int64_t n_rows = gcuda_nrows(a), n_parts = gcudai_n_parts(a->ne[0], GCUDAI_SPAN);
+    const int last = n_parts == 1 ? 1 : 2;
+    w->n_phases = last + 1;
+    w->n_items[0] = w->n_items[1] = n_rows * n_parts;
+    w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN);
+    w->n_items[last] = 1;
+    w->item_cost[last] = 10.0 * (double) n_rows * (double) n_parts;
+    if (!gcudai_mul_size((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part), &w->shared_bytes)) {
+        w->shared_bytes = SIZE_MAX;
+    }
+}
+
+static double gcudai_max_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1) {
+    float buf[GCUDAI_PIECE], max = -INFINITY;
+    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+        gcudai_get(x, row, i, n, 0.0f, buf);
+        for (int64_t j = 0; j < n; ++j) {
+            max = buf[j] > max ? buf[j] : max;
+        }
+    }
+    return (double) max;
+}
+
+static void gcudai_entropy_sums(const struct gcuda_cross_entropy_args * p, int64_t row, int64_t i0, int64_t i1, double max, struct gcudai_entropy_part * part) {
+    float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
+    part->exp_sum = part->dot = part->labels = 0.0;
+    for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->logits, gcudai_row(&p->logits, row), i, n, 0.0f, a);
+        gcudai_get(&p->labels, gcudai_row(&p->labels, row), i, n, 0.0f, b);
+        for (int64_t j = 0; j < n; ++j) {
+            part->dot += b[j] != 0.0f ? (double) b[j] * ((double) a[j] - max) : 0.0; // 0 * -inf is no loss
+            part->labels += (double) b[j];
+        }
+        part->exp_sum += gcudai_exp_sum(a, n, (float) max);
+    }
+}
+
+static double gcudai_entropy_max(const struct gcudai_entropy_part * parts, int64_t n) {
+    double max = parts[0].max;
+    for (int64_t k = 1; k < n; ++k) {
+        max = parts[k].max > max ? parts[k].max : max;
+    }
+    return max;
+}
+
+static double gcudai_entropy_of_row(const struct gcudai_entropy_part * parts, int64_t n) {
+    double exp_sum = 0.0, dot = 0.0, labels = 0.0;
+    for (int64_t k = 0; k < n; ++k) {
+        exp_sum += parts[k].exp_sum;
+        dot += parts[k].dot;
+        labels += parts[k].labels;
+    }
+    return labels * log(exp_sum) - dot;
+}
+
+static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
+    const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN), n_rows = p->logits.ne[1] * p->logits.ne[2] * p->logits.ne[3];
+    struct gcudai_entropy_part * parts = (struct gcudai_entropy_part *) (void *) t->shared;
+    if (t->phase == (n_parts == 1 ? 1 : 2)) {
         double sum = 0.0;
-        for (int64_t i = 0; i < n; i += GCUDAI_PIECE) {
-            const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
-            gcudai_load(p->x.type, x + (size_t) i * p->x.nb[0], p->x.nb[0], m, buf);
-            for (int64_t j = 0; j < m; ++j) {
-                sum += (double) buf[j] * (double) buf[j];
-            }
+        for (int64_t r = 0; r < n_rows && n > 0; ++r) {
+            sum += gcudai_entropy_of_row(parts + r * n_parts, n_parts);
         }
-        const float scale = (float) (1.0 / sqrt(sum / (double) n + (double) p->eps));
-        for (int64_t i = 0; i < n; i += GCUDAI_PIECE) {
-            const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
-            gcudai_load(p->x.type, x + (size_t) i * p->x.nb[0], p->x.nb[0], m, buf);
-            for (int64_t j = 0; j < m; ++j) {
-                buf[j] *= scale;
-            }
-            gcudai_store(p->y.type, y + (size_t) i * p->y.nb[0], p->y.nb[0], m, buf);
+        gcudai_put_one(&p->y, (char *) p->y.data, n_rows > 0 ? sum / (double) n_rows : 0.0);
+        return;
+    }
+    for (int64_t item = t->i0; item < t->i1; ++item) {
+        const int64_t row = item / n_parts, i0 = item % n_parts * GCUDAI_SPAN, i1 = GCUDAI_MIN(i0 + GCUDAI_SPAN, n);
+        if (t->phase == 0) {
+            parts[item].max = gcudai_max_span(&p->logits, gcudai_row(&p->logits, row), i0, i1);
         }
+        if (t->phase == 1 || n_parts == 1) {
+            gcudai_entropy_sums(p, row, i0, i1, gcudai_entropy_max(parts + row * n_parts, n_parts), &parts[item]);
+        }
+    }
+}
+
+// >>op:cross_entropy_loss_back ------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
+    struct gcuda_tensor * src[] = { a, b, c };
+    if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS_BACK, src, 3)) {
+        return NULL;
+    }
+    return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS_BACK, b->type, b->ne, src, 3));
+}
+
+static gcuda_status gcudai_cross_entropy_loss_back_check(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_want_type(y, y->src[0], GCUDA_TYPE_F32));
+    GCUDAI_WANT(y, gcuda_is_scalar(y->src[0]), "the gradient of the loss must be one element");
+    GCUDAI_TRY(gcudai_want_labels(y, y->src[1], y->src[2]));
+    GCUDAI_TRY(gcudai_want_type(y, y, y->src[1]->type));
+    return gcudai_want_like(y, y->src[1]);
+}
+
+static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p, const struct gcudai_span * s, float max, double exp_sum) {
+    const double n_rows = (double) (p->y.ne[1] * p->y.ne[2] * p->y.ne[3]);
+    float a[GCUDAI_PIECE], b[GCUDAI_PIECE], grad;
+    memcpy(&grad, p->grad.data, sizeof(grad));
+    const double factor = (double) grad / n_rows;
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->logits, gcudai_row(&p->logits, s->row), i, n, 0.0f, a);
+        gcudai_get(&p->labels, gcudai_row(&p->labels, s->row), i, n, 0.0f, b);
+        (void) gcudai_exp_sum(a, n, max);
+        GCUDAI_FOR_STEPS(j, n) {
+            a[j] = (float) (((double) a[j] / exp_sum - (double) b[j]) * factor);
+        }
+        gcudai_put(&p->y, gcudai_row(&p->y, s->row), i, n, a);
+    }
+}
+
+static void gcudai_cross_entropy_back_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
+    const char * row = gcudai_row(&p->logits, s->row);
+    float buf[GCUDAI_PIECE];
+    if (phase == 0) {
+        gcudai_slot_set(s, 0, gcudai_max_span(&p->logits, row, s->i0, s->i1));
+        return;
+    }
+    const float max = (float) gcudai_slot_max(s, 0);
+    if (phase == 2) {
+        gcudai_entropy_back_write(p, s, max, gcudai_slot_sum(s, 1));
+        return;
+    }
+    double sum = 0.0;
+    for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
+        const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
+        gcudai_get(&p->logits, row, i, n, 0.0f, buf);
+        sum += gcudai_exp_sum(buf, n, max);
+    }
+    gcudai_slot_set(s, 1, sum);
+}
+
+static void gcudai_cross_entropy_loss_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_spans_run(args, t, args->cross_entropy.logits.ne[0], GCUDAI_SPAN, 3, gcudai_cross_entropy_back_span);
+}
+
+// >>op:opt_step_adamw ---------------------------------------------------------------------------------
+static struct gcuda_tensor * gcudai_opt_step(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor ** src, int n) {
+    return gcudai_op_begin(ctx, op, src, n) ? gcudai_op_finish(ctx, gcudai_op_view(ctx, op, src[0], src, n)) : NULL;
+}
+
+struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params) {
+    struct gcuda_tensor * src[] = { a, grad, m, v, adamw_params };
+    return gcudai_opt_step(ctx, GCUDA_OP_OPT_STEP_ADAMW, src, 5);
+}
+
+// The first n_like sources are alike, the next one holds n_params numbers, and the result is source 0 itself.
+static gcuda_status gcudai_want_opt_step(const struct gcuda_tensor * y, int n_like, int64_t n_params) {
+    const struct gcuda_tensor * a = y->src[0];
+    const struct gcuda_tensor * params = y->src[n_like];
+    GCUDAI_WANT(y, (a->flags & GCUDA_TENSOR_FLAG_PARAM) != 0, "'%s' is no parameter: see gcuda_set_param", a->name);
+    for (int i = 0; i < n_like; ++i) {
+        GCUDAI_TRY(gcudai_want_type(y, y->src[i], GCUDA_TYPE_F32));
+        GCUDAI_TRY(gcudai_want_contiguous(y, y->src[i]));
+        GCUDAI_WANT(y, gcuda_are_same_shape(y->src[i], a), "source %d must have the shape of the parameter", i);
+    }
+    GCUDAI_TRY(gcudai_want_type(y, params, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_contiguous(y, params));
+    GCUDAI_WANT(y, gcuda_nelements(params) == n_params, "want %lld numbers in '%s'", (long long) n_params, params->name);
+    GCUDAI_TRY(gcudai_want_alias(y));
+    return gcudai_want_like(y, a);
+}
+
+static gcuda_status gcudai_opt_step_adamw_check(const struct gcuda_tensor * y) { return gcudai_want_opt_step(y, 4, 7); }
+
+static void gcudai_opt_step_args(const struct gcuda_tensor * y, union gcudai_args * args) {
+    const bool is_adamw = y->op == GCUDA_OP_OPT_STEP_ADAMW;
+    args->opt_step.a = gcudai_array(y->src[0]);
+    args->opt_step.grad = gcudai_array(y->src[1]);
+    args->opt_step.m = gcudai_array(is_adamw ? y->src[2] : NULL);
+    args->opt_step.v = gcudai_array(is_adamw ? y->src[3] : NULL);
+    args->opt_step.params = gcudai_array(y->src[is_adamw ? 4 : 2]);
+}
+
+static void gcudai_opt_step_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    w->n_items[0] = (gcuda_nelements(y) - 1) / GCUDAI_ITEM + 1;
+    w->item_cost[0] = 20.0 * GCUDAI_ITEM;
+}
+
+static void gcudai_opt_step_adamw_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_opt_step_args * p = &args->opt_step;
+    const int64_t n = p->a.ne[0] * p->a.ne[1] * p->a.ne[2] * p->a.ne[3];
+    const float * k = (const float *) p->params.data;
+    const float alpha = k[0], beta1 = k[1], beta2 = k[2], eps = k[3], keep = 1.0f - alpha * k[4], beta1h = k[5], beta2h = k[6];
+    const float * grad = (const float *) p->grad.data;
+    float * a = (float *) p->a.data;
+    float * m = (float *) p->m.data;
+    float * v = (float *) p->v.data;
+    for (int64_t i = t->i0 * GCUDAI_ITEM; i < GCUDAI_MIN(t->i1 * GCUDAI_ITEM, n); ++i) {
+        const float g = grad[i];
+        m[i] = m[i] * beta1 + g * (1.0f - beta1);
+        v[i] = v[i] * beta2 + g * g * (1.0f - beta2);
+        a[i] = a[i] * keep - alpha * (m[i] * beta1h) / (sqrtf(v[i] * beta2h) + eps);
+    }
+}
+
+// >>op:opt_step_sgd -----------------------------------------------------------------------------------
+struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params) {
+    struct gcuda_tensor * src[] = { a, grad, sgd_params };
+    return gcudai_opt_step(ctx, GCUDA_OP_OPT_STEP_SGD, src, 3);
+}
+
+static gcuda_status gcudai_opt_step_sgd_check(const struct gcuda_tensor * y) { return gcudai_want_opt_step(y, 2, 2); }
+
+static void gcudai_opt_step_sgd_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    const struct gcuda_opt_step_args * p = &args->opt_step;
+    const int64_t n = p->a.ne[0] * p->a.ne[1] * p->a.ne[2] * p->a.ne[3];
+    const float alpha = ((const float *) p->params.data)[0], keep = 1.0f - alpha * ((const float *) p->params.data)[1];
+    const float * grad = (const float *) p->grad.data;
+    float * a = (float *) p->a.data;
+    for (int64_t i = t->i0 * GCUDAI_ITEM; i < GCUDAI_MIN(t->i1 * GCUDAI_ITEM, n); ++i) {
+        a[i] = a[i] * keep - alpha * grad[i];
     }
 }
 
@@ -10684,18 +13610,6 @@ struct gcudai_attn_block {
 
 static int64_t gcudai_attn_head(const struct gcudai_attn_block * b, int64_t i) { return b->group * b->a.group + (b->q0 + i) % b->a.group; }
 static int64_t gcudai_attn_token(const struct gcudai_attn_block * b, int64_t i) { return (b->q0 + i) / b->a.group; }
-
-static float gcudai_alibi_slope(float max_bias, int64_t n_head, int64_t h) {
-    if (max_bias <= 0.0f) {
-        return 1.0f;
-    }
-    int64_t n = 1;
-    while (n <= n_head / 2) {
-        n *= 2;
-    }
-    const double exponent = h < n ? (double) max_bias * (double) (h + 1) : 0.5 * (double) max_bias * (double) (2 * (h - n) + 1);
-    return (float) pow(2.0, -exponent / (double) n);
-}
 
 static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char * local) {
     const struct gcudai_attn * a = &b->a;
@@ -12639,7 +15553,10 @@ const char * gcuda_op_name(enum gcuda_op op) {
     return info ? info->id : "invalid";
 }
 
-const char * gcuda_op_desc(const struct gcuda_tensor * tensor) { return tensor ? gcuda_op_name(tensor->op) : ""; }
+const char * gcuda_op_desc(const struct gcuda_tensor * tensor) {
+    const char * sub = tensor ? gcudai_sub_op_name(tensor) : NULL;
+    return sub ? sub : tensor ? gcuda_op_name(tensor->op) : "";
+}
 
 // Nodes that nothing runs for.
 static bool gcudai_is_noop(const struct gcuda_tensor * t) {
@@ -13449,10 +16366,10 @@ static size_t gcudai_gallocr_size(gcuda_gallocr_t g, const struct gcuda_tensor *
 // A source whose memory the node may take over: it dies here, and element for element it is read before it is written.
 static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
     const struct gcudai_op_info * info = gcudai_op_row(t->op);
-    if (info == NULL || !(info->flags & GCUDAI_OP_REUSE)) {
+    if (info == NULL || !(info->flags & (GCUDAI_OP_REUSE | GCUDAI_OP_REUSE_FIRST))) {
         return NULL;
     }
-    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+    for (int k = 0; k < ((info->flags & GCUDAI_OP_REUSE) ? GCUDA_MAX_SRC : 1); ++k) {
         const struct gcuda_tensor * p = t->src[k];
         if (p == NULL || p->view_src != NULL || (p->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcudai_same_layout(t, p)) {
             continue;

@@ -130,7 +130,9 @@ TEST(add_id) { // >>op:add_id
 // =====================================================================================================================
 static double f_sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 static double f_softplus(double x) { return x > 20.0 ? x : log1p(exp(x)); }
-static double f_gelu(double x) { return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * x * (1.0 + 0.044715 * x * x))); }
+static double f_gelu(double x) { // (1 + tanh(u)) / 2 without the cancellation: the logistic function of 2u
+    return x * f_sigmoid(2.0 * 0.79788456080286535588 * x * (1.0 + 0.044715 * x * x));
+}
 static double f_gelu_erf(double x) { return 0.5 * x * erfc(-x / sqrt(2.0)); } // 1 + erf(u) = erfc(-u), without the cancellation
 static double f_gelu_quick(double x) { return x * f_sigmoid(1.702 * x); }
 static double f_hardsigmoid(double x) { return fmin(1.0, fmax(0.0, (x + 3.0) / 6.0)); }
