@@ -14062,14 +14062,15 @@ struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_t
     if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_3D, src, 2)) {
         return NULL;
     }
-    if (!gcudai_is_channels(IC, a, b)) {
-        return gcudai_op_error(ctx, GCUDA_OP_IM2COL_3D, "%lld channels do not divide the last extents, %lld of the kernel and %lld of the data",
-                               (long long) IC, (long long) a->ne[3], (long long) b->ne[3]);
+    if (IC > INT32_MAX) {
+        return gcudai_op_error(ctx, GCUDA_OP_IM2COL_3D, "%lld channels, want at most %d", (long long) IC, INT32_MAX);
     }
-    const int32_t params[] = { s0, s1, s2, p0, p1, p2, d0, d1, d2, (int32_t) IC };
+    const int32_t n_channels = IC < 0 ? -1 : (int32_t) IC; // one that does not fit: the check will say so
+    const int64_t n_images = b->ne[3] / GCUDAI_MAX(n_channels, 1);
+    const int32_t params[] = { s0, s1, s2, p0, p1, p2, d0, d1, d2, n_channels };
     const int64_t od = gcudai_conv_extent(b->ne[2], a->ne[2], s2, p2, d2);
-    const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], a->ne[2], IC), gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0),
-                            gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1), gcudai_product(od, b->ne[3] / IC, 1, 1) };
+    const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], a->ne[2], GCUDAI_MAX(n_channels, 0)), gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0),
+                            gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1), gcudai_product(od, n_images, 1, 1) };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL_3D, dst_type, ne, src, 2);
     gcudai_set_params_i32(y, params, 10);
     return gcudai_op_finish(ctx, y);
@@ -15220,7 +15221,9 @@ static gcuda_status gcudai_linear_attn_check(const struct gcuda_tensor * y, int 
     GCUDAI_WANT(y, gcudai_divides(n_seqs, x[2]), "%lld tokens are not those of %lld equal sequences", (long long) x[2], (long long) n_seqs);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    return gcudai_want_shape(y, x[0] * x[1], x[2] + x[0] * n_seqs, 1, 1);
+    int64_t n_rows = 0;
+    GCUDAI_WANT(y, gcudai_add_i64(x[2], gcudai_product(x[0], n_seqs, 1, 1), &n_rows), "too many sequences");
+    return gcudai_want_shape(y, x[0] * x[1], n_rows, 1, 1);
 }
 
 // An item is a block of values of one head of one sequence, over all tokens: columns of the state, rows for rwkv_wkv7.
