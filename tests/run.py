@@ -81,10 +81,11 @@ def plan(level):
 
     variant(jobs, "clang", "full", ["CC=clang", "CFLAGS=-O2 -g"], needs=clang, timeout=3600)
     tsan = ["CC=clang", "CFLAGS=-O1 -g -fsanitize=thread"]
-    variant(jobs, "tsan", "full", tsan, only=["test-pool"], needs=clang, timeout=1800)
+    threaded = ["test-pool", "test-core", "test-backend", "test-quants", "test-mulmat"]
+    variant(jobs, "tsan", "full", tsan, only=threaded, needs=clang, timeout=1800)
     valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", "--num-callers=20"]
     # no SIMD: valgrind 3.19 does not know AVX-512
-    variant(jobs, "valgrind", "full", ["CFLAGS=-O1 -g -DGCUDA_NO_SIMD"], prefix=valgrind, only=["test-pool"],
+    variant(jobs, "valgrind", "full", ["CFLAGS=-O1 -g -DGCUDA_NO_SIMD"], prefix=valgrind, only=["test-pool", "test-core"],
             needs=[("valgrind", "valgrind")], timeout=1800)
     mingw = [("x86_64-w64-mingw32-gcc", "gcc-mingw-w64-x86-64"), ("wine", "wine64")]
     variant(jobs, "mingw", "full", ["CC=x86_64-w64-mingw32-gcc", "LIBS=-static -lm", "CFLAGS=-O2"], prefix=["wine"], exe=".exe",
