@@ -188,11 +188,22 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #ifdef GCUDA_PREFIX
 #define GCUDAI_RENAME2(prefix, name) prefix##name
 #define GCUDAI_RENAME(prefix, name) GCUDAI_RENAME2(prefix, name)
+#define gcuda_abs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs)
+#define gcuda_abs_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_abs_inplace)
 #define gcuda_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc)
 #define gcuda_acc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_acc_inplace)
+#define gcuda_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add)
+#define gcuda_add1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1)
+#define gcuda_add1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add1_inplace)
+#define gcuda_add_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_cast)
+#define gcuda_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_id)
+#define gcuda_add_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_inplace)
 #define gcuda_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_arange)
 #define gcuda_are_same_shape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_shape)
 #define gcuda_are_same_stride GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_stride)
+#define gcuda_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argmax)
+#define gcuda_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort)
+#define gcuda_argsort_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_top_k)
 #define gcuda_backend_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_buffer)
 #define gcuda_backend_alloc_ctx_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors)
 #define gcuda_backend_alloc_ctx_tensors_from_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors_from_buft)
@@ -294,11 +305,15 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_bf16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32)
 #define gcuda_bf16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32_row)
 #define gcuda_blck_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_blck_size)
+#define gcuda_build_backward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_backward_expand)
 #define gcuda_build_forward_expand GCUDAI_RENAME(GCUDA_PREFIX, gcuda_build_forward_expand)
 #define gcuda_can_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat)
 #define gcuda_can_repeat_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_can_repeat_rows)
 #define gcuda_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cast)
+#define gcuda_ceil GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil)
+#define gcuda_ceil_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil_inplace)
 #define gcuda_check_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_row_data)
+#define gcuda_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clamp)
 #define gcuda_clear_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clear_last_error)
 #define gcuda_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_concat)
 #define gcuda_cont GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cont)
@@ -322,9 +337,15 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
 #define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
 #define gcuda_conv_transpose_2d_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_p0)
+#define gcuda_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos)
+#define gcuda_cos_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos_inplace)
+#define gcuda_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal)
 #define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
 #define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
 #define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
+#define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
+#define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
+#define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
 #define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
 #define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
 #define gcuda_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag)
@@ -332,16 +353,26 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_diag_mask_inf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf_inplace)
 #define gcuda_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero)
 #define gcuda_diag_mask_zero_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_zero_inplace)
+#define gcuda_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div)
+#define gcuda_div_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_div_inplace)
 #define gcuda_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup)
 #define gcuda_dup_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_inplace)
 #define gcuda_dup_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_dup_tensor)
 #define gcuda_element_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_element_size)
+#define gcuda_elu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu)
+#define gcuda_elu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_elu_inplace)
+#define gcuda_exp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp)
+#define gcuda_exp_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_exp_inplace)
+#define gcuda_expm1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1)
+#define gcuda_expm1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_expm1_inplace)
 #define gcuda_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill)
 #define gcuda_fill_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fill_inplace)
 #define gcuda_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext)
 #define gcuda_flash_attn_ext_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_add_sinks)
 #define gcuda_flash_attn_ext_get_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_get_prec)
 #define gcuda_flash_attn_ext_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_flash_attn_ext_set_prec)
+#define gcuda_floor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor)
+#define gcuda_floor_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_floor_inplace)
 #define gcuda_format_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_format_name)
 #define gcuda_fp16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32)
 #define gcuda_fp16_to_fp32_row GCUDAI_RENAME(GCUDA_PREFIX, gcuda_fp16_to_fp32_row)
@@ -359,11 +390,27 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
 #define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
 #define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
+#define gcuda_geglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu)
+#define gcuda_geglu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf)
+#define gcuda_geglu_erf_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_split)
+#define gcuda_geglu_erf_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf_swapped)
+#define gcuda_geglu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick)
+#define gcuda_geglu_quick_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_split)
+#define gcuda_geglu_quick_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_quick_swapped)
+#define gcuda_geglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_split)
+#define gcuda_geglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_swapped)
+#define gcuda_gelu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu)
+#define gcuda_gelu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf)
+#define gcuda_gelu_erf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_erf_inplace)
+#define gcuda_gelu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_inplace)
+#define gcuda_gelu_quick GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick)
+#define gcuda_gelu_quick_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gelu_quick_inplace)
 #define gcuda_get_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data)
 #define gcuda_get_data_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_data_f32)
 #define gcuda_get_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_1d)
 #define gcuda_get_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_nd)
 #define gcuda_get_first_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_first_tensor)
+#define gcuda_get_glu_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_glu_op)
 #define gcuda_get_max_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_max_tensor_size)
 #define gcuda_get_mem_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_buffer)
 #define gcuda_get_mem_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_size)
@@ -374,13 +421,20 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back)
 #define gcuda_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_tensor)
 #define gcuda_get_type_traits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_type_traits)
+#define gcuda_get_unary_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_unary_op)
+#define gcuda_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu)
+#define gcuda_glu_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_op_name)
+#define gcuda_glu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_split)
 #define gcuda_graph_add_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_add_node)
 #define gcuda_graph_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clear)
+#define gcuda_graph_clip_grads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clip_grads)
 #define gcuda_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute)
 #define gcuda_graph_compute_with_ctx GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_compute_with_ctx)
 #define gcuda_graph_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_cpy)
 #define gcuda_graph_dump_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dump_dot)
 #define gcuda_graph_dup GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_dup)
+#define gcuda_graph_get_grad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad)
+#define gcuda_graph_get_grad_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad_acc)
 #define gcuda_graph_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_tensor)
 #define gcuda_graph_n_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_n_nodes)
 #define gcuda_graph_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_node)
@@ -389,11 +443,16 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_graph_overhead_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_overhead_custom)
 #define gcuda_graph_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_plan)
 #define gcuda_graph_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_print)
+#define gcuda_graph_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_reset)
 #define gcuda_graph_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_size)
 #define gcuda_graph_to_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_dot)
 #define gcuda_graph_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_text)
 #define gcuda_graph_use_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_use_count)
 #define gcuda_graph_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_view)
+#define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
+#define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
+#define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
+#define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
 #define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
 #define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
 #define gcuda_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_back)
@@ -416,7 +475,12 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_is_transposed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_transposed)
 #define gcuda_is_vector GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_vector)
 #define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
+#define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
+#define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
 #define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
+#define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
+#define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
+#define gcuda_log_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_inplace)
 #define gcuda_log_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_set)
 #define gcuda_map_custom1 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1)
 #define gcuda_map_custom1_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom1_inplace)
@@ -424,6 +488,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_map_custom2_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom2_inplace)
 #define gcuda_map_custom3 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3)
 #define gcuda_map_custom3_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3_inplace)
+#define gcuda_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean)
+#define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
+#define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
 #define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
@@ -431,6 +498,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
 #define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
+#define gcuda_neg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg)
+#define gcuda_neg_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_neg_inplace)
 #define gcuda_nelements GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nelements)
 #define gcuda_new_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_buffer)
 #define gcuda_new_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_f32)
@@ -442,9 +511,13 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_new_tensor_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_2d)
 #define gcuda_new_tensor_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_3d)
 #define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
+#define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
+#define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
 #define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
 #define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
 #define gcuda_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_name)
+#define gcuda_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_adamw)
+#define gcuda_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_opt_step_sgd)
 #define gcuda_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_out_prod)
 #define gcuda_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad)
 #define gcuda_pad_circular GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pad_circular)
@@ -458,6 +531,11 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_quantize_chunk GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_chunk)
 #define gcuda_quantize_requires_imatrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_requires_imatrix)
 #define gcuda_quantize_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_rows)
+#define gcuda_reglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu)
+#define gcuda_reglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_split)
+#define gcuda_reglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reglu_swapped)
+#define gcuda_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu)
+#define gcuda_relu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_relu_inplace)
 #define gcuda_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat)
 #define gcuda_repeat_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_4d)
 #define gcuda_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_repeat_back)
@@ -468,11 +546,29 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_reshape_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_3d)
 #define gcuda_reshape_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_reshape_4d)
 #define gcuda_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm)
+#define gcuda_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_back)
 #define gcuda_rms_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_inplace)
 #define gcuda_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_roll)
+#define gcuda_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope)
+#define gcuda_rope_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom)
+#define gcuda_rope_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom_inplace)
+#define gcuda_rope_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext)
+#define gcuda_rope_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_back)
+#define gcuda_rope_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_ext_inplace)
+#define gcuda_rope_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_inplace)
+#define gcuda_rope_multi GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi)
+#define gcuda_rope_multi_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_back)
+#define gcuda_rope_multi_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_inplace)
+#define gcuda_rope_yarn_corr_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_yarn_corr_dims)
+#define gcuda_round GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round)
+#define gcuda_round_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round_inplace)
 #define gcuda_row_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_row_size)
 #define gcuda_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv6)
 #define gcuda_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rwkv_wkv7)
+#define gcuda_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale)
+#define gcuda_scale_bias GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias)
+#define gcuda_scale_bias_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_bias_inplace)
+#define gcuda_scale_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_scale_inplace)
 #define gcuda_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set)
 #define gcuda_set_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d)
 #define gcuda_set_1d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_1d_inplace)
@@ -493,13 +589,47 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_set_param GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_param)
 #define gcuda_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_rows)
 #define gcuda_set_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_zero)
+#define gcuda_sgn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn)
+#define gcuda_sgn_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sgn_inplace)
 #define gcuda_shutdown GCUDAI_RENAME(GCUDA_PREFIX, gcuda_shutdown)
+#define gcuda_sigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid)
+#define gcuda_sigmoid_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sigmoid_inplace)
+#define gcuda_silu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu)
+#define gcuda_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_back)
+#define gcuda_silu_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_silu_inplace)
+#define gcuda_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin)
+#define gcuda_sin_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sin_inplace)
+#define gcuda_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max)
+#define gcuda_soft_max_add_sinks GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_add_sinks)
+#define gcuda_soft_max_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext)
+#define gcuda_soft_max_ext_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back)
+#define gcuda_soft_max_ext_back_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back_inplace)
+#define gcuda_soft_max_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_inplace)
+#define gcuda_soft_max_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_inplace)
+#define gcuda_softplus GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus)
+#define gcuda_softplus_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus_inplace)
 #define gcuda_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_solve_tri)
+#define gcuda_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr)
+#define gcuda_sqr_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqr_inplace)
+#define gcuda_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt)
+#define gcuda_sqrt_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt_inplace)
 #define gcuda_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_conv)
 #define gcuda_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan)
 #define gcuda_status_to_string GCUDAI_RENAME(GCUDA_PREFIX, gcuda_status_to_string)
+#define gcuda_step GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step)
+#define gcuda_step_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step_inplace)
+#define gcuda_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub)
+#define gcuda_sub_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub_inplace)
+#define gcuda_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum)
+#define gcuda_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows)
+#define gcuda_swiglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu)
+#define gcuda_swiglu_oai GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_oai)
+#define gcuda_swiglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_split)
+#define gcuda_swiglu_swapped GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_swapped)
 #define gcuda_tallocr_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_alloc)
 #define gcuda_tallocr_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tallocr_new)
+#define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
+#define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
 #define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
 #define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
 #define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
@@ -512,11 +642,17 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_time_ms GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_ms)
 #define gcuda_time_us GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_us)
 #define gcuda_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_timestep_embedding)
+#define gcuda_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k)
 #define gcuda_transpose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_transpose)
 #define gcuda_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tri)
+#define gcuda_trunc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc)
+#define gcuda_trunc_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc_inplace)
 #define gcuda_type_is_valid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_is_valid)
 #define gcuda_type_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_name)
 #define gcuda_type_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_type_size)
+#define gcuda_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary)
+#define gcuda_unary_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_inplace)
+#define gcuda_unary_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unary_op_name)
 #define gcuda_unravel_index GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unravel_index)
 #define gcuda_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale)
 #define gcuda_upscale_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale_ext)
@@ -528,6 +664,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_view_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_3d)
 #define gcuda_view_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_4d)
 #define gcuda_view_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_view_tensor)
+#define gcuda_xielu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_xielu)
 #endif
 // gcudai-prefix-end
 
@@ -2067,6 +2204,24 @@ GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, c
 // =====================================================================================================
 // >>autodiff   backward graphs, gradients
 // =====================================================================================================
+
+// Appends to a graph (made with grads) the nodes that compute d loss / d x, for every x that a parameter flows into.
+//   graph      holds one or more scalar losses (gcuda_set_loss) that depend on parameters (gcuda_set_param)
+//   grad_accs  NULL, or per node of the graph (as many as it has now) NULL or an F32 tensor of the node's shape: the
+//              gradient is added to it in place, over several computations, until gcuda_graph_reset
+//   fails      naming the node: an operation without a derivative or a node that works in place lies between a loss and
+//              a parameter; no loss; no parameter; a second call. The graph is unchanged then
+// A loss's own gradient is an accumulator too (made here unless given): gcuda_graph_reset sets it to 1.
+GCUDA_API gcuda_status gcuda_build_backward_expand(struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs);
+// After allocation, before the first computation and whenever accumulation starts anew: accumulators to 0, those of
+// losses to 1, momenta of optimizer steps to 0.
+GCUDA_API gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph);
+GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
+GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
+// Scales the gradients of all parameters by min(1, max_norm / norm), norm being that of all of them together, and
+// appends the nodes for it; gcuda_graph_get_grad then gives the clipped ones (Pascanu et al. 2013, arXiv:1211.5063).
+//   norm    NULL, or where to put the scalar F32 tensor with the norm before clipping
+GCUDA_API gcuda_status gcuda_graph_clip_grads(struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
 
 // =====================================================================================================
 // >>alloc   tensor allocator, graph allocator
@@ -8305,7 +8460,7 @@ GCUDAI_UNUSED static void gcudai_one_work(const struct gcuda_tensor * y, struct 
     w->item_cost[0] = (double) gcuda_nelements(y);
 }
 
-static void gcudai_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+GCUDAI_UNUSED static void gcudai_rows_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     int64_t ne0 = y->ne[0];
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
         if (y->src[i] != NULL && y->src[i]->ne[0] > ne0) {
@@ -15998,6 +16153,681 @@ gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, const char 
 // =====================================================================================================
 // >>impl-autodiff   derivatives
 // =====================================================================================================
+
+// A derivative adds to the gradients of a node's sources, given the gradient g of the node (F32, the node's shape):
+// gcudai_grad_add(b, k, tensor) for every source k that wants one. Constructors latch their errors in the context.
+
+struct gcudai_backward {
+    struct gcuda_context * ctx;
+    struct gcuda_cgraph * graph;
+    bool * wanted; // per hash slot: a parameter flows into the tensor
+    const struct gcuda_tensor * node; // being differentiated
+    gcuda_status status;              // an error that no constructor has latched
+};
+
+static bool gcudai_grad_wanted(const struct gcudai_backward * b, const struct gcuda_tensor * t) {
+    const size_t slot = gcudai_graph_find(b->graph, t);
+    return slot != GCUDAI_NO_SLOT && b->wanted[slot];
+}
+
+static bool gcudai_grad_wants(const struct gcudai_backward * b, int k) { return gcudai_grad_wanted(b, b->node->src[k]); }
+
+static void gcudai_grad_none(struct gcudai_backward * b, const char * why) {
+    if (b->status == GCUDA_STATUS_SUCCESS) {
+        b->status = gcudai_node_fail(GCUDA_STATUS_UNSUPPORTED, b->node, "no derivative: %s", why);
+    }
+}
+
+// Contributions may be views or permuted; later nodes may want them packed.
+static struct gcuda_tensor * gcudai_packed(struct gcuda_context * ctx, struct gcuda_tensor * t) {
+    return t != NULL && !gcuda_is_contiguous(t) ? gcuda_cont(ctx, t) : t;
+}
+
+static struct gcuda_tensor * gcudai_shaped(struct gcuda_context * ctx, struct gcuda_tensor * t, const struct gcuda_tensor * like) {
+    return gcuda_reshape_4d(ctx, gcudai_packed(ctx, t), like->ne[0], like->ne[1], like->ne[2], like->ne[3]);
+}
+
+// What came through broadcasting is summed back.
+static struct gcuda_tensor * gcudai_summed(struct gcuda_context * ctx, struct gcuda_tensor * t, struct gcuda_tensor * like) {
+    return t != NULL && !gcuda_are_same_shape(t, like) ? gcuda_repeat_back(ctx, t, like) : t;
+}
+
+static void gcudai_grad_add_to(struct gcudai_backward * b, struct gcuda_tensor * src, struct gcuda_tensor * t) {
+    struct gcuda_cgraph * g = b->graph;
+    const size_t slot = gcudai_graph_find(g, src);
+    if (slot == GCUDAI_NO_SLOT || !b->wanted[slot] || t == NULL) {
+        return;
+    }
+    if (g->grads[slot] == NULL) {
+        g->grads[slot] = gcudai_packed(b->ctx, t);
+    } else if (g->grads[slot] == g->grad_accs[slot] || (g->grads[slot]->view_src != NULL && g->grads[slot]->view_src == g->grad_accs[slot])) {
+        g->grads[slot] = gcuda_add_inplace(b->ctx, g->grads[slot], t); // the accumulator itself
+    } else {
+        g->grads[slot] = gcuda_add(b->ctx, g->grads[slot], t);
+    }
+    gcuda_format_name(g->grads[slot], "grad for %s", src->name);
+}
+
+static void gcudai_grad_add(struct gcudai_backward * b, int k, struct gcuda_tensor * t) { gcudai_grad_add_to(b, b->node->src[k], t); }
+
+// g times what the function f gives, made only when source k wants it.
+#define GCUDAI_GRAD_IF(b, k, expr)                 \
+    do {                                           \
+        if (gcudai_grad_wants((b), (k))) {         \
+            gcudai_grad_add((b), (k), (expr));     \
+        }                                          \
+    } while (0)
+
+// ---- element-wise ----
+
+static void gcudai_add_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    GCUDAI_GRAD_IF(b, 0, g);
+    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, g, b->node->src[1]));
+}
+
+static void gcudai_sub_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    GCUDAI_GRAD_IF(b, 0, g);
+    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, g), b->node->src[1]));
+}
+
+static void gcudai_mul_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    GCUDAI_GRAD_IF(b, 0, gcuda_mul(b->ctx, g, b->node->src[1]));
+    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_mul(b->ctx, g, b->node->src[0]), b->node->src[1]));
+}
+
+static void gcudai_div_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // y = p / q: dp = g / q, dq = -g y / q
+    struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node, * q = b->node->src[1];
+    GCUDAI_GRAD_IF(b, 0, gcuda_div(b->ctx, g, q));
+    GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, gcuda_div(b->ctx, gcuda_mul(b->ctx, g, y), q)), q));
+}
+
+static void gcudai_add1_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    GCUDAI_GRAD_IF(b, 0, g);
+    GCUDAI_GRAD_IF(b, 1, gcudai_shaped(b->ctx, gcuda_sum(b->ctx, g), b->node->src[1]));
+}
+
+static void gcudai_sqr_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, gcuda_mul(b->ctx, g, b->node->src[0]), 2.0f));
+}
+
+static void gcudai_sqrt_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, gcuda_div(b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node), 0.5f));
+}
+
+static void gcudai_log_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_div(b->ctx, g, b->node->src[0])); }
+static void gcudai_sin_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_mul(b->ctx, g, gcuda_cos(b->ctx, b->node->src[0]))); }
+static void gcudai_cos_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_neg(b->ctx, gcuda_mul(b->ctx, g, gcuda_sin(b->ctx, b->node->src[0])))); }
+static void gcudai_scale_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_scale(b->ctx, g, gcudai_param_f32(b->node, 0))); }
+
+static void gcudai_leaky_relu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // slope + (1 - slope) step(x)
+    const float slope = gcudai_param_f32(b->node, 0);
+    struct gcuda_tensor * d = gcuda_scale_bias(b->ctx, gcuda_step(b->ctx, b->node->src[0]), 1.0f - slope, slope);
+    gcudai_grad_add(b, 0, gcuda_mul(b->ctx, g, d));
+}
+
+// 1 where lo < x < hi, else 0.
+static struct gcuda_tensor * gcudai_between(struct gcuda_context * ctx, struct gcuda_tensor * x, float lo, float hi) {
+    return gcuda_mul(ctx, gcuda_step(ctx, gcuda_scale_bias(ctx, x, 1.0f, -lo)), gcuda_step(ctx, gcuda_scale_bias(ctx, x, -1.0f, hi)));
+}
+
+// s (1 - s)
+static struct gcuda_tensor * gcudai_logistic_slope(struct gcuda_context * ctx, struct gcuda_tensor * s) { return gcuda_mul(ctx, s, gcuda_scale_bias(ctx, s, -1.0f, 1.0f)); }
+
+// The tanh form of GELU is x s(u) with the logistic function s and u = 2 sqrt(2/pi) (x + 0.044715 x^3).
+static struct gcuda_tensor * gcudai_gelu_slope(struct gcuda_context * ctx, struct gcuda_tensor * x) {
+    const float c = 2.0f * 0.79788456080286535588f, k = 0.044715f;
+    struct gcuda_tensor * xx = gcuda_sqr(ctx, x);
+    struct gcuda_tensor * s = gcuda_sigmoid(ctx, gcuda_mul(ctx, gcuda_scale_bias(ctx, xx, c * k, c), x));
+    struct gcuda_tensor * du = gcuda_scale_bias(ctx, xx, 3.0f * c * k, c);
+    return gcuda_add(ctx, s, gcuda_mul(ctx, gcuda_mul(ctx, gcudai_logistic_slope(ctx, s), du), x));
+}
+
+// GELU by the error function is x P(x) with the normal distribution P, its slope P(x) + x p(x). P is y / x, and
+// 1/2 + x / sqrt(2 pi) next to zero, where that is exact to 1e-10.
+static struct gcuda_tensor * gcudai_gelu_erf_slope(struct gcuda_context * ctx, struct gcuda_tensor * x, struct gcuda_tensor * y) {
+    const float density = 0.39894228040143267794f;
+    struct gcuda_tensor * near_zero = gcuda_step(ctx, gcuda_scale_bias(ctx, gcuda_abs(ctx, x), -1.0f, 1e-3f));
+    struct gcuda_tensor * far_p = gcuda_div(ctx, y, gcuda_add(ctx, x, near_zero)); // of no account near zero, but finite
+    struct gcuda_tensor * near_p = gcuda_scale_bias(ctx, x, density, 0.5f);
+    struct gcuda_tensor * p = gcuda_add(ctx, far_p, gcuda_mul(ctx, gcuda_sub(ctx, near_p, far_p), near_zero));
+    struct gcuda_tensor * bell = gcuda_scale(ctx, gcuda_exp(ctx, gcuda_scale(ctx, gcuda_sqr(ctx, x), -0.5f)), density);
+    return gcuda_add(ctx, p, gcuda_mul(ctx, x, bell));
+}
+
+// f'(x) of a unary operation, y = f(x) where known; NULL without an error means zero everywhere.
+static struct gcuda_tensor * gcudai_unary_slope(struct gcudai_backward * b, enum gcuda_unary_op op, struct gcuda_tensor * x, struct gcuda_tensor * y) {
+    struct gcuda_context * ctx = b->ctx;
+    switch (op) {
+        case GCUDA_UNARY_OP_ABS: return gcuda_sgn(ctx, x);
+        case GCUDA_UNARY_OP_NEG: return gcuda_fill(ctx, x, -1.0f);
+        case GCUDA_UNARY_OP_RELU: return gcuda_step(ctx, x);
+        case GCUDA_UNARY_OP_TANH: return gcuda_scale_bias(ctx, gcuda_sqr(ctx, y), -1.0f, 1.0f);
+        case GCUDA_UNARY_OP_SIGMOID: return gcudai_logistic_slope(ctx, y);
+        case GCUDA_UNARY_OP_EXP: return y;
+        case GCUDA_UNARY_OP_EXPM1: return gcuda_scale_bias(ctx, y, 1.0f, 1.0f);
+        case GCUDA_UNARY_OP_SOFTPLUS: return gcuda_sigmoid(ctx, x);
+        case GCUDA_UNARY_OP_ELU: return gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x)))); // exp(min(x, 0))
+        case GCUDA_UNARY_OP_GELU: return gcudai_gelu_slope(ctx, x);
+        case GCUDA_UNARY_OP_GELU_ERF: return gcudai_gelu_erf_slope(ctx, x, y);
+        case GCUDA_UNARY_OP_HARDSIGMOID: return gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f);
+        case GCUDA_UNARY_OP_HARDSWISH: // h(x) + x h'(x)
+            return gcuda_add(ctx, gcuda_hardsigmoid(ctx, x), gcuda_mul(ctx, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f), x));
+        case GCUDA_UNARY_OP_SGN:
+        case GCUDA_UNARY_OP_STEP:
+        case GCUDA_UNARY_OP_FLOOR:
+        case GCUDA_UNARY_OP_CEIL:
+        case GCUDA_UNARY_OP_ROUND:
+        case GCUDA_UNARY_OP_TRUNC: return NULL;
+        default: gcudai_grad_none(b, gcuda_unary_op_name(op)); return NULL;
+    }
+}
+
+// g f'(x). SILU has an operation of its own, and gelu_quick(x) is silu(1.702 x) / 1.702.
+static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
+    if (op == GCUDA_UNARY_OP_SILU) {
+        return gcuda_silu_back(b->ctx, g, gcudai_packed(b->ctx, x));
+    }
+    if (op == GCUDA_UNARY_OP_GELU_QUICK) {
+        return gcuda_silu_back(b->ctx, g, gcuda_scale(b->ctx, gcudai_packed(b->ctx, x), 1.702f));
+    }
+    struct gcuda_tensor * slope = gcudai_unary_slope(b, op, x, y);
+    return slope ? gcuda_mul(b->ctx, g, slope) : gcuda_fill(b->ctx, gcudai_packed(b->ctx, g), 0.0f);
+}
+
+static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcudai_unary_chain(b, gcuda_get_unary_op(b->node), g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node));
+}
+
+static bool gcudai_glu_act(enum gcuda_glu_op op, enum gcuda_unary_op * act) {
+    switch (op) {
+        case GCUDA_GLU_OP_REGLU: *act = GCUDA_UNARY_OP_RELU; return true;
+        case GCUDA_GLU_OP_GEGLU: *act = GCUDA_UNARY_OP_GELU; return true;
+        case GCUDA_GLU_OP_SWIGLU: *act = GCUDA_UNARY_OP_SILU; return true;
+        case GCUDA_GLU_OP_GEGLU_QUICK: *act = GCUDA_UNARY_OP_GELU_QUICK; return true;
+        default: return false;
+    }
+}
+
+// y = act(x) * w, with x and w two tensors, or two halves of one.
+static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    struct gcuda_context * ctx = b->ctx;
+    struct gcuda_tensor * x = b->node->src[0], * w = b->node->src[1];
+    const bool is_split = w != NULL, is_swapped = gcudai_param_i32(b->node, 1) != 0;
+    enum gcuda_unary_op act;
+    if (!gcudai_glu_act(gcuda_get_glu_op(b->node), &act) || (!is_split && x->ne[0] % 2 != 0)) {
+        gcudai_grad_none(b, gcuda_glu_op_name(gcuda_get_glu_op(b->node)));
+        return;
+    }
+    if (!is_split) {
+        struct gcuda_tensor * a = b->node->src[0];
+        const size_t half = (size_t) (a->ne[0] / 2) * a->nb[0];
+        x = gcuda_cont(ctx, gcuda_view_4d(ctx, a, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3], a->nb[1], a->nb[2], a->nb[3], is_swapped ? half : 0));
+        w = gcuda_cont(ctx, gcuda_view_4d(ctx, a, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3], a->nb[1], a->nb[2], a->nb[3], is_swapped ? 0 : half));
+    }
+    struct gcuda_tensor * y = gcuda_unary(ctx, x, act);
+    struct gcuda_tensor * dx = gcudai_unary_chain(b, act, gcuda_mul(ctx, g, w), x, y), * dw = gcuda_mul(ctx, g, y);
+    if (is_split) {
+        gcudai_grad_add(b, 0, dx);
+        gcudai_grad_add(b, 1, dw);
+    } else {
+        gcudai_grad_add(b, 0, is_swapped ? gcuda_concat(ctx, dw, dx, 0) : gcuda_concat(ctx, dx, dw, 0));
+    }
+}
+
+// ---- reductions and movement ----
+
+static void gcudai_sum_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0])); }
+static void gcudai_sum_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0])); }
+
+static void gcudai_mean_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, gcuda_scale(b->ctx, g, 1.0f / (float) b->node->src[0]->ne[0]), b->node->src[0]));
+}
+
+static void gcudai_repeat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat_back(b->ctx, g, b->node->src[0])); }
+static void gcudai_repeat_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0])); }
+static void gcudai_reshape_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcudai_shaped(b->ctx, g, b->node->src[0])); } // also dup, cont, cpy
+static void gcudai_transpose_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_transpose(b->ctx, g)); }
+
+static void gcudai_permute_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    int back[GCUDA_MAX_DIMS];
+    for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
+        back[gcudai_param_i32(b->node, i)] = i;
+    }
+    gcudai_grad_add(b, 0, gcuda_permute(b->ctx, g, back[0], back[1], back[2], back[3]));
+}
+
+// The gradient goes into its place in a zero tensor of the source's shape. Offsets and strides of the view are in bytes
+// of the source's type, those of the gradient in F32.
+static void gcudai_view_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    const struct gcuda_tensor * y = b->node, * a = y->src[0];
+    const size_t size = gcuda_type_size(a->type);
+    if (!gcuda_is_contiguous(a) || gcuda_is_quantized(a->type)) {
+        gcudai_grad_none(b, "view of a source with gaps or of quantized type");
+        return;
+    }
+    struct gcuda_tensor * zero = gcuda_fill(b->ctx, gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, a->ne), 0.0f);
+    gcudai_grad_add(b, 0, gcuda_acc(b->ctx, zero, gcudai_packed(b->ctx, g), y->nb[1] / size * 4, y->nb[2] / size * 4, y->nb[3] / size * 4, (y->view_offs - a->view_offs) / size * 4));
+}
+
+// The part of a gradient that a region (nb1, nb2, nb3, offset in params, in bytes of `size`) covers.
+static struct gcuda_tensor * gcudai_grad_region(struct gcudai_backward * b, struct gcuda_tensor * g, const struct gcuda_tensor * like) {
+    const size_t size = gcuda_type_size(b->node->type);
+    size_t nb[4];
+    for (int i = 0; i < 4; ++i) {
+        nb[i] = (size_t) gcudai_param_i32(b->node, i) / size * 4;
+    }
+    return gcuda_view_4d(b->ctx, gcudai_packed(b->ctx, g), like->ne[0], like->ne[1], like->ne[2], like->ne[3], nb[0], nb[1], nb[2], nb[3]);
+}
+
+static void gcudai_acc_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    GCUDAI_GRAD_IF(b, 0, g);
+    GCUDAI_GRAD_IF(b, 1, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
+}
+
+static void gcudai_set_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // what the region replaced gets nothing
+    const size_t scale = 4 / GCUDAI_MAX((size_t) 1, GCUDAI_MIN((size_t) 4, gcuda_type_size(b->node->type)));
+    if (gcudai_grad_wants(b, 0)) {
+        struct gcuda_tensor * part = gcuda_neg(b->ctx, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
+        gcudai_grad_add(b, 0, gcuda_acc(b->ctx, gcudai_packed(b->ctx, g), part, (size_t) gcudai_param_i32(b->node, 0) * scale, (size_t) gcudai_param_i32(b->node, 1) * scale,
+                                        (size_t) gcudai_param_i32(b->node, 2) * scale, (size_t) gcudai_param_i32(b->node, 3) * scale));
+    }
+    GCUDAI_GRAD_IF(b, 1, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
+}
+
+static void gcudai_concat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    const int dim = gcudai_param_i32(b->node, 0);
+    g = gcudai_packed(b->ctx, g);
+    for (int k = 0; k < 2 && g != NULL; ++k) {
+        const struct gcuda_tensor * a = b->node->src[k];
+        const size_t offset = k == 0 ? 0 : (size_t) b->node->src[0]->ne[dim] * g->nb[dim];
+        GCUDAI_GRAD_IF(b, k, gcuda_cont(b->ctx, gcuda_view_4d(b->ctx, g, a->ne[0], a->ne[1], a->ne[2], a->ne[3], g->nb[1], g->nb[2], g->nb[3], offset)));
+    }
+}
+
+static void gcudai_pad_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    const struct gcuda_tensor * a = b->node->src[0];
+    size_t offset = 0;
+    if (gcudai_param_i32(b->node, 8) != 0) {
+        gcudai_grad_none(b, "circular padding");
+        return;
+    }
+    g = gcudai_packed(b->ctx, g);
+    for (int i = 0; i < GCUDA_MAX_DIMS && g != NULL; ++i) {
+        offset += (size_t) gcudai_param_i32(b->node, 2 * i) * g->nb[i];
+    }
+    if (g != NULL) {
+        gcudai_grad_add(b, 0, gcuda_cont(b->ctx, gcuda_view_4d(b->ctx, g, a->ne[0], a->ne[1], a->ne[2], a->ne[3], g->nb[1], g->nb[2], g->nb[3], offset)));
+    }
+}
+
+static void gcudai_roll_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    const struct gcuda_tensor * y = b->node;
+    gcudai_grad_add(b, 0, gcuda_roll(b->ctx, g, -gcudai_param_i32(y, 0), -gcudai_param_i32(y, 1), -gcudai_param_i32(y, 2), -gcudai_param_i32(y, 3)));
+}
+
+static void gcudai_get_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    if (!gcuda_is_matrix(b->node->src[0]) || !gcuda_is_vector(b->node->src[1])) {
+        gcudai_grad_none(b, "more than one matrix of rows");
+        return;
+    }
+    gcudai_grad_add(b, 0, gcuda_get_rows_back(b->ctx, g, b->node->src[1], b->node->src[0]));
+}
+
+static void gcudai_diag_mask_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_diag_mask_zero(b->ctx, g, gcudai_param_i32(b->node, 0))); }
+static void gcudai_tri_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_tri(b->ctx, g, (enum gcuda_tri_type) gcudai_param_i32(b->node, 0))); }
+
+// ---- norms ----
+
+static void gcudai_rms_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_rms_norm_back(b->ctx, g, gcudai_packed(b->ctx, b->node->src[0]), gcudai_param_f32(b->node, 0)));
+}
+
+// Of y = (x - mean) / sqrt(var + eps) over rows:  (g - mean(g) - y mean(g y)) / sqrt(var + eps)
+static struct gcuda_tensor * gcudai_norm_slope(struct gcuda_context * ctx, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y, float eps) {
+    struct gcuda_tensor * centred = gcuda_sub(ctx, x, gcuda_mean(ctx, x));
+    struct gcuda_tensor * sd = gcuda_sqrt(ctx, gcuda_scale_bias(ctx, gcuda_mean(ctx, gcuda_sqr(ctx, centred)), 1.0f, eps));
+    struct gcuda_tensor * along = gcuda_mul(ctx, y, gcuda_mean(ctx, gcuda_mul(ctx, g, y)));
+    struct gcuda_tensor * rest = gcuda_sub(ctx, gcuda_sub(ctx, g, gcuda_mean(ctx, g)), along);
+    return gcuda_div(ctx, rest, sd);
+}
+
+static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcudai_norm_slope(b->ctx, g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
+}
+
+static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
+    struct gcuda_context * ctx = b->ctx;
+    struct gcuda_tensor * x = b->node->src[0], * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    const int64_t n_groups = gcudai_param_i32(b->node, 0);
+    if (n_groups < 1 || x->ne[2] % n_groups != 0) {
+        gcudai_grad_none(b, "channels are not a multiple of the groups");
+        return;
+    }
+    const int64_t n = x->ne[0] * x->ne[1] * (x->ne[2] / n_groups), rows = n_groups * x->ne[3];
+    struct gcuda_tensor * d = gcudai_norm_slope(ctx, gcuda_reshape_2d(ctx, gcudai_packed(ctx, g), n, rows), gcuda_reshape_2d(ctx, gcudai_packed(ctx, x), n, rows),
+                                                gcuda_reshape_2d(ctx, y, n, rows), gcudai_param_f32(b->node, 1));
+    gcudai_grad_add(b, 0, gcudai_shaped(ctx, d, x));
+}
+
+// Of y = x / max(|x|, eps):  (g - y sum(g y)) / |x|, and g / eps where |x| < eps.
+static void gcudai_l2_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    struct gcuda_context * ctx = b->ctx;
+    struct gcuda_tensor * x = b->node->src[0], * y = (struct gcuda_tensor *) (uintptr_t) b->node;
+    const float eps = gcudai_param_f32(b->node, 0);
+    struct gcuda_tensor * above = gcuda_relu(ctx, gcuda_scale_bias(ctx, gcuda_sqrt(ctx, gcuda_sum_rows(ctx, gcuda_sqr(ctx, x))), 1.0f, -eps));
+    struct gcuda_tensor * along = gcuda_mul(ctx, gcuda_sum_rows(ctx, gcuda_mul(ctx, g, y)), gcuda_step(ctx, above));
+    gcudai_grad_add(b, 0, gcuda_div(ctx, gcuda_sub(ctx, g, gcuda_mul(ctx, y, along)), gcuda_scale_bias(ctx, above, 1.0f, eps)));
+}
+
+// ---- products, attention parts, loss ----
+
+// Sums groups of r2 and r3 consecutive matrices: those that shared one in the broadcasting of mul_mat.
+static struct gcuda_tensor * gcudai_grouped(struct gcuda_context * ctx, struct gcuda_tensor * t, const struct gcuda_tensor * like) {
+    if (t == NULL || gcuda_are_same_shape(t, like)) {
+        return t;
+    }
+    const int64_t n = t->ne[0] * t->ne[1], a2 = like->ne[2], a3 = like->ne[3], b3 = t->ne[3];
+    const int64_t shape2[GCUDA_MAX_DIMS] = { n, 1, a2 * b3, 1 }, shape3[GCUDA_MAX_DIMS] = { n * a2, 1, a3, 1 };
+    t = gcuda_repeat_back(ctx, gcuda_reshape_3d(ctx, t, n, t->ne[2] / a2, a2 * b3), gcuda_new_tensor(ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, shape2));
+    t = gcuda_repeat_back(ctx, gcuda_reshape_3d(ctx, t, n * a2, b3 / a3, a3), gcuda_new_tensor(ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, shape3));
+    return gcuda_reshape_4d(ctx, t, like->ne[0], like->ne[1], a2, a3);
+}
+
+static void gcudai_mul_mat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    struct gcuda_tensor * w = b->node->src[0], * x = b->node->src[1];
+    GCUDAI_GRAD_IF(b, 0, gcudai_grouped(b->ctx, gcuda_out_prod(b->ctx, x, g), w));
+    GCUDAI_GRAD_IF(b, 1, gcuda_out_prod(b->ctx, w, gcuda_transpose(b->ctx, g)));
+}
+
+static void gcudai_soft_max_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // mask and bias only shift the logits
+    if (gcudai_grad_wants(b, 1) || gcudai_grad_wants(b, 2)) {
+        gcudai_grad_none(b, "of mask or sinks");
+        return;
+    }
+    gcudai_grad_add(b, 0, gcuda_soft_max_ext_back(b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0), 0.0f));
+}
+
+// Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
+static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * g, bool to_back) {
+    const struct gcuda_tensor * y = b->node;
+    const int n_dims = gcudai_param_i32(y, 1), mode = gcudai_param_i32(y, 2), n_ctx = gcudai_param_i32(y, 4);
+    float f[6];
+    int sections[4];
+    for (int i = 0; i < 6; ++i) {
+        f[i] = gcudai_param_f32(y, 5 + i);
+    }
+    for (int i = 0; i < 4; ++i) {
+        sections[i] = gcudai_param_i32(y, 11 + i);
+    }
+    const bool is_multi = (mode & 8) != 0;
+    struct gcuda_tensor * d;
+    if (to_back) {
+        d = is_multi ? gcuda_rope_multi_back(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5])
+                     : gcuda_rope_ext_back(b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
+    } else {
+        d = is_multi ? gcuda_rope_multi(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5])
+                     : gcuda_rope_ext(b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
+    }
+    gcudai_grad_add(b, 0, d);
+}
+
+static void gcudai_rope_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_rope_chain(b, g, true); }
+static void gcudai_rope_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_rope_chain(b, g, false); }
+
+static void gcudai_cross_entropy_loss_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    if (gcudai_grad_wants(b, 1)) {
+        gcudai_grad_none(b, "of the labels");
+        return;
+    }
+    gcudai_grad_add(b, 0, gcuda_cross_entropy_loss_back(b->ctx, g, b->node->src[0], b->node->src[1]));
+}
+
+// ---- images ----
+
+static void gcudai_im2col_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    const struct gcuda_tensor * y = b->node;
+    int64_t ne[GCUDA_MAX_DIMS];
+    memcpy(ne, y->src[1]->ne, sizeof(ne));
+    GCUDAI_GRAD_IF(b, 1, gcuda_im2col_back(b->ctx, g, y->src[0], ne, gcudai_param_i32(y, 0), gcudai_param_i32(y, 1), gcudai_param_i32(y, 2), gcudai_param_i32(y, 3),
+                                           gcudai_param_i32(y, 4), gcudai_param_i32(y, 5), gcudai_param_i32(y, 6) != 0));
+}
+
+static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    const struct gcuda_tensor * y = b->node;
+    gcudai_grad_add(b, 0, gcuda_pool_2d_back(b->ctx, g, y->src[0], (enum gcuda_op_pool) gcudai_param_i32(y, 0), gcudai_param_i32(y, 1), gcudai_param_i32(y, 2), gcudai_param_i32(y, 3),
+                                             gcudai_param_i32(y, 4), (float) gcudai_param_i32(y, 5), (float) gcudai_param_i32(y, 6)));
+}
+
+// ---- the table: operations that have a derivative, and the sources it never reaches (a bit each) ----
+// clang-format off
+#define GCUDAI_GRADS(X)                                                                                               \
+    X(ADD, add, 0)               X(SUB, sub, 0)                 X(MUL, mul, 0)               X(DIV, div, 0)           \
+    X(ADD1, add1, 0)             X(SQR, sqr, 0)                 X(SQRT, sqrt, 0)             X(LOG, log, 0)           \
+    X(SIN, sin, 0)               X(COS, cos, 0)                 X(SCALE, scale, 0)           X(UNARY, unary, 0)       \
+    X(GLU, glu, 0)               X(LEAKY_RELU, leaky_relu, 0)   X(SUM, sum, 0)               X(SUM_ROWS, sum_rows, 0) \
+    X(MEAN, mean, 0)             X(REPEAT, repeat, 0)           X(REPEAT_BACK, repeat_back, 0)                        \
+    X(RESHAPE, reshape, 0)       X(DUP, reshape, 0)             X(CONT, reshape, 0)          X(CPY, reshape, 2)       \
+    X(VIEW, view, 0)             X(PERMUTE, permute, 0)         X(TRANSPOSE, transpose, 0)   X(ACC, acc, 0)           \
+    X(SET, set, 0)               X(CONCAT, concat, 0)           X(PAD, pad, 0)               X(ROLL, roll, 0)         \
+    X(GET_ROWS, get_rows, 2)     X(DIAG_MASK_INF, diag_mask, 0) X(DIAG_MASK_ZERO, diag_mask, 0)                       \
+    X(TRI, tri, 0)               X(RMS_NORM, rms_norm, 0)       X(NORM, norm, 0)             X(GROUP_NORM, group_norm, 0) \
+    X(L2_NORM, l2_norm, 0)       X(MUL_MAT, mul_mat, 0)         X(SOFT_MAX, soft_max, 0)     X(ROPE, rope, 6)         \
+    X(ROPE_BACK, rope_back, 6)   X(IM2COL, im2col, 1)           X(POOL_2D, pool_2d, 0)       X(FILL, fill, 1)         \
+    X(CROSS_ENTROPY_LOSS, cross_entropy_loss, 0)
+// clang-format on
+
+static void gcudai_fill_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // does not read its source
+    (void) b;
+    (void) g;
+}
+
+struct gcudai_grad_row {
+    enum gcuda_op op;
+    void (*grad)(struct gcudai_backward * b, struct gcuda_tensor * g);
+    unsigned cut; // sources that no gradient passes
+};
+static const struct gcudai_grad_row gcudai_grads[] = {
+#define X(ID, name, cut) { GCUDA_OP_##ID, gcudai_##name##_grad, cut },
+    GCUDAI_GRADS(X)
+#undef X
+};
+
+static const struct gcudai_grad_row * gcudai_grad_of(enum gcuda_op op) {
+    for (size_t i = 0; i < sizeof(gcudai_grads) / sizeof(gcudai_grads[0]); ++i) {
+        if (gcudai_grads[i].op == op) {
+            return &gcudai_grads[i];
+        }
+    }
+    return NULL;
+}
+
+static bool gcudai_has_gradient_type(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_F64; }
+
+// Marks what a parameter flows into, and makes sure that all of it can be differentiated.
+static gcuda_status gcudai_backward_mark(struct gcudai_backward * b, int n_nodes) {
+    for (int i = 0; i < n_nodes; ++i) {
+        const struct gcuda_tensor * y = b->graph->nodes[i];
+        const struct gcudai_grad_row * row = gcudai_grad_of(y->op);
+        bool is_wanted = (y->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            is_wanted = is_wanted || (y->src[k] != NULL && !(row != NULL && (row->cut >> k & 1u)) && gcudai_grad_wanted(b, y->src[k]));
+        }
+        b->wanted[gcudai_graph_find(b->graph, y)] = is_wanted && gcudai_has_gradient_type(y->type);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_backward_seed(struct gcudai_backward * b, int i, struct gcuda_tensor * acc) {
+    struct gcuda_tensor * y = b->graph->nodes[i];
+    const size_t slot = gcudai_graph_find(b->graph, y);
+    if (acc != NULL && (acc->type != GCUDA_TYPE_F32 || !gcuda_are_same_shape(acc, y) || !gcuda_is_contiguous(acc))) {
+        return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "gradient accumulator '%s' must be f32, contiguous and of the node's shape", acc->name);
+    }
+    if (acc == NULL && (y->flags & GCUDA_TENSOR_FLAG_LOSS)) {
+        acc = gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, y->ne);
+        gcuda_set_output(gcuda_format_name(acc, "grad for %s", y->name)); // keeps its 1 over many computations
+    }
+    if (b->wanted[slot]) {
+        b->graph->grads[slot] = b->graph->grad_accs[slot] = acc;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_backward_node(struct gcudai_backward * b, struct gcuda_tensor * y) {
+    const size_t slot = gcudai_graph_find(b->graph, y);
+    const struct gcudai_grad_row * row = gcudai_grad_of(y->op);
+    struct gcuda_tensor * g = b->graph->grads[slot];
+    bool reaches = false;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        reaches = reaches || (y->src[k] != NULL && gcudai_grad_wanted(b, y->src[k]));
+    }
+    if (!b->wanted[slot] || g == NULL || !reaches) {
+        return;
+    }
+    b->node = y;
+    const bool is_view_op = (gcudai_op_row(y->op)->flags & GCUDAI_OP_VIEW) != 0 || y->op == GCUDA_OP_CPY;
+    if (row == NULL) {
+        gcudai_grad_none(b, "the operation has none");
+    } else if (y->view_src != NULL && !is_view_op) {
+        gcudai_grad_none(b, "the node works in place");
+    } else {
+        row->grad(b, g);
+    }
+}
+
+// Nodes [0, n_nodes) are the forward graph.
+static gcuda_status gcudai_backward_run(struct gcudai_backward * b, int n_nodes, struct gcuda_tensor ** grad_accs) {
+    int n_losses = 0, n_params = 0;
+    for (int i = 0; i < n_nodes; ++i) {
+        n_losses += (b->graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_LOSS) != 0;
+        n_params += (b->graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
+    }
+    if (n_losses == 0 || n_params == 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_backward_expand: the graph has %d losses and %d parameters, want at least one of each", n_losses, n_params);
+    }
+    GCUDAI_TRY(gcudai_backward_mark(b, n_nodes));
+    for (int i = 0; i < n_nodes; ++i) {
+        GCUDAI_TRY(gcudai_backward_seed(b, i, grad_accs ? grad_accs[i] : NULL));
+    }
+    for (int i = n_nodes - 1; i >= 0 && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS; --i) {
+        struct gcuda_tensor * y = b->graph->nodes[i];
+        gcudai_backward_node(b, y);
+        struct gcuda_tensor * g = b->graph->grads[gcudai_graph_find(b->graph, y)];
+        if (g != NULL && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS && (y->flags & GCUDA_TENSOR_FLAG_PARAM)) {
+            GCUDAI_TRY(gcuda_build_forward_expand(b->graph, g));
+        }
+    }
+    if (b->ctx->error != GCUDA_STATUS_SUCCESS) {
+        return gcuda_set_last_error(b->ctx->error, b->ctx->message);
+    }
+    return b->status;
+}
+
+// As before the call: the gradients are cleared, because there were none.
+static void gcudai_backward_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs) {
+    g->n_nodes = n_nodes;
+    g->n_leafs = n_leafs;
+    memset(g->hash_keys, 0, g->hash_size * sizeof(*g->hash_keys));
+    memset(g->grads, 0, g->hash_size * sizeof(*g->grads));
+    memset(g->grad_accs, 0, g->hash_size * sizeof(*g->grad_accs));
+    gcudai_graph_index(g);
+}
+
+gcuda_status gcuda_build_backward_expand(struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs) {
+    struct gcudai_backward b;
+    GCUDAI_TRY(gcudai_graph_ready(graph, "build_backward_expand"));
+    if (ctx == NULL || graph->grads == NULL || graph->n_nodes == 0 || ctx->error != GCUDA_STATUS_SUCCESS) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_backward_expand: context is NULL or holds an error, or the graph is empty or made without grads%s%.600s",
+                           ctx && ctx->error ? ": " : "", ctx ? ctx->message : "");
+    }
+    for (size_t i = 0; i < graph->hash_size; ++i) {
+        if (graph->grads[i] != NULL) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_backward_expand: the graph has gradients already");
+        }
+    }
+    const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
+    GCUDAI_ZERO(b);
+    b.ctx = ctx;
+    b.graph = graph;
+    b.wanted = (bool *) gcudai_calloc(graph->hash_size, sizeof(bool));
+    if (b.wanted == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    const gcuda_status st = gcudai_backward_run(&b, n_nodes, grad_accs);
+    gcudai_free(b.wanted);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_backward_undo(graph, n_nodes, n_leafs);
+    }
+    return st;
+}
+
+struct gcuda_tensor * gcuda_graph_get_grad(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node) {
+    const size_t slot = graph && graph->grads ? gcudai_graph_find(graph, node) : GCUDAI_NO_SLOT;
+    return slot != GCUDAI_NO_SLOT ? graph->grads[slot] : NULL;
+}
+
+struct gcuda_tensor * gcuda_graph_get_grad_acc(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node) {
+    const size_t slot = graph && graph->grad_accs ? gcudai_graph_find(graph, node) : GCUDAI_NO_SLOT;
+    return slot != GCUDAI_NO_SLOT ? graph->grad_accs[slot] : NULL;
+}
+
+gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph) {
+    const float one = 1.0f;
+    if (graph == NULL || graph->grads == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_reset: graph is NULL or made without grads");
+    }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        struct gcuda_tensor * y = graph->nodes[i], * acc = gcuda_graph_get_grad_acc(graph, y);
+        if (y->op == GCUDA_OP_OPT_STEP_ADAMW) {
+            GCUDAI_TRY(gcuda_backend_tensor_memset(y->src[2], 0, 0, gcuda_nbytes(y->src[2])));
+            GCUDAI_TRY(gcuda_backend_tensor_memset(y->src[3], 0, 0, gcuda_nbytes(y->src[3])));
+        }
+        if (acc != NULL && (y->flags & GCUDA_TENSOR_FLAG_LOSS)) {
+            GCUDAI_TRY(gcuda_backend_tensor_set(acc, &one, 0, sizeof(one)));
+        } else if (acc != NULL) {
+            GCUDAI_TRY(gcuda_backend_tensor_memset(acc, 0, 0, gcuda_nbytes(acc)));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static struct gcuda_tensor * gcudai_grads_norm(struct gcuda_context * ctx, const struct gcuda_cgraph * graph, int n_nodes) {
+    struct gcuda_tensor * sum = NULL;
+    for (int i = 0; i < n_nodes; ++i) {
+        struct gcuda_tensor * g = graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM ? gcuda_graph_get_grad(graph, graph->nodes[i]) : NULL;
+        if (g != NULL) {
+            struct gcuda_tensor * part = gcuda_sum(ctx, gcuda_sqr(ctx, g));
+            sum = sum ? gcuda_add(ctx, sum, part) : part;
+        }
+    }
+    return sum ? gcuda_sqrt(ctx, sum) : NULL;
+}
+
+gcuda_status gcuda_graph_clip_grads(struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm) {
+    GCUDAI_TRY(gcudai_graph_ready(graph, "graph_clip_grads"));
+    if (ctx == NULL || graph->grads == NULL || !(max_norm > 0.0f)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_clip_grads: context is NULL, the graph is made without grads, or max_norm is %g (want > 0)", (double) max_norm);
+    }
+    const int n_nodes = graph->n_nodes;
+    struct gcuda_tensor * n = gcudai_grads_norm(ctx, graph, n_nodes);
+    if (n == NULL) {
+        return ctx->error ? gcuda_set_last_error(ctx->error, ctx->message) : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_clip_grads: no parameter has a gradient");
+    }
+    // max_norm / max(norm, max_norm), the maximum as relu(norm - max_norm) + max_norm
+    struct gcuda_tensor * divisor = gcuda_scale_bias(ctx, gcuda_relu(ctx, gcuda_scale_bias(ctx, n, 1.0f, -max_norm)), 1.0f / max_norm, 1.0f);
+    for (int i = 0; i < n_nodes; ++i) {
+        const size_t slot = gcudai_graph_find(graph, graph->nodes[i]);
+        if ((graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM) && graph->grads[slot] != NULL) {
+            struct gcuda_tensor * clipped = gcuda_div(ctx, graph->grads[slot], divisor);
+            GCUDAI_TRY(gcuda_build_forward_expand(graph, clipped));
+            graph->grads[slot] = gcuda_format_name(clipped, "clipped grad for %s", graph->nodes[i]->name);
+        }
+    }
+    if (norm != NULL) {
+        *norm = n;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
 
 // =====================================================================================================
 // >>impl-alloc   allocators
