@@ -8202,12 +8202,23 @@ static void gcudai_append_tensor(struct gcudai_text * out, const char * role, co
     }
 }
 
-// "rms_norm 'name': text; src0 'x' f32 [..]; ...; result f32 [..]"
+static const char * gcudai_sub_op_name(const struct gcuda_tensor * y); // "GELU", NULL: y->op says all
+
+static void gcudai_append_sub_op(struct gcudai_text * out, const struct gcuda_tensor * y) {
+    const char * name = gcudai_sub_op_name(y);
+    for (const char * c = name; c != NULL && *c != '\0'; ++c) {
+        gcudai_append(out, c == name ? " (%c" : "%c", *c >= 'A' && *c <= 'Z' ? *c - 'A' + 'a' : *c);
+    }
+    gcudai_append(out, "%s", name ? ")" : "");
+}
+
+// "rms_norm 'name': text; src0 'x' f32 [..]; ...; result f32 [..]", after unary and glu "unary (gelu) 'name': ..."
 static gcuda_status gcudai_node_fail_v(gcuda_status status, const struct gcuda_tensor * y, const char * fmt, va_list args) {
     char text[GCUDAI_MESSAGE_BYTES], problem[GCUDAI_MESSAGE_BYTES / 2];
     struct gcudai_text out = { text, sizeof(text), 0 };
     vsnprintf(problem, sizeof(problem), fmt, args);
     gcudai_append(&out, "%s", gcudai_op_lower(y->op));
+    gcudai_append_sub_op(&out, y);
     if (y->name[0] != '\0') {
         gcudai_append(&out, " '%s'", y->name);
     }
@@ -10921,7 +10932,8 @@ enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor) {
 static struct gcuda_tensor * gcudai_glu_node(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, bool swapped, enum gcuda_glu_op op) {
     struct gcuda_tensor * src[] = { a, b };
     const int64_t ne[GCUDA_MAX_DIMS] = { b ? a->ne[0] : a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3] };
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_GLU, a->type, ne, src, 2);
+    const enum gcuda_type type = gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32; // the check refuses others, and says why
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_GLU, type, ne, src, 2);
     gcudai_set_param_i32(y, 0, (int32_t) op);
     gcudai_set_param_i32(y, 1, swapped ? 1 : 0);
     return y;

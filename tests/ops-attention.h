@@ -137,7 +137,7 @@ static void ref_flash_attn(const struct op_case * c) {
     free(x);
 }
 
-// >>op:rope   sources: a, positions, frequency factors if there are three
+// >>op:rope >>op:rope_back   sources: a, positions, frequency factors if there are three
 struct p_rope {
     int n_dims;
     int mode;

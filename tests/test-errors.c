@@ -298,6 +298,8 @@ static const char * op_name(const struct ctor * c) {
     snprintf(name, sizeof name, "%s", c->op ? c->op : c->name);
     char * tail = strstr(name, "_inplace");
     if (tail) { *tail = '\0'; }
+    tail = strstr(name, "_bias");
+    if (tail) { *tail = '\0'; }
     tail = strstr(name, "_swapped");
     if (tail) { return "glu"; }
     return name;
