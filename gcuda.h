@@ -2168,6 +2168,7 @@ struct gcuda_cgraph {
     struct gcuda_tensor ** hash_keys; // open addressing; NULL: free slot
     size_t hash_size;                 // a power of two
     struct gcuda_context * ctx;       // where it lives; errors kept there stop building
+    void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
 };
 
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
@@ -15738,6 +15739,18 @@ static bool gcudai_is_noop(const struct gcuda_tensor * t) {
 // >>impl-graph   graphs
 // =====================================================================================================
 
+// What an expansion has reached, in the order of discovery; `parent` makes a stack of it, because recursion depth must
+// not depend on the caller's graph. Each becomes a node or a leaf, so a graph has room for all that it can hold.
+struct gcudai_visit {
+    struct gcuda_tensor * tensor;
+    int32_t next_src;
+    int32_t parent; // index; -1: none
+};
+struct gcudai_visits {
+    struct gcudai_visit * items;
+    int32_t n;
+};
+
 // Slots of the visited set: a power of two, at most half full.
 static size_t gcudai_graph_hash_size(size_t size) {
     size_t n = 16;
@@ -15752,7 +15765,8 @@ static size_t gcudai_graph_hash_size(size_t size) {
 static size_t gcudai_graph_bytes(size_t size, bool grads) {
     const size_t hash = gcudai_graph_hash_size(size);
     const size_t head = gcudai_pad(sizeof(struct gcuda_cgraph), GCUDA_MEM_ALIGN);
-    return head + 2 * size * sizeof(void *) + hash * (sizeof(void *) + sizeof(int32_t)) + (grads ? 2 * hash * sizeof(void *) : 0);
+    const size_t lists = 2 * size * (sizeof(void *) + sizeof(struct gcudai_visit));
+    return head + lists + hash * (sizeof(void *) + sizeof(int32_t)) + (grads ? 2 * hash * sizeof(void *) : 0);
 }
 
 size_t gcuda_graph_overhead_custom(size_t size, bool grads) {
@@ -15774,7 +15788,9 @@ struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t 
     }
     memset(p, 0, bytes);
     struct gcuda_cgraph * g = (struct gcuda_cgraph *) (void *) p;
-    struct gcuda_tensor ** array = (struct gcuda_tensor **) (void *) (p + gcudai_pad(sizeof(*g), GCUDA_MEM_ALIGN));
+    struct gcudai_visit * scratch = (struct gcudai_visit *) (void *) (p + gcudai_pad(sizeof(*g), GCUDA_MEM_ALIGN));
+    struct gcuda_tensor ** array = (struct gcuda_tensor **) (void *) (scratch + 2 * size);
+    g->scratch = scratch;
     g->size = (int) size;
     g->ctx = ctx;
     g->hash_size = hash;
@@ -15818,18 +15834,6 @@ int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_
     return i != GCUDAI_NO_SLOT ? graph->use_counts[i] : 0;
 }
 
-// What an expansion has reached, in the order of discovery; `parent` makes a stack of it, because recursion depth must
-// not depend on the caller's graph.
-struct gcudai_visit {
-    struct gcuda_tensor * tensor;
-    int next_src;
-    size_t parent; // GCUDAI_NO_SLOT: none
-};
-struct gcudai_visits {
-    struct gcudai_visit * items;
-    size_t n, cap;
-};
-
 static bool gcudai_is_leaf(const struct gcuda_tensor * t) { return t->op == GCUDA_OP_NONE && !(t->flags & GCUDA_TENSOR_FLAG_PARAM); }
 
 // Appends a tensor whose sources are all there.
@@ -15852,40 +15856,27 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
 }
 
 // Counts a reference, and remembers a tensor seen for the first time as a child of `parent`.
-static gcuda_status gcudai_graph_discover(struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, size_t parent, bool * is_new) {
+static gcuda_status gcudai_graph_discover(struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
     const size_t slot = gcudai_graph_slot(g, t);
-    if (slot == GCUDAI_NO_SLOT) {
+    *is_new = slot != GCUDAI_NO_SLOT && g->hash_keys[slot] == NULL;
+    if (slot == GCUDAI_NO_SLOT || (*is_new && v->n == 2 * g->size)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes, g->n_leafs, g->size);
     }
-    *is_new = g->hash_keys[slot] == NULL;
     if (*is_new) {
-        if (v->n == v->cap) {
-            const size_t cap = v->cap ? v->cap * 2 : 256;
-            struct gcudai_visit * items = (struct gcudai_visit *) gcudai_calloc(cap, sizeof(*items));
-            if (items == NULL) {
-                return GCUDA_STATUS_ALLOC_FAILED;
-            }
-            if (v->n > 0) {
-                memcpy(items, v->items, v->n * sizeof(*items));
-            }
-            gcudai_free(v->items);
-            v->items = items;
-            v->cap = cap;
-        }
         v->items[v->n].tensor = t;
         v->items[v->n].next_src = 0;
         v->items[v->n].parent = parent;
         v->n++;
         g->hash_keys[slot] = t;
     }
-    g->use_counts[slot] += parent != GCUDAI_NO_SLOT;
+    g->use_counts[slot] += parent >= 0;
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_graph_visit(struct gcuda_cgraph * g, struct gcuda_tensor * root, struct gcudai_visits * v) {
     bool is_new = false;
-    GCUDAI_TRY(gcudai_graph_discover(g, root, v, GCUDAI_NO_SLOT, &is_new));
-    for (size_t top = is_new ? 0 : GCUDAI_NO_SLOT; top != GCUDAI_NO_SLOT;) {
+    GCUDAI_TRY(gcudai_graph_discover(g, root, v, -1, &is_new));
+    for (int32_t top = is_new ? 0 : -1; top >= 0;) {
         struct gcuda_tensor * t = v->items[top].tensor;
         if (v->items[top].next_src == GCUDA_MAX_SRC) {
             GCUDAI_TRY(gcudai_graph_append(g, t));
@@ -15926,7 +15917,7 @@ static void gcudai_graph_index(struct gcuda_cgraph * g) {
 // Takes a failed expansion back. Keys leave in the reverse order of their coming, so that no probe chain breaks and
 // gradients keep their slots.
 static void gcudai_graph_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs, const struct gcudai_visits * v) {
-    for (size_t i = v->n; i-- > 0;) {
+    for (int32_t i = v->n; i-- > 0;) {
         g->hash_keys[gcudai_graph_slot(g, v->items[i].tensor)] = NULL;
     }
     g->n_nodes = n_nodes;
@@ -15954,12 +15945,12 @@ gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcud
     }
     const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
     struct gcudai_visits visits;
-    GCUDAI_ZERO(visits);
+    visits.items = (struct gcudai_visit *) graph->scratch;
+    visits.n = 0;
     const gcuda_status st = gcudai_graph_visit(graph, tensor, &visits);
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_graph_undo(graph, n_nodes, n_leafs, &visits);
     }
-    gcudai_free(visits.items);
     return st;
 }
 
