@@ -110,6 +110,9 @@ $(filter $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) | $(B) check-
 $(filter-out $(OWN_IMPL),$(TESTS)): $(B)/%$(EXE): tests/%.c $(HEADERS) $(B)/gcuda_impl.o | check-cc
 	$(COMPILE) $< $(B)/gcuda_impl.o -o $@ $(LIBS)
 
+# the main job's own code under test
+$(B)/test-digits$(EXE): examples/digits.c examples/digits_data.h
+
 # examples are built as their first lines say: the implementation inside, a plain -O2
 $(EXAMPLES): $(B)/%$(EXE): examples/%.c gcuda.h $(wildcard examples/*.h) | $(B) check-cc
 	$(CC) -O2 $(WARN) -I. $< -o $@ $(LIBS)

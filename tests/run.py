@@ -72,8 +72,13 @@ def plan(level):
 
     jobs.append(Job("compile matrix", [sys.executable, "tests/compile/matrix.py", "--level", level], "user", 1800, True))
     jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 60, True))
-    if os.path.exists(os.path.join(ROOT, "examples/digits.c")):
-        jobs.append(Job("make run", [*MAKE, "run"], "user", 300))
+    examples = Job("gcc: build examples", [*MAKE, "examples"], "user", 600, is_build=True)
+    jobs.append(examples)
+    for source in sources("examples/*.c"):
+        name = stem(source)
+        job = Job("make run", [*MAKE, "run"], "user", 300) if name == "digits" else Job(f"example: {name}", [f"build/{name}"], "user", 60)
+        job.after = examples
+        jobs.append(job)
 
     asan_env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     clang = [("clang", "clang"), ("clang++", "clang")]
