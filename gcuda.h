@@ -14669,41 +14669,64 @@ static void gcudai_conv_transpose_work(const struct gcuda_tensor * y, struct gcu
     gcudai_stretch_split(args.conv_transpose.y.ne, gcudai_conv_transpose_cost(&args.conv_transpose), w, 0);
 }
 
-// One row of the kernel over one row of the data: places w * stride + kw of the piece.
-static void gcudai_conv_transpose_row(const struct gcuda_conv_transpose_args * p, const struct gcudai_stretch * c, const char * kernel, const char * data, float * sum) {
-    const int64_t s = p->stride;
-    float buf[GCUDAI_PIECE + 1];
-    for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
-        const int64_t from = c->i0 - kw, last = from + c->n - 1; // of w * stride
-        const int64_t w0 = from > 0 ? (from + s - 1) / s : 0, w1 = last < 0 ? 0 : GCUDAI_MIN(last / s + 1, p->x.ne[0]);
-        if (w0 >= w1) {
-            continue;
-        }
-        const float k = gcudai_float_at(p->kernel.type, kernel + (size_t) kw * p->kernel.nb[0]);
-        const float * x = gcudai_floats(p->x.type, data + (size_t) w0 * p->x.nb[0], w1 - w0, buf);
-        float * to = sum + (w0 * s - from);
+// Sums of a stretch, sorted by their place modulo the stride: those that one kernel element reaches are adjacent.
+struct gcudai_phases {
+    float sum[2 * GCUDAI_PIECE];
+    int64_t stride, len; // place j of the stretch is at (j % stride) * len + j / stride
+};
+
+// Kernel elements (kw, kh) of n channels from ic over row h of the data.
+static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, int64_t ic, int64_t n,
+                                      struct gcudai_phases * f, gcudai_lane_add4_fn add4) {
+    const int64_t s = p->stride, from = c->i0 - kw, last = from + c->n - 1; // of w * stride
+    const int64_t w0 = from > 0 ? (from + s - 1) / s : 0, w1 = last < 0 ? 0 : GCUDAI_MIN(last / s + 1, p->x.ne[0]);
+    const float * x[4];
+    float k[4], buf[4][GCUDAI_PIECE + 1];
+    if (w0 >= w1) {
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const char * row = gcudai_at(&p->x, (c->i1 - kh) / s, ic + i, c->i3);
+        k[i] = gcudai_float_at(p->kernel.type, gcudai_at(&p->kernel, kh, c->i2, ic + i) + (size_t) kw * p->kernel.nb[0]);
+        x[i] = gcudai_floats(p->x.type, row + (size_t) w0 * p->x.nb[0], w1 - w0, buf[i]);
+    }
+    const int64_t j = w0 * s - from;
+    float * to = f->sum + j % s * f->len + j / s;
+    if (n == 4) {
+        add4(to, x, k, w1 - w0);
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
         for (int64_t w = 0; w < w1 - w0; ++w) {
-            to[w * s] += k * x[w];
+            to[w] += k[i] * x[i][w];
         }
     }
 }
 
 static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_transpose_args * p = &args->conv_transpose;
-    float sum[GCUDAI_PIECE];
+    const gcudai_lane_add4_fn add4 = gcudai_lane_is_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
+    struct gcudai_phases f;
+    float out[GCUDAI_PIECE];
+    f.stride = p->stride;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
-        memset(sum, 0, sizeof(sum));
-        for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
-            const int64_t h = (c.i1 - kh) / p->stride;
-            if (c.i1 < kh || (c.i1 - kh) % p->stride != 0 || h >= p->x.ne[1]) {
+        f.len = (c.n + f.stride - 1) / f.stride;
+        memset(f.sum, 0, sizeof(f.sum));
+        for (int64_t kh = 0; kh < p->kernel.ne[1] && kh <= c.i1; ++kh) {
+            if ((c.i1 - kh) % p->stride != 0 || (c.i1 - kh) / p->stride >= p->x.ne[1]) {
                 continue;
             }
-            for (int64_t ic = 0; ic < p->x.ne[2]; ++ic) {
-                gcudai_conv_transpose_row(p, &c, gcudai_at(&p->kernel, kh, c.i2, ic), gcudai_at(&p->x, h, ic, c.i3), sum);
+            for (int64_t ic = 0; ic < p->x.ne[2]; ic += 4) {
+                for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
+                    gcudai_conv_transpose_tap(p, &c, kw, kh, ic, GCUDAI_MIN(4, p->x.ne[2] - ic), &f, add4);
+                }
             }
         }
-        gcudai_stretch_store(&p->y, &c, sum);
+        for (int64_t j = 0; j < c.n; ++j) {
+            out[j] = f.sum[j % f.stride * f.len + j / f.stride];
+        }
+        gcudai_stretch_store(&p->y, &c, out);
     }
 }
 
@@ -15037,9 +15060,7 @@ static float gcudai_upscale_factor(const struct gcuda_upscale_args * p, int axis
 
 static int64_t gcudai_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
 
-static int64_t gcudai_upscale_nearest(const struct gcuda_upscale_args * p, int axis, int64_t i) {
-    return gcudai_clamp_index((int64_t) ((float) i / gcudai_upscale_factor(p, axis)), p->x.ne[axis]);
-}
+static int64_t gcudai_upscale_nearest(int64_t i, float factor, int64_t n) { return gcudai_clamp_index((int64_t) ((float) i / factor), n); }
 
 // Source pixels of one output pixel along one axis.
 struct gcudai_taps {
@@ -15069,15 +15090,15 @@ static void gcudai_taps_cubic(struct gcudai_taps * t, float x, int64_t n) {
     }
 }
 
-static struct gcudai_taps gcudai_upscale_taps(const struct gcuda_upscale_args * p, int axis, int64_t i) {
-    const float offset = p->align_corners ? 0.0f : 0.5f, factor = gcudai_upscale_factor(p, axis);
+static struct gcudai_taps gcudai_upscale_taps(const struct gcuda_upscale_args * p, int64_t i, float factor, int64_t n) {
+    const float offset = p->align_corners ? 0.0f : 0.5f;
     const float center = ((float) i + offset) / factor;
-    const int64_t n = p->x.ne[axis];
     struct gcudai_taps t;
-    GCUDAI_ZERO(t);
+    t.first = 0;
+    t.center = t.reach = 0.0f;
     if (p->mode == GCUDA_SCALE_MODE_NEAREST) {
         t.n = 1;
-        t.at[0] = gcudai_upscale_nearest(p, axis, i);
+        t.at[0] = gcudai_upscale_nearest(i, factor, n);
         t.w[0] = 1.0f;
     } else if (p->mode == GCUDA_SCALE_MODE_BICUBIC) {
         gcudai_taps_cubic(&t, center - offset, n);
@@ -15141,15 +15162,27 @@ static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_wor
     gcudai_stretch_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 0);
 }
 
+static void gcudai_upscale_copy(const struct gcuda_upscale_args * p, int64_t i0, int64_t n, float factor, const char * row, float * out) {
+    for (int64_t i = 0; i < n; ++i) {
+        out[i] = gcudai_float_at(p->x.type, row + (size_t) gcudai_upscale_nearest(i0 + i, factor, p->x.ne[0]) * p->x.nb[0]);
+    }
+}
+
 static void gcudai_upscale_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_upscale_args * p = &args->upscale;
-    float buf[GCUDAI_PIECE];
+    float buf[GCUDAI_PIECE], f[4];
+    for (int axis = 0; axis < 4; ++axis) {
+        f[axis] = gcudai_upscale_factor(p, axis);
+    }
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_upscale_cost(p), item);
-        const char * plane = gcudai_at(&p->x, 0, gcudai_upscale_nearest(p, 2, c.i2), gcudai_upscale_nearest(p, 3, c.i3));
-        const struct gcudai_taps y = gcudai_upscale_taps(p, 1, c.i1);
-        for (int64_t i = 0; i < c.n; ++i) {
-            const struct gcudai_taps x = gcudai_upscale_taps(p, 0, c.i0 + i);
+        const char * plane = gcudai_at(&p->x, 0, gcudai_upscale_nearest(c.i2, f[2], p->x.ne[2]), gcudai_upscale_nearest(c.i3, f[3], p->x.ne[3]));
+        const struct gcudai_taps y = gcudai_upscale_taps(p, c.i1, f[1], p->x.ne[1]);
+        if (p->mode == GCUDA_SCALE_MODE_NEAREST) {
+            gcudai_upscale_copy(p, c.i0, c.n, f[0], plane + (size_t) y.at[0] * p->x.nb[1], buf);
+        }
+        for (int64_t i = 0; i < c.n && p->mode != GCUDA_SCALE_MODE_NEAREST; ++i) {
+            const struct gcudai_taps x = gcudai_upscale_taps(p, c.i0 + i, f[0], p->x.ne[0]);
             buf[i] = p->antialias ? gcudai_upscale_many(p, &x, &y, plane) : gcudai_upscale_few(p, &x, &y, plane);
         }
         gcudai_stretch_store(&p->y, &c, buf);
