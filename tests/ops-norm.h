@@ -45,15 +45,15 @@ static void fill_far(struct rng * r, const struct op_case * c, int k, struct arr
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 1000.0 + rng_between(r, -1, 1); }
 }
 
-TEST(norm) { // >>op:norm
-    run_norm('m', 0, "2,3 0,3 3,0");
+TEST(norm) { // >>op:norm; one row so long that several threads share it
+    run_norm('m', 0, "2,3 0,3 3,0 70001");
     static const struct norm_p p = { 'm', 1e-6f };
     const struct op_test far = { .types = "F32", .shapes = "1024,3", .n_in = 1, .build = build_norm, .ref = ref_norm, .p = &p, .tag = "far",
         .max_nmse = 1e-7, .in = { { .fill = fill_far } } };
     op_test_run(&far);
 }
-TEST(rms_norm) { run_norm('r', 1, "1,5 16896,2 0,3 3,0"); } // >>op:rms_norm
-TEST(l2_norm) { run_norm('l', 0, "1,5 0,3"); }              // >>op:l2_norm
+TEST(rms_norm) { run_norm('r', 1, "1,5 16896,2 0,3 3,0 70001"); } // >>op:rms_norm
+TEST(l2_norm) { run_norm('l', 0, "1,5 0,3 70001"); }              // >>op:l2_norm
 
 static void ref_norm_zero_row(const struct op_case * c) {
     ref_norm(c);
@@ -96,7 +96,7 @@ static struct gcuda_tensor * build_rms_norm_back(struct gcuda_context * ctx, str
 TEST(rms_norm_back) { // >>op:rms_norm_back
     static const double eps[] = { 0.0, 1e-6f, 0.1f };
     for (int i = 0; i < 3; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "64,5,4,3 1025,3 255 257,2 0,2", .n_in = 2, .build = build_rms_norm_back,
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "64,5,4,3 1025,3 255 257,2 0,2 70001", .n_in = 2, .build = build_rms_norm_back,
             .ref = ref_rms_norm_back, .p = &eps[i], .tag = tagf("eps=%g", eps[i]), .max_nmse = 1e-7, .reuse = 3,
             .in = { { .layouts = LAYOUT_ROWS }, { .lo = -10, .hi = 10, .layouts = LAYOUT_ROWS } } };
         op_test_run(&t);
@@ -128,7 +128,7 @@ static struct gcuda_tensor * build_group_norm_inplace(struct gcuda_context * ctx
 TEST(group_norm) { // >>op:group_norm; channels need not divide
     static const struct group_p all[] = { { 1, 1e-6f }, { 4, 1e-6f }, { 3, 1e-5f }, { 32, 1e-6f }, { 7, 0.1f } };
     for (int i = 0; i < 5; ++i) {
-        struct op_test t = { .types = "F32 F16 BF16", .shapes = "8,8,32,2 5,3,10,3 9,9,64 3,2,7,2", .n_in = 1, .build = build_group_norm,
+        struct op_test t = { .types = "F32 F16 BF16", .shapes = "8,8,32,2 5,3,10,3 9,9,64 3,2,7,2 300,9,40", .n_in = 1, .build = build_group_norm,
             .inplace = build_group_norm_inplace, .ref = ref_group_norm, .p = &all[i], .tag = tagf("groups=%d", all[i].n_groups), .max_nmse = 1e-7,
             .in = { { .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
@@ -219,10 +219,10 @@ static struct gcuda_tensor * build_argmax(struct gcuda_context * ctx, struct gcu
     return gcuda_argmax(ctx, in[0]);
 }
 TEST(argmax) { // >>op:argmax
-    struct op_test t = { .types = "F32>I32", .shapes = "1 32 100,513 1023,3 1024,3 1025,3 5438,3 7,0", .n_in = 1, .build = build_argmax,
+    struct op_test t = { .types = "F32>I32", .shapes = "1 32 100,513 1023,3 1024,3 1025,3 5438,3 70001,2 7,0", .n_in = 1, .build = build_argmax,
         .ref = ref_argmax, .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
-    t.shapes = "1 33,9 257,3", t.in[0].fill = fill_ties, t.tag = "ties";
+    t.shapes = "1 33,9 257,3 70001", t.in[0].fill = fill_ties, t.tag = "ties";
     op_test_run(&t);
     t.in[0].fill = fill_minus_inf, t.tag = "all-inf";
     op_test_run(&t);
@@ -296,7 +296,40 @@ TEST(argsort) { // >>op:argsort
         op_test_run(&t);
         t.shapes = test_full() ? "16384 65535 1048576" : "16384 100003", t.in[0].layouts = 0;
         op_test_run(&t);
-        t.shapes = "1 33,9 257,3 5000", t.in[0].fill = fill_ties, t.judge = judge_argsort, t.tag = order ? "desc-ties" : "asc-ties";
+        t.shapes = "1 33,9 257,3 5000 100003,2", t.in[0].fill = fill_ties, t.judge = judge_argsort, t.tag = order ? "desc-ties" : "asc-ties";
+        op_test_run(&t);
+    }
+}
+
+// NaN has no order, but every index comes once, and what is a number is in order.
+static void fill_some_nan(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    fill_ties(r, c, k, a);
+    for (int64_t i = 0; i < arr_n(a); i += 3) { a->d[i] = rng_below(r, 2) ? (double) NAN : rng_below(r, 2) ? HUGE_VAL : -HUGE_VAL; }
+}
+static const char * judge_permutation(const struct op_case * c, const struct arr * got) {
+    const struct arr * a = c->in[0];
+    const bool desc = *(const int *) c->p == GCUDA_SORT_ORDER_DESC;
+    const char * wrong = NULL;
+    char * seen = (char *) malloc((size_t) a->ne[0] + 1);
+    FOR_ROWS(a) {
+        double last = desc ? HUGE_VAL : -HUGE_VAL;
+        memset(seen, 0, (size_t) a->ne[0] + 1);
+        for (int64_t i = 0; i < a->ne[0] && !wrong; ++i) {
+            const double at = AT(got, i, i1, i2, i3);
+            if (!(at >= 0 && at < (double) a->ne[0]) || seen[(int64_t) at]++) { wrong = "not a permutation"; break; }
+            const double v = AT(a, (int64_t) at, i1, i2, i3);
+            if (isnan(v)) { continue; }
+            if (desc ? v > last : v < last) { wrong = "the numbers are not in order"; }
+            last = v;
+        }
+    }
+    free(seen);
+    return wrong;
+}
+TEST(argsort_nan) {
+    for (int order = 0; order < 2; ++order) {
+        const struct op_test t = { .types = "F32>I32", .shapes = "7 33,9 5000 100003", .n_in = 1, .build = build_argsort, .ref = ref_argsort,
+            .p = &order, .tag = order ? "desc" : "asc", .judge = judge_permutation, .in = { { .fill = fill_some_nan } } };
         op_test_run(&t);
     }
 }
@@ -376,7 +409,7 @@ static struct gcuda_tensor * build_cross_entropy(struct gcuda_context * ctx, str
     return gcuda_cross_entropy_loss(ctx, in[0], in[1]);
 }
 TEST(cross_entropy_loss) { // >>op:cross_entropy_loss
-    const struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000", .n_in = 2, .build = build_cross_entropy,
+    const struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000 70001,2", .n_in = 2, .build = build_cross_entropy,
         .ref = ref_cross_entropy, .max_nmse = 1e-7,
         .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
@@ -398,7 +431,7 @@ static struct gcuda_tensor * build_cross_entropy_back(struct gcuda_context * ctx
     return gcuda_cross_entropy_loss_back(ctx, in[0], in[1], in[2]);
 }
 TEST(cross_entropy_loss_back) { // >>op:cross_entropy_loss_back
-    const struct op_test t = { .types = "F32", .shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3 1|30000|30000", .n_in = 3,
+    const struct op_test t = { .types = "F32", .shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3 1|30000|30000 1|70001,2|70001,2", .n_in = 3,
         .build = build_cross_entropy_back, .ref = ref_cross_entropy_back, .max_nmse = 1e-7,
         .in = { { .lo = 0.5, .hi = 2 }, { .lo = -20, .hi = 20, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
