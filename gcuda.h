@@ -9500,10 +9500,12 @@ static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
     return gcudai_want_pair(y, b, y);
 }
 
-// The last of several rows with the same index stays, for any number of threads: each plane of indices gets a hash table
-// from destination to the last row, made in phase 0.
-static size_t gcudai_set_rows_slots(const struct gcuda_array * ids) {
-    size_t n = 4;
+// The last of several rows with the same index stays, for any number of threads. Phase 0 makes sure of that for every plane
+// of indices: they increase (a cache being filled), or a hash table leads from each destination to its last row. Scratch of
+// a plane: last[0], do they increase? then the slots of the table: row number + 1, 0 is free.
+
+static size_t gcudai_last_row_slots(const struct gcuda_array * ids) {
+    size_t n = 32;
     while (n / 2 < (size_t) ids->ne[0]) { n *= 2; }
     return n;
 }
@@ -9520,43 +9522,53 @@ static void gcudai_set_rows_work(const struct gcuda_tensor * y, struct gcudai_wo
         w->n_phases = 2;
         w->n_items[0] = n_planes;
         w->item_cost[0] = 20.0 * (double) ids.ne[0];
-        if (!gcudai_mul_size((size_t) n_planes, gcudai_set_rows_slots(&ids), &n) || !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
+        if (!gcudai_mul_size((size_t) n_planes, gcudai_last_row_slots(&ids) + 1, &n) || !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
             w->shared_bytes = SIZE_MAX;
         }
     }
     gcudai_split_rows(y->src[0], gcudai_set_rows_max(&x, &a), gcudai_is_slow_pair(x.type, a.type) ? 100.0 : 2.0, w, ids.ne[0] > 1 ? 1 : 0);
 }
 
-// Slot of the rows of a plane that go to `to`; the table holds row numbers + 1, 0 is free.
-static int64_t * gcudai_set_rows_slot(const struct gcuda_array * ids, int64_t * table, int64_t j1, int64_t j2, int64_t to) {
-    const size_t mask = gcudai_set_rows_slots(ids) - 1;
-    size_t i = (size_t) ((uint64_t) to * 0x9e3779b97f4a7c15u >> 20) & mask;
-    while (table[i] != 0 && gcudai_index_at(ids, table[i] - 1, j1, j2) != to) { i = (i + 1) & mask; }
-    return &table[i];
+// Slot of the rows of a plane that go to `to`. Sixteen destinations in a row stay together, as they are often written
+// together; these runs are spread by the upper bits of a product with 2^64 / golden ratio.
+static int64_t * gcudai_last_row_slot(const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2, int64_t to) {
+    const uint64_t run = ((uint64_t) to >> 4) * 0x9e3779b97f4a7c15u;
+    size_t i = ((size_t) ((run >> 32) * (n_slots / 16) >> 32) * 16 + ((size_t) to & 15)) & (n_slots - 1);
+    int64_t * slots = last + 1;
+    while (slots[i] != 0 && gcudai_index_at(ids, slots[i] - 1, j1, j2) != to) { i = (i + 1) & (n_slots - 1); }
+    return &slots[i];
 }
 
-static void gcudai_set_rows_index(const struct gcuda_array * ids, int64_t * table, int64_t plane) {
-    const int64_t j1 = plane % ids->ne[1], j2 = plane / ids->ne[1];
-    memset(table, 0, gcudai_set_rows_slots(ids) * sizeof(*table));
-    for (int64_t r = 0; r < ids->ne[0]; ++r) { *gcudai_set_rows_slot(ids, table, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1; }
+static void gcudai_last_row_init(const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2) {
+    int64_t r = 1;
+    while (r < ids->ne[0] && gcudai_index_at(ids, r - 1, j1, j2) < gcudai_index_at(ids, r, j1, j2)) { ++r; }
+    last[0] = r == ids->ne[0];
+    if (last[0] == 0) {
+        memset(last + 1, 0, n_slots * sizeof(*last));
+        for (r = 0; r < ids->ne[0]; ++r) { *gcudai_last_row_slot(ids, last, n_slots, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1; }
+    }
 }
 
 static void gcudai_set_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_get_rows_args * p = &args->get_rows;
     const struct gcudai_pair pair = gcudai_pair_of(p->x.type, p->y.type);
-    const bool has_table = p->ids.ne[0] > 1;
-    const size_t slots = gcudai_set_rows_slots(&p->ids);
-    int64_t * tables = (int64_t *) (void *) t->shared;
-    for (int64_t item = t->i0; item < t->i1 && has_table && t->phase == 0; ++item) { gcudai_set_rows_index(&p->ids, tables + (size_t) item * slots, item); }
-    if (has_table && t->phase == 0) {
+    const bool has_many = p->ids.ne[0] > 1;
+    const size_t n_slots = gcudai_last_row_slots(&p->ids);
+    int64_t * scratch = (int64_t *) (void *) t->shared;
+    const int64_t max = gcudai_set_rows_max(&p->x, &p->y);
+    if (has_many && t->phase == 0) {
+        for (int64_t plane = t->i0; plane < t->i1; ++plane) {
+            gcudai_last_row_init(&p->ids, scratch + (size_t) plane * (n_slots + 1), n_slots, plane % p->ids.ne[1], plane / p->ids.ne[1]);
+        }
         return;
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_piece c = gcudai_piece_of(&p->x, gcudai_set_rows_max(&p->x, &p->y), item);
+        const struct gcudai_piece c = gcudai_piece_of(&p->x, max, item);
         const int64_t j1 = c.i2 % p->ids.ne[1], j2 = c.i3 % p->ids.ne[2], to = gcudai_index_at(&p->ids, c.i1, j1, j2);
+        int64_t * last = has_many ? scratch + (size_t) (j1 + j2 * p->ids.ne[1]) * (n_slots + 1) : NULL;
         if (to < 0 || to >= p->y.ne[1]) {
             gcudai_bad_index(t, c.row, to, p->y.ne[1]);
-        } else if (!has_table || *gcudai_set_rows_slot(&p->ids, tables + (size_t) (j1 + j2 * p->ids.ne[1]) * slots, j1, j2, to) == c.i1 + 1) {
+        } else if (last == NULL || last[0] != 0 || *gcudai_last_row_slot(&p->ids, last, n_slots, j1, j2, to) == c.i1 + 1) {
             gcudai_copy_row(&pair, &p->x, gcudai_at(&p->x, c.i1, c.i2, c.i3), &p->y, gcudai_at(&p->y, to, c.i2, c.i3), c.i0, c.n);
         }
     }
@@ -9836,6 +9848,17 @@ static void gcudai_repeat_back_work(const struct gcuda_tensor * y, struct gcudai
     }
 }
 
+// Four sums at a time: an addition takes four cycles, and the next one need not wait for it.
+static double gcudai_sum_of_piece(const float * x, int64_t n) {
+    double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        for (int k = 0; k < 4; ++k) { sum[k] += (double) x[i + k]; }
+    }
+    for (; i < n; ++i) { sum[0] += (double) x[i]; }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
 // Adds n elements, a multiple of width or one run of at most that, to the sums of their columns.
 static void gcudai_sum_run(const struct gcuda_array * x, const char * p, int64_t n, int64_t width, double * sum) {
     float buf[GCUDAI_PIECE];
@@ -9843,6 +9866,10 @@ static void gcudai_sum_run(const struct gcuda_array * x, const char * p, int64_t
     for (int64_t i = 0; i < n; i += step) {
         const int64_t m = GCUDAI_MIN(n - i, step);
         gcudai_load(x->type, p + (size_t) i * x->nb[0], x->nb[0], m, buf);
+        if (width == 1) {
+            sum[0] += gcudai_sum_of_piece(buf, m);
+            continue;
+        }
         for (int64_t j = 0; j < m; j += width) {
             for (int64_t k = 0; k < width; ++k) { sum[k] += (double) buf[j + k]; }
         }
