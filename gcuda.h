@@ -2506,6 +2506,7 @@ GCUDA_API void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, con
 GCUDA_API gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
 GCUDA_API size_t gcuda_backend_reg_count(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index);
+// By name: upper and lower case are the same.
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name);
 GCUDA_API size_t gcuda_backend_dev_count(void);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_get(size_t index);
@@ -18411,10 +18412,19 @@ gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
     return reg;
 }
 
+// Names of devices are typed by people: "cpu" is "CPU".
+static bool gcudai_same_name(const char * a, const char * b) {
+    size_t i = 0;
+    while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) {
+        ++i;
+    }
+    return a[i] == b[i];
+}
+
 gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name) {
     for (size_t i = 0; name != NULL && i < gcuda_backend_reg_count(); ++i) {
         const gcuda_backend_reg_t reg = gcuda_backend_reg_get(i);
-        if (reg != NULL && strcmp(gcuda_backend_reg_name(reg), name) == 0) {
+        if (reg != NULL && gcudai_same_name(gcuda_backend_reg_name(reg), name)) {
             return reg;
         }
     }
@@ -18445,7 +18455,7 @@ gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
 gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
     for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
         const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
-        if (dev != NULL && strcmp(gcuda_backend_dev_name(dev), name) == 0) {
+        if (dev != NULL && gcudai_same_name(gcuda_backend_dev_name(dev), name)) {
             return dev;
         }
     }

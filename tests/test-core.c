@@ -430,6 +430,8 @@ TEST(start_stop_start) {
     CHECK_EQ_I(gcuda_version(), GCUDA_VERSION);
     for (int i = 0; i < 3; ++i) {
         CHECK(gcuda_backend_dev_count() >= 1 && gcuda_backend_dev_by_name("CPU") != NULL);
+        CHECK(gcuda_backend_dev_by_name("cpu") == gcuda_backend_dev_by_name("CPU") && gcuda_backend_dev_by_name("CPU ") == NULL);
+        CHECK(gcuda_backend_dev_by_name("CP") == NULL && gcuda_backend_dev_by_name("") == NULL && gcuda_backend_dev_by_name("cP0") == NULL);
         CHECK_OK(whole_life()); // ends with a shutdown
     }
     gcuda_shutdown();
