@@ -344,6 +344,31 @@ static struct gcuda_tensor * build_flash_attn(struct gcuda_context * ctx, struct
     return y;
 }
 
+// Every third position holds NaN, and no token attends to it.
+static void fill_stale(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c, (void) k;
+    FOR_ARR(a) {
+        if (i1 % 3 == 1) { AT(a, i0, i1, i2, i3) = (double) NAN; }
+    }
+}
+
+static void fill_mask_stale(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c, (void) k;
+    FOR_ARR(a) {
+        if (i0 % 3 == 1) { AT(a, i0, i1, i2, i3) = -HUGE_VAL; }
+    }
+}
+
+static void ref_flash_attn_unread(const struct op_case * c) { // the same with zeros in their place
+    for (int k = 1; k < 3; ++k) {
+        const struct arr * a = c->in[k];
+        FOR_ARR(a) {
+            if (i1 % 3 == 1) { AT(a, i0, i1, i2, i3) = 0.0; }
+        }
+    }
+    ref_flash_attn(c);
+}
+
 static void flash_attn_cases(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * p, unsigned layouts,
     fill_fn mask) {
     struct op_test t;
@@ -422,6 +447,23 @@ TEST(flash_attn_shapes) {
         flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,Q8_0,Q8_0,F16,F32>F32", "128,35,16|128,1024,4|128,1024,4|1024,35|16 64,32,48,3|64,512,4,3|64,512,4,3|512,32,1,3|48",
             "full", &alibi, LAYOUT_ROWS, fill_mask);
     }
+}
+
+TEST(flash_attn_long) { // so many positions that they are cut into parts, for few queries and for many
+    static const struct p_flash_attn alibi = { 0.1f, 8.0f, 0.0f, 3, 4, 0, 0 }, sinks = { 0.2f, 0.0f, 0.0f, 0, 3, 0, 0 };
+    flash_attn_cases("F32,F16,F16,F16,F32>F32", "128,1,4|128,20000,1|128,20000,1|20000,1|4 64,3,2|64,33333,2|64,33333,2|33333,3|2", "few", &alibi, 0, fill_mask);
+    flash_attn_cases("F32", "64,17,1|64,50001,1|32,50001,1|1", "many", &sinks, 0, NULL);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32", "64,3,2|64,33333,2|64,33333,2|33333,3|2", "all-masked", &alibi, 0, fill_all_masked);
+}
+
+TEST(flash_attn_unread) { // positions that are masked are not read: NaN there must not show
+    static const struct p_flash_attn p = { 0.2f, 0.0f, 0.0f, 3, 0, 0, 0 };
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    t.types = "F32,F16,F16,F16>F32 F32", t.shapes = "40,3,4|40,37,2|40,37,2|37,3 17,1,3|17,5,1|17,5,1|5,1", t.p = &p, t.n_in = 4;
+    t.build = build_flash_attn, t.ref = ref_flash_attn_unread, t.max_nmse = ERR_PRODUCT;
+    t.in[1].fill = t.in[2].fill = fill_stale, t.in[3].fill = fill_mask_stale;
+    op_test_run(&t);
 }
 
 TEST(flash_attn_v_inside_k) { // a compressed cache: a value is the first part of its key

@@ -611,6 +611,15 @@ TEST(conv_2d_direct) {
     for (int i = 0; i < 4; ++i) { conv_2d_shapes(&p[i], true); }
 }
 
+TEST(conv_2d_direct_layouts) { // images that are no plain array, in all types; many taps and many channels
+    const struct p_conv p = conv_params(2, 1, 1, 2, 1, 1);
+    struct op_test t = conv_test("F32 F32,F16>F16 BF16,F32>F32 F16,BF16>BF16", "3,2,5,3|17,9,5,2", "layouts", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t.in[1].layouts = LAYOUT_ANY;
+    op_test_run(&t);
+    t = conv_test("F32", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1", "blocks", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    op_test_run(&t);
+}
+
 TEST(conv_2d) {
     const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(1, 2, 1, 3, 2, 1), conv_params(3, 5, 5, 5, 2, 4) };
     for (int i = 0; i < 3; ++i) { conv_2d_shapes(&p[i], false); }
@@ -711,7 +720,7 @@ TEST(conv_transpose_1d) {
         const struct p_conv p = conv_params(s, 0, 0, 0, 1, 1);
         snprintf(tag, sizeof tag, "s=%d", s);
         const char * shapes = "1,1,1|1,1 3,9,7|13,7 1,1,1|2,1 3,1,7|2,7 2,32,5|197,5 2,9,1|1,1 1,9,32|13,32";
-        struct op_test t = conv_test("F32 F16,F32>F32", shapes, tag, &p, build_conv_transpose_1d, ref_conv_transpose_1d, 1e-7);
+        struct op_test t = conv_test("F32 F16,F32>F32 BF16,F16>F32", shapes, tag, &p, build_conv_transpose_1d, ref_conv_transpose_1d, 1e-7);
         if (s == 3) { t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET; }
         op_test_run(&t);
         t.shapes = test_full() ? "1337,9,7|197,7 1337,32,32|13,32" : "337,9,7|19,7";
@@ -790,6 +799,18 @@ static struct gcuda_tensor * build_pool_1d(struct gcuda_context * ctx, struct gc
     return gcuda_pool_1d(ctx, in[0], p->op == 0 ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, p->k0, p->s0, p->p0);
 }
 
+TEST(pool_2d_layouts) {
+    const struct p_pool p = { 0, 3, 2, 2, 1, 1, 1 }, q = { 1, 3, 2, 2, 1, 1, 1 };
+    for (int i = 0; i < 2; ++i) {
+        struct op_test t = conv_test("F32 F16>F32 BF16>F32", "11,7,2,3", i ? "avg" : "max", i ? &q : &p, build_pool_2d, ref_pool_2d, 1e-7);
+        t.n_in = 1, t.in[0].layouts = LAYOUT_ANY;
+        op_test_run(&t);
+        t = conv_test("F32", "6,8,2,3|11,7,2,3", i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
+        t.in[0].layouts = t.in[1].layouts = LAYOUT_ANY, t.in[1].fill = fill_all_distinct;
+        op_test_run(&t);
+    }
+}
+
 TEST(pool_1d) { // the field's kernels know only windows that touch, without padding
     for (int i = 0; i < 6; ++i) {
         char tag[64];
@@ -824,7 +845,7 @@ TEST(upscale) {
             memcpy(p.ne, sizes[i].to, sizeof p.ne);
             p.mode = modes[m];
             snprintf(tag, sizeof tag, "%s,to=%d.%d.%d.%d", names[m], (int) p.ne[0], (int) p.ne[1], (int) p.ne[2], (int) p.ne[3]);
-            struct op_test t = conv_test("F32", sizes[i].from, tag, &p, build_upscale, ref_upscale, 1e-7);
+            struct op_test t = conv_test(i == 0 ? "F32 F16 BF16" : "F32", sizes[i].from, tag, &p, build_upscale, ref_upscale, 1e-7);
             t.n_in = 1, t.in[0].layouts = LAYOUT_ANY;
             op_test_run(&t);
         }

@@ -53,7 +53,8 @@ static void ref_ssm_scan(const struct op_case * c) {
     for (int64_t i = 0; i < xe[0] * xe[1] * xe[3]; ++i) {
         const int64_t p = i % xe[0], h = i / xe[0] % xe[1], q = i / xe[0] / xe[1];
         double * st = states + i * n_state;
-        for (int64_t n = 0; n < n_state; ++n) { st[n] = AT(s, n, p, h, (int64_t) c->in[6]->d[q]); }
+        const int64_t id = (int64_t) c->in[6]->d[q]; // one that does not exist: zeros
+        for (int64_t n = 0; n < n_state; ++n) { st[n] = id >= 0 && id < s->ne[3] ? AT(s, n, p, h, id) : 0.0; }
         for (int64_t t = 0; t < xe[2]; ++t) {
             const int64_t at[4] = { p, h, t, q };
             ref_ssm_token(c, st, at, c->out->d + ((q * xe[2] + t) * xe[1] + h) * xe[0] + p);
@@ -157,9 +158,11 @@ TEST(ssm_conv) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = "F32", t.n_in = 2, t.build = build_ssm_conv, t.ref = ref_ssm_conv, t.max_nmse = 1e-7;
+    t.types = "F32 F16,F32>F32 F32,F16>F32 BF16>F32";
     t.shapes = "3,128,1|3,128 7,128,4|4,128 13,256,2|9,256 4,5,3|4,5 1,7,2|1,7 60,33,2|4,33 3,6,2|4,6";
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);
+    t.types = "F32";
     if (test_full()) {
         t.shapes = "4,1024,1|4,1024 8,1536,4|4,1536 18,2048,4|9,2048 67,1024,4|4,1024";
         t.in[0].layouts = t.in[1].layouts = 0;
@@ -241,6 +244,26 @@ TEST(ssm_scan) {
     op_test_run(&t);
 }
 
+static void fill_bad_slots(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    fill_slots(r, c, k, a);
+    a->d[0] = -1.0;
+    a->d[a->ne[0] - 1] = (double) c->in[0]->ne[3];
+}
+
+TEST(ssm_scan_bad_slots) {
+    struct op_test t = ssm_scan_test();
+    t.shapes = "5,3,6,4|3,6,4,3|6,4,3|1,6|5,3,4,3|5,3,4,3|3 16,1,4,2|1,4,2,2|4,2,2|16,4|16,1,2,2|16,1,2,2|2";
+    t.in[6].fill = fill_bad_slots, t.status = GCUDA_STATUS_INVALID_DATA;
+    op_test_run(&t);
+}
+
+TEST(ssm_scan_types) {
+    struct op_test t = ssm_scan_test();
+    t.types = "F32,F16,F32,F32,F16,F16,I32>F32 F32,BF16,F16,BF16,F32,F16,I32>F32";
+    t.shapes = "5,3,6,4|3,6,4,3|6,4,3|1,6|5,3,4,3|5,3,4,3|3 16,1,4,2|1,4,2,2|4,2,2|16,4|16,1,2,2|16,1,2,2|2";
+    op_test_run(&t);
+}
+
 // ---------------------------------------------------------------------------------------------------- recurrences
 static struct gcuda_tensor * build_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
@@ -284,12 +307,26 @@ static void recurrence_cases(struct op_test * t, int n_in, int small) {
     }
 }
 
+// 16-bit inputs in turn, the state stays F32
+static void recurrence_types(struct op_test * t, int n_in, int small) {
+    char types[128] = "", shape[256] = "";
+    for (int k = 0; k < n_in - 1; ++k) {
+        strcat(types, k % 3 == 0 ? "F16," : k % 3 == 1 ? "BF16," : "F32,");
+        strcat(shape, k == small ? "20,3,1|" : "20,3,6|");
+    }
+    strcat(types, "F32>F32");
+    strcat(shape, "1200,2");
+    t->types = types, t->shapes = shape, t->n_in = n_in, t->max_nmse = 1e-7;
+    op_test_run(t);
+}
+
 TEST(rwkv_wkv6) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.build = build_rwkv_wkv6, t.ref = ref_rwkv_wkv6;
     t.in[4].lo = 0.2, t.in[4].hi = 0.999;
     recurrence_cases(&t, 6, 3);
+    recurrence_types(&t, 6, 3);
 }
 
 TEST(gated_linear_attn) {
@@ -299,6 +336,7 @@ TEST(gated_linear_attn) {
     t.build = build_gated_linear_attn, t.ref = ref_gated_linear_attn, t.p = &p;
     t.in[3].lo = 0.2, t.in[3].hi = 0.999;
     recurrence_cases(&t, 5, -1);
+    recurrence_types(&t, 5, -1);
 }
 
 TEST(rwkv_wkv7) {
@@ -308,6 +346,7 @@ TEST(rwkv_wkv7) {
     t.in[1].lo = 0.2, t.in[1].hi = 0.999;
     t.in[4].fill = t.in[5].fill = fill_unit_rows;
     recurrence_cases(&t, 7, -1);
+    recurrence_types(&t, 7, -1);
 }
 
 // ---------------------------------------------------------------------------------------------------- solve_tri
