@@ -6588,18 +6588,23 @@ static void gcudai_codes_iq1_s(const uint8_t * w, int64_t n, uint8_t * q, float 
     }
 }
 
+// the 16 scales; d is spread over the top nibbles of the words that hold them
+static void gcudai_iq1_m_floats(const uint8_t * w, float * sc) {
+    uint32_t s[4];
+    for (int i = 0; i < 4; ++i) {
+        s[i] = gcudai_ld16(w + 48 + 2 * i);
+    }
+    const uint32_t bits = s[0] >> 12 | s[1] >> 12 << 4 | s[2] >> 12 << 8 | s[3] >> 12 << 12;
+    const float d = gcudai_fp16_to_fp32((gcuda_fp16_t) bits) * 0.125f;
+    for (int t = 0; t < 16; ++t) {
+        sc[t] = d * (float) (int) (2 * (s[t / 4] >> (t % 4 * 3) & 7) + 1);
+    }
+}
+
 static void gcudai_codes_iq1_m(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
-        uint32_t s[4];
-        for (int i = 0; i < 4; ++i) {
-            s[i] = gcudai_ld16(w + 48 + 2 * i);
-        }
-        const uint32_t bits = s[0] >> 12 | s[1] >> 12 << 4 | s[2] >> 12 << 8 | s[3] >> 12 << 12;
-        const float d = gcudai_fp16_to_fp32((gcuda_fp16_t) bits) * 0.125f;
-        for (int t = 0; t < 16; ++t) {
-            sc[t] = d * (float) (2 * (s[t / 4] >> (t % 4 * 3) & 7) + 1);
-        }
+        gcudai_iq1_m_floats(w, sc);
         for (int g = 0; g < 32; ++g, q += 8) {
             const int h = w[32 + g / 2] >> (g % 2 * 4);
             const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[w[g] | (h & 7) << 8]);
@@ -6972,6 +6977,180 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(const uint8_t * w, int64_t
             _mm256_storeu_ps(sc + 8 * h, s);
             _mm256_storeu_ps(mn + 8 * h, _mm256_mul_ps(s, _mm256_set1_ps(-32.0f)));
             gcudai_avx2_q6_k_half(w + 64 * h, w + 128 + 32 * h, q + 128 * h);
+        }
+    }
+}
+
+// ---- grid formats: 32 elements are four entries of eight digits, or eight entries of four ----
+
+// Bit i of the word is the sign of element i; no level is zero or -128.
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_signs(__m256i v, uint32_t signs) {
+    const __m256i byte = _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1,
+                                          2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+    const __m256i bit = _mm256_set1_epi64x((long long) 0x8040201008040201u);
+    const __m256i s = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32((int) signs), byte), bit);
+    const __m256i minus = _mm256_cmpeq_epi8(s, bit);
+    return _mm256_sub_epi8(_mm256_xor_si256(v, minus), minus);
+}
+
+// Eight digits of 2 bits in each of four words to 32 levels. The table is asked with digit or 4 * digit.
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_digits2(uint16_t a, uint16_t b, uint16_t c, uint16_t d, __m256i table) {
+    const __m256i byte = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 8, 8, 8, 8, 9, 9, 9, 9,
+                                          0, 0, 0, 0, 1, 1, 1, 1, 8, 8, 8, 8, 9, 9, 9, 9);
+    const __m256i v = _mm256_shuffle_epi8(_mm256_set_epi64x(d, c, b, a), byte);
+    const __m256i low = _mm256_and_si256(v, _mm256_set1_epi32(0x00000c03));
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi32(0x0c030000));
+    return _mm256_shuffle_epi8(table, _mm256_or_si256(low, high));
+}
+
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_table2(int l0, int l1, int l2) {
+    const char a = (char) l0, b = (char) l1, c = (char) l2;
+    return _mm256_broadcastsi128_si256(_mm_setr_epi8(a, b, c, 0, b, 0, 0, 0, c, 0, 0, 0, 0, 0, 0, 0));
+}
+
+// Four digits of 3 bits in each of eight words.
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_digits3(__m256i v, __m256i table) {
+    v = _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi32(v, 10)), _mm256_set1_epi32(0x003f003f));
+    v = _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi32(v, 5)), _mm256_set1_epi32(0x07070707));
+    return _mm256_shuffle_epi8(table, v);
+}
+
+// Four times seven signs, a byte each: the eighth makes the number of minuses even.
+static uint32_t gcudai_even_signs4(uint32_t s) {
+    uint32_t p = s ^ s >> 4;
+    p ^= p >> 2;
+    p ^= p >> 1;
+    return s | (p & 0x01010101u) << 7;
+}
+
+static uint32_t gcudai_spread_7(uint32_t a) { // four fields of 7 bits to bytes
+    return (a & 0x7fu) | (a << 1 & 0x7f00u) | (a << 2 & 0x7f0000u) | (a << 3 & 0x7f000000u);
+}
+
+// (0.5 + l) * f for the 16 four-bit scales l in 8 bytes
+GCUDAI_TARGET_AVX2 static void gcudai_avx2_nibble_scales(const uint8_t * p, float f, float * sc) {
+    const __m128i v = _mm_loadl_epi64((const __m128i *) (const void *) p), low = _mm_set1_epi8(15);
+    const __m128i l = _mm_and_si128(_mm_unpacklo_epi8(v, _mm_srli_epi16(v, 4)), low);
+    const __m256 scale = _mm256_set1_ps(f), half = _mm256_set1_ps(0.5f * f);
+    _mm256_storeu_ps(sc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(l)), scale, half));
+    _mm256_storeu_ps(sc + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(l, 8))), scale, half));
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xxs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = gcudai_avx2_table2(8, 25, 43);
+    const uint16_t * grid = gcudai_grid_iq2xxs;
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 66) {
+        const float d = gcudai_avx2_ldh(w) * 0.25f;
+        const uint8_t * c = w + 2;
+        for (int g = 0; g < 8; ++g, c += 8, q += 32, ++sc) {
+            const uint32_t a = gcudai_ld32(c + 4);
+            const __m256i v = gcudai_avx2_digits2(grid[c[0]], grid[c[1]], grid[c[2]], grid[c[3]], table);
+            *sc = d * (0.5f + (float) (int) (a >> 28));
+            gcudai_avx2_store(q, gcudai_avx2_signs(v, gcudai_even_signs4(gcudai_spread_7(a))));
+        }
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = gcudai_avx2_table2(8, 25, 43);
+    const uint16_t * grid = gcudai_grid_iq2xs;
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 74, sc += 16) {
+        gcudai_avx2_nibble_scales(w + 66, gcudai_avx2_ldh(w) * 0.25f, sc);
+        for (int g = 0; g < 8; ++g, q += 32) {
+            const uint32_t x = gcudai_ld32(w + 2 + 8 * g), y = gcudai_ld32(w + 6 + 8 * g);
+            const __m256i v = gcudai_avx2_digits2(grid[x & 511], grid[x >> 16 & 511], grid[y & 511], grid[y >> 16 & 511], table);
+            const uint32_t s = (x >> 9 & 0x7fu) | (x >> 17 & 0x7f00u) | (y << 7 & 0x7f0000u) | (y >> 1 & 0x7f000000u);
+            gcudai_avx2_store(q, gcudai_avx2_signs(v, gcudai_even_signs4(s)));
+        }
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_s_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = gcudai_avx2_table2(8, 25, 43);
+    const uint16_t * grid = gcudai_grid_iq2s;
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 82, sc += 16) {
+        gcudai_avx2_nibble_scales(w + 74, gcudai_avx2_ldh(w) * 0.25f, sc);
+        for (int g = 0; g < 8; ++g, q += 32) {
+            const uint8_t * c = w + 2 + 4 * g;
+            const int h = w[66 + g];
+            const __m256i v = gcudai_avx2_digits2(grid[c[0] | (h << 8 & 0x300)], grid[c[1] | (h << 6 & 0x300)],
+                                                  grid[c[2] | (h << 4 & 0x300)], grid[c[3] | (h << 2 & 0x300)], table);
+            gcudai_avx2_store(q, gcudai_avx2_signs(v, gcudai_ld32(w + 34 + 4 * g)));
+        }
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq3_xxs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(4, 12, 20, 28, 36, 44, 52, 62, 0, 0, 0, 0, 0, 0, 0, 0));
+    const uint16_t * grid = gcudai_grid_iq3xxs;
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 98) {
+        const float d = gcudai_avx2_ldh(w) * 0.5f;
+        for (int g = 0; g < 8; ++g, q += 32, ++sc) {
+            const uint32_t a = gcudai_ld32(w + 66 + 4 * g);
+            const uint8_t * c = w + 2 + 8 * g;
+            const __m256i v = _mm256_setr_epi32(grid[c[0]], grid[c[1]], grid[c[2]], grid[c[3]], grid[c[4]], grid[c[5]], grid[c[6]], grid[c[7]]);
+            *sc = d * (0.5f + (float) (int) (a >> 28));
+            gcudai_avx2_store(q, gcudai_avx2_signs(gcudai_avx2_digits3(v, table), gcudai_even_signs4(gcudai_spread_7(a))));
+        }
+    }
+}
+
+// entry k of eight whose ninth bits are in h
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE int gcudai_iq3_s_digits(const uint8_t * c, int h, int k) {
+    return gcudai_grid_iq3s[c[k] | (h << (8 - k) & 0x100)];
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq3_s_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 0, 0, 0, 0, 0, 0, 0));
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 110) {
+        const float d = gcudai_avx2_ldh(w);
+        for (int g = 0; g < 8; ++g, q += 32, ++sc) {
+            const uint8_t * c = w + 2 + 8 * g;
+            const int h = w[66 + g];
+            const __m256i v = _mm256_setr_epi32(gcudai_iq3_s_digits(c, h, 0), gcudai_iq3_s_digits(c, h, 1), gcudai_iq3_s_digits(c, h, 2),
+                                                gcudai_iq3_s_digits(c, h, 3), gcudai_iq3_s_digits(c, h, 4), gcudai_iq3_s_digits(c, h, 5),
+                                                gcudai_iq3_s_digits(c, h, 6), gcudai_iq3_s_digits(c, h, 7));
+            *sc = d * (float) (1 + 2 * (w[106 + g / 2] >> (g % 2 * 4) & 15));
+            gcudai_avx2_store(q, gcudai_avx2_signs(gcudai_avx2_digits3(v, table), gcudai_ld32(w + 74 + 4 * g)));
+        }
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_s_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i plus = gcudai_avx2_table2(-7, 1, 9), minus = gcudai_avx2_table2(-9, -1, 7); // 8 * (digit - 1) +- 1
+    const uint16_t * grid = gcudai_grid_iq1s;
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 50) {
+        const float d = gcudai_avx2_ldh(w) * 0.125f;
+        for (int g = 0; g < 8; ++g, q += 32, ++sc) {
+            const int h = gcudai_ld16(w + 34 + 2 * g);
+            const uint8_t * c = w + 2 + 4 * g;
+            *sc = d * (float) (2 * (h >> 12 & 7) + 1);
+            gcudai_avx2_store(q, gcudai_avx2_digits2(grid[c[0] | (h << 8 & 0x700)], grid[c[1] | (h << 5 & 0x700)],
+                                                     grid[c[2] | (h << 2 & 0x700)], grid[c[3] | (h >> 1 & 0x700)],
+                                                     (h & 0x8000) != 0 ? minus : plus));
+        }
+    }
+}
+
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_m_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+    const __m256i table = gcudai_avx2_table2(-7, 1, 9), two = _mm256_set1_epi8(2), bits = _mm256_setr_epi64x(0x08, 0x80, 0x0800, 0x8000);
+    const uint16_t * grid = gcudai_grid_iq1s;
+    (void) mn;
+    for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
+        gcudai_iq1_m_floats(w, sc);
+        for (int g = 0; g < 8; ++g, q += 32) {
+            const int h = gcudai_ld16(w + 32 + 2 * g);
+            const uint8_t * c = w + 4 * g;
+            const __m256i v = gcudai_avx2_digits2(grid[c[0] | (h << 8 & 0x700)], grid[c[1] | (h << 4 & 0x700)],
+                                                  grid[c[2] | (h & 0x700)], grid[c[3] | (h >> 4 & 0x700)], table);
+            const __m256i minus = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x(h), bits), bits); // eight elements each
+            gcudai_avx2_store(q, _mm256_sub_epi8(v, _mm256_and_si256(minus, two)));
         }
     }
 }
@@ -7719,17 +7898,16 @@ struct gcudai_simd {
 
 // ---- choice of the instruction set ----
 
-#define GCUDAI_Q_CODES(X)                                                                             \
-    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k)  \
-    X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)
-#define GCUDAI_Q_CODES_GRID(X)                                                                        \
-    X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s) X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s) X(IQ1_S, iq1_s) X(IQ1_M, iq1_m)
+#define GCUDAI_Q_CODES(X)                                                                                              \
+    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q2_K, q2_k) X(Q3_K, q3_k)                  \
+    X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4)                      \
+    X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s) X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s)                          \
+    X(IQ1_S, iq1_s) X(IQ1_M, iq1_m)
 
 static gcudai_codes_fn gcudai_codes_scalar(enum gcuda_type type) {
     switch (type) {
 #define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name;
         GCUDAI_Q_CODES(X)
-        GCUDAI_Q_CODES_GRID(X)
 #undef X
         default: return NULL;
     }
@@ -7777,7 +7955,7 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
 #define X(ID, name) case GCUDA_TYPE_##ID: return gcudai_codes_##name##_avx2;
         GCUDAI_Q_CODES(X)
 #undef X
-        default: return gcudai_codes_scalar(type);
+        default: return NULL;
     }
 }
 
