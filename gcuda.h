@@ -1852,7 +1852,8 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 //   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
 //   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
-GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
+                                              struct gcuda_tensor * b);
 
 // GCUDA_PREC_F32 asks for sums in F32 where a backend would use less; the CPU always does. NULL is ignored.
 GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
@@ -1887,7 +1888,8 @@ struct gcuda_mul_mat_id_args {
 //   b        [n, k, B2, B3]  F32, F16 or BF16, any strides; broadcasting as in gcuda_mul_mat
 //   returns  [m, n, B2, B3]  F32
 //   fails    NULL: k differs, sizes do not divide, a type is refused
-GCUDA_API struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_tensor * a,
+                                               struct gcuda_tensor * b);
 
 struct gcuda_out_prod_args {
     struct gcuda_array a, b, y;
@@ -6173,8 +6175,8 @@ static bool gcudai_q_has_min(enum gcudai_q_kind kind) { return kind == GCUDAI_Q_
 #define GCUDAI_Q_CHUNK 2048 // elements expanded at a time: codes and scales stay in the first-level cache
 #define GCUDAI_Q_PAD 256 // activation columns and chunks are padded to this with zero scales
 
-// One column of activations: codes; per 32 values the scale d, the sum s = d * (sum of codes) and r = (sum of the values
-// themselves) - s; both sums also per 16.
+// One column of activations: codes; per 32 values the scale d, the sum s = d * (sum of codes) and
+// r = (sum of the values themselves) - s; both sums also per 16.
 struct gcudai_q_col {
     int8_t * q;
     float * d, * s32, * r32, * s16, * r16;
@@ -6274,6 +6276,8 @@ static void gcudai_q_blocks_scalar(const float * x, int n, const struct gcudai_q
 
 // ---- expansion of each format, portable ----
 // w: n blocks of the format; q: one byte per element; sc, mn: per 32 or 16 elements (mn not for signed codes)
+#define GCUDAI_CODES_ARGS const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn
+typedef void (*gcudai_codes_fn)(GCUDAI_CODES_ARGS);
 
 static void gcudai_nibbles(const uint8_t * p, int n, uint8_t * lo, uint8_t * hi) {
     for (int i = 0; i < n; ++i) {
@@ -6282,7 +6286,7 @@ static void gcudai_nibbles(const uint8_t * p, int n, uint8_t * lo, uint8_t * hi)
     }
 }
 
-static void gcudai_codes_q4_0(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q4_0(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
         sc[b] = gcudai_ldh(w);
         mn[b] = -8.0f * sc[b];
@@ -6290,7 +6294,7 @@ static void gcudai_codes_q4_0(const uint8_t * w, int64_t n, uint8_t * q, float *
     }
 }
 
-static void gcudai_codes_q4_1(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q4_1(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
         sc[b] = gcudai_ldh(w);
         mn[b] = gcudai_ldh(w + 2);
@@ -6305,7 +6309,7 @@ static void gcudai_fifth_bits(uint32_t qh, uint8_t * q) {
     }
 }
 
-static void gcudai_codes_q5_0(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q5_0(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
         sc[b] = gcudai_ldh(w);
         mn[b] = -16.0f * sc[b];
@@ -6314,7 +6318,7 @@ static void gcudai_codes_q5_0(const uint8_t * w, int64_t n, uint8_t * q, float *
     }
 }
 
-static void gcudai_codes_q5_1(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q5_1(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 24, q += 32) {
         sc[b] = gcudai_ldh(w);
         mn[b] = gcudai_ldh(w + 2);
@@ -6323,7 +6327,7 @@ static void gcudai_codes_q5_1(const uint8_t * w, int64_t n, uint8_t * q, float *
     }
 }
 
-static void gcudai_codes_q8_0(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q8_0(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
         sc[b] = gcudai_ldh(w);
@@ -6338,7 +6342,7 @@ static void gcudai_codes_table16(const uint8_t * p, const int8_t * table, uint8_
     }
 }
 
-static void gcudai_codes_iq4_nl(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq4_nl(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
         sc[b] = gcudai_ldh(w);
@@ -6346,7 +6350,7 @@ static void gcudai_codes_iq4_nl(const uint8_t * w, int64_t n, uint8_t * q, float
     }
 }
 
-static void gcudai_codes_mxfp4(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_mxfp4(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 17, q += 32) {
         sc[b] = gcudai_mxfp4_scale(w[0]);
@@ -6361,7 +6365,7 @@ static void gcudai_crumbs(const uint8_t * p, uint8_t * q) {
     }
 }
 
-static void gcudai_codes_q2_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q2_k(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 84, q += 256, sc += 16, mn += 16) {
         const float d = gcudai_ldh(w + 80), dmin = gcudai_ldh(w + 82);
         for (int g = 0; g < 16; ++g) {
@@ -6381,7 +6385,7 @@ static void gcudai_q3_k_scales(const uint8_t * p, uint32_t out[4]) {
     out[3] = (b >> 4 & 0x0f0f0f0fu) | (h >> 2 & 0x30303030u);
 }
 
-static void gcudai_codes_q3_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q3_k(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 110, q += 256, sc += 16, mn += 16) {
         const float d = gcudai_ldh(w + 108);
         uint32_t packed[4];
@@ -6416,7 +6420,7 @@ static void gcudai_q4_k_floats(const uint8_t * w, float * sc, float * mn) {
     }
 }
 
-static void gcudai_codes_q4_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q4_k(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
         gcudai_q4_k_floats(w, sc, mn);
         for (int h = 0; h < 4; ++h) {
@@ -6425,7 +6429,7 @@ static void gcudai_codes_q4_k(const uint8_t * w, int64_t n, uint8_t * q, float *
     }
 }
 
-static void gcudai_codes_q5_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q5_k(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
         gcudai_q4_k_floats(w, sc, mn);
         for (int h = 0; h < 4; ++h) {
@@ -6437,7 +6441,7 @@ static void gcudai_codes_q5_k(const uint8_t * w, int64_t n, uint8_t * q, float *
     }
 }
 
-static void gcudai_codes_q6_k(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q6_k(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
         const float d = gcudai_ldh(w + 208);
         for (int g = 0; g < 16; ++g) {
@@ -6463,7 +6467,7 @@ static void gcudai_iq4_xs_floats(const uint8_t * w, float * sc) {
     }
 }
 
-static void gcudai_codes_iq4_xs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq4_xs(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 136, sc += 8) {
         gcudai_iq4_xs_floats(w, sc);
@@ -6489,7 +6493,7 @@ static uint64_t gcudai_iq1_codes(uint64_t digits, bool minus) { // 8 * (digit - 
     return (digits * 8 + base) ^ 0x8080808080808080u;
 }
 
-static void gcudai_codes_iq2_xxs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq2_xxs(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 66) {
         const float d = gcudai_ldh(w);
@@ -6505,7 +6509,7 @@ static void gcudai_codes_iq2_xxs(const uint8_t * w, int64_t n, uint8_t * q, floa
     }
 }
 
-static void gcudai_codes_iq2_xs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq2_xs(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 74, sc += 16) {
         const float d = gcudai_ldh(w);
@@ -6521,7 +6525,7 @@ static void gcudai_codes_iq2_xs(const uint8_t * w, int64_t n, uint8_t * q, float
     }
 }
 
-static void gcudai_codes_iq2_s(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq2_s(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 82, sc += 16) {
         const float d = gcudai_ldh(w);
@@ -6537,7 +6541,7 @@ static void gcudai_codes_iq2_s(const uint8_t * w, int64_t n, uint8_t * q, float 
     }
 }
 
-static void gcudai_codes_iq3_xxs(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq3_xxs(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 98) {
         const float d = gcudai_ldh(w);
@@ -6554,7 +6558,7 @@ static void gcudai_codes_iq3_xxs(const uint8_t * w, int64_t n, uint8_t * q, floa
     }
 }
 
-static void gcudai_codes_iq3_s(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq3_s(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 110, sc += 8) {
         const float d = gcudai_ldh(w);
@@ -6572,7 +6576,7 @@ static void gcudai_codes_iq3_s(const uint8_t * w, int64_t n, uint8_t * q, float 
     }
 }
 
-static void gcudai_codes_iq1_s(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq1_s(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 50) {
         const float d = gcudai_ldh(w);
@@ -6601,7 +6605,7 @@ static void gcudai_iq1_m_floats(const uint8_t * w, float * sc) {
     }
 }
 
-static void gcudai_codes_iq1_m(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
         gcudai_iq1_m_floats(w, sc);
@@ -6618,8 +6622,10 @@ static void gcudai_codes_iq1_m(const uint8_t * w, int64_t n, uint8_t * q, float 
 
 // out[0..n_cols) += product of one run of weights with the columns x; n is a multiple of GCUDAI_Q_PAD. center: the mean
 // code of formats with a stored minimum, so that minimum + scale * center is about the mean weight.
-typedef void (*gcudai_q_dot_fn)(const uint8_t * q, const float * sc, const float * mn, float center,
-                                const struct gcudai_q_col * x, int n_cols, int64_t n, float * out);
+#define GCUDAI_Q_DOT_ARGS                                                                                              \
+    const uint8_t * q, const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int n_cols,    \
+        int64_t n, float * out
+typedef void (*gcudai_q_dot_fn)(GCUDAI_Q_DOT_ARGS);
 
 static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const int8_t * u) {
     int sum = 0;
@@ -6628,8 +6634,9 @@ static int gcudai_q_dot_group(bool is_signed, int n, const uint8_t * q, const in
     return sum;
 }
 
-static GCUDAI_INLINE void gcudai_q_dot_scalar(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
-                                              float center, const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {
+static GCUDAI_INLINE void gcudai_q_dot_scalar(enum gcudai_q_kind kind, const uint8_t * q, const float * sc,
+                                              const float * mn, float center, const struct gcudai_q_col * x,
+                                                  int n_cols, int64_t n, float * out) {
     const int group = gcudai_q_group(kind);
     for (int c = 0; c < n_cols; ++c) {
         const float * s = group == 32 ? x[c].s32 : x[c].s16, * r = group == 32 ? x[c].r32 : x[c].r16;
@@ -6645,8 +6652,7 @@ static GCUDAI_INLINE void gcudai_q_dot_scalar(enum gcudai_q_kind kind, const uin
 }
 
 #define GCUDAI_Q_DOT_SCALAR(name, kind)                                                                                \
-    static void name(const uint8_t * q, const float * sc, const float * mn, float center,                              \
-                     const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {                              \
+    static void name(GCUDAI_Q_DOT_ARGS) {                              \
         gcudai_q_dot_scalar(kind, q, sc, mn, center, x, n_cols, n, out);                                               \
     }
 GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_u32_scalar, GCUDAI_Q_U32)
@@ -6706,8 +6712,9 @@ static void gcudai_dot_bf16_scalar(const char * w, const char * const * x, int n
     for (int c = 0; c < n_cols; ++c) { out[c] = gcudai_dot_one_scalar(GCUDA_TYPE_BF16, w, x[c], n); }
 }
 
-// Rows r0..r1 of a panel, elements k0..k1: out[k * mr + r]. 16 elements at a time, so that the lines written stay cached.
-static void gcudai_pack_part(enum gcuda_type type, const char * w, size_t nb, int r0, int r1, int64_t k0, int64_t k1, int mr, float * out) {
+// Rows r0..r1 of a panel, elements k0..k1: out[k * mr + r]. 16 elements at a time: the lines written stay cached.
+static void gcudai_pack_part(enum gcuda_type type, const char * w, size_t nb, int r0, int r1, int64_t k0, int64_t k1,
+                             int mr, float * out) {
     for (int64_t k = k0; k < k1; k += 16) {
         const int64_t end = k + 16 < k1 ? k + 16 : k1;
         for (int r = r0; r < r1; ++r) {
@@ -6717,12 +6724,14 @@ static void gcudai_pack_part(enum gcuda_type type, const char * w, size_t nb, in
     }
 }
 
-static void gcudai_pack_scalar(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+static void gcudai_pack_scalar(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr,
+                               float * out) {
     gcudai_pack_part(type, w, nb, 0, n_rows, 0, kc, mr, out);
 }
 
 // c[j * ldc + r] (+)= sum over k of a[k][r] * b[j / 4][k][j % 4]; quads of b lie b_step floats apart
-static void gcudai_gemm_scalar(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+static void gcudai_gemm_scalar(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c,
+                               int64_t ldc, bool add) {
     for (int q = 0; q < n_quads; ++q, b += b_step, c += 4 * ldc) {
         float acc[4][8];
         memset(acc, 0, sizeof(acc));
@@ -6784,7 +6793,7 @@ GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_fifth_bits(uint32_t qh) {
     return _mm256_and_si256(_mm256_cmpeq_epi8(v, bit), _mm256_set1_epi8(16));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = -8.0f * sc[b];
@@ -6792,7 +6801,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_0_avx2(const uint8_t * w, int64_t
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 20, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = gcudai_avx2_ldh(w + 2);
@@ -6800,7 +6809,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_1_avx2(const uint8_t * w, int64_t
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 22, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = -16.0f * sc[b];
@@ -6808,7 +6817,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_0_avx2(const uint8_t * w, int64_t
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 24, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
         mn[b] = gcudai_avx2_ldh(w + 2);
@@ -6816,7 +6825,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_1_avx2(const uint8_t * w, int64_t
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q8_0_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q8_0_avx2(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 34, q += 32) {
         sc[b] = gcudai_avx2_ldh(w);
@@ -6828,7 +6837,7 @@ GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_table16(const int8_t * table) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) (const void *) table));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_nl_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_nl_avx2(GCUDAI_CODES_ARGS) {
     const __m256i table = gcudai_avx2_table16(gcudai_kvalues_iq4nl);
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
@@ -6837,7 +6846,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_nl_avx2(const uint8_t * w, int64
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_mxfp4_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_mxfp4_avx2(GCUDAI_CODES_ARGS) {
     const __m256i table = gcudai_avx2_table16(gcudai_kvalues_mxfp4);
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 17, q += 32) {
@@ -6846,7 +6855,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_mxfp4_avx2(const uint8_t * w, int64_
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_xs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_xs_avx2(GCUDAI_CODES_ARGS) {
     const __m256i table = gcudai_avx2_table16(gcudai_kvalues_iq4nl);
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 136, sc += 8) {
@@ -6870,7 +6879,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_avx2_crumbs(__m256i v, uint8_t * q) {
     gcudai_avx2_store(q + 96, _mm256_and_si256(_mm256_srli_epi16(v, 6), three));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q2_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q2_k_avx2(GCUDAI_CODES_ARGS) {
     const __m128i low = _mm_set1_epi8(15);
     for (int64_t b = 0; b < n; ++b, w += 84, q += 256, sc += 16, mn += 16) {
         const float d = gcudai_avx2_ldh(w + 80), dmin = -gcudai_avx2_ldh(w + 82);
@@ -6895,7 +6904,7 @@ GCUDAI_TARGET_AVX2 static __m256 gcudai_avx2_q3_k_floats(const uint32_t * packed
     gcudai_avx2_store(q + 32 * (g), _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(v, s), three),      \
         _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(hm, _mm256_set1_epi8((char) (1 << (g)))), zero), four) ))
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q3_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q3_k_avx2(GCUDAI_CODES_ARGS) {
     const __m256i three = _mm256_set1_epi8(3), four = _mm256_set1_epi8(4), zero = _mm256_setzero_si256();
     for (int64_t b = 0; b < n; ++b, w += 110, q += 256, sc += 16, mn += 16) {
         const float d = gcudai_avx2_ldh(w + 108);
@@ -6929,7 +6938,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_avx2_q4_k_floats(const uint8_t * w, float 
     _mm256_storeu_ps(mn, gcudai_avx2_bytes_times(m, -gcudai_avx2_ldh(w + 2)));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(GCUDAI_CODES_ARGS) {
     const __m256i low = _mm256_set1_epi8(15);
     for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
         gcudai_avx2_q4_k_floats(w, sc, mn);
@@ -6941,7 +6950,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q4_k_avx2(const uint8_t * w, int64_t
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(GCUDAI_CODES_ARGS) {
     const __m256i low = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
     for (int64_t b = 0; b < n; ++b, w += 176, q += 256, sc += 8, mn += 8) {
         __m256i high = gcudai_avx2_load(w + 16); // bit g of byte l belongs to element l of group g
@@ -6960,7 +6969,8 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_q5_k_avx2(const uint8_t * w, int64_t
 GCUDAI_TARGET_AVX2 static void gcudai_avx2_q6_k_half(const uint8_t * ql, const uint8_t * qh, uint8_t * q) {
     const __m256i low = _mm256_set1_epi8(15), mask = _mm256_set1_epi8(0x30);
     const __m256i a = gcudai_avx2_load(ql), b = gcudai_avx2_load(ql + 32), h = gcudai_avx2_load(qh);
-    const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(h, 4), mask), h1 = _mm256_and_si256(_mm256_slli_epi16(h, 2), mask);
+    const __m256i h0 = _mm256_and_si256(_mm256_slli_epi16(h, 4), mask),
+        h1 = _mm256_and_si256(_mm256_slli_epi16(h, 2), mask);
     const __m256i h2 = _mm256_and_si256(h, mask), h3 = _mm256_and_si256(_mm256_srli_epi16(h, 2), mask);
     gcudai_avx2_store(q, _mm256_or_si256(_mm256_and_si256(a, low), h0));
     gcudai_avx2_store(q + 32, _mm256_or_si256(_mm256_and_si256(b, low), h1));
@@ -6968,7 +6978,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_avx2_q6_k_half(const uint8_t * ql, const u
     gcudai_avx2_store(q + 96, _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(b, 4), low), h3));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_q6_k_avx2(GCUDAI_CODES_ARGS) {
     for (int64_t b = 0; b < n; ++b, w += 210, q += 256, sc += 16, mn += 16) {
         const __m256 d = _mm256_set1_ps(gcudai_avx2_ldh(w + 208));
         for (int h = 0; h < 2; ++h) {
@@ -7008,6 +7018,10 @@ GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_table2(int l0, int l1, int l2) {
     return _mm256_broadcastsi128_si256(_mm_setr_epi8(a, b, c, 0, b, 0, 0, 0, c, 0, 0, 0, 0, 0, 0, 0));
 }
 
+GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_table3(char a, char b, char c, char d, char e, char f, char g, char h) {
+    return _mm256_broadcastsi128_si256(_mm_setr_epi8(a, b, c, d, e, f, g, h, 0, 0, 0, 0, 0, 0, 0, 0));
+}
+
 // Four digits of 3 bits in each of eight words.
 GCUDAI_TARGET_AVX2 static __m256i gcudai_avx2_digits3(__m256i v, __m256i table) {
     v = _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi32(v, 10)), _mm256_set1_epi32(0x003f003f));
@@ -7033,10 +7047,11 @@ GCUDAI_TARGET_AVX2 static void gcudai_avx2_nibble_scales(const uint8_t * p, floa
     const __m128i l = _mm_and_si128(_mm_unpacklo_epi8(v, _mm_srli_epi16(v, 4)), low);
     const __m256 scale = _mm256_set1_ps(f), half = _mm256_set1_ps(0.5f * f);
     _mm256_storeu_ps(sc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(l)), scale, half));
-    _mm256_storeu_ps(sc + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(l, 8))), scale, half));
+    _mm256_storeu_ps(sc + 8, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(l, 8))), scale,
+                                             half));
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xxs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xxs_avx2(GCUDAI_CODES_ARGS) {
     const __m256i table = gcudai_avx2_table2(8, 25, 43);
     const uint16_t * grid = gcudai_grid_iq2xxs;
     (void) mn;
@@ -7052,7 +7067,7 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xxs_avx2(const uint8_t * w, int6
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xs_avx2(GCUDAI_CODES_ARGS) {
     const __m256i table = gcudai_avx2_table2(8, 25, 43);
     const uint16_t * grid = gcudai_grid_iq2xs;
     (void) mn;
@@ -7060,14 +7075,15 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_xs_avx2(const uint8_t * w, int64
         gcudai_avx2_nibble_scales(w + 66, gcudai_avx2_ldh(w) * 0.25f, sc);
         for (int g = 0; g < 8; ++g, q += 32) {
             const uint32_t x = gcudai_ld32(w + 2 + 8 * g), y = gcudai_ld32(w + 6 + 8 * g);
-            const __m256i v = gcudai_avx2_digits2(grid[x & 511], grid[x >> 16 & 511], grid[y & 511], grid[y >> 16 & 511], table);
+            const __m256i v = gcudai_avx2_digits2(grid[x & 511], grid[x >> 16 & 511], grid[y & 511],
+                                                  grid[y >> 16 & 511], table);
             const uint32_t s = (x >> 9 & 0x7fu) | (x >> 17 & 0x7f00u) | (y << 7 & 0x7f0000u) | (y >> 1 & 0x7f000000u);
             gcudai_avx2_store(q, gcudai_avx2_signs(v, gcudai_even_signs4(s)));
         }
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_s_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_s_avx2(GCUDAI_CODES_ARGS) {
     const __m256i table = gcudai_avx2_table2(8, 25, 43);
     const uint16_t * grid = gcudai_grid_iq2s;
     (void) mn;
@@ -7083,8 +7099,8 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq2_s_avx2(const uint8_t * w, int64_
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq3_xxs_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(4, 12, 20, 28, 36, 44, 52, 62, 0, 0, 0, 0, 0, 0, 0, 0));
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq3_xxs_avx2(GCUDAI_CODES_ARGS) {
+    const __m256i table = gcudai_avx2_table3(4, 12, 20, 28, 36, 44, 52, 62);
     const uint16_t * grid = gcudai_grid_iq3xxs;
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 98) {
@@ -7092,9 +7108,11 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq3_xxs_avx2(const uint8_t * w, int6
         for (int g = 0; g < 8; ++g, q += 32, ++sc) {
             const uint32_t a = gcudai_ld32(w + 66 + 4 * g);
             const uint8_t * c = w + 2 + 8 * g;
-            const __m256i v = _mm256_setr_epi32(grid[c[0]], grid[c[1]], grid[c[2]], grid[c[3]], grid[c[4]], grid[c[5]], grid[c[6]], grid[c[7]]);
+            const __m256i v = _mm256_setr_epi32(grid[c[0]], grid[c[1]], grid[c[2]], grid[c[3]], grid[c[4]], grid[c[5]],
+                                                grid[c[6]], grid[c[7]]);
             *sc = d * (0.5f + (float) (int) (a >> 28));
-            gcudai_avx2_store(q, gcudai_avx2_signs(gcudai_avx2_digits3(v, table), gcudai_even_signs4(gcudai_spread_7(a))));
+            gcudai_avx2_store(q, gcudai_avx2_signs(gcudai_avx2_digits3(v, table),
+                                                   gcudai_even_signs4(gcudai_spread_7(a))));
         }
     }
 }
@@ -7104,24 +7122,25 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE int gcudai_iq3_s_digits(const uint8_t * 
     return gcudai_grid_iq3s[c[k] | (h << (8 - k) & 0x100)];
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq3_s_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(1, 3, 5, 7, 9, 11, 13, 15, 0, 0, 0, 0, 0, 0, 0, 0));
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq3_s_avx2(GCUDAI_CODES_ARGS) {
+    const __m256i table = gcudai_avx2_table3(1, 3, 5, 7, 9, 11, 13, 15);
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 110) {
         const float d = gcudai_avx2_ldh(w);
         for (int g = 0; g < 8; ++g, q += 32, ++sc) {
             const uint8_t * c = w + 2 + 8 * g;
             const int h = w[66 + g];
-            const __m256i v = _mm256_setr_epi32(gcudai_iq3_s_digits(c, h, 0), gcudai_iq3_s_digits(c, h, 1), gcudai_iq3_s_digits(c, h, 2),
-                                                gcudai_iq3_s_digits(c, h, 3), gcudai_iq3_s_digits(c, h, 4), gcudai_iq3_s_digits(c, h, 5),
-                                                gcudai_iq3_s_digits(c, h, 6), gcudai_iq3_s_digits(c, h, 7));
+            const __m256i v = _mm256_setr_epi32(
+                gcudai_iq3_s_digits(c, h, 0), gcudai_iq3_s_digits(c, h, 1), gcudai_iq3_s_digits(c, h, 2),
+                gcudai_iq3_s_digits(c, h, 3), gcudai_iq3_s_digits(c, h, 4), gcudai_iq3_s_digits(c, h, 5),
+                gcudai_iq3_s_digits(c, h, 6), gcudai_iq3_s_digits(c, h, 7));
             *sc = d * (float) (1 + 2 * (w[106 + g / 2] >> (g % 2 * 4) & 15));
             gcudai_avx2_store(q, gcudai_avx2_signs(gcudai_avx2_digits3(v, table), gcudai_ld32(w + 74 + 4 * g)));
         }
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_s_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_s_avx2(GCUDAI_CODES_ARGS) {
     const __m256i plus = gcudai_avx2_table2(-7, 1, 9), minus = gcudai_avx2_table2(-9, -1, 7); // 8 * (digit - 1) +- 1
     const uint16_t * grid = gcudai_grid_iq1s;
     (void) mn;
@@ -7138,8 +7157,9 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_s_avx2(const uint8_t * w, int64_
     }
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_m_avx2(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
-    const __m256i table = gcudai_avx2_table2(-7, 1, 9), two = _mm256_set1_epi8(2), bits = _mm256_setr_epi64x(0x08, 0x80, 0x0800, 0x8000);
+GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_m_avx2(GCUDAI_CODES_ARGS) {
+    const __m256i table = gcudai_avx2_table2(-7, 1, 9), two = _mm256_set1_epi8(2),
+        bits = _mm256_setr_epi64x(0x08, 0x80, 0x0800, 0x8000);
     const uint16_t * grid = gcudai_grid_iq1s;
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
@@ -7149,7 +7169,8 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_m_avx2(const uint8_t * w, int64_
             const uint8_t * c = w + 4 * g;
             const __m256i v = gcudai_avx2_digits2(grid[c[0] | (h << 8 & 0x700)], grid[c[1] | (h << 4 & 0x700)],
                                                   grid[c[2] | (h & 0x700)], grid[c[3] | (h >> 4 & 0x700)], table);
-            const __m256i minus = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x(h), bits), bits); // eight elements each
+            // eight elements each
+            const __m256i minus = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_set1_epi64x(h), bits), bits);
             gcudai_avx2_store(q, _mm256_sub_epi8(v, _mm256_and_si256(minus, two)));
         }
     }
@@ -7169,7 +7190,8 @@ GCUDAI_TARGET_AVX2 static float gcudai_avx2_sum(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-GCUDAI_TARGET_AVX2 static int gcudai_avx2_sum_epi32(__m128i v) {
+GCUDAI_TARGET_AVX2 static int gcudai_avx2_sum_epi32(__m256i x) {
+    __m128i v = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
     v = _mm_add_epi32(v, _mm_unpackhi_epi64(v, v));
     return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 1)));
 }
@@ -7177,7 +7199,8 @@ GCUDAI_TARGET_AVX2 static int gcudai_avx2_sum_epi32(__m128i v) {
 GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct gcudai_q_col * c) {
     const __m256 sign = _mm256_set1_ps(-0.0f), limit = _mm256_set1_ps(FLT_MAX);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256 v0 = _mm256_loadu_ps(x), v1 = _mm256_loadu_ps(x + 8), v2 = _mm256_loadu_ps(x + 16), v3 = _mm256_loadu_ps(x + 24);
+    const __m256 v0 = _mm256_loadu_ps(x), v1 = _mm256_loadu_ps(x + 8), v2 = _mm256_loadu_ps(x + 16),
+        v3 = _mm256_loadu_ps(x + 24);
     const __m256 a0 = _mm256_andnot_ps(sign, v0), a1 = _mm256_andnot_ps(sign, v1);
     const __m256 a2 = _mm256_andnot_ps(sign, v2), a3 = _mm256_andnot_ps(sign, v3);
     const __m256 ok01 = _mm256_and_ps(_mm256_cmp_ps(a0, limit, _CMP_LE_OQ), _mm256_cmp_ps(a1, limit, _CMP_LE_OQ));
@@ -7188,13 +7211,14 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_block_avx2(const float * x, const struct
         return;
     }
     const __m256 id = _mm256_set1_ps(127.0f / amax);
-    const __m256 f0 = _mm256_mul_ps(v0, id), f1 = _mm256_mul_ps(v1, id), f2 = _mm256_mul_ps(v2, id), f3 = _mm256_mul_ps(v3, id);
-    const __m256i i0 = _mm256_cvtps_epi32(f0), i1 = _mm256_cvtps_epi32(f1), i2 = _mm256_cvtps_epi32(f2), i3 = _mm256_cvtps_epi32(f3);
+    const __m256 f0 = _mm256_mul_ps(v0, id), f1 = _mm256_mul_ps(v1, id), f2 = _mm256_mul_ps(v2, id),
+        f3 = _mm256_mul_ps(v3, id);
+    const __m256i i0 = _mm256_cvtps_epi32(f0), i1 = _mm256_cvtps_epi32(f1), i2 = _mm256_cvtps_epi32(f2),
+        i3 = _mm256_cvtps_epi32(f3);
     const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(i0, i1), _mm256_packs_epi32(i2, i3));
     gcudai_avx2_store(c->q, _mm256_permutevar8x32_epi32(p, order));
     const __m256i t0 = _mm256_add_epi32(i0, i1), t1 = _mm256_add_epi32(i2, i3);
-    const int sum[2] = { gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t0), _mm256_extracti128_si256(t0, 1))),
-                         gcudai_avx2_sum_epi32(_mm_add_epi32(_mm256_castsi256_si128(t1), _mm256_extracti128_si256(t1, 1))) };
+    const int sum[2] = { gcudai_avx2_sum_epi32(t0), gcudai_avx2_sum_epi32(t1) };
     const float exact[2] = { gcudai_avx2_sum(_mm256_add_ps(f0, f1)), gcudai_avx2_sum(_mm256_add_ps(f2, f3)) };
     gcudai_q_sums(c, amax / 127.0f, sum, exact);
 }
@@ -7209,7 +7233,8 @@ GCUDAI_TARGET_AVX2 static void gcudai_q_blocks_avx2(const float * x, int n, cons
 // ---- products, AVX2 ----
 
 // scale * d of up to 8 groups of 32 (two per group when a scale belongs to 16 elements)
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, const float * sc, const float * d,
+        float * out) {
     const __m256 v = _mm256_loadu_ps(d);
     if (!per16) {
         _mm256_storeu_ps(out, _mm256_mul_ps(v, _mm256_loadu_ps(sc)));
@@ -7222,38 +7247,42 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_scales(bool per16, co
 }
 
 // 32 products of codes w and activations u, times their scales, added to acc
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed, bool per16, __m256i w, const int8_t * u,
-                                                                  const float * scale, __m256 acc) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_step(bool is_signed, bool per16, __m256i w,
+        const int8_t * u, const float * scale, __m256 acc) {
     const __m256i x = gcudai_avx2_load(u);
     // pairs stay below 32768: 2 * 63 * 127 unsigned, 2 * 128 * 127 signed
-    const __m256i pairs = is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)) : _mm256_maddubs_epi16(w, x);
+    const __m256i pairs = is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+        : _mm256_maddubs_epi16(w, x);
     const __m256 sums = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    const __m256 s = per16 ? _mm256_set_m128(_mm_broadcast_ss(scale + 1), _mm_broadcast_ss(scale)) : _mm256_broadcast_ss(scale);
+    const __m256 s = per16 ? _mm256_set_m128(_mm_broadcast_ss(scale + 1), _mm_broadcast_ss(scale))
+        : _mm256_broadcast_ss(scale);
     return _mm256_fmadd_ps(sums, s, acc);
 }
 
 // minima (and mean weights) of 8 scales times the sums of their activations
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, const float * sc, const float * mn, float center,
-                                                                   const float * s, const float * r, __m256 acc) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins8(bool has_min, const float * sc, const float * mn,
+        float center, const float * s, const float * r, __m256 acc) {
     const __m256 m = _mm256_loadu_ps(mn);
     acc = _mm256_fmadd_ps(m, _mm256_loadu_ps(s), acc);
     if (!has_min) { return acc; }
     return _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_loadu_ps(sc), _mm256_set1_ps(center), m), _mm256_loadu_ps(r), acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const float * sc, const float * mn, float center,
-                                                                  const struct gcudai_q_col * x, int64_t g, __m256 acc) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_q_mins(enum gcudai_q_kind kind, const float * sc,
+        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m256 acc) {
     const bool has_min = gcudai_q_has_min(kind);
     if (gcudai_q_is_signed(kind)) { return acc; }
-    if (gcudai_q_group(kind) == 32) { return gcudai_avx2_q_mins8(has_min, sc + g, mn + g, center, x->s32 + g, x->r32 + g, acc); }
+    if (gcudai_q_group(kind) == 32) {
+        return gcudai_avx2_q_mins8(has_min, sc + g, mn + g, center, x->s32 + g, x->r32 + g, acc);
+    }
     sc += 2 * g;
     mn += 2 * g;
     acc = gcudai_avx2_q_mins8(has_min, sc, mn, center, x->s16 + 2 * g, x->r16 + 2 * g, acc);
     return gcudai_avx2_q_mins8(has_min, sc + 8, mn + 8, center, x->s16 + 2 * g + 8, x->r16 + 2 * g + 8, acc);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
-                                                                float center, const struct gcudai_q_col * x, int64_t n, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
+        const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int64_t n, float * out) {
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a;
@@ -7263,15 +7292,16 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot1(enum gcudai_q_ki
         for (int j = 0; j < 8; j += 2) {
             const int64_t i = 32 * (g + j);
             a = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i), x->q + i, s + step * j, a);
-            b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1), b);
+            b = gcudai_avx2_q_step(is_signed, per16, gcudai_avx2_load(q + i + 32), x->q + i + 32, s + step * (j + 1),
+                                   b);
         }
         a = gcudai_avx2_q_mins(kind, sc, mn, center, x, g, a);
     }
     out[0] += gcudai_avx2_sum(_mm256_add_ps(a, b));
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
-                                                                float center, const struct gcudai_q_col * x, int64_t n, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_kind kind, const uint8_t * q,
+        const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int64_t n, float * out) {
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
@@ -7298,8 +7328,7 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_q_dot4(enum gcudai_q_ki
 }
 
 #define GCUDAI_Q_DOT_AVX2(name, kind)                                                                                  \
-    GCUDAI_TARGET_AVX2 static void name(const uint8_t * q, const float * sc, const float * mn, float center,           \
-                                        const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {           \
+    GCUDAI_TARGET_AVX2 static void name(GCUDAI_Q_DOT_ARGS) {           \
         int c = 0;                                                                                                     \
         for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_q_dot4(kind, q, sc, mn, center, x + c, n, out + c); }            \
         for (; c < n_cols; ++c) { gcudai_avx2_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }                    \
@@ -7316,13 +7345,15 @@ GCUDAI_Q_DOT_AVX2(gcudai_q_dot_s16_avx2, GCUDAI_Q_S16)
 
 // Products of 64 codes and activations as 16 sums of four. The instruction multiplies unsigned by signed bytes, so
 // signed codes are moved up by 128; the caller takes 128 * scale * (sum of activations) off again.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, const uint8_t * q, const int8_t * u) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_sums(bool is_signed, const uint8_t * q,
+        const int8_t * u) {
     __m512i w = _mm512_loadu_si512((const void *) q);
     if (is_signed) { w = _mm512_xor_si512(w, _mm512_set1_epi8((char) -128)); }
     return _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(_mm512_setzero_si512(), w, _mm512_loadu_si512((const void *) u)));
 }
 
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, const float * sc, const float * d) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool per16, const float * sc,
+        const float * d) {
     const __m512 v = _mm512_castps256_ps512(_mm256_loadu_ps(d));
     if (!per16) { return _mm512_mul_ps(v, _mm512_castps256_ps512(_mm256_loadu_ps(sc))); }
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -7331,8 +7362,10 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_scales(bool p
 
 // lane -> scale: lanes 0..7 and 8..15 are two groups of 32, or lanes 4 k .. 4 k + 3 are four groups of 16
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512i gcudai_vnni_q_lanes(bool per16, int j) {
-    return per16 ? _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3), _mm512_set1_epi32(4 * j)) :
-                   _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), _mm512_set1_epi32(2 * j));
+    return per16 ? _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3),
+                                    _mm512_set1_epi32(4 * j)) :
+                   _mm512_add_epi32(_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1),
+                                    _mm512_set1_epi32(2 * j));
 }
 
 // 16 floats, or 8 and zeros
@@ -7341,8 +7374,8 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_load(bool per16
 }
 
 // Minima (and mean weights) times sums of activations; for signed codes the scale stands in for a minimum of 1.
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, const float * sc, const float * mn, float center,
-                                                                        const struct gcudai_q_col * x, int64_t g, __m512 acc) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcudai_q_kind kind, const float * sc,
+        const float * mn, float center, const struct gcudai_q_col * x, int64_t g, __m512 acc) {
     const bool per16 = gcudai_q_group(kind) == 16;
     const int64_t i = per16 ? 2 * g : g;
     const __m512 m = gcudai_vnni_load(per16, gcudai_q_is_signed(kind) ? sc + i : mn + i);
@@ -7353,11 +7386,12 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE __m512 gcudai_vnni_q_mins(enum gcu
 }
 
 GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE float gcudai_vnni_q_end(bool is_signed, __m512 acc, __m512 mins) {
-    return _mm512_reduce_add_ps(is_signed ? _mm512_fmadd_ps(mins, _mm512_set1_ps(-128.0f), acc) : _mm512_add_ps(acc, mins));
+    return _mm512_reduce_add_ps(is_signed ? _mm512_fmadd_ps(mins, _mm512_set1_ps(-128.0f), acc)
+                                : _mm512_add_ps(acc, mins));
 }
 
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
-                                                                      float center, const struct gcudai_q_col * x, int64_t n, float * out) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcudai_q_kind kind, const uint8_t * q,
+        const float * sc, const float * mn, float center, const struct gcudai_q_col * x, int64_t n, float * out) {
     const bool is_signed = gcudai_q_is_signed(kind), per16 = gcudai_q_group(kind) == 16;
     const int step = per16 ? 2 : 1;
     const __m512i l0 = gcudai_vnni_q_lanes(per16, 0), l1 = gcudai_vnni_q_lanes(per16, 1);
@@ -7377,8 +7411,7 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_dot1(enum gcuda
 }
 
 #define GCUDAI_Q_DOT_VNNI(name, kind)                                                                                  \
-    GCUDAI_TARGET_AVX512VNNI static void name(const uint8_t * q, const float * sc, const float * mn, float center,     \
-                                              const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {     \
+    GCUDAI_TARGET_AVX512VNNI static void name(GCUDAI_Q_DOT_ARGS) {     \
         for (int c = 0; c < n_cols; ++c) { gcudai_vnni_q_dot1(kind, q, sc, mn, center, x + c, n, out + c); }           \
     }
 GCUDAI_Q_DOT_VNNI(gcudai_q_dot_u32_vnni, GCUDAI_Q_U32)
@@ -7390,7 +7423,8 @@ GCUDAI_Q_DOT_VNNI(gcudai_q_dot_s16_vnni, GCUDAI_Q_S16)
 #undef GCUDAI_Q_DOT_VNNI
 
 // 4 rows x 16 codes into a panel: out is lane r of step 0; a step is 128 bytes
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip, uint8_t * out) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const uint8_t * q, size_t row, __m128i flip,
+        uint8_t * out) {
     const __m128i a = _mm_xor_si128(flip, _mm_loadu_si128((const __m128i *) (const void *) q));
     const __m128i b = _mm_xor_si128(flip, _mm_loadu_si128((const __m128i *) (const void *) (q + row)));
     const __m128i c = _mm_xor_si128(flip, _mm_loadu_si128((const __m128i *) (const void *) (q + 2 * row)));
@@ -7404,8 +7438,8 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_interleave(const 
 }
 
 // rows r .. r + 3 of a panel from four expanded rows of n codes each
-GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_rows_vnni(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn,
-                                                              float center, int64_t n, int r, struct gcudai_q_panel * p) {
+GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_rows_vnni(enum gcudai_q_kind kind, const uint8_t * q,
+        const float * sc, const float * mn, float center, int64_t n, int r, struct gcudai_q_panel * p) {
     const bool is_signed = gcudai_q_is_signed(kind);
     const int64_t scales = n / gcudai_q_group(kind);
     const __m128i flip = _mm_set1_epi8(is_signed ? (char) -128 : 0);
@@ -7448,8 +7482,8 @@ GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_rows_vnni(enum gcudai_q_kind
     _mm512_storeu_ps(acc + 32 * c + 16, b##c)
 
 // acc[4 columns][32 rows] += panel * x
-GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(enum gcudai_q_kind kind, const struct gcudai_q_panel * p,
-                                                                       const struct gcudai_q_col * x, int64_t n, float * acc) {
+GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(enum gcudai_q_kind kind,
+        const struct gcudai_q_panel * p, const struct gcudai_q_col * x, int64_t n, float * acc) {
     const int group = gcudai_q_group(kind);
     const bool has_min = gcudai_q_has_min(kind);
     const uint8_t * w = p->codes;
@@ -7461,13 +7495,15 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(enum gcud
     for (int64_t k = 0; k < n; k += group, w += 32 * group, sc += 32, mn += 32, mean += 32) {
         __m512i i0 = _mm512_setzero_si512(), i1 = i0, i2 = i0, i3 = i0, j0 = i0, j1 = i0, j2 = i0, j3 = i0, u;
         for (int s = 0; s < group / 4; ++s) {
-            const __m512i w0 = _mm512_loadu_si512((const void *) (w + 128 * s)), w1 = _mm512_loadu_si512((const void *) (w + 128 * s + 64));
+            const __m512i w0 = _mm512_loadu_si512((const void *) (w + 128 * s)),
+                w1 = _mm512_loadu_si512((const void *) (w + 128 * s + 64));
             GCUDAI_VNNI_STEP(0);
             GCUDAI_VNNI_STEP(1);
             GCUDAI_VNNI_STEP(2);
             GCUDAI_VNNI_STEP(3);
         }
-        const __m512 s0 = _mm512_loadu_ps(sc), s1 = _mm512_loadu_ps(sc + 16), m0 = _mm512_loadu_ps(mn), m1 = _mm512_loadu_ps(mn + 16);
+        const __m512 s0 = _mm512_loadu_ps(sc), s1 = _mm512_loadu_ps(sc + 16), m0 = _mm512_loadu_ps(mn),
+            m1 = _mm512_loadu_ps(mn + 16);
         const __m512 n0 = has_min ? _mm512_loadu_ps(mean) : m0, n1 = has_min ? _mm512_loadu_ps(mean + 16) : m1;
         __m512 f;
         GCUDAI_VNNI_SCALE(0)
@@ -7490,7 +7526,7 @@ GCUDAI_TARGET_AVX512VNNI static GCUDAI_INLINE void gcudai_vnni_q_panel(enum gcud
 #undef GCUDAI_VNNI_END
 
 GCUDAI_TARGET_AVX512VNNI static void gcudai_q_panel_vnni(enum gcudai_q_kind kind, const struct gcudai_q_panel * p,
-                                                         const struct gcudai_q_col * x, int64_t n, float * acc) {
+        const struct gcudai_q_col * x, int64_t n, float * acc) {
     switch (kind) {
         case GCUDAI_Q_M32: gcudai_vnni_q_panel(GCUDAI_Q_M32, p, x, n, acc); break;
         case GCUDAI_Q_M16: gcudai_vnni_q_panel(GCUDAI_Q_M16, p, x, n, acc); break;
@@ -7508,7 +7544,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load8(enum gcuda_type
 }
 
 // the last n < 8 elements, zeros behind them
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i, int64_t n) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_load_tail(enum gcuda_type type, const char * p, int64_t i,
+        int64_t n) {
     const size_t size = type == GCUDA_TYPE_F32 ? 4 : 2;
     char buf[32];
     memset(buf, 0, sizeof(buf));
@@ -7520,7 +7557,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE __m256 gcudai_avx2_x(const char * x, int
     return gcudai_avx2_load8(GCUDA_TYPE_F32, x, i);
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_dot1(enum gcuda_type type, const char * w, const char * x, int64_t n) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_dot1(enum gcuda_type type, const char * w, const char * x,
+        int64_t n) {
     __m256 a = _mm256_setzero_ps(), b = a, c = a, d = a;
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
@@ -7537,7 +7575,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE float gcudai_avx2_dot1(enum gcuda_type t
     return gcudai_avx2_sum(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d)));
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_dot4(enum gcuda_type type, const char * w, const char * const * x, int64_t n, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_dot4(enum gcuda_type type, const char * w,
+        const char * const * x, int64_t n, float * out) {
     const char * x0 = x[0], * x1 = x[1], * x2 = x[2], * x3 = x[3];
     __m256 a0 = _mm256_setzero_ps(), a1 = a0, a2 = a0, a3 = a0, b0 = a0, b1 = a0, b2 = a0, b3 = a0;
     int64_t i = 0;
@@ -7566,11 +7605,11 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_dot4(enum gcuda_type ty
     out[3] = gcudai_avx2_sum(_mm256_add_ps(a3, b3));
 }
 
-#define GCUDAI_DOT_AVX2(name, type)                                                                                             \
-    GCUDAI_TARGET_AVX2 static void name(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {          \
-        int c = 0;                                                                                                              \
-        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_dot4(type, w, x + c, n, out + c); }                                       \
-        for (; c < n_cols; ++c) { out[c] = gcudai_avx2_dot1(type, w, x[c], n); }                                                \
+#define GCUDAI_DOT_AVX2(name, type)                                                                                    \
+    GCUDAI_TARGET_AVX2 static void name(const char * w, const char * const * x, int n_cols, int64_t n, float * out) {  \
+        int c = 0;                                                                                                     \
+        for (; c + 4 <= n_cols; c += 4) { gcudai_avx2_dot4(type, w, x + c, n, out + c); }                              \
+        for (; c < n_cols; ++c) { out[c] = gcudai_avx2_dot1(type, w, x[c], n); }                                       \
     }
 GCUDAI_DOT_AVX2(gcudai_dot_f32_avx2, GCUDA_TYPE_F32)
 GCUDAI_DOT_AVX2(gcudai_dot_f16_avx2, GCUDA_TYPE_F16)
@@ -7578,7 +7617,8 @@ GCUDAI_DOT_AVX2(gcudai_dot_bf16_avx2, GCUDA_TYPE_BF16)
 #undef GCUDAI_DOT_AVX2
 
 // 8 rows x 8 elements to 8 vectors of one element of every row
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_transpose(enum gcuda_type type, const char * w, size_t nb, int64_t k, int mr, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_transpose(enum gcuda_type type, const char * w, size_t nb,
+        int64_t k, int mr, float * out) {
     const __m256 r0 = gcudai_avx2_load8(type, w, k), r1 = gcudai_avx2_load8(type, w + nb, k);
     const __m256 r2 = gcudai_avx2_load8(type, w + 2 * nb, k), r3 = gcudai_avx2_load8(type, w + 3 * nb, k);
     const __m256 r4 = gcudai_avx2_load8(type, w + 4 * nb, k), r5 = gcudai_avx2_load8(type, w + 5 * nb, k);
@@ -7602,7 +7642,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_transpose(enum gcuda_ty
     _mm256_storeu_ps(out + 7 * mr, _mm256_permute2f128_ps(s3, s7, 0x31));
 }
 
-GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_pack(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_pack(enum gcuda_type type, const char * w, size_t nb,
+        int n_rows, int64_t kc, int mr, float * out) {
     const int64_t k8 = kc / 8 * 8;
     int r = 0;
     for (; r + 8 <= n_rows; r += 8) {
@@ -7612,7 +7653,8 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_pack(enum gcuda_type ty
     gcudai_pack_part(type, w, nb, r, n_rows, 0, kc, mr, out);
 }
 
-GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out) {
+GCUDAI_TARGET_AVX2 static void gcudai_pack_avx2(enum gcuda_type type, const char * w, size_t nb, int n_rows,
+                                                int64_t kc, int mr, float * out) {
     switch (type) {
         case GCUDA_TYPE_F32: gcudai_avx2_pack(GCUDA_TYPE_F32, w, nb, n_rows, kc, mr, out); break;
         case GCUDA_TYPE_F16: gcudai_avx2_pack(GCUDA_TYPE_F16, w, nb, n_rows, kc, mr, out); break;
@@ -7635,13 +7677,15 @@ GCUDAI_TARGET_AVX2 static GCUDAI_INLINE void gcudai_avx2_out(float * c, bool add
     gcudai_avx2_out(c + j * ldc + 8, add, y##j);      \
     gcudai_avx2_out(c + j * ldc + 16, add, z##j)
 
-GCUDAI_TARGET_AVX2 static void gcudai_gemm_avx2(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+GCUDAI_TARGET_AVX2 static void gcudai_gemm_avx2(int64_t kc, const float * a, const float * b, int64_t b_step,
+                                                int n_quads, float * c, int64_t ldc, bool add) {
     for (int q = 0; q < n_quads; ++q, b += b_step, c += 4 * ldc) {
         const __m256 zero = _mm256_setzero_ps();
         __m256 x0 = zero, x1 = zero, x2 = zero, x3 = zero, y0 = zero, y1 = zero, y2 = zero, y3 = zero;
         __m256 z0 = zero, z1 = zero, z2 = zero, z3 = zero, v;
         for (int64_t k = 0; k < kc; ++k) {
-            const __m256 a0 = _mm256_loadu_ps(a + 24 * k), a1 = _mm256_loadu_ps(a + 24 * k + 8), a2 = _mm256_loadu_ps(a + 24 * k + 16);
+            const __m256 a0 = _mm256_loadu_ps(a + 24 * k), a1 = _mm256_loadu_ps(a + 24 * k + 8),
+                a2 = _mm256_loadu_ps(a + 24 * k + 16);
             GCUDAI_GEMM_AVX2_COL(0);
             GCUDAI_GEMM_AVX2_COL(1);
             GCUDAI_GEMM_AVX2_COL(2);
@@ -7657,7 +7701,8 @@ GCUDAI_TARGET_AVX2 static void gcudai_gemm_avx2(int64_t kc, const float * a, con
 #undef GCUDAI_GEMM_AVX2_OUT
 
 // 32 rows x 4, 8 or 12 columns
-#define GCUDAI_GEMM_AVX512_VARS(p) __m512 p##0 = zero, p##1 = zero, p##2 = zero, p##3 = zero, p##4 = zero, p##5 = zero, p##6 = zero, p##7 = zero
+#define GCUDAI_GEMM_AVX512_VARS(p)                                                                                     \
+    __m512 p##0 = zero, p##1 = zero, p##2 = zero, p##3 = zero, p##4 = zero, p##5 = zero, p##6 = zero, p##7 = zero
 #define GCUDAI_GEMM_AVX512_COL(p, x, y, j)            \
     v = _mm512_set1_ps((p)[4 * k + (j) % 4]);         \
     x = _mm512_fmadd_ps(a0, v, x);                    \
@@ -7678,7 +7723,8 @@ GCUDAI_TARGET_AVX512 static GCUDAI_INLINE void gcudai_avx512_out(float * c, bool
     _mm512_storeu_ps(c + 16, add ? _mm512_add_ps(w, _mm512_loadu_ps(c + 16)) : w);
 }
 
-GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_12(int64_t kc, const float * a, const float * b, int64_t b_step, float * c, int64_t ldc, bool add) {
+GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_12(int64_t kc, const float * a, const float * b, int64_t b_step,
+                                                       float * c, int64_t ldc, bool add) {
     const float * b1 = b + b_step, * b2 = b1 + b_step;
     const __m512 zero = _mm512_setzero_ps();
     GCUDAI_GEMM_AVX512_VARS(s);
@@ -7696,7 +7742,8 @@ GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_12(int64_t kc, const float *
     GCUDAI_GEMM_AVX512_OUT(u, 2);
 }
 
-GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_4(int64_t kc, const float * a, const float * b, float * c, int64_t ldc, bool add) {
+GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_4(int64_t kc, const float * a, const float * b, float * c,
+                                                      int64_t ldc, bool add) {
     const __m512 zero = _mm512_setzero_ps();
     GCUDAI_GEMM_AVX512_VARS(s);
     __m512 v;
@@ -7707,7 +7754,8 @@ GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512_4(int64_t kc, const float * 
     GCUDAI_GEMM_AVX512_OUT(s, 0);
 }
 
-GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+GCUDAI_TARGET_AVX512 static void gcudai_gemm_avx512(int64_t kc, const float * a, const float * b, int64_t b_step,
+                                                    int n_quads, float * c, int64_t ldc, bool add) {
     if (n_quads == 3) {
         gcudai_gemm_avx512_12(kc, a, b, b_step, c, ldc, add);
         return;
@@ -7726,7 +7774,7 @@ GCUDAI_SIMD_END
 
 // ---- NEON ----
 
-static void gcudai_codes_q4_0_neon(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q4_0_neon(GCUDAI_CODES_ARGS) {
     const uint8x16_t low = vdupq_n_u8(15);
     for (int64_t b = 0; b < n; ++b, w += 18, q += 32) {
         const uint8x16_t v = vld1q_u8(w + 2);
@@ -7737,7 +7785,7 @@ static void gcudai_codes_q4_0_neon(const uint8_t * w, int64_t n, uint8_t * q, fl
     }
 }
 
-static void gcudai_codes_q4_k_neon(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn) {
+static void gcudai_codes_q4_k_neon(GCUDAI_CODES_ARGS) {
     const uint8x16_t low = vdupq_n_u8(15);
     for (int64_t b = 0; b < n; ++b, w += 144, q += 256, sc += 8, mn += 8) {
         gcudai_q4_k_floats(w, sc, mn);
@@ -7762,8 +7810,9 @@ static GCUDAI_INLINE int32x4_t gcudai_neon_q_sums(const uint8_t * q, const int8_
 #endif
 }
 
-static GCUDAI_INLINE float gcudai_neon_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
-                                              const struct gcudai_q_col * x, int64_t n) {
+static GCUDAI_INLINE float gcudai_neon_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc,
+                                              const float * mn, float center, const struct gcudai_q_col * x,
+                                                  int64_t n) {
     const bool per16 = gcudai_q_group(kind) == 16;
     const float * s = per16 ? x->s16 : x->s32, * r = per16 ? x->r16 : x->r32;
     const int64_t n_scales = n / gcudai_q_group(kind);
@@ -7786,8 +7835,7 @@ static GCUDAI_INLINE float gcudai_neon_q_dot1(enum gcudai_q_kind kind, const uin
 }
 
 #define GCUDAI_Q_DOT_NEON(name, kind)                                                                                  \
-    static void name(const uint8_t * q, const float * sc, const float * mn, float center,                              \
-                     const struct gcudai_q_col * x, int n_cols, int64_t n, float * out) {                              \
+    static void name(GCUDAI_Q_DOT_ARGS) {                              \
         for (int c = 0; c < n_cols; ++c) { out[c] += gcudai_neon_q_dot1(kind, q, sc, mn, center, x + c, n); }          \
     }
 GCUDAI_Q_DOT_NEON(gcudai_q_dot_u32_neon, GCUDAI_Q_U32)
@@ -7852,7 +7900,8 @@ static GCUDAI_INLINE void gcudai_neon_out(float * c, bool add, float32x4_t v) {
     vst1q_f32(c, add ? vaddq_f32(vld1q_f32(c), v) : v);
 }
 
-static void gcudai_gemm_neon(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add) {
+static void gcudai_gemm_neon(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c,
+                             int64_t ldc, bool add) {
     for (int q = 0; q < n_quads; ++q, b += b_step, c += 4 * ldc) {
         const float32x4_t zero = vdupq_n_f32(0.0f);
         float32x4_t x0 = zero, x1 = zero, x2 = zero, x3 = zero, y0 = zero, y1 = zero, y2 = zero, y3 = zero;
@@ -7877,23 +7926,23 @@ static void gcudai_gemm_neon(int64_t kc, const float * a, const float * b, int64
 
 #endif // GCUDAI_HAVE_NEON
 
-typedef void (*gcudai_codes_fn)(const uint8_t * w, int64_t n, uint8_t * q, float * sc, float * mn);
-
 // What matrix products run on: one constant table per instruction set.
 struct gcudai_simd {
     const char * name;
     int mr;    // rows of a GEMM panel
     int quads; // quads of columns its micro-kernel takes at most
-    void (*gemm)(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc, bool add);
+    void (*gemm)(int64_t kc, const float * a, const float * b, int64_t b_step, int n_quads, float * c, int64_t ldc,
+                 bool add);
     void (*pack)(enum gcuda_type type, const char * w, size_t nb, int n_rows, int64_t kc, int mr, float * out);
     void (*dot[3])(const char * w, const char * const * x, int n_cols, int64_t n, float * out); // F32, F16, BF16
     void (*q_blocks)(const float * x, int n, const struct gcudai_q_col * c); // n times 32 values
     gcudai_q_dot_fn q_dot[GCUDAI_Q_KINDS];
     gcudai_codes_fn (*codes)(enum gcuda_type type);
     // NULL without a fast instruction for it
-    void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center, int64_t n, int r,
-                         struct gcudai_q_panel * p);
-    void (*q_panel)(enum gcudai_q_kind kind, const struct gcudai_q_panel * p, const struct gcudai_q_col * x, int64_t n, float * acc);
+    void (*q_panel_rows)(enum gcudai_q_kind kind, const uint8_t * q, const float * sc, const float * mn, float center,
+                         int64_t n, int r, struct gcudai_q_panel * p);
+    void (*q_panel)(enum gcudai_q_kind kind, const struct gcudai_q_panel * p, const struct gcudai_q_col * x, int64_t n,
+                    float * acc);
 };
 
 // ---- choice of the instruction set ----
@@ -7944,8 +7993,8 @@ static float gcudai_q_center(enum gcuda_type type) {
 static const struct gcudai_simd gcudai_simd_scalar = {
     "scalar", 8, 1, gcudai_gemm_scalar, gcudai_pack_scalar,
     { gcudai_dot_f32_scalar, gcudai_dot_f16_scalar, gcudai_dot_bf16_scalar }, gcudai_q_blocks_scalar,
-    { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar, gcudai_q_dot_s32_scalar,
-      gcudai_q_dot_s16_scalar },
+    { gcudai_q_dot_u32_scalar, gcudai_q_dot_u16_scalar, gcudai_q_dot_m32_scalar, gcudai_q_dot_m16_scalar,
+      gcudai_q_dot_s32_scalar, gcudai_q_dot_s16_scalar },
     gcudai_codes_scalar, NULL, NULL
 };
 
@@ -7962,24 +8011,24 @@ static gcudai_codes_fn gcudai_codes_avx2(enum gcuda_type type) {
 static const struct gcudai_simd gcudai_simd_avx2 = {
     "avx2", 24, 3, gcudai_gemm_avx2, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2, gcudai_q_dot_s32_avx2,
-      gcudai_q_dot_s16_avx2 },
+    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
+      gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
     gcudai_codes_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_avx512 = {
     "avx512", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2, gcudai_q_dot_s32_avx2,
-      gcudai_q_dot_s16_avx2 },
+    { gcudai_q_dot_u32_avx2, gcudai_q_dot_u16_avx2, gcudai_q_dot_m32_avx2, gcudai_q_dot_m16_avx2,
+      gcudai_q_dot_s32_avx2, gcudai_q_dot_s16_avx2 },
     gcudai_codes_avx2, NULL, NULL
 };
 
 static const struct gcudai_simd gcudai_simd_vnni = {
     "avx512vnni", 32, 3, gcudai_gemm_avx512, gcudai_pack_avx2,
     { gcudai_dot_f32_avx2, gcudai_dot_f16_avx2, gcudai_dot_bf16_avx2 }, gcudai_q_blocks_avx2,
-    { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni, gcudai_q_dot_s32_vnni,
-      gcudai_q_dot_s16_vnni },
+    { gcudai_q_dot_u32_vnni, gcudai_q_dot_u16_vnni, gcudai_q_dot_m32_vnni, gcudai_q_dot_m16_vnni,
+      gcudai_q_dot_s32_vnni, gcudai_q_dot_s16_vnni },
     gcudai_codes_avx2, gcudai_q_panel_rows_vnni, gcudai_q_panel_vnni
 };
 #endif
@@ -7996,8 +8045,8 @@ static gcudai_codes_fn gcudai_codes_neon(enum gcuda_type type) {
 static const struct gcudai_simd gcudai_simd_neon = {
     "neon", 16, 3, gcudai_gemm_neon, gcudai_pack_scalar,
     { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
-    { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon, gcudai_q_dot_s32_neon,
-      gcudai_q_dot_s16_neon },
+    { gcudai_q_dot_u32_neon, gcudai_q_dot_u16_neon, gcudai_q_dot_m32_neon, gcudai_q_dot_m16_neon,
+      gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
     gcudai_codes_neon, NULL, NULL
 };
 #endif
@@ -8008,7 +8057,9 @@ static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) {
     const bool avx2 = gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C);
     if (isa == GCUDA_CPU_ISA_AVX2 && avx2) { return &gcudai_simd_avx2; }
     if (isa == GCUDA_CPU_ISA_AVX512 && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512)) { return &gcudai_simd_avx512; }
-    if (isa == GCUDA_CPU_ISA_AVX512_VNNI && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512 | GCUDAI_CPU_VNNI)) { return &gcudai_simd_vnni; }
+    if (isa == GCUDA_CPU_ISA_AVX512_VNNI && avx2 && gcudai_cpu_has(GCUDAI_CPU_AVX512 | GCUDAI_CPU_VNNI)) {
+        return &gcudai_simd_vnni;
+    }
 #endif
 #if GCUDAI_HAVE_NEON
     if (isa == GCUDA_CPU_ISA_NEON) { return &gcudai_simd_neon; }
@@ -8045,7 +8096,8 @@ enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
 
 gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
     if (isa != GCUDA_CPU_ISA_AUTO && gcudai_simd_of(isa) == NULL) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine", gcudai_cpu_isa_name(isa));
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine",
+                           gcudai_cpu_isa_name(isa));
     }
     gcudai_atomic_store_i32(&gcudai_cpu_isa, (int32_t) isa);
     return GCUDA_STATUS_SUCCESS;
@@ -8084,8 +8136,8 @@ static void gcudai_load_any(enum gcuda_type type, const char * row, size_t nb0, 
     }
 }
 
-static void gcudai_gemm_pack_by_k(const struct gcudai_simd * simd, const struct gcudai_gemm * g, int64_t m0, int64_t m1,
-                                  int64_t k0, int64_t kc, float * out) {
+static void gcudai_gemm_pack_by_k(const struct gcudai_simd * simd, const struct gcudai_gemm * g, int64_t m0,
+                                  int64_t m1, int64_t k0, int64_t kc, float * out) {
     float row[GCUDAI_GEMM_MT_BLOCKS];
     for (int64_t k = 0; k < kc; ++k) {
         gcudai_load_any(g->type, g->a + (size_t) (k0 + k) * g->a_nb, g->a_nb0, m0, m1 - m0, row);
@@ -8114,14 +8166,16 @@ static void gcudai_gemm_pack(const struct gcudai_simd * simd, const struct gcuda
             simd->pack(g->type, w + (size_t) k0 * gcuda_type_size(g->type), g->a_nb, n, kc, simd->mr, out);
             continue;
         }
-        for (int i = 0; i < n; ++i) { gcudai_load_any(g->type, w + (size_t) i * g->a_nb, 0, k0, kc, local->rows + i * kc); }
+        for (int i = 0; i < n; ++i) {
+            gcudai_load_any(g->type, w + (size_t) i * g->a_nb, 0, k0, kc, local->rows + i * kc);
+        }
         simd->pack(GCUDA_TYPE_F32, (const char *) local->rows, (size_t) kc * sizeof(float), n, kc, simd->mr, out);
     }
 }
 
 // A tile at the edge of c goes through a buffer of whole panels and quads.
-static void gcudai_gemm_edge(const struct gcudai_simd * simd, int64_t kc, const float * a, const float * b, int64_t b_step,
-                             int64_t n_rows, int64_t n_cols, float * c, int64_t ldc, bool add) {
+static void gcudai_gemm_edge(const struct gcudai_simd * simd, int64_t kc, const float * a, const float * b,
+                             int64_t b_step, int64_t n_rows, int64_t n_cols, float * c, int64_t ldc, bool add) {
     float tmp[4 * GCUDAI_GEMM_QUADS * GCUDAI_GEMM_MR];
     simd->gemm(kc, a, b, b_step, (int) (n_cols + 3) / 4, tmp, simd->mr, false);
     for (int64_t j = 0; j < n_cols; ++j) {
@@ -8135,7 +8189,9 @@ static void gcudai_gemm_edge(const struct gcudai_simd * simd, int64_t kc, const 
 // rows [m0, m1) x columns [n0, n1) of c; n0 is a multiple of 4
 static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcudai_gemm * g, int64_t m0, int64_t m1,
                              int64_t n0, int64_t n1, struct gcudai_gemm_local * local) {
-    for (int64_t j = n0; g->k == 0 && j < n1; ++j) { memset(g->c + j * g->ldc + m0, 0, (size_t) (m1 - m0) * sizeof(float)); }
+    for (int64_t j = n0; g->k == 0 && j < n1; ++j) {
+        memset(g->c + j * g->ldc + m0, 0, (size_t) (m1 - m0) * sizeof(float));
+    }
     for (int64_t k0 = 0; k0 < g->k; k0 += GCUDAI_GEMM_KC) {
         const int64_t kc = GCUDAI_MIN(g->k - k0, GCUDAI_GEMM_KC);
         gcudai_gemm_pack(simd, g, m0, m1, k0, kc, local);
@@ -8198,7 +8254,8 @@ struct gcudai_q_panel_local {
 };
 
 // Float weights, or block weights dequantized a piece at a time.
-static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c, struct gcudai_dot_local * s) {
+static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c,
+                               struct gcudai_dot_local * s) {
     const bool is_float = gcudai_is_float(r->type);
     const int kernel = r->type == GCUDA_TYPE_F16 ? 1 : r->type == GCUDA_TYPE_BF16 ? 2 : 0;
     for (int64_t m = r->m0; m < r->m1; ++m) {
@@ -8215,8 +8272,8 @@ static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcu
 }
 
 // n elements from k0 on of one row: codes, scales and minima, padded with zero scales up to the returned length
-static int64_t gcudai_q_expand(const struct gcudai_mm_rows * r, const char * row, int64_t k0, int64_t n, int group, uint8_t * q,
-                               float * sc, float * mn) {
+static int64_t gcudai_q_expand(const struct gcudai_mm_rows * r, const char * row, int64_t k0, int64_t n, int group,
+                               uint8_t * q, float * sc, float * mn) {
     const int64_t block = gcuda_blck_size(r->type), padded = gcudai_q_pad(n);
     const uint8_t * w = (const uint8_t *) row + (size_t) (k0 / block) * gcuda_type_size(r->type);
     r->simd->codes(r->type)(w, n / block, q, sc, mn);
@@ -8228,7 +8285,8 @@ static int64_t gcudai_q_expand(const struct gcudai_mm_rows * r, const char * row
     return padded;
 }
 
-static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c, struct gcudai_q_local * s) {
+static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c,
+                                 struct gcudai_q_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     const int group = gcudai_q_group(kind);
     for (int64_t m = r->m0; m < r->m1; ++m) {
@@ -8244,7 +8302,8 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
 }
 
 // Four rows at a time into the panel; rows past m1 get zero scales.
-static int64_t gcudai_q_fill_panel(const struct gcudai_mm_rows * r, int64_t k0, int64_t n, struct gcudai_q_panel_local * s) {
+static int64_t gcudai_q_fill_panel(const struct gcudai_mm_rows * r, int64_t k0, int64_t n,
+                                   struct gcudai_q_panel_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     const int group = gcudai_q_group(kind);
     const int64_t padded = gcudai_q_pad(n), scales = padded / group;
@@ -8252,7 +8311,8 @@ static int64_t gcudai_q_fill_panel(const struct gcudai_mm_rows * r, int64_t k0, 
         for (int j = 0; j < 4; ++j) {
             const int64_t m = r->m0 + i + j;
             if (m < r->m1) {
-                gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes + j * padded, s->sc + j * scales, s->mn + j * scales);
+                gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes + j * padded, s->sc + j * scales,
+                                s->mn + j * scales);
             } else {
                 memset(s->codes + j * padded, 0, (size_t) padded);
                 memset(s->sc + j * scales, 0, (size_t) scales * sizeof(float));
@@ -8265,7 +8325,8 @@ static int64_t gcudai_q_fill_panel(const struct gcudai_mm_rows * r, int64_t k0, 
 }
 
 // at most GCUDAI_Q_PANEL_ROWS rows
-static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c, struct gcudai_q_panel_local * s) {
+static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c,
+                                   struct gcudai_q_panel_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     memset(s->acc, 0, sizeof(s->acc));
     for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_PANEL_K) {
@@ -8284,7 +8345,8 @@ static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct
 // ---- activations ----
 
 // One row of k activations of a float or block type, quantized to out.
-static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0, int64_t k, char * out) {
+static void gcudai_q_pack_column(const struct gcudai_simd * simd, enum gcuda_type type, const char * row, size_t nb0,
+                                 int64_t k, char * out) {
     float buf[GCUDAI_Q_PAD];
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_Q_PAD) {
         const struct gcudai_q_col c = gcudai_q_col_at(out, k, k0);
@@ -8305,12 +8367,15 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
 }
 
 // Four columns of k values, element strides nb_k, columns nb_col apart, as [k][4]; columns from n_cols on are zero.
-static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols, int64_t k, float * out) {
+static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols,
+                             int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
     memset(buf, 0, sizeof(buf));
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_PIECE);
-        for (int64_t j = 0; j < n_cols && j < 4; ++j) { gcudai_load_any(type, x + (size_t) j * nb_col, nb_k, k0, n, buf[j]); }
+        for (int64_t j = 0; j < n_cols && j < 4; ++j) {
+            gcudai_load_any(type, x + (size_t) j * nb_col, nb_k, k0, n, buf[j]);
+        }
         for (int64_t i = 0; i < n; ++i, out += 4) {
             out[0] = buf[0][i];
             out[1] = buf[1][i];
@@ -13169,14 +13234,18 @@ static bool gcudai_mul_mat_divides(int64_t small, int64_t big) {
 }
 
 // what MUL_MAT and MUL_MAT_ID want of the types of weights and activations
-static gcuda_status gcudai_mul_mat_types(const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type), "weights are %s, want F32, F16, BF16 or a quantized weight type",
+static gcuda_status gcudai_mul_mat_types(const struct gcuda_tensor * y, const struct gcuda_tensor * a,
+                                         const struct gcuda_tensor * b) {
+    GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type),
+                "weights are %s, want F32, F16, BF16 or a quantized weight type",
                 gcuda_type_name(a->type));
-    GCUDAI_WANT(y, gcudai_is_float(b->type) || b->type == gcuda_mul_mat_partner(a->type), "activations are %s, want F32, F16, BF16 or the "
-                "block type that goes with %s", gcuda_type_name(b->type), gcuda_type_name(a->type));
-    GCUDAI_WANT(y, a->ne[0] == b->ne[0], "rows have %lld and %lld elements", (long long) a->ne[0], (long long) b->ne[0]);
-    GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0 && b->ne[0] % gcuda_blck_size(b->type) == 0, "rows of %lld elements are no "
-                "whole number of blocks", (long long) a->ne[0]);
+    GCUDAI_WANT(y, gcudai_is_float(b->type) || b->type == gcuda_mul_mat_partner(a->type),
+                "activations are %s, want F32, F16, BF16 or the block type that goes with %s",
+                    gcuda_type_name(b->type), gcuda_type_name(a->type));
+    GCUDAI_WANT(y, a->ne[0] == b->ne[0], "rows have %lld and %lld elements", (long long) a->ne[0],
+                (long long) b->ne[0]);
+    GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0 && b->ne[0] % gcuda_blck_size(b->type) == 0,
+                "rows of %lld elements are no whole number of blocks", (long long) a->ne[0]);
     GCUDAI_TRY(gcudai_want_rows(y, a));
     GCUDAI_TRY(gcudai_want_rows(y, b));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
@@ -13224,9 +13293,12 @@ static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) {
 }
 
 // Rounded activations are right on average over many results: where a column has few, it is multiplied in F32.
-static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n, int64_t n_shared, int64_t k) {
+static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n,
+                                            int64_t n_shared, int64_t k) {
     const bool exact = gcudai_is_float(a) || m < 16;
-    if (k == 0 || m < 8 || n < 8) { return exact ? GCUDAI_MM_DOT : n_shared >= 16 && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT; }
+    if (k == 0 || m < 8 || n < 8) {
+        return exact ? GCUDAI_MM_DOT : n_shared >= 16 && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+    }
     if (exact || (simd->q_panel == NULL && n >= 48)) { return GCUDAI_MM_GEMM; }
     return n_shared >= 16 && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
 }
@@ -13236,7 +13308,8 @@ static void gcudai_mm_tiles(struct gcudai_mm_plan * p, int64_t m, int64_t n, int
     const bool fast = p->simd != &gcudai_simd_scalar;
     const int64_t depth = k > 0 ? k : 1;
     if (p->path == GCUDAI_MM_GEMM) {
-        const int64_t widest = gcudai_clamp_i64(((int64_t) 1 << (fast ? 26 : 23)) / GCUDAI_GEMM_MT / depth / 12 * 12, 12, 1020);
+        const int64_t widest = gcudai_clamp_i64(((int64_t) 1 << (fast ? 26 : 23)) / GCUDAI_GEMM_MT / depth / 12 * 12,
+                                                12, 1020);
         const int64_t tiles = (n + widest - 1) / widest;
         p->mt = GCUDAI_GEMM_MT;
         p->nt = tiles > 0 ? ((n + tiles - 1) / tiles + 11) / 12 * 12 : 12; // nearly equal tiles of whole quads
@@ -13255,7 +13328,8 @@ static void gcudai_mm_tiles(struct gcudai_mm_plan * p, int64_t m, int64_t n, int
 static size_t gcudai_mm_col_size(enum gcudai_mm_path path, int64_t k) {
     size_t size = 0;
     if (k > INT64_MAX / 64 || !gcudai_mul_size((size_t) gcudai_q_pad(k), 4 * sizeof(float), &size)) { return SIZE_MAX; }
-    return path == GCUDAI_MM_GEMM ? (size_t) k * 4 * sizeof(float) : path == GCUDAI_MM_DOT ? size / 4 : gcudai_q_col_size(k);
+    return path == GCUDAI_MM_GEMM ? (size_t) k * 4 * sizeof(float) : path == GCUDAI_MM_DOT ? size / 4
+        : gcudai_q_col_size(k);
 }
 
 static size_t gcudai_mm_local_bytes(enum gcudai_mm_path path) {
@@ -13269,7 +13343,8 @@ static size_t gcudai_mm_local_bytes(enum gcudai_mm_path path) {
 
 // in units of 0.3 ns
 static double gcudai_mm_tile_cost(const struct gcudai_mm_plan * p, int64_t m, int64_t n, int64_t k) {
-    const double per_unit = p->simd == &gcudai_simd_scalar ? 1.0 : p->path == GCUDAI_MM_Q_PANEL ? 32.0 : p->path == GCUDAI_MM_GEMM ? 12.0 : 6.0;
+    const double per_unit = p->simd == &gcudai_simd_scalar ? 1.0 : p->path == GCUDAI_MM_Q_PANEL ? 32.0
+        : p->path == GCUDAI_MM_GEMM ? 12.0 : 6.0;
     return (double) GCUDAI_MIN(m, p->mt) * (double) GCUDAI_MIN(n, p->nt) * (double) k / per_unit + 200.0;
 }
 
@@ -13287,7 +13362,8 @@ static void gcudai_mm_prepare(const struct gcudai_mm_plan * p, const struct gcud
     }
 }
 
-static void gcudai_mm_tile(enum gcudai_mm_path path, const struct gcudai_mm_rows * rows, const struct gcudai_mm_cols * cols, char * local) {
+static void gcudai_mm_tile(enum gcudai_mm_path path, const struct gcudai_mm_rows * rows,
+                           const struct gcudai_mm_cols * cols, char * local) {
     if (path == GCUDAI_MM_DOT) {
         gcudai_mm_dot_tile(rows, cols, (struct gcudai_dot_local *) (void *) local);
     } else if (path == GCUDAI_MM_Q_DOT) {
@@ -13300,7 +13376,8 @@ static void gcudai_mm_tile(enum gcudai_mm_path path, const struct gcudai_mm_rows
 // The matrices of b that meet one of a are one long row of columns, except for GEMM, which packs each by itself.
 static struct gcudai_mm_plan gcudai_mul_mat_plan(const struct gcuda_array * a, const struct gcuda_array * b) {
     struct gcudai_mm_plan p;
-    const int64_t n = b->ne[1], k = b->ne[0], matrices = b->ne[2] * b->ne[3], shared = n * (matrices / (a->ne[2] * a->ne[3]));
+    const int64_t n = b->ne[1], k = b->ne[0], matrices = b->ne[2] * b->ne[3],
+        shared = n * (matrices / (a->ne[2] * a->ne[3]));
     GCUDAI_ZERO(p);
     p.simd = gcudai_simd_now();
     p.path = gcudai_mm_choose(p.simd, a->type, a->ne[1], n, shared, k);
@@ -13329,8 +13406,8 @@ static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_wor
 }
 
 // Columns [c0, c1) of those that meet matrix (a2, a3) of a: dimension 1 of b first, then its share of 2 and 3.
-static void gcudai_mul_mat_cols(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t a2, int64_t a3,
-                                int64_t c0, int64_t c1, char * shared, struct gcudai_mm_cols * cols) {
+static void gcudai_mul_mat_cols(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t a2,
+                                int64_t a3, int64_t c0, int64_t c1, char * shared, struct gcudai_mm_cols * cols) {
     const int64_t n = p->b.ne[1], r2 = p->b.ne[2] / p->a.ne[2], r3 = p->b.ne[3] / p->a.ne[3];
     cols->n = (int) (c1 - c0);
     for (int64_t c = c0; c < c1; ++c) {
@@ -13341,8 +13418,8 @@ static void gcudai_mul_mat_cols(const struct gcuda_mul_mat_args * p, const struc
     }
 }
 
-static void gcudai_mul_mat_gemm(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t matrix,
-                                int64_t m0, int64_t n0, const struct gcudai_task * t) {
+static void gcudai_mul_mat_gemm(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan,
+                                int64_t matrix, int64_t m0, int64_t n0, const struct gcudai_task * t) {
     const int64_t i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
     struct gcudai_gemm g;
     GCUDAI_ZERO(g);
@@ -13360,7 +13437,8 @@ static void gcudai_mul_mat_gemm(const struct gcuda_mul_mat_args * p, const struc
                      (struct gcudai_gemm_local *) (void *) t->local);
 }
 
-static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t item, const struct gcudai_task * t) {
+static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t item,
+                                const struct gcudai_task * t) {
     const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
     const int64_t matrix = item / plan->m_tiles / plan->n_tiles, a2 = matrix % p->a.ne[2], a3 = matrix / p->a.ne[2];
     struct gcudai_mm_rows rows;
@@ -13393,7 +13471,8 @@ static void gcudai_mul_mat_cpu(const union gcudai_args * args, const struct gcud
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as, struct gcuda_tensor * b, struct gcuda_tensor * ids) {
+struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, struct gcuda_tensor * as, struct gcuda_tensor * b,
+                                       struct gcuda_tensor * ids) {
     struct gcuda_tensor * src[] = { as, b, ids };
     if (!gcudai_op_begin(ctx, GCUDA_OP_MUL_MAT_ID, src, 3)) { return NULL; }
     const int64_t ne[4] = { as->ne[1], ids->ne[0], b->ne[2], 1 };
@@ -13406,9 +13485,12 @@ static gcuda_status gcudai_mul_mat_id_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_mul_mat_types(y, as, b));
     GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
     GCUDAI_TRY(gcudai_want_rows(y, ids));
-    GCUDAI_WANT(y, as->ne[3] == 1 && b->ne[3] == 1 && ids->ne[2] == 1 && ids->ne[3] == 1, "experts and activations have three dimensions, ids two");
-    GCUDAI_WANT(y, ids->ne[1] == b->ne[2], "ids are of %lld tokens, activations of %lld", (long long) ids->ne[1], (long long) b->ne[2]);
-    GCUDAI_WANT(y, gcudai_mul_mat_divides(b->ne[1], ids->ne[0]), "%lld experts per token are no multiple of %lld activations",
+    GCUDAI_WANT(y, as->ne[3] == 1 && b->ne[3] == 1 && ids->ne[2] == 1 && ids->ne[3] == 1,
+                "experts and activations have three dimensions, ids two");
+    GCUDAI_WANT(y, ids->ne[1] == b->ne[2], "ids are of %lld tokens, activations of %lld", (long long) ids->ne[1],
+                (long long) b->ne[2]);
+    GCUDAI_WANT(y, gcudai_mul_mat_divides(b->ne[1], ids->ne[0]),
+                "%lld experts per token are no multiple of %lld activations",
                 (long long) ids->ne[0], (long long) b->ne[1]);
     return gcudai_want_shape(y, as->ne[1], ids->ne[0], ids->ne[1], 1);
 }
@@ -13432,19 +13514,22 @@ struct gcudai_id_plan {
     size_t order_at, tiles_at, starts_at, bytes; // offsets into the shared scratch
 };
 
-static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * as, const struct gcuda_array * b, const struct gcuda_array * ids) {
+static struct gcudai_id_plan gcudai_mul_mat_id_plan(const struct gcuda_array * as, const struct gcuda_array * b,
+                                                    const struct gcuda_array * ids) {
     struct gcudai_id_plan p;
     size_t n = 0;
     GCUDAI_ZERO(p);
     p.n_slots = ids->ne[0] * ids->ne[1];
     p.mm.simd = gcudai_simd_now();
-    p.mm.path = gcudai_is_float(as->type) || as->ne[1] < 16 ? GCUDAI_MM_DOT : p.mm.simd->q_panel != NULL ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+    p.mm.path = gcudai_is_float(as->type) || as->ne[1] < 16 ? GCUDAI_MM_DOT : p.mm.simd->q_panel != NULL
+        ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
     p.mm.converts = p.mm.path != GCUDAI_MM_DOT || b->type != GCUDA_TYPE_F32;
     p.mm.col_size = gcudai_mm_col_size(p.mm.path, b->ne[0]);
     p.mm.n_prepare = p.mm.converts ? b->ne[1] * b->ne[2] : 0;
     gcudai_mm_tiles(&p.mm, as->ne[1], p.n_slots, b->ne[0]);
     p.max_tiles = p.n_slots / p.mm.nt + GCUDAI_MIN(p.n_slots, as->ne[2]);
-    const bool fits = gcudai_mul_size(p.mm.col_size, (size_t) p.mm.n_prepare, &p.order_at) && p.order_at < SIZE_MAX / 4 &&
+    const bool fits = gcudai_mul_size(p.mm.col_size, (size_t) p.mm.n_prepare, &p.order_at) &&
+        p.order_at < SIZE_MAX / 4 &&
                       gcudai_mul_size((size_t) p.n_slots + 1, 6 * sizeof(int64_t), &n) && n < SIZE_MAX / 4 &&
                       gcudai_mul_size((size_t) as->ne[2] + 2, sizeof(int64_t), &n) && n < SIZE_MAX / 4;
     if (!fits) {
@@ -13472,7 +13557,8 @@ static void gcudai_mul_mat_id_work(const struct gcuda_tensor * y, struct gcudai_
 
 static int32_t gcudai_mul_mat_id_of(const struct gcuda_mul_mat_id_args * p, int64_t slot) {
     int32_t id;
-    memcpy(&id, gcudai_at(&p->ids, slot / p->ids.ne[0], 0, 0) + (size_t) (slot % p->ids.ne[0]) * sizeof(id), sizeof(id));
+    memcpy(&id, gcudai_at(&p->ids, slot / p->ids.ne[0], 0, 0) + (size_t) (slot % p->ids.ne[0]) * sizeof(id),
+           sizeof(id));
     return id;
 }
 
@@ -13481,7 +13567,8 @@ static float * gcudai_mul_mat_id_y(const struct gcuda_mul_mat_id_args * p, int64
 }
 
 // Slots in order of their experts, by counting; a slot with a bad id gets its zero row here.
-static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, const struct gcudai_id_plan * plan, const struct gcudai_task * t) {
+static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, const struct gcudai_id_plan * plan,
+                                    const struct gcudai_task * t) {
     int64_t * order = (int64_t *) (void *) (t->shared + plan->order_at);
     int64_t * starts = (int64_t *) (void *) (t->shared + plan->starts_at);
     struct gcudai_id_tile * tile = (struct gcudai_id_tile *) (void *) (t->shared + plan->tiles_at);
@@ -13511,8 +13598,8 @@ static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, cons
     }
 }
 
-static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const struct gcudai_id_plan * plan, int64_t m0,
-                                   const struct gcudai_id_tile * tile, const struct gcudai_task * t) {
+static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const struct gcudai_id_plan * plan,
+                                   int64_t m0, const struct gcudai_id_tile * tile, const struct gcudai_task * t) {
     const int64_t * order = (const int64_t *) (const void *) (t->shared + plan->order_at) + tile->first;
     struct gcudai_mm_rows rows;
     struct gcudai_mm_cols cols;
@@ -13526,7 +13613,8 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
     cols.n = (int) tile->n;
     for (int64_t i = 0; i < tile->n; ++i) {
         const int64_t u = order[i] % p->ids.ne[0] % p->b.ne[1], token = order[i] / p->ids.ne[0];
-        cols.x[i] = plan->mm.converts ? t->shared + (size_t) (token * p->b.ne[1] + u) * plan->mm.col_size : gcudai_at(&p->b, u, token, 0);
+        cols.x[i] = plan->mm.converts ? t->shared + (size_t) (token * p->b.ne[1] + u) * plan->mm.col_size
+            : gcudai_at(&p->b, u, token, 0);
         cols.y[i] = gcudai_mul_mat_id_y(p, order[i]);
     }
     const bool few = plan->mm.path == GCUDAI_MM_Q_PANEL && tile->n < 16;
@@ -13562,13 +13650,15 @@ struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_te
 
 static gcuda_status gcudai_out_prod_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
-    GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type), "first operand is %s, want F32, F16, BF16 or a quantized weight type",
+    GCUDAI_WANT(y, gcudai_is_float(a->type) || gcudai_is_weight(a->type),
+                "first operand is %s, want F32, F16, BF16 or a quantized weight type",
                 gcuda_type_name(a->type));
     GCUDAI_TRY(gcudai_want_float(y, b));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
     if (!gcudai_is_float(a->type)) { GCUDAI_TRY(gcudai_want_rows(y, a)); }
-    GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0, "rows of %lld elements are no whole number of blocks", (long long) a->ne[0]);
+    GCUDAI_WANT(y, a->ne[0] % gcuda_blck_size(a->type) == 0, "rows of %lld elements are no whole number of blocks",
+                (long long) a->ne[0]);
     GCUDAI_WANT(y, a->ne[1] == b->ne[1], "dimension 1 is %lld and %lld", (long long) a->ne[1], (long long) b->ne[1]);
     GCUDAI_WANT(y, gcudai_mul_mat_divides(a->ne[2], b->ne[2]) && gcudai_mul_mat_divides(a->ne[3], b->ne[3]),
                 "dimensions 2 and 3 of the second operand are no multiples of the first's");
@@ -13612,13 +13702,16 @@ static void gcudai_out_prod_work(const struct gcuda_tensor * y, struct gcudai_wo
     w->local_bytes = gcudai_mm_local_bytes(p.path);
 }
 
-static void gcudai_out_prod_prepare(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan, int64_t i, char * shared) {
+static void gcudai_out_prod_prepare(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan,
+                                    int64_t i, char * shared) {
     const int64_t quads = (plan->n + 3) / 4, j = i % quads * 4, matrix = i / quads;
     const char * x = gcudai_at(&p->b, 0, matrix % p->b.ne[2], matrix / p->b.ne[2]) + (size_t) j * p->b.nb[0];
-    gcudai_pack_quad(p->b.type, x, p->b.nb[1], p->b.nb[0], plan->n - j, p->b.ne[1], (float *) (void *) (shared + (size_t) i * plan->col_size));
+    gcudai_pack_quad(p->b.type, x, p->b.nb[1], p->b.nb[0], plan->n - j, p->b.ne[1],
+                     (float *) (void *) (shared + (size_t) i * plan->col_size));
 }
 
-static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan, int64_t item, const struct gcudai_task * t) {
+static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan,
+                                 int64_t item, const struct gcudai_task * t) {
     const int64_t m0 = item % plan->m_tiles * plan->mt, n0 = item / plan->m_tiles % plan->n_tiles * plan->nt;
     const int64_t matrix = item / plan->m_tiles / plan->n_tiles, i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
     struct gcudai_gemm g;
