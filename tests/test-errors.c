@@ -61,20 +61,23 @@ static int make_inputs(const char * s, struct gcuda_tensor ** t, struct input * 
 #define TWO(name) BUILD(name, gcuda_##name(c, in[0], in[1]))
 #define THREE(name) BUILD(name, gcuda_##name(c, in[0], in[1], in[2]))
 
-#define FLOAT_FUNCTIONS(X) /* one input, any float, its own shape */                                                            \
+#define FLOAT_FUNCTIONS(X) /* one input, any float */                                                                           \
     X(sqr) X(sqr_inplace) X(sqrt) X(sqrt_inplace) X(log) X(log_inplace) X(sin) X(sin_inplace) X(cos) X(cos_inplace)             \
+    X(sum_rows) X(mean) X(soft_max) X(soft_max_inplace)
+#define UNARY_FUNCTIONS(X)                                                                                                      \
     X(abs) X(abs_inplace) X(sgn) X(sgn_inplace) X(neg) X(neg_inplace) X(step) X(step_inplace) X(tanh) X(tanh_inplace)           \
     X(elu) X(elu_inplace) X(relu) X(relu_inplace) X(sigmoid) X(sigmoid_inplace) X(gelu) X(gelu_inplace) X(gelu_erf)             \
     X(gelu_erf_inplace) X(gelu_quick) X(gelu_quick_inplace) X(silu) X(silu_inplace) X(exp) X(exp_inplace) X(expm1)              \
     X(expm1_inplace) X(softplus) X(softplus_inplace) X(floor) X(floor_inplace) X(ceil) X(ceil_inplace) X(round)                 \
-    X(round_inplace) X(trunc) X(trunc_inplace) X(hardswish) X(hardsigmoid) X(sum_rows) X(mean) X(soft_max) X(soft_max_inplace) \
+    X(round_inplace) X(trunc) X(trunc_inplace) X(hardswish) X(hardsigmoid)
+#define GLU_FUNCTIONS(X)                                                                                                        \
     X(reglu) X(reglu_swapped) X(geglu) X(geglu_swapped) X(swiglu) X(swiglu_swapped) X(geglu_erf) X(geglu_erf_swapped)           \
     X(geglu_quick) X(geglu_quick_swapped)
 #define PAIRS(X) /* two inputs, floats of one shape (the second may repeat in the first) */ \
     X(add) X(add_inplace) X(sub) X(sub_inplace) X(mul) X(mul_inplace) X(div) X(div_inplace)
 #define SPLITS(X) X(reglu_split) X(geglu_split) X(swiglu_split) X(geglu_erf_split) X(geglu_quick_split)
 
-FLOAT_FUNCTIONS(ONE)
+FLOAT_FUNCTIONS(ONE) UNARY_FUNCTIONS(ONE) GLU_FUNCTIONS(ONE)
 PAIRS(TWO)
 SPLITS(TWO)
 ONE(dup) ONE(dup_inplace) ONE(cont) ONE(transpose) ONE(sum) ONE(cumsum) ONE(argmax) ONE(diag)
@@ -168,7 +171,10 @@ struct ctor {
     const char * bad[10];
 };
 
-#define FLOAT_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4", "I8:8,4" } },
+#define FLOAT_ROW_AS(n, op) { #n, op, b_##n, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4", "I8:8,4" } },
+#define FLOAT_ROW(n) FLOAT_ROW_AS(n, NULL)
+#define UNARY_ROW(n) FLOAT_ROW_AS(n, "unary")
+#define GLU_ROW(n) FLOAT_ROW_AS(n, "glu")
 #define PAIR_ROW(n) { #n, NULL, b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:5,4", "F32:8,4|F32:8,3", "F32:8,4|F32:8,4,2", "F32:8,4|F32:16,4", \
     "F32:8,4|I32:8,4", "I32:8,4|I32:8,4", "F32:8,4|Q4_0:32,4", "I64:8,4|F32:8,4" } },
 #define SPLIT_ROW(n) { #n, "glu", b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:4,4", "F32:8,4|F32:8,4,2", "F32:8,4|F16:8,4", "I32:8,4|I32:8,4", \
@@ -179,10 +185,10 @@ struct ctor {
 #define HEADS "F32:4,2,6" // [head size, heads, tokens]
 
 static const struct ctor ctors[] = {
-    FLOAT_FUNCTIONS(FLOAT_ROW) PAIRS(PAIR_ROW) SPLITS(SPLIT_ROW)
+    FLOAT_FUNCTIONS(FLOAT_ROW) UNARY_FUNCTIONS(UNARY_ROW) GLU_FUNCTIONS(GLU_ROW) PAIRS(PAIR_ROW) SPLITS(SPLIT_ROW)
     ANY_ROW(dup) ANY_ROW(dup_inplace) ANY_ROW(cont) ANY_ROW(transpose) ANY_ROW(view_1d) ANY_ROW(view_2d) ANY_ROW(permute)
-    FLOAT_ROW(sum) FLOAT_ROW(cumsum) FLOAT_ROW(unary) FLOAT_ROW(unary_inplace) FLOAT_ROW(xielu) FLOAT_ROW(glu) FLOAT_ROW(scale)
-    FLOAT_ROW(scale_inplace) FLOAT_ROW(scale_bias) FLOAT_ROW(scale_bias_inplace) FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
+    FLOAT_ROW(sum) FLOAT_ROW(cumsum) FLOAT_ROW(unary) FLOAT_ROW(unary_inplace) UNARY_ROW(xielu) FLOAT_ROW(glu) FLOAT_ROW(scale)
+    FLOAT_ROW(scale_inplace) FLOAT_ROW_AS(scale_bias, "scale") FLOAT_ROW_AS(scale_bias_inplace, "scale") FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
     FLOAT_ROW(fill_inplace) FLOAT_ROW(diag_mask_inf) FLOAT_ROW(diag_mask_inf_inplace) FLOAT_ROW(diag_mask_zero)
     FLOAT_ROW(diag_mask_zero_inplace) MOVE_ROW(pad, NULL) MOVE_ROW(pad_circular, "pad") MOVE_ROW(pad_reflect_1d, NULL) MOVE_ROW(roll, NULL)
     NORM_ROW(norm) NORM_ROW(norm_inplace) NORM_ROW(rms_norm) NORM_ROW(rms_norm_inplace) NORM_ROW(l2_norm) NORM_ROW(l2_norm_inplace)
@@ -298,10 +304,6 @@ static const char * op_name(const struct ctor * c) {
     snprintf(name, sizeof name, "%s", c->op ? c->op : c->name);
     char * tail = strstr(name, "_inplace");
     if (tail) { *tail = '\0'; }
-    tail = strstr(name, "_bias");
-    if (tail) { *tail = '\0'; }
-    tail = strstr(name, "_swapped");
-    if (tail) { return "glu"; }
     return name;
 }
 
