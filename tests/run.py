@@ -86,7 +86,7 @@ def plan(level):
 
     variant(jobs, "clang", "full", ["CC=clang", "CFLAGS=-O2 -g"], needs=clang, timeout=3600)
     tsan = ["CC=clang", "CFLAGS=-O1 -g -fsanitize=thread"]
-    threaded = ["test-pool", "test-core", "test-backend", "test-quants", "test-mulmat"]
+    threaded = ["test-pool", "test-core", "test-backend", "test-quants", "test-mulmat", "test-digits"]
     variant(jobs, "tsan", "full", tsan, only=threaded, needs=clang, timeout=1800)
     valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full",
                 "--errors-for-leak-kinds=definite", "--num-callers=20"]  # backends kept for all tests are reachable
