@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Copies the example programs that README.md shows into it, between `<!-- NAME-begin: FILE -->` and `<!-- NAME-end -->`.
+
+    gen_readme.py gcuda.h           rewrite README.md beside gcuda.h
+    gen_readme.py --check gcuda.h   only say whether it is as it would be written (exit 1 if not)
+"""
+import argparse
+import os
+import re
+import sys
+
+BLOCK = re.compile(r"(<!-- (\w+)-begin: (\S+) -->\n).*?(<!-- \2-end -->)", re.S)
+
+
+def renewed(text, root):
+    def block(m):
+        with open(os.path.join(root, m.group(3)), encoding="utf-8") as f:
+            return f"{m.group(1)}```c\n{f.read()}```\n{m.group(4)}"
+    return BLOCK.sub(block, text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("header", help="path of gcuda.h")
+    args = parser.parse_args()
+    root = os.path.dirname(os.path.abspath(args.header))
+    path = os.path.join(root, "README.md")
+    with open(path, encoding="utf-8") as f:
+        old = f.read()
+    new = renewed(old, root)
+    if args.check:
+        print("README.md is current" if old == new else "README.md: an example has changed (make generate)")
+        return 0 if old == new else 1
+    if old != new:
+        with open(path, "w", encoding="utf-8", newline="\n") as f:
+            f.write(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
