@@ -6062,7 +6062,7 @@ static double gcudai_get_number(enum gcuda_type type, const char * p) {
 static void gcudai_set_number(enum gcuda_type type, char * p, double v) {
     const double lo = type == GCUDA_TYPE_I8 ? -128.0 : type == GCUDA_TYPE_I16 ? -32768.0 : type == GCUDA_TYPE_I32 ? -2147483648.0 : -9223372036854775808.0;
     const double clamped = v != v ? 0.0 : v < lo ? lo : v >= -lo ? -lo - 1.0 : v;
-    const int64_t i64 = v >= 9223372036854775808.0 ? INT64_MAX : (int64_t) GCUDAI_MIN(clamped, 9223372036854774784.0);
+    const int64_t i64 = type == GCUDA_TYPE_I64 && v >= 9223372036854775808.0 ? INT64_MAX : (int64_t) GCUDAI_MIN(clamped, 9223372036854774784.0);
     const int32_t i32 = (int32_t) i64;
     const int16_t i16 = (int16_t) i64;
     const int8_t i8 = (int8_t) i64;

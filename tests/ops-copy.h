@@ -185,6 +185,42 @@ TEST(cpy) { // >>op:cpy between plain types
     op_test_run(&t);
 }
 
+TEST(cpy_any_plain) { // every other pair of plain types, small numbers
+    static const char * const names[] = { "F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64" };
+    for (int k = 0; k < 64; ++k) {
+        char types[32];
+        if (k / 8 == k % 8 || (k / 8 < 3 && k % 8 < 3)) { continue; }
+        snprintf(types, sizeof types, "%s,%s>%s", names[k / 8], names[k % 8], names[k % 8]);
+        const struct op_test t = { .types = types, .shapes = "1 257,3 6,4|2,3,2,2", .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true,
+            .in = { { .lo = -120, .hi = 120, .layouts = LAYOUT_ROWS | LAYOUT_TRANSPOSED }, { .lo = -1, .hi = 1, .layouts = LAYOUT_TRANSPOSED } } };
+        op_test_run(&t);
+    }
+}
+
+static void fill_extremes(struct rng * r, const struct op_case * c, int k, struct arr * a) { // beyond every integer type
+    static const double v[] = { 127, 127.9, 128, -128.9, -129, 32767.5, 32768, -32769, 2147483647, 2147483520, 2147483648.0, -2147483648.0, -2147483904.0,
+        9.3e18, -9.3e18, 9223371487098961920.0, 1e30, -1e30, HUGE_VAL, -HUGE_VAL, (double) NAN, 0.99, -0.99 };
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = v[(size_t) i % (sizeof v / sizeof v[0])]; }
+}
+static void ref_cpy_saturating(const struct op_case * c) { // the harness truncates what is within
+    const enum gcuda_type type = c->types[1];
+    const int bits = type == GCUDA_TYPE_I8 ? 7 : type == GCUDA_TYPE_I16 ? 15 : type == GCUDA_TYPE_I32 ? 31 : 63;
+    const double top = ldexp(1.0, bits);
+    ref_cpy(c);
+    for (int64_t i = 0; i < arr_n(c->out); ++i) {
+        double * x = &c->out->d[i];
+        *x = isnan(*x) ? 0.0 : *x < -top ? -top : *x >= top ? (bits == 63 ? REF_ANY : top - 1.0) : *x;
+        if (bits == 63 && fabs(*x) > 9e18) { *x = REF_ANY; } // more digits than this harness carries
+    }
+}
+TEST(cpy_saturates) { // floats to integers: towards zero, to the nearest end, NaN to 0
+    const struct op_test t = { .types = "F32,I32>I32 F32,I8>I8 F32,I16>I16 F32,I64>I64 F64,I32>I32 F16,I32>I32 BF16,I32>I32 F16,I8>I8", .shapes = "69 23,3",
+        .n_in = 2, .build = build_cpy, .ref = ref_cpy_saturating, .aliases = true,
+        .in = { { .fill = fill_extremes, .layouts = LAYOUT_TRANSPOSED }, { .lo = -1, .hi = 1, .layouts = LAYOUT_GAPS } } };
+    op_test_run(&t);
+}
+
 static double cpy_bound(enum gcuda_type type, double n) { // ops.md 2.9
     switch (type) {
         case GCUDA_TYPE_Q8_0: return 0.0009765625 / n;
@@ -299,6 +335,12 @@ TEST(get_rows) { // >>op:get_rows
     op_test_run(&t);
 }
 
+TEST(get_rows_any) { // integers keep their type
+    const struct op_test t = { .types = "F64,I32>F32 I8,I32>I8 I16,I32>I16 I64,I32>I64 Q8_1,I32>F32 Q8_K,I32>F32", .shapes = "256,5|4 256,4,3|5,3", .n_in = 2,
+        .build = build_get_rows, .ref = ref_get_rows, .in = { { .layouts = LAYOUT_ROWS }, { .fill = fill_row_index, .layouts = LAYOUT_TRANSPOSED } } };
+    op_test_run(&t);
+}
+
 TEST(get_rows_out_of_range) { // zero rows, an error, and everything else is right
     const struct op_test t = { .types = "F32,I32>F32 F16,I32>F32 I32,I32>I32 Q8_0,I32>F32", .shapes = "32,5|9 64,4,3|5,3", .n_in = 2,
         .build = build_get_rows, .ref = ref_get_rows, .status = GCUDA_STATUS_INVALID_DATA, .in = { { 0 }, { .fill = fill_bad_row_index } } };
@@ -383,6 +425,24 @@ TEST(set_rows) { // >>op:set_rows
     }
 }
 
+static void fill_few(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    fill_below(r, a, 3);
+}
+TEST(set_rows_repeated_index) { // the last row stays, with any number of threads
+    const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64 F64,F16,I32 BF16,BF16,I32", .shapes = "32,7|32,20|20 32,7,4|32,9,4|9,2 32,90|32,700|700",
+        .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5, .no_max_error = true,
+        .in = { { 0 }, { .lo = -4, .hi = 4 }, { .fill = fill_few, .layouts = LAYOUT_GAPS } } };
+    op_test_run(&t);
+}
+
+TEST(set_rows_own) { // formats whose reference is the library's own row function
+    const struct op_test t = { .types = "MXFP4,F32,I32 Q2_K,F32,I32 Q3_K,F32,I32 Q4_K,F32,I32 Q5_K,F32,I32 Q6_K,F16,I64 IQ4_XS,F32,I32 Q8_K,F32,I32",
+        .shapes = "256,5|256,3|3", .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .no_max_error = true,
+        .in = { { .layouts = LAYOUT_ROWS }, { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS }, { .fill = fill_set_index } } };
+    op_test_run(&t);
+}
+
 TEST(set_rows_out_of_range) { // dropped, reported, all other rows written
     const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64", .shapes = "32,7|32,5|5 32,7,2|32,3,2|3", .n_in = 3,
         .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5, .no_max_error = true,
@@ -436,7 +496,7 @@ static void run_regions(bool add, const char * types) {
 }
 
 TEST(set) { // >>op:set
-    run_regions(false, "F32 I32 F16 BF16");
+    run_regions(false, "F32 I32 F16 BF16 F64 I8 I16 I64");
     static const struct region_p p1 = { 5, 20, 20, 3, false, 1 }, p2 = { 7, 20, 20, 1, false, 2 };
     struct op_test t = { .types = "F32 I32", .shapes = "5,4|6 5,4|4", .n_in = 2, .build = build_region, .inplace = build_region_inplace,
         .ref = ref_region, .p = &p1, .tag = "1d", .in = { { .lo = -90, .hi = 90 }, { .lo = -90, .hi = 90 } } };
@@ -445,7 +505,7 @@ TEST(set) { // >>op:set
     op_test_run(&t);
 }
 
-TEST(acc) { run_regions(true, "F32"); } // >>op:acc
+TEST(acc) { run_regions(true, "F32 F16 BF16 F16,F32 F32,BF16"); } // >>op:acc
 
 // =====================================================================================================================
 // >>repeats   repeat, repeat_back, concat, pad, pad_reflect_1d, roll
@@ -484,9 +544,15 @@ static struct gcuda_tensor * build_repeat_back(struct gcuda_context * ctx, struc
 
 TEST(repeat_back) { // >>op:repeat_back
     const struct op_test t = { .types = "F32", .shapes = "257|1 8,3|1,3 10,4,3,2|5,4,3,2 5,8,3,2|5,4,3,2 5,4,9,2|5,4,3,2 5,4,3,4|5,4,3,2 "
-        "10,8,6,4|5,4,3,2 5,4|5,4 0,4|0,2", .n_in = 2, .build = build_repeat_back, .ref = ref_repeat_back, .max_nmse = 1e-7,
-        .in = { { .lo = 0.1, .hi = 1, .layouts = LAYOUT_ROWS }, { 0 } } };
+        "10,8,6,4|5,4,3,2 5,4|5,4 0,4|0,2 5,0|5,3", .n_in = 2, .build = build_repeat_back, .ref = ref_repeat_back, .max_nmse = 1e-7,
+        .in = { { .lo = 0.1, .hi = 1, .layouts = LAYOUT_ANY }, { 0 } } };
     op_test_run(&t);
+    const struct op_test half = { .types = "F16,F32 BF16,F32", .shapes = "257|1 10,8,6,4|5,4,3,2 771,3|257,1", .n_in = 2, .build = build_repeat_back,
+        .ref = ref_repeat_back, .max_nmse = 1e-7, .in = { { .lo = 0.1, .hi = 1, .layouts = LAYOUT_ANY }, { 0 } } };
+    op_test_run(&half);
+    const struct op_test large = { .types = "F32", .shapes = "1200001|1 3,400001|3 600,2001|300 257,4100|257 70003,20|1,20", .n_in = 2, .build = build_repeat_back,
+        .ref = ref_repeat_back, .max_nmse = 1e-7, .in = { { .lo = 0.1, .hi = 1 }, { 0 } } }; // summed in groups
+    op_test_run(&large);
 }
 
 static void ref_concat(const struct op_case * c) {
@@ -550,8 +616,8 @@ TEST(pad) { // >>op:pad
         { { 0, 0, 0, 0 }, { 2, 1, 3, 1 }, true, true }, { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, false, false },
         { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, true, false }, { { 9, 7, 0, 0 }, { 20, 0, 5, 0 }, true, false } }; // wraps more than once
     for (size_t i = 0; i < sizeof pads / sizeof pads[0]; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 256,2 5,4,3,2 257,3", .n_in = 1, .build = build_pad, .ref = ref_pad,
-            .p = &pads[i], .tag = tagf("pad=%d", (int) i), .in = { { .layouts = LAYOUT_ANY } } };
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 256,2 5,4,3,2 257,3", .n_in = 1, .build = build_pad, .ref = ref_pad,
+            .p = &pads[i], .tag = tagf("pad=%d", (int) i), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -572,8 +638,8 @@ static struct gcuda_tensor * build_pad_reflect(struct gcuda_context * ctx, struc
 TEST(pad_reflect_1d) { // >>op:pad_reflect_1d
     static const int pads[][2] = { { 0, 0 }, { 1, 2 }, { 4, 4 }, { 3, 0 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "5 257,3 10,4,3,2", .n_in = 1, .build = build_pad_reflect,
-            .ref = ref_pad_reflect, .p = pads[i], .tag = tagf("p=%d,%d", pads[i][0], pads[i][1]), .in = { { .layouts = LAYOUT_OFFSET } } };
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "5 257,3 10,4,3,2", .n_in = 1, .build = build_pad_reflect,
+            .ref = ref_pad_reflect, .p = pads[i], .tag = tagf("p=%d,%d", pads[i][0], pads[i][1]), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -594,8 +660,8 @@ static struct gcuda_tensor * build_roll(struct gcuda_context * ctx, struct gcuda
 TEST(roll) { // >>op:roll
     static const int shifts[][4] = { { 0, 0, 0, 0 }, { 3, 0, 0, 0 }, { -4, 1, 0, 0 }, { 1, -2, 2, -1 }, { 0, 3, -1, 1 } };
     for (int i = 0; i < 5; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "10,4,3,2 257,5,4,3", .n_in = 1, .build = build_roll, .ref = ref_roll,
-            .p = shifts[i], .tag = tagf("shift=%d", i), .in = { { .layouts = LAYOUT_ROWS } } };
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3", .n_in = 1, .build = build_roll, .ref = ref_roll,
+            .p = shifts[i], .tag = tagf("shift=%d", i), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -613,8 +679,8 @@ static struct gcuda_tensor * build_diag(struct gcuda_context * ctx, struct gcuda
     return gcuda_diag(ctx, in[0]);
 }
 TEST(diag) { // >>op:diag
-    const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 5 257 8,1,3,2 0", .n_in = 1, .build = build_diag, .ref = ref_diag,
-        .in = { { .layouts = LAYOUT_OFFSET } } };
+    const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 5 257 8,1,3,2 0", .n_in = 1, .build = build_diag, .ref = ref_diag,
+        .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
     op_test_run(&t);
 }
 
@@ -643,8 +709,8 @@ static void run_diag_mask(double value, build_fn build, build_fn inplace) {
     static const int past[] = { 0, 1, 5, 300 };
     for (int i = 0; i < 4; ++i) {
         const struct diag_p p = { past[i], value };
-        const struct op_test t = { .types = "F32", .shapes = "1 10,10,3,2 257,5 5,9 0,3", .n_in = 1, .build = build, .inplace = inplace,
-            .ref = ref_diag_mask, .p = &p, .tag = tagf("n_past=%d", past[i]), .reuse = 1, .in = { { .layouts = LAYOUT_OFFSET } } };
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,3,2 257,5 5,9 0,3", .n_in = 1, .build = build, .inplace = inplace,
+            .ref = ref_diag_mask, .p = &p, .tag = tagf("n_past=%d", past[i]), .reuse = 1, .in = { { .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -672,7 +738,7 @@ static struct gcuda_tensor * build_tri(struct gcuda_context * ctx, struct gcuda_
 TEST(tri) { // >>op:tri; zero is written even over NaN
     for (int type = 0; type < 4; ++type) {
         const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,3,2 65,65 0,0", .n_in = 1, .build = build_tri, .ref = ref_tri,
-            .p = &type, .tag = tagf("type=%d", type), .expect_nan = true, .in = { { .fill = fill_with_nan, .layouts = LAYOUT_OFFSET } } };
+            .p = &type, .tag = tagf("type=%d", type), .expect_nan = true, .in = { { .fill = fill_with_nan, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -692,7 +758,7 @@ TEST(fill) { // >>op:fill; the content is not read
     for (int i = 0; i < 3; ++i) {
         const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 257,3 5,4,3,2 0 800,60,2,2", .n_in = 1, .build = build_fill,
             .inplace = build_fill_inplace, .ref = ref_fill, .p = &values[i], .tag = tagf("c=%g", values[i]), .reuse = 1,
-            .in = { { .fill = fill_with_nan, .layouts = LAYOUT_OFFSET } } };
+            .in = { { .fill = fill_with_nan, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
