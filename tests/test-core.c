@@ -325,7 +325,7 @@ static void check_values(const struct gcuda_tensor * t, double first, double ste
     arr_free(&got);
 }
 
-TEST(custom_operations) { // any number of tasks and threads
+TEST(custom_operations) { // >>op:custom   any number of tasks and threads
     static const int tasks[] = { 1, 2, 7, GCUDA_N_TASKS_MAX };
     if (!op_backends_ready()) { return; }
     for (int i = 0; i < 8; ++i) {
