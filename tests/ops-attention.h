@@ -222,26 +222,30 @@ static void ref_rope(const struct op_case * c) {
 }
 
 // ---------------------------------------------------------------------------------------------------- soft_max
-static struct gcuda_tensor * build_soft_max(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_soft_max(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_soft_max * p = (const struct p_soft_max *) params;
     struct gcuda_tensor * y = gcuda_soft_max_ext(ctx, in[0], optional(in, p->mask_at), p->scale, p->max_bias);
     if (p->sinks_at > 0 && y != NULL) { gcuda_soft_max_add_sinks(y, in[p->sinks_at]); }
     return y;
 }
 
-static struct gcuda_tensor * inplace_soft_max(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * inplace_soft_max(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_soft_max * p = (const struct p_soft_max *) params;
     struct gcuda_tensor * y = gcuda_soft_max_ext_inplace(ctx, in[0], optional(in, p->mask_at), p->scale, p->max_bias);
     if (p->sinks_at > 0 && y != NULL) { gcuda_soft_max_add_sinks(y, in[p->sinks_at]); }
     return y;
 }
 
-static struct gcuda_tensor * build_soft_max_plain(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_soft_max_plain(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
     return gcuda_soft_max(ctx, in[0]);
 }
 
-static struct gcuda_tensor * inplace_soft_max_plain(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * inplace_soft_max_plain(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
     return gcuda_soft_max_inplace(ctx, in[0]);
 }
@@ -253,7 +257,9 @@ static void fill_mask(struct rng * r, const struct op_case * c, int k, struct ar
         const int64_t x = rng_below(r, a->ne[0]), y = rng_below(r, a->ne[1]), plane = rng_below(r, a->ne[2] * a->ne[3]);
         const double v = rng_below(r, 2) ? -HUGE_VAL : 0.0;
         for (int64_t i = 0; i < 8 * 8; ++i) {
-            if (x + i % 8 < a->ne[0] && y + i / 8 < a->ne[1]) { AT(a, x + i % 8, y + i / 8, plane % a->ne[2], plane / a->ne[2]) = v; }
+            if (x + i % 8 < a->ne[0] && y + i / 8 < a->ne[1]) {
+                AT(a, x + i % 8, y + i / 8, plane % a->ne[2], plane / a->ne[2]) = v;
+            }
         }
     }
     for (int64_t i = 0; a->ne[1] > 1 && i < a->ne[0]; ++i) { AT(a, i, a->ne[1] / 2, 0, 0) = -HUGE_VAL; }
@@ -264,7 +270,8 @@ static void fill_all_masked(struct rng * r, const struct op_case * c, int k, str
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = -HUGE_VAL; }
 }
 
-static void soft_max_cases(const char * types, const char * shapes, const char * tag, const struct p_soft_max * p, fill_fn mask) {
+static void soft_max_cases(
+    const char * types, const char * shapes, const char * tag, const struct p_soft_max * p, fill_fn mask) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = types, t.shapes = shapes, t.tag = tag, t.p = p;
@@ -281,7 +288,8 @@ TEST(soft_max) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = "F32 F16 BF16", t.shapes = "1 7 257,3 255,2,3,4", t.n_in = 1, t.p = &plain;
-    t.build = build_soft_max_plain, t.inplace = inplace_soft_max_plain, t.ref = ref_soft_max, t.max_nmse = 1e-6, t.reuse = 1;
+    t.build = build_soft_max_plain, t.inplace = inplace_soft_max_plain, t.ref = ref_soft_max, t.max_nmse = 1e-6,
+    t.reuse = 1;
     t.in[0].layouts = LAYOUT_OFFSET, t.in[0].lo = -10.0, t.in[0].hi = 10.0;
     op_test_run(&t);
     soft_max_cases("F32", "15,15 16,16,3 31,16,2,3 1023,15 1024,16 256,1,1,5 0,4 5,0", "scale=1", &plain, NULL);
@@ -294,28 +302,33 @@ TEST(soft_max_mask) {
     static const struct p_soft_max p[] = { { 1.0f, 0.0f, 1, 0 }, { 0.1f, 0.0f, 1, 0 }, { 0.1f, 8.0f, 1, 0 } };
     static const char * const tag[] = { "plain", "scaled", "alibi" };
     for (int i = 0; i < 3; ++i) {
-        soft_max_cases("F32 F32,F16>F32 F32,BF16>F32 F16 BF16,F32>BF16", "16,15|16,15 31,16,4|31,17 15,4,6,2|15,9,3,1 257,3,12,4|257,3,1,2",
-            tag[i], &p[i], fill_mask);
-        soft_max_cases("F32 F32,F16>F32", "1023,16,2|1023,16 1024,15,3,2|1024,15,3,2 1,1|1,1 2,1,5|2,1,5", tag[i], &p[i], fill_mask);
+        soft_max_cases("F32 F32,F16>F32 F32,BF16>F32 F16 BF16,F32>BF16",
+            "16,15|16,15 31,16,4|31,17 15,4,6,2|15,9,3,1 257,3,12,4|257,3,1,2", tag[i], &p[i], fill_mask);
+        soft_max_cases("F32 F32,F16>F32", "1023,16,2|1023,16 1024,15,3,2|1024,15,3,2 1,1|1,1 2,1,5|2,1,5", tag[i],
+            &p[i], fill_mask);
         soft_max_cases("F32 F32,F16>F32", "9,3,2|9,3", "all-masked", &p[i], fill_all_masked);
     }
 }
 
 TEST(soft_max_sinks) {
-    static const struct p_soft_max sinks = { 0.5f, 0.0f, 0, 1 }, both = { 0.1f, 0.0f, 1, 2 }, alibi = { 1.0f, 8.0f, 1, 2 };
+    static const struct p_soft_max sinks = { 0.5f, 0.0f, 0, 1 }, both = { 0.1f, 0.0f, 1, 2 },
+                                   alibi = { 1.0f, 8.0f, 1, 2 };
     soft_max_cases("F32 F16,F32>F16 BF16,F32>BF16", "17,5,4,2|4 257,2|1 1,3,3|3", "no-mask", &sinks, NULL);
-    soft_max_cases("F32 F32,F16,F32>F32 F16,F16,F32>F16", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "mask", &both, fill_mask);
+    soft_max_cases(
+        "F32 F32,F16,F32>F32 F16,F16,F32>F16", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "mask", &both, fill_mask);
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "alibi", &alibi, fill_mask);
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4", "all-masked", &both, fill_all_masked);
 }
 
 // >>op:soft_max_back
-static struct gcuda_tensor * build_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_soft_max_back(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_soft_max * p = (const struct p_soft_max *) params;
     return gcuda_soft_max_ext_back(ctx, in[0], in[1], p->scale, p->max_bias);
 }
 
-static struct gcuda_tensor * inplace_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * inplace_soft_max_back(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_soft_max * p = (const struct p_soft_max *) params;
     return gcuda_soft_max_ext_back_inplace(ctx, in[0], in[1], p->scale, p->max_bias);
 }
@@ -325,8 +338,10 @@ TEST(soft_max_back) {
     for (int i = 0; i < 2; ++i) {
         struct op_test t;
         memset(&t, 0, sizeof t);
-        t.types = "F32 F16 BF16", t.shapes = "1,1|1,1 7,5|7,5 255,3,2|255,3,2 257,2,3,4|257,2,3,4 70001|70001", t.tag = i == 0 ? "scale=1" : "scale=0.1";
-        t.n_in = 2, t.p = &p[i], t.build = build_soft_max_back, t.inplace = inplace_soft_max_back, t.ref = ref_soft_max_back;
+        t.types = "F32 F16 BF16", t.shapes = "1,1|1,1 7,5|7,5 255,3,2|255,3,2 257,2,3,4|257,2,3,4 70001|70001",
+        t.tag = i == 0 ? "scale=1" : "scale=0.1";
+        t.n_in = 2, t.p = &p[i], t.build = build_soft_max_back, t.inplace = inplace_soft_max_back,
+        t.ref = ref_soft_max_back;
         t.max_nmse = 1e-7, t.reuse = 3;
         t.in[1].lo = 0.0, t.in[1].hi = 1.0;
         op_test_run(&t);
@@ -334,11 +349,14 @@ TEST(soft_max_back) {
 }
 
 // ---------------------------------------------------------------------------------------------------- flash_attn_ext
-static struct gcuda_tensor * build_flash_attn(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_flash_attn(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_flash_attn * p = (const struct p_flash_attn *) params;
     struct gcuda_tensor * k = in[1];
-    struct gcuda_tensor * v = p->dv > 0 ? gcuda_view_4d(ctx, k, p->dv, k->ne[1], k->ne[2], k->ne[3], k->nb[1], k->nb[2], k->nb[3], 0) : in[2];
-    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, in[0], k, v, optional(in, p->mask_at), p->scale, p->max_bias, p->softcap);
+    struct gcuda_tensor * v =
+        p->dv > 0 ? gcuda_view_4d(ctx, k, p->dv, k->ne[1], k->ne[2], k->ne[3], k->nb[1], k->nb[2], k->nb[3], 0) : in[2];
+    struct gcuda_tensor * y =
+        gcuda_flash_attn_ext(ctx, in[0], k, v, optional(in, p->mask_at), p->scale, p->max_bias, p->softcap);
     if (y != NULL && p->sinks_at > 0) { gcuda_flash_attn_ext_add_sinks(y, in[p->sinks_at]); }
     if (y != NULL && p->is_f32) { gcuda_flash_attn_ext_set_prec(y, GCUDA_PREC_F32); }
     return y;
@@ -369,8 +387,8 @@ static void ref_flash_attn_unread(const struct op_case * c) { // the same with z
     ref_flash_attn(c);
 }
 
-static void flash_attn_cases(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * p, unsigned layouts,
-    fill_fn mask) {
+static void flash_attn_cases(const char * types, const char * shapes, const char * tag, const struct p_flash_attn * p,
+    unsigned layouts, fill_fn mask) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = types, t.shapes = shapes, t.tag = tag, t.p = p;
@@ -384,18 +402,18 @@ static void flash_attn_cases(const char * types, const char * shapes, const char
 }
 
 // q, k, v, mask and sinks of one setting, as text
-static const char * flash_attn_shape(char * out, size_t size, int dk, int dv, int n, int kv, int heads_kv, int group, int batch,
-    const struct p_flash_attn * p) {
-    int used = snprintf(out, size, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d", dk, n, heads_kv * group, batch, dk, kv, heads_kv, batch, dv, kv,
-        heads_kv, batch);
+static const char * flash_attn_shape(char * out, size_t size, int dk, int dv, int n, int kv, int heads_kv, int group,
+    int batch, const struct p_flash_attn * p) {
+    int used = snprintf(out, size, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d,%d", dk, n, heads_kv * group, batch, dk, kv,
+        heads_kv, batch, dv, kv, heads_kv, batch);
     if (p->mask_at > 0) { used += snprintf(out + used, size - (size_t) used, "|%d,%d,1,%d", kv, n + n % 2, batch); }
     if (p->sinks_at > 0) { snprintf(out + used, size - (size_t) used, "|%d", heads_kv * group); }
     return out;
 }
 
 TEST(flash_attn_head_sizes) {
-    static const int dims[][2] = { { 40, 40 }, { 64, 64 }, { 72, 72 }, { 80, 80 }, { 96, 96 }, { 112, 112 }, { 128, 128 }, { 256, 256 },
-                                   { 576, 512 }, { 192, 128 }, { 1, 1 }, { 33, 17 } };
+    static const int dims[][2] = { { 40, 40 }, { 64, 64 }, { 72, 72 }, { 80, 80 }, { 96, 96 }, { 112, 112 },
+        { 128, 128 }, { 256, 256 }, { 576, 512 }, { 192, 128 }, { 1, 1 }, { 33, 17 } };
     char shape[160];
     for (size_t i = 0; i < sizeof dims / sizeof dims[0]; ++i) {
         const int dk = dims[i][0], dv = dims[i][1];
@@ -406,24 +424,31 @@ TEST(flash_attn_head_sizes) {
         };
         static const char * const tag[] = { "plain", "mask", "alibi-sinks", "softcap", "sinks" };
         for (int k = 0; k < 5; ++k) {
-            const char * types = k == 0 || k == 4 ? "F32 F32,F16,F16,F32>F32 F32,BF16,BF16,F32>F32"
-                                                  : "F32,F32,F32,F16,F32>F32 F32,F16,F16,F16,F32>F32 F32,BF16,BF16,F16,F32>F32";
-            flash_attn_cases(types, flash_attn_shape(shape, sizeof shape, dk, dv, 3, 113, 2, 2, 1, &p[k]), tag[k], &p[k], 0, fill_mask);
+            const char * types = k == 0 || k == 4
+                                     ? "F32 F32,F16,F16,F32>F32 F32,BF16,BF16,F32>F32"
+                                     : "F32,F32,F32,F16,F32>F32 F32,F16,F16,F16,F32>F32 F32,BF16,BF16,F16,F32>F32";
+            flash_attn_cases(types, flash_attn_shape(shape, sizeof shape, dk, dv, 3, 113, 2, 2, 1, &p[k]), tag[k],
+                &p[k], 0, fill_mask);
         }
-        flash_attn_cases("F32,F16,F16,F16,F32>F32", flash_attn_shape(shape, sizeof shape, dk, dv, 1, 70, 1, dk == 576 ? 20 : 4, 3, &p[2]),
-            "decode", &p[2], 0, fill_mask);
+        flash_attn_cases("F32,F16,F16,F16,F32>F32",
+            flash_attn_shape(shape, sizeof shape, dk, dv, 1, 70, 1, dk == 576 ? 20 : 4, 3, &p[2]), "decode", &p[2], 0,
+            fill_mask);
     }
 }
 
 TEST(flash_attn_types) { // head sizes of whole blocks
-    static const struct p_flash_attn plain = { 0.125f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.125f, 8.0f, 0.0f, 3, 4, 0, 0 };
+    static const struct p_flash_attn plain = { 0.125f, 0.0f, 0.0f, 0, 0, 0, 0 },
+                                     mask = { 0.125f, 8.0f, 0.0f, 3, 4, 0, 0 };
     static const char * const kinds[] = { "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL" };
     for (int i = 0; i < 9; ++i) {
         for (int j = 0; j < 9; ++j) {
             char types[64];
             snprintf(types, sizeof types, "F32,%s,%s,F16,F32>F32", kinds[i], kinds[j]);
-            flash_attn_cases(types, i == j ? "96,3,4,2|96,113,2,2|96,113,2,2|113,3|4 64,1,4|64,17,1|64,17,1|17,1|4 128,5,2|128,64,2|128,64,2|64,6|2"
-                                           : "64,2,4|64,35,2|64,35,2|35,2|4", "mask", &mask, i == j ? LAYOUT_ROWS : 0, fill_mask);
+            flash_attn_cases(types,
+                i == j
+                    ? "96,3,4,2|96,113,2,2|96,113,2,2|113,3|4 64,1,4|64,17,1|64,17,1|17,1|4 128,5,2|128,64,2|128,64,2|64,6|2"
+                    : "64,2,4|64,35,2|64,35,2|35,2|4",
+                "mask", &mask, i == j ? LAYOUT_ROWS : 0, fill_mask);
         }
         char types[64];
         snprintf(types, sizeof types, "F32,%s,%s>F32", kinds[i], kinds[i]);
@@ -435,32 +460,42 @@ TEST(flash_attn_shapes) {
     static const struct p_flash_attn plain = { 0.2f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.2f, 0.0f, 0.0f, 3, 0, 0, 0 };
     static const struct p_flash_attn alibi = { 0.2f, 8.0f, 0.0f, 3, 4, 0, 0 };
     // one position, odd numbers of them, groups that are no power of two, k and v with other head counts, batches
-    flash_attn_cases("F32 F32,F16,F16>F32", "40,1,1|40,1,1|40,1,1 40,3,12,2|40,17,1,2|40,17,1,2 64,2,20|64,5,1|64,5,1 40,35,4,3|40,19,4,3|40,19,2,3 "
-                     "8,70,2|8,300,2|8,300,2", "plain", &plain, LAYOUT_ROWS, NULL);
-    flash_attn_cases("F32,F16,F16,F16>F32", "40,1,12|40,512,1|40,512,1|512,1 64,32,4,3|64,113,4,3|64,113,4,3|113,32,1,3 16,3,6,4|16,9,2,4|16,9,2,4|9,4,3,2",
+    flash_attn_cases("F32 F32,F16,F16>F32",
+        "40,1,1|40,1,1|40,1,1 40,3,12,2|40,17,1,2|40,17,1,2 64,2,20|64,5,1|64,5,1 40,35,4,3|40,19,4,3|40,19,2,3 "
+        "8,70,2|8,300,2|8,300,2",
+        "plain", &plain, LAYOUT_ROWS, NULL);
+    flash_attn_cases("F32,F16,F16,F16>F32",
+        "40,1,12|40,512,1|40,512,1|512,1 64,32,4,3|64,113,4,3|64,113,4,3|113,32,1,3 16,3,6,4|16,9,2,4|16,9,2,4|9,4,3,2",
         "mask", &mask, 0, fill_mask);
-    flash_attn_cases("F32,F16,F16,F16,F32>F32", "16,5,12|16,33,3|16,33,3|33,5|12 16,5,6,2|16,33,6,2|16,33,6,2|33,5,1,2|6", "alibi", &alibi, 0, fill_mask);
-    flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,F32,F32,F16,F32>F32", "16,5,4|16,33,2|16,33,2|33,5|4", "all-masked", &alibi, 0, fill_all_masked);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32",
+        "16,5,12|16,33,3|16,33,3|33,5|12 16,5,6,2|16,33,6,2|16,33,6,2|33,5,1,2|6", "alibi", &alibi, 0, fill_mask);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,F32,F32,F16,F32>F32", "16,5,4|16,33,2|16,33,2|33,5|4", "all-masked",
+        &alibi, 0, fill_all_masked);
     flash_attn_cases("F32,F16,F16,F16>F32", "16,5,4|16,33,2|16,33,2|33,5", "all-masked", &mask, 0, fill_all_masked);
     flash_attn_cases("F32", "16,0,4|16,33,2|16,33,2", "empty", &plain, 0, NULL);
     if (test_full()) {
-        flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,Q8_0,Q8_0,F16,F32>F32", "128,35,16|128,1024,4|128,1024,4|1024,35|16 64,32,48,3|64,512,4,3|64,512,4,3|512,32,1,3|48",
-            "full", &alibi, LAYOUT_ROWS, fill_mask);
+        flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,Q8_0,Q8_0,F16,F32>F32",
+            "128,35,16|128,1024,4|128,1024,4|1024,35|16 64,32,48,3|64,512,4,3|64,512,4,3|512,32,1,3|48", "full", &alibi,
+            LAYOUT_ROWS, fill_mask);
     }
 }
 
 TEST(flash_attn_long) { // so many positions that they are cut into parts, for few queries and for many
     static const struct p_flash_attn alibi = { 0.1f, 8.0f, 0.0f, 3, 4, 0, 0 }, sinks = { 0.2f, 0.0f, 0.0f, 0, 3, 0, 0 };
-    flash_attn_cases("F32,F16,F16,F16,F32>F32", "128,1,4|128,20000,1|128,20000,1|20000,1|4 64,3,2|64,33333,2|64,33333,2|33333,3|2", "few", &alibi, 0, fill_mask);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32",
+        "128,1,4|128,20000,1|128,20000,1|20000,1|4 64,3,2|64,33333,2|64,33333,2|33333,3|2", "few", &alibi, 0,
+        fill_mask);
     flash_attn_cases("F32", "64,17,1|64,50001,1|32,50001,1|1", "many", &sinks, 0, NULL);
-    flash_attn_cases("F32,F16,F16,F16,F32>F32", "64,3,2|64,33333,2|64,33333,2|33333,3|2", "all-masked", &alibi, 0, fill_all_masked);
+    flash_attn_cases(
+        "F32,F16,F16,F16,F32>F32", "64,3,2|64,33333,2|64,33333,2|33333,3|2", "all-masked", &alibi, 0, fill_all_masked);
 }
 
 TEST(flash_attn_unread) { // positions that are masked are not read: NaN there must not show
     static const struct p_flash_attn p = { 0.2f, 0.0f, 0.0f, 3, 0, 0, 0 };
     struct op_test t;
     memset(&t, 0, sizeof t);
-    t.types = "F32,F16,F16,F16>F32 F32", t.shapes = "40,3,4|40,37,2|40,37,2|37,3 17,1,3|17,5,1|17,5,1|5,1", t.p = &p, t.n_in = 4;
+    t.types = "F32,F16,F16,F16>F32 F32", t.shapes = "40,3,4|40,37,2|40,37,2|37,3 17,1,3|17,5,1|17,5,1|5,1", t.p = &p,
+    t.n_in = 4;
     t.build = build_flash_attn, t.ref = ref_flash_attn_unread, t.max_nmse = ERR_PRODUCT;
     t.in[1].fill = t.in[2].fill = fill_stale, t.in[3].fill = fill_mask_stale;
     op_test_run(&t);
@@ -468,15 +503,19 @@ TEST(flash_attn_unread) { // positions that are masked are not read: NaN there m
 
 TEST(flash_attn_v_inside_k) { // a compressed cache: a value is the first part of its key
     static const struct p_flash_attn p = { 0.05f, 0.0f, 0.0f, 2, 0, 0, 512 }, small = { 0.2f, 0.0f, 0.0f, 2, 0, 0, 32 };
-    flash_attn_cases("F32,F16,F16>F32 F32,F32,F16>F32", "576,3,4|576,64,1|64,3 576,1,20|576,33,1|33,1", "view", &p, 0, fill_mask);
-    flash_attn_cases("F32,Q8_0,F16>F32 F32,BF16,F16>F32", "64,3,4|64,64,2|64,3", "view", &small, LAYOUT_ROWS, fill_mask);
+    flash_attn_cases(
+        "F32,F16,F16>F32 F32,F32,F16>F32", "576,3,4|576,64,1|64,3 576,1,20|576,33,1|33,1", "view", &p, 0, fill_mask);
+    flash_attn_cases(
+        "F32,Q8_0,F16>F32 F32,BF16,F16>F32", "64,3,4|64,64,2|64,3", "view", &small, LAYOUT_ROWS, fill_mask);
 }
 
 // ---------------------------------------------------------------------------------------------------- rope
-static struct gcuda_tensor * build_rope_as(struct gcuda_context * ctx, struct gcuda_tensor ** in, const struct p_rope * p, bool inplace) {
+static struct gcuda_tensor * build_rope_as(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const struct p_rope * p, bool inplace) {
     struct gcuda_tensor * f = in[2];
     int s[4] = { p->sections[0], p->sections[1], p->sections[2], p->sections[3] };
-#define ROPE_TAIL p->mode, p->n_ctx_orig, p->freq_base, p->freq_scale, p->ext_factor, p->attn_factor, p->beta_fast, p->beta_slow
+#define ROPE_TAIL                                                                                                      \
+    p->mode, p->n_ctx_orig, p->freq_base, p->freq_scale, p->ext_factor, p->attn_factor, p->beta_fast, p->beta_slow
     if ((p->mode & 8) != 0) {
         return p->is_back ? gcuda_rope_multi_back(ctx, in[0], in[1], f, p->n_dims, s, ROPE_TAIL)
                : inplace  ? gcuda_rope_multi_inplace(ctx, in[0], in[1], f, p->n_dims, s, ROPE_TAIL)
@@ -502,18 +541,21 @@ static void fill_positions(struct rng * r, const struct op_case * c, int k, stru
 }
 
 // The third source is read by the builder only if there is one, so the harness must leave it NULL.
-static void rope_cases(const char * types, const char * shapes, const char * tag, const struct p_rope * p, bool factors, unsigned layouts) {
+static void rope_cases(const char * types, const char * shapes, const char * tag, const struct p_rope * p, bool factors,
+    unsigned layouts) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = types, t.shapes = shapes, t.tag = tag, t.p = p, t.n_in = factors ? 3 : 2;
-    t.build = build_rope, t.inplace = p->is_back ? NULL : inplace_rope, t.ref = ref_rope, t.max_nmse = 1e-7, t.reuse = 1;
+    t.build = build_rope, t.inplace = p->is_back ? NULL : inplace_rope, t.ref = ref_rope, t.max_nmse = 1e-7,
+    t.reuse = 1;
     t.in[0].layouts = layouts;
     t.in[1].fill = fill_positions;
     t.in[2].lo = 0.9, t.in[2].hi = 1.1;
     op_test_run(&t);
 }
 
-static struct p_rope rope_params(int mode, int n_dims, int n_ctx, float scale, float ext, float attn, float fast, float slow, bool back) {
+static struct p_rope rope_params(
+    int mode, int n_dims, int n_ctx, float scale, float ext, float attn, float fast, float slow, bool back) {
     struct p_rope p = { n_dims, mode, n_ctx, 10000.0f, scale, ext, attn, fast, slow, { 0, 0, 0, 0 }, back };
     if (mode == 24) {
         p.sections[0] = p.sections[1] = n_dims / 2 > 1 ? n_dims / 2 : 1;
@@ -535,11 +577,14 @@ static void rope_mode(int mode, int d, int n_dims, const char * rest, int n_toke
     };
     for (int i = 0; i < 5; ++i) {
         for (int back = 0; back < 2; ++back) {
-            const struct p_rope p = rope_params(mode, n_dims, ways[i].n_ctx, ways[i].scale, ways[i].ext, ways[i].attn, ways[i].fast, ways[i].slow, back);
-            snprintf(shape, sizeof shape, "%d,%s|%d|%d", d, rest, mode & 8 ? 4 * n_tokens : n_tokens, mode == 24 ? n_dims : n_dims / 2);
+            const struct p_rope p = rope_params(mode, n_dims, ways[i].n_ctx, ways[i].scale, ways[i].ext, ways[i].attn,
+                ways[i].fast, ways[i].slow, back);
+            snprintf(shape, sizeof shape, "%d,%s|%d|%d", d, rest, mode & 8 ? 4 * n_tokens : n_tokens,
+                mode == 24 ? n_dims : n_dims / 2);
             snprintf(tag, sizeof tag, "mode=%d,n=%d,%s%s", mode, n_dims, ways[i].tag, back ? ",back" : "");
             const bool wide = i == 0 || i == 3;
-            rope_cases(wide ? "F32,I32>F32 F16,I32>F16 BF16,I32>BF16" : "F32,I32>F32", shape, tag, &p, false, wide ? LAYOUT_ROWS : 0);
+            rope_cases(wide ? "F32,I32>F32 F16,I32>F16 BF16,I32>BF16" : "F32,I32>F32", shape, tag, &p, false,
+                wide ? LAYOUT_ROWS : 0);
             strcat(tag, ",factors");
             rope_cases(wide ? "F32,I32,F32>F32 F16,I32,F32>F16" : "F32,I32,F32>F32", shape, tag, &p, true, 0);
         }
@@ -576,13 +621,15 @@ TEST(rope_vision) {
 // Sections that do not fill the pairs repeat, and what belongs to none of the first three reads the fourth plane.
 TEST(rope_sections) {
     static const int modes[] = { 8, 40, 24 };
-    static const int sections[][4] = { { 3, 2, 1, 2 }, { 1, 0, 0, 0 }, { 0, 4, 0, 0 }, { 4, 4, 4, 4 }, { 8, 3, 5, 0 }, { 5, 6, 2, 3 } };
+    static const int sections[][4] = { { 3, 2, 1, 2 }, { 1, 0, 0, 0 }, { 0, 4, 0, 0 }, { 4, 4, 4, 4 }, { 8, 3, 5, 0 },
+        { 5, 6, 2, 3 } };
     for (int m = 0; m < 3; ++m) {
         for (int i = 0; i < 6; ++i) {
             char tag[64];
             struct p_rope p = rope_params(modes[m], 32, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, false);
             memcpy(p.sections, sections[i], sizeof p.sections);
-            snprintf(tag, sizeof tag, "mode=%d,s=%d.%d.%d.%d", modes[m], p.sections[0], p.sections[1], p.sections[2], p.sections[3]);
+            snprintf(tag, sizeof tag, "mode=%d,s=%d.%d.%d.%d", modes[m], p.sections[0], p.sections[1], p.sections[2],
+                p.sections[3]);
             rope_cases("F32,I32>F32 F16,I32>F16", "64,2,3|12", tag, &p, false, 0);
         }
     }
@@ -596,8 +643,10 @@ TEST(rope) { // the short constructor, many rows, and dimensions that the grid o
     const struct p_rope p = rope_params(2, 16, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, false);
     struct op_test t;
     memset(&t, 0, sizeof t);
-    t.types = "F32,I32>F32 F16,I32>F16", t.n_in = 2, t.p = &p, t.build = build_rope_short, t.ref = ref_rope, t.max_nmse = 1e-7;
-    t.shapes = test_full() ? "16,128,600|600 18,2,3,70000|3 128,32,512|512" : "16,32,20|20 18,2,3,50|3 64,0,3|3 64,3,0|0 64,128,17|17";
+    t.types = "F32,I32>F32 F16,I32>F16", t.n_in = 2, t.p = &p, t.build = build_rope_short, t.ref = ref_rope,
+    t.max_nmse = 1e-7;
+    t.shapes = test_full() ? "16,128,600|600 18,2,3,70000|3 128,32,512|512"
+                           : "16,32,20|20 18,2,3,50|3 64,0,3|3 64,3,0|0 64,128,17|17";
     t.in[1].fill = fill_positions;
     op_test_run(&t);
 }

@@ -15,7 +15,9 @@ struct p_conv {
     int gap;              // the image is a view that leaves out this many channels and images at the end
 };
 
-static int64_t ref_conv_out(int64_t in, int64_t k, int s, int p, int d) { return (in + 2 * p - d * (k - 1) - 1) / s + 1; }
+static int64_t ref_conv_out(int64_t in, int64_t k, int s, int p, int d) {
+    return (in + 2 * p - d * (k - 1) - 1) / s + 1;
+}
 
 // zero outside of the image, along the first three dimensions
 static double ref_pixel(const struct arr * b, int64_t x, int64_t y, int64_t z, int64_t i3) {
@@ -95,7 +97,8 @@ struct p_conv_3d {
     enum gcuda_type type;
 };
 
-static double ref_voxel(const struct p_conv_3d * p, const struct arr * b, const int64_t * o, const int64_t * k, int64_t i3) {
+static double ref_voxel(
+    const struct p_conv_3d * p, const struct arr * b, const int64_t * o, const int64_t * k, int64_t i3) {
     return ref_pixel(b, o[0] * p->s[0] + k[0] * p->d[0] - p->p[0], o[1] * p->s[1] + k[1] * p->d[1] - p->p[1],
                      o[2] * p->s[2] + k[2] * p->d[2] - p->p[2], i3);
 }
@@ -129,7 +132,8 @@ static void ref_conv_3d(const struct op_case * c) {
     const struct arr * b = c->in[1];
     struct arr * y = c->out;
     const int64_t oc_n = a->ne[3] / p->ic;
-    arr_new(y, ref_conv_out(b->ne[0], a->ne[0], p->s[0], p->p[0], p->d[0]), ref_conv_out(b->ne[1], a->ne[1], p->s[1], p->p[1], p->d[1]),
+    arr_new(y, ref_conv_out(b->ne[0], a->ne[0], p->s[0], p->p[0], p->d[0]),
+        ref_conv_out(b->ne[1], a->ne[1], p->s[1], p->p[1], p->d[1]),
         ref_conv_out(b->ne[2], a->ne[2], p->s[2], p->p[2], p->d[2]), oc_n * (b->ne[3] / p->ic));
     for (int64_t i = 0; i < y->ne[0] * y->ne[1] * y->ne[2] * y->ne[3]; ++i) {
         const int64_t o[3] = { i % y->ne[0], i / y->ne[0] % y->ne[1], i / y->ne[0] / y->ne[1] % y->ne[2] };
@@ -151,8 +155,8 @@ static double ref_conv_dot(const struct p_conv * p, const struct arr * a, const 
     for (int64_t ic = 0; ic < n_ic; ++ic) {
         for (int64_t kh = 0; kh < a->ne[1]; ++kh) {
             for (int64_t kw = 0; kw < a->ne[0]; ++kw) {
-                sum += AT(a, kw, kh, ic, oc) *
-                       ref_pixel(b, o[0] * p->s0 + kw * p->d0 - p->p0, o[1] * p->s1 + kh * p->d1 - p->p1, ic0 + ic, o[2]);
+                sum += AT(a, kw, kh, ic, oc) * ref_pixel(b, o[0] * p->s0 + kw * p->d0 - p->p0,
+                                                   o[1] * p->s1 + kh * p->d1 - p->p1, ic0 + ic, o[2]);
             }
         }
     }
@@ -163,7 +167,8 @@ static void ref_conv_2d_shape(const struct op_case * c, int64_t channels) {
     const struct p_conv * p = (const struct p_conv *) c->p;
     const int64_t * a = c->in[0]->ne;
     const int64_t * b = c->in[1]->ne;
-    arr_new(c->out, ref_conv_out(b[0], a[0], p->s0, p->p0, p->d0), ref_conv_out(b[1], a[1], p->s1, p->p1, p->d1), channels, b[3]);
+    arr_new(c->out, ref_conv_out(b[0], a[0], p->s0, p->p0, p->d0), ref_conv_out(b[1], a[1], p->s1, p->p1, p->d1),
+        channels, b[3]);
 }
 
 static void ref_conv_2d(const struct op_case * c) {
@@ -189,7 +194,8 @@ static void ref_conv_2d_dw(const struct op_case * c) {
 }
 
 // >>op:conv_1d   kernel [K, IC, OC], signal [L, IC, N], result [OW, OC, N]; depthwise: kernel [K, 1, C], result [OW, C, 1]
-static double ref_conv_1d_dot(const struct p_conv * p, const struct op_case * c, int64_t ow, int64_t oc, int64_t ic0, int64_t n) {
+static double ref_conv_1d_dot(
+    const struct p_conv * p, const struct op_case * c, int64_t ow, int64_t oc, int64_t ic0, int64_t n) {
     const struct arr * a = c->in[0];
     double sum = 0.0;
     for (int64_t ic = 0; ic < a->ne[1]; ++ic) {
@@ -203,7 +209,8 @@ static double ref_conv_1d_dot(const struct p_conv * p, const struct op_case * c,
 static void ref_conv_1d(const struct op_case * c) {
     const struct p_conv * p = (const struct p_conv *) c->p;
     struct arr * y = c->out;
-    arr_new(y, ref_conv_out(c->in[1]->ne[0], c->in[0]->ne[0], p->s0, p->p0, p->d0), c->in[0]->ne[2], c->in[1]->ne[2], 1);
+    arr_new(
+        y, ref_conv_out(c->in[1]->ne[0], c->in[0]->ne[0], p->s0, p->p0, p->d0), c->in[0]->ne[2], c->in[1]->ne[2], 1);
     for (int64_t i = 0; i < y->ne[0] * y->ne[1] * y->ne[2]; ++i) {
         const int64_t ow = i % y->ne[0], oc = i / y->ne[0] % y->ne[1], n = i / y->ne[0] / y->ne[1];
         y->d[i] = ref_conv_1d_dot(p, c, ow, oc, 0, n);
@@ -239,7 +246,8 @@ static void ref_conv_transpose_1d(const struct op_case * c) {
 }
 
 // >>op:conv_transpose_2d   kernel [KW, KH, OC, IC], image [W, H, IC, N]
-static void ref_stamp(const struct arr * a, const struct arr * y, int64_t oc, int64_t ic, const int64_t * at, double v) {
+static void ref_stamp(
+    const struct arr * a, const struct arr * y, int64_t oc, int64_t ic, const int64_t * at, double v) {
     for (int64_t kh = 0; kh < a->ne[1]; ++kh) {
         for (int64_t kw = 0; kw < a->ne[0]; ++kw) {
             AT(y, at[0] + kw, at[1] + kh, oc, at[2]) += AT(a, kw, kh, oc, ic) * v;
@@ -251,10 +259,12 @@ static void ref_conv_transpose_2d(const struct op_case * c) {
     const struct p_conv * p = (const struct p_conv *) c->p;
     const struct arr * b = c->in[1];
     struct arr * y = c->out;
-    arr_new(y, (b->ne[0] - 1) * p->s0 + c->in[0]->ne[0], (b->ne[1] - 1) * p->s0 + c->in[0]->ne[1], c->in[0]->ne[2], b->ne[3]);
+    arr_new(y, (b->ne[0] - 1) * p->s0 + c->in[0]->ne[0], (b->ne[1] - 1) * p->s0 + c->in[0]->ne[1], c->in[0]->ne[2],
+        b->ne[3]);
     for (int64_t i = 0; i < b->ne[0] * b->ne[1] * b->ne[2] * b->ne[3]; ++i) {
         const int64_t ic = i / b->ne[0] / b->ne[1] % b->ne[2];
-        const int64_t at[3] = { i % b->ne[0] * p->s0, i / b->ne[0] % b->ne[1] * p->s0, i / b->ne[0] / b->ne[1] / b->ne[2] };
+        const int64_t at[3] = { i % b->ne[0] * p->s0, i / b->ne[0] % b->ne[1] * p->s0,
+            i / b->ne[0] / b->ne[1] / b->ne[2] };
         for (int64_t oc = 0; oc < y->ne[2]; ++oc) { ref_stamp(c->in[0], y, oc, ic, at, b->d[i]); }
     }
 }
@@ -277,7 +287,9 @@ static double ref_pool_window(const struct p_pool * p, const struct arr * a, con
     return p->op == 0 ? max : sum / (double) (p->k0 * p->k1);
 }
 
-static int64_t ref_pool_out(int64_t in, int k, int s, int p) { return (int64_t) ((float) (in + 2 * p - k) / (float) s + 1.0f); }
+static int64_t ref_pool_out(int64_t in, int k, int s, int p) {
+    return (int64_t) ((float) (in + 2 * p - k) / (float) s + 1.0f);
+}
 
 static void ref_pool_2d(const struct op_case * c) {
     const struct p_pool * p = (const struct p_pool *) c->p;
@@ -422,11 +434,12 @@ static void ref_upscale(const struct op_case * c) {
 // ---------------------------------------------------------------------------------------------------- tables
 #define CONV_ARGS(p) (p)->s0, (p)->s1, (p)->p0, (p)->p1, (p)->d0, (p)->d1
 
-static struct op_test conv_test(const char * types, const char * shapes, const char * tag, const void * p, build_fn build, ref_fn ref,
-    double bound) {
+static struct op_test conv_test(const char * types, const char * shapes, const char * tag, const void * p,
+    build_fn build, ref_fn ref, double bound) {
     struct op_test t;
     memset(&t, 0, sizeof t);
-    t.types = types, t.shapes = shapes, t.tag = tag, t.p = p, t.n_in = 2, t.build = build, t.ref = ref, t.max_nmse = bound;
+    t.types = types, t.shapes = shapes, t.tag = tag, t.p = p, t.n_in = 2, t.build = build, t.ref = ref,
+    t.max_nmse = bound;
     return t;
 }
 
@@ -451,7 +464,8 @@ static struct gcuda_tensor * build_im2col(struct gcuda_context * ctx, struct gcu
     const struct p_conv * p = (const struct p_conv *) params;
     struct gcuda_tensor * b = in[1];
     if (p->gap > 0) {
-        b = gcuda_view_4d(ctx, b, b->ne[0], b->ne[1], b->ne[2] - p->gap, b->ne[3] - p->gap, b->nb[1], b->nb[2], b->nb[3], 0);
+        b = gcuda_view_4d(
+            ctx, b, b->ne[0], b->ne[1], b->ne[2] - p->gap, b->ne[3] - p->gap, b->nb[1], b->nb[2], b->nb[3], 0);
     }
     return gcuda_im2col(ctx, in[0], b, CONV_ARGS(p), p->is_2d != 0, p->type);
 }
@@ -478,12 +492,15 @@ TEST(im2col_1d) {
     }
     struct p_conv p = conv_params(1, 0, 0, 0, 1, 0);
     p.is_2d = 0;
-    im2col_cases(test_full() ? "3,128,5|3000,128,1 3,1,1|200000,1,1 1,3,1|5,3,0" : "3,16,5|300,16,1 2,1,1|70000,1,1 1,3,1|5,3,0", p, 0);
+    im2col_cases(
+        test_full() ? "3,128,5|3000,128,1 3,1,1|200000,1,1 1,3,1|5,3,0" : "3,16,5|300,16,1 2,1,1|70000,1,1 1,3,1|5,3,0",
+        p, 0);
 }
 
 TEST(im2col_2d) {
     for (int i = 0; i < 64; ++i) {
-        const struct p_conv p = conv_params(i & 1 ? 3 : 1, i & 2 ? 3 : 1, i & 4 ? 3 : 0, i & 8 ? 3 : 0, i & 16 ? 3 : 1, i & 32 ? 3 : 1);
+        const struct p_conv p =
+            conv_params(i & 1 ? 3 : 1, i & 2 ? 3 : 1, i & 4 ? 3 : 0, i & 8 ? 3 : 0, i & 16 ? 3 : 1, i & 32 ? 3 : 1);
         im2col_cases("3,3,3,2|20,15,3,2", p, i % 9 ? 0 : LAYOUT_OFFSET);
     }
     struct p_conv p = conv_params(1, 1, 0, 0, 1, 1);
@@ -492,18 +509,23 @@ TEST(im2col_2d) {
     im2col_cases("3,3,2,1|12,12,2,60 3,2,1,1|300,257,1,1 3,3,1,1|1,1,1,1", p, 0);
     p.gap = 1; // channel and image strides larger than a plane
     im2col_cases("3,3,3,2|9,7,4,3", p, 0);
-    if (test_full()) { im2col_cases("3,3,2,1|12,12,2,2560 2,2,1536,4|2,2,1536,729 1,1,1,1|70000,2,1,1 1,1,1,1|2,70000,1,2", conv_params(1, 1, 0, 0, 1, 1), 0); }
+    if (test_full()) {
+        im2col_cases("3,3,2,1|12,12,2,2560 2,2,1536,4|2,2,1536,729 1,1,1,1|70000,2,1,1 1,1,1,1|2,70000,1,2",
+            conv_params(1, 1, 0, 0, 1, 1), 0);
+    }
 }
 
 // >>op:im2col_back   the gradient first, like every operation of that kind; the kernel gives only its shape
-static struct gcuda_tensor * build_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_im2col_back(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv * p = (const struct p_conv *) params;
     int64_t ne[4] = { p->ne[0], p->ne[1], p->ne[2], p->ne[3] };
     return gcuda_im2col_back(ctx, in[0], in[1], ne, CONV_ARGS(p), p->is_2d != 0);
 }
 
 TEST(im2col_back) {
-    static const int sets[][6] = { { 1, 1, 0, 0, 1, 1 }, { 2, 1, 1, 2, 1, 1 }, { 3, 3, 3, 0, 1, 2 }, { 1, 2, 4, 3, 3, 2 } };
+    static const int sets[][6] = { { 1, 1, 0, 0, 1, 1 }, { 2, 1, 1, 2, 1, 1 }, { 3, 3, 3, 0, 1, 2 },
+        { 1, 2, 4, 3, 3, 2 } };
     static const int kernels[][3] = { { 1, 1, 1 }, { 3, 3, 2 }, { 2, 3, 3 } };
     for (int i = 0; i < 4; ++i) {
         for (int k = 0; k < 3; ++k) {
@@ -513,14 +535,15 @@ TEST(im2col_back) {
             const int64_t ne[4] = { 11, 9, ic, 2 };
             memcpy(p.ne, ne, sizeof ne);
             conv_tag(tag, sizeof tag, &p);
-            snprintf(shape, sizeof shape, "%d,%d,%d,2|%d,%d,%d,1", kw * kh * ic, (int) ref_conv_out(11, kw, p.s0, p.p0, p.d0),
-                (int) ref_conv_out(9, kh, p.s1, p.p1, p.d1), kw, kh, ic);
+            snprintf(shape, sizeof shape, "%d,%d,%d,2|%d,%d,%d,1", kw * kh * ic,
+                (int) ref_conv_out(11, kw, p.s0, p.p0, p.d0), (int) ref_conv_out(9, kh, p.s1, p.p1, p.d1), kw, kh, ic);
             struct op_test t = conv_test("F32 F32,F16>F32", shape, tag, &p, build_im2col_back, ref_im2col_back, 1e-7);
             op_test_run(&t);
             const int64_t ne_1d[4] = { 11, ic, 2, 1 };
             memcpy(p.ne, ne_1d, sizeof ne_1d);
             p.is_2d = 0, p.s1 = p.p1 = p.d1 = 0;
-            snprintf(shape, sizeof shape, "%d,%d,2|%d,%d,1", kw * ic, (int) ref_conv_out(11, kw, p.s0, p.p0, p.d0), kw, ic);
+            snprintf(
+                shape, sizeof shape, "%d,%d,2|%d,%d,1", kw * ic, (int) ref_conv_out(11, kw, p.s0, p.p0, p.d0), kw, ic);
             conv_tag(tag, sizeof tag, &p);
             t.tag = tag;
             op_test_run(&t);
@@ -532,7 +555,8 @@ TEST(im2col_back) {
 #define CONV_3D_ARGS(p) \
     (p)->ic, (p)->s[0], (p)->s[1], (p)->s[2], (p)->p[0], (p)->p[1], (p)->p[2], (p)->d[0], (p)->d[1], (p)->d[2]
 
-static struct gcuda_tensor * build_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_im2col_3d(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv_3d * p = (const struct p_conv_3d *) params;
     return gcuda_im2col_3d(ctx, in[0], in[1], CONV_3D_ARGS(p), p->type);
 }
@@ -543,7 +567,8 @@ static struct gcuda_tensor * build_conv_3d(struct gcuda_context * ctx, struct gc
 }
 
 static struct p_conv_3d conv_3d_params(int ic, int s, int p, int d, bool mixed) {
-    const struct p_conv_3d q = { ic, { s, mixed ? 1 : s, s }, { p, p, mixed ? 1 : p }, { mixed ? 2 : d, d, d }, GCUDA_TYPE_F32 };
+    const struct p_conv_3d q = { ic, { s, mixed ? 1 : s, s }, { p, p, mixed ? 1 : p }, { mixed ? 2 : d, d, d },
+        GCUDA_TYPE_F32 };
     return q;
 }
 
@@ -561,7 +586,8 @@ TEST(im2col_3d) {
         op_test_run(&t);
     }
     const struct p_conv_3d p = conv_3d_params(2, 1, 1, 1, false);
-    struct op_test t = conv_test("F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4", "kernels", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
+    struct op_test t = conv_test(
+        "F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4", "kernels", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
     t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);
 }
@@ -571,13 +597,15 @@ TEST(conv_3d) {
         char tag[64];
         const struct p_conv_3d p = conv_3d_params(2, i % 3 + 1, i % 2 * 2, i / 3 + 1, i == 4);
         snprintf(tag, sizeof tag, "s=%d,p=%d,d=%d", p.s[0], p.p[0], p.d[1]);
-        struct op_test t = conv_test("F32 F16,F32>F32", "3,3,3,6|9,8,7,4 1,2,3,4|7,6,5,2", tag, &p, build_conv_3d, ref_conv_3d, 5e-4);
+        struct op_test t =
+            conv_test("F32 F16,F32>F32", "3,3,3,6|9,8,7,4 1,2,3,4|7,6,5,2", tag, &p, build_conv_3d, ref_conv_3d, 5e-4);
         op_test_run(&t);
     }
 }
 
 // >>op:conv_2d   the fused operation and the composite over im2col
-static struct gcuda_tensor * build_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_conv_2d_direct(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv * p = (const struct p_conv *) params;
     return gcuda_conv_2d_direct(ctx, in[0], in[1], CONV_ARGS(p));
 }
@@ -589,7 +617,8 @@ static struct gcuda_tensor * build_conv_2d(struct gcuda_context * ctx, struct gc
 
 static void conv_2d_shapes(const struct p_conv * p, bool direct) {
     static const int sides[] = { 1, 2, 3, 11 };
-    const int images[][2] = { { 1, 1 }, { test_full() ? 141 : 23, 1 }, { 1, test_full() ? 133 : 19 }, { test_full() ? 141 : 23, test_full() ? 133 : 19 } };
+    const int images[][2] = { { 1, 1 }, { test_full() ? 141 : 23, 1 }, { 1, test_full() ? 133 : 19 },
+        { test_full() ? 141 : 23, test_full() ? 133 : 19 } };
     static const int channels[][2] = { { 1, 1 }, { 5, 3 } };
     for (int i = 0; i < 4 * 16 * 2; ++i) {
         const int k[2] = { sides[i % 4], sides[i / 4 % 4] };
@@ -599,7 +628,8 @@ static void conv_2d_shapes(const struct p_conv * p, bool direct) {
         if (!conv_fits(in, k, p) || (!direct && i % 3)) { continue; }
         snprintf(shape, sizeof shape, "%d,%d,%d,%d|%d,%d,%d,2", k[0], k[1], ic, oc, in[0], in[1], ic);
         conv_tag(tag, sizeof tag, p);
-        struct op_test t = conv_test("F32 F16,F32>F32 BF16,F32>F32", shape, tag, p, direct ? build_conv_2d_direct : build_conv_2d, ref_conv_2d, 5e-4);
+        struct op_test t = conv_test("F32 F16,F32>F32 BF16,F32>F32", shape, tag, p,
+            direct ? build_conv_2d_direct : build_conv_2d, ref_conv_2d, 5e-4);
         if (!direct) { t.types = "F32 F16,F32>F32"; }
         t.in[0].layouts = t.in[1].layouts = i % 7 ? 0 : LAYOUT_OFFSET;
         op_test_run(&t);
@@ -607,69 +637,83 @@ static void conv_2d_shapes(const struct p_conv * p, bool direct) {
 }
 
 TEST(conv_2d_direct) {
-    const struct p_conv p[] = { conv_params(1, 5, 5, 5, 2, 4), conv_params(3, 5, 5, 5, 2, 4), conv_params(1, 1, 0, 0, 1, 1), conv_params(2, 1, 1, 2, 1, 1) };
+    const struct p_conv p[] = { conv_params(1, 5, 5, 5, 2, 4), conv_params(3, 5, 5, 5, 2, 4),
+        conv_params(1, 1, 0, 0, 1, 1), conv_params(2, 1, 1, 2, 1, 1) };
     for (int i = 0; i < 4; ++i) { conv_2d_shapes(&p[i], true); }
 }
 
 TEST(conv_2d_direct_layouts) { // images that are no plain array, in all types; many taps and many channels
     const struct p_conv p = conv_params(2, 1, 1, 2, 1, 1);
-    struct op_test t = conv_test("F32 F32,F16>F16 BF16,F32>F32 F16,BF16>BF16", "3,2,5,3|17,9,5,2", "layouts", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    struct op_test t = conv_test("F32 F32,F16>F16 BF16,F32>F32 F16,BF16>BF16", "3,2,5,3|17,9,5,2", "layouts", &p,
+        build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);
-    t = conv_test("F32", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1", "blocks", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t = conv_test("F32", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1", "blocks", &p,
+        build_conv_2d_direct, ref_conv_2d, 5e-4);
     op_test_run(&t);
 }
 
 TEST(conv_2d) {
-    const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(1, 2, 1, 3, 2, 1), conv_params(3, 5, 5, 5, 2, 4) };
+    const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(1, 2, 1, 3, 2, 1),
+        conv_params(3, 5, 5, 5, 2, 4) };
     for (int i = 0; i < 3; ++i) { conv_2d_shapes(&p[i], false); }
 }
 
-static struct gcuda_tensor * build_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_conv_2d_sk_p0(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
     return gcuda_conv_2d_sk_p0(ctx, in[0], in[1]);
 }
 
-static struct gcuda_tensor * build_conv_2d_s1_ph(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_conv_2d_s1_ph(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
     return gcuda_conv_2d_s1_ph(ctx, in[0], in[1]);
 }
 
 TEST(conv_2d_presets) {
     const struct p_conv patches = conv_params(4, 2, 0, 0, 1, 1), same = conv_params(1, 1, 1, 2, 1, 1);
-    struct op_test t = conv_test("F32 F16,F32>F32", "4,2,3,5|16,12,3,2", "sk_p0", &patches, build_conv_2d_sk_p0, ref_conv_2d, 5e-4);
+    struct op_test t =
+        conv_test("F32 F16,F32>F32", "4,2,3,5|16,12,3,2", "sk_p0", &patches, build_conv_2d_sk_p0, ref_conv_2d, 5e-4);
     op_test_run(&t);
     t = conv_test("F32 F16,F32>F32", "3,5,3,5|9,8,3,2", "s1_ph", &same, build_conv_2d_s1_ph, ref_conv_2d, 5e-4);
     op_test_run(&t);
 }
 
 // >>op:conv_2d_dw
-static struct gcuda_tensor * build_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_conv_2d_dw_direct(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv * p = (const struct p_conv *) params;
     return gcuda_conv_2d_dw_direct(ctx, in[0], in[1], CONV_ARGS(p));
 }
 
 // channels innermost in memory, for the image and for the kernel; the extents stay what they were
-static struct gcuda_tensor * build_conv_2d_dw_channels(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_conv_2d_dw_channels(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     struct gcuda_tensor * moved[2];
     moved[0] = gcuda_permute(ctx, gcuda_cont(ctx, gcuda_permute(ctx, in[0], 2, 3, 1, 0)), 3, 2, 0, 1);
     moved[1] = gcuda_permute(ctx, gcuda_cont(ctx, gcuda_permute(ctx, in[1], 1, 2, 0, 3)), 2, 0, 1, 3);
     struct gcuda_tensor * y = build_conv_2d_dw_direct(ctx, moved, p);
-    if (y != NULL && !gcuda_is_contiguous(moved[1])) { CHECK_MSG(y->nb[2] == 4 && y->nb[0] == 4 * (size_t) y->ne[2], "the result is not channel-innermost"); }
+    if (y != NULL && !gcuda_is_contiguous(moved[1])) {
+        CHECK_MSG(y->nb[2] == 4 && y->nb[0] == 4 * (size_t) y->ne[2], "the result is not channel-innermost");
+    }
     return y;
 }
 
-static struct gcuda_tensor * build_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_conv_2d_dw(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv * p = (const struct p_conv *) params;
     return gcuda_conv_2d_dw(ctx, in[0], in[1], CONV_ARGS(p));
 }
 
 TEST(conv_2d_dw) {
-    const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(2, 2, 1, 1, 1, 1), conv_params(2, 1, 3, 2, 1, 3) };
+    const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(2, 2, 1, 1, 1, 1),
+        conv_params(2, 1, 3, 2, 1, 3) };
     for (int i = 0; i < 3; ++i) {
         char tag[96];
         conv_tag(tag, sizeof tag, &p[i]);
-        const char * shapes = test_full() ? "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3" : "3,3,1,9|17,34,9,1 3,3,1,64|16,8,64,1 2,3,1,5|9,7,5,3 1,1,1,2|1,1,2,4";
+        const char * shapes = test_full() ? "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3"
+                                          : "3,3,1,9|17,34,9,1 3,3,1,64|16,8,64,1 2,3,1,5|9,7,5,3 1,1,1,2|1,1,2,4";
         struct op_test t = conv_test("F32", shapes, tag, &p[i], build_conv_2d_dw_direct, ref_conv_2d_dw, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
         op_test_run(&t);
@@ -685,12 +729,15 @@ TEST(conv_2d_dw) {
 // >>op:conv_1d
 static struct gcuda_tensor * build_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv * p = (const struct p_conv *) params;
-    return p->type == GCUDA_TYPE_F16 ? gcuda_conv_1d_ph(ctx, in[0], in[1], p->s0, p->d0) : gcuda_conv_1d(ctx, in[0], in[1], p->s0, p->p0, p->d0);
+    return p->type == GCUDA_TYPE_F16 ? gcuda_conv_1d_ph(ctx, in[0], in[1], p->s0, p->d0)
+                                     : gcuda_conv_1d(ctx, in[0], in[1], p->s0, p->p0, p->d0);
 }
 
-static struct gcuda_tensor * build_conv_1d_dw(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_conv_1d_dw(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_conv * p = (const struct p_conv *) params;
-    return p->type == GCUDA_TYPE_F16 ? gcuda_conv_1d_dw_ph(ctx, in[0], in[1], p->s0, p->d0) : gcuda_conv_1d_dw(ctx, in[0], in[1], p->s0, p->p0, p->d0);
+    return p->type == GCUDA_TYPE_F16 ? gcuda_conv_1d_dw_ph(ctx, in[0], in[1], p->s0, p->d0)
+                                     : gcuda_conv_1d_dw(ctx, in[0], in[1], p->s0, p->p0, p->d0);
 }
 
 TEST(conv_1d) { // `type` of the parameters only tells the constructors apart
@@ -700,17 +747,20 @@ TEST(conv_1d) { // `type` of the parameters only tells the constructors apart
         p.type = i == 3 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32;
         char tag[96];
         snprintf(tag, sizeof tag, "s=%d,p=%d,d=%d%s", p.s0, p.p0, p.d0, i == 3 ? ",half" : "");
-        const char * shapes = i == 3 ? "4,3,6|30,3,2 5,1,1|9,1,1" : "3,4,5|40,4,1 3,4,5|40,4,3 1,2,2|7,2,2 4,16,3|33,16,2";
+        const char * shapes =
+            i == 3 ? "4,3,6|30,3,2 5,1,1|9,1,1" : "3,4,5|40,4,1 3,4,5|40,4,3 1,2,2|7,2,2 4,16,3|33,16,2";
         struct op_test t = conv_test("F16,F32>F32", shapes, tag, &p, build_conv_1d, ref_conv_1d, 5e-4);
         op_test_run(&t);
-        t = conv_test("F16,F32>F32", i == 3 ? "4,1,6|30,6,1 5,1,1|9,1,1" : "3,1,5|40,5,1 4,1,1|33,1,1 2,1,16|9,16,1", tag, &p, build_conv_1d_dw, ref_conv_1d_dw, 5e-4);
+        t = conv_test("F16,F32>F32", i == 3 ? "4,1,6|30,6,1 5,1,1|9,1,1" : "3,1,5|40,5,1 4,1,1|33,1,1 2,1,16|9,16,1",
+            tag, &p, build_conv_1d_dw, ref_conv_1d_dw, 5e-4);
         t.name = "conv_1d/dw";
         op_test_run(&t);
     }
 }
 
 // >>op:conv_transpose_1d
-static struct gcuda_tensor * build_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_conv_transpose_1d(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_conv_transpose_1d(ctx, in[0], in[1], ((const struct p_conv *) p)->s0, 0, 1);
 }
 
@@ -720,7 +770,8 @@ TEST(conv_transpose_1d) {
         const struct p_conv p = conv_params(s, 0, 0, 0, 1, 1);
         snprintf(tag, sizeof tag, "s=%d", s);
         const char * shapes = "1,1,1|1,1 3,9,7|13,7 1,1,1|2,1 3,1,7|2,7 2,32,5|197,5 2,9,1|1,1 1,9,32|13,32";
-        struct op_test t = conv_test("F32 F16,F32>F32 BF16,F16>F32", shapes, tag, &p, build_conv_transpose_1d, ref_conv_transpose_1d, 1e-7);
+        struct op_test t = conv_test(
+            "F32 F16,F32>F32 BF16,F16>F32", shapes, tag, &p, build_conv_transpose_1d, ref_conv_transpose_1d, 1e-7);
         if (s == 3) { t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET; }
         op_test_run(&t);
         t.shapes = test_full() ? "1337,9,7|197,7 1337,32,32|13,32" : "337,9,7|19,7";
@@ -730,7 +781,8 @@ TEST(conv_transpose_1d) {
 }
 
 // >>op:conv_transpose_2d
-static struct gcuda_tensor * build_conv_transpose_2d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_conv_transpose_2d(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_conv_transpose_2d_p0(ctx, in[0], in[1], ((const struct p_conv *) p)->s0);
 }
 
@@ -739,23 +791,28 @@ TEST(conv_transpose_2d) {
         char tag[16];
         const struct p_conv p = conv_params(s, 0, 0, 0, 1, 1);
         snprintf(tag, sizeof tag, "s=%d", s);
-        const char * shapes = test_full() ? "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,48,35|129,63,35" : "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,8,5|29,13,5 2,3,4,3|5,4,3,3 1,1,2,2|4,3,2,2";
-        struct op_test t = conv_test("F16,F32>F32 F32", shapes, tag, &p, build_conv_transpose_2d, ref_conv_transpose_2d, 5e-4);
+        const char * shapes = test_full()
+                                  ? "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,48,35|129,63,35"
+                                  : "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,8,5|29,13,5 2,3,4,3|5,4,3,3 1,1,2,2|4,3,2,2";
+        struct op_test t =
+            conv_test("F16,F32>F32 F32", shapes, tag, &p, build_conv_transpose_2d, ref_conv_transpose_2d, 5e-4);
         t.in[0].layouts = t.in[1].layouts = s == 2 ? LAYOUT_OFFSET : 0;
         op_test_run(&t);
     }
 }
 
 // >>op:pool_2d
-#define POOL_ARGS(p) \
-    (p)->op == 0 ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, (p)->k0, (p)->k1, (p)->s0, (p)->s1, (float) (p)->p0, (float) (p)->p1
+#define POOL_ARGS(p)                                                                                                   \
+    (p)->op == 0 ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, (p)->k0, (p)->k1, (p)->s0, (p)->s1, (float) (p)->p0,         \
+        (float) (p)->p1
 
 static struct gcuda_tensor * build_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_pool * p = (const struct p_pool *) params;
     return gcuda_pool_2d(ctx, in[0], POOL_ARGS(p));
 }
 
-static struct gcuda_tensor * build_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+static struct gcuda_tensor * build_pool_2d_back(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_pool * p = (const struct p_pool *) params;
     return gcuda_pool_2d_back(ctx, in[0], in[1], POOL_ARGS(p));
 }
@@ -773,12 +830,14 @@ static void fill_all_distinct(struct rng * r, const struct op_case * c, int k, s
 
 static void pool_2d_case(struct p_pool p) {
     char tag[96], shape[96];
-    snprintf(tag, sizeof tag, "%s,k=%d.%d,s=%d.%d,p=%d.%d", p.op == 0 ? "max" : "avg", p.k0, p.k1, p.s0, p.s1, p.p0, p.p1);
+    snprintf(
+        tag, sizeof tag, "%s,k=%d.%d,s=%d.%d,p=%d.%d", p.op == 0 ? "max" : "avg", p.k0, p.k1, p.s0, p.s1, p.p0, p.p1);
     struct op_test t = conv_test("F32 F16>F32", "10,10,3,1 9,12,2,3", tag, &p, build_pool_2d, ref_pool_2d, 1e-7);
     t.n_in = 1, t.name = "pool_2d";
     t.in[0].layouts = p.k0 == 3 && p.s0 == 1 ? LAYOUT_OFFSET : 0;
     op_test_run(&t);
-    snprintf(shape, sizeof shape, "%d,%d,2,3|9,12,2,3", (int) ref_pool_out(9, p.k0, p.s0, p.p0), (int) ref_pool_out(12, p.k1, p.s1, p.p1));
+    snprintf(shape, sizeof shape, "%d,%d,2,3|9,12,2,3", (int) ref_pool_out(9, p.k0, p.s0, p.p0),
+        (int) ref_pool_out(12, p.k1, p.s1, p.p1));
     t = conv_test("F32", shape, tag, &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
     t.name = "pool_2d/back", t.in[1].fill = fill_all_distinct;
     op_test_run(&t);
@@ -786,10 +845,12 @@ static void pool_2d_case(struct p_pool p) {
 
 TEST(pool_2d) {
     for (int i = 0; i < 128; ++i) {
-        const struct p_pool p = { i & 1, i & 2 ? 3 : 1, i & 4 ? 3 : 1, i & 8 ? 2 : 1, i & 16 ? 2 : 1, i & 32 ? 1 : 0, i & 64 ? 1 : 0 };
+        const struct p_pool p = { i & 1, i & 2 ? 3 : 1, i & 4 ? 3 : 1, i & 8 ? 2 : 1, i & 16 ? 2 : 1, i & 32 ? 1 : 0,
+            i & 64 ? 1 : 0 };
         pool_2d_case(p);
     }
-    const struct p_pool more[] = { { 0, 2, 3, 3, 2, 0, 0 }, { 1, 4, 2, 4, 2, 2, 1 }, { 0, 5, 5, 1, 1, 2, 2 }, { 1, 9, 10, 1, 1, 0, 0 } };
+    const struct p_pool more[] = { { 0, 2, 3, 3, 2, 0, 0 }, { 1, 4, 2, 4, 2, 2, 1 }, { 0, 5, 5, 1, 1, 2, 2 },
+        { 1, 9, 10, 1, 1, 0, 0 } };
     for (int i = 0; i < 4; ++i) { pool_2d_case(more[i]); }
 }
 
@@ -802,10 +863,12 @@ static struct gcuda_tensor * build_pool_1d(struct gcuda_context * ctx, struct gc
 TEST(pool_2d_layouts) {
     const struct p_pool p = { 0, 3, 2, 2, 1, 1, 1 }, q = { 1, 3, 2, 2, 1, 1, 1 };
     for (int i = 0; i < 2; ++i) {
-        struct op_test t = conv_test("F32 F16>F32 BF16>F32", "11,7,2,3", i ? "avg" : "max", i ? &q : &p, build_pool_2d, ref_pool_2d, 1e-7);
+        struct op_test t = conv_test(
+            "F32 F16>F32 BF16>F32", "11,7,2,3", i ? "avg" : "max", i ? &q : &p, build_pool_2d, ref_pool_2d, 1e-7);
         t.n_in = 1, t.in[0].layouts = LAYOUT_ANY;
         op_test_run(&t);
-        t = conv_test("F32", "6,8,2,3|11,7,2,3", i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
+        t = conv_test("F32", "6,8,2,3|11,7,2,3", i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back,
+            ref_pool_2d_back, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_ANY, t.in[1].fill = fill_all_distinct;
         op_test_run(&t);
     }
@@ -832,10 +895,17 @@ static struct gcuda_tensor * build_upscale(struct gcuda_context * ctx, struct gc
 
 TEST(upscale) {
     static const int modes[] = { 0, 1, 2, 0x100, 0x101, 0x102, 0x201, 0x301 };
-    static const char * const names[] = { "nearest", "bilinear", "bicubic", "nearest-align", "bilinear-align", "bicubic-align", "antialias", "antialias-align" };
-    static const struct { const char * from; int64_t to[4]; } sizes[] = {
-        { "2,5,7,11", { 5, 7, 11, 13 } }, { "5,7,11,13", { 2, 5, 7, 11 } }, { "1,4,3", { 2, 8, 3, 1 } }, { "4,1,2", { 1, 1, 2, 1 } },
-        { "1,1", { 3, 1, 1, 1 } }, { "16,9,2,2", { 16, 9, 2, 2 } }, { "33,20,2", { 10, 57, 2, 1 } },
+    static const char * const names[] = { "nearest", "bilinear", "bicubic", "nearest-align", "bilinear-align",
+        "bicubic-align", "antialias", "antialias-align" };
+    static const struct { const char * from; int64_t to[4];
+    } sizes[] = {
+        { "2,5,7,11", { 5, 7, 11, 13 } },
+        { "5,7,11,13", { 2, 5, 7, 11 } },
+        { "1,4,3", { 2, 8, 3, 1 } },
+        { "4,1,2", { 1, 1, 2, 1 } },
+        { "1,1", { 3, 1, 1, 1 } },
+        { "16,9,2,2", { 16, 9, 2, 2 } },
+        { "33,20,2", { 10, 57, 2, 1 } },
     };
     for (int m = 0; m < 8; ++m) {
         char tag[96];
@@ -844,8 +914,10 @@ TEST(upscale) {
             memset(&p, 0, sizeof p);
             memcpy(p.ne, sizes[i].to, sizeof p.ne);
             p.mode = modes[m];
-            snprintf(tag, sizeof tag, "%s,to=%d.%d.%d.%d", names[m], (int) p.ne[0], (int) p.ne[1], (int) p.ne[2], (int) p.ne[3]);
-            struct op_test t = conv_test(i == 0 ? "F32 F16 BF16" : "F32", sizes[i].from, tag, &p, build_upscale, ref_upscale, 1e-7);
+            snprintf(tag, sizeof tag, "%s,to=%d.%d.%d.%d", names[m], (int) p.ne[0], (int) p.ne[1], (int) p.ne[2],
+                (int) p.ne[3]);
+            struct op_test t =
+                conv_test(i == 0 ? "F32 F16 BF16" : "F32", sizes[i].from, tag, &p, build_upscale, ref_upscale, 1e-7);
             t.n_in = 1, t.in[0].layouts = LAYOUT_ANY;
             op_test_run(&t);
         }
@@ -853,7 +925,8 @@ TEST(upscale) {
         memset(&p, 0, sizeof p);
         p.mode = modes[m], p.factor = 2;
         snprintf(tag, sizeof tag, "%s,x2", names[m]);
-        struct op_test t = conv_test("F32", test_full() ? "512,512,3,2" : "64,33,3,2", tag, &p, build_upscale, ref_upscale, 1e-7);
+        struct op_test t =
+            conv_test("F32", test_full() ? "512,512,3,2" : "64,33,3,2", tag, &p, build_upscale, ref_upscale, 1e-7);
         t.n_in = 1, t.in[0].layouts = LAYOUT_TRANSPOSED;
         op_test_run(&t);
     }

@@ -41,7 +41,9 @@ static void ref_mul_mat_id(const struct op_case * c) {
         if (expert < 0 || expert >= as->ne[2]) { continue; }
         for (int64_t m = 0; m < as->ne[1]; ++m) {
             double sum = 0.0;
-            for (int64_t k = 0; k < as->ne[0]; ++k) { sum += AT(as, k, m, expert, i3) * AT(b, k, i1 % b->ne[1], i2, 0); }
+            for (int64_t k = 0; k < as->ne[0]; ++k) {
+                sum += AT(as, k, m, expert, i3) * AT(b, k, i1 % b->ne[1], i2, 0);
+            }
             AT(y, m, i1, i2, i3) = sum;
         }
     }
@@ -76,36 +78,48 @@ static struct gcuda_tensor * build_mul_mat_f32(struct gcuda_context * ctx, struc
 static void mul_mat_cases(const char * types, const char * shapes, unsigned layouts) {
     struct op_test t;
     memset(&t, 0, sizeof t);
-    t.types = types, t.shapes = shapes, t.n_in = 2, t.build = build_mul_mat, t.ref = ref_mul_mat, t.max_nmse = ERR_PRODUCT;
+    t.types = types, t.shapes = shapes, t.n_in = 2, t.build = build_mul_mat, t.ref = ref_mul_mat,
+    t.max_nmse = ERR_PRODUCT;
     t.in[0].layouts = t.in[1].layouts = layouts;
     op_test_run(&t);
 }
 
 TEST(mul_mat_float) {
-    mul_mat_cases(FLOAT_PAIRS, "1,1|1,1 1,5|1,3 67,83|67,1 77,3|77,2 129,129|129,5 193,16|193,9 256,1|256,64 257,2|257,255", 0);
-    mul_mat_cases(FLOAT_PAIRS, "33,7|33,4 64,5,3,2|64,3,3,2 31,4,2,3|31,1,4,6 16,3,1,1|16,2,3,2 8,4,3,1|8,2,6,4", LAYOUT_ROWS);
-    mul_mat_cases(FLOAT_PAIRS, "256,16,3,2|256,16,3,2 256,16,1,2|256,16,2,2 1024,4,3,2|1024,2,3,2 128,1,8,3|128,5,32,3", 0);
+    mul_mat_cases(
+        FLOAT_PAIRS, "1,1|1,1 1,5|1,3 67,83|67,1 77,3|77,2 129,129|129,5 193,16|193,9 256,1|256,64 257,2|257,255", 0);
+    mul_mat_cases(
+        FLOAT_PAIRS, "33,7|33,4 64,5,3,2|64,3,3,2 31,4,2,3|31,1,4,6 16,3,1,1|16,2,3,2 8,4,3,1|8,2,6,4", LAYOUT_ROWS);
+    mul_mat_cases(
+        FLOAT_PAIRS, "256,16,3,2|256,16,3,2 256,16,1,2|256,16,2,2 1024,4,3,2|1024,2,3,2 128,1,8,3|128,5,32,3", 0);
     mul_mat_cases("F32 F16,F32>F32", "4,2,1536|4,3,1536 2,3,40,41|2,2,40,41 1057,129|1057,3", 0);
     mul_mat_cases(FLOAT_PAIRS, "0,4|0,3 5,0|5,3 5,4|5,0 5,4,2|5,3,0", 0); // an empty sum is 0, an empty result nothing
-    if (test_full()) { mul_mat_cases(FLOAT_PAIRS, "128,1057|128,32 129,1056|129,77 1057,1057|1057,16 128,128,8,3|128,16,32,3", LAYOUT_ROWS); }
+    if (test_full()) {
+        mul_mat_cases(
+            FLOAT_PAIRS, "128,1057|128,32 129,1056|129,77 1057,1057|1057,16 128,128,8,3|128,16,32,3", LAYOUT_ROWS);
+    }
 }
 
 TEST(mul_mat_quantized) {
     char types[2048];
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
-    mul_mat_cases(types, "256,16|256,1 256,16|256,2 256,16|256,3 256,16|256,4 256,16|256,5 256,16|256,6 256,16|256,7 256,16|256,8 256,16|256,9", 0);
+    mul_mat_cases(types,
+        "256,16|256,1 256,16|256,2 256,16|256,3 256,16|256,4 256,16|256,5 256,16|256,6 256,16|256,7 256,16|256,8 256,16|256,9",
+        0);
     mul_mat_cases(types, "256,1|256,64 512,7|512,17 1024,3,3,2|1024,2,3,2", 0);
     mul_mat_cases(types, "256,16,3,2|256,4,6,4 256,5,1,2|256,3,2,2", LAYOUT_ROWS);
     mul_mat_cases(types, "256,0|256,3 256,3|256,0", 0);
     if (test_full()) {
-        mul_mat_cases(types, "256,16|256,16 256,16,3|256,16,3 256,16,1,2|256,16,1,4 256,16,3,2|256,16,3,2 256,16,3,2|256,16,6,2 1024,16,3,2|1024,1,3,2", LAYOUT_ROWS);
+        mul_mat_cases(types,
+            "256,16|256,16 256,16,3|256,16,3 256,16,1,2|256,16,1,4 256,16,3,2|256,16,3,2 256,16,3,2|256,16,6,2 1024,16,3,2|1024,1,3,2",
+            LAYOUT_ROWS);
     }
 }
 
 TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-block to lean on
     char types[512];
     snprintf(types, sizeof types, "%s", op_types_with("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4", ",F32>F32"));
-    mul_mat_cases(types, "32,40|32,7 32,1|32,90 32,120|32,6 64,33|64,5 96,9|96,20 160,40|160,11 224,99|224,1", LAYOUT_ROWS);
+    mul_mat_cases(
+        types, "32,40|32,7 32,1|32,90 32,120|32,6 64,33|64,5 96,9|96,20 160,40|160,11 224,99|224,1", LAYOUT_ROWS);
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
 }
 
@@ -138,9 +152,11 @@ struct p_permute {
     int axis[4];
 };
 
-static struct gcuda_tensor * build_mul_mat_permuted(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_mul_mat_permuted(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const int * x = ((const struct p_permute *) p)->axis;
-    return gcuda_mul_mat(ctx, gcuda_permute(ctx, in[0], x[0], x[1], x[2], x[3]), gcuda_permute(ctx, in[1], x[0], x[1], x[2], x[3]));
+    return gcuda_mul_mat(
+        ctx, gcuda_permute(ctx, in[0], x[0], x[1], x[2], x[3]), gcuda_permute(ctx, in[1], x[0], x[1], x[2], x[3]));
 }
 
 static void arr_permute(struct arr * y, const struct arr * a, const int * axis) {
@@ -197,7 +213,8 @@ static void fill_distinct_experts(struct rng * r, const struct op_case * c, int 
     fill_permutation(r, a, c->in[0]->ne[2]);
 }
 
-static void fill_one_expert(struct rng * r, const struct op_case * c, int k, struct arr * a) { // all tokens want the last one
+static void fill_one_expert(
+    struct rng * r, const struct op_case * c, int k, struct arr * a) { // all tokens want the last one
     (void) r, (void) k;
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = (double) (c->in[0]->ne[2] - 1); }
 }
@@ -219,24 +236,28 @@ static void mul_mat_id_cases(const char * types, const char * shapes, const char
 }
 
 TEST(mul_mat_id) {
-    static const char * const few = "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 Q4_0,F32,I32>F32 Q4_K,F32,I32>F32 MXFP4,F32,I32>F32";
+    static const char * const few =
+        "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 Q4_0,F32,I32>F32 Q4_K,F32,I32>F32 MXFP4,F32,I32>F32";
     char types[2048];
-    snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s", op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
+    snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s",
+        op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
     mul_mat_id_cases(types, "256,12,4|256,1,5|2,5 256,9,8|256,4,1|4,1 256,16,4|256,2,17|4,17", "any", fill_experts);
     mul_mat_id_cases(few, "256,17,8|256,1,32|4,32 256,5,4|256,2,33|2,33", "distinct", fill_distinct_experts);
     mul_mat_id_cases(few, "256,7,8|256,1,9|1,9 256,4,5|256,3,6|3,6", "one", fill_one_expert);
-    mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32", "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
+    mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
+        "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
     mul_mat_id_cases(few, "256,3,4|256,1,0|2,0", "empty", fill_experts);
     if (test_full()) {
         mul_mat_id_cases(types, "256,512,8|256,1,129|4,129 256,512,4|256,2,32|2,32", "distinct", fill_distinct_experts);
         mul_mat_id_cases("MXFP4,F32,I32>F32", "2880,2880,8|2880,1,4|2,4", "distinct", fill_distinct_experts);
-        mul_mat_id_cases("Q4_0,F32,I32>F32 Q4_K,F32,I32>F32", "2048,768,128|2048,1,2|8,2", "distinct", fill_distinct_experts);
+        mul_mat_id_cases(
+            "Q4_0,F32,I32>F32 Q4_K,F32,I32>F32", "2048,768,128|2048,1,2|8,2", "distinct", fill_distinct_experts);
     }
 }
 
 TEST(mul_mat_id_unknown_experts) { // rows of zeros, and an error that comes after the rest is done
-    mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32 Q4_0,F32,I32>F32 Q6_K,F32,I32>F32", "256,6,4|256,1,9|2,9 256,6,4|256,3,5|3,5",
-        "bad", fill_unknown_experts);
+    mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32 Q4_0,F32,I32>F32 Q6_K,F32,I32>F32",
+        "256,6,4|256,1,9|2,9 256,6,4|256,3,5|3,5", "bad", fill_unknown_experts);
 }
 
 // ---------------------------------------------------------------------------------------------------- out_prod
@@ -250,8 +271,9 @@ TEST(out_prod) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = "F32", t.n_in = 2, t.build = build_out_prod, t.ref = ref_out_prod, t.max_nmse = ERR_PRODUCT;
-    t.shapes = "256,1|1,1 256,1|16,1 256,16|1,16 256,16|16,16 7,5|3,5 257,33|19,33 1,300|1,300 5,4,3,1|6,4,3,2 5,4,2,3|6,4,4,3 "
-               "5,4,3,2|6,4,6,4 5,0|6,0 0,3|2,3";
+    t.shapes =
+        "256,1|1,1 256,1|16,1 256,16|1,16 256,16|16,16 7,5|3,5 257,33|19,33 1,300|1,300 5,4,3,1|6,4,3,2 5,4,2,3|6,4,4,3 "
+        "5,4,3,2|6,4,6,4 5,0|6,0 0,3|2,3";
     t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));

@@ -105,7 +105,8 @@ static void ref_gla_step(const struct op_case * c, double * w, int64_t h, int64_
     for (int64_t j = 0; j < sz; ++j) { y[j] = 0.0; }
     for (int64_t i = 0; i < sz; ++i) {
         for (int64_t j = 0; j < sz; ++j) {
-            w[i * sz + j] = w[i * sz + j] * AT(c->in[3], i, h, t, 0) + AT(c->in[0], i, h, t, 0) * AT(c->in[1], j, h, t, 0);
+            w[i * sz + j] =
+                w[i * sz + j] * AT(c->in[3], i, h, t, 0) + AT(c->in[0], i, h, t, 0) * AT(c->in[1], j, h, t, 0);
             y[j] += scale * AT(c->in[2], i, h, t, 0) * w[i * sz + j];
         }
     }
@@ -121,8 +122,8 @@ static void ref_wkv7_step(const struct op_case * c, double * w, int64_t h, int64
         for (int64_t j = 0; j < sz; ++j) { sa += AT(c->in[4], j, h, t, 0) * w[i * sz + j]; }
         y[i] = 0.0;
         for (int64_t j = 0; j < sz; ++j) {
-            w[i * sz + j] = w[i * sz + j] * AT(c->in[1], j, h, t, 0) + AT(c->in[3], i, h, t, 0) * AT(c->in[2], j, h, t, 0) +
-                            sa * AT(c->in[5], j, h, t, 0);
+            w[i * sz + j] = w[i * sz + j] * AT(c->in[1], j, h, t, 0) +
+                            AT(c->in[3], i, h, t, 0) * AT(c->in[2], j, h, t, 0) + sa * AT(c->in[5], j, h, t, 0);
             y[i] += w[i * sz + j] * AT(c->in[0], j, h, t, 0);
         }
     }
@@ -176,13 +177,16 @@ static struct gcuda_tensor * build_ssm_scan(struct gcuda_context * ctx, struct g
     return gcuda_ssm_scan(ctx, in[0], in[1], in[2], in[3], in[4], in[5], in[6]);
 }
 
-static struct gcuda_tensor * without_last(struct gcuda_context * ctx, struct gcuda_tensor * t, int64_t n) { // in dimension 1
+static struct gcuda_tensor * without_last(
+    struct gcuda_context * ctx, struct gcuda_tensor * t, int64_t n) { // in dimension 1
     return gcuda_view_4d(ctx, t, t->ne[0], t->ne[1] - n, t->ne[2], t->ne[3], t->nb[1], t->nb[2], t->nb[3], 0);
 }
 
-static struct gcuda_tensor * build_ssm_scan_views(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_ssm_scan_views(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const int64_t n = ((const struct p_ssm_scan *) p)->n_pad;
-    return gcuda_ssm_scan(ctx, in[0], without_last(ctx, in[1], n), in[2], in[3], without_last(ctx, in[4], n), without_last(ctx, in[5], n), in[6]);
+    return gcuda_ssm_scan(ctx, in[0], without_last(ctx, in[1], n), in[2], in[3], without_last(ctx, in[4], n),
+        without_last(ctx, in[5], n), in[6]);
 }
 
 static void arr_without_last(struct arr * y, const struct arr * a, int64_t n) {
@@ -208,7 +212,8 @@ static void fill_slots(struct rng * r, const struct op_case * c, int k, struct a
     fill_permutation(r, a, c->in[0]->ne[3]);
 }
 
-static void fill_steps(struct rng * r, const struct op_case * c, int k, struct arr * a) { // some where softplus is the identity
+static void fill_steps(
+    struct rng * r, const struct op_case * c, int k, struct arr * a) { // some where softplus is the identity
     (void) c, (void) k;
     for (int64_t i = 0; i < arr_n(a); i += 17) { a->d[i] = rng_between(r, 19.0, 22.0); }
 }
@@ -216,7 +221,8 @@ static void fill_steps(struct rng * r, const struct op_case * c, int k, struct a
 static struct op_test ssm_scan_test(void) {
     struct op_test t;
     memset(&t, 0, sizeof t);
-    t.types = "F32,F32,F32,F32,F32,F32,I32>F32", t.n_in = 7, t.build = build_ssm_scan, t.ref = ref_ssm_scan, t.max_nmse = 1e-7;
+    t.types = "F32,F32,F32,F32,F32,F32,I32>F32", t.n_in = 7, t.build = build_ssm_scan, t.ref = ref_ssm_scan,
+    t.max_nmse = 1e-7;
     t.in[2].lo = -2.0, t.in[2].hi = 2.0, t.in[2].fill = fill_steps;
     t.in[3].lo = -1.0, t.in[3].hi = -0.05;
     t.in[6].fill = fill_slots;
@@ -224,17 +230,26 @@ static struct op_test ssm_scan_test(void) {
 }
 
 TEST(ssm_scan) {
-    static const struct { int n, pd, h, g, t, s, pool; bool mamba_1; } sizes[] = {
-        { 16, 1, 128, 1, 32, 4, 4, true }, { 16, 1, 64, 1, 1, 2, 3, true }, { 128, 64, 8, 2, 9, 2, 2, false }, { 256, 64, 4, 2, 5, 2, 4, false },
-        { 5, 3, 6, 3, 4, 2, 2, false }, { 7, 2, 4, 4, 3, 1, 1, true }, { 1, 1, 1, 1, 1, 1, 1, false }, { 4, 3, 2, 1, 0, 2, 2, false },
-        { 16, 1, 1024, 1, 32, 4, 4, true }, { 128, 64, 16, 2, 32, 4, 4, false }, { 256, 64, 8, 2, 32, 4, 4, false },
+    static const struct { int n, pd, h, g, t, s, pool; bool mamba_1;
+    } sizes[] = {
+        { 16, 1, 128, 1, 32, 4, 4, true },
+        { 16, 1, 64, 1, 1, 2, 3, true },
+        { 128, 64, 8, 2, 9, 2, 2, false },
+        { 256, 64, 4, 2, 5, 2, 4, false },
+        { 5, 3, 6, 3, 4, 2, 2, false },
+        { 7, 2, 4, 4, 3, 1, 1, true },
+        { 1, 1, 1, 1, 1, 1, 1, false },
+        { 4, 3, 2, 1, 0, 2, 2, false },
+        { 16, 1, 1024, 1, 32, 4, 4, true },
+        { 128, 64, 16, 2, 32, 4, 4, false },
+        { 256, 64, 8, 2, 32, 4, 4, false },
     };
     struct op_test t = ssm_scan_test();
     for (int i = 0; i < (test_full() ? 11 : 8); ++i) {
         char shape[256];
         const int n = sizes[i].n, pd = sizes[i].pd, h = sizes[i].h, g = sizes[i].g, n_t = sizes[i].t, s = sizes[i].s;
-        snprintf(shape, sizeof shape, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d|%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d", n, pd, h, sizes[i].pool, pd, h, n_t, s,
-            h, n_t, s, sizes[i].mamba_1 ? n : 1, h, n, g, n_t, s, n, g, n_t, s, s);
+        snprintf(shape, sizeof shape, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d|%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d", n, pd, h,
+            sizes[i].pool, pd, h, n_t, s, h, n_t, s, sizes[i].mamba_1 ? n : 1, h, n, g, n_t, s, n, g, n_t, s, s);
         t.shapes = shape;
         op_test_run(&t);
     }
@@ -275,7 +290,8 @@ static struct gcuda_tensor * build_rwkv_wkv7(struct gcuda_context * ctx, struct 
     return gcuda_rwkv_wkv7(ctx, in[0], in[1], in[2], in[3], in[4], in[5], in[6]);
 }
 
-static struct gcuda_tensor * build_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_gated_linear_attn(
+    struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], in[4], ((const struct p_linear_attn *) p)->scale);
 }
 
@@ -290,18 +306,29 @@ static void fill_unit_rows(struct rng * r, const struct op_case * c, int k, stru
 
 // n_wide sources [Sz, H, T], then the state; `small` is the place of the one source [Sz, H], or -1
 static void recurrence_cases(struct op_test * t, int n_in, int small) {
-    static const struct { int sz, h, t, s; } sizes[] = {
-        { 64, 4, 1, 1 }, { 64, 4, 32, 1 }, { 64, 3, 20, 4 }, { 128, 2, 6, 2 }, { 5, 3, 6, 3 }, { 33, 2, 4, 4 }, { 1, 1, 2, 1 },
-        { 64, 32, 32, 1 }, { 64, 32, 128, 4 }, { 64, 32, 512, 4 },
+    static const struct { int sz, h, t, s;
+    } sizes[] = {
+        { 64, 4, 1, 1 },
+        { 64, 4, 32, 1 },
+        { 64, 3, 20, 4 },
+        { 128, 2, 6, 2 },
+        { 5, 3, 6, 3 },
+        { 33, 2, 4, 4 },
+        { 1, 1, 2, 1 },
+        { 64, 32, 32, 1 },
+        { 64, 32, 128, 4 },
+        { 64, 32, 512, 4 },
     };
     t->types = "F32", t->n_in = n_in, t->max_nmse = 1e-7;
     for (int i = 0; i < (test_full() ? 10 : 7); ++i) {
         char shape[256];
         int used = 0;
         for (int k = 0; k < n_in - 1; ++k) {
-            used += snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d,%d|", sizes[i].sz, sizes[i].h, k == small ? 1 : sizes[i].t);
+            used += snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d,%d|", sizes[i].sz, sizes[i].h,
+                k == small ? 1 : sizes[i].t);
         }
-        snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d", sizes[i].sz * sizes[i].sz * sizes[i].h, sizes[i].s);
+        snprintf(
+            shape + used, sizeof shape - (size_t) used, "%d,%d", sizes[i].sz * sizes[i].sz * sizes[i].h, sizes[i].s);
         t->shapes = shape;
         op_test_run(t);
     }
@@ -366,9 +393,12 @@ TEST(solve_tri) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = "F32", t.n_in = 2, t.build = build_solve_tri, t.ref = ref_solve_tri, t.max_nmse = 1e-7;
-    t.shapes = "1,1|1,1 10,10,4,4|3,10,4,4 11,11|5,11 17,17,2,4|18,17,2,4 30,30,2|40,30,2 42,42,2,2|10,42,2,2 64,64,2,1|64,64,2,1 79,79|417,79 "
-               "100,100,2|41,100,2 128,128|3,128";
-    if (test_full()) { t.shapes = "64,64,8,8|64,64,8,8 80,80,2|80,80,2 84,84,2|84,84,2 95,95,8|40,95,8 128,128,4,4|300,128,4,4"; }
+    t.shapes =
+        "1,1|1,1 10,10,4,4|3,10,4,4 11,11|5,11 17,17,2,4|18,17,2,4 30,30,2|40,30,2 42,42,2,2|10,42,2,2 64,64,2,1|64,64,2,1 79,79|417,79 "
+        "100,100,2|41,100,2 128,128|3,128";
+    if (test_full()) {
+        t.shapes = "64,64,8,8|64,64,8,8 80,80,2|80,80,2 84,84,2|84,84,2 95,95,8|40,95,8 128,128,4,4|300,128,4,4";
+    }
     t.in[0].lo = 0.1, t.in[0].hi = 1.0, t.in[0].fill = fill_lower;
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);

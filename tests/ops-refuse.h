@@ -5,7 +5,8 @@
 
 #include "test-ops.h"
 
-static struct gcuda_tensor * leaf(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+static struct gcuda_tensor * leaf(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     struct gcuda_tensor * t = gcuda_new_tensor_4d(ctx, type, ne0, ne1, ne2, ne3);
     CHECK(t != NULL);
     return t;
@@ -37,10 +38,14 @@ TEST(refuse_products) {
     CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, NULL, F32(5, 3, 1, 1)), "mul_mat", "NULL");
     CHECK_REFUSED(ctx, gcuda_mul_mat(ctx, F32(5, 3, 1, 1), NULL), "mul_mat", "NULL");
     CHECK_PASSES_NULL(ctx, gcuda_mul_mat(ctx, bad, F32(5, 3, 1, 1)));
-    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 2), F32(8, 1, 5, 1), I32(2, 5, 1, 1)), "mul_mat_id", "[8, 4, 3, 2]");
-    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(7, 1, 5, 1), I32(2, 5, 1, 1)), "mul_mat_id", "[7, 1, 5, 1]");
-    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 1, 5, 1), I32(2, 4, 1, 1)), "mul_mat_id", "[2, 4, 1, 1]");
-    CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 2, 5, 1), I32(3, 5, 1, 1)), "mul_mat_id", "[3, 5, 1, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 2), F32(8, 1, 5, 1), I32(2, 5, 1, 1)), "mul_mat_id", "[8, 4, 3, 2]");
+    CHECK_REFUSED(
+        ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(7, 1, 5, 1), I32(2, 5, 1, 1)), "mul_mat_id", "[7, 1, 5, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 1, 5, 1), I32(2, 4, 1, 1)), "mul_mat_id", "[2, 4, 1, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 2, 5, 1), I32(3, 5, 1, 1)), "mul_mat_id", "[3, 5, 1, 1]");
     CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 1, 5, 1), F32(2, 5, 1, 1)), "mul_mat_id", "f32");
     CHECK_REFUSED(ctx, gcuda_mul_mat_id(ctx, F32(8, 4, 3, 1), F32(8, 1, 5, 1), NULL), "mul_mat_id", "NULL");
     CHECK_REFUSED(ctx, gcuda_out_prod(ctx, F32(5, 4, 1, 1), F32(3, 6, 1, 1)), "out_prod", "[3, 6, 1, 1]");
@@ -106,7 +111,8 @@ TEST(refuse_rope) {
     CHECK_REFUSED(ctx, gcuda_rope(ctx, a, pos, -2, 0), "rope", "-2");
     CHECK_REFUSED(ctx, gcuda_rope(ctx, a, pos, 16, 1), "rope", "1");
     CHECK_REFUSED(ctx, gcuda_rope(ctx, a, NULL, 16, 0), "rope", "NULL");
-    CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, F32(7, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f), "rope", "[7, 1, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, F32(7, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f),
+        "rope", "[7, 1, 1, 1]");
     CHECK_REFUSED(ctx, MULTI(pos, sections, 16, 8), "rope", "[5, 1, 1, 1]");
     CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), none, 16, 8), "rope");
     CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), many, 16, 8), "rope");
@@ -121,22 +127,32 @@ TEST(refuse_convolutions) {
     REQUIRE(ctx != NULL);
     struct gcuda_tensor * k = F32(3, 3, 2, 4);
     struct gcuda_tensor * b = F32(8, 8, 2, 1);
-    CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, F32(8, 8, 3, 1), 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "[8, 8, 3, 1]");
-    CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, F32(2, 8, 2, 1), 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "[2, 8, 2, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_im2col(ctx, k, F32(8, 8, 3, 1), 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "[8, 8, 3, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_im2col(ctx, k, F32(2, 8, 2, 1), 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "[2, 8, 2, 1]");
     CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, b, 0, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col");
     CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, b, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_I32), "im2col");
     CHECK_REFUSED(ctx, gcuda_im2col(ctx, k, NULL, 1, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col", "NULL");
-    CHECK_REFUSED(ctx, gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 8, 3), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32), "im2col_3d", "3");
-    CHECK_REFUSED(ctx, gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 2, 2), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32), "im2col_3d", "[8, 8, 2, 2]");
+    CHECK_REFUSED(ctx,
+        gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 8, 3), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32),
+        "im2col_3d", "3");
+    CHECK_REFUSED(ctx,
+        gcuda_im2col_3d(ctx, F32(3, 3, 3, 4), F32(8, 8, 2, 2), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1, GCUDA_TYPE_F32),
+        "im2col_3d", "[8, 8, 2, 2]");
     CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, F32(8, 8, 3, 1), 1, 1, 0, 0, 1, 1), "conv_2d", "[8, 8, 3, 1]");
     CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, I32(8, 8, 2, 1), 1, 1, 0, 0, 1, 1), "conv_2d", "i32");
     CHECK_REFUSED(ctx, gcuda_conv_2d_direct(ctx, k, b, 1, 0, 0, 0, 1, 1), "conv_2d");
-    CHECK_REFUSED(ctx, gcuda_conv_2d_dw_direct(ctx, F32(3, 3, 1, 3), b, 1, 1, 0, 0, 1, 1), "conv_2d_dw", "[3, 3, 1, 3]");
-    CHECK_REFUSED(ctx, gcuda_conv_2d_dw_direct(ctx, F32(3, 3, 2, 2), b, 1, 1, 0, 0, 1, 1), "conv_2d_dw", "[3, 3, 2, 2]");
-    CHECK_REFUSED(ctx, gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 3, 1, 1), 1, 0, 1), "conv_transpose_1d", "[8, 3, 1, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_conv_2d_dw_direct(ctx, F32(3, 3, 1, 3), b, 1, 1, 0, 0, 1, 1), "conv_2d_dw", "[3, 3, 1, 3]");
+    CHECK_REFUSED(
+        ctx, gcuda_conv_2d_dw_direct(ctx, F32(3, 3, 2, 2), b, 1, 1, 0, 0, 1, 1), "conv_2d_dw", "[3, 3, 2, 2]");
+    CHECK_REFUSED(ctx, gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 3, 1, 1), 1, 0, 1), "conv_transpose_1d",
+        "[8, 3, 1, 1]");
     CHECK_REFUSED(ctx, gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 2, 1, 1), 1, 1, 1), "conv_transpose_1d");
     CHECK_REFUSED(ctx, gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 2, 1, 1), 1, 0, 2), "conv_transpose_1d");
-    CHECK_REFUSED(ctx, gcuda_conv_transpose_2d_p0(ctx, F16(3, 3, 4, 2), F32(8, 8, 3, 1), 1), "conv_transpose_2d", "[8, 8, 3, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_conv_transpose_2d_p0(ctx, F16(3, 3, 4, 2), F32(8, 8, 3, 1), 1), "conv_transpose_2d", "[8, 8, 3, 1]");
     CHECK_REFUSED(ctx, gcuda_conv_transpose_2d_p0(ctx, F16(3, 3, 4, 2), b, 0), "conv_transpose_2d");
     CHECK_PASSES_NULL(ctx, gcuda_conv_2d(ctx, k, bad, 1, 1, 0, 0, 1, 1));
     CHECK_PASSES_NULL(ctx, gcuda_conv_2d_dw(ctx, bad, b, 1, 1, 0, 0, 1, 1));
@@ -151,9 +167,11 @@ TEST(refuse_pooling) {
     CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, b, GCUDA_OP_POOL_MAX, 9, 2, 1, 1, 0.0f, 0.0f), "pool_2d", "[8, 8, 2, 1]");
     CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, b, GCUDA_OP_POOL_MAX, 2, 2, 0, 1, 0.0f, 0.0f), "pool_2d");
     CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, b, GCUDA_OP_POOL_AVG, 0, 2, 1, 1, 0.0f, 0.0f), "pool_2d");
-    CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, I32(8, 8, 2, 1), GCUDA_OP_POOL_AVG, 2, 2, 1, 1, 0.0f, 0.0f), "pool_2d", "i32");
+    CHECK_REFUSED(
+        ctx, gcuda_pool_2d(ctx, I32(8, 8, 2, 1), GCUDA_OP_POOL_AVG, 2, 2, 1, 1, 0.0f, 0.0f), "pool_2d", "i32");
     CHECK_REFUSED(ctx, gcuda_pool_2d(ctx, NULL, GCUDA_OP_POOL_AVG, 2, 2, 1, 1, 0.0f, 0.0f), "pool_2d", "NULL");
-    CHECK_REFUSED(ctx, gcuda_pool_2d_back(ctx, F32(3, 4, 2, 1), b, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f), "pool_2d_back", "[3, 4, 2, 1]");
+    CHECK_REFUSED(ctx, gcuda_pool_2d_back(ctx, F32(3, 4, 2, 1), b, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f),
+        "pool_2d_back", "[3, 4, 2, 1]");
     CHECK_REFUSED(ctx, gcuda_upscale(ctx, I32(8, 8, 2, 1), 2, GCUDA_SCALE_MODE_NEAREST), "upscale", "i32");
     CHECK_REFUSED(ctx, gcuda_interpolate(ctx, b, 4, 4, 2, 1, 7), "upscale", "7");
     CHECK_REFUSED(ctx, gcuda_interpolate(ctx, b, 4, -4, 2, 1, 0), "upscale", "-4");
@@ -172,7 +190,8 @@ TEST(refuse_recurrences) {
     CHECK_REFUSED(ctx, gcuda_ssm_conv(ctx, F32(2, 5, 2, 1), F32(4, 5, 1, 1)), "ssm_conv", "[2, 5, 2, 1]");
     CHECK_REFUSED(ctx, gcuda_ssm_conv(ctx, F32(6, 5, 2, 1), NULL), "ssm_conv", "NULL");
 #define SCAN(s, x, dt, a, b, c, ids) gcuda_ssm_scan(ctx, s, x, dt, a, b, c, ids)
-    struct gcuda_tensor *s = F32(8, 4, 6, 3), *x = F32(4, 6, 5, 2), *dt = F32(6, 5, 2, 1), *a = F32(1, 6, 1, 1), *b = F32(8, 2, 5, 2), *ids = I32(2, 1, 1, 1);
+    struct gcuda_tensor *s = F32(8, 4, 6, 3), *x = F32(4, 6, 5, 2), *dt = F32(6, 5, 2, 1), *a = F32(1, 6, 1, 1),
+                        *b = F32(8, 2, 5, 2), *ids = I32(2, 1, 1, 1);
     CHECK(SCAN(s, x, dt, a, b, b, ids) != NULL);
     CHECK_REFUSED(ctx, SCAN(F32(8, 5, 6, 3), x, dt, a, b, b, ids), "ssm_scan", "[8, 5, 6, 3]");
     CHECK_REFUSED(ctx, SCAN(s, x, F32(6, 4, 2, 1), a, b, b, ids), "ssm_scan", "[6, 4, 2, 1]");
@@ -185,15 +204,20 @@ TEST(refuse_recurrences) {
     CHECK(gcuda_rwkv_wkv6(ctx, w, w, w, tf, w, state) != NULL);
     CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, F32(8, 2, 5, 1), w, tf, w, state), "rwkv_wkv6", "[8, 2, 5, 1]");
     CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, w, w, F32(8, 3, 1, 1), w, state), "rwkv_wkv6", "[8, 3, 1, 1]");
-    CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, w, w, tf, w, F32(128, 4, 1, 1)), "rwkv_wkv6", "[128, 4, 1, 1]"); // 6 tokens, 4 sequences
+    CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, w, w, tf, w, F32(128, 4, 1, 1)), "rwkv_wkv6",
+        "[128, 4, 1, 1]"); // 6 tokens, 4 sequences
     CHECK_REFUSED(ctx, gcuda_rwkv_wkv6(ctx, w, w, w, tf, w, F32(100, 3, 1, 1)), "rwkv_wkv6", "[100, 3, 1, 1]");
     CHECK_REFUSED(ctx, gcuda_rwkv_wkv7(ctx, w, w, w, w, w, F32(8, 3, 6, 1), state), "rwkv_wkv7", "[8, 3, 6, 1]");
     CHECK_REFUSED(ctx, gcuda_rwkv_wkv7(ctx, w, w, w, w, w, w, F16(128, 3, 1, 1)), "rwkv_wkv7", "f16");
-    CHECK_REFUSED(ctx, gcuda_gated_linear_attn(ctx, w, w, w, F32(4, 2, 6, 1), state, 1.0f), "gated_linear_attn", "[4, 2, 6, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_gated_linear_attn(ctx, w, w, w, F32(4, 2, 6, 1), state, 1.0f), "gated_linear_attn", "[4, 2, 6, 1]");
     CHECK_REFUSED(ctx, gcuda_gated_linear_attn(ctx, w, w, w, NULL, state, 1.0f), "gated_linear_attn", "NULL");
-    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 4, 1, 1), F32(3, 5, 1, 1), true, true, false), "solve_tri", "[5, 4, 1, 1]");
-    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 4, 1, 1), true, true, false), "solve_tri", "[3, 4, 1, 1]");
-    CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 2, 1), F32(3, 5, 1, 1), true, true, false), "solve_tri", "[5, 5, 2, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_solve_tri(ctx, F32(5, 4, 1, 1), F32(3, 5, 1, 1), true, true, false), "solve_tri", "[5, 4, 1, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 4, 1, 1), true, true, false), "solve_tri", "[3, 4, 1, 1]");
+    CHECK_REFUSED(
+        ctx, gcuda_solve_tri(ctx, F32(5, 5, 2, 1), F32(3, 5, 1, 1), true, true, false), "solve_tri", "[5, 5, 2, 1]");
     CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 5, 1, 1), false, true, false), "solve_tri");
     CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 5, 1, 1), true, false, false), "solve_tri");
     CHECK_REFUSED(ctx, gcuda_solve_tri(ctx, F32(5, 5, 1, 1), F32(3, 5, 1, 1), true, true, true), "solve_tri");

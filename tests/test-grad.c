@@ -120,7 +120,8 @@ static void grad_compare(struct grad_run * r, int k) {
     const double bound = r->g->bound > 0.0 ? r->g->bound : 1e-4;
     CHECK_MSG(grad != NULL, "source %d has no gradient", k);
     if (grad == NULL) { return; }
-    CHECK_MSG(gcuda_are_same_shape(grad, r->in[k]) && grad->type == GCUDA_TYPE_F32, "gradient %d has another shape or type", k);
+    CHECK_MSG(gcuda_are_same_shape(grad, r->in[k]) && grad->type == GCUDA_TYPE_F32,
+        "gradient %d has another shape or type", k);
     float * a = (float *) malloc(sizeof(float) * (size_t) n);
     double * b = (double *) malloc(sizeof(double) * (size_t) n);
     double power = 0.0, sum = 0.0;
@@ -133,10 +134,11 @@ static void grad_compare(struct grad_run * r, int k) {
         for (int64_t i = 0; i < n; ++i) {
             const double size = fabs((double) a[i]) + fabs(b[i]);
             sum += fabs((double) a[i] - b[i]) / fmax(fmax(size, least), 1e-30);
-            CHECK_MSG(!(fabs((double) a[i] - b[i]) > 0.05 * fmax(size, least) + 1e-6), "source %d, element %lld: analytic %.7g, numeric %.7g", k,
-                (long long) i, (double) a[i], b[i]);
+            CHECK_MSG(!(fabs((double) a[i] - b[i]) > 0.05 * fmax(size, least) + 1e-6),
+                "source %d, element %lld: analytic %.7g, numeric %.7g", k, (long long) i, (double) a[i], b[i]);
         }
-        CHECK_MSG(sum / (double) n <= bound, "source %d: mean absolute asymmetry %.3g, bound %g", k, sum / (double) n, bound);
+        CHECK_MSG(
+            sum / (double) n <= bound, "source %d: mean absolute asymmetry %.3g, bound %g", k, sum / (double) n, bound);
     }
     free(a);
     free(b);
@@ -173,58 +175,51 @@ static void grad_cases_run(const char * test, const struct grad_case * cases, si
 #define UNARY(ident) BUILD(ident, gcuda_##ident(ctx, in[0]))
 #define BINARY(ident) BUILD(ident, gcuda_##ident(ctx, in[0], in[1]))
 
-UNARY(sqr) UNARY(sqrt) UNARY(log) UNARY(sin) UNARY(cos)
-UNARY(abs) UNARY(sgn) UNARY(neg) UNARY(step) UNARY(tanh) UNARY(elu) UNARY(relu) UNARY(sigmoid) UNARY(gelu) UNARY(gelu_erf)
-UNARY(gelu_quick) UNARY(silu) UNARY(exp) UNARY(expm1) UNARY(softplus) UNARY(hardswish) UNARY(hardsigmoid)
-BUILD(leaky_relu, gcuda_leaky_relu(ctx, in[0], 0.1f, false))
-UNARY(sum) UNARY(sum_rows) UNARY(mean)
-BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(add1) BINARY(repeat) BINARY(repeat_back) BINARY(mul_mat)
-BINARY(swiglu_split)
-BUILD(scale, gcuda_scale(ctx, in[0], 0.75f))
-BUILD(scale_bias, gcuda_scale_bias(ctx, in[0], -1.5f, 0.25f))
-BUILD(norm, gcuda_norm(ctx, in[0], 1e-5f))
-BUILD(rms_norm, gcuda_rms_norm(ctx, in[0], 1e-5f))
-BUILD(l2_norm, gcuda_l2_norm(ctx, in[0], 1e-5f))
-BUILD(soft_max, gcuda_soft_max(ctx, in[0]))
-BUILD(soft_max_ext, gcuda_soft_max_ext(ctx, in[0], in[1], 0.5f, 0.0f))
-BUILD(cross_entropy, gcuda_cross_entropy_loss(ctx, in[0], gcuda_soft_max(ctx, in[1])))
-BUILD(get_rows, gcuda_get_rows(ctx, in[0], in[1]))
-BUILD(dup, gcuda_dup(ctx, in[0]))
-BUILD(cont, gcuda_cont(ctx, in[0]))
-BUILD(reshape, gcuda_reshape_2d(ctx, in[0], 6, 20))
-BUILD(permute, gcuda_cont(ctx, gcuda_permute(ctx, in[0], 2, 0, 3, 1)))
-BUILD(transpose, gcuda_cont(ctx, gcuda_transpose(ctx, in[0])))
-BUILD(view_rows, gcuda_scale(ctx, gcuda_cont(ctx, gcuda_view_2d(ctx, in[0], 3, 2, in[0]->nb[1], in[0]->nb[1] + 4)), 2.0f))
-BUILD(view_1d, gcuda_sqr(ctx, gcuda_view_1d(ctx, in[0], 7, 12)))
-BUILD(view_cube, gcuda_cont(ctx, gcuda_view_4d(ctx, in[0], 3, 2, 2, 2, in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 8)))
-BUILD(cpy, gcuda_cpy(ctx, gcuda_sqr(ctx, in[0]), in[1]))
-BUILD(cast, gcuda_cast(ctx, gcuda_scale(ctx, in[0], 2.0f), GCUDA_TYPE_F32))
-BUILD(concat_0, gcuda_concat(ctx, in[0], in[1], 0))
-BUILD(concat_1, gcuda_concat(ctx, in[0], in[1], 1))
-BUILD(concat_2, gcuda_concat(ctx, in[0], in[1], 2))
-BUILD(concat_3, gcuda_concat(ctx, in[0], in[1], 3))
-BUILD(acc, gcuda_acc(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4))
-BUILD(set, gcuda_set(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4))
-BUILD(set_1d, gcuda_set_1d(ctx, in[0], in[1], 8))
-BUILD(diag_mask_zero, gcuda_diag_mask_zero(ctx, in[0], 1))
-BUILD(diag_mask_soft_max, gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, in[0], 1)))
-BUILD(pad, gcuda_pad_ext(ctx, in[0], 1, 2, 0, 1, 2, 0, 1, 0))
-BUILD(roll, gcuda_roll(ctx, in[0], 2, -1, 1, 0))
-BUILD(tri, gcuda_tri(ctx, in[0], GCUDA_TRI_TYPE_LOWER_DIAG))
-BUILD(group_norm, gcuda_group_norm(ctx, in[0], 2, 1e-5f))
-BUILD(im2col_1d, gcuda_im2col(ctx, in[1], in[0], 2, 0, 1, 0, 2, 0, false, GCUDA_TYPE_F32))
-BUILD(im2col_2d, gcuda_im2col(ctx, in[1], in[0], 2, 1, 1, 2, 1, 2, true, GCUDA_TYPE_F32))
-BUILD(conv_2d, gcuda_conv_2d(ctx, in[0], in[1], 1, 1, 1, 1, 1, 1))
-BUILD(pool_avg, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_AVG, 3, 2, 2, 1, 1, 0))
-BUILD(pool_max, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 2, 2, 2, 2, 0, 0))
-BUILD(pool_max_overlap, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 3, 3, 1, 2, 1, 1))
+UNARY(sqr)
+UNARY(sqrt) UNARY(log) UNARY(sin) UNARY(cos) UNARY(abs) UNARY(sgn) UNARY(neg) UNARY(step) UNARY(tanh) UNARY(elu)
+    UNARY(relu) UNARY(sigmoid) UNARY(gelu) UNARY(gelu_erf) UNARY(gelu_quick) UNARY(silu) UNARY(exp) UNARY(expm1) UNARY(
+        softplus) UNARY(hardswish) UNARY(hardsigmoid) BUILD(leaky_relu, gcuda_leaky_relu(ctx, in[0], 0.1f, false))
+        UNARY(sum) UNARY(sum_rows) UNARY(mean) BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(add1) BINARY(
+            repeat) BINARY(repeat_back) BINARY(mul_mat) BINARY(swiglu_split) BUILD(scale,
+            gcuda_scale(ctx, in[0], 0.75f)) BUILD(scale_bias, gcuda_scale_bias(ctx, in[0], -1.5f, 0.25f)) BUILD(norm,
+            gcuda_norm(ctx, in[0], 1e-5f)) BUILD(rms_norm, gcuda_rms_norm(ctx, in[0], 1e-5f)) BUILD(l2_norm,
+            gcuda_l2_norm(ctx, in[0], 1e-5f)) BUILD(soft_max, gcuda_soft_max(ctx, in[0])) BUILD(soft_max_ext,
+            gcuda_soft_max_ext(ctx, in[0], in[1], 0.5f, 0.0f)) BUILD(cross_entropy,
+            gcuda_cross_entropy_loss(ctx, in[0], gcuda_soft_max(ctx, in[1]))) BUILD(get_rows,
+            gcuda_get_rows(ctx, in[0], in[1])) BUILD(dup, gcuda_dup(ctx, in[0])) BUILD(cont,
+            gcuda_cont(ctx, in[0])) BUILD(reshape, gcuda_reshape_2d(ctx, in[0], 6, 20)) BUILD(permute,
+            gcuda_cont(ctx, gcuda_permute(ctx, in[0], 2, 0, 3, 1))) BUILD(transpose,
+            gcuda_cont(ctx, gcuda_transpose(ctx, in[0]))) BUILD(view_rows,
+            gcuda_scale(ctx, gcuda_cont(ctx, gcuda_view_2d(ctx, in[0], 3, 2, in[0]->nb[1], in[0]->nb[1] + 4)),
+                2.0f)) BUILD(view_1d, gcuda_sqr(ctx, gcuda_view_1d(ctx, in[0], 7, 12))) BUILD(view_cube,
+            gcuda_cont(ctx, gcuda_view_4d(ctx, in[0], 3, 2, 2, 2, in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 8)))
+            BUILD(cpy, gcuda_cpy(ctx, gcuda_sqr(ctx, in[0]), in[1])) BUILD(
+                cast, gcuda_cast(ctx, gcuda_scale(ctx, in[0], 2.0f), GCUDA_TYPE_F32)) BUILD(concat_0,
+                gcuda_concat(ctx, in[0], in[1], 0)) BUILD(concat_1, gcuda_concat(ctx, in[0], in[1], 1)) BUILD(concat_2,
+                gcuda_concat(ctx, in[0], in[1], 2)) BUILD(concat_3, gcuda_concat(ctx, in[0], in[1], 3)) BUILD(acc,
+                gcuda_acc(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4)) BUILD(set,
+                gcuda_set(ctx, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], in[0]->nb[1] + 4)) BUILD(set_1d,
+                gcuda_set_1d(ctx, in[0], in[1], 8)) BUILD(diag_mask_zero, gcuda_diag_mask_zero(ctx, in[0], 1))
+                BUILD(diag_mask_soft_max, gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, in[0], 1))) BUILD(pad,
+                    gcuda_pad_ext(ctx, in[0], 1, 2, 0, 1, 2, 0, 1, 0)) BUILD(roll, gcuda_roll(ctx, in[0], 2, -1, 1, 0))
+                    BUILD(tri, gcuda_tri(ctx, in[0], GCUDA_TRI_TYPE_LOWER_DIAG))
+                        BUILD(group_norm, gcuda_group_norm(ctx, in[0], 2, 1e-5f)) BUILD(
+                            im2col_1d, gcuda_im2col(ctx, in[1], in[0], 2, 0, 1, 0, 2, 0, false, GCUDA_TYPE_F32))
+                            BUILD(im2col_2d, gcuda_im2col(ctx, in[1], in[0], 2, 1, 1, 2, 1, 2, true, GCUDA_TYPE_F32))
+                                BUILD(conv_2d, gcuda_conv_2d(ctx, in[0], in[1], 1, 1, 1, 1, 1, 1))
+                                    BUILD(pool_avg, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_AVG, 3, 2, 2, 1, 1, 0))
+                                        BUILD(pool_max, gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 2, 2, 2, 2, 0, 0))
+                                            BUILD(pool_max_overlap,
+                                                gcuda_pool_2d(ctx, in[0], GCUDA_OP_POOL_MAX, 3, 3, 1, 2, 1, 1))
 
-static struct gcuda_tensor * build_rope_mode(struct gcuda_context * ctx, struct gcuda_tensor ** in, int mode) {
+                                                static struct gcuda_tensor * build_rope_mode(
+                                                    struct gcuda_context * ctx, struct gcuda_tensor ** in, int mode) {
     int sections[4] = { 2, 1, 1, 0 };
     if (mode == 24) { sections[0] = 4, sections[1] = 4, sections[2] = 0; }
     const int n_dims = mode == 24 ? 8 : 8;
     if ((mode & 8) != 0) {
-        return gcuda_rope_multi(ctx, in[0], in[1], NULL, n_dims, sections, mode, 0, 10000.0f, 0.5f, 0.5f, 1.25f, 32.0f, 1.0f);
+        return gcuda_rope_multi(
+            ctx, in[0], in[1], NULL, n_dims, sections, mode, 0, 10000.0f, 0.5f, 0.5f, 1.25f, 32.0f, 1.0f);
     }
     return gcuda_rope_ext(ctx, in[0], in[1], NULL, n_dims, mode, 64, 10000.0f, 0.5f, 0.5f, 1.25f, 32.0f, 1.0f);
 }
@@ -249,7 +244,8 @@ static struct gcuda_tensor * build_network(struct gcuda_context * ctx, struct gc
 static struct gcuda_tensor * build_attention(struct gcuda_context * ctx, struct gcuda_tensor ** in) {
     struct gcuda_tensor * q = gcuda_mul_mat(ctx, in[0], in[2]);
     struct gcuda_tensor * k = gcuda_mul_mat(ctx, in[1], in[2]);
-    struct gcuda_tensor * kq = gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, gcuda_scale(ctx, gcuda_mul_mat(ctx, k, q), 0.5f), 0));
+    struct gcuda_tensor * kq =
+        gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, gcuda_scale(ctx, gcuda_mul_mat(ctx, k, q), 0.5f), 0));
     return gcuda_mul_mat(ctx, gcuda_cont(ctx, gcuda_transpose(ctx, in[2])), kq);
 }
 
@@ -259,10 +255,29 @@ static struct gcuda_tensor * build_attention(struct gcuda_context * ctx, struct 
 
 TEST(grad_unary) { // ranges keep a step away from the kinks
     static const struct grad_case cases[] = {
-        ONE(sqr, -1, 1), ONE(sqrt, 1, 2), ONE(log, 1, 2), ONE(abs, 0.1, 1), ONE(sgn, 0.1, 1), ONE(neg, -1, 1), ONE(step, 0.1, 1),
-        ONE(tanh, -2, 2), ONE(elu, 0.1, 1), ONE(relu, 0.1, 1), ONE(sigmoid, -2, 2), ONE(gelu, 0.2, 2), ONE(gelu_erf, 0.2, 2),
-        ONE(gelu_quick, 0.2, 2), ONE(silu, 0.1, 2), ONE(exp, -1, 1), ONE(expm1, -1, 1), ONE(softplus, -2, 2), ONE(hardswish, -1, 1),
-        ONE(hardsigmoid, -1, 1), ONE(leaky_relu, 0.1, 1), ONE(scale, -1, 1), ONE(scale_bias, -1, 1),
+        ONE(sqr, -1, 1),
+        ONE(sqrt, 1, 2),
+        ONE(log, 1, 2),
+        ONE(abs, 0.1, 1),
+        ONE(sgn, 0.1, 1),
+        ONE(neg, -1, 1),
+        ONE(step, 0.1, 1),
+        ONE(tanh, -2, 2),
+        ONE(elu, 0.1, 1),
+        ONE(relu, 0.1, 1),
+        ONE(sigmoid, -2, 2),
+        ONE(gelu, 0.2, 2),
+        ONE(gelu_erf, 0.2, 2),
+        ONE(gelu_quick, 0.2, 2),
+        ONE(silu, 0.1, 2),
+        ONE(exp, -1, 1),
+        ONE(expm1, -1, 1),
+        ONE(softplus, -2, 2),
+        ONE(hardswish, -1, 1),
+        ONE(hardsigmoid, -1, 1),
+        ONE(leaky_relu, 0.1, 1),
+        ONE(scale, -1, 1),
+        ONE(scale_bias, -1, 1),
         { "relu/negative", build_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "abs/negative", build_abs, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "elu/negative", build_elu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
@@ -274,10 +289,10 @@ TEST(grad_unary) { // ranges keep a step away from the kinks
 }
 
 #define TWO(id, label, bnd, ...) { #id "/" label, build_##id, 2, 2, { SHAPE, __VA_ARGS__ }, 0.5, 1, bnd, 0, 0 }
-#define BROADCASTS(id, bnd)                                                                                                      \
-    TWO(id, "same", bnd, SHAPE), TWO(id, "row", bnd, { 5, 1, 1, 1 }), TWO(id, "column", bnd, { 1, 4, 1, 1 }),                   \
-        TWO(id, "plane", bnd, { 1, 1, 3, 1 }), TWO(id, "batch", bnd, { 1, 1, 1, 2 }), TWO(id, "scalar", bnd, { 1, 1, 1, 1 }),    \
-        TWO(id, "half", bnd, { 5, 2, 3, 1 })
+#define BROADCASTS(id, bnd)                                                                                            \
+    TWO(id, "same", bnd, SHAPE), TWO(id, "row", bnd, { 5, 1, 1, 1 }), TWO(id, "column", bnd, { 1, 4, 1, 1 }),          \
+        TWO(id, "plane", bnd, { 1, 1, 3, 1 }), TWO(id, "batch", bnd, { 1, 1, 1, 2 }),                                  \
+        TWO(id, "scalar", bnd, { 1, 1, 1, 1 }), TWO(id, "half", bnd, { 5, 2, 3, 1 })
 
 TEST(grad_binary) {
     static const struct grad_case cases[] = {
@@ -367,7 +382,8 @@ TEST(grad_images) {
 
 TEST(grad_networks) {
     static const struct grad_case cases[] = {
-        { "two_layers", build_network, 4, 2, { { 6, 6, 1, 1 }, { 6, 1, 1, 1 }, { 6, 5, 1, 1 }, { 6, 5, 1, 1 } }, -1, 1, 0, 0.03125, 0 },
+        { "two_layers", build_network, 4, 2, { { 6, 6, 1, 1 }, { 6, 1, 1, 1 }, { 6, 5, 1, 1 }, { 6, 5, 1, 1 } }, -1, 1,
+            0, 0.03125, 0 },
         { "attention", build_attention, 3, 3, { { 4, 4, 1, 1 }, { 4, 4, 1, 1 }, { 4, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
     };
     RUN_CASES("grad_networks", cases);
@@ -424,13 +440,16 @@ static bool pass_make(struct pass_run * r, bool accumulate, float max_norm, stru
     r->w = gcuda_new_tensor_1d(r->ctx, GCUDA_TYPE_F32, 3);
     gcuda_set_param(r->x);
     gcuda_set_param(r->w);
-    r->loss = gcuda_add(r->ctx, gcuda_sum(r->ctx, gcuda_sqr(r->ctx, r->x)), gcuda_sum(r->ctx, gcuda_mul(r->ctx, r->x, r->w)));
+    r->loss =
+        gcuda_add(r->ctx, gcuda_sum(r->ctx, gcuda_sqr(r->ctx, r->x)), gcuda_sum(r->ctx, gcuda_mul(r->ctx, r->x, r->w)));
     r->graph = gcuda_new_graph_custom(r->ctx, 256, true);
     if (r->loss == NULL || r->graph == NULL) { return false; }
     gcuda_set_loss(r->loss);
     if (!CHECK_OK(gcuda_build_forward_expand(r->graph, r->loss))) { return false; }
     for (int i = 0; accumulate && i < gcuda_graph_n_nodes(r->graph) && i < 64; ++i) {
-        if (gcuda_graph_node(r->graph, i) == r->x) { accs[i] = r->acc = gcuda_new_tensor_1d(r->ctx, GCUDA_TYPE_F32, 3); }
+        if (gcuda_graph_node(r->graph, i) == r->x) {
+            accs[i] = r->acc = gcuda_new_tensor_1d(r->ctx, GCUDA_TYPE_F32, 3);
+        }
     }
     if (!CHECK_OK(gcuda_build_backward_expand(r->ctx, r->graph, accumulate ? accs : NULL))) { return false; }
     if (max_norm > 0.0f && !CHECK_OK(gcuda_graph_clip_grads(r->ctx, r->graph, max_norm, norm))) { return false; }

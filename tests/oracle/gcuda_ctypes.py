@@ -3,12 +3,20 @@
 Arrays are numpy order: shape (n3, n2, n1, n0), the last axis is ne[0]. Integer arguments travel as 64 bits, real ones as
 float; that is what the calling conventions of the 64-bit machines we test on allow for constructors.
 """
+
 import ctypes as ct
 
 import numpy as np
 
-TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.float64): 28, np.dtype(np.int8): 24,
-         np.dtype(np.int16): 25, np.dtype(np.int32): 26, np.dtype(np.int64): 27}
+TYPES = {
+    np.dtype(np.float32): 0,
+    np.dtype(np.float16): 1,
+    np.dtype(np.float64): 28,
+    np.dtype(np.int8): 24,
+    np.dtype(np.int16): 25,
+    np.dtype(np.int32): 26,
+    np.dtype(np.int64): 27,
+}
 DTYPES = {number: dtype for dtype, number in TYPES.items()}
 
 
@@ -30,7 +38,15 @@ class Gcuda:
     """g.NAME is gcuda_NAME; constructors give a pointer or raise with the library's message."""
 
     STATUS = {"build_forward_expand", "backend_graph_compute", "backend_tensor_set", "backend_tensor_get"}
-    NOTHING = {"free", "backend_free", "backend_buffer_free", "shutdown", "soft_max_add_sinks", "flash_attn_ext_add_sinks", "set_output"}
+    NOTHING = {
+        "free",
+        "backend_free",
+        "backend_buffer_free",
+        "shutdown",
+        "soft_max_add_sinks",
+        "flash_attn_ext_add_sinks",
+        "set_output",
+    }
 
     def __init__(self, path, n_threads=2):
         self.lib = ct.CDLL(path)

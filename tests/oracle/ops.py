@@ -6,6 +6,7 @@ The forms differ on purpose from the loops of the C references: windows and eins
 rotations, the quadratic "attention" form for recurrences, interpolation matrices for resampling, adjoints for gradients.
 Arrays are numpy order: the last axis is ne[0].
 """
+
 import sys
 
 import numpy as np
@@ -78,7 +79,12 @@ def softplus(x):
 # ---------------------------------------------------------------------------------------------------- products
 @case
 def mul_mat(g, rng, ok):
-    for m, n, k, batch, ratio in [(5, 3, 7, (1, 1), (1, 1)), (17, 1, 129, (2, 3), (1, 1)), (4, 6, 64, (3, 2), (2, 2)), (8, 8, 33, (1, 2), (3, 1))]:
+    for m, n, k, batch, ratio in [
+        (5, 3, 7, (1, 1), (1, 1)),
+        (17, 1, 129, (2, 3), (1, 1)),
+        (4, 6, 64, (3, 2), (2, 2)),
+        (8, 8, 33, (1, 2), (3, 1)),
+    ]:
         for cast in (f32, f16):
             a = cast(rng.uniform(-1, 1, (*batch, m, k)))
             b = f32(rng.uniform(-1, 1, (batch[0] * ratio[0], batch[1] * ratio[1], n, k)))
@@ -115,14 +121,22 @@ def norms(g, rng, ok):
             x = f32(rng.uniform(-10, 10, (2, 3, 4, n)))
             d = x.astype(np.float64)
             centered = d - d.mean(-1, keepdims=True)
-            ok.close(f"norm/{n}", g.run(lambda c, a: g.norm(c, a, eps), x), centered / np.sqrt(d.var(-1, keepdims=True) + eps))
+            ok.close(
+                f"norm/{n}",
+                g.run(lambda c, a: g.norm(c, a, eps), x),
+                centered / np.sqrt(d.var(-1, keepdims=True) + eps),
+            )
             rms = np.sqrt(np.einsum("...i,...i->...", d, d)[..., None] / n + eps)
             ok.close(f"rms_norm/{n}", g.run(lambda c, a: g.rms_norm(c, a, eps), x), d / rms)
             l2 = np.linalg.norm(d, axis=-1, keepdims=True)
             ok.close(f"l2_norm/{n}", g.run(lambda c, a: g.l2_norm(c, a, eps), x), d / np.maximum(l2, eps))
             dy = rng.uniform(-1, 1, x.shape)
             # the Jacobian of x/rms applied to dy
-            jac = np.eye(n) / rms[..., None] - d[..., :, None] * d[..., None, :] / (n * rms[..., None] ** 3) if n < 300 else None
+            jac = (
+                np.eye(n) / rms[..., None] - d[..., :, None] * d[..., None, :] / (n * rms[..., None] ** 3)
+                if n < 300
+                else None
+            )
             if jac is not None:
                 want = np.einsum("...ij,...j->...i", jac, f32(dy).astype(np.float64))
                 ok.close(f"rms_norm_back/{n}", g.run(lambda c, a, b: g.rms_norm_back(c, a, b, eps), f32(dy), x), want)
@@ -135,7 +149,9 @@ def group_norm(g, rng, ok):
         size = -(-channels // groups)
         parts = [x[:, c : c + size].astype(np.float64) for c in range(0, channels, size)]
         want = [(p - p.mean((1, 2, 3), keepdims=True)) / np.sqrt(p.var((1, 2, 3), keepdims=True) + 1e-5) for p in parts]
-        ok.close(f"C{channels}G{groups}", g.run(lambda c, a: g.group_norm(c, a, groups, 1e-5), x), np.concatenate(want, 1))
+        ok.close(
+            f"C{channels}G{groups}", g.run(lambda c, a: g.group_norm(c, a, groups, 1e-5), x), np.concatenate(want, 1)
+        )
 
 
 # ---------------------------------------------------------------------------------------------------- softmax, attention
@@ -154,7 +170,9 @@ def alibi_slopes(n_head, max_bias):
 def softmax_with_sink(logits, sinks):
     """Append the sink as one more column, normalize, drop the column. Rows without any finite logit give zeros."""
     dead = np.isneginf(logits).all(-1, keepdims=True)
-    full = logits if sinks is None else np.concatenate([logits, np.broadcast_to(sinks, logits.shape[:-1])[..., None]], -1)
+    full = (
+        logits if sinks is None else np.concatenate([logits, np.broadcast_to(sinks, logits.shape[:-1])[..., None]], -1)
+    )
     top = full.max(-1, keepdims=True)
     e = np.exp(full - np.where(np.isfinite(top), top, 0))
     z = e.sum(-1, keepdims=True)
@@ -170,7 +188,12 @@ def random_mask(rng, shape):
 
 @case
 def soft_max(g, rng, ok):
-    for n, rows, heads, batch, m2, m3 in [(16, 5, 4, 1, 1, 1), (15, 16, 6, 3, 3, 1), (257, 3, 12, 2, 1, 2), (1, 1, 1, 1, 1, 1)]:
+    for n, rows, heads, batch, m2, m3 in [
+        (16, 5, 4, 1, 1, 1),
+        (15, 16, 6, 3, 3, 1),
+        (257, 3, 12, 2, 1, 2),
+        (1, 1, 1, 1, 1, 1),
+    ]:
         for max_bias in (0.0, 8.0):
             for scale in (1.0, 0.1):
                 for kind in (None, f16, f32):
@@ -208,11 +231,27 @@ def soft_max_back(g, rng, ok):
 
 @case
 def flash_attn(g, rng, ok):
-    shapes = [(40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (112, 112), (128, 128), (256, 256), (576, 512), (16, 24)]
+    shapes = [
+        (40, 40),
+        (64, 64),
+        (72, 72),
+        (80, 80),
+        (96, 96),
+        (112, 112),
+        (128, 128),
+        (256, 256),
+        (576, 512),
+        (16, 24),
+    ]
     for i, (dk, dv) in enumerate(shapes):
         for kv, n, hk, gqa, batch in [(113, 3, 2, 1, 1), (17, 1, 1, 12, 2), (64, 5, 2, 4, 3)]:
             for cast in (f32, f16):
-                for mask_on, sink_on, bias, cap in [(0, 0, 0.0, 0.0), (1, 0, 8.0, 0.0), (1, 1, 0.0, 10.0), (0, 1, 0.0, 0.0)]:
+                for mask_on, sink_on, bias, cap in [
+                    (0, 0, 0.0, 0.0),
+                    (1, 0, 8.0, 0.0),
+                    (1, 1, 0.0, 10.0),
+                    (0, 1, 0.0, 0.0),
+                ]:
                     if i % 3 and (cast is f16) != bool(mask_on):
                         continue  # thinner for two of three head sizes
                     heads = hk * gqa
@@ -287,7 +326,12 @@ def rope_reference(x, pos, factors, n_dims, mode, sections, n_ctx, base, scale, 
 
 @case
 def rope(g, rng, ok):
-    settings = [(0, 1.0, 0.0, 1.0, 0.0, 0.0), (512, 0.25, 0.7465, 1.4245, 32.0, 1.0), (0, 1.4245, 0.7465, 1.4245, 1.0, 1.0), (4096, 0.5, 1.0, 1.0, 32.0, 1.0)]
+    settings = [
+        (0, 1.0, 0.0, 1.0, 0.0, 0.0),
+        (512, 0.25, 0.7465, 1.4245, 32.0, 1.0),
+        (0, 1.4245, 0.7465, 1.4245, 1.0, 1.0),
+        (4096, 0.5, 1.0, 1.0, 32.0, 1.0),
+    ]
     for mode in (0, 2, 8, 24, 40):
         for d, n_dims in [(64, 64), (128, 32), (80, 20), (16, 16)]:
             if mode == 24:
@@ -302,8 +346,22 @@ def rope(g, rng, ok):
                     x = cast(rng.uniform(-1, 1, (3, tokens, 2, d)))
                     pos = i32(rng.integers(0, 8192, (4, tokens) if mode & 8 else tokens))
                     factors = f32(rng.uniform(0.9, 1.1, d)) if with_factors else None
-                    want = rope_reference(x, pos, factors, n_dims, mode, sections, n_ctx, 10000.0, np.float64(np.float32(scale)),
-                                          np.float64(np.float32(ext)), np.float64(np.float32(attn)), fast, slow, back)
+                    want = rope_reference(
+                        x,
+                        pos,
+                        factors,
+                        n_dims,
+                        mode,
+                        sections,
+                        n_ctx,
+                        10000.0,
+                        np.float64(np.float32(scale)),
+                        np.float64(np.float32(ext)),
+                        np.float64(np.float32(attn)),
+                        fast,
+                        slow,
+                        back,
+                    )
                     tail = (n_ctx, 10000.0, scale, ext, attn, fast, slow)
 
                     def build(c, x, p, f=None):
@@ -314,8 +372,12 @@ def rope(g, rng, ok):
                         return op(c, x, p, f, n_dims, mode, *tail)
 
                     got = g.run(build, x, pos.reshape(-1), *([] if factors is None else [factors]))
-                    ok.close(f"mode{mode}/d{d}/{n_dims}/ext{ext}/ctx{n_ctx}/{x.dtype}/ff{with_factors}/back{back}", got, want,
-                             1e-7 if cast is f32 else 1e-6)
+                    ok.close(
+                        f"mode{mode}/d{d}/{n_dims}/ext{ext}/ctx{n_ctx}/{x.dtype}/ff{with_factors}/back{back}",
+                        got,
+                        want,
+                        1e-7 if cast is f32 else 1e-6,
+                    )
 
 
 # ---------------------------------------------------------------------------------------------------- convolutions
@@ -336,7 +398,12 @@ CONV_SETTINGS = [((1, 1), (0, 0), (1, 1)), ((2, 1), (1, 2), (1, 1)), ((3, 2), (3
 @case
 def conv_2d(g, rng, ok):
     """s, p, d are (height, width) here; the library takes width first."""
-    for (h, w), (kh, kw), ic, oc, n in [((9, 11), (3, 3), 2, 4, 2), ((7, 13), (1, 2), 3, 1, 1), ((15, 8), (3, 2), 1, 5, 3), ((12, 12), (5, 4), 4, 2, 2)]:
+    for (h, w), (kh, kw), ic, oc, n in [
+        ((9, 11), (3, 3), 2, 4, 2),
+        ((7, 13), (1, 2), 3, 1, 1),
+        ((15, 8), (3, 2), 1, 5, 3),
+        ((12, 12), (5, 4), 4, 2, 2),
+    ]:
         for s, p, d in CONV_SETTINGS:
             if min(out_size(h, kh, s[0], p[0], d[0]), out_size(w, kw, s[1], p[1], d[1])) < 1:
                 continue
@@ -352,11 +419,17 @@ def conv_2d(g, rng, ok):
                     got = g.run(lambda c, a, b: g.im2col(c, a, b, *args, True, g.type_of(out_type)), a, b)
                     ok.close("columns", got, cols.reshape(*cols.shape[:3], -1), 1e-7 if out_type is f32 else 1e-6)
                 dy = f32(rng.uniform(-1, 1, (*cols.shape[:3], ic * kh * kw)))
-                back = np.asarray(g.run(lambda c, y, a: g.im2col_back(c, y, a, g.longs([w, h, ic, n]), *args, True), dy, a), np.float64)
+                back = np.asarray(
+                    g.run(lambda c, y, a: g.im2col_back(c, y, a, g.longs([w, h, ic, n]), *args, True), dy, a),
+                    np.float64,
+                )
                 # the adjoint identity <im2col(x), dy> = <x, im2col_back(dy)> for several x is the definition
                 for _ in range(3):
                     x = rng.uniform(-1, 1, (n, ic, h, w))
-                    left = (windows_2d(x, (kh, kw), s, p, d).transpose(0, 2, 3, 1, 4, 5).ravel() * dy.astype(np.float64).ravel()).sum()
+                    left = (
+                        windows_2d(x, (kh, kw), s, p, d).transpose(0, 2, 3, 1, 4, 5).ravel()
+                        * dy.astype(np.float64).ravel()
+                    ).sum()
                     ok.close("columns_back", [(x * back.reshape(x.shape)).sum() + 100], [left + 100], 1e-12)
 
 
@@ -369,19 +442,33 @@ def conv_2d_depthwise(g, rng, ok):
             a, b = rng.uniform(-1, 1, (ch, 1, kh, kw)), f32(rng.uniform(-1, 1, (n, ch, h, w)))
             args = (s[1], s[0], p[1], p[0], d[1], d[0])
             for kernel, name, bound in ((f32(a), "direct", 1e-7), (f16(a), "im2col", 5e-4)):
-                want = np.einsum("nchwyx,cyx->nchw", windows_2d(b.astype(np.float64), (kh, kw), s, p, d), kernel[:, 0].astype(np.float64))
+                want = np.einsum(
+                    "nchwyx,cyx->nchw",
+                    windows_2d(b.astype(np.float64), (kh, kw), s, p, d),
+                    kernel[:, 0].astype(np.float64),
+                )
                 op = g.conv_2d_dw_direct if name == "direct" else g.conv_2d_dw
                 ok.close(name, g.run(lambda c, a, b: op(c, a, b, *args), kernel, b), want, bound)
 
 
 @case
 def conv_1d(g, rng, ok):
-    for length, k, ic, oc, n, s, p, d in [(20, 3, 2, 4, 2, 1, 0, 1), (31, 4, 3, 1, 1, 2, 3, 2), (9, 1, 1, 2, 3, 3, 1, 1), (40, 5, 4, 3, 2, 1, 2, 3)]:
+    for length, k, ic, oc, n, s, p, d in [
+        (20, 3, 2, 4, 2, 1, 0, 1),
+        (31, 4, 3, 1, 1, 2, 3, 2),
+        (9, 1, 1, 2, 3, 3, 1, 1),
+        (40, 5, 4, 3, 2, 1, 2, 3),
+    ]:
         a, b = f16(rng.uniform(-1, 1, (oc, ic, k))), f32(rng.uniform(-1, 1, (n, ic, length)))
         taps = np.zeros((oc, ic, (k - 1) * d + 1))
         taps[..., ::d] = a
         padded = np.pad(b.astype(np.float64), ((0, 0), (0, 0), (p, p)))
-        want = np.array([[sum(np.correlate(padded[i, c], taps[o, c], "valid") for c in range(ic))[::s] for o in range(oc)] for i in range(n)])
+        want = np.array(
+            [
+                [sum(np.correlate(padded[i, c], taps[o, c], "valid") for c in range(ic))[::s] for o in range(oc)]
+                for i in range(n)
+            ]
+        )
         ok.close("conv_1d", g.run(lambda c, a, b: g.conv_1d(c, a, b, s, p, d), a, b), want, 5e-4)
         ka = f16(rng.uniform(-1, 1, (ic, 1, k)))
         taps = np.zeros((ic, (k - 1) * d + 1))
@@ -399,7 +486,9 @@ def conv_3d(g, rng, ok):
             full = np.pad(b.astype(np.float64), [(0, 0), (0, 0)] + [(q, q) for q in p])
             if any(f < e for f, e in zip(full.shape[2:], span)):
                 continue
-            win = sliding_window_view(full, span, axis=(2, 3, 4))[:, :, :: s[0], :: s[1], :: s[2], :: dil[0], :: dil[1], :: dil[2]]
+            win = sliding_window_view(full, span, axis=(2, 3, 4))[
+                :, :, :: s[0], :: s[1], :: s[2], :: dil[0], :: dil[1], :: dil[2]
+            ]
             want = np.einsum("ncdhwzyx,oczyx->nodhw", win, a.astype(np.float64))
             args = (ic, s[2], s[1], s[0], p[2], p[1], p[0], dil[2], dil[1], dil[0])
             fa, fb = a.reshape(oc * ic, kd, kh, kw), b.reshape(n * ic, dd, h, w)
@@ -429,7 +518,11 @@ def conv_transpose(g, rng, ok):
         a, b = f32(rng.uniform(-1, 1, (ic, oc, k))), f32(rng.uniform(-1, 1, (ic, length)))
         want = transposed_conv(b[None, :, None].astype(np.float64), a[:, :, None].astype(np.float64), (1, s))[0, :, 0]
         ok.close("1d", g.run(lambda c, a, b: g.conv_transpose_1d(c, a, b, s, 0, 1), a, b), want)
-    for (h, w), (kh, kw), ic, oc, n, s in [((2, 3), (2, 2), 3, 1, 1, 1), ((10, 9), (3, 3), 9, 2, 2, 2), ((4, 5), (2, 3), 2, 4, 3, 3)]:
+    for (h, w), (kh, kw), ic, oc, n, s in [
+        ((2, 3), (2, 2), 3, 1, 1, 1),
+        ((10, 9), (3, 3), 9, 2, 2, 2),
+        ((4, 5), (2, 3), 2, 4, 3, 3),
+    ]:
         a, b = f16(rng.uniform(-1, 1, (ic, oc, kh, kw))), f32(rng.uniform(-1, 1, (n, ic, h, w)))
         want = transposed_conv(b.astype(np.float64), a.astype(np.float64), (s, s))
         ok.close("2d", g.run(lambda c, a, b: g.conv_transpose_2d_p0(c, a, b, s), a, b), want, 5e-4)
@@ -445,13 +538,17 @@ def pooling(g, rng, ok):
                         continue
                     x = f32(rng.permutation(2 * 3 * 10 * 11).reshape(2, 3, 10, 11) / 330 - 1)
                     fill = -np.inf if kind == 0 else 0.0
-                    full = np.pad(x.astype(np.float64), [(0, 0)] * 2 + [(p[0], p[0]), (p[1], p[1])], constant_values=fill)
+                    full = np.pad(
+                        x.astype(np.float64), [(0, 0)] * 2 + [(p[0], p[0]), (p[1], p[1])], constant_values=fill
+                    )
                     win = sliding_window_view(full, k, axis=(-2, -1))[..., :: s[0], :: s[1], :, :]
                     want = win.max((-2, -1)) if kind == 0 else win.mean((-2, -1))
                     args = (kind, k[1], k[0], s[1], s[0], g.real(p[1]), g.real(p[0]))
                     ok.close("2d", g.run(lambda c, a: g.pool_2d(c, a, *args), x), want)
                     dy = f32(rng.uniform(-1, 1, want.shape))
-                    got = np.asarray(g.run(lambda c, d, a: g.pool_2d_back(c, d, a, *args), dy, x), np.float64).reshape(x.shape)
+                    got = np.asarray(g.run(lambda c, d, a: g.pool_2d_back(c, d, a, *args), dy, x), np.float64).reshape(
+                        x.shape
+                    )
                     # directional derivative: a small step keeps every window's winner, so the difference quotient is exact
                     v, h = rng.uniform(-1, 1, x.shape), 1e-6
                     moved = np.pad(x + h * v, [(0, 0)] * 2 + [(p[0], p[0]), (p[1], p[1])], constant_values=fill)
@@ -489,7 +586,9 @@ def resampling_matrix(n_out, n_in, mode, align, antialias):
         taps = np.arange(n_in)
         w = np.maximum(0, 1 - np.abs(taps - center.astype(np.float64)[:, None] + float(offset)) / float(support))
         # the definition ends the sum here, in F32, which drops a tap of weight > 0 when corners are aligned
-        w *= (taps >= np.trunc(center - support + offset)[:, None]) & (taps < np.trunc(center + support + offset)[:, None])
+        w *= (taps >= np.trunc(center - support + offset)[:, None]) & (
+            taps < np.trunc(center + support + offset)[:, None]
+        )
         return w / np.where(w.sum(1, keepdims=True) == 0, 1, w.sum(1, keepdims=True))
     if mode == 1:  # piecewise linear with constant ends: exactly what np.interp does with each unit vector
         return np.stack([np.interp(x, np.arange(n_in), e) for e in np.eye(n_in)], 1)
@@ -502,13 +601,22 @@ def resampling_matrix(n_out, n_in, mode, align, antialias):
 
 @case
 def upscale(g, rng, ok):
-    for src, dst in [((2, 5, 7, 11), (5, 7, 11, 13)), ((5, 7, 11, 13), (2, 5, 7, 11)), ((1, 1, 1, 4), (1, 1, 2, 8)), ((1, 1, 4, 1), (1, 1, 1, 1)), ((1, 3, 16, 24), (1, 3, 40, 7))]:
+    for src, dst in [
+        ((2, 5, 7, 11), (5, 7, 11, 13)),
+        ((5, 7, 11, 13), (2, 5, 7, 11)),
+        ((1, 1, 1, 4), (1, 1, 2, 8)),
+        ((1, 1, 4, 1), (1, 1, 1, 1)),
+        ((1, 3, 16, 24), (1, 3, 40, 7)),
+    ]:
         for mode in (0, 1, 2):
             for align in (False, True):
                 for antialias in (False, True) if mode == 1 else (False,):
                     a = f32(rng.uniform(-1, 1, src))
                     rows, cols = (resampling_matrix(dst[d], src[d], mode, align, antialias) for d in (2, 3))
-                    outer = [(np.arange(dst[d], dtype=np.float32) / (np.float32(dst[d]) / np.float32(src[d]))).astype(int) for d in (0, 1)]
+                    outer = [
+                        (np.arange(dst[d], dtype=np.float32) / (np.float32(dst[d]) / np.float32(src[d]))).astype(int)
+                        for d in (0, 1)
+                    ]
                     want = np.einsum("yh,nchw,xw->ncyx", rows, a.astype(np.float64)[outer[0]][:, outer[1]], cols)
                     flags = mode | (0x100 if align else 0) | (0x200 if antialias else 0)
                     got = g.run(lambda c, a: g.interpolate(c, a, *dst[::-1], flags), a)
@@ -529,7 +637,12 @@ def ssm_conv(g, rng, ok):
 @case
 def ssm_scan(g, rng, ok):
     """Dao & Gu 2024: the scan is a masked product, y = (C B^T o L) xd plus the decayed initial state."""
-    for n, pd, h, groups, t, s, mamba2 in [(16, 1, 12, 1, 9, 2, False), (8, 4, 6, 2, 7, 3, True), (16, 2, 4, 4, 1, 2, True), (4, 3, 4, 2, 12, 1, False)]:
+    for n, pd, h, groups, t, s, mamba2 in [
+        (16, 1, 12, 1, 9, 2, False),
+        (8, 4, 6, 2, 7, 3, True),
+        (16, 2, 4, 4, 1, 2, True),
+        (4, 3, 4, 2, 12, 1, False),
+    ]:
         state = f32(rng.uniform(-1, 1, (s + 2, h, pd, n)))
         x, dt = f32(rng.uniform(-1, 1, (s, t, h, pd))), f32(rng.uniform(-2, 3, (s, t, h)))
         dt[0, 0, 0] = 25.0  # beyond the threshold of softplus
@@ -537,7 +650,9 @@ def ssm_scan(g, rng, ok):
         b, c = f32(rng.uniform(-1, 1, (s, t, groups, n))), f32(rng.uniform(-1, 1, (s, t, groups, n)))
         ids = i32(rng.permutation(s + 2)[:s])
         delta = softplus(dt.astype(np.float64))
-        total = np.cumsum(delta, 1)[..., None] * a.astype(np.float64)  # log decay up to and including t: s, t, h, n or 1
+        total = np.cumsum(delta, 1)[..., None] * a.astype(
+            np.float64
+        )  # log decay up to and including t: s, t, h, n or 1
         total = np.broadcast_to(total, (s, t, h, n))
         lag = total[:, :, None] - total[:, None, :]  # s, t, u, h, n
         decay = np.where(np.tril(np.ones((t, t), bool))[None, :, :, None, None], np.exp(np.minimum(lag, 0)), 0)
@@ -555,7 +670,11 @@ def decayed_kernel(w):
     """[q, t, h, i] decays -> [q, t, u, h, i]: product over the tokens u+1..t (ones for u = t, zeros for u > t)."""
     logs = np.cumsum(np.log(w), 1)
     n = w.shape[1]
-    return np.where(np.tril(np.ones((n, n), bool))[None, :, :, None, None], np.exp(np.minimum(logs[:, :, None] - logs[:, None], 0)), 0)
+    return np.where(
+        np.tril(np.ones((n, n), bool))[None, :, :, None, None],
+        np.exp(np.minimum(logs[:, :, None] - logs[:, None], 0)),
+        0,
+    )
 
 
 def linear_attention_case(rng, sz, h, t, q):
@@ -581,7 +700,9 @@ def rwkv_wkv6(g, rng, ok):
         # what token t sees of token u < t is decayed by the tokens between, so by one step less than `upto`
         strict = upto / wd[:, :, None]
         strict[:, np.arange(t), np.arange(t)] = 0
-        y = np.einsum("qthi,qtuhi,quhi,quhj->qthj", rd, strict, kd, vd) + np.einsum("qthi,qthi,qhij->qthj", rd, before, s0)
+        y = np.einsum("qthi,qtuhi,quhi,quhj->qthj", rd, strict, kd, vd) + np.einsum(
+            "qthi,qthi,qhij->qthj", rd, before, s0
+        )
         y += np.einsum("qthi,hi,qthi,qthj->qthj", rd, tf.astype(np.float64), kd, vd)
         got = np.asarray(g.run(lambda c, *a: g.rwkv_wkv6(c, *a), k, v, r, tf, w, state)).ravel()
         ok.close(f"y/{sz}", got[: y.size], y.ravel())
@@ -594,7 +715,9 @@ def gated_linear_attn(g, rng, ok):
     for sz, h, t, q in SEQUENCES:
         (k, v, r, w, state), (kd, vd, rd, wd), s0 = linear_attention_case(rng, sz, h, t, q)
         scale, upto = sz**-0.5, decayed_kernel(wd)
-        y = np.einsum("qthi,qtuhi,quhi,quhj->qthj", rd, upto, kd, vd) + np.einsum("qthi,qthi,qhij->qthj", rd, np.cumprod(wd, 1), s0)
+        y = np.einsum("qthi,qtuhi,quhi,quhj->qthj", rd, upto, kd, vd) + np.einsum(
+            "qthi,qthi,qhij->qthj", rd, np.cumprod(wd, 1), s0
+        )
         final = np.einsum("quhi,quhi,quhj->qhij", upto[:, -1], kd, vd) + wd.prod(1)[..., None] * s0
         got = np.asarray(g.run(lambda c, *a: g.gated_linear_attn(c, *a, scale), k, v, r, w, state)).ravel()
         ok.close(f"y/{sz}", got[: y.size], scale * y.ravel())
@@ -642,7 +765,9 @@ def cross_entropy(g, rng, ok):
         ok.close("loss", g.run(lambda c, a, b: g.cross_entropy_loss(c, a, b), logits, labels), [want])
         grad = f32([0.37])
         back = (np.exp(log_p) - labels.astype(np.float64)) * float(grad[0]) / rows
-        ok.close("gradient", g.run(lambda c, x, a, b: g.cross_entropy_loss_back(c, x, a, b), grad, logits, labels), back)
+        ok.close(
+            "gradient", g.run(lambda c, x, a, b: g.cross_entropy_loss_back(c, x, a, b), grad, logits, labels), back
+        )
 
 
 def main():
