@@ -14752,8 +14752,8 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
         }
     }
     for (int64_t oc = 0; oc < n_oc; ++oc) {
-        char * to = gcudai_at(&p->y, 0, oc0 + oc, image) + (size_t) q0 * p->y.nb[0];
-        gcudai_store(p->y.type, to, p->y.nb[0], n, sums + oc * GCUDAI_CONV_PIXELS);
+        const size_t size = gcuda_type_size(p->y.type); // nb[0] is free when rows have one element
+        gcudai_store(p->y.type, gcudai_at(&p->y, 0, oc0 + oc, image) + (size_t) q0 * size, size, n, sums + oc * GCUDAI_CONV_PIXELS);
     }
 }
 
