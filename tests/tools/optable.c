@@ -1,0 +1,166 @@
+// Writes the README's table of operations and types: for every registry row, which types the CPU accepts for each source.
+// It asks the library: the good inputs of test-errors.c, each source in every type, then gcuda_backend_supports_op.
+// Built and run by tests/tools/gen_readme.py.
+#define main test_main
+#include "../test-errors.c"
+#undef main
+
+// Constructors that the table of test-errors.c lacks, or has with extents that no quantized row can have.
+static const int64_t image_ne[4] = { 8, 7, 2, 2 };
+BUILD(im2col_back, gcuda_im2col_back(c, in[0], in[1], image_ne, 1, 1, 0, 0, 1, 1, true))
+BUILD(pool_1d, gcuda_pool_1d(c, in[0], GCUDA_OP_POOL_MAX, 2, 2, 0))
+BUILD(pool_2d_back, gcuda_pool_2d_back(c, in[0], in[1], GCUDA_OP_POOL_MAX, 2, 2, 1, 1, 0, 0))
+BUILD(view, gcuda_view_1d(c, in[0], in[0]->ne[0], 0))
+BUILD(reshape_wide, gcuda_reshape_2d(c, in[0], in[0]->ne[0], 32))
+static const struct ctor more[] = {
+    { "im2col_back", NULL, b_im2col_back, "F32:18,6,5,2|F32:3,3,2,4", 2, { NULL } },
+    { "pool_1d", NULL, b_pool_1d, "F32:8,7", 1, { NULL } },
+    { "pool_2d_back", NULL, b_pool_2d_back, "F32:7,6,2|F32:8,7,2", 2, { NULL } },
+    { "view", NULL, b_view, "F32:8,4", 1, { NULL } },
+    { "reshape", NULL, b_reshape_wide, "F32:8,32", 1, { NULL } },
+};
+
+#define MAX_SRC 10
+#define N_TYPES 40
+#define BIT(t) (UINT64_C(1) << (t))
+
+struct row {
+    char name[32]; // as the constructor spells it
+    int n_src;
+    uint64_t types[MAX_SRC]; // bit t: source k may have type t
+};
+
+// Quantized rows are whole blocks: every extent that equals the first one of source k becomes 256 times as long.
+static void widen(struct input * in, int n, int k) {
+    const int64_t extent = in[k].ne[0];
+    for (int i = 0; i < n; ++i) {
+        for (int d = 0; d < 4; ++d) {
+            if (in[i].ne[d] == extent && extent > 1) { in[i].ne[d] *= 256; }
+        }
+    }
+}
+
+static bool accepts(gcuda_backend_t cpu, const struct ctor * c, int k, enum gcuda_type type, bool together) {
+    struct input in[MAX_SRC];
+    struct gcuda_tensor * t[MAX_SRC];
+    int n = 0;
+    for (const char * s = c->good; s != NULL; ++n) { s = parse_input(s, &in[n]); }
+    if (k >= n || in[k].null) { return false; }
+    if (gcuda_is_quantized(type)) { widen(in, n, k); }
+    const enum gcuda_type old = in[k].type;
+    for (int i = 0; i < n; ++i) {
+        if (i == k || (together && in[i].type == old)) { in[i].type = type; }
+    }
+    const struct gcuda_init_params params = { 0, NULL, true };
+    ctx = gcuda_init(params);
+    for (int i = 0; i < n; ++i) {
+        t[i] = in[i].null ? NULL : gcuda_new_tensor_4d(ctx, in[i].type, in[i].ne[0], in[i].ne[1], in[i].ne[2], in[i].ne[3]);
+        if (t[i] != NULL && in[i].param) { gcuda_set_param(t[i]); }
+    }
+    const struct gcuda_tensor * y = c->build(ctx, t, NULL);
+    const bool yes = y != NULL && y->src[k] != NULL && gcuda_backend_supports_op(cpu, y); // others only lend their shape
+    gcuda_free(ctx);
+    ctx = NULL;
+    return yes;
+}
+
+static void fill_row(gcuda_backend_t cpu, struct row * row, const struct ctor * from, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        if (strcmp(op_name(&from[i]), row->name) != 0) { continue; }
+        for (int k = 0; k < MAX_SRC; ++k) {
+            for (int type = 0; type < N_TYPES; ++type) {
+                if (!gcuda_type_is_valid((enum gcuda_type) type)) { continue; }
+                if (accepts(cpu, &from[i], k, (enum gcuda_type) type, false) || accepts(cpu, &from[i], k, (enum gcuda_type) type, true)) {
+                    row->types[k] |= UINT64_C(1) << type;
+                    if (k + 1 > row->n_src) { row->n_src = k + 1; }
+                }
+            }
+        }
+    }
+}
+
+static const char * upper(const char * name) {
+    static char text[32];
+    size_t i = 0;
+    for (; name[i] && i < sizeof text - 1; ++i) { text[i] = (char) toupper((unsigned char) name[i]); }
+    text[i] = '\0';
+    return text;
+}
+
+static void print_types(uint64_t types) {
+    uint64_t quantized = 0, all = 0;
+    for (int t = 0; t < N_TYPES; ++t) {
+        if (!gcuda_type_is_valid((enum gcuda_type) t)) { continue; }
+        all |= UINT64_C(1) << t;
+        if (gcuda_is_quantized((enum gcuda_type) t)) { quantized |= UINT64_C(1) << t; }
+    }
+    if (types == all) {
+        printf("all types");
+        return;
+    }
+    static const enum gcuda_type order[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
+    const char * blank = "";
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; ++i) {
+        if (types >> order[i] & 1) {
+            printf("%s%s", blank, upper(gcuda_type_name(order[i])));
+            blank = " ";
+        }
+    }
+    const uint64_t missing = quantized & ~types;
+    if ((types & quantized) == 0) { return; }
+    const bool most = (types & BIT(GCUDA_TYPE_Q4_0)) != 0; // a single activation format is named
+    if (most) { printf("%sall quantized", blank); }
+    for (int t = 0; t < N_TYPES; ++t) {
+        const uint64_t bit = BIT(t);
+        if (most && (missing & bit)) { printf("%s%s", missing & (bit - 1) ? " " : " but ", upper(gcuda_type_name((enum gcuda_type) t))); }
+        if (!most && (types & quantized & bit)) { printf("%s%s", blank, upper(gcuda_type_name((enum gcuda_type) t))); }
+    }
+}
+
+static bool is_uniform(const struct row * r) {
+    for (int k = 1; k < r->n_src; ++k) {
+        if (r->types[k] != r->types[0]) { return false; }
+    }
+    return true;
+}
+
+static bool same_types(const struct row * a, const struct row * b) {
+    if (is_uniform(a) && is_uniform(b)) { return a->types[0] == b->types[0]; }
+    return a->n_src == b->n_src && memcmp(a->types, b->types, sizeof a->types) == 0;
+}
+
+static void print_group(const struct row * rows, int n) { // rows with the same types share a line
+    printf("| ");
+    for (int i = 0; i < n; ++i) { printf("%s%s", i ? ", " : "", rows[i].name); }
+    printf(" | ");
+    for (int k = 0; k < rows->n_src; ++k) {
+        if (k > 0 && rows->types[k] == rows->types[k - 1]) { continue; }
+        int last = k;
+        while (last + 1 < rows->n_src && rows->types[last + 1] == rows->types[k]) { ++last; }
+        if (rows->n_src > 1 && (k > 0 || last < rows->n_src - 1)) {
+            printf(last > k ? "%s%d-%d: " : "%s%d: ", k ? "; " : "", k, last);
+        }
+        print_types(rows->types[k]);
+    }
+    printf("%s |\n", rows->n_src > 0 ? "" : strcmp(rows->name, "custom") == 0 ? "what its callback can read" : "none");
+}
+
+int main(void) {
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    static struct row rows[GCUDA_OP_COUNT];
+    int n = 0;
+    for (int op = 0; op < GCUDA_OP_COUNT; ++op) {
+        if (op == GCUDA_OP_NONE) { continue; }
+        const char * name = gcuda_op_name((enum gcuda_op) op);
+        for (size_t i = 0; name[i] && i < sizeof rows[n].name - 1; ++i) { rows[n].name[i] = (char) tolower((unsigned char) name[i]); }
+        fill_row(cpu, &rows[n], ctors, N_CTORS);
+        fill_row(cpu, &rows[n++], more, sizeof more / sizeof more[0]);
+    }
+    printf("| operation | types of its sources, numbered where they differ |\n|---|---|\n");
+    for (int i = 0, j = 0; i < n; i = j) {
+        for (j = i; j < n && same_types(&rows[i], &rows[j]); ++j) {}
+        print_group(&rows[i], j - i);
+    }
+    gcuda_backend_free(cpu);
+    return 0;
+}
