@@ -229,8 +229,23 @@ BUILD(rope_mrope, build_rope_mode(ctx, in, 8))
 BUILD(rope_vision, build_rope_mode(ctx, in, 24))
 BUILD(rope_imrope, build_rope_mode(ctx, in, 40))
 
-// a fused kind of gate splits the row; both halves take part
+// fused kinds of gates split the row; both halves take part
 BUILD(swiglu_fused, gcuda_swiglu(ctx, in[0]))
+BUILD(swiglu_swapped, gcuda_swiglu_swapped(ctx, in[0]))
+BUILD(reglu_fused, gcuda_reglu(ctx, in[0]))
+BUILD(geglu_split, gcuda_geglu_split(ctx, in[0], in[1]))
+BUILD(geglu_quick_swapped, gcuda_geglu_quick_swapped(ctx, in[0]))
+
+// operands that are views with other strides than their results
+BUILD(mul_permuted, gcuda_mul(ctx, gcuda_permute(ctx, in[0], 1, 2, 0, 3), in[1]))
+BUILD(add_transposed, gcuda_add(ctx, in[1], gcuda_transpose(ctx, in[0])))
+BUILD(sum_permuted, gcuda_sum_rows(ctx, gcuda_permute(ctx, in[0], 0, 2, 1, 3)))
+BUILD(mul_mat_views, gcuda_mul_mat(ctx, gcuda_permute(ctx, in[0], 0, 2, 1, 3), gcuda_permute(ctx, in[1], 0, 3, 1, 2)))
+BUILD(view_twice, gcuda_mul(ctx, gcuda_view_2d(ctx, in[0], 3, 4, in[0]->nb[1], 0),
+    gcuda_view_2d(ctx, in[0], 3, 4, in[0]->nb[1], 8))) // the views overlap
+BUILD(view_of_view, gcuda_sqr(ctx, gcuda_cont(ctx, gcuda_view_1d(ctx, gcuda_view_1d(ctx, in[0], 12, 16), 5, 8))))
+BUILD(square_of_itself, gcuda_mul(ctx, in[0], in[0]))
+BUILD(used_three_times, gcuda_sub(ctx, gcuda_mul(ctx, in[0], gcuda_exp(ctx, in[0])), gcuda_sqr(ctx, in[0])))
 
 // two layers, shared weights, a residual and a loss: gradients that meet at one node must add up
 static struct gcuda_tensor * build_network(struct gcuda_context * ctx, struct gcuda_tensor ** in) {
@@ -247,6 +262,20 @@ static struct gcuda_tensor * build_attention(struct gcuda_context * ctx, struct 
     struct gcuda_tensor * kq =
         gcuda_soft_max(ctx, gcuda_diag_mask_inf(ctx, gcuda_scale(ctx, gcuda_mul_mat(ctx, k, q), 0.5f), 0));
     return gcuda_mul_mat(ctx, gcuda_cont(ctx, gcuda_transpose(ctx, in[2])), kq);
+}
+
+// grouped heads, as models have them: reshape, permute, a mask, an output projection
+static struct gcuda_tensor * build_heads(struct gcuda_context * ctx, struct gcuda_tensor ** in) {
+    const int d = 4, n_head = 4, n_head_kv = 2, n_tokens = 3;
+    struct gcuda_tensor * q = gcuda_reshape_3d(ctx, gcuda_mul_mat(ctx, in[0], in[2]), d, n_head, n_tokens);
+    struct gcuda_tensor * k = gcuda_reshape_3d(ctx, gcuda_mul_mat(ctx, in[1], in[2]), d, n_head_kv, n_tokens);
+    struct gcuda_tensor * kq = gcuda_mul_mat(
+        ctx, gcuda_permute(ctx, k, 0, 2, 1, 3), gcuda_permute(ctx, q, 0, 2, 1, 3)); // [tokens, tokens, heads]
+    kq = gcuda_soft_max_ext(ctx, kq, in[3], 0.5f, 0.0f);
+    struct gcuda_tensor * v =
+        gcuda_cont(ctx, gcuda_permute(ctx, k, 1, 2, 0, 3)); // keys serve as values: [tokens, d, heads]
+    struct gcuda_tensor * y = gcuda_permute(ctx, gcuda_mul_mat(ctx, v, kq), 0, 2, 1, 3);
+    return gcuda_cont_2d(ctx, y, d * n_head, n_tokens);
 }
 
 // ---------------------------------------------------------------------------------------------------- tables
@@ -300,6 +329,14 @@ TEST(grad_binary) {
         { "add1", build_add1, 2, 2, { SHAPE, { 1, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
         { "swiglu_split", build_swiglu_split, 2, 2, { SHAPE, SHAPE }, -1, 1, 0, 0, 0 },
         { "swiglu_fused", build_swiglu_fused, 1, 1, { { 6, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
+        { "swiglu_swapped", build_swiglu_swapped, 1, 1, { { 6, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
+        { "reglu_fused", build_reglu_fused, 1, 1, { { 6, 4, 3, 2 } }, 0.1, 1, 0, 0, 0 },
+        { "geglu_split", build_geglu_split, 2, 2, { SHAPE, SHAPE }, -1, 1, 0, 0, 0 },
+        { "geglu_quick_swapped", build_geglu_quick_swapped, 1, 1, { { 6, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
+        { "square_of_itself", build_square_of_itself, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "used_three_times", build_used_three_times, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        { "mul_permuted", build_mul_permuted, 2, 2, { { 5, 4, 3, 2 }, { 3, 5, 4, 2 } }, 0.5, 1, 1e-3, 0, 0 },
+        { "add_transposed", build_add_transposed, 2, 2, { { 5, 4, 3, 2 }, { 4, 5, 3, 2 } }, -1, 1, 0, 0, 0 },
     };
     RUN_CASES("grad_binary", cases);
 }
@@ -311,6 +348,7 @@ TEST(grad_products) {
         { "mul_mat/batch", build_mul_mat, 2, 2, { { 4, 3, 2, 3 }, { 4, 5, 2, 3 } }, -1, 1, 0, 0, 0 },
         { "mul_mat/broadcast", build_mul_mat, 2, 2, { { 4, 3, 1, 1 }, { 4, 2, 3, 2 } }, -1, 1, 0, 0, 0 },
         { "mul_mat/grouped", build_mul_mat, 2, 2, { { 4, 3, 2, 1 }, { 4, 2, 4, 3 } }, -1, 1, 0, 0, 0 },
+        { "mul_mat/views", build_mul_mat_views, 2, 2, { { 4, 2, 3, 1 }, { 4, 2, 5, 2 } }, -1, 1, 0, 0, 0 },
         { "conv_2d", build_conv_2d, 2, 2, { { 3, 3, 2, 2 }, { 6, 5, 2, 2 } }, -1, 1, 0, 0, 0 },
     };
     RUN_CASES("grad_products", cases);
@@ -350,6 +388,9 @@ TEST(grad_moves) {
         { "transpose", build_transpose, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "view_1d", build_view_1d, 1, 1, { { 12, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
         { "view_rows", build_view_rows, 1, 1, { { 5, 4, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "view_twice", build_view_twice, 1, 1, { { 6, 4, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "view_of_view", build_view_of_view, 1, 1, { { 20, 1, 1, 1 } }, -1, 1, 0, 0, 0 },
+        { "sum_permuted", build_sum_permuted, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "view_cube", build_view_cube, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "cpy", build_cpy, 2, 1, { SHAPE, { 20, 6, 1, 1 } }, -1, 1, 0, 0, 0 },
         { "cast", build_cast, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
@@ -384,7 +425,9 @@ TEST(grad_networks) {
     static const struct grad_case cases[] = {
         { "two_layers", build_network, 4, 2, { { 6, 6, 1, 1 }, { 6, 1, 1, 1 }, { 6, 5, 1, 1 }, { 6, 5, 1, 1 } }, -1, 1,
             0, 0.03125, 0 },
-        { "attention", build_attention, 3, 3, { { 4, 4, 1, 1 }, { 4, 4, 1, 1 }, { 4, 5, 1, 1 } }, -1, 1, 0, 0.0625, 0 },
+        { "heads", build_heads, 4, 3, { { 6, 16, 1, 1 }, { 6, 8, 1, 1 }, { 6, 3, 1, 1 }, { 3, 3, 1, 1 } }, -1, 1, 0,
+            0.03125, 0 },
+        { "attention", build_attention, 3, 3, { { 4, 4, 1, 1 }, { 4, 4, 1, 1 }, { 4, 5, 1, 1 } }, -1, 1, 0, 0.125, 0 },
     };
     RUN_CASES("grad_networks", cases);
 }
