@@ -1427,19 +1427,26 @@ struct gcuda_binary_args { // also of add1, silu_back
     struct gcuda_array a, b, y;
 };
 GCUDA_API struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_type type);
+GCUDA_API struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, enum gcuda_type type);
 GCUDA_API struct gcuda_tensor * gcuda_sub(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_sub_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_sub_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_mul(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_mul_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_mul_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_div(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
 
 // >>op:add1 -------------------------------------------------------------------------------------------
 // y[i] = a[i] + b[0]: b has one element. Types as in gcuda_add.
-GCUDA_API struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
 
 // >>op:add_id -----------------------------------------------------------------------------------------
 // A bias row per expert:  y[i, u, t] = a[i, u, t] + b[i, ids[u, t]].
@@ -1451,7 +1458,8 @@ GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, s
 struct gcuda_add_id_args {
     struct gcuda_array a, b, ids, y;
 };
-GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * ids);
+GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * ids);
 
 // >>op:unary ------------------------------------------------------------------------------------------
 // y = f(x), element by element; F32, F16 or BF16, computed in F32. S is the logistic function 1/(1+exp(-x)).
@@ -1493,9 +1501,12 @@ struct gcuda_unary_args {
     float p[5]; // op_params; [1..4]: alpha_n', alpha_p', beta, eps of XIELU
 };
 GCUDA_API const char * gcuda_unary_op_name(enum gcuda_unary_op op); // "GELU"; "invalid"
-GCUDA_API enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor); // of a UNARY node, else GCUDA_UNARY_OP_COUNT
-GCUDA_API struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op);
-GCUDA_API struct gcuda_tensor * gcuda_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op);
+// of a UNARY node, else GCUDA_UNARY_OP_COUNT
+GCUDA_API enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor);
+GCUDA_API struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    enum gcuda_unary_op op);
+GCUDA_API struct gcuda_tensor * gcuda_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    enum gcuda_unary_op op);
 GCUDA_API struct gcuda_tensor * gcuda_abs(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_abs_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_sgn(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -1539,7 +1550,8 @@ GCUDA_API struct gcuda_tensor * gcuda_trunc_inplace(struct gcuda_context * ctx, 
 
 // Huang, Schlag 2024, arXiv:2411.13010, with p = softplus(alpha_p) and n = beta + softplus(alpha_n):
 //   x > 0: p x^2 + beta x        else: n (expm1(min(x, eps)) - x) + beta x
-GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n, float alpha_p, float beta, float eps);
+GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n,
+    float alpha_p, float beta, float eps);
 
 // >>op:glu --------------------------------------------------------------------------------------------
 // Gated linear units, Shazeer 2020, arXiv:2002.05202:  y = f(x) g, with x and g the two halves of a's rows (swapped:
@@ -1565,8 +1577,10 @@ struct gcuda_glu_args {
     float alpha, limit; // SWIGLU_OAI
 };
 GCUDA_API const char * gcuda_glu_op_name(enum gcuda_glu_op op); // "SWIGLU"; "invalid"
-GCUDA_API enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor); // of a GLU node, else GCUDA_GLU_OP_COUNT
-GCUDA_API struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op, bool swapped);
+// of a GLU node, else GCUDA_GLU_OP_COUNT
+GCUDA_API enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor);
+GCUDA_API struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op,
+    bool swapped);
 GCUDA_API struct gcuda_tensor * gcuda_reglu(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_reglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_geglu(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -1577,13 +1591,20 @@ GCUDA_API struct gcuda_tensor * gcuda_geglu_erf(struct gcuda_context * ctx, stru
 GCUDA_API struct gcuda_tensor * gcuda_geglu_erf_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_geglu_quick(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_geglu_quick_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a);
-GCUDA_API struct gcuda_tensor * gcuda_glu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_glu_op op);
-GCUDA_API struct gcuda_tensor * gcuda_reglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_geglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_swiglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_geglu_erf_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_geglu_quick_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float alpha, float limit);
+GCUDA_API struct gcuda_tensor * gcuda_glu_split(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, enum gcuda_glu_op op);
+GCUDA_API struct gcuda_tensor * gcuda_reglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_swiglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_erf_split(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_geglu_quick_split(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, float alpha, float limit);
 
 // >>op:scale ------------------------------------------------------------------------------------------
 // y = s a + b, for F32, F16 or BF16; type and shape of a, contiguous; inplace: a view of a.
@@ -1594,14 +1615,16 @@ struct gcuda_map_args { // also of sqr, sqrt, sin, cos, log, clamp, leaky_relu
 GCUDA_API struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
 GCUDA_API struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s);
 GCUDA_API struct gcuda_tensor * gcuda_scale_bias(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b);
-GCUDA_API struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b);
+GCUDA_API struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s,
+    float b);
 
 // >>op:sqr --------------------------------------------------------------------------------------------
 // >>op:sqrt
 // >>op:sin
 // >>op:cos
 // >>op:log
-// Element by element, types and results as gcuda_scale. Roots and logarithms of negative numbers are NaN, log 0 is -inf.
+// Element by element, types and results as gcuda_scale. Roots and logarithms of negative numbers are NaN, log 0 is
+// -inf.
 GCUDA_API struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -1619,12 +1642,14 @@ GCUDA_API struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct g
 
 // >>op:leaky_relu -------------------------------------------------------------------------------------
 // max(a, 0) + negative_slope min(a, 0). Types and result as gcuda_scale.
-GCUDA_API struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a, float negative_slope, bool inplace);
+GCUDA_API struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    float negative_slope, bool inplace);
 
 // >>op:silu_back --------------------------------------------------------------------------------------
 // Derivative of gcuda_silu: a is the gradient of its result, b was its argument:  y = a S(b) (1 + b (1 - S(b))).
 // Equal shapes; F32, F16 or BF16; the result has the type of a.
-GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
 
 // >>op:norm -------------------------------------------------------------------------------------------
 // Each row to mean 0 and variance 1:  y = (x - m) / sqrt(v + eps), m = mean(x), v = mean((x - m)^2).
@@ -1661,7 +1686,8 @@ struct gcuda_rms_norm_back_args {
     struct gcuda_array dy, x, dx;
     float eps;
 };
-GCUDA_API struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float eps);
+GCUDA_API struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, float eps);
 
 // >>op:group_norm -------------------------------------------------------------------------------------
 // Mean 0 and variance 1 over groups of channels, for each image: Wu, He 2018, arXiv:1803.08494, without gain and bias.
@@ -1675,8 +1701,10 @@ struct gcuda_group_norm_args {
     int n_groups;
     float eps;
 };
-GCUDA_API struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps);
-GCUDA_API struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps);
+GCUDA_API struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups,
+    float eps);
+GCUDA_API struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    int n_groups, float eps);
 
 // >>op:sum --------------------------------------------------------------------------------------------
 // Sum of all elements of F32, F16 or BF16: one element of the type of a.
@@ -1708,7 +1736,8 @@ GCUDA_API struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct 
 struct gcuda_count_equal_args {
     struct gcuda_array a, b, y;
 };
-GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
 
 // >>op:argsort ----------------------------------------------------------------------------------------
 // The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. The order of equal
@@ -1718,7 +1747,8 @@ struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
     enum gcuda_sort_order order;
 };
-GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_sort_order order);
+GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    enum gcuda_sort_order order);
 // The first k of a descending argsort: a view [k, ne1, ne2, ne3].
 GCUDA_API struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor * a, int k);
 
@@ -1746,8 +1776,10 @@ struct gcuda_soft_max_args {
 };
 GCUDA_API struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_soft_max_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
-GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias);
-GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * mask, float scale, float max_bias);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * mask, float scale, float max_bias);
 GCUDA_API gcuda_status gcuda_soft_max_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
@@ -1757,8 +1789,10 @@ struct gcuda_soft_max_back_args {
     struct gcuda_array dy, y, dx;
     float scale;
 };
-GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias);
-GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, float scale, float max_bias);
+GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, float scale, float max_bias);
 
 // >>op:rope -------------------------------------------------------------------------------------------
 // >>op:rope_back
@@ -1791,19 +1825,39 @@ struct gcuda_rope_args {
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
     int sections[GCUDA_MROPE_SECTIONS];
 };
-GCUDA_API struct gcuda_tensor * gcuda_rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode);
-GCUDA_API struct gcuda_tensor * gcuda_rope_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode);
-GCUDA_API struct gcuda_tensor * gcuda_rope_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-GCUDA_API struct gcuda_tensor * gcuda_rope_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-GCUDA_API struct gcuda_tensor * gcuda_rope_multi(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-GCUDA_API struct gcuda_tensor * gcuda_rope_multi_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-GCUDA_API struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-GCUDA_API struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int n_dims, int mode);
+GCUDA_API struct gcuda_tensor * gcuda_rope_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int n_dims, int mode);
+GCUDA_API struct gcuda_tensor * gcuda_rope_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base,
+    float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base,
+    float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_multi(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
+    float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_multi_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
+    float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base,
+    float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
+    float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
 // As gcuda_rope_ext without factors; for code that still uses the old names.
-GCUDA_API struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow);
-// First and last pair of YaRN's ramp: below dims[0] angles are extrapolated, above dims[1] interpolated. May be infinite.
-GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow, float dims[2]);
+GCUDA_API struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
+    float attn_factor, float beta_fast, float beta_slow);
+GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
+    float attn_factor, float beta_fast, float beta_slow);
+// First and last pair of YaRN's ramp: below dims[0] angles are extrapolated, above dims[1] interpolated. May be
+// infinite.
+GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
+    float dims[2]);
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
 // Mean over the rows of  -sum_i b[i] ln(softmax(a)[i]).
@@ -1813,29 +1867,34 @@ GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_
 struct gcuda_cross_entropy_args { // also of its derivative
     struct gcuda_array logits, labels, grad, y; // grad: data is NULL for the loss itself
 };
-GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
 // Derivative by the logits:  y = (softmax(b) - c) a[0] / rows, with a the gradient of the loss, F32 [1]; b logits, c
 // labels, as above. Returns type and shape of b.
-GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
+GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 // One step of AdamW, Loshchilov & Hutter 2017, arXiv:1711.05101. Changes a, m and v where they are:
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   a = a (1 - alpha wd) - alpha (m beta1h) / (sqrt(v beta2h) + eps)
 //
-//   a        parameters (gcuda_set_param), F32, F16 or BF16; grad the same shape; m, v F32, zero before step 1; all contiguous
-//   adamw_params  F32 [7]: alpha, beta1, beta2, eps, wd, beta1h = 1/(1 - beta1^t), beta2h = 1/(1 - beta2^t) at step t >= 1
+//   a        parameters (gcuda_set_param); grad, m, v: the same shape, m and v zero before step 1; all F32, contiguous
+//   adamw_params  F32 [7]: alpha, beta1, beta2, eps, wd, and at step t >= 1 beta1h = 1/(1 - beta1^t),
+//            beta2h = 1/(1 - beta2^t)
 //   returns  a view of a
 struct gcuda_opt_step_args { // also of opt_step_sgd, which has no m and v
     struct gcuda_array a, grad, m, v, params;
 };
-GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params);
+GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params);
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
 // One step down the gradient, in place:  a = a (1 - alpha wd) - alpha grad. sgd_params: F32 [2], alpha and wd.
-GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
+GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
 
 // ---------------- end of ops-b ----------------
 
@@ -10767,14 +10826,16 @@ static gcuda_status gcudai_want_map(const struct gcuda_tensor * y) {
 }
 
 // A node that turned out to be wrong after it was made.
-static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct gcuda_tensor * y, const char * problem) {
+static struct gcuda_tensor * gcudai_op_refuse(struct gcuda_context * ctx, struct gcuda_tensor * y,
+    const char * problem) {
     gcudai_latch(ctx, gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "%s", problem));
     gcudai_object_pop(ctx, y);
     return NULL;
 }
 
 // >>op:add --------------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, bool inplace) {
+static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, bool inplace) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, op, src, 2)) {
         return NULL;
@@ -10782,10 +10843,15 @@ static struct gcuda_tensor * gcudai_binary(struct gcuda_context * ctx, enum gcud
     return gcudai_op_finish(ctx, gcudai_op_like(ctx, op, src[0], src, 2, inplace));
 }
 
-struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, false); }
-struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, true); }
+struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, false);
+}
+struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_ADD, a, b, true);
+}
 
-struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_type type) {
+struct gcuda_tensor * gcuda_add_cast(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    enum gcuda_type type) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_ADD, src, 2)) {
         return NULL;
@@ -10806,7 +10872,8 @@ static gcuda_status gcudai_want_quantized_sum(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, y->op == GCUDA_OP_ADD || y->op == GCUDA_OP_ADD1, "only add takes a quantized source");
     GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_F32));
-    GCUDAI_WANT(y, y->type == a->type || y->type == GCUDA_TYPE_F32, "result must be %s or f32", gcuda_type_name(a->type));
+    GCUDAI_WANT(y, y->type == a->type || y->type == GCUDA_TYPE_F32, "result must be %s or f32",
+        gcuda_type_name(a->type));
     GCUDAI_WANT(y, y->op == GCUDA_OP_ADD1 || gcuda_are_same_shape(a, b), "quantized: b must have the shape of a");
     GCUDAI_TRY(gcudai_want_rows(y, a));
     return gcudai_want_rows(y, y);
@@ -10829,7 +10896,8 @@ static gcuda_status gcudai_want_binary(const struct gcuda_tensor * y) {
 static gcuda_status gcudai_binary_can(const struct gcuda_tensor * y) {
     const struct gcuda_type_traits * a = gcuda_get_type_traits(y->src[0]->type);
     const struct gcuda_type_traits * t = gcuda_get_type_traits(y->type);
-    GCUDAI_CAN(y, a->to_float != NULL && t->from_float_ref != NULL, "%s cannot be quantized here; gcuda_add_cast gives f32", t->type_name);
+    GCUDAI_CAN(y, a->to_float != NULL && t->from_float_ref != NULL,
+        "%s cannot be quantized here; gcuda_add_cast gives f32", t->type_name);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -10907,36 +10975,55 @@ static void gcudai_binary_run(const union gcudai_args * args, const struct gcuda
 GCUDAI_BINARY(add, x + y)
 
 // >>op:sub --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sub(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, false); }
-struct gcuda_tensor * gcuda_sub_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, true); }
+struct gcuda_tensor * gcuda_sub(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, false);
+}
+struct gcuda_tensor * gcuda_sub_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_SUB, a, b, true);
+}
 static gcuda_status gcudai_sub_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
 GCUDAI_BINARY(sub, x - y)
 
 // >>op:mul --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_mul(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, false); }
-struct gcuda_tensor * gcuda_mul_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, true); }
+struct gcuda_tensor * gcuda_mul(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, false);
+}
+struct gcuda_tensor * gcuda_mul_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_MUL, a, b, true);
+}
 static gcuda_status gcudai_mul_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
 GCUDAI_BINARY(mul, x * y)
 
 // >>op:div --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_div(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, false); }
-struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, true); }
+struct gcuda_tensor * gcuda_div(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, false);
+}
+struct gcuda_tensor * gcuda_div_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_DIV, a, b, true);
+}
 static gcuda_status gcudai_div_check(const struct gcuda_tensor * y) { return gcudai_want_binary(y); }
 GCUDAI_BINARY(div, x / y)
 
 // >>op:add1 -------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, false); }
-struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, true); }
+struct gcuda_tensor * gcuda_add1(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, false);
+}
+struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_ADD1, a, b, true);
+}
 
 static gcuda_status gcudai_add1_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, gcuda_is_scalar(y->src[1]), "b must be one element");
     return gcudai_want_binary(y);
 }
 
-static void gcudai_add1_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_binary_run(args, t, gcudai_binary_add); }
+static void gcudai_add1_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_binary_run(args, t, gcudai_binary_add);
+}
 
 // >>op:add_id -----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * ids) {
+struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    struct gcuda_tensor * ids) {
     struct gcuda_tensor * src[] = { a, b, ids };
     if (!gcudai_op_begin(ctx, GCUDA_OP_ADD_ID, src, 3)) {
         return NULL;
@@ -10951,9 +11038,11 @@ static gcuda_status gcudai_add_id_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
     GCUDAI_TRY(gcudai_want_float(y, b));
     GCUDAI_TRY(gcudai_want_type(y, ids, GCUDA_TYPE_I32));
-    GCUDAI_WANT(y, gcuda_is_3d(a) && gcuda_is_matrix(b) && gcuda_is_matrix(ids), "want a of three dimensions, b and ids of two");
+    GCUDAI_WANT(y, gcuda_is_3d(a) && gcuda_is_matrix(b) && gcuda_is_matrix(ids),
+        "want a of three dimensions, b and ids of two");
     GCUDAI_WANT(y, a->ne[0] == b->ne[0], "rows of a and b differ in length");
-    GCUDAI_WANT(y, a->ne[1] == ids->ne[0] && a->ne[2] == ids->ne[1], "ids must be [%lld, %lld]", (long long) a->ne[1], (long long) a->ne[2]);
+    GCUDAI_WANT(y, a->ne[1] == ids->ne[0] && a->ne[2] == ids->ne[1], "ids must be [%lld, %lld]", (long long) a->ne[1],
+        (long long) a->ne[2]);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -11009,7 +11098,8 @@ static inline float gcudai_exp(float x) {
     const float r = (c - (float) n * 0.693359375f) + (float) n * 2.12194440054690583e-4f; // ln 2 in two parts
     const float tail = r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720 + r * (1.0f / 5040))));
     const float e = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + tail)));
-    const float y = e * gcudai_bits_f32((uint32_t) (half + 127) << 23) * gcudai_bits_f32((uint32_t) (n - half + 127) << 23);
+    const uint32_t two_a = (uint32_t) (half + 127) << 23, two_b = (uint32_t) (n - half + 127) << 23;
+    const float y = e * gcudai_bits_f32(two_a) * gcudai_bits_f32(two_b);
     return gcudai_select(size > 0x7f800000u, x, y); // NaN
 }
 
@@ -11021,14 +11111,16 @@ static inline float gcudai_sigmoid(float x) { // the exponential cannot overflow
 // Near 0 a quotient from tanh's continued fraction, where 1 - exp(-2x) would cancel.
 static inline float gcudai_tanh(float x) {
     const float x2 = x * x, e = gcudai_exp(-2.0f * fabsf(x));
-    const float small = x * (135135.0f + x2 * (17325.0f + x2 * (378.0f + x2))) / (135135.0f + x2 * (62370.0f + x2 * (3150.0f + x2 * 28.0f)));
+    const float above = x * (135135.0f + x2 * (17325.0f + x2 * (378.0f + x2)));
+    const float small = above / (135135.0f + x2 * (62370.0f + x2 * (3150.0f + x2 * 28.0f)));
     const uint32_t bits = gcudai_f32_bits(x), large = gcudai_f32_bits((1.0f - e) / (1.0f + e)) | (bits & 0x80000000u);
     return gcudai_select((bits & 0x7fffffffu) < 0x3f1a0000u, small, gcudai_bits_f32(large)); // below 0.6
 }
 
 static float gcudai_softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 static inline float gcudai_silu(float x) { return x * gcudai_sigmoid(x); }
-static float gcudai_gelu_erf(float x) { return 0.5f * x * erfcf(x * -0.70710678118654752f); } // no cancellation left of 0
+// no cancellation left of 0
+static float gcudai_gelu_erf(float x) { return 0.5f * x * erfcf(x * -0.70710678118654752f); }
 static inline float gcudai_gelu_quick(float x) { return x * gcudai_sigmoid(1.702f * x); }
 static float gcudai_relu(float x) { return x > 0.0f ? x : 0.0f; }
 static float gcudai_hardsigmoid(float x) {
@@ -11037,14 +11129,17 @@ static float gcudai_hardsigmoid(float x) {
 }
 
 // (1 + tanh(u)) / 2 is the logistic function of 2u: nothing cancels for negative x.
-static inline float gcudai_gelu(float x) { return x * gcudai_sigmoid(1.5957691216057307f * x * (1.0f + 0.044715f * x * x)); }
+static inline float gcudai_gelu(float x) {
+    return x * gcudai_sigmoid(1.5957691216057307f * x * (1.0f + 0.044715f * x * x));
+}
 
 // p: op_params
 static float gcudai_xielu(float x, const float * p) {
     return x > 0.0f ? p[2] * x * x + p[3] * x : (expm1f(x < p[4] ? x : p[4]) - x) * p[1] + p[3] * x;
 }
 
-typedef void (*gcudai_map_fn)(float * GCUDAI_RESTRICT v, int64_t n, const float * GCUDAI_RESTRICT p); // v[i] = f(v[i]), n rounded up to whole steps
+// v[i] = f(v[i]), n rounded up to whole steps
+typedef void (*gcudai_map_fn)(float * GCUDAI_RESTRICT v, int64_t n, const float * GCUDAI_RESTRICT p);
 
 #define GCUDAI_MAP(name, expr)                                                                                  \
     static void gcudai_map_##name(float * GCUDAI_RESTRICT v, int64_t n, const float * GCUDAI_RESTRICT p) {      \
@@ -11079,7 +11174,8 @@ GCUDAI_MAP(trunc, truncf(x))
 
 static const gcudai_map_fn gcudai_unary_fns[GCUDA_UNARY_OP_COUNT] = { // in the order of GCUDA_UNARY_OPS
     gcudai_map_abs, gcudai_map_sgn, gcudai_map_neg, gcudai_map_step, gcudai_map_tanh, gcudai_map_elu, gcudai_map_relu,
-    gcudai_map_sigmoid, gcudai_map_gelu, gcudai_map_gelu_quick, gcudai_map_silu, gcudai_map_hardswish, gcudai_map_hardsigmoid,
+    gcudai_map_sigmoid, gcudai_map_gelu, gcudai_map_gelu_quick, gcudai_map_silu, gcudai_map_hardswish,
+    gcudai_map_hardsigmoid,
     gcudai_map_exp, gcudai_map_expm1, gcudai_map_softplus, gcudai_map_gelu_erf, gcudai_map_xielu, gcudai_map_floor,
     gcudai_map_ceil, gcudai_map_round, gcudai_map_trunc
 };
@@ -11099,7 +11195,8 @@ enum gcuda_unary_op gcuda_get_unary_op(const struct gcuda_tensor * tensor) {
     return op >= 0 && op < (int) GCUDA_UNARY_OP_COUNT ? (enum gcuda_unary_op) op : GCUDA_UNARY_OP_COUNT;
 }
 
-static struct gcuda_tensor * gcudai_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op, bool inplace) {
+static struct gcuda_tensor * gcudai_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op,
+    bool inplace) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_UNARY, src, 1)) {
         return NULL;
@@ -11109,50 +11206,46 @@ static struct gcuda_tensor * gcudai_unary(struct gcuda_context * ctx, struct gcu
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) { return gcudai_unary(ctx, a, op, false); }
-struct gcuda_tensor * gcuda_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) { return gcudai_unary(ctx, a, op, true); }
-struct gcuda_tensor * gcuda_abs(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ABS, false); }
-struct gcuda_tensor * gcuda_abs_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ABS, true); }
-struct gcuda_tensor * gcuda_sgn(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SGN, false); }
-struct gcuda_tensor * gcuda_sgn_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SGN, true); }
-struct gcuda_tensor * gcuda_neg(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_NEG, false); }
-struct gcuda_tensor * gcuda_neg_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_NEG, true); }
-struct gcuda_tensor * gcuda_step(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_STEP, false); }
-struct gcuda_tensor * gcuda_step_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_STEP, true); }
-struct gcuda_tensor * gcuda_tanh(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TANH, false); }
-struct gcuda_tensor * gcuda_tanh_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TANH, true); }
-struct gcuda_tensor * gcuda_elu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ELU, false); }
-struct gcuda_tensor * gcuda_elu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ELU, true); }
-struct gcuda_tensor * gcuda_relu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_RELU, false); }
-struct gcuda_tensor * gcuda_relu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_RELU, true); }
-struct gcuda_tensor * gcuda_sigmoid(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SIGMOID, false); }
-struct gcuda_tensor * gcuda_sigmoid_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SIGMOID, true); }
-struct gcuda_tensor * gcuda_gelu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU, false); }
-struct gcuda_tensor * gcuda_gelu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU, true); }
-struct gcuda_tensor * gcuda_gelu_erf(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_ERF, false); }
-struct gcuda_tensor * gcuda_gelu_erf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_ERF, true); }
-struct gcuda_tensor * gcuda_gelu_quick(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_QUICK, false); }
-struct gcuda_tensor * gcuda_gelu_quick_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_GELU_QUICK, true); }
-struct gcuda_tensor * gcuda_silu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SILU, false); }
-struct gcuda_tensor * gcuda_silu_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SILU, true); }
-struct gcuda_tensor * gcuda_hardswish(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_HARDSWISH, false); }
-struct gcuda_tensor * gcuda_hardsigmoid(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_HARDSIGMOID, false); }
-struct gcuda_tensor * gcuda_exp(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXP, false); }
-struct gcuda_tensor * gcuda_exp_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXP, true); }
-struct gcuda_tensor * gcuda_expm1(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXPM1, false); }
-struct gcuda_tensor * gcuda_expm1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_EXPM1, true); }
-struct gcuda_tensor * gcuda_softplus(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SOFTPLUS, false); }
-struct gcuda_tensor * gcuda_softplus_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_SOFTPLUS, true); }
-struct gcuda_tensor * gcuda_floor(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_FLOOR, false); }
-struct gcuda_tensor * gcuda_floor_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_FLOOR, true); }
-struct gcuda_tensor * gcuda_ceil(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_CEIL, false); }
-struct gcuda_tensor * gcuda_ceil_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_CEIL, true); }
-struct gcuda_tensor * gcuda_round(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ROUND, false); }
-struct gcuda_tensor * gcuda_round_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_ROUND, true); }
-struct gcuda_tensor * gcuda_trunc(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TRUNC, false); }
-struct gcuda_tensor * gcuda_trunc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_unary(ctx, a, GCUDA_UNARY_OP_TRUNC, true); }
+struct gcuda_tensor * gcuda_unary(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) {
+    return gcudai_unary(ctx, a, op, false);
+}
+struct gcuda_tensor * gcuda_unary_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_unary_op op) {
+    return gcudai_unary(ctx, a, op, true);
+}
 
-struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n, float alpha_p, float beta, float eps) {
+#define GCUDAI_UNARY(name, ID)                                                                \
+    struct gcuda_tensor * gcuda_##name(struct gcuda_context * ctx, struct gcuda_tensor * a) { \
+        return gcudai_unary(ctx, a, GCUDA_UNARY_OP_##ID, false);                              \
+    }
+#define GCUDAI_UNARY_BOTH(name, ID)                                                                     \
+    GCUDAI_UNARY(name, ID)                                                                              \
+    struct gcuda_tensor * gcuda_##name##_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { \
+        return gcudai_unary(ctx, a, GCUDA_UNARY_OP_##ID, true);                                         \
+    }
+GCUDAI_UNARY_BOTH(abs, ABS)
+GCUDAI_UNARY_BOTH(sgn, SGN)
+GCUDAI_UNARY_BOTH(neg, NEG)
+GCUDAI_UNARY_BOTH(step, STEP)
+GCUDAI_UNARY_BOTH(tanh, TANH)
+GCUDAI_UNARY_BOTH(elu, ELU)
+GCUDAI_UNARY_BOTH(relu, RELU)
+GCUDAI_UNARY_BOTH(sigmoid, SIGMOID)
+GCUDAI_UNARY_BOTH(gelu, GELU)
+GCUDAI_UNARY_BOTH(gelu_erf, GELU_ERF)
+GCUDAI_UNARY_BOTH(gelu_quick, GELU_QUICK)
+GCUDAI_UNARY_BOTH(silu, SILU)
+GCUDAI_UNARY_BOTH(exp, EXP)
+GCUDAI_UNARY_BOTH(expm1, EXPM1)
+GCUDAI_UNARY_BOTH(softplus, SOFTPLUS)
+GCUDAI_UNARY_BOTH(floor, FLOOR)
+GCUDAI_UNARY_BOTH(ceil, CEIL)
+GCUDAI_UNARY_BOTH(round, ROUND)
+GCUDAI_UNARY_BOTH(trunc, TRUNC)
+GCUDAI_UNARY(hardswish, HARDSWISH)
+GCUDAI_UNARY(hardsigmoid, HARDSIGMOID)
+
+struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tensor * a, float alpha_n, float alpha_p,
+    float beta, float eps) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_UNARY, src, 1)) {
         return NULL;
@@ -11167,7 +11260,8 @@ struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct gcuda_tenso
 }
 
 static gcuda_status gcudai_unary_check(const struct gcuda_tensor * y) {
-    GCUDAI_WANT(y, gcuda_get_unary_op(y) != GCUDA_UNARY_OP_COUNT, "unary operation %d does not exist", (int) gcudai_param_i32(y, 0));
+    GCUDAI_WANT(y, gcuda_get_unary_op(y) != GCUDA_UNARY_OP_COUNT, "unary operation %d does not exist",
+        (int) gcudai_param_i32(y, 0));
     return gcudai_want_map(y);
 }
 
@@ -11186,7 +11280,8 @@ static void gcudai_unary_args(const struct gcuda_tensor * y, union gcudai_args *
     }
 }
 
-static void gcudai_map_run(const struct gcuda_array * x, const struct gcuda_array * y, const float * p, const struct gcudai_task * t, gcudai_map_fn fn) {
+static void gcudai_map_run(const struct gcuda_array * x, const struct gcuda_array * y, const float * p,
+    const struct gcudai_task * t, gcudai_map_fn fn) {
     float v[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_segment piece = gcudai_segment_at(y, item);
@@ -11214,7 +11309,11 @@ static void gcudai_unary_work(const struct gcuda_tensor * y, struct gcudai_work 
 
 // Name of the sub-operation of a UNARY or GLU node, NULL for others.
 static const char * gcudai_sub_op_name(const struct gcuda_tensor * y) {
-    return y->op == GCUDA_OP_UNARY ? gcuda_unary_op_name(gcuda_get_unary_op(y)) : y->op == GCUDA_OP_GLU ? gcuda_glu_op_name(gcuda_get_glu_op(y)) : NULL;
+    switch (y->op) {
+        case GCUDA_OP_UNARY: return gcuda_unary_op_name(gcuda_get_unary_op(y));
+        case GCUDA_OP_GLU: return gcuda_glu_op_name(gcuda_get_glu_op(y));
+        default: return NULL;
+    }
 }
 
 // >>op:glu --------------------------------------------------------------------------------------------
@@ -11229,17 +11328,20 @@ enum gcuda_glu_op gcuda_get_glu_op(const struct gcuda_tensor * tensor) {
 }
 
 // b == NULL: the halves of a
-static struct gcuda_tensor * gcudai_glu_node(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, bool swapped, enum gcuda_glu_op op) {
+static struct gcuda_tensor * gcudai_glu_node(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, bool swapped, enum gcuda_glu_op op) {
     struct gcuda_tensor * src[] = { a, b };
     const int64_t ne[GCUDA_MAX_DIMS] = { b ? a->ne[0] : a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3] };
-    const enum gcuda_type type = gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32; // the check refuses others, and says why
+    // the check refuses others, and says why
+    const enum gcuda_type type = gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32;
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_GLU, type, ne, src, 2);
     gcudai_set_param_i32(y, 0, (int32_t) op);
     gcudai_set_param_i32(y, 1, swapped ? 1 : 0);
     return y;
 }
 
-struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op, bool swapped) {
+struct gcuda_tensor * gcuda_glu(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_glu_op op,
+    bool swapped) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_GLU, src, 1)) {
         return NULL;
@@ -11259,11 +11361,13 @@ static bool gcudai_glu_begin(struct gcuda_context * ctx, struct gcuda_tensor * a
     return b != NULL;
 }
 
-struct gcuda_tensor * gcuda_glu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_glu_op op) {
+struct gcuda_tensor * gcuda_glu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    enum gcuda_glu_op op) {
     return gcudai_glu_begin(ctx, a, b) ? gcudai_op_finish(ctx, gcudai_glu_node(ctx, a, b, false, op)) : NULL;
 }
 
-struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float alpha, float limit) {
+struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    float alpha, float limit) {
     if (!gcudai_glu_begin(ctx, a, b)) {
         return NULL;
     }
@@ -11273,26 +11377,28 @@ struct gcuda_tensor * gcuda_swiglu_oai(struct gcuda_context * ctx, struct gcuda_
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_reglu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_REGLU, false); }
-struct gcuda_tensor * gcuda_reglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_REGLU, true); }
-struct gcuda_tensor * gcuda_reglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_REGLU); }
-struct gcuda_tensor * gcuda_geglu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU, false); }
-struct gcuda_tensor * gcuda_geglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU, true); }
-struct gcuda_tensor * gcuda_geglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_GEGLU); }
-struct gcuda_tensor * gcuda_swiglu(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_SWIGLU, false); }
-struct gcuda_tensor * gcuda_swiglu_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_SWIGLU, true); }
-struct gcuda_tensor * gcuda_swiglu_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_SWIGLU); }
-struct gcuda_tensor * gcuda_geglu_erf(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_ERF, false); }
-struct gcuda_tensor * gcuda_geglu_erf_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_ERF, true); }
-struct gcuda_tensor * gcuda_geglu_erf_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_GEGLU_ERF); }
-struct gcuda_tensor * gcuda_geglu_quick(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_QUICK, false); }
-struct gcuda_tensor * gcuda_geglu_quick_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_glu(ctx, a, GCUDA_GLU_OP_GEGLU_QUICK, true); }
-struct gcuda_tensor * gcuda_geglu_quick_split(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_GEGLU_QUICK); }
+#define GCUDAI_GLU_FORMS(name, ID)                                                                      \
+    struct gcuda_tensor * gcuda_##name(struct gcuda_context * ctx, struct gcuda_tensor * a) {           \
+        return gcuda_glu(ctx, a, GCUDA_GLU_OP_##ID, false);                                             \
+    }                                                                                                   \
+    struct gcuda_tensor * gcuda_##name##_swapped(struct gcuda_context * ctx, struct gcuda_tensor * a) { \
+        return gcuda_glu(ctx, a, GCUDA_GLU_OP_##ID, true);                                              \
+    }                                                                                                   \
+    struct gcuda_tensor * gcuda_##name##_split(struct gcuda_context * ctx, struct gcuda_tensor * a,     \
+        struct gcuda_tensor * b) {                                                                      \
+        return gcuda_glu_split(ctx, a, b, GCUDA_GLU_OP_##ID);                                           \
+    }
+GCUDAI_GLU_FORMS(reglu, REGLU)
+GCUDAI_GLU_FORMS(geglu, GEGLU)
+GCUDAI_GLU_FORMS(swiglu, SWIGLU)
+GCUDAI_GLU_FORMS(geglu_erf, GEGLU_ERF)
+GCUDAI_GLU_FORMS(geglu_quick, GEGLU_QUICK)
 
 static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_WANT(y, gcuda_get_glu_op(y) != GCUDA_GLU_OP_COUNT, "GLU operation %d does not exist", (int) gcudai_param_i32(y, 0));
+    GCUDAI_WANT(y, gcuda_get_glu_op(y) != GCUDA_GLU_OP_COUNT, "GLU operation %d does not exist",
+        (int) gcudai_param_i32(y, 0));
     GCUDAI_TRY(gcudai_want_float(y, a));
     GCUDAI_TRY(gcudai_want_rows(y, a));
     GCUDAI_TRY(gcudai_want_type(y, y, a->type));
@@ -11325,15 +11431,17 @@ static inline float gcudai_swiglu_oai(float x, float g, float alpha, float limit
     return a * gcudai_sigmoid(alpha * a) * (b + 1.0f);
 }
 
-typedef void (*gcudai_glu_fn)(float * GCUDAI_RESTRICT v, const float * GCUDAI_RESTRICT w, int64_t n, const struct gcuda_glu_args * p);
+typedef void (*gcudai_glu_fn)(float * GCUDAI_RESTRICT v, const float * GCUDAI_RESTRICT w, int64_t n,
+    const struct gcuda_glu_args * p);
 
-#define GCUDAI_GLU(name, expr)                                                                                                                       \
-    static void gcudai_glu_##name(float * GCUDAI_RESTRICT v, const float * GCUDAI_RESTRICT w, int64_t n, const struct gcuda_glu_args * p) {  \
-        (void) p;                                                                                                                            \
-        GCUDAI_FOR_STEPS(i, n) {                                                                                                             \
-            const float x = v[i], g = w[i];                                                                                                  \
-            v[i] = (expr);                                                                                                                   \
-        }                                                                                                                                    \
+#define GCUDAI_GLU(name, expr)                                                                           \
+    static void gcudai_glu_##name(float * GCUDAI_RESTRICT v, const float * GCUDAI_RESTRICT w, int64_t n, \
+        const struct gcuda_glu_args * p) {                                                               \
+        (void) p;                                                                                        \
+        GCUDAI_FOR_STEPS(i, n) {                                                                         \
+            const float x = v[i], g = w[i];                                                              \
+            v[i] = (expr);                                                                               \
+        }                                                                                                \
     }
 GCUDAI_GLU(reglu, x > 0.0f ? x * g : 0.0f)
 GCUDAI_GLU(geglu, gcudai_gelu(x) * g)
@@ -11343,7 +11451,8 @@ GCUDAI_GLU(geglu_erf, gcudai_gelu_erf(x) * g)
 GCUDAI_GLU(geglu_quick, gcudai_gelu_quick(x) * g)
 
 static const gcudai_glu_fn gcudai_glu_fns[GCUDA_GLU_OP_COUNT] = { // in the order of enum gcuda_glu_op
-    gcudai_glu_reglu, gcudai_glu_geglu, gcudai_glu_swiglu, gcudai_glu_swiglu_oai, gcudai_glu_geglu_erf, gcudai_glu_geglu_quick
+    gcudai_glu_reglu, gcudai_glu_geglu, gcudai_glu_swiglu, gcudai_glu_swiglu_oai, gcudai_glu_geglu_erf,
+    gcudai_glu_geglu_quick
 };
 
 static void gcudai_glu_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
@@ -11363,7 +11472,8 @@ static void gcudai_glu_cpu(const union gcudai_args * args, const struct gcudai_t
 
 // >>op:scale ------------------------------------------------------------------------------------------
 // An element-wise operation with one source and up to two numbers
-static struct gcuda_tensor * gcudai_map(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, float p0, float p1, bool inplace) {
+static struct gcuda_tensor * gcudai_map(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, float p0,
+    float p1, bool inplace) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, op, src, 1)) {
         return NULL;
@@ -11374,10 +11484,18 @@ static struct gcuda_tensor * gcudai_map(struct gcuda_context * ctx, enum gcuda_o
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, false); }
-struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, true); }
-struct gcuda_tensor * gcuda_scale_bias(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, false); }
-struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) { return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, true); }
+struct gcuda_tensor * gcuda_scale(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) {
+    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, false);
+}
+struct gcuda_tensor * gcuda_scale_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s) {
+    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, 0.0f, true);
+}
+struct gcuda_tensor * gcuda_scale_bias(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) {
+    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, false);
+}
+struct gcuda_tensor * gcuda_scale_bias_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float s, float b) {
+    return gcudai_map(ctx, GCUDA_OP_SCALE, a, s, b, true);
+}
 
 static gcuda_status gcudai_scale_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 
@@ -11395,37 +11513,59 @@ static void gcudai_map_args(const struct gcuda_tensor * y, union gcudai_args * a
 GCUDAI_MAP_OP(scale, p[0] * x + p[1])
 
 // >>op:sqr --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, false); }
-struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, true); }
+struct gcuda_tensor * gcuda_sqr(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, false);
+}
+struct gcuda_tensor * gcuda_sqr_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_SQR, a, 0.0f, 0.0f, true);
+}
 static gcuda_status gcudai_sqr_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(sqr, x * x)
 
 // >>op:sqrt -------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, false); }
-struct gcuda_tensor * gcuda_sqrt_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, true); }
+struct gcuda_tensor * gcuda_sqrt(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, false);
+}
+struct gcuda_tensor * gcuda_sqrt_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_SQRT, a, 0.0f, 0.0f, true);
+}
 static gcuda_status gcudai_sqrt_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(sqrt, sqrtf(x))
 
 // >>op:sin --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_sin(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, false); }
-struct gcuda_tensor * gcuda_sin_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, true); }
+struct gcuda_tensor * gcuda_sin(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, false);
+}
+struct gcuda_tensor * gcuda_sin_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_SIN, a, 0.0f, 0.0f, true);
+}
 static gcuda_status gcudai_sin_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(sin, sinf(x))
 
 // >>op:cos --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_cos(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, false); }
-struct gcuda_tensor * gcuda_cos_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, true); }
+struct gcuda_tensor * gcuda_cos(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, false);
+}
+struct gcuda_tensor * gcuda_cos_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_COS, a, 0.0f, 0.0f, true);
+}
 static gcuda_status gcudai_cos_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(cos, cosf(x))
 
 // >>op:log --------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, false); }
-struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, true); }
+struct gcuda_tensor * gcuda_log(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, false);
+}
+struct gcuda_tensor * gcuda_log_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_map(ctx, GCUDA_OP_LOG, a, 0.0f, 0.0f, true);
+}
 static gcuda_status gcudai_log_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(log, logf(x))
 
 // >>op:clamp ------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tensor * a, float min, float max) { return gcudai_map(ctx, GCUDA_OP_CLAMP, a, min, max, true); }
+struct gcuda_tensor * gcuda_clamp(struct gcuda_context * ctx, struct gcuda_tensor * a, float min, float max) {
+    return gcudai_map(ctx, GCUDA_OP_CLAMP, a, min, max, true);
+}
 
 static gcuda_status gcudai_clamp_check(const struct gcuda_tensor * y) {
     const float min = gcudai_param_f32(y, 0), max = gcudai_param_f32(y, 1);
@@ -11436,14 +11576,17 @@ static gcuda_status gcudai_clamp_check(const struct gcuda_tensor * y) {
 GCUDAI_MAP_OP(clamp, x < p[0] ? p[0] : x > p[1] ? p[1] : x)
 
 // >>op:leaky_relu -------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a, float negative_slope, bool inplace) {
+struct gcuda_tensor * gcuda_leaky_relu(struct gcuda_context * ctx, struct gcuda_tensor * a, float negative_slope,
+    bool inplace) {
     return gcudai_map(ctx, GCUDA_OP_LEAKY_RELU, a, negative_slope, 0.0f, inplace);
 }
 static gcuda_status gcudai_leaky_relu_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
 GCUDAI_MAP_OP(leaky_relu, x > 0.0f ? x : p[0] * x)
 
 // >>op:silu_back --------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { return gcudai_binary(ctx, GCUDA_OP_SILU_BACK, a, b, false); }
+struct gcuda_tensor * gcuda_silu_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcudai_binary(ctx, GCUDA_OP_SILU_BACK, a, b, false);
+}
 
 static gcuda_status gcudai_silu_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_map(y));
@@ -11472,7 +11615,8 @@ typedef void (*gcudai_span_fn)(const union gcudai_args * args, const struct gcud
 
 static int64_t gcudai_n_parts(int64_t len, int64_t span) { return len <= span ? 1 : (len - 1) / span + 1; }
 
-static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len, int64_t span, int n_phases, double item_cost) {
+static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len, int64_t span, int n_phases,
+    double item_cost) {
     const int64_t n_parts = gcudai_n_parts(len, span);
     const size_t slots_bytes = (size_t) n_parts * GCUDAI_N_SLOTS * sizeof(double);
     w->n_phases = n_parts == 1 ? 1 : n_phases;
@@ -11485,7 +11629,8 @@ static void gcudai_spans_of(struct gcudai_work * w, int64_t n_rows, int64_t len,
     }
 }
 
-static void gcudai_spans_run(const union gcudai_args * args, const struct gcudai_task * t, int64_t len, int64_t span, int n_phases, gcudai_span_fn fn) {
+static void gcudai_spans_run(const union gcudai_args * args, const struct gcudai_task * t, int64_t len, int64_t span,
+    int n_phases, gcudai_span_fn fn) {
     const int64_t n_parts = gcudai_n_parts(len, span);
     double own[GCUDAI_N_SLOTS];
     struct gcudai_span s;
@@ -11502,7 +11647,9 @@ static void gcudai_spans_run(const union gcudai_args * args, const struct gcudai
     }
 }
 
-static void gcudai_slot_set(const struct gcudai_span * s, int slot, double v) { s->slots[slot * s->n_parts + s->part] = v; }
+static void gcudai_slot_set(const struct gcudai_span * s, int slot, double v) {
+    s->slots[slot * s->n_parts + s->part] = v;
+}
 
 // In the order of the parts, so the same for any number of threads.
 static double gcudai_slot_sum(const struct gcudai_span * s, int slot) {
@@ -11553,7 +11700,8 @@ static double gcudai_sum_powers(const float * v, int64_t n, double shift, int po
     return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
 }
 
-static double gcudai_sum_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift, int power) {
+static double gcudai_sum_span(const struct gcuda_array * x, const char * row, int64_t i0, int64_t i1, double shift,
+    int power) {
     float buf[GCUDAI_PIECE];
     double sum = 0.0;
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
@@ -11564,7 +11712,8 @@ static double gcudai_sum_span(const struct gcuda_array * x, const char * row, in
     return sum;
 }
 
-static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, const struct gcuda_array * b, const char * row_b, int64_t i0, int64_t i1) {
+static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, const struct gcuda_array * b,
+    const char * row_b, int64_t i0, int64_t i1) {
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
     double acc[GCUDAI_STEP] = { 0.0 };
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
@@ -11581,7 +11730,8 @@ static double gcudai_dot_span(const struct gcuda_array * a, const char * row_a, 
 }
 
 // y = (x - shift) * scale
-static void gcudai_affine_span(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_span * s, int64_t row, double shift, double scale) {
+static void gcudai_affine_span(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_span * s,
+    int64_t row, double shift, double scale) {
     const char * from = gcudai_row(x, row);
     char * to = gcudai_row(y, row);
     float buf[GCUDAI_PIECE];
@@ -11596,12 +11746,17 @@ static void gcudai_affine_span(const struct gcuda_array * x, const struct gcuda_
 }
 
 // >>op:norm -------------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_norm(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, float eps, bool inplace) {
+static struct gcuda_tensor * gcudai_norm(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    float eps, bool inplace) {
     return gcudai_map(ctx, op, a, eps, 0.0f, inplace);
 }
 
-struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, false); }
-struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, true); }
+struct gcuda_tensor * gcuda_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
+    return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, false);
+}
+struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
+    return gcudai_norm(ctx, GCUDA_OP_NORM, a, eps, true);
+}
 
 static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
     GCUDAI_TRY(gcudai_want_map(y));
@@ -11611,7 +11766,9 @@ static gcuda_status gcudai_want_norm(const struct gcuda_tensor * y, float eps) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_norm_check(const struct gcuda_tensor * y) { return gcudai_want_norm(y, gcudai_param_f32(y, 0)); }
+static gcuda_status gcudai_norm_check(const struct gcuda_tensor * y) {
+    return gcudai_want_norm(y, gcudai_param_f32(y, 0));
+}
 
 static void gcudai_norm_args(const struct gcuda_tensor * y, union gcudai_args * args) {
     args->norm.x = gcudai_array(y->src[0]);
@@ -11635,8 +11792,12 @@ static void gcudai_norm_cpu(const union gcudai_args * args, const struct gcudai_
 }
 
 // >>op:rms_norm ---------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, false); }
-struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, true); }
+struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
+    return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, false);
+}
+struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
+    return gcudai_norm(ctx, GCUDA_OP_RMS_NORM, a, eps, true);
+}
 
 static gcuda_status gcudai_rms_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
@@ -11647,7 +11808,8 @@ static void gcudai_rms_norm_span(const union gcudai_args * args, const struct gc
         gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 2));
         return;
     }
-    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0, 1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
+    gcudai_affine_span(&p->x, &p->y, s, s->row, 0.0,
+        1.0 / sqrt(gcudai_slot_sum(s, 0) / (double) p->x.ne[0] + (double) p->eps));
 }
 
 static void gcudai_rms_norm_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
@@ -11655,8 +11817,12 @@ static void gcudai_rms_norm_cpu(const union gcudai_args * args, const struct gcu
 }
 
 // >>op:l2_norm ----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, false); }
-struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) { return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, true); }
+struct gcuda_tensor * gcuda_l2_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
+    return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, false);
+}
+struct gcuda_tensor * gcuda_l2_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps) {
+    return gcudai_norm(ctx, GCUDA_OP_L2_NORM, a, eps, true);
+}
 
 static gcuda_status gcudai_l2_norm_check(const struct gcuda_tensor * y) { return gcudai_norm_check(y); }
 
@@ -11675,7 +11841,8 @@ static void gcudai_l2_norm_cpu(const union gcudai_args * args, const struct gcud
 }
 
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float eps) {
+struct gcuda_tensor * gcuda_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    float eps) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_RMS_NORM_BACK, src, 2)) {
         return NULL;
@@ -11701,7 +11868,8 @@ static void gcudai_rms_norm_back_args(const struct gcuda_tensor * y, union gcuda
 }
 
 // dx = (dy - x k) scale
-static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p, const struct gcudai_span * s, double k, double scale) {
+static void gcudai_rms_norm_back_write(const struct gcuda_rms_norm_back_args * p, const struct gcudai_span * s,
+    double k, double scale) {
     float dy[GCUDAI_PIECE], x[GCUDAI_PIECE];
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
@@ -11731,7 +11899,8 @@ static void gcudai_rms_norm_back_cpu(const union gcudai_args * args, const struc
 }
 
 // >>op:group_norm -------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps, bool inplace) {
+static struct gcuda_tensor * gcudai_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups,
+    float eps, bool inplace) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_GROUP_NORM, src, 1)) {
         return NULL;
@@ -11742,8 +11911,13 @@ static struct gcuda_tensor * gcudai_group_norm(struct gcuda_context * ctx, struc
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps) { return gcudai_group_norm(ctx, a, n_groups, eps, false); }
-struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps) { return gcudai_group_norm(ctx, a, n_groups, eps, true); }
+struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups, float eps) {
+    return gcudai_group_norm(ctx, a, n_groups, eps, false);
+}
+struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups,
+    float eps) {
+    return gcudai_group_norm(ctx, a, n_groups, eps, true);
+}
 
 static gcuda_status gcudai_group_norm_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, gcudai_param_i32(y, 0) >= 1, "n_groups is %d, want at least 1", (int) gcudai_param_i32(y, 0));
@@ -11775,7 +11949,8 @@ static struct gcudai_groups gcudai_groups_of(const int64_t * ne, int n_groups) {
 static void gcudai_group_norm_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const struct gcudai_groups g = gcudai_groups_of(y->ne, gcudai_param_i32(y, 0));
     const double n_rows = (double) GCUDAI_MIN(g.rows, g.rows_per_part);
-    gcudai_spans_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3, 40.0 + n_rows * (20.0 + 6.0 * (double) y->ne[0]));
+    gcudai_spans_of(w, g.per_image * y->ne[3], g.rows, g.rows_per_part, 3,
+        40.0 + n_rows * (20.0 + 6.0 * (double) y->ne[0]));
 }
 
 static void gcudai_group_norm_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
@@ -11848,7 +12023,8 @@ static struct gcudai_segment gcudai_total_part(const struct gcudai_total * a, in
 }
 
 // A reduction: one node from one source.
-static struct gcuda_tensor * gcudai_reduce(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+static struct gcuda_tensor * gcudai_reduce(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     struct gcuda_tensor * src[] = { a };
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, op, type, ne, src, 1));
@@ -11904,7 +12080,10 @@ static void gcudai_sum_cpu(const union gcudai_args * args, const struct gcudai_t
 
 // >>op:sum_rows ---------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_reduce_begin(ctx, GCUDA_OP_SUM_ROWS, a) ? gcudai_reduce(ctx, GCUDA_OP_SUM_ROWS, a, a->type, 1, a->ne[1], a->ne[2], a->ne[3]) : NULL;
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_SUM_ROWS, a)) {
+        return NULL;
+    }
+    return gcudai_reduce(ctx, GCUDA_OP_SUM_ROWS, a, a->type, 1, a->ne[1], a->ne[2], a->ne[3]);
 }
 
 static gcuda_status gcudai_want_row_sums(const struct gcuda_tensor * y, enum gcuda_type type) {
@@ -11919,9 +12098,12 @@ static void gcudai_reduce_args(const struct gcuda_tensor * y, union gcudai_args 
     args->reduce.y = gcudai_array(y);
 }
 
-static gcuda_status gcudai_sum_rows_check(const struct gcuda_tensor * y) { return gcudai_want_row_sums(y, y->src[0]->type); }
+static gcuda_status gcudai_sum_rows_check(const struct gcuda_tensor * y) {
+    return gcudai_want_row_sums(y, y->src[0]->type);
+}
 
-static void gcudai_row_sums_span(const struct gcuda_reduce_args * p, const struct gcudai_span * s, int phase, double divisor) {
+static void gcudai_row_sums_span(const struct gcuda_reduce_args * p, const struct gcudai_span * s, int phase,
+    double divisor) {
     if (phase == 0) {
         gcudai_slot_set(s, 0, gcudai_sum_span(&p->x, gcudai_row(&p->x, s->row), s->i0, s->i1, 0.0, 1));
     } else if (s->part == 0) {
@@ -11929,14 +12111,19 @@ static void gcudai_row_sums_span(const struct gcuda_reduce_args * p, const struc
     }
 }
 
-static void gcudai_sum_rows_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) { gcudai_row_sums_span(&args->reduce, s, phase, 1.0); }
+static void gcudai_sum_rows_span(const union gcudai_args * args, const struct gcudai_span * s, int phase) {
+    gcudai_row_sums_span(&args->reduce, s, phase, 1.0);
+}
 static void gcudai_sum_rows_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     gcudai_spans_run(args, t, args->reduce.x.ne[0], GCUDAI_SPAN, 2, gcudai_sum_rows_span);
 }
 
 // >>op:mean -------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_reduce_begin(ctx, GCUDA_OP_MEAN, a) ? gcudai_reduce(ctx, GCUDA_OP_MEAN, a, GCUDA_TYPE_F32, 1, a->ne[1], a->ne[2], a->ne[3]) : NULL;
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_MEAN, a)) {
+        return NULL;
+    }
+    return gcudai_reduce(ctx, GCUDA_OP_MEAN, a, GCUDA_TYPE_F32, 1, a->ne[1], a->ne[2], a->ne[3]);
 }
 
 static gcuda_status gcudai_mean_check(const struct gcuda_tensor * y) { return gcudai_want_row_sums(y, GCUDA_TYPE_F32); }
@@ -11949,7 +12136,10 @@ static void gcudai_mean_cpu(const union gcudai_args * args, const struct gcudai_
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_reduce_begin(ctx, GCUDA_OP_CUMSUM, a) ? gcudai_reduce(ctx, GCUDA_OP_CUMSUM, a, a->type, a->ne[0], a->ne[1], a->ne[2], a->ne[3]) : NULL;
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_CUMSUM, a)) {
+        return NULL;
+    }
+    return gcudai_reduce(ctx, GCUDA_OP_CUMSUM, a, a->type, a->ne[0], a->ne[1], a->ne[2], a->ne[3]);
 }
 
 static gcuda_status gcudai_cumsum_check(const struct gcuda_tensor * y) { return gcudai_want_map(y); }
@@ -11985,7 +12175,10 @@ static void gcudai_cumsum_cpu(const union gcudai_args * args, const struct gcuda
 
 // >>op:argmax -----------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct gcuda_tensor * a) {
-    return gcudai_reduce_begin(ctx, GCUDA_OP_ARGMAX, a) ? gcudai_reduce(ctx, GCUDA_OP_ARGMAX, a, GCUDA_TYPE_I32, a->ne[1], 1, 1, 1) : NULL;
+    if (!gcudai_reduce_begin(ctx, GCUDA_OP_ARGMAX, a)) {
+        return NULL;
+    }
+    return gcudai_reduce(ctx, GCUDA_OP_ARGMAX, a, GCUDA_TYPE_I32, a->ne[1], 1, 1, 1);
 }
 
 static gcuda_status gcudai_argmax_check(const struct gcuda_tensor * y) {
@@ -12107,7 +12300,8 @@ static uint64_t gcudai_sort_key(float x, int64_t index, bool is_descending) {
 static int32_t gcudai_sort_index(uint64_t key) { return (int32_t) (key & 0x7fffffffu); }
 
 // Elements [i0, i1) of a row as keys.
-static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending, uint64_t * keys) {
+static void gcudai_sort_keys(const struct gcuda_sort_args * p, int64_t r, int64_t i0, int64_t i1, bool is_descending,
+    uint64_t * keys) {
     const char * row = gcudai_row(&p->x, r);
     float buf[GCUDAI_PIECE];
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
@@ -12218,7 +12412,9 @@ struct gcudai_runs {
     int64_t * hi;
 };
 
-static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) { return GCUDAI_MIN((part + 1) * GCUDAI_SPAN, r->n); }
+static int64_t gcudai_run_end(const struct gcudai_runs * r, int64_t part) {
+    return GCUDAI_MIN((part + 1) * GCUDAI_SPAN, r->n);
+}
 
 // First place of [lo, hi) whose key is not below `key`.
 static int64_t gcudai_lower_bound(const uint64_t * keys, int64_t lo, int64_t hi, uint64_t key) {
@@ -12341,7 +12537,7 @@ static void gcudai_argsort_cpu(const union gcudai_args * args, const struct gcud
 static void gcudai_sort_args(const struct gcuda_tensor * y, union gcudai_args * args) {
     args->sort.x = gcudai_array(y->src[0]);
     args->sort.y = gcudai_array(y);
-    args->sort.order = gcudai_param_i32(y, 0) == (int32_t) GCUDA_SORT_ORDER_DESC ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
+    args->sort.order = gcudai_param_i32(y, 0) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC;
 }
 
 static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
@@ -12364,7 +12560,8 @@ struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_ten
 
 static gcuda_status gcudai_argsort_check(const struct gcuda_tensor * y) {
     const int32_t order = gcudai_param_i32(y, 0);
-    GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC, "order is %d, want ascending or descending", (int) order);
+    GCUDAI_WANT(y, order == (int32_t) GCUDA_SORT_ORDER_ASC || order == (int32_t) GCUDA_SORT_ORDER_DESC,
+        "order is %d, want ascending or descending", (int) order);
     GCUDAI_TRY(gcudai_want_sortable(y));
     return gcudai_want_like(y, y->src[0]);
 }
@@ -12378,7 +12575,11 @@ struct gcuda_tensor * gcuda_argsort_top_k(struct gcuda_context * ctx, struct gcu
                                (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
     }
     struct gcuda_tensor * order = gcuda_argsort(ctx, a, GCUDA_SORT_ORDER_DESC);
-    return order ? gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], order->nb[1], order->nb[2], order->nb[3], 0) : NULL;
+    if (order == NULL) {
+        return NULL;
+    }
+    const size_t * nb = order->nb;
+    return gcuda_view_4d(ctx, order, k, order->ne[1], order->ne[2], order->ne[3], nb[1], nb[2], nb[3], 0);
 }
 
 // >>op:top_k ------------------------------------------------------------------------------------------
@@ -12393,7 +12594,8 @@ struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct gcuda_tenso
 static gcuda_status gcudai_top_k_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     GCUDAI_TRY(gcudai_want_sortable(y));
-    GCUDAI_WANT(y, y->ne[0] <= a->ne[0], "k is %lld, rows have %lld elements", (long long) y->ne[0], (long long) a->ne[0]);
+    GCUDAI_WANT(y, y->ne[0] <= a->ne[0], "k is %lld, rows have %lld elements", (long long) y->ne[0],
+        (long long) a->ne[0]);
     return gcudai_want_shape(y, y->ne[0], a->ne[1], a->ne[2], a->ne[3]);
 }
 
@@ -12445,7 +12647,8 @@ static void gcudai_top_k_cpu(const union gcudai_args * args, const struct gcudai
 }
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias, bool inplace) {
+static struct gcuda_tensor * gcudai_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * mask, float scale, float max_bias, bool inplace) {
     struct gcuda_tensor * src[] = { a, mask };
     if (!gcudai_op_begin(ctx, GCUDA_OP_SOFT_MAX, src, 2)) {
         return NULL;
@@ -12456,12 +12659,18 @@ static struct gcuda_tensor * gcudai_soft_max(struct gcuda_context * ctx, struct 
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, false); }
-struct gcuda_tensor * gcuda_soft_max_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, true); }
-struct gcuda_tensor * gcuda_soft_max_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias) {
+struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, false);
+}
+struct gcuda_tensor * gcuda_soft_max_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_soft_max(ctx, a, NULL, 1.0f, 0.0f, true);
+}
+struct gcuda_tensor * gcuda_soft_max_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * mask, float scale, float max_bias) {
     return gcudai_soft_max(ctx, a, mask, scale, max_bias, false);
 }
-struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * mask, float scale, float max_bias) {
+struct gcuda_tensor * gcuda_soft_max_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * mask, float scale, float max_bias) {
     return gcudai_soft_max(ctx, a, mask, scale, max_bias, true);
 }
 
@@ -12477,8 +12686,10 @@ static gcuda_status gcudai_want_mask(const struct gcuda_tensor * y, const struct
     const struct gcuda_tensor * a = y->src[0];
     GCUDAI_TRY(gcudai_want_float(y, mask));
     GCUDAI_TRY(gcudai_want_contiguous(y, mask));
-    GCUDAI_WANT(y, mask->ne[0] == a->ne[0] && mask->ne[1] >= a->ne[1], "mask must be [%lld, at least %lld]", (long long) a->ne[0], (long long) a->ne[1]);
-    GCUDAI_WANT(y, mask->ne[2] > 0 && mask->ne[3] > 0 && a->ne[2] % mask->ne[2] == 0 && a->ne[3] % mask->ne[3] == 0, "the mask does not repeat over dimensions 2 and 3");
+    GCUDAI_WANT(y, mask->ne[0] == a->ne[0] && mask->ne[1] >= a->ne[1], "mask must be [%lld, at least %lld]",
+        (long long) a->ne[0], (long long) a->ne[1]);
+    GCUDAI_WANT(y, mask->ne[2] > 0 && mask->ne[3] > 0 && a->ne[2] % mask->ne[2] == 0 && a->ne[3] % mask->ne[3] == 0,
+        "the mask does not repeat over dimensions 2 and 3");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -12491,10 +12702,12 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     if (y->src[1] != NULL) {
         GCUDAI_TRY(gcudai_want_mask(y, y->src[1]));
     }
-    GCUDAI_WANT(y, max_bias == 0.0f || (max_bias > 0.0f && y->src[1] != NULL), "max_bias is %g, want 0, or more and a mask", (double) max_bias);
+    GCUDAI_WANT(y, max_bias == 0.0f || (max_bias > 0.0f && y->src[1] != NULL),
+        "max_bias is %g, want 0, or more and a mask", (double) max_bias);
     if (sinks != NULL) {
         GCUDAI_TRY(gcudai_want_type(y, sinks, GCUDA_TYPE_F32));
-        GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == y->ne[2], "want one sink for each of %lld heads", (long long) y->ne[2]);
+        GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == y->ne[2], "want one sink for each of %lld heads",
+            (long long) y->ne[2]);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -12546,7 +12759,8 @@ static struct gcudai_soft_max_row gcudai_soft_max_row_at(const struct gcuda_soft
 }
 
 // w[i] of n elements from i on, -inf behind them
-static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, int64_t i, int64_t n, float * w) {
+static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
+    int64_t i, int64_t n, float * w) {
     const float scale = p->scale, slope = row->slope;
     float mask[GCUDAI_PIECE];
     gcudai_get(&p->x, row->x, i, n, 0.0f, w);
@@ -12564,7 +12778,8 @@ static void gcudai_soft_max_logits(const struct gcuda_soft_max_args * p, const s
     }
 }
 
-static double gcudai_soft_max_max(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s) {
+static double gcudai_soft_max_max(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
+    const struct gcudai_span * s) {
     float w[GCUDAI_PIECE], max[GCUDAI_STEP];
     for (int k = 0; k < GCUDAI_STEP; ++k) {
         max[k] = (float) row->sink;
@@ -12593,7 +12808,8 @@ static double gcudai_exp_sum(float * w, int64_t n, float max) {
 }
 
 // F32 results hold the exponentials between the last two phases; shorter types would round them twice.
-static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s, double max) {
+static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
+    const struct gcudai_span * s, double max) {
     float w[GCUDAI_PIECE];
     double sum = s->part == 0 ? exp(row->sink - max) : 0.0;
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -12607,7 +12823,8 @@ static double gcudai_soft_max_sum(const struct gcuda_soft_max_args * p, const st
     return sum;
 }
 
-static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s, double max, float scale) {
+static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
+    const struct gcudai_span * s, double max, float scale) {
     float w[GCUDAI_PIECE];
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(s->i1 - i, GCUDAI_PIECE);
@@ -12625,7 +12842,8 @@ static void gcudai_soft_max_write(const struct gcuda_soft_max_args * p, const st
 }
 
 // A row without a finite logit: zeros, but NaN where there was one.
-static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s) {
+static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
+    const struct gcudai_span * s) {
     float w[GCUDAI_PIECE];
     double found = 0.0;
     for (int64_t i = s->i0; i < s->i1; i += GCUDAI_PIECE) {
@@ -12638,7 +12856,8 @@ static double gcudai_soft_max_nan(const struct gcuda_soft_max_args * p, const st
     return found;
 }
 
-static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row, const struct gcudai_span * s, float value) {
+static void gcudai_soft_max_fill(const struct gcuda_soft_max_args * p, const struct gcudai_soft_max_row * row,
+    const struct gcudai_span * s, float value) {
     float w[GCUDAI_PIECE];
     for (int64_t j = 0; j < GCUDAI_PIECE; ++j) {
         w[j] = value;
@@ -12672,7 +12891,8 @@ static void gcudai_soft_max_cpu(const union gcudai_args * args, const struct gcu
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias, bool inplace) {
+static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, float scale, float max_bias, bool inplace) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_SOFT_MAX_BACK, src, 2)) {
         return NULL;
@@ -12683,10 +12903,12 @@ static struct gcuda_tensor * gcudai_soft_max_back(struct gcuda_context * ctx, st
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias) {
+struct gcuda_tensor * gcuda_soft_max_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, float scale, float max_bias) {
     return gcudai_soft_max_back(ctx, a, b, scale, max_bias, false);
 }
-struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, float scale, float max_bias) {
+struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, float scale, float max_bias) {
     return gcudai_soft_max_back(ctx, a, b, scale, max_bias, true);
 }
 
@@ -12738,7 +12960,8 @@ struct gcudai_rope_params {
     const int * sections; // NULL: none
 };
 
-static struct gcuda_tensor * gcudai_rope(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, const struct gcudai_rope_params * p, bool inplace) {
+static struct gcuda_tensor * gcudai_rope(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, const struct gcudai_rope_params * p, bool inplace) {
     struct gcuda_tensor * src[] = { a, b, c };
     if (!gcudai_op_begin(ctx, op, src, 3)) {
         return NULL;
@@ -12756,64 +12979,91 @@ static struct gcuda_tensor * gcudai_rope(struct gcuda_context * ctx, enum gcuda_
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
+struct gcuda_tensor * gcuda_rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int n_dims, int mode) {
     const struct gcudai_rope_params p = { n_dims, mode, 0, { 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f }, NULL };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, false);
 }
 
-struct gcuda_tensor * gcuda_rope_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode) {
+struct gcuda_tensor * gcuda_rope_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int n_dims, int mode) {
     const struct gcudai_rope_params p = { n_dims, mode, 0, { 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f }, NULL };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, true);
 }
 
-struct gcuda_tensor * gcuda_rope_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+struct gcuda_tensor * gcuda_rope_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
+    float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, false);
 }
 
-struct gcuda_tensor * gcuda_rope_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+struct gcuda_tensor * gcuda_rope_ext_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base,
+    float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, true);
 }
 
-struct gcuda_tensor * gcuda_rope_multi(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
+struct gcuda_tensor * gcuda_rope_multi(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base,
+    float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, false);
 }
 
-struct gcuda_tensor * gcuda_rope_multi_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
+struct gcuda_tensor * gcuda_rope_multi_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
+    float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, c, &p, true);
 }
 
-struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+struct gcuda_tensor * gcuda_rope_custom(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor,
+    float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, false);
 }
 
-struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
+    float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
     return gcudai_rope(ctx, GCUDA_OP_ROPE, a, b, NULL, &p, true);
 }
 
 static gcuda_status gcudai_want_sections(const struct gcuda_tensor * y) {
     int64_t sum = 0;
     for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) {
-        GCUDAI_WANT(y, gcudai_param_i32(y, 11 + i) >= 0, "section %d has %d pairs", i, (int) gcudai_param_i32(y, 11 + i));
-        sum += gcudai_param_i32(y, 11 + i);
+        const int32_t n = gcudai_param_i32(y, 11 + i);
+        GCUDAI_WANT(y, n >= 0, "section %d has %d pairs", i, (int) n);
+        sum += n;
     }
-    GCUDAI_WANT(y, sum > gcudai_param_i32(y, 14) && sum <= y->ne[0], "sections sum up to %lld, want 1 to %lld and one of the first three",
+    GCUDAI_WANT(y, sum > gcudai_param_i32(y, 14) && sum <= y->ne[0],
+        "sections sum up to %lld, want 1 to %lld and one of the first three",
                 (long long) sum, (long long) y->ne[0]);
     return GCUDA_STATUS_SUCCESS;
 }
 
-static int64_t gcudai_rope_n_pairs(int n_dims, int mode) { return mode == GCUDA_ROPE_TYPE_VISION ? n_dims : n_dims / 2; }
+static int64_t gcudai_rope_n_pairs(int n_dims, int mode) {
+    return mode == GCUDA_ROPE_TYPE_VISION ? n_dims : n_dims / 2;
+}
 
 static gcuda_status gcudai_want_rope_mode(const struct gcuda_tensor * y, int n_dims, int mode) {
-    GCUDAI_WANT(y, mode == GCUDA_ROPE_TYPE_NORMAL || mode == GCUDA_ROPE_TYPE_NEOX || mode == GCUDA_ROPE_TYPE_MROPE || mode == GCUDA_ROPE_TYPE_VISION ||
-                   mode == GCUDA_ROPE_TYPE_IMROPE, "mode %d does not exist", mode);
-    GCUDAI_WANT(y, n_dims > 0 && n_dims % 2 == 0 && n_dims <= y->ne[0], "n_dims is %d, want an even number up to %lld", n_dims, (long long) y->ne[0]);
-    GCUDAI_WANT(y, mode != GCUDA_ROPE_TYPE_VISION || 2 * (int64_t) n_dims == y->ne[0], "n_dims is %d, in mode vision half of %lld", n_dims, (long long) y->ne[0]);
+    const bool is_known = mode == GCUDA_ROPE_TYPE_NORMAL || mode == GCUDA_ROPE_TYPE_NEOX || mode == GCUDA_ROPE_TYPE_MROPE ||
+                          mode == GCUDA_ROPE_TYPE_VISION || mode == GCUDA_ROPE_TYPE_IMROPE;
+    GCUDAI_WANT(y, is_known, "mode %d does not exist", mode);
+    GCUDAI_WANT(y, n_dims > 0 && n_dims % 2 == 0 && n_dims <= y->ne[0], "n_dims is %d, want an even number up to %lld",
+        n_dims, (long long) y->ne[0]);
+    GCUDAI_WANT(y, mode != GCUDA_ROPE_TYPE_VISION || 2 * (int64_t) n_dims == y->ne[0],
+        "n_dims is %d, in mode vision half of %lld", n_dims, (long long) y->ne[0]);
     return (mode & 8) != 0 ? gcudai_want_sections(y) : GCUDA_STATUS_SUCCESS;
 }
 
@@ -12825,11 +13075,13 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rope_mode(y, n_dims, mode));
     GCUDAI_TRY(gcudai_want_type(y, pos, GCUDA_TYPE_I32));
     const int64_t per_token = (mode & 8) != 0 ? 4 : 1;
-    GCUDAI_WANT(y, gcuda_is_vector(pos) && pos->ne[0] % per_token == 0 && pos->ne[0] / per_token == y->ne[2], "want %d position(s) for each of %lld tokens",
+    GCUDAI_WANT(y, gcuda_is_vector(pos) && pos->ne[0] % per_token == 0 && pos->ne[0] / per_token == y->ne[2],
+        "want %d position(s) for each of %lld tokens",
                 (int) per_token, (long long) y->ne[2]);
     if (factors != NULL) {
         GCUDAI_TRY(gcudai_want_type(y, factors, GCUDA_TYPE_F32));
-        GCUDAI_WANT(y, gcuda_is_vector(factors) && factors->ne[0] >= gcudai_rope_n_pairs(n_dims, mode), "want %lld frequency factors",
+        GCUDAI_WANT(y, gcuda_is_vector(factors) && factors->ne[0] >= gcudai_rope_n_pairs(n_dims, mode),
+            "want %lld frequency factors",
                     (long long) gcudai_rope_n_pairs(n_dims, mode));
     }
     GCUDAI_WANT(y, gcudai_param_f32(y, 5) > 0.0f, "freq_base is %g, want > 0", (double) gcudai_param_f32(y, 5));
@@ -12862,7 +13114,8 @@ static float gcudai_yarn_corr(int n_dims, int n_ctx_orig, float freq_base, float
     return (float) n_dims * logf((float) n_ctx_orig / (beta * 6.28318530717958648f)) / (2.0f * logf(freq_base));
 }
 
-void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow, float dims[2]) {
+void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
+    float dims[2]) {
     const float low = floorf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_fast));
     const float high = ceilf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_slow));
     dims[0] = low > 0.0f ? low : 0.0f;
@@ -12920,7 +13173,8 @@ static void gcudai_rope_pairs(const struct gcuda_rope_args * p, struct gcudai_ro
 }
 
 // Cosine and sine of a token's pairs, as float: cs[2j], cs[2j + 1].
-static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gcudai_rope_pair * pairs, int64_t token, float * cs) {
+static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gcudai_rope_pair * pairs, int64_t token,
+    float * cs) {
     const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
     double magnitude = (double) p->attn_factor;
     if (p->ext_factor != 0.0f) {
@@ -12928,7 +13182,8 @@ static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gc
     }
     for (int64_t j = 0; j < n_pairs; ++j) {
         const int64_t at = pairs[j].plane * p->x.ne[2] + token;
-        const double theta = (double) gcudai_read_i32((const char *) p->pos.data + (size_t) at * p->pos.nb[0]) * pairs[j].freq;
+        const int32_t pos = gcudai_read_i32((const char *) p->pos.data + (size_t) at * p->pos.nb[0]);
+        const double theta = (double) pos * pairs[j].freq;
         cs[2 * j] = (float) (cos(theta) * magnitude);
         cs[2 * j + 1] = (float) (sin(theta) * (p->is_back ? -magnitude : magnitude));
     }
@@ -12936,7 +13191,8 @@ static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gc
 
 static void gcudai_rope_rotate(const struct gcuda_rope_args * p, const float * cs, float * row) {
     const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
-    const int64_t step = p->mode == GCUDA_ROPE_TYPE_NORMAL ? 2 : 1, apart = p->mode == GCUDA_ROPE_TYPE_NORMAL ? 1 : n_pairs;
+    const bool is_adjacent = p->mode == GCUDA_ROPE_TYPE_NORMAL;
+    const int64_t step = is_adjacent ? 2 : 1, apart = is_adjacent ? 1 : n_pairs;
     for (int64_t j = 0; j < n_pairs; ++j) {
         float * u = row + j * step;
         const float x = u[0], y = u[apart];
@@ -12980,21 +13236,30 @@ static void gcudai_rope_cpu(const union gcudai_args * args, const struct gcudai_
 }
 
 // >>op:rope_back --------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
+struct gcuda_tensor * gcuda_rope_ext_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    struct gcuda_tensor * c, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
+    float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, NULL };
     return gcudai_rope(ctx, GCUDA_OP_ROPE_BACK, a, b, c, &p, false);
 }
 
-struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
-    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig, { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
+struct gcuda_tensor * gcuda_rope_multi_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, int n_dims, const int * sections, int mode, int n_ctx_orig,
+    float freq_base, float freq_scale, float ext_factor, float attn_factor, float beta_fast, float beta_slow) {
+    const struct gcudai_rope_params p = { n_dims, mode, n_ctx_orig,
+        { freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow }, sections };
     return gcudai_rope(ctx, GCUDA_OP_ROPE_BACK, a, b, c, &p, false);
 }
 
 static gcuda_status gcudai_rope_back_check(const struct gcuda_tensor * y) { return gcudai_rope_check(y); }
-static void gcudai_rope_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_rope_cpu(args, t); }
+static void gcudai_rope_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_rope_cpu(args, t);
+}
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b) {
     struct gcuda_tensor * src[] = { a, b };
     const int64_t ne[GCUDA_MAX_DIMS] = { 1, 1, 1, 1 };
     if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS, src, 2)) {
@@ -13003,7 +13268,8 @@ struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struc
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS, GCUDA_TYPE_F32, ne, src, 2));
 }
 
-static gcuda_status gcudai_want_labels(const struct gcuda_tensor * y, const struct gcuda_tensor * logits, const struct gcuda_tensor * labels) {
+static gcuda_status gcudai_want_labels(const struct gcuda_tensor * y, const struct gcuda_tensor * logits,
+    const struct gcuda_tensor * labels) {
     GCUDAI_TRY(gcudai_want_float(y, logits));
     GCUDAI_TRY(gcudai_want_float(y, labels));
     GCUDAI_TRY(gcudai_want_contiguous(y, logits));
@@ -13058,7 +13324,8 @@ static double gcudai_max_span(const struct gcuda_array * x, const char * row, in
     return (double) max;
 }
 
-static void gcudai_entropy_sums(const struct gcuda_cross_entropy_args * p, int64_t row, int64_t i0, int64_t i1, double max, struct gcudai_entropy_part * part) {
+static void gcudai_entropy_sums(const struct gcuda_cross_entropy_args * p, int64_t row, int64_t i0, int64_t i1,
+    double max, struct gcudai_entropy_part * part) {
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE];
     part->exp_sum = part->dot = part->labels = 0.0;
     for (int64_t i = i0; i < i1; i += GCUDAI_PIECE) {
@@ -13093,7 +13360,8 @@ static double gcudai_entropy_of_row(const struct gcudai_entropy_part * parts, in
 
 static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_cross_entropy_args * p = &args->cross_entropy;
-    const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN), n_rows = p->logits.ne[1] * p->logits.ne[2] * p->logits.ne[3];
+    const int64_t n = p->logits.ne[0], n_parts = gcudai_n_parts(n, GCUDAI_SPAN);
+    const int64_t n_rows = p->logits.ne[1] * p->logits.ne[2] * p->logits.ne[3];
     struct gcudai_entropy_part * parts = (struct gcudai_entropy_part *) (void *) t->shared;
     if (t->phase == (n_parts == 1 ? 1 : 2)) {
         double sum = 0.0;
@@ -13115,7 +13383,8 @@ static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const 
 }
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
+struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c) {
     struct gcuda_tensor * src[] = { a, b, c };
     if (!gcudai_op_begin(ctx, GCUDA_OP_CROSS_ENTROPY_LOSS_BACK, src, 3)) {
         return NULL;
@@ -13131,7 +13400,8 @@ static gcuda_status gcudai_cross_entropy_loss_back_check(const struct gcuda_tens
     return gcudai_want_like(y, y->src[1]);
 }
 
-static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p, const struct gcudai_span * s, float max, double exp_sum) {
+static void gcudai_entropy_back_write(const struct gcuda_cross_entropy_args * p, const struct gcudai_span * s,
+    float max, double exp_sum) {
     const double n_rows = (double) (p->y.ne[1] * p->y.ne[2] * p->y.ne[3]);
     float a[GCUDAI_PIECE], b[GCUDAI_PIECE], grad;
     memcpy(&grad, p->grad.data, sizeof(grad));
@@ -13175,11 +13445,13 @@ static void gcudai_cross_entropy_loss_back_cpu(const union gcudai_args * args, c
 }
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_opt_step(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor ** src, int n) {
+static struct gcuda_tensor * gcudai_opt_step(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor ** src,
+    int n) {
     return gcudai_op_begin(ctx, op, src, n) ? gcudai_op_finish(ctx, gcudai_op_view(ctx, op, src[0], src, n)) : NULL;
 }
 
-struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params) {
+struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params) {
     struct gcuda_tensor * src[] = { a, grad, m, v, adamw_params };
     return gcudai_opt_step(ctx, GCUDA_OP_OPT_STEP_ADAMW, src, 5);
 }
@@ -13196,7 +13468,8 @@ static gcuda_status gcudai_want_opt_step(const struct gcuda_tensor * y, int n_li
     }
     GCUDAI_TRY(gcudai_want_type(y, params, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, params));
-    GCUDAI_WANT(y, gcuda_nelements(params) == n_params, "want %lld numbers in '%s'", (long long) n_params, params->name);
+    GCUDAI_WANT(y, gcuda_nelements(params) == n_params, "want %lld numbers in '%s'", (long long) n_params,
+        params->name);
     GCUDAI_TRY(gcudai_want_alias(y));
     return gcudai_want_like(y, a);
 }
@@ -13221,7 +13494,8 @@ static void gcudai_opt_step_adamw_cpu(const union gcudai_args * args, const stru
     const struct gcuda_opt_step_args * p = &args->opt_step;
     const int64_t n = p->a.ne[0] * p->a.ne[1] * p->a.ne[2] * p->a.ne[3];
     const float * k = (const float *) p->params.data;
-    const float alpha = k[0], beta1 = k[1], beta2 = k[2], eps = k[3], keep = 1.0f - alpha * k[4], beta1h = k[5], beta2h = k[6];
+    const float alpha = k[0], beta1 = k[1], beta2 = k[2], eps = k[3], beta1h = k[5], beta2h = k[6];
+    const float keep = 1.0f - alpha * k[4];
     const float * grad = (const float *) p->grad.data;
     float * a = (float *) p->a.data;
     float * m = (float *) p->m.data;
@@ -13235,7 +13509,8 @@ static void gcudai_opt_step_adamw_cpu(const union gcudai_args * args, const stru
 }
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params) {
+struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params) {
     struct gcuda_tensor * src[] = { a, grad, sgd_params };
     return gcudai_opt_step(ctx, GCUDA_OP_OPT_STEP_SGD, src, 3);
 }
