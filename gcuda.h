@@ -6731,6 +6731,7 @@ GCUDAI_Q_DOT_SCALAR(gcudai_q_dot_s16_scalar, GCUDAI_Q_S16)
 #define GCUDAI_GEMM_MT 96 // rows of a tile: a whole number of panels for every MR
 #define GCUDAI_GEMM_MT_BLOCKS 256 // the same where dimension 0 of quantized blocks runs along the rows
 #define GCUDAI_GEMM_MR 32 // largest MR
+#define GCUDAI_GEMM_MAX_K 131072 // beyond, the smallest tile would take too long for the abort callback
 #define GCUDAI_GEMM_QUADS 3 // most quads a micro-kernel takes
 
 static float gcudai_load1(enum gcuda_type type, const char * p, int64_t i) {
@@ -8274,6 +8275,7 @@ static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcuda
 // ---- tiles of rows and columns, few columns or integer panels ----
 
 #define GCUDAI_MM_COLS 256 // most columns of a tile
+#define GCUDAI_MM_MANY 8 // from so many columns on, panels pay
 
 struct gcudai_mm_cols {
     int n;
@@ -8429,6 +8431,10 @@ static void gcudai_f32_column(enum gcuda_type type, const char * row, size_t nb0
 static void gcudai_pack_quad(enum gcuda_type type, const char * x, size_t nb_k, size_t nb_col, int64_t n_cols,
                              int64_t k, float * out) {
     float buf[4][GCUDAI_PIECE];
+    if (type == GCUDA_TYPE_F32 && nb_col == sizeof(float) && n_cols >= 4) { // columns lie side by side
+        for (int64_t i = 0; i < k; ++i) { memcpy(out + 4 * i, x + (size_t) i * nb_k, 4 * sizeof(float)); }
+        return;
+    }
     memset(buf, 0, sizeof(buf));
     for (int64_t k0 = 0; k0 < k; k0 += GCUDAI_PIECE) {
         const int64_t n = GCUDAI_MIN(k - k0, GCUDAI_PIECE);
@@ -13625,11 +13631,11 @@ static int64_t gcudai_clamp_i64(int64_t v, int64_t lo, int64_t hi) {
 static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enum gcuda_type a, int64_t m, int64_t n,
                                             int64_t n_shared, int64_t k) {
     const bool exact = gcudai_is_float(a) || m < 16;
-    if (k == 0 || m < 8 || n < 8) {
-        return exact ? GCUDAI_MM_DOT : n_shared >= 16 && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+    if (k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4) {
+        return exact ? GCUDAI_MM_DOT : n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
     }
     if (exact || (simd->q_panel == NULL && n >= 48)) { return GCUDAI_MM_GEMM; }
-    return n_shared >= 16 && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+    return n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
 }
 
 // m rows times n columns that share them, k deep. The cost of a tile is limited: an abort is seen within 5 ms.
@@ -13637,16 +13643,15 @@ static void gcudai_mm_tiles(struct gcudai_mm_plan * p, int64_t m, int64_t n, int
     const bool fast = p->simd != &gcudai_simd_scalar;
     const int64_t depth = k > 0 ? k : 1;
     if (p->path == GCUDAI_MM_GEMM) {
-        const int64_t widest = gcudai_clamp_i64(((int64_t) 1 << (fast ? 26 : 23)) / GCUDAI_GEMM_MT / depth / 12 * 12,
-                                                12, 1020);
-        const int64_t tiles = (n + widest - 1) / widest;
-        p->mt = GCUDAI_GEMM_MT;
+        const int64_t budget = ((int64_t) 1 << (fast ? 26 : 23)) / depth; // elements of a tile
+        p->mt = budget / GCUDAI_GEMM_MT < 48 ? p->simd->mr : GCUDAI_GEMM_MT;
+        const int64_t widest = gcudai_clamp_i64(budget / p->mt / 12 * 12, 12, 1020), tiles = (n + widest - 1) / widest;
         p->nt = tiles > 0 ? ((n + tiles - 1) / tiles + 11) / 12 * 12 : 12; // nearly equal tiles of whole quads
     } else if (p->path == GCUDAI_MM_Q_PANEL) {
         p->mt = GCUDAI_Q_PANEL_ROWS;
-        p->nt = gcudai_clamp_i64(((int64_t) 1 << 22) / depth / 4 * 4, 16, GCUDAI_MM_COLS);
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << 22) / depth / 4 * 4, 4, GCUDAI_MM_COLS);
     } else {
-        p->nt = gcudai_clamp_i64(((int64_t) 1 << (fast ? 22 : 20)) / depth / 4 * 4, 4, 64);
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << (fast ? 22 : 20)) / depth, fast ? 4 : 1, 64);
         p->mt = gcudai_clamp_i64(((int64_t) 1 << 18) / depth / gcudai_clamp_i64(n, 1, p->nt), 1, 64);
     }
     p->m_tiles = (m + p->mt - 1) / p->mt;
@@ -13725,7 +13730,7 @@ static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_wor
     int phase = 0;
     if (p.converts) {
         w->n_items[phase] = p.n_prepare;
-        w->item_cost[phase++] = 100.0 + (double) b.ne[0] * (p.path == GCUDAI_MM_GEMM ? 8.0 : 2.0);
+        w->item_cost[phase++] = 100.0 + (double) b.ne[0] * (p.path == GCUDAI_MM_GEMM ? 10.0 : 4.0);
         if (!gcudai_mul_size(p.col_size, (size_t) p.n_prepare, &w->shared_bytes)) { w->shared_bytes = SIZE_MAX; }
     }
     w->n_items[phase] = p.n_matrices * p.m_tiles * p.n_tiles;
@@ -13877,7 +13882,7 @@ static void gcudai_mul_mat_id_work(const struct gcuda_tensor * y, struct gcudai_
     const int64_t per_expert = p.n_slots / (as.ne[2] > 0 ? as.ne[2] : 1) + 1;
     w->n_phases = 2;
     w->n_items[0] = p.mm.n_prepare + 1;
-    w->item_cost[0] = 100.0 + (double) b.ne[0] * 2.0;
+    w->item_cost[0] = 100.0 + (double) b.ne[0] * 4.0;
     w->n_items[1] = p.max_tiles * p.mm.m_tiles;
     w->item_cost[1] = gcudai_mm_tile_cost(&p.mm, as.ne[1], per_expert, as.ne[0]);
     w->shared_bytes = p.bytes;
@@ -13946,7 +13951,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
             : gcudai_at(&p->b, u, token, 0);
         cols.y[i] = gcudai_mul_mat_id_y(p, order[i]);
     }
-    const bool few = plan->mm.path == GCUDAI_MM_Q_PANEL && tile->n < 16;
+    const bool few = plan->mm.path == GCUDAI_MM_Q_PANEL && tile->n < GCUDAI_MM_MANY;
     gcudai_mm_tile(few ? GCUDAI_MM_Q_DOT : plan->mm.path, &rows, &cols, t->local);
 }
 
