@@ -5,7 +5,7 @@
 #include "test.h"
 
 TEST(graphs) {
-    const long n = test_full() ? 60000 : 4000;
+    const long n = test_full() ? 600000 : 40000;
     for (long i = 0; i < n; ++i) {
         char name[48];
         uint8_t bytes[600];
@@ -16,6 +16,14 @@ TEST(graphs) {
         for (size_t k = 0; k < size; ++k) { bytes[k] = (uint8_t) rng_u64(&r); }
         CHECK(LLVMFuzzerTestOneInput(bytes, size) == 0);
         test_case_end();
+    }
+    if (test_all.filter == NULL) {
+        int n_ops = 0;
+        for (int op = 0; op < GCUDA_OP_COUNT; ++op) {
+            n_ops += fuzz_computed[op] > 0;
+            if (test_all.verbose) { printf("%8ld %s\n", fuzz_computed[op], gcuda_op_name((enum gcuda_op) op)); }
+        }
+        CHECK_MSG(n_ops >= 50, "only %d operations were reached", n_ops);
     }
     for (int k = 0; k < 2; ++k) { gcuda_backend_free(fuzz_backend(k)); }
 }

@@ -205,7 +205,7 @@ static struct gcuda_tensor * rope_op(struct world * w, struct gcuda_tensor * a) 
     struct bytes * in = &w->in;
     int sections[4] = { I(), I(), I(), I() };
     static const int modes[] = { 0, 2, 8, 24, 40, 1 };
-    const int mode = modes[below(in, 6)], n_dims = 2 * I();
+    const int mode = modes[below(in, 6)], n_dims = (int) (2u * (unsigned) I());
     struct gcuda_tensor * pos = pick(w), * factors = take(in) & 1 ? pick(w) : NULL;
     switch (below(in, 3)) {
         case 0: return gcuda_rope_ext(c, a, pos, factors, n_dims, mode, I(), F(), F(), F(), F(), F(), F());
@@ -258,9 +258,69 @@ static struct gcuda_tensor * image_op(struct world * w, struct gcuda_tensor * a)
     }
 }
 
+// A source as the operation wants it, but for one in sixteen.
+static struct gcuda_tensor * fit(struct world * w, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    struct bytes * in = &w->in;
+    int64_t ne[4] = { ne0, ne1, ne2, ne3 };
+    const unsigned k = take(in);
+    if (k < 8) { ne[k & 3] = E(); }
+    if (k >= 8 && k < 16) { type = take_type(in); }
+    return k == 16 ? pick(w) : gcuda_new_tensor(w->ctx, type, 4, ne);
+}
+
+// Operations with several sources that random shapes hardly ever meet.
+static struct gcuda_tensor * fitted_op(struct world * w) {
+    struct gcuda_context * c = w->ctx;
+    struct bytes * in = &w->in;
+    const enum gcuda_type F = GCUDA_TYPE_F32, I = GCUDA_TYPE_I32, F_OR_ANY = take(in) < 160 ? GCUDA_TYPE_F32 : take_type(in);
+    const int64_t n = take(in) < 200 ? 1 + take(in) % 9 : 256, m = 1 + take(in) % 7, t = 1 + take(in) % 6, s = 1 + take(in) % 3;
+    const int k = (int) (take(in) % 3) + 1;
+    struct gcuda_tensor * a;
+    switch (below(in, 20)) {
+        case 0: return gcuda_get_rows(c, fit(w, F_OR_ANY, n, m, s, 1), fit(w, I, t, s, 1, 1));
+        case 1: return gcuda_get_rows_back(c, fit(w, F, n, t, 1, 1), fit(w, I, t, 1, 1, 1), fit(w, F, n, m, 1, 1));
+        case 2: return gcuda_set_rows(c, fit(w, F_OR_ANY, n, m, s, 1), fit(w, F, n, t, s, 1), fit(w, I, t, s, 1, 1));
+        case 3: return gcuda_add_id(c, fit(w, F, n, s, t, 1), fit(w, F, n, m, 1, 1), fit(w, I, s, t, 1, 1));
+        case 4: return gcuda_mul_mat_id(c, fit(w, F_OR_ANY, n, m, 4, 1), fit(w, F, n, take(in) & 1 ? 1 : s, t, 1), fit(w, I, s, t, 1, 1));
+        case 5: return gcuda_mul_mat(c, fit(w, F_OR_ANY, n, m, 1, 1), fit(w, take(in) & 1 ? F : F_OR_ANY, n, t, s, 1));
+        case 6: return gcuda_rope(c, fit(w, F, 2 * n, m, t, s), fit(w, I, t, 1, 1, 1), (int) (2 * (take(in) % n + 1)), take(in) & 2);
+        case 7: {
+            int sections[4] = { (int) (take(in) % 3), 1, (int) (take(in) % 2), 0 };
+            static const int modes[] = { 8, 24, 40 };
+            const int mode = modes[below(in, 3)];
+            a = fit(w, F, 8, m, t, s);
+            return (take(in) & 1 ? gcuda_rope_multi : gcuda_rope_multi_back)(c, a, fit(w, I, 4 * t, 1, 1, 1), NULL, mode == 24 ? 4 : 8,
+                sections, mode, take_int(in), 10000, take_float(in), take_float(in), take_float(in), take_float(in), take_float(in));
+        }
+        case 8:
+            a = fit(w, F, n, m, 1, 1);
+            (void) gcuda_set_param(a);
+            return gcuda_opt_step_adamw(c, a, fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1), fit(w, F, 7, 1, 1, 1));
+        case 9:
+            a = fit(w, F, n, m, 1, 1);
+            (void) gcuda_set_param(a);
+            return gcuda_opt_step_sgd(c, a, fit(w, F, n, m, 1, 1), fit(w, F, 2, 1, 1, 1));
+        case 10: return gcuda_flash_attn_ext(c, fit(w, F, n, t, m * s, 1), fit(w, F_OR_ANY, n, t + 3, m, 1), fit(w, F_OR_ANY, n, t + 3, m, 1),
+                take(in) & 1 ? fit(w, GCUDA_TYPE_F16, t + 3, t, 1, 1) : NULL, 0.3f, 0, take_float(in));
+        case 11: return gcuda_ssm_scan(c, fit(w, F, n, m, t * 2, s + 1), fit(w, F, m, t * 2, k, s), fit(w, F, t * 2, k, s, 1),
+                fit(w, F, take(in) & 1 ? 1 : n, t * 2, 1, 1), fit(w, F, n, t, k, s), fit(w, F, n, t, k, s), fit(w, I, s, 1, 1, 1));
+        case 12: return gcuda_rwkv_wkv6(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, 1, 1),
+                fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1));
+        case 13: return gcuda_rwkv_wkv7(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
+                fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1));
+        case 14: return gcuda_gated_linear_attn(c, fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1), fit(w, F, 8, m, t * s, 1),
+                fit(w, F, 8, m, t * s, 1), fit(w, F, 64 * m, s, 1, 1), take_float(in));
+        case 15: return gcuda_conv_2d_direct(c, fit(w, F, k, 2, m, s), fit(w, F, n, 5, m, t), take_int(in), take_int(in), take_int(in), take_int(in), 1, 1);
+        case 16: return gcuda_conv_transpose_1d(c, fit(w, F, k, s, m, 1), fit(w, F, n, m, 1, 1), take_int(in), 0, 1);
+        case 17: return gcuda_im2col_3d(c, fit(w, F, k, 2, 2, m * s), fit(w, F, n, 4, 4, m * t), m, take_int(in), 1, 1, take_int(in), 0, 1, take_int(in), 1, 1, take_type(in));
+        case 18: return gcuda_cross_entropy_loss_back(c, fit(w, F, 1, 1, 1, 1), fit(w, F, n, m, 1, 1), fit(w, F, n, m, 1, 1));
+        default: return gcuda_diag_mask_zero(c, gcuda_sqrt(c, gcuda_cos(c, fit(w, F, n, m, 1, 1))), take_int(in));
+    }
+}
+
 static void step(struct world * w) {
     struct gcuda_tensor * y = NULL, * a = w->n < 2 ? NULL : pick(w);
-    const unsigned kind = w->n < 2 ? 0 : below(&w->in, 9);
+    const unsigned kind = w->n < 2 ? 0 : below(&w->in, 11);
     switch (kind) {
         case 3: y = view_op(w, a); break;
         case 4: y = movement_op(w, a); break;
@@ -268,6 +328,8 @@ static void step(struct world * w) {
         case 6: y = reduce_op(w, a); break;
         case 7: y = attention_op(w, a); break;
         case 8: y = image_op(w, a); break;
+        case 9:
+        case 10: y = fitted_op(w); break;
         default: y = new_leaf(w); break;
     }
     if (y && take(&w->in) < 30) { (void) gcuda_set_param(y); }
@@ -286,6 +348,8 @@ static gcuda_backend_t fuzz_backend(int which) { // two of them, for the life of
     }
     return made[which];
 }
+
+static long fuzz_computed[GCUDA_OP_COUNT]; // nodes that ran, by operation: says whether the bytes reach anything
 
 static bool is_small(const struct gcuda_context * ctx) {
     size_t sum = 0;
@@ -339,6 +403,7 @@ static void compute(struct world * w) {
             fprintf(stderr, "status %d: %s\n", (int) st, gcuda_last_error());
             abort();
         }
+        for (int i = 0; i < gcuda_graph_n_nodes(g); ++i) { fuzz_computed[gcuda_graph_node(g, i)->op]++; }
     }
     gcuda_backend_buffer_free(buf);
 }
