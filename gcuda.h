@@ -5511,7 +5511,7 @@ static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size
     is_ok = is_ok && gcudai_mul_size(nb[2], (size_t) ne[2], &nb[3]);
     is_ok = is_ok && gcudai_mul_size(nb[3], (size_t) ne[3], n_bytes);
     for (int i = 0; i < GCUDA_MAX_DIMS && is_ok; ++i) {
-        is_ok = gcudai_mul_i64(n_elements, ne[i], &n_elements);
+        is_ok = gcudai_mul_i64(n_elements, GCUDAI_MAX(ne[i], 1), &n_elements); // row counts of empty tensors are products too
     }
     if (!is_ok || *n_bytes > (size_t) PTRDIFF_MAX) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large",
