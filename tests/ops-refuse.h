@@ -225,6 +225,65 @@ TEST(refuse_recurrences) {
     gcuda_free(ctx);
 }
 
+// Integers at the ends of their range for every parameter in turn: refused or built, but never an overflow (UBSan) or an
+// allocation that is not asked for. What is built must be a graph that measures its memory without trouble.
+static struct gcuda_tensor * extreme(struct gcuda_context * ctx, int which, const int * v) {
+    struct gcuda_tensor * k = F32(3, 3, 2, 4);
+    struct gcuda_tensor * b = F32(8, 8, 2, 1);
+    int64_t ne[4] = { v[6], 8, 2, 1 };
+    switch (which) {
+        case 0: return gcuda_im2col(ctx, k, b, v[0], v[1], v[2], v[3], v[4], v[5], true, GCUDA_TYPE_F32);
+        case 1: return gcuda_im2col(ctx, k, F32(8, 3, 1, 1), v[0], v[1], v[2], v[3], v[4], v[5], false, GCUDA_TYPE_F16);
+        case 2: return gcuda_im2col_back(ctx, F32(18, 6, 6, 1), k, ne, v[0], v[1], v[2], v[3], v[4], v[5], true);
+        case 3: return gcuda_conv_2d_direct(ctx, k, b, v[0], v[1], v[2], v[3], v[4], v[5]);
+        case 4: return gcuda_conv_2d(ctx, k, b, v[0], v[1], v[2], v[3], v[4], v[5]);
+        case 5: return gcuda_conv_2d_dw_direct(ctx, F32(3, 3, 1, 2), b, v[0], v[1], v[2], v[3], v[4], v[5]);
+        case 6:
+            return gcuda_im2col_3d(
+                ctx, k, F32(8, 8, 8, 4), v[6], v[0], 1, v[1], v[2], 1, v[3], v[4], 1, v[5], GCUDA_TYPE_F32);
+        case 7: return gcuda_conv_transpose_1d(ctx, F32(3, 4, 2, 1), F32(8, 2, 1, 1), v[0], v[2], v[4]);
+        case 8: return gcuda_conv_transpose_2d_p0(ctx, F16(3, 3, 4, 2), b, v[0]);
+        case 9: return gcuda_pool_2d(ctx, b, GCUDA_OP_POOL_AVG, v[4], v[5], v[0], v[1], (float) v[2], (float) v[3]);
+        case 10:
+            return gcuda_pool_2d_back(ctx, b, b, GCUDA_OP_POOL_MAX, v[4], v[5], v[0], v[1], (float) v[2], (float) v[3]);
+        case 11: return gcuda_pool_1d(ctx, b, GCUDA_OP_POOL_MAX, v[4], v[0], v[2]);
+        case 12: return gcuda_upscale(ctx, b, v[0], GCUDA_SCALE_MODE_BILINEAR);
+        case 13: return gcuda_interpolate(ctx, b, v[0], v[1], v[2], v[3], (uint32_t) v[4]);
+        case 14: return gcuda_rope(ctx, b, I32(2, 1, 1, 1), v[4], v[0]);
+        case 15:
+            return gcuda_rope_multi(
+                ctx, b, I32(8, 1, 1, 1), NULL, v[4], (int *) ne, v[0], v[5], 1e4f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+        case 16: return gcuda_conv_1d(ctx, F16(3, 8, 2, 1), F32(9, 8, 2, 1), v[0], v[2], v[4]);
+        case 17: return gcuda_conv_3d(ctx, k, F32(8, 8, 8, 4), v[6], v[0], 1, v[1], v[2], 1, v[3], v[4], 1, v[5]);
+        default:
+            return gcuda_rope_multi(
+                ctx, b, I32(8, 1, 1, 1), NULL, 8, (int *) v, 8, 0, 1e4f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+    }
+}
+
+TEST(extreme_parameters) {
+    static const int values[] = { INT32_MIN, INT32_MIN + 1, -65536, -1, 0, 1, 2, 65536, 1 << 30, INT32_MAX - 1,
+        INT32_MAX };
+    for (int which = 0; which < 19; ++which) {
+        for (int at = 0; at < 7 * 11; ++at) {
+            int v[7] = { 1, 1, 1, 1, 2, 2, 2 };
+            struct gcuda_context * ctx = op_context();
+            REQUIRE(ctx != NULL);
+            v[at / 11] = values[at % 11];
+            if (at % 3 == 0) { v[(at / 11 + 2) % 7] = values[at % 11]; }
+            const struct gcuda_tensor * y = extreme(ctx, which, v);
+            if (y != NULL) {
+                CHECK_MSG(gcuda_nelements(y) >= 0 && gcuda_nbytes(y) <= SIZE_MAX / 2,
+                    "constructor %d, parameter set %d", which, at);
+            } else {
+                CHECK_MSG(gcuda_context_error(ctx)[0] != '\0',
+                    "constructor %d, parameter set %d: refused without a word", which, at);
+            }
+            gcuda_free(ctx);
+        }
+    }
+}
+
 #undef F32
 #undef F16
 #undef I32
