@@ -12708,7 +12708,7 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     if (y->src[1] != NULL) {
         GCUDAI_TRY(gcudai_want_mask(y, y->src[1]));
     }
-    GCUDAI_WANT(y, max_bias == 0.0f || (max_bias > 0.0f && y->src[1] != NULL),
+    GCUDAI_WANT(y, max_bias <= 0.0f || (max_bias > 0.0f && y->src[1] != NULL),
         "max_bias is %g, want 0, or more and a mask", (double) max_bias);
     if (sinks != NULL) {
         GCUDAI_TRY(gcudai_want_type(y, sinks, GCUDA_TYPE_F32));
@@ -13207,15 +13207,19 @@ static void gcudai_rope_rotate(const struct gcuda_rope_args * p, const float * c
     }
 }
 
-// First the frequencies, once; then an item is a token of one batch: its angles serve all heads.
+// First the frequencies, once; then an item is a token of one batch: its angles serve all heads, or GCUDAI_ROPE_HEADS.
+#define GCUDAI_ROPE_HEADS 64
+static int64_t gcudai_rope_n_groups(int64_t n_heads) { return (n_heads - 1) / GCUDAI_ROPE_HEADS + 1; }
+
 static void gcudai_rope_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const int64_t n_pairs = gcudai_rope_n_pairs(gcudai_param_i32(y, 1), gcudai_param_i32(y, 2));
     const int64_t padded = y->ne[0] + GCUDAI_STEP; // gcudai_get pads
     w->n_phases = 2;
     w->n_items[0] = 1;
     w->item_cost[0] = 300.0 * (double) n_pairs;
-    w->n_items[1] = y->ne[2] * y->ne[3];
-    w->item_cost[1] = 20.0 + 150.0 * (double) n_pairs + (double) y->ne[1] * (20.0 + 4.0 * (double) y->ne[0]);
+    const double n_heads = (double) GCUDAI_MIN(y->ne[1], GCUDAI_ROPE_HEADS);
+    w->n_items[1] = gcudai_rope_n_groups(y->ne[1]) * y->ne[2] * y->ne[3];
+    w->item_cost[1] = 20.0 + 150.0 * (double) n_pairs + n_heads * (20.0 + 4.0 * (double) y->ne[0]);
     w->shared_bytes = (size_t) n_pairs * sizeof(struct gcudai_rope_pair);
     w->local_bytes = ((size_t) padded + 2 * (size_t) n_pairs) * sizeof(float);
 }
@@ -13230,10 +13234,12 @@ static void gcudai_rope_cpu(const union gcudai_args * args, const struct gcudai_
     const int64_t n = p->x.ne[0];
     float * cs = (float *) (void *) t->local;
     float * row = cs + 2 * gcudai_rope_n_pairs(p->n_dims, p->mode);
+    const int64_t n_groups = gcudai_rope_n_groups(p->x.ne[1]);
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const int64_t i2 = item % p->x.ne[2], i3 = item / p->x.ne[2];
+        const int64_t head = item % n_groups * GCUDAI_ROPE_HEADS, token = item / n_groups;
+        const int64_t i2 = token % p->x.ne[2], i3 = token / p->x.ne[2];
         gcudai_rope_angles(p, pairs, i2, cs);
-        for (int64_t i1 = 0; i1 < p->x.ne[1]; ++i1) {
+        for (int64_t i1 = head; i1 < GCUDAI_MIN(head + GCUDAI_ROPE_HEADS, p->x.ne[1]); ++i1) {
             gcudai_get(&p->x, gcudai_at(&p->x, i1, i2, i3), 0, n, 0.0f, row);
             gcudai_rope_rotate(p, cs, row);
             gcudai_put(&p->y, gcudai_at(&p->y, i1, i2, i3), 0, n, row);
@@ -13302,6 +13308,7 @@ static void gcudai_cross_entropy_args(const struct gcuda_tensor * y, union gcuda
 struct gcudai_entropy_part {
     double max, exp_sum; // largest logit; sum of exp(a - max of the row)
     double dot, labels;  // sums of b (a - max of the row) and of b
+    double loss;         // if the part is a whole row
 };
 
 static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -13312,7 +13319,7 @@ static void gcudai_cross_entropy_loss_work(const struct gcuda_tensor * y, struct
     w->n_items[0] = w->n_items[1] = n_rows * n_parts;
     w->item_cost[0] = w->item_cost[1] = 40.0 + 20.0 * (double) GCUDAI_MIN(a->ne[0], GCUDAI_SPAN);
     w->n_items[last] = 1;
-    w->item_cost[last] = 10.0 * (double) n_rows * (double) n_parts;
+    w->item_cost[last] = 4.0 * (double) n_rows * (double) n_parts;
     if (!gcudai_mul_size((size_t) n_rows, (size_t) n_parts * sizeof(struct gcudai_entropy_part), &w->shared_bytes)) {
         w->shared_bytes = SIZE_MAX;
     }
@@ -13372,7 +13379,7 @@ static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const 
     if (t->phase == (n_parts == 1 ? 1 : 2)) {
         double sum = 0.0;
         for (int64_t r = 0; r < n_rows && n > 0; ++r) {
-            sum += gcudai_entropy_of_row(parts + r * n_parts, n_parts);
+            sum += n_parts == 1 ? parts[r].loss : gcudai_entropy_of_row(parts + r * n_parts, n_parts);
         }
         gcudai_put_one(&p->y, (char *) p->y.data, n_rows > 0 ? sum / (double) n_rows : 0.0);
         return;
@@ -13384,6 +13391,7 @@ static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const 
         }
         if (t->phase == 1 || n_parts == 1) {
             gcudai_entropy_sums(p, row, i0, i1, gcudai_entropy_max(parts + row * n_parts, n_parts), &parts[item]);
+            parts[item].loss = n_parts == 1 ? gcudai_entropy_of_row(&parts[item], 1) : 0.0;
         }
     }
 }

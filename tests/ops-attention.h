@@ -646,7 +646,7 @@ TEST(rope) { // the short constructor, many rows, and dimensions that the grid o
     t.types = "F32,I32>F32 F16,I32>F16", t.n_in = 2, t.p = &p, t.build = build_rope_short, t.ref = ref_rope,
     t.max_nmse = 1e-7;
     t.shapes = test_full() ? "16,128,600|600 18,2,3,70000|3 128,32,512|512"
-                           : "16,32,20|20 18,2,3,50|3 64,0,3|3 64,3,0|0 64,128,17|17";
+                           : "16,32,20|20 18,2,3,50|3 16,130,2|2 64,0,3|3 64,3,0|0 64,128,17|17";
     t.in[1].fill = fill_positions;
     op_test_run(&t);
 }
