@@ -8,7 +8,7 @@
 //   --filter TEXT     only tests whose name contains TEXT; 'add/F16/ne=7' also chooses cases inside the test `add`,
 //                     '/F16/' chooses such cases in every test
 //   --seed N          random numbers start here (printed; also GCUDA_TEST_SEED)
-//   --update-cases    rewrite the committed numbers of cases (tests/cases.txt, see test-ops.h)
+//   --update-cases    rewrite the committed numbers of cases (tests/cases.txt, see test-ops.h); runs none of them
 //   --verbose         print the name of every case
 // GCUDA_TEST_FULL=1 in the environment runs the slow cases too. The last line is `N passed, N failed, N skipped` and the
 // exit code is 0 only if nothing failed. Nothing in a program that a test leaves behind may disturb the next one.
@@ -148,6 +148,10 @@ static void test_settle(void) { // counts what just ended, test or case
 // False: the filter leaves this case out. The name begins with the name of the test.
 TEST_UNUSED static bool test_case_begin(const char * name) {
     if (test_all.filter != NULL && strstr(name, test_all.filter) == NULL) { return false; }
+    if (test_all.update_cases) { // counted, not run
+        test_all.n_cases++;
+        return false;
+    }
     if (test_all.n_bad_checks > 0) { test_settle(); } // what failed before is not this case's
     snprintf(test_all.case_name, sizeof test_all.case_name, "%s", name);
     if (test_all.verbose) { printf("  %s\n", name); }
@@ -345,6 +349,11 @@ int main(int argc, char ** argv) {
     for (const struct test_entry * e = test_all.first; e; e = e->next) {
         if (list) {
             printf("%s\n", e->name);
+        } else if (test_all.update_cases) {
+            for (int level = 0; level < 2; ++level) {
+                test_all.full = level == 1;
+                test_run_one(e);
+            }
         } else if (test_chosen(e->name)) {
             test_run_one(e);
         }
