@@ -1066,24 +1066,24 @@ struct gcuda_array {
     X(OUT_PROD,          out_prod,            2,  0,  0,               out_prod, out_prod, any)       \
     /* end of mulmat */                                                                               \
     /* family ops-c: attention, convolution, pooling, resampling, recurrent */                        \
-    X(FLASH_ATTN_EXT,    flash_attn_ext,      3,  2,  0,               flash_attn_ext, flash_attn, any) \
-    X(IM2COL,            im2col,              2,  0,  0,               conv,           im2col, any)   \
-    X(IM2COL_BACK,       im2col_back,         2,  0,  0,               conv,           im2col_back, any) \
-    X(IM2COL_3D,         im2col_3d,           2,  0,  0,               im2col_3d,      im2col, any)   \
-    X(CONV_2D,           conv_2d,             2,  0,  0,               conv,           conv_2d, any)  \
-    X(CONV_2D_DW,        conv_2d_dw,          2,  0,  0,               conv,           conv_2d_dw, any) \
-    X(CONV_TRANSPOSE_1D, conv_transpose_1d,   2,  0,  0,               conv_transpose, conv_transpose, any) \
-    X(CONV_TRANSPOSE_2D, conv_transpose_2d,   2,  0,  0,               conv_transpose, conv_transpose, any) \
-    X(POOL_1D,           pool_1d,             1,  0,  0,               pool,           pool,   any)   \
-    X(POOL_2D,           pool_2d,             1,  0,  0,               pool,           pool,   any)   \
-    X(POOL_2D_BACK,      pool_2d_back,        2,  0,  0,               pool,           pool_2d_back, any) \
-    X(UPSCALE,           upscale,             1,  0,  0,               upscale,        upscale, any)  \
-    X(SSM_CONV,          ssm_conv,            2,  0,  0,               ssm_conv,       ssm_conv, any) \
-    X(SSM_SCAN,          ssm_scan,            7,  0,  0,               ssm_scan,       ssm_scan, any) \
-    X(RWKV_WKV6,         rwkv_wkv6,           6,  0,  0,               rwkv_wkv6,      linear_attn, any) \
-    X(GATED_LINEAR_ATTN, gated_linear_attn,   5,  0,  0,               gated_linear_attn, linear_attn, any) \
-    X(RWKV_WKV7,         rwkv_wkv7,           7,  0,  0,               rwkv_wkv7,      linear_attn, any) \
-    X(SOLVE_TRI,         solve_tri,           2,  0,  0,               solve_tri,      solve_tri, any) \
+    X(FLASH_ATTN_EXT,    flash_attn_ext,    3,  2,  0, flash_attn_ext,    flash_attn,       any) \
+    X(IM2COL,            im2col,            2,  0,  0, conv,              im2col,           any) \
+    X(IM2COL_BACK,       im2col_back,       2,  0,  0, conv,              im2col_back,      any) \
+    X(IM2COL_3D,         im2col_3d,         2,  0,  0, im2col_3d,         im2col,           any) \
+    X(CONV_2D,           conv_2d,           2,  0,  0, conv,              conv_2d,          any) \
+    X(CONV_2D_DW,        conv_2d_dw,        2,  0,  0, conv,              conv_2d_dw,       any) \
+    X(CONV_TRANSPOSE_1D, conv_transpose_1d, 2,  0,  0, conv_transpose,    conv_transpose,   any) \
+    X(CONV_TRANSPOSE_2D, conv_transpose_2d, 2,  0,  0, conv_transpose,    conv_transpose,   any) \
+    X(POOL_1D,           pool_1d,           1,  0,  0, pool,              pool,             any) \
+    X(POOL_2D,           pool_2d,           1,  0,  0, pool,              pool,             any) \
+    X(POOL_2D_BACK,      pool_2d_back,      2,  0,  0, pool,              pool_2d_back,     any) \
+    X(UPSCALE,           upscale,           1,  0,  0, upscale,           upscale,          any) \
+    X(SSM_CONV,          ssm_conv,          2,  0,  0, ssm_conv,          ssm_conv,         any) \
+    X(SSM_SCAN,          ssm_scan,          7,  0,  0, ssm_scan,          ssm_scan,         any) \
+    X(RWKV_WKV6,         rwkv_wkv6,         6,  0,  0, rwkv_wkv6,         linear_attn,      any) \
+    X(GATED_LINEAR_ATTN, gated_linear_attn, 5,  0,  0, gated_linear_attn, linear_attn,      any) \
+    X(RWKV_WKV7,         rwkv_wkv7,         7,  0,  0, rwkv_wkv7,         linear_attn,      any) \
+    X(SOLVE_TRI,         solve_tri,         2,  0,  0, solve_tri,         solve_tri,        any) \
     /* end of ops-c */
 
 // One entry per argument struct: struct gcuda_NAME_args is the member NAME of the union that CPU functions get.
@@ -1958,17 +1958,17 @@ struct gcuda_out_prod_args {
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
 
-// Types: where F32 data is named, F16 and BF16 are taken as well unless an entry says F32 only. Sums are in F32 or wider.
+// Types: where F32 data is named, F16 and BF16 are taken as well, but for states and sinks. Sums are in F32 or wider.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
-//     x[j]  = scale * sum_d q[d, n, h] * k[d, j, h / (H / Hk)]        then, with a softcap c:  x[j] = c * tanh(x[j] / c)
-//     x[j] += slope(h) * mask[j, n, h mod m2]                         slope: ALiBi (arXiv:2108.12409), 1 without max_bias
+//     x[j]  = scale * sum_d q[d, n, h] * k[d, j, h / (H / Hk)]      then, with a softcap c:  x[j] = c * tanh(x[j] / c)
+//     x[j] += slope(h) * mask[j, n, h mod m2]                       slope: ALiBi (arXiv:2108.12409), 1 without max_bias
 //     y[:, h, n] = sum_j softmax(x)[j] * v[:, j, h / (H / Hv)]
 //
 //   q        [DK, N, H, S]   F32; H heads, S sequences; any strides but the first
-//   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  any type with a float form, also two different ones; H divisible by Hk and
-//            Hv; any strides but the first; v may lie inside k
+//   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  any type with a float form, also two different ones; H divisible by Hk
+//            and Hv; any strides but the first; v may lie inside k
 //   mask     NULL, or [KV, >= N, m2, m3]  F16, BF16 or F32, contiguous; H divisible by m2, S by m3. -inf: position j is
 //            not attended to, and its k and v are not read
 //   max_bias      ALiBi's largest slope exponent, 0: none; > 0 needs a mask
@@ -1980,7 +1980,9 @@ struct gcuda_flash_attn_ext_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
 };
-GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias, float logit_softcap);
+GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
+    float logit_softcap);
 // F32: products may not be accumulated in F16, on any backend.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
@@ -1988,8 +1990,8 @@ GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tenso
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
-// Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on either
-// side) and dilation d is the width, 1 the height, 2 the depth:
+// Convolutions do not flip the kernel; what lies outside of the image is zero. Index 0 of stride s, padding p (on
+// either side) and dilation d is the width, 1 the height, 2 the depth:
 //     OW = (W + 2 * p0 - d0 * (KW - 1) - 1) / s0 + 1          at least 1, or the operation fails
 struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimensional ones as images of height 1
     struct gcuda_array kernel;
@@ -2007,7 +2009,8 @@ struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimens
 //   dst_type F32, F16 or BF16
 //   returns  2-D [IC*KH*KW, OW, OH, N]; 1-D [IC*KW, OW, N]  dst_type, contiguous
 //   fails    NULL, and ctx keeps the error: channels differ, no output, strides or dilations < 1, paddings < 0
-GCUDA_API struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type);
+GCUDA_API struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type);
 
 // >>op:im2col_back ------------------------------------------------------------------------------------
 // Gradient of im2col: every element of the image collects the columns it was copied to.
@@ -2015,11 +2018,13 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct 
 //   b        the kernel, only its shape counts
 //   ne       shape of the image
 //   returns  [ne0, ne1, ne2, ne3]  F32, contiguous
-GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D);
+GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D);
 
 // >>op:im2col_3d --------------------------------------------------------------------------------------
 // Patches of a volume as rows:
-//     y[((ic * KD + kd) * KH + kh) * KW + kw, ow, oh, n * OD + od] = b[x, y, z, n * IC + ic],   x = ow * s0 + kw * d0 - p0 ...
+//     y[((ic * KD + kd) * KH + kh) * KW + kw, ow, oh, n * OD + od] = b[x, y, z, n * IC + ic]
+//     with x = ow * s0 + kw * d0 - p0, and y, z likewise
 //
 //   a        the kernel [KW, KH, KD, OC*IC]: only its shape counts
 //   b        [W, H, D, N*IC]  F32; any strides
@@ -2030,7 +2035,9 @@ struct gcuda_im2col_3d_args {
     int64_t channels; // IC
     int32_t s[3], p[3], d[3];
 };
-GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2, enum gcuda_type dst_type);
+GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2,
+    enum gcuda_type dst_type);
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
 // Convolution without a patch matrix in memory:
@@ -2039,10 +2046,11 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 //   a        [KW, KH, IC, OC]  F32, contiguous
 //   b        [W, H, IC, N]     F32; any strides
 //   returns  [OW, OH, OC, N]   type of b, contiguous
-GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 
 // The same, and its relatives, through im2col and mul_mat:
-//   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches have the type of a
+//   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches in a's type
 //   conv_2d_sk_p0    stride = kernel size, no padding (patch embedding)
 //   conv_2d_s1_ph    stride 1, padding half the kernel
 //   conv_2d_dw       a [KW, KH, 1, C], b [W, H, C, N], one kernel a channel -> [OW, OH, C, N]
@@ -2051,15 +2059,24 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx,
 //   conv_1d_dw       a [K, 1, C], b [L, C, 1]                               -> [OW, C, 1]; patches in F16
 //   conv_1d_dw_ph    padding K / 2
 //   conv_3d          a [KW, KH, KD, IC*OC], b [W, H, D, IC*N]               -> [OW, OH, OD, OC*N]
-GCUDA_API struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0);
-GCUDA_API struct gcuda_tensor * gcuda_conv_1d_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s, int d);
-GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0);
-GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int d0);
-GCUDA_API struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
-GCUDA_API struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_conv_2d_s1_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
-GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2);
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int p0, int d0);
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s, int d);
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int p0, int d0);
+GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int d0);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_s1_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
+GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2);
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
 // Depthwise convolution, every channel with its own kernel:
@@ -2068,7 +2085,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct
 //   a        [KW, KH, 1, C]  F32; any strides
 //   b        [W, H, C, N]    F32; contiguous, or channels innermost in memory (C, W, H, N)
 //   returns  [OW, OH, C, N]  type of b, in the memory order of b
-GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1);
+GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1);
 
 // >>op:conv_transpose_1d ------------------------------------------------------------------------------
 // Transposed convolution: y[o, oc] = sum over ic and all l, k with l * s0 + k == o of a[k, oc, ic] * b[l, ic].
@@ -2080,7 +2098,8 @@ struct gcuda_conv_transpose_args { // the one-dimensional one as an image of hei
     struct gcuda_array kernel, x, y;
     int32_t stride;
 };
-GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0);
+GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int p0, int d0);
 
 // >>op:conv_transpose_2d ------------------------------------------------------------------------------
 // y[x, y, oc, n] = sum over ic and all positions with w * stride + kw == x, h * stride + kh == y of
@@ -2088,7 +2107,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * c
 //   a        [KW, KH, OC, IC]  F16, BF16 or F32, contiguous
 //   b        [W, H, IC, N]     F32, contiguous
 //   returns  [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]  F32, contiguous
-GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride);
+GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int stride);
 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // Largest value or mean of windows along rows. The mean divides by k0 also where padding is counted; a window with
@@ -2103,19 +2123,22 @@ struct gcuda_pool_args { // pool_1d: k1, s1 are 1, p1 is 0
     enum gcuda_op_pool op;
     int32_t k0, k1, s0, s1, p0, p1;
 };
-GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int s0, int p0);
+GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    enum gcuda_op_pool op, int k0, int s0, int p0);
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-// The same for windows of k0 x k1 in dimensions 0 and 1. Output extents are computed with p0, p1 as given, positions with
-// their integer parts.
-GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
+// The same for windows of k0 x k1 in dimensions 0 and 1. Output extents are computed with p0, p1 as given, positions
+// with their integer parts.
+GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
 // Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it.
 //   a        gradient of the pooled image, F32; any strides
 //   af       the image, F32; any strides
 //   returns  shape of af, F32, contiguous
-GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
+GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
 
 // >>op:upscale ----------------------------------------------------------------------------------------
 // Resampling of dimensions 0 and 1 to any extents, larger or smaller; dimensions 2 and 3 repeat or drop whole planes.
@@ -2127,16 +2150,24 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 //   a        F32; any strides
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; upscale: dimensions 0 and 1 times scale_factor
 //   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, extents from nothing
-enum gcuda_scale_mode { GCUDA_SCALE_MODE_NEAREST = 0, GCUDA_SCALE_MODE_BILINEAR = 1, GCUDA_SCALE_MODE_BICUBIC = 2, GCUDA_SCALE_MODE_COUNT };
+enum gcuda_scale_mode {
+    GCUDA_SCALE_MODE_NEAREST = 0,
+    GCUDA_SCALE_MODE_BILINEAR = 1,
+    GCUDA_SCALE_MODE_BICUBIC = 2,
+    GCUDA_SCALE_MODE_COUNT
+};
 enum gcuda_scale_flag { GCUDA_SCALE_FLAG_ALIGN_CORNERS = 0x100, GCUDA_SCALE_FLAG_ANTIALIAS = 0x200 };
 struct gcuda_upscale_args {
     struct gcuda_array x, y;
     enum gcuda_scale_mode mode;
     bool align_corners, antialias;
 };
-GCUDA_API struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor, enum gcuda_scale_mode mode);
-GCUDA_API struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0, int ne1, int ne2, int ne3, enum gcuda_scale_mode mode);
-GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // mode | flags
+GCUDA_API struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor,
+    enum gcuda_scale_mode mode);
+GCUDA_API struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0,
+    int ne1, int ne2, int ne3, enum gcuda_scale_mode mode);
+GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0,
+    int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode); // a mode and flags
 
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 // Short causal convolution of every channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
@@ -2146,12 +2177,14 @@ GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, st
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
 };
-GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx, struct gcuda_tensor * c);
+GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx,
+    struct gcuda_tensor * c);
 
 // >>op:ssm_scan ---------------------------------------------------------------------------------------
-// Selective scan: Mamba (Gu & Dao 2023, arXiv:2312.00752) and Mamba-2 (2024, arXiv:2405.21060). For sequence q, head h of
-// group g, channel p, with d = softplus(dt[h, t, q]):
-//     st[n] = st[n] * exp(d * A[n, h]) + B[n, g, t, q] * x[p, h, t, q] * d;      y[p, h, t, q] = sum_n st[n] * C[n, g, t, q]
+// Selective scan: Mamba (Gu & Dao 2023, arXiv:2312.00752) and Mamba-2 (2024, arXiv:2405.21060). For sequence q, head h
+// of group g, channel p, with d = softplus(dt[h, t, q]):
+//     st[n] = st[n] * exp(d * A[n, h]) + B[n, g, t, q] * x[p, h, t, q] * d
+//     y[p, h, t, q] = sum_n st[n] * C[n, g, t, q]
 //
 //   s        [N, P, H, >= S]  F32, contiguous: the pool of states, not changed
 //   x        [P, H, T, S]  F32; rows of heads packed, nb[2] and nb[3] free
@@ -2164,7 +2197,9 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struc
 struct gcuda_ssm_scan_args {
     struct gcuda_array s, x, dt, a, b, c, ids, y;
 };
-GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s, struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B, struct gcuda_tensor * C, struct gcuda_tensor * ids);
+GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s,
+    struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B,
+    struct gcuda_tensor * C, struct gcuda_tensor * ids);
 
 // The three recurrences below keep a matrix of Z x Z numbers per head and sequence.
 //   inputs   [Z, H, T]  F32, contiguous; the T tokens are those of S sequences of equal length, one after the other
@@ -2177,7 +2212,9 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struc
 struct gcuda_rwkv_wkv6_args {
     struct gcuda_array k, v, r, tf, td, state, y;
 };
-GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * r, struct gcuda_tensor * tf, struct gcuda_tensor * td, struct gcuda_tensor * state);
+GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor * k,
+    struct gcuda_tensor * v, struct gcuda_tensor * r, struct gcuda_tensor * tf, struct gcuda_tensor * td,
+    struct gcuda_tensor * state);
 
 // >>op:gated_linear_attn ------------------------------------------------------------------------------
 // Gated linear attention (Yang et al. 2023, arXiv:2312.06635). W[i][j]: i key, j value (adjacent in memory).
@@ -2186,15 +2223,19 @@ struct gcuda_gated_linear_attn_args {
     struct gcuda_array k, v, q, g, state, y;
     float scale;
 };
-GCUDA_API struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state, float scale);
+GCUDA_API struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor * k,
+    struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state,
+    float scale);
 
 // >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
 // RWKV-7 (Peng et al. 2025, arXiv:2503.14456). W[i][j]: i value, j key (adjacent in memory): the other way round.
-//     s[i] = sum_j a[j] * W[i][j];   W[i][j] = W[i][j] * w[j] + v[i] * k[j] + s[i] * b[j];   y[i] = sum_j W[i][j] * r[j]
+//     s[i] = sum_j a[j] * W[i][j];  W[i][j] = W[i][j] * w[j] + v[i] * k[j] + s[i] * b[j];  y[i] = sum_j W[i][j] * r[j]
 struct gcuda_rwkv_wkv7_args {
     struct gcuda_array r, w, k, v, a, b, state, y;
 };
-GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor * r, struct gcuda_tensor * w, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * state);
+GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor * r,
+    struct gcuda_tensor * w, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * state);
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
 // Solves A X = B by forward substitution, A lower triangular with a diagonal of its own (what is above is not read):
@@ -2207,7 +2248,8 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, stru
 struct gcuda_solve_tri_args {
     struct gcuda_array a, b, y;
 };
-GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, bool left, bool lower, bool uni);
+GCUDA_API struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, bool left, bool lower, bool uni);
 
 // ---------------- end of ops-c ----------------
 
@@ -14106,6 +14148,11 @@ static float gcudai_float_at(enum gcuda_type type, const char * p) {
     return gcuda_bf16_to_fp32(b);
 }
 
+// Element [i0, i1, i2, i3].
+static float gcudai_float_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    return gcudai_float_at(a->type, gcudai_at(a, i1, i2, i3) + (size_t) i0 * a->nb[0]);
+}
+
 // n adjacent elements as floats: where they are if they are F32, else in buf.
 static const float * gcudai_floats(enum gcuda_type type, const char * p, int64_t n, float * buf) {
     if (type == GCUDA_TYPE_F32) {
@@ -14121,7 +14168,7 @@ static int64_t gcudai_product(int64_t a, int64_t b, int64_t c, int64_t d) {
     return gcudai_mul_i64(a, b, &n) && gcudai_mul_i64(n, c, &n) && gcudai_mul_i64(n, d, &n) ? n : -1;
 }
 
-// Part of a row of a result: an item of most operations below. At most GCUDAI_PIECE elements, fewer where one is costly.
+// Part of a row of a result: an item of most operations below. Up to GCUDAI_PIECE elements, fewer where they cost much.
 struct gcudai_stretch {
     int64_t i0, n, i1, i2, i3;
 };
@@ -14157,7 +14204,8 @@ static void gcudai_stretch_store(const struct gcuda_array * y, const struct gcud
 // Loops that a plain -O2 build turns into vector code because their counts are constant; again for AVX2.
 #define GCUDAI_LANES 16
 
-static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b, int64_t n) {
+static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a, const float * GCUDAI_RESTRICT b,
+    int64_t n) {
     float s[GCUDAI_LANES], sum = 0.0f;
     int64_t i = 0;
     for (int l = 0; l < GCUDAI_LANES; ++l) {
@@ -14178,7 +14226,8 @@ static GCUDAI_INLINE float gcudai_lane_dot_body(const float * GCUDAI_RESTRICT a,
 }
 
 // y += w[0] * x[0] + .. + w[3] * x[3], rows of n
-static GCUDAI_INLINE void gcudai_lane_add4_body(float * GCUDAI_RESTRICT y, const float * const * x, const float * w, int64_t n) {
+static GCUDAI_INLINE void gcudai_lane_add4_body(float * GCUDAI_RESTRICT y, const float * const * x, const float * w,
+    int64_t n) {
     const float * GCUDAI_RESTRICT x0 = x[0];
     const float * GCUDAI_RESTRICT x1 = x[1];
     const float * GCUDAI_RESTRICT x2 = x[2];
@@ -14195,37 +14244,59 @@ static GCUDAI_INLINE void gcudai_lane_add4_body(float * GCUDAI_RESTRICT y, const
     }
 }
 
-// y[j] += sum_k w[k] * x[k][j] for rows x of GCUDAI_CONV_PIXELS
-#define GCUDAI_CONV_PIXELS 64
-static GCUDAI_INLINE void gcudai_lane_taps_body(float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT w, const float * GCUDAI_RESTRICT x, int64_t n) {
-    const int64_t m = GCUDAI_CONV_PIXELS;
+// y[j] += sum_k w[k] * x[k][j] for rows x of m elements; m is a constant where this is called
+static GCUDAI_INLINE void gcudai_lane_taps_body(float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT w,
+    const float * GCUDAI_RESTRICT x, int64_t n, const int64_t m) {
     int64_t k = 0;
     for (; k + 4 <= n; k += 4, x += 4 * m) {
         const float w0 = w[k], w1 = w[k + 1], w2 = w[k + 2], w3 = w[k + 3];
-        for (int64_t j = 0; j < GCUDAI_CONV_PIXELS; ++j) {
+        for (int64_t j = 0; j < m; ++j) {
             y[j] += (w0 * x[j] + w1 * x[m + j]) + (w2 * x[2 * m + j] + w3 * x[3 * m + j]);
         }
     }
     for (; k < n; ++k, x += m) {
         const float w0 = w[k];
-        for (int64_t j = 0; j < GCUDAI_CONV_PIXELS; ++j) {
+        for (int64_t j = 0; j < m; ++j) {
             y[j] += w0 * x[j];
         }
     }
 }
 
+// Pixels that a convolution handles together: many where it has many, few where each costs much.
+#define GCUDAI_CONV_WIDE 64
+#define GCUDAI_CONV_NARROW 16
+
+static GCUDAI_INLINE void gcudai_lane_taps_both(float * y, const float * w, const float * x, int64_t n, int64_t m) {
+    if (m == GCUDAI_CONV_WIDE) {
+        gcudai_lane_taps_body(y, w, x, n, GCUDAI_CONV_WIDE);
+    } else {
+        gcudai_lane_taps_body(y, w, x, n, GCUDAI_CONV_NARROW);
+    }
+}
+
 typedef float (*gcudai_lane_dot_fn)(const float * a, const float * b, int64_t n);
 typedef void (*gcudai_lane_add4_fn)(float * y, const float * const * x, const float * w, int64_t n);
-typedef void (*gcudai_lane_taps_fn)(float * y, const float * w, const float * x, int64_t n);
+typedef void (*gcudai_lane_taps_fn)(float * y, const float * w, const float * x, int64_t n, int64_t m);
 
 static float gcudai_lane_dot_any(const float * a, const float * b, int64_t n) { return gcudai_lane_dot_body(a, b, n); }
-static void gcudai_lane_add4_any(float * y, const float * const * x, const float * w, int64_t n) { gcudai_lane_add4_body(y, x, w, n); }
-static void gcudai_lane_taps_any(float * y, const float * w, const float * x, int64_t n) { gcudai_lane_taps_body(y, w, x, n); }
+static void gcudai_lane_add4_any(float * y, const float * const * x, const float * w, int64_t n) {
+    gcudai_lane_add4_body(y, x, w, n);
+}
+static void gcudai_lane_taps_any(float * y, const float * w, const float * x, int64_t n, int64_t m) {
+    gcudai_lane_taps_both(y, w, x, n, m);
+}
 
 #if GCUDAI_HAVE_X86_SIMD
-GCUDAI_TARGET_AVX2 static float gcudai_lane_dot_avx2(const float * a, const float * b, int64_t n) { return gcudai_lane_dot_body(a, b, n); }
-GCUDAI_TARGET_AVX2 static void gcudai_lane_add4_avx2(float * y, const float * const * x, const float * w, int64_t n) { gcudai_lane_add4_body(y, x, w, n); }
-GCUDAI_TARGET_AVX2 static void gcudai_lane_taps_avx2(float * y, const float * w, const float * x, int64_t n) { gcudai_lane_taps_body(y, w, x, n); }
+GCUDAI_TARGET_AVX2 static float gcudai_lane_dot_avx2(const float * a, const float * b, int64_t n) {
+    return gcudai_lane_dot_body(a, b, n);
+}
+GCUDAI_TARGET_AVX2 static void gcudai_lane_add4_avx2(float * y, const float * const * x, const float * w, int64_t n) {
+    gcudai_lane_add4_body(y, x, w, n);
+}
+GCUDAI_TARGET_AVX2 static void gcudai_lane_taps_avx2(float * y, const float * w, const float * x, int64_t n,
+    int64_t m) {
+    gcudai_lane_taps_both(y, w, x, n, m);
+}
 static bool gcudai_lane_is_avx2(void) { return gcudai_cpu_has(GCUDAI_CPU_AVX2 | GCUDAI_CPU_FMA | GCUDAI_CPU_F16C); }
 #else
 #define gcudai_lane_dot_avx2 gcudai_lane_dot_any
@@ -14235,7 +14306,9 @@ static bool gcudai_lane_is_avx2(void) { return false; }
 #endif
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias, float logit_softcap) {
+struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
+    float logit_softcap) {
     struct gcuda_tensor * src[] = { q, k, v, mask };
     if (!gcudai_op_begin(ctx, GCUDA_OP_FLASH_ATTN_EXT, src, 4)) {
         return NULL;
@@ -14250,7 +14323,8 @@ struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gc
 
 static gcuda_status gcudai_want_flash_attn(const struct gcuda_tensor * a, const char * what) {
     if (a == NULL || a->op != GCUDA_OP_FLASH_ATTN_EXT) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is %s", what, a ? gcudai_op_lower(a->op) : "NULL");
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: the node is %s", what,
+            a ? gcudai_op_lower(a->op) : "NULL");
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -14258,7 +14332,8 @@ static gcuda_status gcudai_want_flash_attn(const struct gcuda_tensor * a, const 
 gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec) {
     GCUDAI_TRY(gcudai_want_flash_attn(a, "flash_attn_ext_set_prec"));
     if (prec != GCUDA_PREC_DEFAULT && prec != GCUDA_PREC_F32) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "flash_attn_ext_set_prec: precision %d does not exist", (int) prec);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "flash_attn_ext_set_prec: precision %d does not exist",
+            (int) prec);
     }
     gcudai_set_param_i32(a, 3, (int32_t) prec);
     return GCUDA_STATUS_SUCCESS;
@@ -14286,8 +14361,10 @@ static gcuda_status gcudai_flash_attn_check_kv(const struct gcuda_tensor * y, co
     const struct gcuda_tensor * q = y->src[0];
     GCUDAI_WANT(y, gcudai_to_float(t->type) != NULL, "type %s has no float form", gcuda_type_name(t->type));
     GCUDAI_TRY(gcudai_want_rows(y, t));
-    GCUDAI_WANT(y, gcudai_divides(t->ne[2], q->ne[2]), "%lld query heads, not a multiple of %lld", (long long) q->ne[2], (long long) t->ne[2]);
-    GCUDAI_WANT(y, t->ne[3] == q->ne[3], "%lld sequences in q, %lld in k or v", (long long) q->ne[3], (long long) t->ne[3]);
+    GCUDAI_WANT(y, gcudai_divides(t->ne[2], q->ne[2]), "%lld query heads, not a multiple of %lld",
+        (long long) q->ne[2], (long long) t->ne[2]);
+    GCUDAI_WANT(y, t->ne[3] == q->ne[3], "%lld sequences in q, %lld in k or v", (long long) q->ne[3],
+        (long long) t->ne[3]);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -14296,10 +14373,12 @@ static gcuda_status gcudai_flash_attn_check_mask(const struct gcuda_tensor * y) 
     const struct gcuda_tensor * mask = y->src[3];
     GCUDAI_TRY(gcudai_want_float(y, mask));
     GCUDAI_TRY(gcudai_want_contiguous(y, mask));
-    GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0], (long long) y->src[1]->ne[1]);
-    GCUDAI_WANT(y, mask->ne[1] >= q->ne[1], "mask has %lld tokens, q %lld", (long long) mask->ne[1], (long long) q->ne[1]);
+    GCUDAI_WANT(y, mask->ne[0] == y->src[1]->ne[1], "mask has %lld positions, k %lld", (long long) mask->ne[0],
+        (long long) y->src[1]->ne[1]);
+    GCUDAI_WANT(y, mask->ne[1] >= q->ne[1], "mask has %lld tokens, q %lld", (long long) mask->ne[1],
+        (long long) q->ne[1]);
     GCUDAI_WANT(y, gcudai_divides(mask->ne[2], q->ne[2]) && gcudai_divides(mask->ne[3], q->ne[3]),
-                "heads and sequences of q are not multiples of those of the mask");
+        "heads and sequences of q are not multiples of those of the mask");
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -14314,7 +14393,8 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, q));
     GCUDAI_TRY(gcudai_flash_attn_check_kv(y, k));
     GCUDAI_TRY(gcudai_flash_attn_check_kv(y, v));
-    GCUDAI_WANT(y, q->ne[0] == k->ne[0], "rows of q have %lld elements, of k %lld", (long long) q->ne[0], (long long) k->ne[0]);
+    GCUDAI_WANT(y, q->ne[0] == k->ne[0], "rows of q have %lld elements, of k %lld", (long long) q->ne[0],
+        (long long) k->ne[0]);
     GCUDAI_WANT(y, k->ne[1] == v->ne[1], "%lld positions in k, %lld in v", (long long) k->ne[1], (long long) v->ne[1]);
     if (y->src[3] != NULL) {
         GCUDAI_TRY(gcudai_flash_attn_check_mask(y));
@@ -14322,9 +14402,11 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
     if (sinks != NULL) {
         GCUDAI_TRY(gcudai_want_type(y, sinks, GCUDA_TYPE_F32));
         GCUDAI_TRY(gcudai_want_contiguous(y, sinks));
-        GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == q->ne[2], "%lld sinks for %lld heads", (long long) sinks->ne[0], (long long) q->ne[2]);
+        GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == q->ne[2], "%lld sinks for %lld heads",
+            (long long) sinks->ne[0], (long long) q->ne[2]);
     }
-    GCUDAI_WANT(y, scale - scale == 0.0f && softcap - softcap == 0.0f, "scale %g and softcap %g must be finite", (double) scale, (double) softcap);
+    GCUDAI_WANT(y, scale - scale == 0.0f && softcap - softcap == 0.0f, "scale %g and softcap %g must be finite",
+        (double) scale, (double) softcap);
     GCUDAI_WANT(y, max_bias >= 0.0f && max_bias - max_bias == 0.0f, "max_bias is %g, want >= 0", (double) max_bias);
     GCUDAI_WANT(y, max_bias == 0.0f || y->src[3] != NULL, "max_bias is %g, and there is no mask", (double) max_bias);
     GCUDAI_WANT(y, prec == GCUDA_PREC_DEFAULT || prec == GCUDA_PREC_F32, "precision %d does not exist", (int) prec);
@@ -14347,8 +14429,8 @@ static void gcudai_flash_attn_ext_args(const struct gcuda_tensor * y, union gcud
     p->prec = (enum gcuda_prec) gcudai_param_i32(y, 3);
 }
 
-// How the work is cut. Neighbouring heads that share k and v form a group; its queries (tokens times heads) are taken in
-// blocks, so that a row of k is converted once for all of them. Few queries over many positions are cut along the
+// How the work is cut. Neighbouring heads that share k and v form a group; its queries (tokens times heads) are taken
+// in blocks, so that a row of k is converted once for all of them. Few queries over many positions are cut along the
 // positions instead, and a second phase joins the parts.
 #define GCUDAI_ATTN_TILE 16  // positions handled together
 #define GCUDAI_ATTN_BLOCK 16 // queries, at most
@@ -14378,11 +14460,14 @@ static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_arg
     a.n_queries = p->q.ne[1] * gk;
     const double position = (double) (a.dk + a.dv), all = position * (double) a.n_kv;
     const double fit = all > 0.0 ? GCUDAI_ATTN_COST / all : GCUDAI_ATTN_BLOCK; // queries that fit over all positions
-    a.block = a.n_queries <= GCUDAI_ATTN_BLOCK || fit >= GCUDAI_ATTN_BLOCK ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit, 1);
-    a.block = GCUDAI_MIN(a.block, a.n_queries);
+    const bool is_full = a.n_queries <= GCUDAI_ATTN_BLOCK || fit >= GCUDAI_ATTN_BLOCK;
+    a.block = GCUDAI_MIN(is_full ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit, 1), a.n_queries);
     a.n_blocks = (a.n_queries + a.block - 1) / a.block;
     const double part = GCUDAI_ATTN_COST / (position * (double) a.block);
-    a.n_kv_part = part >= (double) a.n_kv ? GCUDAI_MAX(a.n_kv, 1) : GCUDAI_MAX((int64_t) part / GCUDAI_ATTN_TILE, 1) * GCUDAI_ATTN_TILE;
+    a.n_kv_part = GCUDAI_MAX(a.n_kv, 1);
+    if (part < (double) a.n_kv) {
+        a.n_kv_part = GCUDAI_MAX((int64_t) part / GCUDAI_ATTN_TILE, 1) * GCUDAI_ATTN_TILE;
+    }
     a.n_parts = a.n_kv > 0 ? (a.n_kv - 1) / a.n_kv_part + 1 : 1;
     return a;
 }
@@ -14394,13 +14479,14 @@ static void gcudai_flash_attn_work(const struct gcuda_tensor * y, struct gcudai_
     const size_t block = (size_t) a.block, widest = (size_t) GCUDAI_MAX(a.dk, a.dv);
     w->n_items[0] = y->ne[3] * a.n_groups * a.n_blocks * a.n_parts;
     w->item_cost[0] = 100.0 + (double) (a.dk + a.dv) * (double) a.n_kv_part * ((double) a.block + 2.0) * 0.5;
-    w->local_bytes = sizeof(float) * (block * (size_t) (a.dk + a.dv + GCUDAI_ATTN_TILE + 4) + GCUDAI_ATTN_TILE * widest);
+    const size_t n_local = block * (size_t) (a.dk + a.dv + GCUDAI_ATTN_TILE + 3) + GCUDAI_ATTN_TILE * widest;
+    w->local_bytes = sizeof(float) * n_local;
     if (a.n_parts > 1) {
-        const int64_t n_floats = gcudai_product(y->ne[1] * y->ne[2] * y->ne[3], a.n_parts, a.dv + 2, (int64_t) sizeof(float));
         w->n_phases = 2;
         w->n_items[1] = y->ne[1] * y->ne[2] * y->ne[3];
         w->item_cost[1] = (double) (a.dv + 2) * (double) a.n_parts;
-        w->shared_bytes = n_floats < 0 ? SIZE_MAX : (size_t) n_floats;
+        const int64_t n_bytes = gcudai_product(w->n_items[1], a.n_parts, a.dv + 2, (int64_t) sizeof(float));
+        w->shared_bytes = n_bytes < 0 ? SIZE_MAX : (size_t) n_bytes;
     }
 }
 
@@ -14417,7 +14503,9 @@ struct gcudai_attn_block {
     gcudai_lane_add4_fn add4;
 };
 
-static int64_t gcudai_attn_head(const struct gcudai_attn_block * b, int64_t i) { return b->group * b->a.group + (b->q0 + i) % b->a.group; }
+static int64_t gcudai_attn_head(const struct gcudai_attn_block * b, int64_t i) {
+    return b->group * b->a.group + (b->q0 + i) % b->a.group;
+}
 static int64_t gcudai_attn_token(const struct gcudai_attn_block * b, int64_t i) { return (b->q0 + i) / b->a.group; }
 
 static void gcudai_attn_begin(struct gcudai_attn_block * b, int64_t item, char * local) {
@@ -14552,7 +14640,8 @@ static void gcudai_attn_values(struct gcudai_attn_block * b, int64_t j0, int64_t
 }
 
 // The sum and its weights become the answer of query i. Nothing attended to: zeros, with a sink too.
-static void gcudai_attn_store(const struct gcuda_flash_attn_ext_args * p, int64_t token, int64_t h, int64_t s, const float * acc, float max, float sum) {
+static void gcudai_attn_store(const struct gcuda_flash_attn_ext_args * p, int64_t token, int64_t h, int64_t s,
+    const float * acc, float max, float sum) {
     float * y = (float *) (void *) gcudai_at(&p->y, h, token, s);
     float scale = max == -HUGE_VALF && sum == 0.0f ? 0.0f : 1.0f / sum;
     if (p->sinks.data != NULL && scale != 0.0f) {
@@ -14585,7 +14674,8 @@ static void gcudai_attn_end(const struct gcudai_attn_block * b, char * shared) {
 }
 
 // Joins the parts of one query, in the order of the positions.
-static void gcudai_attn_join(const struct gcuda_flash_attn_ext_args * p, const struct gcudai_attn * a, int64_t row, char * shared) {
+static void gcudai_attn_join(const struct gcuda_flash_attn_ext_args * p, const struct gcudai_attn * a, int64_t row,
+    char * shared) {
     float * first = gcudai_attn_part(a, row, 0, shared);
     for (int64_t k = 1; k < a->n_parts; ++k) {
         const float * part = gcudai_attn_part(a, row, k, shared);
@@ -14630,17 +14720,21 @@ static void gcudai_flash_attn_ext_cpu(const union gcudai_args * args, const stru
 // Extent of a convolution's result along one axis; 0 when the parameters allow none.
 static int64_t gcudai_conv_extent(int64_t in, int64_t k, int32_t s, int32_t p, int32_t d) {
     int64_t padded = 0, reach = 0;
-    if (s < 1 || d < 1 || p < 0 || k < 1 || !gcudai_add_i64(in, 2 * (int64_t) p, &padded) || !gcudai_mul_i64(k - 1, d, &reach)) {
+    if (s < 1 || d < 1 || p < 0 || k < 1 || !gcudai_add_i64(in, 2 * (int64_t) p, &padded)
+        || !gcudai_mul_i64(k - 1, d, &reach)) {
         return 0;
     }
     return GCUDAI_MAX((padded - reach - 1) / s + 1, 0);
 }
 
-static gcuda_status gcudai_want_conv(const struct gcuda_tensor * y, int axis, int64_t in, int64_t k, int32_t s, int32_t p, int32_t d) {
-    GCUDAI_WANT(y, s >= 1 && p >= 0 && d >= 1, "axis %d: stride %d, padding %d, dilation %d; want stride and dilation >= 1, padding >= 0",
-                axis, (int) s, (int) p, (int) d);
-    GCUDAI_WANT(y, gcudai_conv_extent(in, k, s, p, d) >= 1, "axis %d: a kernel of %lld with dilation %d finds no place in %lld with padding %d",
-                axis, (long long) k, (int) d, (long long) in, (int) p);
+static gcuda_status gcudai_want_conv(const struct gcuda_tensor * y, int axis, int64_t in, int64_t k, int32_t s,
+    int32_t p, int32_t d) {
+    GCUDAI_WANT(y, s >= 1 && p >= 0 && d >= 1,
+        "axis %d: stride %d, padding %d, dilation %d; want stride and dilation >= 1, padding >= 0", axis, (int) s,
+        (int) p, (int) d);
+    GCUDAI_WANT(y, gcudai_conv_extent(in, k, s, p, d) >= 1,
+        "axis %d: a kernel of %lld with dilation %d finds no place in %lld with padding %d", axis, (long long) k,
+        (int) d, (long long) in, (int) p);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -14681,7 +14775,8 @@ static void gcudai_conv_args(const struct gcuda_tensor * y, union gcudai_args * 
 }
 
 // Elements [0, count) of out are those of a row of n at first, first + step, ...; 0 outside of it.
-static void gcudai_window(enum gcuda_type type, const char * row, size_t nb0, int64_t n, int64_t first, int64_t step, int64_t count, float * out) {
+static void gcudai_window(enum gcuda_type type, const char * row, size_t nb0, int64_t n, int64_t first, int64_t step,
+    int64_t count, float * out) {
     const int64_t lo = first >= 0 ? 0 : GCUDAI_MIN((-first + step - 1) / step, count);
     const int64_t hi = first >= n ? lo : GCUDAI_MAX(GCUDAI_MIN((n - first + step - 1) / step, count), lo);
     for (int64_t i = 0; i < lo; ++i) {
@@ -14719,7 +14814,10 @@ static void gcudai_patch_read(const struct gcudai_patch * p, int64_t i0, int64_t
         const int64_t run = GCUDAI_MIN(p->k[0] - k0, n);
         const int64_t y = p->origin[1] + k1 * p->d[1], z = p->origin[2] + k2 * p->d[2];
         const bool is_inside = y >= 0 && y < p->ne[1] && z >= 0 && z < p->ne[2];
-        const char * row = is_inside ? p->data + (size_t) channel * p->nb_channel + (size_t) y * p->nb[1] + (size_t) z * p->nb[2] : NULL;
+        const char * row = p->data + (size_t) channel * p->nb_channel;
+        if (is_inside) {
+            row += (size_t) y * p->nb[1] + (size_t) z * p->nb[2];
+        }
         gcudai_window(p->type, row, p->nb[0], is_inside ? p->ne[0] : 0, p->origin[0] + k0 * p->d[0], p->d[0], run, out);
         out += run;
         n -= run;
@@ -14735,7 +14833,8 @@ static void gcudai_patch_read(const struct gcudai_patch * p, int64_t i0, int64_t
 }
 
 // >>op:im2col -----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type) {
+struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D, enum gcuda_type dst_type) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL, src, 2)) {
         return NULL;
@@ -14757,8 +14856,10 @@ static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_float(y, y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1), "one-dimensional, and a source has four dimensions");
-    GCUDAI_WANT(y, p->kernel.ne[2] == p->x.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2], (long long) p->x.ne[2]);
+    GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1),
+        "one-dimensional, and a source has four dimensions");
+    GCUDAI_WANT(y, p->kernel.ne[2] == p->x.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2],
+        (long long) p->x.ne[2]);
     GCUDAI_TRY(gcudai_want_conv(y, 0, p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
     GCUDAI_TRY(gcudai_want_conv(y, 1, p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
     const int64_t n = gcudai_product(p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2], 1);
@@ -14769,12 +14870,14 @@ static gcuda_status gcudai_im2col_check(const struct gcuda_tensor * y) {
 
 #define GCUDAI_IM2COL_COST 4.0
 
-static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_stretch_split(y->ne, GCUDAI_IM2COL_COST, w, 0); }
+static void gcudai_im2col_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    gcudai_stretch_split(y->ne, GCUDAI_IM2COL_COST, w, 0);
+}
 
 static void gcudai_im2col_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_args * p = &args->conv;
-    struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], 0 }, p->x.nb[2], { p->x.ne[0], p->x.ne[1], 1 }, { 0, 0, 0 },
-                                  { p->kernel.ne[0], p->kernel.ne[1], 1 }, { p->d0, p->d1, 1 } };
+    struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], 0 }, p->x.nb[2],
+        { p->x.ne[0], p->x.ne[1], 1 }, { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], 1 }, { p->d0, p->d1, 1 } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
@@ -14787,7 +14890,8 @@ static void gcudai_im2col_cpu(const union gcudai_args * args, const struct gcuda
 }
 
 // >>op:im2col_back ------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D) {
+struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    const int64_t * ne, int s0, int s1, int p0, int p1, int d0, int d1, bool is_2D) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_BACK, src, 2)) {
         return NULL;
@@ -14809,20 +14913,24 @@ static gcuda_status gcudai_im2col_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1 && y->ne[3] == 1), "one-dimensional, and there are four dimensions");
-    GCUDAI_WANT(y, p->kernel.ne[2] == p->y.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2], (long long) p->y.ne[2]);
+    GCUDAI_WANT(y, is_2d || (y->src[0]->ne[3] == 1 && y->src[1]->ne[3] == 1 && y->ne[3] == 1),
+        "one-dimensional, and there are four dimensions");
+    GCUDAI_WANT(y, p->kernel.ne[2] == p->y.ne[2], "kernel has %lld channels, image %lld", (long long) p->kernel.ne[2],
+        (long long) p->y.ne[2]);
     GCUDAI_TRY(gcudai_want_conv(y, 0, p->y.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
     GCUDAI_TRY(gcudai_want_conv(y, 1, p->y.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
     const int64_t n = gcudai_product(p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2], 1);
     const int64_t ow = gcudai_conv_extent(p->y.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0);
     const int64_t oh = gcudai_conv_extent(p->y.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1);
     GCUDAI_WANT(y, p->x.ne[0] == n && p->x.ne[1] == ow && p->x.ne[2] == oh && p->x.ne[3] == p->y.ne[3],
-                "the gradient of this image would be %lld columns of %lld x %lld places, %lld times", (long long) n, (long long) ow,
-                (long long) oh, (long long) p->y.ne[3]);
+        "the gradient of this image would be %lld columns of %lld x %lld places, %lld times", (long long) n,
+        (long long) ow, (long long) oh, (long long) p->y.ne[3]);
     return GCUDA_STATUS_SUCCESS;
 }
 
-static double gcudai_im2col_back_cost(const struct gcuda_conv_args * p) { return 2.0 + 3.0 * (double) p->kernel.ne[0] * (double) p->kernel.ne[1]; }
+static double gcudai_im2col_back_cost(const struct gcuda_conv_args * p) {
+    return 2.0 + 3.0 * (double) p->kernel.ne[0] * (double) p->kernel.ne[1];
+}
 
 static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcudai_args args;
@@ -14831,7 +14939,8 @@ static void gcudai_im2col_back_work(const struct gcuda_tensor * y, struct gcudai
 }
 
 // One kernel element's share: image element x was copied by output place (x + p - k * d) / s, if that is one.
-static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, float * sum) {
+static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+    int64_t kh, float * sum) {
     const int64_t y = c->i1 + p->p1 - kh * p->d1;
     if (y < 0 || y % p->s1 != 0 || y / p->s1 >= p->x.ne[2]) {
         return;
@@ -14866,7 +14975,8 @@ static bool gcudai_is_channels(int64_t channels, const struct gcuda_tensor * a, 
     return channels >= 1 && channels <= INT32_MAX && a->ne[3] % channels == 0 && b->ne[3] % channels == 0;
 }
 
-struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2, enum gcuda_type dst_type) {
+struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2, enum gcuda_type dst_type) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_IM2COL_3D, src, 2)) {
         return NULL;
@@ -14878,8 +14988,9 @@ struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, struct gcuda_t
     const int64_t n_images = b->ne[3] / GCUDAI_MAX(n_channels, 1);
     const int32_t params[] = { s0, s1, s2, p0, p1, p2, d0, d1, d2, n_channels };
     const int64_t od = gcudai_conv_extent(b->ne[2], a->ne[2], s2, p2, d2);
-    const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], a->ne[2], GCUDAI_MAX(n_channels, 0)), gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0),
-                            gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1), gcudai_product(od, n_images, 1, 1) };
+    const int64_t ne[4] = { gcudai_product(a->ne[0], a->ne[1], a->ne[2], GCUDAI_MAX(n_channels, 0)),
+        gcudai_conv_extent(b->ne[0], a->ne[0], s0, p0, d0),
+        gcudai_conv_extent(b->ne[1], a->ne[1], s1, p1, d1), gcudai_product(od, n_images, 1, 1) };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_IM2COL_3D, dst_type, ne, src, 2);
     gcudai_set_params_i32(y, params, 10);
     return gcudai_op_finish(ctx, y);
@@ -14906,20 +15017,23 @@ static gcuda_status gcudai_im2col_3d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_float(y, y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[0], y->src[1]), "%lld channels do not divide the last extents", (long long) p->channels);
+    GCUDAI_WANT(y, gcudai_is_channels(p->channels, y->src[0], y->src[1]),
+        "%lld channels do not divide the last extents", (long long) p->channels);
     for (int i = 0; i < 3; ++i) {
         GCUDAI_TRY(gcudai_want_conv(y, i, p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]));
         o[i] = gcudai_conv_extent(p->x.ne[i], p->kernel.ne[i], p->s[i], p->p[i], p->d[i]);
     }
-    return gcudai_want_shape(y, gcudai_product(p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2], p->channels), o[0], o[1],
-                             gcudai_product(o[2], p->x.ne[3] / p->channels, 1, 1));
+    return gcudai_want_shape(y, gcudai_product(p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2], p->channels), o[0],
+        o[1],
+        gcudai_product(o[2], p->x.ne[3] / p->channels, 1, 1));
 }
 
 static void gcudai_im2col_3d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_im2col_3d_args * p = &args->im2col_3d;
     const int64_t n_images = p->x.ne[3] / p->channels, od = p->y.ne[3] / n_images;
-    struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], p->x.nb[2] }, p->x.nb[3], { p->x.ne[0], p->x.ne[1], p->x.ne[2] },
-                                  { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2] }, { p->d[0], p->d[1], p->d[2] } };
+    struct gcudai_patch patch = { p->x.type, NULL, { p->x.nb[0], p->x.nb[1], p->x.nb[2] }, p->x.nb[3],
+        { p->x.ne[0], p->x.ne[1], p->x.ne[2] }, { 0, 0, 0 }, { p->kernel.ne[0], p->kernel.ne[1], p->kernel.ne[2] },
+        { p->d[0], p->d[1], p->d[2] } };
     float buf[GCUDAI_PIECE];
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, GCUDAI_IM2COL_COST, item);
@@ -14933,20 +15047,23 @@ static void gcudai_im2col_3d_cpu(const union gcudai_args * args, const struct gc
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_conv_2d(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, const int32_t * params) {
+static struct gcuda_tensor * gcudai_conv_2d(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, const int32_t * params) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, op, src, 2)) {
         return NULL;
     }
     const int64_t ne[4] = { gcudai_conv_extent(b->ne[0], a->ne[0], params[0], params[2], params[4]),
-                            gcudai_conv_extent(b->ne[1], a->ne[1], params[1], params[3], params[5]), a->ne[3], b->ne[3] };
-    const enum gcuda_type type = gcudai_is_float(b->type) ? b->type : GCUDA_TYPE_F32; // a wrong type: the check will say so
+        gcudai_conv_extent(b->ne[1], a->ne[1], params[1], params[3], params[5]), a->ne[3],
+        b->ne[3] };
+    const enum gcuda_type type = gcudai_is_float(b->type) ? b->type : GCUDA_TYPE_F32; // wrong: the check will say so
     struct gcuda_tensor * y = gcudai_op_new(ctx, op, type, ne, src, 2);
     gcudai_set_params_i32(y, params, 6);
     return y;
 }
 
-struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
+struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
     const int32_t params[] = { s0, s1, p0, p1, d0, d1 };
     return gcudai_op_finish(ctx, gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D, a, b, params));
 }
@@ -14962,13 +15079,15 @@ static gcuda_status gcudai_conv_2d_check_axes(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_conv(y, 0, p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0));
     GCUDAI_TRY(gcudai_want_conv(y, 1, p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1));
     return gcudai_want_shape(y, gcudai_conv_extent(p->x.ne[0], p->kernel.ne[0], p->s0, p->p0, p->d0),
-                             gcudai_conv_extent(p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1), p->kernel.ne[3], p->x.ne[3]);
+        gcudai_conv_extent(p->x.ne[1], p->kernel.ne[1], p->s1, p->p1, p->d1), p->kernel.ne[3],
+        p->x.ne[3]);
 }
 
 static gcuda_status gcudai_conv_2d_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
     const struct gcuda_tensor * b = y->src[1];
-    GCUDAI_WANT(y, a->ne[2] == b->ne[2], "kernel has %lld channels, image %lld", (long long) a->ne[2], (long long) b->ne[2]);
+    GCUDAI_WANT(y, a->ne[2] == b->ne[2], "kernel has %lld channels, image %lld", (long long) a->ne[2],
+        (long long) b->ne[2]);
     GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
     GCUDAI_TRY(gcudai_want_contiguous(y, a));
     return gcudai_want_contiguous(y, y);
@@ -14979,7 +15098,8 @@ static gcuda_status gcudai_conv_2d_check(const struct gcuda_tensor * y) {
 #define GCUDAI_CONV_TAPS 64
 
 struct gcudai_conv_plan {
-    int64_t n_taps, n_pixels, n_blocks; // kernel elements of an output channel; output pixels of an image
+    int64_t n_taps, n_pixels; // kernel elements of an output channel; output pixels of an image
+    int64_t width, n_blocks;  // of pixels
     int64_t oc_block, n_oc_blocks;
 };
 
@@ -14987,8 +15107,9 @@ static struct gcudai_conv_plan gcudai_conv_plan_of(const struct gcuda_conv_args 
     struct gcudai_conv_plan c;
     c.n_taps = p->kernel.ne[0] * p->kernel.ne[1] * p->kernel.ne[2];
     c.n_pixels = p->y.ne[0] * p->y.ne[1];
-    c.n_blocks = (c.n_pixels + GCUDAI_CONV_PIXELS - 1) / GCUDAI_CONV_PIXELS;
-    c.oc_block = GCUDAI_MIN(GCUDAI_MAX(98304 / GCUDAI_MAX(c.n_taps, 1), 1), 64); // 64 * 98304 products are about 1 ms
+    c.width = c.n_pixels <= GCUDAI_CONV_NARROW || c.n_taps > 24576 ? GCUDAI_CONV_NARROW : GCUDAI_CONV_WIDE;
+    c.n_blocks = (c.n_pixels + c.width - 1) / c.width;
+    c.oc_block = GCUDAI_MIN(GCUDAI_MAX(98304 / GCUDAI_MAX(c.n_taps, 1), 1), 64); // 64 * 98304 products: less than 1 ms
     c.n_oc_blocks = (p->y.ne[2] + c.oc_block - 1) / c.oc_block;
     return c;
 }
@@ -14998,50 +15119,55 @@ static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_wor
     gcudai_conv_args(y, &args);
     const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args.conv);
     w->n_items[0] = y->ne[3] * c.n_blocks * c.n_oc_blocks;
-    w->item_cost[0] = 500.0 + GCUDAI_CONV_PIXELS * (double) c.n_taps * ((double) GCUDAI_MIN(c.oc_block, y->ne[2]) * 0.4 + 3.0);
-    w->local_bytes = sizeof(float) * GCUDAI_CONV_PIXELS * (size_t) (GCUDAI_CONV_TAPS + c.oc_block);
+    const double per_tap = 3.0 + 0.4 * (double) GCUDAI_MIN(c.oc_block, y->ne[2]); // packing, products
+    w->item_cost[0] = 500.0 + (double) c.width * (double) c.n_taps * per_tap;
+    w->local_bytes = sizeof(float) * (size_t) (c.width * (GCUDAI_CONV_TAPS + c.oc_block));
 }
 
-// Row i of out: what kernel element tap + i meets at pixels [q0, q0 + n) of image b.
-static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, int64_t tap, int64_t n_taps, int64_t q0, int64_t n, float * out) {
+// Row i of out: what kernel element tap + i meets at pixels [q0, q0 + n) of an image.
+static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, int64_t tap, int64_t n_taps,
+    int64_t width, int64_t q0, int64_t n, float * out) {
     const int64_t kw_n = p->kernel.ne[0], kh_n = p->kernel.ne[1], ow_n = p->y.ne[0];
-    for (int64_t i = 0; i < n_taps; ++i, out += GCUDAI_CONV_PIXELS) {
+    for (int64_t i = 0; i < n_taps; ++i, out += width) {
         const int64_t kw = (tap + i) % kw_n, kh = (tap + i) / kw_n % kh_n, ic = (tap + i) / kw_n / kh_n;
         int64_t ow = q0 % ow_n, oh = q0 / ow_n;
         for (int64_t j = 0; j < n; ++oh) {
             const int64_t run = GCUDAI_MIN(ow_n - ow, n - j), y = oh * p->s1 + kh * p->d1 - p->p1;
             const bool is_inside = y >= 0 && y < p->x.ne[1];
-            gcudai_window(p->x.type, is_inside ? gcudai_at(&p->x, y, ic, image) : NULL, p->x.nb[0], is_inside ? p->x.ne[0] : 0,
-                          ow * p->s0 + kw * p->d0 - p->p0, p->s0, run, out + j);
+            gcudai_window(p->x.type, is_inside ? gcudai_at(&p->x, y, ic, image) : NULL, p->x.nb[0],
+                is_inside ? p->x.ne[0] : 0, ow * p->s0 + kw * p->d0 - p->p0, p->s0, run, out + j);
             j += run;
             ow = 0;
         }
-        for (int64_t j = n; j < GCUDAI_CONV_PIXELS; ++j) {
+        for (int64_t j = n; j < width; ++j) {
             out[j] = 0.0f;
         }
     }
 }
 
-static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item, char * local) {
+static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item,
+    char * local) {
     const gcudai_lane_taps_fn add_taps = gcudai_lane_is_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
     const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
-    const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * GCUDAI_CONV_PIXELS, n = GCUDAI_MIN(GCUDAI_CONV_PIXELS, c->n_pixels - q0);
+    const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * c->width, n = GCUDAI_MIN(c->width, c->n_pixels - q0);
     const int64_t image = item / c->n_oc_blocks / c->n_blocks;
     float * patches = (float *) (void *) local;
-    float * sums = patches + GCUDAI_CONV_TAPS * GCUDAI_CONV_PIXELS;
+    float * sums = patches + GCUDAI_CONV_TAPS * c->width;
     float weights[GCUDAI_CONV_TAPS];
-    memset(sums, 0, sizeof(float) * GCUDAI_CONV_PIXELS * (size_t) n_oc);
+    memset(sums, 0, sizeof(float) * (size_t) (c->width * n_oc));
     for (int64_t tap = 0; tap < c->n_taps; tap += GCUDAI_CONV_TAPS) {
         const int64_t n_taps = GCUDAI_MIN(GCUDAI_CONV_TAPS, c->n_taps - tap);
-        gcudai_conv_pack(p, image, tap, n_taps, q0, n, patches);
+        gcudai_conv_pack(p, image, tap, n_taps, c->width, q0, n, patches);
         for (int64_t oc = 0; oc < n_oc; ++oc) {
             const char * from = gcudai_at(&p->kernel, 0, 0, oc0 + oc) + (size_t) tap * p->kernel.nb[0];
-            add_taps(sums + oc * GCUDAI_CONV_PIXELS, gcudai_floats(p->kernel.type, from, n_taps, weights), patches, n_taps);
+            const float * w = gcudai_floats(p->kernel.type, from, n_taps, weights);
+            add_taps(sums + oc * c->width, w, patches, n_taps, c->width);
         }
     }
     for (int64_t oc = 0; oc < n_oc; ++oc) {
         const size_t size = gcuda_type_size(p->y.type); // nb[0] is free when rows have one element
-        gcudai_store(p->y.type, gcudai_at(&p->y, 0, oc0 + oc, image) + (size_t) q0 * size, size, n, sums + oc * GCUDAI_CONV_PIXELS);
+        gcudai_store(p->y.type, gcudai_at(&p->y, 0, oc0 + oc, image) + (size_t) q0 * size, size, n,
+            sums + oc * c->width);
     }
 }
 
@@ -15055,10 +15181,13 @@ static void gcudai_conv_2d_cpu(const union gcudai_args * args, const struct gcud
 // ---- convolutions through im2col ----
 
 // A size of a kernel as a parameter; what does not fit is refused by im2col.
-static int gcudai_size_param(const struct gcuda_tensor * a, int axis) { return a == NULL ? 1 : (int) GCUDAI_MIN(a->ne[axis], INT32_MAX); }
+static int gcudai_size_param(const struct gcuda_tensor * a, int axis) {
+    return a == NULL ? 1 : (int) GCUDAI_MIN(a->ne[axis], INT32_MAX);
+}
 
 // [X, n1, n2, n3] times the kernel, whose output channels are its last dimension n_oc: [n1 * n2 * n3, n_oc].
-static struct gcuda_tensor * gcudai_conv_product(struct gcuda_context * ctx, struct gcuda_tensor * patches, struct gcuda_tensor * kernel, int64_t n_oc) {
+static struct gcuda_tensor * gcudai_conv_product(struct gcuda_context * ctx, struct gcuda_tensor * patches,
+    struct gcuda_tensor * kernel, int64_t n_oc) {
     if (patches == NULL) {
         return NULL;
     }
@@ -15067,7 +15196,8 @@ static struct gcuda_tensor * gcudai_conv_product(struct gcuda_context * ctx, str
     return gcuda_mul_mat(ctx, rows, gcuda_reshape_2d(ctx, kernel, patches->ne[0], n_oc));
 }
 
-struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0) {
+struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int s0, int p0, int d0) {
     struct gcuda_tensor * patches = gcuda_im2col(ctx, a, b, s0, 0, p0, 0, d0, 0, false, GCUDA_TYPE_F16);
     struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, a ? a->ne[2] : 0);
     if (y == NULL) {
@@ -15080,21 +15210,26 @@ struct gcuda_tensor * gcuda_conv_1d(struct gcuda_context * ctx, struct gcuda_ten
     return gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 2, 1, 3));
 }
 
-struct gcuda_tensor * gcuda_conv_1d_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s, int d) {
+struct gcuda_tensor * gcuda_conv_1d_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int s, int d) {
     return gcuda_conv_1d(ctx, a, b, s, gcudai_size_param(a, 0) / 2, d);
 }
 
-struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0) {
+struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int s0, int p0, int d0) {
     struct gcuda_tensor * x = b ? gcuda_reshape_4d(ctx, b, b->ne[0], 1, b->ne[1], b->ne[2]) : NULL;
-    struct gcuda_tensor * y = gcuda_mul_mat(ctx, gcuda_im2col(ctx, a, x, s0, 0, p0, 0, d0, 0, false, GCUDA_TYPE_F16), a);
+    struct gcuda_tensor * patches = gcuda_im2col(ctx, a, x, s0, 0, p0, 0, d0, 0, false, GCUDA_TYPE_F16);
+    struct gcuda_tensor * y = gcuda_mul_mat(ctx, patches, a);
     return y ? gcuda_reshape_3d(ctx, y, y->ne[0], y->ne[2], 1) : NULL;
 }
 
-struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int d0) {
+struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int d0) {
     return gcuda_conv_1d_dw(ctx, a, b, s0, gcudai_size_param(a, 0) / 2, d0);
 }
 
-struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
+struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int s0, int s1, int p0, int p1, int d0, int d1) {
     struct gcuda_tensor * patches = gcuda_im2col(ctx, a, b, s0, s1, p0, p1, d0, d1, true, a ? a->type : GCUDA_TYPE_F16);
     struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, a ? a->ne[3] : 0);
     if (y == NULL) {
@@ -15104,18 +15239,25 @@ struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_ten
     return gcuda_cont(ctx, gcuda_permute(ctx, y, 0, 1, 3, 2));
 }
 
-struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b) {
     return gcuda_conv_2d(ctx, a, b, gcudai_size_param(a, 0), gcudai_size_param(a, 1), 0, 0, 1, 1);
 }
 
-struct gcuda_tensor * gcuda_conv_2d_s1_ph(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+struct gcuda_tensor * gcuda_conv_2d_s1_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b) {
     return gcuda_conv_2d(ctx, a, b, 1, 1, gcudai_size_param(a, 0) / 2, gcudai_size_param(a, 1) / 2, 1, 1);
 }
 
+static struct gcuda_tensor * gcudai_planes_apart(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return a ? gcuda_reshape_4d(ctx, a, a->ne[0], a->ne[1], 1, gcudai_product(a->ne[2], a->ne[3], 1, 1)) : NULL;
+}
+
 // Channels and images together are the images; the kernel is the first factor, one for each channel.
-struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
-    struct gcuda_tensor * k = a ? gcuda_reshape_4d(ctx, a, a->ne[0], a->ne[1], 1, gcudai_product(a->ne[2], a->ne[3], 1, 1)) : NULL;
-    struct gcuda_tensor * x = b ? gcuda_reshape_4d(ctx, b, b->ne[0], b->ne[1], 1, gcudai_product(b->ne[2], b->ne[3], 1, 1)) : NULL;
+struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int s0, int s1, int p0, int p1, int d0, int d1) {
+    struct gcuda_tensor * k = gcudai_planes_apart(ctx, a);
+    struct gcuda_tensor * x = gcudai_planes_apart(ctx, b);
     const enum gcuda_type type = a && a->type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32;
     struct gcuda_tensor * patches = gcuda_im2col(ctx, k, x, s0, s1, p0, p1, d0, d1, true, type);
     if (patches == NULL) {
@@ -15127,8 +15269,10 @@ struct gcuda_tensor * gcuda_conv_2d_dw(struct gcuda_context * ctx, struct gcuda_
     return gcuda_reshape_4d(ctx, gcuda_mul_mat(ctx, k, patches), ow, oh, b->ne[2], b->ne[3]);
 }
 
-struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2) {
-    struct gcuda_tensor * patches = gcuda_im2col_3d(ctx, a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2, a ? a->type : GCUDA_TYPE_F16);
+struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    int64_t IC, int s0, int s1, int s2, int p0, int p1, int p2, int d0, int d1, int d2) {
+    struct gcuda_tensor * patches = gcuda_im2col_3d(ctx, a, b, IC, s0, s1, s2, p0, p1, p2, d0, d1, d2,
+        a ? a->type : GCUDA_TYPE_F16);
     struct gcuda_tensor * y = gcudai_conv_product(ctx, patches, a, patches ? a->ne[3] / IC : 0);
     if (y == NULL) {
         return NULL;
@@ -15141,7 +15285,8 @@ struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct gcuda_ten
 }
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1) {
+struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1) {
     const int32_t params[] = { stride0, stride1, pad0, pad1, dilation0, dilation1 };
     struct gcuda_tensor * y = gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D_DW, a, b, params);
     if (y != NULL && !gcuda_is_contiguous(b)) { // channels innermost: the same bytes in another order
@@ -15154,7 +15299,8 @@ struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct
 
 static bool gcudai_is_dense_channels(const struct gcuda_tensor * t) {
     const size_t ts = gcuda_type_size(t->type);
-    return t->nb[2] == ts && t->nb[0] == ts * (size_t) t->ne[2] && t->nb[1] == t->nb[0] * (size_t) t->ne[0] && t->nb[3] == t->nb[1] * (size_t) t->ne[1];
+    return t->nb[2] == ts && t->nb[0] == ts * (size_t) t->ne[2] && t->nb[1] == t->nb[0] * (size_t) t->ne[0]
+        && t->nb[3] == t->nb[1] * (size_t) t->ne[1];
 }
 
 static gcuda_status gcudai_conv_2d_dw_check(const struct gcuda_tensor * y) {
@@ -15162,12 +15308,16 @@ static gcuda_status gcudai_conv_2d_dw_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     GCUDAI_WANT(y, a->ne[2] == 1 && a->ne[3] == b->ne[2], "kernel must be [KW, KH, 1, %lld]", (long long) b->ne[2]);
     GCUDAI_TRY(gcudai_conv_2d_check_axes(y));
-    GCUDAI_WANT(y, gcuda_is_contiguous(b) || gcuda_is_contiguous_channels(b), "image must be contiguous, or have its channels innermost");
-    GCUDAI_WANT(y, gcuda_is_contiguous(b) ? gcuda_is_contiguous(y) : gcudai_is_dense_channels(y), "result must have the memory order of the image");
+    GCUDAI_WANT(y, gcuda_is_contiguous(b) || gcuda_is_contiguous_channels(b),
+        "image must be contiguous, or have its channels innermost");
+    GCUDAI_WANT(y, gcuda_is_contiguous(b) ? gcuda_is_contiguous(y) : gcudai_is_dense_channels(y),
+        "result must have the memory order of the image");
     return GCUDA_STATUS_SUCCESS;
 }
 
-static double gcudai_conv_2d_dw_cost(const struct gcuda_conv_args * p) { return 2.0 + 2.0 * (double) p->kernel.ne[0] * (double) p->kernel.ne[1]; }
+static double gcudai_conv_2d_dw_cost(const struct gcuda_conv_args * p) {
+    return 2.0 + 2.0 * (double) p->kernel.ne[0] * (double) p->kernel.ne[1];
+}
 
 // Rows along the innermost dimension in memory: [OW, OH, C, N], or [C, OW, OH, N].
 static bool gcudai_conv_2d_dw_order(const struct gcuda_conv_args * p, struct gcuda_array * y) {
@@ -15190,28 +15340,32 @@ static void gcudai_conv_2d_dw_work(const struct gcuda_tensor * y, struct gcudai_
 }
 
 // Adds kernel element (kw, kh) times image to a piece of a row of pixels.
-static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, float * sum) {
+static void gcudai_conv_2d_dw_pixels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+    int64_t kh, float * sum) {
     const int64_t y = c->i1 * p->s1 + kh * p->d1 - p->p1;
     float x[GCUDAI_PIECE];
     if (y < 0 || y >= p->x.ne[1]) {
         return;
     }
-    const float w = gcudai_float_at(p->kernel.type, gcudai_at(&p->kernel, kh, 0, c->i2) + (size_t) kw * p->kernel.nb[0]);
-    gcudai_window(p->x.type, gcudai_at(&p->x, y, c->i2, c->i3), p->x.nb[0], p->x.ne[0], c->i0 * p->s0 + kw * p->d0 - p->p0, p->s0, c->n, x);
+    const float w = gcudai_float_of(&p->kernel, kw, kh, 0, c->i2);
+    gcudai_window(p->x.type, gcudai_at(&p->x, y, c->i2, c->i3), p->x.nb[0], p->x.ne[0],
+        c->i0 * p->s0 + kw * p->d0 - p->p0, p->s0, c->n, x);
     for (int64_t i = 0; i < c->n; ++i) {
         sum[i] += w * x[i];
     }
 }
 
 // The same for a piece of the channels of one pixel.
-static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, float * sum) {
+static void gcudai_conv_2d_dw_channels(const struct gcuda_conv_args * p, const struct gcudai_stretch * c, int64_t kw,
+    int64_t kh, float * sum) {
     const int64_t x = c->i1 * p->s0 + kw * p->d0 - p->p0, y = c->i2 * p->s1 + kh * p->d1 - p->p1;
     float v[GCUDAI_PIECE], w[GCUDAI_PIECE];
     if (x < 0 || x >= p->x.ne[0] || y < 0 || y >= p->x.ne[1]) {
         return;
     }
     gcudai_load(p->x.type, gcudai_at(&p->x, y, c->i0, c->i3) + (size_t) x * p->x.nb[0], p->x.nb[2], c->n, v);
-    gcudai_load(p->kernel.type, gcudai_at(&p->kernel, kh, 0, c->i0) + (size_t) kw * p->kernel.nb[0], p->kernel.nb[3], c->n, w);
+    gcudai_load(p->kernel.type, gcudai_at(&p->kernel, kh, 0, c->i0) + (size_t) kw * p->kernel.nb[0], p->kernel.nb[3],
+        c->n, w);
     for (int64_t i = 0; i < c->n; ++i) {
         sum[i] += w[i] * v[i];
     }
@@ -15244,7 +15398,8 @@ static int64_t gcudai_conv_transpose_extent(int64_t in, int64_t k, int32_t s) {
     return in >= 1 && k >= 1 && s >= 1 && gcudai_mul_i64(in - 1, s, &n) && gcudai_add_i64(n, k, &n) ? n : 0;
 }
 
-struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int s0, int p0, int d0) {
+struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int s0, int p0, int d0) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_1D, src, 2)) {
         return NULL;
@@ -15279,23 +15434,27 @@ static gcuda_status gcudai_conv_transpose_2d_check(const struct gcuda_tensor * y
     GCUDAI_TRY(gcudai_want_contiguous(y, y->src[1]));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, p->kernel.ne[3] == p->x.ne[2], "kernel has %lld input channels, data %lld", (long long) p->kernel.ne[3], (long long) p->x.ne[2]);
+    GCUDAI_WANT(y, p->kernel.ne[3] == p->x.ne[2], "kernel has %lld input channels, data %lld",
+        (long long) p->kernel.ne[3], (long long) p->x.ne[2]);
     GCUDAI_WANT(y, p->stride >= 1, "stride is %d, want >= 1", (int) p->stride);
     for (int i = 0; i < 2; ++i) {
         const int64_t n = gcudai_conv_transpose_extent(p->x.ne[i], p->kernel.ne[i], p->stride);
-        GCUDAI_WANT(y, n >= 1 && n == p->y.ne[i], "axis %d: %lld of the data, %lld of the kernel, stride %d give no result, or not this one",
-                    i, (long long) p->x.ne[i], (long long) p->kernel.ne[i], (int) p->stride);
+        GCUDAI_WANT(y, n >= 1 && n == p->y.ne[i],
+            "axis %d: %lld of the data, %lld of the kernel, stride %d give no result, or not this one", i,
+            (long long) p->x.ne[i], (long long) p->kernel.ne[i], (int) p->stride);
     }
-    GCUDAI_WANT(y, p->y.ne[2] == p->kernel.ne[2] && p->y.ne[3] == p->x.ne[3], "result must have %lld channels and %lld images",
-                (long long) p->kernel.ne[2], (long long) p->x.ne[3]);
+    GCUDAI_WANT(y, p->y.ne[2] == p->kernel.ne[2] && p->y.ne[3] == p->x.ne[3],
+        "result must have %lld channels and %lld images",
+        (long long) p->kernel.ne[2], (long long) p->x.ne[3]);
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_conv_transpose_1d_check(const struct gcuda_tensor * y) {
-    GCUDAI_WANT(y, y->src[0]->ne[3] == 1 && y->src[1]->ne[2] == 1 && y->src[1]->ne[3] == 1 && y->ne[2] == 1 && y->ne[3] == 1,
-                "kernel must have three dimensions, data two");
-    GCUDAI_WANT(y, gcudai_param_i32(y, 1) == 0 && gcudai_param_i32(y, 2) == 1, "padding is %d and dilation %d, want 0 and 1",
-                (int) gcudai_param_i32(y, 1), (int) gcudai_param_i32(y, 2));
+    GCUDAI_WANT(y, y->src[0]->ne[3] == 1 && gcuda_is_matrix(y->src[1]) && gcuda_is_matrix(y),
+        "kernel must have three dimensions, data two");
+    GCUDAI_WANT(y, gcudai_param_i32(y, 1) == 0 && gcudai_param_i32(y, 2) == 1,
+        "padding is %d and dilation %d, want 0 and 1",
+        (int) gcudai_param_i32(y, 1), (int) gcudai_param_i32(y, 2));
     return gcudai_conv_transpose_2d_check(y);
 }
 
@@ -15317,8 +15476,9 @@ struct gcudai_phases {
 };
 
 // Kernel elements (kw, kh) of n channels from ic over row h of the data.
-static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p, const struct gcudai_stretch * c, int64_t kw, int64_t kh, int64_t ic, int64_t n,
-                                      struct gcudai_phases * f, gcudai_lane_add4_fn add4) {
+static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p, const struct gcudai_stretch * c,
+    int64_t kw, int64_t kh, int64_t ic, int64_t n,
+    struct gcudai_phases * f, gcudai_lane_add4_fn add4) {
     const int64_t s = p->stride, from = c->i0 - kw, last = from + c->n - 1; // of w * stride
     const int64_t w0 = from > 0 ? (from + s - 1) / s : 0, w1 = last < 0 ? 0 : GCUDAI_MIN(last / s + 1, p->x.ne[0]);
     const float * x[4];
@@ -15328,7 +15488,7 @@ static void gcudai_conv_transpose_tap(const struct gcuda_conv_transpose_args * p
     }
     for (int64_t i = 0; i < n; ++i) {
         const char * row = gcudai_at(&p->x, (c->i1 - kh) / s, ic + i, c->i3);
-        k[i] = gcudai_float_at(p->kernel.type, gcudai_at(&p->kernel, kh, c->i2, ic + i) + (size_t) kw * p->kernel.nb[0]);
+        k[i] = gcudai_float_of(&p->kernel, kw, kh, c->i2, ic + i);
         x[i] = gcudai_floats(p->x.type, row + (size_t) w0 * p->x.nb[0], w1 - w0, buf[i]);
     }
     const int64_t j = w0 * s - from;
@@ -15371,16 +15531,20 @@ static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const s
     }
 }
 
-static void gcudai_conv_transpose_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_conv_transpose_2d_cpu(args, t); }
+static void gcudai_conv_transpose_1d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_conv_transpose_2d_cpu(args, t);
+}
 
 // >>op:conv_transpose_2d ------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int stride) {
+struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, int stride) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_CONV_TRANSPOSE_2D, src, 2)) {
         return NULL;
     }
-    const int64_t ne[4] = { gcudai_conv_transpose_extent(b->ne[0], a->ne[0], stride), gcudai_conv_transpose_extent(b->ne[1], a->ne[1], stride),
-                            a->ne[2], b->ne[3] };
+    const int64_t ne[4] = { gcudai_conv_transpose_extent(b->ne[0], a->ne[0], stride),
+        gcudai_conv_transpose_extent(b->ne[1], a->ne[1], stride),
+        a->ne[2], b->ne[3] };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_CONV_TRANSPOSE_2D, GCUDA_TYPE_F32, ne, src, 2);
     gcudai_set_param_i32(y, 0, stride);
     return gcudai_op_finish(ctx, y);
@@ -15396,17 +15560,23 @@ static int64_t gcudai_pool_extent(int64_t in, int32_t k, int32_t s, float p) {
     return n >= 1.0f && n < 9e18f ? (int64_t) n : 0;
 }
 
-static bool gcudai_pool_padding_ok(struct gcuda_context * ctx, enum gcuda_op op, float p0, float p1) {
+// Looks at the paddings before they become integers.
+static bool gcudai_pool_begin(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * const * src, int n,
+    float p0, float p1) {
     const bool is_ok = p0 >= 0.0f && p0 < 1073741824.0f && p1 >= 0.0f && p1 < 1073741824.0f;
+    if (!gcudai_op_begin(ctx, op, src, n)) {
+        return false;
+    }
     if (!is_ok) {
         gcudai_op_error(ctx, op, "paddings are %g and %g, want at least 0 and below 2^30", (double) p0, (double) p1);
     }
     return is_ok;
 }
 
-struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int s0, int p0) {
+struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op,
+    int k0, int s0, int p0) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_POOL_1D, src, 1) || !gcudai_pool_padding_ok(ctx, GCUDA_OP_POOL_1D, (float) p0, 0.0f)) {
+    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_1D, src, 1, (float) p0, 0.0f)) {
         return NULL;
     }
     const int32_t params[] = { (int32_t) op, k0, s0, p0 };
@@ -15432,23 +15602,28 @@ static void gcudai_pool_args(const struct gcuda_tensor * y, union gcudai_args * 
 }
 
 // Stored paddings are whole numbers: what was cut off may have added outputs.
-static gcuda_status gcudai_want_pool_axis(const struct gcuda_tensor * y, int axis, int64_t in, int64_t out, int32_t k, int32_t s, int32_t p) {
-    GCUDAI_WANT(y, k >= 1 && s >= 1 && p >= 0, "axis %d: window %d, stride %d, padding %d; want window and stride >= 1, padding >= 0",
-                axis, (int) k, (int) s, (int) p);
-    const int64_t least = gcudai_pool_extent(in, k, s, (float) p), most = gcudai_pool_extent(in, k, s, (float) p + 1.0f);
-    GCUDAI_WANT(y, out >= 1 && out >= least && out <= most, "axis %d: %lld elements, window %d, stride %d and padding %d cannot give %lld outputs",
-                axis, (long long) in, (int) k, (int) s, (int) p, (long long) out);
+static gcuda_status gcudai_want_pool_axis(const struct gcuda_tensor * y, int axis, int64_t in, int64_t out, int32_t k,
+    int32_t s, int32_t p) {
+    GCUDAI_WANT(y, k >= 1 && s >= 1 && p >= 0,
+        "axis %d: window %d, stride %d, padding %d; want window and stride >= 1, padding >= 0", axis, (int) k, (int) s,
+        (int) p);
+    const int64_t least = gcudai_pool_extent(in, k, s, (float) p);
+    const int64_t most = gcudai_pool_extent(in, k, s, (float) p + 1.0f);
+    GCUDAI_WANT(y, out >= 1 && out >= least && out <= most,
+        "axis %d: %lld elements, window %d, stride %d and padding %d cannot give %lld outputs", axis, (long long) in,
+        (int) k, (int) s, (int) p, (long long) out);
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_want_pool(const struct gcuda_tensor * y, const struct gcuda_pool_args * p, const int64_t * pooled) {
+static gcuda_status gcudai_want_pool(const struct gcuda_tensor * y, const struct gcuda_pool_args * p,
+    const int64_t * pooled) {
     GCUDAI_WANT(y, p->op == GCUDA_OP_POOL_MAX || p->op == GCUDA_OP_POOL_AVG, "pooling %d does not exist", (int) p->op);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
     GCUDAI_TRY(gcudai_want_pool_axis(y, 0, p->x.ne[0], pooled[0], p->k0, p->s0, p->p0));
     if (y->op == GCUDA_OP_POOL_1D) {
-        GCUDAI_WANT(y, pooled[0] == gcudai_pool_extent(p->x.ne[0], p->k0, p->s0, (float) p->p0) && pooled[1] == p->x.ne[1],
-                    "result must have the rows of the source, shortened");
+        const int64_t n = gcudai_pool_extent(p->x.ne[0], p->k0, p->s0, (float) p->p0);
+        GCUDAI_WANT(y, pooled[0] == n && pooled[1] == p->x.ne[1], "result must have the rows of the source, shortened");
     } else {
         GCUDAI_TRY(gcudai_want_pool_axis(y, 1, p->x.ne[1], pooled[1], p->k1, p->s1, p->p1));
     }
@@ -15464,7 +15639,8 @@ static gcuda_status gcudai_pool_1d_check(const struct gcuda_tensor * y) {
 }
 
 static double gcudai_pool_cost(const struct gcuda_pool_args * p) {
-    return 4.0 + 2.0 * (double) GCUDAI_MIN((int64_t) p->k0, p->x.ne[0]) * (double) GCUDAI_MIN((int64_t) p->k1, p->x.ne[1]);
+    const int64_t k0 = GCUDAI_MIN((int64_t) p->k0, p->x.ne[0]), k1 = GCUDAI_MIN((int64_t) p->k1, p->x.ne[1]);
+    return 4.0 + 2.0 * (double) k0 * (double) k1;
 }
 
 static void gcudai_pool_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -15479,7 +15655,8 @@ struct gcudai_pool_window {
     const char * plane;
 };
 
-static struct gcudai_pool_window gcudai_pool_window_of(const struct gcuda_pool_args * p, int64_t ox, int64_t oy, int64_t i2, int64_t i3) {
+static struct gcudai_pool_window gcudai_pool_window_of(const struct gcuda_pool_args * p, int64_t ox, int64_t oy,
+    int64_t i2, int64_t i3) {
     const int64_t x = ox * p->s0 - p->p0, y = oy * p->s1 - p->p1;
     struct gcudai_pool_window w;
     w.x0 = GCUDAI_MAX(x, 0);
@@ -15525,32 +15702,38 @@ static void gcudai_pool_1d_cpu(const union gcudai_args * args, const struct gcud
         for (int64_t i = 0; i < c.n; ++i) {
             const struct gcudai_pool_window w = gcudai_pool_window_of(p, c.i0 + i, c.i1, c.i2, c.i3);
             int64_t at = 0;
-            buf[i] = p->op == GCUDA_OP_POOL_MAX ? gcudai_pool_max(p, &w, &at) : (float) (gcudai_pool_sum(p, &w) * scale);
+            const bool is_max = p->op == GCUDA_OP_POOL_MAX;
+            buf[i] = is_max ? gcudai_pool_max(p, &w, &at) : (float) (gcudai_pool_sum(p, &w) * scale);
         }
         gcudai_stretch_store(&p->y, &c, buf);
     }
 }
 
 // >>op:pool_2d ----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1) {
+struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_op_pool op,
+    int k0, int k1, int s0, int s1, float p0, float p1) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_POOL_2D, src, 1) || !gcudai_pool_padding_ok(ctx, GCUDA_OP_POOL_2D, p0, p1)) {
+    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D, src, 1, p0, p1)) {
         return NULL;
     }
     const int32_t params[] = { (int32_t) op, k0, k1, s0, s1, (int32_t) p0, (int32_t) p1 };
-    const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, p0), gcudai_pool_extent(a->ne[1], k1, s1, p1), a->ne[2], a->ne[3] };
+    const int64_t ne[4] = { gcudai_pool_extent(a->ne[0], k0, s0, p0), gcudai_pool_extent(a->ne[1], k1, s1, p1),
+        a->ne[2], a->ne[3] };
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_POOL_2D, GCUDA_TYPE_F32, ne, src, 1);
     gcudai_set_params_i32(y, params, 7);
     return gcudai_op_finish(ctx, y);
 }
 
 static gcuda_status gcudai_pool_2d_check(const struct gcuda_tensor * y) { return gcudai_pool_1d_check(y); }
-static void gcudai_pool_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_pool_1d_cpu(args, t); }
+static void gcudai_pool_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_pool_1d_cpu(args, t);
+}
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1) {
+struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1) {
     struct gcuda_tensor * src[] = { a, af };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_POOL_2D_BACK, src, 2) || !gcudai_pool_padding_ok(ctx, GCUDA_OP_POOL_2D_BACK, p0, p1)) {
+    if (!gcudai_pool_begin(ctx, GCUDA_OP_POOL_2D_BACK, src, 2, p0, p1)) {
         return NULL;
     }
     const int32_t params[] = { (int32_t) op, k0, k1, s0, s1, (int32_t) p0, (int32_t) p1 };
@@ -15569,8 +15752,9 @@ static gcuda_status gcudai_pool_2d_back_check(const struct gcuda_tensor * y) {
 }
 
 static double gcudai_pool_2d_back_cost(const struct gcuda_pool_args * p) {
-    const double x = (double) GCUDAI_MIN((int64_t) p->k0 / p->s0 + 1, p->dy.ne[0]), y = (double) GCUDAI_MIN((int64_t) p->k1 / p->s1 + 1, p->dy.ne[1]);
-    return 8.0 + 3.0 * x * y;
+    const int64_t n0 = GCUDAI_MIN((int64_t) p->k0 / p->s0 + 1, p->dy.ne[0]); // windows over an element
+    const int64_t n1 = GCUDAI_MIN((int64_t) p->k1 / p->s1 + 1, p->dy.ne[1]);
+    return 8.0 + 3.0 * (double) n0 * (double) n1;
 }
 
 // Largest values first: where each window has its own. Then every element of the image collects from its windows.
@@ -15588,7 +15772,8 @@ static void gcudai_pool_2d_back_work(const struct gcuda_tensor * y, struct gcuda
     }
 }
 
-static int64_t * gcudai_pool_winners(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t i1, int64_t i2, int64_t i3) {
+static int64_t * gcudai_pool_winners(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t i1,
+    int64_t i2, int64_t i3) {
     return (int64_t *) (void *) t->shared + ((i3 * p->dy.ne[2] + i2) * p->dy.ne[1] + i1) * p->dy.ne[0];
 }
 
@@ -15610,7 +15795,8 @@ static void gcudai_pool_over(int64_t x, int32_t k, int32_t s, int32_t p, int64_t
     *end = GCUDAI_MIN(at / s + 1, n);
 }
 
-static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t x, const struct gcudai_stretch * c) {
+static float gcudai_pool_gradient(const struct gcuda_pool_args * p, const struct gcudai_task * t, int64_t x,
+    const struct gcudai_stretch * c) {
     int64_t ox0, ox1, oy0, oy1;
     double sum = 0.0;
     gcudai_pool_over(x, p->k0, p->s0, p->p0, p->dy.ne[0], &ox0, &ox1);
@@ -15644,18 +15830,21 @@ static void gcudai_pool_2d_back_cpu(const union gcudai_args * args, const struct
 }
 
 // >>op:upscale ----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, uint32_t mode) {
+struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3, uint32_t mode) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) {
         return NULL;
     }
     const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
-    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_UPSCALE, gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32, ne, src, 1);
+    const enum gcuda_type type = gcudai_is_float(a->type) ? a->type : GCUDA_TYPE_F32; // wrong: the check will say so
+    struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_UPSCALE, type, ne, src, 1);
     gcudai_set_param_i32(y, 0, (int32_t) (mode & 0x7fffffffu));
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor, enum gcuda_scale_mode mode) {
+struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_tensor * a, int scale_factor,
+    enum gcuda_scale_mode mode) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_UPSCALE, src, 1)) {
         return NULL;
@@ -15663,10 +15852,13 @@ struct gcuda_tensor * gcuda_upscale(struct gcuda_context * ctx, struct gcuda_ten
     if (scale_factor < 2) {
         return gcudai_op_error(ctx, GCUDA_OP_UPSCALE, "factor is %d, want at least 2", scale_factor);
     }
-    return gcuda_interpolate(ctx, a, gcudai_product(a->ne[0], scale_factor, 1, 1), gcudai_product(a->ne[1], scale_factor, 1, 1), a->ne[2], a->ne[3], (uint32_t) mode);
+    const int64_t ne0 = gcudai_product(a->ne[0], scale_factor, 1, 1);
+    const int64_t ne1 = gcudai_product(a->ne[1], scale_factor, 1, 1);
+    return gcuda_interpolate(ctx, a, ne0, ne1, a->ne[2], a->ne[3], (uint32_t) mode);
 }
 
-struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0, int ne1, int ne2, int ne3, enum gcuda_scale_mode mode) {
+struct gcuda_tensor * gcuda_upscale_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int ne0, int ne1,
+    int ne2, int ne3, enum gcuda_scale_mode mode) {
     return gcuda_interpolate(ctx, a, ne0, ne1, ne2, ne3, (uint32_t) mode);
 }
 
@@ -15675,10 +15867,12 @@ static gcuda_status gcudai_upscale_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, y->src[0]));
     GCUDAI_TRY(gcudai_want_type(y, y, y->src[0]->type));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, (mode & 0xffu) < (uint32_t) GCUDA_SCALE_MODE_COUNT && (flags & ~(uint32_t) (GCUDA_SCALE_FLAG_ALIGN_CORNERS | GCUDA_SCALE_FLAG_ANTIALIAS)) == 0,
-                "mode 0x%x does not exist", (unsigned) mode);
-    GCUDAI_WANT(y, (flags & (uint32_t) GCUDA_SCALE_FLAG_ANTIALIAS) == 0 || (mode & 0xffu) == (uint32_t) GCUDA_SCALE_MODE_BILINEAR,
-                "mode 0x%x: only the bilinear one has antialiasing", (unsigned) mode);
+    GCUDAI_WANT(y, (mode & 0xffu) < (uint32_t) GCUDA_SCALE_MODE_COUNT
+        && (flags & ~(uint32_t) (GCUDA_SCALE_FLAG_ALIGN_CORNERS | GCUDA_SCALE_FLAG_ANTIALIAS)) == 0,
+        "mode 0x%x does not exist", (unsigned) mode);
+    GCUDAI_WANT(y, (flags & (uint32_t) GCUDA_SCALE_FLAG_ANTIALIAS) == 0
+        || (mode & 0xffu) == (uint32_t) GCUDA_SCALE_MODE_BILINEAR,
+        "mode 0x%x: only the bilinear one has antialiasing", (unsigned) mode);
     GCUDAI_WANT(y, gcuda_is_empty(y) || !gcuda_is_empty(y->src[0]), "nothing cannot be scaled to something");
     return GCUDA_STATUS_SUCCESS;
 }
@@ -15696,12 +15890,15 @@ static void gcudai_upscale_args(const struct gcuda_tensor * y, union gcudai_args
 // between neighbours.
 static float gcudai_upscale_factor(const struct gcuda_upscale_args * p, int axis) {
     const int64_t in = p->x.ne[axis], out = p->y.ne[axis];
-    return p->align_corners && axis < 2 && in > 1 && out > 1 ? (float) (out - 1) / (float) (in - 1) : (float) out / (float) in;
+    return p->align_corners && axis < 2 && in > 1 && out > 1 ? (float) (out - 1) / (float) (in - 1)
+        : (float) out / (float) in;
 }
 
 static int64_t gcudai_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
 
-static int64_t gcudai_upscale_nearest(int64_t i, float factor, int64_t n) { return gcudai_clamp_index((int64_t) ((float) i / factor), n); }
+static int64_t gcudai_upscale_nearest(int64_t i, float factor, int64_t n) {
+    return gcudai_clamp_index((int64_t) ((float) i / factor), n);
+}
 
 // Source pixels of one output pixel along one axis.
 struct gcudai_taps {
@@ -15727,7 +15924,9 @@ static void gcudai_taps_cubic(struct gcudai_taps * t, float x, int64_t n) {
     for (int i = 0; i < 4; ++i) {
         const float z = i < 2 ? d + (float) (1 - i) : (float) (i - 1) - d; // distance from x
         t->at[i] = gcudai_clamp_index((int64_t) base + i - 1, n);
-        t->w[i] = i == 1 || i == 2 ? ((a + 2.0f) * z - (a + 3.0f)) * z * z + 1.0f : ((a * z - 5.0f * a) * z + 8.0f * a) * z - 4.0f * a;
+        const float inner = ((a + 2.0f) * z - (a + 3.0f)) * z * z + 1.0f;
+        const float outer = ((a * z - 5.0f * a) * z + 8.0f * a) * z - 4.0f * a;
+        t->w[i] = i == 1 || i == 2 ? inner : outer;
     }
 }
 
@@ -15759,7 +15958,8 @@ static float gcudai_tap_weight(const struct gcudai_taps * t, int64_t at) {
     return w > 0.0f ? w : 0.0f;
 }
 
-static float gcudai_upscale_few(const struct gcuda_upscale_args * p, const struct gcudai_taps * x, const struct gcudai_taps * y, const char * plane) {
+static float gcudai_upscale_few(const struct gcuda_upscale_args * p, const struct gcudai_taps * x,
+    const struct gcudai_taps * y, const char * plane) {
     float sum = 0.0f;
     for (int64_t k = 0; k < y->n; ++k) {
         const char * row = plane + (size_t) y->at[k] * p->x.nb[1];
@@ -15772,7 +15972,8 @@ static float gcudai_upscale_few(const struct gcuda_upscale_args * p, const struc
     return sum;
 }
 
-static float gcudai_upscale_many(const struct gcuda_upscale_args * p, const struct gcudai_taps * x, const struct gcudai_taps * y, const char * plane) {
+static float gcudai_upscale_many(const struct gcuda_upscale_args * p, const struct gcudai_taps * x,
+    const struct gcudai_taps * y, const char * plane) {
     double sum = 0.0, weight = 0.0;
     for (int64_t k = y->first; k < y->first + y->n; ++k) {
         const char * row = plane + (size_t) k * p->x.nb[1];
@@ -15797,34 +15998,56 @@ static double gcudai_upscale_cost(const struct gcuda_upscale_args * p) {
     return 30.0 + taps;
 }
 
+// The taps along dimension 0 are the same for all rows: a table, made first.
 static void gcudai_upscale_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcudai_args args;
     gcudai_upscale_args(y, &args);
-    gcudai_stretch_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 0);
+    w->n_phases = 2;
+    gcudai_stretch_split(y->ne, gcudai_upscale_cost(&args.upscale), w, 1);
+    if (args.upscale.mode != GCUDA_SCALE_MODE_NEAREST) {
+        w->n_items[0] = y->ne[0];
+        w->item_cost[0] = 40.0;
+        if (!gcudai_mul_size((size_t) y->ne[0], sizeof(struct gcudai_taps), &w->shared_bytes)) {
+            w->shared_bytes = SIZE_MAX;
+        }
+    }
 }
 
-static void gcudai_upscale_copy(const struct gcuda_upscale_args * p, int64_t i0, int64_t n, float factor, const char * row, float * out) {
+static void gcudai_upscale_copy(const struct gcuda_upscale_args * p, int64_t i0, int64_t n, float factor,
+    const char * row, float * out) {
     for (int64_t i = 0; i < n; ++i) {
-        out[i] = gcudai_float_at(p->x.type, row + (size_t) gcudai_upscale_nearest(i0 + i, factor, p->x.ne[0]) * p->x.nb[0]);
+        const int64_t at = gcudai_upscale_nearest(i0 + i, factor, p->x.ne[0]);
+        out[i] = gcudai_float_at(p->x.type, row + (size_t) at * p->x.nb[0]);
+    }
+}
+
+static void gcudai_upscale_row(const struct gcuda_upscale_args * p, const struct gcudai_taps * x, int64_t n,
+    const struct gcudai_taps * y, const char * plane, float * out) {
+    for (int64_t i = 0; i < n; ++i) {
+        out[i] = p->antialias ? gcudai_upscale_many(p, &x[i], y, plane) : gcudai_upscale_few(p, &x[i], y, plane);
     }
 }
 
 static void gcudai_upscale_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_upscale_args * p = &args->upscale;
+    struct gcudai_taps * x = (struct gcudai_taps *) (void *) t->shared;
     float buf[GCUDAI_PIECE], f[4];
     for (int axis = 0; axis < 4; ++axis) {
         f[axis] = gcudai_upscale_factor(p, axis);
     }
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_upscale_cost(p), item);
-        const char * plane = gcudai_at(&p->x, 0, gcudai_upscale_nearest(c.i2, f[2], p->x.ne[2]), gcudai_upscale_nearest(c.i3, f[3], p->x.ne[3]));
-        const struct gcudai_taps y = gcudai_upscale_taps(p, c.i1, f[1], p->x.ne[1]);
-        if (p->mode == GCUDA_SCALE_MODE_NEAREST) {
-            gcudai_upscale_copy(p, c.i0, c.n, f[0], plane + (size_t) y.at[0] * p->x.nb[1], buf);
+        if (t->phase == 0) {
+            x[item] = gcudai_upscale_taps(p, item, f[0], p->x.ne[0]);
+            continue;
         }
-        for (int64_t i = 0; i < c.n && p->mode != GCUDA_SCALE_MODE_NEAREST; ++i) {
-            const struct gcudai_taps x = gcudai_upscale_taps(p, c.i0 + i, f[0], p->x.ne[0]);
-            buf[i] = p->antialias ? gcudai_upscale_many(p, &x, &y, plane) : gcudai_upscale_few(p, &x, &y, plane);
+        const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_upscale_cost(p), item);
+        const struct gcudai_taps y = gcudai_upscale_taps(p, c.i1, f[1], p->x.ne[1]);
+        const int64_t i2 = gcudai_upscale_nearest(c.i2, f[2], p->x.ne[2]);
+        const int64_t i3 = gcudai_upscale_nearest(c.i3, f[3], p->x.ne[3]);
+        if (p->mode == GCUDA_SCALE_MODE_NEAREST) {
+            gcudai_upscale_copy(p, c.i0, c.n, f[0], gcudai_at(&p->x, y.at[0], i2, i3), buf);
+        } else {
+            gcudai_upscale_row(p, x + c.i0, c.n, &y, gcudai_at(&p->x, 0, i2, i3), buf);
         }
         gcudai_stretch_store(&p->y, &c, buf);
     }
@@ -15847,10 +16070,13 @@ static gcuda_status gcudai_ssm_conv_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, c));
     GCUDAI_TRY(gcudai_want_contiguous(y, c));
     GCUDAI_TRY(gcudai_want_rows(y, sx));
-    GCUDAI_WANT(y, sx->ne[1] <= 1 || sx->nb[1] == sx->nb[0] * (size_t) sx->ne[0], "rows of '%s' must follow each other", sx->name);
+    GCUDAI_WANT(y, sx->ne[1] <= 1 || sx->nb[1] == sx->nb[0] * (size_t) sx->ne[0],
+        "rows of '%s' must follow each other", sx->name);
     GCUDAI_WANT(y, sx->ne[3] == 1 && gcuda_is_matrix(c), "inputs must have three dimensions, weights two");
-    GCUDAI_WANT(y, c->ne[1] == sx->ne[1], "%lld channels, and weights for %lld", (long long) sx->ne[1], (long long) c->ne[1]);
-    GCUDAI_WANT(y, c->ne[0] >= 1 && sx->ne[0] >= c->ne[0] - 1, "rows of %lld are too short for %lld weights", (long long) sx->ne[0], (long long) c->ne[0]);
+    GCUDAI_WANT(y, c->ne[1] == sx->ne[1], "%lld channels, and weights for %lld", (long long) sx->ne[1],
+        (long long) c->ne[1]);
+    GCUDAI_WANT(y, c->ne[0] >= 1 && sx->ne[0] >= c->ne[0] - 1, "rows of %lld are too short for %lld weights",
+        (long long) sx->ne[0], (long long) c->ne[0]);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
     return gcudai_want_shape(y, sx->ne[1], sx->ne[0] - c->ne[0] + 1, sx->ne[2], 1);
@@ -15879,9 +16105,12 @@ static void gcudai_ssm_conv_cpu(const union gcudai_args * args, const struct gcu
             const char * x = gcudai_at(&p->x, c.i0 + i, c.i2, 0) + (size_t) c.i1 * p->x.nb[0];
             const char * w = gcudai_at(&p->c, c.i0 + i, 0, 0);
             float sum = 0.0f;
-            for (int64_t k = 0; k < n_taps; ++k) {
-                sum += is_f32 ? ((const float *) (const void *) x)[k] * ((const float *) (const void *) w)[k]
-                              : gcudai_float_at(p->x.type, x + (size_t) k * p->x.nb[0]) * gcudai_float_at(p->c.type, w + (size_t) k * p->c.nb[0]);
+            for (int64_t k = 0; k < n_taps && is_f32; ++k) {
+                sum += ((const float *) (const void *) x)[k] * ((const float *) (const void *) w)[k];
+            }
+            for (int64_t k = 0; k < n_taps && !is_f32; ++k) {
+                const float u = gcudai_float_at(p->x.type, x + (size_t) k * p->x.nb[0]);
+                sum += u * gcudai_float_at(p->c.type, w + (size_t) k * p->c.nb[0]);
             }
             buf[i] = sum;
         }
@@ -15890,28 +16119,34 @@ static void gcudai_ssm_conv_cpu(const union gcudai_args * args, const struct gcu
 }
 
 // >>op:ssm_scan ---------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s, struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B, struct gcuda_tensor * C, struct gcuda_tensor * ids) {
+struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s, struct gcuda_tensor * x,
+    struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B, struct gcuda_tensor * C,
+    struct gcuda_tensor * ids) {
     struct gcuda_tensor * src[] = { s, x, dt, A, B, C, ids };
     if (!gcudai_op_begin(ctx, GCUDA_OP_SSM_SCAN, src, 7)) {
         return NULL;
     }
-    const int64_t n_y = gcudai_product(x->ne[0], x->ne[1], x->ne[2], x->ne[3]), n_s = gcudai_product(s->ne[0], x->ne[0], x->ne[1], x->ne[3]);
+    const int64_t n_y = gcudai_product(x->ne[0], x->ne[1], x->ne[2], x->ne[3]);
+    const int64_t n_s = gcudai_product(s->ne[0], x->ne[0], x->ne[1], x->ne[3]);
     int64_t n = 0;
     const int64_t ne[4] = { gcudai_add_i64(n_y, n_s, &n) ? n : -1, 1, 1, 1 };
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_SSM_SCAN, GCUDA_TYPE_F32, ne, src, 7));
 }
 
-static gcuda_status gcudai_want_ne(const struct gcuda_tensor * y, int i, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+static gcuda_status gcudai_want_ne(const struct gcuda_tensor * y, int i, int64_t ne0, int64_t ne1, int64_t ne2,
+    int64_t ne3) {
     const int64_t * ne = y->src[i]->ne;
-    GCUDAI_WANT(y, ne[0] == ne0 && ne[1] == ne1 && ne[2] == ne2 && ne[3] == ne3, "source %d must be [%lld, %lld, %lld, %lld]", i,
-                (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
+    GCUDAI_WANT(y, ne[0] == ne0 && ne[1] == ne1 && ne[2] == ne2 && ne[3] == ne3,
+        "source %d must be [%lld, %lld, %lld, %lld]", i,
+        (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
     return GCUDA_STATUS_SUCCESS;
 }
 
 // Dimensions 0 and 1 packed, the others anywhere.
 static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     GCUDAI_TRY(gcudai_want_rows(y, t));
-    GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == t->nb[0] * (size_t) t->ne[0], "rows of '%s' must follow each other", t->name);
+    GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == t->nb[0] * (size_t) t->ne[0], "rows of '%s' must follow each other",
+        t->name);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -15932,17 +16167,20 @@ static gcuda_status gcudai_ssm_scan_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_planes(y, y->src[4]));
     GCUDAI_TRY(gcudai_want_planes(y, y->src[5]));
     GCUDAI_TRY(gcudai_want_contiguous(y, y->src[6]));
-    GCUDAI_WANT(y, s[1] == x[0] && s[2] == x[1], "states must be [N, %lld, %lld, at least %lld]", (long long) x[0], (long long) x[1], (long long) x[3]);
+    GCUDAI_WANT(y, s[1] == x[0] && s[2] == x[1], "states must be [N, %lld, %lld, at least %lld]", (long long) x[0],
+        (long long) x[1], (long long) x[3]);
     GCUDAI_WANT(y, s[3] >= x[3], "%lld sequences, and %lld states", (long long) x[3], (long long) s[3]);
     GCUDAI_TRY(gcudai_want_ne(y, 2, x[1], x[2], x[3], 1));
     GCUDAI_TRY(gcudai_want_ne(y, 3, a[0] == 1 ? 1 : s[0], x[1], 1, 1));
     GCUDAI_TRY(gcudai_want_ne(y, 4, s[0], b[1], x[2], x[3]));
     GCUDAI_TRY(gcudai_want_ne(y, 5, b[0], b[1], b[2], b[3]));
     GCUDAI_TRY(gcudai_want_ne(y, 6, x[3], 1, 1, 1));
-    GCUDAI_WANT(y, gcudai_divides(b[1], x[1]), "%lld heads are no multiple of %lld groups", (long long) x[1], (long long) b[1]);
+    GCUDAI_WANT(y, gcudai_divides(b[1], x[1]), "%lld heads are no multiple of %lld groups", (long long) x[1],
+        (long long) b[1]);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    return gcudai_want_shape(y, gcudai_product(x[0], x[1], x[2], x[3]) + gcudai_product(s[0], x[0], x[1], x[3]), 1, 1, 1);
+    const int64_t n_y = gcudai_product(x[0], x[1], x[2], x[3]), n_s = gcudai_product(s[0], x[0], x[1], x[3]);
+    return gcudai_want_shape(y, n_y + n_s, 1, 1, 1);
 }
 
 static void gcudai_ssm_scan_args(const struct gcuda_tensor * y, union gcudai_args * args) {
@@ -15967,8 +16205,9 @@ static void gcudai_ssm_scan_work(const struct gcuda_tensor * y, struct gcudai_wo
 }
 
 // One token: st = st * decay + b * xd, element by element; returns the sum of st * c. decay has one element, or n.
-static float gcudai_ssm_step(float * GCUDAI_RESTRICT st, const float * GCUDAI_RESTRICT decay, bool is_one, const float * GCUDAI_RESTRICT b,
-                             const float * GCUDAI_RESTRICT c, float xd, int64_t n) {
+static float gcudai_ssm_step(float * GCUDAI_RESTRICT st, const float * GCUDAI_RESTRICT decay, bool is_one,
+    const float * GCUDAI_RESTRICT b,
+    const float * GCUDAI_RESTRICT c, float xd, int64_t n) {
     float s[GCUDAI_LANES], sum = 0.0f;
     const float all = decay[0];
     int64_t i = 0;
@@ -15991,7 +16230,8 @@ static float gcudai_ssm_step(float * GCUDAI_RESTRICT st, const float * GCUDAI_RE
 }
 
 // State of sequence q to begin with; zeros when its index is out of range.
-static void gcudai_ssm_begin(const struct gcuda_ssm_scan_args * p, int64_t channel, int64_t h, int64_t q, float * st, const struct gcudai_task * t) {
+static void gcudai_ssm_begin(const struct gcuda_ssm_scan_args * p, int64_t channel, int64_t h, int64_t q, float * st,
+    const struct gcudai_task * t) {
     const size_t n_bytes = (size_t) p->s.ne[0] * sizeof(float);
     const int64_t id = ((const int32_t *) p->ids.data)[q];
     if (id >= 0 && id < p->s.ne[3]) {
@@ -16014,9 +16254,9 @@ static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t i
     float * st = (float *) p->y.data + p->x.ne[0] * p->x.ne[1] * n_tokens * p->x.ne[3] + item * n;
     gcudai_ssm_begin(p, channel, h, q, st, t);
     for (int64_t token = 0; token < n_tokens; ++token) {
-        const float z = gcudai_float_at(p->dt.type, gcudai_at(&p->dt, token, q, 0) + (size_t) h * p->dt.nb[0]);
+        const float z = gcudai_float_of(&p->dt, h, token, q, 0);
         const float delta = z > 20.0f ? z : log1pf(expf(z));
-        const float xd = delta * gcudai_float_at(p->x.type, gcudai_at(&p->x, h, token, q) + (size_t) channel * p->x.nb[0]);
+        const float xd = delta * gcudai_float_of(&p->x, channel, h, token, q);
         const float * b = gcudai_floats(p->b.type, gcudai_at(&p->b, g, token, q), n, local + n);
         const float * c = gcudai_floats(p->c.type, gcudai_at(&p->c, g, token, q), n, local + 2 * n);
         for (int64_t i = 0; i < (is_one ? 1 : n); ++i) {
@@ -16034,16 +16274,18 @@ static void gcudai_ssm_scan_cpu(const union gcudai_args * args, const struct gcu
 
 // ---- recurrences with a matrix per head ----
 
-// What rwkv_wkv6, rwkv_wkv7 and gated_linear_attn have in common. src: n inputs [Z, H, T], one of them (short_one, or -1)
-// only [Z, H], then the state.
-static struct gcuda_tensor * gcudai_linear_attn(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * const * src, int n) {
+// What rwkv_wkv6, rwkv_wkv7 and gated_linear_attn have in common. src: n - 1 inputs [Z, H, T], one of them (short_one,
+// or -1) only [Z, H], then the state.
+static struct gcuda_tensor * gcudai_linear_attn(struct gcuda_context * ctx, enum gcuda_op op,
+    struct gcuda_tensor * const * src, int n) {
     if (!gcudai_op_begin(ctx, op, src, n)) {
         return NULL;
     }
     const int64_t * x = src[0]->ne;
     const int64_t n_states = gcudai_product(x[0], src[n - 1]->ne[1], 1, 1);
     int64_t n_rows = 0;
-    const int64_t ne[4] = { gcudai_product(x[0], x[1], 1, 1), gcudai_add_i64(x[2], n_states, &n_rows) ? n_rows : -1, 1, 1 };
+    const int64_t ne[4] = { gcudai_product(x[0], x[1], 1, 1), gcudai_add_i64(x[2], n_states, &n_rows) ? n_rows : -1,
+        1, 1 };
     return gcudai_op_new(ctx, op, GCUDA_TYPE_F32, ne, src, n);
 }
 
@@ -16058,9 +16300,11 @@ static gcuda_status gcudai_linear_attn_check(const struct gcuda_tensor * y, int 
     }
     GCUDAI_TRY(gcudai_want_type(y, state, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, state));
-    GCUDAI_WANT(y, gcuda_nelements(state) == gcudai_product(x[0], x[0], x[1], n_seqs), "state must have %lld * %lld * %lld elements for each of %lld sequences",
-                (long long) x[0], (long long) x[0], (long long) x[1], (long long) n_seqs);
-    GCUDAI_WANT(y, gcudai_divides(n_seqs, x[2]), "%lld tokens are not those of %lld equal sequences", (long long) x[2], (long long) n_seqs);
+    GCUDAI_WANT(y, gcuda_nelements(state) == gcudai_product(x[0], x[0], x[1], n_seqs),
+        "state must have %lld * %lld * %lld elements for each of %lld sequences",
+        (long long) x[0], (long long) x[0], (long long) x[1], (long long) n_seqs);
+    GCUDAI_WANT(y, gcudai_divides(n_seqs, x[2]), "%lld tokens are not those of %lld equal sequences",
+        (long long) x[2], (long long) n_seqs);
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
     int64_t n_rows = 0;
@@ -16077,7 +16321,8 @@ struct gcudai_linear {
     float * state; // of its head
 };
 
-static struct gcudai_linear gcudai_linear_plan(const struct gcuda_array * k, const struct gcuda_array * state, const struct gcuda_array * y) {
+static struct gcudai_linear gcudai_linear_plan(const struct gcuda_array * k, const struct gcuda_array * state,
+    const struct gcuda_array * y) {
     struct gcudai_linear c;
     GCUDAI_ZERO(c);
     c.size = k->ne[0];
@@ -16102,7 +16347,8 @@ static void gcudai_linear_attn_work(const struct gcuda_tensor * y, struct gcudai
 }
 
 // Sets c to an item and copies its share of the state to the result, where it is updated.
-static void gcudai_linear_begin(struct gcudai_linear * c, const struct gcuda_array * k, const struct gcuda_array * state, const struct gcuda_array * y, int64_t item, bool is_rows) {
+static void gcudai_linear_begin(struct gcudai_linear * c, const struct gcuda_array * k,
+    const struct gcuda_array * state, const struct gcuda_array * y, int64_t item, bool is_rows) {
     const int64_t block = item % c->n_blocks, n = c->size, row = c->n_heads * n;
     c->h = item / c->n_blocks % c->n_heads;
     c->q = item / c->n_blocks / c->n_heads;
@@ -16118,12 +16364,15 @@ static void gcudai_linear_begin(struct gcudai_linear * c, const struct gcuda_arr
 }
 
 // Input number i of token t of the item's sequence; number i of the scratch is used unless it is F32.
-static const float * gcudai_linear_input(const struct gcudai_linear * c, const struct gcuda_array * a, int64_t token, int i, char * local) {
-    return gcudai_floats(a->type, gcudai_at(a, c->h, c->q * c->n_tokens + token, 0), c->size, (float *) (void *) local + i * c->size);
+static const float * gcudai_linear_input(const struct gcudai_linear * c, const struct gcuda_array * a, int64_t token,
+    int i, char * local) {
+    return gcudai_floats(a->type, gcudai_at(a, c->h, c->q * c->n_tokens + token, 0), c->size,
+        (float *) (void *) local + i * c->size);
 }
 
 // >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * r, struct gcuda_tensor * tf, struct gcuda_tensor * td, struct gcuda_tensor * state) {
+struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v,
+    struct gcuda_tensor * r, struct gcuda_tensor * tf, struct gcuda_tensor * td, struct gcuda_tensor * state) {
     struct gcuda_tensor * src[] = { k, v, r, tf, td, state };
     return gcudai_op_finish(ctx, gcudai_linear_attn(ctx, GCUDA_OP_RWKV_WKV6, src, 6));
 }
@@ -16142,7 +16391,8 @@ static void gcudai_rwkv_wkv6_args(const struct gcuda_tensor * y, union gcudai_ar
 }
 
 // One key of one token over n values: y += r * (tf * k * v + w), w = w * td + k * v.
-static GCUDAI_INLINE void gcudai_wkv6_key(float * GCUDAI_RESTRICT w, float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT v, float k, float r, float tf, float td, int64_t n) {
+static GCUDAI_INLINE void gcudai_wkv6_key(float * GCUDAI_RESTRICT w, float * GCUDAI_RESTRICT y,
+    const float * GCUDAI_RESTRICT v, float k, float r, float tf, float td, int64_t n) {
     for (int64_t j = 0; j < n; ++j) {
         const float kv = k * v[j];
         y[j] += r * (tf * kv + w[j]);
@@ -16155,7 +16405,8 @@ static void gcudai_rwkv_wkv6_cpu(const union gcudai_args * args, const struct gc
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
     for (int64_t item = t->i0; item < t->i1; ++item) {
         gcudai_linear_begin(&c, &p->k, &p->state, &p->y, item, false);
-        const float * tf = gcudai_floats(p->tf.type, gcudai_at(&p->tf, c.h, 0, 0), c.size, (float *) (void *) t->local + 4 * c.size);
+        const float * tf = gcudai_floats(p->tf.type, gcudai_at(&p->tf, c.h, 0, 0), c.size,
+            (float *) (void *) t->local + 4 * c.size);
         for (int64_t token = 0; token < c.n_tokens; ++token) {
             const float * k = gcudai_linear_input(&c, &p->k, token, 0, t->local);
             const float * v = gcudai_linear_input(&c, &p->v, token, 1, t->local) + c.j0;
@@ -16177,14 +16428,18 @@ static void gcudai_rwkv_wkv6_cpu(const union gcudai_args * args, const struct gc
 }
 
 // >>op:gated_linear_attn ------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state, float scale) {
+struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor * k,
+    struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state,
+    float scale) {
     struct gcuda_tensor * src[] = { k, v, q, g, state };
     struct gcuda_tensor * y = gcudai_linear_attn(ctx, GCUDA_OP_GATED_LINEAR_ATTN, src, 5);
     gcudai_set_param_f32(y, 0, scale);
     return gcudai_op_finish(ctx, y);
 }
 
-static gcuda_status gcudai_gated_linear_attn_check(const struct gcuda_tensor * y) { return gcudai_linear_attn_check(y, 5, -1); }
+static gcuda_status gcudai_gated_linear_attn_check(const struct gcuda_tensor * y) {
+    return gcudai_linear_attn_check(y, 5, -1);
+}
 
 static void gcudai_gated_linear_attn_args(const struct gcuda_tensor * y, union gcudai_args * args) {
     struct gcuda_gated_linear_attn_args * p = &args->gated_linear_attn;
@@ -16197,7 +16452,8 @@ static void gcudai_gated_linear_attn_args(const struct gcuda_tensor * y, union g
     p->scale = gcudai_param_f32(y, 0);
 }
 
-static GCUDAI_INLINE void gcudai_gla_key(float * GCUDAI_RESTRICT w, float * GCUDAI_RESTRICT y, const float * GCUDAI_RESTRICT v, float k, float q, float g, int64_t n) {
+static GCUDAI_INLINE void gcudai_gla_key(float * GCUDAI_RESTRICT w, float * GCUDAI_RESTRICT y,
+    const float * GCUDAI_RESTRICT v, float k, float q, float g, int64_t n) {
     for (int64_t j = 0; j < n; ++j) {
         w[j] = w[j] * g + k * v[j];
         y[j] += q * w[j];
@@ -16232,7 +16488,9 @@ static void gcudai_gated_linear_attn_cpu(const union gcudai_args * args, const s
 }
 
 // >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor * r, struct gcuda_tensor * w, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * state) {
+struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor * r, struct gcuda_tensor * w,
+    struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    struct gcuda_tensor * state) {
     struct gcuda_tensor * src[] = { r, w, k, v, a, b, state };
     return gcudai_op_finish(ctx, gcudai_linear_attn(ctx, GCUDA_OP_RWKV_WKV7, src, 7));
 }
@@ -16252,8 +16510,9 @@ static void gcudai_rwkv_wkv7_args(const struct gcuda_tensor * y, union gcudai_ar
 }
 
 // One value of one token: row = row * w + v * k + sa * b; returns the sum of row * r.
-static float gcudai_wkv7_row(float * GCUDAI_RESTRICT row, const float * GCUDAI_RESTRICT r, const float * GCUDAI_RESTRICT w, const float * GCUDAI_RESTRICT k,
-                             const float * GCUDAI_RESTRICT b, float v, float sa, int64_t n) {
+static float gcudai_wkv7_row(float * GCUDAI_RESTRICT row, const float * GCUDAI_RESTRICT r,
+    const float * GCUDAI_RESTRICT w, const float * GCUDAI_RESTRICT k,
+    const float * GCUDAI_RESTRICT b, float v, float sa, int64_t n) {
     float s[GCUDAI_LANES], sum = 0.0f;
     int64_t j = 0;
     memset(s, 0, sizeof(s));
@@ -16289,20 +16548,23 @@ static void gcudai_rwkv_wkv7_cpu(const union gcudai_args * args, const struct gc
             const float * b = gcudai_linear_input(&c, &p->b, token, 5, t->local);
             for (int64_t i = 0; i < c.n; ++i) {
                 float * row = c.state + (c.j0 + i) * c.size;
-                c.y[token * c.n_heads * c.size + i] = gcudai_wkv7_row(row, r, w, k, b, v[c.j0 + i], dot(a, row, c.size), c.size);
+                c.y[token * c.n_heads * c.size + i] = gcudai_wkv7_row(row, r, w, k, b, v[c.j0 + i],
+                    dot(a, row, c.size), c.size);
             }
         }
     }
 }
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, bool left, bool lower, bool uni) {
+struct gcuda_tensor * gcuda_solve_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    bool left, bool lower, bool uni) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_SOLVE_TRI, src, 2)) {
         return NULL;
     }
     if (!left || !lower || uni) {
-        return gcudai_op_error(ctx, GCUDA_OP_SOLVE_TRI, "left %d, lower %d, uni %d; only 1, 1, 0 exists", left ? 1 : 0, lower ? 1 : 0, uni ? 1 : 0);
+        return gcudai_op_error(ctx, GCUDA_OP_SOLVE_TRI, "left %d, lower %d, uni %d; only 1, 1, 0 exists",
+            left ? 1 : 0, lower ? 1 : 0, uni ? 1 : 0);
     }
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_SOLVE_TRI, GCUDA_TYPE_F32, b->ne, src, 2));
 }
@@ -16315,7 +16577,8 @@ static gcuda_status gcudai_solve_tri_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, a));
     GCUDAI_TRY(gcudai_want_rows(y, b));
     GCUDAI_WANT(y, a->ne[0] == a->ne[1], "matrix must be square");
-    GCUDAI_WANT(y, a->ne[1] == b->ne[1] && a->ne[2] == b->ne[2] && a->ne[3] == b->ne[3], "extents 1 to 3 must be equal");
+    GCUDAI_WANT(y, a->ne[1] == b->ne[1] && a->ne[2] == b->ne[2] && a->ne[3] == b->ne[3],
+        "extents 1 to 3 must be equal");
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
     return gcudai_want_like(y, b);
