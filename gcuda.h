@@ -2694,15 +2694,16 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void);
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, size_t size);
 
 // Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
-// GCUDA_CPU_ISA names (scalar, neon, avx2, avx512, avx512vnni). Results differ between sets within the documented
-// accuracy, never within one. Set it for tests or for equal results on unequal machines, while no graph runs and
-// before graph_plan.
+// GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). Results differ between sets within the
+// documented accuracy, never within one. Set it for tests or for equal results on unequal machines, while no graph
+// runs and before graph_plan.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,
     GCUDA_CPU_ISA_NEON,
-    GCUDA_CPU_ISA_AVX2,       // with FMA and F16C
-    GCUDA_CPU_ISA_AVX512,     // F, BW, DQ and VL
+    GCUDA_CPU_ISA_DOTPROD, // NEON with the 8-bit dot product of ARMv8.2
+    GCUDA_CPU_ISA_AVX2,    // with FMA and F16C
+    GCUDA_CPU_ISA_AVX512,  // F, BW, DQ and VL
     GCUDA_CPU_ISA_AVX512_VNNI,
     GCUDA_CPU_ISA_COUNT
 };
@@ -7904,31 +7905,16 @@ static void gcudai_codes_q4_k_neon(GCUDAI_CODES_ARGS) {
 // products stays within 16 bits: 2 * 128 * 127.
 static GCUDAI_INLINE int32x4_t gcudai_neon_q_sums(const uint8_t * q, const int8_t * u) {
     const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(q)), x = vld1q_s8(u);
-#if defined(__ARM_FEATURE_DOTPROD)
-    return vdotq_s32(vdupq_n_s32(0), w, x);
-#else
     const int16x8_t p = vmull_s8(vget_low_s8(w), vget_low_s8(x));
     return vpaddlq_s16(vmlal_s8(p, vget_high_s8(w), vget_high_s8(x)));
-#endif
 }
 
-static GCUDAI_INLINE float gcudai_neon_q_dot1(enum gcudai_q_kind kind, const uint8_t * q, const float * sc,
-                                              const float * mn, float center, const struct gcudai_q_col * x,
-                                                  int64_t n) {
+static GCUDAI_INLINE float gcudai_neon_q_mins(enum gcudai_q_kind kind, const float * sc, const float * mn, float center,
+                                              const struct gcudai_q_col * x, int64_t n) {
     const bool per16 = gcudai_q_group(kind) == 16;
     const float * s = per16 ? x->s16 : x->s32, * r = per16 ? x->r16 : x->r32;
-    const int64_t n_scales = n / gcudai_q_group(kind);
     float32x4_t a = vdupq_n_f32(0.0f), b = a;
-    for (int64_t g = 0; g < n / 32; ++g, q += 32) {
-        const int32x4_t p0 = gcudai_neon_q_sums(q, x->q + 32 * g), p1 = gcudai_neon_q_sums(q + 16, x->q + 32 * g + 16);
-        if (per16) {
-            a = vfmaq_n_f32(a, vcvtq_f32_s32(p0), sc[2 * g] * x->d[g]);
-            b = vfmaq_n_f32(b, vcvtq_f32_s32(p1), sc[2 * g + 1] * x->d[g]);
-        } else {
-            a = vfmaq_n_f32(a, vcvtq_f32_s32(vaddq_s32(p0, p1)), sc[g] * x->d[g]);
-        }
-    }
-    for (int64_t g = 0; !gcudai_q_is_signed(kind) && g < n_scales; g += 4) {
+    for (int64_t g = 0; !gcudai_q_is_signed(kind) && g < n / gcudai_q_group(kind); g += 4) {
         const float32x4_t m = vld1q_f32(mn + g);
         b = vfmaq_f32(b, m, vld1q_f32(s + g));
         if (gcudai_q_has_min(kind)) { a = vfmaq_f32(a, vfmaq_n_f32(m, vld1q_f32(sc + g), center), vld1q_f32(r + g)); }
@@ -7936,16 +7922,52 @@ static GCUDAI_INLINE float gcudai_neon_q_dot1(enum gcudai_q_kind kind, const uin
     return vaddvq_f32(vaddq_f32(a, b));
 }
 
-#define GCUDAI_Q_DOT_NEON(name, kind)                                                                                  \
-    static void name(GCUDAI_Q_DOT_ARGS) {                              \
-        for (int c = 0; c < n_cols; ++c) { out[c] += gcudai_neon_q_dot1(kind, q, sc, mn, center, x + c, n); }          \
+// One body for the plain instructions and for the dot product ones: a function cannot be inlined into both.
+#define GCUDAI_NEON_Q_DOT1(target, name, sums)                                                                         \
+    target static GCUDAI_INLINE float name(enum gcudai_q_kind kind, const uint8_t * q, const float * sc,               \
+                                           const struct gcudai_q_col * x, int64_t n) {                                 \
+        float32x4_t a = vdupq_n_f32(0.0f), b = a;                                                                      \
+        for (int64_t g = 0; g < n / 32; ++g, q += 32) {                                                                \
+            const int32x4_t p0 = sums(q, x->q + 32 * g), p1 = sums(q + 16, x->q + 32 * g + 16);                        \
+            if (gcudai_q_group(kind) == 16) {                                                                          \
+                a = vfmaq_n_f32(a, vcvtq_f32_s32(p0), sc[2 * g] * x->d[g]);                                            \
+                b = vfmaq_n_f32(b, vcvtq_f32_s32(p1), sc[2 * g + 1] * x->d[g]);                                        \
+            } else {                                                                                                   \
+                a = vfmaq_n_f32(a, vcvtq_f32_s32(vaddq_s32(p0, p1)), sc[g] * x->d[g]);                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        return vaddvq_f32(vaddq_f32(a, b));                                                                            \
     }
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_u32_neon, GCUDAI_Q_U32)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_u16_neon, GCUDAI_Q_U16)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_m32_neon, GCUDAI_Q_M32)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_m16_neon, GCUDAI_Q_M16)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_s32_neon, GCUDAI_Q_S32)
-GCUDAI_Q_DOT_NEON(gcudai_q_dot_s16_neon, GCUDAI_Q_S16)
+GCUDAI_NEON_Q_DOT1(, gcudai_neon_q_dot1, gcudai_neon_q_sums)
+
+#define GCUDAI_Q_DOT_NEON(target, name, dot1, kind)                                                                    \
+    target static void name(GCUDAI_Q_DOT_ARGS) {                                                                       \
+        for (int c = 0; c < n_cols; ++c) {                                                                             \
+            out[c] += dot1(kind, q, sc, x + c, n) + gcudai_neon_q_mins(kind, sc, mn, center, x + c, n);                \
+        }                                                                                                              \
+    }
+GCUDAI_Q_DOT_NEON(, gcudai_q_dot_u32_neon, gcudai_neon_q_dot1, GCUDAI_Q_U32)
+GCUDAI_Q_DOT_NEON(, gcudai_q_dot_u16_neon, gcudai_neon_q_dot1, GCUDAI_Q_U16)
+GCUDAI_Q_DOT_NEON(, gcudai_q_dot_m32_neon, gcudai_neon_q_dot1, GCUDAI_Q_M32)
+GCUDAI_Q_DOT_NEON(, gcudai_q_dot_m16_neon, gcudai_neon_q_dot1, GCUDAI_Q_M16)
+GCUDAI_Q_DOT_NEON(, gcudai_q_dot_s32_neon, gcudai_neon_q_dot1, GCUDAI_Q_S32)
+GCUDAI_Q_DOT_NEON(, gcudai_q_dot_s16_neon, gcudai_neon_q_dot1, GCUDAI_Q_S16)
+
+#if GCUDAI_HAVE_DOTPROD
+GCUDAI_TARGET_DOTPROD static GCUDAI_INLINE int32x4_t gcudai_dotprod_q_sums(const uint8_t * q, const int8_t * u) {
+    return vdotq_s32(vdupq_n_s32(0), vreinterpretq_s8_u8(vld1q_u8(q)), vld1q_s8(u));
+}
+
+GCUDAI_NEON_Q_DOT1(GCUDAI_TARGET_DOTPROD, gcudai_dotprod_q_dot1, gcudai_dotprod_q_sums)
+
+GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_u32_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_U32)
+GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_u16_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_U16)
+GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_m32_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_M32)
+GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_m16_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_M16)
+GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_s32_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_S32)
+GCUDAI_Q_DOT_NEON(GCUDAI_TARGET_DOTPROD, gcudai_q_dot_s16_dotprod, gcudai_dotprod_q_dot1, GCUDAI_Q_S16)
+#endif
+#undef GCUDAI_NEON_Q_DOT1
 #undef GCUDAI_Q_DOT_NEON
 
 static GCUDAI_INLINE float32x4_t gcudai_neon_load4(enum gcuda_type type, const char * p, int64_t i) {
@@ -8151,6 +8173,16 @@ static const struct gcudai_simd gcudai_simd_neon = {
       gcudai_q_dot_s32_neon, gcudai_q_dot_s16_neon },
     gcudai_codes_neon, NULL, NULL
 };
+
+#if GCUDAI_HAVE_DOTPROD
+static const struct gcudai_simd gcudai_simd_dotprod = {
+    "dotprod", 16, 3, gcudai_gemm_neon, gcudai_pack_scalar,
+    { gcudai_dot_f32_neon, gcudai_dot_f16_neon, gcudai_dot_bf16_neon }, gcudai_q_blocks_scalar,
+    { gcudai_q_dot_u32_dotprod, gcudai_q_dot_u16_dotprod, gcudai_q_dot_m32_dotprod, gcudai_q_dot_m16_dotprod,
+      gcudai_q_dot_s32_dotprod, gcudai_q_dot_s16_dotprod },
+    gcudai_codes_neon, NULL, NULL
+};
+#endif
 #endif
 
 // NULL: not on this machine, or not in this build
@@ -8166,11 +8198,14 @@ static const struct gcudai_simd * gcudai_simd_of(enum gcuda_cpu_isa isa) {
 #if GCUDAI_HAVE_NEON
     if (isa == GCUDA_CPU_ISA_NEON) { return &gcudai_simd_neon; }
 #endif
+#if GCUDAI_HAVE_NEON && GCUDAI_HAVE_DOTPROD
+    if (isa == GCUDA_CPU_ISA_DOTPROD && gcudai_cpu_has(GCUDAI_CPU_DOTPROD)) { return &gcudai_simd_dotprod; }
+#endif
     return isa == GCUDA_CPU_ISA_SCALAR ? &gcudai_simd_scalar : NULL;
 }
 
 static const char * gcudai_cpu_isa_name(enum gcuda_cpu_isa isa) {
-    static const char * const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "avx512vnni" };
+    static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
     return (int) isa >= 0 && (int) isa < GCUDA_CPU_ISA_COUNT ? names[isa] : "invalid";
 }
 

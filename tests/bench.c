@@ -179,7 +179,7 @@ static void quantized_products(struct bench * b) {
 }
 
 static void set_isa(const char * name) {
-    static const char * const names[] = { "auto", "scalar", "neon", "avx2", "avx512", "avx512vnni" };
+    static const char * const names[] = { "auto", "scalar", "neon", "dotprod", "avx2", "avx512", "avx512vnni" };
     for (int i = 0; i < GCUDA_CPU_ISA_COUNT; ++i) {
         if (strcmp(name, names[i]) == 0 && gcuda_cpu_set_isa((enum gcuda_cpu_isa) i) == GCUDA_STATUS_SUCCESS) { return; }
     }
@@ -196,7 +196,7 @@ int main(int argc, char ** argv) {
         } else if (i + 1 < argc && strcmp(argv[i], "--isa") == 0) {
             set_isa(argv[++i]);
         } else {
-            fprintf(stderr, "usage: bench [--threads N] [--isa scalar|neon|avx2|avx512|avx512vnni] [--all]\n");
+            fprintf(stderr, "usage: bench [--threads N] [--isa scalar|neon|dotprod|avx2|avx512|avx512vnni] [--all]\n");
             return 2;
         }
     }
