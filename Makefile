@@ -47,8 +47,8 @@ test: check-cc check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests 
 test-sim: ## kernels on the simulated device
 	@echo "test-sim: comes with the CUDA backend, which this version does not have"
 
-test-gpu: ## kernels on this machine's GPU
-	@echo "test-gpu: comes with the CUDA backend, which this version does not have"
+test-gpu: check-cc check-python ## kernels on this machine's GPU; writes a record under tests/hardware/
+	@python3 tests/gpu.py $(ARGS)
 
 bench: $(BENCHES) ## CPU speed: matrix products against OpenBLAS, quantized mat-vec
 	@test -n "$(BENCHES)" || { echo "bench: no tests/bench*.c in this tree"; exit 1; }
@@ -136,11 +136,34 @@ tidy:
 	@command -v clang-tidy > /dev/null || { echo "tidy: needs clang-tidy (apt-get install clang-tidy)"; exit 1; }
 	clang-tidy --quiet --config-file=tests/tools/clang-tidy.yaml gcuda.h -- -x c -std=c99 -DGCUDA_IMPLEMENTATION
 
-# ---- kernels ----
-cuda: | $(B)
-	@if [ -z "$(NVCC)" ]; then echo "no nvcc: CPU only"; \
-	elif ! nvidia-smi -L > /dev/null 2>&1; then echo "no GPU: CPU only"; \
-	else $(MAKE) --no-print-directory $(B)/gcuda_kernels.o; fi
+# ---- CUDA: `make cuda` builds for the GPU that is here, `make cuda ARCHS=90a` (or a list, or all) for others ----
+CUDA_HOME = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+ARCHS ?=
+comma = ,
+ARCH_LIST = $(if $(filter all,$(ARCHS)),75 80 86 89 90 90a 100 120,$(ARCHS))
+NVCC_ARCH = $(if $(ARCHS),$(foreach a,$(ARCH_LIST),-gencode=arch=compute_$(a),code=sm_$(a)) \
+	$(if $(filter all,$(ARCHS)),-gencode=arch=compute_120$(comma)code=compute_120),-arch=native)
+CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
+CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
+CUDA_PROGRAMS = $(B)/cuda/digits $(B)/cuda/test-ops
 
-$(B)/gcuda_kernels.o: gcuda_kernels.cu gcuda.h
-	$(NVCC) -O3 -std=c++17 -arch=native -c $< -o $@
+cuda: | $(B) ## kernels and programs for the GPU of this machine; ARCHS="90a" or ARCHS=all without one
+	@if [ -z "$(NVCC)" ]; then echo "no nvcc: CPU only"; \
+	elif [ -n "$(ARCHS)" ]; then $(MAKE) --no-print-directory $(B)/cuda/gcuda_kernels.o; \
+	elif ! nvidia-smi -L > /dev/null 2>&1; then echo "no GPU: CPU only"; \
+	else $(MAKE) --no-print-directory $(CUDA_PROGRAMS); fi
+
+$(B)/cuda:
+	@mkdir -p $@
+
+$(B)/cuda/gcuda_kernels.o: gcuda_kernels.cu gcuda.h | $(B)/cuda
+	$(NVCC) -O3 -std=c++17 $(NVCC_ARCH) -c $< -o $@
+
+$(B)/cuda/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(B)/cuda
+	$(COMPILE) $(CUDA_FLAGS) -c $< -o $@
+
+$(B)/cuda/digits: examples/digits.c examples/digits_data.h gcuda.h $(B)/cuda/gcuda_kernels.o
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(B)/cuda/gcuda_kernels.o -o $@ $(CUDA_LIBS)
+
+$(B)/cuda/test-ops: tests/test-ops.c $(HEADERS) $(B)/cuda/gcuda_impl.o $(B)/cuda/gcuda_kernels.o
+	$(COMPILE) $< $(B)/cuda/gcuda_impl.o $(B)/cuda/gcuda_kernels.o -o $@ $(CUDA_LIBS)

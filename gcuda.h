@@ -3,14 +3,22 @@ gcuda - tensor graphs on NVIDIA GPUs and on the CPU, in one C header            
 
 A program describes a computation as a graph of tensor operations, gives the tensors memory, and has a backend compute
 it: inference, training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those
-of ggml with the prefix replaced; README.md lists the differences. Version 0.1 computes on the CPU. The interfaces are
-those that the CUDA backend will use, and gcuda_kernels.cu is where its kernels will stand.
+of ggml with the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and a
+first set, enough to train the digits, on NVIDIA GPUs; a graph with a node that the device cannot run is refused by name.
 
 BUILD
     cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
 
     #define GCUDA_IMPLEMENTATION            // in exactly one C or C++ file, before any other include
     #include "gcuda.h"
+
+    With CUDA (Linux; nvcc's runtime is linked statically, cuBLAS is loaded if it is there):
+
+    nvcc -O3 -std=c++17 -arch=native -c gcuda_kernels.cu
+    cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
+       -lstdc++ -lrt -ldl -lm -lpthread
+
+    The program starts on machines without a GPU or driver too, and finds no device there.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
@@ -105,6 +113,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>alloc          tensor allocator, graph allocator
     >>backend        buffers, devices, backends, registry: the vtables and their front functions
     >>cpu            CPU backend, thread pool
+    >>cuda           CUDA backend: devices, buffers, launchers on raw pointers
     >>quantize       host quantizers for weights
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
     >>impl-status    errors, log, allocation
@@ -120,6 +129,12 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-alloc     allocators
     >>impl-backend   buffers, devices, backends, registry
     >>impl-cpu       CPU backend, thread pool
+    >>impl-cuda-device   errors, discovery, the current device
+    >>impl-cuda-pool     scratch memory of a backend: best fit over cached blocks, budget, trimming
+    >>impl-cuda-buffer   device buffers, page-locked host buffers
+    >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
+    >>impl-cuda-exec     what the device can do, and doing it
+    >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -157,8 +172,12 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //                         correctness: everything a caller can get wrong is a status
 //   GCUDA_MALLOC, GCUDA_FREE  (size) and (pointer): what the default allocator calls; default malloc and free
 //   GCUDA_NO_THREADS      no threads, locks or atomics; everything runs on the calling thread
-//   GCUDA_NO_CUDA         leave the CUDA backend out (it is left out anyway until gcuda_kernels.cu is linked)
-//   GCUDA_NO_CUBLAS       leave cuBLAS out
+//   GCUDA_CUDA            compile the CUDA backend in: needs the CUDA toolkit's headers, its runtime library and
+//                         gcuda_kernels.cu. Off by default, because a plain C compiler has none of them
+//   GCUDA_NO_CUDA         leave it out whatever else is defined
+//   GCUDA_NO_CUBLAS       do without cuBLAS; otherwise it is loaded when a CUDA backend starts, if it is there
+//   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
+//   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
 //   GCUDA_NO_SIMD         scalar CPU kernels only
 
 #define GCUDA_VERSION_MAJOR 0
@@ -182,6 +201,11 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #else
 #define GCUDA_API extern
 #endif
+#endif
+
+// Launchers live in gcuda_kernels.cu: never static, also when the rest of the header is.
+#ifndef GCUDA_KERNEL_API
+#define GCUDA_KERNEL_API extern
 #endif
 
 // gcudai-prefix-begin (made by tests/tools/gen_prefix.py; make lint checks it)
@@ -239,6 +263,20 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cpu_set_check_finite GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_check_finite)
 #define gcuda_backend_cpu_set_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_n_threads)
 #define gcuda_backend_cpu_set_threadpool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_threadpool)
+#define gcuda_backend_cuda_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_from_ptr)
+#define gcuda_backend_cuda_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_type)
+#define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
+#define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
+#define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
+#define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
+#define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
+#define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
+#define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
+#define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
+#define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
+#define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
+#define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
+#define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
 #define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
 #define gcuda_backend_dev_buffer_from_host_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_from_host_ptr)
 #define gcuda_backend_dev_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_type)
@@ -279,6 +317,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_init_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_name)
 #define gcuda_backend_init_by_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_type)
 #define gcuda_backend_is_cpu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cpu)
+#define gcuda_backend_is_cuda GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_is_cuda)
 #define gcuda_backend_multi_buffer_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_multi_buffer_alloc_buffer)
 #define gcuda_backend_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_name)
 #define gcuda_backend_offload_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_offload_op)
@@ -478,6 +517,33 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
 #define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
 #define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
+#define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
+#define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
+#define gcuda_launch_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_count_equal)
+#define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
+#define gcuda_launch_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss)
+#define gcuda_launch_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss_back)
+#define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
+#define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
+#define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
+#define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
+#define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
+#define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
+#define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
+#define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
+#define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
+#define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
+#define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
+#define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
+#define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
+#define gcuda_launch_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_silu_back)
+#define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
+#define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
+#define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
+#define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
+#define gcuda_launch_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum)
+#define gcuda_launch_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum_rows)
+#define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
 #define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
 #define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
 #define gcuda_log_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_inplace)
@@ -1238,6 +1304,7 @@ GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gc
 //   fails    NULL: other shapes or types. An index out of range gives a row of zeros and GCUDA_STATUS_INVALID_DATA
 struct gcuda_get_rows_args { // also of get_rows_back, set_rows
     struct gcuda_array x, ids, y;
+    int32_t * bad_index; // launchers: device memory that becomes 1 when an index is out of range, or NULL
 };
 GCUDA_API struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 
@@ -2726,6 +2793,94 @@ GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct g
 GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads); // work memory from ctx
 
 // =====================================================================================================
+// >>cuda   CUDA backend: devices, buffers, launchers on raw pointers
+// =====================================================================================================
+//
+// Compiled in when GCUDA_CUDA is defined (and GCUDA_NO_CUDA is not); gcuda_kernels.cu and the CUDA runtime are linked
+// then. Without it these functions still exist: there are no devices, and init fails with a message that says why.
+
+typedef struct CUstream_st * gcuda_stream; // what cudaStream_t stands for
+
+#define GCUDA_CUDA_NAME "CUDA" // device i is "CUDA<i>"
+#define GCUDA_CUDA_MAX_DEVICES 16
+
+enum gcuda_cuda_wait { // how gcuda_backend_synchronize waits
+    GCUDA_CUDA_WAIT_DEFAULT = 0, // as the driver decides
+    GCUDA_CUDA_WAIT_SPIN = 1,    // asks without pause: lowest latency, a whole processor
+    GCUDA_CUDA_WAIT_YIELD = 2,   // asks, giving the processor away in between
+    GCUDA_CUDA_WAIT_BLOCK = 3    // sleeps
+};
+
+struct gcuda_cuda_params {
+    int device;           // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
+    gcuda_stream stream;  // the caller's, which must outlive the backend; NULL: the backend makes its own
+    int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
+    enum gcuda_cuda_wait wait;
+    size_t memory_budget; // bytes of device memory the backend may hold for scratch; 0: no limit of its own
+};
+
+// NULL on failure: no such device, out of memory, built without CUDA.
+GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
+GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
+GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
+GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
+GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
+GCUDA_API gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total); // bytes
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device); // NULL for a bad index
+// Page-locked host memory, which copies to devices are fastest from. When none is to be had, its buffers are ordinary
+// CPU buffers (ask gcuda_backend_buffer_get_type).
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void);
+GCUDA_API gcuda_backend_reg_t gcuda_backend_cuda_reg(void); // NULL when built without CUDA
+// Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer.
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
+GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
+// Page-locks memory of the caller's, for example a mapped file; registered memory must be unregistered before it goes.
+GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
+GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
+
+// Scratch memory of a backend, in bytes.
+struct gcuda_cuda_stats {
+    size_t in_use;   // handed to nodes that run
+    size_t reserved; // taken from the device
+    size_t peak;     // of reserved
+    size_t budget;   // 0: none
+};
+GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
+GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend); // gives cached scratch back to the device
+
+// ---- launchers: the kernels without graph, context or allocator, on device pointers ----
+// They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
+// UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
+// in each operation's >>op: block; shapes are not checked again. Defined in gcuda_kernels.cu.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_sub(const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul(const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_div(const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_unary(const struct gcuda_unary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_scale(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_sqr(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_sqrt(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_fill(const struct gcuda_mask_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_sum(const struct gcuda_sum_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_sum_rows(const struct gcuda_reduce_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mean(const struct gcuda_reduce_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_argmax(const struct gcuda_reduce_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_count_equal(const struct gcuda_count_equal_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max(const struct gcuda_soft_max_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss(const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss_back(const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_adamw(const struct gcuda_opt_step_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_sgd(const struct gcuda_opt_step_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
+
+// =====================================================================================================
 // >>quantize   host quantizers for weights
 // =====================================================================================================
 
@@ -2768,6 +2923,12 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #ifdef GCUDA_IMPLEMENTATION
 #ifndef GCUDA_IMPLEMENTATION_DONE
 #define GCUDA_IMPLEMENTATION_DONE
+
+#if defined(GCUDA_CUDA) && !defined(GCUDA_NO_CUDA)
+#define GCUDAI_CUDA 1
+#else
+#define GCUDAI_CUDA 0
+#endif
 
 // =====================================================================================================
 // >>impl-platform   compiler wrappers, atomics, threads, clock, CPU features, memory, environment, libraries
@@ -3367,6 +3528,9 @@ static GCUDAI_UNUSED void gcudai_dl_close(void * lib) {
 
 #include <math.h>
 #include <stdarg.h>
+#if GCUDAI_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -19298,7 +19462,7 @@ gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
     return st;
 }
 
-#define GCUDAI_N_BUILTIN_REGS 1
+#define GCUDAI_N_BUILTIN_REGS (1 + GCUDAI_CUDA) // the CPU, and CUDA where it is built in
 
 size_t gcuda_backend_reg_count(void) {
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -19309,8 +19473,8 @@ size_t gcuda_backend_reg_count(void) {
 
 gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
     gcuda_backend_reg_t reg = NULL;
-    if (index == 0) {
-        return gcuda_backend_cpu_reg();
+    if (index < GCUDAI_N_BUILTIN_REGS) {
+        return index == 0 ? gcuda_backend_cpu_reg() : gcuda_backend_cuda_reg();
     }
     gcudai_mutex_lock(&gcudai_g.lock);
     if (index - GCUDAI_N_BUILTIN_REGS < gcudai_g.n_regs) {
@@ -19403,6 +19567,8 @@ gcuda_backend_t gcuda_backend_init_best(void) {
     return backend ? backend : gcuda_backend_cpu_init();
 }
 
+static void gcudai_cuda_forget(void); // the devices found; the registry's lock is held
+
 void gcuda_shutdown(void) {
     gcudai_mutex_lock(&gcudai_g.lock);
     gcuda_backend_reg_t * regs = gcudai_g.regs;
@@ -19412,6 +19578,7 @@ void gcuda_shutdown(void) {
     gcudai_g.log_user = NULL;
     gcudai_g.log_level = GCUDA_LOG_LEVEL_NONE;
     GCUDAI_ZERO(gcudai_g.allocator);
+    gcudai_cuda_forget();
     gcudai_mutex_unlock(&gcudai_g.lock);
     gcudai_free(regs);
 }
@@ -20329,6 +20496,1354 @@ static gcuda_backend_dev_t gcudai_cpu_reg_device(gcuda_backend_reg_t reg, size_t
 
 gcuda_backend_reg_t gcuda_backend_cpu_reg(void) { return &gcudai_cpu_registry; }
 gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void) { return &gcudai_cpu_buffer_type; }
+
+#if GCUDAI_CUDA
+// =====================================================================================================
+// >>impl-cuda-device   errors, discovery, the current device
+// =====================================================================================================
+
+struct gcudai_cuda_device {
+    struct gcuda_backend_device device; // first: a gcuda_backend_dev_t is one of these
+    struct gcuda_backend_buffer_type buft;
+    int index;
+    int cc, n_sm; // 100 * major + 10 * minor; multiprocessors
+    size_t total_bytes;
+    bool is_integrated;
+    char name[16], pci[24], description[256];
+};
+
+// Found once under the registry's lock; gcuda_shutdown forgets it.
+struct gcudai_cuda_devices {
+    bool is_ready;
+    int n;
+    struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
+};
+static struct gcudai_cuda_devices gcudai_cuda_found;
+
+// After these the context is gone: every later call fails too.
+static bool gcudai_cuda_is_sticky(cudaError_t err) {
+    switch (err) {
+        case cudaErrorIllegalAddress:
+        case cudaErrorLaunchFailure:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorInvalidAddressSpace:
+        case cudaErrorInvalidPc:
+        case cudaErrorHardwareStackError:
+        case cudaErrorLaunchTimeout:
+        case cudaErrorAssert:
+        case cudaErrorECCUncorrectable:
+        case cudaErrorNvlinkUncorrectable: return true;
+        default: return false;
+    }
+}
+
+// Message and status of a failed call. A recoverable error is cleared, or the next launch would report it again.
+GCUDAI_PRINTF(4, 5) static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int device, const char * fmt, ...) {
+    char what[GCUDAI_MESSAGE_BYTES / 2];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(what, sizeof(what), fmt, args);
+    va_end(args);
+    (void) cudaGetLastError();
+    const gcuda_status st = err == cudaErrorMemoryAllocation ? GCUDA_STATUS_ALLOC_FAILED : gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : GCUDA_STATUS_FAILED;
+    return gcudai_fail(st, "%s on CUDA%d: %s: %s (%s)", call, device, what, cudaGetErrorString(err), cudaGetErrorName(err));
+}
+
+#define GCUDAI_CUDA_TRY(call, device, ...)                                        \
+    do {                                                                          \
+        const cudaError_t gcudai_cuda_err = (call);                               \
+        if (gcudai_cuda_err != cudaSuccess) {                                     \
+            return gcudai_cuda_fail(gcudai_cuda_err, #call, device, __VA_ARGS__); \
+        }                                                                         \
+    } while (0)
+
+// The caller's current device is as before after every public call: enter, work, leave.
+struct gcudai_cuda_scope {
+    int before;
+    bool is_changed;
+};
+
+static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device) {
+    scope->is_changed = false;
+    GCUDAI_CUDA_TRY(cudaGetDevice(&scope->before), device, "asking for the current device");
+    if (scope->before != device) {
+        GCUDAI_CUDA_TRY(cudaSetDevice(device), device, "selecting the device");
+        scope->is_changed = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
+    if (scope->is_changed && cudaSetDevice(scope->before) != cudaSuccess) {
+        (void) cudaGetLastError();
+    }
+}
+
+static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p);
+
+// No context is made: counting and properties need none. A device that cannot be asked is left out.
+static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
+    int n = 0;
+    GCUDAI_ZERO(*found);
+    found->is_ready = true;
+    if (cudaGetDeviceCount(&n) != cudaSuccess) { // no driver, an old one, no device
+        (void) cudaGetLastError();
+        n = 0;
+    }
+    for (int i = 0; i < n && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        struct cudaDeviceProp p;
+        if (cudaGetDeviceProperties(&p, i) != cudaSuccess) {
+            (void) cudaGetLastError();
+            break; // an index must stay what the caller's CUDA calls it
+        }
+        gcudai_cuda_describe(&found->items[i], i, &p);
+        found->n = i + 1;
+    }
+}
+
+static const struct gcudai_cuda_devices * gcudai_cuda_devices_get(void) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (!gcudai_cuda_found.is_ready) {
+        gcudai_cuda_discover(&gcudai_cuda_found);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return &gcudai_cuda_found;
+}
+
+static struct gcudai_cuda_device * gcudai_cuda_device_get(int index, const char * what) {
+    const int n = gcudai_cuda_devices_get()->n;
+    if (index < 0 || index >= n) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: device %d, there are %d", what, index, n);
+        return NULL;
+    }
+    return &gcudai_cuda_found.items[index];
+}
+
+static void gcudai_cuda_forget(void) { GCUDAI_ZERO(gcudai_cuda_found); }
+
+int gcuda_backend_cuda_get_device_count(void) { return gcudai_cuda_devices_get()->n; }
+
+gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size) {
+    const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_description");
+    if (description != NULL && size > 0) {
+        snprintf(description, size, "%s", d ? d->description : "");
+    }
+    return d ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT;
+}
+
+gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
+    struct gcudai_cuda_scope scope;
+    *free = *total = 0;
+    if (gcudai_cuda_device_get(device, "cuda_get_device_memory") == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    const cudaError_t err = cudaMemGetInfo(free, total);
+    gcudai_cuda_leave(&scope);
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaMemGetInfo", device, "asking for free memory");
+}
+
+// =====================================================================================================
+// >>impl-cuda-pool   scratch memory of a backend: best fit over cached blocks, budget, trimming
+// =====================================================================================================
+// Blocks are reused in stream order: a block given back may be handed out at once, because whoever had it is earlier on
+// the same stream. Blocks may come back in any order.
+
+struct gcudai_cuda_block {
+    void * ptr;
+    size_t size;
+    bool is_used;
+};
+
+struct gcudai_cuda_pool {
+    int device;
+    struct gcudai_cuda_block * blocks;
+    size_t n, cap;
+    struct gcuda_cuda_stats stats;
+};
+
+// Gives unused blocks back. The stream must be idle.
+static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
+    size_t n = 0;
+    for (size_t i = 0; i < pool->n; ++i) {
+        if (pool->blocks[i].is_used) {
+            pool->blocks[n++] = pool->blocks[i];
+            continue;
+        }
+        if (cudaFree(pool->blocks[i].ptr) != cudaSuccess) { // a lost device: nothing more can be done for it
+            (void) cudaGetLastError();
+        }
+        pool->stats.reserved -= pool->blocks[i].size;
+    }
+    pool->n = n;
+}
+
+static struct gcudai_cuda_block * gcudai_cuda_pool_best(struct gcudai_cuda_pool * pool, size_t size) {
+    struct gcudai_cuda_block * best = NULL;
+    for (size_t i = 0; i < pool->n; ++i) {
+        struct gcudai_cuda_block * b = &pool->blocks[i];
+        if (!b->is_used && b->size >= size && (best == NULL || b->size < best->size)) {
+            best = b;
+        }
+    }
+    return best;
+}
+
+static bool gcudai_cuda_pool_within(const struct gcudai_cuda_pool * pool, size_t size) {
+    const size_t budget = pool->stats.budget;
+    return budget == 0 || (size <= budget && pool->stats.reserved <= budget - size);
+}
+
+static gcuda_status gcudai_cuda_pool_room(struct gcudai_cuda_pool * pool) {
+    if (pool->n < pool->cap) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const size_t cap = pool->cap ? 2 * pool->cap : 16;
+    struct gcudai_cuda_block * blocks = (struct gcudai_cuda_block *) gcudai_calloc(cap, sizeof(*blocks));
+    if (blocks == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    if (pool->n > 0) {
+        memcpy(blocks, pool->blocks, pool->n * sizeof(*blocks));
+    }
+    gcudai_free(pool->blocks);
+    pool->blocks = blocks;
+    pool->cap = cap;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The device is current. Rounded up so that a request that grows a little finds its old block large enough.
+static gcuda_status gcudai_cuda_pool_take(struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
+    *ptr = NULL;
+    if (size > SIZE_MAX - (SIZE_MAX >> 3)) {
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s: %llu bytes wanted", purpose, (unsigned long long) size);
+    }
+    size_t want = gcudai_pad(size + size / 16, 256);
+    struct gcudai_cuda_block * b = gcudai_cuda_pool_best(pool, size);
+    if (b == NULL) {
+        GCUDAI_TRY(gcudai_cuda_pool_room(pool));
+        cudaError_t err = gcudai_cuda_pool_within(pool, want) ? cudaMalloc(ptr, want) : cudaErrorMemoryAllocation;
+        if (err == cudaErrorMemoryAllocation) { // cached blocks count too: give them back and try once more
+            (void) cudaGetLastError();
+            GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before cached scratch is freed");
+            gcudai_cuda_pool_release(pool);
+            want = gcudai_pad(size, 256);
+            if (!gcudai_cuda_pool_within(pool, want)) {
+                return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s: %llu bytes wanted, budget %llu, in use %llu", purpose, (unsigned long long) size,
+                                   (unsigned long long) pool->stats.budget, (unsigned long long) pool->stats.in_use);
+            }
+            err = cudaMalloc(ptr, want);
+        }
+        if (err != cudaSuccess) {
+            *ptr = NULL;
+            return gcudai_cuda_fail(err, "cudaMalloc", pool->device, "%s: %llu bytes wanted, %llu reserved", purpose, (unsigned long long) want,
+                                    (unsigned long long) pool->stats.reserved);
+        }
+        b = &pool->blocks[pool->n++];
+        b->ptr = *ptr;
+        b->size = want;
+        pool->stats.reserved += want;
+        pool->stats.peak = GCUDAI_MAX(pool->stats.peak, pool->stats.reserved);
+    }
+    b->is_used = true;
+    pool->stats.in_use += b->size;
+    *ptr = b->ptr;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
+    for (size_t i = 0; i < pool->n && ptr != NULL; ++i) {
+        if (pool->blocks[i].ptr == ptr) {
+            pool->blocks[i].is_used = false;
+            pool->stats.in_use -= pool->blocks[i].size;
+        }
+    }
+}
+
+// =====================================================================================================
+// >>impl-cuda-buffer   device buffers, page-locked host buffers
+// =====================================================================================================
+// Blocking access goes through the per-thread default stream and waits for it: it does not wait for backends, whose
+// streams do not block. Whoever has work queued on a tensor synchronizes that backend first.
+
+struct gcudai_cuda_buffer {
+    int device;
+    void * ptr;
+    bool is_owned;
+};
+
+static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft);
+static int gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) { return ((struct gcudai_cuda_device *) buft->device)->index; }
+
+static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
+    struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) buffer->context;
+    struct gcudai_cuda_scope scope;
+    if (b->is_owned && b->ptr != NULL && gcudai_cuda_enter(&scope, b->device) == GCUDA_STATUS_SUCCESS) {
+        const cudaError_t err = cudaFree(b->ptr);
+        if (err != cudaSuccess) { // a lost device, or a driver that shuts down
+            (void) cudaGetLastError();
+            gcudai_log(GCUDA_LOG_LEVEL_WARN, "cudaFree on CUDA%d: %s", b->device, cudaGetErrorString(err));
+        }
+        gcudai_cuda_leave(&scope);
+    }
+    gcudai_free(b);
+}
+
+static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) { return ((struct gcudai_cuda_buffer *) buffer->context)->ptr; }
+
+// What access to a tensor's bytes does, as one function, so that the device is entered, waited for and left in one place.
+enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
+
+static gcuda_status gcudai_cuda_access(int device, enum gcudai_cuda_access access, void * on_device, void * on_host, int value, size_t size, const char * name) {
+    static const char * const what[] = { "setting", "getting", "filling" };
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    cudaError_t err = access == GCUDAI_CUDA_SET   ? cudaMemcpyAsync(on_device, on_host, size, cudaMemcpyHostToDevice, cudaStreamPerThread)
+                      : access == GCUDAI_CUDA_GET ? cudaMemcpyAsync(on_host, on_device, size, cudaMemcpyDeviceToHost, cudaStreamPerThread)
+                                                  : cudaMemsetAsync(on_device, value, size, cudaStreamPerThread);
+    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
+    err = err != cudaSuccess ? err : end;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (err != cudaSuccess) {
+        st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", device, "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_buffer_memset(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + offset, NULL, value, size, tensor->name);
+}
+
+static gcuda_status gcudai_cuda_buffer_set(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_SET, (char *) tensor->data + offset, (void *) (uintptr_t) data, 0, size, tensor->name);
+}
+
+static gcuda_status gcudai_cuda_buffer_get(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_GET, (char *) tensor->data + offset, data, 0, size, tensor->name);
+}
+
+static gcuda_status gcudai_cuda_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
+    const struct gcudai_cuda_buffer * b = (const struct gcudai_cuda_buffer *) buffer->context;
+    return gcudai_cuda_access(b->device, GCUDAI_CUDA_FILL, b->ptr, NULL, value, buffer->size, "the whole buffer");
+}
+
+static gcuda_status gcudai_cuda_buffer_copy(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    const gcuda_backend_buffer_t from = gcudai_buffer_of(src);
+    if (from == NULL || !gcudai_cuda_is_buft(from->buft)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const int device = gcudai_cuda_buft_device(buffer->buft), device_from = gcudai_cuda_buft_device(from->buft);
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    const size_t size = gcuda_nbytes(src);
+    cudaError_t err = device == device_from ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread)
+                                            : cudaMemcpyPeerAsync(dst->data, device, src->data, device_from, size, cudaStreamPerThread);
+    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
+    err = err != cudaSuccess ? err : end;
+    const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                                               : gcudai_cuda_fail(err, "cudaMemcpyAsync", device, "copying '%s' from CUDA%d to '%s'", src->name, device_from, dst->name);
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static size_t gcudai_cuda_buft_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor);
+
+// Kernels may read quantized rows past the end of the last one: those bytes are zero.
+static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
+    if (tensor->view_src != NULL) {
+        if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view '%s' and its owner '%s' are in buffers of different types", tensor->name, tensor->view_src->name);
+        }
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const size_t size = gcuda_nbytes(tensor), padded = gcudai_cuda_buft_alloc_size(buffer->buft, tensor);
+    if (padded == size || buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_COMPUTE) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size, NULL, 0, padded - size, tensor->name);
+}
+
+static gcuda_backend_buffer_t gcudai_cuda_buffer_new(struct gcudai_cuda_device * d, void * ptr, size_t size, bool is_owned) {
+    struct gcuda_backend_buffer_i iface;
+    GCUDAI_ZERO(iface);
+    iface.free_buffer = gcudai_cuda_buffer_free;
+    iface.get_base = gcudai_cuda_buffer_base;
+    iface.init_tensor = gcudai_cuda_buffer_init_tensor;
+    iface.memset_tensor = gcudai_cuda_buffer_memset;
+    iface.set_tensor = gcudai_cuda_buffer_set;
+    iface.get_tensor = gcudai_cuda_buffer_get;
+    iface.cpy_tensor = gcudai_cuda_buffer_copy;
+    iface.clear = gcudai_cuda_buffer_clear;
+    struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) gcudai_calloc(1, sizeof(*b));
+    if (b == NULL) {
+        return NULL;
+    }
+    b->device = d->index;
+    b->ptr = ptr;
+    b->is_owned = is_owned;
+    gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &iface, b, size);
+    if (buffer == NULL) {
+        gcudai_free(b);
+    }
+    return buffer;
+}
+
+static const char * gcudai_cuda_buft_name(gcuda_backend_buffer_type_t buft) { return ((struct gcudai_cuda_device *) buft->device)->name; }
+static size_t gcudai_cuda_buft_alignment(gcuda_backend_buffer_type_t buft) { return buft ? 128 : 1; }
+
+static size_t gcudai_cuda_buft_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor) {
+    const int64_t rest = tensor->ne[0] % GCUDA_MATRIX_ROW_PADDING;
+    const size_t size = gcuda_nbytes(tensor);
+    (void) buft;
+    return gcuda_is_quantized(tensor->type) && rest != 0 && size > 0 ? size + gcuda_row_size(tensor->type, GCUDA_MATRIX_ROW_PADDING - rest) : size;
+}
+
+static gcuda_status gcudai_cuda_buft_alloc(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
+    struct gcudai_cuda_device * d = (struct gcudai_cuda_device *) buft->device;
+    struct gcudai_cuda_scope scope;
+    void * ptr = NULL;
+    *buffer = NULL;
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, d->index));
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    const cudaError_t err = size > 0 ? cudaMalloc(&ptr, size) : cudaSuccess;
+    if (err != cudaSuccess) {
+        size_t n_free = 0, n_total = 0;
+        if (cudaMemGetInfo(&n_free, &n_total) != cudaSuccess) {
+            (void) cudaGetLastError();
+        }
+        st = gcudai_cuda_fail(err, "cudaMalloc", d->index, "a buffer of %llu bytes wanted, %llu free", (unsigned long long) size, (unsigned long long) n_free);
+    } else {
+        *buffer = gcudai_cuda_buffer_new(d, ptr, size, true);
+        if (*buffer == NULL) {
+            st = GCUDA_STATUS_ALLOC_FAILED;
+            (void) cudaFree(ptr);
+        }
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft) { return buft != NULL && buft->iface.get_name == gcudai_cuda_buft_name; }
+
+gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
+    struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_buffer_type");
+    return d ? &d->buft : NULL;
+}
+
+gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size) {
+    struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_buffer_from_ptr");
+    if (d == NULL || (ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0) {
+        if (d != NULL) {
+            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_buffer_from_ptr: %p is NULL or not aligned to 128 bytes", ptr);
+        }
+        return NULL;
+    }
+    return gcudai_cuda_buffer_new(d, ptr, size, false);
+}
+
+// ---- page-locked host memory: a CPU buffer over it ----
+
+static void gcudai_cuda_host_free(gcuda_backend_buffer_t buffer) {
+    if (buffer->context != NULL && cudaFreeHost(buffer->context) != cudaSuccess) {
+        (void) cudaGetLastError();
+    }
+}
+
+static const char * gcudai_cuda_host_name(gcuda_backend_buffer_type_t buft) { return buft ? "CUDA_Host" : ""; }
+
+static gcuda_status gcudai_cuda_host_alloc(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
+    void * ptr = NULL;
+    *buffer = NULL;
+    if (size == 0 || gcudai_env("GCUDA_CUDA_NO_PINNED") != NULL || cudaHostAlloc(&ptr, size, cudaHostAllocPortable) != cudaSuccess) {
+        (void) cudaGetLastError();
+        gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "CUDA_Host: %llu bytes of ordinary memory instead of page-locked", (unsigned long long) size);
+        return gcudai_cpu_buft_alloc(gcuda_backend_cpu_buffer_type(), size, buffer);
+    }
+    *buffer = gcudai_cpu_buffer_new(ptr, size, true);
+    if (*buffer == NULL) {
+        (void) cudaFreeHost(ptr);
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    (*buffer)->buft = buft;
+    (*buffer)->iface.free_buffer = gcudai_cuda_host_free;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static struct gcuda_backend_buffer_type gcudai_cuda_host_type = { // constant in all but type
+    { gcudai_cuda_host_name, gcudai_cuda_host_alloc, gcudai_cpu_buft_alignment, NULL, NULL, gcudai_cpu_buft_is_host }, &gcudai_cpu_device, NULL
+};
+
+gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return &gcudai_cuda_host_type; }
+
+gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
+    const cudaError_t err = ptr == NULL || size == 0 ? cudaErrorInvalidValue : cudaHostRegister(ptr, size, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaHostRegister", 0, "%llu bytes at %p", (unsigned long long) size, ptr);
+}
+
+gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
+    const cudaError_t err = cudaHostUnregister(ptr);
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
+}
+
+// =====================================================================================================
+// >>impl-cuda-mul-mat   cuBLAS, loaded when the program runs; dispatch of matrix products
+// =====================================================================================================
+
+typedef void * gcudai_cublas_handle;
+#define GCUDAI_CUBLAS_FUNCTIONS(X)                                                                                                  \
+    X(cublasCreate_v2, (gcudai_cublas_handle * handle))                                                                             \
+    X(cublasDestroy_v2, (gcudai_cublas_handle handle))                                                                              \
+    X(cublasSetStream_v2, (gcudai_cublas_handle handle, cudaStream_t stream))                                                       \
+    X(cublasGemmStridedBatchedEx, (gcudai_cublas_handle handle, int op_a, int op_b, int m, int n, int k, const void * alpha,        \
+                                   const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb,    \
+                                   long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c,        \
+                                   int n_batch, int compute, int algorithm))
+
+#if defined(GCUDA_CUBLAS_LINK)
+#define X(name, args) extern int name args;
+GCUDAI_CUBLAS_FUNCTIONS(X)
+#undef X
+#endif
+
+struct gcudai_cublas {
+    void * library;
+    gcudai_cublas_handle handle; // NULL: there is no cuBLAS
+#define X(name, args) int (*name) args;
+    GCUDAI_CUBLAS_FUNCTIONS(X)
+#undef X
+};
+
+// Values of cuBLAS's interface.
+enum {
+    GCUDAI_CUBLAS_OP_N = 0,
+    GCUDAI_CUBLAS_OP_T = 1,
+    GCUDAI_CUDA_R_32F = 0,
+    GCUDAI_CUBLAS_COMPUTE_32F = 68,
+    GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
+    GCUDAI_CUBLAS_DEFAULT = -1
+};
+
+static void gcudai_cublas_close(struct gcudai_cublas * c) {
+    if (c->handle != NULL) {
+        (void) c->cublasDestroy_v2(c->handle);
+    }
+    gcudai_dl_close(c->library);
+    GCUDAI_ZERO(*c);
+}
+
+// Without it products take gcuda's own kernel. The device is current.
+static void gcudai_cublas_open(struct gcudai_cublas * c) {
+    GCUDAI_ZERO(*c);
+#if defined(GCUDA_NO_CUBLAS)
+    bool is_ok = false;
+#elif defined(GCUDA_CUBLAS_LINK)
+    bool is_ok = true;
+#define X(name, args) c->name = name;
+    GCUDAI_CUBLAS_FUNCTIONS(X)
+#undef X
+#else
+    static const char * const names[] = { "libcublas.so.13", "libcublas.so.12", "cublas64_13.dll", "cublas64_12.dll" };
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && c->library == NULL; ++i) {
+        c->library = gcudai_dl_open(names[i]);
+    }
+    bool is_ok = c->library != NULL;
+#define X(name, args) is_ok = is_ok && gcudai_dl_symbol(c->library, #name, &c->name, sizeof(c->name));
+    GCUDAI_CUBLAS_FUNCTIONS(X)
+#undef X
+#endif
+    if (!is_ok || c->cublasCreate_v2(&c->handle) != 0) {
+        c->handle = NULL;
+        gcudai_cublas_close(c);
+    }
+}
+
+struct gcudai_cuda {
+    struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
+    struct gcudai_cuda_device * device;
+    cudaStream_t stream;
+    bool owns_stream;
+    enum gcuda_cuda_wait wait;
+    cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
+    struct gcudai_cuda_pool pool;
+    struct gcudai_cublas cublas;
+    int32_t * bad_index;      // on the device: set by a kernel that met an index out of range
+    int32_t * bad_index_host; // page-locked
+    bool may_have_bad_index;  // since the last synchronize
+    gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
+};
+
+static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
+    if (st == GCUDA_STATUS_DEVICE_LOST) {
+        cu->lost = st;
+    }
+    return st;
+}
+
+static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
+    return cu->lost == GCUDA_STATUS_SUCCESS ? GCUDA_STATUS_SUCCESS : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
+}
+
+// A kernel that could not be launched, with the node it was for.
+static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
+    char before[GCUDAI_MESSAGE_BYTES / 2];
+    if (st == GCUDA_STATUS_FAILED) { // a launcher: CUDA knows more
+        const cudaError_t err = cudaGetLastError();
+        st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
+        snprintf(before, sizeof(before), "%s on %s", cudaGetErrorString(err), cu->device->name);
+    } else {
+        snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1, st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
+    }
+    return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
+}
+
+// F32 through cuBLAS: one call per matrix of dimension 3, batched over dimension 2. TF32 unless F32 is asked for.
+static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const struct gcuda_tensor * node) {
+    const float one = 1.0f, zero = 0.0f;
+    const int compute = p->prec == GCUDA_PREC_F32 ? GCUDAI_CUBLAS_COMPUTE_32F : GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32;
+    const int m = (int) p->a.ne[1], n = (int) p->b.ne[1], k = (int) p->a.ne[0];
+    if (cu->cublas.cublasSetStream_v2(cu->cublas.handle, cu->stream) != 0) {
+        return gcudai_node_fail(GCUDA_STATUS_FAILED, node, "cublasSetStream failed");
+    }
+    for (int64_t i3 = 0; i3 < p->b.ne[3]; ++i3) {
+        const char * a = gcudai_at(&p->a, 0, 0, i3 / (p->b.ne[3] / p->a.ne[3])), * b = gcudai_at(&p->b, 0, 0, i3);
+        char * y = gcudai_at(&p->y, 0, 0, i3);
+        const long long stride_a = p->a.ne[2] == 1 ? 0 : (long long) (p->a.nb[2] / 4);
+        const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle, GCUDAI_CUBLAS_OP_T, GCUDAI_CUBLAS_OP_N, m, n, k, &one,
+                                                             a, GCUDAI_CUDA_R_32F, (int) (p->a.nb[1] / 4), stride_a,
+                                                             b, GCUDAI_CUDA_R_32F, (int) (p->b.nb[1] / 4), (long long) (p->b.nb[2] / 4), &zero,
+                                                             y, GCUDAI_CUDA_R_32F, (int) (p->y.nb[1] / 4), (long long) (p->y.nb[2] / 4),
+                                                             (int) p->b.ne[2], compute, GCUDAI_CUBLAS_DEFAULT);
+        if (st != 0) {
+            return gcudai_node_fail(GCUDA_STATUS_FAILED, node, "cublasGemmStridedBatchedEx failed with status %d", st);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+enum gcudai_cuda_product {
+    GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's kernel: any types, strides and sizes
+    GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
+    GCUDAI_CUDA_PRODUCT_CONVERTED  // cuBLAS after copies of one or both sides to packed F32
+};
+
+// F32 with rows of floats at least as far apart as they are long, in sizes that fit an int.
+static bool gcudai_cublas_takes(const struct gcuda_array * t) {
+    return t->type == GCUDA_TYPE_F32 && t->nb[0] == 4 && t->nb[1] / 4 >= (size_t) t->ne[0] && t->nb[1] / 4 <= INT32_MAX;
+}
+
+// Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
+static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mul_mat_args * p, bool has_cublas) {
+    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX && p->b.ne[2] <= INT32_MAX;
+    const bool can_batch = p->a.ne[2] == 1 || p->a.ne[2] == p->b.ne[2]; // one stride leads from matrix to matrix
+    if (!has_cublas || !fits || !can_batch || !gcudai_cublas_takes(&p->y)) {
+        return GCUDAI_CUDA_PRODUCT_OWN;
+    }
+    if (gcudai_cublas_takes(&p->a) && gcudai_cublas_takes(&p->b)) {
+        return GCUDAI_CUDA_PRODUCT_CUBLAS;
+    }
+    const bool can_convert = gcudai_is_float(p->a.type) && gcudai_is_float(p->b.type);
+    return can_convert && p->b.ne[1] >= 16 && p->a.ne[1] >= 16 ? GCUDAI_CUDA_PRODUCT_CONVERTED : GCUDAI_CUDA_PRODUCT_OWN;
+}
+
+// A packed F32 copy of t in scratch memory, unless cuBLAS takes t itself. Exact: nothing is rounded.
+static gcuda_status gcudai_cuda_packed(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
+    struct gcuda_cpy_args copy;
+    size_t size = 0;
+    *scratch = NULL;
+    if (gcudai_cublas_takes(t)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    copy.x = copy.y = *t;
+    copy.y.type = GCUDA_TYPE_F32;
+    GCUDAI_TRY(gcudai_layout(GCUDA_TYPE_F32, t->ne, copy.y.nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: operand in f32", scratch));
+    copy.y.data = *scratch;
+    *t = copy.y;
+    return gcuda_launch_cpy(&copy, cu->stream);
+}
+
+static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node) {
+    struct gcuda_mul_mat_args p = args->mul_mat;
+    const enum gcudai_cuda_product product = gcudai_cuda_choose_product(&p, cu->cublas.handle != NULL);
+    void * a = NULL, * b = NULL;
+    if (product == GCUDAI_CUDA_PRODUCT_OWN) {
+        return gcuda_launch_mul_mat(&p, cu->stream);
+    }
+    gcuda_status st = gcudai_cuda_packed(cu, &p.a, &a);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, &b) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p, node) : st;
+    gcudai_cuda_pool_give(&cu->pool, b); // in stream order: whoever gets it next comes after the product
+    gcudai_cuda_pool_give(&cu->pool, a);
+    return st;
+}
+
+// =====================================================================================================
+// >>impl-cuda-exec   what the device can do, and doing it
+// =====================================================================================================
+
+static gcuda_status gcudai_cuda_any_can(const struct gcuda_tensor * y) {
+    (void) y;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_CAN(y, gcudai_is_float(t->type), "no CUDA kernel for type %s of '%s'", gcuda_type_name(t->type), t->name);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Result and all sources are F32, F16 or BF16.
+static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_cuda_want_float(y, y));
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (y->src[k] != NULL) {
+            GCUDAI_TRY(gcudai_cuda_want_float(y, y->src[k]));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_cuda_is_copyable(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_I32; }
+
+static gcuda_status gcudai_cuda_copy_can(const struct gcuda_tensor * y) {
+    GCUDAI_CAN(y, gcudai_cuda_is_copyable(y->type) && gcudai_cuda_is_copyable(y->src[0]->type), "no CUDA kernel that copies %s to %s",
+               gcuda_type_name(y->src[0]->type), gcuda_type_name(y->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_plain_can(const struct gcuda_tensor * y) {
+    GCUDAI_CAN(y, !gcuda_is_quantized(y->type), "no CUDA kernel for type %s", gcuda_type_name(y->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_cuda_is_weight(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_Q4_0 || type == GCUDA_TYPE_Q8_0; }
+
+static gcuda_status gcudai_cuda_get_rows_can(const struct gcuda_tensor * y) {
+    const enum gcuda_type type = y->src[0]->type;
+    GCUDAI_CAN(y, gcudai_cuda_is_weight(type) || type == GCUDA_TYPE_I32, "no CUDA kernel for rows of type %s", gcuda_type_name(type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_mul_mat_can(const struct gcuda_tensor * y) {
+    GCUDAI_CAN(y, gcudai_cuda_is_weight(y->src[0]->type), "no CUDA kernel for weights of type %s", gcuda_type_name(y->src[0]->type));
+    GCUDAI_TRY(gcudai_cuda_want_float(y, y->src[1]));
+    GCUDAI_CAN(y, y->type == GCUDA_TYPE_F32, "no CUDA kernel for a result of type %s", gcuda_type_name(y->type));
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) { return gcudai_cuda_want_float(y, y->src[0]); }
+
+// The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, and what it refuses of a
+// well-formed node.
+// clang-format off
+#define GCUDAI_CUDA_OPS(X)                                               \
+    /* id                     launcher                args      refuses */ \
+    X(DUP,                    cpy,                    cpy,      copy)    \
+    X(CONT,                   cpy,                    cpy,      copy)    \
+    X(CPY,                    cpy,                    cpy,      copy)    \
+    X(REPEAT,                 repeat,                 pad,      plain)   \
+    X(REPEAT_BACK,            repeat_back,            cpy,      floats)  \
+    X(GET_ROWS,               get_rows,               get_rows, get_rows) \
+    X(ADD,                    add,                    binary,   floats)  \
+    X(SUB,                    sub,                    binary,   floats)  \
+    X(MUL,                    mul,                    binary,   floats)  \
+    X(DIV,                    div,                    binary,   floats)  \
+    X(ADD1,                   add,                    binary,   floats)  \
+    X(UNARY,                  unary,                  unary,    floats)  \
+    X(SCALE,                  scale,                  map,      floats)  \
+    X(SQR,                    sqr,                    map,      floats)  \
+    X(SQRT,                   sqrt,                   map,      floats)  \
+    X(FILL,                   fill,                   mask,     floats)  \
+    X(SILU_BACK,              silu_back,              binary,   floats)  \
+    X(RMS_NORM,               rms_norm,               norm,     floats)  \
+    X(SUM,                    sum,                    sum,      floats)  \
+    X(SUM_ROWS,               sum_rows,               reduce,   floats)  \
+    X(MEAN,                   mean,                   reduce,   floats)  \
+    X(ARGMAX,                 argmax,                 reduce,   argmax)  \
+    X(COUNT_EQUAL,            count_equal,            count_equal, any)  \
+    X(SOFT_MAX,               soft_max,               soft_max, floats)  \
+    X(CROSS_ENTROPY_LOSS,     cross_entropy_loss,     cross_entropy, floats) \
+    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy, floats) \
+    X(OPT_STEP_ADAMW,         opt_step_adamw,         opt_step, any)     \
+    X(OPT_STEP_SGD,           opt_step_sgd,           opt_step, any)     \
+    X(OUT_PROD,               out_prod,               out_prod, floats)  \
+    X(MUL_MAT,                mul_mat,                mul_mat,  mul_mat)
+// clang-format on
+
+// The launchers take their own struct, these take the union.
+#define X(ID, name, args, can) \
+    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) { return gcuda_launch_##name(&a->args, stream); }
+GCUDAI_CUDA_OPS(X)
+#undef X
+
+struct gcudai_cuda_op {
+    enum gcuda_op op;
+    gcuda_status (*can)(const struct gcuda_tensor * y);
+    gcuda_status (*run)(const union gcudai_args * args, gcuda_stream stream);
+};
+static const struct gcudai_cuda_op gcudai_cuda_ops[] = {
+#define X(ID, name, args, can) { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID },
+    GCUDAI_CUDA_OPS(X)
+#undef X
+};
+
+static const struct gcudai_cuda_op * gcudai_cuda_op_of(enum gcuda_op op) {
+    for (size_t i = 0; i < sizeof(gcudai_cuda_ops) / sizeof(gcudai_cuda_ops[0]); ++i) {
+        if (gcudai_cuda_ops[i].op == op) {
+            return &gcudai_cuda_ops[i];
+        }
+    }
+    return NULL;
+}
+
+// The one rule of what a device can do, for supports_op and compute alike. Sources may have no memory yet; those that
+// have it in another device's buffer are refused.
+static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_check_node(y));
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const gcuda_backend_buffer_t buffer = y->src[k] ? gcudai_buffer_of(y->src[k]) : NULL;
+        GCUDAI_CAN(y, buffer == NULL || !gcudai_cuda_is_buft(buffer->buft) || buffer->buft == &d->buft, "'%s' is on %s, not on %s", y->src[k]->name,
+                   gcuda_backend_buft_name(buffer->buft), d->name);
+    }
+    if (gcudai_is_noop(y)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
+    GCUDAI_CAN(y, op != NULL, "the CUDA backend has no kernel for this operation");
+    return op->can(y);
+}
+
+static gcuda_status gcudai_cuda_want_data(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
+    if (!gcuda_is_empty(t)) {
+        GCUDAI_WANT(y, t->data != NULL && buffer != NULL && buffer->buft == &d->buft, "'%s' has no memory on %s", t->name, d->name);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Refuses a graph as a whole, before the first launch.
+static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, const struct gcuda_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * y = graph->nodes[i];
+        GCUDAI_TRY(gcudai_cuda_supports(d, y));
+        if (!gcudai_is_skipped(y)) {
+            GCUDAI_TRY(gcudai_cuda_want_data(d, y, y));
+            for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+                if (y->src[k] != NULL) {
+                    GCUDAI_TRY(gcudai_cuda_want_data(d, y, y->src[k]));
+                }
+            }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    GCUDAI_ZERO(args);
+    gcudai_op_row(y->op)->args(y, &args);
+    if (y->op == GCUDA_OP_GET_ROWS) {
+        args.get_rows.bad_index = cu->bad_index;
+        cu->may_have_bad_index = true;
+    }
+    const gcuda_status st = y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args, y) : gcudai_cuda_op_of(y->op)->run(&args, cu->stream);
+    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, y);
+}
+
+static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_prepare(cu->device, graph));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
+        if (!gcudai_is_skipped(graph->nodes[i])) {
+            st = gcudai_cuda_run_node(cu, graph->nodes[i]);
+        }
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+// =====================================================================================================
+// >>impl-cuda-backend   streams, events, asynchronous access, devices, registry
+// =====================================================================================================
+
+static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) { return ((struct gcudai_cuda *) backend)->device->name; }
+
+// What a failed call on the backend's stream becomes.
+static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "'%s'", name));
+}
+
+static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
+    if (cu->wait == GCUDA_CUDA_WAIT_BLOCK) {
+        const cudaError_t err = cudaEventRecord(cu->waited, cu->stream);
+        return err == cudaSuccess ? cudaEventSynchronize(cu->waited) : err;
+    }
+    if (cu->wait == GCUDA_CUDA_WAIT_DEFAULT) {
+        return cudaStreamSynchronize(cu->stream);
+    }
+    cudaError_t err = cudaStreamQuery(cu->stream);
+    while (err == cudaErrorNotReady) {
+        if (cu->wait == GCUDA_CUDA_WAIT_YIELD) {
+            gcudai_cpu_yield();
+        } else {
+            gcudai_cpu_relax();
+        }
+        err = cudaStreamQuery(cu->stream);
+    }
+    return err;
+}
+
+// Kernels that met an index out of range have said so in a flag, which travels behind them.
+static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    cudaError_t err = cudaSuccess;
+    if (cu->may_have_bad_index) {
+        err = cudaMemcpyAsync(cu->bad_index_host, cu->bad_index, sizeof(int32_t), cudaMemcpyDeviceToHost, cu->stream);
+        if (err == cudaSuccess) {
+            err = cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream);
+        }
+    }
+    err = err == cudaSuccess ? gcudai_cuda_wait_for(cu) : err;
+    gcuda_status st = gcudai_cuda_result(cu, err, "cudaStreamSynchronize", "queued work");
+    if (st == GCUDA_STATUS_SUCCESS && cu->may_have_bad_index) {
+        cu->may_have_bad_index = false;
+        if (*cu->bad_index_host != 0) {
+            st = gcudai_fail(GCUDA_STATUS_INVALID_DATA, "get_rows on %s: an index was out of range since the last synchronize", cu->device->name);
+        }
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_want_ours(const struct gcudai_cuda * cu, const struct gcuda_tensor * t, const char * what) {
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
+    return buffer != NULL && buffer->buft == &cu->device->buft ? GCUDA_STATUS_SUCCESS
+                                                               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is not on %s", what, t->name, cu->device->name);
+}
+
+static gcuda_status gcudai_cuda_set_async(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_set_async"));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    const cudaError_t err = cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
+}
+
+static gcuda_status gcudai_cuda_get_async(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_get_async"));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    const cudaError_t err = cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
+}
+
+// On the source's stream; the destination's stream waits for it. What the destination has queued before is not waited
+// for: whoever overwrites a tensor that is still being read orders that.
+static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    struct gcudai_cuda * from = (struct gcudai_cuda *) backend_src, * to = (struct gcudai_cuda *) backend_dst;
+    const gcuda_backend_buffer_t buffer_src = gcudai_buffer_of(src), buffer_dst = gcudai_buffer_of(dst);
+    if (buffer_src == NULL || buffer_dst == NULL || buffer_src->buft != &from->device->buft || buffer_dst->buft != &to->device->buft) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(from));
+    GCUDAI_TRY(gcudai_cuda_alive(to));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, from->device->index));
+    const size_t size = gcuda_nbytes(dst);
+    cudaError_t err = from->device == to->device ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, from->stream)
+                                                 : cudaMemcpyPeerAsync(dst->data, to->device->index, src->data, from->device->index, size, from->stream);
+    if (err == cudaSuccess && from != to) {
+        err = cudaEventRecord(from->copied, from->stream);
+    }
+    gcudai_cuda_leave(&scope);
+    if (err == cudaSuccess && from != to) {
+        GCUDAI_TRY(gcudai_cuda_enter(&scope, to->device->index));
+        err = cudaStreamWaitEvent(to->stream, from->copied, 0);
+        gcudai_cuda_leave(&scope);
+    }
+    return gcudai_cuda_result(from, err, "copying between backends", dst->name);
+}
+
+static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_backend_event_t event) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    const cudaError_t err = cudaEventRecord((cudaEvent_t) event->context, cu->stream);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(cu, err, "cudaEventRecord", "event");
+}
+
+static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    const cudaError_t err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(cu, err, "cudaStreamWaitEvent", "event");
+}
+
+// Takes half-made backends too. Errors have nobody left to go to.
+static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    const bool is_in = gcudai_cuda_enter(&scope, cu->device->index) == GCUDA_STATUS_SUCCESS;
+    if (cu->stream != NULL) {
+        (void) cudaStreamSynchronize(cu->stream);
+    }
+    gcudai_cublas_close(&cu->cublas);
+    for (size_t i = 0; i < cu->pool.n; ++i) {
+        cu->pool.blocks[i].is_used = false;
+    }
+    gcudai_cuda_pool_release(&cu->pool);
+    gcudai_free(cu->pool.blocks);
+    if (cu->copied != NULL) { (void) cudaEventDestroy(cu->copied); }
+    if (cu->waited != NULL) { (void) cudaEventDestroy(cu->waited); }
+    if (cu->bad_index != NULL) { (void) cudaFree(cu->bad_index); }
+    if (cu->bad_index_host != NULL) { (void) cudaFreeHost(cu->bad_index_host); }
+    if (cu->owns_stream) { (void) cudaStreamDestroy(cu->stream); }
+    (void) cudaGetLastError();
+    if (is_in) {
+        gcudai_cuda_leave(&scope);
+    }
+    gcudai_free(cu);
+}
+
+static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
+    const int device = cu->device->index;
+    cu->stream = (cudaStream_t) p->stream;
+    if (cu->stream == NULL) {
+        GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&cu->stream, cudaStreamNonBlocking, p->priority), device, "making the backend's stream");
+        cu->owns_stream = true;
+    }
+    GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->copied, cudaEventDisableTiming), device, "making an event");
+    GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->waited, cudaEventDisableTiming | cudaEventBlockingSync), device, "making an event");
+    void * ptr = NULL;
+    GCUDAI_CUDA_TRY(cudaMalloc(&ptr, sizeof(int32_t)), device, "memory of a flag");
+    cu->bad_index = (int32_t *) ptr;
+    GCUDAI_CUDA_TRY(cudaHostAlloc(&ptr, sizeof(int32_t), cudaHostAllocPortable), device, "memory of a flag");
+    cu->bad_index_host = (int32_t *) ptr;
+    GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream), device, "clearing a flag");
+    GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing a flag");
+    gcudai_cublas_open(&cu->cublas);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67, 0x70, 0x75, 0x30, 0x31 };
+
+gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
+    struct gcudai_cuda_scope scope;
+    struct gcudai_cuda_device * d = params ? gcudai_cuda_device_get(params->device, "cuda_init") : NULL;
+    if (d == NULL) {
+        return NULL;
+    }
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
+    if (cu == NULL || gcudai_cuda_enter(&scope, d->index) != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(cu);
+        return NULL;
+    }
+    memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
+    cu->backend.device = &d->device;
+    cu->backend.iface.get_name = gcudai_cuda_backend_name;
+    cu->backend.iface.free = gcudai_cuda_backend_free;
+    cu->backend.iface.set_tensor_async = gcudai_cuda_set_async;
+    cu->backend.iface.get_tensor_async = gcudai_cuda_get_async;
+    cu->backend.iface.cpy_tensor_async = gcudai_cuda_copy_async;
+    cu->backend.iface.synchronize = gcudai_cuda_synchronize;
+    cu->backend.iface.graph_compute = gcudai_cuda_graph_compute;
+    cu->backend.iface.event_record = gcudai_cuda_event_record;
+    cu->backend.iface.event_wait = gcudai_cuda_event_wait;
+    cu->device = d;
+    cu->wait = params->wait;
+    cu->pool.device = d->index;
+    cu->pool.stats.budget = params->memory_budget;
+    const gcuda_status st = gcudai_cuda_backend_make(cu, params);
+    gcudai_cuda_leave(&scope);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_backend_free(&cu->backend);
+        return NULL;
+    }
+    return &cu->backend;
+}
+
+gcuda_backend_t gcuda_backend_cuda_init(int device) {
+    struct gcuda_cuda_params params;
+    GCUDAI_ZERO(params);
+    params.device = device;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
+bool gcuda_backend_is_cuda(gcuda_backend_t backend) { return backend != NULL && memcmp(backend->guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid)) == 0; }
+gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) { return gcuda_backend_is_cuda(backend) ? ((struct gcudai_cuda *) backend)->stream : NULL; }
+
+static struct gcudai_cuda * gcudai_cuda_of(gcuda_backend_t backend, const char * what) {
+    if (!gcuda_backend_is_cuda(backend)) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not a CUDA device", what, gcuda_backend_name(backend));
+        return NULL;
+    }
+    return (struct gcudai_cuda *) backend;
+}
+
+gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
+    const struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_get_stats");
+    if (cu == NULL || stats == NULL) {
+        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL") : GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    *stats = cu->pool.stats;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_trim");
+    struct gcudai_cuda_scope scope;
+    if (cu == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    GCUDAI_TRY(gcudai_cuda_synchronize(backend));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    gcudai_cuda_pool_release(&cu->pool);
+    gcudai_cuda_leave(&scope);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- devices ----
+
+static const char * gcudai_cuda_dev_name(gcuda_backend_dev_t dev) { return ((struct gcudai_cuda_device *) dev)->name; }
+static const char * gcudai_cuda_dev_description(gcuda_backend_dev_t dev) { return ((struct gcudai_cuda_device *) dev)->description; }
+static gcuda_status gcudai_cuda_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) { return gcuda_backend_cuda_get_device_memory(((struct gcudai_cuda_device *) dev)->index, free, total); }
+
+static enum gcuda_backend_dev_type gcudai_cuda_dev_type(gcuda_backend_dev_t dev) {
+    (void) dev;
+    return GCUDA_BACKEND_DEVICE_TYPE_GPU;
+}
+
+static gcuda_status gcudai_cuda_dev_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props) {
+    const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
+    props->name = d->name;
+    props->description = d->description;
+    props->type = GCUDA_BACKEND_DEVICE_TYPE_GPU;
+    props->device_id = d->pci;
+    props->caps.async = true;
+    props->caps.host_buffer = gcudai_env("GCUDA_CUDA_NO_PINNED") == NULL;
+    props->caps.events = true;
+    return gcudai_cuda_dev_memory(dev, &props->memory_free, &props->memory_total);
+}
+
+static gcuda_status gcudai_cuda_dev_init(gcuda_backend_dev_t dev, const char * params, gcuda_backend_t * backend) {
+    (void) params;
+    *backend = gcuda_backend_cuda_init(((struct gcudai_cuda_device *) dev)->index);
+    return *backend ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+}
+
+static gcuda_backend_buffer_type_t gcudai_cuda_dev_buft(gcuda_backend_dev_t dev) { return &((struct gcudai_cuda_device *) dev)->buft; }
+
+static gcuda_backend_buffer_type_t gcudai_cuda_dev_host_buft(gcuda_backend_dev_t dev) {
+    (void) dev;
+    return gcuda_backend_cuda_host_buffer_type();
+}
+
+static gcuda_status gcudai_cuda_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) { return gcudai_cuda_supports((const struct gcudai_cuda_device *) dev, op); }
+static bool gcudai_cuda_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) { return buft == &((struct gcudai_cuda_device *) dev)->buft; }
+
+// Copying weights for it pays from this many columns, rows or tokens on.
+#define GCUDAI_CUDA_OFFLOAD_MIN_BATCH 32
+static bool gcudai_cuda_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    const char * env = gcudai_env("GCUDA_OP_OFFLOAD_MIN_BATCH");
+    const int64_t min_batch = env ? strtol(env, NULL, 10) : GCUDAI_CUDA_OFFLOAD_MIN_BATCH;
+    const int64_t batch = op->op == GCUDA_OP_GET_ROWS ? 0 : op->op == GCUDA_OP_MUL_MAT ? op->ne[1] : op->op == GCUDA_OP_MUL_MAT_ID || op->op == GCUDA_OP_ROPE || op->op == GCUDA_OP_ROPE_BACK ? op->ne[2] : gcuda_nrows(op);
+    (void) dev;
+    return batch >= min_batch;
+}
+
+static gcuda_status gcudai_cuda_event_new(gcuda_backend_dev_t dev, gcuda_backend_event_t * event) {
+    const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
+    struct gcudai_cuda_scope scope;
+    cudaEvent_t handle = NULL;
+    *event = NULL;
+    gcuda_backend_event_t e = (gcuda_backend_event_t) gcudai_calloc(1, sizeof(*e));
+    if (e == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    gcuda_status st = gcudai_cuda_enter(&scope, d->index);
+    if (st == GCUDA_STATUS_SUCCESS) {
+        const cudaError_t err = cudaEventCreateWithFlags(&handle, cudaEventDisableTiming);
+        st = err == cudaSuccess ? st : gcudai_cuda_fail(err, "cudaEventCreateWithFlags", d->index, "making an event");
+        gcudai_cuda_leave(&scope);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(e);
+        return st;
+    }
+    e->device = dev;
+    e->context = handle;
+    *event = e;
+    return st;
+}
+
+static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
+    (void) dev;
+    if (cudaEventDestroy((cudaEvent_t) event->context) != cudaSuccess) {
+        (void) cudaGetLastError();
+    }
+    gcudai_free(event);
+}
+
+static gcuda_status gcudai_cuda_event_synchronize(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
+    const cudaError_t err = cudaEventSynchronize((cudaEvent_t) event->context);
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaEventSynchronize", ((struct gcudai_cuda_device *) dev)->index, "waiting for an event");
+}
+
+static gcuda_status gcudai_cuda_event_query(gcuda_backend_dev_t dev, gcuda_backend_event_t event, bool * done) {
+    const cudaError_t err = cudaEventQuery((cudaEvent_t) event->context);
+    *done = err == cudaSuccess;
+    return err == cudaSuccess || err == cudaErrorNotReady ? GCUDA_STATUS_SUCCESS
+                                                          : gcudai_cuda_fail(err, "cudaEventQuery", ((struct gcudai_cuda_device *) dev)->index, "asking for an event");
+}
+
+// ---- registry entry ----
+
+static const char * gcudai_cuda_reg_name(gcuda_backend_reg_t reg) { return reg ? GCUDA_CUDA_NAME : ""; }
+static size_t gcudai_cuda_reg_count(gcuda_backend_reg_t reg) { return reg ? (size_t) gcudai_cuda_devices_get()->n : 0; }
+static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_t index) {
+    (void) reg;
+    return &gcudai_cuda_found.items[index].device;
+}
+
+static struct gcuda_backend_reg gcudai_cuda_registry = { GCUDA_BACKEND_API_VERSION, { gcudai_cuda_reg_name, gcudai_cuda_reg_count, gcudai_cuda_reg_device, NULL }, NULL };
+gcuda_backend_reg_t gcuda_backend_cuda_reg(void) { return &gcudai_cuda_registry; }
+
+static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p) {
+    d->index = index;
+    d->cc = 100 * p->major + 10 * p->minor;
+    d->n_sm = p->multiProcessorCount;
+    d->total_bytes = p->totalGlobalMem;
+    d->is_integrated = p->integrated != 0;
+    snprintf(d->name, sizeof(d->name), "%s%d", GCUDA_CUDA_NAME, index);
+    snprintf(d->pci, sizeof(d->pci), "%04x:%02x:%02x.0", (unsigned) p->pciDomainID & 0xffffu, (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);
+    snprintf(d->description, sizeof(d->description), "%s", p->name);
+    d->device.reg = &gcudai_cuda_registry;
+    d->device.iface.get_name = gcudai_cuda_dev_name;
+    d->device.iface.get_description = gcudai_cuda_dev_description;
+    d->device.iface.get_memory = gcudai_cuda_dev_memory;
+    d->device.iface.get_type = gcudai_cuda_dev_type;
+    d->device.iface.get_props = gcudai_cuda_dev_props;
+    d->device.iface.init_backend = gcudai_cuda_dev_init;
+    d->device.iface.get_buffer_type = gcudai_cuda_dev_buft;
+    d->device.iface.get_host_buffer_type = gcudai_cuda_dev_host_buft;
+    d->device.iface.supports_op = gcudai_cuda_dev_supports_op;
+    d->device.iface.supports_buft = gcudai_cuda_dev_supports_buft;
+    d->device.iface.offload_op = gcudai_cuda_dev_offload_op;
+    d->device.iface.event_new = gcudai_cuda_event_new;
+    d->device.iface.event_free = gcudai_cuda_event_free;
+    d->device.iface.event_synchronize = gcudai_cuda_event_synchronize;
+    d->device.iface.event_query = gcudai_cuda_event_query;
+    d->buft.device = &d->device;
+    d->buft.iface.get_name = gcudai_cuda_buft_name;
+    d->buft.iface.alloc_buffer = gcudai_cuda_buft_alloc;
+    d->buft.iface.get_alignment = gcudai_cuda_buft_alignment;
+    d->buft.iface.get_alloc_size = gcudai_cuda_buft_alloc_size;
+}
+
+#else // built without CUDA: no devices
+
+static void gcudai_cuda_forget(void) {}
+static gcuda_status gcudai_no_cuda(void) { return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)"); }
+
+gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
+    (void) params;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+gcuda_backend_t gcuda_backend_cuda_init(int device) {
+    (void) device;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
+    (void) backend;
+    return false;
+}
+
+int gcuda_backend_cuda_get_device_count(void) { return 0; }
+
+gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size) {
+    (void) device;
+    if (description != NULL && size > 0) {
+        description[0] = '\0';
+    }
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
+    (void) device;
+    *free = *total = 0;
+    return gcudai_no_cuda();
+}
+
+gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
+    (void) device;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return gcuda_backend_cpu_buffer_type(); }
+gcuda_backend_reg_t gcuda_backend_cuda_reg(void) { return NULL; }
+
+gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size) {
+    (void) device;
+    (void) ptr;
+    (void) size;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) {
+    (void) backend;
+    return NULL;
+}
+
+gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
+    (void) ptr;
+    (void) size;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
+    (void) ptr;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
+    (void) backend;
+    (void) stats;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
+    (void) backend;
+    return gcudai_no_cuda();
+}
+#endif // GCUDAI_CUDA
 
 #ifdef __cplusplus
 } // extern "C"

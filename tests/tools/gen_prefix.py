@@ -18,7 +18,7 @@ END = "// gcudai-prefix-end"
 
 def public_functions(path):
     cc = os.environ.get("CC", "cc").split()
-    text = subprocess.run([*cc, "-E", "-P", "-x", "c", "-DGCUDA_API=GCUDA_API_MARK", path], stdout=subprocess.PIPE, check=True).stdout
+    text = subprocess.run([*cc, "-E", "-P", "-x", "c", "-DGCUDA_API=GCUDA_API_MARK", "-DGCUDA_KERNEL_API=GCUDA_API_MARK", path], stdout=subprocess.PIPE, check=True).stdout
     declarations = re.findall(r"\bGCUDA_API_MARK\b([^;{]*)", text.decode("utf-8"))
     names = set()
     for declaration in declarations:
