@@ -182,7 +182,9 @@ def readme_lines(case):
         raise Skip("no README.md")
     with open(path, encoding="utf-8") as f:
         blocks = re.findall(r"^```[a-z]*\n(.*?)^```", f.read(), re.M | re.S)
-    lines = [line.lstrip("$ ") for block in blocks for line in block.splitlines() if re.match(r"(\$ )?(cc|gcc|g\+\+|c\+\+) ", line)]
+    has_nvcc = shutil.which("nvcc") is not None
+    blocks = [block.replace("\\\n", " ") for block in blocks if has_nvcc or "nvcc" not in block] # what needs the toolkit is tried where it is
+    lines = [line.lstrip("$ ") for block in blocks for line in block.splitlines() if re.match(r"(\$ )?(cc|gcc|g\+\+|c\+\+|nvcc) ", line)]
     if not lines:
         raise Bad("README.md has no build line")
     folder = scratch_copy(case)
