@@ -71,7 +71,7 @@ def plan(level):
                                 "user", slow, True, {"GCUDA_LIB": os.path.join(ROOT, "build/libgcuda.so")}, after=library))
 
     jobs.append(Job("compile matrix", [sys.executable, "tests/compile/matrix.py", "--level", level], "user", 1800, True))
-    jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 60, True))
+    jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 600, True))
     examples = Job("gcc: build examples", [*MAKE, "examples"], "user", 600, is_build=True)
     jobs.append(examples)
     for source in sources("examples/*.c"):

@@ -125,7 +125,7 @@ def check_names(text):
 def check_generated():
     for tool in sorted(glob.glob(os.path.join(ROOT, "tests/tools/gen_*.py"))):
         p = subprocess.run([sys.executable, tool, "--check", "gcuda.h"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                           check=False, timeout=120)
+                           check=False, timeout=500)
         text = p.stdout.decode("utf-8", "replace").strip().split("\n")
         if p.returncode != 0 and "No module named" in "".join(text):
             print(f"note    {os.path.basename(tool)}: {text[-1]}; make test runs it with the packages it needs")
