@@ -19995,7 +19995,7 @@ static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
     t.i1 = GCUDAI_MIN(t.i0 + job->items_per_chunk, job->n_items);
     t.phase = job->phase;
     t.shared = job->shared;
-    t.local = job->local + (size_t) thread * job->local_stride;
+    t.local = job->local == NULL ? NULL : job->local + (size_t) thread * job->local_stride; // NULL + 0 is undefined in C
     t.run = job->run;
     job->info->cpu(job->args, &t);
 }
