@@ -6111,6 +6111,11 @@ size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx) {
 
 size_t gcuda_tensor_overhead(void) { return GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(sizeof(struct gcuda_tensor), GCUDA_MEM_ALIGN); }
 
+// An empty view may have any offset; its address stays inside the owner.
+static void * gcudai_view_address(const struct gcuda_tensor * owner, size_t offs) {
+    return owner->data ? (char *) owner->data + GCUDAI_MIN(offs, gcuda_nbytes(owner)) : NULL;
+}
+
 // A contiguous tensor; with view_src a view of it at offs bytes (of its root, if it is itself a view). Latches.
 static struct gcuda_tensor * gcudai_tensor_new(struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * view_src, size_t offs) {
     size_t nb[GCUDA_MAX_DIMS], n_bytes = 0, end = 0;
@@ -6140,7 +6145,7 @@ static struct gcuda_tensor * gcudai_tensor_new(struct gcuda_context * ctx, enum 
     if (view_src != NULL) {
         t->view_src = view_src->view_src ? view_src->view_src : view_src;
         t->view_offs = offs;
-        t->data = t->view_src->data ? (char *) t->view_src->data + offs : NULL;
+        t->data = gcudai_view_address(t->view_src, offs);
         t->buffer = NULL; // given by gcuda_backend_view_init
     } else if (has_data) {
         t->data = (char *) t + head;
@@ -19056,7 +19061,7 @@ gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
     tensor->buffer = owner->buffer;
-    tensor->data = owner->data ? (char *) owner->data + tensor->view_offs : NULL;
+    tensor->data = gcudai_view_address(owner, tensor->view_offs);
     const gcuda_status st = gcuda_backend_buffer_init_tensor(tensor->buffer, tensor);
     if (st != GCUDA_STATUS_SUCCESS) {
         tensor->buffer = NULL;
