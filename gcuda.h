@@ -180,6 +180,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
 //   GCUDA_NO_SIMD         scalar CPU kernels only
 
+#ifndef GCUDA_ASSERT
+#define GCUDA_ASSERT(cond) ((void) 0)
+#endif
+
 #define GCUDA_VERSION_MAJOR 0
 #define GCUDA_VERSION_MINOR 1
 #define GCUDA_VERSION_PATCH 0
@@ -18125,6 +18129,7 @@ static gcuda_status gcudai_dyn_reset(struct gcudai_dyn * d, size_t alignment) {
 }
 
 static void gcudai_dyn_remove(struct gcudai_dyn * d, size_t i) {
+    GCUDA_ASSERT(i < d->n && d->n > 1); // the open end is always there
     memmove(&d->blocks[i], &d->blocks[i + 1], (d->n - i - 1) * sizeof(*d->blocks));
     d->n--;
 }
@@ -18165,6 +18170,8 @@ static gcuda_status gcudai_dyn_free(struct gcudai_dyn * d, size_t offset, size_t
     while (i < d->n && d->blocks[i].offset < offset) {
         ++i;
     }
+    GCUDA_ASSERT(i == 0 || d->blocks[i - 1].offset + d->blocks[i - 1].size <= offset); // not freed twice
+    GCUDA_ASSERT(i == d->n || offset + size <= d->blocks[i].offset);
     const bool joins_before = i > 0 && d->blocks[i - 1].offset + d->blocks[i - 1].size == offset;
     const bool joins_after = i < d->n && offset + size == d->blocks[i].offset;
     if (joins_before) {

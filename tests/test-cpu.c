@@ -1,0 +1,155 @@
+// The CPU backend as a whole: aborting inside a node, the caller's thread pool and memory, threads, refused graphs,
+// computing without a backend.
+#include "test.h"
+
+#include <time.h>
+
+struct net { // y = soft_max(w x), large enough for some tenths of a second
+    struct gcuda_context * ctx;
+    struct gcuda_tensor * w, * x, * y;
+    struct gcuda_cgraph * graph;
+};
+
+static struct net make_net(int64_t n) {
+    const struct gcuda_init_params params = { 0, NULL, false };
+    struct net m;
+    m.ctx = gcuda_init(params);
+    m.w = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_F32, n, n);
+    m.x = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_F32, n, n);
+    m.y = gcuda_mul_mat(m.ctx, m.w, m.x);
+    m.graph = gcuda_new_graph(m.ctx);
+    float * w = gcuda_get_data_f32(m.w), * x = gcuda_get_data_f32(m.x);
+    for (int64_t i = 0; i < n * n; ++i) {
+        w[i] = (float) (i % 13) - 6.0f;
+        x[i] = (float) (i % 7) - 3.0f;
+    }
+    CHECK_OK(gcuda_build_forward_expand(m.graph, m.y));
+    return m;
+}
+
+struct watch { // says stop after some calls, and notes the processor time of that
+    long n_calls, stop_call;
+    clock_t asked;
+};
+
+static bool watch_abort(void * data) {
+    struct watch * w = (struct watch *) data;
+    if (++w->n_calls == w->stop_call) { w->asked = clock(); }
+    return w->n_calls >= w->stop_call;
+}
+
+// The call returns within 10 ms of the callback's word, and asks for it that often. In processor time of all threads,
+// because a busy machine may take any time to do nothing.
+TEST(a_long_node_is_aborted) {
+    struct net m = make_net(1536);
+    for (int n_threads = 1; n_threads <= 2; ++n_threads) {
+        gcuda_backend_t cpu = gcuda_backend_cpu_init();
+        double best_ms = 1e9, best_apart_ms = 1e9;
+        CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, n_threads));
+        for (int k = 0; k < 5; ++k) {
+            struct watch w;
+            memset(&w, 0, sizeof(w));
+            w.stop_call = 4;
+            CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, watch_abort, &w));
+            const clock_t start = clock();
+            const gcuda_status st = gcuda_backend_graph_compute(cpu, m.graph);
+            const double late_ms = 1e3 * (double) (clock() - w.asked) / CLOCKS_PER_SEC;
+            const double apart_ms = 1e3 * (double) (w.asked - start) / CLOCKS_PER_SEC / (double) w.stop_call;
+            CHECK_EQ_I(st, GCUDA_STATUS_ABORTED);
+            CHECK_HAS(gcuda_last_error(), "mul_mat");
+            best_ms = late_ms < best_ms ? late_ms : best_ms;
+            best_apart_ms = apart_ms < best_apart_ms ? apart_ms : best_apart_ms;
+        }
+        CHECK_MSG(best_ms < 10.0 * n_threads, "%d threads: %.1f ms of processor time after the word to stop", n_threads, best_ms);
+        CHECK_MSG(best_apart_ms < 10.0 * n_threads, "%d threads: asked every %.1f ms of processor time", n_threads, best_apart_ms);
+        CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, NULL, NULL)); // usable afterwards
+        CHECK_OK(gcuda_backend_graph_compute(cpu, m.graph));
+        gcuda_backend_free(cpu);
+    }
+    gcuda_free(m.ctx);
+}
+
+TEST(results_do_not_depend_on_threads_or_pools) {
+    struct net m = make_net(257);
+    const size_t size = gcuda_nbytes(m.y);
+    char * first = (char *) malloc(size);
+    struct gcuda_threadpool_params params = gcuda_threadpool_params_default(3);
+    struct gcuda_threadpool * pool = gcuda_threadpool_new(&params);
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    for (int n = 0; n <= 5; ++n) { // 0: the pool's three
+        CHECK_OK(gcuda_backend_cpu_set_threadpool(cpu, n == 0 || n == 5 ? pool : NULL));
+        CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, n));
+        memset(m.y->data, 0xff, size);
+        CHECK_OK(gcuda_backend_graph_compute(cpu, m.graph));
+        if (n == 0) { memcpy(first, m.y->data, size); }
+        CHECK(memcmp(first, m.y->data, size) == 0);
+    }
+    CHECK(gcuda_backend_cpu_set_n_threads(cpu, 100000) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_cpu_set_n_threads(NULL, 1) == GCUDA_STATUS_INVALID_ARGUMENT);
+    gcuda_backend_free(cpu);
+    gcuda_threadpool_free(pool);
+    free(first);
+    gcuda_free(m.ctx);
+}
+
+TEST(computing_without_a_backend) {
+    struct net m = make_net(64);
+    struct gcuda_cplan plan = gcuda_graph_plan(m.graph, 2, NULL);
+    CHECK(plan.n_threads == 2);
+    if (plan.work_size > 0) {
+        CHECK(gcuda_graph_compute(m.graph, &plan) == GCUDA_STATUS_INVALID_ARGUMENT); // no work memory yet
+        CHECK_HAS(gcuda_last_error(), "work memory");
+    }
+    char * work = (char *) malloc(plan.work_size + 1);
+    plan.work_data = (uint8_t *) work + 1; // any alignment
+    CHECK_OK(gcuda_graph_compute(m.graph, &plan));
+    struct watch w;
+    memset(&w, 0, sizeof(w));
+    w.stop_call = 1;
+    plan.abort_callback = watch_abort;
+    plan.abort_callback_data = &w;
+    CHECK(gcuda_graph_compute(m.graph, &plan) == GCUDA_STATUS_ABORTED);
+    plan.n_threads = 0;
+    CHECK(gcuda_graph_compute(m.graph, &plan) == GCUDA_STATUS_INVALID_ARGUMENT);
+    free(work);
+    gcuda_free(m.ctx);
+}
+
+TEST(buffers_over_memory_of_the_caller) {
+    static float memory[64 + 8];
+    float * aligned = (float *) (((uintptr_t) memory + 31) & ~(uintptr_t) 31);
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64);
+    gcuda_backend_buffer_t buffer = gcuda_backend_cpu_buffer_from_ptr(aligned, 64 * sizeof(float));
+    REQUIRE(buffer != NULL);
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, a, aligned));
+    CHECK_OK(gcuda_backend_tensor_memset(a, 0, 0, gcuda_nbytes(a)));
+    CHECK_OK(gcuda_set_f32_1d(a, 63, 5.0f));
+    CHECK_NEAR(aligned[63], 5.0, 0.0);
+    CHECK(gcuda_backend_tensor_set(a, memory, 252, 8) == GCUDA_STATUS_INVALID_ARGUMENT); // past the end
+    CHECK(gcuda_backend_cpu_buffer_from_ptr((char *) aligned + 4, 16) == NULL);
+    CHECK_HAS(gcuda_last_error(), "32 bytes");
+    CHECK(gcuda_backend_cpu_buffer_from_ptr(NULL, 16) == NULL);
+    gcuda_backend_buffer_free(buffer);
+    CHECK_NEAR(aligned[63], 5.0, 0.0); // kept by the caller
+    gcuda_free(ctx);
+}
+
+// A node that cannot run is named before anything runs.
+TEST(a_graph_is_refused_as_a_whole) {
+    struct net m = make_net(32);
+    struct gcuda_tensor * iq = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_IQ2_XXS, 256, 4), * src = gcuda_new_tensor_2d(m.ctx, GCUDA_TYPE_F32, 256, 4);
+    struct gcuda_tensor * bad = gcuda_set_name(gcuda_cpy(m.ctx, src, iq), "no quantizer");
+    REQUIRE(bad != NULL);
+    CHECK_OK(gcuda_build_forward_expand(m.graph, bad));
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    memset(m.y->data, 0, gcuda_nbytes(m.y));
+    CHECK(gcuda_backend_graph_compute(cpu, m.graph) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_HAS(gcuda_last_error(), "no quantizer");
+    CHECK_NEAR(gcuda_get_f32_1d(m.y, 33), 0.0, 0.0); // the product before it did not run either
+    CHECK(gcuda_backend_supports_op(cpu, m.y) && !gcuda_backend_supports_op(cpu, bad));
+    CHECK(gcuda_backend_graph_compute(cpu, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    gcuda_backend_free(cpu);
+    gcuda_free(m.ctx);
+}
