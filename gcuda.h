@@ -93,7 +93,9 @@ ADDING AN OPERATION
     3. its >>op:NAME block in >>impl-ops: constructors, gcudai_NAME_check, gcudai_NAME_args, gcudai_NAME_cpu, and
        gcudai_NAME_work or gcudai_NAME_can where the shared ones do not fit
     4. a derivative, if it has one: a function and a row of GCUDAI_GRADS in >>impl-autodiff
-    5. a reference and a row in tests/test-ops.c
+    5. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, its declaration in >>cuda, and a row of
+       GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
+    6. a reference and a row in tests/test-ops.c
     The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
     list and the README's table.
 
