@@ -6735,12 +6735,20 @@ static void gcudai_codes_q6_k(GCUDAI_CODES_ARGS) {
     }
 }
 
+// the eight 6-bit scales of IQ4_XS, a byte each: 0..63 stands for -32..31
+static uint64_t gcudai_iq4_xs_scales(const uint8_t * w) {
+    uint64_t v = gcudai_ld32(w + 4);
+    v = (v | v << 16) & 0x0000ffff0000ffffu;
+    v = (v | v << 8) & 0x00ff00ff00ff00ffu;
+    v = (v | v << 4) & 0x0f0f0f0f0f0f0f0fu;
+    return v | gcudai_spread_2(gcudai_ld16(w + 2)) << 4;
+}
+
 static void gcudai_iq4_xs_floats(const uint8_t * w, float * sc) {
     const float d = gcudai_ldh(w);
-    const uint32_t high = gcudai_ld16(w + 2);
+    const uint64_t scales = gcudai_iq4_xs_scales(w);
     for (int g = 0; g < 8; ++g) {
-        const uint32_t ls = (uint32_t) (w[4 + g / 2] >> (g % 2 * 4) & 15) | (high >> (2 * g) & 3) << 4;
-        sc[g] = d * (float) ((int) ls - 32);
+        sc[g] = d * (float) ((int) (scales >> (8 * g) & 63) - 32);
     }
 }
 
@@ -6869,23 +6877,25 @@ static void gcudai_codes_iq1_s(GCUDAI_CODES_ARGS) {
     }
 }
 
-// the 16 scales; d is spread over the top nibbles of the words that hold them
-static void gcudai_iq1_m_floats(const uint8_t * w, float * sc) {
-    uint32_t s[4];
+// IQ1_M keeps 16 scales of 3 bits in four words, and the F16 scale of the block in their top nibbles.
+static float gcudai_iq1_m_scales(const uint8_t * w, uint32_t scales[4]) {
+    uint32_t d = 0;
     for (int i = 0; i < 4; ++i) {
-        s[i] = gcudai_ld16(w + 48 + 2 * i);
+        const uint32_t s = gcudai_ld16(w + 48 + 2 * i);
+        d |= s >> 12 << (4 * i);
+        scales[i] = gcudai_spread_3(s & 0xfffu);
     }
-    const uint32_t bits = s[0] >> 12 | s[1] >> 12 << 4 | s[2] >> 12 << 8 | s[3] >> 12 << 12;
-    const float d = gcudai_fp16_to_fp32((gcuda_fp16_t) bits) * 0.125f;
-    for (int t = 0; t < 16; ++t) {
-        sc[t] = d * (float) (int) (2 * (s[t / 4] >> (t % 4 * 3) & 7) + 1);
-    }
+    return gcudai_fp16_to_fp32((gcuda_fp16_t) d) * 0.125f; // codes are in units of 1/8
 }
 
 static void gcudai_codes_iq1_m(GCUDAI_CODES_ARGS) {
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
-        gcudai_iq1_m_floats(w, sc);
+        uint32_t scales[4];
+        const float d = gcudai_iq1_m_scales(w, scales);
+        for (int t = 0; t < 16; ++t) {
+            sc[t] = d * (float) (int) (2 * (scales[t / 4] >> (t % 4 * 8) & 7) + 1);
+        }
         for (int g = 0; g < 32; ++g, q += 8) {
             const int h = w[32 + g / 2] >> (g % 2 * 4);
             const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[w[g] | (h & 7) << 8]);
@@ -7137,7 +7147,9 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq4_xs_avx2(GCUDAI_CODES_ARGS) {
     const __m256i table = gcudai_avx2_table16(gcudai_kvalues_iq4nl);
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 136, sc += 8) {
-        gcudai_iq4_xs_floats(w, sc);
+        const __m256i s = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long) gcudai_iq4_xs_scales(w)));
+        const __m256 f = _mm256_cvtepi32_ps(_mm256_sub_epi32(s, _mm256_set1_epi32(32)));
+        _mm256_storeu_ps(sc, _mm256_mul_ps(f, _mm256_set1_ps(gcudai_avx2_ldh(w))));
         for (int g = 0; g < 8; ++g, q += 32) {
             gcudai_avx2_store(q, _mm256_shuffle_epi8(table, gcudai_avx2_nibbles(w + 8 + 16 * g)));
         }
@@ -7441,7 +7453,12 @@ GCUDAI_TARGET_AVX2 static void gcudai_codes_iq1_m_avx2(GCUDAI_CODES_ARGS) {
     const uint16_t * grid = gcudai_grid_iq1s;
     (void) mn;
     for (int64_t b = 0; b < n; ++b, w += 56, sc += 16) {
-        gcudai_iq1_m_floats(w, sc);
+        uint32_t scales[4];
+        const __m256 d = _mm256_set1_ps(gcudai_iq1_m_scales(w, scales)), d2 = _mm256_add_ps(d, d);
+        for (int i = 0; i < 2; ++i) {
+            const __m128i s = _mm_loadl_epi64((const __m128i *) (const void *) (scales + 2 * i));
+            _mm256_storeu_ps(sc + 8 * i, _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(s)), d2, d));
+        }
         for (int g = 0; g < 8; ++g, q += 32) {
             const int h = gcudai_ld16(w + 32 + 2 * g);
             const uint8_t * c = w + 4 * g;
