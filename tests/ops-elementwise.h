@@ -23,7 +23,7 @@ static struct gcuda_tensor * build_binary_inplace(struct gcuda_context * ctx, st
     return ((const struct binary_p *) p)->inplace(ctx, in[0], in[1]);
 }
 
-#define BINARY_TYPES "F32,F32 F16,F16 F16,F32 BF16,BF16 BF16,F32"
+#define BINARY_TYPES "F32,F32 F16,F16 F16,F32 BF16,BF16 BF16,F32 F32,F16 F32,BF16"
 #define BINARY_SHAPES "1|1 7|1 255|255 256,3|256 257,3|257,3 257,3|1,3 10,5,4,3|10,5,4,3 10,5,4,3|1,5,4,3 10,5,4,3|10,1,4,3 " \
     "10,5,4,3|10,5,1,3 10,5,4,3|10,5,4,1 10,5,4,3|1,1,1,1 10,10,8,6|5,5,4,3 10,5,8,3|5,5,4,3 16,16,130|1,1,130 130,4,4|130 0,3|0,3 5,0|5"
 
