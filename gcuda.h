@@ -10217,7 +10217,8 @@ struct gcuda_tensor * gcuda_set_2d_inplace(struct gcuda_context * ctx, struct gc
 static struct gcuda_array gcudai_region_of(const struct gcuda_tensor * y) {
     struct gcuda_array r = gcudai_array(y->src[1]);
     r.type = y->type;
-    r.data = y->data ? (char *) y->data + gcudai_param_bytes(y, 3) : NULL;
+    const size_t offset = gcudai_param_bytes(y, 3), end = gcuda_nbytes(y); // an offset that is refused makes no address
+    r.data = y->data ? (char *) y->data + GCUDAI_MIN(offset, end) : NULL;
     r.nb[0] = gcuda_type_size(y->type);
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { r.nb[d] = gcudai_param_bytes(y, d - 1); }
     return r;
