@@ -44,8 +44,8 @@ run: $(B)/digits$(EXE) ## train the digits classifier on the CPU (some seconds)
 test: check-cc check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests of a level: LEVEL=user (default, minutes), ci, full
 	@$(PYTHON) tests/run.py --level $(LEVEL) $(ARGS)
 
-test-sim: ## kernels on the simulated device
-	@echo "test-sim: comes with the CUDA backend, which this version does not have"
+test-sim: check-cc check-python ## the CUDA backend and its kernels on the simulated device (no GPU needed)
+	@python3 tests/sim/run.py --level $(LEVEL) $(ARGS)
 
 test-gpu: check-cc check-python ## kernels on this machine's GPU; writes a record under tests/hardware/
 	@python3 tests/gpu.py $(ARGS)
@@ -135,6 +135,44 @@ build/fuzz/%: tests/fuzz/%.c $(HEADERS) $(B)/gcuda_impl.c
 tidy:
 	@command -v clang-tidy > /dev/null || { echo "tidy: needs clang-tidy (apt-get install clang-tidy)"; exit 1; }
 	clang-tidy --quiet --config-file=tests/tools/clang-tidy.yaml gcuda.h -- -x c -std=c99 -DGCUDA_IMPLEMENTATION
+
+# ---- the CUDA backend on the simulated device (tests/sim/); SIM_CFLAGS: sanitizers and the like ----
+SIM = $(B)/sim
+SIM_CFLAGS ?= -O1 -g
+SIM_C = $(CC) $(STD) $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -DGCUDA_CUBLAS_LINK -Itests/sim/include -I. -Itests -Iexamples
+SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -Itests/sim/include -I. -Itests
+SIM_OBJECTS = $(SIM)/sim.o $(SIM)/gcuda_kernels.o
+SIM_HEADERS = $(wildcard tests/sim/include/*.h)
+
+$(SIM):
+	@mkdir -p $@
+
+$(SIM)/sim.o: tests/sim/sim.cpp $(SIM_HEADERS) | $(SIM)
+	$(SIM_CXX) -c $< -o $@
+
+$(SIM)/gcuda_kernels.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_CXX) -Werror -x c++ -c $< -o $@
+
+$(SIM)/gcuda_impl.o: gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -Werror -DGCUDA_IMPLEMENTATION -x c -c gcuda.h -o $@
+
+$(SIM)/%.o: tests/sim/%.cpp $(HEADERS) $(SIM_HEADERS) | $(SIM)
+	$(SIM_CXX) -c $< -o $@
+
+$(SIM)/%.o: tests/sim/%.c $(HEADERS) $(SIM_HEADERS) examples/digits.c examples/digits_data.h | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
+$(SIM)/test-%: $(SIM)/test-%.o $(SIM)/gcuda_impl.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 # ---- CUDA: `make cuda` builds for the GPU that is here, `make cuda ARCHS=90a` (or a list, or all) for others ----
 CUDA_HOME = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
