@@ -1245,7 +1245,7 @@ GCUDA_API struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, stru
 // >>op:custom -----------------------------------------------------------------------------------------
 // An operation of the caller's on host data. fun runs n_tasks times, as task ith of nth, on any thread and in any
 // order; it reads dst->src[] and writes its share of dst. Errors inside are the caller's to report.
-//   n_tasks   GCUDA_N_TASKS_MAX: as many as the backend has threads
+//   n_tasks   GCUDA_N_TASKS_MAX: 64, enough for every backend; not the number of threads, so results cannot depend on it
 //   returns   map_custom: shape and type of a; custom_4d: the type and shape given; inplace: a view of a
 typedef void (*gcuda_custom1_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata);
 typedef void (*gcuda_custom2_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b, int ith, int nth, void * userdata);

@@ -483,7 +483,7 @@ static void run_regions(bool add, const char * types) {
         { { 6, 30, 120, 0, false, 0 }, "12,5,4,3|6,5,4,3" },                 // dense, not along the rows of a
         { { 12, 30, 60, 7, false, 0 }, "12,10,4|3,2,2,2" },                  // free strides
         { { 10, 40, 120, 11, false, 0 }, "10,4,3|4,2,1" }, { { 5, 5, 5, 2, false, 0 }, "5,4|3" }, { { 1, 2, 4, 3, false, 0 }, "9|2" },
-        { { 4, 4, 4, 0, false, 0 }, "4,2|0" },
+        { { 4, 4, 4, 0, false, 0 }, "4,2|0 4,2|4,0 4,2|2,1,0" },
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         struct region_p p = all[i].p;
