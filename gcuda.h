@@ -912,7 +912,8 @@ GCUDA_API bool gcuda_type_is_valid(enum gcuda_type type);
 GCUDA_API const char * gcuda_type_name(enum gcuda_type type); // "invalid" for an invalid id
 GCUDA_API int64_t gcuda_blck_size(enum gcuda_type type);      // elements; 0 for an invalid id
 GCUDA_API size_t gcuda_type_size(enum gcuda_type type);       // bytes of a block; 0 for an invalid id
-GCUDA_API size_t gcuda_row_size(enum gcuda_type type, int64_t ne); // bytes of ne elements; 0 if not whole blocks or too large
+GCUDA_API size_t gcuda_row_size(
+    enum gcuda_type type, int64_t ne); // bytes of ne elements; 0 if not whole blocks or too large
 GCUDA_API bool gcuda_is_quantized(enum gcuda_type type);
 
 // Round to nearest even; NaN stays NaN.
@@ -969,20 +970,27 @@ GCUDA_API size_t gcuda_tensor_overhead(void);
 
 // New tensors have contiguous strides and zeroed fields; data is uninitialised. ne[i] >= 0, ne[0] whole blocks.
 // NULL on failure; the context keeps the error.
-GCUDA_API struct gcuda_tensor * gcuda_new_tensor(struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor(
+    struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne);
 GCUDA_API struct gcuda_tensor * gcuda_new_tensor_1d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0);
-GCUDA_API struct gcuda_tensor * gcuda_new_tensor_2d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1);
-GCUDA_API struct gcuda_tensor * gcuda_new_tensor_3d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2);
-GCUDA_API struct gcuda_tensor * gcuda_new_tensor_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor_2d(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor_3d(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2);
+GCUDA_API struct gcuda_tensor * gcuda_new_tensor_4d(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 GCUDA_API struct gcuda_tensor * gcuda_new_i32(struct gcuda_context * ctx, int32_t value); // contexts with data only
 GCUDA_API struct gcuda_tensor * gcuda_new_f32(struct gcuda_context * ctx, float value);   // contexts with data only
 GCUDA_API void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes); // raw bytes of the arena
-GCUDA_API struct gcuda_tensor * gcuda_dup_tensor(struct gcuda_context * ctx, const struct gcuda_tensor * src); // same type and shape
-GCUDA_API struct gcuda_tensor * gcuda_view_tensor(struct gcuda_context * ctx, struct gcuda_tensor * src); // same memory, ne and nb
+GCUDA_API struct gcuda_tensor * gcuda_dup_tensor(
+    struct gcuda_context * ctx, const struct gcuda_tensor * src); // same type and shape
+GCUDA_API struct gcuda_tensor * gcuda_view_tensor(
+    struct gcuda_context * ctx, struct gcuda_tensor * src); // same memory, ne and nb
 
 // Tensors of a context in creation order, or by name (NULL if there is none).
 GCUDA_API struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx);
-GCUDA_API struct gcuda_tensor * gcuda_get_next_tensor(const struct gcuda_context * ctx, const struct gcuda_tensor * tensor);
+GCUDA_API struct gcuda_tensor * gcuda_get_next_tensor(
+    const struct gcuda_context * ctx, const struct gcuda_tensor * tensor);
 GCUDA_API struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ctx, const char * name);
 
 GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // "" for NULL
@@ -1001,7 +1009,8 @@ GCUDA_API struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor); //
 GCUDA_API float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i); // i-th element in logical order
 GCUDA_API gcuda_status gcuda_set_f32_1d(struct gcuda_tensor * tensor, int64_t i, float value);
 GCUDA_API float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
-GCUDA_API gcuda_status gcuda_set_f32_nd(struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value);
+GCUDA_API gcuda_status gcuda_set_f32_nd(
+    struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value);
 GCUDA_API gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value); // all elements
 GCUDA_API gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value); // all elements
 
@@ -1031,7 +1040,8 @@ GCUDA_API bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct 
 GCUDA_API bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
 GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
 GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
-GCUDA_API void gcuda_unravel_index(const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3);
+GCUDA_API void gcuda_unravel_index(
+    const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3);
 
 // A tensor without a graph: what operations compute on, and what raw launchers take.
 struct gcuda_array {
@@ -1220,23 +1230,32 @@ struct gcuda_none_args {
 
 // >>op:reshape ----------------------------------------------------------------------------------------
 // The same elements in another shape: a view. a must be contiguous, the element counts equal.
-GCUDA_API struct gcuda_tensor * gcuda_reshape(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b); // b gives the shape
+GCUDA_API struct gcuda_tensor * gcuda_reshape(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b); // b gives the shape
 GCUDA_API struct gcuda_tensor * gcuda_reshape_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
-GCUDA_API struct gcuda_tensor * gcuda_reshape_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
-GCUDA_API struct gcuda_tensor * gcuda_reshape_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2);
-GCUDA_API struct gcuda_tensor * gcuda_reshape_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+GCUDA_API struct gcuda_tensor * gcuda_reshape_2d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
+GCUDA_API struct gcuda_tensor * gcuda_reshape_3d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2);
+GCUDA_API struct gcuda_tensor * gcuda_reshape_4d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 
 // >>op:view -------------------------------------------------------------------------------------------
 // Part of a's memory under a new shape. Strides and offset in bytes; nb[0] is the type size, missing strides are
 // dense. The part must lie inside the memory of a's owner.
-GCUDA_API struct gcuda_tensor * gcuda_view_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_view_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_view_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1, size_t nb2, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_view_1d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_view_2d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_view_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0,
+    int64_t ne1, int64_t ne2, size_t nb1, size_t nb2, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0,
+    int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:permute ----------------------------------------------------------------------------------------
 // Dimensions in another order, a view: dimension k of a becomes dimension axis_k of the result.
-GCUDA_API struct gcuda_tensor * gcuda_permute(struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3);
+GCUDA_API struct gcuda_tensor * gcuda_permute(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3);
 
 // >>op:transpose --------------------------------------------------------------------------------------
 // Dimensions 0 and 1 exchanged, a view.
@@ -1247,9 +1266,12 @@ GCUDA_API struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, stru
 // order; it reads dst->src[] and writes its share of dst. Errors inside are the caller's to report.
 //   n_tasks   GCUDA_N_TASKS_MAX: 64, enough for every backend; not the number of threads, so results cannot depend on it
 //   returns   map_custom: shape and type of a; custom_4d: the type and shape given; inplace: a view of a
-typedef void (*gcuda_custom1_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata);
-typedef void (*gcuda_custom2_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b, int ith, int nth, void * userdata);
-typedef void (*gcuda_custom3_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b, const struct gcuda_tensor * c, int ith, int nth, void * userdata);
+typedef void (*gcuda_custom1_op_t)(
+    struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata);
+typedef void (*gcuda_custom2_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a,
+    const struct gcuda_tensor * b, int ith, int nth, void * userdata);
+typedef void (*gcuda_custom3_op_t)(struct gcuda_tensor * dst, const struct gcuda_tensor * a,
+    const struct gcuda_tensor * b, const struct gcuda_tensor * c, int ith, int nth, void * userdata);
 typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, void * userdata);
 #define GCUDA_N_TASKS_MAX (-1)
 struct gcuda_custom_args {
@@ -1259,14 +1281,23 @@ struct gcuda_custom_args {
     int kind;    // 1..3: map_custom with that many sources; 4: custom
     int n_tasks; // at least 1
 };
-GCUDA_API struct gcuda_tensor * gcuda_map_custom1(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata);
-GCUDA_API struct gcuda_tensor * gcuda_map_custom1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata);
-GCUDA_API struct gcuda_tensor * gcuda_map_custom2(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata);
-GCUDA_API struct gcuda_tensor * gcuda_map_custom2_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata);
-GCUDA_API struct gcuda_tensor * gcuda_map_custom3(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata);
-GCUDA_API struct gcuda_tensor * gcuda_map_custom3_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata);
-GCUDA_API struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata);
-GCUDA_API struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom1(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom1_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom2(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom2_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom3(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_map_custom3_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0,
+    int64_t ne1, int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks,
+    void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata);
 
 // ---------------- ops-a: copies and data movement ----------------
 
@@ -1284,9 +1315,12 @@ GCUDA_API struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, st
 // A contiguous copy of a, the numbered forms in another shape of as many elements (rows of whole blocks).
 GCUDA_API struct gcuda_tensor * gcuda_cont(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_cont_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0);
-GCUDA_API struct gcuda_tensor * gcuda_cont_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
-GCUDA_API struct gcuda_tensor * gcuda_cont_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2);
-GCUDA_API struct gcuda_tensor * gcuda_cont_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+GCUDA_API struct gcuda_tensor * gcuda_cont_2d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1);
+GCUDA_API struct gcuda_tensor * gcuda_cont_3d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2);
+GCUDA_API struct gcuda_tensor * gcuda_cont_4d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 
 // >>op:cpy --------------------------------------------------------------------------------------------
 // Copies a into the memory of b and converts: the k-th element of a, i0 fastest, becomes the k-th of b. The shapes may
@@ -1312,7 +1346,8 @@ struct gcuda_get_rows_args { // also of get_rows_back, set_rows
     struct gcuda_array x, ids, y;
     int32_t * bad_index; // launchers: device memory that becomes 1 when an index is out of range, or NULL
 };
-GCUDA_API struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_get_rows(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 
 // >>op:get_rows_back ----------------------------------------------------------------------------------
 // Gradient of get_rows for a matrix: row j of the result is the sum of all rows r of a with b[r] == j, in order of r.
@@ -1321,7 +1356,8 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struc
 //   b        [R]     I32; an index out of range is left out and reported
 //   c        [n, m]  only its shape counts
 //   returns  [n, m]  F32
-GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
+GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
 // Writes rows of b into a:  a[:, c[i1, i2 mod c.ne1, i3 mod c.ne2], i2, i3] = b[:, i1, i2, i3], converted as by cpy.
@@ -1332,7 +1368,8 @@ GCUDA_API struct gcuda_tensor * gcuda_get_rows_back(struct gcuda_context * ctx, 
 //   c        [R, C1, C2]     I64 or I32; C1 divides B2, C2 divides B3. Of equal indices the last row stays
 //   returns  a view of a
 //   fails    NULL: other shapes or types. A row with an index out of range is dropped: GCUDA_STATUS_INVALID_DATA
-GCUDA_API struct gcuda_tensor * gcuda_set_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
+GCUDA_API struct gcuda_tensor * gcuda_set_rows(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c);
 
 // >>op:set --------------------------------------------------------------------------------------------
 // A copy of a with b written over a region of it. Element [i0, i1, i2, i3] of b goes to the byte
@@ -1346,32 +1383,43 @@ struct gcuda_set_args { // also of acc
     struct gcuda_array a, b, y;
     struct gcuda_array region; // of y: data and strides as above, shape of b
 };
-GCUDA_API struct gcuda_tensor * gcuda_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_set_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_set_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_set_1d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_set_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_set_2d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_1d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_1d_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_2d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_set_2d_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset);
 
 // >>op:acc --------------------------------------------------------------------------------------------
 // As set, with b added to the region. a and b: F32, F16 or BF16 each, the sum rounded once to the type of a.
-GCUDA_API struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
-GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset);
+GCUDA_API struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset);
 
 // >>op:repeat -----------------------------------------------------------------------------------------
 // a side by side until it fills a larger shape whose extents are multiples of its own.
 //   a        any plain type, any strides
 //   b        only its shape counts
 //   returns  type of a, shape of b or the one given
-GCUDA_API struct gcuda_tensor * gcuda_repeat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
-GCUDA_API struct gcuda_tensor * gcuda_repeat_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
+GCUDA_API struct gcuda_tensor * gcuda_repeat(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_repeat_4d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3);
 
 // >>op:repeat_back ------------------------------------------------------------------------------------
 // Gradient of repeat: each element of the result is the sum of all elements of a that are copies of it.
 //   a        F32, F16 or BF16, any strides
 //   b        only its shape counts; its extents divide those of a
 //   returns  type of a, shape of b. Sums in double, rounded once
-GCUDA_API struct gcuda_tensor * gcuda_repeat_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+GCUDA_API struct gcuda_tensor * gcuda_repeat_back(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 
 // >>op:concat -----------------------------------------------------------------------------------------
 // a, then b, along dimension dim (0 to 3).
@@ -1381,7 +1429,8 @@ struct gcuda_concat_args {
     struct gcuda_array a, b, y;
     int dim;
 };
-GCUDA_API struct gcuda_tensor * gcuda_concat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
+GCUDA_API struct gcuda_tensor * gcuda_concat(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim);
 
 // >>op:pad --------------------------------------------------------------------------------------------
 // a with lp elements before and rp behind it in each dimension: zeros, or a itself continued around (circular).
@@ -1393,10 +1442,14 @@ struct gcuda_pad_args { // also of repeat and roll, which are circular
     int64_t lp[4]; // y[i] = x[i - lp]
     bool is_circular;
 };
-GCUDA_API struct gcuda_tensor * gcuda_pad(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3);
-GCUDA_API struct gcuda_tensor * gcuda_pad_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
-GCUDA_API struct gcuda_tensor * gcuda_pad_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3);
-GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
+GCUDA_API struct gcuda_tensor * gcuda_pad(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3);
+GCUDA_API struct gcuda_tensor * gcuda_pad_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0,
+    int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
+GCUDA_API struct gcuda_tensor * gcuda_pad_circular(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3);
+GCUDA_API struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0,
+    int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3);
 
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
 // Rows continued by their mirror image, p0 elements before and p1 behind, the border element not repeated.
@@ -1407,14 +1460,16 @@ struct gcuda_pad_reflect_1d_args {
     struct gcuda_array x, y;
     int64_t p0;
 };
-GCUDA_API struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1);
+GCUDA_API struct gcuda_tensor * gcuda_pad_reflect_1d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1);
 
 // >>op:roll -------------------------------------------------------------------------------------------
 // Elements moved by shift in each dimension, those that leave at one end enter at the other.
 //   a        any plain type, any strides
 //   shift    -ne < shift < ne
 //   returns  type and shape of a
-GCUDA_API struct gcuda_tensor * gcuda_roll(struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3);
+GCUDA_API struct gcuda_tensor * gcuda_roll(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3);
 
 // >>op:diag -------------------------------------------------------------------------------------------
 // Rows as diagonals of square matrices:  y[i, i] = a[i, 0], zero elsewhere.
@@ -1433,12 +1488,14 @@ GCUDA_API struct gcuda_tensor * gcuda_diag(struct gcuda_context * ctx, struct gc
 //   n_past   at least 0
 //   returns  type and shape of a; inplace: a view of a
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
-GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
+GCUDA_API struct gcuda_tensor * gcuda_diag_mask_inf_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
 // The same with zero, also over NaN.
 GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
-GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
+GCUDA_API struct gcuda_tensor * gcuda_diag_mask_zero_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past);
 
 // >>op:tri --------------------------------------------------------------------------------------------
 // A triangle of square matrices, zero elsewhere, also over NaN.
@@ -1450,7 +1507,8 @@ enum gcuda_tri_type {
     GCUDA_TRI_TYPE_LOWER_DIAG = 2, // i0 <= i1
     GCUDA_TRI_TYPE_LOWER = 3       // i0 < i1
 };
-GCUDA_API struct gcuda_tensor * gcuda_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type);
+GCUDA_API struct gcuda_tensor * gcuda_tri(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type);
 
 // >>op:fill -------------------------------------------------------------------------------------------
 // Every element c; the content of a is not read.
@@ -1479,7 +1537,8 @@ struct gcuda_timestep_embedding_args {
     struct gcuda_array x, y;
     int max_period;
 };
-GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period);
+GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(
+    struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period);
 
 // ---------------- end of ops-a ----------------
 
@@ -2359,7 +2418,8 @@ GCUDA_API gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, s
 GCUDA_API gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor); // as is, last
 
 GCUDA_API struct gcuda_cgraph gcuda_graph_view(struct gcuda_cgraph * graph, int i0, int i1); // nodes [i0, i1), clamped
-GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
+GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
+    struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
 GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
@@ -2367,7 +2427,8 @@ GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
 GCUDA_API struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph);
 // i < 0 counts from the end; NULL when out of range.
 GCUDA_API struct gcuda_tensor * gcuda_graph_node(const struct gcuda_cgraph * graph, int i);
-GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(const struct gcuda_cgraph * graph, const char * name); // NULL if none
+GCUDA_API struct gcuda_tensor * gcuda_graph_get_tensor(
+    const struct gcuda_cgraph * graph, const char * name); // NULL if none
 GCUDA_API int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_tensor * tensor);
 
 // A readable dump, line by line, to the log callback (level INFO), or into memory: gcuda_graph_to_text returns the
@@ -2389,16 +2450,20 @@ GCUDA_API gcuda_status gcuda_graph_dump_dot(const struct gcuda_cgraph * graph, c
 //   fails      naming the node: an operation without a derivative or a node that works in place lies between a loss and
 //              a parameter; no loss; no parameter; a second call. The graph is unchanged then
 // A loss's own gradient is an accumulator too (made here unless given): gcuda_graph_reset sets it to 1.
-GCUDA_API gcuda_status gcuda_build_backward_expand(struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs);
+GCUDA_API gcuda_status gcuda_build_backward_expand(
+    struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs);
 // After allocation, before the first computation and whenever accumulation starts anew: accumulators to 0, those of
 // losses to 1, momenta of optimizer steps to 0.
 GCUDA_API gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph);
-GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
-GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
+GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad(
+    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
+GCUDA_API struct gcuda_tensor * gcuda_graph_get_grad_acc(
+    const struct gcuda_cgraph * graph, const struct gcuda_tensor * node); // NULL if none
 // Scales the gradients of all parameters by min(1, max_norm / norm), norm being that of all of them together, and
 // appends the nodes for it; gcuda_graph_get_grad then gives the clipped ones (Pascanu et al. 2013, arXiv:1211.5063).
 //   norm    NULL, or where to put the scalar F32 tensor with the norm before clipping
-GCUDA_API gcuda_status gcuda_graph_clip_grads(struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
+GCUDA_API gcuda_status gcuda_graph_clip_grads(
+    struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm);
 
 // =====================================================================================================
 // >>alloc   tensor allocator, graph allocator
@@ -2425,7 +2490,8 @@ struct gcuda_tallocr {
     size_t offset; // of the next free byte
 };
 GCUDA_API struct gcuda_tallocr gcuda_tallocr_new(gcuda_backend_buffer_t buffer);
-GCUDA_API gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor); // fails when the buffer is full
+GCUDA_API gcuda_status gcuda_tallocr_alloc(
+    struct gcuda_tallocr * talloc, struct gcuda_tensor * tensor); // fails when the buffer is full
 
 // Places the tensors of a graph so that those alive at the same time never overlap, reusing memory as nodes die.
 // Tensors that have data already, and views, are left alone. INPUT tensors are placed first, OUTPUT tensors are never
@@ -2433,22 +2499,27 @@ GCUDA_API gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct
 struct gcuda_gallocr;
 typedef struct gcuda_gallocr * gcuda_gallocr_t;
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); // NULL on failure
-GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
+GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(
+    gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
 GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
 // Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
 // leaf. Growing a buffer moves it: whatever was placed there before is gone.
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
-GCUDA_API gcuda_status gcuda_gallocr_reserve_n(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
+GCUDA_API gcuda_status gcuda_gallocr_reserve_n(
+    gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids);
 // A dry run: bytes that each of the n_bufs buffers would need (0 for one that shares an earlier one). Allocates no buffer.
-GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
+GCUDA_API gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
+    const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes);
 // Gives every tensor its place. Allocates nothing when the graph has the structure of the reserved one and no tensor
 // is larger; else it reserves by itself with one buffer, and fails with several (reserve_n knows the ids).
 GCUDA_API gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
-GCUDA_API size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
+GCUDA_API size_t gcuda_gallocr_get_buffer_size(
+    gcuda_gallocr_t galloc, int buffer_id); // 0 for one that shares an earlier one
 
 // All tensors of a context into new buffers of one type. Never NULL on success: an empty context gives an empty
 // buffer. On failure every tensor is as before.
-GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft);
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
+    struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ctx, gcuda_backend_t backend);
 
 // =====================================================================================================
@@ -2469,10 +2540,12 @@ enum gcuda_backend_buffer_usage {
 
 struct gcuda_backend_buffer_type_i {
     const char * (*get_name)(gcuda_backend_buffer_type_t buft);
-    gcuda_status (*alloc_buffer)(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer); // size 0 succeeds
+    gcuda_status (*alloc_buffer)(
+        gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer); // size 0 succeeds
     size_t (*get_alignment)(gcuda_backend_buffer_type_t buft); // a power of two
     size_t (*get_max_size)(gcuda_backend_buffer_type_t buft);  // optional; default SIZE_MAX
-    size_t (*get_alloc_size)(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // optional; default nbytes
+    size_t (*get_alloc_size)(
+        gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // optional; default nbytes
     bool (*is_host)(gcuda_backend_buffer_type_t buft); // optional; default false
 };
 struct gcuda_backend_buffer_type {
@@ -2485,11 +2558,15 @@ struct gcuda_backend_buffer_i {
     void (*free_buffer)(gcuda_backend_buffer_t buffer); // optional; frees the context, not the struct
     void * (*get_base)(gcuda_backend_buffer_t buffer);  // NULL only for size 0
     gcuda_status (*init_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor); // optional
-    gcuda_status (*memset_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
-    gcuda_status (*set_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
-    gcuda_status (*get_tensor)(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+    gcuda_status (*memset_tensor)(
+        gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
+    gcuda_status (*set_tensor)(
+        gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+    gcuda_status (*get_tensor)(
+        gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
     // optional; GCUDA_STATUS_UNSUPPORTED: the caller stages through host memory
-    gcuda_status (*cpy_tensor)(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
+    gcuda_status (*cpy_tensor)(
+        gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
     gcuda_status (*clear)(gcuda_backend_buffer_t buffer, uint8_t value);
     gcuda_status (*reset)(gcuda_backend_buffer_t buffer); // optional; drops what init_tensor made
 };
@@ -2530,7 +2607,8 @@ struct gcuda_backend_device_i {
     gcuda_status (*init_backend)(gcuda_backend_dev_t dev, const char * params, gcuda_backend_t * backend);
     gcuda_backend_buffer_type_t (*get_buffer_type)(gcuda_backend_dev_t dev);
     gcuda_backend_buffer_type_t (*get_host_buffer_type)(gcuda_backend_dev_t dev); // optional
-    gcuda_status (*buffer_from_host_ptr)(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size, gcuda_backend_buffer_t * buffer); // optional
+    gcuda_status (*buffer_from_host_ptr)(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size,
+        gcuda_backend_buffer_t * buffer); // optional
     gcuda_status (*supports_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // SUCCESS, or why not
     bool (*supports_buft)(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft);
     bool (*offload_op)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // optional; default false
@@ -2567,16 +2645,22 @@ struct gcuda_backend_i {
     const char * (*get_name)(gcuda_backend_t backend);
     void (*free)(gcuda_backend_t backend); // frees the struct too
     // optional: async data access; default: synchronize, then the blocking form
-    gcuda_status (*set_tensor_async)(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
-    gcuda_status (*get_tensor_async)(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
-    gcuda_status (*cpy_tensor_async)(gcuda_backend_t src, gcuda_backend_t dst, const struct gcuda_tensor * from, struct gcuda_tensor * to);
+    gcuda_status (*set_tensor_async)(
+        gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+    gcuda_status (*get_tensor_async)(
+        gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+    gcuda_status (*cpy_tensor_async)(
+        gcuda_backend_t src, gcuda_backend_t dst, const struct gcuda_tensor * from, struct gcuda_tensor * to);
     gcuda_status (*synchronize)(gcuda_backend_t backend); // optional: absent when everything is synchronous
     // optional plans
-    gcuda_status (*graph_plan_create)(gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan);
+    gcuda_status (*graph_plan_create)(
+        gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan);
     void (*graph_plan_free)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
-    gcuda_status (*graph_plan_update)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph);
+    gcuda_status (*graph_plan_update)(
+        gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph);
     gcuda_status (*graph_plan_compute)(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
-    gcuda_status (*graph_compute)(gcuda_backend_t backend, struct gcuda_cgraph * graph); // may return before the work is done
+    gcuda_status (*graph_compute)(
+        gcuda_backend_t backend, struct gcuda_cgraph * graph); // may return before the work is done
     gcuda_status (*event_record)(gcuda_backend_t backend, gcuda_backend_event_t event); // optional
     gcuda_status (*event_wait)(gcuda_backend_t backend, gcuda_backend_event_t event);   // optional
     gcuda_status (*graph_optimize)(gcuda_backend_t backend, struct gcuda_cgraph * graph); // optional; may reorder nodes
@@ -2590,16 +2674,19 @@ struct gcuda_backend {
 
 // ---- buffer types ----
 GCUDA_API const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft);
-GCUDA_API gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type_t buft, size_t size); // NULL on failure
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(
+    gcuda_backend_buffer_type_t buft, size_t size); // NULL on failure
 GCUDA_API size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft);
-GCUDA_API size_t gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor);
+GCUDA_API size_t gcuda_backend_buft_get_alloc_size(
+    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor);
 GCUDA_API bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft);
 
 // ---- buffers ----
 // For backends: a buffer struct around their context.
-GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(
+    gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
 GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
 GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer); // NULL is allowed
 GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0 and for multi-buffers
@@ -2615,20 +2702,29 @@ GCUDA_API enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_b
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_reset(gcuda_backend_buffer_t buffer);
 // One buffer object over several; takes them over, also on failure (NULL: they are freed).
-GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buffer_t * buffers, size_t n_buffers);
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(
+    gcuda_backend_buffer_t * buffers, size_t n_buffers);
 GCUDA_API bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer);
 
 // ---- tensors in buffers; offset and size in bytes inside the tensor, checked ----
-GCUDA_API gcuda_status gcuda_backend_tensor_set(struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
-GCUDA_API gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
-GCUDA_API gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
-GCUDA_API gcuda_status gcuda_backend_tensor_copy(const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
-GCUDA_API gcuda_status gcuda_backend_tensor_set_async(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
-GCUDA_API gcuda_status gcuda_backend_tensor_get_async(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_set(
+    struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_get(
+    const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_memset(
+    struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_copy(
+    const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
+GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
+    gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
+GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
+    gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
 // After all queued work of both backends; the destination backend's queued work still comes before it.
-GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
+GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
+    const struct gcuda_tensor * src, struct gcuda_tensor * dst);
 // Place a tensor at an address inside a buffer; give a view its owner's place.
-GCUDA_API gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
+GCUDA_API gcuda_status gcuda_backend_tensor_alloc(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr);
 GCUDA_API gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor);
 
 // ---- backends ----
@@ -2640,10 +2736,12 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_alloc_buffer(gcuda_backend_t back
 GCUDA_API size_t gcuda_backend_get_alignment(gcuda_backend_t backend);
 GCUDA_API size_t gcuda_backend_get_max_size(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend);
-GCUDA_API gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph); // waits for the result
+GCUDA_API gcuda_status gcuda_backend_graph_compute(
+    gcuda_backend_t backend, struct gcuda_cgraph * graph); // waits for the result
 GCUDA_API gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph);
 // A plan keeps its own node list; the tensors must outlive it. NULL on failure.
-GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph);
+GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(
+    gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
 GCUDA_API gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
 GCUDA_API bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
@@ -2669,17 +2767,21 @@ GCUDA_API gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t 
 GCUDA_API gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params); // params may be NULL
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev); // NULL if none
-GCUDA_API gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size);
-GCUDA_API bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // false: gcuda_last_error says why
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
+    gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size);
+GCUDA_API bool gcuda_backend_dev_supports_op(
+    gcuda_backend_dev_t dev, const struct gcuda_tensor * op); // false: gcuda_last_error says why
 GCUDA_API bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft);
 GCUDA_API bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op);
 
 // ---- registry ----
 GCUDA_API const char * gcuda_backend_reg_name(gcuda_backend_reg_t reg);
 GCUDA_API size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg);
-GCUDA_API gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index); // NULL when out of range
+GCUDA_API gcuda_backend_dev_t gcuda_backend_reg_dev_get(
+    gcuda_backend_reg_t reg, size_t index); // NULL when out of range
 GCUDA_API void * gcuda_backend_reg_get_proc_address(gcuda_backend_reg_t reg, const char * name);
-GCUDA_API gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
+GCUDA_API gcuda_status gcuda_backend_register(
+    gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
 GCUDA_API size_t gcuda_backend_reg_count(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index);
 // By name: upper and lower case are the same.
@@ -2701,13 +2803,17 @@ struct gcuda_backend_graph_copied {
     struct gcuda_context * ctx_unallocated; // the views
     struct gcuda_cgraph * graph;
 };
-GCUDA_API struct gcuda_backend_graph_copied gcuda_backend_graph_copy(gcuda_backend_t backend, struct gcuda_cgraph * graph);
+GCUDA_API struct gcuda_backend_graph_copied gcuda_backend_graph_copy(
+    gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy);
 // false stops the comparison.
-typedef bool (*gcuda_backend_eval_callback)(int node_index, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user_data);
+typedef bool (*gcuda_backend_eval_callback)(
+    int node_index, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user_data);
 // Computes node by node on both backends, each going on from its own results, and calls back after every node that is
 // not a view operation. With test_nodes the whole graph is computed at once and only those nodes are compared.
-GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2, struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data, struct gcuda_tensor * const * test_nodes, size_t n_test_nodes);
+GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2,
+    struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
+    struct gcuda_tensor * const * test_nodes, size_t n_test_nodes);
 
 // =====================================================================================================
 // >>cpu   CPU backend, thread pool
@@ -2729,9 +2835,9 @@ struct gcuda_threadpool_params {
     int n_threads;                     // with the caller; 0 means GCUDA_DEFAULT_N_THREADS
     bool cpumask[GCUDA_MAX_N_THREADS]; // processors the pool's threads may use; none set means as the creating thread
     enum gcuda_sched_priority prio;    // of the pool's threads; the caller's own is never changed
-    uint32_t poll;                     // how long a thread looks for the next node before it sleeps: 100 is 40 us, 1 next to
-                                       // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
-    bool strict_cpu;                   // thread i on the i-th processor of cpumask alone (the first is left to the caller)
+    uint32_t poll; // how long a thread looks for the next node before it sleeps: 100 is 40 us, 1 next to
+        // nothing; 0 means 50. Bounded, so an idle pool costs nothing whatever is set
+    bool strict_cpu; // thread i on the i-th processor of cpumask alone (the first is left to the caller)
     bool paused;                       // start asleep; the next graph wakes it
 };
 
@@ -2740,7 +2846,8 @@ struct gcuda_threadpool; // opaque
 GCUDA_API struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads);
 GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads);
 // True when both make the same pool.
-GCUDA_API bool gcuda_threadpool_params_match(const struct gcuda_threadpool_params * a, const struct gcuda_threadpool_params * b);
+GCUDA_API bool gcuda_threadpool_params_match(
+    const struct gcuda_threadpool_params * a, const struct gcuda_threadpool_params * b);
 // params == NULL means the defaults. Fails: NULL when n_threads is negative or above GCUDA_MAX_N_THREADS, or without
 // memory. When the system gives fewer threads than wanted, the pool has those (a warning is logged, get_n_threads tells).
 GCUDA_API struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_params * params);
@@ -2755,10 +2862,13 @@ typedef bool (*gcuda_abort_callback)(void * data); // true: stop the graph; call
 
 GCUDA_API gcuda_backend_t gcuda_backend_cpu_init(void); // NULL when out of memory
 GCUDA_API bool gcuda_backend_is_cpu(gcuda_backend_t backend);
-GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
-GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
+GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
+    gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
+GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
+    gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
 // Asked at least every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED.
-GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
+GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
+    gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
 // Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_check_finite(gcuda_backend_t backend, bool check);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cpu_reg(void);
@@ -2794,9 +2904,11 @@ struct gcuda_cplan {
     bool check_finite;
 };
 // n_threads <= 0: the default. work_size is 0 and the last error is set when the graph cannot be computed.
-GCUDA_API struct gcuda_cplan gcuda_graph_plan(const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
+GCUDA_API struct gcuda_cplan gcuda_graph_plan(
+    const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
 GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
-GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads); // work memory from ctx
+GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
+    struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads); // work memory from ctx
 
 // =====================================================================================================
 // >>cuda   CUDA backend: devices, buffers, launchers on raw pointers
@@ -2879,8 +2991,10 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mean(const struct gcuda_reduce_args *
 GCUDA_KERNEL_API gcuda_status gcuda_launch_argmax(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_count_equal(const struct gcuda_count_equal_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max(const struct gcuda_soft_max_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss(const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss_back(const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss(
+    const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss_back(
+    const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_adamw(const struct gcuda_opt_step_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_sgd(const struct gcuda_opt_step_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
@@ -3572,7 +3686,8 @@ struct gcudai_globals {
     gcuda_backend_reg_t * regs;       // third-party registries; the built-in ones are constants
     size_t n_regs, cap_regs;
 };
-static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL }, NULL, 0, 0 };
+static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL },
+    NULL, 0, 0 };
 
 int gcuda_version(void) { return GCUDA_VERSION; }
 
@@ -3745,7 +3860,8 @@ static size_t gcudai_pad(size_t x, size_t align) { return (x + align - 1) & ~(al
 static void * gcudai_calloc(size_t n, size_t size) {
     size_t bytes = 0;
     if (!gcudai_mul_size(n, size, &bytes)) {
-        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: %llu times %llu bytes wanted", (unsigned long long) n, (unsigned long long) size);
+        gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "out of memory: %llu times %llu bytes wanted", (unsigned long long) n,
+            (unsigned long long) size);
         return NULL;
     }
     void * ptr = gcudai_alloc(bytes);
@@ -5427,8 +5543,8 @@ static gcuda_status gcudai_quantize_prepare(struct gcudai_quantize_job * job, en
     }
     if (n_rows < 0 || n_per_row <= 0 || n_per_row % t->blck_size != 0) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
-                           "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld", (long long) n_rows,
-                           (long long) n_per_row, t->type_name, (long long) t->blck_size);
+            "quantize: %lld rows of %lld elements are not rows of whole %s blocks of %lld", (long long) n_rows,
+            (long long) n_per_row, t->type_name, (long long) t->blck_size);
     }
     if (start < 0 || start % n_per_row != 0) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "quantize: start %lld is not the start of a row of %lld",
@@ -5579,12 +5695,22 @@ bool gcuda_validate_row_data(enum gcuda_type type, const void * data, size_t n_b
 // >>impl-types   type table
 // =====================================================================================================
 
-static void gcudai_dequantize_row_f32(const void * x, float * y, int64_t n) { memcpy(y, x, (size_t) n * sizeof(float)); }
+static void gcudai_dequantize_row_f32(const void * x, float * y, int64_t n) {
+    memcpy(y, x, (size_t) n * sizeof(float));
+}
 static void gcudai_quantize_row_f32(const float * x, void * y, int64_t n) { memcpy(y, x, (size_t) n * sizeof(float)); }
-static void gcudai_dequantize_row_f16(const void * x, float * y, int64_t n) { gcuda_fp16_to_fp32_row((const gcuda_fp16_t *) x, y, n); }
-static void gcudai_quantize_row_f16(const float * x, void * y, int64_t n) { gcuda_fp32_to_fp16_row(x, (gcuda_fp16_t *) y, n); }
-static void gcudai_dequantize_row_bf16(const void * x, float * y, int64_t n) { gcuda_bf16_to_fp32_row((const gcuda_bf16_t *) x, y, n); }
-static void gcudai_quantize_row_bf16(const float * x, void * y, int64_t n) { gcuda_fp32_to_bf16_row(x, (gcuda_bf16_t *) y, n); }
+static void gcudai_dequantize_row_f16(const void * x, float * y, int64_t n) {
+    gcuda_fp16_to_fp32_row((const gcuda_fp16_t *) x, y, n);
+}
+static void gcudai_quantize_row_f16(const float * x, void * y, int64_t n) {
+    gcuda_fp32_to_fp16_row(x, (gcuda_fp16_t *) y, n);
+}
+static void gcudai_dequantize_row_bf16(const void * x, float * y, int64_t n) {
+    gcuda_bf16_to_fp32_row((const gcuda_bf16_t *) x, y, n);
+}
+static void gcudai_quantize_row_bf16(const float * x, void * y, int64_t n) {
+    gcuda_fp32_to_bf16_row(x, (gcuda_bf16_t *) y, n);
+}
 
 static void gcudai_dequantize_row_f64(const void * x, float * y, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
@@ -5655,7 +5781,8 @@ size_t gcuda_type_size(enum gcuda_type type) {
 size_t gcuda_row_size(enum gcuda_type type, int64_t ne) {
     const struct gcuda_type_traits * t = gcuda_get_type_traits(type);
     size_t size = 0;
-    if (t == NULL || ne < 0 || ne % t->blck_size != 0 || !gcudai_mul_size((size_t) (ne / t->blck_size), t->type_size, &size)) {
+    if (t == NULL || ne < 0 || ne % t->blck_size != 0 ||
+        !gcudai_mul_size((size_t) (ne / t->blck_size), t->type_size, &size)) {
         return 0;
     }
     return size;
@@ -5724,11 +5851,13 @@ static gcuda_status gcudai_layout(enum gcuda_type type, const int64_t * ne, size
     is_ok = is_ok && gcudai_mul_size(nb[2], (size_t) ne[2], &nb[3]);
     is_ok = is_ok && gcudai_mul_size(nb[3], (size_t) ne[3], n_bytes);
     for (int i = 0; i < GCUDA_MAX_DIMS && is_ok; ++i) {
-        is_ok = gcudai_mul_i64(n_elements, GCUDAI_MAX(ne[i], 1), &n_elements); // row counts of empty tensors are products too
+        is_ok = gcudai_mul_i64(
+            n_elements, GCUDAI_MAX(ne[i], 1), &n_elements); // row counts of empty tensors are products too
     }
     if (!is_ok || *n_bytes > (size_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large",
-                           (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], t->type_name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "shape [%lld, %lld, %lld, %lld] of type %s is negative or too large", (long long) ne[0], (long long) ne[1],
+            (long long) ne[2], (long long) ne[3], t->type_name);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -5748,22 +5877,28 @@ static gcuda_status gcudai_span(const struct gcuda_tensor * t, size_t * n_bytes)
         return GCUDA_STATUS_SUCCESS;
     }
     const int64_t block = gcuda_blck_size(t->type);
-    bool is_ok = block > 1 ? gcudai_mul_size((size_t) (t->ne[0] / block), t->nb[0], &span)
-                           : gcudai_mul_size((size_t) (t->ne[0] - 1), t->nb[0], &span) && gcudai_add_size(span, nb[0], &span);
+    bool is_ok = block > 1
+                     ? gcudai_mul_size((size_t) (t->ne[0] / block), t->nb[0], &span)
+                     : gcudai_mul_size((size_t) (t->ne[0] - 1), t->nb[0], &span) && gcudai_add_size(span, nb[0], &span);
     bool is_aligned = t->view_offs % gcudai_type_align(t->type) == 0;
     for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
         is_aligned = is_aligned && (t->ne[i] == 1 || t->nb[i] % gcudai_type_align(t->type) == 0);
-        is_ok = is_ok && (i == 0 || (gcudai_mul_size((size_t) (t->ne[i] - 1), t->nb[i], &step) && gcudai_add_size(span, step, &span)));
+        is_ok = is_ok && (i == 0 || (gcudai_mul_size((size_t) (t->ne[i] - 1), t->nb[i], &step) &&
+                                        gcudai_add_size(span, step, &span)));
     }
     if (!is_aligned) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "offset %llu or strides [%llu, %llu, %llu, %llu] are not multiples of %llu bytes (%s)",
-                           (unsigned long long) t->view_offs, (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2],
-                           (unsigned long long) t->nb[3], (unsigned long long) gcudai_type_align(t->type), gcuda_type_name(t->type));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "offset %llu or strides [%llu, %llu, %llu, %llu] are not multiples of %llu bytes (%s)",
+            (unsigned long long) t->view_offs, (unsigned long long) t->nb[0], (unsigned long long) t->nb[1],
+            (unsigned long long) t->nb[2], (unsigned long long) t->nb[3],
+            (unsigned long long) gcudai_type_align(t->type), gcuda_type_name(t->type));
     }
     if (!is_ok || span > (size_t) PTRDIFF_MAX) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "strides [%llu, %llu, %llu, %llu] of shape [%lld, %lld, %lld, %lld] are too large",
-                           (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2], (unsigned long long) t->nb[3],
-                           (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "strides [%llu, %llu, %llu, %llu] of shape [%lld, %lld, %lld, %lld] are too large",
+            (unsigned long long) t->nb[0], (unsigned long long) t->nb[1], (unsigned long long) t->nb[2],
+            (unsigned long long) t->nb[3], (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
+            (long long) t->ne[3]);
     }
     *n_bytes = span;
     return GCUDA_STATUS_SUCCESS;
@@ -5782,7 +5917,9 @@ size_t gcuda_nbytes(const struct gcuda_tensor * tensor) {
     return n;
 }
 
-size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor) { return gcudai_pad(gcuda_nbytes(tensor), GCUDA_MEM_ALIGN); }
+size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor) {
+    return gcudai_pad(gcuda_nbytes(tensor), GCUDA_MEM_ALIGN);
+}
 size_t gcuda_element_size(const struct gcuda_tensor * tensor) { return gcuda_type_size(tensor->type); }
 int64_t gcuda_nelements(const struct gcuda_tensor * t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
 int64_t gcuda_nrows(const struct gcuda_tensor * t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
@@ -5796,14 +5933,20 @@ int gcuda_n_dims(const struct gcuda_tensor * tensor) {
     return 1;
 }
 
-bool gcuda_is_empty(const struct gcuda_tensor * t) { return t->ne[0] <= 0 || t->ne[1] <= 0 || t->ne[2] <= 0 || t->ne[3] <= 0; }
-bool gcuda_is_scalar(const struct gcuda_tensor * t) { return t->ne[0] == 1 && t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1; }
+bool gcuda_is_empty(const struct gcuda_tensor * t) {
+    return t->ne[0] <= 0 || t->ne[1] <= 0 || t->ne[2] <= 0 || t->ne[3] <= 0;
+}
+bool gcuda_is_scalar(const struct gcuda_tensor * t) {
+    return t->ne[0] == 1 && t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1;
+}
 bool gcuda_is_vector(const struct gcuda_tensor * t) { return t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1; }
 bool gcuda_is_matrix(const struct gcuda_tensor * t) { return t->ne[2] == 1 && t->ne[3] == 1; }
 bool gcuda_is_3d(const struct gcuda_tensor * t) { return t->ne[3] == 1; }
 bool gcuda_is_view(const struct gcuda_tensor * t) { return t->view_src != NULL; }
 bool gcuda_is_transposed(const struct gcuda_tensor * t) { return t->nb[0] > t->nb[1]; }
-bool gcuda_is_permuted(const struct gcuda_tensor * t) { return t->nb[0] > t->nb[1] || t->nb[1] > t->nb[2] || t->nb[2] > t->nb[3]; }
+bool gcuda_is_permuted(const struct gcuda_tensor * t) {
+    return t->nb[0] > t->nb[1] || t->nb[1] > t->nb[2] || t->nb[2] > t->nb[3];
+}
 
 // Dimensions 1..n may be followed by a gap, everything above is dense (ops.md 1.4).
 static bool gcudai_is_contiguous_n(const struct gcuda_tensor * t, int n) {
@@ -5845,11 +5988,16 @@ bool gcuda_is_contiguous_channels(const struct gcuda_tensor * t) {
 }
 
 bool gcuda_is_padded_1d(const struct gcuda_tensor * t) {
-    return t->nb[0] == gcuda_type_size(t->type) && t->nb[2] == t->nb[1] * (size_t) t->ne[1] && t->nb[3] == t->nb[2] * (size_t) t->ne[2];
+    return t->nb[0] == gcuda_type_size(t->type) && t->nb[2] == t->nb[1] * (size_t) t->ne[1] &&
+           t->nb[3] == t->nb[2] * (size_t) t->ne[2];
 }
 
-bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b) { return memcmp(a->ne, b->ne, sizeof(a->ne)) == 0; }
-bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b) { return memcmp(a->nb, b->nb, sizeof(a->nb)) == 0; }
+bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return memcmp(a->ne, b->ne, sizeof(a->ne)) == 0;
+}
+bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return memcmp(a->nb, b->nb, sizeof(a->nb)) == 0;
+}
 
 bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big) {
     if (gcuda_is_empty(small)) {
@@ -5871,7 +6019,8 @@ static bool gcudai_same_layout(const struct gcuda_tensor * a, const struct gcuda
     return a->type == b->type && gcuda_are_same_shape(a, b) && gcuda_are_same_stride(a, b);
 }
 
-void gcuda_unravel_index(const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3) {
+void gcuda_unravel_index(
+    const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3) {
     int64_t * const out[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t ne = tensor->ne[d] > 0 ? tensor->ne[d] : 1;
@@ -5975,7 +6124,9 @@ void gcuda_reset(struct gcuda_context * ctx) {
     gcuda_context_clear_error(ctx);
 }
 
-gcuda_status gcuda_context_status(const struct gcuda_context * ctx) { return ctx ? ctx->error : GCUDA_STATUS_INVALID_ARGUMENT; }
+gcuda_status gcuda_context_status(const struct gcuda_context * ctx) {
+    return ctx ? ctx->error : GCUDA_STATUS_INVALID_ARGUMENT;
+}
 const char * gcuda_context_error(const struct gcuda_context * ctx) { return ctx ? ctx->message : "context is NULL"; }
 
 void gcuda_context_clear_error(struct gcuda_context * ctx) {
@@ -6028,8 +6179,10 @@ void gcuda_set_no_alloc(struct gcuda_context * ctx, bool no_alloc) {
 // An object of the arena, its payload uninitialised. Latches on failure.
 static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_kind kind, size_t size) {
     size_t bytes = 0;
-    if (size > (size_t) PTRDIFF_MAX || !gcudai_add_size(gcudai_pad(size, GCUDA_MEM_ALIGN), GCUDAI_OBJECT_BYTES_PADDED, &bytes)) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "context: an object of %llu bytes is too large", (unsigned long long) size));
+    if (size > (size_t) PTRDIFF_MAX ||
+        !gcudai_add_size(gcudai_pad(size, GCUDA_MEM_ALIGN), GCUDAI_OBJECT_BYTES_PADDED, &bytes)) {
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "context: an object of %llu bytes is too large",
+                              (unsigned long long) size));
         return NULL;
     }
     struct gcudai_arena_block * b = ctx->block;
@@ -6043,8 +6196,9 @@ static void * gcudai_object_new(struct gcuda_context * ctx, enum gcudai_object_k
         }
     }
     if (b == NULL || bytes > b->size - GCUDAI_MIN(b->used, b->size)) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "context is full: %llu bytes wanted, %llu of %llu used",
-                                      (unsigned long long) bytes, (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
+                              "context is full: %llu bytes wanted, %llu of %llu used", (unsigned long long) bytes,
+                              (unsigned long long) (b ? b->used : 0), (unsigned long long) (b ? b->size : 0)));
         return NULL;
     }
     struct gcudai_object * o = (struct gcudai_object *) (void *) (b->base + b->used);
@@ -6081,7 +6235,9 @@ static void gcudai_object_pop(struct gcuda_context * ctx, void * payload) {
     ctx->block->used -= GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(o->size, GCUDA_MEM_ALIGN);
 }
 
-void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes) { return ctx ? gcudai_object_new(ctx, GCUDAI_OBJECT_BYTES, n_bytes) : NULL; }
+void * gcuda_new_buffer(struct gcuda_context * ctx, size_t n_bytes) {
+    return ctx ? gcudai_object_new(ctx, GCUDAI_OBJECT_BYTES, n_bytes) : NULL;
+}
 
 static struct gcuda_tensor * gcudai_next_tensor(const struct gcudai_object * o) {
     while (o != NULL && o->kind != GCUDAI_OBJECT_TENSOR) {
@@ -6090,7 +6246,9 @@ static struct gcuda_tensor * gcudai_next_tensor(const struct gcudai_object * o) 
     return o ? (struct gcuda_tensor *) (void *) ((char *) (uintptr_t) o + GCUDAI_OBJECT_BYTES_PADDED) : NULL;
 }
 
-struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx) { return ctx ? gcudai_next_tensor(ctx->first) : NULL; }
+struct gcuda_tensor * gcuda_get_first_tensor(const struct gcuda_context * ctx) {
+    return ctx ? gcudai_next_tensor(ctx->first) : NULL;
+}
 
 struct gcuda_tensor * gcuda_get_next_tensor(const struct gcuda_context * ctx, const struct gcuda_tensor * tensor) {
     (void) ctx;
@@ -6098,7 +6256,8 @@ struct gcuda_tensor * gcuda_get_next_tensor(const struct gcuda_context * ctx, co
 }
 
 struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ctx, const char * name) {
-    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL && name != NULL; t = gcuda_get_next_tensor(ctx, t)) {
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL && name != NULL;
+         t = gcuda_get_next_tensor(ctx, t)) {
         if (strcmp(t->name, name) == 0) {
             return t;
         }
@@ -6115,7 +6274,9 @@ size_t gcuda_get_max_tensor_size(const struct gcuda_context * ctx) {
     return max;
 }
 
-size_t gcuda_tensor_overhead(void) { return GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(sizeof(struct gcuda_tensor), GCUDA_MEM_ALIGN); }
+size_t gcuda_tensor_overhead(void) {
+    return GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(sizeof(struct gcuda_tensor), GCUDA_MEM_ALIGN);
+}
 
 // An empty view may have any offset; its address stays inside the owner.
 static void * gcudai_view_address(const struct gcuda_tensor * owner, size_t offs) {
@@ -6123,15 +6284,19 @@ static void * gcudai_view_address(const struct gcuda_tensor * owner, size_t offs
 }
 
 // A contiguous tensor; with view_src a view of it at offs bytes (of its root, if it is itself a view). Latches.
-static struct gcuda_tensor * gcudai_tensor_new(struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * view_src, size_t offs) {
+static struct gcuda_tensor * gcudai_tensor_new(
+    struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * view_src, size_t offs) {
     size_t nb[GCUDA_MAX_DIMS], n_bytes = 0, end = 0;
     gcuda_status st = gcudai_layout(type, ne, nb, &n_bytes);
     if (st == GCUDA_STATUS_SUCCESS && view_src != NULL) {
         const struct gcuda_tensor * root = view_src->view_src ? view_src->view_src : view_src;
-        const bool is_ok = (root == view_src || gcudai_add_size(offs, view_src->view_offs, &offs)) && gcudai_add_size(offs, n_bytes, &end);
+        const bool is_ok = (root == view_src || gcudai_add_size(offs, view_src->view_offs, &offs)) &&
+                           gcudai_add_size(offs, n_bytes, &end);
         if (!is_ok || (n_bytes > 0 && end > gcuda_nbytes(root))) {
-            st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "a view of %llu bytes at offset %llu does not fit into '%s' of %llu bytes",
-                             (unsigned long long) n_bytes, (unsigned long long) offs, root->name, (unsigned long long) gcuda_nbytes(root));
+            st = gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "a view of %llu bytes at offset %llu does not fit into '%s' of %llu bytes",
+                (unsigned long long) n_bytes, (unsigned long long) offs, root->name,
+                (unsigned long long) gcuda_nbytes(root));
         }
     }
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -6140,7 +6305,8 @@ static struct gcuda_tensor * gcudai_tensor_new(struct gcuda_context * ctx, enum 
     }
     const size_t head = gcudai_pad(sizeof(struct gcuda_tensor), GCUDA_MEM_ALIGN);
     const bool has_data = view_src == NULL && !ctx->no_alloc;
-    struct gcuda_tensor * t = (struct gcuda_tensor *) gcudai_object_new(ctx, GCUDAI_OBJECT_TENSOR, head + (has_data ? n_bytes : 0));
+    struct gcuda_tensor * t =
+        (struct gcuda_tensor *) gcudai_object_new(ctx, GCUDAI_OBJECT_TENSOR, head + (has_data ? n_bytes : 0));
     if (t == NULL) {
         return NULL;
     }
@@ -6159,36 +6325,43 @@ static struct gcuda_tensor * gcudai_tensor_new(struct gcuda_context * ctx, enum 
     return t;
 }
 
-struct gcuda_tensor * gcuda_new_tensor(struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne) {
+struct gcuda_tensor * gcuda_new_tensor(
+    struct gcuda_context * ctx, enum gcuda_type type, int n_dims, const int64_t * ne) {
     int64_t full[GCUDA_MAX_DIMS] = { 1, 1, 1, 1 };
     if (ctx == NULL || ne == NULL || n_dims < 1 || n_dims > GCUDA_MAX_DIMS) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_tensor: context or shape is NULL, or %d dimensions (1 to 4)", n_dims));
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                              "new_tensor: context or shape is NULL, or %d dimensions (1 to 4)", n_dims));
         return NULL;
     }
     memcpy(full, ne, (size_t) n_dims * sizeof(full[0]));
     return gcudai_tensor_new(ctx, type, full, NULL, 0);
 }
 
-struct gcuda_tensor * gcuda_new_tensor_1d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0) { return gcuda_new_tensor(ctx, type, 1, &ne0); }
+struct gcuda_tensor * gcuda_new_tensor_1d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0) {
+    return gcuda_new_tensor(ctx, type, 1, &ne0);
+}
 
 struct gcuda_tensor * gcuda_new_tensor_2d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1) {
     const int64_t ne[2] = { ne0, ne1 };
     return gcuda_new_tensor(ctx, type, 2, ne);
 }
 
-struct gcuda_tensor * gcuda_new_tensor_3d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+struct gcuda_tensor * gcuda_new_tensor_3d(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
     const int64_t ne[3] = { ne0, ne1, ne2 };
     return gcuda_new_tensor(ctx, type, 3, ne);
 }
 
-struct gcuda_tensor * gcuda_new_tensor_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+struct gcuda_tensor * gcuda_new_tensor_4d(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
     return gcuda_new_tensor(ctx, type, 4, ne);
 }
 
 static struct gcuda_tensor * gcudai_new_scalar(struct gcuda_context * ctx, enum gcuda_type type) {
     if (ctx != NULL && ctx->no_alloc) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_%s: the context has no data (no_alloc)", gcuda_type_name(type)));
+        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_%s: the context has no data (no_alloc)",
+                              gcuda_type_name(type)));
         return NULL;
     }
     return gcuda_new_tensor_1d(ctx, type, 1);
@@ -6274,7 +6447,8 @@ void gcuda_set_output(struct gcuda_tensor * tensor) {
 
 gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->op != GCUDA_OP_NONE) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: '%s' is NULL or computed by an operation", gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_param: '%s' is NULL or computed by an operation",
+            gcuda_get_name(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_PARAM;
     return GCUDA_STATUS_SUCCESS;
@@ -6282,14 +6456,17 @@ gcuda_status gcuda_set_param(struct gcuda_tensor * tensor) {
 
 gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor) {
     if (tensor == NULL || tensor->type != GCUDA_TYPE_F32 || !gcuda_is_scalar(tensor)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: '%s' is NULL or not a scalar f32", gcuda_get_name(tensor));
+        return gcudai_fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "set_loss: '%s' is NULL or not a scalar f32", gcuda_get_name(tensor));
     }
     tensor->flags |= GCUDA_TENSOR_FLAG_LOSS;
     return GCUDA_STATUS_SUCCESS;
 }
 
 void * gcuda_get_data(const struct gcuda_tensor * tensor) { return tensor ? tensor->data : NULL; }
-float * gcuda_get_data_f32(const struct gcuda_tensor * tensor) { return tensor && tensor->type == GCUDA_TYPE_F32 ? (float *) tensor->data : NULL; }
+float * gcuda_get_data_f32(const struct gcuda_tensor * tensor) {
+    return tensor && tensor->type == GCUDA_TYPE_F32 ? (float *) tensor->data : NULL;
+}
 
 // ---- single elements ----
 
@@ -6299,18 +6476,21 @@ static bool gcudai_in_host_memory(const struct gcuda_tensor * t) {
 }
 
 // Address of an element of a plain type in host memory, or NULL with a message.
-static char * gcudai_element(const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
+static char * gcudai_element(
+    const struct gcuda_tensor * t, int64_t i0, int64_t i1, int64_t i2, int64_t i3, const char * what) {
     const int64_t i[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     if (t == NULL || !gcudai_in_host_memory(t) || gcuda_blck_size(t->type) != 1) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is NULL, not in host memory or quantized", what, gcuda_get_name(t));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is NULL, not in host memory or quantized", what,
+            gcuda_get_name(t));
         return NULL;
     }
     size_t offset = 0;
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (i[d] < 0 || i[d] >= t->ne[d]) {
-            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: index [%lld, %lld, %lld, %lld] is outside '%s' [%lld, %lld, %lld, %lld]", what,
-                        (long long) i0, (long long) i1, (long long) i2, (long long) i3, t->name,
-                        (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "%s: index [%lld, %lld, %lld, %lld] is outside '%s' [%lld, %lld, %lld, %lld]", what, (long long) i0,
+                (long long) i1, (long long) i2, (long long) i3, t->name, (long long) t->ne[0], (long long) t->ne[1],
+                (long long) t->ne[2], (long long) t->ne[3]);
             return NULL;
         }
         offset += (size_t) i[d] * t->nb[d];
@@ -6337,9 +6517,14 @@ static double gcudai_get_number(enum gcuda_type type, const char * p) {
 
 // Integers saturate.
 static void gcudai_set_number(enum gcuda_type type, char * p, double v) {
-    const double lo = type == GCUDA_TYPE_I8 ? -128.0 : type == GCUDA_TYPE_I16 ? -32768.0 : type == GCUDA_TYPE_I32 ? -2147483648.0 : -9223372036854775808.0;
+    const double lo = type == GCUDA_TYPE_I8    ? -128.0
+                      : type == GCUDA_TYPE_I16 ? -32768.0
+                      : type == GCUDA_TYPE_I32 ? -2147483648.0
+                                               : -9223372036854775808.0;
     const double clamped = v != v ? 0.0 : v < lo ? lo : v >= -lo ? -lo - 1.0 : v;
-    const int64_t i64 = type == GCUDA_TYPE_I64 && v >= 9223372036854775808.0 ? INT64_MAX : (int64_t) GCUDAI_MIN(clamped, 9223372036854774784.0);
+    const int64_t i64 = type == GCUDA_TYPE_I64 && v >= 9223372036854775808.0
+                            ? INT64_MAX
+                            : (int64_t) GCUDAI_MIN(clamped, 9223372036854774784.0);
     const int32_t i32 = (int32_t) i64;
     const int16_t i16 = (int16_t) i64;
     const int8_t i8 = (int8_t) i64;
@@ -6359,7 +6544,8 @@ float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i
     return p ? (float) gcudai_get_number(tensor->type, p) : 0.0f;
 }
 
-gcuda_status gcuda_set_f32_nd(struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value) {
+gcuda_status gcuda_set_f32_nd(
+    struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value) {
     char * p = gcudai_element(tensor, i0, i1, i2, i3, "set_f32");
     if (p == NULL) {
         return GCUDA_STATUS_INVALID_ARGUMENT;
@@ -6400,8 +6586,12 @@ static gcuda_status gcudai_set_all(struct gcuda_tensor * tensor, double value, c
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value) { return gcudai_set_all(tensor, (double) value, "set_f32"); }
-gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) { return gcudai_set_all(tensor, (double) value, "set_i32"); }
+gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value) {
+    return gcudai_set_all(tensor, (double) value, "set_f32");
+}
+gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value) {
+    return gcudai_set_all(tensor, (double) value, "set_i32");
+}
 
 struct gcuda_tensor * gcuda_set_zero(struct gcuda_tensor * tensor) {
     if (tensor == NULL || (tensor->data == NULL && !gcuda_is_empty(tensor))) {
@@ -8748,7 +8938,8 @@ struct gcudai_task {
 };
 
 // Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
-GCUDAI_UNUSED static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit);
+GCUDAI_UNUSED static void gcudai_bad_index(
+    const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit);
 
 // The registry row of an operation, as the rest of the library sees it.
 struct gcudai_op_info {
@@ -8776,8 +8967,8 @@ static void gcudai_append_tensor(struct gcudai_text * out, const char * role, co
     gcudai_append(out, " %s [%lld, %lld, %lld, %lld]", gcuda_type_name(t->type),
                   (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
     if (gcuda_type_is_valid(t->type) && !gcuda_is_contiguous(t)) {
-        gcudai_append(out, " strides [%llu, %llu, %llu, %llu]", (unsigned long long) t->nb[0], (unsigned long long) t->nb[1],
-                      (unsigned long long) t->nb[2], (unsigned long long) t->nb[3]);
+        gcudai_append(out, " strides [%llu, %llu, %llu, %llu]", (unsigned long long) t->nb[0],
+            (unsigned long long) t->nb[1], (unsigned long long) t->nb[2], (unsigned long long) t->nb[3]);
     }
 }
 
@@ -8792,7 +8983,8 @@ static void gcudai_append_sub_op(struct gcudai_text * out, const struct gcuda_te
 }
 
 // "rms_norm 'name': text; src0 'x' f32 [..]; ...; result f32 [..]", after unary and glu "unary (gelu) 'name': ..."
-static gcuda_status gcudai_node_fail_v(gcuda_status status, const struct gcuda_tensor * y, const char * fmt, va_list args) {
+static gcuda_status gcudai_node_fail_v(
+    gcuda_status status, const struct gcuda_tensor * y, const char * fmt, va_list args) {
     char text[GCUDAI_MESSAGE_BYTES], problem[GCUDAI_MESSAGE_BYTES / 2];
     struct gcudai_text out = { text, sizeof(text), 0 };
     vsnprintf(problem, sizeof(problem), fmt, args);
@@ -8813,7 +9005,8 @@ static gcuda_status gcudai_node_fail_v(gcuda_status status, const struct gcuda_t
     return gcuda_set_last_error(status, text);
 }
 
-GCUDAI_PRINTF(3, 4) static gcuda_status gcudai_node_fail(gcuda_status status, const struct gcuda_tensor * y, const char * fmt, ...) {
+GCUDAI_PRINTF(3, 4)
+static gcuda_status gcudai_node_fail(gcuda_status status, const struct gcuda_tensor * y, const char * fmt, ...) {
     va_list args;
     va_start(args, fmt);
     status = gcudai_node_fail_v(status, y, fmt, args);
@@ -8835,19 +9028,23 @@ GCUDAI_PRINTF(3, 4) static gcuda_status gcudai_node_fail(gcuda_status status, co
         }                                                                                   \
     } while (0)
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_shape(const struct gcuda_tensor * y, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
-    GCUDAI_WANT(y, y->ne[0] == ne0 && y->ne[1] == ne1 && y->ne[2] == ne2 && y->ne[3] == ne3, "result must be [%lld, %lld, %lld, %lld]",
-                (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
+GCUDAI_UNUSED static gcuda_status gcudai_want_shape(
+    const struct gcuda_tensor * y, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    GCUDAI_WANT(y, y->ne[0] == ne0 && y->ne[1] == ne1 && y->ne[2] == ne2 && y->ne[3] == ne3,
+        "result must be [%lld, %lld, %lld, %lld]", (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
     return GCUDA_STATUS_SUCCESS;
 }
 
-GCUDAI_UNUSED static gcuda_status gcudai_want_type(const struct gcuda_tensor * y, const struct gcuda_tensor * t, enum gcuda_type type) {
-    GCUDAI_WANT(y, t->type == type, "type of '%s' is %s, want %s", t->name, gcuda_type_name(t->type), gcuda_type_name(type));
+GCUDAI_UNUSED static gcuda_status gcudai_want_type(
+    const struct gcuda_tensor * y, const struct gcuda_tensor * t, enum gcuda_type type) {
+    GCUDAI_WANT(
+        y, t->type == type, "type of '%s' is %s, want %s", t->name, gcuda_type_name(t->type), gcuda_type_name(type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 GCUDAI_UNUSED static gcuda_status gcudai_want_float(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcudai_is_float(t->type), "type of '%s' is %s, want f32, f16 or bf16", t->name, gcuda_type_name(t->type));
+    GCUDAI_WANT(
+        y, gcudai_is_float(t->type), "type of '%s' is %s, want f32, f16 or bf16", t->name, gcuda_type_name(t->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -8857,7 +9054,8 @@ GCUDAI_UNUSED static gcuda_status gcudai_want_contiguous(const struct gcuda_tens
 }
 
 GCUDAI_UNUSED static gcuda_status gcudai_want_rows(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of '%s' must be packed, nb[0] is %llu bytes", t->name, (unsigned long long) t->nb[0]);
+    GCUDAI_WANT(y, gcuda_is_contiguous_rows(t), "rows of '%s' must be packed, nb[0] is %llu bytes", t->name,
+        (unsigned long long) t->nb[0]);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -8871,9 +9069,12 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
     size_t span = 0, end = 0;
     GCUDAI_TRY(gcudai_span(t, &span));
     if (t->view_src != NULL && span > 0) {
-        if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) || end > gcuda_nbytes(t->view_src)) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view '%s' of %llu bytes at offset %llu does not fit into '%s' of %llu bytes", t->name,
-                               (unsigned long long) span, (unsigned long long) t->view_offs, t->view_src->name, (unsigned long long) gcuda_nbytes(t->view_src));
+        if (t->view_src->view_src != NULL || !gcudai_add_size(t->view_offs, span, &end) ||
+            end > gcuda_nbytes(t->view_src)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "view '%s' of %llu bytes at offset %llu does not fit into '%s' of %llu bytes", t->name,
+                (unsigned long long) span, (unsigned long long) t->view_offs, t->view_src->name,
+                (unsigned long long) gcuda_nbytes(t->view_src));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -8902,7 +9103,8 @@ static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
 
 // ---- what constructors are made of ----
 
-GCUDAI_PRINTF(3, 4) static struct gcuda_tensor * gcudai_op_error(struct gcuda_context * ctx, enum gcuda_op op, const char * fmt, ...) {
+GCUDAI_PRINTF(3, 4)
+static struct gcuda_tensor * gcudai_op_error(struct gcuda_context * ctx, enum gcuda_op op, const char * fmt, ...) {
     char text[GCUDAI_MESSAGE_BYTES / 2];
     va_list args;
     va_start(args, fmt);
@@ -8936,7 +9138,8 @@ static bool gcudai_op_begin(struct gcuda_context * ctx, enum gcuda_op op, struct
     return true;
 }
 
-static struct gcuda_tensor * gcudai_op_attach(struct gcuda_tensor * y, enum gcuda_op op, struct gcuda_tensor * const * src, int n) {
+static struct gcuda_tensor * gcudai_op_attach(
+    struct gcuda_tensor * y, enum gcuda_op op, struct gcuda_tensor * const * src, int n) {
     if (y != NULL) {
         y->op = op;
         for (int i = 0; i < n; ++i) {
@@ -8947,7 +9150,8 @@ static struct gcuda_tensor * gcudai_op_attach(struct gcuda_tensor * y, enum gcud
 }
 
 // After a result could not be made: says which operation wanted it, and of what. `before` is the context's error before.
-static void gcudai_op_blame(struct gcuda_context * ctx, enum gcuda_op op, gcuda_status before, struct gcuda_tensor * const * src, int n) {
+static void gcudai_op_blame(
+    struct gcuda_context * ctx, enum gcuda_op op, gcuda_status before, struct gcuda_tensor * const * src, int n) {
     char text[GCUDAI_MESSAGE_BYTES];
     struct gcudai_text out = { text, sizeof(text), 0 };
     const gcuda_status st = ctx->error;
@@ -8967,7 +9171,8 @@ static void gcudai_op_blame(struct gcuda_context * ctx, enum gcuda_op op, gcuda_
 }
 
 // A contiguous result with these sources. NULL, latched, when the shape is too large or the context is full.
-static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcuda_op op, enum gcuda_type type, const int64_t * ne, struct gcuda_tensor * const * src, int n) {
+static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcuda_op op, enum gcuda_type type,
+    const int64_t * ne, struct gcuda_tensor * const * src, int n) {
     const gcuda_status before = ctx->error;
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, type, ne, NULL, 0);
     if (y == NULL) {
@@ -8977,7 +9182,8 @@ static struct gcuda_tensor * gcudai_op_new(struct gcuda_context * ctx, enum gcud
 }
 
 // A result that is a view of a, with its shape and strides.
-static struct gcuda_tensor * gcudai_op_view(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n) {
+static struct gcuda_tensor * gcudai_op_view(
+    struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n) {
     struct gcuda_tensor * y = gcudai_view_like(ctx, a);
     return gcudai_op_attach(gcuda_format_name(y, "%s (view)", a->name), op, src, n);
 }
@@ -9099,9 +9305,12 @@ static struct gcuda_tensor * gcudai_reshape(struct gcuda_context * ctx, struct g
     }
     const bool is_ok = gcudai_mul_i64(ne[0], ne[1], &n) && gcudai_mul_i64(n, ne[2], &n) && gcudai_mul_i64(n, ne[3], &n);
     if (!is_ok || n != gcuda_nelements(a) || !gcuda_is_contiguous(a)) {
-        return gcudai_op_error(ctx, GCUDA_OP_RESHAPE, "[%lld, %lld, %lld, %lld] from '%s' [%lld, %lld, %lld, %lld]%s: element counts must be equal and the source contiguous",
-                               (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], a->name, (long long) a->ne[0],
-                               (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3], gcuda_is_contiguous(a) ? "" : " with gaps");
+        return gcudai_op_error(ctx, GCUDA_OP_RESHAPE,
+            "[%lld, %lld, %lld, %lld] from '%s' [%lld, %lld, %lld, %lld]%s: element counts must be equal and the "
+            "source contiguous",
+            (long long) ne[0], (long long) ne[1], (long long) ne[2], (long long) ne[3], a->name, (long long) a->ne[0],
+            (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
+            gcuda_is_contiguous(a) ? "" : " with gaps");
     }
     struct gcuda_tensor * y = gcudai_tensor_new(ctx, a->type, ne, a, 0);
     gcuda_format_name(y, "%s (reshaped)", a->name);
@@ -9113,11 +9322,19 @@ struct gcuda_tensor * gcuda_reshape(struct gcuda_context * ctx, struct gcuda_ten
     return gcudai_op_begin(ctx, GCUDA_OP_RESHAPE, src, 1) ? gcudai_reshape(ctx, a, b->ne) : NULL;
 }
 
-struct gcuda_tensor * gcuda_reshape_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0) { return gcuda_reshape_4d(ctx, a, ne0, 1, 1, 1); }
-struct gcuda_tensor * gcuda_reshape_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1) { return gcuda_reshape_4d(ctx, a, ne0, ne1, 1, 1); }
-struct gcuda_tensor * gcuda_reshape_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2) { return gcuda_reshape_4d(ctx, a, ne0, ne1, ne2, 1); }
+struct gcuda_tensor * gcuda_reshape_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0) {
+    return gcuda_reshape_4d(ctx, a, ne0, 1, 1, 1);
+}
+struct gcuda_tensor * gcuda_reshape_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1) {
+    return gcuda_reshape_4d(ctx, a, ne0, ne1, 1, 1);
+}
+struct gcuda_tensor * gcuda_reshape_3d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return gcuda_reshape_4d(ctx, a, ne0, ne1, ne2, 1);
+}
 
-struct gcuda_tensor * gcuda_reshape_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+struct gcuda_tensor * gcuda_reshape_4d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
     return gcudai_reshape(ctx, a, ne);
 }
@@ -9125,16 +9342,21 @@ struct gcuda_tensor * gcuda_reshape_4d(struct gcuda_context * ctx, struct gcuda_
 static gcuda_status gcudai_reshape_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_alias(y));
     GCUDAI_TRY(gcudai_want_contiguous(y, y->src[0]));
-    GCUDAI_WANT(y, gcuda_nelements(y) == gcuda_nelements(y->src[0]) && gcuda_is_contiguous(y) && y->view_offs == y->src[0]->view_offs,
-                "result must hold the elements of the source");
+    GCUDAI_WANT(y,
+        gcuda_nelements(y) == gcuda_nelements(y->src[0]) && gcuda_is_contiguous(y) &&
+            y->view_offs == y->src[0]->view_offs,
+        "result must hold the elements of the source");
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_reshape_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+static void gcudai_reshape_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_none_cpu(args, t);
+}
 
 // >>op:view -------------------------------------------------------------------------------------------
 // nb[0] is the type size; nb[i] of 0 for i >= n_given is dense.
-static struct gcuda_tensor * gcudai_view(struct gcuda_context * ctx, struct gcuda_tensor * a, const int64_t * ne, const size_t * nb, int n_given, size_t offset) {
+static struct gcuda_tensor * gcudai_view(struct gcuda_context * ctx, struct gcuda_tensor * a, const int64_t * ne,
+    const size_t * nb, int n_given, size_t offset) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_VIEW, src, 1)) {
         return NULL;
@@ -9168,19 +9390,22 @@ struct gcuda_tensor * gcuda_view_1d(struct gcuda_context * ctx, struct gcuda_ten
     return gcudai_view(ctx, a, ne, NULL, 1, offset);
 }
 
-struct gcuda_tensor * gcuda_view_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset) {
+struct gcuda_tensor * gcuda_view_2d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset) {
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, 1, 1 };
     const size_t nb[GCUDA_MAX_DIMS] = { 0, nb1, 0, 0 };
     return gcudai_view(ctx, a, ne, nb, 2, offset);
 }
 
-struct gcuda_tensor * gcuda_view_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1, size_t nb2, size_t offset) {
+struct gcuda_tensor * gcuda_view_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1,
+    int64_t ne2, size_t nb1, size_t nb2, size_t offset) {
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, 1 };
     const size_t nb[GCUDA_MAX_DIMS] = { 0, nb1, nb2, 0 };
     return gcudai_view(ctx, a, ne, nb, 3, offset);
 }
 
-struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+struct gcuda_tensor * gcuda_view_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
     const size_t nb[GCUDA_MAX_DIMS] = { 0, nb1, nb2, nb3 };
     return gcudai_view(ctx, a, ne, nb, 4, offset);
@@ -9195,7 +9420,8 @@ static gcuda_status gcudai_view_check(const struct gcuda_tensor * y) {
 static void gcudai_view_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
 
 // >>op:permute ----------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_permuted(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, const int * axis, const char * suffix) {
+static struct gcuda_tensor * gcudai_permuted(
+    struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, const int * axis, const char * suffix) {
     struct gcuda_tensor * src[] = { a };
     int64_t ne[GCUDA_MAX_DIMS];
     size_t nb[GCUDA_MAX_DIMS];
@@ -9227,14 +9453,16 @@ static bool gcudai_is_permutation(const int * axis) {
     return seen == 15;
 }
 
-struct gcuda_tensor * gcuda_permute(struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3) {
+struct gcuda_tensor * gcuda_permute(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int axis0, int axis1, int axis2, int axis3) {
     struct gcuda_tensor * src[] = { a };
     const int axis[GCUDA_MAX_DIMS] = { axis0, axis1, axis2, axis3 };
     if (!gcudai_op_begin(ctx, GCUDA_OP_PERMUTE, src, 1)) {
         return NULL;
     }
     if (!gcudai_is_permutation(axis)) {
-        return gcudai_op_error(ctx, GCUDA_OP_PERMUTE, "axes %d, %d, %d, %d are not a permutation of 0..3", axis0, axis1, axis2, axis3);
+        return gcudai_op_error(
+            ctx, GCUDA_OP_PERMUTE, "axes %d, %d, %d, %d are not a permutation of 0..3", axis0, axis1, axis2, axis3);
     }
     return gcudai_permuted(ctx, GCUDA_OP_PERMUTE, a, axis, "permuted");
 }
@@ -9243,7 +9471,8 @@ static gcuda_status gcudai_want_permuted(const struct gcuda_tensor * y, const in
     const struct gcuda_tensor * a = y->src[0];
     GCUDAI_TRY(gcudai_want_alias(y));
     for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
-        GCUDAI_WANT(y, y->ne[axis[i]] == a->ne[i] && y->nb[axis[i]] == a->nb[i], "dimension %d must be dimension %d of the source", axis[i], i);
+        GCUDAI_WANT(y, y->ne[axis[i]] == a->ne[i] && y->nb[axis[i]] == a->nb[i],
+            "dimension %d must be dimension %d of the source", axis[i], i);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -9253,11 +9482,14 @@ static gcuda_status gcudai_permute_check(const struct gcuda_tensor * y) {
     for (int i = 0; i < GCUDA_MAX_DIMS; ++i) {
         axis[i] = gcudai_param_i32(y, i);
     }
-    GCUDAI_WANT(y, gcudai_is_permutation(axis), "axes %d, %d, %d, %d are not a permutation of 0..3", axis[0], axis[1], axis[2], axis[3]);
+    GCUDAI_WANT(y, gcudai_is_permutation(axis), "axes %d, %d, %d, %d are not a permutation of 0..3", axis[0], axis[1],
+        axis[2], axis[3]);
     return gcudai_want_permuted(y, axis);
 }
 
-static void gcudai_permute_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+static void gcudai_permute_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_none_cpu(args, t);
+}
 
 // >>op:transpose --------------------------------------------------------------------------------------
 static const int gcudai_transpose_axes[GCUDA_MAX_DIMS] = { 1, 0, 2, 3 };
@@ -9270,8 +9502,12 @@ struct gcuda_tensor * gcuda_transpose(struct gcuda_context * ctx, struct gcuda_t
     return gcudai_permuted(ctx, GCUDA_OP_TRANSPOSE, a, gcudai_transpose_axes, "transposed");
 }
 
-static gcuda_status gcudai_transpose_check(const struct gcuda_tensor * y) { return gcudai_want_permuted(y, gcudai_transpose_axes); }
-static void gcudai_transpose_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_none_cpu(args, t); }
+static gcuda_status gcudai_transpose_check(const struct gcuda_tensor * y) {
+    return gcudai_want_permuted(y, gcudai_transpose_axes);
+}
+static void gcudai_transpose_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_none_cpu(args, t);
+}
 
 // >>op:custom -----------------------------------------------------------------------------------------
 // Stored in op_params: the callback and its user pointer (a function pointer does not fit a void * by the standard,
@@ -9282,7 +9518,8 @@ struct gcudai_custom_params {
     int32_t kind, n_tasks;
 };
 
-static struct gcuda_tensor * gcudai_custom(struct gcuda_context * ctx, struct gcuda_tensor * y, void (*fun)(void), int kind, int n_tasks, void * userdata) {
+static struct gcuda_tensor * gcudai_custom(
+    struct gcuda_context * ctx, struct gcuda_tensor * y, void (*fun)(void), int kind, int n_tasks, void * userdata) {
     struct gcudai_custom_params p;
     GCUDAI_ZERO(p);
     p.fun = fun;
@@ -9295,7 +9532,8 @@ static struct gcuda_tensor * gcudai_custom(struct gcuda_context * ctx, struct gc
     return gcudai_op_finish(ctx, y);
 }
 
-static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n, void (*fun)(void), int n_tasks, void * userdata, bool inplace) {
+static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n,
+    void (*fun)(void), int n_tasks, void * userdata, bool inplace) {
     for (int i = 0; i < n; ++i) {
         if (src[i] == NULL) {
             if (ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS) {
@@ -9312,37 +9550,45 @@ static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struc
     return gcudai_custom(ctx, y, fun, n, n_tasks, userdata);
 }
 
-struct gcuda_tensor * gcuda_map_custom1(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_map_custom1(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata) {
     struct gcuda_tensor * src[] = { a };
     return gcudai_map_custom(ctx, src, 1, (void (*)(void)) fun, n_tasks, userdata, false);
 }
 
-struct gcuda_tensor * gcuda_map_custom1_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_map_custom1_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata) {
     struct gcuda_tensor * src[] = { a };
     return gcudai_map_custom(ctx, src, 1, (void (*)(void)) fun, n_tasks, userdata, true);
 }
 
-struct gcuda_tensor * gcuda_map_custom2(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_map_custom2(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    gcuda_custom2_op_t fun, int n_tasks, void * userdata) {
     struct gcuda_tensor * src[] = { a, b };
     return gcudai_map_custom(ctx, src, 2, (void (*)(void)) fun, n_tasks, userdata, false);
 }
 
-struct gcuda_tensor * gcuda_map_custom2_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_map_custom2_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, gcuda_custom2_op_t fun, int n_tasks, void * userdata) {
     struct gcuda_tensor * src[] = { a, b };
     return gcudai_map_custom(ctx, src, 2, (void (*)(void)) fun, n_tasks, userdata, true);
 }
 
-struct gcuda_tensor * gcuda_map_custom3(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_map_custom3(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata) {
     struct gcuda_tensor * src[] = { a, b, c };
     return gcudai_map_custom(ctx, src, 3, (void (*)(void)) fun, n_tasks, userdata, false);
 }
 
-struct gcuda_tensor * gcuda_map_custom3_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_map_custom3_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, struct gcuda_tensor * c, gcuda_custom3_op_t fun, int n_tasks, void * userdata) {
     struct gcuda_tensor * src[] = { a, b, c };
     return gcudai_map_custom(ctx, src, 3, (void (*)(void)) fun, n_tasks, userdata, true);
 }
 
-struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks,
+    void * userdata) {
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
     if (n_args < 0 || n_args > GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
         return gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "%d sources, want 0 to %d", n_args, GCUDA_MAX_SRC);
@@ -9350,21 +9596,27 @@ struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_typ
     if (!gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, args, n_args)) {
         return NULL;
     }
-    return gcudai_custom(ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), (void (*)(void)) fun, 4, n_tasks, userdata);
+    return gcudai_custom(
+        ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), (void (*)(void)) fun, 4, n_tasks, userdata);
 }
 
-struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata) {
+struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata) {
     struct gcuda_tensor * src[GCUDA_MAX_SRC] = { a };
     if (n_args < 0 || n_args >= GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
-        return gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "%d sources besides the first, want 0 to %d", n_args, GCUDA_MAX_SRC - 1);
+        return gcudai_op_error(
+            ctx, GCUDA_OP_CUSTOM, "%d sources besides the first, want 0 to %d", n_args, GCUDA_MAX_SRC - 1);
     }
     for (int i = 0; i < n_args; ++i) {
         src[i + 1] = args[i];
     }
     if (a == NULL || !gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, src, n_args + 1)) {
-        return a == NULL && ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS ? gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source 0 is NULL") : NULL;
+        return a == NULL && ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS
+                   ? gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source 0 is NULL")
+                   : NULL;
     }
-    return gcudai_custom(ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), (void (*)(void)) fun, 4, n_tasks, userdata);
+    return gcudai_custom(
+        ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), (void (*)(void)) fun, 4, n_tasks, userdata);
 }
 
 static struct gcudai_custom_params gcudai_custom_get(const struct gcuda_tensor * y) {
@@ -9377,7 +9629,8 @@ static gcuda_status gcudai_custom_check(const struct gcuda_tensor * y) {
     const struct gcudai_custom_params p = gcudai_custom_get(y);
     GCUDAI_WANT(y, p.fun != NULL, "callback is NULL");
     GCUDAI_WANT(y, p.kind >= 1 && p.kind <= 4, "kind is %d, want 1 to 4", (int) p.kind);
-    GCUDAI_WANT(y, p.n_tasks > 0 || p.n_tasks == GCUDA_N_TASKS_MAX, "n_tasks is %d, want at least 1, or GCUDA_N_TASKS_MAX", (int) p.n_tasks);
+    GCUDAI_WANT(y, p.n_tasks > 0 || p.n_tasks == GCUDA_N_TASKS_MAX,
+        "n_tasks is %d, want at least 1, or GCUDA_N_TASKS_MAX", (int) p.n_tasks);
     for (int i = 0; i < p.kind && p.kind < 4; ++i) {
         GCUDAI_WANT(y, y->src[i] != NULL, "source %d is NULL", i);
     }
@@ -9390,7 +9643,8 @@ static void gcudai_custom_args(const struct gcuda_tensor * y, union gcudai_args 
     args->custom.fun = p.fun;
     args->custom.userdata = p.userdata;
     args->custom.kind = p.kind;
-    args->custom.n_tasks = p.n_tasks == GCUDA_N_TASKS_MAX ? 64 : p.n_tasks; // tasks, not threads: the same split everywhere
+    args->custom.n_tasks =
+        p.n_tasks == GCUDA_N_TASKS_MAX ? 64 : p.n_tasks; // tasks, not threads: the same split everywhere
 }
 
 static void gcudai_custom_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -9494,12 +9748,15 @@ static int32_t gcudai_f32_to_i32(float v) {
 // At least one side is an integer type; both are plain and packed.
 static void gcudai_pair_numbers(const struct gcudai_pair * c, const char * x, char * y, int64_t n) {
     if (c->x_type == GCUDA_TYPE_F32 && c->y_type == GCUDA_TYPE_I32) {
-        for (int64_t i = 0; i < n; ++i) { ((int32_t *) (void *) y)[i] = gcudai_f32_to_i32(((const float *) (const void *) x)[i]); }
+        for (int64_t i = 0; i < n; ++i) {
+            ((int32_t *) (void *) y)[i] = gcudai_f32_to_i32(((const float *) (const void *) x)[i]);
+        }
     } else if (c->x_type == GCUDA_TYPE_I32 && c->y_type == GCUDA_TYPE_F32) {
         for (int64_t i = 0; i < n; ++i) { ((float *) (void *) y)[i] = (float) ((const int32_t *) (const void *) x)[i]; }
     } else {
         for (int64_t i = 0; i < n; ++i) {
-            gcudai_set_number(c->y_type, y + (size_t) i * c->y_bytes, gcudai_get_number(c->x_type, x + (size_t) i * c->x_bytes));
+            gcudai_set_number(
+                c->y_type, y + (size_t) i * c->y_bytes, gcudai_get_number(c->x_type, x + (size_t) i * c->x_bytes));
         }
     }
 }
@@ -9520,7 +9777,8 @@ static void gcudai_pair_packed(const struct gcudai_pair * c, const char * x, cha
 }
 
 // n units from x to y, strides in bytes per unit; strided ones go through packed pieces.
-static void gcudai_pair_run(const struct gcudai_pair * c, const char * x, ptrdiff_t xs, char * y, ptrdiff_t ys, int64_t n) {
+static void gcudai_pair_run(
+    const struct gcudai_pair * c, const char * x, ptrdiff_t xs, char * y, ptrdiff_t ys, int64_t n) {
     double x_packed[GCUDAI_PIECE], y_packed[GCUDAI_PIECE]; // double: aligned for every type
     if (c->x_type == c->y_type) {
         gcudai_move(c->x_bytes, x, xs, y, ys, n);
@@ -9565,12 +9823,15 @@ static struct gcudai_piece gcudai_piece_of(const struct gcuda_array * a, int64_t
     return p;
 }
 
-static void gcudai_split_rows(const struct gcuda_tensor * t, int64_t max, double cost, struct gcudai_work * w, int phase) {
+static void gcudai_split_rows(
+    const struct gcuda_tensor * t, int64_t max, double cost, struct gcudai_work * w, int phase) {
     w->n_items[phase] = gcuda_nrows(t) * gcudai_n_pieces(t->ne[0], max);
     w->item_cost[phase] = 100.0 + cost * (double) GCUDAI_MIN(t->ne[0], max);
 }
 
-static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_split_rows(y, GCUDAI_MOVE_ITEM, 2.0, w, 0); }
+static void gcudai_pieces_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    gcudai_split_rows(y, GCUDAI_MOVE_ITEM, 2.0, w, 0);
+}
 
 // ---- copies between any two layouts ----
 
@@ -9671,7 +9932,8 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     w->is_ragged = memcmp(a.ne, b.ne, sizeof(a.ne)) != 0;
     if (w->is_ragged) { // the side without blocks first: its rows need not hold whole ones if it is contiguous
         const bool x_first = gcuda_is_quantized(y->type);
-        w->is_ragged = !(x_first ? gcudai_adopt_shape(&a, b.ne) : gcudai_adopt_shape(&b, a.ne)) && !(x_first ? gcudai_adopt_shape(&b, a.ne) : gcudai_adopt_shape(&a, b.ne));
+        w->is_ragged = !(x_first ? gcudai_adopt_shape(&a, b.ne) : gcudai_adopt_shape(&b, a.ne)) &&
+                       !(x_first ? gcudai_adopt_shape(&b, a.ne) : gcudai_adopt_shape(&a, b.ne));
     }
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         w->ne[d] = d == 0 ? b.ne[0] / w->pair.unit : b.ne[d];
@@ -9687,10 +9949,13 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     gcudai_walk_split(w);
 }
 
-static int64_t gcudai_walk_n_items(const struct gcudai_walk * w) { return w->n_steps[0] * w->n_steps[1] * w->n_steps[2] * w->n_steps[3]; }
+static int64_t gcudai_walk_n_items(const struct gcudai_walk * w) {
+    return w->n_steps[0] * w->n_steps[1] * w->n_steps[2] * w->n_steps[3];
+}
 
 static double gcudai_walk_cost(const struct gcudai_walk * w) {
-    const bool is_same = w->pair.x_type == w->pair.y_type, is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
+    const bool is_same = w->pair.x_type == w->pair.y_type,
+               is_slow = gcudai_is_slow_pair(w->pair.x_type, w->pair.y_type);
     const double per_unit = (double) w->pair.unit * (is_slow ? 100.0 : is_same && !w->is_tiled ? 1.0 : 4.0);
     return 50.0 + per_unit * (double) (GCUDAI_MIN(w->step[0], w->ne[0]) * GCUDAI_MIN(w->step[1], w->ne[1]));
 }
@@ -9702,8 +9967,13 @@ static void gcudai_walk_tile(const struct gcudai_walk * w, const char * x, char 
     const ptrdiff_t size = (ptrdiff_t) w->pair.y_bytes, column = (ptrdiff_t) GCUDAI_TILE * size;
     for (int64_t i0 = 0; i0 < n0; i0 += GCUDAI_TILE_WIDTH) {
         const int64_t m = GCUDAI_MIN(GCUDAI_TILE_WIDTH, n0 - i0);
-        for (int64_t j = 0; j < m; ++j) { gcudai_pair_run(&w->pair, x + (i0 + j) * w->xs[0], w->xs[1], (char *) square + j * column, size, n1); }
-        for (int64_t j = 0; j < n1; ++j) { gcudai_move(w->pair.y_bytes, (const char *) square + j * size, column, y + i0 * w->ys[0] + j * w->ys[1], w->ys[0], m); }
+        for (int64_t j = 0; j < m; ++j) {
+            gcudai_pair_run(&w->pair, x + (i0 + j) * w->xs[0], w->xs[1], (char *) square + j * column, size, n1);
+        }
+        for (int64_t j = 0; j < n1; ++j) {
+            gcudai_move(w->pair.y_bytes, (const char *) square + j * size, column, y + i0 * w->ys[0] + j * w->ys[1],
+                w->ys[0], m);
+        }
     }
 }
 
@@ -9772,24 +10042,30 @@ static bool gcudai_is_disjoint(enum gcuda_type type, const int64_t * ne, const s
 }
 
 static gcuda_status gcudai_want_plain(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, !gcuda_is_quantized(t->type), "type of '%s' is %s, want one that is not quantized", t->name, gcuda_type_name(t->type));
+    GCUDAI_WANT(y, !gcuda_is_quantized(t->type), "type of '%s' is %s, want one that is not quantized", t->name,
+        gcuda_type_name(t->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_want_same_type(const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    GCUDAI_WANT(y, a->type == b->type, "types of '%s' and '%s' must be equal, are %s and %s", a->name, b->name, gcuda_type_name(a->type), gcuda_type_name(b->type));
+static gcuda_status gcudai_want_same_type(
+    const struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    GCUDAI_WANT(y, a->type == b->type, "types of '%s' and '%s' must be equal, are %s and %s", a->name, b->name,
+        gcuda_type_name(a->type), gcuda_type_name(b->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 // Elements of x can become those of t, in units: rows packed and of whole units, unless all elements are packed.
-static gcuda_status gcudai_want_pair(const struct gcuda_tensor * y, const struct gcuda_tensor * x, const struct gcuda_tensor * t) {
-    GCUDAI_WANT(y, gcudai_is_pair(x->type, t->type), "%s does not convert to %s", gcuda_type_name(x->type), gcuda_type_name(t->type));
+static gcuda_status gcudai_want_pair(
+    const struct gcuda_tensor * y, const struct gcuda_tensor * x, const struct gcuda_tensor * t) {
+    GCUDAI_WANT(y, gcudai_is_pair(x->type, t->type), "%s does not convert to %s", gcuda_type_name(x->type),
+        gcuda_type_name(t->type));
     const int64_t unit = GCUDAI_MAX(gcuda_blck_size(x->type), gcuda_blck_size(t->type));
     for (int k = 0; k < 2 && unit > 1 && x->type != t->type; ++k) {
         const struct gcuda_tensor * side = k == 0 ? x : t;
         if (gcuda_is_quantized(side->type) || !gcuda_is_contiguous(side)) {
             GCUDAI_TRY(gcudai_want_rows(y, side));
-            GCUDAI_WANT(y, side->ne[0] % unit == 0, "rows of %lld elements must be whole blocks of %lld", (long long) side->ne[0], (long long) unit);
+            GCUDAI_WANT(y, side->ne[0] % unit == 0, "rows of %lld elements must be whole blocks of %lld",
+                (long long) side->ne[0], (long long) unit);
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -9797,21 +10073,24 @@ static gcuda_status gcudai_want_pair(const struct gcuda_tensor * y, const struct
 
 static gcuda_status gcudai_quantizer_can(const struct gcuda_tensor * y) {
     const bool is_copy = y->src[0]->type == y->type;
-    GCUDAI_CAN(y, is_copy || !gcuda_is_quantized(y->type) || gcuda_get_type_traits(y->type)->from_float_ref != NULL, "there is no quantizer for %s", gcuda_type_name(y->type));
+    GCUDAI_CAN(y, is_copy || !gcuda_is_quantized(y->type) || gcuda_get_type_traits(y->type)->from_float_ref != NULL,
+        "there is no quantizer for %s", gcuda_type_name(y->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 // Said by the constructor itself where a result of quantized rows could not even be made.
 static bool gcudai_is_plain_source(struct gcuda_context * ctx, enum gcuda_op op, const struct gcuda_tensor * a) {
     if (gcuda_is_quantized(a->type)) {
-        gcudai_op_error(ctx, op, "type of '%s' [%lld, %lld, %lld, %lld] is %s, want one that is not quantized", a->name, (long long) a->ne[0],
-                        (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3], gcuda_type_name(a->type));
+        gcudai_op_error(ctx, op, "type of '%s' [%lld, %lld, %lld, %lld] is %s, want one that is not quantized", a->name,
+            (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3],
+            gcuda_type_name(a->type));
         return false;
     }
     return true;
 }
 
-static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * const * src, int n, bool inplace) {
+static struct gcuda_tensor * gcudai_op_like(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    struct gcuda_tensor * const * src, int n, bool inplace) {
     return inplace ? gcudai_op_view(ctx, op, a, src, n) : gcudai_op_new(ctx, op, a->type, a->ne, src, n);
 }
 
@@ -9824,13 +10103,18 @@ static struct gcuda_tensor * gcudai_dup(struct gcuda_context * ctx, struct gcuda
     return gcudai_op_finish(ctx, gcudai_op_like(ctx, GCUDA_OP_DUP, a, src, 1, inplace));
 }
 
-struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_dup(ctx, a, false); }
-struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcudai_dup(ctx, a, true); }
+struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_dup(ctx, a, false);
+}
+struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcudai_dup(ctx, a, true);
+}
 
 // What dup, cont and cpy share.
 static gcuda_status gcudai_want_copy(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * x = y->src[0];
-    GCUDAI_WANT(y, gcuda_nelements(x) == gcuda_nelements(y), "%lld elements cannot be copied to %lld", (long long) gcuda_nelements(x), (long long) gcuda_nelements(y));
+    GCUDAI_WANT(y, gcuda_nelements(x) == gcuda_nelements(y), "%lld elements cannot be copied to %lld",
+        (long long) gcuda_nelements(x), (long long) gcuda_nelements(y));
     return gcudai_want_pair(y, x, y);
 }
 
@@ -9865,7 +10149,8 @@ static void gcudai_cpy_cpu(const union gcudai_args * args, const struct gcudai_t
 static void gcudai_dup_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_cpy_cpu(args, t); }
 
 // >>op:cont -------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_cont_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+struct gcuda_tensor * gcuda_cont_4d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     struct gcuda_tensor * src[] = { a };
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
     if (!gcudai_op_begin(ctx, GCUDA_OP_CONT, src, 1)) {
@@ -9879,9 +10164,16 @@ struct gcuda_tensor * gcuda_cont(struct gcuda_context * ctx, struct gcuda_tensor
     return a ? gcuda_cont_4d(ctx, a, a->ne[0], a->ne[1], a->ne[2], a->ne[3]) : gcuda_cont_4d(ctx, a, 0, 0, 0, 0);
 }
 
-struct gcuda_tensor * gcuda_cont_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0) { return gcuda_cont_4d(ctx, a, ne0, 1, 1, 1); }
-struct gcuda_tensor * gcuda_cont_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1) { return gcuda_cont_4d(ctx, a, ne0, ne1, 1, 1); }
-struct gcuda_tensor * gcuda_cont_3d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2) { return gcuda_cont_4d(ctx, a, ne0, ne1, ne2, 1); }
+struct gcuda_tensor * gcuda_cont_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0) {
+    return gcuda_cont_4d(ctx, a, ne0, 1, 1, 1);
+}
+struct gcuda_tensor * gcuda_cont_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1) {
+    return gcuda_cont_4d(ctx, a, ne0, ne1, 1, 1);
+}
+struct gcuda_tensor * gcuda_cont_3d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return gcuda_cont_4d(ctx, a, ne0, ne1, ne2, 1);
+}
 
 static gcuda_status gcudai_cont_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, y->src[0], y));
@@ -9915,8 +10207,9 @@ struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gcuda_tensor
 static gcuda_status gcudai_cpy_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[1];
     if (b != NULL) {
-        GCUDAI_WANT(y, y->view_src == (b->view_src ? b->view_src : b) && y->view_offs == b->view_offs && gcudai_same_layout(y, b),
-                    "result must be a view of source 1 with its shape and strides");
+        GCUDAI_WANT(y,
+            y->view_src == (b->view_src ? b->view_src : b) && y->view_offs == b->view_offs && gcudai_same_layout(y, b),
+            "result must be a view of source 1 with its shape and strides");
     }
     GCUDAI_WANT(y, gcudai_is_disjoint(y->type, y->ne, y->nb), "the destination overlaps itself");
     return gcudai_want_copy(y);
@@ -9936,7 +10229,8 @@ struct gcuda_tensor * gcuda_get_rows(struct gcuda_context * ctx, struct gcuda_te
 static gcuda_status gcudai_get_rows_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
     GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
-    GCUDAI_WANT(y, a->ne[2] == b->ne[1] && a->ne[3] == b->ne[2] && b->ne[3] == 1, "indices must be [rows, %lld, %lld, 1]", (long long) a->ne[2], (long long) a->ne[3]);
+    GCUDAI_WANT(y, a->ne[2] == b->ne[1] && a->ne[3] == b->ne[2] && b->ne[3] == 1,
+        "indices must be [rows, %lld, %lld, 1]", (long long) a->ne[2], (long long) a->ne[3]);
     GCUDAI_TRY(gcudai_want_type(y, y, gcudai_to_float(a->type) ? GCUDA_TYPE_F32 : a->type));
     GCUDAI_TRY(gcudai_want_shape(y, a->ne[0], b->ne[0], b->ne[1], b->ne[2]));
     return gcudai_want_pair(y, a, y);
@@ -9962,7 +10256,8 @@ static int64_t gcudai_index_at(const struct gcuda_array * ids, int64_t i0, int64
 }
 
 // Elements [i0, i0 + n) of a row, whole units, to another row.
-static void gcudai_copy_row(const struct gcudai_pair * c, const struct gcuda_array * a, const char * x, const struct gcuda_array * b, char * y, int64_t i0, int64_t n) {
+static void gcudai_copy_row(const struct gcudai_pair * c, const struct gcuda_array * a, const char * x,
+    const struct gcuda_array * b, char * y, int64_t i0, int64_t n) {
     const ptrdiff_t xs = (ptrdiff_t) (a->nb[0] * (size_t) (c->unit / gcuda_blck_size(a->type)));
     const ptrdiff_t ys = (ptrdiff_t) (b->nb[0] * (size_t) (c->unit / gcuda_blck_size(b->type)));
     gcudai_pair_run(c, x + i0 / c->unit * xs, xs, y + i0 / c->unit * ys, ys, n / c->unit);
@@ -9985,9 +10280,11 @@ static void gcudai_get_rows_cpu(const union gcudai_args * args, const struct gcu
 }
 
 // >>op:get_rows_back ----------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_get_rows_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
+struct gcuda_tensor * gcuda_get_rows_back(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
     struct gcuda_tensor * src[] = { a, b }, * shape[] = { c };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, src, 2) || !gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, shape, 1)) {
+    if (!gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, src, 2) ||
+        !gcudai_op_begin(ctx, GCUDA_OP_GET_ROWS_BACK, shape, 1)) {
         return NULL;
     }
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_GET_ROWS_BACK, GCUDA_TYPE_F32, c->ne, src, 2));
@@ -9998,9 +10295,11 @@ static gcuda_status gcudai_get_rows_back_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_float(y, a));
     GCUDAI_TRY(gcudai_want_type(y, b, GCUDA_TYPE_I32));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_F32));
-    GCUDAI_WANT(y, gcuda_is_matrix(a) && gcuda_is_vector(b) && gcuda_is_matrix(y), "gradient and result must be matrices, indices a vector");
+    GCUDAI_WANT(y, gcuda_is_matrix(a) && gcuda_is_vector(b) && gcuda_is_matrix(y),
+        "gradient and result must be matrices, indices a vector");
     GCUDAI_WANT(y, a->ne[1] == b->ne[0], "%lld rows and %lld indices", (long long) a->ne[1], (long long) b->ne[0]);
-    GCUDAI_WANT(y, a->ne[0] == y->ne[0], "rows of the gradient have %lld elements, of the result %lld", (long long) a->ne[0], (long long) y->ne[0]);
+    GCUDAI_WANT(y, a->ne[0] == y->ne[0], "rows of the gradient have %lld elements, of the result %lld",
+        (long long) a->ne[0], (long long) y->ne[0]);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -10017,7 +10316,8 @@ static void gcudai_get_rows_back_work(const struct gcuda_tensor * y, struct gcud
     }
 }
 
-static void gcudai_get_rows_back_chain(const struct gcuda_get_rows_args * p, const struct gcudai_task * t, int64_t * first, int64_t * next) {
+static void gcudai_get_rows_back_chain(
+    const struct gcuda_get_rows_args * p, const struct gcudai_task * t, int64_t * first, int64_t * next) {
     for (int64_t j = 0; j < p->y.ne[1]; ++j) { first[j] = -1; }
     for (int64_t r = p->ids.ne[0] - 1; r >= 0; --r) {
         const int64_t j = gcudai_index_at(&p->ids, r, 0, 0);
@@ -10052,7 +10352,8 @@ static void gcudai_get_rows_back_cpu(const union gcudai_args * args, const struc
 }
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_set_rows(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
+struct gcuda_tensor * gcuda_set_rows(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, struct gcuda_tensor * c) {
     struct gcuda_tensor * src[] = { b, c, a };
     if (!gcudai_op_begin(ctx, GCUDA_OP_SET_ROWS, src, 3)) {
         return NULL;
@@ -10064,14 +10365,19 @@ static gcuda_status gcudai_set_rows_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * b = y->src[0], * c = y->src[1], * a = y->src[2];
     GCUDAI_TRY(gcudai_want_float(y, b));
     GCUDAI_WANT(y, gcudai_to_float(y->type) != NULL, "rows cannot be written to %s", gcuda_type_name(y->type));
-    GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of '%s' is %s, want i32 or i64", c->name, gcuda_type_name(c->type));
-    GCUDAI_WANT(y, y->view_src == (a->view_src ? a->view_src : a) && y->view_offs == a->view_offs && gcudai_same_layout(y, a),
-                "result must be a view of source 2 with its shape and strides");
-    GCUDAI_WANT(y, y->ne[0] == b->ne[0] && y->ne[2] == b->ne[2] && y->ne[3] == b->ne[3], "rows [%lld, any, %lld, %lld] are wanted for '%s'", (long long) y->ne[0],
-                (long long) y->ne[2], (long long) y->ne[3], b->name);
-    GCUDAI_WANT(y, c->ne[0] == b->ne[1] && c->ne[3] == 1, "%lld rows need indices [%lld, .., .., 1]", (long long) b->ne[1], (long long) b->ne[1]);
-    GCUDAI_WANT(y, gcuda_is_empty(b) || (c->ne[1] > 0 && c->ne[2] > 0 && b->ne[2] % c->ne[1] == 0 && b->ne[3] % c->ne[2] == 0),
-                "dimensions 1 and 2 of the indices must divide %lld and %lld", (long long) b->ne[2], (long long) b->ne[3]);
+    GCUDAI_WANT(y, c->type == GCUDA_TYPE_I32 || c->type == GCUDA_TYPE_I64, "type of '%s' is %s, want i32 or i64",
+        c->name, gcuda_type_name(c->type));
+    GCUDAI_WANT(y,
+        y->view_src == (a->view_src ? a->view_src : a) && y->view_offs == a->view_offs && gcudai_same_layout(y, a),
+        "result must be a view of source 2 with its shape and strides");
+    GCUDAI_WANT(y, y->ne[0] == b->ne[0] && y->ne[2] == b->ne[2] && y->ne[3] == b->ne[3],
+        "rows [%lld, any, %lld, %lld] are wanted for '%s'", (long long) y->ne[0], (long long) y->ne[2],
+        (long long) y->ne[3], b->name);
+    GCUDAI_WANT(y, c->ne[0] == b->ne[1] && c->ne[3] == 1, "%lld rows need indices [%lld, .., .., 1]",
+        (long long) b->ne[1], (long long) b->ne[1]);
+    GCUDAI_WANT(y,
+        gcuda_is_empty(b) || (c->ne[1] > 0 && c->ne[2] > 0 && b->ne[2] % c->ne[1] == 0 && b->ne[3] % c->ne[2] == 0),
+        "dimensions 1 and 2 of the indices must divide %lld and %lld", (long long) b->ne[2], (long long) b->ne[3]);
     GCUDAI_WANT(y, gcudai_is_disjoint(y->type, y->ne, y->nb), "the destination overlaps itself");
     GCUDAI_TRY(gcudai_want_rows(y, b));
     GCUDAI_TRY(gcudai_want_rows(y, y));
@@ -10100,16 +10406,19 @@ static void gcudai_set_rows_work(const struct gcuda_tensor * y, struct gcudai_wo
         w->n_phases = 2;
         w->n_items[0] = n_planes;
         w->item_cost[0] = 20.0 * (double) ids.ne[0];
-        if (!gcudai_mul_size((size_t) n_planes, gcudai_last_row_slots(&ids) + 1, &n) || !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
+        if (!gcudai_mul_size((size_t) n_planes, gcudai_last_row_slots(&ids) + 1, &n) ||
+            !gcudai_mul_size(n, sizeof(int64_t), &w->shared_bytes)) {
             w->shared_bytes = SIZE_MAX;
         }
     }
-    gcudai_split_rows(y->src[0], gcudai_set_rows_max(&x, &a), gcudai_is_slow_pair(x.type, a.type) ? 100.0 : 2.0, w, ids.ne[0] > 1 ? 1 : 0);
+    gcudai_split_rows(y->src[0], gcudai_set_rows_max(&x, &a), gcudai_is_slow_pair(x.type, a.type) ? 100.0 : 2.0, w,
+        ids.ne[0] > 1 ? 1 : 0);
 }
 
 // Slot of the rows of a plane that go to `to`. Sixteen destinations in a row stay together, as they are often written
 // together; these runs are spread by the upper bits of a product with 2^64 / golden ratio.
-static int64_t * gcudai_last_row_slot(const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2, int64_t to) {
+static int64_t * gcudai_last_row_slot(
+    const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2, int64_t to) {
     const uint64_t run = ((uint64_t) to >> 4) * 0x9e3779b97f4a7c15u;
     size_t i = ((size_t) ((run >> 32) * (n_slots / 16) >> 32) * 16 + ((size_t) to & 15)) & (n_slots - 1);
     int64_t * slots = last + 1;
@@ -10117,13 +10426,16 @@ static int64_t * gcudai_last_row_slot(const struct gcuda_array * ids, int64_t * 
     return &slots[i];
 }
 
-static void gcudai_last_row_init(const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2) {
+static void gcudai_last_row_init(
+    const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2) {
     int64_t r = 1;
     while (r < ids->ne[0] && gcudai_index_at(ids, r - 1, j1, j2) < gcudai_index_at(ids, r, j1, j2)) { ++r; }
     last[0] = r == ids->ne[0];
     if (last[0] == 0) {
         memset(last + 1, 0, n_slots * sizeof(*last));
-        for (r = 0; r < ids->ne[0]; ++r) { *gcudai_last_row_slot(ids, last, n_slots, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1; }
+        for (r = 0; r < ids->ne[0]; ++r) {
+            *gcudai_last_row_slot(ids, last, n_slots, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1;
+        }
     }
 }
 
@@ -10136,7 +10448,8 @@ static void gcudai_set_rows_cpu(const union gcudai_args * args, const struct gcu
     const int64_t max = gcudai_set_rows_max(&p->x, &p->y);
     if (has_many && t->phase == 0) {
         for (int64_t plane = t->i0; plane < t->i1; ++plane) {
-            gcudai_last_row_init(&p->ids, scratch + (size_t) plane * (n_slots + 1), n_slots, plane % p->ids.ne[1], plane / p->ids.ne[1]);
+            gcudai_last_row_init(
+                &p->ids, scratch + (size_t) plane * (n_slots + 1), n_slots, plane % p->ids.ne[1], plane / p->ids.ne[1]);
         }
         return;
     }
@@ -10146,8 +10459,10 @@ static void gcudai_set_rows_cpu(const union gcudai_args * args, const struct gcu
         int64_t * last = has_many ? scratch + (size_t) (j1 + j2 * p->ids.ne[1]) * (n_slots + 1) : NULL;
         if (to < 0 || to >= p->y.ne[1]) {
             gcudai_bad_index(t, c.row, to, p->y.ne[1]);
-        } else if (last == NULL || last[0] != 0 || *gcudai_last_row_slot(&p->ids, last, n_slots, j1, j2, to) == c.i1 + 1) {
-            gcudai_copy_row(&pair, &p->x, gcudai_at(&p->x, c.i1, c.i2, c.i3), &p->y, gcudai_at(&p->y, to, c.i2, c.i3), c.i0, c.n);
+        } else if (last == NULL || last[0] != 0 ||
+                   *gcudai_last_row_slot(&p->ids, last, n_slots, j1, j2, to) == c.i1 + 1) {
+            gcudai_copy_row(
+                &pair, &p->x, gcudai_at(&p->x, c.i1, c.i2, c.i3), &p->y, gcudai_at(&p->y, to, c.i2, c.i3), c.i0, c.n);
         }
     }
 }
@@ -10169,7 +10484,8 @@ static size_t gcudai_param_bytes(const struct gcuda_tensor * y, int slot) {
     return v > SIZE_MAX ? SIZE_MAX : (size_t) v;
 }
 
-static struct gcuda_tensor * gcudai_region(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, struct gcuda_tensor * b, const size_t * nb, size_t offset, bool inplace) {
+static struct gcuda_tensor * gcudai_region(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a,
+    struct gcuda_tensor * b, const size_t * nb, size_t offset, bool inplace) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, op, src, 2)) {
         return NULL;
@@ -10184,32 +10500,39 @@ static struct gcuda_tensor * gcudai_region(struct gcuda_context * ctx, enum gcud
     return gcudai_op_finish(ctx, y);
 }
 
-static struct gcuda_tensor * gcudai_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset, bool inplace) {
+static struct gcuda_tensor * gcudai_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset, bool inplace) {
     const size_t nb[3] = { nb1, nb2, nb3 };
     return gcudai_region(ctx, GCUDA_OP_SET, a, b, nb, offset, inplace);
 }
 
-struct gcuda_tensor * gcuda_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+struct gcuda_tensor * gcuda_set(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
     return gcudai_set(ctx, a, b, nb1, nb2, nb3, offset, false);
 }
 
-struct gcuda_tensor * gcuda_set_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+struct gcuda_tensor * gcuda_set_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
     return gcudai_set(ctx, a, b, nb1, nb2, nb3, offset, true);
 }
 
-struct gcuda_tensor * gcuda_set_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
+struct gcuda_tensor * gcuda_set_1d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
     return gcudai_set(ctx, a, b, a ? a->nb[1] : 0, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, false);
 }
 
-struct gcuda_tensor * gcuda_set_1d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
+struct gcuda_tensor * gcuda_set_1d_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t offset) {
     return gcudai_set(ctx, a, b, a ? a->nb[1] : 0, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, true);
 }
 
-struct gcuda_tensor * gcuda_set_2d(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
+struct gcuda_tensor * gcuda_set_2d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
     return gcudai_set(ctx, a, b, nb1, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, false);
 }
 
-struct gcuda_tensor * gcuda_set_2d_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
+struct gcuda_tensor * gcuda_set_2d_inplace(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t offset) {
     return gcudai_set(ctx, a, b, nb1, a ? a->nb[2] : 0, a ? a->nb[3] : 0, offset, true);
 }
 
@@ -10243,15 +10566,18 @@ static gcuda_status gcudai_want_region(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_like(y, a));
     GCUDAI_TRY(gcudai_want_contiguous(y, a));
     GCUDAI_TRY(gcudai_want_contiguous(y, y));
-    GCUDAI_WANT(y, gcuda_nelements(b) <= gcuda_nelements(a), "%lld elements do not fit into %lld", (long long) gcuda_nelements(b), (long long) gcuda_nelements(a));
+    GCUDAI_WANT(y, gcuda_nelements(b) <= gcuda_nelements(a), "%lld elements do not fit into %lld",
+        (long long) gcuda_nelements(b), (long long) gcuda_nelements(a));
     if (gcuda_is_empty(b)) {
         return GCUDA_STATUS_SUCCESS;
     }
     for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { is_aligned = is_aligned && (r.ne[d] == 1 || r.nb[d] % size == 0); }
     GCUDAI_WANT(y, is_aligned && gcudai_region_fits(y, &r) && gcudai_is_disjoint(r.type, r.ne, r.nb),
-                "the region at %llu with strides [%llu, %llu, %llu, %llu] is not within the %llu bytes of the result, overlaps itself, or is no multiple of %llu bytes",
-                (unsigned long long) offset, (unsigned long long) r.nb[0], (unsigned long long) r.nb[1], (unsigned long long) r.nb[2], (unsigned long long) r.nb[3],
-                (unsigned long long) gcuda_nbytes(y), (unsigned long long) size);
+        "the region at %llu with strides [%llu, %llu, %llu, %llu] is not within the %llu bytes of the result, overlaps "
+        "itself, or is no multiple of %llu bytes",
+        (unsigned long long) offset, (unsigned long long) r.nb[0], (unsigned long long) r.nb[1],
+        (unsigned long long) r.nb[2], (unsigned long long) r.nb[3], (unsigned long long) gcuda_nbytes(y),
+        (unsigned long long) size);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -10291,16 +10617,19 @@ static void gcudai_set_cpu(const union gcudai_args * args, const struct gcudai_t
 }
 
 // >>op:acc --------------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset, bool inplace) {
+static struct gcuda_tensor * gcudai_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset, bool inplace) {
     const size_t nb[3] = { nb1, nb2, nb3 };
     return gcudai_region(ctx, GCUDA_OP_ACC, a, b, nb, offset, inplace);
 }
 
-struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+struct gcuda_tensor * gcuda_acc(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
     return gcudai_acc(ctx, a, b, nb1, nb2, nb3, offset, false);
 }
 
-struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, size_t nb1, size_t nb2, size_t nb3, size_t offset) {
+struct gcuda_tensor * gcuda_acc_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b,
+    size_t nb1, size_t nb2, size_t nb3, size_t offset) {
     return gcudai_acc(ctx, a, b, nb1, nb2, nb3, offset, true);
 }
 
@@ -10342,7 +10671,8 @@ static void gcudai_acc_cpu(const union gcudai_args * args, const struct gcudai_t
 }
 
 // >>op:repeat -----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_repeat_4d(struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+struct gcuda_tensor * gcuda_repeat_4d(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     struct gcuda_tensor * src[] = { a };
     const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
     if (!gcudai_op_begin(ctx, GCUDA_OP_REPEAT, src, 1)) {
@@ -10353,7 +10683,9 @@ struct gcuda_tensor * gcuda_repeat_4d(struct gcuda_context * ctx, struct gcuda_t
 
 struct gcuda_tensor * gcuda_repeat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
     struct gcuda_tensor * shape[] = { b };
-    return gcudai_op_begin(ctx, GCUDA_OP_REPEAT, shape, 1) ? gcuda_repeat_4d(ctx, a, b->ne[0], b->ne[1], b->ne[2], b->ne[3]) : NULL;
+    return gcudai_op_begin(ctx, GCUDA_OP_REPEAT, shape, 1)
+               ? gcuda_repeat_4d(ctx, a, b->ne[0], b->ne[1], b->ne[2], b->ne[3])
+               : NULL;
 }
 
 static gcuda_status gcudai_repeat_check(const struct gcuda_tensor * y) {
@@ -10416,7 +10748,8 @@ static void gcudai_repeat_back_work(const struct gcuda_tensor * y, struct gcudai
     const struct gcudai_sum s = gcudai_sum_of(&a, &b);
     const int64_t n_pieces = gcuda_nrows(y) * s.n_pieces;
     w->n_items[0] = n_pieces * s.n_groups;
-    w->item_cost[0] = 100.0 + 4.0 * (double) GCUDAI_MIN(s.n_runs, s.runs_per_group) * (double) GCUDAI_MIN(s.run, a.ne[0]);
+    w->item_cost[0] =
+        100.0 + 4.0 * (double) GCUDAI_MIN(s.n_runs, s.runs_per_group) * (double) GCUDAI_MIN(s.run, a.ne[0]);
     if (s.n_groups > 1) {
         w->n_phases = 2;
         w->n_items[1] = n_pieces;
@@ -10456,13 +10789,17 @@ static void gcudai_sum_run(const struct gcuda_array * x, const char * p, int64_t
 }
 
 // Runs [q, end) of piece c.
-static void gcudai_sum_runs(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_sum * s, const struct gcudai_piece * c, int64_t q, int64_t end, double * sum) {
+static void gcudai_sum_runs(const struct gcuda_array * x, const struct gcuda_array * y, const struct gcudai_sum * s,
+    const struct gcudai_piece * c, int64_t q, int64_t end, double * sum) {
     const bool is_narrow = y->ne[0] <= GCUDAI_PIECE;
     for (; q < end; ++q) {
         const int64_t k = q % s->runs_per_row, row = q / s->runs_per_row;
-        const int64_t r1 = row % s->n_rep[1], r2 = row / s->n_rep[1] % s->n_rep[2], r3 = row / s->n_rep[1] / s->n_rep[2];
-        const int64_t i0 = is_narrow ? k * s->run : k * y->ne[0] + c->i0, n = is_narrow ? GCUDAI_MIN(s->run, x->ne[0] - i0) : c->n;
-        const char * p = gcudai_at(x, c->i1 + r1 * y->ne[1], c->i2 + r2 * y->ne[2], c->i3 + r3 * y->ne[3]) + (size_t) i0 * x->nb[0];
+        const int64_t r1 = row % s->n_rep[1], r2 = row / s->n_rep[1] % s->n_rep[2],
+                      r3 = row / s->n_rep[1] / s->n_rep[2];
+        const int64_t i0 = is_narrow ? k * s->run : k * y->ne[0] + c->i0,
+                      n = is_narrow ? GCUDAI_MIN(s->run, x->ne[0] - i0) : c->n;
+        const char * p =
+            gcudai_at(x, c->i1 + r1 * y->ne[1], c->i2 + r2 * y->ne[2], c->i3 + r3 * y->ne[3]) + (size_t) i0 * x->nb[0];
         gcudai_sum_run(x, p, n, c->n, sum);
     }
 }
@@ -10496,7 +10833,8 @@ static void gcudai_repeat_back_cpu(const union gcudai_args * args, const struct 
 }
 
 // >>op:concat -----------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_concat(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim) {
+struct gcuda_tensor * gcuda_concat(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b, int dim) {
     struct gcuda_tensor * src[] = { a, b };
     if (!gcudai_op_begin(ctx, GCUDA_OP_CONCAT, src, 2)) {
         return NULL;
@@ -10518,9 +10856,11 @@ static gcuda_status gcudai_concat_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_same_type(y, a, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (d == dim) {
-            GCUDAI_WANT(y, y->ne[d] >= a->ne[d] && y->ne[d] - a->ne[d] == b->ne[d], "extent %d of the result must be %lld + %lld", d, (long long) a->ne[d], (long long) b->ne[d]);
+            GCUDAI_WANT(y, y->ne[d] >= a->ne[d] && y->ne[d] - a->ne[d] == b->ne[d],
+                "extent %d of the result must be %lld + %lld", d, (long long) a->ne[d], (long long) b->ne[d]);
         } else {
-            GCUDAI_WANT(y, a->ne[d] == b->ne[d] && a->ne[d] == y->ne[d], "extents must be equal except in dimension %d", dim);
+            GCUDAI_WANT(
+                y, a->ne[d] == b->ne[d] && a->ne[d] == y->ne[d], "extents must be equal except in dimension %d", dim);
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -10562,7 +10902,8 @@ static void gcudai_concat_cpu(const union gcudai_args * args, const struct gcuda
 }
 
 // >>op:pad --------------------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_pad_op(struct gcuda_context * ctx, struct gcuda_tensor * a, const int * lp, const int * rp, bool is_circular) {
+static struct gcuda_tensor * gcudai_pad_op(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, const int * lp, const int * rp, bool is_circular) {
     struct gcuda_tensor * src[] = { a };
     int64_t ne[GCUDA_MAX_DIMS];
     if (!gcudai_op_begin(ctx, GCUDA_OP_PAD, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD, a)) {
@@ -10570,8 +10911,9 @@ static struct gcuda_tensor * gcudai_pad_op(struct gcuda_context * ctx, struct gc
     }
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         if (lp[d] < 0 || rp[d] < 0 || !gcudai_add_i64(a->ne[d], (int64_t) lp[d] + rp[d], &ne[d])) {
-            return gcudai_op_error(ctx, GCUDA_OP_PAD, "%d before and %d behind dimension %d of '%s' [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d], d, a->name,
-                                   (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
+            return gcudai_op_error(ctx, GCUDA_OP_PAD,
+                "%d before and %d behind dimension %d of '%s' [%lld, %lld, %lld, %lld], want at least 0", lp[d], rp[d],
+                d, a->name, (long long) a->ne[0], (long long) a->ne[1], (long long) a->ne[2], (long long) a->ne[3]);
         }
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_PAD, a->type, ne, src, 1);
@@ -10587,16 +10929,19 @@ struct gcuda_tensor * gcuda_pad(struct gcuda_context * ctx, struct gcuda_tensor 
     return gcuda_pad_ext(ctx, a, 0, p0, 0, p1, 0, p2, 0, p3);
 }
 
-struct gcuda_tensor * gcuda_pad_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3) {
+struct gcuda_tensor * gcuda_pad_ext(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1,
+    int rp1, int lp2, int rp2, int lp3, int rp3) {
     const int lp[GCUDA_MAX_DIMS] = { lp0, lp1, lp2, lp3 }, rp[GCUDA_MAX_DIMS] = { rp0, rp1, rp2, rp3 };
     return gcudai_pad_op(ctx, a, lp, rp, false);
 }
 
-struct gcuda_tensor * gcuda_pad_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3) {
+struct gcuda_tensor * gcuda_pad_circular(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1, int p2, int p3) {
     return gcuda_pad_ext_circular(ctx, a, 0, p0, 0, p1, 0, p2, 0, p3);
 }
 
-struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0, int lp1, int rp1, int lp2, int rp2, int lp3, int rp3) {
+struct gcuda_tensor * gcuda_pad_ext_circular(struct gcuda_context * ctx, struct gcuda_tensor * a, int lp0, int rp0,
+    int lp1, int rp1, int lp2, int rp2, int lp3, int rp3) {
     const int lp[GCUDA_MAX_DIMS] = { lp0, lp1, lp2, lp3 }, rp[GCUDA_MAX_DIMS] = { rp0, rp1, rp2, rp3 };
     return gcudai_pad_op(ctx, a, lp, rp, true);
 }
@@ -10608,9 +10953,12 @@ static gcuda_status gcudai_pad_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_rows(y, y));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t lp = gcudai_param_i32(y, 2 * d), rp = gcudai_param_i32(y, 2 * d + 1);
-        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp, (long long) rp, d);
-        GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d, (long long) lp, (long long) x->ne[d], (long long) rp);
-        GCUDAI_WANT(y, gcudai_param_i32(y, 8) == 0 || x->ne[d] > 0 || gcuda_is_empty(y), "nothing to continue in dimension %d", d);
+        GCUDAI_WANT(y, lp >= 0 && rp >= 0, "%lld before and %lld behind dimension %d, want at least 0", (long long) lp,
+            (long long) rp, d);
+        GCUDAI_WANT(y, y->ne[d] - lp - rp == x->ne[d], "extent %d of the result must be %lld + %lld + %lld", d,
+            (long long) lp, (long long) x->ne[d], (long long) rp);
+        GCUDAI_WANT(y, gcudai_param_i32(y, 8) == 0 || x->ne[d] > 0 || gcuda_is_empty(y),
+            "nothing to continue in dimension %d", d);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -10620,7 +10968,11 @@ static void gcudai_pad_args(const struct gcuda_tensor * y, union gcudai_args * a
     p->x = gcudai_array(y->src[0]);
     p->y = gcudai_array(y);
     p->is_circular = y->op != GCUDA_OP_PAD || gcudai_param_i32(y, 8) != 0;
-    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) { p->lp[d] = y->op == GCUDA_OP_PAD ? gcudai_param_i32(y, 2 * d) : y->op == GCUDA_OP_ROLL ? gcudai_param_i32(y, d) : 0; }
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        p->lp[d] = y->op == GCUDA_OP_PAD    ? gcudai_param_i32(y, 2 * d)
+                   : y->op == GCUDA_OP_ROLL ? gcudai_param_i32(y, d)
+                                            : 0;
+    }
 }
 
 // Elements [i0, i0 + n) of an endless repetition of a row. What is there once is continued from the result itself.
@@ -10654,7 +11006,8 @@ static void gcudai_pad_piece(const struct gcuda_pad_args * p, const struct gcuda
         gcudai_wrap_row(size, gcudai_at(&p->x, i[1], i[2], i[3]), xs, p->x.ne[0], y, i[0], c->n);
         return;
     }
-    const int64_t end = GCUDAI_MIN(c->n, GCUDAI_MAX(p->x.ne[0] - i[0], 0)), begin = GCUDAI_MIN(GCUDAI_MAX(-i[0], 0), end);
+    const int64_t end = GCUDAI_MIN(c->n, GCUDAI_MAX(p->x.ne[0] - i[0], 0)),
+                  begin = GCUDAI_MIN(GCUDAI_MAX(-i[0], 0), end);
     if (!is_inside || begin == end) {
         gcudai_zero(size, y, ys, c->n);
         return;
@@ -10674,7 +11027,8 @@ static void gcudai_pad_cpu(const union gcudai_args * args, const struct gcudai_t
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_pad_reflect_1d(struct gcuda_context * ctx, struct gcuda_tensor * a, int p0, int p1) {
     struct gcuda_tensor * src[] = { a };
-    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD_REFLECT_1D, src, 1) || !gcudai_is_plain_source(ctx, GCUDA_OP_PAD_REFLECT_1D, a)) {
+    if (!gcudai_op_begin(ctx, GCUDA_OP_PAD_REFLECT_1D, src, 1) ||
+        !gcudai_is_plain_source(ctx, GCUDA_OP_PAD_REFLECT_1D, a)) {
         return NULL;
     }
     int64_t ne[GCUDA_MAX_DIMS] = { a->ne[0], a->ne[1], a->ne[2], a->ne[3] };
@@ -10693,9 +11047,10 @@ static gcuda_status gcudai_pad_reflect_1d_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_plain(y, x));
     GCUDAI_TRY(gcudai_want_same_type(y, x, y));
     GCUDAI_TRY(gcudai_want_rows(y, y));
-    GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]), "%lld before and %lld behind, want 0 to %lld", (long long) p0,
-                (long long) p1, (long long) x->ne[0] - 1);
-    GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements", (long long) p0, (long long) x->ne[0], (long long) p1);
+    GCUDAI_WANT(y, p0 >= 0 && p1 >= 0 && ((p0 == 0 && p1 == 0) || GCUDAI_MAX(p0, p1) < x->ne[0]),
+        "%lld before and %lld behind, want 0 to %lld", (long long) p0, (long long) p1, (long long) x->ne[0] - 1);
+    GCUDAI_WANT(y, y->ne[0] - p0 - p1 == x->ne[0], "rows of the result must have %lld + %lld + %lld elements",
+        (long long) p0, (long long) x->ne[0], (long long) p1);
     return gcudai_want_shape(y, y->ne[0], x->ne[1], x->ne[2], x->ne[3]);
 }
 
@@ -10723,7 +11078,8 @@ static void gcudai_pad_reflect_1d_cpu(const union gcudai_args * args, const stru
 }
 
 // >>op:roll -------------------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_roll(struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3) {
+struct gcuda_tensor * gcuda_roll(
+    struct gcuda_context * ctx, struct gcuda_tensor * a, int shift0, int shift1, int shift2, int shift3) {
     struct gcuda_tensor * src[] = { a };
     const int shift[GCUDA_MAX_DIMS] = { shift0, shift1, shift2, shift3 };
     if (!gcudai_op_begin(ctx, GCUDA_OP_ROLL, src, 1)) {
@@ -10742,7 +11098,8 @@ static gcuda_status gcudai_roll_check(const struct gcuda_tensor * y) {
     GCUDAI_TRY(gcudai_want_like(y, x));
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
         const int64_t shift = gcudai_param_i32(y, d);
-        GCUDAI_WANT(y, shift == 0 || (shift < x->ne[d] && -shift < x->ne[d]), "shift %lld of dimension %d, want less than %lld", (long long) shift, d, (long long) x->ne[d]);
+        GCUDAI_WANT(y, shift == 0 || (shift < x->ne[d] && -shift < x->ne[d]),
+            "shift %lld of dimension %d, want less than %lld", (long long) shift, d, (long long) x->ne[d]);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -10816,7 +11173,10 @@ static void gcudai_mask_cpu(const union gcudai_args * args, const struct gcudai_
         const int64_t from = GCUDAI_MIN(GCUDAI_MAX(p->from + c.i1 - c.i0, 0), c.n);
         const int64_t to = GCUDAI_MIN(GCUDAI_MAX(p->to + c.i1 - c.i0, from), c.n);
         char * y = gcudai_at(&p->y, c.i1, c.i2, c.i3) + c.i0 * ys;
-        if (from < to) { gcudai_move(gcuda_type_size(p->y.type), gcudai_at(&p->x, c.i1, c.i2, c.i3) + (c.i0 + from) * xs, xs, y + from * ys, ys, to - from); }
+        if (from < to) {
+            gcudai_move(gcuda_type_size(p->y.type), gcudai_at(&p->x, c.i1, c.i2, c.i3) + (c.i0 + from) * xs, xs,
+                y + from * ys, ys, to - from);
+        }
         if (from > 0) { gcudai_mask_fill(p, y, from); }
         if (to < c.n) { gcudai_mask_fill(p, y + to * ys, c.n - to); }
     }
@@ -10825,7 +11185,8 @@ static void gcudai_mask_cpu(const union gcudai_args * args, const struct gcudai_
 static void gcudai_diag_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
 
 // >>op:diag_mask_inf ----------------------------------------------------------------------------------
-static struct gcuda_tensor * gcudai_diag_mask(struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, int n_past, bool inplace) {
+static struct gcuda_tensor * gcudai_diag_mask(
+    struct gcuda_context * ctx, enum gcuda_op op, struct gcuda_tensor * a, int n_past, bool inplace) {
     struct gcuda_tensor * src[] = { a };
     if (!gcudai_op_begin(ctx, op, src, 1)) {
         return NULL;
@@ -10835,8 +11196,12 @@ static struct gcuda_tensor * gcudai_diag_mask(struct gcuda_context * ctx, enum g
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, false); }
-struct gcuda_tensor * gcuda_diag_mask_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, true); }
+struct gcuda_tensor * gcuda_diag_mask_inf(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
+    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, false);
+}
+struct gcuda_tensor * gcuda_diag_mask_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
+    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_INF, a, n_past, true);
+}
 
 // Floats of the same type and shape: also of tri and fill.
 static gcuda_status gcudai_want_float_like(const struct gcuda_tensor * y) {
@@ -10851,14 +11216,22 @@ static gcuda_status gcudai_diag_mask_inf_check(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_diag_mask_inf_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+static void gcudai_diag_mask_inf_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_mask_cpu(args, t);
+}
 
 // >>op:diag_mask_zero ---------------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, false); }
-struct gcuda_tensor * gcuda_diag_mask_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) { return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, true); }
+struct gcuda_tensor * gcuda_diag_mask_zero(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
+    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, false);
+}
+struct gcuda_tensor * gcuda_diag_mask_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_past) {
+    return gcudai_diag_mask(ctx, GCUDA_OP_DIAG_MASK_ZERO, a, n_past, true);
+}
 
 static gcuda_status gcudai_diag_mask_zero_check(const struct gcuda_tensor * y) { return gcudai_diag_mask_inf_check(y); }
-static void gcudai_diag_mask_zero_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
+static void gcudai_diag_mask_zero_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
+    gcudai_mask_cpu(args, t);
+}
 
 // >>op:tri --------------------------------------------------------------------------------------------
 struct gcuda_tensor * gcuda_tri(struct gcuda_context * ctx, struct gcuda_tensor * a, enum gcuda_tri_type type) {
@@ -10875,7 +11248,8 @@ static gcuda_status gcudai_tri_check(const struct gcuda_tensor * y) {
     const int type = gcudai_param_i32(y, 0);
     GCUDAI_TRY(gcudai_want_float_like(y));
     GCUDAI_WANT(y, y->ne[0] == y->ne[1], "matrices must be square");
-    GCUDAI_WANT(y, type >= GCUDA_TRI_TYPE_UPPER_DIAG && type <= GCUDA_TRI_TYPE_LOWER, "triangle type %d, want 0 to 3", type);
+    GCUDAI_WANT(
+        y, type >= GCUDA_TRI_TYPE_UPPER_DIAG && type <= GCUDA_TRI_TYPE_LOWER, "triangle type %d, want 0 to 3", type);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -10892,8 +11266,12 @@ static struct gcuda_tensor * gcudai_fill(struct gcuda_context * ctx, struct gcud
     return gcudai_op_finish(ctx, y);
 }
 
-struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) { return gcudai_fill(ctx, a, c, false); }
-struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) { return gcudai_fill(ctx, a, c, true); }
+struct gcuda_tensor * gcuda_fill(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) {
+    return gcudai_fill(ctx, a, c, false);
+}
+struct gcuda_tensor * gcuda_fill_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float c) {
+    return gcudai_fill(ctx, a, c, true);
+}
 
 static gcuda_status gcudai_fill_check(const struct gcuda_tensor * y) { return gcudai_want_float_like(y); }
 static void gcudai_fill_cpu(const union gcudai_args * args, const struct gcudai_task * t) { gcudai_mask_cpu(args, t); }
@@ -10911,7 +11289,8 @@ struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float start, floa
         return NULL;
     }
     if (ne[0] < 0) {
-        return gcudai_op_error(ctx, GCUDA_OP_ARANGE, "from %g to %g by %g, want stop > start and step > 0", (double) start, (double) stop, (double) step);
+        return gcudai_op_error(ctx, GCUDA_OP_ARANGE, "from %g to %g by %g, want stop > start and step > 0",
+            (double) start, (double) stop, (double) step);
     }
     struct gcuda_tensor * y = gcudai_op_new(ctx, GCUDA_OP_ARANGE, GCUDA_TYPE_F32, ne, NULL, 0);
     gcudai_set_param_f32(y, 0, start);
@@ -10944,7 +11323,8 @@ static void gcudai_arange_cpu(const union gcudai_args * args, const struct gcuda
 }
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-struct gcuda_tensor * gcuda_timestep_embedding(struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period) {
+struct gcuda_tensor * gcuda_timestep_embedding(
+    struct gcuda_context * ctx, struct gcuda_tensor * timesteps, int dim, int max_period) {
     struct gcuda_tensor * src[] = { timesteps };
     if (!gcudai_op_begin(ctx, GCUDA_OP_TIMESTEP_EMBEDDING, src, 1)) {
         return NULL;
@@ -10977,7 +11357,9 @@ static void gcudai_timestep_embedding_args(const struct gcuda_tensor * y, union 
 
 #define GCUDAI_TIMESTEP_ITEM ((int64_t) 4096)
 
-static void gcudai_timestep_embedding_work(const struct gcuda_tensor * y, struct gcudai_work * w) { gcudai_split_rows(y, GCUDAI_TIMESTEP_ITEM, 150.0, w, 0); }
+static void gcudai_timestep_embedding_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
+    gcudai_split_rows(y, GCUDAI_TIMESTEP_ITEM, 150.0, w, 0);
+}
 
 static void gcudai_timestep_embedding_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_timestep_embedding_args * p = &args->timestep_embedding;
@@ -10988,7 +11370,8 @@ static void gcudai_timestep_embedding_cpu(const union gcudai_args * args, const 
         memcpy(&step, (const char *) p->x.data + (size_t) c.i1 * p->x.nb[0], sizeof(step));
         for (int64_t i = c.i0; i < c.i0 + c.n; ++i) {
             const int64_t j = i < half ? i : i - half;
-            const double angle = (double) step * exp(-log((double) p->max_period) * (double) j / (double) GCUDAI_MAX(half, 1));
+            const double angle =
+                (double) step * exp(-log((double) p->max_period) * (double) j / (double) GCUDAI_MAX(half, 1));
             v = i < half ? (float) cos(angle) : i < 2 * half ? (float) sin(angle) : 0.0f;
             memcpy(gcudai_at(&p->y, c.i1, 0, 0) + (size_t) i * p->y.nb[0], &v, sizeof(v));
         }
@@ -13333,8 +13716,9 @@ static int64_t gcudai_rope_n_pairs(int n_dims, int mode) {
 }
 
 static gcuda_status gcudai_want_rope_mode(const struct gcuda_tensor * y, int n_dims, int mode) {
-    const bool is_known = mode == GCUDA_ROPE_TYPE_NORMAL || mode == GCUDA_ROPE_TYPE_NEOX || mode == GCUDA_ROPE_TYPE_MROPE ||
-                          mode == GCUDA_ROPE_TYPE_VISION || mode == GCUDA_ROPE_TYPE_IMROPE;
+    const bool is_known = mode == GCUDA_ROPE_TYPE_NORMAL || mode == GCUDA_ROPE_TYPE_NEOX ||
+                          mode == GCUDA_ROPE_TYPE_MROPE || mode == GCUDA_ROPE_TYPE_VISION ||
+                          mode == GCUDA_ROPE_TYPE_IMROPE;
     GCUDAI_WANT(y, is_known, "mode %d does not exist", mode);
     GCUDAI_WANT(y, n_dims > 0 && n_dims % 2 == 0 && n_dims <= y->ne[0], "n_dims is %d, want an even number up to %lld",
         n_dims, (long long) y->ne[0]);
@@ -13910,7 +14294,9 @@ static enum gcudai_mm_path gcudai_mm_choose(const struct gcudai_simd * simd, enu
                                             int64_t n_shared, int64_t k) {
     const bool exact = gcudai_is_float(a) || m < 16;
     if (k == 0 || k > GCUDAI_GEMM_MAX_K || m < 8 || n < 4) {
-        return exact ? GCUDAI_MM_DOT : n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
+        return exact                                         ? GCUDAI_MM_DOT
+               : n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL
+                                                             : GCUDAI_MM_Q_DOT;
     }
     if (exact || (simd->q_panel == NULL && n >= 48)) { return GCUDAI_MM_GEMM; }
     return n_shared >= GCUDAI_MM_MANY && simd->q_panel ? GCUDAI_MM_Q_PANEL : GCUDAI_MM_Q_DOT;
@@ -16873,9 +17259,11 @@ static void gcudai_solve_tri_cpu(const union gcudai_args * args, const struct gc
 // =====================================================================================================
 
 static const struct gcudai_op_info gcudai_ops[GCUDA_OP_COUNT] = {
-    { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can, gcudai_none_cpu },
-#define X(ID, name, n_src, n_opt, flags, args, work, can) \
-    { #ID, #name, n_src, n_opt, flags, gcudai_##name##_check, gcudai_##args##_args, gcudai_##work##_work, gcudai_##can##_can, gcudai_##name##_cpu },
+    { "NONE", "none", 0, 10, GCUDAI_OP_VIEW, gcudai_none_check, gcudai_none_args, gcudai_none_work, gcudai_any_can,
+        gcudai_none_cpu },
+#define X(ID, name, n_src, n_opt, flags, args, work, can)                                                              \
+    { #ID, #name, n_src, n_opt, flags, gcudai_##name##_check, gcudai_##args##_args, gcudai_##work##_work,              \
+        gcudai_##can##_can, gcudai_##name##_cpu },
     GCUDA_OPS(X)
 #undef X
 };
@@ -16935,15 +17323,18 @@ static size_t gcudai_graph_bytes(size_t size, bool grads) {
 }
 
 size_t gcuda_graph_overhead_custom(size_t size, bool grads) {
-    return size > GCUDAI_GRAPH_MAX_SIZE ? 0 : GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(gcudai_graph_bytes(size, grads), GCUDA_MEM_ALIGN);
+    return size > GCUDAI_GRAPH_MAX_SIZE
+               ? 0
+               : GCUDAI_OBJECT_BYTES_PADDED + gcudai_pad(gcudai_graph_bytes(size, grads), GCUDA_MEM_ALIGN);
 }
 
 size_t gcuda_graph_overhead(void) { return gcuda_graph_overhead_custom(GCUDA_DEFAULT_GRAPH_SIZE, false); }
 
 struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t size, bool grads) {
     if (ctx == NULL || size == 0 || size > GCUDAI_GRAPH_MAX_SIZE) {
-        gcudai_latch(ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_graph: context is NULL, or size %llu (1 to %llu)",
-                                      (unsigned long long) size, (unsigned long long) GCUDAI_GRAPH_MAX_SIZE));
+        gcudai_latch(
+            ctx, gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "new_graph: context is NULL, or size %llu (1 to %llu)",
+                     (unsigned long long) size, (unsigned long long) GCUDAI_GRAPH_MAX_SIZE));
         return NULL;
     }
     const size_t bytes = gcudai_graph_bytes(size, grads), hash = gcudai_graph_hash_size(size);
@@ -16972,7 +17363,9 @@ struct gcuda_cgraph * gcuda_new_graph_custom(struct gcuda_context * ctx, size_t 
     return g;
 }
 
-struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx) { return gcuda_new_graph_custom(ctx, GCUDA_DEFAULT_GRAPH_SIZE, false); }
+struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx) {
+    return gcuda_new_graph_custom(ctx, GCUDA_DEFAULT_GRAPH_SIZE, false);
+}
 
 #define GCUDAI_NO_SLOT SIZE_MAX
 
@@ -16999,14 +17392,17 @@ int gcuda_graph_use_count(const struct gcuda_cgraph * graph, const struct gcuda_
     return i != GCUDAI_NO_SLOT ? graph->use_counts[i] : 0;
 }
 
-static bool gcudai_is_leaf(const struct gcuda_tensor * t) { return t->op == GCUDA_OP_NONE && !(t->flags & GCUDA_TENSOR_FLAG_PARAM); }
+static bool gcudai_is_leaf(const struct gcuda_tensor * t) {
+    return t->op == GCUDA_OP_NONE && !(t->flags & GCUDA_TENSOR_FLAG_PARAM);
+}
 
 // Appends a tensor whose sources are all there.
 static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_tensor * t) {
     const bool is_leaf = gcudai_is_leaf(t);
     const int n = is_leaf ? g->n_leafs : g->n_nodes;
     if (n >= g->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n, is_leaf ? "leafs" : "nodes", g->size, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d %s, size %d, next is '%s'", n,
+            is_leaf ? "leafs" : "nodes", g->size, t->name);
     }
     if (t->name[0] == '\0') {
         gcuda_format_name(t, is_leaf ? "leaf_%d" : "node_%d", n);
@@ -17021,11 +17417,13 @@ static gcuda_status gcudai_graph_append(struct gcuda_cgraph * g, struct gcuda_te
 }
 
 // Counts a reference, and remembers a tensor seen for the first time as a child of `parent`.
-static gcuda_status gcudai_graph_discover(struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
+static gcuda_status gcudai_graph_discover(
+    struct gcuda_cgraph * g, struct gcuda_tensor * t, struct gcudai_visits * v, int32_t parent, bool * is_new) {
     const size_t slot = gcudai_graph_slot(g, t);
     *is_new = slot != GCUDAI_NO_SLOT && g->hash_keys[slot] == NULL;
     if (slot == GCUDAI_NO_SLOT || (*is_new && v->n == 2 * g->size)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes, g->n_leafs, g->size);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph is full: %d nodes and %d leafs, size %d", g->n_nodes,
+            g->n_leafs, g->size);
     }
     if (*is_new) {
         v->items[v->n].tensor = t;
@@ -17106,7 +17504,8 @@ static gcuda_status gcudai_graph_ready(const struct gcuda_cgraph * g, const char
 gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "build_forward_expand"));
     if (tensor == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_forward_expand: tensor is NULL%s%.800s", gcudai_message[0] ? "; before: " : "", gcudai_message);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_forward_expand: tensor is NULL%s%.800s",
+            gcudai_message[0] ? "; before: " : "", gcudai_message);
     }
     const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
     struct gcudai_visits visits;
@@ -17122,7 +17521,8 @@ gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcud
 gcuda_status gcuda_graph_add_node(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "graph_add_node"));
     if (tensor == NULL || graph->n_nodes >= graph->size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: tensor is NULL, or %d nodes fill the graph", graph->n_nodes);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_add_node: tensor is NULL, or %d nodes fill the graph",
+            graph->n_nodes);
     }
     const size_t slot = gcudai_graph_slot(graph, tensor);
     if (slot == GCUDAI_NO_SLOT) {
@@ -17170,8 +17570,9 @@ void gcuda_graph_clear(struct gcuda_cgraph * graph) {
 
 gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst) {
     if (src == NULL || dst == NULL || dst->ctx == NULL || dst->size < src->n_nodes || dst->size < src->n_leafs) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d",
-                           src ? src->n_nodes : 0, src ? src->n_leafs : 0, dst ? dst->size : 0);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "graph_cpy: a graph is NULL or a view, or %d nodes and %d leafs do not fit into %d", src ? src->n_nodes : 0,
+            src ? src->n_leafs : 0, dst ? dst->size : 0);
     }
     if (src == dst) {
         return GCUDA_STATUS_SUCCESS;
@@ -17233,10 +17634,11 @@ struct gcuda_tensor * gcuda_graph_get_tensor(const struct gcuda_cgraph * graph, 
 // ---- printing ----
 
 static void gcudai_text_tensor(struct gcudai_text * out, int i, const struct gcuda_tensor * t) {
-    gcudai_append(out, "%5d  %-18s %-7s [%6lld, %6lld, %6lld, %6lld]  %s%s%s%s  %s", i, gcuda_op_desc(t), gcuda_type_name(t->type),
-                  (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3],
-                  t->flags & GCUDA_TENSOR_FLAG_PARAM ? "p" : "-", t->flags & GCUDA_TENSOR_FLAG_INPUT ? "i" : "-",
-                  t->flags & GCUDA_TENSOR_FLAG_OUTPUT ? "o" : "-", t->view_src ? "v" : "-", t->name);
+    gcudai_append(out, "%5d  %-18s %-7s [%6lld, %6lld, %6lld, %6lld]  %s%s%s%s  %s", i, gcuda_op_desc(t),
+        gcuda_type_name(t->type), (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2],
+        (long long) t->ne[3], t->flags & GCUDA_TENSOR_FLAG_PARAM ? "p" : "-",
+        t->flags & GCUDA_TENSOR_FLAG_INPUT ? "i" : "-", t->flags & GCUDA_TENSOR_FLAG_OUTPUT ? "o" : "-",
+        t->view_src ? "v" : "-", t->name);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         if (t->src[k] != NULL) {
             gcudai_append(out, "%s%s", k == 0 ? "  <- " : ", ", t->src[k]->name);
@@ -17338,7 +17740,9 @@ static bool gcudai_grad_wanted(const struct gcudai_backward * b, const struct gc
     return slot != GCUDAI_NO_SLOT && b->wanted[slot];
 }
 
-static bool gcudai_grad_wants(const struct gcudai_backward * b, int k) { return gcudai_grad_wanted(b, b->node->src[k]); }
+static bool gcudai_grad_wants(const struct gcudai_backward * b, int k) {
+    return gcudai_grad_wanted(b, b->node->src[k]);
+}
 
 static void gcudai_grad_none(struct gcudai_backward * b, const char * why) {
     if (b->status == GCUDA_STATUS_SUCCESS) {
@@ -17351,12 +17755,14 @@ static struct gcuda_tensor * gcudai_packed(struct gcuda_context * ctx, struct gc
     return t != NULL && !gcuda_is_contiguous(t) ? gcuda_cont(ctx, t) : t;
 }
 
-static struct gcuda_tensor * gcudai_shaped(struct gcuda_context * ctx, struct gcuda_tensor * t, const struct gcuda_tensor * like) {
+static struct gcuda_tensor * gcudai_shaped(
+    struct gcuda_context * ctx, struct gcuda_tensor * t, const struct gcuda_tensor * like) {
     return gcuda_reshape_4d(ctx, gcudai_packed(ctx, t), like->ne[0], like->ne[1], like->ne[2], like->ne[3]);
 }
 
 // What came through broadcasting is summed back.
-static struct gcuda_tensor * gcudai_summed(struct gcuda_context * ctx, struct gcuda_tensor * t, struct gcuda_tensor * like) {
+static struct gcuda_tensor * gcudai_summed(
+    struct gcuda_context * ctx, struct gcuda_tensor * t, struct gcuda_tensor * like) {
     return t != NULL && !gcuda_are_same_shape(t, like) ? gcuda_repeat_back(ctx, t, like) : t;
 }
 
@@ -17368,7 +17774,8 @@ static void gcudai_grad_add_to(struct gcudai_backward * b, struct gcuda_tensor *
     }
     if (g->grads[slot] == NULL) {
         g->grads[slot] = gcudai_packed(b->ctx, t);
-    } else if (g->grads[slot] == g->grad_accs[slot] || (g->grads[slot]->view_src != NULL && g->grads[slot]->view_src == g->grad_accs[slot])) {
+    } else if (g->grads[slot] == g->grad_accs[slot] ||
+               (g->grads[slot]->view_src != NULL && g->grads[slot]->view_src == g->grad_accs[slot])) {
         g->grads[slot] = gcuda_add_inplace(b->ctx, g->grads[slot], t); // the accumulator itself
     } else {
         g->grads[slot] = gcuda_add(b->ctx, g->grads[slot], t);
@@ -17376,7 +17783,9 @@ static void gcudai_grad_add_to(struct gcudai_backward * b, struct gcuda_tensor *
     gcuda_format_name(g->grads[slot], "grad for %s", src->name);
 }
 
-static void gcudai_grad_add(struct gcudai_backward * b, int k, struct gcuda_tensor * t) { gcudai_grad_add_to(b, b->node->src[k], t); }
+static void gcudai_grad_add(struct gcudai_backward * b, int k, struct gcuda_tensor * t) {
+    gcudai_grad_add_to(b, b->node->src[k], t);
+}
 
 // g times what the function f gives, made only when source k wants it.
 #define GCUDAI_GRAD_IF(b, k, expr)                 \
@@ -17403,7 +17812,8 @@ static void gcudai_mul_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
     GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_mul(b->ctx, g, b->node->src[0]), b->node->src[1]));
 }
 
-static void gcudai_div_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // y = p / q: dp = g / q, dq = -g y / q
+static void gcudai_div_grad(
+    struct gcudai_backward * b, struct gcuda_tensor * g) { // y = p / q: dp = g / q, dq = -g y / q
     struct gcuda_tensor * y = (struct gcuda_tensor *) (uintptr_t) b->node, * q = b->node->src[1];
     GCUDAI_GRAD_IF(b, 0, gcuda_div(b->ctx, g, q));
     GCUDAI_GRAD_IF(b, 1, gcudai_summed(b->ctx, gcuda_neg(b->ctx, gcuda_div(b->ctx, gcuda_mul(b->ctx, g, y), q)), q));
@@ -17422,10 +17832,18 @@ static void gcudai_sqrt_grad(struct gcudai_backward * b, struct gcuda_tensor * g
     gcudai_grad_add(b, 0, gcuda_scale(b->ctx, gcuda_div(b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node), 0.5f));
 }
 
-static void gcudai_log_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_div(b->ctx, g, b->node->src[0])); }
-static void gcudai_sin_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_mul(b->ctx, g, gcuda_cos(b->ctx, b->node->src[0]))); }
-static void gcudai_cos_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_neg(b->ctx, gcuda_mul(b->ctx, g, gcuda_sin(b->ctx, b->node->src[0])))); }
-static void gcudai_scale_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_scale(b->ctx, g, gcudai_param_f32(b->node, 0))); }
+static void gcudai_log_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_div(b->ctx, g, b->node->src[0]));
+}
+static void gcudai_sin_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_mul(b->ctx, g, gcuda_cos(b->ctx, b->node->src[0])));
+}
+static void gcudai_cos_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_neg(b->ctx, gcuda_mul(b->ctx, g, gcuda_sin(b->ctx, b->node->src[0]))));
+}
+static void gcudai_scale_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_scale(b->ctx, g, gcudai_param_f32(b->node, 0)));
+}
 
 static void gcudai_leaky_relu_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // slope + (1 - slope) step(x)
     const float slope = gcudai_param_f32(b->node, 0);
@@ -17435,11 +17853,14 @@ static void gcudai_leaky_relu_grad(struct gcudai_backward * b, struct gcuda_tens
 
 // 1 where lo < x < hi, else 0.
 static struct gcuda_tensor * gcudai_between(struct gcuda_context * ctx, struct gcuda_tensor * x, float lo, float hi) {
-    return gcuda_mul(ctx, gcuda_step(ctx, gcuda_scale_bias(ctx, x, 1.0f, -lo)), gcuda_step(ctx, gcuda_scale_bias(ctx, x, -1.0f, hi)));
+    return gcuda_mul(ctx, gcuda_step(ctx, gcuda_scale_bias(ctx, x, 1.0f, -lo)),
+        gcuda_step(ctx, gcuda_scale_bias(ctx, x, -1.0f, hi)));
 }
 
 // s (1 - s)
-static struct gcuda_tensor * gcudai_logistic_slope(struct gcuda_context * ctx, struct gcuda_tensor * s) { return gcuda_mul(ctx, s, gcuda_scale_bias(ctx, s, -1.0f, 1.0f)); }
+static struct gcuda_tensor * gcudai_logistic_slope(struct gcuda_context * ctx, struct gcuda_tensor * s) {
+    return gcuda_mul(ctx, s, gcuda_scale_bias(ctx, s, -1.0f, 1.0f));
+}
 
 // The tanh form of GELU is x s(u) with the logistic function s and u = 2 sqrt(2/pi) (x + 0.044715 x^3).
 static struct gcuda_tensor * gcudai_gelu_slope(struct gcuda_context * ctx, struct gcuda_tensor * x) {
@@ -17452,10 +17873,12 @@ static struct gcuda_tensor * gcudai_gelu_slope(struct gcuda_context * ctx, struc
 
 // GELU by the error function is x P(x) with the normal distribution P, its slope P(x) + x p(x). P is y / x, and
 // 1/2 + x / sqrt(2 pi) next to zero, where that is exact to 1e-10.
-static struct gcuda_tensor * gcudai_gelu_erf_slope(struct gcuda_context * ctx, struct gcuda_tensor * x, struct gcuda_tensor * y) {
+static struct gcuda_tensor * gcudai_gelu_erf_slope(
+    struct gcuda_context * ctx, struct gcuda_tensor * x, struct gcuda_tensor * y) {
     const float density = 0.39894228040143267794f;
     struct gcuda_tensor * near_zero = gcuda_step(ctx, gcuda_scale_bias(ctx, gcuda_abs(ctx, x), -1.0f, 1e-3f));
-    struct gcuda_tensor * far_p = gcuda_div(ctx, y, gcuda_add(ctx, x, near_zero)); // of no account near zero, but finite
+    struct gcuda_tensor * far_p =
+        gcuda_div(ctx, y, gcuda_add(ctx, x, near_zero)); // of no account near zero, but finite
     struct gcuda_tensor * near_p = gcuda_scale_bias(ctx, x, density, 0.5f);
     struct gcuda_tensor * p = gcuda_add(ctx, far_p, gcuda_mul(ctx, gcuda_sub(ctx, near_p, far_p), near_zero));
     struct gcuda_tensor * bell = gcuda_scale(ctx, gcuda_exp(ctx, gcuda_scale(ctx, gcuda_sqr(ctx, x), -0.5f)), density);
@@ -17463,7 +17886,8 @@ static struct gcuda_tensor * gcudai_gelu_erf_slope(struct gcuda_context * ctx, s
 }
 
 // f'(x) of a unary operation, y = f(x) where known; NULL without an error means zero everywhere.
-static struct gcuda_tensor * gcudai_unary_slope(struct gcudai_backward * b, enum gcuda_unary_op op, struct gcuda_tensor * x, struct gcuda_tensor * y) {
+static struct gcuda_tensor * gcudai_unary_slope(
+    struct gcudai_backward * b, enum gcuda_unary_op op, struct gcuda_tensor * x, struct gcuda_tensor * y) {
     struct gcuda_context * ctx = b->ctx;
     switch (op) {
         case GCUDA_UNARY_OP_ABS: return gcuda_sgn(ctx, x);
@@ -17474,12 +17898,14 @@ static struct gcuda_tensor * gcudai_unary_slope(struct gcudai_backward * b, enum
         case GCUDA_UNARY_OP_EXP: return y;
         case GCUDA_UNARY_OP_EXPM1: return gcuda_scale_bias(ctx, y, 1.0f, 1.0f);
         case GCUDA_UNARY_OP_SOFTPLUS: return gcuda_sigmoid(ctx, x);
-        case GCUDA_UNARY_OP_ELU: return gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x)))); // exp(min(x, 0))
+        case GCUDA_UNARY_OP_ELU:
+            return gcuda_exp(ctx, gcuda_neg(ctx, gcuda_relu(ctx, gcuda_neg(ctx, x)))); // exp(min(x, 0))
         case GCUDA_UNARY_OP_GELU: return gcudai_gelu_slope(ctx, x);
         case GCUDA_UNARY_OP_GELU_ERF: return gcudai_gelu_erf_slope(ctx, x, y);
         case GCUDA_UNARY_OP_HARDSIGMOID: return gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f);
         case GCUDA_UNARY_OP_HARDSWISH: // h(x) + x h'(x)
-            return gcuda_add(ctx, gcuda_hardsigmoid(ctx, x), gcuda_mul(ctx, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f), x));
+            return gcuda_add(ctx, gcuda_hardsigmoid(ctx, x),
+                gcuda_mul(ctx, gcuda_scale(ctx, gcudai_between(ctx, x, -3.0f, 3.0f), 1.0f / 6.0f), x));
         case GCUDA_UNARY_OP_SGN:
         case GCUDA_UNARY_OP_STEP:
         case GCUDA_UNARY_OP_FLOOR:
@@ -17491,7 +17917,8 @@ static struct gcuda_tensor * gcudai_unary_slope(struct gcudai_backward * b, enum
 }
 
 // g f'(x). SILU has an operation of its own, and gelu_quick(x) is silu(1.702 x) / 1.702.
-static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
+static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum gcuda_unary_op op,
+    struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
     if (op == GCUDA_UNARY_OP_SILU) {
         return gcuda_silu_back(b->ctx, g, gcudai_packed(b->ctx, x));
     }
@@ -17503,7 +17930,9 @@ static struct gcuda_tensor * gcudai_unary_chain(struct gcudai_backward * b, enum
 }
 
 static void gcudai_unary_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcudai_unary_chain(b, gcuda_get_unary_op(b->node), g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node));
+    gcudai_grad_add(b, 0,
+        gcudai_unary_chain(
+            b, gcuda_get_unary_op(b->node), g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node));
 }
 
 static bool gcudai_glu_act(enum gcuda_glu_op op, enum gcuda_unary_op * act) {
@@ -17529,8 +17958,10 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
     if (!is_split) {
         struct gcuda_tensor * a = b->node->src[0];
         const size_t half = (size_t) (a->ne[0] / 2) * a->nb[0];
-        x = gcuda_cont(ctx, gcuda_view_4d(ctx, a, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3], a->nb[1], a->nb[2], a->nb[3], is_swapped ? half : 0));
-        w = gcuda_cont(ctx, gcuda_view_4d(ctx, a, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3], a->nb[1], a->nb[2], a->nb[3], is_swapped ? 0 : half));
+        x = gcuda_cont(ctx, gcuda_view_4d(ctx, a, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3], a->nb[1], a->nb[2],
+                                a->nb[3], is_swapped ? half : 0));
+        w = gcuda_cont(ctx, gcuda_view_4d(ctx, a, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3], a->nb[1], a->nb[2],
+                                a->nb[3], is_swapped ? 0 : half));
     }
     struct gcuda_tensor * y = gcuda_unary(ctx, x, act);
     struct gcuda_tensor * dx = gcudai_unary_chain(b, act, gcuda_mul(ctx, g, w), x, y), * dw = gcuda_mul(ctx, g, y);
@@ -17544,17 +17975,30 @@ static void gcudai_glu_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
 
 // ---- reductions and movement ----
 
-static void gcudai_sum_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0])); }
-static void gcudai_sum_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0])); }
-
-static void gcudai_mean_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, gcuda_scale(b->ctx, g, 1.0f / (float) b->node->src[0]->ne[0]), b->node->src[0]));
+static void gcudai_sum_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
+}
+static void gcudai_sum_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
 }
 
-static void gcudai_repeat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat_back(b->ctx, g, b->node->src[0])); }
-static void gcudai_repeat_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0])); }
-static void gcudai_reshape_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcudai_shaped(b->ctx, g, b->node->src[0])); } // also dup, cont, cpy
-static void gcudai_transpose_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_transpose(b->ctx, g)); }
+static void gcudai_mean_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(
+        b, 0, gcuda_repeat(b->ctx, gcuda_scale(b->ctx, g, 1.0f / (float) b->node->src[0]->ne[0]), b->node->src[0]));
+}
+
+static void gcudai_repeat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_repeat_back(b->ctx, g, b->node->src[0]));
+}
+static void gcudai_repeat_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_repeat(b->ctx, g, b->node->src[0]));
+}
+static void gcudai_reshape_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcudai_shaped(b->ctx, g, b->node->src[0]));
+} // also dup, cont, cpy
+static void gcudai_transpose_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_transpose(b->ctx, g));
+}
 
 static void gcudai_permute_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     int back[GCUDA_MAX_DIMS];
@@ -17573,18 +18017,23 @@ static void gcudai_view_grad(struct gcudai_backward * b, struct gcuda_tensor * g
         gcudai_grad_none(b, "view of a source with gaps or of quantized type");
         return;
     }
-    struct gcuda_tensor * zero = gcuda_fill(b->ctx, gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, a->ne), 0.0f);
-    gcudai_grad_add(b, 0, gcuda_acc(b->ctx, zero, gcudai_packed(b->ctx, g), y->nb[1] / size * 4, y->nb[2] / size * 4, y->nb[3] / size * 4, (y->view_offs - a->view_offs) / size * 4));
+    struct gcuda_tensor * zero =
+        gcuda_fill(b->ctx, gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, a->ne), 0.0f);
+    gcudai_grad_add(b, 0,
+        gcuda_acc(b->ctx, zero, gcudai_packed(b->ctx, g), y->nb[1] / size * 4, y->nb[2] / size * 4, y->nb[3] / size * 4,
+            (y->view_offs - a->view_offs) / size * 4));
 }
 
 // The part of a gradient that a region (nb1, nb2, nb3, offset in params, in bytes of `size`) covers.
-static struct gcuda_tensor * gcudai_grad_region(struct gcudai_backward * b, struct gcuda_tensor * g, const struct gcuda_tensor * like) {
+static struct gcuda_tensor * gcudai_grad_region(
+    struct gcudai_backward * b, struct gcuda_tensor * g, const struct gcuda_tensor * like) {
     const size_t size = gcuda_type_size(b->node->type);
     size_t nb[4];
     for (int i = 0; i < 4; ++i) {
         nb[i] = (size_t) gcudai_param_i32(b->node, i) / size * 4;
     }
-    return gcuda_view_4d(b->ctx, gcudai_packed(b->ctx, g), like->ne[0], like->ne[1], like->ne[2], like->ne[3], nb[0], nb[1], nb[2], nb[3]);
+    return gcuda_view_4d(b->ctx, gcudai_packed(b->ctx, g), like->ne[0], like->ne[1], like->ne[2], like->ne[3], nb[0],
+        nb[1], nb[2], nb[3]);
 }
 
 static void gcudai_acc_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
@@ -17592,12 +18041,15 @@ static void gcudai_acc_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
     GCUDAI_GRAD_IF(b, 1, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
 }
 
-static void gcudai_set_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // what the region replaced gets nothing
+static void gcudai_set_grad(
+    struct gcudai_backward * b, struct gcuda_tensor * g) { // what the region replaced gets nothing
     const size_t scale = 4 / GCUDAI_MAX((size_t) 1, GCUDAI_MIN((size_t) 4, gcuda_type_size(b->node->type)));
     if (gcudai_grad_wants(b, 0)) {
         struct gcuda_tensor * part = gcuda_neg(b->ctx, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
-        gcudai_grad_add(b, 0, gcuda_acc(b->ctx, gcudai_packed(b->ctx, g), part, (size_t) gcudai_param_i32(b->node, 0) * scale, (size_t) gcudai_param_i32(b->node, 1) * scale,
-                                        (size_t) gcudai_param_i32(b->node, 2) * scale, (size_t) gcudai_param_i32(b->node, 3) * scale));
+        gcudai_grad_add(b, 0,
+            gcuda_acc(b->ctx, gcudai_packed(b->ctx, g), part, (size_t) gcudai_param_i32(b->node, 0) * scale,
+                (size_t) gcudai_param_i32(b->node, 1) * scale, (size_t) gcudai_param_i32(b->node, 2) * scale,
+                (size_t) gcudai_param_i32(b->node, 3) * scale));
     }
     GCUDAI_GRAD_IF(b, 1, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
 }
@@ -17608,7 +18060,9 @@ static void gcudai_concat_grad(struct gcudai_backward * b, struct gcuda_tensor *
     for (int k = 0; k < 2 && g != NULL; ++k) {
         const struct gcuda_tensor * a = b->node->src[k];
         const size_t offset = k == 0 ? 0 : (size_t) b->node->src[0]->ne[dim] * g->nb[dim];
-        GCUDAI_GRAD_IF(b, k, gcuda_cont(b->ctx, gcuda_view_4d(b->ctx, g, a->ne[0], a->ne[1], a->ne[2], a->ne[3], g->nb[1], g->nb[2], g->nb[3], offset)));
+        GCUDAI_GRAD_IF(b, k,
+            gcuda_cont(b->ctx, gcuda_view_4d(b->ctx, g, a->ne[0], a->ne[1], a->ne[2], a->ne[3], g->nb[1], g->nb[2],
+                                   g->nb[3], offset)));
     }
 }
 
@@ -17624,13 +18078,17 @@ static void gcudai_pad_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
         offset += (size_t) gcudai_param_i32(b->node, 2 * i) * g->nb[i];
     }
     if (g != NULL) {
-        gcudai_grad_add(b, 0, gcuda_cont(b->ctx, gcuda_view_4d(b->ctx, g, a->ne[0], a->ne[1], a->ne[2], a->ne[3], g->nb[1], g->nb[2], g->nb[3], offset)));
+        gcudai_grad_add(b, 0,
+            gcuda_cont(b->ctx, gcuda_view_4d(b->ctx, g, a->ne[0], a->ne[1], a->ne[2], a->ne[3], g->nb[1], g->nb[2],
+                                   g->nb[3], offset)));
     }
 }
 
 static void gcudai_roll_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     const struct gcuda_tensor * y = b->node;
-    gcudai_grad_add(b, 0, gcuda_roll(b->ctx, g, -gcudai_param_i32(y, 0), -gcudai_param_i32(y, 1), -gcudai_param_i32(y, 2), -gcudai_param_i32(y, 3)));
+    gcudai_grad_add(b, 0,
+        gcuda_roll(b->ctx, g, -gcudai_param_i32(y, 0), -gcudai_param_i32(y, 1), -gcudai_param_i32(y, 2),
+            -gcudai_param_i32(y, 3)));
 }
 
 static void gcudai_get_rows_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
@@ -17641,26 +18099,35 @@ static void gcudai_get_rows_grad(struct gcudai_backward * b, struct gcuda_tensor
     gcudai_grad_add(b, 0, gcuda_get_rows_back(b->ctx, g, b->node->src[1], b->node->src[0]));
 }
 
-static void gcudai_diag_mask_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_diag_mask_zero(b->ctx, g, gcudai_param_i32(b->node, 0))); }
-static void gcudai_tri_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_grad_add(b, 0, gcuda_tri(b->ctx, g, (enum gcuda_tri_type) gcudai_param_i32(b->node, 0))); }
+static void gcudai_diag_mask_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_diag_mask_zero(b->ctx, g, gcudai_param_i32(b->node, 0)));
+}
+static void gcudai_tri_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_grad_add(b, 0, gcuda_tri(b->ctx, g, (enum gcuda_tri_type) gcudai_param_i32(b->node, 0)));
+}
 
 // ---- norms ----
 
 static void gcudai_rms_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcuda_rms_norm_back(b->ctx, g, gcudai_packed(b->ctx, b->node->src[0]), gcudai_param_f32(b->node, 0)));
+    gcudai_grad_add(
+        b, 0, gcuda_rms_norm_back(b->ctx, g, gcudai_packed(b->ctx, b->node->src[0]), gcudai_param_f32(b->node, 0)));
 }
 
 // Of y = (x - mean) / sqrt(var + eps) over rows:  (g - mean(g) - y mean(g y)) / sqrt(var + eps)
-static struct gcuda_tensor * gcudai_norm_slope(struct gcuda_context * ctx, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y, float eps) {
+static struct gcuda_tensor * gcudai_norm_slope(
+    struct gcuda_context * ctx, struct gcuda_tensor * g, struct gcuda_tensor * x, struct gcuda_tensor * y, float eps) {
     struct gcuda_tensor * centred = gcuda_sub(ctx, x, gcuda_mean(ctx, x));
-    struct gcuda_tensor * sd = gcuda_sqrt(ctx, gcuda_scale_bias(ctx, gcuda_mean(ctx, gcuda_sqr(ctx, centred)), 1.0f, eps));
+    struct gcuda_tensor * sd =
+        gcuda_sqrt(ctx, gcuda_scale_bias(ctx, gcuda_mean(ctx, gcuda_sqr(ctx, centred)), 1.0f, eps));
     struct gcuda_tensor * along = gcuda_mul(ctx, y, gcuda_mean(ctx, gcuda_mul(ctx, g, y)));
     struct gcuda_tensor * rest = gcuda_sub(ctx, gcuda_sub(ctx, g, gcuda_mean(ctx, g)), along);
     return gcuda_div(ctx, rest, sd);
 }
 
 static void gcudai_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
-    gcudai_grad_add(b, 0, gcudai_norm_slope(b->ctx, g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
+    gcudai_grad_add(b, 0,
+        gcudai_norm_slope(
+            b->ctx, g, b->node->src[0], (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0)));
 }
 
 static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // groups as rows
@@ -17672,8 +18139,9 @@ static void gcudai_group_norm_grad(struct gcudai_backward * b, struct gcuda_tens
         return;
     }
     const int64_t n = x->ne[0] * x->ne[1] * (x->ne[2] / n_groups), rows = n_groups * x->ne[3];
-    struct gcuda_tensor * d = gcudai_norm_slope(ctx, gcuda_reshape_2d(ctx, gcudai_packed(ctx, g), n, rows), gcuda_reshape_2d(ctx, gcudai_packed(ctx, x), n, rows),
-                                                gcuda_reshape_2d(ctx, y, n, rows), gcudai_param_f32(b->node, 1));
+    struct gcuda_tensor * d = gcudai_norm_slope(ctx, gcuda_reshape_2d(ctx, gcudai_packed(ctx, g), n, rows),
+        gcuda_reshape_2d(ctx, gcudai_packed(ctx, x), n, rows), gcuda_reshape_2d(ctx, y, n, rows),
+        gcudai_param_f32(b->node, 1));
     gcudai_grad_add(b, 0, gcudai_shaped(ctx, d, x));
 }
 
@@ -17682,22 +18150,27 @@ static void gcudai_l2_norm_grad(struct gcudai_backward * b, struct gcuda_tensor 
     struct gcuda_context * ctx = b->ctx;
     struct gcuda_tensor * x = b->node->src[0], * y = (struct gcuda_tensor *) (uintptr_t) b->node;
     const float eps = gcudai_param_f32(b->node, 0);
-    struct gcuda_tensor * above = gcuda_relu(ctx, gcuda_scale_bias(ctx, gcuda_sqrt(ctx, gcuda_sum_rows(ctx, gcuda_sqr(ctx, x))), 1.0f, -eps));
+    struct gcuda_tensor * above =
+        gcuda_relu(ctx, gcuda_scale_bias(ctx, gcuda_sqrt(ctx, gcuda_sum_rows(ctx, gcuda_sqr(ctx, x))), 1.0f, -eps));
     struct gcuda_tensor * along = gcuda_mul(ctx, gcuda_sum_rows(ctx, gcuda_mul(ctx, g, y)), gcuda_step(ctx, above));
-    gcudai_grad_add(b, 0, gcuda_div(ctx, gcuda_sub(ctx, g, gcuda_mul(ctx, y, along)), gcuda_scale_bias(ctx, above, 1.0f, eps)));
+    gcudai_grad_add(
+        b, 0, gcuda_div(ctx, gcuda_sub(ctx, g, gcuda_mul(ctx, y, along)), gcuda_scale_bias(ctx, above, 1.0f, eps)));
 }
 
 // ---- products, attention parts, loss ----
 
 // Sums groups of r2 and r3 consecutive matrices: those that shared one in the broadcasting of mul_mat.
-static struct gcuda_tensor * gcudai_grouped(struct gcuda_context * ctx, struct gcuda_tensor * t, const struct gcuda_tensor * like) {
+static struct gcuda_tensor * gcudai_grouped(
+    struct gcuda_context * ctx, struct gcuda_tensor * t, const struct gcuda_tensor * like) {
     if (t == NULL || gcuda_are_same_shape(t, like)) {
         return t;
     }
     const int64_t n = t->ne[0] * t->ne[1], a2 = like->ne[2], a3 = like->ne[3], b3 = t->ne[3];
     const int64_t shape2[GCUDA_MAX_DIMS] = { n, 1, a2 * b3, 1 }, shape3[GCUDA_MAX_DIMS] = { n * a2, 1, a3, 1 };
-    t = gcuda_repeat_back(ctx, gcuda_reshape_3d(ctx, t, n, t->ne[2] / a2, a2 * b3), gcuda_new_tensor(ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, shape2));
-    t = gcuda_repeat_back(ctx, gcuda_reshape_3d(ctx, t, n * a2, b3 / a3, a3), gcuda_new_tensor(ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, shape3));
+    t = gcuda_repeat_back(ctx, gcuda_reshape_3d(ctx, t, n, t->ne[2] / a2, a2 * b3),
+        gcuda_new_tensor(ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, shape2));
+    t = gcuda_repeat_back(ctx, gcuda_reshape_3d(ctx, t, n * a2, b3 / a3, a3),
+        gcuda_new_tensor(ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, shape3));
     return gcuda_reshape_4d(ctx, t, like->ne[0], like->ne[1], a2, a3);
 }
 
@@ -17707,12 +18180,15 @@ static void gcudai_mul_mat_grad(struct gcudai_backward * b, struct gcuda_tensor 
     GCUDAI_GRAD_IF(b, 1, gcuda_out_prod(b->ctx, w, gcuda_transpose(b->ctx, g)));
 }
 
-static void gcudai_soft_max_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { // mask and bias only shift the logits
+static void gcudai_soft_max_grad(
+    struct gcudai_backward * b, struct gcuda_tensor * g) { // mask and bias only shift the logits
     if (gcudai_grad_wants(b, 1) || gcudai_grad_wants(b, 2)) {
         gcudai_grad_none(b, "of mask or sinks");
         return;
     }
-    gcudai_grad_add(b, 0, gcuda_soft_max_ext_back(b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0), 0.0f));
+    gcudai_grad_add(b, 0,
+        gcuda_soft_max_ext_back(
+            b->ctx, g, (struct gcuda_tensor *) (uintptr_t) b->node, gcudai_param_f32(b->node, 0), 0.0f));
 }
 
 // Rotating back and forth: the two operations differ in the sign of the angle alone, so each is the other's gradient.
@@ -17730,17 +18206,23 @@ static void gcudai_rope_chain(struct gcudai_backward * b, struct gcuda_tensor * 
     const bool is_multi = (mode & 8) != 0;
     struct gcuda_tensor * d;
     if (to_back) {
-        d = is_multi ? gcuda_rope_multi_back(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5])
-                     : gcuda_rope_ext_back(b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
+        d = is_multi ? gcuda_rope_multi_back(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1],
+                           f[2], f[3], f[4], f[5])
+                     : gcuda_rope_ext_back(
+                           b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
     } else {
-        d = is_multi ? gcuda_rope_multi(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5])
-                     : gcuda_rope_ext(b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
+        d = is_multi ? gcuda_rope_multi(b->ctx, g, y->src[1], y->src[2], n_dims, sections, mode, n_ctx, f[0], f[1],
+                           f[2], f[3], f[4], f[5])
+                     : gcuda_rope_ext(
+                           b->ctx, g, y->src[1], y->src[2], n_dims, mode, n_ctx, f[0], f[1], f[2], f[3], f[4], f[5]);
     }
     gcudai_grad_add(b, 0, d);
 }
 
 static void gcudai_rope_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_rope_chain(b, g, true); }
-static void gcudai_rope_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) { gcudai_rope_chain(b, g, false); }
+static void gcudai_rope_back_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
+    gcudai_rope_chain(b, g, false);
+}
 
 static void gcudai_cross_entropy_loss_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     if (gcudai_grad_wants(b, 1)) {
@@ -17756,14 +18238,18 @@ static void gcudai_im2col_grad(struct gcudai_backward * b, struct gcuda_tensor *
     const struct gcuda_tensor * y = b->node;
     int64_t ne[GCUDA_MAX_DIMS];
     memcpy(ne, y->src[1]->ne, sizeof(ne));
-    GCUDAI_GRAD_IF(b, 1, gcuda_im2col_back(b->ctx, g, y->src[0], ne, gcudai_param_i32(y, 0), gcudai_param_i32(y, 1), gcudai_param_i32(y, 2), gcudai_param_i32(y, 3),
-                                           gcudai_param_i32(y, 4), gcudai_param_i32(y, 5), gcudai_param_i32(y, 6) != 0));
+    GCUDAI_GRAD_IF(b, 1,
+        gcuda_im2col_back(b->ctx, g, y->src[0], ne, gcudai_param_i32(y, 0), gcudai_param_i32(y, 1),
+            gcudai_param_i32(y, 2), gcudai_param_i32(y, 3), gcudai_param_i32(y, 4), gcudai_param_i32(y, 5),
+            gcudai_param_i32(y, 6) != 0));
 }
 
 static void gcudai_pool_2d_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     const struct gcuda_tensor * y = b->node;
-    gcudai_grad_add(b, 0, gcuda_pool_2d_back(b->ctx, g, y->src[0], (enum gcuda_op_pool) gcudai_param_i32(y, 0), gcudai_param_i32(y, 1), gcudai_param_i32(y, 2), gcudai_param_i32(y, 3),
-                                             gcudai_param_i32(y, 4), (float) gcudai_param_i32(y, 5), (float) gcudai_param_i32(y, 6)));
+    gcudai_grad_add(b, 0,
+        gcuda_pool_2d_back(b->ctx, g, y->src[0], (enum gcuda_op_pool) gcudai_param_i32(y, 0), gcudai_param_i32(y, 1),
+            gcudai_param_i32(y, 2), gcudai_param_i32(y, 3), gcudai_param_i32(y, 4), (float) gcudai_param_i32(y, 5),
+            (float) gcudai_param_i32(y, 6)));
 }
 
 // ---- the table: operations that have a derivative, and the sources it never reaches (a bit each) ----
@@ -17818,7 +18304,8 @@ static gcuda_status gcudai_backward_mark(struct gcudai_backward * b, int n_nodes
         const struct gcudai_grad_row * row = gcudai_grad_of(y->op);
         bool is_wanted = (y->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-            is_wanted = is_wanted || (y->src[k] != NULL && !(row != NULL && (row->cut >> k & 1u)) && gcudai_grad_wanted(b, y->src[k]));
+            is_wanted = is_wanted || (y->src[k] != NULL && !(row != NULL && (row->cut >> k & 1u)) &&
+                                         gcudai_grad_wanted(b, y->src[k]));
         }
         b->wanted[gcudai_graph_find(b->graph, y)] = is_wanted && gcudai_has_gradient_type(y->type);
     }
@@ -17829,7 +18316,8 @@ static gcuda_status gcudai_backward_seed(struct gcudai_backward * b, int i, stru
     struct gcuda_tensor * y = b->graph->nodes[i];
     const size_t slot = gcudai_graph_find(b->graph, y);
     if (acc != NULL && (acc->type != GCUDA_TYPE_F32 || !gcuda_are_same_shape(acc, y) || !gcuda_is_contiguous(acc))) {
-        return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y, "gradient accumulator '%s' must be f32, contiguous and of the node's shape", acc->name);
+        return gcudai_node_fail(GCUDA_STATUS_INVALID_ARGUMENT, y,
+            "gradient accumulator '%s' must be f32, contiguous and of the node's shape", acc->name);
     }
     if (acc == NULL && (y->flags & GCUDA_TENSOR_FLAG_LOSS)) {
         acc = gcuda_new_tensor(b->ctx, GCUDA_TYPE_F32, GCUDA_MAX_DIMS, y->ne);
@@ -17871,17 +18359,21 @@ static gcuda_status gcudai_backward_run(struct gcudai_backward * b, int n_nodes,
         n_params += (b->graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM) != 0;
     }
     if (n_losses == 0 || n_params == 0) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_backward_expand: the graph has %d losses and %d parameters, want at least one of each", n_losses, n_params);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "build_backward_expand: the graph has %d losses and %d parameters, want at least one of each", n_losses,
+            n_params);
     }
     GCUDAI_TRY(gcudai_backward_mark(b, n_nodes));
     for (int i = 0; i < n_nodes; ++i) {
         GCUDAI_TRY(gcudai_backward_seed(b, i, grad_accs ? grad_accs[i] : NULL));
     }
-    for (int i = n_nodes - 1; i >= 0 && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS; --i) {
+    for (int i = n_nodes - 1; i >= 0 && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS;
+         --i) {
         struct gcuda_tensor * y = b->graph->nodes[i];
         gcudai_backward_node(b, y);
         struct gcuda_tensor * g = b->graph->grads[gcudai_graph_find(b->graph, y)];
-        if (g != NULL && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS && (y->flags & GCUDA_TENSOR_FLAG_PARAM)) {
+        if (g != NULL && b->status == GCUDA_STATUS_SUCCESS && b->ctx->error == GCUDA_STATUS_SUCCESS &&
+            (y->flags & GCUDA_TENSOR_FLAG_PARAM)) {
             GCUDAI_TRY(gcuda_build_forward_expand(b->graph, g));
         }
     }
@@ -17901,12 +18393,15 @@ static void gcudai_backward_undo(struct gcuda_cgraph * g, int n_nodes, int n_lea
     gcudai_graph_index(g);
 }
 
-gcuda_status gcuda_build_backward_expand(struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs) {
+gcuda_status gcuda_build_backward_expand(
+    struct gcuda_context * ctx, struct gcuda_cgraph * graph, struct gcuda_tensor ** grad_accs) {
     struct gcudai_backward b;
     GCUDAI_TRY(gcudai_graph_ready(graph, "build_backward_expand"));
     if (ctx == NULL || graph->grads == NULL || graph->n_nodes == 0 || ctx->error != GCUDA_STATUS_SUCCESS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_backward_expand: context is NULL or holds an error, or the graph is empty or made without grads%s%.600s",
-                           ctx && ctx->error ? ": " : "", ctx ? ctx->message : "");
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "build_backward_expand: context is NULL or holds an error, or the graph is empty or made without "
+            "grads%s%.600s",
+            ctx && ctx->error ? ": " : "", ctx ? ctx->message : "");
     }
     for (size_t i = 0; i < graph->hash_size; ++i) {
         if (graph->grads[i] != NULL) {
@@ -17959,10 +18454,12 @@ gcuda_status gcuda_graph_reset(struct gcuda_cgraph * graph) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static struct gcuda_tensor * gcudai_grads_norm(struct gcuda_context * ctx, const struct gcuda_cgraph * graph, int n_nodes) {
+static struct gcuda_tensor * gcudai_grads_norm(
+    struct gcuda_context * ctx, const struct gcuda_cgraph * graph, int n_nodes) {
     struct gcuda_tensor * sum = NULL;
     for (int i = 0; i < n_nodes; ++i) {
-        struct gcuda_tensor * g = graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM ? gcuda_graph_get_grad(graph, graph->nodes[i]) : NULL;
+        struct gcuda_tensor * g =
+            graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM ? gcuda_graph_get_grad(graph, graph->nodes[i]) : NULL;
         if (g != NULL) {
             struct gcuda_tensor * part = gcuda_sum(ctx, gcuda_sqr(ctx, g));
             sum = sum ? gcuda_add(ctx, sum, part) : part;
@@ -17971,18 +18468,23 @@ static struct gcuda_tensor * gcudai_grads_norm(struct gcuda_context * ctx, const
     return sum ? gcuda_sqrt(ctx, sum) : NULL;
 }
 
-gcuda_status gcuda_graph_clip_grads(struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm) {
+gcuda_status gcuda_graph_clip_grads(
+    struct gcuda_context * ctx, struct gcuda_cgraph * graph, float max_norm, struct gcuda_tensor ** norm) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "graph_clip_grads"));
     if (ctx == NULL || graph->grads == NULL || !(max_norm > 0.0f)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_clip_grads: context is NULL, the graph is made without grads, or max_norm is %g (want > 0)", (double) max_norm);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "graph_clip_grads: context is NULL, the graph is made without grads, or max_norm is %g (want > 0)",
+            (double) max_norm);
     }
     const int n_nodes = graph->n_nodes;
     struct gcuda_tensor * n = gcudai_grads_norm(ctx, graph, n_nodes);
     if (n == NULL) {
-        return ctx->error ? gcuda_set_last_error(ctx->error, ctx->message) : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_clip_grads: no parameter has a gradient");
+        return ctx->error ? gcuda_set_last_error(ctx->error, ctx->message)
+                          : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_clip_grads: no parameter has a gradient");
     }
     // max_norm / max(norm, max_norm), the maximum as relu(norm - max_norm) + max_norm
-    struct gcuda_tensor * divisor = gcuda_scale_bias(ctx, gcuda_relu(ctx, gcuda_scale_bias(ctx, n, 1.0f, -max_norm)), 1.0f / max_norm, 1.0f);
+    struct gcuda_tensor * divisor =
+        gcuda_scale_bias(ctx, gcuda_relu(ctx, gcuda_scale_bias(ctx, n, 1.0f, -max_norm)), 1.0f / max_norm, 1.0f);
     for (int i = 0; i < n_nodes; ++i) {
         const size_t slot = gcudai_graph_find(graph, graph->nodes[i]);
         if ((graph->nodes[i]->flags & GCUDA_TENSOR_FLAG_PARAM) && graph->grads[slot] != NULL) {
@@ -18100,10 +18602,12 @@ gcuda_status gcuda_tallocr_alloc(struct gcuda_tallocr * talloc, struct gcuda_ten
     const size_t size = gcudai_pad(gcuda_backend_buffer_get_alloc_size(talloc->buffer, tensor), talloc->alignment);
     const size_t total = gcuda_backend_buffer_get_size(talloc->buffer);
     if (!gcudai_add_size(talloc->offset, size, &end) || (size > 0 && end > gcudai_pad(total, talloc->alignment))) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: '%s' needs %llu bytes, %llu of %llu are free", tensor->name, (unsigned long long) size,
-                           (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "tallocr_alloc: '%s' needs %llu bytes, %llu of %llu are free",
+            tensor->name, (unsigned long long) size,
+            (unsigned long long) (total > talloc->offset ? total - talloc->offset : 0), (unsigned long long) total);
     }
-    GCUDAI_TRY(gcuda_backend_tensor_alloc(talloc->buffer, tensor, talloc->base ? (char *) talloc->base + talloc->offset : NULL));
+    GCUDAI_TRY(gcuda_backend_tensor_alloc(
+        talloc->buffer, tensor, talloc->base ? (char *) talloc->base + talloc->offset : NULL));
     talloc->offset = end;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -18169,7 +18673,8 @@ static gcuda_status gcudai_dyn_alloc(struct gcudai_dyn * d, size_t size, size_t 
     }
     struct gcudai_free_block * b = &d->blocks[best];
     if (b->size < size) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph allocator: %llu bytes do not fit into the address space", (unsigned long long) size);
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph allocator: %llu bytes do not fit into the address space",
+            (unsigned long long) size);
     }
     *offset = b->offset;
     b->offset += size;
@@ -18308,7 +18813,9 @@ gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_b
 
 gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft) { return gcuda_gallocr_new_n(&buft, 1); }
 
-static struct gcudai_life * gcudai_life_of(gcuda_gallocr_t g, const struct gcuda_tensor * t) { return &g->lives[gcudai_map_get(&g->map, t)]; }
+static struct gcudai_life * gcudai_life_of(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
+    return &g->lives[gcudai_map_get(&g->map, t)];
+}
 
 // Enters everything the graph names into the map.
 static gcuda_status gcudai_gallocr_index(gcuda_gallocr_t g, const struct gcuda_cgraph * graph) {
@@ -18363,9 +18870,13 @@ static uint64_t gcudai_gallocr_structure(const struct gcudai_map * map, const st
     return h;
 }
 
-static bool gcudai_is_ours(const struct gcuda_tensor * t) { return t->data == NULL && t->buffer == NULL && t->view_src == NULL; }
+static bool gcudai_is_ours(const struct gcuda_tensor * t) {
+    return t->data == NULL && t->buffer == NULL && t->view_src == NULL;
+}
 
-static size_t gcudai_gallocr_size(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) { return gcuda_backend_buft_get_alloc_size(g->bufts[buffer_id], t); }
+static size_t gcudai_gallocr_size(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
+    return gcuda_backend_buft_get_alloc_size(g->bufts[buffer_id], t);
+}
 
 // A source whose memory the node may take over: it dies here, and element for element it is read before it is written.
 static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const struct gcuda_tensor * t, int buffer_id) {
@@ -18379,7 +18890,8 @@ static const struct gcuda_tensor * gcudai_reusable(gcuda_gallocr_t g, const stru
             continue;
         }
         const struct gcudai_life * life = gcudai_life_of(g, p);
-        if (life->is_allocated && life->n_children == 1 && life->n_views == 0 && g->owner[life->buffer_id] == g->owner[buffer_id]) {
+        if (life->is_allocated && life->n_children == 1 && life->n_views == 0 &&
+            g->owner[life->buffer_id] == g->owner[buffer_id]) {
             return p;
         }
     }
@@ -18397,7 +18909,8 @@ static gcuda_status gcudai_gallocr_take(gcuda_gallocr_t g, const struct gcuda_te
         life->offset = parent->offset;
         parent->is_allocated = false;
     } else {
-        GCUDAI_TRY(gcudai_dyn_alloc(&g->dyns[g->owner[buffer_id]], gcudai_gallocr_size(g, t, buffer_id), &life->offset));
+        GCUDAI_TRY(
+            gcudai_dyn_alloc(&g->dyns[g->owner[buffer_id]], gcudai_gallocr_size(g, t, buffer_id), &life->offset));
     }
     life->buffer_id = buffer_id;
     life->is_allocated = true;
@@ -18410,7 +18923,8 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
         return GCUDA_STATUS_SUCCESS;
     }
     life->is_allocated = false;
-    return gcudai_dyn_free(&g->dyns[g->owner[life->buffer_id]], life->offset, gcudai_gallocr_size(g, t, life->buffer_id));
+    return gcudai_dyn_free(
+        &g->dyns[g->owner[life->buffer_id]], life->offset, gcudai_gallocr_size(g, t, life->buffer_id));
 }
 
 // The node has been computed: its sources lose a reader. An OUTPUT view keeps its owner.
@@ -18503,14 +19017,16 @@ static gcuda_status gcudai_grow(void ** array, size_t * cap, size_t n, size_t si
 static gcuda_status gcudai_gallocr_check_ids(gcuda_gallocr_t g, const int * ids, int n) {
     for (int i = 0; ids != NULL && i < n; ++i) {
         if (ids[i] < 0 || ids[i] >= g->n_bufs) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr: buffer id %d of node or leaf %d, there are %d", ids[i], i, g->n_bufs);
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr: buffer id %d of node or leaf %d, there are %d",
+                ids[i], i, g->n_bufs);
         }
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
 // Measures: lifetimes, then offsets, then the plan from them.
-static gcuda_status gcudai_gallocr_plan(gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids, const int * leaf_ids) {
+static gcuda_status gcudai_gallocr_plan(
+    gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids, const int * leaf_ids) {
     void * array = NULL;
     g->has_plan = false;
     GCUDAI_TRY(gcudai_gallocr_check_ids(g, node_ids, graph->n_nodes));
@@ -18551,7 +19067,8 @@ static gcuda_status gcudai_gallocr_plan(gcuda_gallocr_t g, const struct gcuda_cg
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes) {
+gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph,
+    const int * node_buffer_ids, const int * leaf_buffer_ids, size_t * sizes) {
     if (galloc == NULL || graph == NULL || sizes == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_reserve_n_size: allocator, graph or result is NULL");
     }
@@ -18562,21 +19079,23 @@ gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_c
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status gcuda_gallocr_reserve_n(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids) {
+gcuda_status gcuda_gallocr_reserve_n(
+    gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids) {
     if (galloc == NULL || graph == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_reserve: allocator or graph is NULL");
     }
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
     for (int i = 0; i < galloc->n_bufs; ++i) {
         const size_t need = galloc->dyns[i].max_size;
-        if (galloc->owner[i] != i || (galloc->buffers[i] != NULL && need <= gcuda_backend_buffer_get_size(galloc->buffers[i]))) {
+        if (galloc->owner[i] != i ||
+            (galloc->buffers[i] != NULL && need <= gcuda_backend_buffer_get_size(galloc->buffers[i]))) {
             continue;
         }
         gcuda_backend_buffer_free(galloc->buffers[i]); // first, so that both need not fit
         galloc->buffers[i] = gcuda_backend_buft_alloc_buffer(galloc->bufts[i], need);
         if (galloc->buffers[i] == NULL) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gallocr_reserve: a buffer of %llu bytes (%s): %.600s", (unsigned long long) need,
-                               gcuda_backend_buft_name(galloc->bufts[i]), gcudai_message);
+            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gallocr_reserve: a buffer of %llu bytes (%s): %.600s",
+                (unsigned long long) need, gcuda_backend_buft_name(galloc->bufts[i]), gcudai_message);
         }
         gcuda_backend_buffer_set_usage(galloc->buffers[i], GCUDA_BACKEND_BUFFER_USAGE_COMPUTE);
     }
@@ -18584,7 +19103,9 @@ gcuda_status gcuda_gallocr_reserve_n(gcuda_gallocr_t galloc, struct gcuda_cgraph
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) { return gcuda_gallocr_reserve_n(galloc, graph, NULL, NULL); }
+gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
+    return gcuda_gallocr_reserve_n(galloc, graph, NULL, NULL);
+}
 
 static bool gcudai_gallocr_fits(gcuda_gallocr_t g, const struct gcuda_tensor * t, const struct gcudai_place * p) {
     return t == NULL || !gcudai_is_ours(t) || (p->buffer_id >= 0 && gcudai_gallocr_size(g, t, p->buffer_id) <= p->size);
@@ -18632,7 +19153,9 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
     if (!is_ok) {
         if (galloc->n_bufs > 1) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first", galloc->n_bufs);
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "gallocr_alloc_graph: the graph differs from the reserved one; with %d buffers call reserve_n first",
+                galloc->n_bufs);
         }
         GCUDAI_TRY(gcuda_gallocr_reserve(galloc, graph));
     }
@@ -18653,7 +19176,8 @@ gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgra
 
 size_t gcuda_gallocr_get_buffer_size(gcuda_gallocr_t galloc, int buffer_id) {
     if (galloc == NULL || buffer_id < 0 || buffer_id >= galloc->n_bufs) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_get_buffer_size: allocator is NULL, or there is no buffer %d", buffer_id);
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "gallocr_get_buffer_size: allocator is NULL, or there is no buffer %d", buffer_id);
         return 0;
     }
     return gcuda_backend_buffer_get_size(galloc->buffers[buffer_id]);
@@ -18666,7 +19190,8 @@ struct gcudai_buffer_list {
     size_t n, cap;
 };
 
-static gcuda_status gcudai_buffer_list_add(struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, size_t size) {
+static gcuda_status gcudai_buffer_list_add(
+    struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, size_t size) {
     if (list->n == list->cap) {
         const size_t cap = list->cap ? list->cap * 2 : 4;
         gcuda_backend_buffer_t * items = (gcuda_backend_buffer_t *) gcudai_calloc(cap, sizeof(*items));
@@ -18689,7 +19214,8 @@ static gcuda_status gcudai_buffer_list_add(struct gcudai_buffer_list * list, gcu
 }
 
 // Places the tensors [first, end) of the context that need memory into one new buffer.
-static gcuda_status gcudai_place_range(struct gcuda_context * ctx, struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft, struct gcuda_tensor * first, const struct gcuda_tensor * end, size_t size) {
+static gcuda_status gcudai_place_range(struct gcuda_context * ctx, struct gcudai_buffer_list * list,
+    gcuda_backend_buffer_type_t buft, struct gcuda_tensor * first, const struct gcuda_tensor * end, size_t size) {
     GCUDAI_TRY(gcudai_buffer_list_add(list, buft, size));
     struct gcuda_tallocr talloc = gcuda_tallocr_new(list->items[list->n - 1]);
     for (struct gcuda_tensor * t = first; t != end; t = gcuda_get_next_tensor(ctx, t)) {
@@ -18700,7 +19226,8 @@ static gcuda_status gcudai_place_range(struct gcuda_context * ctx, struct gcudai
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_place_context(struct gcuda_context * ctx, struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft) {
+static gcuda_status gcudai_place_context(
+    struct gcuda_context * ctx, struct gcudai_buffer_list * list, gcuda_backend_buffer_type_t buft) {
     const size_t align = gcuda_backend_buft_get_alignment(buft), max = gcuda_backend_buft_get_max_size(buft);
     struct gcuda_tensor * first = gcuda_get_first_tensor(ctx);
     size_t sum = 0;
@@ -18711,8 +19238,9 @@ static gcuda_status gcudai_place_context(struct gcuda_context * ctx, struct gcud
         GCUDAI_TRY(gcudai_check_tensor(t));
         const size_t size = gcudai_pad(gcuda_backend_buft_get_alloc_size(buft, t), align);
         if (size > max || size > (size_t) PTRDIFF_MAX) {
-            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "alloc_ctx_tensors: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", t->name,
-                               (unsigned long long) size, gcuda_backend_buft_name(buft), (unsigned long long) max);
+            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
+                "alloc_ctx_tensors: '%s' of %llu bytes is larger than a buffer of %s may be (%llu)", t->name,
+                (unsigned long long) size, gcuda_backend_buft_name(buft), (unsigned long long) max);
         }
         if (sum > max - size || sum > (size_t) PTRDIFF_MAX - size) {
             GCUDAI_TRY(gcudai_place_range(ctx, list, buft, first, t, sum));
@@ -18742,12 +19270,14 @@ static void gcudai_unplace_context(struct gcuda_context * ctx, const struct gcud
     }
 }
 
-gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft) {
+gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors_from_buft(
+    struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft) {
     struct gcudai_buffer_list list;
     gcuda_backend_buffer_t result = NULL;
     GCUDAI_ZERO(list);
     if (ctx == NULL || buft == NULL || !ctx->no_alloc) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "alloc_ctx_tensors: context or buffer type is NULL, or the context was made without no_alloc");
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "alloc_ctx_tensors: context or buffer type is NULL, or the context was made without no_alloc");
         return NULL;
     }
     const gcuda_status st = gcudai_place_context(ctx, &list, buft);
@@ -18776,7 +19306,9 @@ gcuda_backend_buffer_t gcuda_backend_alloc_ctx_tensors(struct gcuda_context * ct
 
 // ---- buffer types ----
 
-const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft) { return buft ? buft->iface.get_name(buft) : ""; }
+const char * gcuda_backend_buft_name(gcuda_backend_buffer_type_t buft) {
+    return buft ? buft->iface.get_name(buft) : "";
+}
 
 gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type_t buft, size_t size) {
     gcuda_backend_buffer_t buffer = NULL;
@@ -18787,8 +19319,12 @@ gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(gcuda_backend_buffer_type
     return buft->iface.alloc_buffer(buft, size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer : NULL;
 }
 
-size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft) { return buft ? buft->iface.get_alignment(buft) : 1; }
-size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft) { return buft && buft->iface.get_max_size ? buft->iface.get_max_size(buft) : SIZE_MAX; }
+size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft) {
+    return buft ? buft->iface.get_alignment(buft) : 1;
+}
+size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft) {
+    return buft && buft->iface.get_max_size ? buft->iface.get_max_size(buft) : SIZE_MAX;
+}
 
 size_t gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor) {
     const size_t n_bytes = gcuda_nbytes(tensor);
@@ -18796,12 +19332,17 @@ size_t gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_type_t buft, const
     return GCUDAI_MAX(size, n_bytes);
 }
 
-bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft) { return buft && buft->iface.is_host && buft->iface.is_host(buft); }
-gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft) { return buft ? buft->device : NULL; }
+bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft) {
+    return buft && buft->iface.is_host && buft->iface.is_host(buft);
+}
+gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft) {
+    return buft ? buft->device : NULL;
+}
 
 // ---- buffers ----
 
-gcuda_backend_buffer_t gcuda_backend_buffer_init(gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size) {
+gcuda_backend_buffer_t gcuda_backend_buffer_init(
+    gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size) {
     gcuda_backend_buffer_t buffer = (gcuda_backend_buffer_t) gcudai_calloc(1, sizeof(*buffer));
     if (buffer != NULL) {
         buffer->iface = *iface;
@@ -18821,15 +19362,31 @@ void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer) {
     }
 }
 
-const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer) { return buffer ? gcuda_backend_buft_name(buffer->buft) : ""; }
-void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer) { return buffer && buffer->size > 0 && buffer->iface.get_base ? buffer->iface.get_base(buffer) : NULL; }
+const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer) {
+    return buffer ? gcuda_backend_buft_name(buffer->buft) : "";
+}
+void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer) {
+    return buffer && buffer->size > 0 && buffer->iface.get_base ? buffer->iface.get_base(buffer) : NULL;
+}
 size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer) { return buffer ? buffer->size : 0; }
-gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer) { return buffer ? buffer->buft : NULL; }
-size_t gcuda_backend_buffer_get_alignment(gcuda_backend_buffer_t buffer) { return gcuda_backend_buft_get_alignment(gcuda_backend_buffer_get_type(buffer)); }
-size_t gcuda_backend_buffer_get_max_size(gcuda_backend_buffer_t buffer) { return gcuda_backend_buft_get_max_size(gcuda_backend_buffer_get_type(buffer)); }
-size_t gcuda_backend_buffer_get_alloc_size(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) { return gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_get_type(buffer), tensor); }
-bool gcuda_backend_buffer_is_host(gcuda_backend_buffer_t buffer) { return gcuda_backend_buft_is_host(gcuda_backend_buffer_get_type(buffer)); }
-enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_backend_buffer_t buffer) { return buffer ? buffer->usage : GCUDA_BACKEND_BUFFER_USAGE_ANY; }
+gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer) {
+    return buffer ? buffer->buft : NULL;
+}
+size_t gcuda_backend_buffer_get_alignment(gcuda_backend_buffer_t buffer) {
+    return gcuda_backend_buft_get_alignment(gcuda_backend_buffer_get_type(buffer));
+}
+size_t gcuda_backend_buffer_get_max_size(gcuda_backend_buffer_t buffer) {
+    return gcuda_backend_buft_get_max_size(gcuda_backend_buffer_get_type(buffer));
+}
+size_t gcuda_backend_buffer_get_alloc_size(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
+    return gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_get_type(buffer), tensor);
+}
+bool gcuda_backend_buffer_is_host(gcuda_backend_buffer_t buffer) {
+    return gcuda_backend_buft_is_host(gcuda_backend_buffer_get_type(buffer));
+}
+enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_backend_buffer_t buffer) {
+    return buffer ? buffer->usage : GCUDA_BACKEND_BUFFER_USAGE_ANY;
+}
 
 gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
     return buffer && buffer->iface.init_tensor ? buffer->iface.init_tensor(buffer, tensor) : GCUDA_STATUS_SUCCESS;
@@ -18875,7 +19432,9 @@ static gcuda_status gcudai_multi_reset(gcuda_backend_buffer_t buffer) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer) { return buffer != NULL && buffer->iface.free_buffer == gcudai_multi_free; }
+bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer) {
+    return buffer != NULL && buffer->iface.free_buffer == gcudai_multi_free;
+}
 
 gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buffer_t * buffers, size_t n_buffers) {
     struct gcuda_backend_buffer_i iface;
@@ -18925,17 +19484,21 @@ void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enum gcuda_ba
 // ---- tensors in buffers ----
 
 // Buffer of the tensor's owner.
-static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) { return t->view_src ? t->view_src->buffer : t->buffer; }
+static gcuda_backend_buffer_t gcudai_buffer_of(const struct gcuda_tensor * t) {
+    return t->view_src ? t->view_src->buffer : t->buffer;
+}
 
 // For [offset, offset + size) of a tensor that must have memory. size 0 needs nothing.
-static gcuda_status gcudai_check_range(const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
+static gcuda_status gcudai_check_range(
+    const struct gcuda_tensor * t, const void * data, size_t offset, size_t size, const char * what) {
     size_t end = 0;
     if (t == NULL || (size > 0 && data == NULL)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: tensor or data is NULL", what);
     }
     if (!gcudai_add_size(offset, size, &end) || end > gcuda_nbytes(t)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu bytes at offset %llu are outside '%s' of %llu bytes", what,
-                           (unsigned long long) size, (unsigned long long) offset, t->name, (unsigned long long) gcuda_nbytes(t));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "%s: %llu bytes at offset %llu are outside '%s' of %llu bytes", what, (unsigned long long) size,
+            (unsigned long long) offset, t->name, (unsigned long long) gcuda_nbytes(t));
     }
     if (size > 0 && t->data == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' has no memory yet", what, t->name);
@@ -18980,7 +19543,8 @@ gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t v
         return GCUDA_STATUS_SUCCESS;
     }
     if (buffer->iface.memset_tensor == NULL) {
-        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "tensor_memset: buffers of type %s cannot", gcuda_backend_buffer_name(buffer));
+        return gcudai_fail(
+            GCUDA_STATUS_UNSUPPORTED, "tensor_memset: buffers of type %s cannot", gcuda_backend_buffer_name(buffer));
     }
     return buffer->iface.memset_tensor(buffer, tensor, value, offset, size);
 }
@@ -18998,9 +19562,12 @@ static gcuda_status gcudai_copy_staged(const struct gcuda_tensor * src, struct g
     return st;
 }
 
-static gcuda_status gcudai_want_same_layout(const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
+static gcuda_status gcudai_want_same_layout(
+    const struct gcuda_tensor * src, const struct gcuda_tensor * dst, const char * what) {
     if (src == NULL || dst == NULL || !gcudai_same_layout(src, dst)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' and '%s' are NULL or differ in type, shape or strides", what, gcuda_get_name(src), gcuda_get_name(dst));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "%s: '%s' and '%s' are NULL or differ in type, shape or strides", what, gcuda_get_name(src),
+            gcuda_get_name(dst));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -19025,7 +19592,8 @@ gcuda_status gcuda_backend_tensor_copy(const struct gcuda_tensor * src, struct g
     return st == GCUDA_STATUS_UNSUPPORTED ? gcudai_copy_staged(src, dst, size) : st;
 }
 
-gcuda_status gcuda_backend_tensor_set_async(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+gcuda_status gcuda_backend_tensor_set_async(
+    gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_set_async"));
     if (backend == NULL || backend->iface.set_tensor_async == NULL || size == 0) {
         GCUDAI_TRY(gcuda_backend_synchronize(backend)); // queued work comes first
@@ -19034,7 +19602,8 @@ gcuda_status gcuda_backend_tensor_set_async(gcuda_backend_t backend, struct gcud
     return backend->iface.set_tensor_async(backend, tensor, data, offset, size);
 }
 
-gcuda_status gcuda_backend_tensor_get_async(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+gcuda_status gcuda_backend_tensor_get_async(
+    gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_get_async"));
     if (backend == NULL || backend->iface.get_tensor_async == NULL || size == 0) {
         GCUDAI_TRY(gcuda_backend_synchronize(backend));
@@ -19043,7 +19612,8 @@ gcuda_status gcuda_backend_tensor_get_async(gcuda_backend_t backend, const struc
     return backend->iface.get_tensor_async(backend, tensor, data, offset, size);
 }
 
-gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
+    const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     GCUDAI_TRY(gcudai_want_same_layout(src, dst, "tensor_copy_async"));
     if (src == dst) {
         return GCUDA_STATUS_SUCCESS;
@@ -19060,15 +19630,19 @@ gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_
 }
 
 gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, void * addr) {
-    if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL || tensor->view_src != NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' is NULL, a view, or has memory already", gcuda_get_name(tensor));
+    if (buffer == NULL || tensor == NULL || tensor->buffer != NULL || tensor->data != NULL ||
+        tensor->view_src != NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' is NULL, a view, or has memory already",
+            gcuda_get_name(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
-    const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor), size = gcuda_backend_buffer_get_size(buffer);
+    const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
+                 size = gcuda_backend_buffer_get_size(buffer);
     const uintptr_t base = (uintptr_t) gcuda_backend_buffer_get_base(buffer), at = (uintptr_t) addr;
     if (need > 0 && (at < base || at - base > size || need > size - (size_t) (at - base))) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "tensor_alloc: '%s' of %llu bytes does not lie inside the buffer of %llu bytes", tensor->name,
-                           (unsigned long long) need, (unsigned long long) size);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "tensor_alloc: '%s' of %llu bytes does not lie inside the buffer of %llu bytes", tensor->name,
+            (unsigned long long) need, (unsigned long long) size);
     }
     tensor->buffer = buffer;
     tensor->data = addr;
@@ -19083,7 +19657,8 @@ gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gc
 gcuda_status gcuda_backend_view_init(struct gcuda_tensor * tensor) {
     const struct gcuda_tensor * owner = tensor ? tensor->view_src : NULL;
     if (owner == NULL || tensor->buffer != NULL || (owner->data == NULL && owner->buffer == NULL)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view_init: '%s' is NULL, no view or placed already, or its owner has no memory", gcuda_get_name(tensor));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "view_init: '%s' is NULL, no view or placed already, or its owner has no memory", gcuda_get_name(tensor));
     }
     GCUDAI_TRY(gcudai_check_tensor(tensor));
     void * const before = tensor->data;
@@ -19109,11 +19684,21 @@ void gcuda_backend_free(gcuda_backend_t backend) {
 }
 
 gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend) { return backend ? backend->device : NULL; }
-gcuda_backend_buffer_type_t gcuda_backend_get_default_buffer_type(gcuda_backend_t backend) { return gcuda_backend_dev_buffer_type(gcuda_backend_get_device(backend)); }
-gcuda_backend_buffer_t gcuda_backend_alloc_buffer(gcuda_backend_t backend, size_t size) { return gcuda_backend_buft_alloc_buffer(gcuda_backend_get_default_buffer_type(backend), size); }
-size_t gcuda_backend_get_alignment(gcuda_backend_t backend) { return gcuda_backend_buft_get_alignment(gcuda_backend_get_default_buffer_type(backend)); }
-size_t gcuda_backend_get_max_size(gcuda_backend_t backend) { return gcuda_backend_buft_get_max_size(gcuda_backend_get_default_buffer_type(backend)); }
-gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) { return backend && backend->iface.synchronize ? backend->iface.synchronize(backend) : GCUDA_STATUS_SUCCESS; }
+gcuda_backend_buffer_type_t gcuda_backend_get_default_buffer_type(gcuda_backend_t backend) {
+    return gcuda_backend_dev_buffer_type(gcuda_backend_get_device(backend));
+}
+gcuda_backend_buffer_t gcuda_backend_alloc_buffer(gcuda_backend_t backend, size_t size) {
+    return gcuda_backend_buft_alloc_buffer(gcuda_backend_get_default_buffer_type(backend), size);
+}
+size_t gcuda_backend_get_alignment(gcuda_backend_t backend) {
+    return gcuda_backend_buft_get_alignment(gcuda_backend_get_default_buffer_type(backend));
+}
+size_t gcuda_backend_get_max_size(gcuda_backend_t backend) {
+    return gcuda_backend_buft_get_max_size(gcuda_backend_get_default_buffer_type(backend));
+}
+gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) {
+    return backend && backend->iface.synchronize ? backend->iface.synchronize(backend) : GCUDA_STATUS_SUCCESS;
+}
 
 gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     if (backend == NULL || graph == NULL) {
@@ -19131,7 +19716,8 @@ gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_c
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     gcuda_backend_graph_plan_t plan = NULL;
     if (backend == NULL || graph == NULL || backend->iface.graph_plan_create == NULL) {
-        gcudai_fail(backend && graph ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_create: backend or graph is NULL, or the backend has no plans");
+        gcudai_fail(backend && graph ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_INVALID_ARGUMENT,
+            "graph_plan_create: backend or graph is NULL, or the backend has no plans");
         return NULL;
     }
     return backend->iface.graph_plan_create(backend, graph, &plan) == GCUDA_STATUS_SUCCESS ? plan : NULL;
@@ -19145,14 +19731,21 @@ void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_
 
 gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
     if (backend == NULL || plan == NULL || backend->iface.graph_plan_compute == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: backend or plan is NULL, or the backend has no plans");
+        return gcudai_fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: backend or plan is NULL, or the backend has no plans");
     }
     return backend->iface.graph_plan_compute(backend, plan);
 }
 
-bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op) { return gcuda_backend_dev_supports_op(gcuda_backend_get_device(backend), op); }
-bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft) { return gcuda_backend_dev_supports_buft(gcuda_backend_get_device(backend), buft); }
-bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op) { return gcuda_backend_dev_offload_op(gcuda_backend_get_device(backend), op); }
+bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op) {
+    return gcuda_backend_dev_supports_op(gcuda_backend_get_device(backend), op);
+}
+bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft) {
+    return gcuda_backend_dev_supports_buft(gcuda_backend_get_device(backend), buft);
+}
+bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op) {
+    return gcuda_backend_dev_offload_op(gcuda_backend_get_device(backend), op);
+}
 
 // ---- copying a graph, comparing two backends ----
 
@@ -19211,7 +19804,8 @@ static gcuda_status gcudai_copying_describe(struct gcudai_copying * c, size_t i)
     if (t->view_src == NULL) {
         u = gcudai_tensor_new(c->out.ctx_allocated, t->type, t->ne, NULL, 0);
     } else {
-        u = gcudai_tensor_new(c->out.ctx_unallocated, t->type, none, c->copies[gcudai_map_get(&c->map, t->view_src)], 0);
+        u = gcudai_tensor_new(
+            c->out.ctx_unallocated, t->type, none, c->copies[gcudai_map_get(&c->map, t->view_src)], 0);
     }
     if (u == NULL) {
         return t->view_src == NULL ? c->out.ctx_allocated->error : c->out.ctx_unallocated->error;
@@ -19234,7 +19828,8 @@ static gcuda_status gcudai_copying_fill(struct gcudai_copying * c, gcuda_backend
         return GCUDA_STATUS_ALLOC_FAILED;
     }
     for (size_t i = 0; i < c->map.n; ++i) {
-        GCUDAI_TRY(c->copies[i]->view_src ? gcuda_backend_view_init(c->copies[i]) : gcuda_backend_tensor_copy(c->originals[i], c->copies[i]));
+        GCUDAI_TRY(c->copies[i]->view_src ? gcuda_backend_view_init(c->copies[i])
+                                          : gcuda_backend_tensor_copy(c->originals[i], c->copies[i]));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -19263,7 +19858,8 @@ static gcuda_status gcudai_copying_link(struct gcudai_copying * c, const struct 
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_copying_run(struct gcudai_copying * c, gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+static gcuda_status gcudai_copying_run(
+    struct gcudai_copying * c, gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     struct gcuda_init_params params;
     GCUDAI_ZERO(params);
     params.no_alloc = true;
@@ -19299,7 +19895,9 @@ void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy) {
     gcuda_free(copy.ctx_unallocated);
 }
 
-static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1, struct gcuda_cgraph * g2, gcuda_backend_eval_callback callback, void * user_data, struct gcuda_tensor * const * test_nodes, size_t n) {
+static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1,
+    struct gcuda_cgraph * g2, gcuda_backend_eval_callback callback, void * user_data,
+    struct gcuda_tensor * const * test_nodes, size_t n) {
     GCUDAI_TRY(gcuda_backend_graph_compute(b1, g1));
     GCUDAI_TRY(gcuda_backend_graph_compute(b2, g2));
     for (int i = 0; i < g1->n_nodes; ++i) {
@@ -19312,28 +19910,35 @@ static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2,
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_compare_nodes(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1, struct gcuda_cgraph * g2, gcuda_backend_eval_callback callback, void * user_data) {
+static gcuda_status gcudai_compare_nodes(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1,
+    struct gcuda_cgraph * g2, gcuda_backend_eval_callback callback, void * user_data) {
     for (int i = 0; i < g1->n_nodes; ++i) {
         struct gcuda_cgraph v1 = gcuda_graph_view(g1, i, i + 1), v2 = gcuda_graph_view(g2, i, i + 1);
         GCUDAI_TRY(gcuda_backend_graph_compute(b1, &v1));
         GCUDAI_TRY(gcuda_backend_graph_compute(b2, &v2));
-        if ((gcudai_op_row(g1->nodes[i]->op)->flags & GCUDAI_OP_VIEW) == 0 && !callback(i, g1->nodes[i], g2->nodes[i], user_data)) {
+        if ((gcudai_op_row(g1->nodes[i]->op)->flags & GCUDAI_OP_VIEW) == 0 &&
+            !callback(i, g1->nodes[i], g2->nodes[i], user_data)) {
             break;
         }
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2, struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data, struct gcuda_tensor * const * test_nodes, size_t n_test_nodes) {
+gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2,
+    struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
+    struct gcuda_tensor * const * test_nodes, size_t n_test_nodes) {
     if (backend1 == NULL || callback == NULL || (n_test_nodes > 0 && test_nodes == NULL)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: backend, callback or list of nodes is NULL");
+        return gcudai_fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: backend, callback or list of nodes is NULL");
     }
     struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(backend2, graph);
     if (copy.graph == NULL) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "compare_graph_backend: %.900s", gcudai_message);
     }
-    const gcuda_status st = n_test_nodes > 0 ? gcudai_compare_whole(backend1, backend2, graph, copy.graph, callback, user_data, test_nodes, n_test_nodes)
-                                             : gcudai_compare_nodes(backend1, backend2, graph, copy.graph, callback, user_data);
+    const gcuda_status st =
+        n_test_nodes > 0
+            ? gcudai_compare_whole(backend1, backend2, graph, copy.graph, callback, user_data, test_nodes, n_test_nodes)
+            : gcudai_compare_nodes(backend1, backend2, graph, copy.graph, callback, user_data);
     gcuda_backend_graph_copy_free(copy);
     return st;
 }
@@ -19357,7 +19962,8 @@ void gcuda_backend_event_free(gcuda_backend_event_t event) {
 
 gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend) {
     if (event == NULL || backend == NULL || backend->iface.event_record == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "event_record: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
     }
     return backend->iface.event_record(backend, event);
 }
@@ -19378,7 +19984,8 @@ gcuda_status gcuda_backend_event_query(gcuda_backend_event_t event, bool * done)
 
 gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_event_t event) {
     if (event == NULL || backend == NULL || backend->iface.event_wait == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "event_wait: event or backend is NULL, or backend %s has no events", gcuda_backend_name(backend));
     }
     return backend->iface.event_wait(backend, event);
 }
@@ -19386,13 +19993,25 @@ gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_backend_eve
 // ---- devices ----
 
 const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_name(dev) : ""; }
-const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_description(dev) : ""; }
-enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_type(dev) : GCUDA_BACKEND_DEVICE_TYPE_CPU; }
+const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_description(dev) : "";
+}
+enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_type(dev) : GCUDA_BACKEND_DEVICE_TYPE_CPU;
+}
 gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev) { return dev ? dev->reg : NULL; }
-gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) { return dev ? dev->iface.get_buffer_type(dev) : NULL; }
-gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) { return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL; }
-bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) { return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft); }
-bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) { return dev != NULL && op != NULL && dev->iface.offload_op && dev->iface.offload_op(dev, op); }
+gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev) {
+    return dev ? dev->iface.get_buffer_type(dev) : NULL;
+}
+gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev) {
+    return dev && dev->iface.get_host_buffer_type ? dev->iface.get_host_buffer_type(dev) : NULL;
+}
+bool gcuda_backend_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
+    return dev != NULL && buft != NULL && dev->iface.supports_buft(dev, buft);
+}
+bool gcuda_backend_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    return dev != NULL && op != NULL && dev->iface.offload_op && dev->iface.offload_op(dev, op);
+}
 
 bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
     if (dev == NULL || op == NULL) {
@@ -19404,7 +20023,8 @@ bool gcuda_backend_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_t
 
 gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
     size_t a = 0, b = 0;
-    gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b) : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_memory: device is NULL");
+    gcuda_status st = dev ? dev->iface.get_memory(dev, &a, &b)
+                          : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_memory: device is NULL");
     if (free != NULL) {
         *free = a;
     }
@@ -19431,13 +20051,15 @@ gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * par
     return dev->iface.init_backend(dev, params, &backend) == GCUDA_STATUS_SUCCESS ? backend : NULL;
 }
 
-gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
+gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
+    gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size) {
     gcuda_backend_buffer_t buffer = NULL;
     if (dev == NULL || dev->iface.buffer_from_host_ptr == NULL) {
         gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "buffer_from_host_ptr: device %s cannot", gcuda_backend_dev_name(dev));
         return NULL;
     }
-    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer : NULL;
+    return dev->iface.buffer_from_host_ptr(dev, ptr, size, max_tensor_size, &buffer) == GCUDA_STATUS_SUCCESS ? buffer
+                                                                                                             : NULL;
 }
 
 // ---- registry: the built-in CPU first, then what was registered ----
@@ -19447,7 +20069,8 @@ size_t gcuda_backend_reg_dev_count(gcuda_backend_reg_t reg) { return reg ? reg->
 
 gcuda_backend_dev_t gcuda_backend_reg_dev_get(gcuda_backend_reg_t reg, size_t index) {
     if (index >= gcuda_backend_reg_dev_count(reg)) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index, (unsigned long long) gcuda_backend_reg_dev_count(reg));
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "reg_dev_get: device %llu of %llu", (unsigned long long) index,
+            (unsigned long long) gcuda_backend_reg_dev_count(reg));
         return NULL;
     }
     return reg->iface.get_device(reg, index);
@@ -19467,10 +20090,13 @@ static size_t gcudai_reg_find(gcuda_backend_reg_t reg) {
 
 gcuda_status gcuda_backend_register(gcuda_backend_reg_t reg) {
     if (reg == NULL || reg->api_version != GCUDA_BACKEND_API_VERSION) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0, GCUDA_BACKEND_API_VERSION);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "backend_register: registry is NULL or of version %d, want %d", reg ? reg->api_version : 0,
+            GCUDA_BACKEND_API_VERSION);
     }
     const size_t n_wanted = gcuda_backend_reg_count() + 8;
-    gcuda_backend_reg_t * more = (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too
+    gcuda_backend_reg_t * more =
+        (gcuda_backend_reg_t *) gcudai_calloc(n_wanted, sizeof(*more)); // outside the lock, which allocation takes too
     gcuda_backend_reg_t * unused = more;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -19555,7 +20181,8 @@ gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
         }
         index -= n;
     }
-    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices", (unsigned long long) gcuda_backend_dev_count());
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "dev_get: there are only %llu devices",
+        (unsigned long long) gcuda_backend_dev_count());
     return NULL;
 }
 
@@ -19896,7 +20523,8 @@ struct gcuda_threadpool * gcuda_threadpool_new(const struct gcuda_threadpool_par
     gcudai_pool_start_workers(pool);
 #if !defined(GCUDA_NO_THREADS)
     if (pool->n_workers + 1 < p.n_threads) {
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1, p.n_threads);
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "threadpool_new: the system gave %d of %d threads\n", pool->n_workers + 1,
+            p.n_threads);
     }
 #endif
     return pool;
@@ -19917,7 +20545,9 @@ void gcuda_threadpool_free(struct gcuda_threadpool * pool) {
     gcudai_free(pool);
 }
 
-int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) { return pool != NULL ? pool->n_workers + 1 : 1; }
+int gcuda_threadpool_get_n_threads(const struct gcuda_threadpool * pool) {
+    return pool != NULL ? pool->n_workers + 1 : 1;
+}
 
 void gcuda_threadpool_pause(struct gcuda_threadpool * pool) {
     if (pool != NULL) { gcudai_atomic_store_i32(&pool->paused, 1); }
@@ -19936,7 +20566,8 @@ struct gcudai_run {
     const struct gcuda_tensor * node; // being computed
 };
 
-GCUDAI_UNUSED static void gcudai_bad_index(const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
+GCUDAI_UNUSED static void gcudai_bad_index(
+    const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
     struct gcudai_run * run = t->run;
     gcudai_mutex_lock(&run->lock);
     if (run->bad_node == NULL || (run->bad_node == run->node && position < run->bad_position)) {
@@ -19959,7 +20590,9 @@ struct gcudai_cpu_setup {
     bool check_finite;
 };
 
-static bool gcudai_is_skipped(const struct gcuda_tensor * t) { return gcudai_is_noop(t) || !(t->flags & GCUDA_TENSOR_FLAG_COMPUTE); }
+static bool gcudai_is_skipped(const struct gcuda_tensor * t) {
+    return gcudai_is_noop(t) || !(t->flags & GCUDA_TENSOR_FLAG_COMPUTE);
+}
 
 // The one rule of what the CPU can do: supports_op and compute both ask it.
 static gcuda_status gcudai_cpu_supports(const struct gcuda_tensor * y) {
@@ -19971,15 +20604,16 @@ static gcuda_status gcudai_cpu_want_data(const struct gcuda_tensor * y, const st
     if (!gcuda_is_empty(t)) {
         GCUDAI_WANT(y, t->data != NULL, "'%s' has no memory", t->name);
         GCUDAI_WANT(y, gcudai_in_host_memory(t), "'%s' is not in host memory", t->name);
-        GCUDAI_WANT(y, (uintptr_t) t->data % gcudai_type_align(t->type) == 0, "the data of '%s' is not aligned to %llu bytes", t->name,
-                    (unsigned long long) gcudai_type_align(t->type));
+        GCUDAI_WANT(y, (uintptr_t) t->data % gcudai_type_align(t->type) == 0,
+            "the data of '%s' is not aligned to %llu bytes", t->name, (unsigned long long) gcudai_type_align(t->type));
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
 static size_t gcudai_work_bytes(const struct gcudai_work * w, int n_threads) {
     size_t local = 0, bytes = 0;
-    const bool is_ok = w->local_bytes < SIZE_MAX / 2 && w->shared_bytes < SIZE_MAX / 2 && gcudai_mul_size(gcudai_pad(w->local_bytes, GCUDAI_ALIGN), (size_t) n_threads, &local) &&
+    const bool is_ok = w->local_bytes < SIZE_MAX / 2 && w->shared_bytes < SIZE_MAX / 2 &&
+                       gcudai_mul_size(gcudai_pad(w->local_bytes, GCUDAI_ALIGN), (size_t) n_threads, &local) &&
                        gcudai_add_size(gcudai_pad(w->shared_bytes, GCUDAI_ALIGN), local, &bytes);
     return is_ok ? bytes : SIZE_MAX;
 }
@@ -20005,7 +20639,8 @@ static gcuda_status gcudai_cpu_prepare(const struct gcuda_cgraph * graph, int n_
         const size_t bytes = gcudai_work_bytes(&w, n_threads);
         *work_size = GCUDAI_MAX(*work_size, bytes);
     }
-    return *work_size < SIZE_MAX ? GCUDA_STATUS_SUCCESS : gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph_compute: scratch memory overflows");
+    return *work_size < SIZE_MAX ? GCUDA_STATUS_SUCCESS
+                                 : gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "graph_compute: scratch memory overflows");
 }
 
 // One phase of a node, cut into chunks.
@@ -20027,7 +20662,8 @@ static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
     t.i1 = GCUDAI_MIN(t.i0 + job->items_per_chunk, job->n_items);
     t.phase = job->phase;
     t.shared = job->shared;
-    t.local = job->local == NULL ? NULL : job->local + (size_t) thread * job->local_stride; // NULL + 0 is undefined in C
+    t.local =
+        job->local == NULL ? NULL : job->local + (size_t) thread * job->local_stride; // NULL + 0 is undefined in C
     t.run = job->run;
     job->info->cpu(job->args, &t);
 }
@@ -20047,7 +20683,8 @@ static bool gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, cons
     return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job, s->abort, s->abort_data);
 }
 
-static gcuda_status gcudai_cpu_run_node(const struct gcuda_tensor * y, const struct gcudai_cpu_setup * s, struct gcudai_run * run) {
+static gcuda_status gcudai_cpu_run_node(
+    const struct gcuda_tensor * y, const struct gcudai_cpu_setup * s, struct gcudai_run * run) {
     union gcudai_args args;
     struct gcudai_work w;
     struct gcudai_cpu_job job;
@@ -20081,7 +20718,8 @@ static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y) {
             gcudai_load(y->type, gcudai_row(&a, r) + (size_t) i * y->nb[0], y->nb[0], m, buf);
             for (int64_t j = 0; j < m; ++j) {
                 if (!(buf[j] - buf[j] == 0.0f)) {
-                    return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, y, "element %lld of row %lld is %g", (long long) (i + j), (long long) r, (double) buf[j]);
+                    return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, y, "element %lld of row %lld is %g",
+                        (long long) (i + j), (long long) r, (double) buf[j]);
                 }
             }
         }
@@ -20108,8 +20746,9 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     }
     gcudai_mutex_destroy(&run.lock);
     if (st == GCUDA_STATUS_SUCCESS && run.bad_node != NULL) { // the graph went on, as on a device
-        st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node, "index %lld at position %lld is out of range [0, %lld)",
-                              (long long) run.bad_value, (long long) run.bad_position, (long long) run.bad_limit);
+        st = gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, run.bad_node,
+            "index %lld at position %lld is out of range [0, %lld)", (long long) run.bad_value,
+            (long long) run.bad_position, (long long) run.bad_limit);
     }
     return st;
 }
@@ -20121,11 +20760,14 @@ static int gcudai_default_n_threads(void) {
 
 // ---- without a backend ----
 
-struct gcuda_cplan gcuda_graph_plan(const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool) {
+struct gcuda_cplan gcuda_graph_plan(
+    const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool) {
     struct gcuda_cplan plan;
     GCUDAI_ZERO(plan);
     plan.threadpool = threadpool;
-    plan.n_threads = n_threads > 0 ? n_threads : threadpool ? gcuda_threadpool_get_n_threads(threadpool) : gcudai_default_n_threads();
+    plan.n_threads = n_threads > 0 ? n_threads
+                     : threadpool  ? gcuda_threadpool_get_n_threads(threadpool)
+                                   : gcudai_default_n_threads();
     plan.n_threads = GCUDAI_MIN(plan.n_threads, GCUDA_MAX_N_THREADS);
     size_t work = 0;
     if (graph == NULL) {
@@ -20140,17 +20782,19 @@ gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan
     struct gcudai_cpu_setup s;
     size_t work = 0;
     if (graph == NULL || cplan == NULL || cplan->n_threads < 1 || cplan->n_threads > GCUDA_MAX_N_THREADS) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: graph or plan is NULL, or %d threads", cplan ? cplan->n_threads : 0);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: graph or plan is NULL, or %d threads",
+            cplan ? cplan->n_threads : 0);
     }
     GCUDAI_TRY(gcudai_cpu_prepare(graph, cplan->n_threads, &work));
     if (work > 0 && (cplan->work_data == NULL || cplan->work_size < work + GCUDAI_ALIGN)) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %llu bytes of work memory wanted, %llu given", (unsigned long long) (work + GCUDAI_ALIGN),
-                           (unsigned long long) (cplan->work_data ? cplan->work_size : 0));
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: %llu bytes of work memory wanted, %llu given",
+            (unsigned long long) (work + GCUDAI_ALIGN), (unsigned long long) (cplan->work_data ? cplan->work_size : 0));
     }
     GCUDAI_ZERO(s);
     s.n_threads = cplan->n_threads;
     s.pool = cplan->threadpool;
-    s.work = work > 0 ? (char *) (((uintptr_t) cplan->work_data + GCUDAI_ALIGN - 1) & ~(uintptr_t) (GCUDAI_ALIGN - 1)) : NULL;
+    s.work = work > 0 ? (char *) (((uintptr_t) cplan->work_data + GCUDAI_ALIGN - 1) & ~(uintptr_t) (GCUDAI_ALIGN - 1))
+                      : NULL;
     s.work_size = work;
     s.abort = cplan->abort_callback;
     s.abort_data = cplan->abort_callback_data;
@@ -20189,25 +20833,29 @@ static bool gcudai_cpu_buft_is_host(gcuda_backend_buffer_type_t buft) { return b
 static void gcudai_cpu_buffer_free(gcuda_backend_buffer_t buffer) { gcudai_free(buffer->context); }
 static void * gcudai_cpu_buffer_base(gcuda_backend_buffer_t buffer) { return buffer->context; }
 
-static gcuda_status gcudai_cpu_buffer_memset(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+static gcuda_status gcudai_cpu_buffer_memset(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     (void) buffer;
     memset((char *) tensor->data + offset, value, size);
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cpu_buffer_set(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+static gcuda_status gcudai_cpu_buffer_set(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     (void) buffer;
     memmove((char *) tensor->data + offset, data, size); // data may be the tensor's own memory
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cpu_buffer_get(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+static gcuda_status gcudai_cpu_buffer_get(
+    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     (void) buffer;
     memmove(data, (const char *) tensor->data + offset, size);
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cpu_buffer_copy(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+static gcuda_status gcudai_cpu_buffer_copy(
+    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     (void) buffer;
     if (!gcudai_in_host_memory(src)) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -20234,7 +20882,8 @@ static gcuda_backend_buffer_t gcudai_cpu_buffer_new(void * memory, size_t size, 
     return gcuda_backend_buffer_init(gcuda_backend_cpu_buffer_type(), &iface, memory, size);
 }
 
-static gcuda_status gcudai_cpu_buft_alloc(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
+static gcuda_status gcudai_cpu_buft_alloc(
+    gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
     void * memory = size > 0 ? gcudai_alloc(size) : NULL;
     (void) buft;
     *buffer = NULL;
@@ -20281,7 +20930,9 @@ static void gcudai_cpu_backend_free(gcuda_backend_t backend) {
 }
 
 static int gcudai_cpu_n_threads(const struct gcudai_cpu * cpu) {
-    return cpu->n_threads > 0 ? cpu->n_threads : cpu->user_pool ? gcuda_threadpool_get_n_threads(cpu->user_pool) : gcudai_default_n_threads();
+    return cpu->n_threads > 0 ? cpu->n_threads
+           : cpu->user_pool   ? gcuda_threadpool_get_n_threads(cpu->user_pool)
+                              : gcudai_default_n_threads();
 }
 
 // The pool to use for n threads; its own one is remade when it is too small.
@@ -20299,7 +20950,8 @@ static gcuda_status gcudai_cpu_pool(struct gcudai_cpu * cpu, int n_threads, stru
     return *pool ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
 }
 
-static gcuda_status gcudai_cpu_compute(struct gcudai_cpu * cpu, const struct gcuda_cgraph * graph, int n_threads, char * work, size_t work_size) {
+static gcuda_status gcudai_cpu_compute(
+    struct gcudai_cpu * cpu, const struct gcuda_cgraph * graph, int n_threads, char * work, size_t work_size) {
     struct gcudai_cpu_setup s;
     GCUDAI_ZERO(s);
     s.n_threads = n_threads;
@@ -20341,9 +20993,11 @@ static void gcudai_cpu_plan_free(gcuda_backend_t backend, gcuda_backend_graph_pl
     gcudai_free(plan);
 }
 
-static gcuda_status gcudai_cpu_plan_create(gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan) {
+static gcuda_status gcudai_cpu_plan_create(
+    gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan) {
     const struct gcudai_cpu * cpu = (const struct gcudai_cpu *) backend;
-    const size_t head = gcudai_pad(sizeof(struct gcudai_cpu_plan), GCUDAI_ALIGN), n = (size_t) graph->n_nodes * sizeof(void *);
+    const size_t head = gcudai_pad(sizeof(struct gcudai_cpu_plan), GCUDAI_ALIGN),
+                 n = (size_t) graph->n_nodes * sizeof(void *);
     size_t work = 0;
     *plan = NULL;
     GCUDAI_TRY(gcudai_cpu_prepare(graph, gcudai_cpu_n_threads(cpu), &work));
@@ -20372,12 +21026,14 @@ static gcuda_status gcudai_cpu_plan_compute(gcuda_backend_t backend, gcuda_backe
     size_t work = 0; // checked again: the nodes are the caller's
     GCUDAI_TRY(gcudai_cpu_prepare(&p->graph, p->n_threads, &work));
     if (work > p->work_size) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: the graph has changed since the plan was made");
+        return gcudai_fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan_compute: the graph has changed since the plan was made");
     }
     return gcudai_cpu_compute((struct gcudai_cpu *) backend, &p->graph, p->n_threads, p->work, p->work_size);
 }
 
-static const uint8_t gcudai_cpu_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x70, 0x75, 0x2d, 0x72, 0x65, 0x66, 0x2d, 0x30, 0x31 };
+static const uint8_t gcudai_cpu_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x70, 0x75, 0x2d, 0x72, 0x65,
+    0x66, 0x2d, 0x30, 0x31 };
 
 gcuda_backend_t gcuda_backend_cpu_init(void) {
     struct gcudai_cpu * cpu = (struct gcudai_cpu *) gcudai_calloc(1, sizeof(*cpu));
@@ -20395,11 +21051,14 @@ gcuda_backend_t gcuda_backend_cpu_init(void) {
     return &cpu->backend;
 }
 
-bool gcuda_backend_is_cpu(gcuda_backend_t backend) { return backend != NULL && memcmp(backend->guid, gcudai_cpu_guid, sizeof(gcudai_cpu_guid)) == 0; }
+bool gcuda_backend_is_cpu(gcuda_backend_t backend) {
+    return backend != NULL && memcmp(backend->guid, gcudai_cpu_guid, sizeof(gcudai_cpu_guid)) == 0;
+}
 
 static struct gcudai_cpu * gcudai_cpu_of(gcuda_backend_t backend, const char * what) {
     if (!gcuda_backend_is_cpu(backend)) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not the CPU", what, gcuda_backend_name(backend));
+        gcudai_fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not the CPU", what, gcuda_backend_name(backend));
         return NULL;
     }
     return (struct gcudai_cpu *) backend;
@@ -20408,7 +21067,9 @@ static struct gcudai_cpu * gcudai_cpu_of(gcuda_backend_t backend, const char * w
 gcuda_status gcuda_backend_cpu_set_n_threads(gcuda_backend_t backend, int n_threads) {
     struct gcudai_cpu * cpu = gcudai_cpu_of(backend, "cpu_set_n_threads");
     if (cpu == NULL || n_threads > GCUDA_MAX_N_THREADS) {
-        return cpu == NULL ? GCUDA_STATUS_INVALID_ARGUMENT : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_set_n_threads: %d, at most %d", n_threads, GCUDA_MAX_N_THREADS);
+        return cpu == NULL ? GCUDA_STATUS_INVALID_ARGUMENT
+                           : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cpu_set_n_threads: %d, at most %d", n_threads,
+                                 GCUDA_MAX_N_THREADS);
     }
     cpu->n_threads = n_threads;
     return GCUDA_STATUS_SUCCESS;
@@ -20488,7 +21149,8 @@ static gcuda_backend_buffer_type_t gcudai_cpu_dev_buft(gcuda_backend_dev_t dev) 
     return gcuda_backend_cpu_buffer_type();
 }
 
-static gcuda_status gcudai_cpu_dev_from_ptr(gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size, gcuda_backend_buffer_t * buffer) {
+static gcuda_status gcudai_cpu_dev_from_ptr(
+    gcuda_backend_dev_t dev, void * ptr, size_t size, size_t max_tensor_size, gcuda_backend_buffer_t * buffer) {
     (void) dev;
     (void) max_tensor_size;
     *buffer = gcuda_backend_cpu_buffer_from_ptr(ptr, size);
@@ -20509,15 +21171,17 @@ static const char * gcudai_cpu_reg_name(gcuda_backend_reg_t reg) { return reg ? 
 static size_t gcudai_cpu_reg_count(gcuda_backend_reg_t reg) { return reg ? 1 : 0; }
 static gcuda_backend_dev_t gcudai_cpu_reg_device(gcuda_backend_reg_t reg, size_t index);
 
-static struct gcuda_backend_reg gcudai_cpu_registry = { GCUDA_BACKEND_API_VERSION, { gcudai_cpu_reg_name, gcudai_cpu_reg_count, gcudai_cpu_reg_device, NULL }, NULL };
+static struct gcuda_backend_reg gcudai_cpu_registry = { GCUDA_BACKEND_API_VERSION,
+    { gcudai_cpu_reg_name, gcudai_cpu_reg_count, gcudai_cpu_reg_device, NULL }, NULL };
 static struct gcuda_backend_device gcudai_cpu_device = {
-    { gcudai_cpu_dev_name, gcudai_cpu_dev_description, gcudai_cpu_dev_memory, gcudai_cpu_dev_type, gcudai_cpu_dev_props, gcudai_cpu_dev_init,
-      gcudai_cpu_dev_buft, NULL, gcudai_cpu_dev_from_ptr, gcudai_cpu_dev_supports_op, gcudai_cpu_dev_supports_buft, NULL, NULL, NULL, NULL, NULL },
-    &gcudai_cpu_registry,
-    NULL
+    { gcudai_cpu_dev_name, gcudai_cpu_dev_description, gcudai_cpu_dev_memory, gcudai_cpu_dev_type, gcudai_cpu_dev_props,
+        gcudai_cpu_dev_init, gcudai_cpu_dev_buft, NULL, gcudai_cpu_dev_from_ptr, gcudai_cpu_dev_supports_op,
+        gcudai_cpu_dev_supports_buft, NULL, NULL, NULL, NULL, NULL },
+    &gcudai_cpu_registry, NULL
 };
 static struct gcuda_backend_buffer_type gcudai_cpu_buffer_type = {
-    { gcudai_cpu_buft_name, gcudai_cpu_buft_alloc, gcudai_cpu_buft_alignment, NULL, NULL, gcudai_cpu_buft_is_host }, &gcudai_cpu_device, NULL
+    { gcudai_cpu_buft_name, gcudai_cpu_buft_alloc, gcudai_cpu_buft_alignment, NULL, NULL, gcudai_cpu_buft_is_host },
+    &gcudai_cpu_device, NULL
 };
 
 static gcuda_backend_dev_t gcudai_cpu_reg_device(gcuda_backend_reg_t reg, size_t index) {
@@ -20571,15 +21235,19 @@ static bool gcudai_cuda_is_sticky(cudaError_t err) {
 }
 
 // Message and status of a failed call. A recoverable error is cleared, or the next launch would report it again.
-GCUDAI_PRINTF(4, 5) static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int device, const char * fmt, ...) {
+GCUDAI_PRINTF(4, 5)
+static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int device, const char * fmt, ...) {
     char what[GCUDAI_MESSAGE_BYTES / 2];
     va_list args;
     va_start(args, fmt);
     vsnprintf(what, sizeof(what), fmt, args);
     va_end(args);
     (void) cudaGetLastError();
-    const gcuda_status st = err == cudaErrorMemoryAllocation ? GCUDA_STATUS_ALLOC_FAILED : gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : GCUDA_STATUS_FAILED;
-    return gcudai_fail(st, "%s on CUDA%d: %s: %s (%s)", call, device, what, cudaGetErrorString(err), cudaGetErrorName(err));
+    const gcuda_status st = err == cudaErrorMemoryAllocation ? GCUDA_STATUS_ALLOC_FAILED
+                            : gcudai_cuda_is_sticky(err)     ? GCUDA_STATUS_DEVICE_LOST
+                                                             : GCUDA_STATUS_FAILED;
+    return gcudai_fail(
+        st, "%s on CUDA%d: %s: %s (%s)", call, device, what, cudaGetErrorString(err), cudaGetErrorName(err));
 }
 
 #define GCUDAI_CUDA_TRY(call, device, ...)                                        \
@@ -20673,7 +21341,8 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
     GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
     const cudaError_t err = cudaMemGetInfo(free, total);
     gcudai_cuda_leave(&scope);
-    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaMemGetInfo", device, "asking for free memory");
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                              : gcudai_cuda_fail(err, "cudaMemGetInfo", device, "asking for free memory");
 }
 
 // =====================================================================================================
@@ -20746,7 +21415,8 @@ static gcuda_status gcudai_cuda_pool_room(struct gcudai_cuda_pool * pool) {
 }
 
 // The device is current. Rounded up so that a request that grows a little finds its old block large enough.
-static gcuda_status gcudai_cuda_pool_take(struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
+static gcuda_status gcudai_cuda_pool_take(
+    struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
     if (size > SIZE_MAX - (SIZE_MAX >> 3)) {
         return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s: %llu bytes wanted", purpose, (unsigned long long) size);
@@ -20762,15 +21432,16 @@ static gcuda_status gcudai_cuda_pool_take(struct gcudai_cuda_pool * pool, cudaSt
             gcudai_cuda_pool_release(pool);
             want = gcudai_pad(size, 256);
             if (!gcudai_cuda_pool_within(pool, want)) {
-                return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s: %llu bytes wanted, budget %llu, in use %llu", purpose, (unsigned long long) size,
-                                   (unsigned long long) pool->stats.budget, (unsigned long long) pool->stats.in_use);
+                return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s: %llu bytes wanted, budget %llu, in use %llu",
+                    purpose, (unsigned long long) size, (unsigned long long) pool->stats.budget,
+                    (unsigned long long) pool->stats.in_use);
             }
             err = cudaMalloc(ptr, want);
         }
         if (err != cudaSuccess) {
             *ptr = NULL;
-            return gcudai_cuda_fail(err, "cudaMalloc", pool->device, "%s: %llu bytes wanted, %llu reserved", purpose, (unsigned long long) want,
-                                    (unsigned long long) pool->stats.reserved);
+            return gcudai_cuda_fail(err, "cudaMalloc", pool->device, "%s: %llu bytes wanted, %llu reserved", purpose,
+                (unsigned long long) want, (unsigned long long) pool->stats.reserved);
         }
         b = &pool->blocks[pool->n++];
         b->ptr = *ptr;
@@ -20806,7 +21477,9 @@ struct gcudai_cuda_buffer {
 };
 
 static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft);
-static int gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) { return ((struct gcudai_cuda_device *) buft->device)->index; }
+static int gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) {
+    return ((struct gcudai_cuda_device *) buft->device)->index;
+}
 
 static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) buffer->context;
@@ -20822,38 +21495,50 @@ static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     gcudai_free(b);
 }
 
-static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) { return ((struct gcudai_cuda_buffer *) buffer->context)->ptr; }
+static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
+    return ((struct gcudai_cuda_buffer *) buffer->context)->ptr;
+}
 
 // What access to a tensor's bytes does, as one function, so that the device is entered, waited for and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
 
-static gcuda_status gcudai_cuda_access(int device, enum gcudai_cuda_access access, void * on_device, void * on_host, int value, size_t size, const char * name) {
+static gcuda_status gcudai_cuda_access(int device, enum gcudai_cuda_access access, void * on_device, void * on_host,
+    int value, size_t size, const char * name) {
     static const char * const what[] = { "setting", "getting", "filling" };
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
-    cudaError_t err = access == GCUDAI_CUDA_SET   ? cudaMemcpyAsync(on_device, on_host, size, cudaMemcpyHostToDevice, cudaStreamPerThread)
-                      : access == GCUDAI_CUDA_GET ? cudaMemcpyAsync(on_host, on_device, size, cudaMemcpyDeviceToHost, cudaStreamPerThread)
-                                                  : cudaMemsetAsync(on_device, value, size, cudaStreamPerThread);
+    cudaError_t err = access == GCUDAI_CUDA_SET
+                          ? cudaMemcpyAsync(on_device, on_host, size, cudaMemcpyHostToDevice, cudaStreamPerThread)
+                      : access == GCUDAI_CUDA_GET
+                          ? cudaMemcpyAsync(on_host, on_device, size, cudaMemcpyDeviceToHost, cudaStreamPerThread)
+                          : cudaMemsetAsync(on_device, value, size, cudaStreamPerThread);
     const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
     err = err != cudaSuccess ? err : end;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
-        st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", device, "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
+        st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", device,
+            "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
     }
     gcudai_cuda_leave(&scope);
     return st;
 }
 
-static gcuda_status gcudai_cuda_buffer_memset(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
-    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + offset, NULL, value, size, tensor->name);
+static gcuda_status gcudai_cuda_buffer_memset(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + offset,
+        NULL, value, size, tensor->name);
 }
 
-static gcuda_status gcudai_cuda_buffer_set(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
-    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_SET, (char *) tensor->data + offset, (void *) (uintptr_t) data, 0, size, tensor->name);
+static gcuda_status gcudai_cuda_buffer_set(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_SET, (char *) tensor->data + offset,
+        (void *) (uintptr_t) data, 0, size, tensor->name);
 }
 
-static gcuda_status gcudai_cuda_buffer_get(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
-    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_GET, (char *) tensor->data + offset, data, 0, size, tensor->name);
+static gcuda_status gcudai_cuda_buffer_get(
+    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_GET, (char *) tensor->data + offset,
+        data, 0, size, tensor->name);
 }
 
 static gcuda_status gcudai_cuda_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
@@ -20861,7 +21546,8 @@ static gcuda_status gcudai_cuda_buffer_clear(gcuda_backend_buffer_t buffer, uint
     return gcudai_cuda_access(b->device, GCUDAI_CUDA_FILL, b->ptr, NULL, value, buffer->size, "the whole buffer");
 }
 
-static gcuda_status gcudai_cuda_buffer_copy(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+static gcuda_status gcudai_cuda_buffer_copy(
+    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     const gcuda_backend_buffer_t from = gcudai_buffer_of(src);
     if (from == NULL || !gcudai_cuda_is_buft(from->buft)) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -20870,12 +21556,15 @@ static gcuda_status gcudai_cuda_buffer_copy(gcuda_backend_buffer_t buffer, const
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
     const size_t size = gcuda_nbytes(src);
-    cudaError_t err = device == device_from ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread)
-                                            : cudaMemcpyPeerAsync(dst->data, device, src->data, device_from, size, cudaStreamPerThread);
+    cudaError_t err = device == device_from
+                          ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread)
+                          : cudaMemcpyPeerAsync(dst->data, device, src->data, device_from, size, cudaStreamPerThread);
     const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
     err = err != cudaSuccess ? err : end;
-    const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                                               : gcudai_cuda_fail(err, "cudaMemcpyAsync", device, "copying '%s' from CUDA%d to '%s'", src->name, device_from, dst->name);
+    const gcuda_status st = err == cudaSuccess
+                                ? GCUDA_STATUS_SUCCESS
+                                : gcudai_cuda_fail(err, "cudaMemcpyAsync", device, "copying '%s' from CUDA%d to '%s'",
+                                      src->name, device_from, dst->name);
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -20886,7 +21575,8 @@ static size_t gcudai_cuda_buft_alloc_size(gcuda_backend_buffer_type_t buft, cons
 static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
     if (tensor->view_src != NULL) {
         if (tensor->view_src->buffer != NULL && tensor->view_src->buffer->buft != buffer->buft) {
-            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "view '%s' and its owner '%s' are in buffers of different types", tensor->name, tensor->view_src->name);
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "view '%s' and its owner '%s' are in buffers of different types", tensor->name, tensor->view_src->name);
         }
         return GCUDA_STATUS_SUCCESS;
     }
@@ -20894,10 +21584,12 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
     if (padded == size || buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_COMPUTE) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size, NULL, 0, padded - size, tensor->name);
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size,
+        NULL, 0, padded - size, tensor->name);
 }
 
-static gcuda_backend_buffer_t gcudai_cuda_buffer_new(struct gcudai_cuda_device * d, void * ptr, size_t size, bool is_owned) {
+static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
+    struct gcudai_cuda_device * d, void * ptr, size_t size, bool is_owned) {
     struct gcuda_backend_buffer_i iface;
     GCUDAI_ZERO(iface);
     iface.free_buffer = gcudai_cuda_buffer_free;
@@ -20922,17 +21614,22 @@ static gcuda_backend_buffer_t gcudai_cuda_buffer_new(struct gcudai_cuda_device *
     return buffer;
 }
 
-static const char * gcudai_cuda_buft_name(gcuda_backend_buffer_type_t buft) { return ((struct gcudai_cuda_device *) buft->device)->name; }
+static const char * gcudai_cuda_buft_name(gcuda_backend_buffer_type_t buft) {
+    return ((struct gcudai_cuda_device *) buft->device)->name;
+}
 static size_t gcudai_cuda_buft_alignment(gcuda_backend_buffer_type_t buft) { return buft ? 128 : 1; }
 
 static size_t gcudai_cuda_buft_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor) {
     const int64_t rest = tensor->ne[0] % GCUDA_MATRIX_ROW_PADDING;
     const size_t size = gcuda_nbytes(tensor);
     (void) buft;
-    return gcuda_is_quantized(tensor->type) && rest != 0 && size > 0 ? size + gcuda_row_size(tensor->type, GCUDA_MATRIX_ROW_PADDING - rest) : size;
+    return gcuda_is_quantized(tensor->type) && rest != 0 && size > 0
+               ? size + gcuda_row_size(tensor->type, GCUDA_MATRIX_ROW_PADDING - rest)
+               : size;
 }
 
-static gcuda_status gcudai_cuda_buft_alloc(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
+static gcuda_status gcudai_cuda_buft_alloc(
+    gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
     struct gcudai_cuda_device * d = (struct gcudai_cuda_device *) buft->device;
     struct gcudai_cuda_scope scope;
     void * ptr = NULL;
@@ -20945,7 +21642,8 @@ static gcuda_status gcudai_cuda_buft_alloc(gcuda_backend_buffer_type_t buft, siz
         if (cudaMemGetInfo(&n_free, &n_total) != cudaSuccess) {
             (void) cudaGetLastError();
         }
-        st = gcudai_cuda_fail(err, "cudaMalloc", d->index, "a buffer of %llu bytes wanted, %llu free", (unsigned long long) size, (unsigned long long) n_free);
+        st = gcudai_cuda_fail(err, "cudaMalloc", d->index, "a buffer of %llu bytes wanted, %llu free",
+            (unsigned long long) size, (unsigned long long) n_free);
     } else {
         *buffer = gcudai_cuda_buffer_new(d, ptr, size, true);
         if (*buffer == NULL) {
@@ -20957,7 +21655,9 @@ static gcuda_status gcudai_cuda_buft_alloc(gcuda_backend_buffer_type_t buft, siz
     return st;
 }
 
-static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft) { return buft != NULL && buft->iface.get_name == gcudai_cuda_buft_name; }
+static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft) {
+    return buft != NULL && buft->iface.get_name == gcudai_cuda_buft_name;
+}
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
     struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_buffer_type");
@@ -20968,7 +21668,8 @@ gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr
     struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_buffer_from_ptr");
     if (d == NULL || (ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0) {
         if (d != NULL) {
-            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_buffer_from_ptr: %p is NULL or not aligned to 128 bytes", ptr);
+            gcudai_fail(
+                GCUDA_STATUS_INVALID_ARGUMENT, "cuda_buffer_from_ptr: %p is NULL or not aligned to 128 bytes", ptr);
         }
         return NULL;
     }
@@ -20985,12 +21686,15 @@ static void gcudai_cuda_host_free(gcuda_backend_buffer_t buffer) {
 
 static const char * gcudai_cuda_host_name(gcuda_backend_buffer_type_t buft) { return buft ? "CUDA_Host" : ""; }
 
-static gcuda_status gcudai_cuda_host_alloc(gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
+static gcuda_status gcudai_cuda_host_alloc(
+    gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
     void * ptr = NULL;
     *buffer = NULL;
-    if (size == 0 || gcudai_env("GCUDA_CUDA_NO_PINNED") != NULL || cudaHostAlloc(&ptr, size, cudaHostAllocPortable) != cudaSuccess) {
+    if (size == 0 || gcudai_env("GCUDA_CUDA_NO_PINNED") != NULL ||
+        cudaHostAlloc(&ptr, size, cudaHostAllocPortable) != cudaSuccess) {
         (void) cudaGetLastError();
-        gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "CUDA_Host: %llu bytes of ordinary memory instead of page-locked", (unsigned long long) size);
+        gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "CUDA_Host: %llu bytes of ordinary memory instead of page-locked",
+            (unsigned long long) size);
         return gcudai_cpu_buft_alloc(gcuda_backend_cpu_buffer_type(), size, buffer);
     }
     *buffer = gcudai_cpu_buffer_new(ptr, size, true);
@@ -21004,19 +21708,25 @@ static gcuda_status gcudai_cuda_host_alloc(gcuda_backend_buffer_type_t buft, siz
 }
 
 static struct gcuda_backend_buffer_type gcudai_cuda_host_type = { // constant in all but type
-    { gcudai_cuda_host_name, gcudai_cuda_host_alloc, gcudai_cpu_buft_alignment, NULL, NULL, gcudai_cpu_buft_is_host }, &gcudai_cpu_device, NULL
+    { gcudai_cuda_host_name, gcudai_cuda_host_alloc, gcudai_cpu_buft_alignment, NULL, NULL, gcudai_cpu_buft_is_host },
+    &gcudai_cpu_device, NULL
 };
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return &gcudai_cuda_host_type; }
 
 gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
-    const cudaError_t err = ptr == NULL || size == 0 ? cudaErrorInvalidValue : cudaHostRegister(ptr, size, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
-    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaHostRegister", 0, "%llu bytes at %p", (unsigned long long) size, ptr);
+    const cudaError_t err = ptr == NULL || size == 0
+                                ? cudaErrorInvalidValue
+                                : cudaHostRegister(ptr, size, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
+    return err == cudaSuccess
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_cuda_fail(err, "cudaHostRegister", 0, "%llu bytes at %p", (unsigned long long) size, ptr);
 }
 
 gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
     const cudaError_t err = cudaHostUnregister(ptr);
-    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                              : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
 }
 
 // =====================================================================================================
@@ -21114,7 +21824,9 @@ static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
 }
 
 static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
-    return cu->lost == GCUDA_STATUS_SUCCESS ? GCUDA_STATUS_SUCCESS : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
+    return cu->lost == GCUDA_STATUS_SUCCESS
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
 }
 
 // A kernel that could not be launched, with the node it was for.
@@ -21125,13 +21837,15 @@ static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status 
         st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
         snprintf(before, sizeof(before), "%s on %s", cudaGetErrorString(err), cu->device->name);
     } else {
-        snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1, st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
+        snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
+            st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
     }
     return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
 }
 
 // F32 through cuBLAS: one call per matrix of dimension 3, batched over dimension 2. TF32 unless F32 is asked for.
-static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const struct gcuda_tensor * node) {
+static gcuda_status gcudai_cuda_gemm(
+    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const struct gcuda_tensor * node) {
     const float one = 1.0f, zero = 0.0f;
     const int compute = p->prec == GCUDA_PREC_F32 ? GCUDAI_CUBLAS_COMPUTE_32F : GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32;
     const int m = (int) p->a.ne[1], n = (int) p->b.ne[1], k = (int) p->a.ne[0];
@@ -21142,11 +21856,10 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
         const char * a = gcudai_at(&p->a, 0, 0, i3 / (p->b.ne[3] / p->a.ne[3])), * b = gcudai_at(&p->b, 0, 0, i3);
         char * y = gcudai_at(&p->y, 0, 0, i3);
         const long long stride_a = p->a.ne[2] == 1 ? 0 : (long long) (p->a.nb[2] / 4);
-        const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle, GCUDAI_CUBLAS_OP_T, GCUDAI_CUBLAS_OP_N, m, n, k, &one,
-                                                             a, GCUDAI_CUDA_R_32F, (int) (p->a.nb[1] / 4), stride_a,
-                                                             b, GCUDAI_CUDA_R_32F, (int) (p->b.nb[1] / 4), (long long) (p->b.nb[2] / 4), &zero,
-                                                             y, GCUDAI_CUDA_R_32F, (int) (p->y.nb[1] / 4), (long long) (p->y.nb[2] / 4),
-                                                             (int) p->b.ne[2], compute, GCUDAI_CUBLAS_DEFAULT);
+        const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle, GCUDAI_CUBLAS_OP_T, GCUDAI_CUBLAS_OP_N,
+            m, n, k, &one, a, GCUDAI_CUDA_R_32F, (int) (p->a.nb[1] / 4), stride_a, b, GCUDAI_CUDA_R_32F,
+            (int) (p->b.nb[1] / 4), (long long) (p->b.nb[2] / 4), &zero, y, GCUDAI_CUDA_R_32F, (int) (p->y.nb[1] / 4),
+            (long long) (p->y.nb[2] / 4), (int) p->b.ne[2], compute, GCUDAI_CUBLAS_DEFAULT);
         if (st != 0) {
             return gcudai_node_fail(GCUDA_STATUS_FAILED, node, "cublasGemmStridedBatchedEx failed with status %d", st);
         }
@@ -21167,7 +21880,8 @@ static bool gcudai_cublas_takes(const struct gcuda_array * t) {
 
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
 static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mul_mat_args * p, bool has_cublas) {
-    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX && p->b.ne[2] <= INT32_MAX;
+    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
+                      p->b.ne[2] <= INT32_MAX;
     const bool can_batch = p->a.ne[2] == 1 || p->a.ne[2] == p->b.ne[2]; // one stride leads from matrix to matrix
     if (!has_cublas || !fits || !can_batch || !gcudai_cublas_takes(&p->y)) {
         return GCUDAI_CUDA_PRODUCT_OWN;
@@ -21176,7 +21890,8 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mu
         return GCUDAI_CUDA_PRODUCT_CUBLAS;
     }
     const bool can_convert = gcudai_is_float(p->a.type) && gcudai_is_float(p->b.type);
-    return can_convert && p->b.ne[1] >= 16 && p->a.ne[1] >= 16 ? GCUDAI_CUDA_PRODUCT_CONVERTED : GCUDAI_CUDA_PRODUCT_OWN;
+    return can_convert && p->b.ne[1] >= 16 && p->a.ne[1] >= 16 ? GCUDAI_CUDA_PRODUCT_CONVERTED
+                                                               : GCUDAI_CUDA_PRODUCT_OWN;
 }
 
 // A packed F32 copy of t in scratch memory, unless cuBLAS takes t itself. Exact: nothing is rounded.
@@ -21196,7 +21911,8 @@ static gcuda_status gcudai_cuda_packed(struct gcudai_cuda * cu, struct gcuda_arr
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node) {
+static gcuda_status gcudai_cuda_mul_mat(
+    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node) {
     struct gcuda_mul_mat_args p = args->mul_mat;
     const enum gcudai_cuda_product product = gcudai_cuda_choose_product(&p, cu->cublas.handle != NULL);
     void * a = NULL, * b = NULL;
@@ -21239,8 +21955,8 @@ static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
 static bool gcudai_cuda_is_copyable(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_I32; }
 
 static gcuda_status gcudai_cuda_copy_can(const struct gcuda_tensor * y) {
-    GCUDAI_CAN(y, gcudai_cuda_is_copyable(y->type) && gcudai_cuda_is_copyable(y->src[0]->type), "no CUDA kernel that copies %s to %s",
-               gcuda_type_name(y->src[0]->type), gcuda_type_name(y->type));
+    GCUDAI_CAN(y, gcudai_cuda_is_copyable(y->type) && gcudai_cuda_is_copyable(y->src[0]->type),
+        "no CUDA kernel that copies %s to %s", gcuda_type_name(y->src[0]->type), gcuda_type_name(y->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -21249,22 +21965,28 @@ static gcuda_status gcudai_cuda_plain_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static bool gcudai_cuda_is_weight(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_Q4_0 || type == GCUDA_TYPE_Q8_0; }
+static bool gcudai_cuda_is_weight(enum gcuda_type type) {
+    return gcudai_is_float(type) || type == GCUDA_TYPE_Q4_0 || type == GCUDA_TYPE_Q8_0;
+}
 
 static gcuda_status gcudai_cuda_get_rows_can(const struct gcuda_tensor * y) {
     const enum gcuda_type type = y->src[0]->type;
-    GCUDAI_CAN(y, gcudai_cuda_is_weight(type) || type == GCUDA_TYPE_I32, "no CUDA kernel for rows of type %s", gcuda_type_name(type));
+    GCUDAI_CAN(y, gcudai_cuda_is_weight(type) || type == GCUDA_TYPE_I32, "no CUDA kernel for rows of type %s",
+        gcuda_type_name(type));
     return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cuda_mul_mat_can(const struct gcuda_tensor * y) {
-    GCUDAI_CAN(y, gcudai_cuda_is_weight(y->src[0]->type), "no CUDA kernel for weights of type %s", gcuda_type_name(y->src[0]->type));
+    GCUDAI_CAN(y, gcudai_cuda_is_weight(y->src[0]->type), "no CUDA kernel for weights of type %s",
+        gcuda_type_name(y->src[0]->type));
     GCUDAI_TRY(gcudai_cuda_want_float(y, y->src[1]));
     GCUDAI_CAN(y, y->type == GCUDA_TYPE_F32, "no CUDA kernel for a result of type %s", gcuda_type_name(y->type));
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) { return gcudai_cuda_want_float(y, y->src[0]); }
+static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
+    return gcudai_cuda_want_float(y, y->src[0]);
+}
 
 // The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, and what it refuses of a
 // well-formed node.
@@ -21304,8 +22026,10 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) { retu
 // clang-format on
 
 // The launchers take their own struct, these take the union.
-#define X(ID, name, args, can) \
-    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) { return gcuda_launch_##name(&a->args, stream); }
+#define X(ID, name, args, can)                                                                                         \
+    static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) {                       \
+        return gcuda_launch_##name(&a->args, stream);                                                                  \
+    }
 GCUDAI_CUDA_OPS(X)
 #undef X
 
@@ -21335,8 +22059,8 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
     GCUDAI_TRY(gcudai_check_node(y));
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const gcuda_backend_buffer_t buffer = y->src[k] ? gcudai_buffer_of(y->src[k]) : NULL;
-        GCUDAI_CAN(y, buffer == NULL || !gcudai_cuda_is_buft(buffer->buft) || buffer->buft == &d->buft, "'%s' is on %s, not on %s", y->src[k]->name,
-                   gcuda_backend_buft_name(buffer->buft), d->name);
+        GCUDAI_CAN(y, buffer == NULL || !gcudai_cuda_is_buft(buffer->buft) || buffer->buft == &d->buft,
+            "'%s' is on %s, not on %s", y->src[k]->name, gcuda_backend_buft_name(buffer->buft), d->name);
     }
     if (gcudai_is_noop(y)) {
         return GCUDA_STATUS_SUCCESS;
@@ -21346,10 +22070,12 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
     return op->can(y);
 }
 
-static gcuda_status gcudai_cuda_want_data(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+static gcuda_status gcudai_cuda_want_data(
+    const struct gcudai_cuda_device * d, const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (!gcuda_is_empty(t)) {
-        GCUDAI_WANT(y, t->data != NULL && buffer != NULL && buffer->buft == &d->buft, "'%s' has no memory on %s", t->name, d->name);
+        GCUDAI_WANT(y, t->data != NULL && buffer != NULL && buffer->buft == &d->buft, "'%s' has no memory on %s",
+            t->name, d->name);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -21379,7 +22105,8 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
         args.get_rows.bad_index = cu->bad_index;
         cu->may_have_bad_index = true;
     }
-    const gcuda_status st = y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args, y) : gcudai_cuda_op_of(y->op)->run(&args, cu->stream);
+    const gcuda_status st = y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args, y)
+                                                      : gcudai_cuda_op_of(y->op)->run(&args, cu->stream);
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, y);
 }
 
@@ -21403,11 +22130,14 @@ static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gc
 // >>impl-cuda-backend   streams, events, asynchronous access, devices, registry
 // =====================================================================================================
 
-static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) { return ((struct gcudai_cuda *) backend)->device->name; }
+static const char * gcudai_cuda_backend_name(gcuda_backend_t backend) {
+    return ((struct gcudai_cuda *) backend)->device->name;
+}
 
 // What a failed call on the backend's stream becomes.
 static gcuda_status gcudai_cuda_result(struct gcudai_cuda * cu, cudaError_t err, const char * call, const char * name) {
-    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "'%s'", name));
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                              : gcudai_cuda_note(cu, gcudai_cuda_fail(err, call, cu->device->index, "'%s'", name));
 }
 
 static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
@@ -21448,50 +22178,59 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     if (st == GCUDA_STATUS_SUCCESS && cu->may_have_bad_index) {
         cu->may_have_bad_index = false;
         if (*cu->bad_index_host != 0) {
-            st = gcudai_fail(GCUDA_STATUS_INVALID_DATA, "get_rows on %s: an index was out of range since the last synchronize", cu->device->name);
+            st = gcudai_fail(GCUDA_STATUS_INVALID_DATA,
+                "get_rows on %s: an index was out of range since the last synchronize", cu->device->name);
         }
     }
     gcudai_cuda_leave(&scope);
     return st;
 }
 
-static gcuda_status gcudai_cuda_want_ours(const struct gcudai_cuda * cu, const struct gcuda_tensor * t, const char * what) {
+static gcuda_status gcudai_cuda_want_ours(
+    const struct gcudai_cuda * cu, const struct gcuda_tensor * t, const char * what) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
-    return buffer != NULL && buffer->buft == &cu->device->buft ? GCUDA_STATUS_SUCCESS
-                                                               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is not on %s", what, t->name, cu->device->name);
+    return buffer != NULL && buffer->buft == &cu->device->buft
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is not on %s", what, t->name, cu->device->name);
 }
 
-static gcuda_status gcudai_cuda_set_async(gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+static gcuda_status gcudai_cuda_set_async(
+    gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_set_async"));
     GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
-    const cudaError_t err = cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream);
+    const cudaError_t err =
+        cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream);
     gcudai_cuda_leave(&scope);
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
 }
 
-static gcuda_status gcudai_cuda_get_async(gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+static gcuda_status gcudai_cuda_get_async(
+    gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_get_async"));
     GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
-    const cudaError_t err = cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream);
+    const cudaError_t err =
+        cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream);
     gcudai_cuda_leave(&scope);
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
 }
 
 // On the source's stream; the destination's stream waits for it. What the destination has queued before is not waited
 // for: whoever overwrites a tensor that is still being read orders that.
-static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
+    const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     if (!gcuda_backend_is_cuda(backend_src) || !gcuda_backend_is_cuda(backend_dst)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     struct gcudai_cuda * from = (struct gcudai_cuda *) backend_src, * to = (struct gcudai_cuda *) backend_dst;
     const gcuda_backend_buffer_t buffer_src = gcudai_buffer_of(src), buffer_dst = gcudai_buffer_of(dst);
-    if (buffer_src == NULL || buffer_dst == NULL || buffer_src->buft != &from->device->buft || buffer_dst->buft != &to->device->buft) {
+    if (buffer_src == NULL || buffer_dst == NULL || buffer_src->buft != &from->device->buft ||
+        buffer_dst->buft != &to->device->buft) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     struct gcudai_cuda_scope scope;
@@ -21499,8 +22238,10 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
     GCUDAI_TRY(gcudai_cuda_alive(to));
     GCUDAI_TRY(gcudai_cuda_enter(&scope, from->device->index));
     const size_t size = gcuda_nbytes(dst);
-    cudaError_t err = from->device == to->device ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, from->stream)
-                                                 : cudaMemcpyPeerAsync(dst->data, to->device->index, src->data, from->device->index, size, from->stream);
+    cudaError_t err =
+        from->device == to->device
+            ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, from->stream)
+            : cudaMemcpyPeerAsync(dst->data, to->device->index, src->data, from->device->index, size, from->stream);
     if (err == cudaSuccess && from != to) {
         err = cudaEventRecord(from->copied, from->stream);
     }
@@ -21563,11 +22304,13 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     const int device = cu->device->index;
     cu->stream = (cudaStream_t) p->stream;
     if (cu->stream == NULL) {
-        GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&cu->stream, cudaStreamNonBlocking, p->priority), device, "making the backend's stream");
+        GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&cu->stream, cudaStreamNonBlocking, p->priority), device,
+            "making the backend's stream");
         cu->owns_stream = true;
     }
     GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->copied, cudaEventDisableTiming), device, "making an event");
-    GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->waited, cudaEventDisableTiming | cudaEventBlockingSync), device, "making an event");
+    GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->waited, cudaEventDisableTiming | cudaEventBlockingSync), device,
+        "making an event");
     void * ptr = NULL;
     GCUDAI_CUDA_TRY(cudaMalloc(&ptr, sizeof(int32_t)), device, "memory of a flag");
     cu->bad_index = (int32_t *) ptr;
@@ -21579,7 +22322,8 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     return GCUDA_STATUS_SUCCESS;
 }
 
-static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67, 0x70, 0x75, 0x30, 0x31 };
+static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67,
+    0x70, 0x75, 0x30, 0x31 };
 
 gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
     struct gcudai_cuda_scope scope;
@@ -21623,12 +22367,17 @@ gcuda_backend_t gcuda_backend_cuda_init(int device) {
     return gcuda_backend_cuda_init_params(&params);
 }
 
-bool gcuda_backend_is_cuda(gcuda_backend_t backend) { return backend != NULL && memcmp(backend->guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid)) == 0; }
-gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) { return gcuda_backend_is_cuda(backend) ? ((struct gcudai_cuda *) backend)->stream : NULL; }
+bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
+    return backend != NULL && memcmp(backend->guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid)) == 0;
+}
+gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) {
+    return gcuda_backend_is_cuda(backend) ? ((struct gcudai_cuda *) backend)->stream : NULL;
+}
 
 static struct gcudai_cuda * gcudai_cuda_of(gcuda_backend_t backend, const char * what) {
     if (!gcuda_backend_is_cuda(backend)) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not a CUDA device", what, gcuda_backend_name(backend));
+        gcudai_fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "%s: backend '%s' is not a CUDA device", what, gcuda_backend_name(backend));
         return NULL;
     }
     return (struct gcudai_cuda *) backend;
@@ -21637,7 +22386,8 @@ static struct gcudai_cuda * gcudai_cuda_of(gcuda_backend_t backend, const char *
 gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
     const struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_get_stats");
     if (cu == NULL || stats == NULL) {
-        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL") : GCUDA_STATUS_INVALID_ARGUMENT;
+        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL")
+                  : GCUDA_STATUS_INVALID_ARGUMENT;
     }
     *stats = cu->pool.stats;
     return GCUDA_STATUS_SUCCESS;
@@ -21659,8 +22409,12 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
 // ---- devices ----
 
 static const char * gcudai_cuda_dev_name(gcuda_backend_dev_t dev) { return ((struct gcudai_cuda_device *) dev)->name; }
-static const char * gcudai_cuda_dev_description(gcuda_backend_dev_t dev) { return ((struct gcudai_cuda_device *) dev)->description; }
-static gcuda_status gcudai_cuda_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) { return gcuda_backend_cuda_get_device_memory(((struct gcudai_cuda_device *) dev)->index, free, total); }
+static const char * gcudai_cuda_dev_description(gcuda_backend_dev_t dev) {
+    return ((struct gcudai_cuda_device *) dev)->description;
+}
+static gcuda_status gcudai_cuda_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total) {
+    return gcuda_backend_cuda_get_device_memory(((struct gcudai_cuda_device *) dev)->index, free, total);
+}
 
 static enum gcuda_backend_dev_type gcudai_cuda_dev_type(gcuda_backend_dev_t dev) {
     (void) dev;
@@ -21685,22 +22439,32 @@ static gcuda_status gcudai_cuda_dev_init(gcuda_backend_dev_t dev, const char * p
     return *backend ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
 }
 
-static gcuda_backend_buffer_type_t gcudai_cuda_dev_buft(gcuda_backend_dev_t dev) { return &((struct gcudai_cuda_device *) dev)->buft; }
+static gcuda_backend_buffer_type_t gcudai_cuda_dev_buft(gcuda_backend_dev_t dev) {
+    return &((struct gcudai_cuda_device *) dev)->buft;
+}
 
 static gcuda_backend_buffer_type_t gcudai_cuda_dev_host_buft(gcuda_backend_dev_t dev) {
     (void) dev;
     return gcuda_backend_cuda_host_buffer_type();
 }
 
-static gcuda_status gcudai_cuda_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) { return gcudai_cuda_supports((const struct gcudai_cuda_device *) dev, op); }
-static bool gcudai_cuda_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) { return buft == &((struct gcudai_cuda_device *) dev)->buft; }
+static gcuda_status gcudai_cuda_dev_supports_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    return gcudai_cuda_supports((const struct gcudai_cuda_device *) dev, op);
+}
+static bool gcudai_cuda_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
+    return buft == &((struct gcudai_cuda_device *) dev)->buft;
+}
 
 // Copying weights for it pays from this many columns, rows or tokens on.
 #define GCUDAI_CUDA_OFFLOAD_MIN_BATCH 32
 static bool gcudai_cuda_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
     const char * env = gcudai_env("GCUDA_OP_OFFLOAD_MIN_BATCH");
     const int64_t min_batch = env ? strtol(env, NULL, 10) : GCUDAI_CUDA_OFFLOAD_MIN_BATCH;
-    const int64_t batch = op->op == GCUDA_OP_GET_ROWS ? 0 : op->op == GCUDA_OP_MUL_MAT ? op->ne[1] : op->op == GCUDA_OP_MUL_MAT_ID || op->op == GCUDA_OP_ROPE || op->op == GCUDA_OP_ROPE_BACK ? op->ne[2] : gcuda_nrows(op);
+    const int64_t batch = op->op == GCUDA_OP_GET_ROWS  ? 0
+                          : op->op == GCUDA_OP_MUL_MAT ? op->ne[1]
+                          : op->op == GCUDA_OP_MUL_MAT_ID || op->op == GCUDA_OP_ROPE || op->op == GCUDA_OP_ROPE_BACK
+                              ? op->ne[2]
+                              : gcuda_nrows(op);
     (void) dev;
     return batch >= min_batch;
 }
@@ -21740,14 +22504,18 @@ static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_
 
 static gcuda_status gcudai_cuda_event_synchronize(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
     const cudaError_t err = cudaEventSynchronize((cudaEvent_t) event->context);
-    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS : gcudai_cuda_fail(err, "cudaEventSynchronize", ((struct gcudai_cuda_device *) dev)->index, "waiting for an event");
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                              : gcudai_cuda_fail(err, "cudaEventSynchronize",
+                                    ((struct gcudai_cuda_device *) dev)->index, "waiting for an event");
 }
 
 static gcuda_status gcudai_cuda_event_query(gcuda_backend_dev_t dev, gcuda_backend_event_t event, bool * done) {
     const cudaError_t err = cudaEventQuery((cudaEvent_t) event->context);
     *done = err == cudaSuccess;
-    return err == cudaSuccess || err == cudaErrorNotReady ? GCUDA_STATUS_SUCCESS
-                                                          : gcudai_cuda_fail(err, "cudaEventQuery", ((struct gcudai_cuda_device *) dev)->index, "asking for an event");
+    return err == cudaSuccess || err == cudaErrorNotReady
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_cuda_fail(
+                     err, "cudaEventQuery", ((struct gcudai_cuda_device *) dev)->index, "asking for an event");
 }
 
 // ---- registry entry ----
@@ -21759,7 +22527,8 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
     return &gcudai_cuda_found.items[index].device;
 }
 
-static struct gcuda_backend_reg gcudai_cuda_registry = { GCUDA_BACKEND_API_VERSION, { gcudai_cuda_reg_name, gcudai_cuda_reg_count, gcudai_cuda_reg_device, NULL }, NULL };
+static struct gcuda_backend_reg gcudai_cuda_registry = { GCUDA_BACKEND_API_VERSION,
+    { gcudai_cuda_reg_name, gcudai_cuda_reg_count, gcudai_cuda_reg_device, NULL }, NULL };
 gcuda_backend_reg_t gcuda_backend_cuda_reg(void) { return &gcudai_cuda_registry; }
 
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p) {
@@ -21769,7 +22538,8 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
     d->total_bytes = p->totalGlobalMem;
     d->is_integrated = p->integrated != 0;
     snprintf(d->name, sizeof(d->name), "%s%d", GCUDA_CUDA_NAME, index);
-    snprintf(d->pci, sizeof(d->pci), "%04x:%02x:%02x.0", (unsigned) p->pciDomainID & 0xffffu, (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);
+    snprintf(d->pci, sizeof(d->pci), "%04x:%02x:%02x.0", (unsigned) p->pciDomainID & 0xffffu,
+        (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);
     snprintf(d->description, sizeof(d->description), "%s", p->name);
     d->device.reg = &gcudai_cuda_registry;
     d->device.iface.get_name = gcudai_cuda_dev_name;
@@ -21797,7 +22567,9 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
 #else // built without CUDA: no devices
 
 static void gcudai_cuda_forget(void) {}
-static gcuda_status gcudai_no_cuda(void) { return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)"); }
+static gcuda_status gcudai_no_cuda(void) {
+    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)");
+}
 
 gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
     (void) params;

@@ -64,13 +64,16 @@ static __device__ d_index d_unravel(const int64_t * ne, int64_t i) {
 }
 
 static __device__ char * d_at(const gcuda_array & a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
-    return (char *) a.data + i0 * (int64_t) a.nb[0] + i1 * (int64_t) a.nb[1] + i2 * (int64_t) a.nb[2] + i3 * (int64_t) a.nb[3];
+    return (char *) a.data + i0 * (int64_t) a.nb[0] + i1 * (int64_t) a.nb[1] + i2 * (int64_t) a.nb[2] +
+           i3 * (int64_t) a.nb[3];
 }
 
 static __device__ char * d_at(const gcuda_array & a, const d_index & x) { return d_at(a, x.i0, x.i1, x.i2, x.i3); }
 
 // Row r, counting dimensions 1, 2, 3.
-static __device__ char * d_row(const gcuda_array & a, int64_t r) { return d_at(a, 0, r % a.ne[1], r / a.ne[1] % a.ne[2], r / a.ne[1] / a.ne[2]); }
+static __device__ char * d_row(const gcuda_array & a, int64_t r) {
+    return d_at(a, 0, r % a.ne[1], r / a.ne[1] % a.ne[2], r / a.ne[1] / a.ne[2]);
+}
 
 static __device__ float d_load(gcuda_type type, const char * p) {
     switch (type) {
@@ -149,7 +152,9 @@ static __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
 // Floats to I32 truncate and saturate, NaN becomes 0.
-static __device__ int32_t d_to_i32(float v) { return v != v ? 0 : v >= 2147483648.0f ? INT32_MAX : v < -2147483648.0f ? INT32_MIN : (int32_t) v; }
+static __device__ int32_t d_to_i32(float v) {
+    return v != v ? 0 : v >= 2147483648.0f ? INT32_MAX : v < -2147483648.0f ? INT32_MIN : (int32_t) v;
+}
 
 static __global__ void k_cpy(const gcuda_cpy_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
@@ -167,13 +172,16 @@ static __global__ void k_cpy(const gcuda_cpy_args p) {
     }
 }
 
-gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) { return launch_elements(k_cpy, args->y, stream, *args); }
+gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) {
+    return launch_elements(k_cpy, args->y, stream, *args);
+}
 
 // >>op:repeat -----------------------------------------------------------------------------------------
 template <typename T> static __global__ void k_repeat(const gcuda_pad_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
         const d_index y = d_unravel(p.y.ne, i);
-        *(T *) d_at(p.y, y) = *(const T *) d_at(p.x, y.i0 % p.x.ne[0], y.i1 % p.x.ne[1], y.i2 % p.x.ne[2], y.i3 % p.x.ne[3]);
+        *(T *) d_at(p.y, y) =
+            *(const T *) d_at(p.x, y.i0 % p.x.ne[0], y.i1 % p.x.ne[1], y.i2 % p.x.ne[2], y.i3 % p.x.ne[3]);
     }
 }
 
@@ -206,7 +214,9 @@ static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     }
 }
 
-gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream stream) { return launch_elements(k_repeat_back, args->y, stream, *args); }
+gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream stream) {
+    return launch_elements(k_repeat_back, args->y, stream, *args);
+}
 
 // >>op:get_rows ---------------------------------------------------------------------------------------
 // A block per row of the result. An index out of range gives a row of zeros and sets the flag.
@@ -230,14 +240,18 @@ static __global__ void k_get_rows(const gcuda_get_rows_args p) {
     }
 }
 
-gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_stream stream) { return launch(k_get_rows, n_rows(args->y), 256, stream, *args); }
+gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
+    return launch(k_get_rows, n_rows(args->y), 256, stream, *args);
+}
 
 // >>op:fill -------------------------------------------------------------------------------------------
 static __global__ void k_fill(const gcuda_mask_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) { d_store(p.y.type, d_at(p.y, d_unravel(p.y.ne, i)), p.value); }
 }
 
-gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream) { return launch_elements(k_fill, args->y, stream, *args); }
+gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream) {
+    return launch_elements(k_fill, args->y, stream, *args);
+}
 
 // =====================================================================================================
 // >>k-elements   unary, binary, scale and their like, optimizer steps
@@ -274,20 +288,33 @@ template <typename OP> static __global__ void k_binary(const gcuda_binary_args p
     FOR_ELEMENTS(i, d_n(p.y)) {
         const d_index y = d_unravel(p.y.ne, i);
         const float a = d_load(p.a.type, d_at(p.a, y));
-        const float b = d_load(p.b.type, d_at(p.b, y.i0 % p.b.ne[0], y.i1 % p.b.ne[1], y.i2 % p.b.ne[2], y.i3 % p.b.ne[3]));
+        const float b =
+            d_load(p.b.type, d_at(p.b, y.i0 % p.b.ne[0], y.i1 % p.b.ne[1], y.i2 % p.b.ne[2], y.i3 % p.b.ne[3]));
         d_store(p.y.type, d_at(p.y, y), OP::apply(a, b));
     }
 }
 
-gcuda_status gcuda_launch_add(const gcuda_binary_args * args, gcuda_stream stream) { return launch_elements(k_binary<d_add>, args->y, stream, *args); }
-gcuda_status gcuda_launch_sub(const gcuda_binary_args * args, gcuda_stream stream) { return launch_elements(k_binary<d_sub>, args->y, stream, *args); }
-gcuda_status gcuda_launch_mul(const gcuda_binary_args * args, gcuda_stream stream) { return launch_elements(k_binary<d_mul>, args->y, stream, *args); }
-gcuda_status gcuda_launch_div(const gcuda_binary_args * args, gcuda_stream stream) { return launch_elements(k_binary<d_div>, args->y, stream, *args); }
-gcuda_status gcuda_launch_silu_back(const gcuda_binary_args * args, gcuda_stream stream) { return launch_elements(k_binary<d_silu_back>, args->y, stream, *args); }
+gcuda_status gcuda_launch_add(const gcuda_binary_args * args, gcuda_stream stream) {
+    return launch_elements(k_binary<d_add>, args->y, stream, *args);
+}
+gcuda_status gcuda_launch_sub(const gcuda_binary_args * args, gcuda_stream stream) {
+    return launch_elements(k_binary<d_sub>, args->y, stream, *args);
+}
+gcuda_status gcuda_launch_mul(const gcuda_binary_args * args, gcuda_stream stream) {
+    return launch_elements(k_binary<d_mul>, args->y, stream, *args);
+}
+gcuda_status gcuda_launch_div(const gcuda_binary_args * args, gcuda_stream stream) {
+    return launch_elements(k_binary<d_div>, args->y, stream, *args);
+}
+gcuda_status gcuda_launch_silu_back(const gcuda_binary_args * args, gcuda_stream stream) {
+    return launch_elements(k_binary<d_silu_back>, args->y, stream, *args);
+}
 
 // >>op:unary ------------------------------------------------------------------------------------------
 // 1/2 (1 + tanh(u)) is the logistic function of 2 u, which has digits left where tanh is -1.
-static __device__ float d_gelu(float x) { return x * d_sigmoid(2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x)); }
+static __device__ float d_gelu(float x) {
+    return x * d_sigmoid(2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x));
+}
 static __device__ float d_hardsigmoid(float x) { return fminf(1.0f, fmaxf(0.0f, (x + 3.0f) / 6.0f)); }
 
 static __device__ float d_xielu(float x, const float * p) {
@@ -329,7 +356,9 @@ static __global__ void k_unary(const gcuda_unary_args p) {
     }
 }
 
-gcuda_status gcuda_launch_unary(const gcuda_unary_args * args, gcuda_stream stream) { return launch_elements(k_unary, args->y, stream, *args); }
+gcuda_status gcuda_launch_unary(const gcuda_unary_args * args, gcuda_stream stream) {
+    return launch_elements(k_unary, args->y, stream, *args);
+}
 
 // >>op:scale  >>op:sqr  >>op:sqrt ---------------------------------------------------------------------
 struct d_scale {
@@ -349,9 +378,15 @@ template <typename OP> static __global__ void k_map(const gcuda_map_args p) {
     }
 }
 
-gcuda_status gcuda_launch_scale(const gcuda_map_args * args, gcuda_stream stream) { return launch_elements(k_map<d_scale>, args->y, stream, *args); }
-gcuda_status gcuda_launch_sqr(const gcuda_map_args * args, gcuda_stream stream) { return launch_elements(k_map<d_sqr>, args->y, stream, *args); }
-gcuda_status gcuda_launch_sqrt(const gcuda_map_args * args, gcuda_stream stream) { return launch_elements(k_map<d_sqrt>, args->y, stream, *args); }
+gcuda_status gcuda_launch_scale(const gcuda_map_args * args, gcuda_stream stream) {
+    return launch_elements(k_map<d_scale>, args->y, stream, *args);
+}
+gcuda_status gcuda_launch_sqr(const gcuda_map_args * args, gcuda_stream stream) {
+    return launch_elements(k_map<d_sqr>, args->y, stream, *args);
+}
+gcuda_status gcuda_launch_sqrt(const gcuda_map_args * args, gcuda_stream stream) {
+    return launch_elements(k_map<d_sqrt>, args->y, stream, *args);
+}
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 // params: alpha, beta1, beta2, eps, weight decay, 1 / (1 - beta1^t), 1 / (1 - beta2^t)
@@ -366,7 +401,9 @@ static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p) {
     }
 }
 
-gcuda_status gcuda_launch_opt_step_adamw(const gcuda_opt_step_args * args, gcuda_stream stream) { return launch_elements(k_opt_step_adamw, args->a, stream, *args); }
+gcuda_status gcuda_launch_opt_step_adamw(const gcuda_opt_step_args * args, gcuda_stream stream) {
+    return launch_elements(k_opt_step_adamw, args->a, stream, *args);
+}
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
 static __global__ void k_opt_step_sgd(const gcuda_opt_step_args p) {
@@ -377,7 +414,9 @@ static __global__ void k_opt_step_sgd(const gcuda_opt_step_args p) {
     }
 }
 
-gcuda_status gcuda_launch_opt_step_sgd(const gcuda_opt_step_args * args, gcuda_stream stream) { return launch_elements(k_opt_step_sgd, args->a, stream, *args); }
+gcuda_status gcuda_launch_opt_step_sgd(const gcuda_opt_step_args * args, gcuda_stream stream) {
+    return launch_elements(k_opt_step_sgd, args->a, stream, *args);
+}
 
 // =====================================================================================================
 // >>k-reduce   sums, norms, argmax, soft_max, cross entropy
@@ -395,11 +434,15 @@ static __global__ void k_rms_norm(const gcuda_norm_args p) {
             sum += v * v;
         }
         const float scale = 1.0f / sqrtf(d_block_sum(sum) / (float) p.x.ne[0] + p.eps);
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) { d_store(p.y.type, y + i * p.y.nb[0], scale * d_load(p.x.type, x + i * p.x.nb[0])); }
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            d_store(p.y.type, y + i * p.y.nb[0], scale * d_load(p.x.type, x + i * p.x.nb[0]));
+        }
     }
 }
 
-gcuda_status gcuda_launch_rms_norm(const gcuda_norm_args * args, gcuda_stream stream) { return launch(k_rms_norm, n_rows(args->y), 256, stream, *args); }
+gcuda_status gcuda_launch_rms_norm(const gcuda_norm_args * args, gcuda_stream stream) {
+    return launch(k_rms_norm, n_rows(args->y), 256, stream, *args);
+}
 
 // >>op:sum --------------------------------------------------------------------------------------------
 // One block for all: no scratch and no atomics, the sum in double. Large tensors are a matter of the next version.
@@ -412,7 +455,9 @@ static __global__ void k_sum(const gcuda_sum_args p) {
     }
 }
 
-gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) { return launch(k_sum, 1, 1024, stream, *args); }
+gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) {
+    return launch(k_sum, 1, 1024, stream, *args);
+}
 
 // >>op:sum_rows  >>op:mean ----------------------------------------------------------------------------
 static __global__ void k_sum_rows(const gcuda_reduce_args p, float divisor) {
@@ -427,8 +472,12 @@ static __global__ void k_sum_rows(const gcuda_reduce_args p, float divisor) {
     }
 }
 
-gcuda_status gcuda_launch_sum_rows(const gcuda_reduce_args * args, gcuda_stream stream) { return launch(k_sum_rows, n_rows(args->x), 256, stream, *args, 1.0f); }
-gcuda_status gcuda_launch_mean(const gcuda_reduce_args * args, gcuda_stream stream) { return launch(k_sum_rows, n_rows(args->x), 256, stream, *args, (float) args->x.ne[0]); }
+gcuda_status gcuda_launch_sum_rows(const gcuda_reduce_args * args, gcuda_stream stream) {
+    return launch(k_sum_rows, n_rows(args->x), 256, stream, *args, 1.0f);
+}
+gcuda_status gcuda_launch_mean(const gcuda_reduce_args * args, gcuda_stream stream) {
+    return launch(k_sum_rows, n_rows(args->x), 256, stream, *args, (float) args->x.ne[0]);
+}
 
 // >>op:argmax -----------------------------------------------------------------------------------------
 // Of equal maxima the last one, and of a row without any number above -inf the last element.
@@ -437,7 +486,9 @@ struct d_best {
     int32_t index;
 };
 
-static __device__ d_best d_better(const d_best & a, const d_best & b) { return a.value > b.value || (a.value == b.value && a.index > b.index) ? a : b; }
+static __device__ d_best d_better(const d_best & a, const d_best & b) {
+    return a.value > b.value || (a.value == b.value && a.index > b.index) ? a : b;
+}
 
 static __global__ void k_argmax(const gcuda_reduce_args p) {
     __shared__ d_best part[256];
@@ -462,7 +513,9 @@ static __global__ void k_argmax(const gcuda_reduce_args p) {
     }
 }
 
-gcuda_status gcuda_launch_argmax(const gcuda_reduce_args * args, gcuda_stream stream) { return launch(k_argmax, n_rows(args->x), 256, stream, *args); }
+gcuda_status gcuda_launch_argmax(const gcuda_reduce_args * args, gcuda_stream stream) {
+    return launch(k_argmax, n_rows(args->x), 256, stream, *args);
+}
 
 // >>op:count_equal ------------------------------------------------------------------------------------
 static __global__ void k_count_equal(const gcuda_count_equal_args p) {
@@ -477,7 +530,9 @@ static __global__ void k_count_equal(const gcuda_count_equal_args p) {
     }
 }
 
-gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda_stream stream) { return launch(k_count_equal, 1, 1024, stream, *args); }
+gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda_stream stream) {
+    return launch(k_count_equal, 1, 1024, stream, *args);
+}
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
 // w = x scale + slope mask, with the head's ALiBi slope (Press et al. 2022, arXiv:2108.12409)
@@ -486,10 +541,12 @@ static __device__ float d_slope(float max_bias, int64_t n_head, int64_t head) {
         return 1.0f;
     }
     const int64_t l = (int64_t) 1 << (int) floorf(log2f((float) n_head));
-    return head < l ? powf(exp2f(-max_bias / (float) l), (float) (head + 1)) : powf(exp2f(-max_bias / 2.0f / (float) l), (float) (2 * (head - l) + 1));
+    return head < l ? powf(exp2f(-max_bias / (float) l), (float) (head + 1))
+                    : powf(exp2f(-max_bias / 2.0f / (float) l), (float) (2 * (head - l) + 1));
 }
 
-static __device__ float d_logit(const gcuda_soft_max_args & p, const char * x, const char * mask, float slope, int64_t i) {
+static __device__ float d_logit(
+    const gcuda_soft_max_args & p, const char * x, const char * mask, float slope, int64_t i) {
     const float w = d_load(p.x.type, x + i * p.x.nb[0]) * p.scale;
     return mask != nullptr ? w + slope * d_load(p.mask.type, mask + i * p.mask.nb[0]) : w;
 }
@@ -498,9 +555,12 @@ static __global__ void k_soft_max(const gcuda_soft_max_args p) {
     FOR_ROWS(r, d_rows(p.y)) {
         const int64_t i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2], i3 = r / p.x.ne[1] / p.x.ne[2];
         const char * x = d_row(p.x, r);
-        const char * mask = p.mask.data != nullptr ? d_at(p.mask, 0, i1, i2 % p.mask.ne[2], i3 % p.mask.ne[3]) : nullptr;
+        const char * mask =
+            p.mask.data != nullptr ? d_at(p.mask, 0, i1, i2 % p.mask.ne[2], i3 % p.mask.ne[3]) : nullptr;
         const float slope = d_slope(p.max_bias, p.x.ne[2], i2);
-        const float sink = p.sinks.data != nullptr ? d_load(p.sinks.type, (const char *) p.sinks.data + i2 * p.sinks.nb[0]) : -INFINITY;
+        const float sink = p.sinks.data != nullptr
+                               ? d_load(p.sinks.type, (const char *) p.sinks.data + i2 * p.sinks.nb[0])
+                               : -INFINITY;
         char * y = d_row(p.y, r);
         float max = sink, sum = 0.0f;
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) { max = fmaxf(max, d_logit(p, x, mask, slope, i)); }
@@ -509,11 +569,15 @@ static __global__ void k_soft_max(const gcuda_soft_max_args p) {
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) { sum += expf(d_logit(p, x, mask, slope, i) - base); }
         sum = d_block_sum(sum) + expf(sink - base);
         const float scale = sum > 0.0f ? 1.0f / sum : 0.0f;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) { d_store(p.y.type, y + i * p.y.nb[0], scale * expf(d_logit(p, x, mask, slope, i) - base)); }
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            d_store(p.y.type, y + i * p.y.nb[0], scale * expf(d_logit(p, x, mask, slope, i) - base));
+        }
     }
 }
 
-gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_stream stream) { return launch(k_soft_max, n_rows(args->y), 256, stream, *args); }
+gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_stream stream) {
+    return launch(k_soft_max, n_rows(args->y), 256, stream, *args);
+}
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
 // ln sum_i exp(a_i) of a row, on every thread.
@@ -532,7 +596,8 @@ static __global__ void k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
         const char * x = d_row(p.logits, r), * b = d_row(p.labels, r);
         const float norm = d_log_sum_exp(p.logits, x);
         FOR_ROW_ELEMENTS(i, p.logits.ne[0]) {
-            loss -= (double) ((d_load(p.logits.type, x + i * p.logits.nb[0]) - norm) * d_load(p.labels.type, b + i * p.labels.nb[0]));
+            loss -= (double) ((d_load(p.logits.type, x + i * p.logits.nb[0]) - norm) *
+                              d_load(p.labels.type, b + i * p.labels.nb[0]));
         }
     }
     loss = d_block_reduce<d_sum_op>(loss, 0.0);
@@ -541,7 +606,9 @@ static __global__ void k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     }
 }
 
-gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * args, gcuda_stream stream) { return launch(k_cross_entropy_loss, 1, 256, stream, *args); }
+gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
+    return launch(k_cross_entropy_loss, 1, 256, stream, *args);
+}
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
 static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args p) {
@@ -568,7 +635,8 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 // A warp per element of the result, its lanes along the summed dimension: rows are read in order on both sides.
 static __global__ void k_mul_mat(const gcuda_mul_mat_args p) {
-    const int64_t n_warps = (int64_t) gridDim.x * blockDim.x / 32, n = d_n(p.y), r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3];
+    const int64_t n_warps = (int64_t) gridDim.x * blockDim.x / 32, n = d_n(p.y), r2 = p.b.ne[2] / p.a.ne[2],
+                  r3 = p.b.ne[3] / p.a.ne[3];
     const int lane = (int) threadIdx.x % 32;
     for (int64_t i = (blockIdx.x * (int64_t) blockDim.x + threadIdx.x) / 32; i < n; i += n_warps) {
         const d_index y = d_unravel(p.y.ne, i);
@@ -584,7 +652,9 @@ static __global__ void k_mul_mat(const gcuda_mul_mat_args p) {
     }
 }
 
-gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream stream) { return launch(k_mul_mat, (n_elements(args->y) + 7) / 8, 256, stream, *args); }
+gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream stream) {
+    return launch(k_mul_mat, (n_elements(args->y) + 7) / 8, 256, stream, *args);
+}
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
 // A thread per element of the result.
@@ -594,10 +664,13 @@ static __global__ void k_out_prod(const gcuda_out_prod_args p) {
         const d_index y = d_unravel(p.y.ne, i);
         float sum = 0.0f;
         for (int64_t t = 0; t < p.a.ne[1]; ++t) {
-            sum += d_load(p.a.type, d_at(p.a, y.i0, t, y.i2 / r2, y.i3 / r3)) * d_load(p.b.type, d_at(p.b, y.i1, t, y.i2, y.i3));
+            sum += d_load(p.a.type, d_at(p.a, y.i0, t, y.i2 / r2, y.i3 / r3)) *
+                   d_load(p.b.type, d_at(p.b, y.i1, t, y.i2, y.i3));
         }
         d_store(p.y.type, d_at(p.y, y), sum);
     }
 }
 
-gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_stream stream) { return launch_elements(k_out_prod, args->y, stream, *args); }
+gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_stream stream) {
+    return launch_elements(k_out_prod, args->y, stream, *args);
+}
