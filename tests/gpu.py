@@ -3,6 +3,7 @@
 device, trains the digits there, runs compute-sanitizer, and writes what came out to tests/hardware/<gpu>.txt.
 
     gpu.py [--quick]     --quick leaves compute-sanitizer out
+    gpu.py --check       only says which records are not of the sources in the tree; needs no GPU
 """
 import datetime
 import hashlib
@@ -28,7 +29,7 @@ def run(command, timeout=480, **env):
 
 
 def digest():
-    """One number for the sources that were tested; tests/run.py compares it with those in the tree."""
+    """One number for the sources that were tested, to compare with those in the tree."""
     h = hashlib.sha256()
     for name in SOURCES:
         with open(os.path.join(ROOT, name), "rb") as f:
@@ -83,7 +84,19 @@ def libraries(record):
     record.result("libraries", code == 0 and "libcuda" not in out and "libcublas" not in out, "ldd names neither libcuda nor libcublas")
 
 
+def check():
+    folder = os.path.join(ROOT, "tests", "hardware")
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        with open(os.path.join(folder, name), encoding="utf-8") as f:
+            tested = re.search(r"^digest of sources +(\S+)", f.read(), re.M)
+        if tested is None or tested[1] != digest():
+            print(f"note: tests/hardware/{name} is of other sources than these; `make test-gpu` on such a machine renews it")
+    return 0
+
+
 def main():
+    if "--check" in sys.argv:
+        return check()
     code, gpu = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
     if code != 0:
         print("test-gpu: no GPU here (nvidia-smi does not answer)")
