@@ -146,6 +146,17 @@ def kernel_unit(flags):
     return do
 
 
+def with_cuda(cc, std):
+    """The CUDA backend compiled in, as far as the toolkit's headers go; linking it is `make cuda`."""
+    def do(case):
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        include = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(nvcc))), "include")
+        if not os.path.exists(os.path.join(include, "cuda_runtime_api.h")):
+            raise Skip("no CUDA headers (NVIDIA's CUDA toolkit)")
+        case.compile(cc, std, "impl_only.c", ["-O1", "-DGCUDA_CUDA", "-isystem", include])
+    return do
+
+
 def scratch_copy(case):
     """What a user has: the header and the examples, in a folder where programs may be left."""
     folder = case.path("tree")
@@ -257,6 +268,8 @@ def cases():
     for name in sorted(os.listdir(os.path.join(ROOT, "examples"))) if os.path.isdir(os.path.join(ROOT, "examples")) else []:
         if name.endswith(".c"):
             add(f"example {name}", "user", example(f"examples/{name}"))
+    for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
+        add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
     add("gcuda_kernels.cu nvcc", "full", kernel_unit([]))
     add("gcuda_kernels.cu nvcc, prefixed", "full", kernel_unit(["-DGCUDA_PREFIX=one_"]))
     return found
