@@ -148,7 +148,7 @@ $(SIM):
 	@mkdir -p $@
 
 $(SIM)/sim.o: tests/sim/sim.cpp $(SIM_HEADERS) | $(SIM)
-	$(SIM_CXX) -c $< -o $@
+	$(SIM_CXX) -O2 -c $< -o $@
 
 $(SIM)/gcuda_kernels.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_CXX) -Werror -x c++ -c $< -o $@
@@ -169,6 +169,10 @@ $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS)
 	$(SIM_C) -c $< -o $@
 
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
+	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
+
+# has the implementation inside
+$(SIM)/test-cuda: $(SIM)/test-cuda.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 $(SIM)/test-%: $(SIM)/test-%.o $(SIM)/gcuda_impl.o $(SIM_OBJECTS)

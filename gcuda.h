@@ -21484,13 +21484,14 @@ static int gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) {
 static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) buffer->context;
     struct gcudai_cuda_scope scope;
-    if (b->is_owned && b->ptr != NULL && gcudai_cuda_enter(&scope, b->device) == GCUDA_STATUS_SUCCESS) {
+    if (b->is_owned && b->ptr != NULL) { // cudaFree finds the device itself: not being able to enter is no reason to leak
+        const bool is_in = gcudai_cuda_enter(&scope, b->device) == GCUDA_STATUS_SUCCESS;
         const cudaError_t err = cudaFree(b->ptr);
         if (err != cudaSuccess) { // a lost device, or a driver that shuts down
             (void) cudaGetLastError();
             gcudai_log(GCUDA_LOG_LEVEL_WARN, "cudaFree on CUDA%d: %s", b->device, cudaGetErrorString(err));
         }
-        gcudai_cuda_leave(&scope);
+        if (is_in) { gcudai_cuda_leave(&scope); }
     }
     gcudai_free(b);
 }

@@ -1,0 +1,429 @@
+// The CUDA backend's host side on the simulated device: registry, memory, asynchronous access, copies between devices,
+// events, scratch and its budget, refusals, bad indices, training, and every CUDA call failing in turn. That the
+// operations compute what they should is tests/test-ops.c's part (GCUDA_TEST_BACKEND=CUDA0).
+#define GCUDA_IMPLEMENTATION
+#define main digits_main
+#include "../../examples/digits.c"
+#undef main
+
+#include "sim.h"
+
+#include "test.h"
+
+#define MB ((size_t) 1 << 20)
+
+static void quiet(enum gcuda_log_level level, const char * text, void * user) {
+    (void) level;
+    (void) text;
+    (void) user;
+}
+
+// A process that has just started, with these devices.
+static void fresh(int n_devices, size_t memory, uint64_t seed) {
+    gcuda_shutdown();
+    sim_reset(n_devices, memory, seed);
+    gcuda_log_set(quiet, GCUDA_LOG_LEVEL_ERROR, NULL);
+}
+
+static void clean(void) {
+    CHECK_EQ_I(sim_leaks(), 0);
+    CHECK_EQ_I(sim_violations(), 0);
+    fresh(1, 256 * MB, 1);
+}
+
+static const struct data * digits(void) {
+    static struct data data;
+    static bool is_ready;
+    if (!is_ready) { split_data(&data); }
+    is_ready = true;
+    return &data;
+}
+
+// Tensors of a test: a context of descriptions, and memory for them on a backend.
+struct place {
+    struct gcuda_context * ctx;
+    gcuda_backend_buffer_t buffer;
+};
+
+static struct place place_begin(void) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct place p = { gcuda_init(params), NULL };
+    return p;
+}
+static bool place_alloc(struct place * p, gcuda_backend_t backend) { return (p->buffer = gcuda_backend_alloc_ctx_tensors(p->ctx, backend)) != NULL; }
+static void place_end(struct place * p) {
+    gcuda_backend_buffer_free(p->buffer);
+    gcuda_free(p->ctx);
+}
+
+// =====================================================================================================================
+// >>registry
+// =====================================================================================================================
+TEST(devices_are_listed_without_touching_them) {
+    for (int n = 0; n <= 3; ++n) {
+        fresh(n, 256 * MB, 1);
+        CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), n);
+        CHECK_EQ_I(gcuda_backend_dev_count(), n + 1);
+        CHECK(sim_counts("cudaSetDevice") == 0 && sim_counts("cudaMalloc") == 0);
+        char text[64];
+        CHECK(gcuda_backend_cuda_get_device_description(n, text, sizeof text) == GCUDA_STATUS_INVALID_ARGUMENT && text[0] == '\0');
+        CHECK(gcuda_backend_cuda_buffer_type(n) == NULL && gcuda_backend_cuda_buffer_type(-1) == NULL && gcuda_backend_cuda_init(n) == NULL);
+        gcuda_backend_t best = gcuda_backend_init_best();
+        CHECK(best != NULL && gcuda_backend_is_cuda(best) == (n > 0));
+        gcuda_backend_free(best);
+        for (int i = 0; i < n; ++i) {
+            size_t n_free = 0, n_total = 0;
+            CHECK_OK(gcuda_backend_cuda_get_device_description(i, text, sizeof text));
+            CHECK_HAS(text, "Simulated device");
+            CHECK(gcuda_backend_cuda_get_device_memory(i, &n_free, &n_total) == GCUDA_STATUS_SUCCESS && n_total == 256 * MB && n_free == n_total);
+        }
+    }
+    clean();
+}
+
+TEST(a_failed_discovery_is_no_device) {
+    sim_fail("cudaGetDeviceCount", 1, cudaErrorInsufficientDriver);
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 0);
+    gcuda_backend_t backend = gcuda_backend_init_best();
+    CHECK(backend != NULL && gcuda_backend_is_cpu(backend));
+    gcuda_backend_free(backend);
+    clean();
+}
+
+TEST(created_and_destroyed_again_and_again) {
+    const int n = test_full() ? 1000 : 100;
+    for (int i = 0; i < n; ++i) {
+        gcuda_backend_t backend = gcuda_backend_init_by_name("CUDA0", NULL);
+        REQUIRE(backend != NULL);
+        gcuda_backend_event_t event = gcuda_backend_event_new(gcuda_backend_get_device(backend));
+        CHECK(event != NULL);
+        CHECK_OK(gcuda_backend_event_record(event, backend));
+        gcuda_backend_event_free(event);
+        gcuda_backend_free(backend);
+    }
+    CHECK_EQ_I(sim_counts("cudaMalloc"), sim_counts("cudaFree"));
+    CHECK_EQ_I(sim_counts("cudaStreamCreateWithPriority"), sim_counts("cudaStreamDestroy"));
+    clean();
+}
+
+// =====================================================================================================================
+// >>memory
+// =====================================================================================================================
+TEST(more_memory_than_there_is_and_none_at_all) {
+    fresh(1, 1 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    REQUIRE(backend != NULL);
+    CHECK(gcuda_backend_alloc_buffer(backend, 2 * MB) == NULL);
+    CHECK_HAS(gcuda_last_error(), "2097152");
+    CHECK_HAS(gcuda_last_error(), "cudaMalloc");
+    gcuda_backend_buffer_t empty = gcuda_backend_alloc_buffer(backend, 0);
+    CHECK(empty != NULL);
+    CHECK_OK(gcuda_backend_buffer_clear(empty, 1));
+    gcuda_backend_buffer_free(empty);
+    gcuda_backend_buffer_t half = gcuda_backend_alloc_buffer(backend, MB / 2);
+    CHECK(half != NULL); // still usable
+    gcuda_backend_buffer_free(half);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+TEST(host_buffers_are_page_locked_or_ordinary) {
+    gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+    CHECK(host != NULL && gcuda_backend_buffer_get_type(host) == gcuda_backend_cuda_host_buffer_type() && sim_counts("cudaHostAlloc") == 1);
+    gcuda_backend_buffer_free(host);
+    sim_fail("cudaHostAlloc", 1, cudaErrorMemoryAllocation);
+    host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+    CHECK(host != NULL && gcuda_backend_buffer_get_type(host) == gcuda_backend_cpu_buffer_type());
+    gcuda_backend_buffer_free(host);
+    float mine[100];
+    CHECK_OK(gcuda_backend_cuda_register_host_buffer(mine, sizeof mine));
+    CHECK(gcuda_backend_cuda_register_host_buffer(mine, sizeof mine) == GCUDA_STATUS_FAILED);
+    CHECK_OK(gcuda_backend_cuda_unregister_host_buffer(mine));
+    CHECK(gcuda_backend_cuda_unregister_host_buffer(mine) == GCUDA_STATUS_FAILED);
+    clean();
+}
+
+// The backend's scratch pool directly: no operation of this version needs scratch.
+TEST(scratch_is_reused_trimmed_and_kept_within_its_budget) {
+    struct gcuda_cuda_params params;
+    struct gcuda_cuda_stats stats;
+    memset(&params, 0, sizeof params);
+    params.memory_budget = 1 * MB;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    REQUIRE(backend != NULL);
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    void * p[4];
+    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 300 * 1024, "test", &p[0]));
+    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 300 * 1024, "test", &p[1]));
+    CHECK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 600 * 1024, "test", &p[2]) == GCUDA_STATUS_ALLOC_FAILED && p[2] == NULL);
+    CHECK_HAS(gcuda_last_error(), "budget");
+    gcudai_cuda_pool_give(&cu->pool, p[0]); // out of order
+    gcudai_cuda_pool_give(&cu->pool, p[1]);
+    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 310 * 1024, "test", &p[3]));
+    CHECK(p[3] == p[0] || p[3] == p[1]); // a little larger fits the old block
+    gcudai_cuda_pool_give(&cu->pool, p[3]);
+    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 900 * 1024, "test", &p[2])); // cached blocks make room
+    CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
+    CHECK(stats.in_use >= 900 * 1024 && stats.in_use == stats.reserved && stats.peak <= MB && stats.budget == MB);
+    gcudai_cuda_pool_give(&cu->pool, p[2]);
+    CHECK_OK(gcuda_backend_cuda_trim(backend));
+    CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
+    CHECK(stats.in_use == 0 && stats.reserved == 0 && stats.peak >= 900 * 1024);
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    CHECK(gcuda_backend_cuda_get_stats(cpu, &stats) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_backend_cuda_trim(cpu) == GCUDA_STATUS_INVALID_ARGUMENT);
+    gcuda_backend_free(cpu);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+// =====================================================================================================================
+// >>access   for every seed the same
+// =====================================================================================================================
+enum { N = 1000 };
+
+static void access_once(uint64_t seed) {
+    fresh(2, 64 * MB, seed);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.wait = (enum gcuda_cuda_wait) (seed % 4);
+    gcuda_backend_t a = gcuda_backend_cuda_init_params(&params);
+    params.device = 1;
+    gcuda_backend_t b = gcuda_backend_cuda_init_params(&params);
+    REQUIRE(a != NULL && b != NULL);
+    CHECK(cudaSetDevice(1) == cudaSuccess); // the caller's, to be left alone
+    struct place pa = place_begin(), pb = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, N), * y = gcuda_new_tensor_1d(pb.ctx, GCUDA_TYPE_F32, N);
+    struct gcuda_tensor * twice = gcuda_scale(pa.ctx, x, 2.0f);
+    struct gcuda_cgraph * graph = gcuda_new_graph(pa.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, twice));
+    REQUIRE(place_alloc(&pa, a) && place_alloc(&pb, b));
+    gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 2 * N * sizeof(float));
+    REQUIRE(host != NULL);
+    float * in = (float *) gcuda_backend_buffer_get_base(host), * out = in + N;
+    for (int i = 0; i < N; ++i) { in[i] = (float) i; }
+    gcuda_backend_event_t event = gcuda_backend_event_new(gcuda_backend_get_device(a));
+    CHECK_OK(gcuda_backend_tensor_set_async(a, x, in, 0, N * sizeof(float)));
+    CHECK_OK(gcuda_backend_graph_compute_async(a, graph));
+    CHECK_OK(gcuda_backend_tensor_copy_async(a, b, twice, y));
+    CHECK_OK(gcuda_backend_event_record(event, a));
+    CHECK_OK(gcuda_backend_event_wait(b, event));
+    CHECK_OK(gcuda_backend_tensor_get_async(b, y, out, 0, N * sizeof(float)));
+    CHECK_OK(gcuda_backend_synchronize(b));
+    for (int i = 0; i < N; ++i) { CHECK(out[i] == 2.0f * (float) i); }
+    bool done = false;
+    for (int i = 0; i < 1000 && !done; ++i) { CHECK_OK(gcuda_backend_event_query(event, &done)); }
+    CHECK(done);
+    CHECK_OK(gcuda_backend_synchronize(a));
+    // blocking access, across devices too
+    float part[3] = { 5, 6, 7 };
+    CHECK_OK(gcuda_backend_tensor_set(y, part, 8, sizeof part));
+    CHECK_OK(gcuda_backend_tensor_copy(y, x));
+    CHECK_OK(gcuda_backend_tensor_get(x, out, 0, N * sizeof(float)));
+    for (int i = 0; i < N; ++i) { CHECK(out[i] == (i >= 2 && i < 5 ? (float) (i + 3) : 2.0f * (float) i)); }
+    CHECK_OK(gcuda_backend_tensor_memset(x, 0, 0, N * sizeof(float)));
+    CHECK_OK(gcuda_backend_tensor_get(x, out, 0, N * sizeof(float)));
+    CHECK(out[0] == 0.0f && out[N - 1] == 0.0f);
+    CHECK(gcuda_backend_tensor_set_async(b, x, in, 0, 4) == GCUDA_STATUS_INVALID_ARGUMENT); // of the other device
+    CHECK(gcuda_backend_graph_compute(b, graph) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "CUDA0");
+    gcuda_backend_event_free(event);
+    gcuda_backend_buffer_free(host);
+    place_end(&pa);
+    place_end(&pb);
+    int device = -1;
+    gcuda_backend_free(a);
+    gcuda_backend_free(b);
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 1);
+}
+
+TEST(asynchronous_access_is_ordered_for_every_seed) {
+    for (uint64_t seed = 0; seed < (test_full() ? 400u : 40u); ++seed) { access_once(seed); }
+    clean();
+}
+
+TEST(a_stream_and_memory_of_the_callers) {
+    cudaStream_t stream;
+    void * memory = NULL;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess && cudaMalloc(&memory, 4096) == cudaSuccess);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.stream = stream;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    REQUIRE(backend != NULL);
+    CHECK(gcuda_backend_cuda_get_stream(backend) == stream);
+    CHECK(gcuda_backend_cuda_buffer_from_ptr(0, (char *) memory + 4, 64) == NULL && gcuda_backend_cuda_buffer_from_ptr(0, NULL, 64) == NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_cuda_buffer_from_ptr(0, memory, 4096);
+    CHECK(buffer != NULL);
+    CHECK_OK(gcuda_backend_buffer_clear(buffer, 3));
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(backend);
+    unsigned char byte = 0;
+    CHECK(cudaMemcpy(&byte, (char *) memory + 4095, 1, cudaMemcpyDeviceToHost) == cudaSuccess && byte == 3);
+    CHECK(cudaFree(memory) == cudaSuccess && cudaStreamDestroy(stream) == cudaSuccess); // both are still the caller's
+    clean();
+}
+
+// =====================================================================================================================
+// >>graphs
+// =====================================================================================================================
+TEST(what_the_device_cannot_do_is_refused_by_name) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 8, 4);
+    struct gcuda_tensor * y = gcuda_format_name(gcuda_concat(p.ctx, gcuda_sqr(p.ctx, x), x, 0), "both");
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    CHECK(!gcuda_backend_supports_op(backend, y));
+    const long before = sim_counts("cudaLaunchKernelEx");
+    CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_HAS(gcuda_last_error(), "concat");
+    CHECK_HAS(gcuda_last_error(), "both");
+    CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), before); // nothing of the graph ran
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+TEST(bad_indices_give_zeros_and_a_status) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 3), * ids = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, 4);
+    struct gcuda_tensor * y = gcuda_get_rows(p.ctx, x, ids);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    float rows[12], out[16];
+    for (int i = 0; i < 12; ++i) { rows[i] = (float) (i + 1); }
+    const int32_t bad[4] = { 2, 3, -1, INT32_MIN }, good[4] = { 0, 1, 2, 0 };
+    CHECK_OK(gcuda_backend_tensor_set(x, rows, 0, sizeof rows));
+    CHECK_OK(gcuda_backend_tensor_set(ids, bad, 0, sizeof bad));
+    CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_INVALID_DATA);
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+    for (int i = 0; i < 16; ++i) { CHECK(out[i] == (i < 4 ? (float) (i + 9) : 0.0f)); }
+    CHECK_OK(gcuda_backend_tensor_set(ids, good, 0, sizeof good));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // forgotten
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+// =====================================================================================================================
+// >>training
+// =====================================================================================================================
+static gcuda_status train_with(gcuda_backend_t backend, struct model * m, struct network * net, int n_steps, float * loss) {
+    struct trainer t;
+    unsigned long long seed = 5;
+    memset(net, 0, sizeof *net);
+    TRY(model_init(m, backend, GCUDA_TYPE_F32, true));
+    TRY(model_randomise(m, &seed));
+    TRY(network_init(net, backend, m, BATCH, true));
+    trainer_init(&t, seed, 1);
+    shuffle(&t);
+    for (int i = 0; i < n_steps; ++i) { TRY(train_step(&t, backend, net, digits(), t.order + i * BATCH, loss)); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+enum { N_WEIGHTS = 64 };
+struct trained {
+    float loss, weights[N_WEIGHTS];
+};
+
+static gcuda_status train_some(gcuda_backend_t backend, int n_steps, struct trained * out) {
+    struct model m;
+    struct network net;
+    memset(out, 0, sizeof *out);
+    gcuda_status st = train_with(backend, &m, &net, n_steps, &out->loss);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(m.param[0], out->weights, 0, sizeof out->weights); }
+    network_free(&net);
+    model_free(&m);
+    return st;
+}
+
+TEST(training_is_the_processors_and_the_same_for_every_seed) {
+    struct trained cpu, first, other;
+    gcuda_backend_t backend = gcuda_backend_cpu_init();
+    CHECK_OK(train_some(backend, 3, &cpu));
+    gcuda_backend_free(backend);
+    for (uint64_t seed = 0; seed < (test_full() ? 100u : 5u); ++seed) {
+        fresh(1, 64 * MB, seed);
+        backend = gcuda_backend_cuda_init(0);
+        CHECK_OK(train_some(backend, 3, &other));
+        gcuda_backend_free(backend);
+        if (seed == 0) { first = other; }
+        CHECK(memcmp(&first, &other, sizeof first) == 0);
+    }
+    CHECK_NEAR(first.loss, cpu.loss, 1e-4);
+    for (int i = 0; i < N_WEIGHTS; ++i) { CHECK_NEAR(first.weights[i], cpu.weights[i], 2e-4); }
+    clean();
+}
+
+// =====================================================================================================================
+// >>faults   the k-th call of a function fails: a status, or the fault did no harm; nothing leaks; the backend works on
+// =====================================================================================================================
+static struct trained wanted; // without a fault
+
+static char * copy_text(const char * text) {
+    char * copy = (char *) malloc(strlen(text) + 1);
+    return copy ? strcpy(copy, text) : NULL;
+}
+
+// Without cuBLAS gcuda's own kernel makes the products, and rounds differently.
+static bool is_wanted(const struct trained * t, const char * api) {
+    if (strcmp(api, "cublasCreate_v2") != 0) { return memcmp(t, &wanted, sizeof wanted) == 0; }
+    bool is_near = fabs((double) t->loss - (double) wanted.loss) < 1e-4;
+    for (int i = 0; i < N_WEIGHTS; ++i) { is_near = is_near && fabs((double) t->weights[i] - (double) wanted.weights[i]) < 2e-4; }
+    return is_near;
+}
+
+static void fault_once(const char * api, int k, cudaError_t error, bool is_sticky) {
+    struct trained got;
+    fresh(1, 64 * MB, 1);
+    const long alive = sim_leaks(); // what an earlier fault left is counted there
+    sim_fail(api, k, error);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    const gcuda_status st = backend ? train_some(backend, 1, &got) : GCUDA_STATUS_FAILED;
+    const bool came = sim_failed() > 0;
+    CHECK_MSG(st != GCUDA_STATUS_SUCCESS || is_wanted(&got, api), "%s %d with error %d: wrong numbers without a status", api, k, (int) error);
+    if (st != GCUDA_STATUS_SUCCESS) { CHECK_MSG(gcuda_last_error()[0] != '\0', "%s %d: no message", api, k); }
+    sim_fail(api, 0, cudaSuccess);
+    if (backend != NULL && !is_sticky) {
+        const gcuda_status again = train_some(backend, 1, &got);
+        CHECK_MSG(again == GCUDA_STATUS_SUCCESS && is_wanted(&got, api), "%s %d with error %d: not usable again: %s", api, k, (int) error, gcuda_last_error());
+    } else if (backend != NULL && came) {
+        CHECK_MSG(train_some(backend, 1, &got) != GCUDA_STATUS_SUCCESS, "%s %d: works on a lost device", api, k);
+        const gcuda_status sync = gcuda_backend_synchronize(backend);
+        CHECK_MSG(sync == GCUDA_STATUS_DEVICE_LOST, "%s %d: a lost device, but synchronize says %d", api, k, (int) sync);
+    }
+    gcuda_backend_free(backend);
+    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
+}
+
+TEST(every_cuda_call_fails_in_turn) {
+    char * names[64];
+    long counts[64];
+    int n = 0;
+    fresh(1, 64 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    CHECK_OK(train_some(backend, 1, &wanted));
+    gcuda_backend_free(backend);
+    for (; n < 64 && sim_api(n) != NULL; ++n) { names[n] = copy_text(sim_api(n)); }
+    for (int i = 0; i < n; ++i) { counts[i] = sim_counts(names[i]); }
+    for (int i = 0; i < n; ++i) {
+        const bool is_blas = strncmp(names[i], "cublas", 6) == 0, is_kernel = strcmp(names[i], "kernel") == 0;
+        const long step = test_full() || counts[i] <= 40 ? 1 : counts[i] / 20;
+        for (long k = 1; k <= counts[i]; k += step) {
+            if (is_blas) {
+                fault_once(names[i], (int) k, (cudaError_t) 13, false);
+            } else {
+                if (!is_kernel) {
+                    fault_once(names[i], (int) k, cudaErrorInvalidValue, false);
+                    fault_once(names[i], (int) k, cudaErrorMemoryAllocation, false);
+                }
+                fault_once(names[i], (int) k, cudaErrorIllegalAddress, true);
+            }
+        }
+    }
+    for (int i = 0; i < n; ++i) { free(names[i]); }
+    clean();
+}
