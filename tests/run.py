@@ -80,6 +80,9 @@ def plan(level):
         job.after = examples
         jobs.append(job)
 
+    jobs.append(Job("simulated CUDA device", [sys.executable, "tests/sim/run.py", "--level", level], "user",
+                    {"user": 900, "ci": 2400, "full": 9000}[level], True))
+
     asan_env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     clang = [("clang", "clang"), ("clang++", "clang")]
     variant(jobs, "asan", "ci", ["CC=gcc", f"CFLAGS={ASAN}"], env=asan_env, timeout=1500 if level == "ci" else 5400)

@@ -15,6 +15,14 @@ ASAN = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitiz
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
 
+# Operations against their float64 references: test-ops --filter NAME, on the simulated device.
+OPS = {
+    "user": ["add/", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal"],
+    "ci": ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "cpy", "repeat", "sum",
+           "mul_mat", "rms_norm", "soft_max", "sub", "div", "scale", "sqr", "fill", "mean", "silu"],
+}
+OPS_ASAN = ["get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "repeat", "sum"]
+
 
 def run(command, timeout=900, **env):
     print("+ " + " ".join(command), flush=True)
@@ -49,11 +57,14 @@ class Sum:
         return code == 0
 
 
-def programs(total, folder, variables, env):
+def programs(total, folder, variables, env, ops):
     targets = [f"{folder}/{name}" for name in PROGRAMS]
-    if total.build(targets, *variables):
+    if total.build([*targets, f"{folder}/test-ops"], *variables):
         for target in targets:
             total.add(target, *run([target], **env), True)
+        for name in ops:
+            command = [f"{folder}/test-ops", *(["--filter", name] if name else [])]
+            total.add(" ".join(command), *run(command, 3000, GCUDA_TEST_BACKEND="CUDA0", **env), True)
 
 
 def main():
@@ -62,10 +73,11 @@ def main():
     args = parser.parse_args()
     total = Sum()
     full = {"GCUDA_TEST_FULL": "1"} if args.level == "full" else {}
-    programs(total, "build/sim", [], full)
+    everything = [""] if args.level == "full" else None
+    programs(total, "build/sim", [], full, everything or OPS[args.level])
     if args.level != "user":
         env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1", **full}
-        programs(total, "build/sim-asan", ["SIM=build/sim-asan", f"SIM_CFLAGS={ASAN}"], env)
+        programs(total, "build/sim-asan", ["SIM=build/sim-asan", f"SIM_CFLAGS={ASAN}"], env, everything or OPS_ASAN)
     if total.build(["build/sim/digits"]):
         code, output = run(["build/sim/digits", "--backend", "CUDA0", "--epochs", "8"])
         right = re.search(r"([\d.]+) % of the test digits are recognised", output)
