@@ -7,7 +7,8 @@ static int64_t wrap(int64_t i, int64_t n) { return ((i % n) + n) % n; }
 // =====================================================================================================================
 // >>views   reshape, view, permute, transpose
 // =====================================================================================================================
-static void ref_reorder_into(const struct op_case * c, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) { // same elements, same order
+// same elements, same order
+static void ref_reorder_into(const struct op_case * c, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
     arr_new(c->out, ne0, ne1, ne2, ne3);
     memcpy(c->out->d, c->in[0]->d, (size_t) arr_n(c->in[0]) * sizeof(double));
 }
@@ -18,8 +19,9 @@ static void ref_shape_of_p(const struct op_case * c) {
 }
 static struct gcuda_tensor * build_reshape(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const int64_t * ne = (const int64_t *) p;
-    return ne[3] > 1 ? gcuda_reshape_4d(ctx, in[0], ne[0], ne[1], ne[2], ne[3]) : ne[2] > 1 ? gcuda_reshape_3d(ctx, in[0], ne[0], ne[1], ne[2])
-        : ne[1] > 1 ? gcuda_reshape_2d(ctx, in[0], ne[0], ne[1]) : gcuda_reshape_1d(ctx, in[0], ne[0]);
+    return ne[3] > 1 ? gcuda_reshape_4d(ctx, in[0], ne[0], ne[1], ne[2], ne[3]) : ne[2] > 1
+        ? gcuda_reshape_3d(ctx, in[0], ne[0], ne[1], ne[2]) : ne[1] > 1 ? gcuda_reshape_2d(ctx, in[0], ne[0], ne[1])
+        : gcuda_reshape_1d(ctx, in[0], ne[0]);
 }
 static struct gcuda_tensor * build_reshape_like(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
@@ -33,13 +35,14 @@ static void ref_reshape_like(const struct op_case * c) {
 TEST(reshape) { // >>op:reshape
     static const int64_t to[][4] = { { 96, 1, 1, 1 }, { 32, 3, 1, 1 }, { 32, 1, 3, 1 }, { 32, 1, 1, 3 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES " Q4_0 Q8_0", .shapes = "32,3 96", .n_in = 1, .build = build_reshape,
-            .ref = ref_shape_of_p, .p = to[i], .tag = tagf("to=%d", i), .keep_blocks = true, .aliases = true,
-            .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET } } };
+        const struct op_test t = { .types = PLAIN_TYPES " Q4_0 Q8_0", .shapes = "32,3 96", .n_in = 1,
+            .build = build_reshape, .ref = ref_shape_of_p, .p = to[i], .tag = tagf("to=%d", i), .keep_blocks = true,
+            .aliases = true, .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
-    const struct op_test like = { .types = "F32,I32 F16,F32", .shapes = "6,4|3,2,4 0,4|2,0", .n_in = 2, .build = build_reshape_like,
-        .ref = ref_reshape_like, .tag = "like", .aliases = true, .in = { { .layouts = LAYOUT_OFFSET }, { .layouts = LAYOUT_TRANSPOSED } } };
+    const struct op_test like = { .types = "F32,I32 F16,F32", .shapes = "6,4|3,2,4 0,4|2,0", .n_in = 2,
+        .build = build_reshape_like, .ref = ref_reshape_like, .tag = "like", .aliases = true,
+        .in = { { .layouts = LAYOUT_OFFSET }, { .layouts = LAYOUT_TRANSPOSED } } };
     op_test_run(&like);
 }
 
@@ -63,13 +66,15 @@ static void ref_view(const struct op_case * c) { // of a packed source
 
 TEST(view) { // >>op:view
     static const struct view_p views[] = {
-        { 1, { 7, 1, 1, 1 }, { 1, 0, 0, 0 }, 5 }, { 1, { 0, 1, 1, 1 }, { 1, 0, 0, 0 }, 3 }, { 2, { 5, 4, 1, 1 }, { 1, 11, 0, 0 }, 3 },
+        { 1, { 7, 1, 1, 1 }, { 1, 0, 0, 0 }, 5 }, { 1, { 0, 1, 1, 1 }, { 1, 0, 0, 0 }, 3 },
+            { 2, { 5, 4, 1, 1 }, { 1, 11, 0, 0 }, 3 },
         { 2, { 3, 4, 1, 1 }, { 1, 0, 0, 0 }, 2 }, // stride 0: every row the same
         { 3, { 4, 3, 2, 1 }, { 1, 12, 48, 0 }, 1 }, { 4, { 2, 3, 2, 2 }, { 1, 60, 12, 24 }, 6 },
     };
     for (size_t i = 0; i < sizeof views / sizeof views[0]; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "12,20", .n_in = 1, .build = build_view, .ref = ref_view,
-            .p = &views[i], .tag = tagf("view=%d", (int) i), .aliases = true, .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET } } };
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "12,20", .n_in = 1, .build = build_view,
+            .ref = ref_view, .p = &views[i], .tag = tagf("view=%d", (int) i), .aliases = true,
+            .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
 }
@@ -102,8 +107,8 @@ TEST(permute) { // >>op:permute, and cont of the result: all 24 orders
     for (int a = 0; a < 256; ++a) {
         const int axis[4] = { a & 3, a >> 2 & 3, a >> 4 & 3, a >> 6 };
         if ((1 << axis[0] | 1 << axis[1] | 1 << axis[2] | 1 << axis[3]) != 15) { continue; }
-        struct op_test t = { .types = "F32 F16 I8", .shapes = "5,4,3,2", .n_in = 1, .build = build_permute, .ref = ref_permute,
-            .p = axis, .tag = tagf("%d%d%d%d", axis[0], axis[1], axis[2], axis[3]), .aliases = true,
+        struct op_test t = { .types = "F32 F16 I8", .shapes = "5,4,3,2", .n_in = 1, .build = build_permute,
+            .ref = ref_permute, .p = axis, .tag = tagf("%d%d%d%d", axis[0], axis[1], axis[2], axis[3]), .aliases = true,
             .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_GAPS } } };
         op_test_run(&t);
         char name[32];
@@ -115,8 +120,9 @@ TEST(permute) { // >>op:permute, and cont of the result: all 24 orders
 
 TEST(transpose) { // >>op:transpose
     static const int axis[4] = { 1, 0, 2, 3 };
-    const struct op_test t = { .types = "F32 BF16 I64", .shapes = "5,4,3,2 1,7 0,3", .n_in = 1, .build = build_transpose,
-        .ref = ref_permute, .p = axis, .aliases = true, .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_ANY } } };
+    const struct op_test t = { .types = "F32 BF16 I64", .shapes = "5,4,3,2 1,7 0,3", .n_in = 1,
+        .build = build_transpose, .ref = ref_permute, .p = axis, .aliases = true,
+        .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_ANY } } };
     op_test_run(&t);
 }
 
@@ -138,15 +144,17 @@ static struct gcuda_tensor * build_cont(struct gcuda_context * ctx, struct gcuda
 }
 static struct gcuda_tensor * build_cont_to(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const int64_t * ne = (const int64_t *) p;
-    return ne[3] > 1 ? gcuda_cont_4d(ctx, in[0], ne[0], ne[1], ne[2], ne[3]) : ne[2] > 1 ? gcuda_cont_3d(ctx, in[0], ne[0], ne[1], ne[2])
-        : ne[1] > 1 ? gcuda_cont_2d(ctx, in[0], ne[0], ne[1]) : gcuda_cont_1d(ctx, in[0], ne[0]);
+    return ne[3] > 1 ? gcuda_cont_4d(ctx, in[0], ne[0], ne[1], ne[2], ne[3]) : ne[2] > 1
+        ? gcuda_cont_3d(ctx, in[0], ne[0], ne[1], ne[2]) : ne[1] > 1 ? gcuda_cont_2d(ctx, in[0], ne[0], ne[1])
+        : gcuda_cont_1d(ctx, in[0], ne[0]);
 }
 
 TEST(dup) { // >>op:dup
     struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 7 257,3 5,4,3,2 0,3 3,0,2", .n_in = 1, .build = build_dup,
         .inplace = build_dup_inplace, .ref = ref_same, .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_ANY } } };
     op_test_run(&t);
-    t.types = CPU_WEIGHTS, t.shapes = "256 512,3,2", t.in[0].layouts = LAYOUT_ROWS, t.in[0].lo = t.in[0].hi = 0, t.keep_blocks = true;
+    t.types = CPU_WEIGHTS, t.shapes = "256 512,3,2", t.in[0].layouts = LAYOUT_ROWS, t.in[0].lo = t.in[0].hi = 0,
+        t.keep_blocks = true;
     op_test_run(&t);
 }
 
@@ -154,12 +162,14 @@ TEST(cont) { // >>op:cont
     struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 255,3 256,4,3 5,4,3,2 2,0", .n_in = 1, .build = build_cont,
         .ref = ref_same, .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_ANY } } };
     op_test_run(&t);
-    t.types = CPU_WEIGHTS, t.shapes = "256,3,2", t.in[0].layouts = LAYOUT_ROWS, t.in[0].lo = t.in[0].hi = 0, t.keep_blocks = true;
+    t.types = CPU_WEIGHTS, t.shapes = "256,3,2", t.in[0].layouts = LAYOUT_ROWS, t.in[0].lo = t.in[0].hi = 0,
+        t.keep_blocks = true;
     op_test_run(&t);
     static const int64_t to[][4] = { { 24, 1, 1, 1 }, { 2, 12, 1, 1 }, { 3, 2, 4, 1 }, { 1, 4, 3, 2 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test r = { .types = PLAIN_TYPES, .shapes = "4,3,2", .n_in = 1, .build = build_cont_to, .ref = ref_shape_of_p,
-            .p = to[i], .tag = tagf("to=%d", i), .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_ANY } } };
+        const struct op_test r = { .types = PLAIN_TYPES, .shapes = "4,3,2", .n_in = 1, .build = build_cont_to,
+            .ref = ref_shape_of_p, .p = to[i], .tag = tagf("to=%d", i), .in = { { .lo = -100, .hi = 100,
+            .layouts = LAYOUT_ANY } } };
         op_test_run(&r);
     }
 }
@@ -173,13 +183,15 @@ static struct gcuda_tensor * build_cpy(struct gcuda_context * ctx, struct gcuda_
     return gcuda_cpy(ctx, in[0], in[1]);
 }
 
-#define CPY_FLOATS "F32,F32>F32 F32,F16>F16 F32,BF16>BF16 F16,F32>F32 F16,F16>F16 F16,BF16>BF16 BF16,F32>F32 BF16,F16>F16 " \
+#define CPY_FLOATS "F32,F32>F32 F32,F16>F16 F32,BF16>BF16 F16,F32>F32 F16,F16>F16 F16,BF16>BF16 BF16,F32>F32 " \
+    "BF16,F16>F16 " \
     "BF16,BF16>BF16 F32,I32>I32 I32,F32>F32 I32,I32>I32"
 
 TEST(cpy) { // >>op:cpy between plain types
     struct op_test t = { .types = CPY_FLOATS " F64,F64>F64 I8,I8>I8 I16,I16>I16 I64,I64>I64",
-        .shapes = "1 7|7 257,3 5,4,3,2 6,4|3,8 6,4|2,3,2,2 5,3,2|30 0,2|2,0", .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true,
-        .in = { { .lo = -120, .hi = 120, .layouts = LAYOUT_ANY }, { .lo = -1, .hi = 1, .layouts = LAYOUT_ANY } } };
+        .shapes = "1 7|7 257,3 5,4,3,2 6,4|3,8 6,4|2,3,2,2 5,3,2|30 0,2|2,0", .n_in = 2, .build = build_cpy,
+        .ref = ref_cpy, .aliases = true, .in = { { .lo = -120, .hi = 120, .layouts = LAYOUT_ANY },
+        { .lo = -1, .hi = 1, .layouts = LAYOUT_ANY } } };
     op_test_run(&t);
     t.types = CPY_FLOATS, t.shapes = "256,2,3,4 256,4,3,3 256,4,1,1", t.in[0].lo = -150, t.in[0].hi = 150;
     op_test_run(&t);
@@ -191,15 +203,18 @@ TEST(cpy_any_plain) { // every other pair of plain types, small numbers
         char types[32];
         if (k / 8 == k % 8 || (k / 8 < 3 && k % 8 < 3)) { continue; }
         snprintf(types, sizeof types, "%s,%s>%s", names[k / 8], names[k % 8], names[k % 8]);
-        const struct op_test t = { .types = types, .shapes = "1 257,3 6,4|2,3,2,2", .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true,
-            .in = { { .lo = -120, .hi = 120, .layouts = LAYOUT_ROWS | LAYOUT_TRANSPOSED }, { .lo = -1, .hi = 1, .layouts = LAYOUT_TRANSPOSED } } };
+        const struct op_test t = { .types = types, .shapes = "1 257,3 6,4|2,3,2,2", .n_in = 2, .build = build_cpy,
+            .ref = ref_cpy, .aliases = true, .in = { { .lo = -120, .hi = 120,
+            .layouts = LAYOUT_ROWS | LAYOUT_TRANSPOSED }, { .lo = -1, .hi = 1, .layouts = LAYOUT_TRANSPOSED } } };
         op_test_run(&t);
     }
 }
 
-static void fill_extremes(struct rng * r, const struct op_case * c, int k, struct arr * a) { // beyond every integer type
-    static const double v[] = { 127, 127.9, 128, -128.9, -129, 32767.5, 32768, -32769, 2147483647, 2147483520, 2147483648.0, -2147483648.0, -2147483904.0,
-        9.3e18, -9.3e18, 9223371487098961920.0, 1e30, -1e30, HUGE_VAL, -HUGE_VAL, (double) NAN, 0.99, -0.99 };
+// beyond every integer type
+static void fill_extremes(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    static const double v[] = { 127, 127.9, 128, -128.9, -129, 32767.5, 32768, -32769, 2147483647, 2147483520,
+        2147483648.0, -2147483648.0, -2147483904.0, 9.3e18, -9.3e18, 9223371487098961920.0, 1e30, -1e30, HUGE_VAL,
+        -HUGE_VAL, (double) NAN, 0.99, -0.99 };
     (void) r, (void) c, (void) k;
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = v[(size_t) i % (sizeof v / sizeof v[0])]; }
 }
@@ -215,9 +230,11 @@ static void ref_cpy_saturating(const struct op_case * c) { // the harness trunca
     }
 }
 TEST(cpy_saturates) { // floats to integers: towards zero, to the nearest end, NaN to 0
-    const struct op_test t = { .types = "F32,I32>I32 F32,I8>I8 F32,I16>I16 F32,I64>I64 F64,I32>I32 F16,I32>I32 BF16,I32>I32 F16,I8>I8", .shapes = "69 23,3",
+    const struct op_test t = { .types = "F32,I32>I32 F32,I8>I8 F32,I16>I16 F32,I64>I64 F64,I32>I32 F16,I32>I32 "
+        "BF16,I32>I32 F16,I8>I8", .shapes = "69 23,3",
         .n_in = 2, .build = build_cpy, .ref = ref_cpy_saturating, .aliases = true,
-        .in = { { .fill = fill_extremes, .layouts = LAYOUT_TRANSPOSED }, { .lo = -1, .hi = 1, .layouts = LAYOUT_GAPS } } };
+        .in = { { .fill = fill_extremes, .layouts = LAYOUT_TRANSPOSED },
+        { .lo = -1, .hi = 1, .layouts = LAYOUT_GAPS } } };
     op_test_run(&t);
 }
 
@@ -234,29 +251,35 @@ static double cpy_bound(enum gcuda_type type, double n) { // ops.md 2.9
 }
 
 TEST(cpy_quantize) { // F32, F16, BF16 to the formats of appendix A: results within one step of the tests' own quantizer
-    static const enum gcuda_type to[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL };
+    static const enum gcuda_type to[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1,
+        GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL };
     for (size_t i = 0; i < sizeof to / sizeof to[0]; ++i) {
         char types[96];
         const char * name = op_type_of(to[i])->name;
         snprintf(types, sizeof types, "F32,%s>%s F16,%s>%s BF16,%s>%s", name, name, name, name, name, name);
-        struct op_test t = { .types = types, .shapes = "32 64,3 96,2,3,2 64,4,3|128,2,3", .n_in = 2, .build = build_cpy, .ref = ref_cpy,
-            .aliases = true, .no_max_error = true, .in = { { .lo = -3, .hi = 3, .layouts = LAYOUT_ROWS } } };
+        struct op_test t = { .types = types, .shapes = "32 64,3 96,2,3,2 64,4,3|128,2,3", .n_in = 2, .build = build_cpy,
+            .ref = ref_cpy, .aliases = true, .no_max_error = true, .in = { { .lo = -3, .hi = 3,
+            .layouts = LAYOUT_ROWS } } };
         t.max_nmse = cpy_bound(to[i], 256.0);
         op_test_run(&t);
         snprintf(types, sizeof types, "F32,%s>%s", name, name);
-        t.types = types, t.shapes = "256,4,4,4 256,2,3,4", t.in[0].lo = -150, t.in[0].hi = 150, t.in[1].layouts = LAYOUT_ROWS;
+        t.types = types, t.shapes = "256,4,4,4 256,2,3,4", t.in[0].lo = -150, t.in[0].hi = 150,
+            t.in[1].layouts = LAYOUT_ROWS;
         t.max_nmse = cpy_bound(to[i], 256.0 * 24);
         op_test_run(&t);
     }
-    const struct op_test own = { .types = "F32,MXFP4>MXFP4 F32,Q2_K>Q2_K F32,Q3_K>Q3_K F32,Q4_K>Q4_K F32,Q5_K>Q5_K F32,Q6_K>Q6_K "
-        "F32,IQ4_XS>IQ4_XS F32,Q8_1>Q8_1 F32,Q8_K>Q8_K", .shapes = "256 512,3", .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true,
-        .tag = "own", .no_max_error = true, .in = { { .lo = -3, .hi = 3, .layouts = LAYOUT_GAPS } } };
+    const struct op_test own = { .types = "F32,MXFP4>MXFP4 F32,Q2_K>Q2_K F32,Q3_K>Q3_K F32,Q4_K>Q4_K F32,Q5_K>Q5_K "
+        "F32,Q6_K>Q6_K "
+        "F32,IQ4_XS>IQ4_XS F32,Q8_1>Q8_1 F32,Q8_K>Q8_K", .shapes = "256 512,3", .n_in = 2, .build = build_cpy,
+        .ref = ref_cpy, .aliases = true, .tag = "own", .no_max_error = true,
+        .in = { { .lo = -3, .hi = 3, .layouts = LAYOUT_GAPS } } };
     op_test_run(&own);
 }
 
 TEST(cpy_dequantize) {
-    const struct op_test t = { .types = op_types_with(CPU_WEIGHTS, ",F32>F32"), .shapes = "256 512,3,2 256,4|128,8", .n_in = 2,
-        .build = build_cpy, .ref = ref_cpy, .aliases = true, .in = { { .layouts = LAYOUT_ROWS }, { .layouts = LAYOUT_OFFSET } } };
+    const struct op_test t = { .types = op_types_with(CPU_WEIGHTS, ",F32>F32"), .shapes = "256 512,3,2 256,4|128,8",
+        .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true,
+        .in = { { .layouts = LAYOUT_ROWS }, { .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
 }
 
@@ -265,22 +288,24 @@ TEST(cpy_same_quantized) { // bytes move, nothing is decoded
         if (op_types[i].blck == 1) { continue; }
         char types[48];
         snprintf(types, sizeof types, "%s,%s>%s", op_types[i].name, op_types[i].name, op_types[i].name);
-        const struct op_test t = { .types = types, .shapes = "256 768,2,3 512,2|256,4", .n_in = 2, .build = build_cpy, .ref = ref_cpy,
-            .aliases = true, .keep_blocks = true, .in = { { .layouts = LAYOUT_ROWS }, { .layouts = LAYOUT_ROWS } } };
+        const struct op_test t = { .types = types, .shapes = "256 768,2,3 512,2|256,4", .n_in = 2, .build = build_cpy,
+            .ref = ref_cpy, .aliases = true, .keep_blocks = true, .in = { { .layouts = LAYOUT_ROWS },
+            { .layouts = LAYOUT_ROWS } } };
         op_test_run(&t);
     }
 }
 
-static void fill_special(struct rng * r, const struct op_case * c, int k, struct arr * a) { // what survives a float conversion
-    static const double v[] = { HUGE_VAL, -HUGE_VAL, 65504, 65519.99, 65520, -70000, 1e-8, -3e-8, 5.9604645e-8, 6.1e-5, 0, 3.3e38, 1e-40,
-        2049, 2051, 1.00390625, 1.01171875 };
+// what survives a float conversion
+static void fill_special(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    static const double v[] = { HUGE_VAL, -HUGE_VAL, 65504, 65519.99, 65520, -70000, 1e-8, -3e-8, 5.9604645e-8, 6.1e-5,
+        0, 3.3e38, 1e-40, 2049, 2051, 1.00390625, 1.01171875 };
     (void) r, (void) c, (void) k;
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = v[(size_t) i % (sizeof v / sizeof v[0])]; }
     a->d[arr_n(a) - 1] = (double) NAN;
 }
 TEST(cpy_special_values) { // NaN and infinities survive; above 65504 F16 is infinite
-    const struct op_test t = { .types = "F32,F16>F16 F32,BF16>BF16 F16,F32>F32 BF16,F16>F16 F16,BF16>BF16", .shapes = "52 17,2",
-        .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true, .expect_nan = true,
+    const struct op_test t = { .types = "F32,F16>F16 F32,BF16>BF16 F16,F32>F32 BF16,F16>F16 F16,BF16>BF16",
+        .shapes = "52 17,2", .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true, .expect_nan = true,
         .in = { { .fill = fill_special, .layouts = LAYOUT_TRANSPOSED } } };
     op_test_run(&t);
 }
@@ -289,12 +314,15 @@ static struct gcuda_tensor * build_cast(struct gcuda_context * ctx, struct gcuda
     return gcuda_cast(ctx, in[0], *(const enum gcuda_type *) p);
 }
 TEST(cast) {
-    static const enum gcuda_type to[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_I32, GCUDA_TYPE_Q8_0 };
-    static const char * const types[] = { "F32 F16>F32 BF16>F32 I32>F32 Q4_0>F32 Q6_K>F32", "F32>F16 F16 BF16>F16", "F32>BF16 F16>BF16 BF16",
+    static const enum gcuda_type to[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_I32,
+        GCUDA_TYPE_Q8_0 };
+    static const char * const types[] = { "F32 F16>F32 BF16>F32 I32>F32 Q4_0>F32 Q6_K>F32", "F32>F16 F16 BF16>F16",
+        "F32>BF16 F16>BF16 BF16",
         "F32>I32 I32", "F32>Q8_0 F16>Q8_0" };
     for (int i = 0; i < 5; ++i) {
-        const struct op_test t = { .types = types[i], .shapes = "256 256,3,2", .n_in = 1, .build = build_cast, .ref = ref_same, .p = &to[i],
-            .max_nmse = cpy_bound(to[i], 256), .no_max_error = true, .in = { { .lo = -50, .hi = 50, .layouts = LAYOUT_ROWS } } };
+        const struct op_test t = { .types = types[i], .shapes = "256 256,3,2", .n_in = 1, .build = build_cast,
+            .ref = ref_same, .p = &to[i], .max_nmse = cpy_bound(to[i], 256), .no_max_error = true,
+            .in = { { .lo = -50, .hi = 50, .layouts = LAYOUT_ROWS } } };
         op_test_run(&t);
     }
 }
@@ -325,25 +353,29 @@ static void fill_bad_row_index(struct rng * r, const struct op_case * c, int k, 
 
 TEST(get_rows) { // >>op:get_rows
     struct op_test t = { .types = "F32,I32>F32 F16,I32>F32 BF16,I32>F32 I32,I32>I32",
-        .shapes = "1,5|3 256,5|4 257,80|7 31,4,3|5,3 5,4,3,2|6,3,2 8,3|0 0,3|2", .n_in = 2, .build = build_get_rows, .ref = ref_get_rows,
-        .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_ROWS }, { .fill = fill_row_index, .layouts = LAYOUT_ROWS } } };
+        .shapes = "1,5|3 256,5|4 257,80|7 31,4,3|5,3 5,4,3,2|6,3,2 8,3|0 0,3|2", .n_in = 2, .build = build_get_rows,
+        .ref = ref_get_rows, .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_ROWS },
+        { .fill = fill_row_index, .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
     t.types = op_types_with(WEIGHT_TYPES, ",I32>F32"), t.shapes = "256,5|4 512,3,2|5,2", t.in[0].lo = t.in[0].hi = 0;
     op_test_run(&t);
-    t.types = "F32,I32>F32", t.shapes = test_full() ? "1,80000,2|70000,2 76800,5|3 3,5,700,100|2,700,100" : "3,5,70,10|2,70,10 7680,5|3";
+    t.types = "F32,I32>F32", t.shapes = test_full() ? "1,80000,2|70000,2 76800,5|3 3,5,700,100|2,700,100"
+        : "3,5,70,10|2,70,10 7680,5|3";
     t.in[0].layouts = t.in[1].layouts = 0;
     op_test_run(&t);
 }
 
 TEST(get_rows_any) { // integers keep their type
-    const struct op_test t = { .types = "F64,I32>F32 I8,I32>I8 I16,I32>I16 I64,I32>I64 Q8_1,I32>F32 Q8_K,I32>F32", .shapes = "256,5|4 256,4,3|5,3", .n_in = 2,
-        .build = build_get_rows, .ref = ref_get_rows, .in = { { .layouts = LAYOUT_ROWS }, { .fill = fill_row_index, .layouts = LAYOUT_TRANSPOSED } } };
+    const struct op_test t = { .types = "F64,I32>F32 I8,I32>I8 I16,I32>I16 I64,I32>I64 Q8_1,I32>F32 Q8_K,I32>F32",
+        .shapes = "256,5|4 256,4,3|5,3", .n_in = 2, .build = build_get_rows, .ref = ref_get_rows,
+        .in = { { .layouts = LAYOUT_ROWS }, { .fill = fill_row_index, .layouts = LAYOUT_TRANSPOSED } } };
     op_test_run(&t);
 }
 
 TEST(get_rows_out_of_range) { // zero rows, an error, and everything else is right
-    const struct op_test t = { .types = "F32,I32>F32 F16,I32>F32 I32,I32>I32 Q8_0,I32>F32", .shapes = "32,5|9 64,4,3|5,3", .n_in = 2,
-        .build = build_get_rows, .ref = ref_get_rows, .status = GCUDA_STATUS_INVALID_DATA, .in = { { 0 }, { .fill = fill_bad_row_index } } };
+    const struct op_test t = { .types = "F32,I32>F32 F16,I32>F32 I32,I32>I32 Q8_0,I32>F32",
+        .shapes = "32,5|9 64,4,3|5,3", .n_in = 2, .build = build_get_rows, .ref = ref_get_rows,
+        .status = GCUDA_STATUS_INVALID_DATA, .in = { { 0 }, { .fill = fill_bad_row_index } } };
     op_test_run(&t);
 }
 
@@ -355,7 +387,8 @@ static void ref_get_rows_back(const struct op_case * c) {
         for (int64_t i = 0; i < a->ne[0]; ++i) { AT(c->out, i, (int64_t) b->d[r], 0, 0) += AT(a, i, r, 0, 0); }
     }
 }
-static struct gcuda_tensor * build_get_rows_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_get_rows_back(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     (void) p;
     return gcuda_get_rows_back(ctx, in[0], in[1], in[2]);
 }
@@ -370,11 +403,13 @@ static void fill_bad_back_index(struct rng * r, const struct op_case * c, int k,
 
 TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never named
     struct op_test t = { .types = "F32,I32,F32", .shapes = "1,5|5|1,5 257,9|9|257,5 8,1|1|8,5 4,0|0|4,5", .n_in = 3,
-        .build = build_get_rows_back, .ref = ref_get_rows_back, .max_nmse = 1e-7, .in = { { 0 }, { .fill = fill_back_index }, { 0 } } };
+        .build = build_get_rows_back, .ref = ref_get_rows_back, .max_nmse = 1e-7,
+        .in = { { 0 }, { .fill = fill_back_index }, { 0 } } };
     op_test_run(&t);
     t.types = "F16,I32,F32>F32";
     op_test_run(&t);
-    t.types = "F32,I32,F32", t.shapes = "8,6|6|8,5", t.in[1].fill = fill_bad_back_index, t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
+    t.types = "F32,I32,F32", t.shapes = "8,6|6|8,5", t.in[1].fill = fill_bad_back_index,
+        t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
     op_test_run(&t);
 }
 
@@ -410,11 +445,13 @@ static void fill_bad_set_index(struct rng * r, const struct op_case * c, int k, 
 
 TEST(set_rows) { // >>op:set_rows
     struct op_test t = { .types = "F32,F32,I32 F32,F32,I64 F16,F32,I32 F16,F32,I64 BF16,F32,I64",
-        .shapes = "1,3|1,2|2 31,7|31,5|5 33,11,2,3|33,4,2,3|4,2,3 32,9,4,6|32,3,4,6|3,2,3 5,4|5,0|0 256,8,2|256,8,2|8", .n_in = 3,
-        .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true,
-        .in = { { .layouts = LAYOUT_ROWS }, { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS }, { .fill = fill_set_index, .layouts = LAYOUT_ROWS } } };
+        .shapes = "1,3|1,2|2 31,7|31,5|5 33,11,2,3|33,4,2,3|4,2,3 32,9,4,6|32,3,4,6|3,2,3 5,4|5,0|0 256,8,2|256,8,2|8",
+        .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true,
+        .in = { { .layouts = LAYOUT_ROWS }, { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS },
+        { .fill = fill_set_index, .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
-    static const enum gcuda_type to[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL };
+    static const enum gcuda_type to[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1,
+        GCUDA_TYPE_Q8_0, GCUDA_TYPE_IQ4_NL };
     for (int i = 0; i < 6; ++i) {
         char types[64];
         const char * name = op_type_of(to[i])->name;
@@ -430,23 +467,27 @@ static void fill_few(struct rng * r, const struct op_case * c, int k, struct arr
     fill_below(r, a, 3);
 }
 TEST(set_rows_repeated_index) { // the last row stays, with any number of threads
-    const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64 F64,F16,I32 BF16,BF16,I32", .shapes = "32,7|32,20|20 32,7,4|32,9,4|9,2 32,90|32,700|700",
-        .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5, .no_max_error = true,
+    const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64 F64,F16,I32 BF16,BF16,I32",
+        .shapes = "32,7|32,20|20 32,7,4|32,9,4|9,2 32,90|32,700|700", .n_in = 3, .build = build_set_rows,
+        .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5, .no_max_error = true,
         .in = { { 0 }, { .lo = -4, .hi = 4 }, { .fill = fill_few, .layouts = LAYOUT_GAPS } } };
     op_test_run(&t);
 }
 
 TEST(set_rows_own) { // formats whose reference is the library's own row function
-    const struct op_test t = { .types = "MXFP4,F32,I32 Q2_K,F32,I32 Q3_K,F32,I32 Q4_K,F32,I32 Q5_K,F32,I32 Q6_K,F16,I64 IQ4_XS,F32,I32 Q8_K,F32,I32",
-        .shapes = "256,5|256,3|3", .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .no_max_error = true,
-        .in = { { .layouts = LAYOUT_ROWS }, { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS }, { .fill = fill_set_index } } };
+    const struct op_test t = { .types = "MXFP4,F32,I32 Q2_K,F32,I32 Q3_K,F32,I32 Q4_K,F32,I32 Q5_K,F32,I32 "
+        "Q6_K,F16,I64 IQ4_XS,F32,I32 Q8_K,F32,I32",
+        .shapes = "256,5|256,3|3", .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true,
+        .keep_blocks = true, .no_max_error = true, .in = { { .layouts = LAYOUT_ROWS },
+        { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS }, { .fill = fill_set_index } } };
     op_test_run(&t);
 }
 
 TEST(set_rows_out_of_range) { // dropped, reported, all other rows written
-    const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64", .shapes = "32,7|32,5|5 32,7,2|32,3,2|3", .n_in = 3,
-        .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5, .no_max_error = true,
-        .status = GCUDA_STATUS_INVALID_DATA, .in = { { 0 }, { 0 }, { .fill = fill_bad_set_index } } };
+    const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64", .shapes = "32,7|32,5|5 32,7,2|32,3,2|3",
+        .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5,
+        .no_max_error = true, .status = GCUDA_STATUS_INVALID_DATA, .in = { { 0 }, { 0 },
+        { .fill = fill_bad_set_index } } };
     op_test_run(&t);
 }
 
@@ -462,9 +503,11 @@ static void ref_region(const struct op_case * c) {
         *y = (p->add ? *y : 0.0) + AT(c->in[1], i0, i1, i2, i3);
     }
 }
-static struct gcuda_tensor * build_region_as(struct gcuda_context * ctx, struct gcuda_tensor ** in, const struct region_p * p, bool inplace) {
+static struct gcuda_tensor * build_region_as(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const struct region_p * p, bool inplace) {
     const size_t s = op_type_of(in[0]->type)->size;
-    const size_t nb1 = (size_t) p->nb1 * s, nb2 = (size_t) p->nb2 * s, nb3 = (size_t) p->nb3 * s, o = (size_t) p->offset * s;
+    const size_t nb1 = (size_t) p->nb1 * s, nb2 = (size_t) p->nb2 * s, nb3 = (size_t) p->nb3 * s,
+        o = (size_t) p->offset * s;
     if (p->add) { return (inplace ? gcuda_acc_inplace : gcuda_acc)(ctx, in[0], in[1], nb1, nb2, nb3, o); }
     if (p->form == 1) { return (inplace ? gcuda_set_1d_inplace : gcuda_set_1d)(ctx, in[0], in[1], o); }
     if (p->form == 2) { return (inplace ? gcuda_set_2d_inplace : gcuda_set_2d)(ctx, in[0], in[1], nb1, o); }
@@ -473,7 +516,8 @@ static struct gcuda_tensor * build_region_as(struct gcuda_context * ctx, struct 
 static struct gcuda_tensor * build_region(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return build_region_as(ctx, in, (const struct region_p *) p, false);
 }
-static struct gcuda_tensor * build_region_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_region_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     return build_region_as(ctx, in, (const struct region_p *) p, true);
 }
 
@@ -482,15 +526,16 @@ static void run_regions(bool add, const char * types) {
         { { 256, 4352, 4352, 256, false, 0 }, "256,17|256,16" },             // all rows but the first
         { { 6, 30, 120, 0, false, 0 }, "12,5,4,3|6,5,4,3" },                 // dense, not along the rows of a
         { { 12, 30, 60, 7, false, 0 }, "12,10,4|3,2,2,2" },                  // free strides
-        { { 10, 40, 120, 11, false, 0 }, "10,4,3|4,2,1" }, { { 5, 5, 5, 2, false, 0 }, "5,4|3" }, { { 1, 2, 4, 3, false, 0 }, "9|2" },
-        { { 4, 4, 4, 0, false, 0 }, "4,2|0 4,2|4,0 4,2|2,1,0" },
+        { { 10, 40, 120, 11, false, 0 }, "10,4,3|4,2,1" }, { { 5, 5, 5, 2, false, 0 }, "5,4|3" },
+        { { 1, 2, 4, 3, false, 0 }, "9|2" }, { { 4, 4, 4, 0, false, 0 }, "4,2|0 4,2|4,0 4,2|2,1,0" },
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
         struct region_p p = all[i].p;
         p.add = add;
-        const struct op_test t = { .types = types, .shapes = all[i].shapes, .n_in = 2, .build = build_region, .inplace = build_region_inplace,
-            .ref = ref_region, .p = &p, .max_nmse = add ? 1e-7 : 0.0,
-            .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_OFFSET }, { .lo = -90, .hi = 90, .layouts = LAYOUT_ROWS } } };
+        const struct op_test t = { .types = types, .shapes = all[i].shapes, .n_in = 2, .build = build_region,
+            .inplace = build_region_inplace, .ref = ref_region, .p = &p, .max_nmse = add ? 1e-7 : 0.0,
+            .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_OFFSET }, { .lo = -90, .hi = 90,
+            .layouts = LAYOUT_ROWS } } };
         op_test_run(&t);
     }
 }
@@ -498,8 +543,9 @@ static void run_regions(bool add, const char * types) {
 TEST(set) { // >>op:set
     run_regions(false, "F32 I32 F16 BF16 F64 I8 I16 I64");
     static const struct region_p p1 = { 5, 20, 20, 3, false, 1 }, p2 = { 7, 20, 20, 1, false, 2 };
-    struct op_test t = { .types = "F32 I32", .shapes = "5,4|6 5,4|4", .n_in = 2, .build = build_region, .inplace = build_region_inplace,
-        .ref = ref_region, .p = &p1, .tag = "1d", .in = { { .lo = -90, .hi = 90 }, { .lo = -90, .hi = 90 } } };
+    struct op_test t = { .types = "F32 I32", .shapes = "5,4|6 5,4|4", .n_in = 2, .build = build_region,
+        .inplace = build_region_inplace, .ref = ref_region, .p = &p1, .tag = "1d",
+        .in = { { .lo = -90, .hi = 90 }, { .lo = -90, .hi = 90 } } };
     op_test_run(&t);
     t.p = &p2, t.shapes = "5,4|3,2", t.tag = "2d";
     op_test_run(&t);
@@ -523,19 +569,23 @@ static struct gcuda_tensor * build_repeat(struct gcuda_context * ctx, struct gcu
 
 TEST(repeat) { // >>op:repeat
     const struct op_test t = { .types = "F32,F32 F16,F32 BF16,I8 F64,F32 I8,F32 I16,F32 I32,F32 I64,F32",
-        .shapes = "1|257 1,3|8,3 5,4,3,2|10,4,3,2 5,4,3,2|5,8,3,2 5,4,3,2|5,4,9,2 5,4,3,2|5,4,3,4 5,4,3,2|10,8,6,4 7|7,3,2,2 0|0,3", .n_in = 2,
-        .build = build_repeat, .ref = ref_repeat, .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY }, { .layouts = LAYOUT_TRANSPOSED } } };
+        .shapes = "1|257 1,3|8,3 5,4,3,2|10,4,3,2 5,4,3,2|5,8,3,2 5,4,3,2|5,4,9,2 5,4,3,2|5,4,3,4 5,4,3,2|10,8,6,4 "
+        "7|7,3,2,2 0|0,3", .n_in = 2,
+        .build = build_repeat, .ref = ref_repeat, .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY },
+        { .layouts = LAYOUT_TRANSPOSED } } };
     op_test_run(&t);
     static const int64_t ne[4] = { 6, 4, 2, 3 };
-    const struct op_test t4 = { .types = "F32 I16", .shapes = "3,2,1,1", .n_in = 1, .build = build_repeat, .ref = ref_repeat, .p = ne,
-        .tag = "4d", .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
+    const struct op_test t4 = { .types = "F32 I16", .shapes = "3,2,1,1", .n_in = 1, .build = build_repeat,
+        .ref = ref_repeat, .p = ne, .tag = "4d", .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
     op_test_run(&t4);
 }
 
 static void ref_repeat_back(const struct op_case * c) {
     arr_like(c->out, c->in[1]);
     struct arr * y = c->out;
-    FOR_ARR(c->in[0]) { AT(y, i0 % y->ne[0], i1 % y->ne[1], i2 % y->ne[2], i3 % y->ne[3]) += AT(c->in[0], i0, i1, i2, i3); }
+    FOR_ARR(c->in[0]) {
+        AT(y, i0 % y->ne[0], i1 % y->ne[1], i2 % y->ne[2], i3 % y->ne[3]) += AT(c->in[0], i0, i1, i2, i3);
+    }
 }
 static struct gcuda_tensor * build_repeat_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
@@ -543,14 +593,17 @@ static struct gcuda_tensor * build_repeat_back(struct gcuda_context * ctx, struc
 }
 
 TEST(repeat_back) { // >>op:repeat_back
-    const struct op_test t = { .types = "F32", .shapes = "257|1 8,3|1,3 10,4,3,2|5,4,3,2 5,8,3,2|5,4,3,2 5,4,9,2|5,4,3,2 5,4,3,4|5,4,3,2 "
-        "10,8,6,4|5,4,3,2 5,4|5,4 0,4|0,2 5,0|5,3", .n_in = 2, .build = build_repeat_back, .ref = ref_repeat_back, .max_nmse = 1e-7,
-        .in = { { .lo = 0.1, .hi = 1, .layouts = LAYOUT_ANY }, { 0 } } };
+    const struct op_test t = { .types = "F32", .shapes = "257|1 8,3|1,3 10,4,3,2|5,4,3,2 5,8,3,2|5,4,3,2 "
+        "5,4,9,2|5,4,3,2 5,4,3,4|5,4,3,2 "
+        "10,8,6,4|5,4,3,2 5,4|5,4 0,4|0,2 5,0|5,3", .n_in = 2, .build = build_repeat_back, .ref = ref_repeat_back,
+        .max_nmse = 1e-7, .in = { { .lo = 0.1, .hi = 1, .layouts = LAYOUT_ANY }, { 0 } } };
     op_test_run(&t);
-    const struct op_test half = { .types = "F16,F32 BF16,F32", .shapes = "257|1 10,8,6,4|5,4,3,2 771,3|257,1", .n_in = 2, .build = build_repeat_back,
-        .ref = ref_repeat_back, .max_nmse = 1e-7, .in = { { .lo = 0.1, .hi = 1, .layouts = LAYOUT_ANY }, { 0 } } };
+    const struct op_test half = { .types = "F16,F32 BF16,F32", .shapes = "257|1 10,8,6,4|5,4,3,2 771,3|257,1",
+        .n_in = 2, .build = build_repeat_back, .ref = ref_repeat_back, .max_nmse = 1e-7,
+        .in = { { .lo = 0.1, .hi = 1, .layouts = LAYOUT_ANY }, { 0 } } };
     op_test_run(&half);
-    const struct op_test large = { .types = "F32", .shapes = "1200001|1 3,400001|3 600,2001|300 257,4100|257 70003,20|1,20", .n_in = 2, .build = build_repeat_back,
+    const struct op_test large = { .types = "F32", .shapes = "1200001|1 3,400001|3 600,2001|300 257,4100|257 "
+        "70003,20|1,20", .n_in = 2, .build = build_repeat_back,
         .ref = ref_repeat_back, .max_nmse = 1e-7, .in = { { .lo = 0.1, .hi = 1 }, { 0 } } }; // summed in groups
     op_test_run(&large);
 }
@@ -574,12 +627,14 @@ static struct gcuda_tensor * build_concat(struct gcuda_context * ctx, struct gcu
 }
 
 TEST(concat) { // >>op:concat
-    static const char * const shapes[4] = { "11,4,3,2|7,4,3,2 1|256 0,3|2,3", "5,12,3,2|5,7,3,2 3,2|3,0", "5,4,13,2|5,4,7,2 5,4,0|5,4,2",
+    static const char * const shapes[4] = { "11,4,3,2|7,4,3,2 1|256 0,3|2,3", "5,12,3,2|5,7,3,2 3,2|3,0",
+        "5,4,13,2|5,4,7,2 5,4,0|5,4,2",
         "5,4,3,14|5,4,3,7" };
-    static const char * const q_shapes[4] = { "256,2|512,2", "256,2,2|256,3,2", "256,2,2|256,2,1", "256,1,1,2|256,1,1,1" };
+    static const char * const q_shapes[4] = { "256,2|512,2", "256,2,2|256,3,2", "256,2,2|256,2,1",
+        "256,1,1,2|256,1,1,1" };
     for (int dim = 0; dim < 4; ++dim) {
-        struct op_test t = { .types = PLAIN_TYPES, .shapes = shapes[dim], .n_in = 2, .build = build_concat, .ref = ref_concat, .p = &dim,
-            .tag = dim == 0 ? "dim=0" : dim == 1 ? "dim=1" : dim == 2 ? "dim=2" : "dim=3",
+        struct op_test t = { .types = PLAIN_TYPES, .shapes = shapes[dim], .n_in = 2, .build = build_concat,
+            .ref = ref_concat, .p = &dim, .tag = dim == 0 ? "dim=0" : dim == 1 ? "dim=1" : dim == 2 ? "dim=2" : "dim=3",
             .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY }, { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
         t.types = "Q4_0 Q8_0 Q4_K IQ2_XS", t.shapes = q_shapes[dim], t.keep_blocks = true;
@@ -592,7 +647,8 @@ struct pad_p { int l[4], r[4]; bool circular, plain; };
 static void ref_pad(const struct op_case * c) {
     const struct pad_p * p = (const struct pad_p *) c->p;
     const struct arr * a = c->in[0];
-    arr_new(c->out, a->ne[0] + p->l[0] + p->r[0], a->ne[1] + p->l[1] + p->r[1], a->ne[2] + p->l[2] + p->r[2], a->ne[3] + p->l[3] + p->r[3]);
+    arr_new(c->out, a->ne[0] + p->l[0] + p->r[0], a->ne[1] + p->l[1] + p->r[1], a->ne[2] + p->l[2] + p->r[2],
+        a->ne[3] + p->l[3] + p->r[3]);
     FOR_ARR(c->out) {
         int64_t i[4] = { i0, i1, i2, i3 };
         bool inside = true;
@@ -608,16 +664,20 @@ static struct gcuda_tensor * build_pad(struct gcuda_context * ctx, struct gcuda_
     const struct pad_p * q = (const struct pad_p *) p;
     if (q->plain && q->circular) { return gcuda_pad_circular(ctx, in[0], q->r[0], q->r[1], q->r[2], q->r[3]); }
     if (q->plain) { return gcuda_pad(ctx, in[0], q->r[0], q->r[1], q->r[2], q->r[3]); }
-    return (q->circular ? gcuda_pad_ext_circular : gcuda_pad_ext)(ctx, in[0], q->l[0], q->r[0], q->l[1], q->r[1], q->l[2], q->r[2], q->l[3], q->r[3]);
+    return (q->circular ? gcuda_pad_ext_circular : gcuda_pad_ext)(ctx, in[0], q->l[0], q->r[0], q->l[1], q->r[1],
+        q->l[2], q->r[2], q->l[3], q->r[3]);
 }
 
 TEST(pad) { // >>op:pad
-    static const struct pad_p pads[] = { { { 0, 0, 0, 0 }, { 1, 0, 0, 0 }, false, true }, { { 0, 0, 0, 0 }, { 1, 2, 1, 1 }, false, true },
-        { { 0, 0, 0, 0 }, { 2, 1, 3, 1 }, true, true }, { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, false, false },
-        { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, true, false }, { { 9, 7, 0, 0 }, { 20, 0, 5, 0 }, true, false } }; // wraps more than once
+    static const struct pad_p pads[] = { { { 0, 0, 0, 0 }, { 1, 0, 0, 0 }, false, true },
+        { { 0, 0, 0, 0 }, { 1, 2, 1, 1 }, false, true }, { { 0, 0, 0, 0 }, { 2, 1, 3, 1 }, true, true },
+        // wraps more than once
+        { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, false, false }, { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, true, false },
+            { { 9, 7, 0, 0 }, { 20, 0, 5, 0 }, true, false } };
     for (size_t i = 0; i < sizeof pads / sizeof pads[0]; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 256,2 5,4,3,2 257,3", .n_in = 1, .build = build_pad, .ref = ref_pad,
-            .p = &pads[i], .tag = tagf("pad=%d", (int) i), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 256,2 5,4,3,2 257,3", .n_in = 1,
+            .build = build_pad, .ref = ref_pad, .p = &pads[i], .tag = tagf("pad=%d", (int) i),
+            .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -638,8 +698,9 @@ static struct gcuda_tensor * build_pad_reflect(struct gcuda_context * ctx, struc
 TEST(pad_reflect_1d) { // >>op:pad_reflect_1d
     static const int pads[][2] = { { 0, 0 }, { 1, 2 }, { 4, 4 }, { 3, 0 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "5 257,3 10,4,3,2", .n_in = 1, .build = build_pad_reflect,
-            .ref = ref_pad_reflect, .p = pads[i], .tag = tagf("p=%d,%d", pads[i][0], pads[i][1]), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "5 257,3 10,4,3,2", .n_in = 1,
+            .build = build_pad_reflect, .ref = ref_pad_reflect, .p = pads[i],
+            .tag = tagf("p=%d,%d", pads[i][0], pads[i][1]), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -649,7 +710,8 @@ static void ref_roll(const struct op_case * c) {
     const struct arr * a = c->in[0];
     arr_like(c->out, a);
     FOR_ARR(a) {
-        AT(c->out, i0, i1, i2, i3) = AT(a, wrap(i0 - s[0], a->ne[0]), wrap(i1 - s[1], a->ne[1]), wrap(i2 - s[2], a->ne[2]), wrap(i3 - s[3], a->ne[3]));
+        AT(c->out, i0, i1, i2, i3) = AT(a, wrap(i0 - s[0], a->ne[0]), wrap(i1 - s[1], a->ne[1]),
+            wrap(i2 - s[2], a->ne[2]), wrap(i3 - s[3], a->ne[3]));
     }
 }
 static struct gcuda_tensor * build_roll(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
@@ -658,10 +720,12 @@ static struct gcuda_tensor * build_roll(struct gcuda_context * ctx, struct gcuda
 }
 
 TEST(roll) { // >>op:roll
-    static const int shifts[][4] = { { 0, 0, 0, 0 }, { 3, 0, 0, 0 }, { -4, 1, 0, 0 }, { 1, -2, 2, -1 }, { 0, 3, -1, 1 } };
+    static const int shifts[][4] = { { 0, 0, 0, 0 }, { 3, 0, 0, 0 }, { -4, 1, 0, 0 }, { 1, -2, 2, -1 },
+        { 0, 3, -1, 1 } };
     for (int i = 0; i < 5; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3", .n_in = 1, .build = build_roll, .ref = ref_roll,
-            .p = shifts[i], .tag = tagf("shift=%d", i), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3", .n_in = 1, .build = build_roll,
+            .ref = ref_roll, .p = shifts[i], .tag = tagf("shift=%d", i),
+            .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -679,8 +743,8 @@ static struct gcuda_tensor * build_diag(struct gcuda_context * ctx, struct gcuda
     return gcuda_diag(ctx, in[0]);
 }
 TEST(diag) { // >>op:diag
-    const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 5 257 8,1,3,2 0", .n_in = 1, .build = build_diag, .ref = ref_diag,
-        .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
+    const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 5 257 8,1,3,2 0", .n_in = 1, .build = build_diag,
+        .ref = ref_diag, .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
     op_test_run(&t);
 }
 
@@ -695,13 +759,15 @@ static void ref_diag_mask(const struct op_case * c) {
 static struct gcuda_tensor * build_diag_inf(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_diag_mask_inf(ctx, in[0], ((const struct diag_p *) p)->n_past);
 }
-static struct gcuda_tensor * build_diag_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_diag_inf_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     return gcuda_diag_mask_inf_inplace(ctx, in[0], ((const struct diag_p *) p)->n_past);
 }
 static struct gcuda_tensor * build_diag_zero(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_diag_mask_zero(ctx, in[0], ((const struct diag_p *) p)->n_past);
 }
-static struct gcuda_tensor * build_diag_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_diag_zero_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     return gcuda_diag_mask_zero_inplace(ctx, in[0], ((const struct diag_p *) p)->n_past);
 }
 
@@ -709,8 +775,9 @@ static void run_diag_mask(double value, build_fn build, build_fn inplace) {
     static const int past[] = { 0, 1, 5, 300 };
     for (int i = 0; i < 4; ++i) {
         const struct diag_p p = { past[i], value };
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,3,2 257,5 5,9 0,3", .n_in = 1, .build = build, .inplace = inplace,
-            .ref = ref_diag_mask, .p = &p, .tag = tagf("n_past=%d", past[i]), .reuse = 1, .in = { { .layouts = LAYOUT_ANY } } };
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,3,2 257,5 5,9 0,3", .n_in = 1,
+            .build = build, .inplace = inplace, .ref = ref_diag_mask, .p = &p, .tag = tagf("n_past=%d", past[i]),
+            .reuse = 1, .in = { { .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -726,7 +793,8 @@ static void ref_tri(const struct op_case * c) {
         if (!keep) { AT(c->out, i0, i1, i2, i3) = 0.0; }
     }
 }
-static void fill_with_nan(struct rng * r, const struct op_case * c, int k, struct arr * a) { // a few NaN and inf among the numbers
+// a few NaN and inf among the numbers
+static void fill_with_nan(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
     for (int64_t i = 0; i < arr_n(a); ++i) {
         if (rng_below(r, 6) == 0) { a->d[i] = rng_below(r, 2) ? (double) NAN : HUGE_VAL; }
@@ -737,8 +805,9 @@ static struct gcuda_tensor * build_tri(struct gcuda_context * ctx, struct gcuda_
 }
 TEST(tri) { // >>op:tri; zero is written even over NaN
     for (int type = 0; type < 4; ++type) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,3,2 65,65 0,0", .n_in = 1, .build = build_tri, .ref = ref_tri,
-            .p = &type, .tag = tagf("type=%d", type), .expect_nan = true, .in = { { .fill = fill_with_nan, .layouts = LAYOUT_ANY } } };
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,3,2 65,65 0,0", .n_in = 1,
+            .build = build_tri, .ref = ref_tri, .p = &type, .tag = tagf("type=%d", type), .expect_nan = true,
+            .in = { { .fill = fill_with_nan, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -756,9 +825,9 @@ static struct gcuda_tensor * build_fill_inplace(struct gcuda_context * ctx, stru
 TEST(fill) { // >>op:fill; the content is not read
     static const double values[] = { 0.0, -2.5, HUGE_VAL };
     for (int i = 0; i < 3; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 257,3 5,4,3,2 0 800,60,2,2", .n_in = 1, .build = build_fill,
-            .inplace = build_fill_inplace, .ref = ref_fill, .p = &values[i], .tag = tagf("c=%g", values[i]), .reuse = 1,
-            .in = { { .fill = fill_with_nan, .layouts = LAYOUT_ANY } } };
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 257,3 5,4,3,2 0 800,60,2,2", .n_in = 1,
+            .build = build_fill, .inplace = build_fill_inplace, .ref = ref_fill, .p = &values[i],
+            .tag = tagf("c=%g", values[i]), .reuse = 1, .in = { { .fill = fill_with_nan, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
 }
@@ -774,10 +843,11 @@ static struct gcuda_tensor * build_arange(struct gcuda_context * ctx, struct gcu
     return gcuda_arange(ctx, f[0], f[1], f[2]);
 }
 TEST(arange) { // >>op:arange
-    static const float ranges[][3] = { { 0, 10, 1 }, { 0, 1, 1 }, { -3, 4.5f, 0.7f }, { 1, 1048577, 1 }, { 0, 256.5f, 1 } };
+    static const float ranges[][3] = { { 0, 10, 1 }, { 0, 1, 1 }, { -3, 4.5f, 0.7f }, { 1, 1048577, 1 },
+        { 0, 256.5f, 1 } };
     for (int i = 0; i < 5; ++i) {
-        const struct op_test t = { .types = "F32", .shapes = "", .n_in = 0, .build = build_arange, .ref = ref_arange, .p = ranges[i],
-            .tag = tagf("range=%d", i), .max_nmse = 1e-7 };
+        const struct op_test t = { .types = "F32", .shapes = "", .n_in = 0, .build = build_arange, .ref = ref_arange,
+            .p = ranges[i], .tag = tagf("range=%d", i), .max_nmse = 1e-7 };
         op_test_run(&t);
     }
 }
@@ -801,8 +871,9 @@ static struct gcuda_tensor * build_timestep(struct gcuda_context * ctx, struct g
 TEST(timestep_embedding) { // >>op:timestep_embedding
     static const int params[][2] = { { 320, 10000 }, { 7, 10000 }, { 1, 100 }, { 2, 1000 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test t = { .types = "F32", .shapes = "1 5 33", .n_in = 1, .build = build_timestep, .ref = ref_timestep, .p = params[i],
-            .tag = tagf("dim=%d", params[i][0]), .max_nmse = 1e-7, .in = { { .lo = 0, .hi = 1000, .layouts = LAYOUT_OFFSET } } };
+        const struct op_test t = { .types = "F32", .shapes = "1 5 33", .n_in = 1, .build = build_timestep,
+            .ref = ref_timestep, .p = params[i], .tag = tagf("dim=%d", params[i][0]), .max_nmse = 1e-7,
+            .in = { { .lo = 0, .hi = 1000, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
 }

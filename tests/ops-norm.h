@@ -23,7 +23,8 @@ static struct gcuda_tensor * build_norm(struct gcuda_context * ctx, struct gcuda
 }
 static struct gcuda_tensor * build_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     const struct norm_p * q = (const struct norm_p *) p;
-    return (q->kind == 'm' ? gcuda_norm_inplace : q->kind == 'r' ? gcuda_rms_norm_inplace : gcuda_l2_norm_inplace)(ctx, in[0], (float) q->eps);
+    return (q->kind == 'm' ? gcuda_norm_inplace : q->kind == 'r' ? gcuda_rms_norm_inplace : gcuda_l2_norm_inplace)(ctx,
+        in[0], (float) q->eps);
 }
 #define NORM_SHAPES "64,5,4,3 1025,3 255,2 256,2 257,2 511 8192,2"
 
@@ -31,9 +32,9 @@ static void run_norm(char kind, unsigned reuse, const char * extra_shapes) {
     static const double eps[] = { 0.0, 1e-6, 1e-4, 0.1 };
     for (int i = 0; i < 4; ++i) {
         const struct norm_p p = { kind, (double) (float) eps[i] };
-        struct op_test t = { .types = "F32 F16 BF16", .shapes = NORM_SHAPES, .n_in = 1, .build = build_norm, .inplace = build_norm_inplace,
-            .ref = ref_norm, .p = &p, .tag = tagf("eps=%g", eps[i]), .max_nmse = 1e-7, .reuse = reuse,
-            .in = { { .lo = -10, .hi = 10, .layouts = LAYOUT_ROWS } } };
+        struct op_test t = { .types = "F32 F16 BF16", .shapes = NORM_SHAPES, .n_in = 1, .build = build_norm,
+            .inplace = build_norm_inplace, .ref = ref_norm, .p = &p, .tag = tagf("eps=%g", eps[i]), .max_nmse = 1e-7,
+            .reuse = reuse, .in = { { .lo = -10, .hi = 10, .layouts = LAYOUT_ROWS } } };
         op_test_run(&t);
         t.shapes = extra_shapes, t.types = "F32";
         op_test_run(&t);
@@ -48,8 +49,8 @@ static void fill_far(struct rng * r, const struct op_case * c, int k, struct arr
 TEST(norm) { // >>op:norm; one row so long that several threads share it
     run_norm('m', 0, "2,3 0,3 3,0 70001");
     static const struct norm_p p = { 'm', 1e-6f };
-    const struct op_test far = { .types = "F32", .shapes = "1024,3", .n_in = 1, .build = build_norm, .ref = ref_norm, .p = &p, .tag = "far",
-        .max_nmse = 1e-7, .in = { { .fill = fill_far } } };
+    const struct op_test far = { .types = "F32", .shapes = "1024,3", .n_in = 1, .build = build_norm, .ref = ref_norm,
+        .p = &p, .tag = "far", .max_nmse = 1e-7, .in = { { .fill = fill_far } } };
     op_test_run(&far);
 }
 TEST(rms_norm) { run_norm('r', 1, "1,5 16896,2 0,3 3,0 70001"); } // >>op:rms_norm
@@ -58,7 +59,8 @@ TEST(l2_norm) { run_norm('l', 0, "1,5 0,3 70001"); }              // >>op:l2_nor
 static void ref_norm_zero_row(const struct op_case * c) {
     ref_norm(c);
     for (int64_t i = 0; i < arr_n(c->out); ++i) {
-        if (isnan(c->out->d[i])) { c->out->d[i] = REF_ANY; } // 0 * inf: the spec says NaN for l2_norm and "inf/NaN" for norm
+        // 0 * inf: the spec says NaN for l2_norm and "inf/NaN" for norm
+        if (isnan(c->out->d[i])) { c->out->d[i] = REF_ANY; }
     }
 }
 static void fill_zero(struct rng * r, const struct op_case * c, int k, struct arr * a) {
@@ -66,10 +68,12 @@ static void fill_zero(struct rng * r, const struct op_case * c, int k, struct ar
     memset(a->d, 0, (size_t) arr_n(a) * sizeof(double));
 }
 TEST(norm_of_zeros) { // finite with eps, unharmed without
-    static const struct norm_p all[] = { { 'm', 1e-5f }, { 'r', 1e-5f }, { 'l', 1e-5f }, { 'm', 0 }, { 'r', 0 }, { 'l', 0 } };
+    static const struct norm_p all[] = { { 'm', 1e-5f }, { 'r', 1e-5f }, { 'l', 1e-5f }, { 'm', 0 }, { 'r', 0 },
+        { 'l', 0 } };
     for (int i = 0; i < 6; ++i) {
-        const struct op_test t = { .types = "F32", .shapes = "65,2", .n_in = 1, .build = build_norm, .ref = ref_norm_zero_row, .p = &all[i],
-            .tag = tagf("%c,eps=%g", all[i].kind, all[i].eps), .max_nmse = 1e-7, .in = { { .fill = fill_zero } } };
+        const struct op_test t = { .types = "F32", .shapes = "65,2", .n_in = 1, .build = build_norm,
+            .ref = ref_norm_zero_row, .p = &all[i], .tag = tagf("%c,eps=%g", all[i].kind, all[i].eps), .max_nmse = 1e-7,
+            .in = { { .fill = fill_zero } } };
         op_test_run(&t);
     }
 }
@@ -86,19 +90,22 @@ static void ref_rms_norm_back(const struct op_case * c) { // dy, x
             xg += AT(x, i, i1, i2, i3) * AT(dy, i, i1, i2, i3);
         }
         for (int64_t i = 0; i < x->ne[0]; ++i) {
-            AT(c->out, i, i1, i2, i3) = (AT(dy, i, i1, i2, i3) - AT(x, i, i1, i2, i3) * xg / (xx + n * eps)) / sqrt(xx / n + eps);
+            AT(c->out, i, i1, i2, i3) = (AT(dy, i, i1, i2, i3) - AT(x, i, i1, i2,
+                i3) * xg / (xx + n * eps)) / sqrt(xx / n + eps);
         }
     }
 }
-static struct gcuda_tensor * build_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_rms_norm_back(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     return gcuda_rms_norm_back(ctx, in[0], in[1], (float) *(const double *) p);
 }
 TEST(rms_norm_back) { // >>op:rms_norm_back
     static const double eps[] = { 0.0, 1e-6f, 0.1f };
     for (int i = 0; i < 3; ++i) {
-        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "64,5,4,3 1025,3 255 257,2 0,2 70001", .n_in = 2, .build = build_rms_norm_back,
-            .ref = ref_rms_norm_back, .p = &eps[i], .tag = tagf("eps=%g", eps[i]), .max_nmse = 1e-7, .reuse = 3,
-            .in = { { .layouts = LAYOUT_ROWS }, { .lo = -10, .hi = 10, .layouts = LAYOUT_ROWS } } };
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "64,5,4,3 1025,3 255 257,2 0,2 70001", .n_in = 2,
+            .build = build_rms_norm_back, .ref = ref_rms_norm_back, .p = &eps[i], .tag = tagf("eps=%g", eps[i]),
+            .max_nmse = 1e-7, .reuse = 3, .in = { { .layouts = LAYOUT_ROWS },
+            { .lo = -10, .hi = 10, .layouts = LAYOUT_ROWS } } };
         op_test_run(&t);
     }
 }
@@ -121,21 +128,22 @@ static struct gcuda_tensor * build_group_norm(struct gcuda_context * ctx, struct
     const struct group_p * g = (const struct group_p *) p;
     return gcuda_group_norm(ctx, in[0], g->n_groups, (float) g->eps);
 }
-static struct gcuda_tensor * build_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_group_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     const struct group_p * g = (const struct group_p *) p;
     return gcuda_group_norm_inplace(ctx, in[0], g->n_groups, (float) g->eps);
 }
 TEST(group_norm) { // >>op:group_norm; channels need not divide
     static const struct group_p all[] = { { 1, 1e-6f }, { 4, 1e-6f }, { 3, 1e-5f }, { 32, 1e-6f }, { 7, 0.1f } };
     for (int i = 0; i < 5; ++i) {
-        struct op_test t = { .types = "F32 F16 BF16", .shapes = "8,8,32,2 5,3,10,3 9,9,64 3,2,7,2 300,9,40", .n_in = 1, .build = build_group_norm,
-            .inplace = build_group_norm_inplace, .ref = ref_group_norm, .p = &all[i], .tag = tagf("groups=%d", all[i].n_groups), .max_nmse = 1e-7,
-            .in = { { .layouts = LAYOUT_OFFSET } } };
+        struct op_test t = { .types = "F32 F16 BF16", .shapes = "8,8,32,2 5,3,10,3 9,9,64 3,2,7,2 300,9,40", .n_in = 1,
+            .build = build_group_norm, .inplace = build_group_norm_inplace, .ref = ref_group_norm, .p = &all[i],
+            .tag = tagf("groups=%d", all[i].n_groups), .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
     if (test_full()) {
-        const struct op_test t = { .types = "F32", .shapes = "64,64,320 9,9,1280", .n_in = 1, .build = build_group_norm, .ref = ref_group_norm,
-            .p = &all[3], .tag = "large", .max_nmse = 1e-7, .in = { { 0 } } };
+        const struct op_test t = { .types = "F32", .shapes = "64,64,320 9,9,1280", .n_in = 1, .build = build_group_norm,
+            .ref = ref_group_norm, .p = &all[3], .tag = "large", .max_nmse = 1e-7, .in = { { 0 } } };
         op_test_run(&t);
     }
 }
@@ -152,8 +160,9 @@ static struct gcuda_tensor * build_sum(struct gcuda_context * ctx, struct gcuda_
     return gcuda_sum(ctx, in[0]);
 }
 TEST(sum) { // >>op:sum
-    const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 255 256 257 33,1024 11,5,6,3 100001 0,3", .n_in = 1, .build = build_sum,
-        .ref = ref_sum, .max_nmse = 1e-7, .in = { { .lo = -1, .hi = 1.5, .layouts = LAYOUT_ROWS } } };
+    const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 255 256 257 33,1024 11,5,6,3 100001 0,3",
+        .n_in = 1, .build = build_sum, .ref = ref_sum, .max_nmse = 1e-7,
+        .in = { { .lo = -1, .hi = 1.5, .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
 }
 
@@ -161,34 +170,41 @@ struct rows_p { bool mean; };
 static void ref_sum_rows(const struct op_case * c) {
     const struct arr * a = c->in[0];
     arr_new(c->out, 1, a->ne[1], a->ne[2], a->ne[3]);
-    FOR_ARR(a) { AT(c->out, 0, i1, i2, i3) += AT(a, i0, i1, i2, i3) / (((const struct rows_p *) c->p)->mean ? (double) a->ne[0] : 1.0); }
+    FOR_ARR(a) {
+        AT(c->out, 0, i1, i2, i3) += AT(a, i0, i1, i2, i3) / (((const struct rows_p *) c->p)->mean ? (double) a->ne[0]
+            : 1.0);
+    }
 }
 static struct gcuda_tensor * build_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return (((const struct rows_p *) p)->mean ? gcuda_mean : gcuda_sum_rows)(ctx, in[0]);
 }
 TEST(sum_rows) { // >>op:sum_rows
     static const struct rows_p p = { false };
-    const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,5,4,3 257,3 33,256 32769 3,0", .n_in = 1, .build = build_sum_rows,
-        .ref = ref_sum_rows, .p = &p, .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_ROWS } } };
+    const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,5,4,3 257,3 33,256 32769 3,0", .n_in = 1,
+        .build = build_sum_rows, .ref = ref_sum_rows, .p = &p, .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
 }
 TEST(mean) { // >>op:mean
     static const struct rows_p p = { true };
-    const struct op_test t = { .types = "F32 F16>F32 BF16>F32", .shapes = "1 10,5,4,3 257,3 33,256 32769 3,0", .n_in = 1,
-        .build = build_sum_rows, .ref = ref_sum_rows, .p = &p, .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_ROWS } } };
+    const struct op_test t = { .types = "F32 F16>F32 BF16>F32", .shapes = "1 10,5,4,3 257,3 33,256 32769 3,0",
+        .n_in = 1, .build = build_sum_rows, .ref = ref_sum_rows, .p = &p, .max_nmse = 1e-7,
+        .in = { { .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
 }
 
 static void ref_cumsum(const struct op_case * c) {
     arr_like(c->out, c->in[0]);
-    FOR_ARR(c->out) { AT(c->out, i0, i1, i2, i3) = AT(c->in[0], i0, i1, i2, i3) + (i0 > 0 ? AT(c->out, i0 - 1, i1, i2, i3) : 0.0); }
+    FOR_ARR(c->out) {
+        AT(c->out, i0, i1, i2, i3) = AT(c->in[0], i0, i1, i2, i3) + (i0 > 0 ? AT(c->out, i0 - 1, i1, i2, i3) : 0.0);
+    }
 }
 static struct gcuda_tensor * build_cumsum(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
     return gcuda_cumsum(ctx, in[0]);
 }
 TEST(cumsum) { // >>op:cumsum
-    struct op_test t = { .types = "F32", .shapes = "1 10,5,4,3 127,5 128,5 255,2 256,2 257,2 511 512 2047,5 2048,5 20481,4 0,2", .n_in = 1,
+    struct op_test t = { .types = "F32", .shapes = "1 10,5,4,3 127,5 128,5 255,2 256,2 257,2 511 512 2047,5 2048,5 "
+        "20481,4 0,2", .n_in = 1,
         .build = build_cumsum, .ref = ref_cumsum, .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
     t.shapes = "242004", t.tag = "long";
@@ -219,8 +235,9 @@ static struct gcuda_tensor * build_argmax(struct gcuda_context * ctx, struct gcu
     return gcuda_argmax(ctx, in[0]);
 }
 TEST(argmax) { // >>op:argmax
-    struct op_test t = { .types = "F32>I32", .shapes = "1 32 100,513 1023,3 1024,3 1025,3 5438,3 70001,2 7,0", .n_in = 1, .build = build_argmax,
-        .ref = ref_argmax, .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
+    struct op_test t = { .types = "F32>I32", .shapes = "1 32 100,513 1023,3 1024,3 1025,3 5438,3 70001,2 7,0",
+        .n_in = 1, .build = build_argmax, .ref = ref_argmax, .in = { { .fill = fill_distinct,
+        .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
     t.shapes = "1 33,9 257,3 70001", t.in[0].fill = fill_ties, t.tag = "ties";
     op_test_run(&t);
@@ -237,8 +254,9 @@ static struct gcuda_tensor * build_count_equal(struct gcuda_context * ctx, struc
     return gcuda_count_equal(ctx, in[0], in[1]);
 }
 TEST(count_equal) { // >>op:count_equal; in all four dimensions
-    const struct op_test t = { .types = "I32,I32>I64", .shapes = "1 255 4,500 10,5,4,3 257,3 100001 0,3", .n_in = 2, .build = build_count_equal,
-        .ref = ref_count_equal, .in = { { .fill = fill_ties, .layouts = LAYOUT_ROWS }, { .fill = fill_ties, .layouts = LAYOUT_ROWS } } };
+    const struct op_test t = { .types = "I32,I32>I64", .shapes = "1 255 4,500 10,5,4,3 257,3 100001 0,3", .n_in = 2,
+        .build = build_count_equal, .ref = ref_count_equal, .in = { { .fill = fill_ties, .layouts = LAYOUT_ROWS },
+        { .fill = fill_ties, .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
 }
 
@@ -290,13 +308,15 @@ static const char * judge_argsort(const struct op_case * c, const struct arr * g
 }
 TEST(argsort) { // >>op:argsort
     for (int order = 0; order < 2; ++order) {
-        struct op_test t = { .types = "F32>I32", .shapes = "1 8 16,10,10,10 60,10,10 1023,2 1024,2 1025,2 257,3 2,8,819 0,3", .n_in = 1,
+        struct op_test t = { .types = "F32>I32", .shapes = "1 8 16,10,10,10 60,10,10 1023,2 1024,2 1025,2 257,3 "
+            "2,8,819 0,3", .n_in = 1,
             .build = build_argsort, .ref = ref_argsort, .p = &order, .tag = order ? "desc" : "asc",
             .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
         t.shapes = test_full() ? "16384 65535 1048576" : "16384 100003", t.in[0].layouts = 0;
         op_test_run(&t);
-        t.shapes = "1 33,9 257,3 5000 100003,2", t.in[0].fill = fill_ties, t.judge = judge_argsort, t.tag = order ? "desc-ties" : "asc-ties";
+        t.shapes = "1 33,9 257,3 5000 100003,2", t.in[0].fill = fill_ties, t.judge = judge_argsort, t.tag = order
+            ? "desc-ties" : "asc-ties";
         op_test_run(&t);
     }
 }
@@ -304,7 +324,9 @@ TEST(argsort) { // >>op:argsort
 // NaN has no order, but every index comes once, and what is a number is in order.
 static void fill_some_nan(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     fill_ties(r, c, k, a);
-    for (int64_t i = 0; i < arr_n(a); i += 3) { a->d[i] = rng_below(r, 2) ? (double) NAN : rng_below(r, 2) ? HUGE_VAL : -HUGE_VAL; }
+    for (int64_t i = 0; i < arr_n(a); i += 3) {
+        a->d[i] = rng_below(r, 2) ? (double) NAN : rng_below(r, 2) ? HUGE_VAL : -HUGE_VAL;
+    }
 }
 static const char * judge_permutation(const struct op_case * c, const struct arr * got) {
     const struct arr * a = c->in[0];
@@ -328,8 +350,9 @@ static const char * judge_permutation(const struct op_case * c, const struct arr
 }
 TEST(argsort_nan) {
     for (int order = 0; order < 2; ++order) {
-        const struct op_test t = { .types = "F32>I32", .shapes = "7 33,9 5000 100003", .n_in = 1, .build = build_argsort, .ref = ref_argsort,
-            .p = &order, .tag = order ? "desc" : "asc", .judge = judge_permutation, .in = { { .fill = fill_some_nan } } };
+        const struct op_test t = { .types = "F32>I32", .shapes = "7 33,9 5000 100003", .n_in = 1,
+            .build = build_argsort, .ref = ref_argsort, .p = &order, .tag = order ? "desc" : "asc",
+            .judge = judge_permutation, .in = { { .fill = fill_some_nan } } };
         op_test_run(&t);
     }
 }
@@ -362,14 +385,16 @@ static const char * judge_top_k(const struct op_case * c, const struct arr * got
 static struct gcuda_tensor * build_top_k(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_top_k(ctx, in[0], *(const int *) p);
 }
-static struct gcuda_tensor * build_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_argsort_top_k(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     return gcuda_argsort_top_k(ctx, in[0], *(const int *) p);
 }
 TEST(top_k) { // >>op:top_k
     static const int ks[] = { 1, 2, 7, 100 };
     for (int i = 0; i < 4; ++i) {
-        struct op_test t = { .types = "F32>I32", .shapes = "100 128,5,4,3 1025,3 257,2", .n_in = 1, .build = build_top_k, .ref = ref_top_k_shape,
-            .judge = judge_top_k, .p = &ks[i], .tag = tagf("k=%d", ks[i]), .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
+        struct op_test t = { .types = "F32>I32", .shapes = "100 128,5,4,3 1025,3 257,2", .n_in = 1,
+            .build = build_top_k, .ref = ref_top_k_shape, .judge = judge_top_k, .p = &ks[i], .tag = tagf("k=%d", ks[i]),
+            .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
         t.in[0].fill = fill_ties, t.shapes = "100 128,9", t.tag = tagf("k=%d-ties", ks[i]);
         op_test_run(&t);
@@ -401,17 +426,21 @@ static void ref_cross_entropy(const struct op_case * c) {
     arr_new(c->out, 1, 1, 1, 1);
     FOR_ROWS(a) {
         const double l = row_log_sum_exp(&AT(a, 0, i1, i2, i3), a->ne[0]);
-        for (int64_t i = 0; i < a->ne[0]; ++i) { c->out->d[0] -= (AT(a, i, i1, i2, i3) - l) * AT(c->in[1], i, i1, i2, i3) / rows; }
+        for (int64_t i = 0; i < a->ne[0]; ++i) {
+            c->out->d[0] -= (AT(a, i, i1, i2, i3) - l) * AT(c->in[1], i, i1, i2, i3) / rows;
+        }
     }
 }
-static struct gcuda_tensor * build_cross_entropy(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_cross_entropy(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     (void) p;
     return gcuda_cross_entropy_loss(ctx, in[0], in[1]);
 }
 TEST(cross_entropy_loss) { // >>op:cross_entropy_loss
-    const struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000 70001,2", .n_in = 2, .build = build_cross_entropy,
-        .ref = ref_cross_entropy, .max_nmse = 1e-7,
-        .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
+    const struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000 70001,2", .n_in = 2,
+        .build = build_cross_entropy, .ref = ref_cross_entropy, .max_nmse = 1e-7,
+        .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels,
+        .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
 }
 
@@ -422,18 +451,22 @@ static void ref_cross_entropy_back(const struct op_case * c) { // grad, logits, 
     FOR_ROWS(x) {
         const double l = row_log_sum_exp(&AT(x, 0, i1, i2, i3), x->ne[0]);
         for (int64_t i = 0; i < x->ne[0]; ++i) {
-            AT(c->out, i, i1, i2, i3) = (exp(AT(x, i, i1, i2, i3) - l) - AT(c->in[2], i, i1, i2, i3)) * c->in[0]->d[0] / rows;
+            AT(c->out, i, i1, i2, i3) = (exp(AT(x, i, i1, i2, i3) - l) - AT(c->in[2], i, i1, i2,
+                i3)) * c->in[0]->d[0] / rows;
         }
     }
 }
-static struct gcuda_tensor * build_cross_entropy_back(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+static struct gcuda_tensor * build_cross_entropy_back(struct gcuda_context * ctx, struct gcuda_tensor ** in,
+    const void * p) {
     (void) p;
     return gcuda_cross_entropy_loss_back(ctx, in[0], in[1], in[2]);
 }
 TEST(cross_entropy_loss_back) { // >>op:cross_entropy_loss_back
-    const struct op_test t = { .types = "F32", .shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3 1|30000|30000 1|70001,2|70001,2", .n_in = 3,
+    const struct op_test t = { .types = "F32", .shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3 1|30000|30000 "
+        "1|70001,2|70001,2", .n_in = 3,
         .build = build_cross_entropy_back, .ref = ref_cross_entropy_back, .max_nmse = 1e-7,
-        .in = { { .lo = 0.5, .hi = 2 }, { .lo = -20, .hi = 20, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
+        .in = { { .lo = 0.5, .hi = 2 }, { .lo = -20, .hi = 20, .layouts = LAYOUT_OFFSET },
+        { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
 }
 
@@ -461,8 +494,8 @@ static struct gcuda_tensor * build_adamw(struct gcuda_context * ctx, struct gcud
 }
 TEST(opt_step_adamw) { // >>op:opt_step_adamw; a, m and v change
     const struct op_in unit = { .lo = 0, .hi = 1 };
-    const struct op_test t = { .types = "F32", .n_in = 5, .build = build_adamw, .ref = ref_adamw, .max_nmse = 1e-7, .aliases = true,
-        .shapes = "1|1|1|1|7 10,5,4,3|10,5,4,3|10,5,4,3|10,5,4,3|7 257,3|257,3|257,3|257,3|7",
+    const struct op_test t = { .types = "F32", .n_in = 5, .build = build_adamw, .ref = ref_adamw, .max_nmse = 1e-7,
+        .aliases = true, .shapes = "1|1|1|1|7 10,5,4,3|10,5,4,3|10,5,4,3|10,5,4,3|7 257,3|257,3|257,3|257,3|7",
         .in = { { .lo = 0, .hi = 1, .is_param = true }, unit, unit, unit, { .fill = fill_adamw } } };
     op_test_run(&t);
 }
@@ -474,14 +507,17 @@ static void fill_sgd(struct rng * r, const struct op_case * c, int k, struct arr
 static void ref_sgd(const struct op_case * c) {
     const double * p = c->in[2]->d;
     arr_copy(c->out, c->in[0]);
-    for (int64_t i = 0; i < arr_n(c->out); ++i) { c->out->d[i] = c->out->d[i] * (1.0 - p[0] * p[1]) - p[0] * c->in[1]->d[i]; }
+    for (int64_t i = 0; i < arr_n(c->out); ++i) {
+        c->out->d[i] = c->out->d[i] * (1.0 - p[0] * p[1]) - p[0] * c->in[1]->d[i];
+    }
 }
 static struct gcuda_tensor * build_sgd(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     (void) p;
     return gcuda_opt_step_sgd(ctx, in[0], in[1], in[2]);
 }
 TEST(opt_step_sgd) { // >>op:opt_step_sgd
-    const struct op_test t = { .types = "F32", .n_in = 3, .build = build_sgd, .ref = ref_sgd, .max_nmse = 1e-7, .aliases = true,
-        .shapes = "1|1|2 10,5,4,3|10,5,4,3|2 257,3|257,3|2", .in = { { .lo = 0, .hi = 1, .is_param = true }, { 0 }, { .fill = fill_sgd } } };
+    const struct op_test t = { .types = "F32", .n_in = 3, .build = build_sgd, .ref = ref_sgd, .max_nmse = 1e-7,
+        .aliases = true, .shapes = "1|1|2 10,5,4,3|10,5,4,3|2 257,3|257,3|2",
+        .in = { { .lo = 0, .hi = 1, .is_param = true }, { 0 }, { .fill = fill_sgd } } };
     op_test_run(&t);
 }

@@ -1,5 +1,5 @@
-// The allocators on thousands of random graphs: no two tensors alive at the same time share memory, the peak stays at or
-// below that of the plain rules (written down here once more), and graphs compute what they compute without reuse.
+// The allocators on thousands of random graphs: no two tensors alive at the same time share memory, the peak stays at
+// or below that of the plain rules (written down here once more), and graphs compute what they compute without reuse.
 #include "test-ops.h"
 
 #define MAX_T 64
@@ -15,7 +15,8 @@ struct random_graph {
     uint64_t seed;
 };
 
-static void mix(struct gcuda_tensor * dst, int ith, int nth, void * user) { // every source, every element; changes in place too
+// every source, every element; changes in place too
+static void mix(struct gcuda_tensor * dst, int ith, int nth, void * user) {
     (void) user;
     for (int64_t i = ith; i < gcuda_nelements(dst); i += nth) {
         float s = 0.25f;
@@ -37,7 +38,8 @@ static struct gcuda_tensor * random_node(struct random_graph * w, struct rng * r
         case 1: return gcuda_rms_norm(ctx, a, 0.5f);
         case 2: return gcuda_are_same_shape(a, b) ? gcuda_add(ctx, a, b) : gcuda_sqr(ctx, a);
         case 3: return gcuda_are_same_shape(a, b) ? gcuda_mul(ctx, b, a) : gcuda_scale(ctx, a, 0.5f);
-        case 4: return gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 8 * (1 + rng_below(r, 40)), 1, 1, 1, args, 1 + (int) rng_below(r, 3), mix, 1, NULL);
+        case 4: return gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 8 * (1 + rng_below(r, 40)), 1, 1, 1, args,
+            1 + (int) rng_below(r, 3), mix, 1, NULL);
         case 5: return gcuda_custom_4d(ctx, GCUDA_TYPE_F32, n, 1, 1, 1, args, 1 + (int) rng_below(r, 3), mix, 1, NULL);
         case 6: return gcuda_reshape_2d(ctx, a, n / 8, 8);
         case 7: return gcuda_view_1d(ctx, a, n > 8 ? n / 16 * 8 : 8, n > 16 ? 32 : 0);
@@ -57,7 +59,8 @@ static bool random_graph(struct random_graph * w, uint64_t seed, bool writes) {
     w->ctx = gcuda_init(params);
     const int n_leafs = 1 + (int) rng_below(&r, 4), n = n_leafs + 2 + (int) rng_below(&r, MAX_T - n_leafs - 2);
     while (w->n < n) {
-        struct gcuda_tensor * t = w->n < n_leafs ? gcuda_new_tensor_1d(w->ctx, GCUDA_TYPE_F32, 8 * (1 + rng_below(&r, 40))) : random_node(w, &r, writes);
+        struct gcuda_tensor * t = w->n < n_leafs ? gcuda_new_tensor_1d(w->ctx, GCUDA_TYPE_F32,
+            8 * (1 + rng_below(&r, 40))) : random_node(w, &r, writes);
         if (t == NULL) { return false; }
         if (w->n < n_leafs && rng_below(&r, 2)) { gcuda_set_input(t); }
         if (w->n >= n_leafs && rng_below(&r, 8) == 0) { gcuda_set_output(t); }
@@ -66,7 +69,9 @@ static bool random_graph(struct random_graph * w, uint64_t seed, bool writes) {
     }
     w->g = gcuda_new_graph_custom(w->ctx, 128, false);
     bool ok = w->g != NULL;
-    for (int i = 0; i < 3; ++i) { ok = ok && gcuda_build_forward_expand(w->g, w->t[n_leafs + rng_below(&r, n - n_leafs)]) == GCUDA_STATUS_SUCCESS; }
+    for (int i = 0; i < 3; ++i) {
+        ok = ok && gcuda_build_forward_expand(w->g, w->t[n_leafs + rng_below(&r, n - n_leafs)]) == GCUDA_STATUS_SUCCESS;
+    }
     ok = ok && gcuda_build_forward_expand(w->g, w->t[n - 1]) == GCUDA_STATUS_SUCCESS;
     gcuda_set_output(gcuda_graph_node(w->g, -1));
     return ok;
@@ -100,7 +105,9 @@ static int plain_of(struct plain * p, const struct gcuda_tensor * t) {
     return p->n_info++;
 }
 
-static size_t plain_size(const struct plain * p, const struct gcuda_tensor * t) { return (tensor_bytes(t) + p->align - 1) / p->align * p->align; }
+static size_t plain_size(const struct plain * p, const struct gcuda_tensor * t) {
+    return (tensor_bytes(t) + p->align - 1) / p->align * p->align;
+}
 
 static size_t plain_take(struct plain * p, size_t size) {
     int best = p->n - 1;
@@ -135,7 +142,8 @@ static void plain_give(struct plain * p, size_t offset, size_t size) {
 }
 
 static bool may_reuse(enum gcuda_op op) {
-    return op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_ADD || op == GCUDA_OP_MUL || op == GCUDA_OP_SQR || op == GCUDA_OP_SCALE;
+    return op == GCUDA_OP_RMS_NORM || op == GCUDA_OP_ADD || op == GCUDA_OP_MUL || op == GCUDA_OP_SQR
+        || op == GCUDA_OP_SCALE;
 }
 
 static void plain_place(struct plain * p, const struct gcuda_tensor * t) {
@@ -145,8 +153,8 @@ static void plain_place(struct plain * p, const struct gcuda_tensor * t) {
     for (int k = 0; may_reuse(t->op) && k < GCUDA_MAX_SRC && t->src[k]; ++k) {
         const struct gcuda_tensor * s = t->src[k];
         const int from = plain_of(p, s);
-        if (s->view_src || !p->info[from].live || (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcuda_are_same_shape(s, t) || !gcuda_are_same_stride(s, t) ||
-            p->info[from].children != 1 || p->info[from].views != 0) {
+        if (s->view_src || !p->info[from].live || (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) || !gcuda_are_same_shape(s, t)
+            || !gcuda_are_same_stride(s, t) || p->info[from].children != 1 || p->info[from].views != 0) {
             continue;
         }
         p->info[at].offset = p->info[from].offset;
@@ -188,7 +196,8 @@ static size_t plain_peak(const struct gcuda_cgraph * g, size_t align) {
                 plain_free(p, s);
                 continue;
             }
-            if (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) { continue; } // the one thing added: what will be read keeps its owner
+            // the one thing added: what will be read keeps its owner
+            if (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) { continue; }
             const int owner = plain_of(p, s->view_src);
             if (--p->info[owner].views == 0 && p->info[owner].children == 0) { plain_free(p, s->view_src); }
         }
@@ -245,9 +254,13 @@ static void check_lifetimes(const struct random_graph * w) {
             const struct life * a = &life[i], * b = &life[j];
             if (i == j || a->born > b->born || a->dies < b->born || !overlap(a->t, b->t)) { continue; }
             bool takes_over = false; // b is placed exactly on a source that ends here
-            for (int k = 0; k < GCUDA_MAX_SRC; ++k) { takes_over = takes_over || (b->t->src[k] && tensor_root(b->t->src[k]) == a->t); }
-            takes_over = takes_over && a->dies == b->born && may_reuse(b->t->op) && a->t->data == b->t->data && !is_leaf(w, b->t);
-            CHECK_MSG(takes_over, "%s (nodes %d to %d) and %s (nodes %d to %d) share memory", a->t->name, a->born, a->dies, b->t->name, b->born, b->dies);
+            for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+                takes_over = takes_over || (b->t->src[k] && tensor_root(b->t->src[k]) == a->t);
+            }
+            takes_over = takes_over && a->dies == b->born && may_reuse(b->t->op) && a->t->data == b->t->data
+                && !is_leaf(w, b->t);
+            CHECK_MSG(takes_over, "%s (nodes %d to %d) and %s (nodes %d to %d) share memory", a->t->name, a->born,
+                a->dies, b->t->name, b->born, b->dies);
         }
     }
 }
@@ -274,7 +287,8 @@ TEST(tensors_alive_together_do_not_overlap) {
             CHECK_OK(gcuda_gallocr_reserve_n_size(own, w.g, NULL, NULL, &dry));
             CHECK_OK(gcuda_gallocr_reserve(own, w.g));
             CHECK_EQ_I(gcuda_gallocr_get_buffer_size(own, 0), dry);
-            CHECK_MSG(dry <= plain, "round %d: %llu bytes, the plain rules need %llu", round, (unsigned long long) dry, (unsigned long long) plain);
+            CHECK_MSG(dry <= plain, "round %d: %llu bytes, the plain rules need %llu", round, (unsigned long long) dry,
+                (unsigned long long) plain);
         }
         if (CHECK_OK(gcuda_gallocr_alloc_graph(galloc, w.g))) { check_lifetimes(&w); }
         gcuda_gallocr_free(own);
@@ -287,7 +301,9 @@ static void fill_leafs(const struct random_graph * w) {
     for (int i = 0; i < w->g->n_leafs; ++i) {
         float v[512];
         struct gcuda_tensor * t = w->g->leafs[i];
-        for (int64_t k = 0; k < gcuda_nelements(t); ++k) { v[k] = (float) ((k * 7 + t->name[1] * 13) % 31) * 0.125f - 2.0f; }
+        for (int64_t k = 0; k < gcuda_nelements(t); ++k) {
+            v[k] = (float) ((k * 7 + t->name[1] * 13) % 31) * 0.125f - 2.0f;
+        }
         CHECK_OK(gcuda_backend_tensor_set(t, v, 0, gcuda_nbytes(t)));
     }
 }
@@ -300,7 +316,8 @@ TEST(reuse_changes_no_result) {
         struct random_graph a, b;
         const uint64_t seed = rng_u64(&r);
         REQUIRE(random_graph(&a, seed, false) && random_graph(&b, seed, false));
-        gcuda_backend_buffer_t buf = gcuda_backend_alloc_ctx_tensors(a.ctx, op_backends[0]); // each tensor its own place
+        // each tensor its own place
+        gcuda_backend_buffer_t buf = gcuda_backend_alloc_ctx_tensors(a.ctx, op_backends[0]);
         REQUIRE(buf != NULL && CHECK_OK(gcuda_gallocr_alloc_graph(galloc, b.g)));
         fill_leafs(&a), fill_leafs(&b);
         CHECK_OK(gcuda_backend_graph_compute(op_backends[0], a.g));
@@ -392,11 +409,13 @@ TEST(linear_allocator) {
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_buffer(op_backends[0], 1024);
     REQUIRE(ctx && buf);
     struct gcuda_tallocr ta = gcuda_tallocr_new(buf);
-    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 3), * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100);
+    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 3),
+        * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100);
     struct gcuda_tensor * c = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 200), * v = gcuda_view_1d(ctx, b, 4, 0);
     CHECK_OK(gcuda_tallocr_alloc(&ta, a));
     CHECK_OK(gcuda_tallocr_alloc(&ta, b));
-    CHECK((uintptr_t) a->data % 32 == 0 && (uintptr_t) b->data % 32 == 0 && (char *) b->data >= (char *) a->data + 12 && a->buffer == buf);
+    CHECK((uintptr_t) a->data % 32 == 0 && (uintptr_t) b->data % 32 == 0 && (char *) b->data >= (char *) a->data + 12
+        && a->buffer == buf);
     CHECK(gcuda_tallocr_alloc(&ta, b) != GCUDA_STATUS_SUCCESS); // has a place
     CHECK(gcuda_tallocr_alloc(&ta, v) != GCUDA_STATUS_SUCCESS); // is a view
     CHECK(gcuda_tallocr_alloc(&ta, c) != GCUDA_STATUS_SUCCESS && c->data == NULL && c->buffer == NULL);
@@ -412,7 +431,8 @@ TEST(whole_contexts) { // nothing to do is no failure; a failure leaves no trace
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]);
     CHECK(buf != NULL && gcuda_backend_buffer_get_size(buf) == 0);
     gcuda_backend_buffer_free(buf);
-    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100), * v = gcuda_view_1d(ctx, a, 50, 40), * e = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 0);
+    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 100), * v = gcuda_view_1d(ctx, a, 50, 40),
+        * e = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 0);
     buf = gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]);
     REQUIRE(buf != NULL && v != NULL && e != NULL);
     CHECK(a->buffer == buf && v->buffer == buf && v->data == (char *) a->data + 40);
@@ -420,7 +440,8 @@ TEST(whole_contexts) { // nothing to do is no failure; a failure leaves no trace
     gcuda_backend_buffer_t none = gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]);
     CHECK(none != NULL && late->data == a->data);
     gcuda_backend_buffer_free(none);
-    struct gcuda_tensor * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 10), * huge = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, INT64_C(1) << 50);
+    struct gcuda_tensor * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 10),
+        * huge = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, INT64_C(1) << 50);
     CHECK(gcuda_backend_alloc_ctx_tensors(ctx, op_backends[0]) == NULL);
     CHECK(b->data == NULL && b->buffer == NULL && huge->data == NULL && a->buffer == buf);
     gcuda_backend_buffer_free(buf);

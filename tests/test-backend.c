@@ -1,6 +1,6 @@
-// A backend of a third party, written here against the public vtables alone: buffers with a limit, memory that is not the
-// host's as far as anybody knows, a computation that can be told to lie. Then what the library does with it: registry,
-// buffers in several parts, copies, graph copies, comparison node by node.
+// A backend of a third party, written here against the public vtables alone: buffers with a limit, memory that is not
+// the host's as far as anybody knows, a computation that can be told to lie. Then what the library does with it:
+// registry, buffers in several parts, copies, graph copies, comparison node by node.
 #include "test-ops.h"
 
 // =====================================================================================================================
@@ -26,24 +26,29 @@ static void toy_buffer_free(gcuda_backend_buffer_t b) {
     free(b->context);
     toy.n_buffers--;
 }
-static void * toy_buffer_base(gcuda_backend_buffer_t b) { return (char *) b->context + (64 - (uintptr_t) b->context % 64) % 64; }
+static void * toy_buffer_base(gcuda_backend_buffer_t b) {
+    return (char *) b->context + (64 - (uintptr_t) b->context % 64) % 64;
+}
 static gcuda_status toy_init_tensor(gcuda_backend_buffer_t b, struct gcuda_tensor * t) {
     (void) b;
     t->extra = toy.init_fails ? NULL : &toy;
     return toy.init_fails ? toy_error(GCUDA_STATUS_FAILED, "toy: no such tensor") : GCUDA_STATUS_SUCCESS;
 }
-static gcuda_status toy_memset(gcuda_backend_buffer_t b, struct gcuda_tensor * t, uint8_t value, size_t offset, size_t size) {
+static gcuda_status toy_memset(gcuda_backend_buffer_t b, struct gcuda_tensor * t, uint8_t value, size_t offset,
+    size_t size) {
     (void) b;
     memset((char *) t->data + offset, value, size);
     return GCUDA_STATUS_SUCCESS;
 }
-static gcuda_status toy_set(gcuda_backend_buffer_t b, struct gcuda_tensor * t, const void * data, size_t offset, size_t size) {
+static gcuda_status toy_set(gcuda_backend_buffer_t b, struct gcuda_tensor * t, const void * data, size_t offset,
+    size_t size) {
     (void) b;
     toy.n_sets++;
     memcpy((char *) t->data + offset, data, size);
     return GCUDA_STATUS_SUCCESS;
 }
-static gcuda_status toy_get(gcuda_backend_buffer_t b, const struct gcuda_tensor * t, void * data, size_t offset, size_t size) {
+static gcuda_status toy_get(gcuda_backend_buffer_t b, const struct gcuda_tensor * t, void * data, size_t offset,
+    size_t size) {
     (void) b;
     toy.n_gets++;
     memcpy(data, (const char *) t->data + offset, size);
@@ -61,9 +66,12 @@ static const char * toy_buft_name(gcuda_backend_buffer_type_t t) {
 static gcuda_status toy_buft_alloc(gcuda_backend_buffer_type_t t, size_t size, gcuda_backend_buffer_t * out) {
     struct gcuda_backend_buffer_i i;
     memset(&i, 0, sizeof i);
-    i.free_buffer = toy_buffer_free, i.get_base = toy_buffer_base, i.init_tensor = toy_init_tensor, i.memset_tensor = toy_memset;
+    i.free_buffer = toy_buffer_free, i.get_base = toy_buffer_base, i.init_tensor = toy_init_tensor,
+        i.memset_tensor = toy_memset;
     i.set_tensor = toy_set, i.get_tensor = toy_get, i.clear = toy_clear;
-    if (toy.alloc_fails_at > 0 && --toy.alloc_fails_at == 0) { return toy_error(GCUDA_STATUS_ALLOC_FAILED, "toy: no more toys"); }
+    if (toy.alloc_fails_at > 0 && --toy.alloc_fails_at == 0) {
+        return toy_error(GCUDA_STATUS_ALLOC_FAILED, "toy: no more toys");
+    }
     void * memory = size > TOY_MAX_BUFFER ? NULL : malloc(size + 64);
     if (memory == NULL) { return toy_error(GCUDA_STATUS_ALLOC_FAILED, "toy: too large"); }
     *out = gcuda_backend_buffer_init(t, &i, memory, size);
@@ -103,7 +111,8 @@ static enum gcuda_backend_dev_type toy_dev_type(gcuda_backend_dev_t d) {
 }
 static gcuda_status toy_dev_props(gcuda_backend_dev_t d, struct gcuda_backend_dev_props * p) {
     (void) d;
-    p->name = "Toy0", p->description = "a toy", p->memory_free = 1000, p->memory_total = 2000, p->type = GCUDA_BACKEND_DEVICE_TYPE_ACCEL;
+    p->name = "Toy0", p->description = "a toy", p->memory_free = 1000, p->memory_total = 2000,
+        p->type = GCUDA_BACKEND_DEVICE_TYPE_ACCEL;
     return GCUDA_STATUS_SUCCESS;
 }
 static gcuda_backend_buffer_type_t toy_dev_buft(gcuda_backend_dev_t d) {
@@ -167,14 +176,17 @@ static gcuda_backend_dev_t toy_reg_device(gcuda_backend_reg_t r, size_t i) {
 static gcuda_backend_t toy_backend(void) { // registers it when it is not there
     memset(&toy, 0, sizeof toy);
     toy_reg.api_version = GCUDA_BACKEND_API_VERSION;
-    toy_reg.iface.get_name = toy_reg_name, toy_reg.iface.get_device_count = toy_reg_count, toy_reg.iface.get_device = toy_reg_device;
+    toy_reg.iface.get_name = toy_reg_name, toy_reg.iface.get_device_count = toy_reg_count,
+        toy_reg.iface.get_device = toy_reg_device;
     toy_dev.reg = &toy_reg;
     toy_dev.iface.get_name = toy_dev.iface.get_description = toy_dev_name;
-    toy_dev.iface.get_memory = toy_dev_memory, toy_dev.iface.get_type = toy_dev_type, toy_dev.iface.get_props = toy_dev_props;
+    toy_dev.iface.get_memory = toy_dev_memory, toy_dev.iface.get_type = toy_dev_type,
+        toy_dev.iface.get_props = toy_dev_props;
     toy_dev.iface.init_backend = toy_dev_init, toy_dev.iface.get_buffer_type = toy_dev_buft;
     toy_dev.iface.supports_op = toy_dev_supports, toy_dev.iface.supports_buft = toy_dev_supports_buft;
     toy_buft.device = &toy_dev;
-    toy_buft.iface.get_name = toy_buft_name, toy_buft.iface.alloc_buffer = toy_buft_alloc, toy_buft.iface.get_alignment = toy_buft_alignment;
+    toy_buft.iface.get_name = toy_buft_name, toy_buft.iface.alloc_buffer = toy_buft_alloc,
+        toy_buft.iface.get_alignment = toy_buft_alignment;
     toy_buft.iface.get_max_size = toy_buft_max, toy_buft.iface.is_host = toy_buft_is_host;
     if (gcuda_backend_reg_by_name("Toys") == NULL) { CHECK_OK(gcuda_backend_register(&toy_reg)); }
     return gcuda_backend_init_by_name("Toy0", NULL);
@@ -189,16 +201,19 @@ TEST(registry) {
     gcuda_backend_t b = toy_backend();
     REQUIRE(b != NULL);
     CHECK(gcuda_backend_dev_count() == n + 1 && gcuda_backend_reg_count() == n_reg + 1);
-    CHECK(gcuda_backend_dev_by_name("Toy0") == &toy_dev && gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_ACCEL) == &toy_dev);
+    CHECK(gcuda_backend_dev_by_name("Toy0") == &toy_dev
+        && gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_ACCEL) == &toy_dev);
     CHECK(gcuda_backend_dev_by_name("nobody") == NULL && gcuda_backend_init_by_name("nobody", NULL) == NULL);
     CHECK_HAS(gcuda_last_error(), "nobody");
     CHECK(gcuda_backend_init_by_name("Toy0", "fail") == NULL);
     CHECK_HAS(gcuda_last_error(), "told to fail");
-    CHECK(gcuda_backend_reg_dev_get(&toy_reg, 1) == NULL && gcuda_backend_reg_get(999) == NULL && gcuda_backend_dev_get(999) == NULL);
+    CHECK(gcuda_backend_reg_dev_get(&toy_reg, 1) == NULL && gcuda_backend_reg_get(999) == NULL
+        && gcuda_backend_dev_get(999) == NULL);
     struct gcuda_backend_dev_props props;
     CHECK_OK(gcuda_backend_dev_get_props(&toy_dev, &props));
     CHECK(props.memory_total == 2000 && gcuda_backend_dev_host_buffer_type(&toy_dev) == NULL);
-    CHECK(gcuda_backend_event_new(&toy_dev) == NULL && gcuda_backend_dev_buffer_from_host_ptr(&toy_dev, &toy, 1, 1) == NULL);
+    CHECK(gcuda_backend_event_new(&toy_dev) == NULL && gcuda_backend_dev_buffer_from_host_ptr(&toy_dev, &toy, 1,
+        1) == NULL);
     CHECK(!gcuda_backend_is_cpu(b) && gcuda_backend_cpu_set_n_threads(b, 2) != GCUDA_STATUS_SUCCESS);
     struct gcuda_backend_reg old = toy_reg;
     old.api_version = GCUDA_BACKEND_API_VERSION + 1;
@@ -213,7 +228,8 @@ TEST(buffers_in_several_parts) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(b != NULL && ctx != NULL);
     struct gcuda_tensor * t[8];
-    for (int i = 0; i < 8; ++i) { t[i] = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 300 + 13 * i); } // three or so in 4096 bytes
+    // three or so in 4096 bytes
+    for (int i = 0; i < 8; ++i) { t[i] = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 300 + 13 * i); }
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_ctx_tensors(ctx, b);
     REQUIRE(buf != NULL);
     CHECK(gcuda_backend_buffer_is_multi_buffer(buf) && toy.n_buffers > 1 && gcuda_backend_buffer_get_base(buf) == NULL);
@@ -236,8 +252,10 @@ TEST(buffers_in_several_parts) {
         for (int i = 0; i < 8; ++i) { CHECK(t[i]->data == NULL && t[i]->buffer == NULL); }
         gcuda_reset(ctx);
     }
-    struct gcuda_tensor * big = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 1100), * small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8);
-    CHECK(gcuda_backend_alloc_ctx_tensors(ctx, b) == NULL && big->data == NULL && small->data == NULL && toy.n_buffers == 0);
+    struct gcuda_tensor * big = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 1100),
+        * small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8);
+    CHECK(gcuda_backend_alloc_ctx_tensors(ctx, b) == NULL && big->data == NULL && small->data == NULL
+        && toy.n_buffers == 0);
     gcuda_reset(ctx);
     small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8);
     toy.init_fails = true;
@@ -252,10 +270,13 @@ TEST(copies_between_backends) { // staged through the host where there is no dir
     gcuda_backend_t b = toy_backend();
     struct gcuda_context * cpu_ctx = op_context(), * toy_ctx = op_context();
     REQUIRE(b && cpu_ctx && toy_ctx && op_backends_ready());
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4), * c = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4);
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4), * y = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4),
+        * c = gcuda_new_tensor_2d(cpu_ctx, GCUDA_TYPE_F32, 8, 4);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4),
+        * y = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 8, 4);
     struct gcuda_tensor * other = gcuda_new_tensor_2d(toy_ctx, GCUDA_TYPE_F32, 4, 8);
-    gcuda_backend_buffer_t cpu_buf = gcuda_backend_alloc_ctx_tensors(cpu_ctx, op_backends[0]), toy_buf = gcuda_backend_alloc_ctx_tensors(toy_ctx, b);
+    gcuda_backend_buffer_t cpu_buf = gcuda_backend_alloc_ctx_tensors(cpu_ctx, op_backends[0]),
+        toy_buf = gcuda_backend_alloc_ctx_tensors(toy_ctx, b);
     REQUIRE(cpu_buf && toy_buf && other);
     float v[32], w[32];
     for (int i = 0; i < 32; ++i) { v[i] = (float) i; }
@@ -296,7 +317,8 @@ static bool make_pair(struct pair * p) { // a -> scale -> view -> "lie" -> resul
     p->buf = op_backends_ready() ? gcuda_backend_alloc_ctx_tensors(p->ctx, op_backends[0]) : NULL;
     float values[32];
     for (int i = 0; i < 32; ++i) { values[i] = (float) (i % 7) - 3.0f; }
-    return p->g && p->buf && CHECK_OK(gcuda_build_forward_expand(p->g, p->y)) && CHECK_OK(gcuda_backend_tensor_set(a, values, 0, sizeof values));
+    return p->g && p->buf && CHECK_OK(gcuda_build_forward_expand(p->g, p->y))
+        && CHECK_OK(gcuda_backend_tensor_set(a, values, 0, sizeof values));
 }
 static void free_pair(struct pair * p) {
     gcuda_backend_buffer_free(p->buf);
@@ -313,7 +335,8 @@ TEST(graph_copy) {
     for (int i = 0; i < gcuda_graph_n_nodes(p.g); ++i) {
         const struct gcuda_tensor * x = gcuda_graph_node(p.g, i), * y = gcuda_graph_node(copy.graph, i);
         CHECK(x != y && x->op == y->op && x->flags == y->flags && x->type == y->type && strcmp(x->name, y->name) == 0);
-        CHECK(memcmp(x->op_params, y->op_params, sizeof x->op_params) == 0 && gcuda_are_same_shape(x, y) && gcuda_are_same_stride(x, y));
+        CHECK(memcmp(x->op_params, y->op_params, sizeof x->op_params) == 0 && gcuda_are_same_shape(x, y)
+            && gcuda_are_same_stride(x, y));
         CHECK((x->view_src == NULL) == (y->view_src == NULL) && x->view_offs == y->view_offs && y->extra == &toy);
     }
     CHECK_OK(gcuda_backend_graph_compute(op_backends[0], p.g));
@@ -362,7 +385,8 @@ TEST(comparison) { // finds the node that differs; view operations are not compa
     CHECK_OK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, &p.y, 1));
     CHECK(s.n == 1 && s.n_different == 1 && s.last == gcuda_graph_n_nodes(p.g) - 1);
     toy.alloc_fails_at = 1;
-    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, NULL, 0) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, NULL,
+        0) != GCUDA_STATUS_SUCCESS);
     CHECK_EQ_I(toy.n_buffers, 0);
     free_pair(&p);
     gcuda_backend_free(b);

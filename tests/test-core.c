@@ -1,4 +1,5 @@
-// Types, conversions, tensors, contexts, graphs, custom operations, allocation failures: everything below the operations.
+// Types, conversions, tensors, contexts, graphs, custom operations, allocation failures: everything below the
+// operations.
 #include "test-ops.h"
 
 #include <ctype.h>
@@ -32,12 +33,15 @@ TEST(type_table) {
         CHECK_EQ_I(gcuda_row_size(type, -want->blck), 0);
         const int64_t huge = INT64_MAX / 256 * 256;
         const size_t bytes = gcuda_row_size(type, huge);
-        CHECK_MSG(bytes == 0 || (bytes % want->size == 0 && bytes / want->size == (size_t) (huge / want->blck)), "%s wraps", want->name);
+        CHECK_MSG(bytes == 0 || (bytes % want->size == 0 && bytes / want->size == (size_t) (huge / want->blck)),
+            "%s wraps", want->name);
     }
     CHECK_EQ_I(n, (int) OP_N_TYPES);
 }
 
-static bool same_f32(double want, float got) { return isnan(want) ? isnan(got) : want == (double) got && !signbit(want) == !signbit(got); }
+static bool same_f32(double want, float got) {
+    return isnan(want) ? isnan(got) : want == (double) got && !signbit(want) == !signbit(got);
+}
 
 TEST(half_to_float) { // all 65536 of both kinds
     for (uint32_t h = 0; h < 65536; ++h) {
@@ -50,19 +54,23 @@ TEST(half_to_float) { // all 65536 of both kinds
 
 static void check_rounding(float x) {
     const float h = gcuda_fp16_to_fp32(gcuda_fp32_to_fp16(x)), b = gcuda_bf16_to_fp32(gcuda_fp32_to_bf16(x));
-    CHECK_MSG(same_f32(round_f16((double) x), h), "%.9g as F16: want %.9g, got %.9g", (double) x, round_f16((double) x), (double) h);
-    CHECK_MSG(same_f32(round_bf16((double) x), b), "%.9g as BF16: want %.9g, got %.9g", (double) x, round_bf16((double) x), (double) b);
+    CHECK_MSG(same_f32(round_f16((double) x), h), "%.9g as F16: want %.9g, got %.9g", (double) x, round_f16((double) x),
+        (double) h);
+    CHECK_MSG(same_f32(round_bf16((double) x), b), "%.9g as BF16: want %.9g, got %.9g", (double) x,
+        round_bf16((double) x), (double) b);
 }
 
 TEST(float_to_half) { // every tie between two neighbours, a step beside it, and random bits
     for (uint32_t h = 0; h < 0x7C00; ++h) {
-        const float tie = (float) ((value_f16((uint16_t) h) + (h == 0x7BFF ? 65536.0 : value_f16((uint16_t) (h + 1)))) / 2);
+        const float tie = (float) ((value_f16((uint16_t) h) + (h == 0x7BFF ? 65536.0
+            : value_f16((uint16_t) (h + 1)))) / 2);
         const float all[] = { (float) value_f16((uint16_t) h), tie, nextafterf(tie, 0), nextafterf(tie, 1e9f) };
         for (int i = 0; i < 4; ++i) { check_rounding(all[i]), check_rounding(-all[i]); }
     }
     for (uint32_t h = 0; h < 0x7F80; ++h) {
         const float tie = (float) value_f32_bits(h << 16 | 0x8000);
-        check_rounding(tie), check_rounding(-tie), check_rounding(nextafterf(tie, 0)), check_rounding(nextafterf(tie, HUGE_VALF));
+        check_rounding(tie), check_rounding(-tie), check_rounding(nextafterf(tie, 0)),
+            check_rounding(nextafterf(tie, HUGE_VALF));
     }
     struct rng r = rng_for("float_to_half");
     for (int i = 0; i < 300000; ++i) { check_rounding((float) value_f32_bits((uint32_t) rng_u64(&r))); }
@@ -78,10 +86,14 @@ TEST(half_rows) { // the vector forms do the same, at every length and for NaN
         for (int i = 0; i < N; ++i) { x[i] = (float) value_f32_bits((uint32_t) rng_u64(&r)); }
         gcuda_fp32_to_fp16_row(x, h, n);
         gcuda_fp16_to_fp32_row(h, y, n);
-        for (int i = 0; i < n; ++i) { CHECK_MSG(same_f32(round_f16((double) x[i]), y[i]), "%d of %d: %.9g", i, n, (double) x[i]); }
+        for (int i = 0; i < n; ++i) {
+            CHECK_MSG(same_f32(round_f16((double) x[i]), y[i]), "%d of %d: %.9g", i, n, (double) x[i]);
+        }
         gcuda_fp32_to_bf16_row(x, b, n);
         gcuda_bf16_to_fp32_row(b, y, n);
-        for (int i = 0; i < n; ++i) { CHECK_MSG(same_f32(round_bf16((double) x[i]), y[i]), "%d of %d: %.9g", i, n, (double) x[i]); }
+        for (int i = 0; i < n; ++i) {
+            CHECK_MSG(same_f32(round_bf16((double) x[i]), y[i]), "%d of %d: %.9g", i, n, (double) x[i]);
+        }
     }
 }
 
@@ -124,8 +136,10 @@ TEST(layout_predicates) { // on random strides, some of them dense
         CHECK(gcuda_is_contiguous_rows(&t) == (t.ne[0] == ty->blck || t.nb[0] == ty->size));
         CHECK(gcuda_is_transposed(&t) == (t.nb[0] > t.nb[1]));
         CHECK(gcuda_is_permuted(&t) == (t.nb[0] > t.nb[1] || t.nb[1] > t.nb[2] || t.nb[2] > t.nb[3]));
-        CHECK(gcuda_is_padded_1d(&t) == (t.nb[0] == ty->size && t.nb[2] == t.nb[1] * (size_t) t.ne[1] && t.nb[3] == t.nb[2] * (size_t) t.ne[2]));
-        size_t n = t.ne[0] == ty->blck || ty->blck > 1 ? t.nb[0] * (size_t) (t.ne[0] / ty->blck) : ty->size + (size_t) (t.ne[0] - 1) * t.nb[0];
+        CHECK(gcuda_is_padded_1d(&t) == (t.nb[0] == ty->size && t.nb[2] == t.nb[1] * (size_t) t.ne[1]
+            && t.nb[3] == t.nb[2] * (size_t) t.ne[2]));
+        size_t n = t.ne[0] == ty->blck || ty->blck > 1 ? t.nb[0] * (size_t) (t.ne[0] / ty->blck)
+            : ty->size + (size_t) (t.ne[0] - 1) * t.nb[0];
         if (ty->blck == 1) { n = ty->size + (size_t) (t.ne[0] - 1) * t.nb[0]; }
         for (int i = 1; i < 4; ++i) { n += (size_t) (t.ne[i] - 1) * t.nb[i]; }
         CHECK_EQ_I(gcuda_nbytes(&t), n);
@@ -139,8 +153,10 @@ TEST(layout_predicates) { // on random strides, some of them dense
 TEST(empty_and_repeat_predicates) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
-    struct gcuda_tensor * e = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 0), * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 6);
-    struct gcuda_tensor * b = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 2, 3), * row = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
+    struct gcuda_tensor * e = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 0),
+        * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 6);
+    struct gcuda_tensor * b = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 2, 3),
+        * row = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
     REQUIRE(e && a && b && row);
     CHECK(gcuda_is_empty(e) && !gcuda_is_empty(a) && gcuda_nbytes(e) == 0);
     CHECK(gcuda_can_repeat(b, a) && !gcuda_can_repeat(a, b) && gcuda_can_repeat(row, a) && gcuda_can_repeat(row, e));
@@ -157,7 +173,8 @@ TEST(views_have_a_root) {
     REQUIRE(ctx != NULL);
     struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
     REQUIRE(a != NULL && a->data != NULL && (uintptr_t) a->data % GCUDA_MEM_ALIGN == 0);
-    struct gcuda_tensor * v = gcuda_view_1d(ctx, a, 16, 32), * w = gcuda_view_1d(ctx, v, 4, 8), * t = gcuda_transpose(ctx, gcuda_view_tensor(ctx, a));
+    struct gcuda_tensor * v = gcuda_view_1d(ctx, a, 16, 32), * w = gcuda_view_1d(ctx, v, 4, 8),
+        * t = gcuda_transpose(ctx, gcuda_view_tensor(ctx, a));
     REQUIRE(v && w && t);
     CHECK(v->view_src == a && w->view_src == a && t->view_src == a);
     CHECK_EQ_I(w->view_offs, 40);
@@ -204,7 +221,8 @@ TEST(memory_of_the_caller) {
     int n = 0;
     for (struct gcuda_tensor * t; n < 100 && (t = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 3)) != NULL; ++n) {
         CHECK((char *) t >= memory && (char *) (t + 1) <= memory + sizeof memory);
-        CHECK((char *) t->data >= memory && (char *) t->data + 12 <= memory + sizeof memory && (uintptr_t) t->data % 16 == 0);
+        CHECK((char *) t->data >= memory && (char *) t->data + 12 <= memory + sizeof memory
+            && (uintptr_t) t->data % 16 == 0);
     }
     CHECK(n >= 3 && n < 100);
     CHECK_EQ_I(gcuda_context_status(ctx), GCUDA_STATUS_ALLOC_FAILED);
@@ -218,9 +236,13 @@ TEST(memory_of_the_caller) {
 // =====================================================================================================================
 static void add_one(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * user) {
     const float plus = user ? *(const float *) user : 1.0f;
-    for (int64_t i = ith; i < gcuda_nelements(dst); i += nth) { ((float *) dst->data)[i] = ((const float *) a->data)[i] + plus; }
+    for (int64_t i = ith; i < gcuda_nelements(dst); i += nth) {
+        ((float *) dst->data)[i] = ((const float *) a->data)[i] + plus;
+    }
 }
-static struct gcuda_tensor * plus(struct gcuda_context * ctx, struct gcuda_tensor * a) { return gcuda_map_custom1(ctx, a, add_one, 1, NULL); }
+static struct gcuda_tensor * plus(struct gcuda_context * ctx, struct gcuda_tensor * a) {
+    return gcuda_map_custom1(ctx, a, add_one, 1, NULL);
+}
 
 static void sum_of_sources(struct gcuda_tensor * dst, int ith, int nth, void * user) {
     (void) user;
@@ -230,9 +252,12 @@ static void sum_of_sources(struct gcuda_tensor * dst, int ith, int nth, void * u
         ((float *) dst->data)[i] = s;
     }
 }
-static void minus(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b, int ith, int nth, void * user) {
+static void minus(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b, int ith,
+    int nth, void * user) {
     (void) user;
-    for (int64_t i = ith; i < gcuda_nelements(dst); i += nth) { ((float *) dst->data)[i] = ((const float *) a->data)[i] - ((const float *) b->data)[i]; }
+    for (int64_t i = ith; i < gcuda_nelements(dst); i += nth) {
+        ((float *) dst->data)[i] = ((const float *) a->data)[i] - ((const float *) b->data)[i];
+    }
 }
 
 static int position(const struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
@@ -255,7 +280,8 @@ TEST(graph_order) { // sources first, each node once, leafs apart; random graphs
         for (int i = 0; i < 40; ++i) {
             for (int k = 0; k < 3; ++k) { args[k] = i > 0 ? t[rng_below(&r, i)] : NULL; }
             t[i] = i < n_leafs ? gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4)
-                               : gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 4, 1, 1, 1, args, 1 + (int) rng_below(&r, 3), sum_of_sources, 1, NULL);
+                               : gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 4, 1, 1, 1, args, 1 + (int) rng_below(&r, 3),
+                               sum_of_sources, 1, NULL);
             REQUIRE(t[i] != NULL);
         }
         struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 64, false);
@@ -269,7 +295,9 @@ TEST(graph_order) { // sources first, each node once, leafs apart; random graphs
             const struct gcuda_tensor * node = gcuda_graph_node(g, i);
             CHECK(position(g, node) == i && node->op == GCUDA_OP_CUSTOM && (node->flags & GCUDA_TENSOR_FLAG_COMPUTE));
             for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
-                if (node->src[k] && node->src[k]->op != GCUDA_OP_NONE) { CHECK(position(g, node->src[k]) >= 0 && position(g, node->src[k]) < i); }
+                if (node->src[k] && node->src[k]->op != GCUDA_OP_NONE) {
+                    CHECK(position(g, node->src[k]) >= 0 && position(g, node->src[k]) < i);
+                }
             }
         }
         CHECK(g->n_leafs <= n_leafs);
@@ -289,7 +317,8 @@ TEST(graph_functions) {
     CHECK_EQ_I(gcuda_graph_n_nodes(g), 3);
     CHECK_EQ_I(g->n_leafs, 1);
     CHECK_EQ_I(gcuda_graph_size(g), 16);
-    CHECK(gcuda_graph_get_tensor(g, "c") == c && gcuda_graph_get_tensor(g, "a") == a && gcuda_graph_get_tensor(g, "z") == NULL);
+    CHECK(gcuda_graph_get_tensor(g, "c") == c && gcuda_graph_get_tensor(g, "a") == a
+        && gcuda_graph_get_tensor(g, "z") == NULL);
     CHECK_EQ_I(gcuda_graph_use_count(g, b), 2);
     CHECK_EQ_I(gcuda_graph_use_count(g, d), 0);
     CHECK(gcuda_graph_node(g, 3) == NULL && gcuda_graph_node(g, -4) == NULL && gcuda_graph_node(g, -3) == b);
@@ -298,7 +327,8 @@ TEST(graph_functions) {
     view = gcuda_graph_view(g, -5, 100);
     CHECK_EQ_I(gcuda_graph_n_nodes(&view), 3);
     struct gcuda_cgraph * copy = gcuda_graph_dup(ctx, g, false);
-    CHECK(copy && gcuda_graph_n_nodes(copy) == 3 && gcuda_graph_node(copy, 2) == d && gcuda_graph_use_count(copy, b) == 2);
+    CHECK(copy && gcuda_graph_n_nodes(copy) == 3 && gcuda_graph_node(copy, 2) == d
+        && gcuda_graph_use_count(copy, b) == 2);
     struct gcuda_cgraph * small = gcuda_new_graph_custom(ctx, 2, false);
     CHECK(small && gcuda_graph_cpy(g, small) != GCUDA_STATUS_SUCCESS);
     char text[8192], part[20];
@@ -333,9 +363,11 @@ TEST(custom_operations) { // >>op:custom   any number of tasks and threads
         REQUIRE(ctx != NULL);
         float by = 2.0f;
         struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 1000);
-        struct gcuda_tensor * b = gcuda_map_custom1(ctx, a, add_one, tasks[i / 2], &by), * c = gcuda_map_custom2(ctx, b, a, minus, tasks[i / 2], NULL);
+        struct gcuda_tensor * b = gcuda_map_custom1(ctx, a, add_one, tasks[i / 2], &by),
+            * c = gcuda_map_custom2(ctx, b, a, minus, tasks[i / 2], NULL);
         struct gcuda_tensor * args[3] = { a, b, c };
-        struct gcuda_tensor * d = gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 10, 100, 1, 1, args, 3, sum_of_sources, tasks[i / 2], NULL);
+        struct gcuda_tensor * d = gcuda_custom_4d(ctx, GCUDA_TYPE_F32, 10, 100, 1, 1, args, 3, sum_of_sources,
+            tasks[i / 2], NULL);
         struct gcuda_tensor * e = gcuda_map_custom1_inplace(ctx, d, add_one, tasks[i / 2], NULL);
         struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
         REQUIRE(e != NULL && g != NULL && e->view_src == d);
@@ -367,7 +399,8 @@ TEST(finite_check_names_the_node) {
     REQUIRE(ctx != NULL && cpu != NULL && op_backends_ready());
     float inf = HUGE_VALF;
     struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4), * b = gcuda_set_name(plus(ctx, a), "fine");
-    struct gcuda_tensor * c = gcuda_set_name(gcuda_map_custom1(ctx, b, add_one, 1, &inf), "exploded"), * d = gcuda_set_name(plus(ctx, c), "later");
+    struct gcuda_tensor * c = gcuda_set_name(gcuda_map_custom1(ctx, b, add_one, 1, &inf), "exploded"),
+        * d = gcuda_set_name(plus(ctx, c), "later");
     struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
     REQUIRE(d != NULL && g != NULL && CHECK_OK(gcuda_build_forward_expand(g, d)));
     gcuda_backend_buffer_t buf = op_place(ctx);
@@ -392,7 +425,8 @@ static gcuda_status whole_life(void) {
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     gcuda_backend_buffer_t buf = NULL;
     if (ctx && cpu && gcuda_backend_cpu_set_n_threads(cpu, 3) == GCUDA_STATUS_SUCCESS) {
-        struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 512, 64), * y = gcuda_rms_norm(ctx, plus(ctx, a), 1e-5f);
+        struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 512, 64),
+            * y = gcuda_rms_norm(ctx, plus(ctx, a), 1e-5f);
         struct gcuda_cgraph * g = gcuda_new_graph(ctx);
         if (g && y && gcuda_build_forward_expand(g, y) == GCUDA_STATUS_SUCCESS) {
             buf = gcuda_backend_alloc_ctx_tensors(ctx, cpu);
@@ -430,8 +464,10 @@ TEST(start_stop_start) {
     CHECK_EQ_I(gcuda_version(), GCUDA_VERSION);
     for (int i = 0; i < 3; ++i) {
         CHECK(gcuda_backend_dev_count() >= 1 && gcuda_backend_dev_by_name("CPU") != NULL);
-        CHECK(gcuda_backend_dev_by_name("cpu") == gcuda_backend_dev_by_name("CPU") && gcuda_backend_dev_by_name("CPU ") == NULL);
-        CHECK(gcuda_backend_dev_by_name("CP") == NULL && gcuda_backend_dev_by_name("") == NULL && gcuda_backend_dev_by_name("cP0") == NULL);
+        CHECK(gcuda_backend_dev_by_name("cpu") == gcuda_backend_dev_by_name("CPU")
+            && gcuda_backend_dev_by_name("CPU ") == NULL);
+        CHECK(gcuda_backend_dev_by_name("CP") == NULL && gcuda_backend_dev_by_name("") == NULL
+            && gcuda_backend_dev_by_name("cP0") == NULL);
         CHECK_OK(whole_life()); // ends with a shutdown
     }
     gcuda_shutdown();

@@ -1,5 +1,5 @@
-// What must be refused: for every constructor NULL, wrong shapes and wrong types, with a message that names the operation and
-// the shape; then parameters, hostile sizes, and how a context keeps its first error.
+// What must be refused: for every constructor NULL, wrong shapes and wrong types, with a message that names the
+// operation and the shape; then parameters, hostile sizes, and how a context keeps its first error.
 #include "test-ops.h"
 
 #include <ctype.h>
@@ -52,26 +52,26 @@ static int make_inputs(const char * s, struct gcuda_tensor ** t, struct input * 
 // =====================================================================================================================
 // >>constructors   one function each, with parameters that fit the good inputs of the table
 // =====================================================================================================================
-#define BUILD(ident, call)                                                                                                    \
-    static struct gcuda_tensor * b_##ident(struct gcuda_context * c, struct gcuda_tensor ** in, const void * p) {             \
-        (void) p, (void) in;                                                                                                  \
-        return call;                                                                                                          \
+#define BUILD(ident, call) \
+    static struct gcuda_tensor * b_##ident(struct gcuda_context * c, struct gcuda_tensor ** in, const void * p) { \
+        (void) p, (void) in; \
+        return call; \
     }
 #define ONE(name) BUILD(name, gcuda_##name(c, in[0]))
 #define TWO(name) BUILD(name, gcuda_##name(c, in[0], in[1]))
 #define THREE(name) BUILD(name, gcuda_##name(c, in[0], in[1], in[2]))
 
-#define FLOAT_FUNCTIONS(X) /* one input, any float */                                                                           \
-    X(sqr) X(sqr_inplace) X(sqrt) X(sqrt_inplace) X(log) X(log_inplace) X(sin) X(sin_inplace) X(cos) X(cos_inplace)             \
+#define FLOAT_FUNCTIONS(X) /* one input, any float */ \
+    X(sqr) X(sqr_inplace) X(sqrt) X(sqrt_inplace) X(log) X(log_inplace) X(sin) X(sin_inplace) X(cos) X(cos_inplace) \
     X(sum_rows) X(mean) X(soft_max) X(soft_max_inplace)
-#define UNARY_FUNCTIONS(X)                                                                                                      \
-    X(abs) X(abs_inplace) X(sgn) X(sgn_inplace) X(neg) X(neg_inplace) X(step) X(step_inplace) X(tanh) X(tanh_inplace)           \
-    X(elu) X(elu_inplace) X(relu) X(relu_inplace) X(sigmoid) X(sigmoid_inplace) X(gelu) X(gelu_inplace) X(gelu_erf)             \
-    X(gelu_erf_inplace) X(gelu_quick) X(gelu_quick_inplace) X(silu) X(silu_inplace) X(exp) X(exp_inplace) X(expm1)              \
-    X(expm1_inplace) X(softplus) X(softplus_inplace) X(floor) X(floor_inplace) X(ceil) X(ceil_inplace) X(round)                 \
+#define UNARY_FUNCTIONS(X) \
+    X(abs) X(abs_inplace) X(sgn) X(sgn_inplace) X(neg) X(neg_inplace) X(step) X(step_inplace) X(tanh) X(tanh_inplace) \
+    X(elu) X(elu_inplace) X(relu) X(relu_inplace) X(sigmoid) X(sigmoid_inplace) X(gelu) X(gelu_inplace) X(gelu_erf) \
+    X(gelu_erf_inplace) X(gelu_quick) X(gelu_quick_inplace) X(silu) X(silu_inplace) X(exp) X(exp_inplace) X(expm1) \
+    X(expm1_inplace) X(softplus) X(softplus_inplace) X(floor) X(floor_inplace) X(ceil) X(ceil_inplace) X(round) \
     X(round_inplace) X(trunc) X(trunc_inplace) X(hardswish) X(hardsigmoid)
-#define GLU_FUNCTIONS(X)                                                                                                        \
-    X(reglu) X(reglu_swapped) X(geglu) X(geglu_swapped) X(swiglu) X(swiglu_swapped) X(geglu_erf) X(geglu_erf_swapped)           \
+#define GLU_FUNCTIONS(X) \
+    X(reglu) X(reglu_swapped) X(geglu) X(geglu_swapped) X(swiglu) X(swiglu_swapped) X(geglu_erf) X(geglu_erf_swapped) \
     X(geglu_quick) X(geglu_quick_swapped)
 #define PAIRS(X) /* two inputs, floats of one shape (the second may repeat in the first) */ \
     X(add) X(add_inplace) X(sub) X(sub_inplace) X(mul) X(mul_inplace) X(div) X(div_inplace)
@@ -175,9 +175,11 @@ struct ctor {
 #define FLOAT_ROW(n) FLOAT_ROW_AS(n, NULL)
 #define UNARY_ROW(n) FLOAT_ROW_AS(n, "unary")
 #define GLU_ROW(n) FLOAT_ROW_AS(n, "glu")
-#define PAIR_ROW(n) { #n, NULL, b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:5,4", "F32:8,4|F32:8,3", "F32:8,4|F32:8,4,2", "F32:8,4|F32:16,4", \
+#define PAIR_ROW(n) { #n, NULL, b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:5,4", "F32:8,4|F32:8,3", \
+    "F32:8,4|F32:8,4,2", "F32:8,4|F32:16,4", \
     "F32:8,4|I32:8,4", "I32:8,4|I32:8,4", "F32:8,4|Q4_0:32,4", "I64:8,4|F32:8,4" } },
-#define SPLIT_ROW(n) { #n, "glu", b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:4,4", "F32:8,4|F32:8,4,2", "F32:8,4|F16:8,4", "I32:8,4|I32:8,4", \
+#define SPLIT_ROW(n) { #n, "glu", b_##n, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:4,4", "F32:8,4|F32:8,4,2", \
+    "F32:8,4|F16:8,4", "I32:8,4|I32:8,4", \
     "Q4_0:32,4|Q4_0:32,4", "F32:8,4:transposed|F32:8,4" } },
 #define NORM_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4", "F32:8,4:transposed" } },
 #define MOVE_ROW(n, op) { #n, op, b_##n, "F32:8,4", 1, { "Q4_0:32,4" } }, // any plain type
@@ -188,10 +190,11 @@ static const struct ctor ctors[] = {
     FLOAT_FUNCTIONS(FLOAT_ROW) UNARY_FUNCTIONS(UNARY_ROW) GLU_FUNCTIONS(GLU_ROW) PAIRS(PAIR_ROW) SPLITS(SPLIT_ROW)
     ANY_ROW(dup) ANY_ROW(dup_inplace) ANY_ROW(cont) ANY_ROW(transpose) ANY_ROW(view_1d) ANY_ROW(view_2d) ANY_ROW(permute)
     FLOAT_ROW(sum) FLOAT_ROW(cumsum) FLOAT_ROW(unary) FLOAT_ROW(unary_inplace) UNARY_ROW(xielu) FLOAT_ROW(glu) FLOAT_ROW(scale)
-    FLOAT_ROW(scale_inplace) FLOAT_ROW_AS(scale_bias, "scale") FLOAT_ROW_AS(scale_bias_inplace, "scale") FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
+    FLOAT_ROW(scale_inplace) FLOAT_ROW_AS(scale_bias, "scale") FLOAT_ROW_AS(scale_bias_inplace,
+    "scale") FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
     FLOAT_ROW(fill_inplace) FLOAT_ROW(diag_mask_inf) FLOAT_ROW(diag_mask_inf_inplace) FLOAT_ROW(diag_mask_zero)
-    FLOAT_ROW(diag_mask_zero_inplace) MOVE_ROW(pad, NULL) MOVE_ROW(pad_circular, "pad") MOVE_ROW(pad_reflect_1d, NULL) MOVE_ROW(roll, NULL)
-    NORM_ROW(norm) NORM_ROW(norm_inplace) NORM_ROW(rms_norm) NORM_ROW(rms_norm_inplace) NORM_ROW(l2_norm) NORM_ROW(l2_norm_inplace)
+    FLOAT_ROW(diag_mask_zero_inplace) MOVE_ROW(pad, NULL) MOVE_ROW(pad_circular, "pad") MOVE_ROW(pad_reflect_1d,
+    NULL) MOVE_ROW(roll, NULL) NORM_ROW(norm) NORM_ROW(norm_inplace) NORM_ROW(rms_norm) NORM_ROW(rms_norm_inplace) NORM_ROW(l2_norm) NORM_ROW(l2_norm_inplace)
     NORM_ROW(group_norm) NORM_ROW(group_norm_inplace)
     { "argmax", NULL, b_argmax, "F32:8,4", 1, { "I32:8,4", "F32:8,4,2", "F32:8,4:transposed" } },
     { "diag", NULL, b_diag, "F32:8", 1, { "F32:8,4", "Q4_0:32" } },
@@ -205,97 +208,141 @@ static const struct ctor ctors[] = {
     { "reshape", NULL, b_reshape, "F32:8,4|F32:4,8", 2, { "F32:8,4|F32:8,5", "F32:8,4:transposed|F32:8,4" } },
     { "reshape_1d", "reshape", b_reshape_1d, "F32:8,4", 1, { "F32:8,5", "F32:8,4:transposed" } },
     { "reshape_3d", "reshape", b_reshape_3d, "F32:8,4", 1, { "F32:8,5", "F32:8,4:strided" } },
-    { "repeat", NULL, b_repeat, "F32:4,2|F32:8,4", 2, { "F32:4,2|F32:9,4", "F32:4,2|F32:8,3", "F32:8,4|F32:4,2", "Q4_0:32,2|F32:64,4" } },
+    { "repeat", NULL, b_repeat, "F32:4,2|F32:8,4", 2, { "F32:4,2|F32:9,4", "F32:4,2|F32:8,3", "F32:8,4|F32:4,2",
+    "Q4_0:32,2|F32:64,4" } },
     { "repeat_4d", "repeat", b_repeat_4d, "F32:8,4", 1, { "F32:7,4", "F32:8,4,2", "F32:32,4" } },
-    { "repeat_back", NULL, b_repeat_back, "F32:8,4|F32:4,2", 2, { "F32:9,4|F32:4,2", "F32:4,2|F32:8,4", "I32:8,4|F32:4,2" } },
+    { "repeat_back", NULL, b_repeat_back, "F32:8,4|F32:4,2", 2, { "F32:9,4|F32:4,2", "F32:4,2|F32:8,4",
+    "I32:8,4|F32:4,2" } },
     { "concat", NULL, b_concat, "F32:8,4|F32:8,2", 2, { "F32:8,4|F32:7,2", "F32:8,4|F32:8,2,2", "F32:8,4|F16:8,2" } },
-    { "cpy", NULL, b_cpy, "F32:8,4|F16:4,8", 2, { "F32:8,4|F32:8,3", "I32:32,4|Q4_0:32,4", "Q4_0:32,4|I32:32,4", "F32:32,4|IQ2_XXS:256,1",
+    { "cpy", NULL, b_cpy, "F32:8,4|F16:4,8", 2, { "F32:8,4|F32:8,3", "I32:32,4|Q4_0:32,4", "Q4_0:32,4|I32:32,4",
+    "F32:32,4|IQ2_XXS:256,1",
         "Q4_0:32,4|Q8_0:32,4" } },
     { "add1", NULL, b_add1, "F32:8,4|F32:1", 2, { "F32:8,4|F32:8", "F32:8,4|I32:1", "I32:8,4|I32:1" } },
     { "add1_inplace", "add1", b_add1_inplace, "F32:8,4|F32:1", 2, { "F32:8,4|F32:2" } },
-    { "add_cast", "add", b_add_cast, "F16:8,4|F32:8,4", 2, { "F16:8,4|F32:5,4", "F16:8,4|F32:4,4", "F32:8,4|F32:8,4" } },
-    { "add_id", NULL, b_add_id, "F32:8,2,4|F32:8,5|I32:2,4", 3, { "F32:8,2,4|F32:7,5|I32:2,4", "F32:8,2,4|F32:8,5|I32:3,4",
+    { "add_cast", "add", b_add_cast, "F16:8,4|F32:8,4", 2, { "F16:8,4|F32:5,4", "F16:8,4|F32:4,4",
+    "F32:8,4|F32:8,4" } },
+    { "add_id", NULL, b_add_id, "F32:8,2,4|F32:8,5|I32:2,4", 3, { "F32:8,2,4|F32:7,5|I32:2,4",
+    "F32:8,2,4|F32:8,5|I32:3,4",
         "F32:8,2,4|F32:8,5|I32:2,3", "F32:8,2,4|F32:8,5|F32:2,4", "F32:8,2,4,2|F32:8,5|I32:2,4" } },
-    { "acc", NULL, b_acc, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:9,4", "F32:8,4|F32:8,5", "I32:8,4|I32:8,4", "F32:8,4|I32:8,4",
+    { "acc", NULL, b_acc, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:9,4", "F32:8,4|F32:8,5", "I32:8,4|I32:8,4",
+    "F32:8,4|I32:8,4",
         "F32:8,4:transposed|F32:8,4" } },
     { "acc_inplace", "acc", b_acc_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,5" } },
-    { "set", NULL, b_set, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:9,4", "F32:8,4|F32:8,5", "F32:8,4|I32:8,4", "F32:8,4:transposed|F32:8,4" } },
+    { "set", NULL, b_set, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:9,4", "F32:8,4|F32:8,5", "F32:8,4|I32:8,4",
+    "F32:8,4:transposed|F32:8,4" } },
     { "set_inplace", "set", b_set_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,5", "F32:8,4|F16:8,4" } },
     { "set_1d", "set", b_set_1d, "F32:8,4|F32:8", 2, { "F32:8,4|F32:40", "F32:8,4|F32:32" } },
     { "set_2d", "set", b_set_2d, "F32:8,4|F32:8,2", 2, { "F32:8,4|F32:8,5" } },
-    { "get_rows", NULL, b_get_rows, "F32:8,4|I32:3", 2, { "F32:8,4|F32:3", "F32:8,4|I64:3", "F32:8,4,2|I32:3", "F32:8,4,2,3|I32:5,2,2",
+    { "get_rows", NULL, b_get_rows, "F32:8,4|I32:3", 2, { "F32:8,4|F32:3", "F32:8,4|I64:3", "F32:8,4,2|I32:3",
+    "F32:8,4,2,3|I32:5,2,2",
         "F32:8,4|I32:3,1,1,2" } },
-    { "get_rows_back", NULL, b_get_rows_back, "F32:8,3|I32:3|F32:8,4", 3, { "F32:8,3|I32:4|F32:8,4", "F32:8,3|F32:3|F32:8,4",
+    { "get_rows_back", NULL, b_get_rows_back, "F32:8,3|I32:3|F32:8,4", 3,
+    { "F32:8,3|I32:4|F32:8,4", "F32:8,3|F32:3|F32:8,4",
         "F32:8,3|I32:3|F32:7,4", "I32:8,3|I32:3|F32:8,4", "F32:8,3|I32:3|F32:8,4,2" } },
-    { "set_rows", NULL, b_set_rows, "F32:8,4|F32:8,2|I64:2", 3, { "F32:8,4|F32:7,2|I64:2", "F32:8,4|F32:8,2|I64:3", "F32:8,4|F32:8,2|F32:2",
-        "F32:8,4,2|F32:8,2,3|I64:2", "F32:8,4,3|F32:8,2,3|I64:2,2", "F32:8,4|I32:8,2|I64:2", "F32:8,4:transposed|F32:8,2|I64:2" } },
+    { "set_rows", NULL, b_set_rows, "F32:8,4|F32:8,2|I64:2", 3, { "F32:8,4|F32:7,2|I64:2", "F32:8,4|F32:8,2|I64:3",
+    "F32:8,4|F32:8,2|F32:2",
+        "F32:8,4,2|F32:8,2,3|I64:2", "F32:8,4,3|F32:8,2,3|I64:2,2", "F32:8,4|I32:8,2|I64:2",
+        "F32:8,4:transposed|F32:8,2|I64:2" } },
     { "silu_back", NULL, b_silu_back, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
     { "rms_norm_back", NULL, b_rms_norm_back, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
-    { "count_equal", NULL, b_count_equal, "I32:8,4|I32:8,4", 2, { "I32:8,4|I32:8,3", "F32:8,4|F32:8,4", "I32:8,4|I64:8,4" } },
-    { "cross_entropy_loss", NULL, b_cross_entropy_loss, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "F32:8,4|I32:8,4", "I32:8,4|F32:8,4" } },
-    { "cross_entropy_loss_back", NULL, b_cross_entropy_loss_back, "F32:1|F32:8,4|F32:8,4", 3, { "F32:2|F32:8,4|F32:8,4",
+    { "count_equal", NULL, b_count_equal, "I32:8,4|I32:8,4", 2, { "I32:8,4|I32:8,3", "F32:8,4|F32:8,4",
+    "I32:8,4|I64:8,4" } },
+    { "cross_entropy_loss", NULL, b_cross_entropy_loss, "F32:8,4|F32:8,4", 2,
+    { "F32:8,4|F32:8,3", "F32:8,4|I32:8,4", "I32:8,4|F32:8,4" } }, { "cross_entropy_loss_back", NULL,
+    b_cross_entropy_loss_back, "F32:1|F32:8,4|F32:8,4", 3, { "F32:2|F32:8,4|F32:8,4",
         "F32:1|F32:8,4|F32:8,3", "F32:1|I32:8,4|F32:8,4" } },
     { "opt_step_adamw", NULL, b_opt_step_adamw, "F32:8,4:param|F32:8,4|F32:8,4|F32:8,4|F32:7", 5, {
-        "F32:8,4|F32:8,4|F32:8,4|F32:8,4|F32:7", "F32:8,4:param|F32:8,3|F32:8,4|F32:8,4|F32:7", "F32:8,4:param|F32:8,4|F32:8,5|F32:8,4|F32:7",
-        "F32:8,4:param|F32:8,4|F32:8,4|F32:4,8|F32:7", "F32:8,4:param|F32:8,4|F32:8,4|F32:8,4|F32:6", "F32:8,4:param|I32:8,4|F32:8,4|F32:8,4|F32:7" } },
-    { "opt_step_sgd", NULL, b_opt_step_sgd, "F32:8,4:param|F32:8,4|F32:2", 3, { "F32:8,4|F32:8,4|F32:2", "F32:8,4:param|F32:8,3|F32:2",
+        "F32:8,4|F32:8,4|F32:8,4|F32:8,4|F32:7", "F32:8,4:param|F32:8,3|F32:8,4|F32:8,4|F32:7",
+            "F32:8,4:param|F32:8,4|F32:8,5|F32:8,4|F32:7",
+        "F32:8,4:param|F32:8,4|F32:8,4|F32:4,8|F32:7", "F32:8,4:param|F32:8,4|F32:8,4|F32:8,4|F32:6",
+        "F32:8,4:param|I32:8,4|F32:8,4|F32:8,4|F32:7" } },
+    { "opt_step_sgd", NULL, b_opt_step_sgd, "F32:8,4:param|F32:8,4|F32:2", 3,
+    { "F32:8,4|F32:8,4|F32:2", "F32:8,4:param|F32:8,3|F32:2",
         "F32:8,4:param|F32:8,4|F32:3", "F32:8,4:param|F16:8,4|F32:2" } },
     { "swiglu_oai", "glu", b_swiglu_oai, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
     { "glu_split", "glu", b_glu_split, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "F32:8,4|F16:8,4" } },
-    { "mul_mat", NULL, b_mul_mat, "F32:8,4|F32:8,3", 2, { "F32:8,4|F32:7,3", "F32:8,4,2|F32:8,3,3", "F32:8,4,1,2|F32:8,3,1,3",
+    { "mul_mat", NULL, b_mul_mat, "F32:8,4|F32:8,3", 2, { "F32:8,4|F32:7,3", "F32:8,4,2|F32:8,3,3",
+    "F32:8,4,1,2|F32:8,3,1,3",
         "F32:8,4:transposed|F32:8,3", "I32:8,4|F32:8,3", "F32:8,4|I32:8,3", "F32:8,4,4|F32:8,3,2" } },
-    { "mul_mat_id", NULL, b_mul_mat_id, "F32:8,4,5|F32:8,1,3|I32:2,3", 3, { "F32:8,4,5|F32:7,1,3|I32:2,3", "F32:8,4,5|F32:8,1,3|I32:2,4",
-        "F32:8,4,5|F32:8,1,3|F32:2,3", "F32:8,4,5|F32:8,3,3|I32:2,3", "F32:8,4,5,2|F32:8,1,3|I32:2,3", "F32:8,4,5|F32:8,1,3|I32:2,3,2" } },
-    { "out_prod", NULL, b_out_prod, "F32:8,4|F32:6,4", 2, { "F32:8,4|F32:6,3", "F32:8,4,2|F32:6,4,3", "I32:8,4|F32:6,4" } },
-    { "soft_max_ext", "soft_max", b_soft_max_ext, "F32:8,4|F32:8,4", 1, { "F32:8,4|F32:7,4", "F32:8,4|F32:8,3", "F32:8,4|I32:8,4",
+    { "mul_mat_id", NULL, b_mul_mat_id, "F32:8,4,5|F32:8,1,3|I32:2,3", 3,
+    { "F32:8,4,5|F32:7,1,3|I32:2,3", "F32:8,4,5|F32:8,1,3|I32:2,4",
+        "F32:8,4,5|F32:8,1,3|F32:2,3", "F32:8,4,5|F32:8,3,3|I32:2,3", "F32:8,4,5,2|F32:8,1,3|I32:2,3",
+        "F32:8,4,5|F32:8,1,3|I32:2,3,2" } },
+    { "out_prod", NULL, b_out_prod, "F32:8,4|F32:6,4", 2, { "F32:8,4|F32:6,3", "F32:8,4,2|F32:6,4,3",
+    "I32:8,4|F32:6,4" } },
+    { "soft_max_ext", "soft_max", b_soft_max_ext, "F32:8,4|F32:8,4", 1,
+    { "F32:8,4|F32:7,4", "F32:8,4|F32:8,3", "F32:8,4|I32:8,4",
         "F32:8,4,3|F32:8,4,2", "F32:8,4|F32:8,4:transposed", "I32:8,4|F32:8,4" } },
     { "soft_max_ext_inplace", "soft_max", b_soft_max_ext_inplace, "F32:8,4|F32:8,4", 1, { "F32:8,4|F32:7,4" } },
-    { "soft_max_ext_back", "soft_max_back", b_soft_max_ext_back, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } },
-    { "soft_max_ext_back_inplace", "soft_max_back", b_soft_max_ext_back_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3" } },
-    { "flash_attn_ext", NULL, b_flash_attn_ext, "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,3", 3, { "F32:16,3,4|F16:8,5,2|F16:16,5,2|F16:5,3",
-        "F32:16,3,4|F16:16,5,3|F16:16,5,2|F16:5,3", "F32:16,3,4|F16:16,5,2|F16:16,6,2|F16:5,3", "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:4,3",
-        "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,2", "F32:16,3,4|F16:16,5,2|F16:16,5,2|I32:5,3", "F16:16,3,4|F16:16,5,2|F16:16,5,2|I32:5,3",
+    { "soft_max_ext_back", "soft_max_back", b_soft_max_ext_back, "F32:8,4|F32:8,4", 2,
+    { "F32:8,4|F32:8,3", "I32:8,4|I32:8,4" } }, { "soft_max_ext_back_inplace", "soft_max_back",
+    b_soft_max_ext_back_inplace, "F32:8,4|F32:8,4", 2, { "F32:8,4|F32:8,3" } },
+    { "flash_attn_ext", NULL, b_flash_attn_ext, "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,3", 3,
+    { "F32:16,3,4|F16:8,5,2|F16:16,5,2|F16:5,3",
+        "F32:16,3,4|F16:16,5,3|F16:16,5,2|F16:5,3", "F32:16,3,4|F16:16,5,2|F16:16,6,2|F16:5,3",
+        "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:4,3",
+        "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,2", "F32:16,3,4|F16:16,5,2|F16:16,5,2|I32:5,3",
+        "F16:16,3,4|F16:16,5,2|F16:16,5,2|I32:5,3",
         "F32:16,3,4|I32:16,5,2|I32:16,5,2|F16:5,3", "F32:16,3,4,2|F16:16,5,2|F16:16,5,2|F16:5,3" } },
-    { "rope", NULL, b_rope, "F32:8,2,6|I32:6", 2, { "F32:8,2,6|I32:5", "F32:8,2,6|F32:6", "F32:6,2,6|I32:6", "I32:8,2,6|I32:6",
+    { "rope", NULL, b_rope, "F32:8,2,6|I32:6", 2, { "F32:8,2,6|I32:5", "F32:8,2,6|F32:6", "F32:6,2,6|I32:6",
+    "I32:8,2,6|I32:6",
         "F32:8,2,6|I32:6,2" } },
     { "rope_inplace", "rope", b_rope_inplace, "F32:8,2,6|I32:6", 2, { "F32:8,2,6|I32:5" } },
-    { "rope_ext", "rope", b_rope_ext, "F32:8,2,6|I32:6|F32:4", 2, { "F32:8,2,6|I32:6|F32:3", "F32:8,2,6|I32:6|I32:4", "F32:8,2,6|I32:7|F32:4" } },
-    { "rope_ext_back", "rope_back", b_rope_ext_back, "F32:8,2,6|I32:6|F32:4", 2, { "F32:8,2,6|I32:6|F32:3", "F32:8,2,6|I32:7|F32:4" } },
-    { "im2col", NULL, b_im2col, "F32:3,3,2,4|F32:8,7,2,2", 2, { "F32:3,3,2,4|F32:8,7,3,2", "F32:3,3,2,4|F32:2,7,2,2", "F32:3,3,2,4|F32:8,2,2,2",
+    { "rope_ext", "rope", b_rope_ext, "F32:8,2,6|I32:6|F32:4", 2, { "F32:8,2,6|I32:6|F32:3", "F32:8,2,6|I32:6|I32:4",
+    "F32:8,2,6|I32:7|F32:4" } },
+    { "rope_ext_back", "rope_back", b_rope_ext_back, "F32:8,2,6|I32:6|F32:4", 2,
+    { "F32:8,2,6|I32:6|F32:3", "F32:8,2,6|I32:7|F32:4" } }, { "im2col", NULL, b_im2col, "F32:3,3,2,4|F32:8,7,2,2", 2,
+    { "F32:3,3,2,4|F32:8,7,3,2", "F32:3,3,2,4|F32:2,7,2,2", "F32:3,3,2,4|F32:8,2,2,2",
         "F32:3,3,2,4|I32:8,7,2,2" } },
-    { "im2col_3d", NULL, b_im2col_3d, "F32:3,3,3,12|F32:8,7,6,6", 2, { "F32:3,3,3,12|F32:8,7,6,7", "F32:3,3,3,11|F32:8,7,6,6",
+    { "im2col_3d", NULL, b_im2col_3d, "F32:3,3,3,12|F32:8,7,6,6", 2,
+    { "F32:3,3,3,12|F32:8,7,6,7", "F32:3,3,3,11|F32:8,7,6,6",
         "F32:3,3,3,12|F32:2,7,6,6", "F32:3,3,3,12|F32:8,7,2,6" } },
     { "conv_1d", "im2col", b_conv_1d, "F16:3,2,4|F32:8,2", 2, { "F16:3,2,4|F32:8,3", "F16:3,2,4|F32:2,2" } },
-    { "conv_2d", "im2col", b_conv_2d, "F16:3,3,2,4|F32:8,7,2", 2, { "F16:3,3,2,4|F32:8,7,3", "F16:3,3,2,4|F32:2,7,2" } },
-    { "conv_2d_direct", "conv_2d", b_conv_2d_direct, "F32:3,3,2,4|F32:8,7,2,2", 2, { "F32:3,3,2,4|F32:8,7,3,2", "F32:3,3,2,4|I32:8,7,2,2",
+    { "conv_2d", "im2col", b_conv_2d, "F16:3,3,2,4|F32:8,7,2", 2, { "F16:3,3,2,4|F32:8,7,3",
+    "F16:3,3,2,4|F32:2,7,2" } },
+    { "conv_2d_direct", "conv_2d", b_conv_2d_direct, "F32:3,3,2,4|F32:8,7,2,2", 2,
+    { "F32:3,3,2,4|F32:8,7,3,2", "F32:3,3,2,4|I32:8,7,2,2",
         "I32:3,3,2,4|F32:8,7,2,2" } },
-    { "conv_2d_dw_direct", "conv_2d_dw", b_conv_2d_dw_direct, "F32:3,3,1,4|F32:8,7,4,2", 2, { "F32:3,3,1,4|F32:8,7,3,2", "F32:3,3,2,4|F32:8,7,4,2",
+    { "conv_2d_dw_direct", "conv_2d_dw", b_conv_2d_dw_direct, "F32:3,3,1,4|F32:8,7,4,2", 2,
+    { "F32:3,3,1,4|F32:8,7,3,2", "F32:3,3,2,4|F32:8,7,4,2",
         "I32:3,3,1,4|F32:8,7,4,2" } },
-    { "conv_transpose_1d", NULL, b_conv_transpose_1d, "F32:3,4,2|F32:8,2", 2, { "F32:3,4,2|F32:8,3", "F32:3,4,2|F32:8,2,2", "F32:3,4,2,2|F32:8,2",
+    { "conv_transpose_1d", NULL, b_conv_transpose_1d, "F32:3,4,2|F32:8,2", 2,
+    { "F32:3,4,2|F32:8,3", "F32:3,4,2|F32:8,2,2", "F32:3,4,2,2|F32:8,2",
         "I32:3,4,2|F32:8,2" } },
-    { "conv_transpose_2d", NULL, b_conv_transpose_2d, "F16:3,3,4,2|F32:8,7,2", 2, { "F16:3,3,4,2|F32:8,7,3", "I32:3,3,4,2|F32:8,7,2" } },
-    { "pool_2d", NULL, b_pool_2d, "F32:8,7,2", 1, { "F32:1,7,2", "F32:8,1,2", "I32:8,7,2" } },
-    { "upscale", NULL, b_upscale, "F32:8,7", 1, { "I32:8,7", "Q4_0:32,2" } },
-    { "interpolate", "upscale", b_interpolate, "F32:8,7", 1, { "I32:8,7" } },
-    { "ssm_conv", NULL, b_ssm_conv, "F32:7,8,2|F32:4,8", 2, { "F32:7,8,2|F32:4,9", "F32:2,8,2|F32:4,8", "I32:7,8,2|F32:4,8",
+    { "conv_transpose_2d", NULL, b_conv_transpose_2d, "F16:3,3,4,2|F32:8,7,2", 2,
+    { "F16:3,3,4,2|F32:8,7,3", "I32:3,3,4,2|F32:8,7,2" } }, { "pool_2d", NULL, b_pool_2d, "F32:8,7,2", 1,
+    { "F32:1,7,2", "F32:8,1,2", "I32:8,7,2" } }, { "upscale", NULL, b_upscale, "F32:8,7", 1,
+    { "I32:8,7", "Q4_0:32,2" } }, { "interpolate", "upscale", b_interpolate, "F32:8,7", 1, { "I32:8,7" } },
+    { "ssm_conv", NULL, b_ssm_conv, "F32:7,8,2|F32:4,8", 2, { "F32:7,8,2|F32:4,9", "F32:2,8,2|F32:4,8",
+    "I32:7,8,2|F32:4,8",
         "F32:7,8,2:strided|F32:4,8" } },
     { "ssm_scan", NULL, b_ssm_scan, "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3", 7, {
-        "F32:5,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3", "F32:4,2,6,3|F32:3,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
-        "F32:4,2,6,3|F32:2,6,5,3|F32:6,4,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3", "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:2,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
-        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,4,5,3|F32:4,4,5,3|I32:3", "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,3,5,3|I32:3",
-        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|F32:3", "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:2" } },
-    { "rwkv_wkv6", NULL, b_rwkv_wkv6, HEADS "|" HEADS "|" HEADS "|F32:4,2|" HEADS "|F32:32,3", 6, { HEADS "|F32:4,2,5|" HEADS "|F32:4,2|" HEADS "|F32:32,3",
-        HEADS "|" HEADS "|" HEADS "|F32:4,3|" HEADS "|F32:32,3", HEADS "|" HEADS "|" HEADS "|F32:4,2|" HEADS "|F32:32,4" } },
+        "F32:5,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
+            "F32:4,2,6,3|F32:3,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,4,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:2,6|F32:4,2,5,3|F32:4,2,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,4,5,3|F32:4,4,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,3,5,3|I32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|F32:3",
+        "F32:4,2,6,3|F32:2,6,5,3|F32:6,5,3|F32:1,6|F32:4,2,5,3|F32:4,2,5,3|I32:2" } },
+    { "rwkv_wkv6", NULL, b_rwkv_wkv6, HEADS "|" HEADS "|" HEADS "|F32:4,2|" HEADS "|F32:32,3", 6,
+    { HEADS "|F32:4,2,5|" HEADS "|F32:4,2|" HEADS "|F32:32,3",
+        HEADS "|" HEADS "|" HEADS "|F32:4,3|" HEADS "|F32:32,3",
+        HEADS "|" HEADS "|" HEADS "|F32:4,2|" HEADS "|F32:32,4" } },
     { "rwkv_wkv7", NULL, b_rwkv_wkv7, HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,3", 7, {
-        HEADS "|F32:4,3,6|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,3", HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,4" } },
+        HEADS "|F32:4,3,6|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,3",
+            HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,4" } },
     { "gated_linear_attn", NULL, b_gated_linear_attn, HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,3", 5, {
-        HEADS "|" HEADS "|F32:4,2,5|" HEADS "|F32:32,3", HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,4", "I32:4,2,6|" HEADS "|" HEADS "|" HEADS "|F32:32,3" } },
-    { "solve_tri", NULL, b_solve_tri, "F32:8,8|F32:3,8", 2, { "F32:8,7|F32:3,8", "F32:8,8|F32:3,7", "F32:8,8,2|F32:3,8,3", "I32:8,8|F32:3,8" } },
+        HEADS "|" HEADS "|F32:4,2,5|" HEADS "|F32:32,3", HEADS "|" HEADS "|" HEADS "|" HEADS "|F32:32,4",
+            "I32:4,2,6|" HEADS "|" HEADS "|" HEADS "|F32:32,3" } },
+    { "solve_tri", NULL, b_solve_tri, "F32:8,8|F32:3,8", 2, { "F32:8,7|F32:3,8", "F32:8,8|F32:3,7",
+    "F32:8,8,2|F32:3,8,3", "I32:8,8|F32:3,8" } },
 };
 #define N_CTORS (sizeof ctors / sizeof ctors[0])
 
 static void shape_text(const struct input * in, char * out, size_t size) {
-    snprintf(out, size, "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", in->ne[0], in->ne[1], in->ne[2], in->ne[3]);
+    snprintf(out, size, "[%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", in->ne[0], in->ne[1], in->ne[2],
+        in->ne[3]);
 }
 
 // The operation that a constructor is called after: without _inplace, unless the table says more.
@@ -329,10 +376,13 @@ static void check_bad(const struct ctor * c, const char * bad) {
     const char * message = gcuda_last_error();
     CHECK_MSG(y == NULL, "%s(%s) is accepted and should not be", c->name, bad);
     for (int k = 0; y == NULL && k < n; ++k) {
-        const bool differs = in[k].type != good[k].type || in[k].layout != good[k].layout || !same_ne(in[k].ne, good[k].ne);
-        CHECK_MSG(!differs || shows(message, &in[k], &good[k]), "%s(%s): \"%s\" does not show what is wrong with input %d", c->name, bad, message, k);
+        const bool differs = in[k].type != good[k].type || in[k].layout != good[k].layout
+            || !same_ne(in[k].ne, good[k].ne);
+        CHECK_MSG(!differs || shows(message, &in[k], &good[k]),
+            "%s(%s): \"%s\" does not show what is wrong with input %d", c->name, bad, message, k);
     }
-    CHECK_MSG(y != NULL || strstr(message, op_name(c)) != NULL, "%s(%s): \"%s\" does not name the operation", c->name, bad, message);
+    CHECK_MSG(y != NULL || strstr(message, op_name(c)) != NULL, "%s(%s): \"%s\" does not name the operation", c->name,
+        bad, message);
     gcuda_context_clear_error(ctx);
 }
 
@@ -479,7 +529,8 @@ TEST(parameters_of_attention) {
     REFUSES(gcuda_rope(ctx, x, pos, 10, 0), "rope", "10");
     REFUSES(gcuda_rope(ctx, x, pos, -2, 0), "rope", "-2");
     REFUSES(gcuda_rope(ctx, x, pos, 8, 1), "rope", "1");
-    REFUSES(gcuda_rope_multi(ctx, x, pos, NULL, 8, many, 8, 0, 10000, 1, 0, 1, 0, 0), "rope"); // positions of one plane only
+    // positions of one plane only
+    REFUSES(gcuda_rope_multi(ctx, x, pos, NULL, 8, many, 8, 0, 10000, 1, 0, 1, 0, 0), "rope");
     REFUSES(gcuda_rope_multi(ctx, x, pos4, NULL, 8, none, 8, 0, 10000, 1, 0, 1, 0, 0), "rope");
     REFUSES(gcuda_rope_multi(ctx, x, pos4, NULL, 8, many, 8, 0, 10000, 1, 0, 1, 0, 0), "rope");
     end();
@@ -488,7 +539,8 @@ TEST(parameters_of_attention) {
 TEST(parameters_of_images) {
     if (!begin()) { return; }
     struct gcuda_tensor * k = make(GCUDA_TYPE_F32, 3, 3, 2, 4), * x = make(GCUDA_TYPE_F32, 8, 7, 2, 1);
-    struct gcuda_tensor * k1 = make(GCUDA_TYPE_F32, 3, 4, 2, 1), * x1 = f32(8, 2), * dw = make(GCUDA_TYPE_F32, 3, 3, 1, 2);
+    struct gcuda_tensor * k1 = make(GCUDA_TYPE_F32, 3, 4, 2, 1), * x1 = f32(8, 2),
+        * dw = make(GCUDA_TYPE_F32, 3, 3, 1, 2);
     REFUSES(gcuda_im2col(ctx, k, x, 0, 1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col");
     REFUSES(gcuda_im2col(ctx, k, x, 1, -1, 0, 0, 1, 1, true, GCUDA_TYPE_F32), "im2col");
     REFUSES(gcuda_im2col(ctx, k, x, 1, 1, 0, 0, 0, 1, true, GCUDA_TYPE_F32), "im2col");
@@ -509,14 +561,16 @@ TEST(parameters_of_images) {
     REFUSES(gcuda_upscale(ctx, x, 0, GCUDA_SCALE_MODE_NEAREST), "upscale");
     REFUSES(gcuda_interpolate(ctx, x, 4, 4, -2, 1, GCUDA_SCALE_MODE_NEAREST), "upscale");
     REFUSES(gcuda_interpolate(ctx, x, 4, 4, 2, 1, 7), "upscale");
-    REFUSES(gcuda_interpolate(ctx, x, 4, 4, 2, 1, (uint32_t) GCUDA_SCALE_MODE_NEAREST | 0x200u), "upscale"); // antialias needs bilinear
+    // antialias needs bilinear
+    REFUSES(gcuda_interpolate(ctx, x, 4, 4, 2, 1, (uint32_t) GCUDA_SCALE_MODE_NEAREST | 0x200u), "upscale");
     REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), false, true, false), "solve_tri");
     REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), true, false, false), "solve_tri");
     REFUSES(gcuda_solve_tri(ctx, f32(8, 8), f32(3, 8), true, true, true), "solve_tri");
     end();
 }
 
-// Well-formed, but nothing that the CPU can do: the backend says no, and a graph with such a node is refused by its name.
+// Well-formed, but nothing that the CPU can do: the backend says no, and a graph with such a node is refused by its
+// name.
 TEST(unsupported_nodes) {
     static const char * const pairs[] = { "F32:256|IQ2_XXS:256", "F32:256|IQ1_M:256", "Q4_0:32,4|Q8_0:32,4",
         "I8:32|Q4_0:32", "Q4_0:32,4|I32:32,4" };
@@ -542,9 +596,10 @@ TEST(unsupported_nodes) {
 
 TEST(hostile_tensors) {
     if (!begin()) { return; }
-    static const int64_t shapes[][4] = { { -1, 1, 1, 1 }, { 1, -1, 1, 1 }, { 1, 1, 1, INT64_MIN }, { INT64_MAX, 1, 1, 1 },
-        { INT64_MAX / 4, 2, 1, 1 }, { HUGE_N, HUGE_N, 1, 1 }, { INT64_C(1) << 32, INT64_C(1) << 32, 1, 1 }, { 65536, 65536, 65536, 65536 },
-        { 0, HUGE_N, HUGE_N, 1 }, { INT64_C(3037000500), INT64_C(3037000500), 1, 1 } };
+    static const int64_t shapes[][4] = { { -1, 1, 1, 1 }, { 1, -1, 1, 1 }, { 1, 1, 1, INT64_MIN },
+        { INT64_MAX, 1, 1, 1 }, { INT64_MAX / 4, 2, 1, 1 }, { HUGE_N, HUGE_N, 1, 1 },
+        { INT64_C(1) << 32, INT64_C(1) << 32, 1, 1 }, { 65536, 65536, 65536, 65536 }, { 0, HUGE_N, HUGE_N, 1 },
+        { INT64_C(3037000500), INT64_C(3037000500), 1, 1 } };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
         struct gcuda_tensor * t = gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 4, shapes[i]);
         CHECK_MSG(t == NULL || (i == 8 && gcuda_nbytes(t) == 0), "shape %d is accepted", (int) i);
@@ -567,7 +622,8 @@ TEST(hostile_tensors) {
 TEST(hostile_results) { // every source is fine, the result would not be
     if (!begin()) { return; }
     struct gcuda_tensor * big = f32(1, HUGE_N), * row = f32(HUGE_N, 1), * one = f32(1, 1);
-    struct gcuda_tensor * ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, HUGE_N), * bytes = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, INT64_C(1) << 62);
+    struct gcuda_tensor * ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, HUGE_N),
+        * bytes = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, INT64_C(1) << 62);
     CHECK(big && row && one && ids && bytes);
     REFUSES(gcuda_mul_mat(ctx, big, big), "mul_mat");
     REFUSES(gcuda_out_prod(ctx, row, row), "out_prod");
@@ -576,14 +632,17 @@ TEST(hostile_results) { // every source is fine, the result would not be
     REFUSES(gcuda_concat(ctx, bytes, bytes, 0), "concat");
     REFUSES(gcuda_repeat_4d(ctx, one, HUGE_N, HUGE_N, 1, 1), "repeat");
     REFUSES(gcuda_repeat_4d(ctx, one, INT64_MAX, 1, 1, 1), "repeat");
-    REFUSES(gcuda_timestep_embedding(ctx, gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, INT64_C(1) << 33), 1 << 30, 100), "timestep_embedding");
+    REFUSES(gcuda_timestep_embedding(ctx, gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, INT64_C(1) << 33), 1 << 30, 100),
+        "timestep_embedding");
     REFUSES(gcuda_interpolate(ctx, one, INT64_MAX, 1, 1, 1, GCUDA_SCALE_MODE_NEAREST), "upscale");
     REFUSES(gcuda_interpolate(ctx, one, HUGE_N, HUGE_N, 1, 1, GCUDA_SCALE_MODE_NEAREST), "upscale");
-    REFUSES(gcuda_upscale(ctx, make(GCUDA_TYPE_F32, 1 << 20, 1 << 20, 1, 1), INT32_MAX, GCUDA_SCALE_MODE_NEAREST), "upscale");
+    REFUSES(gcuda_upscale(ctx, make(GCUDA_TYPE_F32, 1 << 20, 1 << 20, 1, 1), INT32_MAX, GCUDA_SCALE_MODE_NEAREST),
+        "upscale");
     REFUSES(gcuda_cast(ctx, bytes, GCUDA_TYPE_F32), "");
     REFUSES(gcuda_pad(ctx, make(GCUDA_TYPE_F32, 1, 1 << 30, 1 << 20, 1), INT32_MAX, 0, 0, 0), "pad");
     REFUSES(gcuda_conv_transpose_1d(ctx, make(GCUDA_TYPE_F32, 3, 4, 1, 1), row, INT32_MAX, 0, 1), "conv_transpose_1d");
-    REFUSES(gcuda_im2col(ctx, make(GCUDA_TYPE_F32, 1 << 20, 1 << 20, 1, 1), one, 1, 1, 1 << 21, 1 << 21, 1, 1, true, GCUDA_TYPE_F32), "im2col");
+    REFUSES(gcuda_im2col(ctx, make(GCUDA_TYPE_F32, 1 << 20, 1 << 20, 1, 1), one, 1, 1, 1 << 21, 1 << 21, 1, 1, true,
+        GCUDA_TYPE_F32), "im2col");
     REFUSES(gcuda_top_k(ctx, one, INT32_MAX), "top_k");
     end();
 }
@@ -716,9 +775,12 @@ TEST(flags_and_data) {
     CHECK(gcuda_backend_tensor_set(a, v, SIZE_MAX, 4) != GCUDA_STATUS_SUCCESS);
     CHECK(gcuda_backend_tensor_get(a, v, sizeof v, 4) != GCUDA_STATUS_SUCCESS);
     CHECK(gcuda_backend_tensor_memset(a, 0, 8, SIZE_MAX) != GCUDA_STATUS_SUCCESS);
-    CHECK(gcuda_backend_tensor_alloc(buf, a, gcuda_backend_buffer_get_base(buf)) != GCUDA_STATUS_SUCCESS); // has a place already
-    CHECK(gcuda_backend_view_init(a) != GCUDA_STATUS_SUCCESS);                                              // is no view
-    CHECK(gcuda_backend_tensor_copy(a, gcuda_view_1d(ctx, a, 8, 0)) != GCUDA_STATUS_SUCCESS);               // another layout
+    // has a place already
+    CHECK(gcuda_backend_tensor_alloc(buf, a, gcuda_backend_buffer_get_base(buf)) != GCUDA_STATUS_SUCCESS);
+    // is no view
+    CHECK(gcuda_backend_view_init(a) != GCUDA_STATUS_SUCCESS);
+    // another layout
+    CHECK(gcuda_backend_tensor_copy(a, gcuda_view_1d(ctx, a, 8, 0)) != GCUDA_STATUS_SUCCESS);
     gcuda_backend_buffer_free(buf);
     end();
 }

@@ -1,5 +1,5 @@
-// The fuzz target (tests/fuzz/fuzz_graph.c) on random bytes, a few thousand of them: for compilers without libFuzzer, and under
-// every sanitizer. `--filter graphs/1234` runs input 1234 alone.
+// The fuzz target (tests/fuzz/fuzz_graph.c) on random bytes, a few thousand of them: for compilers without libFuzzer,
+// and under every sanitizer. `--filter graphs/1234` runs input 1234 alone.
 #include "fuzz/fuzz_graph.c"
 
 #include "test.h"

@@ -1,7 +1,9 @@
-// Does the operation harness see what it is there for? Custom operations with one defect each must fail, the sound one must pass.
+// Does the operation harness see what it is there for? Custom operations with one defect each must fail, the sound one
+// must pass.
 #include "test-ops.h"
 
-enum defect { SOUND, WRONG_VALUE, QUIET_ROW, ONE_NAN, PAST_THE_END, BEFORE_THE_START, INTO_THE_SOURCE, BY_THREAD, FORGOTTEN, WRONG_STRIDE };
+enum defect { SOUND, WRONG_VALUE, QUIET_ROW, ONE_NAN, PAST_THE_END, BEFORE_THE_START, INTO_THE_SOURCE, BY_THREAD,
+    FORGOTTEN, WRONG_STRIDE };
 
 static int n_runs;
 
@@ -32,15 +34,16 @@ static struct gcuda_tensor * build_copy(struct gcuda_context * ctx, struct gcuda
 }
 static void ref_copy(const struct op_case * c) { arr_copy(c->out, c->in[0]); }
 
-static void fill_rows(struct rng * r, const struct op_case * c, int k, struct arr * a) { // the last row is a thousand times smaller
+// the last row is a thousand times smaller
+static void fill_rows(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     (void) c, (void) k;
     FOR_ARR(a) { AT(a, i0, i1, i2, i3) = rng_between(r, 0.5, 1) * (i1 == a->ne[1] - 1 && a->ne[1] > 1 ? 1e-3 : 1.0); }
 }
 
 static long failed_cases(enum defect d, bool wide) {
     const struct test_state before = test_all;
-    const struct op_test t = { .types = "F32", .shapes = "16,9", .n_in = 1, .build = build_copy, .ref = ref_copy, .p = &d, .max_nmse = 1e-7,
-        .in = { { .fill = fill_rows, .layouts = wide ? LAYOUT_PADDED : 0 } } };
+    const struct op_test t = { .types = "F32", .shapes = "16,9", .n_in = 1, .build = build_copy, .ref = ref_copy,
+        .p = &d, .max_nmse = 1e-7, .in = { { .fill = fill_rows, .layouts = wide ? LAYOUT_PADDED : 0 } } };
     test_all.quiet = true, test_all.filter = NULL;
     op_test_run(&t);
     const long n = test_all.n_failed - before.n_failed;
@@ -49,9 +52,12 @@ static long failed_cases(enum defect d, bool wide) {
 }
 
 TEST(defects_are_found) {
-    static const enum defect all[] = { WRONG_VALUE, QUIET_ROW, ONE_NAN, PAST_THE_END, BEFORE_THE_START, INTO_THE_SOURCE, BY_THREAD, FORGOTTEN };
+    static const enum defect all[] = { WRONG_VALUE, QUIET_ROW, ONE_NAN, PAST_THE_END, BEFORE_THE_START, INTO_THE_SOURCE,
+        BY_THREAD, FORGOTTEN };
     CHECK_EQ_I(failed_cases(SOUND, true), 0);
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) { CHECK_MSG(failed_cases(all[i], false) == 1, "defect %d passes", (int) all[i]); }
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
+        CHECK_MSG(failed_cases(all[i], false) == 1, "defect %d passes", (int) all[i]);
+    }
     CHECK_EQ_I(failed_cases(WRONG_STRIDE, true), 1); // right when packed
 }
 
@@ -68,7 +74,8 @@ static struct gcuda_tensor * build_identity(struct gcuda_context * ctx, struct g
 TEST(references_are_held_to_it) { // shape, and one unit in the last place everywhere is too much
     const struct test_state before = test_all;
     enum defect d = SOUND;
-    struct op_test t = { .types = "F32", .shapes = "16,9", .n_in = 1, .build = build_copy, .ref = ref_other_shape, .p = &d, .max_nmse = 1e-7 };
+    struct op_test t = { .types = "F32", .shapes = "16,9", .n_in = 1, .build = build_copy, .ref = ref_other_shape,
+        .p = &d, .max_nmse = 1e-7 };
     test_all.quiet = true, test_all.filter = NULL;
     op_test_run(&t);
     CHECK(test_all.n_failed == before.n_failed + 1);
@@ -80,9 +87,12 @@ TEST(references_are_held_to_it) { // shape, and one unit in the last place every
 }
 
 TEST(rounding) { // the tests' own rounding, against values computed by hand
-    CHECK(round_f16(65519.99) == 65504.0 && isinf(round_f16(65520.0)) && round_f16(2049.0) == 2048.0 && round_f16(2051.0) == 2052.0);
-    CHECK(round_f16(0x1p-25) == 0.0 && round_f16(0x1.8p-25) == 0x1p-24 && round_f16(0x1p-24) == 0x1p-24 && round_f16(-0x1.4p-23) == -0x1p-23);
-    CHECK(round_bf16(1.00390625) == 1.0 && round_bf16(1.01171875) == 1.015625 && round_bf16(3.3961775292304601e38) == (double) HUGE_VALF);
+    CHECK(round_f16(65519.99) == 65504.0 && isinf(round_f16(65520.0)) && round_f16(2049.0) == 2048.0
+        && round_f16(2051.0) == 2052.0);
+    CHECK(round_f16(0x1p-25) == 0.0 && round_f16(0x1.8p-25) == 0x1p-24 && round_f16(0x1p-24) == 0x1p-24
+        && round_f16(-0x1.4p-23) == -0x1p-23);
+    CHECK(round_bf16(1.00390625) == 1.0 && round_bf16(1.01171875) == 1.015625
+        && round_bf16(3.3961775292304601e38) == (double) HUGE_VALF);
     for (uint32_t h = 0; h < 0x10000; ++h) {
         const double v = value_f16((uint16_t) h);
         if (!isnan(v)) { CHECK(round_f16(v) == v && bits_f16(v) == h); }

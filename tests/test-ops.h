@@ -1,6 +1,7 @@
 // test-ops.h: tests of one operation against a float64 reference
 //
-//   static void ref_scale(const struct op_case * c) {               // from the formula alone, none of the library's code
+//   static void ref_scale(const struct op_case * c) {               // from the formula alone, none of the library's
+// code
 //       const struct arr * a = c->in[0];
 //       arr_new(c->out, a->ne[0], a->ne[1], a->ne[2], a->ne[3]);    // the shape is part of what is tested
 //       for (int64_t i = 0; i < arr_n(a); ++i) { c->out->d[i] = 2.0 * a->d[i]; }
@@ -15,14 +16,16 @@
 //       op_test_run(&t);
 //   }
 //
-// types    one entry per combination, separated by blanks; within it the type of each input, the last one repeating, and
+// types    one entry per combination, separated by blanks; within it the type of each input, the last one repeating,
+// and
 //          after '>' the type of the result (without it: that of input 0): "F32 F16,F32 F16,F32>F32 Q4_0,F32>F32"
 // shapes   the same with '|' between inputs: "10,5,4,3 10,5,4,3|10,1,4,1"
-// Every combination runs packed and then in each layout that the inputs allow, in place and on the memory of a source where
-// the operation has that. One case is named test/types/ne=shapes/tag/layout and can be run alone:
+// Every combination runs packed and then in each layout that the inputs allow, in place and on the memory of a source
+// where the operation has that. One case is named test/types/ne=shapes/tag/layout and can be run alone:
 //   build/test-ops --filter 'scale/F16/ne=257,3/view' --seed 7
 // Each case: 1024 floats of guard around every tensor and 0xFF in every gap, bit-identical afterwards; results
-// prefilled with NaN; 1 and 3 threads, bit-identical; supports_op says yes; inputs unchanged unless the reference says so.
+// prefilled with NaN; 1 and 3 threads, bit-identical; supports_op says yes; inputs unchanged unless the reference says
+// so.
 #ifndef GCUDA_TEST_OPS_H
 #define GCUDA_TEST_OPS_H
 
@@ -96,8 +99,9 @@ static const struct op_type op_types[] = {
     { "Q4_K", GCUDA_TYPE_Q4_K, 256, 144 }, { "Q5_K", GCUDA_TYPE_Q5_K, 256, 176 }, { "Q6_K", GCUDA_TYPE_Q6_K, 256, 210 },
     { "Q8_K", GCUDA_TYPE_Q8_K, 256, 292 }, { "IQ2_XXS", GCUDA_TYPE_IQ2_XXS, 256, 66 },
     { "IQ2_XS", GCUDA_TYPE_IQ2_XS, 256, 74 }, { "IQ3_XXS", GCUDA_TYPE_IQ3_XXS, 256, 98 },
-    { "IQ1_S", GCUDA_TYPE_IQ1_S, 256, 50 }, { "IQ3_S", GCUDA_TYPE_IQ3_S, 256, 110 }, { "IQ2_S", GCUDA_TYPE_IQ2_S, 256, 82 },
-    { "IQ4_XS", GCUDA_TYPE_IQ4_XS, 256, 136 }, { "IQ1_M", GCUDA_TYPE_IQ1_M, 256, 56 },
+    { "IQ1_S", GCUDA_TYPE_IQ1_S, 256, 50 }, { "IQ3_S", GCUDA_TYPE_IQ3_S, 256, 110 },
+    { "IQ2_S", GCUDA_TYPE_IQ2_S, 256, 82 }, { "IQ4_XS", GCUDA_TYPE_IQ4_XS, 256, 136 },
+    { "IQ1_M", GCUDA_TYPE_IQ1_M, 256, 56 },
 };
 #define OP_N_TYPES (sizeof op_types / sizeof op_types[0])
 
@@ -119,7 +123,8 @@ TEST_UNUSED static const char * op_types_with(const char * types, const char * s
     char * out = text;
     for (const char * p = types; *p;) {
         const size_t n = strcspn(p, " ");
-        out += snprintf(out, sizeof text - (size_t) (out - text), "%s%.*s%s", out == text ? "" : " ", (int) n, p, suffix);
+        out += snprintf(out, sizeof text - (size_t) (out - text), "%s%.*s%s", out == text ? "" : " ", (int) n, p,
+            suffix);
         p += n + strspn(p + n, " ");
     }
     return text;
@@ -192,7 +197,8 @@ static double value_read(enum gcuda_type type, const void * p) {
 static void value_write(enum gcuda_type type, void * p, double x) { // rounded to nearest even; integers: truncated
     const uint16_t h = bits_f16(round_f16(x)), b = (uint16_t) (bits_f32((float) round_bf16(x)) >> 16);
     const float f = (float) x;
-    const bool is_int = type == GCUDA_TYPE_I8 || type == GCUDA_TYPE_I16 || type == GCUDA_TYPE_I32 || type == GCUDA_TYPE_I64;
+    const bool is_int = type == GCUDA_TYPE_I8 || type == GCUDA_TYPE_I16 || type == GCUDA_TYPE_I32
+        || type == GCUDA_TYPE_I64;
     const int64_t i64 = is_int && fabs(x) < 9e18 ? (int64_t) x : 0;
     const int32_t i32 = (int32_t) i64;
     const int16_t i16 = (int16_t) i64;
@@ -210,13 +216,15 @@ static void value_write(enum gcuda_type type, void * p, double x) { // rounded t
 }
 
 // =====================================================================================================================
-// >>quantizers   the 32-element formats of ops.md, appendix A, in F32 as it says; others through the library's own functions
+// >>quantizers   the 32-element formats of ops.md, appendix A, in F32 as it says; others through the library's own
+// functions
 // =====================================================================================================================
 static float q_f16(float x) { return (float) round_f16((double) x); }
 
 static int q_min(float x, int top) { return (int) x < top ? (int) x : top; }
 
-static void q_extremes(const float * x, float * absmax, float * lo, float * hi) { // absmax keeps its sign, first on ties
+// absmax keeps its sign, first on ties
+static void q_extremes(const float * x, float * absmax, float * lo, float * hi) {
     *absmax = 0.0f, *lo = x[0], *hi = x[0];
     for (int j = 0; j < 32; ++j) {
         if (fabsf(x[j]) > fabsf(*absmax)) { *absmax = x[j]; }
@@ -267,7 +275,9 @@ static bool q_block(enum gcuda_type type, const float * x, double * y) {
     }
     if (type == GCUDA_TYPE_Q4_1 || type == GCUDA_TYPE_Q5_1) {
         const float d = (hi - lo) / (float) top, id = d != 0.0f ? 1.0f / d : 0.0f;
-        for (int j = 0; j < 32; ++j) { y[j] = (double) ((float) q_min((x[j] - lo) * id + 0.5f, top) * q_f16(d) + q_f16(lo)); }
+        for (int j = 0; j < 32; ++j) {
+            y[j] = (double) ((float) q_min((x[j] - lo) * id + 0.5f, top) * q_f16(d) + q_f16(lo));
+        }
         return true;
     }
     return false;
@@ -305,8 +315,8 @@ static void arr_round(struct arr * a, enum gcuda_type type) {
     }
 }
 
-// A random valid block with values of about 1: random bytes, drawn again until they decode to something ordinary. That needs
-// no knowledge of any layout. A few dozen good ones per type are kept, and a tensor is made of these.
+// A random valid block with values of about 1: random bytes, drawn again until they decode to something ordinary. That
+// needs no knowledge of any layout. A few dozen good ones per type are kept, and a tensor is made of these.
 static const char * random_block(enum gcuda_type type, struct rng * r) {
     enum { N = 48 };
     static char * pool[GCUDA_TYPE_COUNT];
@@ -348,7 +358,8 @@ typedef struct gcuda_tensor * (*build_fn)(struct gcuda_context * ctx, struct gcu
 typedef void (*fill_fn)(struct rng * r, const struct op_case * c, int k, struct arr * a);
 
 enum layout { PACKED, OFFSET, PADDED, GAPS, PERMUTED, TRANSPOSED, SHUFFLED, N_LAYOUTS };
-static const char * const layout_names[N_LAYOUTS] = { "packed", "offset", "padded", "view", "permuted", "transposed", "shuffled" };
+static const char * const layout_names[N_LAYOUTS] = { "packed", "offset", "padded", "view", "permuted", "transposed",
+    "shuffled" };
 #define LAYOUT_OFFSET (1u << OFFSET)         // contiguous, at an odd place of a larger tensor
 #define LAYOUT_PADDED (1u << PADDED)         // gaps behind the rows, all else dense: contiguous_1
 #define LAYOUT_GAPS (1u << GAPS)             // a box cut out of a larger tensor: gaps in every dimension
@@ -398,7 +409,8 @@ TEST_UNUSED static void fill_below(struct rng * r, struct arr * a, int64_t n) { 
     for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = (double) rng_below(r, n); }
 }
 
-TEST_UNUSED static void fill_permutation(struct rng * r, struct arr * a, int64_t n) { // rows of distinct indices below n
+// rows of distinct indices below n
+TEST_UNUSED static void fill_permutation(struct rng * r, struct arr * a, int64_t n) {
     int64_t * pick = (int64_t *) malloc((size_t) (n + 1) * sizeof *pick);
     for (int64_t row = 0; a->ne[0] > 0 && row < arr_n(a) / a->ne[0]; ++row) {
         for (int64_t i = 0; i < n; ++i) { pick[i] = i; }
@@ -437,7 +449,8 @@ static size_t tensor_bytes(const struct gcuda_tensor * t) {
     return n;
 }
 
-static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne, enum layout layout) {
+static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne,
+    enum layout layout) {
     const int64_t b = op_type_of(type)->blck;
     const int64_t n = ne[0] * ne[1] * ne[2] * ne[3];
     if (n == 0) { return gcuda_new_tensor_4d(ctx, type, ne[0], ne[1], ne[2], ne[3]); }
@@ -450,7 +463,8 @@ static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_t
     if (layout == PADDED) {
         struct gcuda_tensor * base = gcuda_new_tensor_4d(ctx, type, ne[0] + 3 * b, ne[1], ne[2], ne[3]);
         if (base == NULL) { return NULL; }
-        return gcuda_view_4d(ctx, base, ne[0], ne[1], ne[2], ne[3], base->nb[1], base->nb[2], base->nb[3], row_bytes(type, b));
+        return gcuda_view_4d(ctx, base, ne[0], ne[1], ne[2], ne[3], base->nb[1], base->nb[2], base->nb[3],
+            row_bytes(type, b));
     }
     if (layout == GAPS) {
         struct gcuda_tensor * base = gcuda_new_tensor_4d(ctx, type, ne[0] + 3 * b, ne[1] + 2, ne[2] + 1, ne[3] + 1);
@@ -458,9 +472,15 @@ static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_t
         return gcuda_view_4d(ctx, base, ne[0], ne[1], ne[2], ne[3], base->nb[1], base->nb[2], base->nb[3],
             base->nb[1] + row_bytes(type, b));
     }
-    if (layout == PERMUTED) { return gcuda_permute(ctx, gcuda_new_tensor_4d(ctx, type, ne[0], ne[2], ne[1], ne[3]), 0, 2, 1, 3); }
-    if (layout == TRANSPOSED) { return gcuda_transpose(ctx, gcuda_new_tensor_4d(ctx, type, ne[1], ne[0], ne[2], ne[3])); }
-    if (layout == SHUFFLED) { return gcuda_permute(ctx, gcuda_new_tensor_4d(ctx, type, ne[2], ne[0], ne[3], ne[1]), 2, 0, 3, 1); }
+    if (layout == PERMUTED) {
+        return gcuda_permute(ctx, gcuda_new_tensor_4d(ctx, type, ne[0], ne[2], ne[1], ne[3]), 0, 2, 1, 3);
+    }
+    if (layout == TRANSPOSED) {
+        return gcuda_transpose(ctx, gcuda_new_tensor_4d(ctx, type, ne[1], ne[0], ne[2], ne[3]));
+    }
+    if (layout == SHUFFLED) {
+        return gcuda_permute(ctx, gcuda_new_tensor_4d(ctx, type, ne[2], ne[0], ne[3], ne[1]), 2, 0, 3, 1);
+    }
     return gcuda_new_tensor_4d(ctx, type, ne[0], ne[1], ne[2], ne[3]);
 }
 
@@ -573,8 +593,8 @@ static bool is_flip(enum gcuda_type type, double want, double got) {
     return want != got && fabs(want - got) <= ulp;
 }
 
-static bool compare_row(const struct op_test * t, enum gcuda_type type, const double * want, const double * got, int64_t n,
-    int64_t at, struct op_error * e) {
+static bool compare_row(const struct op_test * t, enum gcuda_type type, const double * want, const double * got,
+    int64_t n, int64_t at, struct op_error * e) {
     double rms = 0.0, worst = 0.0;
     int64_t worst_at = at;
     for (int64_t i = 0; i < n; ++i) {
@@ -604,7 +624,8 @@ static bool compare_row(const struct op_test * t, enum gcuda_type type, const do
     return true;
 }
 
-static void compare_arr(const struct op_test * t, enum gcuda_type type, const struct arr * want, const struct arr * got) {
+static void compare_arr(const struct op_test * t, enum gcuda_type type, const struct arr * want,
+    const struct arr * got) {
     struct op_error e;
     memset(&e, 0, sizeof e);
     // numbers too few to have an rms are taken together: single ones, and with inputs that are rounded short rows too
@@ -616,15 +637,16 @@ static void compare_arr(const struct op_test * t, enum gcuda_type type, const st
     const double nmse = e.sum_err == 0.0 ? 0.0 : e.sum_ref > 0.0 ? e.sum_err / e.sum_ref : HUGE_VAL;
     const double max_rel = 8.0 * sqrt(t->max_nmse);
     const int64_t at = e.worst_at;
-    CHECK_MSG(nmse <= t->max_nmse, "NMSE %.3g, bound %.3g; worst at element %" PRId64 ": want %.9g, got %.9g", nmse, t->max_nmse,
-        at, want->d[at], got->d[at]);
+    CHECK_MSG(nmse <= t->max_nmse, "NMSE %.3g, bound %.3g; worst at element %" PRId64 ": want %.9g, got %.9g", nmse,
+        t->max_nmse, at, want->d[at], got->d[at]);
     CHECK_MSG(t->no_max_error || op_type_of(type)->blck > 1 || e.worst <= max_rel,
-        "error %.3g of the row's rms, bound %.3g, at element %" PRId64 ": want %.9g, got %.9g", e.worst, max_rel, at, want->d[at],
-        got->d[at]);
+        "error %.3g of the row's rms, bound %.3g, at element %" PRId64 ": want %.9g, got %.9g", e.worst, max_rel, at,
+        want->d[at], got->d[at]);
     if (t->max_nmse == 0.0) {
         CHECK_MSG(e.n_flips == 0, "%" PRId64 " elements differ in the last place, and none may", e.n_flips);
     } else {
-        CHECK_MSG(e.n_flips <= 2 + e.n / 32, "%" PRId64 " of %" PRId64 " elements rounded the wrong way", e.n_flips, e.n);
+        CHECK_MSG(e.n_flips <= 2 + e.n / 32, "%" PRId64 " of %" PRId64 " elements rounded the wrong way", e.n_flips,
+            e.n);
     }
 }
 
@@ -652,7 +674,8 @@ struct op_run {
     int n_roots;
 };
 
-// GCUDA_TEST_BACKEND=CUDA0 in the environment runs everything on that device instead; what it does not support is skipped.
+// GCUDA_TEST_BACKEND=CUDA0 in the environment runs everything on that device instead; what it does not support is
+// skipped.
 static gcuda_backend_t op_backends[2]; // the CPU with 1 and with 3 threads, or the device twice
 static bool op_on_device;
 static const int op_threads[2] = { 1, 3 };
@@ -685,8 +708,8 @@ static size_t op_alloc_bytes(const struct gcuda_tensor * t) { // more than the t
     return gcuda_backend_buft_get_alloc_size(gcuda_backend_get_default_buffer_type(op_backends[0]), t);
 }
 
-// All tensors of ctx without memory go into one buffer, one behind the other and as close as alignment allows: the harness
-// depends on no allocator, and a stray write meets a guard.
+// All tensors of ctx without memory go into one buffer, one behind the other and as close as alignment allows: the
+// harness depends on no allocator, and a stray write meets a guard.
 TEST_UNUSED static gcuda_backend_buffer_t op_place(struct gcuda_context * ctx) {
     const size_t align = gcuda_backend_get_alignment(op_backends[0]);
     size_t size = align;
@@ -848,8 +871,8 @@ static void run_check_roots(struct op_run * r) {
         }
         for (size_t j = 0; j < n; ++j) {
             if (now[j] != r->roots[i].image[j] && !(may_change && may_change[j])) {
-                test_failed(__FILE__, __LINE__, "memory outside the result changed: root %d, byte %llu of %llu", i, (unsigned long long) j,
-                    (unsigned long long) n);
+                test_failed(__FILE__, __LINE__, "memory outside the result changed: root %d, byte %llu of %llu", i,
+                    (unsigned long long) j, (unsigned long long) n);
                 break;
             }
         }
@@ -862,14 +885,16 @@ static bool same_ne(const int64_t * a, const int64_t * b) { return memcmp(a, b, 
 
 static void run_check_shape(struct op_run * r) {
     const struct gcuda_tensor * y = r->y;
-    CHECK_MSG(same_ne(y->ne, r->out.ne), "result has shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "], want [%" PRId64
+    CHECK_MSG(same_ne(y->ne, r->out.ne), "result has shape [%" PRId64 ", %" PRId64 ", "
+        "%" PRId64 ", %" PRId64 "], want [%" PRId64
         ", %" PRId64 ", %" PRId64 ", %" PRId64 "]", y->ne[0], y->ne[1], y->ne[2], y->ne[3], r->out.ne[0], r->out.ne[1],
         r->out.ne[2], r->out.ne[3]);
     CHECK_MSG(y->type == r->out_type, "result has type %d, want %d", (int) y->type, (int) r->out_type);
     CHECK_MSG(!r->inplace || (tensor_root(r->y) == tensor_root(r->src[0]) && y->data == r->src[0]->data),
         "an in-place result is not its source");
-    CHECK_MSG(r->inplace || r->t->aliases || y->view_src == NULL || y->op == GCUDA_OP_RESHAPE || y->op == GCUDA_OP_VIEW ||
-        y->op == GCUDA_OP_PERMUTE || y->op == GCUDA_OP_TRANSPOSE, "the result is a view and should be a tensor of its own");
+    CHECK_MSG(r->inplace || r->t->aliases || y->view_src == NULL || y->op == GCUDA_OP_RESHAPE
+        || y->op == GCUDA_OP_VIEW || y->op == GCUDA_OP_PERMUTE || y->op == GCUDA_OP_TRANSPOSE,
+        "the result is a view and should be a tensor of its own");
 }
 
 static void run_compare(struct op_run * r) {
@@ -998,8 +1023,8 @@ struct op_variant {
     int reuse;
 };
 
-static void run_variant(const struct op_test * t, const char * types, size_t n_types, const char * shapes, size_t n_shapes,
-    struct op_variant v) {
+static void run_variant(const struct op_test * t, const char * types, size_t n_types, const char * shapes,
+    size_t n_shapes, struct op_variant v) {
     char name[480], how[64];
     const unsigned all = (1u << t->n_in) - 1;
     snprintf(how, sizeof how, "%s", v.inplace ? "inplace" : v.reuse >= 0 ? "reuse" : layout_names[v.layout]);
@@ -1011,8 +1036,8 @@ static void run_variant(const struct op_test * t, const char * types, size_t n_t
         const size_t used = strlen(how);
         snprintf(how + used, sizeof how - used, "@%d", k);
     }
-    snprintf(name, sizeof name, "%s/%.*s/ne=%.*s%s%s/%s", t->name ? t->name : test_all.test, (int) n_types, types, (int) n_shapes,
-        shapes, t->tag ? "/" : "", t->tag ? t->tag : "", how);
+    snprintf(name, sizeof name, "%s/%.*s/ne=%.*s%s%s/%s", t->name ? t->name : test_all.test, (int) n_types, types,
+        (int) n_shapes, shapes, t->tag ? "/" : "", t->tag ? t->tag : "", how);
     if (!test_case_begin(name)) { return; }
     struct op_run r;
     memset(&r, 0, sizeof r);
@@ -1028,14 +1053,17 @@ static void run_variant(const struct op_test * t, const char * types, size_t n_t
     test_case_end();
 }
 
-static bool can_reuse(const struct op_test * t, const char * types, size_t n_types, const char * shapes, size_t n_shapes, int k) {
+static bool can_reuse(const struct op_test * t, const char * types, size_t n_types, const char * shapes,
+    size_t n_shapes, int k) {
     struct op_run r;
     memset(&r, 0, sizeof r);
     parse_shapes(shapes, n_shapes, &r);
-    return k < t->n_in && parse_types(types, n_types, &r) && r.c.types[k] == r.out_type && same_ne(r.in[k].ne, r.in[0].ne);
+    return k < t->n_in && parse_types(types, n_types, &r) && r.c.types[k] == r.out_type
+        && same_ne(r.in[k].ne, r.in[0].ne);
 }
 
-static void run_layouts(const struct op_test * t, const char * types, size_t n_types, const char * shapes, size_t n_shapes) {
+static void run_layouts(const struct op_test * t, const char * types, size_t n_types, const char * shapes,
+    size_t n_shapes) {
     struct op_variant v = { 0, PACKED, false, -1 };
     run_variant(t, types, n_types, shapes, n_shapes, v);
     for (int layout = OFFSET; layout < N_LAYOUTS; ++layout) {
@@ -1084,8 +1112,8 @@ TEST_UNUSED static void op_test_run(const struct op_test * t) {
 // =====================================================================================================================
 // >>refusals
 // =====================================================================================================================
-// CHECK_REFUSED(ctx, gcuda_add(ctx, a, b), "add", "[4, 8, 1, 1]"): the constructor returns NULL, and the message has every
-// part. The error is cleared, so the next constructor starts afresh.
+// CHECK_REFUSED(ctx, gcuda_add(ctx, a, b), "add", "[4, 8, 1, 1]"): the constructor returns NULL, and the message has
+// every part. The error is cleared, so the next constructor starts afresh.
 #define CHECK_REFUSED(ctx, call, ...)                                             \
     do {                                                                          \
         const char * const parts_[] = { __VA_ARGS__, NULL };                      \
@@ -1198,7 +1226,8 @@ static void cases_after_test(void) {
     }
     const long want = c->n[level] < 0 ? (test_all.n_cases ? -1 : 0) : c->n[level];
     if (want != test_all.n_cases) {
-        test_failed(__FILE__, __LINE__, "%ld cases ran, %ld are committed (tests/cases.txt; --update-cases)", test_all.n_cases, want);
+        test_failed(__FILE__, __LINE__, "%ld cases ran, %ld are committed (tests/cases.txt; --update-cases)",
+            test_all.n_cases, want);
         test_settle();
     }
 }

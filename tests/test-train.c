@@ -1,5 +1,5 @@
-// A whole train step of a small classifier: that it learns, and that every single host allocation on the way may fail without
-// a crash or a leak, with an error each time.
+// A whole train step of a small classifier: that it learns, and that every single host allocation on the way may fail
+// without a crash or a leak, with an error each time.
 #include "test-ops.h"
 
 enum { N_IN = 20, N_HIDDEN = 16, N_OUT = 4, N_BATCH = 32 };
@@ -54,7 +54,8 @@ static gcuda_status make_graph(struct trainer * t) {
     STEP(gcuda_build_forward_expand(t->g, t->loss));
     STEP(gcuda_build_backward_expand(c, t->g, NULL));
     for (int i = 0; i < 4; ++i) {
-        STEP(gcuda_build_forward_expand(t->g, gcuda_opt_step_adamw(c, t->w[i], gcuda_graph_get_grad(t->g, t->w[i]), t->m[i], t->v[i], t->params)));
+        STEP(gcuda_build_forward_expand(t->g, gcuda_opt_step_adamw(c, t->w[i], gcuda_graph_get_grad(t->g, t->w[i]),
+            t->m[i], t->v[i], t->params)));
     }
     STEP(need(t->galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(t->cpu))));
     STEP(gcuda_gallocr_alloc_graph(t->galloc, t->g));
@@ -72,8 +73,8 @@ static gcuda_status fill_floats(struct gcuda_tensor * t, struct rng * r, double 
 static gcuda_status fill_batch(struct trainer * t, struct rng * r, int step) {
     float x[N_IN * N_BATCH], labels[N_OUT * N_BATCH] = { 0 };
     const double beta1 = 0.9, beta2 = 0.999;
-    const float params[7] = { 0.02f, (float) beta1, (float) beta2, 1e-8f, 0.0f, (float) (1.0 / (1.0 - pow(beta1, step))),
-        (float) (1.0 / (1.0 - pow(beta2, step))) };
+    const float params[7] = { 0.02f, (float) beta1, (float) beta2, 1e-8f, 0.0f,
+        (float) (1.0 / (1.0 - pow(beta1, step))), (float) (1.0 / (1.0 - pow(beta2, step))) };
     for (int b = 0; b < N_BATCH; ++b) {
         int best = 0;
         for (int i = 0; i < N_IN; ++i) { x[b * N_IN + i] = (float) rng_between(r, -1, 1); }

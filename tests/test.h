@@ -10,8 +10,8 @@
 //   --seed N          random numbers start here (printed; also GCUDA_TEST_SEED)
 //   --update-cases    rewrite the committed numbers of cases (tests/cases.txt, see test-ops.h); runs none of them
 //   --verbose         print the name of every case
-// GCUDA_TEST_FULL=1 in the environment runs the slow cases too. The last line is `N passed, N failed, N skipped` and the
-// exit code is 0 only if nothing failed. Nothing in a program that a test leaves behind may disturb the next one.
+// GCUDA_TEST_FULL=1 in the environment runs the slow cases too. The last line is `N passed, N failed, N skipped` and
+// the exit code is 0 only if nothing failed. Nothing in a program that a test leaves behind may disturb the next one.
 #ifndef GCUDA_TEST_H
 #define GCUDA_TEST_H
 
@@ -92,7 +92,8 @@ TEST_PRINTF(3, 4) static void test_failed(const char * file, int line, const cha
 #define CHECK(cond) ((cond) ? (void) 0 : test_failed(__FILE__, __LINE__, "%s", #cond))
 #define CHECK_MSG(cond, ...) ((cond) ? (void) 0 : test_failed(__FILE__, __LINE__, __VA_ARGS__))
 #define CHECK_EQ_I(a, b) test_equal_i(__FILE__, __LINE__, #a " == " #b, (long long) (a), (long long) (b))
-#define CHECK_NEAR(a, b, tolerance) test_near(__FILE__, __LINE__, #a " ~ " #b, (double) (a), (double) (b), (double) (tolerance))
+#define CHECK_NEAR(a, b, tolerance) test_near(__FILE__, __LINE__, #a " ~ " #b, (double) (a), (double) (b), \
+    (double) (tolerance))
 #define CHECK_HAS(text, part) test_has(__FILE__, __LINE__, (text), (part))
 #define CHECK_OK(call) test_ok(__FILE__, __LINE__, #call, (call))
 #define REQUIRE(cond)                                          \
@@ -107,8 +108,11 @@ TEST_UNUSED static void test_equal_i(const char * file, int line, const char * w
     if (a != b) { test_failed(file, line, "%s: %lld and %lld", what, a, b); }
 }
 
-TEST_UNUSED static void test_near(const char * file, int line, const char * what, double a, double b, double tolerance) {
-    if (!(fabs(a - b) <= tolerance)) { test_failed(file, line, "%s: %.9g and %.9g, tolerance %g", what, a, b, tolerance); }
+TEST_UNUSED static void test_near(const char * file, int line, const char * what, double a, double b,
+    double tolerance) {
+    if (!(fabs(a - b) <= tolerance)) {
+        test_failed(file, line, "%s: %.9g and %.9g, tolerance %g", what, a, b, tolerance);
+    }
 }
 
 TEST_UNUSED static void test_has(const char * file, int line, const char * text, const char * part) {
@@ -118,14 +122,18 @@ TEST_UNUSED static void test_has(const char * file, int line, const char * text,
 }
 
 TEST_UNUSED static bool test_ok(const char * file, int line, const char * what, gcuda_status st) {
-    if (st != GCUDA_STATUS_SUCCESS) { test_failed(file, line, "%s: status %d, %s", what, (int) st, gcuda_last_error()); }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        test_failed(file, line, "%s: status %d, %s", what, (int) st, gcuda_last_error());
+    }
     return st == GCUDA_STATUS_SUCCESS;
 }
 
 // The running test (or case) cannot run here; it counts as skipped unless a check fails.
 TEST_UNUSED static void test_skip(const char * why) {
     test_all.skip = true;
-    if (test_all.verbose) { printf("  skipped %s: %s\n", test_all.case_name[0] ? test_all.case_name : test_all.test, why); }
+    if (test_all.verbose) {
+        printf("  skipped %s: %s\n", test_all.case_name[0] ? test_all.case_name : test_all.test, why);
+    }
 }
 
 TEST_UNUSED static bool test_full(void) { return test_all.full; }
@@ -180,7 +188,9 @@ TEST_UNUSED static double rng_unit(struct rng * r) { return (double) (rng_u64(r)
 
 TEST_UNUSED static double rng_between(struct rng * r, double lo, double hi) { return lo + (hi - lo) * rng_unit(r); }
 
-TEST_UNUSED static int64_t rng_below(struct rng * r, int64_t n) { return n <= 0 ? 0 : (int64_t) (rng_u64(r) % (uint64_t) n); }
+TEST_UNUSED static int64_t rng_below(struct rng * r, int64_t n) {
+    return n <= 0 ? 0 : (int64_t) (rng_u64(r) % (uint64_t) n);
+}
 
 TEST_UNUSED static struct rng rng_for(const char * name) { // from the seed and a name
     struct rng r = { test_all.seed * UINT64_C(0x2545F4914F6CDD1D) + 1 };
@@ -294,13 +304,14 @@ static void test_run_one(const struct test_entry * e) {
     if (test_all.n_cases == 0 || test_all.n_bad_checks > 0) { test_settle(); }
     if (test_all.after_test) { test_all.after_test(); }
     if (test_all.verbose || test_all.n_failed > n_failed) {
-        printf("%-40s %s (%ld cases, %ld passed)\n", e->name, test_all.n_failed > n_failed ? "FAILED" : "ok", test_all.n_cases,
-            test_all.n_passed - n_passed);
+        printf("%-40s %s (%ld cases, %ld passed)\n", e->name, test_all.n_failed > n_failed ? "FAILED" : "ok",
+            test_all.n_cases, test_all.n_passed - n_passed);
     }
 }
 
 static void test_crashed(int sig) { // only says where; the default action follows
-    fprintf(stderr, "\nsignal %d in %s\n", sig, test_all.case_name[0] ? test_all.case_name : test_all.test ? test_all.test : "?");
+    fprintf(stderr, "\nsignal %d in %s\n", sig, test_all.case_name[0] ? test_all.case_name : test_all.test
+        ? test_all.test : "?");
     signal(sig, SIG_DFL);
     raise(sig);
 }
