@@ -1,9 +1,9 @@
 // sim.cpp - the simulated device: a CUDA runtime, streams, kernels and a little cuBLAS on the CPU, for tests only.
 //
-// Kernels run one at a time, block by block. A thread of a block is a call of the kernel; it runs through to its end, or
-// to a barrier or warp operation, where its stack is set aside (a fiber) and another thread goes on. Streams are queues
-// that nobody works off until a call has to wait, or a draw says so: what runs next is drawn among all that CUDA would
-// allow. A missing event or synchronisation therefore shows as a wrong result for most seeds.
+// Kernels run one at a time, block by block. A thread of a block is a call of the kernel; it runs through to its end
+// or to a barrier or warp operation, where its stack is set aside (a fiber) and another thread goes on. Streams are
+// queues that nobody works off until a call has to wait, or a draw says so: what runs next is drawn among all that
+// CUDA would allow. A missing event or synchronisation therefore shows as a wrong result for many seeds.
 //
 // CONTENTS
 //   >>state      devices, memory, streams, faults; one lock around all of it
@@ -95,7 +95,14 @@ struct counter {
     cudaError_t error;
 };
 
-enum { MAX_DEVICES = 8, MAX_THREADS = 1024, SHARED_BYTES = 48 * 1024, SHARED_OPTIN_BYTES = GCUDA_SIM_CC >= 900 ? 227 * 1024 : GCUDA_SIM_CC >= 800 ? 99 * 1024 : 64 * 1024 };
+enum {
+    MAX_DEVICES = 8,
+    MAX_THREADS = 1024,
+    SHARED_BYTES = 48 * 1024,
+    SHARED_OPTIN_BYTES = GCUDA_SIM_CC >= 900   ? 227 * 1024
+                         : GCUDA_SIM_CC >= 800 ? 99 * 1024
+                                               : 64 * 1024
+};
 
 struct state {
     std::recursive_mutex lock;
@@ -147,7 +154,8 @@ static void configure(state & s, int n_devices, size_t memory_bytes, uint64_t se
 static state & the() {
     static state * s = []() {
         state * fresh = new state();
-        configure(*fresh, (int) env_number("GCUDA_SIM_DEVICES", 1), env_number("GCUDA_SIM_MEMORY_MB", 1024) << 20, env_number("GCUDA_SIM_SEED", 1));
+        configure(*fresh, (int) env_number("GCUDA_SIM_DEVICES", 1), env_number("GCUDA_SIM_MEMORY_MB", 1024) << 20,
+            env_number("GCUDA_SIM_SEED", 1));
         atexit(at_exit);
         return fresh;
     }();
@@ -224,7 +232,7 @@ sim_switch_stack:
 static void raw_switch(context & from, context & to) { sim_switch_stack(&from.sp, to.sp); }
 
 static void raw_prepare(fiber & f, void (*entry)()) {
-    void ** top = (void **) (f.stack + STACK_BYTES) - 1; // a return address that nothing returns to, aligned as behind a call
+    void ** top = (void **) (f.stack + STACK_BYTES) - 1; // a return address, unused, aligned as behind a call
     top[0] = nullptr;
     top[-1] = (void *) entry;
     f.c.sp = top - 7; // six registers below it
@@ -276,7 +284,8 @@ static void fiber_prepare(fiber & f) {
 // A page below that nobody may touch stops a stack that grows too deep.
 static fiber * fiber_new() {
     const size_t page = (size_t) sysconf(_SC_PAGESIZE);
-    void * p = mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void * p =
+        mmap(nullptr, STACK_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect(p, page, PROT_NONE) != 0) {
         fprintf(stderr, "simulated device: no memory for the stack of a thread\n");
         _exit(97);
@@ -296,11 +305,11 @@ dim3 blockDim, gridDim;
 
 struct lane {
     uint3 index;
-    int number;    // in the block
-    fiber * at;    // where its stack is
+    int number; // in the block
+    fiber * at; // where its stack is
     bool is_over;
-    int value;     // of a barrier, then its result
-    int from;      // of a shuffle
+    int value; // of a barrier, then its result
+    int from;  // of a shuffle
     uint64_t in[2], out[2];
 };
 
@@ -399,7 +408,9 @@ static void fail_block(const char * text) {
 
 int sim_barrier(int what, int value) {
     lane * me = b.here;
-    if (b.n_at_barrier > 0 && b.barrier_what != what) { fail_block("threads of a block are at different kinds of barriers"); }
+    if (b.n_at_barrier > 0 && b.barrier_what != what) {
+        fail_block("threads of a block are at different kinds of barriers");
+    }
     b.barrier_what = what;
     b.n_nonzero += value != 0;
     me->from = -1; // waits at a barrier
@@ -509,7 +520,9 @@ static bool run_block(uint3 index) {
     if (b.n_over == b.n && !b.failed) { return true; }
     if (!b.failed) {
         char text[200];
-        snprintf(text, sizeof(text), "block %u: %d of %d threads wait at a barrier, %d are over, the others wait for lanes of their warp", index.x, b.n_at_barrier, b.n, b.n_over);
+        snprintf(text, sizeof(text),
+            "block %u: %d of %d threads wait at a barrier, %d are over, the others wait for lanes of their warp",
+            index.x, b.n_at_barrier, b.n, b.n_over);
         violation(text);
     }
     give_up();
@@ -533,12 +546,15 @@ static cudaError_t run_grid(dim3 grid, dim3 block, size_t shared_bytes, const st
     b.thread = &thread;
     b.n = (int) (block.x * block.y * block.z);
     b.shared = nullptr;
-    if (shared_bytes > 0 && posix_memalign(&b.shared, 128, std::max<size_t>(shared_bytes, 256)) != 0) { return cudaErrorLaunchOutOfResources; }
+    if (shared_bytes > 0 && posix_memalign(&b.shared, 128, std::max<size_t>(shared_bytes, 256)) != 0) {
+        return cudaErrorLaunchOutOfResources;
+    }
     prepare_lanes();
     bool ok = true;
     for (uint64_t i = 0; i < n && ok; ++i) {
         const uint64_t k = (first + i) % n;
-        ok = run_block(uint3{ (unsigned) (k % grid.x), (unsigned) (k / grid.x % grid.y), (unsigned) (k / grid.x / grid.y) });
+        ok = run_block(
+            uint3{ (unsigned) (k % grid.x), (unsigned) (k / grid.x % grid.y), (unsigned) (k / grid.x / grid.y) });
     }
     free(b.shared);
     return ok ? cudaSuccess : cudaErrorLaunchFailure;
@@ -564,7 +580,8 @@ static void lose_device(int index, cudaError_t error) {
 static CUstream_st * in_the_way(CUstream_st * q) {
     const uint64_t number = q->queue.front().number;
     for (CUstream_st * other : the().all_streams) {
-        const bool excludes = other->device == q->device && ((q->is_legacy && other->is_blocking) || (q->is_blocking && other->is_legacy));
+        const bool excludes = other->device == q->device &&
+                              ((q->is_legacy && other->is_blocking) || (q->is_blocking && other->is_legacy));
         if (excludes && !other->queue.empty() && other->queue.front().number < number) { return other; }
     }
     return nullptr;
@@ -634,7 +651,8 @@ static void now_and_then(state & s) {
     }
 }
 
-static void enqueue(CUstream_st * q, std::function<void()> run, std::shared_ptr<record> wait = nullptr, std::shared_ptr<record> mark = nullptr) {
+static void enqueue(CUstream_st * q, std::function<void()> run, std::shared_ptr<record> wait = nullptr,
+    std::shared_ptr<record> mark = nullptr) {
     state & s = the();
     q->queue.push_back(operation{ ++s.n_operations, std::move(run), std::move(wait), std::move(mark) });
     now_and_then(s);
@@ -673,7 +691,12 @@ static CUstream_st * stream_of(cudaStream_t handle) {
 // >>errors   faults, sticky errors
 // =====================================================================================================
 
-static bool is_sticky(cudaError_t e) { return e == cudaErrorECCUncorrectable || e == cudaErrorNvlinkUncorrectable || (e >= cudaErrorIllegalAddress && e <= cudaErrorLaunchFailure && e != cudaErrorLaunchOutOfResources && e != cudaErrorPeerAccessAlreadyEnabled && e != cudaErrorPeerAccessNotEnabled && e != cudaErrorHostMemoryAlreadyRegistered && e != cudaErrorHostMemoryNotRegistered); }
+static bool is_sticky(cudaError_t e) {
+    return e == cudaErrorECCUncorrectable || e == cudaErrorNvlinkUncorrectable ||
+           (e >= cudaErrorIllegalAddress && e <= cudaErrorLaunchFailure && e != cudaErrorLaunchOutOfResources &&
+               e != cudaErrorPeerAccessAlreadyEnabled && e != cudaErrorPeerAccessNotEnabled &&
+               e != cudaErrorHostMemoryAlreadyRegistered && e != cudaErrorHostMemoryNotRegistered);
+}
 
 static cudaError_t fails(cudaError_t e) {
     if (e != cudaSuccess) { last_error = e; }
@@ -709,11 +732,11 @@ static cudaError_t begin(const char * name, int device_index, bool needs_device 
 // How it ends when queued work was run meanwhile.
 static cudaError_t finish(int device_index) { return fails(the().devices[(size_t) device_index].lost); }
 
-#define SIM_BEGIN(name, device_index)                             \
-    const guard held(the().lock);                                 \
-    do {                                                          \
-        const cudaError_t began = begin(name, device_index);      \
-        if (began != cudaSuccess) { return began; }               \
+#define SIM_BEGIN(name, device_index)                                                                                  \
+    const guard held(the().lock);                                                                                      \
+    do {                                                                                                               \
+        const cudaError_t began = begin(name, device_index);                                                           \
+        if (began != cudaSuccess) { return began; }                                                                    \
     } while (0)
 
 extern "C" {
@@ -733,7 +756,8 @@ cudaError_t cudaPeekAtLastError(void) {
 
 const char * cudaGetErrorString(cudaError_t error) {
     switch ((int) error) {
-#define X(name, number, text) case number: return text;
+#define X(name, number, text)                                                                                          \
+    case number: return text;
         GCUDA_SIM_ERRORS(X)
 #undef X
         default: return "unrecognized error code";
@@ -742,7 +766,8 @@ const char * cudaGetErrorString(cudaError_t error) {
 
 const char * cudaGetErrorName(cudaError_t error) {
     switch ((int) error) {
-#define X(name, number, text) case number: return #name;
+#define X(name, number, text)                                                                                          \
+    case number: return #name;
         GCUDA_SIM_ERRORS(X)
 #undef X
         default: return "unrecognized error code";
@@ -774,7 +799,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp * p, int index) {
     if (!is_device(index)) { return fails(cudaErrorInvalidDevice); }
     memset(p, 0, sizeof(*p));
     snprintf(p->name, sizeof(p->name), "Simulated device %d", index);
-    snprintf(p->uuid.bytes, sizeof(p->uuid.bytes), "simulated %d", index);
+    snprintf(p->uuid.bytes, sizeof(p->uuid.bytes), "simulated %d", index % MAX_DEVICES);
     p->totalGlobalMem = the().memory_bytes;
     p->sharedMemPerBlock = SHARED_BYTES;
     p->sharedMemPerBlockOptin = SHARED_OPTIN_BYTES;
@@ -828,7 +853,9 @@ cudaError_t cudaDeviceCanAccessPeer(int * can, int index, int peer) {
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     SIM_BEGIN("cudaDeviceEnablePeerAccess", current_device);
-    return !is_device(peer) || peer == current_device ? fails(cudaErrorInvalidDevice) : flags != 0 ? fails(cudaErrorInvalidValue) : cudaSuccess;
+    return !is_device(peer) || peer == current_device ? fails(cudaErrorInvalidDevice)
+           : flags != 0                               ? fails(cudaErrorInvalidValue)
+                                                      : cudaSuccess;
 }
 
 cudaError_t cudaDeviceDisablePeerAccess(int peer) {
@@ -923,7 +950,9 @@ cudaError_t cudaHostRegister(void * ptr, size_t size, unsigned) {
     if (ptr == nullptr || size == 0) { return fails(cudaErrorInvalidValue); }
     const uintptr_t p = (uintptr_t) ptr;
     for (const auto & other : the().memories) {
-        if (p < other.first + other.second.size && other.first < p + size) { return fails(cudaErrorHostMemoryAlreadyRegistered); }
+        if (p < other.first + other.second.size && other.first < p + size) {
+            return fails(cudaErrorHostMemoryAlreadyRegistered);
+        }
     }
     the().memories[p] = memory{ size, current_device, REGISTERED };
     return cudaSuccess;
@@ -939,8 +968,10 @@ cudaError_t cudaHostUnregister(void * ptr) {
 }
 
 // Device memory was there when the copy was queued; it must still be when it runs.
-static void copy_now(int device_index, void * dst, bool dst_on_device, const void * src, bool src_on_device, size_t size) {
-    if ((dst_on_device && memory_of(dst, size, true) == nullptr) || (src_on_device && memory_of(src, size, true) == nullptr)) {
+static void copy_now(
+    int device_index, void * dst, bool dst_on_device, const void * src, bool src_on_device, size_t size) {
+    if ((dst_on_device && memory_of(dst, size, true) == nullptr) ||
+        (src_on_device && memory_of(src, size, true) == nullptr)) {
         violation("a queued copy uses device memory that was freed");
         lose_device(device_index, cudaErrorIllegalAddress);
         return;
@@ -950,16 +981,20 @@ static void copy_now(int device_index, void * dst, bool dst_on_device, const voi
 
 // Pageable sources are read before the call returns, pageable destinations are written before it returns; page-locked
 // memory is used when the stream comes to it.
-static cudaError_t copy_async(void * dst, const void * src, size_t size, bool dst_on_device, bool src_on_device, CUstream_st * q) {
+static cudaError_t copy_async(
+    void * dst, const void * src, size_t size, bool dst_on_device, bool src_on_device, CUstream_st * q) {
     if (size == 0) { return cudaSuccess; }
-    if ((memory_of(dst, size, true) != nullptr) != dst_on_device || (memory_of(src, size, true) != nullptr) != src_on_device) {
+    if ((memory_of(dst, size, true) != nullptr) != dst_on_device ||
+        (memory_of(src, size, true) != nullptr) != src_on_device) {
         return fails(cudaErrorInvalidValue);
     }
-    const bool stage = !src_on_device && memory_of(src, size, false) == nullptr, wait = !dst_on_device && memory_of(dst, size, false) == nullptr;
+    const bool stage = !src_on_device && memory_of(src, size, false) == nullptr,
+               wait = !dst_on_device && memory_of(dst, size, false) == nullptr;
     std::shared_ptr<std::vector<char>> staged;
     if (stage) { staged = std::make_shared<std::vector<char>>((const char *) src, (const char *) src + size); }
     const int device_index = q->device;
-    enqueue(q, [=]() { copy_now(device_index, dst, dst_on_device, staged ? staged->data() : src, src_on_device, size); });
+    enqueue(
+        q, [=]() { copy_now(device_index, dst, dst_on_device, staged ? staged->data() : src, src_on_device, size); });
     if (wait || (!dst_on_device && !src_on_device)) { run_until(the(), q, the().n_operations); }
     return finish(device_index);
 }
@@ -972,8 +1007,10 @@ cudaError_t cudaMemcpyAsync(void * dst, const void * src, size_t size, enum cuda
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) { return fails(cudaErrorInvalidMemcpyDirection); }
     const bool is_default = kind == cudaMemcpyDefault;
-    const bool to = is_default ? memory_of(dst, size, true) != nullptr : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    const bool from = is_default ? memory_of(src, size, true) != nullptr : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    const bool to = is_default ? memory_of(dst, size, true) != nullptr
+                               : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from = is_default ? memory_of(src, size, true) != nullptr
+                                 : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     return copy_async(dst, src, size, to, from, q);
 }
 
@@ -984,14 +1021,17 @@ cudaError_t cudaMemcpy(void * dst, const void * src, size_t size, enum cudaMemcp
     return e != cudaSuccess ? e : finish(current_device);
 }
 
-cudaError_t cudaMemcpyPeerAsync(void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream) {
+cudaError_t cudaMemcpyPeerAsync(
+    void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
     const cudaError_t e = begin("cudaMemcpyPeerAsync", q ? q->device : current_device);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
-    const memory * to = memory_of(dst, size, true), * from = memory_of(src, size, true);
-    if (to == nullptr || from == nullptr || to->device != dst_device || from->device != src_device) { return fails(cudaErrorInvalidValue); }
+    const memory *to = memory_of(dst, size, true), *from = memory_of(src, size, true);
+    if (to == nullptr || from == nullptr || to->device != dst_device || from->device != src_device) {
+        return fails(cudaErrorInvalidValue);
+    }
     return copy_async(dst, src, size, true, true, q);
 }
 
@@ -1027,7 +1067,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t * stream, unsigned flags, 
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned flags) { return cudaStreamCreateWithPriority(stream, flags, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned flags) {
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
 
 // Returns at once; what is queued still runs.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -1112,7 +1154,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     CUstream_st * q = stream_of(stream);
     const cudaError_t e = begin("cudaEventRecord", q ? q->device : current_device);
     if (e != cudaSuccess) { return e; }
-    if (q == nullptr || !is_event(event) || event->device != q->device) { return fails(cudaErrorInvalidResourceHandle); }
+    if (q == nullptr || !is_event(event) || event->device != q->device) {
+        return fails(cudaErrorInvalidResourceHandle);
+    }
     event->last = std::make_shared<record>(record{ false, q });
     enqueue(q, nullptr, nullptr, event->last);
     return finish(q->device);
@@ -1161,9 +1205,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 // =====================================================================================================
 
 static bool is_launchable(const cudaLaunchConfig_t * c, size_t shared_limit) {
-    const dim3 & g = c->gridDim, & t = c->blockDim;
+    const dim3 &g = c->gridDim, &t = c->blockDim;
     const uint64_t n_threads = (uint64_t) t.x * t.y * t.z;
-    return g.x > 0 && g.x <= 2147483647u && g.y > 0 && g.y <= 65535u && g.z > 0 && g.z <= 65535u && n_threads > 0 && n_threads <= MAX_THREADS && t.z <= 64 && c->dynamicSmemBytes <= shared_limit;
+    return g.x > 0 && g.x <= 2147483647u && g.y > 0 && g.y <= 65535u && g.z > 0 && g.z <= 65535u && n_threads > 0 &&
+           n_threads <= MAX_THREADS && t.z <= 64 && c->dynamicSmemBytes <= shared_limit;
 }
 
 cudaError_t sim_func_set_shared(const void * kernel, int value) {
@@ -1180,7 +1225,9 @@ cudaError_t sim_launch(const cudaLaunchConfig_t * config, const void * kernel, s
     if (e != cudaSuccess) { return e; }
     if (q == nullptr || q->device != current_device) { return fails(cudaErrorInvalidResourceHandle); }
     const auto limit = the().shared_limit.find(kernel);
-    if (!is_launchable(config, limit == the().shared_limit.end() ? (size_t) SHARED_BYTES : (size_t) limit->second)) { return fails(cudaErrorInvalidConfiguration); }
+    if (!is_launchable(config, limit == the().shared_limit.end() ? (size_t) SHARED_BYTES : (size_t) limit->second)) {
+        return fails(cudaErrorInvalidConfiguration);
+    }
     const dim3 grid = config->gridDim, block = config->blockDim;
     const size_t shared_bytes = config->dynamicSmemBytes;
     const int device_index = q->device;
@@ -1199,9 +1246,9 @@ cudaError_t sim_launch(const cudaLaunchConfig_t * config, const void * kernel, s
 extern "C" int cublasCreate_v2(void ** handle);
 extern "C" int cublasDestroy_v2(void * handle);
 extern "C" int cublasSetStream_v2(void * handle, cudaStream_t stream);
-extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha, const void * a, int type_a, int lda, long long stride_a,
-                                          const void * b, int type_b, int ldb, long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c,
-                                          int n_batch, int compute, int algorithm);
+extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
+    const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int algorithm);
 
 enum { BLAS_NOT_INITIALIZED = 1, BLAS_INVALID_VALUE = 7, BLAS_EXECUTION_FAILED = 13, BLAS_NOT_SUPPORTED = 15 };
 
@@ -1252,7 +1299,8 @@ static void multiply(const product & p, const float * a, const float * b_, float
     for (int j = 0; j < p.n; ++j) {
         for (int i = 0; i < p.m; ++i) {
             double sum = 0.0;
-            const float * x = p.a_across ? a + (int64_t) i * p.lda : a + i, * y = p.b_across ? b_ + j : b_ + (int64_t) j * p.ldb;
+            const float *x = p.a_across ? a + (int64_t) i * p.lda : a + i,
+                        *y = p.b_across ? b_ + j : b_ + (int64_t) j * p.ldb;
             const int64_t dx = p.a_across ? 1 : p.lda, dy = p.b_across ? p.ldb : 1;
             for (int64_t l = 0; l < p.k; ++l) { sum += (double) x[l * dx] * (double) y[l * dy]; }
             float & out = c[(int64_t) j * p.ldc + i];
@@ -1261,20 +1309,29 @@ static void multiply(const product & p, const float * a, const float * b_, float
     }
 }
 
-int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha, const void * a, int type_a, int lda, long long stride_a, const void * b_,
-                               int type_b, int ldb, long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int, int) {
+int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * a, int type_a, int lda, long long stride_a, const void * b_, int type_b, int ldb, long long stride_b,
+    const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int, int) {
     const guard held(the().lock);
     const int e = (int) injected("cublasGemmStridedBatchedEx");
     if (e != 0) { return e; }
     if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
     if (type_a != 0 || type_b != 0 || type_c != 0) { return BLAS_NOT_SUPPORTED; }
     const bool a_fits = lda >= std::max(1, op_a != 0 ? k : m), b_fits = ldb >= std::max(1, op_b != 0 ? n : k);
-    if (m < 0 || n < 0 || k < 0 || n_batch < 0 || !a_fits || !b_fits || ldc < std::max(1, m)) { return BLAS_INVALID_VALUE; }
+    if (m < 0 || n < 0 || k < 0 || n_batch < 0 || !a_fits || !b_fits || ldc < std::max(1, m)) {
+        return BLAS_INVALID_VALUE;
+    }
     CUstream_st * q = stream_of(((blas_handle *) handle)->stream);
-    if (q == nullptr || q->device != ((blas_handle *) handle)->device || the().devices[(size_t) q->device].lost != cudaSuccess) { return BLAS_EXECUTION_FAILED; }
+    if (q == nullptr || q->device != ((blas_handle *) handle)->device ||
+        the().devices[(size_t) q->device].lost != cudaSuccess) {
+        return BLAS_EXECUTION_FAILED;
+    }
     const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, *(const float *) alpha, *(const float *) beta };
     enqueue(q, [=]() {
-        for (int i = 0; i < n_batch; ++i) { multiply(p, (const float *) a + i * stride_a, (const float *) b_ + i * stride_b, (float *) c + i * stride_c); }
+        for (int i = 0; i < n_batch; ++i) {
+            multiply(
+                p, (const float *) a + i * stride_a, (const float *) b_ + i * stride_b, (float *) c + i * stride_c);
+        }
     });
     return 0;
 }
@@ -1286,10 +1343,13 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
 static long count_leaks(state & s, bool print) {
     long n[3] = { 0, 0, 0 };
     for (const auto & m : s.memories) { n[m.second.kind]++; }
-    const long total = n[ON_DEVICE] + n[PAGE_LOCKED] + n[REGISTERED] + (long) (s.streams.size() + s.events.size() + s.cublas.size());
+    const long total =
+        n[ON_DEVICE] + n[PAGE_LOCKED] + n[REGISTERED] + (long) (s.streams.size() + s.events.size() + s.cublas.size());
     if (total > 0 && print) {
-        fprintf(stderr, "simulated device: alive: %ld device, %ld page-locked, %ld registered memory; %zu streams, %zu events, %zu cuBLAS handles\n", n[ON_DEVICE], n[PAGE_LOCKED],
-                n[REGISTERED], s.streams.size(), s.events.size(), s.cublas.size());
+        fprintf(stderr,
+            "simulated device: alive: %ld device, %ld page-locked, %ld registered memory; %zu streams, %zu events, %zu "
+            "cuBLAS handles\n",
+            n[ON_DEVICE], n[PAGE_LOCKED], n[REGISTERED], s.streams.size(), s.events.size(), s.cublas.size());
     }
     return total;
 }

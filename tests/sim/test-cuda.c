@@ -50,7 +50,9 @@ static struct place place_begin(void) {
     struct place p = { gcuda_init(params), NULL };
     return p;
 }
-static bool place_alloc(struct place * p, gcuda_backend_t backend) { return (p->buffer = gcuda_backend_alloc_ctx_tensors(p->ctx, backend)) != NULL; }
+static bool place_alloc(struct place * p, gcuda_backend_t backend) {
+    return (p->buffer = gcuda_backend_alloc_ctx_tensors(p->ctx, backend)) != NULL;
+}
 static void place_end(struct place * p) {
     gcuda_backend_buffer_free(p->buffer);
     gcuda_free(p->ctx);
@@ -66,8 +68,10 @@ TEST(devices_are_listed_without_touching_them) {
         CHECK_EQ_I(gcuda_backend_dev_count(), n + 1);
         CHECK(sim_counts("cudaSetDevice") == 0 && sim_counts("cudaMalloc") == 0);
         char text[64];
-        CHECK(gcuda_backend_cuda_get_device_description(n, text, sizeof text) == GCUDA_STATUS_INVALID_ARGUMENT && text[0] == '\0');
-        CHECK(gcuda_backend_cuda_buffer_type(n) == NULL && gcuda_backend_cuda_buffer_type(-1) == NULL && gcuda_backend_cuda_init(n) == NULL);
+        CHECK(gcuda_backend_cuda_get_device_description(n, text, sizeof text) == GCUDA_STATUS_INVALID_ARGUMENT &&
+              text[0] == '\0');
+        CHECK(gcuda_backend_cuda_buffer_type(n) == NULL && gcuda_backend_cuda_buffer_type(-1) == NULL &&
+              gcuda_backend_cuda_init(n) == NULL);
         gcuda_backend_t best = gcuda_backend_init_best();
         CHECK(best != NULL && gcuda_backend_is_cuda(best) == (n > 0));
         gcuda_backend_free(best);
@@ -75,7 +79,8 @@ TEST(devices_are_listed_without_touching_them) {
             size_t n_free = 0, n_total = 0;
             CHECK_OK(gcuda_backend_cuda_get_device_description(i, text, sizeof text));
             CHECK_HAS(text, "Simulated device");
-            CHECK(gcuda_backend_cuda_get_device_memory(i, &n_free, &n_total) == GCUDA_STATUS_SUCCESS && n_total == 256 * MB && n_free == n_total);
+            CHECK(gcuda_backend_cuda_get_device_memory(i, &n_free, &n_total) == GCUDA_STATUS_SUCCESS &&
+                  n_total == 256 * MB && n_free == n_total);
         }
     }
     clean();
@@ -129,7 +134,8 @@ TEST(more_memory_than_there_is_and_none_at_all) {
 
 TEST(host_buffers_are_page_locked_or_ordinary) {
     gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
-    CHECK(host != NULL && gcuda_backend_buffer_get_type(host) == gcuda_backend_cuda_host_buffer_type() && sim_counts("cudaHostAlloc") == 1);
+    CHECK(host != NULL && gcuda_backend_buffer_get_type(host) == gcuda_backend_cuda_host_buffer_type() &&
+          sim_counts("cudaHostAlloc") == 1);
     gcuda_backend_buffer_free(host);
     sim_fail("cudaHostAlloc", 1, cudaErrorMemoryAllocation);
     host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
@@ -155,7 +161,8 @@ TEST(scratch_is_reused_trimmed_and_kept_within_its_budget) {
     void * p[4];
     CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 300 * 1024, "test", &p[0]));
     CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 300 * 1024, "test", &p[1]));
-    CHECK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 600 * 1024, "test", &p[2]) == GCUDA_STATUS_ALLOC_FAILED && p[2] == NULL);
+    CHECK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 600 * 1024, "test", &p[2]) == GCUDA_STATUS_ALLOC_FAILED &&
+          p[2] == NULL);
     CHECK_HAS(gcuda_last_error(), "budget");
     gcudai_cuda_pool_give(&cu->pool, p[0]); // out of order
     gcudai_cuda_pool_give(&cu->pool, p[1]);
@@ -170,7 +177,8 @@ TEST(scratch_is_reused_trimmed_and_kept_within_its_budget) {
     CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
     CHECK(stats.in_use == 0 && stats.reserved == 0 && stats.peak >= 900 * 1024);
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
-    CHECK(gcuda_backend_cuda_get_stats(cpu, &stats) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_backend_cuda_trim(cpu) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_cuda_get_stats(cpu, &stats) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_cuda_trim(cpu) == GCUDA_STATUS_INVALID_ARGUMENT);
     gcuda_backend_free(cpu);
     gcuda_backend_free(backend);
     clean();
@@ -185,21 +193,23 @@ static void access_once(uint64_t seed) {
     fresh(2, 64 * MB, seed);
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
-    params.wait = (enum gcuda_cuda_wait) (seed % 4);
+    params.wait = (enum gcuda_cuda_wait)(seed % 4);
     gcuda_backend_t a = gcuda_backend_cuda_init_params(&params);
     params.device = 1;
     gcuda_backend_t b = gcuda_backend_cuda_init_params(&params);
     REQUIRE(a != NULL && b != NULL);
     CHECK(cudaSetDevice(1) == cudaSuccess); // the caller's, to be left alone
     struct place pa = place_begin(), pb = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, N), * y = gcuda_new_tensor_1d(pb.ctx, GCUDA_TYPE_F32, N);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, N),
+                        *y = gcuda_new_tensor_1d(pb.ctx, GCUDA_TYPE_F32, N);
     struct gcuda_tensor * twice = gcuda_scale(pa.ctx, x, 2.0f);
     struct gcuda_cgraph * graph = gcuda_new_graph(pa.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, twice));
     REQUIRE(place_alloc(&pa, a) && place_alloc(&pb, b));
-    gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 2 * N * sizeof(float));
+    gcuda_backend_buffer_t host =
+        gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 2 * N * sizeof(float));
     REQUIRE(host != NULL);
-    float * in = (float *) gcuda_backend_buffer_get_base(host), * out = in + N;
+    float *in = (float *) gcuda_backend_buffer_get_base(host), *out = in + N;
     for (int i = 0; i < N; ++i) { in[i] = (float) i; }
     gcuda_backend_event_t event = gcuda_backend_event_new(gcuda_backend_get_device(a));
     CHECK_OK(gcuda_backend_tensor_set_async(a, x, in, 0, N * sizeof(float)));
@@ -244,14 +254,16 @@ TEST(asynchronous_access_is_ordered_for_every_seed) {
 TEST(a_stream_and_memory_of_the_callers) {
     cudaStream_t stream;
     void * memory = NULL;
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess && cudaMalloc(&memory, 4096) == cudaSuccess);
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+          cudaMalloc(&memory, 4096) == cudaSuccess);
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     params.stream = stream;
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     REQUIRE(backend != NULL);
     CHECK(gcuda_backend_cuda_get_stream(backend) == stream);
-    CHECK(gcuda_backend_cuda_buffer_from_ptr(0, (char *) memory + 4, 64) == NULL && gcuda_backend_cuda_buffer_from_ptr(0, NULL, 64) == NULL);
+    CHECK(gcuda_backend_cuda_buffer_from_ptr(0, (char *) memory + 4, 64) == NULL &&
+          gcuda_backend_cuda_buffer_from_ptr(0, NULL, 64) == NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_cuda_buffer_from_ptr(0, memory, 4096);
     CHECK(buffer != NULL);
     CHECK_OK(gcuda_backend_buffer_clear(buffer, 3));
@@ -288,7 +300,8 @@ TEST(what_the_device_cannot_do_is_refused_by_name) {
 TEST(bad_indices_give_zeros_and_a_status) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 3), * ids = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, 4);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 3),
+                        *ids = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, 4);
     struct gcuda_tensor * y = gcuda_get_rows(p.ctx, x, ids);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
@@ -311,7 +324,8 @@ TEST(bad_indices_give_zeros_and_a_status) {
 // =====================================================================================================================
 // >>training
 // =====================================================================================================================
-static gcuda_status train_with(gcuda_backend_t backend, struct model * m, struct network * net, int n_steps, float * loss) {
+static gcuda_status train_with(
+    gcuda_backend_t backend, struct model * m, struct network * net, int n_steps, float * loss) {
     struct trainer t;
     unsigned long long seed = 5;
     memset(net, 0, sizeof *net);
@@ -372,7 +386,9 @@ static char * copy_text(const char * text) {
 static bool is_wanted(const struct trained * t, const char * api) {
     if (strcmp(api, "cublasCreate_v2") != 0) { return memcmp(t, &wanted, sizeof wanted) == 0; }
     bool is_near = fabs((double) t->loss - (double) wanted.loss) < 1e-4;
-    for (int i = 0; i < N_WEIGHTS; ++i) { is_near = is_near && fabs((double) t->weights[i] - (double) wanted.weights[i]) < 2e-4; }
+    for (int i = 0; i < N_WEIGHTS; ++i) {
+        is_near = is_near && fabs((double) t->weights[i] - (double) wanted.weights[i]) < 2e-4;
+    }
     return is_near;
 }
 
@@ -384,19 +400,23 @@ static void fault_once(const char * api, int k, cudaError_t error, bool is_stick
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     const gcuda_status st = backend ? train_some(backend, 1, &got) : GCUDA_STATUS_FAILED;
     const bool came = sim_failed() > 0;
-    CHECK_MSG(st != GCUDA_STATUS_SUCCESS || is_wanted(&got, api), "%s %d with error %d: wrong numbers without a status", api, k, (int) error);
+    CHECK_MSG(st != GCUDA_STATUS_SUCCESS || is_wanted(&got, api), "%s %d with error %d: wrong numbers without a status",
+        api, k, (int) error);
     if (st != GCUDA_STATUS_SUCCESS) { CHECK_MSG(gcuda_last_error()[0] != '\0', "%s %d: no message", api, k); }
     sim_fail(api, 0, cudaSuccess);
     if (backend != NULL && !is_sticky) {
         const gcuda_status again = train_some(backend, 1, &got);
-        CHECK_MSG(again == GCUDA_STATUS_SUCCESS && is_wanted(&got, api), "%s %d with error %d: not usable again: %s", api, k, (int) error, gcuda_last_error());
+        CHECK_MSG(again == GCUDA_STATUS_SUCCESS && is_wanted(&got, api), "%s %d with error %d: not usable again: %s",
+            api, k, (int) error, gcuda_last_error());
     } else if (backend != NULL && came) {
         CHECK_MSG(train_some(backend, 1, &got) != GCUDA_STATUS_SUCCESS, "%s %d: works on a lost device", api, k);
         const gcuda_status sync = gcuda_backend_synchronize(backend);
-        CHECK_MSG(sync == GCUDA_STATUS_DEVICE_LOST, "%s %d: a lost device, but synchronize says %d", api, k, (int) sync);
+        CHECK_MSG(
+            sync == GCUDA_STATUS_DEVICE_LOST, "%s %d: a lost device, but synchronize says %d", api, k, (int) sync);
     }
     gcuda_backend_free(backend);
-    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
+    CHECK_MSG(
+        sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k, (int) error);
 }
 
 TEST(every_cuda_call_fails_in_turn) {

@@ -12,13 +12,14 @@
 extern "C" int cublasCreate_v2(void ** handle);
 extern "C" int cublasDestroy_v2(void * handle);
 extern "C" int cublasSetStream_v2(void * handle, cudaStream_t stream);
-extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha, const void * a, int type_a, int lda, long long stride_a,
-                                          const void * b, int type_b, int ldb, long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c,
-                                          int n_batch, int compute, int algorithm);
+extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
+    const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int algorithm);
 
 static const size_t MB = 1 << 20;
 
-template <typename... P, typename... A> static cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A... args) {
+template <typename... P, typename... A>
+static cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A... args) {
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
@@ -118,7 +119,8 @@ TEST(dynamic_shared_memory_and_its_limit) {
     CHECK(launch(k_dynamic, dim3(1), dim3(64), 48 * 1024 + 1, nullptr, p) == cudaErrorInvalidConfiguration);
     CHECK(cudaFuncSetAttribute(k_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, 60 * 1024) == cudaSuccess);
     CHECK(launch(k_dynamic, dim3(1), dim3(64), 60 * 1024, nullptr, p) == cudaSuccess);
-    CHECK(cudaFuncSetAttribute(k_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20) == cudaErrorInvalidValue);
+    CHECK(
+        cudaFuncSetAttribute(k_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20) == cudaErrorInvalidValue);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaGetLastError() != cudaSuccess && cudaGetLastError() == cudaSuccess);
     cudaFree(p);
@@ -155,9 +157,12 @@ TEST(warp_operations) {
         for (int t = 0; t < 64; ++t) {
             const int l = t % 32;
             const long long * o = &v[(size_t) t * N_SHUFFLES];
-            const long long want[N_SHUFFLES] = { t ^ 5, l + 3 < 32 ? l + 3 : l, l >= 3 ? l - 3 : l, 3, l % 8 + 3 < 8 ? l + 3 : l, l % 8 >= 3 ? l - 3 : l, l / 8 * 8 + 2,
-                                                 0x49249249ll, 10, 496, -26, 0xffffffffll, 32, 31 - l };
-            for (int k = 0; k < N_SHUFFLES; ++k) { CHECK_MSG(o[k] == want[k], "operation %d, lane %d: %lld, want %lld", k, l, o[k], want[k]); }
+            const long long want[N_SHUFFLES] = { t ^ 5, l + 3 < 32 ? l + 3 : l, l >= 3 ? l - 3 : l, 3,
+                l % 8 + 3 < 8 ? l + 3 : l, l % 8 >= 3 ? l - 3 : l, l / 8 * 8 + 2, 0x49249249ll, 10, 496, -26,
+                0xffffffffll, 32, 31 - l };
+            for (int k = 0; k < N_SHUFFLES; ++k) {
+                CHECK_MSG(o[k] == want[k], "operation %d, lane %d: %lld, want %lld", k, l, o[k], want[k]);
+            }
         }
         cudaFree(p);
     }
@@ -218,7 +223,8 @@ TEST(half_precision) {
         const __half h = { (uint16_t) i };
         const float f = __half2float(h);
         CHECK(f != f || __float2half_rn(f).bits == i);
-        CHECK(f != f ? gcuda_fp16_to_fp32((gcuda_fp16_t) i) != gcuda_fp16_to_fp32((gcuda_fp16_t) i) : f == gcuda_fp16_to_fp32((gcuda_fp16_t) i));
+        CHECK(f != f ? gcuda_fp16_to_fp32((gcuda_fp16_t) i) != gcuda_fp16_to_fp32((gcuda_fp16_t) i)
+                     : f == gcuda_fp16_to_fp32((gcuda_fp16_t) i));
     }
     struct rng r = rng_for("half");
     for (int i = 0; i < 200000; ++i) {
@@ -246,7 +252,9 @@ static __global__ void k_missing_lane(int * out) {
     if (threadIdx.x != 3) { out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1, 1); }
 }
 static __global__ void k_not_in_mask(int * out) { out[threadIdx.x] = __shfl_xor_sync(0x0000ffffu, 1, 1); }
-static __global__ void k_two_operations(int * out) { out[threadIdx.x] = threadIdx.x % 2 ? __any_sync(0xffffffffu, 1) : __shfl_xor_sync(0xffffffffu, 1, 1); }
+static __global__ void k_two_operations(int * out) {
+    out[threadIdx.x] = threadIdx.x % 2 ? __any_sync(0xffffffffu, 1) : __shfl_xor_sync(0xffffffffu, 1, 1);
+}
 
 TEST(divergence_is_reported_and_loses_the_device) {
     void (*const kernels[])(int *) = { k_divergent, k_early_exit, k_missing_lane, k_not_in_mask, k_two_operations };
@@ -273,7 +281,8 @@ TEST(divergence_is_reported_and_loses_the_device) {
 TEST(dead_handles_are_reported) {
     cudaStream_t stream;
     cudaEvent_t event;
-    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess && cudaStreamDestroy(stream) == cudaSuccess);
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess &&
+          cudaStreamDestroy(stream) == cudaSuccess);
     CHECK(cudaStreamSynchronize(stream) == cudaErrorInvalidResourceHandle);
     CHECK(cudaEventCreateWithFlags(&event, 0) == cudaSuccess && cudaEventDestroy(event) == cudaSuccess);
     CHECK(cudaEventSynchronize(event) == cudaErrorInvalidResourceHandle);
@@ -285,11 +294,12 @@ TEST(dead_handles_are_reported) {
 }
 
 TEST(leaks_are_counted) {
-    void * p = nullptr, * h = nullptr;
+    void *p = nullptr, *h = nullptr;
     int host[4];
     cudaStream_t stream;
     cudaEvent_t event;
-    CHECK(cudaMalloc(&p, 10) == cudaSuccess && cudaHostAlloc(&h, 10, 0) == cudaSuccess && cudaHostRegister(host, sizeof host, 0) == cudaSuccess);
+    CHECK(cudaMalloc(&p, 10) == cudaSuccess && cudaHostAlloc(&h, 10, 0) == cudaSuccess &&
+          cudaHostRegister(host, sizeof host, 0) == cudaSuccess);
     CHECK(cudaHostRegister(&host[1], 4, 0) == cudaErrorHostMemoryAlreadyRegistered);
     CHECK(cudaStreamCreateWithFlags(&stream, 0) == cudaSuccess && cudaEventCreateWithFlags(&event, 0) == cudaSuccess);
     CHECK_EQ_I(sim_leaks(), 5);
@@ -310,7 +320,8 @@ struct two_streams {
 static void two_streams_begin(struct two_streams * t, uint64_t seed, unsigned flags) {
     sim_reset(2, 64 * MB, seed);
     void * p = nullptr;
-    CHECK(cudaStreamCreateWithFlags(&t->a, flags) == cudaSuccess && cudaStreamCreateWithFlags(&t->b, flags) == cudaSuccess);
+    CHECK(cudaStreamCreateWithFlags(&t->a, flags) == cudaSuccess &&
+          cudaStreamCreateWithFlags(&t->b, flags) == cudaSuccess);
     CHECK(cudaEventCreateWithFlags(&t->event, cudaEventDisableTiming) == cudaSuccess);
     CHECK(cudaHostAlloc(&p, 256, 0) == cudaSuccess);
     t->pinned = (float *) p;
@@ -319,7 +330,8 @@ static void two_streams_begin(struct two_streams * t, uint64_t seed, unsigned fl
 }
 
 static void two_streams_end(struct two_streams * t) {
-    cudaFree(t->x), cudaFreeHost(t->pinned), cudaEventDestroy(t->event), cudaStreamDestroy(t->a), cudaStreamDestroy(t->b);
+    cudaFree(t->x), cudaFreeHost(t->pinned), cudaEventDestroy(t->event), cudaStreamDestroy(t->a),
+        cudaStreamDestroy(t->b);
     CHECK_EQ_I(sim_leaks(), 0);
 }
 
@@ -409,14 +421,17 @@ TEST(devices_have_memory_and_streams_of_their_own) {
     cudaStream_t stream;
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     CHECK(cudaMemcpyPeerAsync(p[0], 1, p[1], 0, 100, stream) == cudaErrorInvalidValue);
-    CHECK(cudaMemcpyPeerAsync(p[0], 0, p[1], 1, 100, stream) == cudaSuccess && cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(cudaMemcpyPeerAsync(p[0], 0, p[1], 1, 100, stream) == cudaSuccess &&
+          cudaStreamSynchronize(stream) == cudaSuccess);
     char byte = 0;
     CHECK(cudaMemcpy(&byte, (char *) p[0] + 99, 1, cudaMemcpyDeviceToHost) == cudaSuccess && byte == 1);
     CHECK(cudaSetDevice(0) == cudaSuccess);
-    CHECK(launch(k_add, dim3(1), dim3(1), 0, stream, (float *) p[0], 1.0f) == cudaErrorInvalidResourceHandle); // another device's
+    CHECK(launch(k_add, dim3(1), dim3(1), 0, stream, (float *) p[0], 1.0f) ==
+          cudaErrorInvalidResourceHandle); // another device's
     CHECK(cudaFree(p[0]) == cudaSuccess && cudaFree(p[1]) == cudaSuccess && cudaStreamDestroy(stream) == cudaSuccess);
     struct cudaDeviceProp prop;
-    CHECK(cudaGetDeviceProperties(&prop, 1) == cudaSuccess && 100 * prop.major + 10 * prop.minor == GCUDA_SIM_CC && prop.totalGlobalMem == MB);
+    CHECK(cudaGetDeviceProperties(&prop, 1) == cudaSuccess && 100 * prop.major + 10 * prop.minor == GCUDA_SIM_CC &&
+          prop.totalGlobalMem == MB);
     sim_reset(0, MB, 1);
     CHECK(cudaGetDeviceCount(&n) == cudaErrorNoDevice && n == 0);
     cudaGetLastError();
@@ -425,7 +440,7 @@ TEST(devices_have_memory_and_streams_of_their_own) {
 }
 
 TEST(wrong_arguments_are_refused) {
-    float * x = on_device<float>(4), host[4] = { 0 };
+    float *x = on_device<float>(4), host[4] = { 0 };
     CHECK(cudaMemcpyAsync(x, host, 17, cudaMemcpyHostToDevice, nullptr) == cudaErrorInvalidValue); // past the end
     CHECK(cudaMemcpyAsync(host, host, 4, cudaMemcpyHostToDevice, nullptr) == cudaErrorInvalidValue);
     CHECK(cudaMemcpyAsync(x, x, 4, cudaMemcpyDeviceToHost, nullptr) == cudaErrorInvalidValue);
@@ -465,16 +480,19 @@ TEST(products_of_the_cublas_stand_in) {
     // [2, 3] rows times [2, 3] rows, both transposed as gcuda asks for them
     float a[6] = { 1, 2, 3, 4, 5, 6 }, b[4] = { 1, 10, 2, 20 }, c[6];
     const float one = 1.0f, zero = 0.0f;
-    float * da = on_device<float>(6), * db = on_device<float>(4), * dc = on_device<float>(6);
-    CHECK(cudaMemcpy(da, a, sizeof a, cudaMemcpyHostToDevice) == cudaSuccess && cudaMemcpy(db, b, sizeof b, cudaMemcpyHostToDevice) == cudaSuccess);
+    float *da = on_device<float>(6), *db = on_device<float>(4), *dc = on_device<float>(6);
+    CHECK(cudaMemcpy(da, a, sizeof a, cudaMemcpyHostToDevice) == cudaSuccess &&
+          cudaMemcpy(db, b, sizeof b, cudaMemcpyHostToDevice) == cudaSuccess);
     void * handle = nullptr;
     CHECK(cublasCreate_v2(&handle) == 0 && cublasSetStream_v2(handle, cudaStreamPerThread) == 0);
-    CHECK(cublasGemmStridedBatchedEx(handle, 1, 0, 3, 2, 2, &one, da, 0, 2, 0, db, 0, 2, 0, &zero, dc, 0, 3, 0, 1, 68, -1) == 0);
+    CHECK(cublasGemmStridedBatchedEx(
+              handle, 1, 0, 3, 2, 2, &one, da, 0, 2, 0, db, 0, 2, 0, &zero, dc, 0, 3, 0, 1, 68, -1) == 0);
     CHECK(cudaMemcpy(c, dc, sizeof c, cudaMemcpyDeviceToHost) == cudaSuccess);
     for (int j = 0; j < 2; ++j) {
         for (int i = 0; i < 3; ++i) { CHECK(c[3 * j + i] == a[2 * i] * b[2 * j] + a[2 * i + 1] * b[2 * j + 1]); }
     }
-    CHECK(cublasGemmStridedBatchedEx(handle, 1, 0, 3, 2, 2, &one, da, 2, 2, 0, db, 0, 2, 0, &zero, dc, 0, 3, 0, 1, 68, -1) != 0);
+    CHECK(cublasGemmStridedBatchedEx(
+              handle, 1, 0, 3, 2, 2, &one, da, 2, 2, 0, db, 0, 2, 0, &zero, dc, 0, 3, 0, 1, 68, -1) != 0);
     CHECK_EQ_I(sim_leaks(), 4);
     CHECK(cublasDestroy_v2(handle) == 0);
     cudaFree(da), cudaFree(db), cudaFree(dc);

@@ -32,9 +32,15 @@ static inline __nv_bfloat16 __float2bfloat16_rn(float v) {
 static inline __nv_bfloat16 __float2bfloat16(float v) { return __float2bfloat16_rn(v); }
 static inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short v) { return __nv_bfloat16{ v }; }
 static inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 v) { return v.bits; }
-static inline __nv_bfloat16 __hadd(__nv_bfloat16 a, __nv_bfloat16 b) { return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b)); }
-static inline __nv_bfloat16 __hmul(__nv_bfloat16 a, __nv_bfloat16 b) { return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b)); }
-static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return __nv_bfloat162{ __float2bfloat16_rn(x), __float2bfloat16_rn(y) }; }
+static inline __nv_bfloat16 __hadd(__nv_bfloat16 a, __nv_bfloat16 b) {
+    return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
+}
+static inline __nv_bfloat16 __hmul(__nv_bfloat16 a, __nv_bfloat16 b) {
+    return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b));
+}
+static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+    return __nv_bfloat162{ __float2bfloat16_rn(x), __float2bfloat16_rn(y) };
+}
 static inline float __low2float(__nv_bfloat162 v) { return __bfloat162float(v.x); }
 static inline float __high2float(__nv_bfloat162 v) { return __bfloat162float(v.y); }
 

@@ -29,13 +29,19 @@ struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-#define GCUDA_SIM_VECTORS(T, name)                                                              \
-    struct alignas(2 * sizeof(T)) name##2 { T x, y; };                                          \
-    struct name##3 { T x, y, z; };                                                              \
-    struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) name##4 { T x, y, z, w; };          \
-    static inline name##2 make_##name##2(T x, T y) { return name##2{ x, y }; }                  \
-    static inline name##3 make_##name##3(T x, T y, T z) { return name##3{ x, y, z }; }          \
-    static inline name##4 make_##name##4(T x, T y, T z, T w) { return name##4{ x, y, z, w }; }
+#define GCUDA_SIM_VECTORS(T, name)                                                                                     \
+    struct alignas(2 * sizeof(T)) name##2 {                                                                            \
+        T x, y;                                                                                                        \
+    };                                                                                                                 \
+    struct name##3 {                                                                                                   \
+        T x, y, z;                                                                                                     \
+    };                                                                                                                 \
+    struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) name##4 {                                                  \
+        T x, y, z, w;                                                                                                  \
+    };                                                                                                                 \
+    static inline name##2 make_##name##2(T x, T y) { return name##2 { x, y }; }                                        \
+    static inline name##3 make_##name##3(T x, T y, T z) { return name##3 { x, y, z }; }                                \
+    static inline name##4 make_##name##4(T x, T y, T z, T w) { return name##4 { x, y, z, w }; }
 GCUDA_SIM_VECTORS(float, float)
 GCUDA_SIM_VECTORS(int, int)
 GCUDA_SIM_VECTORS(signed char, char)
@@ -81,12 +87,15 @@ cudaError_t sim_launch(const cudaLaunchConfig_t * config, const void * kernel, s
 cudaError_t sim_func_set_shared(const void * kernel, int value);
 
 // Arguments are copied now; the kernel runs when its stream comes to it.
-template <typename... P, typename... A> static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, void (*kernel)(P...), A &&... args) {
+template <typename... P, typename... A>
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, void (*kernel)(P...), A &&... args) {
     std::tuple<std::decay_t<P>...> copy(static_cast<std::decay_t<P>>(args)...);
     return sim_launch(config, (const void *) kernel, [kernel, copy]() { std::apply(kernel, copy); });
 }
 
-template <typename F> static inline cudaError_t cudaFuncSetAttribute(F * kernel, cudaFuncAttribute, int value) { return sim_func_set_shared((const void *) kernel, value); }
+template <typename F> static inline cudaError_t cudaFuncSetAttribute(F * kernel, cudaFuncAttribute, int value) {
+    return sim_func_set_shared((const void *) kernel, value);
+}
 
 // ---- barriers; a barrier that not all threads of the block reach is an error ----
 int sim_barrier(int what, int value); // of all values: 0 nothing, 1 the sum of those not 0, 2 all, 3 any
@@ -99,7 +108,19 @@ static inline void __threadfence_block() {}
 static inline void __threadfence_system() {}
 
 // ---- warps: the lanes that the mask names meet ----
-enum sim_warp_op { SIM_SYNC, SIM_SHUFFLE, SIM_BALLOT, SIM_ADD, SIM_MIN_U, SIM_MAX_U, SIM_MIN_S, SIM_MAX_S, SIM_AND, SIM_OR, SIM_XOR };
+enum sim_warp_op {
+    SIM_SYNC,
+    SIM_SHUFFLE,
+    SIM_BALLOT,
+    SIM_ADD,
+    SIM_MIN_U,
+    SIM_MAX_U,
+    SIM_MIN_S,
+    SIM_MAX_S,
+    SIM_AND,
+    SIM_OR,
+    SIM_XOR
+};
 int sim_lane();
 // in and out: size bytes, at most 16; from: the lane whose value a shuffle wants
 void sim_warp(sim_warp_op op, unsigned mask, const void * in, void * out, size_t size, int from);
@@ -113,7 +134,9 @@ template <typename T> static inline T sim_shuffle(unsigned mask, T v, int from) 
     return out;
 }
 
-template <typename T> static inline T __shfl_sync(unsigned mask, T v, int from, int width = 32) { return sim_shuffle(mask, v, (sim_lane() & -width) + (from & (width - 1))); }
+template <typename T> static inline T __shfl_sync(unsigned mask, T v, int from, int width = 32) {
+    return sim_shuffle(mask, v, (sim_lane() & -width) + (from & (width - 1)));
+}
 
 template <typename T> static inline T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
     const int lane = sim_lane(), from = lane - (int) delta;
@@ -149,7 +172,12 @@ static inline unsigned __reduce_or_sync(unsigned mask, unsigned v) { return sim_
 static inline unsigned __reduce_xor_sync(unsigned mask, unsigned v) { return sim_warp_u32(SIM_XOR, mask, v); }
 
 // ---- atomics: only one thread runs at a time, and only barriers and warp operations let another one on ----
-#define GCUDA_SIM_ATOMIC(name, value)                                                               template <typename T> static inline T name(T * p, typename std::common_type<T>::type v) {           const T old = *p;                                                                               *p = (T) (value);                                                                               return old;                                                                                 }
+#define GCUDA_SIM_ATOMIC(name, value)                                                                                  \
+    template <typename T> static inline T name(T * p, typename std::common_type<T>::type v) {                          \
+        const T old = *p;                                                                                              \
+        *p = (T) (value);                                                                                              \
+        return old;                                                                                                    \
+    }
 GCUDA_SIM_ATOMIC(atomicAdd, old + v)
 GCUDA_SIM_ATOMIC(atomicSub, old - v)
 GCUDA_SIM_ATOMIC(atomicExch, v)
@@ -158,7 +186,8 @@ GCUDA_SIM_ATOMIC(atomicMax, v > old ? v : old)
 GCUDA_SIM_ATOMIC(atomicAnd, old & v)
 GCUDA_SIM_ATOMIC(atomicOr, old | v)
 GCUDA_SIM_ATOMIC(atomicXor, old ^ v)
-template <typename T> static inline T atomicCAS(T * p, typename std::common_type<T>::type expected, typename std::common_type<T>::type v) {
+template <typename T>
+static inline T atomicCAS(T * p, typename std::common_type<T>::type expected, typename std::common_type<T>::type v) {
     const T old = *p;
     *p = old == expected ? v : old;
     return old;

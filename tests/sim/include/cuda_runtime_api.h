@@ -16,46 +16,46 @@ extern "C" {
 #endif
 
 // name, number, text
-#define GCUDA_SIM_ERRORS(X)                                                          \
-    X(cudaSuccess, 0, "no error")                                                    \
-    X(cudaErrorInvalidValue, 1, "invalid argument")                                  \
-    X(cudaErrorMemoryAllocation, 2, "out of memory")                                 \
-    X(cudaErrorInitializationError, 3, "initialization error")                       \
-    X(cudaErrorCudartUnloading, 4, "driver shutting down")                           \
-    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")            \
-    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")      \
-    X(cudaErrorInsufficientDriver, 35, "driver version is too old for the runtime")  \
-    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                  \
-    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                         \
-    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image for this device")       \
-    X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error")                     \
-    X(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported")           \
-    X(cudaErrorNvlinkUncorrectable, 220, "uncorrectable NVLink error")               \
-    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                \
-    X(cudaErrorSymbolNotFound, 500, "named symbol not found")                        \
-    X(cudaErrorNotReady, 600, "device not ready")                                    \
-    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")      \
-    X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch") \
-    X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")        \
-    X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")      \
-    X(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled")        \
-    X(cudaErrorAssert, 710, "device-side assert triggered")                          \
-    X(cudaErrorHostMemoryAlreadyRegistered, 712, "host memory already registered")   \
-    X(cudaErrorHostMemoryNotRegistered, 713, "host memory is not registered")        \
-    X(cudaErrorHardwareStackError, 714, "hardware stack error")                      \
-    X(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")    \
-    X(cudaErrorMisalignedAddress, 716, "misaligned address")                         \
-    X(cudaErrorInvalidAddressSpace, 717, "operation in the wrong address space")     \
-    X(cudaErrorInvalidPc, 718, "invalid program counter")                            \
-    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                     \
-    X(cudaErrorNotSupported, 801, "operation not supported")                         \
+#define GCUDA_SIM_ERRORS(X)                                                                                            \
+    X(cudaSuccess, 0, "no error")                                                                                      \
+    X(cudaErrorInvalidValue, 1, "invalid argument")                                                                    \
+    X(cudaErrorMemoryAllocation, 2, "out of memory")                                                                   \
+    X(cudaErrorInitializationError, 3, "initialization error")                                                         \
+    X(cudaErrorCudartUnloading, 4, "driver shutting down")                                                             \
+    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                                              \
+    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                                        \
+    X(cudaErrorInsufficientDriver, 35, "driver version is too old for the runtime")                                    \
+    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                                    \
+    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                           \
+    X(cudaErrorNoKernelImageForDevice, 209, "no kernel image for this device")                                         \
+    X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error")                                                       \
+    X(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported")                                             \
+    X(cudaErrorNvlinkUncorrectable, 220, "uncorrectable NVLink error")                                                 \
+    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                                  \
+    X(cudaErrorSymbolNotFound, 500, "named symbol not found")                                                          \
+    X(cudaErrorNotReady, 600, "device not ready")                                                                      \
+    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                                        \
+    X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")                                   \
+    X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                          \
+    X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                                        \
+    X(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled")                                          \
+    X(cudaErrorAssert, 710, "device-side assert triggered")                                                            \
+    X(cudaErrorHostMemoryAlreadyRegistered, 712, "host memory already registered")                                     \
+    X(cudaErrorHostMemoryNotRegistered, 713, "host memory is not registered")                                          \
+    X(cudaErrorHardwareStackError, 714, "hardware stack error")                                                        \
+    X(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                                      \
+    X(cudaErrorMisalignedAddress, 716, "misaligned address")                                                           \
+    X(cudaErrorInvalidAddressSpace, 717, "operation in the wrong address space")                                       \
+    X(cudaErrorInvalidPc, 718, "invalid program counter")                                                              \
+    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                                       \
+    X(cudaErrorNotSupported, 801, "operation not supported")                                                           \
     X(cudaErrorUnknown, 999, "unknown error")
 
 enum cudaError {
 #define X(name, number, text) name = number,
     GCUDA_SIM_ERRORS(X)
 #undef X
-    cudaErrorSimLast = 1000 // so that the list may end in a comma
+        cudaErrorSimLast = 1000 // so that the list may end in a comma
 };
 typedef enum cudaError cudaError_t;
 
@@ -121,7 +121,8 @@ cudaError_t cudaHostRegister(void * ptr, size_t size, unsigned flags);
 cudaError_t cudaHostUnregister(void * ptr);
 cudaError_t cudaMemcpy(void * dst, const void * src, size_t size, enum cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void * dst, const void * src, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemcpyPeerAsync(void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream);
+cudaError_t cudaMemcpyPeerAsync(
+    void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void * ptr, int value, size_t size, cudaStream_t stream);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned flags);

@@ -13,15 +13,15 @@
 extern "C" {
 #endif
 
-// As if the process had just started with these settings: errors, faults and counters are gone. What is alive stays valid.
+// As if the process had just started with these settings: errors, faults and counters are gone. What is alive stays.
 void sim_reset(int n_devices, size_t memory_bytes, uint64_t seed);
 
 // The k-th call from now on (1 is the next) of an API function returns the error; k = 0 takes the wish back. Sticky
-// errors stay with the current device. Functions that release something release it all the same. "kernel" stands for the
-// k-th kernel that runs: it does nothing, and the error appears where CUDA would show it, later. For cublas functions the
-// error is cuBLAS's number.
+// errors stay with the current device. Functions that release something release it all the same. "kernel" stands for
+// the k-th kernel that runs: it does nothing, and the error appears where CUDA would show it, later. For cublas
+// functions the error is cuBLAS's number.
 void sim_fail(const char * api, int k, cudaError_t error);
-int sim_failed(void);            // faults that have come true since sim_reset
+int sim_failed(void);              // faults that have come true since sim_reset
 long sim_counts(const char * api); // calls since sim_reset
 
 // Every function with a counter, in order of first use; NULL behind the last.
