@@ -81,8 +81,8 @@ FLOAT_FUNCTIONS(ONE) UNARY_FUNCTIONS(ONE) GLU_FUNCTIONS(ONE)
 PAIRS(TWO)
 SPLITS(TWO)
 ONE(dup) ONE(dup_inplace) ONE(cont) ONE(transpose) ONE(sum) ONE(cumsum) ONE(argmax) ONE(diag)
-TWO(add1) TWO(add1_inplace) TWO(reshape) TWO(repeat) TWO(repeat_back) TWO(cpy) TWO(get_rows) TWO(silu_back) TWO(count_equal)
-TWO(cross_entropy_loss) TWO(mul_mat) TWO(out_prod) TWO(ssm_conv)
+TWO(add1) TWO(add1_inplace) TWO(reshape) TWO(repeat) TWO(repeat_back) TWO(cpy) TWO(get_rows) TWO(silu_back)
+TWO(count_equal) TWO(cross_entropy_loss) TWO(mul_mat) TWO(out_prod) TWO(ssm_conv)
 THREE(get_rows_back) THREE(set_rows) THREE(add_id) THREE(cross_entropy_loss_back) THREE(opt_step_sgd) THREE(mul_mat_id)
 BUILD(opt_step_adamw, gcuda_opt_step_adamw(c, in[0], in[1], in[2], in[3], in[4]))
 BUILD(unary, gcuda_unary(c, in[0], GCUDA_UNARY_OP_RELU))
@@ -188,14 +188,14 @@ struct ctor {
 
 static const struct ctor ctors[] = {
     FLOAT_FUNCTIONS(FLOAT_ROW) UNARY_FUNCTIONS(UNARY_ROW) GLU_FUNCTIONS(GLU_ROW) PAIRS(PAIR_ROW) SPLITS(SPLIT_ROW)
-    ANY_ROW(dup) ANY_ROW(dup_inplace) ANY_ROW(cont) ANY_ROW(transpose) ANY_ROW(view_1d) ANY_ROW(view_2d) ANY_ROW(permute)
-    FLOAT_ROW(sum) FLOAT_ROW(cumsum) FLOAT_ROW(unary) FLOAT_ROW(unary_inplace) UNARY_ROW(xielu) FLOAT_ROW(glu) FLOAT_ROW(scale)
-    FLOAT_ROW(scale_inplace) FLOAT_ROW_AS(scale_bias, "scale") FLOAT_ROW_AS(scale_bias_inplace,
-    "scale") FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
+    ANY_ROW(dup) ANY_ROW(dup_inplace) ANY_ROW(cont) ANY_ROW(transpose) ANY_ROW(view_1d) ANY_ROW(view_2d)
+    ANY_ROW(permute) FLOAT_ROW(sum) FLOAT_ROW(cumsum) FLOAT_ROW(unary) FLOAT_ROW(unary_inplace) UNARY_ROW(xielu)
+    FLOAT_ROW(glu) FLOAT_ROW(scale) FLOAT_ROW(scale_inplace) FLOAT_ROW_AS(scale_bias, "scale")
+    FLOAT_ROW_AS(scale_bias_inplace, "scale") FLOAT_ROW(clamp) FLOAT_ROW(leaky_relu) FLOAT_ROW(fill)
     FLOAT_ROW(fill_inplace) FLOAT_ROW(diag_mask_inf) FLOAT_ROW(diag_mask_inf_inplace) FLOAT_ROW(diag_mask_zero)
-    FLOAT_ROW(diag_mask_zero_inplace) MOVE_ROW(pad, NULL) MOVE_ROW(pad_circular, "pad") MOVE_ROW(pad_reflect_1d,
-    NULL) MOVE_ROW(roll, NULL) NORM_ROW(norm) NORM_ROW(norm_inplace) NORM_ROW(rms_norm) NORM_ROW(rms_norm_inplace) NORM_ROW(l2_norm) NORM_ROW(l2_norm_inplace)
-    NORM_ROW(group_norm) NORM_ROW(group_norm_inplace)
+    FLOAT_ROW(diag_mask_zero_inplace) MOVE_ROW(pad, NULL) MOVE_ROW(pad_circular, "pad") MOVE_ROW(pad_reflect_1d, NULL)
+    MOVE_ROW(roll, NULL) NORM_ROW(norm) NORM_ROW(norm_inplace) NORM_ROW(rms_norm) NORM_ROW(rms_norm_inplace)
+    NORM_ROW(l2_norm) NORM_ROW(l2_norm_inplace) NORM_ROW(group_norm) NORM_ROW(group_norm_inplace)
     { "argmax", NULL, b_argmax, "F32:8,4", 1, { "I32:8,4", "F32:8,4,2", "F32:8,4:transposed" } },
     { "diag", NULL, b_diag, "F32:8", 1, { "F32:8,4", "Q4_0:32" } },
     { "tri", NULL, b_tri, "F32:8,8", 1, { "F32:8,4", "I32:8,8" } },
