@@ -8,6 +8,8 @@
 
 #include "sim.h"
 
+#include <pthread.h>
+
 #include "test.h"
 
 #define MB ((size_t) 1 << 20)
@@ -369,6 +371,27 @@ TEST(training_is_the_processors_and_the_same_for_every_seed) {
     }
     CHECK_NEAR(first.loss, cpu.loss, 1e-4);
     for (int i = 0; i < N_WEIGHTS; ++i) { CHECK_NEAR(first.weights[i], cpu.weights[i], 2e-4); }
+    clean();
+}
+
+static void * train_in_thread(void * loss) {
+    struct trained got = { -1.0f, { 0.0f } };
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    if (backend == NULL || train_some(backend, 2, &got) != GCUDA_STATUS_SUCCESS) { got.loss = -1.0f; }
+    gcuda_backend_free(backend);
+    *(float *) loss = got.loss;
+    return NULL;
+}
+
+TEST(backends_on_several_threads) {
+    enum { N_THREADS = 4 };
+    pthread_t threads[N_THREADS];
+    float loss[N_THREADS];
+    fresh(1, 64 * MB, 7);
+    digits(); // read before the threads do
+    for (int i = 0; i < N_THREADS; ++i) { REQUIRE(pthread_create(&threads[i], NULL, train_in_thread, &loss[i]) == 0); }
+    for (int i = 0; i < N_THREADS; ++i) { pthread_join(threads[i], NULL); }
+    for (int i = 0; i < N_THREADS; ++i) { CHECK(loss[i] > 0.0f && loss[i] == loss[0]); }
     clean();
 }
 
