@@ -92,7 +92,7 @@ def plan(level):
     threaded = ["test-pool", "test-core", "test-backend", "test-quants", "test-mulmat", "test-digits"]
     variant(jobs, "tsan", "full", tsan, only=threaded, needs=clang, timeout=1800)
     valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full",
-                "--errors-for-leak-kinds=definite", "--num-callers=20"]  # backends kept for all tests are reachable
+                "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite", "--num-callers=20"]  # backends kept for all tests are reachable
     # no SIMD: valgrind 3.19 does not know AVX-512
     variant(jobs, "valgrind", "full", ["CFLAGS=-O1 -g -DGCUDA_NO_SIMD"], prefix=valgrind, only=["test-pool", "test-core"],
             needs=[("valgrind", "valgrind")], timeout=1800)
