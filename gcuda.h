@@ -133,6 +133,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cpu       CPU backend, thread pool
     >>impl-cuda-device   errors, discovery, the current device
     >>impl-cuda-pool     scratch memory of a backend: best fit over cached blocks, budget, trimming
+    >>impl-cuda-state    struct gcudai_cuda: all that belongs to a backend
     >>impl-cuda-buffer   device buffers, page-locked host buffers
     >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
     >>impl-cuda-exec     what the device can do, and doing it
@@ -21465,6 +21466,62 @@ static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
 }
 
 // =====================================================================================================
+// >>impl-cuda-state   struct gcudai_cuda: all that belongs to a backend
+// =====================================================================================================
+
+typedef void * gcudai_cublas_handle;
+#define GCUDAI_CUBLAS_FUNCTIONS(X)                                                                                                  \
+    X(cublasCreate_v2, (gcudai_cublas_handle * handle))                                                                             \
+    X(cublasDestroy_v2, (gcudai_cublas_handle handle))                                                                              \
+    X(cublasSetStream_v2, (gcudai_cublas_handle handle, cudaStream_t stream))                                                       \
+    X(cublasGemmStridedBatchedEx, (gcudai_cublas_handle handle, int op_a, int op_b, int m, int n, int k, const void * alpha,        \
+                                   const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb,    \
+                                   long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c,        \
+                                   int n_batch, int compute, int algorithm))
+
+#if defined(GCUDA_CUBLAS_LINK)
+#define X(name, args) extern int name args;
+GCUDAI_CUBLAS_FUNCTIONS(X)
+#undef X
+#endif
+
+struct gcudai_cublas {
+    void * library;
+    gcudai_cublas_handle handle; // NULL: there is no cuBLAS
+#define X(name, args) int (*name) args;
+    GCUDAI_CUBLAS_FUNCTIONS(X)
+#undef X
+};
+
+struct gcudai_cuda {
+    struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
+    struct gcudai_cuda_device * device;
+    cudaStream_t stream;
+    bool owns_stream;
+    enum gcuda_cuda_wait wait;
+    cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
+    struct gcudai_cuda_pool pool;
+    struct gcudai_cublas cublas;
+    int32_t * bad_index;      // on the device: set by a kernel that met an index out of range
+    int32_t * bad_index_host; // page-locked
+    bool may_have_bad_index;  // since the last synchronize
+    gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
+};
+
+static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
+    if (st == GCUDA_STATUS_DEVICE_LOST) {
+        cu->lost = st;
+    }
+    return st;
+}
+
+static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
+    return cu->lost == GCUDA_STATUS_SUCCESS
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
+}
+
+// =====================================================================================================
 // >>impl-cuda-buffer   device buffers, page-locked host buffers
 // =====================================================================================================
 // Blocking access goes through the per-thread default stream and waits for it: it does not wait for backends, whose
@@ -21734,30 +21791,6 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
 // >>impl-cuda-mul-mat   cuBLAS, loaded when the program runs; dispatch of matrix products
 // =====================================================================================================
 
-typedef void * gcudai_cublas_handle;
-#define GCUDAI_CUBLAS_FUNCTIONS(X)                                                                                                  \
-    X(cublasCreate_v2, (gcudai_cublas_handle * handle))                                                                             \
-    X(cublasDestroy_v2, (gcudai_cublas_handle handle))                                                                              \
-    X(cublasSetStream_v2, (gcudai_cublas_handle handle, cudaStream_t stream))                                                       \
-    X(cublasGemmStridedBatchedEx, (gcudai_cublas_handle handle, int op_a, int op_b, int m, int n, int k, const void * alpha,        \
-                                   const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb,    \
-                                   long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c,        \
-                                   int n_batch, int compute, int algorithm))
-
-#if defined(GCUDA_CUBLAS_LINK)
-#define X(name, args) extern int name args;
-GCUDAI_CUBLAS_FUNCTIONS(X)
-#undef X
-#endif
-
-struct gcudai_cublas {
-    void * library;
-    gcudai_cublas_handle handle; // NULL: there is no cuBLAS
-#define X(name, args) int (*name) args;
-    GCUDAI_CUBLAS_FUNCTIONS(X)
-#undef X
-};
-
 // Values of cuBLAS's interface.
 enum {
     GCUDAI_CUBLAS_OP_N = 0,
@@ -21800,34 +21833,6 @@ static void gcudai_cublas_open(struct gcudai_cublas * c) {
         c->handle = NULL;
         gcudai_cublas_close(c);
     }
-}
-
-struct gcudai_cuda {
-    struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
-    struct gcudai_cuda_device * device;
-    cudaStream_t stream;
-    bool owns_stream;
-    enum gcuda_cuda_wait wait;
-    cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
-    struct gcudai_cuda_pool pool;
-    struct gcudai_cublas cublas;
-    int32_t * bad_index;      // on the device: set by a kernel that met an index out of range
-    int32_t * bad_index_host; // page-locked
-    bool may_have_bad_index;  // since the last synchronize
-    gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
-};
-
-static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
-    if (st == GCUDA_STATUS_DEVICE_LOST) {
-        cu->lost = st;
-    }
-    return st;
-}
-
-static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
-    return cu->lost == GCUDA_STATUS_SUCCESS
-               ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
 }
 
 // A kernel that could not be launched, with the node it was for.

@@ -24,6 +24,15 @@
 // >>k-base   element access, indices, warp and block reductions, launch(): the only launch in the file
 // =====================================================================================================
 
+// The file as a whole (0, the default), or one part of it: parts are compiled side by side and linked together.
+#ifndef GCUDA_KERNEL_PART
+#define GCUDA_KERNEL_PART 0
+#endif
+#define GCUDAI_PART(n) (GCUDA_KERNEL_PART == 0 || GCUDA_KERNEL_PART == (n))
+#if GCUDA_KERNEL_PART != 0 && defined(__CUDACC__)
+#pragma nv_diag_suppress 177 // a part uses only some of what all share
+#endif
+
 #define GRID_LIMIT 65536 // blocks; kernels loop over what is left, so that no grid is ever too large
 
 // Failure leaves CUDA's last error for the host side to read.
@@ -39,8 +48,8 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
 }
 
-static int64_t n_elements(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
-static int64_t n_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
+static inline int64_t n_elements(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
+static inline int64_t n_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
 template <typename... P, typename... A>
 static gcuda_status launch_elements(void (*kernel)(P...), const gcuda_array & y, gcuda_stream stream, A... args) {
@@ -52,7 +61,7 @@ struct d_index {
 };
 
 // Position of element i in logical order.
-static __device__ d_index d_unravel(const int64_t * ne, int64_t i) {
+static inline __device__ d_index d_unravel(const int64_t * ne, int64_t i) {
     d_index x;
     x.i0 = i % ne[0];
     i /= ne[0];
@@ -63,19 +72,19 @@ static __device__ d_index d_unravel(const int64_t * ne, int64_t i) {
     return x;
 }
 
-static __device__ char * d_at(const gcuda_array & a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+static inline __device__ char * d_at(const gcuda_array & a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
     return (char *) a.data + i0 * (int64_t) a.nb[0] + i1 * (int64_t) a.nb[1] + i2 * (int64_t) a.nb[2] +
            i3 * (int64_t) a.nb[3];
 }
 
-static __device__ char * d_at(const gcuda_array & a, const d_index & x) { return d_at(a, x.i0, x.i1, x.i2, x.i3); }
+static inline __device__ char * d_at(const gcuda_array & a, const d_index & x) { return d_at(a, x.i0, x.i1, x.i2, x.i3); }
 
 // Row r, counting dimensions 1, 2, 3.
-static __device__ char * d_row(const gcuda_array & a, int64_t r) {
+static inline __device__ char * d_row(const gcuda_array & a, int64_t r) {
     return d_at(a, 0, r % a.ne[1], r / a.ne[1] % a.ne[2], r / a.ne[1] / a.ne[2]);
 }
 
-static __device__ float d_load(gcuda_type type, const char * p) {
+static inline __device__ float d_load(gcuda_type type, const char * p) {
     switch (type) {
         case GCUDA_TYPE_F32: return *(const float *) p;
         case GCUDA_TYPE_F16: return __half2float(*(const __half *) p);
@@ -84,7 +93,7 @@ static __device__ float d_load(gcuda_type type, const char * p) {
     }
 }
 
-static __device__ void d_store(gcuda_type type, char * p, float v) {
+static inline __device__ void d_store(gcuda_type type, char * p, float v) {
     switch (type) {
         case GCUDA_TYPE_F32: *(float *) p = v; break;
         case GCUDA_TYPE_F16: *(__half *) p = __float2half_rn(v); break;
@@ -94,7 +103,7 @@ static __device__ void d_store(gcuda_type type, char * p, float v) {
 }
 
 // Element i of a row of weights: floats, Q4_0 (element i and i + 16 of a block in one byte) and Q8_0.
-static __device__ float d_weight(gcuda_type type, const char * row, int64_t i) {
+static inline __device__ float d_weight(gcuda_type type, const char * row, int64_t i) {
     if (type == GCUDA_TYPE_Q4_0) {
         const gcuda_block_q4_0 * b = (const gcuda_block_q4_0 *) row + i / 32;
         const int k = (int) (i % 32), q = k < 16 ? b->qs[k] & 15 : b->qs[k - 16] >> 4;
@@ -108,13 +117,13 @@ static __device__ float d_weight(gcuda_type type, const char * row, int64_t i) {
 }
 
 struct d_sum_op {
-    template <typename T> static __device__ T apply(T a, T b) { return a + b; }
+    template <typename T> static inline __device__ T apply(T a, T b) { return a + b; }
 };
 struct d_max_op {
-    template <typename T> static __device__ T apply(T a, T b) { return a > b ? a : b; }
+    template <typename T> static inline __device__ T apply(T a, T b) { return a > b ? a : b; }
 };
 
-template <typename OP, typename T> static __device__ T d_warp_reduce(T v) {
+template <typename OP, typename T> static inline __device__ T d_warp_reduce(T v) {
     for (int offset = 16; offset > 0; offset /= 2) {
         v = OP::apply(v, __shfl_xor_sync(0xffffffffu, v, offset));
     }
@@ -123,7 +132,7 @@ template <typename OP, typename T> static __device__ T d_warp_reduce(T v) {
 
 // The result on every thread, in an order that depends on the block size alone. All threads of the block take part; the
 // block is a multiple of 32 threads, at most 1024.
-template <typename OP, typename T> static __device__ T d_block_reduce(T v, T neutral) {
+template <typename OP, typename T> static inline __device__ T d_block_reduce(T v, T neutral) {
     __shared__ T part[32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     v = d_warp_reduce<OP>(v);
@@ -136,16 +145,17 @@ template <typename OP, typename T> static __device__ T d_block_reduce(T v, T neu
     return d_warp_reduce<OP>(v);
 }
 
-static __device__ float d_block_sum(float v) { return d_block_reduce<d_sum_op>(v, 0.0f); }
-static __device__ float d_block_max(float v) { return d_block_reduce<d_max_op>(v, -INFINITY); }
+static inline __device__ float d_block_sum(float v) { return d_block_reduce<d_sum_op>(v, 0.0f); }
+static inline __device__ float d_block_max(float v) { return d_block_reduce<d_max_op>(v, -INFINITY); }
 
 #define FOR_ELEMENTS(i, n) for (int64_t i = blockIdx.x * (int64_t) blockDim.x + threadIdx.x; i < (n); i += (int64_t) gridDim.x * blockDim.x)
 #define FOR_ROWS(r, n) for (int64_t r = blockIdx.x; r < (n); r += gridDim.x)
 #define FOR_ROW_ELEMENTS(i, n) for (int64_t i = threadIdx.x; i < (n); i += blockDim.x)
 
-static __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
-static __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
+static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
+static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
+#if GCUDAI_PART(1)
 // =====================================================================================================
 // >>k-copy   copies and conversions, repeat, get_rows, fill
 // =====================================================================================================
@@ -252,7 +262,9 @@ static __global__ void k_fill(const gcuda_mask_args p) {
 gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream) {
     return launch_elements(k_fill, args->y, stream, *args);
 }
+#endif // part 1
 
+#if GCUDAI_PART(2)
 // =====================================================================================================
 // >>k-elements   unary, binary, scale and their like, optimizer steps
 // =====================================================================================================
@@ -417,7 +429,9 @@ static __global__ void k_opt_step_sgd(const gcuda_opt_step_args p) {
 gcuda_status gcuda_launch_opt_step_sgd(const gcuda_opt_step_args * args, gcuda_stream stream) {
     return launch_elements(k_opt_step_sgd, args->a, stream, *args);
 }
+#endif // part 2
 
+#if GCUDAI_PART(3)
 // =====================================================================================================
 // >>k-reduce   sums, norms, argmax, soft_max, cross entropy
 // =====================================================================================================
@@ -627,7 +641,9 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
 gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
     return launch(k_cross_entropy_loss_back, n_rows(args->logits), 256, stream, *args);
 }
+#endif // part 3
 
+#if GCUDAI_PART(4)
 // =====================================================================================================
 // >>k-mul-mat   matrix products
 // =====================================================================================================
@@ -674,3 +690,4 @@ static __global__ void k_out_prod(const gcuda_out_prod_args p) {
 gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_stream stream) {
     return launch_elements(k_out_prod, args->y, stream, *args);
 }
+#endif // part 4
