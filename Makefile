@@ -142,7 +142,7 @@ SIM_CFLAGS ?= -O1 -g
 SIM_C = $(CC) $(STD) $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -DGCUDA_CUBLAS_LINK -Itests/sim/include -I. -Itests -Iexamples
 SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -Itests/sim/include -I. -Itests
 SIM_OBJECTS = $(SIM)/sim.o $(SIM)/gcuda_kernels.o
-SIM_HEADERS = $(wildcard tests/sim/include/*.h)
+SIM_HEADERS = $(wildcard tests/sim/include/*.h tests/sim/*.h)
 
 $(SIM):
 	@mkdir -p $@

@@ -6,32 +6,9 @@
 #include "../../examples/digits.c"
 #undef main
 
-#include "sim.h"
-
 #include <pthread.h>
 
-#include "test.h"
-
-#define MB ((size_t) 1 << 20)
-
-static void quiet(enum gcuda_log_level level, const char * text, void * user) {
-    (void) level;
-    (void) text;
-    (void) user;
-}
-
-// A process that has just started, with these devices.
-static void fresh(int n_devices, size_t memory, uint64_t seed) {
-    gcuda_shutdown();
-    sim_reset(n_devices, memory, seed);
-    gcuda_log_set(quiet, GCUDA_LOG_LEVEL_ERROR, NULL);
-}
-
-static void clean(void) {
-    CHECK_EQ_I(sim_leaks(), 0);
-    CHECK_EQ_I(sim_violations(), 0);
-    fresh(1, 256 * MB, 1);
-}
+#include "sim-test.h"
 
 static const struct data * digits(void) {
     static struct data data;
@@ -39,25 +16,6 @@ static const struct data * digits(void) {
     if (!is_ready) { split_data(&data); }
     is_ready = true;
     return &data;
-}
-
-// Tensors of a test: a context of descriptions, and memory for them on a backend.
-struct place {
-    struct gcuda_context * ctx;
-    gcuda_backend_buffer_t buffer;
-};
-
-static struct place place_begin(void) {
-    const struct gcuda_init_params params = { 0, NULL, true };
-    struct place p = { gcuda_init(params), NULL };
-    return p;
-}
-static bool place_alloc(struct place * p, gcuda_backend_t backend) {
-    return (p->buffer = gcuda_backend_alloc_ctx_tensors(p->ctx, backend)) != NULL;
-}
-static void place_end(struct place * p) {
-    gcuda_backend_buffer_free(p->buffer);
-    gcuda_free(p->ctx);
 }
 
 // =====================================================================================================================
