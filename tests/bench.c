@@ -69,12 +69,9 @@ static double seconds(const struct bench * b, struct gcuda_cgraph * graph) {
     return best;
 }
 
-static double mul_mat_seconds(const struct bench * b, enum gcuda_type a_type, int64_t m, int64_t n, int64_t k) {
-    struct gcuda_init_params params = { 0, NULL, false };
-    struct gcuda_context * ctx = gcuda_init(params);
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, a_type, k, m);
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, k, n);
-    struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, x);
+// Takes ctx: times y, which is made of a and x, on random numbers.
+static double product_seconds(const struct bench * b, struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor * x, struct gcuda_tensor * y) {
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
     if (graph == NULL || gcuda_build_forward_expand(graph, y) != GCUDA_STATUS_SUCCESS) { stop("graph"); }
     fill(a);
@@ -82,6 +79,15 @@ static double mul_mat_seconds(const struct bench * b, enum gcuda_type a_type, in
     const double s = seconds(b, graph);
     gcuda_free(ctx);
     return s;
+}
+
+static double mul_mat_seconds(const struct bench * b, enum gcuda_type a_type, int64_t m, int64_t n, int64_t k) {
+    struct gcuda_init_params params = { 0, NULL, false };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, a_type, k, m);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, k, n);
+    struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, x);
+    return product_seconds(b, ctx, a, x, y);
 }
 
 // The way without quantized kernels: the whole matrix to F32 (on all threads), then an F32 product.
@@ -101,13 +107,7 @@ static double dequantize_seconds(const struct bench * b, enum gcuda_type a_type,
     struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, k);
     struct gcuda_tensor * f = gcuda_custom_4d(ctx, GCUDA_TYPE_F32, k, m, 1, 1, &a, 1, dequantize, GCUDA_N_TASKS_MAX, NULL);
     struct gcuda_tensor * y = gcuda_mul_mat(ctx, f, x);
-    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
-    if (graph == NULL || gcuda_build_forward_expand(graph, y) != GCUDA_STATUS_SUCCESS) { stop("graph"); }
-    fill(a);
-    fill(x);
-    const double s = seconds(b, graph);
-    gcuda_free(ctx);
-    return s;
+    return product_seconds(b, ctx, a, x, y);
 }
 
 static void verdict(struct bench * b, double ratio, double bound) {
