@@ -386,11 +386,13 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos)
 #define gcuda_cos_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos_inplace)
 #define gcuda_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal)
+#define gcuda_count_equal_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal_scratch_bytes)
 #define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
 #define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
 #define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
 #define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
 #define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
+#define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
 #define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
 #define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
 #define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
@@ -695,6 +697,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_sub_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub_inplace)
 #define gcuda_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum)
 #define gcuda_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows)
+#define gcuda_sum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_scratch_bytes)
 #define gcuda_swiglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu)
 #define gcuda_swiglu_oai GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_oai)
 #define gcuda_swiglu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_split)
@@ -1590,6 +1593,7 @@ GCUDA_API struct gcuda_tensor * gcuda_add1_inplace(struct gcuda_context * ctx, s
 //   returns  [n, U, T]  type of a, contiguous
 struct gcuda_add_id_args {
     struct gcuda_array a, b, ids, y;
+    int32_t * bad_index; // launchers: as in gcuda_get_rows_args
 };
 GCUDA_API struct gcuda_tensor * gcuda_add_id(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, struct gcuda_tensor * ids);
@@ -1843,6 +1847,7 @@ GCUDA_API struct gcuda_tensor * gcuda_group_norm_inplace(struct gcuda_context * 
 // Sum of all elements of F32, F16 or BF16: one element of the type of a.
 struct gcuda_sum_args {
     struct gcuda_array x, y;
+    void * scratch; // launchers: gcuda_sum_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcuda_tensor * a);
 
@@ -1868,6 +1873,7 @@ GCUDA_API struct gcuda_tensor * gcuda_argmax(struct gcuda_context * ctx, struct 
 // In how many places a and b, I32 of one shape, are equal: I64 [1].
 struct gcuda_count_equal_args {
     struct gcuda_array a, b, y;
+    void * scratch; // launchers: gcuda_count_equal_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
@@ -1999,6 +2005,7 @@ GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_
 //   returns  F32 [1]; 0 without rows
 struct gcuda_cross_entropy_args { // also of its derivative
     struct gcuda_array logits, labels, grad, y; // grad: data is NULL for the loss itself
+    void * scratch; // launcher of the loss: gcuda_cross_entropy_loss_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b);
@@ -2329,6 +2336,7 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struc
 //   returns  F32, one row: y [P, H, T, S], then the final states [N, P, H, S] in the order of the sequences
 struct gcuda_ssm_scan_args {
     struct gcuda_array s, x, dt, a, b, c, ids, y;
+    int32_t * bad_index; // launchers: as in gcuda_get_rows_args
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s,
     struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B,
@@ -2971,6 +2979,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend); // give
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
 // in each operation's >>op: block; shapes are not checked again. Defined in gcuda_kernels.cu.
+// A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
+// aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
@@ -2987,13 +2997,16 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_fill(const struct gcuda_mask_args * a
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum(const struct gcuda_sum_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_sum_scratch_bytes(const struct gcuda_sum_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum_rows(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mean(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_argmax(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_count_equal(const struct gcuda_count_equal_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_count_equal_scratch_bytes(const struct gcuda_count_equal_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max(const struct gcuda_soft_max_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss(
     const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_cross_entropy_loss_scratch_bytes(const struct gcuda_cross_entropy_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss_back(
     const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_adamw(const struct gcuda_opt_step_args * args, gcuda_stream stream);
@@ -21994,48 +22007,56 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     return gcudai_cuda_want_float(y, y->src[0]);
 }
 
-// The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, and what it refuses of a
-// well-formed node.
+// The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, what it refuses of a well-formed
+// node, and whether it needs scratch: then there is a gcuda_<name>_scratch_bytes, and the member has a `scratch`.
 // clang-format off
 #define GCUDAI_CUDA_OPS(X)                                               \
-    /* id                     launcher                args      refuses */ \
-    X(DUP,                    cpy,                    cpy,      copy)    \
-    X(CONT,                   cpy,                    cpy,      copy)    \
-    X(CPY,                    cpy,                    cpy,      copy)    \
-    X(REPEAT,                 repeat,                 pad,      plain)   \
-    X(REPEAT_BACK,            repeat_back,            cpy,      floats)  \
-    X(GET_ROWS,               get_rows,               get_rows, get_rows) \
-    X(ADD,                    add,                    binary,   floats)  \
-    X(SUB,                    sub,                    binary,   floats)  \
-    X(MUL,                    mul,                    binary,   floats)  \
-    X(DIV,                    div,                    binary,   floats)  \
-    X(ADD1,                   add,                    binary,   floats)  \
-    X(UNARY,                  unary,                  unary,    floats)  \
-    X(SCALE,                  scale,                  map,      floats)  \
-    X(SQR,                    sqr,                    map,      floats)  \
-    X(SQRT,                   sqrt,                   map,      floats)  \
-    X(FILL,                   fill,                   mask,     floats)  \
-    X(SILU_BACK,              silu_back,              binary,   floats)  \
-    X(RMS_NORM,               rms_norm,               norm,     floats)  \
-    X(SUM,                    sum,                    sum,      floats)  \
-    X(SUM_ROWS,               sum_rows,               reduce,   floats)  \
-    X(MEAN,                   mean,                   reduce,   floats)  \
-    X(ARGMAX,                 argmax,                 reduce,   argmax)  \
-    X(COUNT_EQUAL,            count_equal,            count_equal, any)  \
-    X(SOFT_MAX,               soft_max,               soft_max, floats)  \
-    X(CROSS_ENTROPY_LOSS,     cross_entropy_loss,     cross_entropy, floats) \
-    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy, floats) \
-    X(OPT_STEP_ADAMW,         opt_step_adamw,         opt_step, any)     \
-    X(OPT_STEP_SGD,           opt_step_sgd,           opt_step, any)     \
-    X(OUT_PROD,               out_prod,               out_prod, floats)  \
-    X(MUL_MAT,                mul_mat,                mul_mat,  mul_mat)
+    /* id                      launcher                 args                refuses   scratch */ \
+    X(DUP,                     cpy,                     cpy,                copy,     no) \
+    X(CONT,                    cpy,                     cpy,                copy,     no) \
+    X(CPY,                     cpy,                     cpy,                copy,     no) \
+    X(REPEAT,                  repeat,                  pad,                plain,    no) \
+    X(REPEAT_BACK,             repeat_back,             cpy,                floats,   no) \
+    X(GET_ROWS,                get_rows,                get_rows,           get_rows, no) \
+    X(ADD,                     add,                     binary,             floats,   no) \
+    X(SUB,                     sub,                     binary,             floats,   no) \
+    X(MUL,                     mul,                     binary,             floats,   no) \
+    X(DIV,                     div,                     binary,             floats,   no) \
+    X(ADD1,                    add,                     binary,             floats,   no) \
+    X(UNARY,                   unary,                   unary,              floats,   no) \
+    X(SCALE,                   scale,                   map,                floats,   no) \
+    X(SQR,                     sqr,                     map,                floats,   no) \
+    X(SQRT,                    sqrt,                    map,                floats,   no) \
+    X(FILL,                    fill,                    mask,               floats,   no) \
+    X(SILU_BACK,               silu_back,               binary,             floats,   no) \
+    X(RMS_NORM,                rms_norm,                norm,               floats,   no) \
+    X(SUM,                     sum,                     sum,                floats,   yes) \
+    X(SUM_ROWS,                sum_rows,                reduce,             floats,   no) \
+    X(MEAN,                    mean,                    reduce,             floats,   no) \
+    X(ARGMAX,                  argmax,                  reduce,             argmax,   no) \
+    X(COUNT_EQUAL,             count_equal,             count_equal,        any,      yes) \
+    X(SOFT_MAX,                soft_max,                soft_max,           floats,   no) \
+    X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      cross_entropy,      floats,   yes) \
+    X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy,      floats,   no) \
+    X(OPT_STEP_ADAMW,          opt_step_adamw,          opt_step,           any,      no) \
+    X(OPT_STEP_SGD,            opt_step_sgd,            opt_step,           any,      no) \
+    X(OUT_PROD,                out_prod,                out_prod,           floats,   no) \
+    X(MUL_MAT,                 mul_mat,                 mul_mat,            mul_mat,  no)
 // clang-format on
 
 // The launchers take their own struct, these take the union.
-#define X(ID, name, args, can)                                                                                         \
+// The second says how much scratch a node needs and where to put the pointer; NULL: no such operation needs any.
+#define GCUDAI_CUDA_SCRATCH_no(ID, name, args)
+#define GCUDAI_CUDA_SCRATCH_yes(ID, name, args)                                                                        \
+    static void ** gcudai_cuda_scratch_##ID(union gcudai_args * a, size_t * n_bytes) {                                 \
+        *n_bytes = gcuda_##name##_scratch_bytes(&a->args);                                                             \
+        return &a->args.scratch;                                                                                       \
+    }
+#define X(ID, name, args, can, scratch)                                                                                \
     static gcuda_status gcudai_cuda_run_##ID(const union gcudai_args * a, gcuda_stream stream) {                       \
         return gcuda_launch_##name(&a->args, stream);                                                                  \
-    }
+    }                                                                                                                  \
+    GCUDAI_CUDA_SCRATCH_##scratch(ID, name, args)
 GCUDAI_CUDA_OPS(X)
 #undef X
 
@@ -22043,9 +22064,13 @@ struct gcudai_cuda_op {
     enum gcuda_op op;
     gcuda_status (*can)(const struct gcuda_tensor * y);
     gcuda_status (*run)(const union gcudai_args * args, gcuda_stream stream);
+    void ** (*scratch)(union gcudai_args * args, size_t * n_bytes);
 };
+#define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
+#define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
 static const struct gcudai_cuda_op gcudai_cuda_ops[] = {
-#define X(ID, name, args, can) { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID },
+#define X(ID, name, args, can, scratch) \
+    { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID, GCUDAI_CUDA_SCRATCH_OF_##scratch(ID) },
     GCUDAI_CUDA_OPS(X)
 #undef X
 };
@@ -22103,16 +22128,43 @@ static gcuda_status gcudai_cuda_prepare(const struct gcudai_cuda_device * d, con
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Where kernels that follow indices want the address of the flag for those out of range; NULL: they follow none.
+static int32_t ** gcudai_cuda_bad_index_of(enum gcuda_op op, union gcudai_args * args) {
+    switch (op) {
+        case GCUDA_OP_GET_ROWS:
+        case GCUDA_OP_GET_ROWS_BACK:
+        case GCUDA_OP_SET_ROWS: return &args->get_rows.bad_index;
+        case GCUDA_OP_ADD_ID: return &args->add_id.bad_index;
+        case GCUDA_OP_SSM_SCAN: return &args->ssm_scan.bad_index;
+        default: return NULL;
+    }
+}
+
+// A launcher with the scratch it asks for. The block goes back at once: whoever gets it next is later on the stream.
+static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_args * args, const struct gcuda_tensor * y) {
+    const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
+    size_t n_bytes = 0;
+    void ** scratch = op->scratch ? op->scratch(args, &n_bytes) : NULL;
+    if (n_bytes == 0) {
+        return op->run(args, cu->stream);
+    }
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), scratch));
+    const gcuda_status st = op->run(args, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, *scratch);
+    return st;
+}
+
 static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     union gcudai_args args;
     GCUDAI_ZERO(args);
     gcudai_op_row(y->op)->args(y, &args);
-    if (y->op == GCUDA_OP_GET_ROWS) {
-        args.get_rows.bad_index = cu->bad_index;
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
+    if (bad_index != NULL) {
+        *bad_index = cu->bad_index;
         cu->may_have_bad_index = true;
     }
-    const gcuda_status st = y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args, y)
-                                                      : gcudai_cuda_op_of(y->op)->run(&args, cu->stream);
+    const gcuda_status st =
+        y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args, y) : gcudai_cuda_run_op(cu, &args, y);
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, y);
 }
 
@@ -22185,7 +22237,7 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
         cu->may_have_bad_index = false;
         if (*cu->bad_index_host != 0) {
             st = gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-                "get_rows on %s: an index was out of range since the last synchronize", cu->device->name);
+                "%s: an index was out of range since the last synchronize", cu->device->name);
         }
     }
     gcudai_cuda_leave(&scope);

@@ -102,6 +102,24 @@ static inline __device__ void d_store(gcuda_type type, char * p, float v) {
     }
 }
 
+// The same with the type known when compiling: T is float, __half, __nv_bfloat16.
+static inline __device__ float d_f32(float v) { return v; }
+static inline __device__ float d_f32(__half v) { return __half2float(v); }
+static inline __device__ float d_f32(__nv_bfloat16 v) { return __bfloat162float(v); }
+static inline __device__ void d_put(float * p, float v) { *p = v; }
+static inline __device__ void d_put(__half * p, float v) { *p = __float2half_rn(v); }
+static inline __device__ void d_put(__nv_bfloat16 * p, float v) { *p = __float2bfloat16_rn(v); }
+
+// f of a value of the type, for kernels that are compiled for each: with_float(type, [&](auto t) { decltype(t) ... })
+template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
+    switch (type) {
+        case GCUDA_TYPE_F32: return f(float());
+        case GCUDA_TYPE_F16: return f(__half());
+        case GCUDA_TYPE_BF16: return f(__nv_bfloat16());
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+
 // Element i of a row of weights: floats, Q4_0 (element i and i + 16 of a block in one byte) and Q8_0.
 static inline __device__ float d_weight(gcuda_type type, const char * row, int64_t i) {
     if (type == GCUDA_TYPE_Q4_0) {
@@ -146,6 +164,7 @@ template <typename OP, typename T> static inline __device__ T d_block_reduce(T v
 }
 
 static inline __device__ float d_block_sum(float v) { return d_block_reduce<d_sum_op>(v, 0.0f); }
+static inline __device__ double d_block_sum(double v) { return d_block_reduce<d_sum_op>(v, 0.0); }
 static inline __device__ float d_block_max(float v) { return d_block_reduce<d_max_op>(v, -INFINITY); }
 
 #define FOR_ELEMENTS(i, n) for (int64_t i = blockIdx.x * (int64_t) blockDim.x + threadIdx.x; i < (n); i += (int64_t) gridDim.x * blockDim.x)
@@ -458,19 +477,64 @@ gcuda_status gcuda_launch_rms_norm(const gcuda_norm_args * args, gcuda_stream st
     return launch(k_rms_norm, n_rows(args->y), 256, stream, *args);
 }
 
+// A tensor to one number: up to N_PARTIALS blocks leave a partial result each in scratch, and one more adds those in
+// their order. Few elements take one block and no scratch.
+#define N_PARTIALS 1024
+#define PARTIAL_MIN 32768 // elements below which one block is faster than two launches
+
+static inline int64_t n_partials(const gcuda_array & x) {
+    const int64_t n = n_elements(x) / PARTIAL_MIN;
+    return n <= 1 ? 1 : n < N_PARTIALS ? n : N_PARTIALS;
+}
+
+static size_t partial_bytes(const gcuda_array & x) { return n_partials(x) > 1 ? (size_t) n_partials(x) * 8 : 0; }
+
 // >>op:sum --------------------------------------------------------------------------------------------
-// One block for all: no scratch and no atomics, the sum in double. Large tensors are a matter of the next version.
-static __global__ void k_sum(const gcuda_sum_args p) {
-    double sum = 0.0;
-    FOR_ROW_ELEMENTS(i, d_n(p.x)) { sum += (double) d_load(p.x.type, d_at(p.x, d_unravel(p.x.ne, i))); }
-    sum = d_block_reduce<d_sum_op>(sum, 0.0);
-    if (threadIdx.x == 0) {
+//   floor   x read once: ne0 * n_rows * sizeof(T) bytes
+// Sums in double, the partial ones too.
+static __device__ void d_sum_end(const gcuda_sum_args & p, double sum) {
+    sum = d_block_sum(sum);
+    if (threadIdx.x == 0 && gridDim.x > 1) {
+        ((double *) p.scratch)[blockIdx.x] = sum;
+    } else if (threadIdx.x == 0) {
         d_store(p.y.type, (char *) p.y.data, (float) sum);
     }
 }
 
+template <typename T> static __global__ void k_sum_packed(const gcuda_sum_args p) {
+    const int64_t n = d_n(p.x), step = (int64_t) gridDim.x * blockDim.x;
+    const T * x = (const T *) p.x.data;
+    double sum = 0.0;
+    int64_t i = blockIdx.x * (int64_t) blockDim.x + threadIdx.x;
+    for (; i + 3 * step < n; i += 4 * step) {
+        sum += ((double) d_f32(x[i]) + (double) d_f32(x[i + step])) +
+               ((double) d_f32(x[i + 2 * step]) + (double) d_f32(x[i + 3 * step]));
+    }
+    for (; i < n; i += step) { sum += (double) d_f32(x[i]); }
+    d_sum_end(p, sum);
+}
+
+static __global__ void k_sum(const gcuda_sum_args p) {
+    double sum = 0.0;
+    FOR_ELEMENTS(i, d_n(p.x)) { sum += (double) d_load(p.x.type, d_at(p.x, d_unravel(p.x.ne, i))); }
+    d_sum_end(p, sum);
+}
+
+static __global__ void k_sum_partials(const gcuda_sum_args p, int64_t n) {
+    double sum = 0.0;
+    FOR_ROW_ELEMENTS(i, n) { sum += ((const double *) p.scratch)[i]; }
+    d_sum_end(p, sum);
+}
+
+size_t gcuda_sum_scratch_bytes(const gcuda_sum_args * args) { return partial_bytes(args->x); }
+
 gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) {
-    return launch(k_sum, 1, 1024, stream, *args);
+    const int64_t n = n_partials(args->x);
+    const bool is_packed = n_rows(args->x) == 1 && args->x.nb[0] == gcuda_type_size(args->x.type); // rows are folded
+    const gcuda_status st =
+        is_packed ? with_float(args->x.type, [&](auto t) { return launch(k_sum_packed<decltype(t)>, n, 512, stream, *args); })
+                  : launch(k_sum, n, 512, stream, *args);
+    return st == GCUDA_STATUS_SUCCESS && n > 1 ? launch(k_sum_partials, 1, 256, stream, *args, n) : st;
 }
 
 // >>op:sum_rows  >>op:mean ----------------------------------------------------------------------------
@@ -532,20 +596,40 @@ gcuda_status gcuda_launch_argmax(const gcuda_reduce_args * args, gcuda_stream st
 }
 
 // >>op:count_equal ------------------------------------------------------------------------------------
-static __global__ void k_count_equal(const gcuda_count_equal_args p) {
-    long long n = 0;
-    FOR_ROW_ELEMENTS(i, d_n(p.a)) {
-        const d_index x = d_unravel(p.a.ne, i);
-        n += *(const int32_t *) d_at(p.a, x) == *(const int32_t *) d_at(p.b, x);
-    }
+//   floor   a and b read once: 8 * ne0 * n_rows bytes
+static __device__ void d_count_end(const gcuda_count_equal_args & p, long long n) {
     n = d_block_reduce<d_sum_op>(n, 0LL);
     if (threadIdx.x == 0) {
-        *(int64_t *) p.y.data = n;
+        *(gridDim.x > 1 ? (int64_t *) p.scratch + blockIdx.x : (int64_t *) p.y.data) = n;
     }
 }
 
+static __global__ void k_count_equal(const gcuda_count_equal_args p) {
+    const bool is_packed = d_rows(p.a) == 1 && p.a.nb[0] == 4 && p.b.nb[0] == 4;
+    long long n = 0;
+    FOR_ELEMENTS(i, d_n(p.a)) {
+        if (is_packed) {
+            n += ((const int32_t *) p.a.data)[i] == ((const int32_t *) p.b.data)[i];
+        } else {
+            const d_index x = d_unravel(p.a.ne, i);
+            n += *(const int32_t *) d_at(p.a, x) == *(const int32_t *) d_at(p.b, x);
+        }
+    }
+    d_count_end(p, n);
+}
+
+static __global__ void k_count_partials(const gcuda_count_equal_args p, int64_t n_parts) {
+    long long n = 0;
+    FOR_ROW_ELEMENTS(i, n_parts) { n += ((const int64_t *) p.scratch)[i]; }
+    d_count_end(p, n);
+}
+
+size_t gcuda_count_equal_scratch_bytes(const gcuda_count_equal_args * args) { return partial_bytes(args->a); }
+
 gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda_stream stream) {
-    return launch(k_count_equal, 1, 1024, stream, *args);
+    const int64_t n = n_partials(args->a);
+    const gcuda_status st = launch(k_count_equal, n, 512, stream, *args);
+    return st == GCUDA_STATUS_SUCCESS && n > 1 ? launch(k_count_partials, 1, 256, stream, *args, n) : st;
 }
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
@@ -603,10 +687,21 @@ static __device__ float d_log_sum_exp(const gcuda_array & a, const char * x) {
     return max + logf(d_block_sum(sum));
 }
 
-// One block for all rows, as the sum.
+// Rows in turn; a block leaves what its rows lose in scratch, unless it is alone.
+//   floor   logits and labels read once: 2 * ne0 * n_rows * sizeof(T) bytes
+static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double loss) {
+    loss = d_block_sum(loss);
+    if (threadIdx.x == 0 && gridDim.x > 1) {
+        ((double *) p.scratch)[blockIdx.x] = loss;
+    } else if (threadIdx.x == 0) {
+        const int64_t n = d_rows(p.logits);
+        d_store(p.y.type, (char *) p.y.data, n > 0 ? (float) (loss / (double) n) : 0.0f);
+    }
+}
+
 static __global__ void k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
-    for (int64_t r = 0; r < d_rows(p.logits); ++r) {
+    FOR_ROWS(r, d_rows(p.logits)) {
         const char * x = d_row(p.logits, r), * b = d_row(p.labels, r);
         const float norm = d_log_sum_exp(p.logits, x);
         FOR_ROW_ELEMENTS(i, p.logits.ne[0]) {
@@ -614,14 +709,25 @@ static __global__ void k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
                               d_load(p.labels.type, b + i * p.labels.nb[0]));
         }
     }
-    loss = d_block_reduce<d_sum_op>(loss, 0.0);
-    if (threadIdx.x == 0) {
-        d_store(p.y.type, (char *) p.y.data, (float) (loss / (double) d_rows(p.logits)));
-    }
+    d_loss_end(p, loss);
+}
+
+static __global__ void k_loss_partials(const gcuda_cross_entropy_args p, int64_t n) {
+    double loss = 0.0;
+    FOR_ROW_ELEMENTS(i, n) { loss += ((const double *) p.scratch)[i]; }
+    d_loss_end(p, loss);
+}
+
+static int64_t n_losses(const gcuda_array & x) { return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS; }
+
+size_t gcuda_cross_entropy_loss_scratch_bytes(const gcuda_cross_entropy_args * args) {
+    return n_losses(args->logits) > 1 ? (size_t) n_losses(args->logits) * 8 : 0;
 }
 
 gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
-    return launch(k_cross_entropy_loss, 1, 256, stream, *args);
+    const int64_t n = n_losses(args->logits);
+    const gcuda_status st = launch(k_cross_entropy_loss, n, args->logits.ne[0] <= 1024 ? 256 : 1024, stream, *args);
+    return st == GCUDA_STATUS_SUCCESS && n > 1 ? launch(k_loss_partials, 1, 256, stream, *args, n) : st;
 }
 
 // >>op:cross_entropy_loss_back ------------------------------------------------------------------------
