@@ -171,8 +171,9 @@ $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS)
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
-# has the implementation inside
-$(SIM)/test-cuda: $(SIM)/test-cuda.o $(SIM_OBJECTS)
+# those with the implementation inside, to reach what is private
+SIM_OWN_IMPL = $(patsubst tests/sim/%.c,$(SIM)/%,$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/sim/test-*.c))
+$(SIM_OWN_IMPL): $(SIM)/test-%: $(SIM)/test-%.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 $(SIM)/test-%: $(SIM)/test-%.o $(SIM)/gcuda_impl.o $(SIM_OBJECTS)

@@ -182,6 +182,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
 //   GCUDA_NO_SIMD         scalar CPU kernels only
+//   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
+//   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
+//   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
 
 #ifndef GCUDA_ASSERT
 #define GCUDA_ASSERT(cond) ((void) 0)
@@ -214,6 +217,39 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #ifndef GCUDA_KERNEL_API
 #define GCUDA_KERNEL_API extern
 #endif
+
+// The switches as values: GCUDAI_KERNEL_HAS(Q4_K) is 0 when GCUDA_KERNEL_NO_Q4_K is defined (as nothing or 1), else 1, in
+// #if and in code. GCUDAI_KERNEL_WHEN(Q4_K, case GCUDA_TYPE_Q4_K: ...) is its second argument, or nothing.
+#if defined(GCUDA_KERNEL_NO_K_QUANTS)
+#define GCUDA_KERNEL_NO_Q2_K 1
+#define GCUDA_KERNEL_NO_Q3_K 1
+#define GCUDA_KERNEL_NO_Q4_K 1
+#define GCUDA_KERNEL_NO_Q5_K 1
+#define GCUDA_KERNEL_NO_Q6_K 1
+#endif
+#if defined(GCUDA_KERNEL_NO_IQ_QUANTS)
+#define GCUDA_KERNEL_NO_IQ1_S 1
+#define GCUDA_KERNEL_NO_IQ1_M 1
+#define GCUDA_KERNEL_NO_IQ2_XXS 1
+#define GCUDA_KERNEL_NO_IQ2_XS 1
+#define GCUDA_KERNEL_NO_IQ2_S 1
+#define GCUDA_KERNEL_NO_IQ3_XXS 1
+#define GCUDA_KERNEL_NO_IQ3_S 1
+#define GCUDA_KERNEL_NO_IQ4_NL 1
+#define GCUDA_KERNEL_NO_IQ4_XS 1
+#endif
+#define GCUDAI_SWITCH_ ~, // pasted to the value of a switch that is defined, this makes one argument two
+#define GCUDAI_SWITCH_1 ~,
+#define GCUDAI_SECOND(a, b, ...) b
+#define GCUDAI_SECOND_OF(...) GCUDAI_SECOND(__VA_ARGS__)
+#define GCUDAI_NOT_SET2(value) GCUDAI_SECOND_OF(GCUDAI_SWITCH_##value 0, 1, ~)
+#define GCUDAI_NOT_SET(name) GCUDAI_NOT_SET2(name)
+#define GCUDAI_KERNEL_HAS(ID) GCUDAI_NOT_SET(GCUDA_KERNEL_NO_##ID)
+#define GCUDAI_KERNEL_WHEN(ID, ...) GCUDAI_WHEN(GCUDAI_KERNEL_HAS(ID), __VA_ARGS__)
+#define GCUDAI_WHEN(has, ...) GCUDAI_WHEN2(has, __VA_ARGS__)
+#define GCUDAI_WHEN2(has, ...) GCUDAI_WHEN_##has(__VA_ARGS__)
+#define GCUDAI_WHEN_0(...)
+#define GCUDAI_WHEN_1(...) __VA_ARGS__
 
 // gcudai-prefix-begin (made by tests/tools/gen_prefix.py; make lint checks it)
 #ifdef GCUDA_PREFIX
@@ -21984,6 +22020,27 @@ static gcuda_status gcudai_cuda_plain_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+// The types that a switch can leave out of gcuda_kernels.cu (see GCUDAI_KERNEL_HAS).
+#define GCUDAI_KERNEL_TYPES(X)                                                                                  \
+    X(BF16) X(MXFP4) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ1_S)   \
+    X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S) X(IQ4_NL) X(IQ4_XS)
+
+// The switch that left a type's kernels out of this build; NULL: they are in it.
+static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
+    switch (type) {
+#define X(ID) case GCUDA_TYPE_##ID: return GCUDAI_KERNEL_HAS(ID) ? NULL : "GCUDA_KERNEL_NO_" #ID;
+        GCUDAI_KERNEL_TYPES(X)
+#undef X
+        default: return NULL;
+    }
+}
+
+static gcuda_status gcudai_cuda_want_built(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    const char * name = gcudai_cuda_switch_of(t->type);
+    GCUDAI_CAN(y, name == NULL, "%s left kernels for %s of '%s' out of this build", name, gcuda_type_name(t->type), t->name);
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static bool gcudai_cuda_is_weight(enum gcuda_type type) {
     return gcudai_is_float(type) || type == GCUDA_TYPE_Q4_0 || type == GCUDA_TYPE_Q8_0;
 }
@@ -22098,6 +22155,10 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
     }
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
     GCUDAI_CAN(y, op != NULL, "the CUDA backend has no kernel for this operation");
+    GCUDAI_TRY(gcudai_cuda_want_built(y, y));
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        GCUDAI_TRY(y->src[k] ? gcudai_cuda_want_built(y, y->src[k]) : GCUDA_STATUS_SUCCESS);
+    }
     return op->can(y);
 }
 

@@ -122,12 +122,12 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
 
 // Element i of a row of weights: floats, Q4_0 (element i and i + 16 of a block in one byte) and Q8_0.
 static inline __device__ float d_weight(gcuda_type type, const char * row, int64_t i) {
-    if (type == GCUDA_TYPE_Q4_0) {
+    if (GCUDAI_KERNEL_HAS(Q4_0) && type == GCUDA_TYPE_Q4_0) {
         const gcuda_block_q4_0 * b = (const gcuda_block_q4_0 *) row + i / 32;
         const int k = (int) (i % 32), q = k < 16 ? b->qs[k] & 15 : b->qs[k - 16] >> 4;
         return __half2float(*(const __half *) &b->d) * (float) (q - 8);
     }
-    if (type == GCUDA_TYPE_Q8_0) {
+    if (GCUDAI_KERNEL_HAS(Q8_0) && type == GCUDA_TYPE_Q8_0) {
         const gcuda_block_q8_0 * b = (const gcuda_block_q8_0 *) row + i / 32;
         return __half2float(*(const __half *) &b->d) * (float) b->qs[i % 32];
     }

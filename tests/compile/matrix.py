@@ -146,6 +146,14 @@ def kernel_unit(flags):
     return do
 
 
+def kernel_front_end(flags):
+    """The kernel unit as the simulated device compiles it, front end only: every machine can."""
+    def do(case):
+        case.call(["g++", "-std=c++17", *WARN, "-DGCUDA_CUDA", *flags, "-Itests/sim/include", "-I.", "-Itests", "-x", "c++",
+                   "-fsyntax-only", "gcuda_kernels.cu"])
+    return do
+
+
 def with_cuda(cc, std):
     """The CUDA backend compiled in, as far as the toolkit's headers go; linking it is `make cuda`."""
     def do(case):
@@ -270,8 +278,10 @@ def cases():
             add(f"example {name}", "user", example(f"examples/{name}"))
     for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
+    add("gcuda_kernels.cu prefixed", "ci", kernel_front_end(["-DGCUDA_PREFIX=one_"]))
+    no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS")]
+    add("gcuda_kernels.cu without block formats and BF16", "ci", kernel_front_end(no_types))
     add("gcuda_kernels.cu nvcc", "full", kernel_unit([]))
-    add("gcuda_kernels.cu nvcc, prefixed", "full", kernel_unit(["-DGCUDA_PREFIX=one_"]))
     return found
 
 

@@ -1,0 +1,50 @@
+// Switches that leave kernels out (GCUDA_KERNEL_NO_...): the device refuses what is gone and names the switch, and keeps
+// the rest. That gcuda_kernels.cu itself compiles with them is tests/compile/matrix.py's part.
+#define GCUDA_KERNEL_NO_BF16
+#define GCUDA_KERNEL_NO_Q4_0 1
+#define GCUDA_KERNEL_NO_IQ_QUANTS
+#define GCUDA_IMPLEMENTATION
+#include "sim-test.h"
+
+#if GCUDAI_KERNEL_HAS(BF16) || GCUDAI_KERNEL_HAS(Q4_0) || GCUDAI_KERNEL_HAS(IQ4_XS) || !GCUDAI_KERNEL_HAS(Q8_0)
+#error "a switch set as nothing, as 1, by its group, or not at all"
+#endif
+
+// A product of weights of this type: "" or why the device refuses it.
+static const char * refusal(gcuda_backend_t backend, enum gcuda_type type) {
+    struct place p = place_begin();
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, type, 256, 2);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 256, 3));
+    gcuda_clear_last_error();
+    const bool can = gcuda_backend_supports_op(backend, y);
+    place_end(&p);
+    return can ? "" : gcuda_last_error();
+}
+
+TEST(what_is_left_out_is_refused_by_the_name_of_its_switch) {
+    fresh(1, 256 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    CHECK(backend != NULL);
+    CHECK_HAS(refusal(backend, GCUDA_TYPE_BF16), "GCUDA_KERNEL_NO_BF16 left kernels for bf16");
+    CHECK_HAS(refusal(backend, GCUDA_TYPE_Q4_0), "GCUDA_KERNEL_NO_Q4_0 left kernels for q4_0");
+    CHECK_HAS(refusal(backend, GCUDA_TYPE_IQ4_XS), "GCUDA_KERNEL_NO_IQ4_XS left kernels for iq4_xs");
+    CHECK(refusal(backend, GCUDA_TYPE_F16)[0] == '\0' && refusal(backend, GCUDA_TYPE_Q8_0)[0] == '\0');
+    gcuda_backend_free(backend);
+    clean();
+}
+
+TEST(sources_count_as_the_result_does) {
+    fresh(1, 256 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 8);
+    CHECK(!gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, a, GCUDA_TYPE_BF16)));
+    CHECK_HAS(gcuda_last_error(), "GCUDA_KERNEL_NO_BF16");
+    struct gcuda_tensor * b = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_BF16, 8);
+    CHECK(!gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, b, GCUDA_TYPE_F32)));
+    CHECK(gcuda_backend_supports_op(backend, gcuda_reshape_2d(p.ctx, b, 4, 2))); // a view needs no kernel
+    CHECK(gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, a, GCUDA_TYPE_F16)));
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
