@@ -132,6 +132,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-backend   buffers, devices, backends, registry
     >>impl-cpu       CPU backend, thread pool
     >>impl-cuda-device   errors, discovery, the current device
+    >>impl-cuda-driver   functions of the driver, looked up when devices are found
     >>impl-cuda-pool     scratch memory of a backend: best fit over cached blocks, budget, trimming
     >>impl-cuda-state    struct gcudai_cuda: all that belongs to a backend
     >>impl-cuda-buffer   device buffers, page-locked host buffers
@@ -178,6 +179,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_CUDA            compile the CUDA backend in: needs the CUDA toolkit's headers, its runtime library and
 //                         gcuda_kernels.cu. Off by default, because a plain C compiler has none of them
 //   GCUDA_NO_CUDA         leave it out whatever else is defined
+//   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
 //   GCUDA_NO_CUBLAS       do without cuBLAS; otherwise it is loaded when a CUDA backend starts, if it is there
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
@@ -21254,14 +21256,15 @@ struct gcudai_cuda_device {
     int index;
     int cc, n_sm; // 100 * major + 10 * minor; multiprocessors
     size_t total_bytes;
-    bool is_integrated;
+    bool is_integrated, can_cooperate;
+    size_t vmm_granularity; // bytes, a power of two; 0: no virtual memory management
     char name[16], pci[24], description[256];
 };
 
 // Found once under the registry's lock; gcuda_shutdown forgets it.
 struct gcudai_cuda_devices {
     bool is_ready;
-    int n;
+    int n, n_there; // n_there: what CUDA counts, which may be more
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
@@ -21331,6 +21334,8 @@ static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
 }
 
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p);
+static void gcudai_cuda_driver_find(void);
+static void gcudai_cuda_driver_forget(void);
 
 // No context is made: counting and properties need none. A device that cannot be asked is left out.
 static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
@@ -21341,6 +21346,8 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
         (void) cudaGetLastError();
         n = 0;
     }
+    found->n_there = n;
+    if (n > 0) { gcudai_cuda_driver_find(); }
     for (int i = 0; i < n && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         struct cudaDeviceProp p;
         if (cudaGetDeviceProperties(&p, i) != cudaSuccess) {
@@ -21352,12 +21359,28 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
     }
 }
 
+// One line a device, and what was left out. Not under the lock: the log takes it itself.
+static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
+    if (found->n < found->n_there) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "CUDA counts %d devices, %d are used (%s)", found->n_there, found->n,
+            found->n == GCUDA_CUDA_MAX_DEVICES ? "the most there may be" : "the next could not be asked");
+    }
+    for (int i = 0; i < found->n; ++i) {
+        const struct gcudai_cuda_device * d = &found->items[i];
+        gcudai_log(GCUDA_LOG_LEVEL_INFO, "%s: %s, compute capability %d.%d, %llu MiB, virtual memory management %s",
+            d->name, d->description, d->cc / 100, d->cc % 100 / 10, (unsigned long long) (d->total_bytes >> 20),
+            d->vmm_granularity > 0 ? "yes" : "no");
+    }
+}
+
 static const struct gcudai_cuda_devices * gcudai_cuda_devices_get(void) {
     gcudai_mutex_lock(&gcudai_g.lock);
-    if (!gcudai_cuda_found.is_ready) {
+    const bool is_new = !gcudai_cuda_found.is_ready;
+    if (is_new) {
         gcudai_cuda_discover(&gcudai_cuda_found);
     }
     gcudai_mutex_unlock(&gcudai_g.lock);
+    if (is_new) { gcudai_cuda_report(&gcudai_cuda_found); }
     return &gcudai_cuda_found;
 }
 
@@ -21370,7 +21393,10 @@ static struct gcudai_cuda_device * gcudai_cuda_device_get(int index, const char 
     return &gcudai_cuda_found.items[index];
 }
 
-static void gcudai_cuda_forget(void) { GCUDAI_ZERO(gcudai_cuda_found); }
+static void gcudai_cuda_forget(void) {
+    GCUDAI_ZERO(gcudai_cuda_found);
+    gcudai_cuda_driver_forget();
+}
 
 int gcuda_backend_cuda_get_device_count(void) { return gcudai_cuda_devices_get()->n; }
 
@@ -21393,6 +21419,151 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
     gcudai_cuda_leave(&scope);
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                               : gcudai_cuda_fail(err, "cudaMemGetInfo", device, "asking for free memory");
+}
+
+// =====================================================================================================
+// >>impl-cuda-driver   functions of the driver, looked up when devices are found
+// =====================================================================================================
+// Nothing links the driver's library: the runtime, which has opened it, is asked. A function that this driver does not
+// have leaves NULL in the table, and what would need it is a feature that the machine lacks, never an error. Types are
+// the driver's binary interface in plain C, so that its header is not needed; its error numbers are the runtime's.
+
+typedef unsigned long long gcudai_cu_ptr;    // CUdeviceptr
+typedef unsigned long long gcudai_cu_memory; // CUmemGenericAllocationHandle
+struct CUctx_st;                             // what CUcontext points to
+
+struct gcudai_cu_location { // CUmemLocation
+    int type, id;
+};
+struct gcudai_cu_memory_prop { // CUmemAllocationProp
+    int type, handle_types;
+    struct gcudai_cu_location location;
+    void * win32_meta;
+    unsigned char compression, gpu_direct;
+    unsigned short usage;
+    unsigned char reserved[4];
+};
+struct gcudai_cu_access { // CUmemAccessDesc
+    struct gcudai_cu_location location;
+    int flags;
+};
+
+enum {
+    GCUDAI_CU_ATTRIBUTE_COOPERATIVE = 95,
+    GCUDAI_CU_ATTRIBUTE_VMM = 102,
+    GCUDAI_CU_LOCATION_DEVICE = 1,
+    GCUDAI_CU_MEMORY_PINNED = 1,
+    GCUDAI_CU_GRANULARITY_RECOMMENDED = 1,
+    GCUDAI_CU_ACCESS_READWRITE = 3
+};
+
+// name, the CUDA version whose signature is meant (as CUDART_VERSION counts), arguments; all return a CUresult
+// clang-format off
+#define GCUDAI_CUDA_DRIVER_FUNCTIONS(X)                                                                                        \
+    X(cuDeviceGet,                   2000,  (int * device, int ordinal))                                                       \
+    X(cuDeviceGetAttribute,          2000,  (int * value, int attribute, int device))                                          \
+    X(cuDevicePrimaryCtxGetState,    7000,  (int device, unsigned * flags, int * is_active))                                   \
+    X(cuCtxGetCurrent,               4000,  (struct CUctx_st * * context))                                                     \
+    X(cuCtxSetCurrent,               4000,  (struct CUctx_st * context))                                                       \
+    X(cuCtxPushCurrent,              4000,  (struct CUctx_st * context))                                                       \
+    X(cuCtxPopCurrent,               4000,  (struct CUctx_st * * context))                                                     \
+    X(cuCtxGetDevice,                2000,  (int * device))                                                                    \
+    X(cuStreamGetCtx,                9020,  (cudaStream_t stream, struct CUctx_st * * context))                                \
+    X(cuMemGetAllocationGranularity, 10020, (size_t * bytes, const struct gcudai_cu_memory_prop * prop, int option))           \
+    X(cuMemAddressReserve,           10020, (gcudai_cu_ptr * ptr, size_t size, size_t alignment, gcudai_cu_ptr wanted,         \
+                                             unsigned long long flags))                                                        \
+    X(cuMemAddressFree,              10020, (gcudai_cu_ptr ptr, size_t size))                                                  \
+    X(cuMemCreate,                   10020, (gcudai_cu_memory * memory, size_t size, const struct gcudai_cu_memory_prop * prop,\
+                                             unsigned long long flags))                                                        \
+    X(cuMemRelease,                  10020, (gcudai_cu_memory memory))                                                         \
+    X(cuMemMap,                      10020, (gcudai_cu_ptr ptr, size_t size, size_t offset, gcudai_cu_memory memory,           \
+                                             unsigned long long flags))                                                        \
+    X(cuMemUnmap,                    10020, (gcudai_cu_ptr ptr, size_t size))                                                  \
+    X(cuMemSetAccess,                10020, (gcudai_cu_ptr ptr, size_t size, const struct gcudai_cu_access * access, size_t n))
+// clang-format on
+
+// Part of what discovery finds, under the registry's lock; gcuda_shutdown forgets it.
+struct gcudai_cuda_driver {
+    int version; // of the driver, as CUDART_VERSION counts; 0: not known
+#define X(name, since, args) int (*name) args;
+    GCUDAI_CUDA_DRIVER_FUNCTIONS(X)
+#undef X
+};
+static struct gcudai_cuda_driver gcudai_cuda_driver;
+
+// The address of a driver function into the pointer at out, or NULL.
+static void gcudai_cuda_driver_symbol(const char * name, unsigned since, void * out) {
+    void * address = NULL;
+#if CUDART_VERSION >= 12050
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t err = cudaGetDriverEntryPointByVersion(name, &address, since, cudaEnableDefault, &found);
+    const bool is_ok = err == cudaSuccess && found == cudaDriverEntryPointSuccess;
+#elif CUDART_VERSION >= 12000 // the signatures of the toolkit's own version, which are these
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t err = cudaGetDriverEntryPoint(name, &address, cudaEnableDefault, &found);
+    const bool is_ok = err == cudaSuccess && found == cudaDriverEntryPointSuccess && since <= CUDART_VERSION;
+#else
+    const cudaError_t err = cudaGetDriverEntryPoint(name, &address, cudaEnableDefault);
+    const bool is_ok = err == cudaSuccess && since <= CUDART_VERSION;
+#endif
+    if (!is_ok) {
+        (void) cudaGetLastError();
+        address = NULL;
+    }
+    memcpy(out, &address, sizeof(address)); // a cast between data and function pointers is not ISO C
+}
+
+static void gcudai_cuda_driver_find(void) {
+    struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
+    GCUDAI_ZERO(*drv);
+    if (cudaDriverGetVersion(&drv->version) != cudaSuccess) {
+        (void) cudaGetLastError();
+        drv->version = 0;
+    }
+#define X(name, since, args) gcudai_cuda_driver_symbol(#name, since, &drv->name);
+    GCUDAI_CUDA_DRIVER_FUNCTIONS(X)
+#undef X
+}
+
+static void gcudai_cuda_driver_forget(void) { GCUDAI_ZERO(gcudai_cuda_driver); }
+
+// A device attribute that only the driver knows; 0 where it cannot be had. Makes no context.
+static int gcudai_cuda_driver_attribute(int index, int attribute) {
+    const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
+    int device = index, value = 0;
+    if (drv->cuDeviceGetAttribute == NULL) { return 0; }
+    if (drv->cuDeviceGet != NULL && drv->cuDeviceGet(&device, index) != 0) { return 0; }
+    return drv->cuDeviceGetAttribute(&value, attribute, device) == 0 ? value : 0;
+}
+
+static struct gcudai_cu_memory_prop gcudai_cuda_vmm_prop(int index) {
+    struct gcudai_cu_memory_prop prop;
+    GCUDAI_ZERO(prop);
+    prop.type = GCUDAI_CU_MEMORY_PINNED;
+    prop.location.type = GCUDAI_CU_LOCATION_DEVICE;
+    prop.location.id = index;
+    return prop;
+}
+
+// The step in which physical memory is mapped, 2 MiB as a rule; 0: the device or the driver has no virtual memory
+// management, or the build leaves it out.
+static size_t gcudai_cuda_vmm_granularity(int index) {
+#if defined(GCUDA_NO_VMM)
+    (void) index;
+    return 0;
+#else
+    const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
+    const bool has_all = drv->cuMemGetAllocationGranularity && drv->cuMemAddressReserve && drv->cuMemAddressFree &&
+                         drv->cuMemCreate && drv->cuMemRelease && drv->cuMemMap && drv->cuMemUnmap &&
+                         drv->cuMemSetAccess;
+    size_t bytes = 0;
+    if (!has_all || gcudai_cuda_driver_attribute(index, GCUDAI_CU_ATTRIBUTE_VMM) == 0) {
+        return 0;
+    }
+    const struct gcudai_cu_memory_prop prop = gcudai_cuda_vmm_prop(index);
+    const int err = drv->cuMemGetAllocationGranularity(&bytes, &prop, GCUDAI_CU_GRANULARITY_RECOMMENDED);
+    return err == 0 && bytes > 0 && (bytes & (bytes - 1)) == 0 ? bytes : 0;
+#endif
 }
 
 // =====================================================================================================
@@ -22656,6 +22827,8 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
     d->n_sm = p->multiProcessorCount;
     d->total_bytes = p->totalGlobalMem;
     d->is_integrated = p->integrated != 0;
+    d->can_cooperate = gcudai_cuda_driver_attribute(index, GCUDAI_CU_ATTRIBUTE_COOPERATIVE) != 0;
+    d->vmm_granularity = gcudai_cuda_vmm_granularity(index);
     snprintf(d->name, sizeof(d->name), "%s%d", GCUDA_CUDA_NAME, index);
     snprintf(d->pci, sizeof(d->pci), "%04x:%02x:%02x.0", (unsigned) p->pciDomainID & 0xffffu,
         (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);

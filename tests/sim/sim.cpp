@@ -776,6 +776,13 @@ const char * cudaGetErrorName(cudaError_t error) {
 
 cudaError_t cudaDriverGetVersion(int * version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int * version) { return *version = CUDART_VERSION, cudaSuccess; }
+// A driver with nothing to look up.
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char *, void ** function, unsigned, unsigned long long, enum cudaDriverEntryPointQueryResult * result) {
+    *function = nullptr;
+    *result = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
 
 // =====================================================================================================
 // >>device

@@ -96,12 +96,22 @@ struct cudaDeviceProp {
     int maxThreadsDim[3], maxGridSize[3];
 };
 
+enum cudaDriverEntryPointQueryResult {
+    cudaDriverEntryPointSuccess = 0,
+    cudaDriverEntryPointSymbolNotFound = 1,
+    cudaDriverEntryPointVersionNotSufficent = 2 // so spelled
+};
+#define cudaEnableDefault 0u
+
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
 const char * cudaGetErrorString(cudaError_t error);
 const char * cudaGetErrorName(cudaError_t error);
 cudaError_t cudaDriverGetVersion(int * version);
 cudaError_t cudaRuntimeGetVersion(int * version);
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char * symbol, void ** function, unsigned version,
+    unsigned long long flags, enum cudaDriverEntryPointQueryResult * result);
 
 cudaError_t cudaGetDeviceCount(int * count);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp * prop, int device);
