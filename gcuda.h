@@ -564,32 +564,51 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
 #define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
 #define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
+#define gcuda_launch_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_acc)
 #define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
+#define gcuda_launch_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_id)
+#define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
 #define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
+#define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
+#define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
+#define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
 #define gcuda_launch_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_count_equal)
 #define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
 #define gcuda_launch_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss)
 #define gcuda_launch_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss_back)
+#define gcuda_launch_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag)
+#define gcuda_launch_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_inf)
+#define gcuda_launch_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_zero)
 #define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
+#define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
+#define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
+#define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
 #define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
 #define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
 #define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
+#define gcuda_launch_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad)
+#define gcuda_launch_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad_reflect_1d)
 #define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
 #define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
 #define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
+#define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
 #define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
+#define gcuda_launch_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set)
 #define gcuda_launch_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_silu_back)
+#define gcuda_launch_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sin)
 #define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
 #define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
 #define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
 #define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
 #define gcuda_launch_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum)
 #define gcuda_launch_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum_rows)
+#define gcuda_launch_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_timestep_embedding)
+#define gcuda_launch_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_tri)
 #define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
 #define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
 #define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
@@ -3031,7 +3050,27 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_unary(const struct gcuda_unary_args *
 GCUDA_KERNEL_API gcuda_status gcuda_launch_scale(const struct gcuda_map_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sqr(const struct gcuda_map_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sqrt(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_sin(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_cos(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_log(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_clamp(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_leaky_relu(const struct gcuda_map_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_set(const struct gcuda_set_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_acc(const struct gcuda_set_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_concat(const struct gcuda_concat_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_pad(const struct gcuda_pad_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_pad_reflect_1d(const struct gcuda_pad_reflect_1d_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_roll(const struct gcuda_pad_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_diag(const struct gcuda_mask_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_diag_mask_inf(const struct gcuda_mask_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_diag_mask_zero(const struct gcuda_mask_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_tri(const struct gcuda_mask_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_fill(const struct gcuda_mask_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_arange(const struct gcuda_arange_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
+    const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum(const struct gcuda_sum_args * args, gcuda_stream stream);
@@ -22186,11 +22225,6 @@ static gcuda_status gcudai_cuda_copy_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_plain_can(const struct gcuda_tensor * y) {
-    GCUDAI_CAN(y, !gcuda_is_quantized(y->type), "no CUDA kernel for type %s", gcuda_type_name(y->type));
-    return GCUDA_STATUS_SUCCESS;
-}
-
 // The types that a switch can leave out of gcuda_kernels.cu (see GCUDAI_KERNEL_HAS).
 #define GCUDAI_KERNEL_TYPES(X)                                                                                  \
     X(BF16) X(MXFP4) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ1_S)   \
@@ -22243,18 +22277,37 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     X(DUP,                     cpy,                     cpy,                copy,     no) \
     X(CONT,                    cpy,                     cpy,                copy,     no) \
     X(CPY,                     cpy,                     cpy,                copy,     no) \
-    X(REPEAT,                  repeat,                  pad,                plain,    no) \
+    X(REPEAT,                  repeat,                  pad,                any,      no) \
     X(REPEAT_BACK,             repeat_back,             cpy,                floats,   no) \
+    X(CONCAT,                  concat,                  concat,             any,      no) \
+    X(PAD,                     pad,                     pad,                any,      no) \
+    X(PAD_REFLECT_1D,          pad_reflect_1d,          pad_reflect_1d,     any,      no) \
+    X(ROLL,                    roll,                    pad,                any,      no) \
+    X(DIAG,                    diag,                    mask,               any,      no) \
+    X(DIAG_MASK_INF,           diag_mask_inf,           mask,               any,      no) \
+    X(DIAG_MASK_ZERO,          diag_mask_zero,          mask,               any,      no) \
+    X(TRI,                     tri,                     mask,               any,      no) \
+    X(SET,                     set,                     set,                any,      no) \
+    X(ACC,                     acc,                     set,                any,      no) \
+    X(ARANGE,                  arange,                  arange,             any,      no) \
+    X(TIMESTEP_EMBEDDING,      timestep_embedding,      timestep_embedding, any,      no) \
     X(GET_ROWS,                get_rows,                get_rows,           get_rows, no) \
     X(ADD,                     add,                     binary,             floats,   no) \
     X(SUB,                     sub,                     binary,             floats,   no) \
     X(MUL,                     mul,                     binary,             floats,   no) \
     X(DIV,                     div,                     binary,             floats,   no) \
     X(ADD1,                    add,                     binary,             floats,   no) \
+    X(ADD_ID,                  add_id,                  add_id,             any,      no) \
     X(UNARY,                   unary,                   unary,              floats,   no) \
+    X(GLU,                     glu,                     glu,                any,      no) \
     X(SCALE,                   scale,                   map,                floats,   no) \
     X(SQR,                     sqr,                     map,                floats,   no) \
     X(SQRT,                    sqrt,                    map,                floats,   no) \
+    X(SIN,                     sin,                     map,                floats,   no) \
+    X(COS,                     cos,                     map,                floats,   no) \
+    X(LOG,                     log,                     map,                floats,   no) \
+    X(CLAMP,                   clamp,                   map,                floats,   no) \
+    X(LEAKY_RELU,              leaky_relu,              map,                floats,   no) \
     X(FILL,                    fill,                    mask,               floats,   no) \
     X(SILU_BACK,               silu_back,               binary,             floats,   no) \
     X(RMS_NORM,                rms_norm,                norm,               floats,   no) \

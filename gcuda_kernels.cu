@@ -4,9 +4,10 @@
 //
 // CONTENTS
 //   >>k-base      element access, indices, warp and block reductions, launch(): the only launch in the file
-//   >>k-copy      copies and conversions, repeat, get_rows, fill
+//   >>k-copy      copies and conversions, get_rows
 //   >>k-elements  unary, binary, scale and their like, optimizer steps
 //   >>k-reduce    sums, norms, argmax, soft_max, cross entropy
+//   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
 //   >>k-mul-mat   matrix products
 //
 // These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
@@ -120,6 +121,115 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
     }
 }
 
+// ---- sixteen bytes of a row at once ----
+template <typename T> struct d_wide {
+    static const int N = 16 / (int) sizeof(T);
+};
+
+static inline __device__ void d_load16(const float * p, float * v) {
+    const float4 w = *(const float4 *) p;
+    v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
+}
+template <typename T> static inline __device__ void d_load16(const T * p, float * v) {
+    const uint4 w = *(const uint4 *) p;
+    T h[8];
+    memcpy(h, &w, 16);
+    for (int i = 0; i < 8; ++i) { v[i] = d_f32(h[i]); }
+}
+static inline __device__ void d_store16(float * p, const float * v) {
+    *(float4 *) p = make_float4(v[0], v[1], v[2], v[3]);
+}
+static inline __device__ void d_store16(__half * p, const float * v) {
+    __half2 h[4];
+    uint4 w;
+    for (int i = 0; i < 4; ++i) { h[i] = __floats2half2_rn(v[2 * i], v[2 * i + 1]); }
+    memcpy(&w, h, 16);
+    *(uint4 *) p = w;
+}
+static inline __device__ void d_store16(__nv_bfloat16 * p, const float * v) {
+    __nv_bfloat162 h[4];
+    uint4 w;
+    for (int i = 0; i < 4; ++i) { h[i] = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]); }
+    memcpy(&w, h, 16);
+    *(uint4 *) p = w;
+}
+
+// Elements [0, n) of them, the end of a row; what is missing is 0 and not written.
+template <typename T> static inline __device__ void d_load_wide(const T * p, int64_t n, float * v) {
+    if (n >= d_wide<T>::N) {
+        d_load16(p, v);
+        return;
+    }
+    for (int i = 0; i < d_wide<T>::N; ++i) { v[i] = i < n ? d_f32(p[i]) : 0.0f; }
+}
+template <typename T> static inline __device__ void d_store_wide(T * p, int64_t n, const float * v) {
+    if (n >= d_wide<T>::N) {
+        d_store16(p, v);
+        return;
+    }
+    for (int i = 0; i < d_wide<T>::N; ++i) {
+        if (i < n) { d_put(p + i, v[i]); }
+    }
+}
+
+// Packed rows that all begin at multiples of 16 bytes.
+static inline bool is_wide(const gcuda_array & a) {
+    uintptr_t bits = (uintptr_t) a.data;
+    for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
+    return a.nb[0] == gcuda_type_size(a.type) && bits % 16 == 0;
+}
+
+// ---- tiles: stretches of rows that 2^shift threads share, so that short rows fill a block too ----
+#define TILE_BLOCK 256
+struct tiles {
+    int64_t n, per_row, n_rows;
+    int shift;
+};
+
+// Of rows of y, a thread taking n_parts parts of n_wide elements from each tile.
+static inline tiles tiles_of(const gcuda_array & y, int n_wide, int n_parts) {
+    const int64_t n = (y.ne[0] + n_wide - 1) / n_wide;
+    tiles t;
+    t.shift = 0;
+    while (t.shift < 8 && ((int64_t) n_parts << t.shift) < n) { ++t.shift; }
+    t.per_row = (n + ((int64_t) n_parts << t.shift) - 1) / ((int64_t) n_parts << t.shift);
+    t.n_rows = n_rows(y);
+    t.n = t.per_row * t.n_rows;
+    return t;
+}
+
+template <typename... P, typename... A>
+static gcuda_status launch_tiles(void (*kernel)(P...), const tiles & t, gcuda_stream stream, A... args) {
+    const int64_t per_block = TILE_BLOCK >> t.shift;
+    return launch(kernel, (t.n + per_block - 1) / per_block, TILE_BLOCK, stream, args..., t);
+}
+
+#define FOR_TILES(tile, t) \
+    for (int64_t tile = blockIdx.x * (int64_t) (TILE_BLOCK >> (t).shift) + (threadIdx.x >> (t).shift); tile < (t).n; \
+         tile += gridDim.x * (int64_t) (TILE_BLOCK >> (t).shift))
+
+// The row of a tile, and in i0 this thread's first element; its next ones are d_tile_step apart.
+static inline __device__ d_index d_tile_at(
+    const tiles & t, const int64_t * ne, int64_t tile, int n_wide, int n_parts) {
+    d_index x = { 0, 0, 0, 0 };
+    if (t.n_rows > 1) {
+        const int64_t row = t.per_row > 1 ? tile / t.per_row : tile;
+        tile -= row * t.per_row;
+        x.i1 = row;
+        if (row >= ne[1]) {
+            x.i2 = row / ne[1];
+            x.i1 = row - x.i2 * ne[1];
+            if (x.i2 >= ne[2]) {
+                x.i3 = x.i2 / ne[2];
+                x.i2 -= x.i3 * ne[2];
+            }
+        }
+    }
+    x.i0 = ((tile * n_parts << t.shift) + (threadIdx.x & ((1 << t.shift) - 1))) * n_wide;
+    return x;
+}
+static inline __device__ int64_t d_tile_step(const tiles & t, int n_wide) { return (int64_t) n_wide << t.shift; }
+
 // Element i of a row of weights: floats, Q4_0 (element i and i + 16 of a block in one byte) and Q8_0.
 static inline __device__ float d_weight(gcuda_type type, const char * row, int64_t i) {
     if (GCUDAI_KERNEL_HAS(Q4_0) && type == GCUDA_TYPE_Q4_0) {
@@ -176,7 +286,7 @@ static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] 
 
 #if GCUDAI_PART(1)
 // =====================================================================================================
-// >>k-copy   copies and conversions, repeat, get_rows, fill
+// >>k-copy   copies and conversions, get_rows
 // =====================================================================================================
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
@@ -205,48 +315,6 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
     return launch_elements(k_cpy, args->y, stream, *args);
 }
 
-// >>op:repeat -----------------------------------------------------------------------------------------
-template <typename T> static __global__ void k_repeat(const gcuda_pad_args p) {
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const d_index y = d_unravel(p.y.ne, i);
-        *(T *) d_at(p.y, y) =
-            *(const T *) d_at(p.x, y.i0 % p.x.ne[0], y.i1 % p.x.ne[1], y.i2 % p.x.ne[2], y.i3 % p.x.ne[3]);
-    }
-}
-
-gcuda_status gcuda_launch_repeat(const gcuda_pad_args * args, gcuda_stream stream) {
-    switch (gcuda_type_size(args->y.type)) {
-        case 1: return launch_elements(k_repeat<uint8_t>, args->y, stream, *args);
-        case 2: return launch_elements(k_repeat<uint16_t>, args->y, stream, *args);
-        case 4: return launch_elements(k_repeat<uint32_t>, args->y, stream, *args);
-        case 8: return launch_elements(k_repeat<uint64_t>, args->y, stream, *args);
-        default: return GCUDA_STATUS_UNSUPPORTED;
-    }
-}
-
-// >>op:repeat_back ------------------------------------------------------------------------------------
-// A thread sums all that was repeated into its element, in double and in one order.
-static __global__ void k_repeat_back(const gcuda_cpy_args p) {
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const d_index y = d_unravel(p.y.ne, i);
-        double sum = 0.0;
-        for (int64_t i3 = y.i3; i3 < p.x.ne[3]; i3 += p.y.ne[3]) {
-            for (int64_t i2 = y.i2; i2 < p.x.ne[2]; i2 += p.y.ne[2]) {
-                for (int64_t i1 = y.i1; i1 < p.x.ne[1]; i1 += p.y.ne[1]) {
-                    for (int64_t i0 = y.i0; i0 < p.x.ne[0]; i0 += p.y.ne[0]) {
-                        sum += (double) d_load(p.x.type, d_at(p.x, i0, i1, i2, i3));
-                    }
-                }
-            }
-        }
-        d_store(p.y.type, d_at(p.y, y), (float) sum);
-    }
-}
-
-gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream stream) {
-    return launch_elements(k_repeat_back, args->y, stream, *args);
-}
-
 // >>op:get_rows ---------------------------------------------------------------------------------------
 // A block per row of the result. An index out of range gives a row of zeros and sets the flag.
 static __global__ void k_get_rows(const gcuda_get_rows_args p) {
@@ -271,15 +339,6 @@ static __global__ void k_get_rows(const gcuda_get_rows_args p) {
 
 gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
     return launch(k_get_rows, n_rows(args->y), 256, stream, *args);
-}
-
-// >>op:fill -------------------------------------------------------------------------------------------
-static __global__ void k_fill(const gcuda_mask_args p) {
-    FOR_ELEMENTS(i, d_n(p.y)) { d_store(p.y.type, d_at(p.y, d_unravel(p.y.ne, i)), p.value); }
-}
-
-gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream) {
-    return launch_elements(k_fill, args->y, stream, *args);
 }
 #endif // part 1
 
@@ -315,30 +374,88 @@ struct d_silu_back {
     }
 };
 
-template <typename OP> static __global__ void k_binary(const gcuda_binary_args p) {
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const d_index y = d_unravel(p.y.ne, i);
-        const float a = d_load(p.a.type, d_at(p.a, y));
-        const float b =
-            d_load(p.b.type, d_at(p.b, y.i0 % p.b.ne[0], y.i1 % p.b.ne[1], y.i2 % p.b.ne[2], y.i3 % p.b.ne[3]));
-        d_store(p.y.type, d_at(p.y, y), OP::apply(a, b));
+// y = a o b, b repeated. Sixteen bytes at a time where rows allow it and b repeats whole rows or one element;
+// else element by element, of any types and strides.
+//   floor   a read, y written, b read once
+template <typename TA, typename TB, typename TY, typename OP>
+static __global__ void k_binary_wide(const gcuda_binary_args p, const tiles t) {
+    const int N = d_wide<TA>::N < d_wide<TY>::N ? d_wide<TY>::N : d_wide<TA>::N;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
+        const TA * a = (const TA *) d_at(p.a, 0, i.i1, i.i2, i.i3);
+        const TB * b = (const TB *) (t.n_rows == 1 ? (char *) p.b.data
+                                                   : d_at(p.b, 0, i.i1 % p.b.ne[1], i.i2 % p.b.ne[2], i.i3 % p.b.ne[3]));
+        TY * y = (TY *) d_at(p.y, 0, i.i1, i.i2, i.i3);
+        float u[2][N], v[2][N];
+        for (int k = 0; k < 2; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, N), n = p.y.ne[0] - at;
+            for (int j = 0; j < N && n > 0; j += d_wide<TA>::N) { d_load_wide(a + at + j, n - j, u[k] + j); }
+            for (int j = 0; j < N && n > 0 && p.b.ne[0] > 1; j += d_wide<TB>::N) { d_load_wide(b + at + j, n - j, v[k] + j); }
+            for (int j = 0; j < N && n > 0 && p.b.ne[0] == 1; ++j) { v[k][j] = d_f32(b[0]); }
+        }
+        for (int k = 0; k < 2; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, N), n = p.y.ne[0] - at;
+            for (int j = 0; j < N; ++j) { u[k][j] = OP::apply(u[k][j], v[k][j]); }
+            for (int j = 0; j < N && n > 0; j += d_wide<TY>::N) { d_store_wide(y + at + j, n - j, u[k] + j); }
+        }
     }
 }
 
+template <typename OP> static __global__ void k_binary(const gcuda_binary_args p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        const int64_t b1 = i.i1 % p.b.ne[1], b2 = i.i2 % p.b.ne[2], b3 = i.i3 % p.b.ne[3];
+        float v[4];
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) {
+                const float a = d_load(p.a.type, d_at(p.a, at, i.i1, i.i2, i.i3));
+                v[k] = OP::apply(a, d_load(p.b.type, d_at(p.b, at < p.b.ne[0] ? at : at % p.b.ne[0], b1, b2, b3)));
+            }
+        }
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) { d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3), v[k]); }
+        }
+    }
+}
+
+template <typename TA, typename TB, typename TY, typename OP>
+static gcuda_status binary_wide(const gcuda_binary_args & p, gcuda_stream stream) {
+    const int n = d_wide<TA>::N < d_wide<TY>::N ? d_wide<TY>::N : d_wide<TA>::N;
+    return launch_tiles(k_binary_wide<TA, TB, TY, OP>, tiles_of(p.y, n, 2), stream, p);
+}
+
+template <typename OP> static gcuda_status binary(const gcuda_binary_args & p, gcuda_stream stream) {
+    const bool is_row = p.b.ne[0] == p.y.ne[0] && is_wide(p.b), can = is_wide(p.a) && is_wide(p.y);
+    if (can && (is_row || p.b.ne[0] == 1)) {
+        const int types = (int) p.a.type * 10000 + (int) p.b.type * 100 + (int) p.y.type;
+        switch (types) { // F32 is 0, F16 1, BF16 30
+            case 0: return binary_wide<float, float, float, OP>(p, stream);
+            case 10101: return binary_wide<__half, __half, __half, OP>(p, stream);
+            case 10001: return binary_wide<__half, float, __half, OP>(p, stream);
+            case 303030: return binary_wide<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, OP>(p, stream);
+            case 300030: return binary_wide<__nv_bfloat16, float, __nv_bfloat16, OP>(p, stream);
+            default: break;
+        }
+    }
+    return launch_tiles(k_binary<OP>, tiles_of(p.y, 1, 4), stream, p);
+}
+
 gcuda_status gcuda_launch_add(const gcuda_binary_args * args, gcuda_stream stream) {
-    return launch_elements(k_binary<d_add>, args->y, stream, *args);
+    return binary<d_add>(*args, stream);
 }
 gcuda_status gcuda_launch_sub(const gcuda_binary_args * args, gcuda_stream stream) {
-    return launch_elements(k_binary<d_sub>, args->y, stream, *args);
+    return binary<d_sub>(*args, stream);
 }
 gcuda_status gcuda_launch_mul(const gcuda_binary_args * args, gcuda_stream stream) {
-    return launch_elements(k_binary<d_mul>, args->y, stream, *args);
+    return binary<d_mul>(*args, stream);
 }
 gcuda_status gcuda_launch_div(const gcuda_binary_args * args, gcuda_stream stream) {
-    return launch_elements(k_binary<d_div>, args->y, stream, *args);
+    return binary<d_div>(*args, stream);
 }
 gcuda_status gcuda_launch_silu_back(const gcuda_binary_args * args, gcuda_stream stream) {
-    return launch_elements(k_binary<d_silu_back>, args->y, stream, *args);
+    return binary<d_silu_back>(*args, stream);
 }
 
 // >>op:unary ------------------------------------------------------------------------------------------
@@ -380,43 +497,186 @@ static __device__ float d_unary(gcuda_unary_op op, float x, const float * p) {
     }
 }
 
-static __global__ void k_unary(const gcuda_unary_args p) {
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const d_index y = d_unravel(p.y.ne, i);
-        d_store(p.y.type, d_at(p.y, y), d_unary(p.op, d_load(p.x.type, d_at(p.x, y)), p.p));
+template <int OP> struct d_unary_op {
+    static __device__ float apply(float x, const gcuda_unary_args & p) { return d_unary((gcuda_unary_op) OP, x, p.p); }
+};
+struct d_unary_any {
+    static __device__ float apply(float x, const gcuda_unary_args & p) { return d_unary(p.op, x, p.p); }
+};
+
+// y = f(x), sixteen bytes at a time, or element by element with any strides.
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+template <typename T, typename OP, typename ARGS> static __global__ void k_map_wide(const ARGS p, const tiles t) {
+    const int N = d_wide<T>::N;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
+        const T * x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0;
+        T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
+        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
+        float v[2][N];
+        for (int k = 0; k < 2; ++k) { d_load_wide(x + k * step, n - k * step, v[k]); }
+        for (int k = 0; k < 2; ++k) {
+            for (int j = 0; j < N; ++j) { v[k][j] = OP::apply(v[k][j], p); }
+            d_store_wide(y + k * step, n - k * step, v[k]);
+        }
     }
+}
+
+template <typename OP, typename ARGS> static __global__ void k_map(const ARGS p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        float v[4];
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            v[k] = at < p.y.ne[0] ? OP::apply(d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3)), p) : 0.0f;
+        }
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) { d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3), v[k]); }
+        }
+    }
+}
+
+template <typename OP, typename ANY, typename ARGS> static gcuda_status map(const ARGS & p, gcuda_stream stream) {
+    if (p.x.type != p.y.type || !is_wide(p.x) || !is_wide(p.y)) {
+        return launch_tiles(k_map<ANY, ARGS>, tiles_of(p.y, 1, 4), stream, p);
+    }
+    return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        return launch_tiles(k_map_wide<T, OP, ARGS>, tiles_of(p.y, d_wide<T>::N, 2), stream, p);
+    });
 }
 
 gcuda_status gcuda_launch_unary(const gcuda_unary_args * args, gcuda_stream stream) {
-    return launch_elements(k_unary, args->y, stream, *args);
-}
-
-// >>op:scale  >>op:sqr  >>op:sqrt ---------------------------------------------------------------------
-struct d_scale {
-    static __device__ float apply(float x, const float * p) { return p[0] * x + p[1]; }
-};
-struct d_sqr {
-    static __device__ float apply(float x, const float *) { return x * x; }
-};
-struct d_sqrt {
-    static __device__ float apply(float x, const float *) { return sqrtf(x); }
-};
-
-template <typename OP> static __global__ void k_map(const gcuda_map_args p) {
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const d_index y = d_unravel(p.y.ne, i);
-        d_store(p.y.type, d_at(p.y, y), OP::apply(d_load(p.x.type, d_at(p.x, y)), p.p));
+    switch (args->op) {
+#define X(ID, value) \
+    case GCUDA_UNARY_OP_##ID: return map<d_unary_op<value>, d_unary_any>(*args, stream);
+        GCUDA_UNARY_OPS(X)
+#undef X
+        default: return GCUDA_STATUS_UNSUPPORTED;
     }
 }
 
+// >>op:glu --------------------------------------------------------------------------------------------
+//   floor   x and g read, y written: 3 * n * sizeof(T) bytes
+template <int OP> static __device__ float d_glu(float x, float g, const gcuda_glu_args & p) {
+    if (OP == GCUDA_GLU_OP_SWIGLU_OAI) {
+        const float a = x < p.limit ? x : p.limit, b = g < -p.limit ? -p.limit : g > p.limit ? p.limit : g;
+        return a * d_sigmoid(p.alpha * a) * (b + 1.0f);
+    }
+    switch (OP) {
+        case GCUDA_GLU_OP_REGLU: return x > 0.0f ? x * g : 0.0f;
+        case GCUDA_GLU_OP_GEGLU: return d_unary(GCUDA_UNARY_OP_GELU, x, nullptr) * g;
+        case GCUDA_GLU_OP_SWIGLU: return d_unary(GCUDA_UNARY_OP_SILU, x, nullptr) * g;
+        case GCUDA_GLU_OP_GEGLU_ERF: return d_unary(GCUDA_UNARY_OP_GELU_ERF, x, nullptr) * g;
+        default: return d_unary(GCUDA_UNARY_OP_GELU_QUICK, x, nullptr) * g;
+    }
+}
+
+template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_args p, const tiles t) {
+    const int N = d_wide<T>::N;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
+        const T * x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0, * g = (const T *) d_at(p.g, 0, i.i1, i.i2, i.i3) + i.i0;
+        T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
+        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
+        float u[2][N], v[2][N];
+        for (int k = 0; k < 2; ++k) {
+            d_load_wide(x + k * step, n - k * step, u[k]);
+            d_load_wide(g + k * step, n - k * step, v[k]);
+        }
+        for (int k = 0; k < 2; ++k) {
+            for (int j = 0; j < N; ++j) { u[k][j] = d_glu<OP>(u[k][j], v[k][j], p); }
+            d_store_wide(y + k * step, n - k * step, u[k]);
+        }
+    }
+}
+
+template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) {
+                d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3),
+                    d_glu<OP>(d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3)),
+                        d_load(p.g.type, d_at(p.g, at, i.i1, i.i2, i.i3)), p));
+            }
+        }
+    }
+}
+
+template <int OP> static gcuda_status glu(const gcuda_glu_args & p, gcuda_stream stream) {
+    if (!is_wide(p.x) || !is_wide(p.g) || !is_wide(p.y)) {
+        return launch_tiles(k_glu<OP>, tiles_of(p.y, 1, 4), stream, p);
+    }
+    return with_float(p.y.type, [&](auto v) {
+        typedef decltype(v) T;
+        return launch_tiles(k_glu_wide<T, OP>, tiles_of(p.y, d_wide<T>::N, 2), stream, p);
+    });
+}
+
+gcuda_status gcuda_launch_glu(const gcuda_glu_args * args, gcuda_stream stream) {
+    switch (args->op) {
+        case GCUDA_GLU_OP_REGLU: return glu<GCUDA_GLU_OP_REGLU>(*args, stream);
+        case GCUDA_GLU_OP_GEGLU: return glu<GCUDA_GLU_OP_GEGLU>(*args, stream);
+        case GCUDA_GLU_OP_SWIGLU: return glu<GCUDA_GLU_OP_SWIGLU>(*args, stream);
+        case GCUDA_GLU_OP_SWIGLU_OAI: return glu<GCUDA_GLU_OP_SWIGLU_OAI>(*args, stream);
+        case GCUDA_GLU_OP_GEGLU_ERF: return glu<GCUDA_GLU_OP_GEGLU_ERF>(*args, stream);
+        case GCUDA_GLU_OP_GEGLU_QUICK: return glu<GCUDA_GLU_OP_GEGLU_QUICK>(*args, stream);
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+
+// >>op:scale  >>op:sqr  >>op:sqrt  >>op:sin  >>op:cos  >>op:log  >>op:clamp  >>op:leaky_relu ---------
+struct d_scale {
+    static __device__ float apply(float x, const gcuda_map_args & p) { return p.p[0] * x + p.p[1]; }
+};
+struct d_sqr {
+    static __device__ float apply(float x, const gcuda_map_args &) { return x * x; }
+};
+struct d_sqrt {
+    static __device__ float apply(float x, const gcuda_map_args &) { return sqrtf(x); }
+};
+struct d_sin {
+    static __device__ float apply(float x, const gcuda_map_args &) { return sinf(x); }
+};
+struct d_cos {
+    static __device__ float apply(float x, const gcuda_map_args &) { return cosf(x); }
+};
+struct d_log {
+    static __device__ float apply(float x, const gcuda_map_args &) { return logf(x); }
+};
+struct d_clamp {
+    static __device__ float apply(float x, const gcuda_map_args & p) { return x < p.p[0] ? p.p[0] : x > p.p[1] ? p.p[1] : x; }
+};
+struct d_leaky_relu {
+    static __device__ float apply(float x, const gcuda_map_args & p) { return x > 0.0f ? x : p.p[0] * x; }
+};
+
 gcuda_status gcuda_launch_scale(const gcuda_map_args * args, gcuda_stream stream) {
-    return launch_elements(k_map<d_scale>, args->y, stream, *args);
+    return map<d_scale, d_scale>(*args, stream);
 }
 gcuda_status gcuda_launch_sqr(const gcuda_map_args * args, gcuda_stream stream) {
-    return launch_elements(k_map<d_sqr>, args->y, stream, *args);
+    return map<d_sqr, d_sqr>(*args, stream);
 }
 gcuda_status gcuda_launch_sqrt(const gcuda_map_args * args, gcuda_stream stream) {
-    return launch_elements(k_map<d_sqrt>, args->y, stream, *args);
+    return map<d_sqrt, d_sqrt>(*args, stream);
+}
+gcuda_status gcuda_launch_sin(const gcuda_map_args * args, gcuda_stream stream) {
+    return map<d_sin, d_sin>(*args, stream);
+}
+gcuda_status gcuda_launch_cos(const gcuda_map_args * args, gcuda_stream stream) {
+    return map<d_cos, d_cos>(*args, stream);
+}
+gcuda_status gcuda_launch_log(const gcuda_map_args * args, gcuda_stream stream) {
+    return map<d_log, d_log>(*args, stream);
+}
+gcuda_status gcuda_launch_clamp(const gcuda_map_args * args, gcuda_stream stream) {
+    return map<d_clamp, d_clamp>(*args, stream);
+}
+gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream stream) {
+    return map<d_leaky_relu, d_leaky_relu>(*args, stream);
 }
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
@@ -748,6 +1008,378 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
     return launch(k_cross_entropy_loss_back, n_rows(args->logits), 256, stream, *args);
 }
 #endif // part 3
+
+#if GCUDAI_PART(9)
+// =====================================================================================================
+// >>k-rows   rows put together from rows: repeat, concat, pad, roll, masks, generators
+// =====================================================================================================
+
+// Every element of y from the place m.at(i) names, or m.value where it names none. Types are sizes here: 1, 2, 4, 8
+// bytes, or 16 where whole rows move.
+//   floor   y written, what it is made of read once
+template <typename T, typename MAP> static __global__ void k_place(const gcuda_array y, const MAP m, const tiles t) {
+    FOR_TILES(tile, t) {
+        d_index i = d_tile_at(t, y.ne, tile, 1, 4);
+        char * to = d_at(y, 0, i.i1, i.i2, i.i3);
+        const int64_t first = i.i0;
+        T v[4];
+        for (int k = 0; k < 4; ++k) {
+            i.i0 = first + k * d_tile_step(t, 1);
+            const T * from = i.i0 < y.ne[0] ? (const T *) m.at(i) : nullptr;
+            if (from != nullptr) {
+                v[k] = *from;
+            } else {
+                memcpy(&v[k], &m.value, sizeof(T));
+            }
+        }
+        for (int k = 0; k < 4; ++k) {
+            i.i0 = first + k * d_tile_step(t, 1);
+            if (i.i0 < y.ne[0]) { *(T *) (to + i.i0 * (int64_t) y.nb[0]) = v[k]; }
+        }
+    }
+}
+
+// Elements of any size, blocks of a quantized type, byte by byte.
+template <typename MAP> static __global__ void k_place_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
+    FOR_TILES(tile, t) {
+        d_index i = d_tile_at(t, y.ne, tile, 1, 1);
+        const char * from = i.i0 < y.ne[0] ? m.at(i) : nullptr;
+        for (int k = 0; k < size && from != nullptr; ++k) { d_at(y, i)[k] = from[k]; }
+    }
+}
+
+template <typename MAP>
+static gcuda_status place(const gcuda_array & y, const MAP & m, size_t size, gcuda_stream stream) {
+    const tiles t = tiles_of(y, 1, 4), t1 = tiles_of(y, 1, 1);
+    switch (size) {
+        case 1: return launch_tiles(k_place<uint8_t, MAP>, t, stream, y, m);
+        case 2: return launch_tiles(k_place<uint16_t, MAP>, t, stream, y, m);
+        case 4: return launch_tiles(k_place<uint32_t, MAP>, t, stream, y, m);
+        case 8: return launch_tiles(k_place<uint2, MAP>, t, stream, y, m);
+        case 16: return launch_tiles(k_place<uint4, MAP>, t, stream, y, m);
+        default: return launch_tiles(k_place_blocks<MAP>, t1, stream, y, m, (int) size);
+    }
+}
+
+// Elements in units of 16 bytes: of rows that are moved as a whole.
+static bool can_widen(const gcuda_array & a) {
+    return is_wide(a) && gcuda_blck_size(a.type) == 1 && a.ne[0] * (int64_t) a.nb[0] % 16 == 0;
+}
+static void widen(gcuda_array & a) {
+    a.ne[0] = a.ne[0] * (int64_t) a.nb[0] / 16;
+    a.nb[0] = 16;
+}
+static void count_blocks(gcuda_array & a) { a.ne[0] /= gcuda_blck_size(a.type); }
+
+// >>op:repeat  >>op:roll  >>op:pad   circular -----------------------------------------------------------
+struct d_wrapped {
+    gcuda_array x;
+    int64_t lp[4];
+    uint4 value;
+
+    static inline __device__ int64_t wrap(int64_t i, int64_t n) {
+        if (i >= 0 && i < n) { return i; }
+        i %= n;
+        return i < 0 ? i + n : i;
+    }
+    inline __device__ const char * at(const d_index & i) const {
+        return d_at(x, wrap(i.i0 - lp[0], x.ne[0]), wrap(i.i1 - lp[1], x.ne[1]), wrap(i.i2 - lp[2], x.ne[2]),
+            wrap(i.i3 - lp[3], x.ne[3]));
+    }
+};
+
+// >>op:pad --------------------------------------------------------------------------------------------
+struct d_padded {
+    gcuda_array x;
+    int64_t lp[4];
+    uint4 value;
+
+    inline __device__ const char * at(const d_index & i) const {
+        const int64_t i0 = i.i0 - lp[0], i1 = i.i1 - lp[1], i2 = i.i2 - lp[2], i3 = i.i3 - lp[3];
+        const bool is_in = i0 >= 0 && i0 < x.ne[0] && i1 >= 0 && i1 < x.ne[1] && i2 >= 0 && i2 < x.ne[2] && i3 >= 0 &&
+                           i3 < x.ne[3];
+        return is_in ? d_at(x, i0, i1, i2, i3) : nullptr;
+    }
+};
+
+template <typename MAP> static gcuda_status pad(const gcuda_pad_args & p, gcuda_stream stream) {
+    gcuda_array y = p.y;
+    MAP m = {};
+    size_t size = gcuda_type_size(y.type);
+    m.x = p.x;
+    for (int d = 0; d < 4; ++d) { m.lp[d] = p.lp[d]; }
+    if (p.lp[0] == 0 && p.x.ne[0] == y.ne[0] && can_widen(m.x) && can_widen(y)) {
+        widen(m.x);
+        widen(y);
+        size = 16;
+    }
+    return place(y, m, size, stream);
+}
+
+gcuda_status gcuda_launch_pad(const gcuda_pad_args * args, gcuda_stream stream) {
+    return args->is_circular ? pad<d_wrapped>(*args, stream) : pad<d_padded>(*args, stream);
+}
+gcuda_status gcuda_launch_repeat(const gcuda_pad_args * args, gcuda_stream stream) {
+    return pad<d_wrapped>(*args, stream);
+}
+gcuda_status gcuda_launch_roll(const gcuda_pad_args * args, gcuda_stream stream) {
+    return pad<d_wrapped>(*args, stream);
+}
+
+// >>op:pad_reflect_1d ---------------------------------------------------------------------------------
+struct d_reflected {
+    gcuda_array x;
+    int64_t p0;
+    uint4 value;
+
+    inline __device__ const char * at(const d_index & i) const {
+        int64_t k = i.i0 - p0;
+        k = k < 0 ? -k : k;
+        k = k >= x.ne[0] ? 2 * x.ne[0] - 2 - k : k;
+        return d_at(x, k, i.i1, i.i2, i.i3);
+    }
+};
+
+gcuda_status gcuda_launch_pad_reflect_1d(const gcuda_pad_reflect_1d_args * args, gcuda_stream stream) {
+    d_reflected m = {};
+    m.x = args->x;
+    m.p0 = args->p0;
+    return place(args->y, m, gcuda_type_size(args->y.type), stream);
+}
+
+// >>op:concat -----------------------------------------------------------------------------------------
+template <int DIM> struct d_joined {
+    gcuda_array a, b;
+    uint4 value;
+
+    inline __device__ const char * at(d_index i) const {
+        int64_t & k = DIM == 0 ? i.i0 : DIM == 1 ? i.i1 : DIM == 2 ? i.i2 : i.i3;
+        if (k < a.ne[DIM]) { return d_at(a, i); }
+        k -= a.ne[DIM];
+        return d_at(b, i);
+    }
+};
+
+template <int DIM> static gcuda_status concat(const gcuda_concat_args & p, gcuda_stream stream) {
+    gcuda_array y = p.y;
+    d_joined<DIM> m = {};
+    size_t size = gcuda_type_size(y.type);
+    m.a = p.a;
+    m.b = p.b;
+    if (can_widen(m.a) && can_widen(m.b) && can_widen(y)) {
+        widen(m.a);
+        widen(m.b);
+        widen(y);
+        size = 16;
+    } else {
+        count_blocks(m.a);
+        count_blocks(m.b);
+        count_blocks(y);
+    }
+    return place(y, m, size, stream);
+}
+
+gcuda_status gcuda_launch_concat(const gcuda_concat_args * args, gcuda_stream stream) {
+    switch (args->dim) {
+        case 0: return concat<0>(*args, stream);
+        case 1: return concat<1>(*args, stream);
+        case 2: return concat<2>(*args, stream);
+        default: return concat<3>(*args, stream);
+    }
+}
+
+// >>op:set --------------------------------------------------------------------------------------------
+struct d_same {
+    gcuda_array x;
+    uint4 value;
+
+    inline __device__ const char * at(const d_index & i) const { return d_at(x, i); }
+};
+
+// Of one type and shape.
+static gcuda_status move(const gcuda_array & x, const gcuda_array & y, gcuda_stream stream) {
+    gcuda_array to = y;
+    d_same m = {};
+    size_t size = gcuda_type_size(y.type);
+    m.x = x;
+    if (can_widen(m.x) && can_widen(to)) {
+        widen(m.x);
+        widen(to);
+        size = 16;
+    } else {
+        count_blocks(m.x);
+        count_blocks(to);
+    }
+    return place(to, m, size, stream);
+}
+
+// A copy of a unless it is in place already, then b over its region: two launches, the second small.
+gcuda_status gcuda_launch_set(const gcuda_set_args * args, gcuda_stream stream) {
+    const gcuda_status st =
+        args->a.data == args->y.data ? GCUDA_STATUS_SUCCESS : move(args->a, args->y, stream);
+    return st == GCUDA_STATUS_SUCCESS ? move(args->b, args->region, stream) : st;
+}
+
+// >>op:acc --------------------------------------------------------------------------------------------
+static __global__ void k_acc(const gcuda_set_args p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.b.ne, tile, 1, 1);
+        if (i.i0 < p.b.ne[0]) {
+            char * y = d_at(p.region, i);
+            d_store(p.y.type, y, d_load(p.y.type, y) + d_load(p.b.type, d_at(p.b, i)));
+        }
+    }
+}
+
+gcuda_status gcuda_launch_acc(const gcuda_set_args * args, gcuda_stream stream) {
+    const gcuda_status st =
+        args->a.data == args->y.data ? GCUDA_STATUS_SUCCESS : move(args->a, args->y, stream);
+    return st == GCUDA_STATUS_SUCCESS ? launch_tiles(k_acc, tiles_of(args->b, 1, 1), stream, *args) : st;
+}
+
+// >>op:diag  >>op:diag_mask_inf  >>op:diag_mask_zero  >>op:tri  >>op:fill -----------------------------
+struct d_masked {
+    gcuda_array x;
+    int64_t from, to;
+    uint4 value;
+
+    inline __device__ const char * at(const d_index & i) const {
+        const int64_t d = i.i0 - i.i1;
+        return d >= from && d < to ? d_at(x, i) : nullptr;
+    }
+};
+
+// The value in all four words, as 2 or 4 bytes; 0 is 0 in every type.
+static uint4 value_of(gcuda_type type, float value) {
+    const __half f16 = __float2half_rn(value);
+    const __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
+    uint16_t h = 0;
+    uint32_t w = 0;
+    if (value == 0.0f && !signbit(value)) { return make_uint4(0, 0, 0, 0); }
+    memcpy(&w, &value, 4);
+    if (type == GCUDA_TYPE_F16) {
+        memcpy(&h, &f16, 2);
+    } else {
+        memcpy(&h, &bf16, 2);
+    }
+    w = type == GCUDA_TYPE_F32 ? w : (uint32_t) h << 16 | h;
+    return make_uint4(w, w, w, w);
+}
+
+static gcuda_status mask(const gcuda_mask_args & p, gcuda_stream stream) {
+    d_masked m = {};
+    m.x = p.x;
+    m.from = p.from;
+    m.to = p.to;
+    m.value = value_of(p.y.type, p.value);
+    return place(p.y, m, gcuda_type_size(p.y.type), stream);
+}
+
+gcuda_status gcuda_launch_diag(const gcuda_mask_args * args, gcuda_stream stream) { return mask(*args, stream); }
+gcuda_status gcuda_launch_diag_mask_inf(const gcuda_mask_args * args, gcuda_stream stream) {
+    return mask(*args, stream);
+}
+gcuda_status gcuda_launch_diag_mask_zero(const gcuda_mask_args * args, gcuda_stream stream) {
+    return mask(*args, stream);
+}
+gcuda_status gcuda_launch_tri(const gcuda_mask_args * args, gcuda_stream stream) { return mask(*args, stream); }
+
+struct d_filled {
+    uint4 value;
+
+    inline __device__ const char * at(const d_index &) const { return nullptr; }
+};
+
+//   floor   y written: n * sizeof(T) bytes
+gcuda_status gcuda_launch_fill(const gcuda_mask_args * args, gcuda_stream stream) {
+    gcuda_array y = args->y;
+    const d_filled m = { value_of(y.type, args->value) };
+    size_t size = gcuda_type_size(y.type);
+    if (can_widen(y)) {
+        widen(y);
+        size = 16;
+    }
+    return place(y, m, size, stream);
+}
+
+// >>op:repeat_back ------------------------------------------------------------------------------------
+// A thread sums all that was repeated into its element, in double and in one order.
+//   floor   x read once
+static __global__ void k_repeat_back(const gcuda_cpy_args p) {
+    FOR_ELEMENTS(i, d_n(p.y)) {
+        const d_index y = d_unravel(p.y.ne, i);
+        double sum = 0.0;
+        for (int64_t i3 = y.i3; i3 < p.x.ne[3]; i3 += p.y.ne[3]) {
+            for (int64_t i2 = y.i2; i2 < p.x.ne[2]; i2 += p.y.ne[2]) {
+                for (int64_t i1 = y.i1; i1 < p.x.ne[1]; i1 += p.y.ne[1]) {
+                    for (int64_t i0 = y.i0; i0 < p.x.ne[0]; i0 += p.y.ne[0]) {
+                        sum += (double) d_load(p.x.type, d_at(p.x, i0, i1, i2, i3));
+                    }
+                }
+            }
+        }
+        d_store(p.y.type, d_at(p.y, y), (float) sum);
+    }
+}
+
+gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream stream) {
+    return launch_elements(k_repeat_back, args->y, stream, *args);
+}
+
+// >>op:arange -----------------------------------------------------------------------------------------
+// The product is rounded before the sum, as everywhere.
+static __global__ void k_arange(const gcuda_arange_args p) {
+    FOR_ELEMENTS(i, d_n(p.y)) {
+        *(float *) ((char *) p.y.data + i * (int64_t) p.y.nb[0]) = __fadd_rn(p.start, __fmul_rn(p.step, (float) i));
+    }
+}
+
+gcuda_status gcuda_launch_arange(const gcuda_arange_args * args, gcuda_stream stream) {
+    return launch_elements(k_arange, args->y, stream, *args);
+}
+
+// >>op:timestep_embedding -----------------------------------------------------------------------------
+// The angle in double: it may be many turns.
+static __global__ void k_timestep_embedding(const gcuda_timestep_embedding_args p) {
+    const int64_t n_cos = p.y.ne[0] / 2;
+    FOR_ELEMENTS(i, d_n(p.y)) {
+        const int64_t i0 = i % p.y.ne[0], i1 = i / p.y.ne[0], j = i0 < n_cos ? i0 : i0 - n_cos;
+        const double t = (double) *(const float *) ((const char *) p.x.data + i1 * (int64_t) p.x.nb[0]);
+        const double angle = t * exp(-log((double) p.max_period) * (double) j / (double) (n_cos > 0 ? n_cos : 1));
+        *(float *) d_at(p.y, i0, i1, 0, 0) =
+            i0 < n_cos ? (float) cos(angle) : i0 < 2 * n_cos ? (float) sin(angle) : 0.0f;
+    }
+}
+
+gcuda_status gcuda_launch_timestep_embedding(const gcuda_timestep_embedding_args * args, gcuda_stream stream) {
+    return launch_elements(k_timestep_embedding, args->y, stream, *args);
+}
+
+// >>op:add_id -----------------------------------------------------------------------------------------
+//   floor   a read, y written, b mostly from cache
+static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        const int32_t id = *(const int32_t *) d_at(p.ids, i.i1, i.i2, 0, 0);
+        const bool is_ok = id >= 0 && id < p.b.ne[1];
+        if (!is_ok && i.i0 == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) {
+                const float a = d_load(p.a.type, d_at(p.a, at, i.i1, i.i2, i.i3));
+                d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3),
+                    is_ok ? a + d_load(p.b.type, d_at(p.b, at, id, 0, 0)) : a);
+            }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream stream) {
+    return launch_tiles(k_add_id, tiles_of(args->y, 1, 4), stream, *args);
+}
+#endif // part 9
 
 #if GCUDAI_PART(4)
 // =====================================================================================================
