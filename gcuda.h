@@ -22097,8 +22097,8 @@ static void gcudai_cublas_open(struct gcudai_cublas * c) {
 // A kernel that could not be launched, with the node it was for.
 static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
     char before[GCUDAI_MESSAGE_BYTES / 2];
-    if (st == GCUDA_STATUS_FAILED) { // a launcher: CUDA knows more
-        const cudaError_t err = cudaGetLastError();
+    const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
+    if (err != cudaSuccess) { // a launcher: CUDA knows more
         st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
         snprintf(before, sizeof(before), "%s on %s", cudaGetErrorString(err), cu->device->name);
     } else {
@@ -22109,13 +22109,12 @@ static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status 
 }
 
 // F32 through cuBLAS: one call per matrix of dimension 3, batched over dimension 2. TF32 unless F32 is asked for.
-static gcuda_status gcudai_cuda_gemm(
-    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const struct gcuda_tensor * node) {
+static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
     const float one = 1.0f, zero = 0.0f;
     const int compute = p->prec == GCUDA_PREC_F32 ? GCUDAI_CUBLAS_COMPUTE_32F : GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32;
     const int m = (int) p->a.ne[1], n = (int) p->b.ne[1], k = (int) p->a.ne[0];
     if (cu->cublas.cublasSetStream_v2(cu->cublas.handle, cu->stream) != 0) {
-        return gcudai_node_fail(GCUDA_STATUS_FAILED, node, "cublasSetStream failed");
+        return gcudai_fail(GCUDA_STATUS_FAILED, "cublasSetStream failed on %s", cu->device->name);
     }
     for (int64_t i3 = 0; i3 < p->b.ne[3]; ++i3) {
         const char * a = gcudai_at(&p->a, 0, 0, i3 / (p->b.ne[3] / p->a.ne[3])), * b = gcudai_at(&p->b, 0, 0, i3);
@@ -22126,7 +22125,8 @@ static gcuda_status gcudai_cuda_gemm(
             (int) (p->b.nb[1] / 4), (long long) (p->b.nb[2] / 4), &zero, y, GCUDAI_CUDA_R_32F, (int) (p->y.nb[1] / 4),
             (long long) (p->y.nb[2] / 4), (int) p->b.ne[2], compute, GCUDAI_CUBLAS_DEFAULT);
         if (st != 0) {
-            return gcudai_node_fail(GCUDA_STATUS_FAILED, node, "cublasGemmStridedBatchedEx failed with status %d", st);
+            return gcudai_fail(
+                GCUDA_STATUS_FAILED, "cublasGemmStridedBatchedEx failed on %s with status %d", cu->device->name, st);
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -22176,20 +22176,24 @@ static gcuda_status gcudai_cuda_packed(struct gcudai_cuda * cu, struct gcuda_arr
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-static gcuda_status gcudai_cuda_mul_mat(
-    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node) {
-    struct gcuda_mul_mat_args p = args->mul_mat;
-    const enum gcudai_cuda_product product = gcudai_cuda_choose_product(&p, cu->cublas.handle != NULL);
+// The way is chosen by the caller: split weights take the same on every device, whatever the rows there are.
+static gcuda_status gcudai_cuda_multiply(
+    struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args p) {
     void * a = NULL, * b = NULL;
     if (product == GCUDAI_CUDA_PRODUCT_OWN) {
         return gcuda_launch_mul_mat(&p, cu->stream);
     }
     gcuda_status st = gcudai_cuda_packed(cu, &p.a, &a);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, &b) : st;
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p, node) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
     gcudai_cuda_pool_give(&cu->pool, b); // in stream order: whoever gets it next comes after the product
     gcudai_cuda_pool_give(&cu->pool, a);
     return st;
+}
+
+static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
+    return gcudai_cuda_multiply(
+        cu, gcudai_cuda_choose_product(&args->mul_mat, cu->cublas.handle != NULL), args->mul_mat);
 }
 
 // =====================================================================================================
@@ -22449,7 +22453,7 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
         cu->may_have_bad_index = true;
     }
     const gcuda_status st =
-        y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args, y) : gcudai_cuda_run_op(cu, &args, y);
+        y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args) : gcudai_cuda_run_op(cu, &args, y);
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, y);
 }
 
@@ -22668,16 +22672,21 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
 static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67,
     0x70, 0x75, 0x30, 0x31 };
 
-gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
+static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, struct gcudai_cuda ** backend) {
     struct gcudai_cuda_scope scope;
     struct gcudai_cuda_device * d = params ? gcudai_cuda_device_get(params->device, "cuda_init") : NULL;
+    *backend = NULL;
     if (d == NULL) {
-        return NULL;
+        return GCUDA_STATUS_INVALID_ARGUMENT;
     }
     struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
-    if (cu == NULL || gcudai_cuda_enter(&scope, d->index) != GCUDA_STATUS_SUCCESS) {
+    if (cu == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    gcuda_status st = gcudai_cuda_enter(&scope, d->index);
+    if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_free(cu);
-        return NULL;
+        return st;
     }
     memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
     cu->backend.device = &d->device;
@@ -22694,13 +22703,19 @@ gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * 
     cu->wait = params->wait;
     cu->pool.device = d->index;
     cu->pool.stats.budget = params->memory_budget;
-    const gcuda_status st = gcudai_cuda_backend_make(cu, params);
+    st = gcudai_cuda_backend_make(cu, params);
     gcudai_cuda_leave(&scope);
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_cuda_backend_free(&cu->backend);
-        return NULL;
+        return st;
     }
-    return &cu->backend;
+    *backend = cu;
+    return st;
+}
+
+gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
+    struct gcudai_cuda * cu = NULL;
+    return gcudai_cuda_open(params, &cu) == GCUDA_STATUS_SUCCESS ? &cu->backend : NULL;
 }
 
 gcuda_backend_t gcuda_backend_cuda_init(int device) {
