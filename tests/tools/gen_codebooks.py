@@ -41,7 +41,7 @@ def pack(grid, bits, levels):
 
 
 def c_table(ctype, name, words, fmt, comma):
-    lines = [f"static const {ctype} {name}[{len(words)}] = {{"]
+    lines = [f"GCUDAI_TABLE {ctype} {name}[{len(words)}] = {{"]
     for i in range(0, len(words), 16):
         lines.append("    " + comma.join(fmt % w for w in words[i:i + 16]) + ",")
     return lines + ["};"]
