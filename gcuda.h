@@ -1407,6 +1407,7 @@ GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gc
 struct gcuda_get_rows_args { // also of get_rows_back, set_rows
     struct gcuda_array x, ids, y;
     int32_t * bad_index; // launchers: device memory that becomes 1 when an index is out of range, or NULL
+    void * scratch;      // launcher of set_rows: gcuda_set_rows_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_get_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
@@ -3043,6 +3044,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * arg
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows_back(const struct gcuda_get_rows_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_set_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_set_rows_scratch_bytes(const struct gcuda_get_rows_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sub(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul(const struct gcuda_binary_args * args, gcuda_stream stream);
@@ -22253,13 +22257,8 @@ static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
     return GCUDA_STATUS_SUCCESS;
 }
 
-static bool gcudai_cuda_is_copyable(enum gcuda_type type) { return gcudai_is_float(type) || type == GCUDA_TYPE_I32; }
-
-static gcuda_status gcudai_cuda_copy_can(const struct gcuda_tensor * y) {
-    GCUDAI_CAN(y, gcudai_cuda_is_copyable(y->type) && gcudai_cuda_is_copyable(y->src[0]->type),
-        "no CUDA kernel that copies %s to %s", gcuda_type_name(y->src[0]->type), gcuda_type_name(y->type));
-    return GCUDA_STATUS_SUCCESS;
-}
+// Kernels quantize to what the CPU does.
+static gcuda_status gcudai_cuda_quantizer_can(const struct gcuda_tensor * y) { return gcudai_quantizer_can(y); }
 
 // The types that a switch can leave out of gcuda_kernels.cu (see GCUDAI_KERNEL_HAS).
 #define GCUDAI_KERNEL_TYPES(X)                                                                                  \
@@ -22286,13 +22285,6 @@ static bool gcudai_cuda_is_weight(enum gcuda_type type) {
     return gcudai_is_float(type) || type == GCUDA_TYPE_Q4_0 || type == GCUDA_TYPE_Q8_0;
 }
 
-static gcuda_status gcudai_cuda_get_rows_can(const struct gcuda_tensor * y) {
-    const enum gcuda_type type = y->src[0]->type;
-    GCUDAI_CAN(y, gcudai_cuda_is_weight(type) || type == GCUDA_TYPE_I32, "no CUDA kernel for rows of type %s",
-        gcuda_type_name(type));
-    return GCUDA_STATUS_SUCCESS;
-}
-
 static gcuda_status gcudai_cuda_mul_mat_can(const struct gcuda_tensor * y) {
     GCUDAI_CAN(y, gcudai_cuda_is_weight(y->src[0]->type), "no CUDA kernel for weights of type %s",
         gcuda_type_name(y->src[0]->type));
@@ -22310,9 +22302,9 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
 // clang-format off
 #define GCUDAI_CUDA_OPS(X)                                               \
     /* id                      launcher                 args                refuses   scratch */ \
-    X(DUP,                     cpy,                     cpy,                copy,     no) \
-    X(CONT,                    cpy,                     cpy,                copy,     no) \
-    X(CPY,                     cpy,                     cpy,                copy,     no) \
+    X(DUP,                     cpy,                     cpy,                any,      no) \
+    X(CONT,                    cpy,                     cpy,                any,      no) \
+    X(CPY,                     cpy,                     cpy,                quantizer, no) \
     X(REPEAT,                  repeat,                  pad,                any,      no) \
     X(REPEAT_BACK,             repeat_back,             cpy,                floats,   no) \
     X(CONCAT,                  concat,                  concat,             any,      no) \
@@ -22327,7 +22319,9 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     X(ACC,                     acc,                     set,                any,      no) \
     X(ARANGE,                  arange,                  arange,             any,      no) \
     X(TIMESTEP_EMBEDDING,      timestep_embedding,      timestep_embedding, any,      no) \
-    X(GET_ROWS,                get_rows,                get_rows,           get_rows, no) \
+    X(GET_ROWS,                get_rows,                get_rows,           any,      no) \
+    X(GET_ROWS_BACK,           get_rows_back,           get_rows,           any,      no) \
+    X(SET_ROWS,                set_rows,                get_rows,           quantizer, yes) \
     X(ADD,                     add,                     binary,             floats,   no) \
     X(SUB,                     sub,                     binary,             floats,   no) \
     X(MUL,                     mul,                     binary,             floats,   no) \

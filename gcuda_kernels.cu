@@ -4,7 +4,8 @@
 //
 // CONTENTS
 //   >>k-base      element access, indices, warp and block reductions, launch(): the only launch in the file
-//   >>k-copy      copies and conversions, get_rows
+//   >>k-quants    block formats: 32 elements at a time as integer codes and scales
+//   >>k-copy      copies and conversions between all types, rows by index
 //   >>k-elements  unary, binary, scale and their like, optimizer steps
 //   >>k-reduce    sums, norms, argmax, soft_max, cross entropy
 //   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
@@ -13,13 +14,14 @@
 // These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
 // public argument structs by value, work within 48 KiB of shared memory, use no float atomics, and give the same bits
 // on every run. Launchers only enqueue: they never allocate, wait or change the device.
-#include "gcuda.h"
-
+#include <cuda_runtime.h> // first: the shared part of gcuda.h is compiled for the device here
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cuda_runtime.h>
 #include <math.h>
 #include <stdint.h>
+
+#define GCUDAI_KERNELS
+#include "gcuda.h"
 
 // =====================================================================================================
 // >>k-base   element access, indices, warp and block reductions, launch(): the only launch in the file
@@ -32,6 +34,12 @@
 #define GCUDAI_PART(n) (GCUDA_KERNEL_PART == 0 || GCUDA_KERNEL_PART == (n))
 #if GCUDA_KERNEL_PART != 0 && defined(__CUDACC__)
 #pragma nv_diag_suppress 177 // a part uses only some of what all share
+#endif
+
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL // the simulated device
 #endif
 
 #define GRID_LIMIT 65536 // blocks; kernels loop over what is left, so that no grid is ever too large
@@ -284,63 +292,816 @@ static inline __device__ float d_block_max(float v) { return d_block_reduce<d_ma
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
-#if GCUDAI_PART(1)
 // =====================================================================================================
-// >>k-copy   copies and conversions, get_rows
+// >>k-quants   block formats: 32 elements at a time as integer codes and scales
 // =====================================================================================================
+// A group is 32 consecutive elements of a block; a block has n / 32 of them. Every format decodes to the same form:
+//
+//     element j = scale[j / 16] * (code j - zero) - min[j / 16]
+//
+// with the codes as bytes, four to a word, element 0 lowest. The products are exact where quants.md's are, so the
+// values are those of the CPU. zero is a constant of the format; dot products take it out of the loop.
 
-// >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
-// Floats to I32 truncate and saturate, NaN becomes 0.
-static __device__ int32_t d_to_i32(float v) {
-    return v != v ? 0 : v >= 2147483648.0f ? INT32_MAX : v < -2147483648.0f ? INT32_MIN : (int32_t) v;
+struct d_group {
+    uint32_t q[8];
+    float scale[2], min[2];
+};
+
+static inline __device__ float d_half(gcuda_fp16_t bits) { return __half2float(__ushort_as_half(bits)); }
+
+// A word that lies at a multiple of 4, 2 or 1 bytes.
+static inline __device__ uint32_t d_word4(const void * p) { return *(const uint32_t *) p; }
+static inline __device__ uint32_t d_word2(const void * p) {
+    const uint16_t * h = (const uint16_t *) p;
+    return (uint32_t) h[0] | (uint32_t) h[1] << 16;
+}
+static inline __device__ uint32_t d_word1(const void * p) {
+    const uint8_t * b = (const uint8_t *) p;
+    return (uint32_t) b[0] | (uint32_t) b[1] << 8 | (uint32_t) b[2] << 16 | (uint32_t) b[3] << 24;
 }
 
-static __global__ void k_cpy(const gcuda_cpy_args p) {
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const char * x = d_at(p.x, d_unravel(p.x.ne, i));
-        char * y = d_at(p.y, d_unravel(p.y.ne, i));
-        if (p.y.type == GCUDA_TYPE_I32) {
-            *(int32_t *) y = p.x.type == GCUDA_TYPE_I32 ? *(const int32_t *) x : d_to_i32(d_load(p.x.type, x));
-        } else if (p.x.type == GCUDA_TYPE_I32) {
-            d_store(p.y.type, y, (float) *(const int32_t *) x);
-        } else if (p.x.type == p.y.type && p.x.type != GCUDA_TYPE_F32) {
-            *(uint16_t *) y = *(const uint16_t *) x; // NaN payloads too
-        } else {
-            d_store(p.y.type, y, d_load(p.x.type, x));
+// Bit i of four becomes bit 0 of byte i.
+static inline __device__ uint32_t d_spread_bits(uint32_t bits) { return (bits & 15u) * 0x00204081u & 0x01010101u; }
+
+// Bytes 1 .. 127 negated where the bit of `signs` is set.
+static inline __device__ uint32_t d_negate_bytes(uint32_t bytes, uint32_t signs) {
+    const uint32_t ones = d_spread_bits(signs);
+    return (bytes ^ ones * 255u) + ones;
+}
+
+static inline __device__ uint32_t d_table_word(const int8_t * table, int k) {
+    return (uint32_t) (uint8_t) table[4 * k] | (uint32_t) (uint8_t) table[4 * k + 1] << 8 |
+           (uint32_t) (uint8_t) table[4 * k + 2] << 16 | (uint32_t) (uint8_t) table[4 * k + 3] << 24;
+}
+
+// Eight nibbles through a table of 16 bytes: the low ones of each byte, then the high ones.
+static inline __device__ void d_lookup(const int8_t * table, uint32_t nibbles, uint32_t * low, uint32_t * high) {
+    const uint32_t t0 = d_table_word(table, 0), t1 = d_table_word(table, 1), t2 = d_table_word(table, 2),
+                   t3 = d_table_word(table, 3);
+    const uint32_t s = nibbles & 0x77777777u, upper = (nibbles & 0x88888888u) >> 1 | 0x32103210u;
+    const uint32_t a = __byte_perm(__byte_perm(t0, t1, s), __byte_perm(t2, t3, s), upper);
+    const uint32_t b = __byte_perm(__byte_perm(t0, t1, s >> 16), __byte_perm(t2, t3, s >> 16), upper >> 16);
+    *low = __byte_perm(a, b, 0x6420);
+    *high = __byte_perm(a, b, 0x7531);
+}
+
+static inline __device__ void d_set_scales(d_group & o, float scale0, float scale1, float min0, float min1) {
+    o.scale[0] = scale0;
+    o.scale[1] = scale1;
+    o.min[0] = min0;
+    o.min[1] = min1;
+}
+static inline __device__ void d_set_scale(d_group & o, float scale, float min) {
+    d_set_scales(o, scale, scale, min, min);
+}
+
+// What formats share; n is the number of elements of a block.
+template <gcuda_type TYPE, typename BLOCK, int N, int ZERO, bool HAS_MIN> struct d_format_of {
+    typedef BLOCK block;
+    static constexpr gcuda_type type = TYPE;
+    static constexpr int n = N, zero = ZERO;
+    static constexpr bool has_min = HAS_MIN;
+};
+template <gcuda_type TYPE> struct d_format;
+
+// ---- blocks of 32 ----
+static inline __device__ void d_nibbles(const uint32_t w, uint32_t * low, uint32_t * high) {
+    *low = w & 0x0f0f0f0fu;
+    *high = w >> 4 & 0x0f0f0f0fu;
+}
+
+template <> struct d_format<GCUDA_TYPE_Q4_0> : d_format_of<GCUDA_TYPE_Q4_0, gcuda_block_q4_0, 32, 8, false> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 4; ++k) { d_nibbles(d_word2(b->qs + 4 * k), &o.q[k], &o.q[k + 4]); }
+        d_set_scale(o, d_half(b->d), 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q4_1> : d_format_of<GCUDA_TYPE_Q4_1, gcuda_block_q4_1, 32, 0, true> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 4; ++k) { d_nibbles(d_word4(b->qs + 4 * k), &o.q[k], &o.q[k + 4]); }
+        d_set_scale(o, d_half(b->d), -d_half(b->m));
+    }
+};
+
+static inline __device__ void d_fifth_bits(uint32_t h, d_group & o) {
+    UNROLL for (int k = 0; k < 8; ++k) { o.q[k] |= d_spread_bits(h >> 4 * k) << 4; }
+}
+
+template <> struct d_format<GCUDA_TYPE_Q5_0> : d_format_of<GCUDA_TYPE_Q5_0, gcuda_block_q5_0, 32, 16, false> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 4; ++k) { d_nibbles(d_word2(b->qs + 4 * k), &o.q[k], &o.q[k + 4]); }
+        d_fifth_bits(d_word2(b->qh), o);
+        d_set_scale(o, d_half(b->d), 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q5_1> : d_format_of<GCUDA_TYPE_Q5_1, gcuda_block_q5_1, 32, 0, true> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 4; ++k) { d_nibbles(d_word4(b->qs + 4 * k), &o.q[k], &o.q[k + 4]); }
+        d_fifth_bits(d_word4(b->qh), o);
+        d_set_scale(o, d_half(b->d), -d_half(b->m));
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q8_0> : d_format_of<GCUDA_TYPE_Q8_0, gcuda_block_q8_0, 32, 0, false> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 8; ++k) { o.q[k] = d_word2(b->qs + 4 * k); }
+        d_set_scale(o, d_half(b->d), 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q8_1> : d_format_of<GCUDA_TYPE_Q8_1, gcuda_block_q8_1, 32, 0, false> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 8; ++k) { o.q[k] = d_word4(b->qs + 4 * k); }
+        d_set_scale(o, d_half(b->d), 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_IQ4_NL> : d_format_of<GCUDA_TYPE_IQ4_NL, gcuda_block_iq4_nl, 32, 0, false> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 4; ++k) { d_lookup(gcudai_kvalues_iq4nl, d_word2(b->qs + 4 * k), &o.q[k], &o.q[k + 4]); }
+        d_set_scale(o, d_half(b->d), 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_MXFP4> : d_format_of<GCUDA_TYPE_MXFP4, gcuda_block_mxfp4, 32, 0, false> {
+    static inline __device__ void decode(const block * b, int, d_group & o) {
+        UNROLL for (int k = 0; k < 4; ++k) { d_lookup(gcudai_kvalues_mxfp4, d_word1(b->qs + 4 * k), &o.q[k], &o.q[k + 4]); }
+        d_set_scale(o, gcudai_mxfp4_scale(b->e), 0.0f);
+    }
+};
+
+// ---- blocks of 256 with integer sub-scales ----
+template <> struct d_format<GCUDA_TYPE_Q2_K> : d_format_of<GCUDA_TYPE_Q2_K, gcuda_block_q2_k, 256, 0, true> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const float d = d_half(b->d), dmin = d_half(b->dmin);
+        const uint32_t s0 = b->scales[2 * g], s1 = b->scales[2 * g + 1];
+        UNROLL for (int k = 0; k < 8; ++k) {
+            o.q[k] = d_word4(b->qs + 32 * (g / 4) + 4 * k) >> 2 * (g % 4) & 0x03030303u;
         }
+        d_set_scales(o, d * (float) (s0 & 15u), d * (float) (s1 & 15u), dmin * (float) (s0 >> 4),
+            dmin * (float) (s1 >> 4));
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q3_K> : d_format_of<GCUDA_TYPE_Q3_K, gcuda_block_q3_k, 256, 4, false> {
+    static inline __device__ float scale(const block * b, int s) {
+        const int lo = b->scales[s % 8] >> 4 * (s / 8) & 15, hi = b->scales[8 + s % 4] >> 2 * (s / 4) & 3;
+        return (float) ((lo | hi << 4) - 32);
+    }
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const float d = d_half(b->d);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t high = d_word2(b->hmask + 4 * k) >> g & 0x01010101u;
+            o.q[k] = (d_word2(b->qs + 32 * (g / 4) + 4 * k) >> 2 * (g % 4) & 0x03030303u) | high << 2;
+        }
+        d_set_scales(o, d * scale(b, 2 * g), d * scale(b, 2 * g + 1), 0.0f, 0.0f);
+    }
+};
+
+// The pair of 6-bit scale and min of group g in the 12 bytes of Q4_K and Q5_K.
+static inline __device__ void d_k_scale(const uint8_t * p, gcuda_fp16_t d, gcuda_fp16_t dmin, int g, d_group & o) {
+    const int j = g % 4;
+    const uint32_t a = p[j], b = p[j + 4], c = p[j + 8];
+    const uint32_t scale = g < 4 ? a & 63u : (c & 15u) | a >> 6 << 4, min = g < 4 ? b & 63u : c >> 4 | b >> 6 << 4;
+    d_set_scale(o, d_half(d) * (float) scale, d_half(dmin) * (float) min);
+}
+
+template <> struct d_format<GCUDA_TYPE_Q4_K> : d_format_of<GCUDA_TYPE_Q4_K, gcuda_block_q4_k, 256, 0, true> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        UNROLL for (int k = 0; k < 8; ++k) {
+            o.q[k] = d_word4(b->qs + 32 * (g / 2) + 4 * k) >> 4 * (g % 2) & 0x0f0f0f0fu;
+        }
+        d_k_scale(b->scales, b->d, b->dmin, g, o);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q5_K> : d_format_of<GCUDA_TYPE_Q5_K, gcuda_block_q5_k, 256, 0, true> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t high = d_word4(b->qh + 4 * k) >> g & 0x01010101u;
+            o.q[k] = (d_word4(b->qs + 32 * (g / 2) + 4 * k) >> 4 * (g % 2) & 0x0f0f0f0fu) | high << 4;
+        }
+        d_k_scale(b->scales, b->d, b->dmin, g, o);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q6_K> : d_format_of<GCUDA_TYPE_Q6_K, gcuda_block_q6_k, 256, 32, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const float d = d_half(b->d);
+        const int part = g / 4, k4 = g % 4; // k4: which 32 of the half's 128 elements
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t lo = d_word2(b->ql + 64 * part + 32 * (k4 % 2) + 4 * k) >> 4 * (k4 / 2) & 0x0f0f0f0fu;
+            o.q[k] = lo | (d_word2(b->qh + 32 * part + 4 * k) >> 2 * k4 & 0x03030303u) << 4;
+        }
+        d_set_scales(o, d * (float) b->scales[2 * g], d * (float) b->scales[2 * g + 1], 0.0f, 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_Q8_K> : d_format_of<GCUDA_TYPE_Q8_K, gcuda_block_q8_k, 256, 0, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        UNROLL for (int k = 0; k < 8; ++k) { o.q[k] = d_word4(b->qs + 32 * g + 4 * k); }
+        d_set_scale(o, b->d, 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_IQ4_XS> : d_format_of<GCUDA_TYPE_IQ4_XS, gcuda_block_iq4_xs, 256, 0, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const int scale = (b->scales_l[g / 2] >> 4 * (g % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
+        UNROLL for (int k = 0; k < 4; ++k) {
+            d_lookup(gcudai_kvalues_iq4nl, d_word4(b->qs + 16 * g + 4 * k), &o.q[k], &o.q[k + 4]);
+        }
+        d_set_scale(o, d_half(b->d) * (float) (scale - 32), 0.0f);
+    }
+};
+
+// ---- blocks of 256 with codebooks ----
+static inline __device__ void d_put_iq2(uint32_t digits, uint32_t signs, uint32_t * q) {
+    const uint64_t mags = gcudai_iq2_entry(digits);
+    q[0] = d_negate_bytes((uint32_t) mags, signs);
+    q[1] = d_negate_bytes((uint32_t) (mags >> 32), signs >> 4);
+}
+
+template <> struct d_format<GCUDA_TYPE_IQ2_XXS> : d_format_of<GCUDA_TYPE_IQ2_XXS, gcuda_block_iq2_xxs, 256, 0, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
+        UNROLL for (int k = 0; k < 4; ++k) {
+            d_put_iq2(gcudai_grid_iq2xxs[codes >> 8 * k & 255u], gcudai_even_signs(aux >> 7 * k & 127u), o.q + 2 * k);
+        }
+        d_set_scale(o, d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f, 0.0f);
+    }
+};
+
+// Scales of 16 elements each, in nibbles
+static inline __device__ void d_iq2_scales(gcuda_fp16_t d, uint32_t nibbles, d_group & o) {
+    d_set_scales(o, d_half(d) * (0.5f + (float) (nibbles & 15u)) * 0.25f,
+        d_half(d) * (0.5f + (float) (nibbles >> 4)) * 0.25f, 0.0f, 0.0f);
+}
+
+template <> struct d_format<GCUDA_TYPE_IQ2_XS> : d_format_of<GCUDA_TYPE_IQ2_XS, gcuda_block_iq2_xs, 256, 0, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const uint32_t q = b->qs[4 * g + k];
+            d_put_iq2(gcudai_grid_iq2xs[q & 511u], gcudai_even_signs(q >> 9), o.q + 2 * k);
+        }
+        d_iq2_scales(b->d, b->scales[g], o);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_IQ2_S> : d_format_of<GCUDA_TYPE_IQ2_S, gcuda_block_iq2_s, 256, 0, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const uint32_t q = d_word2(b->qs + 4 * g), high = b->qh[g], signs = d_word2(b->signs + 4 * g);
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const uint32_t code = (q >> 8 * k & 255u) | (high >> 2 * k & 3u) << 8;
+            d_put_iq2(gcudai_grid_iq2s[code], signs >> 8 * k, o.q + 2 * k);
+        }
+        d_iq2_scales(b->d, b->scales[g], o);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_IQ3_XXS> : d_format_of<GCUDA_TYPE_IQ3_XXS, gcuda_block_iq3_xxs, 256, 0, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const uint32_t aux = d_word2(b->scales_and_signs + 2 * g);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t signs = gcudai_even_signs(aux >> 7 * (k / 2) & 127u) >> 4 * (k % 2);
+            o.q[k] = d_negate_bytes(gcudai_iq3_xxs_entry(b->qs[8 * g + k]), signs);
+        }
+        d_set_scale(o, d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.5f, 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_IQ3_S> : d_format_of<GCUDA_TYPE_IQ3_S, gcuda_block_iq3_s, 256, 0, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const uint32_t high = b->qh[g], signs = d_word2(b->signs + 4 * g);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t code = (uint32_t) b->qs[8 * g + k] | (high >> k & 1u) << 8;
+            o.q[k] = d_negate_bytes(gcudai_iq3_s_entry(code), signs >> 4 * k);
+        }
+        d_set_scale(o, d_half(b->d) * (float) (1 + 2 * (b->scales[g / 2] >> 4 * (g % 2) & 15)), 0.0f);
+    }
+};
+
+// Digits 0 1 2 stand for -1 0 1, moved by an eighth up or down: in eighths 8 digit - 8 +- 1, or 8 digit + (2 or 0) - 9.
+static inline __device__ void d_put_iq1(uint32_t code, bool is_down, uint32_t * q) {
+    const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[code]);
+    const uint32_t up = is_down ? 0u : 0x02020202u;
+    q[0] = 8u * (uint32_t) digits + up;
+    q[1] = 8u * (uint32_t) (digits >> 32) + up;
+}
+
+template <> struct d_format<GCUDA_TYPE_IQ1_S> : d_format_of<GCUDA_TYPE_IQ1_S, gcuda_block_iq1_s, 256, 9, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const uint32_t h = b->qh[g], q = d_word2(b->qs + 4 * g);
+        UNROLL for (int k = 0; k < 4; ++k) {
+            d_put_iq1((q >> 8 * k & 255u) | (h >> 3 * k & 7u) << 8, (h & 0x8000u) != 0, o.q + 2 * k);
+        }
+        d_set_scale(o, d_half(b->d) * (float) (2u * (h >> 12 & 7u) + 1u) * 0.125f, 0.0f);
+    }
+};
+
+template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gcuda_block_iq1_m, 256, 9, false> {
+    static inline __device__ void decode(const block * b, int g, d_group & o) {
+        const uint32_t s01 = d_word4(b->scales), s23 = d_word4(b->scales + 2);
+        const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
+        const uint32_t scales = (g < 4 ? s01 : s23) >> 16 * (g / 2 % 2) >> 6 * (g % 2);
+        const uint32_t q = d_word4(b->qs + 4 * g), h = (uint32_t) b->qh[2 * g] | (uint32_t) b->qh[2 * g + 1] << 8;
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const uint32_t high = h >> 4 * k & 15u;
+            d_put_iq1((q >> 8 * k & 255u) | (high & 7u) << 8, (high & 8u) != 0, o.q + 2 * k);
+        }
+        const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
+        d_set_scales(o, eighth * (float) (2u * (scales & 7u) + 1u), eighth * (float) (2u * (scales >> 3 & 7u) + 1u), 0.0f,
+            0.0f);
+    }
+};
+
+// ---- all of them ----
+// clang-format off
+#define D_WEIGHT_TYPES(X)                                                                                   \
+    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS)     \
+    X(MXFP4) X(IQ1_S) X(IQ1_M) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S) X(IQ3_XXS) X(IQ3_S)
+#define D_BLOCK_TYPES(X) D_WEIGHT_TYPES(X) X(Q8_1) X(Q8_K)
+// clang-format on
+
+// f(d_format<type>()) for a block type, UNSUPPORTED for others.
+template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
+    switch (type) {
+#define X(ID) case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());
+        D_BLOCK_TYPES(X)
+#undef X
+        default: return GCUDA_STATUS_UNSUPPORTED;
     }
 }
 
+// Code of element j, zero taken off.
+template <typename FORMAT> static inline __device__ int d_code(const d_group & g, int j) {
+    return (int) (int8_t) (g.q[j / 4] >> 8 * (j % 4)) - FORMAT::zero;
+}
+
+template <typename FORMAT> static inline __device__ float d_value(int code, float scale, float min) {
+    return FORMAT::has_min ? scale * (float) code - min : scale * (float) code;
+}
+
+// Element i of a row.
+template <typename FORMAT> static inline __device__ float d_element(const char * row, int64_t i) {
+    d_group g;
+    const int j = (int) (i % 32);
+    FORMAT::decode((const typename FORMAT::block *) row + i / FORMAT::n, (int) (i % FORMAT::n) / 32, g);
+    uint32_t word = 0; // no dynamic index into registers
+    UNROLL for (int k = 0; k < 8; ++k) { word = j / 4 == k ? g.q[k] : word; }
+    return d_value<FORMAT>((int) (int8_t) (word >> 8 * (j % 4)) - FORMAT::zero, j < 16 ? g.scale[0] : g.scale[1],
+        j < 16 ? g.min[0] : g.min[1]);
+}
+
+#if GCUDAI_PART(8)
+// =====================================================================================================
+// >>k-copy   copies and conversions between all types, rows by index
+// =====================================================================================================
+// Elements move in units: a group of 32 where a side has blocks to be decoded, a block where one is made, one element
+// otherwise. A map says where unit u comes from and goes to.
+
+// Where unit u, in logical order, lies: row and number in it. Rows hold whole units, or all elements are packed.
+static inline __device__ char * d_unit_row(const gcuda_array & a, int64_t * u, int64_t unit) {
+    const int64_t n0 = a.ne[0] / unit, r = *u / (n0 > 0 ? n0 : 1);
+    if (n0 * unit != a.ne[0]) {
+        return (char *) a.data;
+    }
+    *u %= n0;
+    return d_row(a, r);
+}
+
+// Where group u of the blocks of a lies: block and number of the group in it.
+template <typename FORMAT> static inline __device__ const typename FORMAT::block * d_group_at(const char * row, int64_t u) {
+    return (const typename FORMAT::block *) row + u / (FORMAT::n / 32);
+}
+
+struct d_target {
+    const char * x; // row of the source, NULL: zeros
+    int64_t i;      // unit of that row
+    char * y;       // first element of the unit, NULL: nothing to do
+};
+
+// Of a copy: the k-th element of x becomes the k-th of y.
+struct d_map_cpy {
+    gcuda_array x, y;
+    int64_t y_bytes; // of a unit
+
+    inline __device__ d_target at(int64_t u, int64_t unit) const {
+        int64_t iy = u;
+        d_target t;
+        t.i = u;
+        t.x = d_unit_row(x, &t.i, unit);
+        t.y = d_unit_row(y, &iy, unit);
+        t.y += iy * y_bytes;
+        return t;
+    }
+};
+
+// Of get_rows.
+struct d_map_get {
+    gcuda_get_rows_args p;
+
+    inline __device__ d_target at(int64_t u, int64_t unit) const {
+        const int64_t n0 = p.y.ne[0] / unit, r = u / n0, i1 = r % p.y.ne[1], i2 = r / p.y.ne[1] % p.y.ne[2],
+                      i3 = r / p.y.ne[1] / p.y.ne[2];
+        const int32_t row = *(const int32_t *) d_at(p.ids, i1, i2, i3, 0);
+        d_target t;
+        t.i = u % n0;
+        t.x = row >= 0 && row < p.x.ne[1] ? d_at(p.x, 0, row, i2, i3) : nullptr;
+        t.y = d_at(p.y, 0, i1, i2, i3) + t.i * unit * (int64_t) p.y.nb[0];
+        if (t.x == nullptr && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        return t;
+    }
+};
+
+// ---- blocks to floats ----
+static inline __device__ void d_put(double * p, float v) { *p = (double) v; }
+
+// Four results, in one store where the address allows it.
+template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four {
+    T v[4];
+};
+template <typename T> static inline __device__ void d_put4(char * y, const float * v) {
+    d_four<T> four;
+    UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
+    if ((uintptr_t) y % sizeof(d_four<T>) == 0) {
+        *(d_four<T> *) y = four;
+    } else {
+        UNROLL for (int k = 0; k < 4; ++k) { ((T *) y)[k] = four.v[k]; }
+    }
+}
+
+// A warp decodes 32 groups, a lane each, and writes them out together: eight lanes to a group.
+//   floor   blocks read once, 32 * sizeof(T) bytes written per group     shared  9.5 KiB
+template <typename FORMAT, typename T, typename MAP>
+static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_t n_groups) {
+    __shared__ uint32_t codes[4][32][9]; // 9: lanes hit different banks
+    __shared__ float scales[4][32][4];
+    __shared__ char * ys[4][32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int64_t first = (blockIdx.x * 4 + warp) * (int64_t) 32; first < n_groups; first += (int64_t) gridDim.x * 128) {
+        char * y = nullptr;
+        if (first + lane < n_groups) {
+            const d_target t = map.at(first + lane, 32);
+            d_group g = {};
+            if (t.x != nullptr) {
+                FORMAT::decode(d_group_at<FORMAT>(t.x, t.i), (int) (t.i % (FORMAT::n / 32)), g);
+            }
+            y = t.y;
+            UNROLL for (int k = 0; k < 8; ++k) { codes[warp][lane][k] = g.q[k]; }
+            UNROLL for (int k = 0; k < 2; ++k) {
+                scales[warp][lane][k] = g.scale[k];
+                scales[warp][lane][k + 2] = g.min[k];
+            }
+        }
+        ys[warp][lane] = y;
+        __syncwarp();
+        for (int k = 0; k < 8; ++k) {
+            const int at = 4 * k + lane / 8, word = lane % 8;
+            if (ys[warp][at] != nullptr) {
+                const uint32_t q = codes[warp][at][word];
+                const float scale = scales[warp][at][word / 4], min = scales[warp][at][2 + word / 4];
+                float v[4];
+                UNROLL for (int j = 0; j < 4; ++j) {
+                    v[j] = d_value<FORMAT>((int) (int8_t) (q >> 8 * j) - FORMAT::zero, scale, min);
+                }
+                d_put4<T>(ys[warp][at] + 4 * word * sizeof(T), v);
+            }
+        }
+        __syncwarp();
+    }
+}
+
+template <typename T, typename MAP>
+static gcuda_status dequantize(gcuda_type type, const MAP & map, int64_t n_elements, gcuda_stream stream) {
+    const int64_t n = n_elements / 32;
+    return with_format(type, [&](auto format) {
+        return launch(k_dequantize<decltype(format), T, MAP>, (n + 127) / 128, 128, stream, map, n);
+    });
+}
+
+// ---- floats to blocks ----
+// The quantizers are those of the CPU (>>impl-blocks). clang-format off
+#define D_QUANTIZED_TYPES(X)                                                                                      \
+    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q8_1, q8_1) X(IQ4_NL, iq4_nl)         \
+    X(MXFP4, mxfp4) X(Q8_K, q8_k) X(Q2_K, q2_k) X(Q3_K, q3_k) X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k)           \
+    X(IQ4_XS, iq4_xs)
+// clang-format on
+template <gcuda_type TYPE> static inline __device__ void d_quantize(const float * x, void * y);
+#define X(ID, name)                                                                                               \
+    template <> inline __device__ void d_quantize<GCUDA_TYPE_##ID>(const float * x, void * y) {                   \
+        gcudai_quantize_row_##name(x, y, d_format<GCUDA_TYPE_##ID>::n);                                           \
+    }
+D_QUANTIZED_TYPES(X)
+#undef X
+
+static inline __device__ float d_load_f64(gcuda_type type, const char * p) {
+    return type == GCUDA_TYPE_F64 ? (float) *(const double *) p : d_load(type, p);
+}
+
+// A thread makes a block.
+//   floor   n * sizeof(x) bytes read, blocks written once
+template <gcuda_type TYPE, typename MAP>
+static __global__ void __launch_bounds__(128) k_quantize(const MAP map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+    constexpr int n = d_format<TYPE>::n;
+    FOR_ELEMENTS(u, n_blocks) {
+        const d_target t = map.at(u, n);
+        if (t.y == nullptr) {
+            continue;
+        }
+        float x[n];
+        for (int j = 0; j < n; ++j) { x[j] = d_load_f64(x_type, t.x + (t.i * n + j) * x_size); }
+        d_quantize<TYPE>(x, t.y);
+    }
+}
+
+template <typename MAP>
+static gcuda_status quantize(gcuda_type type, gcuda_type x_type, const MAP & map, int64_t n_elements, gcuda_stream stream) {
+    const int64_t x_size = (int64_t) gcuda_type_size(x_type), n = n_elements / gcuda_blck_size(type);
+    switch (type) {
+#define X(ID, name)                                                                                               \
+    case GCUDA_TYPE_##ID:                                                                                         \
+        return launch(k_quantize<GCUDA_TYPE_##ID, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
+        D_QUANTIZED_TYPES(X)
+#undef X
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+
+// ---- plain elements ----
+static inline __device__ double d_number(gcuda_type type, const char * p) {
+    switch (type) {
+        case GCUDA_TYPE_I8: return (double) *(const int8_t *) p;
+        case GCUDA_TYPE_I16: return (double) *(const int16_t *) p;
+        case GCUDA_TYPE_I32: return (double) *(const int32_t *) p;
+        case GCUDA_TYPE_I64: return (double) *(const int64_t *) p;
+        case GCUDA_TYPE_F64: return *(const double *) p;
+        default: return (double) d_load(type, p);
+    }
+}
+
+// To integers: towards zero, saturating, NaN becomes 0.
+static inline __device__ int64_t d_saturated(double v, double limit) {
+    if (v != v) {
+        return 0;
+    }
+    return v < -limit ? (int64_t) -limit : v < limit ? (int64_t) v : (int64_t) ((uint64_t) limit - 1u);
+}
+
+static inline __device__ void d_put_number(gcuda_type type, char * p, double v) {
+    switch (type) {
+        case GCUDA_TYPE_I8: *(int8_t *) p = (int8_t) d_saturated(v, 128.0); break;
+        case GCUDA_TYPE_I16: *(int16_t *) p = (int16_t) d_saturated(v, 32768.0); break;
+        case GCUDA_TYPE_I32: *(int32_t *) p = (int32_t) d_saturated(v, 2147483648.0); break;
+        case GCUDA_TYPE_I64: *(int64_t *) p = d_saturated(v, 9223372036854775808.0); break;
+        case GCUDA_TYPE_F64: *(double *) p = v; break;
+        default: d_store(type, p, (float) v); break;
+    }
+}
+
+// A plain element to another type; equal types keep every bit.
+static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda_type y_type, char * y) {
+    const bool x_float = x_type == GCUDA_TYPE_F32 || x_type == GCUDA_TYPE_F16 || x_type == GCUDA_TYPE_BF16;
+    const bool y_float = y_type == GCUDA_TYPE_F32 || y_type == GCUDA_TYPE_F16 || y_type == GCUDA_TYPE_BF16;
+    if (x_float && y_float) {
+        d_store(y_type, y, d_load(x_type, x));
+    } else {
+        d_put_number(y_type, y, d_number(x_type, x));
+    }
+}
+
+// >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
+//   floor   x read once, y written once
+// Units of one type, which may be blocks: bytes move.
+template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, const gcuda_array y, int64_t blck, int64_t words) {
+    const int64_t n = d_n(y) / blck * words;
+    FOR_ELEMENTS(i, n) {
+        const int64_t u = i / words;
+        const int64_t x0 = x.ne[0] / blck, y0 = y.ne[0] / blck;
+        const char * from = d_row(x, u / x0) + u % x0 * (int64_t) x.nb[0];
+        char * to = d_row(y, u / y0) + u % y0 * (int64_t) y.nb[0];
+        ((WORD *) to)[i % words] = ((const WORD *) from)[i % words];
+    }
+}
+
+template <typename TX, typename TY> static __global__ void k_cpy_packed(const TX * x, TY * y, int64_t n) {
+    FOR_ELEMENTS(i, n) { d_put(&y[i], d_f32(x[i])); }
+}
+
+static __global__ void k_cpy_plain(const gcuda_cpy_args p) {
+    FOR_ELEMENTS(i, d_n(p.y)) {
+        d_convert(p.x.type, d_at(p.x, d_unravel(p.x.ne, i)), p.y.type, d_at(p.y, d_unravel(p.y.ne, i)));
+    }
+}
+
+template <typename WORD> static gcuda_status cpy_words(const gcuda_cpy_args & p, gcuda_stream stream) {
+    const int64_t blck = gcuda_blck_size(p.y.type), words = (int64_t) (gcuda_type_size(p.y.type) / sizeof(WORD));
+    return launch(k_cpy_same<WORD>, (n_elements(p.y) / blck * words + 255) / 256, 256, stream, p.x, p.y, blck, words);
+}
+
+static gcuda_status cpy_same(const gcuda_cpy_args & p, gcuda_stream stream) {
+    switch (gcuda_type_size(p.y.type) & (~gcuda_type_size(p.y.type) + 1)) { // the largest power of two that divides it
+        case 1: return cpy_words<uint8_t>(p, stream);
+        case 2: return cpy_words<uint16_t>(p, stream);
+        case 4: return cpy_words<uint32_t>(p, stream);
+        default: return gcuda_is_quantized(p.y.type) ? cpy_words<uint32_t>(p, stream) : cpy_words<uint64_t>(p, stream);
+    }
+}
+
+static bool is_float(gcuda_type type) {
+    return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
+}
+
+static bool is_packed(const gcuda_array & a) {
+    int64_t expect = (int64_t) gcuda_type_size(a.type);
+    for (int d = 0; d < 4; ++d) {
+        const int64_t n = d == 0 ? a.ne[0] / gcuda_blck_size(a.type) : a.ne[d];
+        if (n != 1 && (int64_t) a.nb[d] != expect) {
+            return false;
+        }
+        expect *= n;
+    }
+    return true;
+}
+
+static gcuda_status cpy_packed(const gcuda_cpy_args & p, gcuda_stream stream) {
+    const int64_t n = n_elements(p.y);
+    return with_float(p.x.type, [&](auto tx) {
+        return with_float(p.y.type, [&](auto ty) {
+            return launch(k_cpy_packed<decltype(tx), decltype(ty)>, (n + 255) / 256, 256, stream,
+                (const decltype(tx) *) p.x.data, (decltype(ty) *) p.y.data, n);
+        });
+    });
+}
+
 gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) {
-    return launch_elements(k_cpy, args->y, stream, *args);
+    const gcuda_cpy_args & p = *args;
+    const bool x_blocks = gcuda_is_quantized(p.x.type), y_blocks = gcuda_is_quantized(p.y.type);
+    const int64_t unit = x_blocks ? 32 : gcuda_blck_size(p.y.type);
+    const d_map_cpy map = { p.x, p.y, unit / gcuda_blck_size(p.y.type) * (int64_t) gcuda_type_size(p.y.type) };
+    if (n_elements(p.y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (p.x.type == p.y.type) {
+        return cpy_same(p, stream);
+    }
+    if (x_blocks && y_blocks) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (x_blocks) {
+        return p.y.type == GCUDA_TYPE_F64
+                   ? dequantize<double>(p.x.type, map, n_elements(p.y), stream)
+                   : with_float(p.y.type, [&](auto t) {
+                         return dequantize<decltype(t)>(p.x.type, map, n_elements(p.y), stream);
+                     });
+    }
+    if (y_blocks) {
+        return is_float(p.x.type) || p.x.type == GCUDA_TYPE_F64
+                   ? quantize(p.y.type, p.x.type, map, n_elements(p.y), stream)
+                   : GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (is_float(p.x.type) && is_float(p.y.type) && is_packed(p.x) && is_packed(p.y)) {
+        return cpy_packed(p, stream);
+    }
+    return launch_elements(k_cpy_plain, p.y, stream, p);
 }
 
 // >>op:get_rows ---------------------------------------------------------------------------------------
-// A block per row of the result. An index out of range gives a row of zeros and sets the flag.
-static __global__ void k_get_rows(const gcuda_get_rows_args p) {
-    FOR_ROWS(r, d_rows(p.y)) {
-        const int64_t i1 = r % p.y.ne[1], i2 = r / p.y.ne[1] % p.y.ne[2], i3 = r / p.y.ne[1] / p.y.ne[2];
-        const int32_t row = *(const int32_t *) d_at(p.ids, i1, i2, i3, 0);
-        const bool is_ok = row >= 0 && row < p.x.ne[1];
-        const char * x = is_ok ? d_at(p.x, 0, row, i2, i3) : nullptr;
-        if (!is_ok && threadIdx.x == 0 && p.bad_index != nullptr) {
-            *p.bad_index = 1;
-        }
-        FOR_ROW_ELEMENTS(i, p.y.ne[0]) {
-            char * y = d_at(p.y, i, i1, i2, i3);
-            if (p.x.type == GCUDA_TYPE_I32) {
-                *(int32_t *) y = is_ok ? *(const int32_t *) (x + i * 4) : 0;
-            } else {
-                *(float *) y = is_ok ? d_weight(p.x.type, x, i) : 0.0f;
-            }
+// An index out of range gives a row of zeros and sets the flag.
+//   floor   one row read and written for each index
+static __global__ void k_get_rows(const d_map_get map) {
+    const gcuda_get_rows_args & p = map.p;
+    FOR_ELEMENTS(u, d_n(p.y)) {
+        const d_target t = map.at(u, 1);
+        if (t.x != nullptr) {
+            d_convert(p.x.type, t.x + t.i * (int64_t) p.x.nb[0], p.y.type, t.y);
+        } else {
+            d_put_number(p.y.type, t.y, 0.0);
         }
     }
 }
 
 gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
-    return launch(k_get_rows, n_rows(args->y), 256, stream, *args);
+    const d_map_get map = { *args };
+    return gcuda_is_quantized(args->x.type) ? dequantize<float>(args->x.type, map, n_elements(args->y), stream)
+                                            : launch_elements(k_get_rows, args->y, stream, map);
 }
-#endif // part 1
+
+// >>op:get_rows_back ----------------------------------------------------------------------------------
+// A block owns 256 elements of a row of the result, looks through the indices, 256 at a time, and adds what belongs there
+// in order, in double. Block 0 of row 0 also looks for indices out of range.
+//   floor   gradient read once, result written once; indices once for each row and 256 columns, from L2
+static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_rows_args p) {
+    __shared__ uint32_t hits[8];
+    const int64_t n_parts = (p.y.ne[0] + 255) / 256, n_ids = p.ids.ne[0];
+    for (int64_t item = blockIdx.x; item < n_parts * p.y.ne[1]; item += gridDim.x) {
+        const int64_t row = item / n_parts, i = item % n_parts * 256 + threadIdx.x;
+        double sum = 0.0;
+        for (int64_t r0 = 0; r0 < n_ids; r0 += 256) {
+            const int64_t r = r0 + threadIdx.x;
+            const int64_t to = r < n_ids ? *(const int32_t *) d_at(p.ids, r, 0, 0, 0) : row;
+            if (item == 0 && (to < 0 || to >= p.y.ne[1]) && p.bad_index != nullptr) {
+                *p.bad_index = 1;
+            }
+            const uint32_t hit = __ballot_sync(0xffffffffu, r < n_ids && to == row);
+            if (!__syncthreads_or(hit != 0)) { // also: hits of the round before have been read
+                continue;
+            }
+            if (threadIdx.x % 32 == 0) {
+                hits[threadIdx.x / 32] = hit;
+            }
+            __syncthreads();
+            for (int k = 0; k < 256 && i < p.y.ne[0]; ++k) {
+                if (hits[k / 32] >> (k % 32) & 1u) {
+                    sum += (double) d_load(p.x.type, d_at(p.x, i, r0 + k, 0, 0));
+                }
+            }
+        }
+        if (i < p.y.ne[0]) {
+            *(float *) d_at(p.y, i, row, 0, 0) = (float) sum;
+        }
+    }
+}
+
+gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_stream stream) {
+    return launch(k_get_rows_back, (args->y.ne[0] + 255) / 256 * args->y.ne[1], 256, stream, *args);
+}
+
+// >>op:set_rows ---------------------------------------------------------------------------------------
+// Of equal indices the last row stays: a warp for each index first looks whether a later one is equal, and leaves where
+// the row goes, or -1, in scratch.
+//   floor   x read once, its rows of y written once; indices n / 64 times, from L2
+static inline __device__ int64_t d_index_of(const gcuda_array & ids, int64_t i0, int64_t i1, int64_t i2) {
+    const char * p = d_at(ids, i0, i1, i2, 0);
+    return ids.type == GCUDA_TYPE_I64 ? *(const int64_t *) p : (int64_t) *(const int32_t *) p;
+}
+
+static __global__ void k_set_rows_index(const gcuda_get_rows_args p) {
+    const int64_t n = d_n(p.ids), n_warps = (int64_t) gridDim.x * blockDim.x / 32;
+    const int lane = (int) threadIdx.x % 32;
+    for (int64_t i = (blockIdx.x * (int64_t) blockDim.x + threadIdx.x) / 32; i < n; i += n_warps) {
+        const int64_t r = i % p.ids.ne[0], j1 = i / p.ids.ne[0] % p.ids.ne[1], j2 = i / p.ids.ne[0] / p.ids.ne[1];
+        int64_t to = d_index_of(p.ids, r, j1, j2);
+        if (to < 0 || to >= p.y.ne[1]) {
+            if (lane == 0 && p.bad_index != nullptr) {
+                *p.bad_index = 1;
+            }
+            to = -1;
+        }
+        for (int64_t first = r + 1; first < p.ids.ne[0] && to >= 0; first += 32) {
+            const bool is_later = first + lane < p.ids.ne[0] && d_index_of(p.ids, first + lane, j1, j2) == to;
+            to = __any_sync(0xffffffffu, is_later) ? -1 : to;
+        }
+        if (lane == 0) {
+            ((int64_t *) p.scratch)[i] = to;
+        }
+    }
+}
+
+struct d_map_set {
+    gcuda_get_rows_args p;
+    int64_t y_bytes; // of a unit
+
+    inline __device__ d_target at(int64_t u, int64_t unit) const {
+        const int64_t n0 = p.x.ne[0] / unit, r = u / n0, i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2],
+                      i3 = r / p.x.ne[1] / p.x.ne[2];
+        const int64_t to = ((const int64_t *) p.scratch)[i1 + p.ids.ne[0] * (i2 % p.ids.ne[1] + p.ids.ne[1] * (i3 % p.ids.ne[2]))];
+        d_target t;
+        t.i = u % n0;
+        t.x = d_at(p.x, 0, i1, i2, i3);
+        t.y = to < 0 ? nullptr : d_at(p.y, 0, to, i2, i3) + t.i * y_bytes;
+        return t;
+    }
+};
+
+static __global__ void k_set_rows(const d_map_set map) {
+    const gcuda_get_rows_args & p = map.p;
+    FOR_ELEMENTS(u, d_n(p.x)) {
+        const d_target t = map.at(u, 1);
+        if (t.y != nullptr) {
+            d_convert(p.x.type, t.x + t.i * (int64_t) p.x.nb[0], p.y.type, t.y);
+        }
+    }
+}
+
+size_t gcuda_set_rows_scratch_bytes(const gcuda_get_rows_args * args) { return (size_t) n_elements(args->ids) * 8; }
+
+gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
+    const d_map_set map = { *args, (int64_t) gcuda_type_size(args->y.type) };
+    if (n_elements(args->x) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const gcuda_status st = launch(k_set_rows_index, (n_elements(args->ids) + 7) / 8, 256, stream, *args);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    return gcuda_is_quantized(args->y.type) ? quantize(args->y.type, args->x.type, map, n_elements(args->x), stream)
+                                            : launch_elements(k_set_rows, args->x, stream, map);
+}
+#endif // part 8
 
 #if GCUDAI_PART(2)
 // =====================================================================================================

@@ -239,6 +239,7 @@ static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 #define __expf(v) expf(v) // glibc has functions of these names of its own
 #define __logf(v) logf(v)
 static inline float __fdividef(float a, float b) { return a / b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
