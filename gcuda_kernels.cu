@@ -627,7 +627,7 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
 // f(d_format<type>()) for a block type, UNSUPPORTED for others.
 template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     switch (type) {
-#define X(ID) case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
         D_BLOCK_TYPES(X)
 #undef X
         default: return GCUDA_STATUS_UNSUPPORTED;
@@ -823,8 +823,8 @@ static gcuda_status quantize(gcuda_type type, gcuda_type x_type, const MAP & map
     const int64_t x_size = (int64_t) gcuda_type_size(x_type), n = n_elements / gcuda_blck_size(type);
     switch (type) {
 #define X(ID, name)                                                                                               \
-    case GCUDA_TYPE_##ID:                                                                                         \
-        return launch(k_quantize<GCUDA_TYPE_##ID, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
+    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return launch(                                                   \
+        k_quantize<GCUDA_TYPE_##ID, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);)
         D_QUANTIZED_TYPES(X)
 #undef X
         default: return GCUDA_STATUS_UNSUPPORTED;

@@ -242,7 +242,6 @@ static inline float __fdividef(float a, float b) { return a / b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
-static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline int __float2int_rn(float v) { return (int) nearbyintf(v); }
 static inline int __float2int_rz(float v) { return (int) v; }
 
