@@ -3159,10 +3159,16 @@ GCUDAI_SHARED gcuda_fp16_t gcudai_fp32_to_fp16(float v) { return __half_as_ushor
 #define GCUDAI_SHARED static
 #define GCUDAI_TABLE static const
 #define GCUDAI_MUL(a, b) ((a) * (b))
+#ifdef __cplusplus
+extern "C" { // as in the implementation
+#endif
 static uint32_t gcudai_f32_bits(float v); // >>impl-math
 static float gcudai_bits_f32(uint32_t bits);
 static float gcudai_fp16_to_fp32(gcuda_fp16_t v);
 static gcuda_fp16_t gcudai_fp32_to_fp16(float v);
+#ifdef __cplusplus
+}
+#endif
 #endif
 #include <float.h>
 #include <math.h>
