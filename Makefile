@@ -17,7 +17,7 @@ TESTS = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(wildcard tests/test-*.c)))
 # these contain the implementation themselves, to reach what is private
 OWN_IMPL = $(patsubst tests/%.c,$(B)/%$(EXE),$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/test-*.c tests/bench*.c 2>/dev/null))
 EXAMPLES = $(patsubst examples/%.c,$(B)/%$(EXE),$(sort $(wildcard examples/*.c)))
-BENCHES = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(wildcard tests/bench*.c)))
+BENCHES = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(filter-out tests/bench-upload.c,$(wildcard tests/bench*.c))))
 DEFAULT_CC = $(filter default undefined,$(origin CC))
 ifneq ($(DEFAULT_CC),)
 CC = gcc
@@ -188,7 +188,7 @@ NVCC_ARCH = $(if $(ARCHS),$(foreach a,$(ARCH_LIST),-gencode=arch=compute_$(a),co
 	$(if $(filter all,$(ARCHS)),-gencode=arch=compute_120$(comma)code=compute_120),-arch=native)
 CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
-CUDA_PROGRAMS = $(B)/cuda/digits $(B)/cuda/test-ops
+CUDA_PROGRAMS = $(B)/cuda/digits $(B)/cuda/test-ops $(B)/cuda/bench-upload
 
 cuda: | $(B) ## kernels and programs for the GPU of this machine; ARCHS="90a" or ARCHS=all without one
 	@if [ -z "$(NVCC)" ]; then echo "no nvcc: CPU only"; \
@@ -210,3 +210,7 @@ $(B)/cuda/digits: examples/digits.c examples/digits_data.h gcuda.h $(B)/cuda/gcu
 
 $(B)/cuda/test-ops: tests/test-ops.c $(HEADERS) $(B)/cuda/gcuda_impl.o $(B)/cuda/gcuda_kernels.o
 	$(COMPILE) $< $(B)/cuda/gcuda_impl.o $(B)/cuda/gcuda_kernels.o -o $@ $(CUDA_LIBS)
+
+# has the implementation inside
+$(B)/cuda/bench-upload: tests/bench-upload.c gcuda.h $(B)/cuda/gcuda_kernels.o
+	$(COMPILE) $(CUDA_FLAGS) $< $(B)/cuda/gcuda_kernels.o -o $@ $(CUDA_LIBS)

@@ -140,6 +140,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
     >>impl-cuda-exec     what the device can do, and doing it
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
+    >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -432,6 +433,14 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
 #define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
 #define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
+#define gcuda_cuda_download GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_download)
+#define gcuda_cuda_upload GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload)
+#define gcuda_cuda_upload_after GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_after)
+#define gcuda_cuda_upload_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_event_wait)
+#define gcuda_cuda_upload_query GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_query)
+#define gcuda_cuda_upload_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_wait)
+#define gcuda_cuda_uploader_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_free)
+#define gcuda_cuda_uploader_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_new)
 #define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
 #define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
 #define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
@@ -3037,6 +3046,57 @@ struct gcuda_cuda_stats {
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend); // gives cached scratch back to the device
 
+// ---- upload: host memory of any kind into tensors, by threads of its own, while backends compute ----
+// Ordinary and mapped memory copies slowly to a device: the driver stages it on one thread (5.7 of 54.5 GB/s, H200).
+// An uploader stages it on several, through a few page-locked slots and a stream of its own. Uploads and downloads end
+// in the order given. All functions here may be called from any thread.
+//
+//     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);           // device 0, defaults
+//     gcuda_status st = gcuda_cuda_upload(up, w, file + at, 0, gcuda_nbytes(w), &ticket);   // returns at once
+//     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_cuda_upload_event_wait(up, ticket, backend); }
+//     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute_async(backend, graph_that_reads_w); }
+//     gcuda_cuda_uploader_free(up);
+struct gcuda_cuda_uploader;
+
+struct gcuda_cuda_uploader_params { // zero-filled: the defaults
+    int device;
+    int n_slots;       // 2 to 8; 0: 4
+    size_t slot_bytes; // of each, 4 KiB to 1 GiB; 0: 16 MiB
+    int n_threads;     // that copy, 1 to 64; 0: half of the processors, at most 12
+};
+
+typedef uint64_t gcuda_cuda_ticket; // of one upload or download; 0 stands for all that were given before
+
+// NULL params: the defaults. NULL on failure: no such device, a parameter out of range, no page-locked memory (n_slots *
+// slot_bytes), built without CUDA. A system that gives fewer threads is no failure; with none at all (GCUDA_NO_THREADS)
+// everything happens inside the call that asks for it.
+GCUDA_API struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_uploader_params * params);
+// Waits until everything given is done. Takes NULL.
+GCUDA_API void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader);
+
+// Bytes [offset, offset + size) of the tensor from, or to, data. The tensor is on the uploader's device, not row-split;
+// its buffer and data must stay until it is done, and a mapped file must keep its length. ticket may be NULL. A failure
+// of the copy itself is reported by query and wait.
+GCUDA_API gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor,
+    const void * data, size_t offset, size_t size, gcuda_cuda_ticket * ticket);
+GCUDA_API gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor,
+    void * data, size_t offset, size_t size, gcuda_cuda_ticket * ticket);
+
+// Status of a ticket, again each time it is asked; *done is also true for one that failed. Ticket 0: whether all are
+// done, and then the first failure that ticket 0 has not reported yet.
+GCUDA_API gcuda_status gcuda_cuda_upload_query(
+    struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done);
+GCUDA_API gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket);
+
+// What the backend is given from now on starts after the ticket. The host waits only until the bytes are in page-locked
+// memory (and data is free to go, for an upload), never for the device to take them: a wait for copies that are not yet
+// queued is nothing a stream can do without the danger of a deadlock.
+GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
+    struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend);
+// What is uploaded or downloaded from now on starts after all that the backend has been given, for example readers of
+// a tensor that is to be overwritten, or writers of one that is to be fetched.
+GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
+
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
@@ -4342,6 +4402,9 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_xs(const float * x, void * y, int64_t
 #if defined(__linux__) && defined(__aarch64__)
 #include <sys/auxv.h>
 #endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #endif
 #include <stdio.h>
 #include <stdlib.h>
@@ -4837,6 +4900,16 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
     return NULL;
 #else
     return getenv(name);
+#endif
+}
+
+// Tells the system that these bytes will be read soon: it starts reading those that are a file's. Never waits for them.
+static GCUDAI_UNUSED void gcudai_memory_read_ahead(const char * ptr, size_t size) {
+#if defined(__linux__) && defined(MADV_WILLNEED)
+    const uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE), start = (uintptr_t) ptr & ~(page - 1);
+    (void) madvise((void *) start, size + ((uintptr_t) ptr - start), MADV_WILLNEED);
+#else
+    (void) ptr; (void) size;
 #endif
 }
 
@@ -22959,6 +23032,617 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
     d->buft.iface.get_alloc_size = gcudai_cuda_buft_alloc_size;
 }
 
+// =====================================================================================================
+// >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+// =====================================================================================================
+// Jobs are cut into pieces of at most a mebibyte; a slot holds as many as fit, of one direction. Upload: threads copy
+// the pieces into the slot (FILL), whoever copies the last one hands the slot to the stream (BUSY), whoever finds
+// nothing to copy waits for the oldest slot on the stream. Download: BUSY, then DRAIN. Slots are a ring and are handed
+// over in its order, so that jobs end in theirs. All state is under one lock, which is not held while bytes are copied
+// or waited for.
+
+enum gcudai_slot_state { GCUDAI_SLOT_FILL, GCUDAI_SLOT_BUSY, GCUDAI_SLOT_DRAIN, GCUDAI_SLOT_DONE };
+enum {
+    GCUDAI_UPLOAD_MAX_SLOTS = 8,
+    GCUDAI_UPLOAD_MAX_THREADS = 64,
+    GCUDAI_UPLOAD_MAX_PIECES = 64, // of a slot
+    GCUDAI_UPLOAD_PIECE_BYTES = 1 << 20
+};
+
+struct gcudai_upload_job {
+    struct gcudai_upload_job * next;
+    gcuda_cuda_ticket ticket;
+    char * on_device;
+    char * on_host;
+    size_t size, planned, handed_over, ended; // bytes; those of a failed job count as they pass
+    bool is_download;
+    int last_slot; // that holds bytes of it
+    gcuda_status status;
+    char name[GCUDA_MAX_NAME], message[GCUDAI_MESSAGE_BYTES];
+};
+
+struct gcudai_upload_piece {
+    struct gcudai_upload_job * job;
+    size_t at, in_slot, size; // offsets in the job and in the slot
+};
+
+struct gcudai_upload_slot {
+    enum gcudai_slot_state state;
+    bool is_download;
+    char * memory; // page-locked
+    cudaEvent_t event;
+    int n_pieces, n_taken, n_copied;
+    struct gcudai_upload_piece pieces[GCUDAI_UPLOAD_MAX_PIECES];
+};
+
+struct gcuda_cuda_uploader {
+    struct gcudai_cuda_device * device;
+    gcudai_mutex lock;
+    gcudai_cond changed; // a job was given, a slot changed its state, or stop
+    bool has_lock, has_changed;
+    cudaStream_t stream;
+    size_t slot_bytes, piece_bytes, ahead_bytes;
+    int n_slots, n_used, first; // those in use are a ring from first on
+    struct gcudai_upload_slot slots[GCUDAI_UPLOAD_MAX_SLOTS];
+    struct gcudai_upload_job * head, * tail, * unplanned; // jobs that have not ended; the first with bytes in no slot
+    struct gcudai_upload_job * failed, * failed_tail, * unreported, * spare; // ended: failures in order; for reuse
+    gcuda_cuda_ticket last;                                                  // given
+    bool is_waiting, stop; // a thread waits for the oldest busy slot
+    gcuda_status lost;
+    void (*copy)(void * dst, const void * src, size_t size);
+    int n_threads;
+    gcudai_thread threads[GCUDAI_UPLOAD_MAX_THREADS];
+};
+
+// Past the caches, where the processor can: what is written is read next by the device. dst: aligned to 32 bytes.
+#if GCUDAI_HAVE_X86_SIMD
+GCUDAI_TARGET_AVX2 static void gcudai_copy_past_caches(void * dst, const void * src, size_t size) {
+    char * to = (char *) dst;
+    const char * from = (const char *) src;
+    size_t i = 0;
+    for (; i + 128 <= size; i += 128) {
+        const __m256i a = _mm256_loadu_si256((const __m256i *) (const void *) (from + i));
+        const __m256i b = _mm256_loadu_si256((const __m256i *) (const void *) (from + i + 32));
+        const __m256i c = _mm256_loadu_si256((const __m256i *) (const void *) (from + i + 64));
+        const __m256i d = _mm256_loadu_si256((const __m256i *) (const void *) (from + i + 96));
+        _mm256_stream_si256((__m256i *) (void *) (to + i), a);
+        _mm256_stream_si256((__m256i *) (void *) (to + i + 32), b);
+        _mm256_stream_si256((__m256i *) (void *) (to + i + 64), c);
+        _mm256_stream_si256((__m256i *) (void *) (to + i + 96), d);
+    }
+    _mm_sfence();
+    memcpy(to + i, from + i, size - i);
+}
+#endif
+
+static void gcudai_copy_plain(void * dst, const void * src, size_t size) { memcpy(dst, src, size); }
+
+static struct gcudai_upload_slot * gcudai_uploader_used(struct gcuda_cuda_uploader * up, int i) {
+    return &up->slots[(up->first + i) % up->n_slots];
+}
+
+// The first failure of a job stays; its remaining bytes are not copied.
+static void gcudai_job_fail(struct gcuda_cuda_uploader * up, struct gcudai_upload_job * job, gcuda_status st) {
+    if (st == GCUDA_STATUS_DEVICE_LOST) { up->lost = st; }
+    if (job->status == GCUDA_STATUS_SUCCESS) {
+        job->status = st;
+        snprintf(job->message, sizeof(job->message), "%s", gcudai_message);
+    }
+}
+
+static gcuda_status gcudai_uploader_alive(const struct gcuda_cuda_uploader * up) {
+    return up->lost == GCUDA_STATUS_SUCCESS
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(up->lost, "uploader of %s: the device was lost in an earlier copy", up->device->name);
+}
+
+// Pieces of the job into the slot; false when the slot takes no more of it.
+static bool gcudai_slot_add(struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s, size_t * used,
+    struct gcudai_upload_job * job) {
+    if (s->n_pieces > 0 && s->is_download != job->is_download) { return false; }
+    s->is_download = job->is_download;
+    while (job->planned < job->size) {
+        if (s->n_pieces == GCUDAI_UPLOAD_MAX_PIECES || *used >= up->slot_bytes) { return false; }
+        struct gcudai_upload_piece * p = &s->pieces[s->n_pieces++];
+        p->job = job;
+        p->at = job->planned;
+        p->in_slot = *used;
+        p->size = GCUDAI_MIN(GCUDAI_MIN(up->piece_bytes, up->slot_bytes - *used), job->size - job->planned);
+        job->planned += p->size;
+        job->last_slot = (int) (s - up->slots);
+        *used += gcudai_pad(p->size, 256);
+    }
+    return true;
+}
+
+static void gcudai_uploader_settle(struct gcuda_cuda_uploader * up);
+
+// Fills the next free slot with pieces of the waiting jobs; false when there is no such slot or no job.
+static bool gcudai_uploader_plan(struct gcuda_cuda_uploader * up) {
+    if (up->n_used == up->n_slots || up->unplanned == NULL) { return false; }
+    struct gcudai_upload_slot * s = gcudai_uploader_used(up, up->n_used);
+    size_t used = 0;
+    s->state = GCUDAI_SLOT_FILL;
+    s->n_pieces = s->n_taken = s->n_copied = 0;
+    for (; up->unplanned != NULL; up->unplanned = up->unplanned->next) {
+        struct gcudai_upload_job * job = up->unplanned;
+        if (job->status == GCUDA_STATUS_SUCCESS) {
+            const gcuda_status st = gcudai_uploader_alive(up);
+            if (st != GCUDA_STATUS_SUCCESS) { gcudai_job_fail(up, job, st); }
+        }
+        if (job->status != GCUDA_STATUS_SUCCESS) { // drops the rest
+            job->handed_over += job->size - job->planned;
+            job->ended += job->size - job->planned;
+            job->planned = job->size;
+        } else if (!gcudai_slot_add(up, s, &used, job)) {
+            break;
+        }
+    }
+    if (s->n_pieces > 0) { up->n_used++; }
+    gcudai_uploader_settle(up);
+    return true;
+}
+
+// ---- slots on their way: the lock is held ----
+
+static gcuda_status gcudai_piece_enqueue(
+    struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s, const struct gcudai_upload_piece * p, size_t size) {
+    char * on_device = p->job->on_device + p->at;
+    char * in_slot = s->memory + p->in_slot;
+    GCUDAI_CUDA_TRY(cudaMemcpyAsync(s->is_download ? in_slot : on_device, s->is_download ? on_device : in_slot, size,
+                        s->is_download ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, up->stream),
+        up->device->index, "%s %llu bytes of '%s'", s->is_download ? "fetching" : "uploading", (unsigned long long) size,
+        p->job->name);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Neighbours of one job travel as one copy.
+static void gcudai_slot_enqueue(struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s) {
+    for (int i = 0; i < s->n_pieces;) {
+        const struct gcudai_upload_piece * p = &s->pieces[i];
+        size_t size = 0;
+        for (; i < s->n_pieces && s->pieces[i].job == p->job; ++i) { size += s->pieces[i].size; }
+        if (p->job->status == GCUDA_STATUS_SUCCESS) {
+            const gcuda_status st = gcudai_piece_enqueue(up, s, p, size);
+            if (st != GCUDA_STATUS_SUCCESS) { gcudai_job_fail(up, p->job, st); }
+        }
+        p->job->handed_over += size;
+    }
+}
+
+static void gcudai_slot_fail(struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s, gcuda_status st) {
+    for (int i = 0; i < s->n_pieces; ++i) { gcudai_job_fail(up, s->pieces[i].job, st); }
+}
+
+// The copies of a slot are over, for good or ill.
+static void gcudai_slot_arrived(struct gcudai_upload_slot * s) {
+    s->state = s->is_download ? GCUDAI_SLOT_DRAIN : GCUDAI_SLOT_DONE;
+}
+
+static void gcudai_slot_hand_over(struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s) {
+    struct gcudai_cuda_scope scope;
+    gcuda_status st = gcudai_cuda_enter(&scope, up->device->index);
+    s->state = GCUDAI_SLOT_BUSY;
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_slot_fail(up, s, st);
+        for (int i = 0; i < s->n_pieces; ++i) { s->pieces[i].job->handed_over += s->pieces[i].size; }
+        gcudai_slot_arrived(s);
+        return;
+    }
+    gcudai_slot_enqueue(up, s);
+    cudaError_t err = cudaEventRecord(s->event, up->stream);
+    if (err != cudaSuccess) { // no mark to wait for: the whole stream then
+        st = gcudai_cuda_fail(err, "cudaEventRecord", up->device->index, "after a slot of an upload");
+        if (cudaStreamSynchronize(up->stream) != cudaSuccess) { gcudai_slot_fail(up, s, st); }
+        (void) cudaGetLastError();
+        gcudai_slot_arrived(s);
+    }
+    gcudai_cuda_leave(&scope);
+}
+
+// Returns with the lock held again.
+static void gcudai_slot_await(struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s) {
+    struct gcudai_cuda_scope scope;
+    up->is_waiting = true;
+    gcudai_mutex_unlock(&up->lock);
+    gcuda_status st = gcudai_cuda_enter(&scope, up->device->index);
+    cudaError_t err = cudaEventSynchronize(s->event);
+    if (err != cudaSuccess) {
+        st = gcudai_cuda_fail(err, "cudaEventSynchronize", up->device->index, "waiting for a slot of an upload");
+        err = cudaStreamSynchronize(up->stream);
+        (void) cudaGetLastError();
+    }
+    gcudai_cuda_leave(&scope);
+    gcudai_mutex_lock(&up->lock);
+    up->is_waiting = false;
+    if (err != cudaSuccess) { gcudai_slot_fail(up, s, st); }
+    gcudai_slot_arrived(s);
+}
+
+static void gcudai_job_end(struct gcuda_cuda_uploader * up, struct gcudai_upload_job * job) {
+    if (job->status == GCUDA_STATUS_SUCCESS) {
+        job->next = up->spare;
+        up->spare = job;
+        return;
+    }
+    job->next = NULL;
+    if (up->failed_tail != NULL) { up->failed_tail->next = job; } else { up->failed = job; }
+    up->failed_tail = job;
+    if (up->unreported == NULL) { up->unreported = job; }
+}
+
+// All that follows from a change: slots are handed over and become free in their order, jobs end in theirs.
+static void gcudai_uploader_settle(struct gcuda_cuda_uploader * up) {
+    for (int i = 0; i < up->n_used; ++i) {
+        struct gcudai_upload_slot * s = gcudai_uploader_used(up, i);
+        if (s->state == GCUDAI_SLOT_FILL) {
+            if (!s->is_download && s->n_copied < s->n_pieces) { break; }
+            gcudai_slot_hand_over(up, s);
+        }
+        if (s->state == GCUDAI_SLOT_DRAIN && s->n_copied == s->n_pieces) { s->state = GCUDAI_SLOT_DONE; }
+    }
+    for (; up->n_used > 0 && gcudai_uploader_used(up, 0)->state == GCUDAI_SLOT_DONE; up->n_used--) {
+        const struct gcudai_upload_slot * s = gcudai_uploader_used(up, 0);
+        for (int i = 0; i < s->n_pieces; ++i) { s->pieces[i].job->ended += s->pieces[i].size; }
+        up->first = (up->first + 1) % up->n_slots;
+    }
+    while (up->head != NULL && up->head != up->unplanned && up->head->ended == up->head->size) {
+        struct gcudai_upload_job * job = up->head;
+        up->head = job->next;
+        if (up->head == NULL) { up->tail = NULL; }
+        gcudai_job_end(up, job);
+    }
+    gcudai_cond_broadcast(&up->changed);
+}
+
+// ---- work: one step of it, with the lock held before and after; false when there is none ----
+
+static struct gcudai_upload_slot * gcudai_uploader_to_copy(struct gcuda_cuda_uploader * up) {
+    for (int i = 0; i < up->n_used; ++i) {
+        struct gcudai_upload_slot * s = gcudai_uploader_used(up, i);
+        const bool is_open = s->state == GCUDAI_SLOT_DRAIN || (s->state == GCUDAI_SLOT_FILL && !s->is_download);
+        if (is_open && s->n_taken < s->n_pieces) { return s; }
+    }
+    return NULL;
+}
+
+static void gcudai_slot_copy_piece(struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s) {
+    const struct gcudai_upload_piece * p = &s->pieces[s->n_taken++];
+    const bool is_wanted = p->job->status == GCUDA_STATUS_SUCCESS;
+    gcudai_mutex_unlock(&up->lock);
+    char * on_host = p->job->on_host + p->at;
+    char * in_slot = s->memory + p->in_slot;
+    if (is_wanted && s->is_download) {
+        memcpy(on_host, in_slot, p->size);
+    } else if (is_wanted) {
+        const size_t ahead = p->at + up->ahead_bytes;
+        if (up->ahead_bytes > 0 && ahead < p->job->size) { // a mapped file is read while this is copied
+            gcudai_memory_read_ahead(p->job->on_host + ahead, GCUDAI_MIN(p->size, p->job->size - ahead));
+        }
+        up->copy(in_slot, on_host, p->size);
+    }
+    gcudai_mutex_lock(&up->lock);
+    if (++s->n_copied == s->n_pieces) { gcudai_uploader_settle(up); }
+}
+
+static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
+    struct gcudai_upload_slot * s = gcudai_uploader_to_copy(up);
+    if (s != NULL) {
+        gcudai_slot_copy_piece(up, s);
+        return true;
+    }
+    if (gcudai_uploader_plan(up)) { return true; }
+    for (int i = 0; i < up->n_used && !up->is_waiting; ++i) {
+        s = gcudai_uploader_used(up, i);
+        if (s->state == GCUDAI_SLOT_BUSY) {
+            gcudai_slot_await(up, s);
+            gcudai_uploader_settle(up);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void gcudai_uploader_main(void * arg) {
+    struct gcuda_cuda_uploader * up = (struct gcuda_cuda_uploader *) arg;
+    // or this thread's CUDA calls would go through device 0; one that fails here fails, with a message, when it copies
+    if (cudaSetDevice(up->device->index) != cudaSuccess) { (void) cudaGetLastError(); }
+    gcudai_mutex_lock(&up->lock);
+    while (!up->stop || up->head != NULL) {
+        if (!gcudai_uploader_step(up)) { gcudai_cond_wait(&up->changed, &up->lock); }
+    }
+    gcudai_mutex_unlock(&up->lock);
+}
+
+// ---- jobs ----
+
+// NULL once it has ended.
+static struct gcudai_upload_job * gcudai_uploader_find(struct gcudai_upload_job * job, gcuda_cuda_ticket ticket) {
+    while (job != NULL && job->ticket != ticket) { job = job->next; }
+    return job;
+}
+
+static bool gcudai_ticket_is_done(const struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket) {
+    return up->head == NULL || ticket < up->head->ticket;
+}
+
+// Waits for a ticket; without threads the caller does their work.
+static void gcudai_uploader_wait_for(struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket) {
+    while (!gcudai_ticket_is_done(up, ticket)) {
+        if (up->n_threads > 0 || !gcudai_uploader_step(up)) { gcudai_cond_wait(&up->changed, &up->lock); }
+    }
+}
+
+static gcuda_status gcudai_job_result(const struct gcudai_upload_job * job) {
+    return job == NULL ? GCUDA_STATUS_SUCCESS : gcuda_set_last_error(job->status, job->message);
+}
+
+// Of a ticket that is done; 0: the first failure that has not been reported.
+static gcuda_status gcudai_ticket_result(struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket) {
+    if (ticket != 0) { return gcudai_job_result(gcudai_uploader_find(up->failed, ticket)); }
+    const struct gcudai_upload_job * job = up->unreported;
+    up->unreported = job ? job->next : NULL;
+    return gcudai_job_result(job);
+}
+
+static gcuda_status gcudai_uploader_check(
+    const struct gcuda_cuda_uploader * up, const struct gcuda_tensor * t, const char * what) {
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
+    return buffer != NULL && buffer->buft == &up->device->buft
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' is in %s, this uploader serves buffers of %s", what,
+                     t->name, buffer ? gcuda_backend_buffer_name(buffer) : "no buffer", up->device->name);
+}
+
+static struct gcudai_upload_job * gcudai_uploader_new_job(struct gcuda_cuda_uploader * up) {
+    struct gcudai_upload_job * job = up->spare;
+    if (job == NULL) { return (struct gcudai_upload_job *) gcudai_calloc(1, sizeof(*job)); }
+    up->spare = job->next;
+    GCUDAI_ZERO(*job);
+    return job;
+}
+
+static void gcudai_uploader_append(struct gcuda_cuda_uploader * up, struct gcudai_upload_job * job) {
+    job->ticket = ++up->last;
+    if (up->tail != NULL) { up->tail->next = job; } else { up->head = job; }
+    up->tail = job;
+    if (up->unplanned == NULL) { up->unplanned = job; }
+    gcudai_cond_broadcast(&up->changed);
+    if (up->n_threads == 0) { gcudai_uploader_wait_for(up, job->ticket); }
+}
+
+static gcuda_status gcudai_uploader_give(struct gcuda_cuda_uploader * up, const struct gcuda_tensor * tensor, void * data,
+    size_t offset, size_t size, bool is_download, gcuda_cuda_ticket * ticket) {
+    const char * what = is_download ? "cuda_download" : "cuda_upload";
+    if (ticket != NULL) { *ticket = 0; }
+    if (up == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: uploader is NULL", what); }
+    GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, what));
+    if (size > 0) { GCUDAI_TRY(gcudai_uploader_check(up, tensor, what)); }
+    gcudai_mutex_lock(&up->lock);
+    gcuda_status st = gcudai_uploader_alive(up);
+    struct gcudai_upload_job * job = st == GCUDA_STATUS_SUCCESS && size > 0 ? gcudai_uploader_new_job(up) : NULL;
+    if (job != NULL) {
+        job->on_device = (char *) tensor->data + offset;
+        job->on_host = (char *) data;
+        job->size = size;
+        job->is_download = is_download;
+        snprintf(job->name, sizeof(job->name), "%s", tensor->name);
+        gcudai_uploader_append(up, job);
+    } else if (st == GCUDA_STATUS_SUCCESS && size > 0) {
+        st = GCUDA_STATUS_ALLOC_FAILED;
+    }
+    if (ticket != NULL && st == GCUDA_STATUS_SUCCESS) { *ticket = up->last; } // nothing to copy: done when what was given is
+    gcudai_mutex_unlock(&up->lock);
+    return st;
+}
+
+gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor, const void * data,
+    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
+    return gcudai_uploader_give(uploader, tensor, (void *) (uintptr_t) data, offset, size, false, ticket);
+}
+
+gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor, void * data,
+    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
+    return gcudai_uploader_give(uploader, tensor, data, offset, size, true, ticket);
+}
+
+// Locks the uploader and says which ticket is meant; the lock is not held after a failure.
+static gcuda_status gcudai_uploader_ask(
+    struct gcuda_cuda_uploader * up, gcuda_cuda_ticket ticket, const char * what, gcuda_cuda_ticket * meant) {
+    if (up == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: uploader is NULL", what); }
+    gcudai_mutex_lock(&up->lock);
+    *meant = ticket == 0 ? up->last : ticket;
+    if (ticket > up->last) {
+        const gcuda_cuda_ticket last = up->last;
+        gcudai_mutex_unlock(&up->lock);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: ticket %llu, the last given is %llu", what,
+            (unsigned long long) ticket, (unsigned long long) last);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
+    gcuda_cuda_ticket meant = 0;
+    *done = false;
+    GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_query", &meant));
+    *done = gcudai_ticket_is_done(uploader, meant);
+    const gcuda_status st = *done ? gcudai_ticket_result(uploader, ticket) : GCUDA_STATUS_SUCCESS;
+    gcudai_mutex_unlock(&uploader->lock);
+    return st;
+}
+
+gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket) {
+    gcuda_cuda_ticket meant = 0;
+    GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_wait", &meant));
+    gcudai_uploader_wait_for(uploader, meant);
+    const gcuda_status st = gcudai_ticket_result(uploader, ticket);
+    gcudai_mutex_unlock(&uploader->lock);
+    return st;
+}
+
+// The event is of the slot with the job's last bytes: slots are on one stream, so it covers all before them too.
+gcuda_status gcuda_cuda_upload_event_wait(
+    struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_upload_event_wait");
+    struct gcudai_cuda_scope scope;
+    gcuda_cuda_ticket meant = 0;
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_event_wait", &meant));
+    struct gcudai_upload_job * job = gcudai_uploader_find(uploader->head, meant);
+    while (job != NULL && job->handed_over < job->size) {
+        gcudai_cond_wait(&uploader->changed, &uploader->lock);
+        job = gcudai_uploader_find(uploader->head, meant);
+    }
+    gcuda_status st = job ? GCUDA_STATUS_SUCCESS : gcudai_ticket_result(uploader, ticket);
+    if (job != NULL && job->status != GCUDA_STATUS_SUCCESS) {
+        st = gcudai_job_result(job);
+    } else if (job != NULL) {
+        st = gcudai_cuda_enter(&scope, cu->device->index);
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcudai_cuda_result(cu, cudaStreamWaitEvent(cu->stream, uploader->slots[job->last_slot].event, 0),
+                "cudaStreamWaitEvent", job->name);
+            gcudai_cuda_leave(&scope);
+        }
+    }
+    gcudai_mutex_unlock(&uploader->lock);
+    return st;
+}
+
+gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_upload_after");
+    struct gcudai_cuda_scope scope;
+    if (cu == NULL || uploader == NULL) {
+        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_after: uploader is NULL")
+                  : GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    gcuda_status st = gcudai_cuda_result(cu, cudaEventRecord(cu->copied, cu->stream), "cudaEventRecord", "an uploader");
+    if (st == GCUDA_STATUS_SUCCESS) {
+        const cudaError_t err = cudaStreamWaitEvent(uploader->stream, cu->copied, 0);
+        st = err == cudaSuccess ? st : gcudai_cuda_fail(err, "cudaStreamWaitEvent", uploader->device->index,
+                                           "an uploader is to wait for %s", cu->device->name);
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+// ---- making and ending ----
+
+void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
+    struct gcudai_cuda_scope scope;
+    if (up == NULL) { return; }
+    if (up->n_threads > 0) {
+        gcudai_mutex_lock(&up->lock);
+        up->stop = true;
+        gcudai_cond_broadcast(&up->changed);
+        gcudai_mutex_unlock(&up->lock);
+    }
+    for (int i = 0; i < up->n_threads; ++i) { gcudai_thread_join(&up->threads[i]); }
+    const bool is_in = gcudai_cuda_enter(&scope, up->device->index) == GCUDA_STATUS_SUCCESS;
+    if (up->stream != NULL) { (void) cudaStreamSynchronize(up->stream); }
+    for (int i = 0; i < up->n_slots; ++i) {
+        if (up->slots[i].event != NULL) { (void) cudaEventDestroy(up->slots[i].event); }
+        if (up->slots[i].memory != NULL) { (void) cudaFreeHost(up->slots[i].memory); }
+    }
+    if (up->stream != NULL) { (void) cudaStreamDestroy(up->stream); }
+    (void) cudaGetLastError();
+    if (is_in) { gcudai_cuda_leave(&scope); }
+    if (up->has_changed) { gcudai_cond_destroy(&up->changed); }
+    if (up->has_lock) { gcudai_mutex_destroy(&up->lock); }
+    struct gcudai_upload_job * lists[2];
+    lists[0] = up->failed;
+    lists[1] = up->spare;
+    for (int i = 0; i < 2; ++i) {
+        while (lists[i] != NULL) {
+            struct gcudai_upload_job * next = lists[i]->next;
+            gcudai_free(lists[i]);
+            lists[i] = next;
+        }
+    }
+    gcudai_free(up);
+}
+
+static gcuda_status gcudai_uploader_make(struct gcuda_cuda_uploader * up) {
+    const int device = up->device->index;
+    up->has_lock = gcudai_mutex_init(&up->lock);
+    up->has_changed = up->has_lock && gcudai_cond_init(&up->changed);
+    if (!up->has_changed) { return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "cuda_uploader_new: no lock to be had"); }
+    GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&up->stream, cudaStreamNonBlocking, 0), device,
+        "making an uploader's stream");
+    for (int i = 0; i < up->n_slots; ++i) {
+        void * memory = NULL;
+        GCUDAI_CUDA_TRY(cudaHostAlloc(&memory, up->slot_bytes, cudaHostAllocPortable), device,
+            "slot %d of %d of an uploader, %llu bytes", i, up->n_slots, (unsigned long long) up->slot_bytes);
+        up->slots[i].memory = (char *) memory;
+        GCUDAI_CUDA_TRY(
+            cudaEventCreateWithFlags(&up->slots[i].event, cudaEventDisableTiming | cudaEventBlockingSync), device,
+            "making an uploader's event");
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_uploader_start(struct gcuda_cuda_uploader * up, int n_threads) {
+    int n = 0;
+    while (n < n_threads && gcudai_thread_start(&up->threads[n], gcudai_uploader_main, up)) { ++n; }
+    gcudai_mutex_lock(&up->lock); // threads that run look at nothing that changes here
+    up->n_threads = n;
+    gcudai_mutex_unlock(&up->lock);
+#if !defined(GCUDA_NO_THREADS)
+    if (n < n_threads) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "cuda_uploader_new: the system gave %d of %d threads", n, n_threads);
+    }
+#endif
+}
+
+static bool gcudai_uploader_params(const struct gcuda_cuda_uploader_params * given, struct gcuda_cuda_uploader_params * p) {
+    GCUDAI_ZERO(*p);
+    if (given != NULL) { *p = *given; }
+    if (p->n_slots == 0) { p->n_slots = 4; }
+    if (p->slot_bytes == 0) { p->slot_bytes = (size_t) 16 << 20; }
+    if (p->n_threads == 0) { p->n_threads = GCUDAI_MIN(12, (gcudai_cpu_count() + 1) / 2); }
+    if (p->n_slots >= 2 && p->n_slots <= GCUDAI_UPLOAD_MAX_SLOTS && p->slot_bytes >= 4096 &&
+        p->slot_bytes <= (size_t) 1 << 30 && p->n_threads >= 1 && p->n_threads <= GCUDAI_UPLOAD_MAX_THREADS) {
+        return true;
+    }
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+        "cuda_uploader_new: %d slots of %llu bytes, %d threads; want 2 to %d of 4096 bytes to 1 GiB, 1 to %d", p->n_slots,
+        (unsigned long long) p->slot_bytes, p->n_threads, GCUDAI_UPLOAD_MAX_SLOTS, GCUDAI_UPLOAD_MAX_THREADS);
+    return false;
+}
+
+struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_uploader_params * params) {
+    struct gcuda_cuda_uploader_params p;
+    struct gcudai_cuda_scope scope;
+    if (!gcudai_uploader_params(params, &p)) { return NULL; }
+    struct gcudai_cuda_device * d = gcudai_cuda_device_get(p.device, "cuda_uploader_new");
+    struct gcuda_cuda_uploader * up = d ? (struct gcuda_cuda_uploader *) gcudai_calloc(1, sizeof(*up)) : NULL;
+    if (up == NULL || gcudai_cuda_enter(&scope, d->index) != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(up);
+        return NULL;
+    }
+    up->device = d;
+    up->n_slots = p.n_slots;
+    up->slot_bytes = gcudai_pad(p.slot_bytes, 4096);
+    // a slot of full pieces has room for some of small jobs
+    up->piece_bytes = gcudai_pad(
+        GCUDAI_MAX(up->slot_bytes / (GCUDAI_UPLOAD_MAX_PIECES / 2), (size_t) GCUDAI_UPLOAD_PIECE_BYTES), 4096);
+    up->ahead_bytes = (size_t) up->n_slots * up->slot_bytes;
+    up->copy = gcudai_copy_plain;
+#if GCUDAI_HAVE_X86_SIMD
+    if (gcudai_cpu_has(GCUDAI_CPU_AVX2)) { up->copy = gcudai_copy_past_caches; }
+#endif
+    const gcuda_status st = gcudai_uploader_make(up);
+    gcudai_cuda_leave(&scope);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcuda_cuda_uploader_free(up);
+        return NULL;
+    }
+    gcudai_uploader_start(up, p.n_threads);
+    return up;
+}
+
 #else // built without CUDA: no devices
 
 static void gcudai_cuda_forget(void) {}
@@ -23003,6 +23687,48 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
     (void) device;
     gcudai_no_cuda();
     return NULL;
+}
+
+struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_uploader_params * params) {
+    (void) params;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * uploader) { (void) uploader; }
+
+gcuda_status gcuda_cuda_upload(struct gcuda_cuda_uploader * uploader, struct gcuda_tensor * tensor, const void * data,
+    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
+    (void) uploader; (void) tensor; (void) data; (void) offset; (void) size; (void) ticket;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const struct gcuda_tensor * tensor, void * data,
+    size_t offset, size_t size, gcuda_cuda_ticket * ticket) {
+    (void) uploader; (void) tensor; (void) data; (void) offset; (void) size; (void) ticket;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
+    (void) uploader; (void) ticket;
+    *done = false;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_upload_wait(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket) {
+    (void) uploader; (void) ticket;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_upload_event_wait(
+    struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, gcuda_backend_t backend) {
+    (void) uploader; (void) ticket; (void) backend;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend) {
+    (void) uploader; (void) backend;
+    return gcudai_no_cuda();
 }
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return gcuda_backend_cpu_buffer_type(); }
