@@ -9,11 +9,15 @@
 //   >>state      devices, memory, streams, faults; one lock around all of it
 //   >>fibers     stacks that can be set aside
 //   >>block      the threads of a block, barriers, warp operations
+//   >>regions    addresses of device memory: closed to the host, open to kernels of the right device
+//   >>grid       the blocks of a kernel, one after another
 //   >>queues     what may run, and running it
 //   >>errors     faults, sticky errors
-//   >>device     >>memory   >>stream   >>event   >>launch      the runtime's functions
+//   >>device     >>memory   >>stream   >>event   >>launch   >>external      the runtime's functions
+//   >>driver     the functions that are looked up: contexts, virtual memory
 //   >>cublas     products of float matrices
 //   >>tests      sim.h
+#include "cuda.h"
 #include "cuda_runtime.h"
 #include "sim.h"
 
@@ -25,10 +29,13 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <vector>
 #if !defined(__x86_64__)
@@ -51,41 +58,99 @@
 // >>state   devices, memory, streams, faults; one lock around all of it
 // =====================================================================================================
 
+enum { MAX_DEVICES = 8 };
+
 struct record { // what an event stands for: a place in a queue
     bool done;
     CUstream_st * stream;
+    uint64_t time_ns; // once done
 };
 
 struct operation {
-    uint64_t number; // counts all operations in the order they were queued
     std::function<void()> run;
+    uint64_t cost_ns;             // on the simulated clock
+    std::function<bool()> ready;  // empty: always
     std::shared_ptr<record> wait, mark; // waits for it; is done with it
+    uint64_t number; // counts all operations in the order they were queued
+    uint64_t queued_ns;
+};
+
+struct CUctx_st {
+    int device;
+    bool is_primary, is_active;
+    int n_retained; // by the driver function
 };
 
 struct CUstream_st {
     int device;
+    CUctx_st * context;          // NULL: the default streams, of all contexts
     bool is_legacy, is_blocking; // blocking streams and the legacy stream wait for each other
     bool is_dead;                // destroyed, with work left
+    int priority;
+    uint64_t time_ns; // when what has run of it was done
     std::deque<operation> queue;
 };
 
 struct CUevent_st {
     int device;
+    CUctx_st * context;
+    unsigned flags;
     std::shared_ptr<record> last; // NULL: never recorded
 };
 
-enum memory_kind { ON_DEVICE, PAGE_LOCKED, REGISTERED };
+struct physical { // of virtual memory management
+    size_t size;
+    int device;
+    int fd;
+    char * alias;
+    int n_mapped;
+    bool is_released;
+};
+
+enum memory_kind { ON_DEVICE, PAGE_LOCKED, REGISTERED, MAPPED, EXTERNAL, N_MEMORY_KINDS };
 struct memory {
     size_t size;
     int device;
     memory_kind kind;
+    char * alias;            // of device memory: see >>regions
+    int rights[MAX_DEVICES]; // PROT_... of MAPPED and EXTERNAL memory, for kernels of each device
+    physical * store;        // of MAPPED memory
+    CUctx_st * context;
+};
+
+struct arena { // see >>regions
+    uintptr_t at;
+    char * alias;
+    size_t n_used, cursor;            // bytes from the start that have ever been used; where to look next
+    std::map<size_t, size_t> blocks; // places and sizes, redzones included
+    bool is_open;
+};
+
+struct CUexternalMemory_st {
+    int device, fd;
+    size_t size;
+};
+
+struct CUexternalSemaphore_st {
+    int device, fd;
+    bool is_timeline;
+    std::atomic<uint64_t> * value; // in the file, which others have too
 };
 
 struct device {
     cudaError_t lost; // a sticky error
     size_t used;
+    CUctx_st primary;
     CUstream_st * legacy;
     std::map<int, CUstream_st *> per_thread;
+    arena memory;
+    bool peers[MAX_DEVICES];    // whose memory its kernels may use
+    int peer_state[MAX_DEVICES]; // sim_peer()
+    CUuuid uuid;
+    char luid[8];
+    unsigned luid_mask;
+    int pci[3]; // domain, bus, device
+    std::map<int, int> attributes; // sim_attribute()
 };
 
 struct counter {
@@ -96,8 +161,8 @@ struct counter {
 };
 
 enum {
-    MAX_DEVICES = 8,
     MAX_THREADS = 1024,
+    GREATEST_PRIORITY = -5,
     SHARED_BYTES = 48 * 1024,
     SHARED_OPTIN_BYTES = GCUDA_SIM_CC >= 900   ? 227 * 1024
                          : GCUDA_SIM_CC >= 800 ? 99 * 1024
@@ -106,6 +171,10 @@ enum {
 
 struct state {
     std::recursive_mutex lock;
+    int n_held;                          // how often by the thread that has it
+    int open_for = -1;                   // the device whose kernels may use memory now: see >>regions
+    std::vector<uintptr_t> stray_pages; // opened after a forbidden access of the host
+    int n_mapped;                        // MAPPED and EXTERNAL among the memories
     int n_devices;
     size_t memory_bytes;
     uint64_t seed, random;
@@ -116,6 +185,15 @@ struct state {
     std::vector<CUstream_st *> all_streams;
     std::set<CUevent_st *> events;
     std::set<void *> cublas;
+    std::set<CUctx_st *> contexts; // alive, made by the user
+    std::map<uintptr_t, size_t> ranges; // reserved addresses
+    std::map<unsigned long long, physical *> stores;
+    std::set<CUexternalMemory_st *> external_memories;
+    std::set<CUexternalSemaphore_st *> external_semaphores;
+    uint64_t n_stores;
+    uint64_t now_ns, ns_per_launch, bytes_per_us; // the simulated clock
+    void (*each_kernel)(void * user);
+    void * each_kernel_user;
     std::map<const void *, int> shared_limit; // of kernels, where it was raised
     std::deque<counter> counters;
     int n_failed;
@@ -124,6 +202,9 @@ struct state {
 
 static thread_local int current_device = 0;
 static thread_local cudaError_t last_error = cudaSuccess;
+static thread_local CUctx_st * current_context = nullptr;        // NULL: none yet
+static thread_local std::vector<CUctx_st *> * below_current = nullptr; // the stack of contexts without its top
+static thread_local bool is_in_host_function = false;
 
 static int thread_number() {
     static std::atomic<int> n{ 0 };
@@ -139,6 +220,24 @@ static uint64_t env_number(const char * name, uint64_t otherwise) {
 static long count_leaks(state & s, bool print);
 static void at_exit();
 
+static void configure_device(device & d, int index) {
+    d.lost = cudaSuccess;
+    d.primary.device = index;
+    d.primary.is_primary = true;
+    d.primary.is_active = false;
+    memset(d.uuid.bytes, 0, sizeof(d.uuid.bytes));
+    snprintf(d.uuid.bytes, sizeof(d.uuid.bytes), "simulated %d", index);
+    memset(d.luid, 0, sizeof(d.luid));
+    d.luid_mask = 0;
+    d.pci[0] = d.pci[2] = 0;
+    d.pci[1] = index + 1;
+    d.attributes.clear();
+    for (int i = 0; i < MAX_DEVICES; ++i) {
+        d.peers[i] = false;
+        d.peer_state[i] = i == index ? 0 : 1;
+    }
+}
+
 static void configure(state & s, int n_devices, size_t memory_bytes, uint64_t seed) {
     s.n_devices = std::max(0, std::min<int>(n_devices, MAX_DEVICES));
     s.memory_bytes = memory_bytes;
@@ -147,7 +246,11 @@ static void configure(state & s, int n_devices, size_t memory_bytes, uint64_t se
     s.n_failed = 0;
     s.n_violations = 0;
     s.counters.clear();
-    for (device & d : s.devices) { d.lost = cudaSuccess; }
+    s.now_ns = 0;
+    s.ns_per_launch = 2000;
+    s.bytes_per_us = 10000;
+    s.each_kernel = nullptr;
+    for (int i = 0; i < MAX_DEVICES; ++i) { configure_device(s.devices[(size_t) i], i); }
 }
 
 // Never destroyed: other destructors may still call in.
@@ -162,7 +265,21 @@ static state & the() {
     return *s;
 }
 
-typedef std::lock_guard<std::recursive_mutex> guard;
+static void open_for(int device_index);
+
+// Holds the lock; the last one to go closes device memory.
+struct guard {
+    explicit guard(std::recursive_mutex & lock) {
+        lock.lock();
+        the().n_held++;
+    }
+    ~guard() {
+        if (the().n_held == 1) { open_for(-1); }
+        the().n_held--;
+        the().lock.unlock();
+    }
+    guard(const guard &) = delete;
+};
 
 static uint64_t random_u64(state & s) { // xorshift
     s.random ^= s.random << 13;
@@ -333,6 +450,8 @@ struct block_state {
     fiber * running;
     lane * here;
     void * shared; // dynamic
+    cudaError_t error; // of a block that failed
+    long runs_on;      // the system's number of the thread that runs a block, or 0
 };
 static block_state & b = *new block_state(); // never destroyed, as the state
 
@@ -491,6 +610,259 @@ void sim_warp(sim_warp_op op, unsigned mask, const void * in, void * out, size_t
     if (out != nullptr) { memcpy(out, me->out, size); }
 }
 
+// =====================================================================================================
+// >>regions   addresses of device memory: closed to the host, open to kernels of the right device
+//
+// A device's memory is a file in memory (memfd) that is mapped twice: where pointers point to, without any right, and
+// once more, secretly and always open, for the simulator's own copies ("alias"). Before a kernel runs, what its device
+// may use is opened; when control goes back to the caller, it is closed. A forbidden access of a kernel ends the
+// kernel, one of the host is reported and let through.
+// =====================================================================================================
+
+static const size_t ARENA_BYTES = (size_t) 64 << 30; // addresses, not memory
+enum { RED_BYTES = 256, GRAIN = 256 };               // at least that many unusable bytes behind each allocation
+static const size_t PAGE_BYTES = 2 << 20;            // of virtual memory management
+
+static void * map_memory(void * at, size_t size, int rights, int fd) {
+    const int flags = (fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE | (at ? MAP_FIXED : 0);
+    void * p = (void *) syscall(SYS_mmap, at, size, rights, flags, fd, 0); // past ThreadSanitizer, which clears shadows
+    return p == MAP_FAILED ? nullptr : p;
+}
+
+static void poison(const void * p, size_t size, bool is_usable) {
+#if defined(SIM_ASAN)
+    if (is_usable) {
+        __asan_unpoison_memory_region(p, size);
+    } else {
+        __asan_poison_memory_region(p, size);
+    }
+#else
+    (void) p;
+    (void) size;
+    (void) is_usable;
+#endif
+}
+
+static void watch_faults();
+
+static void set_rights(uintptr_t from, size_t size, int rights) {
+    const uintptr_t page = from / 4096 * 4096;
+    if (size > 0) { (void) mprotect((void *) page, size + (from - page), rights); }
+}
+
+// What kernels of a device may use. -1: nothing.
+static void open_for(int device_index) {
+    state & s = the();
+    for (uintptr_t page : s.stray_pages) { set_rights(page, 4096, PROT_NONE); }
+    s.stray_pages.clear();
+    if (s.open_for == device_index) { return; }
+    const int before = s.open_for;
+    s.open_for = device_index;
+    for (int i = 0; i < MAX_DEVICES; ++i) {
+        arena & a = s.devices[(size_t) i].memory;
+        const bool can = device_index >= 0 && (i == device_index || s.devices[(size_t) device_index].peers[i]);
+        if (a.at != 0 && (can || a.is_open)) { set_rights(a.at, a.n_used, can ? PROT_READ | PROT_WRITE : PROT_NONE); }
+        a.is_open = can;
+    }
+    if (s.n_mapped == 0) { return; }
+    for (const auto & m : s.memories) {
+        if (m.second.kind != MAPPED && m.second.kind != EXTERNAL) { continue; }
+        const int was = before >= 0 ? m.second.rights[before] : 0, is = device_index >= 0 ? m.second.rights[device_index] : 0;
+        if (was != is) { set_rights(m.first, m.second.size, is); }
+    }
+}
+
+static bool make_arena(arena & a) {
+    if (a.at != 0) { return true; }
+    const int fd = memfd_create("simulated device", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t) ARENA_BYTES) != 0) { return false; }
+    void * p = map_memory(nullptr, ARENA_BYTES, PROT_NONE, fd);
+    a.alias = (char *) map_memory(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, fd);
+    close(fd);
+    a.at = (uintptr_t) p;
+    watch_faults();
+    return p != nullptr && a.alias != nullptr;
+}
+
+// The first place for that many bytes at or behind the cursor; addresses come back late.
+static bool find_place(arena & a, size_t size, size_t limit, size_t * place) {
+    size_t at = a.cursor;
+    for (auto it = a.blocks.lower_bound(at); at + size <= limit; ++it) {
+        if (it != a.blocks.begin()) {
+            const auto before = std::prev(it);
+            at = std::max(at, before->first + before->second);
+        }
+        if (it == a.blocks.end() || at + size <= it->first) { break; }
+        at = it->first + it->second;
+    }
+    *place = at;
+    return at + size <= limit;
+}
+
+static char * arena_alloc(arena & a, size_t size, size_t n_live) {
+    if (!make_arena(a)) { return nullptr; }
+    const size_t block = (size + RED_BYTES + GRAIN - 1) / GRAIN * GRAIN;
+    const size_t limit = std::max<size_t>((size_t) 16 << 20, 2 * (n_live + block));
+    size_t place = 0;
+    if (!find_place(a, block, std::max(limit, a.n_used), &place)) {
+        a.cursor = GRAIN;
+        if (!find_place(a, block, ARENA_BYTES, &place)) { return nullptr; }
+    }
+    a.blocks[place] = block;
+    a.cursor = place + block;
+    const size_t end = (place + block + 4095) / 4096 * 4096;
+    if (end > a.n_used) {
+        poison((void *) (a.at + a.n_used), end - a.n_used, false);
+        a.n_used = end;
+    }
+    memset(a.alias + place, 0xFF, size);
+    memset(a.alias + place + size, 0xA5, block - size); // seen to when freed
+    poison((void *) (a.at + place), size, true);
+    return (char *) a.at + place;
+}
+
+static void arena_free(arena & a, uintptr_t p, size_t size) {
+    const size_t place = p - a.at, block = a.blocks[place];
+    for (size_t i = size; i < block; ++i) {
+        if (a.alias[place + i] == (char) 0xA5) { continue; }
+        char text[160];
+        snprintf(text, sizeof(text), "byte %zu behind device memory of %zu bytes at %p was written", i - size, size, (void *) p);
+        violation(text);
+        break;
+    }
+    a.blocks.erase(place);
+    poison((void *) p, size, false);
+    const size_t from = (place + 4095) / 4096 * 4096, to = (place + block) / 4096 * 4096;
+    if (to > from + 65536) { (void) madvise(a.alias + from, to - from, MADV_REMOVE); }
+}
+
+static bool is_device_kind(memory_kind k) { return k == ON_DEVICE || k == MAPPED || k == EXTERNAL; }
+
+// The allocation or mapping with this byte, or NULL.
+static const memory * memory_at(const void * ptr, uintptr_t * base = nullptr) {
+    state & s = the();
+    auto it = s.memories.upper_bound((uintptr_t) ptr);
+    if (it == s.memories.begin()) { return nullptr; }
+    --it;
+    if (base != nullptr) { *base = it->first; }
+    return (uintptr_t) ptr - it->first < it->second.size ? &it->second : nullptr;
+}
+
+static bool is_usable(const memory & m) {
+    for (int rights : m.rights) {
+        if (rights != 0) { return true; }
+    }
+    return m.kind != MAPPED;
+}
+
+// The allocation that holds all these bytes (or the first of several mappings that do), or NULL.
+static const memory * memory_of(const void * ptr, size_t size, bool on_device) {
+    uintptr_t base = 0;
+    const memory * first = memory_at(ptr, &base);
+    if (first == nullptr && size == 0) { // may point behind the end
+        first = memory_at((const char *) ptr - 1, &base);
+    }
+    if (first == nullptr || is_device_kind(first->kind) != on_device || !is_usable(*first)) { return nullptr; }
+    const size_t n_here = base + first->size - (uintptr_t) ptr;
+    if (size <= n_here) { return first; }
+    const bool goes_on = first->kind == MAPPED && memory_of((const char *) ptr + n_here, size - n_here, on_device) != nullptr;
+    return goes_on ? first : nullptr;
+}
+
+// Where the simulator itself may read and write these bytes, and how many of them lie there in one piece.
+static char * alias_of(const void * ptr, size_t * n) {
+    uintptr_t base = 0;
+    const memory * m = memory_at(ptr, &base);
+    if (m == nullptr || !is_device_kind(m->kind)) { return (char *) ptr; }
+    *n = std::min(*n, base + m->size - (uintptr_t) ptr);
+    return m->alias + ((uintptr_t) ptr - base);
+}
+
+static void copy_bytes(void * dst, const void * src, size_t size) {
+    while (size > 0) {
+        size_t n = size;
+        char * to = alias_of(dst, &n);
+        const char * from = alias_of(src, &n);
+        memmove(to, from, n);
+        dst = (char *) dst + n;
+        src = (const char *) src + n;
+        size -= n;
+    }
+}
+
+static void set_bytes(void * dst, int value, size_t size) {
+    while (size > 0) {
+        size_t n = size;
+        char * to = alias_of(dst, &n);
+        memset(to, value, n);
+        dst = (char *) dst + n;
+        size -= n;
+    }
+}
+
+static void describe(uintptr_t address, char * text, size_t size) {
+    state & s = the();
+    uintptr_t base = 0;
+    const memory * m = memory_at((const void *) address, &base);
+    if (m != nullptr && is_device_kind(m->kind)) {
+        snprintf(text, size, "byte %zu of %zu of %smemory of device %d", address - base, m->size,
+            m->kind == MAPPED ? "mapped " : m->kind == EXTERNAL ? "external " : "", m->device);
+        return;
+    }
+    for (int i = 0; i < MAX_DEVICES; ++i) {
+        const arena & a = s.devices[(size_t) i].memory;
+        if (a.at != 0 && address >= a.at && address - a.at < ARENA_BYTES) {
+            snprintf(text, size, "device %d, where nothing is allocated", i);
+            return;
+        }
+    }
+    auto it = s.ranges.upper_bound(address);
+    if (it != s.ranges.begin() && address - std::prev(it)->first < std::prev(it)->second) {
+        snprintf(text, size, "a reserved range of addresses, where nothing is mapped");
+        return;
+    }
+    text[0] = '\0';
+}
+
+static void on_fault(int signal_number, siginfo_t * info, void *) {
+    const uintptr_t address = (uintptr_t) info->si_addr;
+    const guard held(the().lock);
+    char what[200], text[300];
+    describe(address, what, sizeof(what));
+    if (b.runs_on == syscall(SYS_gettid)) { // a kernel's, on its own stack
+        snprintf(text, sizeof(text), "a kernel of device %d uses %p: %s", the().open_for, (void *) address,
+            what[0] != '\0' ? what : "no device memory");
+        b.error = cudaErrorIllegalAddress;
+        fail_block(text); // does not come back; SA_NODEFER: the signal is not blocked
+    }
+    if (what[0] == '\0') { // not ours
+        signal(signal_number, SIG_DFL);
+        return;
+    }
+    snprintf(text, sizeof(text), "the host uses %p: %s", (void *) address, what);
+    violation(text);
+    if (memory_at((const void *) address) == nullptr) {
+        signal(signal_number, SIG_DFL);
+        return;
+    }
+    set_rights(address, 1, PROT_READ | PROT_WRITE);
+    the().stray_pages.push_back(address / 4096 * 4096); // until the next call
+}
+
+static void watch_faults() {
+    static bool is_watched;
+    if (is_watched) { return; }
+    is_watched = true;
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER;
+    sigaction(SIGSEGV, &action, nullptr);
+}
+
+// =====================================================================================================
+// >>grid   the blocks of a kernel, one after another
+// =====================================================================================================
+
 static void begin_block(uint3 index) {
     state & s = the();
     static const unsigned factors[] = { 1, 1, 5, 7, 11, 13, 29, 31 };
@@ -503,6 +875,7 @@ static void begin_block(uint3 index) {
     b.n_nonzero = 0;
     b.ready_head = b.n_ready = 0;
     b.failed = false;
+    b.error = cudaErrorLaunchFailure;
     for (int i = 0; i < b.n; ++i) { b.lanes[i].is_over = false; }
     if (b.shared != nullptr) { memset(b.shared, 0xEE, 256); } // not cleared between blocks either
 }
@@ -516,7 +889,9 @@ static void give_up() {
 
 static bool run_block(uint3 index) {
     begin_block(index);
+    b.runs_on = syscall(SYS_gettid);
     switch_to(main_context, take_idle()->c);
+    b.runs_on = 0;
     if (b.n_over == b.n && !b.failed) { return true; }
     if (!b.failed) {
         char text[200];
@@ -538,8 +913,11 @@ static void prepare_lanes() {
     }
 }
 
-static cudaError_t run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> & thread) {
+static cudaError_t run_grid(
+    int device_index, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> & thread) {
     state & s = the();
+    if (s.each_kernel != nullptr) { s.each_kernel(s.each_kernel_user); }
+    open_for(device_index);
     const uint64_t n = (uint64_t) grid.x * grid.y * grid.z, first = s.seed != 0 ? random_below(s, n) : 0;
     gridDim = grid;
     blockDim = block;
@@ -557,7 +935,7 @@ static cudaError_t run_grid(dim3 grid, dim3 block, size_t shared_bytes, const st
             uint3{ (unsigned) (k % grid.x), (unsigned) (k / grid.x % grid.y), (unsigned) (k / grid.x / grid.y) });
     }
     free(b.shared);
-    return ok ? cudaSuccess : cudaErrorLaunchFailure;
+    return ok ? cudaSuccess : b.error;
 }
 
 // =====================================================================================================
@@ -590,7 +968,7 @@ static CUstream_st * in_the_way(CUstream_st * q) {
 static bool is_runnable(CUstream_st * q) {
     if (q->queue.empty()) { return false; }
     const operation & o = q->queue.front();
-    return (!o.wait || o.wait->done) && in_the_way(q) == nullptr;
+    return (!o.wait || o.wait->done) && in_the_way(q) == nullptr && (!o.ready || o.ready());
 }
 
 // A stream whose first operation brings this one nearer.
@@ -601,9 +979,33 @@ static CUstream_st * towards(CUstream_st * q) {
     return other ? towards(other) : q;
 }
 
+// A stream waits for what another interface has to do: others get the lock meanwhile, for some seconds.
+static bool wait_for_others(const operation & o) {
+    state & s = the();
+    const std::function<bool()> ready = o.ready;
+    open_for(-1);
+    for (int i = 0; i < 3000 && !ready(); ++i) {
+        const int n = s.n_held;
+        s.n_held = 0;
+        for (int k = 0; k < n; ++k) { s.lock.unlock(); }
+        usleep(1000);
+        for (int k = 0; k < n; ++k) { s.lock.lock(); }
+        s.n_held = n;
+    }
+    return ready();
+}
+
 static void run_first(CUstream_st * q) {
+    if (q->queue.front().ready && !q->queue.front().ready() && !wait_for_others(q->queue.front())) {
+        violation("a stream waits for a semaphore that nobody signals");
+        lose_device(q->device, cudaErrorLaunchTimeout);
+        return;
+    }
     const operation o = std::move(q->queue.front());
     q->queue.pop_front();
+    const uint64_t start = std::max({ q->time_ns, o.queued_ns, o.wait ? o.wait->time_ns : 0 });
+    q->time_ns = start + o.cost_ns;
+    if (o.mark) { o.mark->time_ns = q->time_ns; }
     if (o.run) { o.run(); }
     if (o.mark) { o.mark->done = true; }
     if (q->is_dead && q->queue.empty()) {
@@ -631,6 +1033,7 @@ static void run_until(state & s, CUstream_st * q, uint64_t number) {
             if (!q->queue.empty()) { run_first(towards(q)); }
         }
     }
+    s.now_ns = std::max(s.now_ns, q->time_ns);
 }
 
 static void run_all(state & s, int device_index) {
@@ -651,12 +1054,15 @@ static void now_and_then(state & s) {
     }
 }
 
-static void enqueue(CUstream_st * q, std::function<void()> run, std::shared_ptr<record> wait = nullptr,
-    std::shared_ptr<record> mark = nullptr) {
+static void enqueue(CUstream_st * q, operation o) {
     state & s = the();
-    q->queue.push_back(operation{ ++s.n_operations, std::move(run), std::move(wait), std::move(mark) });
+    o.number = ++s.n_operations;
+    o.queued_ns = s.now_ns;
+    q->queue.push_back(std::move(o));
     now_and_then(s);
 }
+
+static uint64_t copy_ns(size_t size) { return 1000 + size * 1000 / the().bytes_per_us; }
 
 static CUstream_st * stream_new(int device_index, bool is_legacy, bool is_blocking) {
     CUstream_st * q = new CUstream_st();
@@ -721,12 +1127,31 @@ static cudaError_t injected(const char * name) {
     return c.error;
 }
 
+static CUctx_st * primary_of(int device_index) { return &the().devices[(size_t) device_index].primary; }
+
+// Most calls make a context current if there is none: the primary one of the current device.
+static cudaError_t need_context() {
+    if (current_context == nullptr) { current_context = primary_of(current_device); }
+    if (!current_context->is_primary && the().contexts.count(current_context) == 0) {
+        violation("the current context was destroyed");
+        return cudaErrorContextIsDestroyed;
+    }
+    current_context->is_active = true;
+    return cudaSuccess;
+}
+
 // What each call begins with: a fault, or the sticky error of the device.
 static cudaError_t begin(const char * name, int device_index, bool needs_device = true) {
     const cudaError_t e = injected(name);
     if (e != cudaSuccess && is_sticky(e)) { lose_device(device_index, e); }
     if (e != cudaSuccess) { return fails(e); }
-    return needs_device ? fails(the().devices[(size_t) device_index].lost) : cudaSuccess;
+    if (is_in_host_function) {
+        violation("a host function in a stream calls CUDA");
+        return fails(cudaErrorNotPermitted);
+    }
+    if (!needs_device) { return cudaSuccess; }
+    const cudaError_t context = need_context();
+    return fails(context != cudaSuccess ? context : the().devices[(size_t) device_index].lost);
 }
 
 // How it ends when queued work was run meanwhile.
@@ -776,13 +1201,6 @@ const char * cudaGetErrorName(cudaError_t error) {
 
 cudaError_t cudaDriverGetVersion(int * version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int * version) { return *version = CUDART_VERSION, cudaSuccess; }
-// A driver with nothing to look up.
-cudaError_t cudaGetDriverEntryPointByVersion(
-    const char *, void ** function, unsigned, unsigned long long, enum cudaDriverEntryPointQueryResult * result) {
-    *function = nullptr;
-    *result = cudaDriverEntryPointSymbolNotFound;
-    return cudaSuccess;
-}
 
 // =====================================================================================================
 // >>device
@@ -799,6 +1217,94 @@ cudaError_t cudaGetDeviceCount(int * count) {
     return *count > 0 ? cudaSuccess : fails(cudaErrorNoDevice);
 }
 
+// -1: unknown
+static int attribute_of(int index, int attribute) {
+    const device & d = the().devices[(size_t) index];
+    const auto given = d.attributes.find(attribute);
+    if (given != d.attributes.end()) { return given->second; }
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock: return MAX_THREADS;
+        case cudaDevAttrMaxSharedMemoryPerBlock: return SHARED_BYTES;
+        case cudaDevAttrWarpSize: return warpSize;
+        case cudaDevAttrClockRate: return 1000000;
+        case cudaDevAttrMultiProcessorCount: return 4;
+        case cudaDevAttrKernelExecTimeout: return 0;
+        case cudaDevAttrIntegrated: return 0;
+        case cudaDevAttrCanMapHostMemory: return 1;
+        case cudaDevAttrComputeMode: return 0;
+        case cudaDevAttrEccEnabled: return 0;
+        case cudaDevAttrPciDomainId: return d.pci[0];
+        case cudaDevAttrPciBusId: return d.pci[1];
+        case cudaDevAttrPciDeviceId: return d.pci[2];
+        case cudaDevAttrMemoryClockRate: return 1000000;
+        case cudaDevAttrGlobalMemoryBusWidth: return 256;
+        case cudaDevAttrL2CacheSize: return 1 << 20;
+        case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
+        case cudaDevAttrAsyncEngineCount: return 2;
+        case cudaDevAttrUnifiedAddressing: return 1;
+        case cudaDevAttrComputeCapabilityMajor: return GCUDA_SIM_CC / 100;
+        case cudaDevAttrComputeCapabilityMinor: return GCUDA_SIM_CC / 10 % 10;
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return SHARED_OPTIN_BYTES + 1024;
+        case cudaDevAttrPageableMemoryAccess: return 0;
+        case cudaDevAttrCanUseHostPointerForRegisteredMem: return 1;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: return SHARED_OPTIN_BYTES;
+        case cudaDevAttrHostRegisterSupported: return 1;
+        case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return 1;
+        case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: return 1;
+        case cudaDevAttrReservedSharedMemoryPerBlock: return GCUDA_SIM_CC >= 800 ? 1024 : 0;
+        case cudaDevAttrHostRegisterReadOnlySupported: return 0;
+        case cudaDevAttrTimelineSemaphoreInteropSupported: return 1;
+        case cudaDevAttrMemoryPoolsSupported: return 0;
+        default: return -1;
+    }
+}
+
+cudaError_t cudaDeviceGetAttribute(int * value, enum cudaDeviceAttr attribute, int index) {
+    const guard held(the().lock);
+    const cudaError_t e = begin("cudaDeviceGetAttribute", current_device, false);
+    if (e != cudaSuccess) { return e; }
+    if (!is_device(index)) { return fails(cudaErrorInvalidDevice); }
+    *value = attribute_of(index, attribute);
+    return *value < 0 ? fails(cudaErrorInvalidValue) : cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char * text, int size, int index) {
+    const guard held(the().lock);
+    const cudaError_t e = begin("cudaDeviceGetPCIBusId", current_device, false);
+    if (e != cudaSuccess) { return e; }
+    if (!is_device(index)) { return fails(cudaErrorInvalidDevice); }
+    const int * pci = the().devices[(size_t) index].pci;
+    const int n = size > 0 ? snprintf(text, (size_t) size, "%04X:%02X:%02X.0", pci[0], pci[1], pci[2]) : size;
+    return n >= size ? fails(cudaErrorInvalidValue) : cudaSuccess;
+}
+
+// [domain:]bus:device[.function], hexadecimal
+cudaError_t cudaDeviceGetByPCIBusId(int * index, const char * text) {
+    const guard held(the().lock);
+    const cudaError_t e = begin("cudaDeviceGetByPCIBusId", current_device, false);
+    if (e != cudaSuccess) { return e; }
+    unsigned domain = 0, bus = 0, number = 0;
+    if (sscanf(text, "%x:%x:%x", &domain, &bus, &number) != 3) {
+        domain = 0;
+        if (sscanf(text, "%x:%x", &bus, &number) != 2) { return fails(cudaErrorInvalidValue); }
+    }
+    for (int i = 0; i < the().n_devices; ++i) {
+        const int * pci = the().devices[(size_t) i].pci;
+        if (pci[0] == (int) domain && pci[1] == (int) bus && pci[2] == (int) number) {
+            *index = i;
+            return cudaSuccess;
+        }
+    }
+    return fails(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int * least, int * greatest) {
+    SIM_BEGIN("cudaDeviceGetStreamPriorityRange", current_device);
+    if (least != nullptr) { *least = 0; }
+    if (greatest != nullptr) { *greatest = GREATEST_PRIORITY; }
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp * p, int index) {
     const guard held(the().lock);
     const cudaError_t e = begin("cudaGetDeviceProperties", current_device, false);
@@ -806,18 +1312,24 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp * p, int index) {
     if (!is_device(index)) { return fails(cudaErrorInvalidDevice); }
     memset(p, 0, sizeof(*p));
     snprintf(p->name, sizeof(p->name), "Simulated device %d", index);
-    snprintf(p->uuid.bytes, sizeof(p->uuid.bytes), "simulated %d", index % MAX_DEVICES);
+    const device & d = the().devices[(size_t) index];
+    p->uuid = d.uuid;
+    memcpy(p->luid, d.luid, sizeof(p->luid));
+    p->luidDeviceNodeMask = d.luid_mask;
     p->totalGlobalMem = the().memory_bytes;
     p->sharedMemPerBlock = SHARED_BYTES;
-    p->sharedMemPerBlockOptin = SHARED_OPTIN_BYTES;
-    p->sharedMemPerMultiprocessor = SHARED_OPTIN_BYTES + 1024;
+    p->sharedMemPerBlockOptin = (size_t) attribute_of(index, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    p->sharedMemPerMultiprocessor = (size_t) attribute_of(index, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     p->major = GCUDA_SIM_CC / 100;
     p->minor = GCUDA_SIM_CC / 10 % 10;
     p->multiProcessorCount = 4;
     p->warpSize = warpSize;
     p->maxThreadsPerBlock = MAX_THREADS;
     p->regsPerBlock = 65536;
-    p->pciBusID = index + 1;
+    p->pciDomainID = d.pci[0];
+    p->pciBusID = d.pci[1];
+    p->pciDeviceID = d.pci[2];
+    p->integrated = attribute_of(index, cudaDevAttrIntegrated);
     p->unifiedAddressing = 1;
     p->l2CacheSize = 1 << 20;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
@@ -842,6 +1354,8 @@ cudaError_t cudaSetDevice(int index) {
     if (e != cudaSuccess) { return e; }
     if (!is_device(index)) { return fails(cudaErrorInvalidDevice); }
     current_device = index;
+    current_context = primary_of(index); // and it is made, since CUDA 12
+    current_context->is_active = true;
     return cudaSuccess;
 }
 
@@ -854,59 +1368,79 @@ cudaError_t cudaDeviceSynchronize(void) {
 cudaError_t cudaDeviceCanAccessPeer(int * can, int index, int peer) {
     SIM_BEGIN("cudaDeviceCanAccessPeer", current_device);
     if (!is_device(index) || !is_device(peer)) { return fails(cudaErrorInvalidDevice); }
-    *can = index != peer;
+    *can = the().devices[(size_t) index].peer_state[peer] != 0;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     SIM_BEGIN("cudaDeviceEnablePeerAccess", current_device);
-    return !is_device(peer) || peer == current_device ? fails(cudaErrorInvalidDevice)
-           : flags != 0                               ? fails(cudaErrorInvalidValue)
-                                                      : cudaSuccess;
+    if (!is_device(peer) || peer == current_device) { return fails(cudaErrorInvalidDevice); }
+    if (flags != 0) { return fails(cudaErrorInvalidValue); }
+    device & d = the().devices[(size_t) current_device];
+    if (d.peer_state[peer] == 0) { return fails(cudaErrorPeerAccessUnsupported); }
+    if (d.peers[peer]) { return fails(cudaErrorPeerAccessAlreadyEnabled); }
+    open_for(-1);
+    d.peers[peer] = true;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceDisablePeerAccess(int peer) {
     SIM_BEGIN("cudaDeviceDisablePeerAccess", current_device);
-    return !is_device(peer) ? fails(cudaErrorInvalidDevice) : cudaSuccess;
-}
-
-// =====================================================================================================
-// >>memory   malloc's, so that AddressSanitizer knows its ends; new memory is NaN, or -1
-// =====================================================================================================
-
-// The allocation that holds all these bytes, or NULL.
-static const memory * memory_of(const void * ptr, size_t size, bool on_device) {
-    state & s = the();
-    const uintptr_t p = (uintptr_t) ptr;
-    auto it = s.memories.upper_bound(p);
-    if (it == s.memories.begin()) { return nullptr; }
-    --it;
-    const memory & m = it->second;
-    const bool fits = p - it->first <= m.size && size <= m.size - (p - it->first);
-    return fits && (m.kind == ON_DEVICE) == on_device ? &m : nullptr;
-}
-
-static cudaError_t memory_new(void ** ptr, size_t size, memory_kind kind) {
-    void * p = nullptr;
-    if (posix_memalign(&p, 256, size) != 0) { return fails(cudaErrorMemoryAllocation); }
-    memset(p, 0xFF, size);
-    the().memories[(uintptr_t) p] = memory{ size, current_device, kind };
-    *ptr = p;
+    if (!is_device(peer)) { return fails(cudaErrorInvalidDevice); }
+    device & d = the().devices[(size_t) current_device];
+    if (!d.peers[peer]) { return fails(cudaErrorPeerAccessNotEnabled); }
+    open_for(-1);
+    d.peers[peer] = false;
     return cudaSuccess;
+}
+
+// =====================================================================================================
+// >>memory   new memory is NaN, or -1
+// =====================================================================================================
+
+static memory new_memory(size_t size, memory_kind kind, char * alias) {
+    memory m = {};
+    m.size = size;
+    m.device = current_device;
+    m.kind = kind;
+    m.alias = alias;
+    m.context = current_context;
+    return m;
+}
+
+static void unmap_external(uintptr_t p, const memory & m) {
+    const size_t extra = p % 4096, size = (m.size + extra + 4095) / 4096 * 4096;
+    munmap((void *) (p - extra), size);
+    munmap(m.alias - extra, size);
+    the().n_mapped--;
+}
+
+static void memory_gone(uintptr_t p) {
+    state & s = the();
+    const memory m = s.memories[p];
+    device & d = s.devices[(size_t) m.device];
+    open_for(-1);
+    s.memories.erase(p);
+    switch (m.kind) {
+        case ON_DEVICE:
+            d.used -= m.size;
+            arena_free(d.memory, p, m.size);
+            break;
+        case EXTERNAL: unmap_external(p, m); break;
+        case PAGE_LOCKED: free((void *) p); break;
+        default: break;
+    }
 }
 
 static cudaError_t memory_free(void * ptr, memory_kind kind) {
     state & s = the();
     if (ptr == nullptr) { return cudaSuccess; }
     auto it = s.memories.find((uintptr_t) ptr);
-    if (it == s.memories.end() || it->second.kind != kind) {
+    if (it == s.memories.end() || (it->second.kind != kind && (kind != ON_DEVICE || it->second.kind != EXTERNAL))) {
         violation("memory is freed that was not allocated so");
         return fails(cudaErrorInvalidValue);
     }
-    const memory m = it->second;
-    s.memories.erase(it);
-    if (kind == ON_DEVICE) { s.devices[(size_t) m.device].used -= m.size; }
-    if (kind != REGISTERED) { free(ptr); }
+    memory_gone((uintptr_t) ptr);
     return cudaSuccess;
 }
 
@@ -923,9 +1457,13 @@ cudaError_t cudaMalloc(void ** ptr, size_t size) {
     *ptr = nullptr;
     if (size == 0) { return cudaSuccess; }
     if (size > the().memory_bytes - d.used) { return fails(cudaErrorMemoryAllocation); }
-    const cudaError_t e = memory_new(ptr, size, ON_DEVICE);
-    d.used += e == cudaSuccess ? size : 0;
-    return e;
+    open_for(-1);
+    char * p = arena_alloc(d.memory, size, d.used);
+    if (p == nullptr) { return fails(cudaErrorMemoryAllocation); }
+    the().memories[(uintptr_t) p] = new_memory(size, ON_DEVICE, d.memory.alias + ((uintptr_t) p - d.memory.at));
+    d.used += size;
+    *ptr = p;
+    return cudaSuccess;
 }
 
 // Waits for the device that the memory is on, as CUDA does. What frees does so even when it fails, as on a lost device.
@@ -941,7 +1479,13 @@ cudaError_t cudaFree(void * ptr) {
 cudaError_t cudaHostAlloc(void ** ptr, size_t size, unsigned) {
     SIM_BEGIN("cudaHostAlloc", current_device);
     *ptr = nullptr;
-    return size == 0 ? cudaSuccess : memory_new(ptr, size, PAGE_LOCKED);
+    if (size == 0) { return cudaSuccess; }
+    void * p = nullptr;
+    if (posix_memalign(&p, 256, size) != 0) { return fails(cudaErrorMemoryAllocation); }
+    memset(p, 0xFF, size);
+    the().memories[(uintptr_t) p] = new_memory(size, PAGE_LOCKED, (char *) p);
+    *ptr = p;
+    return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void * ptr) {
@@ -961,7 +1505,7 @@ cudaError_t cudaHostRegister(void * ptr, size_t size, unsigned) {
             return fails(cudaErrorHostMemoryAlreadyRegistered);
         }
     }
-    the().memories[p] = memory{ size, current_device, REGISTERED };
+    the().memories[p] = new_memory(size, REGISTERED, (char *) ptr);
     return cudaSuccess;
 }
 
@@ -974,36 +1518,104 @@ cudaError_t cudaHostUnregister(void * ptr) {
     return memory_free(ptr, REGISTERED), began;
 }
 
+cudaError_t cudaHostGetDevicePointer(void ** device_ptr, void * host_ptr, unsigned flags) {
+    SIM_BEGIN("cudaHostGetDevicePointer", current_device);
+    if (flags != 0 || memory_of(host_ptr, 1, false) == nullptr) { return fails(cudaErrorInvalidValue); }
+    *device_ptr = host_ptr;
+    return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes * attributes, const void * ptr) {
+    SIM_BEGIN("cudaPointerGetAttributes", current_device);
+    const memory * m = memory_at(ptr);
+    memset(attributes, 0, sizeof(*attributes));
+    attributes->type = m == nullptr              ? cudaMemoryTypeUnregistered
+                       : is_device_kind(m->kind) ? cudaMemoryTypeDevice
+                                                 : cudaMemoryTypeHost;
+    attributes->device = m ? m->device : -2; // as CUDA says of memory it does not know
+    attributes->devicePointer = m ? (void *) ptr : nullptr;
+    attributes->hostPointer = m == nullptr || !is_device_kind(m->kind) ? (void *) ptr : nullptr;
+    return cudaSuccess;
+}
+
+struct box { // bytes in rows in planes
+    char * at;
+    size_t pitch, plane;
+};
+struct box_size {
+    size_t width, height, depth;
+};
+
+static size_t span_of(const box & x, const box_size & n) {
+    return (n.depth - 1) * x.plane + (n.height - 1) * x.pitch + n.width;
+}
+
+static void copy_box(const box & dst, const box & src, const box_size & n) {
+    for (size_t k = 0; k < n.depth; ++k) {
+        for (size_t i = 0; i < n.height; ++i) {
+            copy_bytes(dst.at + k * dst.plane + i * dst.pitch, src.at + k * src.plane + i * src.pitch, n.width);
+        }
+    }
+}
+
 // Device memory was there when the copy was queued; it must still be when it runs.
 static void copy_now(
-    int device_index, void * dst, bool dst_on_device, const void * src, bool src_on_device, size_t size) {
-    if ((dst_on_device && memory_of(dst, size, true) == nullptr) ||
-        (src_on_device && memory_of(src, size, true) == nullptr)) {
+    int device_index, const box & dst, bool dst_on_device, const box & src, bool src_on_device, const box_size & n) {
+    if ((dst_on_device && memory_of(dst.at, span_of(dst, n), true) == nullptr) ||
+        (src_on_device && memory_of(src.at, span_of(src, n), true) == nullptr)) {
         violation("a queued copy uses device memory that was freed");
         lose_device(device_index, cudaErrorIllegalAddress);
         return;
     }
-    memcpy(dst, src, size);
+    copy_box(dst, src, n);
+    if (!dst_on_device || !src_on_device) { return; }
+    const int to = memory_at(dst.at)->device, from = memory_at(src.at)->device;
+    const device &a = the().devices[(size_t) to], &z = the().devices[(size_t) from];
+    if ((a.peers[from] && a.peer_state[from] == 2) || (z.peers[to] && z.peer_state[to] == 2)) {
+        set_bytes(dst.at, 0xCD, n.width); // a link that does not work, and nobody says so
+    }
 }
 
 // Pageable sources are read before the call returns, pageable destinations are written before it returns; page-locked
 // memory is used when the stream comes to it.
-static cudaError_t copy_async(
-    void * dst, const void * src, size_t size, bool dst_on_device, bool src_on_device, CUstream_st * q) {
-    if (size == 0) { return cudaSuccess; }
-    if ((memory_of(dst, size, true) != nullptr) != dst_on_device ||
-        (memory_of(src, size, true) != nullptr) != src_on_device) {
+static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, bool src_on_device, CUstream_st * q) {
+    if (n.width == 0 || n.height == 0 || n.depth == 0) { return cudaSuccess; }
+    const size_t dst_span = span_of(dst, n), src_span = span_of(src, n);
+    if ((memory_of(dst.at, dst_span, true) != nullptr) != dst_on_device ||
+        (memory_of(src.at, src_span, true) != nullptr) != src_on_device) {
         return fails(cudaErrorInvalidValue);
     }
-    const bool stage = !src_on_device && memory_of(src, size, false) == nullptr,
-               wait = !dst_on_device && memory_of(dst, size, false) == nullptr;
+    const bool stage = !src_on_device && memory_of(src.at, src_span, false) == nullptr,
+               wait = !dst_on_device && memory_of(dst.at, dst_span, false) == nullptr;
     std::shared_ptr<std::vector<char>> staged;
-    if (stage) { staged = std::make_shared<std::vector<char>>((const char *) src, (const char *) src + size); }
+    if (stage) {
+        staged = std::make_shared<std::vector<char>>(n.width * n.height * n.depth);
+        const box packed = { staged->data(), n.width, n.width * n.height };
+        copy_box(packed, src, n);
+        src = packed;
+    }
     const int device_index = q->device;
-    enqueue(
-        q, [=]() { copy_now(device_index, dst, dst_on_device, staged ? staged->data() : src, src_on_device, size); });
+    operation o = {};
+    o.cost_ns = copy_ns(n.width * n.height * n.depth);
+    o.run = [=]() {
+        const std::shared_ptr<std::vector<char>> keep = staged;
+        copy_now(device_index, dst, dst_on_device, src, src_on_device, n);
+    };
+    enqueue(q, o);
     if (wait || (!dst_on_device && !src_on_device)) { run_until(the(), q, the().n_operations); }
     return finish(device_index);
+}
+
+static cudaError_t copy_kind(
+    const box & dst, const box & src, const box_size & n, enum cudaMemcpyKind kind, CUstream_st * q) {
+    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) { return fails(cudaErrorInvalidMemcpyDirection); }
+    if (n.width == 0 || n.height == 0) { return cudaSuccess; }
+    const bool is_default = kind == cudaMemcpyDefault;
+    const bool to = is_default ? memory_of(dst.at, span_of(dst, n), true) != nullptr
+                               : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from = is_default ? memory_of(src.at, span_of(src, n), true) != nullptr
+                                 : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    return copy_async(dst, src, n, to, from, q);
 }
 
 cudaError_t cudaMemcpyAsync(void * dst, const void * src, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
@@ -1012,13 +1624,19 @@ cudaError_t cudaMemcpyAsync(void * dst, const void * src, size_t size, enum cuda
     const cudaError_t e = begin("cudaMemcpyAsync", q ? q->device : current_device);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
-    if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) { return fails(cudaErrorInvalidMemcpyDirection); }
-    const bool is_default = kind == cudaMemcpyDefault;
-    const bool to = is_default ? memory_of(dst, size, true) != nullptr
-                               : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    const bool from = is_default ? memory_of(src, size, true) != nullptr
-                                 : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    return copy_async(dst, src, size, to, from, q);
+    return copy_kind(box{ (char *) dst, 0, 0 }, box{ (char *) src, 0, 0 }, box_size{ size, 1, 1 }, kind, q);
+}
+
+cudaError_t cudaMemcpy2DAsync(void * dst, size_t dst_pitch, const void * src, size_t src_pitch, size_t width,
+    size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaMemcpy2DAsync", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    if (width > dst_pitch || width > src_pitch) { return fails(cudaErrorInvalidValue); }
+    return copy_kind(
+        box{ (char *) dst, dst_pitch, 0 }, box{ (char *) src, src_pitch, 0 }, box_size{ width, height, 1 }, kind, q);
 }
 
 cudaError_t cudaMemcpy(void * dst, const void * src, size_t size, enum cudaMemcpyKind kind) {
@@ -1028,6 +1646,11 @@ cudaError_t cudaMemcpy(void * dst, const void * src, size_t size, enum cudaMemcp
     return e != cudaSuccess ? e : finish(current_device);
 }
 
+static bool is_on(const box & x, const box_size & n, int device_index) {
+    const memory * m = memory_of(x.at, span_of(x, n), true);
+    return m != nullptr && m->device == device_index;
+}
+
 cudaError_t cudaMemcpyPeerAsync(
     void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream) {
     const guard held(the().lock);
@@ -1035,11 +1658,33 @@ cudaError_t cudaMemcpyPeerAsync(
     const cudaError_t e = begin("cudaMemcpyPeerAsync", q ? q->device : current_device);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
-    const memory *to = memory_of(dst, size, true), *from = memory_of(src, size, true);
-    if (to == nullptr || from == nullptr || to->device != dst_device || from->device != src_device) {
+    const box to = { (char *) dst, 0, 0 }, from = { (char *) src, 0, 0 };
+    const box_size n = { size, 1, 1 };
+    if (!is_on(to, n, dst_device) || !is_on(from, n, src_device)) { return fails(cudaErrorInvalidValue); }
+    return copy_async(to, from, n, true, true, q);
+}
+
+static box box_of(const struct cudaPitchedPtr & p, const struct cudaPos & at) {
+    const size_t plane = p.pitch * p.ysize;
+    return box{ (char *) p.ptr + at.x + at.y * p.pitch + at.z * plane, p.pitch, plane };
+}
+
+cudaError_t cudaMemcpy3DPeerAsync(const struct cudaMemcpy3DPeerParms * p, cudaStream_t stream) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaMemcpy3DPeerAsync", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    const box_size n = { p->extent.width, p->extent.height, p->extent.depth };
+    if (p->srcArray != nullptr || p->dstArray != nullptr || p->srcPos.x + n.width > p->srcPtr.pitch ||
+        p->dstPos.x + n.width > p->dstPtr.pitch ||
+        (n.depth > 1 && (p->srcPos.y + n.height > p->srcPtr.ysize || p->dstPos.y + n.height > p->dstPtr.ysize))) {
         return fails(cudaErrorInvalidValue);
     }
-    return copy_async(dst, src, size, true, true, q);
+    if (n.width == 0 || n.height == 0 || n.depth == 0) { return cudaSuccess; }
+    const box to = box_of(p->dstPtr, p->dstPos), from = box_of(p->srcPtr, p->srcPos);
+    if (!is_on(to, n, p->dstDevice) || !is_on(from, n, p->srcDevice)) { return fails(cudaErrorInvalidValue); }
+    return copy_async(to, from, n, true, true, q);
 }
 
 cudaError_t cudaMemsetAsync(void * ptr, int value, size_t size, cudaStream_t stream) {
@@ -1051,14 +1696,17 @@ cudaError_t cudaMemsetAsync(void * ptr, int value, size_t size, cudaStream_t str
     if (size == 0) { return cudaSuccess; }
     if (memory_of(ptr, size, true) == nullptr) { return fails(cudaErrorInvalidValue); }
     const int device_index = q->device;
-    enqueue(q, [=]() {
+    operation o = {};
+    o.cost_ns = copy_ns(size);
+    o.run = [=]() {
         if (memory_of(ptr, size, true) != nullptr) {
-            memset(ptr, value, size);
+            set_bytes(ptr, value, size);
         } else {
             violation("a queued memset uses device memory that was freed");
             lose_device(device_index, cudaErrorIllegalAddress);
         }
-    });
+    };
+    enqueue(q, o);
     return finish(device_index);
 }
 
@@ -1066,16 +1714,53 @@ cudaError_t cudaMemsetAsync(void * ptr, int value, size_t size, cudaStream_t str
 // >>stream
 // =====================================================================================================
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t * stream, unsigned flags, int) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t * stream, unsigned flags, int priority) {
     SIM_BEGIN("cudaStreamCreateWithPriority", current_device);
     if (flags > cudaStreamNonBlocking) { return fails(cudaErrorInvalidValue); }
     *stream = stream_new(current_device, false, flags == cudaStreamDefault);
+    (*stream)->priority = std::max((int) GREATEST_PRIORITY, std::min(priority, 0));
+    (*stream)->context = current_context;
     the().streams.insert(*stream);
     return cudaSuccess;
 }
 
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int * priority) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaStreamGetPriority", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    return q == nullptr ? fails(cudaErrorInvalidResourceHandle) : (*priority = q->priority, cudaSuccess);
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned * flags) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaStreamGetFlags", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    *flags = q->is_blocking || q->is_legacy ? cudaStreamDefault : cudaStreamNonBlocking;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int * index) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaStreamGetDevice", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    return q == nullptr ? fails(cudaErrorInvalidResourceHandle) : (*index = q->device, cudaSuccess);
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+static void stream_gone(CUstream_st * stream) {
+    state & s = the();
+    stream->is_dead = true;
+    if (stream->queue.empty()) {
+        s.all_streams.erase(std::find(s.all_streams.begin(), s.all_streams.end(), stream));
+        delete stream;
+    }
 }
 
 // Returns at once; what is queued still runs.
@@ -1088,11 +1773,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     }
     const cudaError_t began = begin("cudaStreamDestroy", stream->device);
     s.streams.erase(stream);
-    stream->is_dead = true;
-    if (stream->queue.empty()) {
-        s.all_streams.erase(std::find(s.all_streams.begin(), s.all_streams.end(), stream));
-        delete stream;
-    }
+    stream_gone(stream);
     return began;
 }
 
@@ -1124,7 +1805,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     const cudaError_t e = begin("cudaStreamWaitEvent", q ? q->device : current_device);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr || the().events.count(event) == 0) { return fails(cudaErrorInvalidResourceHandle); }
-    if (event->last != nullptr && !event->last->done) { enqueue(q, nullptr, event->last); }
+    if (event->last != nullptr && !event->last->done) {
+        operation o = {};
+        o.wait = event->last;
+        enqueue(q, o);
+    }
     return cudaSuccess;
 }
 
@@ -1134,7 +1819,14 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*fn)(void *), void * u
     const cudaError_t e = begin("cudaLaunchHostFunc", q ? q->device : current_device);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
-    enqueue(q, [=]() { fn(user); });
+    operation o = {};
+    o.run = [=]() {
+        open_for(-1);
+        is_in_host_function = true;
+        fn(user);
+        is_in_host_function = false;
+    };
+    enqueue(q, o);
     return cudaSuccess;
 }
 
@@ -1148,10 +1840,12 @@ static bool is_event(cudaEvent_t event) {
     return false;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned flags) {
     SIM_BEGIN("cudaEventCreateWithFlags", current_device);
     *event = new CUevent_st();
     (*event)->device = current_device;
+    (*event)->context = current_context;
+    (*event)->flags = flags;
     the().events.insert(*event);
     return cudaSuccess;
 }
@@ -1164,8 +1858,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (q == nullptr || !is_event(event) || event->device != q->device) {
         return fails(cudaErrorInvalidResourceHandle);
     }
-    event->last = std::make_shared<record>(record{ false, q });
-    enqueue(q, nullptr, nullptr, event->last);
+    event->last = std::make_shared<record>(record{ false, q, 0 });
+    operation o = {};
+    o.mark = event->last;
+    enqueue(q, o);
     return finish(q->device);
 }
 
@@ -1181,6 +1877,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
             if (!last->done) { run_first(towards(last->stream)); }
         }
     }
+    if (last != nullptr) { the().now_ns = std::max(the().now_ns, last->time_ns); }
     return finish(event->device);
 }
 
@@ -1205,6 +1902,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return began;
 }
 
+cudaError_t cudaEventElapsedTime(float * ms, cudaEvent_t from, cudaEvent_t to) {
+    const guard held(the().lock);
+    const bool are_events = is_event(from) && is_event(to);
+    const cudaError_t e = begin("cudaEventElapsedTime", are_events ? from->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (!are_events || from->device != to->device || ((from->flags | to->flags) & cudaEventDisableTiming) != 0 ||
+        from->last == nullptr || to->last == nullptr) {
+        return fails(cudaErrorInvalidResourceHandle);
+    }
+    if (!from->last->done || !to->last->done) { return fails(cudaErrorNotReady); }
+    *ms = (float) (((double) to->last->time_ns - (double) from->last->time_ns) * 1e-6);
+    return cudaSuccess;
+}
+
 } // extern "C"
 
 // =====================================================================================================
@@ -1220,8 +1931,26 @@ static bool is_launchable(const cudaLaunchConfig_t * c, size_t shared_limit) {
 
 cudaError_t sim_func_set_shared(const void * kernel, int value) {
     SIM_BEGIN("cudaFuncSetAttribute", current_device);
-    if (value < 0 || value > SHARED_OPTIN_BYTES) { return fails(cudaErrorInvalidValue); }
+    if (value < 0 || value > attribute_of(current_device, cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
+        return fails(cudaErrorInvalidValue);
+    }
     the().shared_limit[kernel] = value;
+    return cudaSuccess;
+}
+
+static size_t shared_limit_of(const void * kernel) {
+    const auto limit = the().shared_limit.find(kernel);
+    return limit == the().shared_limit.end() ? (size_t) SHARED_BYTES : (size_t) limit->second;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const void * kernel) {
+    SIM_BEGIN("cudaFuncGetAttributes", current_device);
+    if (kernel == nullptr) { return fails(cudaErrorInvalidValue); }
+    memset(attributes, 0, sizeof(*attributes));
+    attributes->maxThreadsPerBlock = MAX_THREADS;
+    attributes->numRegs = 32;
+    attributes->ptxVersion = attributes->binaryVersion = GCUDA_SIM_CC / 10;
+    attributes->maxDynamicSharedSizeBytes = (int) shared_limit_of(kernel);
     return cudaSuccess;
 }
 
@@ -1230,21 +1959,656 @@ cudaError_t sim_launch(const cudaLaunchConfig_t * config, const void * kernel, s
     CUstream_st * q = stream_of(config->stream);
     const cudaError_t e = begin("cudaLaunchKernelEx", q ? q->device : current_device);
     if (e != cudaSuccess) { return e; }
-    if (q == nullptr || q->device != current_device) { return fails(cudaErrorInvalidResourceHandle); }
-    const auto limit = the().shared_limit.find(kernel);
-    if (!is_launchable(config, limit == the().shared_limit.end() ? (size_t) SHARED_BYTES : (size_t) limit->second)) {
-        return fails(cudaErrorInvalidConfiguration);
+    if (q == nullptr || q->device != current_device || (q->context != nullptr && q->context != current_context)) {
+        return fails(cudaErrorInvalidResourceHandle);
     }
+    if (!is_launchable(config, shared_limit_of(kernel))) { return fails(cudaErrorInvalidConfiguration); }
     const dim3 grid = config->gridDim, block = config->blockDim;
     const size_t shared_bytes = config->dynamicSmemBytes;
     const int device_index = q->device;
-    enqueue(q, [=]() {
+    operation o = {};
+    o.cost_ns = the().ns_per_launch;
+    o.run = [=]() {
         cudaError_t err = injected("kernel");
-        err = err == cudaSuccess ? run_grid(grid, block, shared_bytes, thread) : err;
+        err = err == cudaSuccess ? run_grid(device_index, grid, block, shared_bytes, thread) : err;
         if (err != cudaSuccess) { lose_device(device_index, err); }
-    });
+    };
+    enqueue(q, o);
     return finish(device_index);
 }
+
+// =====================================================================================================
+// >>external   memory and semaphores of other interfaces, by file descriptor: the value of a semaphore is the first
+//              eight bytes of its file
+// =====================================================================================================
+
+extern "C" {
+
+static size_t file_size(int fd) {
+    struct stat info;
+    return fd >= 0 && fstat(fd, &info) == 0 ? (size_t) info.st_size : 0;
+}
+
+cudaError_t cudaImportExternalMemory(cudaExternalMemory_t * out, const struct cudaExternalMemoryHandleDesc * d) {
+    SIM_BEGIN("cudaImportExternalMemory", current_device);
+    *out = nullptr;
+    if (d->type != cudaExternalMemoryHandleTypeOpaqueFd) { return fails(cudaErrorNotSupported); }
+    if (d->size == 0 || file_size(d->handle.fd) < d->size || (d->flags & ~cudaExternalMemoryDedicated) != 0) {
+        return fails(cudaErrorInvalidValue);
+    }
+    *out = new CUexternalMemory_st{ current_device, d->handle.fd, d->size };
+    the().external_memories.insert(*out);
+    return cudaSuccess;
+}
+
+cudaError_t cudaExternalMemoryGetMappedBuffer(
+    void ** ptr, cudaExternalMemory_t external, const struct cudaExternalMemoryBufferDesc * d) {
+    SIM_BEGIN("cudaExternalMemoryGetMappedBuffer", current_device);
+    *ptr = nullptr;
+    if (the().external_memories.count(external) == 0) { return fails(cudaErrorInvalidResourceHandle); }
+    if (d->size == 0 || d->flags != 0 || d->offset > external->size || d->size > external->size - d->offset) {
+        return fails(cudaErrorInvalidValue);
+    }
+    watch_faults();
+    const size_t extra = d->offset % 4096, size = (d->size + extra + 4095) / 4096 * 4096;
+    const off_t from = (off_t) (d->offset - extra);
+    char * p = (char *) mmap(nullptr, size, PROT_NONE, MAP_SHARED, external->fd, from);
+    char * alias = (char *) mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, external->fd, from);
+    if (p == (char *) MAP_FAILED || alias == (char *) MAP_FAILED) {
+        if (p != (char *) MAP_FAILED) { munmap(p, size); }
+        if (alias != (char *) MAP_FAILED) { munmap(alias, size); }
+        return fails(cudaErrorMemoryAllocation);
+    }
+    memory m = new_memory(d->size, EXTERNAL, alias + extra);
+    m.device = external->device;
+    m.rights[external->device] = PROT_READ | PROT_WRITE;
+    open_for(-1);
+    the().memories[(uintptr_t) p + extra] = m;
+    the().n_mapped++;
+    *ptr = p + extra;
+    return cudaSuccess;
+}
+
+// Its buffers live on until they are freed.
+cudaError_t cudaDestroyExternalMemory(cudaExternalMemory_t external) {
+    const guard held(the().lock);
+    const cudaError_t began = begin("cudaDestroyExternalMemory", current_device);
+    if (the().external_memories.erase(external) == 0) {
+        violation("external memory is destroyed that is none");
+        return fails(cudaErrorInvalidResourceHandle);
+    }
+    close(external->fd);
+    delete external;
+    return began;
+}
+
+cudaError_t cudaImportExternalSemaphore(
+    cudaExternalSemaphore_t * out, const struct cudaExternalSemaphoreHandleDesc * d) {
+    SIM_BEGIN("cudaImportExternalSemaphore", current_device);
+    *out = nullptr;
+    const bool is_timeline = d->type == cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd;
+    if (!is_timeline && d->type != cudaExternalSemaphoreHandleTypeOpaqueFd) { return fails(cudaErrorNotSupported); }
+    if (d->flags != 0 || file_size(d->handle.fd) < sizeof(uint64_t)) { return fails(cudaErrorInvalidValue); }
+    void * p = mmap(nullptr, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED, d->handle.fd, 0);
+    if (p == MAP_FAILED) { return fails(cudaErrorInvalidValue); }
+    *out = new CUexternalSemaphore_st{ current_device, d->handle.fd, is_timeline, (std::atomic<uint64_t> *) p };
+    the().external_semaphores.insert(*out);
+    return cudaSuccess;
+}
+
+static void semaphore_signal(std::atomic<uint64_t> & at, bool is_timeline, uint64_t value) {
+    if (is_timeline && at.load() >= value) { violation("a timeline semaphore is signalled to no higher value"); }
+    at.store(is_timeline ? value : 1);
+}
+
+cudaError_t cudaSignalExternalSemaphoresAsync(const cudaExternalSemaphore_t * semaphores,
+    const struct cudaExternalSemaphoreSignalParams * params, unsigned n, cudaStream_t stream) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaSignalExternalSemaphoresAsync", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    for (unsigned i = 0; i < n; ++i) {
+        if (q == nullptr || the().external_semaphores.count(semaphores[i]) == 0) {
+            return fails(cudaErrorInvalidResourceHandle);
+        }
+    }
+    for (unsigned i = 0; i < n; ++i) {
+        CUexternalSemaphore_st * x = semaphores[i];
+        const uint64_t value = params[i].params.fence.value;
+        operation o = {};
+        o.run = [=]() { semaphore_signal(*x->value, x->is_timeline, value); };
+        enqueue(q, o);
+    }
+    return finish(q->device);
+}
+
+cudaError_t cudaWaitExternalSemaphoresAsync(const cudaExternalSemaphore_t * semaphores,
+    const struct cudaExternalSemaphoreWaitParams * params, unsigned n, cudaStream_t stream) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaWaitExternalSemaphoresAsync", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    for (unsigned i = 0; i < n; ++i) {
+        if (q == nullptr || the().external_semaphores.count(semaphores[i]) == 0) {
+            return fails(cudaErrorInvalidResourceHandle);
+        }
+    }
+    for (unsigned i = 0; i < n; ++i) {
+        CUexternalSemaphore_st * x = semaphores[i];
+        const uint64_t value = x->is_timeline ? (uint64_t) params[i].params.fence.value : 1;
+        operation o = {};
+        o.ready = [=]() { return x->value->load() >= value; };
+        if (!x->is_timeline) { o.run = [=]() { x->value->store(0); }; }
+        enqueue(q, o);
+    }
+    return finish(q->device);
+}
+
+// What streams still have to do with it is done first.
+cudaError_t cudaDestroyExternalSemaphore(cudaExternalSemaphore_t x) {
+    const guard held(the().lock);
+    const cudaError_t began = begin("cudaDestroyExternalSemaphore", current_device);
+    if (the().external_semaphores.count(x) == 0) {
+        violation("an external semaphore is destroyed that is none");
+        return fails(cudaErrorInvalidResourceHandle);
+    }
+    run_all(the(), x->device);
+    the().external_semaphores.erase(x);
+    munmap((void *) x->value, sizeof(uint64_t));
+    close(x->fd);
+    delete x;
+    return began;
+}
+
+} // extern "C"
+
+// =====================================================================================================
+// >>driver   the functions that are looked up: contexts, virtual memory
+// =====================================================================================================
+
+extern "C" {
+
+// As begin(); errors of the driver interface are not kept for cudaGetLastError.
+static CUresult driver_begin(const char * name, int device_index = -1) {
+    const cudaError_t e = injected(name);
+    if (e != cudaSuccess && is_sticky(e)) { lose_device(device_index >= 0 ? device_index : current_device, e); }
+    if (e != cudaSuccess) { return (CUresult) e; }
+    if (is_in_host_function) {
+        violation("a host function in a stream calls CUDA");
+        return CUDA_ERROR_NOT_PERMITTED;
+    }
+    return device_index >= 0 ? (CUresult) the().devices[(size_t) device_index].lost : CUDA_SUCCESS;
+}
+
+#define SIM_DRIVER_BEGIN(...)                                                                                          \
+    const guard held(the().lock);                                                                                      \
+    do {                                                                                                               \
+        const CUresult began = driver_begin(__VA_ARGS__);                                                              \
+        if (began != CUDA_SUCCESS) { return began; }                                                                   \
+    } while (0)
+
+static CUresult sim_cuInit(unsigned flags) {
+    SIM_DRIVER_BEGIN("cuInit");
+    return flags != 0 ? CUDA_ERROR_INVALID_VALUE : the().n_devices == 0 ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDriverGetVersion(int * version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
+
+static CUresult sim_cuGetErrorString(CUresult error, const char ** text) {
+    switch ((int) error) {
+#define X(name, number, words)                                                                                         \
+    case number: *text = words; return CUDA_SUCCESS;
+        GCUDA_SIM_RESULTS(X)
+#undef X
+        default: *text = nullptr; return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static CUresult sim_cuGetErrorName(CUresult error, const char ** text) {
+    switch ((int) error) {
+#define X(name, number, words)                                                                                         \
+    case number: *text = #name; return CUDA_SUCCESS;
+        GCUDA_SIM_RESULTS(X)
+#undef X
+        default: *text = nullptr; return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+// ---- devices ----
+static CUresult sim_cuDeviceGetCount(int * n) {
+    SIM_DRIVER_BEGIN("cuDeviceGetCount");
+    *n = the().n_devices;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDeviceGet(CUdevice * d, int index) {
+    SIM_DRIVER_BEGIN("cuDeviceGet");
+    if (!is_device(index)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *d = index;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDeviceGetAttribute(int * value, CUdevice_attribute attribute, CUdevice d) {
+    SIM_DRIVER_BEGIN("cuDeviceGetAttribute");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *value = attribute_of(d, (int) attribute);
+    return *value < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDeviceGetName(char * text, int size, CUdevice d) {
+    SIM_DRIVER_BEGIN("cuDeviceGetName");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    snprintf(text, (size_t) size, "Simulated device %d", d);
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDeviceGetUuid(CUuuid * uuid, CUdevice d) {
+    SIM_DRIVER_BEGIN("cuDeviceGetUuid");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *uuid = the().devices[(size_t) d].uuid;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDeviceGetLuid(char * luid, unsigned * mask, CUdevice d) {
+    SIM_DRIVER_BEGIN("cuDeviceGetLuid");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    if (the().devices[(size_t) d].luid_mask == 0) { return CUDA_ERROR_NOT_SUPPORTED; } // as on Linux
+    memcpy(luid, the().devices[(size_t) d].luid, 8);
+    *mask = the().devices[(size_t) d].luid_mask;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDeviceTotalMem(size_t * size, CUdevice d) {
+    SIM_DRIVER_BEGIN("cuDeviceTotalMem");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *size = the().memory_bytes;
+    return CUDA_SUCCESS;
+}
+
+// ---- contexts ----
+static bool is_context(CUctx_st * c) {
+    for (int i = 0; i < the().n_devices; ++i) {
+        if (c == primary_of(i)) { return true; }
+    }
+    return the().contexts.count(c) != 0;
+}
+
+static std::vector<CUctx_st *> & contexts_below() {
+    if (below_current == nullptr) {
+        static std::vector<std::unique_ptr<std::vector<CUctx_st *>>> & all =
+            *new std::vector<std::unique_ptr<std::vector<CUctx_st *>>>(); // reachable: no leak
+        all.emplace_back(new std::vector<CUctx_st *>());
+        below_current = all.back().get();
+    }
+    return *below_current;
+}
+
+static void make_current(CUctx_st * c) {
+    current_context = c;
+    if (c != nullptr) { current_device = c->device; }
+}
+
+static CUresult sim_cuCtxGetCurrent(CUcontext * c) {
+    SIM_DRIVER_BEGIN("cuCtxGetCurrent");
+    *c = current_context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuCtxSetCurrent(CUcontext c) {
+    SIM_DRIVER_BEGIN("cuCtxSetCurrent");
+    if (c != nullptr && !is_context(c)) { return CUDA_ERROR_INVALID_CONTEXT; }
+    make_current(c);
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuCtxPushCurrent(CUcontext c) {
+    SIM_DRIVER_BEGIN("cuCtxPushCurrent");
+    if (c == nullptr || !is_context(c)) { return CUDA_ERROR_INVALID_CONTEXT; }
+    contexts_below().push_back(current_context);
+    make_current(c);
+    return CUDA_SUCCESS;
+}
+
+static void pop_context() {
+    std::vector<CUctx_st *> & below = contexts_below();
+    make_current(below.empty() ? nullptr : below.back());
+    if (!below.empty()) { below.pop_back(); }
+}
+
+static CUresult sim_cuCtxPopCurrent(CUcontext * c) {
+    SIM_DRIVER_BEGIN("cuCtxPopCurrent");
+    if (current_context == nullptr) { return CUDA_ERROR_INVALID_CONTEXT; }
+    if (c != nullptr) { *c = current_context; }
+    pop_context();
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuCtxGetDevice(CUdevice * d) {
+    SIM_DRIVER_BEGIN("cuCtxGetDevice");
+    if (current_context == nullptr) { return CUDA_ERROR_INVALID_CONTEXT; }
+    *d = current_context->device;
+    return CUDA_SUCCESS;
+}
+
+// The fourth version of the function, that of CUDA 13.
+static CUresult sim_cuCtxCreate(CUcontext * c, CUctxCreateParams *, unsigned, CUdevice d) {
+    SIM_DRIVER_BEGIN("cuCtxCreate");
+    *c = nullptr;
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *c = new CUctx_st{ d, false, true, 0 };
+    the().contexts.insert(*c);
+    contexts_below().push_back(current_context);
+    make_current(*c);
+    return CUDA_SUCCESS;
+}
+
+// What was made in it goes with it.
+static CUresult sim_cuCtxDestroy(CUcontext c) {
+    SIM_DRIVER_BEGIN("cuCtxDestroy");
+    state & s = the();
+    if (s.contexts.count(c) == 0) { return CUDA_ERROR_INVALID_CONTEXT; }
+    run_all(s, c->device);
+    for (auto it = s.streams.begin(); it != s.streams.end();) {
+        CUstream_st * q = *it;
+        it = q->context == c ? s.streams.erase(it) : std::next(it);
+        if (q->context == c) { stream_gone(q); }
+    }
+    for (auto it = s.events.begin(); it != s.events.end();) {
+        CUevent_st * event = *it;
+        it = event->context == c ? s.events.erase(it) : std::next(it);
+        if (event->context == c) { delete event; }
+    }
+    for (auto it = s.memories.begin(); it != s.memories.end();) {
+        const auto next = std::next(it);
+        if (it->second.context == c && it->second.kind != MAPPED) { memory_gone(it->first); }
+        it = next;
+    }
+    if (current_context == c) { pop_context(); }
+    s.contexts.erase(c);
+    delete c;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuCtxSynchronize(void) {
+    SIM_DRIVER_BEGIN("cuCtxSynchronize", current_device);
+    if (current_context == nullptr) { return CUDA_ERROR_INVALID_CONTEXT; }
+    run_all(the(), current_device);
+    return (CUresult) the().devices[(size_t) current_device].lost;
+}
+
+static CUresult sim_cuDevicePrimaryCtxRetain(CUcontext * c, CUdevice d) {
+    SIM_DRIVER_BEGIN("cuDevicePrimaryCtxRetain");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *c = primary_of(d);
+    (*c)->is_active = true;
+    (*c)->n_retained++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDevicePrimaryCtxRelease(CUdevice d) {
+    SIM_DRIVER_BEGIN("cuDevicePrimaryCtxRelease");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    if (primary_of(d)->n_retained == 0) { return CUDA_ERROR_INVALID_CONTEXT; }
+    primary_of(d)->n_retained--;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuDevicePrimaryCtxGetState(CUdevice d, unsigned * flags, int * is_active) {
+    SIM_DRIVER_BEGIN("cuDevicePrimaryCtxGetState");
+    if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *flags = 0;
+    *is_active = primary_of(d)->is_active;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuStreamGetCtx(CUstream stream, CUcontext * c) {
+    SIM_DRIVER_BEGIN("cuStreamGetCtx");
+    CUstream_st * q = stream_of(stream);
+    if (q == nullptr) { return CUDA_ERROR_INVALID_HANDLE; }
+    *c = q->context != nullptr ? q->context : current_context;
+    return *c == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
+// ---- virtual memory: addresses are reserved, memory is created, mapped there, and made accessible; all in that order,
+// and backwards ----
+static bool is_multiple(uint64_t n) { return n > 0 && n % PAGE_BYTES == 0; }
+
+static CUresult sim_cuMemGetAllocationGranularity(
+    size_t * size, const CUmemAllocationProp * p, CUmemAllocationGranularity_flags) {
+    SIM_DRIVER_BEGIN("cuMemGetAllocationGranularity");
+    if (p->type != CU_MEM_ALLOCATION_TYPE_PINNED || p->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!is_device(p->location.id)) { return CUDA_ERROR_INVALID_DEVICE; }
+    *size = PAGE_BYTES;
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuMemAddressReserve(
+    CUdeviceptr * ptr, size_t size, size_t alignment, CUdeviceptr, unsigned long long flags) {
+    SIM_DRIVER_BEGIN("cuMemAddressReserve");
+    *ptr = 0;
+    if (!is_multiple(size) || (alignment & (alignment - 1)) != 0 || flags != 0) { return CUDA_ERROR_INVALID_VALUE; }
+    const size_t align = std::max(alignment, PAGE_BYTES);
+    const uintptr_t all = (uintptr_t) map_memory(nullptr, size + align, PROT_NONE, -1);
+    if (all == 0) { return CUDA_ERROR_OUT_OF_MEMORY; }
+    const uintptr_t at = (all + align - 1) / align * align;
+    if (at > all) { munmap((void *) all, at - all); }
+    if (all + align > at) { munmap((void *) (at + size), all + align - at); }
+    watch_faults();
+    the().ranges[at] = size;
+    *ptr = at;
+    return CUDA_SUCCESS;
+}
+
+// A mapping that has bytes in common with these, or the end.
+static std::map<uintptr_t, memory>::iterator mapping_in(uintptr_t p, size_t size) {
+    state & s = the();
+    auto it = s.memories.lower_bound(p);
+    if (it != s.memories.begin() && std::prev(it)->first + std::prev(it)->second.size > p) { --it; }
+    return it != s.memories.end() && it->first < p + size ? it : s.memories.end();
+}
+
+static CUresult sim_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
+    SIM_DRIVER_BEGIN("cuMemAddressFree");
+    state & s = the();
+    const auto it = s.ranges.find((uintptr_t) ptr);
+    if (it == s.ranges.end() || it->second != size || mapping_in((uintptr_t) ptr, size) != s.memories.end()) {
+        violation("a range of addresses is freed that was not reserved so, or in which something is mapped");
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    munmap((void *) it->first, size);
+    s.ranges.erase(it);
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuMemCreate(
+    CUmemGenericAllocationHandle * handle, size_t size, const CUmemAllocationProp * p, unsigned long long flags) {
+    SIM_DRIVER_BEGIN("cuMemCreate", is_device(p->location.id) ? p->location.id : -1);
+    *handle = 0;
+    if (!is_multiple(size) || flags != 0 || p->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+        p->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!is_device(p->location.id)) { return CUDA_ERROR_INVALID_DEVICE; }
+    device & d = the().devices[(size_t) p->location.id];
+    if (size > the().memory_bytes - d.used) { return CUDA_ERROR_OUT_OF_MEMORY; }
+    const int fd = memfd_create("memory of a simulated device", MFD_CLOEXEC);
+    void * alias = fd >= 0 && ftruncate(fd, (off_t) size) == 0 ? map_memory(nullptr, size, PROT_READ | PROT_WRITE, fd) : nullptr;
+    if (alias == nullptr) {
+        if (fd >= 0) { close(fd); }
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    memset(alias, 0xFF, size);
+    d.used += size;
+    *handle = ++the().n_stores;
+    the().stores[*handle] = new physical{ size, p->location.id, fd, (char *) alias, 0, false };
+    return CUDA_SUCCESS;
+}
+
+static void store_gone_if_unused(physical * x) {
+    if (!x->is_released || x->n_mapped > 0) { return; }
+    munmap(x->alias, x->size);
+    close(x->fd);
+    the().devices[(size_t) x->device].used -= x->size;
+    delete x;
+}
+
+// The memory itself lives on while it is mapped.
+static CUresult sim_cuMemRelease(CUmemGenericAllocationHandle handle) {
+    SIM_DRIVER_BEGIN("cuMemRelease");
+    const auto it = the().stores.find(handle);
+    if (it == the().stores.end()) {
+        violation("a memory handle is released that is none");
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    physical * x = it->second;
+    the().stores.erase(it);
+    x->is_released = true;
+    store_gone_if_unused(x);
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+    unsigned long long flags) {
+    SIM_DRIVER_BEGIN("cuMemMap");
+    state & s = the();
+    const uintptr_t p = (uintptr_t) ptr;
+    const auto store = s.stores.find(handle);
+    if (store == s.stores.end()) { return CUDA_ERROR_INVALID_VALUE; }
+    auto range = s.ranges.upper_bound(p);
+    const bool is_reserved = range != s.ranges.begin() && (--range, p - range->first < range->second) &&
+                             size <= range->second - (p - range->first);
+    if (!is_reserved || !is_multiple(size) || p % PAGE_BYTES != 0 || offset != 0 || flags != 0 ||
+        size > store->second->size) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (mapping_in(p, size) != s.memories.end()) { return CUDA_ERROR_ALREADY_MAPPED; }
+    open_for(-1);
+    if (map_memory((void *) p, size, PROT_NONE, store->second->fd) == nullptr) { return CUDA_ERROR_OUT_OF_MEMORY; }
+    memory m = new_memory(size, MAPPED, store->second->alias);
+    m.device = store->second->device;
+    m.store = store->second;
+    m.store->n_mapped++;
+    s.memories[p] = m;
+    s.n_mapped++;
+    return CUDA_SUCCESS;
+}
+
+// Whole mappings that fill these bytes; their number, or 0.
+static size_t whole_mappings(uintptr_t p, size_t size) {
+    state & s = the();
+    size_t n = 0;
+    for (const uintptr_t end = p + size; p < end; ++n) {
+        const auto it = s.memories.find(p);
+        if (it == s.memories.end() || it->second.kind != MAPPED || it->second.size > end - p) { return 0; }
+        p += it->second.size;
+    }
+    return n;
+}
+
+static CUresult sim_cuMemUnmap(CUdeviceptr ptr, size_t size) {
+    SIM_DRIVER_BEGIN("cuMemUnmap");
+    state & s = the();
+    size_t n = whole_mappings((uintptr_t) ptr, size);
+    if (n == 0) {
+        violation("what is unmapped is not a whole mapping");
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    open_for(-1);
+    for (uintptr_t p = (uintptr_t) ptr; n > 0; --n) {
+        const memory m = s.memories[p];
+        s.memories.erase(p);
+        s.n_mapped--;
+        (void) map_memory((void *) p, m.size, PROT_NONE, -1);
+        m.store->n_mapped--;
+        store_gone_if_unused(m.store);
+        p += m.size;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc * access, size_t n_access) {
+    SIM_DRIVER_BEGIN("cuMemSetAccess");
+    size_t n = whole_mappings((uintptr_t) ptr, size);
+    if (n == 0) { return CUDA_ERROR_INVALID_VALUE; }
+    for (size_t i = 0; i < n_access; ++i) {
+        const CUmemLocation & at = access[i].location;
+        if (at.type != CU_MEM_LOCATION_TYPE_DEVICE || !is_device(at.id)) { return CUDA_ERROR_INVALID_DEVICE; }
+    }
+    open_for(-1);
+    for (uintptr_t p = (uintptr_t) ptr; n > 0; --n) {
+        memory & m = the().memories[p];
+        for (size_t i = 0; i < n_access; ++i) {
+            const CUmemAccess_flags flags = access[i].flags;
+            m.rights[access[i].location.id] = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? PROT_READ | PROT_WRITE
+                                              : flags == CU_MEM_ACCESS_FLAGS_PROT_READ    ? PROT_READ
+                                                                                          : PROT_NONE;
+        }
+        p += m.size;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult sim_cuMemGetAccess(unsigned long long * flags, const CUmemLocation * at, CUdeviceptr ptr) {
+    SIM_DRIVER_BEGIN("cuMemGetAccess");
+    const memory * m = memory_at((const void *) (uintptr_t) ptr);
+    if (m == nullptr || m->kind != MAPPED || !is_device(at->id)) { return CUDA_ERROR_INVALID_VALUE; }
+    const int rights = m->rights[at->id];
+    *flags = (rights & PROT_WRITE) != 0  ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+             : (rights & PROT_READ) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                         : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return CUDA_SUCCESS;
+}
+
+// ---- the table ----
+static const struct {
+    const char * name;
+    unsigned since; // the first version of CUDA in which the function has these arguments
+    void * function;
+} driver_functions[] = {
+#define X(name, since) { #name, since, (void *) sim_##name }
+    X(cuInit, 2000), X(cuDriverGetVersion, 2020), X(cuGetErrorString, 6000), X(cuGetErrorName, 6000),
+    X(cuDeviceGetCount, 2000), X(cuDeviceGet, 2000), X(cuDeviceGetAttribute, 2000), X(cuDeviceGetName, 2000),
+    X(cuDeviceGetUuid, 11040), X(cuDeviceGetLuid, 10000), X(cuDeviceTotalMem, 3020), X(cuCtxGetCurrent, 4000),
+    X(cuCtxSetCurrent, 4000), X(cuCtxPushCurrent, 4000), X(cuCtxPopCurrent, 4000), X(cuCtxGetDevice, 2000),
+    X(cuCtxCreate, 12050), X(cuCtxDestroy, 4000), X(cuCtxSynchronize, 2000), X(cuDevicePrimaryCtxRetain, 7000),
+    X(cuDevicePrimaryCtxRelease, 11000), X(cuDevicePrimaryCtxGetState, 7000), X(cuStreamGetCtx, 9020),
+    X(cuMemGetAllocationGranularity, 10020), X(cuMemAddressReserve, 10020), X(cuMemAddressFree, 10020),
+    X(cuMemCreate, 10020), X(cuMemRelease, 10020), X(cuMemMap, 10020), X(cuMemUnmap, 10020), X(cuMemSetAccess, 10020),
+    X(cuMemGetAccess, 10020)
+#undef X
+};
+
+static cudaError_t look_up(
+    const char * symbol, void ** function, unsigned version, enum cudaDriverEntryPointQueryResult * result) {
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    *function = nullptr;
+    for (const auto & f : driver_functions) {
+        if (strcmp(f.name, symbol) != 0) { continue; }
+        const bool fits = f.since <= version && version <= CUDART_VERSION;
+        found = fits ? cudaDriverEntryPointSuccess : cudaDriverEntryPointVersionNotSufficent;
+        *function = fits ? f.function : nullptr;
+    }
+    if (result != nullptr) { *result = found; }
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char * symbol, void ** function, unsigned version,
+    unsigned long long, enum cudaDriverEntryPointQueryResult * result) {
+    const guard held(the().lock);
+    const cudaError_t e = begin("cudaGetDriverEntryPointByVersion", current_device, false);
+    return e != cudaSuccess ? e : look_up(symbol, function, version, result);
+}
+
+cudaError_t cudaGetDriverEntryPoint(
+    const char * symbol, void ** function, unsigned long long, enum cudaDriverEntryPointQueryResult * result) {
+    const guard held(the().lock);
+    const cudaError_t e = begin("cudaGetDriverEntryPoint", current_device, false);
+    return e != cudaSuccess ? e : look_up(symbol, function, CUDART_VERSION, result);
+}
+
+} // extern "C"
 
 // =====================================================================================================
 // >>cublas   products of float matrices
@@ -1334,12 +2698,18 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
         return BLAS_EXECUTION_FAILED;
     }
     const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, *(const float *) alpha, *(const float *) beta };
-    enqueue(q, [=]() {
-        for (int i = 0; i < n_batch; ++i) {
-            multiply(
-                p, (const float *) a + i * stride_a, (const float *) b_ + i * stride_b, (float *) c + i * stride_c);
-        }
-    });
+    const int device_index = q->device;
+    operation o = {};
+    o.cost_ns = the().ns_per_launch;
+    o.run = [=]() {
+        const cudaError_t err = run_grid(device_index, dim3(1), dim3(1), 0, [=]() {
+            for (int i = 0; i < n_batch; ++i) {
+                multiply(p, (const float *) a + i * stride_a, (const float *) b_ + i * stride_b, (float *) c + i * stride_c);
+            }
+        });
+        if (err != cudaSuccess) { lose_device(device_index, err); }
+    };
+    enqueue(q, o);
     return 0;
 }
 
@@ -1348,16 +2718,26 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
 // =====================================================================================================
 
 static long count_leaks(state & s, bool print) {
-    long n[3] = { 0, 0, 0 };
+    long n[N_MEMORY_KINDS] = { 0 }, total = 0, n_retained = 0;
     for (const auto & m : s.memories) { n[m.second.kind]++; }
-    const long total =
-        n[ON_DEVICE] + n[PAGE_LOCKED] + n[REGISTERED] + (long) (s.streams.size() + s.events.size() + s.cublas.size());
-    if (total > 0 && print) {
-        fprintf(stderr,
-            "simulated device: alive: %ld device, %ld page-locked, %ld registered memory; %zu streams, %zu events, %zu "
-            "cuBLAS handles\n",
-            n[ON_DEVICE], n[PAGE_LOCKED], n[REGISTERED], s.streams.size(), s.events.size(), s.cublas.size());
+    for (const device & d : s.devices) { n_retained += d.primary.n_retained; }
+    const struct {
+        long n;
+        const char * what;
+    } all[] = { { n[ON_DEVICE], "device memory" }, { n[PAGE_LOCKED], "page-locked memory" },
+        { n[REGISTERED], "registered memory" }, { n[MAPPED], "mappings" }, { n[EXTERNAL], "buffers of external memory" },
+        { (long) s.stores.size(), "memory handles" }, { (long) s.ranges.size(), "ranges of addresses" },
+        { (long) s.external_memories.size(), "external memories" },
+        { (long) s.external_semaphores.size(), "external semaphores" }, { (long) s.streams.size(), "streams" },
+        { (long) s.events.size(), "events" }, { (long) s.cublas.size(), "cuBLAS handles" },
+        { (long) s.contexts.size(), "contexts" }, { n_retained, "primary contexts retained" } };
+    for (const auto & a : all) { total += a.n; }
+    if (total == 0 || !print) { return total; }
+    fprintf(stderr, "simulated device: alive:");
+    for (const auto & a : all) {
+        if (a.n > 0) { fprintf(stderr, " %ld %s;", a.n, a.what); }
     }
+    fprintf(stderr, "\n");
     return total;
 }
 
@@ -1376,7 +2756,84 @@ void sim_reset(int n_devices, size_t memory_bytes, uint64_t seed) {
     for (int i = 0; i < the().n_devices; ++i) { run_all(the(), i); }
     configure(the(), n_devices, memory_bytes, seed);
     current_device = 0;
+    current_context = nullptr;
     last_error = cudaSuccess;
+}
+
+void sim_attribute(int index, int attribute, int value) {
+    const guard held(the().lock);
+    the().devices[(size_t) index].attributes[attribute] = value;
+}
+
+void sim_identity(int index, const char uuid[16], const char luid[8], unsigned luid_mask) {
+    const guard held(the().lock);
+    device & d = the().devices[(size_t) index];
+    if (uuid != nullptr) { memcpy(d.uuid.bytes, uuid, sizeof(d.uuid.bytes)); }
+    if (luid != nullptr) { memcpy(d.luid, luid, sizeof(d.luid)); }
+    d.luid_mask = luid_mask;
+}
+
+void sim_pci(int index, int domain, int bus, int number) {
+    const guard held(the().lock);
+    const int pci[3] = { domain, bus, number };
+    memcpy(the().devices[(size_t) index].pci, pci, sizeof(pci));
+}
+
+void sim_peer(int index, int peer, int how) {
+    const guard held(the().lock);
+    the().devices[(size_t) index].peer_state[peer] = how;
+}
+
+int sim_has_context(int index) {
+    const guard held(the().lock);
+    return the().devices[(size_t) index].primary.is_active;
+}
+
+void sim_time_per_launch(uint64_t ns) {
+    const guard held(the().lock);
+    the().ns_per_launch = ns;
+}
+
+void sim_copy_speed(uint64_t bytes_per_us) {
+    const guard held(the().lock);
+    the().bytes_per_us = std::max<uint64_t>(bytes_per_us, 1);
+}
+
+uint64_t sim_time(void) {
+    const guard held(the().lock);
+    uint64_t t = the().now_ns;
+    for (const CUstream_st * q : the().all_streams) { t = std::max(t, q->time_ns); }
+    return t;
+}
+
+void sim_each_kernel(void (*fn)(void * user), void * user) {
+    const guard held(the().lock);
+    the().each_kernel = fn;
+    the().each_kernel_user = user;
+}
+
+int sim_memory_fd(size_t size) {
+    const int fd = memfd_create("memory of another interface", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t) size) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+int sim_semaphore_fd(uint64_t value) {
+    const int fd = sim_memory_fd(4096);
+    return fd >= 0 && pwrite(fd, &value, sizeof(value), 0) == (ssize_t) sizeof(value) ? fd : -1;
+}
+
+// Without the lock: a stream may be waiting for it.
+void sim_semaphore_signal(int fd, uint64_t value) {
+    if (pwrite(fd, &value, sizeof(value), 0) != (ssize_t) sizeof(value)) { perror("sim_semaphore_signal"); }
+}
+
+uint64_t sim_semaphore_value(int fd) {
+    uint64_t value = 0;
+    return pread(fd, &value, sizeof(value), 0) == (ssize_t) sizeof(value) ? value : UINT64_MAX;
 }
 
 void sim_fail(const char * api, int k, cudaError_t error) {

@@ -93,6 +93,11 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, 
     return sim_launch(config, (const void *) kernel, [kernel, copy]() { std::apply(kernel, copy); });
 }
 
+template <typename... P>
+static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, void (*kernel)(P...)) {
+    return cudaFuncGetAttributes(attributes, (const void *) kernel);
+}
+
 template <typename F> static inline cudaError_t cudaFuncSetAttribute(F * kernel, cudaFuncAttribute, int value) {
     return sim_func_set_shared((const void *) kernel, value);
 }

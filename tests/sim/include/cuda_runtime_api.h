@@ -27,11 +27,15 @@ extern "C" {
     X(cudaErrorInsufficientDriver, 35, "driver version is too old for the runtime")                                    \
     X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                                    \
     X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                                           \
+    X(cudaErrorDeviceUninitialized, 201, "invalid device context")                                                     \
+    X(cudaErrorAlreadyMapped, 208, "resource already mapped")                                                          \
     X(cudaErrorNoKernelImageForDevice, 209, "no kernel image for this device")                                         \
+    X(cudaErrorNotMapped, 211, "resource not mapped")                                                                  \
     X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error")                                                       \
     X(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported")                                             \
     X(cudaErrorNvlinkUncorrectable, 220, "uncorrectable NVLink error")                                                 \
     X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                                  \
+    X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")                            \
     X(cudaErrorSymbolNotFound, 500, "named symbol not found")                                                          \
     X(cudaErrorNotReady, 600, "device not ready")                                                                      \
     X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                                        \
@@ -39,6 +43,7 @@ extern "C" {
     X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                                          \
     X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                                        \
     X(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled")                                          \
+    X(cudaErrorContextIsDestroyed, 709, "context is destroyed")                                                        \
     X(cudaErrorAssert, 710, "device-side assert triggered")                                                            \
     X(cudaErrorHostMemoryAlreadyRegistered, 712, "host memory already registered")                                     \
     X(cudaErrorHostMemoryNotRegistered, 713, "host memory is not registered")                                          \
@@ -48,7 +53,19 @@ extern "C" {
     X(cudaErrorInvalidAddressSpace, 717, "operation in the wrong address space")                                       \
     X(cudaErrorInvalidPc, 718, "invalid program counter")                                                              \
     X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                                       \
+    X(cudaErrorNotPermitted, 800, "operation not permitted")                                                           \
     X(cudaErrorNotSupported, 801, "operation not supported")                                                           \
+    X(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")                      \
+    X(cudaErrorStreamCaptureInvalidated, 901, "operation failed due to a previous error during capture")               \
+    X(cudaErrorStreamCaptureMerge, 902, "operation would merge two different captures")                                \
+    X(cudaErrorStreamCaptureUnmatched, 903, "capture was not ended in the same stream as it began")                    \
+    X(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                                       \
+    X(cudaErrorStreamCaptureIsolation, 905, "dependency created on uncaptured work in another stream")                 \
+    X(cudaErrorStreamCaptureImplicit, 906, "operation would make the legacy stream depend on a capturing stream")      \
+    X(cudaErrorCapturedEvent, 907, "operation not permitted on an event last recorded in a capturing stream")          \
+    X(cudaErrorStreamCaptureWrongThread, 908, "attempt to terminate a capture from a different thread")                \
+    X(cudaErrorTimeout, 909, "timed out")                                                                              \
+    X(cudaErrorGraphExecUpdateFailure, 910, "the graph update was not performed")                                      \
     X(cudaErrorUnknown, 999, "unknown error")
 
 enum cudaError {
@@ -76,6 +93,7 @@ typedef struct CUevent_st * cudaEvent_t;
 #define cudaEventDefault 0u
 #define cudaEventBlockingSync 1u
 #define cudaEventDisableTiming 2u
+#define cudaEventWaitDefault 0u
 #define cudaHostAllocDefault 0u
 #define cudaHostAllocPortable 1u
 #define cudaHostAllocMapped 2u
@@ -85,15 +103,106 @@ typedef struct CUevent_st * cudaEvent_t;
 #define cudaHostRegisterMapped 2u
 #define cudaHostRegisterReadOnly 8u
 
+typedef struct CUuuid_st {
+    char bytes[16];
+} CUuuid;
+typedef CUuuid cudaUUID_t;
+
 struct cudaDeviceProp {
     char name[256];
-    struct {
-        char bytes[16];
-    } uuid;
+    cudaUUID_t uuid;
+    char luid[8];
+    unsigned luidDeviceNodeMask;
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
     int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, regsPerBlock;
     int pciDomainID, pciBusID, pciDeviceID, integrated, unifiedAddressing, l2CacheSize;
     int maxThreadsDim[3], maxGridSize[3];
+};
+
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrClockRate = 13,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrKernelExecTimeout = 17,
+    cudaDevAttrIntegrated = 18,
+    cudaDevAttrCanMapHostMemory = 19,
+    cudaDevAttrComputeMode = 20,
+    cudaDevAttrEccEnabled = 32,
+    cudaDevAttrPciBusId = 33,
+    cudaDevAttrPciDeviceId = 34,
+    cudaDevAttrMemoryClockRate = 36,
+    cudaDevAttrGlobalMemoryBusWidth = 37,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrAsyncEngineCount = 40,
+    cudaDevAttrUnifiedAddressing = 41,
+    cudaDevAttrPciDomainId = 50,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrPageableMemoryAccess = 88,
+    cudaDevAttrCanUseHostPointerForRegisteredMem = 91,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+    cudaDevAttrHostRegisterSupported = 99,
+    cudaDevAttrReservedSharedMemoryPerBlock = 111,
+    cudaDevAttrHostRegisterReadOnlySupported = 113,
+    cudaDevAttrTimelineSemaphoreInteropSupported = 114,
+    cudaDevAttrMemoryPoolsSupported = 115
+};
+
+enum cudaMemoryType {
+    cudaMemoryTypeUnregistered = 0,
+    cudaMemoryTypeHost = 1,
+    cudaMemoryTypeDevice = 2,
+    cudaMemoryTypeManaged = 3
+};
+struct cudaPointerAttributes {
+    enum cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer;
+};
+
+struct cudaPitchedPtr {
+    void * ptr;
+    size_t pitch, xsize, ysize;
+};
+struct cudaExtent {
+    size_t width, height, depth; // width in bytes where no array takes part
+};
+struct cudaPos {
+    size_t x, y, z;
+};
+typedef struct cudaArray * cudaArray_t; // there are none
+struct cudaMemcpy3DPeerParms {
+    cudaArray_t srcArray;
+    struct cudaPos srcPos;
+    struct cudaPitchedPtr srcPtr;
+    int srcDevice;
+    cudaArray_t dstArray;
+    struct cudaPos dstPos;
+    struct cudaPitchedPtr dstPtr;
+    int dstDevice;
+    struct cudaExtent extent;
+};
+static inline struct cudaPitchedPtr make_cudaPitchedPtr(void * ptr, size_t pitch, size_t width, size_t height) {
+    struct cudaPitchedPtr p = { ptr, pitch, width, height };
+    return p;
+}
+static inline struct cudaExtent make_cudaExtent(size_t width, size_t height, size_t depth) {
+    struct cudaExtent e = { width, height, depth };
+    return e;
+}
+static inline struct cudaPos make_cudaPos(size_t x, size_t y, size_t z) {
+    struct cudaPos p = { x, y, z };
+    return p;
+}
+
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
+    int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, cacheModeCA;
+    int maxDynamicSharedSizeBytes, preferredShmemCarveout;
 };
 
 enum cudaDriverEntryPointQueryResult {
@@ -103,6 +212,90 @@ enum cudaDriverEntryPointQueryResult {
 };
 #define cudaEnableDefault 0u
 
+// Memory and semaphores of other interfaces. The simulated device takes file descriptors only.
+typedef struct CUexternalMemory_st * cudaExternalMemory_t;
+typedef struct CUexternalSemaphore_st * cudaExternalSemaphore_t;
+enum cudaExternalMemoryHandleType {
+    cudaExternalMemoryHandleTypeOpaqueFd = 1,
+    cudaExternalMemoryHandleTypeOpaqueWin32 = 2,
+    cudaExternalMemoryHandleTypeOpaqueWin32Kmt = 3,
+    cudaExternalMemoryHandleTypeD3D12Heap = 4,
+    cudaExternalMemoryHandleTypeD3D12Resource = 5
+};
+#define cudaExternalMemoryDedicated 1u
+struct cudaExternalMemoryHandleDesc {
+    enum cudaExternalMemoryHandleType type;
+    union {
+        int fd;
+        struct {
+            void * handle;
+            const void * name;
+        } win32;
+        const void * nvSciBufObject;
+    } handle;
+    unsigned long long size;
+    unsigned flags;
+};
+struct cudaExternalMemoryBufferDesc {
+    unsigned long long offset, size;
+    unsigned flags;
+};
+enum cudaExternalSemaphoreHandleType {
+    cudaExternalSemaphoreHandleTypeOpaqueFd = 1,
+    cudaExternalSemaphoreHandleTypeOpaqueWin32 = 2,
+    cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt = 3,
+    cudaExternalSemaphoreHandleTypeD3D12Fence = 4,
+    cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd = 9,
+    cudaExternalSemaphoreHandleTypeTimelineSemaphoreWin32 = 10
+};
+struct cudaExternalSemaphoreHandleDesc {
+    enum cudaExternalSemaphoreHandleType type;
+    union {
+        int fd;
+        struct {
+            void * handle;
+            const void * name;
+        } win32;
+        const void * nvSciSyncObj;
+    } handle;
+    unsigned flags;
+};
+struct cudaExternalSemaphoreSignalParams {
+    struct {
+        struct {
+            unsigned long long value;
+        } fence;
+        union {
+            void * fence;
+            unsigned long long reserved;
+        } nvSciSync;
+        struct {
+            unsigned long long key;
+        } keyedMutex;
+        unsigned reserved[12];
+    } params;
+    unsigned flags;
+    unsigned reserved[16];
+};
+struct cudaExternalSemaphoreWaitParams {
+    struct {
+        struct {
+            unsigned long long value;
+        } fence;
+        union {
+            void * fence;
+            unsigned long long reserved;
+        } nvSciSync;
+        struct {
+            unsigned long long key;
+            unsigned timeoutMs;
+        } keyedMutex;
+        unsigned reserved[10];
+    } params;
+    unsigned flags;
+    unsigned reserved[16];
+};
+
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
 const char * cudaGetErrorString(cudaError_t error);
@@ -110,10 +303,16 @@ const char * cudaGetErrorName(cudaError_t error);
 cudaError_t cudaDriverGetVersion(int * version);
 cudaError_t cudaRuntimeGetVersion(int * version);
 
+cudaError_t cudaGetDriverEntryPoint(
+    const char * symbol, void ** function, unsigned long long flags, enum cudaDriverEntryPointQueryResult * result);
 cudaError_t cudaGetDriverEntryPointByVersion(const char * symbol, void ** function, unsigned version,
     unsigned long long flags, enum cudaDriverEntryPointQueryResult * result);
 
 cudaError_t cudaGetDeviceCount(int * count);
+cudaError_t cudaDeviceGetAttribute(int * value, enum cudaDeviceAttr attribute, int device);
+cudaError_t cudaDeviceGetPCIBusId(char * text, int size, int device);
+cudaError_t cudaDeviceGetByPCIBusId(int * device, const char * text);
+cudaError_t cudaDeviceGetStreamPriorityRange(int * least, int * greatest);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp * prop, int device);
 cudaError_t cudaGetDevice(int * device);
 cudaError_t cudaSetDevice(int device);
@@ -133,11 +332,19 @@ cudaError_t cudaMemcpy(void * dst, const void * src, size_t size, enum cudaMemcp
 cudaError_t cudaMemcpyAsync(void * dst, const void * src, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpyPeerAsync(
     void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream);
+cudaError_t cudaMemcpy2DAsync(void * dst, size_t dst_pitch, const void * src, size_t src_pitch, size_t width,
+    size_t height, enum cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpy3DPeerAsync(const struct cudaMemcpy3DPeerParms * p, cudaStream_t stream);
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes * attributes, const void * ptr);
+cudaError_t cudaHostGetDevicePointer(void ** device_ptr, void * host_ptr, unsigned flags);
 cudaError_t cudaMemsetAsync(void * ptr, int value, size_t size, cudaStream_t stream);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t * stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int * priority);
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned * flags);
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int * device);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
@@ -147,6 +354,21 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float * ms, cudaEvent_t begin, cudaEvent_t end);
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const void * kernel);
+
+cudaError_t cudaImportExternalMemory(
+    cudaExternalMemory_t * memory, const struct cudaExternalMemoryHandleDesc * description);
+cudaError_t cudaExternalMemoryGetMappedBuffer(
+    void ** ptr, cudaExternalMemory_t memory, const struct cudaExternalMemoryBufferDesc * description);
+cudaError_t cudaDestroyExternalMemory(cudaExternalMemory_t memory);
+cudaError_t cudaImportExternalSemaphore(
+    cudaExternalSemaphore_t * semaphore, const struct cudaExternalSemaphoreHandleDesc * description);
+cudaError_t cudaSignalExternalSemaphoresAsync(const cudaExternalSemaphore_t * semaphores,
+    const struct cudaExternalSemaphoreSignalParams * params, unsigned n, cudaStream_t stream);
+cudaError_t cudaWaitExternalSemaphoresAsync(const cudaExternalSemaphore_t * semaphores,
+    const struct cudaExternalSemaphoreWaitParams * params, unsigned n, cudaStream_t stream);
+cudaError_t cudaDestroyExternalSemaphore(cudaExternalSemaphore_t semaphore);
 
 #ifdef __cplusplus
 } // extern "C"

@@ -27,6 +27,34 @@ long sim_counts(const char * api); // calls since sim_reset
 // Every function with a counter, in order of first use; NULL behind the last.
 const char * sim_api(int index);
 
+// What the device says of itself, until sim_reset: any attribute of cudaDeviceGetAttribute or cuDeviceGetAttribute (for
+// example 97, the shared memory a block can have, or 102, virtual memory management); its identity, NULL: as it is.
+void sim_attribute(int device, int attribute, int value);
+void sim_identity(int device, const char uuid[16], const char luid[8], unsigned luid_mask);
+void sim_pci(int device, int domain, int bus, int number);
+
+// How a device reaches another one's memory: 0 not, 1 well (default), 2 it says that it does, and what is copied
+// between the two once access is enabled comes out wrong.
+void sim_peer(int device, int peer, int how);
+
+int sim_has_context(int device); // 1: something has made the primary context of the device since sim_reset
+
+// The simulated clock, which events with timing read: how long a kernel takes (default 2 us; cuBLAS the same), and how
+// fast copies are (default 10000 bytes a us, and 1 us each). Work of different streams overlaps.
+void sim_time_per_launch(uint64_t ns);
+void sim_copy_speed(uint64_t bytes_per_us);
+uint64_t sim_time(void); // ns: when everything that has run was done
+
+// Called before each kernel runs, by the thread that made it run, with the simulator's lock: no CUDA calls.
+void sim_each_kernel(void (*fn)(void * user), void * user);
+
+// The other interface's side of external memory and semaphores: files that cudaImportExternal... take over (so dup()
+// them first). Memory is mmap'ed by the test; a semaphore's value is read and raised by these.
+int sim_memory_fd(size_t size);
+int sim_semaphore_fd(uint64_t value);
+void sim_semaphore_signal(int fd, uint64_t value);
+uint64_t sim_semaphore_value(int fd);
+
 long sim_leaks(void);      // objects alive: device and host memory, registrations, streams, events, handles; printed
 long sim_violations(void); // wrong use found since sim_reset (divergent barriers, dead handles); printed when found
 
