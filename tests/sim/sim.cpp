@@ -1249,6 +1249,7 @@ static int attribute_of(int index, int attribute) {
         case cudaDevAttrCanUseHostPointerForRegisteredMem: return 1;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: return SHARED_OPTIN_BYTES;
         case cudaDevAttrHostRegisterSupported: return 1;
+        case cudaDevAttrCooperativeLaunch: return 1;
         case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return 1;
         case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: return 1;
         case cudaDevAttrReservedSharedMemoryPerBlock: return GCUDA_SIM_CC >= 800 ? 1024 : 0;
