@@ -586,6 +586,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
 #define gcuda_launch_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss)
 #define gcuda_launch_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cross_entropy_loss_back)
+#define gcuda_launch_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cumsum)
 #define gcuda_launch_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag)
 #define gcuda_launch_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_inf)
 #define gcuda_launch_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_zero)
@@ -594,11 +595,14 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
+#define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_l2_norm)
 #define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
 #define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
 #define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
+#define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
 #define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
 #define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
@@ -607,13 +611,17 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
 #define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
 #define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
+#define gcuda_launch_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm_back)
 #define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
+#define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
+#define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
 #define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
 #define gcuda_launch_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set)
 #define gcuda_launch_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set_rows)
 #define gcuda_launch_silu_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_silu_back)
 #define gcuda_launch_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sin)
 #define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
+#define gcuda_launch_soft_max_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max_back)
 #define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
 #define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
 #define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
@@ -3140,15 +3148,23 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_l2_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm_back(const struct gcuda_rms_norm_back_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_group_norm(const struct gcuda_group_norm_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum(const struct gcuda_sum_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_sum_scratch_bytes(const struct gcuda_sum_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum_rows(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mean(const struct gcuda_reduce_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_cumsum(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_argmax(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_count_equal(const struct gcuda_count_equal_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_count_equal_scratch_bytes(const struct gcuda_count_equal_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max(const struct gcuda_soft_max_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max_back(const struct gcuda_soft_max_back_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_rope(const struct gcuda_rope_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_back(const struct gcuda_rope_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss(
     const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_cross_entropy_loss_scratch_bytes(const struct gcuda_cross_entropy_args * args);
@@ -22422,13 +22438,21 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     X(LEAKY_RELU,              leaky_relu,              map,                floats,   no) \
     X(FILL,                    fill,                    mask,               floats,   no) \
     X(SILU_BACK,               silu_back,               binary,             floats,   no) \
-    X(RMS_NORM,                rms_norm,                norm,               floats,   no) \
+    X(NORM,                    norm,                    norm,               any,      no) \
+    X(RMS_NORM,                rms_norm,                norm,               any,      no) \
+    X(L2_NORM,                 l2_norm,                 norm,               any,      no) \
+    X(RMS_NORM_BACK,           rms_norm_back,           rms_norm_back,      any,      no) \
+    X(GROUP_NORM,              group_norm,              group_norm,         any,      no) \
     X(SUM,                     sum,                     sum,                floats,   yes) \
     X(SUM_ROWS,                sum_rows,                reduce,             floats,   no) \
     X(MEAN,                    mean,                    reduce,             floats,   no) \
+    X(CUMSUM,                  cumsum,                  reduce,             any,      no) \
     X(ARGMAX,                  argmax,                  reduce,             argmax,   no) \
     X(COUNT_EQUAL,             count_equal,             count_equal,        any,      yes) \
     X(SOFT_MAX,                soft_max,                soft_max,           floats,   no) \
+    X(SOFT_MAX_BACK,           soft_max_back,           soft_max_back,      any,      no) \
+    X(ROPE,                    rope,                    rope,               any,      no) \
+    X(ROPE_BACK,               rope_back,               rope,               any,      no) \
     X(CROSS_ENTROPY_LOSS,      cross_entropy_loss,      cross_entropy,      floats,   yes) \
     X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy,      floats,   no) \
     X(OPT_STEP_ADAMW,          opt_step_adamw,          opt_step,           any,      no) \

@@ -7,8 +7,9 @@
 //   >>k-quants    block formats: 32 elements at a time as integer codes and scales
 //   >>k-copy      copies and conversions between all types, rows by index
 //   >>k-elements  unary, binary, scale and their like, optimizer steps
-//   >>k-reduce    sums, norms, argmax, soft_max, cross entropy
+//   >>k-reduce    sums, argmax, cross entropy
 //   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
+//   >>k-norm      norms, soft_max, running sums and rotations along rows
 //   >>k-mul-mat   matrix products
 //
 // These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
@@ -46,15 +47,21 @@
 
 // Failure leaves CUDA's last error for the host side to read.
 template <typename... P, typename... A>
-static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads, gcuda_stream stream, A... args) {
+static gcuda_status launch_2d(
+    void (*kernel)(P...), int64_t n_blocks, int n_threads_x, int n_threads_y, gcuda_stream stream, A... args) {
     if (n_blocks <= 0) {
         return GCUDA_STATUS_SUCCESS;
     }
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned) (n_blocks < GRID_LIMIT ? n_blocks : GRID_LIMIT));
-    config.blockDim = dim3((unsigned) n_threads);
+    config.blockDim = dim3((unsigned) n_threads_x, (unsigned) n_threads_y);
     config.stream = stream;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+}
+
+template <typename... P, typename... A>
+static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads, gcuda_stream stream, A... args) {
+    return launch_2d(kernel, n_blocks, n_threads, 1, stream, args...);
 }
 
 static inline int64_t n_elements(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
@@ -1473,30 +1480,8 @@ gcuda_status gcuda_launch_opt_step_sgd(const gcuda_opt_step_args * args, gcuda_s
 
 #if GCUDAI_PART(3)
 // =====================================================================================================
-// >>k-reduce   sums, norms, argmax, soft_max, cross entropy
+// >>k-reduce   sums, argmax, cross entropy
 // =====================================================================================================
-
-// >>op:rms_norm ---------------------------------------------------------------------------------------
-// A block walks rows; each row is read twice. x == y is safe: a thread overwrites only what it alone reads.
-static __global__ void k_rms_norm(const gcuda_norm_args p) {
-    FOR_ROWS(r, d_rows(p.y)) {
-        const char * x = d_row(p.x, r);
-        char * y = d_row(p.y, r);
-        float sum = 0.0f;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            const float v = d_load(p.x.type, x + i * p.x.nb[0]);
-            sum += v * v;
-        }
-        const float scale = 1.0f / sqrtf(d_block_sum(sum) / (float) p.x.ne[0] + p.eps);
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            d_store(p.y.type, y + i * p.y.nb[0], scale * d_load(p.x.type, x + i * p.x.nb[0]));
-        }
-    }
-}
-
-gcuda_status gcuda_launch_rms_norm(const gcuda_norm_args * args, gcuda_stream stream) {
-    return launch(k_rms_norm, n_rows(args->y), 256, stream, *args);
-}
 
 // A tensor to one number: up to N_PARTIALS blocks leave a partial result each in scratch, and one more adds those in
 // their order. Few elements take one block and no scratch.
@@ -1651,51 +1636,6 @@ gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda
     const int64_t n = n_partials(args->a);
     const gcuda_status st = launch(k_count_equal, n, 512, stream, *args);
     return st == GCUDA_STATUS_SUCCESS && n > 1 ? launch(k_count_partials, 1, 256, stream, *args, n) : st;
-}
-
-// >>op:soft_max ---------------------------------------------------------------------------------------
-// w = x scale + slope mask, with the head's ALiBi slope (Press et al. 2022, arXiv:2108.12409)
-static __device__ float d_slope(float max_bias, int64_t n_head, int64_t head) {
-    if (max_bias <= 0.0f) {
-        return 1.0f;
-    }
-    const int64_t l = (int64_t) 1 << (int) floorf(log2f((float) n_head));
-    return head < l ? powf(exp2f(-max_bias / (float) l), (float) (head + 1))
-                    : powf(exp2f(-max_bias / 2.0f / (float) l), (float) (2 * (head - l) + 1));
-}
-
-static __device__ float d_logit(
-    const gcuda_soft_max_args & p, const char * x, const char * mask, float slope, int64_t i) {
-    const float w = d_load(p.x.type, x + i * p.x.nb[0]) * p.scale;
-    return mask != nullptr ? w + slope * d_load(p.mask.type, mask + i * p.mask.nb[0]) : w;
-}
-
-static __global__ void k_soft_max(const gcuda_soft_max_args p) {
-    FOR_ROWS(r, d_rows(p.y)) {
-        const int64_t i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2], i3 = r / p.x.ne[1] / p.x.ne[2];
-        const char * x = d_row(p.x, r);
-        const char * mask =
-            p.mask.data != nullptr ? d_at(p.mask, 0, i1, i2 % p.mask.ne[2], i3 % p.mask.ne[3]) : nullptr;
-        const float slope = d_slope(p.max_bias, p.x.ne[2], i2);
-        const float sink = p.sinks.data != nullptr
-                               ? d_load(p.sinks.type, (const char *) p.sinks.data + i2 * p.sinks.nb[0])
-                               : -INFINITY;
-        char * y = d_row(p.y, r);
-        float max = sink, sum = 0.0f;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) { max = fmaxf(max, d_logit(p, x, mask, slope, i)); }
-        max = d_block_max(max);
-        const float base = max == -INFINITY ? 0.0f : max; // a row that is masked altogether gives zeros
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) { sum += expf(d_logit(p, x, mask, slope, i) - base); }
-        sum = d_block_sum(sum) + expf(sink - base);
-        const float scale = sum > 0.0f ? 1.0f / sum : 0.0f;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            d_store(p.y.type, y + i * p.y.nb[0], scale * expf(d_logit(p, x, mask, slope, i) - base));
-        }
-    }
-}
-
-gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_stream stream) {
-    return launch(k_soft_max, n_rows(args->y), 256, stream, *args);
 }
 
 // >>op:cross_entropy_loss -----------------------------------------------------------------------------
@@ -2141,6 +2081,589 @@ gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream st
     return launch_tiles(k_add_id, tiles_of(args->y, 1, 4), stream, *args);
 }
 #endif // part 9
+
+#if GCUDAI_PART(10)
+// =====================================================================================================
+// >>k-norm   norms, soft_max, running sums and rotations along rows
+// =====================================================================================================
+
+// ---- rows held in registers: each element is read once ----
+// THREADS threads have a row: a warp (eight rows a block), or a whole block. A thread holds PARTS times 16 bytes.
+#define HELD_FLOATS 16 // of a thread: 512 elements a warp, 16384 a block
+
+template <typename T, int THREADS> struct d_held {
+    static const int N = d_wide<T>::N, PARTS = HELD_FLOATS / N;
+    float v[PARTS][N];
+
+    static inline __device__ int place(int k) { return (k * THREADS + (int) (threadIdx.x % THREADS)) * N; }
+    inline __device__ void load(const char * row, int n) {
+        for (int k = 0; k < PARTS; ++k) { d_load_wide((const T *) row + place(k), n - place(k), v[k]); }
+    }
+    inline __device__ void store(char * row, int n) const {
+        for (int k = 0; k < PARTS; ++k) { d_store_wide((T *) row + place(k), n - place(k), v[k]); }
+    }
+    // f(element, its place) for all that are in the row
+    template <typename F> inline __device__ void each(int n, F f) {
+        for (int k = 0; k < PARTS; ++k) {
+            for (int j = 0; j < N; ++j) {
+                if (place(k) + j < n) { f(v[k][j], place(k) + j); }
+            }
+        }
+    }
+};
+
+template <int THREADS, typename OP> static inline __device__ float d_row_reduce(float v, float neutral) {
+    return THREADS == 32 ? d_warp_reduce<OP>(v) : d_block_reduce<OP>(v, neutral);
+}
+template <int THREADS> static inline __device__ float d_row_sum(float v) { return d_row_reduce<THREADS, d_sum_op>(v, 0.0f); }
+template <int THREADS> static inline __device__ float d_row_max(float v) {
+    return d_row_reduce<THREADS, d_max_op>(v, -INFINITY);
+}
+
+// Rows of a warp or a block. Whole warps leave together: all threads of a warp have the same row.
+#define FOR_HELD_ROWS(r, n, THREADS)                                                                          \
+    for (int64_t r = THREADS == 32 ? blockIdx.x * (int64_t) (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x; \
+         r < (n); r += gridDim.x * (int64_t) (THREADS == 32 ? blockDim.x / 32 : 1))
+
+// A kernel for rows of n elements by their length; false: too long to hold. `f` gets the number of threads as a type.
+template <int N> struct int_type {
+    static const int value = N;
+};
+template <typename F> static gcuda_status with_threads(int64_t n, F f) {
+    return n <= 32 * HELD_FLOATS    ? f(int_type<32>())
+           : n <= 128 * HELD_FLOATS ? f(int_type<128>())
+           : n <= 256 * HELD_FLOATS ? f(int_type<256>())
+           : n <= 512 * HELD_FLOATS ? f(int_type<512>())
+                                    : f(int_type<1024>());
+}
+static bool can_hold(int64_t n) { return n > 0 && n <= 1024 * HELD_FLOATS; }
+
+template <typename... P, typename... A>
+static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gcuda_stream stream, A... args) {
+    return threads == 32 ? launch(kernel, (n + 7) / 8, 256, stream, args...) : launch(kernel, n, threads, stream, args...);
+}
+
+// >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
+//   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
+// x == y is safe: a thread overwrites only what it alone has read. The variance is that of x less its mean.
+enum norm_kind { NORM_MEAN, NORM_RMS, NORM_L2 };
+
+template <int KIND> static inline __device__ float d_norm_scale(float squares, int64_t n, float eps) {
+    const float length = sqrtf(KIND == NORM_L2 ? squares : squares / (float) n + eps);
+    return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
+}
+
+template <int KIND, typename T, int THREADS> static __global__ void k_norm_held(const gcuda_norm_args p) {
+    const int n = (int) p.x.ne[0];
+    FOR_HELD_ROWS(r, d_rows(p.y), THREADS) {
+        d_held<T, THREADS> x;
+        x.load(d_row(p.x, r), n);
+        float mean = 0.0f, sum = 0.0f;
+        if (KIND == NORM_MEAN) {
+            x.each(n, [&](float v, int) { mean += v; });
+            mean = d_row_sum<THREADS>(mean) / (float) n;
+        }
+        x.each(n, [&](float v, int) { sum += (v - mean) * (v - mean); });
+        const float scale = d_norm_scale<KIND>(d_row_sum<THREADS>(sum), n, p.eps);
+        x.each(n, [&](float & v, int) { v = (v - mean) * scale; });
+        x.store(d_row(p.y, r), n);
+    }
+}
+
+template <int KIND> static __global__ void k_norm(const gcuda_norm_args p) {
+    FOR_ROWS(r, d_rows(p.y)) {
+        const char * x = d_row(p.x, r);
+        char * y = d_row(p.y, r);
+        double mean = 0.0, sum = 0.0; // rows may have millions of elements
+        if (KIND == NORM_MEAN) {
+            FOR_ROW_ELEMENTS(i, p.x.ne[0]) { mean += (double) d_load(p.x.type, x + i * (int64_t) p.x.nb[0]); }
+            mean = d_block_sum(mean) / (double) p.x.ne[0];
+        }
+        const float shift = (float) mean;
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]) - shift;
+            sum += (double) (v * v);
+        }
+        const float scale = d_norm_scale<KIND>((float) d_block_sum(sum), p.x.ne[0], p.eps);
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
+            d_store(p.y.type, y + i * (int64_t) p.y.nb[0], (v - shift) * scale);
+        }
+    }
+}
+
+template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_stream stream) {
+    const int64_t n = p.x.ne[0];
+    if (!can_hold(n) || p.x.type != p.y.type || !is_wide(p.x) || !is_wide(p.y)) {
+        return launch(k_norm<KIND>, n_rows(p.y), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
+    }
+    return with_float(p.x.type, [&](auto v) {
+        return with_threads(n, [&](auto threads) {
+            const int t = decltype(threads)::value;
+            return launch_held(k_norm_held<KIND, decltype(v), t>, t, n_rows(p.y), stream, p);
+        });
+    });
+}
+
+gcuda_status gcuda_launch_norm(const gcuda_norm_args * args, gcuda_stream stream) {
+    return norm<NORM_MEAN>(*args, stream);
+}
+gcuda_status gcuda_launch_rms_norm(const gcuda_norm_args * args, gcuda_stream stream) {
+    return norm<NORM_RMS>(*args, stream);
+}
+gcuda_status gcuda_launch_l2_norm(const gcuda_norm_args * args, gcuda_stream stream) {
+    return norm<NORM_L2>(*args, stream);
+}
+
+// >>op:rms_norm_back ----------------------------------------------------------------------------------
+//   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
+struct d_back_scale {
+    float k, scale;
+};
+static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_t n, float eps) {
+    d_back_scale s = { xd / (xx + (float) n * eps), 1.0f / sqrtf(xx / (float) n + eps) };
+    return s;
+}
+
+template <typename T, int THREADS> static __global__ void k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
+    const int n = (int) p.x.ne[0];
+    FOR_HELD_ROWS(r, d_rows(p.dx), THREADS) {
+        d_held<T, THREADS> x, dy;
+        x.load(d_row(p.x, r), n);
+        dy.load(d_row(p.dy, r), n);
+        float xx = 0.0f, xd = 0.0f;
+        for (int k = 0; k < x.PARTS; ++k) {
+            for (int j = 0; j < x.N; ++j) {
+                xx += x.v[k][j] * x.v[k][j]; // 0 beyond the row
+                xd += x.v[k][j] * dy.v[k][j];
+            }
+        }
+        xx = d_row_sum<THREADS>(xx);
+        const d_back_scale s = d_rms_norm_back(xx, d_row_sum<THREADS>(xd), n, p.eps);
+        for (int k = 0; k < x.PARTS; ++k) {
+            for (int j = 0; j < x.N; ++j) { dy.v[k][j] = (dy.v[k][j] - x.v[k][j] * s.k) * s.scale; }
+        }
+        dy.store(d_row(p.dx, r), n);
+    }
+}
+
+static __global__ void k_rms_norm_back(const gcuda_rms_norm_back_args p) {
+    FOR_ROWS(r, d_rows(p.dx)) {
+        const char * x = d_row(p.x, r), * dy = d_row(p.dy, r);
+        char * dx = d_row(p.dx, r);
+        double xx = 0.0, xd = 0.0;
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
+            xx += (double) (v * v);
+            xd += (double) (v * d_load(p.dy.type, dy + i * (int64_t) p.dy.nb[0]));
+        }
+        xx = d_block_sum(xx);
+        const d_back_scale s = d_rms_norm_back((float) xx, (float) d_block_sum(xd), p.x.ne[0], p.eps);
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
+            const float d = d_load(p.dy.type, dy + i * (int64_t) p.dy.nb[0]);
+            d_store(p.dx.type, dx + i * (int64_t) p.dx.nb[0], (d - v * s.k) * s.scale);
+        }
+    }
+}
+
+gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, gcuda_stream stream) {
+    const gcuda_rms_norm_back_args & p = *args;
+    const int64_t n = p.x.ne[0];
+    if (!can_hold(n) || p.x.type != p.dx.type || p.dy.type != p.dx.type || !is_wide(p.x) || !is_wide(p.dy) ||
+        !is_wide(p.dx)) {
+        return launch(k_rms_norm_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
+    }
+    return with_float(p.x.type, [&](auto v) {
+        return with_threads(n, [&](auto threads) {
+            const int t = decltype(threads)::value;
+            return launch_held(k_rms_norm_back_held<decltype(v), t>, t, n_rows(p.dx), stream, p);
+        });
+    });
+}
+
+// >>op:group_norm -------------------------------------------------------------------------------------
+// Full groups of contiguous images are rows of their own. Others: a block per group, rows of channels in order.
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+static __global__ void k_group_norm(const gcuda_group_norm_args p) {
+    const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
+    const int64_t n_groups = (p.x.ne[2] + per_group - 1) / per_group;
+    FOR_ROWS(g, n_groups * p.x.ne[3]) {
+        const int64_t c0 = g % n_groups * per_group, i3 = g / n_groups;
+        const int64_t n_c = c0 + per_group < p.x.ne[2] ? per_group : p.x.ne[2] - c0, n = p.x.ne[0] * p.x.ne[1] * n_c;
+        const int64_t ne[4] = { p.x.ne[0], p.x.ne[1], n_c, 1 };
+        double mean = 0.0, sum = 0.0;
+        FOR_ROW_ELEMENTS(i, n) {
+            const d_index x = d_unravel(ne, i);
+            mean += (double) d_load(p.x.type, d_at(p.x, x.i0, x.i1, c0 + x.i2, i3));
+        }
+        const float shift = (float) (d_block_sum(mean) / (double) n);
+        FOR_ROW_ELEMENTS(i, n) {
+            const d_index x = d_unravel(ne, i);
+            const float v = d_load(p.x.type, d_at(p.x, x.i0, x.i1, c0 + x.i2, i3)) - shift;
+            sum += (double) (v * v);
+        }
+        const float scale = d_norm_scale<NORM_MEAN>((float) d_block_sum(sum), n, p.eps);
+        FOR_ROW_ELEMENTS(i, n) {
+            const d_index x = d_unravel(ne, i);
+            const float v = d_load(p.x.type, d_at(p.x, x.i0, x.i1, c0 + x.i2, i3));
+            d_store(p.y.type, d_at(p.y, x.i0, x.i1, c0 + x.i2, i3), (v - shift) * scale);
+        }
+    }
+}
+
+static bool is_packed(const gcuda_array & a) {
+    size_t size = gcuda_type_size(a.type);
+    bool is_ok = true;
+    for (int d = 0; d < 4; ++d) {
+        is_ok = is_ok && (a.ne[d] == 1 || a.nb[d] == size);
+        size *= (size_t) a.ne[d];
+    }
+    return is_ok;
+}
+
+// A packed array as rows of n elements.
+static gcuda_array as_rows(gcuda_array a, int64_t n) {
+    const int64_t total = n_elements(a);
+    a.nb[0] = gcuda_type_size(a.type);
+    a.ne[0] = n;
+    a.ne[1] = total / n;
+    a.ne[2] = a.ne[3] = 1;
+    a.nb[1] = a.nb[2] = a.nb[3] = a.nb[0] * (size_t) n;
+    return a;
+}
+
+gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_stream stream) {
+    const gcuda_group_norm_args & p = *args;
+    if (n_elements(p.x) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
+    const int64_t n_groups = (p.x.ne[2] + per_group - 1) / per_group, n = p.x.ne[0] * p.x.ne[1] * per_group;
+    if (p.x.ne[2] % per_group == 0 && is_packed(p.x) && is_packed(p.y)) {
+        const gcuda_norm_args rows = { as_rows(p.x, n), as_rows(p.y, n), p.eps };
+        return norm<NORM_MEAN>(rows, stream);
+    }
+    return launch(k_group_norm, n_groups * p.x.ne[3], n <= 4096 ? 256 : 1024, stream, p);
+}
+
+// >>op:soft_max ---------------------------------------------------------------------------------------
+// w = x scale + slope mask, with the head's ALiBi slope (Press et al. 2022, arXiv:2108.12409). A row that is masked
+// altogether gives zeros.
+//   floor   x read, y written, the mask read once a head group: 2 * n * sizeof(T) bytes
+static __device__ float d_slope(float max_bias, int64_t n_head, int64_t head) {
+    if (max_bias <= 0.0f) {
+        return 1.0f;
+    }
+    const int64_t l = (int64_t) 1 << (int) floorf(log2f((float) n_head));
+    return head < l ? powf(exp2f(-max_bias / (float) l), (float) (head + 1))
+                    : powf(exp2f(-max_bias / 2.0f / (float) l), (float) (2 * (head - l) + 1));
+}
+
+// What a row needs besides x and y.
+struct d_soft_max_row {
+    const char * mask; // or NULL
+    float slope, sink; // -inf: none
+};
+static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, int64_t r) {
+    const int64_t i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2], i3 = r / p.x.ne[1] / p.x.ne[2];
+    d_soft_max_row row = { nullptr, 1.0f, -INFINITY };
+    if (p.mask.data != nullptr) {
+        row.mask = d_at(p.mask, 0, i1, i2 % p.mask.ne[2], i3 % p.mask.ne[3]);
+        row.slope = d_slope(p.max_bias, p.x.ne[2], i2);
+    }
+    if (p.sinks.data != nullptr) {
+        row.sink = d_load(p.sinks.type, (const char *) p.sinks.data + i2 * (int64_t) p.sinks.nb[0]);
+    }
+    return row;
+}
+
+template <typename T, int THREADS> static __global__ void k_soft_max_held(const gcuda_soft_max_args p) {
+    const int n = (int) p.x.ne[0];
+    FOR_HELD_ROWS(r, d_rows(p.y), THREADS) {
+        const d_soft_max_row row = d_soft_max_row_of(p, r);
+        d_held<T, THREADS> x;
+        x.load(d_row(p.x, r), n);
+        float max = row.sink, sum = 0.0f;
+        if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F32) {
+            x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * ((const float *) row.mask)[i]; });
+        } else if (row.mask != nullptr) {
+            x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * d_load(p.mask.type, row.mask + 2 * i); });
+        } else {
+            x.each(n, [&](float & v, int) { v = v * p.scale; });
+        }
+        x.each(n, [&](float v, int) { max = fmaxf(max, v); });
+        max = d_row_max<THREADS>(max);
+        const float base = max == -INFINITY ? 0.0f : max;
+        x.each(n, [&](float & v, int) { sum += v = expf(v - base); });
+        sum = d_row_sum<THREADS>(sum) + expf(row.sink - base);
+        const float scale = sum > 0.0f ? 1.0f / sum : sum;
+        x.each(n, [&](float & v, int) { v = v * scale; });
+        x.store(d_row(p.y, r), n);
+    }
+}
+
+static inline __device__ float d_logit(const gcuda_soft_max_args & p, const char * x, const d_soft_max_row & row, int64_t i) {
+    const float w = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]) * p.scale;
+    return row.mask != nullptr ? w + row.slope * d_load(p.mask.type, row.mask + i * (int64_t) p.mask.nb[0]) : w;
+}
+
+// Maximum and sum in one pass: a thread scales its sum whenever its maximum grows.
+static __global__ void k_soft_max(const gcuda_soft_max_args p) {
+    FOR_ROWS(r, d_rows(p.y)) {
+        const d_soft_max_row row = d_soft_max_row_of(p, r);
+        const char * x = d_row(p.x, r);
+        char * y = d_row(p.y, r);
+        float own = -INFINITY, part = 0.0f;
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            const float w = d_logit(p, x, row, i);
+            if (w > own) {
+                part = own == -INFINITY ? part + 1.0f : part * expf(own - w) + 1.0f;
+                own = w;
+            } else if (w != -INFINITY) {
+                part += expf(w - own); // NaN stays
+            }
+        }
+        const float max = d_block_max(fmaxf(own, row.sink)), base = max == -INFINITY ? 0.0f : max;
+        const float sum = d_block_sum(own == -INFINITY ? part : part * expf(own - base)) + expf(row.sink - base);
+        const float scale = sum > 0.0f ? 1.0f / sum : sum;
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            d_store(p.y.type, y + i * (int64_t) p.y.nb[0], scale * expf(d_logit(p, x, row, i) - base));
+        }
+    }
+}
+
+gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_stream stream) {
+    const gcuda_soft_max_args & p = *args;
+    const int64_t n = p.x.ne[0];
+    const bool is_mask_packed = p.mask.data == nullptr || p.mask.nb[0] == gcuda_type_size(p.mask.type);
+    if (!can_hold(n) || p.x.type != p.y.type || !is_mask_packed || !is_wide(p.x) || !is_wide(p.y)) {
+        return launch(k_soft_max, n_rows(p.y), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
+    }
+    return with_float(p.x.type, [&](auto v) {
+        return with_threads(n, [&](auto threads) {
+            const int t = decltype(threads)::value;
+            return launch_held(k_soft_max_held<decltype(v), t>, t, n_rows(p.y), stream, p);
+        });
+    });
+}
+
+// >>op:soft_max_back ----------------------------------------------------------------------------------
+//   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
+template <typename T, int THREADS> static __global__ void k_soft_max_back_held(const gcuda_soft_max_back_args p) {
+    const int n = (int) p.y.ne[0];
+    FOR_HELD_ROWS(r, d_rows(p.dx), THREADS) {
+        d_held<T, THREADS> y, dy;
+        y.load(d_row(p.y, r), n);
+        dy.load(d_row(p.dy, r), n);
+        float dot = 0.0f;
+        for (int k = 0; k < y.PARTS; ++k) {
+            for (int j = 0; j < y.N; ++j) { dot += y.v[k][j] * dy.v[k][j]; }
+        }
+        dot = d_row_sum<THREADS>(dot);
+        for (int k = 0; k < y.PARTS; ++k) {
+            for (int j = 0; j < y.N; ++j) { dy.v[k][j] = p.scale * y.v[k][j] * (dy.v[k][j] - dot); }
+        }
+        dy.store(d_row(p.dx, r), n);
+    }
+}
+
+static __global__ void k_soft_max_back(const gcuda_soft_max_back_args p) {
+    FOR_ROWS(r, d_rows(p.dx)) {
+        const char * y = d_row(p.y, r), * dy = d_row(p.dy, r);
+        char * dx = d_row(p.dx, r);
+        double dot = 0.0;
+        FOR_ROW_ELEMENTS(i, p.y.ne[0]) {
+            dot += (double) (d_load(p.y.type, y + i * (int64_t) p.y.nb[0]) *
+                             d_load(p.dy.type, dy + i * (int64_t) p.dy.nb[0]));
+        }
+        const float d = (float) d_block_sum(dot);
+        FOR_ROW_ELEMENTS(i, p.y.ne[0]) {
+            const float v = p.scale * d_load(p.y.type, y + i * (int64_t) p.y.nb[0]);
+            d_store(p.dx.type, dx + i * (int64_t) p.dx.nb[0], v * (d_load(p.dy.type, dy + i * (int64_t) p.dy.nb[0]) - d));
+        }
+    }
+}
+
+gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, gcuda_stream stream) {
+    const gcuda_soft_max_back_args & p = *args;
+    const int64_t n = p.y.ne[0];
+    if (!can_hold(n) || p.y.type != p.dx.type || p.dy.type != p.dx.type || !is_wide(p.y) || !is_wide(p.dy) ||
+        !is_wide(p.dx)) {
+        return launch(k_soft_max_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
+    }
+    return with_float(p.y.type, [&](auto v) {
+        return with_threads(n, [&](auto threads) {
+            const int t = decltype(threads)::value;
+            return launch_held(k_soft_max_back_held<decltype(v), t>, t, n_rows(p.dx), stream, p);
+        });
+    });
+}
+
+// >>op:cumsum -----------------------------------------------------------------------------------------
+// A block walks a row in stretches of four elements a thread: sums within threads, warps, the block, and what came
+// before. Sums are in double, as rows may have millions of elements.
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+template <int THREADS> static __device__ double d_scan(double v, double * total) { // of all threads before this one
+    __shared__ double part[32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    double sum = v;
+    for (int d = 1; d < 32; d *= 2) {
+        const double before = __shfl_up_sync(0xffffffffu, sum, d);
+        sum += lane >= d ? before : 0.0;
+    }
+    if (lane == 31) {
+        part[warp] = sum;
+    }
+    __syncthreads();
+    double before = 0.0, all = 0.0;
+    for (int w = 0; w < THREADS / 32; ++w) {
+        before += w < warp ? part[w] : 0.0;
+        all += part[w];
+    }
+    __syncthreads();
+    *total = all;
+    return before + sum - v;
+}
+
+template <int THREADS> static __global__ void k_cumsum(const gcuda_reduce_args p) {
+    FOR_ROWS(r, d_rows(p.x)) {
+        const char * x = d_row(p.x, r);
+        char * y = d_row(p.y, r);
+        double sum = 0.0;
+        for (int64_t i0 = 0; i0 < p.x.ne[0]; i0 += 4 * THREADS) {
+            const int64_t first = i0 + 4 * (int64_t) threadIdx.x;
+            double v[4], total;
+            for (int k = 0; k < 4; ++k) {
+                v[k] = first + k < p.x.ne[0] ? (double) d_load(p.x.type, x + (first + k) * (int64_t) p.x.nb[0]) : 0.0;
+                v[k] += k > 0 ? v[k - 1] : 0.0;
+            }
+            const double before = sum + d_scan<THREADS>(v[3], &total);
+            for (int k = 0; k < 4; ++k) {
+                if (first + k < p.x.ne[0]) {
+                    d_store(p.y.type, y + (first + k) * (int64_t) p.y.nb[0], (float) (before + v[k]));
+                }
+            }
+            sum += total;
+        }
+    }
+}
+
+gcuda_status gcuda_launch_cumsum(const gcuda_reduce_args * args, gcuda_stream stream) {
+    const int64_t n = args->x.ne[0];
+    return n <= 128    ? launch(k_cumsum<32>, n_rows(args->x), 32, stream, *args)
+           : n <= 4096 ? launch(k_cumsum<128>, n_rows(args->x), 128, stream, *args)
+                       : launch(k_cumsum<512>, n_rows(args->x), 512, stream, *args);
+}
+
+// >>op:rope  >>op:rope_back ---------------------------------------------------------------------------
+// A block takes a token and up to ROPE_HEADS of its heads; a thread works out the angle of its pair once for all of
+// them. Angles are in double until they are less than a turn: positions reach millions.
+//   floor   x read, y written: 2 * n * sizeof(T) bytes
+#define ROPE_HEADS 32
+
+struct d_rope_plan {
+    int64_t n_pairs, n_groups;
+    double log2_base, ramp_low, ramp_width, magnitude;
+    int n_sections; // all sections
+};
+
+// Position plane of pair j and the power of its frequency.
+static __device__ int d_rope_plane(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t * power) {
+    const int s0 = p.sections[0], s1 = p.sections[1], s2 = p.sections[2], q = (int) (j % plan.n_sections);
+    if (p.mode == GCUDA_ROPE_TYPE_IMROPE) {
+        return q % 3 == 1 && q < 3 * s1 ? 1 : q % 3 == 2 && q < 3 * s2 ? 2 : q % 3 == 0 && q < 3 * s0 ? 0 : 3;
+    }
+    const int plane = q < s0 ? 0 : q < s0 + s1 ? 1 : q < s0 + s1 + s2 ? 2 : 3;
+    if (p.mode == GCUDA_ROPE_TYPE_VISION) {
+        *power = q - (plane == 0 ? 0 : plane == 1 ? s0 : plane == 2 ? s0 + s1 : s0 + s1 + s2);
+    }
+    return plane;
+}
+
+static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t token) {
+    int64_t power = j, at = token;
+    double mix = 0.0, factor = 1.0;
+    if ((p.mode & 8) != 0) {
+        at += d_rope_plane(p, plan, j, &power) * p.x.ne[2];
+    }
+    if (p.ext_factor != 0.0f) {
+        const double y = ((double) j - plan.ramp_low) / plan.ramp_width;
+        mix = (1.0 - fmin(1.0, fmax(0.0, y))) * (double) p.ext_factor;
+    }
+    if (p.factors.data != nullptr) {
+        factor = (double) *(const float *) ((const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
+    }
+    const double position = (double) *(const int32_t *) ((const char *) p.pos.data + at * (int64_t) p.pos.nb[0]);
+    const double freq = exp2(-2.0 * (double) power / (double) p.n_dims * plan.log2_base) / factor *
+                        ((double) p.freq_scale * (1.0 - mix) + mix);
+    const double turns = position * freq * 0.15915494309189533577; // 1 / (2 pi)
+    const float angle = (float) ((turns - rint(turns)) * 6.28318530717958647692);
+    return make_float2((float) (cosf(angle) * plan.magnitude), (float) (sinf(angle) * (p.is_back ? -plan.magnitude : plan.magnitude)));
+}
+
+template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
+    const bool is_adjacent = p.mode == GCUDA_ROPE_TYPE_NORMAL;
+    const int64_t apart = is_adjacent ? 1 : plan.n_pairs, n_rest = p.x.ne[0] - 2 * plan.n_pairs;
+    FOR_ROWS(b, plan.n_groups * p.x.ne[2] * p.x.ne[3]) {
+        const int64_t h0 = b % plan.n_groups * ROPE_HEADS, i2 = b / plan.n_groups % p.x.ne[2], i3 = b / plan.n_groups / p.x.ne[2];
+        const int64_t h1 = h0 + ROPE_HEADS < p.x.ne[1] ? h0 + ROPE_HEADS : p.x.ne[1];
+        for (int64_t j = threadIdx.x; j < plan.n_pairs; j += blockDim.x) {
+            const float2 cs = d_rope_angle(p, plan, j, i2);
+            const int64_t first = is_adjacent ? 2 * j : j;
+            for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
+                const T * x = (const T *) d_at(p.x, first, h, i2, i3);
+                T * y = (T *) d_at(p.y, first, h, i2, i3);
+                const int64_t xs = apart * (int64_t) p.x.nb[0] / (int64_t) sizeof(T), ys = apart * (int64_t) p.y.nb[0] / (int64_t) sizeof(T);
+                const float u = d_f32(x[0]), v = d_f32(x[xs]);
+                d_put(y, u * cs.x - v * cs.y);
+                d_put(y + ys, u * cs.y + v * cs.x);
+            }
+        }
+        if (p.x.data != p.y.data) {
+            for (int64_t j = threadIdx.x; j < n_rest; j += blockDim.x) {
+                for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
+                    *(T *) d_at(p.y, 2 * plan.n_pairs + j, h, i2, i3) = *(const T *) d_at(p.x, 2 * plan.n_pairs + j, h, i2, i3);
+                }
+            }
+        }
+    }
+}
+
+// First and last pair of YaRN's ramp, in float: n_ctx_orig 0 gives infinities.
+static float rope_corr(const gcuda_rope_args & p, float beta) {
+    return (float) p.n_dims * logf((float) p.n_ctx_orig / (beta * 6.28318530717958648f)) / (2.0f * logf(p.freq_base));
+}
+
+static d_rope_plan rope_plan(const gcuda_rope_args & p) {
+    d_rope_plan plan = {};
+    plan.n_pairs = p.mode == GCUDA_ROPE_TYPE_VISION ? p.n_dims : p.n_dims / 2;
+    plan.n_groups = (p.x.ne[1] + ROPE_HEADS - 1) / ROPE_HEADS;
+    plan.log2_base = log2((double) p.freq_base);
+    plan.magnitude = (double) p.attn_factor;
+    for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) { plan.n_sections += p.sections[i]; }
+    if (p.ext_factor != 0.0f) {
+        const float low = floorf(rope_corr(p, p.beta_fast)), high = ceilf(rope_corr(p, p.beta_slow));
+        plan.ramp_low = low > 0.0f ? (double) low : 0.0;
+        plan.ramp_width = (double) (high < (float) (p.n_dims - 1) ? high : (float) (p.n_dims - 1)) - plan.ramp_low;
+        plan.ramp_width = plan.ramp_width > 0.001 ? plan.ramp_width : 0.001;
+        plan.magnitude *= 1.0 + 0.1 * log(1.0 / (double) p.freq_scale);
+    }
+    return plan;
+}
+
+gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream) {
+    const d_rope_plan plan = rope_plan(*args);
+    int width = 32; // threads along the pairs; the rest of 256 along the heads
+    while (width < 256 && width < plan.n_pairs) { width *= 2; }
+    return with_float(args->x.type, [&](auto v) {
+        return launch_2d(k_rope<decltype(v)>, plan.n_groups * args->x.ne[2] * args->x.ne[3], width, 256 / width, stream, *args, plan);
+    });
+}
+gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
+    return gcuda_launch_rope(args, stream);
+}
+#endif // part 10
 
 #if GCUDAI_PART(4)
 // =====================================================================================================
