@@ -187,6 +187,18 @@ template <typename T> static inline __device__ void d_store_wide(T * p, int64_t 
     }
 }
 
+static inline bool is_packed(const gcuda_array & a) {
+    int64_t expect = (int64_t) gcuda_type_size(a.type);
+    for (int d = 0; d < 4; ++d) {
+        const int64_t n = d == 0 ? a.ne[0] / gcuda_blck_size(a.type) : a.ne[d];
+        if (n != 1 && (int64_t) a.nb[d] != expect) {
+            return false;
+        }
+        expect *= n;
+    }
+    return true;
+}
+
 // Packed rows that all begin at multiples of 16 bytes.
 static inline bool is_wide(const gcuda_array & a) {
     uintptr_t bits = (uintptr_t) a.data;
@@ -920,18 +932,6 @@ static gcuda_status cpy_same(const gcuda_cpy_args & p, gcuda_stream stream) {
 
 static bool is_float(gcuda_type type) {
     return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
-}
-
-static bool is_packed(const gcuda_array & a) {
-    int64_t expect = (int64_t) gcuda_type_size(a.type);
-    for (int d = 0; d < 4; ++d) {
-        const int64_t n = d == 0 ? a.ne[0] / gcuda_blck_size(a.type) : a.ne[d];
-        if (n != 1 && (int64_t) a.nb[d] != expect) {
-            return false;
-        }
-        expect *= n;
-    }
-    return true;
 }
 
 static gcuda_status cpy_packed(const gcuda_cpy_args & p, gcuda_stream stream) {
@@ -2310,16 +2310,6 @@ static __global__ void k_group_norm(const gcuda_group_norm_args p) {
             d_store(p.y.type, d_at(p.y, x.i0, x.i1, c0 + x.i2, i3), (v - shift) * scale);
         }
     }
-}
-
-static bool is_packed(const gcuda_array & a) {
-    size_t size = gcuda_type_size(a.type);
-    bool is_ok = true;
-    for (int d = 0; d < 4; ++d) {
-        is_ok = is_ok && (a.ne[d] == 1 || a.nb[d] == size);
-        size *= (size_t) a.ne[d];
-    }
-    return is_ok;
 }
 
 // A packed array as rows of n elements.
