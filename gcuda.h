@@ -602,6 +602,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
+#define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
 #define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
@@ -645,6 +646,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
 #define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
+#define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
@@ -2157,6 +2159,8 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat_id(struct gcuda_context * ctx, str
 
 struct gcuda_mul_mat_id_args {
     struct gcuda_array as, b, ids, y;
+    int32_t * bad_index; // launchers: as in gcuda_get_rows_args
+    void * scratch;      // launchers: gcuda_mul_mat_id_scratch_bytes
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
@@ -3174,6 +3178,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_adamw(const struct gcuda_opt
 GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_sgd(const struct gcuda_opt_step_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 
 // =====================================================================================================
 // >>quantize   host quantizers for weights
@@ -22379,15 +22385,10 @@ static gcuda_status gcudai_cuda_want_built(const struct gcuda_tensor * y, const 
     return GCUDA_STATUS_SUCCESS;
 }
 
-static bool gcudai_cuda_is_weight(enum gcuda_type type) {
-    return gcudai_is_float(type) || type == GCUDA_TYPE_Q4_0 || type == GCUDA_TYPE_Q8_0;
-}
-
-static gcuda_status gcudai_cuda_mul_mat_can(const struct gcuda_tensor * y) {
-    GCUDAI_CAN(y, gcudai_cuda_is_weight(y->src[0]->type), "no CUDA kernel for weights of type %s",
-        gcuda_type_name(y->src[0]->type));
-    GCUDAI_TRY(gcudai_cuda_want_float(y, y->src[1]));
-    GCUDAI_CAN(y, y->type == GCUDA_TYPE_F32, "no CUDA kernel for a result of type %s", gcuda_type_name(y->type));
+// Slots are numbered in 32 bits.
+static gcuda_status gcudai_cuda_mul_mat_id_can(const struct gcuda_tensor * y) {
+    GCUDAI_CAN(y, y->ne[1] * y->ne[2] < INT32_MAX, "no CUDA kernel for %lld columns",
+        (long long) (y->ne[1] * y->ne[2]));
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22457,8 +22458,9 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy,      floats,   no) \
     X(OPT_STEP_ADAMW,          opt_step_adamw,          opt_step,           any,      no) \
     X(OPT_STEP_SGD,            opt_step_sgd,            opt_step,           any,      no) \
-    X(OUT_PROD,                out_prod,                out_prod,           floats,   no) \
-    X(MUL_MAT,                 mul_mat,                 mul_mat,            mul_mat,  no)
+    X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
+    X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
+    X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes)
 // clang-format on
 
 // The launchers take their own struct, these take the union.
@@ -22556,6 +22558,7 @@ static int32_t ** gcudai_cuda_bad_index_of(enum gcuda_op op, union gcudai_args *
         case GCUDA_OP_GET_ROWS_BACK:
         case GCUDA_OP_SET_ROWS: return &args->get_rows.bad_index;
         case GCUDA_OP_ADD_ID: return &args->add_id.bad_index;
+        case GCUDA_OP_MUL_MAT_ID: return &args->mul_mat_id.bad_index;
         case GCUDA_OP_SSM_SCAN: return &args->ssm_scan.bad_index;
         default: return NULL;
     }

@@ -10,7 +10,7 @@
 //   >>k-reduce    sums, argmax, cross entropy
 //   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
 //   >>k-norm      norms, soft_max, running sums and rotations along rows
-//   >>k-mul-mat   matrix products
+//   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 //
 // These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
 // public argument structs by value, work within 48 KiB of shared memory, use no float atomics, and give the same bits
@@ -256,20 +256,6 @@ static inline __device__ d_index d_tile_at(
     return x;
 }
 static inline __device__ int64_t d_tile_step(const tiles & t, int n_wide) { return (int64_t) n_wide << t.shift; }
-
-// Element i of a row of weights: floats, Q4_0 (element i and i + 16 of a block in one byte) and Q8_0.
-static inline __device__ float d_weight(gcuda_type type, const char * row, int64_t i) {
-    if (GCUDAI_KERNEL_HAS(Q4_0) && type == GCUDA_TYPE_Q4_0) {
-        const gcuda_block_q4_0 * b = (const gcuda_block_q4_0 *) row + i / 32;
-        const int k = (int) (i % 32), q = k < 16 ? b->qs[k] & 15 : b->qs[k - 16] >> 4;
-        return __half2float(*(const __half *) &b->d) * (float) (q - 8);
-    }
-    if (GCUDAI_KERNEL_HAS(Q8_0) && type == GCUDA_TYPE_Q8_0) {
-        const gcuda_block_q8_0 * b = (const gcuda_block_q8_0 *) row + i / 32;
-        return __half2float(*(const __half *) &b->d) * (float) b->qs[i % 32];
-    }
-    return d_load(type, row + i * (type == GCUDA_TYPE_F32 ? 4 : 2));
-}
 
 struct d_sum_op {
     template <typename T> static inline __device__ T apply(T a, T b) { return a + b; }
@@ -2657,49 +2643,340 @@ gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream s
 
 #if GCUDAI_PART(4)
 // =====================================================================================================
-// >>k-mul-mat   matrix products
+// >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 // =====================================================================================================
+// mul_mat, mul_mat_id and out_prod are one thing to a kernel: y[m, c] = sum over k of a[m, k] * b[c, k]. A job says where
+// the rows and columns are; it is cut into tiles of TM rows and TN columns that share one matrix of a.
+//   mul_mat     the columns of all matrices of b that meet one of a are taken as one long row of columns
+//   mul_mat_id  a column is a slot (u, t); slots are sorted by expert on the device, bad ones last
+//   out_prod    the same with the roles of k and the element index of a and b exchanged
 
-// >>op:mul_mat ----------------------------------------------------------------------------------------
-// A warp per element of the result, its lanes along the summed dimension: rows are read in order on both sides.
-static __global__ void k_mul_mat(const gcuda_mul_mat_args p) {
-    const int64_t n_warps = (int64_t) gridDim.x * blockDim.x / 32, n = d_n(p.y), r2 = p.b.ne[2] / p.a.ne[2],
-                  r3 = p.b.ne[3] / p.a.ne[3];
-    const int lane = (int) threadIdx.x % 32;
-    for (int64_t i = (blockIdx.x * (int64_t) blockDim.x + threadIdx.x) / 32; i < n; i += n_warps) {
-        const d_index y = d_unravel(p.y.ne, i);
-        const char * a = d_at(p.a, 0, y.i0, y.i2 / r2, y.i3 / r3), * b = d_at(p.b, 0, y.i1, y.i2, y.i3);
-        float sum = 0.0f;
-        for (int64_t k = lane; k < p.a.ne[0]; k += 32) {
-            sum += d_weight(p.a.type, a, k) * d_load(p.b.type, b + k * p.b.nb[0]);
+struct d_id_tile {
+    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros; n 0: end of the list
+};
+
+struct d_job {
+    gcuda_array a, b, y;
+    int64_t m, n, k;     // rows, columns that meet one matrix of a, length of the sums
+    int64_t a_m, a_k;    // bytes from row to row and, of floats, from k to k
+    int64_t b_c, b_k;    // bytes from column to column within a matrix of b, and from k to k
+    bool along_m;        // blocks of a lie along m (out_prod), not along k
+    int64_t m_tiles, n_tiles, n_items;
+    const d_id_tile * tiles; // mul_mat_id
+    const int32_t * order;
+};
+
+struct d_tile {
+    int64_t m0, c0, matrix; // first row; first column, or position in order; matrix of a, -1: zeros
+    int n;                  // columns
+};
+
+template <int TM, int TN> static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item) {
+    d_tile t;
+    t.m0 = item % p.m_tiles * TM;
+    item /= p.m_tiles;
+    if (p.tiles != nullptr) {
+        const d_id_tile id = p.tiles[item];
+        t.matrix = id.expert;
+        t.c0 = id.first;
+        t.n = id.n;
+    } else {
+        t.c0 = item % p.n_tiles * TN;
+        t.matrix = item / p.n_tiles;
+        t.n = (int) (p.n - t.c0 < TN ? p.n - t.c0 : TN);
+    }
+    return t;
+}
+
+static inline __device__ const char * d_tile_matrix(const d_job & p, const d_tile & t) {
+    return d_at(p.a, 0, 0, t.matrix % p.a.ne[2], t.matrix / p.a.ne[2]);
+}
+
+// Where column j of a tile starts in b and in y.
+static inline __device__ void d_tile_column(const d_job & p, const d_tile & t, int j, const char ** b, char ** y) {
+    if (p.tiles != nullptr) {
+        const int64_t slot = p.order[t.c0 + j], u = slot % p.y.ne[1], token = slot / p.y.ne[1];
+        *b = d_at(p.b, 0, u % p.b.ne[1], token, 0);
+        *y = d_at(p.y, 0, u, token, 0);
+        return;
+    }
+    const int64_t n1 = p.y.ne[1], r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3], c = t.c0 + j;
+    const int64_t i1 = c % n1, i2 = t.matrix % p.a.ne[2] * r2 + c / n1 % r2, i3 = t.matrix / p.a.ne[2] * r3 + c / n1 / r2;
+    *b = d_at(p.b, 0, 0, i2, i3) + i1 * p.b_c;
+    *y = d_at(p.y, 0, i1, i2, i3);
+}
+
+static void job_tiles(d_job & p, int64_t tm, int64_t tn, int64_t n_lists) {
+    p.m_tiles = (p.m + tm - 1) / tm;
+    p.n_tiles = (p.n + tn - 1) / tn;
+    p.n_items = p.m_tiles * (p.tiles != nullptr ? n_lists : p.n_tiles * p.a.ne[2] * p.a.ne[3]);
+}
+
+static d_job job_of(const gcuda_mul_mat_args & args) {
+    d_job p = {};
+    p.a = args.a;
+    p.b = args.b;
+    p.y = args.y;
+    p.m = args.a.ne[1];
+    p.k = args.a.ne[0];
+    const int64_t matrices = args.a.ne[2] * args.a.ne[3];
+    p.n = matrices > 0 ? args.b.ne[1] * (args.b.ne[2] * args.b.ne[3] / matrices) : 0;
+    p.a_m = (int64_t) args.a.nb[1];
+    p.a_k = (int64_t) args.a.nb[0];
+    p.b_c = (int64_t) args.b.nb[1];
+    p.b_k = (int64_t) args.b.nb[0];
+    return p;
+}
+
+// ---- the plain kernel ----
+// Tiles of 64 x 32, 32 deep, in F32 through shared memory; a thread holds 4 x 2 results. Products and sums in F32.
+//   floor   a once for every 32 columns, b once for every 64 rows      shared  13 KiB
+#define PLAIN_TM 64
+#define PLAIN_TN 32
+
+// A matrix of floats in place of a format.
+struct d_plain_floats {};
+
+template <typename A> struct d_plain_loader {
+    // Rows m0 .. m0 + 63, k0 .. k0 + 31 of blocks; a thread decodes a group.
+    static __device__ void load(const d_job & p, const char * a, int64_t m0, int64_t k0, float (*tile)[PLAIN_TM + 1]) {
+        const int i = (int) threadIdx.x;
+        if (i >= PLAIN_TM) {
+            return;
         }
-        sum = d_warp_reduce<d_sum_op>(sum);
-        if (lane == 0) {
-            d_store(p.y.type, d_at(p.y, y), sum);
+        // along k: thread i has row m0 + i; along m: k0 + i % 32 and group i / 32 of the rows
+        const int64_t row = p.along_m ? k0 + i % 32 : m0 + i, u = p.along_m ? m0 / 32 + i / 32 : k0 / 32;
+        d_group g = {};
+        if (p.along_m ? row < p.k && u < p.m / 32 : row < p.m) {
+            const char * from = a + row * (p.along_m ? p.a_k : p.a_m);
+            A::decode((const typename A::block *) from + u / (A::n / 32), (int) (u % (A::n / 32)), g);
+        } else {
+            for (int k = 0; k < 8; ++k) { g.q[k] = 0x01010101u * (uint32_t) A::zero; }
         }
+        UNROLL for (int j = 0; j < 32; ++j) {
+            const float v = d_value<A>(d_code<A>(g, j), g.scale[j / 16], g.min[j / 16]);
+            tile[p.along_m ? i % 32 : j][p.along_m ? i / 32 * 32 + j : i] = v;
+        }
+    }
+};
+
+template <> struct d_plain_loader<d_plain_floats> {
+    static __device__ void load(const d_job & p, const char * a, int64_t m0, int64_t k0, float (*tile)[PLAIN_TM + 1]) {
+        for (int i = (int) threadIdx.x; i < PLAIN_TM * 32; i += 256) {
+            const int m = p.along_m ? i % PLAIN_TM : i / 32, k = p.along_m ? i / PLAIN_TM : i % 32;
+            const bool is_in = m0 + m < p.m && k0 + k < p.k;
+            tile[k][m] = is_in ? d_load(p.a.type, a + (m0 + m) * p.a_m + (k0 + k) * p.a_k) : 0.0f;
+        }
+    }
+};
+
+// Columns of floats, or of the blocks that mul_mat accepts for activations.
+template <typename B> static inline __device__ void d_plain_group(const char * column, int64_t u, float (*tile)[PLAIN_TN + 1], int c) {
+    d_group g;
+    B::decode((const typename B::block *) column + u / (B::n / 32), (int) (u % (B::n / 32)), g);
+    UNROLL for (int j = 0; j < 32; ++j) { tile[j][c] = d_value<B>(d_code<B>(g, j), g.scale[j / 16], g.min[j / 16]); }
+}
+
+static inline __device__ void d_plain_columns(
+    const d_job & p, const char * const * columns, int n, int64_t k0, float (*tile)[PLAIN_TN + 1]) {
+    if (p.b.type == GCUDA_TYPE_Q8_0 || p.b.type == GCUDA_TYPE_Q8_1 || p.b.type == GCUDA_TYPE_Q8_K) {
+        const int c = (int) threadIdx.x;
+        if (c >= n) {
+            return;
+        }
+        if (p.b.type == GCUDA_TYPE_Q8_0) { d_plain_group<d_format<GCUDA_TYPE_Q8_0>>(columns[c], k0 / 32, tile, c); }
+        if (p.b.type == GCUDA_TYPE_Q8_1) { d_plain_group<d_format<GCUDA_TYPE_Q8_1>>(columns[c], k0 / 32, tile, c); }
+        if (p.b.type == GCUDA_TYPE_Q8_K) { d_plain_group<d_format<GCUDA_TYPE_Q8_K>>(columns[c], k0 / 32, tile, c); }
+        return;
+    }
+    for (int i = (int) threadIdx.x; i < PLAIN_TN * 32; i += 256) {
+        const int c = i / 32, k = i % 32;
+        tile[k][c] = c < n && k0 + k < p.k ? d_load(p.b.type, columns[c] + (k0 + k) * p.b_k) : 0.0f;
     }
 }
 
+template <typename A> static __global__ void __launch_bounds__(256) k_mul_mat_plain(const d_job p) {
+    __shared__ float ta[32][PLAIN_TM + 1], tb[32][PLAIN_TN + 1];
+    __shared__ const char * columns[PLAIN_TN];
+    __shared__ char * results[PLAIN_TN];
+    const int tm = (int) threadIdx.x % 16 * 4, tn = (int) threadIdx.x / 16 * 2;
+    for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
+        const d_tile t = d_tile_of<PLAIN_TM, PLAIN_TN>(p, item);
+        if (t.n == 0) {
+            continue;
+        }
+        if ((int) threadIdx.x < t.n) {
+            d_tile_column(p, t, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
+        }
+        __syncthreads();
+        float sum[4][2] = {};
+        for (int64_t k0 = 0; k0 < p.k && t.matrix >= 0; k0 += 32) {
+            d_plain_loader<A>::load(p, d_tile_matrix(p, t), t.m0, k0, ta);
+            d_plain_columns(p, columns, t.n, k0, tb);
+            __syncthreads();
+            for (int k = 0; k < 32; ++k) {
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    UNROLL for (int j = 0; j < 2; ++j) { sum[i][j] += ta[k][tm + i] * tb[k][tn + j]; }
+                }
+            }
+            __syncthreads();
+        }
+        for (int j = 0; j < 2; ++j) {
+            for (int i = 0; i < 4 && tn + j < t.n; ++i) {
+                if (t.m0 + tm + i < p.m) {
+                    d_store(p.y.type, results[tn + j] + (t.m0 + tm + i) * (int64_t) p.y.nb[0], sum[i][j]);
+                }
+            }
+        }
+        __syncthreads(); // columns and results are read no more
+    }
+}
+
+static gcuda_status mul_mat_plain(d_job & p, int64_t n_lists, gcuda_stream stream) {
+    job_tiles(p, PLAIN_TM, PLAIN_TN, n_lists);
+    if (!gcuda_is_quantized(p.a.type)) {
+        return launch(k_mul_mat_plain<d_plain_floats>, p.n_items, 256, stream, p);
+    }
+    return with_format(
+        p.a.type, [&](auto a) { return launch(k_mul_mat_plain<decltype(a)>, p.n_items, 256, stream, p); });
+}
+
+// >>op:mul_mat ----------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream stream) {
-    return launch(k_mul_mat, (n_elements(args->y) + 7) / 8, 256, stream, *args);
+    d_job p = job_of(*args);
+    return n_elements(args->y) > 0 ? mul_mat_plain(p, 0, stream) : GCUDA_STATUS_SUCCESS;
+}
+
+// >>op:mul_mat_id -------------------------------------------------------------------------------------
+// One block sorts the slots by expert: it counts, sums the counts and the tiles that they make, and files every slot. The
+// host never learns how many tiles there are: the grid is for as many as there can be, and the list ends with an empty
+// one. Which place a slot gets among those of its expert may differ from run to run, and no result depends on it.
+struct d_id_lists {
+    int32_t * starts;   // [experts + 2]: first place of each expert's slots, and of the bad ones
+    int32_t * fill;     // [experts + 1]: next free place
+    int32_t * order;    // [slots]
+    d_id_tile * tiles;  // [max_tiles + 1]
+    int64_t n_experts, n_slots, max_tiles;
+};
+
+static int64_t id_align(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Tiles of tn columns; returns the bytes of scratch.
+static size_t id_lists(const gcuda_mul_mat_id_args & p, int64_t tn, d_id_lists * l) {
+    l->n_experts = p.as.ne[2];
+    l->n_slots = p.ids.ne[0] * p.ids.ne[1];
+    l->max_tiles = l->n_slots / tn + (l->n_slots < l->n_experts + 1 ? l->n_slots : l->n_experts + 1);
+    char * at = (char *) p.scratch;
+    const int64_t n_starts = id_align((l->n_experts + 2) * 4), n_order = id_align(l->n_slots * 4);
+    l->starts = (int32_t *) at;
+    l->fill = (int32_t *) (at + n_starts);
+    l->order = (int32_t *) (at + 2 * n_starts);
+    l->tiles = (d_id_tile *) (at + 2 * n_starts + n_order);
+    return (size_t) (2 * n_starts + n_order + id_align((l->max_tiles + 1) * (int64_t) sizeof(d_id_tile)));
+}
+
+static inline __device__ int64_t d_expert_of(const gcuda_mul_mat_id_args & p, int64_t slot) {
+    const int32_t id = *(const int32_t *) d_at(p.ids, slot % p.ids.ne[0], slot / p.ids.ne[0], 0, 0);
+    return id >= 0 && id < p.as.ne[2] ? id : p.as.ne[2];
+}
+
+// Sum of v over the threads before this one, and of all.
+static inline __device__ int64_t d_block_scan(int64_t v, int64_t * total) {
+    __shared__ int64_t part[1024];
+    const int i = (int) threadIdx.x, n = (int) blockDim.x;
+    __syncthreads();
+    part[i] = v;
+    for (int step = 1; step < n; step *= 2) {
+        __syncthreads();
+        const int64_t add = i >= step ? part[i - step] : 0;
+        __syncthreads();
+        part[i] += add;
+    }
+    __syncthreads();
+    *total = part[n - 1];
+    return part[i] - v;
+}
+
+static __global__ void __launch_bounds__(1024) k_mul_mat_id_sort(const gcuda_mul_mat_id_args p, const d_id_lists l, int tn) {
+    const int n_threads = (int) blockDim.x, thread = (int) threadIdx.x;
+    for (int64_t e = thread; e <= l.n_experts; e += n_threads) { l.fill[e] = 0; }
+    __syncthreads();
+    for (int64_t s = thread; s < l.n_slots; s += n_threads) {
+        const int64_t e = d_expert_of(p, s);
+        atomicAdd(&l.fill[e], 1);
+        if (e == l.n_experts && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+    }
+    __syncthreads();
+    int64_t base = 0; // slots below, tiles above
+    for (int64_t e0 = 0; e0 <= l.n_experts; e0 += n_threads) {
+        const int64_t e = e0 + thread;
+        const int32_t n = e <= l.n_experts ? l.fill[e] : 0;
+        int64_t total;
+        const int64_t mine = base + d_block_scan(n | (int64_t) ((n + tn - 1) / tn) << 32, &total);
+        const int32_t first = (int32_t) mine, first_tile = (int32_t) (mine >> 32);
+        if (e <= l.n_experts) {
+            l.fill[e] = first;
+            for (int32_t i = 0, k = first_tile; i < n; i += tn, ++k) {
+                l.tiles[k].expert = e < l.n_experts ? (int32_t) e : -1;
+                l.tiles[k].first = first + i;
+                l.tiles[k].n = n - i < tn ? n - i : tn;
+            }
+        }
+        base += total;
+    }
+    for (int64_t k = (base >> 32) + thread; k <= l.max_tiles; k += n_threads) { l.tiles[k].n = 0; }
+    __syncthreads();
+    for (int64_t s = thread; s < l.n_slots; s += n_threads) { l.order[atomicAdd(&l.fill[d_expert_of(p, s)], 1)] = (int32_t) s; }
+}
+
+size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+    d_id_lists l;
+    return id_lists(*args, PLAIN_TN, &l);
+}
+
+gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+    d_id_lists l;
+    d_job p = {};
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    (void) id_lists(*args, PLAIN_TN, &l);
+    const gcuda_status st = launch(k_mul_mat_id_sort, 1, l.n_slots <= 128 ? 128 : 1024, stream, *args, l, PLAIN_TN);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    p.a = args->as;
+    p.b = args->b;
+    p.y = args->y;
+    p.m = args->as.ne[1];
+    p.k = args->as.ne[0];
+    p.a_m = (int64_t) args->as.nb[1];
+    p.a_k = (int64_t) args->as.nb[0];
+    p.b_k = (int64_t) args->b.nb[0];
+    p.tiles = l.tiles;
+    p.order = l.order;
+    return mul_mat_plain(p, l.max_tiles, stream);
 }
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
-// A thread per element of the result.
-static __global__ void k_out_prod(const gcuda_out_prod_args p) {
-    const int64_t r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3];
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const d_index y = d_unravel(p.y.ne, i);
-        float sum = 0.0f;
-        for (int64_t t = 0; t < p.a.ne[1]; ++t) {
-            sum += d_load(p.a.type, d_at(p.a, y.i0, t, y.i2 / r2, y.i3 / r3)) *
-                   d_load(p.b.type, d_at(p.b, y.i1, t, y.i2, y.i3));
-        }
-        d_store(p.y.type, d_at(p.y, y), sum);
-    }
-}
-
 gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_stream stream) {
-    return launch_elements(k_out_prod, args->y, stream, *args);
+    d_job p = {};
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    p.a = args->a;
+    p.b = args->b;
+    p.y = args->y;
+    p.along_m = true;
+    p.m = args->a.ne[0];
+    p.k = args->a.ne[1];
+    p.n = args->b.ne[0] * (args->b.ne[2] * args->b.ne[3] / (args->a.ne[2] * args->a.ne[3]));
+    p.a_m = (int64_t) args->a.nb[0];
+    p.a_k = (int64_t) args->a.nb[1];
+    p.b_c = (int64_t) args->b.nb[0];
+    p.b_k = (int64_t) args->b.nb[1];
+    return mul_mat_plain(p, 0, stream);
 }
 #endif // part 4
