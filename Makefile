@@ -17,7 +17,7 @@ TESTS = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(wildcard tests/test-*.c)))
 # these contain the implementation themselves, to reach what is private
 OWN_IMPL = $(patsubst tests/%.c,$(B)/%$(EXE),$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/test-*.c tests/bench*.c 2>/dev/null))
 EXAMPLES = $(patsubst examples/%.c,$(B)/%$(EXE),$(sort $(wildcard examples/*.c)))
-BENCHES = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(filter-out tests/bench-upload.c,$(wildcard tests/bench*.c))))
+BENCHES = $(B)/bench$(EXE)
 DEFAULT_CC = $(filter default undefined,$(origin CC))
 ifneq ($(DEFAULT_CC),)
 CC = gcc
@@ -25,7 +25,7 @@ endif
 CXX ?= g++
 COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 
-.PHONY: all help examples tests run test test-sim test-gpu bench size map lint format generate clean venv check-cc check-python cuda tidy
+.PHONY: all help examples tests run test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-python cuda cuda-kernels cuda-programs tidy always
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
@@ -50,13 +50,17 @@ test-sim: check-cc check-python ## the CUDA backend and its kernels on the simul
 test-gpu: check-cc check-python ## kernels on this machine's GPU; writes a record under tests/hardware/
 	@python3 tests/gpu.py $(ARGS)
 
-bench: $(BENCHES) ## CPU speed: matrix products against OpenBLAS, quantized mat-vec
-	@test -n "$(BENCHES)" || { echo "bench: no tests/bench*.c in this tree"; exit 1; }
+bench: ## speed: every operation on the GPU if there is one, else matrix products on the CPU (make bench-cpu)
+	@if [ -n "$(NVCC)" ] && $(HAS_GPU); then $(MAKE) --no-print-directory bench-gpu; else $(MAKE) --no-print-directory bench-cpu; fi
+
+bench-gpu: cuda ## ARGS="--filter NAME --json FILE"
+	@$(CUDA)/bench-gpu $(ARGS)
+
+bench-cpu: $(BENCHES) ## matrix products against OpenBLAS, quantized mat-vec
 	@for b in $(BENCHES); do ./$$b $(ARGS) || exit 1; done
 
-size: $(B)/gcuda_impl.o ## lines of the source, bytes of the object
-	@wc -l gcuda.h gcuda_kernels.cu 2>/dev/null | sed 's/^/  /'
-	@size $(B)/gcuda_impl.o
+size: $(B)/gcuda_impl.o ## lines and bytes; of the kernels, where they are built, processor time and bytes of each part
+	@python3 tests/tools/size.py $(B)
 
 map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line numbers
 	@grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'
@@ -180,37 +184,57 @@ $(SIM)/test-%: $(SIM)/test-%.o $(SIM)/gcuda_impl.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 # ---- CUDA: `make cuda` builds for the GPU that is here, `make cuda ARCHS=90a` (or a list, or all) for others ----
+# gcuda_kernels.cu is compiled in the parts that it is divided into (#if GCUDAI_PART(n)), side by side with make -j.
+KERNEL_PARTS = $(shell sed -n 's/^\#if GCUDAI_PART(\([0-9]*\)).*/\1/p' gcuda_kernels.cu | sort -nu)
+CUDA = $(B)/cuda
 CUDA_HOME = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 ARCHS ?=
 comma = ,
 ARCH_LIST = $(if $(filter all,$(ARCHS)),75 80 86 89 90 90a 100 120,$(ARCHS))
-NVCC_ARCH = $(if $(ARCHS),$(foreach a,$(ARCH_LIST),-gencode=arch=compute_$(a),code=sm_$(a)) \
+NVCC_ARCH = $(if $(ARCHS),$(foreach a,$(ARCH_LIST),-gencode=arch=compute_$(a)$(comma)code=sm_$(a)) \
 	$(if $(filter all,$(ARCHS)),-gencode=arch=compute_120$(comma)code=compute_120),-arch=native)
+NVCC_FLAGS ?= -O3
+KERNEL_FLAGS = -std=c++17 $(NVCC_FLAGS) $(NVCC_ARCH) -Xcompiler -Wall,-Wextra
 CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
-CUDA_PROGRAMS = $(B)/cuda/digits $(B)/cuda/test-ops $(B)/cuda/bench-upload
+KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
+CUDA_PROGRAMS = $(CUDA)/digits $(CUDA)/test-ops $(CUDA)/bench-gpu $(CUDA)/bench-upload
+HAS_GPU = nvidia-smi -L > /dev/null 2>&1
+JOBS = $(shell nproc 2> /dev/null || echo 2)
 
-cuda: | $(B) ## kernels and programs for the GPU of this machine; ARCHS="90a" or ARCHS=all without one
+cuda: | $(B) ## kernels and programs for the GPU of this machine; kernels alone for ARCHS="90a" or ARCHS=all
 	@if [ -z "$(NVCC)" ]; then echo "no nvcc: CPU only"; \
-	elif [ -n "$(ARCHS)" ]; then $(MAKE) --no-print-directory $(B)/cuda/gcuda_kernels.o; \
-	elif ! nvidia-smi -L > /dev/null 2>&1; then echo "no GPU: CPU only"; \
-	else $(MAKE) --no-print-directory $(CUDA_PROGRAMS); fi
+	elif [ -n "$(ARCHS)" ]; then $(MAKE) --no-print-directory -j$(JOBS) cuda-kernels; \
+	elif ! $(HAS_GPU); then echo "no GPU: CPU only (make cuda ARCHS=90a compiles the kernels)"; \
+	else $(MAKE) --no-print-directory -j$(JOBS) cuda-programs; fi
 
-$(B)/cuda:
+cuda-kernels: $(KERNEL_OBJECTS)
+
+cuda-programs: $(CUDA_PROGRAMS) ## digits, test-ops and bench-gpu with CUDA, for ARCHS or the GPU that is here
+
+$(CUDA):
 	@mkdir -p $@
 
-$(B)/cuda/gcuda_kernels.o: gcuda_kernels.cu gcuda.h | $(B)/cuda
-	$(NVCC) -O3 -std=c++17 $(NVCC_ARCH) -c $< -o $@
+# changes only when the flags do, and then all parts are compiled anew
+$(CUDA)/flags: always | $(CUDA)
+	@echo '$(NVCC) $(KERNEL_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(KERNEL_FLAGS)' > $@
 
-$(B)/cuda/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(B)/cuda
+# the processor time that it took stays beside the object, for make size
+$(KERNEL_OBJECTS): $(CUDA)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(CUDA)/flags
+	$(NVCC) $(KERNEL_FLAGS) -DGCUDA_KERNEL_PART=$* -c $< -o $@; status=$$?; times > $@.times; exit $$status
+
+$(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 	$(COMPILE) $(CUDA_FLAGS) -c $< -o $@
 
-$(B)/cuda/digits: examples/digits.c examples/digits_data.h gcuda.h $(B)/cuda/gcuda_kernels.o
-	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(B)/cuda/gcuda_kernels.o -o $@ $(CUDA_LIBS)
+$(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
-$(B)/cuda/test-ops: tests/test-ops.c $(HEADERS) $(B)/cuda/gcuda_impl.o $(B)/cuda/gcuda_kernels.o
-	$(COMPILE) $< $(B)/cuda/gcuda_impl.o $(B)/cuda/gcuda_kernels.o -o $@ $(CUDA_LIBS)
+$(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+$(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 # has the implementation inside
-$(B)/cuda/bench-upload: tests/bench-upload.c gcuda.h $(B)/cuda/gcuda_kernels.o
-	$(COMPILE) $(CUDA_FLAGS) $< $(B)/cuda/gcuda_kernels.o -o $@ $(CUDA_LIBS)
+$(CUDA)/bench-upload: tests/bench-upload.c gcuda.h $(KERNEL_OBJECTS)
+	$(COMPILE) $(CUDA_FLAGS) $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)

@@ -1,0 +1,1175 @@
+// Speed of the CUDA kernels on this machine's GPU, against ceilings measured in the same run and against what the
+// reference needs on an H200 (bench-targets.h).
+//   make bench                 or: build/cuda/bench-gpu --filter 'RMS_NORM' --json rows.json
+//
+// A row is one operation through the public interface: a graph of one node on a CUDA backend, so that everything the
+// operation needs (conversions, quantizing, scratch) is in it. It is captured into a CUDA graph of at least 50 launches;
+// the time is the median of the replays divided by that number. Launches that take so long that 50 of them pass 0.5 s are
+// fewer, and their rows say so. Data is random everywhere.
+//   rotated   copies of all buffers, together more than twice the L2 cache, in turn: in percent of the ceiling
+//   same      the same buffers again and again, as the reference was measured: in ratio to it, above 1 is faster
+// Ceilings, the best of several: copying 4 GiB (cudaMemcpyAsync, gcuda's copy kernel; bytes read plus written), reading
+// 4 GiB (gcuda's row sums and float product, cuBLAS), and the F16 product of 8192^3 through cuBLAS.
+#include "gcuda.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench-targets.h"
+
+#define COUNT(array) ((int) (sizeof(array) / sizeof((array)[0])))
+#define MIN_LAUNCHES 50
+#define MAX_COPIES 1024 // of the buffers of small rows
+#define MAX_REPLAYS 200
+
+// =====================================================================================================================
+// >>state
+// =====================================================================================================================
+struct cublas {
+    void * handle;
+    int (*gemm)(void * handle, int ta, int tb, int m, int n, int k, const void * alpha, const void * a, int a_type, int lda,
+        const void * b, int b_type, int ldb, const void * beta, void * c, int c_type, int ldc, int compute, int algo);
+};
+
+struct bench {
+    gcuda_backend_t backend;
+    cudaStream_t stream;
+    cudaEvent_t begin, end;
+    struct cublas blas;
+    size_t l2_bytes;
+    double copy_gbs, read_gbs, gemm_tflops; // ceilings
+    size_t big;                             // bytes that the ceilings move
+    double max_us;                          // a row's measurement aims at
+    const char * filter;
+    FILE * json;
+    int n_rows, n_no_kernel, n_slower, n_ratios;
+    double log_ratios;
+};
+
+static void stop(const char * what) {
+    fprintf(stderr, "bench-gpu: %s: %s\n", what, gcuda_last_error());
+    exit(2);
+}
+
+static void cuda_ok(cudaError_t err, const char * what) {
+    if (err != cudaSuccess) {
+        fprintf(stderr, "bench-gpu: %s: %s\n", what, cudaGetErrorString(err));
+        exit(2);
+    }
+}
+#define CUDA(call) cuda_ok(call, #call)
+
+static uint32_t random_state = 1;
+static uint32_t random_bits(void) { // xorshift
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 17;
+    random_state ^= random_state << 5;
+    return random_state;
+}
+static float random_float(void) { return (float) (random_bits() >> 8) / 8388608.0f - 1.0f; } // [-1, 1)
+
+// =====================================================================================================================
+// >>cases   a row's text becomes tensors
+// =====================================================================================================================
+enum content {
+    FLOATS,    // in [-1, 1)
+    FRACTIONS, // in [0, 1): decays, second moments
+    POSITIONS, // 0, 1, 2 ...
+    INDICES,   // below limit, all different within each run of ne[0]
+    UNCOUNTED, // FLOATS that the operation does not read as a whole: the bytes are given apart
+};
+
+struct leaf {
+    struct gcuda_tensor * t;
+    enum content content;
+    int64_t limit;
+};
+
+struct row {
+    struct bench * b;
+    const char * text; // "NAME key=value,key=[1,2],..."
+    struct gcuda_context * ctx;
+    struct leaf leafs[10];
+    int n_leafs;
+    double flop;   // 0: bytes count
+    double extra;  // bytes moved besides whole leafs and the result
+    bool read_only; // the result hardly counts: percent of the reading ceiling
+};
+
+// What stands after "key=", or NULL.
+static const char * value(const struct row * r, const char * key) {
+    const size_t n = strlen(key);
+    for (const char * p = strpbrk(r->text, " "); p != NULL; p = strpbrk(p + 1, " ,")) {
+        if (strncmp(p + 1, key, n) == 0 && p[1 + n] == '=') { return p + n + 2; }
+    }
+    return NULL;
+}
+
+static int64_t number(const struct row * r, const char * key, int64_t otherwise) {
+    const char * p = value(r, key);
+    return p ? strtoll(p, NULL, 10) : otherwise;
+}
+
+static bool has(const struct row * r, const char * key, const char * text) {
+    const char * p = value(r, key);
+    return p != NULL && strncmp(p, text, strlen(text)) == 0;
+}
+
+// [a,b,c] with ones behind.
+static void list(const struct row * r, const char * key, int64_t out[4]) {
+    const char * p = value(r, key);
+    for (int i = 0; i < 4; ++i) { out[i] = 1; }
+    for (int i = 0; i < 4 && p != NULL && *p != ']'; ++i) {
+        char * end = NULL;
+        out[i] = strtoll(p + 1, &end, 10); // behind '[' or ','
+        p = end;
+    }
+}
+
+static enum gcuda_type type_of(const struct row * r, const char * key) {
+    const char * p = value(r, key);
+    for (int i = 0; p != NULL && i < GCUDA_TYPE_COUNT; ++i) {
+        const char * name = gcuda_type_is_valid((enum gcuda_type) i) ? gcuda_type_name((enum gcuda_type) i) : "?";
+        const size_t n = strlen(name);
+        if (strncmp(p, name, n) == 0 && (p[n] == ',' || p[n] == '\0')) { return (enum gcuda_type) i; }
+    }
+    return GCUDA_TYPE_F32;
+}
+
+static struct gcuda_tensor * leaf(struct row * r, enum gcuda_type type, const int64_t ne[4], enum content content,
+    int64_t limit) {
+    struct gcuda_tensor * t = gcuda_new_tensor(r->ctx, type, 4, ne);
+    if (t != NULL && r->n_leafs < COUNT(r->leafs)) {
+        r->leafs[r->n_leafs].t = t;
+        r->leafs[r->n_leafs].content = content;
+        r->leafs[r->n_leafs++].limit = limit;
+    }
+    return t;
+}
+
+static struct gcuda_tensor * leaf4(struct row * r, enum gcuda_type type, enum content content, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3) {
+    const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
+    return leaf(r, type, ne, content, 0);
+}
+
+// Floats of the row's type and shape.
+static struct gcuda_tensor * input(struct row * r, const char * type_key, const char * ne_key) {
+    int64_t ne[4];
+    list(r, ne_key, ne);
+    return leaf(r, type_of(r, type_key), ne, FLOATS, 0);
+}
+
+static struct gcuda_tensor * indices(struct row * r, int64_t ne0, int64_t ne1, int64_t limit) {
+    const int64_t ne[4] = { ne0, ne1, 1, 1 };
+    return leaf(r, GCUDA_TYPE_I32, ne, INDICES, limit);
+}
+
+typedef struct gcuda_tensor * (*map_fn)(struct gcuda_context * ctx, struct gcuda_tensor * a);
+typedef struct gcuda_tensor * (*binary_fn)(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+
+static struct gcuda_tensor * binary(struct row * r, binary_fn fn) {
+    int64_t ne[4], nr[4], big[4];
+    list(r, "ne", ne);
+    list(r, "nr", nr);
+    for (int i = 0; i < 4; ++i) { big[i] = ne[i] * nr[i]; }
+    struct gcuda_tensor * a = leaf(r, type_of(r, "type"), big, FLOATS, 0);
+    return fn(r->ctx, a, leaf(r, type_of(r, "type"), ne, FLOATS, 0));
+}
+
+static struct gcuda_tensor * map(struct row * r, map_fn fn) {
+    return fn(r->ctx, input(r, "type", value(r, "ne_a") ? "ne_a" : "ne"));
+}
+
+static struct gcuda_tensor * permuted(struct row * r, struct gcuda_tensor * a, const char * key) {
+    int64_t axis[4];
+    list(r, key, axis);
+    return value(r, key) ? gcuda_permute(r->ctx, a, (int) axis[0], (int) axis[1], (int) axis[2], (int) axis[3]) : a;
+}
+
+static struct gcuda_tensor * build_cpy(struct row * r) {
+    struct gcuda_tensor * a = permuted(r, input(r, "type_src", "ne_src"), "permute_src");
+    return gcuda_cpy(r->ctx, a, leaf(r, type_of(r, "type_dst"), a->ne, FLOATS, 0));
+}
+static struct gcuda_tensor * build_cont(struct row * r) {
+    return gcuda_cont(r->ctx, permuted(r, input(r, "type", "ne"), "permute"));
+}
+static struct gcuda_tensor * build_add(struct row * r) { return binary(r, gcuda_add); }
+static struct gcuda_tensor * build_sub(struct row * r) { return binary(r, gcuda_sub); }
+static struct gcuda_tensor * build_mul(struct row * r) { return binary(r, gcuda_mul); }
+static struct gcuda_tensor * build_div(struct row * r) { return binary(r, gcuda_div); }
+static struct gcuda_tensor * build_silu_back(struct row * r) { return binary(r, gcuda_silu_back); }
+static struct gcuda_tensor * build_gelu(struct row * r) { return map(r, gcuda_gelu); }
+static struct gcuda_tensor * build_silu(struct row * r) { return map(r, gcuda_silu); }
+static struct gcuda_tensor * build_sqr(struct row * r) { return map(r, gcuda_sqr); }
+static struct gcuda_tensor * build_sqrt(struct row * r) {
+    int64_t ne[4];
+    list(r, "ne", ne);
+    return gcuda_sqrt(r->ctx, leaf(r, type_of(r, "type"), ne, FRACTIONS, 0));
+}
+static struct gcuda_tensor * build_sin(struct row * r) { return map(r, gcuda_sin); }
+static struct gcuda_tensor * build_sum(struct row * r) { return map(r, gcuda_sum); }
+static struct gcuda_tensor * build_sum_rows(struct row * r) { return map(r, gcuda_sum_rows); }
+static struct gcuda_tensor * build_mean(struct row * r) { return map(r, gcuda_mean); }
+static struct gcuda_tensor * build_cumsum(struct row * r) { return map(r, gcuda_cumsum); }
+static struct gcuda_tensor * build_argmax(struct row * r) { return map(r, gcuda_argmax); }
+static struct gcuda_tensor * build_scale(struct row * r) { return gcuda_scale(r->ctx, input(r, "type", "ne"), 0.75f); }
+static struct gcuda_tensor * build_clamp(struct row * r) { return gcuda_clamp(r->ctx, input(r, "type", "ne"), -0.5f, 0.5f); }
+static struct gcuda_tensor * build_leaky_relu(struct row * r) {
+    return gcuda_leaky_relu(r->ctx, input(r, "type", "ne"), 0.1f, false);
+}
+
+static struct gcuda_tensor * build_glu(struct row * r) {
+    struct gcuda_tensor * a = input(r, "type", "ne_a");
+    const bool is_split = strstr(r->text, ",split") != NULL;
+    const enum gcuda_glu_op op = r->text[0] == 'G' ? GCUDA_GLU_OP_GEGLU : GCUDA_GLU_OP_SWIGLU;
+    return is_split ? gcuda_glu_split(r->ctx, a, input(r, "type", "ne_a"), op) : gcuda_glu(r->ctx, a, op, false);
+}
+
+static struct gcuda_tensor * build_norm(struct row * r) { return gcuda_norm(r->ctx, input(r, "type", "ne"), 1e-6f); }
+static struct gcuda_tensor * build_rms_norm(struct row * r) { return gcuda_rms_norm(r->ctx, input(r, "type", "ne"), 1e-6f); }
+static struct gcuda_tensor * build_l2_norm(struct row * r) { return gcuda_l2_norm(r->ctx, input(r, "type", "ne"), 1e-6f); }
+static struct gcuda_tensor * build_group_norm(struct row * r) {
+    return gcuda_group_norm(r->ctx, input(r, "type", "ne"), (int) number(r, "groups", 32), 1e-6f);
+}
+static struct gcuda_tensor * build_rms_norm_back(struct row * r) {
+    struct gcuda_tensor * grad = input(r, "type", "ne");
+    return gcuda_rms_norm_back(r->ctx, grad, input(r, "type", "ne"), 1e-6f);
+}
+
+static struct gcuda_tensor * build_soft_max(struct row * r) {
+    struct gcuda_tensor * a = input(r, "type", "ne");
+    struct gcuda_tensor * mask = number(r, "mask", 0) ? leaf4(r, GCUDA_TYPE_F16, FLOATS, a->ne[0], a->ne[1], 1, 1) : NULL;
+    return gcuda_soft_max_ext(r->ctx, a, mask, 1.0f, 0.0f);
+}
+static struct gcuda_tensor * build_soft_max_back(struct row * r) {
+    struct gcuda_tensor * grad = input(r, "type", "ne");
+    return gcuda_soft_max_ext_back(r->ctx, grad, input(r, "type", "ne"), 1.0f, 0.0f);
+}
+
+static struct gcuda_tensor * build_rope(struct row * r) {
+    struct gcuda_tensor * a = input(r, "type", "ne_a");
+    struct gcuda_tensor * pos = leaf4(r, GCUDA_TYPE_I32, POSITIONS, a->ne[2], 1, 1, 1);
+    return gcuda_rope(r->ctx, a, pos, (int) number(r, "n_dims", 128), (int) number(r, "mode", 0));
+}
+
+static struct gcuda_tensor * build_get_rows(struct row * r) {
+    int64_t ne[4];
+    const int64_t n = number(r, "rows", 1);
+    list(r, "ne", ne);
+    struct gcuda_tensor * a = leaf(r, type_of(r, "type"), ne, UNCOUNTED, 0);
+    r->extra = (double) n * (double) gcuda_row_size(a->type, ne[0]);
+    return gcuda_get_rows(r->ctx, a, indices(r, n, 1, ne[1]));
+}
+
+static struct gcuda_tensor * build_set_rows(struct row * r) {
+    int64_t ne[4];
+    const int64_t n = number(r, "rows", 1);
+    list(r, "ne", ne);
+    struct gcuda_tensor * a = leaf(r, type_of(r, "type"), ne, UNCOUNTED, 0);
+    r->extra = (double) n * (double) gcuda_row_size(a->type, ne[0]);
+    struct gcuda_tensor * b = leaf4(r, GCUDA_TYPE_F32, FLOATS, ne[0], n, 1, 1);
+    return gcuda_set_rows(r->ctx, a, b, indices(r, n, 1, ne[1]));
+}
+
+static struct gcuda_tensor * build_get_rows_back(struct row * r) {
+    int64_t ne[4];
+    const int64_t n = number(r, "rows", 1);
+    list(r, "ne", ne);
+    struct gcuda_tensor * grad = leaf4(r, type_of(r, "type"), FLOATS, ne[0], n, 1, 1);
+    struct gcuda_tensor * ids = indices(r, n, 1, ne[1]);
+    return gcuda_get_rows_back(r->ctx, grad, ids, leaf(r, GCUDA_TYPE_F32, ne, UNCOUNTED, 0));
+}
+
+static struct gcuda_tensor * build_count_equal(struct row * r) {
+    int64_t ne[4];
+    list(r, "ne", ne);
+    struct gcuda_tensor * a = leaf(r, GCUDA_TYPE_I32, ne, POSITIONS, 0);
+    return gcuda_count_equal(r->ctx, a, leaf(r, GCUDA_TYPE_I32, ne, POSITIONS, 0));
+}
+
+static struct gcuda_tensor * build_cross_entropy_loss(struct row * r) {
+    struct gcuda_tensor * a = input(r, "type", "ne");
+    return gcuda_cross_entropy_loss(r->ctx, a, input(r, "type", "ne"));
+}
+static struct gcuda_tensor * build_cross_entropy_loss_back(struct row * r) {
+    struct gcuda_tensor * grad = leaf4(r, GCUDA_TYPE_F32, FLOATS, 1, 1, 1, 1);
+    struct gcuda_tensor * a = input(r, "type", "ne");
+    return gcuda_cross_entropy_loss_back(r->ctx, grad, a, input(r, "type", "ne"));
+}
+
+// Weights and moments are read and written, the gradient read.
+static struct gcuda_tensor * build_opt_step_adamw(struct row * r) {
+    int64_t ne[4];
+    list(r, "ne", ne);
+    struct gcuda_tensor * a = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), * grad = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0);
+    struct gcuda_tensor * m = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), * v = leaf(r, GCUDA_TYPE_F32, ne, FRACTIONS, 0);
+    gcuda_set_param(a);
+    r->extra = 3.0 * (double) gcuda_nbytes(a);
+    return gcuda_opt_step_adamw(r->ctx, a, grad, m, v, leaf4(r, GCUDA_TYPE_F32, FRACTIONS, 7, 1, 1, 1));
+}
+static struct gcuda_tensor * build_opt_step_sgd(struct row * r) {
+    int64_t ne[4];
+    list(r, "ne", ne);
+    struct gcuda_tensor * a = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0), * grad = leaf(r, GCUDA_TYPE_F32, ne, FLOATS, 0);
+    gcuda_set_param(a);
+    r->extra = (double) gcuda_nbytes(a);
+    return gcuda_opt_step_sgd(r->ctx, a, grad, leaf4(r, GCUDA_TYPE_F32, FRACTIONS, 2, 1, 1, 1));
+}
+
+static struct gcuda_tensor * build_concat(struct row * r) {
+    int64_t ne[4];
+    const int dim = (int) number(r, "dim", 0);
+    list(r, "ne_a", ne);
+    struct gcuda_tensor * a = leaf(r, type_of(r, "type"), ne, FLOATS, 0);
+    ne[dim] = number(r, "ne_b_d", 1);
+    return gcuda_concat(r->ctx, a, leaf(r, type_of(r, "type"), ne, FLOATS, 0), dim);
+}
+static struct gcuda_tensor * build_repeat(struct row * r) {
+    int64_t ne[4], nr[4];
+    list(r, "ne", ne);
+    list(r, "nr", nr);
+    struct gcuda_tensor * a = leaf(r, type_of(r, "type"), ne, FLOATS, 0);
+    return gcuda_repeat_4d(r->ctx, a, ne[0] * nr[0], ne[1] * nr[1], ne[2] * nr[2], ne[3] * nr[3]);
+}
+static struct gcuda_tensor * build_repeat_back(struct row * r) {
+    int64_t ne[4], nr[4];
+    list(r, "ne", ne);
+    list(r, "nr", nr);
+    struct gcuda_tensor * a =
+        leaf4(r, type_of(r, "type"), FLOATS, ne[0] * nr[0], ne[1] * nr[1], ne[2] * nr[2], ne[3] * nr[3]);
+    return gcuda_repeat_back(r->ctx, a, leaf(r, type_of(r, "type"), ne, UNCOUNTED, 0));
+}
+static struct gcuda_tensor * build_pad(struct row * r) {
+    int64_t p[4];
+    list(r, "p", p);
+    return gcuda_pad(r->ctx, input(r, "type", "ne"), (int) p[0], (int) p[1], 0, 0);
+}
+static struct gcuda_tensor * build_pad_reflect_1d(struct row * r) {
+    int64_t p[4];
+    list(r, "p", p);
+    return gcuda_pad_reflect_1d(r->ctx, input(r, "type", "ne"), (int) p[0], (int) p[1]);
+}
+static struct gcuda_tensor * build_roll(struct row * r) {
+    int64_t shift[4];
+    list(r, "shift", shift);
+    return gcuda_roll(r->ctx, input(r, "type", "ne"), (int) shift[0], (int) shift[1], 0, 0);
+}
+static struct gcuda_tensor * build_diag_mask_inf(struct row * r) {
+    return gcuda_diag_mask_inf(r->ctx, input(r, "type", "ne"), 0);
+}
+static struct gcuda_tensor * build_tri(struct row * r) {
+    return gcuda_tri(r->ctx, input(r, "type", "ne"), (enum gcuda_tri_type) number(r, "tri_type", 0));
+}
+static struct gcuda_tensor * build_fill(struct row * r) {
+    int64_t ne[4];
+    list(r, "ne", ne);
+    return gcuda_fill(r->ctx, leaf(r, type_of(r, "type"), ne, UNCOUNTED, 0), 0.3f);
+}
+static struct gcuda_tensor * build_arange(struct row * r) {
+    int64_t ne[4];
+    list(r, "ne", ne);
+    return gcuda_arange(r->ctx, 0.0f, (float) ne[0], 1.0f);
+}
+static struct gcuda_tensor * build_part(struct row * r, bool is_acc) {
+    int64_t part[4];
+    list(r, "part", part);
+    struct gcuda_tensor * a = input(r, "type", "ne"), * b = leaf(r, type_of(r, "type"), part, FLOATS, 0);
+    return is_acc ? gcuda_acc(r->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], 0)
+                  : gcuda_set(r->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], 0);
+}
+static struct gcuda_tensor * build_acc(struct row * r) { return build_part(r, true); }
+static struct gcuda_tensor * build_set(struct row * r) { return build_part(r, false); }
+
+static struct gcuda_tensor * build_upscale(struct row * r) {
+    const enum gcuda_scale_mode mode = has(r, "mode", "bilinear")  ? GCUDA_SCALE_MODE_BILINEAR
+                                       : has(r, "mode", "bicubic") ? GCUDA_SCALE_MODE_BICUBIC
+                                                                   : GCUDA_SCALE_MODE_NEAREST;
+    return gcuda_upscale(r->ctx, input(r, "type", "ne"), (int) number(r, "scale_factor", 2), mode);
+}
+static struct gcuda_tensor * build_pool_2d(struct row * r) {
+    const enum gcuda_op_pool op = has(r, "pool", "avg") ? GCUDA_OP_POOL_AVG : GCUDA_OP_POOL_MAX;
+    const int k = (int) number(r, "k", 2);
+    return gcuda_pool_2d(r->ctx, input(r, "type", "ne"), op, k, k, k, k, 0.0f, 0.0f);
+}
+static struct gcuda_tensor * build_pool_1d(struct row * r) {
+    const int k = (int) number(r, "k", 2);
+    return gcuda_pool_1d(r->ctx, input(r, "type", "ne"), GCUDA_OP_POOL_MAX, k, k, 0);
+}
+static struct gcuda_tensor * build_timestep_embedding(struct row * r) {
+    return gcuda_timestep_embedding(r->ctx, input(r, "type", "ne"), (int) number(r, "dim", 320), 10000);
+}
+static struct gcuda_tensor * build_argsort(struct row * r) {
+    return gcuda_argsort(r->ctx, input(r, "type", "ne"), GCUDA_SORT_ORDER_ASC);
+}
+static struct gcuda_tensor * build_top_k(struct row * r) {
+    return gcuda_top_k(r->ctx, input(r, "type", "ne"), (int) number(r, "k", 1));
+}
+static struct gcuda_tensor * build_add_id(struct row * r) {
+    const int64_t n = number(r, "n_embd", 1), used = number(r, "n_experts_used", 1), tokens = number(r, "n_token", 1);
+    const int64_t n_experts = number(r, "n_experts", 1);
+    struct gcuda_tensor * a = leaf4(r, type_of(r, "type_a"), FLOATS, n, used, tokens, 1);
+    struct gcuda_tensor * b = leaf4(r, type_of(r, "type_b"), UNCOUNTED, n, n_experts, 1, 1);
+    r->extra = 4.0 * (double) (n * (used * tokens < n_experts ? used * tokens : n_experts)); // biases are read once
+    return gcuda_add_id(r->ctx, a, b, indices(r, used, tokens, n_experts));
+}
+
+// ---- convolutions ----
+static struct gcuda_tensor * build_conv_2d(struct row * r) {
+    struct gcuda_tensor * w = input(r, "type_kernel", "ne_kernel"), * x = input(r, "type", "ne_input");
+    struct gcuda_tensor * y = gcuda_conv_2d_direct(r->ctx, w, x, 1, 1, 0, 0, 1, 1);
+    if (y != NULL) { r->flop = 2.0 * (double) gcuda_nelements(y) * (double) (w->ne[0] * w->ne[1] * w->ne[2]); }
+    return y;
+}
+static struct gcuda_tensor * build_conv_2d_dw(struct row * r) {
+    const int s = (int) number(r, "stride", 1), p = (int) number(r, "padding", 0), d = (int) number(r, "dilation", 1);
+    int64_t x[4], w[4];
+    list(r, "ne_input", x);
+    list(r, "ne_kernel", w);
+    if (number(r, "cwhn", 0)) { // channels innermost in memory
+        struct gcuda_tensor * kernel = leaf4(r, type_of(r, "type_kernel"), FLOATS, w[3], w[2], w[0], w[1]);
+        struct gcuda_tensor * image = leaf4(r, GCUDA_TYPE_F32, FLOATS, x[2], x[0], x[1], x[3]);
+        return gcuda_conv_2d_dw_direct(r->ctx, gcuda_permute(r->ctx, kernel, 3, 2, 0, 1),
+            gcuda_permute(r->ctx, image, 2, 0, 1, 3), s, s, p, p, d, d);
+    }
+    struct gcuda_tensor * kernel = leaf(r, type_of(r, "type_kernel"), w, FLOATS, 0);
+    return gcuda_conv_2d_dw_direct(r->ctx, kernel, leaf(r, GCUDA_TYPE_F32, x, FLOATS, 0), s, s, p, p, d, d);
+}
+static struct gcuda_tensor * build_conv_transpose_2d(struct row * r) {
+    struct gcuda_tensor * w = input(r, "kernel_type", "ne_kernel"), * x = input(r, "type", "ne_input");
+    r->flop = 2.0 * (double) gcuda_nelements(x) * (double) (w->ne[0] * w->ne[1] * w->ne[2]);
+    return gcuda_conv_transpose_2d_p0(r->ctx, w, x, (int) number(r, "stride", 1));
+}
+static struct gcuda_tensor * build_conv_transpose_1d(struct row * r) {
+    struct gcuda_tensor * w = input(r, "type", "ne_kernel"), * x = input(r, "type", "ne_input");
+    r->flop = 2.0 * (double) gcuda_nelements(x) * (double) (w->ne[0] * w->ne[1]);
+    return gcuda_conv_transpose_1d(r->ctx, w, x, (int) number(r, "stride", 1), 0, 1);
+}
+static struct gcuda_tensor * build_im2col(struct row * r) {
+    int64_t w[4];
+    list(r, "ne_kernel", w);
+    struct gcuda_tensor * kernel = leaf(r, type_of(r, "type_kernel"), w, UNCOUNTED, 0); // only its shape is used
+    return gcuda_im2col(r->ctx, kernel, input(r, "type_input", "ne_input"), 1, 1, 1, 1, 1, 1, true, type_of(r, "dst_type"));
+}
+
+// ---- recurrences ----
+static struct gcuda_tensor * build_ssm_conv(struct row * r) {
+    struct gcuda_tensor * x = input(r, "type", "ne_a");
+    return gcuda_ssm_conv(r->ctx, x, input(r, "type", "ne_b"));
+}
+static struct gcuda_tensor * build_ssm_scan(struct row * r) {
+    const int64_t n = number(r, "d_state", 1), p = number(r, "head_dim", 1), h = number(r, "n_head", 1);
+    const int64_t g = number(r, "n_group", 1), t = number(r, "n_seq_tokens", 1), s = number(r, "n_seqs", 1);
+    struct gcuda_tensor * state = leaf4(r, GCUDA_TYPE_F32, FLOATS, n, p, h, s);
+    struct gcuda_tensor * x = leaf4(r, GCUDA_TYPE_F32, FLOATS, p, h, t, s), * dt = leaf4(r, GCUDA_TYPE_F32, FLOATS, h, t, s, 1);
+    struct gcuda_tensor * a = leaf4(r, GCUDA_TYPE_F32, FLOATS, 1, h, 1, 1), * b = leaf4(r, GCUDA_TYPE_F32, FLOATS, n, g, t, s);
+    struct gcuda_tensor * c = leaf4(r, GCUDA_TYPE_F32, FLOATS, n, g, t, s);
+    return gcuda_ssm_scan(r->ctx, state, x, dt, a, b, c, leaf4(r, GCUDA_TYPE_I32, POSITIONS, s, 1, 1, 1));
+}
+
+// [Z, H, T] inputs and the state of S sequences.
+struct recurrence {
+    struct gcuda_tensor * in[6], * state;
+};
+static struct recurrence recurrence(struct row * r, int n_inputs, enum content last) {
+    const int64_t z = number(r, "head_size", 64), h = number(r, "head_count", 1), s = number(r, "n_seqs", 1);
+    const int64_t t = number(r, "n_seq_tokens", 1) * s;
+    struct recurrence c;
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < n_inputs; ++i) {
+        c.in[i] = leaf4(r, GCUDA_TYPE_F32, i + 1 == n_inputs ? last : FLOATS, z, h, t, 1);
+    }
+    c.state = leaf4(r, GCUDA_TYPE_F32, FLOATS, z * z * h, s, 1, 1);
+    return c;
+}
+static struct gcuda_tensor * build_rwkv_wkv6(struct row * r) {
+    const struct recurrence c = recurrence(r, 4, FRACTIONS);
+    struct gcuda_tensor * tf = leaf4(r, GCUDA_TYPE_F32, FLOATS, c.in[0]->ne[0], c.in[0]->ne[1], 1, 1);
+    return gcuda_rwkv_wkv6(r->ctx, c.in[0], c.in[1], c.in[2], tf, c.in[3], c.state);
+}
+static struct gcuda_tensor * build_rwkv_wkv7(struct row * r) {
+    const struct recurrence c = recurrence(r, 6, FRACTIONS);
+    return gcuda_rwkv_wkv7(r->ctx, c.in[0], c.in[5], c.in[1], c.in[2], c.in[3], c.in[4], c.state);
+}
+static struct gcuda_tensor * build_gated_linear_attn(struct row * r) {
+    const struct recurrence c = recurrence(r, 4, FRACTIONS);
+    return gcuda_gated_linear_attn(r->ctx, c.in[0], c.in[1], c.in[2], c.in[3], c.state, 0.125f);
+}
+
+// ---- products ----
+static struct gcuda_tensor * build_solve_tri(struct row * r) {
+    struct gcuda_tensor * a = input(r, "type", "ne_lhs"), * b = input(r, "type", "ne_rhs");
+    r->flop = (double) gcuda_nelements(b) * (double) a->ne[0];
+    return gcuda_solve_tri(r->ctx, a, b, true, true, false);
+}
+static struct gcuda_tensor * build_out_prod(struct row * r) {
+    const int64_t m = number(r, "m", 1), n = number(r, "n", 1), k = number(r, "k", 1);
+    struct gcuda_tensor * a = leaf4(r, type_of(r, "type"), FLOATS, m, k, 1, 1);
+    r->flop = 2.0 * (double) m * (double) n * (double) k;
+    return gcuda_out_prod(r->ctx, a, leaf4(r, GCUDA_TYPE_F32, FLOATS, n, k, 1, 1));
+}
+static struct gcuda_tensor * build_mul_mat(struct row * r) {
+    const int64_t m = number(r, "m", 1), n = number(r, "n", 1), k = number(r, "k", 1);
+    int64_t bs[4], nr[4];
+    list(r, "bs", bs);
+    list(r, "nr", nr);
+    struct gcuda_tensor * a = leaf4(r, type_of(r, "type"), FLOATS, k, m, bs[0], bs[1]);
+    if (n > 8) { r->flop = 2.0 * (double) m * (double) n * (double) k * (double) (bs[0] * bs[1] * nr[0] * nr[1]); }
+    r->read_only = true;
+    return gcuda_mul_mat(r->ctx, a, leaf4(r, GCUDA_TYPE_F32, FLOATS, k, n, bs[0] * nr[0], bs[1] * nr[1]));
+}
+static struct gcuda_tensor * build_mul_mat_id(struct row * r) {
+    const int64_t e = number(r, "E", 1), u = number(r, "U", 1), m = number(r, "m", 1), k = number(r, "k", 1);
+    const int64_t n = number(r, "n", 1);
+    struct gcuda_tensor * as = leaf4(r, type_of(r, "type"), UNCOUNTED, k, m, e, 1);
+    struct gcuda_tensor * b = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, 1, n, 1), * ids = indices(r, u, n, e);
+    // experts that random choices touch, in the mean
+    const double touched = (double) e * (1.0 - pow(1.0 - (double) u / (double) e, (double) n));
+    r->extra = touched * (double) (gcuda_row_size(as->type, k) * (size_t) m);
+    r->read_only = true;
+    if (n > 64) { r->flop = 2.0 * (double) m * (double) k * (double) (n * u); }
+    return gcuda_mul_mat_id(r->ctx, as, b, ids);
+}
+static struct gcuda_tensor * build_flash_attn_ext(struct row * r) {
+    const int64_t k = number(r, "hsk", 64), v = number(r, "hsv", 64), nh = number(r, "nh", 1), nr = number(r, "nr", 1);
+    const int64_t kv = number(r, "kv", 1), n = number(r, "nb", 1);
+    struct gcuda_tensor * q = leaf4(r, GCUDA_TYPE_F32, FLOATS, k, n, nh * nr, 1);
+    struct gcuda_tensor * keys = leaf4(r, type_of(r, "type"), FLOATS, k, kv, nh, 1);
+    struct gcuda_tensor * values = leaf4(r, type_of(r, "type"), FLOATS, v, kv, nh, 1);
+    struct gcuda_tensor * mask = k == 72 ? NULL : leaf4(r, GCUDA_TYPE_F16, FLOATS, kv, n, 1, 1);
+    r->read_only = true;
+    if (n > 8) { r->flop = 2.0 * (double) (n * kv) * (double) (k + v) * (double) (nh * nr); }
+    return gcuda_flash_attn_ext(r->ctx, q, keys, values, mask, 1.0f / sqrtf((float) k), 0.0f, 0.0f);
+}
+
+static const struct {
+    const char * name;
+    struct gcuda_tensor * (*build)(struct row * r);
+} builders[] = {
+    { "ACC", build_acc }, { "ADD", build_add }, { "ADD_ID", build_add_id }, { "ARANGE", build_arange },
+    { "ARGMAX", build_argmax }, { "ARGSORT", build_argsort }, { "CLAMP", build_clamp }, { "CONCAT", build_concat },
+    { "CONT", build_cont }, { "CONV_2D", build_conv_2d }, { "CONV_2D_DW", build_conv_2d_dw },
+    { "CONV_TRANSPOSE_1D", build_conv_transpose_1d }, { "CONV_TRANSPOSE_2D", build_conv_transpose_2d },
+    { "COUNT_EQUAL", build_count_equal }, { "CPY", build_cpy }, { "CROSS_ENTROPY_LOSS", build_cross_entropy_loss },
+    { "CROSS_ENTROPY_LOSS_BACK", build_cross_entropy_loss_back }, { "CUMSUM", build_cumsum },
+    { "DIAG_MASK_INF", build_diag_mask_inf }, { "DIV", build_div }, { "FILL", build_fill },
+    { "FLASH_ATTN_EXT", build_flash_attn_ext }, { "GATED_LINEAR_ATTN", build_gated_linear_attn }, { "GEGLU", build_glu },
+    { "GELU", build_gelu }, { "GET_ROWS", build_get_rows }, { "GET_ROWS_BACK", build_get_rows_back },
+    { "GROUP_NORM", build_group_norm }, { "IM2COL", build_im2col }, { "L2_NORM", build_l2_norm },
+    { "LEAKY_RELU", build_leaky_relu }, { "MEAN", build_mean }, { "MUL", build_mul }, { "MUL_MAT", build_mul_mat },
+    { "MUL_MAT_ID", build_mul_mat_id }, { "NORM", build_norm }, { "OPT_STEP_ADAMW", build_opt_step_adamw },
+    { "OPT_STEP_SGD", build_opt_step_sgd }, { "OUT_PROD", build_out_prod }, { "PAD", build_pad },
+    { "PAD_REFLECT_1D", build_pad_reflect_1d }, { "POOL_1D", build_pool_1d }, { "POOL_2D", build_pool_2d },
+    { "REPEAT", build_repeat }, { "REPEAT_BACK", build_repeat_back }, { "RMS_NORM", build_rms_norm },
+    { "RMS_NORM_BACK", build_rms_norm_back }, { "ROLL", build_roll }, { "ROPE", build_rope },
+    { "RWKV_WKV6", build_rwkv_wkv6 }, { "RWKV_WKV7", build_rwkv_wkv7 }, { "SCALE", build_scale }, { "SET", build_set },
+    { "SET_ROWS", build_set_rows }, { "SILU", build_silu }, { "SILU_BACK", build_silu_back }, { "SIN", build_sin },
+    { "SOFT_MAX", build_soft_max }, { "SOFT_MAX_BACK", build_soft_max_back }, { "SOLVE_TRI", build_solve_tri },
+    { "SQR", build_sqr }, { "SQRT", build_sqrt }, { "SSM_CONV", build_ssm_conv }, { "SSM_SCAN", build_ssm_scan },
+    { "SUB", build_sub }, { "SUM", build_sum }, { "SUM_ROWS", build_sum_rows }, { "SWIGLU", build_glu },
+    { "TIMESTEP_EMBEDDING", build_timestep_embedding }, { "TOP_K", build_top_k }, { "TRI", build_tri },
+    { "UPSCALE", build_upscale },
+};
+
+static struct gcuda_tensor * build(struct row * r) {
+    const size_t n = strcspn(r->text, " ");
+    for (int i = 0; i < COUNT(builders); ++i) {
+        if (strlen(builders[i].name) == n && strncmp(builders[i].name, r->text, n) == 0) { return builders[i].build(r); }
+    }
+    gcuda_set_last_error(GCUDA_STATUS_INVALID_ARGUMENT, "no such row");
+    return NULL;
+}
+
+// =====================================================================================================================
+// >>data
+// =====================================================================================================================
+
+// Random blocks of a type that has no quantizer: any codes, with scales that are numbers.
+static void fill_blocks(enum gcuda_type type, char * out, size_t n_bytes) {
+    const size_t block = gcuda_type_size(type);
+    for (size_t i = 0; i < n_bytes; ++i) { out[i] = (char) (random_bits() >> 11); }
+    for (size_t i = 0; i + block <= n_bytes; i += block) {
+        if (type == GCUDA_TYPE_IQ1_M) { // the scale is the top four bits of four words
+            struct gcuda_block_iq1_m * b = (struct gcuda_block_iq1_m *) (void *) (out + i);
+            for (int j = 0; j < 4; ++j) { b->scales[j] = (uint16_t) ((b->scales[j] & 0x0fff) | (j == 3 ? 0x2000 : 0)); }
+        } else {
+            const gcuda_fp16_t d = gcuda_fp32_to_fp16(0.01f + 0.001f * random_float());
+            memcpy(out + i, &d, sizeof d); // where all of them have it
+        }
+    }
+}
+
+static void fill_host(const struct leaf * l, char * out, size_t n_bytes) {
+    const enum gcuda_type type = l->t->type;
+    const struct gcuda_type_traits * traits = gcuda_get_type_traits(type);
+    const int64_t n = (int64_t) (n_bytes / traits->type_size) * traits->blck_size;
+    int32_t * ints = (int32_t *) (void *) out;
+    float row[256];
+    if (l->content == INDICES) { // a random start and an odd step: all different in a run shorter than the limit
+        const int64_t run = l->t->ne[0];
+        for (int64_t i = 0; i < n; ++i) {
+            static int64_t start, step;
+            if (i % run == 0) {
+                start = random_bits() % l->limit;
+                step = (int64_t) (random_bits() % (uint64_t) l->limit) | 1;
+                if (l->limit % step == 0) { step = 1; }
+            }
+            ints[i] = (int32_t) ((start + i % run * step) % l->limit);
+        }
+    } else if (type == GCUDA_TYPE_I32) {
+        for (int64_t i = 0; i < n; ++i) { ints[i] = (int32_t) i; }
+    } else if (traits->from_float_ref == NULL) {
+        fill_blocks(type, out, n_bytes);
+    } else {
+        const int64_t step = traits->blck_size > 1 ? traits->blck_size : n < 256 ? n : 256;
+        for (int64_t i = 0; i < n; i += step, out += gcuda_row_size(type, step)) {
+            const int64_t count = n - i < step ? n - i : step;
+            for (int64_t j = 0; j < count; ++j) {
+                row[j] = l->content == FRACTIONS ? 0.5f + 0.5f * random_float() : random_float();
+            }
+            traits->from_float_ref(row, out, count);
+        }
+    }
+}
+
+// A part from the host, then doubled on the device. Integers come whole: they are small, and their order counts.
+static void fill(const struct leaf * l) {
+    const size_t n_bytes = gcuda_nbytes(l->t), block = gcuda_type_size(l->t->type);
+    const size_t part = (size_t) 1 << 20;
+    size_t done = l->t->type == GCUDA_TYPE_I32 || n_bytes < part ? n_bytes : part / block * block;
+    char * host = (char *) malloc(done + 1), * at = (char *) l->t->data;
+    if (host == NULL) { stop("malloc"); }
+    fill_host(l, host, done);
+    CUDA(cudaMemcpy(at, host, done, cudaMemcpyHostToDevice));
+    while (done < n_bytes) {
+        const size_t n = n_bytes - done < done ? n_bytes - done : done;
+        CUDA(cudaMemcpy(at + done, at, n, cudaMemcpyDeviceToDevice));
+        done += n;
+    }
+    free(host);
+}
+
+// Every input once and the result once; what is changed in place counts as both through the row's extra.
+static double bytes_of(const struct row * r, const struct gcuda_tensor * y) {
+    double n = r->extra;
+    for (int i = 0; i < r->n_leafs; ++i) {
+        if (r->leafs[i].content != UNCOUNTED) { n += (double) gcuda_nbytes(r->leafs[i].t); }
+    }
+    return y->view_src == NULL ? n + (double) gcuda_nbytes(y) : n;
+}
+
+// =====================================================================================================================
+// >>timing
+// =====================================================================================================================
+typedef void (*enqueue_fn)(void * user, int i); // the i-th launch
+
+struct timing {
+    double us;      // of one launch; 0: not measured
+    int n_launches; // in the replayed graph
+};
+
+static int by_value(const void * a, const void * b) {
+    const float x = *(const float *) a, y = *(const float *) b;
+    return x < y ? -1 : x > y;
+}
+
+static double elapsed_us(struct bench * b) {
+    float ms = 0.0f;
+    CUDA(cudaEventSynchronize(b->end));
+    CUDA(cudaEventElapsedTime(&ms, b->begin, b->end));
+    return (double) ms * 1e3;
+}
+
+static struct timing time_launches(struct bench * b, enqueue_fn enqueue, void * user, int n_copies) {
+    struct timing out = { 0.0, 0 };
+    float samples[MAX_REPLAYS];
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    for (int i = 0; i < 3; ++i) { // the first ones load modules and make scratch memory
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        enqueue(user, i);
+        CUDA(cudaEventRecord(b->end, b->stream));
+        if (elapsed_us(b) > 0.2 * b->max_us) { break; }
+    }
+    const double once = fmax(elapsed_us(b), 1.0);
+    int n = MIN_LAUNCHES;
+    if (once * n > 10.0 * b->max_us) { n = (int) (10.0 * b->max_us / once); } // 50 of these would take too long
+    if (once * n < 0.1 * b->max_us) { n = (int) (0.1 * b->max_us / once); }   // and of these many fit
+    n = n < 2 ? 2 : n;
+    n = (n + n_copies - 1) / n_copies * n_copies; // every copy as often as the others
+    CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed));
+    for (int i = 0; i < n; ++i) { enqueue(user, i); }
+    CUDA(cudaStreamEndCapture(b->stream, &graph));
+    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    if (once * n < b->max_us) { CUDA(cudaGraphLaunch(exec, b->stream)); } // uploads it
+    int count = 0;
+    double total = 0.0;
+    while (count < 2 || (total < b->max_us && count < MAX_REPLAYS)) {
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        CUDA(cudaGraphLaunch(exec, b->stream));
+        CUDA(cudaEventRecord(b->end, b->stream));
+        const double us = elapsed_us(b);
+        samples[count++] = (float) us;
+        total += us;
+    }
+    CUDA(cudaGraphExecDestroy(exec));
+    CUDA(cudaGraphDestroy(graph));
+    qsort(samples, (size_t) count, sizeof samples[0], by_value);
+    out.us = (double) samples[count / 2] / n;
+    out.n_launches = n;
+    return out;
+}
+
+struct computing {
+    struct bench * b;
+    struct gcuda_cgraph ** graphs;
+    int n_graphs;
+};
+static void enqueue_graph(void * user, int i) {
+    struct computing * c = (struct computing *) user;
+    if (gcuda_backend_graph_compute_async(c->b->backend, c->graphs[i % c->n_graphs]) != GCUDA_STATUS_SUCCESS) {
+        stop("computing");
+    }
+}
+
+// =====================================================================================================================
+// >>rows
+// =====================================================================================================================
+struct result {
+    struct timing rotated, same;
+    double gbs, tflops, percent; // of the rotated time
+    const char * ceiling;
+    char note[160];
+};
+
+static void row_free(struct gcuda_context * ctx, gcuda_backend_buffer_t buffer) {
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+}
+
+// Copies of the row in one context: enough to pass twice the L2 cache, at least two.
+static int build_copies(struct row * r, struct gcuda_tensor * first, struct leaf (*leafs)[10], struct gcuda_cgraph ** graphs,
+    size_t set_bytes) {
+    const size_t wanted = 2 * r->b->l2_bytes / (set_bytes + 1) + 2;
+    const int n = wanted > MAX_COPIES ? MAX_COPIES : (int) wanted;
+    struct gcuda_tensor * y = first;
+    for (int i = 0; i < n; ++i) {
+        if (i > 0) {
+            r->n_leafs = 0;
+            y = build(r);
+        }
+        memcpy(leafs[i], r->leafs, sizeof r->leafs);
+        graphs[i] = gcuda_new_graph_custom(r->ctx, 16, false);
+        if (graphs[i] == NULL || gcuda_build_forward_expand(graphs[i], y) != GCUDA_STATUS_SUCCESS) { stop(r->text); }
+    }
+    return n;
+}
+
+static void rate(struct bench * b, const struct row * r, double bytes, struct result * out) {
+    out->gbs = bytes / out->rotated.us * 1e-3;
+    out->tflops = r->flop / out->rotated.us * 1e-6;
+    const double ceiling = r->flop > 0.0 ? b->gemm_tflops : r->read_only ? b->read_gbs : b->copy_gbs;
+    out->ceiling = r->flop > 0.0 ? "gemm" : r->read_only ? "read" : "copy";
+    out->percent = ceiling > 0.0 ? 100.0 * (r->flop > 0.0 ? out->tflops : out->gbs) / ceiling : 0.0;
+}
+
+// False: no kernel, and the note says why.
+static bool measure(struct bench * b, const char * text, struct result * out) {
+    static struct leaf leafs[MAX_COPIES][10];
+    static struct gcuda_cgraph * graphs[MAX_COPIES];
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct row r;
+    memset(&r, 0, sizeof r);
+    memset(out, 0, sizeof *out);
+    r.b = b;
+    r.text = text;
+    r.ctx = gcuda_init(params);
+    struct gcuda_tensor * y = build(&r);
+    if (y == NULL) { stop(text); }
+    if (!gcuda_backend_supports_op(b->backend, y)) {
+        snprintf(out->note, sizeof out->note, "%s", gcuda_last_error());
+        row_free(r.ctx, NULL);
+        return false;
+    }
+    const double bytes = bytes_of(&r, y);
+    size_t set_bytes = y->view_src == NULL ? gcuda_nbytes(y) : 0;
+    for (int i = 0; i < r.n_leafs; ++i) { set_bytes += gcuda_nbytes(r.leafs[i].t); }
+    if (gcuda_nbytes(y) * 10 < set_bytes) { r.read_only = true; }
+    const int n_copies = build_copies(&r, y, leafs, graphs, set_bytes);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(r.ctx, b->backend);
+    if (buffer == NULL) {
+        snprintf(out->note, sizeof out->note, "%s", gcuda_last_error());
+        row_free(r.ctx, NULL);
+        return false;
+    }
+    for (int i = 0; i < r.n_leafs; ++i) {
+        fill(&leafs[0][i]);
+        for (int k = 1; k < n_copies; ++k) {
+            CUDA(cudaMemcpyAsync(leafs[k][i].t->data, leafs[0][i].t->data, gcuda_nbytes(leafs[0][i].t),
+                cudaMemcpyDeviceToDevice, b->stream));
+        }
+    }
+    struct computing rotated = { b, graphs, n_copies }, same = { b, graphs, 1 };
+    out->rotated = time_launches(b, enqueue_graph, &rotated, n_copies);
+    out->same = time_launches(b, enqueue_graph, &same, 1);
+    if (gcuda_backend_synchronize(b->backend) != GCUDA_STATUS_SUCCESS) { stop(text); }
+    if (out->same.n_launches < MIN_LAUNCHES) {
+        snprintf(out->note, sizeof out->note, "%d launches", out->same.n_launches);
+    }
+    rate(b, &r, bytes, out);
+    row_free(r.ctx, buffer);
+    return true;
+}
+
+static void json_row(struct bench * b, const char * text, double target, const struct result * r) {
+    fprintf(b->json, "%s\n  {\"name\": \"%s\", \"us_rotated\": %.3f, \"us_same\": %.3f, \"gb_s\": %.1f, \"tflop_s\": %.3f, ",
+        b->n_rows > 1 ? "," : "", text, r->rotated.us, r->same.us, r->gbs, r->tflops);
+    fprintf(b->json, "\"percent\": %.1f, \"ceiling\": \"%s\", \"target_us\": %.2f, \"ratio\": %.3f, \"launches\": %d}",
+        r->percent, r->ceiling ? r->ceiling : "", target, r->same.us > 0.0 ? target / r->same.us : 0.0, r->same.n_launches);
+}
+
+static bool wanted(const struct bench * b, const char * text) { return b->filter == NULL || strstr(text, b->filter) != NULL; }
+
+static void run_row(struct bench * b, const struct bench_target * t, bool counts) {
+    struct result r;
+    b->n_rows++;
+    const bool is_there = measure(b, t->name, &r);
+    if (b->json != NULL) { json_row(b, t->name, t->us, &r); }
+    if (!is_there) {
+        b->n_no_kernel++;
+        printf("%10s %9s %7s %5s %10s %9s %6s  %s\n", "no kernel", "", "", "", "", "", "", t->name);
+        return;
+    }
+    char speed[32], ratio[32] = "", target[32] = "";
+    snprintf(speed, sizeof speed, r.tflops > 0.0 ? "%.1f TF" : "%.0f GB", r.tflops > 0.0 ? r.tflops : r.gbs);
+    if (t->us > 0.0) {
+        const double x = t->us / r.same.us;
+        snprintf(target, sizeof target, "%.2f", t->us);
+        snprintf(ratio, sizeof ratio, "%.2f", x);
+        b->n_slower += x < 1.0 / 1.05;
+        if (counts && t->us > 6.0) {
+            b->log_ratios += log(x);
+            b->n_ratios++;
+        }
+    }
+    printf("%10.2f %9s %6.1f%% %-4s %10.2f %9s %6s  %s%s%s\n", r.rotated.us, speed, r.percent, r.ceiling, r.same.us, target,
+        ratio, t->name, r.note[0] ? "   * " : "", r.note);
+    fflush(stdout);
+}
+
+static void run_table(struct bench * b, const char * title, const struct bench_target * rows, int n, bool counts) {
+    bool is_first = true;
+    for (int i = 0; i < n; ++i) {
+        if (!wanted(b, rows[i].name)) { continue; }
+        if (is_first) {
+            printf("\n%s\n%10s %9s %7s %-4s %10s %9s %6s  /s and us of one launch\n", title, "rotated us", "rate", "", "of",
+                "same us", "target us", "ratio");
+            is_first = false;
+        }
+        run_row(b, &rows[i], counts);
+    }
+}
+
+// =====================================================================================================================
+// >>ceilings
+// =====================================================================================================================
+enum { R_32F = 0, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, OP_N = 0, OP_T = 1 };
+
+static void open_cublas(struct bench * b) {
+    static const char * const names[] = { "libcublas.so.13", "libcublas.so.12" };
+    int (*create)(void ** handle) = NULL;
+    int (*set_stream)(void * handle, cudaStream_t stream) = NULL;
+    int (*set_workspace)(void * handle, void * memory, size_t size) = NULL;
+    void * library = NULL, * memory = NULL;
+    for (int i = 0; i < COUNT(names) && library == NULL; ++i) { library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL); }
+    if (library == NULL) { return; }
+    *(void **) (&create) = dlsym(library, "cublasCreate_v2");
+    *(void **) (&set_stream) = dlsym(library, "cublasSetStream_v2");
+    *(void **) (&set_workspace) = dlsym(library, "cublasSetWorkspace_v2");
+    *(void **) (&b->blas.gemm) = dlsym(library, "cublasGemmEx");
+    if (create == NULL || set_stream == NULL || set_workspace == NULL || b->blas.gemm == NULL) { return; }
+    if (create(&b->blas.handle) != 0 || set_stream(b->blas.handle, b->stream) != 0) {
+        b->blas.handle = NULL;
+        return;
+    }
+    CUDA(cudaMalloc(&memory, (size_t) 64 << 20)); // else it would allocate while a graph is captured; kept to the end
+    set_workspace(b->blas.handle, memory, (size_t) 64 << 20);
+}
+
+struct product {
+    struct bench * b;
+    int type, m, n, k;
+    char * a, * x, * y;
+};
+static void enqueue_product(void * user, int i) {
+    const struct product * p = (const struct product *) user;
+    const float one = 1.0f, zero = 0.0f;
+    (void) i;
+    if (p->b->blas.gemm(p->b->blas.handle, OP_T, OP_N, p->m, p->n, p->k, &one, p->a, p->type, p->k, p->x, p->type, p->k, &zero,
+            p->y, p->type, p->m, COMPUTE_32F, -1) != 0) {
+        gcuda_set_last_error(GCUDA_STATUS_FAILED, "cublasGemmEx failed");
+        stop("cuBLAS");
+    }
+}
+
+// Random numbers of an F16, BF16 or F32 array in device memory.
+static char * device_floats(enum gcuda_type type, int64_t n) {
+    struct gcuda_tensor t;
+    struct leaf l = { &t, FLOATS, 0 };
+    memset(&t, 0, sizeof t);
+    t.type = type;
+    t.ne[0] = n;
+    t.ne[1] = t.ne[2] = t.ne[3] = 1;
+    t.nb[0] = gcuda_type_size(type);
+    t.nb[1] = t.nb[2] = t.nb[3] = gcuda_row_size(type, n);
+    CUDA(cudaMalloc(&t.data, t.nb[1]));
+    fill(&l);
+    return (char *) t.data;
+}
+
+static double cublas_us(struct bench * b, int type, int m, int n, int k) {
+    const enum gcuda_type t = type == R_32F ? GCUDA_TYPE_F32 : type == R_16F ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
+    struct product p = { b, type, m, n, k, NULL, NULL, NULL };
+    p.a = device_floats(t, (int64_t) m * k);
+    p.x = device_floats(t, (int64_t) n * k);
+    p.y = device_floats(t, (int64_t) m * n);
+    const double us = time_launches(b, enqueue_product, &p, 1).us;
+    CUDA(cudaFree(p.a));
+    CUDA(cudaFree(p.x));
+    CUDA(cudaFree(p.y));
+    return us;
+}
+
+struct memory_copy {
+    struct bench * b;
+    char * src, * dst;
+    size_t size;
+};
+static void enqueue_copy(void * user, int i) {
+    const struct memory_copy * c = (const struct memory_copy *) user;
+    (void) i;
+    CUDA(cudaMemcpyAsync(c->dst, c->src, c->size, cudaMemcpyDeviceToDevice, c->b->stream));
+}
+
+static void better(double * best, double found, const char * unit, const char * what) {
+    printf("  %8.1f %s  %s\n", found, unit, what);
+    *best = found > *best ? found : *best;
+}
+
+// The best of one row of the table's kind, by its name.
+static void better_row(struct bench * b, double * best, const char * text) {
+    struct result r;
+    if (measure(b, text, &r)) { better(best, r.gbs, "GB/s  ", text); }
+}
+
+static void ceilings(struct bench * b) {
+    const size_t rows = b->big / 32768;
+    char text[128];
+    printf("ceilings\n");
+    struct memory_copy c = { b, device_floats(GCUDA_TYPE_F32, (int64_t) b->big / 4), NULL, b->big };
+    CUDA(cudaMalloc((void **) &c.dst, b->big));
+    better(&b->copy_gbs, 2.0 * (double) b->big / time_launches(b, enqueue_copy, &c, 1).us * 1e-3, "GB/s  ", "cudaMemcpyAsync");
+    CUDA(cudaFree(c.src));
+    CUDA(cudaFree(c.dst));
+    snprintf(text, sizeof text, "CPY type_src=f32,type_dst=f32,ne_src=[8192,%zu]", rows);
+    better_row(b, &b->copy_gbs, text);
+    snprintf(text, sizeof text, "SUM_ROWS type=f32,ne=[8192,%zu]", rows);
+    better_row(b, &b->read_gbs, text);
+    snprintf(text, sizeof text, "MUL_MAT type=f32,m=%zu,n=1,k=8192", rows);
+    better_row(b, &b->read_gbs, text);
+    if (b->blas.handle == NULL) {
+        printf("  no cuBLAS\n");
+        return;
+    }
+    const int n = b->big >= (size_t) 1 << 32 ? 8192 : 512;
+    const double us = cublas_us(b, R_32F, (int) rows, 1, 8192);
+    better(&b->read_gbs, (double) b->big / us * 1e-3, "GB/s  ", "cuBLAS, F32 matrix times vector");
+    const double flop = 2.0 * pow((double) n, 3.0), tall = 2.0 * 4096.0 * 14336.0;
+    better(&b->gemm_tflops, flop / cublas_us(b, R_16F, n, n, n) * 1e-6, "TFLOP/s", "cuBLAS F16, 8192^3");
+    double other = 0.0; // not the ceiling, but what the issues compare with
+    better(&other, flop / cublas_us(b, R_16BF, n, n, n) * 1e-6, "TFLOP/s", "cuBLAS BF16, 8192^3");
+    better(&other, tall * 512.0 / cublas_us(b, R_16F, 4096, 512, 14336) * 1e-6, "TFLOP/s", "cuBLAS F16, m=4096,n=512,k=14336");
+    better(&other, tall * 2048.0 / cublas_us(b, R_16F, 4096, 2048, 14336) * 1e-6, "TFLOP/s", "cuBLAS F16, m=4096,n=2048,k=14336");
+}
+
+// =====================================================================================================================
+// >>launches   what a launcher costs the host, against a bare launch of an empty kernel
+// =====================================================================================================================
+#if CUDART_VERSION >= 12080 && !defined(BENCH_SIM)
+#define HAS_LIBRARY 1
+#else
+#define HAS_LIBRARY 0
+#endif
+
+struct launching {
+    gcuda_stream stream;
+    struct gcuda_map_args scale;
+    struct gcuda_binary_args add;
+    struct gcuda_norm_args norm;
+    const void * empty;
+};
+static gcuda_status launch_scale(const struct launching * l) { return gcuda_launch_scale(&l->scale, l->stream); }
+static gcuda_status launch_add(const struct launching * l) { return gcuda_launch_add(&l->add, l->stream); }
+static gcuda_status launch_rms_norm(const struct launching * l) { return gcuda_launch_rms_norm(&l->norm, l->stream); }
+static gcuda_status launch_empty(const struct launching * l) {
+#if HAS_LIBRARY
+    const dim3 one = { 1, 1, 1 }, threads = { 256, 1, 1 };
+    CUDA(cudaLaunchKernel(l->empty, one, threads, NULL, 0, l->stream));
+#else
+    (void) l;
+#endif
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Host time of a call, in us: batches that the queue holds, the best of them.
+static double host_us(struct bench * b, gcuda_status (*launch)(const struct launching *), const struct launching * l) {
+    double best = 1e9;
+    for (int i = 0; i < 20; ++i) {
+        CUDA(cudaStreamSynchronize(b->stream));
+        const int64_t t0 = gcuda_time_us();
+        for (int k = 0; k < 500; ++k) {
+            if (launch(l) != GCUDA_STATUS_SUCCESS) { stop("launch"); }
+        }
+        best = fmin(best, (double) (gcuda_time_us() - t0) / 500.0);
+    }
+    CUDA(cudaStreamSynchronize(b->stream));
+    return best;
+}
+
+static struct gcuda_array small_array(char * data) {
+    struct gcuda_array a;
+    memset(&a, 0, sizeof a);
+    a.data = data;
+    a.type = GCUDA_TYPE_F32;
+    a.ne[0] = 256;
+    a.ne[1] = a.ne[2] = a.ne[3] = 1;
+    a.nb[0] = 4;
+    a.nb[1] = a.nb[2] = a.nb[3] = 1024;
+    return a;
+}
+
+static void launches(struct bench * b) {
+    struct launching l;
+    char * memory = device_floats(GCUDA_TYPE_F32, 1024);
+    double bare = 0.0;
+    memset(&l, 0, sizeof l);
+    l.stream = b->stream;
+    l.scale.x = l.scale.y = l.add.a = l.add.b = l.add.y = l.norm.x = l.norm.y = small_array(memory);
+    l.scale.p[0] = 1.0f;
+    l.norm.eps = 1e-6f;
+    printf("\nhost time of a launch, us (256 floats)\n");
+#if HAS_LIBRARY
+    static const char empty[] = ".version 7.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
+    cudaLibrary_t library;
+    cudaKernel_t kernel;
+    CUDA(cudaLibraryLoadData(&library, empty, NULL, NULL, 0, NULL, NULL, 0));
+    CUDA(cudaLibraryGetKernel(&kernel, library, "empty"));
+    l.empty = (const void *) kernel;
+    bare = host_us(b, launch_empty, &l);
+    printf("  %6.2f         an empty kernel, cudaLaunchKernel\n", bare);
+#else
+    printf("  bare launch: not measured, the runtime is older than 12.8\n");
+    (void) launch_empty;
+#endif
+    const struct {
+        const char * name;
+        gcuda_status (*launch)(const struct launching *);
+    } kinds[] = { { "scale", launch_scale }, { "add", launch_add }, { "rms_norm", launch_rms_norm } };
+    for (int i = 0; i < COUNT(kinds); ++i) {
+        const double us = host_us(b, kinds[i].launch, &l);
+        printf("  %6.2f  %+5.2f  gcuda_launch_%s\n", us, us - bare, kinds[i].name);
+    }
+    CUDA(cudaFree(memory));
+}
+
+// =====================================================================================================================
+// >>main
+// =====================================================================================================================
+static void begin(struct bench * b, int device) {
+    struct gcuda_cuda_params params;
+    struct cudaDeviceProp prop;
+    memset(&params, 0, sizeof params);
+    CUDA(cudaSetDevice(device));
+    CUDA(cudaGetDeviceProperties(&prop, device));
+    CUDA(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
+    CUDA(cudaEventCreate(&b->begin));
+    CUDA(cudaEventCreate(&b->end));
+    params.device = device;
+    params.stream = b->stream;
+    b->backend = gcuda_backend_cuda_init_params(&params);
+    if (b->backend == NULL) { stop("backend"); }
+    b->l2_bytes = (size_t) prop.l2CacheSize;
+    printf("%s, %d multiprocessors, L2 %.0f MB\n", prop.name, prop.multiProcessorCount, (double) b->l2_bytes * 1e-6);
+}
+
+static void end(struct bench * b) {
+    printf("\n%d rows, %d without a kernel, %d slower than 1.05 x target\n", b->n_rows, b->n_no_kernel, b->n_slower);
+    if (b->n_ratios > 0) {
+        printf("everything else above 6 us: %.2f x the reference's speed in the geometric mean of %d rows\n",
+            exp(b->log_ratios / b->n_ratios), b->n_ratios);
+    }
+    if (b->json != NULL) {
+        fprintf(b->json, "\n], \"copy_gb_s\": %.1f, \"read_gb_s\": %.1f, \"gemm_tflop_s\": %.1f}\n", b->copy_gbs, b->read_gbs,
+            b->gemm_tflops);
+        fclose(b->json);
+    }
+    gcuda_backend_free(b->backend);
+}
+
+int main(int argc, char ** argv) {
+    struct bench b;
+    int device = 0;
+    const char * table = NULL;
+    memset(&b, 0, sizeof b);
+    b.big = (size_t) 4 << 30;
+    b.max_us = 30000.0;
+    for (int i = 1; i < argc; ++i) {
+        if (i + 1 < argc && strcmp(argv[i], "--filter") == 0) {
+            b.filter = argv[++i];
+        } else if (i + 1 < argc && strcmp(argv[i], "--table") == 0) {
+            table = argv[++i];
+        } else if (i + 1 < argc && strcmp(argv[i], "--device") == 0) {
+            device = atoi(argv[++i]);
+        } else if (i + 1 < argc && strcmp(argv[i], "--mb") == 0) {
+            b.big = (size_t) atoi(argv[++i]) << 20;
+        } else if (i + 1 < argc && strcmp(argv[i], "--ms") == 0) {
+            b.max_us = atof(argv[++i]) * 1e3;
+        } else if (i + 1 < argc && strcmp(argv[i], "--json") == 0) {
+            b.json = fopen(argv[++i], "w");
+            if (b.json == NULL) { stop("--json: cannot write"); }
+            fprintf(b.json, "{\"rows\": [");
+        } else {
+            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own] [--json FILE]"
+                            " [--device N]\n                 [--ms N: of measuring a row, 30] [--mb N: of the ceilings, 4096]\n");
+            return 2;
+        }
+    }
+    const struct {
+        const char * key, * title;
+        const struct bench_target * rows;
+        int n;
+    } tables[] = {
+        { "others", "everything else", targets_others, COUNT(targets_others) },
+        { "own", "past the L2 cache, without a target", targets_own, COUNT(targets_own) },
+        { "vec", "products, weights far larger than L2", targets_mul_mat_vec, COUNT(targets_mul_mat_vec) },
+        { "mul_mat", "products, m=4096 k=14336", targets_mul_mat, COUNT(targets_mul_mat) },
+        { "mul_mat_id", "products of experts", targets_mul_mat_id, COUNT(targets_mul_mat_id) },
+        { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext) },
+    };
+    begin(&b, device);
+    open_cublas(&b);
+    ceilings(&b);
+    if (table == NULL && b.filter == NULL) { launches(&b); }
+    for (int i = 0; i < COUNT(tables); ++i) {
+        if (table == NULL || strcmp(table, tables[i].key) == 0) {
+            run_table(&b, tables[i].title, tables[i].rows, tables[i].n, tables[i].key[0] == 'o' && tables[i].key[1] == 't');
+        }
+    }
+    end(&b);
+    return 0;
+}
