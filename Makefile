@@ -60,7 +60,7 @@ bench-cpu: $(BENCHES) ## matrix products against OpenBLAS, quantized mat-vec
 	@for b in $(BENCHES); do ./$$b $(ARGS) || exit 1; done
 
 size: $(B)/gcuda_impl.o ## lines and bytes; of the kernels, where they are built, processor time and bytes of each part
-	@python3 tests/tools/size.py $(B)
+	@python3 tests/tools/size.py $(B) $(KERNEL_PARTS)
 
 map: ## sections and operations of gcuda.h and gcuda_kernels.cu with line numbers
 	@grep -nHE '^ *// >>(op:)?[a-z0-9_-]+' gcuda.h gcuda_kernels.cu 2>/dev/null | sed -E 's,: *// *,\t,; s/ -+$$//'

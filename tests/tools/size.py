@@ -2,7 +2,7 @@
 """What gcuda costs: `make size`. Lines of the source, bytes of the host object, and of the kernels, if `make cuda` has
 built them: processor seconds that nvcc took for each part, bytes of the object, bytes of machine code per architecture.
 
-    size.py BUILD
+    size.py BUILD PART...
 """
 import glob
 import os
@@ -43,9 +43,9 @@ def machine_code(path):
     return found
 
 
-def kernels(folder):
-    parts = sorted(glob.glob(folder + "/gcuda_kernels-*.o"), key=lambda p: int(re.search(r"-(\d+)\.o", p)[1]))
-    if not parts:
+def kernels(folder, numbers):
+    parts = [f"{folder}/gcuda_kernels-{n}.o" for n in numbers]
+    if not all(os.path.exists(p) for p in parts):
         print("  kernels: not built (make cuda, or make cuda ARCHS=90a)")
         return
     with open(folder + "/flags", encoding="utf-8") as f:
@@ -72,7 +72,7 @@ def main():
         print(f"  {name:<18} {text.count(chr(10)):>7} lines {len(text.encode()):>10} bytes")
     path = build + "/gcuda_impl.o"
     print(f"  {path:<18} {os.path.getsize(path):>7} bytes, of them {section(path, r'.text')} machine code")
-    kernels(build + "/cuda")
+    kernels(build + "/cuda", sys.argv[2:])
     return 0
 
 
