@@ -134,7 +134,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cpu       CPU backend, thread pool
     >>impl-cuda-device   errors, discovery, the current device
     >>impl-cuda-driver   functions of the driver, looked up when devices are found
-    >>impl-cuda-pool     scratch memory of a backend: best fit over cached blocks, budget, trimming
+    >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
+    >>impl-cuda-pool     scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
     >>impl-cuda-state    struct gcudai_cuda: all that belongs to a backend
     >>impl-cuda-buffer   device buffers, page-locked host buffers
     >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
@@ -315,6 +316,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
 #define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
 #define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
+#define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
 #define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
 #define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
 #define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
@@ -322,6 +324,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
 #define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
 #define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
+#define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
+#define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
 #define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
 #define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
 #define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
@@ -3021,12 +3025,43 @@ enum gcuda_cuda_wait { // how gcuda_backend_synchronize waits
     GCUDA_CUDA_WAIT_BLOCK = 3    // sleeps
 };
 
+enum gcuda_cuda_switch {
+    GCUDA_CUDA_AUTO = 0, // as the environment says, or as gcuda thinks best
+    GCUDA_CUDA_ON = 1,
+    GCUDA_CUDA_OFF = 2
+};
+
+// Whom memory is asked from, instead of CUDA. Called from any thread, for device memory with the device current. alloc
+// returns size bytes (never 0) aligned to 256, or NULL, which is a normal answer; free gets the size back, when all work
+// on the memory is done. What an allocator gave goes back to it, whatever is set later, so it must outlive that.
+struct gcuda_cuda_allocator {
+    void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
+    void (*free)(void * user, int device, void * ptr, size_t size);
+    void * user;
+};
+struct gcuda_cuda_memory_params {
+    struct gcuda_cuda_allocator device;  // cudaMalloc's place
+    struct gcuda_cuda_allocator pinned;  // cudaHostAlloc's; all devices must be able to reach it (portable)
+    enum gcuda_cuda_switch unified;      // cudaMallocManaged for device memory, so that it may exceed the device's.
+                                         // AUTO: if GCUDA_CUDA_ENABLE_UNIFIED_MEMORY is set
+    enum gcuda_cuda_switch page_locked;  // host buffers are page-locked. AUTO: unless GCUDA_CUDA_NO_PINNED is set
+};
+
+enum gcuda_cuda_pool { // where a backend's scratch comes from
+    GCUDA_CUDA_POOL_AUTO = 0,    // VMM where device and driver have it and device memory is CUDA's own, or BEST_FIT
+    GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed
+    GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
+};
+
 struct gcuda_cuda_params {
     int device;           // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
     gcuda_stream stream;  // the caller's, which must outlive the backend; NULL: the backend makes its own
     int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
     enum gcuda_cuda_wait wait;
-    size_t memory_budget; // bytes of device memory the backend may hold for scratch; 0: no limit of its own
+    size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit of its own
+    enum gcuda_cuda_pool pool;
+    size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
+    struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3048,15 +3083,39 @@ GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); /
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
-// Scratch memory of a backend, in bytes.
-struct gcuda_cuda_stats {
-    size_t in_use;   // handed to nodes that run
+// Choices of the process, from now on, for buffers and for backends without choices of their own; NULL: the default.
+// Fails for an allocator with only one of its functions. gcuda_shutdown forgets them.
+GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
+
+// ---- how much memory is held, and what for ----
+// A backend counts what it takes for itself. The device counts that of all its backends, and buffers: those belong to
+// the device, because a buffer may be used by several backends and outlive them. Neither knows what CUDA and cuBLAS
+// take for contexts, code and their own use.
+enum gcuda_cuda_purpose {
+    GCUDA_CUDA_PURPOSE_SCRATCH = 0,   // of operations, from the backend's pool
+    GCUDA_CUDA_PURPOSE_FLAGS = 1,     // words in which kernels report bad input
+    GCUDA_CUDA_PURPOSE_WORKSPACE = 2, // cuBLAS's
+    GCUDA_CUDA_PURPOSE_STAGING = 3,   // of uploads and of copies between devices
+    GCUDA_CUDA_PURPOSE_BUFFERS = 4    // tensors
+};
+#define GCUDA_CUDA_PURPOSE_COUNT 5
+struct gcuda_cuda_purpose_stats {
+    size_t in_use, reserved, peak; // as below
+};
+struct gcuda_cuda_stats { // bytes of device memory
+    size_t in_use;   // handed out; the device counts all scratch that its backends reserve as handed out
     size_t reserved; // taken from the device
     size_t peak;     // of reserved
-    size_t budget;   // 0: none
+    size_t budget;   // what reserved never exceeds; 0: none
+    size_t pinned, pinned_peak; // page-locked host memory: in none of the above, and in no budget
+    struct gcuda_cuda_purpose_stats by[GCUDA_CUDA_PURPOSE_COUNT];
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend); // gives cached scratch back to the device
+GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats);
+// A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
+// stays; more is refused with ALLOC_FAILED while reserved plus the request exceeds it.
+GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes);
 
 // ---- upload: host memory of any kind into tensors, by threads of its own, while backends compute ----
 // Ordinary and mapped memory copies slowly to a device: the driver stages it on one thread (5.7 of 54.5 GB/s, H200).
@@ -20457,9 +20516,11 @@ gcuda_backend_t gcuda_backend_init_best(void) {
     return backend ? backend : gcuda_backend_cpu_init();
 }
 
-static void gcudai_cuda_forget(void); // the devices found; the registry's lock is held
+static void gcudai_cuda_unregister_all(void); // what the user has not unregistered
+static void gcudai_cuda_forget(void);         // the devices found; the registry's lock is held
 
 void gcuda_shutdown(void) {
+    gcudai_cuda_unregister_all();
     gcudai_mutex_lock(&gcudai_g.lock);
     gcuda_backend_reg_t * regs = gcudai_g.regs;
     gcudai_g.regs = NULL;
@@ -21096,7 +21157,7 @@ static gcuda_status gcudai_cpu_buffer_copy(
 }
 
 static gcuda_status gcudai_cpu_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
-    memset(buffer->context, value, buffer->size);
+    memset(buffer->iface.get_base(buffer), value, buffer->size);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -21515,6 +21576,7 @@ static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p);
 static void gcudai_cuda_driver_find(void);
 static void gcudai_cuda_driver_forget(void);
+static void gcudai_cuda_memory_forget(void);
 
 // No context is made: counting and properties need none. A device that cannot be asked is left out.
 static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
@@ -21575,6 +21637,7 @@ static struct gcudai_cuda_device * gcudai_cuda_device_get(int index, const char 
 static void gcudai_cuda_forget(void) {
     GCUDAI_ZERO(gcudai_cuda_found);
     gcudai_cuda_driver_forget();
+    gcudai_cuda_memory_forget();
 }
 
 int gcuda_backend_cuda_get_device_count(void) { return gcudai_cuda_devices_get()->n; }
@@ -21633,6 +21696,7 @@ enum {
     GCUDAI_CU_LOCATION_DEVICE = 1,
     GCUDAI_CU_MEMORY_PINNED = 1,
     GCUDAI_CU_GRANULARITY_RECOMMENDED = 1,
+    GCUDAI_CU_ACCESS_NONE = 0,
     GCUDAI_CU_ACCESS_READWRITE = 3
 };
 
@@ -21746,122 +21810,761 @@ static size_t gcudai_cuda_vmm_granularity(int index) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-pool   scratch memory of a backend: best fit over cached blocks, budget, trimming
+// >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
 // =====================================================================================================
-// Blocks are reused in stream order: a block given back may be handed out at once, because whoever had it is earlier on
-// the same stream. Blocks may come back in any order.
+// Every byte is booked in a ledger before it is asked for, and in the ledger of the device above that: threads together
+// cannot exceed a budget, and a call that fails takes its booking back. Ledgers change under the registry's lock, which
+// is taken for real allocations only, never for what a pool hands out again.
 
-struct gcudai_cuda_block {
+#define GCUDAI_CUDA_ALIGN 256 // bytes: what cudaMalloc gives
+
+struct gcudai_cuda_ledger {
+    struct gcudai_cuda_ledger * above;          // the device's, of a backend's
+    struct gcuda_cuda_memory_params from;       // a backend's own allocators; alloc NULL: the process's
+    struct gcuda_cuda_stats stats;              // in_use is filled in when it is asked for
+};
+
+// Memory, and whom it goes back to. Zero is a piece without memory.
+struct gcudai_cuda_piece {
     void * ptr;
     size_t size;
+    int device;
+    bool is_pinned;
+    enum gcuda_cuda_purpose purpose;
+    struct gcuda_cuda_allocator from; // alloc NULL: CUDA itself
+    struct gcudai_cuda_ledger * ledger;
+};
+
+struct gcudai_cuda_registered { // page-locked memory of the user's
+    void * ptr;
+    struct gcudai_cuda_registered * next;
+};
+
+// The process's choices and registrations, under the registry's lock; gcuda_shutdown forgets them.
+struct gcudai_cuda_memory {
+    struct gcuda_cuda_memory_params params;
+    struct gcudai_cuda_ledger devices[GCUDA_CUDA_MAX_DEVICES];
+    struct gcudai_cuda_registered * registered;
+};
+static struct gcudai_cuda_memory gcudai_cuda_memory;
+
+static void gcudai_cuda_memory_forget(void) { GCUDAI_ZERO(gcudai_cuda_memory); }
+
+static bool gcudai_cuda_switch(enum gcuda_cuda_switch choice, bool otherwise) {
+    return choice == GCUDA_CUDA_AUTO ? otherwise : choice == GCUDA_CUDA_ON;
+}
+
+// What a ledger's memory comes from: its own choices where it has any, or else the process's, or else the environment's.
+static struct gcuda_cuda_memory_params gcudai_cuda_memory_of(const struct gcudai_cuda_ledger * ledger) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcuda_cuda_memory_params p = gcudai_cuda_memory.params;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    if (ledger != NULL && ledger->from.device.alloc != NULL) { p.device = ledger->from.device; }
+    if (ledger != NULL && ledger->from.pinned.alloc != NULL) { p.pinned = ledger->from.pinned; }
+    if (ledger != NULL && ledger->from.unified != GCUDA_CUDA_AUTO) { p.unified = ledger->from.unified; }
+    const bool is_unified = gcudai_cuda_switch(p.unified, gcudai_env("GCUDA_CUDA_ENABLE_UNIFIED_MEMORY") != NULL);
+    const bool is_locked = gcudai_cuda_switch(p.page_locked, gcudai_env("GCUDA_CUDA_NO_PINNED") == NULL);
+    p.unified = is_unified ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    p.page_locked = is_locked ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    return p;
+}
+
+// Bytes free on the current device, for messages; 0 where that cannot be asked.
+static unsigned long long gcudai_cuda_free_bytes(void) {
+    size_t n_free = 0, n_total = 0;
+    if (cudaMemGetInfo(&n_free, &n_total) != cudaSuccess) {
+        (void) cudaGetLastError();
+        n_free = 0;
+    }
+    return (unsigned long long) n_free;
+}
+
+static void gcudai_cuda_stats_add(struct gcuda_cuda_stats * s, enum gcuda_cuda_purpose purpose, size_t size) {
+    struct gcuda_cuda_purpose_stats * p = &s->by[purpose];
+    s->reserved += size;
+    s->peak = GCUDAI_MAX(s->peak, s->reserved);
+    p->reserved += size;
+    p->peak = GCUDAI_MAX(p->peak, p->reserved);
+}
+
+static void gcudai_cuda_stats_sub(struct gcuda_cuda_stats * s, enum gcuda_cuda_purpose purpose, size_t size) {
+    s->reserved -= GCUDAI_MIN(s->reserved, size); // a device's ledger starts anew at gcuda_shutdown
+    s->by[purpose].reserved -= GCUDAI_MIN(s->by[purpose].reserved, size);
+}
+
+// Device memory that is about to be asked for, if all budgets have room for it.
+static gcuda_status gcudai_cuda_book(
+    struct gcudai_cuda_ledger * ledger, int device, enum gcuda_cuda_purpose purpose, size_t size, const char * what) {
+    struct gcuda_cuda_stats full;
+    const char * whose = NULL;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    for (struct gcudai_cuda_ledger * l = ledger; l != NULL && whose == NULL; l = l->above) {
+        const struct gcuda_cuda_stats * s = &l->stats;
+        if (s->budget > 0 && (s->reserved > s->budget || size > s->budget - s->reserved)) {
+            full = *s;
+            whose = l->above != NULL ? "the backend" : "the device";
+        }
+    }
+    for (struct gcudai_cuda_ledger * l = ledger; l != NULL && whose == NULL; l = l->above) {
+        gcudai_cuda_stats_add(&l->stats, purpose, size);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return whose == NULL ? GCUDA_STATUS_SUCCESS
+                         : gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
+                               "%s on CUDA%d: %llu bytes wanted, the budget of %s is %llu with %llu reserved; %llu free",
+                               what, device, (unsigned long long) size, whose, (unsigned long long) full.budget,
+                               (unsigned long long) full.reserved, gcudai_cuda_free_bytes());
+}
+
+static void gcudai_cuda_unbook(struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_purpose purpose, size_t size) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    for (struct gcudai_cuda_ledger * l = ledger; l != NULL; l = l->above) {
+        gcudai_cuda_stats_sub(&l->stats, purpose, size);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+}
+
+// Page-locked memory is the machine's, not the device's: counted, but in no budget.
+static void gcudai_cuda_count_pinned(struct gcudai_cuda_ledger * ledger, size_t added, size_t removed) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    for (struct gcudai_cuda_ledger * l = ledger; l != NULL; l = l->above) {
+        l->stats.pinned += added;
+        l->stats.pinned -= GCUDAI_MIN(l->stats.pinned, removed);
+        l->stats.pinned_peak = GCUDAI_MAX(l->stats.pinned_peak, l->stats.pinned);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+}
+
+static void gcudai_cuda_release(const struct gcudai_cuda_piece * piece) {
+    if (piece->from.alloc != NULL) {
+        piece->from.free(piece->from.user, piece->device, piece->ptr, piece->size);
+        return;
+    }
+    const cudaError_t err = piece->is_pinned ? cudaFreeHost(piece->ptr) : cudaFree(piece->ptr);
+    if (err != cudaSuccess) { // a lost device, or a driver that shuts down: nothing more can be done for it
+        (void) cudaGetLastError();
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s of %llu bytes on CUDA%d: %s", piece->is_pinned ? "cudaFreeHost" : "cudaFree",
+            (unsigned long long) piece->size, piece->device, cudaGetErrorString(err));
+    }
+}
+
+// The memory itself, from the user's callback or from CUDA. Fills piece in.
+static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, bool is_unified, const char * what) {
+    const unsigned long long size = (unsigned long long) piece->size;
+    if (piece->from.alloc != NULL) {
+        piece->ptr = piece->from.alloc(piece->from.user, piece->device, piece->size);
+        if (piece->ptr != NULL && (uintptr_t) piece->ptr % GCUDAI_CUDA_ALIGN != 0) {
+            gcudai_cuda_release(piece);
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s on CUDA%d: the allocator's %llu bytes are at %p: want %d-byte alignment",
+                what, piece->device, size, piece->ptr, GCUDAI_CUDA_ALIGN);
+        }
+        return piece->ptr != NULL ? GCUDA_STATUS_SUCCESS
+                                  : gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
+                                        "%s on CUDA%d: %llu bytes wanted, the allocator has none; %llu free", what,
+                                        piece->device, size, gcudai_cuda_free_bytes());
+    }
+    const char * call = piece->is_pinned ? "cudaHostAlloc" : is_unified ? "cudaMallocManaged" : "cudaMalloc";
+    const cudaError_t err = piece->is_pinned ? cudaHostAlloc(&piece->ptr, piece->size, cudaHostAllocPortable)
+                            : is_unified     ? cudaMallocManaged(&piece->ptr, piece->size, cudaMemAttachGlobal)
+                                             : cudaMalloc(&piece->ptr, piece->size);
+    if (err == cudaSuccess) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return gcudai_cuda_fail(
+        err, call, piece->device, "%s: %llu bytes wanted, %llu free", what, size, gcudai_cuda_free_bytes());
+}
+
+// Device memory, aligned to 256 bytes. The device is current. On failure the piece is without memory.
+static gcuda_status gcudai_cuda_take(struct gcudai_cuda_ledger * ledger, int device, enum gcuda_cuda_purpose purpose,
+    size_t size, const char * what, struct gcudai_cuda_piece * piece) {
+    const struct gcuda_cuda_memory_params params = gcudai_cuda_memory_of(ledger);
+    GCUDAI_ZERO(*piece);
+    GCUDAI_TRY(gcudai_cuda_book(ledger, device, purpose, size, what));
+    piece->size = size;
+    piece->device = device;
+    piece->purpose = purpose;
+    piece->ledger = ledger;
+    piece->from = params.device;
+    const gcuda_status st = gcudai_cuda_obtain(piece, params.unified == GCUDA_CUDA_ON, what);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_unbook(ledger, purpose, size);
+        GCUDAI_ZERO(*piece);
+    }
+    return st;
+}
+
+// Page-locked host memory that every device can reach. ledger may be NULL: then it is only the process's.
+static gcuda_status gcudai_cuda_take_pinned(struct gcudai_cuda_ledger * ledger, int device,
+    enum gcuda_cuda_purpose purpose, size_t size, const char * what, struct gcudai_cuda_piece * piece) {
+    GCUDAI_ZERO(*piece);
+    piece->size = size;
+    piece->device = device;
+    piece->is_pinned = true;
+    piece->purpose = purpose;
+    piece->ledger = ledger;
+    piece->from = gcudai_cuda_memory_of(ledger).pinned;
+    const gcuda_status st = gcudai_cuda_obtain(piece, false, what);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        GCUDAI_ZERO(*piece);
+        return st;
+    }
+    gcudai_cuda_count_pinned(ledger, size, 0);
+    return st;
+}
+
+// Takes pieces without memory too. Whatever uses the memory has to be done.
+static void gcudai_cuda_give(struct gcudai_cuda_piece * piece) {
+    if (piece->ptr == NULL) {
+        return;
+    }
+    gcudai_cuda_release(piece);
+    if (piece->is_pinned) {
+        gcudai_cuda_count_pinned(piece->ledger, 0, piece->size);
+    } else {
+        gcudai_cuda_unbook(piece->ledger, piece->purpose, piece->size);
+    }
+    GCUDAI_ZERO(*piece);
+}
+
+static bool gcudai_cuda_is_allocator(const struct gcuda_cuda_allocator * a) { return !a->alloc == !a->free; }
+
+gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params) {
+    struct gcuda_cuda_memory_params none;
+    GCUDAI_ZERO(none);
+    params = params ? params : &none;
+    if (!gcudai_cuda_is_allocator(&params->device) || !gcudai_cuda_is_allocator(&params->pinned)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_memory: an allocator needs both alloc and free");
+    }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    gcudai_cuda_memory.params = *params;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
+    if (gcudai_cuda_device_get(device, "cuda_set_device_budget") == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    gcudai_cuda_memory.devices[device].stats.budget = bytes;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// What is reserved is in use, except for scratch, of which only the pools know.
+static struct gcuda_cuda_stats gcudai_cuda_ledger_stats(const struct gcudai_cuda_ledger * ledger, size_t scratch_idle) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcuda_cuda_stats s = ledger->stats;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    for (int i = 0; i < GCUDA_CUDA_PURPOSE_COUNT; ++i) { s.by[i].in_use = s.by[i].reserved; }
+    s.by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use -= scratch_idle;
+    s.in_use = s.reserved - scratch_idle;
+    return s;
+}
+
+gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats) {
+    const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_stats");
+    if (d == NULL || stats == NULL) {
+        return d ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_stats: result is NULL")
+                 : GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    *stats = gcudai_cuda_ledger_stats(&gcudai_cuda_memory.devices[device], 0);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- memory of the user's that is page-locked where it lies ----
+
+// Out of the list, if it is there: the link that leads to it.
+static struct gcudai_cuda_registered * gcudai_cuda_registered_take(const void * ptr) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cuda_registered ** link = &gcudai_cuda_memory.registered;
+    while (*link != NULL && ptr != NULL && (*link)->ptr != ptr) { link = &(*link)->next; } // NULL: whichever is first
+    struct gcudai_cuda_registered * r = *link;
+    if (r != NULL) { *link = r->next; }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return r;
+}
+
+// Memory mapped for reading only takes the flag of the same name, which not every device supports.
+gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
+    if (ptr == NULL || size == 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_register_host_buffer: %llu bytes at %p",
+            (unsigned long long) size, ptr);
+    }
+    struct gcudai_cuda_registered * r = (struct gcudai_cuda_registered *) gcudai_calloc(1, sizeof(*r));
+    if (r == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    cudaError_t err = cudaHostRegister(ptr, size, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
+    if (err == cudaErrorNotSupported) {
+        (void) cudaGetLastError();
+        err = cudaHostRegister(ptr, size, cudaHostRegisterPortable);
+    }
+    if (err != cudaSuccess) {
+        gcudai_free(r);
+        return gcudai_cuda_fail(err, "cudaHostRegister", 0, "%llu bytes at %p", (unsigned long long) size, ptr);
+    }
+    r->ptr = ptr;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    r->next = gcudai_cuda_memory.registered;
+    gcudai_cuda_memory.registered = r;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
+    struct gcudai_cuda_registered * r = ptr ? gcudai_cuda_registered_take(ptr) : NULL;
+    if (r == NULL) {
+        return gcudai_fail(
+            GCUDA_STATUS_INVALID_ARGUMENT, "cuda_unregister_host_buffer: %p was not registered, or is no longer", ptr);
+    }
+    gcudai_free(r);
+    const cudaError_t err = cudaHostUnregister(ptr);
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                              : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
+}
+
+// What is still registered at gcuda_shutdown.
+static void gcudai_cuda_unregister_all(void) {
+    struct gcudai_cuda_registered * r;
+    while ((r = gcudai_cuda_registered_take(NULL)) != NULL) {
+        if (cudaHostUnregister(r->ptr) != cudaSuccess) { (void) cudaGetLastError(); }
+        gcudai_free(r);
+    }
+}
+
+// =====================================================================================================
+// >>impl-cuda-pool   scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
+// =====================================================================================================
+// Memory is reused in stream order: what is given back may be handed out at once, because whoever had it is earlier on
+// the same stream. It may come back in any order. Blocks handed out in the same order, from a pool in the same state,
+// have the same addresses, and addresses do not change while the pool lives.
+//
+// Ranges: addresses for as much as the device has memory are reserved at once, and physical memory is mapped right
+// behind what is mapped already when it is needed, so that a request that grows takes up what it had before. A request
+// gets the first hole that is large enough, lowest address first; what comes back joins the free space beside it, and
+// when it was the last, the end recedes over it. When a range is full, another is reserved. Where the driver refuses,
+// best fit over blocks takes over, and only then there is an error.
+//
+// Best fit: blocks of the allocator's, the smallest that is large enough. Those that lie idle and are all too small are
+// given back once they add up to the request: a request that grows in steps holds at most twice its size.
+//
+// A captured graph remembers addresses. While n_holds is not 0 nothing goes back to the device, and generation changes
+// whenever something has: a graph captured under another generation has to be captured again.
+
+struct gcudai_cuda_block {
+    struct gcudai_cuda_piece piece;
     bool is_used;
+};
+
+struct gcudai_cuda_segment { // of a range, in bytes from its base
+    size_t at, size;
+    bool is_used;
+};
+
+struct gcudai_cuda_range {
+    gcudai_cu_ptr base;
+    size_t reserved, mapped;               // bytes; what is mapped lies at the front
+    size_t * chunks;                       // what was mapped in one go can only be unmapped so
+    struct gcudai_cuda_segment * segments; // from 0 on without gaps, in order of address; the last one is used
+    size_t n_chunks, cap_chunks, n_segments, cap_segments;
 };
 
 struct gcudai_cuda_pool {
     int device;
+    struct gcudai_cuda_ledger * ledger;
+    size_t granularity, reserve; // of ranges; granularity 0: best fit only
+    unsigned peers;              // bit i: device i may reach the ranges
+    struct gcudai_cuda_range * ranges;
     struct gcudai_cuda_block * blocks;
-    size_t n, cap;
-    struct gcuda_cuda_stats stats;
+    size_t n_ranges, cap_ranges, n_blocks, cap_blocks;
+    size_t in_use, reserved; // bytes
+    unsigned n_holds;
+    uint64_t generation;
 };
 
-// Gives unused blocks back. The stream must be idle.
-static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
-    size_t n = 0;
-    for (size_t i = 0; i < pool->n; ++i) {
-        if (pool->blocks[i].is_used) {
-            pool->blocks[n++] = pool->blocks[i];
-            continue;
-        }
-        if (cudaFree(pool->blocks[i].ptr) != cudaSuccess) { // a lost device: nothing more can be done for it
-            (void) cudaGetLastError();
-        }
-        pool->stats.reserved -= pool->blocks[i].size;
+// Room for one more item behind the n that are there.
+static gcuda_status gcudai_cuda_more(void * array, size_t * cap, size_t n, size_t item_size) {
+    void * items = NULL; // array is the address of a pointer of any type
+    if (n < *cap) {
+        return GCUDA_STATUS_SUCCESS;
     }
-    pool->n = n;
+    const size_t more = *cap ? 2 * *cap : 16;
+    void * copy = gcudai_calloc(more, item_size);
+    if (copy == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    memcpy(&items, array, sizeof(items));
+    if (n > 0) { memcpy(copy, items, n * item_size); }
+    gcudai_free(items);
+    memcpy(array, &copy, sizeof(copy));
+    *cap = more;
+    return GCUDA_STATUS_SUCCESS;
 }
+
+// ---- ranges ----
+
+static size_t gcudai_cuda_range_end(const struct gcudai_cuda_range * r) {
+    return r->n_segments == 0 ? 0 : r->segments[r->n_segments - 1].at + r->segments[r->n_segments - 1].size;
+}
+
+// Read and write access for the pool's device and its peers, or none at all for a single device.
+static int gcudai_cuda_range_access(gcudai_cu_ptr ptr, size_t size, unsigned devices, int flags) {
+    struct gcudai_cu_access access[GCUDA_CUDA_MAX_DEVICES];
+    size_t n = 0;
+    GCUDAI_ZERO(access);
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        if (devices & 1u << i) {
+            access[n].location.type = GCUDAI_CU_LOCATION_DEVICE;
+            access[n].location.id = i;
+            access[n++].flags = flags;
+        }
+    }
+    return gcudai_cuda_driver.cuMemSetAccess(ptr, size, access, n);
+}
+
+// Physical memory behind what is mapped. The handle goes at once: the mapping keeps the memory. Half-way failures are
+// undone.
+static gcuda_status gcudai_cuda_range_map_now(
+    const struct gcudai_cuda_pool * pool, const struct gcudai_cuda_range * r, size_t size, const char * what) {
+    const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
+    const struct gcudai_cu_memory_prop prop = gcudai_cuda_vmm_prop(pool->device);
+    const gcudai_cu_ptr at = r->base + r->mapped;
+    gcudai_cu_memory memory = 0;
+    const char * call = "cuMemCreate";
+    int err = drv->cuMemCreate(&memory, size, &prop, 0);
+    if (err == 0) {
+        call = "cuMemMap";
+        err = drv->cuMemMap(at, size, 0, memory, 0);
+        const bool is_mapped = err == 0;
+        const int released = drv->cuMemRelease(memory);
+        if (err == 0 && released != 0) {
+            call = "cuMemRelease";
+            err = released;
+        }
+        if (err == 0) {
+            call = "cuMemSetAccess";
+            err = gcudai_cuda_range_access(at, size, pool->peers | 1u << pool->device, GCUDAI_CU_ACCESS_READWRITE);
+        }
+        if (err != 0 && is_mapped) { (void) drv->cuMemUnmap(at, size); }
+    }
+    return err == 0 ? GCUDA_STATUS_SUCCESS
+                    : gcudai_cuda_fail((cudaError_t) err, call, pool->device, "%s: %llu bytes wanted, %llu free", what,
+                          (unsigned long long) size, gcudai_cuda_free_bytes());
+}
+
+static gcuda_status gcudai_cuda_range_map(
+    struct gcudai_cuda_pool * pool, struct gcudai_cuda_range * r, size_t size, const char * what) {
+    GCUDAI_TRY(gcudai_cuda_more(&r->chunks, &r->cap_chunks, r->n_chunks, sizeof(*r->chunks)));
+    GCUDAI_TRY(gcudai_cuda_book(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what));
+    const gcuda_status st = gcudai_cuda_range_map_now(pool, r, size, what);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_unbook(pool->ledger, GCUDA_CUDA_PURPOSE_SCRATCH, size);
+        return st;
+    }
+    r->chunks[r->n_chunks++] = size;
+    r->mapped += size;
+    pool->reserved += size;
+    return st;
+}
+
+// Gives back what is mapped wholly behind the end of what is used. The stream is idle.
+static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai_cuda_range * r) {
+    while (r->n_chunks > 0 && r->mapped - r->chunks[r->n_chunks - 1] >= gcudai_cuda_range_end(r)) {
+        const size_t size = r->chunks[--r->n_chunks];
+        r->mapped -= size;
+        if (gcudai_cuda_driver.cuMemUnmap(r->base + r->mapped, size) != 0) { // as with cudaFree: nothing more can be done
+            gcudai_log(GCUDA_LOG_LEVEL_WARN, "cuMemUnmap of %llu bytes on CUDA%d failed", (unsigned long long) size,
+                pool->device);
+        }
+        gcudai_cuda_unbook(pool->ledger, GCUDA_CUDA_PURPOSE_SCRATCH, size);
+        pool->reserved -= size;
+        pool->generation++;
+    }
+}
+
+// Nothing is mapped any more.
+static void gcudai_cuda_range_free(struct gcudai_cuda_range * r) {
+    (void) gcudai_cuda_driver.cuMemAddressFree(r->base, r->reserved);
+    gcudai_free(r->chunks);
+    gcudai_free(r->segments);
+    GCUDAI_ZERO(*r);
+}
+
+// The first hole of at least size bytes, the space that is mapped behind the last segment included; false: none.
+static bool gcudai_cuda_range_find(const struct gcudai_cuda_range * r, size_t size, size_t * segment) {
+    for (*segment = 0; *segment < r->n_segments; ++*segment) {
+        if (!r->segments[*segment].is_used && r->segments[*segment].size >= size) {
+            return true;
+        }
+    }
+    return size <= r->mapped - gcudai_cuda_range_end(r);
+}
+
+// Takes size bytes at the front of hole number i, or behind the last segment.
+static gcuda_status gcudai_cuda_range_take(struct gcudai_cuda_range * r, size_t i, size_t size, void ** ptr) {
+    GCUDAI_TRY(gcudai_cuda_more(&r->segments, &r->cap_segments, r->n_segments, sizeof(*r->segments)));
+    struct gcudai_cuda_segment * s = r->segments + i;
+    const size_t at = i < r->n_segments ? s->at : gcudai_cuda_range_end(r);
+    if (i < r->n_segments && s->size == size) {
+        s->is_used = true;
+    } else {
+        memmove(s + 1, s, (r->n_segments - i) * sizeof(*s));
+        r->n_segments++;
+        if (i + 1 < r->n_segments) { // what is left of the hole
+            s[1].at += size;
+            s[1].size -= size;
+        }
+        s->at = at;
+        s->size = size;
+        s->is_used = true;
+    }
+    *ptr = (void *) (uintptr_t) (r->base + at);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Segment i is free: it joins the free ones beside it; the end of the range recedes over it.
+static void gcudai_cuda_range_give(struct gcudai_cuda_range * r, size_t i) {
+    struct gcudai_cuda_segment * s = r->segments;
+    s[i].is_used = false;
+    size_t first = i, last = i;
+    if (i > 0 && !s[i - 1].is_used) { first = i - 1; }
+    if (i + 1 < r->n_segments && !s[i + 1].is_used) { last = i + 1; }
+    s[first].size = s[last].at + s[last].size - s[first].at;
+    memmove(s + first + 1, s + last + 1, (r->n_segments - last - 1) * sizeof(*s));
+    r->n_segments -= last - first;
+    if (first + 1 == r->n_segments) { r->n_segments = first; }
+}
+
+// A new range with room for size bytes.
+static gcuda_status gcudai_cuda_pool_reserve(struct gcudai_cuda_pool * pool, size_t size, const char * what) {
+    GCUDAI_TRY(gcudai_cuda_more(&pool->ranges, &pool->cap_ranges, pool->n_ranges, sizeof(*pool->ranges)));
+    const size_t reserved = GCUDAI_MAX(gcudai_pad(size, pool->granularity), pool->reserve);
+    gcudai_cu_ptr base = 0;
+    const int err = gcudai_cuda_driver.cuMemAddressReserve(&base, reserved, 0, 0, 0);
+    if (err != 0) {
+        return gcudai_cuda_fail((cudaError_t) err, "cuMemAddressReserve", pool->device, "%s: %llu bytes of addresses",
+            what, (unsigned long long) reserved);
+    }
+    struct gcudai_cuda_range * r = &pool->ranges[pool->n_ranges++];
+    GCUDAI_ZERO(*r);
+    r->base = base;
+    r->reserved = reserved;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Maps more, in the first range with addresses left for it.
+static gcuda_status gcudai_cuda_pool_grow_range(
+    struct gcudai_cuda_pool * pool, size_t size, const char * what, void ** ptr) {
+    size_t i = 0;
+    while (i < pool->n_ranges && pool->ranges[i].reserved - gcudai_cuda_range_end(&pool->ranges[i]) < size) { ++i; }
+    const bool is_new = i == pool->n_ranges;
+    if (is_new) { GCUDAI_TRY(gcudai_cuda_pool_reserve(pool, size, what)); }
+    struct gcudai_cuda_range * r = &pool->ranges[i];
+    const size_t end = gcudai_cuda_range_end(r);
+    const gcuda_status st = gcudai_cuda_range_map(pool, r, gcudai_pad(end + size - r->mapped, pool->granularity), what);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        if (is_new) { gcudai_cuda_range_free(&pool->ranges[--pool->n_ranges]); }
+        return st;
+    }
+    return gcudai_cuda_range_take(r, r->n_segments, size, ptr);
+}
+
+// ---- blocks ----
 
 static struct gcudai_cuda_block * gcudai_cuda_pool_best(struct gcudai_cuda_pool * pool, size_t size) {
     struct gcudai_cuda_block * best = NULL;
-    for (size_t i = 0; i < pool->n; ++i) {
+    for (size_t i = 0; i < pool->n_blocks; ++i) {
         struct gcudai_cuda_block * b = &pool->blocks[i];
-        if (!b->is_used && b->size >= size && (best == NULL || b->size < best->size)) {
+        if (!b->is_used && b->piece.size >= size && (best == NULL || b->piece.size < best->piece.size)) {
             best = b;
         }
     }
     return best;
 }
 
-static bool gcudai_cuda_pool_within(const struct gcudai_cuda_pool * pool, size_t size) {
-    const size_t budget = pool->stats.budget;
-    return budget == 0 || (size <= budget && pool->stats.reserved <= budget - size);
-}
-
-static gcuda_status gcudai_cuda_pool_room(struct gcudai_cuda_pool * pool) {
-    if (pool->n < pool->cap) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    const size_t cap = pool->cap ? 2 * pool->cap : 16;
-    struct gcudai_cuda_block * blocks = (struct gcudai_cuda_block *) gcudai_calloc(cap, sizeof(*blocks));
-    if (blocks == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    if (pool->n > 0) {
-        memcpy(blocks, pool->blocks, pool->n * sizeof(*blocks));
-    }
-    gcudai_free(pool->blocks);
-    pool->blocks = blocks;
-    pool->cap = cap;
+static gcuda_status gcudai_cuda_pool_grow_block(
+    struct gcudai_cuda_pool * pool, size_t size, const char * what, void ** ptr) {
+    GCUDAI_TRY(gcudai_cuda_more(&pool->blocks, &pool->cap_blocks, pool->n_blocks, sizeof(*pool->blocks)));
+    struct gcudai_cuda_block * b = &pool->blocks[pool->n_blocks];
+    GCUDAI_TRY(gcudai_cuda_take(pool->ledger, pool->device, GCUDA_CUDA_PURPOSE_SCRATCH, size, what, &b->piece));
+    b->is_used = true;
+    pool->n_blocks++;
+    pool->reserved += size;
+    pool->in_use += size;
+    *ptr = b->piece.ptr;
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The device is current. Rounded up so that a request that grows a little finds its old block large enough.
+static size_t gcudai_cuda_pool_idle_blocks(const struct gcudai_cuda_pool * pool) {
+    size_t idle = 0;
+    for (size_t i = 0; i < pool->n_blocks; ++i) { idle += pool->blocks[i].is_used ? 0 : pool->blocks[i].piece.size; }
+    return idle;
+}
+
+// ---- the pool ----
+
+// Gives back to the device what nobody uses, unless a captured graph holds it. The stream is idle.
+static void gcudai_cuda_pool_release(struct gcudai_cuda_pool * pool) {
+    size_t n = 0;
+    if (pool->n_holds > 0) {
+        return;
+    }
+    for (size_t i = 0; i < pool->n_blocks; ++i) {
+        struct gcudai_cuda_block * b = &pool->blocks[i];
+        if (b->is_used) {
+            pool->blocks[n++] = *b;
+            continue;
+        }
+        pool->reserved -= b->piece.size;
+        pool->generation++;
+        gcudai_cuda_give(&b->piece);
+    }
+    pool->n_blocks = n;
+    for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_trim(pool, &pool->ranges[i]); }
+}
+
+// Memory that is there already.
+static gcuda_status gcudai_cuda_pool_reuse(struct gcudai_cuda_pool * pool, size_t size, void ** ptr) {
+    for (size_t i = 0; i < pool->n_ranges; ++i) {
+        size_t segment = 0;
+        if (gcudai_cuda_range_find(&pool->ranges[i], size, &segment)) {
+            GCUDAI_TRY(gcudai_cuda_range_take(&pool->ranges[i], segment, size, ptr));
+            pool->in_use += size;
+            return GCUDA_STATUS_SUCCESS;
+        }
+    }
+    struct gcudai_cuda_block * b = gcudai_cuda_pool_best(pool, size);
+    if (b != NULL) {
+        b->is_used = true;
+        pool->in_use += b->piece.size;
+        *ptr = b->piece.ptr;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// More memory: behind a range, or else a block of its own.
+static gcuda_status gcudai_cuda_pool_grow(
+    struct gcudai_cuda_pool * pool, size_t size, size_t block_size, const char * what, void ** ptr) {
+    if (pool->granularity > 0) {
+        const gcuda_status st = gcudai_cuda_pool_grow_range(pool, size, what, ptr);
+        if (st == GCUDA_STATUS_SUCCESS || st == GCUDA_STATUS_DEVICE_LOST) {
+            pool->in_use += st == GCUDA_STATUS_SUCCESS ? size : 0;
+            return st;
+        }
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "scratch: %s; trying a block of its own", gcudai_message);
+    }
+    return gcudai_cuda_pool_grow_block(pool, block_size, what, ptr);
+}
+
+// The device is current. Blocks are made a little larger, so that a request that grows a little finds its old one.
 static gcuda_status gcudai_cuda_pool_take(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
     if (size > SIZE_MAX - (SIZE_MAX >> 3)) {
-        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s: %llu bytes wanted", purpose, (unsigned long long) size);
+        return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s on CUDA%d: %llu bytes wanted, %llu free", purpose,
+            pool->device, (unsigned long long) size, gcudai_cuda_free_bytes());
     }
-    size_t want = gcudai_pad(size + size / 16, 256);
-    struct gcudai_cuda_block * b = gcudai_cuda_pool_best(pool, size);
-    if (b == NULL) {
-        GCUDAI_TRY(gcudai_cuda_pool_room(pool));
-        cudaError_t err = gcudai_cuda_pool_within(pool, want) ? cudaMalloc(ptr, want) : cudaErrorMemoryAllocation;
-        if (err == cudaErrorMemoryAllocation) { // cached blocks count too: give them back and try once more
-            (void) cudaGetLastError();
-            GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before cached scratch is freed");
-            gcudai_cuda_pool_release(pool);
-            want = gcudai_pad(size, 256);
-            if (!gcudai_cuda_pool_within(pool, want)) {
-                return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s: %llu bytes wanted, budget %llu, in use %llu",
-                    purpose, (unsigned long long) size, (unsigned long long) pool->stats.budget,
-                    (unsigned long long) pool->stats.in_use);
+    const size_t want = gcudai_pad(GCUDAI_MAX(size, 1), GCUDAI_CUDA_ALIGN);
+    GCUDAI_TRY(gcudai_cuda_pool_reuse(pool, want, ptr));
+    if (*ptr != NULL) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const bool can_release = pool->n_holds == 0;
+    if (can_release && gcudai_cuda_pool_idle_blocks(pool) >= want) { // all too small
+        GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
+        gcudai_cuda_pool_release(pool);
+    }
+    const size_t roomy = gcudai_pad(want + want / 16, GCUDAI_CUDA_ALIGN);
+    const gcuda_status st = gcudai_cuda_pool_grow(pool, want, roomy, purpose, ptr);
+    if (st != GCUDA_STATUS_ALLOC_FAILED || !can_release) {
+        return st;
+    }
+    GCUDAI_CUDA_TRY(cudaStreamSynchronize(stream), pool->device, "waiting before idle scratch is freed");
+    gcudai_cuda_pool_release(pool); // it counts too: without it there may be room
+    return gcudai_cuda_pool_grow(pool, want, want, purpose, ptr);
+}
+
+// In any order. NULL is taken too.
+static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
+    for (size_t i = 0; i < pool->n_blocks && ptr != NULL; ++i) {
+        if (pool->blocks[i].piece.ptr == ptr && pool->blocks[i].is_used) {
+            pool->blocks[i].is_used = false;
+            pool->in_use -= pool->blocks[i].piece.size;
+            return;
+        }
+    }
+    for (size_t i = 0; i < pool->n_ranges && ptr != NULL; ++i) {
+        struct gcudai_cuda_range * r = &pool->ranges[i];
+        const size_t at = (size_t) ((uintptr_t) ptr - (uintptr_t) r->base); // wraps for what lies before
+        for (size_t k = r->n_segments; k-- > 0 && at < r->reserved;) {      // the last is the likeliest
+            if (r->segments[k].at == at && r->segments[k].is_used) {
+                pool->in_use -= r->segments[k].size;
+                gcudai_cuda_range_give(r, k);
+                return;
             }
-            err = cudaMalloc(ptr, want);
         }
-        if (err != cudaSuccess) {
-            *ptr = NULL;
-            return gcudai_cuda_fail(err, "cudaMalloc", pool->device, "%s: %llu bytes wanted, %llu reserved", purpose,
-                (unsigned long long) want, (unsigned long long) pool->stats.reserved);
-        }
-        b = &pool->blocks[pool->n++];
-        b->ptr = *ptr;
-        b->size = want;
-        pool->stats.reserved += want;
-        pool->stats.peak = GCUDAI_MAX(pool->stats.peak, pool->stats.reserved);
     }
-    b->is_used = true;
-    pool->stats.in_use += b->size;
-    *ptr = b->ptr;
+    if (ptr != NULL) {
+        gcudai_log(GCUDA_LOG_LEVEL_ERROR, "CUDA%d: scratch given back that is not out: %p", pool->device, ptr);
+    }
+}
+
+// Which kind a backend gets. ranges of its own need CUDA's memory, and managed memory cannot be mapped so.
+static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const struct gcudai_cuda_device * d,
+    struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_pool kind, size_t reserve) {
+    const struct gcuda_cuda_memory_params from = gcudai_cuda_memory_of(ledger);
+    const bool can_map = d->vmm_granularity > 0 && from.device.alloc == NULL && from.unified != GCUDA_CUDA_ON;
+    GCUDAI_ZERO(*pool);
+    pool->device = d->index;
+    pool->ledger = ledger;
+    if (kind == GCUDA_CUDA_POOL_VMM && !can_map) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
+            "%s: scratch in virtual memory is wanted, but %s", d->name,
+            d->vmm_granularity == 0     ? "device or driver cannot do that"
+            : from.device.alloc != NULL ? "device memory comes from the caller's allocator"
+                                        : "device memory is managed (GCUDA_CUDA_ENABLE_UNIFIED_MEMORY)");
+    }
+    if (can_map && kind != GCUDA_CUDA_POOL_BEST_FIT) {
+        pool->granularity = d->vmm_granularity;
+        pool->reserve = gcudai_pad(reserve > 0 ? reserve : d->total_bytes, d->vmm_granularity);
+    }
     return GCUDA_STATUS_SUCCESS;
 }
 
-static void gcudai_cuda_pool_give(struct gcudai_cuda_pool * pool, void * ptr) {
-    for (size_t i = 0; i < pool->n && ptr != NULL; ++i) {
-        if (pool->blocks[i].ptr == ptr) {
-            pool->blocks[i].is_used = false;
-            pool->stats.in_use -= pool->blocks[i].size;
-        }
+// Lets another device's kernels and copies reach the pool's ranges, now and when they grow. Blocks are not concerned:
+// for those cudaDeviceEnablePeerAccess does it. On failure nothing has changed.
+static GCUDAI_UNUSED gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
+    const unsigned bit = 1u << peer;
+    int err = 0;
+    if (peer == pool->device || (pool->peers & bit) != 0) {
+        return GCUDA_STATUS_SUCCESS;
     }
+    for (size_t i = 0; i < pool->n_ranges && err == 0; ++i) {
+        const struct gcudai_cuda_range * r = &pool->ranges[i];
+        if (r->mapped > 0) { err = gcudai_cuda_range_access(r->base, r->mapped, bit, GCUDAI_CU_ACCESS_READWRITE); }
+    }
+    if (err == 0) {
+        pool->peers |= bit;
+        return GCUDA_STATUS_SUCCESS;
+    }
+    for (size_t i = 0; i < pool->n_ranges; ++i) {
+        const struct gcudai_cuda_range * r = &pool->ranges[i];
+        if (r->mapped > 0) { (void) gcudai_cuda_range_access(r->base, r->mapped, bit, GCUDAI_CU_ACCESS_NONE); }
+    }
+    return gcudai_cuda_fail((cudaError_t) err, "cuMemSetAccess", pool->device, "scratch for CUDA%d", peer);
+}
+
+// Takes half-made pools too. The stream is idle and nothing is out that will be used.
+static void gcudai_cuda_pool_free(struct gcudai_cuda_pool * pool) {
+    pool->n_holds = 0;
+    for (size_t i = 0; i < pool->n_blocks; ++i) { pool->blocks[i].is_used = false; }
+    for (size_t i = 0; i < pool->n_ranges; ++i) { pool->ranges[i].n_segments = 0; }
+    gcudai_cuda_pool_release(pool);
+    for (size_t i = 0; i < pool->n_ranges; ++i) { gcudai_cuda_range_free(&pool->ranges[i]); }
+    gcudai_free(pool->ranges);
+    gcudai_free(pool->blocks);
+    GCUDAI_ZERO(*pool);
 }
 
 // =====================================================================================================
@@ -21899,10 +22602,12 @@ struct gcudai_cuda {
     bool owns_stream;
     enum gcuda_cuda_wait wait;
     cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
+    struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
     struct gcudai_cuda_pool pool;
     struct gcudai_cublas cublas;
     int32_t * bad_index;      // on the device: set by a kernel that met an index out of range
     int32_t * bad_index_host; // page-locked
+    struct gcudai_cuda_piece flags, flags_host; // the memory of both
     bool may_have_bad_index;  // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
 };
@@ -21929,7 +22634,7 @@ static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
 struct gcudai_cuda_buffer {
     int device;
     void * ptr;
-    bool is_owned;
+    struct gcudai_cuda_piece piece; // without memory: ptr is the caller's
 };
 
 static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft);
@@ -21940,13 +22645,9 @@ static int gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) {
 static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) buffer->context;
     struct gcudai_cuda_scope scope;
-    if (b->is_owned && b->ptr != NULL) { // cudaFree finds the device itself: not being able to enter is no reason to leak
+    if (b->piece.ptr != NULL) { // not being able to enter is no reason to leak: cudaFree finds the device itself
         const bool is_in = gcudai_cuda_enter(&scope, b->device) == GCUDA_STATUS_SUCCESS;
-        const cudaError_t err = cudaFree(b->ptr);
-        if (err != cudaSuccess) { // a lost device, or a driver that shuts down
-            (void) cudaGetLastError();
-            gcudai_log(GCUDA_LOG_LEVEL_WARN, "cudaFree on CUDA%d: %s", b->device, cudaGetErrorString(err));
-        }
+        gcudai_cuda_give(&b->piece);
         if (is_in) { gcudai_cuda_leave(&scope); }
     }
     gcudai_free(b);
@@ -22046,7 +22747,7 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
 }
 
 static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
-    struct gcudai_cuda_device * d, void * ptr, size_t size, bool is_owned) {
+    struct gcudai_cuda_device * d, void * ptr, size_t size, const struct gcudai_cuda_piece * piece) {
     struct gcuda_backend_buffer_i iface;
     GCUDAI_ZERO(iface);
     iface.free_buffer = gcudai_cuda_buffer_free;
@@ -22063,7 +22764,7 @@ static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
     }
     b->device = d->index;
     b->ptr = ptr;
-    b->is_owned = is_owned;
+    if (piece != NULL) { b->piece = *piece; }
     gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &iface, b, size);
     if (buffer == NULL) {
         gcudai_free(b);
@@ -22089,23 +22790,20 @@ static gcuda_status gcudai_cuda_buft_alloc(
     gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
     struct gcudai_cuda_device * d = (struct gcudai_cuda_device *) buft->device;
     struct gcudai_cuda_scope scope;
-    void * ptr = NULL;
-    *buffer = NULL;
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, d->index));
+    struct gcudai_cuda_piece piece;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    const cudaError_t err = size > 0 ? cudaMalloc(&ptr, size) : cudaSuccess;
-    if (err != cudaSuccess) {
-        size_t n_free = 0, n_total = 0;
-        if (cudaMemGetInfo(&n_free, &n_total) != cudaSuccess) {
-            (void) cudaGetLastError();
-        }
-        st = gcudai_cuda_fail(err, "cudaMalloc", d->index, "a buffer of %llu bytes wanted, %llu free",
-            (unsigned long long) size, (unsigned long long) n_free);
-    } else {
-        *buffer = gcudai_cuda_buffer_new(d, ptr, size, true);
+    *buffer = NULL;
+    GCUDAI_ZERO(piece);
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, d->index));
+    if (size > 0) {
+        st = gcudai_cuda_take(&gcudai_cuda_memory.devices[d->index], d->index, GCUDA_CUDA_PURPOSE_BUFFERS, size,
+            "a buffer", &piece);
+    }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        *buffer = gcudai_cuda_buffer_new(d, piece.ptr, size, &piece);
         if (*buffer == NULL) {
             st = GCUDA_STATUS_ALLOC_FAILED;
-            (void) cudaFree(ptr);
+            gcudai_cuda_give(&piece);
         }
     }
     gcudai_cuda_leave(&scope);
@@ -22130,37 +22828,47 @@ gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr
         }
         return NULL;
     }
-    return gcudai_cuda_buffer_new(d, ptr, size, false);
+    return gcudai_cuda_buffer_new(d, ptr, size, NULL);
 }
 
 // ---- page-locked host memory: a CPU buffer over it ----
 
 static void gcudai_cuda_host_free(gcuda_backend_buffer_t buffer) {
-    if (buffer->context != NULL && cudaFreeHost(buffer->context) != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
+    struct gcudai_cuda_piece * piece = (struct gcudai_cuda_piece *) buffer->context;
+    gcudai_cuda_give(piece);
+    gcudai_free(piece);
+}
+
+static void * gcudai_cuda_host_base(gcuda_backend_buffer_t buffer) {
+    return ((const struct gcudai_cuda_piece *) buffer->context)->ptr;
 }
 
 static const char * gcudai_cuda_host_name(gcuda_backend_buffer_type_t buft) { return buft ? "CUDA_Host" : ""; }
 
+// Page-locked memory counts with device 0, though all devices can reach it.
 static gcuda_status gcudai_cuda_host_alloc(
     gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
-    void * ptr = NULL;
+    struct gcudai_cuda_piece * piece = NULL;
     *buffer = NULL;
-    if (size == 0 || gcudai_env("GCUDA_CUDA_NO_PINNED") != NULL ||
-        cudaHostAlloc(&ptr, size, cudaHostAllocPortable) != cudaSuccess) {
-        (void) cudaGetLastError();
+    if (size > 0 && gcudai_cuda_memory_of(NULL).page_locked == GCUDA_CUDA_ON && gcudai_cuda_devices_get()->n > 0) {
+        piece = (struct gcudai_cuda_piece *) gcudai_calloc(1, sizeof(*piece));
+    }
+    if (piece == NULL || gcudai_cuda_take_pinned(&gcudai_cuda_memory.devices[0], 0, GCUDA_CUDA_PURPOSE_BUFFERS, size,
+                             "a host buffer", piece) != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(piece);
         gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "CUDA_Host: %llu bytes of ordinary memory instead of page-locked",
             (unsigned long long) size);
         return gcudai_cpu_buft_alloc(gcuda_backend_cpu_buffer_type(), size, buffer);
     }
-    *buffer = gcudai_cpu_buffer_new(ptr, size, true);
+    *buffer = gcudai_cpu_buffer_new(piece, size, true);
     if (*buffer == NULL) {
-        (void) cudaFreeHost(ptr);
+        gcudai_cuda_give(piece);
+        gcudai_free(piece);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
     (*buffer)->buft = buft;
     (*buffer)->iface.free_buffer = gcudai_cuda_host_free;
+    (*buffer)->iface.get_base = gcudai_cuda_host_base;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22170,21 +22878,6 @@ static struct gcuda_backend_buffer_type gcudai_cuda_host_type = { // constant in
 };
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return &gcudai_cuda_host_type; }
-
-gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
-    const cudaError_t err = ptr == NULL || size == 0
-                                ? cudaErrorInvalidValue
-                                : cudaHostRegister(ptr, size, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
-    return err == cudaSuccess
-               ? GCUDA_STATUS_SUCCESS
-               : gcudai_cuda_fail(err, "cudaHostRegister", 0, "%llu bytes at %p", (unsigned long long) size, ptr);
-}
-
-gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
-    const cudaError_t err = cudaHostUnregister(ptr);
-    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
-}
 
 // =====================================================================================================
 // >>impl-cuda-mul-mat   cuBLAS, loaded when the program runs; dispatch of matrix products
@@ -22765,21 +23458,28 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
         (void) cudaStreamSynchronize(cu->stream);
     }
     gcudai_cublas_close(&cu->cublas);
-    for (size_t i = 0; i < cu->pool.n; ++i) {
-        cu->pool.blocks[i].is_used = false;
-    }
-    gcudai_cuda_pool_release(&cu->pool);
-    gcudai_free(cu->pool.blocks);
+    gcudai_cuda_pool_free(&cu->pool);
     if (cu->copied != NULL) { (void) cudaEventDestroy(cu->copied); }
     if (cu->waited != NULL) { (void) cudaEventDestroy(cu->waited); }
-    if (cu->bad_index != NULL) { (void) cudaFree(cu->bad_index); }
-    if (cu->bad_index_host != NULL) { (void) cudaFreeHost(cu->bad_index_host); }
+    gcudai_cuda_give(&cu->flags);
+    gcudai_cuda_give(&cu->flags_host);
     if (cu->owns_stream) { (void) cudaStreamDestroy(cu->stream); }
     (void) cudaGetLastError();
     if (is_in) {
         gcudai_cuda_leave(&scope);
     }
     gcudai_free(cu);
+}
+
+// Where its memory comes from, before any is taken.
+static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
+    if (!gcudai_cuda_is_allocator(&p->memory.device) || !gcudai_cuda_is_allocator(&p->memory.pinned)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: an allocator needs both alloc and free");
+    }
+    cu->ledger.above = &gcudai_cuda_memory.devices[cu->device->index];
+    cu->ledger.from = p->memory;
+    cu->ledger.stats.budget = p->memory_budget;
+    return gcudai_cuda_pool_init(&cu->pool, cu->device, &cu->ledger, p->pool, p->pool_reserve);
 }
 
 static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
@@ -22793,11 +23493,11 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->copied, cudaEventDisableTiming), device, "making an event");
     GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&cu->waited, cudaEventDisableTiming | cudaEventBlockingSync), device,
         "making an event");
-    void * ptr = NULL;
-    GCUDAI_CUDA_TRY(cudaMalloc(&ptr, sizeof(int32_t)), device, "memory of a flag");
-    cu->bad_index = (int32_t *) ptr;
-    GCUDAI_CUDA_TRY(cudaHostAlloc(&ptr, sizeof(int32_t), cudaHostAllocPortable), device, "memory of a flag");
-    cu->bad_index_host = (int32_t *) ptr;
+    GCUDAI_TRY(gcudai_cuda_take(&cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_ALIGN, "flags", &cu->flags));
+    GCUDAI_TRY(gcudai_cuda_take_pinned(
+        &cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, sizeof(int32_t), "flags", &cu->flags_host));
+    cu->bad_index = (int32_t *) cu->flags.ptr;
+    cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream), device, "clearing a flag");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing a flag");
     gcudai_cublas_open(&cu->cublas);
@@ -22836,9 +23536,8 @@ static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, st
     cu->backend.iface.event_wait = gcudai_cuda_event_wait;
     cu->device = d;
     cu->wait = params->wait;
-    cu->pool.device = d->index;
-    cu->pool.stats.budget = params->memory_budget;
-    st = gcudai_cuda_backend_make(cu, params);
+    st = gcudai_cuda_backend_memory(cu, params);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
     gcudai_cuda_leave(&scope);
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_cuda_backend_free(&cu->backend);
@@ -22882,7 +23581,7 @@ gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_
         return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL")
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
-    *stats = cu->pool.stats;
+    *stats = gcudai_cuda_ledger_stats(&cu->ledger, cu->pool.reserved - cu->pool.in_use);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22921,7 +23620,7 @@ static gcuda_status gcudai_cuda_dev_props(gcuda_backend_dev_t dev, struct gcuda_
     props->type = GCUDA_BACKEND_DEVICE_TYPE_GPU;
     props->device_id = d->pci;
     props->caps.async = true;
-    props->caps.host_buffer = gcudai_env("GCUDA_CUDA_NO_PINNED") == NULL;
+    props->caps.host_buffer = gcudai_cuda_memory_of(NULL).page_locked == GCUDA_CUDA_ON;
     props->caps.events = true;
     return gcudai_cuda_dev_memory(dev, &props->memory_free, &props->memory_total);
 }
@@ -23672,6 +24371,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
 
 #else // built without CUDA: no devices
 
+static void gcudai_cuda_unregister_all(void) {}
 static void gcudai_cuda_forget(void) {}
 static gcuda_status gcudai_no_cuda(void) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)");
@@ -23793,6 +24493,23 @@ gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_
 
 gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     (void) backend;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params) {
+    (void) params;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats) {
+    (void) device;
+    (void) stats;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
+    (void) device;
+    (void) bytes;
     return gcudai_no_cuda();
 }
 #endif // GCUDAI_CUDA

@@ -1452,8 +1452,8 @@ cudaError_t cudaMemGetInfo(size_t * n_free, size_t * n_total) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMalloc(void ** ptr, size_t size) {
-    SIM_BEGIN("cudaMalloc", current_device);
+// Of the current device, where there is room.
+static cudaError_t device_memory_new(void ** ptr, size_t size) {
     device & d = the().devices[(size_t) current_device];
     *ptr = nullptr;
     if (size == 0) { return cudaSuccess; }
@@ -1465,6 +1465,17 @@ cudaError_t cudaMalloc(void ** ptr, size_t size) {
     d.used += size;
     *ptr = p;
     return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void ** ptr, size_t size) {
+    SIM_BEGIN("cudaMalloc", current_device);
+    return device_memory_new(ptr, size);
+}
+
+// Does not page: what is full is full.
+cudaError_t cudaMallocManaged(void ** ptr, size_t size, unsigned flags) {
+    SIM_BEGIN("cudaMallocManaged", current_device);
+    return size == 0 || flags != cudaMemAttachGlobal ? fails(cudaErrorInvalidValue) : device_memory_new(ptr, size);
 }
 
 // Waits for the device that the memory is on, as CUDA does. What frees does so even when it fails, as on a lost device.

@@ -105,7 +105,7 @@ TEST(host_buffers_are_page_locked_or_ordinary) {
     CHECK_OK(gcuda_backend_cuda_register_host_buffer(mine, sizeof mine));
     CHECK(gcuda_backend_cuda_register_host_buffer(mine, sizeof mine) == GCUDA_STATUS_FAILED);
     CHECK_OK(gcuda_backend_cuda_unregister_host_buffer(mine));
-    CHECK(gcuda_backend_cuda_unregister_host_buffer(mine) == GCUDA_STATUS_FAILED);
+    CHECK(gcuda_backend_cuda_unregister_host_buffer(mine) == GCUDA_STATUS_INVALID_ARGUMENT);
     clean();
 }
 
@@ -131,11 +131,12 @@ TEST(scratch_is_reused_trimmed_and_kept_within_its_budget) {
     gcudai_cuda_pool_give(&cu->pool, p[3]);
     CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 900 * 1024, "test", &p[2])); // cached blocks make room
     CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
-    CHECK(stats.in_use >= 900 * 1024 && stats.in_use == stats.reserved && stats.peak <= MB && stats.budget == MB);
+    const struct gcuda_cuda_purpose_stats * scratch = &stats.by[GCUDA_CUDA_PURPOSE_SCRATCH];
+    CHECK(scratch->in_use >= 900 * 1024 && stats.in_use == stats.reserved && stats.peak <= MB && stats.budget == MB);
     gcudai_cuda_pool_give(&cu->pool, p[2]);
     CHECK_OK(gcuda_backend_cuda_trim(backend));
     CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
-    CHECK(stats.in_use == 0 && stats.reserved == 0 && stats.peak >= 900 * 1024);
+    CHECK(scratch->in_use == 0 && scratch->reserved == 0 && scratch->peak >= 900 * 1024);
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
     CHECK(gcuda_backend_cuda_get_stats(cpu, &stats) == GCUDA_STATUS_INVALID_ARGUMENT &&
           gcuda_backend_cuda_trim(cpu) == GCUDA_STATUS_INVALID_ARGUMENT);

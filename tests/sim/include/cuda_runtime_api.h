@@ -94,6 +94,7 @@ typedef struct CUevent_st * cudaEvent_t;
 #define cudaEventBlockingSync 1u
 #define cudaEventDisableTiming 2u
 #define cudaEventWaitDefault 0u
+#define cudaMemAttachGlobal 1u
 #define cudaHostAllocDefault 0u
 #define cudaHostAllocPortable 1u
 #define cudaHostAllocMapped 2u
@@ -324,6 +325,7 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer);
 
 cudaError_t cudaMemGetInfo(size_t * n_free, size_t * n_total);
 cudaError_t cudaMalloc(void ** ptr, size_t size);
+cudaError_t cudaMallocManaged(void ** ptr, size_t size, unsigned flags);
 cudaError_t cudaFree(void * ptr);
 cudaError_t cudaHostAlloc(void ** ptr, size_t size, unsigned flags);
 cudaError_t cudaFreeHost(void * ptr);
