@@ -23796,6 +23796,7 @@ struct gcudai_upload_slot {
     enum gcudai_slot_state state;
     bool is_download;
     char * memory; // page-locked
+    struct gcudai_cuda_piece piece; // its owner
     cudaEvent_t event;
     int n_pieces, n_taken, n_copied;
     struct gcudai_upload_piece pieces[GCUDAI_UPLOAD_MAX_PIECES];
@@ -24270,7 +24271,7 @@ void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
     if (up->stream != NULL) { (void) cudaStreamSynchronize(up->stream); }
     for (int i = 0; i < up->n_slots; ++i) {
         if (up->slots[i].event != NULL) { (void) cudaEventDestroy(up->slots[i].event); }
-        if (up->slots[i].memory != NULL) { (void) cudaFreeHost(up->slots[i].memory); }
+        gcudai_cuda_give(&up->slots[i].piece);
     }
     if (up->stream != NULL) { (void) cudaStreamDestroy(up->stream); }
     (void) cudaGetLastError();
@@ -24298,10 +24299,9 @@ static gcuda_status gcudai_uploader_make(struct gcuda_cuda_uploader * up) {
     GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&up->stream, cudaStreamNonBlocking, 0), device,
         "making an uploader's stream");
     for (int i = 0; i < up->n_slots; ++i) {
-        void * memory = NULL;
-        GCUDAI_CUDA_TRY(cudaHostAlloc(&memory, up->slot_bytes, cudaHostAllocPortable), device,
-            "slot %d of %d of an uploader, %llu bytes", i, up->n_slots, (unsigned long long) up->slot_bytes);
-        up->slots[i].memory = (char *) memory;
+        GCUDAI_TRY(gcudai_cuda_take_pinned(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_STAGING,
+            up->slot_bytes, "a slot of an uploader", &up->slots[i].piece));
+        up->slots[i].memory = (char *) up->slots[i].piece.ptr;
         GCUDAI_CUDA_TRY(
             cudaEventCreateWithFlags(&up->slots[i].event, cudaEventDisableTiming | cudaEventBlockingSync), device,
             "making an uploader's event");
