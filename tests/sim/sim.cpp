@@ -2422,7 +2422,8 @@ static std::map<uintptr_t, memory>::iterator mapping_in(uintptr_t p, size_t size
 }
 
 static CUresult sim_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
-    SIM_DRIVER_BEGIN("cuMemAddressFree");
+    const guard held(the().lock);
+    const CUresult began = driver_begin("cuMemAddressFree"); // releases all the same
     state & s = the();
     const auto it = s.ranges.find((uintptr_t) ptr);
     if (it == s.ranges.end() || it->second != size || mapping_in((uintptr_t) ptr, size) != s.memories.end()) {
@@ -2431,7 +2432,7 @@ static CUresult sim_cuMemAddressFree(CUdeviceptr ptr, size_t size) {
     }
     munmap((void *) it->first, size);
     s.ranges.erase(it);
-    return CUDA_SUCCESS;
+    return began;
 }
 
 static CUresult sim_cuMemCreate(
@@ -2468,7 +2469,8 @@ static void store_gone_if_unused(physical * x) {
 
 // The memory itself lives on while it is mapped.
 static CUresult sim_cuMemRelease(CUmemGenericAllocationHandle handle) {
-    SIM_DRIVER_BEGIN("cuMemRelease");
+    const guard held(the().lock);
+    const CUresult began = driver_begin("cuMemRelease"); // releases all the same
     const auto it = the().stores.find(handle);
     if (it == the().stores.end()) {
         violation("a memory handle is released that is none");
@@ -2478,7 +2480,7 @@ static CUresult sim_cuMemRelease(CUmemGenericAllocationHandle handle) {
     the().stores.erase(it);
     x->is_released = true;
     store_gone_if_unused(x);
-    return CUDA_SUCCESS;
+    return began;
 }
 
 static CUresult sim_cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
@@ -2520,7 +2522,8 @@ static size_t whole_mappings(uintptr_t p, size_t size) {
 }
 
 static CUresult sim_cuMemUnmap(CUdeviceptr ptr, size_t size) {
-    SIM_DRIVER_BEGIN("cuMemUnmap");
+    const guard held(the().lock);
+    const CUresult began = driver_begin("cuMemUnmap"); // releases all the same
     state & s = the();
     size_t n = whole_mappings((uintptr_t) ptr, size);
     if (n == 0) {
@@ -2537,7 +2540,7 @@ static CUresult sim_cuMemUnmap(CUdeviceptr ptr, size_t size) {
         store_gone_if_unused(m.store);
         p += m.size;
     }
-    return CUDA_SUCCESS;
+    return began;
 }
 
 static CUresult sim_cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc * access, size_t n_access) {
