@@ -585,6 +585,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
 #define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
 #define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
+#define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
+#define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
+#define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
+#define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
 #define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
 #define gcuda_launch_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_count_equal)
 #define gcuda_launch_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cpy)
@@ -600,6 +604,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
 #define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
+#define gcuda_launch_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_3d)
+#define gcuda_launch_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_back)
 #define gcuda_launch_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_l2_norm)
 #define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
 #define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
@@ -613,6 +620,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
 #define gcuda_launch_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad)
 #define gcuda_launch_pad_reflect_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pad_reflect_1d)
+#define gcuda_launch_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_1d)
+#define gcuda_launch_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d)
+#define gcuda_launch_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_pool_2d_back)
 #define gcuda_launch_repeat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat)
 #define gcuda_launch_repeat_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_repeat_back)
 #define gcuda_launch_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rms_norm)
@@ -635,6 +645,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_timestep_embedding)
 #define gcuda_launch_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_tri)
 #define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
+#define gcuda_launch_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_upscale)
 #define gcuda_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_leaky_relu)
 #define gcuda_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log)
 #define gcuda_log_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_log_inplace)
@@ -686,6 +697,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_pool_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_1d)
 #define gcuda_pool_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d)
 #define gcuda_pool_2d_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back)
+#define gcuda_pool_2d_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_pool_2d_back_scratch_bytes)
 #define gcuda_quantize_chunk GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_chunk)
 #define gcuda_quantize_requires_imatrix GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_requires_imatrix)
 #define gcuda_quantize_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_quantize_rows)
@@ -2349,6 +2361,7 @@ struct gcuda_pool_args { // pool_1d: k1, s1 are 1, p1 is 0
     struct gcuda_array dy; // pool_2d_back only: gradient of the pooled image
     enum gcuda_op_pool op;
     int32_t k0, k1, s0, s1, p0, p1;
+    void * scratch; // launcher of pool_2d_back: gcuda_pool_2d_back_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_op_pool op, int k0, int s0, int p0);
@@ -3235,6 +3248,20 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_cross_entropy_loss_back(
     const struct gcuda_cross_entropy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_adamw(const struct gcuda_opt_step_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_opt_step_sgd(const struct gcuda_opt_step_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col(const struct gcuda_conv_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_dw(const struct gcuda_conv_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
+    const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_2d(
+    const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_1d(const struct gcuda_pool_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d(const struct gcuda_pool_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d_back(const struct gcuda_pool_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_pool_2d_back_scratch_bytes(const struct gcuda_pool_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_upscale(const struct gcuda_upscale_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
@@ -23151,6 +23178,17 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy,      floats,   no) \
     X(OPT_STEP_ADAMW,          opt_step_adamw,          opt_step,           any,      no) \
     X(OPT_STEP_SGD,            opt_step_sgd,            opt_step,           any,      no) \
+    X(IM2COL,                  im2col,                  conv,               any,      no) \
+    X(IM2COL_BACK,             im2col_back,             conv,               any,      no) \
+    X(IM2COL_3D,               im2col_3d,               im2col_3d,          any,      no) \
+    X(CONV_2D,                 conv_2d,                 conv,               any,      no) \
+    X(CONV_2D_DW,              conv_2d_dw,              conv,               any,      no) \
+    X(CONV_TRANSPOSE_1D,       conv_transpose_1d,       conv_transpose,     any,      no) \
+    X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       conv_transpose,     any,      no) \
+    X(POOL_1D,                 pool_1d,                 pool,               any,      no) \
+    X(POOL_2D,                 pool_2d,                 pool,               any,      no) \
+    X(POOL_2D_BACK,            pool_2d_back,            pool,               any,      yes) \
+    X(UPSCALE,                 upscale,                 upscale,            any,      no) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes)

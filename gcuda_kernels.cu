@@ -10,6 +10,7 @@
 //   >>k-reduce    sums, argmax, cross entropy
 //   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
 //   >>k-norm      norms, soft_max, running sums and rotations along rows
+//   >>k-conv      convolution, pooling, resampling
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 //
 // These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
@@ -2640,6 +2641,441 @@ gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream s
     return gcuda_launch_rope(args, stream);
 }
 #endif // part 10
+
+#if GCUDAI_PART(11)
+// =====================================================================================================
+// >>k-conv   convolution, pooling, resampling
+// =====================================================================================================
+
+// ---- columns: elements of y from places of x, 0 outside ----
+//   floor   y written, x mostly from cache
+struct d_patches { // one- to three-dimensional
+    gcuda_array x, y;
+    int64_t k[3], channels, depth; // kernel extents; input channels; output places in dimension 2, 1 for images
+    int32_t s[3], p[3], d[3];
+    bool is_3d;
+};
+
+template <typename TX, typename TY> static __global__ void k_im2col(const d_patches p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        const int64_t o2 = p.is_3d ? i.i3 % p.depth : 0, image = p.is_3d ? i.i3 / p.depth : i.i3;
+        const int64_t x0 = i.i1 * p.s[0] - p.p[0], y0 = i.i2 * p.s[1] - p.p[1], z0 = o2 * p.s[2] - p.p[2];
+        for (int u = 0; u < 4; ++u) {
+            const int64_t at = i.i0 + u * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) {
+                const int64_t q = at / p.k[0], r = q / p.k[1];
+                const int64_t x = x0 + (at - q * p.k[0]) * p.d[0], y = y0 + (q - r * p.k[1]) * p.d[1];
+                const int64_t c = p.is_3d ? r / p.k[2] : r, z = p.is_3d ? z0 + (r - c * p.k[2]) * p.d[2] : 0;
+                const bool is_in = x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1] && z >= 0 && (!p.is_3d || z < p.x.ne[2]);
+                const char * from = is_in ? (p.is_3d ? d_at(p.x, x, y, z, image * p.channels + c) : d_at(p.x, x, y, c, image)) : nullptr;
+                d_put((TY *) d_at(p.y, at, i.i1, i.i2, i.i3), from != nullptr ? d_f32(*(const TX *) from) : 0.0f);
+            }
+        }
+    }
+}
+
+static gcuda_status columns(const d_patches & p, gcuda_stream stream) {
+    return with_float(p.x.type, [&](auto x) {
+        return with_float(p.y.type, [&](auto y) {
+            return launch_tiles(k_im2col<decltype(x), decltype(y)>, tiles_of(p.y, 1, 4), stream, p);
+        });
+    });
+}
+
+// >>op:im2col -----------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_im2col(const gcuda_conv_args * args, gcuda_stream stream) {
+    d_patches p = {};
+    p.x = args->x;
+    p.y = args->y;
+    p.k[0] = args->kernel.ne[0], p.k[1] = args->kernel.ne[1], p.k[2] = 1;
+    p.s[0] = args->s0, p.s[1] = args->s1;
+    p.p[0] = args->p0, p.p[1] = args->p1;
+    p.d[0] = args->d0, p.d[1] = args->d1;
+    p.channels = args->kernel.ne[2];
+    p.depth = 1;
+    return columns(p, stream);
+}
+
+// >>op:im2col_3d --------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_im2col_3d(const gcuda_im2col_3d_args * args, gcuda_stream stream) {
+    d_patches p = {};
+    p.x = args->x;
+    p.y = args->y;
+    for (int i = 0; i < 3; ++i) {
+        p.k[i] = args->kernel.ne[i];
+        p.s[i] = args->s[i];
+        p.p[i] = args->p[i];
+        p.d[i] = args->d[i];
+    }
+    p.channels = args->channels;
+    p.depth = args->y.ne[3] / (args->x.ne[3] / args->channels);
+    p.is_3d = true;
+    return n_elements(args->y) > 0 ? columns(p, stream) : GCUDA_STATUS_SUCCESS;
+}
+
+// >>op:im2col_back ------------------------------------------------------------------------------------
+// An element of the image collects the columns it was copied to.
+//   floor   x read once, y written
+static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
+    const int64_t kw_n = p.kernel.ne[0], kh_n = p.kernel.ne[1];
+    FOR_TILES(tile, t) {
+        d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
+        float sum = 0.0f;
+        if (i.i0 >= p.y.ne[0]) {
+            continue;
+        }
+        for (int64_t kh = 0; kh < kh_n; ++kh) {
+            const int64_t y = i.i1 + p.p1 - kh * p.d1, oy = y / p.s1;
+            if (y < 0 || oy * p.s1 != y || oy >= p.x.ne[2]) {
+                continue;
+            }
+            for (int64_t kw = 0; kw < kw_n; ++kw) {
+                const int64_t x = i.i0 + p.p0 - kw * p.d0, ox = x / p.s0;
+                if (x >= 0 && ox * p.s0 == x && ox < p.x.ne[1]) {
+                    sum += d_load(p.x.type, d_at(p.x, (i.i2 * kh_n + kh) * kw_n + kw, ox, oy, i.i3));
+                }
+            }
+        }
+        *(float *) d_at(p.y, i) = sum;
+    }
+}
+
+gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream stream) {
+    return launch_tiles(k_im2col_back, tiles_of(args->y, 1, 1), stream, *args);
+}
+
+// >>op:conv_2d ----------------------------------------------------------------------------------------
+// A thread per output element: any types and strides.
+static __global__ void k_conv_2d(const gcuda_conv_args p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
+        const int64_t x0 = i.i0 * p.s0 - p.p0, y0 = i.i1 * p.s1 - p.p1;
+        float sum = 0.0f;
+        if (i.i0 >= p.y.ne[0]) {
+            continue;
+        }
+        for (int64_t c = 0; c < p.kernel.ne[2]; ++c) {
+            for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
+                const int64_t y = y0 + kh * p.d1;
+                for (int64_t kw = 0; kw < p.kernel.ne[0] && y >= 0 && y < p.x.ne[1]; ++kw) {
+                    const int64_t x = x0 + kw * p.d0;
+                    if (x >= 0 && x < p.x.ne[0]) {
+                        sum += d_load(p.kernel.type, d_at(p.kernel, kw, kh, c, i.i2)) * d_load(p.x.type, d_at(p.x, x, y, c, i.i3));
+                    }
+                }
+            }
+        }
+        d_store(p.y.type, d_at(p.y, i), sum);
+    }
+}
+
+gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream stream) {
+    return launch_tiles(k_conv_2d, tiles_of(args->y, 1, 1), stream, *args);
+}
+
+// >>op:conv_2d_dw -------------------------------------------------------------------------------------
+// A thread per output element, in the order of memory: dimensions 2, 0, 1, 3 where channels are innermost.
+//   floor   x read once, y written
+template <bool IS_CHANNELS> static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, walk.ne, tile, 1, 1);
+        const int64_t ox = IS_CHANNELS ? i.i1 : i.i0, oy = IS_CHANNELS ? i.i2 : i.i1, c = IS_CHANNELS ? i.i0 : i.i2;
+        float sum = 0.0f;
+        if (i.i0 >= walk.ne[0]) {
+            continue;
+        }
+        for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
+            const int64_t y = oy * p.s1 + kh * p.d1 - p.p1;
+            for (int64_t kw = 0; kw < p.kernel.ne[0] && y >= 0 && y < p.x.ne[1]; ++kw) {
+                const int64_t x = ox * p.s0 + kw * p.d0 - p.p0;
+                if (x >= 0 && x < p.x.ne[0]) {
+                    sum += d_load(p.kernel.type, d_at(p.kernel, kw, kh, 0, c)) * d_load(p.x.type, d_at(p.x, x, y, c, i.i3));
+                }
+            }
+        }
+        d_store(p.y.type, d_at(p.y, ox, oy, c, i.i3), sum);
+    }
+}
+
+gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream stream) {
+    gcuda_array walk = args->y;
+    if (args->y.nb[2] >= args->y.nb[0]) {
+        return launch_tiles(k_conv_2d_dw<false>, tiles_of(walk, 1, 1), stream, *args, walk);
+    }
+    walk.ne[0] = args->y.ne[2];
+    walk.ne[1] = args->y.ne[0];
+    walk.ne[2] = args->y.ne[1];
+    return launch_tiles(k_conv_2d_dw<true>, tiles_of(walk, 1, 1), stream, *args, walk);
+}
+
+// >>op:conv_transpose_1d  >>op:conv_transpose_2d ------------------------------------------------------
+// A thread per output element; of the kernel only what lands on it: every stride-th row and column.
+static __global__ void k_conv_transpose(const gcuda_conv_transpose_args p, const tiles t) {
+    const int64_t s = p.stride;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
+        float sum = 0.0f;
+        if (i.i0 >= p.y.ne[0]) {
+            continue;
+        }
+        for (int64_t kh = i.i1 % s; kh < p.kernel.ne[1] && kh <= i.i1; kh += s) {
+            const int64_t h = (i.i1 - kh) / s;
+            for (int64_t kw = i.i0 % s; kw < p.kernel.ne[0] && kw <= i.i0 && h < p.x.ne[1]; kw += s) {
+                const int64_t w = (i.i0 - kw) / s;
+                for (int64_t c = 0; c < p.x.ne[2] && w < p.x.ne[0]; ++c) {
+                    sum += d_load(p.kernel.type, d_at(p.kernel, kw, kh, i.i2, c)) * d_load(p.x.type, d_at(p.x, w, h, c, i.i3));
+                }
+            }
+        }
+        *(float *) d_at(p.y, i) = sum;
+    }
+}
+
+gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
+    return launch_tiles(k_conv_transpose, tiles_of(args->y, 1, 1), stream, *args);
+}
+gcuda_status gcuda_launch_conv_transpose_1d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
+    return gcuda_launch_conv_transpose_2d(args, stream);
+}
+
+// >>op:pool_1d  >>op:pool_2d --------------------------------------------------------------------------
+//   floor   x read, y written: 4 bytes an element
+// The part of a window that lies in the image.
+struct d_window {
+    int64_t x0, x1, y0, y1;
+};
+static __device__ d_window d_window_of(const gcuda_pool_args & p, int64_t ox, int64_t oy) {
+    const int64_t x = ox * p.s0 - p.p0, y = oy * p.s1 - p.p1;
+    d_window w = { x > 0 ? x : 0, x + p.k0, y > 0 ? y : 0, y + p.k1 };
+    w.x1 = w.x1 < p.x.ne[0] ? w.x1 : p.x.ne[0];
+    w.y1 = w.y1 < p.x.ne[1] ? w.y1 : p.x.ne[1];
+    return w;
+}
+
+// The largest value and where in the plane its first occurrence is, or -1.
+static __device__ float d_pool_max(const gcuda_pool_args & p, const d_window & w, const char * plane, int64_t * at) {
+    float max = -3.402823466e38f;
+    *at = -1;
+    for (int64_t y = w.y0; y < w.y1; ++y) {
+        for (int64_t x = w.x0; x < w.x1; ++x) {
+            const float v = d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
+            if (v > max) {
+                max = v;
+                *at = y * p.x.ne[0] + x;
+            }
+        }
+    }
+    return max;
+}
+
+static __global__ void k_pool(const gcuda_pool_args p, const tiles t) {
+    const float divisor = (float) p.k0 * (float) p.k1;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
+        if (i.i0 >= p.y.ne[0]) {
+            continue;
+        }
+        const d_window w = d_window_of(p, i.i0, i.i1);
+        const char * plane = d_at(p.x, 0, 0, i.i2, i.i3);
+        float v = 0.0f;
+        if (p.op == GCUDA_OP_POOL_MAX) {
+            int64_t at;
+            v = d_pool_max(p, w, plane, &at);
+        } else {
+            for (int64_t y = w.y0; y < w.y1; ++y) {
+                for (int64_t x = w.x0; x < w.x1; ++x) {
+                    v += d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
+                }
+            }
+            v /= divisor;
+        }
+        *(float *) d_at(p.y, i) = v;
+    }
+}
+
+gcuda_status gcuda_launch_pool_2d(const gcuda_pool_args * args, gcuda_stream stream) {
+    // a window of a dimension is a row of its own: dimension 1 is no window in one dimension
+    return launch_tiles(k_pool, tiles_of(args->y, 1, 1), stream, *args);
+}
+gcuda_status gcuda_launch_pool_1d(const gcuda_pool_args * args, gcuda_stream stream) {
+    return gcuda_launch_pool_2d(args, stream);
+}
+
+// >>op:pool_2d_back -----------------------------------------------------------------------------------
+// Of largest values first where each window has its own; then every element collects from the windows over it.
+//   floor   x and dy read, y written
+static __global__ void k_pool_winners(const gcuda_pool_args p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.dy.ne, tile, 1, 1);
+        if (i.i0 < p.dy.ne[0]) {
+            int64_t * winner = (int64_t *) p.scratch + ((i.i3 * p.dy.ne[2] + i.i2) * p.dy.ne[1] + i.i1) * p.dy.ne[0] + i.i0;
+            d_pool_max(p, d_window_of(p, i.i0, i.i1), d_at(p.x, 0, 0, i.i2, i.i3), winner);
+        }
+    }
+}
+
+// First output whose window of k at o * s - p reaches place x.
+static __device__ int64_t d_pool_first(int64_t x, int32_t k, int32_t s, int32_t p) {
+    return x + p >= k ? (x + p - k) / s + 1 : 0;
+}
+
+static __global__ void k_pool_2d_back(const gcuda_pool_args p, const tiles t) {
+    const float divisor = (float) p.k0 * (float) p.k1;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
+        float sum = 0.0f;
+        if (i.i0 >= p.y.ne[0]) {
+            continue;
+        }
+        for (int64_t oy = d_pool_first(i.i1, p.k1, p.s1, p.p1); oy <= (i.i1 + p.p1) / p.s1 && oy < p.dy.ne[1]; ++oy) {
+            const int64_t * winners =
+                (const int64_t *) p.scratch + ((i.i3 * p.dy.ne[2] + i.i2) * p.dy.ne[1] + oy) * p.dy.ne[0];
+            for (int64_t ox = d_pool_first(i.i0, p.k0, p.s0, p.p0); ox <= (i.i0 + p.p0) / p.s0 && ox < p.dy.ne[0]; ++ox) {
+                if (p.op == GCUDA_OP_POOL_AVG || winners[ox] == i.i1 * p.x.ne[0] + i.i0) {
+                    sum += d_load(p.dy.type, d_at(p.dy, ox, oy, i.i2, i.i3));
+                }
+            }
+        }
+        *(float *) d_at(p.y, i) = p.op == GCUDA_OP_POOL_MAX ? sum : sum / divisor;
+    }
+}
+
+size_t gcuda_pool_2d_back_scratch_bytes(const gcuda_pool_args * args) {
+    return args->op == GCUDA_OP_POOL_MAX ? (size_t) n_elements(args->dy) * sizeof(int64_t) : 0;
+}
+
+gcuda_status gcuda_launch_pool_2d_back(const gcuda_pool_args * args, gcuda_stream stream) {
+    const gcuda_status st = args->op == GCUDA_OP_POOL_MAX
+                                ? launch_tiles(k_pool_winners, tiles_of(args->dy, 1, 1), stream, *args)
+                                : GCUDA_STATUS_SUCCESS;
+    return st == GCUDA_STATUS_SUCCESS ? launch_tiles(k_pool_2d_back, tiles_of(args->y, 1, 1), stream, *args) : st;
+}
+
+// >>op:upscale ----------------------------------------------------------------------------------------
+//   floor   x read once, y written
+struct d_factors { // output pixels per source pixel; in F32 and a divisor, as everyone has it: the last bit decides
+    float f[4];
+};
+
+static inline __device__ int64_t d_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
+static inline __device__ int64_t d_nearest(int64_t i, float factor, int64_t n) {
+    return d_clamp_index((int64_t) ((float) i / factor), n);
+}
+
+template <int N> struct d_taps {
+    int64_t at[N];
+    float w[N];
+};
+
+static __device__ void d_taps_of(d_taps<2> & t, float x, int64_t n) {
+    const int64_t base = (int64_t) floorf(x);
+    t.at[0] = d_clamp_index(base, n);
+    t.at[1] = d_clamp_index(base + 1, n);
+    t.w[1] = fminf(1.0f, fmaxf(0.0f, x - (float) t.at[0]));
+    t.w[0] = 1.0f - t.w[1];
+}
+
+static __device__ void d_taps_of(d_taps<4> & t, float x, int64_t n) { // Keys 1981
+    const float a = -0.75f, base = floorf(x), d = x - base;
+    for (int i = 0; i < 4; ++i) {
+        const float z = i < 2 ? d + (float) (1 - i) : (float) (i - 1) - d; // distance from x
+        const float inner = ((a + 2.0f) * z - (a + 3.0f)) * z * z + 1.0f;
+        const float outer = ((a * z - 5.0f * a) * z + 8.0f * a) * z - 4.0f * a;
+        t.at[i] = d_clamp_index((int64_t) base + i - 1, n);
+        t.w[i] = i == 1 || i == 2 ? inner : outer;
+    }
+}
+
+template <int N> static __device__ float d_resample(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
+    const float offset = p.align_corners ? 0.0f : 0.5f;
+    d_taps<N> tx, ty;
+    d_taps_of(tx, ((float) i.i0 + offset) / f.f[0] - offset, p.x.ne[0]);
+    d_taps_of(ty, ((float) i.i1 + offset) / f.f[1] - offset, p.x.ne[1]);
+    float sum = 0.0f;
+    for (int k = 0; k < N; ++k) {
+        const char * row = plane + ty.at[k] * (int64_t) p.x.nb[1];
+        float part = 0.0f;
+        for (int j = 0; j < N; ++j) { part += tx.w[j] * d_load(p.x.type, row + tx.at[j] * (int64_t) p.x.nb[0]); }
+        sum += ty.w[k] * part;
+    }
+    return sum;
+}
+
+// A triangle as wide as the shrinking, from first to end, around center.
+struct d_reach {
+    int64_t first, end;
+    float center, width;
+};
+static __device__ d_reach d_reach_of(int64_t i, float factor, float offset, int64_t n) {
+    const float at = ((float) i + offset) / factor;
+    d_reach r;
+    r.width = fmaxf(1.0f, 1.0f / factor);
+    r.center = at - offset;
+    r.first = (int64_t) (at - r.width + offset);
+    r.first = r.first > 0 ? r.first : 0;
+    r.end = (int64_t) (at + r.width + offset);
+    r.end = r.end < n ? r.end : n;
+    return r;
+}
+static __device__ float d_reach_weight(const d_reach & r, int64_t at) {
+    return fmaxf(0.0f, 1.0f - fabsf(((float) at - r.center) / r.width));
+}
+
+static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_factors & f, const d_index & i, const char * plane) {
+    const float offset = p.align_corners ? 0.0f : 0.5f;
+    const d_reach rx = d_reach_of(i.i0, f.f[0], offset, p.x.ne[0]), ry = d_reach_of(i.i1, f.f[1], offset, p.x.ne[1]);
+    float sum = 0.0f, weight = 0.0f;
+    for (int64_t y = ry.first; y < ry.end; ++y) {
+        const float wy = d_reach_weight(ry, y);
+        for (int64_t x = rx.first; x < rx.end; ++x) {
+            const float w = wy * d_reach_weight(rx, x);
+            sum += w * d_load(p.x.type, plane + y * (int64_t) p.x.nb[1] + x * (int64_t) p.x.nb[0]);
+            weight += w;
+        }
+    }
+    return weight > 0.0f ? sum / weight : 0.0f;
+}
+
+enum upscale_kind { UPSCALE_NEAREST, UPSCALE_LINEAR, UPSCALE_CUBIC, UPSCALE_WIDE };
+
+template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p, const d_factors f, const tiles t) {
+    FOR_TILES(tile, t) {
+        d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        const int64_t i2 = d_nearest(i.i2, f.f[2], p.x.ne[2]), i3 = d_nearest(i.i3, f.f[3], p.x.ne[3]);
+        const char * plane = d_at(p.x, 0, 0, i2, i3);
+        for (int k = 0; k < 4; ++k, i.i0 += d_tile_step(t, 1)) {
+            if (i.i0 < p.y.ne[0]) {
+                const float v =
+                    KIND == UPSCALE_NEAREST
+                        ? d_load(p.x.type, plane + d_nearest(i.i1, f.f[1], p.x.ne[1]) * (int64_t) p.x.nb[1] +
+                                               d_nearest(i.i0, f.f[0], p.x.ne[0]) * (int64_t) p.x.nb[0])
+                    : KIND == UPSCALE_LINEAR ? d_resample<2>(p, f, i, plane)
+                    : KIND == UPSCALE_CUBIC  ? d_resample<4>(p, f, i, plane)
+                                             : d_resample_wide(p, f, i, plane);
+                d_store(p.y.type, d_at(p.y, i), v);
+            }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream stream) {
+    const tiles t = tiles_of(args->y, 1, 4);
+    d_factors f;
+    for (int d = 0; d < 4; ++d) {
+        const int64_t in = args->x.ne[d], out = args->y.ne[d];
+        f.f[d] = args->align_corners && d < 2 && in > 1 && out > 1 ? (float) (out - 1) / (float) (in - 1)
+                                                                   : (float) out / (float) in;
+    }
+    switch (args->mode) {
+        case GCUDA_SCALE_MODE_NEAREST: return launch_tiles(k_upscale<UPSCALE_NEAREST>, t, stream, *args, f);
+        case GCUDA_SCALE_MODE_BICUBIC: return launch_tiles(k_upscale<UPSCALE_CUBIC>, t, stream, *args, f);
+        default:
+            return args->antialias ? launch_tiles(k_upscale<UPSCALE_WIDE>, t, stream, *args, f)
+                                   : launch_tiles(k_upscale<UPSCALE_LINEAR>, t, stream, *args, f);
+    }
+}
+#endif // part 11
 
 #if GCUDAI_PART(4)
 // =====================================================================================================
