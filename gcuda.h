@@ -142,6 +142,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-exec     what the device can do, and doing it
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
+    >>impl-cuda-profile  callbacks and timing around nodes, traces
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -185,6 +186,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
 //   GCUDA_NO_CUBLAS       do without cuBLAS; otherwise it is loaded when a CUDA backend starts, if it is there
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
+//   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
 //   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
 //   GCUDA_NO_SIMD         scalar CPU kernels only
 //   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
@@ -438,6 +440,11 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
 #define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
 #define gcuda_cuda_download GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_download)
+#define gcuda_cuda_profile_begin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_begin)
+#define gcuda_cuda_profile_end GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_end)
+#define gcuda_cuda_profile_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_get)
+#define gcuda_cuda_profile_write_trace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_write_trace)
+#define gcuda_cuda_set_node_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_set_node_callback)
 #define gcuda_cuda_upload GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload)
 #define gcuda_cuda_upload_after GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_after)
 #define gcuda_cuda_upload_event_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_event_wait)
@@ -3181,6 +3188,46 @@ GCUDA_API gcuda_status gcuda_cuda_upload_event_wait(
 // a tensor that is to be overwritten, or writers of one that is to be fetched.
 GCUDA_API gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend);
 
+// ---- profiling: what a backend's nodes take, on the device's clock ----
+// Off, it costs one branch a node. On, two events stand around each node (about a microsecond of launching each), and a
+// graph first waits for the one before it. After the first graph of a size no event is made again; room for records is
+// made before a graph's first node.
+//
+//     gcuda_status st = gcuda_cuda_profile_begin(backend);
+//     ... gcuda_backend_graph_compute(backend, graph), as often as wanted ...
+//     st = gcuda_cuda_profile_write_trace(backend, "trace.json");   // for chrome://tracing or ui.perfetto.dev
+#define GCUDA_CUDA_PROFILE_MAX_SRC 4
+
+struct gcuda_cuda_profile_record { // a node that was launched
+    char name[GCUDA_MAX_NAME];
+    const char * op; // as gcuda_op_desc gives it: "MUL_MAT", "GELU"
+    enum gcuda_type type;
+    int64_t ne[4];
+    int n_src; // of the sources, the first four
+    enum gcuda_type src_type[GCUDA_CUDA_PROFILE_MAX_SRC];
+    int64_t src_ne[GCUDA_CUDA_PROFILE_MAX_SRC][4];
+    size_t n_bytes;       // of result and all sources, each counted once
+    int graph, index;     // graphs count from 0 since begin; the node's place in its graph
+    double start_us, us;  // microseconds: since begin; taken, which is 0.5 exact
+};
+
+// Starts recording; what was recorded before is gone. end stops it and keeps the records for get and write_trace, which
+// both also work in between and wait for the graph that runs. Records live until the next call of begin, a further
+// graph, or the end of the backend. A graph whose records find no memory is refused with ALLOC_FAILED.
+GCUDA_API gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend);
+GCUDA_API gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend);
+GCUDA_API gcuda_status gcuda_cuda_profile_get(
+    gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records);
+// In Chrome's trace event format. IO when the file cannot be written.
+GCUDA_API gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path);
+
+// Called before each node is launched and after that (which is not when it has run: gcuda_backend_synchronize in the
+// callback waits for that), whether recording or not. A node that fails has no second call. NULL: none. It must not
+// compute graphs on this backend or call profiling functions.
+typedef void (*gcuda_cuda_node_callback)(const struct gcuda_tensor * node, int index, bool is_launched, void * user);
+GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
+    gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user);
+
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
@@ -5057,6 +5104,9 @@ static GCUDAI_UNUSED void gcudai_dl_close(void * lib) {
 #include <stdarg.h>
 #if GCUDAI_CUDA
 #include <cuda_runtime_api.h>
+#if defined(GCUDA_NVTX)
+#include <nvtx3/nvToolsExt.h>
+#endif
 #endif
 
 #ifdef __cplusplus
@@ -22637,6 +22687,7 @@ struct gcudai_cuda {
     struct gcudai_cuda_piece flags, flags_host; // the memory of both
     bool may_have_bad_index;  // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
+    struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
 };
 
 static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
@@ -23309,6 +23360,9 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_arg
     return st;
 }
 
+static void gcudai_nvtx_push(const struct gcuda_tensor * y);
+static void gcudai_nvtx_pop(void);
+
 static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     union gcudai_args args;
     GCUDAI_ZERO(args);
@@ -23318,10 +23372,15 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
         *bad_index = cu->bad_index;
         cu->may_have_bad_index = true;
     }
+    gcudai_nvtx_push(y);
     const gcuda_status st =
         y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args) : gcudai_cuda_run_op(cu, &args, y);
+    gcudai_nvtx_pop();
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, y);
 }
+
+static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph);
+static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int index);
 
 static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
@@ -23329,10 +23388,10 @@ static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gc
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_prepare(cu->device, graph));
     GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcuda_status st = cu->profile ? gcudai_cuda_profile_graph(cu, graph) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         if (!gcudai_is_skipped(graph->nodes[i])) {
-            st = gcudai_cuda_run_node(cu, graph->nodes[i]);
+            st = cu->profile ? gcudai_cuda_profile_node(cu, graph->nodes[i], i) : gcudai_cuda_run_node(cu, graph->nodes[i]);
         }
     }
     gcudai_cuda_leave(&scope);
@@ -23487,6 +23546,8 @@ static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backen
     return gcudai_cuda_result(cu, err, "cudaStreamWaitEvent", "event");
 }
 
+static void gcudai_cuda_profile_free(struct gcudai_cuda_profile * p);
+
 // Takes half-made backends too. Errors have nobody left to go to.
 static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
@@ -23497,6 +23558,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     }
     gcudai_cublas_close(&cu->cublas);
     gcudai_cuda_pool_free(&cu->pool);
+    gcudai_cuda_profile_free(cu->profile);
     if (cu->copied != NULL) { (void) cudaEventDestroy(cu->copied); }
     if (cu->waited != NULL) { (void) cudaEventDestroy(cu->waited); }
     gcudai_cuda_give(&cu->flags);
@@ -24407,6 +24469,324 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
     return up;
 }
 
+// =====================================================================================================
+// >>impl-cuda-profile   callbacks and timing around nodes, traces
+// =====================================================================================================
+// Each recorded node has two events of a pool as large as the largest graph. They are read, and free again, when the
+// next graph starts or somebody asks. Event times are floats of milliseconds, too coarse after some seconds: so a graph
+// has an event of its own at its start, nodes are timed against that, and those distances are summed in double.
+
+struct gcudai_cuda_profile {
+    gcuda_cuda_node_callback callback;
+    void * user;
+    bool is_on, is_open; // records; a graph's events have not been read yet
+    cudaEvent_t starts[2], * events;
+    int n_events, which; // starts[which] is of the last graph begun
+    int n_graphs;
+    double start_us; // of the last graph, since begin
+    struct gcuda_cuda_profile_record * records;
+    size_t n, cap, n_pending; // records; the last n_pending have no times yet
+};
+
+#if defined(GCUDA_NVTX)
+static void gcudai_nvtx_push(const struct gcuda_tensor * y) {
+    char text[GCUDA_MAX_NAME + 64];
+    snprintf(text, sizeof(text), "%s %s", gcuda_op_desc(y), y->name);
+    (void) nvtxRangePushA(text);
+}
+static void gcudai_nvtx_pop(void) { (void) nvtxRangePop(); }
+#else
+static void gcudai_nvtx_push(const struct gcuda_tensor * y) { (void) y; }
+static void gcudai_nvtx_pop(void) {}
+#endif
+
+// Takes half-made ones.
+static void gcudai_cuda_profile_free(struct gcudai_cuda_profile * p) {
+    if (p == NULL) { return; }
+    for (int i = 0; i < 2; ++i) {
+        if (p->starts[i] != NULL) { (void) cudaEventDestroy(p->starts[i]); }
+    }
+    for (int i = 0; i < p->n_events; ++i) { (void) cudaEventDestroy(p->events[i]); }
+    gcudai_free(p->events);
+    gcudai_free(p->records);
+    gcudai_free(p);
+}
+
+static gcuda_status gcudai_cuda_elapsed(struct gcudai_cuda * cu, cudaEvent_t from, cudaEvent_t to, double * us) {
+    float ms = 0.0f;
+    const cudaError_t err = cudaEventElapsedTime(&ms, from, to);
+    *us = 1000.0 * (double) ms;
+    return gcudai_cuda_result(cu, err, "cudaEventElapsedTime", "profile");
+}
+
+static gcuda_status gcudai_cuda_profile_times(struct gcudai_cuda * cu, struct gcudai_cuda_profile * p) {
+    const cudaEvent_t start = p->starts[p->which];
+    const cudaEvent_t last = p->n_pending > 0 ? p->events[2 * p->n_pending - 1] : start;
+    double since = 0.0;
+    GCUDAI_TRY(gcudai_cuda_result(cu, cudaEventSynchronize(last), "cudaEventSynchronize", "profile"));
+    GCUDAI_TRY(gcudai_cuda_elapsed(cu, p->starts[1 - p->which], start, &since));
+    p->start_us += since;
+    for (size_t i = 0; i < p->n_pending; ++i) {
+        struct gcuda_cuda_profile_record * r = &p->records[p->n - p->n_pending + i];
+        GCUDAI_TRY(gcudai_cuda_elapsed(cu, start, p->events[2 * i], &r->start_us));
+        GCUDAI_TRY(gcudai_cuda_elapsed(cu, p->events[2 * i], p->events[2 * i + 1], &r->us));
+        r->start_us += p->start_us;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Waits for the last graph and gives its records their times. Those that cannot have them are dropped.
+static gcuda_status gcudai_cuda_profile_resolve(struct gcudai_cuda * cu) {
+    struct gcudai_cuda_profile * p = cu->profile;
+    if (!p->is_open) { return GCUDA_STATUS_SUCCESS; }
+    const gcuda_status st = gcudai_cuda_profile_times(cu, p);
+    if (st != GCUDA_STATUS_SUCCESS) { p->n -= p->n_pending; }
+    p->n_pending = 0;
+    p->is_open = false;
+    return st;
+}
+
+static gcuda_status gcudai_cuda_profile_reserve_events(struct gcudai_cuda * cu, int n_nodes) {
+    struct gcudai_cuda_profile * p = cu->profile;
+    if (p->n_events >= 2 * n_nodes) { return GCUDA_STATUS_SUCCESS; }
+    cudaEvent_t * events = (cudaEvent_t *) gcudai_calloc((size_t) n_nodes, 2 * sizeof(*events));
+    if (events == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (p->n_events > 0) { memcpy(events, p->events, (size_t) p->n_events * sizeof(*events)); }
+    gcudai_free(p->events);
+    p->events = events;
+    for (; p->n_events < 2 * n_nodes; p->n_events++) {
+        GCUDAI_TRY(gcudai_cuda_result(
+            cu, cudaEventCreateWithFlags(&events[p->n_events], cudaEventDefault), "cudaEventCreateWithFlags", "profile"));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_profile_reserve_records(struct gcudai_cuda_profile * p, size_t n) {
+    if (p->cap - p->n >= n) { return GCUDA_STATUS_SUCCESS; }
+    const size_t cap = GCUDAI_MAX(2 * p->cap, p->n + n);
+    struct gcuda_cuda_profile_record * records =
+        (struct gcuda_cuda_profile_record *) gcudai_calloc(cap, sizeof(*records));
+    if (records == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    if (p->n > 0) { memcpy(records, p->records, p->n * sizeof(*records)); }
+    gcudai_free(p->records);
+    p->records = records;
+    p->cap = cap;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Before a graph's first node.
+static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
+    struct gcudai_cuda_profile * p = cu->profile;
+    int n = 0;
+    if (!p->is_on) { return GCUDA_STATUS_SUCCESS; }
+    for (int i = 0; i < graph->n_nodes; ++i) { n += !gcudai_is_skipped(graph->nodes[i]); }
+    GCUDAI_TRY(gcudai_cuda_profile_resolve(cu));
+    GCUDAI_TRY(gcudai_cuda_profile_reserve_events(cu, n));
+    GCUDAI_TRY(gcudai_cuda_profile_reserve_records(p, (size_t) n));
+    GCUDAI_TRY(gcudai_cuda_result(
+        cu, cudaEventRecord(p->starts[1 - p->which], cu->stream), "cudaEventRecord", "start of a profiled graph"));
+    p->which = 1 - p->which;
+    p->is_open = true;
+    p->n_graphs++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_cuda_profile_add(struct gcudai_cuda_profile * p, const struct gcuda_tensor * y, int index) {
+    struct gcuda_cuda_profile_record * r = &p->records[p->n++];
+    GCUDAI_ZERO(*r);
+    p->n_pending++;
+    snprintf(r->name, sizeof(r->name), "%s", y->name);
+    r->op = gcuda_op_desc(y);
+    r->type = y->type;
+    memcpy(r->ne, y->ne, sizeof(r->ne));
+    r->n_bytes = gcuda_nbytes(y);
+    r->graph = p->n_graphs - 1;
+    r->index = index;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * src = y->src[k];
+        bool is_new = src != NULL;
+        for (int i = 0; i < k; ++i) { is_new = is_new && y->src[i] != src; }
+        r->n_bytes += is_new ? gcuda_nbytes(src) : 0;
+        if (src != NULL && r->n_src < GCUDA_CUDA_PROFILE_MAX_SRC) {
+            r->src_type[r->n_src] = src->type;
+            memcpy(r->src_ne[r->n_src++], src->ne, sizeof(src->ne));
+        }
+    }
+}
+
+static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int index) {
+    struct gcudai_cuda_profile * p = cu->profile;
+    if (p->callback != NULL) { p->callback(y, index, false, p->user); }
+    const cudaEvent_t * around = p->is_on ? &p->events[2 * p->n_pending] : NULL;
+    if (around != NULL) {
+        GCUDAI_TRY(gcudai_cuda_result(cu, cudaEventRecord(around[0], cu->stream), "cudaEventRecord", y->name));
+    }
+    GCUDAI_TRY(gcudai_cuda_run_node(cu, y));
+    if (around != NULL) {
+        GCUDAI_TRY(gcudai_cuda_result(cu, cudaEventRecord(around[1], cu->stream), "cudaEventRecord", y->name));
+        gcudai_cuda_profile_add(p, y, index);
+    }
+    if (p->callback != NULL) { p->callback(y, index, true, p->user); }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- what users call ----
+
+static gcuda_status gcudai_cuda_profile_of(gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
+    *cu = gcudai_cuda_of(backend, what);
+    if (*cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    if ((*cu)->profile == NULL) {
+        (*cu)->profile = (struct gcudai_cuda_profile *) gcudai_calloc(1, sizeof(struct gcudai_cuda_profile));
+    }
+    return (*cu)->profile ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+static gcuda_status gcudai_cuda_profile_start(struct gcudai_cuda * cu) {
+    struct gcudai_cuda_profile * p = cu->profile;
+    for (int i = 0; i < 2; ++i) {
+        if (p->starts[i] == NULL) {
+            GCUDAI_TRY(gcudai_cuda_result(
+                cu, cudaEventCreateWithFlags(&p->starts[i], cudaEventDefault), "cudaEventCreateWithFlags", "profile"));
+        }
+    }
+    GCUDAI_TRY(gcudai_cuda_result(
+        cu, cudaEventRecord(p->starts[p->which], cu->stream), "cudaEventRecord", "start of a profile"));
+    p->start_us = 0.0;
+    p->n = p->n_pending = 0;
+    p->n_graphs = 0;
+    p->is_open = false;
+    p->is_on = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
+    struct gcudai_cuda * cu = NULL;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_profile_of(backend, "cuda_profile_begin", &cu));
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    const gcuda_status st = gcudai_cuda_profile_start(cu);
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+// With all times of records there, or dropped.
+static gcuda_status gcudai_cuda_profile_settle(gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_profile_of(backend, what, cu));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, (*cu)->device->index));
+    const gcuda_status st = gcudai_cuda_profile_resolve(*cu);
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
+    struct gcudai_cuda * cu = NULL;
+    const gcuda_status st = gcudai_cuda_profile_settle(backend, "cuda_profile_end", &cu);
+    if (cu != NULL && cu->profile != NULL) { cu->profile->is_on = false; }
+    return st;
+}
+
+gcuda_status gcuda_cuda_profile_get(
+    gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
+    struct gcudai_cuda * cu = NULL;
+    *records = NULL;
+    *n_records = 0;
+    GCUDAI_TRY(gcudai_cuda_profile_settle(backend, "cuda_profile_get", &cu));
+    *records = cu->profile->records;
+    *n_records = cu->profile->n;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_cuda_set_node_callback(gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user) {
+    struct gcudai_cuda * cu = NULL;
+    GCUDAI_TRY(gcudai_cuda_profile_of(backend, "cuda_set_node_callback", &cu));
+    cu->profile->callback = callback;
+    cu->profile->user = user;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- traces ----
+
+// Bytes of the UTF-8 character at s, 0 when it is none (names may be cut in the middle of one).
+static int gcudai_utf8_bytes(const unsigned char * s) {
+    const int n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
+    for (int i = 1; i < n; ++i) {
+        if ((s[i] & 0xc0) != 0x80) { return 0; }
+    }
+    const bool is_bad = (s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || // too long, surrogates
+                        (s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f);
+    return is_bad ? 0 : n;
+}
+
+static void gcudai_json_text(FILE * f, const char * text) {
+    const unsigned char * s = (const unsigned char *) text;
+    (void) fputc('"', f);
+    while (*s != '\0') {
+        const int n = gcudai_utf8_bytes(s);
+        if (*s == '"' || *s == '\\') {
+            fprintf(f, "\\%c", *s);
+        } else if (n == 0 || *s < 0x20 || *s == 0x7f) {
+            fprintf(f, "\\u%04x", n == 0 ? 0xfffdu : (unsigned) *s);
+        } else {
+            (void) fwrite(s, 1, (size_t) n, f);
+        }
+        s += n > 0 ? n : 1;
+    }
+    (void) fputc('"', f);
+}
+
+static void gcudai_json_shape(FILE * f, const char * key, enum gcuda_type type, const int64_t * ne) {
+    fprintf(f, ",\"%s\":\"%s [%lld, %lld, %lld, %lld]\"", key, gcuda_type_name(type), (long long) ne[0],
+        (long long) ne[1], (long long) ne[2], (long long) ne[3]);
+}
+
+// Decimals without printf's, which follow the locale.
+static void gcudai_json_us(FILE * f, const char * key, double us) {
+    const long long ns = (long long) (1000.0 * us + 0.5);
+    fprintf(f, "\"%s\":%lld.%03lld", key, ns / 1000, ns % 1000);
+}
+
+static void gcudai_trace_record(FILE * f, int device, const struct gcuda_cuda_profile_record * r) {
+    static const char * const keys[GCUDA_CUDA_PROFILE_MAX_SRC] = { "src0", "src1", "src2", "src3" };
+    fprintf(f, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":0,", device);
+    gcudai_json_us(f, "ts", GCUDAI_MAX(r->start_us, 0.0));
+    (void) fputc(',', f);
+    gcudai_json_us(f, "dur", GCUDAI_MAX(r->us, 0.0));
+    fprintf(f, ",\"cat\":");
+    gcudai_json_text(f, r->op);
+    fprintf(f, ",\"name\":");
+    gcudai_json_text(f, r->name[0] != '\0' ? r->name : r->op);
+    fprintf(f, ",\"args\":{\"graph\":%d,\"node\":%d,\"bytes\":%llu", r->graph, r->index, (unsigned long long) r->n_bytes);
+    gcudai_json_shape(f, "result", r->type, r->ne);
+    for (int k = 0; k < r->n_src; ++k) { gcudai_json_shape(f, keys[k], r->src_type[k], r->src_ne[k]); }
+    fprintf(f, "}}");
+}
+
+gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path) {
+    struct gcudai_cuda * cu = NULL;
+    GCUDAI_TRY(gcudai_cuda_profile_settle(backend, "cuda_profile_write_trace", &cu));
+    FILE * f = path ? fopen(path, "wb") : NULL;
+    if (f == NULL) {
+        return gcudai_fail(
+            GCUDA_STATUS_IO, "cuda_profile_write_trace: cannot open '%s' for writing", path ? path : "(NULL)");
+    }
+    const struct gcudai_cuda_profile * p = cu->profile;
+    fprintf(f, "{\"traceEvents\":[\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":", cu->device->index);
+    gcudai_json_text(f, cu->device->name);
+    fprintf(f, ",\"device\":");
+    gcudai_json_text(f, cu->device->description);
+    fprintf(f, "}}");
+    for (size_t i = 0; i < p->n; ++i) { gcudai_trace_record(f, cu->device->index, &p->records[i]); }
+    fprintf(f, "\n]}\n");
+    const bool is_bad = ferror(f) != 0;
+    const bool is_closed = fclose(f) == 0;
+    return is_bad || !is_closed
+               ? gcudai_fail(GCUDA_STATUS_IO, "cuda_profile_write_trace: writing '%s' failed after %llu records", path,
+                     (unsigned long long) p->n)
+               : GCUDA_STATUS_SUCCESS;
+}
+
 #else // built without CUDA: no devices
 
 static void gcudai_cuda_unregister_all(void) {}
@@ -24493,6 +24873,34 @@ gcuda_status gcuda_cuda_upload_event_wait(
 
 gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcuda_backend_t backend) {
     (void) uploader; (void) backend;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
+    (void) backend;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
+    (void) backend;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_profile_get(
+    gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
+    (void) backend;
+    *records = NULL;
+    *n_records = 0;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char * path) {
+    (void) backend; (void) path;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_cuda_set_node_callback(gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user) {
+    (void) backend; (void) callback; (void) user;
     return gcudai_no_cuda();
 }
 
