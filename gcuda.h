@@ -607,6 +607,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_diag_mask_zero GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_diag_mask_zero)
 #define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
+#define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
@@ -3313,6 +3314,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
+    const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 
 // =====================================================================================================
 // >>quantize   host quantizers for weights
@@ -23242,7 +23245,8 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     X(UPSCALE,                 upscale,                 upscale,            any,      no) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
-    X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes)
+    X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes) \
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      no)
 // clang-format on
 
 // The launchers take their own struct, these take the union.

@@ -12,6 +12,7 @@
 //   >>k-norm      norms, soft_max, running sums and rotations along rows
 //   >>k-conv      convolution, pooling, resampling
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
+//   >>k-attention attention in one pass
 //
 // These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
 // public argument structs by value, work within 48 KiB of shared memory, use no float atomics, and give the same bits
@@ -257,6 +258,20 @@ static inline __device__ d_index d_tile_at(
     return x;
 }
 static inline __device__ int64_t d_tile_step(const tiles & t, int n_wide) { return (int64_t) n_wide << t.shift; }
+
+static inline __device__ float d_load_f64(gcuda_type type, const char * p) {
+    return type == GCUDA_TYPE_F64 ? (float) *(const double *) p : d_load(type, p);
+}
+
+// The slope that ALiBi gives a head (Press et al. 2022, arXiv:2108.12409).
+static inline __device__ float d_slope(float max_bias, int64_t n_head, int64_t head) {
+    if (max_bias <= 0.0f) {
+        return 1.0f;
+    }
+    const int64_t l = (int64_t) 1 << (int) floorf(log2f((float) n_head));
+    return head < l ? powf(exp2f(-max_bias / (float) l), (float) (head + 1))
+                    : powf(exp2f(-max_bias / 2.0f / (float) l), (float) (2 * (head - l) + 1));
+}
 
 struct d_sum_op {
     template <typename T> static inline __device__ T apply(T a, T b) { return a + b; }
@@ -803,10 +818,6 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize(const float 
     }
 D_QUANTIZED_TYPES(X)
 #undef X
-
-static inline __device__ float d_load_f64(gcuda_type type, const char * p) {
-    return type == GCUDA_TYPE_F64 ? (float) *(const double *) p : d_load(type, p);
-}
 
 // A thread makes a block.
 //   floor   n * sizeof(x) bytes read, blocks written once
@@ -2325,18 +2336,8 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
 }
 
 // >>op:soft_max ---------------------------------------------------------------------------------------
-// w = x scale + slope mask, with the head's ALiBi slope (Press et al. 2022, arXiv:2108.12409). A row that is masked
-// altogether gives zeros.
+// w = x scale + slope mask, with the head's ALiBi slope (d_slope). A row that is masked altogether gives zeros.
 //   floor   x read, y written, the mask read once a head group: 2 * n * sizeof(T) bytes
-static __device__ float d_slope(float max_bias, int64_t n_head, int64_t head) {
-    if (max_bias <= 0.0f) {
-        return 1.0f;
-    }
-    const int64_t l = (int64_t) 1 << (int) floorf(log2f((float) n_head));
-    return head < l ? powf(exp2f(-max_bias / (float) l), (float) (head + 1))
-                    : powf(exp2f(-max_bias / 2.0f / (float) l), (float) (2 * (head - l) + 1));
-}
-
 // What a row needs besides x and y.
 struct d_soft_max_row {
     const char * mask; // or NULL
@@ -3416,3 +3417,182 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
     return mul_mat_plain(p, 0, stream);
 }
 #endif // part 4
+
+#if GCUDAI_PART(7)
+// =====================================================================================================
+// >>k-attention   attention in one pass
+// =====================================================================================================
+
+// >>op:flash_attn_ext ---------------------------------------------------------------------------------
+// A block has 16 queries, which are tokens times the heads that share k and v, and walks over the positions, 32 at a time,
+// in slices of 64 elements: scores, then the running maximum and sum of the softmax (Milakov & Gimelshein 2018,
+// arXiv:1805.02867), then the weighted values. A warp has two of the queries from the scores to the result; its lanes are
+// positions, then elements. Everything is in F32, and the order of the sums depends on the shapes alone.
+//   floor   k and v once for every 16 queries, q, mask and y once
+//   shared  39 KiB; longer values than 384 elements are summed up in y, which belongs to the block
+#define ATTN_QUERIES 16
+#define ATTN_POSITIONS 32
+#define ATTN_SLICE 64
+#define ATTN_HELD 384
+
+struct d_attn {
+    int64_t group, n_groups;     // heads that share k and v; groups of a sequence
+    int64_t n_queries, n_blocks; // of a group
+};
+
+// Elements d0 .. d0 + 63 of n rows, as floats; beyond the row: zeros. For rows of blocks a thread decodes a group.
+template <bool HAS_BLOCKS>
+static __device__ void d_attn_rows(const gcuda_array & a, const char * rows, int n, int64_t d0, float (*tile)[ATTN_SLICE + 1]) {
+    const bool is_plain = a.type == GCUDA_TYPE_F32 || a.type == GCUDA_TYPE_F16 || a.type == GCUDA_TYPE_BF16 || a.type == GCUDA_TYPE_F64;
+    if (!HAS_BLOCKS || is_plain) {
+        for (int i = (int) threadIdx.x; i < ATTN_POSITIONS * ATTN_SLICE; i += 256) {
+            const int row = i / ATTN_SLICE, d = i % ATTN_SLICE;
+            const char * x = rows + row * (int64_t) a.nb[1] + (d0 + d) * (int64_t) a.nb[0];
+            tile[row][d] = row < n && d0 + d < a.ne[0] ? d_load_f64(a.type, x) : 0.0f;
+        }
+        return;
+    }
+    const int row = (int) threadIdx.x % ATTN_POSITIONS, d = (int) threadIdx.x / ATTN_POSITIONS * 32;
+    if (d >= ATTN_SLICE) {
+        return;
+    }
+    const bool is_in = row < n && d0 + d < a.ne[0];
+    const char * x = rows + row * (int64_t) a.nb[1];
+    const int64_t u = (d0 + d) / 32;
+    d_group g;
+    int zero = 0;
+    bool has_min = false;
+    switch (is_in ? a.type : GCUDA_TYPE_COUNT) {
+#define X(ID)                                                                                                     \
+    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: {                                                                \
+        typedef d_format<GCUDA_TYPE_##ID> F;                                                                      \
+        F::decode((const F::block *) x + u / (F::n / 32), (int) (u % (F::n / 32)), g);                            \
+        zero = F::zero;                                                                                           \
+        has_min = F::has_min;                                                                                     \
+    } break;)
+        D_BLOCK_TYPES(X)
+#undef X
+        default:
+            for (int k = 0; k < 8; ++k) { g.q[k] = 0; }
+            d_set_scale(g, 0.0f, 0.0f);
+            break;
+    }
+    UNROLL for (int j = 0; j < 32; ++j) {
+        const float v = g.scale[j / 16] * (float) ((int) (int8_t) (g.q[j / 4] >> 8 * (j % 4)) - zero);
+        tile[row][d + j] = has_min ? v - g.min[j / 16] : v;
+    }
+}
+
+template <bool HAS_BLOCKS>
+static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_attn_ext_args p, const d_attn a) {
+    __shared__ float rows[ATTN_POSITIONS][ATTN_SLICE + 1], query[ATTN_QUERIES][ATTN_SLICE];
+    __shared__ float weight[ATTN_QUERIES][ATTN_POSITIONS], held[ATTN_QUERIES * ATTN_HELD];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t dk = p.q.ne[0], dv = p.v.ne[0], n_kv = p.k.ne[1];
+    for (int64_t item = blockIdx.x; item < p.q.ne[3] * a.n_groups * a.n_blocks; item += gridDim.x) {
+        const int64_t q0 = item % a.n_blocks * ATTN_QUERIES, head0 = item / a.n_blocks % a.n_groups * a.group,
+                      s = item / a.n_blocks / a.n_groups;
+        const char * k = d_at(p.k, 0, 0, head0 / (p.q.ne[2] / p.k.ne[2]), s);
+        const char * v = d_at(p.v, 0, 0, head0 / (p.q.ne[2] / p.v.ne[2]), s);
+        const char * mask[2];
+        float * acc[2];
+        float slope[2], max[2], sum[2];
+        bool is_query[2];
+        for (int i = 0; i < 2; ++i) {
+            const int64_t n = q0 + 2 * warp + i, head = head0 + n % a.group, token = n / a.group;
+            is_query[i] = n < a.n_queries;
+            slope[i] = d_slope(p.max_bias, p.q.ne[2], head);
+            mask[i] = is_query[i] && p.mask.data != nullptr ? d_at(p.mask, 0, token, head % p.mask.ne[2], s % p.mask.ne[3]) : nullptr;
+            const bool has_sink = is_query[i] && p.sinks.data != nullptr;
+            max[i] = has_sink ? *(const float *) d_at(p.sinks, head, 0, 0, 0) : -INFINITY;
+            sum[i] = has_sink ? 1.0f : 0.0f;
+            acc[i] = dv <= ATTN_HELD ? held + (2 * warp + i) * ATTN_HELD : is_query[i] ? (float *) d_at(p.y, 0, head, token, s) : nullptr;
+            for (int64_t d = lane; d < dv && is_query[i]; d += 32) { acc[i][d] = 0.0f; }
+        }
+        for (int64_t j0 = 0; j0 < n_kv; j0 += ATTN_POSITIONS) {
+            const int n = (int) (n_kv - j0 < ATTN_POSITIONS ? n_kv - j0 : ATTN_POSITIONS);
+            float bias[2], score[2] = { 0.0f, 0.0f };
+            bool is_seen[2];
+            for (int i = 0; i < 2; ++i) { // what is masked is not even looked at: it may hold anything
+                const bool is_in = is_query[i] && lane < n;
+                bias[i] = is_in && mask[i] != nullptr ? d_load(p.mask.type, mask[i] + (j0 + lane) * (int64_t) p.mask.nb[0]) : 0.0f;
+                is_seen[i] = is_in && bias[i] != -INFINITY;
+            }
+            if (!__syncthreads_or(is_seen[0] || is_seen[1])) {
+                continue;
+            }
+            for (int64_t d0 = 0; d0 < dk; d0 += ATTN_SLICE) {
+                __syncthreads(); // rows and query have been read
+                d_attn_rows<HAS_BLOCKS>(p.k, k + j0 * (int64_t) p.k.nb[1], n, d0, rows);
+                for (int i = (int) threadIdx.x; i < ATTN_QUERIES * ATTN_SLICE; i += 256) {
+                    const int64_t m = q0 + i / ATTN_SLICE, d = d0 + i % ATTN_SLICE;
+                    const bool is_in = m < a.n_queries && d < dk;
+                    query[i / ATTN_SLICE][i % ATTN_SLICE] =
+                        is_in ? d_load(p.q.type, d_at(p.q, d, m / a.group, head0 + m % a.group, s)) : 0.0f;
+                }
+                __syncthreads();
+                for (int d = 0; d < ATTN_SLICE; ++d) {
+                    score[0] += query[2 * warp][d] * rows[lane][d];
+                    score[1] += query[2 * warp + 1][d] * rows[lane][d];
+                }
+            }
+            float factor[2];
+            for (int i = 0; i < 2; ++i) {
+                float x = score[i] * p.scale;
+                x = p.logit_softcap != 0.0f ? p.logit_softcap * tanhf(x / p.logit_softcap) : x;
+                x = is_seen[i] ? x + slope[i] * bias[i] : -INFINITY;
+                const float top = fmaxf(max[i], d_warp_reduce<d_max_op>(x));
+                const float base = top == -INFINITY ? 0.0f : top;
+                const float w = is_seen[i] ? expf(x - base) : 0.0f;
+                factor[i] = expf(max[i] - base);
+                sum[i] = sum[i] * factor[i] + d_warp_reduce<d_sum_op>(w);
+                max[i] = top;
+                weight[2 * warp + i][lane] = w;
+            }
+            for (int64_t d0 = 0; d0 < dv; d0 += ATTN_SLICE) {
+                __syncthreads();
+                d_attn_rows<HAS_BLOCKS>(p.v, v + j0 * (int64_t) p.v.nb[1], n, d0, rows);
+                __syncthreads();
+                for (int i = 0; i < 2; ++i) {
+                    for (int d = lane; d < ATTN_SLICE && d0 + d < dv && is_query[i]; d += 32) {
+                        float y = acc[i][d0 + d] * factor[i];
+                        for (int j = 0; j < n; ++j) {
+                            const float w = weight[2 * warp + i][j];
+                            y += w != 0.0f ? w * rows[j][d] : 0.0f; // not 0 * NaN
+                        }
+                        acc[i][d0 + d] = y;
+                    }
+                }
+            }
+        }
+        for (int i = 0; i < 2; ++i) {
+            const int64_t m = q0 + 2 * warp + i;
+            const float scale = sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f; // a token that sees nothing gets zeros
+            for (int64_t d = lane; d < dv && is_query[i]; d += 32) {
+                *(float *) d_at(p.y, d, head0 + m % a.group, m / a.group, s) = acc[i][d] * scale;
+            }
+        }
+        __syncthreads(); // held is the next item's
+    }
+}
+
+gcuda_status gcuda_launch_flash_attn_ext(const gcuda_flash_attn_ext_args * args, gcuda_stream stream) {
+    const gcuda_flash_attn_ext_args & p = *args;
+    if (n_elements(p.y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    int64_t gk = p.q.ne[2] / p.k.ne[2], gv = p.q.ne[2] / p.v.ne[2];
+    while (gv != 0) { // greatest common divisor
+        const int64_t rest = gk % gv;
+        gk = gv;
+        gv = rest;
+    }
+    d_attn a;
+    a.group = gk;
+    a.n_groups = p.q.ne[2] / gk;
+    a.n_queries = p.q.ne[1] * gk;
+    a.n_blocks = (a.n_queries + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    const bool has_blocks = gcuda_is_quantized(p.k.type) || gcuda_is_quantized(p.v.type);
+    return launch(has_blocks ? k_flash_attn<true> : k_flash_attn<false>, p.q.ne[3] * a.n_groups * a.n_blocks, 256, stream, p, a);
+}
+#endif // part 7
