@@ -81,6 +81,9 @@ EMBEDDING IN AN ENGINE
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
+    Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
+                   computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
+    Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
     Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.

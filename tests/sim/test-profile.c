@@ -224,6 +224,40 @@ TEST(traces_are_json_whatever_the_names) {
     clean();
 }
 
+// The two examples of README.md, as written there.
+static gcuda_status readme_upload(gcuda_backend_t backend, struct gcuda_cgraph * graph, struct gcuda_tensor * weights, const void * data) {
+    struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);
+    gcuda_cuda_ticket ticket;
+    gcuda_status st = gcuda_cuda_upload(up, weights, data, 0, gcuda_nbytes(weights), &ticket);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_cuda_upload_event_wait(up, ticket, backend); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute_async(backend, graph); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_cuda_upload_wait(up, ticket); }
+    gcuda_cuda_uploader_free(up);
+    return st;
+}
+
+static gcuda_status readme_profile(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    gcuda_status st = gcuda_cuda_profile_begin(backend);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute(backend, graph); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_cuda_profile_write_trace(backend, "/dev/null"); }
+    return st;
+}
+
+TEST(the_examples_of_the_readme) {
+    struct work w;
+    static float in[4 * N], out[4 * N];
+    REQUIRE(work_begin(&w, "a"));
+    for (int i = 0; i < 4 * N; ++i) { in[i] = i % (2 * N) == 5 ? 30.0f : 0.0f; }
+    CHECK_OK(readme_upload(w.backend, w.graph, w.x, in));
+    CHECK_OK(gcuda_backend_synchronize(w.backend));
+    CHECK_OK(gcuda_backend_tensor_get(gcuda_graph_node(w.graph, -1), out, 0, sizeof out));
+    CHECK_NEAR(out[5], 1.0, 1e-6); // gelu(30) * 30 outweighs all zeros
+    CHECK_NEAR(out[2 * N + 5], 1.0, 1e-6);
+    CHECK_OK(readme_profile(w.backend, w.graph));
+    work_end(&w);
+    clean();
+}
+
 TEST(a_trace_that_cannot_be_written_is_a_status) {
     struct work w;
     REQUIRE(work_begin(&w, "a"));

@@ -11,12 +11,11 @@ static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (
 
 #include <sys/mman.h>
 
-static int threads_left = 1000000; // then the system "has no more"
+static gcudai_atomic_i32 threads_left = { 1000000 }; // then the system "has no more"
 static int test_pthread_create(pthread_t * t, const pthread_attr_t * a, void * (*fn)(void *), void * arg) {
-    if (threads_left == 0) { return 11; } // EAGAIN
-    --threads_left;
-    return pthread_create(t, a, fn, arg);
+    return gcudai_atomic_add_i32(&threads_left, -1) > 0 ? pthread_create(t, a, fn, arg) : 11; // EAGAIN
 }
+static void let_threads_start(int n) { gcudai_atomic_store_i32(&threads_left, n); }
 
 static uint64_t draw_state = 1;
 static size_t draw(size_t n) { // below n
@@ -298,9 +297,9 @@ TEST(any_number_of_threads_down_to_none) {
         static float in[N], out[N];
         for (int i = 0; i < N; ++i) { in[i] = (float) (i + n); }
         gcuda_backend_t backend = gcuda_backend_cuda_init(0);
-        threads_left = n;
+        let_threads_start(n);
         struct gcuda_cuda_uploader * up = uploader(0, 2, 4096, 3);
-        threads_left = 1000000;
+        let_threads_start(1000000);
         struct place p = place_begin();
         struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N);
         gcuda_cuda_ticket ticket = 0;
@@ -328,10 +327,8 @@ TEST(freeing_finishes_what_was_given) {
         struct place p = place_begin();
         struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N);
         REQUIRE(up != NULL && backend != NULL && place_alloc(&p, backend));
-        for (int r = 0; r < 5; ++r) {
-            for (int i = 0; i < N; ++i) { in[i] = (float) i; }
-            CHECK_OK(gcuda_cuda_upload(up, x, in, 0, sizeof in, NULL));
-        }
+        for (int i = 0; i < N; ++i) { in[i] = (float) i; }
+        for (int r = 0; r < 5; ++r) { CHECK_OK(gcuda_cuda_upload(up, x, in, 0, sizeof in, NULL)); }
         gcuda_cuda_uploader_free(up);
         CHECK_OK(gcuda_backend_tensor_get(x, out, 0, sizeof out));
         CHECK(memcmp(in, out, sizeof in) == 0);
@@ -434,9 +431,9 @@ static void upload_fault(const char * api, int k, cudaError_t error, bool is_sti
     for (int i = 0; i < FAULT_JOBS; ++i) { t[i] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I8, FAULT_BYTES); }
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     sim_fail(api, k, error);
-    threads_left = n_threads;
+    let_threads_start(n_threads);
     struct gcuda_cuda_uploader * up = uploader(0, 2, 4096, GCUDAI_MAX(n_threads, 1));
-    threads_left = 1000000;
+    let_threads_start(1000000);
     if (up == NULL) {
         CHECK_MSG(sim_failed() > 0 && gcuda_last_error()[0] != '\0', "%s %d: no uploader, no message", api, k);
     } else {
