@@ -1,0 +1,834 @@
+// Device and page-locked memory on the simulated device: scratch pools of both kinds, budgets, statistics, the caller's
+// allocators, managed memory, registered memory, peers, and every call failing in turn. Contains the implementation,
+// for pools without an operation around them.
+#define GCUDA_IMPLEMENTATION
+#include "sim-test.h"
+
+#include <pthread.h>
+
+static uint64_t draw_state = 1;
+static size_t draw(size_t n) { // below n
+    draw_state = draw_state * 6364136223846793005u + 1442695040888963407u;
+    return (size_t) (draw_state >> 33) % n;
+}
+
+static struct gcuda_cuda_params params_of(enum gcuda_cuda_pool kind, size_t reserve, size_t budget) {
+    struct gcuda_cuda_params p;
+    memset(&p, 0, sizeof p);
+    p.pool = kind;
+    p.pool_reserve = reserve;
+    p.memory_budget = budget;
+    return p;
+}
+
+static struct gcudai_cuda * backend_of(enum gcuda_cuda_pool kind, size_t reserve, size_t budget) {
+    const struct gcuda_cuda_params p = params_of(kind, reserve, budget);
+    return (struct gcudai_cuda *) gcuda_backend_cuda_init_params(&p);
+}
+
+static gcuda_status take(struct gcudai_cuda * cu, size_t size, void ** ptr) {
+    return gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "test", ptr);
+}
+static void give(struct gcudai_cuda * cu, void * ptr) { gcudai_cuda_pool_give(&cu->pool, ptr); }
+
+// What the device itself says is in use.
+static size_t used_of(int device) {
+    size_t n_free = 0, n_total = 0;
+    CHECK_OK(gcuda_backend_cuda_get_device_memory(device, &n_free, &n_total));
+    return n_total - n_free;
+}
+
+static struct gcuda_cuda_stats stats_of(struct gcudai_cuda * cu) {
+    struct gcuda_cuda_stats s;
+    memset(&s, 0, sizeof s);
+    CHECK_OK(gcuda_backend_cuda_get_stats(&cu->backend, &s));
+    return s;
+}
+
+static void check_sums(const struct gcuda_cuda_stats * s) {
+    size_t in_use = 0, reserved = 0;
+    for (int i = 0; i < GCUDA_CUDA_PURPOSE_COUNT; ++i) {
+        in_use += s->by[i].in_use;
+        reserved += s->by[i].reserved;
+        CHECK(s->by[i].in_use <= s->by[i].reserved && s->by[i].reserved <= s->by[i].peak && s->by[i].peak <= s->peak);
+    }
+    CHECK(in_use == s->in_use && reserved == s->reserved && s->reserved <= s->peak);
+    CHECK(s->budget == 0 || s->peak <= s->budget);
+}
+
+// =====================================================================================================================
+// >>pools
+// =====================================================================================================================
+enum { MAX_LIVE = 40 };
+struct live {
+    char * ptr;
+    size_t size;
+};
+
+// Both ends of a block can be written, and nobody else has them.
+static void check_block(struct gcudai_cuda * cu, const struct live * live, int n) {
+    const struct live * b = &live[n];
+    CHECK((uintptr_t) b->ptr % 256 == 0);
+    for (int i = 0; i < n; ++i) {
+        CHECK(b->ptr + b->size <= live[i].ptr || live[i].ptr + live[i].size <= b->ptr);
+    }
+    CHECK(cudaMemsetAsync(b->ptr, 1, b->size, cu->stream) == cudaSuccess);
+}
+
+static size_t draw_size(void) { return draw(4) == 0 ? 1 + draw(3 * MB) : 1 + draw(20000); }
+
+static void pool_at_random(uint64_t seed, enum gcuda_cuda_pool kind, size_t reserve, size_t budget) {
+    struct live live[MAX_LIVE];
+    int n = 0;
+    fresh(1, 48 * MB, seed);
+    draw_state = seed + 1;
+    struct gcudai_cuda * cu = backend_of(kind, reserve, budget);
+    REQUIRE(cu != NULL);
+    for (int step = 0; step < 150; ++step) {
+        if (n < MAX_LIVE && draw(5) < 3) {
+            void * ptr = NULL;
+            live[n].size = draw_size();
+            const gcuda_status st = take(cu, live[n].size, &ptr);
+            CHECK((st == GCUDA_STATUS_SUCCESS) == (ptr != NULL));
+            CHECK(st == GCUDA_STATUS_SUCCESS || st == GCUDA_STATUS_ALLOC_FAILED);
+            live[n].ptr = (char *) ptr;
+            if (st == GCUDA_STATUS_SUCCESS) { check_block(cu, live, n++); }
+        } else if (n > 0) {
+            const int i = draw(2) ? n - 1 : (int) draw((size_t) n); // the last, or any
+            give(cu, live[i].ptr);
+            live[i] = live[--n];
+        }
+        if (step % 50 == 49) { CHECK_OK(gcuda_backend_cuda_trim(&cu->backend)); }
+        const struct gcuda_cuda_stats s = stats_of(cu);
+        size_t wanted = 0;
+        for (int i = 0; i < n; ++i) { wanted += live[i].size; }
+        check_sums(&s);
+        CHECK(s.reserved == used_of(0) && s.by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use >= wanted);
+    }
+    while (n > 0) { give(cu, live[--n].ptr); }
+    CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use, 0);
+    CHECK_OK(gcuda_backend_cuda_trim(&cu->backend));
+    CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved, 0);
+    gcuda_backend_free(&cu->backend);
+    CHECK_EQ_I(used_of(0), 0);
+}
+
+TEST(blocks_never_overlap_and_budgets_hold) {
+    for (uint64_t seed = 0; seed < (test_full() ? 200u : 6u); ++seed) {
+        pool_at_random(seed, GCUDA_CUDA_POOL_VMM, 0, 0);
+        pool_at_random(seed, GCUDA_CUDA_POOL_VMM, 4 * MB, 0); // chained
+        pool_at_random(seed, GCUDA_CUDA_POOL_AUTO, 2 * MB, 11 * MB + 5);
+        pool_at_random(seed, GCUDA_CUDA_POOL_BEST_FIT, 0, 0);
+        pool_at_random(seed, GCUDA_CUDA_POOL_BEST_FIT, 0, 7 * MB + 3);
+    }
+    clean();
+}
+
+TEST(out_of_order_the_lowest_hole_is_filled_first) {
+    void *a, *b, *c, *d, *e;
+    fresh(1, 64 * MB, 1);
+    struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_VMM, 0, 0);
+    REQUIRE(cu != NULL);
+    CHECK_OK(take(cu, 1000, &a));
+    CHECK_OK(take(cu, 5000, &b));
+    CHECK_OK(take(cu, 1000, &c));
+    CHECK((char *) b == (char *) a + 1024 && (char *) c == (char *) b + 5120);
+    give(cu, b);
+    CHECK_OK(take(cu, 2000, &d));
+    CHECK(d == b); // the front of the hole
+    CHECK_OK(take(cu, 4000, &e));
+    CHECK((char *) e == (char *) c + 1024); // what is left of it is too small
+    give(cu, a);
+    give(cu, d); // all before c is one hole now
+    CHECK_OK(take(cu, 6000, &b));
+    CHECK(b == a);
+    give(cu, e);
+    give(cu, c);
+    CHECK_OK(take(cu, 100000, &d)); // the end has receded over c and e
+    CHECK((char *) d == (char *) b + 6144);
+    give(cu, d);
+    give(cu, d); // is not out: named in the log, and nothing happens
+    give(cu, b);
+    CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use, 0);
+    gcuda_backend_free(&cu->backend);
+    clean();
+}
+
+TEST(a_growing_request_takes_up_what_it_had) {
+    for (int k = 0; k < 2; ++k) {
+        fresh(1, 64 * MB, 1);
+        struct gcudai_cuda * cu = backend_of(k ? GCUDA_CUDA_POOL_BEST_FIT : GCUDA_CUDA_POOL_VMM, 0, 0);
+        REQUIRE(cu != NULL);
+        void *p = NULL, *first = NULL;
+        for (size_t size = MB; size <= 16 * MB; size += MB / 2) {
+            CHECK_OK(take(cu, size, &p));
+            first = first ? first : p;
+            CHECK(k == 1 || p == first);
+            const size_t reserved = stats_of(cu).by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved;
+            CHECK(reserved <= (k ? 17 * size / 8 : size + 2 * MB));
+            give(cu, p);
+        }
+        gcuda_backend_free(&cu->backend);
+    }
+    clean();
+}
+
+TEST(addresses_stay_and_come_again) {
+    enum { N_BLOCKS = 5 };
+    static const size_t sizes[N_BLOCKS] = { 3 * MB, 3 * MB, 10 * MB, 1000, 2 * MB };
+    void *first[N_BLOCKS], *again[N_BLOCKS];
+    fresh(1, 64 * MB, 1);
+    struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_VMM, 4 * MB, 0);
+    REQUIRE(cu != NULL);
+    for (int i = 0; i < N_BLOCKS; ++i) { CHECK_OK(take(cu, sizes[i], &first[i])); }
+    CHECK_EQ_I(sim_counts("cuMemAddressReserve"), 4); // each 4 MiB, but one 10 MiB; the 1000 bytes fit in the first
+    CHECK_EQ_I(sim_counts("cudaMalloc"), 1);          // flags
+    for (int i = N_BLOCKS; i-- > 0;) { give(cu, first[i]); }
+    CHECK_OK(gcuda_backend_cuda_trim(&cu->backend));
+    CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved, 0);
+    for (int i = 0; i < N_BLOCKS; ++i) {
+        CHECK_OK(take(cu, sizes[i], &again[i]));
+        CHECK(again[i] == first[i]);
+    }
+    CHECK_EQ_I(sim_counts("cuMemAddressReserve"), 4);
+    CHECK_OK(gcuda_backend_cuda_trim(&cu->backend)); // all is in use, but the rest of mapped steps stays too
+    for (int i = 0; i < N_BLOCKS; ++i) { CHECK(cudaMemsetAsync(again[i], 0, sizes[i], cu->stream) == cudaSuccess); }
+    gcuda_backend_free(&cu->backend); // with blocks still out
+    clean();
+}
+
+TEST(a_full_device_says_what_was_wanted_and_what_is_free) {
+    for (int k = 0; k < 2; ++k) {
+        void *p = NULL, *q = NULL;
+        fresh(1, 16 * MB, 1);
+        struct gcudai_cuda * cu = backend_of(k ? GCUDA_CUDA_POOL_BEST_FIT : GCUDA_CUDA_POOL_VMM, 0, 0);
+        REQUIRE(cu != NULL);
+        CHECK_OK(take(cu, 9 * MB, &p));
+        CHECK(take(cu, 8 * MB, &q) == GCUDA_STATUS_ALLOC_FAILED && q == NULL);
+        CHECK_HAS(gcuda_last_error(), "test");
+        CHECK_HAS(gcuda_last_error(), "8388608 bytes wanted");
+        CHECK_HAS(gcuda_last_error(), "free");
+        CHECK_HAS(gcuda_last_error(), "CUDA0");
+        CHECK(take(cu, SIZE_MAX, &q) == GCUDA_STATUS_ALLOC_FAILED && q == NULL);
+        CHECK(take(cu, SIZE_MAX / 2, &q) == GCUDA_STATUS_ALLOC_FAILED && q == NULL);
+        CHECK(gcuda_backend_alloc_buffer(&cu->backend, 8 * MB) == NULL);
+        CHECK_HAS(gcuda_last_error(), "8388608 bytes wanted");
+        give(cu, p);
+        CHECK_OK(take(cu, 12 * MB, &p)); // what was cached makes room
+        give(cu, p);
+        CHECK_OK(take(cu, 0, &p));
+        CHECK(p != NULL);
+        gcuda_backend_free(&cu->backend);
+    }
+    clean();
+}
+
+TEST(best_fit_takes_over_where_the_driver_refuses) {
+    static const char * const apis[] = { "cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemRelease",
+        "cuMemSetAccess" };
+    for (size_t i = 0; i < sizeof apis / sizeof apis[0]; ++i) {
+        void *p = NULL, *q = NULL;
+        fresh(1, 64 * MB, 1);
+        struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_VMM, 0, 0);
+        REQUIRE(cu != NULL);
+        sim_fail(apis[i], 1, cudaErrorInvalidValue);
+        CHECK_OK(take(cu, MB, &p));
+        CHECK_EQ_I(sim_counts("cudaMalloc"), 2);
+        CHECK_EQ_I(cu->pool.n_ranges, 0); // as if nothing had been tried
+        CHECK_EQ_I(stats_of(cu).reserved, used_of(0));
+        CHECK_OK(take(cu, 2 * MB, &q)); // and it is asked again
+        CHECK_EQ_I(sim_counts("cudaMalloc"), 2);
+        give(cu, p);
+        give(cu, q);
+        gcuda_backend_free(&cu->backend);
+    }
+    clean();
+}
+
+TEST(which_pool_a_backend_gets) {
+    fresh(1, 64 * MB, 1);
+    struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
+    CHECK(cu != NULL && cu->pool.granularity == 2 * MB && cu->pool.reserve == 64 * MB);
+    gcuda_backend_free(cu ? &cu->backend : NULL);
+    cu = backend_of(GCUDA_CUDA_POOL_BEST_FIT, 0, 0);
+    CHECK(cu != NULL && cu->pool.granularity == 0);
+    gcuda_backend_free(cu ? &cu->backend : NULL);
+    fresh(1, 64 * MB, 1);
+    sim_attribute(0, 102, 0); // no virtual memory management
+    CHECK(backend_of(GCUDA_CUDA_POOL_VMM, 0, 0) == NULL);
+    CHECK_HAS(gcuda_last_error(), "virtual memory");
+    cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
+    CHECK(cu != NULL && cu->pool.granularity == 0);
+    gcuda_backend_free(cu ? &cu->backend : NULL);
+    for (int i = 1; i <= 30; ++i) { // a driver that lacks one function or the other
+        fresh(1, 64 * MB, 1);
+        sim_fail("cudaGetDriverEntryPointByVersion", i, cudaErrorSymbolNotFound);
+        cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
+        void * p = NULL;
+        CHECK(cu != NULL);
+        CHECK_OK(take(cu, 1000, &p));
+        gcuda_backend_free(&cu->backend);
+    }
+    clean();
+}
+
+TEST(what_a_graph_holds_is_not_released) {
+    for (int k = 0; k < 2; ++k) {
+        void * p = NULL;
+        fresh(1, 64 * MB, 1);
+        struct gcudai_cuda * cu = backend_of(k ? GCUDA_CUDA_POOL_BEST_FIT : GCUDA_CUDA_POOL_VMM, 0, 8 * MB);
+        REQUIRE(cu != NULL);
+        CHECK_OK(take(cu, 3 * MB, &p));
+        give(cu, p);
+        const size_t reserved = stats_of(cu).reserved;
+        const uint64_t generation = cu->pool.generation;
+        const long waits = sim_counts("cudaStreamSynchronize");
+        cu->pool.n_holds++;
+        CHECK(take(cu, 7 * MB, &p) == GCUDA_STATUS_ALLOC_FAILED); // for which the 3 would have to go
+        CHECK_EQ_I(sim_counts("cudaStreamSynchronize"), waits);   // which a capture could not bear
+        CHECK_OK(gcuda_backend_cuda_trim(&cu->backend));
+        CHECK(stats_of(cu).reserved == reserved && cu->pool.generation == generation);
+        cu->pool.n_holds--;
+        CHECK_OK(gcuda_backend_cuda_trim(&cu->backend));
+        CHECK(stats_of(cu).by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved == 0 && cu->pool.generation > generation);
+        gcuda_backend_free(&cu->backend);
+    }
+    clean();
+}
+
+// ---- peers ----
+
+struct cu_location {
+    int type, id;
+};
+static int rights_of(int device, void * ptr) {
+    int (*get_access)(unsigned long long * flags, const struct cu_location * at, unsigned long long ptr) = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    void * address = NULL;
+    const struct cu_location at = { 1, device };
+    unsigned long long flags = 99;
+    CHECK(cudaGetDriverEntryPointByVersion("cuMemGetAccess", &address, 10020, cudaEnableDefault, &found) == cudaSuccess);
+    memcpy(&get_access, &address, sizeof address);
+    return address != NULL && get_access(&flags, &at, (unsigned long long) (uintptr_t) ptr) == 0 ? (int) flags : -1;
+}
+
+TEST(peers_reach_scratch_when_granted) {
+    void *a = NULL, *b = NULL, *c = NULL;
+    fresh(2, 64 * MB, 1);
+    struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_VMM, 4 * MB, 0);
+    REQUIRE(cu != NULL);
+    CHECK_OK(take(cu, 3 * MB, &a));
+    CHECK_OK(take(cu, 3 * MB, &b)); // of another range
+    CHECK(rights_of(0, a) == 3 && rights_of(1, a) == 0 && rights_of(1, b) == 0);
+    sim_fail("cuMemSetAccess", 2, cudaErrorInvalidValue);
+    CHECK(gcudai_cuda_pool_grant(&cu->pool, 1) == GCUDA_STATUS_FAILED);
+    CHECK_HAS(gcuda_last_error(), "cuMemSetAccess");
+    CHECK(rights_of(1, a) == 0 && rights_of(1, b) == 0 && rights_of(0, a) == 3); // undone
+    CHECK_OK(gcudai_cuda_pool_grant(&cu->pool, 1));
+    CHECK_OK(gcudai_cuda_pool_grant(&cu->pool, 1));
+    CHECK_OK(take(cu, 3 * MB, &c));
+    CHECK(rights_of(1, a) == 3 && rights_of(1, b) == 3 && rights_of(1, c) == 3 && rights_of(0, c) == 3);
+    gcuda_backend_free(&cu->backend);
+    clean();
+}
+
+// =====================================================================================================================
+// >>budgets   and statistics
+// =====================================================================================================================
+TEST(stats_add_up_over_backends_buffers_and_uploads) {
+    struct gcuda_cuda_stats s;
+    void *p = NULL, *q = NULL;
+    fresh(2, 64 * MB, 1);
+    struct gcudai_cuda *a = backend_of(GCUDA_CUDA_POOL_VMM, 0, 0), *b = backend_of(GCUDA_CUDA_POOL_BEST_FIT, 0, 0);
+    REQUIRE(a != NULL && b != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(&a->backend, 5000),
+                           host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 7000);
+    struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);
+    CHECK(buffer != NULL && host != NULL && up != NULL);
+    CHECK_OK(take(a, 3 * MB, &p));
+    CHECK_OK(take(b, 1 * MB, &q));
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &s));
+    const struct gcuda_cuda_stats sa = stats_of(a), sb = stats_of(b);
+    check_sums(&s);
+    check_sums(&sa);
+    check_sums(&sb);
+    CHECK_EQ_I(s.reserved, used_of(0));
+    CHECK_EQ_I(s.reserved, sa.reserved + sb.reserved + 5000);
+    CHECK_EQ_I(s.by[GCUDA_CUDA_PURPOSE_BUFFERS].in_use, 5000);
+    CHECK_EQ_I(sa.by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved, 4 * MB);
+    CHECK_EQ_I(sa.by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use, 3 * MB);
+    CHECK(sa.by[GCUDA_CUDA_PURPOSE_FLAGS].in_use > 0 && sa.pinned > 0 && sb.pinned > 0);
+    CHECK(s.pinned >= sa.pinned + sb.pinned + 7000 + 4 * 16 * MB); // the uploader's slots
+    gcuda_cuda_uploader_free(up);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_buffer_free(host);
+    give(a, p);
+    CHECK(stats_of(a).by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use == 0);
+    gcuda_backend_free(&a->backend);
+    gcuda_backend_free(&b->backend);
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &s));
+    CHECK(s.reserved == 0 && s.in_use == 0 && s.pinned == 0 && s.peak > 5 * MB && s.pinned_peak > 64 * MB);
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(1, &s));
+    CHECK(s.peak == 0);
+    CHECK(gcuda_backend_cuda_get_device_stats(2, &s) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_cuda_get_device_stats(0, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    clean();
+}
+
+TEST(a_device_budget_is_for_everything_on_it) {
+    void * p = NULL;
+    fresh(2, 64 * MB, 1);
+    CHECK_OK(gcuda_backend_cuda_set_device_budget(0, 10 * MB));
+    CHECK(gcuda_backend_cuda_set_device_budget(2, MB) == GCUDA_STATUS_INVALID_ARGUMENT);
+    struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
+    REQUIRE(cu != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(&cu->backend, 6 * MB);
+    CHECK(buffer != NULL);
+    CHECK(gcuda_backend_alloc_buffer(&cu->backend, 5 * MB) == NULL);
+    CHECK_HAS(gcuda_last_error(), "budget of the device is 10485760");
+    CHECK_HAS(gcuda_last_error(), "free");
+    CHECK(take(cu, 5 * MB, &p) == GCUDA_STATUS_ALLOC_FAILED);
+    CHECK_OK(take(cu, 3 * MB, &p)); // in a block: a step of the other kind would be over it
+    gcuda_backend_buffer_t other = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(1), 20 * MB);
+    CHECK(other != NULL); // of a device without a budget
+    gcuda_backend_buffer_free(other);
+    gcuda_backend_buffer_free(buffer);
+    CHECK(used_of(0) <= 10 * MB);
+    CHECK_OK(gcuda_backend_cuda_set_device_budget(0, 1)); // what is held stays
+    CHECK(gcuda_backend_alloc_buffer(&cu->backend, 256) == NULL);
+    CHECK_OK(gcuda_backend_cuda_set_device_budget(0, 0));
+    buffer = gcuda_backend_alloc_buffer(&cu->backend, 30 * MB);
+    CHECK(buffer != NULL);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(&cu->backend);
+    struct gcuda_cuda_params tiny = params_of(GCUDA_CUDA_POOL_AUTO, 0, 10); // not even flags
+    CHECK(gcuda_backend_cuda_init_params(&tiny) == NULL);
+    CHECK_HAS(gcuda_last_error(), "budget of the backend is 10");
+    clean();
+}
+
+// =====================================================================================================================
+// >>allocators
+// =====================================================================================================================
+struct counting { // an allocator of the caller's on top of CUDA's own
+    pthread_mutex_t lock;
+    bool is_pinned;
+    long n_alloc, n_free, live;
+    size_t bytes, peak;
+    bool is_empty, is_crooked; // has no memory; has it at odd addresses
+};
+
+static void * counting_alloc(void * user, int device, size_t size) {
+    struct counting * c = (struct counting *) user;
+    void * ptr = NULL;
+    int current = -1;
+    CHECK(size > 0 && (c->is_pinned || (cudaGetDevice(&current) == cudaSuccess && current == device)));
+    const bool is_there = !c->is_empty && (c->is_pinned ? cudaHostAlloc(&ptr, size + 64, cudaHostAllocPortable)
+                                                        : cudaMalloc(&ptr, size + 64)) == cudaSuccess;
+    pthread_mutex_lock(&c->lock);
+    c->n_alloc++;
+    if (is_there) {
+        c->live++;
+        c->bytes += size;
+        c->peak = c->bytes > c->peak ? c->bytes : c->peak;
+    }
+    pthread_mutex_unlock(&c->lock);
+    (void) cudaGetLastError();
+    return is_there ? (char *) ptr + (c->is_crooked ? 64 : 0) : NULL;
+}
+
+static void counting_free(void * user, int device, void * ptr, size_t size) {
+    struct counting * c = (struct counting *) user;
+    ptr = (char *) ptr - (c->is_crooked ? 64 : 0);
+    CHECK(device >= 0 && ptr != NULL);
+    CHECK((c->is_pinned ? cudaFreeHost(ptr) : cudaFree(ptr)) == cudaSuccess);
+    pthread_mutex_lock(&c->lock);
+    c->n_free++;
+    c->live--;
+    c->bytes -= size;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static struct counting counting_new(bool is_pinned) {
+    struct counting c;
+    memset(&c, 0, sizeof c);
+    pthread_mutex_init(&c.lock, NULL);
+    c.is_pinned = is_pinned;
+    return c;
+}
+
+static struct gcuda_cuda_memory_params from(struct counting * device, struct counting * pinned) {
+    struct gcuda_cuda_memory_params p;
+    memset(&p, 0, sizeof p);
+    if (device != NULL) { p.device.alloc = counting_alloc, p.device.free = counting_free, p.device.user = device; }
+    if (pinned != NULL) { p.pinned.alloc = counting_alloc, p.pinned.free = counting_free, p.pinned.user = pinned; }
+    return p;
+}
+
+TEST(everything_goes_through_the_callers_allocators) {
+    struct counting device = counting_new(false), pinned = counting_new(true);
+    struct gcuda_cuda_memory_params mine = from(&device, &pinned);
+    void *p = NULL, *q = NULL;
+    fresh(2, 256 * MB, 1);
+    CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+    struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
+    REQUIRE(cu != NULL);
+    CHECK(backend_of(GCUDA_CUDA_POOL_VMM, 0, 0) == NULL); // whose memory cannot come from there
+    CHECK_HAS(gcuda_last_error(), "allocator");
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(&cu->backend, 5000),
+                           second = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(1), 5000),
+                           host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 7000);
+    struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);
+    CHECK(buffer != NULL && second != NULL && host != NULL && up != NULL);
+    CHECK(gcuda_backend_buffer_get_type(host) == gcuda_backend_cuda_host_buffer_type());
+    CHECK_OK(gcuda_backend_buffer_clear(host, 7));
+    CHECK(((char *) gcuda_backend_buffer_get_base(host))[6999] == 7);
+    CHECK_OK(take(cu, 3 * MB, &p));
+    CHECK_OK(take(cu, 3 * MB, &q));
+    CHECK_EQ_I(sim_counts("cudaMalloc"), device.n_alloc);
+    CHECK_EQ_I(sim_counts("cudaHostAlloc"), pinned.n_alloc);
+    CHECK(device.n_alloc == 5 && pinned.n_alloc >= 3);
+    CHECK(sim_counts("cuMemCreate") == 0 && sim_counts("cudaMallocManaged") == 0);
+    CHECK_OK(gcuda_backend_cuda_set_memory(NULL)); // what is out goes back to where it is from
+    gcuda_cuda_uploader_free(up);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_buffer_free(second);
+    gcuda_backend_buffer_free(host);
+    give(cu, p);
+    CHECK_OK(gcuda_backend_cuda_trim(&cu->backend));
+    gcuda_backend_free(&cu->backend);
+    CHECK(device.live == 0 && device.bytes == 0 && pinned.live == 0 && pinned.bytes == 0);
+    CHECK(sim_counts("cudaFree") == device.n_free && sim_counts("cudaFreeHost") == pinned.n_free);
+    clean();
+}
+
+TEST(a_backend_with_allocators_of_its_own) {
+    struct counting device = counting_new(false), pinned = counting_new(true);
+    struct gcuda_cuda_params p = params_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
+    void * ptr = NULL;
+    fresh(1, 64 * MB, 1);
+    p.memory = from(&device, &pinned);
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) gcuda_backend_cuda_init_params(&p);
+    REQUIRE(cu != NULL);
+    CHECK(device.n_alloc == 1 && pinned.n_alloc == 1); // flags
+    CHECK_OK(take(cu, MB, &ptr));
+    CHECK_EQ_I(device.n_alloc, 2);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(&cu->backend, 5000); // the device's, not the backend's
+    CHECK(buffer != NULL && device.n_alloc == 2);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(&cu->backend);
+    CHECK(device.live == 0 && pinned.live == 0);
+    p.memory.device.free = NULL;
+    CHECK(gcuda_backend_cuda_init_params(&p) == NULL);
+    CHECK(gcuda_backend_cuda_set_memory(&p.memory) == GCUDA_STATUS_INVALID_ARGUMENT);
+    clean();
+}
+
+TEST(allocators_without_memory_and_with_crooked_memory) {
+    struct counting device = counting_new(false), pinned = counting_new(true);
+    struct gcuda_cuda_memory_params mine = from(&device, &pinned);
+    fresh(1, 64 * MB, 1);
+    CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+    device.is_empty = pinned.is_empty = true;
+    CHECK(gcuda_backend_cuda_init(0) == NULL);
+    CHECK_HAS(gcuda_last_error(), "wanted");
+    CHECK(gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(0), 1234) == NULL);
+    CHECK_HAS(gcuda_last_error(), "1234 bytes wanted");
+    gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+    CHECK(host != NULL && gcuda_backend_buffer_get_type(host) == gcuda_backend_cpu_buffer_type());
+    gcuda_backend_buffer_free(host);
+    device.is_empty = false;
+    device.is_crooked = true;
+    CHECK(gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(0), 1234) == NULL);
+    CHECK_HAS(gcuda_last_error(), "256-byte");
+    CHECK(device.live == 0 && used_of(0) == 0);
+    struct gcuda_cuda_stats s;
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &s));
+    CHECK(s.reserved == 0);
+    clean();
+}
+
+// ---- several threads share a device's budget ----
+
+struct worker {
+    pthread_t thread;
+    uint64_t seed;
+    long n_made;
+};
+
+static void * use_memory(void * user) {
+    struct worker * w = (struct worker *) user;
+    uint64_t random = w->seed * 77 + 5;
+    gcuda_backend_buffer_t kept[4] = { NULL, NULL, NULL, NULL };
+    for (int i = 0; i < 400; ++i) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        gcuda_backend_buffer_t * b = &kept[(random >> 40) % 4];
+        gcuda_backend_buffer_free(*b);
+        *b = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(0), 1 + (size_t) (random >> 44));
+        w->n_made += *b != NULL;
+    }
+    for (int i = 0; i < 4; ++i) { gcuda_backend_buffer_free(kept[i]); }
+    return NULL;
+}
+
+TEST(threads_together_stay_within_a_budget) {
+    enum { N_THREADS = 4 };
+    struct worker workers[N_THREADS];
+    struct counting device = counting_new(false);
+    struct gcuda_cuda_memory_params mine = from(&device, NULL);
+    long n_made = 0;
+    fresh(1, 256 * MB, 1);
+    CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+    CHECK_OK(gcuda_backend_cuda_set_device_budget(0, 3 * MB));
+    for (int i = 0; i < N_THREADS; ++i) {
+        workers[i].seed = (uint64_t) i;
+        workers[i].n_made = 0;
+        REQUIRE(pthread_create(&workers[i].thread, NULL, use_memory, &workers[i]) == 0);
+    }
+    for (int i = 0; i < N_THREADS; ++i) {
+        pthread_join(workers[i].thread, NULL);
+        n_made += workers[i].n_made;
+    }
+    CHECK(device.live == 0 && device.peak <= 3 * MB && device.peak > 2 * MB && n_made < 400 * N_THREADS && n_made > 0);
+    clean();
+}
+
+// =====================================================================================================================
+// >>kinds   managed, page-locked, registered memory
+// =====================================================================================================================
+TEST(managed_memory_where_it_is_asked_for) {
+    struct gcuda_cuda_memory_params mine = from(NULL, NULL);
+    fresh(1, 64 * MB, 1);
+    for (int k = 0; k < 3; ++k) { // by environment, by value, and by value against the environment
+        if (k != 1) { setenv("GCUDA_CUDA_ENABLE_UNIFIED_MEMORY", "0", 1); } // any value counts
+        mine.unified = k == 0 ? GCUDA_CUDA_AUTO : k == 1 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+        CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+        const long before = sim_counts("cudaMallocManaged"), plain = sim_counts("cudaMalloc");
+        struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
+        gcuda_backend_buffer_t buffer = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(0), 5000);
+        REQUIRE(cu != NULL && buffer != NULL);
+        CHECK_OK(gcuda_backend_buffer_clear(buffer, 1));
+        CHECK_EQ_I(sim_counts("cudaMallocManaged") - before, k < 2 ? 2 : 0);
+        CHECK_EQ_I(sim_counts("cudaMalloc") - plain, k < 2 ? 0 : 2);
+        CHECK((cu->pool.granularity == 0) == (k < 2));
+        gcuda_backend_buffer_free(buffer);
+        gcuda_backend_free(&cu->backend);
+        unsetenv("GCUDA_CUDA_ENABLE_UNIFIED_MEMORY");
+    }
+    clean();
+}
+
+TEST(host_buffers_without_page_locking) {
+    struct gcuda_cuda_memory_params mine = from(NULL, NULL);
+    struct gcuda_backend_dev_props props;
+    fresh(1, 64 * MB, 1);
+    for (int k = 0; k < 3; ++k) {
+        if (k != 1) { setenv("GCUDA_CUDA_NO_PINNED", "1", 1); }
+        mine.page_locked = k == 0 ? GCUDA_CUDA_AUTO : k == 1 ? GCUDA_CUDA_OFF : GCUDA_CUDA_ON;
+        CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+        gcuda_backend_buffer_t b = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+        REQUIRE(b != NULL);
+        CHECK((gcuda_backend_buffer_get_type(b) == gcuda_backend_cpu_buffer_type()) == (k < 2));
+        gcuda_backend_buffer_free(b);
+        CHECK_OK(gcuda_backend_dev_get_props(gcuda_backend_dev_by_name("CUDA0"), &props));
+        CHECK(props.caps.host_buffer == (k == 2));
+        unsetenv("GCUDA_CUDA_NO_PINNED");
+    }
+    fresh(0, 64 * MB, 1); // no device: ordinary memory, and CUDA is not asked
+    gcuda_backend_buffer_t b = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+    CHECK(b != NULL && sim_counts("cudaHostAlloc") == 0);
+    gcuda_backend_buffer_free(b);
+    clean();
+}
+
+TEST(registered_memory_is_remembered) {
+    static float mine[3000];
+    fresh(1, 64 * MB, 1);
+    CHECK(gcuda_backend_cuda_register_host_buffer(NULL, 10) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_cuda_register_host_buffer(mine, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    sim_fail("cudaHostRegister", 1, cudaErrorNotSupported); // for reading only: not on this device
+    CHECK_OK(gcuda_backend_cuda_register_host_buffer(mine, 4000));
+    CHECK_EQ_I(sim_counts("cudaHostRegister"), 2);
+    CHECK_OK(gcuda_backend_cuda_register_host_buffer(mine + 2000, 4000));
+    CHECK(gcuda_backend_cuda_register_host_buffer(mine, 4000) == GCUDA_STATUS_FAILED);
+    CHECK(gcuda_backend_cuda_unregister_host_buffer(mine + 1) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_cuda_unregister_host_buffer(NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(sim_counts("cudaHostUnregister"), 0); // what gcuda has not registered it leaves alone
+    sim_fail("cudaHostUnregister", 1, cudaErrorInvalidValue);
+    CHECK(gcuda_backend_cuda_unregister_host_buffer(mine) == GCUDA_STATUS_FAILED);
+    CHECK(gcuda_backend_cuda_unregister_host_buffer(mine) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(sim_leaks(), 1);
+    gcuda_shutdown(); // takes back the other one
+    clean();
+}
+
+// =====================================================================================================================
+// >>devices   what is said of them
+// =====================================================================================================================
+struct lines {
+    int n;
+    char text[8][512];
+};
+static void keep_line(enum gcuda_log_level level, const char * text, void * user) {
+    struct lines * l = (struct lines *) user;
+    (void) level;
+    if (l->n < 8) { snprintf(l->text[l->n++], sizeof l->text[0], "%s", text); }
+}
+
+TEST(each_device_is_named_once) {
+    struct lines lines;
+    fresh(2, 64 * MB, 1);
+    sim_attribute(1, 102, 0);
+    memset(&lines, 0, sizeof lines);
+    gcuda_log_set(keep_line, GCUDA_LOG_LEVEL_INFO, &lines);
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 2);
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 2);
+    CHECK_EQ_I(lines.n, 2);
+    CHECK_HAS(lines.text[0], "CUDA0: Simulated");
+    CHECK_HAS(lines.text[0], "64 MiB");
+    CHECK_HAS(lines.text[0], "management yes");
+    CHECK_HAS(lines.text[1], "management no");
+    CHECK(sim_has_context(0) == 0 && sim_has_context(1) == 0);
+    fresh(2, 64 * MB, 1);
+    memset(&lines, 0, sizeof lines);
+    gcuda_log_set(keep_line, GCUDA_LOG_LEVEL_INFO, &lines);
+    sim_fail("cudaGetDeviceProperties", 2, cudaErrorUnknown);
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 1);
+    CHECK(lines.n == 2 && strstr(lines.text[0], "2 devices, 1 ") != NULL);
+    clean();
+}
+
+// =====================================================================================================================
+// >>faults   the k-th call of a function fails: a status, or it did no harm; nothing leaks; all works again
+// =====================================================================================================================
+#define TRY(call)                                          \
+    do {                                                   \
+        const gcuda_status try_st = (call);                \
+        if (try_st != GCUDA_STATUS_SUCCESS) { return try_st; } \
+    } while (0)
+
+static gcuda_status some_use(struct gcudai_cuda * cu, void ** p) {
+    TRY(take(cu, 3 * MB, &p[0]));
+    TRY(take(cu, 1 * MB, &p[1]));
+    TRY(take(cu, 4 * MB, &p[2]));
+    give(cu, p[1]);
+    TRY(take(cu, 5 * MB, &p[1]));
+    give(cu, p[0]);
+    give(cu, p[2]);
+    TRY(gcuda_backend_cuda_trim(&cu->backend));
+    TRY(gcudai_cuda_pool_grant(&cu->pool, 1));
+    TRY(take(cu, 2 * MB, &p[0]));
+    TRY(gcudai_cuda_result(cu, cudaMemsetAsync(p[0], 0, 2 * MB, cu->stream), "cudaMemsetAsync", "test"));
+    return gcuda_backend_synchronize(&cu->backend);
+}
+
+static gcuda_status some_buffers(void) {
+    static char mine[5000];
+    gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+    gcuda_backend_buffer_t buffer = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(0), 3000);
+    gcuda_status st = host && buffer ? gcuda_backend_buffer_clear(buffer, 1) : GCUDA_STATUS_ALLOC_FAILED;
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_cuda_register_host_buffer(mine, sizeof mine) : st;
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_cuda_unregister_host_buffer(mine); }
+    gcuda_backend_buffer_free(host);
+    gcuda_backend_buffer_free(buffer);
+    return st;
+}
+
+static gcuda_status scenario(enum gcuda_cuda_pool kind) {
+    const struct gcuda_cuda_params p = params_of(kind, 4 * MB, 0);
+    void * ptr[3] = { NULL, NULL, NULL };
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&p);
+    if (backend == NULL) { return GCUDA_STATUS_FAILED; }
+    const gcuda_status st = some_use((struct gcudai_cuda *) backend, ptr);
+    gcuda_backend_free(backend);
+    return st == GCUDA_STATUS_SUCCESS ? some_buffers() : st;
+}
+
+static void fault_once(enum gcuda_cuda_pool kind, const char * api, long k, cudaError_t error) {
+    fresh(2, 32 * MB, 1);
+    const long alive = sim_leaks();
+    (void) gcuda_set_last_error(GCUDA_STATUS_SUCCESS, "");
+    sim_fail(api, (int) k, error);
+    const gcuda_status st = scenario(kind);
+    CHECK_MSG(st == GCUDA_STATUS_SUCCESS || gcuda_last_error()[0] != '\0', "%s %ld: no message", api, k);
+    sim_fail(api, 0, cudaSuccess);
+    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k,
+        (int) error);
+    if (error != cudaErrorIllegalAddress) {
+        struct gcuda_cuda_stats s;
+        memset(&s, 0, sizeof s);
+        if (gcuda_backend_cuda_get_device_count() > 0) { CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &s)); }
+        CHECK_MSG(s.reserved == 0 && s.pinned == 0, "%s %ld: %zu bytes still booked", api, k, s.reserved);
+        gcuda_shutdown(); // a discovery that failed is repeated
+        CHECK_MSG(scenario(kind) == GCUDA_STATUS_SUCCESS, "%s %ld with error %d: not usable again: %s", api, k, (int) error,
+            gcuda_last_error());
+    }
+}
+
+static void faults_of(enum gcuda_cuda_pool kind) {
+    char names[64][48];
+    long counts[64];
+    int n = 0;
+    fresh(2, 32 * MB, 1);
+    CHECK_OK(scenario(kind));
+    for (; n < 64 && sim_api(n) != NULL; ++n) {
+        snprintf(names[n], sizeof names[n], "%s", sim_api(n));
+        counts[n] = sim_counts(sim_api(n));
+    }
+    for (int i = 0; i < n; ++i) {
+        const bool is_blas = strncmp(names[i], "cublas", 6) == 0;
+        for (long k = 1; k <= counts[i] && !is_blas; ++k) {
+            fault_once(kind, names[i], k, cudaErrorInvalidValue);
+            fault_once(kind, names[i], k, cudaErrorMemoryAllocation);
+            fault_once(kind, names[i], k, cudaErrorIllegalAddress);
+        }
+    }
+}
+
+TEST(every_call_fails_in_turn_virtual_memory) {
+    faults_of(GCUDA_CUDA_POOL_VMM);
+    clean();
+}
+TEST(every_call_fails_in_turn_best_fit) {
+    faults_of(GCUDA_CUDA_POOL_BEST_FIT);
+    clean();
+}
+
+// ---- the host's allocations ----
+
+struct host_fault {
+    long left, live; // allocations until one fails
+    bool has_fired;
+};
+static void * faulty_alloc(void * user, size_t size, size_t alignment) {
+    struct host_fault * f = (struct host_fault *) user;
+    void * ptr = NULL;
+    if (--f->left == 0) {
+        f->has_fired = true;
+        return NULL;
+    }
+    if (posix_memalign(&ptr, alignment < sizeof(void *) ? sizeof(void *) : alignment, size) != 0) { return NULL; }
+    f->live++;
+    return ptr;
+}
+static void faulty_free(void * user, void * ptr, size_t size) {
+    (void) size;
+    ((struct host_fault *) user)->live--;
+    free(ptr);
+}
+
+TEST(every_host_allocation_fails_in_turn) {
+    for (int kind = 1; kind <= 2; ++kind) {
+        for (long k = 1;; ++k) {
+            struct host_fault f = { k, 0, false };
+            const struct gcuda_allocator allocator = { faulty_alloc, faulty_free, &f };
+            fresh(2, 32 * MB, 1);
+            gcuda_set_allocator(&allocator);
+            const gcuda_status st = scenario((enum gcuda_cuda_pool) kind);
+            CHECK_MSG(st == GCUDA_STATUS_SUCCESS || f.has_fired, "allocation %ld: %s", k, gcuda_last_error());
+            CHECK_MSG(f.live == 0 && sim_leaks() == 0, "allocation %ld: leaks", k);
+            if (!f.has_fired) { break; }
+        }
+    }
+    clean();
+}
