@@ -25,7 +25,7 @@ endif
 CXX ?= g++
 COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 
-.PHONY: all help examples tests run test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-python cuda cuda-kernels cuda-programs tidy always
+.PHONY: all help examples tests run test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
@@ -47,7 +47,7 @@ test: check-cc check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests 
 test-sim: check-cc check-python ## the CUDA backend and its kernels on the simulated device (no GPU needed)
 	@python3 tests/sim/run.py --level $(LEVEL) $(ARGS)
 
-test-gpu: check-cc check-python ## kernels on this machine's GPU; writes a record under tests/hardware/
+test-gpu: check-cc check-python ## all on this machine's GPU, with a record under tests/hardware/; ARGS="--stage ops,bench"
 	@python3 tests/gpu.py $(ARGS)
 
 bench: ## speed: every operation on the GPU if there is one, else matrix products on the CPU (make bench-cpu)
@@ -198,7 +198,8 @@ KERNEL_FLAGS = -std=c++17 $(NVCC_FLAGS) $(NVCC_ARCH) -Xcompiler -Wall,-Wextra
 CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
-CUDA_PROGRAMS = $(CUDA)/digits $(CUDA)/test-ops $(CUDA)/bench-gpu $(CUDA)/bench-upload
+HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
+CUDA_PROGRAMS = $(CUDA)/digits $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
 HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
@@ -209,6 +210,9 @@ cuda: | $(B) ## kernels and programs for the GPU of this machine; kernels alone 
 	else $(MAKE) --no-print-directory -j$(JOBS) cuda-programs; fi
 
 cuda-kernels: $(KERNEL_OBJECTS)
+
+nvcc-version:
+	@$(NVCC) --version | tail -1
 
 cuda-programs: $(CUDA_PROGRAMS) ## digits, test-ops and bench-gpu with CUDA, for ARCHS or the GPU that is here
 
@@ -230,6 +234,10 @@ $(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECT
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+	$(COMPILE) $(CUDA_FLAGS) -DTEST_CAPTURE $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+# tests that need no simulation, only a device
+$(HW_TESTS): $(CUDA)/%: tests/hw/%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)

@@ -45,9 +45,10 @@ struct bench {
     double copy_gbs, read_gbs, gemm_tflops; // ceilings
     size_t big;                             // bytes that the ceilings move
     double max_us;                          // a row's measurement aims at
+    int64_t deadline_us;                    // no row begins after it; 0: none
     const char * filter;
     FILE * json;
-    int n_rows, n_no_kernel, n_slower, n_ratios;
+    int n_rows, n_no_kernel, n_slower, n_ratios, n_late;
     double log_ratios;
 };
 
@@ -866,6 +867,10 @@ static void run_table(struct bench * b, const char * title, const struct bench_t
     bool is_first = true;
     for (int i = 0; i < n; ++i) {
         if (!wanted(b, rows[i].name)) { continue; }
+        if (b->deadline_us != 0 && gcuda_time_us() > b->deadline_us) {
+            b->n_late++;
+            continue;
+        }
         if (is_first) {
             printf("\n%s\n%10s %9s %7s %-4s %10s %9s %6s  /s and us of one launch\n", title, "rotated us", "rate", "", "of",
                 "same us", "target us", "ratio");
@@ -1109,6 +1114,7 @@ static void begin(struct bench * b, int device) {
 
 static void end(struct bench * b) {
     printf("\n%d rows, %d without a kernel, %d slower than 1.05 x target\n", b->n_rows, b->n_no_kernel, b->n_slower);
+    if (b->n_late > 0) { printf("%d rows were not measured: the time was over\n", b->n_late); }
     if (b->n_ratios > 0) {
         printf("everything else above 6 us: %.2f x the reference's speed in the geometric mean of %d rows\n",
             exp(b->log_ratios / b->n_ratios), b->n_ratios);
@@ -1137,6 +1143,8 @@ int main(int argc, char ** argv) {
             device = atoi(argv[++i]);
         } else if (i + 1 < argc && strcmp(argv[i], "--mb") == 0) {
             b.big = (size_t) atoi(argv[++i]) << 20;
+        } else if (i + 1 < argc && strcmp(argv[i], "--seconds") == 0) {
+            b.deadline_us = gcuda_time_us() + (int64_t) atoi(argv[++i]) * 1000000;
         } else if (i + 1 < argc && strcmp(argv[i], "--ms") == 0) {
             b.max_us = atof(argv[++i]) * 1e3;
         } else if (i + 1 < argc && strcmp(argv[i], "--json") == 0) {
@@ -1145,7 +1153,8 @@ int main(int argc, char ** argv) {
             fprintf(b.json, "{\"rows\": [");
         } else {
             fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own] [--json FILE]"
-                            " [--device N]\n                 [--ms N: of measuring a row, 30] [--mb N: of the ceilings, 4096]\n");
+                            " [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
+                            " [--mb N: of the ceilings, 4096]\n");
             return 2;
         }
     }

@@ -1,130 +1,312 @@
 #!/usr/bin/env python3
-"""Tests on this machine's GPU: `make test-gpu`. Builds, runs the operation tests against their float64 references on the
-device, trains the digits there, runs compute-sanitizer, and writes what came out to tests/hardware/<gpu>.txt.
+"""Tests on this machine's GPU: `make test-gpu`. What came out stands in tests/hardware/<gpu>.txt.
 
-    gpu.py [--quick]     --quick leaves compute-sanitizer out
+    gpu.py [--stage a,b,...] [--gpus N] [--full]
     gpu.py --check       only says which records are not of the sources in the tree; needs no GPU
+
+A stage takes at most 8 minutes and is cut off then; without --stage all run, those that share the GPU well side by side.
+A record keeps the stages that did not run now, as long as they are of the same sources and machine.
+
+    build      kernels and programs for this GPU
+    ops        every operation against its float64 reference, on the device
+    capture    every case once more as a CUDA graph, replayed three times on changed data
+    programs   the digits; tests/hw/test-*.c; libraries that the programs need
+    sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits and a sample of all cases
+    bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
+    upload     build/cuda/bench-upload: host to device
+    peers      with --gpus 2: the operations on the second device, tests/hw with both
+
+--gpus 2 runs the stages build and peers, and the record is that of the pair. --full: the slow cases too.
 """
+import argparse
+import concurrent.futures
 import datetime
+import glob
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HARDWARE = os.path.join(ROOT, "tests", "hardware")
+LOG = os.path.join(ROOT, "build", "log")
 SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "tests/test-ops.c", "tests/test-ops.h"]
-SANITIZERS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+BUDGET = 480  # seconds of a stage
+STAGES = ["build", "ops", "capture", "programs", "sanitizer", "bench", "upload", "peers"]
+SIDE_BY_SIDE = ["ops", "capture", "programs", "sanitizer"]  # none of them takes times
+CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
+TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
+N_SAMPLES = 150  # compute-sanitizer looks at every n-th case
 
 
-def run(command, timeout=480, **env):
-    try:
-        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, timeout=timeout, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        return done.returncode, done.stdout
-    except FileNotFoundError:
-        return 127, f"{command[0]}: not installed"
-    except subprocess.TimeoutExpired as e:
-        return 124, (e.stdout or b"").decode("utf-8", "replace") + f"\nlonger than {timeout} s"
+def sources():
+    return SOURCES + sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, "tests", "ops-*.h")))
 
 
 def digest():
     """One number for the sources that were tested, to compare with those in the tree."""
     h = hashlib.sha256()
-    for name in SOURCES:
+    for name in sources():
         with open(os.path.join(ROOT, name), "rb") as f:
             h.update(name.encode() + b"\0" + hashlib.sha256(f.read()).digest())
     return h.hexdigest()[:16]
 
 
-class Record:
-    def __init__(self):
-        self.lines, self.passed, self.failed, self.skipped = [], 0, 0, 0
+def run(command, log=None, timeout=BUDGET, **env):
+    """(exit code, output); the output also goes to build/log/gpu-LOG.txt."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, timeout=timeout, text=True, errors="replace",
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        code, out = done.returncode, done.stdout
+    except FileNotFoundError:
+        code, out = 127, f"{command[0]}: not installed"
+    except subprocess.TimeoutExpired as e:
+        code, out = 124, (e.stdout or b"").decode("utf-8", "replace") + f"\nlonger than {timeout:.0f} s"
+    if log:
+        with open(os.path.join(LOG, f"gpu-{log}.txt"), "w", encoding="utf-8") as f:
+            f.write(out)
+    return code, out
+
+
+class Stage:
+    """What one stage found: lines for the record and counts of its checks."""
+
+    def __init__(self, name):
+        self.name, self.lines, self.passed, self.failed, self.skipped = name, [], 0, 0, 0
+        self.start = time.time()
+
+    def left(self):
+        return max(1.0, BUDGET - (time.time() - self.start))
 
     def say(self, name, text):
         self.lines.append(f"{name:<22} {text}")
-        print(self.lines[-1], flush=True)
+        print(f"[{self.name}] {self.lines[-1]}", flush=True)
 
     def result(self, name, ok, text):
-        self.passed += ok
+        self.passed += bool(ok)
         self.failed += not ok
         self.say(name, ("ok      " if ok else "FAILED  ") + text)
 
+    def skip(self, name, why):
+        self.skipped += 1
+        self.say(name, "skipped " + why)
 
-def operations(record):
-    code, out = run(["build/cuda/test-ops"], GCUDA_TEST_BACKEND="CUDA0")
-    last = out.strip().splitlines()[-1] if out.strip() else "no output"
-    counts = re.match(r"(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", last)
-    record.result("operations", code == 0 and counts is not None and int(counts[1]) > 0, last + " (skipped: no kernel yet)")
-    for line in [l for l in out.splitlines() if "FAILED" in l][:20]:
-        print("    " + line)
+    def text(self):
+        return f"== {self.name}: {self.passed} passed, {self.failed} failed, {self.skipped} skipped\n" + "\n".join(self.lines) + "\n"
 
 
-def digits(record):
-    code, out = run(["build/cuda/digits", "--backend", "CUDA0"])
-    found = re.findall(r".* % of the test digits are recognised.*", out)
-    record.result("digits on CUDA0", code == 0 and len(found) == 1, found[0] if found else out[-300:])
+def failures(out, n=20):
+    return "".join("\n    " + line for line in [l for l in out.splitlines() if "FAILED" in l or "ERROR" in l][:n])
 
 
-def sanitizers(record):
-    for tool in SANITIZERS:
-        checked = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
-        code, out = run(checked + ["build/cuda/digits", "--backend", "CUDA0", "--epochs", "1"], timeout=240)
-        code_ops, out_ops = run(checked + ["build/cuda/test-ops", "--filter", "/ne=257,3"], timeout=240, GCUDA_TEST_BACKEND="CUDA0")
-        if "Device not supported" in out or code == 127:
-            record.skipped += 1
-            record.say(tool, "skipped: compute-sanitizer cannot run on this machine")
-            continue
-        summary = [l.strip("= ") for l in (out + out_ops).splitlines() if "SUMMARY" in l]
-        record.result(tool, code == 0 and code_ops == 0 and len(summary) == 2, "; ".join(summary) or (out + out_ops)[-200:])
+def shared(stage, name, command, n_parts, **env):
+    """A test program in parts side by side, counted as one."""
+    def part(i):
+        return run([*command, "--part", f"{i}/{n_parts}"], f"{stage.name}-{i}", stage.left(), **env)
+    with concurrent.futures.ThreadPoolExecutor(n_parts) as pool:
+        results = list(pool.map(part, range(n_parts)))
+    sums, bad = [0, 0, 0], ""
+    for code, out in results:
+        closing = CLOSING.search(out)
+        if closing is None or (code != 0 and closing[2] == "0"):
+            bad += f"\n    exit code {code}: " + out[-300:].replace("\n", "\n    ")
+        elif closing:
+            sums = [a + int(b or 0) for a, b in zip(sums, closing.groups())]
+        bad += failures(out)
+    text = f"{sums[0]} passed, {sums[1]} failed, {sums[2]} without a kernel, {time.time() - stage.start:.0f} s"
+    stage.result(name, sums[0] > 0 and sums[1] == 0 and not bad, text + bad)
 
 
-def libraries(record):
-    code, out = run(["ldd", "build/cuda/digits"])
-    record.result("libraries", code == 0 and "libcuda" not in out and "libcublas" not in out, "ldd names neither libcuda nor libcublas")
+def stage_build(stage, args):
+    code, out = run(["make", "-s", "cuda"], "build", stage.left())
+    warnings = [line for line in out.splitlines() if "warning" in line]
+    text = f"kernels and programs, {time.time() - stage.start:.0f} s"
+    stage.result("build", code == 0 and not warnings, text if code == 0 else out[-1500:])
+    if warnings:
+        stage.say("warnings", "; ".join(warnings[:5]))
+    code, out = run(["make", "-s", "size"])
+    for line in out.splitlines():
+        if "together" in line or "lines" in line or "gcuda_kernels-" in line:
+            stage.say("size", line.strip())
+
+
+def stage_ops(stage, args):
+    shared(stage, "operations", ["build/cuda/test-ops"], args.parts, GCUDA_TEST_BACKEND="CUDA0", **args.env)
+
+
+def stage_capture(stage, args):
+    shared(stage, "as CUDA graphs", ["build/cuda/test-ops"], args.parts, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **args.env)
+
+
+def hardware_tests(stage, args, *options):
+    for source in sorted(glob.glob(os.path.join(ROOT, "tests", "hw", "test-*.c"))):
+        name = os.path.splitext(os.path.basename(source))[0]
+        code, out = run([f"build/cuda/{name}", *options], name, stage.left(), **args.env)
+        closing = CLOSING.search(out)
+        stage.result(name, code == 0 and closing is not None, (closing[0] if closing else out[-300:]) + failures(out))
+
+
+def stage_programs(stage, args):
+    code, out = run(["build/cuda/digits", "--backend", "CUDA0"], "digits", stage.left())
+    gpu = re.findall(r".* % of the test digits are recognised.*", out)
+    stage.result("digits on CUDA0", code == 0 and len(gpu) == 1 and "on CUDA0" in out, gpu[0] if gpu else out[-300:])
+    code, out = run(["build/cuda/digits", "--backend", "CPU"], "digits-cpu", stage.left())
+    cpu = re.findall(r".* % of the test digits are recognised.*", out)
+    stage.result("digits on the CPU", code == 0 and len(cpu) == 1, cpu[0] if cpu else out[-300:])
+    for program in ("digits", "test-ops", "bench-gpu"):
+        code, out = run(["ldd", f"build/cuda/{program}"])
+        ok = code == 0 and "libcuda" not in out and "libcublas" not in out
+        stage.result(f"ldd {program}", ok, "names neither libcuda nor libcublas" if ok else out)
+    hardware_tests(stage, args)
+
+
+def sanitize(tool, programs, stage):
+    """(code, summaries, output) of all programs under one tool."""
+    found = []
+    for command in programs:
+        program = os.path.basename(command[0])
+        checked = [shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+        code, out = run([*checked, *command], f"{tool}-{program}", stage.left(), GCUDA_TEST_BACKEND="CUDA0")
+        summary = [l.strip("= ") for l in out.splitlines() if "SUMMARY" in l]
+        closing = CLOSING.search(out)
+        found.append((code, f"{program}: " + "; ".join(summary + ([closing[0]] if closing else [])), out, len(summary)))
+    return found
+
+
+def stage_sanitizer(stage, args):
+    programs = [["build/cuda/digits", "--backend", "CUDA0", "--epochs", "1"],
+                ["build/cuda/test-ops", "--part", f"{args.seed % N_SAMPLES}/{N_SAMPLES}"]]
+    with concurrent.futures.ThreadPoolExecutor(len(TOOLS)) as pool:
+        for tool, found in zip(TOOLS, pool.map(lambda t: sanitize(t, programs, stage), TOOLS)):
+            if any("Device not supported" in out or code == 127 for code, _, out, _ in found):
+                stage.skip(tool, "compute-sanitizer cannot run on this machine")
+                continue
+            ok = all(code == 0 and n == 1 for code, _, _, n in found)
+            stage.result(tool, ok, " | ".join(text for _, text, _, _ in found) + "".join(failures(o, 5) for c, _, o, _ in found if c))
+
+
+def stage_bench(stage, args):
+    command = ["build/cuda/bench-gpu", "--json", "build/log/bench.json", "--seconds", str(int(args.bench_seconds))]
+    code, out = run(command, "bench", stage.left())
+    stage.result("bench", code == 0, f"{time.time() - stage.start:.0f} s; time in us, GB or TFLOP a second, share of the ceiling")
+    stage.lines += out.splitlines()
+    if code != 0:
+        print(out[-2000:])
+    else:
+        print("\n".join(out.splitlines()[:12] + ["..."] + out.splitlines()[-3:]))
+
+
+def stage_upload(stage, args):
+    code, out = run(["build/cuda/bench-upload"], "upload", stage.left())
+    stage.result("upload", code == 0, f"{time.time() - stage.start:.0f} s")
+    stage.lines += out.splitlines()
+    print(out[-2000:])
+
+
+def stage_peers(stage, args):
+    if args.gpus < 2:
+        stage.skip("peers", "needs --gpus 2")
+        return
+    shared(stage, "operations on CUDA1", ["build/cuda/test-ops", "--filter", "/packed"], 8, GCUDA_TEST_BACKEND="CUDA1")
+    hardware_tests(stage, args)
+
+
+def read_record(path, head):
+    """The stages of a record that is of the same sources and machine: {name: text}."""
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    if any(line not in text.splitlines() for line in head if not line.startswith("date")):
+        return {}
+    return {m[1]: m[0] for m in re.finditer(r"^== (\w+):.*\n(?:(?!== |\d+ passed).*\n)*", text, re.M)}
+
+
+def write_record(path, head, stages):
+    blocks = read_record(path, head)
+    blocks.update((s.name, s.text()) for s in stages)
+    ordered = [blocks[name].rstrip("\n") + "\n" for name in STAGES if name in blocks]
+    sums = [sum(int(re.search(r": (\d+) passed, (\d+) failed, (\d+) skipped", b)[i]) for b in ordered) for i in (1, 2, 3)]
+    os.makedirs(HARDWARE, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("Written by `make test-gpu`.\n\n" + "\n".join(head) + "\n\n" + "\n".join(ordered))
+        f.write(f"\n{sums[0]} passed, {sums[1]} failed, {sums[2]} skipped\n")
 
 
 def check():
-    folder = os.path.join(ROOT, "tests", "hardware")
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        with open(os.path.join(folder, name), encoding="utf-8") as f:
+    for path in sorted(glob.glob(os.path.join(HARDWARE, "*.txt"))):
+        with open(path, encoding="utf-8") as f:
             tested = re.search(r"^digest of sources +(\S+)", f.read(), re.M)
         if tested is None or tested[1] != digest():
-            print(f"note: tests/hardware/{name} is of other sources than these; `make test-gpu` on such a machine renews it")
+            print(f"note: {os.path.relpath(path, ROOT)} is of other sources than these; `make test-gpu` on such a machine renews it")
     return 0
 
 
+def run_stages(names, args):
+    stages = {name: Stage(name) for name in names}
+
+    def one(name):
+        stages[name].start = time.time()
+        globals()[f"stage_{name}"](stages[name], args)
+    if "build" in names:
+        one("build")
+        if stages["build"].failed:
+            return [stages["build"]]
+    together = [name for name in names if name in SIDE_BY_SIDE]
+    if together:
+        with concurrent.futures.ThreadPoolExecutor(len(together)) as pool:
+            list(pool.map(one, together))
+    for name in names:
+        if name != "build" and name not in together:
+            one(name)
+    return list(stages.values())
+
+
+def machine(n_gpus):
+    code, out = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    found = [line.split(", ") for line in out.splitlines()] if code == 0 else []
+    return found[0] if len(found) >= n_gpus else None
+
+
 def main():
-    if "--check" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", default="", help="some of " + ",".join(STAGES))
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--seed", type=int, default=0, help="which sample compute-sanitizer takes")
+    parser.add_argument("--bench-seconds", type=float, default=240, help="rows that have not begun by then are left out")
+    args = parser.parse_args()
+    if args.check:
         return check()
-    code, gpu = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    if code != 0:
-        print("test-gpu: no GPU here (nvidia-smi does not answer)")
+    names = [n for n in args.stage.split(",") if n] or (["build", "peers"] if args.gpus > 1 else [s for s in STAGES if s != "peers"])
+    if any(n not in STAGES for n in names):
+        parser.error("stages are " + ",".join(STAGES))
+    found = machine(args.gpus)
+    if found is None:
+        print(f"test-gpu: fewer than {args.gpus} GPUs here (nvidia-smi)")
         print("0 passed, 1 failed")
         return 1
-    name, driver = [part.strip() for part in gpu.splitlines()[0].split(",")]
-    record = Record()
-    record.say("device", f"{name}, driver {driver}")
-    record.say("toolkit", run(["nvcc", "--version"])[1].strip().splitlines()[-1])
-    record.say("date", datetime.date.today().isoformat())
-    record.say("digest of sources", digest())
-    code, out = run(["make", "-s", "-j8", "cuda"], timeout=300)
-    record.result("build", code == 0, "kernels, digits, test-ops" if code == 0 else out[-1500:])
-    if code == 0:
-        operations(record)
-        digits(record)
-        libraries(record)
-        if "--quick" not in sys.argv:
-            sanitizers(record)
-    closing = f"{record.passed} passed, {record.failed} failed, {record.skipped} skipped"
-    folder = os.path.join(ROOT, "tests", "hardware")
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".txt")
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("Written by `make test-gpu`.\n\n" + "\n".join(record.lines) + "\n\n" + closing + "\n")
+    os.makedirs(LOG, exist_ok=True)
+    args.env = {"GCUDA_TEST_FULL": "1"} if args.full else {}
+    cores = os.cpu_count() or 2
+    args.parts = max(1, cores // 3 if "ops" in names and "capture" in names else cores - 2)
+    toolkit = run(["make", "-s", "nvcc-version"])[1].strip().splitlines()
+    several = f"{args.gpus} x " if args.gpus > 1 else ""
+    head = [f"{'device':<22} {several}{found[0]}, driver {found[1]}", f"{'toolkit':<22} {toolkit[-1] if toolkit else '?'}",
+            f"{'date':<22} {datetime.date.today().isoformat()}", f"{'digest of sources':<22} {digest()}"]
+    print("\n".join(head), flush=True)
+    stages = run_stages(names, args)
+    name = re.sub(r"[^a-z0-9]+", "-", found[0].lower()).strip("-") + (f"-x{args.gpus}" if args.gpus > 1 else "")
+    path = os.path.join(HARDWARE, name + ".txt")
+    write_record(path, head, stages)
     print("written to " + os.path.relpath(path, ROOT))
-    print(closing)
-    return 0 if record.failed == 0 else 1
+    sums = [sum(getattr(s, key) for s in stages) for key in ("passed", "failed", "skipped")]
+    print(f"{sums[0]} passed, {sums[1]} failed, {sums[2]} skipped")
+    return 0 if sums[1] == 0 else 1
 
 
 if __name__ == "__main__":

@@ -675,7 +675,7 @@ struct op_run {
 };
 
 // GCUDA_TEST_BACKEND=CUDA0 in the environment runs everything on that device instead; what it does not support is
-// skipped.
+// skipped. GCUDA_TEST_CAPTURE=1 besides: every case also as a CUDA graph (programs built with TEST_CAPTURE).
 static gcuda_backend_t op_backends[2]; // the CPU with 1 and with 3 threads, or the device twice
 static bool op_on_device;
 static const int op_threads[2] = { 1, 3 };
@@ -935,6 +935,69 @@ static void run_threads(struct op_run * r) { // both thread counts, then one com
     free(first);
 }
 
+#if defined(TEST_CAPTURE) // built with the CUDA runtime
+#include <cuda_runtime_api.h>
+
+// Other inputs from the same rules, and what the reference makes of them.
+static void run_change_data(struct op_run * r, const char * name, int round) {
+    char salted[600];
+    snprintf(salted, sizeof salted, "%s#%d", name, round);
+    struct rng rng = rng_for(salted);
+    run_reset(r); // results and sources that are computed in place hold the last round's
+    for (int k = 0; k < r->n_in; ++k) { fill_input(r, k, &rng); }
+    for (int i = 0; i < r->n_roots; ++i) {
+        free(r->roots[i].image);
+        r->roots[i].image = tensor_download(r->roots[i].t);
+    }
+    if (r->t->ref) { r->t->ref(&r->c); }
+}
+
+static cudaGraphExec_t run_capture(struct gcuda_cgraph * g) {
+    cudaStream_t stream = gcuda_backend_cuda_get_stream(op_backends[0]);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) != cudaSuccess) {
+        test_failed(__FILE__, __LINE__, "cudaStreamBeginCapture: %s", cudaGetErrorString(cudaGetLastError()));
+        return NULL;
+    }
+    const gcuda_status st = gcuda_backend_graph_compute_async(op_backends[0], g);
+    const cudaError_t err = cudaStreamEndCapture(stream, &graph);
+    CHECK_MSG(st == GCUDA_STATUS_SUCCESS && err == cudaSuccess, "capturing: %s; %s", gcuda_last_error(), cudaGetErrorString(err));
+    if (graph != NULL) {
+        CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+        CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    }
+    (void) cudaGetLastError();
+    return exec;
+}
+
+// GCUDA_TEST_CAPTURE=1: the same once more as a CUDA graph, replayed three times on data that differs. Nothing of the
+// first data, no host pointer and no scratch that others get in between, may be part of it.
+static void run_replays(struct op_run * r, const char * name) {
+    struct gcuda_context * ctx = op_context();
+    struct gcuda_cgraph * g = ctx ? gcuda_new_graph_custom(ctx, 64, false) : NULL;
+    const bool ok = g != NULL && CHECK_OK(gcuda_build_forward_expand(g, r->y));
+    cudaGraphExec_t exec = ok ? run_capture(g) : NULL;
+    for (int round = 1; exec != NULL && round <= 3; ++round) {
+        run_change_data(r, name, round);
+        run_reset(r);
+        CHECK(cudaGraphLaunch(exec, gcuda_backend_cuda_get_stream(op_backends[0])) == cudaSuccess);
+        const gcuda_status st = gcuda_backend_synchronize(op_backends[0]);
+        // that indices are looked at when the stream is waited for is decided as the work is enqueued: by the capture
+        CHECK_MSG(st == r->t->status || round > 1, "replay %d returns %d, want %d: %s", round, (int) st, (int) r->t->status, gcuda_last_error());
+        run_check_roots(r);
+        run_compare(r);
+    }
+    if (exec != NULL) { CHECK(cudaGraphExecDestroy(exec) == cudaSuccess); }
+    gcuda_free(ctx);
+}
+
+static bool run_wants_replays(void) {
+    const char * env = getenv("GCUDA_TEST_CAPTURE");
+    return env != NULL && env[0] == '1' && op_on_device && !test_all.skip && test_all.n_bad_checks == 0;
+}
+#endif
+
 static void run_free(struct op_run * r) {
     for (int i = 0; i < r->n_roots; ++i) { free(r->roots[i].image); }
     for (int k = 0; k < r->n_in; ++k) {
@@ -964,6 +1027,9 @@ static void run_case(struct op_run * r, const char * name) {
             run_check_shape(r);
         }
         if (r->t->ref == NULL || (same_ne(r->y->ne, r->out.ne) && r->y->type == r->out_type)) { run_threads(r); }
+#if defined(TEST_CAPTURE)
+        if (run_wants_replays()) { run_replays(r, name); }
+#endif
     }
     run_free(r);
 }
@@ -1219,7 +1285,7 @@ static void cases_after_test(void) {
     struct case_count * c = case_count_of(test_all.test);
     const int level = test_all.full ? 1 : 0;
     c->ran = true;
-    if (test_all.filter != NULL || op_on_device) { return; }
+    if (test_all.filter != NULL || test_all.n_parts > 0 || op_on_device) { return; }
     if (test_all.update_cases) {
         c->n[level] = test_all.n_cases;
         return;
@@ -1233,7 +1299,8 @@ static void cases_after_test(void) {
 }
 
 static void cases_after_all(void) {
-    for (int i = 0; test_all.filter == NULL && !op_on_device && !test_all.update_cases && i < n_case_counts; ++i) {
+    const bool is_whole = test_all.filter == NULL && test_all.n_parts == 0 && !op_on_device && !test_all.update_cases;
+    for (int i = 0; is_whole && i < n_case_counts; ++i) {
         CHECK_MSG(case_counts[i].ran, "the test %s is in tests/cases.txt and did not run", case_counts[i].name);
     }
     if (test_all.update_cases && test_all.filter == NULL) { cases_save(); }

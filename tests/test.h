@@ -7,6 +7,8 @@
 //   --list            print the names of the tests
 //   --filter TEXT     only tests whose name contains TEXT; 'add/F16/ne=7' also chooses cases inside the test `add`,
 //                     '/F16/' chooses such cases in every test
+//   --part I/N        every N-th case, from case I on (0 <= I < N): N programs side by side share the cases. Tests without
+//                     cases run in part 0
 //   --seed N          random numbers start here (printed; also GCUDA_TEST_SEED)
 //   --update-cases    rewrite the committed numbers of cases (tests/cases.txt, see test-ops.h); runs none of them
 //   --verbose         print the name of every case
@@ -54,6 +56,8 @@ struct test_state {
     const char * test;        // the running one
     char case_name[512];      // the running case of it, or empty
     long n_cases;             // cases of the running test
+    long n_offered;           // cases that the filter chose, of all tests, whether they are of this part or not
+    long part, n_parts;       // every n_parts-th of them runs, from the part-th on; n_parts 0: all
     long n_bad_checks;        // since the running test or case began
     bool skip;                // the running test or case asked to be skipped
     void (*after_all)(void);  // set by a header that has something to compare at the end
@@ -160,6 +164,7 @@ TEST_UNUSED static bool test_case_begin(const char * name) {
         test_all.n_cases++;
         return false;
     }
+    if (test_all.n_parts > 0 && test_all.n_offered++ % test_all.n_parts != test_all.part) { return false; }
     if (test_all.n_bad_checks > 0) { test_settle(); } // what failed before is not this case's
     snprintf(test_all.case_name, sizeof test_all.case_name, "%s", name);
     if (test_all.verbose) { printf("  %s\n", name); }
@@ -299,9 +304,10 @@ static void test_run_one(const struct test_entry * e) {
     test_all.n_cases = 0;
     test_all.n_bad_checks = 0;
     test_all.skip = false;
-    const long n_failed = test_all.n_failed, n_passed = test_all.n_passed;
+    const long n_failed = test_all.n_failed, n_passed = test_all.n_passed, n_offered = test_all.n_offered;
     e->run();
-    if (test_all.n_cases == 0 || test_all.n_bad_checks > 0) { test_settle(); }
+    const bool is_anothers = test_all.part > 0 || test_all.n_offered > n_offered; // without a case here
+    if ((test_all.n_cases == 0 && !is_anothers) || test_all.n_bad_checks > 0) { test_settle(); }
     if (test_all.after_test) { test_all.after_test(); }
     if (test_all.verbose || test_all.n_failed > n_failed) {
         printf("%-40s %s (%ld cases, %ld passed)\n", e->name, test_all.n_failed > n_failed ? "FAILED" : "ok",
@@ -317,7 +323,7 @@ static void test_crashed(int sig) { // only says where; the default action follo
 }
 
 static int test_usage(const char * program) {
-    fprintf(stderr, "usage: %s [--list] [--filter TEXT] [--seed N] [--update-cases] [--verbose]\n", program);
+    fprintf(stderr, "usage: %s [--list] [--filter TEXT] [--part I/N] [--seed N] [--update-cases] [--verbose]\n", program);
     return 2;
 }
 
@@ -336,6 +342,11 @@ static int test_parse(int argc, char ** argv, bool * list) {
             test_all.update_cases = true;
         } else if (strcmp(argv[i], "--filter") == 0 && has_value) {
             test_all.filter = argv[++i];
+        } else if (strcmp(argv[i], "--part") == 0 && has_value) {
+            char * end = NULL;
+            test_all.part = strtol(argv[++i], &end, 10);
+            test_all.n_parts = *end == '/' ? strtol(end + 1, NULL, 10) : 0;
+            if (test_all.part < 0 || test_all.part >= test_all.n_parts) { return test_usage(argv[0]); }
         } else if (strcmp(argv[i], "--seed") == 0 && has_value) {
             test_all.seed = strtoull(argv[++i], NULL, 0);
         } else {
