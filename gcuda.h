@@ -280,6 +280,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_are_same_stride GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_stride)
 #define gcuda_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argmax)
 #define gcuda_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort)
+#define gcuda_argsort_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_scratch_bytes)
 #define gcuda_argsort_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_argsort_top_k)
 #define gcuda_backend_alloc_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_buffer)
 #define gcuda_backend_alloc_ctx_tensors GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_alloc_ctx_tensors)
@@ -593,6 +594,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_id)
 #define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
 #define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
+#define gcuda_launch_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argsort)
 #define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
 #define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
 #define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
@@ -611,6 +613,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_div GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_div)
 #define gcuda_launch_fill GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_fill)
 #define gcuda_launch_flash_attn_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_flash_attn_ext)
+#define gcuda_launch_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_gated_linear_attn)
 #define gcuda_launch_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
@@ -641,6 +644,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
 #define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
 #define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
+#define gcuda_launch_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv6)
+#define gcuda_launch_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv7)
 #define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
 #define gcuda_launch_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set)
 #define gcuda_launch_set_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_set_rows)
@@ -648,12 +653,16 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_sin GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sin)
 #define gcuda_launch_soft_max GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max)
 #define gcuda_launch_soft_max_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_soft_max_back)
+#define gcuda_launch_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_solve_tri)
 #define gcuda_launch_sqr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqr)
 #define gcuda_launch_sqrt GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sqrt)
+#define gcuda_launch_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_conv)
+#define gcuda_launch_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_ssm_scan)
 #define gcuda_launch_sub GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sub)
 #define gcuda_launch_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum)
 #define gcuda_launch_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_sum_rows)
 #define gcuda_launch_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_timestep_embedding)
+#define gcuda_launch_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_top_k)
 #define gcuda_launch_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_tri)
 #define gcuda_launch_unary GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_unary)
 #define gcuda_launch_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_upscale)
@@ -1993,6 +2002,7 @@ enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
 struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
     enum gcuda_sort_order order;
+    void * scratch; // launcher of argsort: gcuda_argsort_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_sort_order order);
@@ -3313,6 +3323,16 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d(const struct gcuda_pool_args 
 GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d_back(const struct gcuda_pool_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_pool_2d_back_scratch_bytes(const struct gcuda_pool_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_upscale(const struct gcuda_upscale_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_ssm_conv(const struct gcuda_ssm_conv_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_ssm_scan(const struct gcuda_ssm_scan_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_rwkv_wkv6(const struct gcuda_rwkv_wkv6_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_gated_linear_attn(
+    const struct gcuda_gated_linear_attn_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_rwkv_wkv7(const struct gcuda_rwkv_wkv7_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_solve_tri(const struct gcuda_solve_tri_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_argsort(const struct gcuda_sort_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_argsort_scratch_bytes(const struct gcuda_sort_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
@@ -23246,6 +23266,14 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     X(POOL_2D,                 pool_2d,                 pool,               any,      no) \
     X(POOL_2D_BACK,            pool_2d_back,            pool,               any,      yes) \
     X(UPSCALE,                 upscale,                 upscale,            any,      no) \
+    X(SSM_CONV,                ssm_conv,                ssm_conv,           any,      no) \
+    X(SSM_SCAN,                ssm_scan,                ssm_scan,           any,      no) \
+    X(RWKV_WKV6,               rwkv_wkv6,               rwkv_wkv6,          any,      no) \
+    X(GATED_LINEAR_ATTN,       gated_linear_attn,       gated_linear_attn,  any,      no) \
+    X(RWKV_WKV7,               rwkv_wkv7,               rwkv_wkv7,          any,      no) \
+    X(SOLVE_TRI,               solve_tri,               solve_tri,          any,      no) \
+    X(ARGSORT,                 argsort,                 sort,               any,      yes) \
+    X(TOP_K,                   top_k,                   sort,               any,      no) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes) \

@@ -11,6 +11,8 @@
 //   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
 //   >>k-norm      norms, soft_max, running sums and rotations along rows
 //   >>k-conv      convolution, pooling, resampling
+//   >>k-ssm       recurrences: state spaces, linear attention, triangular systems
+//   >>k-sort      orders of rows
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 //   >>k-attention attention in one pass
 //
@@ -309,6 +311,11 @@ static inline __device__ float d_block_max(float v) { return d_block_reduce<d_ma
 #define FOR_ELEMENTS(i, n) for (int64_t i = blockIdx.x * (int64_t) blockDim.x + threadIdx.x; i < (n); i += (int64_t) gridDim.x * blockDim.x)
 #define FOR_ROWS(r, n) for (int64_t r = blockIdx.x; r < (n); r += gridDim.x)
 #define FOR_ROW_ELEMENTS(i, n) for (int64_t i = threadIdx.x; i < (n); i += blockDim.x)
+
+// Rows of a warp or a block. Whole warps leave together: all threads of a warp have the same row.
+#define FOR_HELD_ROWS(r, n, THREADS)                                                                          \
+    for (int64_t r = THREADS == 32 ? blockIdx.x * (int64_t) (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x; \
+         r < (n); r += gridDim.x * (int64_t) (THREADS == 32 ? blockDim.x / 32 : 1))
 
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
@@ -2118,11 +2125,6 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
     return d_row_reduce<THREADS, d_max_op>(v, -INFINITY);
 }
 
-// Rows of a warp or a block. Whole warps leave together: all threads of a warp have the same row.
-#define FOR_HELD_ROWS(r, n, THREADS)                                                                          \
-    for (int64_t r = THREADS == 32 ? blockIdx.x * (int64_t) (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x; \
-         r < (n); r += gridDim.x * (int64_t) (THREADS == 32 ? blockDim.x / 32 : 1))
-
 // A kernel for rows of n elements by their length; false: too long to hold. `f` gets the number of threads as a type.
 template <int N> struct int_type {
     static const int value = N;
@@ -3077,6 +3079,721 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
     }
 }
 #endif // part 11
+
+#if GCUDAI_PART(12)
+// =====================================================================================================
+// >>k-ssm   recurrences: state spaces, linear attention, triangular systems
+// =====================================================================================================
+
+// >>op:ssm_conv ---------------------------------------------------------------------------------------
+// Channels are innermost in y and time is in x: 32 channels by SSM_TIMES of x go through shared memory. Single tokens
+// are read where they lie.
+//   floor   x read, y written: 8 * D * T * S bytes
+#define SSM_TIMES 64
+#define SSM_TAPS 32 // weights of a channel that fit the tile
+
+static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
+    FOR_ELEMENTS(i, d_n(p.y)) {
+        const d_index y = d_unravel(p.y.ne, i);
+        float sum = 0.0f;
+        for (int64_t k = 0; k < p.c.ne[0]; ++k) {
+            sum += d_load(p.x.type, d_at(p.x, y.i1 + k, y.i0, y.i2, 0)) * d_load(p.c.type, d_at(p.c, k, y.i0, 0, 0));
+        }
+        *(float *) d_at(p.y, y) = sum;
+    }
+}
+
+template <typename T> static __global__ void k_ssm_conv_tile(const gcuda_ssm_conv_args p) {
+    __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // an odd pitch: no bank twice
+    __shared__ float w[SSM_TAPS][32];
+    const int n_taps = (int) p.c.ne[0], lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t n_d = (p.y.ne[0] + 31) / 32, n_t = (p.y.ne[1] + SSM_TIMES - 1) / SSM_TIMES;
+    FOR_ROWS(b, n_d * n_t * p.y.ne[2]) {
+        const int64_t d0 = b % n_d * 32, t0 = b / n_d % n_t * SSM_TIMES, s = b / n_d / n_t;
+        __syncthreads();
+        for (int c = warp; c < 32 && d0 + c < p.y.ne[0]; c += (int) blockDim.x / 32) {
+            for (int t = lane; t < SSM_TIMES + n_taps - 1 && t0 + t < p.x.ne[0]; t += 32) {
+                x[c][t] = d_f32(*(const T *) d_at(p.x, t0 + t, d0 + c, s, 0));
+            }
+            for (int k = lane; k < n_taps; k += 32) { w[k][c] = d_load(p.c.type, d_at(p.c, k, d0 + c, 0, 0)); }
+        }
+        __syncthreads();
+        for (int t = warp; t < SSM_TIMES && t0 + t < p.y.ne[1]; t += (int) blockDim.x / 32) {
+            if (d0 + lane < p.y.ne[0]) {
+                float sum = 0.0f;
+                for (int k = 0; k < n_taps; ++k) { sum += x[lane][t + k] * w[k][lane]; }
+                *(float *) d_at(p.y, d0 + lane, t0 + t, s, 0) = sum;
+            }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_ssm_conv(const gcuda_ssm_conv_args * args, gcuda_stream stream) {
+    if (args->c.ne[0] > SSM_TAPS || args->y.ne[1] < 8) {
+        return launch_elements(k_ssm_conv, args->y, stream, *args);
+    }
+    const int64_t n = (args->y.ne[0] + 31) / 32 * ((args->y.ne[1] + SSM_TIMES - 1) / SSM_TIMES) * args->y.ne[2];
+    return with_float(args->x.type, [&](auto v) { return launch(k_ssm_conv_tile<decltype(v)>, n, 256, stream, *args); });
+}
+
+// ---- vectors spread over the lanes of a group ----
+// LANES threads share a vector, PER elements each, four adjacent ones at a time: element place<LANES>(lane, k).
+template <int LANES> static inline __device__ int d_spread(int lane, int k) { return (k / 4 * LANES + lane) * 4 + k % 4; }
+
+// WIDE: F32, aligned to 16 bytes, a multiple of 4 elements; what is missing is 0.
+template <int LANES, int PER, bool WIDE>
+static inline __device__ void d_spread_load(gcuda_type type, const char * row, size_t nb0, int n, int lane, float * v) {
+    for (int k = 0; k < PER; k += 4) {
+        const int at = d_spread<LANES>(lane, k);
+        if (WIDE) {
+            const float4 w = at < n ? *(const float4 *) (row + (int64_t) at * 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            v[k] = w.x, v[k + 1] = w.y, v[k + 2] = w.z, v[k + 3] = w.w;
+        } else {
+            for (int j = 0; j < 4; ++j) { v[k + j] = at + j < n ? d_load(type, row + (int64_t) (at + j) * (int64_t) nb0) : 0.0f; }
+        }
+    }
+}
+
+template <int LANES> static inline __device__ float d_group_sum(float v) {
+    for (int d = LANES / 2; d > 0; d /= 2) { v += __shfl_xor_sync(0xffffffffu, v, d); }
+    return v;
+}
+
+static inline bool is_wide_f32(const gcuda_array & a) { return a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[0] % 4 == 0; }
+
+// >>op:ssm_scan ---------------------------------------------------------------------------------------
+// LANES threads keep the state of one channel in registers over all tokens; what a token brings is read one token ahead.
+//   floor   state read and written once, x, dt, B, C read, y written
+struct d_scan_step {
+    float x, dt;
+};
+
+static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
+
+template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const gcuda_ssm_scan_args p) {
+    const int n = (int) p.s.ne[0], lane = (int) threadIdx.x % LANES;
+    const int64_t n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
+    const int64_t per_block = blockDim.x / LANES, n_padded = (n_channels + per_block - 1) / per_block * per_block;
+    const bool is_one = p.a.ne[0] == 1;
+    for (int64_t item = blockIdx.x * per_block + threadIdx.x / LANES; item < n_padded; item += gridDim.x * per_block) {
+        const bool is_real = item < n_channels; // the others only take part in shuffles
+        const int64_t ch = is_real ? item : 0, c = ch % p.x.ne[0], h = ch / p.x.ne[0] % p.x.ne[1], q = ch / p.x.ne[0] / p.x.ne[1];
+        const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
+        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        float * y = (float *) p.y.data + (q * n_tokens * p.x.ne[1] + h) * p.x.ne[0] + c;
+        float * end = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * n_tokens * p.x.ne[3] + ch * n;
+        float st[PER], a[PER], b[PER], bt[PER], cc[PER], ct[PER];
+        d_scan_step now = { 0.0f, 0.0f }, next = { 0.0f, 0.0f };
+        d_spread_load<LANES, PER, WIDE>(GCUDA_TYPE_F32, d_at(p.s, 0, c, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st);
+        if (!is_ok && is_real && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), is_one ? 0 : p.a.nb[0], n, lane, a);
+        if (n_tokens > 0) {
+            now.x = d_load(p.x.type, d_at(p.x, c, h, 0, q));
+            now.dt = d_load(p.dt.type, d_at(p.dt, h, 0, q, 0));
+            d_spread_load<LANES, PER, WIDE>(p.b.type, d_at(p.b, 0, g, 0, q), p.b.nb[0], n, lane, b);
+            d_spread_load<LANES, PER, WIDE>(p.c.type, d_at(p.c, 0, g, 0, q), p.c.nb[0], n, lane, cc);
+        }
+        for (int64_t t = 0; t < n_tokens; ++t) {
+            if (t + 1 < n_tokens) {
+                next.x = d_load(p.x.type, d_at(p.x, c, h, t + 1, q));
+                next.dt = d_load(p.dt.type, d_at(p.dt, h, t + 1, q, 0));
+                d_spread_load<LANES, PER, WIDE>(p.b.type, d_at(p.b, 0, g, t + 1, q), p.b.nb[0], n, lane, bt);
+                d_spread_load<LANES, PER, WIDE>(p.c.type, d_at(p.c, 0, g, t + 1, q), p.c.nb[0], n, lane, ct);
+            }
+            const float delta = d_softplus20(now.dt), xd = delta * now.x, one = is_one ? expf(delta * a[0]) : 0.0f;
+            float sum = 0.0f;
+            for (int k = 0; k < PER; ++k) {
+                st[k] = st[k] * (is_one ? one : expf(delta * a[k])) + b[k] * xd;
+                sum += st[k] * cc[k];
+            }
+            sum = d_group_sum<LANES>(sum);
+            if (is_real && lane == 0) { y[t * p.x.ne[1] * p.x.ne[0]] = sum; }
+            now = next;
+            for (int k = 0; k < PER; ++k) {
+                b[k] = bt[k];
+                cc[k] = ct[k];
+            }
+        }
+        for (int k = 0; k < PER && is_real; ++k) {
+            const int at = d_spread<LANES>(lane, k);
+            if (at < n) { end[at] = st[k]; }
+        }
+    }
+}
+
+// States too large for registers stay in y: a warp per channel.
+static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
+    const int lane = (int) threadIdx.x % 32;
+    const int64_t n = p.s.ne[0], n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
+    FOR_HELD_ROWS(item, n_channels, 32) {
+        const int64_t c = item % p.x.ne[0], h = item / p.x.ne[0] % p.x.ne[1], q = item / p.x.ne[0] / p.x.ne[1];
+        const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
+        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        float * y = (float *) p.y.data + (q * n_tokens * p.x.ne[1] + h) * p.x.ne[0] + c;
+        float * st = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * n_tokens * p.x.ne[3] + item * n;
+        for (int64_t i = lane; i < n; i += 32) { st[i] = is_ok ? *(const float *) d_at(p.s, i, c, h, id) : 0.0f; }
+        if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        for (int64_t t = 0; t < n_tokens; ++t) {
+            const float delta = d_softplus20(d_load(p.dt.type, d_at(p.dt, h, t, q, 0)));
+            const float xd = delta * d_load(p.x.type, d_at(p.x, c, h, t, q));
+            float sum = 0.0f;
+            for (int64_t i = lane; i < n; i += 32) {
+                const float a = d_load(p.a.type, d_at(p.a, p.a.ne[0] == 1 ? 0 : i, h, 0, 0));
+                st[i] = st[i] * expf(delta * a) + d_load(p.b.type, d_at(p.b, i, g, t, q)) * xd;
+                sum += st[i] * d_load(p.c.type, d_at(p.c, i, g, t, q));
+            }
+            sum = d_warp_reduce<d_sum_op>(sum);
+            if (lane == 0) { y[t * p.x.ne[1] * p.x.ne[0]] = sum; }
+        }
+    }
+}
+
+template <int LANES, int PER> static gcuda_status ssm_scan(const gcuda_ssm_scan_args & p, gcuda_stream stream) {
+    const int64_t n = (p.x.ne[0] * p.x.ne[1] * p.x.ne[3] * LANES + 127) / 128;
+    return is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c)
+               ? launch(k_ssm_scan<LANES, PER, true>, n, 128, stream, p)
+               : launch(k_ssm_scan<LANES, PER, false>, n, 128, stream, p);
+}
+
+gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_stream stream) {
+    const gcuda_ssm_scan_args & p = *args;
+    const int64_t n = p.s.ne[0];
+    return n <= 16    ? ssm_scan<4, 4>(p, stream)
+           : n <= 64  ? ssm_scan<8, 8>(p, stream)
+           : n <= 128 ? ssm_scan<16, 8>(p, stream)
+           : n <= 256 ? ssm_scan<32, 8>(p, stream)
+                      : launch(k_ssm_scan_any, (p.x.ne[0] * p.x.ne[1] * p.x.ne[3] + 7) / 8, 256, stream, p);
+}
+
+// ---- recurrences with a matrix per head ----
+// The state of a head is Z x Z; a result is a sum along its inner dimension, keys. LANES threads keep one line of inner
+// elements in registers over all tokens, so that a head has Z lines for as many blocks as there are.
+//   floor   state read and written once, inputs read, results written
+enum linear_kind { LINEAR_WKV6, LINEAR_GLA, LINEAR_WKV7 };
+
+struct d_linear {
+    gcuda_array in[5]; // vectors of keys: wkv6 k r td tf, gla k q g, wkv7 k r w a b
+    gcuda_array v, state, y;
+    int64_t size, n_heads, n_tokens, n_seqs; // tokens of one sequence
+    float scale;
+};
+
+template <int KIND> static inline __device__ int64_t d_linear_at(const d_linear & p, int64_t inner, int64_t line) {
+    return KIND == LINEAR_WKV7 ? line * p.size + inner : inner * p.size + line;
+}
+
+template <int KIND> struct d_linear_inputs {
+    static const int N = KIND == LINEAR_WKV7 ? 5 : 3; // tf of wkv6 is the same for all tokens
+};
+
+template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_linear(const d_linear p) {
+    const int N = d_linear_inputs<KIND>::N, n = (int) p.size, lane = (int) threadIdx.x % LANES;
+    const int64_t n_lines = p.size * p.n_heads * p.n_seqs, per_block = blockDim.x / LANES;
+    const int64_t n_padded = (n_lines + per_block - 1) / per_block * per_block;
+    for (int64_t item = blockIdx.x * per_block + threadIdx.x / LANES; item < n_padded; item += gridDim.x * per_block) {
+        const bool is_real = item < n_lines;
+        const int64_t it = is_real ? item : 0, line = it % p.size, h = it / p.size % p.n_heads, q = it / p.size / p.n_heads;
+        const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
+        float * end = (float *) p.y.data + (p.n_seqs * p.n_tokens + q * p.size) * p.n_heads * p.size + h * p.size * p.size;
+        float * y = (float *) p.y.data + q * p.n_tokens * p.n_heads * p.size + h * p.size + line;
+        float w[PER], first[PER], in[N][PER], next[N][PER], v = 0.0f, next_v = 0.0f;
+        for (int k = 0; k < PER; ++k) {
+            const int at = d_spread<LANES>(lane, k);
+            w[k] = at < n ? from[d_linear_at<KIND>(p, at, line)] : 0.0f;
+        }
+        if (KIND == LINEAR_WKV6) {
+            d_spread_load<LANES, PER, WIDE>(p.in[3].type, d_at(p.in[3], 0, h, 0, 0), p.in[3].nb[0], n, lane, first);
+        }
+        for (int64_t t = -1; t < p.n_tokens; ++t) {
+            if (t + 1 < p.n_tokens) { // one token ahead
+                const int64_t token = q * p.n_tokens + t + 1;
+                for (int i = 0; i < N; ++i) {
+                    d_spread_load<LANES, PER, WIDE>(p.in[i].type, d_at(p.in[i], 0, h, token, 0), p.in[i].nb[0], n, lane, next[i]);
+                }
+                next_v = d_load(p.v.type, d_at(p.v, line, h, token, 0));
+            }
+            float sum = 0.0f, key = 0.0f;
+            for (int k = 0; k < PER && t >= 0; ++k) {
+                if (KIND == LINEAR_WKV6) {
+                    const float kv = in[0][k] * v;
+                    sum += in[1][k] * (first[k] * kv + w[k]);
+                    w[k] = w[k] * in[2][k] + kv;
+                } else if (KIND == LINEAR_GLA) {
+                    w[k] = w[k] * in[2][k] + in[0][k] * v;
+                    sum += in[1][k] * w[k];
+                } else {
+                    key += in[N - 2][k] * w[k];
+                }
+            }
+            if (KIND == LINEAR_WKV7) {
+                key = d_group_sum<LANES>(key);
+                for (int k = 0; k < PER && t >= 0; ++k) {
+                    w[k] = w[k] * in[2][k] + v * in[0][k] + key * in[N - 1][k];
+                    sum += w[k] * in[1][k];
+                }
+            }
+            sum = d_group_sum<LANES>(sum);
+            if (t >= 0 && is_real && lane == 0) { y[t * p.n_heads * p.size] = sum * p.scale; }
+            for (int i = 0; i < N; ++i) {
+                for (int k = 0; k < PER; ++k) { in[i][k] = next[i][k]; }
+            }
+            v = next_v;
+        }
+        for (int k = 0; k < PER && is_real; ++k) {
+            const int at = d_spread<LANES>(lane, k);
+            if (at < n) { end[d_linear_at<KIND>(p, at, line)] = w[k]; }
+        }
+    }
+}
+
+// Heads too large for registers: a warp per line, the state in y.
+template <int KIND> static __global__ void k_linear_any(const d_linear p) {
+    const int lane = (int) threadIdx.x % 32;
+    FOR_HELD_ROWS(item, p.size * p.n_heads * p.n_seqs, 32) {
+        const int64_t line = item % p.size, h = item / p.size % p.n_heads, q = item / p.size / p.n_heads;
+        const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
+        float * w = (float *) p.y.data + (p.n_seqs * p.n_tokens + q * p.size) * p.n_heads * p.size + h * p.size * p.size;
+        for (int64_t i = lane; i < p.size; i += 32) { w[d_linear_at<KIND>(p, i, line)] = from[d_linear_at<KIND>(p, i, line)]; }
+        for (int64_t t = 0; t < p.n_tokens; ++t) {
+            const int64_t token = q * p.n_tokens + t;
+            const float v = d_load(p.v.type, d_at(p.v, line, h, token, 0));
+            float sum = 0.0f, key = 0.0f;
+            for (int64_t i = lane; i < p.size && KIND == LINEAR_WKV7; i += 32) {
+                key += d_load(p.in[3].type, d_at(p.in[3], i, h, token, 0)) * w[d_linear_at<KIND>(p, i, line)];
+            }
+            key = d_warp_reduce<d_sum_op>(key);
+            for (int64_t i = lane; i < p.size; i += 32) {
+                float & s = w[d_linear_at<KIND>(p, i, line)];
+                const float kv = d_load(p.in[0].type, d_at(p.in[0], i, h, token, 0)) * v;
+                const float r = d_load(p.in[1].type, d_at(p.in[1], i, h, token, 0));
+                const float decay = d_load(p.in[2].type, d_at(p.in[2], i, h, token, 0));
+                if (KIND == LINEAR_WKV6) {
+                    sum += r * (d_load(p.in[3].type, d_at(p.in[3], i, h, 0, 0)) * kv + s);
+                }
+                s = s * decay + kv;
+                if (KIND == LINEAR_WKV7) {
+                    s += key * d_load(p.in[4].type, d_at(p.in[4], i, h, token, 0));
+                }
+                sum += KIND == LINEAR_WKV6 ? 0.0f : r * s;
+            }
+            sum = d_warp_reduce<d_sum_op>(sum);
+            if (lane == 0) {
+                *((float *) p.y.data + token * p.n_heads * p.size + h * p.size + line) = sum * p.scale;
+            }
+        }
+    }
+}
+
+template <int KIND, int LANES, int PER> static gcuda_status linear_lines(const d_linear & p, bool wide, gcuda_stream stream) {
+    const int64_t n = (p.size * p.n_heads * p.n_seqs * LANES + 63) / 64;
+    return wide ? launch(k_linear<KIND, LANES, PER, true>, n, 64, stream, p)
+                : launch(k_linear<KIND, LANES, PER, false>, n, 64, stream, p);
+}
+
+template <int KIND> static gcuda_status linear(d_linear & p, gcuda_stream stream) {
+    const int n_in = KIND == LINEAR_WKV6 ? 4 : KIND == LINEAR_GLA ? 3 : 5;
+    bool wide = true;
+    for (int i = 0; i < n_in; ++i) { wide = wide && is_wide_f32(p.in[i]); }
+    p.size = p.v.ne[0];
+    p.n_heads = p.v.ne[1];
+    p.n_seqs = p.state.ne[1];
+    p.n_tokens = p.v.ne[2] / (p.n_seqs > 0 ? p.n_seqs : 1);
+    return p.size <= 32    ? linear_lines<KIND, 4, 8>(p, wide, stream)
+           : p.size <= 64  ? linear_lines<KIND, 8, 8>(p, wide, stream)
+           : p.size <= 128 ? linear_lines<KIND, 16, 8>(p, wide, stream)
+           : p.size <= 256 ? linear_lines<KIND, 32, 8>(p, wide, stream)
+                           : launch(k_linear_any<KIND>, (p.size * p.n_heads * p.n_seqs + 7) / 8, 256, stream, p);
+}
+
+// >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_rwkv_wkv6(const gcuda_rwkv_wkv6_args * args, gcuda_stream stream) {
+    d_linear p = { { args->k, args->r, args->td, args->tf, {} }, args->v, args->state, args->y, 0, 0, 0, 0, 1.0f };
+    return linear<LINEAR_WKV6>(p, stream);
+}
+
+// >>op:gated_linear_attn ------------------------------------------------------------------------------
+gcuda_status gcuda_launch_gated_linear_attn(const gcuda_gated_linear_attn_args * args, gcuda_stream stream) {
+    d_linear p = { { args->k, args->q, args->g, {}, {} }, args->v, args->state, args->y, 0, 0, 0, 0, args->scale };
+    return linear<LINEAR_GLA>(p, stream);
+}
+
+// >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_rwkv_wkv7(const gcuda_rwkv_wkv7_args * args, gcuda_stream stream) {
+    d_linear p = { { args->k, args->r, args->w, args->a, args->b }, args->v, args->state, args->y, 0, 0, 0, 0, 1.0f };
+    return linear<LINEAR_WKV7>(p, stream);
+}
+
+// >>op:solve_tri --------------------------------------------------------------------------------------
+// A block takes 32 columns, a warp four of them; lanes are the 32 rows of a panel. What earlier panels subtract comes
+// first, tile by tile through shared memory, then the triangle on the diagonal, row after row.
+//   floor   A and B read, X written; the rows of a panel depend on each other
+static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
+    __shared__ float a[32][33], x[32][32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t n = p.y.ne[1], n_groups = (p.y.ne[0] + 31) / 32;
+    FOR_ROWS(b, n_groups * p.y.ne[2] * p.y.ne[3]) {
+        const int64_t c0 = b % n_groups * 32 + 4 * warp, i2 = b / n_groups % p.y.ne[2], i3 = b / n_groups / p.y.ne[2];
+        for (int64_t r0 = 0; r0 < n; r0 += 32) {
+            const int64_t row = r0 + lane;
+            float rest[4];
+            for (int c = 0; c < 4; ++c) {
+                const bool is_in = row < n && c0 + c < p.y.ne[0];
+                rest[c] = is_in ? d_load(p.b.type, d_at(p.b, c0 + c, row, i2, i3)) : 0.0f;
+            }
+            for (int64_t t0 = 0; t0 <= r0; t0 += 32) {
+                __syncthreads();
+                for (int i = warp; i < 32; i += 8) { // row r0 + i of A, of earlier rows of X row t0 + i
+                    const bool is_in = r0 + i < n && t0 + lane < n && t0 + lane <= r0 + i;
+                    a[i][lane] = is_in ? d_load(p.a.type, d_at(p.a, t0 + lane, r0 + i, i2, i3)) : 0.0f;
+                    if (t0 < r0) {
+                        const int64_t c = b % n_groups * 32 + lane;
+                        x[i][lane] = c < p.y.ne[0] ? *(const float *) d_at(p.y, c, t0 + i, i2, i3) : 0.0f;
+                    }
+                }
+                __syncthreads();
+                for (int t = 0; t < 32 && t0 < r0; ++t) {
+                    for (int c = 0; c < 4; ++c) { rest[c] -= a[lane][t] * x[t][4 * warp + c]; }
+                }
+            }
+            for (int t = 0; t < 32 && r0 + t < n; ++t) { // the same for all lanes
+                for (int c = 0; c < 4; ++c) {
+                    const float v = __shfl_sync(0xffffffffu, rest[c], t) / a[t][t];
+                    rest[c] = lane == t ? v : lane > t ? rest[c] - a[lane][t] * v : rest[c];
+                }
+            }
+            for (int c = 0; c < 4; ++c) {
+                if (row < n && c0 + c < p.y.ne[0]) { *(float *) d_at(p.y, c0 + c, row, i2, i3) = rest[c]; }
+            }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_stream stream) {
+    return launch(k_solve_tri, (args->y.ne[0] + 31) / 32 * args->y.ne[2] * args->y.ne[3], 256, stream, *args);
+}
+
+// =====================================================================================================
+// >>k-sort   orders of rows
+// =====================================================================================================
+
+// A float as a number that sorts like it: negative ones are complemented. As on the CPU, NaN beyond infinity.
+static inline __device__ uint32_t d_sort_key(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+static inline __device__ uint32_t d_sort_load(const gcuda_sort_args & p, const char * row, int64_t i) {
+    return d_sort_key(*(const float *) (row + i * (int64_t) p.x.nb[0]));
+}
+
+// ---- short rows: as many as fit into a block, by a bitonic network in shared memory ----
+#define SORT_SHORT 4096 // elements, 32 KiB of keys
+
+// Rows of 2^bits keys (padded with the largest), n_rows of them in a block of half as many threads as keys.
+static __global__ void k_sort_short(const gcuda_sort_args p, int bits, int n_in_block, bool is_descending, int64_t n_out) {
+    __shared__ unsigned long long keys[SORT_SHORT];
+    const int n_keys = n_in_block << bits, n_pairs = n_keys / 2;
+    const int64_t n_rows = d_rows(p.x);
+    FOR_ROWS(b, (n_rows + n_in_block - 1) / n_in_block) {
+        __syncthreads();
+        for (int i = (int) threadIdx.x; i < n_keys; i += (int) blockDim.x) {
+            const int64_t r = b * n_in_block + (i >> bits);
+            const int at = i & ((1 << bits) - 1);
+            unsigned long long key = ~0ULL;
+            if (r < n_rows && at < p.x.ne[0]) {
+                const uint32_t k = d_sort_load(p, d_row(p.x, r), at);
+                key = (unsigned long long) (is_descending ? ~k : k) << 32 | (unsigned) at;
+            }
+            keys[i] = key;
+        }
+        for (int size = 2; size <= 1 << bits; size *= 2) {
+            for (int step = size / 2; step > 0; step /= 2) {
+                __syncthreads();
+                for (int i = (int) threadIdx.x; i < n_pairs; i += (int) blockDim.x) {
+                    const int lo = (i & (step - 1)) | (i & -step) << 1, hi = lo + step;
+                    const bool is_up = (lo & size & ((1 << bits) - 1)) == 0;
+                    const unsigned long long u = keys[lo], v = keys[hi];
+                    if ((u > v) == is_up) {
+                        keys[lo] = v;
+                        keys[hi] = u;
+                    }
+                }
+            }
+        }
+        __syncthreads();
+        for (int i = (int) threadIdx.x; i < n_keys; i += (int) blockDim.x) {
+            const int64_t r = b * n_in_block + (i >> bits);
+            const int at = i & ((1 << bits) - 1);
+            if (r < n_rows && at < n_out) {
+                *(int32_t *) (d_row(p.y, r) + at * (int64_t) p.y.nb[0]) = (int32_t) (keys[i] & 0x7fffffffu);
+            }
+        }
+    }
+}
+
+static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gcuda_stream stream) {
+    int bits = 1;
+    while ((1 << bits) < p.x.ne[0]) { ++bits; }
+    const int n_in_block = (1 << bits) >= 1024 ? 1 : 1024 >> bits, n_pairs = (n_in_block << bits) / 2;
+    return launch(k_sort_short, (n_rows(p.x) + n_in_block - 1) / n_in_block, n_pairs < 1024 ? n_pairs : 1024, stream, p, bits,
+        n_in_block, is_descending, p.y.ne[0]);
+}
+
+// ---- long rows: byte by byte from the low end, tiles counted, counts summed, tiles spread out ----
+#define SORT_TILE 4096 // elements of a block
+#define SORT_BATCH ((int64_t) 1 << 24) // elements sorted at once, at least a row: 16 bytes of scratch each
+
+struct d_sort {
+    gcuda_sort_args p;
+    int64_t row0, n_rows, n, n_tiles; // the batch; elements and tiles of a row
+    uint32_t * keys[2], * index[2], * counts; // counts: [row][digit][tile]
+    int shift;
+    bool is_descending, is_first, is_last;
+};
+
+// The lanes whose byte is the same as this one's, of those in the mask.
+static inline __device__ unsigned d_match8(uint32_t digit, bool is_in) {
+    unsigned peers = __ballot_sync(0xffffffffu, is_in);
+    for (int bit = 0; bit < 8; ++bit) {
+        const bool is_set = (digit >> bit & 1u) != 0;
+        const unsigned with = __ballot_sync(0xffffffffu, is_set);
+        peers &= is_set ? with : ~with;
+    }
+    return peers;
+}
+
+static inline __device__ uint32_t d_sort_key_at(const d_sort & s, int64_t row, int64_t i) {
+    if (!s.is_first) {
+        return s.keys[0][row * s.n + i];
+    }
+    const uint32_t key = d_sort_load(s.p, d_row(s.p.x, s.row0 + row), i);
+    return s.is_descending ? ~key : key;
+}
+
+static __global__ void k_sort_count(const d_sort s) {
+    __shared__ unsigned count[256];
+    FOR_ROWS(b, s.n_rows * s.n_tiles) {
+        const int64_t row = b / s.n_tiles, tile = b % s.n_tiles, i0 = tile * SORT_TILE;
+        __syncthreads();
+        count[threadIdx.x] = 0;
+        __syncthreads();
+        for (int k = 0; k < SORT_TILE; k += 256) {
+            const int64_t i = i0 + k + (int) threadIdx.x;
+            const uint32_t digit = i < s.n ? d_sort_key_at(s, row, i) >> s.shift & 255u : 0;
+            const unsigned peers = d_match8(digit, i < s.n);
+            if (i < s.n && (peers & ((1u << threadIdx.x % 32) - 1)) == 0) { // the first of its kind
+                atomicAdd(&count[digit], (unsigned) __popc(peers));
+            }
+        }
+        __syncthreads();
+        s.counts[(row * 256 + (int) threadIdx.x) * s.n_tiles + tile] = count[threadIdx.x];
+    }
+}
+
+// Counts become places: sums of all before, in the order of digits, then tiles.
+static __global__ void k_sort_sum(const d_sort s) {
+    __shared__ unsigned part[32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    FOR_ROWS(row, s.n_rows) {
+        uint32_t * counts = s.counts + row * 256 * s.n_tiles;
+        unsigned before = 0;
+        for (int64_t i0 = 0; i0 < 256 * s.n_tiles; i0 += blockDim.x) {
+            const int64_t i = i0 + threadIdx.x;
+            const unsigned own = i < 256 * s.n_tiles ? counts[i] : 0;
+            unsigned sum = own;
+            for (int d = 1; d < 32; d *= 2) {
+                const unsigned left = __shfl_up_sync(0xffffffffu, sum, d);
+                sum += lane >= d ? left : 0;
+            }
+            __syncthreads();
+            if (lane == 31) { part[warp] = sum; }
+            __syncthreads();
+            unsigned total = 0;
+            for (int w = 0; w < (int) blockDim.x / 32; ++w) {
+                sum += w < warp ? part[w] : 0;
+                total += part[w];
+            }
+            if (i < 256 * s.n_tiles) { counts[i] = before + sum - own; }
+            before += total;
+        }
+    }
+}
+
+// 256 elements at a time; those with the same byte keep their order.
+static __global__ void k_sort_spread(const d_sort s) {
+    __shared__ unsigned next[256], count[8][256];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    FOR_ROWS(b, s.n_rows * s.n_tiles) {
+        const int64_t row = b / s.n_tiles, tile = b % s.n_tiles;
+        __syncthreads();
+        next[threadIdx.x] = s.counts[(row * 256 + (int) threadIdx.x) * s.n_tiles + tile];
+        for (int k = 0; k < SORT_TILE; k += 256) {
+            const int64_t i = tile * SORT_TILE + k + (int) threadIdx.x;
+            const bool is_in = i < s.n;
+            const uint32_t key = is_in ? d_sort_key_at(s, row, i) : 0, digit = key >> s.shift & 255u;
+            const uint32_t index = !is_in ? 0 : s.is_first ? (uint32_t) i : s.index[0][row * s.n + i];
+            const unsigned peers = d_match8(digit, is_in), rank = (unsigned) __popc(peers & ((1u << lane) - 1));
+            for (int w = 0; w < 8; ++w) { count[w][threadIdx.x] = 0; }
+            __syncthreads();
+            if (is_in && rank == 0) { count[warp][digit] = (unsigned) __popc(peers); }
+            __syncthreads();
+            unsigned at = next[threadIdx.x];
+            for (int w = 0; w < 8; ++w) {
+                const unsigned n = count[w][threadIdx.x];
+                count[w][threadIdx.x] = at;
+                at += n;
+            }
+            next[threadIdx.x] = at;
+            __syncthreads();
+            if (is_in) {
+                const int64_t to = count[warp][digit] + rank;
+                if (s.is_last) {
+                    *(int32_t *) (d_row(s.p.y, s.row0 + row) + to * (int64_t) s.p.y.nb[0]) = (int32_t) index;
+                } else {
+                    s.keys[1][row * s.n + to] = key;
+                    s.index[1][row * s.n + to] = index;
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+static int64_t sort_rows(const gcuda_sort_args & p) { // of a batch
+    const int64_t n = p.x.ne[0] > 0 ? SORT_BATCH / p.x.ne[0] : 1, most = n_rows(p.x);
+    return n < 1 ? 1 : n < most ? n : most;
+}
+
+static d_sort sort_of(const gcuda_sort_args & p) {
+    d_sort s = {};
+    s.p = p;
+    s.n = p.x.ne[0];
+    s.n_tiles = (s.n + SORT_TILE - 1) / SORT_TILE;
+    s.is_descending = p.order == GCUDA_SORT_ORDER_DESC;
+    const int64_t batch = sort_rows(p) * s.n;
+    for (int i = 0; i < 2; ++i) {
+        s.keys[i] = (uint32_t *) p.scratch + i * batch;
+        s.index[i] = (uint32_t *) p.scratch + (2 + i) * batch;
+    }
+    s.counts = (uint32_t *) p.scratch + 4 * batch;
+    return s;
+}
+
+// >>op:argsort ----------------------------------------------------------------------------------------
+//   floor   x read, y written: 8 bytes an element
+size_t gcuda_argsort_scratch_bytes(const gcuda_sort_args * args) {
+    const int64_t n = args->x.ne[0];
+    return n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + SORT_TILE - 1) / SORT_TILE));
+}
+
+static void swap_sides(d_sort & s) {
+    uint32_t * keys = s.keys[0], * index = s.index[0];
+    s.keys[0] = s.keys[1];
+    s.index[0] = s.index[1];
+    s.keys[1] = keys;
+    s.index[1] = index;
+}
+
+gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream stream) {
+    if (args->x.ne[0] <= SORT_SHORT) {
+        return sort_short(*args, args->order == GCUDA_SORT_ORDER_DESC, stream);
+    }
+    d_sort s = sort_of(*args);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (; s.row0 < n_rows(args->x) && st == GCUDA_STATUS_SUCCESS; s.row0 += sort_rows(*args)) {
+        const int64_t left = n_rows(args->x) - s.row0;
+        s.n_rows = left < sort_rows(*args) ? left : sort_rows(*args);
+        for (s.shift = 0; s.shift < 32 && st == GCUDA_STATUS_SUCCESS; s.shift += 8) {
+            s.is_first = s.shift == 0;
+            s.is_last = s.shift == 24;
+            st = launch(k_sort_count, s.n_rows * s.n_tiles, 256, stream, s);
+            st = st == GCUDA_STATUS_SUCCESS ? launch(k_sort_sum, s.n_rows, 1024, stream, s) : st;
+            st = st == GCUDA_STATUS_SUCCESS ? launch(k_sort_spread, s.n_rows * s.n_tiles, 256, stream, s) : st;
+            swap_sides(s);
+        }
+    }
+    return st;
+}
+
+// >>op:top_k ------------------------------------------------------------------------------------------
+// The key of the k-th largest element byte by byte, counting those that share what is known of it; then all above it and
+// as many equal to it as there is room for, in the order of the row.
+//   floor   x read once; long rows are read five times, mostly from cache
+static __global__ void k_top_k(const gcuda_sort_args p) {
+    __shared__ unsigned count[256], chosen[2], part[32][2];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int64_t n = p.x.ne[0];
+    FOR_ROWS(r, d_rows(p.x)) {
+        const char * x = d_row(p.x, r);
+        char * y = d_row(p.y, r);
+        uint32_t prefix = 0, known = 0;
+        unsigned left = (unsigned) p.y.ne[0]; // still to be taken among those that share the prefix
+        for (int shift = 24; shift >= 0; shift -= 8) {
+            __syncthreads();
+            if (threadIdx.x < 256) { count[threadIdx.x] = 0; }
+            __syncthreads();
+            for (int64_t i0 = 0; i0 < n; i0 += blockDim.x) {
+                const int64_t i = i0 + threadIdx.x;
+                const uint32_t key = i < n ? d_sort_load(p, x, i) : 0, digit = key >> shift & 255u;
+                const bool is_in = i < n && (key & known) == prefix;
+                const unsigned peers = d_match8(digit, is_in);
+                if (is_in && (peers & ((1u << lane) - 1)) == 0) { atomicAdd(&count[digit], (unsigned) __popc(peers)); }
+            }
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                unsigned above = 0;
+                int digit = 255;
+                while (digit > 0 && above + count[digit] < left) { above += count[digit--]; }
+                chosen[0] = (unsigned) digit;
+                chosen[1] = left - above;
+            }
+            __syncthreads();
+            prefix |= chosen[0] << shift;
+            known |= 255u << shift;
+            left = chosen[1];
+        }
+        unsigned n_above = 0, n_equal = 0; // before this stretch
+        for (int64_t i0 = 0; i0 < n; i0 += blockDim.x) {
+            const int64_t i = i0 + threadIdx.x;
+            const uint32_t key = i < n ? d_sort_load(p, x, i) : 0;
+            const unsigned above = __ballot_sync(0xffffffffu, i < n && key > prefix);
+            const unsigned equal = __ballot_sync(0xffffffffu, i < n && key == prefix);
+            __syncthreads();
+            if (lane == 0) {
+                part[warp][0] = (unsigned) __popc(above);
+                part[warp][1] = (unsigned) __popc(equal);
+            }
+            __syncthreads();
+            unsigned at_above = n_above, at_equal = n_equal;
+            for (int w = 0; w < (int) blockDim.x / 32; ++w) {
+                at_above += w < warp ? part[w][0] : 0;
+                at_equal += w < warp ? part[w][1] : 0;
+                n_above += part[w][0];
+                n_equal += part[w][1];
+            }
+            const unsigned before = (1u << lane) - 1;
+            at_above += (unsigned) __popc(above & before);
+            at_equal += (unsigned) __popc(equal & before);
+            const bool is_taken = i < n && (key > prefix || (key == prefix && at_equal < left));
+            if (is_taken) {
+                const int64_t to = at_above + (at_equal < left ? at_equal : left);
+                *(int32_t *) (y + to * (int64_t) p.y.nb[0]) = (int32_t) i;
+            }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream stream) {
+    return args->x.ne[0] <= SORT_SHORT ? sort_short(*args, true, stream)
+                                       : launch(k_top_k, n_rows(args->x), 1024, stream, *args);
+}
+#endif // part 12
 
 #if GCUDAI_PART(4)
 // =====================================================================================================
