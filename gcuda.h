@@ -140,8 +140,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-memory   device and page-locked memory: taken and given back here and nowhere else; ledgers, budgets
     >>impl-cuda-pool     scratch memory of a backend: virtual-memory ranges, or best fit over blocks; trimming
     >>impl-cuda-state    struct gcudai_cuda: all that belongs to a backend
+    >>impl-cuda-peer     copies between devices: what a probe shows to work, else through the host
     >>impl-cuda-buffer   device buffers, page-locked host buffers
     >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
+    >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
     >>impl-cuda-exec     what the device can do, and doing it
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
@@ -2849,7 +2851,9 @@ GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
-// After all queued work of both backends; the destination backend's queued work still comes before it.
+// After all queued work of the source backend, before what either backend is given later. A backend without copies of
+// its own finishes the queued work of both first. A CUDA backend does not wait for what the destination has queued: who
+// overwrites a tensor that is still being read there records an event and waits for it.
 GCUDA_API gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst);
 // Place a tensor at an address inside a buffer; give a view its owner's place.
@@ -3087,6 +3091,12 @@ enum gcuda_cuda_pool { // where a backend's scratch comes from
     GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
 };
 
+enum gcuda_cuda_peer_mode { // whether copies between devices may go without the host in between
+    GCUDA_CUDA_PEER_AUTO = 0, // as ON; with a stream of the caller's, whose context stays as it is, as OFF
+    GCUDA_CUDA_PEER_ON = 1,   // where a probe shows that it works; enables peer access for the process
+    GCUDA_CUDA_PEER_OFF = 2   // never: through page-locked host memory
+};
+
 struct gcuda_cuda_params {
     int device;           // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
     gcuda_stream stream;  // the caller's, which must outlive the backend; NULL: the backend makes its own
@@ -3096,6 +3106,7 @@ struct gcuda_cuda_params {
     enum gcuda_cuda_pool pool;
     size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
     struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
+    enum gcuda_cuda_peer_mode peer;
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3241,6 +3252,53 @@ GCUDA_API gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, c
 typedef void (*gcuda_cuda_node_callback)(const struct gcuda_tensor * node, int index, bool is_launched, void * user);
 GCUDA_API gcuda_status gcuda_cuda_set_node_callback(
     gcuda_backend_t backend, gcuda_cuda_node_callback callback, void * user);
+
+// ---- several devices ----
+// How data gets from one device to another. Peer access is a promise of the driver that some machines do not keep: the
+// first copy between two devices that may use it writes a pattern both ways and reads it back, and access stays on only
+// where every byte came through. gcuda_shutdown takes back what was enabled and forgets the findings.
+enum gcuda_cuda_route {
+    GCUDA_CUDA_ROUTE_UNKNOWN = 0, // not probed
+    GCUDA_CUDA_ROUTE_DIRECT = 1,  // by peer access
+    GCUDA_CUDA_ROUTE_DRIVER = 2,  // no access: staged by the driver, whose copies came through
+    GCUDA_CUDA_ROUTE_HOST = 3     // staged by gcuda through page-locked host memory, ordered by events
+};
+struct gcuda_cuda_peer {
+    bool is_possible; // the driver says that the device can access the peer's memory
+    bool is_probed;
+    bool is_in_use;              // the probe came through and access is on
+    enum gcuda_cuda_route route; // of copies from the device to the peer
+    char reason[120];            // why access is not in use; "" when it is
+};
+// The findings so far; probes nothing. INVALID_ARGUMENT: no such devices, or twice the same.
+GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info);
+// Probes the two devices, both ways, unless that was done before. Not while a stream is being captured. A probe that
+// does not come through is a finding, not a failure.
+GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
+
+// Row-split buffers: the rows of a weight matrix are dealt out to several devices, and gcuda_mul_mat with such a weight
+// on the main device's backend has each of them compute its rows.
+//
+//   main_device   whose backends use the weights
+//   tensor_split  share of each device, in any unit; 0: none. NULL or all 0: by the devices' memory
+//   n             entries in tensor_split: all devices there are, or more when the rest is 0. 0 with NULL
+//   returns       the same object for the same main device and shares, until gcuda_shutdown; NULL: no such device,
+//                 shares that are negative or no numbers, fewer than devices
+//
+// Tensors in such a buffer: contiguous, no views, set and got as a whole. They are the first operand of gcuda_mul_mat,
+// one matrix (ne[2] = ne[3] = 1) of which the main device has at least one row; all else refuses them. tensor->data
+// points nowhere. Memory is taken per device when a tensor is placed, and device boundaries are multiples of 128 rows
+// (64 where no device with a share reaches compute capability 7.0). gcuda_backend_buffer_clear fills the rows of all
+// tensors placed so far; memset and buffer-to-buffer copies are UNSUPPORTED (gcuda_backend_tensor_copy goes through the
+// host). Not for use while a backend computes with it: setting, clearing, freeing.
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
+    int main_device, const float * tensor_split, int n);
+GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
+// Rows [low, high) of the tensor that a device holds, or will hold; low == high: none.
+GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
+    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
+// Where they are on the device; NULL: none there, or the tensor is not in a row-split buffer.
+GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
@@ -21737,7 +21795,12 @@ static struct gcudai_cuda_device * gcudai_cuda_device_get(int index, const char 
     return &gcudai_cuda_found.items[index];
 }
 
+static void gcudai_cuda_peers_forget(void);
+static void gcudai_cuda_split_forget(void);
+
 static void gcudai_cuda_forget(void) {
+    gcudai_cuda_peers_forget();
+    gcudai_cuda_split_forget();
     GCUDAI_ZERO(gcudai_cuda_found);
     gcudai_cuda_driver_forget();
     gcudai_cuda_memory_forget();
@@ -22637,7 +22700,7 @@ static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const 
 
 // Lets another device's kernels and copies reach the pool's ranges, now and when they grow. Blocks are not concerned:
 // for those cudaDeviceEnablePeerAccess does it. On failure nothing has changed.
-static GCUDAI_UNUSED gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
+static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
     const unsigned bit = 1u << peer;
     int err = 0;
     if (peer == pool->device || (pool->peers & bit) != 0) {
@@ -22712,9 +22775,22 @@ struct gcudai_cuda {
     int32_t * bad_index_host; // page-locked
     struct gcudai_cuda_piece flags, flags_host; // the memory of both
     bool may_have_bad_index;  // since the last synchronize
+    struct gcuda_cuda_params params; // as they were given
+    // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
+    enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
+    struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
+    struct gcudai_cuda * sides[GCUDA_CUDA_MAX_DEVICES];
+    bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
 };
+
+static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, struct gcudai_cuda ** backend);
+
+// Enabling peer access changes a context: the caller's only when the caller says so.
+static bool gcudai_cuda_may_peer(const struct gcudai_cuda * cu) {
+    return cu->params.peer == GCUDA_CUDA_PEER_ON || (cu->params.peer == GCUDA_CUDA_PEER_AUTO && cu->owns_stream);
+}
 
 static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
     if (st == GCUDA_STATUS_DEVICE_LOST) {
@@ -22727,6 +22803,499 @@ static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
     return cu->lost == GCUDA_STATUS_SUCCESS
                ? GCUDA_STATUS_SUCCESS
                : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
+}
+
+// =====================================================================================================
+// >>impl-cuda-peer   copies between devices: what a probe shows to work, else through the host
+// =====================================================================================================
+// The driver copies between any two devices: directly where peer access is on, else staged. Either can go wrong without
+// an error (an IOMMU that redirects transfers, bridges that drop writes), so neither is trusted before a pattern has
+// come through. What is left works everywhere: page-locked memory, filled from one device and read by the other.
+
+// Of an ordered pair, under the registry's lock. Both ways are probed at once and both have to work.
+struct gcudai_cuda_pair {
+    enum gcuda_cuda_route route;
+    bool is_busy;     // a thread probes
+    bool is_possible; // as the driver says
+    bool is_ours;     // access was enabled by the probe
+    char reason[120];
+};
+static struct gcudai_cuda_pair gcudai_cuda_pairs[GCUDA_CUDA_MAX_DEVICES][GCUDA_CUDA_MAX_DEVICES];
+
+#define GCUDAI_CUDA_PROBE_BYTES ((size_t) 64 << 10)
+
+struct gcudai_cuda_probe {
+    int device[2];
+    struct gcudai_cuda_piece memory[2]; // on each device
+    cudaStream_t stream[2];             // of each device
+    struct gcudai_cuda_piece host;      // what is written, and behind it what is read back
+    bool is_ours[2], is_possible[2];
+    int n_patterns;
+    char reason[120];
+};
+
+// A failure here is a finding, and no later call shall report it.
+static bool gcudai_cuda_went_well(cudaError_t err) {
+    if (err != cudaSuccess) {
+        (void) cudaGetLastError();
+    }
+    return err == cudaSuccess;
+}
+
+static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
+    static const char what[] = "probe of a pair of devices";
+    bool ok = gcudai_cuda_take_pinned(NULL, p->device[0], GCUDA_CUDA_PURPOSE_STAGING, 2 * GCUDAI_CUDA_PROBE_BYTES, what,
+                  &p->host) == GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < 2 && ok; ++i) {
+        const int d = p->device[i];
+        ok = gcudai_cuda_went_well(cudaSetDevice(d)) &&
+             gcudai_cuda_take(&gcudai_cuda_memory.devices[d], d, GCUDA_CUDA_PURPOSE_STAGING, GCUDAI_CUDA_PROBE_BYTES,
+                 what, &p->memory[i]) == GCUDA_STATUS_SUCCESS &&
+             gcudai_cuda_went_well(cudaStreamCreateWithFlags(&p->stream[i], cudaStreamNonBlocking));
+    }
+    return ok;
+}
+
+static void gcudai_cuda_probe_close(struct gcudai_cuda_probe * p) {
+    for (int i = 0; i < 2; ++i) {
+        (void) cudaSetDevice(p->device[i]);
+        if (p->stream[i] != NULL) {
+            (void) cudaStreamSynchronize(p->stream[i]);
+            (void) cudaStreamDestroy(p->stream[i]);
+        }
+        gcudai_cuda_give(&p->memory[i]);
+    }
+    gcudai_cuda_give(&p->host);
+    (void) cudaGetLastError();
+}
+
+static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cudaError_t err) {
+    return gcudai_cuda_went_well(err) && gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
+}
+
+// A pattern of its own from one device to the other, on a stream of either; each step is waited for.
+static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on) {
+    const size_t size = GCUDAI_CUDA_PROBE_BYTES;
+    const int to = 1 - from, salt = ++p->n_patterns;
+    unsigned char * pattern = (unsigned char *) p->host.ptr, * back = pattern + size;
+    void * src = p->memory[from].ptr, * dst = p->memory[to].ptr;
+    for (size_t i = 0; i < size; ++i) { pattern[i] = (unsigned char) (i * 31 + (i >> 8) * 7 + (size_t) salt * 85); }
+    memset(back, 0, size);
+    return gcudai_cuda_probe_wait(
+               p, from, cudaMemcpyAsync(src, pattern, size, cudaMemcpyHostToDevice, p->stream[from])) &&
+           gcudai_cuda_probe_wait(p, to, cudaMemsetAsync(dst, 0, size, p->stream[to])) &&
+           gcudai_cuda_probe_wait(
+               p, on, cudaMemcpyPeerAsync(dst, p->device[to], src, p->device[from], size, p->stream[on])) &&
+           gcudai_cuda_probe_wait(p, to, cudaMemcpyAsync(back, dst, size, cudaMemcpyDeviceToHost, p->stream[to])) &&
+           memcmp(back, pattern, size) == 0;
+}
+
+// Pushed and pulled, both ways.
+static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how) {
+    for (int i = 0; i < 4; ++i) {
+        const int from = i / 2, on = i % 2;
+        if (!gcudai_cuda_went_well(cudaSetDevice(p->device[on])) || !gcudai_cuda_probe_one(p, from, on)) {
+            if (p->reason[0] == '\0') {
+                snprintf(p->reason, sizeof(p->reason), "a pattern copied %s from CUDA%d to CUDA%d did not come through",
+                    how, p->device[from], p->device[1 - from]);
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+// Both devices may access the other's memory: ours to take back where it was not so before.
+static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
+    for (int i = 0; i < 2; ++i) {
+        cudaError_t err = cudaSetDevice(p->device[i]);
+        err = err == cudaSuccess ? cudaDeviceEnablePeerAccess(p->device[1 - i], 0) : err;
+        p->is_ours[i] = err == cudaSuccess;
+        if (!gcudai_cuda_went_well(err) && err != cudaErrorPeerAccessAlreadyEnabled) {
+            snprintf(p->reason, sizeof(p->reason), "CUDA%d was not given access to CUDA%d: %s", p->device[i],
+                p->device[1 - i], cudaGetErrorName(err));
+            return false;
+        }
+    }
+    return true;
+}
+
+static void gcudai_cuda_probe_disable(struct gcudai_cuda_probe * p) {
+    for (int i = 0; i < 2; ++i) {
+        if (p->is_ours[i] && gcudai_cuda_went_well(cudaSetDevice(p->device[i]))) {
+            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(p->device[1 - i]));
+        }
+        p->is_ours[i] = false;
+    }
+}
+
+static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p) {
+    for (int i = 0; i < 2; ++i) {
+        int can = 0;
+        p->is_possible[i] =
+            gcudai_cuda_went_well(cudaDeviceCanAccessPeer(&can, p->device[i], p->device[1 - i])) && can != 0;
+        if (!p->is_possible[i]) {
+            snprintf(p->reason, sizeof(p->reason), "the driver offers CUDA%d no access to CUDA%d", p->device[i],
+                p->device[1 - i]);
+        }
+    }
+    if (!gcudai_cuda_probe_open(p)) {
+        snprintf(p->reason, sizeof(p->reason), "the probe had no memory or stream");
+        return GCUDA_CUDA_ROUTE_HOST;
+    }
+    if (p->is_possible[0] && p->is_possible[1] && gcudai_cuda_probe_enable(p) &&
+        gcudai_cuda_probe_all(p, "by peer access")) {
+        return GCUDA_CUDA_ROUTE_DIRECT;
+    }
+    gcudai_cuda_probe_disable(p);
+    return gcudai_cuda_probe_all(p, "by the driver") ? GCUDA_CUDA_ROUTE_DRIVER : GCUDA_CUDA_ROUTE_HOST;
+}
+
+static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcuda_cuda_route route) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    for (int i = 0; i < 2; ++i) {
+        struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[p->device[i]][p->device[1 - i]];
+        pair->route = route;
+        pair->is_busy = false;
+        pair->is_possible = p->is_possible[i];
+        pair->is_ours = p->is_ours[i];
+        snprintf(pair->reason, sizeof(pair->reason), "%s", route == GCUDA_CUDA_ROUTE_DIRECT ? "" : p->reason);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+}
+
+static void gcudai_cuda_probe(int device, int peer) {
+    struct gcudai_cuda_probe p;
+    struct gcudai_cuda_scope scope;
+    enum gcuda_cuda_route route = GCUDA_CUDA_ROUTE_HOST;
+    GCUDAI_ZERO(p);
+    p.device[0] = device;
+    p.device[1] = peer;
+    if (gcudai_cuda_enter(&scope, device) == GCUDA_STATUS_SUCCESS) {
+        route = gcudai_cuda_probe_run(&p);
+        gcudai_cuda_probe_close(&p);
+        scope.is_changed = true; // whichever device is current now
+        gcudai_cuda_leave(&scope);
+    } else {
+        snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
+    }
+    gcudai_cuda_probe_keep(&p, route);
+    gcudai_log(GCUDA_LOG_LEVEL_INFO, "CUDA%d and CUDA%d: %s%s%s", device, peer,
+        route == GCUDA_CUDA_ROUTE_DIRECT   ? "peer access in use"
+        : route == GCUDA_CUDA_ROUTE_DRIVER ? "copies staged by the driver: "
+                                           : "copies staged in host memory: ",
+        route == GCUDA_CUDA_ROUTE_DIRECT ? "" : p.reason, "");
+}
+
+// How data goes from one device to another; finds out when nobody has yet. The lock is not held meanwhile: freeing
+// memory waits for the device, and what runs there may log.
+static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
+    struct gcudai_cuda_pair * pair = &gcudai_cuda_pairs[from][to];
+    for (;;) {
+        gcudai_mutex_lock(&gcudai_g.lock);
+        const enum gcuda_cuda_route route = pair->route;
+        const bool is_mine = route == GCUDA_CUDA_ROUTE_UNKNOWN && !pair->is_busy;
+        if (is_mine) {
+            pair->is_busy = gcudai_cuda_pairs[to][from].is_busy = true;
+        }
+        gcudai_mutex_unlock(&gcudai_g.lock);
+        if (route != GCUDA_CUDA_ROUTE_UNKNOWN) {
+            return route;
+        }
+        if (is_mine) {
+            gcudai_cuda_probe(from, to);
+        } else {
+            gcudai_cpu_yield();
+        }
+    }
+}
+
+static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const enum gcuda_cuda_route route = gcudai_cuda_pairs[from][to].route;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return route;
+}
+
+// The registry's lock is held.
+static void gcudai_cuda_peers_forget(void) {
+    int before = 0;
+    bool is_changed = false;
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES * GCUDA_CUDA_MAX_DEVICES; ++i) {
+        const int device = i / GCUDA_CUDA_MAX_DEVICES, peer = i % GCUDA_CUDA_MAX_DEVICES;
+        if (!gcudai_cuda_pairs[device][peer].is_ours) {
+            continue;
+        }
+        is_changed = is_changed || gcudai_cuda_went_well(cudaGetDevice(&before));
+        if (is_changed && gcudai_cuda_went_well(cudaSetDevice(device))) {
+            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(peer));
+        }
+    }
+    if (is_changed) {
+        (void) gcudai_cuda_went_well(cudaSetDevice(before));
+    }
+    GCUDAI_ZERO(gcudai_cuda_pairs);
+}
+
+static gcuda_status gcudai_cuda_want_pair(int device, int peer, const char * what) {
+    if (gcudai_cuda_device_get(device, what) == NULL || gcudai_cuda_device_get(peer, what) == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    return device != peer ? GCUDA_STATUS_SUCCESS
+                          : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: device %d and itself", what, device);
+}
+
+gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
+    GCUDAI_TRY(gcudai_cuda_want_pair(device, peer, "cuda_probe_peer"));
+    (void) gcudai_cuda_route_find(device, peer);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info) {
+    int can = 0;
+    if (info == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_peer: result is NULL");
+    }
+    GCUDAI_ZERO(*info);
+    GCUDAI_TRY(gcudai_cuda_want_pair(device, peer, "cuda_get_peer"));
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const struct gcudai_cuda_pair pair = gcudai_cuda_pairs[device][peer];
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    info->route = pair.route;
+    info->is_probed = pair.route != GCUDA_CUDA_ROUTE_UNKNOWN;
+    info->is_in_use = pair.route == GCUDA_CUDA_ROUTE_DIRECT;
+    info->is_possible = pair.is_possible;
+    snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
+    if (!info->is_probed) {
+        GCUDAI_CUDA_TRY(cudaDeviceCanAccessPeer(&can, device, peer), device, "asking about access to CUDA%d", peer);
+        info->is_possible = can != 0;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- copies ----
+
+// A rectangle of bytes from one device's memory to another's.
+struct gcudai_cuda_move {
+    int from, to; // devices
+    const void * src;
+    void * dst;
+    size_t src_pitch, dst_pitch, width, height; // bytes from row to row, bytes of a row, rows
+};
+
+// On a stream of either device. Rectangles want the call that names both devices: between blocks of virtual memory the
+// two-dimensional copy fails.
+static gcuda_status gcudai_cuda_move_peer(const struct gcudai_cuda_move * m, cudaStream_t stream) {
+    struct cudaMemcpy3DPeerParms p;
+    if (m->height == 1) {
+        GCUDAI_CUDA_TRY(cudaMemcpyPeerAsync(m->dst, m->to, m->src, m->from, m->width, stream), m->from,
+            "copying %llu bytes to CUDA%d", (unsigned long long) m->width, m->to);
+        return GCUDA_STATUS_SUCCESS;
+    }
+    GCUDAI_ZERO(p);
+    p.srcDevice = m->from;
+    p.srcPtr.ptr = (void *) (uintptr_t) m->src;
+    p.srcPtr.pitch = m->src_pitch;
+    p.dstDevice = m->to;
+    p.dstPtr.ptr = m->dst;
+    p.dstPtr.pitch = m->dst_pitch;
+    p.srcPtr.xsize = p.dstPtr.xsize = p.extent.width = m->width;
+    p.srcPtr.ysize = p.dstPtr.ysize = p.extent.height = m->height;
+    p.extent.depth = 1;
+    GCUDAI_CUDA_TRY(cudaMemcpy3DPeerAsync(&p, stream), m->from, "copying %llu rows of %llu bytes to CUDA%d",
+        (unsigned long long) m->height, (unsigned long long) m->width, m->to);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Page-locked slots that are filled by one device and emptied by another, in turn. Events keep both sides in order; the
+// host waits for neither.
+#define GCUDAI_CUDA_STAGE_SLOTS 4
+#define GCUDAI_CUDA_STAGE_BYTES ((size_t) 1 << 20) // of a slot
+
+struct gcudai_cuda_stage {
+    int from, to; // devices
+    struct gcudai_cuda_piece host;
+    int next; // slot
+    cudaEvent_t filled[GCUDAI_CUDA_STAGE_SLOTS], emptied[GCUDAI_CUDA_STAGE_SLOTS]; // of the source, of the destination
+};
+
+// Half-made ones too. Waits for what is on its way.
+static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
+    for (int i = 0; s != NULL && i < GCUDAI_CUDA_STAGE_SLOTS; ++i) {
+        if (s->filled[i] != NULL) {
+            (void) cudaEventSynchronize(s->filled[i]);
+            (void) cudaEventDestroy(s->filled[i]);
+        }
+        if (s->emptied[i] != NULL) {
+            (void) cudaEventSynchronize(s->emptied[i]);
+            (void) cudaEventDestroy(s->emptied[i]);
+        }
+    }
+    if (s != NULL) {
+        gcudai_cuda_give(&s->host);
+        (void) cudaGetLastError();
+    }
+    gcudai_free(s);
+}
+
+static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct gcudai_cuda_ledger * ledger) {
+    GCUDAI_TRY(gcudai_cuda_take_pinned(ledger, s->from, GCUDA_CUDA_PURPOSE_STAGING,
+        GCUDAI_CUDA_STAGE_SLOTS * GCUDAI_CUDA_STAGE_BYTES, "copies to another device", &s->host));
+    for (int i = 0; i < 2 * GCUDAI_CUDA_STAGE_SLOTS; ++i) {
+        const int k = i % GCUDAI_CUDA_STAGE_SLOTS, device = i == k ? s->from : s->to;
+        if (k == 0) {
+            GCUDAI_CUDA_TRY(cudaSetDevice(device), device, "selecting the device");
+        }
+        GCUDAI_CUDA_TRY(
+            cudaEventCreateWithFlags(i == k ? &s->filled[k] : &s->emptied[k], cudaEventDisableTiming), device,
+            "making an event for copies from CUDA%d to CUDA%d", s->from, s->to);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ledger: whose memory it is; NULL: nobody's.
+static gcuda_status gcudai_cuda_stage_new(
+    int from, int to, struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_stage ** stage) {
+    struct gcudai_cuda_scope scope;
+    struct gcudai_cuda_stage * s = (struct gcudai_cuda_stage *) gcudai_calloc(1, sizeof(*s));
+    *stage = NULL;
+    if (s == NULL) {
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    s->from = from;
+    s->to = to;
+    gcuda_status st = gcudai_cuda_enter(&scope, from);
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcudai_cuda_stage_make(s, ledger);
+        scope.is_changed = true;
+        gcudai_cuda_leave(&scope);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_stage_free(s);
+        return st;
+    }
+    *stage = s;
+    return st;
+}
+
+static cudaError_t gcudai_cuda_copy_rows(void * dst, size_t dst_pitch, const void * src, size_t src_pitch, size_t width,
+    size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return height == 1 ? cudaMemcpyAsync(dst, src, width, kind, stream)
+                       : cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, width, height, kind, stream);
+}
+
+// A piece that fits a slot. Changes the current device.
+static gcuda_status gcudai_cuda_stage_piece(
+    struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
+    const int k = s->next;
+    char * slot = (char *) s->host.ptr + (size_t) k * GCUDAI_CUDA_STAGE_BYTES;
+    s->next = (k + 1) % GCUDAI_CUDA_STAGE_SLOTS;
+    GCUDAI_CUDA_TRY(cudaSetDevice(m->from), m->from, "selecting the device");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(from, s->emptied[k], 0), m->from, "staging a copy to CUDA%d", m->to);
+    GCUDAI_CUDA_TRY(
+        gcudai_cuda_copy_rows(
+            slot, m->width, m->src, m->src_pitch, m->width, m->height, cudaMemcpyDeviceToHost, from),
+        m->from, "staging a copy to CUDA%d", m->to);
+    GCUDAI_CUDA_TRY(cudaEventRecord(s->filled[k], from), m->from, "staging a copy to CUDA%d", m->to);
+    GCUDAI_CUDA_TRY(cudaSetDevice(m->to), m->to, "selecting the device");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(to, s->filled[k], 0), m->to, "a staged copy from CUDA%d", m->from);
+    GCUDAI_CUDA_TRY(
+        gcudai_cuda_copy_rows(m->dst, m->dst_pitch, slot, m->width, m->width, m->height, cudaMemcpyHostToDevice, to),
+        m->to, "a staged copy from CUDA%d", m->from);
+    GCUDAI_CUDA_TRY(cudaEventRecord(s->emptied[k], to), m->to, "a staged copy from CUDA%d", m->from);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Out on the source's stream, in on the destination's. Changes the current device.
+static gcuda_status gcudai_cuda_move_staged(
+    struct gcudai_cuda_stage * s, const struct gcudai_cuda_move * m, cudaStream_t from, cudaStream_t to) {
+    struct gcudai_cuda_move piece = *m;
+    const size_t widest = GCUDAI_MIN(m->width, GCUDAI_CUDA_STAGE_BYTES), highest = GCUDAI_CUDA_STAGE_BYTES / widest;
+    for (size_t y = 0; y < m->height; y += highest) {
+        for (size_t x = 0; x < m->width; x += widest) {
+            piece.src = (const char *) m->src + y * m->src_pitch + x;
+            piece.dst = (char *) m->dst + y * m->dst_pitch + x;
+            piece.width = GCUDAI_MIN(widest, m->width - x);
+            piece.height = GCUDAI_MIN(highest, m->height - y);
+            GCUDAI_TRY(gcudai_cuda_stage_piece(s, &piece, from, to));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The route of copies from the backend's device to another, as its parameters allow.
+static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
+    if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN) {
+        cu->routes[to] =
+            gcudai_cuda_may_peer(cu) ? gcudai_cuda_route_find(cu->device->index, to) : GCUDA_CUDA_ROUTE_HOST;
+    }
+    return cu->routes[to];
+}
+
+static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai_cuda * to,
+    const struct gcudai_cuda_move * m, enum gcuda_cuda_route route, cudaStream_t stream) {
+    struct gcudai_cuda_stage ** stage = &from->stages[m->to];
+    if (route != GCUDA_CUDA_ROUTE_HOST) {
+        return gcudai_cuda_move_peer(m, stream);
+    }
+    if (*stage == NULL) {
+        GCUDAI_TRY(gcudai_cuda_stage_new(m->from, m->to, &from->ledger, stage));
+    }
+    return gcudai_cuda_move_staged(*stage, m, from->stream, to->stream);
+}
+
+// From a backend's memory to another's, on different devices: on the given stream, which is one of theirs; or, where
+// copies are staged, out on the source's stream and in on the destination's. Whoever needs the order sees to both cases.
+static gcuda_status gcudai_cuda_send(
+    struct gcudai_cuda * from, struct gcudai_cuda * to, struct gcudai_cuda_move m, cudaStream_t stream) {
+    struct gcudai_cuda_scope scope;
+    m.from = from->device->index;
+    m.to = to->device->index;
+    if (m.width == 0 || m.height == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (m.src_pitch == m.width && m.dst_pitch == m.width) { // one piece
+        m.width *= m.height;
+        m.height = 1;
+    }
+    const enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, m.from));
+    const gcuda_status st = gcudai_cuda_send_on(from, to, &m, route, stream);
+    scope.is_changed = true;
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+// The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
+static gcuda_status gcudai_cuda_copy_across(
+    void * dst, int to, const void * src, int from, size_t size, const char * name) {
+    const enum gcuda_cuda_route route = gcudai_cuda_route_known(from, to);
+    const struct gcudai_cuda_move m = { from, to, src, dst, size, size, size, 1 };
+    struct gcudai_cuda_stage * stage = NULL;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, to));
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (route == GCUDA_CUDA_ROUTE_DIRECT || route == GCUDA_CUDA_ROUTE_DRIVER) {
+        st = gcudai_cuda_move_peer(&m, cudaStreamPerThread);
+    } else {
+        st = gcudai_cuda_stage_new(from, to, NULL, &stage);
+        st = st == GCUDA_STATUS_SUCCESS
+                 ? gcudai_cuda_move_staged(stage, &m, cudaStreamPerThread, cudaStreamPerThread)
+                 : st;
+    }
+    for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, whatever went wrong
+        const int device = i == 0 ? from : to;
+        cudaError_t err = cudaSetDevice(device);
+        err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
+        if (err != cudaSuccess && st == GCUDA_STATUS_SUCCESS) {
+            st = gcudai_cuda_fail(err, "cudaStreamSynchronize", device, "copying '%s' from CUDA%d", name, from);
+        }
+    }
+    (void) gcudai_cuda_went_well(cudaGetLastError());
+    gcudai_cuda_stage_free(stage);
+    scope.is_changed = true;
+    gcudai_cuda_leave(&scope);
+    return st;
 }
 
 // =====================================================================================================
@@ -22816,17 +23385,17 @@ static gcuda_status gcudai_cuda_buffer_copy(
     }
     const int device = gcudai_cuda_buft_device(buffer->buft), device_from = gcudai_cuda_buft_device(from->buft);
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
     const size_t size = gcuda_nbytes(src);
-    cudaError_t err = device == device_from
-                          ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread)
-                          : cudaMemcpyPeerAsync(dst->data, device, src->data, device_from, size, cudaStreamPerThread);
+    if (device != device_from) {
+        return gcudai_cuda_copy_across(dst->data, device, src->data, device_from, size, src->name);
+    }
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    cudaError_t err = cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread);
     const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
     err = err != cudaSuccess ? err : end;
-    const gcuda_status st = err == cudaSuccess
-                                ? GCUDA_STATUS_SUCCESS
-                                : gcudai_cuda_fail(err, "cudaMemcpyAsync", device, "copying '%s' from CUDA%d to '%s'",
-                                      src->name, device_from, dst->name);
+    const gcuda_status st = err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                                               : gcudai_cuda_fail(err, "cudaMemcpyAsync", device,
+                                                     "copying '%s' to '%s'", src->name, dst->name);
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -23134,6 +23703,642 @@ static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcu
 }
 
 // =====================================================================================================
+// >>impl-cuda-split   row-split buffers: one weight over several devices, and its products
+// =====================================================================================================
+
+// ---- buffer types: one object for a main device and shares, kept in the registry ----
+
+struct gcudai_cuda_split_type {
+    struct gcuda_backend_buffer_type buft; // first
+    struct gcudai_cuda_split_type * next;
+    int main_device, n; // n: devices there are
+    int64_t rounding;   // rows; boundaries between devices are multiples of it
+    double start[GCUDA_CUDA_MAX_DEVICES]; // what part of the rows comes before each device
+    char name[24];
+};
+static struct gcudai_cuda_split_type * gcudai_cuda_split_types; // under the registry's lock
+
+// Rows before the device's. The one rule for storage and products: a boundary in the rows is rounded down, the end is
+// not, so a last device whose share is 0 stays empty. All of a matrix with fewer rows than the rounding is on the last.
+static int64_t gcudai_cuda_split_low(const struct gcudai_cuda_split_type * t, int64_t n_rows, int device) {
+    if (device == 0 || device >= t->n) {
+        return device == 0 ? 0 : n_rows;
+    }
+    const double at = (double) n_rows * t->start[device];
+    if (at >= (double) n_rows) {
+        return n_rows;
+    }
+    return (int64_t) at - (int64_t) at % t->rounding;
+}
+
+struct gcudai_cuda_rows { // [low, high)
+    int64_t low, high;
+};
+
+static struct gcudai_cuda_rows gcudai_cuda_split_rows(
+    const struct gcudai_cuda_split_type * t, const struct gcuda_tensor * tensor, int device) {
+    const int64_t n = gcuda_nrows(tensor);
+    struct gcudai_cuda_rows r;
+    r.low = gcudai_cuda_split_low(t, n, device);
+    r.high = gcudai_cuda_split_low(t, n, device + 1);
+    return r;
+}
+
+// Bytes on a device: its rows, and the tail that kernels may read behind the last one.
+static size_t gcudai_cuda_split_bytes(const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r) {
+    const int64_t rest = tensor->ne[0] % GCUDA_MATRIX_ROW_PADDING;
+    const size_t size = gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) (r.high - r.low);
+    return size > 0 && rest != 0 ? size + gcuda_row_size(tensor->type, GCUDA_MATRIX_ROW_PADDING - rest) : size;
+}
+
+static const char * gcudai_cuda_split_name(gcuda_backend_buffer_type_t buft) {
+    return ((struct gcudai_cuda_split_type *) buft)->name;
+}
+
+bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft) {
+    return buft != NULL && buft->iface.get_name == gcudai_cuda_split_name;
+}
+
+static struct gcudai_cuda_split_type * gcudai_cuda_split_of(gcuda_backend_buffer_t buffer) {
+    return buffer != NULL && gcuda_backend_buft_is_cuda_split(buffer->buft)
+               ? (struct gcudai_cuda_split_type *) buffer->buft
+               : NULL;
+}
+
+static size_t gcudai_cuda_split_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor) {
+    const struct gcudai_cuda_split_type * t = (const struct gcudai_cuda_split_type *) buft;
+    size_t size = 0;
+    for (int i = 0; i < t->n; ++i) { size += gcudai_cuda_split_bytes(tensor, gcudai_cuda_split_rows(t, tensor, i)); }
+    return size;
+}
+
+static gcuda_status gcudai_cuda_split_alloc(
+    gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer);
+
+// start from shares; those of devices that are not there must be 0.
+static gcuda_status gcudai_cuda_split_shares(struct gcudai_cuda_split_type * t, const float * shares, int n) {
+    double sum = 0.0, before = 0.0;
+    for (int i = 0; i < n; ++i) {
+        const float share = shares[i];
+        if (!(share >= 0.0f) || share > FLT_MAX || (i >= t->n && share != 0.0f)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "cuda_split_buffer_type: share %d is %g, want a number >= 0, and 0 behind the last of %d devices", i,
+                (double) share, t->n);
+        }
+        sum += (double) share;
+    }
+    if (n < t->n && shares != NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_split_buffer_type: %d shares for %d devices", n, t->n);
+    }
+    const bool by_memory = sum == 0.0;
+    for (int i = 0; i < t->n && by_memory; ++i) { sum += (double) gcudai_cuda_found.items[i].total_bytes; }
+    for (int i = 0; i < t->n; ++i) {
+        t->start[i] = sum > 0.0 ? before / sum : (double) i / t->n;
+        before += by_memory ? (double) gcudai_cuda_found.items[i].total_bytes : (double) shares[i];
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// 128 rows, a tile of the matrix kernels from compute capability 7.0 on; 64 before. The most that a device with a share
+// wants.
+static int64_t gcudai_cuda_split_rounding(const struct gcudai_cuda_split_type * t) {
+    int64_t rounding = 1;
+    for (int i = 0; i < t->n; ++i) {
+        const int64_t tile = gcudai_cuda_found.items[i].cc >= 700 ? 128 : 64;
+        if (t->start[i] < (i + 1 < t->n ? t->start[i + 1] : 1.0)) { rounding = GCUDAI_MAX(rounding, tile); }
+    }
+    return rounding;
+}
+
+// The one that is in the registry already, or t, which is entered.
+static struct gcudai_cuda_split_type * gcudai_cuda_split_enter(struct gcudai_cuda_split_type * t) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cuda_split_type * other = gcudai_cuda_split_types;
+    while (other != NULL &&
+           (other->main_device != t->main_device || memcmp(other->start, t->start, sizeof(t->start)) != 0)) {
+        other = other->next;
+    }
+    if (other == NULL) {
+        t->next = gcudai_cuda_split_types;
+        gcudai_cuda_split_types = t;
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return other ? other : t;
+}
+
+// The registry's lock is held.
+static void gcudai_cuda_split_forget(void) {
+    while (gcudai_cuda_split_types != NULL) {
+        struct gcudai_cuda_split_type * next = gcudai_cuda_split_types->next;
+        gcudai_free(gcudai_cuda_split_types);
+        gcudai_cuda_split_types = next;
+    }
+}
+
+gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device, const float * tensor_split, int n) {
+    struct gcudai_cuda_device * d = gcudai_cuda_device_get(main_device, "cuda_split_buffer_type");
+    struct gcudai_cuda_split_type * t =
+        d ? (struct gcudai_cuda_split_type *) gcudai_calloc(1, sizeof(struct gcudai_cuda_split_type)) : NULL;
+    if (t == NULL) {
+        return NULL;
+    }
+    t->main_device = main_device;
+    t->n = gcudai_cuda_devices_get()->n;
+    if (gcudai_cuda_split_shares(t, tensor_split, tensor_split ? n : 0) != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(t);
+        return NULL;
+    }
+    t->rounding = gcudai_cuda_split_rounding(t);
+    snprintf(t->name, sizeof(t->name), "%s_Split", d->name);
+    t->buft.device = &d->device;
+    t->buft.iface.get_name = gcudai_cuda_split_name;
+    t->buft.iface.alloc_buffer = gcudai_cuda_split_alloc;
+    t->buft.iface.get_alignment = gcudai_cuda_buft_alignment;
+    t->buft.iface.get_alloc_size = gcudai_cuda_split_alloc_size;
+    struct gcudai_cuda_split_type * kept = gcudai_cuda_split_enter(t);
+    if (kept != t) { gcudai_free(t); }
+    return &kept->buft;
+}
+
+gcuda_status gcuda_backend_cuda_get_split_rows(
+    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high) {
+    if (!gcuda_backend_buft_is_cuda_split(buft) || tensor == NULL || low == NULL || high == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "cuda_get_split_rows: '%s' is no row-split buffer type, or tensor or result is NULL",
+            gcuda_backend_buft_name(buft));
+    }
+    if (gcudai_cuda_device_get(device, "cuda_get_split_rows") == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    const struct gcudai_cuda_rows r =
+        gcudai_cuda_split_rows((const struct gcudai_cuda_split_type *) buft, tensor, device);
+    *low = r.low;
+    *high = r.high;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- buffers: a list of what the tensors in them have on each device ----
+
+struct gcudai_cuda_split_part {
+    struct gcudai_cuda_piece memory; // none: no rows
+    size_t size;                     // of the rows, without the tail
+};
+struct gcudai_cuda_split_tensor { // tensor->extra
+    struct gcudai_cuda_split_tensor * next;
+    struct gcudai_cuda_split_part parts[GCUDA_CUDA_MAX_DEVICES];
+};
+struct gcudai_cuda_split_buffer {
+    struct gcudai_cuda_split_tensor * tensors;
+};
+
+void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) {
+    const bool is_split = tensor != NULL && tensor->extra != NULL && gcudai_cuda_split_of(tensor->buffer) != NULL;
+    return is_split && device >= 0 && device < GCUDA_CUDA_MAX_DEVICES
+               ? ((const struct gcudai_cuda_split_tensor *) tensor->extra)->parts[device].memory.ptr
+               : NULL;
+}
+
+// Waits for the devices: whatever still reads the rows comes first, and an allocator of the user's may not wait.
+static void gcudai_cuda_split_tensor_free(struct gcudai_cuda_split_tensor * s) {
+    struct gcudai_cuda_scope scope;
+    for (int i = 0; s != NULL && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        if (s->parts[i].memory.ptr != NULL) {
+            const bool is_in = gcudai_cuda_enter(&scope, i) == GCUDA_STATUS_SUCCESS;
+            if (is_in && s->parts[i].memory.from.alloc != NULL) {
+                (void) gcudai_cuda_went_well(cudaDeviceSynchronize());
+            }
+            gcudai_cuda_give(&s->parts[i].memory);
+            if (is_in) { gcudai_cuda_leave(&scope); }
+        }
+    }
+    gcudai_free(s);
+}
+
+static gcuda_status gcudai_cuda_split_reset(gcuda_backend_buffer_t buffer) {
+    struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
+    while (b->tensors != NULL) {
+        struct gcudai_cuda_split_tensor * next = b->tensors->next;
+        gcudai_cuda_split_tensor_free(b->tensors);
+        b->tensors = next;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_cuda_split_free(gcuda_backend_buffer_t buffer) {
+    (void) gcudai_cuda_split_reset(buffer);
+    gcudai_free(buffer->context);
+}
+
+// Nothing is there: tensors lie at offsets from an address that nobody reads.
+static void * gcudai_cuda_split_base(gcuda_backend_buffer_t buffer) {
+    return buffer ? (void *) (uintptr_t) 0x1000 : NULL;
+}
+
+// A device's rows with a tail of zeros.
+static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * part, const struct gcuda_tensor * tensor,
+    struct gcudai_cuda_rows r, int device) {
+    const size_t size = gcudai_cuda_split_bytes(tensor, r);
+    struct gcudai_cuda_scope scope;
+    char what[GCUDA_MAX_NAME + 64];
+    if (size == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    snprintf(what, sizeof(what), "rows %lld to %lld of '%s'", (long long) r.low, (long long) r.high, tensor->name);
+    part->size = gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) (r.high - r.low);
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
+        size, what, &part->memory);
+    gcudai_cuda_leave(&scope);
+    return st != GCUDA_STATUS_SUCCESS || size == part->size
+               ? st
+               : gcudai_cuda_access(device, GCUDAI_CUDA_FILL, (char *) part->memory.ptr + part->size, NULL, 0,
+                     size - part->size, tensor->name);
+}
+
+static bool gcudai_cuda_split_has(const struct gcudai_cuda_split_buffer * b, const void * extra) {
+    const struct gcudai_cuda_split_tensor * s = b->tensors;
+    while (s != NULL && s != extra) { s = s->next; }
+    return s != NULL;
+}
+
+static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
+    struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
+    const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
+    if (tensor->view_src != NULL || !gcuda_is_contiguous(tensor)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "'%s' is a view or not contiguous: %s buffers hold whole weights only", tensor->name, t->name);
+    }
+    if (tensor->extra != NULL && gcudai_cuda_split_has(b, tensor->extra)) { // again
+        return GCUDA_STATUS_SUCCESS;
+    }
+    struct gcudai_cuda_split_tensor * s = (struct gcudai_cuda_split_tensor *) gcudai_calloc(1, sizeof(*s));
+    gcuda_status st = s ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+    for (int i = 0; i < t->n && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcudai_cuda_split_part_make(&s->parts[i], tensor, gcudai_cuda_split_rows(t, tensor, i), i);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_split_tensor_free(s);
+        return st;
+    }
+    s->next = b->tensors;
+    b->tensors = s;
+    tensor->extra = s;
+    return st;
+}
+
+// All devices at once, each on this thread's stream of it; then waits for all, also when one fails: the caller's memory
+// is in use until then.
+static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
+    enum gcudai_cuda_access access, void * host, size_t offset, size_t size) {
+    const struct gcudai_cuda_split_tensor * s = (const struct gcudai_cuda_split_tensor *) tensor->extra;
+    const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
+    struct gcudai_cuda_scope scope;
+    cudaError_t err = cudaSuccess;
+    size_t at = 0;
+    int failed = 0;
+    if (offset != 0 || size != gcuda_nbytes(tensor)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "'%s' is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", tensor->name, t->name,
+            (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
+    }
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, t->main_device));
+    for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
+        const int device = i % t->n;
+        const struct gcudai_cuda_split_part * part = &s->parts[device];
+        if (part->memory.ptr == NULL) {
+            continue;
+        }
+        cudaError_t e = cudaSetDevice(device);
+        if (i >= t->n || e != cudaSuccess) {
+            e = e == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : e;
+        } else if (err == cudaSuccess) {
+            e = access == GCUDAI_CUDA_SET
+                    ? cudaMemcpyAsync(part->memory.ptr, (char *) host + at, part->size, cudaMemcpyHostToDevice,
+                          cudaStreamPerThread)
+                    : cudaMemcpyAsync((char *) host + at, part->memory.ptr, part->size, cudaMemcpyDeviceToHost,
+                          cudaStreamPerThread);
+            at += part->size;
+        }
+        if (e != cudaSuccess && err == cudaSuccess) {
+            err = e;
+            failed = device;
+        }
+    }
+    const gcuda_status st =
+        err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                           : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of '%s'",
+                                 access == GCUDAI_CUDA_SET ? "setting" : "getting", tensor->name);
+    scope.is_changed = true;
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_split_set(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    return gcudai_cuda_split_access(buffer, tensor, GCUDAI_CUDA_SET, (void *) (uintptr_t) data, offset, size);
+}
+
+static gcuda_status gcudai_cuda_split_get(
+    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    return gcudai_cuda_split_access(buffer, tensor, GCUDAI_CUDA_GET, data, offset, size);
+}
+
+static gcuda_status gcudai_cuda_split_memset(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED,
+        "'%s' is in a %s buffer: no part of it (%llu bytes at offset %llu) can be filled with %d", tensor->name,
+        gcuda_backend_buffer_name(buffer), (unsigned long long) size, (unsigned long long) offset, (int) value);
+}
+
+// The rows of all tensors placed so far; their tails stay zero.
+static gcuda_status gcudai_cuda_split_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
+    const struct gcudai_cuda_split_buffer * b = (const struct gcudai_cuda_split_buffer *) buffer->context;
+    for (const struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) {
+        for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+            if (s->parts[i].memory.ptr != NULL) {
+                GCUDAI_TRY(gcudai_cuda_access(i, GCUDAI_CUDA_FILL, s->parts[i].memory.ptr, NULL, value, s->parts[i].size,
+                    "the whole buffer"));
+            }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_split_alloc(
+    gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
+    struct gcuda_backend_buffer_i iface;
+    GCUDAI_ZERO(iface);
+    iface.free_buffer = gcudai_cuda_split_free;
+    iface.get_base = gcudai_cuda_split_base;
+    iface.init_tensor = gcudai_cuda_split_init_tensor;
+    iface.memset_tensor = gcudai_cuda_split_memset;
+    iface.set_tensor = gcudai_cuda_split_set;
+    iface.get_tensor = gcudai_cuda_split_get;
+    iface.clear = gcudai_cuda_split_clear; // no cpy_tensor: copies go through the host
+    iface.reset = gcudai_cuda_split_reset;
+    struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) gcudai_calloc(1, sizeof(*b));
+    *buffer = b ? gcuda_backend_buffer_init(buft, &iface, b, size) : NULL;
+    if (*buffer == NULL) { gcudai_free(b); }
+    return *buffer ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+// ---- who may use them ----
+
+// For supports_op and compute alike: row-split tensors are weights of mul_mat, and nothing else.
+static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
+    GCUDAI_CAN(y, y->op == GCUDA_OP_NONE || gcudai_cuda_split_of(gcudai_buffer_of(y)) == NULL,
+        "the result is in a %s buffer, which holds weights only", gcuda_backend_buffer_name(gcudai_buffer_of(y)));
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * a = y->src[k];
+        const struct gcudai_cuda_split_type * t = a ? gcudai_cuda_split_of(gcudai_buffer_of(a)) : NULL;
+        if (t == NULL) {
+            continue;
+        }
+        GCUDAI_CAN(y, y->op == GCUDA_OP_MUL_MAT && k == 0,
+            "'%s' is in a %s buffer: only mul_mat takes it, as its first operand", a->name, t->name);
+        GCUDAI_CAN(y, t->main_device == d->index, "'%s' is in a %s buffer, whose main device is not %s", a->name,
+            t->name, d->name);
+        GCUDAI_CAN(y, a->view_src == NULL && gcuda_is_contiguous(a), "'%s' is in a %s buffer and a view or permuted",
+            a->name, t->name);
+        GCUDAI_CAN(y, gcuda_is_matrix(a) && gcuda_is_matrix(y->src[1]),
+            "'%s' is in a %s buffer: both operands must be single matrices", a->name, t->name);
+        const struct gcudai_cuda_rows r = gcudai_cuda_split_rows(t, a, d->index);
+        GCUDAI_CAN(y, r.low < r.high, "no row of '%s' is on %s, the main device of its %s buffer", a->name, d->name,
+            t->name);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- products ----
+// The main device makes the second operand ready; every other device with rows waits for that event, gets the operand,
+// multiplies, and sends its rows of the result; the main stream waits for all of them. The host waits for nothing. Each
+// backend has its own streams, scratch and events for that (a side per device: a backend on it that nobody else sees),
+// so that any number of backends may use one weight at the same time.
+
+struct gcudai_cuda_share { // what a device does
+    struct gcudai_cuda * cu; // the backend itself, or its side there
+    struct gcudai_cuda_rows rows;
+    struct gcuda_mul_mat_args args;
+    void * b, * y; // scratch of a side
+};
+
+static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
+    if (cu->sides[device] == NULL) {
+        struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller or to one device
+        params.device = device;
+        params.stream = NULL;
+        params.peer = gcudai_cuda_may_peer(cu) ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
+        GCUDAI_TRY(gcudai_cuda_open(&params, &cu->sides[device]));
+        if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host
+            (void) gcudai_cuda_pool_grant(&cu->pool, device);
+            (void) gcudai_cuda_pool_grant(&cu->sides[device]->pool, cu->device->index);
+        }
+    }
+    *side = cu->sides[device];
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
+static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
+    struct gcudai_cuda_scope scope;
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        char message[GCUDAI_MESSAGE_BYTES];
+        if (cu->sides[i] != NULL) {
+            memcpy(message, gcudai_message, sizeof(message));
+            if (gcudai_cuda_enter(&scope, i) == GCUDA_STATUS_SUCCESS) {
+                (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[i]->stream));
+                gcudai_cuda_leave(&scope);
+            }
+            memcpy(gcudai_message, message, sizeof(message));
+        }
+    }
+    (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream));
+}
+
+// What a device that faulted says only when it is asked: the main stream does not know of it.
+static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
+    struct gcudai_cuda_scope scope;
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_sides; ++i) {
+        if (cu->sides[i] != NULL) {
+            GCUDAI_TRY(gcudai_cuda_enter(&scope, i));
+            const cudaError_t err = cudaStreamSynchronize(cu->sides[i]->stream); // joined: it is over
+            gcudai_cuda_leave(&scope);
+            if (err != cudaSuccess) {
+                return gcudai_cuda_note(cu,
+                    gcudai_cuda_fail(err, "cudaStreamSynchronize", i, "products with row-split weights"));
+            }
+        }
+    }
+    cu->has_used_sides = false;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        if (cu->sides[i] != NULL) {
+            gcuda_backend_free(&cu->sides[i]->backend);
+            cu->sides[i] = NULL;
+        }
+    }
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        gcudai_cuda_stage_free(cu->stages[i]);
+        cu->stages[i] = NULL;
+    }
+}
+
+// Who has rows, and what each computes: a share's operands are still those of the main device.
+static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
+    const struct gcuda_tensor * a, struct gcudai_cuda_share * shares, int * n) {
+    const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(a->buffer);
+    *n = 0;
+    for (int i = 0; i < t->n; ++i) {
+        const struct gcudai_cuda_rows r = gcudai_cuda_split_rows(t, a, i);
+        struct gcudai_cuda_share * s = &shares[*n];
+        if (r.low == r.high) {
+            continue;
+        }
+        GCUDAI_ZERO(*s);
+        s->cu = cu;
+        if (i != cu->device->index) { GCUDAI_TRY(gcudai_cuda_side(cu, i, &s->cu)); }
+        s->rows = r;
+        s->args = *p;
+        s->args.a.data = gcuda_backend_cuda_get_split_data(a, i);
+        s->args.a.ne[1] = s->args.y.ne[0] = r.high - r.low;
+        s->args.a.nb[2] = s->args.a.nb[3] = s->args.a.nb[1] * (size_t) s->args.a.ne[1];
+        s->args.y.data = (char *) p->y.data + (size_t) r.low * p->y.nb[0];
+        (*n)++;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Copies between devices take rows that lie apart, but not rows that overlap.
+static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * b, void ** scratch) {
+    const size_t row = gcuda_row_size(b->type, b->ne[0]);
+    struct gcuda_cpy_args copy;
+    size_t size = 0;
+    *scratch = NULL;
+    if (b->ne[1] <= 1 || (b->nb[1] >= row && b->nb[1] <= INT32_MAX)) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    copy.x = copy.y = *b;
+    GCUDAI_TRY(gcudai_layout(b->type, b->ne, copy.y.nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
+    copy.y.data = *scratch;
+    *b = copy.y;
+    return gcuda_launch_cpy(&copy, cu->stream);
+}
+
+// The second operand to a side, and the product there, behind what the main stream has queued so far.
+static gcuda_status gcudai_cuda_share_begin(
+    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+    struct gcudai_cuda * side = s->cu;
+    struct gcuda_array * b = &s->args.b, * y = &s->args.y;
+    const struct gcuda_array from = *b;
+    const size_t row = gcuda_row_size(b->type, b->ne[0]);
+    size_t b_size = 0, y_size = 0;
+    struct gcudai_cuda_move move;
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->stream, cu->copied, 0), side->device->index, "waiting for the operand");
+    GCUDAI_TRY(gcudai_layout(b->type, b->ne, b->nb, &b_size));
+    GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(
+        &side->pool, side->stream, b_size, "row-split mul_mat: operand", &s->b));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split mul_mat: result", &s->y));
+    GCUDAI_ZERO(move);
+    move.src = from.data;
+    move.dst = s->b;
+    move.src_pitch = b->ne[1] > 1 ? from.nb[1] : row;
+    move.dst_pitch = move.width = row;
+    move.height = (size_t) b->ne[1];
+    GCUDAI_TRY(gcudai_cuda_send(cu, side, move, side->stream));
+    b->data = s->b;
+    y->data = s->y;
+    return gcudai_cuda_multiply(side, product, s->args);
+}
+
+// A side's rows of the result into the main device's, and the main stream behind the side.
+static gcuda_status gcudai_cuda_share_end(
+    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
+    const int device = s->cu->device->index;
+    struct gcudai_cuda_move move;
+    GCUDAI_ZERO(move);
+    move.src = s->y;
+    move.dst = (char *) y->data + (size_t) s->rows.low * y->nb[0];
+    move.src_pitch = move.width = s->args.y.nb[1];
+    move.dst_pitch = y->nb[1];
+    move.height = (size_t) y->ne[1];
+    GCUDAI_TRY(gcudai_cuda_send(s->cu, cu, move, s->cu->stream));
+    GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->cu->stream), device, "joining the main stream");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(cu->stream, s->cu->copied, 0), device, "joining the main stream");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// One of the two above, or the main device's own product, on the device of the share.
+enum gcudai_cuda_split_step { GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_OWN, GCUDAI_CUDA_SPLIT_END };
+
+static gcuda_status gcudai_cuda_share_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * s,
+    enum gcudai_cuda_split_step step, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
+    struct gcudai_cuda_scope scope;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if ((s->cu == cu) != (step == GCUDAI_CUDA_SPLIT_OWN)) {
+        return st;
+    }
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, s->cu->device->index));
+    if (step == GCUDAI_CUDA_SPLIT_OWN) {
+        st = gcudai_cuda_multiply(cu, product, s->args);
+    } else if (step == GCUDAI_CUDA_SPLIT_BEGIN) {
+        st = gcudai_cuda_share_begin(cu, s, product);
+    } else {
+        const struct gcuda_array y = gcudai_array(node);
+        st = gcudai_cuda_share_end(cu, s, &y);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
+        st = gcudai_cuda_note(cu, gcudai_cuda_fail_node(s->cu, st, node));
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
+    const struct gcuda_mul_mat_args * p, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
+    cu->has_used_sides = true;
+    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of '%s'", node->name);
+    for (int i = 0; i < 3 * n; ++i) { // all begin before the main device multiplies, and it does before any ends
+        shares[i % n].args.b = i < n ? p->b : shares[i % n].args.b;
+        GCUDAI_TRY(gcudai_cuda_share_step(cu, &shares[i % n], (enum gcudai_cuda_split_step)(i / n), product, node));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// All devices go the way that the whole product would go: each row of the result is the same, bit for bit, as without
+// the split. Column strips that overlap copies with products come with their measurements.
+static gcuda_status gcudai_cuda_split_mul_mat(
+    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_tensor * node) {
+    struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
+    struct gcuda_mul_mat_args p = *args;
+    void * packed = NULL;
+    bool has_cublas = true;
+    int n = 0;
+    gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
+    for (int i = 0; i < n; ++i) { has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL; }
+    if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed); }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas), node);
+    } else {
+        st = gcudai_cuda_fail_node(cu, st, node);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        (void) gcudai_cuda_note(cu, st);
+        gcudai_cuda_sides_settle(cu);
+    }
+    for (int i = 0; i < n; ++i) {
+        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].y);
+        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].b);
+    }
+    gcudai_cuda_pool_give(&cu->pool, packed);
+    return st;
+}
+
+// =====================================================================================================
 // >>impl-cuda-exec   what the device can do, and doing it
 // =====================================================================================================
 
@@ -23329,6 +24534,7 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
         GCUDAI_CAN(y, buffer == NULL || !gcudai_cuda_is_buft(buffer->buft) || buffer->buft == &d->buft,
             "'%s' is on %s, not on %s", y->src[k]->name, gcuda_backend_buft_name(buffer->buft), d->name);
     }
+    GCUDAI_TRY(gcudai_cuda_split_can(d, y));
     if (gcudai_is_noop(y)) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -23345,8 +24551,9 @@ static gcuda_status gcudai_cuda_want_data(
     const struct gcudai_cuda_device * d, const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (!gcuda_is_empty(t)) {
-        GCUDAI_WANT(y, t->data != NULL && buffer != NULL && buffer->buft == &d->buft, "'%s' has no memory on %s",
-            t->name, d->name);
+        const bool is_split = gcudai_cuda_split_of(buffer) != NULL && t->extra != NULL; // and y may have it so
+        GCUDAI_WANT(y, t->data != NULL && buffer != NULL && (is_split || buffer->buft == &d->buft),
+            "'%s' has no memory on %s", t->name, d->name);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -23407,11 +24614,13 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
         *bad_index = cu->bad_index;
         cu->may_have_bad_index = true;
     }
+    const bool is_split = y->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
     gcudai_nvtx_push(y);
-    const gcuda_status st =
-        y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args) : gcudai_cuda_run_op(cu, &args, y);
+    const gcuda_status st = is_split                     ? gcudai_cuda_split_mul_mat(cu, &args.mul_mat, y)
+                            : y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args)
+                                                         : gcudai_cuda_run_op(cu, &args, y);
     gcudai_nvtx_pop();
-    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, y);
+    return st == GCUDA_STATUS_SUCCESS || is_split ? st : gcudai_cuda_fail_node(cu, st, y);
 }
 
 static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph);
@@ -23482,6 +24691,7 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     }
     err = err == cudaSuccess ? gcudai_cuda_wait_for(cu) : err;
     gcuda_status st = gcudai_cuda_result(cu, err, "cudaStreamSynchronize", "queued work");
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_sides_check(cu) : st;
     if (st == GCUDA_STATUS_SUCCESS && cu->may_have_bad_index) {
         cu->may_have_bad_index = false;
         if (*cu->bad_index_host != 0) {
@@ -23527,6 +24737,41 @@ static gcuda_status gcudai_cuda_get_async(
     return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", tensor->name);
 }
 
+// Which of two backends a failed copy between them has lost: ask both.
+static gcuda_status gcudai_cuda_note_both(struct gcudai_cuda * a, struct gcudai_cuda * b, gcuda_status st) {
+    struct gcudai_cuda_scope scope;
+    for (int i = 0; i < 2 && st == GCUDA_STATUS_DEVICE_LOST; ++i) {
+        struct gcudai_cuda * cu = i == 0 ? a : b;
+        const bool is_in = gcudai_cuda_enter(&scope, cu->device->index) == GCUDA_STATUS_SUCCESS;
+        if (!is_in || gcudai_cuda_is_sticky(cudaStreamQuery(cu->stream))) { cu->lost = st; }
+        (void) cudaGetLastError();
+        if (is_in) { gcudai_cuda_leave(&scope); }
+    }
+    return st;
+}
+
+static gcuda_status gcudai_cuda_copy_within(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    const cudaError_t err =
+        cudaMemcpyAsync(dst->data, src->data, gcuda_nbytes(dst), cudaMemcpyDeviceToDevice, cu->stream);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(cu, err, "cudaMemcpyAsync", dst->name);
+}
+
+static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct gcudai_cuda * to, const char * name) {
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, from->device->index));
+    cudaError_t err = cudaEventRecord(from->copied, from->stream);
+    gcudai_cuda_leave(&scope);
+    GCUDAI_TRY(gcudai_cuda_result(from, err, "cudaEventRecord", name));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, to->device->index));
+    err = cudaStreamWaitEvent(to->stream, from->copied, 0);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(to, err, "cudaStreamWaitEvent", name);
+}
+
 // On the source's stream; the destination's stream waits for it. What the destination has queued before is not waited
 // for: whoever overwrites a tensor that is still being read orders that.
 static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
@@ -23540,31 +24785,27 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
         buffer_dst->buft != &to->device->buft) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(from));
     GCUDAI_TRY(gcudai_cuda_alive(to));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, from->device->index));
-    const size_t size = gcuda_nbytes(dst);
-    cudaError_t err =
-        from->device == to->device
-            ? cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, from->stream)
-            : cudaMemcpyPeerAsync(dst->data, to->device->index, src->data, from->device->index, size, from->stream);
-    if (err == cudaSuccess && from != to) {
-        err = cudaEventRecord(from->copied, from->stream);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (from->device == to->device) {
+        st = gcudai_cuda_copy_within(from, src, dst);
+    } else {
+        const size_t size = gcuda_nbytes(dst);
+        const struct gcudai_cuda_move move = { 0, 0, src->data, dst->data, size, size, size, 1 };
+        st = gcudai_cuda_note_both(from, to, gcudai_cuda_send(from, to, move, from->stream));
     }
-    gcudai_cuda_leave(&scope);
-    if (err == cudaSuccess && from != to) {
-        GCUDAI_TRY(gcudai_cuda_enter(&scope, to->device->index));
-        err = cudaStreamWaitEvent(to->stream, from->copied, 0);
-        gcudai_cuda_leave(&scope);
-    }
-    return gcudai_cuda_result(from, err, "copying between backends", dst->name);
+    return st == GCUDA_STATUS_SUCCESS && from != to ? gcudai_cuda_wait_for_copy(from, to, dst->name) : st;
 }
 
 static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_backend_event_t event) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
+    if (event->device != &cu->device->device) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: an event of %s on backend %s",
+            gcuda_backend_dev_name(event->device), cu->device->name);
+    }
     GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
     const cudaError_t err = cudaEventRecord((cudaEvent_t) event->context, cu->stream);
     gcudai_cuda_leave(&scope);
@@ -23575,6 +24816,10 @@ static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backen
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
+    if (event->device == NULL || event->device->iface.event_new != cu->device->device.iface.event_new) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device",
+            cu->device->name, gcuda_backend_dev_name(event->device));
+    }
     GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
     const cudaError_t err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0);
     gcudai_cuda_leave(&scope);
@@ -23591,6 +24836,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     if (cu->stream != NULL) {
         (void) cudaStreamSynchronize(cu->stream);
     }
+    gcudai_cuda_sides_free(cu);
     gcudai_cublas_close(&cu->cublas);
     gcudai_cuda_pool_free(&cu->pool);
     gcudai_cuda_profile_free(cu->profile);
@@ -23670,6 +24916,7 @@ static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, st
     cu->backend.iface.event_record = gcudai_cuda_event_record;
     cu->backend.iface.event_wait = gcudai_cuda_event_wait;
     cu->device = d;
+    cu->params = *params;
     cu->wait = params->wait;
     st = gcudai_cuda_backend_memory(cu, params);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
@@ -23779,7 +25026,8 @@ static gcuda_status gcudai_cuda_dev_supports_op(gcuda_backend_dev_t dev, const s
     return gcudai_cuda_supports((const struct gcudai_cuda_device *) dev, op);
 }
 static bool gcudai_cuda_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
-    return buft == &((struct gcudai_cuda_device *) dev)->buft;
+    const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
+    return buft == &d->buft || (gcuda_backend_buft_is_cuda_split(buft) && buft->device == &d->device);
 }
 
 // Copying weights for it pays from this many columns, rows or tokens on.
@@ -24839,6 +26087,47 @@ gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * 
 gcuda_backend_t gcuda_backend_cuda_init(int device) {
     (void) device;
     gcudai_no_cuda();
+    return NULL;
+}
+
+gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info) {
+    (void) device;
+    (void) peer;
+    if (info != NULL) { GCUDAI_ZERO(*info); }
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer) {
+    (void) device;
+    (void) peer;
+    return gcudai_no_cuda();
+}
+
+gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(int main_device, const float * tensor_split, int n) {
+    (void) main_device;
+    (void) tensor_split;
+    (void) n;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft) {
+    (void) buft;
+    return false;
+}
+
+gcuda_status gcuda_backend_cuda_get_split_rows(
+    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high) {
+    (void) buft;
+    (void) tensor;
+    (void) device;
+    *low = *high = 0;
+    return gcudai_no_cuda();
+}
+
+void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) {
+    (void) tensor;
+    (void) device;
     return NULL;
 }
 

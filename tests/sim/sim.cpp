@@ -1583,7 +1583,7 @@ static void copy_now(
     if (!dst_on_device || !src_on_device) { return; }
     const int to = memory_at(dst.at)->device, from = memory_at(src.at)->device;
     const device &a = the().devices[(size_t) to], &z = the().devices[(size_t) from];
-    if ((a.peers[from] && a.peer_state[from] == 2) || (z.peers[to] && z.peer_state[to] == 2)) {
+    if ((a.peers[from] && a.peer_state[from] == 2) || (z.peers[to] && z.peer_state[to] == 2) || z.peer_state[to] == 3) {
         set_bytes(dst.at, 0xCD, n.width); // a link that does not work, and nobody says so
     }
 }

@@ -1,0 +1,637 @@
+// Several devices: peer access and its probe, staged copies, row-split weights and their products, on the simulated
+// device. A row-split product must be the whole one bit for bit, whatever the streams do.
+#include "sim-test.h"
+
+#include <pthread.h>
+
+// =====================================================================================================================
+// >>peers
+// =====================================================================================================================
+static struct gcuda_cuda_peer peer_of(int device, int peer) {
+    struct gcuda_cuda_peer p;
+    CHECK_OK(gcuda_backend_cuda_get_peer(device, peer, &p));
+    return p;
+}
+
+static gcuda_backend_t backend_on(int device, enum gcuda_cuda_peer_mode mode) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.device = device;
+    params.peer = mode;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
+TEST(a_pair_is_probed_once_and_reported) {
+    fresh(3, 64 * MB, 1);
+    CHECK(cudaSetDevice(2) == cudaSuccess);
+    struct gcuda_cuda_peer p = peer_of(0, 1);
+    CHECK(p.is_possible && !p.is_probed && !p.is_in_use && p.route == GCUDA_CUDA_ROUTE_UNKNOWN && p.reason[0] != '\0');
+    CHECK_EQ_I(sim_counts("cudaMalloc"), 0); // asking alone probes nothing
+    CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
+    for (int i = 0; i < 2; ++i) {
+        p = peer_of(i, 1 - i);
+        CHECK(p.is_possible && p.is_probed && p.is_in_use && p.route == GCUDA_CUDA_ROUTE_DIRECT && p.reason[0] == '\0');
+    }
+    const long n = sim_counts("cudaMemcpyPeerAsync");
+    CHECK_EQ_I(n, 4); // pushed and pulled, both ways
+    CHECK_OK(gcuda_backend_cuda_probe_peer(1, 0));
+    CHECK_EQ_I(sim_counts("cudaMemcpyPeerAsync"), n);
+    CHECK(!peer_of(0, 2).is_probed && !peer_of(2, 1).is_probed);
+    int device = -1;
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 2);
+    CHECK(gcuda_backend_cuda_probe_peer(0, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_cuda_probe_peer(0, 3) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_cuda_get_peer(-1, 0, &p) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_cuda_get_peer(0, 1, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_EQ_I(sim_leaks(), 0);
+    gcuda_shutdown(); // takes access back
+    CHECK_EQ_I(sim_counts("cudaDeviceDisablePeerAccess"), 2);
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 2);
+    CHECK(cudaSetDevice(0) == cudaSuccess && cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
+    (void) cudaGetLastError();
+    clean();
+}
+
+TEST(what_the_probe_finds_decides) {
+    static const struct {
+        int there, back;
+        enum gcuda_cuda_route route;
+        const char * reason;
+    } cases[] = {
+        { 1, 1, GCUDA_CUDA_ROUTE_DIRECT, "" },
+        { 0, 0, GCUDA_CUDA_ROUTE_DRIVER, "offers" },
+        { 1, 0, GCUDA_CUDA_ROUTE_DRIVER, "CUDA1 no access to CUDA0" },
+        { 2, 1, GCUDA_CUDA_ROUTE_DRIVER, "did not come through" }, // access is taken back
+        { 1, 2, GCUDA_CUDA_ROUTE_DRIVER, "did not come through" },
+        { 3, 1, GCUDA_CUDA_ROUTE_HOST, "from CUDA0 to CUDA1 did not come through" },
+        { 1, 3, GCUDA_CUDA_ROUTE_HOST, "from CUDA1 to CUDA0 did not come through" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        fresh(2, 64 * MB, i);
+        sim_peer(0, 1, cases[i].there);
+        sim_peer(1, 0, cases[i].back);
+        CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
+        for (int k = 0; k < 2; ++k) {
+            const struct gcuda_cuda_peer p = peer_of(k, 1 - k);
+            CHECK_MSG(p.route == cases[i].route, "case %d: route %d", (int) i, (int) p.route);
+            CHECK(p.is_possible == ((k == 0 ? cases[i].there : cases[i].back) != 0));
+            CHECK(p.is_in_use == (p.route == GCUDA_CUDA_ROUTE_DIRECT));
+            CHECK_HAS(p.reason, cases[i].reason);
+        }
+        CHECK(cudaSetDevice(0) == cudaSuccess);
+        const bool is_on = cudaDeviceDisablePeerAccess(1) == cudaSuccess;
+        CHECK(is_on == (cases[i].route == GCUDA_CUDA_ROUTE_DIRECT)); // off again where it does not work
+        (void) cudaGetLastError();
+    }
+    clean();
+}
+
+TEST(access_that_the_caller_enabled_stays) {
+    fresh(2, 64 * MB, 1);
+    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaSuccess);
+    CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
+    CHECK(peer_of(0, 1).is_in_use);
+    gcuda_shutdown();
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaSuccess);
+    fresh(2, 64 * MB, 1); // broken, and not ours to disable: nothing but the host is left
+    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaSuccess);
+    sim_peer(0, 1, 2);
+    CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
+    CHECK(peer_of(0, 1).route == GCUDA_CUDA_ROUTE_HOST && !peer_of(0, 1).is_in_use);
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaSuccess);
+    clean();
+}
+
+TEST(a_probe_that_fails_is_a_finding) {
+    static const char * const apis[] = { "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority",
+        "cudaMemcpyPeerAsync", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize",
+        "cudaDeviceEnablePeerAccess", "cudaDeviceCanAccessPeer", "cudaSetDevice", "cudaGetDevice", "cudaFree",
+        "cudaFreeHost", "cudaStreamDestroy" };
+    for (size_t i = 0; i < sizeof apis / sizeof apis[0]; ++i) {
+        for (int k = 1; k <= 6; ++k) {
+            fresh(2, 64 * MB, 1);
+            CHECK(cudaSetDevice(1) == cudaSuccess);
+            const long before = sim_counts(apis[i]);
+            sim_fail(apis[i], k, cudaErrorMemoryAllocation);
+            CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
+            const struct gcuda_cuda_peer p = peer_of(0, 1);
+            CHECK(p.is_probed && (p.is_in_use || p.reason[0] != '\0'));
+            int device = -1;
+            sim_fail(apis[i], 0, cudaSuccess);
+            CHECK_MSG(sim_leaks() == 0, "%s %d leaks", apis[i], k);
+            const bool is_set = cudaGetDevice(&device) == cudaSuccess && device == 1;
+            CHECK_MSG(is_set || strcmp(apis[i], "cudaSetDevice") == 0, "%s %d: current device %d", apis[i], k, device);
+            CHECK(cudaGetLastError() == cudaSuccess);
+            if (sim_counts(apis[i]) - before < k) { break; }
+        }
+    }
+    clean();
+}
+
+// ---- copies ----
+
+enum { N_BIG = 1700000 }; // floats: more than all staging slots together
+
+// A chain over two devices: set, double, copy, double there, copy back; with orders that only events keep.
+static void copies_once(int there, int back, enum gcuda_cuda_peer_mode mode, int64_t n, uint64_t seed) {
+    fresh(2, 128 * MB, seed);
+    sim_peer(0, 1, there);
+    sim_peer(1, 0, back);
+    gcuda_backend_t a = backend_on(0, mode), b = backend_on(1, mode);
+    REQUIRE(a != NULL && b != NULL);
+    struct place pa = place_begin(), pb = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, n);
+    struct gcuda_tensor * end = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, n);
+    struct gcuda_tensor * y = gcuda_new_tensor_1d(pb.ctx, GCUDA_TYPE_F32, n);
+    struct gcuda_tensor *x2 = gcuda_scale(pa.ctx, x, 2.0f), *y2 = gcuda_scale(pb.ctx, y, 2.0f);
+    struct gcuda_cgraph *ga = gcuda_new_graph(pa.ctx), *gb = gcuda_new_graph(pb.ctx);
+    CHECK_OK(gcuda_build_forward_expand(ga, x2));
+    CHECK_OK(gcuda_build_forward_expand(gb, y2));
+    REQUIRE(place_alloc(&pa, a) && place_alloc(&pb, b));
+    float *in = (float *) malloc((size_t) n * 4), *out = (float *) malloc((size_t) n * 4);
+    REQUIRE(in != NULL && out != NULL);
+    for (int64_t i = 0; i < n; ++i) { in[i] = (float) (i % 1000 + 1); }
+    CHECK_OK(gcuda_backend_tensor_set(x, in, 0, (size_t) n * 4));
+    for (int turn = 0; turn < 2; ++turn) {
+        CHECK_OK(gcuda_backend_graph_compute_async(a, ga));
+        CHECK_OK(gcuda_backend_tensor_copy_async(a, b, x2, y));
+        CHECK_OK(gcuda_backend_tensor_copy_async(a, a, x2, x)); // the source goes on at once
+        CHECK_OK(gcuda_backend_graph_compute_async(b, gb));
+        CHECK_OK(gcuda_backend_tensor_copy_async(b, a, y2, end));
+    }
+    CHECK_OK(gcuda_backend_tensor_get_async(a, end, out, 0, (size_t) n * 4));
+    CHECK_OK(gcuda_backend_synchronize(a));
+    CHECK_OK(gcuda_backend_synchronize(b));
+    int64_t n_bad = 0;
+    for (int64_t i = 0; i < n; ++i) { n_bad += out[i] != 8.0f * in[i]; }
+    CHECK_MSG(n_bad == 0, "links %d %d, mode %d, seed %llu: %lld wrong", there, back, (int) mode,
+        (unsigned long long) seed, (long long) n_bad);
+    // blocking, between buffers
+    CHECK_OK(gcuda_backend_tensor_memset(y, 0, 0, (size_t) n * 4));
+    CHECK_OK(gcuda_backend_tensor_copy(end, y));
+    CHECK_OK(gcuda_backend_tensor_get(y, in, 0, (size_t) n * 4));
+    CHECK(memcmp(in, out, (size_t) n * 4) == 0);
+    free(in);
+    free(out);
+    place_end(&pa);
+    place_end(&pb);
+    gcuda_backend_free(a);
+    gcuda_backend_free(b);
+    CHECK(sim_leaks() == 0 && sim_violations() == 0);
+}
+
+TEST(copies_between_devices_are_right_on_every_route) {
+    for (uint64_t seed = 0; seed < (test_full() ? 400u : 40u); ++seed) {
+        copies_once(1, 1, GCUDA_CUDA_PEER_AUTO, 700, seed); // direct
+        copies_once(2, 1, GCUDA_CUDA_PEER_ON, 700, seed);   // by the driver
+        copies_once(1, 3, GCUDA_CUDA_PEER_AUTO, 700, seed); // staged, as found
+        copies_once(1, 1, GCUDA_CUDA_PEER_OFF, 700, seed);  // staged, as told
+    }
+    copies_once(1, 1, GCUDA_CUDA_PEER_AUTO, N_BIG, 3);
+    copies_once(3, 3, GCUDA_CUDA_PEER_AUTO, N_BIG, 4);
+    copies_once(3, 3, GCUDA_CUDA_PEER_AUTO, N_BIG, 5);
+    clean();
+}
+
+TEST(off_and_the_callers_stream_leave_access_alone) {
+    for (int i = 0; i < 3; ++i) {
+        fresh(2, 64 * MB, 1);
+        cudaStream_t stream = NULL;
+        struct gcuda_cuda_params params;
+        memset(&params, 0, sizeof params);
+        if (i > 0) { CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess); }
+        params.stream = stream;
+        params.peer = i == 0 ? GCUDA_CUDA_PEER_OFF : i == 1 ? GCUDA_CUDA_PEER_AUTO : GCUDA_CUDA_PEER_ON;
+        gcuda_backend_t a = gcuda_backend_cuda_init_params(&params), b = gcuda_backend_cuda_init(1);
+        struct place pa = place_begin(), pb = place_begin();
+        struct gcuda_tensor *x = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, 5),
+                            *y = gcuda_new_tensor_1d(pb.ctx, GCUDA_TYPE_F32, 5);
+        REQUIRE(a != NULL && b != NULL && place_alloc(&pa, a) && place_alloc(&pb, b));
+        CHECK_OK(gcuda_backend_tensor_copy_async(a, b, x, y));
+        CHECK_EQ_I(sim_counts("cudaDeviceEnablePeerAccess"), i == 2 ? 2 : 0);
+        CHECK(peer_of(0, 1).is_probed == (i == 2));
+        CHECK_OK(gcuda_backend_synchronize(b));
+        place_end(&pa);
+        place_end(&pb);
+        gcuda_backend_free(a);
+        gcuda_backend_free(b);
+        if (i > 0) { CHECK(cudaStreamDestroy(stream) == cudaSuccess); }
+        CHECK_EQ_I(sim_leaks(), 0);
+    }
+    clean();
+}
+
+TEST(events_and_copies_want_their_own_devices) {
+    fresh(2, 64 * MB, 1);
+    gcuda_backend_t a = gcuda_backend_cuda_init(0), b = gcuda_backend_cuda_init(1), cpu = gcuda_backend_cpu_init();
+    gcuda_backend_event_t event = gcuda_backend_event_new(gcuda_backend_get_device(a));
+    REQUIRE(a != NULL && b != NULL && cpu != NULL && event != NULL);
+    CHECK(gcuda_backend_event_record(event, b) == GCUDA_STATUS_INVALID_ARGUMENT); // of another device
+    CHECK_HAS(gcuda_last_error(), "CUDA0");
+    CHECK(gcuda_backend_event_record(event, cpu) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_event_wait(cpu, event) != GCUDA_STATUS_SUCCESS);
+    CHECK_OK(gcuda_backend_event_record(event, a));
+    CHECK_OK(gcuda_backend_event_wait(b, event)); // another device may wait
+    CHECK_OK(gcuda_backend_event_synchronize(event));
+    // tensors on neither, or on the wrong one, are copied the blocking way after all queued work
+    struct place pa = place_begin(), pb = place_begin(), pc = place_begin();
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, 3),
+                        *y = gcuda_new_tensor_1d(pb.ctx, GCUDA_TYPE_F32, 3),
+                        *z = gcuda_new_tensor_1d(pc.ctx, GCUDA_TYPE_F32, 3);
+    struct gcuda_tensor * part = gcuda_view_1d(pa.ctx, x, 3, 0);
+    REQUIRE(place_alloc(&pa, a) && place_alloc(&pb, b) && place_alloc(&pc, cpu));
+    float in[3] = { 1, 2, 3 }, out[3] = { 0, 0, 0 };
+    CHECK_OK(gcuda_backend_tensor_set(z, in, 0, sizeof in));
+    CHECK_OK(gcuda_backend_tensor_copy_async(cpu, a, z, x));
+    CHECK_OK(gcuda_backend_tensor_copy_async(b, a, x, y)); // both backends are the wrong ones
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    CHECK_OK(gcuda_backend_tensor_memset(y, 0, 0, sizeof out));
+    CHECK_OK(gcuda_backend_tensor_copy_async(a, b, part, y)); // a view: its owner decides
+    CHECK_OK(gcuda_backend_tensor_get_async(b, y, out, 0, sizeof out));
+    CHECK_OK(gcuda_backend_synchronize(b));
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    gcuda_backend_event_free(event);
+    place_end(&pa);
+    place_end(&pb);
+    place_end(&pc);
+    gcuda_backend_free(a);
+    gcuda_backend_free(b);
+    gcuda_backend_free(cpu);
+    clean();
+}
+
+// =====================================================================================================================
+// >>buffers
+// =====================================================================================================================
+TEST(split_types_are_found_again_and_bad_shares_refused) {
+    fresh(3, 64 * MB, 1);
+    const float even[3] = { 1, 1, 1 }, twice[3] = { 2, 2, 2 }, other[3] = { 1, 2, 1 }, nothing[3] = { 0, 0, 0 },
+                long_one[5] = { 1, 1, 1, 0, 0 }, too_long[4] = { 1, 1, 1, 1 };
+    const float negative[3] = { 1, -1, 1 }, nan_[3] = { 1, (float) NAN, 1 }, inf[3] = { 1, (float) INFINITY, 1 };
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(0, even, 3);
+    REQUIRE(t != NULL);
+    CHECK(gcuda_backend_cuda_split_buffer_type(0, twice, 3) == t &&
+          gcuda_backend_cuda_split_buffer_type(0, long_one, 5) == t);
+    CHECK(gcuda_backend_cuda_split_buffer_type(0, NULL, 0) == t && // the same memory everywhere
+          gcuda_backend_cuda_split_buffer_type(0, nothing, 3) == t);
+    CHECK(gcuda_backend_cuda_split_buffer_type(1, even, 3) != t &&
+          gcuda_backend_cuda_split_buffer_type(0, other, 3) != t);
+    CHECK(strcmp(gcuda_backend_buft_name(t), "CUDA0_Split") == 0 && gcuda_backend_buft_get_alignment(t) == 128);
+    CHECK(!gcuda_backend_buft_is_host(t) && gcuda_backend_buft_is_cuda_split(t));
+    CHECK(!gcuda_backend_buft_is_cuda_split(gcuda_backend_cuda_buffer_type(0)) &&
+          !gcuda_backend_buft_is_cuda_split(NULL));
+    gcuda_backend_dev_t d0 = gcuda_backend_dev_by_name("CUDA0"), d1 = gcuda_backend_dev_by_name("CUDA1");
+    CHECK(gcuda_backend_buft_get_device(t) == d0);
+    CHECK(gcuda_backend_dev_supports_buft(d0, t) && !gcuda_backend_dev_supports_buft(d1, t));
+    CHECK(gcuda_backend_cuda_split_buffer_type(3, even, 3) == NULL &&
+          gcuda_backend_cuda_split_buffer_type(-1, even, 3) == NULL);
+    CHECK(gcuda_backend_cuda_split_buffer_type(0, even, 2) == NULL);
+    CHECK_HAS(gcuda_last_error(), "2 shares for 3 devices");
+    CHECK(gcuda_backend_cuda_split_buffer_type(0, too_long, 4) == NULL);
+    CHECK_HAS(gcuda_last_error(), "share 3");
+    CHECK(gcuda_backend_cuda_split_buffer_type(0, negative, 3) == NULL);
+    CHECK_HAS(gcuda_last_error(), "share 1 is -1");
+    CHECK(gcuda_backend_cuda_split_buffer_type(0, nan_, 3) == NULL &&
+          gcuda_backend_cuda_split_buffer_type(0, inf, 3) == NULL);
+    clean();
+}
+
+// Every row is on one device, in order, and boundaries are multiples of the rounding.
+static void check_rows(gcuda_backend_buffer_type_t t, const struct gcuda_tensor * w, int n_devices, const float * shares) {
+    int64_t at = 0, low, high;
+    const int64_t n = gcuda_nrows(w), rounding = GCUDA_SIM_CC >= 700 ? 128 : 64;
+    for (int i = 0; i < n_devices; ++i) {
+        CHECK_OK(gcuda_backend_cuda_get_split_rows(t, w, i, &low, &high));
+        CHECK(low == at && high >= low && (high == n || high % rounding == 0));
+        if (shares[i] == 0.0f) { CHECK_EQ_I(low, high); }
+        at = high;
+    }
+    CHECK_EQ_I(at, n);
+}
+
+TEST(rows_are_dealt_out_by_one_rule) {
+    static const float shares[][4] = { { 1, 1, 1, 1 }, { 5, 1, 2, 1 }, { 0, 1, 1, 1 }, { 1, 0, 0, 1 }, { 1, 1, 1, 0 },
+        { 0, 0, 1, 0 }, { 0, 1, 0, 0 }, { 1e-6f, 1, 1, 1e-6f }, { 1, 0, 0, 0 } };
+    fresh(4, 64 * MB, 1);
+    struct place p = place_begin();
+    for (size_t i = 0; i < sizeof shares / sizeof shares[0]; ++i) {
+        gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(0, shares[i], 4);
+        REQUIRE(t != NULL);
+        for (int64_t n = 1; n < 2200; n += n < 300 ? 7 : 97) {
+            struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 1, n);
+            check_rows(t, w, 4, shares[i]);
+        }
+    }
+    // a remainder belongs to the last device with a share, not to one behind it
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(0, shares[4], 4);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 1000);
+    int64_t low, high;
+    CHECK_OK(gcuda_backend_cuda_get_split_rows(t, w, 2, &low, &high));
+    CHECK(low == 640 && high == 1000);
+    CHECK(gcuda_backend_cuda_get_split_rows(t, w, 4, &low, &high) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_cuda_get_split_rows(gcuda_backend_cpu_buffer_type(), w, 0, &low, &high) ==
+          GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_cuda_get_split_data(w, 0) == NULL && gcuda_backend_cuda_get_split_data(NULL, 0) == NULL);
+    // bytes: rows of 32 elements with a tail of 480 on each of three devices
+    CHECK_EQ_I(gcuda_backend_buft_get_alloc_size(t, w), (1000 * 32 + 3 * 480) * 4);
+    place_end(&p);
+    clean();
+}
+
+TEST(split_buffers_set_get_clear_and_refuse_the_rest) {
+    fresh(3, 64 * MB, 1);
+    const float shares[3] = { 1, 2, 1 };
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(1, shares, 3);
+    struct place p = place_begin(), plain = place_begin();
+    struct gcuda_tensor *w = gcuda_set_name(gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 40, 1030), "w"),
+                        *v = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 64, 700),
+                        *e = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 40, 0);
+    struct gcuda_tensor * copy = gcuda_new_tensor_2d(plain.ctx, GCUDA_TYPE_F32, 40, 1030);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    REQUIRE(t != NULL && backend != NULL && place_alloc(&plain, backend));
+    p.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(p.ctx, t);
+    REQUIRE(p.buffer != NULL);
+    (void) e;
+    const size_t size = gcuda_nbytes(w);
+    float *in = (float *) malloc(size), *out = (float *) malloc(size);
+    for (size_t i = 0; i < size / 4; ++i) { in[i] = (float) i; }
+    CHECK_OK(gcuda_backend_tensor_set(w, in, 0, size));
+    CHECK_OK(gcuda_backend_tensor_get(w, out, 0, size));
+    CHECK(memcmp(in, out, size) == 0);
+    // each device has its rows, then zeros
+    for (int i = 0; i < 3; ++i) {
+        int64_t low, high;
+        float tail[480];
+        CHECK_OK(gcuda_backend_cuda_get_split_rows(t, w, i, &low, &high));
+        const char * data = (const char *) gcuda_backend_cuda_get_split_data(w, i);
+        REQUIRE(data != NULL && high > low);
+        const size_t bytes = (size_t) (high - low) * 160;
+        CHECK(cudaMemcpy(out, data, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+        CHECK(memcmp(out, in + low * 40, bytes) == 0);
+        CHECK(cudaMemcpy(tail, data + bytes, 472 * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+        for (int k = 0; k < 472; ++k) { CHECK(tail[k] == 0.0f); }
+    }
+    // copies go through the host, both ways
+    CHECK_OK(gcuda_backend_tensor_copy(w, copy));
+    CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+    CHECK_OK(gcuda_backend_tensor_get(w, out, 0, size));
+    for (size_t i = 0; i < size / 4; ++i) { CHECK(out[i] == 0.0f); }
+    CHECK_OK(gcuda_backend_tensor_copy(copy, w));
+    CHECK_OK(gcuda_backend_tensor_get(w, out, 0, size));
+    CHECK(memcmp(in, out, size) == 0);
+    // parts
+    CHECK(gcuda_backend_tensor_set(w, in, 0, size - 4) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "CUDA1_Split");
+    CHECK(gcuda_backend_tensor_set(w, in, 4, size - 4) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_get(w, out, 160, 160) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_memset(w, 0, 0, size) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_HAS(gcuda_last_error(), "CUDA1_Split");
+    CHECK(gcuda_backend_tensor_set_async(backend, w, in, 0, size) == GCUDA_STATUS_INVALID_ARGUMENT);
+    // views and tensors with gaps
+    struct gcuda_tensor * view = gcuda_view_2d(p.ctx, w, 40, 10, 160, 0);
+    CHECK(gcuda_backend_view_init(view) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "view");
+    CHECK(view->buffer == NULL);
+    // after a reset everything is to be placed anew
+    CHECK(gcuda_backend_cuda_get_split_data(v, 1) != NULL);
+    CHECK_OK(gcuda_backend_buffer_reset(p.buffer));
+    size_t n_free = 0, n_total = 0;
+    CHECK_OK(gcuda_backend_cuda_get_device_memory(2, &n_free, &n_total));
+    CHECK_EQ_I(n_free, n_total);
+    CHECK_OK(gcuda_backend_buffer_init_tensor(p.buffer, w));
+    CHECK_OK(gcuda_backend_buffer_init_tensor(p.buffer, w)); // twice: the same memory
+    CHECK_OK(gcuda_backend_tensor_set(w, in, 0, size));
+    free(in);
+    free(out);
+    gcuda_backend_free(backend);
+    place_end(&plain);
+    place_end(&p);
+    clean();
+}
+
+TEST(no_memory_on_one_device_undoes_the_rest) {
+    fresh(3, 8 * MB, 1);
+    void * taken = NULL;
+    CHECK(cudaSetDevice(2) == cudaSuccess && cudaMalloc(&taken, 7 * MB) == cudaSuccess &&
+          cudaSetDevice(0) == cudaSuccess);
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(0, NULL, 0);
+    struct place p = place_begin();
+    struct gcuda_tensor * small = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 512, 384);
+    struct gcuda_tensor * w = gcuda_set_name(gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 512, 3 * 1024), "w");
+    CHECK(gcuda_backend_alloc_ctx_tensors_from_buft(p.ctx, t) == NULL);
+    CHECK_HAS(gcuda_last_error(), "'w'");
+    CHECK_HAS(gcuda_last_error(), "CUDA2");
+    CHECK_HAS(gcuda_last_error(), "free");
+    CHECK(w->buffer == NULL && small->buffer == NULL);
+    CHECK(cudaFree(taken) == cudaSuccess);
+    CHECK_EQ_I(sim_leaks(), 0);
+    p.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(p.ctx, t); // fits now
+    CHECK(p.buffer != NULL);
+    place_end(&p);
+    clean();
+}
+
+// =====================================================================================================================
+// >>products
+// =====================================================================================================================
+struct product {
+    enum gcuda_type a, b;
+    int64_t k, m, n;
+};
+
+static float noise(uint64_t * state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (float) (int32_t) (*state >> 33) / 1073741824.0f - 1.0f;
+}
+
+static void * random_rows(enum gcuda_type type, int64_t k, int64_t n, uint64_t seed) {
+    float * f = (float *) malloc((size_t) (k * n) * sizeof *f);
+    void * rows = malloc((size_t) n * gcuda_row_size(type, k));
+    for (int64_t i = 0; i < k * n; ++i) { f[i] = noise(&seed); }
+    CHECK_OK(gcuda_quantize_rows(type, f, rows, n, k, NULL, 1));
+    free(f);
+    return rows;
+}
+
+enum { M2 = 400 }; // rows of the second weight
+
+// y = w2 sqr(w1 x) on the backend, weights in buffers of type t (NULL: plain ones), twice with different x, and nothing
+// waits in between. Both results into out (page-locked).
+static gcuda_status products_with(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct product * c,
+    struct place * weights, struct place * p, gcuda_gallocr_t galloc, char * host) {
+    struct gcuda_tensor *w1 = gcuda_new_tensor_2d(weights->ctx, c->a, c->k, c->m),
+                        *w2 = gcuda_new_tensor_2d(weights->ctx, GCUDA_TYPE_F32, c->m, M2);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p->ctx, c->b, c->k, c->n);
+    struct gcuda_tensor * y = gcuda_mul_mat(p->ctx, w2, gcuda_sqr(p->ctx, gcuda_mul_mat(p->ctx, w1, x)));
+    struct gcuda_cgraph * graph = gcuda_new_graph(p->ctx);
+    gcuda_status st = gcuda_build_forward_expand(graph, y);
+    if (st != GCUDA_STATUS_SUCCESS) { return st; }
+    gcuda_set_input(x);
+    gcuda_set_output(y);
+    weights->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+        weights->ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
+    if (weights->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    st = gcuda_gallocr_alloc_graph(galloc, graph);
+    const size_t x_size = gcuda_nbytes(x), y_size = gcuda_nbytes(y);
+    struct gcuda_tensor * w[2] = { w1, w2 };
+    for (int i = 0; i < 2; ++i) {
+        void *rows = random_rows(w[i]->type, w[i]->ne[0], w[i]->ne[1], (uint64_t) i + 1),
+             *in = random_rows(c->b, c->k, c->n, (uint64_t) i + 3);
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(w[i], rows, 0, gcuda_nbytes(w[i])); }
+        memcpy(host + (size_t) i * x_size, in, x_size);
+        free(rows);
+        free(in);
+    }
+    for (size_t i = 0; i < 2; ++i) {
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set_async(backend, x, host + i * x_size, 0, x_size); }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute_async(backend, graph); }
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcuda_backend_tensor_get_async(backend, y, host + 2 * x_size + i * y_size, 0, y_size);
+        }
+    }
+    const gcuda_status end = gcuda_backend_synchronize(backend);
+    return st != GCUDA_STATUS_SUCCESS ? st : end;
+}
+
+static size_t result_size(const struct product * c) { return (size_t) (2 * M2 * c->n) * sizeof(float); }
+
+// The caller frees the results; NULL on failure.
+static float * products(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct product * c) {
+    struct place weights = place_begin(), p = place_begin();
+    const size_t x_size = (size_t) (2 * c->n) * gcuda_row_size(c->b, c->k);
+    gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
+    gcuda_backend_buffer_t host =
+        gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), x_size + result_size(c));
+    float * out = NULL;
+    if (galloc != NULL && host != NULL) {
+        char * at = (char *) gcuda_backend_buffer_get_base(host);
+        if (products_with(backend, t, c, &weights, &p, galloc, at) == GCUDA_STATUS_SUCCESS) {
+            out = (float *) malloc(result_size(c));
+            memcpy(out, at + x_size, result_size(c));
+        }
+    }
+    gcuda_gallocr_free(galloc);
+    place_end(&p);
+    place_end(&weights);
+    gcuda_backend_buffer_free(host);
+    return out;
+}
+
+static float * whole(const struct product * c) {
+    fresh(1, 64 * MB, 0);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    float * y = products(backend, NULL, c);
+    gcuda_backend_free(backend);
+    CHECK_MSG(y != NULL, "%s", gcuda_last_error());
+    return y;
+}
+
+struct setting {
+    int n_devices, main_device, link; // link: sim_peer between any two
+    enum gcuda_cuda_peer_mode mode;
+    float shares[8];
+    uint64_t seed;
+};
+
+static void split_once(const struct product * c, const struct setting * s, const float * wanted) {
+    fresh(s->n_devices, 64 * MB, s->seed);
+    for (int i = 0; i < s->n_devices; ++i) {
+        for (int k = 0; k < s->n_devices; ++k) {
+            if (i != k) { sim_peer(i, k, s->link); }
+        }
+    }
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(s->main_device, s->shares, s->n_devices);
+    gcuda_backend_t backend = backend_on(s->main_device, s->mode);
+    REQUIRE(t != NULL && backend != NULL);
+    CHECK(cudaSetDevice(s->n_devices - 1) == cudaSuccess);
+    float * y = products(backend, t, c);
+    CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(c)) == 0,
+        "%s [%lld, %lld] x %lld on %d devices, main %d, shares %g %g %g, link %d, mode %d, seed %llu: %s",
+        gcuda_type_name(c->a), (long long) c->k, (long long) c->m, (long long) c->n, s->n_devices, s->main_device,
+        (double) s->shares[0], (double) s->shares[1], (double) s->shares[2], s->link, (int) s->mode,
+        (unsigned long long) s->seed, y ? "wrong" : gcuda_last_error());
+    int device = -1;
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == s->n_devices - 1);
+    free(y);
+    gcuda_backend_free(backend);
+    CHECK(sim_leaks() == 0 && sim_violations() == 0);
+}
+
+// Shares of up to 8 devices by number of devices; the main device must have rows of both weights.
+static const struct setting settings[] = {
+    { 1, 0, 1, GCUDA_CUDA_PEER_AUTO, { 1 }, 0 },
+    { 2, 0, 1, GCUDA_CUDA_PEER_AUTO, { 1, 1 }, 0 },
+    { 2, 1, 1, GCUDA_CUDA_PEER_AUTO, { 1, 1 }, 0 },
+    { 2, 1, 1, GCUDA_CUDA_PEER_AUTO, { 0, 1 }, 0 },
+    { 2, 0, 1, GCUDA_CUDA_PEER_AUTO, { 1, 0 }, 0 },
+    { 3, 2, 1, GCUDA_CUDA_PEER_AUTO, { 1, 1, 1 }, 0 },
+    { 3, 2, 1, GCUDA_CUDA_PEER_AUTO, { 1, 0, 1 }, 0 },
+    { 3, 1, 1, GCUDA_CUDA_PEER_AUTO, { 1, 1, 0 }, 0 },
+    { 3, 1, 1, GCUDA_CUDA_PEER_AUTO, { 0, 5, 2 }, 0 },
+    { 4, 3, 1, GCUDA_CUDA_PEER_AUTO, { 2, 1, 1, 1 }, 0 },
+    { 8, 7, 1, GCUDA_CUDA_PEER_AUTO, { 1, 1, 1, 1, 1, 1, 1, 1 }, 0 },
+    { 8, 6, 1, GCUDA_CUDA_PEER_AUTO, { 0, 1, 0, 3, 0, 1, 2, 0 }, 0 },
+    { 3, 2, 2, GCUDA_CUDA_PEER_AUTO, { 1, 1, 1 }, 0 },
+    { 3, 2, 3, GCUDA_CUDA_PEER_AUTO, { 1, 1, 1 }, 0 },
+    { 3, 2, 1, GCUDA_CUDA_PEER_OFF, { 1, 1, 1 }, 0 },
+};
+enum { N_SETTINGS = sizeof settings / sizeof settings[0] };
+
+TEST(split_products_are_the_whole_bit_for_bit) {
+    static const struct product cases[] = {
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 40, 420, 3 },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 40, 420, 17 },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 420, 1 },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 32, 400, 2 },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F16, 40, 450, 2 },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 100, 2 }, // fewer rows than the rounding: all on the last
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        float * wanted = whole(&cases[i]);
+        REQUIRE(wanted != NULL);
+        for (int k = 0; k < N_SETTINGS; ++k) {
+            struct setting s = settings[k];
+            s.seed = i;
+            const bool is_small = cases[i].m < 128;
+            int last = 0;
+            for (int d = 0; d < s.n_devices; ++d) { last = s.shares[d] > 0.0f ? d : last; }
+            if (!is_small || s.main_device == last) { split_once(&cases[i], &s, wanted); }
+        }
+        free(wanted);
+    }
+    clean();
+}
+
+TEST(any_number_of_columns) {
+    for (int64_t n = 1; n <= 130; n += n < 3 ? 1 : n < 120 ? 31 : 1) {
+        const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, n };
+        float * wanted = whole(&c);
+        REQUIRE(wanted != NULL);
+        struct setting s = settings[5];
+        s.seed = (uint64_t) n;
+        split_once(&c, &s, wanted);
+        s.mode = GCUDA_CUDA_PEER_OFF;
+        split_once(&c, &s, wanted);
+        free(wanted);
+    }
+    clean();
+}
+
+TEST(split_products_are_ordered_for_every_seed) {
+    static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 2 },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 32, 420, 1 } };
+    float * wanted[2] = { whole(&cases[0]), whole(&cases[1]) };
+    REQUIRE(wanted[0] != NULL && wanted[1] != NULL);
+    for (uint64_t seed = 0; seed < (test_full() ? 200u : 40u); ++seed) {
+        for (int i = 0; i < 3; ++i) { // direct, by the driver, through the host
+            struct setting s = settings[5];
+            s.seed = seed;
+            s.link = 1 + i;
+            split_once(&cases[seed % 2], &s, wanted[seed % 2]);
+        }
+    }
+    free(wanted[0]);
+    free(wanted[1]);
+    clean();
+}
