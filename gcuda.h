@@ -308,6 +308,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_buft_get_alloc_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_alloc_size)
 #define gcuda_backend_buft_get_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_device)
 #define gcuda_backend_buft_get_max_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_get_max_size)
+#define gcuda_backend_buft_is_cuda_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_cuda_split)
 #define gcuda_backend_buft_is_host GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_is_host)
 #define gcuda_backend_buft_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_buft_name)
 #define gcuda_backend_compare_graph_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_compare_graph_backend)
@@ -325,15 +326,20 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
 #define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
 #define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
+#define gcuda_backend_cuda_get_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_peer)
+#define gcuda_backend_cuda_get_split_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_data)
+#define gcuda_backend_cuda_get_split_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_rows)
 #define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
 #define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
 #define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
 #define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
 #define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
+#define gcuda_backend_cuda_probe_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_probe_peer)
 #define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
 #define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
 #define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
 #define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
+#define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
 #define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
 #define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
 #define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
@@ -3290,7 +3296,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 // points nowhere. Memory is taken per device when a tensor is placed, and device boundaries are multiples of 128 rows
 // (64 where no device with a share reaches compute capability 7.0). gcuda_backend_buffer_clear fills the rows of all
 // tensors placed so far; memset and buffer-to-buffer copies are UNSUPPORTED (gcuda_backend_tensor_copy goes through the
-// host). Not for use while a backend computes with it: setting, clearing, freeing.
+// host). Not for use while a backend computes with it: setting, clearing, freeing. Any number of backends may compute
+// with one weight at the same time. What a backend takes on other devices for such products, at most its budget on each,
+// is in the statistics of those devices, not in the backend's.
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
@@ -22964,7 +22972,7 @@ static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcud
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
 
-static void gcudai_cuda_probe(int device, int peer) {
+static void gcudai_cuda_probe_pair(int device, int peer) {
     struct gcudai_cuda_probe p;
     struct gcudai_cuda_scope scope;
     enum gcuda_cuda_route route = GCUDA_CUDA_ROUTE_HOST;
@@ -23003,7 +23011,7 @@ static enum gcuda_cuda_route gcudai_cuda_route_find(int from, int to) {
             return route;
         }
         if (is_mine) {
-            gcudai_cuda_probe(from, to);
+            gcudai_cuda_probe_pair(from, to);
         } else {
             gcudai_cpu_yield();
         }
@@ -24977,6 +24985,9 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
     gcudai_cuda_pool_release(&cu->pool);
     gcudai_cuda_leave(&scope);
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        if (cu->sides[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->sides[i]->backend)); }
+    }
     return GCUDA_STATUS_SUCCESS;
 }
 
