@@ -66,6 +66,13 @@ struct record { // what an event stands for: a place in a queue
     uint64_t time_ns; // once done
 };
 
+struct launch_of_kernel {
+    const void * kernel;
+    dim3 grid, block;
+    size_t shared_bytes;
+    sim_arguments arguments;
+};
+
 struct operation {
     std::function<void()> run;
     uint64_t cost_ns;             // on the simulated clock
@@ -250,6 +257,7 @@ static void configure(state & s, int n_devices, size_t memory_bytes, uint64_t se
     s.ns_per_launch = 2000;
     s.bytes_per_us = 10000;
     s.each_kernel = nullptr;
+    for (CUstream_st * q : s.all_streams) { q->time_ns = 0; }
     for (int i = 0; i < MAX_DEVICES; ++i) { configure_device(s.devices[(size_t) i], i); }
 }
 
@@ -451,7 +459,7 @@ struct block_state {
     lane * here;
     void * shared; // dynamic
     cudaError_t error; // of a block that failed
-    long runs_on;      // the system's number of the thread that runs a block, or 0
+    std::atomic<long> runs_on; // the system's number of the thread that runs a block, or 0
 };
 static block_state & b = *new block_state(); // never destroyed, as the state
 
@@ -800,6 +808,16 @@ static void set_bytes(void * dst, int value, size_t size) {
     }
 }
 
+static int arena_with(uintptr_t address) { // a device, or -1
+    for (int i = 0; i < MAX_DEVICES; ++i) {
+        const arena & a = the().devices[(size_t) i].memory;
+        if (a.at != 0 && address >= a.at && address - a.at < ARENA_BYTES) { return i; }
+    }
+    return -1;
+}
+
+static bool is_arena_address(uintptr_t address) { return arena_with(address) >= 0; }
+
 static void describe(uintptr_t address, char * text, size_t size) {
     state & s = the();
     uintptr_t base = 0;
@@ -809,12 +827,9 @@ static void describe(uintptr_t address, char * text, size_t size) {
             m->kind == MAPPED ? "mapped " : m->kind == EXTERNAL ? "external " : "", m->device);
         return;
     }
-    for (int i = 0; i < MAX_DEVICES; ++i) {
-        const arena & a = s.devices[(size_t) i].memory;
-        if (a.at != 0 && address >= a.at && address - a.at < ARENA_BYTES) {
-            snprintf(text, size, "device %d, where nothing is allocated", i);
-            return;
-        }
+    if (is_arena_address(address)) {
+        snprintf(text, size, "device %d, where nothing is allocated", arena_with(address));
+        return;
     }
     auto it = s.ranges.upper_bound(address);
     if (it != s.ranges.begin() && address - std::prev(it)->first < std::prev(it)->second) {
@@ -824,29 +839,32 @@ static void describe(uintptr_t address, char * text, size_t size) {
     text[0] = '\0';
 }
 
-static void on_fault(int signal_number, siginfo_t * info, void *) {
-    const uintptr_t address = (uintptr_t) info->si_addr;
-    const guard held(the().lock);
+// Reports a forbidden access; does not come back from a kernel's. True: of the host, and goes through.
+static bool report_fault(uintptr_t address) {
     char what[200], text[300];
-    describe(address, what, sizeof(what));
-    if (b.runs_on == syscall(SYS_gettid)) { // a kernel's, on its own stack
+    if (b.runs_on == syscall(SYS_gettid)) { // a kernel's, on its own stack; this thread has the lock
+        describe(address, what, sizeof(what));
         snprintf(text, sizeof(text), "a kernel of device %d uses %p: %s", the().open_for, (void *) address,
             what[0] != '\0' ? what : "no device memory");
         b.error = cudaErrorIllegalAddress;
         fail_block(text); // does not come back; SA_NODEFER: the signal is not blocked
     }
-    if (what[0] == '\0') { // not ours
-        signal(signal_number, SIG_DFL);
-        return;
-    }
+    const guard held(the().lock);
+    describe(address, what, sizeof(what));
+    if (what[0] == '\0') { return false; } // not ours
     snprintf(text, sizeof(text), "the host uses %p: %s", (void *) address, what);
     violation(text);
-    if (memory_at((const void *) address) == nullptr) {
+    return memory_at((const void *) address) != nullptr;
+}
+
+static void on_fault(int signal_number, siginfo_t * info, void *) {
+    const uintptr_t address = (uintptr_t) info->si_addr;
+    if (!report_fault(address)) {
         signal(signal_number, SIG_DFL);
         return;
     }
-    set_rights(address, 1, PROT_READ | PROT_WRITE);
-    the().stray_pages.push_back(address / 4096 * 4096); // until the next call
+    set_rights(address, 1, PROT_READ | PROT_WRITE); // until the next call
+    the().stray_pages.push_back(address / 4096 * 4096);
 }
 
 static void watch_faults() {
@@ -1966,7 +1984,40 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const 
     return cudaSuccess;
 }
 
-cudaError_t sim_launch(const cudaLaunchConfig_t * config, const void * kernel, std::function<void()> thread) {
+static bool is_host_address(uintptr_t p) {
+    unsigned char resident = 0;
+    return p > 0xffff && p >> 47 == 0 && memory_at((const void *) p) == nullptr &&
+           mincore((void *) (p / 4096 * 4096), 4096, &resident) == 0;
+}
+
+// An argument that points to host memory which kernels cannot use, or NULL: neither page-locked nor registered.
+static const void * pageable_argument(const sim_arguments & arguments) {
+    for (size_t k = 0; k < arguments.at.size(); ++k) {
+        const char * at = (const char *) arguments.at[k];
+        for (size_t i = 0; (uintptr_t) at % 8 == 0 && i + 8 <= arguments.size[k]; i += 8) {
+            uintptr_t p = 0;
+            memcpy(&p, at + i, sizeof(p));
+            if (is_host_address(p) && !is_arena_address(p)) { return (const void *) p; }
+        }
+    }
+    return nullptr;
+}
+
+static cudaError_t run_kernel(int device_index, const launch_of_kernel & l) {
+    const cudaError_t e = injected("kernel");
+    if (e != cudaSuccess) { return e; }
+    const void * p = pageable_argument(l.arguments);
+    if (p != nullptr) {
+        char text[160];
+        snprintf(text, sizeof(text), "a kernel of device %d is given %p: memory of the host, not page-locked", device_index, p);
+        violation(text);
+        return cudaErrorIllegalAddress;
+    }
+    return run_grid(device_index, l.grid, l.block, l.shared_bytes, l.arguments.thread);
+}
+
+cudaError_t sim_launch(
+    const cudaLaunchConfig_t * config, const void * kernel, sim_copy_arguments copy, void ** arguments) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(config->stream);
     const cudaError_t e = begin("cudaLaunchKernelEx", q ? q->device : current_device);
@@ -1975,14 +2026,13 @@ cudaError_t sim_launch(const cudaLaunchConfig_t * config, const void * kernel, s
         return fails(cudaErrorInvalidResourceHandle);
     }
     if (!is_launchable(config, shared_limit_of(kernel))) { return fails(cudaErrorInvalidConfiguration); }
-    const dim3 grid = config->gridDim, block = config->blockDim;
-    const size_t shared_bytes = config->dynamicSmemBytes;
+    const launch_of_kernel l = { kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes,
+        copy(kernel, arguments) };
     const int device_index = q->device;
     operation o = {};
     o.cost_ns = the().ns_per_launch;
     o.run = [=]() {
-        cudaError_t err = injected("kernel");
-        err = err == cudaSuccess ? run_grid(device_index, grid, block, shared_bytes, thread) : err;
+        const cudaError_t err = run_kernel(device_index, l);
         if (err != cudaSuccess) { lose_device(device_index, err); }
     };
     enqueue(q, o);

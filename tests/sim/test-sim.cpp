@@ -2,12 +2,7 @@
 // page-locked and pageable copies, faults, limits, leaks.
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
-#include "cuda_runtime.h"
-#include "sim.h"
-
-#include "test.h"
-
-#include <vector>
+#include "sim-launch.h"
 
 extern "C" int cublasCreate_v2(void ** handle);
 extern "C" int cublasDestroy_v2(void * handle);
@@ -15,36 +10,6 @@ extern "C" int cublasSetStream_v2(void * handle, cudaStream_t stream);
 extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
     const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
     const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int algorithm);
-
-static const size_t MB = 1 << 20;
-
-template <typename... P, typename... A>
-static cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A... args) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    return cudaLaunchKernelEx(&config, kernel, args...);
-}
-
-template <typename T> static T * on_device(size_t n) {
-    void * p = nullptr;
-    CHECK(cudaMalloc(&p, n * sizeof(T)) == cudaSuccess);
-    return (T *) p;
-}
-
-template <typename T> static std::vector<T> fetched(const T * p, size_t n) {
-    std::vector<T> v(n);
-    CHECK(cudaMemcpy(v.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
-    return v;
-}
-
-static void clean() { // at the end of a test
-    CHECK_EQ_I(sim_leaks(), 0);
-    CHECK_EQ_I(sim_violations(), 0);
-    sim_reset(1, 64 * MB, 1);
-}
 
 // =====================================================================================================================
 // >>kernels

@@ -7,10 +7,13 @@
 
 #include <functional>
 #include <math.h>
+#include <memory>
 #include <stdint.h>
 #include <string.h>
 #include <tuple>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #define __CUDA_ARCH__ GCUDA_SIM_CC
 #define __global__
@@ -83,14 +86,42 @@ struct cudaLaunchConfig_t {
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
-cudaError_t sim_launch(const cudaLaunchConfig_t * config, const void * kernel, std::function<void()> thread);
+// The arguments of a launch, copied; `at` are where they lie, as in cudaKernelNodeParams.
+struct sim_arguments {
+    std::function<void()> thread; // calls the kernel with them
+    std::vector<void *> at;
+    std::vector<size_t> size;
+};
+typedef sim_arguments (*sim_copy_arguments)(const void * kernel, void ** at);
+
+template <typename... P> struct sim_kernel {
+    template <size_t... I> static sim_arguments copy_all(const void * kernel, void ** at, std::index_sequence<I...>) {
+        typedef std::tuple<std::decay_t<P>...> values;
+        (void) at; // of a kernel without arguments
+        const std::shared_ptr<values> v = std::make_shared<values>(*(std::decay_t<P> *) at[I]...);
+        void (*function)(P...) = (void (*)(P...)) kernel;
+        return sim_arguments{ [=]() { std::apply(function, *v); }, { (void *) &std::get<I>(*v)... },
+            { sizeof(std::decay_t<P>)... } };
+    }
+    static sim_arguments copy(const void * kernel, void ** at) {
+        return copy_all(kernel, at, std::index_sequence_for<P...>());
+    }
+};
+
+cudaError_t sim_launch(
+    const cudaLaunchConfig_t * config, const void * kernel, sim_copy_arguments copy, void ** arguments);
 cudaError_t sim_func_set_shared(const void * kernel, int value);
 
 // Arguments are copied now; the kernel runs when its stream comes to it.
 template <typename... P, typename... A>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, void (*kernel)(P...), A &&... args) {
-    std::tuple<std::decay_t<P>...> copy(static_cast<std::decay_t<P>>(args)...);
-    return sim_launch(config, (const void *) kernel, [kernel, copy]() { std::apply(kernel, copy); });
+    std::tuple<std::decay_t<P>...> values(static_cast<std::decay_t<P>>(args)...);
+    return std::apply(
+        [=](auto &... v) {
+            void * at[] = { (void *) &v..., nullptr };
+            return sim_launch(config, (const void *) kernel, sim_kernel<P...>::copy, at);
+        },
+        values);
 }
 
 template <typename... P>
