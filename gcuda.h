@@ -466,7 +466,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cuda_uploader_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_new)
 #define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
 #define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
+#define gcuda_custom_4d_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d_ext)
 #define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
+#define gcuda_custom_inplace_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace_ext)
 #define gcuda_diag GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag)
 #define gcuda_diag_mask_inf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf)
 #define gcuda_diag_mask_inf_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_diag_mask_inf_inplace)
@@ -1206,7 +1208,7 @@ struct gcuda_array {
     X(VIEW,              view,                1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
     X(PERMUTE,           permute,             1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
     X(TRANSPOSE,         transpose,           1,  0,  GCUDAI_OP_VIEW,  none,           none,  any)    \
-    X(CUSTOM,            custom,              0,  10, 0,               custom,         custom, any)   \
+    X(CUSTOM,            custom,              0,  10, 0,               custom,         custom, custom) \
     /* family ops-a: copies and data movement */                                                      \
     X(DUP,               dup,                 1,  0,  0,               cpy,            cpy,   any)    \
     X(CONT,              cont,                1,  0,  0,               cpy,            cpy,   any)    \
@@ -1402,12 +1404,27 @@ typedef void (*gcuda_custom3_op_t)(struct gcuda_tensor * dst, const struct gcuda
     const struct gcuda_tensor * b, const struct gcuda_tensor * c, int ith, int nth, void * userdata);
 typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, void * userdata);
 #define GCUDA_N_TASKS_MAX (-1)
+
+// The same on a CUDA device: cuda enqueues the caller's own kernels on stream, where the sources are ready and whoever
+// comes next waits for dst. It runs on the computing thread each time the graph is computed, with the device current and
+// dst->data, dst->src[]->data device memory. It must not wait for the stream, use another one without joining it again,
+// allocate with cudaMalloc or change the device: the stream may be recording a CUDA graph. Its launches then are nodes of
+// that graph. Another status than SUCCESS ends the computation with it; a CUDA error it leaves is reported.
+struct CUstream_st; // what cudaStream_t points to
+typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
+struct gcuda_custom_params { // at least one of fun and cuda
+    gcuda_custom_op_t fun;       // on host data; NULL: only CUDA devices can compute the node
+    gcuda_custom_cuda_op_t cuda; // NULL: only the CPU can
+    void * userdata;
+    int n_tasks;                 // of fun; 0: 1
+};
 struct gcuda_custom_args {
     struct gcuda_tensor * dst;
     void (*fun)(void);
     void * userdata;
     int kind;    // 1..3: map_custom with that many sources; 4: custom
     int n_tasks; // at least 1
+    gcuda_custom_cuda_op_t cuda;
 };
 GCUDA_API struct gcuda_tensor * gcuda_map_custom1(
     struct gcuda_context * ctx, struct gcuda_tensor * a, gcuda_custom1_op_t fun, int n_tasks, void * userdata);
@@ -1426,6 +1443,11 @@ GCUDA_API struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum
     void * userdata);
 GCUDA_API struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata);
+GCUDA_API struct gcuda_tensor * gcuda_custom_4d_ext(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0,
+    int64_t ne1, int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args,
+    const struct gcuda_custom_params * params);
+GCUDA_API struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor ** args, int n_args, const struct gcuda_custom_params * params);
 
 // ---------------- ops-a: copies and data movement ----------------
 
@@ -9969,26 +9991,32 @@ static void gcudai_transpose_cpu(const union gcudai_args * args, const struct gc
 }
 
 // >>op:custom -----------------------------------------------------------------------------------------
-// Stored in op_params: the callback and its user pointer (a function pointer does not fit a void * by the standard,
+// Stored in op_params: the callbacks and their user pointer (a function pointer does not fit a void * by the standard,
 // but its bytes do fit here).
 struct gcudai_custom_params {
     void (*fun)(void);
     void * userdata;
     int32_t kind, n_tasks;
+    gcuda_custom_cuda_op_t cuda;
 };
+typedef char gcudai_custom_params_fit[sizeof(struct gcudai_custom_params) <= GCUDA_MAX_OP_PARAMS ? 1 : -1];
 
 static struct gcuda_tensor * gcudai_custom(
-    struct gcuda_context * ctx, struct gcuda_tensor * y, void (*fun)(void), int kind, int n_tasks, void * userdata) {
+    struct gcuda_context * ctx, struct gcuda_tensor * y, const struct gcudai_custom_params * p) {
+    if (y != NULL) {
+        memcpy(y->op_params, p, sizeof(*p));
+    }
+    return gcudai_op_finish(ctx, y);
+}
+
+static struct gcudai_custom_params gcudai_custom_host(void (*fun)(void), int kind, int n_tasks, void * userdata) {
     struct gcudai_custom_params p;
     GCUDAI_ZERO(p);
     p.fun = fun;
     p.userdata = userdata;
     p.kind = kind;
     p.n_tasks = n_tasks;
-    if (y != NULL) {
-        memcpy(y->op_params, &p, sizeof(p));
-    }
-    return gcudai_op_finish(ctx, y);
+    return p;
 }
 
 static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n,
@@ -10006,7 +10034,8 @@ static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struc
     }
     struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, GCUDA_OP_CUSTOM, src[0], src, n)
                                       : gcudai_op_new(ctx, GCUDA_OP_CUSTOM, src[0]->type, src[0]->ne, src, n);
-    return gcudai_custom(ctx, y, fun, n, n_tasks, userdata);
+    const struct gcudai_custom_params p = gcudai_custom_host(fun, n, n_tasks, userdata);
+    return gcudai_custom(ctx, y, &p);
 }
 
 struct gcuda_tensor * gcuda_map_custom1(
@@ -10045,22 +10074,19 @@ struct gcuda_tensor * gcuda_map_custom3_inplace(struct gcuda_context * ctx, stru
     return gcudai_map_custom(ctx, src, 3, (void (*)(void)) fun, n_tasks, userdata, true);
 }
 
-struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1,
-    int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks,
-    void * userdata) {
-    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+static struct gcuda_tensor * gcudai_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, const int64_t * ne,
+    struct gcuda_tensor ** args, int n_args, const struct gcudai_custom_params * p) {
     if (n_args < 0 || n_args > GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
         return gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "%d sources, want 0 to %d", n_args, GCUDA_MAX_SRC);
     }
     if (!gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, args, n_args)) {
         return NULL;
     }
-    return gcudai_custom(
-        ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), (void (*)(void)) fun, 4, n_tasks, userdata);
+    return gcudai_custom(ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), p);
 }
 
-struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
-    struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata) {
+static struct gcuda_tensor * gcudai_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor ** args, int n_args, const struct gcudai_custom_params * p) {
     struct gcuda_tensor * src[GCUDA_MAX_SRC] = { a };
     if (n_args < 0 || n_args >= GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
         return gcudai_op_error(
@@ -10074,8 +10100,45 @@ struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gc
                    ? gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source 0 is NULL")
                    : NULL;
     }
-    return gcudai_custom(
-        ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), (void (*)(void)) fun, 4, n_tasks, userdata);
+    return gcudai_custom(ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), p);
+}
+
+struct gcuda_tensor * gcuda_custom_4d(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks,
+    void * userdata) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    const struct gcudai_custom_params p = gcudai_custom_host((void (*)(void)) fun, 4, n_tasks, userdata);
+    return gcudai_custom_4d(ctx, type, ne, args, n_args, &p);
+}
+
+struct gcuda_tensor * gcuda_custom_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor ** args, int n_args, gcuda_custom_op_t fun, int n_tasks, void * userdata) {
+    const struct gcudai_custom_params p = gcudai_custom_host((void (*)(void)) fun, 4, n_tasks, userdata);
+    return gcudai_custom_inplace(ctx, a, args, n_args, &p);
+}
+
+// NULL: neither callback, which the check refuses.
+static struct gcudai_custom_params gcudai_custom_ext(const struct gcuda_custom_params * params) {
+    struct gcudai_custom_params p = gcudai_custom_host(NULL, 4, 1, NULL);
+    if (params != NULL) {
+        p = gcudai_custom_host(
+            (void (*)(void)) params->fun, 4, params->n_tasks == 0 ? 1 : params->n_tasks, params->userdata);
+        p.cuda = params->cuda;
+    }
+    return p;
+}
+
+struct gcuda_tensor * gcuda_custom_4d_ext(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1,
+    int64_t ne2, int64_t ne3, struct gcuda_tensor ** args, int n_args, const struct gcuda_custom_params * params) {
+    const int64_t ne[GCUDA_MAX_DIMS] = { ne0, ne1, ne2, ne3 };
+    const struct gcudai_custom_params p = gcudai_custom_ext(params);
+    return gcudai_custom_4d(ctx, type, ne, args, n_args, &p);
+}
+
+struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * ctx, struct gcuda_tensor * a,
+    struct gcuda_tensor ** args, int n_args, const struct gcuda_custom_params * params) {
+    const struct gcudai_custom_params p = gcudai_custom_ext(params);
+    return gcudai_custom_inplace(ctx, a, args, n_args, &p);
 }
 
 static struct gcudai_custom_params gcudai_custom_get(const struct gcuda_tensor * y) {
@@ -10086,7 +10149,7 @@ static struct gcudai_custom_params gcudai_custom_get(const struct gcuda_tensor *
 
 static gcuda_status gcudai_custom_check(const struct gcuda_tensor * y) {
     const struct gcudai_custom_params p = gcudai_custom_get(y);
-    GCUDAI_WANT(y, p.fun != NULL, "callback is NULL");
+    GCUDAI_WANT(y, p.fun != NULL || p.cuda != NULL, "callback is NULL");
     GCUDAI_WANT(y, p.kind >= 1 && p.kind <= 4, "kind is %d, want 1 to 4", (int) p.kind);
     GCUDAI_WANT(y, p.n_tasks > 0 || p.n_tasks == GCUDA_N_TASKS_MAX,
         "n_tasks is %d, want at least 1, or GCUDA_N_TASKS_MAX", (int) p.n_tasks);
@@ -10102,8 +10165,14 @@ static void gcudai_custom_args(const struct gcuda_tensor * y, union gcudai_args 
     args->custom.fun = p.fun;
     args->custom.userdata = p.userdata;
     args->custom.kind = p.kind;
+    args->custom.cuda = p.cuda;
     args->custom.n_tasks =
         p.n_tasks == GCUDA_N_TASKS_MAX ? 64 : p.n_tasks; // tasks, not threads: the same split everywhere
+}
+
+static gcuda_status gcudai_custom_can(const struct gcuda_tensor * y) {
+    GCUDAI_CAN(y, gcudai_custom_get(y).fun != NULL, "only a CUDA device can compute it: there is no host callback");
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static void gcudai_custom_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -24406,6 +24475,11 @@ static gcuda_status gcudai_cuda_argmax_can(const struct gcuda_tensor * y) {
     return gcudai_cuda_want_float(y, y->src[0]);
 }
 
+static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
+    GCUDAI_CAN(y, gcudai_custom_get(y).cuda != NULL, "only the CPU can compute it: there is no CUDA callback");
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // The operations that have a kernel: launcher gcuda_launch_<name> on the member <args>, what it refuses of a well-formed
 // node, and whether it needs scratch: then there is a gcuda_<name>_scratch_bytes, and the member has a `scratch`.
 // clang-format off
@@ -24517,7 +24591,18 @@ struct gcudai_cuda_op {
 };
 #define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
 #define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
+// The caller's kernels. An error that CUDA has to say is reported rather than what the callback makes of it.
+static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
+    const struct gcuda_custom_args * p = &args->custom;
+    const gcuda_status st = p->cuda(p->dst, stream, p->userdata);
+    if (cudaPeekAtLastError() != cudaSuccess) {
+        return GCUDA_STATUS_FAILED;
+    }
+    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "the CUDA callback returned %s", gcuda_status_to_string(st));
+}
+
 static const struct gcudai_cuda_op gcudai_cuda_ops[] = {
+    { GCUDA_OP_CUSTOM, gcudai_cuda_custom_can, gcudai_cuda_custom, NULL },
 #define X(ID, name, args, can, scratch) \
     { GCUDA_OP_##ID, gcudai_cuda_##can##_can, gcudai_cuda_run_##ID, GCUDAI_CUDA_SCRATCH_OF_##scratch(ID) },
     GCUDAI_CUDA_OPS(X)
