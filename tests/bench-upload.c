@@ -1,10 +1,10 @@
 // bench-upload.c: host memory to a CUDA device, in GB/s (10^9 bytes): a plain copy, a page-locked one, and the uploader,
 // from ordinary memory and from a mapped file. Built with `make build/cuda/bench-upload` where nvcc and a GPU are.
 //
-//   bench-upload [--mib N] [--sweep] [--file PATH]     N: 4096; a sweep tries slots, threads and ways to copy; PATH: where
-//                                                      the mapped file is made (and removed), ./bench-upload.tmp
+//   bench-upload [--mib N] [--sweep] [--file PATH]     N: 4096; a sweep tries threads, slots and sizes of tensors; PATH:
+//                                                      where the mapped file is made (and removed), ./bench-upload.tmp
 //
-// Contains the implementation, to swap the way an uploader copies. Every figure is the median of 5; data is compared.
+// Contains the implementation, to switch reading ahead off. Every figure is the median of 5; data is compared.
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 
@@ -107,9 +107,9 @@ static double page_locked(struct gcuda_tensor * t) {
     return rate(times);
 }
 
-struct way {
-    int n_slots, slot_mib, n_threads; // 0: default
-    int copy;                         // 0: default, 1: memcpy, 2: past the caches
+struct way { // 0: the default
+    int n_slots, slot_mib, n_threads;
+    size_t job_bytes; // of each upload; 0: all at once
     bool no_ahead;
 };
 
@@ -122,13 +122,16 @@ static double ours(struct gcuda_tensor * t, unsigned char * data, bool is_mapped
     p.n_threads = w.n_threads;
     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(&p);
     if (up == NULL) { die("no uploader"); }
-    if (w.copy == 1) { up->copy = gcudai_copy_plain; }
     if (w.no_ahead) { up->ahead_bytes = 0; }
+    const size_t part = w.job_bytes ? w.job_bytes : n_bytes;
     for (int i = 0; i < N_RUNS; ++i) {
         if (is_mapped) { map_again(data); }
         const double start = seconds();
-        gcuda_status st = is_download ? gcuda_cuda_download(up, t, data, 0, n_bytes, NULL)
-                                      : gcuda_cuda_upload(up, t, data, 0, n_bytes, NULL);
+        gcuda_status st = GCUDA_STATUS_SUCCESS;
+        for (size_t at = 0; at < n_bytes && st == GCUDA_STATUS_SUCCESS; at += part) {
+            st = is_download ? gcuda_cuda_download(up, t, data + at, at, part, NULL)
+                             : gcuda_cuda_upload(up, t, data + at, at, part, NULL);
+        }
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_cuda_upload_wait(up, 0); }
         if (st != GCUDA_STATUS_SUCCESS) { die("upload"); }
         times[i] = seconds() - start;
@@ -138,48 +141,29 @@ static double ours(struct gcuda_tensor * t, unsigned char * data, bool is_mapped
     return rate(times);
 }
 
-static double memory_copy(const unsigned char * data, int copy, size_t size) { // one thread, to ordinary memory
-    double times[N_RUNS];
-    unsigned char * to = (unsigned char *) gcudai_alloc(size);
-    memset(to, 1, size);
-    for (int i = 0; i < N_RUNS; ++i) {
-        const double start = seconds();
-        for (size_t at = 0; at + size <= n_bytes / 4; at += size) {
-#if GCUDAI_HAVE_X86_SIMD
-            if (copy == 2) {
-                gcudai_copy_past_caches(to, data + at, size);
-                continue;
-            }
-#endif
-            (void) copy;
-            memcpy(to, data + at, size);
-        }
-        times[i] = (seconds() - start) * 4;
-    }
-    gcudai_free(to);
-    return rate(times);
-}
-
 static void sweep(struct gcuda_tensor * t, unsigned char * data, unsigned char * map) {
-    static const int threads[] = { 1, 2, 4, 6, 8, 10, 12, 14, 16 }, slots[] = { 2, 3, 4, 8 }, mib[] = { 1, 2, 4, 8, 16, 32 };
-    printf("one thread, memcpy / past the caches: %.1f / %.1f GB/s\n", memory_copy(data, 1, (size_t) 1 << 20),
-        memory_copy(data, 2, (size_t) 1 << 20));
-    printf("threads     memcpy  past-caches   mapped: memcpy  past-caches  past-caches, no read-ahead\n");
+    static const int threads[] = { 1, 2, 4, 6, 7, 8, 9, 10, 12, 16 }, slots[] = { 2, 3, 4, 8 }, mib[] = { 2, 4, 8, 16, 32 };
+    static const size_t kib[] = { 16, 64, 256, 1024, 4096, 16384 };
+    printf("threads   ordinary     mapped   mapped, no read-ahead   from the device\n");
     for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); ++i) {
-        struct way a = { 0, 0, threads[i], 1, false }, b = { 0, 0, threads[i], 2, false }, c = { 0, 0, threads[i], 2, true };
-        printf("%7d %10.1f %12.1f %16.1f %12.1f %12.1f\n", threads[i], ours(t, data, false, false, a),
-            ours(t, data, false, false, b), ours(t, map, true, false, a), ours(t, map, true, false, b),
-            ours(t, map, true, false, c));
+        struct way a = { 0, 0, threads[i], 0, false }, b = { 0, 0, threads[i], 0, true };
+        printf("%7d %10.1f %10.1f %23.1f %17.1f\n", threads[i], ours(t, data, false, false, a), ours(t, map, true, false, a),
+            ours(t, map, true, false, b), ours(t, data, false, true, a));
         fflush(stdout);
     }
-    printf("slots of MiB    memcpy  past-caches (ordinary memory, threads as by default)\n");
+    printf("slots of MiB   ordinary     mapped\n");
     for (size_t i = 0; i < sizeof(slots) / sizeof(slots[0]); ++i) {
         for (size_t k = 0; k < sizeof(mib) / sizeof(mib[0]); ++k) {
-            struct way a = { slots[i], mib[k], 0, 1, false }, b = { slots[i], mib[k], 0, 2, false };
-            printf("%5d of %3d %10.1f %12.1f\n", slots[i], mib[k], ours(t, data, false, false, a),
-                ours(t, data, false, false, b));
+            struct way a = { slots[i], mib[k], 0, 0, false };
+            printf("%5d of %3d %10.1f %10.1f\n", slots[i], mib[k], ours(t, data, false, false, a), ours(t, map, true, false, a));
             fflush(stdout);
         }
+    }
+    printf("KiB of each upload   ordinary   from the device\n");
+    for (size_t i = 0; i < sizeof(kib) / sizeof(kib[0]); ++i) {
+        struct way a = { 0, 0, 0, kib[i] << 10, false };
+        printf("%18d %10.1f %17.1f\n", (int) kib[i], ours(t, data, false, false, a), ours(t, data, false, true, a));
+        fflush(stdout);
     }
 }
 
