@@ -145,6 +145,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-mul-mat  cuBLAS, loaded when the program runs; dispatch of matrix products
     >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
     >>impl-cuda-exec     what the device can do, and doing it
+    >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
     >>impl-cuda-profile  callbacks and timing around nodes, traces
@@ -322,13 +323,16 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cpu_set_threadpool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_threadpool)
 #define gcuda_backend_cuda_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_from_ptr)
 #define gcuda_backend_cuda_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_type)
+#define gcuda_backend_cuda_find_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_find_device)
 #define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
 #define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
+#define gcuda_backend_cuda_get_device_info GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_info)
 #define gcuda_backend_cuda_get_device_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_memory)
 #define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
 #define gcuda_backend_cuda_get_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_peer)
 #define gcuda_backend_cuda_get_split_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_data)
 #define gcuda_backend_cuda_get_split_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_rows)
+#define gcuda_backend_cuda_get_max_shared GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_max_shared)
 #define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
 #define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
 #define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
@@ -340,6 +344,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
 #define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
 #define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
+#define gcuda_backend_cuda_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_abort_callback)
 #define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
 #define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
 #define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
@@ -2211,6 +2216,7 @@ GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y;
     enum gcuda_prec prec;
+    size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
 };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -2228,6 +2234,7 @@ struct gcuda_mul_mat_id_args {
     struct gcuda_array as, b, ids, y;
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
     void * scratch;      // launchers: gcuda_mul_mat_id_scratch_bytes
+    size_t max_shared; // launchers: as in gcuda_mul_mat_args
 };
 
 // >>op:out_prod ---------------------------------------------------------------------------------------
@@ -2269,6 +2276,7 @@ struct gcuda_flash_attn_ext_args {
     struct gcuda_array q, k, v, mask, sinks, y; // mask.data, sinks.data NULL: absent
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
+    size_t max_shared; // launchers: as in gcuda_mul_mat_args
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
@@ -2288,6 +2296,7 @@ struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimens
     struct gcuda_array x; // the image; of im2col_back the gradient of the columns
     struct gcuda_array y;
     int32_t s0, s1, p0, p1, d0, d1;
+    size_t max_shared; // launchers: as in gcuda_mul_mat_args
 };
 
 // >>op:im2col -----------------------------------------------------------------------------------------
@@ -3085,7 +3094,7 @@ typedef struct CUstream_st * gcuda_stream; // what cudaStream_t stands for
 #define GCUDA_CUDA_MAX_DEVICES 16
 
 enum gcuda_cuda_wait { // how gcuda_backend_synchronize waits
-    GCUDA_CUDA_WAIT_DEFAULT = 0, // as the driver decides
+    GCUDA_CUDA_WAIT_DEFAULT = 0, // as the driver decides; on GB10 as SPIN, because the driver is slow there
     GCUDA_CUDA_WAIT_SPIN = 1,    // asks without pause: lowest latency, a whole processor
     GCUDA_CUDA_WAIT_YIELD = 2,   // asks, giving the processor away in between
     GCUDA_CUDA_WAIT_BLOCK = 3    // sleeps
@@ -3135,6 +3144,7 @@ struct gcuda_cuda_params {
     size_t pool_reserve; // VMM: bytes of addresses that are reserved at a time; 0: as many as the device has memory
     struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
     enum gcuda_cuda_peer_mode peer;
+    size_t max_shared; // bytes of shared memory a block may have, at least 48 KiB; 0: what the device allows
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3142,6 +3152,26 @@ GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
 GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
 GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
+// What a device is, without a context being made for it. Text ends in 0; sizes are in bytes.
+struct gcuda_cuda_device_info {
+    char name[256]; // "NVIDIA H200"
+    char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
+    char pci[24];   // "0000:01:00.0"
+    char luid[24];  // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
+    int cc;         // compute capability: 100 * major + 10 * minor
+    int n_sm;       // multiprocessors
+    int warp_size;
+    size_t shared_bytes;       // shared memory that every block may have
+    size_t shared_bytes_optin; // that a block may have when its kernel asks
+    size_t total_bytes;
+    bool has_vmm;       // virtual memory management: scratch grows without moving
+    bool is_integrated; // shares its memory with the processor
+};
+GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info);
+// Index of the device that id names: an index ("0", "CUDA0"), a UUID ("GPU-3f1c9a20-...", or so much of it as fits one
+// device alone), a PCI id ("0000:01:00.0"; the domain may be left out), a LUID ("LUID-..."). Letters of either case.
+// -1 when none or more than one fits.
+GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total); // bytes
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device); // NULL for a bad index
@@ -3152,6 +3182,7 @@ GCUDA_API gcuda_backend_reg_t gcuda_backend_cuda_reg(void); // NULL when built w
 // Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
+GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
 // Page-locks memory of the caller's, for example a mapped file; registered memory must be unregistered before it goes.
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
@@ -3184,6 +3215,15 @@ struct gcuda_cuda_stats { // bytes of device memory
     struct gcuda_cuda_purpose_stats by[GCUDA_CUDA_PURPOSE_COUNT];
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats);
+// From now on graphs of this backend can be stopped: they run in chunks of about chunk_ms of GPU time (0: 1), of which two
+// are in flight, and the callback is asked before each, on the computing thread; true ends the graph with
+// GCUDA_STATUS_ABORTED when what is in flight is over, after 2 ms as a rule. The results of nodes that were not reached
+// are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut and
+// run as one (see gcudai_cuda_cuts). Until chunks have been timed their length is a guess, on the short side.
+// Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
+// are enqueued as a whole again.
+GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
+    gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend); // gives cached scratch back to the device
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats);
 // A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
@@ -20674,11 +20714,16 @@ gcuda_backend_reg_t gcuda_backend_reg_get(size_t index) {
 }
 
 // Names of devices are typed by people: "cpu" is "CPU".
-static bool gcudai_same_name(const char * a, const char * b) {
+// How many letters the two have in common from the start.
+static size_t gcudai_same_letters(const char * a, const char * b) {
     size_t i = 0;
     while (a[i] != '\0' && (a[i] == b[i] || ((a[i] ^ b[i]) == 32 && (a[i] | 32) >= 'a' && (a[i] | 32) <= 'z'))) {
         ++i;
     }
+    return i;
+}
+static bool gcudai_same_name(const char * a, const char * b) {
+    const size_t i = gcudai_same_letters(a, b);
     return a[i] == b[i];
 }
 
@@ -21736,7 +21781,9 @@ struct gcudai_cuda_device {
     size_t total_bytes;
     bool is_integrated, can_cooperate;
     size_t vmm_granularity; // bytes, a power of two; 0: no virtual memory management
-    char name[16], pci[24], description[256];
+    size_t shared_bytes, shared_optin; // per block: always there, and when the kernel asks
+    int warp_size;
+    char name[16], pci[24], uuid[48], luid[24], description[256];
 };
 
 // Found once under the registry's lock; gcuda_shutdown forgets it.
@@ -21891,6 +21938,63 @@ gcuda_status gcuda_backend_cuda_get_device_description(int device, char * descri
         snprintf(description, size, "%s", d ? d->description : "");
     }
     return d ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT;
+}
+
+gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info) {
+    const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_info");
+    if (d == NULL || info == NULL) {
+        return d ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_device_info: result is NULL")
+                 : GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    GCUDAI_ZERO(*info);
+    snprintf(info->name, sizeof(info->name), "%s", d->description);
+    snprintf(info->uuid, sizeof(info->uuid), "%s", d->uuid);
+    snprintf(info->pci, sizeof(info->pci), "%s", d->pci);
+    snprintf(info->luid, sizeof(info->luid), "%s", d->luid);
+    info->cc = d->cc;
+    info->n_sm = d->n_sm;
+    info->warp_size = d->warp_size;
+    info->shared_bytes = d->shared_bytes;
+    info->shared_bytes_optin = d->shared_optin;
+    info->total_bytes = d->total_bytes;
+    info->has_vmm = d->vmm_granularity > 0;
+    info->is_integrated = d->is_integrated;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// "1:0.0", "01:00.0", "0000:01:00.0" and "00000000:01:00.0" are one device.
+static bool gcudai_cuda_is_pci(const struct gcudai_cuda_device * d, const char * id) {
+    unsigned domain = 0, bus = 0, slot = 0, function = 0;
+    char pci[sizeof(d->pci)], rest = '\0';
+    const bool is_long = sscanf(id, "%8x:%2x:%2x.%1x%c", &domain, &bus, &slot, &function, &rest) == 4;
+    if (!is_long && sscanf(id, "%2x:%2x.%1x%c", &bus, &slot, &function, &rest) != 3) { return false; }
+    snprintf(pci, sizeof(pci), "%04x:%02x:%02x.%x", (is_long ? domain : 0) & 0xffffu, bus, slot, function);
+    return strcmp(pci, d->pci) == 0;
+}
+
+static bool gcudai_cuda_is_named(const struct gcudai_cuda_device * d, const char * id) {
+    const size_t n = strlen(id);
+    const bool is_uuid = n > 4 && (gcudai_same_letters(id, "GPU-") == 4 || gcudai_same_letters(id, "MIG-") == 4);
+    return gcudai_same_name(d->name, id) || strcmp(d->name + strlen(GCUDA_CUDA_NAME), id) == 0 ||
+           (is_uuid && gcudai_same_letters(d->uuid + 4, id + 4) == n - 4) ||
+           (d->luid[0] != '\0' && gcudai_same_name(d->luid, id)) || gcudai_cuda_is_pci(d, id);
+}
+
+int gcuda_backend_cuda_find_device(const char * id) {
+    const struct gcudai_cuda_devices * found = gcudai_cuda_devices_get();
+    int index = -1, n_fit = 0;
+    for (int i = 0; i < found->n && id != NULL; ++i) {
+        if (gcudai_cuda_is_named(&found->items[i], id)) {
+            index = i;
+            n_fit++;
+        }
+    }
+    if (n_fit != 1) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_find_device: '%s' fits %d of %d devices", id ? id : "(null)",
+            n_fit, found->n);
+        return -1;
+    }
+    return index;
 }
 
 gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
@@ -22838,12 +22942,31 @@ struct gcudai_cublas {
 #undef X
 };
 
+// A stretch of a graph that may be stopped, between two events; see >>impl-cuda-cancel.
+enum { GCUDAI_CUDA_CHUNKS = 2 };
+struct gcudai_cuda_chunk {
+    cudaEvent_t begin, end;
+    double us, op_us; // guessed: of all, and of the operation that has most of it
+    enum gcuda_op op;
+};
+struct gcudai_cuda_cancel {
+    gcuda_abort_callback callback; // NULL: graphs are not stopped, and not cut
+    void * data;
+    double chunk_us;
+    double factor[GCUDA_OP_COUNT]; // measured against guessed time; 0: not known yet
+    struct gcudai_cuda_chunk chunks[GCUDAI_CUDA_CHUNKS];
+    unsigned first, n_open; // in flight: n_open chunks from the first on, modulo their number
+    bool is_filling;        // the chunk behind those has begun
+};
+
 struct gcudai_cuda {
     struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
     struct gcudai_cuda_device * device;
     cudaStream_t stream;
     bool owns_stream;
     enum gcuda_cuda_wait wait;
+    size_t max_shared; // bytes of shared memory a block may have
+    struct gcudai_cuda_cancel cancel;
     cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
     struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
     struct gcudai_cuda_pool pool;
@@ -22880,6 +23003,21 @@ static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
     return cu->lost == GCUDA_STATUS_SUCCESS
                ? GCUDA_STATUS_SUCCESS
                : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
+}
+
+// Whether waiting asks again and again. On GB10 (12.1, integrated) the driver's own way to wait is slow.
+static bool gcudai_cuda_spins(const struct gcudai_cuda * cu) {
+    const bool is_slow = cu->device->cc == 1210 && cu->device->is_integrated;
+    return cu->wait == GCUDA_CUDA_WAIT_SPIN || cu->wait == GCUDA_CUDA_WAIT_YIELD ||
+           (cu->wait == GCUDA_CUDA_WAIT_DEFAULT && is_slow);
+}
+
+static void gcudai_cuda_pause(const struct gcudai_cuda * cu) {
+    if (cu->wait == GCUDA_CUDA_WAIT_YIELD) {
+        gcudai_cpu_yield();
+    } else {
+        gcudai_cpu_relax();
+    }
 }
 
 // =====================================================================================================
@@ -24697,6 +24835,34 @@ static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_arg
 
 static void gcudai_nvtx_push(const struct gcuda_tensor * y);
 static void gcudai_nvtx_pop(void);
+// The kernels that may choose a variant with more shared memory than there always is, under the backend's cap.
+static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op op, union gcudai_args * args) {
+    switch (op) {
+        case GCUDA_OP_MUL_MAT: args->mul_mat.max_shared = cu->max_shared; break;
+        case GCUDA_OP_MUL_MAT_ID: args->mul_mat_id.max_shared = cu->max_shared; break;
+        case GCUDA_OP_FLASH_ATTN_EXT: args->flash_attn_ext.max_shared = cu->max_shared; break;
+        case GCUDA_OP_IM2COL:
+        case GCUDA_OP_IM2COL_BACK:
+        case GCUDA_OP_CONV_2D:
+        case GCUDA_OP_CONV_2D_DW: args->conv.max_shared = cu->max_shared; break;
+        default: break;
+    }
+}
+
+static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
+    return y->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
+}
+
+static gcuda_status gcudai_cuda_run_args(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
+    return gcudai_cuda_is_split(y)      ? gcudai_cuda_split_mul_mat(cu, &args->mul_mat, y)
+           : y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, args)
+                                        : gcudai_cuda_run_op(cu, args, y);
+}
+
+static gcuda_status gcudai_cuda_run_chunked(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args);
+static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st);
 
 static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     union gcudai_args args;
@@ -24707,13 +24873,12 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
         *bad_index = cu->bad_index;
         cu->may_have_bad_index = true;
     }
-    const bool is_split = y->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
+    gcudai_cuda_set_shared(cu, y->op, &args);
     gcudai_nvtx_push(y);
-    const gcuda_status st = is_split                     ? gcudai_cuda_split_mul_mat(cu, &args.mul_mat, y)
-                            : y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, &args)
-                                                         : gcudai_cuda_run_op(cu, &args, y);
+    const gcuda_status st =
+        cu->cancel.callback != NULL ? gcudai_cuda_run_chunked(cu, y, &args) : gcudai_cuda_run_args(cu, y, &args);
     gcudai_nvtx_pop();
-    return st == GCUDA_STATUS_SUCCESS || is_split ? st : gcudai_cuda_fail_node(cu, st, y);
+    return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(y) ? st : gcudai_cuda_fail_node(cu, st, y);
 }
 
 static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph);
@@ -24731,8 +24896,345 @@ static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gc
             st = cu->profile ? gcudai_cuda_profile_node(cu, graph->nodes[i], i) : gcudai_cuda_run_node(cu, graph->nodes[i]);
         }
     }
+    st = gcudai_cuda_note(cu, gcudai_cuda_chunks_finish(cu, st));
     gcudai_cuda_leave(&scope);
     return st;
+}
+
+// =====================================================================================================
+// >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
+// =====================================================================================================
+// With an abort callback a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight;
+// the callback is asked before each. What a node costs is guessed from its bytes and products, and the guess of each
+// operation is corrected by what its chunks took. A node that costs more than a chunk is cut into slices of its result
+// where that is independent along some dimension; the table says where. Cutting a product may choose another kernel
+// for a slice than for the whole, so that the last bits differ from those without a callback.
+
+enum {
+    GCUDAI_CUDA_CUT_ARRAYS = 6,
+    GCUDAI_CUDA_CUT_STEP = 1024 // elements: slices along dimension 0 keep rows aligned
+};
+
+// How an array goes along when the result is cut. Two letters for each dimension of the result: the array's own
+// dimension, and a rule.
+//   ..  the whole array belongs to every slice
+//   n=  the same size, cut the same way
+//   n#  as =, and where sizes differ nothing further inside may be cut either (elements are in logical order)
+//   n%  smaller arrays repeat: index modulo their size
+//   n/  smaller arrays are shared by neighbours: index divided
+//   n>  at least as large, begins where the slice does
+//   !!  the result cannot be cut along this dimension
+struct gcudai_cuda_cut_array {
+    size_t offset; // of the struct gcuda_array inside the operation's args; the first is the one that is cut
+    const char * rule;
+};
+struct gcudai_cuda_cut {
+    enum gcuda_op op;
+    struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL
+};
+
+// clang-format off
+#define GCUDAI_CUT(args, array, rule) { offsetof(struct gcuda_##args##_args, array), rule }
+#define GCUDAI_CUT_MAP(ID, args) \
+    { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, x, "0=1=2=3=") } }
+#define GCUDAI_CUT_COPY(ID) \
+    { GCUDA_OP_##ID, { GCUDAI_CUT(cpy, y, "0#1#2#3#"), GCUDAI_CUT(cpy, x, "0#1#2#3#") } }
+#define GCUDAI_CUT_BINARY(ID) \
+    { GCUDA_OP_##ID, { GCUDAI_CUT(binary, y, "0=1=2=3="), GCUDAI_CUT(binary, a, "0=1=2=3="), \
+                       GCUDAI_CUT(binary, b, "0%1%2%3%") } }
+#define GCUDAI_CUT_ROWS(ID, args) \
+    { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") } }
+#define GCUDAI_CUT_PLANES(ID, args) \
+    { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") } }
+
+// Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
+// ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
+// IM2COL_3D, CONV_TRANSPOSE_1D, SSM_SCAN, RWKV_WKV6, RWKV_WKV7 and GATED_LINEAR_ATTN (several results in one), CUSTOM; and products
+// with weights that are split over devices.
+static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
+    GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
+    GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
+    GCUDAI_CUT_BINARY(ADD1), GCUDAI_CUT_BINARY(SILU_BACK),
+    GCUDAI_CUT_MAP(SCALE, map), GCUDAI_CUT_MAP(SQR, map), GCUDAI_CUT_MAP(SQRT, map), GCUDAI_CUT_MAP(SIN, map),
+    GCUDAI_CUT_MAP(COS, map), GCUDAI_CUT_MAP(LOG, map), GCUDAI_CUT_MAP(CLAMP, map), GCUDAI_CUT_MAP(LEAKY_RELU, map),
+    GCUDAI_CUT_MAP(UNARY, unary), GCUDAI_CUT_MAP(FILL, mask), GCUDAI_CUT_MAP(PAD, pad),
+    GCUDAI_CUT_ROWS(NORM, norm), GCUDAI_CUT_ROWS(RMS_NORM, norm), GCUDAI_CUT_ROWS(L2_NORM, norm),
+    GCUDAI_CUT_ROWS(SUM_ROWS, reduce), GCUDAI_CUT_ROWS(MEAN, reduce), GCUDAI_CUT_ROWS(CUMSUM, reduce),
+    GCUDAI_CUT_ROWS(ARGSORT, sort), GCUDAI_CUT_ROWS(TOP_K, sort), GCUDAI_CUT_ROWS(PAD_REFLECT_1D, pad_reflect_1d),
+    GCUDAI_CUT_PLANES(DIAG_MASK_INF, mask), GCUDAI_CUT_PLANES(DIAG_MASK_ZERO, mask), GCUDAI_CUT_PLANES(TRI, mask),
+    GCUDAI_CUT_PLANES(DIAG, mask), GCUDAI_CUT_PLANES(UPSCALE, upscale), GCUDAI_CUT_PLANES(POOL_1D, pool),
+    GCUDAI_CUT_PLANES(POOL_2D, pool),
+    { GCUDA_OP_POOL_2D_BACK, { GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") } },
+    { GCUDA_OP_GLU, { GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") } },
+    { GCUDA_OP_ADD_ID, { GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") } },
+    { GCUDA_OP_REPEAT, { GCUDAI_CUT(pad, y, "0=1=2=3="), GCUDAI_CUT(pad, x, "0%1%2%3%") } },
+    { GCUDA_OP_CONCAT, { GCUDAI_CUT(concat, y, "0=1=2=3="), GCUDAI_CUT(concat, a, "0=1=2=3="), GCUDAI_CUT(concat, b, "0=1=2=3=") } },
+    { GCUDA_OP_GET_ROWS, { GCUDAI_CUT(get_rows, y, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1=2="), GCUDAI_CUT(get_rows, x, "....2=3=") } },
+    { GCUDA_OP_GET_ROWS_BACK, { GCUDAI_CUT(get_rows, y, "0=!!!!!!"), GCUDAI_CUT(get_rows, x, "0=......") } },
+    { GCUDA_OP_SET_ROWS, { GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") } },
+    { GCUDA_OP_TIMESTEP_EMBEDDING, { GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") } },
+    { GCUDA_OP_RMS_NORM_BACK, { GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") } },
+    { GCUDA_OP_GROUP_NORM, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") } },
+    { GCUDA_OP_ARGMAX, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") } },
+    { GCUDA_OP_SOFT_MAX, { GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") } },
+    { GCUDA_OP_SOFT_MAX_BACK, { GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") } },
+    { GCUDA_OP_ROPE, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
+    { GCUDA_OP_ROPE_BACK, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
+    { GCUDA_OP_OPT_STEP_ADAMW, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), GCUDAI_CUT(opt_step, v, "0=1=2=3=") } },
+    { GCUDA_OP_OPT_STEP_SGD, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3=") } },
+    { GCUDA_OP_MUL_MAT, { GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") } },
+    { GCUDA_OP_MUL_MAT_ID, { GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), GCUDAI_CUT(mul_mat_id, ids, "....1=..") } },
+    { GCUDA_OP_OUT_PROD, { GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") } },
+    { GCUDA_OP_FLASH_ATTN_EXT, { GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3="), GCUDAI_CUT(flash_attn_ext, q, "....1=3="), GCUDAI_CUT(flash_attn_ext, mask, "....1>3%"), GCUDAI_CUT(flash_attn_ext, k, "......3/"), GCUDAI_CUT(flash_attn_ext, v, "......3/") } },
+    { GCUDA_OP_IM2COL, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") } },
+    { GCUDA_OP_CONV_2D, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") } },
+    { GCUDA_OP_CONV_2D_DW, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") } },
+    { GCUDA_OP_CONV_TRANSPOSE_2D, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), GCUDAI_CUT(conv_transpose, x, "......3=") } },
+    { GCUDA_OP_SSM_CONV, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") } },
+    { GCUDA_OP_SOLVE_TRI, { GCUDAI_CUT(solve_tri, y, "!!!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "....2=3=") } },
+};
+// clang-format on
+
+static const struct gcudai_cuda_cut * gcudai_cuda_cut_of(enum gcuda_op op) {
+    for (size_t i = 0; i < sizeof(gcudai_cuda_cuts) / sizeof(gcudai_cuda_cuts[0]); ++i) {
+        if (gcudai_cuda_cuts[i].op == op) {
+            return &gcudai_cuda_cuts[i];
+        }
+    }
+    return NULL;
+}
+
+static struct gcuda_array * gcudai_cuda_cut_array(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
+    return (struct gcuda_array *) (void *) ((char *) args + c->offset);
+}
+
+enum gcudai_cuda_cuttable { GCUDAI_CUDA_CUT_STOP, GCUDAI_CUDA_CUT_NO, GCUDAI_CUDA_CUT_YES };
+
+static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_array * a, const char * rule, int64_t n) {
+    const int own = rule[0] - '0';
+    if (rule[1] == '!' || rule[1] == '.') {
+        return rule[1] == '.' ? GCUDAI_CUDA_CUT_YES : GCUDAI_CUDA_CUT_NO;
+    }
+    const int64_t ne = a->ne[own];
+    const bool fits = rule[1] == '>' ? ne >= n : rule[1] == '%' || rule[1] == '/' ? ne > 0 && n % ne == 0 : ne == n;
+    if (!fits) {
+        return rule[1] == '#' ? GCUDAI_CUDA_CUT_STOP : GCUDAI_CUDA_CUT_NO;
+    }
+    return own == 0 && gcuda_blck_size(a->type) > 1 ? GCUDAI_CUDA_CUT_NO : GCUDAI_CUDA_CUT_YES;
+}
+
+// Whether the result may be cut along dimension d, or nowhere from there on.
+static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
+    const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
+    const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+    enum gcudai_cuda_cuttable can = GCUDAI_CUDA_CUT_YES;
+    for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
+        const struct gcuda_array * a = gcudai_cuda_cut_array(&cut->arrays[k], args);
+        if (a->data != NULL) {
+            const enum gcudai_cuda_cuttable c = gcudai_cuda_can_cut_array(a, cut->arrays[k].rule + 2 * d, n);
+            can = c < can ? c : can;
+        }
+    }
+    return can;
+}
+
+// How much of [at, at + want) one slice can take: a repeated array as a whole, any number of times, or no further than
+// where it begins again; whole groups of a shared one or a part of one group. Rules with / stand behind those with %.
+static int64_t gcudai_cuda_cut_step(
+    const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t want) {
+    const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+    for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
+        const char * rule = cut->arrays[k].rule + 2 * d;
+        const struct gcuda_array * a = gcudai_cuda_cut_array(&cut->arrays[k], args);
+        const int64_t ne = a->data != NULL && rule[0] >= '0' && rule[0] <= '3' ? a->ne[rule[0] - '0'] : 1;
+        if (rule[1] == '%' && ne > 1) {
+            want = at % ne == 0 && want >= ne ? want / ne * ne : GCUDAI_MIN(want, ne - at % ne);
+        } else if (rule[1] == '/' && ne > 1) {
+            const int64_t group = n / ne;
+            want = at % group == 0 && want >= group ? want / group * group : GCUDAI_MIN(want, group - at % group);
+        }
+    }
+    return want;
+}
+
+// args become those of the slice [at, at + step) of dimension d.
+static void gcudai_cuda_cut_slice(
+    const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t step) {
+    const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+    for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
+        const char * rule = cut->arrays[k].rule + 2 * d;
+        struct gcuda_array * a = gcudai_cuda_cut_array(&cut->arrays[k], args);
+        const int own = rule[0] - '0';
+        if (a->data == NULL || own < 0 || own > 3 || ((rule[1] == '%' || rule[1] == '/') && a->ne[own] == 1)) {
+            continue;
+        }
+        const int64_t ne = a->ne[own], group = rule[1] == '/' ? n / ne : 1;
+        if (rule[1] == '%' && step >= ne) { continue; } // at its beginning
+        const int64_t from = rule[1] == '%' ? at % ne : at / group;
+        a->data = (char *) (uintptr_t) a->data + from * (int64_t) a->nb[own];
+        a->ne[own] = rule[1] == '>' ? ne - from : GCUDAI_MAX(step / group, 1);
+    }
+}
+
+// ---- what a node costs ----
+
+// Multiply-adds of a product or a convolution; 0 for what memory bounds.
+static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
+    const double n = (double) gcuda_nelements(y);
+    switch (y->op) {
+        case GCUDA_OP_MUL_MAT:
+        case GCUDA_OP_MUL_MAT_ID:
+        case GCUDA_OP_SOLVE_TRI: return n * (double) y->src[0]->ne[0];
+        case GCUDA_OP_OUT_PROD: return n * (double) y->src[0]->ne[1];
+        case GCUDA_OP_FLASH_ATTN_EXT: return 2.0 * n * (double) y->src[1]->ne[1];
+        case GCUDA_OP_CONV_2D:
+        case GCUDA_OP_CONV_2D_DW: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
+        case GCUDA_OP_CONV_TRANSPOSE_1D:
+        case GCUDA_OP_CONV_TRANSPOSE_2D: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[3]);
+        default: return 0.0;
+    }
+}
+
+// Microseconds on a multiprocessor-for-multiprocessor slow device, until the operation has been measured: 5 GB/s and 4
+// billion multiply-adds a second for each, about a sixth of what plain kernels reach on Hopper. A launch is 2 us.
+static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
+    double n_bytes = (double) gcuda_nbytes(y);
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        n_bytes += y->src[k] != NULL ? (double) gcuda_nbytes(y->src[k]) : 0.0;
+    }
+    const double us = n_bytes / (5e3 * cu->device->n_sm) + gcudai_cuda_products_of(y) / (4e3 * cu->device->n_sm);
+    const double factor = cu->cancel.factor[y->op];
+    return 2.0 + us * (factor > 0.0 ? factor : 1.0);
+}
+
+// ---- chunks ----
+
+static cudaError_t gcudai_cuda_wait_event(struct gcudai_cuda * cu, cudaEvent_t event) {
+    if (!gcudai_cuda_spins(cu)) {
+        return cudaEventSynchronize(event);
+    }
+    cudaError_t err = cudaEventQuery(event);
+    for (; err == cudaErrorNotReady; err = cudaEventQuery(event)) { gcudai_cuda_pause(cu); }
+    return err;
+}
+
+// Waits for the oldest chunk, and learns from what it took.
+static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
+    struct gcudai_cuda_cancel * c = &cu->cancel;
+    struct gcudai_cuda_chunk * k = &c->chunks[c->first % GCUDAI_CUDA_CHUNKS];
+    float ms = 0.0f;
+    c->first++;
+    c->n_open--;
+    GCUDAI_CUDA_TRY(gcudai_cuda_wait_event(cu, k->end), cu->device->index, "waiting for a chunk of a graph");
+    GCUDAI_CUDA_TRY(cudaEventElapsedTime(&ms, k->begin, k->end), cu->device->index, "timing a chunk of a graph");
+    // a chunk of one operation, or nearly: its guess moves towards what was measured, at most fourfold at a time
+    if (ms > 0.0f && k->us > 0.0 && k->op_us > 0.75 * k->us) {
+        const double ratio = GCUDAI_MIN(GCUDAI_MAX(1000.0 * (double) ms / k->us, 0.25), 4.0);
+        double * factor = &c->factor[k->op];
+        *factor = GCUDAI_MIN(GCUDAI_MAX((*factor > 0.0 ? *factor : 1.0) * ratio, 1e-4), 1e4);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_chunk_end(struct gcudai_cuda * cu) {
+    struct gcudai_cuda_cancel * c = &cu->cancel;
+    if (c->is_filling) {
+        c->is_filling = false;
+        GCUDAI_CUDA_TRY(cudaEventRecord(c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS].end, cu->stream),
+            cu->device->index, "ending a chunk of a graph");
+        c->n_open++;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Asks the callback, and makes room: at most one chunk is in flight beside the one that begins.
+static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
+    struct gcudai_cuda_cancel * c = &cu->cancel;
+    while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
+    if (c->callback(c->data)) {
+        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback");
+    }
+    struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
+    k->us = k->op_us = 0.0;
+    k->op = y->op;
+    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph");
+    c->is_filling = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_chunk_add(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args, double us) {
+    struct gcudai_cuda_cancel * c = &cu->cancel;
+    if (!c->is_filling) { GCUDAI_TRY(gcudai_cuda_chunk_begin(cu, y)); }
+    struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
+    if (k->op == y->op) {
+        k->op_us += us;
+    } else if (k->op_us < us) {
+        k->op = y->op;
+        k->op_us = us;
+    }
+    k->us += us;
+    GCUDAI_TRY(gcudai_cuda_run_args(cu, y, args));
+    return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
+}
+
+// args in slices of at most a chunk each: along dimension d, the outermost first, and those below.
+static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
+    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double us, int d) {
+    for (; cut != NULL && d >= 0 && us > cu->cancel.chunk_us; --d) {
+        const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+        const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
+        if (can == GCUDAI_CUDA_CUT_STOP) { break; }
+        if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
+        const double want = (double) n * cu->cancel.chunk_us / us;
+        const int64_t per = d == 0 ? (int64_t) (want / GCUDAI_CUDA_CUT_STEP + 1.0) * GCUDAI_CUDA_CUT_STEP
+                                   : GCUDAI_MAX((int64_t) want, 1);
+        gcuda_status st = GCUDA_STATUS_SUCCESS;
+        for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
+            union gcudai_args slice = *args;
+            step = gcudai_cuda_cut_step(cut, args, d, at, GCUDAI_MIN(per, n - at));
+            gcudai_cuda_cut_slice(cut, &slice, d, at, step);
+            st = gcudai_cuda_run_sliced(cu, y, cut, &slice, us * (double) step / (double) n, d - 1);
+        }
+        return st;
+    }
+    return gcudai_cuda_chunk_add(cu, y, args, us);
+}
+
+// A node of a graph that may be stopped.
+static gcuda_status gcudai_cuda_run_chunked(
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
+    const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
+    return gcudai_cuda_run_sliced(cu, y, cut, args, gcudai_cuda_cost(cu, y), GCUDA_MAX_DIMS - 1);
+}
+
+// The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.
+static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_status st) {
+    gcuda_status end = gcudai_cuda_chunk_end(cu);
+    while (st != GCUDA_STATUS_SUCCESS && cu->cancel.n_open > 0) {
+        const gcuda_status waited = gcudai_cuda_chunk_wait(cu);
+        end = end != GCUDA_STATUS_SUCCESS ? end : waited;
+    }
+    return st != GCUDA_STATUS_SUCCESS ? st : end;
+}
+
+static void gcudai_cuda_cancel_close(struct gcudai_cuda * cu) {
+    for (int i = 0; i < GCUDAI_CUDA_CHUNKS; ++i) {
+        struct gcudai_cuda_chunk * k = &cu->cancel.chunks[i];
+        if (k->begin != NULL) { (void) cudaEventDestroy(k->begin); }
+        if (k->end != NULL) { (void) cudaEventDestroy(k->end); }
+    }
+    GCUDAI_ZERO(cu->cancel);
+}
+
+static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
+    const unsigned flags = cu->wait == GCUDA_CUDA_WAIT_BLOCK ? cudaEventBlockingSync : cudaEventDefault;
+    for (int i = 0; i < GCUDAI_CUDA_CHUNKS; ++i) {
+        struct gcudai_cuda_chunk * k = &cu->cancel.chunks[i];
+        GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&k->begin, flags), cu->device->index, "making an event");
+        GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&k->end, flags), cu->device->index, "making an event");
+    }
+    return GCUDA_STATUS_SUCCESS;
 }
 
 // =====================================================================================================
@@ -24754,18 +25256,11 @@ static cudaError_t gcudai_cuda_wait_for(struct gcudai_cuda * cu) {
         const cudaError_t err = cudaEventRecord(cu->waited, cu->stream);
         return err == cudaSuccess ? cudaEventSynchronize(cu->waited) : err;
     }
-    if (cu->wait == GCUDA_CUDA_WAIT_DEFAULT) {
+    if (!gcudai_cuda_spins(cu)) {
         return cudaStreamSynchronize(cu->stream);
     }
     cudaError_t err = cudaStreamQuery(cu->stream);
-    while (err == cudaErrorNotReady) {
-        if (cu->wait == GCUDA_CUDA_WAIT_YIELD) {
-            gcudai_cpu_yield();
-        } else {
-            gcudai_cpu_relax();
-        }
-        err = cudaStreamQuery(cu->stream);
-    }
+    for (; err == cudaErrorNotReady; err = cudaStreamQuery(cu->stream)) { gcudai_cuda_pause(cu); }
     return err;
 }
 
@@ -24933,6 +25428,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_cublas_close(&cu->cublas);
     gcudai_cuda_pool_free(&cu->pool);
     gcudai_cuda_profile_free(cu->profile);
+    gcudai_cuda_cancel_close(cu);
     if (cu->copied != NULL) { (void) cudaEventDestroy(cu->copied); }
     if (cu->waited != NULL) { (void) cudaEventDestroy(cu->waited); }
     gcudai_cuda_give(&cu->flags);
@@ -25011,6 +25507,8 @@ static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, st
     cu->device = d;
     cu->params = *params;
     cu->wait = params->wait;
+    cu->max_shared = params->max_shared > 0 ? GCUDAI_MIN(params->max_shared, d->shared_optin) : d->shared_optin;
+    cu->max_shared = GCUDAI_MAX(cu->max_shared, d->shared_bytes);
     st = gcudai_cuda_backend_memory(cu, params);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
     gcudai_cuda_leave(&scope);
@@ -25040,6 +25538,9 @@ bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
 gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend) {
     return gcuda_backend_is_cuda(backend) ? ((struct gcudai_cuda *) backend)->stream : NULL;
 }
+size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) {
+    return gcuda_backend_is_cuda(backend) ? ((struct gcudai_cuda *) backend)->max_shared : 0;
+}
 
 static struct gcudai_cuda * gcudai_cuda_of(gcuda_backend_t backend, const char * what) {
     if (!gcuda_backend_is_cuda(backend)) {
@@ -25058,6 +25559,29 @@ gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_
     }
     *stats = gcudai_cuda_ledger_stats(&cu->ledger, cu->pool.reserved - cu->pool.in_use);
     return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cuda_set_abort_callback(
+    gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_set_abort_callback");
+    struct gcudai_cuda_scope scope;
+    if (cu == NULL || !(chunk_ms >= 0.0f)) {
+        return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_abort_callback: chunks of %g ms", (double) chunk_ms)
+                  : GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    GCUDAI_TRY(gcudai_cuda_synchronize(backend));
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    gcudai_cuda_cancel_close(cu);
+    const gcuda_status st = callback != NULL ? gcudai_cuda_note(cu, gcudai_cuda_cancel_open(cu)) : GCUDA_STATUS_SUCCESS;
+    if (st == GCUDA_STATUS_SUCCESS) {
+        cu->cancel.callback = callback;
+        cu->cancel.data = data;
+        cu->cancel.chunk_us = chunk_ms > 0.0f ? 1000.0 * (double) chunk_ms : 1000.0;
+    } else {
+        gcudai_cuda_cancel_close(cu);
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
 }
 
 gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
@@ -25202,6 +25726,22 @@ static struct gcuda_backend_reg gcudai_cuda_registry = { GCUDA_BACKEND_API_VERSI
     { gcudai_cuda_reg_name, gcudai_cuda_reg_count, gcudai_cuda_reg_device, NULL }, NULL };
 gcuda_backend_reg_t gcuda_backend_cuda_reg(void) { return &gcudai_cuda_registry; }
 
+// As nvidia-smi prints it, and the LUID in the order of its bytes. Both are of the device, not of this process.
+static void gcudai_cuda_describe_ids(struct gcudai_cuda_device * d, const struct cudaDeviceProp * p) {
+    size_t n = (size_t) snprintf(d->uuid, sizeof(d->uuid), "GPU-");
+    for (int i = 0; i < 16; ++i) {
+        n += (size_t) snprintf(d->uuid + n, sizeof(d->uuid) - n, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+            (unsigned) p->uuid.bytes[i] & 0xffu);
+    }
+    n = (size_t) snprintf(d->luid, sizeof(d->luid), "LUID-");
+    bool has_luid = false;
+    for (int i = 0; i < 8; ++i) {
+        n += (size_t) snprintf(d->luid + n, sizeof(d->luid) - n, "%02x", (unsigned) p->luid[i] & 0xffu);
+        has_luid = has_luid || p->luid[i] != 0;
+    }
+    if (!has_luid) { d->luid[0] = '\0'; }
+}
+
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p) {
     d->index = index;
     d->cc = 100 * p->major + 10 * p->minor;
@@ -25210,6 +25750,10 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
     d->is_integrated = p->integrated != 0;
     d->can_cooperate = gcudai_cuda_driver_attribute(index, GCUDAI_CU_ATTRIBUTE_COOPERATIVE) != 0;
     d->vmm_granularity = gcudai_cuda_vmm_granularity(index);
+    d->warp_size = p->warpSize;
+    d->shared_bytes = p->sharedMemPerBlock;
+    d->shared_optin = GCUDAI_MAX(p->sharedMemPerBlockOptin, p->sharedMemPerBlock);
+    gcudai_cuda_describe_ids(d, p);
     snprintf(d->name, sizeof(d->name), "%s%d", GCUDA_CUDA_NAME, index);
     snprintf(d->pci, sizeof(d->pci), "%04x:%02x:%02x.0", (unsigned) p->pciDomainID & 0xffffu,
         (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);
@@ -26227,6 +26771,23 @@ bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
 
 int gcuda_backend_cuda_get_device_count(void) { return 0; }
 
+gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info) {
+    (void) device;
+    if (info != NULL) { GCUDAI_ZERO(*info); }
+    return gcudai_no_cuda();
+}
+
+int gcuda_backend_cuda_find_device(const char * id) {
+    (void) id;
+    gcudai_no_cuda();
+    return -1;
+}
+
+size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend) {
+    (void) backend;
+    return 0;
+}
+
 gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size) {
     (void) device;
     if (description != NULL && size > 0) {
@@ -26347,6 +26908,15 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
 gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
     (void) backend;
     (void) stats;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_set_abort_callback(
+    gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms) {
+    (void) backend;
+    (void) callback;
+    (void) data;
+    (void) chunk_ms;
     return gcudai_no_cuda();
 }
 

@@ -47,25 +47,68 @@
 #define UNROLL // the simulated device
 #endif
 
+// nvcc 13.2.51 (CUDA 13.2.0) and 13.2.78 (13.2.1) drop the mask of a byte read from a packed register.
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 2 && __CUDACC_VER_BUILD__ < 86
+#if defined(_MSC_VER)
+#pragma message("gcuda: nvcc of CUDA 13.2.0 and 13.2.1 miscompiles byte access to packed registers; take another")
+#else
+#warning "gcuda: nvcc of CUDA 13.2.0 and 13.2.1 miscompiles byte access to packed registers; take another"
+#endif
+#endif
+
 #define GRID_LIMIT 65536 // blocks; kernels loop over what is left, so that no grid is ever too large
 
-// Failure leaves CUDA's last error for the host side to read.
+// Shared memory that every block may have, on every device and in every context (CUDA in Graphics gives no more).
+#define SHARED_ALWAYS (48 * 1024)
+// What the static arrays of a kernel may take beside its dynamic shared memory: d_block_reduce and the like.
+#define SHARED_STATIC 1024
+
+// The dynamic shared memory of a kernel as an array, for example DYNAMIC_SHARED(float, tile), aligned to 128 bytes.
+#if defined(GCUDAI_SIM)
+#define DYNAMIC_SHARED(T, name) T * const name = (T *) sim_dynamic_shared()
+#else
+extern __shared__ __align__(128) unsigned char d_dynamic_shared[];
+#define DYNAMIC_SHARED(T, name) T * const name = (T *) d_dynamic_shared
+#endif
+
+// Whether a kernel with this much dynamic shared memory may be chosen under the cap in its args (max_shared; 0 means
+// SHARED_ALWAYS). Whoever has a smaller variant asks before launch_shared, which refuses.
+static inline bool fits_shared(size_t n_bytes, size_t max_shared) {
+    return n_bytes + SHARED_STATIC <= (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS);
+}
+
+// The only launch. With n_bytes of dynamic shared memory, UNSUPPORTED when the cap does not allow them. Failure leaves
+// CUDA's last error for the host side to read.
 template <typename... P, typename... A>
-static gcuda_status launch_2d(
-    void (*kernel)(P...), int64_t n_blocks, int n_threads_x, int n_threads_y, gcuda_stream stream, A... args) {
+static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+    gcuda_stream stream, A... args) {
     if (n_blocks <= 0) {
         return GCUDA_STATUS_SUCCESS;
     }
+    if (n_bytes > 0 && !fits_shared(n_bytes, max_shared)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (n_bytes + SHARED_STATIC > SHARED_ALWAYS && // else every device gives it without being asked
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) n_bytes) != cudaSuccess) {
+        return GCUDA_STATUS_FAILED;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned) (n_blocks < GRID_LIMIT ? n_blocks : GRID_LIMIT));
-    config.blockDim = dim3((unsigned) n_threads_x, (unsigned) n_threads_y);
+    config.blockDim = block;
+    config.dynamicSmemBytes = n_bytes;
     config.stream = stream;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
 }
 
 template <typename... P, typename... A>
 static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads, gcuda_stream stream, A... args) {
-    return launch_2d(kernel, n_blocks, n_threads, 1, stream, args...);
+    return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
+}
+
+template <typename... P, typename... A>
+static gcuda_status launch_2d(
+    void (*kernel)(P...), int64_t n_blocks, int n_threads_x, int n_threads_y, gcuda_stream stream, A... args) {
+    return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads_x, (unsigned) n_threads_y), 0, 0, stream, args...);
 }
 
 static inline int64_t n_elements(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
