@@ -25004,7 +25004,7 @@ static const struct gcudai_cuda_cut * gcudai_cuda_cut_of(enum gcuda_op op) {
     return NULL;
 }
 
-static struct gcuda_array * gcudai_cuda_cut_array(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
+static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
     return (struct gcuda_array *) (void *) ((char *) args + c->offset);
 }
 
@@ -25026,10 +25026,10 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_ar
 // Whether the result may be cut along dimension d, or nowhere from there on.
 static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
-    const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+    const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
     enum gcudai_cuda_cuttable can = GCUDAI_CUDA_CUT_YES;
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
-        const struct gcuda_array * a = gcudai_cuda_cut_array(&cut->arrays[k], args);
+        const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         if (a->data != NULL) {
             const enum gcudai_cuda_cuttable c = gcudai_cuda_can_cut_array(a, cut->arrays[k].rule + 2 * d, n);
             can = c < can ? c : can;
@@ -25042,10 +25042,10 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
 // where it begins again; whole groups of a shared one or a part of one group. Rules with / stand behind those with %.
 static int64_t gcudai_cuda_cut_step(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t want) {
-    const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+    const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         const char * rule = cut->arrays[k].rule + 2 * d;
-        const struct gcuda_array * a = gcudai_cuda_cut_array(&cut->arrays[k], args);
+        const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         const int64_t ne = a->data != NULL && rule[0] >= '0' && rule[0] <= '3' ? a->ne[rule[0] - '0'] : 1;
         if (rule[1] == '%' && ne > 1) {
             want = at % ne == 0 && want >= ne ? want / ne * ne : GCUDAI_MIN(want, ne - at % ne);
@@ -25060,10 +25060,10 @@ static int64_t gcudai_cuda_cut_step(
 // args become those of the slice [at, at + step) of dimension d.
 static void gcudai_cuda_cut_slice(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t step) {
-    const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+    const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         const char * rule = cut->arrays[k].rule + 2 * d;
-        struct gcuda_array * a = gcudai_cuda_cut_array(&cut->arrays[k], args);
+        struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         const int own = rule[0] - '0';
         if (a->data == NULL || own < 0 || own > 3 || ((rule[1] == '%' || rule[1] == '/') && a->ne[own] == 1)) {
             continue;
@@ -25182,7 +25182,7 @@ static gcuda_status gcudai_cuda_chunk_add(
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double us, int d) {
     for (; cut != NULL && d >= 0 && us > cu->cancel.chunk_us; --d) {
-        const int64_t n = gcudai_cuda_cut_array(&cut->arrays[0], args)->ne[d];
+        const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
