@@ -22923,6 +22923,7 @@ typedef void * gcudai_cublas_handle;
     X(cublasCreate_v2, (gcudai_cublas_handle * handle))                                                                             \
     X(cublasDestroy_v2, (gcudai_cublas_handle handle))                                                                              \
     X(cublasSetStream_v2, (gcudai_cublas_handle handle, cudaStream_t stream))                                                       \
+    X(cublasSetWorkspace_v2, (gcudai_cublas_handle handle, void * workspace, size_t size))                                          \
     X(cublasGemmStridedBatchedEx, (gcudai_cublas_handle handle, int op_a, int op_b, int m, int n, int k, const void * alpha,        \
                                    const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb,    \
                                    long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c,        \
@@ -22937,6 +22938,8 @@ GCUDAI_CUBLAS_FUNCTIONS(X)
 struct gcudai_cublas {
     void * library;
     gcudai_cublas_handle handle; // NULL: there is no cuBLAS
+    bool has_asked;              // for its workspace, which stays what it is then: a captured graph remembers it
+    struct gcudai_cuda_piece workspace;
 #define X(name, args) int (*name) args;
     GCUDAI_CUBLAS_FUNCTIONS(X)
 #undef X
@@ -23781,10 +23784,33 @@ enum {
     GCUDAI_CUBLAS_DEFAULT = -1
 };
 
+static const char * gcudai_cublas_status_name(int status) {
+    switch (status) {
+        case 0: return "CUBLAS_STATUS_SUCCESS";
+        case 1: return "CUBLAS_STATUS_NOT_INITIALIZED";
+        case 3: return "CUBLAS_STATUS_ALLOC_FAILED";
+        case 7: return "CUBLAS_STATUS_INVALID_VALUE";
+        case 8: return "CUBLAS_STATUS_ARCH_MISMATCH";
+        case 11: return "CUBLAS_STATUS_MAPPING_ERROR";
+        case 13: return "CUBLAS_STATUS_EXECUTION_FAILED";
+        case 14: return "CUBLAS_STATUS_INTERNAL_ERROR";
+        case 15: return "CUBLAS_STATUS_NOT_SUPPORTED";
+        case 16: return "CUBLAS_STATUS_LICENSE_ERROR";
+        default: return "a status this version does not know";
+    }
+}
+
+// CUDA's own error, which may be behind it, is left for whoever asks next.
+static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status, const char * call) {
+    return gcudai_fail(status == 3 ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_FAILED, "%s on %s: %s (%d)", call,
+        cu->device->name, gcudai_cublas_status_name(status), status);
+}
+
 static void gcudai_cublas_close(struct gcudai_cublas * c) {
     if (c->handle != NULL) {
         (void) c->cublasDestroy_v2(c->handle);
     }
+    gcudai_cuda_give(&c->workspace);
     gcudai_dl_close(c->library);
     GCUDAI_ZERO(*c);
 }
@@ -23809,10 +23835,41 @@ static void gcudai_cublas_open(struct gcudai_cublas * c) {
     GCUDAI_CUBLAS_FUNCTIONS(X)
 #undef X
 #endif
-    if (!is_ok || c->cublasCreate_v2(&c->handle) != 0) {
+    const int status = is_ok ? c->cublasCreate_v2(&c->handle) : 0;
+    if (status != 0) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "cublasCreate: %s (%d); products do without cuBLAS",
+            gcudai_cublas_status_name(status), status);
+    }
+    if (!is_ok || status != 0) {
         c->handle = NULL;
         gcudai_cublas_close(c);
     }
+}
+
+// Memory for cuBLAS, asked for when cuBLAS is first used. Its own would be in no budget, and would be allocated in the
+// middle of a capture. 32 MiB is what Hopper's kernels want, 4 MiB is enough before; without room 64 KiB, the least
+// with which every routine works (16 KiB, by its manual) and some to spare; and else none at all.
+static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
+    struct gcudai_cublas * c = &cu->cublas;
+    const size_t sizes[2] = { (size_t) (cu->device->cc >= 900 ? 32 : 4) << 20, (size_t) 64 << 10 };
+    for (int i = 0; i < 2 && !c->has_asked && c->workspace.ptr == NULL; ++i) {
+        const gcuda_status st = gcudai_cuda_take(&cu->ledger, cu->device->index, GCUDA_CUDA_PURPOSE_WORKSPACE, sizes[i],
+            "workspace of cuBLAS", &c->workspace);
+        if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
+        if (st != GCUDA_STATUS_SUCCESS) { gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; it does with less", gcudai_message); }
+    }
+    c->has_asked = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Before every use. Setting the stream forgets the workspace.
+static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
+    struct gcudai_cublas * c = &cu->cublas;
+    GCUDAI_TRY(gcudai_cublas_workspace(cu));
+    int status = c->cublasSetStream_v2(c->handle, cu->stream);
+    if (status != 0) { return gcudai_cublas_fail(cu, status, "cublasSetStream"); }
+    status = c->cublasSetWorkspace_v2(c->handle, c->workspace.ptr, c->workspace.size);
+    return status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasSetWorkspace");
 }
 
 // A kernel that could not be launched, with the node it was for.
@@ -23834,9 +23891,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
     const float one = 1.0f, zero = 0.0f;
     const int compute = p->prec == GCUDA_PREC_F32 ? GCUDAI_CUBLAS_COMPUTE_32F : GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32;
     const int m = (int) p->a.ne[1], n = (int) p->b.ne[1], k = (int) p->a.ne[0];
-    if (cu->cublas.cublasSetStream_v2(cu->cublas.handle, cu->stream) != 0) {
-        return gcudai_fail(GCUDA_STATUS_FAILED, "cublasSetStream failed on %s", cu->device->name);
-    }
+    GCUDAI_TRY(gcudai_cublas_ready(cu));
     for (int64_t i3 = 0; i3 < p->b.ne[3]; ++i3) {
         const char * a = gcudai_at(&p->a, 0, 0, i3 / (p->b.ne[3] / p->a.ne[3])), * b = gcudai_at(&p->b, 0, 0, i3);
         char * y = gcudai_at(&p->y, 0, 0, i3);
@@ -23846,8 +23901,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
             (int) (p->b.nb[1] / 4), (long long) (p->b.nb[2] / 4), &zero, y, GCUDAI_CUDA_R_32F, (int) (p->y.nb[1] / 4),
             (long long) (p->y.nb[2] / 4), (int) p->b.ne[2], compute, GCUDAI_CUBLAS_DEFAULT);
         if (st != 0) {
-            return gcudai_fail(
-                GCUDA_STATUS_FAILED, "cublasGemmStridedBatchedEx failed on %s with status %d", cu->device->name, st);
+            return gcudai_cublas_fail(cu, st, "cublasGemmStridedBatchedEx");
         }
     }
     return GCUDA_STATUS_SUCCESS;

@@ -2682,6 +2682,7 @@ cudaError_t cudaGetDriverEntryPoint(
 extern "C" int cublasCreate_v2(void ** handle);
 extern "C" int cublasDestroy_v2(void * handle);
 extern "C" int cublasSetStream_v2(void * handle, cudaStream_t stream);
+extern "C" int cublasSetWorkspace_v2(void * handle, void * workspace, size_t size);
 extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
     const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
     const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int algorithm);
@@ -2691,6 +2692,8 @@ enum { BLAS_NOT_INITIALIZED = 1, BLAS_INVALID_VALUE = 7, BLAS_EXECUTION_FAILED =
 struct blas_handle {
     cudaStream_t stream;
     int device;
+    void * workspace; // NULL, 0: its own
+    size_t workspace_size;
 };
 
 int cublasCreate_v2(void ** handle) {
@@ -2699,7 +2702,7 @@ int cublasCreate_v2(void ** handle) {
     *handle = nullptr;
     if (e != 0) { return e; }
     if (the().devices[(size_t) current_device].lost != cudaSuccess) { return BLAS_NOT_INITIALIZED; }
-    *handle = new blas_handle{ nullptr, current_device };
+    *handle = new blas_handle{ nullptr, current_device, nullptr, 0 };
     the().cublas.insert(*handle);
     return 0;
 }
@@ -2721,6 +2724,19 @@ int cublasSetStream_v2(void * handle, cudaStream_t stream) {
     if (e != 0) { return e; }
     if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
     ((blas_handle *) handle)->stream = stream;
+    ((blas_handle *) handle)->workspace = nullptr; // as cuBLAS does
+    return 0;
+}
+
+int cublasSetWorkspace_v2(void * handle, void * workspace, size_t size) {
+    const guard held(the().lock);
+    const int e = (int) injected("cublasSetWorkspace_v2");
+    if (e != 0) { return e; }
+    if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
+    const bool is_there = workspace == nullptr ? size == 0 : memory_of(workspace, size, true) != nullptr;
+    if (!is_there || (uintptr_t) workspace % 256 != 0) { return BLAS_INVALID_VALUE; }
+    ((blas_handle *) handle)->workspace = workspace;
+    ((blas_handle *) handle)->workspace_size = size;
     return 0;
 }
 
@@ -2764,9 +2780,13 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
     }
     const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, *(const float *) alpha, *(const float *) beta };
     const int device_index = q->device;
+    const blas_handle h = *(blas_handle *) handle;
     operation o = {};
     o.cost_ns = the().ns_per_launch;
     o.run = [=]() {
+        if (h.workspace != nullptr && memory_of(h.workspace, h.workspace_size, true) == nullptr) {
+            violation("cuBLAS runs with a workspace that was freed");
+        }
         const cudaError_t err = run_grid(device_index, dim3(1), dim3(1), 0, [=]() {
             for (int i = 0; i < n_batch; ++i) {
                 multiply(p, (const float *) a + i * stride_a, (const float *) b_ + i * stride_b, (float *) c + i * stride_c);

@@ -663,6 +663,76 @@ TEST(registered_memory_is_remembered) {
 }
 
 // =====================================================================================================================
+// >>cublas   its workspace, and what it says when it fails
+// =====================================================================================================================
+static gcuda_status a_product(gcuda_backend_t backend, float * out) {
+    enum { K = 32, M = 24, N = 16 };
+    float *a = (float *) malloc(K * M * sizeof *a), *b = (float *) malloc(K * N * sizeof *b);
+    struct place p = place_begin();
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, M),
+                        *y = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, N), *z = gcuda_mul_mat(p.ctx, x, y);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    gcuda_status st = gcuda_build_forward_expand(graph, z);
+    for (int i = 0; i < K * M; ++i) { a[i] = (float) (i % 7); }
+    for (int i = 0; i < K * N; ++i) { b[i] = (float) (i % 5); }
+    if (st == GCUDA_STATUS_SUCCESS && !place_alloc(&p, backend)) { st = GCUDA_STATUS_ALLOC_FAILED; }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(x, a, 0, K * M * sizeof *a); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(y, b, 0, K * N * sizeof *b); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute(backend, graph); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(z, out, 0, sizeof *out); }
+    place_end(&p);
+    free(a);
+    free(b);
+    return st;
+}
+
+TEST(cublas_works_in_memory_of_the_backends) {
+    static const size_t budgets[] = { 0, 40 * MB, 20 * MB, 2048 }, wanted[] = { 32 * MB, 32 * MB, 64 * 1024, 0 };
+    float first = -1.0f, value = 0.0f;
+    for (int i = 0; i < 4; ++i) {
+        fresh(1, 64 * MB, 1);
+        struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, budgets[i]);
+        REQUIRE(cu != NULL);
+        CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_WORKSPACE].reserved, 0); // nobody has asked for a product
+        CHECK_OK(a_product(&cu->backend, &value));
+        CHECK_OK(a_product(&cu->backend, &value));
+        CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_WORKSPACE].reserved, wanted[i]);
+        CHECK_EQ_I(sim_counts("cublasGemmStridedBatchedEx"), 2);
+        CHECK_EQ_I(sim_counts("cublasSetWorkspace_v2"), 2);
+        CHECK_OK(gcuda_backend_cuda_trim(&cu->backend));
+        CHECK_EQ_I(stats_of(cu).by[GCUDA_CUDA_PURPOSE_WORKSPACE].reserved, wanted[i]); // a graph may remember it
+        first = i == 0 ? value : first;
+        CHECK(value == first);
+        gcuda_backend_free(&cu->backend);
+    }
+    clean();
+}
+
+TEST(a_failure_of_cublas_has_its_name) {
+    static const char * const apis[] = { "cublasSetStream", "cublasSetWorkspace", "cublasGemmStridedBatchedEx" };
+    static const char * const counters[] = { "cublasSetStream_v2", "cublasSetWorkspace_v2",
+        "cublasGemmStridedBatchedEx" };
+    float value;
+    fresh(1, 64 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    REQUIRE(backend != NULL);
+    for (int i = 0; i < 3; ++i) {
+        sim_fail(counters[i], 1, (cudaError_t) 14);
+        CHECK(a_product(backend, &value) == GCUDA_STATUS_FAILED);
+        CHECK_HAS(gcuda_last_error(), apis[i]);
+        CHECK_HAS(gcuda_last_error(), "CUBLAS_STATUS_INTERNAL_ERROR");
+        CHECK_HAS(gcuda_last_error(), "CUDA0");
+        CHECK_HAS(gcuda_last_error(), "mul_mat");
+        CHECK_OK(a_product(backend, &value));
+        sim_fail(counters[i], 1, (cudaError_t) 3);
+        CHECK(a_product(backend, &value) == GCUDA_STATUS_ALLOC_FAILED);
+        CHECK_HAS(gcuda_last_error(), "CUBLAS_STATUS_ALLOC_FAILED");
+    }
+    gcuda_backend_free(backend);
+    clean();
+}
+
+// =====================================================================================================================
 // >>devices   what is said of them
 // =====================================================================================================================
 struct lines {
