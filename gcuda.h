@@ -633,6 +633,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_get_rows_back)
 #define gcuda_launch_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_glu)
 #define gcuda_launch_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_group_norm)
+#define gcuda_launch_half_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows)
+#define gcuda_launch_half_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_half_rows_back)
 #define gcuda_launch_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col)
 #define gcuda_launch_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_3d)
 #define gcuda_launch_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_im2col_back)
@@ -2203,6 +2205,8 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 //   returns  [M, N, B2, B3]  F32
 //   accuracy float weights: products and sums in F32. Quantized weights: activations are rounded to 8 bits with one
 //            F32 scale per 32 values (about 1.5e-5 relative squared error), except where the CPU multiplies in F32
+//            CUDA, unless GCUDA_PREC_F32: F32 rounded to TF32, beside F16 weights to F16 (with a factor per column,
+//            so that no size is lost), and with many columns beside other weights, which are decoded, to BF16
 //   fails    NULL: K differs, sizes do not divide, a type is refused, rows of a or b are not packed
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
@@ -2217,6 +2221,13 @@ struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
+};
+
+// Launchers only: float rows as F16, with a power of two taken out of a row that F16 could not hold, or only with a loss
+// of digits. Its factor goes to scale, so that x = scale * y; other rows have 1. Then the way back, for rows of F32.
+struct gcuda_half_rows_args {
+    struct gcuda_array x, y; // x F32, F16 or BF16; y of one shape with it: F16, or F32 for the way back (x: no data)
+    float * scale;           // one per row, counted over dimensions 1, 2, 3
 };
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -3463,6 +3474,8 @@ GCUDA_KERNEL_API size_t gcuda_argsort_scratch_bytes(const struct gcuda_sort_args
 GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
@@ -23779,6 +23792,8 @@ enum {
     GCUDAI_CUBLAS_OP_N = 0,
     GCUDAI_CUBLAS_OP_T = 1,
     GCUDAI_CUDA_R_32F = 0,
+    GCUDAI_CUDA_R_16F = 2,
+    GCUDAI_CUDA_R_16BF = 14,
     GCUDAI_CUBLAS_COMPUTE_32F = 68,
     GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
     GCUDAI_CUBLAS_DEFAULT = -1
@@ -23886,22 +23901,58 @@ static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status 
     return gcudai_cuda_note(cu, gcudai_node_fail(st, node, "%s", before));
 }
 
-// F32 through cuBLAS: one call per matrix of dimension 3, batched over dimension 2. TF32 unless F32 is asked for.
-static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
+static int gcudai_cublas_type(enum gcuda_type type) {
+    return type == GCUDA_TYPE_F16    ? GCUDAI_CUDA_R_16F
+           : type == GCUDA_TYPE_BF16 ? GCUDAI_CUDA_R_16BF
+                                     : GCUDAI_CUDA_R_32F;
+}
+
+static long long gcudai_cublas_stride(const struct gcuda_array * t, int d) {
+    return (long long) (t->nb[d] / gcuda_type_size(t->type));
+}
+
+// n_batch products of one matrix of a each, or all with the same one (a.ne[2] == 1), at dimension 2 of b from i2 on.
+// Sums in F32; F32 operands are rounded to TF32 unless F32 is asked for.
+static gcuda_status gcudai_cuda_gemm_batch(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t a2,
+    bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
     const float one = 1.0f, zero = 0.0f;
-    const int compute = p->prec == GCUDA_PREC_F32 ? GCUDAI_CUBLAS_COMPUTE_32F : GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32;
-    const int m = (int) p->a.ne[1], n = (int) p->b.ne[1], k = (int) p->a.ne[0];
+    const bool is_tf32 = p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
+    const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle, GCUDAI_CUBLAS_OP_T, GCUDAI_CUBLAS_OP_N,
+        (int) p->a.ne[1], (int) p->b.ne[1], (int) p->a.ne[0], &one,
+        gcudai_at(&p->a, 0, a2, i3 / (p->b.ne[3] / p->a.ne[3])), gcudai_cublas_type(p->a.type),
+        (int) gcudai_cublas_stride(&p->a, 1), is_shared ? 0 : gcudai_cublas_stride(&p->a, 2),
+        gcudai_at(&p->b, 0, i2, i3), gcudai_cublas_type(p->b.type), (int) gcudai_cublas_stride(&p->b, 1),
+        gcudai_cublas_stride(&p->b, 2), &zero, gcudai_at(&p->y, 0, i2, i3), GCUDAI_CUDA_R_32F,
+        (int) gcudai_cublas_stride(&p->y, 1), gcudai_cublas_stride(&p->y, 2), (int) n_batch,
+        is_tf32 ? GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32 : GCUDAI_CUBLAS_COMPUTE_32F, GCUDAI_CUBLAS_DEFAULT);
+    return st == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, st, "cublasGemmStridedBatchedEx");
+}
+
+// Dimension d of b and y joined to dimension 1 when all of it meets one matrix of a: one large product, not many.
+static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
+    struct gcuda_array * b = &p->b, * y = &p->y;
+    if (p->a.ne[d] == 1 && b->nb[d] == b->nb[1] * (size_t) b->ne[1] && y->nb[d] == y->nb[1] * (size_t) y->ne[1] &&
+        b->ne[1] * b->ne[d] <= INT32_MAX) {
+        b->ne[1] = y->ne[1] = b->ne[1] * b->ne[d];
+        b->ne[d] = y->ne[d] = 1;
+    }
+}
+
+// Through cuBLAS, operands of one type as it takes them: a call for each matrix of dimension 3, and there one for all of
+// dimension 2, unless several of b share each of several of a.
+static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
+    struct gcuda_mul_mat_args p = *args;
+    gcudai_cuda_join_columns(&p, 2);
+    if (p.b.ne[2] == 1) {
+        gcudai_cuda_join_columns(&p, 3);
+    }
+    const int64_t r2 = p.b.ne[2] / p.a.ne[2];
+    const bool is_one_batch = r2 == 1 || p.a.ne[2] == 1;
+    const int64_t n_batch = is_one_batch ? p.b.ne[2] : r2;
     GCUDAI_TRY(gcudai_cublas_ready(cu));
-    for (int64_t i3 = 0; i3 < p->b.ne[3]; ++i3) {
-        const char * a = gcudai_at(&p->a, 0, 0, i3 / (p->b.ne[3] / p->a.ne[3])), * b = gcudai_at(&p->b, 0, 0, i3);
-        char * y = gcudai_at(&p->y, 0, 0, i3);
-        const long long stride_a = p->a.ne[2] == 1 ? 0 : (long long) (p->a.nb[2] / 4);
-        const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle, GCUDAI_CUBLAS_OP_T, GCUDAI_CUBLAS_OP_N,
-            m, n, k, &one, a, GCUDAI_CUDA_R_32F, (int) (p->a.nb[1] / 4), stride_a, b, GCUDAI_CUDA_R_32F,
-            (int) (p->b.nb[1] / 4), (long long) (p->b.nb[2] / 4), &zero, y, GCUDAI_CUDA_R_32F, (int) (p->y.nb[1] / 4),
-            (long long) (p->y.nb[2] / 4), (int) p->b.ne[2], compute, GCUDAI_CUBLAS_DEFAULT);
-        if (st != 0) {
-            return gcudai_cublas_fail(cu, st, "cublasGemmStridedBatchedEx");
+    for (int64_t i3 = 0; i3 < p.b.ne[3]; ++i3) {
+        for (int64_t i2 = 0; i2 < p.b.ne[2]; i2 += n_batch) {
+            GCUDAI_TRY(gcudai_cuda_gemm_batch(cu, &p, i2 / r2, r2 > 1, i2, i3, n_batch));
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -23910,59 +23961,127 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's kernel: any types, strides and sizes
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
-    GCUDAI_CUDA_PRODUCT_CONVERTED  // cuBLAS after copies of one or both sides to packed F32
+    GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
+    GCUDAI_CUDA_PRODUCT_HALVES     // cuBLAS after copies to F16 where the weights are, else to BF16
 };
 
-// F32 with rows of floats at least as far apart as they are long, in sizes that fit an int.
-static bool gcudai_cublas_takes(const struct gcuda_array * t) {
-    return t->type == GCUDA_TYPE_F32 && t->nb[0] == 4 && t->nb[1] / 4 >= (size_t) t->ne[0] && t->nb[1] / 4 <= INT32_MAX;
+#define GCUDAI_CUDA_HALVES_COLUMNS 9        // of float weights, from which halves are multiplied
+#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 32  // of quantized ones, from which writing them out as BF16 pays
+#define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights written out at a time
+
+// Rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
+static bool gcudai_cublas_takes(const struct gcuda_array * t, enum gcuda_type type) {
+    const size_t size = gcuda_type_size(type);
+    return t->type == type && t->nb[0] == size && t->nb[1] % size == 0 && t->nb[2] % size == 0 &&
+           t->nb[1] / size >= (size_t) t->ne[0] && t->nb[1] / size <= INT32_MAX;
 }
 
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
 static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mul_mat_args * p, bool has_cublas) {
     const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
                       p->b.ne[2] <= INT32_MAX;
-    const bool can_batch = p->a.ne[2] == 1 || p->a.ne[2] == p->b.ne[2]; // one stride leads from matrix to matrix
-    if (!has_cublas || !fits || !can_batch || !gcudai_cublas_takes(&p->y)) {
+    const bool is_large = p->b.ne[1] >= 16 && p->a.ne[1] >= 16, wants_f32 = p->prec == GCUDA_PREC_F32;
+    const bool is_quantized = gcuda_is_quantized(p->a.type), has_blocks = gcuda_is_quantized(p->b.type);
+    if (!has_cublas || !fits || has_blocks || !gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32)) {
         return GCUDAI_CUDA_PRODUCT_OWN;
     }
-    if (gcudai_cublas_takes(&p->a) && gcudai_cublas_takes(&p->b)) {
+    if (p->a.type == GCUDA_TYPE_F32 && gcudai_cublas_takes(&p->a, p->a.type) && gcudai_cublas_takes(&p->b, p->a.type)) {
         return GCUDAI_CUDA_PRODUCT_CUBLAS;
     }
-    const bool can_convert = gcudai_is_float(p->a.type) && gcudai_is_float(p->b.type);
-    return can_convert && p->b.ne[1] >= 16 && p->a.ne[1] >= 16 ? GCUDAI_CUDA_PRODUCT_CONVERTED
-                                                               : GCUDAI_CUDA_PRODUCT_OWN;
+    if (p->a.type == GCUDA_TYPE_F32 || wants_f32) {
+        return is_large ? GCUDAI_CUDA_PRODUCT_CONVERTED : GCUDAI_CUDA_PRODUCT_OWN;
+    }
+    const int64_t columns = is_quantized ? GCUDAI_CUDA_DEQUANTIZED_COLUMNS : GCUDAI_CUDA_HALVES_COLUMNS;
+    return p->b.ne[1] >= columns && p->a.ne[1] >= 16 ? GCUDAI_CUDA_PRODUCT_HALVES : GCUDAI_CUDA_PRODUCT_OWN;
 }
 
-// A packed F32 copy of t in scratch memory, unless cuBLAS takes t itself. Exact: nothing is rounded.
-static gcuda_status gcudai_cuda_packed(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
+// A packed copy of t in scratch memory, unless cuBLAS takes t itself. Quantized: BF16, whose range is that of F32.
+static gcuda_status gcudai_cuda_packed(
+    struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
     *scratch = NULL;
-    if (gcudai_cublas_takes(t)) {
+    if (gcudai_cublas_takes(t, type)) {
         return GCUDA_STATUS_SUCCESS;
     }
     copy.x = copy.y = *t;
-    copy.y.type = GCUDA_TYPE_F32;
-    GCUDAI_TRY(gcudai_layout(GCUDA_TYPE_F32, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: operand in f32", scratch));
+    copy.y.type = type;
+    GCUDAI_TRY(gcudai_layout(type, t->ne, copy.y.nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: operand for cuBLAS", scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
+// The same to F16, for activations: factors that keep them in its range are taken out and go behind the elements.
+static gcuda_status gcudai_cuda_packed_halves(
+    struct gcudai_cuda * cu, struct gcuda_array * t, float ** scale, void ** scratch) {
+    struct gcuda_half_rows_args p;
+    size_t size = 0;
+    *scratch = NULL;
+    *scale = NULL;
+    if (t->type == GCUDA_TYPE_F16) {
+        return gcudai_cuda_packed(cu, t, GCUDA_TYPE_F16, scratch);
+    }
+    p.x = p.y = *t;
+    p.y.type = GCUDA_TYPE_F16;
+    GCUDAI_TRY(gcudai_layout(GCUDA_TYPE_F16, t->ne, p.y.nb, &size));
+    size = gcudai_pad(size, 16);
+    const size_t n_rows = (size_t) (t->ne[1] * t->ne[2] * t->ne[3]);
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size + n_rows * sizeof(float), "mul_mat: activations", scratch));
+    p.y.data = *scratch;
+    p.scale = *scale = (float *) (void *) ((char *) *scratch + size);
+    *t = p.y;
+    return gcuda_launch_half_rows(&p, cu->stream);
+}
+
+// Rows of a that are written out at a time.
+static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda_type type) {
+    const size_t n = (size_t) (a->ne[0] * a->ne[2] * a->ne[3]) * gcuda_type_size(type);
+    const int64_t rows = n > 0 ? (int64_t) (GCUDAI_CUDA_DEQUANTIZED_BYTES / n) / 256 * 256 : 0;
+    return gcudai_cublas_takes(a, type) ? a->ne[1] : GCUDAI_MIN(GCUDAI_MAX(rows, 256), a->ne[1]);
+}
+
+// All rows of the result, those of a converted to the type in pieces.
+static gcuda_status gcudai_cuda_gemm_pieces(
+    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, enum gcuda_type type) {
+    const int64_t step = gcudai_cuda_rows_at_once(&args->a, type);
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int64_t m = 0; m < args->a.ne[1] && st == GCUDA_STATUS_SUCCESS; m += step) {
+        struct gcuda_mul_mat_args p = *args;
+        void * a = NULL;
+        p.a.data = gcudai_at(&args->a, m, 0, 0);
+        p.y.data = (char *) args->y.data + (size_t) m * args->y.nb[0];
+        p.a.ne[1] = p.y.ne[0] = GCUDAI_MIN(step, args->a.ne[1] - m);
+        st = gcudai_cuda_packed(cu, &p.a, type, &a);
+        st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
+        gcudai_cuda_pool_give(&cu->pool, a); // in stream order: whoever gets it next comes after the product
+    }
+    return st;
+}
+
 // The way is chosen by the caller: split weights take the same on every device, whatever the rows there are.
 static gcuda_status gcudai_cuda_multiply(
     struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args p) {
-    void * a = NULL, * b = NULL;
+    const enum gcuda_type type = product == GCUDAI_CUDA_PRODUCT_HALVES
+                                     ? (p.a.type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16)
+                                     : GCUDA_TYPE_F32;
+    float * scale = NULL;
+    void * b = NULL;
     if (product == GCUDAI_CUDA_PRODUCT_OWN) {
         return gcuda_launch_mul_mat(&p, cu->stream);
     }
-    gcuda_status st = gcudai_cuda_packed(cu, &p.a, &a);
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, &b) : st;
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
-    gcudai_cuda_pool_give(&cu->pool, b); // in stream order: whoever gets it next comes after the product
-    gcudai_cuda_pool_give(&cu->pool, a);
+    gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, &scale, &b)
+                                             : gcudai_cuda_packed(cu, &p.b, type, &b);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm_pieces(cu, &p, type) : st;
+    if (st == GCUDA_STATUS_SUCCESS && scale != NULL) {
+        struct gcuda_half_rows_args back;
+        GCUDAI_ZERO(back);
+        back.y = p.y;
+        back.scale = scale;
+        st = gcuda_launch_half_rows_back(&back, cu->stream);
+    }
+    gcudai_cuda_pool_give(&cu->pool, b);
     return st;
 }
 

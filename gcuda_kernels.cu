@@ -4044,6 +4044,49 @@ gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream 
     return n_elements(args->y) > 0 ? mul_mat_plain(p, 0, stream) : GCUDA_STATUS_SUCCESS;
 }
 
+// ---- activations as halves ----
+// A block has a row. Nothing is scaled where the largest magnitude lies within 2^-6 .. 2^15: smaller elements keep enough
+// of their digits. Rows with infinities or NaN are left as they are.
+//   floor   x read once (the second time from L1 or L2), y written once
+static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_args p) {
+    FOR_ROWS(r, d_rows(p.x)) {
+        const char * x = d_row(p.x, r);
+        __half * y = (__half *) d_row(p.y, r);
+        float max = 0.0f;
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) { max = fmaxf(max, fabsf(d_load(p.x.type, x + i * (int64_t) p.x.nb[0]))); }
+        max = d_block_max(max);
+        int exponent = 0;
+        if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
+            (void) frexpf(max, &exponent);
+            exponent -= 14; // the largest becomes 2^13 .. 2^14
+        }
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
+            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
+            y[i] = __float2half_rn(exponent != 0 ? ldexpf(v, -exponent) : v);
+        }
+        if (threadIdx.x == 0) {
+            p.scale[r] = ldexpf(1.0f, exponent);
+        }
+    }
+}
+
+gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_stream stream) {
+    return launch(k_half_rows, n_rows(args->x), 256, stream, *args);
+}
+
+// A row is touched only where its factor is not 1.
+static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
+    FOR_ROWS(r, d_rows(p.y)) {
+        const float scale = p.scale[r];
+        float * y = (float *) d_row(p.y, r);
+        for (int64_t i = threadIdx.x; i < p.y.ne[0] && scale != 1.0f; i += 256) { y[i] *= scale; }
+    }
+}
+
+gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcuda_stream stream) {
+    return launch(k_half_rows_back, n_rows(args->y), 256, stream, *args);
+}
+
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // One block sorts the slots by expert: it counts, sums the counts and the tiles that they make, and files every slot. The
 // host never learns how many tiles there are: the grid is for as many as there can be, and the list ends with an empty

@@ -17,6 +17,7 @@
 //   >>driver     the functions that are looked up: contexts, virtual memory
 //   >>cublas     products of float matrices
 //   >>tests      sim.h
+#include "cuda_fp16.h"
 #include "cuda.h"
 #include "cuda_runtime.h"
 #include "sim.h"
@@ -2744,17 +2745,31 @@ struct product {
     bool a_across, b_across; // transposed
     int m, n, k, lda, ldb, ldc;
     float alpha, beta;
+    int type_a, type_b;
 };
 
+// Elements of an operand: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF.
+static size_t blas_size(int type) { return type == 0 ? 4 : type == 2 || type == 14 ? 2 : 0; }
+static double blas_load(int type, const char * p) {
+    uint16_t bits;
+    uint32_t wide;
+    memcpy(&bits, p, sizeof(bits));
+    if (type == 2) { return (double) __half2float(__ushort_as_half(bits)); }
+    wide = (uint32_t) bits << 16;
+    if (type == 0) { memcpy(&wide, p, sizeof(wide)); }
+    return (double) __uint_as_float(wide);
+}
+
 // C = alpha A B + beta C, column by column, sums in double.
-static void multiply(const product & p, const float * a, const float * b_, float * c) {
+static void multiply(const product & p, const char * a, const char * b_, float * c) {
     for (int j = 0; j < p.n; ++j) {
         for (int i = 0; i < p.m; ++i) {
             double sum = 0.0;
-            const float *x = p.a_across ? a + (int64_t) i * p.lda : a + i,
-                        *y = p.b_across ? b_ + j : b_ + (int64_t) j * p.ldb;
-            const int64_t dx = p.a_across ? 1 : p.lda, dy = p.b_across ? p.ldb : 1;
-            for (int64_t l = 0; l < p.k; ++l) { sum += (double) x[l * dx] * (double) y[l * dy]; }
+            const int64_t size_a = (int64_t) blas_size(p.type_a), size_b = (int64_t) blas_size(p.type_b);
+            const char *x = a + (p.a_across ? (int64_t) i * p.lda : i) * size_a,
+                       *y = b_ + (p.b_across ? j : (int64_t) j * p.ldb) * size_b;
+            const int64_t dx = (p.a_across ? 1 : p.lda) * size_a, dy = (p.b_across ? p.ldb : 1) * size_b;
+            for (int64_t l = 0; l < p.k; ++l) { sum += blas_load(p.type_a, x + l * dx) * blas_load(p.type_b, y + l * dy); }
             float & out = c[(int64_t) j * p.ldc + i];
             out = p.alpha * (float) sum + (p.beta != 0.0f ? p.beta * out : 0.0f);
         }
@@ -2768,7 +2783,7 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
     const int e = (int) injected("cublasGemmStridedBatchedEx");
     if (e != 0) { return e; }
     if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
-    if (type_a != 0 || type_b != 0 || type_c != 0) { return BLAS_NOT_SUPPORTED; }
+    if (blas_size(type_a) == 0 || type_a != type_b || type_c != 0) { return BLAS_NOT_SUPPORTED; }
     const bool a_fits = lda >= std::max(1, op_a != 0 ? k : m), b_fits = ldb >= std::max(1, op_b != 0 ? n : k);
     if (m < 0 || n < 0 || k < 0 || n_batch < 0 || !a_fits || !b_fits || ldc < std::max(1, m)) {
         return BLAS_INVALID_VALUE;
@@ -2778,7 +2793,8 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
         the().devices[(size_t) q->device].lost != cudaSuccess) {
         return BLAS_EXECUTION_FAILED;
     }
-    const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, *(const float *) alpha, *(const float *) beta };
+    const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, *(const float *) alpha, *(const float *) beta,
+        type_a, type_b };
     const int device_index = q->device;
     const blas_handle h = *(blas_handle *) handle;
     operation o = {};
@@ -2789,7 +2805,8 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
         }
         const cudaError_t err = run_grid(device_index, dim3(1), dim3(1), 0, [=]() {
             for (int i = 0; i < n_batch; ++i) {
-                multiply(p, (const float *) a + i * stride_a, (const float *) b_ + i * stride_b, (float *) c + i * stride_c);
+                multiply(p, (const char *) a + i * stride_a * (int64_t) blas_size(type_a),
+                    (const char *) b_ + i * stride_b * (int64_t) blas_size(type_b), (float *) c + i * stride_c);
             }
         });
         if (err != cudaSuccess) { lose_device(device_index, err); }

@@ -242,15 +242,16 @@ TEST(a_stream_and_memory_of_the_callers) {
 TEST(what_the_device_cannot_do_is_refused_by_name) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 8, 4);
-    struct gcuda_tensor * y = gcuda_format_name(gcuda_concat(p.ctx, gcuda_sqr(p.ctx, x), x, 0), "both");
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 256, 4);
+    struct gcuda_tensor * to = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_IQ2_XS, 256, 4); // has no quantizer
+    struct gcuda_tensor * y = gcuda_format_name(gcuda_cpy(p.ctx, gcuda_sqr(p.ctx, x), to), "both");
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     REQUIRE(backend != NULL && place_alloc(&p, backend));
     CHECK(!gcuda_backend_supports_op(backend, y));
     const long before = sim_counts("cudaLaunchKernelEx");
     CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_UNSUPPORTED);
-    CHECK_HAS(gcuda_last_error(), "concat");
+    CHECK_HAS(gcuda_last_error(), "cpy");
     CHECK_HAS(gcuda_last_error(), "both");
     CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), before); // nothing of the graph ran
     place_end(&p);
