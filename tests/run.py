@@ -86,6 +86,10 @@ def plan(level):
                     {"user": 900, "ci": 2400, "full": 9000}[level], True))
 
     asan_env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    nvcc = [] if os.path.exists("/usr/local/cuda/bin/nvcc") else [("nvcc", "nvidia-cuda-toolkit")]
+    jobs.append(Job("CUDA build", [sys.executable, "tests/cuda.py", *(["--all"] if level == "full" else [])], "ci",
+                    {"user": 0, "ci": 2400, "full": 10800}[level], True, needs=nvcc))
+
     clang = [("clang", "clang"), ("clang++", "clang")]
     variant(jobs, "asan", "ci", ["CC=gcc", f"CFLAGS={ASAN}"], env=asan_env, timeout=1500 if level == "ci" else 5400)
 

@@ -136,12 +136,16 @@ def cross(cc, std, flags, link, prefix, name="program"):
     return with_flags(cc, std, "impl.c", flags, link, prefix, name)
 
 
+def find_nvcc():
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not os.path.exists(nvcc):
+        raise Skip("no nvcc (NVIDIA's CUDA toolkit)")
+    return nvcc
+
+
 def kernel_unit(flags):
     def do(case):
-        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-        if not os.path.exists(nvcc):
-            raise Skip("no nvcc (NVIDIA's CUDA toolkit)")
-        case.call([nvcc, "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", *flags, "-I.", "-c", "gcuda_kernels.cu", "-o",
+        case.call([find_nvcc(), "-std=c++17", "-Xcompiler", "-Wall,-Wextra,-Werror", *flags, "-I.", "-c", "gcuda_kernels.cu", "-o",
                    case.path("kernels.o")])
     return do
 
@@ -177,6 +181,10 @@ def scratch_copy(case):
     return folder
 
 
+def run_code(folder, line):
+    return subprocess.run(["sh", "-c", line], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode
+
+
 def shell(case, folder, line, timeout=600):
     return case.call(["sh", "-c", f"cd '{folder}' && {line}"], timeout)
 
@@ -195,20 +203,46 @@ def example(source):
     return do
 
 
-def readme_lines(case):
-    path = os.path.join(ROOT, "README.md")
-    if not os.path.exists(path):
-        raise Skip("no README.md")
-    with open(path, encoding="utf-8") as f:
-        blocks = re.findall(r"^```[a-z]*\n(.*?)^```", f.read(), re.M | re.S)
-    has_nvcc = shutil.which("nvcc") is not None
-    blocks = [block.replace("\\\n", " ") for block in blocks if has_nvcc or "nvcc" not in block] # what needs the toolkit is tried where it is
-    lines = [line.lstrip("$ ") for block in blocks for line in block.splitlines() if re.match(r"(\$ )?(cc|gcc|g\+\+|c\+\+|nvcc) ", line)]
-    if not lines:
-        raise Bad("README.md has no build line")
+def build_lines(text):
+    """Command lines of README's code blocks and the manual's indented ones that build something, continued lines joined."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.strip().lstrip("$ ") for line in lines if re.match(r"\s*(\$ )?(cc|gcc|g\+\+|c\+\+|nvcc) -", line)]
+
+
+def readme_lines(wants_cuda):
+    """The blocks that need nvcc, or the others, as written."""
+    def do(case):
+        if wants_cuda and shutil.which("nvcc") is None:
+            raise Skip("no nvcc on the PATH (NVIDIA's CUDA toolkit)")
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+            blocks = re.findall(r"^```[a-z]*\n(.*?)^```", f.read(), re.M | re.S)
+        lines = [line for block in blocks if ("nvcc" in block) == wants_cuda for line in build_lines(block)]
+        if not lines:
+            raise Bad("README.md has no such build line")
+        folder = scratch_copy(case)
+        for line in lines:
+            shell(case, folder, line, 3600)
+        if wants_cuda and run_code(folder, "./digits --backend CPU --epochs 1") != 0:
+            raise Bad("what README's lines build does not run on the CPU")
+    return do
+
+
+def manual_cuda_lines(case):
+    """The manual's lines for CUDA, with the program at its top."""
+    nvcc = find_nvcc()
+    with open(os.path.join(ROOT, "gcuda.h"), encoding="utf-8") as f:
+        manual = f.read().split("*/")[0]
+    part = re.search(r"^    With CUDA.*?^QUICK START", manual, re.M | re.S)
+    lines = build_lines(part.group()) if part else []
+    program = re.search(r"^QUICK START\n((?:    .*\n|\n)+)", manual, re.M)
+    if len(lines) != 2 or program is None:
+        raise Bad("the manual has no nvcc line followed by a cc line")
     folder = scratch_copy(case)
-    for line in lines:
-        shell(case, folder, line)
+    with open(os.path.join(folder, "my.c"), "w", encoding="utf-8") as f:
+        f.write(program.group(1))
+    # the kernels as README's case compiles them are enough once: here they are for one architecture, unoptimised
+    shell(case, folder, lines[0].replace("nvcc -O3", nvcc + " -O0").replace("-arch=native", "-arch=sm_90"), 3600)
+    shell(case, folder, lines[1] + " -I. -o my && ./my")
 
 
 def manual_quick_start(case):
@@ -271,7 +305,9 @@ def cases():
         cross("x86_64-w64-mingw32-gcc", "c99", ["-O1", "-DGCUDA_NO_THREADS"], ["-static", "-lm"], ["wine"], "program.exe"))
     add("aarch64 gcc c99", "full",
         cross("aarch64-linux-gnu-gcc", "c99", ["-O2", "-DGCUDA_NO_CUDA"], ["-static", "-pthread", "-lm"], ["qemu-aarch64"]))
-    add("README's build lines", "user", readme_lines)
+    add("README's build lines", "user", readme_lines(False))
+    add("README's CUDA build lines", "full", readme_lines(True))
+    add("the manual's CUDA build lines", "full", manual_cuda_lines)
     add("the manual's quick start", "user", manual_quick_start)
     for name in sorted(os.listdir(os.path.join(ROOT, "examples"))) if os.path.isdir(os.path.join(ROOT, "examples")) else []:
         if name.endswith(".c"):
@@ -281,7 +317,8 @@ def cases():
     add("gcuda_kernels.cu prefixed", "ci", kernel_front_end(["-DGCUDA_PREFIX=one_"]))
     no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS")]
     add("gcuda_kernels.cu without block formats and BF16", "ci", kernel_front_end(no_types))
-    add("gcuda_kernels.cu nvcc", "full", kernel_unit([]))
+    # the parts, for one and for all architectures, are tests/cuda.py's
+    add("gcuda_kernels.cu nvcc, types left out", "full", kernel_unit(["-O1", "-arch=sm_90", *no_types]))
     return found
 
 

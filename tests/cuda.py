@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""The CUDA build on a machine with nvcc, GPU or not. Last line: N passed, N failed, N skipped.
+
+    cuda.py [--all]      --all: the kernels for all architectures and PTX, besides
+
+The kernels and programs for 90a compile without a warning. What is built needs neither libcuda nor libcublas, starts
+where no NVIDIA library exists (a root folder with nothing in it but the C libraries), and then says that there is no
+such device, and uses the CPU when asked to.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+DIGITS = os.path.join(ROOT, "build", "cuda", "digits")
+counts = {"ok": 0, "FAILED": 0, "skip": 0}
+
+
+def run(command, timeout=3600, cwd=ROOT):
+    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                          stdin=subprocess.DEVNULL, timeout=timeout, check=False)
+    return done.returncode, done.stdout
+
+
+def result(name, ok, text=""):
+    state = ok if isinstance(ok, str) else "ok" if ok else "FAILED"
+    counts[state] += 1
+    print(f"{state:6}  {name}" + (f": {text}" if text and state != "ok" else ""), flush=True)
+    return state == "ok"
+
+
+def build(name, *command):
+    code, out = run(["make", "--no-print-directory", *command])
+    noise = [line for line in out.splitlines() if re.search(r"\bwarning\b|\bremark\b", line) and "jobserver" not in line]
+    return result(name, code == 0 and not noise, "\n".join(noise[:20]) if code == 0 else out[-3000:])
+
+
+def libraries(program):
+    """Paths of the shared libraries that a program loads, the loader among them."""
+    return re.findall(r"(/\S+) \(0x", run(["ldd", program])[1])
+
+
+def needs_no_nvidia_library():
+    for name in ("digits", "test-ops", "bench-gpu"):
+        found = libraries(os.path.join(ROOT, "build", "cuda", name))
+        bad = [path for path in found if re.search(r"libcuda|libcublas|libnv", path)]
+        result(f"{name}: ldd names neither libcuda nor libcublas", bool(found) and not bad, " ".join(bad) or "ldd: nothing")
+
+
+def bare_root(folder):
+    """A root folder in which only the program and the C libraries are, and a place for temporary files."""
+    os.makedirs(folder + "/tmp")
+    for path in [DIGITS, *libraries(DIGITS)]:
+        target = folder + (("/" + os.path.basename(path)) if path == DIGITS else path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copy(path, target)
+
+
+def behaves_without_a_device(name, *prefix_and_program):
+    code, out = run([*prefix_and_program, "--backend", "CUDA0"], 120)
+    result(f"{name}: --backend CUDA0 fails with a message", code == 1 and "no device 'CUDA0'" in out, f"exit code {code}: {out[-300:]}")
+    for options in (["--backend", "CPU"], []):
+        code, out = run([*prefix_and_program, "--epochs", "2", *options], 120)
+        ok = code == 0 and "on CPU" in out and "of the test digits are recognised" in out
+        result(f"{name}: {' '.join(options) or 'no option'} takes the CPU", ok, f"exit code {code}: {out[-300:]}")
+
+
+def starts_anywhere():
+    has_device = run([DIGITS, "--backend", "CUDA0", "--epochs", "1"], 300)[0] == 0
+    if has_device:
+        result("without a device", "skip", "this machine has one")
+    else:
+        behaves_without_a_device("here", DIGITS)
+    with tempfile.TemporaryDirectory() as folder:
+        bare_root(folder)
+        enter = ["chroot", folder] if os.geteuid() == 0 else ["unshare", "-r", "chroot", folder]
+        if run([*enter, "/digits", "--help"])[0] != 0:
+            result("in a bare root folder", "skip", "neither root nor user namespaces here")
+        else:
+            behaves_without_a_device("in a bare root folder", *enter, "/digits")
+
+
+def main():
+    if build("kernels and programs for 90a", "cuda-programs", "ARCHS=90a"):
+        needs_no_nvidia_library()
+        starts_anywhere()
+    if "--all" in sys.argv:
+        build("kernels for all architectures", "cuda", "ARCHS=all", "B=build/all-archs", "NVCC_FLAGS=-O3")
+    print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skip']} skipped")
+    return 1 if counts["FAILED"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
