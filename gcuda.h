@@ -23008,9 +23008,13 @@ static bool gcudai_cuda_may_peer(const struct gcudai_cuda * cu) {
     return cu->params.peer == GCUDA_CUDA_PEER_ON || (cu->params.peer == GCUDA_CUDA_PEER_AUTO && cu->owns_stream);
 }
 
+static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu);
+
+// When the device is lost, other devices may still be writing to memory that the caller is about to free.
 static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
-    if (st == GCUDA_STATUS_DEVICE_LOST) {
+    if (st == GCUDA_STATUS_DEVICE_LOST && cu->lost == GCUDA_STATUS_SUCCESS) {
         cu->lost = st;
+        gcudai_cuda_sides_settle(cu);
     }
     return st;
 }
@@ -24529,18 +24533,18 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
 static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
+    char message[GCUDAI_MESSAGE_BYTES];
+    bool has_sides = false;
+    memcpy(message, gcudai_message, sizeof(message));
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
-        char message[GCUDAI_MESSAGE_BYTES];
-        if (cu->sides[i] != NULL) {
-            memcpy(message, gcudai_message, sizeof(message));
-            if (gcudai_cuda_enter(&scope, i) == GCUDA_STATUS_SUCCESS) {
-                (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[i]->stream));
-                gcudai_cuda_leave(&scope);
-            }
-            memcpy(gcudai_message, message, sizeof(message));
+        if (cu->sides[i] != NULL && gcudai_cuda_enter(&scope, i) == GCUDA_STATUS_SUCCESS) {
+            has_sides = true;
+            (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[i]->stream));
+            gcudai_cuda_leave(&scope);
         }
     }
-    (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream));
+    if (has_sides) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream)); }
+    memcpy(gcudai_message, message, sizeof(message));
 }
 
 // What a device that faulted says only when it is asked: the main stream does not know of it.
@@ -25504,7 +25508,7 @@ static gcuda_status gcudai_cuda_note_both(struct gcudai_cuda * a, struct gcudai_
     for (int i = 0; i < 2 && st == GCUDA_STATUS_DEVICE_LOST; ++i) {
         struct gcudai_cuda * cu = i == 0 ? a : b;
         const bool is_in = gcudai_cuda_enter(&scope, cu->device->index) == GCUDA_STATUS_SUCCESS;
-        if (!is_in || gcudai_cuda_is_sticky(cudaStreamQuery(cu->stream))) { cu->lost = st; }
+        if (!is_in || gcudai_cuda_is_sticky(cudaStreamQuery(cu->stream))) { (void) gcudai_cuda_note(cu, st); }
         (void) cudaGetLastError();
         if (is_in) { gcudai_cuda_leave(&scope); }
     }

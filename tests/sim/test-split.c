@@ -635,3 +635,351 @@ TEST(split_products_are_ordered_for_every_seed) {
     free(wanted[1]);
     clean();
 }
+
+// A second operand whose rows overlap (stride 0) or lie apart goes to the other devices all the same.
+TEST(operands_with_any_strides) {
+    float * wanted = NULL;
+    for (int turn = 0; turn < 4; ++turn) { // whole; direct, by the driver, through the host
+        const int n_devices = turn == 0 ? 1 : 3;
+        fresh(n_devices, 64 * MB, (uint64_t) turn);
+        for (int i = 0; i < 3 && turn == 2; ++i) { sim_peer(i, 2, 0); }
+        gcuda_backend_t backend =
+            backend_on(n_devices - 1, turn == 3 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO);
+        gcuda_backend_buffer_type_t t = turn == 0 ? gcuda_backend_cuda_buffer_type(0)
+                                                  : gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
+        struct place weights = place_begin(), p = place_begin();
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q8_0, 32, 420);
+        struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 48, 5);
+        struct gcuda_tensor * apart = gcuda_mul_mat(p.ctx, w, gcuda_view_2d(p.ctx, x, 32, 5, 48 * 4, 16));
+        struct gcuda_tensor * same = gcuda_mul_mat(p.ctx, w, gcuda_view_2d(p.ctx, x, 32, 3, 0, 64));
+        struct gcuda_tensor * over = gcuda_mul_mat(p.ctx, w, gcuda_view_2d(p.ctx, x, 32, 7, 4, 0));
+        struct gcuda_tensor * y = gcuda_concat(p.ctx, gcuda_concat(p.ctx, apart, same, 1), over, 1);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        weights.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, t);
+        REQUIRE(backend != NULL && weights.buffer != NULL && place_alloc(&p, backend));
+        void *rows = random_rows(w->type, 32, 420, 5), *in = random_rows(GCUDA_TYPE_F32, 48, 5, 6);
+        CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
+        CHECK_OK(gcuda_backend_tensor_set(x, in, 0, gcuda_nbytes(x)));
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        float * out = (float *) malloc(gcuda_nbytes(y));
+        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
+        if (turn == 0) {
+            wanted = out;
+        } else {
+            CHECK_MSG(memcmp(out, wanted, gcuda_nbytes(y)) == 0, "turn %d", turn);
+            free(out);
+        }
+        free(rows);
+        free(in);
+        place_end(&p);
+        place_end(&weights);
+        gcuda_backend_free(backend);
+        CHECK(sim_leaks() == 0);
+    }
+    free(wanted);
+    clean();
+}
+
+static void check_refused(gcuda_backend_t backend, struct gcuda_tensor * y, const char * why) {
+    struct gcuda_context * ctx = gcuda_init((struct gcuda_init_params){ 0, NULL, true });
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    REQUIRE(y != NULL);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    gcuda_clear_last_error();
+    CHECK_MSG(!gcuda_backend_supports_op(backend, y), "%s is supported", gcuda_op_desc(y));
+    CHECK_HAS(gcuda_last_error(), why);
+    const long launches = sim_counts("cudaLaunchKernelEx");
+    gcuda_clear_last_error();
+    CHECK(gcuda_backend_graph_compute(backend, graph) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), why);
+    CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), launches);
+    gcuda_free(ctx);
+}
+
+TEST(all_but_the_weights_of_a_product_is_refused) {
+    fresh(2, 64 * MB, 1);
+    const float shares[2] = { 1, 1 };
+    gcuda_backend_t a = gcuda_backend_cuda_init(0), b = gcuda_backend_cuda_init(1), cpu = gcuda_backend_cpu_init();
+    struct place weights = place_begin(), p = place_begin();
+    struct gcuda_tensor *w = gcuda_set_name(gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_F32, 16, 300), "w"),
+                        *small = gcuda_set_name(gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_F32, 16, 100), "small"),
+                        *cube = gcuda_set_name(gcuda_new_tensor_3d(weights.ctx, GCUDA_TYPE_F32, 16, 300, 2), "cube");
+    weights.buffer =
+        gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(0, shares, 2));
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 16, 3),
+                        *x3 = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 16, 3, 2),
+                        *ids = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, 2),
+                        *ids2 = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, 2),
+                        *x1 = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 16, 1, 2);
+    struct gcuda_tensor * good = gcuda_mul_mat(p.ctx, w, x);
+    REQUIRE(a != NULL && b != NULL && cpu != NULL && weights.buffer != NULL && place_alloc(&p, a));
+    CHECK(gcuda_backend_supports_op(a, good));
+    check_refused(a, gcuda_sqr(p.ctx, w), "only mul_mat takes it");
+    check_refused(a, gcuda_add(p.ctx, w, w), "'w' is in a CUDA0_Split buffer");
+    check_refused(a, gcuda_get_rows(p.ctx, w, ids), "only mul_mat takes it");
+    check_refused(a, gcuda_mul_mat(p.ctx, x, w), "as its first operand");
+    check_refused(a, gcuda_mul_mat_id(p.ctx, cube, x1, ids2), "only mul_mat takes it");
+    check_refused(a, gcuda_out_prod(p.ctx, w, w), "only mul_mat takes it");
+    check_refused(a, gcuda_mul_mat(p.ctx, cube, x3), "single matrices");
+    check_refused(a, gcuda_mul_mat(p.ctx, w, x3), "single matrices");
+    check_refused(a, gcuda_mul_mat(p.ctx, gcuda_view_2d(p.ctx, w, 16, 200, 64, 0), x), "CUDA0_Split");
+    check_refused(a, gcuda_mul_mat(p.ctx, small, x), "no row of 'small' is on CUDA0");
+    struct gcuda_tensor * free_x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 16, 3); // has no memory yet
+    check_refused(b, gcuda_mul_mat(p.ctx, w, free_x), "main device is not CUDA1");
+    struct gcuda_tensor * in_place = gcuda_cpy(p.ctx, x, gcuda_view_2d(p.ctx, w, 16, 3, 64, 0));
+    check_refused(a, in_place, "CUDA0_Split");
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, good));
+    CHECK(gcuda_backend_graph_compute(cpu, graph) != GCUDA_STATUS_SUCCESS); // but not from these buffers
+    place_end(&p);
+    place_end(&weights);
+    gcuda_backend_free(a);
+    gcuda_backend_free(b);
+    gcuda_backend_free(cpu);
+    clean();
+}
+
+// ---- one weight, several backends ----
+
+struct worker {
+    struct gcuda_tensor * w;
+    int device, n_turns;
+    float out[420 * 2];
+    gcuda_status status;
+};
+
+static void * worker_main(void * arg) {
+    struct worker * t = (struct worker *) arg;
+    struct place p = place_begin();
+    gcuda_backend_t backend = gcuda_backend_cuda_init(t->device);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 2);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, t->w, x);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    t->status = gcuda_build_forward_expand(graph, y);
+    if (backend == NULL || !place_alloc(&p, backend)) { t->status = GCUDA_STATUS_FAILED; }
+    float * in = (float *) random_rows(GCUDA_TYPE_F32, 32, 2, 9);
+    for (int i = 0; i < t->n_turns && t->status == GCUDA_STATUS_SUCCESS; ++i) {
+        t->status = gcuda_backend_tensor_set_async(backend, x, in, 0, 256);
+        if (t->status == GCUDA_STATUS_SUCCESS) { t->status = gcuda_backend_graph_compute(backend, graph); }
+        if (t->status == GCUDA_STATUS_SUCCESS) { t->status = gcuda_backend_tensor_get(y, t->out, 0, sizeof t->out); }
+    }
+    free(in);
+    place_end(&p);
+    gcuda_backend_free(backend);
+    return NULL;
+}
+
+TEST(one_weight_in_several_threads) {
+    enum { N_THREADS = 4 };
+    for (int link = 1; link <= 3; ++link) {
+        fresh(3, 64 * MB, (uint64_t) link);
+        for (int i = 0; i < 9; ++i) {
+            if (i / 3 != i % 3) { sim_peer(i / 3, i % 3, link); }
+        }
+        struct place weights = place_begin();
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q4_0, 32, 420);
+        weights.buffer =
+            gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(2, NULL, 0));
+        REQUIRE(weights.buffer != NULL);
+        void * rows = random_rows(GCUDA_TYPE_Q4_0, 32, 420, 8);
+        CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
+        free(rows);
+        static struct worker workers[N_THREADS];
+        pthread_t threads[N_THREADS];
+        for (int i = 0; i < N_THREADS; ++i) {
+            workers[i].w = w;
+            workers[i].device = 2;
+            workers[i].n_turns = 4;
+            memset(workers[i].out, 0, sizeof workers[i].out);
+            REQUIRE(pthread_create(&threads[i], NULL, worker_main, &workers[i]) == 0);
+        }
+        for (int i = 0; i < N_THREADS; ++i) { pthread_join(threads[i], NULL); }
+        for (int i = 0; i < N_THREADS; ++i) {
+            CHECK_OK(workers[i].status);
+            CHECK(workers[i].out[0] != 0.0f && memcmp(workers[i].out, workers[0].out, sizeof workers[0].out) == 0);
+        }
+        CHECK(sim_counts("cudaDeviceEnablePeerAccess") == 4); // once a pair that is used, though all began at once
+        place_end(&weights);
+        CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    }
+    clean();
+}
+
+// ---- memory ----
+
+TEST(a_budget_holds_on_every_device) {
+    fresh(2, 64 * MB, 1);
+    const struct product big = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 130 },
+                         small = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 2 };
+    const float shares[2] = { 2, 1 };
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.memory_budget = 60 * 1024;
+    params.pool = GCUDA_CUDA_POOL_BEST_FIT;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(0, shares, 2);
+    REQUIRE(backend != NULL && t != NULL);
+    CHECK(products(backend, t, &big) == NULL);
+    CHECK_HAS(gcuda_last_error(), "mul_mat");
+    CHECK_HAS(gcuda_last_error(), "CUDA1");
+    CHECK_HAS(gcuda_last_error(), "budget of the backend is 61440");
+    float * y = products(backend, t, &small);
+    CHECK_MSG(y != NULL, "%s", gcuda_last_error());
+    free(y);
+    struct gcuda_cuda_stats stats;
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(1, &stats));
+    CHECK(stats.by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved > 0);
+    CHECK_OK(gcuda_backend_cuda_trim(backend)); // there too
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(1, &stats));
+    CHECK_EQ_I(stats.by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved, 0);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+struct counted {
+    long n_alive, n_taken;
+};
+static void * counted_alloc(void * user, int device, size_t size) {
+    struct counted * c = (struct counted *) user;
+    void * ptr = NULL;
+    int before = 0;
+    CHECK(cudaGetDevice(&before) == cudaSuccess && before == device);
+    if (cudaMalloc(&ptr, size) != cudaSuccess) { return NULL; }
+    c->n_alive++;
+    c->n_taken++;
+    return ptr;
+}
+static void counted_free(void * user, int device, void * ptr, size_t size) {
+    (void) device;
+    (void) size;
+    ((struct counted *) user)->n_alive--;
+    CHECK(cudaFree(ptr) == cudaSuccess);
+}
+
+TEST(the_callers_allocator_serves_every_device) {
+    const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 2 };
+    float * wanted = whole(&c);
+    struct counted counted = { 0, 0 };
+    struct gcuda_cuda_memory_params memory;
+    fresh(3, 64 * MB, 1);
+    memset(&memory, 0, sizeof memory);
+    memory.device.alloc = counted_alloc;
+    memory.device.free = counted_free;
+    memory.device.user = &counted;
+    CHECK_OK(gcuda_backend_cuda_set_memory(&memory));
+    gcuda_backend_t backend = gcuda_backend_cuda_init(2);
+    float * y = products(backend, gcuda_backend_cuda_split_buffer_type(2, NULL, 0), &c);
+    CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(&c)) == 0, "%s", gcuda_last_error());
+    CHECK(counted.n_taken >= 3 + 2 * 3 && sim_counts("cudaMalloc") == counted.n_taken);
+    free(y);
+    free(wanted);
+    gcuda_backend_free(backend);
+    CHECK_EQ_I(counted.n_alive, 0);
+    clean();
+}
+
+// =====================================================================================================================
+// >>faults   the k-th call of a function fails: a status or no harm; no leaks; the backend works on, or is lost
+// =====================================================================================================================
+static const struct product fault_product = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 2 };
+
+static bool is_near(const float * y, const float * wanted) {
+    for (size_t i = 0; i < result_size(&fault_product) / 4; ++i) {
+        if (!(fabs((double) y[i] - (double) wanted[i]) < 1e-4 * (1.0 + fabs((double) wanted[i])))) { return false; }
+    }
+    return true;
+}
+
+// Without cuBLAS gcuda's own kernel makes the products, and rounds differently.
+static bool is_right(const float * y, const float * wanted, const char * api) {
+    return strcmp(api, "cublasCreate_v2") == 0 ? is_near(y, wanted)
+                                               : memcmp(y, wanted, result_size(&fault_product)) == 0;
+}
+
+static void fault_once(
+    const char * api, int k, cudaError_t error, bool is_sticky, enum gcuda_cuda_peer_mode mode, const float * wanted) {
+    fresh(3, 64 * MB, 1);
+    const long alive = sim_leaks();
+    sim_fail(api, k, error);
+    gcuda_backend_t backend = backend_on(2, mode);
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
+    float * y = backend && t ? products(backend, t, &fault_product) : NULL;
+    const bool came = sim_failed() > 0;
+    CHECK_MSG(y == NULL || is_right(y, wanted, api), "%s %d with error %d: wrong numbers without a status", api, k,
+        (int) error);
+    if (y == NULL) { CHECK_MSG(gcuda_last_error()[0] != '\0', "%s %d: no message", api, k); }
+    free(y);
+    sim_fail(api, 0, cudaSuccess);
+    if (backend != NULL && t != NULL) {
+        y = products(backend, t, &fault_product);
+        if (is_sticky && came) {
+            CHECK_MSG(y == NULL, "%s %d: works on a lost device", api, k);
+        } else if (!is_sticky) {
+            CHECK_MSG(y != NULL && is_right(y, wanted, api), "%s %d with error %d: not usable again: %s", api, k,
+                (int) error, gcuda_last_error());
+        }
+        free(y);
+    }
+    gcuda_backend_free(backend);
+    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %d with error %d: leaks or wrong use", api, k,
+        (int) error);
+}
+
+TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
+    float * wanted = whole(&fault_product);
+    REQUIRE(wanted != NULL);
+    for (int turn = 0; turn < 2; ++turn) {
+        const enum gcuda_cuda_peer_mode mode = turn == 0 ? GCUDA_CUDA_PEER_AUTO : GCUDA_CUDA_PEER_OFF;
+        char names[64][48];
+        long counts[64];
+        int n = 0;
+        fresh(3, 64 * MB, 1);
+        gcuda_backend_t backend = backend_on(2, mode);
+        float * y = products(backend, gcuda_backend_cuda_split_buffer_type(2, NULL, 0), &fault_product);
+        CHECK(y != NULL && memcmp(y, wanted, result_size(&fault_product)) == 0);
+        free(y);
+        gcuda_backend_free(backend);
+        for (; n < 64 && sim_api(n) != NULL; ++n) { snprintf(names[n], sizeof names[n], "%s", sim_api(n)); }
+        for (int i = 0; i < n; ++i) { counts[i] = sim_counts(names[i]); }
+        for (int i = 0; i < n; ++i) {
+            const bool is_blas = strncmp(names[i], "cublas", 6) == 0, is_kernel = strcmp(names[i], "kernel") == 0;
+            const long step = test_full() ? 1 : counts[i] / 12 + 1;
+            for (long k = 1; k <= counts[i]; k += step) {
+                if (is_blas) {
+                    fault_once(names[i], (int) k, (cudaError_t) 13, false, mode, wanted);
+                    continue;
+                }
+                if (!is_kernel) { fault_once(names[i], (int) k, cudaErrorMemoryAllocation, false, mode, wanted); }
+                if (strncmp(names[i], "cu", 2) != 0 || names[i][2] == 'd' || is_kernel) {
+                    fault_once(names[i], (int) k, cudaErrorIllegalAddress, true, mode, wanted);
+                }
+            }
+        }
+    }
+    free(wanted);
+    clean();
+}
+
+TEST(a_fault_on_another_device_loses_the_backend) {
+    for (int k = 1; k <= 12; ++k) { // kernels of three devices, in any order
+        fresh(3, 64 * MB, (uint64_t) k);
+        const struct product c = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 32, 420, 1 };
+        gcuda_backend_t backend = backend_on(2, k % 2 ? GCUDA_CUDA_PEER_AUTO : GCUDA_CUDA_PEER_OFF);
+        gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
+        REQUIRE(backend != NULL && t != NULL);
+        sim_fail("kernel", k, cudaErrorIllegalAddress);
+        float * y = products(backend, t, &c);
+        if (sim_failed() == 0) {
+            CHECK(y != NULL);
+        } else {
+            CHECK_MSG(y == NULL, "kernel %d: no status", k);
+            CHECK_MSG(gcuda_backend_synchronize(backend) == GCUDA_STATUS_DEVICE_LOST, "kernel %d: not lost", k);
+            CHECK_HAS(gcuda_last_error(), "lost");
+        }
+        free(y);
+        gcuda_backend_free(backend);
+        CHECK_EQ_I(sim_leaks(), 0);
+    }
+    clean();
+}
