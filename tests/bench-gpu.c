@@ -8,8 +8,9 @@
 // fewer, and their rows say so. Data is random everywhere.
 //   rotated   copies of all buffers, together more than twice the L2 cache, in turn: in percent of the ceiling
 //   same      the same buffers again and again, as the reference was measured: in ratio to it, above 1 is faster
-// Ceilings, the best of several: copying 4 GiB (cudaMemcpyAsync, gcuda's copy kernel; bytes read plus written), reading
-// 4 GiB (gcuda's row sums and float product, cuBLAS), and the F16 product of 8192^3 through cuBLAS.
+// Ceilings, the best of several: copying 4 GiB (cudaMemcpyAsync, gcuda's copy and its scale, which is a copy with one
+// multiplication; bytes read plus written), reading 4 GiB (gcuda's row sums and float product, cuBLAS), and the F16
+// product of 8192^3 through cuBLAS.
 #include "gcuda.h"
 
 #include <cuda_runtime_api.h>
@@ -983,6 +984,8 @@ static void ceilings(struct bench * b) {
     CUDA(cudaFree(c.dst));
     snprintf(text, sizeof text, "CPY type_src=f32,type_dst=f32,ne_src=[8192,%zu]", rows);
     better_row(b, &b->copy_gbs, text);
+    snprintf(text, sizeof text, "SCALE type=f32,ne=[8192,%zu]", rows);
+    better_row(b, &b->copy_gbs, text);
     snprintf(text, sizeof text, "SUM_ROWS type=f32,ne=[8192,%zu]", rows);
     better_row(b, &b->read_gbs, text);
     snprintf(text, sizeof text, "MUL_MAT type=f32,m=%zu,n=1,k=8192", rows);
@@ -1127,9 +1130,45 @@ static void end(struct bench * b) {
     gcuda_backend_free(b->backend);
 }
 
+static const struct {
+    const char * key, * title;
+    const struct bench_target * rows;
+    int n;
+} tables[] = {
+    { "others", "everything else", targets_others, COUNT(targets_others) },
+    { "own", "past the L2 cache, without a target", targets_own, COUNT(targets_own) },
+    { "vec", "products, weights far larger than L2", targets_mul_mat_vec, COUNT(targets_mul_mat_vec) },
+    { "mul_mat", "products, m=4096 k=14336", targets_mul_mat, COUNT(targets_mul_mat) },
+    { "mul_mat_id", "products of experts", targets_mul_mat_id, COUNT(targets_mul_mat_id) },
+    { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext) },
+};
+
+// Every row can be built and has work in it; needs no device.
+static int check_rows(void) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    int n_bad = 0, n = 0;
+    for (int k = 0; k < COUNT(tables); ++k) {
+        for (int i = 0; i < tables[k].n; ++i, ++n) {
+            struct row r;
+            memset(&r, 0, sizeof r);
+            r.text = tables[k].rows[i].name;
+            r.ctx = gcuda_init(params);
+            const struct gcuda_tensor * y = build(&r);
+            if (y == NULL || bytes_of(&r, y) <= 0.0) {
+                printf("%s: %s\n", r.text, gcuda_last_error());
+                n_bad++;
+            }
+            gcuda_free(r.ctx);
+        }
+    }
+    printf("%d passed, %d failed\n", n - n_bad, n_bad);
+    return n_bad > 0;
+}
+
 int main(int argc, char ** argv) {
     struct bench b;
     int device = 0;
+    bool only_checks = false;
     const char * table = NULL;
     memset(&b, 0, sizeof b);
     b.big = (size_t) 4 << 30;
@@ -1137,6 +1176,8 @@ int main(int argc, char ** argv) {
     for (int i = 1; i < argc; ++i) {
         if (i + 1 < argc && strcmp(argv[i], "--filter") == 0) {
             b.filter = argv[++i];
+        } else if (strcmp(argv[i], "--check") == 0) {
+            only_checks = true;
         } else if (i + 1 < argc && strcmp(argv[i], "--table") == 0) {
             table = argv[++i];
         } else if (i + 1 < argc && strcmp(argv[i], "--device") == 0) {
@@ -1154,26 +1195,16 @@ int main(int argc, char ** argv) {
         } else {
             fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own] [--json FILE]"
                             " [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
-                            " [--mb N: of the ceilings, 4096]\n");
+                            " [--mb N: of the ceilings, 4096]\n"
+                            "                 [--check: only whether every row can be built]\n");
             return 2;
         }
     }
-    const struct {
-        const char * key, * title;
-        const struct bench_target * rows;
-        int n;
-    } tables[] = {
-        { "others", "everything else", targets_others, COUNT(targets_others) },
-        { "own", "past the L2 cache, without a target", targets_own, COUNT(targets_own) },
-        { "vec", "products, weights far larger than L2", targets_mul_mat_vec, COUNT(targets_mul_mat_vec) },
-        { "mul_mat", "products, m=4096 k=14336", targets_mul_mat, COUNT(targets_mul_mat) },
-        { "mul_mat_id", "products of experts", targets_mul_mat_id, COUNT(targets_mul_mat_id) },
-        { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext) },
-    };
+    if (only_checks) { return check_rows(); }
     begin(&b, device);
     open_cublas(&b);
     ceilings(&b);
-    if (table == NULL && b.filter == NULL) { launches(&b); }
+    launches(&b);
     for (int i = 0; i < COUNT(tables); ++i) {
         if (table == NULL || strcmp(table, tables[i].key) == 0) {
             run_table(&b, tables[i].title, tables[i].rows, tables[i].n, tables[i].key[0] == 'o' && tables[i].key[1] == 't');

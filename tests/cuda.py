@@ -87,6 +87,8 @@ def main():
     if build("kernels and programs for 90a", "cuda-programs", "ARCHS=90a"):
         needs_no_nvidia_library()
         starts_anywhere()
+        code, out = run([os.path.join(ROOT, "build", "cuda", "bench-gpu"), "--check"])
+        result("bench-gpu: every row can be built", code == 0, out[-500:])
     if "--all" in sys.argv:
         build("kernels for all architectures", "cuda", "ARCHS=all", "B=build/all-archs", "NVCC_FLAGS=-O3")
     print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skip']} skipped")
