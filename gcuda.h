@@ -3203,7 +3203,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 GCUDA_API gcuda_status gcuda_backend_cuda_set_memory(const struct gcuda_cuda_memory_params * params);
 
 // ---- how much memory is held, and what for ----
-// A backend counts what it takes for itself. The device counts that of all its backends, and buffers: those belong to
+// A backend counts what it takes for itself, on other devices too where its weights are split. A device counts that of all its backends, and buffers: those belong to
 // the device, because a buffer may be used by several backends and outlive them. Neither knows what CUDA and cuBLAS
 // take for contexts, code and their own use.
 enum gcuda_cuda_purpose {
@@ -22179,9 +22179,10 @@ static size_t gcudai_cuda_vmm_granularity(int index) {
 #define GCUDAI_CUDA_ALIGN 256 // bytes: what cudaMalloc gives
 
 struct gcudai_cuda_ledger {
-    struct gcudai_cuda_ledger * above;          // the device's, of a backend's
-    struct gcuda_cuda_memory_params from;       // a backend's own allocators; alloc NULL: the process's
-    struct gcuda_cuda_stats stats;              // in_use is filled in when it is asked for
+    struct gcudai_cuda_ledger * whole;    // of a backend's share on another device: the backend's
+    struct gcudai_cuda_ledger * above;    // of a backend: the device's
+    struct gcuda_cuda_memory_params from; // a backend's own allocators; alloc NULL: the process's
+    struct gcuda_cuda_stats stats;        // in_use is filled in when it is asked for
 };
 
 // Memory, and whom it goes back to. Zero is a piece without memory.
@@ -22239,6 +22240,17 @@ static unsigned long long gcudai_cuda_free_bytes(void) {
     return (unsigned long long) n_free;
 }
 
+// A ledger and those that its bookings go into as well; their number.
+static int gcudai_cuda_ledgers(struct gcudai_cuda_ledger * ledger, struct gcudai_cuda_ledger * all[3]) {
+    int n = 0;
+    if (ledger != NULL) {
+        all[n++] = ledger;
+        if (ledger->whole != NULL) { all[n++] = ledger->whole; }
+        if (ledger->above != NULL) { all[n++] = ledger->above; }
+    }
+    return n;
+}
+
 static void gcudai_cuda_stats_add(struct gcuda_cuda_stats * s, enum gcuda_cuda_purpose purpose, size_t size) {
     struct gcuda_cuda_purpose_stats * p = &s->by[purpose];
     s->reserved += size;
@@ -22255,19 +22267,19 @@ static void gcudai_cuda_stats_sub(struct gcuda_cuda_stats * s, enum gcuda_cuda_p
 // Device memory that is about to be asked for, if all budgets have room for it.
 static gcuda_status gcudai_cuda_book(
     struct gcudai_cuda_ledger * ledger, int device, enum gcuda_cuda_purpose purpose, size_t size, const char * what) {
+    struct gcudai_cuda_ledger * all[3];
     struct gcuda_cuda_stats full;
     const char * whose = NULL;
+    const int n = gcudai_cuda_ledgers(ledger, all);
     gcudai_mutex_lock(&gcudai_g.lock);
-    for (struct gcudai_cuda_ledger * l = ledger; l != NULL && whose == NULL; l = l->above) {
-        const struct gcuda_cuda_stats * s = &l->stats;
+    for (int i = 0; i < n && whose == NULL; ++i) {
+        const struct gcuda_cuda_stats * s = &all[i]->stats;
         if (s->budget > 0 && (s->reserved > s->budget || size > s->budget - s->reserved)) {
             full = *s;
-            whose = l->above != NULL ? "the backend" : "the device";
+            whose = all[i]->above != NULL ? "the backend" : "the device";
         }
     }
-    for (struct gcudai_cuda_ledger * l = ledger; l != NULL && whose == NULL; l = l->above) {
-        gcudai_cuda_stats_add(&l->stats, purpose, size);
-    }
+    for (int i = 0; i < n && whose == NULL; ++i) { gcudai_cuda_stats_add(&all[i]->stats, purpose, size); }
     gcudai_mutex_unlock(&gcudai_g.lock);
     return whose == NULL ? GCUDA_STATUS_SUCCESS
                          : gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
@@ -22277,20 +22289,23 @@ static gcuda_status gcudai_cuda_book(
 }
 
 static void gcudai_cuda_unbook(struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_purpose purpose, size_t size) {
+    struct gcudai_cuda_ledger * all[3];
+    const int n = gcudai_cuda_ledgers(ledger, all);
     gcudai_mutex_lock(&gcudai_g.lock);
-    for (struct gcudai_cuda_ledger * l = ledger; l != NULL; l = l->above) {
-        gcudai_cuda_stats_sub(&l->stats, purpose, size);
-    }
+    for (int i = 0; i < n; ++i) { gcudai_cuda_stats_sub(&all[i]->stats, purpose, size); }
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
 
 // Page-locked memory is the machine's, not the device's: counted, but in no budget.
 static void gcudai_cuda_count_pinned(struct gcudai_cuda_ledger * ledger, size_t added, size_t removed) {
+    struct gcudai_cuda_ledger * all[3];
+    const int n = gcudai_cuda_ledgers(ledger, all);
     gcudai_mutex_lock(&gcudai_g.lock);
-    for (struct gcudai_cuda_ledger * l = ledger; l != NULL; l = l->above) {
-        l->stats.pinned += added;
-        l->stats.pinned -= GCUDAI_MIN(l->stats.pinned, removed);
-        l->stats.pinned_peak = GCUDAI_MAX(l->stats.pinned_peak, l->stats.pinned);
+    for (int i = 0; i < n; ++i) {
+        struct gcuda_cuda_stats * s = &all[i]->stats;
+        s->pinned += added;
+        s->pinned -= GCUDAI_MIN(s->pinned, removed);
+        s->pinned_peak = GCUDAI_MAX(s->pinned_peak, s->pinned);
     }
     gcudai_mutex_unlock(&gcudai_g.lock);
 }
@@ -23001,7 +23016,8 @@ struct gcudai_cuda {
     struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
 };
 
-static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, struct gcudai_cuda ** backend);
+static gcuda_status gcudai_cuda_open(
+    const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend);
 
 // Enabling peer access changes a context: the caller's only when the caller says so.
 static bool gcudai_cuda_may_peer(const struct gcudai_cuda * cu) {
@@ -24520,7 +24536,7 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
         params.device = device;
         params.stream = NULL;
         params.peer = gcudai_cuda_may_peer(cu) ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
-        GCUDAI_TRY(gcudai_cuda_open(&params, &cu->sides[device]));
+        GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->sides[device]));
         if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
             (void) gcudai_cuda_pool_grant(&cu->sides[device]->pool, cu->device->index);
@@ -25625,7 +25641,7 @@ static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const st
     }
     cu->ledger.above = &gcudai_cuda_memory.devices[cu->device->index];
     cu->ledger.from = p->memory;
-    cu->ledger.stats.budget = p->memory_budget;
+    cu->ledger.stats.budget = cu->ledger.whole ? 0 : p->memory_budget;
     return gcudai_cuda_pool_init(&cu->pool, cu->device, &cu->ledger, p->pool, p->pool_reserve);
 }
 
@@ -25654,7 +25670,9 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
 static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67,
     0x70, 0x75, 0x30, 0x31 };
 
-static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, struct gcudai_cuda ** backend) {
+// whole: what the new one is a side of, whose budget it shares; NULL: nothing.
+static gcuda_status gcudai_cuda_open(
+    const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
     struct gcudai_cuda_scope scope;
     struct gcudai_cuda_device * d = params ? gcudai_cuda_device_get(params->device, "cuda_init") : NULL;
     *backend = NULL;
@@ -25686,6 +25704,7 @@ static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, st
     cu->wait = params->wait;
     cu->max_shared = params->max_shared > 0 ? GCUDAI_MIN(params->max_shared, d->shared_optin) : d->shared_optin;
     cu->max_shared = GCUDAI_MAX(cu->max_shared, d->shared_bytes);
+    cu->ledger.whole = whole ? &whole->ledger : NULL;
     st = gcudai_cuda_backend_memory(cu, params);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
     gcudai_cuda_leave(&scope);
@@ -25699,7 +25718,7 @@ static gcuda_status gcudai_cuda_open(const struct gcuda_cuda_params * params, st
 
 gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
     struct gcudai_cuda * cu = NULL;
-    return gcudai_cuda_open(params, &cu) == GCUDA_STATUS_SUCCESS ? &cu->backend : NULL;
+    return gcudai_cuda_open(params, NULL, &cu) == GCUDA_STATUS_SUCCESS ? &cu->backend : NULL;
 }
 
 gcuda_backend_t gcuda_backend_cuda_init(int device) {
@@ -25734,7 +25753,11 @@ gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_
         return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_stats: result is NULL")
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
-    *stats = gcudai_cuda_ledger_stats(&cu->ledger, cu->pool.reserved - cu->pool.in_use);
+    size_t idle = cu->pool.reserved - cu->pool.in_use;
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        if (cu->sides[i] != NULL) { idle += cu->sides[i]->pool.reserved - cu->sides[i]->pool.in_use; }
+    }
+    *stats = gcudai_cuda_ledger_stats(&cu->ledger, idle);
     return GCUDA_STATUS_SUCCESS;
 }
 

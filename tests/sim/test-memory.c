@@ -343,7 +343,8 @@ TEST(stats_add_up_over_backends_buffers_and_uploads) {
     REQUIRE(a != NULL && b != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(&a->backend, 5000),
                            host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 7000);
-    struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);
+    struct gcuda_cuda_uploader_params slots = { 0, 3, 5 * MB, 1 };
+    struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(&slots);
     CHECK(buffer != NULL && host != NULL && up != NULL);
     CHECK_OK(take(a, 3 * MB, &p));
     CHECK_OK(take(b, 1 * MB, &q));
@@ -358,7 +359,7 @@ TEST(stats_add_up_over_backends_buffers_and_uploads) {
     CHECK_EQ_I(sa.by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved, 4 * MB);
     CHECK_EQ_I(sa.by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use, 3 * MB);
     CHECK(sa.by[GCUDA_CUDA_PURPOSE_FLAGS].in_use > 0 && sa.pinned > 0 && sb.pinned > 0);
-    CHECK(s.pinned >= sa.pinned + sb.pinned + 7000 + 4 * 8 * MB); // the uploader's slots
+    CHECK(s.pinned == sa.pinned + sb.pinned + 7000 + 3 * 5 * MB); // the uploader's slots
     gcuda_cuda_uploader_free(up);
     gcuda_backend_buffer_free(buffer);
     gcuda_backend_buffer_free(host);
@@ -367,7 +368,7 @@ TEST(stats_add_up_over_backends_buffers_and_uploads) {
     gcuda_backend_free(&a->backend);
     gcuda_backend_free(&b->backend);
     CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &s));
-    CHECK(s.reserved == 0 && s.in_use == 0 && s.pinned == 0 && s.peak > 5 * MB && s.pinned_peak > 32 * MB);
+    CHECK(s.reserved == 0 && s.in_use == 0 && s.pinned == 0 && s.peak > 5 * MB && s.pinned_peak > 15 * MB);
     CHECK_OK(gcuda_backend_cuda_get_device_stats(1, &s));
     CHECK(s.peak == 0);
     CHECK(gcuda_backend_cuda_get_device_stats(2, &s) == GCUDA_STATUS_INVALID_ARGUMENT &&
@@ -404,6 +405,25 @@ TEST(a_device_budget_is_for_everything_on_it) {
     struct gcuda_cuda_params tiny = params_of(GCUDA_CUDA_POOL_AUTO, 0, 10); // not even flags
     CHECK(gcuda_backend_cuda_init_params(&tiny) == NULL);
     CHECK_HAS(gcuda_last_error(), "budget of the backend is 10");
+    clean();
+}
+
+TEST(a_budget_spans_the_devices_a_backend_works_on) {
+    struct gcudai_cuda * side = NULL;
+    void *p = NULL, *q = NULL;
+    fresh(2, 64 * MB, 1);
+    struct gcudai_cuda * cu = backend_of(GCUDA_CUDA_POOL_AUTO, 0, 10 * MB);
+    REQUIRE(cu != NULL);
+    CHECK_OK(gcudai_cuda_side(cu, 1, &side)); // as split weights make them
+    CHECK_OK(gcudai_cuda_pool_take(&side->pool, side->stream, 6 * MB - 300, "test", &p));
+    CHECK(take(cu, 5 * MB, &q) == GCUDA_STATUS_ALLOC_FAILED);
+    CHECK_HAS(gcuda_last_error(), "budget of the backend");
+    CHECK_OK(take(cu, 2 * MB, &q));
+    const struct gcuda_cuda_stats s = stats_of(cu);
+    check_sums(&s);
+    CHECK_EQ_I(s.reserved, used_of(0) + used_of(1));
+    CHECK(s.by[GCUDA_CUDA_PURPOSE_SCRATCH].in_use >= 8 * MB - 300 && s.reserved <= 10 * MB);
+    gcuda_backend_free(&cu->backend);
     clean();
 }
 
