@@ -577,6 +577,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_graph_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_view)
 #define gcuda_group_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm)
 #define gcuda_group_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_inplace)
+#define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
 #define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
@@ -603,6 +604,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
 #define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
 #define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
+#define gcuda_l2_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_scratch_bytes)
 #define gcuda_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_last_error)
 #define gcuda_launch_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_acc)
 #define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
@@ -719,6 +721,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
 #define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
 #define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
+#define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
 #define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
 #define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
 #define gcuda_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_name)
@@ -755,6 +758,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_rms_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm)
 #define gcuda_rms_norm_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_back)
 #define gcuda_rms_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_inplace)
+#define gcuda_rms_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rms_norm_scratch_bytes)
 #define gcuda_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_roll)
 #define gcuda_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope)
 #define gcuda_rope_custom GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_custom)
@@ -814,6 +818,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_soft_max_ext_back_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_back_inplace)
 #define gcuda_soft_max_ext_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_ext_inplace)
 #define gcuda_soft_max_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_inplace)
+#define gcuda_soft_max_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_soft_max_scratch_bytes)
 #define gcuda_softplus GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus)
 #define gcuda_softplus_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_softplus_inplace)
 #define gcuda_solve_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_solve_tri)
@@ -1960,6 +1965,7 @@ GCUDA_API struct gcuda_tensor * gcuda_norm_inplace(struct gcuda_context * ctx, s
 struct gcuda_norm_args { // also of norm, l2_norm
     struct gcuda_array x, y;
     float eps;
+    void * scratch; // launchers: gcuda_norm_scratch_bytes and its like
 };
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
 GCUDA_API struct gcuda_tensor * gcuda_rms_norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, float eps);
@@ -1991,6 +1997,7 @@ struct gcuda_group_norm_args {
     struct gcuda_array x, y;
     int n_groups;
     float eps;
+    void * scratch; // launchers: gcuda_group_norm_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, int n_groups,
     float eps);
@@ -2067,6 +2074,7 @@ GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct g
 struct gcuda_soft_max_args {
     struct gcuda_array x, mask, sinks, y; // mask, sinks: data is NULL when absent
     float scale, max_bias;
+    void * scratch; // launchers: gcuda_soft_max_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_soft_max(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_soft_max_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -3425,10 +3433,14 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_norm_scratch_bytes(const struct gcuda_norm_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_rms_norm_scratch_bytes(const struct gcuda_norm_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_l2_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_l2_norm_scratch_bytes(const struct gcuda_norm_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rms_norm_back(const struct gcuda_rms_norm_back_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_group_norm(const struct gcuda_group_norm_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_group_norm_scratch_bytes(const struct gcuda_group_norm_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum(const struct gcuda_sum_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_sum_scratch_bytes(const struct gcuda_sum_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum_rows(const struct gcuda_reduce_args * args, gcuda_stream stream);
@@ -3438,6 +3450,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_argmax(const struct gcuda_reduce_args
 GCUDA_KERNEL_API gcuda_status gcuda_launch_count_equal(const struct gcuda_count_equal_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_count_equal_scratch_bytes(const struct gcuda_count_equal_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max(const struct gcuda_soft_max_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_soft_max_scratch_bytes(const struct gcuda_soft_max_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_soft_max_back(const struct gcuda_soft_max_back_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope(const struct gcuda_rope_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_back(const struct gcuda_rope_args * args, gcuda_stream stream);
@@ -24854,18 +24867,18 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(LEAKY_RELU,              leaky_relu,              map,                floats,   no) \
     X(FILL,                    fill,                    mask,               floats,   no) \
     X(SILU_BACK,               silu_back,               binary,             floats,   no) \
-    X(NORM,                    norm,                    norm,               any,      no) \
-    X(RMS_NORM,                rms_norm,                norm,               any,      no) \
-    X(L2_NORM,                 l2_norm,                 norm,               any,      no) \
+    X(NORM,                    norm,                    norm,               any,      yes) \
+    X(RMS_NORM,                rms_norm,                norm,               any,      yes) \
+    X(L2_NORM,                 l2_norm,                 norm,               any,      yes) \
     X(RMS_NORM_BACK,           rms_norm_back,           rms_norm_back,      any,      no) \
-    X(GROUP_NORM,              group_norm,              group_norm,         any,      no) \
+    X(GROUP_NORM,              group_norm,              group_norm,         any,      yes) \
     X(SUM,                     sum,                     sum,                floats,   yes) \
     X(SUM_ROWS,                sum_rows,                reduce,             floats,   no) \
     X(MEAN,                    mean,                    reduce,             floats,   no) \
     X(CUMSUM,                  cumsum,                  reduce,             any,      no) \
     X(ARGMAX,                  argmax,                  reduce,             argmax,   no) \
     X(COUNT_EQUAL,             count_equal,             count_equal,        any,      yes) \
-    X(SOFT_MAX,                soft_max,                soft_max,           floats,   no) \
+    X(SOFT_MAX,                soft_max,                soft_max,           floats,   yes) \
     X(SOFT_MAX_BACK,           soft_max_back,           soft_max_back,      any,      no) \
     X(ROPE,                    rope,                    rope,               any,      no) \
     X(ROPE_BACK,               rope_back,               rope,               any,      no) \

@@ -188,16 +188,27 @@ template <typename T> struct d_wide {
     static const int N = 16 / (int) sizeof(T);
 };
 
-static inline __device__ void d_load16(const float * p, float * v) {
-    const float4 w = *(const float4 *) p;
-    v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
-}
-template <typename T> static inline __device__ void d_load16(const T * p, float * v) {
-    const uint4 w = *(const uint4 *) p;
-    T h[8];
+// As they lie: what is loaded is converted after other loads are under way too (at F16 that doubled the speed).
+// Elements [0, n), the end of a row; what is missing is 0.
+template <typename T> static inline __device__ uint4 d_load_raw(const T * p, int64_t n) {
+    if (n >= d_wide<T>::N) {
+        return *(const uint4 *) p;
+    }
+    uint4 w = make_uint4(0, 0, 0, 0);
+    T h[d_wide<T>::N];
     memcpy(h, &w, 16);
-    for (int i = 0; i < 8; ++i) { v[i] = d_f32(h[i]); }
+    for (int i = 0; i < d_wide<T>::N - 1; ++i) {
+        if (i < n) { h[i] = p[i]; }
+    }
+    memcpy(&w, h, 16);
+    return w;
 }
+template <typename T> static inline __device__ void d_unpack(const uint4 & w, float * v) {
+    T h[d_wide<T>::N];
+    memcpy(h, &w, 16);
+    for (int i = 0; i < d_wide<T>::N; ++i) { v[i] = d_f32(h[i]); }
+}
+
 static inline __device__ void d_store16(float * p, const float * v) {
     *(float4 *) p = make_float4(v[0], v[1], v[2], v[3]);
 }
@@ -216,14 +227,7 @@ static inline __device__ void d_store16(__nv_bfloat16 * p, const float * v) {
     *(uint4 *) p = w;
 }
 
-// Elements [0, n) of them, the end of a row; what is missing is 0 and not written.
-template <typename T> static inline __device__ void d_load_wide(const T * p, int64_t n, float * v) {
-    if (n >= d_wide<T>::N) {
-        d_load16(p, v);
-        return;
-    }
-    for (int i = 0; i < d_wide<T>::N; ++i) { v[i] = i < n ? d_f32(p[i]) : 0.0f; }
-}
+// Elements [0, n) of them; the others are not written.
 template <typename T> static inline __device__ void d_store_wide(T * p, int64_t n, const float * v) {
     if (n >= d_wide<T>::N) {
         d_store16(p, v);
@@ -1202,17 +1206,21 @@ static __global__ void k_binary_wide(const gcuda_binary_args p, const tiles t) {
         const TB * b = (const TB *) (t.n_rows == 1 ? (char *) p.b.data
                                                    : d_at(p.b, 0, i.i1 % p.b.ne[1], i.i2 % p.b.ne[2], i.i3 % p.b.ne[3]));
         TY * y = (TY *) d_at(p.y, 0, i.i1, i.i2, i.i3);
-        float u[2][N], v[2][N];
+        const bool is_one = p.b.ne[0] == 1;
+        const float one = is_one ? d_f32(b[0]) : 0.0f;
+        uint4 raw_a[2][N / d_wide<TA>::N], raw_b[2][N / d_wide<TB>::N];
         for (int k = 0; k < 2; ++k) {
             const int64_t at = i.i0 + k * d_tile_step(t, N), n = p.y.ne[0] - at;
-            for (int j = 0; j < N && n > 0; j += d_wide<TA>::N) { d_load_wide(a + at + j, n - j, u[k] + j); }
-            for (int j = 0; j < N && n > 0 && p.b.ne[0] > 1; j += d_wide<TB>::N) { d_load_wide(b + at + j, n - j, v[k] + j); }
-            for (int j = 0; j < N && n > 0 && p.b.ne[0] == 1; ++j) { v[k][j] = d_f32(b[0]); }
+            for (int j = 0; j < N; j += d_wide<TA>::N) { raw_a[k][j / d_wide<TA>::N] = d_load_raw(a + at + j, n - j); }
+            for (int j = 0; j < N; j += d_wide<TB>::N) { raw_b[k][j / d_wide<TB>::N] = d_load_raw(b + at + j, is_one ? 0 : n - j); }
         }
         for (int k = 0; k < 2; ++k) {
             const int64_t at = i.i0 + k * d_tile_step(t, N), n = p.y.ne[0] - at;
-            for (int j = 0; j < N; ++j) { u[k][j] = OP::apply(u[k][j], v[k][j]); }
-            for (int j = 0; j < N && n > 0; j += d_wide<TY>::N) { d_store_wide(y + at + j, n - j, u[k] + j); }
+            float u[N], v[N];
+            for (int j = 0; j < N; j += d_wide<TA>::N) { d_unpack<TA>(raw_a[k][j / d_wide<TA>::N], u + j); }
+            for (int j = 0; j < N; j += d_wide<TB>::N) { d_unpack<TB>(raw_b[k][j / d_wide<TB>::N], v + j); }
+            for (int j = 0; j < N; ++j) { u[j] = OP::apply(u[j], is_one ? one : v[j]); }
+            for (int j = 0; j < N; j += d_wide<TY>::N) { d_store_wide(y + at + j, n - j, u + j); }
         }
     }
 }
@@ -1329,11 +1337,13 @@ template <typename T, typename OP, typename ARGS> static __global__ void k_map_w
         const T * x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0;
         T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
-        float v[2][N];
-        for (int k = 0; k < 2; ++k) { d_load_wide(x + k * step, n - k * step, v[k]); }
+        uint4 raw[2];
+        for (int k = 0; k < 2; ++k) { raw[k] = d_load_raw(x + k * step, n - k * step); }
         for (int k = 0; k < 2; ++k) {
-            for (int j = 0; j < N; ++j) { v[k][j] = OP::apply(v[k][j], p); }
-            d_store_wide(y + k * step, n - k * step, v[k]);
+            float v[N];
+            d_unpack<T>(raw[k], v);
+            for (int j = 0; j < N; ++j) { v[j] = OP::apply(v[j], p); }
+            d_store_wide(y + k * step, n - k * step, v);
         }
     }
 }
@@ -1396,14 +1406,17 @@ template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_
         const T * x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0, * g = (const T *) d_at(p.g, 0, i.i1, i.i2, i.i3) + i.i0;
         T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
-        float u[2][N], v[2][N];
+        uint4 raw_x[2], raw_g[2];
         for (int k = 0; k < 2; ++k) {
-            d_load_wide(x + k * step, n - k * step, u[k]);
-            d_load_wide(g + k * step, n - k * step, v[k]);
+            raw_x[k] = d_load_raw(x + k * step, n - k * step);
+            raw_g[k] = d_load_raw(g + k * step, n - k * step);
         }
         for (int k = 0; k < 2; ++k) {
-            for (int j = 0; j < N; ++j) { u[k][j] = d_glu<OP>(u[k][j], v[k][j], p); }
-            d_store_wide(y + k * step, n - k * step, u[k]);
+            float u[N], v[N];
+            d_unpack<T>(raw_x[k], u);
+            d_unpack<T>(raw_g[k], v);
+            for (int j = 0; j < N; ++j) { u[j] = d_glu<OP>(u[j], v[j], p); }
+            d_store_wide(y + k * step, n - k * step, u);
         }
     }
 }
@@ -2136,19 +2149,34 @@ gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream st
 // =====================================================================================================
 
 // ---- rows held in registers: each element is read once ----
-// THREADS threads have a row: a warp (eight rows a block), or a whole block. A thread holds PARTS times 16 bytes.
-#define HELD_FLOATS 16 // of a thread: 512 elements a warp, 16384 a block
-
-template <typename T, int THREADS> struct d_held {
-    static const int N = d_wide<T>::N, PARTS = HELD_FLOATS / N;
+// THREADS threads have a row: a warp (eight rows a block), or a whole block. A thread holds HELD elements: sixteen bytes
+// at a time, or one by one where rows are not aligned to that.
+template <typename T, int THREADS, int HELD, bool WIDE> struct d_held {
+    static const int N = WIDE ? d_wide<T>::N : 1, PARTS = HELD / N;
     float v[PARTS][N];
 
     static inline __device__ int place(int k) { return (k * THREADS + (int) (threadIdx.x % THREADS)) * N; }
     inline __device__ void load(const char * row, int n) {
-        for (int k = 0; k < PARTS; ++k) { d_load_wide((const T *) row + place(k), n - place(k), v[k]); }
+        const T * x = (const T *) row;
+        if (WIDE) {
+            uint4 raw[PARTS];
+            for (int k = 0; k < PARTS; ++k) { raw[k] = d_load_raw(x + place(k), n - place(k)); }
+            for (int k = 0; k < PARTS; ++k) { d_unpack<T>(raw[k], v[k]); }
+        } else {
+            T raw[PARTS];
+            for (int k = 0; k < PARTS; ++k) { raw[k] = x[place(k) < n ? place(k) : 0]; }
+            for (int k = 0; k < PARTS; ++k) { v[k][0] = place(k) < n ? d_f32(raw[k]) : 0.0f; }
+        }
     }
     inline __device__ void store(char * row, int n) const {
-        for (int k = 0; k < PARTS; ++k) { d_store_wide((T *) row + place(k), n - place(k), v[k]); }
+        T * y = (T *) row;
+        for (int k = 0; k < PARTS; ++k) {
+            if (WIDE) {
+                d_store_wide(y + place(k), n - place(k), v[k]);
+            } else if (place(k) < n) {
+                d_put(y + place(k), v[k][0]);
+            }
+        }
     }
     // f(element, its place) for all that are in the row
     template <typename F> inline __device__ void each(int n, F f) {
@@ -2168,18 +2196,25 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
     return d_row_reduce<THREADS, d_max_op>(v, -INFINITY);
 }
 
-// A kernel for rows of n elements by their length; false: too long to hold. `f` gets the number of threads as a type.
-template <int N> struct int_type {
-    static const int value = N;
+// What a kernel for rows of a length and alignment is compiled for: with_held(n, is_wide, [&](auto h) { typedef
+// typename decltype(h)::template row<float> ... })
+template <int N_THREADS, int N_HELD, bool IS_WIDE> struct held {
+    static const int THREADS = N_THREADS, HELD = N_HELD;
+    static const bool WIDE = IS_WIDE;
+    template <typename T> struct row : d_held<T, N_THREADS, N_HELD, IS_WIDE> {};
 };
-template <typename F> static gcuda_status with_threads(int64_t n, F f) {
-    return n <= 32 * HELD_FLOATS    ? f(int_type<32>())
-           : n <= 128 * HELD_FLOATS ? f(int_type<128>())
-           : n <= 256 * HELD_FLOATS ? f(int_type<256>())
-           : n <= 512 * HELD_FLOATS ? f(int_type<512>())
-                                    : f(int_type<1024>());
+#define HELD_MOST 16384 // elements of a row
+template <bool WIDE, typename F> static gcuda_status with_held_of(int64_t n, F f) {
+    return n <= 256    ? f(held<32, 8, WIDE>())
+           : n <= 512  ? f(held<32, 16, WIDE>())
+           : n <= 2048 ? f(held<128, 16, WIDE>())
+           : n <= 4096 ? f(held<256, 16, WIDE>())
+                       : f(held<1024, 16, WIDE>());
 }
-static bool can_hold(int64_t n) { return n > 0 && n <= 1024 * HELD_FLOATS; }
+template <typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
+    return is_wide_row ? with_held_of<true>(n, f) : with_held_of<false>(n, f);
+}
+static bool can_hold(int64_t n) { return n > 0 && n <= HELD_MOST; }
 
 template <typename... P, typename... A>
 static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gcuda_stream stream, A... args) {
@@ -2196,57 +2231,118 @@ template <int KIND> static inline __device__ float d_norm_scale(float squares, i
     return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
 }
 
-template <int KIND, typename T, int THREADS> static __global__ void k_norm_held(const gcuda_norm_args p) {
+template <int KIND, typename T, typename H> static __global__ void k_norm_held(const gcuda_norm_args p) {
     const int n = (int) p.x.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.y), THREADS) {
-        d_held<T, THREADS> x;
+    FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
+        typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
         float mean = 0.0f, sum = 0.0f;
         if (KIND == NORM_MEAN) {
             x.each(n, [&](float v, int) { mean += v; });
-            mean = d_row_sum<THREADS>(mean) / (float) n;
+            mean = d_row_sum<H::THREADS>(mean) / (float) n;
         }
         x.each(n, [&](float v, int) { sum += (v - mean) * (v - mean); });
-        const float scale = d_norm_scale<KIND>(d_row_sum<THREADS>(sum), n, p.eps);
+        const float scale = d_norm_scale<KIND>(d_row_sum<H::THREADS>(sum), n, p.eps);
         x.each(n, [&](float & v, int) { v = (v - mean) * scale; });
         x.store(d_row(p.y, r), n);
     }
 }
 
-template <int KIND> static __global__ void k_norm(const gcuda_norm_args p) {
-    FOR_ROWS(r, d_rows(p.y)) {
-        const char * x = d_row(p.x, r);
-        char * y = d_row(p.y, r);
-        double mean = 0.0, sum = 0.0; // rows may have millions of elements
+// ---- rows too long to hold: parts of them, which leave what they find in scratch for a second launch ----
+typedef held<512, 16, true> part_wide;
+typedef held<512, 16, false> part_narrow;
+#define PART 8192 // elements
+
+static int64_t n_parts(const gcuda_array & x) { return (x.ne[0] + PART - 1) / PART; }
+static size_t part_bytes(const gcuda_array & x) {
+    return can_hold(x.ne[0]) ? 0 : (size_t) (n_parts(x) * n_rows(x)) * sizeof(float2);
+}
+
+// Part b of all: its row, where it begins and how long it is.
+struct d_part {
+    int64_t row, i0, n_parts;
+    int n;
+};
+static inline __device__ d_part d_part_of(const gcuda_array & x, int64_t b) {
+    d_part q;
+    q.n_parts = (x.ne[0] + PART - 1) / PART;
+    q.row = b / q.n_parts;
+    q.i0 = (b - q.row * q.n_parts) * PART;
+    q.n = (int) (x.ne[0] - q.i0 < PART ? x.ne[0] - q.i0 : PART);
+    return q;
+}
+static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & q) {
+    return d_row(a, q.row) + q.i0 * (int64_t) a.nb[0];
+}
+
+// A part's mean and its sum of squares around it.
+template <int KIND, typename T, typename H> static __global__ void k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
+    FOR_ROWS(b, n_blocks) {
+        const d_part q = d_part_of(p.x, b);
+        typename H::template row<T> x;
+        x.load(d_part_at(p.x, q), q.n);
+        float mean = 0.0f, sum = 0.0f;
         if (KIND == NORM_MEAN) {
-            FOR_ROW_ELEMENTS(i, p.x.ne[0]) { mean += (double) d_load(p.x.type, x + i * (int64_t) p.x.nb[0]); }
-            mean = d_block_sum(mean) / (double) p.x.ne[0];
+            x.each(q.n, [&](float v, int) { mean += v; });
+            mean = d_block_sum(mean) / (float) q.n;
         }
-        const float shift = (float) mean;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]) - shift;
-            sum += (double) (v * v);
-        }
-        const float scale = d_norm_scale<KIND>((float) d_block_sum(sum), p.x.ne[0], p.eps);
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
-            d_store(p.y.type, y + i * (int64_t) p.y.nb[0], (v - shift) * scale);
-        }
+        x.each(q.n, [&](float v, int) { sum += (v - mean) * (v - mean); });
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) { ((float2 *) p.scratch)[b] = make_float2(mean, sum); }
     }
 }
 
+// Every part adds up those of its row, in double.
+template <int KIND, typename T, typename H> static __global__ void k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
+    FOR_ROWS(b, n_blocks) {
+        const d_part q = d_part_of(p.x, b);
+        const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
+        typename H::template row<T> x;
+        x.load(d_part_at(p.x, q), q.n);
+        double mean = 0.0, sum = 0.0;
+        if (KIND == NORM_MEAN) {
+            FOR_ROW_ELEMENTS(i, q.n_parts) {
+                mean += (double) found[i].x * (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART);
+            }
+            mean = d_block_sum(mean) / (double) p.x.ne[0];
+        }
+        FOR_ROW_ELEMENTS(i, q.n_parts) {
+            const double d = (double) found[i].x - mean;
+            sum += (double) found[i].y + d * d * (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART);
+        }
+        const float shift = (float) mean, scale = d_norm_scale<KIND>((float) d_block_sum(sum), p.x.ne[0], p.eps);
+        x.each(q.n, [&](float & v, int) { v = (v - shift) * scale; });
+        x.store(d_part_at(p.y, q), q.n);
+    }
+}
+
+template <int KIND, typename H> static gcuda_status norm_parts(const gcuda_norm_args & p, gcuda_stream stream) {
+    const int64_t n = n_parts(p.x) * n_rows(p.x);
+    return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        const gcuda_status st = launch(k_norm_parts<KIND, T, H>, n, 512, stream, p, n);
+        return st == GCUDA_STATUS_SUCCESS ? launch(k_norm_finish<KIND, T, H>, n, 512, stream, p, n) : st;
+    });
+}
+
+// Rows are packed and of the type of x, as the arguments' comment says.
 template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_stream stream) {
-    const int64_t n = p.x.ne[0];
-    if (!can_hold(n) || p.x.type != p.y.type || !is_wide(p.x) || !is_wide(p.y)) {
-        return launch(k_norm<KIND>, n_rows(p.y), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
+    const bool wide = is_wide(p.x) && is_wide(p.y);
+    if (!can_hold(p.x.ne[0])) {
+        return p.x.ne[0] == 0 ? GCUDA_STATUS_SUCCESS
+               : wide         ? norm_parts<KIND, part_wide>(p, stream)
+                              : norm_parts<KIND, part_narrow>(p, stream);
     }
     return with_float(p.x.type, [&](auto v) {
-        return with_threads(n, [&](auto threads) {
-            const int t = decltype(threads)::value;
-            return launch_held(k_norm_held<KIND, decltype(v), t>, t, n_rows(p.y), stream, p);
+        return with_held(p.x.ne[0], wide, [&](auto h) {
+            return launch_held(k_norm_held<KIND, decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
+
+size_t gcuda_norm_scratch_bytes(const gcuda_norm_args * args) { return part_bytes(args->x); }
+size_t gcuda_rms_norm_scratch_bytes(const gcuda_norm_args * args) { return part_bytes(args->x); }
+size_t gcuda_l2_norm_scratch_bytes(const gcuda_norm_args * args) { return part_bytes(args->x); }
 
 gcuda_status gcuda_launch_norm(const gcuda_norm_args * args, gcuda_stream stream) {
     return norm<NORM_MEAN>(*args, stream);
@@ -2268,10 +2364,10 @@ static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_
     return s;
 }
 
-template <typename T, int THREADS> static __global__ void k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
+template <typename T, typename H> static __global__ void k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
     const int n = (int) p.x.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.dx), THREADS) {
-        d_held<T, THREADS> x, dy;
+    FOR_HELD_ROWS(r, d_rows(p.dx), H::THREADS) {
+        typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
         dy.load(d_row(p.dy, r), n);
         float xx = 0.0f, xd = 0.0f;
@@ -2281,8 +2377,8 @@ template <typename T, int THREADS> static __global__ void k_rms_norm_back_held(c
                 xd += x.v[k][j] * dy.v[k][j];
             }
         }
-        xx = d_row_sum<THREADS>(xx);
-        const d_back_scale s = d_rms_norm_back(xx, d_row_sum<THREADS>(xd), n, p.eps);
+        xx = d_row_sum<H::THREADS>(xx);
+        const d_back_scale s = d_rms_norm_back(xx, d_row_sum<H::THREADS>(xd), n, p.eps);
         for (int k = 0; k < x.PARTS; ++k) {
             for (int j = 0; j < x.N; ++j) { dy.v[k][j] = (dy.v[k][j] - x.v[k][j] * s.k) * s.scale; }
         }
@@ -2313,14 +2409,12 @@ static __global__ void k_rms_norm_back(const gcuda_rms_norm_back_args p) {
 gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, gcuda_stream stream) {
     const gcuda_rms_norm_back_args & p = *args;
     const int64_t n = p.x.ne[0];
-    if (!can_hold(n) || p.x.type != p.dx.type || p.dy.type != p.dx.type || !is_wide(p.x) || !is_wide(p.dy) ||
-        !is_wide(p.dx)) {
+    if (!can_hold(n) || p.x.type != p.dx.type || p.dy.type != p.dx.type) {
         return launch(k_rms_norm_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
     return with_float(p.x.type, [&](auto v) {
-        return with_threads(n, [&](auto threads) {
-            const int t = decltype(threads)::value;
-            return launch_held(k_rms_norm_back_held<decltype(v), t>, t, n_rows(p.dx), stream, p);
+        return with_held(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
+            return launch_held(k_rms_norm_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
@@ -2366,6 +2460,18 @@ static gcuda_array as_rows(gcuda_array a, int64_t n) {
     return a;
 }
 
+// Elements of a group if groups are rows, else 0.
+static int64_t group_row(const gcuda_group_norm_args & p) {
+    const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
+    const bool is_row = n_elements(p.x) > 0 && p.x.ne[2] % per_group == 0 && is_packed(p.x) && is_packed(p.y);
+    return is_row ? p.x.ne[0] * p.x.ne[1] * per_group : 0;
+}
+
+size_t gcuda_group_norm_scratch_bytes(const gcuda_group_norm_args * args) {
+    const int64_t n = group_row(*args);
+    return n > 0 ? part_bytes(as_rows(args->x, n)) : 0;
+}
+
 gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_stream stream) {
     const gcuda_group_norm_args & p = *args;
     if (n_elements(p.x) == 0) {
@@ -2373,8 +2479,8 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
     }
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
     const int64_t n_groups = (p.x.ne[2] + per_group - 1) / per_group, n = p.x.ne[0] * p.x.ne[1] * per_group;
-    if (p.x.ne[2] % per_group == 0 && is_packed(p.x) && is_packed(p.y)) {
-        const gcuda_norm_args rows = { as_rows(p.x, n), as_rows(p.y, n), p.eps };
+    if (group_row(p) > 0) {
+        const gcuda_norm_args rows = { as_rows(p.x, n), as_rows(p.y, n), p.eps, p.scratch };
         return norm<NORM_MEAN>(rows, stream);
     }
     return launch(k_group_norm, n_groups * p.x.ne[3], n <= 4096 ? 256 : 1024, stream, p);
@@ -2401,89 +2507,115 @@ static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p
     return row;
 }
 
-template <typename T, int THREADS> static __global__ void k_soft_max_held(const gcuda_soft_max_args p) {
+// Elements of x as logits; i0: the place of the first in its row.
+template <typename ROW>
+static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, ROW & x) {
+    if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F32) {
+        const float * mask = (const float *) row.mask + i0;
+        x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * mask[i]; });
+    } else if (row.mask != nullptr) {
+        const char * mask = row.mask + 2 * i0;
+        x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * d_load(p.mask.type, mask + 2 * i); });
+    } else {
+        x.each(n, [&](float & v, int) { v = v * p.scale; });
+    }
+}
+
+template <typename T, typename H> static __global__ void k_soft_max_held(const gcuda_soft_max_args p) {
     const int n = (int) p.x.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.y), THREADS) {
+    FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
-        d_held<T, THREADS> x;
+        typename H::template row<T> x;
         x.load(d_row(p.x, r), n);
         float max = row.sink, sum = 0.0f;
-        if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F32) {
-            x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * ((const float *) row.mask)[i]; });
-        } else if (row.mask != nullptr) {
-            x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * d_load(p.mask.type, row.mask + 2 * i); });
-        } else {
-            x.each(n, [&](float & v, int) { v = v * p.scale; });
-        }
+        d_logits(p, row, 0, n, x);
         x.each(n, [&](float v, int) { max = fmaxf(max, v); });
-        max = d_row_max<THREADS>(max);
+        max = d_row_max<H::THREADS>(max);
         const float base = max == -INFINITY ? 0.0f : max;
         x.each(n, [&](float & v, int) { sum += v = expf(v - base); });
-        sum = d_row_sum<THREADS>(sum) + expf(row.sink - base);
+        sum = d_row_sum<H::THREADS>(sum) + expf(row.sink - base);
         const float scale = sum > 0.0f ? 1.0f / sum : sum;
         x.each(n, [&](float & v, int) { v = v * scale; });
         x.store(d_row(p.y, r), n);
     }
 }
 
-static inline __device__ float d_logit(const gcuda_soft_max_args & p, const char * x, const d_soft_max_row & row, int64_t i) {
-    const float w = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]) * p.scale;
-    return row.mask != nullptr ? w + row.slope * d_load(p.mask.type, row.mask + i * (int64_t) p.mask.nb[0]) : w;
-}
-
-// Maximum and sum in one pass: a thread scales its sum whenever its maximum grows.
-static __global__ void k_soft_max(const gcuda_soft_max_args p) {
-    FOR_ROWS(r, d_rows(p.y)) {
-        const d_soft_max_row row = d_soft_max_row_of(p, r);
-        const char * x = d_row(p.x, r);
-        char * y = d_row(p.y, r);
-        float own = -INFINITY, part = 0.0f;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            const float w = d_logit(p, x, row, i);
-            if (w > own) {
-                part = own == -INFINITY ? part + 1.0f : part * expf(own - w) + 1.0f;
-                own = w;
-            } else if (w != -INFINITY) {
-                part += expf(w - own); // NaN stays
-            }
-        }
-        const float max = d_block_max(fmaxf(own, row.sink)), base = max == -INFINITY ? 0.0f : max;
-        const float sum = d_block_sum(own == -INFINITY ? part : part * expf(own - base)) + expf(row.sink - base);
-        const float scale = sum > 0.0f ? 1.0f / sum : sum;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            d_store(p.y.type, y + i * (int64_t) p.y.nb[0], scale * expf(d_logit(p, x, row, i) - base));
-        }
+// Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
+template <typename T, typename H> static __global__ void k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
+    FOR_ROWS(b, n_blocks) {
+        const d_part q = d_part_of(p.x, b);
+        typename H::template row<T> x;
+        float max = -INFINITY, sum = 0.0f;
+        x.load(d_part_at(p.x, q), q.n);
+        d_logits(p, d_soft_max_row_of(p, q.row), q.i0, q.n, x);
+        x.each(q.n, [&](float v, int) { max = fmaxf(max, v); });
+        max = d_block_max(max);
+        const float base = max == -INFINITY ? 0.0f : max;
+        x.each(q.n, [&](float v, int) { sum += expf(v - base); });
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) { ((float2 *) p.scratch)[b] = make_float2(max, sum); }
     }
 }
+
+template <typename T, typename H> static __global__ void k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
+    FOR_ROWS(b, n_blocks) {
+        const d_part q = d_part_of(p.x, b);
+        const d_soft_max_row row = d_soft_max_row_of(p, q.row);
+        const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
+        typename H::template row<T> x;
+        float max = row.sink, sum = 0.0f;
+        x.load(d_part_at(p.x, q), q.n);
+        d_logits(p, row, q.i0, q.n, x);
+        FOR_ROW_ELEMENTS(i, q.n_parts) { max = fmaxf(max, found[i].x); }
+        max = d_block_max(max);
+        const float base = max == -INFINITY ? 0.0f : max;
+        FOR_ROW_ELEMENTS(i, q.n_parts) { sum += found[i].x == -INFINITY ? found[i].y : found[i].y * expf(found[i].x - base); }
+        sum = d_block_sum(sum) + expf(row.sink - base);
+        const float scale = sum > 0.0f ? 1.0f / sum : sum;
+        x.each(q.n, [&](float & v, int) { v = scale * expf(v - base); });
+        x.store(d_part_at(p.y, q), q.n);
+    }
+}
+
+template <typename H> static gcuda_status soft_max_parts(const gcuda_soft_max_args & p, gcuda_stream stream) {
+    const int64_t n = n_parts(p.x) * n_rows(p.x);
+    return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        const gcuda_status st = launch(k_soft_max_parts<T, H>, n, 512, stream, p, n);
+        return st == GCUDA_STATUS_SUCCESS ? launch(k_soft_max_finish<T, H>, n, 512, stream, p, n) : st;
+    });
+}
+
+size_t gcuda_soft_max_scratch_bytes(const gcuda_soft_max_args * args) { return part_bytes(args->x); }
 
 gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_stream stream) {
     const gcuda_soft_max_args & p = *args;
-    const int64_t n = p.x.ne[0];
-    const bool is_mask_packed = p.mask.data == nullptr || p.mask.nb[0] == gcuda_type_size(p.mask.type);
-    if (!can_hold(n) || p.x.type != p.y.type || !is_mask_packed || !is_wide(p.x) || !is_wide(p.y)) {
-        return launch(k_soft_max, n_rows(p.y), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
+    const bool wide = is_wide(p.x) && is_wide(p.y);
+    if (!can_hold(p.x.ne[0])) {
+        return p.x.ne[0] == 0 ? GCUDA_STATUS_SUCCESS
+               : wide         ? soft_max_parts<part_wide>(p, stream)
+                              : soft_max_parts<part_narrow>(p, stream);
     }
     return with_float(p.x.type, [&](auto v) {
-        return with_threads(n, [&](auto threads) {
-            const int t = decltype(threads)::value;
-            return launch_held(k_soft_max_held<decltype(v), t>, t, n_rows(p.y), stream, p);
+        return with_held(p.x.ne[0], wide, [&](auto h) {
+            return launch_held(k_soft_max_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
-template <typename T, int THREADS> static __global__ void k_soft_max_back_held(const gcuda_soft_max_back_args p) {
+template <typename T, typename H> static __global__ void k_soft_max_back_held(const gcuda_soft_max_back_args p) {
     const int n = (int) p.y.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.dx), THREADS) {
-        d_held<T, THREADS> y, dy;
+    FOR_HELD_ROWS(r, d_rows(p.dx), H::THREADS) {
+        typename H::template row<T> y, dy;
         y.load(d_row(p.y, r), n);
         dy.load(d_row(p.dy, r), n);
         float dot = 0.0f;
         for (int k = 0; k < y.PARTS; ++k) {
             for (int j = 0; j < y.N; ++j) { dot += y.v[k][j] * dy.v[k][j]; }
         }
-        dot = d_row_sum<THREADS>(dot);
+        dot = d_row_sum<H::THREADS>(dot);
         for (int k = 0; k < y.PARTS; ++k) {
             for (int j = 0; j < y.N; ++j) { dy.v[k][j] = p.scale * y.v[k][j] * (dy.v[k][j] - dot); }
         }
@@ -2511,14 +2643,12 @@ static __global__ void k_soft_max_back(const gcuda_soft_max_back_args p) {
 gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, gcuda_stream stream) {
     const gcuda_soft_max_back_args & p = *args;
     const int64_t n = p.y.ne[0];
-    if (!can_hold(n) || p.y.type != p.dx.type || p.dy.type != p.dx.type || !is_wide(p.y) || !is_wide(p.dy) ||
-        !is_wide(p.dx)) {
+    if (!can_hold(n) || p.y.type != p.dx.type || p.dy.type != p.dx.type) {
         return launch(k_soft_max_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
     return with_float(p.y.type, [&](auto v) {
-        return with_threads(n, [&](auto threads) {
-            const int t = decltype(threads)::value;
-            return launch_held(k_soft_max_back_held<decltype(v), t>, t, n_rows(p.dx), stream, p);
+        return with_held(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
+            return launch_held(k_soft_max_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
 }
