@@ -1,8 +1,9 @@
 // bench-upload.c: host memory to a CUDA device, in GB/s (10^9 bytes): a plain copy, a page-locked one, and the uploader,
 // from ordinary memory and from a mapped file. Built with `make build/cuda/bench-upload` where nvcc and a GPU are.
 //
-//   bench-upload [--mib N] [--sweep] [--file PATH]     N: 4096; a sweep tries threads, slots and sizes of tensors; PATH:
-//                                                      where the mapped file is made (and removed), ./bench-upload.tmp
+//   bench-upload [--mib N] [--sweep] [--file PATH] [--want RATIO]
+//     N: 4096; a sweep tries threads, slots and sizes of tensors; PATH: where the mapped file is made (and removed),
+//     ./bench-upload.tmp; fails when the uploader is not RATIO times as fast as cudaMemcpy from memory and from the file
 //
 // Contains the implementation, to switch reading ahead off. Every figure is the median of 5; data is compared.
 #define GCUDA_IMPLEMENTATION
@@ -170,6 +171,7 @@ static void sweep(struct gcuda_tensor * t, unsigned char * data, unsigned char *
 int main(int argc, char ** argv) {
     const char * path = "bench-upload.tmp";
     bool is_sweep = false;
+    double want = 0.0;
     for (int i = 1; i < argc; ++i) {
         if (strcmp(argv[i], "--sweep") == 0) {
             is_sweep = true;
@@ -177,8 +179,10 @@ int main(int argc, char ** argv) {
             n_bytes = (size_t) (atoi(argv[++i]) / 16 * 16) << 20;
         } else if (strcmp(argv[i], "--file") == 0 && i + 1 < argc) {
             path = argv[++i];
+        } else if (strcmp(argv[i], "--want") == 0 && i + 1 < argc) {
+            want = atof(argv[++i]);
         } else {
-            fprintf(stderr, "usage: bench-upload [--mib N] [--sweep] [--file PATH]\n");
+            fprintf(stderr, "usage: bench-upload [--mib N] [--sweep] [--file PATH] [--want RATIO]\n");
             return 2;
         }
     }
@@ -208,5 +212,9 @@ int main(int argc, char ** argv) {
     gcuda_backend_buffer_free(buffer);
     gcuda_free(ctx);
     gcuda_backend_free(backend);
+    if (up < want * pageable || up_map < want * plain_map) {
+        printf("FAILED: wanted a ratio of %.1f\n", want);
+        return 1;
+    }
     return 0;
 }

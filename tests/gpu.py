@@ -200,7 +200,7 @@ def stage_bench(stage, args):
 
 
 def stage_upload(stage, args):
-    code, out = run(["build/cuda/bench-upload"], "upload", stage.left())
+    code, out = run(["build/cuda/bench-upload", "--want", "4"], "upload", stage.left())
     stage.result("upload", code == 0, f"{time.time() - stage.start:.0f} s")
     stage.lines += out.splitlines()
     print(out[-2000:])
