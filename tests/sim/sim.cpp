@@ -13,7 +13,7 @@
 //   >>grid       the blocks of a kernel, one after another
 //   >>queues     what may run, and running it
 //   >>errors     faults, sticky errors
-//   >>device     >>memory   >>stream   >>event   >>launch   >>external      the runtime's functions
+//   >>device     >>memory   >>stream   >>event   >>launch   >>graph   >>external      the runtime's functions
 //   >>driver     the functions that are looked up: contexts, virtual memory
 //   >>cublas     products of float matrices
 //   >>tests      sim.h
@@ -75,12 +75,46 @@ struct launch_of_kernel {
 };
 
 struct operation {
+    enum cudaGraphNodeType type;              // kernel: launch is set; others: run, or nothing
+    std::shared_ptr<launch_of_kernel> launch; // never changed once shared
     std::function<void()> run;
     uint64_t cost_ns;             // on the simulated clock
     std::function<bool()> ready;  // empty: always
     std::shared_ptr<record> wait, mark; // waits for it; is done with it
     uint64_t number; // counts all operations in the order they were queued
     uint64_t queued_ns;
+};
+
+struct CUgraphNode_st {
+    operation work;
+    int device;
+    std::vector<CUgraphNode_st *> after;
+};
+
+struct CUgraph_st {
+    std::vector<std::unique_ptr<CUgraphNode_st>> nodes;
+};
+
+struct exec_node {
+    const CUgraphNode_st * node; // of the graph that was instantiated
+    operation work;
+    int device;
+    std::vector<size_t> after;
+};
+
+struct CUgraphExec_st {
+    std::vector<exec_node> nodes;
+    std::shared_ptr<record> last; // of its last launch
+};
+
+struct capture {
+    uint64_t number;
+    CUgraph_st * graph;
+    enum cudaStreamCaptureMode mode;
+    int thread, device;
+    CUstream_st * origin;
+    std::set<CUstream_st *> streams;
+    bool is_invalid;
 };
 
 struct CUctx_st {
@@ -96,6 +130,8 @@ struct CUstream_st {
     bool is_dead;                // destroyed, with work left
     int priority;
     uint64_t time_ns; // when what has run of it was done
+    capture * capturing;                 // or NULL
+    std::vector<CUgraphNode_st *> heads; // what the next node comes after
     std::deque<operation> queue;
 };
 
@@ -104,6 +140,8 @@ struct CUevent_st {
     CUctx_st * context;
     unsigned flags;
     std::shared_ptr<record> last; // NULL: never recorded
+    uint64_t captured;            // the number of the capture that it was recorded in, or 0
+    std::vector<CUgraphNode_st *> heads;
 };
 
 struct physical { // of virtual memory management
@@ -198,6 +236,11 @@ struct state {
     std::map<unsigned long long, physical *> stores;
     std::set<CUexternalMemory_st *> external_memories;
     std::set<CUexternalSemaphore_st *> external_semaphores;
+    std::set<capture *> captures;
+    std::set<CUgraph_st *> graphs;
+    std::set<CUgraphExec_st *> graph_execs;
+    std::map<const void *, sim_copy_arguments> kernels; // that were launched
+    uint64_t n_captures;
     uint64_t n_stores;
     uint64_t now_ns, ns_per_launch, bytes_per_us; // the simulated clock
     void (*each_kernel)(void * user);
@@ -213,6 +256,7 @@ static thread_local cudaError_t last_error = cudaSuccess;
 static thread_local CUctx_st * current_context = nullptr;        // NULL: none yet
 static thread_local std::vector<CUctx_st *> * below_current = nullptr; // the stack of contexts without its top
 static thread_local bool is_in_host_function = false;
+static thread_local cudaStreamCaptureMode thread_capture_mode = cudaStreamCaptureModeGlobal;
 
 static int thread_number() {
     static std::atomic<int> n{ 0 };
@@ -1014,6 +1058,8 @@ static bool wait_for_others(const operation & o) {
     return ready();
 }
 
+static void run_launch(int device_index, const launch_of_kernel & l);
+
 static void run_first(CUstream_st * q) {
     if (q->queue.front().ready && !q->queue.front().ready() && !wait_for_others(q->queue.front())) {
         violation("a stream waits for a semaphore that nobody signals");
@@ -1022,9 +1068,11 @@ static void run_first(CUstream_st * q) {
     }
     const operation o = std::move(q->queue.front());
     q->queue.pop_front();
+    const uint64_t cost_ns = o.launch ? the().ns_per_launch : o.cost_ns;
     const uint64_t start = std::max({ q->time_ns, o.queued_ns, o.wait ? o.wait->time_ns : 0 });
-    q->time_ns = start + o.cost_ns;
+    q->time_ns = start + cost_ns;
     if (o.mark) { o.mark->time_ns = q->time_ns; }
+    if (o.launch) { run_launch(q->device, *o.launch); }
     if (o.run) { o.run(); }
     if (o.mark) { o.mark->done = true; }
     if (q->is_dead && q->queue.empty()) {
@@ -1073,8 +1121,15 @@ static void now_and_then(state & s) {
     }
 }
 
+static void capture_node(CUstream_st * q, operation o) {
+    CUgraph_st & g = *q->capturing->graph;
+    g.nodes.emplace_back(new CUgraphNode_st{ std::move(o), q->device, q->heads });
+    q->heads.assign(1, g.nodes.back().get());
+}
+
 static void enqueue(CUstream_st * q, operation o) {
     state & s = the();
+    if (q->capturing != nullptr) { return capture_node(q, std::move(o)); }
     o.number = ++s.n_operations;
     o.queued_ns = s.now_ns;
     q->queue.push_back(std::move(o));
@@ -1159,6 +1214,45 @@ static cudaError_t need_context() {
     return cudaSuccess;
 }
 
+// Calls that capture does not allow, depending on its mode and the thread: what may allocate, free or wait.
+static bool is_unsafe_call(const char * name) {
+    static const char * const names[] = { "cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaHostRegister",
+        "cudaHostUnregister", "cudaDeviceSynchronize", "cudaEventQuery", "cudaEventSynchronize", "cudaStreamQuery",
+        "cudaStreamSynchronize", "cudaMemGetInfo", "cublasCreate_v2", "cublasDestroy_v2" };
+    for (const char * unsafe : names) {
+        if (strcmp(name, unsafe) == 0) { return true; }
+    }
+    return false;
+}
+
+// Invalidates the captures that such a call runs into.
+static bool capture_forbids(const char * name) {
+    bool forbids = false;
+    if (the().captures.empty() || thread_capture_mode == cudaStreamCaptureModeRelaxed || !is_unsafe_call(name)) {
+        return false;
+    }
+    for (capture * c : the().captures) {
+        const bool is_mine = c->thread == thread_number();
+        const bool minds = is_mine ? c->mode != cudaStreamCaptureModeRelaxed
+                                   : c->mode == cudaStreamCaptureModeGlobal &&
+                                         thread_capture_mode == cudaStreamCaptureModeGlobal;
+        c->is_invalid = c->is_invalid || minds;
+        forbids = forbids || minds;
+    }
+    return forbids;
+}
+
+// The legacy stream would wait for a stream that is capturing.
+static bool implicit_capture(CUstream_st * q) {
+    bool found = false;
+    for (capture * c : the().captures) {
+        for (CUstream_st * other : c->streams) {
+            if (q->is_legacy && other->is_blocking && other->device == q->device) { found = c->is_invalid = true; }
+        }
+    }
+    return found;
+}
+
 // What each call begins with: a fault, or the sticky error of the device.
 static cudaError_t begin(const char * name, int device_index, bool needs_device = true) {
     const cudaError_t e = injected(name);
@@ -1168,6 +1262,7 @@ static cudaError_t begin(const char * name, int device_index, bool needs_device 
         violation("a host function in a stream calls CUDA");
         return fails(cudaErrorNotPermitted);
     }
+    if (capture_forbids(name)) { return fails(cudaErrorStreamCaptureUnsupported); }
     if (!needs_device) { return cudaSuccess; }
     const cudaError_t context = need_context();
     return fails(context != cudaSuccess ? context : the().devices[(size_t) device_index].lost);
@@ -1175,6 +1270,27 @@ static cudaError_t begin(const char * name, int device_index, bool needs_device 
 
 // How it ends when queued work was run meanwhile.
 static cudaError_t finish(int device_index) { return fails(the().devices[(size_t) device_index].lost); }
+
+// Of calls that put work into a stream.
+static cudaError_t begin_work(const char * name, CUstream_st * q) {
+    const cudaError_t e = begin(name, q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    if (q->capturing != nullptr && q->capturing->is_invalid) { return fails(cudaErrorStreamCaptureInvalidated); }
+    return implicit_capture(q) ? fails(cudaErrorStreamCaptureImplicit) : cudaSuccess;
+}
+
+// Of calls that wait for a stream, or ask.
+static cudaError_t begin_wait(const char * name, CUstream_st * q) {
+    const cudaError_t e = begin(name, q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    if (q->capturing != nullptr) {
+        q->capturing->is_invalid = true;
+        return fails(cudaErrorStreamCaptureUnsupported);
+    }
+    return implicit_capture(q) ? fails(cudaErrorStreamCaptureImplicit) : cudaSuccess;
+}
 
 #define SIM_BEGIN(name, device_index)                                                                                  \
     const guard held(the().lock);                                                                                      \
@@ -1381,6 +1497,11 @@ cudaError_t cudaSetDevice(int index) {
 
 cudaError_t cudaDeviceSynchronize(void) {
     SIM_BEGIN("cudaDeviceSynchronize", current_device);
+    for (capture * c : the().captures) {
+        if (c->device != current_device) { continue; }
+        c->is_invalid = true;
+        return fails(cudaErrorStreamCaptureUnsupported);
+    }
     run_all(the(), current_device);
     return finish(current_device);
 }
@@ -1616,8 +1737,9 @@ static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, 
         (memory_of(src.at, src_span, true) != nullptr) != src_on_device) {
         return fails(cudaErrorInvalidValue);
     }
-    const bool stage = !src_on_device && memory_of(src.at, src_span, false) == nullptr,
-               wait = !dst_on_device && memory_of(dst.at, dst_span, false) == nullptr;
+    const bool now = q->capturing == nullptr, // a node of a graph uses pageable memory when it runs
+               stage = now && !src_on_device && memory_of(src.at, src_span, false) == nullptr,
+               wait = now && !dst_on_device && memory_of(dst.at, dst_span, false) == nullptr;
     std::shared_ptr<std::vector<char>> staged;
     if (stage) {
         staged = std::make_shared<std::vector<char>>(n.width * n.height * n.depth);
@@ -1627,13 +1749,14 @@ static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, 
     }
     const int device_index = q->device;
     operation o = {};
+    o.type = cudaGraphNodeTypeMemcpy;
     o.cost_ns = copy_ns(n.width * n.height * n.depth);
     o.run = [=]() {
         const std::shared_ptr<std::vector<char>> keep = staged;
         copy_now(device_index, dst, dst_on_device, src, src_on_device, n);
     };
     enqueue(q, o);
-    if (wait || (!dst_on_device && !src_on_device)) { run_until(the(), q, the().n_operations); }
+    if (wait || (now && !dst_on_device && !src_on_device)) { run_until(the(), q, the().n_operations); }
     return finish(device_index);
 }
 
@@ -1652,7 +1775,7 @@ static cudaError_t copy_kind(
 cudaError_t cudaMemcpyAsync(void * dst, const void * src, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaMemcpyAsync", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaMemcpyAsync", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     return copy_kind(box{ (char *) dst, 0, 0 }, box{ (char *) src, 0, 0 }, box_size{ size, 1, 1 }, kind, q);
@@ -1662,7 +1785,7 @@ cudaError_t cudaMemcpy2DAsync(void * dst, size_t dst_pitch, const void * src, si
     size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaMemcpy2DAsync", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaMemcpy2DAsync", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     if (width > dst_pitch || width > src_pitch) { return fails(cudaErrorInvalidValue); }
@@ -1686,7 +1809,7 @@ cudaError_t cudaMemcpyPeerAsync(
     void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaMemcpyPeerAsync", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaMemcpyPeerAsync", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     const box to = { (char *) dst, 0, 0 }, from = { (char *) src, 0, 0 };
@@ -1703,7 +1826,7 @@ static box box_of(const struct cudaPitchedPtr & p, const struct cudaPos & at) {
 cudaError_t cudaMemcpy3DPeerAsync(const struct cudaMemcpy3DPeerParms * p, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaMemcpy3DPeerAsync", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaMemcpy3DPeerAsync", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     const box_size n = { p->extent.width, p->extent.height, p->extent.depth };
@@ -1721,13 +1844,14 @@ cudaError_t cudaMemcpy3DPeerAsync(const struct cudaMemcpy3DPeerParms * p, cudaSt
 cudaError_t cudaMemsetAsync(void * ptr, int value, size_t size, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaMemsetAsync", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaMemsetAsync", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     if (size == 0) { return cudaSuccess; }
     if (memory_of(ptr, size, true) == nullptr) { return fails(cudaErrorInvalidValue); }
     const int device_index = q->device;
     operation o = {};
+    o.type = cudaGraphNodeTypeMemset;
     o.cost_ns = copy_ns(size);
     o.run = [=]() {
         if (memory_of(ptr, size, true) != nullptr) {
@@ -1785,8 +1909,20 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
+static void capture_end(capture * c);
+
 static void stream_gone(CUstream_st * stream) {
     state & s = the();
+    if (stream->capturing != nullptr) {
+        violation("a stream is destroyed while it is capturing");
+        capture * c = stream->capturing;
+        c->is_invalid = true;
+        c->streams.erase(stream);
+        if (c->origin == stream) {
+            delete c->graph;
+            capture_end(c);
+        }
+    }
     stream->is_dead = true;
     if (stream->queue.empty()) {
         s.all_streams.erase(std::find(s.all_streams.begin(), s.all_streams.end(), stream));
@@ -1811,7 +1947,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaStreamSynchronize", q ? q->device : current_device);
+    const cudaError_t e = begin_wait("cudaStreamSynchronize", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     run_until(the(), q, the().n_operations);
@@ -1821,7 +1957,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaStreamQuery", q ? q->device : current_device);
+    const cudaError_t e = begin_wait("cudaStreamQuery", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     const bool done = q->queue.empty();
@@ -1830,12 +1966,46 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     return lost != cudaSuccess ? lost : done ? cudaSuccess : fails(cudaErrorNotReady);
 }
 
+static capture * capture_of(const CUevent_st * event) {
+    for (capture * c : the().captures) {
+        if (c->number == event->captured) { return c; }
+    }
+    return nullptr;
+}
+
+// A stream that waits for an event of a capture becomes part of it.
+static cudaError_t wait_captured(CUstream_st * q, const CUevent_st * event) {
+    capture * c = capture_of(event);
+    if (event->captured == 0) {
+        if (event->last == nullptr) { return cudaSuccess; } // never recorded
+        q->capturing->is_invalid = true;
+        return fails(cudaErrorStreamCaptureIsolation);
+    }
+    if (c == nullptr) { return fails(cudaErrorCapturedEvent); } // of a capture that has ended
+    if (q->capturing != nullptr && q->capturing != c) {
+        q->capturing->is_invalid = c->is_invalid = true;
+        return fails(cudaErrorStreamCaptureMerge);
+    }
+    if (c->is_invalid) { return fails(cudaErrorStreamCaptureInvalidated); }
+    if (q->is_legacy) {
+        c->is_invalid = true;
+        return fails(cudaErrorStreamCaptureImplicit);
+    }
+    q->capturing = c;
+    c->streams.insert(q);
+    for (CUgraphNode_st * n : event->heads) {
+        if (std::find(q->heads.begin(), q->heads.end(), n) == q->heads.end()) { q->heads.push_back(n); }
+    }
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaStreamWaitEvent", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaStreamWaitEvent", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr || the().events.count(event) == 0) { return fails(cudaErrorInvalidResourceHandle); }
+    if (event->captured != 0 || q->capturing != nullptr) { return wait_captured(q, event); }
     if (event->last != nullptr && !event->last->done) {
         operation o = {};
         o.wait = event->last;
@@ -1847,10 +2017,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*fn)(void *), void * user) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaLaunchHostFunc", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaLaunchHostFunc", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     operation o = {};
+    o.type = cudaGraphNodeTypeHost;
     o.run = [=]() {
         open_for(-1);
         is_in_host_function = true;
@@ -1884,16 +2055,25 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t * event, unsigned flags) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaEventRecord", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaEventRecord", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr || !is_event(event) || event->device != q->device) {
         return fails(cudaErrorInvalidResourceHandle);
     }
+    event->captured = q->capturing ? q->capturing->number : 0;
+    event->heads = q->heads;
+    if (q->capturing != nullptr) { return cudaSuccess; }
     event->last = std::make_shared<record>(record{ false, q, 0 });
     operation o = {};
     o.mark = event->last;
     enqueue(q, o);
     return finish(q->device);
+}
+
+static bool is_captured(const CUevent_st * event) {
+    capture * c = capture_of(event);
+    if (c != nullptr) { c->is_invalid = true; }
+    return event->captured != 0;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -1902,6 +2082,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     const cudaError_t e = begin("cudaEventSynchronize", is_one ? event->device : current_device);
     if (e != cudaSuccess) { return e; }
     if (!is_one) { return fails(cudaErrorInvalidResourceHandle); }
+    if (is_captured(event)) { return fails(cudaErrorCapturedEvent); }
     const std::shared_ptr<record> last = event->last;
     while (last != nullptr && !last->done) {
         if (random_below(the(), 2) == 0 || !run_any(the())) {
@@ -1918,6 +2099,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     const cudaError_t e = begin("cudaEventQuery", is_one ? event->device : current_device);
     if (e != cudaSuccess) { return e; }
     if (!is_one) { return fails(cudaErrorInvalidResourceHandle); }
+    if (is_captured(event)) { return fails(cudaErrorCapturedEvent); }
     const bool done = event->last == nullptr || event->last->done;
     if (random_below(the(), 2) == 0) { run_any(the()); }
     const cudaError_t lost = finish(event->device);
@@ -1938,6 +2120,7 @@ cudaError_t cudaEventElapsedTime(float * ms, cudaEvent_t from, cudaEvent_t to) {
     const bool are_events = is_event(from) && is_event(to);
     const cudaError_t e = begin("cudaEventElapsedTime", are_events ? from->device : current_device);
     if (e != cudaSuccess) { return e; }
+    if (are_events && (from->captured != 0 || to->captured != 0)) { return fails(cudaErrorCapturedEvent); }
     if (!are_events || from->device != to->device || ((from->flags | to->flags) & cudaEventDisableTiming) != 0 ||
         from->last == nullptr || to->last == nullptr) {
         return fails(cudaErrorInvalidResourceHandle);
@@ -2017,28 +2200,370 @@ static cudaError_t run_kernel(int device_index, const launch_of_kernel & l) {
     return run_grid(device_index, l.grid, l.block, l.shared_bytes, l.arguments.thread);
 }
 
+static void run_launch(int device_index, const launch_of_kernel & l) {
+    const cudaError_t err = run_kernel(device_index, l);
+    if (err != cudaSuccess) { lose_device(device_index, err); }
+}
+
 cudaError_t sim_launch(
     const cudaLaunchConfig_t * config, const void * kernel, sim_copy_arguments copy, void ** arguments) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(config->stream);
-    const cudaError_t e = begin("cudaLaunchKernelEx", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaLaunchKernelEx", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr || q->device != current_device || (q->context != nullptr && q->context != current_context)) {
         return fails(cudaErrorInvalidResourceHandle);
     }
     if (!is_launchable(config, shared_limit_of(kernel))) { return fails(cudaErrorInvalidConfiguration); }
-    const launch_of_kernel l = { kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes,
-        copy(kernel, arguments) };
-    const int device_index = q->device;
+    the().kernels[kernel] = copy;
     operation o = {};
-    o.cost_ns = the().ns_per_launch;
-    o.run = [=]() {
-        const cudaError_t err = run_kernel(device_index, l);
-        if (err != cudaSuccess) { lose_device(device_index, err); }
-    };
+    o.type = cudaGraphNodeTypeKernel;
+    o.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ kernel, config->gridDim, config->blockDim,
+        config->dynamicSmemBytes, copy(kernel, arguments) });
     enqueue(q, o);
-    return finish(device_index);
+    return finish(q->device);
 }
+
+// =====================================================================================================
+// >>graph   capture into graphs, and their launches: nodes in every order that their dependencies allow
+// =====================================================================================================
+
+extern "C" {
+
+static capture * capture_new(CUstream_st * q, enum cudaStreamCaptureMode mode) {
+    capture * c = new capture();
+    c->number = ++the().n_captures;
+    c->graph = new CUgraph_st();
+    c->mode = mode;
+    c->thread = thread_number();
+    c->device = q->device;
+    c->origin = q;
+    c->streams.insert(q);
+    the().captures.insert(c);
+    return c;
+}
+
+static void capture_end(capture * c) {
+    for (CUstream_st * q : c->streams) {
+        q->capturing = nullptr;
+        q->heads.clear();
+    }
+    the().captures.erase(c);
+    delete c;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaStreamBeginCapture", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    if (q->is_legacy) { return fails(cudaErrorStreamCaptureUnsupported); }
+    if (q->capturing != nullptr) { return fails(cudaErrorIllegalState); }
+    q->capturing = capture_new(q, mode);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus * status) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaStreamIsCapturing", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    if (implicit_capture(q)) { return fails(cudaErrorStreamCaptureImplicit); }
+    *status = q->capturing == nullptr      ? cudaStreamCaptureStatusNone
+              : q->capturing->is_invalid ? cudaStreamCaptureStatusInvalidated
+                                         : cudaStreamCaptureStatusActive;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus * status,
+    unsigned long long * id, cudaGraph_t * graph, const cudaGraphNode_t ** heads, const cudaGraphEdgeData ** edges,
+    size_t * n_heads) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin("cudaStreamGetCaptureInfo", q ? q->device : current_device);
+    if (e != cudaSuccess) { return e; }
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    capture * c = q->capturing;
+    *status = c == nullptr ? cudaStreamCaptureStatusNone
+              : c->is_invalid ? cudaStreamCaptureStatusInvalidated
+                              : cudaStreamCaptureStatusActive;
+    if (id != nullptr) { *id = c ? c->number : 0; }
+    if (graph != nullptr) { *graph = c ? c->graph : nullptr; }
+    if (heads != nullptr) { *heads = q->heads.data(); }
+    if (edges != nullptr) { *edges = nullptr; }
+    if (n_heads != nullptr) { *n_heads = q->heads.size(); }
+    return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode * mode) {
+    const guard held(the().lock);
+    std::swap(*mode, thread_capture_mode);
+    return cudaSuccess;
+}
+
+static void add_ancestors(std::set<CUgraphNode_st *> & all, CUgraphNode_st * node) {
+    if (!all.insert(node).second) { return; }
+    for (CUgraphNode_st * n : node->after) { add_ancestors(all, n); }
+}
+
+// All that other streams captured has come back to the one that began.
+static bool is_joined(const capture & c) {
+    std::set<CUgraphNode_st *> all;
+    for (CUgraphNode_st * n : c.origin->heads) { add_ancestors(all, n); }
+    for (const CUstream_st * q : c.streams) {
+        for (CUgraphNode_st * n : q->heads) {
+            if (all.count(n) == 0) { return false; }
+        }
+    }
+    return true;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t * graph) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    *graph = nullptr;
+    // what ends something does so even when it fails
+    const cudaError_t began = begin("cudaStreamEndCapture", q ? q->device : current_device);
+    if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
+    capture * c = q->capturing;
+    if (c == nullptr) { return fails(cudaErrorIllegalState); }
+    if (c->origin != q) { return c->is_invalid = true, fails(cudaErrorStreamCaptureUnmatched); }
+    if (c->mode != cudaStreamCaptureModeRelaxed && c->thread != thread_number()) {
+        return fails(cudaErrorStreamCaptureWrongThread);
+    }
+    const cudaError_t e = began != cudaSuccess ? began
+                          : c->is_invalid      ? cudaErrorStreamCaptureInvalidated
+                          : !is_joined(*c)     ? cudaErrorStreamCaptureUnjoined
+                                               : cudaSuccess;
+    if (e == cudaSuccess) {
+        *graph = c->graph;
+        the().graphs.insert(c->graph);
+    } else {
+        delete c->graph;
+    }
+    capture_end(c);
+    return fails(e);
+}
+
+// ---- graphs ----
+static bool is_graph(cudaGraph_t g) {
+    if (the().graphs.count(g) != 0) { return true; }
+    for (const capture * c : the().captures) {
+        if (c->graph == g) { return true; }
+    }
+    violation("a graph that is destroyed or was never made");
+    return false;
+}
+
+static bool is_graph_exec(cudaGraphExec_t x) {
+    if (the().graph_execs.count(x) != 0) { return true; }
+    violation("an executable graph that is destroyed or was never made");
+    return false;
+}
+
+cudaError_t cudaGraphCreate(cudaGraph_t * graph, unsigned flags) {
+    SIM_BEGIN("cudaGraphCreate", current_device);
+    if (flags != 0) { return fails(cudaErrorInvalidValue); }
+    *graph = new CUgraph_st();
+    the().graphs.insert(*graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    const guard held(the().lock);
+    const cudaError_t began = begin("cudaGraphDestroy", current_device);
+    if (!is_graph(graph) || the().graphs.erase(graph) == 0) { return fails(cudaErrorInvalidValue); }
+    delete graph;
+    return began;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t * nodes, size_t * n) {
+    SIM_BEGIN("cudaGraphGetNodes", current_device);
+    if (!is_graph(graph)) { return fails(cudaErrorInvalidValue); }
+    for (size_t i = 0; nodes != nullptr && i < *n; ++i) {
+        nodes[i] = i < graph->nodes.size() ? graph->nodes[i].get() : nullptr;
+    }
+    *n = nodes == nullptr ? graph->nodes.size() : std::min(*n, graph->nodes.size());
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType * type) {
+    SIM_BEGIN("cudaGraphNodeGetType", current_device);
+    *type = node->work.type;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, struct cudaKernelNodeParams * params) {
+    SIM_BEGIN("cudaGraphKernelNodeGetParams", current_device);
+    if (node->work.type != cudaGraphNodeTypeKernel) { return fails(cudaErrorInvalidValue); }
+    const launch_of_kernel & l = *node->work.launch;
+    params->func = (void *) l.kernel;
+    params->gridDim = l.grid;
+    params->blockDim = l.block;
+    params->sharedMemBytes = (unsigned) l.shared_bytes;
+    params->kernelParams = (void **) l.arguments.at.data();
+    params->extra = nullptr;
+    return cudaSuccess;
+}
+
+// ---- what runs ----
+static size_t index_of(const CUgraph_st & g, const CUgraphNode_st * node) {
+    for (size_t i = 0; i < g.nodes.size(); ++i) {
+        if (g.nodes[i].get() == node) { return i; }
+    }
+    return SIZE_MAX;
+}
+
+static exec_node exec_of(const CUgraph_st & g, const CUgraphNode_st & node) {
+    exec_node x = { &node, node.work, node.device, {} };
+    for (const CUgraphNode_st * n : node.after) { x.after.push_back(index_of(g, n)); }
+    std::sort(x.after.begin(), x.after.end());
+    return x;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t * exec, cudaGraph_t graph, unsigned long long) {
+    SIM_BEGIN("cudaGraphInstantiate", current_device);
+    *exec = nullptr;
+    if (!is_graph(graph)) { return fails(cudaErrorInvalidValue); }
+    *exec = new CUgraphExec_st();
+    for (const auto & node : graph->nodes) { (*exec)->nodes.push_back(exec_of(*graph, *node)); }
+    the().graph_execs.insert(*exec);
+    return cudaSuccess;
+}
+
+// What was launched still runs.
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    const guard held(the().lock);
+    const cudaError_t began = begin("cudaGraphExecDestroy", current_device);
+    if (!is_graph_exec(exec)) { return fails(cudaErrorInvalidValue); }
+    the().graph_execs.erase(exec);
+    delete exec;
+    return began;
+}
+
+static enum cudaGraphExecUpdateResult differs(const exec_node & old, const exec_node & now) {
+    if (old.work.type != now.work.type) { return cudaGraphExecUpdateErrorNodeTypeChanged; }
+    if (old.after != now.after) { return cudaGraphExecUpdateErrorTopologyChanged; }
+    return old.device != now.device ? cudaGraphExecUpdateErrorParametersChanged : cudaGraphExecUpdateSuccess;
+}
+
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo * info) {
+    SIM_BEGIN("cudaGraphExecUpdate", current_device);
+    info->errorNode = info->errorFromNode = nullptr;
+    info->result = cudaGraphExecUpdateError;
+    if (!is_graph_exec(exec) || !is_graph(graph)) { return fails(cudaErrorInvalidValue); }
+    std::vector<exec_node> nodes;
+    for (const auto & node : graph->nodes) {
+        nodes.push_back(exec_of(*graph, *node));
+        const size_t i = nodes.size() - 1;
+        info->result = i < exec->nodes.size() ? differs(exec->nodes[i], nodes[i]) : cudaGraphExecUpdateErrorTopologyChanged;
+        info->errorNode = node.get();
+        if (info->result != cudaGraphExecUpdateSuccess) { return fails(cudaErrorGraphExecUpdateFailure); }
+    }
+    info->errorNode = nullptr;
+    const bool is_same = nodes.size() == exec->nodes.size();
+    info->result = is_same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
+    if (!is_same) { return fails(cudaErrorGraphExecUpdateFailure); }
+    for (size_t i = 0; i < nodes.size(); ++i) { exec->nodes[i].work = nodes[i].work; } // nodes are known as before
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecKernelNodeSetParams(
+    cudaGraphExec_t exec, cudaGraphNode_t node, const struct cudaKernelNodeParams * params) {
+    SIM_BEGIN("cudaGraphExecKernelNodeSetParams", current_device);
+    if (!is_graph_exec(exec)) { return fails(cudaErrorInvalidValue); }
+    const auto copy = the().kernels.find(params->func);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = params->gridDim;
+    config.blockDim = params->blockDim;
+    config.dynamicSmemBytes = params->sharedMemBytes;
+    for (exec_node & x : exec->nodes) {
+        if (x.node != node || x.work.type != cudaGraphNodeTypeKernel) { continue; }
+        if (copy == the().kernels.end() || params->kernelParams == nullptr ||
+            !is_launchable(&config, shared_limit_of(params->func))) {
+            return fails(cudaErrorInvalidValue);
+        }
+        x.work.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ params->func, params->gridDim,
+            params->blockDim, params->sharedMemBytes, copy->second(params->func, params->kernelParams) });
+        return cudaSuccess;
+    }
+    return fails(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin_work("cudaGraphUpload", q);
+    return e != cudaSuccess ? e : is_graph_exec(exec) ? cudaSuccess : fails(cudaErrorInvalidValue);
+}
+
+static std::shared_ptr<record> mark_now(CUstream_st * q) {
+    operation o = {};
+    const std::shared_ptr<record> mark = o.mark = std::make_shared<record>();
+    mark->stream = q;
+    enqueue(q, o);
+    return mark;
+}
+
+static void wait_for(CUstream_st * q, const std::shared_ptr<record> & mark) {
+    operation o = {};
+    o.wait = mark;
+    enqueue(q, o);
+}
+
+// A chain of nodes goes into the stream itself; anything else gets a stream for each node.
+static bool is_chain(const CUgraphExec_st & exec, const CUstream_st & q) {
+    for (size_t i = 0; i < exec.nodes.size(); ++i) {
+        const exec_node & x = exec.nodes[i];
+        const bool follows = i == 0 ? x.after.empty() : x.after.size() == 1 && x.after[0] == i - 1;
+        if (!follows || x.device != q.device) { return false; }
+    }
+    return true;
+}
+
+static void launch_spread(const CUgraphExec_st & exec, CUstream_st * q) {
+    const std::shared_ptr<record> start = mark_now(q);
+    std::vector<std::shared_ptr<record>> marks;
+    std::vector<CUstream_st *> streams;
+    for (const exec_node & x : exec.nodes) {
+        CUstream_st * own = stream_new(x.device, false, false);
+        streams.push_back(own);
+        wait_for(own, start);
+        for (size_t i : x.after) { wait_for(own, marks[i]); }
+        enqueue(own, x.work);
+        marks.push_back(mark_now(own));
+    }
+    for (size_t i = marks.size(); i > 0; --i) { // in any order
+        std::swap(marks[i - 1], marks[the().seed != 0 ? random_below(the(), i) : i - 1]);
+        wait_for(q, marks[i - 1]);
+    }
+    for (CUstream_st * own : streams) { stream_gone(own); }
+}
+
+// Launches of the same executable graph follow each other, on whatever streams.
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    const guard held(the().lock);
+    CUstream_st * q = stream_of(stream);
+    const cudaError_t e = begin_work("cudaGraphLaunch", q);
+    if (e != cudaSuccess) { return e; }
+    if (!is_graph_exec(exec)) { return fails(cudaErrorInvalidValue); }
+    if (q->capturing != nullptr) { // CUDA makes a node of it; nothing here needs that
+        q->capturing->is_invalid = true;
+        return fails(cudaErrorStreamCaptureUnsupported);
+    }
+    if (exec->last != nullptr && !exec->last->done) { wait_for(q, exec->last); }
+    if (is_chain(*exec, *q)) {
+        for (const exec_node & x : exec->nodes) { enqueue(q, x.work); }
+    } else {
+        launch_spread(*exec, q);
+    }
+    exec->last = mark_now(q);
+    return finish(q->device);
+}
+
+} // extern "C"
 
 // =====================================================================================================
 // >>external   memory and semaphores of other interfaces, by file descriptor: the value of a semaphore is the first
@@ -2128,7 +2653,7 @@ cudaError_t cudaSignalExternalSemaphoresAsync(const cudaExternalSemaphore_t * se
     const struct cudaExternalSemaphoreSignalParams * params, unsigned n, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaSignalExternalSemaphoresAsync", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaSignalExternalSemaphoresAsync", q);
     if (e != cudaSuccess) { return e; }
     for (unsigned i = 0; i < n; ++i) {
         if (q == nullptr || the().external_semaphores.count(semaphores[i]) == 0) {
@@ -2139,6 +2664,7 @@ cudaError_t cudaSignalExternalSemaphoresAsync(const cudaExternalSemaphore_t * se
         CUexternalSemaphore_st * x = semaphores[i];
         const uint64_t value = params[i].params.fence.value;
         operation o = {};
+        o.type = cudaGraphNodeTypeExtSemaphoreSignal;
         o.run = [=]() { semaphore_signal(*x->value, x->is_timeline, value); };
         enqueue(q, o);
     }
@@ -2149,7 +2675,7 @@ cudaError_t cudaWaitExternalSemaphoresAsync(const cudaExternalSemaphore_t * sema
     const struct cudaExternalSemaphoreWaitParams * params, unsigned n, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin("cudaWaitExternalSemaphoresAsync", q ? q->device : current_device);
+    const cudaError_t e = begin_work("cudaWaitExternalSemaphoresAsync", q);
     if (e != cudaSuccess) { return e; }
     for (unsigned i = 0; i < n; ++i) {
         if (q == nullptr || the().external_semaphores.count(semaphores[i]) == 0) {
@@ -2160,6 +2686,7 @@ cudaError_t cudaWaitExternalSemaphoresAsync(const cudaExternalSemaphore_t * sema
         CUexternalSemaphore_st * x = semaphores[i];
         const uint64_t value = x->is_timeline ? (uint64_t) params[i].params.fence.value : 1;
         operation o = {};
+        o.type = cudaGraphNodeTypeExtSemaphoreWait;
         o.ready = [=]() { return x->value->load() >= value; };
         if (!x->is_timeline) { o.run = [=]() { x->value->store(0); }; }
         enqueue(q, o);
@@ -2790,27 +3317,27 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
     }
     CUstream_st * q = stream_of(((blas_handle *) handle)->stream);
     if (q == nullptr || q->device != ((blas_handle *) handle)->device ||
+        (q->capturing != nullptr && q->capturing->is_invalid) || implicit_capture(q) ||
         the().devices[(size_t) q->device].lost != cudaSuccess) {
         return BLAS_EXECUTION_FAILED;
     }
     const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, *(const float *) alpha, *(const float *) beta,
         type_a, type_b };
-    const int device_index = q->device;
     const blas_handle h = *(blas_handle *) handle;
-    operation o = {};
-    o.cost_ns = the().ns_per_launch;
-    o.run = [=]() {
+    sim_arguments arguments = {};
+    arguments.thread = [=]() {
         if (h.workspace != nullptr && memory_of(h.workspace, h.workspace_size, true) == nullptr) {
             violation("cuBLAS runs with a workspace that was freed");
         }
-        const cudaError_t err = run_grid(device_index, dim3(1), dim3(1), 0, [=]() {
-            for (int i = 0; i < n_batch; ++i) {
-                multiply(p, (const char *) a + i * stride_a * (int64_t) blas_size(type_a),
-                    (const char *) b_ + i * stride_b * (int64_t) blas_size(type_b), (float *) c + i * stride_c);
-            }
-        });
-        if (err != cudaSuccess) { lose_device(device_index, err); }
+        for (int i = 0; i < n_batch; ++i) {
+            multiply(p, (const char *) a + i * stride_a * (int64_t) blas_size(type_a),
+                (const char *) b_ + i * stride_b * (int64_t) blas_size(type_b), (float *) c + i * stride_c);
+        }
     };
+    operation o = {};
+    o.type = cudaGraphNodeTypeKernel;
+    o.launch = std::make_shared<launch_of_kernel>(
+        launch_of_kernel{ (const void *) multiply, dim3(1), dim3(1), 0, arguments });
     enqueue(q, o);
     return 0;
 }
@@ -2832,7 +3359,9 @@ static long count_leaks(state & s, bool print) {
         { (long) s.external_memories.size(), "external memories" },
         { (long) s.external_semaphores.size(), "external semaphores" }, { (long) s.streams.size(), "streams" },
         { (long) s.events.size(), "events" }, { (long) s.cublas.size(), "cuBLAS handles" },
-        { (long) s.contexts.size(), "contexts" }, { n_retained, "primary contexts retained" } };
+        { (long) s.contexts.size(), "contexts" }, { (long) s.graphs.size(), "graphs" },
+        { (long) s.graph_execs.size(), "executable graphs" }, { (long) s.captures.size(), "captures" },
+        { n_retained, "primary contexts retained" } };
     for (const auto & a : all) { total += a.n; }
     if (total == 0 || !print) { return total; }
     fprintf(stderr, "simulated device: alive:");

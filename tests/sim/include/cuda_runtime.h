@@ -28,10 +28,6 @@
 struct uint3 {
     unsigned x, y, z;
 };
-struct dim3 {
-    unsigned x, y, z;
-    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
-};
 #define GCUDA_SIM_VECTORS(T, name)                                                                                     \
     struct alignas(2 * sizeof(T)) name##2 {                                                                            \
         T x, y;                                                                                                        \
