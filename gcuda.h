@@ -198,6 +198,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
 //   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
 //   GCUDA_KERNEL_NO_IQ_QUANTS    supports_op then says which switch left a node out. The CPU keeps all types
+//   GCUDA_KERNEL_NO_ATTENTION    no flash_attn_ext; _CONV: no convolution, pooling and upscale; _RECURRENT: no ssm, rwkv and
+//                                gated_linear_attn. In the same way
 
 #ifndef GCUDA_ASSERT
 #define GCUDA_ASSERT(cond) ((void) 0)
@@ -24802,6 +24804,31 @@ static const char * gcudai_cuda_switch_of(enum gcuda_type type) {
     }
 }
 
+// The same for operations.
+#define GCUDAI_CUDA_LEFT_OUT(FAMILY) return GCUDAI_KERNEL_HAS(FAMILY) ? NULL : "GCUDA_KERNEL_NO_" #FAMILY
+static const char * gcudai_cuda_switch_of_op(enum gcuda_op op) {
+    switch (op) {
+        case GCUDA_OP_FLASH_ATTN_EXT: GCUDAI_CUDA_LEFT_OUT(ATTENTION);
+        case GCUDA_OP_IM2COL:
+        case GCUDA_OP_IM2COL_BACK:
+        case GCUDA_OP_IM2COL_3D:
+        case GCUDA_OP_CONV_2D:
+        case GCUDA_OP_CONV_2D_DW:
+        case GCUDA_OP_CONV_TRANSPOSE_1D:
+        case GCUDA_OP_CONV_TRANSPOSE_2D:
+        case GCUDA_OP_POOL_1D:
+        case GCUDA_OP_POOL_2D:
+        case GCUDA_OP_POOL_2D_BACK:
+        case GCUDA_OP_UPSCALE: GCUDAI_CUDA_LEFT_OUT(CONV);
+        case GCUDA_OP_SSM_CONV:
+        case GCUDA_OP_SSM_SCAN:
+        case GCUDA_OP_RWKV_WKV6:
+        case GCUDA_OP_GATED_LINEAR_ATTN:
+        case GCUDA_OP_RWKV_WKV7: GCUDAI_CUDA_LEFT_OUT(RECURRENT);
+        default: return NULL;
+    }
+}
+
 static gcuda_status gcudai_cuda_want_built(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const char * name = gcudai_cuda_switch_of(t->type);
     GCUDAI_CAN(y, name == NULL, "%s left kernels for %s of '%s' out of this build", name, gcuda_type_name(t->type), t->name);
@@ -24886,6 +24913,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(CROSS_ENTROPY_LOSS_BACK, cross_entropy_loss_back, cross_entropy,      floats,   no) \
     X(OPT_STEP_ADAMW,          opt_step_adamw,          opt_step,           any,      no) \
     X(OPT_STEP_SGD,            opt_step_sgd,            opt_step,           any,      no) \
+    GCUDAI_KERNEL_WHEN(CONV, \
     X(IM2COL,                  im2col,                  conv,               any,      no) \
     X(IM2COL_BACK,             im2col_back,             conv,               any,      no) \
     X(IM2COL_3D,               im2col_3d,               im2col_3d,          any,      no) \
@@ -24896,19 +24924,21 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(POOL_1D,                 pool_1d,                 pool,               any,      no) \
     X(POOL_2D,                 pool_2d,                 pool,               any,      no) \
     X(POOL_2D_BACK,            pool_2d_back,            pool,               any,      yes) \
-    X(UPSCALE,                 upscale,                 upscale,            any,      no) \
+    X(UPSCALE,                 upscale,                 upscale,            any,      no)) \
+    GCUDAI_KERNEL_WHEN(RECURRENT, \
     X(SSM_CONV,                ssm_conv,                ssm_conv,           any,      no) \
     X(SSM_SCAN,                ssm_scan,                ssm_scan,           any,      no) \
     X(RWKV_WKV6,               rwkv_wkv6,               rwkv_wkv6,          any,      no) \
     X(GATED_LINEAR_ATTN,       gated_linear_attn,       gated_linear_attn,  any,      no) \
-    X(RWKV_WKV7,               rwkv_wkv7,               rwkv_wkv7,          any,      no) \
+    X(RWKV_WKV7,               rwkv_wkv7,               rwkv_wkv7,          any,      no)) \
     X(SOLVE_TRI,               solve_tri,               solve_tri,          any,      no) \
     X(ARGSORT,                 argsort,                 sort,               any,      yes) \
     X(TOP_K,                   top_k,                   sort,               any,      no) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes) \
-    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      no)
+    GCUDAI_KERNEL_WHEN(ATTENTION, \
+    X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      no))
 // clang-format on
 
 // The launchers take their own struct, these take the union.
@@ -24976,6 +25006,8 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
         return GCUDA_STATUS_SUCCESS;
     }
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
+    const char * left_out = op == NULL ? gcudai_cuda_switch_of_op(y->op) : NULL;
+    GCUDAI_CAN(y, left_out == NULL, "%s left this operation's kernels out of this build", left_out);
     GCUDAI_CAN(y, op != NULL, "the CUDA backend has no kernel for this operation");
     GCUDAI_TRY(gcudai_cuda_want_built(y, y));
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {

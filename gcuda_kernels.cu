@@ -2818,7 +2818,7 @@ gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream s
 }
 #endif // part 10
 
-#if GCUDAI_PART(11)
+#if GCUDAI_PART(11) && GCUDAI_KERNEL_HAS(CONV)
 // =====================================================================================================
 // >>k-conv   convolution, pooling, resampling
 // =====================================================================================================
@@ -3258,6 +3258,7 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 // >>k-ssm   recurrences: state spaces, linear attention, triangular systems
 // =====================================================================================================
 
+#if GCUDAI_KERNEL_HAS(RECURRENT)
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 // Channels are innermost in y and time is in x: 32 channels by SSM_TIMES of x go through shared memory. Single tokens
 // are read where they lie.
@@ -3601,6 +3602,8 @@ gcuda_status gcuda_launch_rwkv_wkv7(const gcuda_rwkv_wkv7_args * args, gcuda_str
     d_linear p = { { args->k, args->r, args->w, args->a, args->b }, args->v, args->state, args->y, 0, 0, 0, 0, 1.0f };
     return linear<LINEAR_WKV7>(p, stream);
 }
+
+#endif // recurrences
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
 // A block takes 32 columns, a warp four of them; lanes are the 32 rows of a panel. What earlier panels subtract comes
@@ -4351,7 +4354,7 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 }
 #endif // part 4
 
-#if GCUDAI_PART(7)
+#if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)
 // =====================================================================================================
 // >>k-attention   attention in one pass
 // =====================================================================================================

@@ -315,10 +315,11 @@ def cases():
     for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
     add("gcuda_kernels.cu prefixed", "ci", kernel_front_end(["-DGCUDA_PREFIX=one_"]))
-    no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS")]
-    add("gcuda_kernels.cu without block formats and BF16", "ci", kernel_front_end(no_types))
+    no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS",
+                                                       "ATTENTION", "CONV", "RECURRENT")]
+    add("gcuda_kernels.cu without all that can be left out", "ci", kernel_front_end(no_types))
     # the parts, for one and for all architectures, are tests/cuda.py's
-    add("gcuda_kernels.cu nvcc, types left out", "full", kernel_unit(["-O1", "-arch=sm_90", *no_types]))
+    add("gcuda_kernels.cu nvcc, without all that can be left out", "full", kernel_unit(["-O1", "-arch=sm_90", *no_types]))
     return found
 
 

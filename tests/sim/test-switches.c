@@ -3,6 +3,9 @@
 #define GCUDA_KERNEL_NO_BF16
 #define GCUDA_KERNEL_NO_Q4_0 1
 #define GCUDA_KERNEL_NO_IQ_QUANTS
+#define GCUDA_KERNEL_NO_CONV
+#define GCUDA_KERNEL_NO_RECURRENT
+#define GCUDA_KERNEL_NO_ATTENTION
 #define GCUDA_IMPLEMENTATION
 #include "sim-test.h"
 
@@ -44,6 +47,32 @@ TEST(sources_count_as_the_result_does) {
     CHECK(!gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, b, GCUDA_TYPE_F32)));
     CHECK(gcuda_backend_supports_op(backend, gcuda_reshape_2d(p.ctx, b, 4, 2))); // a view needs no kernel
     CHECK(gcuda_backend_supports_op(backend, gcuda_cast(p.ctx, a, GCUDA_TYPE_F16)));
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+TEST(families_of_operations) {
+    fresh(1, 256 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, 8);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 64);
+    const struct {
+        struct gcuda_tensor * y;
+        const char * message;
+    } cases[] = {
+        { gcuda_pool_2d(p.ctx, a, GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f), "GCUDA_KERNEL_NO_CONV left this operation" },
+        { gcuda_upscale(p.ctx, a, 2, GCUDA_SCALE_MODE_NEAREST), "GCUDA_KERNEL_NO_CONV left this operation" },
+        { gcuda_ssm_conv(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 8, 64), w), "GCUDA_KERNEL_NO_RECURRENT left" },
+        { gcuda_flash_attn_ext(p.ctx, a, a, a, NULL, 1.0f, 0.0f, 0.0f), "GCUDA_KERNEL_NO_ATTENTION left this operation" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        CHECK_MSG(cases[i].y != NULL, "%s", gcuda_last_error());
+        CHECK(!gcuda_backend_supports_op(backend, cases[i].y));
+        CHECK_HAS(gcuda_last_error(), cases[i].message);
+    }
+    CHECK(gcuda_backend_supports_op(backend, gcuda_soft_max(p.ctx, a)));
     place_end(&p);
     gcuda_backend_free(backend);
     clean();
