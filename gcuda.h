@@ -547,6 +547,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_get_no_alloc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_no_alloc)
 #define gcuda_get_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows)
 #define gcuda_get_rows_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back)
+#define gcuda_get_rows_back_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_rows_back_scratch_bytes)
 #define gcuda_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_tensor)
 #define gcuda_get_type_traits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_type_traits)
 #define gcuda_get_unary_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_unary_op)
@@ -1509,7 +1510,7 @@ GCUDA_API struct gcuda_tensor * gcuda_cast(struct gcuda_context * ctx, struct gc
 struct gcuda_get_rows_args { // also of get_rows_back, set_rows
     struct gcuda_array x, ids, y;
     int32_t * bad_index; // launchers: device memory that becomes 1 when an index is out of range, or NULL
-    void * scratch;      // launcher of set_rows: gcuda_set_rows_scratch_bytes
+    void * scratch;      // launchers of get_rows_back and set_rows: gcuda_OP_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_get_rows(
     struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
@@ -3402,6 +3403,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * 
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows_back(const struct gcuda_get_rows_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_get_rows_back_scratch_bytes(const struct gcuda_get_rows_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_set_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_set_rows_scratch_bytes(const struct gcuda_get_rows_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
@@ -3548,6 +3550,11 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #define GCUDAI_SHARED static inline __device__
 #define GCUDAI_TABLE static __device__ const
 #define GCUDAI_MUL(a, b) __fmul_rn(a, b) // a product that is rounded before it is added to anything
+#ifdef __CUDACC__
+#define GCUDAI_UNROLL _Pragma("unroll 32") // arrays of a block stay in registers
+#else
+#define GCUDAI_UNROLL // the simulated device
+#endif
 GCUDAI_SHARED uint32_t gcudai_f32_bits(float v) { return __float_as_uint(v); }
 GCUDAI_SHARED float gcudai_bits_f32(uint32_t bits) { return __uint_as_float(bits); }
 GCUDAI_SHARED float gcudai_fp16_to_fp32(gcuda_fp16_t v) { return __half2float(__ushort_as_half(v)); }
@@ -3556,6 +3563,7 @@ GCUDAI_SHARED gcuda_fp16_t gcudai_fp32_to_fp16(float v) { return __half_as_ushor
 #define GCUDAI_SHARED static
 #define GCUDAI_TABLE static const
 #define GCUDAI_MUL(a, b) ((a) * (b))
+#define GCUDAI_UNROLL
 #ifdef __cplusplus
 extern "C" { // as in the implementation
 #endif
@@ -3950,7 +3958,7 @@ GCUDAI_SHARED int gcudai_trunc(float v, int hi) { return (int) gcudai_clamp(v, 0
 // The element of largest magnitude with its sign, the first of several; NaN is passed over.
 GCUDAI_SHARED float gcudai_extreme(const float * x, int n) {
     float max = 0.0f, v = 0.0f;
-    for (int i = 0; i < n; ++i) {
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
         if (fabsf(x[i]) > max) {
             max = fabsf(x[i]);
             v = x[i];
@@ -3966,13 +3974,13 @@ GCUDAI_SHARED float gcudai_reciprocal(float d) {
 }
 
 GCUDAI_SHARED void gcudai_pack_nibbles(const uint8_t * q, uint8_t * qs) {
-    for (int j = 0; j < 16; ++j) { qs[j] = (uint8_t) ((q[j] & 15u) | (uint32_t) q[j + 16] << 4); }
+    GCUDAI_UNROLL for (int j = 0; j < 16; ++j) { qs[j] = (uint8_t) ((q[j] & 15u) | (uint32_t) q[j + 16] << 4); }
 }
 
 GCUDAI_SHARED void gcudai_pack_q5(const uint8_t * q, uint8_t * qh, uint8_t * qs) {
     uint32_t h = 0;
-    for (int j = 0; j < 32; ++j) { h |= ((uint32_t) q[j] >> 4 & 1u) << j; }
-    for (int k = 0; k < 4; ++k) { qh[k] = (uint8_t) (h >> 8 * k & 255u); }
+    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { h |= ((uint32_t) q[j] >> 4 & 1u) << j; }
+    GCUDAI_UNROLL for (int k = 0; k < 4; ++k) { qh[k] = (uint8_t) (h >> 8 * k & 255u); }
     gcudai_pack_nibbles(q, qs);
 }
 
@@ -3987,19 +3995,19 @@ GCUDAI_SHARED float gcudai_codes_symmetric(const float * x, int zero, uint8_t * 
     float d = gcudai_extreme(x, 32) / (float) -zero;
     const float id = gcudai_reciprocal(d);
     if (id == 0.0f) { d = fabsf(d) <= FLT_MAX ? -0.0f : d; } // also for tiny blocks; what 0 / -zero is
-    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc(GCUDAI_MUL(x[j], id) + ((float) zero + 0.5f), 2 * zero - 1); }
+    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc(GCUDAI_MUL(x[j], id) + ((float) zero + 0.5f), 2 * zero - 1); }
     return d;
 }
 
 // Codes 0 .. max from the minimum up. Returns the scale.
 GCUDAI_SHARED float gcudai_codes_affine(const float * x, int max, uint8_t * q, float * min) {
     float lo = x[0], hi = x[0];
-    for (int j = 1; j < 32; ++j) {
+    GCUDAI_UNROLL for (int j = 1; j < 32; ++j) {
         lo = x[j] < lo ? x[j] : lo;
         hi = x[j] > hi ? x[j] : hi;
     }
     const float d = (hi - lo) / (float) max, id = gcudai_reciprocal(d);
-    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc(GCUDAI_MUL(x[j] - lo, id) + 0.5f, max); }
+    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc(GCUDAI_MUL(x[j] - lo, id) + 0.5f, max); }
     *min = lo;
     return d;
 }
@@ -4049,7 +4057,7 @@ GCUDAI_SHARED float gcudai_codes_q8(const float * x, int8_t * q) {
     float d = fabsf(gcudai_extreme(x, 32)) / 127.0f;
     const float id = gcudai_reciprocal(d);
     if (id == 0.0f && d <= FLT_MAX) { d = 0.0f; }
-    for (int j = 0; j < 32; ++j) { q[j] = (int8_t) gcudai_nearest_away(x[j] * id, 127); }
+    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (int8_t) gcudai_nearest_away(x[j] * id, 127); }
     return d;
 }
 
@@ -4063,7 +4071,7 @@ GCUDAI_SHARED void gcudai_quantize_row_q8_1(const float * x, void * y, int64_t n
     for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
         const float d = gcudai_codes_q8(x, b->qs);
         int sum = 0;
-        for (int j = 0; j < 32; ++j) { sum += b->qs[j]; }
+        GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { sum += b->qs[j]; }
         b->d = gcudai_fp32_to_fp16(d);
         b->s = gcudai_fp32_to_fp16(d * (float) sum);
     }
@@ -4074,15 +4082,15 @@ GCUDAI_SHARED int gcudai_nearest_iq4nl(float t) {
     static const float middle[15] = { -115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f,
                                       7.0f, 19.0f, 31.5f, 45.5f, 61.0f, 79.0f, 101.0f };
     int code = 0;
-    for (int k = 0; k < 15; ++k) { code += t >= middle[k]; }
+    GCUDAI_UNROLL for (int k = 0; k < 15; ++k) { code += t >= middle[k]; }
     return code;
 }
 
 // Codes of 32 elements scaled by `is`, and the two sums of a weighted fit: A = sum w v x, B = sum w v^2.
 GCUDAI_SHARED void gcudai_codes_iq4nl(const float * x, const float * w, float is, uint8_t * q, float * a, float * b) {
-    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_nearest_iq4nl(is * x[j]); }
+    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_nearest_iq4nl(is * x[j]); }
     float num = 0.0f, den = 0.0f;
-    for (int j = 0; j < 32; ++j) {
+    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) {
         const float v = (float) gcudai_kvalues_iq4nl[q[j]];
         num += GCUDAI_MUL(w[j] * v, x[j]);
         den += GCUDAI_MUL(w[j] * v, v);
@@ -4099,7 +4107,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_nl(const float * x, void * y, int64_t
         float w[32], num, den;
         const float extreme = gcudai_extreme(x, 32);
         const float d = fabsf(extreme) < GCUDAI_TINY_BLOCK ? 0.0f : extreme / -127.0f;
-        for (int j = 0; j < 32; ++j) { w[j] = x[j] * x[j]; }
+        GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { w[j] = x[j] * x[j]; }
         gcudai_codes_iq4nl(x, w, gcudai_reciprocal(d), q, &num, &den);
         b->d = gcudai_fp32_to_fp16(d != 0.0f && den > 0.0f ? num / den : d);
         gcudai_pack_nibbles(q, b->qs);
@@ -4116,9 +4124,9 @@ GCUDAI_SHARED void gcudai_quantize_row_mxfp4(const float * x, void * y, int64_t 
         b->e = (uint8_t) (exponent > 2u ? exponent - 2u : 0u);
         const float s = gcudai_mxfp4_scale(b->e);
         uint8_t q[32];
-        for (int j = 0; j < 32; ++j) {
+        GCUDAI_UNROLL for (int j = 0; j < 32; ++j) {
             int code = 0;
-            for (int k = 0; k < 7; ++k) { code += fabsf(x[j]) > middle[k] * s; }
+            GCUDAI_UNROLL for (int k = 0; k < 7; ++k) { code += fabsf(x[j]) > middle[k] * s; }
             q[j] = (uint8_t) (code + (x[j] < 0.0f && code > 0 ? 8 : 0));
         }
         gcudai_pack_nibbles(q, b->qs);
@@ -4159,8 +4167,8 @@ GCUDAI_SHARED float gcudai_affine_error(int n, const float * x, const float * w,
                                  bool absolute) {
     float sum = 0.0f;
     for (int i = 0; i < n; ++i) {
-        const float diff = scale * (float) q[i] + lo - x[i];
-        sum += w[i] * (absolute ? fabsf(diff) : diff * diff);
+        const float diff = GCUDAI_MUL(scale, (float) q[i]) + lo - x[i];
+        sum += GCUDAI_MUL(w[i], absolute ? fabsf(diff) : diff * diff);
     }
     return sum;
 }
@@ -4172,15 +4180,15 @@ GCUDAI_SHARED bool gcudai_affine_fit(int n, const float * x, const float * w, co
     for (int i = 0; i < n; ++i) {
         const float v = (float) q[i];
         sw += w[i];
-        sx += w[i] * x[i];
-        sq += w[i] * v;
-        sqq += w[i] * v * v;
-        sxq += w[i] * v * x[i];
+        sx += GCUDAI_MUL(w[i], x[i]);
+        sq += GCUDAI_MUL(w[i], v);
+        sqq += GCUDAI_MUL(w[i] * v, v);
+        sxq += GCUDAI_MUL(w[i] * v, x[i]);
     }
-    const float det = sw * sqq - sq * sq;
+    const float det = GCUDAI_MUL(sw, sqq) - GCUDAI_MUL(sq, sq);
     if (!(det > 0.0f)) { return false; }
-    *scale = (sw * sxq - sx * sq) / det;
-    *lo = (sqq * sx - sq * sxq) / det;
+    *scale = (GCUDAI_MUL(sw, sxq) - GCUDAI_MUL(sx, sq)) / det;
+    *lo = (GCUDAI_MUL(sqq, sx) - GCUDAI_MUL(sq, sxq)) / det;
     if (*lo > 0.0f && !any_offset) {
         *lo = 0.0f;
         *scale = sxq / sqq;
@@ -4208,7 +4216,7 @@ GCUDAI_SHARED float gcudai_search_affine(int n, int max, const float * x, const 
     for (int k = 0; k <= rule->n_steps; ++k) {
         uint8_t try_q[32];
         float try_scale, try_lo;
-        gcudai_affine_codes(n, max, x, (rule->start + rule->step * (float) k + (float) max) / (hi - lo), lo, try_q);
+        gcudai_affine_codes(n, max, x, (rule->start + GCUDAI_MUL(rule->step, (float) k) + (float) max) / (hi - lo), lo, try_q);
         if (!gcudai_affine_fit(n, x, w, try_q, rule->any_offset, &try_scale, &try_lo)) { continue; }
         const float error = gcudai_affine_error(n, x, w, try_q, try_scale, try_lo, rule->absolute);
         if (error < best) {
@@ -4229,8 +4237,8 @@ GCUDAI_SHARED void gcudai_symmetric_codes(int n, int max, const float * x, const
     float num = 0.0f, den = 0.0f;
     for (int i = 0; i < n; ++i) {
         const float v = (float) q[i];
-        num += w[i] * x[i] * v;
-        den += w[i] * v * v;
+        num += GCUDAI_MUL(w[i] * x[i], v);
+        den += GCUDAI_MUL(w[i] * v, v);
     }
     *a = num;
     *b = den;
@@ -4249,7 +4257,7 @@ GCUDAI_SHARED float gcudai_search_symmetric(int n, int max, const float * x, con
     for (int k = -9; k <= 9; ++k) {
         if (k == 0) { continue; }
         int8_t try_q[32];
-        gcudai_symmetric_codes(n, max, x, w, -((float) max + 0.1f * (float) k) / extreme, try_q, &a, &b);
+        gcudai_symmetric_codes(n, max, x, w, -((float) max + GCUDAI_MUL(0.1f, (float) k)) / extreme, try_q, &a, &b);
         if (b > 0.0f && a * a > best * b) {
             scale = a / b;
             best = scale * a;
@@ -4267,13 +4275,13 @@ GCUDAI_SHARED void gcudai_improve_codes(int n, int lo, int hi, const float * x, 
         changed = 0;
         for (int i = 0; i < n; ++i) {
             const float old = (float) q[i];
-            float rest_a = *a - w[i] * x[i] * old;
+            float rest_a = *a - GCUDAI_MUL(w[i] * x[i], old);
             if (!(rest_a > 0.0f)) { continue; }
-            float rest_b = *b - w[i] * old * old;
+            float rest_b = *b - GCUDAI_MUL(w[i] * old, old);
             const int code = gcudai_nearest(x[i] * rest_b / rest_a, lo, hi);
             if (code == q[i]) { continue; }
-            rest_a += w[i] * x[i] * (float) code;
-            rest_b += w[i] * (float) code * (float) code;
+            rest_a += GCUDAI_MUL(w[i] * x[i], (float) code);
+            rest_b += GCUDAI_MUL(w[i] * (float) code, (float) code);
             if (rest_b > 0.0f && rest_a * rest_a * *b > *a * *a * rest_b) {
                 q[i] = (int8_t) code;
                 *a = rest_a;
@@ -4320,8 +4328,8 @@ GCUDAI_SHARED float gcudai_search_positive(int n, int max, const float * x, cons
     if (best == FLT_MAX) { return 0.0f; } // only with NaN or infinity among the numbers
     float a = 0.0f, b = 0.0f;
     for (int i = 0; i < n; ++i) {
-        a += w[i] * x[i] * (float) q[i];
-        b += w[i] * (float) q[i] * (float) q[i];
+        a += GCUDAI_MUL(w[i] * x[i], (float) q[i]);
+        b += GCUDAI_MUL(w[i] * (float) q[i], (float) q[i]);
     }
     gcudai_improve_codes(n, 0, max, x, w, signed_q, &a, &b);
     memcpy(q, signed_q, (size_t) n);
@@ -4330,13 +4338,13 @@ GCUDAI_SHARED float gcudai_search_positive(int n, int max, const float * x, cons
 
 GCUDAI_SHARED float gcudai_mean_square(const float * x, int64_t n) {
     float sum = 0.0f;
-    for (int64_t i = 0; i < n; ++i) { sum += x[i] * x[i]; }
+    for (int64_t i = 0; i < n; ++i) { sum += GCUDAI_MUL(x[i], x[i]); }
     return sum / (float) n;
 }
 
 // What an error at an element costs: its column's importance, more for large elements.
 GCUDAI_SHARED void gcudai_weigh(const float * x, const float * importance, float variance, int n, float * w) {
-    for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + x[i] * x[i]); }
+    for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + GCUDAI_MUL(x[i], x[i])); }
 }
 
 GCUDAI_SHARED float gcudai_sum(const float * x, int n) {
@@ -4381,7 +4389,7 @@ GCUDAI_SHARED void gcudai_affine_requantize(const float * x, const struct gcudai
                                      struct gcudai_affine_block * b) {
     const float d = gcudai_fp16_to_fp32(b->d), dmin = gcudai_fp16_to_fp32(b->dmin);
     for (int g = 0; g < f->n_sub; ++g) {
-        const float scale = d * (float) b->scales[g], min = dmin * (float) b->mins[g];
+        const float scale = d * (float) b->scales[g], min = GCUDAI_MUL(dmin, (float) b->mins[g]);
         if (scale == 0.0f) { continue; }
         for (int i = g * f->sub_len; i < (g + 1) * f->sub_len; ++i) {
             b->q[i] = (uint8_t) gcudai_nearest((x[i] + min) / scale, 0, f->max_code);
@@ -24001,7 +24009,7 @@ enum gcudai_cuda_product {
 };
 
 #define GCUDAI_CUDA_HALVES_COLUMNS 9        // of float weights, from which halves are multiplied
-#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 32  // of quantized ones, from which writing them out as BF16 pays
+#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 9   // of quantized ones, from which writing them out as BF16 pays
 #define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights written out at a time
 
 // Rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
@@ -24874,7 +24882,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(ARANGE,                  arange,                  arange,             any,      no) \
     X(TIMESTEP_EMBEDDING,      timestep_embedding,      timestep_embedding, any,      no) \
     X(GET_ROWS,                get_rows,                get_rows,           any,      no) \
-    X(GET_ROWS_BACK,           get_rows_back,           get_rows,           any,      no) \
+    X(GET_ROWS_BACK,           get_rows_back,           get_rows,           any,      yes) \
     X(SET_ROWS,                set_rows,                get_rows,           quantizer, yes) \
     X(ADD,                     add,                     binary,             floats,   no) \
     X(SUB,                     sub,                     binary,             floats,   no) \

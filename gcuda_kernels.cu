@@ -873,29 +873,76 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize(const float 
 D_QUANTIZED_TYPES(X)
 #undef X
 
-// A thread makes a block.
-//   floor   n * sizeof(x) bytes read, blocks written once
+// A thread makes a block. Blocks of 32: a warp reads the elements of 32 blocks together and writes the blocks together.
+//   floor   n * sizeof(x) bytes read, blocks written once      shared  22 KiB
 template <gcuda_type TYPE, typename MAP>
-static __global__ void __launch_bounds__(128) k_quantize(const MAP map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
-    constexpr int n = d_format<TYPE>::n;
-    FOR_ELEMENTS(u, n_blocks) {
-        const d_target t = map.at(u, n);
-        if (t.y == nullptr) {
-            continue;
+static __global__ void __launch_bounds__(128) k_quantize_32(const MAP map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+    typedef typename d_format<TYPE>::block block;
+    constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
+    __shared__ float elements[4][32][33];
+    alignas(16) __shared__ char blocks[4][32 * sizeof(block)];
+    __shared__ const char * xs[4][32];
+    __shared__ char * ys[4][32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int64_t first = (blockIdx.x * 4 + warp) * (int64_t) 32; first < n_blocks; first += (int64_t) gridDim.x * 128) {
+        d_target t = { nullptr, 0, nullptr };
+        if (first + lane < n_blocks) {
+            t = map.at(first + lane, 32);
         }
-        float x[n];
-        for (int j = 0; j < n; ++j) { x[j] = d_load_f64(x_type, t.x + (t.i * n + j) * x_size); }
-        d_quantize<TYPE>(x, t.y);
+        xs[warp][lane] = t.x + t.i * 32 * x_size;
+        ys[warp][lane] = t.y;
+        __syncwarp();
+        for (int k = 0; k < 32; ++k) {
+            if (ys[warp][k] != nullptr) {
+                elements[warp][k][lane] = d_load_f64(x_type, xs[warp][k] + lane * x_size);
+            }
+        }
+        __syncwarp();
+        if (t.y != nullptr) {
+            float x[32];
+            UNROLL for (int j = 0; j < 32; ++j) { x[j] = elements[warp][lane][j]; }
+            d_quantize<TYPE>(x, blocks[warp] + lane * sizeof(block));
+        }
+        __syncwarp();
+        for (int i = lane; i < 32 * words; i += 32) {
+            char * y = ys[warp][i / words];
+            const char * from = blocks[warp] + i * word;
+            if (y != nullptr && word == 4) { ((uint32_t *) y)[i % words] = *(const uint32_t *) from; }
+            if (y != nullptr && word == 2) { ((uint16_t *) y)[i % words] = *(const uint16_t *) from; }
+            if (y != nullptr && word == 1) { y[i % words] = *from; }
+        }
+        __syncwarp();
+    }
+}
+
+template <gcuda_type TYPE, typename MAP>
+static __global__ void __launch_bounds__(128) k_quantize_256(const MAP map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+    FOR_ELEMENTS(u, n_blocks) {
+        const d_target t = map.at(u, 256);
+        float x[256];
+        for (int j = 0; j < 256 && t.y != nullptr; ++j) { x[j] = d_load_f64(x_type, t.x + (t.i * 256 + j) * x_size); }
+        if (t.y != nullptr) {
+            d_quantize<TYPE>(x, t.y);
+        }
+    }
+}
+
+template <gcuda_type TYPE, typename MAP>
+static gcuda_status quantize_to(const MAP & map, gcuda_type x_type, int64_t n, gcuda_stream stream) {
+    const int64_t x_size = (int64_t) gcuda_type_size(x_type);
+    if constexpr (d_format<TYPE>::n == 32) {
+        return launch(k_quantize_32<TYPE, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
+    } else {
+        return launch(k_quantize_256<TYPE, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
     }
 }
 
 template <typename MAP>
 static gcuda_status quantize(gcuda_type type, gcuda_type x_type, const MAP & map, int64_t n_elements, gcuda_stream stream) {
-    const int64_t x_size = (int64_t) gcuda_type_size(x_type), n = n_elements / gcuda_blck_size(type);
+    const int64_t n = n_elements / gcuda_blck_size(type);
     switch (type) {
 #define X(ID, name)                                                                                               \
-    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return launch(                                                   \
-        k_quantize<GCUDA_TYPE_##ID, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);)
+    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return quantize_to<GCUDA_TYPE_##ID>(map, x_type, n, stream);)
         D_QUANTIZED_TYPES(X)
 #undef X
         default: return GCUDA_STATUS_UNSUPPORTED;
@@ -946,7 +993,89 @@ static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
 //   floor   x read once, y written once
-// Units of one type, which may be blocks: bytes move.
+// A copy as loops over units, the dimensions in the order of the destination's strides, merged where both sides allow.
+struct d_walk {
+    const char * x;
+    char * y;
+    int64_t ne[4], xs[4], ys[4]; // units; bytes
+    int64_t n;                   // units in all
+};
+
+static inline __device__ void d_walk_at(const d_walk & w, int64_t i, const char ** x, char ** y) {
+    if (w.ne[0] == w.n) {
+        *x = w.x + i * w.xs[0];
+        *y = w.y + i * w.ys[0];
+        return;
+    }
+    const d_index at = d_unravel(w.ne, i);
+    *x = w.x + at.i0 * w.xs[0] + at.i1 * w.xs[1] + at.i2 * w.xs[2] + at.i3 * w.xs[3];
+    *y = w.y + at.i0 * w.ys[0] + at.i1 * w.ys[1] + at.i2 * w.ys[2] + at.i3 * w.ys[3];
+}
+
+// Four units a thread, all read before the first is written.
+template <typename X, typename Y> static inline __device__ void d_convert_unit(const X & x, Y & y) { y = x; }
+template <typename X, typename Y> static inline __device__ void d_convert_unit(const d_four<X> & x, d_four<Y> & y) {
+    UNROLL for (int k = 0; k < 4; ++k) { d_put(&y.v[k], d_f32(x.v[k])); }
+}
+
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_walk(const d_walk w) {
+    for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
+        X v[4];
+        char * to[4];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const char * from;
+            if (first + 256 * k < w.n) {
+                d_walk_at(w, first + 256 * k, &from, &to[k]);
+                v[k] = *(const X *) from;
+            }
+        }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            if (first + 256 * k < w.n) {
+                Y y;
+                d_convert_unit(v[k], y);
+                *(Y *) to[k] = y;
+            }
+        }
+    }
+}
+
+// In the source dimension 1 is the dense one: squares of 32 x 32 through shared memory.
+template <typename X, typename Y> static inline __device__ Y d_converted(X v) {
+    Y y;
+    d_put(&y, d_f32(v));
+    return y;
+}
+template <> inline __device__ uint8_t d_converted(uint8_t v) { return v; }
+template <> inline __device__ uint16_t d_converted(uint16_t v) { return v; }
+template <> inline __device__ uint32_t d_converted(uint32_t v) { return v; }
+template <> inline __device__ uint64_t d_converted(uint64_t v) { return v; }
+
+template <typename X, typename Y> static __global__ void __launch_bounds__(256) k_cpy_tile(const d_walk w) {
+    __shared__ Y tile[32][33];
+    const int64_t t0 = (w.ne[0] + 31) / 32, t1 = (w.ne[1] + 31) / 32;
+    const int i = (int) threadIdx.x % 32, j = (int) threadIdx.x / 32;
+    for (int64_t item = blockIdx.x; item < t0 * t1 * w.ne[2] * w.ne[3]; item += gridDim.x) {
+        const int64_t c0 = item % t0 * 32, c1 = item / t0 % t1 * 32, i2 = item / t0 / t1 % w.ne[2], i3 = item / t0 / t1 / w.ne[2];
+        const char * x = w.x + i2 * w.xs[2] + i3 * w.xs[3] + (c1 + i) * w.xs[1];
+        char * y = w.y + i2 * w.ys[2] + i3 * w.ys[3] + (c0 + i) * w.ys[0];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int64_t at = c0 + j + 8 * k;
+            if (at < w.ne[0] && c1 + i < w.ne[1]) {
+                tile[j + 8 * k][i] = d_converted<X, Y>(*(const X *) (x + at * w.xs[0]));
+            }
+        }
+        __syncthreads();
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int64_t at = c1 + j + 8 * k;
+            if (at < w.ne[1] && c0 + i < w.ne[0]) {
+                *(Y *) (y + at * w.ys[1]) = tile[i][j + 8 * k];
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// Elements of blocks, one at a time; also shapes that differ with neither side packed.
 template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, const gcuda_array y, int64_t blck, int64_t words) {
     const int64_t n = d_n(y) / blck * words;
     FOR_ELEMENTS(i, n) {
@@ -956,10 +1085,6 @@ template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, 
         char * to = d_row(y, u / y0) + u % y0 * (int64_t) y.nb[0];
         ((WORD *) to)[i % words] = ((const WORD *) from)[i % words];
     }
-}
-
-template <typename TX, typename TY> static __global__ void k_cpy_packed(const TX * x, TY * y, int64_t n) {
-    FOR_ELEMENTS(i, n) { d_put(&y[i], d_f32(x[i])); }
 }
 
 static __global__ void k_cpy_plain(const gcuda_cpy_args p) {
@@ -986,14 +1111,139 @@ static bool is_float(gcuda_type type) {
     return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
 }
 
-static gcuda_status cpy_packed(const gcuda_cpy_args & p, gcuda_stream stream) {
-    const int64_t n = n_elements(p.y);
-    return with_float(p.x.type, [&](auto tx) {
-        return with_float(p.y.type, [&](auto ty) {
-            return launch(k_cpy_packed<decltype(tx), decltype(ty)>, (n + 255) / 256, 256, stream,
-                (const decltype(tx) *) p.x.data, (decltype(ty) *) p.y.data, n);
-        });
-    });
+static void walk_swap(d_walk & w, int d, int e) {
+    const int64_t ne = w.ne[d], xs = w.xs[d], ys = w.ys[d];
+    w.ne[d] = w.ne[e];
+    w.xs[d] = w.xs[e];
+    w.ys[d] = w.ys[e];
+    w.ne[e] = ne;
+    w.xs[e] = xs;
+    w.ys[e] = ys;
+}
+
+// False: the shapes differ, and neither side is packed.
+static bool walk_of(const gcuda_cpy_args & p, d_walk * out) {
+    const gcuda_array * shape = &p.y;
+    d_walk w = {};
+    bool same = true;
+    for (int d = 0; d < 4; ++d) { same = same && p.x.ne[d] == p.y.ne[d]; }
+    const bool x_packed = is_packed(p.x), y_packed = is_packed(p.y);
+    if (!same && !x_packed) {
+        shape = &p.x;
+    }
+    if (!same && !x_packed && !y_packed) {
+        return false;
+    }
+    int64_t xs = (int64_t) gcuda_type_size(p.x.type), ys = (int64_t) gcuda_type_size(p.y.type);
+    w.x = (const char *) p.x.data;
+    w.y = (char *) p.y.data;
+    w.n = 1;
+    for (int d = 0; d < 4; ++d) {
+        w.ne[d] = d == 0 ? shape->ne[0] / gcuda_blck_size(shape->type) : shape->ne[d];
+        w.xs[d] = same || !x_packed ? (int64_t) p.x.nb[d] : xs;
+        w.ys[d] = same || x_packed ? (int64_t) p.y.nb[d] : ys;
+        xs *= w.ne[d];
+        ys *= w.ne[d];
+        w.n *= w.ne[d];
+    }
+    for (int d = 1; d < 4; ++d) {
+        for (int e = d; e > 0 && (w.ne[e - 1] == 1 || (w.ne[e] != 1 && w.ys[e - 1] > w.ys[e])); --e) { walk_swap(w, e - 1, e); }
+    }
+    for (int d = 1, n = 1; d < 4; ++d) { // merge into dimension n - 1
+        if (w.ne[d] == 1 || (w.xs[d] == w.xs[n - 1] * w.ne[n - 1] && w.ys[d] == w.ys[n - 1] * w.ne[n - 1])) {
+            w.ne[n - 1] *= w.ne[d];
+            w.ne[d] = 1;
+        } else {
+            if (d != n) { walk_swap(w, n, d); }
+            ++n;
+        }
+    }
+    *out = w;
+    return true;
+}
+
+// Bytes, a power of two up to 16, that rows of both sides can be moved by.
+static int64_t walk_word(const d_walk & w, int64_t row_bytes) {
+    uint64_t all = (uint64_t) row_bytes | (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | 16u;
+    for (int d = 1; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
+    return (int64_t) (all & (~all + 1));
+}
+
+template <typename X, typename Y> static gcuda_status cpy_walk(const d_walk & w, gcuda_stream stream) {
+    return launch(k_cpy_walk<X, Y>, (w.n + 1023) / 1024, 256, stream, w);
+}
+
+// Rows dense on both sides, one type: as few and wide words as there can be.
+static gcuda_status cpy_dense(d_walk w, int64_t size, gcuda_stream stream) {
+    const int64_t word = walk_word(w, w.ne[0] * size);
+    w.n = w.n * size / word;
+    w.ne[0] = w.ne[0] * size / word;
+    w.xs[0] = w.ys[0] = word;
+    switch (word) {
+        case 1: return cpy_walk<uint8_t, uint8_t>(w, stream);
+        case 2: return cpy_walk<uint16_t, uint16_t>(w, stream);
+        case 4: return cpy_walk<uint32_t, uint32_t>(w, stream);
+        case 8: return cpy_walk<uint2, uint2>(w, stream);
+        default: return cpy_walk<uint4, uint4>(w, stream);
+    }
+}
+
+template <typename X, typename Y> static gcuda_status cpy_tile(d_walk w, int dense, gcuda_stream stream) {
+    if (dense > 1) {
+        walk_swap(w, 1, dense);
+    }
+    return launch(k_cpy_tile<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
+}
+
+static gcuda_status cpy_tile_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
+    switch (size) {
+        case 1: return cpy_tile<uint8_t, uint8_t>(w, dense, stream);
+        case 2: return cpy_tile<uint16_t, uint16_t>(w, dense, stream);
+        case 4: return cpy_tile<uint32_t, uint32_t>(w, dense, stream);
+        default: return cpy_tile<uint64_t, uint64_t>(w, dense, stream);
+    }
+}
+
+// Floats of different types, rows dense or the source transposed.
+template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
+    if (dense > 0) {
+        return cpy_tile<X, Y>(w, dense, stream);
+    }
+    const int64_t step = 4 * (int64_t) (sizeof(X) > sizeof(Y) ? sizeof(X) : sizeof(Y));
+    uint64_t all = (uint64_t) (uintptr_t) w.x * (step / 4 / sizeof(X)) | (uint64_t) (uintptr_t) w.y * (step / 4 / sizeof(Y));
+    for (int d = 1; d < 4; ++d) {
+        all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] * (step / 4 / sizeof(X)) | (uint64_t) w.ys[d] * (step / 4 / sizeof(Y)) : 0u;
+    }
+    if (w.ne[0] % 4 == 0 && all % (uint64_t) step == 0) {
+        w.n /= 4;
+        w.ne[0] /= 4;
+        w.xs[0] *= 4;
+        w.ys[0] *= 4;
+        return cpy_walk<d_four<X>, d_four<Y>>(w, stream);
+    }
+    return GCUDA_STATUS_UNSUPPORTED; // the plain kernel
+}
+
+static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
+    const int64_t xs = (int64_t) gcuda_type_size(p.x.type), ys = (int64_t) gcuda_type_size(p.y.type);
+    d_walk w;
+    int dense = -1; // dimension along which the source is dense
+    gcuda_status st = GCUDA_STATUS_UNSUPPORTED;
+    if (walk_of(p, &w) && (w.ys[0] == ys || w.ne[0] == 1)) {
+        for (int d = 3; d >= 0; --d) { dense = w.xs[d] == xs && (w.ne[d] > 1 || d == 0) ? d : dense; }
+        if (p.x.type == p.y.type) {
+            st = dense == 0 && w.ne[0] > 1 ? cpy_dense(w, xs, stream)
+                 : dense > 0 && !gcuda_is_quantized(p.x.type) ? cpy_tile_same(w, dense, xs, stream) : st;
+        } else if (is_float(p.x.type) && is_float(p.y.type) && dense >= 0) {
+            st = with_float(p.x.type, [&](auto tx) {
+                return with_float(p.y.type, [&](auto ty) { return cpy_floats<decltype(tx), decltype(ty)>(w, dense, stream); });
+            });
+        }
+    }
+    if (st != GCUDA_STATUS_UNSUPPORTED) {
+        return st;
+    }
+    return p.x.type == p.y.type ? cpy_same(p, stream) : launch_elements(k_cpy_plain, p.y, stream, p);
 }
 
 gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) {
@@ -1005,7 +1255,7 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
         return GCUDA_STATUS_SUCCESS;
     }
     if (p.x.type == p.y.type) {
-        return cpy_same(p, stream);
+        return cpy_plain(p, stream);
     }
     if (x_blocks && y_blocks) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -1022,10 +1272,7 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
                    ? quantize(p.y.type, p.x.type, map, n_elements(p.y), stream)
                    : GCUDA_STATUS_UNSUPPORTED;
     }
-    if (is_float(p.x.type) && is_float(p.y.type) && is_packed(p.x) && is_packed(p.y)) {
-        return cpy_packed(p, stream);
-    }
-    return launch_elements(k_cpy_plain, p.y, stream, p);
+    return cpy_plain(p, stream);
 }
 
 // >>op:get_rows ---------------------------------------------------------------------------------------
@@ -1043,41 +1290,96 @@ static __global__ void k_get_rows(const d_map_get map) {
     }
 }
 
+// Rows that four elements can be taken from, and put to, at a time.
+static bool rows_are_wide(const gcuda_array & a) {
+    const size_t size = gcuda_type_size(a.type);
+    size_t all = (size_t) (uintptr_t) a.data;
+    for (int d = 1; d < 4; ++d) { all |= a.ne[d] > 1 ? a.nb[d] : 0; }
+    return a.ne[0] % 4 == 0 && a.nb[0] == size && all % (4 * size) == 0;
+}
+
+template <typename X, typename Y, typename MAP> static __global__ void __launch_bounds__(256) k_rows_wide(const MAP map, int64_t n) {
+    FOR_ELEMENTS(u, n) {
+        const d_target t = map.at(u, 4);
+        if (t.y != nullptr) {
+            d_four<Y> y;
+            d_four<X> x = {};
+            if (t.x != nullptr) {
+                x = ((const d_four<X> *) t.x)[t.i];
+            }
+            UNROLL for (int k = 0; k < 4; ++k) { d_put(&y.v[k], d_f32(x.v[k])); }
+            *(d_four<Y> *) t.y = y;
+        }
+    }
+}
+
+template <typename X, typename Y, typename MAP> static gcuda_status rows_wide(const MAP & map, int64_t n, gcuda_stream stream) {
+    return launch(k_rows_wide<X, Y, MAP>, (n / 4 + 255) / 256, 256, stream, map, n / 4);
+}
+
 gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
     const d_map_get map = { *args };
-    return gcuda_is_quantized(args->x.type) ? dequantize<float>(args->x.type, map, n_elements(args->y), stream)
-                                            : launch_elements(k_get_rows, args->y, stream, map);
+    const int64_t n = n_elements(args->y);
+    if (gcuda_is_quantized(args->x.type)) {
+        return dequantize<float>(args->x.type, map, n, stream);
+    }
+    if ((is_float(args->x.type) || args->x.type == GCUDA_TYPE_I32) && rows_are_wide(args->x) && rows_are_wide(args->y)) {
+        return args->x.type == GCUDA_TYPE_I32
+                   ? rows_wide<float, float>(map, n, stream) // the bits as they are
+                   : with_float(args->x.type, [&](auto t) { return rows_wide<decltype(t), float>(map, n, stream); });
+    }
+    return launch_elements(k_get_rows, args->y, stream, map);
 }
 
 // >>op:get_rows_back ----------------------------------------------------------------------------------
-// A block owns 256 elements of a row of the result, looks through the indices, 256 at a time, and adds what belongs there
-// in order, in double. Block 0 of row 0 also looks for indices out of range.
-//   floor   gradient read once, result written once; indices once for each row and 256 columns, from L2
-static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_rows_args p) {
-    __shared__ uint32_t hits[8];
-    const int64_t n_parts = (p.y.ne[0] + 255) / 256, n_ids = p.ids.ne[0];
+// Rows that go to one place make a chain: a warp for each index looks for the next equal one, and whether there is an
+// earlier one; who has none starts the chain of its place. Then a block owns 256 elements of a row of the result and adds
+// its chain up in order, in double.
+//   floor   gradient read once, result written once; indices n / 32 times, from L2
+static inline __device__ int32_t d_index_i32(const gcuda_array & ids, int64_t i) {
+    return *(const int32_t *) ((const char *) ids.data + i * (int64_t) ids.nb[0]);
+}
+
+static __global__ void __launch_bounds__(256) k_get_rows_back_none(int64_t * first, int64_t n) {
+    FOR_ELEMENTS(i, n) { first[i] = -1; }
+}
+
+static __global__ void __launch_bounds__(256) k_get_rows_back_chain(const gcuda_get_rows_args p, int64_t * first, int64_t * next) {
+    const int64_t n = p.ids.ne[0], n_warps = (int64_t) gridDim.x * blockDim.x / 32;
+    const int lane = (int) threadIdx.x % 32;
+    for (int64_t r = (blockIdx.x * (int64_t) blockDim.x + threadIdx.x) / 32; r < n; r += n_warps) {
+        const int32_t to = d_index_i32(p.ids, r);
+        if (to < 0 || to >= p.y.ne[1]) {
+            if (lane == 0 && p.bad_index != nullptr) {
+                *p.bad_index = 1;
+            }
+            continue;
+        }
+        int64_t after = -1;
+        for (int64_t i = r + 1; i < n && after < 0; i += 32) {
+            const uint32_t hits = __ballot_sync(0xffffffffu, i + lane < n && d_index_i32(p.ids, i + lane) == to);
+            after = hits != 0 ? i + __ffs((int) hits) - 1 : -1;
+        }
+        bool is_first = true;
+        for (int64_t i = 0; i < r && is_first; i += 32) {
+            is_first = !__any_sync(0xffffffffu, i + lane < r && d_index_i32(p.ids, i + lane) == to);
+        }
+        if (lane == 0) {
+            next[r] = after;
+            if (is_first) {
+                first[to] = r;
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_rows_args p, const int64_t * first, const int64_t * next) {
+    const int64_t n_parts = (p.y.ne[0] + 255) / 256;
     for (int64_t item = blockIdx.x; item < n_parts * p.y.ne[1]; item += gridDim.x) {
         const int64_t row = item / n_parts, i = item % n_parts * 256 + threadIdx.x;
         double sum = 0.0;
-        for (int64_t r0 = 0; r0 < n_ids; r0 += 256) {
-            const int64_t r = r0 + threadIdx.x;
-            const int64_t to = r < n_ids ? *(const int32_t *) d_at(p.ids, r, 0, 0, 0) : row;
-            if (item == 0 && (to < 0 || to >= p.y.ne[1]) && p.bad_index != nullptr) {
-                *p.bad_index = 1;
-            }
-            const uint32_t hit = __ballot_sync(0xffffffffu, r < n_ids && to == row);
-            if (!__syncthreads_or(hit != 0)) { // also: hits of the round before have been read
-                continue;
-            }
-            if (threadIdx.x % 32 == 0) {
-                hits[threadIdx.x / 32] = hit;
-            }
-            __syncthreads();
-            for (int k = 0; k < 256 && i < p.y.ne[0]; ++k) {
-                if (hits[k / 32] >> (k % 32) & 1u) {
-                    sum += (double) d_load(p.x.type, d_at(p.x, i, r0 + k, 0, 0));
-                }
-            }
+        for (int64_t r = first[row]; r >= 0 && i < p.y.ne[0]; r = next[r]) {
+            sum += (double) d_load(p.x.type, d_at(p.x, i, r, 0, 0));
         }
         if (i < p.y.ne[0]) {
             *(float *) d_at(p.y, i, row, 0, 0) = (float) sum;
@@ -1085,8 +1387,18 @@ static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_ro
     }
 }
 
+size_t gcuda_get_rows_back_scratch_bytes(const gcuda_get_rows_args * args) {
+    return (size_t) (args->y.ne[1] + args->ids.ne[0]) * 8;
+}
+
 gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_stream stream) {
-    return launch(k_get_rows_back, (args->y.ne[0] + 255) / 256 * args->y.ne[1], 256, stream, *args);
+    const int64_t n = args->y.ne[1];
+    int64_t * first = (int64_t *) args->scratch, * next = first + n;
+    gcuda_status st = launch(k_get_rows_back_none, (n + 255) / 256, 256, stream, first, n);
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_get_rows_back_chain, (args->ids.ne[0] + 7) / 8, 256, stream, *args, first, next) : st;
+    return st == GCUDA_STATUS_SUCCESS
+               ? launch(k_get_rows_back, (args->y.ne[0] + 255) / 256 * n, 256, stream, *args, (const int64_t *) first, (const int64_t *) next)
+               : st;
 }
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
@@ -1157,8 +1469,17 @@ gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_strea
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    return gcuda_is_quantized(args->y.type) ? quantize(args->y.type, args->x.type, map, n_elements(args->x), stream)
-                                            : launch_elements(k_set_rows, args->x, stream, map);
+    const int64_t n = n_elements(args->x);
+    if (gcuda_is_quantized(args->y.type)) {
+        return quantize(args->y.type, args->x.type, map, n, stream);
+    }
+    if (is_float(args->y.type) && rows_are_wide(args->x) && rows_are_wide(args->y)) {
+        const d_map_set wide = { *args, 4 * (int64_t) gcuda_type_size(args->y.type) };
+        return with_float(args->x.type, [&](auto tx) {
+            return with_float(args->y.type, [&](auto ty) { return rows_wide<decltype(tx), decltype(ty)>(wide, n, stream); });
+        });
+    }
+    return launch_elements(k_set_rows, args->x, stream, map);
 }
 #endif // part 8
 
