@@ -3195,7 +3195,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcu
 // -1 when none or more than one fits.
 GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
-GCUDA_API gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total); // bytes
+// In bytes. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
+// Linux only), free is what the system can give, which counts caches that can be dropped.
+GCUDA_API gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device); // NULL for a bad index
 // Page-locked host memory, which copies to devices are fastest from. When none is to be had, its buffers are ordinary
 // CPU buffers (ask gcuda_backend_buffer_get_type).
@@ -22033,19 +22035,6 @@ int gcuda_backend_cuda_find_device(const char * id) {
     return index;
 }
 
-gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
-    struct gcudai_cuda_scope scope;
-    *free = *total = 0;
-    if (gcudai_cuda_device_get(device, "cuda_get_device_memory") == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
-    const cudaError_t err = cudaMemGetInfo(free, total);
-    gcudai_cuda_leave(&scope);
-    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_fail(err, "cudaMemGetInfo", device, "asking for free memory");
-}
-
 // =====================================================================================================
 // >>impl-cuda-driver   functions of the driver, looked up when devices are found
 // =====================================================================================================
@@ -22274,14 +22263,6 @@ static int gcudai_cuda_ledgers(struct gcudai_cuda_ledger * ledger, struct gcudai
     return n;
 }
 
-static void gcudai_cuda_stats_add(struct gcuda_cuda_stats * s, enum gcuda_cuda_purpose purpose, size_t size) {
-    struct gcuda_cuda_purpose_stats * p = &s->by[purpose];
-    s->reserved += size;
-    s->peak = GCUDAI_MAX(s->peak, s->reserved);
-    p->reserved += size;
-    p->peak = GCUDAI_MAX(p->peak, p->reserved);
-}
-
 static void gcudai_cuda_stats_sub(struct gcuda_cuda_stats * s, enum gcuda_cuda_purpose purpose, size_t size) {
     s->reserved -= GCUDAI_MIN(s->reserved, size); // a device's ledger starts anew at gcuda_shutdown
     s->by[purpose].reserved -= GCUDAI_MIN(s->by[purpose].reserved, size);
@@ -22302,13 +22283,30 @@ static gcuda_status gcudai_cuda_book(
             whose = all[i]->above != NULL ? "the backend" : "the device";
         }
     }
-    for (int i = 0; i < n && whose == NULL; ++i) { gcudai_cuda_stats_add(&all[i]->stats, purpose, size); }
+    for (int i = 0; i < n && whose == NULL; ++i) {
+        all[i]->stats.reserved += size;
+        all[i]->stats.by[purpose].reserved += size;
+    }
     gcudai_mutex_unlock(&gcudai_g.lock);
     return whose == NULL ? GCUDA_STATUS_SUCCESS
                          : gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
                                "%s on CUDA%d: %llu bytes wanted, the budget of %s is %llu with %llu reserved; %llu free",
                                what, device, (unsigned long long) size, whose, (unsigned long long) full.budget,
                                (unsigned long long) full.reserved, gcudai_cuda_free_bytes());
+}
+
+// What was booked is there: only then it counts for the peaks.
+static void gcudai_cuda_booked(struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_purpose purpose) {
+    struct gcudai_cuda_ledger * all[3];
+    const int n = gcudai_cuda_ledgers(ledger, all);
+    gcudai_mutex_lock(&gcudai_g.lock);
+    for (int i = 0; i < n; ++i) {
+        struct gcuda_cuda_stats * s = &all[i]->stats;
+        struct gcuda_cuda_purpose_stats * p = &s->by[purpose];
+        s->peak = GCUDAI_MAX(s->peak, s->reserved);
+        p->peak = GCUDAI_MAX(p->peak, p->reserved);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
 }
 
 static void gcudai_cuda_unbook(struct gcudai_cuda_ledger * ledger, enum gcuda_cuda_purpose purpose, size_t size) {
@@ -22387,7 +22385,9 @@ static gcuda_status gcudai_cuda_take(struct gcudai_cuda_ledger * ledger, int dev
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_cuda_unbook(ledger, purpose, size);
         GCUDAI_ZERO(*piece);
+        return st;
     }
+    gcudai_cuda_booked(ledger, purpose);
     return st;
 }
 
@@ -22467,6 +22467,52 @@ gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_s
                  : GCUDA_STATUS_INVALID_ARGUMENT;
     }
     *stats = gcudai_cuda_ledger_stats(&gcudai_cuda_memory.devices[device], 0);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- what is free ----
+
+// Bytes that the system can still give, for a device that shares its memory: the driver does not count caches that can
+// be dropped. Where the system sets huge pages apart, those that are free are all there is: they are not swapped out.
+// 0: nothing to be learnt. path is /proc/meminfo; it is read to its end, which has more than one page.
+static uint64_t gcudai_meminfo_free(const char * path) {
+    unsigned long long available_kib = 0, n_huge = 0, n_huge_free = 0, huge_kib = 0;
+    char line[256];
+    FILE * f = fopen(path, "r");
+    while (f != NULL && fgets(line, sizeof(line), f) != NULL) {
+        (void) (sscanf(line, "MemAvailable: %llu kB", &available_kib) == 1 ||
+                sscanf(line, "HugePages_Total: %llu", &n_huge) == 1 ||
+                sscanf(line, "HugePages_Free: %llu", &n_huge_free) == 1 ||
+                sscanf(line, "Hugepagesize: %llu kB", &huge_kib) == 1);
+    }
+    if (f != NULL) { (void) fclose(f); }
+    return 1024 * (uint64_t) (n_huge > 0 ? n_huge_free * huge_kib : available_kib);
+}
+
+gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
+    struct gcudai_cuda_scope scope;
+    *free = *total = 0;
+    const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_memory");
+    if (d == NULL) {
+        return GCUDA_STATUS_INVALID_ARGUMENT;
+    }
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    const cudaError_t err = cudaMemGetInfo(free, total);
+    gcudai_cuda_leave(&scope);
+    if (err != cudaSuccess) {
+        *free = *total = 0;
+        return gcudai_cuda_fail(err, "cudaMemGetInfo", device, "asking for free memory");
+    }
+#if defined(__linux__)
+    if (d->is_integrated || gcudai_cuda_memory_of(NULL).unified == GCUDA_CUDA_ON) {
+        const uint64_t n_free = gcudai_meminfo_free("/proc/meminfo");
+        if (n_free > 0) {
+            *free = gcudai_saturate_size(n_free);
+        } else {
+            gcudai_log(GCUDA_LOG_LEVEL_WARN, "/proc/meminfo says nothing: what is free on CUDA%d is the driver's word", device);
+        }
+    }
+#endif
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -22660,6 +22706,7 @@ static gcuda_status gcudai_cuda_range_map(
         gcudai_cuda_unbook(pool->ledger, GCUDA_CUDA_PURPOSE_SCRATCH, size);
         return st;
     }
+    gcudai_cuda_booked(pool->ledger, GCUDA_CUDA_PURPOSE_SCRATCH);
     r->chunks[r->n_chunks++] = size;
     r->mapped += size;
     pool->reserved += size;

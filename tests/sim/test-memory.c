@@ -213,6 +213,7 @@ TEST(a_full_device_says_what_was_wanted_and_what_is_free) {
         CHECK(take(cu, SIZE_MAX / 2, &q) == GCUDA_STATUS_ALLOC_FAILED && q == NULL);
         CHECK(gcuda_backend_alloc_buffer(&cu->backend, 8 * MB) == NULL);
         CHECK_HAS(gcuda_last_error(), "8388608 bytes wanted");
+        CHECK(stats_of(cu).peak < 12 * MB); // what was refused never was there
         give(cu, p);
         CHECK_OK(take(cu, 12 * MB, &p)); // what was cached makes room
         give(cu, p);
@@ -658,6 +659,35 @@ TEST(host_buffers_without_page_locking) {
     gcuda_backend_buffer_t b = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
     CHECK(b != NULL && sim_counts("cudaHostAlloc") == 0);
     gcuda_backend_buffer_free(b);
+    clean();
+}
+
+TEST(free_memory_where_it_is_the_systems) {
+    static const char name[] = "build/sim/meminfo.test";
+    FILE * f = fopen(name, "w");
+    REQUIRE(f != NULL);
+    fprintf(f, "MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable:   77 kB\n");
+    fclose(f);
+    CHECK_EQ_I(gcudai_meminfo_free(name), 77 * 1024);
+    f = fopen(name, "w");
+    REQUIRE(f != NULL);
+    fprintf(f, "MemAvailable:   77 kB\n");
+    for (int i = 0; i < 200; ++i) { fprintf(f, "Something%d:     %d kB\n", i, i); } // more than a buffer's worth
+    fprintf(f, "HugePages_Total:  9\nHugePages_Free:   3\nHugePages_Rsvd: 0\nHugepagesize:    2048 kB\n");
+    fclose(f);
+    CHECK_EQ_I(gcudai_meminfo_free(name), 3 * 2048 * 1024);
+    remove(name);
+    CHECK_EQ_I(gcudai_meminfo_free(name), 0);
+    fresh(1, 64 * MB, 1);
+    struct gcuda_cuda_memory_params mine = from(NULL, NULL);
+    size_t n_free = 0, n_total = 0;
+    mine.unified = GCUDA_CUDA_ON;
+    CHECK_OK(gcuda_backend_cuda_set_memory(&mine));
+    CHECK_OK(gcuda_backend_cuda_get_device_memory(0, &n_free, &n_total));
+    CHECK(n_total == 64 * MB && n_free > 64 * MB); // of the machine that the test runs on
+    sim_fail("cudaMemGetInfo", 1, cudaErrorUnknown);
+    CHECK(gcuda_backend_cuda_get_device_memory(0, &n_free, &n_total) == GCUDA_STATUS_FAILED && n_free == 0 &&
+          n_total == 0);
     clean();
 }
 
