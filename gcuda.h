@@ -3,8 +3,8 @@ gcuda - tensor graphs on NVIDIA GPUs and on the CPU, in one C header            
 
 A program describes a computation as a graph of tensor operations, gives the tensors memory, and has a backend compute
 it: inference, training with automatic differentiation, quantized weights down to 1.6 bits. Names and meanings are those
-of ggml with the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and a
-first set, enough to train the digits, on NVIDIA GPUs; a graph with a node that the device cannot run is refused by name.
+of ggml with the prefix replaced; README.md lists the differences. Version 0.1 has every operation on the CPU and on
+NVIDIA GPUs; a graph with a node that the device cannot run is refused by name.
 
 BUILD
     cc -O2 my.c -lm -lpthread               one of the files holds the implementation:
@@ -18,7 +18,8 @@ BUILD
     cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
        -lstdc++ -lrt -ldl -lm -lpthread
 
-    The program starts on machines without a GPU or driver too, and finds no device there.
+    The program starts on machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same
+    kernels in parts side by side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
