@@ -473,6 +473,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cuda_uploader_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_free)
 #define gcuda_cuda_uploader_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_uploader_new)
 #define gcuda_cumsum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum)
+#define gcuda_cumsum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cumsum_scratch_bytes)
 #define gcuda_custom_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d)
 #define gcuda_custom_4d_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_4d_ext)
 #define gcuda_custom_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_custom_inplace)
@@ -700,6 +701,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_map_custom3 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3)
 #define gcuda_map_custom3_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_map_custom3_inplace)
 #define gcuda_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean)
+#define gcuda_mean_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mean_scratch_bytes)
 #define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
 #define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
 #define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
@@ -839,6 +841,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_sub_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sub_inplace)
 #define gcuda_sum GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum)
 #define gcuda_sum_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows)
+#define gcuda_sum_rows_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_rows_scratch_bytes)
 #define gcuda_sum_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sum_scratch_bytes)
 #define gcuda_swiglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu)
 #define gcuda_swiglu_oai GCUDAI_RENAME(GCUDA_PREFIX, gcuda_swiglu_oai)
@@ -2021,6 +2024,7 @@ GCUDA_API struct gcuda_tensor * gcuda_sum(struct gcuda_context * ctx, struct gcu
 // Sum and mean of each row of F32, F16 or BF16: [1, ne1, ne2, ne3], sum_rows in the type of a, mean in F32.
 struct gcuda_reduce_args { // also of cumsum, argmax
     struct gcuda_array x, y;
+    void * scratch; // launchers of sum_rows, mean and cumsum: gcuda_sum_rows_scratch_bytes and its like
 };
 GCUDA_API struct gcuda_tensor * gcuda_sum_rows(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_mean(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -3451,8 +3455,11 @@ GCUDA_KERNEL_API size_t gcuda_group_norm_scratch_bytes(const struct gcuda_group_
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum(const struct gcuda_sum_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_sum_scratch_bytes(const struct gcuda_sum_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sum_rows(const struct gcuda_reduce_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_sum_rows_scratch_bytes(const struct gcuda_reduce_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mean(const struct gcuda_reduce_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mean_scratch_bytes(const struct gcuda_reduce_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cumsum(const struct gcuda_reduce_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_cumsum_scratch_bytes(const struct gcuda_reduce_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_argmax(const struct gcuda_reduce_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_count_equal(const struct gcuda_count_equal_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_count_equal_scratch_bytes(const struct gcuda_count_equal_args * args);
@@ -24956,9 +24963,9 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(RMS_NORM_BACK,           rms_norm_back,           rms_norm_back,      any,      no) \
     X(GROUP_NORM,              group_norm,              group_norm,         any,      yes) \
     X(SUM,                     sum,                     sum,                floats,   yes) \
-    X(SUM_ROWS,                sum_rows,                reduce,             floats,   no) \
-    X(MEAN,                    mean,                    reduce,             floats,   no) \
-    X(CUMSUM,                  cumsum,                  reduce,             any,      no) \
+    X(SUM_ROWS,                sum_rows,                reduce,             floats,   yes) \
+    X(MEAN,                    mean,                    reduce,             floats,   yes) \
+    X(CUMSUM,                  cumsum,                  reduce,             any,      yes) \
     X(ARGMAX,                  argmax,                  reduce,             argmax,   no) \
     X(COUNT_EQUAL,             count_equal,             count_equal,        any,      yes) \
     X(SOFT_MAX,                soft_max,                soft_max,           floats,   yes) \

@@ -1926,27 +1926,103 @@ gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) 
 }
 
 // >>op:sum_rows  >>op:mean ----------------------------------------------------------------------------
-static __global__ void k_sum_rows(const gcuda_reduce_args p, float divisor) {
-    FOR_ROWS(r, d_rows(p.x)) {
-        const char * x = d_row(p.x, r);
-        float sum = 0.0f;
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) { sum += d_load(p.x.type, x + i * p.x.nb[0]); }
-        sum = d_block_sum(sum);
-        if (threadIdx.x == 0) {
-            d_store(p.y.type, d_row(p.y, r), sum / divisor);
+// f(sixteen bytes as floats, place of the first) over packed elements [0, n), THREADS threads, four loads at a time.
+template <typename T, int THREADS, typename F> static inline __device__ void d_walk(const T * x, int64_t n, F f) {
+    const int N = d_wide<T>::N;
+    for (int64_t i = (int64_t) (threadIdx.x % THREADS) * N; i < n; i += 4 * THREADS * N) {
+        uint4 raw[4];
+        for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw(x + i + k * THREADS * N, n - i - k * THREADS * N); }
+        for (int k = 0; k < 4; ++k) {
+            float v[N];
+            d_unpack<T>(raw[k], v);
+            f(v, i + k * THREADS * N);
         }
     }
 }
 
+//   floor   x read once: ne0 * n_rows * sizeof(T) bytes
+// Long rows are cut into n_parts, whose sums in double go to scratch; a second launch adds them.
+template <typename T, int THREADS>
+static __global__ void k_sum_rows_wide(const gcuda_reduce_args p, float divisor, int64_t n_parts, int64_t part) {
+    FOR_HELD_ROWS(r, d_rows(p.x) * n_parts, THREADS) {
+        const int64_t row = n_parts > 1 ? r / n_parts : r, i0 = n_parts > 1 ? (r - row * n_parts) * part : 0;
+        const T * x = (const T *) d_row(p.x, row) + i0;
+        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        d_walk<T, THREADS>(x, p.x.ne[0] - i0 < part ? p.x.ne[0] - i0 : part, [&](const float * v, int64_t) {
+            for (int j = 0; j < d_wide<T>::N; ++j) { sum[j % 4] += v[j]; }
+        });
+        const float own = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        if (THREADS == 32) {
+            const float all = d_warp_reduce<d_sum_op>(own);
+            if (threadIdx.x % 32 == 0) { d_store(p.y.type, d_row(p.y, r), all / divisor); }
+        } else if (n_parts == 1) {
+            const float all = d_block_sum(own);
+            if (threadIdx.x == 0) { d_store(p.y.type, d_row(p.y, r), all / divisor); }
+        } else {
+            const double all = d_block_sum((double) own);
+            if (threadIdx.x == 0) { ((double *) p.scratch)[r] = all; }
+        }
+    }
+}
+
+static __global__ void k_sum_rows_parts(const gcuda_reduce_args p, float divisor, int64_t n_parts) {
+    FOR_ROWS(r, d_rows(p.x)) {
+        double sum = 0.0;
+        FOR_ROW_ELEMENTS(i, n_parts) { sum += ((const double *) p.scratch)[r * n_parts + i]; }
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) { d_store(p.y.type, d_row(p.y, r), (float) (sum / (double) divisor)); }
+    }
+}
+
+static __global__ void k_sum_rows(const gcuda_reduce_args p, float divisor) {
+    FOR_ROWS(r, d_rows(p.x)) {
+        const char * x = d_row(p.x, r);
+        double sum = 0.0;
+        FOR_ROW_ELEMENTS(i, p.x.ne[0]) { sum += (double) d_load(p.x.type, x + i * (int64_t) p.x.nb[0]); }
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) {
+            d_store(p.y.type, d_row(p.y, r), (float) (sum / (double) divisor));
+        }
+    }
+}
+
+// Parts of 32768 elements where rows are long and too few to fill the device, but not more than 1024 in all.
+#define SUM_PART 32768
+static int64_t sum_parts(const gcuda_array & x) {
+    const int64_t rows = n_rows(x), n = x.ne[0] / SUM_PART, most = rows > 0 ? 1024 / rows : 0;
+    return !is_wide(x) || rows >= 264 || n < 2 || most < 2 ? 1 : n < most ? n : most;
+}
+
+size_t gcuda_sum_rows_scratch_bytes(const gcuda_reduce_args * args) {
+    const int64_t n = sum_parts(args->x);
+    return n > 1 ? (size_t) (n * n_rows(args->x)) * sizeof(double) : 0;
+}
+size_t gcuda_mean_scratch_bytes(const gcuda_reduce_args * args) { return gcuda_sum_rows_scratch_bytes(args); }
+
+static gcuda_status sum_rows(const gcuda_reduce_args & p, float divisor, gcuda_stream stream) {
+    const int64_t n = p.x.ne[0], rows = n_rows(p.x), n_parts = sum_parts(p.x), part = ((n + n_parts - 1) / n_parts + 7) / 8 * 8;
+    if (!is_wide(p.x) || n == 0) {
+        return launch(k_sum_rows, rows, n <= 1024 ? 128 : 512, stream, p, divisor);
+    }
+    const gcuda_status st = with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        return n <= 1024   ? launch(k_sum_rows_wide<T, 32>, (rows + 7) / 8, 256, stream, p, divisor, (int64_t) 1, n)
+               : n <= 4096 ? launch(k_sum_rows_wide<T, 128>, rows, 128, stream, p, divisor, (int64_t) 1, n)
+                           : launch(k_sum_rows_wide<T, 512>, rows * n_parts, 512, stream, p, divisor, n_parts, part);
+    });
+    return st == GCUDA_STATUS_SUCCESS && n_parts > 1 ? launch(k_sum_rows_parts, rows, 128, stream, p, divisor, n_parts) : st;
+}
+
 gcuda_status gcuda_launch_sum_rows(const gcuda_reduce_args * args, gcuda_stream stream) {
-    return launch(k_sum_rows, n_rows(args->x), 256, stream, *args, 1.0f);
+    return sum_rows(*args, 1.0f, stream);
 }
 gcuda_status gcuda_launch_mean(const gcuda_reduce_args * args, gcuda_stream stream) {
-    return launch(k_sum_rows, n_rows(args->x), 256, stream, *args, (float) args->x.ne[0]);
+    return sum_rows(*args, (float) args->x.ne[0], stream);
 }
 
 // >>op:argmax -----------------------------------------------------------------------------------------
 // Of equal maxima the last one, and of a row without any number above -inf the last element.
+//   floor   x read once
 struct d_best {
     float value;
     int32_t index;
@@ -1956,31 +2032,55 @@ static __device__ d_best d_better(const d_best & a, const d_best & b) {
     return a.value > b.value || (a.value == b.value && a.index > b.index) ? a : b;
 }
 
-static __global__ void k_argmax(const gcuda_reduce_args p) {
-    __shared__ d_best part[256];
-    FOR_ROWS(r, d_rows(p.x)) {
-        const char * x = d_row(p.x, r);
-        d_best best = { -INFINITY, (int32_t) (p.x.ne[0] - 1) };
-        FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
-            const d_best here = { d_load(p.x.type, x + i * p.x.nb[0]), (int32_t) i };
-            best = d_better(here, best);
-        }
-        __syncthreads();
-        part[threadIdx.x] = best;
-        for (int n = (int) blockDim.x / 2; n > 0; n /= 2) {
-            __syncthreads();
-            if ((int) threadIdx.x < n) {
-                part[threadIdx.x] = d_better(part[threadIdx.x], part[threadIdx.x + n]);
+static __device__ d_best d_warp_best(d_best best) {
+    for (int d = 16; d > 0; d /= 2) {
+        const d_best other = { __shfl_xor_sync(0xffffffffu, best.value, d), __shfl_xor_sync(0xffffffffu, best.index, d) };
+        best = d_better(other, best);
+    }
+    return best;
+}
+
+template <typename T, bool WIDE, int THREADS> static __global__ void k_argmax(const gcuda_reduce_args p) {
+    __shared__ d_best part[32];
+    const int64_t n = p.x.ne[0];
+    FOR_HELD_ROWS(r, d_rows(p.x), THREADS) {
+        const T * x = (const T *) d_row(p.x, r);
+        d_best best = { -INFINITY, (int32_t) (n - 1) };
+        if (WIDE) {
+            d_walk<T, THREADS>(x, n, [&](const float * v, int64_t i) {
+                for (int j = 0; j < d_wide<T>::N; ++j) {
+                    if (v[j] >= best.value && i + j < n) { best = { v[j], (int32_t) (i + j) }; } // the last of equal ones
+                }
+            });
+        } else {
+            for (int64_t i = threadIdx.x % THREADS; i < n; i += THREADS) {
+                const float v = d_f32(x[i]);
+                if (v >= best.value) { best = { v, (int32_t) i }; }
             }
         }
-        if (threadIdx.x == 0) {
-            ((int32_t *) p.y.data)[r] = part[0].index;
+        best = d_warp_best(best.value == -INFINITY ? d_best{ -INFINITY, (int32_t) (n - 1) } : best);
+        if (THREADS > 32) {
+            __syncthreads(); // the last use of part is over
+            if (threadIdx.x % 32 == 0) { part[threadIdx.x / 32] = best; }
+            __syncthreads();
+            best = d_warp_best(part[threadIdx.x % 32 < THREADS / 32 ? threadIdx.x % 32 : 0]);
         }
+        if (threadIdx.x % THREADS == 0) { ((int32_t *) p.y.data)[r] = best.index; }
     }
 }
 
+template <bool WIDE> static gcuda_status argmax(const gcuda_reduce_args & p, gcuda_stream stream) {
+    const int64_t n = p.x.ne[0], rows = n_rows(p.x);
+    return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        return n <= 1024   ? launch(k_argmax<T, WIDE, 32>, (rows + 7) / 8, 256, stream, p)
+               : n <= 8192 ? launch(k_argmax<T, WIDE, 256>, rows, 256, stream, p)
+                           : launch(k_argmax<T, WIDE, 1024>, rows, 1024, stream, p);
+    });
+}
+
 gcuda_status gcuda_launch_argmax(const gcuda_reduce_args * args, gcuda_stream stream) {
-    return launch(k_argmax, n_rows(args->x), 256, stream, *args);
+    return is_wide(args->x) ? argmax<true>(*args, stream) : argmax<false>(*args, stream);
 }
 
 // >>op:count_equal ------------------------------------------------------------------------------------
@@ -2349,13 +2449,44 @@ static uint4 value_of(gcuda_type type, float value) {
     return make_uint4(w, w, w, w);
 }
 
+// Sixteen bytes at a time: read where any element is kept.
+template <typename T> static __global__ void k_mask_wide(const gcuda_array y, const d_masked m, const tiles t) {
+    const int N = 16 / (int) sizeof(T);
+    T value;
+    memcpy(&value, &m.value, sizeof(T));
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, y.ne, tile, N, 4);
+        const int64_t from = m.from + i.i1, to = m.to + i.i1; // kept
+        const T * x = (const T *) d_at(m.x, 0, i.i1, i.i2, i.i3);
+        uint4 raw[4];
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, N);
+            raw[k] = at < y.ne[0] && at + N > from && at < to ? *(const uint4 *) (x + at) : m.value;
+        }
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, N);
+            T v[N];
+            memcpy(v, &raw[k], 16);
+            for (int j = 0; j < N; ++j) { v[j] = at + j >= from && at + j < to ? v[j] : value; }
+            memcpy(&raw[k], v, 16);
+            if (at < y.ne[0]) { *(uint4 *) ((T *) d_at(y, 0, i.i1, i.i2, i.i3) + at) = raw[k]; }
+        }
+    }
+}
+
 static gcuda_status mask(const gcuda_mask_args & p, gcuda_stream stream) {
     d_masked m = {};
     m.x = p.x;
     m.from = p.from;
     m.to = p.to;
     m.value = value_of(p.y.type, p.value);
-    return place(p.y, m, gcuda_type_size(p.y.type), stream);
+    const size_t size = gcuda_type_size(p.y.type);
+    if (can_widen(m.x) && can_widen(p.y) && (size == 2 || size == 4)) {
+        const tiles t = tiles_of(p.y, 16 / (int) size, 4);
+        return size == 2 ? launch_tiles(k_mask_wide<uint16_t>, t, stream, p.y, m)
+                         : launch_tiles(k_mask_wide<uint32_t>, t, stream, p.y, m);
+    }
+    return place(p.y, m, size, stream);
 }
 
 gcuda_status gcuda_launch_diag(const gcuda_mask_args * args, gcuda_stream stream) { return mask(*args, stream); }
@@ -2459,8 +2590,41 @@ static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     }
 }
 
+template <typename T> static __global__ void k_add_id_wide(const gcuda_add_id_args p, const tiles t) {
+    const int N = d_wide<T>::N;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
+        const int32_t id = *(const int32_t *) d_at(p.ids, i.i1, i.i2, 0, 0);
+        const bool is_ok = id >= 0 && id < p.b.ne[1];
+        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
+        const T * a = (const T *) d_at(p.a, 0, i.i1, i.i2, i.i3) + i.i0, * b = (const T *) d_at(p.b, 0, is_ok ? id : 0, 0, 0) + i.i0;
+        uint4 raw_a[2], raw_b[2];
+        if (!is_ok && i.i0 == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        for (int k = 0; k < 2; ++k) {
+            raw_a[k] = d_load_raw(a + k * step, n - k * step);
+            raw_b[k] = d_load_raw(b + k * step, is_ok ? n - k * step : 0);
+        }
+        for (int k = 0; k < 2; ++k) {
+            float u[N], v[N];
+            d_unpack<T>(raw_a[k], u);
+            d_unpack<T>(raw_b[k], v);
+            for (int j = 0; j < N; ++j) { u[j] += v[j]; }
+            d_store_wide((T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0 + k * step, n - k * step, u);
+        }
+    }
+}
+
 gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream stream) {
-    return launch_tiles(k_add_id, tiles_of(args->y, 1, 4), stream, *args);
+    const gcuda_add_id_args & p = *args;
+    if (p.a.type != p.b.type || p.a.type != p.y.type || p.b.ne[1] == 0 || !is_wide(p.a) || !is_wide(p.b) || !is_wide(p.y)) {
+        return launch_tiles(k_add_id, tiles_of(p.y, 1, 4), stream, p);
+    }
+    return with_float(p.a.type, [&](auto v) {
+        typedef decltype(v) T;
+        return launch_tiles(k_add_id_wide<T>, tiles_of(p.y, d_wide<T>::N, 2), stream, p);
+    });
 }
 #endif // part 9
 
@@ -2975,59 +3139,135 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
 }
 
 // >>op:cumsum -----------------------------------------------------------------------------------------
-// A block walks a row in stretches of four elements a thread: sums within threads, warps, the block, and what came
-// before. Sums are in double, as rows may have millions of elements.
+// A block walks a row, or a part of it, in stretches of four times sixteen bytes a thread: sums within vectors, warps and
+// the block in F32, what came before in double, as rows may have millions of elements. Where rows are too few to fill the
+// device they are cut into parts, whose sums a launch before leaves in scratch.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
-template <int THREADS> static __device__ double d_scan(double v, double * total) { // of all threads before this one
-    __shared__ double part[32];
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    double sum = v;
+#define SCAN_THREADS 256
+
+// Inclusive within the warp.
+static inline __device__ float d_warp_scan(float v) {
     for (int d = 1; d < 32; d *= 2) {
-        const double before = __shfl_up_sync(0xffffffffu, sum, d);
-        sum += lane >= d ? before : 0.0;
+        const float before = __shfl_up_sync(0xffffffffu, v, d);
+        v += (int) threadIdx.x % 32 >= d ? before : 0.0f;
     }
-    if (lane == 31) {
-        part[warp] = sum;
-    }
-    __syncthreads();
-    double before = 0.0, all = 0.0;
-    for (int w = 0; w < THREADS / 32; ++w) {
-        before += w < warp ? part[w] : 0.0;
-        all += part[w];
-    }
-    __syncthreads();
-    *total = all;
-    return before + sum - v;
+    return v;
 }
 
-template <int THREADS> static __global__ void k_cumsum(const gcuda_reduce_args p) {
-    FOR_ROWS(r, d_rows(p.x)) {
-        const char * x = d_row(p.x, r);
-        char * y = d_row(p.y, r);
-        double sum = 0.0;
-        for (int64_t i0 = 0; i0 < p.x.ne[0]; i0 += 4 * THREADS) {
-            const int64_t first = i0 + 4 * (int64_t) threadIdx.x;
-            double v[4], total;
+template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
+    static const int N = WIDE ? d_wide<T>::N : 4, SIZE = 4 * SCAN_THREADS * N;
+    float v[4][N];
+
+    static inline __device__ int place(int k) { return (k * SCAN_THREADS + (int) threadIdx.x) * N; }
+    inline __device__ void load(const gcuda_array & a, const char * row, int64_t n) {
+        if (WIDE) {
+            uint4 raw[4];
+            for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw((const T *) row + place(k), n - place(k)); }
+            for (int k = 0; k < 4; ++k) { d_unpack<T>(raw[k], v[k]); }
+        } else {
             for (int k = 0; k < 4; ++k) {
-                v[k] = first + k < p.x.ne[0] ? (double) d_load(p.x.type, x + (first + k) * (int64_t) p.x.nb[0]) : 0.0;
-                v[k] += k > 0 ? v[k - 1] : 0.0;
-            }
-            const double before = sum + d_scan<THREADS>(v[3], &total);
-            for (int k = 0; k < 4; ++k) {
-                if (first + k < p.x.ne[0]) {
-                    d_store(p.y.type, y + (first + k) * (int64_t) p.y.nb[0], (float) (before + v[k]));
+                for (int j = 0; j < N; ++j) {
+                    v[k][j] = place(k) + j < n ? d_f32(*(const T *) (row + (place(k) + j) * (int64_t) a.nb[0])) : 0.0f;
                 }
             }
-            sum += total;
+        }
+    }
+    inline __device__ void store(const gcuda_array & a, char * row, int64_t n) const {
+        for (int k = 0; k < 4; ++k) {
+            if (WIDE) {
+                d_store_wide((T *) row + place(k), n - place(k), v[k]);
+            } else {
+                for (int j = 0; j < N; ++j) {
+                    if (place(k) + j < n) { d_put((T *) (row + (place(k) + j) * (int64_t) a.nb[0]), v[k][j]); }
+                }
+            }
+        }
+    }
+};
+
+template <typename T, bool WIDE> static __global__ void k_cumsum_parts(const gcuda_reduce_args p, int64_t n_parts, int64_t part) {
+    typedef d_stretch<T, WIDE> stretch;
+    FOR_ROWS(b, d_rows(p.x) * n_parts) {
+        const int64_t row = b / n_parts, i0 = (b - row * n_parts) * part, end = i0 + part < p.x.ne[0] ? i0 + part : p.x.ne[0];
+        double sum = 0.0;
+        for (int64_t i = i0; i < end; i += stretch::SIZE) {
+            stretch s;
+            float own = 0.0f;
+            s.load(p.x, d_row(p.x, row) + i * (int64_t) p.x.nb[0], end - i);
+            for (int k = 0; k < 4; ++k) {
+                for (int j = 0; j < stretch::N; ++j) { own += s.v[k][j]; }
+            }
+            sum += (double) own;
+        }
+        sum = d_block_sum(sum);
+        if (threadIdx.x == 0) { ((double *) p.scratch)[b] = sum; }
+    }
+}
+
+template <typename T, bool WIDE> static __global__ void k_cumsum(const gcuda_reduce_args p, int64_t n_parts, int64_t part) {
+    typedef d_stretch<T, WIDE> stretch;
+    __shared__ float sums[32]; // of the warps of four rounds, then of all before them
+    __shared__ float total;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    FOR_ROWS(b, d_rows(p.x) * n_parts) {
+        const int64_t row = b / n_parts, i0 = (b - row * n_parts) * part, end = i0 + part < p.x.ne[0] ? i0 + part : p.x.ne[0];
+        double before = 0.0;
+        if (n_parts > 1) {
+            FOR_ROW_ELEMENTS(i, b - row * n_parts) { before += ((const double *) p.scratch)[row * n_parts + i]; }
+            before = d_block_sum(before);
+        }
+        for (int64_t i = i0; i < end; i += stretch::SIZE) {
+            stretch s;
+            float scan[4];
+            s.load(p.x, d_row(p.x, row) + i * (int64_t) p.x.nb[0], end - i);
+            for (int k = 0; k < 4; ++k) {
+                for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
+                scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
+            }
+            __syncthreads();
+            for (int k = 0; k < 4; ++k) {
+                if (lane == 31) { sums[k * (SCAN_THREADS / 32) + warp] = scan[k]; }
+            }
+            __syncthreads();
+            if (warp == 0) {
+                const float own = sums[lane], all = d_warp_scan(own);
+                sums[lane] = all - own;
+                if (lane == 31) { total = all; }
+            }
+            __syncthreads();
+            for (int k = 0; k < 4; ++k) {
+                const float left = scan[k] - s.v[k][stretch::N - 1] + sums[k * (SCAN_THREADS / 32) + warp];
+                for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
+            }
+            s.store(p.y, d_row(p.y, row) + i * (int64_t) p.y.nb[0], end - i);
+            before += (double) total;
         }
     }
 }
 
+#define SCAN_PART 16384
+static int64_t scan_part(const gcuda_array & x) { // a multiple of every stretch, or the whole row
+    return n_rows(x) >= 264 || x.ne[0] <= SCAN_PART ? (x.ne[0] > 0 ? x.ne[0] : 1) : SCAN_PART;
+}
+static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
+
+size_t gcuda_cumsum_scratch_bytes(const gcuda_reduce_args * args) {
+    const int64_t n = scan_parts(args->x);
+    return n > 1 ? (size_t) (n * n_rows(args->x)) * sizeof(double) : 0;
+}
+
+template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcuda_stream stream) {
+    const int64_t n_parts = scan_parts(p.x), part = scan_part(p.x), n = n_rows(p.x) * n_parts;
+    return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        const gcuda_status st = n_parts > 1 ? launch(k_cumsum_parts<T, WIDE>, n, SCAN_THREADS, stream, p, n_parts, part)
+                                            : GCUDA_STATUS_SUCCESS;
+        return st == GCUDA_STATUS_SUCCESS ? launch(k_cumsum<T, WIDE>, n, SCAN_THREADS, stream, p, n_parts, part) : st;
+    });
+}
+
 gcuda_status gcuda_launch_cumsum(const gcuda_reduce_args * args, gcuda_stream stream) {
-    const int64_t n = args->x.ne[0];
-    return n <= 128    ? launch(k_cumsum<32>, n_rows(args->x), 32, stream, *args)
-           : n <= 4096 ? launch(k_cumsum<128>, n_rows(args->x), 128, stream, *args)
-                       : launch(k_cumsum<512>, n_rows(args->x), 512, stream, *args);
+    return is_wide(args->x) && is_wide(args->y) ? cumsum<true>(*args, stream) : cumsum<false>(*args, stream);
 }
 
 // >>op:rope  >>op:rope_back ---------------------------------------------------------------------------
@@ -3153,29 +3393,45 @@ struct d_patches { // one- to three-dimensional
     bool is_3d;
 };
 
-template <typename TX, typename TY> static __global__ void k_im2col(const d_patches p, const tiles t) {
-    FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
-        const int64_t o2 = p.is_3d ? i.i3 % p.depth : 0, image = p.is_3d ? i.i3 / p.depth : i.i3;
-        const int64_t x0 = i.i1 * p.s[0] - p.p[0], y0 = i.i2 * p.s[1] - p.p[1], z0 = o2 * p.s[2] - p.p[2];
-        for (int u = 0; u < 4; ++u) {
-            const int64_t at = i.i0 + u * d_tile_step(t, 1);
-            if (at < p.y.ne[0]) {
-                const int64_t q = at / p.k[0], r = q / p.k[1];
-                const int64_t x = x0 + (at - q * p.k[0]) * p.d[0], y = y0 + (q - r * p.k[1]) * p.d[1];
-                const int64_t c = p.is_3d ? r / p.k[2] : r, z = p.is_3d ? z0 + (r - c * p.k[2]) * p.d[2] : 0;
-                const bool is_in = x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1] && z >= 0 && (!p.is_3d || z < p.x.ne[2]);
-                const char * from = is_in ? (p.is_3d ? d_at(p.x, x, y, z, image * p.channels + c) : d_at(p.x, x, y, c, image)) : nullptr;
-                d_put((TY *) d_at(p.y, at, i.i1, i.i2, i.i3), from != nullptr ? d_f32(*(const TX *) from) : 0.0f);
+// A thread has a column and IM2COL_PLACES neighbouring places: what places share is read from L1, and the column is
+// taken apart once.
+#define IM2COL_PLACES 16
+
+template <typename TX, typename TY> static __global__ void k_im2col(const d_patches p) {
+    const int64_t n_cols = (p.y.ne[0] + 255) / 256, n_places = (p.y.ne[1] + IM2COL_PLACES - 1) / IM2COL_PLACES;
+    FOR_ROWS(b, n_cols * n_places * p.y.ne[2] * p.y.ne[3]) {
+        const int64_t c0 = b / n_cols, c1 = c0 / n_places, i3 = c1 / p.y.ne[2], i2 = c1 - i3 * p.y.ne[2];
+        const int64_t first = (c0 - c1 * n_places) * IM2COL_PLACES, at = (b - c0 * n_cols) * 256 + threadIdx.x;
+        const int64_t image = p.is_3d ? i3 / p.depth : i3, o2 = p.is_3d ? i3 - image * p.depth : 0;
+        if (at >= p.y.ne[0]) {
+            continue;
+        }
+        const int64_t q = at / p.k[0], r = q / p.k[1], c = p.is_3d ? r / p.k[2] : r;
+        const int64_t y = i2 * p.s[1] - p.p[1] + (q - r * p.k[1]) * p.d[1];
+        const int64_t z = p.is_3d ? o2 * p.s[2] - p.p[2] + (r - c * p.k[2]) * p.d[2] : 0;
+        const bool is_in = y >= 0 && y < p.x.ne[1] && z >= 0 && (!p.is_3d || z < p.x.ne[2]);
+        const char * row = p.is_3d ? d_at(p.x, 0, is_in ? y : 0, is_in ? z : 0, image * p.channels + c)
+                                   : d_at(p.x, 0, is_in ? y : 0, c, image);
+        const int64_t n = !is_in ? 0 : p.x.ne[0], x = first * p.s[0] - p.p[0] + (at - q * p.k[0]) * p.d[0];
+        char * to = d_at(p.y, at, first, i2, i3);
+        for (int k0 = 0; k0 < IM2COL_PLACES && first + k0 < p.y.ne[1]; k0 += 8) {
+            float v[8];
+            for (int k = 0; k < 8; ++k) {
+                const int64_t from = x + (k0 + k) * (int64_t) p.s[0];
+                v[k] = from >= 0 && from < n ? d_f32(*(const TX *) (row + from * (int64_t) p.x.nb[0])) : 0.0f;
+            }
+            for (int k = 0; k < 8; ++k) {
+                if (first + k0 + k < p.y.ne[1]) { d_put((TY *) (to + (k0 + k) * (int64_t) p.y.nb[1]), v[k]); }
             }
         }
     }
 }
 
 static gcuda_status columns(const d_patches & p, gcuda_stream stream) {
+    const int64_t n_cols = (p.y.ne[0] + 255) / 256, n_places = (p.y.ne[1] + IM2COL_PLACES - 1) / IM2COL_PLACES;
     return with_float(p.x.type, [&](auto x) {
         return with_float(p.y.type, [&](auto y) {
-            return launch_tiles(k_im2col<decltype(x), decltype(y)>, tiles_of(p.y, 1, 4), stream, p);
+            return launch(k_im2col<decltype(x), decltype(y)>, n_cols * n_places * p.y.ne[2] * p.y.ne[3], 256, stream, p);
         });
     });
 }
@@ -3272,38 +3528,57 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 }
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
-// A thread per output element, in the order of memory: dimensions 2, 0, 1, 3 where channels are innermost.
+// A thread has four outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are innermost.
 //   floor   x read once, y written
-template <bool IS_CHANNELS> static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
+template <typename TX, typename TW, bool IS_CHANNELS>
+static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
+    const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // of a thread's outputs
+    const int64_t nbx = (int64_t) p.x.nb[0];
     FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, walk.ne, tile, 1, 1);
-        const int64_t ox = IS_CHANNELS ? i.i1 : i.i0, oy = IS_CHANNELS ? i.i2 : i.i1, c = IS_CHANNELS ? i.i0 : i.i2;
-        float sum = 0.0f;
+        const d_index i = IS_CHANNELS ? d_tile_at(t, walk.ne, tile, 1, 1) : d_tile_at(t, walk.ne, tile, 1, 4);
+        const int64_t ox = IS_CHANNELS ? i.i1 * 4 : i.i0, oy = IS_CHANNELS ? i.i2 : i.i1, c = IS_CHANNELS ? i.i0 : i.i2;
+        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
         if (i.i0 >= walk.ne[0]) {
             continue;
         }
-        for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
-            const int64_t y = oy * p.s1 + kh * p.d1 - p.p1;
-            for (int64_t kw = 0; kw < p.kernel.ne[0] && y >= 0 && y < p.x.ne[1]; ++kw) {
-                const int64_t x = ox * p.s0 + kw * p.d0 - p.p0;
-                if (x >= 0 && x < p.x.ne[0]) {
-                    sum += d_load(p.kernel.type, d_at(p.kernel, kw, kh, 0, c)) * d_load(p.x.type, d_at(p.x, x, y, c, i.i3));
+        for (int kh = 0; kh < (int) p.kernel.ne[1]; ++kh) {
+            const int64_t y = oy * p.s1 + (int64_t) kh * p.d1 - p.p1;
+            if (y < 0 || y >= p.x.ne[1]) {
+                continue;
+            }
+            const char * row = d_at(p.x, 0, y, c, i.i3), * weights = d_at(p.kernel, 0, kh, 0, c);
+            for (int kw = 0; kw < (int) p.kernel.ne[0]; ++kw) {
+                const float w = d_f32(*(const TW *) (weights + kw * (int64_t) p.kernel.nb[0]));
+                const int64_t x = ox * p.s0 + (int64_t) kw * p.d0 - p.p0;
+                for (int k = 0; k < 4; ++k) {
+                    const int64_t at = x + k * step * p.s0;
+                    sum[k] += at >= 0 && at < p.x.ne[0] ? w * d_f32(*(const TX *) (row + at * nbx)) : 0.0f;
                 }
             }
         }
-        d_store(p.y.type, d_at(p.y, ox, oy, c, i.i3), sum);
+        for (int k = 0; k < 4; ++k) {
+            if (ox + k * step < p.y.ne[0]) { d_put((TX *) d_at(p.y, ox + k * step, oy, c, i.i3), sum[k]); }
+        }
     }
 }
 
 gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream stream) {
+    const bool is_channels = args->y.nb[2] < args->y.nb[0];
     gcuda_array walk = args->y;
-    if (args->y.nb[2] >= args->y.nb[0]) {
-        return launch_tiles(k_conv_2d_dw<false>, tiles_of(walk, 1, 1), stream, *args, walk);
+    if (is_channels) {
+        walk.ne[0] = args->y.ne[2];
+        walk.ne[1] = (args->y.ne[0] + 3) / 4;
+        walk.ne[2] = args->y.ne[1];
     }
-    walk.ne[0] = args->y.ne[2];
-    walk.ne[1] = args->y.ne[0];
-    walk.ne[2] = args->y.ne[1];
-    return launch_tiles(k_conv_2d_dw<true>, tiles_of(walk, 1, 1), stream, *args, walk);
+    const tiles t = tiles_of(walk, 1, is_channels ? 1 : 4);
+    return with_float(args->x.type, [&](auto x) {
+        return with_float(args->kernel.type, [&](auto w) {
+            typedef decltype(x) TX;
+            typedef decltype(w) TW;
+            return is_channels ? launch_tiles(k_conv_2d_dw<TX, TW, true>, t, stream, *args, walk)
+                               : launch_tiles(k_conv_2d_dw<TX, TW, false>, t, stream, *args, walk);
+        });
+    });
 }
 
 // >>op:conv_transpose_1d  >>op:conv_transpose_2d ------------------------------------------------------
