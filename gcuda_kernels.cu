@@ -1927,7 +1927,7 @@ gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) 
 
 // >>op:sum_rows  >>op:mean ----------------------------------------------------------------------------
 // f(sixteen bytes as floats, place of the first) over packed elements [0, n), THREADS threads, four loads at a time.
-template <typename T, int THREADS, typename F> static inline __device__ void d_walk(const T * x, int64_t n, F f) {
+template <typename T, int THREADS, typename F> static inline __device__ void d_each_wide(const T * x, int64_t n, F f) {
     const int N = d_wide<T>::N;
     for (int64_t i = (int64_t) (threadIdx.x % THREADS) * N; i < n; i += 4 * THREADS * N) {
         uint4 raw[4];
@@ -1948,7 +1948,7 @@ static __global__ void k_sum_rows_wide(const gcuda_reduce_args p, float divisor,
         const int64_t row = n_parts > 1 ? r / n_parts : r, i0 = n_parts > 1 ? (r - row * n_parts) * part : 0;
         const T * x = (const T *) d_row(p.x, row) + i0;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        d_walk<T, THREADS>(x, p.x.ne[0] - i0 < part ? p.x.ne[0] - i0 : part, [&](const float * v, int64_t) {
+        d_each_wide<T, THREADS>(x, p.x.ne[0] - i0 < part ? p.x.ne[0] - i0 : part, [&](const float * v, int64_t) {
             for (int j = 0; j < d_wide<T>::N; ++j) { sum[j % 4] += v[j]; }
         });
         const float own = (sum[0] + sum[1]) + (sum[2] + sum[3]);
@@ -2047,7 +2047,7 @@ template <typename T, bool WIDE, int THREADS> static __global__ void k_argmax(co
         const T * x = (const T *) d_row(p.x, r);
         d_best best = { -INFINITY, (int32_t) (n - 1) };
         if (WIDE) {
-            d_walk<T, THREADS>(x, n, [&](const float * v, int64_t i) {
+            d_each_wide<T, THREADS>(x, n, [&](const float * v, int64_t i) {
                 for (int j = 0; j < d_wide<T>::N; ++j) {
                     if (v[j] >= best.value && i + j < n) { best = { v[j], (int32_t) (i + j) }; } // the last of equal ones
                 }
