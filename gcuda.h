@@ -23552,8 +23552,18 @@ static gcuda_status gcudai_cuda_move_staged(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// The route of copies from the backend's device to another, as its parameters allow.
+// While the backend's stream is captured, nothing may be allocated or waited for.
+static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return gcudai_cuda_went_well(cudaStreamIsCapturing(cu->stream, &status)) && status != cudaStreamCaptureStatusNone;
+}
+
+// The route of copies from the backend's device to another, as its parameters allow; UNKNOWN: it would have to be
+// probed during a capture.
 static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) {
+    if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN && gcudai_cuda_may_peer(cu) && gcudai_cuda_is_captured(cu)) {
+        return gcudai_cuda_route_known(cu->device->index, to);
+    }
     if (cu->routes[to] == GCUDA_CUDA_ROUTE_UNKNOWN) {
         cu->routes[to] =
             gcudai_cuda_may_peer(cu) ? gcudai_cuda_route_find(cu->device->index, to) : GCUDA_CUDA_ROUTE_HOST;
@@ -23564,8 +23574,14 @@ static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) 
 static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai_cuda * to,
     const struct gcudai_cuda_move * m, enum gcuda_cuda_route route, cudaStream_t stream) {
     struct gcudai_cuda_stage ** stage = &from->stages[m->to];
-    if (route != GCUDA_CUDA_ROUTE_HOST) {
+    if (route == GCUDA_CUDA_ROUTE_DIRECT || route == GCUDA_CUDA_ROUTE_DRIVER) {
         return gcudai_cuda_move_peer(m, stream);
+    }
+    // Slots are handed on by events, and those of work before a capture cannot be waited for in it.
+    if (route == GCUDA_CUDA_ROUTE_UNKNOWN || gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to)) {
+        return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
+            route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
+                                              : "which has to go through host memory");
     }
     if (*stage == NULL) {
         GCUDAI_TRY(gcudai_cuda_stage_new(m->from, m->to, &from->ledger, stage));
@@ -24614,6 +24630,11 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
         params.device = device;
         params.stream = NULL;
         params.peer = gcudai_cuda_may_peer(cu) ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
+        if (gcudai_cuda_is_captured(cu)) {
+            return gcudai_fail(GCUDA_STATUS_FAILED,
+                "a first product with row-split weights during a capture: what it needs on CUDA%d has to be made before",
+                device);
+        }
         GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->sides[device]));
         if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host
             (void) gcudai_cuda_pool_grant(&cu->pool, device);

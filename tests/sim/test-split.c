@@ -687,6 +687,80 @@ TEST(operands_with_any_strides) {
     clean();
 }
 
+// The first time needs allocations and waiting; from then on all of it can be captured and replayed.
+TEST(captured_products_and_copies) {
+    for (int turn = 0; turn < 2; ++turn) {
+        struct gcuda_cuda_params params;
+        cudaStream_t stream = NULL;
+        cudaGraph_t captured = NULL;
+        cudaGraphExec_t replay = NULL;
+        fresh(3, 64 * MB, (uint64_t) turn);
+        memset(&params, 0, sizeof params);
+        CHECK(cudaSetDevice(2) == cudaSuccess &&
+              cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        params.device = 2;
+        params.stream = stream;
+        params.peer = turn == 0 ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params), other = gcuda_backend_cuda_init(0);
+        struct place weights = place_begin(), p = place_begin(), po = place_begin();
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q4_0, 32, 420);
+        struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 2);
+        struct gcuda_tensor * z = gcuda_new_tensor_2d(po.ctx, GCUDA_TYPE_F32, 32, 2);
+        struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, x);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        weights.buffer =
+            gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(2, NULL, 0));
+        REQUIRE(backend && other && weights.buffer != NULL && place_alloc(&p, backend) && place_alloc(&po, other));
+        void *rows = random_rows(w->type, 32, 420, 5), *in = random_rows(GCUDA_TYPE_F32, 32, 2, 6);
+        CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
+        CHECK_OK(gcuda_backend_tensor_set(x, in, 0, gcuda_nbytes(x)));
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        CHECK(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_FAILED);
+        CHECK_HAS(gcuda_last_error(), "capture");
+        CHECK(gcuda_backend_tensor_copy_async(backend, other, x, z) == GCUDA_STATUS_FAILED);
+        CHECK_HAS(gcuda_last_error(), "capture");
+        CHECK(!peer_of(0, 2).is_probed && !peer_of(2, 0).is_probed);
+        CHECK(cudaStreamEndCapture(stream, &captured) == cudaSuccess && cudaGraphDestroy(captured) == cudaSuccess);
+        captured = NULL;
+        float wanted[840], out[840];
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // usable, and from now on everything is there
+        CHECK_OK(gcuda_backend_tensor_get(y, wanted, 0, sizeof wanted));
+        CHECK_OK(gcuda_backend_tensor_memset(y, 0, 0, sizeof wanted));
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        const gcuda_status st = gcuda_backend_graph_compute_async(backend, graph);
+        CHECK(st == (turn == 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED)); // staging does not go into captures
+        if (turn == 0) {
+            CHECK(cudaStreamEndCapture(stream, &captured) == cudaSuccess);
+            CHECK(cudaGraphInstantiate(&replay, captured, 0) == cudaSuccess);
+            for (int i = 0; i < 3; ++i) { CHECK(cudaGraphLaunch(replay, stream) == cudaSuccess); }
+            CHECK_OK(gcuda_backend_synchronize(backend));
+            CHECK(cudaGraphExecDestroy(replay) == cudaSuccess);
+            CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+            CHECK(memcmp(out, wanted, sizeof out) == 0 && out[839] != 0.0f);
+        } else {
+            CHECK_HAS(gcuda_last_error(), "through host memory");
+            (void) cudaStreamEndCapture(stream, &captured); // unjoined
+            (void) cudaGetLastError();
+        }
+        if (captured != NULL) { CHECK(cudaGraphDestroy(captured) == cudaSuccess); }
+        CHECK_OK(gcuda_backend_tensor_memset(y, 0, 0, sizeof wanted));
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // and after it as before
+        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+        CHECK(memcmp(out, wanted, sizeof out) == 0);
+        free(rows);
+        free(in);
+        place_end(&p);
+        place_end(&po);
+        place_end(&weights);
+        gcuda_backend_free(backend);
+        gcuda_backend_free(other);
+        CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+        CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    }
+    clean();
+}
+
 static void check_refused(gcuda_backend_t backend, struct gcuda_tensor * y, const char * why) {
     struct gcuda_context * ctx = gcuda_init((struct gcuda_init_params){ 0, NULL, true });
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
