@@ -47,8 +47,16 @@
 #if __has_feature(address_sanitizer)
 #define SIM_ASAN 1
 #endif
+#if __has_feature(thread_sanitizer)
+#define SIM_TSAN 1
+#endif
 #elif defined(__SANITIZE_ADDRESS__)
 #define SIM_ASAN 1
+#elif defined(__SANITIZE_THREAD__)
+#define SIM_TSAN 1
+#endif
+#if defined(SIM_TSAN)
+#include <sanitizer/tsan_interface.h>
 #endif
 #if defined(SIM_ASAN)
 #include <sanitizer/asan_interface.h>
@@ -366,6 +374,7 @@ struct context {
     const void * bottom; // these for AddressSanitizer
     size_t size;
     void * fake;
+    void * tsan; // for ThreadSanitizer
 };
 
 struct fiber {
@@ -434,6 +443,8 @@ static void switch_to(context & from, context & to) {
     came_from = &from;
 #if defined(SIM_ASAN)
     __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
+#elif defined(SIM_TSAN)
+    __tsan_switch_to_fiber(to.tsan, 0);
 #endif
     raw_switch(from, to);
     arrived(&from);
@@ -444,6 +455,9 @@ static void fiber_main();
 static void fiber_prepare(fiber & f) {
 #if defined(SIM_ASAN)
     __asan_unpoison_memory_region(f.stack, STACK_BYTES);
+#elif defined(SIM_TSAN)
+    if (f.c.tsan != nullptr) { __tsan_destroy_fiber(f.c.tsan); }
+    f.c.tsan = __tsan_create_fiber(0);
 #endif
     f.c.bottom = f.stack;
     f.c.size = STACK_BYTES;
@@ -813,7 +827,7 @@ static const memory * memory_of(const void * ptr, size_t size, bool on_device) {
     uintptr_t base = 0;
     const memory * first = memory_at(ptr, &base);
     if (first == nullptr && size == 0) { // may point behind the end
-        first = memory_at((const char *) ptr - 1, &base);
+        first = memory_at((const void *) ((uintptr_t) ptr - 1), &base);
     }
     if (first == nullptr || is_device_kind(first->kind) != on_device || !is_usable(*first)) { return nullptr; }
     const size_t n_here = base + first->size - (uintptr_t) ptr;
@@ -952,6 +966,9 @@ static void give_up() {
 
 static bool run_block(uint3 index) {
     begin_block(index);
+#if defined(SIM_TSAN)
+    main_context.tsan = __tsan_get_current_fiber();
+#endif
     b.runs_on = syscall(SYS_gettid);
     switch_to(main_context, take_idle()->c);
     b.runs_on = 0;
@@ -2168,9 +2185,11 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const 
     return cudaSuccess;
 }
 
+// Programs, heaps and stacks lie in the upper half of the addresses; the lower half has shadows of sanitizers, and two
+// small numbers side by side look like an address there.
 static bool is_host_address(uintptr_t p) {
     unsigned char resident = 0;
-    return p > 0xffff && p >> 47 == 0 && memory_at((const void *) p) == nullptr &&
+    return p >> 46 == 1 && memory_at((const void *) p) == nullptr &&
            mincore((void *) (p / 4096 * 4096), 4096, &resident) == 0;
 }
 

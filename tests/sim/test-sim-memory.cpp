@@ -89,7 +89,8 @@ TEST(kernels_use_page_locked_memory_and_nothing_out_of_range) {
     for (int i = 0; i < 32; ++i) { h[i] = 3 * i; }
     CHECK(launch(k_read, dim3(1), dim3(32), 0, nullptr, p, (const int *) h) == cudaSuccess);
     CHECK_EQ_I(fetched(p, 32)[20], 60);
-    CHECK(launch(k_read, dim3(1), dim3(1), 0, nullptr, p, (const int *) nullptr) == cudaSuccess);
+    const int * wild = (const int *) (uintptr_t) 0x123450; // NULL is UBSan's
+    CHECK(launch(k_read, dim3(1), dim3(1), 0, nullptr, p, wild) == cudaSuccess);
     CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
     CHECK_EQ_I(sim_violations(), 1);
     CHECK(cudaFreeHost(h) != cudaSuccess && cudaFree(p) != cudaSuccess); // freed, on a lost device
