@@ -39,9 +39,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <vector>
-#if !defined(__x86_64__)
 #include <ucontext.h>
-#endif
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -898,16 +896,32 @@ static void describe(uintptr_t address, char * text, size_t size) {
     text[0] = '\0';
 }
 
-// Reports a forbidden access; does not come back from a kernel's. True: of the host, and goes through.
+static char kernel_fault[300]; // what a kernel did
+
+static void end_faulty_kernel() {
+    b.error = cudaErrorIllegalAddress;
+    fail_block(kernel_fault); // does not come back
+}
+
+// Goes on in end_faulty_kernel, on the kernel's stack, once the handler has returned.
+static void leave_kernel(uintptr_t address, void * signal_context) {
+    char what[200];
+    describe(address, what, sizeof(what));
+    snprintf(kernel_fault, sizeof(kernel_fault), "a kernel of device %d uses %p: %s", the().open_for, (void *) address,
+        what[0] != '\0' ? what : "no device memory");
+#if defined(__x86_64__)
+    greg_t * registers = ((ucontext_t *) signal_context)->uc_mcontext.gregs;
+    registers[REG_RSP] = ((registers[REG_RSP] - 128) & ~(greg_t) 15) - 8; // below the red zone, as behind a call
+    registers[REG_RIP] = (greg_t) end_faulty_kernel;
+#else
+    (void) signal_context;
+    end_faulty_kernel(); // SA_NODEFER: the signal is not blocked
+#endif
+}
+
+// Reports a forbidden access of the host. True: to device memory, so that it may go through.
 static bool report_fault(uintptr_t address) {
     char what[200], text[300];
-    if (b.runs_on == syscall(SYS_gettid)) { // a kernel's, on its own stack; this thread has the lock
-        describe(address, what, sizeof(what));
-        snprintf(text, sizeof(text), "a kernel of device %d uses %p: %s", the().open_for, (void *) address,
-            what[0] != '\0' ? what : "no device memory");
-        b.error = cudaErrorIllegalAddress;
-        fail_block(text); // does not come back; SA_NODEFER: the signal is not blocked
-    }
     const guard held(the().lock);
     describe(address, what, sizeof(what));
     if (what[0] == '\0') { return false; } // not ours
@@ -916,8 +930,9 @@ static bool report_fault(uintptr_t address) {
     return memory_at((const void *) address) != nullptr;
 }
 
-static void on_fault(int signal_number, siginfo_t * info, void *) {
+static void on_fault(int signal_number, siginfo_t * info, void * signal_context) {
     const uintptr_t address = (uintptr_t) info->si_addr;
+    if (b.runs_on == syscall(SYS_gettid)) { return leave_kernel(address, signal_context); } // it has the lock
     if (!report_fault(address)) {
         signal(signal_number, SIG_DFL);
         return;
