@@ -58,6 +58,7 @@ MEMORY
     use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
     All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
     Once a graph is allocated and computed, computing it again allocates nothing.
+    On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
 
 ERRORS
     A function that can fail returns a gcuda_status, or a pointer that is then NULL, and leaves a message with names and
@@ -76,7 +77,8 @@ THREADS
     for any number of threads. An abort callback stops a graph within about 10 ms.
 
 EMBEDDING IN AN ENGINE
-    Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE.
+    Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and
+                   page-locked memory: gcuda_backend_cuda_set_memory. Limits: gcuda_cuda_params.memory_budget.
     Logging:       gcuda_log_set; silent otherwise.
     Own threads:   gcuda_backend_cpu_set_threadpool with a pool of chosen processors and priority, or one thread.
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
@@ -21836,6 +21838,7 @@ struct gcudai_cuda_device {
 struct gcudai_cuda_devices {
     bool is_ready;
     int n, n_there; // n_there: what CUDA counts, which may be more
+    cudaError_t why; // there are none
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
@@ -21914,7 +21917,8 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
     int n = 0;
     GCUDAI_ZERO(*found);
     found->is_ready = true;
-    if (cudaGetDeviceCount(&n) != cudaSuccess) { // no driver, an old one, no device
+    found->why = cudaGetDeviceCount(&n);
+    if (found->why != cudaSuccess) { // no driver, an old one, no device
         (void) cudaGetLastError();
         n = 0;
     }
@@ -21931,8 +21935,18 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
     }
 }
 
+// Turing chips for which kernels with tensor-core instructions run slowly.
+static bool gcudai_cuda_lacks_tensor_cores(const struct gcudai_cuda_device * d) {
+    return strcmp(d->description, "NVIDIA GeForce MX450") == 0 || strcmp(d->description, "NVIDIA GeForce MX550") == 0 ||
+           strncmp(d->description, "NVIDIA GeForce GTX 16", 21) == 0;
+}
+
 // One line a device, and what was left out. Not under the lock: the log takes it itself.
 static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
+    if (found->why != cudaSuccess) {
+        gcudai_log(GCUDA_LOG_LEVEL_INFO, "no CUDA device: %s (%s)", cudaGetErrorString(found->why),
+            cudaGetErrorName(found->why));
+    }
     if (found->n < found->n_there) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "CUDA counts %d devices, %d are used (%s)", found->n_there, found->n,
             found->n == GCUDA_CUDA_MAX_DEVICES ? "the most there may be" : "the next could not be asked");
@@ -21942,6 +21956,10 @@ static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
         gcudai_log(GCUDA_LOG_LEVEL_INFO, "%s: %s, compute capability %d.%d, %llu MiB, virtual memory management %s",
             d->name, d->description, d->cc / 100, d->cc % 100 / 10, (unsigned long long) (d->total_bytes >> 20),
             d->vmm_granularity > 0 ? "yes" : "no");
+        if (gcudai_cuda_lacks_tensor_cores(d)) {
+            gcudai_log(GCUDA_LOG_LEVEL_INFO, "%s has no tensor cores: a build for 6.1 and 8.0 as PTX suits it better",
+                d->name);
+        }
     }
 }
 

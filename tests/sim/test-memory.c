@@ -523,6 +523,27 @@ TEST(everything_goes_through_the_callers_allocators) {
     clean();
 }
 
+static void * engine_alloc(void * user, int device, size_t size) { return counting_alloc(user, device, size); }
+static void engine_free(void * user, int device, void * ptr, size_t size) { counting_free(user, device, ptr, size); }
+
+TEST(the_example_of_the_readme) { // as written there
+    struct counting counted = counting_new(false), * engine = &counted;
+    fresh(1, 1024 * MB, 1);
+    struct gcuda_cuda_params params = { 0 };
+    params.memory_budget = (size_t) 512 << 20;
+    params.memory.device.alloc = engine_alloc;
+    params.memory.device.free = engine_free;
+    params.memory.device.user = engine;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    struct gcuda_cuda_stats stats;
+    gcuda_status st = gcuda_backend_cuda_get_stats(backend, &stats);
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_cuda_trim(backend); }
+    CHECK(st == GCUDA_STATUS_SUCCESS && counted.live == 1 && stats.budget == (size_t) 512 << 20);
+    gcuda_backend_free(backend);
+    CHECK_EQ_I(counted.live, 0);
+    clean();
+}
+
 TEST(a_backend_with_allocators_of_its_own) {
     struct counting device = counting_new(false), pinned = counting_new(true);
     struct gcuda_cuda_params p = params_of(GCUDA_CUDA_POOL_AUTO, 0, 0);
@@ -815,6 +836,16 @@ TEST(each_device_is_named_once) {
     sim_fail("cudaGetDeviceProperties", 2, cudaErrorUnknown);
     CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 1);
     CHECK(lines.n == 2 && strstr(lines.text[0], "2 devices, 1 ") != NULL);
+    fresh(1, 64 * MB, 1);
+    memset(&lines, 0, sizeof lines);
+    gcuda_log_set(keep_line, GCUDA_LOG_LEVEL_INFO, &lines);
+    sim_fail("cudaGetDeviceCount", 1, cudaErrorInsufficientDriver);
+    CHECK(gcuda_backend_cuda_get_device_count() == 0 && lines.n == 1);
+    CHECK_HAS(lines.text[0], "cudaErrorInsufficientDriver");
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 0); // not asked again
+    CHECK_EQ_I(sim_counts("cudaGetDeviceCount"), 1);
+    gcuda_shutdown();
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 1);
     clean();
 }
 
