@@ -152,6 +152,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
     >>impl-cuda-profile  callbacks and timing around nodes, traces
+    >>impl-cuda-interop  memory and semaphores of other interfaces
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -341,17 +342,23 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
 #define gcuda_backend_cuda_get_stream GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stream)
 #define gcuda_backend_cuda_host_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_host_buffer_type)
+#define gcuda_backend_cuda_import_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_memory)
+#define gcuda_backend_cuda_import_semaphore GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_semaphore)
 #define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
 #define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
 #define gcuda_backend_cuda_probe_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_probe_peer)
 #define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
 #define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
+#define gcuda_backend_cuda_semaphore_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_free)
+#define gcuda_backend_cuda_semaphore_signal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_signal)
+#define gcuda_backend_cuda_semaphore_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_wait)
 #define gcuda_backend_cuda_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_abort_callback)
 #define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
 #define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
 #define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
 #define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
 #define gcuda_backend_cuda_unregister_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_unregister_host_buffer)
+#define gcuda_backend_cuda_wrap_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_wrap_ptr)
 #define gcuda_backend_dev_backend_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_backend_reg)
 #define gcuda_backend_dev_buffer_from_host_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_from_host_ptr)
 #define gcuda_backend_dev_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_dev_buffer_type)
@@ -3174,6 +3181,15 @@ struct gcuda_cuda_params {
     struct gcuda_cuda_memory_params memory; // this backend's own choices (page_locked aside); zero: the process's
     enum gcuda_cuda_peer_mode peer;
     size_t max_shared; // bytes of shared memory a block may have, at least 48 KiB; 0: what the device allows
+    // The context (a CUcontext) that the backend works in: made current around each of its calls, and the caller's own is
+    // current again after it. It must outlive the backend and its buffers. NULL: that of stream, or the one that the
+    // CUDA runtime uses. Memory of another context is refused; gcuda_backend_get_default_buffer_type gives memory of it.
+    struct CUctx_st * context;
+    // The caller's cuBLAS handle (a cublasHandle_t of the library that gcuda loads or links), of the same context, used
+    // by nobody else while the backend computes. It must outlive the backend and is not destroyed. Its stream, math mode
+    // and pointer mode are put back after each use; a workspace set for it is lost, as with every cublasSetStream. NULL:
+    // the backend makes its own.
+    struct cublasContext * cublas;
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3212,6 +3228,8 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cuda_reg(void); // NULL when built without CUDA
 // Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
+// The same for a backend's context, whatever it is.
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
 GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
 // Page-locks memory of the caller's, for example a mapped file; registered memory must be unregistered before it goes.
@@ -3400,6 +3418,49 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
 // Where they are on the device; NULL: none there, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
+
+// ---- memory and semaphores of Vulkan and Direct3D 12 ----
+enum gcuda_cuda_handle {
+    GCUDA_CUDA_HANDLE_FD = 0,            // a file descriptor: Vulkan's opaque fd
+    GCUDA_CUDA_HANDLE_WIN32 = 1,         // the types from here on are untested
+    GCUDA_CUDA_HANDLE_WIN32_KMT = 2,
+    GCUDA_CUDA_HANDLE_D3D12_HEAP = 3,
+    GCUDA_CUDA_HANDLE_D3D12_RESOURCE = 4,
+    GCUDA_CUDA_HANDLE_D3D12_FENCE = 5    // semaphores only
+};
+struct gcuda_cuda_external_memory {
+    enum gcuda_cuda_handle type;
+    int fd;             // GCUDA_CUDA_HANDLE_FD
+    void * handle;      // Win32: one of handle and name, both stay the caller's
+    const void * name;
+    size_t size;        // bytes of the whole allocation
+    size_t offset;      // where the buffer begins in it, a multiple of 128
+    size_t buffer_size; // bytes of the buffer; 0: the rest of the allocation
+    bool is_dedicated;  // Vulkan: allocated for one resource
+};
+struct gcuda_cuda_external_semaphore {
+    enum gcuda_cuda_handle type;
+    int fd;
+    void * handle;
+    const void * name;
+    bool is_timeline; // Vulkan: a timeline semaphore; else a binary one. A fence of Direct3D always counts
+};
+// A buffer over memory of another interface on the same GPU. On success the descriptor belongs to CUDA and is closed; on
+// failure (NULL) it is the caller's as before. The import ends when the buffer is freed; the backend may go before it.
+GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
+    gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory);
+// A semaphore that work of any backend in the same context can wait for and signal. Descriptors as above.
+typedef struct gcuda_cuda_semaphore * gcuda_cuda_semaphore_t;
+GCUDA_API gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
+    gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore);
+// What the backend does from now on comes after the semaphore has reached value; it is set to value when all that the
+// backend has been given so far is done. Both only enqueue. A binary semaphore ignores value.
+GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_wait(
+    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
+GCUDA_API gcuda_status gcuda_backend_cuda_semaphore_signal(
+    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value);
+// No work with it may be under way. NULL is allowed.
+GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore);
 
 // ---- launchers: the kernels without graph, context or allocator, on device pointers ----
 // They enqueue on the stream and return: nothing is allocated, nothing waited for, and args is copied. SUCCESS, or
@@ -5298,6 +5359,24 @@ static GCUDAI_UNUSED void gcudai_dl_close(void * lib) {
     (void) FreeLibrary((HMODULE) lib);
 #else
     (void) dlclose(lib);
+#endif
+}
+
+// A second descriptor of the same open file; -1 where there are none.
+static GCUDAI_UNUSED int gcudai_fd_copy(int fd) {
+#if defined(_WIN32)
+    (void) fd;
+    return -1;
+#else
+    return fd >= 0 ? dup(fd) : -1;
+#endif
+}
+
+static GCUDAI_UNUSED void gcudai_fd_close(int fd) {
+#if defined(_WIN32)
+    (void) fd;
+#else
+    if (fd >= 0) { (void) close(fd); }
 #endif
 }
 #endif // GCUDA_NO_CUDA
@@ -21829,6 +21908,10 @@ struct gcudai_cuda_device {
     size_t total_bytes;
     bool is_integrated, can_cooperate;
     size_t vmm_granularity; // bytes, a power of two; 0: no virtual memory management
+    gcudai_atomic_i64 primary;  // the runtime's context, once it is held
+    struct CUctx_st * context;  // a context of the caller's; NULL: the runtime's
+    int n_refs;                 // of backends, buffers and events to this object, when it has such a context
+    struct gcudai_cuda_device * next;
     size_t shared_bytes, shared_optin; // per block: always there, and when the kernel asks
     int warp_size;
     char name[16], pci[24], uuid[48], luid[24], description[256];
@@ -21840,8 +21923,10 @@ struct gcudai_cuda_devices {
     int n, n_there; // n_there: what CUDA counts, which may be more
     cudaError_t why; // there are none
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
+    struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
+static void gcudai_cuda_contexts_free(void);
 
 // After these the context is gone: every later call fails too.
 static bool gcudai_cuda_is_sticky(cudaError_t err) {
@@ -21885,27 +21970,17 @@ static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int dev
         }                                                                         \
     } while (0)
 
-// The caller's current device is as before after every public call: enter, work, leave.
+// The caller's current device and context are as before after every public call: enter, work, leave. Contexts are
+// pushed and popped through the driver, which leaves the runtime's choice of device alone.
 struct gcudai_cuda_scope {
-    int before;
-    bool is_changed;
+    struct CUctx_st * before; // the caller's context; NULL: none
+    int device;               // the caller's device, when it had no context
+    bool is_pushed, is_set;   // is_set: without the driver, by cudaSetDevice
+    bool is_away;             // set by those who have selected other devices meanwhile
 };
-
-static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device) {
-    scope->is_changed = false;
-    GCUDAI_CUDA_TRY(cudaGetDevice(&scope->before), device, "asking for the current device");
-    if (scope->before != device) {
-        GCUDAI_CUDA_TRY(cudaSetDevice(device), device, "selecting the device");
-        scope->is_changed = true;
-    }
-    return GCUDA_STATUS_SUCCESS;
-}
-
-static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
-    if (scope->is_changed && cudaSetDevice(scope->before) != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
-}
+static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device);
+static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d);
+static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope);
 
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p);
 static void gcudai_cuda_driver_find(void);
@@ -21989,6 +22064,7 @@ static void gcudai_cuda_split_forget(void);
 static void gcudai_cuda_forget(void) {
     gcudai_cuda_peers_forget();
     gcudai_cuda_split_forget();
+    gcudai_cuda_contexts_free();
     GCUDAI_ZERO(gcudai_cuda_found);
     gcudai_cuda_driver_forget();
     gcudai_cuda_memory_forget();
@@ -22103,6 +22179,9 @@ enum {
 #define GCUDAI_CUDA_DRIVER_FUNCTIONS(X)                                                                                        \
     X(cuDeviceGet,                   2000,  (int * device, int ordinal))                                                       \
     X(cuDeviceGetAttribute,          2000,  (int * value, int attribute, int device))                                          \
+    X(cuDevicePrimaryCtxRetain,      7000,  (struct CUctx_st * * context, int device))                                         \
+    X(cuDevicePrimaryCtxRelease,     11000, (int device))                                                                      \
+    X(cuCtxGetLimit,                 2000,  (size_t * value, int limit))                                                       \
     X(cuDevicePrimaryCtxGetState,    7000,  (int device, unsigned * flags, int * is_active))                                   \
     X(cuCtxGetCurrent,               4000,  (struct CUctx_st * * context))                                                     \
     X(cuCtxSetCurrent,               4000,  (struct CUctx_st * context))                                                       \
@@ -22205,6 +22284,169 @@ static size_t gcudai_cuda_vmm_granularity(int index) {
     const int err = drv->cuMemGetAllocationGranularity(&bytes, &prop, GCUDAI_CU_GRANULARITY_RECOMMENDED);
     return err == 0 && bytes > 0 && (bytes & (bytes - 1)) == 0 ? bytes : 0;
 #endif
+}
+
+// ---- the current context ----
+
+static bool gcudai_cuda_has_contexts(void) {
+    const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
+    return drv->cuCtxGetCurrent && drv->cuCtxPushCurrent && drv->cuCtxPopCurrent && drv->cuCtxSetCurrent &&
+           drv->cuCtxGetDevice && drv->cuDevicePrimaryCtxRetain && drv->cuDevicePrimaryCtxRelease;
+}
+
+// The driver counts errors as the runtime does.
+#define GCUDAI_CU_TRY(call, device, ...) GCUDAI_CUDA_TRY((cudaError_t) gcudai_cuda_driver.call, device, __VA_ARGS__)
+
+// The context that the runtime uses on a device. Held from its first use until gcuda_shutdown.
+static gcuda_status gcudai_cuda_primary(struct gcudai_cuda_device * d, struct CUctx_st ** context) {
+    *context = (struct CUctx_st *) (intptr_t) gcudai_atomic_load_i64(&d->primary);
+    if (*context == NULL) {
+        GCUDAI_CU_TRY(cuDevicePrimaryCtxRetain(context, d->index), d->index, "making the device's context");
+        if (!gcudai_atomic_cas_i64(&d->primary, 0, (int64_t) (intptr_t) *context)) { // another thread was first
+            (void) gcudai_cuda_driver.cuDevicePrimaryCtxRelease(d->index);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_push(struct gcudai_cuda_scope * scope, struct CUctx_st * context, int device) {
+    if (scope->before == NULL && cudaGetDevice(&scope->device) != cudaSuccess) {
+        (void) cudaGetLastError();
+        scope->device = device;
+    }
+    GCUDAI_CU_TRY(cuCtxPushCurrent(context), device, "making the context current");
+    scope->is_pushed = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// A driver without these functions: devices only.
+static gcuda_status gcudai_cuda_enter_plain(struct gcudai_cuda_scope * scope, int device) {
+    GCUDAI_CUDA_TRY(cudaGetDevice(&scope->device), device, "asking for the current device");
+    if (scope->device != device) {
+        GCUDAI_CUDA_TRY(cudaSetDevice(device), device, "selecting the device");
+        scope->is_set = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Any context of the device will do: inside a call that has entered its own already, and where none matters.
+static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device) {
+    struct CUctx_st * context = NULL;
+    int current = -1;
+    GCUDAI_ZERO(*scope);
+    if (!gcudai_cuda_has_contexts()) { return gcudai_cuda_enter_plain(scope, device); }
+    GCUDAI_CU_TRY(cuCtxGetCurrent(&scope->before), device, "asking for the current context");
+    if (scope->before != NULL) {
+        GCUDAI_CU_TRY(cuCtxGetDevice(&current), device, "asking for the current device");
+        if (current == device) { return GCUDA_STATUS_SUCCESS; }
+    }
+    GCUDAI_TRY(gcudai_cuda_primary(&gcudai_cuda_found.items[device], &context));
+    return gcudai_cuda_push(scope, context, device);
+}
+
+// The context that things of d live in, and no other.
+static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d) {
+    struct CUctx_st * context = d->context;
+    GCUDAI_ZERO(*scope);
+    if (!gcudai_cuda_has_contexts()) { return gcudai_cuda_enter_plain(scope, d->index); }
+    GCUDAI_CU_TRY(cuCtxGetCurrent(&scope->before), d->index, "asking for the current context");
+    if (context == NULL) { GCUDAI_TRY(gcudai_cuda_primary(&gcudai_cuda_found.items[d->index], &context)); }
+    return scope->before == context ? GCUDA_STATUS_SUCCESS : gcudai_cuda_push(scope, context, d->index);
+}
+
+static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
+    struct CUctx_st * ours = NULL;
+    int device = scope->device;
+    const bool is_popped = scope->is_pushed && gcudai_cuda_driver.cuCtxPopCurrent(&ours) == 0;
+    if (gcudai_cuda_has_contexts() && !is_popped && (scope->is_pushed || scope->is_away)) {
+        (void) gcudai_cuda_driver.cuCtxSetCurrent(scope->before);
+    }
+    const bool had_none = scope->is_pushed && scope->before == NULL; // the runtime may remember the device all the same
+    const bool is_plain = !gcudai_cuda_has_contexts() && (scope->is_set || scope->is_away);
+    if (is_plain || (had_none && cudaGetDevice(&device) == cudaSuccess && device != scope->device)) {
+        if (cudaSetDevice(scope->device) != cudaSuccess) { (void) cudaGetLastError(); }
+        if (had_none) { (void) gcudai_cuda_driver.cuCtxSetCurrent(NULL); } // selecting made one current
+    }
+}
+
+// ---- contexts of the caller's: a device object of their own each, so that memory in one is not taken for another's ----
+
+static void gcudai_cuda_contexts_free(void) { // the registry's lock is held
+    while (gcudai_cuda_found.contexts != NULL) {
+        struct gcudai_cuda_device * d = gcudai_cuda_found.contexts;
+        gcudai_cuda_found.contexts = d->next;
+        gcudai_free(d);
+    }
+    for (int i = 0; i < gcudai_cuda_found.n; ++i) {
+        if (gcudai_atomic_load_i64(&gcudai_cuda_found.items[i].primary) != 0) {
+            (void) gcudai_cuda_driver.cuDevicePrimaryCtxRelease(i);
+        }
+    }
+}
+
+static void gcudai_cuda_device_ref(struct gcudai_cuda_device * d) {
+    if (d->context != NULL) {
+        gcudai_mutex_lock(&gcudai_g.lock);
+        d->n_refs++;
+        gcudai_mutex_unlock(&gcudai_g.lock);
+    }
+}
+
+static void gcudai_cuda_device_unref(struct gcudai_cuda_device * d) {
+    if (d == NULL || d->context == NULL) { return; }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const bool is_last = --d->n_refs == 0;
+    struct gcudai_cuda_device ** at = &gcudai_cuda_found.contexts;
+    while (is_last && *at != NULL && *at != d) { at = &(*at)->next; }
+    if (is_last && *at != NULL) { *at = d->next; }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    if (is_last) { gcudai_free(d); }
+}
+
+// The object for a context, referred to once more; made when it is the first to ask.
+static gcuda_status gcudai_cuda_device_in(
+    struct gcudai_cuda_device * of, struct CUctx_st * context, struct gcudai_cuda_device ** d) {
+    struct gcudai_cuda_device * fresh = (struct gcudai_cuda_device *) gcudai_calloc(1, sizeof(*fresh));
+    if (fresh == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    *d = gcudai_cuda_found.contexts;
+    while (*d != NULL && ((*d)->context != context || (*d)->index != of->index)) { *d = (*d)->next; }
+    if (*d == NULL) {
+        *fresh = *of;
+        fresh->buft.device = &fresh->device;
+        fresh->context = context;
+        fresh->next = gcudai_cuda_found.contexts;
+        gcudai_cuda_found.contexts = *d = fresh;
+        fresh = NULL;
+    }
+    (*d)->n_refs++;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_free(fresh);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// A context is one of the device's, and alive. Leaves *d alone when it is the one that the runtime uses.
+static gcuda_status gcudai_cuda_device_choose(
+    struct gcudai_cuda_device * of, struct CUctx_st * context, struct gcudai_cuda_device ** d) {
+    struct gcudai_cuda_scope scope;
+    struct CUctx_st * primary = NULL;
+    unsigned flags = 0;
+    int device = -1, is_active = 0;
+    GCUDAI_ZERO(scope);
+    if (!gcudai_cuda_has_contexts() || gcudai_cuda_driver.cuDevicePrimaryCtxGetState == NULL) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cuda_init: this driver cannot make a context current");
+    }
+    GCUDAI_CU_TRY(cuCtxGetCurrent(&scope.before), of->index, "asking for the current context");
+    GCUDAI_TRY(gcudai_cuda_push(&scope, context, of->index));
+    const int err = gcudai_cuda_driver.cuCtxGetDevice(&device);
+    gcudai_cuda_leave(&scope);
+    if (err != 0 || device != of->index) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: the context is of device %d, not of %s", device,
+            of->name);
+    }
+    GCUDAI_CU_TRY(cuDevicePrimaryCtxGetState(of->index, &flags, &is_active), of->index, "asking for its context");
+    if (is_active) { GCUDAI_TRY(gcudai_cuda_primary(of, &primary)); }
+    return context == primary ? GCUDA_STATUS_SUCCESS : gcudai_cuda_device_in(of, context, d);
 }
 
 // =====================================================================================================
@@ -23047,6 +23289,11 @@ typedef void * gcudai_cublas_handle;
     X(cublasCreate_v2, (gcudai_cublas_handle * handle))                                                                             \
     X(cublasDestroy_v2, (gcudai_cublas_handle handle))                                                                              \
     X(cublasSetStream_v2, (gcudai_cublas_handle handle, cudaStream_t stream))                                                       \
+    X(cublasGetStream_v2, (gcudai_cublas_handle handle, cudaStream_t * stream))                                                     \
+    X(cublasSetMathMode, (gcudai_cublas_handle handle, int mode))                                                                   \
+    X(cublasGetMathMode, (gcudai_cublas_handle handle, int * mode))                                                                 \
+    X(cublasSetPointerMode_v2, (gcudai_cublas_handle handle, int mode))                                                             \
+    X(cublasGetPointerMode_v2, (gcudai_cublas_handle handle, int * mode))                                                           \
     X(cublasSetWorkspace_v2, (gcudai_cublas_handle handle, void * workspace, size_t size))                                          \
     X(cublasGemmStridedBatchedEx, (gcudai_cublas_handle handle, int op_a, int op_b, int m, int n, int k, const void * alpha,        \
                                    const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb,    \
@@ -23062,6 +23309,9 @@ GCUDAI_CUBLAS_FUNCTIONS(X)
 struct gcudai_cublas {
     void * library;
     gcudai_cublas_handle handle; // NULL: there is no cuBLAS
+    bool is_callers;             // and is put back as it was after each use
+    cudaStream_t stream;         // of the caller's handle, with its modes
+    int math_mode, pointer_mode;
     bool has_asked;              // for its workspace, which stays what it is then: a captured graph remembers it
     struct gcudai_cuda_piece workspace;
 #define X(name, args) int (*name) args;
@@ -23321,7 +23571,7 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
     if (gcudai_cuda_enter(&scope, device) == GCUDA_STATUS_SUCCESS) {
         route = gcudai_cuda_probe_run(&p);
         gcudai_cuda_probe_close(&p);
-        scope.is_changed = true; // whichever device is current now
+        scope.is_away = true; // whichever device is current now
         gcudai_cuda_leave(&scope);
     } else {
         snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
@@ -23514,7 +23764,7 @@ static gcuda_status gcudai_cuda_stage_new(
     gcuda_status st = gcudai_cuda_enter(&scope, from);
     if (st == GCUDA_STATUS_SUCCESS) {
         st = gcudai_cuda_stage_make(s, ledger);
-        scope.is_changed = true;
+        scope.is_away = true;
         gcudai_cuda_leave(&scope);
     }
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -23624,7 +23874,7 @@ static gcuda_status gcudai_cuda_send(
     const enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
     GCUDAI_TRY(gcudai_cuda_enter(&scope, m.from));
     const gcuda_status st = gcudai_cuda_send_on(from, to, &m, route, stream);
-    scope.is_changed = true;
+    scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -23656,7 +23906,7 @@ static gcuda_status gcudai_cuda_copy_across(
     }
     (void) gcudai_cuda_went_well(cudaGetLastError());
     gcudai_cuda_stage_free(stage);
-    scope.is_changed = true;
+    scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -23668,24 +23918,28 @@ static gcuda_status gcudai_cuda_copy_across(
 // streams do not block. Whoever has work queued on a tensor synchronizes that backend first.
 
 struct gcudai_cuda_buffer {
-    int device;
     void * ptr;
-    struct gcudai_cuda_piece piece; // without memory: ptr is the caller's
+    struct gcudai_cuda_piece piece;  // without memory: ptr is the caller's, or
+    cudaExternalMemory_t external;   // of an import, which goes with the buffer
 };
+static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b);
 
 static bool gcudai_cuda_is_buft(gcuda_backend_buffer_type_t buft);
-static int gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) {
-    return ((struct gcudai_cuda_device *) buft->device)->index;
+static struct gcudai_cuda_device * gcudai_cuda_buft_device(gcuda_backend_buffer_type_t buft) {
+    return (struct gcudai_cuda_device *) buft->device;
 }
 
 static void gcudai_cuda_buffer_free(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) buffer->context;
+    struct gcudai_cuda_device * d = gcudai_cuda_buft_device(buffer->buft);
     struct gcudai_cuda_scope scope;
-    if (b->piece.ptr != NULL) { // not being able to enter is no reason to leak: cudaFree finds the device itself
-        const bool is_in = gcudai_cuda_enter(&scope, b->device) == GCUDA_STATUS_SUCCESS;
+    if (b->piece.ptr != NULL || b->external != NULL) { // failing to enter is no reason to leak: CUDA finds the device
+        (void) gcudai_cuda_enter_of(&scope, d);
         gcudai_cuda_give(&b->piece);
-        if (is_in) { gcudai_cuda_leave(&scope); }
+        gcudai_cuda_external_close(b);
+        gcudai_cuda_leave(&scope);
     }
+    gcudai_cuda_device_unref(d);
     gcudai_free(b);
 }
 
@@ -23696,11 +23950,11 @@ static void * gcudai_cuda_buffer_base(gcuda_backend_buffer_t buffer) {
 // What access to a tensor's bytes does, as one function, so that the device is entered, waited for and left in one place.
 enum gcudai_cuda_access { GCUDAI_CUDA_SET, GCUDAI_CUDA_GET, GCUDAI_CUDA_FILL };
 
-static gcuda_status gcudai_cuda_access(int device, enum gcudai_cuda_access access, void * on_device, void * on_host,
-    int value, size_t size, const char * name) {
+static gcuda_status gcudai_cuda_access(struct gcudai_cuda_device * d, enum gcudai_cuda_access access, void * on_device,
+    void * on_host, int value, size_t size, const char * name) {
     static const char * const what[] = { "setting", "getting", "filling" };
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     cudaError_t err = access == GCUDAI_CUDA_SET
                           ? cudaMemcpyAsync(on_device, on_host, size, cudaMemcpyHostToDevice, cudaStreamPerThread)
                       : access == GCUDAI_CUDA_GET
@@ -23710,7 +23964,7 @@ static gcuda_status gcudai_cuda_access(int device, enum gcudai_cuda_access acces
     err = err != cudaSuccess ? err : end;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (err != cudaSuccess) {
-        st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", device,
+        st = gcudai_cuda_fail(err, access == GCUDAI_CUDA_FILL ? "cudaMemsetAsync" : "cudaMemcpyAsync", d->index,
             "%s %llu bytes of '%s'", what[access], (unsigned long long) size, name);
     }
     gcudai_cuda_leave(&scope);
@@ -23737,7 +23991,7 @@ static gcuda_status gcudai_cuda_buffer_get(
 
 static gcuda_status gcudai_cuda_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
     const struct gcudai_cuda_buffer * b = (const struct gcudai_cuda_buffer *) buffer->context;
-    return gcudai_cuda_access(b->device, GCUDAI_CUDA_FILL, b->ptr, NULL, value, buffer->size, "the whole buffer");
+    return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, b->ptr, NULL, value, buffer->size, "the whole buffer");
 }
 
 static gcuda_status gcudai_cuda_buffer_copy(
@@ -23746,13 +24000,18 @@ static gcuda_status gcudai_cuda_buffer_copy(
     if (from == NULL || !gcudai_cuda_is_buft(from->buft)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    const int device = gcudai_cuda_buft_device(buffer->buft), device_from = gcudai_cuda_buft_device(from->buft);
+    struct gcudai_cuda_device * d = gcudai_cuda_buft_device(buffer->buft);
+    const struct gcudai_cuda_device * d_from = gcudai_cuda_buft_device(from->buft);
+    const int device = d->index, device_from = d_from->index;
     struct gcudai_cuda_scope scope;
     const size_t size = gcuda_nbytes(src);
+    if (d != d_from && (d->context != NULL || d_from->context != NULL)) {
+        return GCUDA_STATUS_UNSUPPORTED; // from context to context: through the host
+    }
     if (device != device_from) {
         return gcudai_cuda_copy_across(dst->data, device, src->data, device_from, size, src->name);
     }
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     cudaError_t err = cudaMemcpyAsync(dst->data, src->data, size, cudaMemcpyDeviceToDevice, cudaStreamPerThread);
     const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
     err = err != cudaSuccess ? err : end;
@@ -23798,13 +24057,14 @@ static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
     if (b == NULL) {
         return NULL;
     }
-    b->device = d->index;
     b->ptr = ptr;
     if (piece != NULL) { b->piece = *piece; }
     gcuda_backend_buffer_t buffer = gcuda_backend_buffer_init(&d->buft, &iface, b, size);
     if (buffer == NULL) {
         gcudai_free(b);
+        return NULL;
     }
+    gcudai_cuda_device_ref(d);
     return buffer;
 }
 
@@ -23830,7 +24090,7 @@ static gcuda_status gcudai_cuda_buft_alloc(
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     *buffer = NULL;
     GCUDAI_ZERO(piece);
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, d->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     if (size > 0) {
         st = gcudai_cuda_take(&gcudai_cuda_memory.devices[d->index], d->index, GCUDA_CUDA_PURPOSE_BUFFERS, size,
             "a buffer", &piece);
@@ -23855,16 +24115,17 @@ gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device) {
     return d ? &d->buft : NULL;
 }
 
-gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size) {
-    struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_buffer_from_ptr");
-    if (d == NULL || (ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0) {
-        if (d != NULL) {
-            gcudai_fail(
-                GCUDA_STATUS_INVALID_ARGUMENT, "cuda_buffer_from_ptr: %p is NULL or not aligned to 128 bytes", ptr);
-        }
+static gcuda_backend_buffer_t gcudai_cuda_wrap(struct gcudai_cuda_device * d, void * ptr, size_t size, const char * what) {
+    if ((ptr == NULL && size > 0) || (uintptr_t) ptr % 128 != 0) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %p is NULL or not aligned to 128 bytes", what, ptr);
         return NULL;
     }
     return gcudai_cuda_buffer_new(d, ptr, size, NULL);
+}
+
+gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size) {
+    struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_buffer_from_ptr");
+    return d ? gcudai_cuda_wrap(d, ptr, size, "cuda_buffer_from_ptr") : NULL;
 }
 
 // ---- page-locked host memory: a CPU buffer over it ----
@@ -23954,7 +24215,7 @@ static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status
 }
 
 static void gcudai_cublas_close(struct gcudai_cublas * c) {
-    if (c->handle != NULL) {
+    if (c->handle != NULL && !c->is_callers) {
         (void) c->cublasDestroy_v2(c->handle);
     }
     gcudai_cuda_give(&c->workspace);
@@ -23962,9 +24223,10 @@ static void gcudai_cublas_close(struct gcudai_cublas * c) {
     GCUDAI_ZERO(*c);
 }
 
-// Without it products take gcuda's own kernel. The device is current.
-static void gcudai_cublas_open(struct gcudai_cublas * c) {
+// Without it products take gcuda's own kernel. The device is current. `callers` is a handle to use, or NULL.
+static void gcudai_cublas_open(struct gcudai_cublas * c, gcudai_cublas_handle callers) {
     GCUDAI_ZERO(*c);
+    c->is_callers = callers != NULL;
 #if defined(GCUDA_NO_CUBLAS)
     bool is_ok = false;
 #elif defined(GCUDA_CUBLAS_LINK)
@@ -23982,7 +24244,8 @@ static void gcudai_cublas_open(struct gcudai_cublas * c) {
     GCUDAI_CUBLAS_FUNCTIONS(X)
 #undef X
 #endif
-    const int status = is_ok ? c->cublasCreate_v2(&c->handle) : 0;
+    c->handle = callers;
+    const int status = is_ok && callers == NULL ? c->cublasCreate_v2(&c->handle) : 0;
     if (status != 0) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "cublasCreate: %s (%d); products do without cuBLAS",
             gcudai_cublas_status_name(status), status);
@@ -24009,10 +24272,37 @@ static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+enum { GCUDAI_CUBLAS_DEFAULT_MATH = 0, GCUDAI_CUBLAS_POINTER_HOST = 0 };
+
+// What the caller's handle was set to, before it is used.
+static gcuda_status gcudai_cublas_keep(struct gcudai_cuda * cu) {
+    struct gcudai_cublas * c = &cu->cublas;
+    if (!c->is_callers) { return GCUDA_STATUS_SUCCESS; }
+    int status = c->cublasGetStream_v2(c->handle, &c->stream);
+    status = status == 0 ? c->cublasGetMathMode(c->handle, &c->math_mode) : status;
+    status = status == 0 ? c->cublasGetPointerMode_v2(c->handle, &c->pointer_mode) : status;
+    return status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "asking for the caller's settings");
+}
+
+static gcuda_status gcudai_cublas_restore(struct gcudai_cuda * cu, gcuda_status st) {
+    struct gcudai_cublas * c = &cu->cublas;
+    if (!c->is_callers) { return st; }
+    const int stream = c->cublasSetStream_v2(c->handle, c->stream);
+    const int math = c->cublasSetMathMode(c->handle, c->math_mode);
+    const int pointer = c->cublasSetPointerMode_v2(c->handle, c->pointer_mode);
+    const int status = stream != 0 ? stream : math != 0 ? math : pointer;
+    return status == 0 || st != GCUDA_STATUS_SUCCESS ? st : gcudai_cublas_fail(cu, status, "restoring the caller's settings");
+}
+
 // Before every use. Setting the stream forgets the workspace.
 static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
     GCUDAI_TRY(gcudai_cublas_workspace(cu));
+    if (c->is_callers) {
+        int mode = c->cublasSetMathMode(c->handle, GCUDAI_CUBLAS_DEFAULT_MATH);
+        mode = mode == 0 ? c->cublasSetPointerMode_v2(c->handle, GCUDAI_CUBLAS_POINTER_HOST) : mode;
+        if (mode != 0) { return gcudai_cublas_fail(cu, mode, "setting modes"); }
+    }
     int status = c->cublasSetStream_v2(c->handle, cu->stream);
     if (status != 0) { return gcudai_cublas_fail(cu, status, "cublasSetStream"); }
     status = c->cublasSetWorkspace_v2(c->handle, c->workspace.ptr, c->workspace.size);
@@ -24072,7 +24362,7 @@ static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
 
 // Through cuBLAS, operands of one type as it takes them: a call for each matrix of dimension 3, and there one for all of
 // dimension 2, unless several of b share each of several of a.
-static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
+static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_args p = *args;
     gcudai_cuda_join_columns(&p, 2);
     if (p.b.ne[2] == 1) {
@@ -24088,6 +24378,11 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
         }
     }
     return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
+    GCUDAI_TRY(gcudai_cublas_keep(cu));
+    return gcudai_cublas_restore(cu, gcudai_cuda_gemm_all(cu, p));
 }
 
 enum gcudai_cuda_product {
@@ -24471,7 +24766,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     gcudai_cuda_leave(&scope);
     return st != GCUDA_STATUS_SUCCESS || size == part->size
                ? st
-               : gcudai_cuda_access(device, GCUDAI_CUDA_FILL, (char *) part->memory.ptr + part->size, NULL, 0,
+               : gcudai_cuda_access(&gcudai_cuda_found.items[device], GCUDAI_CUDA_FILL, (char *) part->memory.ptr + part->size, NULL, 0,
                      size - part->size, tensor->name);
 }
 
@@ -24548,7 +24843,7 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
         err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                            : gcudai_cuda_fail(err, "cudaMemcpyAsync", failed, "%s its rows of '%s'",
                                  access == GCUDAI_CUDA_SET ? "setting" : "getting", tensor->name);
-    scope.is_changed = true;
+    scope.is_away = true;
     gcudai_cuda_leave(&scope);
     return st;
 }
@@ -24576,7 +24871,7 @@ static gcuda_status gcudai_cuda_split_clear(gcuda_backend_buffer_t buffer, uint8
     for (const struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) {
         for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
             if (s->parts[i].memory.ptr != NULL) {
-                GCUDAI_TRY(gcudai_cuda_access(i, GCUDAI_CUDA_FILL, s->parts[i].memory.ptr, NULL, value, s->parts[i].size,
+                GCUDAI_TRY(gcudai_cuda_access(&gcudai_cuda_found.items[i], GCUDAI_CUDA_FILL, s->parts[i].memory.ptr, NULL, value, s->parts[i].size,
                     "the whole buffer"));
             }
         }
@@ -24647,6 +24942,8 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
         struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller or to one device
         params.device = device;
         params.stream = NULL;
+        params.context = NULL;
+        params.cublas = NULL;
         params.peer = gcudai_cuda_may_peer(cu) ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
         if (gcudai_cuda_is_captured(cu)) {
             return gcudai_fail(GCUDA_STATUS_FAILED,
@@ -24807,7 +25104,7 @@ static gcuda_status gcudai_cuda_share_step(struct gcudai_cuda * cu, struct gcuda
     if ((s->cu == cu) != (step == GCUDAI_CUDA_SPLIT_OWN)) {
         return st;
     }
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, s->cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, s->cu->device));
     if (step == GCUDAI_CUDA_SPLIT_OWN) {
         st = gcudai_cuda_multiply(cu, product, s->args);
     } else if (step == GCUDAI_CUDA_SPLIT_BEGIN) {
@@ -25229,7 +25526,7 @@ static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gc
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_prepare(cu->device, graph));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcuda_status st = cu->profile ? gcudai_cuda_profile_graph(cu, graph) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         if (!gcudai_is_skipped(graph->nodes[i])) {
@@ -25609,7 +25906,7 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     cudaError_t err = cudaSuccess;
     if (cu->may_have_bad_index) {
         err = cudaMemcpyAsync(cu->bad_index_host, cu->bad_index, sizeof(int32_t), cudaMemcpyDeviceToHost, cu->stream);
@@ -25645,7 +25942,7 @@ static gcuda_status gcudai_cuda_set_async(
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_set_async"));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err =
         cudaMemcpyAsync((char *) tensor->data + offset, data, size, cudaMemcpyHostToDevice, cu->stream);
     gcudai_cuda_leave(&scope);
@@ -25658,7 +25955,7 @@ static gcuda_status gcudai_cuda_get_async(
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_want_ours(cu, tensor, "tensor_get_async"));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err =
         cudaMemcpyAsync(data, (const char *) tensor->data + offset, size, cudaMemcpyDeviceToHost, cu->stream);
     gcudai_cuda_leave(&scope);
@@ -25670,7 +25967,7 @@ static gcuda_status gcudai_cuda_note_both(struct gcudai_cuda * a, struct gcudai_
     struct gcudai_cuda_scope scope;
     for (int i = 0; i < 2 && st == GCUDA_STATUS_DEVICE_LOST; ++i) {
         struct gcudai_cuda * cu = i == 0 ? a : b;
-        const bool is_in = gcudai_cuda_enter(&scope, cu->device->index) == GCUDA_STATUS_SUCCESS;
+        const bool is_in = gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS;
         if (!is_in || gcudai_cuda_is_sticky(cudaStreamQuery(cu->stream))) { (void) gcudai_cuda_note(cu, st); }
         (void) cudaGetLastError();
         if (is_in) { gcudai_cuda_leave(&scope); }
@@ -25681,7 +25978,7 @@ static gcuda_status gcudai_cuda_note_both(struct gcudai_cuda * a, struct gcudai_
 static gcuda_status gcudai_cuda_copy_within(
     struct gcudai_cuda * cu, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err =
         cudaMemcpyAsync(dst->data, src->data, gcuda_nbytes(dst), cudaMemcpyDeviceToDevice, cu->stream);
     gcudai_cuda_leave(&scope);
@@ -25690,11 +25987,11 @@ static gcuda_status gcudai_cuda_copy_within(
 
 static gcuda_status gcudai_cuda_wait_for_copy(struct gcudai_cuda * from, struct gcudai_cuda * to, const char * name) {
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, from->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
     cudaError_t err = cudaEventRecord(from->copied, from->stream);
     gcudai_cuda_leave(&scope);
     GCUDAI_TRY(gcudai_cuda_result(from, err, "cudaEventRecord", name));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, to->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, to->device));
     err = cudaStreamWaitEvent(to->stream, from->copied, 0);
     gcudai_cuda_leave(&scope);
     return gcudai_cuda_result(to, err, "cudaStreamWaitEvent", name);
@@ -25712,6 +26009,9 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
     if (buffer_src == NULL || buffer_dst == NULL || buffer_src->buft != &from->device->buft ||
         buffer_dst->buft != &to->device->buft) {
         return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (from->device != to->device && (from->device->context != NULL || to->device->context != NULL)) {
+        return GCUDA_STATUS_UNSUPPORTED; // from context to context: through the host
     }
     GCUDAI_TRY(gcudai_cuda_alive(from));
     GCUDAI_TRY(gcudai_cuda_alive(to));
@@ -25734,7 +26034,7 @@ static gcuda_status gcudai_cuda_event_record(gcuda_backend_t backend, gcuda_back
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_record: an event of %s on backend %s",
             gcuda_backend_dev_name(event->device), cu->device->name);
     }
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err = cudaEventRecord((cudaEvent_t) event->context, cu->stream);
     gcudai_cuda_leave(&scope);
     return gcudai_cuda_result(cu, err, "cudaEventRecord", "event");
@@ -25748,7 +26048,7 @@ static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backen
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "event_wait: backend %s and an event of %s, no CUDA device",
             cu->device->name, gcuda_backend_dev_name(event->device));
     }
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const cudaError_t err = cudaStreamWaitEvent(cu->stream, (cudaEvent_t) event->context, 0);
     gcudai_cuda_leave(&scope);
     return gcudai_cuda_result(cu, err, "cudaStreamWaitEvent", "event");
@@ -25760,7 +26060,7 @@ static void gcudai_cuda_profile_free(struct gcudai_cuda_profile * p);
 static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
-    const bool is_in = gcudai_cuda_enter(&scope, cu->device->index) == GCUDA_STATUS_SUCCESS;
+    (void) gcudai_cuda_enter_of(&scope, cu->device); // failing is no reason to leak
     if (cu->stream != NULL) {
         (void) cudaStreamSynchronize(cu->stream);
     }
@@ -25775,9 +26075,8 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_cuda_give(&cu->flags_host);
     if (cu->owns_stream) { (void) cudaStreamDestroy(cu->stream); }
     (void) cudaGetLastError();
-    if (is_in) {
-        gcudai_cuda_leave(&scope);
-    }
+    gcudai_cuda_leave(&scope);
+    gcudai_cuda_device_unref(cu->device);
     gcudai_free(cu);
 }
 
@@ -25810,29 +26109,52 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream), device, "clearing a flag");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing a flag");
-    gcudai_cublas_open(&cu->cublas);
+    gcudai_cublas_open(&cu->cublas, p->cublas);
     return GCUDA_STATUS_SUCCESS;
 }
 
 static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67,
     0x70, 0x75, 0x30, 0x31 };
 
+// The context that a backend lives in: what the caller says, or that of the caller's stream, or the runtime's. The two
+// default streams are of whatever context is current, and say nothing.
+static gcuda_status gcudai_cuda_params_device(const struct gcuda_cuda_params * p, struct gcudai_cuda_device ** d) {
+    struct gcudai_cuda_device * of = gcudai_cuda_device_get(p->device, "cuda_init");
+    struct CUctx_st * context = p->context;
+    const cudaStream_t stream = (cudaStream_t) p->stream;
+    *d = of;
+    if (of == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    if (context == NULL && stream != NULL && stream != cudaStreamLegacy && stream != cudaStreamPerThread &&
+        gcudai_cuda_driver.cuStreamGetCtx != NULL) {
+        GCUDAI_CU_TRY(cuStreamGetCtx(stream, &context), p->device, "asking for the context of the stream");
+    }
+    return context != NULL ? gcudai_cuda_device_choose(of, context, d) : GCUDA_STATUS_SUCCESS;
+}
+
+// A context that shares the GPU with graphics may have less shared memory than the device.
+static size_t gcudai_cuda_shared_cap(const struct gcudai_cuda_device * d, size_t wanted) {
+    enum { SHARED_LIMIT = 7 }; // CU_LIMIT_SHMEM_SIZE; known to drivers of CUDA 12.5 and later
+    size_t most = d->shared_optin, of_context = 0;
+    if (d->context != NULL && gcudai_cuda_driver.cuCtxGetLimit != NULL &&
+        gcudai_cuda_driver.cuCtxGetLimit(&of_context, SHARED_LIMIT) == 0 && of_context > 0) {
+        most = GCUDAI_MIN(most, of_context);
+    }
+    return GCUDAI_MAX(wanted > 0 ? GCUDAI_MIN(wanted, most) : most, d->shared_bytes);
+}
+
 // whole: what the new one is a side of, whose budget it shares; NULL: nothing.
 static gcuda_status gcudai_cuda_open(
     const struct gcuda_cuda_params * params, struct gcudai_cuda * whole, struct gcudai_cuda ** backend) {
     struct gcudai_cuda_scope scope;
-    struct gcudai_cuda_device * d = params ? gcudai_cuda_device_get(params->device, "cuda_init") : NULL;
+    struct gcudai_cuda_device * d = NULL;
     *backend = NULL;
-    if (d == NULL) {
-        return GCUDA_STATUS_INVALID_ARGUMENT;
-    }
+    if (params == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: params is NULL"); }
+    GCUDAI_TRY(gcudai_cuda_params_device(params, &d));
     struct gcudai_cuda * cu = (struct gcudai_cuda *) gcudai_calloc(1, sizeof(*cu));
-    if (cu == NULL) {
-        return GCUDA_STATUS_ALLOC_FAILED;
-    }
-    gcuda_status st = gcudai_cuda_enter(&scope, d->index);
+    gcuda_status st = cu != NULL ? gcudai_cuda_enter_of(&scope, d) : GCUDA_STATUS_ALLOC_FAILED;
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_free(cu);
+        gcudai_cuda_device_unref(d);
         return st;
     }
     memcpy(cu->backend.guid, gcudai_cuda_guid, sizeof(gcudai_cuda_guid));
@@ -25849,9 +26171,8 @@ static gcuda_status gcudai_cuda_open(
     cu->device = d;
     cu->params = *params;
     cu->wait = params->wait;
-    cu->max_shared = params->max_shared > 0 ? GCUDAI_MIN(params->max_shared, d->shared_optin) : d->shared_optin;
-    cu->max_shared = GCUDAI_MAX(cu->max_shared, d->shared_bytes);
     cu->ledger.whole = whole ? &whole->ledger : NULL;
+    cu->max_shared = gcudai_cuda_shared_cap(d, params->max_shared);
     st = gcudai_cuda_backend_memory(cu, params);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
     gcudai_cuda_leave(&scope);
@@ -25894,6 +26215,11 @@ static struct gcudai_cuda * gcudai_cuda_of(gcuda_backend_t backend, const char *
     return (struct gcudai_cuda *) backend;
 }
 
+gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_wrap_ptr");
+    return cu ? gcudai_cuda_wrap(cu->device, ptr, size, "cuda_wrap_ptr") : NULL;
+}
+
 gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_cuda_stats * stats) {
     const struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_get_stats");
     if (cu == NULL || stats == NULL) {
@@ -25917,7 +26243,7 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
     GCUDAI_TRY(gcudai_cuda_synchronize(backend));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_cancel_close(cu);
     const gcuda_status st = callback != NULL ? gcudai_cuda_note(cu, gcudai_cuda_cancel_open(cu)) : GCUDA_STATUS_SUCCESS;
     if (st == GCUDA_STATUS_SUCCESS) {
@@ -25938,7 +26264,7 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
         return GCUDA_STATUS_INVALID_ARGUMENT;
     }
     GCUDAI_TRY(gcudai_cuda_synchronize(backend));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_pool_release(&cu->pool);
     gcudai_cuda_leave(&scope);
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
@@ -26020,7 +26346,7 @@ static gcuda_status gcudai_cuda_event_new(gcuda_backend_dev_t dev, gcuda_backend
     if (e == NULL) {
         return GCUDA_STATUS_ALLOC_FAILED;
     }
-    gcuda_status st = gcudai_cuda_enter(&scope, d->index);
+    gcuda_status st = gcudai_cuda_enter_of(&scope, d);
     if (st == GCUDA_STATUS_SUCCESS) {
         const cudaError_t err = cudaEventCreateWithFlags(&handle, cudaEventDisableTiming);
         st = err == cudaSuccess ? st : gcudai_cuda_fail(err, "cudaEventCreateWithFlags", d->index, "making an event");
@@ -26032,32 +26358,43 @@ static gcuda_status gcudai_cuda_event_new(gcuda_backend_dev_t dev, gcuda_backend
     }
     e->device = dev;
     e->context = handle;
+    gcudai_cuda_device_ref((struct gcudai_cuda_device *) dev);
     *event = e;
     return st;
 }
 
 static void gcudai_cuda_event_free(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
-    (void) dev;
+    struct gcudai_cuda_scope scope;
+    (void) gcudai_cuda_enter_of(&scope, (struct gcudai_cuda_device *) dev);
     if (cudaEventDestroy((cudaEvent_t) event->context) != cudaSuccess) {
         (void) cudaGetLastError();
     }
+    gcudai_cuda_leave(&scope);
+    gcudai_cuda_device_unref((struct gcudai_cuda_device *) dev);
     gcudai_free(event);
 }
 
 static gcuda_status gcudai_cuda_event_synchronize(gcuda_backend_dev_t dev, gcuda_backend_event_t event) {
+    const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     const cudaError_t err = cudaEventSynchronize((cudaEvent_t) event->context);
+    gcudai_cuda_leave(&scope);
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
-                              : gcudai_cuda_fail(err, "cudaEventSynchronize",
-                                    ((struct gcudai_cuda_device *) dev)->index, "waiting for an event");
+                              : gcudai_cuda_fail(err, "cudaEventSynchronize", d->index, "waiting for an event");
 }
 
 static gcuda_status gcudai_cuda_event_query(gcuda_backend_dev_t dev, gcuda_backend_event_t event, bool * done) {
+    const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
+    struct gcudai_cuda_scope scope;
+    *done = false;
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
     const cudaError_t err = cudaEventQuery((cudaEvent_t) event->context);
+    gcudai_cuda_leave(&scope);
     *done = err == cudaSuccess;
     return err == cudaSuccess || err == cudaErrorNotReady
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_cuda_fail(
-                     err, "cudaEventQuery", ((struct gcudai_cuda_device *) dev)->index, "asking for an event");
+               : gcudai_cuda_fail(err, "cudaEventQuery", d->index, "asking for an event");
 }
 
 // ---- registry entry ----
@@ -26298,7 +26635,7 @@ static void gcudai_slot_arrived(struct gcudai_upload_slot * s) {
 
 static void gcudai_slot_hand_over(struct gcuda_cuda_uploader * up, struct gcudai_upload_slot * s) {
     struct gcudai_cuda_scope scope;
-    gcuda_status st = gcudai_cuda_enter(&scope, up->device->index);
+    gcuda_status st = gcudai_cuda_enter_of(&scope, up->device);
     s->state = GCUDAI_SLOT_BUSY;
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_slot_fail(up, s, st);
@@ -26322,7 +26659,7 @@ static void gcudai_slot_await(struct gcuda_cuda_uploader * up, struct gcudai_upl
     struct gcudai_cuda_scope scope;
     up->is_waiting = true;
     gcudai_mutex_unlock(&up->lock);
-    gcuda_status st = gcudai_cuda_enter(&scope, up->device->index);
+    gcuda_status st = gcudai_cuda_enter_of(&scope, up->device);
     cudaError_t err = cudaEventSynchronize(s->event);
     if (err != cudaSuccess) {
         st = gcudai_cuda_fail(err, "cudaEventSynchronize", up->device->index, "waiting for a slot of an upload");
@@ -26437,13 +26774,15 @@ static bool gcudai_uploader_step(struct gcuda_cuda_uploader * up) {
 
 static void gcudai_uploader_main(void * arg) {
     struct gcuda_cuda_uploader * up = (struct gcuda_cuda_uploader *) arg;
+    struct gcudai_cuda_scope scope;
     // or this thread's CUDA calls would go through device 0; one that fails here fails, with a message, when it copies
-    if (cudaSetDevice(up->device->index) != cudaSuccess) { (void) cudaGetLastError(); }
+    (void) gcudai_cuda_enter_of(&scope, up->device);
     gcudai_mutex_lock(&up->lock);
     while (!up->stop || up->head != NULL) {
         if (!gcudai_uploader_step(up)) { gcudai_cond_wait(&up->changed, &up->lock); }
     }
     gcudai_mutex_unlock(&up->lock);
+    gcudai_cuda_leave(&scope);
 }
 
 // ---- jobs ----
@@ -26592,7 +26931,7 @@ gcuda_status gcuda_cuda_upload_event_wait(
     if (job != NULL && job->status != GCUDA_STATUS_SUCCESS) {
         st = gcudai_job_result(job);
     } else if (job != NULL) {
-        st = gcudai_cuda_enter(&scope, cu->device->index);
+        st = gcudai_cuda_enter_of(&scope, cu->device);
         if (st == GCUDA_STATUS_SUCCESS) {
             st = gcudai_cuda_result(cu, cudaStreamWaitEvent(cu->stream, uploader->slots[job->last_slot].event, 0),
                 "cudaStreamWaitEvent", job->name);
@@ -26611,7 +26950,7 @@ gcuda_status gcuda_cuda_upload_after(struct gcuda_cuda_uploader * uploader, gcud
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
     GCUDAI_TRY(gcudai_cuda_alive(cu));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcuda_status st = gcudai_cuda_result(cu, cudaEventRecord(cu->copied, cu->stream), "cudaEventRecord", "an uploader");
     if (st == GCUDA_STATUS_SUCCESS) {
         const cudaError_t err = cudaStreamWaitEvent(uploader->stream, cu->copied, 0);
@@ -26634,7 +26973,7 @@ void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
         gcudai_mutex_unlock(&up->lock);
     }
     for (int i = 0; i < up->n_threads; ++i) { gcudai_thread_join(&up->threads[i]); }
-    const bool is_in = gcudai_cuda_enter(&scope, up->device->index) == GCUDA_STATUS_SUCCESS;
+    const bool is_in = gcudai_cuda_enter_of(&scope, up->device) == GCUDA_STATUS_SUCCESS;
     if (up->stream != NULL) { (void) cudaStreamSynchronize(up->stream); }
     for (int i = 0; i < up->n_slots; ++i) {
         if (up->slots[i].event != NULL) { (void) cudaEventDestroy(up->slots[i].event); }
@@ -26712,7 +27051,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
     if (!gcudai_uploader_params(params, &p)) { return NULL; }
     struct gcudai_cuda_device * d = gcudai_cuda_device_get(p.device, "cuda_uploader_new");
     struct gcuda_cuda_uploader * up = d ? (struct gcuda_cuda_uploader *) gcudai_calloc(1, sizeof(*up)) : NULL;
-    if (up == NULL || gcudai_cuda_enter(&scope, d->index) != GCUDA_STATUS_SUCCESS) {
+    if (up == NULL || gcudai_cuda_enter_of(&scope, d) != GCUDA_STATUS_SUCCESS) {
         gcudai_free(up);
         return NULL;
     }
@@ -26927,7 +27266,7 @@ gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, "cuda_profile_begin", &cu));
     GCUDAI_TRY(gcudai_cuda_alive(cu));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, cu->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     const gcuda_status st = gcudai_cuda_profile_start(cu);
     gcudai_cuda_leave(&scope);
     return st;
@@ -26937,7 +27276,7 @@ gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend) {
 static gcuda_status gcudai_cuda_profile_settle(gcuda_backend_t backend, const char * what, struct gcudai_cuda ** cu) {
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_profile_of(backend, what, cu));
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, (*cu)->device->index));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, (*cu)->device));
     const gcuda_status st = gcudai_cuda_profile_resolve(*cu);
     gcudai_cuda_leave(&scope);
     return st;
@@ -27050,6 +27389,236 @@ gcuda_status gcuda_cuda_profile_write_trace(gcuda_backend_t backend, const char 
                : GCUDA_STATUS_SUCCESS;
 }
 
+// =====================================================================================================
+// >>impl-cuda-interop   memory and semaphores of other interfaces
+// =====================================================================================================
+// A descriptor is copied before CUDA takes it over: when the import as a whole fails, the caller's is as it was. Win32
+// handles stay the caller's in any case. That side is written from the documentation and untested.
+
+struct gcuda_cuda_semaphore {
+    struct gcudai_cuda_device * device;
+    cudaExternalSemaphore_t handle;
+    bool is_timeline;
+};
+
+static bool gcudai_cuda_is_fd(enum gcuda_cuda_handle type) { return type == GCUDA_CUDA_HANDLE_FD; }
+
+static gcuda_status gcudai_cuda_want_handle(
+    enum gcuda_cuda_handle type, int fd, const void * handle, const void * name, const char * what) {
+    if (gcudai_cuda_is_fd(type) ? fd < 0 : handle == NULL && name == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: no handle is given", what);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_memory_type(enum gcuda_cuda_handle type, enum cudaExternalMemoryHandleType * to) {
+    switch (type) {
+        case GCUDA_CUDA_HANDLE_FD: *to = cudaExternalMemoryHandleTypeOpaqueFd; break;
+        case GCUDA_CUDA_HANDLE_WIN32: *to = cudaExternalMemoryHandleTypeOpaqueWin32; break;
+        case GCUDA_CUDA_HANDLE_WIN32_KMT: *to = cudaExternalMemoryHandleTypeOpaqueWin32Kmt; break;
+        case GCUDA_CUDA_HANDLE_D3D12_HEAP: *to = cudaExternalMemoryHandleTypeD3D12Heap; break;
+        case GCUDA_CUDA_HANDLE_D3D12_RESOURCE: *to = cudaExternalMemoryHandleTypeD3D12Resource; break;
+        default: return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: handles of type %d", (int) type);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_check_memory(const struct gcuda_cuda_external_memory * m, size_t * size) {
+    if (m == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_memory: description is NULL"); }
+    GCUDAI_TRY(gcudai_cuda_want_handle(m->type, m->fd, m->handle, m->name, "import_memory"));
+    *size = m->buffer_size > 0 ? m->buffer_size : m->size - GCUDAI_MIN(m->offset, m->size);
+    if (*size == 0 || m->offset > m->size || *size > m->size - m->offset || m->offset % 128 != 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "import_memory: %llu bytes at %llu of %llu; the offset must be a multiple of 128",
+            (unsigned long long) *size, (unsigned long long) m->offset, (unsigned long long) m->size);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The mapping and the import; both may be missing. The device is entered.
+static void gcudai_cuda_external_close(struct gcudai_cuda_buffer * b) {
+    if (b->external == NULL) { return; }
+    cudaError_t err = b->ptr != NULL ? cudaFree(b->ptr) : cudaSuccess;
+    const cudaError_t end = cudaDestroyExternalMemory(b->external);
+    err = err != cudaSuccess ? err : end;
+    if (err != cudaSuccess) {
+        (void) cudaGetLastError();
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "giving imported memory back: %s", cudaGetErrorString(err));
+    }
+    b->external = NULL;
+    b->ptr = NULL;
+}
+
+// b gets the import and its mapping; half of it on failure.
+static gcuda_status gcudai_cuda_map_external(const struct gcudai_cuda_device * d,
+    const struct gcuda_cuda_external_memory * m, size_t size, int fd, struct gcudai_cuda_buffer * b) {
+    struct cudaExternalMemoryHandleDesc handle;
+    struct cudaExternalMemoryBufferDesc range;
+    GCUDAI_ZERO(handle);
+    GCUDAI_ZERO(range);
+    GCUDAI_TRY(gcudai_cuda_memory_type(m->type, &handle.type));
+    if (gcudai_cuda_is_fd(m->type)) {
+        handle.handle.fd = fd;
+    } else {
+        handle.handle.win32.handle = m->handle;
+        handle.handle.win32.name = m->name;
+    }
+    handle.size = m->size;
+    handle.flags = m->is_dedicated || m->type == GCUDA_CUDA_HANDLE_D3D12_RESOURCE ? cudaExternalMemoryDedicated : 0;
+    range.offset = m->offset;
+    range.size = size;
+    GCUDAI_CUDA_TRY(cudaImportExternalMemory(&b->external, &handle), d->index, "importing %llu bytes",
+        (unsigned long long) m->size);
+    GCUDAI_CUDA_TRY(cudaExternalMemoryGetMappedBuffer(&b->ptr, b->external, &range), d->index,
+        "mapping %llu bytes at %llu of imported memory", (unsigned long long) size, (unsigned long long) m->offset);
+    if ((uintptr_t) b->ptr % 128 != 0) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "import_memory: CUDA maps it to %p, not aligned to 128", b->ptr);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
+    gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_import_memory");
+    struct gcudai_cuda_scope scope;
+    struct gcudai_cuda_buffer b;
+    size_t size = 0;
+    GCUDAI_ZERO(b);
+    if (cu == NULL || gcudai_cuda_alive(cu) != GCUDA_STATUS_SUCCESS ||
+        gcudai_cuda_check_memory(memory, &size) != GCUDA_STATUS_SUCCESS ||
+        gcudai_cuda_enter_of(&scope, cu->device) != GCUDA_STATUS_SUCCESS) {
+        return NULL;
+    }
+    const int fd = gcudai_cuda_is_fd(memory->type) ? gcudai_fd_copy(memory->fd) : -1;
+    gcuda_backend_buffer_t buffer = NULL;
+    if (gcudai_cuda_is_fd(memory->type) && fd < 0) {
+        gcudai_fail(GCUDA_STATUS_IO, "import_memory: descriptor %d cannot be copied", memory->fd);
+    } else if (gcudai_cuda_note(cu, gcudai_cuda_map_external(cu->device, memory, size, fd, &b)) == GCUDA_STATUS_SUCCESS) {
+        buffer = gcudai_cuda_buffer_new(cu->device, b.ptr, size, NULL);
+    }
+    if (buffer != NULL) {
+        ((struct gcudai_cuda_buffer *) buffer->context)->external = b.external;
+        if (gcudai_cuda_is_fd(memory->type)) { gcudai_fd_close(memory->fd); }
+    } else {
+        if (b.external == NULL) { gcudai_fd_close(fd); } // or it goes with the import
+        gcudai_cuda_external_close(&b);
+    }
+    gcudai_cuda_leave(&scope);
+    return buffer;
+}
+
+// ---- semaphores ----
+
+static gcuda_status gcudai_cuda_semaphore_type(
+    const struct gcuda_cuda_external_semaphore * s, enum cudaExternalSemaphoreHandleType * to) {
+    switch (s->type) {
+        case GCUDA_CUDA_HANDLE_FD:
+            *to = s->is_timeline ? cudaExternalSemaphoreHandleTypeTimelineSemaphoreFd
+                                 : cudaExternalSemaphoreHandleTypeOpaqueFd;
+            break;
+        case GCUDA_CUDA_HANDLE_WIN32:
+            *to = s->is_timeline ? cudaExternalSemaphoreHandleTypeTimelineSemaphoreWin32
+                                 : cudaExternalSemaphoreHandleTypeOpaqueWin32;
+            break;
+        case GCUDA_CUDA_HANDLE_WIN32_KMT: *to = cudaExternalSemaphoreHandleTypeOpaqueWin32Kmt; break;
+        case GCUDA_CUDA_HANDLE_D3D12_FENCE: *to = cudaExternalSemaphoreHandleTypeD3D12Fence; break;
+        default: return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: handles of type %d", (int) s->type);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_import_semaphore(struct gcudai_cuda * cu,
+    const struct gcuda_cuda_external_semaphore * s, int fd, cudaExternalSemaphore_t * handle) {
+    struct cudaExternalSemaphoreHandleDesc d;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_ZERO(d);
+    GCUDAI_TRY(gcudai_cuda_semaphore_type(s, &d.type));
+    if (gcudai_cuda_is_fd(s->type)) {
+        d.handle.fd = fd;
+    } else {
+        d.handle.win32.handle = s->handle;
+        d.handle.win32.name = s->name;
+    }
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    const cudaError_t err = cudaImportExternalSemaphore(handle, &d);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(cu, err, "cudaImportExternalSemaphore", "a semaphore");
+}
+
+gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
+    gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, "cuda_import_semaphore");
+    if (cu == NULL || gcudai_cuda_alive(cu) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    if (semaphore == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "import_semaphore: description is NULL");
+        return NULL;
+    }
+    const bool is_fd = gcudai_cuda_is_fd(semaphore->type);
+    if (gcudai_cuda_want_handle(semaphore->type, semaphore->fd, semaphore->handle, semaphore->name,
+            "import_semaphore") != GCUDA_STATUS_SUCCESS) {
+        return NULL;
+    }
+    gcuda_cuda_semaphore_t s = (gcuda_cuda_semaphore_t) gcudai_calloc(1, sizeof(*s));
+    const int fd = s != NULL && is_fd ? gcudai_fd_copy(semaphore->fd) : -1;
+    if (s != NULL && is_fd && fd < 0) {
+        gcudai_fail(GCUDA_STATUS_IO, "import_semaphore: descriptor %d cannot be copied", semaphore->fd);
+    }
+    if (s == NULL || (is_fd && fd < 0) ||
+        gcudai_cuda_import_semaphore(cu, semaphore, fd, &s->handle) != GCUDA_STATUS_SUCCESS) {
+        gcudai_fd_close(fd);
+        gcudai_free(s);
+        return NULL;
+    }
+    s->device = cu->device;
+    s->is_timeline = semaphore->is_timeline || semaphore->type == GCUDA_CUDA_HANDLE_D3D12_FENCE;
+    gcudai_cuda_device_ref(s->device);
+    if (is_fd) { gcudai_fd_close(semaphore->fd); }
+    return s;
+}
+
+static gcuda_status gcudai_cuda_semaphore_use(
+    gcuda_backend_t backend, gcuda_cuda_semaphore_t s, uint64_t value, bool is_wait) {
+    const char * what = is_wait ? "cuda_semaphore_wait" : "cuda_semaphore_signal";
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, what);
+    struct gcudai_cuda_scope scope;
+    struct cudaExternalSemaphoreWaitParams wait;
+    struct cudaExternalSemaphoreSignalParams signal;
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    if (s == NULL || s->device != cu->device) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s", what,
+            s ? "the semaphore was imported for another device or context" : "the semaphore is NULL");
+    }
+    GCUDAI_ZERO(wait);
+    GCUDAI_ZERO(signal);
+    wait.params.fence.value = signal.params.fence.value = s->is_timeline ? value : 0;
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    const cudaError_t err = is_wait ? cudaWaitExternalSemaphoresAsync(&s->handle, &wait, 1, cu->stream)
+                                    : cudaSignalExternalSemaphoresAsync(&s->handle, &signal, 1, cu->stream);
+    gcudai_cuda_leave(&scope);
+    return gcudai_cuda_result(cu, err,
+        is_wait ? "cudaWaitExternalSemaphoresAsync" : "cudaSignalExternalSemaphoresAsync", "a semaphore");
+}
+
+gcuda_status gcuda_backend_cuda_semaphore_wait(
+    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
+    return gcudai_cuda_semaphore_use(backend, semaphore, value, true);
+}
+gcuda_status gcuda_backend_cuda_semaphore_signal(
+    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
+    return gcudai_cuda_semaphore_use(backend, semaphore, value, false);
+}
+
+void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
+    struct gcudai_cuda_scope scope;
+    if (semaphore == NULL) { return; }
+    (void) gcudai_cuda_enter_of(&scope, semaphore->device);
+    if (cudaDestroyExternalSemaphore(semaphore->handle) != cudaSuccess) { (void) cudaGetLastError(); }
+    gcudai_cuda_leave(&scope);
+    gcudai_cuda_device_unref(semaphore->device);
+    gcudai_free(semaphore);
+}
+
 #else // built without CUDA: no devices
 
 static void gcudai_cuda_unregister_all(void) {}
@@ -27063,6 +27632,48 @@ gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * 
     gcudai_no_cuda();
     return NULL;
 }
+
+gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size) {
+    (void) backend;
+    (void) ptr;
+    (void) size;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+gcuda_backend_buffer_t gcuda_backend_cuda_import_memory(
+    gcuda_backend_t backend, const struct gcuda_cuda_external_memory * memory) {
+    (void) backend;
+    (void) memory;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+gcuda_cuda_semaphore_t gcuda_backend_cuda_import_semaphore(
+    gcuda_backend_t backend, const struct gcuda_cuda_external_semaphore * semaphore) {
+    (void) backend;
+    (void) semaphore;
+    gcudai_no_cuda();
+    return NULL;
+}
+
+gcuda_status gcuda_backend_cuda_semaphore_wait(
+    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
+    (void) backend;
+    (void) semaphore;
+    (void) value;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_semaphore_signal(
+    gcuda_backend_t backend, gcuda_cuda_semaphore_t semaphore, uint64_t value) {
+    (void) backend;
+    (void) semaphore;
+    (void) value;
+    return gcudai_no_cuda();
+}
+
+void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) { (void) semaphore; }
 
 gcuda_backend_t gcuda_backend_cuda_init(int device) {
     (void) device;

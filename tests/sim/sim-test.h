@@ -23,6 +23,8 @@ static inline void fresh(int n_devices, size_t memory, uint64_t seed) {
 
 static inline void clean(void) {
     CHECK_EQ_I(sim_leaks(), 0);
+    gcuda_shutdown();
+    CHECK_EQ_I(sim_retained(), 0);
     CHECK_EQ_I(sim_violations(), 0);
     fresh(1, 256 * MB, 1);
 }

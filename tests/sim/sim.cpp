@@ -3244,6 +3244,11 @@ cudaError_t cudaGetDriverEntryPoint(
 extern "C" int cublasCreate_v2(void ** handle);
 extern "C" int cublasDestroy_v2(void * handle);
 extern "C" int cublasSetStream_v2(void * handle, cudaStream_t stream);
+extern "C" int cublasGetStream_v2(void * handle, cudaStream_t * stream);
+extern "C" int cublasSetMathMode(void * handle, int mode);
+extern "C" int cublasGetMathMode(void * handle, int * mode);
+extern "C" int cublasSetPointerMode_v2(void * handle, int mode);
+extern "C" int cublasGetPointerMode_v2(void * handle, int * mode);
 extern "C" int cublasSetWorkspace_v2(void * handle, void * workspace, size_t size);
 extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
     const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
@@ -3256,6 +3261,7 @@ struct blas_handle {
     int device;
     void * workspace; // NULL, 0: its own
     size_t workspace_size;
+    int math_mode, pointer_mode; // default math, scalars on the host
 };
 
 int cublasCreate_v2(void ** handle) {
@@ -3264,7 +3270,7 @@ int cublasCreate_v2(void ** handle) {
     *handle = nullptr;
     if (e != 0) { return e; }
     if (the().devices[(size_t) current_device].lost != cudaSuccess) { return BLAS_NOT_INITIALIZED; }
-    *handle = new blas_handle{ nullptr, current_device, nullptr, 0 };
+    *handle = new blas_handle{ nullptr, current_device, nullptr, 0, 0, 0 };
     the().cublas.insert(*handle);
     return 0;
 }
@@ -3287,6 +3293,36 @@ int cublasSetStream_v2(void * handle, cudaStream_t stream) {
     if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
     ((blas_handle *) handle)->stream = stream;
     ((blas_handle *) handle)->workspace = nullptr; // as cuBLAS does
+    return 0;
+}
+
+static int blas_setting(const char * name, void * handle, int * stored, int * out, const int * in) {
+    const guard held(the().lock);
+    const int e = (int) injected(name);
+    if (e != 0) { return e; }
+    if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
+    if (in != nullptr) { *stored = *in; }
+    if (out != nullptr) { *out = *stored; }
+    return 0;
+}
+int cublasSetMathMode(void * handle, int mode) {
+    return blas_setting("cublasSetMathMode", handle, &((blas_handle *) handle)->math_mode, nullptr, &mode);
+}
+int cublasGetMathMode(void * handle, int * mode) {
+    return blas_setting("cublasGetMathMode", handle, &((blas_handle *) handle)->math_mode, mode, nullptr);
+}
+int cublasSetPointerMode_v2(void * handle, int mode) {
+    return blas_setting("cublasSetPointerMode_v2", handle, &((blas_handle *) handle)->pointer_mode, nullptr, &mode);
+}
+int cublasGetPointerMode_v2(void * handle, int * mode) {
+    return blas_setting("cublasGetPointerMode_v2", handle, &((blas_handle *) handle)->pointer_mode, mode, nullptr);
+}
+int cublasGetStream_v2(void * handle, cudaStream_t * stream) {
+    const guard held(the().lock);
+    const int e = (int) injected("cublasGetStream_v2");
+    if (e != 0) { return e; }
+    if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
+    *stream = ((blas_handle *) handle)->stream;
     return 0;
 }
 
@@ -3345,6 +3381,10 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
     if (e != 0) { return e; }
     if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
     if (blas_size(type_a) == 0 || type_a != type_b || type_c != 0) { return BLAS_NOT_SUPPORTED; }
+    if (((blas_handle *) handle)->pointer_mode != 0) { // the scalars are on the device, and read when the product runs
+        violation("scalars on the host for a cuBLAS handle whose pointer mode says device");
+        return BLAS_INVALID_VALUE;
+    }
     const bool a_fits = lda >= std::max(1, op_a != 0 ? k : m), b_fits = ldb >= std::max(1, op_b != 0 ? n : k);
     if (m < 0 || n < 0 || k < 0 || n_batch < 0 || !a_fits || !b_fits || ldc < std::max(1, m)) {
         return BLAS_INVALID_VALUE;
@@ -3381,9 +3421,8 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
 // =====================================================================================================
 
 static long count_leaks(state & s, bool print) {
-    long n[N_MEMORY_KINDS] = { 0 }, total = 0, n_retained = 0;
+    long n[N_MEMORY_KINDS] = { 0 }, total = 0;
     for (const auto & m : s.memories) { n[m.second.kind]++; }
-    for (const device & d : s.devices) { n_retained += d.primary.n_retained; }
     const struct {
         long n;
         const char * what;
@@ -3394,8 +3433,7 @@ static long count_leaks(state & s, bool print) {
         { (long) s.external_semaphores.size(), "external semaphores" }, { (long) s.streams.size(), "streams" },
         { (long) s.events.size(), "events" }, { (long) s.cublas.size(), "cuBLAS handles" },
         { (long) s.contexts.size(), "contexts" }, { (long) s.graphs.size(), "graphs" },
-        { (long) s.graph_execs.size(), "executable graphs" }, { (long) s.captures.size(), "captures" },
-        { n_retained, "primary contexts retained" } };
+        { (long) s.graph_execs.size(), "executable graphs" }, { (long) s.captures.size(), "captures" } };
     for (const auto & a : all) { total += a.n; }
     if (total == 0 || !print) { return total; }
     fprintf(stderr, "simulated device: alive:");
@@ -3522,6 +3560,13 @@ const char * sim_api(int index) {
     const guard held(the().lock);
     state & s = the();
     return index >= 0 && (size_t) index < s.counters.size() ? s.counters[(size_t) index].name.c_str() : nullptr;
+}
+
+long sim_retained(void) {
+    const guard held(the().lock);
+    long n = 0;
+    for (const device & d : the().devices) { n += d.primary.n_retained; }
+    return n;
 }
 
 long sim_leaks(void) {

@@ -90,3 +90,451 @@ TEST(shared_memory_of_a_backend_is_capped) {
     gcuda_backend_free(cpu);
     clean();
 }
+
+// =====================================================================================================================
+// >>contexts   every call leaves the caller's context and device as they were
+// =====================================================================================================================
+#include "cuda.h"
+
+#include <unistd.h>
+
+typedef CUresult (*ctx_create)(CUcontext *, void *, unsigned, CUdevice);
+typedef CUresult (*ctx_one)(CUcontext);
+typedef CUresult (*ctx_get)(CUcontext *);
+
+static void * driver(const char * name, unsigned version) {
+    void * p = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    CHECK(cudaGetDriverEntryPointByVersion(name, &p, version, cudaEnableDefault, &found) == cudaSuccess && p != NULL);
+    return p;
+}
+#define DRIVER(type, name, version) (*(type *) (void *) &(void *[]) { driver(name, version) })
+
+static CUcontext context_new(int device) {
+    CUcontext c = NULL, popped = NULL;
+    CHECK(DRIVER(ctx_create, "cuCtxCreate", 12050)(&c, NULL, 0, device) == CUDA_SUCCESS);
+    CHECK(DRIVER(ctx_get, "cuCtxPopCurrent", 4000)(&popped) == CUDA_SUCCESS && popped == c);
+    return c;
+}
+static void context_free(CUcontext c) { CHECK(DRIVER(ctx_one, "cuCtxDestroy", 4000)(c) == CUDA_SUCCESS); }
+static void context_set(CUcontext c) { CHECK(DRIVER(ctx_one, "cuCtxSetCurrent", 4000)(c) == CUDA_SUCCESS); }
+static CUcontext context_now(void) {
+    CUcontext c = NULL;
+    CHECK(DRIVER(ctx_get, "cuCtxGetCurrent", 4000)(&c) == CUDA_SUCCESS);
+    return c;
+}
+
+struct before {
+    CUcontext context;
+    int device;
+};
+static struct before before_now(void) {
+    struct before b = { context_now(), -1 };
+    CHECK(cudaGetDevice(&b.device) == cudaSuccess);
+    return b;
+}
+static int in_case;
+static void check_before(struct before b, const char * what) {
+    const struct before now = before_now();
+    CHECK_MSG(now.context == b.context, "case %d, %s: another context is current", in_case, what);
+    CHECK_MSG(now.device == b.device, "%s: device %d is current, before it was %d", what, now.device, b.device);
+}
+
+enum { N_CONTEXT = 300 };
+
+// Everything a backend does, one call after the other; NULL on success, or the call that failed.
+static const char * use_backend(const struct gcuda_cuda_params * params, struct before b, bool must_work) {
+    float in[N_CONTEXT], out[N_CONTEXT];
+    const char * failed = NULL;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
+    check_before(b, "init");
+    if (backend == NULL) { return "init"; }
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 10, 30);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 10, 20);
+    struct gcuda_tensor * y = gcuda_scale(p.ctx, x, 2.0f);
+    struct gcuda_tensor * z = gcuda_mul_mat(p.ctx, w, y);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    for (int i = 0; i < N_CONTEXT; ++i) { in[i] = 1.0f; }
+    gcuda_backend_event_t event = NULL;
+#define STEP(call)                                                    \
+    do {                                                              \
+        if (failed == NULL && !(call)) { failed = #call; }            \
+        check_before(b, #call);                                       \
+        CHECK_MSG(!must_work || failed == NULL, "%s: %s", #call, gcuda_last_error()); \
+    } while (0)
+#define OK(call) STEP((call) == GCUDA_STATUS_SUCCESS)
+    STEP(place_alloc(&p, backend));
+    STEP((event = gcuda_backend_event_new(gcuda_backend_get_device(backend))) != NULL);
+    if (failed == NULL) {
+        OK(gcuda_backend_buffer_clear(p.buffer, 0));
+        OK(gcuda_backend_tensor_set(x, in, 0, sizeof in));
+        OK(gcuda_backend_tensor_set(w, in, 0, 800));
+        OK(gcuda_backend_tensor_set_async(backend, x, in, 0, sizeof in));
+        OK(gcuda_backend_graph_compute_async(backend, graph));
+        OK(gcuda_backend_event_record(event, backend));
+        OK(gcuda_backend_event_wait(backend, event));
+        OK(gcuda_backend_event_synchronize(event));
+        OK(gcuda_backend_tensor_get_async(backend, y, out, 0, sizeof out));
+        OK(gcuda_backend_synchronize(backend));
+        if (failed == NULL) { CHECK(out[0] == 2.0f && out[N_CONTEXT - 1] == 2.0f); }
+        OK(gcuda_backend_tensor_get(z, out, 0, sizeof out));
+        if (failed == NULL) { CHECK(out[0] == 20.0f && out[N_CONTEXT - 1] == 20.0f); }
+        OK(gcuda_backend_tensor_copy(y, x));
+        OK(gcuda_backend_tensor_memset(x, 0, 0, sizeof in));
+        OK(gcuda_backend_cuda_trim(backend));
+    }
+#undef STEP
+#undef OK
+    gcuda_backend_event_free(event);
+    check_before(b, "event_free");
+    place_end(&p);
+    check_before(b, "buffer_free");
+    gcuda_backend_free(backend);
+    check_before(b, "backend_free");
+    return failed;
+}
+
+// The caller's thread has no context, the device's own, that of another device, or one of its own making; the backend
+// works in the runtime's, or in one of the caller's.
+TEST(the_callers_context_is_as_before_after_every_call) {
+    for (int caller = 0; caller < 5; ++caller) {
+        for (int own = 0; own < 3; ++own) {
+            fresh(2, 64 * MB, 1);
+            in_case = 10 * caller + own;
+            CUcontext c1 = context_new(1), other = context_new(0);
+            CHECK(cudaSetDevice(caller == 1 ? 1 : 0) == cudaSuccess);
+            if (caller == 2) { context_set(other); }
+            if (caller == 3) { context_set(c1); }
+            if (caller == 4) { context_set(NULL); }
+            struct gcuda_cuda_params params;
+            memset(&params, 0, sizeof params);
+            params.device = 1;
+            params.context = own == 1 ? c1 : NULL;
+            cudaStream_t stream = NULL;
+            if (own == 2) { // the stream says which
+                const CUcontext now = context_now();
+                context_set(c1);
+                CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+                context_set(now);
+                params.stream = stream;
+            }
+            const struct before b = before_now();
+            const char * failed = use_backend(&params, b, true);
+            CHECK_MSG(failed == NULL, "caller %d, backend %d: %s fails: %s", caller, own, failed, gcuda_last_error());
+            if (stream != NULL) { CHECK(cudaStreamDestroy(stream) == cudaSuccess); }
+            context_set(NULL);
+            context_free(c1);
+            context_free(other);
+            CHECK_EQ_I(sim_leaks(), 0);
+        }
+    }
+    clean();
+}
+
+TEST(the_callers_context_is_as_before_after_every_failure) {
+    fresh(2, 64 * MB, 1);
+    CUcontext c1 = context_new(1), other = context_new(0);
+    context_set(other);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.device = 1;
+    params.context = c1;
+    CHECK(use_backend(&params, before_now(), true) == NULL);
+    char names[80][48];
+    long counts[80];
+    int n = 0;
+    for (; n < 80 && sim_api(n) != NULL; ++n) {
+        snprintf(names[n], sizeof names[n], "%s", sim_api(n));
+        counts[n] = sim_counts(names[n]);
+    }
+    context_set(NULL);
+    context_free(c1);
+    context_free(other);
+    for (int i = 0; i < n; ++i) {
+        // these are what the test itself asks, or cannot be undone when they fail
+        if (strcmp(names[i], "cuCtxSetCurrent") == 0 || strcmp(names[i], "kernel") == 0 ||
+            strncmp(names[i], "cudaGetDriver", 13) == 0 || strncmp(names[i], "cudaGetDeviceC", 14) == 0 ||
+            strncmp(names[i], "cudaGetDeviceP", 14) == 0 || // devices are looked for once
+            strcmp(names[i], "cuCtxCreate") == 0 || strcmp(names[i], "cuCtxDestroy") == 0) { continue; }
+        const bool is_question = strcmp(names[i], "cuCtxGetCurrent") == 0 || strcmp(names[i], "cudaGetDevice") == 0;
+        const long step = counts[i] <= 8 ? 1 : counts[i] / 8;
+        for (long k = 1; k <= counts[i] && !is_question; k += step) {
+            fresh(2, 64 * MB, 1);
+            c1 = context_new(1);
+            other = context_new(0);
+            context_set(other);
+            params.context = c1;
+            const struct before b = before_now();
+            sim_fail(names[i], (int) k, strncmp(names[i], "cublas", 6) == 0 ? (cudaError_t) 13 : cudaErrorInvalidValue);
+            (void) use_backend(&params, b, false);
+            sim_fail(names[i], 0, cudaSuccess);
+            const char * failed = use_backend(&params, b, true);
+            CHECK_MSG(failed == NULL, "after %s %ld: %s fails: %s", names[i], k, failed, gcuda_last_error());
+            context_set(NULL);
+            context_free(c1);
+            context_free(other);
+            CHECK_MSG(sim_leaks() == 0, "%s %ld leaks", names[i], k);
+        }
+    }
+    clean();
+}
+
+TEST(a_context_of_another_device_or_memory_of_another_context_is_refused) {
+    fresh(2, 64 * MB, 1);
+    CUcontext c0 = context_new(0), c1 = context_new(1);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.context = c1;
+    CHECK(gcuda_backend_cuda_init_params(&params) == NULL);
+    CHECK_HAS(gcuda_last_error(), "device 1");
+    params.context = c0;
+    gcuda_backend_t in = gcuda_backend_cuda_init_params(&params), again = gcuda_backend_cuda_init_params(&params),
+                    plain = gcuda_backend_cuda_init(0);
+    REQUIRE(in != NULL && again != NULL && plain != NULL);
+    CHECK(gcuda_backend_get_default_buffer_type(in) == gcuda_backend_get_default_buffer_type(again));
+    CHECK(gcuda_backend_get_default_buffer_type(in) != gcuda_backend_get_default_buffer_type(plain));
+    struct place p = place_begin(), q = place_begin();
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 8), *y = gcuda_sqr(p.ctx, x);
+    struct gcuda_tensor * other = gcuda_new_tensor_1d(q.ctx, GCUDA_TYPE_F32, 8);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    const float three[8] = { 3, 3, 3, 3, 3, 3, 3, 3 };
+    float out[8];
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(place_alloc(&p, in) && place_alloc(&q, plain));
+    CHECK_OK(gcuda_backend_tensor_set(x, three, 0, sizeof three));
+    CHECK_OK(gcuda_backend_graph_compute(again, graph)); // the same context
+    CHECK(gcuda_backend_graph_compute(plain, graph) != GCUDA_STATUS_SUCCESS);
+    CHECK_OK(gcuda_backend_tensor_copy(y, other)); // through the host
+    CHECK_OK(gcuda_backend_tensor_get(other, out, 0, sizeof out));
+    CHECK(out[0] == 9.0f && out[7] == 9.0f);
+    CHECK_OK(gcuda_backend_tensor_memset(other, 0, 0, sizeof out));
+    CHECK_OK(gcuda_backend_tensor_copy_async(in, plain, y, other));
+    CHECK_OK(gcuda_backend_synchronize(plain));
+    CHECK_OK(gcuda_backend_tensor_get(other, out, 0, sizeof out));
+    CHECK(out[0] == 9.0f && out[7] == 9.0f);
+    gcuda_backend_free(in); // the buffer keeps what it needs of the context
+    gcuda_backend_free(again);
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+    place_end(&p);
+    place_end(&q);
+    gcuda_backend_free(plain);
+    context_free(c0);
+    context_free(c1);
+    clean();
+}
+
+// =====================================================================================================================
+// >>cublas   a handle of the caller's
+// =====================================================================================================================
+extern int cublasCreate_v2(void ** handle);
+extern int cublasDestroy_v2(void * handle);
+extern int cublasSetStream_v2(void * handle, cudaStream_t stream);
+extern int cublasGetStream_v2(void * handle, cudaStream_t * stream);
+extern int cublasSetMathMode(void * handle, int mode);
+extern int cublasGetMathMode(void * handle, int * mode);
+extern int cublasSetPointerMode_v2(void * handle, int mode);
+extern int cublasGetPointerMode_v2(void * handle, int * mode);
+
+static gcuda_status product_with(void * handle, float * first) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.cublas = (struct cublasContext *) handle;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    if (backend == NULL) { return GCUDA_STATUS_FAILED; }
+    struct place p = place_begin();
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 32), *y = gcuda_mul_mat(p.ctx, a, a);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    float ones[1024];
+    for (int i = 0; i < 1024; ++i) { ones[i] = 1.0f; }
+    gcuda_status st = gcuda_build_forward_expand(graph, y);
+    CHECK(place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_tensor_set(a, ones, 0, sizeof ones));
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_graph_compute(backend, graph) : st;
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(y, first, 0, sizeof *first); }
+    place_end(&p);
+    gcuda_backend_free(backend);
+    return st;
+}
+
+TEST(a_cublas_handle_of_the_callers_is_put_back) {
+    static const char * const apis[] = { "", "cublasGetStream_v2", "cublasGetMathMode", "cublasGetPointerMode_v2",
+        "cublasSetWorkspace_v2", "cublasGemmStridedBatchedEx" };
+    for (size_t i = 0; i < sizeof apis / sizeof apis[0]; ++i) {
+        void * handle = NULL;
+        cudaStream_t stream = NULL, got = NULL;
+        int math = 0, pointer = 0;
+        float y = 0.0f;
+        CHECK(cublasCreate_v2(&handle) == 0 && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        CHECK(cublasSetStream_v2(handle, stream) == 0 && cublasSetMathMode(handle, 3) == 0 &&
+              cublasSetPointerMode_v2(handle, 1) == 0);
+        const long n_made = sim_counts("cublasCreate_v2"), n_used = sim_counts("cublasGemmStridedBatchedEx");
+        if (i > 0) { sim_fail(apis[i], 1, (cudaError_t) 13); }
+        const gcuda_status st = product_with(handle, &y);
+        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (i == 0), "%s: status %d", apis[i], (int) st);
+        if (i == 0) { CHECK(y == 32.0f && sim_counts("cublasGemmStridedBatchedEx") == n_used + 1); }
+        CHECK_EQ_I(sim_counts("cublasCreate_v2"), n_made);
+        CHECK(cublasGetStream_v2(handle, &got) == 0 && got == stream);
+        CHECK(cublasGetMathMode(handle, &math) == 0 && math == 3);
+        CHECK(cublasGetPointerMode_v2(handle, &pointer) == 0 && pointer == 1);
+        CHECK(cublasDestroy_v2(handle) == 0 && cudaStreamDestroy(stream) == cudaSuccess); // still the caller's
+        clean();
+    }
+}
+
+// =====================================================================================================================
+// >>external   memory and semaphores
+// =====================================================================================================================
+static struct gcuda_cuda_external_memory memory_of(int fd, size_t size) {
+    struct gcuda_cuda_external_memory m;
+    memset(&m, 0, sizeof m);
+    m.fd = fd;
+    m.size = size;
+    return m;
+}
+static bool is_open(int fd) {
+    const int copy = dup(fd);
+    if (copy >= 0) { close(copy); }
+    return copy >= 0;
+}
+
+TEST(external_memory_becomes_a_buffer) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    REQUIRE(backend != NULL);
+    const int fd = sim_memory_fd(1 * MB), copy = dup(fd);
+    struct gcuda_cuda_external_memory m = memory_of(fd, 1 * MB);
+    m.offset = 4096;
+    m.buffer_size = 8192;
+    gcuda_backend_buffer_t buffer = gcuda_backend_cuda_import_memory(backend, &m);
+    REQUIRE(buffer != NULL);
+    CHECK_EQ_I(gcuda_backend_buffer_get_size(buffer), 8192);
+    CHECK(gcuda_backend_buffer_get_type(buffer) == gcuda_backend_get_default_buffer_type(backend));
+    CHECK_OK(gcuda_backend_buffer_clear(buffer, 7));
+    struct gcuda_cuda_external_memory all = memory_of(copy, 1 * MB); // the same memory once more
+    gcuda_backend_buffer_t whole = gcuda_backend_cuda_import_memory(backend, &all);
+    REQUIRE(whole != NULL);
+    CHECK_EQ_I(gcuda_backend_buffer_get_size(whole), 1 * MB);
+    gcuda_backend_free(backend); // buffers stay usable
+    unsigned char byte = 0;
+    const char * base = (const char *) gcuda_backend_buffer_get_base(whole);
+    CHECK(cudaMemcpy(&byte, base + 4096 + 8191, 1, cudaMemcpyDeviceToHost) == cudaSuccess && byte == 7);
+    CHECK(cudaMemcpy(&byte, base + 4096 + 8192, 1, cudaMemcpyDeviceToHost) == cudaSuccess && byte == 0);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_buffer_free(whole);
+    clean();
+}
+
+TEST(wrong_imports_leave_the_descriptor_to_the_caller) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
+    const int fd = sim_memory_fd(64 * 1024);
+    struct gcuda_cuda_external_memory m = memory_of(fd, 64 * 1024), bad;
+    CHECK(gcuda_backend_cuda_import_memory(backend, NULL) == NULL && gcuda_backend_cuda_import_memory(cpu, &m) == NULL);
+    for (int i = 0; i < 7; ++i) {
+        bad = m;
+        if (i == 0) { bad.offset = 64; }
+        if (i == 1) { bad.offset = 64 * 1024; }
+        if (i == 2) { bad.offset = 128, bad.buffer_size = 64 * 1024; }
+        if (i == 3) { bad.size = 0; }
+        if (i == 4) { bad.offset = SIZE_MAX - 127, bad.buffer_size = 256; }
+        if (i == 5) { bad.fd = -1; }
+        if (i == 6) { bad.type = GCUDA_CUDA_HANDLE_D3D12_FENCE, bad.handle = &bad; }
+        gcuda_clear_last_error();
+        CHECK_MSG(gcuda_backend_cuda_import_memory(backend, &bad) == NULL, "case %d", i);
+        CHECK_HAS(gcuda_last_error(), "import_memory");
+    }
+    bad = m;
+    bad.type = GCUDA_CUDA_HANDLE_WIN32; // on this system CUDA says no
+    bad.handle = &bad;
+    CHECK(gcuda_backend_cuda_import_memory(backend, &bad) == NULL);
+    static const char * const apis[] = { "cudaImportExternalMemory", "cudaExternalMemoryGetMappedBuffer" };
+    for (int i = 0; i < 2; ++i) {
+        sim_fail(apis[i], 1, cudaErrorMemoryAllocation);
+        CHECK(gcuda_backend_cuda_import_memory(backend, &m) == NULL);
+        CHECK_HAS(gcuda_last_error(), apis[i]);
+        CHECK(is_open(fd));
+    }
+    gcuda_backend_buffer_t buffer = gcuda_backend_cuda_import_memory(backend, &m); // and it is still good
+    CHECK(buffer != NULL);
+    gcuda_backend_buffer_free(buffer);
+    CHECK(!is_open(fd));
+    gcuda_backend_free(cpu);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+static struct gcuda_cuda_external_semaphore semaphore_of(int fd, bool is_timeline) {
+    struct gcuda_cuda_external_semaphore s;
+    memset(&s, 0, sizeof s);
+    s.fd = fd;
+    s.is_timeline = is_timeline;
+    return s;
+}
+
+// Work waits for a timeline value that another interface sets, and signals the next one, for every order of streams.
+TEST(timeline_semaphores_order_work) {
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+        fresh(1, 64 * MB, seed);
+        const int fd = sim_semaphore_fd(0), mine = dup(fd);
+        const struct gcuda_cuda_external_semaphore d = semaphore_of(fd, true);
+        gcuda_backend_t a = gcuda_backend_cuda_init(0), b = gcuda_backend_cuda_init(0);
+        gcuda_cuda_semaphore_t s = gcuda_backend_cuda_import_semaphore(a, &d);
+        struct place p = place_begin();
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 100);
+        gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 800);
+        REQUIRE(s != NULL && host != NULL && place_alloc(&p, a));
+        float *in = (float *) gcuda_backend_buffer_get_base(host), *out = in + 100;
+        for (int i = 0; i < 100; ++i) { in[i] = (float) i; }
+        CHECK_OK(gcuda_backend_cuda_semaphore_wait(a, s, 1)); // the other interface's turn
+        CHECK_OK(gcuda_backend_tensor_set_async(a, x, in, 0, 400));
+        CHECK_OK(gcuda_backend_cuda_semaphore_signal(a, s, 2));
+        CHECK(sim_semaphore_value(mine) == 0);
+        sim_semaphore_signal(mine, 1);
+        CHECK_OK(gcuda_backend_synchronize(a));
+        CHECK_EQ_I(sim_semaphore_value(mine), 2);
+        CHECK_OK(gcuda_backend_cuda_semaphore_wait(b, s, 2)); // any backend of the same context
+        CHECK_OK(gcuda_backend_tensor_get_async(b, x, out, 0, 400));
+        CHECK_OK(gcuda_backend_synchronize(b));
+        CHECK(memcmp(in, out, 400) == 0);
+        gcuda_backend_cuda_semaphore_free(s);
+        close(mine);
+        gcuda_backend_buffer_free(host);
+        place_end(&p);
+        gcuda_backend_free(a);
+        gcuda_backend_free(b);
+    }
+    clean();
+}
+
+TEST(binary_semaphores_and_wrong_ones) {
+    fresh(2, 64 * MB, 1);
+    gcuda_backend_t a = gcuda_backend_cuda_init(0), b = gcuda_backend_cuda_init(1), cpu = gcuda_backend_cpu_init();
+    const int fd = sim_semaphore_fd(0);
+    struct gcuda_cuda_external_semaphore d = semaphore_of(fd, false), bad = d;
+    CHECK(gcuda_backend_cuda_import_semaphore(a, NULL) == NULL && gcuda_backend_cuda_import_semaphore(cpu, &d) == NULL);
+    bad.fd = -1;
+    CHECK(gcuda_backend_cuda_import_semaphore(a, &bad) == NULL);
+    bad = d;
+    bad.type = GCUDA_CUDA_HANDLE_D3D12_HEAP;
+    bad.handle = &bad;
+    CHECK(gcuda_backend_cuda_import_semaphore(a, &bad) == NULL);
+    sim_fail("cudaImportExternalSemaphore", 1, cudaErrorInvalidValue);
+    CHECK(gcuda_backend_cuda_import_semaphore(a, &d) == NULL && is_open(fd));
+    gcuda_cuda_semaphore_t s = gcuda_backend_cuda_import_semaphore(a, &d);
+    REQUIRE(s != NULL);
+    CHECK(gcuda_backend_cuda_semaphore_wait(b, s, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "another device");
+    CHECK(gcuda_backend_cuda_semaphore_wait(a, NULL, 0) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_cuda_semaphore_signal(cpu, s, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    sim_fail("cudaSignalExternalSemaphoresAsync", 1, cudaErrorInvalidValue);
+    CHECK(gcuda_backend_cuda_semaphore_signal(a, s, 0) == GCUDA_STATUS_FAILED);
+    CHECK_OK(gcuda_backend_cuda_semaphore_signal(a, s, 0));
+    CHECK_OK(gcuda_backend_cuda_semaphore_wait(a, s, 0));
+    CHECK_OK(gcuda_backend_synchronize(a));
+    gcuda_backend_free(a);
+    gcuda_backend_cuda_semaphore_free(s);
+    gcuda_backend_cuda_semaphore_free(NULL);
+    gcuda_backend_free(b);
+    gcuda_backend_free(cpu);
+    clean();
+}

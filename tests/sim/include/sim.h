@@ -55,6 +55,7 @@ int sim_semaphore_fd(uint64_t value);
 void sim_semaphore_signal(int fd, uint64_t value);
 uint64_t sim_semaphore_value(int fd);
 
+long sim_retained(void);   // primary contexts held by cuDevicePrimaryCtxRetain; a library may hold them until it ends
 long sim_leaks(void);      // objects alive: device and host memory, registrations, streams, events, handles; printed
 long sim_violations(void); // wrong use found since sim_reset (divergent barriers, dead handles); printed when found
 
