@@ -1,0 +1,170 @@
+// All devices of this machine together: what the probe of each pair finds, copies on every route, and products with
+// row-split weights against those of one device. With a single device only the products run. Public interface alone.
+#include "test.h"
+
+#include <math.h>
+
+static int n_devices(void) { return gcuda_backend_cuda_get_device_count(); }
+
+static gcuda_backend_t backend_on(int device, enum gcuda_cuda_peer_mode mode) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.device = device;
+    params.peer = mode;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
+static struct gcuda_context * new_context(void) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    return gcuda_init(params);
+}
+
+TEST(every_pair_is_probed) {
+    static const char * const routes[] = { "not probed", "direct", "staged by the driver", "staged by gcuda" };
+    if (n_devices() < 2) {
+        test_skip("one device");
+        return;
+    }
+    for (int i = 0; i < n_devices(); ++i) {
+        for (int k = 0; k < n_devices(); ++k) {
+            struct gcuda_cuda_peer p;
+            if (i == k) { continue; }
+            CHECK_OK(gcuda_backend_cuda_probe_peer(i, k));
+            CHECK_OK(gcuda_backend_cuda_get_peer(i, k, &p));
+            CHECK(p.is_probed && p.route != GCUDA_CUDA_ROUTE_UNKNOWN);
+            CHECK(p.is_in_use == (p.reason[0] == '\0'));
+            printf("  CUDA%d to CUDA%d: %s%s%s\n", i, k, routes[p.route], p.is_in_use ? "" : ", because ", p.reason);
+        }
+    }
+}
+
+// There and back, through a tensor on each device; then blocking.
+static void copy_once(int from, int to, enum gcuda_cuda_peer_mode mode, int64_t n) {
+    gcuda_backend_t a = backend_on(from, mode), b = backend_on(to, mode);
+    struct gcuda_context *ca = new_context(), *cb = new_context();
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ca, GCUDA_TYPE_F32, n), *end = gcuda_new_tensor_1d(ca, GCUDA_TYPE_F32, n),
+                        *y = gcuda_new_tensor_1d(cb, GCUDA_TYPE_F32, n);
+    gcuda_backend_buffer_t ba = gcuda_backend_alloc_ctx_tensors(ca, a), bb = gcuda_backend_alloc_ctx_tensors(cb, b);
+    const size_t size = (size_t) n * sizeof(float);
+    float *in = (float *) malloc(size), *out = (float *) calloc(1, size);
+    REQUIRE(a && b && ba && bb && in && out);
+    for (int64_t i = 0; i < n; ++i) { in[i] = (float) (i % 8191); }
+    CHECK_OK(gcuda_backend_tensor_set(x, in, 0, size));
+    CHECK_OK(gcuda_backend_tensor_copy_async(a, b, x, y));
+    CHECK_OK(gcuda_backend_tensor_copy_async(b, a, y, end));
+    CHECK_OK(gcuda_backend_tensor_get_async(a, end, out, 0, size));
+    CHECK_OK(gcuda_backend_synchronize(a));
+    CHECK(memcmp(in, out, size) == 0);
+    const int64_t start = gcuda_time_us();
+    for (int i = 0; i < 10; ++i) { CHECK_OK(gcuda_backend_tensor_copy_async(a, b, x, y)); }
+    CHECK_OK(gcuda_backend_synchronize(b));
+    printf("  CUDA%d to CUDA%d, mode %d: %lld MB at %.1f GB/s\n", from, to, (int) mode, (long long) (size >> 20),
+        10.0 * (double) size / 1e3 / (double) (gcuda_time_us() - start));
+    CHECK_OK(gcuda_backend_synchronize(a));
+    CHECK_OK(gcuda_backend_tensor_memset(y, 0, 0, size));
+    CHECK_OK(gcuda_backend_tensor_copy(x, y));
+    memset(out, 0, size);
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, size));
+    CHECK(memcmp(in, out, size) == 0);
+    free(in);
+    free(out);
+    gcuda_backend_buffer_free(ba);
+    gcuda_backend_buffer_free(bb);
+    gcuda_free(ca);
+    gcuda_free(cb);
+    gcuda_backend_free(a);
+    gcuda_backend_free(b);
+}
+
+TEST(copies_arrive_whole) {
+    if (n_devices() < 2) {
+        test_skip("one device");
+        return;
+    }
+    for (int mode = GCUDA_CUDA_PEER_AUTO; mode <= GCUDA_CUDA_PEER_OFF; mode += 2) {
+        copy_once(0, 1, (enum gcuda_cuda_peer_mode) mode, 1001);
+        copy_once(0, 1, (enum gcuda_cuda_peer_mode) mode, 9000001);
+        copy_once(1, 0, (enum gcuda_cuda_peer_mode) mode, 64 << 20);
+    }
+}
+
+static float * random_floats(int64_t n, uint64_t seed) {
+    float * f = (float *) malloc((size_t) n * sizeof *f);
+    for (int64_t i = 0; i < n; ++i) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        f[i] = (float) (int32_t) (seed >> 33) / 1073741824.0f - 1.0f;
+    }
+    return f;
+}
+
+// w x, a few times in a row without waiting; the caller frees the result.
+static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, enum gcuda_type type, int64_t k,
+    int64_t m, int64_t n) {
+    struct gcuda_context *cw = new_context(), *cx = new_context();
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(cw, type, k, m), *x = gcuda_new_tensor_2d(cx, GCUDA_TYPE_F32, k, n);
+    struct gcuda_tensor * y = gcuda_mul_mat(cx, w, x);
+    struct gcuda_cgraph * graph = gcuda_new_graph(cx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    gcuda_backend_buffer_t bw = gcuda_backend_alloc_ctx_tensors_from_buft(cw, t),
+                           bx = gcuda_backend_alloc_ctx_tensors(cx, backend);
+    float *fw = random_floats(k * m, 1), *fx = random_floats(k * n, 2), *out = (float *) malloc(gcuda_nbytes(y));
+    void * rows = malloc(gcuda_nbytes(w));
+    if (bw != NULL && bx != NULL && out != NULL && rows != NULL) {
+        CHECK_OK(gcuda_quantize_rows(type, fw, rows, m, k, NULL, 0));
+        CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
+        for (int i = 0; i < 5; ++i) {
+            CHECK_OK(gcuda_backend_tensor_set_async(backend, x, fx, 0, gcuda_nbytes(x)));
+            CHECK_OK(gcuda_backend_graph_compute_async(backend, graph));
+        }
+        CHECK_OK(gcuda_backend_tensor_get_async(backend, y, out, 0, gcuda_nbytes(y)));
+        CHECK_OK(gcuda_backend_synchronize(backend));
+    } else {
+        CHECK_MSG(false, "%s", gcuda_last_error());
+    }
+    free(rows);
+    free(fw);
+    free(fx);
+    gcuda_backend_buffer_free(bw);
+    gcuda_backend_buffer_free(bx);
+    gcuda_free(cw);
+    gcuda_free(cx);
+    return out;
+}
+
+// gcuda's own kernels sum each row the same way whatever the number of rows; cuBLAS may choose another kernel for fewer.
+static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
+    double error = 0.0, size = 0.0;
+    for (int64_t i = 0; i < n; ++i) {
+        error += ((double) got[i] - (double) wanted[i]) * ((double) got[i] - (double) wanted[i]);
+        size += (double) wanted[i] * (double) wanted[i];
+    }
+    CHECK_MSG(size > 0.0 && error <= 1e-8 * size, "%s: relative squared error %g", name, error / size);
+    if (is_exact) { CHECK_MSG(memcmp(got, wanted, (size_t) n * 4) == 0, "%s: other bits", name); }
+}
+
+TEST(split_products_are_those_of_one_device) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0,
+        GCUDA_TYPE_Q4_K };
+    static const int64_t columns[] = { 1, 7, 130 };
+    const int main_device = n_devices() - 1;
+    float shares[GCUDA_CUDA_MAX_DEVICES];
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) { shares[i] = i < n_devices() ? (float) (i + 1) : 0.0f; }
+    gcuda_backend_buffer_type_t t =
+        gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
+    for (int mode = GCUDA_CUDA_PEER_AUTO; mode <= GCUDA_CUDA_PEER_OFF; mode += 2) {
+        gcuda_backend_t backend = backend_on(main_device, (enum gcuda_cuda_peer_mode) mode);
+        REQUIRE(t != NULL && backend != NULL);
+        for (int i = 0; i < 15; ++i) {
+            const enum gcuda_type type = types[i / 3];
+            const int64_t n = columns[i % 3], k = 1024, m = 2500;
+            char name[96];
+            snprintf(name, sizeof name, "%s, %lld columns, mode %d", gcuda_type_name(type), (long long) n, mode);
+            float * wanted = product(backend, gcuda_backend_get_default_buffer_type(backend), type, k, m, n);
+            float * got = product(backend, t, type, k, m, n);
+            compare(got, wanted, m * n, n < 9 && type != GCUDA_TYPE_F32, name);
+            free(wanted);
+            free(got);
+        }
+        gcuda_backend_free(backend);
+    }
+}
