@@ -3355,7 +3355,8 @@ struct gcuda_cuda_profile_record { // a node that was launched
 
 // Starts recording; what was recorded before is gone. end stops it and keeps the records for get and write_trace, which
 // both also work in between and wait for the graph that runs. Records live until the next call of begin, a further
-// graph, or the end of the backend. A graph whose records find no memory is refused with ALLOC_FAILED.
+// graph, or the end of the backend. A graph whose records find no memory is refused with ALLOC_FAILED; one that is
+// captured into a CUDA graph (on the caller's stream) is not run and has no records.
 GCUDA_API gcuda_status gcuda_cuda_profile_begin(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_cuda_profile_get(
@@ -27081,7 +27082,7 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
 struct gcudai_cuda_profile {
     gcuda_cuda_node_callback callback;
     void * user;
-    bool is_on, is_open; // records; a graph's events have not been read yet
+    bool is_on, is_timing, is_open; // begun; this graph's nodes are recorded; a graph's events have not been read yet
     cudaEvent_t starts[2], * events;
     int n_events, which; // starts[which] is of the last graph begun
     int n_graphs;
@@ -27180,7 +27181,8 @@ static gcuda_status gcudai_cuda_profile_reserve_records(struct gcudai_cuda_profi
 static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
     struct gcudai_cuda_profile * p = cu->profile;
     int n = 0;
-    if (!p->is_on) { return GCUDA_STATUS_SUCCESS; }
+    p->is_timing = p->is_on && !gcudai_cuda_is_captured(cu); // events of a capture never happen
+    if (!p->is_timing) { return GCUDA_STATUS_SUCCESS; }
     for (int i = 0; i < graph->n_nodes; ++i) { n += !gcudai_is_skipped(graph->nodes[i]); }
     GCUDAI_TRY(gcudai_cuda_profile_resolve(cu));
     GCUDAI_TRY(gcudai_cuda_profile_reserve_events(cu, n));
@@ -27219,7 +27221,7 @@ static void gcudai_cuda_profile_add(struct gcudai_cuda_profile * p, const struct
 static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int index) {
     struct gcudai_cuda_profile * p = cu->profile;
     if (p->callback != NULL) { p->callback(y, index, false, p->user); }
-    const cudaEvent_t * around = p->is_on ? &p->events[2 * p->n_pending] : NULL;
+    const cudaEvent_t * around = p->is_timing ? &p->events[2 * p->n_pending] : NULL;
     if (around != NULL) {
         GCUDAI_TRY(gcudai_cuda_result(cu, cudaEventRecord(around[0], cu->stream), "cudaEventRecord", y->name));
     }
@@ -27245,6 +27247,9 @@ static gcuda_status gcudai_cuda_profile_of(gcuda_backend_t backend, const char *
 
 static gcuda_status gcudai_cuda_profile_start(struct gcudai_cuda * cu) {
     struct gcudai_cuda_profile * p = cu->profile;
+    if (gcudai_cuda_is_captured(cu)) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cuda_profile_begin: the stream of %s is being captured", cu->device->name);
+    }
     for (int i = 0; i < 2; ++i) {
         if (p->starts[i] == NULL) {
             GCUDAI_TRY(gcudai_cuda_result(

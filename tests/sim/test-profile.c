@@ -114,6 +114,47 @@ TEST(times_and_results_for_every_seed) {
     clean();
 }
 
+// Nodes that are captured have not run: no times, and the capture is not disturbed.
+TEST(a_captured_graph_has_no_records) {
+    struct work w;
+    struct gcuda_cuda_params params;
+    const struct gcuda_cuda_profile_record * r = NULL;
+    size_t n = 0;
+    cudaStream_t stream = NULL;
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t ready = NULL;
+    static float in[4 * N], wanted[4 * N], out[4 * N];
+    for (int i = 0; i < 4 * N; ++i) { in[i] = (float) (i % 11); }
+    REQUIRE(work_begin(&w, "a") && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    memset(&params, 0, sizeof params);
+    params.stream = stream;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    REQUIRE(backend != NULL);
+    CHECK_OK(gcuda_backend_tensor_set(w.x, in, 0, sizeof in));
+    CHECK_OK(gcuda_cuda_profile_begin(backend));
+    CHECK_OK(gcuda_backend_graph_compute(backend, w.graph));
+    CHECK_OK(gcuda_backend_tensor_get(gcuda_graph_node(w.graph, -1), wanted, 0, sizeof wanted));
+    CHECK_OK(gcuda_backend_tensor_memset(gcuda_graph_node(w.graph, -1), 0, 0, sizeof out));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK_OK(gcuda_backend_graph_compute_async(backend, w.graph));
+    CHECK(gcuda_cuda_profile_begin(backend) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_HAS(gcuda_last_error(), "captured");
+    CHECK(cudaStreamEndCapture(stream, &captured) == cudaSuccess);
+    CHECK_OK(gcuda_cuda_profile_get(backend, &r, &n));
+    CHECK_EQ_I(n, N_NODES);
+    CHECK(cudaGraphInstantiate(&ready, captured, 0) == cudaSuccess && cudaGraphLaunch(ready, stream) == cudaSuccess);
+    CHECK_OK(gcuda_backend_graph_compute(backend, w.graph));
+    CHECK_OK(gcuda_backend_tensor_get(gcuda_graph_node(w.graph, -1), out, 0, sizeof out));
+    CHECK(memcmp(out, wanted, sizeof out) == 0);
+    CHECK_OK(gcuda_cuda_profile_get(backend, &r, &n));
+    CHECK_EQ_I(n, 2 * N_NODES);
+    CHECK(cudaGraphExecDestroy(ready) == cudaSuccess && cudaGraphDestroy(captured) == cudaSuccess);
+    gcuda_backend_free(backend);
+    work_end(&w);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    clean();
+}
+
 // =====================================================================================================================
 // >>callbacks
 // =====================================================================================================================
