@@ -661,6 +661,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
 #define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
+#define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
 #define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
@@ -718,6 +719,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
+#define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
 #define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
@@ -3565,6 +3567,11 @@ GCUDA_KERNEL_API size_t gcuda_argsort_scratch_bytes(const struct gcuda_sort_args
 GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
+// On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, activations BF16 with strides
+// of multiples of 16 bytes; others are UNSUPPORTED. Both sides are rounded to BF16, sums are in F32.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
+    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
@@ -24387,14 +24394,15 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 }
 
 enum gcudai_cuda_product {
-    GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's kernel: any types, strides and sizes
+    GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
+    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, activations as BF16 (below 8.0: the plain one)
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
     GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
     GCUDAI_CUDA_PRODUCT_HALVES     // cuBLAS after copies to F16 where the weights are, else to BF16
 };
 
-#define GCUDAI_CUDA_HALVES_COLUMNS 9        // of float weights, from which halves are multiplied
-#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 9   // of quantized ones, from which writing them out as BF16 pays
+#define GCUDAI_CUDA_TILE_COLUMNS 9         // from which tensor cores are used
+#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 96 // of quantized weights, from which writing them out as BF16 for cuBLAS pays
 #define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights written out at a time
 
 // Rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
@@ -24404,23 +24412,36 @@ static bool gcudai_cublas_takes(const struct gcuda_array * t, enum gcuda_type ty
            t->nb[1] / size >= (size_t) t->ne[0] && t->nb[1] / size <= INT32_MAX;
 }
 
+static bool gcudai_is_aligned(const struct gcuda_array * t, size_t size) {
+    return ((size_t) (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3]) % size == 0;
+}
+
+// What gcuda_launch_mul_mat_tile wants of its operands, the activations once they are BF16.
+static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
+    const bool a_fits = gcuda_is_quantized(p->a.type) || gcudai_is_aligned(&p->a, 16);
+    const bool b_fits = gcudai_is_float(p->b.type) && (p->b.type != GCUDA_TYPE_BF16 || gcudai_is_aligned(&p->b, 16));
+    return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && a_fits && b_fits && p->prec != GCUDA_PREC_F32;
+}
+
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
 static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mul_mat_args * p, bool has_cublas) {
     const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
                       p->b.ne[2] <= INT32_MAX;
-    const bool is_large = p->b.ne[1] >= 16 && p->a.ne[1] >= 16, wants_f32 = p->prec == GCUDA_PREC_F32;
-    const bool is_quantized = gcuda_is_quantized(p->a.type), has_blocks = gcuda_is_quantized(p->b.type);
-    if (!has_cublas || !fits || has_blocks || !gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32)) {
-        return GCUDAI_CUDA_PRODUCT_OWN;
-    }
-    if (p->a.type == GCUDA_TYPE_F32 && gcudai_cublas_takes(&p->a, p->a.type) && gcudai_cublas_takes(&p->b, p->a.type)) {
+    const bool is_quantized = gcuda_is_quantized(p->a.type), wants_f32 = p->prec == GCUDA_PREC_F32;
+    const bool is_large = p->b.ne[1] >= 16 && p->a.ne[1] >= 16;
+    const bool is_many = p->b.ne[1] >= GCUDAI_CUDA_TILE_COLUMNS && p->a.ne[1] >= 16;
+    const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
+    if (use_cublas && p->a.type == GCUDA_TYPE_F32 && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) &&
+        gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32)) {
         return GCUDAI_CUDA_PRODUCT_CUBLAS;
     }
-    if (p->a.type == GCUDA_TYPE_F32 || wants_f32) {
-        return is_large ? GCUDAI_CUDA_PRODUCT_CONVERTED : GCUDAI_CUDA_PRODUCT_OWN;
+    if (use_cublas && is_large && (p->a.type == GCUDA_TYPE_F32 || wants_f32)) {
+        return GCUDAI_CUDA_PRODUCT_CONVERTED;
     }
-    const int64_t columns = is_quantized ? GCUDAI_CUDA_DEQUANTIZED_COLUMNS : GCUDAI_CUDA_HALVES_COLUMNS;
-    return p->b.ne[1] >= columns && p->a.ne[1] >= 16 ? GCUDAI_CUDA_PRODUCT_HALVES : GCUDAI_CUDA_PRODUCT_OWN;
+    if (use_cublas && is_many && !wants_f32 && (!is_quantized || p->b.ne[1] >= GCUDAI_CUDA_DEQUANTIZED_COLUMNS)) {
+        return GCUDAI_CUDA_PRODUCT_HALVES;
+    }
+    return is_many && gcudai_cuda_tile_takes(p) ? GCUDAI_CUDA_PRODUCT_TILE : GCUDAI_CUDA_PRODUCT_OWN;
 }
 
 // A packed copy of t in scratch memory, unless cuBLAS takes t itself. Quantized: BF16, whose range is that of F32.
@@ -24488,6 +24509,20 @@ static gcuda_status gcudai_cuda_gemm_pieces(
     return st;
 }
 
+// gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds the sums of parts of k.
+static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
+    void * b = NULL, * parts = NULL;
+    gcuda_status st = gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_BF16, &b);
+    const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(&p);
+    if (st == GCUDA_STATUS_SUCCESS && n_bytes > 0) {
+        st = gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: sums of parts", &parts);
+    }
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_tile(&p, parts, cu->stream) : st;
+    gcudai_cuda_pool_give(&cu->pool, parts);
+    gcudai_cuda_pool_give(&cu->pool, b);
+    return st;
+}
+
 // The way is chosen by the caller: split weights take the same on every device, whatever the rows there are.
 static gcuda_status gcudai_cuda_multiply(
     struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args p) {
@@ -24496,7 +24531,10 @@ static gcuda_status gcudai_cuda_multiply(
                                      : GCUDA_TYPE_F32;
     float * scale = NULL;
     void * b = NULL;
-    if (product == GCUDAI_CUDA_PRODUCT_OWN) {
+    if (product == GCUDAI_CUDA_PRODUCT_TILE && cu->device->cc >= 800) {
+        return gcudai_cuda_multiply_tile(cu, p);
+    }
+    if (product == GCUDAI_CUDA_PRODUCT_OWN || product == GCUDAI_CUDA_PRODUCT_TILE) {
         return gcuda_launch_mul_mat(&p, cu->stream);
     }
     gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, &scale, &b)

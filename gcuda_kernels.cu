@@ -14,6 +14,7 @@
 //   >>k-ssm       recurrences: state spaces, linear attention, triangular systems
 //   >>k-sort      orders of rows
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
+//   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
 //   >>k-attention attention in one pass
 //
 // These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
@@ -718,6 +719,11 @@ template <typename FORMAT> static inline __device__ float d_value(int code, floa
     return FORMAT::has_min ? scale * (float) code - min : scale * (float) code;
 }
 
+// Four elements, moved at once.
+template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four {
+    T v[4];
+};
+
 // Element i of a row.
 template <typename FORMAT> static inline __device__ float d_element(const char * row, int64_t i) {
     d_group g;
@@ -796,9 +802,6 @@ struct d_map_get {
 static inline __device__ void d_put(double * p, float v) { *p = (double) v; }
 
 // Four results, in one store where the address allows it.
-template <typename T> struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) d_four {
-    T v[4];
-};
 template <typename T> static inline __device__ void d_put4(char * y, const float * v) {
     d_four<T> four;
     UNROLL for (int k = 0; k < 4; ++k) { d_put(&four.v[k], v[k]); }
@@ -4816,6 +4819,265 @@ gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcud
     return launch(k_half_rows_back, n_rows(args->y), 256, stream, *args);
 }
 
+// >>op:out_prod ---------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_stream stream) {
+    d_job p = {};
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    p.a = args->a;
+    p.b = args->b;
+    p.y = args->y;
+    p.along_m = true;
+    p.m = args->a.ne[0];
+    p.k = args->a.ne[1];
+    p.n = args->b.ne[0] * (args->b.ne[2] * args->b.ne[3] / (args->a.ne[2] * args->a.ne[3]));
+    p.a_m = (int64_t) args->a.nb[0];
+    p.a_k = (int64_t) args->a.nb[1];
+    p.b_c = (int64_t) args->b.nb[0];
+    p.b_k = (int64_t) args->b.nb[1];
+    return mul_mat_plain(p, 0, stream);
+}
+// =====================================================================================================
+// >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
+// =====================================================================================================
+// A block has 64 rows and 32 columns; its four warps take turns along k, 32 elements each (a group of the weights), and
+// add their sums up at the end. A warp shares nothing before that and waits for no other. Weights are decoded to BF16,
+// whose range is that of F32, and activations come as BF16; products are exact in F32, in which the sums are.
+// Where few rows and columns would leave multiprocessors idle, k is cut into parts as well, whose sums a second kernel
+// adds up in order.
+//   floor   a once for every 32 columns, b (2 bytes an element) once for every 64 rows, from L2    shared  32 KiB
+#define TILE_TM 64
+#define TILE_TN 32
+#define TILE_WARPS 4
+#define TILE_STRIDE 40  // halves from row to row in shared memory: fragments are read without bank conflicts
+#define TILE_BLOCKS 512 // blocks that fill a device
+#define TILE_PARTS 16   // of k, at most
+
+static inline __device__ uint32_t d_bf16_pair(float low, float high) {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *) &v;
+}
+
+// c += a b for a 16 x 16 by 16 x 8 of BF16. With g = lane / 4 and t = lane % 4: c is (g, 2t), (g, 2t + 1), then the same in
+// row g + 8; a is pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b is pairs of k at 2t and 2t + 8 of
+// column g.
+static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_t * b) {
+#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else // the same by shuffles: the simulated device, and capabilities below 8.0, where dispatch does not come
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int s = 0; s < 4; ++s) {
+        for (int h = 0; h < 2; ++h) { // k = 2 s + 8 h and the next
+            uint32_t x[2], y[2];
+            for (int i = 0; i < 2; ++i) {
+                x[i] = __shfl_sync(0xffffffffu, a[2 * h + i], 4 * g + s);
+                y[i] = __shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s);
+            }
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t u = x[i / 2], v = y[i % 2];
+                c[i] += __uint_as_float(u << 16) * __uint_as_float(v << 16);
+                c[i] += __uint_as_float(u & 0xffff0000u) * __uint_as_float(v & 0xffff0000u);
+            }
+        }
+    }
+#endif
+}
+
+// Group u of a row of weights as 16 pairs.
+template <typename A> struct d_tile_row {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) {
+        d_group g;
+        A::decode((const typename A::block *) row + u / (A::n / 32), (int) (u % (A::n / 32)), g);
+        UNROLL for (int i = 0; i < 16; ++i) {
+            pairs[i] = d_bf16_pair(d_value<A>(d_code<A>(g, 2 * i), g.scale[i / 8], g.min[i / 8]),
+                d_value<A>(d_code<A>(g, 2 * i + 1), g.scale[i / 8], g.min[i / 8]));
+        }
+    }
+};
+template <typename T> static inline __device__ void d_tile_floats(const char * row, int64_t u, uint32_t * pairs) {
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const d_four<T> v = ((const d_four<T> *) row)[8 * u + i];
+        pairs[2 * i] = d_bf16_pair(d_f32(v.v[0]), d_f32(v.v[1]));
+        pairs[2 * i + 1] = d_bf16_pair(d_f32(v.v[2]), d_f32(v.v[3]));
+    }
+}
+template <> struct d_tile_row<float> {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) { d_tile_floats<float>(row, u, pairs); }
+};
+template <> struct d_tile_row<__half> {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) { d_tile_floats<__half>(row, u, pairs); }
+};
+template <> struct d_tile_row<__nv_bfloat16> {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) {
+        UNROLL for (int i = 0; i < 8; ++i) { *(uint2 *) (pairs + 2 * i) = ((const uint2 *) row)[8 * u + i]; }
+    }
+};
+
+// What a warp works on: its part of shared memory, as BF16.
+struct d_tile_slice {
+    uint16_t a[TILE_TM][TILE_STRIDE], b[TILE_TN][TILE_STRIDE];
+};
+union d_tile_shared {
+    d_tile_slice slice[TILE_WARPS];
+    float sum[TILE_WARPS][TILE_TN][TILE_TM];
+};
+
+// Adds the products of one group to the sums of all 4 x 4 tiles of 16 x 8.
+static inline __device__ void d_tile_multiply(const d_tile_slice & s, float (*sum)[4][4]) {
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = 2 * (lane % 4);
+    UNROLL for (int k = 0; k < 32; k += 16) {
+        uint32_t b[4][2];
+        UNROLL for (int j = 0; j < 4; ++j) {
+            b[j][0] = *(const uint32_t *) &s.b[8 * j + g][k + t];
+            b[j][1] = *(const uint32_t *) &s.b[8 * j + g][k + t + 8];
+        }
+        UNROLL for (int i = 0; i < 4; ++i) {
+            uint32_t a[4];
+            a[0] = *(const uint32_t *) &s.a[16 * i + g][k + t];
+            a[1] = *(const uint32_t *) &s.a[16 * i + g + 8][k + t];
+            a[2] = *(const uint32_t *) &s.a[16 * i + g][k + t + 8];
+            a[3] = *(const uint32_t *) &s.a[16 * i + g + 8][k + t + 8];
+            UNROLL for (int j = 0; j < 4; ++j) { d_mma(sum[i][j], a, b[j]); }
+        }
+    }
+}
+
+// Groups u0 .. u1 - 1 of the tile, those of this warp.
+template <typename A>
+static inline __device__ void d_tile_sum(const d_job & p, const d_tile & t, const char * const * columns, d_tile_slice & s,
+    int64_t u0, int64_t u1, float (*sum)[4][4]) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const char * matrix = d_tile_matrix(p, t);
+    for (int64_t u = u0 + warp; u < u1; u += TILE_WARPS) {
+        uint4 b[4];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int c = lane / 4 + 8 * k;
+            b[k] = c < t.n ? *(const uint4 *) (columns[c] + u * 64 + lane % 4 * 16) : make_uint4(0, 0, 0, 0);
+        }
+        UNROLL for (int k = 0; k < 2; ++k) {
+            const int64_t m = t.m0 + lane + 32 * k;
+            alignas(16) uint32_t pairs[16] = {};
+            if (m < p.m) {
+                d_tile_row<A>::load(matrix + m * p.a_m, u, pairs);
+            }
+            UNROLL for (int i = 0; i < 4; ++i) { *(uint4 *) &s.a[lane + 32 * k][8 * i] = *(const uint4 *) (pairs + 4 * i); }
+        }
+        UNROLL for (int k = 0; k < 4; ++k) { *(uint4 *) &s.b[lane / 4 + 8 * k][lane % 4 * 8] = b[k]; }
+        __syncwarp();
+        d_tile_multiply(s, sum);
+        __syncwarp();
+    }
+}
+
+// Item of the job and part of k; with several parts the sums go to scratch, [part][item][column][row].
+template <typename A>
+static __global__ void __launch_bounds__(32 * TILE_WARPS) k_mul_mat_tile(const d_job p, int64_t n_parts, float * scratch) {
+    alignas(16) __shared__ d_tile_shared shared;
+    __shared__ const char * columns[TILE_TN];
+    __shared__ char * results[TILE_TN];
+    const int thread = (int) threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int64_t n_groups = p.k / 32;
+    for (int64_t at = blockIdx.x; at < p.n_items * n_parts; at += gridDim.x) {
+        const int64_t item = at % p.n_items, part = at / p.n_items;
+        const d_tile t = d_tile_of<TILE_TM, TILE_TN>(p, item);
+        if (t.n == 0) {
+            continue;
+        }
+        if (thread < t.n) {
+            d_tile_column(p, t, thread, &columns[thread], &results[thread]);
+        }
+        __syncthreads();
+        float sum[4][4][4] = {};
+        if (t.matrix >= 0) {
+            d_tile_sum<A>(p, t, columns, shared.slice[warp], n_groups * part / n_parts, n_groups * (part + 1) / n_parts, sum);
+        }
+        __syncthreads(); // the slices become sums
+        UNROLL for (int i = 0; i < 4; ++i) {
+            UNROLL for (int j = 0; j < 4; ++j) {
+                UNROLL for (int k = 0; k < 4; ++k) {
+                    shared.sum[warp][8 * j + 2 * (lane % 4) + k % 2][16 * i + lane / 4 + k / 2 * 8] = sum[i][j][k];
+                }
+            }
+        }
+        __syncthreads();
+        for (int i = thread; i < TILE_TM * TILE_TN; i += 32 * TILE_WARPS) {
+            const int m = i % TILE_TM, c = i / TILE_TM;
+            float v = 0.0f;
+            UNROLL for (int k = 0; k < TILE_WARPS; ++k) { v += shared.sum[k][c][m]; }
+            if (n_parts > 1) {
+                scratch[(part * p.n_items + item) * (TILE_TM * TILE_TN) + i] = v;
+            } else if (c < t.n && t.m0 + m < p.m) {
+                *(float *) (results[c] + (t.m0 + m) * (int64_t) p.y.nb[0]) = v;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_mul_mat_tile_parts(const d_job p, int64_t n_parts, const float * scratch) {
+    for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
+        const d_tile t = d_tile_of<TILE_TM, TILE_TN>(p, item);
+        for (int i = (int) threadIdx.x; i < TILE_TM * TILE_TN; i += 256) {
+            const int m = i % TILE_TM, c = i / TILE_TM;
+            if (c < t.n && t.m0 + m < p.m) {
+                const char * b;
+                char * y;
+                float v = 0.0f;
+                for (int64_t k = 0; k < n_parts; ++k) { v += scratch[(k * p.n_items + item) * (TILE_TM * TILE_TN) + i]; }
+                d_tile_column(p, t, c, &b, &y);
+                *(float *) (y + (t.m0 + m) * (int64_t) p.y.nb[0]) = v;
+            }
+        }
+    }
+}
+
+static gcuda_status mul_mat_tile(d_job & p, int64_t n_lists, int64_t n_parts, float * scratch, gcuda_stream stream) {
+    job_tiles(p, TILE_TM, TILE_TN, n_lists);
+    const int64_t n = p.n_items * n_parts;
+    const gcuda_status st =
+        gcuda_is_quantized(p.a.type)
+            ? with_format(p.a.type, [&](auto a) { return launch(k_mul_mat_tile<decltype(a)>, n, 32 * TILE_WARPS, stream, p, n_parts, scratch); })
+            : with_float(p.a.type, [&](auto a) { return launch(k_mul_mat_tile<decltype(a)>, n, 32 * TILE_WARPS, stream, p, n_parts, scratch); });
+    return st == GCUDA_STATUS_SUCCESS && n_parts > 1
+               ? launch(k_mul_mat_tile_parts, p.n_items, 256, stream, p, n_parts, (const float *) scratch)
+               : st;
+}
+
+// Rows that are whole groups and can be read sixteen bytes at a time (blocks: as their format reads them).
+static bool tile_takes_weights(const gcuda_array & a) {
+    const size_t wide = gcuda_is_quantized(a.type) ? 1 : 4 * gcuda_type_size(a.type);
+    return a.ne[0] > 0 && a.ne[0] % 32 == 0 && ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % wide == 0;
+}
+
+// ---- mul_mat ----
+static int64_t tile_parts(d_job & p) {
+    job_tiles(p, TILE_TM, TILE_TN, 0);
+    const int64_t fit = p.k / 32 / (4 * TILE_WARPS), want = TILE_BLOCKS / (p.n_items > 0 ? p.n_items : 1);
+    const int64_t n = want < fit ? want : fit;
+    return n < 1 ? 1 : n > TILE_PARTS ? TILE_PARTS : n;
+}
+
+size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) {
+    d_job p = job_of(*args);
+    const int64_t n = tile_parts(p);
+    return n > 1 ? (size_t) (n * p.n_items) * TILE_TM * TILE_TN * sizeof(float) : 0;
+}
+
+gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
+    d_job p = job_of(*args);
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const size_t b_all = (size_t) (uintptr_t) p.b.data | p.b.nb[1] | p.b.nb[2] | p.b.nb[3];
+    if (p.b.type != GCUDA_TYPE_BF16 || p.b.nb[0] != 2 || b_all % 16 != 0 || !tile_takes_weights(p.a)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    return mul_mat_tile(p, 0, tile_parts(p), (float *) scratch, stream);
+}
+
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // One block sorts the slots by expert: it counts, sums the counts and the tiles that they make, and files every slot. The
 // host never learns how many tiles there are: the grid is for as many as there can be, and the list ends with an empty
@@ -4900,9 +5162,28 @@ static __global__ void __launch_bounds__(1024) k_mul_mat_id_sort(const gcuda_mul
     for (int64_t s = thread; s < l.n_slots; s += n_threads) { l.order[atomicAdd(&l.fill[d_expert_of(p, s)], 1)] = (int32_t) s; }
 }
 
+// The slots are sorted, the activations become BF16, then the tiles of all experts are multiplied: on tensor cores from
+// 8.0 on where rows are whole groups, else by the plain kernel.
+static bool id_uses_tiles(const gcuda_mul_mat_id_args & p) {
+    int device = 0, major = 0;
+    const bool is_ok = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
+    return is_ok && major >= 8 && tile_takes_weights(p.as) && !gcuda_is_quantized(p.b.type);
+}
+
+static gcuda_array id_activations(const gcuda_mul_mat_id_args & p, void * data) {
+    gcuda_array b = p.b;
+    b.type = GCUDA_TYPE_BF16;
+    b.data = data;
+    b.nb[0] = 2;
+    for (int d = 1; d < 4; ++d) { b.nb[d] = b.nb[d - 1] * (size_t) b.ne[d - 1]; }
+    return b;
+}
+
 size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
     d_id_lists l;
-    return id_lists(*args, PLAIN_TN, &l);
+    const size_t n = id_lists(*args, TILE_TN, &l);
+    return n + (id_uses_tiles(*args) ? (size_t) n_elements(args->b) * 2 : 0);
 }
 
 gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
@@ -4911,42 +5192,28 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    (void) id_lists(*args, PLAIN_TN, &l);
-    const gcuda_status st = launch(k_mul_mat_id_sort, 1, l.n_slots <= 128 ? 128 : 1024, stream, *args, l, PLAIN_TN);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        return st;
-    }
+    const size_t n_lists_bytes = id_lists(*args, TILE_TN, &l);
+    const bool uses_tiles = id_uses_tiles(*args);
+    gcuda_status st = launch(k_mul_mat_id_sort, 1, l.n_slots <= 128 ? 128 : 1024, stream, *args, l, TILE_TN);
     p.a = args->as;
     p.b = args->b;
     p.y = args->y;
+    if (uses_tiles && st == GCUDA_STATUS_SUCCESS) {
+        p.b = id_activations(*args, (char *) args->scratch + n_lists_bytes);
+        const gcuda_cpy_args copy = { args->b, p.b };
+        st = gcuda_launch_cpy(&copy, stream);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
     p.m = args->as.ne[1];
     p.k = args->as.ne[0];
     p.a_m = (int64_t) args->as.nb[1];
     p.a_k = (int64_t) args->as.nb[0];
-    p.b_k = (int64_t) args->b.nb[0];
+    p.b_k = (int64_t) p.b.nb[0];
     p.tiles = l.tiles;
     p.order = l.order;
-    return mul_mat_plain(p, l.max_tiles, stream);
-}
-
-// >>op:out_prod ---------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_stream stream) {
-    d_job p = {};
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    p.a = args->a;
-    p.b = args->b;
-    p.y = args->y;
-    p.along_m = true;
-    p.m = args->a.ne[0];
-    p.k = args->a.ne[1];
-    p.n = args->b.ne[0] * (args->b.ne[2] * args->b.ne[3] / (args->a.ne[2] * args->a.ne[3]));
-    p.a_m = (int64_t) args->a.nb[0];
-    p.a_k = (int64_t) args->a.nb[1];
-    p.b_c = (int64_t) args->b.nb[0];
-    p.b_k = (int64_t) args->b.nb[1];
-    return mul_mat_plain(p, 0, stream);
+    return uses_tiles ? mul_mat_tile(p, l.max_tiles, 1, nullptr, stream) : mul_mat_plain(p, l.max_tiles, stream);
 }
 #endif // part 4
 

@@ -123,6 +123,10 @@ TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-b
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
 }
 
+TEST(mul_mat_long_rows) { // a device may cut k into parts for few columns
+    mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ2_S,BF16>F32", "2048,70|2048,9 4096,17|4096,33 1280,65|1280,12", 0);
+}
+
 TEST(mul_mat_precision) {
     struct op_test t;
     memset(&t, 0, sizeof t);
