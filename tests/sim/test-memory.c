@@ -885,9 +885,14 @@ static gcuda_status some_buffers(void) {
     return st;
 }
 
+static bool is_managed; // for the whole process
+
 static gcuda_status scenario(enum gcuda_cuda_pool kind) {
     const struct gcuda_cuda_params p = params_of(kind, 4 * MB, 0);
+    struct gcuda_cuda_memory_params memory = from(NULL, NULL);
     void * ptr[3] = { NULL, NULL, NULL };
+    memory.unified = is_managed ? GCUDA_CUDA_ON : GCUDA_CUDA_AUTO;
+    TRY(gcuda_backend_cuda_set_memory(&memory));
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&p);
     if (backend == NULL) { return GCUDA_STATUS_FAILED; }
     const gcuda_status st = some_use((struct gcudai_cuda *) backend, ptr);
@@ -942,6 +947,13 @@ TEST(every_call_fails_in_turn_virtual_memory) {
 }
 TEST(every_call_fails_in_turn_best_fit) {
     faults_of(GCUDA_CUDA_POOL_BEST_FIT);
+    clean();
+}
+
+TEST(every_call_fails_in_turn_managed_memory) {
+    is_managed = true;
+    faults_of(GCUDA_CUDA_POOL_AUTO);
+    is_managed = false;
     clean();
 }
 
