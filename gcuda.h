@@ -3228,7 +3228,22 @@ GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device)
 // CPU buffers (ask gcuda_backend_buffer_get_type).
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_cuda_reg(void); // NULL when built without CUDA
-// Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer.
+// What gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), name) gives for these names, for programs that ask
+// for functions by name; NULL for others.
+struct gcuda_backend_feature {
+    const char * name;
+    const char * value;
+};
+// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL
+typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
+// "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
+typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
+// "gcuda_backend_register_host_buffer": gcuda_backend_cuda_register_host_buffer, but only where the environment has
+// GCUDA_CUDA_REGISTER_HOST; false otherwise and on failure, with a line in the log
+typedef bool (*gcuda_backend_register_host_buffer_t)(void * ptr, size_t size);
+// "gcuda_backend_unregister_host_buffer": whatever the environment says; what was not registered is left alone
+typedef void (*gcuda_backend_unregister_host_buffer_t)(void * ptr);
+// Device memory of the caller's (ptr aligned to 128 bytes, kept by the caller) as a buffer. In no statistics and budget.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr, size_t size);
 // The same for a backend's context, whatever it is.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
@@ -3411,8 +3426,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 // (64 where no device with a share reaches compute capability 7.0). gcuda_backend_buffer_clear fills the rows of all
 // tensors placed so far; memset and buffer-to-buffer copies are UNSUPPORTED (gcuda_backend_tensor_copy goes through the
 // host). Not for use while a backend computes with it: setting, clearing, freeing. Any number of backends may compute
-// with one weight at the same time. What a backend takes on other devices for such products, at most its budget on each,
-// is in the statistics of those devices, not in the backend's.
+// with one weight at the same time. What a backend takes on other devices for such products counts for its budget and its
+// statistics, and for those of the device it is on.
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
@@ -26445,8 +26460,57 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
     return &gcudai_cuda_found.items[index].device;
 }
 
+static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_reg_t reg) {
+    static const struct gcuda_backend_feature features[] = {
+#if defined(GCUDA_NO_VMM)
+        { "NO_VMM", "1" },
+#endif
+#if defined(GCUDA_NO_CUBLAS)
+        { "NO_CUBLAS", "1" },
+#endif
+        { NULL, NULL },
+    };
+    (void) reg;
+    return features;
+}
+
+static gcuda_backend_buffer_type_t gcudai_cuda_split_by_name(int main_device, const float * tensor_split) {
+    const int n = tensor_split ? gcudai_cuda_devices_get()->n : 0;
+    return gcuda_backend_cuda_split_buffer_type(main_device, tensor_split, n);
+}
+
+static bool gcudai_cuda_register_by_name(void * ptr, size_t size) {
+    if (gcudai_env("GCUDA_CUDA_REGISTER_HOST") == NULL) {
+        return false;
+    }
+    const bool is_done = gcuda_backend_cuda_register_host_buffer(ptr, size) == GCUDA_STATUS_SUCCESS;
+    if (!is_done) { gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "not page-locked: %s", gcudai_message); }
+    return is_done;
+}
+
+static void gcudai_cuda_unregister_by_name(void * ptr) { (void) gcuda_backend_cuda_unregister_host_buffer(ptr); }
+
+static void * gcudai_cuda_reg_proc(gcuda_backend_reg_t reg, const char * name) {
+    const gcuda_backend_get_features_t features = gcudai_cuda_features;
+    const gcuda_backend_split_buffer_type_t split = gcudai_cuda_split_by_name;
+    const gcuda_backend_register_host_buffer_t add = gcudai_cuda_register_by_name;
+    const gcuda_backend_unregister_host_buffer_t forget = gcudai_cuda_unregister_by_name;
+    void * address = NULL; // a cast between data and function pointers is not ISO C
+    (void) reg;
+    if (strcmp(name, "gcuda_backend_get_features") == 0) {
+        memcpy(&address, &features, sizeof(address));
+    } else if (strcmp(name, "gcuda_backend_split_buffer_type") == 0) {
+        memcpy(&address, &split, sizeof(address));
+    } else if (strcmp(name, "gcuda_backend_register_host_buffer") == 0) {
+        memcpy(&address, &add, sizeof(address));
+    } else if (strcmp(name, "gcuda_backend_unregister_host_buffer") == 0) {
+        memcpy(&address, &forget, sizeof(address));
+    }
+    return address;
+}
+
 static struct gcuda_backend_reg gcudai_cuda_registry = { GCUDA_BACKEND_API_VERSION,
-    { gcudai_cuda_reg_name, gcudai_cuda_reg_count, gcudai_cuda_reg_device, NULL }, NULL };
+    { gcudai_cuda_reg_name, gcudai_cuda_reg_count, gcudai_cuda_reg_device, gcudai_cuda_reg_proc }, NULL };
 gcuda_backend_reg_t gcuda_backend_cuda_reg(void) { return &gcudai_cuda_registry; }
 
 // As nvidia-smi prints it, and the LUID in the order of its bytes. Both are of the device, not of this process.

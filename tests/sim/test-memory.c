@@ -816,6 +816,39 @@ static void keep_line(enum gcuda_log_level level, const char * text, void * user
     if (l->n < 8) { snprintf(l->text[l->n++], sizeof l->text[0], "%s", text); }
 }
 
+TEST(functions_are_found_by_name) {
+    static float mine[1000];
+    gcuda_backend_get_features_t features = NULL;
+    gcuda_backend_split_buffer_type_t split = NULL;
+    gcuda_backend_register_host_buffer_t add = NULL;
+    gcuda_backend_unregister_host_buffer_t forget = NULL;
+    fresh(2, 64 * MB, 1);
+    const gcuda_backend_reg_t reg = gcuda_backend_cuda_reg();
+    void * address[4] = { gcuda_backend_reg_get_proc_address(reg, "gcuda_backend_get_features"),
+        gcuda_backend_reg_get_proc_address(reg, "gcuda_backend_split_buffer_type"),
+        gcuda_backend_reg_get_proc_address(reg, "gcuda_backend_register_host_buffer"),
+        gcuda_backend_reg_get_proc_address(reg, "gcuda_backend_unregister_host_buffer") };
+    CHECK(gcuda_backend_reg_get_proc_address(reg, "gcuda_backend_something") == NULL);
+    REQUIRE(address[0] && address[1] && address[2] && address[3]);
+    memcpy(&features, &address[0], sizeof address[0]);
+    memcpy(&split, &address[1], sizeof address[0]);
+    memcpy(&add, &address[2], sizeof address[0]);
+    memcpy(&forget, &address[3], sizeof address[0]);
+    CHECK(features(reg) != NULL);
+    const float shares[2] = { 1, 3 };
+    CHECK(split(0, shares) == gcuda_backend_cuda_split_buffer_type(0, shares, 2) && split(0, NULL) != NULL);
+    CHECK(split(5, NULL) == NULL);
+    CHECK(!add(mine, sizeof mine)); // nobody has allowed it
+    CHECK_EQ_I(sim_counts("cudaHostRegister"), 0);
+    setenv("GCUDA_CUDA_REGISTER_HOST", "1", 1);
+    CHECK(add(mine, sizeof mine) && !add(mine, sizeof mine));
+    unsetenv("GCUDA_CUDA_REGISTER_HOST");
+    forget(mine);
+    forget(mine);
+    CHECK_EQ_I(sim_counts("cudaHostUnregister"), 1);
+    clean();
+}
+
 TEST(each_device_is_named_once) {
     struct lines lines;
     fresh(2, 64 * MB, 1);
