@@ -145,7 +145,10 @@ SIM = $(B)/sim
 SIM_CFLAGS ?= -O1 -g
 SIM_C = $(CC) $(STD) $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -DGCUDA_CUBLAS_LINK -Itests/sim/include -I. -Itests -Iexamples
 SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -Itests/sim/include -I. -Itests
-SIM_OBJECTS = $(SIM)/sim.o $(SIM)/gcuda_kernels.o
+# gcuda_kernels.cu is compiled in the parts that it is divided into (#if GCUDAI_PART(n)), side by side with make -j.
+KERNEL_PARTS := $(shell sed -n 's/^\#if GCUDAI_PART(\([0-9]*\)).*/\1/p' gcuda_kernels.cu 2> /dev/null | sort -nu)
+SIM_KERNELS = $(KERNEL_PARTS:%=$(SIM)/gcuda_kernels-%.o)
+SIM_OBJECTS = $(SIM)/sim.o $(SIM_KERNELS)
 SIM_HEADERS = $(wildcard tests/sim/include/*.h tests/sim/*.h)
 
 $(SIM):
@@ -154,8 +157,9 @@ $(SIM):
 $(SIM)/sim.o: tests/sim/sim.cpp $(SIM_HEADERS) | $(SIM)
 	$(SIM_CXX) -O2 -c $< -o $@
 
-$(SIM)/gcuda_kernels.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
-	$(SIM_CXX) -Werror -x c++ -c $< -o $@
+# a part does not use all that the parts share
+$(SIM_KERNELS): $(SIM)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
+	$(SIM_CXX) -Werror -Wno-unused-function -DGCUDA_KERNEL_PART=$* -x c++ -c $< -o $@
 
 $(SIM)/gcuda_impl.o: gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -Werror -DGCUDA_IMPLEMENTATION -x c -c gcuda.h -o $@
@@ -184,8 +188,6 @@ $(SIM)/test-%: $(SIM)/test-%.o $(SIM)/gcuda_impl.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
 # ---- CUDA: `make cuda` builds for the GPU that is here, `make cuda ARCHS=90a` (or a list, or all) for others ----
-# gcuda_kernels.cu is compiled in the parts that it is divided into (#if GCUDAI_PART(n)), side by side with make -j.
-KERNEL_PARTS = $(shell sed -n 's/^\#if GCUDAI_PART(\([0-9]*\)).*/\1/p' gcuda_kernels.cu | sort -nu)
 CUDA = $(B)/cuda
 CUDA_HOME = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 ARCHS ?=

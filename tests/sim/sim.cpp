@@ -21,6 +21,7 @@
 #include "cuda.h"
 #include "cuda_runtime.h"
 #include "sim.h"
+#include "sim_mma.h"
 
 #include <algorithm>
 #include <array>
@@ -485,6 +486,12 @@ static fiber * fiber_new() {
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
+struct async_copy { // of cp.async
+    void * to;
+    const void * from;
+    int size;
+};
+
 struct lane {
     uint3 index;
     int number; // in the block
@@ -493,11 +500,16 @@ struct lane {
     int value; // of a barrier, then its result
     int from;  // of a shuffle
     uint64_t in[2], out[2];
+    const void * call_in; // of SIM_CALL
+    void * call_out;
+    std::vector<async_copy> copies; // not yet arrived, and where the groups of them end
+    std::vector<size_t> groups;
 };
 
 struct meeting { // lanes of a warp at the same operation
     unsigned mask, here;
     sim_warp_op op;
+    sim_warp_function function; // of SIM_CALL
 };
 
 struct block_state {
@@ -633,7 +645,13 @@ static uint32_t reduce(sim_warp_op op, uint32_t x, uint32_t y) {
 static void meet(const meeting & m, lane * warp) {
     uint32_t total = 0;
     bool is_first = true;
-    for (int i = 0; i < 32 && m.op > SIM_SHUFFLE; ++i) {
+    if (m.op == SIM_CALL) {
+        const void * in[32];
+        void * out[32];
+        for (int i = 0; i < 32; ++i) { in[i] = warp[i].call_in, out[i] = warp[i].call_out; }
+        m.function(in, out);
+    }
+    for (int i = 0; i < 32 && m.op > SIM_SHUFFLE && m.op < SIM_CALL; ++i) {
         if ((m.mask >> i & 1u) == 0) { continue; }
         const uint32_t v = (uint32_t) warp[i].in[0];
         total = m.op == SIM_BALLOT ? total | (v & 1u) << i : is_first ? v : reduce(m.op, total, v);
@@ -652,16 +670,17 @@ static void meet(const meeting & m, lane * warp) {
     }
 }
 
-void sim_warp(sim_warp_op op, unsigned mask, const void * in, void * out, size_t size, int from) {
+static void sim_meet(sim_warp_op op, unsigned mask, const void * in, void * out, size_t size, int from,
+    sim_warp_function function) {
     lane * me = b.here;
     const int warp = me->number / 32;
     const unsigned bit = 1u << (me->number % 32);
     std::vector<meeting> & meetings = b.meetings[warp];
     size_t k = 0;
     while (k < meetings.size() && meetings[k].mask != mask) { ++k; }
-    if (k == meetings.size()) { meetings.push_back(meeting{ mask, 0, op }); }
+    if (k == meetings.size()) { meetings.push_back(meeting{ mask, 0, op, function }); }
     if ((mask & bit) == 0) { fail_block("a lane is not in its own mask"); }
-    if (meetings[k].op != op) { fail_block("lanes of a warp are at different warp operations"); }
+    if (meetings[k].op != op || meetings[k].function != function) { fail_block("lanes of a warp are at different warp operations"); }
     memcpy(me->in, in ? in : me->in, size);
     me->from = from;
     meetings[k].here |= bit;
@@ -673,6 +692,40 @@ void sim_warp(sim_warp_op op, unsigned mask, const void * in, void * out, size_t
         wait_here();
     }
     if (out != nullptr) { memcpy(out, me->out, size); }
+}
+
+void sim_warp(sim_warp_op op, unsigned mask, const void * in, void * out, size_t size, int from) {
+    sim_meet(op, mask, in, out, size, from, nullptr);
+}
+
+void sim_warp_all(sim_warp_function function, const void * in, void * out) {
+    b.here->call_in = in;
+    b.here->call_out = out;
+    sim_meet(SIM_CALL, 0xffffffffu, nullptr, nullptr, 0, 0, function);
+}
+
+void sim_cp_async_16(void * shared, const void * global, int size_bytes) {
+    if ((uintptr_t) shared % 16 != 0 || (uintptr_t) global % 16 != 0 || size_bytes < 0 || size_bytes > 16) {
+        fail_block("cp.async with an address or a size that is not aligned to 16 bytes");
+    }
+    memset(shared, 0xEE, 16);
+    b.here->copies.push_back(async_copy{ shared, global, size_bytes });
+}
+
+void sim_cp_async_commit() { b.here->groups.push_back(b.here->copies.size()); }
+
+void sim_cp_async_wait(int n_pending) {
+    lane & l = *b.here;
+    if ((size_t) n_pending >= l.groups.size()) { return; }
+    const size_t n_groups = l.groups.size() - (size_t) n_pending, n = l.groups[n_groups - 1];
+    for (size_t i = 0; i < n; ++i) {
+        const async_copy & c = l.copies[i];
+        memset(c.to, 0, 16);
+        memcpy(c.to, c.from, (size_t) c.size);
+    }
+    l.copies.erase(l.copies.begin(), l.copies.begin() + (long) n);
+    l.groups.erase(l.groups.begin(), l.groups.begin() + (long) n_groups);
+    for (size_t & end : l.groups) { end -= n; }
 }
 
 // =====================================================================================================
@@ -968,7 +1021,11 @@ static void begin_block(uint3 index) {
     b.ready_head = b.n_ready = 0;
     b.failed = false;
     b.error = cudaErrorLaunchFailure;
-    for (int i = 0; i < b.n; ++i) { b.lanes[i].is_over = false; }
+    for (int i = 0; i < b.n; ++i) {
+        b.lanes[i].is_over = false;
+        b.lanes[i].copies.clear();
+        b.lanes[i].groups.clear();
+    }
     if (b.shared != nullptr) { memset(b.shared, 0xEE, 256); } // not cleared between blocks either
 }
 

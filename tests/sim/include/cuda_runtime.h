@@ -151,7 +151,8 @@ enum sim_warp_op {
     SIM_MAX_S,
     SIM_AND,
     SIM_OR,
-    SIM_XOR
+    SIM_XOR,
+    SIM_CALL // of sim_mma.h
 };
 int sim_lane();
 // in and out: size bytes, at most 16; from: the lane whose value a shuffle wants
