@@ -454,6 +454,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
 #define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
 #define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
+#define gcuda_conv_2d_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_set_prec)
 #define gcuda_conv_2d_sk_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_sk_p0)
 #define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
 #define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
@@ -2335,6 +2336,7 @@ struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimens
     struct gcuda_array y;
     int32_t s0, s1, p0, p1, d0, d1;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
+    enum gcuda_prec prec; // of conv_2d
 };
 
 // >>op:im2col -----------------------------------------------------------------------------------------
@@ -2385,6 +2387,8 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 //   returns  [OW, OH, OC, N]   type of b, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
+// As gcuda_mul_mat_set_prec: by default a GPU may round patches to F16 when the weights are, to TF32 otherwise.
+GCUDA_API void gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The same, and its relatives, through im2col and mul_mat:
 //   conv_2d          a [KW, KH, IC, OC], b [W, H, IC, N]                    -> [OW, OH, OC, N]; patches in a's type
@@ -16097,6 +16101,7 @@ static void gcudai_conv_args(const struct gcuda_tensor * y, union gcudai_args * 
     p->p1 = gcudai_param_i32(y, 3);
     p->d0 = gcudai_param_i32(y, 4);
     p->d1 = gcudai_param_i32(y, 5);
+    p->prec = y->op == GCUDA_OP_CONV_2D ? (enum gcuda_prec) gcudai_param_i32(y, 7) : GCUDA_PREC_DEFAULT;
     if ((is_back || y->op == GCUDA_OP_IM2COL) && gcudai_param_i32(y, 6) == 0) {
         gcudai_lift(&p->kernel, 1);
         gcudai_lift(&p->x, is_back ? 2 : 1);
@@ -16398,6 +16403,10 @@ struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gc
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1) {
     const int32_t params[] = { s0, s1, p0, p1, d0, d1 };
     return gcudai_op_finish(ctx, gcudai_conv_2d(ctx, GCUDA_OP_CONV_2D, a, b, params));
+}
+
+void gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec) {
+    gcudai_set_param_i32(node, 7, (int32_t) prec);
 }
 
 // What conv_2d and conv_2d_dw have in common.

@@ -3502,32 +3502,276 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
-// A thread per output element: any types and strides.
-static __global__ void k_conv_2d(const gcuda_conv_args p, const tiles t) {
-    FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
-        const int64_t x0 = i.i0 * p.s0 - p.p0, y0 = i.i1 * p.s1 - p.p1;
-        float sum = 0.0f;
-        if (i.i0 >= p.y.ne[0]) {
-            continue;
+// Three forms. Few output channels, or F32 asked for: a thread has eight channels of a pixel, in F32. Otherwise a product
+// of the weights [OC, K] with the patches [K, pixels], K = IC KH KW, whose patches are gathered into shared memory tile by
+// tile and never are in global memory: with weights in F16 patches are rounded to F16, else both to TF32; sums in F32.
+//   floor   2 OC K pixels operations; x, weights and y once
+
+// ---- a warp's product of 16 x 8 words of A with 8 x 8 of B: 16 halfs or 8 TF32 numbers deep ----
+// Lane l has rows l/4 and l/4 + 8 of A at words l%4 and l%4 + 4, column l/4 of B likewise, and of the result rows l/4 and
+// l/4 + 8 at columns 2 (l%4) and the next.
+static inline __device__ float d_low(uint32_t w) {
+    const uint16_t h = (uint16_t) w;
+    __half v;
+    memcpy(&v, &h, 2);
+    return __half2float(v);
+}
+template <bool IS_F16> static inline __device__ float d_word_product(uint32_t a, uint32_t b) {
+    return IS_F16 ? d_low(a) * d_low(b) + d_low(a >> 16) * d_low(b >> 16) : __uint_as_float(a) * __uint_as_float(b);
+}
+
+template <bool IS_F16> static inline __device__ void d_conv_mma(float * c, const uint32_t * a, const uint32_t * b) {
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+    if (IS_F16) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+#else // older devices and the simulated one: word by word from the lanes that have it
+    const int lane = (int) threadIdx.x % 32, row = lane & 28, column = lane % 4 * 8;
+    for (int k = 0; k < 4; ++k) {
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 where i is odd, word +4 where i >= 2
+            for (int j = 0; j < 2; ++j) {
+                c[i % 2 * 2 + j] += d_word_product<IS_F16>(w, __shfl_sync(0xffffffffu, b[i / 2], column + 4 * j + k));
+            }
         }
-        for (int64_t c = 0; c < p.kernel.ne[2]; ++c) {
-            for (int64_t kh = 0; kh < p.kernel.ne[1]; ++kh) {
-                const int64_t y = y0 + kh * p.d1;
-                for (int64_t kw = 0; kw < p.kernel.ne[0] && y >= 0 && y < p.x.ne[1]; ++kw) {
-                    const int64_t x = x0 + kw * p.d0;
-                    if (x >= 0 && x < p.x.ne[0]) {
-                        sum += d_load(p.kernel.type, d_at(p.kernel, kw, kh, c, i.i2)) * d_load(p.x.type, d_at(p.x, x, y, c, i.i3));
+    }
+#endif
+}
+
+static inline __device__ uint32_t d_tf32(float v) { // to nearest, halves away from zero
+    const uint32_t w = __float_as_uint(v);
+    return v != v ? w : (w + 0x1000u) & 0xffffe000u;
+}
+static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
+    const __half2 h = __floats2half2_rn(lo, hi);
+    uint32_t w;
+    memcpy(&w, &h, 4);
+    return w;
+}
+
+#define CONV_WORDS 16 // depth of a tile: 32 halfs or 16 TF32 numbers
+#define CONV_PITCH 20 // words from row to row in shared memory: lanes of a fragment meet no bank twice
+
+// Where element k of a patch is, counted from its first.
+struct d_tap {
+    int64_t offset; // bytes
+    int dx, dy;
+};
+
+template <typename TX, typename TW, bool IS_F16, int BM, int BN>
+static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_args p, int64_t n_pixels, int64_t n_taps) {
+    const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = CONV_WORDS * PER_WORD;
+    const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS;          // threads of a pixel; taps of a thread
+    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * 4 / 256;    // elements of 16 bytes; those of a thread
+    const int MI = BM / 32, NI = BN / 32;                       // fragments of a warp: 2 x 4 warps
+    alignas(16) __shared__ uint32_t a_tile[2][BM * CONV_PITCH], b_tile[2][BN * CONV_PITCH];
+    __shared__ d_tap taps[2][DEPTH];
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp / 4, wn = warp % 4;
+    const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
+    const int64_t image_pixels = p.y.ne[0] * p.y.ne[1], n_k = (n_taps + DEPTH - 1) / DEPTH;
+    const bool can_chunk = n_taps % CHUNK == 0 && (IS_F16 || sizeof(TW) == 4) && (uintptr_t) p.kernel.data % 16 == 0;
+    const int own_pixel = tid % BN, own_tap = tid / BN * OWN;
+
+    FOR_ROWS(block, n_m * n_n) {
+        const int64_t oc0 = block % n_m * BM, pixel0 = block / n_m * BN, pixel = pixel0 + own_pixel;
+        const int64_t image = pixel / image_pixels, at = pixel - image * image_pixels, oy = at / p.y.ne[0], ox = at - oy * p.y.ne[0];
+        const int64_t far = -((int64_t) 1 << 60);
+        const int64_t x0 = pixel < n_pixels ? ox * p.s0 - p.p0 : far, y0 = oy * p.s1 - p.p1;
+        const char * first = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + y0 * (int64_t) p.x.nb[1] +
+                             (pixel < n_pixels ? x0 : 0) * (int64_t) p.x.nb[0];
+        float acc[MI][NI][4];
+        uint4 a_next[A_CHUNKS];
+        float b_next[OWN];
+
+        auto find_taps = [&](int64_t tile) {
+            if (tid < DEPTH) {
+                const int64_t k = tile * DEPTH + tid, q = k / p.kernel.ne[0], c = q / p.kernel.ne[1];
+                d_tap tap = { 0, -(1 << 30), 0 }; // beyond the last one: outside of every image
+                if (k < n_taps) {
+                    tap.dx = (int) ((k - q * p.kernel.ne[0]) * p.d0);
+                    tap.dy = (int) ((q - c * p.kernel.ne[1]) * p.d1);
+                    tap.offset = tap.dx * (int64_t) p.x.nb[0] + tap.dy * (int64_t) p.x.nb[1] + c * (int64_t) p.x.nb[2];
+                }
+                taps[tile % 2][tid] = tap;
+            }
+        };
+        auto load = [&](int64_t tile) {
+            for (int i = 0; i < A_CHUNKS; ++i) {
+                const int chunk = tid + i * 256;
+                const int64_t oc = oc0 + chunk / 4, k = tile * DEPTH + chunk % 4 * CHUNK;
+                const TW * from = (const TW *) p.kernel.data + oc * n_taps + k;
+                a_next[i] = make_uint4(0, 0, 0, 0);
+                if (oc < n_oc && can_chunk && k < n_taps) {
+                    a_next[i] = *(const uint4 *) from;
+                } else if (oc < n_oc) {
+                    uint32_t w[4];
+                    for (int j = 0; j < 4; ++j) {
+                        if (IS_F16) {
+                            const float lo = k + 2 * j < n_taps ? d_f32(from[2 * j]) : 0.0f;
+                            w[j] = d_two_halfs(lo, k + 2 * j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
+                        } else {
+                            w[j] = __float_as_uint(k + j < n_taps ? d_f32(from[j]) : 0.0f);
+                        }
+                    }
+                    a_next[i] = make_uint4(w[0], w[1], w[2], w[3]);
+                }
+            }
+            for (int i = 0; i < OWN; ++i) {
+                const d_tap tap = taps[tile % 2][own_tap + i];
+                const int64_t x = x0 + tap.dx, y = y0 + tap.dy;
+                const bool is_in = x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
+                b_next[i] = is_in ? d_f32(*(const TX *) (first + tap.offset)) : 0.0f;
+            }
+        };
+        auto put = [&](int64_t tile) {
+            uint32_t * a = a_tile[tile % 2], * b = b_tile[tile % 2] + own_pixel * CONV_PITCH + own_tap / PER_WORD;
+            for (int i = 0; i < A_CHUNKS; ++i) {
+                const int chunk = tid + i * 256;
+                uint4 w = a_next[i];
+                if (!IS_F16) {
+                    w = make_uint4(d_tf32(__uint_as_float(w.x)), d_tf32(__uint_as_float(w.y)), d_tf32(__uint_as_float(w.z)),
+                        d_tf32(__uint_as_float(w.w)));
+                }
+                *(uint4 *) (a + chunk / 4 * CONV_PITCH + chunk % 4 * 4) = w;
+            }
+            for (int i = 0; i < OWN / PER_WORD; i += 4) {
+                uint32_t w[4];
+                for (int j = 0; j < 4; ++j) {
+                    w[j] = IS_F16 ? d_two_halfs(b_next[2 * (i + j) % OWN], b_next[(2 * (i + j) + 1) % OWN]) : d_tf32(b_next[i + j]);
+                }
+                *(uint4 *) (b + i) = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        };
+
+        for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
+        __syncthreads(); // the last block's tiles are done with
+        find_taps(0);
+        __syncthreads();
+        load(0);
+        find_taps(1);
+        put(0);
+        __syncthreads();
+        for (int64_t tile = 0; tile < n_k; ++tile) {
+            if (tile + 1 < n_k) { load(tile + 1); }
+            const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * CONV_PITCH + lane % 4;
+            const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * CONV_PITCH + lane % 4;
+            for (int step = 0; step < CONV_WORDS; step += 8) {
+                uint32_t fa[MI][4], fb[NI][2];
+                for (int i = 0; i < MI; ++i) {
+                    for (int j = 0; j < 4; ++j) { fa[i][j] = a[(i * 16 + j % 2 * 8) * CONV_PITCH + step + j / 2 * 4]; }
+                }
+                for (int i = 0; i < NI; ++i) {
+                    for (int j = 0; j < 2; ++j) { fb[i][j] = b[i * 8 * CONV_PITCH + step + j * 4]; }
+                }
+                for (int i = 0; i < MI; ++i) {
+                    for (int j = 0; j < NI; ++j) { d_conv_mma<IS_F16>(acc[i][j], fa[i], fb[j]); }
+                }
+            }
+            find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
+            if (tile + 1 < n_k) { put(tile + 1); }
+            __syncthreads();
+        }
+        for (int i = 0; i < MI * NI * 4; ++i) {
+            const int m = i / 4 / NI, n = i / 4 % NI, j = i % 4;
+            const int64_t oc = oc0 + wm * BM / 2 + m * 16 + lane / 4 + j / 2 * 8;
+            const int64_t to = pixel0 + wn * BN / 4 + n * 8 + lane % 4 * 2 + j % 2, to_image = to / image_pixels;
+            if (oc < n_oc && to < n_pixels) {
+                d_put((TX *) p.y.data + (to_image * n_oc + oc) * image_pixels + (to - to_image * image_pixels), acc[m][n][j]);
+            }
+        }
+    }
+}
+
+template <typename TX, typename TW, bool IS_F16, int BM, int BN>
+static gcuda_status conv_2d_tiles(const gcuda_conv_args & p, gcuda_stream stream) {
+    const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
+    return launch(k_conv_2d_mma<TX, TW, IS_F16, BM, BN>, (p.kernel.ne[3] + BM - 1) / BM * ((n_pixels + BN - 1) / BN), 256, stream,
+        p, n_pixels, n_taps);
+}
+
+// Large tiles where there are enough of them.
+template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma(const gcuda_conv_args & p, gcuda_stream stream) {
+    const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_oc = p.kernel.ne[3];
+    if (n_oc > 64 && (n_oc + 127) / 128 * ((n_pixels + 127) / 128) >= 192) {
+        return conv_2d_tiles<TX, TW, IS_F16, 128, 128>(p, stream);
+    }
+    return n_pixels / 128 * ((n_oc + 63) / 64) >= 256 ? conv_2d_tiles<TX, TW, IS_F16, 64, 128>(p, stream)
+                                                      : conv_2d_tiles<TX, TW, IS_F16, 64, 64>(p, stream);
+}
+
+// ---- a thread per pixel and CONV_FEW channels, their weights in shared memory ----
+#define CONV_FEW 8
+#define CONV_FEW_TAPS 512 // 16 KiB of weights
+
+template <typename TX, typename TW> static __global__ void k_conv_2d_few(const gcuda_conv_args p, int64_t n_pixels, int64_t n_taps) {
+    alignas(16) __shared__ float weights[CONV_FEW_TAPS][CONV_FEW];
+    const int64_t n_oc = p.kernel.ne[3], n_groups = (n_oc + CONV_FEW - 1) / CONV_FEW, n_blocks = (n_pixels + 127) / 128;
+    const int64_t image_pixels = p.y.ne[0] * p.y.ne[1];
+    FOR_ROWS(b, n_groups * n_blocks) {
+        const int64_t oc0 = b % n_groups * CONV_FEW, pixel = b / n_groups * 128 + threadIdx.x;
+        const int64_t image = pixel / image_pixels, at = pixel - image * image_pixels, oy = at / p.y.ne[0], ox = at - oy * p.y.ne[0];
+        const int64_t x0 = ox * p.s0 - p.p0, y0 = oy * p.s1 - p.p1;
+        const char * first = d_at(p.x, x0, y0, 0, image);
+        int64_t kw = 0, kh = 0, c = 0;
+        float sum[CONV_FEW] = { 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f };
+        for (int64_t tap0 = 0; tap0 < n_taps; tap0 += CONV_FEW_TAPS) {
+            const int n = (int) (n_taps - tap0 < CONV_FEW_TAPS ? n_taps - tap0 : CONV_FEW_TAPS);
+            __syncthreads();
+            for (int i = (int) threadIdx.x; i < n * CONV_FEW; i += 128) {
+                const int64_t oc = oc0 + i / n;
+                weights[i % n][i / n] = oc < n_oc ? d_f32(((const TW *) p.kernel.data)[oc * n_taps + tap0 + i % n]) : 0.0f;
+            }
+            __syncthreads();
+            for (int i = 0; i < n; ++i) {
+                const int64_t x = x0 + kw * p.d0, y = y0 + kh * p.d1;
+                const bool is_in = pixel < n_pixels && x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
+                const char * from = first + kw * p.d0 * (int64_t) p.x.nb[0] + kh * p.d1 * (int64_t) p.x.nb[1] + c * (int64_t) p.x.nb[2];
+                const float v = is_in ? d_f32(*(const TX *) from) : 0.0f;
+                for (int j = 0; j < CONV_FEW; ++j) { sum[j] += v * weights[i][j]; }
+                if (++kw == p.kernel.ne[0]) {
+                    kw = 0;
+                    if (++kh == p.kernel.ne[1]) {
+                        kh = 0;
+                        ++c;
                     }
                 }
             }
         }
-        d_store(p.y.type, d_at(p.y, i), sum);
+        for (int j = 0; j < CONV_FEW; ++j) {
+            if (pixel < n_pixels && oc0 + j < n_oc) {
+                d_put((TX *) p.y.data + (image * n_oc + oc0 + j) * image_pixels + at, sum[j]);
+            }
+        }
     }
 }
 
+template <typename T> struct is_half {
+    static const bool value = false;
+};
+template <> struct is_half<__half> {
+    static const bool value = true;
+};
+
+template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv_args & p, gcuda_stream stream) {
+    const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
+    if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW) {
+        return launch(k_conv_2d_few<TX, TW>, (p.kernel.ne[3] + CONV_FEW - 1) / CONV_FEW * ((n_pixels + 127) / 128), 128, stream, p,
+            n_pixels, n_taps);
+    }
+    return conv_2d_mma<TX, TW, is_half<TW>::value>(p, stream);
+}
+
+// Kernel and result are contiguous.
 gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream stream) {
-    return launch_tiles(k_conv_2d, tiles_of(args->y, 1, 1), stream, *args);
+    return with_float(args->x.type, [&](auto x) {
+        return with_float(args->kernel.type, [&](auto w) { return conv_2d<decltype(x), decltype(w)>(*args, stream); });
+    });
 }
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------

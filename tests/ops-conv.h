@@ -648,8 +648,31 @@ TEST(conv_2d_direct_layouts) { // images that are no plain array, in all types; 
         build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);
-    t = conv_test("F32", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1", "blocks", &p,
-        build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t = conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1",
+        "blocks", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    op_test_run(&t);
+}
+
+TEST(conv_2d_direct_tiles) { // enough pixels and channels for the larger tiles of a GPU
+    const struct p_conv p = conv_params(1, 1, 0, 0, 1, 1);
+    struct op_test t = conv_test("F16,F32>F32", "1,1,2,130|128,97,2,1", "128x128", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t.in[0].layouts = t.in[1].layouts = 0;
+    op_test_run(&t);
+    t = conv_test("F32", "1,1,2,20|255,130,2,1", "64x128", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t.in[0].layouts = t.in[1].layouts = 0;
+    op_test_run(&t);
+}
+
+static struct gcuda_tensor * build_conv_2d_exact(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
+    struct gcuda_tensor * y = build_conv_2d_direct(ctx, in, params);
+    if (y != NULL) { gcuda_conv_2d_set_prec(y, GCUDA_PREC_F32); }
+    return y;
+}
+
+TEST(conv_2d_precision) { // nothing is rounded before the product
+    const struct p_conv p = conv_params(2, 1, 1, 2, 1, 1);
+    const struct op_test t = conv_test("F32 F16,F32>F32 BF16,F32>F32", "3,3,33,70|9,8,33,1 1,1,600,20|9,8,600,2", "exact", &p,
+        build_conv_2d_exact, ref_conv_2d, 1e-7);
     op_test_run(&t);
 }
 
