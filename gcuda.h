@@ -24069,6 +24069,11 @@ static gcuda_status gcudai_cuda_buffer_init_tensor(gcuda_backend_buffer_t buffer
     if (padded == size || buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_COMPUTE) {
         return GCUDA_STATUS_SUCCESS;
     }
+    if (tensor->nb[0] != gcuda_type_size(tensor->type)) { // there is no end of a row to pad
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' (%s) on %s: nb[0] is %llu, want blocks side by side",
+            tensor->name, gcuda_type_name(tensor->type), gcuda_backend_buft_name(buffer->buft),
+            (unsigned long long) tensor->nb[0]);
+    }
     return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, (char *) tensor->data + size,
         NULL, 0, padded - size, tensor->name);
 }

@@ -816,6 +816,31 @@ static void keep_line(enum gcuda_log_level level, const char * text, void * user
     if (l->n < 8) { snprintf(l->text[l->n++], sizeof l->text[0], "%s", text); }
 }
 
+TEST(rows_of_blocks_are_padded_with_zeros) {
+    fresh(1, 64 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, 96, 3); // 34 bytes each 32
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 8192);
+    REQUIRE(backend != NULL && x != NULL && buffer != NULL);
+    const gcuda_backend_buffer_type_t buft = gcuda_backend_cuda_buffer_type(0);
+    CHECK_EQ_I(gcuda_backend_buft_get_alloc_size(buft, x), 3 * 3 * 34 + (512 - 96) / 32 * 34);
+    CHECK_OK(gcuda_backend_buffer_clear(buffer, 7));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, x, gcuda_backend_buffer_get_base(buffer)));
+    unsigned char all[8192];
+    CHECK(cudaMemcpy(all, gcuda_backend_buffer_get_base(buffer), sizeof all, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int i = 0; i < 3 * 3 * 34 + 13 * 34; ++i) { CHECK(all[i] == (i < 3 * 3 * 34 ? 7 : 0)); }
+    CHECK(all[3 * 3 * 34 + 13 * 34] == 7);
+    struct gcuda_tensor * y = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q8_0, 96, 3);
+    y->nb[0] = 68; // with gaps
+    CHECK(gcuda_backend_tensor_alloc(buffer, y, gcuda_backend_buffer_get_base(buffer)) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "nb[0]");
+    gcuda_backend_buffer_free(buffer);
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
 TEST(functions_are_found_by_name) {
     static float mine[1000];
     gcuda_backend_get_features_t features = NULL;
