@@ -3178,7 +3178,12 @@ enum gcuda_cuda_peer_mode { // whether copies between devices may go without the
 
 struct gcuda_cuda_params {
     int device;           // index, 0 .. gcuda_backend_cuda_get_device_count() - 1
-    gcuda_stream stream;  // the caller's, which must outlive the backend; NULL: the backend makes its own
+    // The caller's, which must outlive the backend; NULL: the backend makes its own. The caller may capture it into a CUDA
+    // graph: gcuda_backend_graph_compute_async then only enqueues, nothing waits, and the captured graph may be launched
+    // until the backend or the memory of a tensor is freed. Compute once before, or scratch and cuBLAS's workspace are
+    // allocated in the middle of the capture (which CUDA allows in the relaxed mode only). Backends and buffers may come
+    // and go in other threads meanwhile.
+    gcuda_stream stream;
     int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
     enum gcuda_cuda_wait wait;
     size_t memory_budget; // bytes of device memory it may hold, see struct gcuda_cuda_stats; 0: no limit of its own
@@ -20959,10 +20964,12 @@ gcuda_backend_t gcuda_backend_init_best(void) {
 }
 
 static void gcudai_cuda_unregister_all(void); // what the user has not unregistered
+static void gcudai_cublas_unpark(void);        // cuBLAS handles that outlived their backends
 static void gcudai_cuda_forget(void);         // the devices found; the registry's lock is held
 
 void gcuda_shutdown(void) {
     gcudai_cuda_unregister_all();
+    gcudai_cublas_unpark();
     gcudai_mutex_lock(&gcudai_g.lock);
     gcuda_backend_reg_t * regs = gcudai_g.regs;
     gcudai_g.regs = NULL;
@@ -21956,6 +21963,8 @@ struct gcudai_cuda_devices {
     cudaError_t why; // there are none
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
+    struct gcudai_cuda * backends;        // alive
+    struct gcudai_cublas * parked;        // handles that could not be destroyed during a capture
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
 static void gcudai_cuda_contexts_free(void);
@@ -22009,6 +22018,8 @@ struct gcudai_cuda_scope {
     int device;               // the caller's device, when it had no context
     bool is_pushed, is_set;   // is_set: without the driver, by cudaSetDevice
     bool is_away;             // set by those who have selected other devices meanwhile
+    bool is_relaxed;          // this thread may do what CUDA thinks unsafe while streams are being captured,
+    enum cudaStreamCaptureMode mode; // and before it was in this mode
 };
 static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device);
 static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d);
@@ -22361,11 +22372,22 @@ static gcuda_status gcudai_cuda_enter_plain(struct gcudai_cuda_scope * scope, in
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Any context of the device will do: inside a call that has entered its own already, and where none matters.
-static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device) {
+// gcuda's own streams are never captured by others, and nothing it does can get into somebody's capture unseen: memory
+// may come and go in one thread while another captures. (On a stream that is being captured nothing waits.)
+static void gcudai_cuda_relax(struct gcudai_cuda_scope * scope) {
+    scope->mode = cudaStreamCaptureModeRelaxed;
+    scope->is_relaxed = cudaThreadExchangeStreamCaptureMode(&scope->mode) == cudaSuccess;
+    if (!scope->is_relaxed) { (void) cudaGetLastError(); }
+}
+
+static void gcudai_cuda_unrelax(const struct gcudai_cuda_scope * scope) {
+    enum cudaStreamCaptureMode mode = scope->mode;
+    if (scope->is_relaxed && cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) { (void) cudaGetLastError(); }
+}
+
+static gcuda_status gcudai_cuda_enter_any(struct gcudai_cuda_scope * scope, int device) {
     struct CUctx_st * context = NULL;
     int current = -1;
-    GCUDAI_ZERO(*scope);
     if (!gcudai_cuda_has_contexts()) { return gcudai_cuda_enter_plain(scope, device); }
     GCUDAI_CU_TRY(cuCtxGetCurrent(&scope->before), device, "asking for the current context");
     if (scope->before != NULL) {
@@ -22376,19 +22398,34 @@ static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int devi
     return gcudai_cuda_push(scope, context, device);
 }
 
-// The context that things of d live in, and no other.
-static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d) {
+static gcuda_status gcudai_cuda_enter_one(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d) {
     struct CUctx_st * context = d->context;
-    GCUDAI_ZERO(*scope);
     if (!gcudai_cuda_has_contexts()) { return gcudai_cuda_enter_plain(scope, d->index); }
     GCUDAI_CU_TRY(cuCtxGetCurrent(&scope->before), d->index, "asking for the current context");
     if (context == NULL) { GCUDAI_TRY(gcudai_cuda_primary(&gcudai_cuda_found.items[d->index], &context)); }
     return scope->before == context ? GCUDA_STATUS_SUCCESS : gcudai_cuda_push(scope, context, d->index);
 }
 
+// Any context of the device will do: inside a call that has entered its own already, and where none matters.
+static gcuda_status gcudai_cuda_enter(struct gcudai_cuda_scope * scope, int device) {
+    GCUDAI_ZERO(*scope);
+    GCUDAI_TRY(gcudai_cuda_enter_any(scope, device));
+    gcudai_cuda_relax(scope);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The context that things of d live in, and no other.
+static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const struct gcudai_cuda_device * d) {
+    GCUDAI_ZERO(*scope);
+    GCUDAI_TRY(gcudai_cuda_enter_one(scope, d));
+    gcudai_cuda_relax(scope);
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
     struct CUctx_st * ours = NULL;
     int device = scope->device;
+    gcudai_cuda_unrelax(scope);
     const bool is_popped = scope->is_pushed && gcudai_cuda_driver.cuCtxPopCurrent(&ours) == 0;
     if (gcudai_cuda_has_contexts() && !is_popped && (scope->is_pushed || scope->is_away)) {
         (void) gcudai_cuda_driver.cuCtxSetCurrent(scope->before);
@@ -22636,7 +22673,10 @@ static void gcudai_cuda_release(const struct gcudai_cuda_piece * piece) {
         piece->from.free(piece->from.user, piece->device, piece->ptr, piece->size);
         return;
     }
+    struct gcudai_cuda_scope scope;
+    gcudai_cuda_relax(&scope);
     const cudaError_t err = piece->is_pinned ? cudaFreeHost(piece->ptr) : cudaFree(piece->ptr);
+    gcudai_cuda_unrelax(&scope);
     if (err != cudaSuccess) { // a lost device, or a driver that shuts down: nothing more can be done for it
         (void) cudaGetLastError();
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s of %llu bytes on CUDA%d: %s", piece->is_pinned ? "cudaFreeHost" : "cudaFree",
@@ -22659,10 +22699,13 @@ static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, bool is
                                         "%s on CUDA%d: %llu bytes wanted, the allocator has none; %llu free", what,
                                         piece->device, size, gcudai_cuda_free_bytes());
     }
+    struct gcudai_cuda_scope scope;
+    gcudai_cuda_relax(&scope);
     const char * call = piece->is_pinned ? "cudaHostAlloc" : is_unified ? "cudaMallocManaged" : "cudaMalloc";
     const cudaError_t err = piece->is_pinned ? cudaHostAlloc(&piece->ptr, piece->size, cudaHostAllocPortable)
                             : is_unified     ? cudaMallocManaged(&piece->ptr, piece->size, cudaMemAttachGlobal)
                                              : cudaMalloc(&piece->ptr, piece->size);
+    gcudai_cuda_unrelax(&scope);
     if (err == cudaSuccess) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -23344,6 +23387,8 @@ struct gcudai_cublas {
     bool is_callers;             // and is put back as it was after each use
     cudaStream_t stream;         // of the caller's handle, with its modes
     int math_mode, pointer_mode;
+    struct gcudai_cublas * next; // put aside
+    int device;
     bool has_asked;              // for its workspace, which stays what it is then: a captured graph remembers it
     struct gcudai_cuda_piece workspace;
 #define X(name, args) int (*name) args;
@@ -23384,6 +23429,10 @@ struct gcudai_cuda {
     int32_t * bad_index_host; // page-locked
     struct gcudai_cuda_piece flags, flags_host; // the memory of both
     bool may_have_bad_index;  // since the last synchronize
+    bool is_captured;         // the graph that is being enqueued goes into a capture of the caller's
+    bool has_captured;        // some graph has: its scratch stays
+    bool captures_indices;    // and some look up rows: the flag is asked for with every synchronize
+    struct gcudai_cuda * next; // backend alive, in the registry
     struct gcuda_cuda_params params; // as they were given
     // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
     enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
@@ -24251,13 +24300,61 @@ static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status
         cu->device->name, gcudai_cublas_status_name(status), status);
 }
 
-static void gcudai_cublas_close(struct gcudai_cublas * c) {
+// Whether a stream that gcuda knows is being captured: that of a backend, its own or the caller's.
+static bool gcudai_cuda_is_capture_on(void) {
+    bool is_on = false;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    for (const struct gcudai_cuda * cu = gcudai_cuda_found.backends; cu != NULL && !is_on; cu = cu->next) {
+        is_on = gcudai_cuda_is_captured(cu);
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return is_on;
+}
+
+static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
         (void) c->cublasDestroy_v2(c->handle);
     }
-    gcudai_cuda_give(&c->workspace);
     gcudai_dl_close(c->library);
     GCUDAI_ZERO(*c);
+}
+
+// What was left behind during captures, now that there are none.
+static void gcudai_cublas_unpark(void) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cublas * first = gcudai_cuda_found.parked;
+    gcudai_cuda_found.parked = NULL;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    while (first != NULL) {
+        struct gcudai_cublas * c = first;
+        struct gcudai_cuda_scope scope;
+        first = c->next;
+        (void) gcudai_cuda_enter(&scope, c->device);
+        gcudai_cublas_destroy(c);
+        gcudai_cuda_leave(&scope);
+        gcudai_free(c);
+    }
+}
+
+// Destroying a handle waits for the whole device, which would spoil a capture that is under way in another thread: then
+// the handle is put aside, until a backend is freed when there is none, or gcuda_shutdown.
+static void gcudai_cublas_close(struct gcudai_cublas * c) {
+    struct gcudai_cublas * aside = NULL;
+    gcudai_cuda_give(&c->workspace);
+    if (gcudai_cuda_is_capture_on()) {
+        aside = c->handle != NULL && !c->is_callers ? (struct gcudai_cublas *) gcudai_calloc(1, sizeof(*aside)) : NULL;
+    } else {
+        gcudai_cublas_unpark();
+    }
+    if (aside != NULL) {
+        *aside = *c;
+        gcudai_mutex_lock(&gcudai_g.lock);
+        aside->next = gcudai_cuda_found.parked;
+        gcudai_cuda_found.parked = aside;
+        gcudai_mutex_unlock(&gcudai_g.lock);
+        GCUDAI_ZERO(*c);
+    }
+    gcudai_cublas_destroy(c);
 }
 
 // Without it products take gcuda's own kernel. The device is current. `callers` is a handle to use, or NULL.
@@ -25577,11 +25674,12 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     if (bad_index != NULL) {
         *bad_index = cu->bad_index;
         cu->may_have_bad_index = true;
+        cu->captures_indices = cu->captures_indices || cu->is_captured;
     }
     gcudai_cuda_set_shared(cu, y->op, &args);
     gcudai_nvtx_push(y);
     const gcuda_status st =
-        cu->cancel.callback != NULL ? gcudai_cuda_run_chunked(cu, y, &args) : gcudai_cuda_run_args(cu, y, &args);
+        cu->cancel.callback != NULL && !cu->is_captured ? gcudai_cuda_run_chunked(cu, y, &args) : gcudai_cuda_run_args(cu, y, &args);
     gcudai_nvtx_pop();
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(y) ? st : gcudai_cuda_fail_node(cu, st, y);
 }
@@ -25589,12 +25687,23 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
 static gcuda_status gcudai_cuda_profile_graph(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph);
 static gcuda_status gcudai_cuda_profile_node(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int index);
 
+// A graph that goes into a capture of the caller's is only enqueued: in one piece, and the scratch that it remembers
+// stays where it is until the backend is freed. Scratch that is missing is allocated, which captures allow.
+static void gcudai_cuda_note_capture(struct gcudai_cuda * cu) {
+    cu->is_captured = gcudai_cuda_is_captured(cu);
+    if (cu->is_captured && !cu->has_captured) {
+        cu->has_captured = true;
+        cu->pool.n_holds++;
+    }
+}
+
 static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_prepare(cu->device, graph));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    gcudai_cuda_note_capture(cu);
     gcuda_status st = cu->profile ? gcudai_cuda_profile_graph(cu, graph) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         if (!gcudai_is_skipped(graph->nodes[i])) {
@@ -25975,7 +26084,13 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_alive(cu));
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    if (!cu->owns_stream && gcudai_cuda_is_captured(cu)) { // waiting would spoil the capture
+        gcudai_cuda_leave(&scope);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "synchronize on %s: the stream is being captured; use graph_compute_async", cu->device->name);
+    }
     cudaError_t err = cudaSuccess;
+    cu->may_have_bad_index = cu->may_have_bad_index || cu->captures_indices;
     if (cu->may_have_bad_index) {
         err = cudaMemcpyAsync(cu->bad_index_host, cu->bad_index, sizeof(int32_t), cudaMemcpyDeviceToHost, cu->stream);
         if (err == cudaSuccess) {
@@ -26124,14 +26239,24 @@ static gcuda_status gcudai_cuda_event_wait(gcuda_backend_t backend, gcuda_backen
 
 static void gcudai_cuda_profile_free(struct gcudai_cuda_profile * p);
 
+static void gcudai_cuda_unlist(struct gcudai_cuda * cu) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cuda ** at = &gcudai_cuda_found.backends;
+    while (*at != NULL && *at != cu) { at = &(*at)->next; }
+    if (*at != NULL) { *at = cu->next; }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+}
+
 // Takes half-made backends too. Errors have nobody left to go to.
 static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_of(&scope, cu->device); // failing is no reason to leak
-    if (cu->stream != NULL) {
+    const bool is_captured = cu->stream != NULL && !cu->owns_stream && gcudai_cuda_is_captured(cu);
+    if (cu->stream != NULL && !is_captured) {
         (void) cudaStreamSynchronize(cu->stream);
     }
+    gcudai_cuda_unlist(cu);
     gcudai_cuda_sides_free(cu);
     gcudai_cublas_close(&cu->cublas);
     gcudai_cuda_pool_free(&cu->pool);
@@ -26162,6 +26287,11 @@ static gcuda_status gcudai_cuda_backend_memory(struct gcudai_cuda * cu, const st
 static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
     const int device = cu->device->index;
     cu->stream = (cudaStream_t) p->stream;
+    if (cu->stream != NULL && gcudai_cuda_is_captured(cu)) {
+        cu->stream = NULL; // nothing may wait for it
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "cuda_init on %s: the stream is being captured; make the backend before the capture begins", cu->device->name);
+    }
     if (cu->stream == NULL) {
         GCUDAI_CUDA_TRY(cudaStreamCreateWithPriority(&cu->stream, cudaStreamNonBlocking, p->priority), device,
             "making the backend's stream");
@@ -26178,6 +26308,7 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream), device, "clearing a flag");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing a flag");
     gcudai_cublas_open(&cu->cublas, p->cublas);
+    cu->cublas.device = device;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -26248,6 +26379,10 @@ static gcuda_status gcudai_cuda_open(
         gcudai_cuda_backend_free(&cu->backend);
         return st;
     }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    cu->next = gcudai_cuda_found.backends;
+    gcudai_cuda_found.backends = cu;
+    gcudai_mutex_unlock(&gcudai_g.lock);
     *backend = cu;
     return st;
 }
@@ -27743,6 +27878,7 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
 #else // built without CUDA: no devices
 
 static void gcudai_cuda_unregister_all(void) {}
+static void gcudai_cublas_unpark(void) {}
 static void gcudai_cuda_forget(void) {}
 static gcuda_status gcudai_no_cuda(void) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)");

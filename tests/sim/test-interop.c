@@ -538,3 +538,118 @@ TEST(binary_semaphores_and_wrong_ones) {
     gcuda_backend_free(cpu);
     clean();
 }
+
+// =====================================================================================================================
+// >>capture   of the caller's stream, in the strictest mode, while other threads come and go
+// =====================================================================================================================
+#include <pthread.h>
+
+static bool never(void * data) {
+    (void) data;
+    return false;
+}
+
+static void * come_and_go(void * stop) {
+    for (int i = 0; i < 3; ++i) {
+        float x = 1.0f;
+        CHECK(product_with(NULL, &x) == GCUDA_STATUS_SUCCESS && x == 32.0f);
+        gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+        CHECK(host != NULL && gcuda_backend_buffer_get_type(host) == gcuda_backend_cuda_host_buffer_type());
+        gcuda_backend_buffer_free(host);
+    }
+    return stop;
+}
+
+// Rows by index, a product, a sum with scratch.
+struct captured {
+    struct place p;
+    struct gcuda_tensor *table, *ids, *w, *sum;
+    struct gcuda_cgraph * graph;
+};
+enum { N_TABLE = 32 * 40, N_IDS = 32, N_W = 32 * 32 };
+
+static bool captured_make(struct captured * c, gcuda_backend_t backend) {
+    c->p = place_begin();
+    c->table = gcuda_new_tensor_2d(c->p.ctx, GCUDA_TYPE_F32, 32, 40);
+    c->ids = gcuda_new_tensor_1d(c->p.ctx, GCUDA_TYPE_I32, N_IDS);
+    c->w = gcuda_new_tensor_2d(c->p.ctx, GCUDA_TYPE_F32, 32, 32);
+    c->sum = gcuda_sum(c->p.ctx, gcuda_mul_mat(c->p.ctx, c->w, gcuda_get_rows(c->p.ctx, c->table, c->ids)));
+    c->graph = gcuda_new_graph(c->p.ctx);
+    return gcuda_build_forward_expand(c->graph, c->sum) == GCUDA_STATUS_SUCCESS && place_alloc(&c->p, backend);
+}
+
+static float captured_set(struct captured * c, int round, int bad) {
+    static float table[N_TABLE], w[N_W];
+    int32_t ids[N_IDS];
+    for (int i = 0; i < N_TABLE; ++i) { table[i] = (float) (i / 32 + round); }
+    for (int i = 0; i < N_W; ++i) { w[i] = 1.0f; }
+    float sum = 0.0f;
+    for (int i = 0; i < N_IDS; ++i) {
+        ids[i] = i == 5 && bad ? 40 : (i * 7 + round) % 40;
+        sum += ids[i] < 40 ? (float) (ids[i] + round) * 32.0f * 32.0f : 0.0f;
+    }
+    CHECK_OK(gcuda_backend_tensor_set(c->table, table, 0, sizeof table));
+    CHECK_OK(gcuda_backend_tensor_set(c->w, w, 0, sizeof w));
+    CHECK_OK(gcuda_backend_tensor_set(c->ids, ids, 0, sizeof ids));
+    return sum;
+}
+
+static void capture_once(uint64_t seed, enum cudaStreamCaptureMode mode, bool is_warm, bool has_callback) {
+    fresh(1, 128 * MB, seed);
+    cudaStream_t stream = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.stream = stream;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    struct captured c;
+    float got = 0.0f;
+    REQUIRE(backend != NULL && captured_make(&c, backend));
+    const float first = captured_set(&c, 0, 0);
+    if (has_callback) { // a graph that is being captured is not stopped, nor cut
+        CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, never, NULL, 1e-9f));
+    }
+    if (is_warm) {
+        CHECK_OK(gcuda_backend_graph_compute(backend, c.graph));
+        CHECK_OK(gcuda_backend_tensor_get(c.sum, &got, 0, sizeof got));
+        CHECK(got == first);
+    }
+    CHECK(cudaStreamBeginCapture(stream, mode) == cudaSuccess);
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, come_and_go, NULL) == 0);
+    CHECK_OK(gcuda_backend_graph_compute_async(backend, c.graph));
+    pthread_join(thread, NULL);
+    CHECK(gcuda_backend_synchronize(backend) == GCUDA_STATUS_INVALID_ARGUMENT); // refused, and nothing is spoilt
+    CHECK_HAS(gcuda_last_error(), "captured");
+    CHECK(gcuda_backend_cuda_init_params(&params) == NULL);
+    CHECK_HAS(gcuda_last_error(), "captured");
+    const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    CHECK_MSG(ended == cudaSuccess, "the capture is spoilt: %s", cudaGetErrorString(ended));
+    REQUIRE(ended == cudaSuccess && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    for (int round = 1; round <= 4; ++round) { // the last one with an index out of range
+        const float wanted = captured_set(&c, round, round == 4);
+        CHECK_OK(gcuda_backend_cuda_trim(backend)); // keeps what the graph remembers
+        CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);
+        const gcuda_status st = gcuda_backend_synchronize(backend);
+        CHECK_MSG(st == (round == 4 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS), "round %d: %d", round, (int) st);
+        CHECK_OK(gcuda_backend_tensor_get(c.sum, &got, 0, sizeof got));
+        CHECK_MSG(got == wanted, "round %d: %g, want %g", round, (double) got, (double) wanted);
+    }
+    CHECK(cudaGraphExecDestroy(exec) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+    place_end(&c.p);
+    gcuda_backend_free(backend);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    gcuda_shutdown(); // handles of cuBLAS that were put aside
+    CHECK_EQ_I(sim_leaks(), 0);
+}
+
+TEST(the_callers_stream_is_captured_and_replayed) {
+    for (uint64_t seed = 0; seed < (test_full() ? 40u : 4u); ++seed) {
+        capture_once(seed, cudaStreamCaptureModeGlobal, true, false);
+        capture_once(seed, cudaStreamCaptureModeThreadLocal, true, seed % 2 == 1);
+        capture_once(seed, cudaStreamCaptureModeRelaxed, seed % 2 == 0, false); // not warmed up: allocates on the way
+    }
+    clean();
+}
