@@ -170,6 +170,10 @@ $(SIM)/%.o: tests/sim/%.cpp $(HEADERS) $(SIM_HEADERS) | $(SIM)
 $(SIM)/%.o: tests/sim/%.c $(HEADERS) $(SIM_HEADERS) examples/digits.c examples/digits_data.h | $(SIM)
 	$(SIM_C) -c $< -o $@
 
+$(SIM)/%.o: tests/hw/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
+	$(SIM_C) -c $< -o $@
+
+$(SIM)/test-ops.o: SIM_C += -DTEST_CAPTURE
 $(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 

@@ -2315,7 +2315,7 @@ gcuda_status gcuda_launch_roll(const gcuda_pad_args * args, gcuda_stream stream)
 // >>op:pad_reflect_1d ---------------------------------------------------------------------------------
 struct d_reflected {
     gcuda_array x;
-    int64_t p0;
+    int64_t p0, filler; // else padding, whose leftovers the simulated device may take for an address
     uint4 value;
 
     inline __device__ const char * at(const d_index & i) const {

@@ -141,12 +141,14 @@ def stage_capture(stage, args):
     shared(stage, "as CUDA graphs", ["build/cuda/test-ops"], args.parts, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **args.env)
 
 
-def hardware_tests(stage, args, *options):
+def hardware_tests(stage):
     for source in sorted(glob.glob(os.path.join(ROOT, "tests", "hw", "test-*.c"))):
         name = os.path.splitext(os.path.basename(source))[0]
-        code, out = run([f"build/cuda/{name}", *options], name, stage.left(), **args.env)
+        code, out = run([f"build/cuda/{name}"], name, stage.left(), GCUDA_TEST_FULL="1")
         closing = CLOSING.search(out)
         stage.result(name, code == 0 and closing is not None, (closing[0] if closing else out[-300:]) + failures(out))
+        for line in [l for l in out.splitlines() if l.startswith("  ")]:  # figures
+            stage.say("", line.strip())
 
 
 def stage_programs(stage, args):
@@ -160,7 +162,7 @@ def stage_programs(stage, args):
         code, out = run(["ldd", f"build/cuda/{program}"])
         ok = code == 0 and "libcuda" not in out and "libcublas" not in out
         stage.result(f"ldd {program}", ok, "names neither libcuda nor libcublas" if ok else out)
-    hardware_tests(stage, args)
+    hardware_tests(stage)
 
 
 def sanitize(tool, programs, stage):
@@ -211,7 +213,7 @@ def stage_peers(stage, args):
         stage.skip("peers", "needs --gpus 2")
         return
     shared(stage, "operations on CUDA1", ["build/cuda/test-ops", "--filter", "/packed"], 8, GCUDA_TEST_BACKEND="CUDA1")
-    hardware_tests(stage, args)
+    hardware_tests(stage)
 
 
 def read_record(path, head):

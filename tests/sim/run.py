@@ -59,12 +59,16 @@ class Sum:
 
 def programs(total, folder, variables, env, ops):
     targets = [f"{folder}/{name}" for name in PROGRAMS]
-    if total.build([*targets, f"{folder}/test-ops"], *variables):
+    if total.build([*targets, f"{folder}/test-ops", f"{folder}/test-device"], *variables):
         for target in targets:
             total.add(target, *run([target], **env), True)
         for name in ops:
             command = [f"{folder}/test-ops", *(["--filter", name] if name else [])]
             total.add(" ".join(command), *run(command, 3000, GCUDA_TEST_BACKEND="CUDA0", **env), True)
+        # a sample of all cases as CUDA graphs, and what also runs on hardware
+        command = [f"{folder}/test-ops", "--part", "7/200"]
+        total.add("captured: " + " ".join(command), *run(command, 3000, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **env), True)
+        total.add(f"{folder}/test-device", *run([f"{folder}/test-device"], GCUDA_SIM_DEVICES="2", **env), True)
 
 
 def main():

@@ -2261,7 +2261,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const 
 // small numbers side by side look like an address there.
 static bool is_host_address(uintptr_t p) {
     unsigned char resident = 0;
-    return p >> 46 == 1 && memory_at((const void *) p) == nullptr &&
+    // a small number below what the padding beside it was left with is none either
+    return p >> 46 == 1 && (p & 0xffffffffu) >= 65536 && memory_at((const void *) p) == nullptr &&
            mincore((void *) (p / 4096 * 4096), 4096, &resident) == 0;
 }
 
