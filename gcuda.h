@@ -23649,7 +23649,7 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
     GCUDAI_ZERO(p);
     p.device[0] = device;
     p.device[1] = peer;
-    if (gcudai_cuda_enter(&scope, device) == GCUDA_STATUS_SUCCESS) {
+    if (gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]) == GCUDA_STATUS_SUCCESS) {
         route = gcudai_cuda_probe_run(&p);
         gcudai_cuda_probe_close(&p);
         scope.is_away = true; // whichever device is current now
@@ -23695,22 +23695,27 @@ static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
     return route;
 }
 
-// The registry's lock is held.
+// The registry's lock is held, so nothing here may ask for it. The caller's context or device is current again after it.
 static void gcudai_cuda_peers_forget(void) {
-    int before = 0;
-    bool is_changed = false;
+    const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
+    struct CUctx_st * context = NULL;
+    int before = -1;
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES * GCUDA_CUDA_MAX_DEVICES; ++i) {
         const int device = i / GCUDA_CUDA_MAX_DEVICES, peer = i % GCUDA_CUDA_MAX_DEVICES;
         if (!gcudai_cuda_pairs[device][peer].is_ours) {
             continue;
         }
-        is_changed = is_changed || gcudai_cuda_went_well(cudaGetDevice(&before));
-        if (is_changed && gcudai_cuda_went_well(cudaSetDevice(device))) {
+        if (before < 0) {
+            if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxGetCurrent(&context); }
+            before = gcudai_cuda_went_well(cudaGetDevice(&before)) ? before : 0;
+        }
+        if (gcudai_cuda_went_well(cudaSetDevice(device))) {
             (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(peer));
         }
     }
-    if (is_changed) {
+    if (before >= 0) {
         (void) gcudai_cuda_went_well(cudaSetDevice(before));
+        if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxSetCurrent(context); }
     }
     GCUDAI_ZERO(gcudai_cuda_pairs);
 }
@@ -23842,7 +23847,7 @@ static gcuda_status gcudai_cuda_stage_new(
     }
     s->from = from;
     s->to = to;
-    gcuda_status st = gcudai_cuda_enter(&scope, from);
+    gcuda_status st = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[from]);
     if (st == GCUDA_STATUS_SUCCESS) {
         st = gcudai_cuda_stage_make(s, ledger);
         scope.is_away = true;
@@ -23953,7 +23958,7 @@ static gcuda_status gcudai_cuda_send(
         m.height = 1;
     }
     const enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, m.from));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
     const gcuda_status st = gcudai_cuda_send_on(from, to, &m, route, stream);
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
@@ -23967,7 +23972,7 @@ static gcuda_status gcudai_cuda_copy_across(
     const struct gcudai_cuda_move m = { from, to, src, dst, size, size, size, 1 };
     struct gcudai_cuda_stage * stage = NULL;
     struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, to));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[to]));
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if (route == GCUDA_CUDA_ROUTE_DIRECT || route == GCUDA_CUDA_ROUTE_DRIVER) {
         st = gcudai_cuda_move_peer(&m, cudaStreamPerThread);
@@ -24883,7 +24888,7 @@ static void gcudai_cuda_split_tensor_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
     for (int i = 0; s != NULL && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         if (s->parts[i].memory.ptr != NULL) {
-            const bool is_in = gcudai_cuda_enter(&scope, i) == GCUDA_STATUS_SUCCESS;
+            const bool is_in = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[i]) == GCUDA_STATUS_SUCCESS;
             if (is_in && s->parts[i].memory.from.alloc != NULL) {
                 (void) gcudai_cuda_went_well(cudaDeviceSynchronize());
             }
@@ -24925,7 +24930,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     }
     snprintf(what, sizeof(what), "rows %lld to %lld of '%s'", (long long) r.low, (long long) r.high, tensor->name);
     part->size = gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) (r.high - r.low);
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
     const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
         size, what, &part->memory);
     gcudai_cuda_leave(&scope);
@@ -24981,7 +24986,7 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
             "'%s' is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", tensor->name, t->name,
             (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
     }
-    GCUDAI_TRY(gcudai_cuda_enter(&scope, t->main_device));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
         const int device = i % t->n;
         const struct gcudai_cuda_split_part * part = &s->parts[device];
@@ -25076,8 +25081,8 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
         }
         GCUDAI_CAN(y, y->op == GCUDA_OP_MUL_MAT && k == 0,
             "'%s' is in a %s buffer: only mul_mat takes it, as its first operand", a->name, t->name);
-        GCUDAI_CAN(y, t->main_device == d->index, "'%s' is in a %s buffer, whose main device is not %s", a->name,
-            t->name, d->name);
+        GCUDAI_CAN(y, t->buft.device == &d->device, "'%s' is in a %s buffer, whose main device is not %s%s", a->name,
+            t->name, d->name, d->context != NULL ? " in a context of the caller's" : "");
         GCUDAI_CAN(y, a->view_src == NULL && gcuda_is_contiguous(a), "'%s' is in a %s buffer and a view or permuted",
             a->name, t->name);
         GCUDAI_CAN(y, gcuda_is_matrix(a) && gcuda_is_matrix(y->src[1]),
@@ -25132,7 +25137,7 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     bool has_sides = false;
     memcpy(message, gcudai_message, sizeof(message));
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
-        if (cu->sides[i] != NULL && gcudai_cuda_enter(&scope, i) == GCUDA_STATUS_SUCCESS) {
+        if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
             (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[i]->stream));
             gcudai_cuda_leave(&scope);
@@ -25147,7 +25152,7 @@ static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES && cu->has_used_sides; ++i) {
         if (cu->sides[i] != NULL) {
-            GCUDAI_TRY(gcudai_cuda_enter(&scope, i));
+            GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->sides[i]->device));
             const cudaError_t err = cudaStreamSynchronize(cu->sides[i]->stream); // joined: it is over
             gcudai_cuda_leave(&scope);
             if (err != cudaSuccess) {

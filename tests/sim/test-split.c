@@ -334,7 +334,7 @@ TEST(rows_are_dealt_out_by_one_rule) {
     struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 1000);
     int64_t low, high;
     CHECK_OK(gcuda_backend_cuda_get_split_rows(t, w, 2, &low, &high));
-    CHECK(low == 640 && high == 1000);
+    CHECK(low == 640 && high == 1000); // for either rounding
     CHECK(gcuda_backend_cuda_get_split_rows(t, w, 4, &low, &high) == GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK(gcuda_backend_cuda_get_split_rows(gcuda_backend_cpu_buffer_type(), w, 0, &low, &high) ==
           GCUDA_STATUS_INVALID_ARGUMENT);
@@ -817,6 +817,67 @@ TEST(all_but_the_weights_of_a_product_is_refused) {
     gcuda_backend_free(a);
     gcuda_backend_free(b);
     gcuda_backend_free(cpu);
+    clean();
+}
+
+// ---- a context of the caller's ----
+
+typedef int (*context_create_fn)(struct CUctx_st ** context, void * params, unsigned flags, int device);
+typedef int (*context_of_fn)(struct CUctx_st ** context);
+typedef int (*context_fn)(struct CUctx_st * context);
+
+static void driver_find(const char * name, unsigned version, void * out) {
+    enum cudaDriverEntryPointQueryResult found;
+    void * address = NULL;
+    CHECK(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found) == cudaSuccess);
+    memcpy(out, &address, sizeof address);
+}
+
+// Whatever context the caller has current, weights, probes and copies are the devices' own.
+TEST(a_context_of_the_callers_is_left_alone) {
+    const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 2 };
+    float * wanted = whole(&c);
+    for (int mode = GCUDA_CUDA_PEER_AUTO; mode <= GCUDA_CUDA_PEER_OFF; mode += 2) {
+        context_create_fn create;
+        context_of_fn now;
+        context_fn destroy, set;
+        struct CUctx_st *mine = NULL, *current = NULL;
+        fresh(3, 64 * MB, 1);
+        driver_find("cuCtxCreate", 12050, &create);
+        driver_find("cuCtxGetCurrent", 4000, &now);
+        driver_find("cuCtxSetCurrent", 4000, &set);
+        driver_find("cuCtxDestroy", 4000, &destroy);
+        CHECK(create(&mine, NULL, 0, 1) == 0 && set(mine) == 0);
+        gcuda_backend_t backend = backend_on(2, (enum gcuda_cuda_peer_mode) mode);
+        gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
+        float * y = products(backend, t, &c);
+        CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(&c)) == 0, "%s", gcuda_last_error());
+        CHECK(now(&current) == 0 && current == mine);
+        // a backend in it cannot reach such weights, which are in the device's own context
+        struct gcuda_cuda_params params;
+        memset(&params, 0, sizeof params);
+        params.device = 1;
+        params.context = mine;
+        gcuda_backend_t inside = gcuda_backend_cuda_init_params(&params);
+        struct place weights = place_begin(), p = place_begin();
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_F32, 16, 420);
+        weights.buffer =
+            gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(1, NULL, 0));
+        REQUIRE(inside != NULL && weights.buffer != NULL);
+        CHECK(!gcuda_backend_supports_op(
+            inside, gcuda_mul_mat(p.ctx, w, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 16, 2))));
+        CHECK_HAS(gcuda_last_error(), "context of the caller's");
+        free(y);
+        place_end(&p);
+        place_end(&weights);
+        gcuda_backend_free(inside);
+        gcuda_backend_free(backend);
+        gcuda_shutdown();
+        CHECK(now(&current) == 0 && current == mine);
+        CHECK(set(NULL) == 0 && destroy(mine) == 0);
+        CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    }
+    free(wanted);
     clean();
 }
 
