@@ -3322,6 +3322,8 @@ struct gcuda_cuda_uploader_params { // zero-filled: the defaults
     int n_slots;       // 2 to 8; 0: 4
     size_t slot_bytes; // of each, 4 KiB to 1 GiB; 0: 8 MiB
     int n_threads;     // that copy, 1 to 64; 0: half of the processors, at most 8
+    gcuda_backend_t backend; // a CUDA backend whose device and context are meant instead of `device`; NULL: none. The
+                             // uploader may outlive it
 };
 
 typedef uint64_t gcuda_cuda_ticket; // of one upload or download; 0 stands for all that were given before
@@ -27252,6 +27254,7 @@ void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
             lists[i] = next;
         }
     }
+    gcudai_cuda_device_unref(up->device);
     gcudai_free(up);
 }
 
@@ -27306,12 +27309,16 @@ struct gcuda_cuda_uploader * gcuda_cuda_uploader_new(const struct gcuda_cuda_upl
     struct gcuda_cuda_uploader_params p;
     struct gcudai_cuda_scope scope;
     if (!gcudai_uploader_params(params, &p)) { return NULL; }
-    struct gcudai_cuda_device * d = gcudai_cuda_device_get(p.device, "cuda_uploader_new");
+    const struct gcudai_cuda * cu = p.backend ? gcudai_cuda_of(p.backend, "cuda_uploader_new") : NULL;
+    struct gcudai_cuda_device * d = cu          ? cu->device
+                                    : p.backend ? NULL
+                                                : gcudai_cuda_device_get(p.device, "cuda_uploader_new");
     struct gcuda_cuda_uploader * up = d ? (struct gcuda_cuda_uploader *) gcudai_calloc(1, sizeof(*up)) : NULL;
     if (up == NULL || gcudai_cuda_enter_of(&scope, d) != GCUDA_STATUS_SUCCESS) {
         gcudai_free(up);
         return NULL;
     }
+    gcudai_cuda_device_ref(d);
     up->device = d;
     up->n_slots = p.n_slots;
     up->slot_bytes = gcudai_pad(p.slot_bytes, 4096);

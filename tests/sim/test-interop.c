@@ -142,6 +142,66 @@ static void check_before(struct before b, const char * what) {
 
 enum { N_CONTEXT = 300 };
 
+// An uploader of a backend works in the backend's context, on threads of its own; one of the device is not for its memory.
+TEST(uploads_into_a_context_of_the_callers) {
+    enum { N_BYTES = 50000 };
+    static unsigned char in[N_BYTES], out[N_BYTES];
+    struct gcuda_cuda_params params;
+    struct gcuda_cuda_uploader_params of_backend, of_device;
+    const struct gcuda_cuda_profile_record * records = NULL;
+    size_t n_records = 0;
+    fresh(2, 64 * MB, 1);
+    CUcontext c1 = context_new(1), other = context_new(0);
+    context_set(other);
+    const struct before b = before_now();
+    memset(&params, 0, sizeof params);
+    memset(&of_backend, 0, sizeof of_backend);
+    memset(&of_device, 0, sizeof of_device);
+    params.device = of_device.device = 1;
+    params.context = c1;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params), cpu = gcuda_backend_cpu_init();
+    REQUIRE(backend != NULL);
+    of_backend.backend = cpu;
+    CHECK(gcuda_cuda_uploader_new(&of_backend) == NULL);
+    CHECK_HAS(gcuda_last_error(), "CPU");
+    of_backend.backend = backend;
+    of_backend.slot_bytes = of_device.slot_bytes = 8192;
+    of_backend.n_threads = of_device.n_threads = 2;
+    struct gcuda_cuda_uploader *up = gcuda_cuda_uploader_new(&of_backend), *plain = gcuda_cuda_uploader_new(&of_device);
+    check_before(b, "uploader_new");
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I8, N_BYTES);
+    struct gcuda_tensor * f = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 100);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, gcuda_sqr(p.ctx, f)));
+    REQUIRE(up != NULL && plain != NULL && place_alloc(&p, backend));
+    for (int i = 0; i < N_BYTES; ++i) { in[i] = (unsigned char) (i * 7 + i / 256); }
+    CHECK(gcuda_cuda_upload(plain, x, in, 0, N_BYTES, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_OK(gcuda_cuda_upload_after(up, backend));
+    CHECK_OK(gcuda_cuda_upload(up, x, in, 0, N_BYTES, NULL));
+    CHECK_OK(gcuda_cuda_upload_event_wait(up, 0, backend));
+    check_before(b, "upload_event_wait");
+    CHECK_OK(gcuda_cuda_download(up, x, out, 0, N_BYTES, NULL));
+    CHECK_OK(gcuda_cuda_upload_wait(up, 0));
+    CHECK(memcmp(in, out, N_BYTES) == 0);
+    CHECK_OK(gcuda_backend_tensor_memset(f, 0, 0, 400));
+    CHECK_OK(gcuda_cuda_profile_begin(backend));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_cuda_profile_get(backend, &records, &n_records));
+    CHECK(n_records == 1 && records[0].us > 0.0);
+    check_before(b, "profile_get");
+    place_end(&p);
+    gcuda_backend_free(backend); // first
+    gcuda_cuda_uploader_free(up);
+    gcuda_cuda_uploader_free(plain);
+    check_before(b, "uploader_free");
+    gcuda_backend_free(cpu);
+    context_set(NULL);
+    context_free(c1);
+    context_free(other);
+    clean();
+}
+
 // Everything a backend does, one call after the other; NULL on success, or the call that failed.
 static const char * use_backend(const struct gcuda_cuda_params * params, struct before b, bool must_work) {
     float in[N_CONTEXT], out[N_CONTEXT];
