@@ -4241,6 +4241,72 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
     }
 }
 
+// The same with SCAN_TOKENS tokens at a time in shared memory: one wait for memory instead of as many. All channels of a
+// block are of one group, so that B and C are read once for them.
+#define SCAN_TOKENS 16
+#define SCAN_BLOCK 256
+
+template <int LANES, int PER> static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcuda_ssm_scan_args p) {
+    const int CHANNELS = SCAN_BLOCK / LANES, SIZE = LANES * PER;
+    alignas(16) __shared__ float b[SCAN_TOKENS][SIZE], cc[SCAN_TOKENS][SIZE];
+    __shared__ float delta[SCAN_TOKENS][CHANNELS], xd[SCAN_TOKENS][CHANNELS], decay[SCAN_TOKENS][CHANNELS];
+    const int n = (int) p.s.ne[0], tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES;
+    const int64_t n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
+    const bool is_one = p.a.ne[0] == 1;
+    FOR_ROWS(block, n_channels / CHANNELS) {
+        const int64_t first = block * CHANNELS, ch = first + own, c = ch % p.x.ne[0], h = ch / p.x.ne[0] % p.x.ne[1];
+        const int64_t q = ch / p.x.ne[0] / p.x.ne[1], g = h / (p.x.ne[1] / p.b.ne[1]);
+        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        float * y = (float *) p.y.data + (q * n_tokens * p.x.ne[1] + h) * p.x.ne[0] + c;
+        float * end = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * n_tokens * p.x.ne[3] + ch * n;
+        float st[PER], a[PER];
+        d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, c, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st);
+        d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), is_one ? 0 : p.a.nb[0], n, lane, a);
+        if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_TOKENS) {
+            const int n_here = (int) (n_tokens - t0 < SCAN_TOKENS ? n_tokens - t0 : SCAN_TOKENS);
+            __syncthreads();
+            for (int i = tid; i < n_here * (SIZE / 4); i += SCAN_BLOCK) {
+                const int t = i / (SIZE / 4), k = i % (SIZE / 4) * 4;
+                const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                *(float4 *) &b[t][k] = k < n ? *(const float4 *) d_at(p.b, k, g, t0 + t, q) : zero;
+                *(float4 *) &cc[t][k] = k < n ? *(const float4 *) d_at(p.c, k, g, t0 + t, q) : zero;
+            }
+            for (int i = tid; i < n_here * CHANNELS; i += SCAN_BLOCK) {
+                const int t = i / CHANNELS, k = i % CHANNELS;
+                const int64_t kc = (first + k) % p.x.ne[0], kh = (first + k) / p.x.ne[0] % p.x.ne[1];
+                const float d = d_softplus20(d_load(p.dt.type, d_at(p.dt, kh, t0 + t, q, 0)));
+                delta[t][k] = d;
+                xd[t][k] = d * d_load(p.x.type, d_at(p.x, kc, kh, t0 + t, q));
+                decay[t][k] = is_one ? expf(d * d_load(p.a.type, d_at(p.a, 0, kh, 0, 0))) : 0.0f;
+            }
+            __syncthreads();
+            for (int t = 0; t < n_here; ++t) {
+                const float x = xd[t][own], one = decay[t][own], d = delta[t][own];
+                float sum = 0.0f;
+                for (int k = 0; k < PER; k += 4) {
+                    const float4 vb = *(const float4 *) &b[t][d_spread<LANES>(lane, k)];
+                    const float4 vc = *(const float4 *) &cc[t][d_spread<LANES>(lane, k)];
+                    const float kb[4] = { vb.x, vb.y, vb.z, vb.w }, kc[4] = { vc.x, vc.y, vc.z, vc.w };
+                    for (int j = 0; j < 4; ++j) {
+                        st[k + j] = st[k + j] * (is_one ? one : expf(d * a[k + j])) + kb[j] * x;
+                        sum += st[k + j] * kc[j];
+                    }
+                }
+                sum = d_group_sum<LANES>(sum);
+                if (lane == 0) { y[(t0 + t) * p.x.ne[1] * p.x.ne[0]] = sum; }
+            }
+        }
+        for (int k = 0; k < PER; ++k) {
+            const int at = d_spread<LANES>(lane, k);
+            if (at < n) { end[at] = st[k]; }
+        }
+    }
+}
+
 // States too large for registers stay in y: a warp per channel.
 static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
     const int lane = (int) threadIdx.x % 32;
@@ -4273,6 +4339,11 @@ static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
 
 template <int LANES, int PER> static gcuda_status ssm_scan(const gcuda_ssm_scan_args & p, gcuda_stream stream) {
     const int64_t n = (p.x.ne[0] * p.x.ne[1] * p.x.ne[3] * LANES + 127) / 128;
+    const int64_t n_channels = p.x.ne[0] * p.x.ne[1], per_block = SCAN_BLOCK / LANES;
+    if (is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c) && p.x.ne[2] > 1 &&
+        n_channels / p.b.ne[1] % per_block == 0) {
+        return launch(k_ssm_scan_staged<LANES, PER>, n_channels / per_block * p.x.ne[3], SCAN_BLOCK, stream, p);
+    }
     return is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c)
                ? launch(k_ssm_scan<LANES, PER, true>, n, 128, stream, p)
                : launch(k_ssm_scan<LANES, PER, false>, n, 128, stream, p);
@@ -4369,6 +4440,79 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
     }
 }
 
+// The same with LINEAR_TOKENS tokens at a time in shared memory, for blocks whose lines are all of one head.
+#define LINEAR_TOKENS 8
+#define LINEAR_BLOCK 128
+
+template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__(LINEAR_BLOCK) k_linear_staged(const d_linear p) {
+    const int N = d_linear_inputs<KIND>::N, LINES = LINEAR_BLOCK / LANES, SIZE = LANES * PER;
+    alignas(16) __shared__ float in[LINEAR_TOKENS][N][SIZE];
+    __shared__ float value[LINEAR_TOKENS][LINES];
+    const int n = (int) p.size, tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES;
+    FOR_ROWS(block, p.size * p.n_heads * p.n_seqs / LINES) {
+        const int64_t item = block * LINES, line = item % p.size, h = item / p.size % p.n_heads, q = item / p.size / p.n_heads;
+        const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
+        float * end = (float *) p.y.data + (p.n_seqs * p.n_tokens + q * p.size) * p.n_heads * p.size + h * p.size * p.size;
+        float * y = (float *) p.y.data + q * p.n_tokens * p.n_heads * p.size + h * p.size + line + own;
+        float w[PER], first[PER];
+        for (int k = 0; k < PER; ++k) {
+            const int at = d_spread<LANES>(lane, k);
+            w[k] = at < n ? from[d_linear_at<KIND>(p, at, line + own)] : 0.0f;
+        }
+        if (KIND == LINEAR_WKV6) {
+            d_spread_load<LANES, PER, true>(p.in[3].type, d_at(p.in[3], 0, h, 0, 0), p.in[3].nb[0], n, lane, first);
+        }
+        for (int64_t t0 = 0; t0 < p.n_tokens; t0 += LINEAR_TOKENS) {
+            const int n_here = (int) (p.n_tokens - t0 < LINEAR_TOKENS ? p.n_tokens - t0 : LINEAR_TOKENS);
+            __syncthreads();
+            for (int i = tid; i < n_here * N * (SIZE / 4); i += LINEAR_BLOCK) {
+                const int k = i % (SIZE / 4) * 4, row = i / (SIZE / 4), t = row / N;
+                *(float4 *) &in[t][row % N][k] = k < n ? *(const float4 *) d_at(p.in[row % N], k, h, q * p.n_tokens + t0 + t, 0)
+                                                       : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+            for (int i = tid; i < n_here * LINES; i += LINEAR_BLOCK) {
+                value[i / LINES][i % LINES] = d_load(p.v.type, d_at(p.v, line + i % LINES, h, q * p.n_tokens + t0 + i / LINES, 0));
+            }
+            __syncthreads();
+            for (int t = 0; t < n_here; ++t) {
+                const float v = value[t][own];
+                float x[N][PER], sum = 0.0f, key = 0.0f;
+                for (int i = 0; i < N; ++i) {
+                    for (int k = 0; k < PER; k += 4) {
+                        const float4 f = *(const float4 *) &in[t][i][d_spread<LANES>(lane, k)];
+                        x[i][k] = f.x, x[i][k + 1] = f.y, x[i][k + 2] = f.z, x[i][k + 3] = f.w;
+                    }
+                }
+                for (int k = 0; k < PER; ++k) {
+                    if (KIND == LINEAR_WKV6) {
+                        const float kv = x[0][k] * v;
+                        sum += x[1][k] * (first[k] * kv + w[k]);
+                        w[k] = w[k] * x[2][k] + kv;
+                    } else if (KIND == LINEAR_GLA) {
+                        w[k] = w[k] * x[2][k] + x[0][k] * v;
+                        sum += x[1][k] * w[k];
+                    } else {
+                        key += x[N - 2][k] * w[k];
+                    }
+                }
+                if (KIND == LINEAR_WKV7) {
+                    key = d_group_sum<LANES>(key);
+                    for (int k = 0; k < PER; ++k) {
+                        w[k] = w[k] * x[2][k] + v * x[0][k] + key * x[N - 1][k];
+                        sum += w[k] * x[1][k];
+                    }
+                }
+                sum = d_group_sum<LANES>(sum);
+                if (lane == 0) { y[(t0 + t) * p.n_heads * p.size] = sum * p.scale; }
+            }
+        }
+        for (int k = 0; k < PER; ++k) {
+            const int at = d_spread<LANES>(lane, k);
+            if (at < n) { end[d_linear_at<KIND>(p, at, line + own)] = w[k]; }
+        }
+    }
+}
+
 // Heads too large for registers: a warp per line, the state in y.
 template <int KIND> static __global__ void k_linear_any(const d_linear p) {
     const int lane = (int) threadIdx.x % 32;
@@ -4408,7 +4552,10 @@ template <int KIND> static __global__ void k_linear_any(const d_linear p) {
 }
 
 template <int KIND, int LANES, int PER> static gcuda_status linear_lines(const d_linear & p, bool wide, gcuda_stream stream) {
-    const int64_t n = (p.size * p.n_heads * p.n_seqs * LANES + 63) / 64;
+    const int64_t n = (p.size * p.n_heads * p.n_seqs * LANES + 63) / 64, lines = LINEAR_BLOCK / LANES;
+    if (wide && p.n_tokens > 1 && p.size % lines == 0) {
+        return launch(k_linear_staged<KIND, LANES, PER>, p.size * p.n_heads * p.n_seqs / lines, LINEAR_BLOCK, stream, p);
+    }
     return wide ? launch(k_linear<KIND, LANES, PER, true>, n, 64, stream, p)
                 : launch(k_linear<KIND, LANES, PER, false>, n, 64, stream, p);
 }
