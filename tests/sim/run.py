@@ -1,17 +1,29 @@
 #!/usr/bin/env python3
-"""The CUDA backend on the simulated device: builds and runs tests/sim/, and the digits. Called by `make test-sim`.
+"""The CUDA backend on the simulated device: builds and runs tests/sim/, the operations and the digits. `make test-sim`.
 
-    run.py [--level user|ci|full]      user: without sanitizers. Last line: N passed, N failed
+    run.py [--level user|ci|full] [--only TEXT]      last line: N passed, N failed
+
+    user   without sanitizers, one seed
+    ci     and: 20 orders of threads and streams over a sample of operations, AddressSanitizer and UBSan on a sample,
+           ThreadSanitizer on the tests with several threads
+    full   everything: GCUDA_TEST_FULL, 100 orders, all programs and operations under AddressSanitizer, compute
+           capabilities 6.1, 7.5 and 8.0 beside 9.0, and the last of four devices
 """
 import argparse
 import os
 import re
 import subprocess
 import sys
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
-ASAN = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+# line tables only: the kernels are compiled in a third of the time, and reports still name lines
+ASAN = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+TSAN = "-O1 -g1 -fsanitize=thread"
+ASAN_ENV = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+TSAN_ENV = {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"}  # the simulator handles SIGSEGV
+CAPABILITIES = [610, 750, 800]
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
 
@@ -20,8 +32,16 @@ OPS = {
     "user": ["add/", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal"],
     "ci": ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "cpy", "repeat", "sum",
            "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu"],
+    "full": [""],
 }
-OPS_ASAN = ["get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "repeat", "sum"]
+# with barriers, warp operations and shared memory, and quick: one of them for each seed
+OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
+
+# name of the program, and what of it
+ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", "")]
+ASAN_OPS = ["get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "repeat", "sum"]
+TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memory", "threads"), ("test-split", "threads"),
+               ("test-sim-memory", "semaphores"), ("test-sim-graph", "threads")]
 
 
 def run(command, timeout=900, **env):
@@ -35,59 +55,120 @@ def run(command, timeout=900, **env):
 
 
 class Sum:
-    def __init__(self):
-        self.passed, self.failed = 0, 0
+    def __init__(self, only):
+        self.only, self.passed, self.failed = only, 0, 0
 
-    def add(self, name, code, output, counts):
+    def add(self, name, code, output, counts, seconds=0.0):
         lines = [line for line in output.splitlines() if line.strip()]
         closing = next((m for m in map(CLOSING.match, reversed(lines)) if m), None) if counts else None
         passed, failed = (int(closing[1]), int(closing[2])) if closing else (int(code == 0 and not counts), int(code != 0 or counts))
         if code != 0 and failed == 0:  # a leak found at exit
             failed = 1
+        if counts and passed + failed == 0:  # a filter that fits nothing tests nothing
+            failed = 1
         self.passed += passed
         self.failed += failed
-        print(f"  {name}: {passed} passed, {failed} failed" + (f" (exit code {code})" if code else ""), flush=True)
+        print(f"  {name}: {passed} passed, {failed} failed, {seconds:.1f} s" + (f" (exit code {code})" if code else ""), flush=True)
         if failed:
             print("\n".join("  | " + line for line in lines[-40:]), flush=True)
 
     def build(self, targets, *variables):
-        code, output = run(["make", "-s", "--no-print-directory", *variables, *targets], 1800)
+        start = time.monotonic()
+        code, output = run(["make", "-s", "--no-print-directory", "-j2", *variables, *targets], 3600)
         if code != 0:
-            self.add("build", 1, output, False)
+            self.add("build", 1, output, False, time.monotonic() - start)
+        else:
+            print(f"  built in {time.monotonic() - start:.1f} s", flush=True)
         return code == 0
 
-
-def programs(total, folder, variables, env, ops):
-    targets = [f"{folder}/{name}" for name in PROGRAMS]
-    if total.build([*targets, f"{folder}/test-ops", f"{folder}/test-device"], *variables):
-        for target in targets:
-            total.add(target, *run([target], **env), True)
-        for name in ops:
-            command = [f"{folder}/test-ops", *(["--filter", name] if name else [])]
-            total.add(" ".join(command), *run(command, 3000, GCUDA_TEST_BACKEND="CUDA0", **env), True)
-        # a sample of all cases as CUDA graphs, and what also runs on hardware
-        command = [f"{folder}/test-ops", "--part", "7/200"]
-        total.add("captured: " + " ".join(command), *run(command, 3000, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **env), True)
-        total.add(f"{folder}/test-device", *run([f"{folder}/test-device"], GCUDA_SIM_DEVICES="2", **env), True)
+    def test(self, command, env, timeout=900):
+        if self.only and self.only not in " ".join(command):
+            return
+        start = time.monotonic()
+        code, output = run(command, timeout, **env)
+        self.add(" ".join(command), code, output, True, time.monotonic() - start)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--level", choices=["user", "ci", "full"], default="user")
-    args = parser.parse_args()
-    total = Sum()
-    full = {"GCUDA_TEST_FULL": "1"} if args.level == "full" else {}
-    everything = [""] if args.level == "full" else None
-    programs(total, "build/sim", [], full, everything or OPS[args.level])
-    if args.level != "user":
-        env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1", **full}
-        programs(total, "build/sim-asan", ["SIM=build/sim-asan", f"SIM_CFLAGS={ASAN}"], env, everything or OPS_ASAN)
+class Variant:
+    """One way of building it all: a folder and the compiler's flags."""
+
+    def __init__(self, total, name, flags="", env=None):
+        self.total, self.folder, self.env = total, f"build/sim{name}", env or {}
+        self.variables = [f"SIM={self.folder}", f"SIM_CFLAGS={flags}"] if flags else []
+
+    def build(self, programs):
+        return self.total.build(sorted({f"{self.folder}/{p}" for p in programs}), *self.variables)
+
+    def programs(self, chosen, **env):
+        for name, text in chosen:
+            command = [f"{self.folder}/{name}", *(["--filter", text] if text else [])]
+            self.total.test(command, {**self.env, **env}, 2400)
+
+    def operations(self, names, device="CUDA0", **env):
+        for name in names:
+            command = [f"{self.folder}/test-ops", *(["--filter", name] if name else [])]
+            self.total.test(command, {"GCUDA_TEST_BACKEND": device, **self.env, **env}, 5400)
+
+    def captured(self):
+        """A sample of all cases as CUDA graphs, and what also runs on hardware."""
+        self.total.test([f"{self.folder}/test-ops", "--part", "7/200"],
+                        {"GCUDA_TEST_BACKEND": "CUDA0", "GCUDA_TEST_CAPTURE": "1", **self.env}, 3000)
+        self.total.test([f"{self.folder}/test-device"], {"GCUDA_SIM_DEVICES": "2", **self.env})
+
+    def seeds(self, n):
+        for seed in range(2, n + 2):
+            print(f"  seed {seed}")
+            self.operations([OPS_SEEDS[seed % len(OPS_SEEDS)]], GCUDA_SIM_SEED=str(seed))
+
+
+def digits(total):
     if total.build(["build/sim/digits"]):
+        start = time.monotonic()
         code, output = run(["build/sim/digits", "--backend", "CUDA0", "--epochs", "8"])
         right = re.search(r"([\d.]+) % of the test digits are recognised", output)
         if code == 0 and (right is None or float(right[1]) < 90.0 or "on CUDA0" not in output):
             code, output = 1, output + "\nwanted: 90 % or more, on CUDA0"
-        total.add("digits on CUDA0", code, output, False)
+        total.add("digits on CUDA0", code, output, False, time.monotonic() - start)
+
+
+def sanitized(total, is_full, everything):
+    full = {"GCUDA_TEST_FULL": "1"} if is_full else {}
+    asan = Variant(total, "-asan", ASAN, {**ASAN_ENV, **full})
+    sample = everything if is_full else ASAN_SAMPLE
+    if asan.build([*[p for p, _ in sample], "test-ops", *(["test-device"] if is_full else [])]):
+        asan.programs(sample)
+        asan.operations(OPS["full"] if is_full else ASAN_OPS)
+        if is_full:
+            asan.captured()
+    tsan = Variant(total, "-tsan", TSAN, TSAN_ENV)
+    if tsan.build([p for p, _ in TSAN_SAMPLE]):
+        tsan.programs(TSAN_SAMPLE)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", choices=["user", "ci", "full"], default="user")
+    parser.add_argument("--only", default="", help="only commands with this text in them")
+    args = parser.parse_args()
+    total, is_full = Sum(args.only), args.level == "full"
+    everything = [(p, "") for p in PROGRAMS]
+    plain = Variant(total, "", env={"GCUDA_TEST_FULL": "1"} if is_full else {})
+    if plain.build([*PROGRAMS, "test-ops", "test-device"]):
+        plain.programs(everything)
+        plain.operations(OPS[args.level])
+        plain.captured()
+        if args.level != "user":
+            plain.seeds(100 if is_full else 20)
+        if is_full:
+            plain.operations(OPS["ci"], "CUDA3", GCUDA_SIM_DEVICES="4", GCUDA_SIM_MEMORY_MB="512")
+    digits(total)
+    if args.level != "user":
+        sanitized(total, is_full, everything)
+    for capability in CAPABILITIES if is_full else []:
+        other = Variant(total, f"-{capability}", f"-O1 -g1 -DGCUDA_SIM_CC={capability}")
+        if other.build([*PROGRAMS, "test-ops"]):
+            other.programs(everything)
+            other.operations(OPS["full"])
     print(f"{total.passed} passed, {total.failed} failed")
     return 1 if total.failed else 0
 

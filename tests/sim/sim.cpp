@@ -625,6 +625,11 @@ int sim_barrier(int what, int value) {
     return result;
 }
 
+long long clock64() {
+    static long long n;
+    return n += 100;
+}
+
 int sim_lane() { return b.here->number % 32; }
 void * sim_dynamic_shared() { return b.shared; }
 
@@ -651,7 +656,7 @@ static void meet(const meeting & m, lane * warp) {
         for (int i = 0; i < 32; ++i) { in[i] = warp[i].call_in, out[i] = warp[i].call_out; }
         m.function(in, out);
     }
-    for (int i = 0; i < 32 && m.op > SIM_SHUFFLE && m.op < SIM_CALL; ++i) {
+    for (int i = 0; i < 32 && m.op > SIM_SHUFFLE && m.op < SIM_MATCH; ++i) {
         if ((m.mask >> i & 1u) == 0) { continue; }
         const uint32_t v = (uint32_t) warp[i].in[0];
         total = m.op == SIM_BALLOT ? total | (v & 1u) << i : is_first ? v : reduce(m.op, total, v);
@@ -665,6 +670,10 @@ static void meet(const meeting & m, lane * warp) {
             memcpy(l.out, warp[l.from].in, sizeof(l.out));
         } else if (m.op == SIM_SHUFFLE) { // no such lane: anything
             memset(l.out, 0xEE, sizeof(l.out));
+        }
+        for (int k = 0; k < 32 && m.op == SIM_MATCH; ++k) {
+            const bool is_same = (m.mask >> k & 1u) != 0 && warp[k].in[0] == l.in[0];
+            l.out[0] = (k == 0 ? 0 : l.out[0]) | (uint64_t) is_same << k;
         }
         if (&l != b.here) { push_ready(&l); }
     }
@@ -3312,6 +3321,14 @@ extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int
     const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
     const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int algorithm);
 
+extern "C" int cublasGemmEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha, const void * a,
+    int type_a, int lda, const void * b, int type_b, int ldb, const void * beta, void * c, int type_c, int ldc,
+    int compute, int algorithm);
+extern "C" int cublasGemmBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * const * a, int type_a, int lda, const void * const * b, int type_b, int ldb, const void * beta,
+    void * const * c, int type_c, int ldc, int n_batch, int compute, int algorithm);
+extern "C" int cublasGetVersion_v2(void * handle, int * version);
+
 enum { BLAS_NOT_INITIALIZED = 1, BLAS_INVALID_VALUE = 7, BLAS_EXECUTION_FAILED = 13, BLAS_NOT_SUPPORTED = 15 };
 
 struct blas_handle {
@@ -3400,7 +3417,7 @@ struct product {
     bool a_across, b_across; // transposed
     int m, n, k, lda, ldb, ldc;
     float alpha, beta;
-    int type_a, type_b;
+    int type_a, type_b, type_c;
 };
 
 // Elements of an operand: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF.
@@ -3415,8 +3432,13 @@ static double blas_load(int type, const char * p) {
     return (double) __uint_as_float(wide);
 }
 
+static void blas_store(int type, char * p, float v) {
+    const uint16_t bits = type == 2 ? __half_as_ushort(__float2half_rn(v)) : __bfloat16_as_ushort(__float2bfloat16_rn(v));
+    memcpy(p, type == 0 ? (const void *) &v : (const void *) &bits, blas_size(type));
+}
+
 // C = alpha A B + beta C, column by column, sums in double.
-static void multiply(const product & p, const char * a, const char * b_, float * c) {
+static void multiply(const product & p, const char * a, const char * b_, char * c) {
     for (int j = 0; j < p.n; ++j) {
         for (int i = 0; i < p.m; ++i) {
             double sum = 0.0;
@@ -3425,45 +3447,50 @@ static void multiply(const product & p, const char * a, const char * b_, float *
                        *y = b_ + (p.b_across ? j : (int64_t) j * p.ldb) * size_b;
             const int64_t dx = (p.a_across ? 1 : p.lda) * size_a, dy = (p.b_across ? p.ldb : 1) * size_b;
             for (int64_t l = 0; l < p.k; ++l) { sum += blas_load(p.type_a, x + l * dx) * blas_load(p.type_b, y + l * dy); }
-            float & out = c[(int64_t) j * p.ldc + i];
-            out = p.alpha * (float) sum + (p.beta != 0.0f ? p.beta * out : 0.0f);
+            char * out = c + ((int64_t) j * p.ldc + i) * (int64_t) blas_size(p.type_c);
+            blas_store(p.type_c, out,
+                p.alpha * (float) sum + (p.beta != 0.0f ? p.beta * (float) blas_load(p.type_c, out) : 0.0f));
         }
     }
 }
 
-int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
-    const void * a, int type_a, int lda, long long stride_a, const void * b_, int type_b, int ldb, long long stride_b,
-    const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int, int) {
-    const guard held(the().lock);
-    const int e = (int) injected("cublasGemmStridedBatchedEx");
+struct operands {
+    const char *a, *b;
+    char * c;
+};
+
+// One call of any of the three functions; at(i) are the matrices of product i, asked when it runs.
+static int gemm(const char * name, blas_handle * handle, product p, const void * alpha, const void * beta, int n_batch,
+    int compute, std::function<operands(int i)> at) {
+    const int e = (int) injected(name);
     if (e != 0) { return e; }
     if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
-    if (blas_size(type_a) == 0 || type_a != type_b || type_c != 0) { return BLAS_NOT_SUPPORTED; }
-    if (((blas_handle *) handle)->pointer_mode != 0) { // the scalars are on the device, and read when the product runs
+    const bool has_types = blas_size(p.type_a) != 0 && p.type_a == p.type_b && (p.type_c == 0 || p.type_c == p.type_a);
+    if (!has_types || compute == 64 || compute == 65) { return BLAS_NOT_SUPPORTED; } // sums in half precision
+    if (handle->pointer_mode != 0) { // the scalars are on the device, and read when the product runs
         violation("scalars on the host for a cuBLAS handle whose pointer mode says device");
         return BLAS_INVALID_VALUE;
     }
-    const bool a_fits = lda >= std::max(1, op_a != 0 ? k : m), b_fits = ldb >= std::max(1, op_b != 0 ? n : k);
-    if (m < 0 || n < 0 || k < 0 || n_batch < 0 || !a_fits || !b_fits || ldc < std::max(1, m)) {
+    const bool a_fits = p.lda >= std::max(1, p.a_across ? p.k : p.m), b_fits = p.ldb >= std::max(1, p.b_across ? p.n : p.k);
+    if (p.m < 0 || p.n < 0 || p.k < 0 || n_batch < 0 || !a_fits || !b_fits || p.ldc < std::max(1, p.m)) {
         return BLAS_INVALID_VALUE;
     }
-    CUstream_st * q = stream_of(((blas_handle *) handle)->stream);
-    if (q == nullptr || q->device != ((blas_handle *) handle)->device ||
-        (q->capturing != nullptr && q->capturing->is_invalid) || implicit_capture(q) ||
-        the().devices[(size_t) q->device].lost != cudaSuccess) {
+    CUstream_st * q = stream_of(handle->stream);
+    if (q == nullptr || q->device != handle->device || (q->capturing != nullptr && q->capturing->is_invalid) ||
+        implicit_capture(q) || the().devices[(size_t) q->device].lost != cudaSuccess) {
         return BLAS_EXECUTION_FAILED;
     }
-    const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, *(const float *) alpha, *(const float *) beta,
-        type_a, type_b };
-    const blas_handle h = *(blas_handle *) handle;
+    p.alpha = *(const float *) alpha;
+    p.beta = *(const float *) beta;
+    const blas_handle h = *handle;
     sim_arguments arguments = {};
     arguments.thread = [=]() {
         if (h.workspace != nullptr && memory_of(h.workspace, h.workspace_size, true) == nullptr) {
             violation("cuBLAS runs with a workspace that was freed");
         }
         for (int i = 0; i < n_batch; ++i) {
-            multiply(p, (const char *) a + i * stride_a * (int64_t) blas_size(type_a),
-                (const char *) b_ + i * stride_b * (int64_t) blas_size(type_b), (float *) c + i * stride_c);
+            const operands x = at(i);
+            multiply(p, x.a, x.b, x.c);
         }
     };
     operation o = {};
@@ -3471,6 +3498,45 @@ int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, 
     o.launch = std::make_shared<launch_of_kernel>(
         launch_of_kernel{ (const void *) multiply, dim3(1), dim3(1), 0, arguments });
     enqueue(q, o);
+    return 0;
+}
+
+int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * a, int type_a, int lda, long long stride_a, const void * b_, int type_b, int ldb, long long stride_b,
+    const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int) {
+    const guard held(the().lock);
+    const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, 0.0f, 0.0f, type_a, type_b, type_c };
+    return gemm("cublasGemmStridedBatchedEx", (blas_handle *) handle, p, alpha, beta, n_batch, compute, [=](int i) {
+        return operands{ (const char *) a + i * stride_a * (int64_t) blas_size(type_a),
+            (const char *) b_ + i * stride_b * (int64_t) blas_size(type_b),
+            (char *) c + i * stride_c * (int64_t) blas_size(type_c) };
+    });
+}
+
+int cublasGemmEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha, const void * a, int type_a,
+    int lda, const void * b_, int type_b, int ldb, const void * beta, void * c, int type_c, int ldc, int compute, int) {
+    const guard held(the().lock);
+    const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, 0.0f, 0.0f, type_a, type_b, type_c };
+    return gemm("cublasGemmEx", (blas_handle *) handle, p, alpha, beta, 1, compute,
+        [=](int) { return operands{ (const char *) a, (const char *) b_, (char *) c }; });
+}
+
+// The arrays of addresses are in device memory.
+int cublasGemmBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * const * a, int type_a, int lda, const void * const * b_, int type_b, int ldb, const void * beta,
+    void * const * c, int type_c, int ldc, int n_batch, int compute, int) {
+    const guard held(the().lock);
+    const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, 0.0f, 0.0f, type_a, type_b, type_c };
+    return gemm("cublasGemmBatchedEx", (blas_handle *) handle, p, alpha, beta, n_batch, compute,
+        [=](int i) { return operands{ (const char *) a[i], (const char *) b_[i], (char *) c[i] }; });
+}
+
+int cublasGetVersion_v2(void * handle, int * version) {
+    const guard held(the().lock);
+    const int e = (int) injected("cublasGetVersion_v2");
+    if (e != 0) { return e; }
+    if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
+    *version = 130000;
     return 0;
 }
 

@@ -10,6 +10,13 @@ extern "C" int cublasSetStream_v2(void * handle, cudaStream_t stream);
 extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
     const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
     const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int algorithm);
+extern "C" int cublasGemmEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha, const void * a,
+    int type_a, int lda, const void * b, int type_b, int ldb, const void * beta, void * c, int type_c, int ldc,
+    int compute, int algorithm);
+extern "C" int cublasGemmBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * const * a, int type_a, int lda, const void * const * b, int type_b, int ldb, const void * beta,
+    void * const * c, int type_c, int ldc, int n_batch, int compute, int algorithm);
+extern "C" int cublasGetVersion_v2(void * handle, int * version);
 
 // =====================================================================================================================
 // >>kernels
@@ -438,6 +445,73 @@ TEST(faults_come_when_asked_for) {
     CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress && cudaGetLastError() == cudaErrorIllegalAddress);
     CHECK(cudaMalloc(&q, 4) == cudaErrorIllegalAddress);
     cudaFree(p);
+    clean();
+}
+
+TEST(products_of_halves_and_of_lists) {
+    void * handle = nullptr;
+    const float one = 1.0f, half = 0.5f;
+    const __half a[4] = { __float2half(1), __float2half(2), __float2half(3), __float2half(4) };
+    const __nv_bfloat16 b[4] = { __float2bfloat16(1), __float2bfloat16(2), __float2bfloat16(3), __float2bfloat16(4) };
+    const float start[4] = { 2, 2, 2, 2 };
+    void *da = on_device<__half>(4), *db = on_device<__nv_bfloat16>(4), *dc = on_device<float>(4);
+    int version = 0;
+    CHECK(cudaMemcpy(da, a, 8, cudaMemcpyHostToDevice) == cudaSuccess &&
+          cudaMemcpy(db, b, 8, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cublasCreate_v2(&handle) == 0 && cublasGetVersion_v2(handle, &version) == 0 && version >= 130000);
+    for (int type : { 2, 14 }) { // [1 3; 2 4] squared, and half of what was there
+        void * x = type == 2 ? da : db;
+        CHECK(cudaMemcpy(dc, start, sizeof start, cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, x, type, 2, x, type, 2, &half, dc, 0, 2, 68, -1) == 0);
+        const std::vector<float> c = fetched((const float *) dc, 4);
+        CHECK(c[0] == 8.0f && c[1] == 11.0f && c[2] == 16.0f && c[3] == 23.0f);
+    }
+    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, db, 14, 2, &half, dc, 0, 2, 68, -1) == 15);
+    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, da, 2, 2, &half, dc, 0, 2, 64, -1) == 15);
+    void * const lists[3] = { da, da, dc };
+    void ** list = on_device<void *>(3);
+    CHECK(cudaMemcpy(list, lists, sizeof lists, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemcpy(dc, start, sizeof start, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cublasGemmBatchedEx(handle, 0, 0, 2, 2, 2, &one, list, 2, 2, list + 1, 2, 2, &half, list + 2, 0, 2, 1, 68, -1) == 0);
+    CHECK(fetched((const float *) dc, 4)[3] == 23.0f);
+    const float zero = 0.0f;
+    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, da, 2, 2, &zero, db, 2, 2, 68, -1) == 0); // halves come out
+    const std::vector<__half> h = fetched((const __half *) db, 4);
+    CHECK(__half2float(h[0]) == 7.0f && __half2float(h[3]) == 22.0f);
+    CHECK(cublasDestroy_v2(handle) == 0);
+    cudaFree(da), cudaFree(db), cudaFree(dc), cudaFree(list);
+    clean();
+}
+
+static __global__ void k_match(unsigned * out) {
+    const unsigned all = 0xffffffffu, l = threadIdx.x;
+    int same = -1;
+    out[4 * l] = __match_any_sync(all, (int) (l % 5));
+    out[4 * l + 1] = __match_any_sync(l < 8 ? 0xffu : 0xffffff00u, (long long) (l / 4) << 33);
+    out[4 * l + 2] = __match_all_sync(all, 7, &same) + (unsigned) same;
+    out[4 * l + 3] = __match_all_sync(all, l, &same) + (unsigned) same;
+}
+
+TEST(lanes_find_their_like_and_bytes_go_together) {
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+        sim_reset(1, 64 * MB, seed);
+        unsigned * p = on_device<unsigned>(128);
+        CHECK(launch(k_match, dim3(1), dim3(32), 0, nullptr, p) == cudaSuccess);
+        const std::vector<unsigned> v = fetched(p, 128);
+        for (unsigned l = 0; l < 32; ++l) {
+            unsigned like = 0;
+            for (unsigned k = l % 5; k < 32; k += 5) { like |= 1u << k; }
+            CHECK(v[4 * l] == like && v[4 * l + 1] == 15u << (l / 4 * 4) && v[4 * l + 2] == 0 && v[4 * l + 3] == 0);
+        }
+        cudaFree(p);
+    }
+    CHECK(__vsubss4(0x80017f05u, 0x01ff8003u) == 0x80027f02u && __vadd4(0xff010203u, 0x01010101u) == 0x00020304u);
+    CHECK(__vcmpeq4(0x01020304u, 0x01ff03ffu) == 0xff00ff00u && __vmaxs4(0x80017f00u, 0x01ff8000u) == 0x01017f00u);
+    CHECK(__vsubus4(0x05ff0010u, 0x06010120u) == 0x00fe0000u && __vcmpgeu4(0x05ff0010u, 0x05010120u) == 0xffff0000u);
+    CHECK(__brev(0x80000001u) == 0x80000001u && __brev(2u) == 0x40000000u && __clzll(1) == 63 && __ffsll(8) == 4);
+    CHECK(__funnelshift_l(0x80000000u, 1u, 1) == 3u && __funnelshift_r(0u, 1u, 1) == 0x80000000u);
+    const long long before = clock64();
+    CHECK(clock64() > before);
     clean();
 }
 

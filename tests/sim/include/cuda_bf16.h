@@ -38,6 +38,14 @@ static inline __nv_bfloat16 __hadd(__nv_bfloat16 a, __nv_bfloat16 b) {
 static inline __nv_bfloat16 __hmul(__nv_bfloat16 a, __nv_bfloat16 b) {
     return __float2bfloat16_rn(__bfloat162float(a) * __bfloat162float(b));
 }
+static inline __nv_bfloat16 __hsub(__nv_bfloat16 a, __nv_bfloat16 b) {
+    return __float2bfloat16_rn(__bfloat162float(a) - __bfloat162float(b));
+}
+static inline __nv_bfloat16 __hfma(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
+    return __float2bfloat16_rn(fmaf(__bfloat162float(a), __bfloat162float(b), __bfloat162float(c)));
+}
+static inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return __nv_bfloat162{ x, y }; }
+static inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 v) { return __nv_bfloat162{ v, v }; }
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return __nv_bfloat162{ __float2bfloat16_rn(x), __float2bfloat16_rn(y) };
 }

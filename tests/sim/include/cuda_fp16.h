@@ -66,6 +66,10 @@ static inline float __low2float(__half2 v) { return __half2float(v.x); }
 static inline float __high2float(__half2 v) { return __half2float(v.y); }
 static inline __half2 __hadd2(__half2 a, __half2 b) { return __half2{ __hadd(a.x, b.x), __hadd(a.y, b.y) }; }
 static inline __half2 __hmul2(__half2 a, __half2 b) { return __half2{ __hmul(a.x, b.x), __hmul(a.y, b.y) }; }
+static inline __half2 __hsub2(__half2 a, __half2 b) { return __half2{ __hsub(a.x, b.x), __hsub(a.y, b.y) }; }
+static inline __half2 __hmax2(__half2 a, __half2 b) { return __half2{ __hmax(a.x, b.x), __hmax(a.y, b.y) }; }
+static inline __half2 __hmin2(__half2 a, __half2 b) { return __half2{ __hmin(a.x, b.x), __hmin(a.y, b.y) }; }
+static inline bool __hisnan(__half a) { return (a.bits & 0x7fffu) > 0x7c00u; }
 static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
     return __half2{ __hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y) };
 }

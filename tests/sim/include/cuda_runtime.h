@@ -152,6 +152,7 @@ enum sim_warp_op {
     SIM_AND,
     SIM_OR,
     SIM_XOR,
+    SIM_MATCH, // the lanes with the same bytes
     SIM_CALL // of sim_mma.h
 };
 int sim_lane();
@@ -204,6 +205,19 @@ static inline unsigned __reduce_and_sync(unsigned mask, unsigned v) { return sim
 static inline unsigned __reduce_or_sync(unsigned mask, unsigned v) { return sim_warp_u32(SIM_OR, mask, v); }
 static inline unsigned __reduce_xor_sync(unsigned mask, unsigned v) { return sim_warp_u32(SIM_XOR, mask, v); }
 
+template <typename T> static inline unsigned __match_any_sync(unsigned mask, T v) {
+    uint64_t bits = 0, out = 0;
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "of four or eight bytes");
+    memcpy(&bits, &v, sizeof(v));
+    sim_warp(SIM_MATCH, mask, &bits, &out, sizeof(bits), 0);
+    return (unsigned) out;
+}
+template <typename T> static inline unsigned __match_all_sync(unsigned mask, T v, int * all) {
+    *all = __match_any_sync(mask, v) == mask;
+    return *all ? mask : 0;
+}
+static inline unsigned __activemask() { return 0xffffffffu; } // of warps whose lanes have not parted
+
 // ---- atomics: only one thread runs at a time, and only barriers and warp operations let another one on ----
 #define GCUDA_SIM_ATOMIC(name, value)                                                                                  \
     template <typename T> static inline T name(T * p, typename std::common_type<T>::type v) {                          \
@@ -239,6 +253,50 @@ static inline float __uint_as_float(unsigned v) { return sim_bits<float>(&v); }
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline int __clz(int v) { return v ? __builtin_clz((unsigned) v) : 32; }
 static inline int __ffs(int v) { return __builtin_ffs(v); }
+static inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
+static inline int __clzll(long long v) { return v ? __builtin_clzll((unsigned long long) v) : 64; }
+static inline int __ffsll(long long v) { return __builtin_ffsll(v); }
+static inline unsigned __brev(unsigned v) {
+    unsigned out = 0;
+    for (int i = 0; i < 32; ++i) { out |= (v >> i & 1u) << (31 - i); }
+    return out;
+}
+static inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned n) {
+    return (unsigned) ((((uint64_t) high << 32 | low) << (n & 31u)) >> 32);
+}
+static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
+    return (unsigned) (((uint64_t) high << 32 | low) >> (n & 31u));
+}
+
+// ---- four bytes at once; signed, saturating where the name ends in ss4 or us4 ----
+#define GCUDA_SIM_BYTES(name, T, value)                                                                                \
+    static inline unsigned name(unsigned a, unsigned b) {                                                              \
+        unsigned out = 0;                                                                                              \
+        for (int i = 0; i < 4; ++i) {                                                                                  \
+            const int x = (T) (a >> (8 * i)), y = (T) (b >> (8 * i));                                                  \
+            out |= ((unsigned) (value) & 255u) << (8 * i);                                                             \
+        }                                                                                                              \
+        return out;                                                                                                    \
+    }
+GCUDA_SIM_BYTES(__vadd4, uint8_t, x + y)
+GCUDA_SIM_BYTES(__vsub4, uint8_t, x - y)
+GCUDA_SIM_BYTES(__vaddss4, int8_t, x + y > 127 ? 127 : x + y < -128 ? -128 : x + y)
+GCUDA_SIM_BYTES(__vsubss4, int8_t, x - y > 127 ? 127 : x - y < -128 ? -128 : x - y)
+GCUDA_SIM_BYTES(__vaddus4, uint8_t, x + y > 255 ? 255 : x + y)
+GCUDA_SIM_BYTES(__vsubus4, uint8_t, x < y ? 0 : x - y)
+GCUDA_SIM_BYTES(__vmaxs4, int8_t, x > y ? x : y)
+GCUDA_SIM_BYTES(__vmins4, int8_t, x < y ? x : y)
+GCUDA_SIM_BYTES(__vmaxu4, uint8_t, x > y ? x : y)
+GCUDA_SIM_BYTES(__vminu4, uint8_t, x < y ? x : y)
+GCUDA_SIM_BYTES(__vcmpeq4, uint8_t, x == y ? 255 : 0)
+GCUDA_SIM_BYTES(__vcmpne4, uint8_t, x != y ? 255 : 0)
+GCUDA_SIM_BYTES(__vcmpgts4, int8_t, x > y ? 255 : 0)
+GCUDA_SIM_BYTES(__vcmpgtu4, uint8_t, x > y ? 255 : 0)
+GCUDA_SIM_BYTES(__vcmpgeu4, uint8_t, x >= y ? 255 : 0)
+
+long long clock64(); // grows with every call
+static inline void __nanosleep(unsigned) {}
+
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned) (((uint64_t) a * b) >> 32); }
 
 // Sums of products of four signed or unsigned bytes, wrapping.
@@ -268,6 +326,11 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
 }
 
 template <typename T> static inline T __ldg(const T * p) { return *p; }
+template <typename T> static inline T __ldcs(const T * p) { return *p; }
+template <typename T> static inline T __ldcg(const T * p) { return *p; }
+template <typename T> static inline T __ldca(const T * p) { return *p; }
+template <typename T> static inline void __stcs(T * p, T v) { *p = v; }
+template <typename T> static inline void __stcg(T * p, T v) { *p = v; }
 static inline float rsqrtf(float v) { return 1.0f / sqrtf(v); }
 #define __expf(v) expf(v) // glibc has functions of these names of its own
 #define __logf(v) logf(v)
