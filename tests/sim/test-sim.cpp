@@ -450,7 +450,7 @@ TEST(faults_come_when_asked_for) {
 
 TEST(products_of_halves_and_of_lists) {
     void * handle = nullptr;
-    const float one = 1.0f, half = 0.5f;
+    const float one = 1.0f, a_half = 0.5f;
     const __half a[4] = { __float2half(1), __float2half(2), __float2half(3), __float2half(4) };
     const __nv_bfloat16 b[4] = { __float2bfloat16(1), __float2bfloat16(2), __float2bfloat16(3), __float2bfloat16(4) };
     const float start[4] = { 2, 2, 2, 2 };
@@ -462,17 +462,17 @@ TEST(products_of_halves_and_of_lists) {
     for (int type : { 2, 14 }) { // [1 3; 2 4] squared, and half of what was there
         void * x = type == 2 ? da : db;
         CHECK(cudaMemcpy(dc, start, sizeof start, cudaMemcpyHostToDevice) == cudaSuccess);
-        CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, x, type, 2, x, type, 2, &half, dc, 0, 2, 68, -1) == 0);
+        CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, x, type, 2, x, type, 2, &a_half, dc, 0, 2, 68, -1) == 0);
         const std::vector<float> c = fetched((const float *) dc, 4);
         CHECK(c[0] == 8.0f && c[1] == 11.0f && c[2] == 16.0f && c[3] == 23.0f);
     }
-    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, db, 14, 2, &half, dc, 0, 2, 68, -1) == 15);
-    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, da, 2, 2, &half, dc, 0, 2, 64, -1) == 15);
+    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, db, 14, 2, &a_half, dc, 0, 2, 68, -1) == 15);
+    CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, da, 2, 2, &a_half, dc, 0, 2, 64, -1) == 15);
     void * const lists[3] = { da, da, dc };
     void ** list = on_device<void *>(3);
     CHECK(cudaMemcpy(list, lists, sizeof lists, cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaMemcpy(dc, start, sizeof start, cudaMemcpyHostToDevice) == cudaSuccess);
-    CHECK(cublasGemmBatchedEx(handle, 0, 0, 2, 2, 2, &one, list, 2, 2, list + 1, 2, 2, &half, list + 2, 0, 2, 1, 68, -1) == 0);
+    CHECK(cublasGemmBatchedEx(handle, 0, 0, 2, 2, 2, &one, list, 2, 2, list + 1, 2, 2, &a_half, list + 2, 0, 2, 1, 68, -1) == 0);
     CHECK(fetched((const float *) dc, 4)[3] == 23.0f);
     const float zero = 0.0f;
     CHECK(cublasGemmEx(handle, 0, 0, 2, 2, 2, &one, da, 2, 2, da, 2, 2, &zero, db, 2, 2, 68, -1) == 0); // halves come out
