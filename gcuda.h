@@ -86,6 +86,8 @@ EMBEDDING IN AN ENGINE
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
                    computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
+    Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights spread over devices by rows; copies between devices
+                   go directly where a probe shows that peer access works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
     Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
@@ -23697,7 +23699,7 @@ static enum gcuda_cuda_route gcudai_cuda_route_known(int from, int to) {
     return route;
 }
 
-// The registry's lock is held, so nothing here may ask for it. The caller's context or device is current again after it.
+// The registry's lock is held, so nothing here may ask for it. The caller's context is current again after it.
 static void gcudai_cuda_peers_forget(void) {
     const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
     struct CUctx_st * context = NULL;
@@ -23946,7 +23948,7 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
 }
 
 // From a backend's memory to another's, on different devices: on the given stream, which is one of theirs; or, where
-// copies are staged, out on the source's stream and in on the destination's. Whoever needs the order sees to both cases.
+// copies are staged, out on the source's stream and in on the destination's. Callers order both cases.
 static gcuda_status gcudai_cuda_send(
     struct gcudai_cuda * from, struct gcudai_cuda * to, struct gcudai_cuda_move m, cudaStream_t stream) {
     struct gcudai_cuda_scope scope;
@@ -24922,8 +24924,8 @@ static void * gcudai_cuda_split_base(gcuda_backend_buffer_t buffer) {
 }
 
 // A device's rows with a tail of zeros.
-static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * part, const struct gcuda_tensor * tensor,
-    struct gcudai_cuda_rows r, int device) {
+static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * part,
+    const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r, int device) {
     const size_t size = gcudai_cuda_split_bytes(tensor, r);
     struct gcudai_cuda_scope scope;
     char what[GCUDA_MAX_NAME + 64];
@@ -24938,8 +24940,8 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
     gcudai_cuda_leave(&scope);
     return st != GCUDA_STATUS_SUCCESS || size == part->size
                ? st
-               : gcudai_cuda_access(&gcudai_cuda_found.items[device], GCUDAI_CUDA_FILL, (char *) part->memory.ptr + part->size, NULL, 0,
-                     size - part->size, tensor->name);
+               : gcudai_cuda_access(&gcudai_cuda_found.items[device], GCUDAI_CUDA_FILL,
+                     (char *) part->memory.ptr + part->size, NULL, 0, size - part->size, tensor->name);
 }
 
 static bool gcudai_cuda_split_has(const struct gcudai_cuda_split_buffer * b, const void * extra) {
@@ -25043,8 +25045,8 @@ static gcuda_status gcudai_cuda_split_clear(gcuda_backend_buffer_t buffer, uint8
     for (const struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) {
         for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
             if (s->parts[i].memory.ptr != NULL) {
-                GCUDAI_TRY(gcudai_cuda_access(&gcudai_cuda_found.items[i], GCUDAI_CUDA_FILL, s->parts[i].memory.ptr, NULL, value, s->parts[i].size,
-                    "the whole buffer"));
+                GCUDAI_TRY(gcudai_cuda_access(&gcudai_cuda_found.items[i], GCUDAI_CUDA_FILL, s->parts[i].memory.ptr,
+                    NULL, value, s->parts[i].size, "the whole buffer"));
             }
         }
     }
@@ -25119,8 +25121,7 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
         params.peer = gcudai_cuda_may_peer(cu) ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
         if (gcudai_cuda_is_captured(cu)) {
             return gcudai_fail(GCUDA_STATUS_FAILED,
-                "a first product with row-split weights during a capture: what it needs on CUDA%d has to be made before",
-                device);
+                "a first product with row-split weights during a capture: what CUDA%d needs has to be made before", device);
         }
         GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->sides[device]));
         if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host

@@ -42,7 +42,8 @@ TEST(every_pair_is_probed) {
 static void copy_once(int from, int to, enum gcuda_cuda_peer_mode mode, int64_t n) {
     gcuda_backend_t a = backend_on(from, mode), b = backend_on(to, mode);
     struct gcuda_context *ca = new_context(), *cb = new_context();
-    struct gcuda_tensor *x = gcuda_new_tensor_1d(ca, GCUDA_TYPE_F32, n), *end = gcuda_new_tensor_1d(ca, GCUDA_TYPE_F32, n),
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(ca, GCUDA_TYPE_F32, n),
+                        *end = gcuda_new_tensor_1d(ca, GCUDA_TYPE_F32, n),
                         *y = gcuda_new_tensor_1d(cb, GCUDA_TYPE_F32, n);
     gcuda_backend_buffer_t ba = gcuda_backend_alloc_ctx_tensors(ca, a), bb = gcuda_backend_alloc_ctx_tensors(cb, b);
     const size_t size = (size_t) n * sizeof(float);
@@ -131,7 +132,7 @@ static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, e
     return out;
 }
 
-// gcuda's own kernels sum each row the same way whatever the number of rows; cuBLAS may choose another kernel for fewer.
+// gcuda's own kernels sum each row the same way for any number of rows; cuBLAS may choose another kernel for fewer.
 static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {

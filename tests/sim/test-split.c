@@ -304,7 +304,8 @@ TEST(split_types_are_found_again_and_bad_shares_refused) {
 }
 
 // Every row is on one device, in order, and boundaries are multiples of the rounding.
-static void check_rows(gcuda_backend_buffer_type_t t, const struct gcuda_tensor * w, int n_devices, const float * shares) {
+static void check_rows(
+    gcuda_backend_buffer_type_t t, const struct gcuda_tensor * w, int n_devices, const float * shares) {
     int64_t at = 0, low, high;
     const int64_t n = gcuda_nrows(w), rounding = GCUDA_SIM_CC >= 700 ? 128 : 64;
     for (int i = 0; i < n_devices; ++i) {
@@ -490,7 +491,9 @@ static gcuda_status products_with(gcuda_backend_t backend, gcuda_backend_buffer_
         free(in);
     }
     for (size_t i = 0; i < 2; ++i) {
-        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set_async(backend, x, host + i * x_size, 0, x_size); }
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcuda_backend_tensor_set_async(backend, x, host + i * x_size, 0, x_size);
+        }
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute_async(backend, graph); }
         if (st == GCUDA_STATUS_SUCCESS) {
             st = gcuda_backend_tensor_get_async(backend, y, host + 2 * x_size + i * y_size, 0, y_size);
