@@ -878,6 +878,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_time_us GCUDAI_RENAME(GCUDA_PREFIX, gcuda_time_us)
 #define gcuda_timestep_embedding GCUDAI_RENAME(GCUDA_PREFIX, gcuda_timestep_embedding)
 #define gcuda_top_k GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k)
+#define gcuda_top_k_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_top_k_scratch_bytes)
 #define gcuda_transpose GCUDAI_RENAME(GCUDA_PREFIX, gcuda_transpose)
 #define gcuda_tri GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tri)
 #define gcuda_trunc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_trunc)
@@ -2068,7 +2069,7 @@ enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
 struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
     enum gcuda_sort_order order;
-    void * scratch; // launcher of argsort: gcuda_argsort_scratch_bytes
+    void * scratch; // launchers: gcuda_argsort_scratch_bytes, gcuda_top_k_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_argsort(struct gcuda_context * ctx, struct gcuda_tensor * a,
     enum gcuda_sort_order order);
@@ -3593,6 +3594,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_solve_tri(const struct gcuda_solve_tr
 GCUDA_KERNEL_API gcuda_status gcuda_launch_argsort(const struct gcuda_sort_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_argsort_scratch_bytes(const struct gcuda_sort_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_top_k_scratch_bytes(const struct gcuda_sort_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 // On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, activations BF16 with strides
@@ -25505,7 +25507,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(RWKV_WKV7,               rwkv_wkv7,               rwkv_wkv7,          any,      no)) \
     X(SOLVE_TRI,               solve_tri,               solve_tri,          any,      no) \
     X(ARGSORT,                 argsort,                 sort,               any,      yes) \
-    X(TOP_K,                   top_k,                   sort,               any,      no) \
+    X(TOP_K,                   top_k,                   sort,               any,      yes) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
     X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes) \

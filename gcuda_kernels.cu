@@ -1834,32 +1834,69 @@ gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream s
 
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 // params: alpha, beta1, beta2, eps, weight decay, 1 / (1 - beta1^t), 1 / (1 - beta2^t)
-static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p) {
-    const float * c = (const float *) p.params.data;
-    FOR_ELEMENTS(i, d_n(p.a)) {
-        float * a = (float *) p.a.data + i, * m = (float *) p.m.data + i, * v = (float *) p.v.data + i;
-        const float g = ((const float *) p.grad.data)[i];
-        *m = *m * c[1] + g * (1.0f - c[1]);
-        *v = *v * c[2] + g * g * (1.0f - c[2]);
-        *a = *a * (1.0f - c[0] * c[4]) - c[0] * (*m * c[5]) / (sqrtf(*v * c[6]) + c[3]);
+//   floor   a, m, v, grad read, a, m, v written: 28 bytes an element
+static inline __device__ void d_adamw(float & a, float & m, float & v, float g, const float * c) {
+    m = m * c[1] + g * (1.0f - c[1]);
+    v = v * c[2] + g * g * (1.0f - c[2]);
+    a = a * (1.0f - c[0] * c[4]) - c[0] * (m * c[5]) / (sqrtf(v * c[6]) + c[3]);
+}
+
+static __global__ void k_opt_step_adamw(const gcuda_opt_step_args p, int64_t n_wide) {
+    float c[7];
+    for (int k = 0; k < 7; ++k) { c[k] = ((const float *) p.params.data)[k]; }
+    FOR_ELEMENTS(i, n_wide) {
+        float4 * pa = (float4 *) p.a.data + i, * pm = (float4 *) p.m.data + i, * pv = (float4 *) p.v.data + i;
+        const float4 g = ((const float4 *) p.grad.data)[i];
+        float4 a = *pa, m = *pm, v = *pv;
+        d_adamw(a.x, m.x, v.x, g.x, c);
+        d_adamw(a.y, m.y, v.y, g.y, c);
+        d_adamw(a.z, m.z, v.z, g.z, c);
+        d_adamw(a.w, m.w, v.w, g.w, c);
+        *pa = a;
+        *pm = m;
+        *pv = v;
+    }
+    const int64_t n = d_n(p.a);
+    for (int64_t i = 4 * n_wide + blockIdx.x * (int64_t) blockDim.x + threadIdx.x; i < n; i += (int64_t) gridDim.x * blockDim.x) {
+        d_adamw(((float *) p.a.data)[i], ((float *) p.m.data)[i], ((float *) p.v.data)[i], ((const float *) p.grad.data)[i], c);
     }
 }
 
+// How many times four elements of all that are contiguous; 0 where one of them is not aligned.
+static int64_t opt_step_wide(const gcuda_opt_step_args & p) {
+    const uintptr_t bits =
+        (uintptr_t) p.a.data | (uintptr_t) p.grad.data | (uintptr_t) p.m.data | (uintptr_t) p.v.data; // sgd: NULL
+    return bits % 16 == 0 ? n_elements(p.a) / 4 : 0;
+}
+
+static gcuda_status opt_step(
+    void (*kernel)(const gcuda_opt_step_args, int64_t), const gcuda_opt_step_args & p, gcuda_stream stream) {
+    const int64_t n_wide = opt_step_wide(p), n = n_wide > 0 ? n_wide : n_elements(p.a);
+    return launch(kernel, (n + 255) / 256, 256, stream, p, n_wide);
+}
+
 gcuda_status gcuda_launch_opt_step_adamw(const gcuda_opt_step_args * args, gcuda_stream stream) {
-    return launch_elements(k_opt_step_adamw, args->a, stream, *args);
+    return opt_step(k_opt_step_adamw, *args, stream);
 }
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
-static __global__ void k_opt_step_sgd(const gcuda_opt_step_args p) {
-    const float * c = (const float *) p.params.data;
-    FOR_ELEMENTS(i, d_n(p.a)) {
-        float * a = (float *) p.a.data + i;
-        *a = *a * (1.0f - c[0] * c[1]) - c[0] * ((const float *) p.grad.data)[i];
+//   floor   a and grad read, a written: 12 bytes an element
+static inline __device__ float d_sgd(float a, float g, const float * c) { return a * (1.0f - c[0] * c[1]) - c[0] * g; }
+
+static __global__ void k_opt_step_sgd(const gcuda_opt_step_args p, int64_t n_wide) {
+    const float c[2] = { ((const float *) p.params.data)[0], ((const float *) p.params.data)[1] };
+    FOR_ELEMENTS(i, n_wide) {
+        const float4 g = ((const float4 *) p.grad.data)[i], a = ((const float4 *) p.a.data)[i];
+        ((float4 *) p.a.data)[i] = make_float4(d_sgd(a.x, g.x, c), d_sgd(a.y, g.y, c), d_sgd(a.z, g.z, c), d_sgd(a.w, g.w, c));
+    }
+    const int64_t n = d_n(p.a);
+    for (int64_t i = 4 * n_wide + blockIdx.x * (int64_t) blockDim.x + threadIdx.x; i < n; i += (int64_t) gridDim.x * blockDim.x) {
+        ((float *) p.a.data)[i] = d_sgd(((const float *) p.a.data)[i], ((const float *) p.grad.data)[i], c);
     }
 }
 
 gcuda_status gcuda_launch_opt_step_sgd(const gcuda_opt_step_args * args, gcuda_stream stream) {
-    return launch_elements(k_opt_step_sgd, args->a, stream, *args);
+    return opt_step(k_opt_step_sgd, *args, stream);
 }
 #endif // part 2
 
@@ -3829,8 +3866,50 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
 }
 
 // >>op:conv_transpose_1d  >>op:conv_transpose_2d ------------------------------------------------------
-// A thread per output element; of the kernel only what lands on it: every stride-th row and column.
-static __global__ void k_conv_transpose(const gcuda_conv_transpose_args p, const tiles t) {
+// A thread has an output pixel and eight channels; of the kernel only what lands on it: every stride-th row and column.
+// Weights of TRANSPOSE_TAPS / (KW KH) input channels at a time are in shared memory.
+//   floor   2 OC IC W H KW KH N operations
+#define TRANSPOSE_TAPS 1024 // times eight channels: 32 KiB
+
+template <typename TX, typename TW> static __global__ void k_conv_transpose(const gcuda_conv_transpose_args p) {
+    alignas(16) __shared__ float weights[TRANSPOSE_TAPS][8]; // [channel][kh][kw][output channel]
+    const int64_t s = p.stride, n_taps = p.kernel.ne[0] * p.kernel.ne[1], n_oc = p.kernel.ne[2];
+    const int64_t n_staged = TRANSPOSE_TAPS / n_taps, n_groups = (n_oc + 7) / 8, image_pixels = p.y.ne[0] * p.y.ne[1];
+    const int64_t n_pixels = image_pixels * p.y.ne[3], n_blocks = (n_pixels + 127) / 128;
+    FOR_ROWS(b, n_groups * n_blocks) {
+        const int64_t oc0 = b % n_groups * 8, pixel = b / n_groups * 128 + threadIdx.x, image = pixel / image_pixels;
+        const int64_t at = pixel - image * image_pixels, oy = at / p.y.ne[0], ox = at - oy * p.y.ne[0];
+        float sum[8] = { 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f };
+        for (int64_t c0 = 0; c0 < p.x.ne[2]; c0 += n_staged) {
+            const int n_c = (int) (p.x.ne[2] - c0 < n_staged ? p.x.ne[2] - c0 : n_staged);
+            __syncthreads();
+            for (int i = (int) threadIdx.x; i < n_c * (int) n_taps * 8; i += 128) {
+                const int64_t tap = i % (int) n_taps, oc = oc0 + i / (int) n_taps % 8, c = i / (int) n_taps / 8;
+                const TW * from = (const TW *) p.kernel.data + ((c0 + c) * n_oc + oc) * n_taps + tap;
+                weights[c * n_taps + tap][i / (int) n_taps % 8] = oc < n_oc ? d_f32(*from) : 0.0f;
+            }
+            __syncthreads();
+            for (int64_t kh = oy % s; kh < p.kernel.ne[1] && kh <= oy && pixel < n_pixels; kh += s) {
+                const int64_t h = (oy - kh) / s;
+                for (int64_t kw = ox % s; kw < p.kernel.ne[0] && kw <= ox && h < p.x.ne[1]; kw += s) {
+                    const int64_t w = (ox - kw) / s;
+                    const char * from = d_at(p.x, w, h, c0, image);
+                    const float * weight = weights[kh * p.kernel.ne[0] + kw];
+                    for (int c = 0; c < n_c && w < p.x.ne[0]; ++c) {
+                        const float v = d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2]));
+                        for (int j = 0; j < 8; ++j) { sum[j] += v * weight[c * n_taps * 8 + j]; }
+                    }
+                }
+            }
+        }
+        for (int j = 0; j < 8; ++j) {
+            if (pixel < n_pixels && oc0 + j < n_oc) { ((float *) p.y.data)[(image * n_oc + oc0 + j) * image_pixels + at] = sum[j]; }
+        }
+    }
+}
+
+// Kernels too large to stage.
+static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, const tiles t) {
     const int64_t s = p.stride;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
@@ -3851,8 +3930,18 @@ static __global__ void k_conv_transpose(const gcuda_conv_transpose_args p, const
     }
 }
 
+// All three are contiguous.
 gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
-    return launch_tiles(k_conv_transpose, tiles_of(args->y, 1, 1), stream, *args);
+    const gcuda_conv_transpose_args & p = *args;
+    if (p.kernel.ne[0] * p.kernel.ne[1] > TRANSPOSE_TAPS) {
+        return launch_tiles(k_conv_transpose_any, tiles_of(p.y, 1, 1), stream, p);
+    }
+    const int64_t n = (p.kernel.ne[2] + 7) / 8 * ((p.y.ne[0] * p.y.ne[1] * p.y.ne[3] + 127) / 128);
+    return with_float(p.x.type, [&](auto x) {
+        return with_float(p.kernel.type, [&](auto w) {
+            return launch(k_conv_transpose<decltype(x), decltype(w)>, n, 128, stream, p);
+        });
+    });
 }
 gcuda_status gcuda_launch_conv_transpose_1d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
     return gcuda_launch_conv_transpose_2d(args, stream);
@@ -4955,9 +5044,153 @@ static __global__ void k_top_k(const gcuda_sort_args p) {
     }
 }
 
+// Too few rows to fill the device: tiles of them count, and every tile adds up the counts of its row to learn the next
+// byte. counts[round][row][tile][256]; then [row][tile][2]: how many elements are above and equal to the last key.
+#define TOP_K_TILE 4096
+
+struct d_top_k {
+    int64_t n_tiles;
+    unsigned * counts, * found;
+};
+
+static inline __device__ unsigned * d_top_k_counts(const d_top_k & t, int64_t n_rows, int round, int64_t row) {
+    return t.counts + ((int64_t) round * n_rows + row) * t.n_tiles * 256;
+}
+
+// What n_rounds rounds have found: the first bytes of the key, and how many of those that share them are taken.
+static __device__ uint32_t d_top_k_prefix(const gcuda_sort_args & p, const d_top_k & t, int n_rounds, int64_t row, unsigned * left) {
+    __shared__ unsigned count[256], chosen[2];
+    uint32_t prefix = 0;
+    *left = (unsigned) p.y.ne[0];
+    for (int round = 0; round < n_rounds; ++round) {
+        const unsigned * counts = d_top_k_counts(t, d_rows(p.x), round, row);
+        unsigned sum = 0;
+        for (int64_t tile = 0; tile < t.n_tiles; ++tile) { sum += counts[tile * 256 + (int) threadIdx.x]; }
+        __syncthreads();
+        count[threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            unsigned above = 0;
+            int digit = 255;
+            while (digit > 0 && above + count[digit] < *left) { above += count[digit--]; }
+            chosen[0] = (unsigned) digit;
+            chosen[1] = *left - above;
+        }
+        __syncthreads();
+        prefix = prefix << 8 | chosen[0];
+        *left = chosen[1];
+    }
+    return prefix;
+}
+
+static __global__ void k_top_k_count(const gcuda_sort_args p, const d_top_k t, int round) {
+    __shared__ unsigned count[256];
+    FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
+        const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
+        const char * x = d_row(p.x, row);
+        unsigned left;
+        const uint32_t prefix = d_top_k_prefix(p, t, round, row, &left);
+        const int shift = 24 - 8 * round;
+        __syncthreads();
+        count[threadIdx.x] = 0;
+        __syncthreads();
+        for (int k = 0; k < TOP_K_TILE; k += 256) {
+            const int64_t i = tile * TOP_K_TILE + k + (int) threadIdx.x;
+            const uint32_t key = i < p.x.ne[0] ? d_sort_load(p, x, i) : 0, digit = key >> shift & 255u;
+            const bool is_in = i < p.x.ne[0] && (round == 0 || key >> (shift + 8) == prefix);
+            const unsigned peers = d_match8(digit, is_in);
+            if (is_in && (peers & ((1u << threadIdx.x % 32) - 1)) == 0) { atomicAdd(&count[digit], (unsigned) __popc(peers)); }
+        }
+        __syncthreads();
+        d_top_k_counts(t, d_rows(p.x), round, row)[tile * 256 + (int) threadIdx.x] = count[threadIdx.x];
+    }
+}
+
+static __global__ void k_top_k_found(const gcuda_sort_args p, const d_top_k t) {
+    FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
+        const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
+        const char * x = d_row(p.x, row);
+        unsigned left;
+        const uint32_t key = d_top_k_prefix(p, t, 4, row, &left);
+        long long n = 0; // above in the upper half, equal in the lower
+        for (int k = 0; k < TOP_K_TILE; k += 256) {
+            const int64_t i = tile * TOP_K_TILE + k + (int) threadIdx.x;
+            const uint32_t own = i < p.x.ne[0] ? d_sort_load(p, x, i) : 0;
+            n += i >= p.x.ne[0] ? 0 : own > key ? 1LL << 32 : own == key ? 1 : 0;
+        }
+        n = d_block_reduce<d_sum_op>(n, 0LL);
+        if (threadIdx.x == 0) {
+            t.found[2 * b] = (unsigned) (n >> 32);
+            t.found[2 * b + 1] = (unsigned) n;
+        }
+    }
+}
+
+static __global__ void k_top_k_take(const gcuda_sort_args p, const d_top_k t) {
+    __shared__ unsigned part[8][2];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
+        const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
+        const char * x = d_row(p.x, row);
+        char * y = d_row(p.y, row);
+        unsigned left;
+        const uint32_t key = d_top_k_prefix(p, t, 4, row, &left);
+        long long n = 0;
+        FOR_ROW_ELEMENTS(i, tile) {
+            n += ((long long) t.found[2 * (row * t.n_tiles + i)] << 32) + t.found[2 * (row * t.n_tiles + i) + 1];
+        }
+        n = d_block_reduce<d_sum_op>(n, 0LL);
+        unsigned n_above = (unsigned) (n >> 32), n_equal = (unsigned) n; // before this stretch
+        for (int k = 0; k < TOP_K_TILE; k += 256) {
+            const int64_t i = tile * TOP_K_TILE + k + (int) threadIdx.x;
+            const bool is_in = i < p.x.ne[0];
+            const uint32_t own = is_in ? d_sort_load(p, x, i) : 0;
+            const unsigned above = __ballot_sync(0xffffffffu, is_in && own > key);
+            const unsigned equal = __ballot_sync(0xffffffffu, is_in && own == key), before = (1u << lane) - 1;
+            __syncthreads();
+            if (lane == 0) {
+                part[warp][0] = (unsigned) __popc(above);
+                part[warp][1] = (unsigned) __popc(equal);
+            }
+            __syncthreads();
+            unsigned at_above = n_above + (unsigned) __popc(above & before), at_equal = n_equal + (unsigned) __popc(equal & before);
+            for (int w = 0; w < 8; ++w) {
+                at_above += w < warp ? part[w][0] : 0;
+                at_equal += w < warp ? part[w][1] : 0;
+                n_above += part[w][0];
+                n_equal += part[w][1];
+            }
+            if (is_in && (own > key || (own == key && at_equal < left))) {
+                *(int32_t *) (y + (at_above + (at_equal < left ? at_equal : left)) * (int64_t) p.y.nb[0]) = (int32_t) i;
+            }
+        }
+    }
+}
+
+static int64_t top_k_tiles(const gcuda_sort_args & p) { // of a row; 0: a block has a row
+    const int64_t n = p.x.ne[0];
+    return n <= 2 * SORT_SHORT || n_rows(p.x) >= 32 ? 0 : (n + TOP_K_TILE - 1) / TOP_K_TILE;
+}
+
+size_t gcuda_top_k_scratch_bytes(const gcuda_sort_args * args) {
+    return (size_t) (top_k_tiles(*args) * n_rows(args->x)) * (4 * 256 + 2) * sizeof(unsigned);
+}
+
 gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream stream) {
-    return args->x.ne[0] <= SORT_SHORT ? sort_short(*args, true, stream)
-                                       : launch(k_top_k, n_rows(args->x), 1024, stream, *args);
+    const int64_t rows = n_rows(args->x), n_blocks = top_k_tiles(*args) * rows;
+    if (args->x.ne[0] <= SORT_SHORT) {
+        return sort_short(*args, true, stream);
+    }
+    if (n_blocks == 0) {
+        return launch(k_top_k, rows, 1024, stream, *args);
+    }
+    const d_top_k t = { n_blocks / rows, (unsigned *) args->scratch, (unsigned *) args->scratch + n_blocks * 4 * 256 };
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int round = 0; round < 4 && st == GCUDA_STATUS_SUCCESS; ++round) {
+        st = launch(k_top_k_count, n_blocks, 256, stream, *args, t, round);
+    }
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_top_k_found, n_blocks, 256, stream, *args, t) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch(k_top_k_take, n_blocks, 256, stream, *args, t) : st;
 }
 #endif // part 12
 
