@@ -89,6 +89,9 @@ EMBEDDING IN AN ENGINE
     Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights spread over devices by rows; copies between devices
                    go directly where a probe shows that peer access works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
+    On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
+                   memory and semaphores of Vulkan and Direct3D 12; gcuda_backend_cuda_set_abort_callback ends a graph
+                   within about 2 ms of GPU time; gcuda_cuda_selftest says whether a device works. See >>cuda.
     Several units: any number may include the declarations. Two libraries that each embed a copy: GCUDA_STATIC for
                    private copies, or GCUDA_PREFIX to rename every external symbol of one.
     Own memory:    gcuda_init with a mem_buffer; gcuda_backend_cpu_buffer_from_ptr for weights in a mapped file.
@@ -155,6 +158,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
+    >>impl-cuda-selftest does this build work on this device
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -476,6 +480,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cuda_profile_end GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_end)
 #define gcuda_cuda_profile_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_get)
 #define gcuda_cuda_profile_write_trace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_profile_write_trace)
+#define gcuda_cuda_selftest GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_selftest)
 #define gcuda_cuda_set_node_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_set_node_callback)
 #define gcuda_cuda_upload GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload)
 #define gcuda_cuda_upload_after GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cuda_upload_after)
@@ -619,6 +624,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_is_transposed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_transposed)
 #define gcuda_is_vector GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_vector)
 #define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
+#define gcuda_kernels_compiled_for GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_compiled_for)
 #define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
 #define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
 #define gcuda_l2_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_scratch_bytes)
@@ -3451,6 +3457,20 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
 // Where they are on the device; NULL: none there, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
+// ---- does this build work on this device ----
+struct gcuda_cuda_selftest_result {
+    gcuda_status status;
+    char message[512];              // what failed, and what to do about it; "" when all is well
+    int cc;                         // of the device: 100 * major + 10 * minor
+    int binary_cc, ptx_cc;          // what runs there was compiled for, and the PTX in the program
+    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time
+    int n_peers, n_peers_staged;    // other devices, by how copies go there
+    float ms;
+};
+// The device answers, kernels are compiled for it, one small case of each kernel family gives what the processor gives,
+// and copies to other devices are probed. Some tens of milliseconds once the device's context exists. result may be NULL.
+GCUDA_API gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result * result);
+
 // ---- memory and semaphores of Vulkan and Direct3D 12 ----
 enum gcuda_cuda_handle {
     GCUDA_CUDA_HANDLE_FD = 0,            // a file descriptor: Vulkan's opaque fd
@@ -3500,6 +3520,9 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // in each operation's >>op: block; shapes are not checked again. Defined in gcuda_kernels.cu.
 // A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
 // aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do.
+// What the kernels were compiled for, as compute capabilities (100 * major + 10 * minor): the code that the current
+// device would run, and its PTX. Returns a cudaError_t.
+GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
@@ -21994,9 +22017,20 @@ static bool gcudai_cuda_is_sticky(cudaError_t err) {
 }
 
 // Message and status of a failed call. A recoverable error is cleared, or the next launch would report it again.
+// What to do about a failure that is about the build: a kernel that was not compiled for this device. "" for others.
+static const char * gcudai_cuda_advice(cudaError_t err, int device, char * text, size_t size) {
+    const int cc = device >= 0 && device < gcudai_cuda_found.n ? gcudai_cuda_found.items[device].cc / 10 : 0;
+    const int invalid_function = 98, unsupported_ptx = 222; // not in every toolkit's list
+    text[0] = '\0';
+    if (err == cudaErrorNoKernelImageForDevice || (int) err == invalid_function || (int) err == unsupported_ptx) {
+        snprintf(text, size, "; compile gcuda_kernels.cu with -gencode=arch=compute_%d,code=sm_%d", cc, cc);
+    }
+    return text;
+}
+
 GCUDAI_PRINTF(4, 5)
 static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int device, const char * fmt, ...) {
-    char what[GCUDAI_MESSAGE_BYTES / 2];
+    char what[GCUDAI_MESSAGE_BYTES / 2], advice[96];
     va_list args;
     va_start(args, fmt);
     vsnprintf(what, sizeof(what), fmt, args);
@@ -22005,8 +22039,8 @@ static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int dev
     const gcuda_status st = err == cudaErrorMemoryAllocation ? GCUDA_STATUS_ALLOC_FAILED
                             : gcudai_cuda_is_sticky(err)     ? GCUDA_STATUS_DEVICE_LOST
                                                              : GCUDA_STATUS_FAILED;
-    return gcudai_fail(
-        st, "%s on CUDA%d: %s: %s (%s)", call, device, what, cudaGetErrorString(err), cudaGetErrorName(err));
+    return gcudai_fail(st, "%s on CUDA%d: %s: %s (%s)%s", call, device, what, cudaGetErrorString(err),
+        cudaGetErrorName(err), gcudai_cuda_advice(err, device, advice, sizeof(advice)));
 }
 
 #define GCUDAI_CUDA_TRY(call, device, ...)                                        \
@@ -23446,6 +23480,7 @@ struct gcudai_cuda {
     struct gcudai_cuda * sides[GCUDA_CUDA_MAX_DEVICES];
     bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
+    char why[256];            // the message of that error
     struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
 };
 
@@ -23463,6 +23498,7 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu);
 static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
     if (st == GCUDA_STATUS_DEVICE_LOST && cu->lost == GCUDA_STATUS_SUCCESS) {
         cu->lost = st;
+        snprintf(cu->why, sizeof(cu->why), "%.*s", (int) sizeof(cu->why) - 1, gcudai_message);
         gcudai_cuda_sides_settle(cu);
     }
     return st;
@@ -23471,7 +23507,7 @@ static gcuda_status gcudai_cuda_note(struct gcudai_cuda * cu, gcuda_status st) {
 static gcuda_status gcudai_cuda_alive(const struct gcudai_cuda * cu) {
     return cu->lost == GCUDA_STATUS_SUCCESS
                ? GCUDA_STATUS_SUCCESS
-               : gcudai_fail(cu->lost, "backend %s is lost after an earlier error; free it", cu->device->name);
+               : gcudai_fail(cu->lost, "backend %s is lost after an earlier error (%s); free it", cu->device->name, cu->why);
 }
 
 // Whether waiting asks again and again. On GB10 (12.1, integrated) the driver's own way to wait is slow.
@@ -24456,11 +24492,12 @@ static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
 
 // A kernel that could not be launched, with the node it was for.
 static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
-    char before[GCUDAI_MESSAGE_BYTES / 2];
+    char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
     const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
     if (err != cudaSuccess) { // a launcher: CUDA knows more
         st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
-        snprintf(before, sizeof(before), "%s on %s", cudaGetErrorString(err), cu->device->name);
+        snprintf(before, sizeof(before), "%s on %s%s", cudaGetErrorString(err), cu->device->name,
+            gcudai_cuda_advice(err, cu->device->index, advice, sizeof(advice)));
     } else {
         snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
             st == GCUDA_STATUS_UNSUPPORTED ? "the device has no kernel for this" : gcudai_message);
@@ -27890,6 +27927,230 @@ void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) {
     gcudai_free(semaphore);
 }
 
+// =====================================================================================================
+// >>impl-cuda-selftest   does this build work on this device
+// =====================================================================================================
+// One small graph with a node of each kernel family, computed by the device and by the processor from the same numbers.
+
+enum { GCUDAI_SELFTEST_MAX_ELEMENTS = 4096 };
+
+static struct gcuda_tensor * gcudai_selftest_f32(struct gcuda_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, ne0, ne1, ne2);
+}
+static struct gcuda_tensor * gcudai_selftest_copy(struct gcuda_context * ctx) {
+    return gcuda_cont(ctx, gcuda_transpose(ctx, gcudai_selftest_f32(ctx, 40, 33, 1)));
+}
+static struct gcuda_tensor * gcudai_selftest_convert(struct gcuda_context * ctx) {
+    return gcuda_cast(ctx, gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 3, 1), GCUDA_TYPE_F16), GCUDA_TYPE_F32);
+}
+static struct gcuda_tensor * gcudai_selftest_rows(struct gcuda_context * ctx) {
+    return gcuda_get_rows(ctx, gcudai_selftest_f32(ctx, 50, 4, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 7));
+}
+static struct gcuda_tensor * gcudai_selftest_elements(struct gcuda_context * ctx) {
+    return gcuda_gelu(ctx, gcuda_add(ctx, gcudai_selftest_f32(ctx, 65, 3, 1), gcudai_selftest_f32(ctx, 65, 1, 1)));
+}
+static struct gcuda_tensor * gcudai_selftest_gates(struct gcuda_context * ctx) {
+    return gcuda_swiglu(ctx, gcudai_selftest_f32(ctx, 128, 3, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_norm(struct gcuda_context * ctx) {
+    return gcuda_rms_norm(ctx, gcudai_selftest_f32(ctx, 300, 3, 1), 1e-5f);
+}
+static struct gcuda_tensor * gcudai_selftest_soft_max(struct gcuda_context * ctx) {
+    return gcuda_soft_max(ctx, gcudai_selftest_f32(ctx, 77, 5, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_sums(struct gcuda_context * ctx) {
+    return gcuda_sum(ctx, gcuda_cumsum(ctx, gcudai_selftest_f32(ctx, 100, 3, 1)));
+}
+static struct gcuda_tensor * gcudai_selftest_sort(struct gcuda_context * ctx) {
+    return gcuda_argsort(ctx, gcudai_selftest_f32(ctx, 70, 2, 1), GCUDA_SORT_ORDER_ASC);
+}
+static struct gcuda_tensor * gcudai_selftest_rope(struct gcuda_context * ctx) {
+    return gcuda_rope(ctx, gcudai_selftest_f32(ctx, 32, 3, 4), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 4), 32, 0);
+}
+static struct gcuda_tensor * gcudai_selftest_products(struct gcuda_context * ctx) {
+    return gcuda_mul_mat(ctx, gcudai_selftest_f32(ctx, 64, 48, 1), gcudai_selftest_f32(ctx, 64, 20, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_quantized(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_Q8_0);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_attention(struct gcuda_context * ctx) {
+    struct gcuda_tensor * k = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
+    struct gcuda_tensor * v = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
+    return gcuda_flash_attn_ext(ctx, gcudai_selftest_f32(ctx, 64, 3, 2), k, v, NULL, 0.125f, 0.0f, 0.0f);
+}
+static struct gcuda_tensor * gcudai_selftest_conv(struct gcuda_context * ctx) {
+    struct gcuda_tensor * kernel = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 4, 5);
+    return gcuda_conv_2d(ctx, kernel, gcudai_selftest_f32(ctx, 9, 8, 4), 1, 1, 1, 1, 1, 1);
+}
+static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
+    return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
+}
+
+struct gcudai_selftest_case {
+    const char * name;
+    struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
+};
+static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
+    { "copies", gcudai_selftest_copy }, { "conversions", gcudai_selftest_convert }, { "rows", gcudai_selftest_rows },
+    { "elements", gcudai_selftest_elements }, { "gates", gcudai_selftest_gates }, { "norms", gcudai_selftest_norm },
+    { "soft_max", gcudai_selftest_soft_max }, { "sums", gcudai_selftest_sums }, { "sorting", gcudai_selftest_sort },
+    { "rope", gcudai_selftest_rope }, { "products", gcudai_selftest_products },
+    { "quantized products", gcudai_selftest_quantized }, { "attention", gcudai_selftest_attention },
+    { "convolution", gcudai_selftest_conv }, { "pooling", gcudai_selftest_pool }
+};
+enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
+
+struct gcudai_selftest { // the graph on one backend
+    gcuda_backend_t backend;
+    struct gcuda_context * ctx;
+    gcuda_backend_buffer_t buffer;
+    struct gcuda_cgraph * graph;
+    struct gcuda_tensor * y[GCUDAI_SELFTEST_CASES]; // NULL: not built for this device
+};
+
+static void gcudai_selftest_free(struct gcudai_selftest * t) {
+    gcuda_backend_buffer_free(t->buffer);
+    gcuda_free(t->ctx);
+    gcuda_backend_free(t->backend);
+}
+
+// The same numbers for the same place in the list of tensors: floats in [-1, 1], indices 0 to 3.
+static gcuda_status gcudai_selftest_fill(struct gcudai_selftest * t) {
+    float values[GCUDAI_SELFTEST_MAX_ELEMENTS];
+    uint32_t random = 1;
+    for (struct gcuda_tensor * x = gcuda_get_first_tensor(t->ctx); x != NULL; x = gcuda_get_next_tensor(t->ctx, x)) {
+        const int64_t n = gcuda_nelements(x);
+        if (x->op != GCUDA_OP_NONE || n > GCUDAI_SELFTEST_MAX_ELEMENTS) { continue; }
+        for (int64_t i = 0; i < n; ++i) {
+            const int32_t index = (int32_t) (i * 3 % 4);
+            random = random * 1664525u + 1013904223u;
+            values[i] = (float) (int32_t) (random >> 8) / 8388608.0f - 1.0f;
+            if (x->type == GCUDA_TYPE_I32) { memcpy(&values[i], &index, sizeof(index)); }
+        }
+        GCUDAI_TRY(gcuda_backend_tensor_set(x, values, 0, gcuda_nbytes(x)));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Takes the backend over. `only`: cases to leave out where its y is NULL.
+static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backend_t backend, bool (*wants)(
+    gcuda_backend_t backend, const struct gcuda_tensor * y), const struct gcudai_selftest * only) {
+    struct gcuda_init_params params;
+    GCUDAI_ZERO(*t);
+    GCUDAI_ZERO(params);
+    params.no_alloc = true;
+    t->backend = backend;
+    t->ctx = backend != NULL ? gcuda_init(params) : NULL;
+    t->graph = t->ctx != NULL ? gcuda_new_graph(t->ctx) : NULL;
+    if (t->graph == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (int i = 0; i < GCUDAI_SELFTEST_CASES; ++i) {
+        struct gcuda_tensor * y = gcudai_selftest_cases[i].build(t->ctx);
+        if (y == NULL) { return gcudai_fail(GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s",
+            gcudai_selftest_cases[i].name, gcudai_message); }
+        if ((only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
+            t->y[i] = y;
+            GCUDAI_TRY(gcuda_build_forward_expand(t->graph, y));
+        }
+    }
+    t->buffer = gcuda_backend_alloc_ctx_tensors(t->ctx, backend);
+    if (t->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    GCUDAI_TRY(gcudai_selftest_fill(t));
+    return gcuda_backend_graph_compute(backend, t->graph);
+}
+
+// Switches leave types out of the kernels: what the device then refuses is no failure.
+static bool gcudai_selftest_is_built(gcuda_backend_t backend, const struct gcuda_tensor * y) {
+    bool is_ok = y->op == GCUDA_OP_NONE || gcuda_backend_supports_op(backend, y);
+    for (int k = 0; k < GCUDA_MAX_SRC && is_ok; ++k) {
+        is_ok = y->src[k] == NULL || gcudai_selftest_is_built(backend, y->src[k]);
+    }
+    return is_ok;
+}
+
+// Mean square difference against the mean square: sums in another order and TF32 are far below 1e-4, a wrong kernel far
+// above. Indices must be the same.
+static gcuda_status gcudai_selftest_compare(
+    const struct gcuda_tensor * device, const struct gcuda_tensor * host, bool * is_same) {
+    float a[GCUDAI_SELFTEST_MAX_ELEMENTS], b[GCUDAI_SELFTEST_MAX_ELEMENTS];
+    double difference = 0.0, size = 1e-30;
+    const size_t n_bytes = gcuda_nbytes(host);
+    GCUDAI_TRY(gcuda_backend_tensor_get(device, a, 0, n_bytes));
+    GCUDAI_TRY(gcuda_backend_tensor_get(host, b, 0, n_bytes));
+    for (int64_t i = 0; host->type == GCUDA_TYPE_F32 && i < gcuda_nelements(host); ++i) {
+        const double d = (double) a[i] - (double) b[i];
+        difference += d * d;
+        size += (double) b[i] * (double) b[i];
+    }
+    *is_same = host->type == GCUDA_TYPE_F32 ? difference <= 1e-4 * size : memcmp(a, b, n_bytes) == 0;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_selftest_cases_run(int device, struct gcuda_cuda_selftest_result * r) {
+    struct gcudai_selftest on_device, on_host;
+    char wrong[160] = "";
+    GCUDAI_ZERO(on_host);
+    gcuda_status st = gcudai_selftest_run(&on_device, gcuda_backend_cuda_init(device), gcudai_selftest_is_built, NULL);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_selftest_run(&on_host, gcuda_backend_cpu_init(), NULL, &on_device) : st;
+    for (int i = 0; i < GCUDAI_SELFTEST_CASES && st == GCUDA_STATUS_SUCCESS; ++i) {
+        bool is_same = true;
+        if (on_device.y[i] == NULL) {
+            r->n_left_out++;
+            continue;
+        }
+        st = gcudai_selftest_compare(on_device.y[i], on_host.y[i], &is_same);
+        r->n_passed += st == GCUDA_STATUS_SUCCESS && is_same;
+        if (!is_same) {
+            const size_t n = strlen(wrong);
+            snprintf(wrong + n, sizeof(wrong) - n, "%s%s", r->n_failed > 0 ? ", " : "", gcudai_selftest_cases[i].name);
+            r->n_failed++;
+        }
+    }
+    gcudai_selftest_free(&on_device);
+    gcudai_selftest_free(&on_host);
+    return st != GCUDA_STATUS_SUCCESS || r->n_failed == 0
+               ? st
+               : gcudai_fail(GCUDA_STATUS_FAILED, "selftest of CUDA%d: wrong results from %s", device, wrong);
+}
+
+static gcuda_status gcudai_selftest_kernels(int device, struct gcuda_cuda_selftest_result * r) {
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_enter(&scope, device));
+    const cudaError_t err = (cudaError_t) gcuda_kernels_compiled_for(&r->binary_cc, &r->ptx_cc);
+    gcudai_cuda_leave(&scope);
+    return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
+                              : gcudai_cuda_fail(err, "cudaFuncGetAttributes", device, "asking for a compiled kernel");
+}
+
+static gcuda_status gcudai_selftest_peers(int device, struct gcuda_cuda_selftest_result * r) {
+    for (int peer = 0; peer < gcuda_backend_cuda_get_device_count(); ++peer) {
+        struct gcuda_cuda_peer info;
+        if (peer == device) { continue; }
+        GCUDAI_TRY(gcuda_backend_cuda_probe_peer(device, peer));
+        GCUDAI_TRY(gcuda_backend_cuda_get_peer(device, peer, &info));
+        r->n_peers += info.is_in_use;
+        r->n_peers_staged += !info.is_in_use;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result * result) {
+    struct gcuda_cuda_selftest_result r;
+    const int64_t start_us = gcudai_time_us();
+    const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_selftest");
+    GCUDAI_ZERO(r);
+    gcuda_status st = d != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_ARGUMENT;
+    r.cc = d != NULL ? d->cc : 0;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_selftest_kernels(device, &r) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_selftest_cases_run(device, &r) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_selftest_peers(device, &r) : st;
+    r.status = st;
+    r.ms = (float) (gcudai_time_us() - start_us) / 1000.0f;
+    if (st != GCUDA_STATUS_SUCCESS) { snprintf(r.message, sizeof(r.message), "%.*s", (int) sizeof(r.message) - 1, gcudai_message); }
+    if (result != NULL) { *result = r; }
+    return st;
+}
+
 #else // built without CUDA: no devices
 
 static void gcudai_cuda_unregister_all(void) {}
@@ -27946,6 +28207,17 @@ gcuda_status gcuda_backend_cuda_semaphore_signal(
 }
 
 void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphore) { (void) semaphore; }
+
+gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result * result) {
+    (void) device;
+    const gcuda_status st = gcudai_no_cuda();
+    if (result != NULL) {
+        GCUDAI_ZERO(*result);
+        result->status = st;
+        snprintf(result->message, sizeof(result->message), "%.*s", (int) sizeof(result->message) - 1, gcudai_message);
+    }
+    return st;
+}
 
 gcuda_backend_t gcuda_backend_cuda_init(int device) {
     (void) device;

@@ -994,6 +994,17 @@ static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda
     }
 }
 
+// One kernel stands for all: they are compiled together.
+static __global__ void k_nothing(int unused) { (void) unused; }
+
+int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc) {
+    cudaFuncAttributes a = {};
+    const cudaError_t err = cudaFuncGetAttributes(&a, k_nothing);
+    *binary_cc = err == cudaSuccess ? a.binaryVersion * 10 : 0;
+    *ptx_cc = err == cudaSuccess ? a.ptxVersion * 10 : 0;
+    return (int) err;
+}
+
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
 //   floor   x read once, y written once
 // A copy as loops over units, the dimensions in the order of the destination's strides, merged where both sides allow.

@@ -1,0 +1,121 @@
+// gcuda_cuda_selftest on the simulated device, the message of a kernel that was not compiled for it, and what is left of
+// a backend whose device is lost.
+#include "sim-test.h"
+
+TEST(the_selftest_passes_on_every_device) {
+    fresh(2, 256 * MB, 1);
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_cuda_selftest_result r;
+        CHECK_OK(gcuda_cuda_selftest(i, &r));
+        CHECK(r.status == GCUDA_STATUS_SUCCESS && r.message[0] == '\0' && r.cc == GCUDA_SIM_CC);
+        CHECK(r.n_failed == 0 && r.n_passed >= 12 && r.n_passed + r.n_left_out >= 15);
+        CHECK(r.n_peers + r.n_peers_staged == 1 && r.binary_cc > 0 && r.ms > 0.0f);
+    }
+    CHECK_OK(gcuda_cuda_selftest(0, NULL));
+    CHECK(gcuda_cuda_selftest(2, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    clean();
+}
+
+// A kernel that does nothing leaves wrong numbers: the family is named.
+TEST(a_kernel_that_does_nothing_is_found) {
+    struct gcuda_cuda_selftest_result r;
+    int n_found = 0;
+    for (int k = 1; k <= 40; k += 3) {
+        fresh(1, 256 * MB, 1);
+        sim_fail("cudaLaunchKernelEx", k, cudaErrorInvalidValue);
+        const gcuda_status st = gcuda_cuda_selftest(0, &r);
+        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (sim_failed() == 0), "launch %d fails: %d", k, (int) st);
+        n_found += st != GCUDA_STATUS_SUCCESS;
+        CHECK(st == r.status && (r.message[0] != '\0') == (st != GCUDA_STATUS_SUCCESS));
+        CHECK_EQ_I(sim_leaks(), 0);
+    }
+    CHECK(n_found >= 5);
+    clean();
+}
+
+TEST(a_missing_kernel_image_says_how_to_compile) {
+    static const char * const apis[] = { "cudaFuncGetAttributes", "cudaLaunchKernelEx" };
+    char flag[80];
+    snprintf(flag, sizeof flag, "-gencode=arch=compute_%d,code=sm_%d", GCUDA_SIM_CC / 10, GCUDA_SIM_CC / 10);
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_cuda_selftest_result r;
+        fresh(1, 256 * MB, 1);
+        sim_fail(apis[i], 1, cudaErrorNoKernelImageForDevice);
+        CHECK(gcuda_cuda_selftest(0, &r) == GCUDA_STATUS_FAILED);
+        CHECK_HAS(r.message, flag);
+        CHECK_HAS(gcuda_last_error(), "no kernel image");
+        CHECK_OK(gcuda_cuda_selftest(0, &r)); // and works again
+    }
+    clean();
+}
+
+TEST(every_call_of_the_selftest_fails_in_turn) {
+    struct gcuda_cuda_selftest_result r;
+    char names[80][48];
+    long counts[80];
+    int n = 0;
+    fresh(2, 256 * MB, 1);
+    CHECK_OK(gcuda_cuda_selftest(0, &r));
+    for (; n < 80 && sim_api(n) != NULL; ++n) {
+        snprintf(names[n], sizeof names[n], "%s", sim_api(n));
+        counts[n] = sim_counts(names[n]);
+    }
+    for (int i = 0; i < n; ++i) {
+        if (strcmp(names[i], "kernel") == 0) { continue; }
+        const long step = counts[i] <= 2 ? 1 : counts[i] / 2;
+        for (long k = 1; k <= counts[i]; k += step) {
+            fresh(2, 256 * MB, 1);
+            sim_fail(names[i], (int) k, strncmp(names[i], "cublas", 6) == 0 ? (cudaError_t) 13 : cudaErrorInvalidValue);
+            const gcuda_status st = gcuda_cuda_selftest(0, &r);
+            CHECK_MSG(st == r.status && (st == GCUDA_STATUS_SUCCESS || r.message[0] != '\0'), "%s %ld: no message", names[i], k);
+            sim_fail(names[i], 0, cudaSuccess);
+            CHECK_MSG(sim_leaks() == 0, "%s %ld leaks", names[i], k);
+        }
+    }
+    clean();
+}
+
+// A sticky error: every later call says so at once, without touching the device, and everything can be freed.
+TEST(a_lost_backend_answers_at_once_and_can_be_freed) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64), *y = gcuda_sqr(p.ctx, x);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    float data[64] = { 0 };
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_tensor_set(x, data, 0, sizeof data));
+    gcuda_backend_event_t event = gcuda_backend_event_new(gcuda_backend_get_device(backend));
+    sim_fail("cudaLaunchKernelEx", 1, cudaErrorIllegalAddress);
+    CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK_HAS(gcuda_last_error(), "sqr");
+    const long n_launches = sim_counts("cudaLaunchKernelEx"), n_copies = sim_counts("cudaMemcpyAsync"),
+               n_waits = sim_counts("cudaStreamSynchronize");
+    struct gcuda_cuda_stats stats;
+    CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_graph_compute_async(backend, graph) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_synchronize(backend) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_tensor_set_async(backend, x, data, 0, 4) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_tensor_get_async(backend, x, data, 0, 4) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_tensor_copy_async(backend, backend, x, y) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_event_record(event, backend) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_event_wait(backend, event) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_cuda_trim(backend) == GCUDA_STATUS_DEVICE_LOST);
+    CHECK(gcuda_backend_cuda_set_abort_callback(backend, NULL, NULL, 0.0f) == GCUDA_STATUS_DEVICE_LOST);
+    struct gcuda_cuda_external_memory memory;
+    struct gcuda_cuda_external_semaphore semaphore;
+    memset(&memory, 0, sizeof memory);
+    memset(&semaphore, 0, sizeof semaphore);
+    memory.size = 4096;
+    CHECK(gcuda_backend_cuda_import_memory(backend, &memory) == NULL);
+    CHECK(gcuda_backend_cuda_import_semaphore(backend, &semaphore) == NULL);
+    CHECK_HAS(gcuda_last_error(), "lost");
+    CHECK(sim_counts("cudaLaunchKernelEx") == n_launches && sim_counts("cudaMemcpyAsync") == n_copies &&
+          sim_counts("cudaStreamSynchronize") == n_waits);
+    CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats)); // asks nothing of the device
+    CHECK(strcmp(gcuda_backend_name(backend), "CUDA0") == 0);
+    gcuda_backend_event_free(event);
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
