@@ -22264,7 +22264,7 @@ enum {
     X(cuDeviceGetAttribute,          2000,  (int * value, int attribute, int device))                                          \
     X(cuDevicePrimaryCtxRetain,      7000,  (struct CUctx_st * * context, int device))                                         \
     X(cuDevicePrimaryCtxRelease,     11000, (int device))                                                                      \
-    X(cuCtxGetLimit,                 2000,  (size_t * value, int limit))                                                       \
+    X(cuCtxGetLimit,                 3010,  (size_t * value, int limit))                                                       \
     X(cuDevicePrimaryCtxGetState,    7000,  (int device, unsigned * flags, int * is_active))                                   \
     X(cuCtxGetCurrent,               4000,  (struct CUctx_st * * context))                                                     \
     X(cuCtxSetCurrent,               4000,  (struct CUctx_st * context))                                                       \
