@@ -24515,17 +24515,38 @@ static long long gcudai_cublas_stride(const struct gcuda_array * t, int d) {
     return (long long) (t->nb[d] / gcuda_type_size(t->type));
 }
 
+// A matrix [k, rows] as cuBLAS sees it: k dense (then it is k by rows, else rows by k), and how far apart columns are.
+struct gcudai_cublas_matrix {
+    bool is_dense_k;
+    int ld; // elements
+};
+
+static bool gcudai_cublas_matrix_of(const struct gcuda_array * t, struct gcudai_cublas_matrix * m) {
+    const size_t size = gcuda_type_size(t->type);
+    m->is_dense_k = t->nb[0] == size && (t->ne[1] == 1 || t->nb[1] >= (size_t) t->ne[0] * size);
+    const int64_t n = m->is_dense_k ? t->ne[0] : t->ne[1], n_columns = m->is_dense_k ? t->ne[1] : t->ne[0];
+    const size_t nb = m->is_dense_k ? t->nb[1] : t->nb[0];
+    const size_t ld = n_columns == 1 ? (size_t) n : nb / size;
+    m->ld = (int) GCUDAI_MIN(ld, (size_t) INT32_MAX);
+    return (m->is_dense_k || t->nb[1] == size) && ld >= (size_t) n && ld <= INT32_MAX && nb % size == 0 &&
+           t->nb[2] % size == 0;
+}
+
 // n_batch products of one matrix of a each, or all with the same one (a.ne[2] == 1), at dimension 2 of b from i2 on.
 // Sums in F32; F32 operands are rounded to TF32 unless F32 is asked for.
 static gcuda_status gcudai_cuda_gemm_batch(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t a2,
     bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
     const float one = 1.0f, zero = 0.0f;
     const bool is_tf32 = p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
-    const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle, GCUDAI_CUBLAS_OP_T, GCUDAI_CUBLAS_OP_N,
+    struct gcudai_cublas_matrix a, b;
+    if (!gcudai_cublas_matrix_of(&p->a, &a) || !gcudai_cublas_matrix_of(&p->b, &b)) {
+        return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "strides that cuBLAS does not take");
+    }
+    const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle,
+        a.is_dense_k ? GCUDAI_CUBLAS_OP_T : GCUDAI_CUBLAS_OP_N, b.is_dense_k ? GCUDAI_CUBLAS_OP_N : GCUDAI_CUBLAS_OP_T,
         (int) p->a.ne[1], (int) p->b.ne[1], (int) p->a.ne[0], &one,
-        gcudai_at(&p->a, 0, a2, i3 / (p->b.ne[3] / p->a.ne[3])), gcudai_cublas_type(p->a.type),
-        (int) gcudai_cublas_stride(&p->a, 1), is_shared ? 0 : gcudai_cublas_stride(&p->a, 2),
-        gcudai_at(&p->b, 0, i2, i3), gcudai_cublas_type(p->b.type), (int) gcudai_cublas_stride(&p->b, 1),
+        gcudai_at(&p->a, 0, a2, i3 / (p->b.ne[3] / p->a.ne[3])), gcudai_cublas_type(p->a.type), a.ld,
+        is_shared ? 0 : gcudai_cublas_stride(&p->a, 2), gcudai_at(&p->b, 0, i2, i3), gcudai_cublas_type(p->b.type), b.ld,
         gcudai_cublas_stride(&p->b, 2), &zero, gcudai_at(&p->y, 0, i2, i3), GCUDAI_CUDA_R_32F,
         (int) gcudai_cublas_stride(&p->y, 1), gcudai_cublas_stride(&p->y, 2), (int) n_batch,
         is_tf32 ? GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32 : GCUDAI_CUBLAS_COMPUTE_32F, GCUDAI_CUBLAS_DEFAULT);
@@ -24535,7 +24556,8 @@ static gcuda_status gcudai_cuda_gemm_batch(struct gcudai_cuda * cu, const struct
 // Dimension d of b and y joined to dimension 1 when all of it meets one matrix of a: one large product, not many.
 static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
     struct gcuda_array * b = &p->b, * y = &p->y;
-    if (p->a.ne[d] == 1 && b->nb[d] == b->nb[1] * (size_t) b->ne[1] && y->nb[d] == y->nb[1] * (size_t) y->ne[1] &&
+    if (p->a.ne[d] == 1 && b->nb[0] == gcuda_type_size(b->type) && b->nb[1] >= (size_t) b->ne[0] * b->nb[0] &&
+        b->nb[d] == b->nb[1] * (size_t) b->ne[1] && y->nb[d] == y->nb[1] * (size_t) y->ne[1] &&
         b->ne[1] * b->ne[d] <= INT32_MAX) {
         b->ne[1] = y->ne[1] = b->ne[1] * b->ne[d];
         b->ne[d] = y->ne[d] = 1;
@@ -24728,6 +24750,33 @@ static gcuda_status gcudai_cuda_multiply(
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
     return gcudai_cuda_multiply(
         cu, gcudai_cuda_choose_product(&args->mul_mat, cu->cublas.handle != NULL), args->mul_mat);
+}
+
+static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
+    const int64_t ne = t.ne[0];
+    const size_t nb = t.nb[0];
+    t.ne[0] = t.ne[1];
+    t.nb[0] = t.nb[1];
+    t.ne[1] = ne;
+    t.nb[1] = nb;
+    return t;
+}
+
+// The product of both operands transposed: cuBLAS where it takes that, gcuda's plain kernel otherwise.
+static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct gcuda_out_prod_args * args) {
+    struct gcudai_cublas_matrix unused;
+    struct gcuda_mul_mat_args p;
+    GCUDAI_ZERO(p);
+    p.a = gcudai_transposed(args->a);
+    p.b = gcudai_transposed(args->b);
+    p.y = args->y;
+    const bool fits = p.a.ne[0] > 0 && p.a.ne[0] <= INT32_MAX && p.a.ne[1] <= INT32_MAX && p.b.ne[1] <= INT32_MAX &&
+                      p.b.ne[2] <= INT32_MAX && gcudai_cublas_takes(&p.y, GCUDA_TYPE_F32);
+    const bool is_float = gcudai_is_float(p.a.type) && p.a.type == p.b.type;
+    return cu->cublas.handle != NULL && fits && is_float && gcudai_cublas_matrix_of(&p.a, &unused) &&
+                   gcudai_cublas_matrix_of(&p.b, &unused)
+               ? gcudai_cuda_gemm(cu, &p)
+               : gcuda_launch_out_prod(args, cu->stream);
 }
 
 // =====================================================================================================
@@ -25705,7 +25754,8 @@ static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
 static gcuda_status gcudai_cuda_run_args(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     return gcudai_cuda_is_split(y)      ? gcudai_cuda_split_mul_mat(cu, &args->mul_mat, y)
-           : y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_mul_mat(cu, args)
+           : y->op == GCUDA_OP_MUL_MAT  ? gcudai_cuda_mul_mat(cu, args)
+           : y->op == GCUDA_OP_OUT_PROD ? gcudai_cuda_out_prod(cu, &args->out_prod)
                                         : gcudai_cuda_run_op(cu, args, y);
 }
 
