@@ -5687,18 +5687,22 @@ static bool tile_takes_weights(const gcuda_array & a) {
     return a.ne[0] > 0 && a.ne[0] % 32 == 0 && ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % wide == 0;
 }
 
-// ---- mul_mat ----
-static int64_t tile_parts(d_job & p) {
-    job_tiles(p, TILE_TM, TILE_TN, 0);
+// Into how many parts k is cut: enough to fill the device, each of at least four groups for every warp.
+static int64_t tile_parts(d_job & p, int64_t n_lists) {
+    job_tiles(p, TILE_TM, TILE_TN, n_lists);
     const int64_t fit = p.k / 32 / (4 * TILE_WARPS), want = TILE_BLOCKS / (p.n_items > 0 ? p.n_items : 1);
     const int64_t n = want < fit ? want : fit;
     return n < 1 ? 1 : n > TILE_PARTS ? TILE_PARTS : n;
 }
 
+static size_t tile_part_bytes(const d_job & p, int64_t n_parts) {
+    return n_parts > 1 ? (size_t) (n_parts * p.n_items) * TILE_TM * TILE_TN * sizeof(float) : 0;
+}
+
+// ---- mul_mat ----
 size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) {
     d_job p = job_of(*args);
-    const int64_t n = tile_parts(p);
-    return n > 1 ? (size_t) (n * p.n_items) * TILE_TM * TILE_TN * sizeof(float) : 0;
+    return tile_part_bytes(p, tile_parts(p, 0));
 }
 
 gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
@@ -5710,7 +5714,7 @@ gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * s
     if (p.b.type != GCUDA_TYPE_BF16 || p.b.nb[0] != 2 || b_all % 16 != 0 || !tile_takes_weights(p.a)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    return mul_mat_tile(p, 0, tile_parts(p), (float *) scratch, stream);
+    return mul_mat_tile(p, 0, tile_parts(p, 0), (float *) scratch, stream);
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -5815,40 +5819,55 @@ static gcuda_array id_activations(const gcuda_mul_mat_id_args & p, void * data) 
     return b;
 }
 
+// The job, its tiles, and where in scratch things are: lists, activations, sums of parts.
+struct id_plan {
+    d_id_lists lists;
+    d_job job;
+    bool uses_tiles;
+    int64_t n_parts;
+    size_t b_at, parts_at, bytes;
+};
+
+static id_plan id_plan_of(const gcuda_mul_mat_id_args & p) {
+    id_plan x = {};
+    x.uses_tiles = id_uses_tiles(p);
+    x.b_at = id_lists(p, TILE_TN, &x.lists);
+    x.job.a = p.as;
+    x.job.b = x.uses_tiles ? id_activations(p, (char *) p.scratch + x.b_at) : p.b;
+    x.job.y = p.y;
+    x.job.m = p.as.ne[1];
+    x.job.k = p.as.ne[0];
+    x.job.a_m = (int64_t) p.as.nb[1];
+    x.job.a_k = (int64_t) p.as.nb[0];
+    x.job.b_k = (int64_t) x.job.b.nb[0];
+    x.job.tiles = x.lists.tiles;
+    x.job.order = x.lists.order;
+    x.n_parts = x.uses_tiles && x.lists.max_tiles > 0 ? tile_parts(x.job, x.lists.max_tiles) : 1;
+    x.parts_at = x.b_at + (x.uses_tiles ? (size_t) id_align(n_elements(p.b) * 2) : 0);
+    x.bytes = x.parts_at + tile_part_bytes(x.job, x.n_parts);
+    return x;
+}
+
 size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
-    d_id_lists l;
-    const size_t n = id_lists(*args, TILE_TN, &l);
-    return n + (id_uses_tiles(*args) ? (size_t) n_elements(args->b) * 2 : 0);
+    return id_plan_of(*args).bytes;
 }
 
 gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    d_id_lists l;
-    d_job p = {};
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    const size_t n_lists_bytes = id_lists(*args, TILE_TN, &l);
-    const bool uses_tiles = id_uses_tiles(*args);
-    gcuda_status st = launch(k_mul_mat_id_sort, 1, l.n_slots <= 128 ? 128 : 1024, stream, *args, l, TILE_TN);
-    p.a = args->as;
-    p.b = args->b;
-    p.y = args->y;
-    if (uses_tiles && st == GCUDA_STATUS_SUCCESS) {
-        p.b = id_activations(*args, (char *) args->scratch + n_lists_bytes);
-        const gcuda_cpy_args copy = { args->b, p.b };
+    id_plan x = id_plan_of(*args);
+    const int n_threads = x.lists.n_slots <= 128 ? 128 : 1024;
+    gcuda_status st = launch(k_mul_mat_id_sort, 1, n_threads, stream, *args, x.lists, TILE_TN);
+    if (st == GCUDA_STATUS_SUCCESS && x.uses_tiles) {
+        const gcuda_cpy_args copy = { args->b, x.job.b };
         st = gcuda_launch_cpy(&copy, stream);
     }
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    p.m = args->as.ne[1];
-    p.k = args->as.ne[0];
-    p.a_m = (int64_t) args->as.nb[1];
-    p.a_k = (int64_t) args->as.nb[0];
-    p.b_k = (int64_t) p.b.nb[0];
-    p.tiles = l.tiles;
-    p.order = l.order;
-    return uses_tiles ? mul_mat_tile(p, l.max_tiles, 1, nullptr, stream) : mul_mat_plain(p, l.max_tiles, stream);
+    return x.uses_tiles ? mul_mat_tile(x.job, x.lists.max_tiles, x.n_parts, (float *) ((char *) args->scratch + x.parts_at), stream)
+                        : mul_mat_plain(x.job, x.lists.max_tiles, stream);
 }
 #endif // part 4
 

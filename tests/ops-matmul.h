@@ -247,6 +247,7 @@ TEST(mul_mat_id) {
         op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
     mul_mat_id_cases(types, "256,12,4|256,1,5|2,5 256,9,8|256,4,1|4,1 256,16,4|256,2,17|4,17", "any", fill_experts);
     mul_mat_id_cases(few, "256,17,8|256,1,32|4,32 256,5,4|256,2,33|2,33", "distinct", fill_distinct_experts);
+    mul_mat_id_cases("Q5_0,F32,I32>F32 F16,F32,I32>F32", "2048,70,3|2048,1,5|2,5", "long", fill_experts);
     mul_mat_id_cases(few, "256,7,8|256,1,9|1,9 256,4,5|256,3,6|3,6", "one", fill_one_expert);
     mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
         "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);

@@ -237,6 +237,54 @@ TEST(a_stream_and_memory_of_the_callers) {
 }
 
 // =====================================================================================================================
+// >>products
+// =====================================================================================================================
+static struct gcuda_array packed_array(enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+    struct gcuda_array a;
+    size_t size = 0;
+    GCUDAI_ZERO(a);
+    a.type = type;
+    a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = 1;
+    CHECK_OK(gcudai_layout(type, a.ne, a.nb, &size));
+    return a;
+}
+
+TEST(products_take_the_way_that_the_table_says) {
+    enum { OWN = GCUDAI_CUDA_PRODUCT_OWN, TILE = GCUDAI_CUDA_PRODUCT_TILE, CUBLAS = GCUDAI_CUDA_PRODUCT_CUBLAS,
+        CONVERTED = GCUDAI_CUDA_PRODUCT_CONVERTED, HALVES = GCUDAI_CUDA_PRODUCT_HALVES };
+    static const struct {
+        enum gcuda_type a, b;
+        int64_t k, m, n;
+        enum gcuda_prec prec;
+        int with_cublas, without;
+    } cases[] = {
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 3, GCUDA_PREC_DEFAULT, CUBLAS, OWN },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F16, 64, 32, 20, GCUDA_PREC_DEFAULT, CONVERTED, TILE },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_DEFAULT, HALVES, TILE },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_F32, CONVERTED, OWN },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 64, 32, 8, GCUDA_PREC_DEFAULT, OWN, OWN },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 65, 32, 40, GCUDA_PREC_DEFAULT, HALVES, OWN },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 9, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 95, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 96, GCUDA_PREC_DEFAULT, HALVES, TILE },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 8, 96, GCUDA_PREC_DEFAULT, OWN, OWN },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, 64, 32, 96, GCUDA_PREC_DEFAULT, OWN, OWN },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 32, 16, GCUDA_PREC_F32, CONVERTED, OWN },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 0, 32, 16, GCUDA_PREC_DEFAULT, OWN, OWN },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        struct gcuda_mul_mat_args p;
+        GCUDAI_ZERO(p);
+        p.a = packed_array(cases[i].a, cases[i].k, cases[i].m, 2);
+        p.b = packed_array(cases[i].b, cases[i].k, cases[i].n, 4);
+        p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n, 4);
+        p.prec = cases[i].prec;
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true), cases[i].with_cublas);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false), cases[i].without);
+    }
+}
+
+// =====================================================================================================================
 // >>graphs
 // =====================================================================================================================
 TEST(what_the_device_cannot_do_is_refused_by_name) {
