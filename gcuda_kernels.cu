@@ -5502,7 +5502,9 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else // the same by shuffles: the simulated device, and capabilities below 8.0, where dispatch does not come
+#elif !defined(__CUDACC__)
+    sim_mma_bf16(c, a, b); // the simulated device
+#else // the same by shuffles: capabilities below 8.0, where dispatch does not come
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
         for (int h = 0; h < 2; ++h) { // k = 2 s + 8 h and the next
