@@ -23700,11 +23700,12 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
         snprintf(p.reason, sizeof(p.reason), "CUDA%d could not be selected", device);
     }
     gcudai_cuda_probe_keep(&p, route);
-    gcudai_log(GCUDA_LOG_LEVEL_INFO, "CUDA%d and CUDA%d: %s%s%s", device, peer,
-        route == GCUDA_CUDA_ROUTE_DIRECT   ? "peer access in use"
+    const bool is_direct = route == GCUDA_CUDA_ROUTE_DIRECT;
+    gcudai_log(GCUDA_LOG_LEVEL_INFO, "CUDA%d and CUDA%d: %s%s", device, peer,
+        is_direct                          ? "peer access in use"
         : route == GCUDA_CUDA_ROUTE_DRIVER ? "copies staged by the driver: "
                                            : "copies staged in host memory: ",
-        route == GCUDA_CUDA_ROUTE_DIRECT ? "" : p.reason, "");
+        is_direct ? "" : p.reason);
 }
 
 // How data goes from one device to another; finds out when nobody has yet. The lock is not held meanwhile: freeing
