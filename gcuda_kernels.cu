@@ -1940,7 +1940,7 @@ static __device__ void d_sum_end(const gcuda_sum_args & p, double sum) {
     }
 }
 
-template <typename T> static __global__ void k_sum_packed(const gcuda_sum_args p) {
+template <typename T> static __global__ void __launch_bounds__(512) k_sum_packed(const gcuda_sum_args p) {
     const int64_t n = d_n(p.x), step = (int64_t) gridDim.x * blockDim.x;
     const T * x = (const T *) p.x.data;
     double sum = 0.0;
@@ -1953,7 +1953,7 @@ template <typename T> static __global__ void k_sum_packed(const gcuda_sum_args p
     d_sum_end(p, sum);
 }
 
-static __global__ void k_sum(const gcuda_sum_args p) {
+static __global__ void __launch_bounds__(512) k_sum(const gcuda_sum_args p) {
     double sum = 0.0;
     FOR_ELEMENTS(i, d_n(p.x)) { sum += (double) d_load(p.x.type, d_at(p.x, d_unravel(p.x.ne, i))); }
     d_sum_end(p, sum);
@@ -1994,7 +1994,7 @@ template <typename T, int THREADS, typename F> static inline __device__ void d_e
 //   floor   x read once: ne0 * n_rows * sizeof(T) bytes
 // Long rows are cut into n_parts, whose sums in double go to scratch; a second launch adds them.
 template <typename T, int THREADS>
-static __global__ void k_sum_rows_wide(const gcuda_reduce_args p, float divisor, int64_t n_parts, int64_t part) {
+static __global__ void __launch_bounds__(512) k_sum_rows_wide(const gcuda_reduce_args p, float divisor, int64_t n_parts, int64_t part) {
     FOR_HELD_ROWS(r, d_rows(p.x) * n_parts, THREADS) {
         const int64_t row = n_parts > 1 ? r / n_parts : r, i0 = n_parts > 1 ? (r - row * n_parts) * part : 0;
         const T * x = (const T *) d_row(p.x, row) + i0;
@@ -2025,7 +2025,7 @@ static __global__ void k_sum_rows_parts(const gcuda_reduce_args p, float divisor
     }
 }
 
-static __global__ void k_sum_rows(const gcuda_reduce_args p, float divisor) {
+static __global__ void __launch_bounds__(512) k_sum_rows(const gcuda_reduce_args p, float divisor) {
     FOR_ROWS(r, d_rows(p.x)) {
         const char * x = d_row(p.x, r);
         double sum = 0.0;
@@ -2091,7 +2091,7 @@ static __device__ d_best d_warp_best(d_best best) {
     return best;
 }
 
-template <typename T, bool WIDE, int THREADS> static __global__ void k_argmax(const gcuda_reduce_args p) {
+template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bounds__(1024) k_argmax(const gcuda_reduce_args p) {
     __shared__ d_best part[32];
     const int64_t n = p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.x), THREADS) {
@@ -2143,7 +2143,7 @@ static __device__ void d_count_end(const gcuda_count_equal_args & p, long long n
     }
 }
 
-static __global__ void k_count_equal(const gcuda_count_equal_args p) {
+static __global__ void __launch_bounds__(512) k_count_equal(const gcuda_count_equal_args p) {
     const bool is_packed = d_rows(p.a) == 1 && p.a.nb[0] == 4 && p.b.nb[0] == 4;
     long long n = 0;
     FOR_ELEMENTS(i, d_n(p.a)) {
@@ -2193,7 +2193,7 @@ static __device__ void d_loss_end(const gcuda_cross_entropy_args & p, double los
     }
 }
 
-static __global__ void k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
+static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_cross_entropy_args p) {
     double loss = 0.0;
     FOR_ROWS(r, d_rows(p.logits)) {
         const char * x = d_row(p.logits, r), * b = d_row(p.labels, r);
@@ -2735,7 +2735,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
 // What a kernel for rows of a length and alignment is compiled for: with_held(n, is_wide, [&](auto h) { typedef
 // typename decltype(h)::template row<float> ... })
 template <int N_THREADS, int N_HELD, bool IS_WIDE> struct held {
-    static const int THREADS = N_THREADS, HELD = N_HELD;
+    static const int THREADS = N_THREADS, HELD = N_HELD, BLOCK = N_THREADS == 32 ? 256 : N_THREADS;
     static const bool WIDE = IS_WIDE;
     template <typename T> struct row : d_held<T, N_THREADS, N_HELD, IS_WIDE> {};
 };
@@ -2767,7 +2767,7 @@ template <int KIND> static inline __device__ float d_norm_scale(float squares, i
     return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
 }
 
-template <int KIND, typename T, typename H> static __global__ void k_norm_held(const gcuda_norm_args p) {
+template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_held(const gcuda_norm_args p) {
     const int n = (int) p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
         typename H::template row<T> x;
@@ -2812,7 +2812,7 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 }
 
 // A part's mean and its sum of squares around it.
-template <int KIND, typename T, typename H> static __global__ void k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
+template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
@@ -2829,7 +2829,7 @@ template <int KIND, typename T, typename H> static __global__ void k_norm_parts(
 }
 
 // Every part adds up those of its row, in double.
-template <int KIND, typename T, typename H> static __global__ void k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
+template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
@@ -2900,7 +2900,7 @@ static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_
     return s;
 }
 
-template <typename T, typename H> static __global__ void k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
     const int n = (int) p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.dx), H::THREADS) {
         typename H::template row<T> x, dy;
@@ -2922,7 +2922,7 @@ template <typename T, typename H> static __global__ void k_rms_norm_back_held(co
     }
 }
 
-static __global__ void k_rms_norm_back(const gcuda_rms_norm_back_args p) {
+static __global__ void __launch_bounds__(1024) k_rms_norm_back(const gcuda_rms_norm_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
         const char * x = d_row(p.x, r), * dy = d_row(p.dy, r);
         char * dx = d_row(p.dx, r);
@@ -2958,7 +2958,7 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
 // >>op:group_norm -------------------------------------------------------------------------------------
 // Full groups of contiguous images are rows of their own. Others: a block per group, rows of channels in order.
 //   floor   x read, y written: 2 * n * sizeof(T) bytes
-static __global__ void k_group_norm(const gcuda_group_norm_args p) {
+static __global__ void __launch_bounds__(1024) k_group_norm(const gcuda_group_norm_args p) {
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
     const int64_t n_groups = (p.x.ne[2] + per_group - 1) / per_group;
     FOR_ROWS(g, n_groups * p.x.ne[3]) {
@@ -3057,7 +3057,7 @@ static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_
     }
 }
 
-template <typename T, typename H> static __global__ void k_soft_max_held(const gcuda_soft_max_args p) {
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_held(const gcuda_soft_max_args p) {
     const int n = (int) p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
@@ -3077,7 +3077,7 @@ template <typename T, typename H> static __global__ void k_soft_max_held(const g
 }
 
 // Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
-template <typename T, typename H> static __global__ void k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
+template <typename T, typename H> static __global__ void __launch_bounds__(512) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
@@ -3093,7 +3093,7 @@ template <typename T, typename H> static __global__ void k_soft_max_parts(const 
     }
 }
 
-template <typename T, typename H> static __global__ void k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
+template <typename T, typename H> static __global__ void __launch_bounds__(512) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
@@ -3141,7 +3141,7 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
 
 // >>op:soft_max_back ----------------------------------------------------------------------------------
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
-template <typename T, typename H> static __global__ void k_soft_max_back_held(const gcuda_soft_max_back_args p) {
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_held(const gcuda_soft_max_back_args p) {
     const int n = (int) p.y.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.dx), H::THREADS) {
         typename H::template row<T> y, dy;
@@ -3159,7 +3159,7 @@ template <typename T, typename H> static __global__ void k_soft_max_back_held(co
     }
 }
 
-static __global__ void k_soft_max_back(const gcuda_soft_max_back_args p) {
+static __global__ void __launch_bounds__(1024) k_soft_max_back(const gcuda_soft_max_back_args p) {
     FOR_ROWS(r, d_rows(p.dx)) {
         const char * y = d_row(p.y, r), * dy = d_row(p.dy, r);
         char * dx = d_row(p.dx, r);
@@ -4762,7 +4762,7 @@ static inline __device__ uint32_t d_sort_load(const gcuda_sort_args & p, const c
 #define SORT_SHORT 4096 // elements, 32 KiB of keys
 
 // Rows of 2^bits keys (padded with the largest), n_rows of them in a block of half as many threads as keys.
-static __global__ void k_sort_short(const gcuda_sort_args p, int bits, int n_in_block, bool is_descending, int64_t n_out) {
+static __global__ void __launch_bounds__(1024) k_sort_short(const gcuda_sort_args p, int bits, int n_in_block, bool is_descending, int64_t n_out) {
     __shared__ unsigned long long keys[SORT_SHORT];
     const int n_keys = n_in_block << bits, n_pairs = n_keys / 2;
     const int64_t n_rows = d_rows(p.x);
@@ -4863,7 +4863,7 @@ static __global__ void k_sort_count(const d_sort s) {
 }
 
 // Counts become places: sums of all before, in the order of digits, then tiles.
-static __global__ void k_sort_sum(const d_sort s) {
+static __global__ void __launch_bounds__(1024) k_sort_sum(const d_sort s) {
     __shared__ unsigned part[32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     FOR_ROWS(row, s.n_rows) {
@@ -4991,7 +4991,7 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
 // The key of the k-th largest element byte by byte, counting those that share what is known of it; then all above it and
 // as many equal to it as there is room for, in the order of the row.
 //   floor   x read once; long rows are read five times, mostly from cache
-static __global__ void k_top_k(const gcuda_sort_args p) {
+static __global__ void __launch_bounds__(1024) k_top_k(const gcuda_sort_args p) {
     __shared__ unsigned count[256], chosen[2], part[32][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t n = p.x.ne[0];
