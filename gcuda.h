@@ -24438,8 +24438,8 @@ static void gcudai_cublas_open(struct gcudai_cublas * c, gcudai_cublas_handle ca
     }
 }
 
-// Memory for cuBLAS, asked for when cuBLAS is first used. Its own would be in no budget, and would be allocated in the
-// middle of a capture. 32 MiB is what Hopper's kernels want, 4 MiB is enough before; without room 64 KiB, the least
+// Memory for cuBLAS, asked for when cuBLAS is first used, which has to be before a capture begins. Its own would be in no
+// budget, and would be allocated in the middle of one. 32 MiB is what Hopper's kernels want, 4 MiB is enough before; without room 64 KiB, the least
 // with which every routine works (16 KiB, by its manual) and some to spare; and else none at all.
 static gcuda_status gcudai_cublas_workspace(struct gcudai_cuda * cu) {
     struct gcudai_cublas * c = &cu->cublas;
