@@ -40,6 +40,8 @@ template <typename T> static std::vector<T> fetched(const T * p, size_t n) {
     return v;
 }
 
+static inline uint64_t n_seeds(uint64_t few) { return test_full() ? 100 : few; }
+
 static void clean() { // at the end of a test
     CHECK_EQ_I(sim_leaks(), 0);
     CHECK_EQ_I(sim_violations(), 0);

@@ -52,7 +52,7 @@ static void capture_sum(const place & p, int x, int y, bool with_join = true) {
 }
 
 TEST(a_fork_and_a_join_are_replayed) {
-    for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(20); ++seed) {
         sim_reset(1, 64 * MB, seed);
         place p = make_place();
         cudaGraph_t g = nullptr;
@@ -101,7 +101,7 @@ TEST(a_missing_dependency_in_a_graph_shows) {
 }
 
 TEST(launches_of_one_graph_follow_each_other) {
-    for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(20); ++seed) {
         sim_reset(1, 64 * MB, seed);
         place p = make_place();
         cudaGraph_t g = nullptr;

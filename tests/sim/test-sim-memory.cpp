@@ -423,7 +423,7 @@ TEST(devices_are_found_by_attribute_and_address) {
 // >>clock
 // =====================================================================================================================
 TEST(events_measure_the_simulated_clock) {
-    for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(10); ++seed) {
         sim_reset(1, 64 * MB, seed);
         sim_time_per_launch(250000);
         cudaStream_t a, z;
@@ -530,7 +530,7 @@ static void * signal_later(void * user) {
 }
 
 TEST(semaphores_of_another_interface) {
-    for (uint64_t seed = 0; seed < 5; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(5); ++seed) {
         sim_reset(1, 64 * MB, seed);
         int fd = sim_semaphore_fd(2);
         cudaExternalSemaphoreHandleDesc d = {};

@@ -102,7 +102,7 @@ static void multiply(kind k, int width, uint64_t seed) {
 }
 
 TEST(products_of_fragments) {
-    for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(10); ++seed) {
         multiply(F16, 2, seed);
         multiply(BF16, 2, seed);
         multiply(TF32, 1, seed);
@@ -142,7 +142,7 @@ template <int NUM, bool TRANS> static void load(uint64_t seed) {
 }
 
 TEST(matrices_are_loaded_from_shared_memory) {
-    for (uint64_t seed = 0; seed < 5; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(5); ++seed) {
         load<1, false>(seed);
         load<2, false>(seed);
         load<4, false>(seed);
@@ -172,7 +172,7 @@ static __global__ void k_pipeline(int * out, const int4 * in, int n, int wait_pe
 }
 
 TEST(copies_arrive_when_they_are_waited_for) {
-    for (uint64_t seed = 0; seed < 5; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(5); ++seed) {
         sim_reset(1, 64 * MB, seed);
         std::vector<int> in(5 * 128);
         for (size_t i = 0; i < in.size(); ++i) { in[i] = (int) (i % 97); }

@@ -29,7 +29,7 @@ static __global__ void k_place(int * out) {
 }
 
 TEST(every_thread_of_every_block_runs_once) {
-    for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(10); ++seed) {
         sim_reset(1, 64 * MB, seed);
         const dim3 grids[] = { dim3(7), dim3(3, 2, 4), dim3(1) }, blocks[] = { dim3(33), dim3(8, 4, 3), dim3(1024) };
         for (int k = 0; k < 3; ++k) {
@@ -60,7 +60,7 @@ static __global__ void k_count(int * out) {
 }
 
 TEST(barriers_hold_all_threads) {
-    for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(20); ++seed) {
         sim_reset(1, 64 * MB, seed);
         const int n = 3 * 96;
         int * p = on_device<int>(n);
@@ -121,7 +121,7 @@ static __global__ void k_warp(long long * out) {
 }
 
 TEST(warp_operations) {
-    for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(10); ++seed) {
         sim_reset(1, 64 * MB, seed);
         long long * p = on_device<long long>(64 * N_SHUFFLES);
         CHECK(launch(k_warp, dim3(1), dim3(64), 0, nullptr, p) == cudaSuccess);
@@ -151,7 +151,7 @@ static __global__ void k_halves(int * out) { // two halves of a warp, a differen
 }
 
 TEST(parts_of_a_warp_go_their_own_way) {
-    for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(20); ++seed) {
         sim_reset(1, 64 * MB, seed);
         int * p = on_device<int>(32);
         CHECK(launch(k_halves, dim3(1), dim3(32), 0, nullptr, p) == cudaSuccess);
@@ -493,7 +493,7 @@ static __global__ void k_match(unsigned * out) {
 }
 
 TEST(lanes_find_their_like_and_bytes_go_together) {
-    for (uint64_t seed = 0; seed < 5; ++seed) {
+    for (uint64_t seed = 0; seed < n_seeds(5); ++seed) {
         sim_reset(1, 64 * MB, seed);
         unsigned * p = on_device<unsigned>(128);
         CHECK(launch(k_match, dim3(1), dim3(32), 0, nullptr, p) == cudaSuccess);
