@@ -32,7 +32,7 @@ COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 all: cuda examples tests ## everything: the examples, the tests, and the kernels where nvcc and a GPU are
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-9s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 examples: $(EXAMPLES)
 
