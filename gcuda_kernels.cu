@@ -5476,16 +5476,18 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // =====================================================================================================
 // >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
 // =====================================================================================================
-// A block has 64 rows and 32 columns; its four warps take turns along k, 32 elements each (a group of the weights), and
-// add their sums up at the end. A warp shares nothing before that and waits for no other. Weights are decoded to BF16,
-// whose range is that of F32, and activations come as BF16; products are exact in F32, in which the sums are.
+// A block has 64 rows and 32 columns and walks along k, 128 elements (four groups of the weights) at a time; a warp has 16
+// of the rows. Neighbouring lanes decode neighbouring groups of a row, so that a load touches few cache lines: with a row
+// for each lane it was these that took the time. Weights become BF16, whose range is that of F32, and activations come
+// as BF16; products are exact in F32, in which the sums are.
 // Where few rows and columns would leave multiprocessors idle, k is cut into parts as well, whose sums a second kernel
 // adds up in order.
-//   floor   a once for every 32 columns, b (2 bytes an element) once for every 64 rows, from L2    shared  32 KiB
+//   floor   a once for every 32 columns, b (2 bytes an element) once for every 64 rows, from L2    shared  26 KiB
 #define TILE_TM 64
 #define TILE_TN 32
 #define TILE_WARPS 4
-#define TILE_STRIDE 40  // halves from row to row in shared memory: fragments are read without bank conflicts
+#define TILE_GROUPS 4    // of k at a time
+#define TILE_STRIDE 136 // halves from row to row in shared memory: fragments are read without bank conflicts
 #define TILE_BLOCKS 512 // blocks that fill a device
 #define TILE_PARTS 16   // of k, at most
 
@@ -5553,59 +5555,52 @@ template <> struct d_tile_row<__nv_bfloat16> {
     }
 };
 
-// What a warp works on: its part of shared memory, as BF16.
+// What a block works on, as BF16; then its sums.
 struct d_tile_slice {
     uint16_t a[TILE_TM][TILE_STRIDE], b[TILE_TN][TILE_STRIDE];
 };
 union d_tile_shared {
-    d_tile_slice slice[TILE_WARPS];
-    float sum[TILE_WARPS][TILE_TN][TILE_TM];
+    d_tile_slice slice;
+    float sum[TILE_TN][TILE_TM];
 };
 
-// Adds the products of one group to the sums of all 4 x 4 tiles of 16 x 8.
-static inline __device__ void d_tile_multiply(const d_tile_slice & s, float (*sum)[4][4]) {
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = 2 * (lane % 4);
-    UNROLL for (int k = 0; k < 32; k += 16) {
-        uint32_t b[4][2];
-        UNROLL for (int j = 0; j < 4; ++j) {
-            b[j][0] = *(const uint32_t *) &s.b[8 * j + g][k + t];
-            b[j][1] = *(const uint32_t *) &s.b[8 * j + g][k + t + 8];
-        }
-        UNROLL for (int i = 0; i < 4; ++i) {
-            uint32_t a[4];
-            a[0] = *(const uint32_t *) &s.a[16 * i + g][k + t];
-            a[1] = *(const uint32_t *) &s.a[16 * i + g + 8][k + t];
-            a[2] = *(const uint32_t *) &s.a[16 * i + g][k + t + 8];
-            a[3] = *(const uint32_t *) &s.a[16 * i + g + 8][k + t + 8];
-            UNROLL for (int j = 0; j < 4; ++j) { d_mma(sum[i][j], a, b[j]); }
-        }
+// Groups u .. u + 3 of all rows and columns; those from u1 on are zeros.
+template <typename A>
+static inline __device__ void d_tile_load(
+    const d_job & p, const d_tile & t, const char * const * columns, d_tile_slice & s, int64_t u, int64_t u1) {
+    const int thread = (int) threadIdx.x;
+    uint4 b[4];
+    UNROLL for (int k = 0; k < 4; ++k) {
+        const int c = thread / 16 + 8 * k, part = thread % 16; // sixteen bytes, a quarter of a group
+        const bool is_in = c < t.n && u + part / 4 < u1;
+        b[k] = is_in ? *(const uint4 *) (columns[c] + u * 64 + part * 16) : make_uint4(0, 0, 0, 0);
     }
+    UNROLL for (int k = 0; k < 2; ++k) {
+        const int row = thread / TILE_GROUPS + 32 * k, group = thread % TILE_GROUPS;
+        alignas(16) uint32_t pairs[16] = {};
+        if (t.m0 + row < p.m && u + group < u1) {
+            d_tile_row<A>::load(d_tile_matrix(p, t) + (t.m0 + row) * p.a_m, u + group, pairs);
+        }
+        UNROLL for (int i = 0; i < 4; ++i) { *(uint4 *) &s.a[row][32 * group + 8 * i] = *(const uint4 *) (pairs + 4 * i); }
+    }
+    UNROLL for (int k = 0; k < 4; ++k) { *(uint4 *) &s.b[thread / 16 + 8 * k][thread % 16 * 8] = b[k]; }
 }
 
-// Groups u0 .. u1 - 1 of the tile, those of this warp.
-template <typename A>
-static inline __device__ void d_tile_sum(const d_job & p, const d_tile & t, const char * const * columns, d_tile_slice & s,
-    int64_t u0, int64_t u1, float (*sum)[4][4]) {
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    const char * matrix = d_tile_matrix(p, t);
-    for (int64_t u = u0 + warp; u < u1; u += TILE_WARPS) {
-        uint4 b[4];
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const int c = lane / 4 + 8 * k;
-            b[k] = c < t.n ? *(const uint4 *) (columns[c] + u * 64 + lane % 4 * 16) : make_uint4(0, 0, 0, 0);
+// Adds the products of the slice to the warp's sums: 16 rows, four times 8 columns.
+static inline __device__ void d_tile_multiply(const d_tile_slice & s, float (*sum)[4]) {
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = 2 * (lane % 4), row = (int) threadIdx.x / 32 * 16 + g;
+    UNROLL for (int k = 0; k < 32 * TILE_GROUPS; k += 16) {
+        uint32_t a[4];
+        a[0] = *(const uint32_t *) &s.a[row][k + t];
+        a[1] = *(const uint32_t *) &s.a[row + 8][k + t];
+        a[2] = *(const uint32_t *) &s.a[row][k + t + 8];
+        a[3] = *(const uint32_t *) &s.a[row + 8][k + t + 8];
+        UNROLL for (int j = 0; j < 4; ++j) {
+            uint32_t b[2];
+            b[0] = *(const uint32_t *) &s.b[8 * j + g][k + t];
+            b[1] = *(const uint32_t *) &s.b[8 * j + g][k + t + 8];
+            d_mma(sum[j], a, b);
         }
-        UNROLL for (int k = 0; k < 2; ++k) {
-            const int64_t m = t.m0 + lane + 32 * k;
-            alignas(16) uint32_t pairs[16] = {};
-            if (m < p.m) {
-                d_tile_row<A>::load(matrix + m * p.a_m, u, pairs);
-            }
-            UNROLL for (int i = 0; i < 4; ++i) { *(uint4 *) &s.a[lane + 32 * k][8 * i] = *(const uint4 *) (pairs + 4 * i); }
-        }
-        UNROLL for (int k = 0; k < 4; ++k) { *(uint4 *) &s.b[lane / 4 + 8 * k][lane % 4 * 8] = b[k]; }
-        __syncwarp();
-        d_tile_multiply(s, sum);
-        __syncwarp();
     }
 }
 
@@ -5627,23 +5622,23 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS) k_mul_mat_tile(const d
             d_tile_column(p, t, thread, &columns[thread], &results[thread]);
         }
         __syncthreads();
-        float sum[4][4][4] = {};
-        if (t.matrix >= 0) {
-            d_tile_sum<A>(p, t, columns, shared.slice[warp], n_groups * part / n_parts, n_groups * (part + 1) / n_parts, sum);
+        float sum[4][4] = {};
+        const int64_t u1 = t.matrix >= 0 ? n_groups * (part + 1) / n_parts : 0;
+        for (int64_t u = n_groups * part / n_parts; u < u1; u += TILE_GROUPS) {
+            d_tile_load<A>(p, t, columns, shared.slice, u, u1);
+            __syncthreads();
+            d_tile_multiply(shared.slice, sum);
+            __syncthreads();
         }
-        __syncthreads(); // the slices become sums
-        UNROLL for (int i = 0; i < 4; ++i) {
-            UNROLL for (int j = 0; j < 4; ++j) {
-                UNROLL for (int k = 0; k < 4; ++k) {
-                    shared.sum[warp][8 * j + 2 * (lane % 4) + k % 2][16 * i + lane / 4 + k / 2 * 8] = sum[i][j][k];
-                }
+        UNROLL for (int j = 0; j < 4; ++j) {
+            UNROLL for (int k = 0; k < 4; ++k) {
+                shared.sum[8 * j + 2 * (lane % 4) + k % 2][16 * warp + lane / 4 + k / 2 * 8] = sum[j][k];
             }
         }
         __syncthreads();
         for (int i = thread; i < TILE_TM * TILE_TN; i += 32 * TILE_WARPS) {
             const int m = i % TILE_TM, c = i / TILE_TM;
-            float v = 0.0f;
-            UNROLL for (int k = 0; k < TILE_WARPS; ++k) { v += shared.sum[k][c][m]; }
+            const float v = shared.sum[c][m];
             if (n_parts > 1) {
                 scratch[(part * p.n_items + item) * (TILE_TM * TILE_TN) + i] = v;
             } else if (c < t.n && t.m0 + m < p.m) {
@@ -5689,10 +5684,10 @@ static bool tile_takes_weights(const gcuda_array & a) {
     return a.ne[0] > 0 && a.ne[0] % 32 == 0 && ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % wide == 0;
 }
 
-// Into how many parts k is cut: enough to fill the device, each of at least four groups for every warp.
+// Into how many parts k is cut: enough to fill the device, each of at least four steps.
 static int64_t tile_parts(d_job & p, int64_t n_lists) {
     job_tiles(p, TILE_TM, TILE_TN, n_lists);
-    const int64_t fit = p.k / 32 / (4 * TILE_WARPS), want = TILE_BLOCKS / (p.n_items > 0 ? p.n_items : 1);
+    const int64_t fit = p.k / 32 / (4 * TILE_GROUPS), want = TILE_BLOCKS / (p.n_items > 0 ? p.n_items : 1);
     const int64_t n = want < fit ? want : fit;
     return n < 1 ? 1 : n > TILE_PARTS ? TILE_PARTS : n;
 }
