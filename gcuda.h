@@ -290,6 +290,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_add_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_cast)
 #define gcuda_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_id)
 #define gcuda_add_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_inplace)
+#define gcuda_add_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_add_scratch_bytes)
 #define gcuda_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_arange)
 #define gcuda_are_same_shape GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_shape)
 #define gcuda_are_same_stride GCUDAI_RENAME(GCUDA_PREFIX, gcuda_are_same_stride)
@@ -1748,6 +1749,7 @@ GCUDA_API struct gcuda_tensor * gcuda_timestep_embedding(
 //   fails    NULL: shapes that do not repeat, other types, a quantized type that the host cannot write
 struct gcuda_binary_args { // also of add1, silu_back
     struct gcuda_array a, b, y;
+    void * scratch; // launcher of add: gcuda_add_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_add(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
 GCUDA_API struct gcuda_tensor * gcuda_add_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -3532,6 +3534,7 @@ GCUDA_KERNEL_API size_t gcuda_get_rows_back_scratch_bytes(const struct gcuda_get
 GCUDA_KERNEL_API gcuda_status gcuda_launch_set_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_set_rows_scratch_bytes(const struct gcuda_get_rows_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sub(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_div(const struct gcuda_binary_args * args, gcuda_stream stream);
@@ -25450,6 +25453,7 @@ static gcuda_status gcudai_cuda_floats_can(const struct gcuda_tensor * y) {
 
 // Kernels quantize to what the CPU does.
 static gcuda_status gcudai_cuda_quantizer_can(const struct gcuda_tensor * y) { return gcudai_quantizer_can(y); }
+static gcuda_status gcudai_cuda_binary_can(const struct gcuda_tensor * y) { return gcudai_binary_can(y); }
 
 // The types that a switch can leave out of gcuda_kernels.cu (see GCUDAI_KERNEL_HAS).
 #define GCUDAI_KERNEL_TYPES(X)                                                                                  \
@@ -25538,11 +25542,11 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(GET_ROWS,                get_rows,                get_rows,           any,      no) \
     X(GET_ROWS_BACK,           get_rows_back,           get_rows,           any,      yes) \
     X(SET_ROWS,                set_rows,                get_rows,           quantizer, yes) \
-    X(ADD,                     add,                     binary,             floats,   no) \
+    X(ADD,                     add,                     binary,             binary,   yes) \
     X(SUB,                     sub,                     binary,             floats,   no) \
     X(MUL,                     mul,                     binary,             floats,   no) \
     X(DIV,                     div,                     binary,             floats,   no) \
-    X(ADD1,                    add,                     binary,             floats,   no) \
+    X(ADD1,                    add,                     binary,             binary,   yes) \
     X(ADD_ID,                  add_id,                  add_id,             any,      no) \
     X(UNARY,                   unary,                   unary,              floats,   no) \
     X(GLU,                     glu,                     glu,                any,      no) \

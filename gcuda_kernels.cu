@@ -1601,8 +1601,27 @@ template <typename OP> static gcuda_status binary(const gcuda_binary_args & p, g
     return launch_tiles(k_binary<OP>, tiles_of(p.y, 1, 4), stream, p);
 }
 
+size_t gcuda_add_scratch_bytes(const gcuda_binary_args * args) {
+    return gcuda_is_quantized(args->a.type) ? (size_t) n_elements(args->a) * sizeof(float) : 0;
+}
+
+// a quantized: by way of F32 in scratch, in three launches.
+static gcuda_status add_quantized(const gcuda_binary_args & p, gcuda_stream stream) {
+    gcuda_cpy_args from = { p.a, p.a }, to = { p.a, p.y };
+    gcuda_array & t = from.y;
+    t.data = p.scratch;
+    t.type = GCUDA_TYPE_F32;
+    t.nb[0] = sizeof(float);
+    for (int d = 1; d < 4; ++d) { t.nb[d] = t.nb[d - 1] * (size_t) t.ne[d - 1]; }
+    to.x = t;
+    const gcuda_binary_args sum = { t, p.b, gcuda_is_quantized(p.y.type) ? t : p.y, nullptr };
+    gcuda_status st = gcuda_launch_cpy(&from, stream);
+    st = st == GCUDA_STATUS_SUCCESS ? binary<d_add>(sum, stream) : st;
+    return st == GCUDA_STATUS_SUCCESS && gcuda_is_quantized(p.y.type) ? gcuda_launch_cpy(&to, stream) : st;
+}
+
 gcuda_status gcuda_launch_add(const gcuda_binary_args * args, gcuda_stream stream) {
-    return binary<d_add>(*args, stream);
+    return gcuda_is_quantized(args->a.type) ? add_quantized(*args, stream) : binary<d_add>(*args, stream);
 }
 gcuda_status gcuda_launch_sub(const gcuda_binary_args * args, gcuda_stream stream) {
     return binary<d_sub>(*args, stream);
