@@ -25824,8 +25824,8 @@ static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gc
 // With an abort callback a graph is enqueued in chunks of about cu->cancel.chunk_us of GPU time, two of them in flight;
 // the callback is asked before each. What a node costs is guessed from its bytes and products, and the guess of each
 // operation is corrected by what its chunks took. A node that costs more than a chunk is cut into slices of its result
-// where that is independent along some dimension; the table says where. Cutting a product may choose another kernel
-// for a slice than for the whole, so that the last bits differ from those without a callback.
+// where that is independent along some dimension; the table says where. A slice may take another kernel than the
+// whole would, so that the last bits of products, norms and sums differ from those without a callback.
 
 enum {
     GCUDAI_CUDA_CUT_ARRAYS = 6,

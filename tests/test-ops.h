@@ -931,10 +931,26 @@ static void run_compare(struct op_run * r) {
     }
 }
 
-// A slice of a product may take another kernel than the whole.
+// A slice may take another kernel than the whole where something is summed.
 static bool run_must_be_equal(const struct op_run * r) {
-    return !op_is_cut || (r->y->op != GCUDA_OP_MUL_MAT && r->y->op != GCUDA_OP_MUL_MAT_ID &&
-                             r->y->op != GCUDA_OP_OUT_PROD && r->y->op != GCUDA_OP_CONV_2D);
+    switch (op_is_cut ? r->y->op : GCUDA_OP_NONE) {
+        case GCUDA_OP_MUL_MAT:
+        case GCUDA_OP_MUL_MAT_ID:
+        case GCUDA_OP_OUT_PROD:
+        case GCUDA_OP_CONV_2D:
+        case GCUDA_OP_FLASH_ATTN_EXT:
+        case GCUDA_OP_SOFT_MAX:
+        case GCUDA_OP_SOFT_MAX_BACK:
+        case GCUDA_OP_NORM:
+        case GCUDA_OP_RMS_NORM:
+        case GCUDA_OP_RMS_NORM_BACK:
+        case GCUDA_OP_L2_NORM:
+        case GCUDA_OP_GROUP_NORM:
+        case GCUDA_OP_SUM_ROWS:
+        case GCUDA_OP_MEAN:
+        case GCUDA_OP_CUMSUM: return false;
+        default: return true;
+    }
 }
 
 static void run_threads(struct op_run * r) { // both thread counts, then one comparison
