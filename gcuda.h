@@ -671,7 +671,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
 #define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
+#define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
+#define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
 #define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
@@ -730,6 +732,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
+#define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
 #define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
@@ -3630,7 +3633,16 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
+// The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a: what a memory bus can
+// do. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column
+// that is done once, in scratch. UNSUPPORTED for what does not fit.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
+    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
+// As gcuda_launch_mul_mat_vec, a column at a time: for few tokens. Takes no scratch.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
+    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
@@ -24596,6 +24608,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
     GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, activations as BF16 (below 8.0: the plain one)
+    GCUDAI_CUDA_PRODUCT_VECTOR,    // weights in blocks with few columns
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
     GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
     GCUDAI_CUDA_PRODUCT_HALVES     // cuBLAS after copies to F16 where the weights are, else to BF16
@@ -24624,6 +24637,21 @@ static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
     return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && a_fits && b_fits && p->prec != GCUDA_PREC_F32;
 }
 
+// Few columns for weights in blocks: they are read as they lie, and nothing else costs time.
+#define GCUDAI_CUDA_VECTOR_COLUMNS 8
+#define GCUDAI_CUDA_VECTOR_SLOTS 64 // of mul_mat_id
+
+static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
+    const int64_t matrices = p->a.ne[2] * p->a.ne[3];
+    return gcuda_is_quantized(p->a.type) && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && matrices > 0 &&
+           p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
+}
+
+static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
+    return gcuda_is_quantized(p->as.type) && gcudai_is_float(p->b.type) &&
+           p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_CUDA_VECTOR_SLOTS;
+}
+
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
 static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mul_mat_args * p, bool has_cublas) {
     const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
@@ -24632,6 +24660,9 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mu
     const bool is_large = p->b.ne[1] >= 16 && p->a.ne[1] >= 16;
     const bool is_many = p->b.ne[1] >= GCUDAI_CUDA_TILE_COLUMNS && p->a.ne[1] >= 16;
     const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
+    if (gcudai_cuda_takes_vector(p)) {
+        return GCUDAI_CUDA_PRODUCT_VECTOR;
+    }
     if (use_cublas && p->a.type == GCUDA_TYPE_F32 && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) &&
         gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32)) {
         return GCUDAI_CUDA_PRODUCT_CUBLAS;
@@ -24661,6 +24692,17 @@ static gcuda_status gcudai_cuda_packed(
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
+}
+
+static gcuda_status gcudai_cuda_multiply_vector(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
+    const size_t size = gcuda_mul_mat_vec_scratch_bytes(p);
+    void * scratch = NULL;
+    if (size > 0) {
+        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: columns rounded to bytes", &scratch));
+    }
+    const gcuda_status st = gcuda_launch_mul_mat_vec(p, scratch, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, scratch);
+    return st;
 }
 
 // The same to F16, for activations: factors that keep them in its range are taken out and go behind the elements.
@@ -24732,6 +24774,9 @@ static gcuda_status gcudai_cuda_multiply(
                                      : GCUDA_TYPE_F32;
     float * scale = NULL;
     void * b = NULL;
+    if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
+        return gcudai_cuda_multiply_vector(cu, &p);
+    }
     if (product == GCUDAI_CUDA_PRODUCT_TILE && cu->device->cc >= 800) {
         return gcudai_cuda_multiply_tile(cu, p);
     }
@@ -25762,6 +25807,8 @@ static gcuda_status gcudai_cuda_run_args(
     return gcudai_cuda_is_split(y)      ? gcudai_cuda_split_mul_mat(cu, &args->mul_mat, y)
            : y->op == GCUDA_OP_MUL_MAT  ? gcudai_cuda_mul_mat(cu, args)
            : y->op == GCUDA_OP_OUT_PROD ? gcudai_cuda_out_prod(cu, &args->out_prod)
+           : y->op == GCUDA_OP_MUL_MAT_ID && gcudai_cuda_takes_id_vector(&args->mul_mat_id)
+               ? gcuda_launch_mul_mat_id_vec(&args->mul_mat_id, cu->stream)
                                         : gcudai_cuda_run_op(cu, args, y);
 }
 
