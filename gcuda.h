@@ -24639,16 +24639,17 @@ static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
 
 // Few columns for weights in blocks: they are read as they lie, and nothing else costs time.
 #define GCUDAI_CUDA_VECTOR_COLUMNS 8
+#define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
 #define GCUDAI_CUDA_VECTOR_SLOTS 64 // of mul_mat_id
 
 static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
     const int64_t matrices = p->a.ne[2] * p->a.ne[3];
     return gcuda_is_quantized(p->a.type) && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && matrices > 0 &&
-           p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
+           p->a.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS && p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
 }
 
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    return gcuda_is_quantized(p->as.type) && gcudai_is_float(p->b.type) &&
+    return gcuda_is_quantized(p->as.type) && gcudai_is_float(p->b.type) && p->as.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS &&
            p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_CUDA_VECTOR_SLOTS;
 }
 

@@ -5290,7 +5290,7 @@ static inline __device__ void d_tile_column(const d_job & p, const d_tile & t, i
     *y = d_at(p.y, 0, i1, i2, i3);
 }
 
-static void job_tiles(d_job & p, int64_t tm, int64_t tn, int64_t n_lists) {
+static inline void job_tiles(d_job & p, int64_t tm, int64_t tn, int64_t n_lists) {
     p.m_tiles = (p.m + tm - 1) / tm;
     p.n_tiles = (p.n + tn - 1) / tn;
     p.n_items = p.m_tiles * (p.tiles != nullptr ? n_lists : p.n_tiles * p.a.ne[2] * p.a.ne[3]);
@@ -5905,6 +5905,7 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 // elements instead of one lane to two groups 45 %.
 
 #define VEC_STEP 2048
+#define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
 
 struct d_vec_job {
     d_job job;
@@ -5963,7 +5964,7 @@ static inline __device__ int d_dot_16(const uint32_t * a, const int4 & x) {
 // ---- two neighbouring groups of 32 elements, for a lane ----
 // As d_format decodes them one by one. The formats below have a form for a pair whose words are read once.
 template <typename A> struct d_pair {
-    static inline __device__ void decode(const char * step, int lane, bool, d_group (&o)[2]) {
+    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
         constexpr int per_block = A::n / 32;
         UNROLL for (int h = 0; h < 2; ++h) {
             const int g = 2 * lane + h;
@@ -5989,10 +5990,10 @@ static inline __device__ void d_pair_18(const char * step, int lane, uint32_t (&
 }
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q4_0>> {
-    static inline __device__ void decode(const char * step, int lane, bool is_aligned, d_group (&o)[2]) {
+    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
         uint32_t w[8];
         float d[2];
-        if (is_aligned) {
+        if (ALIGNED) {
             d_pair_18(step, lane, w, d);
         } else {
             UNROLL for (int h = 0; h < 2; ++h) {
@@ -6009,8 +6010,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q4_0>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q8_0>> {
-    static inline __device__ void decode(const char * step, int lane, bool is_aligned, d_group (&o)[2]) {
-        if (is_aligned) { // 68 bytes are 17 words
+    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
+        if (ALIGNED) { // 68 bytes are 17 words
             const uint32_t * v = (const uint32_t *) (step + 68 * lane);
             UNROLL for (int k = 0; k < 8; ++k) {
                 o[0].q[k] = d_middle(v[k], v[k + 1]);
@@ -6045,10 +6046,10 @@ static inline __device__ void d_words_8(const char * p, uint32_t (&w)[8]) { // 3
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q4_K>> {
     typedef d_format<GCUDA_TYPE_Q4_K> A;
-    static inline __device__ void decode(const char * step, int lane, bool is_aligned, d_group (&o)[2]) {
+    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
         const char * b = step + lane / 4 * sizeof(A::block);
         const int j = lane % 4;
-        if (!is_aligned) {
+        if (!ALIGNED) {
             A::decode((const A::block *) b, 2 * j, o[0]);
             A::decode((const A::block *) b, 2 * j + 1, o[1]);
             return;
@@ -6062,10 +6063,10 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q4_K>> {
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q5_K>> {
     typedef d_format<GCUDA_TYPE_Q5_K> A;
-    static inline __device__ void decode(const char * step, int lane, bool is_aligned, d_group (&o)[2]) {
+    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
         const char * b = step + lane / 4 * sizeof(A::block);
         const int j = lane % 4;
-        if (!is_aligned) {
+        if (!ALIGNED) {
             A::decode((const A::block *) b, 2 * j, o[0]);
             A::decode((const A::block *) b, 2 * j + 1, o[1]);
             return;
@@ -6153,40 +6154,53 @@ template <typename A, int COLS> struct d_vec_shape {
     static constexpr int slots = most < 2 ? 2 : most > 8 ? 8 : most;
 };
 
-// Sum over a lane's 64 elements, for each column.
-template <typename A, int COLS>
-static inline __device__ void d_vec_dot(const d_group (&g)[2], const d_vec_x (&x)[COLS], float (&sum)[COLS]) {
-    UNROLL for (int c = 0; c < COLS; ++c) {
-        UNROLL for (int j = 0; j < 4; ++j) {
-            const d_group & o = g[j / 2];
-            const float dot = x[c].s[j].x * (float) d_dot_16(o.q + j % 2 * 4, x[c].q[j]);
-            sum[c] += o.scale[j % 2] * (A::zero != 0 ? dot - (float) A::zero * x[c].s[j].y : dot);
-            if (A::has_min) {
-                sum[c] -= o.min[j % 2] * x[c].s[j].y;
-            }
+// Formats with a scale for 16 elements; the others have one for 32.
+template <typename A> struct d_has_two_scales { static constexpr bool value = false; };
+#define X(ID) \
+    template <> struct d_has_two_scales<d_format<GCUDA_TYPE_##ID>> { static constexpr bool value = true; };
+X(Q2_K) X(Q3_K) X(Q6_K) X(IQ2_XS) X(IQ2_S) X(IQ1_M)
+#undef X
+
+// Sum over a lane's 64 elements of a column.
+template <typename A> static inline __device__ float d_vec_dot(const d_group (&g)[2], const d_vec_x & x) {
+    float sum = 0.0f;
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const d_group & o = g[h];
+        float r0 = x.s[2 * h].x * (float) d_dot_16(o.q, x.q[2 * h]);
+        float r1 = x.s[2 * h + 1].x * (float) d_dot_16(o.q + 4, x.q[2 * h + 1]);
+        if (d_has_two_scales<A>::value) {
+            r0 = A::zero != 0 ? r0 - (float) A::zero * x.s[2 * h].y : r0;
+            r1 = A::zero != 0 ? r1 - (float) A::zero * x.s[2 * h + 1].y : r1;
+            sum += o.scale[0] * r0 + o.scale[1] * r1;
+            if (A::has_min) { sum -= o.min[0] * x.s[2 * h].y + o.min[1] * x.s[2 * h + 1].y; }
+        } else {
+            const float both = x.s[2 * h].y + x.s[2 * h + 1].y;
+            sum += o.scale[0] * (A::zero != 0 ? r0 + r1 - (float) A::zero * both : r0 + r1);
+            if (A::has_min) { sum -= o.min[0] * both; }
         }
     }
+    return sum;
 }
 
 // A warp's ring of slots: the copies of rows that are on their way.
-template <typename A, int SLOTS> struct d_vec_ring {
+template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
     char * slots;
     const char * from; // the step of the next row to fetch
-    int64_t rows_left, row_step, row_bytes;
-    int bytes, next;
+    int64_t stride;    // bytes from row to row of this warp
+    int rows_left, bytes, next;
 
-    __device__ void fetch(int lane, bool is_aligned) {
+    __device__ void fetch(int lane) {
         if (rows_left > 0) {
-            const int off = is_aligned ? 0 : (int) ((uintptr_t) from & 15);
+            const int off = ALIGNED ? 0 : (int) ((uintptr_t) from & 15);
             char * to = slots + next * d_vec_format<A>::slot_bytes + 16 * lane;
             UNROLL for (int c = 0; c < (d_vec_format<A>::slot_bytes / 16 + 31) / 32; ++c) {
                 const int left = bytes + off - 16 * lane - 512 * c;
                 if (left > 0) {
-                    d_copy_16(to + 512 * c, from - off + 16 * lane + 512 * c, is_aligned ? 16 : left < 16 ? left : 16);
+                    d_copy_16(to + 512 * c, from - off + 16 * lane + 512 * c, ALIGNED ? 16 : left < 16 ? left : 16);
                 }
             }
-            from += row_step * row_bytes;
-            rows_left -= row_step;
+            from += stride;
+            --rows_left;
             next = next + 1 == SLOTS ? 0 : next + 1;
         }
         d_copies_commit(); // also when there is nothing: commits are counted
@@ -6250,33 +6264,34 @@ static inline __device__ void d_vec_ends(const d_vec_job & p, int64_t i, int64_t
 }
 
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product.
-template <typename A, int COLS>
-static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int64_t block) {
+template <typename A, int COLS, bool ALIGNED>
+static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, n_sub = n_warps / p.at_once;
-    const int64_t matrix = d_vec_matrix(p, item), row0 = block * n_sub + sub, row_step = p.blocks * n_sub;
+    const int64_t matrix = d_vec_matrix(p, item);
+    const int m = (int) p.job.m, row0 = block * n_sub + sub, row_step = (int) p.blocks * n_sub;
+    const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step : 0; // of this warp
     const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
     char * columns = shared + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
     float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
     const char * b;
     char * y;
     d_vec_ends(p, item, matrix, 0, &b, &y);
-    d_vec_ring<A, SLOTS> ring;
+    d_vec_ring<A, SLOTS, ALIGNED> ring;
     ring.slots = shared + warp * SLOTS * d_vec_format<A>::slot_bytes;
-    ring.row_step = row_step;
-    ring.row_bytes = p.job.a_m;
+    ring.stride = row_step * p.job.a_m;
     for (int first = 0; first < p.steps && matrix >= 0; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
-        const char * a = d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + start;
-        ring.from = a + row0 * p.job.a_m;
-        ring.rows_left = has_step ? p.job.m - row0 : 0;
+        const char * a = d_at(p.job.a, 0, row0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + start;
+        ring.from = a;
+        ring.rows_left = has_step ? n_rows : 0;
         ring.bytes = (int) (row_bytes - start < d_vec_format<A>::step_bytes ? row_bytes - start : d_vec_format<A>::step_bytes);
         ring.next = 0;
         d_vec_x x[COLS];
         const auto fill = [&]() {
-            UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(lane, p.is_aligned); }
+            UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(lane); }
         };
         if (COLS == 1) {
             d_vec_own_column(p, b, first, step, lane, columns, x[0], fill);
@@ -6290,19 +6305,19 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const bool is_in = 32 * group < p.job.k, is_half = 32 * group + 32 >= p.job.k;
         int slot = 0;
         float * sums = part + (sub * p.at_once + step) * COLS;
-        for (int64_t row = row0; row < p.job.m; row += row_step) {
+        for (int i = 0; i < n_rows; ++i) {
             d_copies_wait<SLOTS - 1>();
             __syncwarp();
             float sum[COLS] = {};
             if (is_in) {
-                const int off = p.is_aligned ? 0 : (int) ((uintptr_t) (a + row * p.job.a_m) & 15);
+                const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + i * ring.stride) & 15);
                 d_group g[2];
-                d_pair<A>::decode(ring.slots + slot * d_vec_format<A>::slot_bytes + off, lane, p.is_aligned, g);
+                d_pair<A>::template decode<ALIGNED>(ring.slots + slot * d_vec_format<A>::slot_bytes + off, lane, g);
                 if (is_half) { d_set_scale(g[1], 0.0f, 0.0f); }
-                d_vec_dot<A, COLS>(g, x, sum);
+                UNROLL for (int c = 0; c < COLS; ++c) { sum[c] = d_vec_dot<A>(g, x[c]); }
             }
             __syncwarp();
-            ring.fetch(lane, p.is_aligned);
+            ring.fetch(lane);
             slot = slot + 1 == SLOTS ? 0 : slot + 1;
             UNROLL for (int c = 0; c < COLS; ++c) {
                 sum[c] = d_warp_reduce<d_sum_op>(sum[c]);
@@ -6315,13 +6330,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         *p.bad_index = 1;
     }
     __syncthreads();
-    for (int64_t i = threadIdx.x;; i += blockDim.x) {
-        const int64_t r = i / COLS, row = (r / n_sub * p.blocks + block) * n_sub + r % n_sub;
-        const int c = (int) (i % COLS);
-        if (row - r % n_sub >= p.job.m) {
+    for (int i = (int) threadIdx.x;; i += (int) blockDim.x) {
+        const int r = i / COLS, c = i % COLS, round = r / n_sub * (int) p.blocks + block, row = round * n_sub + r % n_sub;
+        if (round * n_sub >= m) {
             break;
         }
-        if (row < p.job.m && c < p.job.n) {
+        if (row < m && c < p.job.n) {
             float sum = 0.0f;
             for (int s = 0; s < p.at_once && matrix >= 0; ++s) { sum += part[(r * p.at_once + s) * COLS + c]; }
             d_vec_ends(p, item, matrix, c, &b, &y);
@@ -6330,12 +6344,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     }
 }
 
-template <typename A, int COLS>
+template <typename A, int COLS, bool ALIGNED>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
-        d_mul_mat_vec<A, COLS>(p, shared, i / p.blocks, i % p.blocks);
+        d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks));
     }
 }
 
@@ -6383,8 +6397,8 @@ static gcuda_status launch_vec(d_vec_job & p, int64_t n_matrices, size_t max_sha
     int n_warps = 0;
     const size_t n_bytes = vec_plan<A, COLS>(p, n_matrices, max_shared, &n_warps);
     return n_bytes == 0 ? GCUDA_STATUS_UNSUPPORTED
-                        : launch_shared(k_mul_mat_vec<A, COLS>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
-                              max_shared, stream, p);
+                        : launch_shared(p.is_aligned ? k_mul_mat_vec<A, COLS, true> : k_mul_mat_vec<A, COLS, false>,
+                              p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes, max_shared, stream, p);
 }
 
 static d_vec_job vec_job(const d_job & job) {
@@ -6408,7 +6422,7 @@ size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
 gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
     d_vec_job p = vec_job(job_of(*args));
     const int64_t n_matrices = args->a.ne[2] * args->a.ne[3], n = p.job.n;
-    if (!gcuda_is_quantized(args->a.type) || !is_plain_float(args->b.type) || n > 8 || p.job.k % 32 != 0 ||
+    if (!gcuda_is_quantized(args->a.type) || !is_plain_float(args->b.type) || n > 8 || p.job.m > MAX_VEC_ROWS || p.job.k % 32 != 0 ||
         (n > 1 && scratch == nullptr)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
@@ -6450,7 +6464,7 @@ gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcu
     p.ids = args->ids;
     p.n_experts = args->as.ne[2];
     p.bad_index = args->bad_index;
-    if (!gcuda_is_quantized(args->as.type) || !is_plain_float(args->b.type) || job.k % 32 != 0) {
+    if (!gcuda_is_quantized(args->as.type) || !is_plain_float(args->b.type) || job.m > MAX_VEC_ROWS || job.k % 32 != 0) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {
