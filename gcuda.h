@@ -24671,7 +24671,8 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mu
     if (use_cublas && is_large && (p->a.type == GCUDA_TYPE_F32 || wants_f32)) {
         return GCUDAI_CUDA_PRODUCT_CONVERTED;
     }
-    if (use_cublas && is_many && !wants_f32 && (!is_quantized || p->b.ne[1] >= GCUDAI_CUDA_DEQUANTIZED_COLUMNS)) {
+    const bool pays = is_quantized ? p->b.ne[1] >= GCUDAI_CUDA_DEQUANTIZED_COLUMNS : true; // floats: any number of columns
+    if (use_cublas && p->a.ne[1] >= 16 && !wants_f32 && pays) {
         return GCUDAI_CUDA_PRODUCT_HALVES;
     }
     return is_many && gcudai_cuda_tile_takes(p) ? GCUDAI_CUDA_PRODUCT_TILE : GCUDAI_CUDA_PRODUCT_OWN;
