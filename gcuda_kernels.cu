@@ -6226,6 +6226,7 @@ static inline __device__ void d_vec_own_column(const d_vec_job & p, const char *
     float2 * xs = (float2 *) (shared + p.at_once * 2048);
     const bool is_packed = d_vec_is_packed(p.job, column);
     __syncthreads(); // what lay there is done with
+    if ((int) threadIdx.x >= n_quads) { meanwhile(); }
     for (int i = (int) threadIdx.x; i < n_quads; i += 4 * n) { // all of a warp go on together
         float4 v[4];
         UNROLL for (int k = 0; k < 4; ++k) {

@@ -136,6 +136,19 @@ TEST(mul_mat_precision) {
 }
 
 // An F16 scale for the activations would lose the small ones and overflow on the large ones (issue, Types).
+// Rows enough for every warp of the kernels for few columns, and steps of 2048 elements from one to more than fit side by
+// side; rows that begin anywhere.
+TEST(mul_mat_many_rows) {
+    static const char * const shapes[] = { "32,700|32", "256,700|256,3", "2080,300|2080,2", "4352,90|4352", "9216,40|9216,7",
+        "34816,20|34816,2" };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+        const bool is_whole = i != 0 && i != 2; // super-blocks
+        mul_mat_cases(is_whole ? "Q4_0,F32>F32 Q8_0,F32>F32 Q4_K,F32>F32 Q6_K,F16>F32 IQ2_XS,F32>F32"
+                               : "Q4_0,F32>F32 Q5_1,F32>F32 Q8_0,BF16>F32 MXFP4,F32>F32",
+            shapes[i], 0);
+    }
+}
+
 TEST(mul_mat_range_of_activations) {
     static const double size[] = { 1e-6, 1e5, 1e-12 };
     for (size_t i = 0; i < sizeof size / sizeof size[0]; ++i) {
