@@ -4099,7 +4099,8 @@ struct d_factors { // output pixels per source pixel; in F32 and a divisor, as e
 
 static inline __device__ int64_t d_clamp_index(int64_t i, int64_t n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
 static inline __device__ int64_t d_nearest(int64_t i, float factor, int64_t n) {
-    return d_clamp_index((int64_t) ((float) i / factor), n);
+    const float at = (float) i / factor;
+    return d_clamp_index(n <= 1 << 30 ? (int) at : (int64_t) at, n); // conversions to 32 bits are faster
 }
 
 template <int N> struct d_taps {
@@ -4176,7 +4177,24 @@ static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_fa
     return weight > 0.0f ? sum / weight : 0.0f;
 }
 
-enum upscale_kind { UPSCALE_NEAREST, UPSCALE_LINEAR, UPSCALE_CUBIC, UPSCALE_WIDE };
+enum upscale_kind { UPSCALE_LINEAR, UPSCALE_CUBIC, UPSCALE_WIDE };
+
+template <typename T> static __global__ void k_upscale_nearest(const gcuda_upscale_args p, const d_factors f, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        const char * row = d_at(p.x, 0, d_nearest(i.i1, f.f[1], p.x.ne[1]), d_nearest(i.i2, f.f[2], p.x.ne[2]),
+            d_nearest(i.i3, f.f[3], p.x.ne[3]));
+        T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3), v[4];
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            v[k] = *(const T *) (row + d_nearest(at, f.f[0], p.x.ne[0]) * (int64_t) p.x.nb[0]); // clamped: always there
+        }
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) { y[at] = v[k]; }
+        }
+    }
+}
 
 template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p, const d_factors f, const tiles t) {
     FOR_TILES(tile, t) {
@@ -4185,13 +4203,9 @@ template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p,
         const char * plane = d_at(p.x, 0, 0, i2, i3);
         for (int k = 0; k < 4; ++k, i.i0 += d_tile_step(t, 1)) {
             if (i.i0 < p.y.ne[0]) {
-                const float v =
-                    KIND == UPSCALE_NEAREST
-                        ? d_load(p.x.type, plane + d_nearest(i.i1, f.f[1], p.x.ne[1]) * (int64_t) p.x.nb[1] +
-                                               d_nearest(i.i0, f.f[0], p.x.ne[0]) * (int64_t) p.x.nb[0])
-                    : KIND == UPSCALE_LINEAR ? d_resample<2>(p, f, i, plane)
-                    : KIND == UPSCALE_CUBIC  ? d_resample<4>(p, f, i, plane)
-                                             : d_resample_wide(p, f, i, plane);
+                const float v = KIND == UPSCALE_LINEAR  ? d_resample<2>(p, f, i, plane)
+                                : KIND == UPSCALE_CUBIC ? d_resample<4>(p, f, i, plane)
+                                                        : d_resample_wide(p, f, i, plane);
                 d_store(p.y.type, d_at(p.y, i), v);
             }
         }
@@ -4207,7 +4221,9 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
                                                                    : (float) out / (float) in;
     }
     switch (args->mode) {
-        case GCUDA_SCALE_MODE_NEAREST: return launch_tiles(k_upscale<UPSCALE_NEAREST>, t, stream, *args, f);
+        case GCUDA_SCALE_MODE_NEAREST:
+            return args->x.type == GCUDA_TYPE_F32 ? launch_tiles(k_upscale_nearest<uint32_t>, t, stream, *args, f)
+                                                  : launch_tiles(k_upscale_nearest<uint16_t>, t, stream, *args, f);
         case GCUDA_SCALE_MODE_BICUBIC: return launch_tiles(k_upscale<UPSCALE_CUBIC>, t, stream, *args, f);
         default:
             return args->antialias ? launch_tiles(k_upscale<UPSCALE_WIDE>, t, stream, *args, f)
