@@ -25915,7 +25915,7 @@ struct gcudai_cuda_cut {
 
 // Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
 // ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
-// IM2COL_3D, CONV_TRANSPOSE_1D, SSM_SCAN, RWKV_WKV6, RWKV_WKV7 and GATED_LINEAR_ATTN (several results in one), CUSTOM; and products
+// IM2COL_3D, CONV_TRANSPOSE_1D and _2D, SSM_SCAN, RWKV_WKV6, RWKV_WKV7 and GATED_LINEAR_ATTN (several results in one), CUSTOM; and products
 // with weights that are split over devices.
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
@@ -25955,7 +25955,6 @@ static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     { GCUDA_OP_IM2COL, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") } },
     { GCUDA_OP_CONV_2D, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") } },
     { GCUDA_OP_CONV_2D_DW, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") } },
-    { GCUDA_OP_CONV_TRANSPOSE_2D, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), GCUDAI_CUT(conv_transpose, x, "......3=") } },
     { GCUDA_OP_SSM_CONV, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") } },
     { GCUDA_OP_SOLVE_TRI, { GCUDAI_CUT(solve_tri, y, "!!!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "....2=3=") } },
 };
