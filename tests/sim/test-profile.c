@@ -376,7 +376,10 @@ static bool profile_fault(const char * api, int k, cudaError_t error, bool is_st
     sim_fail(api, k, error);
     const gcuda_status st = profile_some(&w, &n);
     const bool came = sim_failed() > 0;
-    CHECK_MSG(came == (st != GCUDA_STATUS_SUCCESS), "%s %d with error %d: status %d", api, k, (int) error, (int) st);
+    // asked only to put the caller's device back; without an answer the context that was pushed is popped all the same
+    const bool is_harmless = strcmp(api, "cudaGetDevice") == 0;
+    CHECK_MSG(came == (st != GCUDA_STATUS_SUCCESS) || is_harmless, "%s %d with error %d: status %d", api, k, (int) error,
+        (int) st);
     CHECK_MSG(st != GCUDA_STATUS_SUCCESS || n == 3 * N_NODES, "%s %d with error %d: records are missing", api, k, (int) error);
     sim_fail(api, 0, cudaSuccess);
     n = 0;
