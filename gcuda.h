@@ -3633,8 +3633,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
-// The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a: what a memory bus can
-// do. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column
+// The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a: the weights are read
+// once, as they lie. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column
 // that is done once, in scratch. UNSUPPORTED for what does not fit.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);

@@ -15,12 +15,12 @@
 //   >>k-sort      orders of rows
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 //   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
-//   >>k-mul-mat-vec  products of block formats with up to 8 columns, at the speed of the memory bus
+//   >>k-mul-mat-vec  products of block formats with up to 8 columns
 //   >>k-attention attention in one pass
 //
-// These are the plain forms: right for every stride and every size, each element read where it lies. Kernels take the
-// public argument structs by value, work within 48 KiB of shared memory, use no float atomics, and give the same bits
-// on every run. Launchers only enqueue: they never allocate, wait or change the device.
+// Every operation has a form that is right for every stride and every size; packed rows, few columns and the like have
+// faster ones beside it. Kernels take plain structs by value, use no float atomics, and give the same bits on every run.
+// They work within 48 KiB of shared memory, or have a variant that does (launch_shared). Launchers only enqueue: they never allocate, wait or change the device.
 #include <cuda_runtime.h> // first: the shared part of gcuda.h is compiled for the device here
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -5909,16 +5909,15 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 
 #if GCUDAI_PART(5)
 // =====================================================================================================
-// >>k-mul-mat-vec   products of block formats with up to 8 columns, at the speed of the memory bus
+// >>k-mul-mat-vec   products of block formats with up to 8 columns
 // =====================================================================================================
 // The weights are read once and everything else hides behind that. A step is 2048 elements of a row. A warp keeps one
 // step of the columns in registers, as bytes with a scale for 16, and walks rows: the same 2048 elements of each come
 // through a ring of slots in shared memory, filled by asynchronous copies of 16 bytes that run ahead of the arithmetic.
 // The warps of a block share a row when it has several steps; their sums meet in shared memory at the end, in one order.
 //   floor   bytes of the weights; the columns come from L2, once for each block
-// Measured on an H200, 28672 x 16384, one column: Q4_K 89 %, Q8_0 87 % of what a kernel that only reads reaches. With
-// the columns in shared memory instead of registers 80 %; through the L1 cache 75 %; four lanes to a group of 32
-// elements instead of one lane to two groups 45 %.
+// One column of 28672 x 16384 reaches 85 to 94 % of the read ceiling for Q4_0 to Q8_0, Q4_K and Q5_K, less for the other
+// formats, and 4 or 8 columns take three to five times as long as one (tests/hardware/nvidia-h200.txt).
 
 #define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
