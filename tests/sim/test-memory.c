@@ -344,7 +344,7 @@ TEST(stats_add_up_over_backends_buffers_and_uploads) {
     REQUIRE(a != NULL && b != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(&a->backend, 5000),
                            host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 7000);
-    struct gcuda_cuda_uploader_params slots = { 0, 3, 5 * MB, 1 };
+    struct gcuda_cuda_uploader_params slots = { 0, 3, 5 * MB, 1, NULL };
     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(&slots);
     CHECK(buffer != NULL && host != NULL && up != NULL);
     CHECK_OK(take(a, 3 * MB, &p));

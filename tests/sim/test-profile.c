@@ -318,18 +318,6 @@ TEST(a_trace_that_cannot_be_written_is_a_status) {
 // =====================================================================================================================
 // >>faults
 // =====================================================================================================================
-static int allocations_left;
-static void * some_alloc(void * user, size_t size, size_t alignment) {
-    (void) user;
-    (void) alignment;
-    return allocations_left-- > 0 ? malloc(size) : NULL;
-}
-static void some_free(void * user, void * ptr, size_t size) {
-    (void) user;
-    (void) size;
-    free(ptr);
-}
-
 // The k-th allocation fails: of begin or of a graph, which then has not run; the next try works.
 TEST(out_of_host_memory_is_a_status) {
     const struct gcuda_allocator allocator = { some_alloc, some_free, NULL };

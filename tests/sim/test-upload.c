@@ -339,18 +339,6 @@ TEST(freeing_finishes_what_was_given) {
     clean();
 }
 
-static int allocations_left;
-static void * some_alloc(void * user, size_t size, size_t alignment) {
-    (void) user;
-    (void) alignment;
-    return allocations_left-- > 0 ? malloc(size) : NULL;
-}
-static void some_free(void * user, void * ptr, size_t size) {
-    (void) user;
-    (void) size;
-    free(ptr);
-}
-
 TEST(out_of_host_memory_is_a_status) {
     const struct gcuda_allocator allocator = { some_alloc, some_free, NULL };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
