@@ -7222,6 +7222,13 @@ static char * gcudai_element(
     return (char *) t->data + offset;
 }
 
+// The same for integers: exact up to 2^53, then the odd one of the two neighbours 2048 apart.
+static double gcudai_f64_odd(int64_t v) {
+    const bool is_exact = v >= -((int64_t) 1 << 53) && v <= (int64_t) 1 << 53;
+    return (double) (is_exact || (v & 2047) == 0 ? v : (v | 2048) & ~(int64_t) 2047);
+}
+
+// To be rounded once more: see gcudai_f32_odd.
 static double gcudai_get_number(enum gcuda_type type, const char * p) {
     int8_t i8;
     int16_t i16;
@@ -7233,10 +7240,22 @@ static double gcudai_get_number(enum gcuda_type type, const char * p) {
         case GCUDA_TYPE_I8: memcpy(&i8, p, sizeof(i8)); return i8;
         case GCUDA_TYPE_I16: memcpy(&i16, p, sizeof(i16)); return i16;
         case GCUDA_TYPE_I32: memcpy(&i32, p, sizeof(i32)); return i32;
-        case GCUDA_TYPE_I64: memcpy(&i64, p, sizeof(i64)); return (double) i64;
+        case GCUDA_TYPE_I64: memcpy(&i64, p, sizeof(i64)); return gcudai_f64_odd(i64);
         case GCUDA_TYPE_F64: memcpy(&f64, p, sizeof(f64)); return f64;
         default: gcudai_load(type, p, 0, 1, &f32); return (double) f32;
     }
+}
+
+// v, or the one of the two floats around it whose last bit is set. Rounded once more, to a type at least two bits shorter,
+// it gives what v would have given (Boldo & Melquiond 2008): to the nearest float first could land halfway.
+static float gcudai_f32_odd(double v) {
+    float f = (float) v;
+    uint32_t bits;
+    if ((double) f == v || v != v) { return f; }
+    memcpy(&bits, &f, sizeof(bits));
+    bits = (bits - (fabs((double) f) > fabs(v))) | 1u; // an infinity becomes the largest float
+    memcpy(&f, &bits, sizeof(f));
+    return f;
 }
 
 // Integers saturate.
@@ -7252,7 +7271,7 @@ static void gcudai_set_number(enum gcuda_type type, char * p, double v) {
     const int32_t i32 = (int32_t) i64;
     const int16_t i16 = (int16_t) i64;
     const int8_t i8 = (int8_t) i64;
-    const float f32 = (float) v;
+    const float f32 = type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16 ? gcudai_f32_odd(v) : (float) v;
     switch (type) {
         case GCUDA_TYPE_I8: memcpy(p, &i8, sizeof(i8)); break;
         case GCUDA_TYPE_I16: memcpy(p, &i16, sizeof(i16)); break;
@@ -10516,7 +10535,7 @@ static int32_t gcudai_f32_to_i32(float v) {
     return v >= 2147483648.0f ? INT32_MAX : (int32_t) v;
 }
 
-// At least one side is an integer type; both are plain and packed.
+// Types with no float form, or that a float between them would round twice; both are plain and packed.
 static void gcudai_pair_numbers(const struct gcudai_pair * c, const char * x, char * y, int64_t n) {
     if (c->x_type == GCUDA_TYPE_F32 && c->y_type == GCUDA_TYPE_I32) {
         for (int64_t i = 0; i < n; ++i) {
@@ -10524,6 +10543,8 @@ static void gcudai_pair_numbers(const struct gcudai_pair * c, const char * x, ch
         }
     } else if (c->x_type == GCUDA_TYPE_I32 && c->y_type == GCUDA_TYPE_F32) {
         for (int64_t i = 0; i < n; ++i) { ((float *) (void *) y)[i] = (float) ((const int32_t *) (const void *) x)[i]; }
+    } else if (c->x_type == GCUDA_TYPE_I64 && c->y_type == GCUDA_TYPE_F64) {
+        for (int64_t i = 0; i < n; ++i) { ((double *) (void *) y)[i] = (double) ((const int64_t *) (const void *) x)[i]; }
     } else {
         for (int64_t i = 0; i < n; ++i) {
             gcudai_set_number(
@@ -10535,7 +10556,8 @@ static void gcudai_pair_numbers(const struct gcudai_pair * c, const char * x, ch
 // At most GCUDAI_PIECE elements, packed on both sides, types that differ.
 static void gcudai_pair_packed(const struct gcudai_pair * c, const char * x, char * y, int64_t n) {
     float buf[GCUDAI_PIECE];
-    if (c->to == NULL || c->from == NULL) {
+    const bool is_twice = c->x_type == GCUDA_TYPE_F64 && (c->y_type == GCUDA_TYPE_F16 || c->y_type == GCUDA_TYPE_BF16);
+    if (c->to == NULL || c->from == NULL || is_twice) {
         gcudai_pair_numbers(c, x, y, n);
     } else if (c->x_type == GCUDA_TYPE_F32) {
         c->from((const float *) (const void *) x, y, n);

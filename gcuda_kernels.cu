@@ -954,12 +954,23 @@ static gcuda_status quantize(gcuda_type type, gcuda_type x_type, const MAP & map
 }
 
 // ---- plain elements ----
+// As on the CPU: to odd, so that rounding once more is rounding once. See gcudai_f32_odd and gcudai_f64_odd.
+static inline __device__ float d_f32_odd(double v) {
+    const float f = (float) v;
+    const uint32_t bits = __float_as_uint(f);
+    return (double) f == v || v != v ? f : __uint_as_float((bits - (fabs((double) f) > fabs(v) ? 1u : 0u)) | 1u);
+}
+static inline __device__ double d_f64_odd(int64_t v) {
+    const bool is_exact = v >= -((int64_t) 1 << 53) && v <= (int64_t) 1 << 53;
+    return (double) (is_exact || (v & 2047) == 0 ? v : (v | 2048) & ~(int64_t) 2047);
+}
+
 static inline __device__ double d_number(gcuda_type type, const char * p) {
     switch (type) {
         case GCUDA_TYPE_I8: return (double) *(const int8_t *) p;
         case GCUDA_TYPE_I16: return (double) *(const int16_t *) p;
         case GCUDA_TYPE_I32: return (double) *(const int32_t *) p;
-        case GCUDA_TYPE_I64: return (double) *(const int64_t *) p;
+        case GCUDA_TYPE_I64: return d_f64_odd(*(const int64_t *) p);
         case GCUDA_TYPE_F64: return *(const double *) p;
         default: return (double) d_load(type, p);
     }
@@ -980,7 +991,8 @@ static inline __device__ void d_put_number(gcuda_type type, char * p, double v) 
         case GCUDA_TYPE_I32: *(int32_t *) p = (int32_t) d_saturated(v, 2147483648.0); break;
         case GCUDA_TYPE_I64: *(int64_t *) p = d_saturated(v, 9223372036854775808.0); break;
         case GCUDA_TYPE_F64: *(double *) p = v; break;
-        default: d_store(type, p, (float) v); break;
+        case GCUDA_TYPE_F32: *(float *) p = (float) v; break;
+        default: d_store(type, p, d_f32_odd(v)); break;
     }
 }
 
@@ -990,6 +1002,8 @@ static inline __device__ void d_convert(gcuda_type x_type, const char * x, gcuda
     const bool y_float = y_type == GCUDA_TYPE_F32 || y_type == GCUDA_TYPE_F16 || y_type == GCUDA_TYPE_BF16;
     if (x_float && y_float) {
         d_store(y_type, y, d_load(x_type, x));
+    } else if (x_type == GCUDA_TYPE_I64 && y_type == GCUDA_TYPE_F64) {
+        *(double *) y = (double) *(const int64_t *) x;
     } else {
         d_put_number(y_type, y, d_number(x_type, x));
     }

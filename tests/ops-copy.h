@@ -310,6 +310,58 @@ TEST(cpy_special_values) { // NaN and infinities survive; above 65504 F16 is inf
     op_test_run(&t);
 }
 
+// just beside the middle of two neighbours of F16 or BF16, so that a float in between lands in the middle, and its tie
+// goes the wrong way
+static void fill_beside_halfway(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    static const double f16[] = { 0x1p0 + 0x1p-11 + 0x1p-40, 0x1p0 + 0x3p-11 - 0x1p-40, 65520.0 - 0x1p-30, 0x1p-25 + 0x1p-60,
+        0x3p-25 - 0x1p-60, 0x1p-14 + 0x1p-25 + 0x1p-52, 1e300, 1e-300, 0x1p0 + 0x1p-11, 0x1p0 + 0x3p-11, 65520.0, HUGE_VAL };
+    static const double bf16[] = { 0x1p0 + 0x1p-8 + 0x1p-40, 0x1p0 + 0x3p-8 - 0x1p-40, 0x1.FFp127 - 0x1p80, 0x1p-134 + 0x1p-170,
+        0x3p-134 - 0x1p-170, 0x1p-126 + 0x1p-134 + 0x1p-160, 1e300, 1e-300, 0x1p0 + 0x1p-8, 0x1p0 + 0x3p-8, 0x1.FFp127, HUGE_VAL };
+    static const double i32[] = { 0x101p22 + 1, 0x103p22 - 1, 0x101p22, 0x103p22, 2147483647.0, 3, 0, -5 };
+    static const double i64[] = { 0x101p44 + 1, 0x103p44 - 1, 0x101p44, 0x103p44, 0x1000001p28 + 1, 0x1000003p28 - 1, 0, -7 };
+    const enum gcuda_type from = c->types[0];
+    const bool is_int = from != GCUDA_TYPE_F64;
+    const double * v = from == GCUDA_TYPE_I64 ? i64 : is_int ? i32 : c->types[1] == GCUDA_TYPE_F16 ? f16 : bf16;
+    (void) r, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = (i / 12 % 2 ? -1.0 : 1.0) * v[i % (is_int ? 8 : 12)]; }
+}
+TEST(cpy_rounds_once) {
+    const struct op_test t = { .types = "F64,F16>F16 F64,BF16>BF16 I32,BF16>BF16 I64,BF16>BF16 I64,F32>F32",
+        .shapes = "24 257,3 6,4|2,3,2,2", .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true,
+        .in = { { .fill = fill_beside_halfway, .layouts = LAYOUT_ROWS | LAYOUT_TRANSPOSED },
+        { .lo = -1, .hi = 1, .layouts = LAYOUT_TRANSPOSED } } };
+    op_test_run(&t);
+}
+
+// integers with more digits than F64 has
+TEST(cpy_rounds_long_integers_once) {
+    static const int64_t v[8] = { (1ll << 60) + (1ll << 36) + 1, -(1ll << 60) - (1ll << 36) - 1, (1ll << 60) + (1ll << 36),
+        (1ll << 60) + 3 * (1ll << 36) - 1, (1ll << 60) + (1ll << 52) + 1, INT64_MAX, INT64_MIN, (1ll << 53) + 1 };
+    struct gcuda_context * ctx = op_context();
+    struct gcuda_cgraph * g = ctx ? gcuda_new_graph(ctx) : NULL;
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I64, 8);
+    struct gcuda_tensor * single = gcuda_cast(ctx, x, GCUDA_TYPE_F32), * wide = gcuda_cast(ctx, x, GCUDA_TYPE_F64);
+    struct gcuda_tensor * half = gcuda_cast(ctx, x, GCUDA_TYPE_BF16);
+    gcuda_backend_buffer_t buf = op_backends_ready() ? op_place(ctx) : NULL;
+    CHECK(buf != NULL && g != NULL);
+    if (buf != NULL && g != NULL && CHECK_OK(gcuda_build_forward_expand(g, single)) &&
+        CHECK_OK(gcuda_build_forward_expand(g, wide)) && CHECK_OK(gcuda_build_forward_expand(g, half)) &&
+        CHECK_OK(gcuda_backend_tensor_set(x, v, 0, sizeof v)) && CHECK_OK(gcuda_backend_graph_compute(op_backends[0], g))) {
+        float f[8];
+        double d[8];
+        uint16_t h[8];
+        CHECK_OK(gcuda_backend_tensor_get(single, f, 0, sizeof f));
+        CHECK_OK(gcuda_backend_tensor_get(wide, d, 0, sizeof d));
+        CHECK_OK(gcuda_backend_tensor_get(half, h, 0, sizeof h));
+        for (int i = 0; i < 8; ++i) {
+            CHECK_MSG(f[i] == (float) v[i] && d[i] == (double) v[i], "%lld gives %.17g and %.17g", (long long) v[i], (double) f[i], d[i]);
+        }
+        CHECK_EQ_I(h[4], 0x5D81); // the tie of a float or a double would be even
+    }
+    gcuda_backend_buffer_free(buf);
+    gcuda_free(ctx);
+}
+
 static struct gcuda_tensor * build_cast(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
     return gcuda_cast(ctx, in[0], *(const enum gcuda_type *) p);
 }

@@ -141,7 +141,7 @@ static double round_binary(double x, int digits, int min_exp, double max) {
 }
 
 static double round_f16(double x) { return round_binary(x, 11, -13, 65504.0); }
-static double round_bf16(double x) { return round_binary(round_binary(x, 24, -125, FLT_MAX), 8, -125, 0x1.FEp127); }
+static double round_bf16(double x) { return round_binary(x, 8, -125, 0x1.FEp127); }
 
 static uint16_t bits_f16(double x) { // of a value that is one of F16
     const uint16_t sign = signbit(x) ? 0x8000 : 0;
