@@ -29,6 +29,9 @@
 
 #define GCUDAI_KERNELS
 #include "gcuda.h"
+#if defined(GCUDAI_SIM)
+#include "sim_mma.h"
+#endif
 
 // =====================================================================================================
 // >>k-base   element access, indices, warp and block reductions, launch(): the only launch in the file
@@ -111,6 +114,15 @@ template <typename... P, typename... A>
 static gcuda_status launch_2d(
     void (*kernel)(P...), int64_t n_blocks, int n_threads_x, int n_threads_y, gcuda_stream stream, A... args) {
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads_x, (unsigned) n_threads_y), 0, 0, stream, args...);
+}
+
+static int64_t n_multiprocessors() {
+    int device = 0, n = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        (void) cudaGetLastError();
+    }
+    return n > 0 ? n : 1;
 }
 
 static inline int64_t n_elements(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
@@ -368,6 +380,77 @@ static inline __device__ float d_block_max(float v) { return d_block_reduce<d_ma
 
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
+
+// ---- asynchronous copies ----
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define D_ASYNC_COPIES 1
+#else
+#define D_ASYNC_COPIES 0
+#endif
+
+// 16 bytes from global to shared memory, both at multiples of 16; n of them are read, the others are zero. Where the device
+// has no asynchronous copies the lane does it.
+static inline __device__ void d_copy_16(char * to, const char * from, int n) {
+#if D_ASYNC_COPIES
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t) __cvta_generic_to_shared(to)),
+                 "l"(from), "r"(n)
+                 : "memory");
+#elif defined(GCUDAI_SIM)
+    sim_cp_async_16(to, from, n);
+#else
+    for (int i = 0; i < 16; ++i) { to[i] = i < n ? from[i] : (char) 0; } // bytes: what is read later has many types
+#endif
+}
+static inline __device__ void d_copies_commit() {
+#if D_ASYNC_COPIES
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#elif defined(GCUDAI_SIM)
+    sim_cp_async_commit();
+#endif
+}
+// All copies of this lane but those of the last N commits have arrived.
+template <int N> static inline __device__ void d_copies_wait() {
+#if D_ASYNC_COPIES
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#elif defined(GCUDAI_SIM)
+    sim_cp_async_wait(N);
+#endif
+}
+
+// ---- tensor cores ----
+static inline __device__ uint32_t d_bf16_pair(float low, float high) {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *) &v;
+}
+
+// c += a b for a 16 x 16 by 16 x 8 of BF16. With g = lane / 4 and t = lane % 4: c is (g, 2t), (g, 2t + 1), then the same in
+// row g + 8; a is pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b is pairs of k at 2t and 2t + 8 of
+// column g.
+static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_t * b) {
+#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif !defined(__CUDACC__)
+    sim_mma_bf16(c, a, b, c); // the simulated device
+#else // the same by shuffles: capabilities below 8.0, where dispatch does not come
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int s = 0; s < 4; ++s) {
+        for (int h = 0; h < 2; ++h) { // k = 2 s + 8 h and the next
+            uint32_t x[2], y[2];
+            for (int i = 0; i < 2; ++i) {
+                x[i] = __shfl_sync(0xffffffffu, a[2 * h + i], 4 * g + s);
+                y[i] = __shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s);
+            }
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t u = x[i / 2], v = y[i % 2];
+                c[i] += __uint_as_float(u << 16) * __uint_as_float(v << 16);
+                c[i] += __uint_as_float(u & 0xffff0000u) * __uint_as_float(v & 0xffff0000u);
+            }
+        }
+    }
+#endif
+}
 
 // =====================================================================================================
 // >>k-quants   block formats: 32 elements at a time as integer codes and scales
@@ -5544,40 +5627,6 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 #define TILE_BLOCKS 512 // blocks that fill a device
 #define TILE_PARTS 16   // of k, at most
 
-static inline __device__ uint32_t d_bf16_pair(float low, float high) {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *) &v;
-}
-
-// c += a b for a 16 x 16 by 16 x 8 of BF16. With g = lane / 4 and t = lane % 4: c is (g, 2t), (g, 2t + 1), then the same in
-// row g + 8; a is pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b is pairs of k at 2t and 2t + 8 of
-// column g.
-static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_t * b) {
-#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#elif !defined(__CUDACC__)
-    sim_mma_bf16(c, a, b); // the simulated device
-#else // the same by shuffles: capabilities below 8.0, where dispatch does not come
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int s = 0; s < 4; ++s) {
-        for (int h = 0; h < 2; ++h) { // k = 2 s + 8 h and the next
-            uint32_t x[2], y[2];
-            for (int i = 0; i < 2; ++i) {
-                x[i] = __shfl_sync(0xffffffffu, a[2 * h + i], 4 * g + s);
-                y[i] = __shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s);
-            }
-            for (int i = 0; i < 4; ++i) {
-                const uint32_t u = x[i / 2], v = y[i % 2];
-                c[i] += __uint_as_float(u << 16) * __uint_as_float(v << 16);
-                c[i] += __uint_as_float(u & 0xffff0000u) * __uint_as_float(v & 0xffff0000u);
-            }
-        }
-    }
-#endif
-}
-
 // Group u of a row of weights as 16 pairs.
 template <typename A> struct d_tile_row {
     static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) {
@@ -5953,35 +6002,6 @@ struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a co
     int4 q[4];
     float2 s[4];
 };
-
-#if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define D_ASYNC_COPIES 1
-#else
-#define D_ASYNC_COPIES 0
-#endif
-
-// 16 bytes from global to shared memory, n of them read and the others zero. Where the device has no asynchronous copies
-// the lane does it.
-static inline __device__ void d_copy_16(char * to, const char * from, int n) {
-#if D_ASYNC_COPIES
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t) __cvta_generic_to_shared(to)),
-                 "l"(from), "r"(n)
-                 : "memory");
-#else
-    for (int i = 0; i < 16; ++i) { to[i] = i < n ? from[i] : (char) 0; } // bytes: what is read later has many types
-#endif
-}
-static inline __device__ void d_copies_commit() {
-#if D_ASYNC_COPIES
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// All copies of this lane but those of the last N commits have arrived.
-template <int N> static inline __device__ void d_copies_wait() {
-#if D_ASYNC_COPIES
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-#endif
-}
 
 static inline __device__ int d_dot_16(const uint32_t * a, const int4 & x) {
     int sum = __dp4a((int) a[0], x.x, 0);
@@ -6384,15 +6404,6 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 }
 
 // ---- the launcher's side ----
-static int64_t n_multiprocessors() {
-    int device = 0, n = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
-    return n > 0 ? n : 1;
-}
-
 // Warps, steps side by side and blocks; the bytes of shared memory, 0 if there is no way. The steps side by side do not
 // depend on the number of rows, so that a row's sum is the same in any part of a matrix.
 #define VEC_PART_BYTES 8192 // sums of a block's rows

@@ -218,29 +218,6 @@ template <typename T> static inline unsigned __match_all_sync(unsigned mask, T v
 }
 static inline unsigned __activemask() { return 0xffffffffu; } // of warps whose lanes have not parted
 
-// A product of matrices by a warp, 16 x 8 x 16 of bfloat16 (mma.m16n8k16): every lane puts its part down where all see it,
-// then works out its own four results.
-static inline void sim_mma_bf16(float * c, const unsigned * a, const unsigned * b) {
-    static unsigned parts[32][32][6];
-    const int lane = sim_lane(), g = lane / 4, t = lane % 4;
-    unsigned(*warp)[6] = parts[threadIdx.x / 32];
-    memcpy(warp[lane], a, 16);
-    memcpy(warp[lane] + 4, b, 8);
-    __syncwarp();
-    for (int i = 0; i < 4; ++i) {
-        for (int k = 0; k < 16; ++k) {
-            const int s = k % 8 / 2, high = 16 * (k % 2), upper = k / 8;
-            const unsigned x = warp[4 * g + s][2 * upper + i / 2] >> high << 16;
-            const unsigned y = warp[4 * (2 * t + i % 2) + s][4 + upper] >> high << 16;
-            float u, v;
-            memcpy(&u, &x, 4);
-            memcpy(&v, &y, 4);
-            c[i] += u * v;
-        }
-    }
-    __syncwarp();
-}
-
 // ---- atomics: only one thread runs at a time, and only barriers and warp operations let another one on ----
 #define GCUDA_SIM_ATOMIC(name, value)                                                                                  \
     template <typename T> static inline T name(T * p, typename std::common_type<T>::type v) {                          \
