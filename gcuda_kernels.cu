@@ -252,6 +252,10 @@ template <typename T> static inline __device__ void d_store_wide(T * p, int64_t 
     }
 }
 
+static inline bool is_float(gcuda_type type) {
+    return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
+}
+
 static inline bool is_packed(const gcuda_array & a) {
     int64_t expect = (int64_t) gcuda_type_size(a.type);
     for (int d = 0; d < 4; ++d) {
@@ -449,6 +453,60 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
             }
         }
     }
+#endif
+}
+
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define D_TENSOR_CORES 1
+#else
+#define D_TENSOR_CORES 0
+#endif
+
+// Products of a warp, d = a b + c, from compute capability 8.0; launchers keep others from calling them. With g = lane / 4
+// and t = lane % 4, d and c are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); words of a are of rows g, g + 8, g, g + 8,
+// words of b of column g. Bytes, 32 deep: four at k = 4t in a[0], a[1] and b[0], four at k = 4t + 16 in the others.
+static inline __device__ void d_mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const int (&c)[4]) {
+#if defined(GCUDAI_SIM)
+    sim_mma_s8(d, a, b, c);
+#elif D_TENSOR_CORES
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+#else
+    for (int i = 0; i < 4; ++i) { d[i] = c[i]; }
+#endif
+}
+// Bytes, 16 deep: the first half of that.
+static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
+#if defined(GCUDAI_SIM)
+    const uint32_t a[4] = { a0, a1, 0, 0 }, both[2] = { b, 0 };
+    sim_mma_s8(d, a, both, c);
+#elif D_TENSOR_CORES
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a0), "r"(a1), "r"(b), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+#else
+    for (int i = 0; i < 4; ++i) { d[i] = c[i]; }
+#endif
+}
+// Pairs of halves, 16 deep: as d_mma.
+static inline __device__ void d_mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(GCUDAI_SIM)
+    sim_mma_f16(d, a, b, d);
+#elif D_TENSOR_CORES
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+// Words of TF32, 8 deep: k = t, then t + 4. The device ignores the low 13 bits.
+static inline __device__ void d_mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(GCUDAI_SIM)
+    sim_mma_tf32(d, a, b, d);
+#elif D_TENSOR_CORES
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
 
@@ -1217,10 +1275,6 @@ static gcuda_status cpy_same(const gcuda_cpy_args & p, gcuda_stream stream) {
         case 4: return cpy_words<uint32_t>(p, stream);
         default: return gcuda_is_quantized(p.y.type) ? cpy_words<uint32_t>(p, stream) : cpy_words<uint64_t>(p, stream);
     }
-}
-
-static bool is_float(gcuda_type type) {
-    return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
 }
 
 static void walk_swap(d_walk & w, int d, int e) {
@@ -6450,10 +6504,6 @@ static d_vec_job vec_job(const d_job & job) {
     return p;
 }
 
-static bool is_plain_float(gcuda_type type) {
-    return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
-}
-
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_vec_job p = vec_job(job_of(*args));
@@ -6463,7 +6513,7 @@ size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
 gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
     d_vec_job p = vec_job(job_of(*args));
     const int64_t n_matrices = args->a.ne[2] * args->a.ne[3], n = p.job.n;
-    if (!gcuda_is_quantized(args->a.type) || !is_plain_float(args->b.type) || n > 8 || p.job.m > MAX_VEC_ROWS || p.job.k % 32 != 0 ||
+    if (!gcuda_is_quantized(args->a.type) || !is_float(args->b.type) || n > 8 || p.job.m > MAX_VEC_ROWS || p.job.k % 32 != 0 ||
         (n > 1 && scratch == nullptr)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
@@ -6505,7 +6555,7 @@ gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcu
     p.ids = args->ids;
     p.n_experts = args->as.ne[2];
     p.bad_index = args->bad_index;
-    if (!gcuda_is_quantized(args->as.type) || !is_plain_float(args->b.type) || job.m > MAX_VEC_ROWS || job.k % 32 != 0) {
+    if (!gcuda_is_quantized(args->as.type) || !is_float(args->b.type) || job.m > MAX_VEC_ROWS || job.k % 32 != 0) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {
