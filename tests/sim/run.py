@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """The CUDA backend on the simulated device: builds and runs tests/sim/, the operations and the digits. `make test-sim`.
 
-    run.py [--level user|ci|full] [--only TEXT]      last line: N passed, N failed
+    run.py [--level user|ci|full] [--group NAME] [--only TEXT]      last line: N passed, N failed
 
     user   without sanitizers, one seed
     ci     and: 20 orders of threads and streams over a sample of operations, AddressSanitizer and UBSan on a sample,
            ThreadSanitizer on the tests with several threads
-    full   everything: GCUDA_TEST_FULL, 100 orders, all programs and operations under AddressSanitizer, compute
-           capabilities 6.1, 7.5 and 8.0 beside 9.0, and the last of four devices
+    full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
+           under AddressSanitizer and compiled for the compute capabilities 6.1, 7.5 and 8.0 beside 9.0
+
+The groups (GROUPS below) can run side by side: each builds in folders of its own.
 """
 import argparse
 import os
@@ -26,6 +28,7 @@ TSAN_ENV = {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"}  # the sim
 CAPABILITIES = [610, 750, 800]
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
+EVERYTHING = [(p, "") for p in PROGRAMS]
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
@@ -131,44 +134,60 @@ def digits(total):
         total.add("digits on CUDA0", code, output, False, time.monotonic() - start)
 
 
-def sanitized(total, is_full, everything):
-    full = {"GCUDA_TEST_FULL": "1"} if is_full else {}
-    asan = Variant(total, "-asan", ASAN, {**ASAN_ENV, **full})
-    sample = everything if is_full else ASAN_SAMPLE
-    if asan.build([*[p for p, _ in sample], "test-ops", *(["test-device"] if is_full else [])]):
-        asan.programs(sample)
-        asan.operations(OPS["full"] if is_full else ASAN_OPS)
-        if is_full:
+def plain_tests(total, level):
+    plain = Variant(total, "")
+    if plain.build([*PROGRAMS, "test-ops", "test-device"]):
+        plain.programs(EVERYTHING)
+        plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if level == "full" else {}))
+        plain.captured()
+        if level != "user":
+            plain.seeds(100 if level == "full" else 20)
+        if level == "full":
+            plain.operations(OPS["ci"], "CUDA3", GCUDA_SIM_DEVICES="4", GCUDA_SIM_MEMORY_MB="512")
+    digits(total)
+
+
+def asan_tests(total, level):
+    asan = Variant(total, "-asan", ASAN, ASAN_ENV)
+    if level == "full":
+        if asan.build([*PROGRAMS, "test-ops", "test-device"]):
+            asan.programs(EVERYTHING)
+            asan.operations(OPS["full"])
             asan.captured()
+    elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-ops"]):
+        asan.programs(ASAN_SAMPLE)
+        asan.operations(ASAN_OPS)
+
+
+def tsan_tests(total, level):
     tsan = Variant(total, "-tsan", TSAN, TSAN_ENV)
     if tsan.build([p for p, _ in TSAN_SAMPLE]):
         tsan.programs(TSAN_SAMPLE)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--level", choices=["user", "ci", "full"], default="user")
-    parser.add_argument("--only", default="", help="only commands with this text in them")
-    args = parser.parse_args()
-    total, is_full = Sum(args.only), args.level == "full"
-    everything = [(p, "") for p in PROGRAMS]
-    plain = Variant(total, "", env={"GCUDA_TEST_FULL": "1"} if is_full else {})
-    if plain.build([*PROGRAMS, "test-ops", "test-device"]):
-        plain.programs(everything)
-        plain.operations(OPS[args.level])
-        plain.captured()
-        if args.level != "user":
-            plain.seeds(100 if is_full else 20)
-        if is_full:
-            plain.operations(OPS["ci"], "CUDA3", GCUDA_SIM_DEVICES="4", GCUDA_SIM_MEMORY_MB="512")
-    digits(total)
-    if args.level != "user":
-        sanitized(total, is_full, everything)
-    for capability in CAPABILITIES if is_full else []:
+def older_tests(total, level):
+    for capability in CAPABILITIES:
         other = Variant(total, f"-{capability}", f"-O1 -g1 -DGCUDA_SIM_CC={capability}")
         if other.build([*PROGRAMS, "test-ops"]):
-            other.programs(everything)
+            other.programs(EVERYTHING)
             other.operations(OPS["full"])
+
+
+# name: (what it runs, the lowest level that it belongs to)
+GROUPS = {"plain": (plain_tests, "user"), "asan": (asan_tests, "ci"), "tsan": (tsan_tests, "ci"), "older": (older_tests, "full")}
+LEVELS = ["user", "ci", "full"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--level", choices=LEVELS, default="user")
+    parser.add_argument("--group", choices=GROUPS, help="only this group")
+    parser.add_argument("--only", default="", help="only commands with this text in them")
+    args = parser.parse_args()
+    total = Sum(args.only)
+    for name, (tests, lowest) in GROUPS.items():
+        if args.group in (None, name) and LEVELS.index(lowest) <= LEVELS.index(args.level):
+            tests(total, args.level)
     print(f"{total.passed} passed, {total.failed} failed")
     return 1 if total.failed else 0
 

@@ -2270,9 +2270,10 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes * attributes, const 
 // small numbers side by side look like an address there.
 static bool is_host_address(uintptr_t p) {
     unsigned char resident = 0;
-    // a small number below what the padding beside it was left with is none either
+    // a small number below what the padding beside it was left with is none either, nor is a float there: it points into a
+    // sanitizer's heap, which is reserved whole, but hardly ever at a page in use
     return p >> 46 == 1 && (p & 0xffffffffu) >= 65536 && memory_at((const void *) p) == nullptr &&
-           mincore((void *) (p / 4096 * 4096), 4096, &resident) == 0;
+           mincore((void *) (p / 4096 * 4096), 4096, &resident) == 0 && (resident & 1) != 0;
 }
 
 // An argument that points to host memory which kernels cannot use, or NULL: neither page-locked nor registered.

@@ -157,7 +157,7 @@ TEST(matrices_are_loaded_from_shared_memory) {
 static __global__ void k_pipeline(int * out, const int4 * in, int n, int wait_pending) {
     __shared__ int4 stage[2][32];
     const unsigned l = threadIdx.x;
-    int sum = 0;
+    unsigned sum = 0; // what has not arrived is any number: unsigned, since it may overflow
     for (int i = 0; i < n + 1; ++i) {
         if (i < n) { sim_cp_async_16(&stage[i % 2][l], &in[i * 32 + (int) l], l == 31 ? 4 : 16); }
         sim_cp_async_commit();
@@ -165,10 +165,10 @@ static __global__ void k_pipeline(int * out, const int4 * in, int n, int wait_pe
         sim_cp_async_wait(wait_pending);
         __syncthreads();
         const int4 v = stage[(i - 1) % 2][31 - l]; // another lane's
-        sum += v.x + v.y + v.z + v.w;
+        sum += (unsigned) v.x + (unsigned) v.y + (unsigned) v.z + (unsigned) v.w;
         __syncthreads();
     }
-    out[l] = sum;
+    out[l] = (int) sum;
 }
 
 TEST(copies_arrive_when_they_are_waited_for) {
