@@ -5,6 +5,7 @@
 
 #include "cuda_runtime_api.h"
 
+#include <limits.h>
 #include <functional>
 #include <math.h>
 #include <memory>
@@ -338,8 +339,12 @@ static inline float __fdividef(float a, float b) { return a / b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
-static inline int __float2int_rn(float v) { return (int) nearbyintf(v); }
-static inline int __float2int_rz(float v) { return (int) v; }
+// The device's conversions saturate, and NaN becomes 0.
+static inline int sim_saturated_int(float v) {
+    return v >= 2147483648.0f ? INT_MAX : v < -2147483648.0f ? INT_MIN : v != v ? 0 : (int) v;
+}
+static inline int __float2int_rn(float v) { return sim_saturated_int(nearbyintf(v)); }
+static inline int __float2int_rz(float v) { return sim_saturated_int(v); }
 
 template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
 template <typename T> static inline T max(T a, T b) { return a < b ? b : a; }
