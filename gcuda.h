@@ -154,6 +154,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
     >>impl-cuda-exec     what the device can do, and doing it
     >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
+    >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
     >>impl-cuda-profile  callbacks and timing around nodes, traces
@@ -336,6 +337,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cpu_set_threadpool GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cpu_set_threadpool)
 #define gcuda_backend_cuda_buffer_from_ptr GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_from_ptr)
 #define gcuda_backend_cuda_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_buffer_type)
+#define gcuda_backend_cuda_clear_plans GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_clear_plans)
 #define gcuda_backend_cuda_find_device GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_find_device)
 #define gcuda_backend_cuda_get_device_count GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_count)
 #define gcuda_backend_cuda_get_device_description GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_description)
@@ -344,6 +346,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_get_device_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_device_stats)
 #define gcuda_backend_cuda_get_max_shared GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_max_shared)
 #define gcuda_backend_cuda_get_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_peer)
+#define gcuda_backend_cuda_get_plan_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_plan_stats)
 #define gcuda_backend_cuda_get_split_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_data)
 #define gcuda_backend_cuda_get_split_rows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_split_rows)
 #define gcuda_backend_cuda_get_stats GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_get_stats)
@@ -401,6 +404,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_graph_plan_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_compute)
 #define gcuda_backend_graph_plan_create GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_create)
 #define gcuda_backend_graph_plan_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_free)
+#define gcuda_backend_graph_plan_update GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_graph_plan_update)
 #define gcuda_backend_guid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_guid)
 #define gcuda_backend_init_best GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_best)
 #define gcuda_backend_init_by_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_init_by_name)
@@ -2971,6 +2975,10 @@ GCUDA_API gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(
     gcuda_backend_t backend, struct gcuda_cgraph * graph);
 GCUDA_API void gcuda_backend_graph_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
 GCUDA_API gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan);
+// Tensors of the plan have other addresses or parameters (graph NULL), or it is to compute another graph from now on. On
+// failure the plan can be freed and updated, and is not to be computed.
+GCUDA_API gcuda_status gcuda_backend_graph_plan_update(
+    gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph);
 GCUDA_API bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
 GCUDA_API bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft);
 GCUDA_API bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
@@ -3215,6 +3223,9 @@ struct gcuda_cuda_params {
     // and pointer mode are put back after each use; a workspace set for it is lost, as with every cublasSetStream. NULL:
     // the backend makes its own.
     struct cublasContext * cublas;
+    enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
+    int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
+    size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3318,6 +3329,25 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gc
 // A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
 // stays; more is refused with ALLOC_FAILED while reserved plus the request exceeds it.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes);
+
+// ---- plans: what a graph launches, decided once ----
+// A graph's first run works out its launches and keeps them. From its second run on they are one CUDA graph, captured
+// on the way. A graph that is given again, or built again, finds its plan by operations, types, shapes and strides; where
+// addresses or parameters differ, the arguments concerned are changed and the CUDA graph is updated. The plans used last
+// are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
+//
+// A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
+// by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
+//
+// Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
+// fails is one line in the log, and the plan does without.
+struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
+    int n_plans;
+    size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
+    uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
+};
+GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
+GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
 
 // ---- upload: host memory of any kind into tensors, by threads of its own, while backends compute ----
 // Ordinary and mapped memory copies slowly to a device: the driver stages it on one thread (10 of 55 GB/s, H200 with 16
@@ -20535,6 +20565,15 @@ gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend, gcuda_bac
     return backend->iface.graph_plan_compute(backend, plan);
 }
 
+gcuda_status gcuda_backend_graph_plan_update(
+    gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph) {
+    if (backend == NULL || plan == NULL || backend->iface.graph_plan_update == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "graph_plan_update: backend or plan is NULL, or the backend has no plans that can be updated");
+    }
+    return backend->iface.graph_plan_update(backend, plan, graph);
+}
+
 bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op) {
     return gcuda_backend_dev_supports_op(gcuda_backend_get_device(backend), op);
 }
@@ -21788,41 +21827,59 @@ static gcuda_status gcudai_cpu_graph_compute(gcuda_backend_t backend, struct gcu
 }
 
 struct gcudai_cpu_plan {
-    struct gcuda_cgraph graph; // nodes: a copy behind this struct
+    struct gcuda_cgraph graph; // nodes: a copy
     int n_threads;
     char * work;
     size_t work_size;
 };
 
 static void gcudai_cpu_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
+    struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) plan;
     (void) backend;
-    gcudai_free(((struct gcudai_cpu_plan *) plan)->work);
-    gcudai_free(plan);
+    gcudai_free(p->graph.nodes);
+    gcudai_free(p->work);
+    gcudai_free(p);
+}
+
+// NULL: the plan's own nodes again. On failure the plan is as before.
+static gcuda_status gcudai_cpu_plan_update(
+    gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph) {
+    struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) plan;
+    const struct gcuda_cgraph * from = graph ? graph : &p->graph;
+    size_t work_size = 0;
+    (void) backend;
+    GCUDAI_TRY(gcudai_cpu_prepare(from, p->n_threads, &work_size));
+    const size_t n = (size_t) GCUDAI_MAX(from->n_nodes, 1);
+    struct gcuda_tensor ** nodes = (struct gcuda_tensor **) gcudai_calloc(n, sizeof(*nodes));
+    char * work = (char *) gcudai_alloc(GCUDAI_MAX(work_size, 1));
+    if (nodes == NULL || work == NULL) {
+        gcudai_free(nodes);
+        gcudai_free(work);
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    if (from->n_nodes > 0) { memcpy(nodes, from->nodes, (size_t) from->n_nodes * sizeof(*nodes)); }
+    const int n_nodes = from->n_nodes;
+    gcudai_free(p->graph.nodes);
+    gcudai_free(p->work);
+    p->graph.nodes = nodes;
+    p->graph.n_nodes = n_nodes;
+    p->work = work;
+    p->work_size = work_size;
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_cpu_plan_create(
     gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * plan) {
-    const struct gcudai_cpu * cpu = (const struct gcudai_cpu *) backend;
-    const size_t head = gcudai_pad(sizeof(struct gcudai_cpu_plan), GCUDAI_ALIGN),
-                 n = (size_t) graph->n_nodes * sizeof(void *);
-    size_t work = 0;
+    struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) gcudai_calloc(1, sizeof(*p));
     *plan = NULL;
-    GCUDAI_TRY(gcudai_cpu_prepare(graph, gcudai_cpu_n_threads(cpu), &work));
-    struct gcudai_cpu_plan * p = (struct gcudai_cpu_plan *) gcudai_calloc(1, head + n);
     if (p == NULL) {
         return GCUDA_STATUS_ALLOC_FAILED;
     }
-    p->n_threads = gcudai_cpu_n_threads(cpu);
-    p->graph.nodes = (struct gcuda_tensor **) (void *) ((char *) p + head);
-    p->graph.n_nodes = graph->n_nodes;
-    if (n > 0) {
-        memcpy(p->graph.nodes, graph->nodes, n);
-    }
-    p->work_size = work;
-    p->work = work > 0 ? (char *) gcudai_alloc(work) : NULL;
-    if (work > 0 && p->work == NULL) {
-        gcudai_free(p);
-        return GCUDA_STATUS_ALLOC_FAILED;
+    p->n_threads = gcudai_cpu_n_threads((const struct gcudai_cpu *) backend);
+    const gcuda_status st = gcudai_cpu_plan_update(backend, p, graph);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cpu_plan_free(backend, p);
+        return st;
     }
     *plan = p;
     return GCUDA_STATUS_SUCCESS;
@@ -21853,6 +21910,7 @@ gcuda_backend_t gcuda_backend_cpu_init(void) {
     cpu->backend.iface.free = gcudai_cpu_backend_free;
     cpu->backend.iface.graph_plan_create = gcudai_cpu_plan_create;
     cpu->backend.iface.graph_plan_free = gcudai_cpu_plan_free;
+    cpu->backend.iface.graph_plan_update = gcudai_cpu_plan_update;
     cpu->backend.iface.graph_plan_compute = gcudai_cpu_plan_compute;
     cpu->backend.iface.graph_compute = gcudai_cpu_graph_compute;
     return &cpu->backend;
@@ -23490,6 +23548,17 @@ struct gcudai_cuda_cancel {
     bool is_filling;        // the chunk behind those has begun
 };
 
+struct gcudai_cuda_plan;
+struct gcudai_cuda_plans { // see >>impl-cuda-plan
+    struct gcudai_cuda_plan * first;
+    struct gcuda_cuda_plan_stats stats;
+    int max_plans;
+    size_t max_bytes;
+    uint64_t clock;
+    bool use_graphs;
+    cudaStream_t stream; // that captures go through, when the backend's is the caller's
+};
+
 struct gcudai_cuda {
     struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
     struct gcudai_cuda_device * device;
@@ -23519,6 +23588,7 @@ struct gcudai_cuda {
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
     struct gcudai_cuda_profile * profile; // NULL: nobody has asked for one
+    struct gcudai_cuda_plans plans;
 };
 
 static gcuda_status gcudai_cuda_open(
@@ -24396,9 +24466,13 @@ static bool gcudai_cuda_is_capture_on(void) {
     return is_on;
 }
 
+static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while a plan is captured, one at a time
+
 static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
+        gcudai_mutex_lock(&gcudai_cuda_capture_lock);
         (void) c->cublasDestroy_v2(c->handle);
+        gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
     }
     gcudai_dl_close(c->library);
     GCUDAI_ZERO(*c);
@@ -25304,7 +25378,9 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
-            (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[i]->stream));
+            (void) gcudai_cuda_went_well(cu->plans.stats.n_graph_launches > 0 // of which the stream knows nothing
+                                             ? cudaDeviceSynchronize()
+                                             : cudaStreamSynchronize(cu->sides[i]->stream));
             gcudai_cuda_leave(&scope);
         }
     }
@@ -25871,22 +25947,16 @@ static void gcudai_cuda_note_capture(struct gcudai_cuda * cu) {
     }
 }
 
-static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
-    struct gcudai_cuda_scope scope;
-    GCUDAI_TRY(gcudai_cuda_alive(cu));
+// Node by node, as the list has them.
+static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
     GCUDAI_TRY(gcudai_cuda_prepare(cu->device, graph));
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
-    gcudai_cuda_note_capture(cu);
     gcuda_status st = cu->profile ? gcudai_cuda_profile_graph(cu, graph) : GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < graph->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
         if (!gcudai_is_skipped(graph->nodes[i])) {
             st = cu->profile ? gcudai_cuda_profile_node(cu, graph->nodes[i], i) : gcudai_cuda_run_node(cu, graph->nodes[i]);
         }
     }
-    st = gcudai_cuda_note(cu, gcudai_cuda_chunks_finish(cu, st));
-    gcudai_cuda_leave(&scope);
-    return st;
+    return gcudai_cuda_chunks_finish(cu, st);
 }
 
 // =====================================================================================================
@@ -26225,6 +26295,759 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 }
 
 // =====================================================================================================
+// >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
+// =====================================================================================================
+// A plan remembers what its tensors were like when it was made, in two halves. The shape (operations, types, sizes,
+// strides, who reads whom) is what it depends on. The values (addresses and parameters) it can follow: the steps of the
+// nodes concerned get new arguments, and a CUDA graph is updated in place.
+
+enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one shape in the cache: for parts of a model that are alike and take turns
+
+struct gcudai_cuda_shape {
+    int32_t op, type, flags, is_view, n_uses; // flags: those that matter here; n_uses: of nodes, in the whole graph
+    int32_t src[GCUDA_MAX_SRC];               // index among the tensors seen; -1: none
+    int32_t unused;                           // no padding: shapes are compared as bytes
+    int64_t ne[GCUDA_MAX_DIMS];
+    size_t nb[GCUDA_MAX_DIMS];
+};
+struct gcudai_cuda_value {
+    int32_t params[GCUDA_MAX_OP_PARAMS / sizeof(int32_t)];
+    const void * data;
+    const void * buffer;
+    size_t extra; // of row-split weights: mixed from where their parts are
+};
+struct gcudai_cuda_seen {
+    const struct gcuda_tensor * tensor;
+    struct gcudai_cuda_shape shape;
+    struct gcudai_cuda_value value;
+    bool has_changed; // since the steps were made
+};
+
+// The tensors of a graph: its nodes in their order, then whatever else they read.
+struct gcudai_cuda_look {
+    struct gcudai_cuda_seen * seen;
+    int n_nodes, n_seen;
+    uint64_t hash; // of all shapes
+};
+
+struct gcudai_cuda_step {
+    const struct gcuda_tensor * node;  // that errors name
+    const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
+    int first, n;                      // nodes that it stands for, those that nothing runs for included
+    size_t scratch_bytes;
+    void ** scratch; // where in args its address goes
+    union gcudai_args args;
+};
+
+struct gcudai_cuda_plan {
+    struct gcudai_cuda_plan * next; // in the cache
+    struct gcudai_cuda_look look;
+    struct gcudai_cuda_step * steps;
+    int n_steps, cap_steps;
+    size_t n_bytes;     // of host memory
+    uint64_t last_used; // on the cache's clock
+    bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
+    bool has_run;       // whatever is made by a first run is there
+    bool no_graph;      // a capture failed
+    cudaGraphExec_t exec;
+    bool is_exec_current;
+    uint64_t generation; // of the scratch whose addresses exec remembers
+};
+
+// ---- what a plan sees ----
+
+struct gcudai_cuda_index { // of tensors, by address
+    const struct gcuda_tensor ** keys;
+    int32_t * at;
+    size_t mask;
+};
+
+static size_t gcudai_cuda_index_slot(const struct gcudai_cuda_index * x, const struct gcuda_tensor * t) {
+    size_t i = (size_t) (((uint64_t) (uintptr_t) t >> 4) * 0x9e3779b97f4a7c15u >> 20) & x->mask;
+    while (x->keys[i] != NULL && x->keys[i] != t) { i = (i + 1) & x->mask; }
+    return i;
+}
+
+static size_t gcudai_cuda_where_parts_are(const struct gcuda_tensor * t) {
+    size_t mixed = (size_t) (uintptr_t) t->extra;
+    for (int i = 0; t->extra != NULL && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        mixed = mixed * 31 + (size_t) (uintptr_t) gcuda_backend_cuda_get_split_data(t, i);
+    }
+    return mixed;
+}
+
+static void gcudai_cuda_value_of(const struct gcuda_tensor * t, struct gcudai_cuda_value * v) {
+    memcpy(v->params, t->op_params, sizeof(v->params));
+    v->data = t->data;
+    v->buffer = gcudai_buffer_of(t);
+    v->extra = gcudai_cuda_where_parts_are(t);
+}
+
+// All but the sources and the uses.
+static void gcudai_cuda_shape_of(const struct gcuda_tensor * t, struct gcudai_cuda_shape * s) {
+    s->op = (int32_t) t->op;
+    s->type = (int32_t) t->type;
+    s->flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
+    s->is_view = t->view_src != NULL;
+    memcpy(s->ne, t->ne, sizeof(s->ne));
+    memcpy(s->nb, t->nb, sizeof(s->nb));
+}
+
+static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * shape) {
+    uint64_t words[sizeof(*shape) / sizeof(uint64_t)];
+    memcpy(words, shape, sizeof(words));
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) {
+        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+static void gcudai_cuda_look_free(struct gcudai_cuda_look * look) {
+    gcudai_free(look->seen);
+    GCUDAI_ZERO(*look);
+}
+
+// Numbers the nodes, then the other sources as they come.
+static int gcudai_cuda_index_fill(struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
+    int n = graph->n_nodes;
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const size_t slot = gcudai_cuda_index_slot(x, graph->nodes[i]);
+        if (x->keys[slot] == NULL) {
+            x->keys[slot] = graph->nodes[i];
+            x->at[slot] = i;
+        }
+    }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const struct gcuda_tensor * src = graph->nodes[i]->src[k];
+            const size_t slot = src != NULL ? gcudai_cuda_index_slot(x, src) : 0;
+            if (src != NULL && x->keys[slot] == NULL) {
+                x->keys[slot] = src;
+                x->at[slot] = n++;
+            }
+        }
+    }
+    return n;
+}
+
+static void gcudai_cuda_look_fill(
+    struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
+    for (size_t slot = 0; slot <= x->mask; ++slot) {
+        if (x->keys[slot] != NULL) { look->seen[x->at[slot]].tensor = x->keys[slot]; }
+    }
+    for (int i = 0; i < look->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &look->seen[i];
+        s->tensor = i < look->n_nodes ? graph->nodes[i] : s->tensor;
+        gcudai_cuda_shape_of(s->tensor, &s->shape);
+        gcudai_cuda_value_of(s->tensor, &s->value);
+        s->shape.n_uses = i < look->n_nodes ? gcuda_graph_use_count(graph, s->tensor) : 0;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
+            s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
+        }
+        look->hash = gcudai_cuda_mix(look->hash, &s->shape);
+    }
+}
+
+static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
+    struct gcudai_cuda_index x;
+    size_t n = (size_t) graph->n_nodes, cap = 64;
+    GCUDAI_ZERO(*look);
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) { n += graph->nodes[i]->src[k] != NULL; }
+    }
+    while (cap < 2 * n) { cap *= 2; }
+    x.mask = cap - 1;
+    x.keys = (const struct gcuda_tensor **) gcudai_calloc(cap, sizeof(*x.keys) + sizeof(*x.at));
+    if (x.keys == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    x.at = (int32_t *) (void *) (x.keys + cap);
+    look->n_nodes = graph->n_nodes;
+    look->n_seen = gcudai_cuda_index_fill(&x, graph);
+    look->hash = (uint64_t) graph->n_nodes;
+    look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
+    if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
+    gcudai_free((void *) x.keys);
+    return look->seen != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+}
+
+static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+    bool is_same = a->hash == b->hash && a->n_nodes == b->n_nodes && a->n_seen == b->n_seen;
+    for (int i = 0; i < a->n_seen && is_same; ++i) {
+        is_same = memcmp(&a->seen[i].shape, &b->seen[i].shape, sizeof(a->seen[i].shape)) == 0;
+    }
+    return is_same;
+}
+
+static bool gcudai_cuda_same_values(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+    bool is_same = true;
+    for (int i = 0; i < a->n_seen && is_same; ++i) {
+        is_same = memcmp(&a->seen[i].value, &b->seen[i].value, sizeof(a->seen[i].value)) == 0;
+    }
+    return is_same;
+}
+
+// Whether a tensor still has its shape. Its sources have to be the very tensors that they were.
+static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const struct gcudai_cuda_seen * s) {
+    struct gcudai_cuda_shape now = s->shape;
+    bool is_same = true;
+    gcudai_cuda_shape_of(s->tensor, &now);
+    for (int k = 0; k < GCUDA_MAX_SRC && s < look->seen + look->n_nodes; ++k) {
+        is_same = is_same && s->tensor->src[k] == (now.src[k] >= 0 ? look->seen[now.src[k]].tensor : NULL);
+    }
+    return is_same && memcmp(&now, &s->shape, sizeof(now)) == 0;
+}
+
+// Whether the graph consists of the very tensors of the plan with their shapes: then there is no need to look at it anew.
+// graph NULL: the plan's own nodes.
+static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
+    const int n = look->n_nodes;
+    bool is_same = graph == NULL || (graph->n_nodes == n && (n == 0 || (graph->nodes[0] == look->seen[0].tensor &&
+                                                                        graph->nodes[n - 1] == look->seen[n - 1].tensor)));
+    for (int i = 0; i < n && is_same && graph != NULL; ++i) {
+        const struct gcudai_cuda_seen * s = &look->seen[i];
+        is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->shape.n_uses;
+    }
+    for (int i = 0; i < look->n_seen && is_same; ++i) { is_same = gcudai_cuda_has_shape(look, &look->seen[i]); }
+    return is_same;
+}
+
+// Takes over the values as they are now; whether any has changed.
+static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
+    bool has_changed = false;
+    for (int i = 0; i < look->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &look->seen[i];
+        struct gcudai_cuda_value now;
+        gcudai_cuda_value_of(s->tensor, &now);
+        if (memcmp(&now, &s->value, sizeof(now)) != 0) {
+            s->value = now;
+            s->has_changed = true;
+        }
+        has_changed = has_changed || s->has_changed; // or since an update that failed
+    }
+    return has_changed;
+}
+
+// ---- steps ----
+
+static void gcudai_cuda_step_make(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
+    const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
+    GCUDAI_ZERO(*s);
+    s->node = y;
+    s->n = 1;
+    s->op = is_product ? NULL : gcudai_cuda_op_of(y->op);
+    gcudai_op_row(y->op)->args(y, &s->args);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args);
+    if (bad_index != NULL) { *bad_index = cu->bad_index; }
+    gcudai_cuda_set_shared(cu, y->op, &s->args);
+    s->scratch = s->op != NULL && s->op->scratch != NULL ? s->op->scratch(&s->args, &s->scratch_bytes) : NULL;
+}
+
+static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
+    if (s->op == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args); }
+    if (s->scratch_bytes == 0) { return s->op->run(&s->args, cu->stream); }
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
+    const gcuda_status st = s->op->run(&s->args, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, *s->scratch);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
+    gcudai_nvtx_push(s->node);
+    const gcuda_status st = gcudai_cuda_step_launch(cu, s);
+    gcudai_nvtx_pop();
+    return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
+}
+
+// What the plan is about, beside its steps.
+static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan, const struct gcuda_tensor * y) {
+    union gcudai_args unused;
+    plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y->op, &unused) != NULL;
+    plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
+    plan->has_custom = plan->has_custom || y->op == GCUDA_OP_CUSTOM;
+}
+
+static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
+    GCUDAI_TRY(gcudai_cuda_supports(cu->device, y));
+    if (!gcudai_is_skipped(y)) {
+        GCUDAI_TRY(gcudai_cuda_want_data(cu->device, y, y));
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            GCUDAI_TRY(y->src[k] != NULL ? gcudai_cuda_want_data(cu->device, y, y->src[k]) : GCUDA_STATUS_SUCCESS);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// All steps from what the plan has seen. There is room for a step for each node.
+static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    plan->n_steps = 0;
+    plan->has_indices = plan->has_split = plan->has_custom = false;
+    for (int i = 0; i < plan->look.n_nodes; ++i) {
+        const struct gcuda_tensor * y = plan->look.seen[i].tensor;
+        if (!gcudai_is_skipped(y)) {
+            struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
+            gcudai_cuda_step_make(cu, y, s);
+            s->first = i;
+            gcudai_cuda_plan_note(plan, y);
+        }
+    }
+    for (int i = 0; i < plan->look.n_seen; ++i) { plan->look.seen[i].has_changed = false; }
+    plan->is_exec_current = false;
+}
+
+static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
+    bool is_stale = look->seen[node].has_changed;
+    for (int k = 0; k < GCUDA_MAX_SRC && look->seen[node].shape.src[k] >= 0; ++k) {
+        is_stale = is_stale || look->seen[look->seen[node].shape.src[k]].has_changed;
+    }
+    return is_stale;
+}
+
+// New arguments for the steps whose tensors have changed.
+static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    struct gcudai_cuda_look * look = &plan->look;
+    for (int i = 0; i < look->n_nodes; ++i) {
+        if (gcudai_cuda_is_stale(look, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, look->seen[i].tensor)); }
+    }
+    for (int i = 0; i < plan->n_steps; ++i) {
+        struct gcudai_cuda_step * s = &plan->steps[i];
+        const int first = s->first;
+        if (gcudai_cuda_is_stale(look, first)) {
+            gcudai_cuda_step_make(cu, look->seen[first].tensor, s);
+            s->first = first;
+        }
+    }
+    for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
+    plan->is_exec_current = false;
+    cu->plans.stats.n_updated++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_cuda_plan_drop_exec(struct gcudai_cuda_plan * plan) {
+    if (plan->exec != NULL) { (void) gcudai_cuda_went_well(cudaGraphExecDestroy(plan->exec)); }
+    plan->exec = NULL;
+    plan->is_exec_current = false;
+}
+
+static void gcudai_cuda_plan_release(struct gcudai_cuda_plan * plan) {
+    if (plan == NULL) { return; }
+    gcudai_cuda_plan_drop_exec(plan);
+    gcudai_cuda_look_free(&plan->look);
+    gcudai_free(plan->steps);
+    gcudai_free(plan);
+}
+
+// Takes look over, also on failure.
+static gcuda_status gcudai_cuda_plan_make(
+    struct gcudai_cuda * cu, struct gcudai_cuda_look * look, struct gcudai_cuda_plan ** result) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    int n = 0;
+    *result = NULL;
+    for (int i = 0; i < look->n_nodes && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcudai_cuda_can_step(cu, look->seen[i].tensor);
+        n += !gcudai_is_skipped(look->seen[i].tensor);
+    }
+    struct gcudai_cuda_plan * plan =
+        st == GCUDA_STATUS_SUCCESS ? (struct gcudai_cuda_plan *) gcudai_calloc(1, sizeof(*plan)) : NULL;
+    if (plan == NULL) {
+        gcudai_cuda_look_free(look);
+        return st != GCUDA_STATUS_SUCCESS ? st : GCUDA_STATUS_ALLOC_FAILED;
+    }
+    plan->look = *look;
+    plan->cap_steps = n;
+    plan->steps = (struct gcudai_cuda_step *) gcudai_calloc((size_t) GCUDAI_MAX(n, 1), sizeof(*plan->steps));
+    if (plan->steps == NULL) {
+        gcudai_cuda_plan_release(plan);
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
+    gcudai_cuda_plan_steps(cu, plan);
+    cu->plans.stats.n_made++;
+    *result = plan;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- CUDA graphs ----
+
+static uint64_t gcudai_cuda_scratch_generation(const struct gcudai_cuda * cu) {
+    uint64_t generation = cu->pool.generation;
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        if (cu->sides[i] != NULL) { generation += cu->sides[i]->pool.generation; }
+    }
+    return generation;
+}
+
+static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcudai_cuda_step_run(cu, &plan->steps[i]);
+    }
+    return st;
+}
+
+// The stream that captures go through: the backend's, unless it is the caller's, who may be giving it work meanwhile.
+static gcuda_status gcudai_cuda_capture_stream(struct gcudai_cuda * cu, cudaStream_t * stream) {
+    if (!cu->owns_stream && cu->plans.stream == NULL) {
+        GCUDAI_CUDA_TRY(cudaStreamCreateWithFlags(&cu->plans.stream, cudaStreamNonBlocking), cu->device->index,
+            "making a stream to capture");
+    }
+    *stream = cu->owns_stream ? cu->stream : cu->plans.stream;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_plan_record(
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaStream_t stream, cudaGraph_t * graph) {
+    const cudaStream_t own = cu->stream;
+    *graph = NULL;
+    GCUDAI_CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cu->device->index, "a plan");
+    cu->stream = stream;
+    const gcuda_status st = gcudai_cuda_plan_eager(cu, plan);
+    cu->stream = own;
+    const cudaError_t err = cudaStreamEndCapture(stream, graph); // after a failure too, or the stream stays captured
+    if (st != GCUDA_STATUS_SUCCESS) {
+        (void) cudaGetLastError();
+        return st;
+    }
+    return err == cudaSuccess && *graph != NULL
+               ? st
+               : gcudai_cuda_fail(err, "cudaStreamEndCapture", cu->device->index, "%d steps", plan->n_steps);
+}
+
+// What exec cannot take over, because it was made of other kernels, is instantiated anew.
+static gcuda_status gcudai_cuda_plan_instantiate(
+    const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph) {
+    cudaGraphExecUpdateResultInfo info;
+    GCUDAI_ZERO(info);
+    if (plan->exec != NULL && gcudai_cuda_went_well(cudaGraphExecUpdate(plan->exec, graph, &info))) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    gcudai_cuda_plan_drop_exec(plan);
+    GCUDAI_CUDA_TRY(cudaGraphInstantiate(&plan->exec, graph, 0), cu->device->index, "%d steps", plan->n_steps);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    cudaGraph_t graph = NULL;
+    cudaStream_t stream = NULL;
+    GCUDAI_TRY(gcudai_cuda_capture_stream(cu, &stream));
+    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
+    gcuda_status st = gcudai_cuda_plan_record(cu, plan, stream, &graph);
+    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_plan_instantiate(cu, plan, graph) : st;
+    if (graph != NULL) { (void) gcudai_cuda_went_well(cudaGraphDestroy(graph)); }
+    plan->is_exec_current = st == GCUDA_STATUS_SUCCESS;
+    plan->generation = gcudai_cuda_scratch_generation(cu);
+    cu->plans.stats.n_captures += st == GCUDA_STATUS_SUCCESS;
+    return st;
+}
+
+// The user's callbacks are called each time. A graph that goes into a capture of the caller's becomes part of that.
+static bool gcudai_cuda_plan_may_capture(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    return cu->plans.use_graphs && !cu->is_captured && !plan->no_graph && !plan->has_custom && plan->n_steps > 0;
+}
+
+// Launched as a CUDA graph, captured first where that has to be. Whatever goes wrong there is said once; then the plan
+// does without.
+static gcuda_status gcudai_cuda_plan_launch(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, bool * is_launched) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    *is_launched = false;
+    if (!plan->is_exec_current || plan->generation != gcudai_cuda_scratch_generation(cu)) {
+        st = gcudai_cuda_plan_capture(cu, plan);
+    }
+    if (st == GCUDA_STATUS_SUCCESS) {
+        const cudaError_t err = cudaGraphLaunch(plan->exec, cu->stream);
+        st = err == cudaSuccess ? st : gcudai_cuda_fail(err, "cudaGraphLaunch", cu->device->index, "%d steps", plan->n_steps);
+    }
+    *is_launched = st == GCUDA_STATUS_SUCCESS;
+    cu->plans.stats.n_graph_launches += *is_launched;
+    if (st == GCUDA_STATUS_DEVICE_LOST) { gcudai_cuda_sides_settle(cu); } // which nobody could during the capture
+    if (*is_launched || st == GCUDA_STATUS_DEVICE_LOST) { return st; }
+    gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on without a CUDA graph", gcudai_message);
+    gcudai_cuda_plan_drop_exec(plan);
+    plan->no_graph = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_plan_run(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    bool is_launched = false;
+    cu->may_have_bad_index = cu->may_have_bad_index || plan->has_indices;
+    cu->captures_indices = cu->captures_indices || (plan->has_indices && cu->is_captured);
+    if (plan->has_run && gcudai_cuda_plan_may_capture(cu, plan)) {
+        cu->has_used_sides = cu->has_used_sides || plan->has_split;
+        GCUDAI_TRY(gcudai_cuda_plan_launch(cu, plan, &is_launched));
+    }
+    if (!is_launched) {
+        GCUDAI_TRY(gcudai_cuda_plan_eager(cu, plan));
+        plan->has_run = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- plans of the caller's ----
+
+// The graph's shape is another: everything anew, the CUDA graph aside, which may take it over.
+static gcuda_status gcudai_cuda_plan_remake(
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
+    struct gcudai_cuda_plan * fresh = NULL;
+    GCUDAI_TRY(gcudai_cuda_plan_make(cu, look, &fresh));
+    gcudai_cuda_look_free(&plan->look);
+    gcudai_free(plan->steps);
+    fresh->exec = plan->exec;
+    fresh->next = plan->next;
+    *plan = *fresh;
+    gcudai_free(fresh);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_plan_update_to(
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, const struct gcuda_cgraph * graph) {
+    if (gcudai_cuda_is_same_graph(&plan->look, graph)) {
+        return gcudai_cuda_look_again(&plan->look) ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
+    }
+    struct gcudai_cuda_look look;
+    if (graph != NULL) {
+        GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
+        return gcudai_cuda_plan_remake(cu, plan, &look);
+    }
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+        "graph_plan_update: nodes have other shapes or sources than before, so the graph has to be given");
+}
+
+static gcuda_status gcudai_cuda_plan_create(
+    gcuda_backend_t backend, const struct gcuda_cgraph * graph, gcuda_backend_graph_plan_t * result) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_look look;
+    struct gcudai_cuda_plan * plan = NULL;
+    *result = NULL;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
+    const gcuda_status st = gcudai_cuda_enter_of(&scope, cu->device);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_look_free(&look);
+        return st;
+    }
+    const gcuda_status made = gcudai_cuda_plan_make(cu, &look, &plan);
+    gcudai_cuda_leave(&scope);
+    *result = plan;
+    return made;
+}
+
+static void gcudai_cuda_plan_free(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
+    struct gcudai_cuda_scope scope;
+    const bool is_in = gcudai_cuda_enter_of(&scope, ((struct gcudai_cuda *) backend)->device) == GCUDA_STATUS_SUCCESS;
+    gcudai_cuda_plan_release((struct gcudai_cuda_plan *) plan);
+    if (is_in) { gcudai_cuda_leave(&scope); }
+}
+
+static gcuda_status gcudai_cuda_plan_update(
+    gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, const struct gcuda_cgraph * graph) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    const gcuda_status st = gcudai_cuda_plan_update_to(cu, (struct gcudai_cuda_plan *) plan, graph);
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+// Timing, callbacks and stopping are about nodes.
+static bool gcudai_cuda_profile_is_busy(const struct gcudai_cuda * cu);
+static bool gcudai_cuda_goes_by_node(const struct gcudai_cuda * cu) {
+    return gcudai_cuda_profile_is_busy(cu) || (cu->cancel.callback != NULL && !cu->is_captured);
+}
+
+static gcuda_status gcudai_cuda_plan_by_node(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    struct gcuda_cgraph graph;
+    GCUDAI_ZERO(graph);
+    graph.n_nodes = plan->look.n_nodes;
+    graph.nodes = (struct gcuda_tensor **) gcudai_calloc((size_t) GCUDAI_MAX(graph.n_nodes, 1), sizeof(*graph.nodes));
+    if (graph.nodes == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (int i = 0; i < graph.n_nodes; ++i) {
+        graph.nodes[i] = (struct gcuda_tensor *) (uintptr_t) plan->look.seen[i].tensor;
+    }
+    const gcuda_status st = gcudai_cuda_run_nodes(cu, &graph);
+    gcudai_free(graph.nodes);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_plan_compute(gcuda_backend_t backend, gcuda_backend_graph_plan_t plan) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_plan * p = (struct gcudai_cuda_plan *) plan;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    gcudai_cuda_note_capture(cu);
+    gcuda_status st = gcudai_cuda_goes_by_node(cu) ? gcudai_cuda_plan_by_node(cu, p) : gcudai_cuda_plan_run(cu, p);
+    st = gcudai_cuda_note(cu, st);
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+// ---- the cache: plans of graphs that are given to graph_compute ----
+
+static void gcudai_cuda_cache_unlink(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    struct gcudai_cuda_plan ** at = &cu->plans.first;
+    while (*at != plan) { at = &(*at)->next; }
+    *at = plan->next;
+    cu->plans.stats.n_plans--;
+    cu->plans.stats.n_bytes -= plan->n_bytes;
+}
+
+static void gcudai_cuda_cache_clear(struct gcudai_cuda * cu) {
+    while (cu->plans.first != NULL) {
+        struct gcudai_cuda_plan * plan = cu->plans.first;
+        gcudai_cuda_cache_unlink(cu, plan);
+        gcudai_cuda_plan_release(plan);
+    }
+}
+
+// Drops plans, the one that was not used for longest first, until the rest is within bounds.
+static void gcudai_cuda_cache_trim(struct gcudai_cuda * cu) {
+    while (cu->plans.stats.n_plans > cu->plans.max_plans || cu->plans.stats.n_bytes > cu->plans.max_bytes) {
+        struct gcudai_cuda_plan * oldest = cu->plans.first;
+        for (struct gcudai_cuda_plan * p = oldest; p != NULL; p = p->next) {
+            oldest = p->last_used < oldest->last_used ? p : oldest;
+        }
+        gcudai_cuda_cache_unlink(cu, oldest);
+        gcudai_cuda_plan_release(oldest);
+        cu->plans.stats.n_evicted++;
+    }
+}
+
+// The same graph as before, or one that lies where that lay.
+static struct gcudai_cuda_plan * gcudai_cuda_cache_same(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
+    struct gcudai_cuda_plan * p = cu->plans.first;
+    while (p != NULL && !gcudai_cuda_is_same_graph(&p->look, graph)) { p = p->next; }
+    return p;
+}
+
+// One of the same shape: that with the same values, or else, when there are enough of them, that not used for longest.
+static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
+    struct gcudai_cuda_plan * oldest = NULL;
+    int n = 0;
+    for (struct gcudai_cuda_plan * p = cu->plans.first; p != NULL; p = p->next) {
+        if (gcudai_cuda_same_shapes(&p->look, look)) {
+            if (gcudai_cuda_same_values(&p->look, look)) { return p; }
+            oldest = oldest == NULL || p->last_used < oldest->last_used ? p : oldest;
+            n++;
+        }
+    }
+    return n < GCUDAI_CUDA_TWINS ? NULL : oldest;
+}
+
+// The plan becomes that of the tensors in look, which have its shape. Takes look over.
+static gcuda_status gcudai_cuda_plan_rebind(
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
+    bool has_changed = false;
+    for (int i = 0; i < look->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &look->seen[i];
+        s->has_changed = memcmp(&s->value, &plan->look.seen[i].value, sizeof(s->value)) != 0 ||
+                         s->shape.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
+        has_changed = has_changed || s->has_changed;
+    }
+    gcudai_cuda_look_free(&plan->look);
+    plan->look = *look;
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[plan->steps[i].first + plan->steps[i].n - 1].tensor; }
+    return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_cache_find(
+    struct gcudai_cuda * cu, const struct gcuda_cgraph * graph, struct gcudai_cuda_plan ** plan) {
+    struct gcudai_cuda_look look;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    *plan = gcudai_cuda_cache_same(cu, graph);
+    if (*plan != NULL) {
+        st = gcudai_cuda_look_again(&(*plan)->look) ? gcudai_cuda_plan_follow(cu, *plan) : st;
+    } else {
+        GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
+        *plan = gcudai_cuda_cache_twin(cu, &look);
+        if (*plan != NULL) {
+            st = gcudai_cuda_plan_rebind(cu, *plan, &look);
+        } else {
+            GCUDAI_TRY(gcudai_cuda_plan_make(cu, &look, plan));
+            (*plan)->next = cu->plans.first;
+            cu->plans.first = *plan;
+            cu->plans.stats.n_plans++;
+            cu->plans.stats.n_bytes += (*plan)->n_bytes;
+            (*plan)->last_used = ++cu->plans.clock;
+            return st;
+        }
+    }
+    if (st != GCUDA_STATUS_SUCCESS) { // half followed
+        gcudai_cuda_cache_unlink(cu, *plan);
+        gcudai_cuda_plan_release(*plan);
+        *plan = NULL;
+        return st;
+    }
+    cu->plans.stats.n_reused++;
+    (*plan)->last_used = ++cu->plans.clock;
+    return st;
+}
+
+static gcuda_status gcudai_cuda_compute_planned(struct gcudai_cuda * cu, const struct gcuda_cgraph * graph) {
+    struct gcudai_cuda_plan * plan = NULL;
+    const gcuda_status st = gcudai_cuda_cache_find(cu, graph, &plan);
+    if (plan == NULL && st == GCUDA_STATUS_ALLOC_FAILED) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s has no memory for a plan; the graph runs without", cu->device->name);
+        return gcudai_cuda_run_nodes(cu, graph);
+    }
+    GCUDAI_TRY(st);
+    const gcuda_status run = gcudai_cuda_plan_run(cu, plan);
+    gcudai_cuda_cache_trim(cu);
+    return run;
+}
+
+static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcudai_cuda_scope scope;
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    gcudai_cuda_note_capture(cu);
+    const bool by_node = gcudai_cuda_goes_by_node(cu) || cu->plans.max_plans < 0;
+    gcuda_status st = by_node ? gcudai_cuda_run_nodes(cu, graph) : gcudai_cuda_compute_planned(cu, graph);
+    st = gcudai_cuda_note(cu, st);
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
+    enum { GRAPHS_SINCE = 700, MAX_PLANS = 64 };
+    const size_t max_bytes = (size_t) 64 << 20;
+    const bool may = gcudai_env("GCUDA_CUDA_DISABLE_GRAPHS") == NULL && cu->device->cc >= GRAPHS_SINCE;
+    cu->plans.use_graphs = gcudai_cuda_switch(p->graphs, may);
+    cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
+    cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
+}
+
+static void gcudai_cuda_plans_close(struct gcudai_cuda * cu) {
+    gcudai_cuda_cache_clear(cu);
+    if (cu->plans.stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->plans.stream)); }
+    cu->plans.stream = NULL;
+}
+
+gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats) {
+    if (!gcuda_backend_is_cuda(backend) || stats == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_get_plan_stats: '%s' is no CUDA backend, or result is NULL",
+            gcuda_backend_name(backend));
+    }
+    *stats = ((struct gcudai_cuda *) backend)->plans.stats;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
+    struct gcudai_cuda_scope scope;
+    if (!gcuda_backend_is_cuda(backend)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_clear_plans: '%s' is no CUDA backend", gcuda_backend_name(backend));
+    }
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    gcudai_cuda_cache_clear(cu);
+    gcudai_cuda_leave(&scope);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// =====================================================================================================
 // >>impl-cuda-backend   streams, events, asynchronous access, devices, registry
 // =====================================================================================================
 
@@ -26430,6 +27253,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
         (void) cudaStreamSynchronize(cu->stream);
     }
     gcudai_cuda_unlist(cu);
+    gcudai_cuda_plans_close(cu);
     gcudai_cuda_sides_free(cu);
     gcudai_cublas_close(&cu->cublas);
     gcudai_cuda_pool_free(&cu->pool);
@@ -26538,11 +27362,16 @@ static gcuda_status gcudai_cuda_open(
     cu->backend.iface.cpy_tensor_async = gcudai_cuda_copy_async;
     cu->backend.iface.synchronize = gcudai_cuda_synchronize;
     cu->backend.iface.graph_compute = gcudai_cuda_graph_compute;
+    cu->backend.iface.graph_plan_create = gcudai_cuda_plan_create;
+    cu->backend.iface.graph_plan_free = gcudai_cuda_plan_free;
+    cu->backend.iface.graph_plan_update = gcudai_cuda_plan_update;
+    cu->backend.iface.graph_plan_compute = gcudai_cuda_plan_compute;
     cu->backend.iface.event_record = gcudai_cuda_event_record;
     cu->backend.iface.event_wait = gcudai_cuda_event_wait;
     cu->device = d;
     cu->params = *params;
     cu->wait = params->wait;
+    gcudai_cuda_plans_open(cu, params);
     cu->ledger.whole = whole ? &whole->ledger : NULL;
     cu->max_shared = gcudai_cuda_shared_cap(d, params->max_shared);
     st = gcudai_cuda_backend_memory(cu, params);
@@ -27519,6 +28348,10 @@ struct gcudai_cuda_profile {
     struct gcuda_cuda_profile_record * records;
     size_t n, cap, n_pending; // records; the last n_pending have no times yet
 };
+
+static bool gcudai_cuda_profile_is_busy(const struct gcudai_cuda * cu) {
+    return cu->profile != NULL && (cu->profile->is_on || cu->profile->callback != NULL);
+}
 
 #if defined(GCUDA_NVTX)
 static void gcudai_nvtx_push(const struct gcuda_tensor * y) {
@@ -28545,6 +29378,17 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
     (void) callback;
     (void) data;
     (void) chunk_ms;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats) {
+    (void) backend;
+    (void) stats;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
+    (void) backend;
     return gcudai_no_cuda();
 }
 

@@ -406,6 +406,18 @@ TEST(plans) { // create once, compute often; absent functions are errors
     CHECK_OK(gcuda_backend_graph_plan_compute(op_backends[1], plan));
     CHECK_OK(gcuda_backend_tensor_get(p.y, w, 0, sizeof w));
     CHECK(memcmp(v, w, sizeof v) == 0);
+    CHECK(gcuda_backend_graph_plan_update(b, plan, p.g) == GCUDA_STATUS_INVALID_ARGUMENT);
+    struct gcuda_cgraph none = gcuda_graph_view(p.g, 0, 0);
+    CHECK_OK(gcuda_backend_graph_plan_update(op_backends[1], plan, &none)); // from now on another graph
+    CHECK_OK(gcuda_backend_tensor_memset(p.y, 0, 0, sizeof v));
+    CHECK_OK(gcuda_backend_graph_plan_compute(op_backends[1], plan));
+    CHECK_OK(gcuda_backend_tensor_get(p.y, w, 0, sizeof w));
+    CHECK(w[0] == 0.0f && w[15] == 0.0f);
+    CHECK_OK(gcuda_backend_graph_plan_update(op_backends[1], plan, p.g));
+    CHECK_OK(gcuda_backend_graph_plan_update(op_backends[1], plan, NULL)); // the same again
+    CHECK_OK(gcuda_backend_graph_plan_compute(op_backends[1], plan));
+    CHECK_OK(gcuda_backend_tensor_get(p.y, w, 0, sizeof w));
+    CHECK(memcmp(v, w, sizeof v) == 0);
     gcuda_backend_graph_plan_free(op_backends[1], plan);
     free_pair(&p);
     gcuda_backend_free(b);

@@ -43,7 +43,7 @@ OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "
 # name of the program, and what of it
 ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", "")]
 ASAN_OPS = ["get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "repeat", "sum"]
-TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memory", "threads"), ("test-split", "threads"),
+TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memory", "threads"), ("test-split", "threads"), ("test-plan", "threads"),
                ("test-sim-memory", "semaphores"), ("test-sim-graph", "threads")]
 
 

@@ -16,7 +16,10 @@ int nvtxRangePushA(const char * text) {
 int nvtxRangePop(void) { return --depth; }
 
 TEST(a_range_for_each_launched_node) {
-    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.graphs = GCUDA_CUDA_OFF; // or the second run is one launch
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     struct place p = place_begin();
     struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 8, 4);
     struct gcuda_tensor * g = gcuda_set_name(gcuda_gelu(p.ctx, x), "activation");

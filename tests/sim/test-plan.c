@@ -1,0 +1,523 @@
+// Compiled plans on the simulated device: what is worked out once, what follows changes, the cache and its bounds, CUDA
+// graphs, and every allocation and every CUDA call failing in turn.
+#define GCUDA_IMPLEMENTATION
+#include "gcuda.h"
+
+#include <math.h>
+#include <pthread.h>
+
+#include "sim-test.h"
+
+enum { N = 96, M = 40 };
+
+// Two layers' worth of ordinary operations; a view of `cache` that moves, and a product.
+struct model {
+    struct place p;
+    struct gcuda_tensor *x, *w, *cache, *view, *rows, *y;
+    struct gcuda_cgraph * graph;
+};
+
+static bool model_make(struct model * m, gcuda_backend_t backend, int64_t n_columns, int64_t offset) {
+    memset(m, 0, sizeof *m);
+    m->p = place_begin();
+    struct gcuda_context * ctx = m->p.ctx;
+    m->x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, N, n_columns);
+    m->w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, N, M);
+    m->cache = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, M, 64);
+    m->rows = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, n_columns);
+    struct gcuda_tensor * product = gcuda_mul_mat(ctx, m->w, gcuda_rms_norm(ctx, m->x, 1e-5f));
+    m->view = gcuda_view_2d(ctx, m->cache, M, n_columns, m->cache->nb[1], (size_t) offset * m->cache->nb[1]);
+    struct gcuda_tensor * put = gcuda_cpy(ctx, product, m->view);
+    m->y = gcuda_soft_max(ctx, gcuda_scale(ctx, gcuda_get_rows(ctx, put, m->rows), 0.5f));
+    gcuda_set_output(m->y);
+    m->graph = gcuda_new_graph(ctx);
+    return m->y != NULL && gcuda_build_forward_expand(m->graph, m->y) == GCUDA_STATUS_SUCCESS &&
+           place_alloc(&m->p, backend);
+}
+
+static void model_fill(struct model * m, int seed) {
+    static float v[N * 64];
+    int32_t rows[64];
+    const size_t n_x = gcuda_nelements(m->x), n_w = gcuda_nelements(m->w);
+    for (size_t i = 0; i < n_x; ++i) { v[i] = (float) ((i * 37 + (size_t) seed * 11) % 23) - 11.0f; }
+    CHECK_OK(gcuda_backend_tensor_set(m->x, v, 0, n_x * sizeof(float)));
+    for (size_t i = 0; i < n_w; ++i) { v[i] = (float) ((i * 13 + (size_t) seed * 5) % 17) / 17.0f - 0.5f; }
+    CHECK_OK(gcuda_backend_tensor_set(m->w, v, 0, n_w * sizeof(float)));
+    for (int i = 0; i < (int) m->rows->ne[0]; ++i) { rows[i] = (int) m->rows->ne[0] - 1 - i; }
+    CHECK_OK(gcuda_backend_tensor_set(m->rows, rows, 0, gcuda_nbytes(m->rows)));
+    CHECK_OK(gcuda_backend_tensor_memset(m->cache, 0, 0, gcuda_nbytes(m->cache)));
+}
+
+static gcuda_backend_t backend_with(int max_plans, enum gcuda_cuda_switch graphs) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = max_plans;
+    params.graphs = graphs;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
+static struct gcuda_cuda_plan_stats stats_of(gcuda_backend_t backend) {
+    struct gcuda_cuda_plan_stats s;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &s));
+    return s;
+}
+
+// Both backends on the data that is there: the same bits in the result and in the cache.
+static void expect_same(struct model * m, gcuda_backend_t plain, gcuda_backend_t planned, gcuda_backend_graph_plan_t plan) {
+    static float want[M * 64], got[M * 64], want_cache[M * 64], got_cache[M * 64];
+    CHECK_OK(gcuda_backend_graph_compute(plain, m->graph));
+    CHECK_OK(gcuda_backend_tensor_get(m->y, want, 0, gcuda_nbytes(m->y)));
+    CHECK_OK(gcuda_backend_tensor_get(m->cache, want_cache, 0, gcuda_nbytes(m->cache)));
+    CHECK_OK(gcuda_backend_tensor_memset(m->y, 0xff, 0, gcuda_nbytes(m->y)));
+    CHECK_OK(gcuda_backend_tensor_memset(m->cache, 0, 0, gcuda_nbytes(m->cache)));
+    if (plan != NULL) {
+        CHECK_OK(gcuda_backend_graph_plan_compute(planned, plan));
+        CHECK_OK(gcuda_backend_synchronize(planned));
+    } else {
+        CHECK_OK(gcuda_backend_graph_compute(planned, m->graph));
+    }
+    CHECK_OK(gcuda_backend_tensor_get(m->y, got, 0, gcuda_nbytes(m->y)));
+    CHECK_OK(gcuda_backend_tensor_get(m->cache, got_cache, 0, gcuda_nbytes(m->cache)));
+    CHECK(memcmp(want, got, gcuda_nbytes(m->y)) == 0);
+    CHECK(memcmp(want_cache, got_cache, gcuda_nbytes(m->cache)) == 0);
+    CHECK_OK(gcuda_backend_tensor_memset(m->cache, 0, 0, gcuda_nbytes(m->cache)));
+}
+
+static void move_view(struct model * m, int64_t row) {
+    // every tensor on it: the view itself, what cpy returns, which is a view of the view
+    for (int i = 0; i < m->graph->n_nodes; ++i) {
+        struct gcuda_tensor * t = m->graph->nodes[i];
+        if (t->view_src == m->cache) {
+            t->view_offs = (size_t) row * m->cache->nb[1];
+            t->data = (char *) m->cache->data + t->view_offs;
+        }
+    }
+    memcpy(m->view->op_params, &m->view->view_offs, sizeof m->view->view_offs);
+}
+
+// =====================================================================================================================
+// >>plans
+// =====================================================================================================================
+TEST(a_plan_gives_the_bits_of_its_nodes_run_after_run) {
+    for (uint64_t seed = 0; seed < (test_full() ? 40u : 4u); ++seed) {
+        fresh(1, 64 * MB, seed);
+        gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_AUTO);
+        struct model m;
+        REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 7, 3));
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(planned, m.graph);
+        REQUIRE(plan != NULL);
+        for (int run = 0; run < 5; ++run) {
+            model_fill(&m, run);
+            expect_same(&m, plain, planned, plan);
+        }
+        const struct gcuda_cuda_plan_stats s = stats_of(planned);
+        CHECK(s.n_made == 1 && s.n_captures == 1 && s.n_graph_launches == 4 && s.n_plans == 0 && s.n_bytes == 0);
+        CHECK(stats_of(plain).n_made == 0);
+        gcuda_backend_graph_plan_free(planned, plan);
+        place_end(&m.p);
+        gcuda_backend_free(planned);
+        gcuda_backend_free(plain);
+    }
+    clean();
+}
+
+TEST(a_plan_follows_views_that_moved_and_other_parameters_when_told) {
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
+    struct model m;
+    REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(planned, m.graph);
+    REQUIRE(plan != NULL);
+    model_fill(&m, 1);
+    for (int run = 0; run < 8; ++run) {
+        move_view(&m, 5 * run);
+        if (run == 4) { // the scale's factor
+            struct gcuda_tensor * scale = m.y->src[0];
+            const float factor = 0.25f;
+            memcpy(scale->op_params, &factor, sizeof factor);
+        }
+        CHECK_OK(gcuda_backend_graph_plan_update(planned, plan, NULL));
+        expect_same(&m, plain, planned, plan);
+    }
+    const struct gcuda_cuda_plan_stats s = stats_of(planned);
+    CHECK(s.n_made == 1 && s.n_updated == 7 && s.n_graph_launches == 7 && s.n_captures == 7);
+    CHECK_EQ_I(sim_counts("cudaGraphInstantiate"), 1); // and updated from then on
+    CHECK_EQ_I(sim_counts("cudaGraphExecUpdate"), 6);
+    // a node that is not what it was needs the graph
+    m.x->ne[1] = m.x->ne[1] - 1;
+    CHECK(gcuda_backend_graph_plan_update(planned, plan, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    m.x->ne[1] = m.x->ne[1] + 1;
+    struct model other;
+    REQUIRE(model_make(&other, plain, 9, 2));
+    model_fill(&other, 5);
+    for (int run = 0; run < 3; ++run) {
+        CHECK_OK(gcuda_backend_graph_plan_update(planned, plan, run == 0 ? other.graph : NULL));
+        expect_same(&other, plain, planned, plan);
+    }
+    CHECK(stats_of(planned).n_made == 2);
+    gcuda_backend_graph_plan_free(planned, plan);
+    place_end(&other.p);
+    place_end(&m.p);
+    gcuda_backend_free(planned);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+TEST(a_plan_that_cannot_be_made_says_why) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
+    struct model m, on_cpu;
+    REQUIRE(backend != NULL && cpu != NULL && model_make(&m, backend, 5, 0) && model_make(&on_cpu, cpu, 5, 0));
+    CHECK(gcuda_backend_graph_plan_create(backend, on_cpu.graph) == NULL);
+    CHECK_HAS(gcuda_last_error(), "has no memory on CUDA0");
+    CHECK(gcuda_backend_graph_compute(backend, on_cpu.graph) == GCUDA_STATUS_INVALID_ARGUMENT);
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, m.graph);
+    REQUIRE(plan != NULL);
+    model_fill(&m, 1);
+    CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan));
+    CHECK_OK(gcuda_backend_graph_compute(backend, m.graph));
+    // same shape, other memory: found in the cache, and refused
+    CHECK(gcuda_backend_graph_compute(backend, on_cpu.graph) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "has no memory on CUDA0");
+    CHECK(gcuda_backend_graph_plan_update(backend, plan, on_cpu.graph) == GCUDA_STATUS_INVALID_ARGUMENT);
+    void * data = m.x->data;
+    m.x->data = NULL; // a plan whose update failed, fails again, until it can be
+    CHECK(gcuda_backend_graph_plan_update(backend, plan, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_graph_plan_update(backend, plan, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_graph_compute(backend, m.graph) == GCUDA_STATUS_INVALID_ARGUMENT);
+    m.x->data = data;
+    CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
+    CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan));
+    CHECK_OK(gcuda_backend_graph_compute(backend, m.graph));
+    gcuda_backend_graph_plan_free(backend, plan);
+    struct gcuda_cuda_plan_stats s;
+    CHECK(gcuda_backend_cuda_get_plan_stats(cpu, &s) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_cuda_get_plan_stats(backend, NULL) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_cuda_clear_plans(cpu) == GCUDA_STATUS_INVALID_ARGUMENT &&
+          gcuda_backend_graph_plan_update(backend, NULL, m.graph) == GCUDA_STATUS_INVALID_ARGUMENT);
+    place_end(&on_cpu.p);
+    place_end(&m.p);
+    gcuda_backend_free(cpu);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+// =====================================================================================================================
+// >>cache
+// =====================================================================================================================
+TEST(a_graph_finds_its_plan_by_shape) {
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
+    struct model m[6];
+    REQUIRE(plain != NULL && planned != NULL);
+    for (int i = 0; i < 6; ++i) {
+        REQUIRE(model_make(&m[i], plain, 5, 0));
+        model_fill(&m[i], i);
+    }
+    for (int run = 0; run < 3; ++run) { expect_same(&m[0], plain, planned, NULL); }
+    struct gcuda_cuda_plan_stats s = stats_of(planned);
+    CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == 2 && s.n_updated == 0 && s.n_captures == 1 && s.n_graph_launches == 2);
+    CHECK(s.n_bytes > 0);
+    for (int run = 0; run < 3; ++run) { // a few that take turns keep plans of their own
+        for (int i = 0; i < 4; ++i) { expect_same(&m[i], plain, planned, NULL); }
+    }
+    s = stats_of(planned);
+    CHECK(s.n_made == 4 && s.n_plans == 4 && s.n_updated == 0 && s.n_captures == 4);
+    for (int i = 0; i < 6; ++i) { expect_same(&m[i], plain, planned, NULL); }
+    s = stats_of(planned);
+    CHECK(s.n_made == 4 && s.n_plans == 4 && s.n_updated == 2);
+    move_view(&m[5], 7); // in place
+    expect_same(&m[5], plain, planned, NULL);
+    CHECK(stats_of(planned).n_updated == 3 && stats_of(planned).n_made == 4);
+    CHECK_OK(gcuda_backend_cuda_clear_plans(planned));
+    s = stats_of(planned);
+    CHECK(s.n_plans == 0 && s.n_bytes == 0 && s.n_made == 4);
+    expect_same(&m[1], plain, planned, NULL);
+    for (int i = 0; i < 6; ++i) { place_end(&m[i].p); }
+    gcuda_backend_free(planned);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+// Graphs that are freed and built again, often where the last one was; shapes change all the time.
+TEST(the_cache_stays_within_its_bounds) {
+    for (int kind = 0; kind < 2; ++kind) {
+        struct gcuda_cuda_params params;
+        memset(&params, 0, sizeof params);
+        params.max_plans = kind == 0 ? 3 : 0;
+        params.max_plan_bytes = kind == 1 ? 60000 : 0;
+        gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = gcuda_backend_cuda_init_params(&params);
+        REQUIRE(plain != NULL && planned != NULL);
+        for (int i = 0; i < 40; ++i) {
+            struct model m;
+            REQUIRE(model_make(&m, plain, 1 + i * 7 % 9, i % 3));
+            model_fill(&m, i);
+            expect_same(&m, plain, planned, NULL);
+            const struct gcuda_cuda_plan_stats s = stats_of(planned);
+            CHECK(s.n_plans >= 1 && (kind == 1 || s.n_plans <= 3) && s.n_bytes <= (kind == 1 ? 60000u : (size_t) 64 * MB));
+            place_end(&m.p);
+        }
+        CHECK(stats_of(planned).n_evicted > 5);
+        gcuda_backend_free(planned);
+        gcuda_backend_free(plain);
+    }
+    clean();
+}
+
+// One plan alone is larger than the bound: it runs and is not kept.
+TEST(a_plan_beyond_the_bound_is_not_kept) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plan_bytes = 1;
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = gcuda_backend_cuda_init_params(&params);
+    struct model m;
+    REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
+    model_fill(&m, 2);
+    for (int run = 0; run < 3; ++run) { expect_same(&m, plain, planned, NULL); }
+    const struct gcuda_cuda_plan_stats s = stats_of(planned);
+    CHECK(s.n_made == 3 && s.n_plans == 0 && s.n_bytes == 0 && s.n_graph_launches == 0);
+    place_end(&m.p);
+    gcuda_backend_free(planned);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+// =====================================================================================================================
+// >>graphs   CUDA graphs, and when there are none
+// =====================================================================================================================
+TEST(no_cuda_graph_by_option_environment_profile_and_callback) {
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), off = backend_with(0, GCUDA_CUDA_OFF);
+    setenv("GCUDA_CUDA_DISABLE_GRAPHS", "1", 1);
+    gcuda_backend_t by_env = backend_with(0, GCUDA_CUDA_AUTO), on = backend_with(0, GCUDA_CUDA_ON);
+    unsetenv("GCUDA_CUDA_DISABLE_GRAPHS");
+    struct model m;
+    REQUIRE(plain != NULL && off != NULL && by_env != NULL && on != NULL && model_make(&m, plain, 5, 0));
+    model_fill(&m, 3);
+    for (int run = 0; run < 3; ++run) {
+        expect_same(&m, plain, off, NULL);
+        expect_same(&m, plain, by_env, NULL);
+        expect_same(&m, plain, on, NULL);
+    }
+    CHECK(stats_of(off).n_graph_launches == 0 && stats_of(by_env).n_graph_launches == 0 && stats_of(on).n_graph_launches == 2);
+    CHECK_OK(gcuda_cuda_profile_begin(on));
+    expect_same(&m, plain, on, NULL);
+    CHECK(stats_of(on).n_graph_launches == 2);
+    const struct gcuda_cuda_profile_record * records = NULL;
+    size_t n = 0;
+    CHECK_OK(gcuda_cuda_profile_get(on, &records, &n));
+    CHECK(n == 6); // norm, product, copy, rows, scale, soft_max
+    CHECK_OK(gcuda_cuda_profile_end(on));
+    expect_same(&m, plain, on, NULL);
+    CHECK(stats_of(on).n_graph_launches == 3);
+    place_end(&m.p);
+    gcuda_backend_free(on);
+    gcuda_backend_free(by_env);
+    gcuda_backend_free(off);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+static int n_lines;
+static void count_lines(enum gcuda_log_level level, const char * text, void * user) {
+    (void) user;
+    n_lines += level >= GCUDA_LOG_LEVEL_WARN && strstr(text, "without a CUDA graph") != NULL;
+}
+
+TEST(a_capture_that_fails_is_one_line_and_the_plan_does_without) {
+    static const char * const calls[] = { "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate", "cudaGraphLaunch" };
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; ++i) {
+        gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
+        struct model m;
+        REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
+        model_fill(&m, 4);
+        n_lines = 0;
+        gcuda_log_set(count_lines, GCUDA_LOG_LEVEL_WARN, NULL);
+        expect_same(&m, plain, planned, NULL);
+        sim_fail(calls[i], 1, cudaErrorMemoryAllocation);
+        for (int run = 0; run < 3; ++run) { expect_same(&m, plain, planned, NULL); }
+        CHECK_EQ_I(n_lines, 1);
+        CHECK(stats_of(planned).n_graph_launches == 0);
+        place_end(&m.p);
+        gcuda_backend_free(planned);
+        gcuda_backend_free(plain);
+        clean();
+    }
+}
+
+// Addresses of scratch are in the graph: when scratch goes back, it is captured again.
+TEST(trimmed_scratch_is_captured_again) {
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
+    struct place p = place_begin();
+    REQUIRE(plain != NULL && planned != NULL);
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 50000), * y = gcuda_rms_norm(p.ctx, x, 1e-5f); // in parts
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(place_alloc(&p, plain));
+    static float v[50000], want[50000], got[50000];
+    for (int i = 0; i < 50000; ++i) { v[i] = (float) (i % 91) - 45.0f; }
+    CHECK_OK(gcuda_backend_tensor_set(x, v, 0, sizeof v));
+    CHECK_OK(gcuda_backend_graph_compute(plain, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, want, 0, sizeof want));
+    for (int run = 0; run < 6; ++run) {
+        if (run == 4) { CHECK_OK(gcuda_backend_cuda_trim(planned)); }
+        CHECK_OK(gcuda_backend_tensor_memset(y, 0, 0, sizeof got));
+        CHECK_OK(gcuda_backend_graph_compute(planned, graph));
+        CHECK_OK(gcuda_backend_tensor_get(y, got, 0, sizeof got));
+        CHECK(memcmp(want, got, sizeof got) == 0);
+    }
+    CHECK(stats_of(planned).n_captures == 2 && stats_of(planned).n_graph_launches == 5);
+    place_end(&p);
+    gcuda_backend_free(planned);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+// The caller's stream is not captured: the caller may be giving it work from another thread.
+TEST(the_callers_stream_is_left_alone) {
+    cudaStream_t stream;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.stream = stream;
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = gcuda_backend_cuda_init_params(&params);
+    struct model m;
+    REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
+    model_fill(&m, 4);
+    for (int run = 0; run < 3; ++run) { expect_same(&m, plain, planned, NULL); }
+    CHECK(stats_of(planned).n_graph_launches == 2 && sim_counts("cudaStreamBeginCapture") == 1);
+    CHECK(gcuda_backend_cuda_get_stream(planned) == stream);
+    // and one that the caller captures takes the launches up
+    cudaGraph_t graph = NULL;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    CHECK_OK(gcuda_backend_graph_compute_async(planned, m.graph));
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess && graph != NULL);
+    CHECK(stats_of(planned).n_graph_launches == 2);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    expect_same(&m, plain, planned, NULL);
+    place_end(&m.p);
+    gcuda_backend_free(planned);
+    gcuda_backend_free(plain);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    clean();
+}
+
+// A bad index is found whether the kernel was launched or replayed.
+TEST(bad_indices_are_found_in_replays) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct model m;
+    REQUIRE(backend != NULL && model_make(&m, backend, 5, 0));
+    model_fill(&m, 4);
+    for (int run = 0; run < 6; ++run) {
+        const int32_t row = run % 2 == 0 ? 0 : 99;
+        CHECK_OK(gcuda_backend_tensor_set(m.rows, &row, 0, sizeof row));
+        CHECK(gcuda_backend_graph_compute(backend, m.graph) == (run % 2 == 0 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_INVALID_DATA));
+    }
+    CHECK(stats_of(backend).n_graph_launches == 5);
+    place_end(&m.p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+// Threads that compute, and make and free backends (and with them cuBLAS handles), while others capture.
+static void * thread_work(void * user) {
+    const int id = *(int *) user;
+    for (int round = 0; round < (test_full() ? 20 : 4); ++round) {
+        gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
+        struct model m;
+        if (plain == NULL || planned == NULL || !model_make(&m, plain, 3 + id, 0)) { return NULL; }
+        model_fill(&m, id);
+        for (int run = 0; run < 4; ++run) {
+            if (gcuda_backend_graph_compute(planned, m.graph) != GCUDA_STATUS_SUCCESS) { return NULL; }
+        }
+        if (stats_of(planned).n_graph_launches != 3) { return NULL; }
+        place_end(&m.p);
+        gcuda_backend_free(planned);
+        gcuda_backend_free(plain);
+    }
+    return user;
+}
+
+TEST(threads_capture_beside_each_other) {
+    pthread_t threads[4];
+    int ids[4];
+    for (int i = 0; i < 4; ++i) {
+        ids[i] = i;
+        CHECK(pthread_create(&threads[i], NULL, thread_work, &ids[i]) == 0);
+    }
+    for (int i = 0; i < 4; ++i) {
+        void * result = NULL;
+        CHECK(pthread_join(threads[i], &result) == 0 && result == &ids[i]);
+    }
+    clean();
+}
+
+// =====================================================================================================================
+// >>faults
+// =====================================================================================================================
+// The model four times, by the cache and by a plan of its own: SUCCESS, or the first failure.
+static gcuda_status four_runs(gcuda_backend_t backend, struct model * m) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, m->graph);
+    for (int run = 0; run < 4 && st == GCUDA_STATUS_SUCCESS; ++run) {
+        move_view(m, run / 2);
+        st = gcuda_backend_graph_compute(backend, m->graph);
+        if (st == GCUDA_STATUS_SUCCESS && plan != NULL) {
+            st = gcuda_backend_graph_plan_update(backend, plan, NULL);
+            st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_graph_plan_compute(backend, plan) : st;
+            const gcuda_status end = gcuda_backend_synchronize(backend);
+            st = st == GCUDA_STATUS_SUCCESS ? end : st;
+        }
+    }
+    gcuda_backend_graph_plan_free(backend, plan);
+    return st;
+}
+
+TEST(every_cuda_call_fails_in_turn) {
+    static const char * const calls[] = { "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate",
+        "cudaGraphExecUpdate", "cudaGraphLaunch", "cudaLaunchKernelEx", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaSetDevice" };
+    for (size_t c = 0; c < sizeof calls / sizeof calls[0]; ++c) {
+        long n_calls = 1;
+        for (long k = 1; k <= n_calls; ++k) {
+            fresh(1, 64 * MB, 1);
+            gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
+            struct model m;
+            REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
+            model_fill(&m, 4);
+            const long before = sim_counts(calls[c]);
+            sim_fail(calls[c], (int) k, cudaErrorMemoryAllocation);
+            (void) four_runs(planned, &m);
+            n_calls = k == 1 ? sim_counts(calls[c]) - before + 10 : n_calls;
+            sim_fail(calls[c], 0, cudaSuccess);
+            model_fill(&m, 4);
+            for (int run = 0; run < 3; ++run) { expect_same(&m, plain, planned, NULL); }
+            place_end(&m.p);
+            gcuda_backend_free(planned);
+            gcuda_backend_free(plain);
+        }
+    }
+    clean();
+}
+
+TEST(every_allocation_fails_in_turn) {
+    const struct gcuda_allocator failing = { some_alloc, some_free, NULL };
+    bool is_through = false;
+    for (int k = 0; !is_through && k < 200; ++k) {
+        fresh(1, 64 * MB, 1);
+        allocations_left = 1 << 20;
+        gcuda_set_allocator(&failing);
+        gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), planned = backend_with(0, GCUDA_CUDA_ON);
+        struct model m;
+        REQUIRE(plain != NULL && planned != NULL && model_make(&m, plain, 5, 0));
+        model_fill(&m, 4);
+        allocations_left = k;
+        const gcuda_status st = four_runs(planned, &m);
+        is_through = allocations_left > 0;
+        CHECK(st == GCUDA_STATUS_SUCCESS || st == GCUDA_STATUS_ALLOC_FAILED);
+        allocations_left = 1 << 20;
+        model_fill(&m, 4);
+        CHECK_OK(gcuda_backend_cuda_clear_plans(planned));
+        for (int run = 0; run < 3; ++run) { expect_same(&m, plain, planned, NULL); }
+        place_end(&m.p);
+        gcuda_backend_free(planned);
+        gcuda_backend_free(plain);
+    }
+    CHECK(is_through);
+    clean();
+}
