@@ -7,7 +7,8 @@
     ci     and: 20 orders of threads and streams over a sample of operations, AddressSanitizer and UBSan on a sample,
            ThreadSanitizer on the tests with several threads
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
-           under AddressSanitizer and compiled for the compute capabilities 6.1, 7.5 and 8.0 beside 9.0
+           under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
+           cases and all matrix products for each
 
 The groups (GROUPS below) can run side by side: each builds in folders of its own.
 """
@@ -37,6 +38,8 @@ OPS = {
            "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu"],
     "full": [""],
 }
+# what is chosen by the capability; of the rest each capability runs its share
+OLDER_OPS = ["mul_mat/", "mul_mat_id"]
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 
@@ -112,6 +115,10 @@ class Variant:
             command = [f"{self.folder}/test-ops", *(["--filter", name] if name else [])]
             self.total.test(command, {"GCUDA_TEST_BACKEND": device, **self.env, **env}, 5400)
 
+    def share(self, i, n):
+        """The i-th of n parts of all cases."""
+        self.total.test([f"{self.folder}/test-ops", "--part", f"{i}/{n}"], {"GCUDA_TEST_BACKEND": "CUDA0", **self.env}, 3000)
+
     def captured(self):
         """A sample of all cases as CUDA graphs, and what also runs on hardware."""
         self.total.test([f"{self.folder}/test-ops", "--part", "7/200"],
@@ -166,11 +173,12 @@ def tsan_tests(total, level):
 
 
 def older_tests(total, level):
-    for capability in CAPABILITIES:
+    for i, capability in enumerate(CAPABILITIES):
         other = Variant(total, f"-{capability}", f"-O1 -g1 -DGCUDA_SIM_CC={capability}")
         if other.build([*PROGRAMS, "test-ops"]):
             other.programs(EVERYTHING)
-            other.operations(OPS["full"])
+            other.operations(OLDER_OPS)
+            other.share(i + 1, len(CAPABILITIES))
 
 
 # name: (what it runs, the lowest level that it belongs to)
