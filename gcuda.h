@@ -154,6 +154,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-split    row-split buffers: one weight over several devices, and its products
     >>impl-cuda-exec     what the device can do, and doing it
     >>impl-cuda-cancel   stopping a running graph: chunks of work, nodes cut into slices
+    >>impl-cuda-look     what a plan remembers of a graph's tensors
+    >>impl-cuda-fusion   patterns of nodes that one launch computes
     >>impl-cuda-plan     compiled plans: what a graph launches, decided once; their cache; CUDA graphs
     >>impl-cuda-backend  streams, events, asynchronous access, devices, registry
     >>impl-cuda-upload   host memory through page-locked slots to the device and back, on threads of its own
@@ -640,6 +642,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
 #define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
 #define gcuda_launch_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argsort)
+#define gcuda_launch_chain GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_chain)
 #define gcuda_launch_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_clamp)
 #define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
 #define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
@@ -679,6 +682,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
+#define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
 #define gcuda_launch_opt_step_sgd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_sgd)
 #define gcuda_launch_out_prod GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_out_prod)
@@ -694,6 +698,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_roll GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_roll)
 #define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
 #define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
+#define gcuda_launch_rope_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_set)
 #define gcuda_launch_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv6)
 #define gcuda_launch_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv7)
 #define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
@@ -3226,6 +3231,8 @@ struct gcuda_cuda_params {
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
     size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
+    enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
+    bool strict;           // only fusion that gives the bits of its nodes one by one
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3339,12 +3346,18 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
 // by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
 //
+// Where a pattern fits, one launch computes several nodes (fusion): rms_norm and mul with an addition before or behind,
+// scale and soft_max, rope and set_rows, up to eight element-wise operations. What lies between is then not written: mark
+// what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
+// for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
+//
 // Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
 // fails is one line in the log, and the plan does without.
 struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of all plans since the backend was made
     int n_plans;
     size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
+    uint64_t n_fused; // launches that stand for several nodes, in the plans made
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
@@ -3596,6 +3609,37 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
     const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
+// Up to 8 element-wise operations in a row, as ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU and UNARY nodes that
+// follow each other would give, bit for bit. x and y are floats of one type and shape; b repeats, and is any of the floats.
+#define GCUDA_CHAIN_MAX 8
+struct gcuda_chain_step {
+    enum gcuda_op op;
+    enum gcuda_unary_op unary; // of UNARY
+    bool is_second;            // the value so far is the operation's second operand, b its first
+    float p[5];                // as in the operation's own arguments
+    struct gcuda_array b;      // data NULL: the operation has one operand
+};
+struct gcuda_chain_args {
+    struct gcuda_array x, y;
+    int n_steps;
+    struct gcuda_chain_step steps[GCUDA_CHAIN_MAX];
+};
+GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args * args, gcuda_stream stream);
+// sum = x + add;  y = rms_norm(sum) w + b, rounded as by those operations. F32, packed rows of x's length, of at most
+// GCUDA_NORM_MUL_MAX elements; add, w and b repeat rows.
+#define GCUDA_NORM_MUL_MAX 16384
+struct gcuda_norm_mul_args {
+    struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
+    float eps;
+};
+GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
+// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y, a float.
+struct gcuda_rope_set_args {
+    struct gcuda_rope_args rope; // x.ne[3] is 1
+    struct gcuda_array ids, y;   // as of set_rows
+    int32_t * bad_index;
+};
+GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_norm_scratch_bytes(const struct gcuda_norm_args * args);
@@ -23555,7 +23599,7 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     int max_plans;
     size_t max_bytes;
     uint64_t clock;
-    bool use_graphs;
+    bool use_graphs, use_fusion;
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
 
@@ -26295,13 +26339,11 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 }
 
 // =====================================================================================================
-// >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
+// >>impl-cuda-look   what a plan remembers of a graph's tensors
 // =====================================================================================================
 // A plan remembers what its tensors were like when it was made, in two halves. The shape (operations, types, sizes,
 // strides, who reads whom) is what it depends on. The values (addresses and parameters) it can follow: the steps of the
 // nodes concerned get new arguments, and a CUDA graph is updated in place.
-
-enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one shape in the cache: for parts of a model that are alike and take turns
 
 struct gcudai_cuda_shape {
     int32_t op, type, flags, is_view, n_uses; // flags: those that matter here; n_uses: of nodes, in the whole graph
@@ -26329,32 +26371,6 @@ struct gcudai_cuda_look {
     int n_nodes, n_seen;
     uint64_t hash; // of all shapes
 };
-
-struct gcudai_cuda_step {
-    const struct gcuda_tensor * node;  // that errors name
-    const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
-    int first, n;                      // nodes that it stands for, those that nothing runs for included
-    size_t scratch_bytes;
-    void ** scratch; // where in args its address goes
-    union gcudai_args args;
-};
-
-struct gcudai_cuda_plan {
-    struct gcudai_cuda_plan * next; // in the cache
-    struct gcudai_cuda_look look;
-    struct gcudai_cuda_step * steps;
-    int n_steps, cap_steps;
-    size_t n_bytes;     // of host memory
-    uint64_t last_used; // on the cache's clock
-    bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
-    bool has_run;       // whatever is made by a first run is there
-    bool no_graph;      // a capture failed
-    cudaGraphExec_t exec;
-    bool is_exec_current;
-    uint64_t generation; // of the scratch whose addresses exec remembers
-};
-
-// ---- what a plan sees ----
 
 struct gcudai_cuda_index { // of tensors, by address
     const struct gcuda_tensor ** keys;
@@ -26528,26 +26544,390 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
     return has_changed;
 }
 
+// =====================================================================================================
+// >>impl-cuda-fusion   patterns of nodes that one launch computes
+// =====================================================================================================
+// A pattern looks at the nodes from one on, leaving out those that nothing runs for, and says how many of them it takes.
+// What holds for all: a result that is not written is read once, by the group; it is nobody's output, and no view, so that
+// its memory is its own. What is written overlaps nothing that the group reads, because the allocator's promise holds
+// for one node at a time; except where every element, or every row, is read by the threads that then overwrite it.
+
+enum { GCUDAI_CUDA_WINDOW = GCUDA_CHAIN_MAX };
+
+struct gcudai_cuda_window {
+    const struct gcudai_cuda_look * look;
+    bool is_strict; // the same bits as node by node
+    int32_t * bad_index;
+    int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
+    const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
+};
+
+union gcudai_cuda_fused {
+    union gcudai_args op;
+    struct gcuda_chain_args chain;
+    struct gcuda_norm_mul_args norm_mul;
+    struct gcuda_rope_set_args rope_set;
+};
+
+struct gcudai_cuda_pattern {
+    const char * name;
+    int (*match)(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args); // nodes taken; 0: it does not fit
+    gcuda_status (*run)(const union gcudai_cuda_fused * args, gcuda_stream stream); // NULL: the last node's launcher
+};
+
+// ---- what may be fused ----
+
+static bool gcudai_cuda_is_op(const struct gcudai_cuda_window * w, int i, enum gcuda_op op) {
+    return i < w->n && w->node[i]->op == op;
+}
+
+// A tensor that is seen needs not be written.
+static bool gcudai_cuda_is_inner_at(const struct gcudai_cuda_look * look, int at) {
+    const struct gcudai_cuda_shape * s = &look->seen[at].shape;
+    return at < look->n_nodes && s->n_uses == 1 && (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) == 0;
+}
+
+// The window's node i is read by the next node alone, and has memory of its own.
+static bool gcudai_cuda_is_inner(const struct gcudai_cuda_window * w, int i) {
+    return gcudai_cuda_is_inner_at(w->look, w->at[i]) && w->node[i]->view_src == NULL;
+}
+
+// The one of a node's two operands that is not `value`; NULL: neither or both are.
+static const struct gcuda_tensor * gcudai_cuda_other(const struct gcuda_tensor * y, const struct gcuda_tensor * value) {
+    return y->src[0] == value && y->src[1] != value   ? y->src[1]
+           : y->src[1] == value && y->src[0] != value ? y->src[0]
+                                                      : NULL;
+}
+
+// The same as the launchers ask before they read sixteen bytes at once.
+static bool gcudai_cuda_is_wide(const struct gcuda_tensor * t) {
+    uintptr_t bits = (uintptr_t) t->data;
+    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { bits |= t->ne[d] > 1 ? t->nb[d] : 0; }
+    return t->nb[0] == gcuda_type_size(t->type) && bits % 16 == 0;
+}
+
+static bool gcudai_cuda_overlap(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    const uintptr_t a0 = (uintptr_t) a->data, b0 = (uintptr_t) b->data;
+    return a0 < b0 + gcuda_nbytes(b) && b0 < a0 + gcuda_nbytes(a);
+}
+
+// y may be written while the first n nodes of the window are computed. A source that lies exactly where y does is
+// overwritten element by element, or row by row.
+static bool gcudai_cuda_may_write(const struct gcudai_cuda_window * w, int n, const struct gcuda_tensor * y, bool in_place) {
+    for (int i = 0; i < n; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC && w->node[i]->src[k] != NULL; ++k) {
+            const struct gcuda_tensor * src = w->node[i]->src[k];
+            bool is_of_group = false;
+            for (int j = 0; j < i; ++j) { is_of_group = is_of_group || src == w->node[j]; }
+            const bool is_same = in_place && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
+            if (!is_of_group && !is_same && gcudai_cuda_overlap(src, y)) { return false; }
+        }
+    }
+    return true;
+}
+
+// ---- rms_norm + mul, with an addition before, or behind, or neither ----
+
+// An operand that repeats rows of n floats.
+static bool gcudai_cuda_is_row_operand(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
+    return t != NULL && t->type == GCUDA_TYPE_F32 && t->ne[0] == y->ne[0] && t->nb[0] == sizeof(float) && gcuda_can_repeat(t, y);
+}
+
+// MUL or ADD of node i - 1 and something that repeats rows, of the same shape as that node.
+static const struct gcuda_tensor * gcudai_cuda_row_operand(const struct gcudai_cuda_window * w, int i, enum gcuda_op op) {
+    if (!gcudai_cuda_is_op(w, i, op) || !gcudai_cuda_is_inner(w, i - 1)) { return NULL; }
+    const struct gcuda_tensor * y = w->node[i], * other = gcudai_cuda_other(y, w->node[i - 1]);
+    return y->type == GCUDA_TYPE_F32 && y->nb[0] == sizeof(float) && gcuda_are_same_shape(y, w->node[i - 1]) &&
+                   gcudai_cuda_is_row_operand(other, y)
+               ? other
+               : NULL;
+}
+
+// From the norm at node i on, whose source is x before and behind what may come in front; nodes taken in all.
+static int gcudai_cuda_match_norm_mul(
+    const struct gcudai_cuda_window * w, int i, const struct gcuda_tensor * sum, struct gcuda_norm_mul_args * p) {
+    const struct gcuda_tensor * norm = w->node[i], * weight = gcudai_cuda_row_operand(w, i + 1, GCUDA_OP_MUL);
+    if (weight == NULL || norm->type != GCUDA_TYPE_F32 || norm->src[0]->type != GCUDA_TYPE_F32 ||
+        norm->ne[0] > GCUDA_NORM_MUL_MAX) {
+        return 0;
+    }
+    const struct gcuda_tensor * bias = gcudai_cuda_row_operand(w, i + 2, GCUDA_OP_ADD);
+    for (int n = i + (bias != NULL ? 3 : 2); n >= i + 2; --n) {
+        const struct gcuda_tensor * y = w->node[n - 1];
+        const bool has_sum = sum != NULL && !gcudai_cuda_is_inner(w, 0);
+        const bool is_as_before = gcudai_cuda_is_wide(norm->src[0]) && gcudai_cuda_is_wide(norm); // or sums have another order
+        const bool is_now = gcudai_cuda_is_wide(sum != NULL ? sum->src[0] : norm->src[0]) && gcudai_cuda_is_wide(y) &&
+                            (!has_sum || gcudai_cuda_is_wide(sum));
+        if (is_as_before != is_now || !gcudai_cuda_may_write(w, n, y, true) ||
+            (has_sum && (!gcudai_cuda_may_write(w, n, sum, true) || gcudai_cuda_overlap(sum, y)))) {
+            continue;
+        }
+        p->x = gcudai_array(sum != NULL ? sum->src[0] : norm->src[0]);
+        p->add = gcudai_array(sum != NULL ? sum->src[1] : NULL);
+        p->sum = gcudai_array(has_sum ? sum : NULL);
+        p->w = gcudai_array(weight);
+        p->b = gcudai_array(n == i + 3 ? bias : NULL);
+        p->y = gcudai_array(y);
+        p->eps = gcudai_param_f32(norm, 0);
+        return n;
+    }
+    return 0;
+}
+
+static int gcudai_cuda_match_rms_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_is_op(w, 0, GCUDA_OP_RMS_NORM) ? gcudai_cuda_match_norm_mul(w, 0, NULL, &args->norm_mul) : 0;
+}
+
+// The sum is written too when others read it.
+static int gcudai_cuda_match_add_rms_norm_mul(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    const struct gcuda_tensor * sum = w->node[0];
+    return gcudai_cuda_is_op(w, 0, GCUDA_OP_ADD) && gcudai_cuda_is_op(w, 1, GCUDA_OP_RMS_NORM) && w->node[1]->src[0] == sum &&
+                   sum->type == GCUDA_TYPE_F32 && sum->src[0]->type == GCUDA_TYPE_F32 && sum->nb[0] == sizeof(float) &&
+                   sum->src[0]->nb[0] == sizeof(float) && gcudai_cuda_is_row_operand(sum->src[1], sum)
+               ? gcudai_cuda_match_norm_mul(w, 1, sum, &args->norm_mul)
+               : 0;
+}
+
+static gcuda_status gcudai_cuda_run_norm_mul(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_norm_mul(&args->norm_mul, stream);
+}
+
+// ---- scale + soft_max: one factor for both ----
+
+// Where both have a factor, or there is a mask to be added, roundings are fewer than before.
+static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_SCALE) || !gcudai_cuda_is_op(w, 1, GCUDA_OP_SOFT_MAX) || !gcudai_cuda_is_inner(w, 0)) {
+        return 0;
+    }
+    const struct gcuda_tensor * scale = w->node[0], * y = w->node[1], * x = scale->src[0];
+    struct gcuda_soft_max_args * p = &args->op.soft_max;
+    gcudai_soft_max_args(y, &args->op);
+    const bool is_exact = p->scale == 1.0f && p->mask.data == NULL;
+    if (y->src[0] != scale || scale->type != GCUDA_TYPE_F32 || x->nb[0] != sizeof(float) || gcudai_param_f32(scale, 1) != 0.0f ||
+        gcudai_cuda_is_wide(x) != gcudai_cuda_is_wide(scale) || (w->is_strict && !is_exact) || !gcudai_cuda_may_write(w, 2, y, true)) {
+        return 0;
+    }
+    p->x = gcudai_array(x);
+    p->scale *= gcudai_param_f32(scale, 0);
+    return 2;
+}
+
+// ---- rope + set_rows: keys that go straight into their cache ----
+
+static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_ROPE) || !gcudai_cuda_is_op(w, 1, GCUDA_OP_SET_ROWS) || !gcudai_cuda_is_inner(w, 0)) {
+        return 0;
+    }
+    const struct gcuda_tensor * rope = w->node[0], * y = w->node[1], * rows = y->src[0];
+    struct gcuda_rope_set_args * p = &args->rope_set;
+    union gcudai_args op;
+    gcudai_rope_args(rope, &op);
+    const int mode = op.rope.mode, view = w->look->seen[w->at[1]].shape.src[0];
+    if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) ||
+        (mode != GCUDA_ROPE_TYPE_NORMAL && mode != GCUDA_ROPE_TYPE_NEOX) || !gcudai_is_float(y->type) ||
+        y->nb[0] != gcuda_type_size(y->type)) {
+        return 0;
+    }
+    // the rows are the rope's result with the heads joined, seen by nobody else
+    if (rows->view_src != rope || rows->src[0] != rope || rows->view_offs != 0 || !gcuda_is_contiguous(rows) ||
+        rows->ne[0] != rope->ne[0] * rope->ne[1] || rows->ne[1] != rope->ne[2] || gcuda_nelements(rows) != gcuda_nelements(rope) ||
+        !gcudai_cuda_is_inner_at(w->look, view) || gcudai_cuda_overlap(y, y->src[1])) {
+        return 0;
+    }
+    for (int k = 0; k < GCUDA_MAX_SRC && rope->src[k] != NULL; ++k) {
+        if (gcudai_cuda_overlap(y, rope->src[k])) { return 0; }
+    }
+    p->rope = op.rope;
+    p->ids = gcudai_array(y->src[1]);
+    p->y = gcudai_array(y);
+    p->bad_index = w->bad_index;
+    return 2;
+}
+
+static gcuda_status gcudai_cuda_run_rope_set(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_rope_set(&args->rope_set, stream);
+}
+
+// ---- element-wise operations in a row: sums, products, gates, caps, squares of activations ----
+
+static bool gcudai_cuda_chain_binary(enum gcuda_op op) {
+    return op == GCUDA_OP_ADD || op == GCUDA_OP_SUB || op == GCUDA_OP_MUL || op == GCUDA_OP_DIV;
+}
+
+static bool gcudai_cuda_chain_unary(enum gcuda_op op) {
+    return op == GCUDA_OP_SCALE || op == GCUDA_OP_SQR || op == GCUDA_OP_SQRT || op == GCUDA_OP_CLAMP || op == GCUDA_OP_LEAKY_RELU ||
+           op == GCUDA_OP_UNARY;
+}
+
+// Node y, of what `value` is so far. The first node's value is its first source.
+static bool gcudai_cuda_chain_step(const struct gcuda_tensor * y, const struct gcuda_tensor * value, struct gcuda_chain_step * s) {
+    const bool is_binary = gcudai_cuda_chain_binary(y->op);
+    const struct gcuda_tensor * b = is_binary ? y->src[y->src[0] == value ? 1 : 0] : NULL;
+    union gcudai_args args;
+    GCUDAI_ZERO(*s);
+    s->op = y->op;
+    s->is_second = is_binary && y->src[0] != value;
+    if ((!is_binary && !gcudai_cuda_chain_unary(y->op)) || y->type != value->type || !gcuda_are_same_shape(y, value) ||
+        (y->src[0] != value && !s->is_second) || (s->is_second && y->src[1] != value) || (b != NULL && !gcudai_is_float(b->type))) {
+        return false;
+    }
+    s->b = gcudai_array(b);
+    if (y->op == GCUDA_OP_UNARY) {
+        gcudai_unary_args(y, &args);
+        s->unary = args.unary.op;
+        memcpy(s->p, args.unary.p, sizeof(s->p));
+    } else if (!is_binary) {
+        s->p[0] = gcudai_param_f32(y, 0);
+        s->p[1] = gcudai_param_f32(y, 1);
+    }
+    return true;
+}
+
+// Dimensions that all arrays have in one piece are joined, so that rows are long.
+static void gcudai_cuda_chain_fold(struct gcuda_chain_args * p) {
+    struct gcuda_array src[GCUDA_CHAIN_MAX + 1];
+    int n = 0;
+    src[n++] = p->x;
+    for (int i = 0; i < p->n_steps; ++i) {
+        if (p->steps[i].b.data != NULL) { src[n++] = p->steps[i].b; }
+    }
+    gcudai_fold(&p->y, src, n);
+    p->x = src[0];
+    n = 1;
+    for (int i = 0; i < p->n_steps; ++i) {
+        if (p->steps[i].b.data != NULL) { p->steps[i].b = src[n++]; }
+    }
+}
+
+static int gcudai_cuda_match_chain(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_chain_args * p = &args->chain;
+    const struct gcuda_tensor * x = w->node[0]->src[0];
+    int n = 0;
+    if (x == NULL || !gcudai_is_float(x->type)) { return 0; }
+    while (n < w->n && n < GCUDA_CHAIN_MAX && (n == 0 || gcudai_cuda_is_inner(w, n - 1)) &&
+           gcudai_cuda_chain_step(w->node[n], n == 0 ? x : w->node[n - 1], &p->steps[n])) {
+        ++n;
+    }
+    while (n >= 2 && !gcudai_cuda_may_write(w, n, w->node[n - 1], true)) { --n; }
+    p->n_steps = n;
+    if (n < 2) { return 0; }
+    p->x = gcudai_array(x);
+    p->y = gcudai_array(w->node[n - 1]);
+    gcudai_cuda_chain_fold(p);
+    return n;
+}
+
+static gcuda_status gcudai_cuda_run_chain(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_chain(&args->chain, stream);
+}
+
+// ---- all of them, tried in this order ----
+static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
+    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set },
+    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul },
+    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul },
+    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL },
+    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain },
+};
+
+// The nodes from one on that something runs for.
+static void gcudai_cuda_window_at(const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_window * w) {
+    w->look = look;
+    w->n = 0;
+    for (int i = first; i < look->n_nodes && w->n < GCUDAI_CUDA_WINDOW; ++i) {
+        if (!gcudai_is_skipped(look->seen[i].tensor)) {
+            w->at[w->n] = i;
+            w->node[w->n++] = look->seen[i].tensor;
+        }
+    }
+}
+
+// The first pattern that fits the nodes from the window's first on; NULL: none.
+static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
+    const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args, int * n_taken) {
+    for (size_t i = 0; i < sizeof(gcudai_cuda_patterns) / sizeof(gcudai_cuda_patterns[0]); ++i) {
+        GCUDAI_ZERO(*args);
+        *n_taken = gcudai_cuda_patterns[i].match(w, args);
+        if (*n_taken > 0) { return &gcudai_cuda_patterns[i]; }
+    }
+    GCUDAI_ZERO(*args);
+    return NULL;
+}
+
+// =====================================================================================================
+// >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
+// =====================================================================================================
+
+enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one shape in the cache: for parts of a model that are alike and take turns
+
+struct gcudai_cuda_step {
+    const struct gcuda_tensor * node;  // that errors name
+    const struct gcudai_cuda_op * op;  // a launcher that knows all it needs; NULL: products, which choose a path
+    const struct gcudai_cuda_pattern * pattern; // NULL: one node
+    int first, n;                      // nodes that it stands for, those that nothing runs for included
+    size_t scratch_bytes;
+    void ** scratch; // where in args its address goes
+    union gcudai_cuda_fused args;
+};
+
+struct gcudai_cuda_plan {
+    struct gcudai_cuda_plan * next; // in the cache
+    struct gcudai_cuda_look look;
+    struct gcudai_cuda_step * steps;
+    int n_steps, cap_steps;
+    size_t n_bytes;     // of host memory
+    uint64_t last_used; // on the cache's clock
+    bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
+    bool has_run;       // whatever is made by a first run is there
+    bool no_graph;      // a capture failed
+    cudaGraphExec_t exec;
+    bool is_exec_current;
+    uint64_t generation; // of the scratch whose addresses exec remembers
+};
+
 // ---- steps ----
 
-static void gcudai_cuda_step_make(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
+// The node itself.
+static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_tensor * y, struct gcudai_cuda_step * s) {
     const bool is_product = y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID || y->op == GCUDA_OP_OUT_PROD;
-    GCUDAI_ZERO(*s);
-    s->node = y;
-    s->n = 1;
     s->op = is_product ? NULL : gcudai_cuda_op_of(y->op);
-    gcudai_op_row(y->op)->args(y, &s->args);
-    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args);
+    gcudai_op_row(y->op)->args(y, &s->args.op);
+    int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
     if (bad_index != NULL) { *bad_index = cu->bad_index; }
-    gcudai_cuda_set_shared(cu, y->op, &s->args);
-    s->scratch = s->op != NULL && s->op->scratch != NULL ? s->op->scratch(&s->args, &s->scratch_bytes) : NULL;
+    gcudai_cuda_set_shared(cu, y->op, &s->args.op);
+}
+
+// The step that begins with a node: what a pattern takes, or the node alone.
+static void gcudai_cuda_step_make(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, int first, struct gcudai_cuda_step * s) {
+    struct gcudai_cuda_window w;
+    int n_taken = 1;
+    GCUDAI_ZERO(*s);
+    GCUDAI_ZERO(w);
+    w.is_strict = cu->params.strict;
+    w.bad_index = cu->bad_index;
+    if (cu->plans.use_fusion) {
+        gcudai_cuda_window_at(look, first, &w);
+        s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
+    }
+    const int last = s->pattern != NULL ? w.at[n_taken - 1] : first;
+    s->node = look->seen[last].tensor;
+    s->first = first;
+    s->n = last - first + 1;
+    if (s->pattern == NULL) {
+        gcudai_cuda_step_single(cu, s->node, s);
+    } else if (s->pattern->run == NULL) {
+        s->op = gcudai_cuda_op_of(s->node->op);
+    }
+    s->scratch = s->op != NULL && s->op->scratch != NULL ? s->op->scratch(&s->args.op, &s->scratch_bytes) : NULL;
 }
 
 static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
-    if (s->op == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args); }
-    if (s->scratch_bytes == 0) { return s->op->run(&s->args, cu->stream); }
+    if (s->pattern != NULL && s->pattern->run != NULL) { return s->pattern->run(&s->args, cu->stream); }
+    if (s->op == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args.op); }
+    if (s->scratch_bytes == 0) { return s->op->run(&s->args.op, cu->stream); }
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
-    const gcuda_status st = s->op->run(&s->args, cu->stream);
+    const gcuda_status st = s->op->run(&s->args.op, cu->stream);
     gcudai_cuda_pool_give(&cu->pool, *s->scratch);
     return st;
 }
@@ -26580,18 +26960,20 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
 
 // All steps from what the plan has seen. There is room for a step for each node.
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    const struct gcudai_cuda_look * look = &plan->look;
     plan->n_steps = 0;
     plan->has_indices = plan->has_split = plan->has_custom = false;
-    for (int i = 0; i < plan->look.n_nodes; ++i) {
-        const struct gcuda_tensor * y = plan->look.seen[i].tensor;
-        if (!gcudai_is_skipped(y)) {
-            struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
-            gcudai_cuda_step_make(cu, y, s);
-            s->first = i;
-            gcudai_cuda_plan_note(plan, y);
+    for (int i = 0; i < look->n_nodes;) {
+        if (gcudai_is_skipped(look->seen[i].tensor)) {
+            ++i;
+            continue;
         }
+        struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
+        gcudai_cuda_step_make(cu, look, i, s);
+        for (i = s->first; i < s->first + s->n; ++i) { gcudai_cuda_plan_note(plan, look->seen[i].tensor); }
+        cu->plans.stats.n_fused += s->pattern != NULL;
     }
-    for (int i = 0; i < plan->look.n_seen; ++i) { plan->look.seen[i].has_changed = false; }
+    for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
 }
 
@@ -26609,14 +26991,16 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
     for (int i = 0; i < look->n_nodes; ++i) {
         if (gcudai_cuda_is_stale(look, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, look->seen[i].tensor)); }
     }
-    for (int i = 0; i < plan->n_steps; ++i) {
+    bool is_as_before = true; // what was fused may have to be taken apart, because things overlap now
+    for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        const int first = s->first;
-        if (gcudai_cuda_is_stale(look, first)) {
-            gcudai_cuda_step_make(cu, look->seen[first].tensor, s);
-            s->first = first;
-        }
+        const int n = s->n;
+        bool is_stale = false;
+        for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, k); }
+        if (is_stale) { gcudai_cuda_step_make(cu, look, s->first, s); }
+        is_as_before = s->n == n;
     }
+    if (!is_as_before) { gcudai_cuda_plan_steps(cu, plan); }
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
     cu->plans.stats.n_updated++;
@@ -27016,6 +27400,7 @@ static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_c
     const size_t max_bytes = (size_t) 64 << 20;
     const bool may = gcudai_env("GCUDA_CUDA_DISABLE_GRAPHS") == NULL && cu->device->cc >= GRAPHS_SINCE;
     cu->plans.use_graphs = gcudai_cuda_switch(p->graphs, may);
+    cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_DISABLE_FUSION") == NULL);
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
     cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
 }

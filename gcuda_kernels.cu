@@ -382,6 +382,15 @@ static inline __device__ float d_block_max(float v) { return d_block_reduce<d_ma
     for (int64_t r = THREADS == 32 ? blockIdx.x * (int64_t) (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x; \
          r < (n); r += gridDim.x * (int64_t) (THREADS == 32 ? blockDim.x / 32 : 1))
 
+// Rounded once each, whatever stands around them: a fused kernel gives the bits of the kernels that it replaces.
+#ifdef __CUDACC__
+static inline __device__ float d_mul_rn(float a, float b) { return __fmul_rn(a, b); }
+static inline __device__ float d_add_rn(float a, float b) { return __fadd_rn(a, b); }
+#else
+static inline float d_mul_rn(float a, float b) { return a * b; }
+static inline float d_add_rn(float a, float b) { return a + b; }
+#endif
+
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
@@ -2014,6 +2023,114 @@ gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream s
     return map<d_leaky_relu, d_leaky_relu>(*args, stream);
 }
 
+// ---- element-wise operations in a row: x read once, y written once, operands read as they come ----
+// Between two operations values are rounded to the type, as if they had been stored.
+static __device__ float d_chain_apply(const gcuda_chain_step & s, float v, float b) {
+    const float first = s.is_second ? b : v, second = s.is_second ? v : b;
+    switch (s.op) {
+        case GCUDA_OP_ADD: return d_add_rn(first, second);
+        case GCUDA_OP_SUB: return d_add_rn(first, -second);
+        case GCUDA_OP_MUL: return d_mul_rn(first, second);
+        case GCUDA_OP_DIV: return first / second;
+        case GCUDA_OP_SCALE: return s.p[0] * v + s.p[1];
+        case GCUDA_OP_SQR: return d_mul_rn(v, v);
+        case GCUDA_OP_SQRT: return sqrtf(v);
+        case GCUDA_OP_CLAMP: return v < s.p[0] ? s.p[0] : v > s.p[1] ? s.p[1] : v;
+        case GCUDA_OP_LEAKY_RELU: return v > 0.0f ? v : d_mul_rn(s.p[0], v);
+        default: return d_unary(s.unary, v, s.p);
+    }
+}
+
+template <typename T> static inline __device__ float d_rounded(float v) {
+    T t;
+    d_put(&t, v);
+    return d_f32(t);
+}
+
+// N elements of a row; those behind its end are 0. Rows begin at multiples of 16 bytes, and at is a multiple of N.
+template <typename T, int N> static inline __device__ void d_load_row(const T * row, int64_t at, int64_t n, float * v) {
+    T h[N];
+    if (n >= N) {
+        for (int j = 0; j < N * (int) sizeof(T) / 8; ++j) { memcpy((char *) h + 8 * j, (const uint2 *) (row + at) + j, 8); }
+    }
+    for (int j = 0; j < N; ++j) { v[j] = n >= N ? d_f32(h[j]) : j < n ? d_f32(row[at + j]) : 0.0f; }
+}
+
+template <int N>
+static __device__ void d_chain_operand(const gcuda_array & b, const d_index & i, int64_t at, int64_t n, float * v) {
+    const char * row = d_at(b, 0, i.i1 % b.ne[1], i.i2 % b.ne[2], i.i3 % b.ne[3]);
+    if (b.ne[0] == 1) {
+        const float one = d_load(b.type, row);
+        for (int j = 0; j < N; ++j) { v[j] = one; }
+        return;
+    }
+    switch (b.type) {
+        case GCUDA_TYPE_F16: d_load_row<__half, N>((const __half *) row, at, n, v); break;
+        case GCUDA_TYPE_BF16: d_load_row<__nv_bfloat16, N>((const __nv_bfloat16 *) row, at, n, v); break;
+        default: d_load_row<float, N>((const float *) row, at, n, v); break;
+    }
+}
+
+template <typename T> static __global__ void k_chain_wide(const gcuda_chain_args p, const tiles t) {
+    const int N = d_wide<T>::N;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
+        const T * x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0;
+        T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
+        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
+        uint4 raw[2];
+        float v[2][N];
+        for (int k = 0; k < 2; ++k) { raw[k] = d_load_raw(x + k * step, n - k * step); }
+        for (int k = 0; k < 2; ++k) { d_unpack<T>(raw[k], v[k]); }
+        for (int m = 0; m < p.n_steps; ++m) {
+            const gcuda_chain_step & s = p.steps[m];
+            float b[2][N] = {};
+            for (int k = 0; k < 2 && s.b.data != nullptr; ++k) {
+                d_chain_operand<N>(s.b, i, i.i0 + k * step, n - k * step, b[k]);
+            }
+            for (int k = 0; k < 2; ++k) {
+                for (int j = 0; j < N; ++j) { v[k][j] = d_rounded<T>(d_chain_apply(s, v[k][j], b[k][j])); }
+            }
+        }
+        for (int k = 0; k < 2; ++k) { d_store_wide(y + k * step, n - k * step, v[k]); }
+    }
+}
+
+template <typename T> static __global__ void k_chain(const gcuda_chain_args p, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
+        for (int k = 0; k < 4; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) {
+                float v = d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3));
+                for (int m = 0; m < p.n_steps; ++m) {
+                    const gcuda_chain_step & s = p.steps[m];
+                    const float b = s.b.data == nullptr ? 0.0f
+                                                        : d_load(s.b.type, d_at(s.b, at % s.b.ne[0], i.i1 % s.b.ne[1],
+                                                                               i.i2 % s.b.ne[2], i.i3 % s.b.ne[3]));
+                    v = d_rounded<T>(d_chain_apply(s, v, b));
+                }
+                d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3), v);
+            }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stream) {
+    const gcuda_chain_args & p = *args;
+    bool wide = is_wide(p.x) && is_wide(p.y);
+    if (p.n_steps < 0 || p.n_steps > GCUDA_CHAIN_MAX || p.x.type != p.y.type) { return GCUDA_STATUS_UNSUPPORTED; }
+    for (int m = 0; m < p.n_steps; ++m) {
+        const gcuda_array & b = p.steps[m].b;
+        wide = wide && (b.data == nullptr || b.ne[0] == 1 || (b.ne[0] == p.y.ne[0] && is_wide(b)));
+    }
+    return with_float(p.y.type, [&](auto v) {
+        typedef decltype(v) T;
+        return wide ? launch_tiles(k_chain_wide<T>, tiles_of(p.y, d_wide<T>::N, 2), stream, p)
+                    : launch_tiles(k_chain<T>, tiles_of(p.y, 1, 4), stream, p);
+    });
+}
+
 // >>op:opt_step_adamw ---------------------------------------------------------------------------------
 // params: alpha, beta1, beta2, eps, weight decay, 1 / (1 - beta1^t), 1 / (1 - beta2^t)
 //   floor   a, m, v, grad read, a, m, v written: 28 bytes an element
@@ -3061,6 +3178,46 @@ gcuda_status gcuda_launch_l2_norm(const gcuda_norm_args * args, gcuda_stream str
     return norm<NORM_L2>(*args, stream);
 }
 
+// ---- rms_norm of x, or of x + add, times w, plus b: rows as above, each read once ----
+static inline __device__ const char * d_repeated_row(const gcuda_array & a, const gcuda_array & like, int64_t r) {
+    const int64_t i1 = r % like.ne[1], i2 = r / like.ne[1] % like.ne[2], i3 = r / like.ne[1] / like.ne[2];
+    return d_at(a, 0, i1 % a.ne[1], i2 % a.ne[2], i3 % a.ne[3]);
+}
+
+static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
+
+template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
+    const int n = (int) p.x.ne[0];
+    FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
+        typename H::template row<float> x;
+        x.load(d_row(p.x, r), n);
+        if (p.add.data != nullptr) {
+            const float * add = (const float *) d_repeated_row(p.add, p.x, r);
+            x.each(n, [&](float & v, int i) { v = d_add_rn(v, add[i]); });
+            if (p.sum.data != nullptr) { x.store(d_row(p.sum, r), n); }
+        }
+        float sum = 0.0f;
+        x.each(n, [&](float v, int) { sum += v * v; });
+        const float scale = d_norm_scale<NORM_RMS>(d_row_sum<H::THREADS>(sum), n, p.eps);
+        const float * w = (const float *) d_repeated_row(p.w, p.x, r);
+        x.each(n, [&](float & v, int i) { v = d_mul_rn(d_mul_rn(v, scale), w[i]); });
+        if (p.b.data != nullptr) {
+            const float * b = (const float *) d_repeated_row(p.b, p.x, r);
+            x.each(n, [&](float & v, int i) { v = d_add_rn(v, b[i]); });
+        }
+        x.store(d_row(p.y, r), n);
+    }
+}
+
+gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_stream stream) {
+    const gcuda_norm_mul_args & p = *args;
+    const bool wide = is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum));
+    if (!can_hold(p.x.ne[0])) { return GCUDA_STATUS_UNSUPPORTED; }
+    return with_held(p.x.ne[0], wide, [&](auto h) {
+        return launch_held(k_norm_mul<decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+    });
+}
+
 // >>op:rms_norm_back ----------------------------------------------------------------------------------
 //   floor   dy and x read, dx written: 3 * ne0 * n_rows * sizeof(T) bytes
 struct d_back_scale {
@@ -3598,6 +3755,60 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
 }
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
     return gcuda_launch_rope(args, stream);
+}
+// ---- rope with its rows going where indices say, the heads of a token behind each other, in the type of y ----
+// Of equal indices the last token stays: each block looks whether a later one is equal.
+static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, int64_t token) {
+    const char * at = (const char *) p.ids.data;
+    const bool is_long = p.ids.type == GCUDA_TYPE_I64;
+    const int64_t step = (int64_t) p.ids.nb[0];
+    const int64_t to = is_long ? *(const int64_t *) (at + token * step) : *(const int32_t *) (at + token * step);
+    int is_later = 0;
+    for (int64_t i = token + 1 + threadIdx.y * (int64_t) blockDim.x + threadIdx.x; i < p.ids.ne[0]; i += (int64_t) blockDim.x * blockDim.y) {
+        is_later |= to == (is_long ? *(const int64_t *) (at + i * step) : *(const int32_t *) (at + i * step));
+    }
+    is_later = __syncthreads_or(is_later);
+    if (to < 0 || to >= p.y.ne[1]) {
+        if (threadIdx.x == 0 && threadIdx.y == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
+        return -1;
+    }
+    return is_later ? -1 : to;
+}
+
+template <typename TY> static __global__ void k_rope_set(const gcuda_rope_set_args p, const d_rope_plan plan) {
+    const gcuda_rope_args & q = p.rope;
+    const bool is_adjacent = q.mode == GCUDA_ROPE_TYPE_NORMAL;
+    const int64_t apart = is_adjacent ? 1 : plan.n_pairs, ne0 = q.x.ne[0], n_rest = ne0 - 2 * plan.n_pairs;
+    FOR_ROWS(b, plan.n_groups * q.x.ne[2]) {
+        const int64_t h0 = b % plan.n_groups * ROPE_HEADS, token = b / plan.n_groups;
+        const int64_t h1 = h0 + ROPE_HEADS < q.x.ne[1] ? h0 + ROPE_HEADS : q.x.ne[1], to = d_rope_row(p, token);
+        if (to < 0) { continue; } // the whole block
+        TY * row = (TY *) d_at(p.y, 0, to, 0, 0);
+        for (int64_t j = threadIdx.x; j < plan.n_pairs; j += blockDim.x) {
+            const float2 cs = d_rope_angle(q, plan, j, token);
+            const int64_t first = is_adjacent ? 2 * j : j;
+            for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
+                const float u = *(const float *) d_at(q.x, first, h, token, 0), v = *(const float *) d_at(q.x, first + apart, h, token, 0);
+                d_put(row + h * ne0 + first, u * cs.x - v * cs.y);
+                d_put(row + h * ne0 + first + apart, u * cs.y + v * cs.x);
+            }
+        }
+        for (int64_t j = 2 * plan.n_pairs + threadIdx.x; j < 2 * plan.n_pairs + n_rest; j += blockDim.x) {
+            for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
+                d_put(row + h * ne0 + j, *(const float *) d_at(q.x, j, h, token, 0));
+            }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_stream stream) {
+    const d_rope_plan plan = rope_plan(args->rope);
+    int width = 32; // as with rope
+    while (width < 256 && width < plan.n_pairs) { width *= 2; }
+    if (args->rope.x.type != GCUDA_TYPE_F32) { return GCUDA_STATUS_UNSUPPORTED; }
+    return with_float(args->y.type, [&](auto v) {
+        return launch_2d(k_rope_set<decltype(v)>, plan.n_groups * args->rope.x.ne[2], width, 256 / width, stream, *args, plan);
+    });
 }
 #endif // part 10
 

@@ -1,0 +1,517 @@
+// Fusion on the simulated device: every pattern fires, each of its conditions stops it, and the bits are those of the
+// nodes one by one.
+#define GCUDA_IMPLEMENTATION
+#include "gcuda.h"
+
+#include "sim-test.h"
+
+// What a case builds: inputs are leafs (filled with numbers, or with indices where they are integers), `out` is compared.
+enum { MAX_OUT = 4 };
+struct build {
+    struct gcuda_context * ctx;
+    struct gcuda_tensor * out[MAX_OUT];
+    int n_out, variant;
+};
+typedef void (*builder)(struct build * b);
+
+static struct gcuda_tensor * f32(struct build * b, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return gcuda_new_tensor_3d(b->ctx, GCUDA_TYPE_F32, ne0, ne1, ne2);
+}
+static void out(struct build * b, struct gcuda_tensor * t) {
+    b->out[b->n_out++] = t;
+}
+
+static void fill(struct gcuda_tensor * t, int salt) {
+    const int64_t n = gcuda_nelements(t);
+    for (int64_t i = 0; i < n && t->view_src == NULL; ++i) {
+        const int r = (int) ((i * 7919 + salt * 104729 + 13) % 1009);
+        const float v = (float) r / 256.0f - 2.0f;
+        const int32_t index = (int32_t) i;
+        const int64_t row = t->ne[0] - 1 - i; // rows in reverse
+        if (t->type == GCUDA_TYPE_I64) {
+            CHECK_OK(gcuda_backend_tensor_set(t, &row, (size_t) i * 8, 8));
+        } else if (t->type == GCUDA_TYPE_I32) {
+            CHECK_OK(gcuda_backend_tensor_set(t, &index, (size_t) i * 4, 4));
+        } else if (t->type == GCUDA_TYPE_F32) {
+            CHECK_OK(gcuda_backend_tensor_set(t, &v, (size_t) i * 4, 4));
+        } else {
+            gcuda_fp16_t h = gcuda_fp32_to_fp16(v);
+            gcuda_bf16_t g = gcuda_fp32_to_bf16(v);
+            CHECK_OK(gcuda_backend_tensor_set(t, t->type == GCUDA_TYPE_F16 ? (const void *) &h : (const void *) &g, (size_t) i * 2, 2));
+        }
+    }
+}
+
+// Names of the patterns in a plan, in order, with a comma between them.
+static void names_of(const struct gcudai_cuda_plan * plan, char * text, size_t size) {
+    text[0] = '\0';
+    for (int i = 0; i < plan->n_steps; ++i) {
+        if (plan->steps[i].pattern != NULL) {
+            const size_t n = strlen(text);
+            snprintf(text + n, size - n, "%s%s", n ? ", " : "", plan->steps[i].pattern->name);
+        }
+    }
+}
+
+struct options {
+    bool is_strict, is_off, by_allocator, is_near;
+    int n_launches; // steps in all; 0: any
+};
+
+static void run_case(builder make, int variant, const char * wanted, struct options o) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params);
+    params.max_plans = 0;
+    params.fusion = o.is_off ? GCUDA_CUDA_OFF : GCUDA_CUDA_AUTO;
+    params.strict = o.is_strict;
+    gcuda_backend_t fused = gcuda_backend_cuda_init_params(&params);
+    struct place p = place_begin();
+    struct build b;
+    memset(&b, 0, sizeof b);
+    b.ctx = p.ctx;
+    b.variant = variant;
+    make(&b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    REQUIRE(plain != NULL && fused != NULL && place_alloc(&p, plain));
+    const struct gcuda_cgraph before = *graph;
+    char * want[MAX_OUT] = { NULL };
+    for (int round = 0; round < 4; ++round) { // by nodes, then by plan: launched, captured, replayed
+        int salt = 0;
+        for (struct gcuda_tensor * t = gcuda_get_first_tensor(p.ctx); t != NULL; t = gcuda_get_next_tensor(p.ctx, t)) {
+            if (t->op == GCUDA_OP_NONE) {
+                fill(t, ++salt);
+            } else if (t->view_src == NULL) {
+                CHECK_OK(gcuda_backend_tensor_memset(t, 0xcc, 0, gcuda_nbytes(t)));
+            }
+        }
+        CHECK_OK(gcuda_backend_graph_compute(round == 0 ? plain : fused, graph));
+        for (int i = 0; i < b.n_out; ++i) {
+            const size_t size = gcuda_nbytes(b.out[i]);
+            char * got = (char *) malloc(size);
+            CHECK_OK(gcuda_backend_tensor_get(b.out[i], got, 0, size));
+            if (round == 0) {
+                want[i] = got;
+                continue;
+            }
+            bool is_same = memcmp(want[i], got, size) == 0;
+            if (!is_same && o.is_near) {
+                is_same = true;
+                for (size_t k = 0; k < size / 4; ++k) {
+                    const float u = ((float *) (void *) want[i])[k], v = ((float *) (void *) got)[k];
+                    is_same = is_same && (u > v ? u - v : v - u) <= 1e-6f;
+                }
+            }
+            CHECK_MSG(is_same, "%s, variant %d: other bits than one by one", wanted, variant);
+            free(got);
+        }
+    }
+    for (int i = 0; i < b.n_out; ++i) { free(want[i]); }
+    char names[200];
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
+    REQUIRE(plan != NULL);
+    names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    CHECK_MSG(strcmp(names, wanted) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, names, wanted);
+    if (o.n_launches > 0) { CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, o.n_launches); }
+    gcuda_backend_graph_plan_free(fused, plan);
+    CHECK(memcmp(&before, graph, sizeof before) == 0); // the caller's, and so are its nodes
+    place_end(&p);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+}
+
+// As it is, by option and by environment without, and strict.
+static void fires(builder make, int variant, const char * wanted, int n_launches) {
+    const struct options on = { false, false, false, false, n_launches }, off = { false, true, false, false, 0 },
+                         strict = { true, false, false, false, n_launches }, any = { false, false, false, false, 0 };
+    run_case(make, variant, wanted, on);
+    run_case(make, variant, wanted, strict);
+    run_case(make, variant, "", off);
+    setenv("GCUDA_CUDA_DISABLE_FUSION", "1", 1);
+    run_case(make, variant, "", any);
+    unsetenv("GCUDA_CUDA_DISABLE_FUSION");
+}
+static void stops(builder make, int variant, const char * wanted) {
+    const struct options any = { false, false, false, false, 0 };
+    run_case(make, variant, wanted, any);
+}
+
+// =====================================================================================================================
+// >>norm
+// =====================================================================================================================
+enum { ROW = 68, ROWS = 5 };
+
+static void build_norm_mul(struct build * b) {
+    const int v = b->variant;
+    const int64_t n = v == 1 ? 67 : v == 2 ? 300 : v == 3 ? 5000 : ROW;
+    struct gcuda_tensor * x = f32(b, n, ROWS, 2), * w = f32(b, n, v == 4 ? ROWS : 1, 1);
+    struct gcuda_tensor * norm = gcuda_rms_norm(b->ctx, x, 1e-5f);
+    struct gcuda_tensor * y = v == 5 ? gcuda_mul(b->ctx, f32(b, n, ROWS, 2), norm) : gcuda_mul(b->ctx, norm, w);
+    if (v >= 6) { // + bias, from either side
+        struct gcuda_tensor * bias = f32(b, n, v == 7 ? ROWS : 1, v == 7 ? 2 : 1);
+        y = v == 7 ? gcuda_add(b->ctx, bias, y) : gcuda_add(b->ctx, y, bias);
+    }
+    out(b, y);
+}
+
+TEST(rms_norm_and_mul_are_one_launch) {
+    for (int v = 0; v <= 7; ++v) { fires(build_norm_mul, v, "rms_norm + mul", 1); }
+    clean();
+}
+
+static void build_norm_mul_not(struct build * b) {
+    const int v = b->variant;
+    const enum gcuda_type type = v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32;
+    const int64_t n = v == 1 ? 16385 : ROW;
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(b->ctx, type, n, ROWS);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(b->ctx, v == 2 ? GCUDA_TYPE_F16 : type, v == 3 ? 1 : v == 4 ? n / 2 : n, 1);
+    struct gcuda_tensor * norm = v == 5 ? gcuda_rms_norm_inplace(b->ctx, x, 1e-5f)
+                                 : v == 6 ? gcuda_norm(b->ctx, x, 1e-5f) : gcuda_rms_norm(b->ctx, x, 1e-5f);
+    if (v == 7) { gcuda_set_output(norm); }
+    struct gcuda_tensor * y = gcuda_mul(b->ctx, norm, v == 8 ? norm : w);
+    if (v == 9) { y = gcuda_mul(b->ctx, f32(b, n, ROWS, 3), norm); } // norm repeats: of another shape
+    if (v == 10) { y = gcuda_sub(b->ctx, norm, w); }
+    if (v == 11) { w->nb[0] = 8, w->nb[1] = w->nb[2] = w->nb[3] = 8 * (size_t) n; } // before memory is given out
+    out(b, y);
+    if (v == 7) { out(b, norm); }
+    if (v == 12) { out(b, gcuda_scale(b->ctx, norm, 2.0f)); } // another reader
+}
+
+TEST(rms_norm_and_mul_stay_apart) {
+    for (int v = 0; v <= 12; ++v) { stops(build_norm_mul_not, v, ""); }
+    clean();
+}
+
+static void build_add_norm_mul(struct build * b) {
+    const int v = b->variant;
+    struct gcuda_tensor * x = f32(b, ROW, ROWS, 1), * a = f32(b, ROW, v == 1 ? 1 : ROWS, 1), * w = f32(b, ROW, 1, 1);
+    struct gcuda_tensor * sum = v == 5 ? gcuda_add_inplace(b->ctx, x, a) : gcuda_add(b->ctx, x, a);
+    if (v == 3) { gcuda_set_output(sum); }
+    struct gcuda_tensor * y = gcuda_mul(b->ctx, gcuda_rms_norm(b->ctx, sum, 1e-6f), w);
+    if (v == 4) { y = gcuda_add(b->ctx, y, f32(b, ROW, 1, 1)); }
+    out(b, y);
+    if (v == 2) { out(b, gcuda_sub(b->ctx, sum, y)); }
+    if (v == 3 || v == 5) { out(b, sum); }
+}
+
+TEST(add_rms_norm_and_mul_are_one_launch) {
+    for (int v = 0; v <= 5; ++v) { fires(build_add_norm_mul, v, "add + rms_norm + mul", v == 2 ? 2 : 1); }
+    clean();
+}
+
+static void build_add_norm_mul_not(struct build * b) {
+    const int v = b->variant;
+    struct gcuda_tensor * x = f32(b, ROW, ROWS, 1), * w = f32(b, ROW, 1, 1);
+    struct gcuda_tensor * a = v == 0 ? f32(b, 1, ROWS, 1) : gcuda_new_tensor_2d(b->ctx, v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, ROW, ROWS);
+    struct gcuda_tensor * sum = gcuda_add(b->ctx, x, a);
+    struct gcuda_tensor * norm = gcuda_rms_norm(b->ctx, v == 2 ? gcuda_reshape_2d(b->ctx, sum, 2 * ROW / 4, 2 * ROWS) : sum, 1e-6f);
+    if (v == 2) { w = f32(b, 2 * ROW / 4, 1, 1); }
+    out(b, gcuda_mul(b->ctx, norm, w));
+}
+
+TEST(add_rms_norm_and_mul_stay_apart) { // rms_norm + mul is left
+    for (int v = 0; v <= 2; ++v) { stops(build_add_norm_mul_not, v, "rms_norm + mul"); }
+    clean();
+}
+
+// =====================================================================================================================
+// >>soft_max
+// =====================================================================================================================
+static void build_scale_soft_max(struct build * b) {
+    const int v = b->variant;
+    struct gcuda_tensor * x = gcuda_new_tensor_3d(b->ctx, v == 2 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, v == 1 ? 20000 : 40, 6, 2);
+    struct gcuda_tensor * s = v == 3 ? gcuda_scale_bias(b->ctx, x, 0.3f, 1.0f) : gcuda_scale(b->ctx, x, 0.3f);
+    if (v == 4) { gcuda_set_output(s); }
+    struct gcuda_tensor * mask = v >= 5 ? gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, 40, 6) : NULL;
+    out(b, v >= 5 ? gcuda_soft_max_ext(b->ctx, s, mask, v == 6 ? 0.5f : 1.0f, 0.0f) : gcuda_soft_max(b->ctx, s));
+}
+
+TEST(scale_goes_into_soft_max) {
+    const struct options near = { false, false, false, true, 1 }, strict = { true, false, false, false, 0 };
+    fires(build_scale_soft_max, 0, "scale + soft_max", 1);
+    fires(build_scale_soft_max, 1, "scale + soft_max", 1);
+    for (int v = 2; v <= 4; ++v) { stops(build_scale_soft_max, v, ""); }
+    for (int v = 5; v <= 6; ++v) { // a mask, two factors: other roundings
+        run_case(build_scale_soft_max, v, "scale + soft_max", near);
+        run_case(build_scale_soft_max, v, "", strict);
+    }
+    clean();
+}
+
+// =====================================================================================================================
+// >>rope
+// =====================================================================================================================
+static void build_rope_set(struct build * b) {
+    const int v = b->variant;
+    const int64_t head = v == 1 ? 10 : 16, heads = 3, tokens = v == 2 ? 1 : 7;
+    struct gcuda_tensor * k = f32(b, head, heads, tokens), * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
+    const enum gcuda_type types[4] = { GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_BF16, GCUDA_TYPE_F16 };
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, types[v % 4], head * heads, 12);
+    struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, v == 3 ? GCUDA_TYPE_I32 : GCUDA_TYPE_I64, tokens);
+    const int n_dims = v == 1 ? 6 : (int) head, mode = v % 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
+    struct gcuda_tensor * r = gcuda_rope(b->ctx, k, pos, n_dims, mode);
+    struct gcuda_tensor * rows = v == 4 ? gcuda_view_2d(b->ctx, r, head * heads, tokens, r->nb[2], 0) : gcuda_reshape_2d(b->ctx, r, head * heads, tokens);
+    out(b, gcuda_set_rows(b->ctx, cache, rows, ids));
+}
+
+TEST(rope_writes_into_the_cache) {
+    for (int v = 0; v <= 4; ++v) { fires(build_rope_set, v, "rope + set_rows", 1); }
+    clean();
+}
+
+// Two tokens for one row: the last stays; and an index that is out of range.
+TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
+    for (int kind = 0; kind < 2; ++kind) {
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0); // only for memory
+        struct place p = place_begin();
+        struct build b;
+        memset(&b, 0, sizeof b);
+        b.ctx = p.ctx;
+        build_rope_set(&b);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, b.out[0]));
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        int salt = 0;
+        for (struct gcuda_tensor * t = gcuda_get_first_tensor(p.ctx); t != NULL; t = gcuda_get_next_tensor(p.ctx, t)) {
+            if (t->op == GCUDA_OP_NONE) { fill(t, ++salt); }
+        }
+        const int64_t rows[7] = { 3, 1, 3, 9, kind == 1 ? 12 : 1, 3, 0 };
+        CHECK_OK(gcuda_backend_tensor_set(b.out[0]->src[1], rows, 0, sizeof rows));
+        static char bytes[2][48 * 12 * 2], start[48 * 12 * 2];
+        struct gcuda_tensor * cache = b.out[0]->src[2];
+        CHECK_OK(gcuda_backend_tensor_get(cache, start, 0, sizeof start));
+        for (int i = 0; i < 2; ++i) {
+            struct gcuda_cuda_params params;
+            memset(&params, 0, sizeof params);
+            params.fusion = i == 0 ? GCUDA_CUDA_OFF : GCUDA_CUDA_ON;
+            gcuda_backend_t one = gcuda_backend_cuda_init_params(&params);
+            CHECK_OK(gcuda_backend_tensor_set(cache, start, 0, sizeof start));
+            CHECK(gcuda_backend_graph_compute(one, graph) == (kind == 1 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS));
+            CHECK_OK(gcuda_backend_tensor_get(cache, bytes[i], 0, sizeof start));
+            struct gcuda_cuda_plan_stats s;
+            CHECK(gcuda_backend_cuda_get_plan_stats(one, &s) == GCUDA_STATUS_SUCCESS && s.n_fused == (uint64_t) i);
+            gcuda_backend_free(one);
+        }
+        CHECK(memcmp(bytes[0], bytes[1], sizeof start) == 0 && memcmp(bytes[0], start, sizeof start) != 0);
+        place_end(&p);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
+static void build_rope_set_not(struct build * b) {
+    const int v = b->variant;
+    const int64_t head = 16, heads = 4, tokens = 8;
+    struct gcuda_tensor * k = gcuda_new_tensor_4d(b->ctx, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, head, heads, tokens, v == 1 ? 2 : 1);
+    struct gcuda_tensor * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, v == 2 ? 4 * tokens : tokens);
+    int sections[4] = { 2, 2, 2, 2 };
+    struct gcuda_tensor * r = v == 2 ? gcuda_rope_multi(b->ctx, k, pos, NULL, 16, sections, GCUDA_ROPE_TYPE_MROPE, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f)
+                              : v == 3 ? gcuda_rope_inplace(b->ctx, k, pos, 16, GCUDA_ROPE_TYPE_NORMAL)
+                                       : gcuda_rope(b->ctx, k, pos, 16, GCUDA_ROPE_TYPE_NORMAL);
+    if (v == 4) { gcuda_set_output(r); }
+    const int64_t n0 = v == 5 ? head : head * heads, n1 = gcuda_nelements(r) / n0 / (v == 6 ? 2 : 1);
+    struct gcuda_tensor * rows = v == 6 ? gcuda_view_2d(b->ctx, r, n0, n1, r->nb[2], 4 * r->nb[2]) : gcuda_reshape_2d(b->ctx, r, n0, n1);
+    if (v == 7) { gcuda_set_output(rows); }
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, v == 8 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_F16, n0, 40);
+    struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, n1);
+    if (v == 8) { // its content is not compared, only that it is not fused
+        out(b, gcuda_cast(b->ctx, gcuda_set_rows(b->ctx, cache, rows, ids), GCUDA_TYPE_F32));
+        return;
+    }
+    out(b, gcuda_set_rows(b->ctx, cache, rows, ids));
+    if (v == 9) { out(b, gcuda_scale(b->ctx, r, 2.0f)); }
+    if (v == 10) { out(b, gcuda_scale(b->ctx, rows, 2.0f)); }
+}
+
+TEST(rope_and_set_rows_stay_apart) {
+    for (int v = 0; v <= 10; ++v) {
+        if (v != 8) { stops(build_rope_set_not, v, ""); }
+    }
+    clean();
+}
+
+// =====================================================================================================================
+// >>chain
+// =====================================================================================================================
+static void build_chain(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const enum gcuda_type type = v % 3 == 1 ? GCUDA_TYPE_F16 : v % 3 == 2 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F32;
+    const int64_t n = v / 3 % 2 ? 37 : 40;
+    struct gcuda_tensor * x = gcuda_new_tensor_3d(c, type, n, 5, 3), * y = x;
+    struct gcuda_tensor * same = gcuda_new_tensor_3d(c, type, n, 5, 3), * row = gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, n),
+                        * one = gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, 1);
+    switch (v / 6) {
+        case 0: y = gcuda_add(c, gcuda_add(c, gcuda_add(c, x, same), row), one); break;
+        case 1: y = gcuda_mul(c, gcuda_mul(c, x, row), same); break;
+        case 2: y = gcuda_mul(c, gcuda_silu(c, x), same); break;
+        case 3: y = gcuda_mul(c, same, gcuda_sigmoid(c, x)); break;
+        case 4: y = gcuda_scale(c, gcuda_tanh(c, gcuda_scale(c, x, 0.1f)), 30.0f); break;
+        case 5: y = gcuda_sqr(c, gcuda_relu(c, x)); break;
+        case 6: y = gcuda_sub(c, same, gcuda_div(c, same, gcuda_exp(c, gcuda_leaky_relu(c, x, 0.1f, false)))); break;
+        case 7: y = gcuda_sqrt(c, gcuda_abs(c, gcuda_sub(c, gcuda_neg(c, gcuda_scale_bias(c, x, 2.0f, 1.0f)), row))); break;
+        case 8: y = gcuda_clamp(c, gcuda_gelu(c, gcuda_gelu_erf(c, x)), -0.5f, 0.5f); break;
+        case 9: y = gcuda_add_inplace(c, gcuda_scale(c, x, 3.0f), same); break;
+        default: y = gcuda_mul(c, gcuda_softplus(c, gcuda_permute(c, gcuda_new_tensor_3d(c, type, 5, n, 3), 1, 0, 2, 3)), same); break;
+    }
+    out(b, y);
+}
+
+TEST(element_wise_operations_are_one_launch) {
+    for (int v = 0; v < 11 * 6; ++v) {
+        const struct options on = { false, false, false, false, 1 };
+        if (v % 6 == 0) {
+            fires(build_chain, v, "chain", 1);
+        } else {
+            run_case(build_chain, v, "chain", on);
+        }
+    }
+    clean();
+}
+
+// Nine in a row: eight, and one that is left.
+static void build_long_chain(struct build * b) {
+    struct gcuda_tensor * y = f32(b, 33, 3, 1);
+    for (int i = 0; i < b->variant; ++i) { y = gcuda_add(b->ctx, y, f32(b, i % 2 ? 33 : 1, 1, 1)); }
+    out(b, y);
+}
+
+TEST(chains_have_an_end) {
+    const struct options two = { false, false, false, false, 2 };
+    fires(build_long_chain, 8, "chain", 1);
+    run_case(build_long_chain, 9, "chain", two);
+    run_case(build_long_chain, 11, "chain, chain", two);
+    stops(build_long_chain, 1, "");
+    clean();
+}
+
+static void build_chain_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    struct gcuda_tensor * x = f32(b, 24, 4, 1), * z = f32(b, 24, 4, 1), * y = NULL;
+    switch (v) {
+        case 0: y = gcuda_add(c, x, z); gcuda_set_output(y); out(b, gcuda_mul(c, y, z)); out(b, y); break; // somebody's result
+        case 1: y = gcuda_add(c, x, z); out(b, gcuda_mul(c, y, y)); break;                                 // read twice
+        case 2: y = gcuda_add(c, x, z); out(b, gcuda_mul(c, y, z)); out(b, gcuda_scale(c, y, 2.0f)); break; // by another
+        case 3: out(b, gcuda_mul(c, gcuda_scale_inplace(c, x, 2.0f), z)); break; // in memory of others
+        case 4: out(b, gcuda_add(c, f32(b, 24, 4, 2), gcuda_add(c, x, z))); break; // the value repeats
+        case 5: out(b, gcuda_scale(c, gcuda_reshape_1d(c, gcuda_add(c, x, z), 96), 2.0f)); break; // another shape
+        case 6: out(b, gcuda_sin(c, gcuda_cos(c, x))); break; // not in the list
+        default: out(b, gcuda_scale(c, gcuda_cast(c, gcuda_scale(c, x, 2.0f), GCUDA_TYPE_F16), 0.5f)); break; // another type
+    }
+}
+
+TEST(element_wise_operations_stay_apart) {
+    for (int v = 0; v <= 7; ++v) { stops(build_chain_not, v, ""); }
+    clean();
+}
+
+// =====================================================================================================================
+// >>memory   what a group writes must not be what it reads
+// =====================================================================================================================
+// The result of the second node lies where the first one's source is, moved by `offset` elements.
+static void overlap_once(bool is_norm, int64_t offset, bool is_fused) {
+    gcuda_backend_t plain = NULL, fused = NULL;
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    plain = gcuda_backend_cuda_init_params(&params);
+    fused = gcuda_backend_cuda_init(0);
+    REQUIRE(plain != NULL && fused != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 8), * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 8);
+    struct gcuda_tensor * first = is_norm ? gcuda_rms_norm(p.ctx, x, 1e-5f) : gcuda_scale(p.ctx, x, 2.0f);
+    struct gcuda_tensor * y = gcuda_mul(p.ctx, first, w);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, x, base + 4096));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, w, base + 16384));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, first, base + 32768));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, y, base + 4096 + offset * 4));
+    float want[256], got[256];
+    for (int i = 0; i < 2; ++i) {
+        fill(x, 1);
+        fill(w, 2);
+        CHECK_OK(gcuda_backend_graph_compute(i == 0 ? plain : fused, graph));
+        CHECK_OK(gcuda_backend_tensor_get(y, i == 0 ? want : got, 0, sizeof want));
+    }
+    CHECK(memcmp(want, got, sizeof want) == 0);
+    struct gcuda_cuda_plan_stats s;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(fused, &s));
+    CHECK_MSG((s.n_fused == 1) == is_fused, "offset %d, norm %d: %d fused", (int) offset, is_norm, (int) s.n_fused);
+    // the plan in the cache follows when memory becomes another
+    y->data = base + 49152;
+    fill(x, 1);
+    fill(w, 2);
+    CHECK_OK(gcuda_backend_graph_compute(fused, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, got, 0, sizeof want));
+    CHECK(memcmp(want, got, sizeof want) == 0);
+    y->data = base + 4096 + 128;
+    fill(x, 1);
+    fill(w, 2);
+    CHECK_OK(gcuda_backend_graph_compute(fused, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, got, 0, sizeof want));
+    CHECK(memcmp(want, got, sizeof want) == 0);
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+}
+
+TEST(overlapping_memory_stops_fusion) {
+    for (int norm = 0; norm < 2; ++norm) {
+        overlap_once(norm, 0, true);     // exactly in place
+        overlap_once(norm, 32, false);   // a row further
+        overlap_once(norm, -64, false);
+        overlap_once(norm, 224, false);  // the last row alone
+        overlap_once(norm, 256, true);   // behind it
+        overlap_once(norm, -256, true);
+        overlap_once(norm, 3072, true); // exactly on the other operand
+    }
+    clean();
+}
+
+// Memory given out by the graph allocator, which reuses what is dead: the same results.
+TEST(reused_memory_gives_the_same_results) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    REQUIRE(plain != NULL && fused != NULL);
+    const struct gcuda_init_params ip = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(ip);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 64, 6), * w = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64), * h = x;
+    gcuda_set_input(x);
+    gcuda_set_input(w);
+    for (int layer = 0; layer < 4; ++layer) {
+        struct gcuda_tensor * n = gcuda_mul(ctx, gcuda_rms_norm(ctx, h, 1e-5f), w);
+        struct gcuda_tensor * up = gcuda_mul(ctx, gcuda_silu(ctx, n), gcuda_scale(ctx, n, 0.5f));
+        h = gcuda_add(ctx, h, gcuda_soft_max(ctx, gcuda_scale(ctx, up, 3.0f)));
+        h = gcuda_add(ctx, gcuda_add(ctx, h, w), up);
+    }
+    gcuda_set_output(h);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, h));
+    gcuda_gallocr_t alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(plain));
+    CHECK_OK(gcuda_gallocr_alloc_graph(alloc, graph));
+    static float want[64 * 6], got[64 * 6];
+    for (int round = 0; round < 4; ++round) {
+        fill(x, 3);
+        fill(w, 4);
+        CHECK_OK(gcuda_backend_graph_compute(round == 0 ? plain : fused, graph));
+        CHECK_OK(gcuda_backend_tensor_get(h, round == 0 ? want : got, 0, sizeof want));
+        CHECK(round == 0 || memcmp(want, got, sizeof want) == 0);
+    }
+    struct gcuda_cuda_plan_stats s;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(fused, &s));
+    CHECK(s.n_fused >= 8);
+    gcuda_gallocr_free(alloc);
+    gcuda_free(ctx);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+    clean();
+}
