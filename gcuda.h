@@ -26288,7 +26288,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
         const double want = (double) n * cu->cancel.chunk_us / us;
-        const int64_t per = d == 0 ? (int64_t) (want / GCUDAI_CUDA_CUT_STEP + 1.0) * GCUDAI_CUDA_CUT_STEP
+        const int64_t per = d == 0 ? ((int64_t) want / GCUDAI_CUDA_CUT_STEP + 1) * GCUDAI_CUDA_CUT_STEP
                                    : GCUDAI_MAX((int64_t) want, 1);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
