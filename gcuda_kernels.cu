@@ -386,9 +386,11 @@ static inline __device__ float d_block_max(float v) { return d_block_reduce<d_ma
 #ifdef __CUDACC__
 static inline __device__ float d_mul_rn(float a, float b) { return __fmul_rn(a, b); }
 static inline __device__ float d_add_rn(float a, float b) { return __fadd_rn(a, b); }
+static inline __device__ float d_sub_rn(float a, float b) { return __fsub_rn(a, b); }
 #else
 static inline float d_mul_rn(float a, float b) { return a * b; }
 static inline float d_add_rn(float a, float b) { return a + b; }
+static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
@@ -2029,7 +2031,7 @@ static __device__ float d_chain_apply(const gcuda_chain_step & s, float v, float
     const float first = s.is_second ? b : v, second = s.is_second ? v : b;
     switch (s.op) {
         case GCUDA_OP_ADD: return d_add_rn(first, second);
-        case GCUDA_OP_SUB: return d_add_rn(first, -second);
+        case GCUDA_OP_SUB: return d_sub_rn(first, second);
         case GCUDA_OP_MUL: return d_mul_rn(first, second);
         case GCUDA_OP_DIV: return first / second;
         case GCUDA_OP_SCALE: return s.p[0] * v + s.p[1];
