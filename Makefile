@@ -205,7 +205,7 @@ CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include
 CUDA_LIBS = -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -lrt $(LIBS)
 KERNEL_OBJECTS = $(KERNEL_PARTS:%=$(CUDA)/gcuda_kernels-%.o)
 HW_TESTS = $(patsubst tests/hw/%.c,$(CUDA)/%,$(sort $(wildcard tests/hw/test-*.c)))
-CUDA_PROGRAMS = $(CUDA)/digits $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
+CUDA_PROGRAMS = $(CUDA)/digits $(CUDA)/digits-no-cublas $(CUDA)/test-ops $(HW_TESTS) $(CUDA)/bench-gpu $(CUDA)/bench-upload
 HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
@@ -238,6 +238,9 @@ $(CUDA)/gcuda_impl.o: $(B)/gcuda_impl.c gcuda.h | $(CUDA)
 
 $(CUDA)/digits: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
 	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+$(CUDA)/digits-no-cublas: examples/digits.c examples/digits_data.h gcuda.h $(KERNEL_OBJECTS)
+	$(CC) -O2 $(WARN) $(CUDA_FLAGS) -DGCUDA_NO_CUBLAS -I. $< $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
 
 $(CUDA)/test-%: tests/test-%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) -DTEST_CAPTURE $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)

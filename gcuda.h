@@ -26048,10 +26048,13 @@ struct gcudai_cuda_cut {
     { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") } }
 #define GCUDAI_CUT_PLANES(ID, args) \
     { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") } }
+#define GCUDAI_CUT_TRANSPOSED(ID) \
+    { GCUDA_OP_##ID, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), \
+                       GCUDAI_CUT(conv_transpose, x, "......3=") } }
 
 // Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
 // ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
-// IM2COL_3D, CONV_TRANSPOSE_1D and _2D, SSM_SCAN, RWKV_WKV6, RWKV_WKV7 and GATED_LINEAR_ATTN (several results in one), CUSTOM; and products
+// IM2COL_3D, SSM_SCAN, RWKV_WKV6, RWKV_WKV7 and GATED_LINEAR_ATTN (several results in one), CUSTOM; and products
 // with weights that are split over devices.
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
@@ -26065,7 +26068,7 @@ static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_ROWS(ARGSORT, sort), GCUDAI_CUT_ROWS(TOP_K, sort), GCUDAI_CUT_ROWS(PAD_REFLECT_1D, pad_reflect_1d),
     GCUDAI_CUT_PLANES(DIAG_MASK_INF, mask), GCUDAI_CUT_PLANES(DIAG_MASK_ZERO, mask), GCUDAI_CUT_PLANES(TRI, mask),
     GCUDAI_CUT_PLANES(DIAG, mask), GCUDAI_CUT_PLANES(UPSCALE, upscale), GCUDAI_CUT_PLANES(POOL_1D, pool),
-    GCUDAI_CUT_PLANES(POOL_2D, pool),
+    GCUDAI_CUT_PLANES(POOL_2D, pool), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_1D), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_2D),
     { GCUDA_OP_POOL_2D_BACK, { GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") } },
     { GCUDA_OP_GLU, { GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") } },
     { GCUDA_OP_ADD_ID, { GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") } },
@@ -26190,8 +26193,10 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
         case GCUDA_OP_FLASH_ATTN_EXT: return 2.0 * n * (double) y->src[1]->ne[1];
         case GCUDA_OP_CONV_2D:
         case GCUDA_OP_CONV_2D_DW: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[2]);
-        case GCUDA_OP_CONV_TRANSPOSE_1D:
-        case GCUDA_OP_CONV_TRANSPOSE_2D: return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[3]);
+        case GCUDA_OP_CONV_TRANSPOSE_1D: // of the kernel what lands on an element
+            return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[2]) / (double) gcudai_param_i32(y, 0);
+        case GCUDA_OP_CONV_TRANSPOSE_2D:
+            return n * (double) (y->src[0]->ne[0] * y->src[0]->ne[1] * y->src[0]->ne[3]) / pow((double) gcudai_param_i32(y, 0), 2.0);
         default: return 0.0;
     }
 }

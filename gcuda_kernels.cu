@@ -4280,7 +4280,7 @@ template <typename TX, typename TW> static __global__ void k_conv_transpose(cons
             __syncthreads();
             for (int i = (int) threadIdx.x; i < n_c * (int) n_taps * 8; i += 128) {
                 const int64_t tap = i % (int) n_taps, oc = oc0 + i / (int) n_taps % 8, c = i / (int) n_taps / 8;
-                const TW * from = (const TW *) p.kernel.data + ((c0 + c) * n_oc + oc) * n_taps + tap;
+                const TW * from = (const TW *) d_at(p.kernel, 0, 0, oc, c0 + c) + tap;
                 weights[c * n_taps + tap][i / (int) n_taps % 8] = oc < n_oc ? d_f32(*from) : 0.0f;
             }
             __syncthreads();
@@ -4298,7 +4298,7 @@ template <typename TX, typename TW> static __global__ void k_conv_transpose(cons
             }
         }
         for (int j = 0; j < 8; ++j) {
-            if (pixel < n_pixels && oc0 + j < n_oc) { ((float *) p.y.data)[(image * n_oc + oc0 + j) * image_pixels + at] = sum[j]; }
+            if (pixel < n_pixels && oc0 + j < n_oc) { ((float *) d_at(p.y, 0, 0, oc0 + j, image))[at] = sum[j]; }
         }
     }
 }
@@ -4325,7 +4325,7 @@ static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, c
     }
 }
 
-// All three are contiguous.
+// Dimensions 0 and 1 of all three are packed.
 gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
     const gcuda_conv_transpose_args & p = *args;
     if (p.kernel.ne[0] * p.kernel.ne[1] > TRANSPOSE_TAPS) {
