@@ -86,6 +86,7 @@ EMBEDDING IN AN ENGINE
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
                    computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
+    Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
     Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights spread over devices by rows; copies between devices
                    go directly where a probe shows that peer access works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
@@ -127,6 +128,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>backend        buffers, devices, backends, registry: the vtables and their front functions
     >>cpu            CPU backend, thread pool
     >>cuda           CUDA backend: devices, buffers, launchers on raw pointers
+    >>sched          graphs over several backends: who computes what, copies in between, pipelining, offload
     >>quantize       host quantizers for weights
     >>impl-blocks    codebooks and quantizers of the block formats, for the host and for kernels
     >>impl-platform  threads, atomics, clock, memory, SIMD guards: the only section with _WIN32 in it
@@ -162,6 +164,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
     >>impl-cuda-profile  callbacks and timing around nodes, traces
     >>impl-cuda-interop  memory and semaphores of other interfaces
     >>impl-cuda-selftest does this build work on this device
+    >>impl-sched     scheduler: items, assignment, splits, placing, runs
 */
 
 #if defined(GCUDA_IMPLEMENTATION) && !defined(GCUDAI_FEATURES_SET)
@@ -424,6 +427,27 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_reg_get_proc_address GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_get_proc_address)
 #define gcuda_backend_reg_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_reg_name)
 #define gcuda_backend_register GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_register)
+#define gcuda_backend_sched_alloc_graph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_alloc_graph)
+#define gcuda_backend_sched_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_free)
+#define gcuda_backend_sched_get_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_backend)
+#define gcuda_backend_sched_get_buffer_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_size)
+#define gcuda_backend_sched_get_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_buffer_type)
+#define gcuda_backend_sched_get_n_backends GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_backends)
+#define gcuda_backend_sched_get_n_copies GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_copies)
+#define gcuda_backend_sched_get_n_splits GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_n_splits)
+#define gcuda_backend_sched_get_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_get_tensor_backend)
+#define gcuda_backend_sched_graph_compute GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute)
+#define gcuda_backend_sched_graph_compute_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_graph_compute_async)
+#define gcuda_backend_sched_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new)
+#define gcuda_backend_sched_new_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_new_params)
+#define gcuda_backend_sched_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_print)
+#define gcuda_backend_sched_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve)
+#define gcuda_backend_sched_reserve_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reserve_size)
+#define gcuda_backend_sched_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_reset)
+#define gcuda_backend_sched_set_eval_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_eval_callback)
+#define gcuda_backend_sched_set_tensor_backend GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_set_tensor_backend)
+#define gcuda_backend_sched_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_synchronize)
+#define gcuda_backend_sched_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_sched_to_text)
 #define gcuda_backend_supports_buft GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_buft)
 #define gcuda_backend_supports_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_supports_op)
 #define gcuda_backend_synchronize GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_synchronize)
@@ -3720,6 +3744,103 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
+
+// =====================================================================================================
+// >>sched   graphs over several backends: who computes what, copies in between, pipelining, offload
+// =====================================================================================================
+//
+// A scheduler computes one graph on several backends: GPUs, the CPU, backends of others. Nodes go where their weights
+// are, then where their neighbours are; runs of nodes on one backend are splits; what a split reads from memory that its
+// backend cannot read is copied when the split begins. The caller's graph is not changed: its tensors only get memory.
+//
+//     gcuda_backend_t backends[] = { cuda0, cuda1, cpu };       // in order of preference; the last is of type CPU
+//     gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, GCUDA_DEFAULT_GRAPH_SIZE, false, true);
+//     gcuda_status st = gcuda_backend_sched_reserve(sched, largest_graph);      // not needed, but then nothing grows later
+//     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_alloc_graph(sched, graph); }
+//     ... gcuda_backend_tensor_set on the inputs ...
+//     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute(sched, graph); }
+//     ... gcuda_backend_tensor_get on the results ...
+//
+// Where a node goes, first rule that fits (gcuda_backend_sched_to_text tells which did):
+//   - where the caller says; where its memory is, if it or the tensor that it writes into has any
+//   - tensors with the INPUT flag: the last backend
+//   - to the first backend that reads its weight (a source in a buffer of usage WEIGHTS). Weights that only the last one
+//     reads: a backend before it takes the node if gcuda_backend_offload_op says that copying the weight pays
+//   - to the backend of the nearest node before or after it, those of the last backend coming last
+//   - to the backend that reads most of its sources; to the first that can compute it
+// Tensors that share memory which is written (nodes that work in place) are on one backend. Weights that are copied from
+// host memory to a CUDA device go there by an uploader (see >>cuda), while the split before computes.
+//
+// Every failure is a status, and the scheduler can be used again: a split that fails ends the run when all backends have
+// stopped. An index out of range in data does not end it (GCUDA_STATUS_INVALID_DATA comes at the end). No limit on
+// backends, splits or inputs. Used by one thread at a time; backends must outlive it. Backends of others: when their
+// graph_compute returns, what is still to be done must not need the descriptions of the graph any more.
+struct gcuda_backend_sched;
+typedef struct gcuda_backend_sched * gcuda_backend_sched_t;
+
+struct gcuda_backend_sched_params {
+    const gcuda_backend_t * backends;          // n_backends of them, none twice
+    const gcuda_backend_buffer_type_t * bufts; // where each one's results go; NULL: their default types
+    int n_backends;
+    size_t graph_size; // nodes and leafs that room is made for at once; more is no error
+    int n_copies;      // runs that may be under way at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
+    bool no_offload;   // nodes whose weights only the last backend reads stay there
+};
+GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params);
+// The same as most programs want it; parallel: 4 copies. NULL on failure: no backends, one of them NULL or twice there, the
+// last not of type CPU, a buffer type that its backend cannot read, out of memory.
+GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_backend_buffer_type_t * bufts,
+    int n_backends, size_t graph_size, bool parallel, bool op_offload);
+// Waits for its backends and frees its memory, so that tensors it has placed must not be used any more. Takes NULL.
+GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
+
+// Makes the buffers large enough for this graph. Forgets the graph that was allocated.
+GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph);
+// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one. Allocates no
+// buffer; scratch of operations is not in it. Forgets the graph that was allocated.
+GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
+    gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
+// Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
+// it: tensors of the earlier one have no memory then. Tensors placed when the buffers were smaller say so when accessed.
+GCUDA_API gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
+// Computes a graph; one that is not the allocated one is allocated first.
+GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
+// Returns when everything is queued. Inputs in host memory may then be overwritten for the next run; in device memory,
+// with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
+// so that one backend may begin the next run while another is at this one; and each gcuda_backend_sched_alloc_graph takes
+// other places for tensors with the INPUT flag, and waits when their last run is still under way. Splits wait for each
+// other on the devices; the host waits where a backend without events (the CPU) is a party.
+GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
+GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
+// Forgets the allocated graph and what gcuda_backend_sched_set_tensor_backend has said: before tensors go away.
+GCUDA_API void gcuda_backend_sched_reset(gcuda_backend_sched_t sched);
+
+// For graphs allocated from now on, until reset; NULL: as the rules say. A graph is refused with a backend that cannot
+// compute the node. get: of the allocated graph, or as was said; NULL if there is none.
+GCUDA_API gcuda_status gcuda_backend_sched_set_tensor_backend(
+    gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor, gcuda_backend_t backend);
+GCUDA_API gcuda_backend_t gcuda_backend_sched_get_tensor_backend(
+    gcuda_backend_sched_t sched, const struct gcuda_tensor * tensor);
+
+// With ask: is the result of this node wanted? Without: it is there; false ends the run with GCUDA_STATUS_ABORTED. The
+// nodes of a split are computed up to one that is wanted, and waited for. NULL: none.
+typedef bool (*gcuda_backend_sched_eval_callback)(struct gcuda_tensor * node, bool ask, void * user_data);
+GCUDA_API void gcuda_backend_sched_set_eval_callback(
+    gcuda_backend_sched_t sched, gcuda_backend_sched_eval_callback callback, void * user_data);
+
+GCUDA_API int gcuda_backend_sched_get_n_backends(gcuda_backend_sched_t sched);
+GCUDA_API gcuda_backend_t gcuda_backend_sched_get_backend(gcuda_backend_sched_t sched, int i); // NULL when out of range
+GCUDA_API int gcuda_backend_sched_get_n_splits(gcuda_backend_sched_t sched); // of the last graph
+GCUDA_API int gcuda_backend_sched_get_n_copies(gcuda_backend_sched_t sched);
+GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_sched_get_buffer_type(
+    gcuda_backend_sched_t sched, gcuda_backend_t backend); // NULL if it is none of the scheduler's
+GCUDA_API size_t gcuda_backend_sched_get_buffer_size(
+    gcuda_backend_sched_t sched, gcuda_backend_t backend); // bytes; 0 for one that shares an earlier one
+
+// Who computes what in the last graph, and why: a line for each split, each tensor copied for it, each node. Returns the
+// bytes needed without the terminator, and writes at most size bytes with it (as snprintf does); or to the log (INFO).
+GCUDA_API size_t gcuda_backend_sched_to_text(gcuda_backend_sched_t sched, char * text, size_t size);
+GCUDA_API void gcuda_backend_sched_print(gcuda_backend_sched_t sched);
 
 // =====================================================================================================
 // >>quantize   host quantizers for weights
@@ -19626,7 +19747,67 @@ struct gcuda_gallocr {
     int n_nodes, n_leafs;
     uint64_t structure; // of the planned graph
     bool has_plan;
+    bool keeps_retired; // the structs of buffers that were replaced, so that tensors can be told to have been in one
+    gcuda_backend_buffer_t retired; // a list; the next one is its context
 };
+
+// ---- buffers without memory, for tensors that still name one ----
+
+static gcuda_status gcudai_retired_error(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor) {
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory any more: its buffer (%s) has been replaced",
+        gcuda_get_name(tensor), gcuda_backend_buffer_name(buffer));
+}
+static gcuda_status gcudai_retired_memset(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    (void) value;
+    (void) offset;
+    (void) size;
+    return gcudai_retired_error(buffer, tensor);
+}
+static gcuda_status gcudai_retired_set(
+    gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
+    (void) data;
+    (void) offset;
+    (void) size;
+    return gcudai_retired_error(buffer, tensor);
+}
+static gcuda_status gcudai_retired_get(
+    gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
+    (void) data;
+    (void) offset;
+    (void) size;
+    return gcudai_retired_error(buffer, tensor);
+}
+static gcuda_status gcudai_retired_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
+    (void) value;
+    return gcudai_retired_error(buffer, NULL);
+}
+
+static void gcudai_gallocr_retire(gcuda_gallocr_t g, int i) {
+    gcuda_backend_buffer_t buffer = g->buffers[i];
+    g->buffers[i] = NULL;
+    if (buffer == NULL || !g->keeps_retired) {
+        gcuda_backend_buffer_free(buffer);
+        return;
+    }
+    if (buffer->iface.free_buffer != NULL) { buffer->iface.free_buffer(buffer); }
+    GCUDAI_ZERO(buffer->iface);
+    buffer->iface.memset_tensor = gcudai_retired_memset;
+    buffer->iface.set_tensor = gcudai_retired_set;
+    buffer->iface.get_tensor = gcudai_retired_get;
+    buffer->iface.clear = gcudai_retired_clear;
+    buffer->size = 0;
+    buffer->context = g->retired;
+    g->retired = buffer;
+}
+
+// Buffers of this allocator, those it has replaced too.
+static bool gcudai_gallocr_owns(gcuda_gallocr_t g, gcuda_backend_buffer_t buffer) {
+    for (int i = 0; i < g->n_bufs; ++i) {
+        if (buffer != NULL && g->buffers[i] == buffer) { return true; }
+    }
+    return buffer != NULL && buffer->iface.get_tensor == gcudai_retired_get;
+}
 
 void gcuda_gallocr_free(gcuda_gallocr_t g) {
     if (g == NULL) {
@@ -19639,6 +19820,11 @@ void gcuda_gallocr_free(gcuda_gallocr_t g) {
         if (g->dyns != NULL) {
             gcudai_free(g->dyns[i].blocks);
         }
+    }
+    while (g->retired != NULL) {
+        gcuda_backend_buffer_t next = (gcuda_backend_buffer_t) g->retired->context;
+        gcudai_free(g->retired);
+        g->retired = next;
     }
     gcudai_map_free(&g->map);
     gcudai_free(g->bufts);
@@ -19963,7 +20149,7 @@ gcuda_status gcuda_gallocr_reserve_n(
             (galloc->buffers[i] != NULL && need <= gcuda_backend_buffer_get_size(galloc->buffers[i]))) {
             continue;
         }
-        gcuda_backend_buffer_free(galloc->buffers[i]); // first, so that both need not fit
+        gcudai_gallocr_retire(galloc, i); // first, so that both need not fit
         galloc->buffers[i] = gcuda_backend_buft_alloc_buffer(galloc->bufts[i], need);
         if (galloc->buffers[i] == NULL) {
             return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "gallocr_reserve: a buffer of %llu bytes (%s): %.600s",
@@ -29804,6 +29990,1435 @@ gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t bytes) {
     return gcudai_no_cuda();
 }
 #endif // GCUDAI_CUDA
+
+// =====================================================================================================
+// >>impl-sched   scheduler: items, assignment, splits, placing, runs
+// =====================================================================================================
+// An item is a tensor of the caller's graph. Backends and the allocator see a description of the scheduler's own for each
+// (item.t), so that sources can be turned to copies; its place is written back into the caller's when all is placed.
+// Items that must be on one backend form a group, named by a representative: views and their owner, and what one
+// operation writes. Decisions are about groups.
+
+enum gcudai_sched_why {
+    GCUDAI_SCHED_NOBODY,
+    GCUDAI_SCHED_CALLER,
+    GCUDAI_SCHED_PLACED,
+    GCUDAI_SCHED_INPUT,
+    GCUDAI_SCHED_WEIGHT,
+    GCUDAI_SCHED_OFFLOAD,
+    GCUDAI_SCHED_BEFORE,
+    GCUDAI_SCHED_AFTER,
+    GCUDAI_SCHED_SOURCES,
+    GCUDAI_SCHED_PREFERRED,
+    GCUDAI_SCHED_READER,
+    GCUDAI_SCHED_REST
+};
+enum { GCUDAI_SCHED_UNKNOWN = -1, GCUDAI_SCHED_OUTSIDE = -2 }; // of backends; outside: in memory that none of them reads
+
+struct gcudai_sched_item {
+    struct gcuda_tensor * original, * t;
+    int32_t root, rep;                 // owner of the memory; next on the way to the representative
+    int32_t backend;                   // at the representative
+    int32_t first_member, next_member; // computed nodes of a group; -1: none
+    int32_t first_copy;
+    int32_t n_writes; // of nodes that work in place, into an owner, so far in the order of the graph
+    int32_t why_item; // the weight that decided
+    uint8_t why;
+    bool is_placed, is_node, is_written; // written: an owner, by some node that works in place
+};
+
+struct gcudai_sched_copy { // of an item, on a backend that cannot read it where it is
+    int32_t item, backend, n_writes, next; // next of the same item
+    bool is_weight;                        // constant: one place serves all runs
+    bool is_uploaded;                      // from host memory to a GPU, by threads and a stream of the scheduler's
+    gcuda_cuda_ticket ticket;
+    struct gcuda_tensor * places;          // one for each run that may be under way
+};
+
+struct gcudai_sched_split {
+    int32_t backend, first, end; // nodes of the graph that is computed
+    int32_t first_copy, end_copy;
+    int32_t first_foreign, end_foreign; // views of other backends' tensors that came between its nodes
+    int32_t next;                       // on the same backend; -1: none
+    bool has_before, has_uploads;       // one before it on the same backend
+    bool is_uploading;                  // in this run
+};
+
+struct gcudai_sched_patch { // this source reads that copy
+    struct gcuda_tensor * node;
+    int32_t k, copy;
+};
+
+struct gcudai_sched_backend {
+    gcuda_backend_t backend;
+    gcuda_backend_buffer_type_t buft;
+    bool is_async;
+    gcuda_backend_event_t done; // recorded when somebody has to wait; NULL: the device has no events
+    uint64_t given, recorded, seen; // pieces of work: queued, before the last record of done, known to be over
+    uint64_t given_before;          // when the run began
+    struct gcuda_cuda_uploader * uploader; // for weights in host memory; NULL: not needed yet, or
+    bool has_no_uploader;                  // there was none to be had
+    int32_t last_split;                    // while splits are linked
+};
+
+struct gcuda_backend_sched {
+    int n_backends, n_copies;
+    bool no_offload;
+    struct gcudai_sched_backend * backends;
+    bool * reads;                      // [a][b]: a reads what b computes where it is
+    uint64_t * waited;                 // [a][b]: of the work of b, what a has been made to wait for
+    gcuda_backend_event_t * run_ends;  // [backend][copy]: of the last run with these copies
+    bool * run_end_is_set;
+    int run, slot;    // copies that the next run uses; places of the allocated graph's inputs
+    int * slot_run;   // [copy] the run that used the input places last; -1: none
+    gcuda_gallocr_t galloc;
+    gcuda_backend_sched_eval_callback callback;
+    void * callback_data;
+    struct gcudai_map said; // by the caller: tensor to backend
+    int32_t * said_backends;
+    size_t cap_said;
+    // the last graph
+    struct gcuda_context * arena; // own descriptions
+    struct gcudai_map map;
+    struct gcudai_sched_item * items;
+    int32_t * nodes, * sources; // items of the nodes, and GCUDA_MAX_SRC for each
+    uint8_t * can;              // [group][backend]: 0 not asked, 1 yes, 2 no
+    struct gcudai_sched_copy * copies;
+    struct gcudai_sched_split * splits;
+    struct gcudai_sched_patch * patches;
+    int32_t * foreign;
+    struct gcuda_tensor ** alloc_nodes, ** alloc_leafs; // what the allocator is given
+    int * node_ids, * leaf_ids, * old_ids;
+    size_t cap_items, cap_nodes, cap_sources, cap_can, cap_copies, cap_splits, cap_patches, cap_foreign;
+    size_t cap_alloc_nodes, cap_alloc_leafs, cap_node_ids, cap_leaf_ids, cap_old_ids, cap_stage;
+    char * stage; // between backends that have no way but the host
+    int n_nodes, n_leafs, n_items, n_copied, n_splits, n_patches, n_foreign;
+    int n_alloc_nodes, n_alloc_leafs, n_old_nodes, n_old_leafs;
+    struct gcuda_tensor * own;   // descriptions of all items
+    struct gcuda_cgraph * graph; // what backends compute
+    bool is_allocated;
+    int last_run; // whose copies the patches name
+    gcuda_status bad_data; // indices out of range, found while the run goes on
+    char bad_data_message[GCUDAI_MESSAGE_BYTES];
+};
+
+// Room for n elements behind a pointer to them, whose contents stay.
+static gcuda_status gcudai_room(void * pointer, size_t * cap, size_t n, size_t size) {
+    void * old = NULL;
+    if (n <= *cap) { return GCUDA_STATUS_SUCCESS; }
+    const size_t more = GCUDAI_MAX(n, GCUDAI_MAX(2 * *cap, (size_t) 16));
+    void * array = gcudai_calloc(more, size);
+    if (array == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    memcpy(&old, pointer, sizeof(old));
+    if (old != NULL) { memcpy(array, old, *cap * size); }
+    gcudai_free(old);
+    memcpy(pointer, &array, sizeof(array));
+    *cap = more;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- making and ending ----
+
+static bool gcudai_sched_same_events(gcuda_backend_t a, gcuda_backend_t b) {
+    return a->iface.event_wait != NULL && gcuda_backend_get_device(a)->reg == gcuda_backend_get_device(b)->reg;
+}
+
+static gcuda_status gcudai_sched_check(const struct gcuda_backend_sched_params * p) {
+    if (p == NULL || p->backends == NULL || p->n_backends < 1 || p->n_backends > INT16_MAX || p->n_copies < 0 ||
+        p->n_copies > 1024) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: %d backends, %d copies; want 1 to %d and 0 to 1024",
+            p ? p->n_backends : 0, p ? p->n_copies : 0, INT16_MAX);
+    }
+    for (int i = 0; i < p->n_backends; ++i) {
+        if (p->backends[i] == NULL || (p->bufts != NULL && p->bufts[i] == NULL)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backend %d or its buffer type is NULL", i);
+        }
+        for (int k = 0; k < i; ++k) {
+            if (p->backends[k] == p->backends[i]) {
+                return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backends %d and %d are the same", k, i);
+            }
+        }
+        gcuda_backend_buffer_type_t buft =
+            p->bufts ? p->bufts[i] : gcuda_backend_get_default_buffer_type(p->backends[i]);
+        if (!gcuda_backend_supports_buft(p->backends[i], buft)) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: backend %d (%s) cannot read buffers of type %s", i,
+                gcuda_backend_name(p->backends[i]), gcuda_backend_buft_name(buft));
+        }
+    }
+    gcuda_backend_t last = p->backends[p->n_backends - 1];
+    return gcuda_backend_dev_type(gcuda_backend_get_device(last)) == GCUDA_BACKEND_DEVICE_TYPE_CPU
+               ? GCUDA_STATUS_SUCCESS
+               : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_new: the last backend is %s, want one of type CPU",
+                     gcuda_backend_name(last));
+}
+
+static gcuda_status gcudai_sched_event(gcuda_backend_t backend, gcuda_backend_event_t * event) {
+    gcuda_backend_dev_t dev = gcuda_backend_get_device(backend);
+    *event = NULL;
+    if (dev->iface.event_new == NULL || backend->iface.event_record == NULL) { return GCUDA_STATUS_SUCCESS; }
+    const gcuda_status st = dev->iface.event_new(dev, event);
+    return st == GCUDA_STATUS_UNSUPPORTED ? GCUDA_STATUS_SUCCESS : st;
+}
+
+static gcuda_status gcudai_sched_make_backends(
+    gcuda_backend_sched_t s, const struct gcuda_backend_sched_params * p) {
+    const int n = s->n_backends;
+    for (int i = 0; i < n; ++i) {
+        struct gcudai_sched_backend * b = &s->backends[i];
+        b->backend = p->backends[i];
+        b->buft = p->bufts ? p->bufts[i] : gcuda_backend_get_default_buffer_type(b->backend);
+        b->is_async = b->backend->iface.synchronize != NULL;
+        GCUDAI_TRY(b->is_async ? gcudai_sched_event(b->backend, &b->done) : GCUDA_STATUS_SUCCESS);
+        for (int c = 0; b->is_async && s->n_copies > 1 && c < s->n_copies; ++c) {
+            GCUDAI_TRY(gcudai_sched_event(b->backend, &s->run_ends[i * s->n_copies + c]));
+        }
+    }
+    for (int i = 0; i < n * n; ++i) {
+        s->reads[i] = i / n == i % n || gcuda_backend_supports_buft(s->backends[i / n].backend, s->backends[i % n].buft);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_make(gcuda_backend_sched_t s, const struct gcuda_backend_sched_params * p) {
+    struct gcuda_init_params arena;
+    const size_t n = (size_t) p->n_backends;
+    GCUDAI_ZERO(arena);
+    arena.no_alloc = true;
+    s->n_backends = p->n_backends;
+    s->n_copies = GCUDAI_MAX(p->n_copies, 1);
+    s->no_offload = p->no_offload;
+    s->backends = (struct gcudai_sched_backend *) gcudai_calloc(n, sizeof(*s->backends));
+    s->reads = (bool *) gcudai_calloc(n * n, sizeof(*s->reads));
+    s->waited = (uint64_t *) gcudai_calloc(n * n, sizeof(*s->waited));
+    s->run_ends = (gcuda_backend_event_t *) gcudai_calloc(n * (size_t) s->n_copies, sizeof(*s->run_ends));
+    s->run_end_is_set = (bool *) gcudai_calloc(n * (size_t) s->n_copies, sizeof(*s->run_end_is_set));
+    s->slot_run = (int *) gcudai_calloc((size_t) s->n_copies, sizeof(*s->slot_run));
+    s->arena = gcuda_init(arena);
+    gcuda_backend_buffer_type_t * bufts = (gcuda_backend_buffer_type_t *) gcudai_calloc(n, sizeof(*bufts));
+    gcuda_status st = s->backends != NULL && s->reads != NULL && s->waited != NULL && s->run_ends != NULL &&
+                              s->run_end_is_set != NULL && s->slot_run != NULL && s->arena != NULL && bufts != NULL
+                          ? gcudai_sched_make_backends(s, p)
+                          : GCUDA_STATUS_ALLOC_FAILED;
+    for (int i = 0; i < s->n_backends && st == GCUDA_STATUS_SUCCESS; ++i) { bufts[i] = s->backends[i].buft; }
+    for (int c = 0; c < s->n_copies && st == GCUDA_STATUS_SUCCESS; ++c) { s->slot_run[c] = -1; }
+    s->galloc = st == GCUDA_STATUS_SUCCESS ? gcuda_gallocr_new_n(bufts, s->n_backends) : NULL;
+    gcudai_free(bufts);
+    GCUDAI_TRY(st);
+    if (s->galloc == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    s->galloc->keeps_retired = true;
+    return gcudai_map_reserve(&s->map, p->graph_size);
+}
+
+gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params) {
+    if (gcudai_sched_check(params) != GCUDA_STATUS_SUCCESS) { return NULL; }
+    gcuda_backend_sched_t s = (gcuda_backend_sched_t) gcudai_calloc(1, sizeof(*s));
+    if (s != NULL && gcudai_sched_make(s, params) != GCUDA_STATUS_SUCCESS) {
+        gcuda_backend_sched_free(s);
+        return NULL;
+    }
+    return s;
+}
+
+gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_backend_buffer_type_t * bufts,
+    int n_backends, size_t graph_size, bool parallel, bool op_offload) {
+    struct gcuda_backend_sched_params p;
+    GCUDAI_ZERO(p);
+    p.backends = backends;
+    p.bufts = bufts;
+    p.n_backends = n_backends;
+    p.graph_size = graph_size;
+    p.n_copies = parallel ? 4 : 1;
+    p.no_offload = !op_offload;
+    return gcuda_backend_sched_new_params(&p);
+}
+
+void gcuda_backend_sched_free(gcuda_backend_sched_t s) {
+    if (s == NULL) { return; }
+    for (int i = 0; s->backends != NULL && i < s->n_backends; ++i) {
+        struct gcudai_sched_backend * b = &s->backends[i];
+        if (b->backend != NULL) { (void) gcuda_backend_synchronize(b->backend); }
+        gcuda_cuda_uploader_free(b->uploader);
+        gcuda_backend_event_free(b->done);
+        for (int c = 0; s->run_ends != NULL && c < s->n_copies; ++c) {
+            gcuda_backend_event_free(s->run_ends[i * s->n_copies + c]);
+        }
+    }
+    gcuda_gallocr_free(s->galloc);
+    gcuda_free(s->arena);
+    gcudai_map_free(&s->map);
+    gcudai_map_free(&s->said);
+    void * const arrays[] = { s->backends, s->reads, s->waited, s->run_ends, s->run_end_is_set, s->slot_run,
+        s->said_backends, s->items, s->nodes, s->sources, s->can, s->copies, s->splits, s->patches, s->foreign,
+        s->alloc_nodes, s->alloc_leafs, s->node_ids, s->leaf_ids, s->old_ids, s->stage };
+    for (size_t i = 0; i < sizeof(arrays) / sizeof(arrays[0]); ++i) { gcudai_free(arrays[i]); }
+    gcudai_free(s);
+}
+
+static int gcudai_sched_index(gcuda_backend_sched_t s, gcuda_backend_t backend) {
+    int i = 0;
+    while (i < s->n_backends && s->backends[i].backend != backend) { ++i; }
+    return i < s->n_backends ? i : GCUDAI_SCHED_UNKNOWN;
+}
+
+// ---- items: what the graph names ----
+
+static gcuda_backend_buffer_type_t gcudai_sched_placed_in(const struct gcuda_tensor * t) {
+    return t->buffer ? t->buffer->buft : gcuda_backend_cpu_buffer_type(); // memory of a context is the host's
+}
+
+// Memory that this scheduler gave, in an earlier graph, is none.
+static bool gcudai_sched_has_memory(gcuda_backend_sched_t s, const struct gcuda_tensor * t) {
+    return (t->data != NULL || t->buffer != NULL) && !gcudai_gallocr_owns(s->galloc, t->buffer);
+}
+
+static gcuda_status gcudai_sched_enter_one(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t root, int32_t * index) {
+    size_t i = 0;
+    GCUDAI_TRY(gcudai_room(&s->items, &s->cap_items, (size_t) s->n_items + 1, sizeof(*s->items)));
+    GCUDAI_TRY(gcudai_map_add(&s->map, t, &i));
+    *index = (int32_t) i;
+    if ((int) i < s->n_items) { return GCUDA_STATUS_SUCCESS; }
+    struct gcudai_sched_item * item = &s->items[s->n_items++];
+    GCUDAI_ZERO(*item);
+    item->original = t;
+    item->root = item->rep = root >= 0 ? root : *index;
+    item->backend = GCUDAI_SCHED_UNKNOWN;
+    item->first_member = item->next_member = item->first_copy = -1;
+    item->is_placed = root >= 0 ? s->items[root].is_placed : gcudai_sched_has_memory(s, t);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_enter(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t * index) {
+    int32_t root = -1;
+    if (t->view_src != NULL) { GCUDAI_TRY(gcudai_sched_enter_one(s, t->view_src, -1, &root)); }
+    return gcudai_sched_enter_one(s, t, root, index);
+}
+
+static gcuda_status gcudai_sched_enter_graph(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+    const size_t n = (size_t) graph->n_nodes;
+    int32_t index = 0;
+    gcudai_map_clear(&s->map);
+    s->n_items = s->n_copied = s->n_splits = s->n_patches = s->n_foreign = s->n_alloc_nodes = s->n_alloc_leafs = 0;
+    s->n_nodes = graph->n_nodes;
+    s->n_leafs = graph->n_leafs;
+    GCUDAI_TRY(gcudai_map_reserve(&s->map, n + (size_t) graph->n_leafs));
+    GCUDAI_TRY(gcudai_room(&s->nodes, &s->cap_nodes, n, sizeof(*s->nodes)));
+    GCUDAI_TRY(gcudai_room(&s->sources, &s->cap_sources, n * GCUDA_MAX_SRC, sizeof(*s->sources)));
+    for (int i = 0; i < graph->n_leafs; ++i) { GCUDAI_TRY(gcudai_sched_enter(s, graph->leafs[i], &index)); }
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        GCUDAI_TRY(gcudai_check_tensor(graph->nodes[i]));
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            int32_t * source = &s->sources[i * GCUDA_MAX_SRC + k];
+            *source = -1;
+            if (graph->nodes[i]->src[k] != NULL) {
+                GCUDAI_TRY(gcudai_check_tensor(graph->nodes[i]->src[k]));
+                GCUDAI_TRY(gcudai_sched_enter(s, graph->nodes[i]->src[k], source));
+            }
+        }
+        GCUDAI_TRY(gcudai_sched_enter(s, graph->nodes[i], &s->nodes[i]));
+        s->items[s->nodes[i]].is_node = true;
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Forgets the descriptions of the last graph. What they took in several blocks will next time be in one that stays.
+static void gcudai_sched_reset_arena(gcuda_backend_sched_t s) {
+    const size_t used = gcuda_used_mem(s->arena);
+    gcuda_reset(s->arena);
+    if (used > gcuda_get_mem_size(s->arena)) {
+        (void) gcuda_new_buffer(s->arena, used); // failing, it grows as before
+        gcuda_reset(s->arena);
+    }
+}
+
+// Own descriptions. A leaf that has memory needs none, unless its owner has one.
+static gcuda_status gcudai_sched_describe(gcuda_backend_sched_t s) {
+    gcudai_sched_reset_arena(s);
+    s->own = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1) * sizeof(*s->own));
+    if (s->own == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    for (int i = 0; i < s->n_items; ++i) {
+        struct gcudai_sched_item * item = &s->items[i];
+        struct gcudai_sched_item * root = &s->items[item->root];
+        const bool is_own = item->is_node || !item->is_placed || (item != root && root->t != root->original);
+        item->t = is_own ? &s->own[i] : item->original;
+        if (!is_own) { continue; }
+        s->own[i] = *item->original;
+        s->own[i].view_src = item != root ? root->t : NULL;
+        if (!item->is_placed) {
+            s->own[i].data = NULL;
+            s->own[i].buffer = NULL;
+            s->own[i].extra = NULL;
+        }
+    }
+    for (int i = 0; i < s->n_nodes; ++i) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+            if (source >= 0) { s->items[s->nodes[i]].t->src[k] = s->items[source].t; }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- groups ----
+
+static int32_t gcudai_sched_rep(gcuda_backend_sched_t s, int32_t i) {
+    while (s->items[i].rep != i) {
+        s->items[i].rep = s->items[s->items[i].rep].rep;
+        i = s->items[i].rep;
+    }
+    return i;
+}
+
+static int32_t gcudai_sched_backend_of(gcuda_backend_sched_t s, int32_t i) {
+    return s->items[gcudai_sched_rep(s, i)].backend;
+}
+
+static bool gcudai_sched_is_work(gcuda_backend_sched_t s, int32_t i) { return !gcudai_is_skipped(s->items[i].t); }
+
+// Sources that the operation writes, besides the one that its result is a view of.
+static bool gcudai_sched_writes(const struct gcuda_tensor * t, int k) {
+    return t->op == GCUDA_OP_OPT_STEP_ADAMW && (k == 2 || k == 3);
+}
+
+// In the order of the graph, so that the first computed member names the place in messages.
+static void gcudai_sched_group(gcuda_backend_sched_t s) {
+    for (int i = 0; i < s->n_nodes; ++i) {
+        struct gcudai_sched_item * item = &s->items[s->nodes[i]];
+        if (item->t->view_src != NULL && gcudai_sched_is_work(s, s->nodes[i])) { s->items[item->root].is_written = true; }
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+            if (source >= 0 && gcudai_sched_writes(item->t, k)) {
+                s->items[s->items[source].root].is_written = true;
+                s->items[gcudai_sched_rep(s, source)].rep = gcudai_sched_rep(s, s->nodes[i]);
+            }
+        }
+    }
+    for (int i = s->n_nodes; i-- > 0;) {
+        const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
+        if (gcudai_sched_is_work(s, node)) {
+            s->items[node].next_member = s->items[rep].first_member;
+            s->items[rep].first_member = node;
+        }
+    }
+}
+
+static bool gcudai_sched_reads(gcuda_backend_sched_t s, int b, int32_t i) {
+    const struct gcudai_sched_item * root = &s->items[s->items[i].root];
+    const int32_t of = gcudai_sched_backend_of(s, i);
+    if (root->is_placed) {
+        return gcuda_backend_supports_buft(s->backends[b].backend, gcudai_sched_placed_in(root->original));
+    }
+    return of >= 0 && s->reads[b * s->n_backends + of];
+}
+
+// Whether a backend computes a node when sources in memory that it cannot read are copied for it.
+static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
+    struct gcuda_tensor node = *s->items[i].t, copies[GCUDA_MAX_SRC];
+    gcuda_backend_t backend = s->backends[b].backend;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const struct gcuda_tensor * src = node.src[k];
+        const struct gcuda_tensor * root = src && src->view_src ? src->view_src : src;
+        if (src == NULL || root->buffer == NULL ||
+            gcuda_backend_supports_buft(backend, gcudai_sched_placed_in(root))) {
+            continue;
+        }
+        if (gcudai_sched_writes(&node, k)) {
+            gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "it cannot write '%s' in %s", src->name,
+                gcuda_backend_buft_name(gcudai_sched_placed_in(root)));
+            return false;
+        }
+        copies[k] = *src;
+        copies[k].data = NULL;
+        copies[k].buffer = NULL;
+        copies[k].extra = NULL;
+        copies[k].view_src = NULL;
+        copies[k].view_offs = 0;
+        node.src[k] = &copies[k];
+    }
+    return gcuda_backend_supports_op(backend, &node);
+}
+
+// The rule for a whole group: all that is computed there, and memory that there is already. Asked once.
+static bool gcudai_sched_can(gcuda_backend_sched_t s, int b, int32_t rep) {
+    uint8_t * known = &s->can[(size_t) rep * (size_t) s->n_backends + (size_t) b];
+    if (*known == 0) {
+        bool is_ok = true;
+        for (int32_t i = s->items[rep].first_member; i >= 0 && is_ok; i = s->items[i].next_member) {
+            const struct gcudai_sched_item * root = &s->items[s->items[i].root];
+            const bool is_there = !root->is_placed || gcuda_backend_supports_buft(s->backends[b].backend,
+                                                          gcudai_sched_placed_in(root->original));
+            is_ok = is_there && gcudai_sched_can_node(s, b, i);
+        }
+        *known = is_ok ? 1 : 2;
+    }
+    return *known == 1;
+}
+
+static void gcudai_sched_set(gcuda_backend_sched_t s, int32_t i, int b, enum gcudai_sched_why why) {
+    struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
+    rep->backend = b;
+    rep->why = (uint8_t) why;
+}
+
+// Why no backend, or not the one that was asked for (b >= 0), takes the group of an item.
+static gcuda_status gcudai_sched_refuse(gcuda_backend_sched_t s, int32_t i, int b, const char * what) {
+    char text[GCUDAI_MESSAGE_BYTES / 2];
+    struct gcudai_text out = { text, sizeof(text), 0 };
+    const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
+    text[0] = '\0';
+    for (int a = b >= 0 ? b : 0; a < (b >= 0 ? b + 1 : s->n_backends); ++a) {
+        gcudai_append(&out, "; %s: ", gcuda_backend_name(s->backends[a].backend));
+        int32_t m = rep->first_member;
+        for (; m >= 0; m = s->items[m].next_member) {
+            const struct gcudai_sched_item * root = &s->items[s->items[m].root];
+            if (root->is_placed && !gcuda_backend_supports_buft(s->backends[a].backend, gcudai_sched_placed_in(root->original))) {
+                gcudai_append(&out, "cannot write '%s' in %s", root->original->name,
+                    gcuda_backend_buft_name(gcudai_sched_placed_in(root->original)));
+                break;
+            }
+            if (!gcudai_sched_can_node(s, a, m)) {
+                gcudai_append(&out, "%.150s", gcudai_message);
+                break;
+            }
+        }
+    }
+    return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "sched: %s '%s' (%s)%s", what, s->items[i].original->name,
+        gcuda_op_desc(s->items[i].original), text);
+}
+
+// ---- assignment ----
+
+static gcuda_status gcudai_sched_obey(gcuda_backend_sched_t s) {
+    for (int i = 0; i < s->n_items && s->said.n > 0; ++i) {
+        const size_t at = gcudai_map_get(&s->said, s->items[i].original);
+        const int32_t b = at != GCUDAI_NONE ? s->said_backends[at] : GCUDAI_SCHED_UNKNOWN;
+        const int32_t rep = gcudai_sched_rep(s, i);
+        if (b < 0) { continue; }
+        if (s->items[rep].backend >= 0 && s->items[rep].backend != b) {
+            return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+                "sched: '%s' is to be on %s, and a tensor that shares its memory on %s", s->items[i].original->name,
+                gcuda_backend_name(s->backends[b].backend), gcuda_backend_name(s->backends[s->items[rep].backend].backend));
+        }
+        if (!gcudai_sched_can(s, b, rep)) { return gcudai_sched_refuse(s, i, b, "its backend cannot compute"); }
+        gcudai_sched_set(s, i, b, GCUDAI_SCHED_CALLER);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_sched_is_weight(const struct gcudai_sched_item * root) {
+    return root->is_placed && root->original->buffer != NULL &&
+           root->original->buffer->usage == GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS;
+}
+
+// Where its weight is; the last backend gives it away when another says that copying the weight pays.
+static void gcudai_sched_follow_weight(gcuda_backend_sched_t s, int i) {
+    const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
+    const struct gcuda_tensor * t = s->items[node].original;
+    for (int k = 0; k < GCUDA_MAX_SRC && t->op != GCUDA_OP_ROPE; ++k) { // frequency factors are small
+        const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+        const int32_t w = source >= 0 ? s->items[source].root : -1;
+        if (w < 0 || !gcudai_sched_is_weight(&s->items[w])) { continue; }
+        const gcuda_backend_buffer_type_t buft = gcudai_sched_placed_in(s->items[w].original);
+        int b = 0;
+        while (b < s->n_backends &&
+               !(gcuda_backend_supports_buft(s->backends[b].backend, buft) && gcudai_sched_can(s, b, rep))) {
+            ++b;
+        }
+        if (b == s->n_backends) { return; }
+        int offload = 0;
+        while (offload < b && !(gcudai_sched_can(s, offload, rep) &&
+                                gcuda_backend_offload_op(s->backends[offload].backend, t))) {
+            ++offload;
+        }
+        const bool is_offloaded = b == s->n_backends - 1 && !s->no_offload && offload < b;
+        gcudai_sched_set(s, node, is_offloaded ? offload : b, is_offloaded ? GCUDAI_SCHED_OFFLOAD : GCUDAI_SCHED_WEIGHT);
+        s->items[rep].why_item = w;
+        return;
+    }
+}
+
+static gcuda_status gcudai_sched_fix_placed(gcuda_backend_sched_t s, int32_t i) {
+    const struct gcudai_sched_item * item = &s->items[i];
+    const int32_t rep = gcudai_sched_rep(s, i);
+    if (item->root != i || !item->is_placed || s->items[rep].backend != GCUDAI_SCHED_UNKNOWN) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    int b = 0;
+    while (b < s->n_backends && !(gcuda_backend_supports_buft(s->backends[b].backend, gcudai_sched_placed_in(item->original)) &&
+                                  gcudai_sched_can(s, b, rep))) {
+        ++b;
+    }
+    if (b == s->n_backends && s->items[rep].first_member >= 0) {
+        return gcudai_sched_refuse(s, i, GCUDAI_SCHED_UNKNOWN, "no backend can compute where this has its memory:");
+    }
+    gcudai_sched_set(s, i, b < s->n_backends ? b : GCUDAI_SCHED_OUTSIDE, GCUDAI_SCHED_PLACED);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_fix(gcuda_backend_sched_t s) {
+    for (int32_t i = 0; i < s->n_items; ++i) { GCUDAI_TRY(gcudai_sched_fix_placed(s, i)); }
+    for (int32_t i = 0; i < s->n_items; ++i) {
+        const int32_t rep = gcudai_sched_rep(s, i);
+        if (s->items[rep].backend == GCUDAI_SCHED_UNKNOWN && (s->items[i].original->flags & GCUDA_TENSOR_FLAG_INPUT) &&
+            s->items[i].root == i && gcudai_sched_can(s, s->n_backends - 1, rep)) {
+            gcudai_sched_set(s, i, s->n_backends - 1, GCUDAI_SCHED_INPUT);
+        }
+    }
+    for (int i = 0; i < s->n_nodes; ++i) {
+        if (gcudai_sched_is_work(s, s->nodes[i]) && gcudai_sched_backend_of(s, s->nodes[i]) == GCUDAI_SCHED_UNKNOWN) {
+            gcudai_sched_follow_weight(s, i);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Neighbours take over the backend of the last node before them; the last backend does not spread in the first two sweeps.
+static void gcudai_sched_sweep(gcuda_backend_sched_t s, bool is_up, bool with_last) {
+    int running = GCUDAI_SCHED_UNKNOWN;
+    for (int j = 0; j < s->n_nodes; ++j) {
+        const int32_t node = s->nodes[is_up ? s->n_nodes - 1 - j : j];
+        if (!gcudai_sched_is_work(s, node)) { continue; }
+        const int32_t rep = gcudai_sched_rep(s, node);
+        if (s->items[rep].backend >= 0) {
+            running = s->items[rep].backend == s->n_backends - 1 && !with_last ? GCUDAI_SCHED_UNKNOWN : s->items[rep].backend;
+        } else if (running >= 0 && gcudai_sched_can(s, running, rep)) {
+            gcudai_sched_set(s, node, running, is_up ? GCUDAI_SCHED_AFTER : GCUDAI_SCHED_BEFORE);
+        }
+    }
+}
+
+static void gcudai_sched_join_sources(gcuda_backend_sched_t s, int i) {
+    const int32_t rep = gcudai_sched_rep(s, s->nodes[i]);
+    int best = -1, most = -1;
+    for (int b = 0; b < s->n_backends; ++b) {
+        int n = 0;
+        if (!gcudai_sched_can(s, b, rep)) { continue; }
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+            n += source >= 0 && gcudai_sched_reads(s, b, source);
+        }
+        if (n > most) {
+            most = n;
+            best = b;
+        }
+    }
+    if (best >= 0) { gcudai_sched_set(s, s->nodes[i], best, GCUDAI_SCHED_SOURCES); }
+}
+
+// To a backend of higher preference that uses the same memory.
+static void gcudai_sched_prefer(gcuda_backend_sched_t s, int i) {
+    const int32_t node = s->nodes[i], rep = gcudai_sched_rep(s, node);
+    const struct gcudai_sched_item * group = &s->items[rep];
+    if (group->why == GCUDAI_SCHED_CALLER || group->first_member != node || s->items[node].next_member >= 0) { return; }
+    for (int b = 0; b < group->backend; ++b) {
+        bool is_better = s->backends[b].buft == s->backends[group->backend].buft && gcudai_sched_can(s, b, rep);
+        for (int k = 0; k < GCUDA_MAX_SRC && is_better; ++k) {
+            const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+            is_better = source < 0 || gcudai_sched_backend_of(s, source) == GCUDAI_SCHED_UNKNOWN ||
+                        gcudai_sched_reads(s, b, source);
+        }
+        if (is_better) {
+            gcudai_sched_set(s, node, b, GCUDAI_SCHED_PREFERRED);
+            return;
+        }
+    }
+}
+
+static gcuda_status gcudai_sched_assign(gcuda_backend_sched_t s) {
+    GCUDAI_TRY(gcudai_sched_obey(s));
+    GCUDAI_TRY(gcudai_sched_fix(s));
+    for (int sweep = 0; sweep < 4; ++sweep) { gcudai_sched_sweep(s, sweep % 2 == 1, sweep >= 2); }
+    for (int i = 0; i < s->n_nodes; ++i) {
+        if (!gcudai_sched_is_work(s, s->nodes[i])) { continue; }
+        if (gcudai_sched_backend_of(s, s->nodes[i]) < 0) {
+            gcudai_sched_join_sources(s, i);
+        } else {
+            gcudai_sched_prefer(s, i);
+        }
+        if (gcudai_sched_backend_of(s, s->nodes[i]) < 0) {
+            return gcudai_sched_refuse(s, s->nodes[i], GCUDAI_SCHED_UNKNOWN, "no backend can compute");
+        }
+    }
+    for (int i = 0; i < s->n_nodes; ++i) { // leafs go where they are first read
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+            if (source >= 0 && gcudai_sched_is_work(s, s->nodes[i]) &&
+                gcudai_sched_backend_of(s, source) == GCUDAI_SCHED_UNKNOWN) {
+                gcudai_sched_set(s, source, gcudai_sched_backend_of(s, s->nodes[i]), GCUDAI_SCHED_READER);
+            }
+        }
+    }
+    for (int i = 0; i < s->n_items; ++i) {
+        if (gcudai_sched_backend_of(s, i) == GCUDAI_SCHED_UNKNOWN) {
+            gcudai_sched_set(s, i, s->n_backends - 1, GCUDAI_SCHED_REST);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- splits ----
+
+static void gcudai_sched_name_copy(gcuda_backend_sched_t s, int b, const struct gcuda_tensor * of, int c, struct gcuda_tensor * t) {
+    gcuda_format_name(t, "%s#%s#%d", gcuda_backend_name(s->backends[b].backend), of->name, c);
+}
+
+// n tensors of one layout, for one each run that may be under way.
+static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, const struct gcuda_tensor * of, int b, int n) {
+    struct gcuda_tensor * t = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, (size_t) n * sizeof(*t));
+    for (int c = 0; t != NULL && c < n; ++c) {
+        GCUDAI_ZERO(t[c]);
+        t[c].type = of->type;
+        memcpy(t[c].ne, of->ne, sizeof(t[c].ne));
+        memcpy(t[c].nb, of->nb, sizeof(t[c].nb));
+        t[c].flags = n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // never given to another tensor
+        gcudai_sched_name_copy(s, b, of, c, &t[c]);
+    }
+    return t;
+}
+
+static int32_t gcudai_sched_find_copy(gcuda_backend_sched_t s, int32_t i, int b) {
+    int32_t c = s->items[i].first_copy;
+    const int32_t n_writes = s->items[s->items[i].root].n_writes;
+    while (c >= 0 && (s->copies[c].backend != b || s->copies[c].n_writes != n_writes)) { c = s->copies[c].next; }
+    return c;
+}
+
+static gcuda_status gcudai_sched_add_copy(gcuda_backend_sched_t s, int32_t i, int b, int32_t * index) {
+    struct gcudai_sched_item * item = &s->items[i];
+    GCUDAI_TRY(gcudai_room(&s->copies, &s->cap_copies, (size_t) s->n_copied + 1, sizeof(*s->copies)));
+    struct gcudai_sched_copy * c = &s->copies[s->n_copied];
+    c->item = i;
+    c->backend = b;
+    c->n_writes = s->items[item->root].n_writes;
+    c->next = item->first_copy;
+    c->is_weight = gcudai_sched_is_weight(&s->items[item->root]) && !s->items[item->root].is_written;
+    c->is_uploaded = c->is_weight && gcudai_in_host_memory(item->t) && gcuda_backend_is_cuda(s->backends[b].backend) &&
+                     s->backends[b].buft == gcuda_backend_get_default_buffer_type(s->backends[b].backend);
+    c->places = gcudai_sched_new_places(s, item->t, b, c->is_weight ? 1 : s->n_copies);
+    if (c->places == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    *index = item->first_copy = s->n_copied++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_begin_split(gcuda_backend_sched_t s, int b, int at) {
+    GCUDAI_TRY(gcudai_room(&s->splits, &s->cap_splits, (size_t) s->n_splits + 1, sizeof(*s->splits)));
+    struct gcudai_sched_split * split = &s->splits[s->n_splits++];
+    split->backend = b;
+    split->first = split->end = at;
+    split->first_copy = split->end_copy = s->n_copied;
+    split->first_foreign = split->end_foreign = s->n_foreign;
+    split->next = -1;
+    split->has_before = split->has_uploads = false;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// A weight that is copied begins a split, so that what was copied before can make room for it.
+static bool gcudai_sched_wants_split(gcuda_backend_sched_t s, int i, int b) {
+    const struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
+    if (split == NULL || split->backend != b) { return true; }
+    for (int k = 0; k < GCUDA_MAX_SRC && split->end_copy > split->first_copy; ++k) {
+        const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+        if (source >= 0 && gcudai_sched_is_weight(&s->items[s->items[source].root]) && !gcudai_sched_reads(s, b, source) &&
+            gcudai_sched_find_copy(s, source, b) < 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static gcuda_status gcudai_sched_turn_sources(gcuda_backend_sched_t s, int i, int b) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+        if (source < 0 || gcuda_is_empty(s->items[source].t) || gcudai_sched_reads(s, b, source)) { continue; }
+        int32_t c = gcudai_sched_find_copy(s, source, b);
+        if (c < 0) { GCUDAI_TRY(gcudai_sched_add_copy(s, source, b, &c)); }
+        s->splits[s->n_splits - 1].end_copy = s->n_copied;
+        GCUDAI_TRY(gcudai_room(&s->patches, &s->cap_patches, (size_t) s->n_patches + 1, sizeof(*s->patches)));
+        struct gcudai_sched_patch * p = &s->patches[s->n_patches++];
+        p->node = s->items[s->nodes[i]].t;
+        p->k = k;
+        p->copy = c;
+        p->node->src[k] = &s->copies[c].places[0];
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static void gcudai_sched_count_writes(gcuda_backend_sched_t s, int i) {
+    const struct gcudai_sched_item * item = &s->items[s->nodes[i]];
+    if (item->t->view_src != NULL) { s->items[item->root].n_writes++; }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
+        if (source >= 0 && gcudai_sched_writes(item->t, k)) { s->items[s->items[source].root].n_writes++; }
+    }
+}
+
+// Views are no work: those of the split's own tensors stay among its nodes for backends that look at them, others do not.
+static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, struct gcuda_cgraph * g) {
+    const int32_t node = s->nodes[i], b = gcudai_sched_backend_of(s, node);
+    struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
+    if (!gcudai_sched_is_work(s, node)) {
+        if (split != NULL && split->backend == b) {
+            g->nodes[g->n_nodes++] = s->items[node].t;
+            split->end = g->n_nodes;
+            return GCUDA_STATUS_SUCCESS;
+        }
+        GCUDAI_TRY(gcudai_room(&s->foreign, &s->cap_foreign, (size_t) s->n_foreign + 1, sizeof(*s->foreign)));
+        s->foreign[s->n_foreign++] = node;
+        if (split != NULL) { split->end_foreign = s->n_foreign; }
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (gcudai_sched_wants_split(s, i, b)) { GCUDAI_TRY(gcudai_sched_begin_split(s, b, g->n_nodes)); }
+    GCUDAI_TRY(gcudai_sched_turn_sources(s, i, b));
+    gcudai_sched_count_writes(s, i);
+    g->nodes[g->n_nodes++] = s->items[node].t;
+    s->splits[s->n_splits - 1].end = g->n_nodes;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
+    struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
+    if (g == NULL) { return s->arena->error; }
+    s->graph = g;
+    for (int i = 0; i < s->n_nodes; ++i) { GCUDAI_TRY(gcudai_sched_split_node(s, i, g)); }
+    for (int i = 0; i < s->n_items; ++i) {
+        if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
+    }
+    gcudai_graph_index(g);
+    for (int i = 0; i < s->n_copied; ++i) { // copying is a use
+        const size_t slot = gcudai_graph_find(g, s->items[s->copies[i].item].t);
+        if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    }
+    for (int i = 0; i < s->n_splits; ++i) {
+        gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;
+        struct gcuda_cgraph view = gcuda_graph_view(g, s->splits[i].first, s->splits[i].end);
+        if (backend->iface.graph_optimize != NULL) { GCUDAI_TRY(backend->iface.graph_optimize(backend, &view)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Weights for a split are uploaded while the one before it on the same backend computes.
+static void gcudai_sched_link(gcuda_backend_sched_t s) {
+    for (int b = 0; b < s->n_backends; ++b) { s->backends[b].last_split = -1; }
+    for (int32_t i = 0; i < s->n_splits; ++i) {
+        struct gcudai_sched_split * split = &s->splits[i];
+        int32_t * last = &s->backends[split->backend].last_split;
+        if (*last >= 0) { s->splits[*last].next = i; }
+        split->has_before = *last >= 0;
+        *last = i;
+        for (int c = split->first_copy; c < split->end_copy; ++c) {
+            split->has_uploads = split->has_uploads || s->copies[c].is_uploaded;
+        }
+    }
+}
+
+// ---- placing: the allocator's graph has the copies in it ----
+
+static gcuda_status gcudai_sched_alloc_node(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
+    const size_t n = (size_t) s->n_alloc_nodes + 1;
+    GCUDAI_TRY(gcudai_room(&s->alloc_nodes, &s->cap_alloc_nodes, n, sizeof(*s->alloc_nodes)));
+    GCUDAI_TRY(gcudai_room(&s->node_ids, &s->cap_node_ids, n, sizeof(*s->node_ids)));
+    s->alloc_nodes[s->n_alloc_nodes] = t;
+    s->node_ids[s->n_alloc_nodes++] = b >= 0 ? b : 0; // placed outside: not the allocator's
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_alloc_leaf(gcuda_backend_sched_t s, struct gcuda_tensor * t, int32_t b) {
+    const size_t n = (size_t) s->n_alloc_leafs + 1;
+    GCUDAI_TRY(gcudai_room(&s->alloc_leafs, &s->cap_alloc_leafs, n, sizeof(*s->alloc_leafs)));
+    GCUDAI_TRY(gcudai_room(&s->leaf_ids, &s->cap_leaf_ids, n, sizeof(*s->leaf_ids)));
+    s->alloc_leafs[s->n_alloc_leafs] = t;
+    s->leaf_ids[s->n_alloc_leafs++] = b >= 0 ? b : 0;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// An input with a place for each run that may be under way, always in the same order: its own is the slot-th of them.
+static gcuda_status gcudai_sched_alloc_input(gcuda_backend_sched_t s, int32_t i) {
+    struct gcudai_sched_item * item = &s->items[i];
+    const int32_t b = gcudai_sched_backend_of(s, i);
+    struct gcuda_tensor * others = gcudai_sched_new_places(s, item->t, b, s->n_copies);
+    if (others == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    item->t->flags |= GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT;
+    for (int c = 0; c < s->n_copies; ++c) {
+        GCUDAI_TRY(gcudai_sched_alloc_leaf(s, c == s->slot ? item->t : &others[c], b));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_alloc_leafs(gcuda_backend_sched_t s) {
+    for (int32_t i = 0; i < s->n_items; ++i) {
+        const struct gcudai_sched_item * item = &s->items[i];
+        const bool is_input = (item->original->flags & GCUDA_TENSOR_FLAG_INPUT) && item->root == i && !item->is_placed;
+        if (item->is_node) { continue; }
+        GCUDAI_TRY(is_input && s->n_copies > 1 ? gcudai_sched_alloc_input(s, i)
+                                               : gcudai_sched_alloc_leaf(s, item->t, gcudai_sched_backend_of(s, i)));
+    }
+    for (int i = 0; i < s->n_copied; ++i) {
+        for (int c = 0; !s->copies[i].is_weight && s->n_copies > 1 && c < s->n_copies; ++c) {
+            GCUDAI_TRY(gcudai_sched_alloc_leaf(s, &s->copies[i].places[c], s->copies[i].backend));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// A mark that keeps what is copied until then, and the copy's own place from there on.
+static gcuda_status gcudai_sched_alloc_copy(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c) {
+    const struct gcudai_sched_item * item = &s->items[c->item];
+    if (!item->is_placed) {
+        struct gcuda_tensor * mark = (struct gcuda_tensor *) gcuda_new_buffer(s->arena, sizeof(*mark));
+        if (mark == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+        *mark = *item->t;
+        memset(mark->src, 0, sizeof(mark->src));
+        mark->op = GCUDA_OP_NONE;
+        mark->flags = 0;
+        mark->src[0] = item->t;
+        mark->view_src = s->items[item->root].t;
+        GCUDAI_TRY(gcudai_sched_alloc_node(s, mark, gcudai_sched_backend_of(s, c->item)));
+    }
+    return c->is_weight || s->n_copies == 1 ? gcudai_sched_alloc_node(s, &c->places[0], c->backend) : GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_alloc_foreign(gcuda_backend_sched_t s, int first, int end) {
+    for (int i = first; i < end; ++i) {
+        GCUDAI_TRY(gcudai_sched_alloc_node(s, s->items[s->foreign[i]].t, gcudai_sched_backend_of(s, s->foreign[i])));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Those of the split when it begins, or those that are uploaded before that.
+static gcuda_status gcudai_sched_alloc_copies(
+    gcuda_backend_sched_t s, const struct gcudai_sched_split * split, bool is_ahead) {
+    for (int c = split->first_copy; c < split->end_copy; ++c) {
+        if ((s->copies[c].is_uploaded && split->has_before) == is_ahead) { GCUDAI_TRY(gcudai_sched_alloc_copy(s, &s->copies[c])); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_list(gcuda_backend_sched_t s) {
+    gcudai_sched_link(s);
+    GCUDAI_TRY(gcudai_sched_alloc_leafs(s));
+    GCUDAI_TRY(gcudai_sched_alloc_foreign(s, 0, s->n_splits > 0 ? s->splits[0].first_foreign : s->n_foreign));
+    for (int i = 0; i < s->n_splits; ++i) {
+        const struct gcudai_sched_split * split = &s->splits[i];
+        GCUDAI_TRY(gcudai_sched_alloc_foreign(s, split->first_foreign, split->end_foreign));
+        GCUDAI_TRY(gcudai_sched_alloc_copies(s, split, false));
+        if (split->next >= 0) { GCUDAI_TRY(gcudai_sched_alloc_copies(s, &s->splits[split->next], true)); }
+        for (int k = split->first; k < split->end; ++k) {
+            GCUDAI_TRY(gcudai_sched_alloc_node(s, s->graph->nodes[k], split->backend));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static struct gcuda_cgraph gcudai_sched_alloc_graph(gcuda_backend_sched_t s) {
+    struct gcuda_cgraph g;
+    GCUDAI_ZERO(g);
+    g.nodes = s->alloc_nodes;
+    g.n_nodes = s->n_alloc_nodes;
+    g.leafs = s->alloc_leafs;
+    g.n_leafs = s->n_alloc_leafs;
+    return g;
+}
+
+// From a graph to what is to be done; nothing is placed.
+static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const char * what) {
+    s->is_allocated = false;
+    s->n_splits = s->n_items = 0;
+    if (graph == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: graph is NULL", what); }
+    GCUDAI_TRY(gcudai_sched_enter_graph(s, graph));
+    GCUDAI_TRY(gcudai_sched_describe(s));
+    const size_t n_can = (size_t) s->n_items * (size_t) s->n_backends;
+    GCUDAI_TRY(gcudai_room(&s->can, &s->cap_can, n_can, sizeof(*s->can)));
+    if (n_can > 0) { memset(s->can, 0, n_can); }
+    gcudai_sched_group(s);
+    GCUDAI_TRY(gcudai_sched_assign(s));
+    GCUDAI_TRY(gcudai_sched_divide(s));
+    s->last_run = 0; // the patches name the first copies
+    return gcudai_sched_list(s);
+}
+
+static bool gcudai_sched_same_memory(gcuda_backend_sched_t s, const int * ids, const int * old, int n) {
+    for (int i = 0; i < n; ++i) {
+        if (s->backends[ids[i]].buft != s->backends[old[i]].buft) { return false; }
+    }
+    return true;
+}
+
+static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s);
+
+static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
+    struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
+    const size_t n = (size_t) s->n_alloc_nodes + (size_t) s->n_alloc_leafs;
+    s->n_old_nodes = s->n_old_leafs = -1;
+    GCUDAI_TRY(gcudai_sched_sync(s)); // memory may be about to move
+    GCUDAI_TRY(gcudai_room(&s->old_ids, &s->cap_old_ids, n, sizeof(*s->old_ids)));
+    GCUDAI_TRY(gcuda_gallocr_reserve_n(s->galloc, &g, s->node_ids, s->leaf_ids));
+    s->n_old_nodes = s->n_alloc_nodes;
+    s->n_old_leafs = s->n_alloc_leafs;
+    for (int i = 0; i < s->n_old_nodes; ++i) { s->old_ids[i] = s->node_ids[i]; }
+    for (int i = 0; i < s->n_old_leafs; ++i) { s->old_ids[s->n_old_nodes + i] = s->leaf_ids[i]; }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Page-locked memory that cannot be had is no failure: weights are then copied by the backend, more slowly.
+static void gcudai_sched_make_uploaders(gcuda_backend_sched_t s) {
+    for (int i = 0; i < s->n_splits; ++i) {
+        struct gcudai_sched_backend * b = &s->backends[s->splits[i].backend];
+        if (!s->splits[i].has_uploads || b->uploader != NULL || b->has_no_uploader) { continue; }
+        struct gcuda_cuda_uploader_params p;
+        GCUDAI_ZERO(p);
+        p.backend = b->backend;
+        b->uploader = gcuda_cuda_uploader_new(&p);
+        b->has_no_uploader = b->uploader == NULL;
+        if (b->has_no_uploader) {
+            gcudai_log(GCUDA_LOG_LEVEL_WARN, "sched: weights go to %s without overlap: %s", gcuda_backend_name(b->backend), gcudai_message);
+        }
+    }
+}
+
+static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
+    struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
+    const bool is_same = s->n_old_nodes == s->n_alloc_nodes && s->n_old_leafs == s->n_alloc_leafs &&
+                         gcudai_sched_same_memory(s, s->node_ids, s->old_ids, s->n_old_nodes) &&
+                         gcudai_sched_same_memory(s, s->leaf_ids, s->old_ids + s->n_old_nodes, s->n_old_leafs);
+    if (s->n_backends == 1) { GCUDAI_TRY(gcudai_sched_sync(s)); } // an allocator with one buffer may move it by itself
+    if (!is_same || gcuda_gallocr_alloc_graph(s->galloc, &g) != GCUDA_STATUS_SUCCESS) {
+        GCUDAI_TRY(gcudai_sched_reserve(s));
+        GCUDAI_TRY(gcuda_gallocr_alloc_graph(s->galloc, &g));
+    }
+    for (int i = 0; i < s->n_items; ++i) {
+        struct gcuda_tensor * to = s->items[i].original;
+        if (s->items[i].t != to) {
+            to->data = s->items[i].t->data;
+            to->buffer = s->items[i].t->buffer;
+            to->extra = s->items[i].t->extra;
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_check_self(gcuda_backend_sched_t s, const char * what) {
+    return s != NULL ? GCUDA_STATUS_SUCCESS : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: scheduler is NULL", what);
+}
+
+gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph) {
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve"));
+    GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve"));
+    return gcudai_sched_reserve(s);
+}
+
+gcuda_status gcuda_backend_sched_reserve_size(
+    gcuda_backend_sched_t s, struct gcuda_cgraph * measure_graph, size_t * sizes) {
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_reserve_size"));
+    if (sizes == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_reserve_size: result is NULL"); }
+    GCUDAI_TRY(gcudai_sched_plan(s, measure_graph, "sched_reserve_size"));
+    struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
+    return gcuda_gallocr_reserve_n_size(s->galloc, &g, s->node_ids, s->leaf_ids, sizes);
+}
+
+// ---- order between backends ----
+
+// What an index out of range gives while the run goes on is kept for its end.
+static gcuda_status gcudai_sched_keep_bad_data(gcuda_backend_sched_t s, gcuda_status st) {
+    if (st != GCUDA_STATUS_INVALID_DATA) { return st; }
+    if (s->bad_data == GCUDA_STATUS_SUCCESS) {
+        s->bad_data = st;
+        memcpy(s->bad_data_message, gcudai_message, sizeof(s->bad_data_message));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_take_bad_data(gcuda_backend_sched_t s) {
+    const gcuda_status st = s->bad_data;
+    s->bad_data = GCUDA_STATUS_SUCCESS;
+    return st == GCUDA_STATUS_SUCCESS ? st : gcuda_set_last_error(st, s->bad_data_message);
+}
+
+static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b) {
+    struct gcudai_sched_backend * of = &s->backends[b];
+    if (!of->is_async || of->seen == of->given) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(of->backend)));
+    of->seen = of->given;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Makes backend a wait for all that b has been given.
+static gcuda_status gcudai_sched_wait(gcuda_backend_sched_t s, int a, int b) {
+    struct gcudai_sched_backend * of = &s->backends[b];
+    uint64_t * waited = &s->waited[a * s->n_backends + b];
+    if (a == b || !of->is_async || of->seen == of->given || *waited == of->given) { return GCUDA_STATUS_SUCCESS; }
+    if (of->done == NULL || !gcudai_sched_same_events(s->backends[a].backend, of->backend)) {
+        return gcudai_sched_host_wait(s, b);
+    }
+    if (of->recorded != of->given) {
+        GCUDAI_TRY(gcuda_backend_event_record(of->done, of->backend));
+        of->recorded = of->given;
+    }
+    GCUDAI_TRY(gcuda_backend_event_wait(s->backends[a].backend, of->done));
+    *waited = of->given;
+    s->backends[a].given++; // whoever waits for a from now on waits for b too
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Makes backend a, or the host (a < 0), wait for the end of the last run in which b used these copies.
+static gcuda_status gcudai_sched_wait_run(gcuda_backend_sched_t s, int a, int b, int copy) {
+    struct gcudai_sched_backend * of = &s->backends[b];
+    const int at = b * s->n_copies + copy;
+    if (a == b || !of->is_async || of->seen == of->given || !s->run_end_is_set[at]) { return GCUDA_STATUS_SUCCESS; }
+    if (s->run_ends[at] == NULL) { return gcudai_sched_host_wait(s, b); }
+    if (a >= 0 && gcudai_sched_same_events(s->backends[a].backend, of->backend)) {
+        return gcuda_backend_event_wait(s->backends[a].backend, s->run_ends[at]);
+    }
+    return gcuda_backend_event_synchronize(s->run_ends[at]);
+}
+
+// Waits for all, also after a failure of one.
+static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
+    char first[GCUDAI_MESSAGE_BYTES];
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < s->n_backends; ++i) {
+        struct gcudai_sched_backend * b = &s->backends[i];
+        const gcuda_status one = gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(b->backend));
+        if (one == GCUDA_STATUS_SUCCESS) {
+            b->seen = b->given;
+        } else if (st == GCUDA_STATUS_SUCCESS) {
+            st = one;
+            memcpy(first, gcudai_message, sizeof(first));
+        }
+    }
+    if (st != GCUDA_STATUS_SUCCESS) { return gcuda_set_last_error(st, first); }
+    s->run = 0; // nothing is under way: copies begin anew, so that single runs always use the same places
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t s) {
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_synchronize"));
+    GCUDAI_TRY(gcudai_sched_sync(s));
+    return gcudai_sched_take_bad_data(s);
+}
+
+gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_alloc_graph"));
+    s->slot = s->run;
+    for (int b = 0; b < s->n_backends && s->slot_run[s->slot] >= 0; ++b) {
+        GCUDAI_TRY(gcudai_sched_wait_run(s, -1, b, s->slot_run[s->slot]));
+    }
+    GCUDAI_TRY(gcudai_sched_plan(s, graph, "sched_alloc_graph"));
+    GCUDAI_TRY(gcudai_sched_place(s));
+    gcudai_sched_make_uploaders(s);
+    s->is_allocated = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+void gcuda_backend_sched_reset(gcuda_backend_sched_t s) {
+    if (s != NULL) {
+        s->is_allocated = false;
+        gcudai_map_clear(&s->said);
+        gcudai_map_clear(&s->map);
+        s->n_items = s->n_splits = s->n_copied = 0;
+    }
+}
+
+// ---- runs ----
+
+// As gcuda_backend_tensor_copy, with memory in between that stays.
+static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(dst);
+    const size_t size = gcuda_nbytes(src);
+    if (gcudai_in_host_memory(src) || gcudai_in_host_memory(dst)) { return gcuda_backend_tensor_copy(src, dst); }
+    if (buffer != NULL && buffer->iface.cpy_tensor != NULL && src->data != NULL) {
+        const gcuda_status st = buffer->iface.cpy_tensor(buffer, src, dst);
+        if (st != GCUDA_STATUS_UNSUPPORTED) { return st; }
+    }
+    GCUDAI_TRY(gcudai_room(&s->stage, &s->cap_stage, size, 1));
+    GCUDAI_TRY(gcuda_backend_tensor_get(src, s->stage, 0, size));
+    return gcuda_backend_tensor_set(dst, s->stage, 0, size);
+}
+
+// Where the host can read the source, and the source will not change, the copy is queued; else it is made now.
+static gcuda_status gcudai_sched_copy_by_host(
+    gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    gcuda_backend_t to = s->backends[c->backend].backend;
+    if (of >= 0) { GCUDAI_TRY(gcudai_sched_host_wait(s, of)); }
+    if (c->is_weight && gcudai_in_host_memory(src) && to->iface.set_tensor_async != NULL) {
+        s->backends[c->backend].given++;
+        return gcuda_backend_tensor_set_async(to, dst, src->data, 0, gcuda_nbytes(src));
+    }
+    GCUDAI_TRY(s->n_copies > 1 && !c->is_weight ? gcudai_sched_wait_run(s, -1, c->backend, s->run)
+                                                : gcudai_sched_host_wait(s, c->backend));
+    return gcudai_sched_copy_now(s, src, dst);
+}
+
+// Queued behind the source's computation, and behind the last readers of the copy.
+static gcuda_status gcudai_sched_copy_queued(
+    gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    gcuda_backend_t from = s->backends[of].backend, to = s->backends[c->backend].backend;
+    GCUDAI_TRY(s->n_copies > 1 && !c->is_weight ? gcudai_sched_wait_run(s, of, c->backend, s->run)
+                                                : gcudai_sched_wait(s, of, c->backend));
+    s->backends[of].given++;
+    s->backends[c->backend].given++;
+    return to->iface.cpy_tensor_async(from, to, src, dst);
+}
+
+static gcuda_status gcudai_sched_run_copy(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c) {
+    const struct gcuda_tensor * src = s->items[c->item].t;
+    struct gcuda_tensor * dst = &c->places[c->is_weight ? 0 : s->run];
+    const int of = gcudai_sched_backend_of(s, c->item);
+    const bool may_queue = of >= 0 && s->backends[of].is_async && s->backends[c->backend].backend->iface.cpy_tensor_async != NULL;
+    const gcuda_status st = may_queue ? gcudai_sched_copy_queued(s, c, of, src, dst) : GCUDA_STATUS_UNSUPPORTED;
+    return st == GCUDA_STATUS_UNSUPPORTED ? gcudai_sched_copy_by_host(s, c, of, src, dst) : st;
+}
+
+// Up to each node whose result is wanted, waiting for it.
+static gcuda_status gcudai_sched_run_asking(gcuda_backend_sched_t s, const struct gcudai_sched_split * split) {
+    gcuda_backend_t backend = s->backends[split->backend].backend;
+    for (int first = split->first, end = first; first < split->end; first = end) {
+        struct gcuda_tensor * node = NULL;
+        bool is_wanted = false;
+        while (end < split->end && !is_wanted) {
+            node = s->items[s->graph->nodes[end++] - s->own].original;
+            is_wanted = s->callback(node, true, s->callback_data);
+        }
+        struct gcuda_cgraph view = gcuda_graph_view(s->graph, first, end);
+        s->backends[split->backend].given++;
+        GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(backend, &view)));
+        GCUDAI_TRY(gcudai_sched_host_wait(s, split->backend));
+        if (is_wanted && !s->callback(node, false, s->callback_data)) {
+            return gcudai_fail(GCUDA_STATUS_ABORTED, "sched: ended by the callback at '%s'", node->name);
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Behind all that the backend has been given so far: what used the memory before.
+static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
+    const struct gcudai_sched_backend * b = &s->backends[split->backend];
+    if (!split->has_uploads || split->is_uploading || b->uploader == NULL) { return GCUDA_STATUS_SUCCESS; }
+    split->is_uploading = true;
+    GCUDAI_TRY(gcuda_cuda_upload_after(b->uploader, b->backend));
+    for (int c = split->first_copy; c < split->end_copy; ++c) {
+        struct gcudai_sched_copy * copy = &s->copies[c];
+        const struct gcuda_tensor * src = s->items[copy->item].t;
+        if (copy->is_uploaded) {
+            GCUDAI_TRY(gcuda_cuda_upload(b->uploader, &copy->places[0], src->data, 0, gcuda_nbytes(src), &copy->ticket));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
+    struct gcudai_sched_backend * b = &s->backends[split->backend];
+    GCUDAI_TRY(gcudai_sched_upload(s, split));
+    if (split->next >= 0) { GCUDAI_TRY(gcudai_sched_upload(s, &s->splits[split->next])); }
+    for (int c = split->first_copy; c < split->end_copy; ++c) {
+        if (s->copies[c].is_uploaded && split->is_uploading) {
+            b->given++;
+            GCUDAI_TRY(gcuda_cuda_upload_event_wait(b->uploader, s->copies[c].ticket, b->backend));
+        } else {
+            GCUDAI_TRY(gcudai_sched_run_copy(s, &s->copies[c]));
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_run_split(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
+    struct gcudai_sched_backend * b = &s->backends[split->backend];
+    for (int a = 0; a < s->n_backends; ++a) { // whose memory it shares
+        if (s->reads[split->backend * s->n_backends + a] || s->reads[a * s->n_backends + split->backend]) {
+            GCUDAI_TRY(gcudai_sched_wait(s, split->backend, a));
+        }
+    }
+    GCUDAI_TRY(gcudai_sched_run_copies(s, split));
+    if (s->callback != NULL) { return gcudai_sched_run_asking(s, split); }
+    struct gcuda_cgraph view = gcuda_graph_view(s->graph, split->first, split->end);
+    b->given++;
+    return gcudai_sched_keep_bad_data(s, gcuda_backend_graph_compute_async(b->backend, &view));
+}
+
+// Nobody waits for the end of a run that has copies of its own, until they are used again.
+static gcuda_status gcudai_sched_end_run(gcuda_backend_sched_t s) {
+    for (int i = 0; i < s->n_backends && s->n_copies > 1; ++i) {
+        struct gcudai_sched_backend * b = &s->backends[i];
+        const int at = i * s->n_copies + s->run;
+        if (b->given == b->given_before) { continue; }
+        s->run_end_is_set[at] = true;
+        GCUDAI_TRY(s->run_ends[at] ? gcuda_backend_event_record(s->run_ends[at], b->backend) : GCUDA_STATUS_SUCCESS);
+    }
+    s->slot_run[s->slot] = s->run;
+    s->run = (s->run + 1) % s->n_copies;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_sched_run(gcuda_backend_sched_t s) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < s->n_patches && s->run != s->last_run; ++i) {
+        const struct gcudai_sched_patch * p = &s->patches[i];
+        p->node->src[p->k] = &s->copies[p->copy].places[s->copies[p->copy].is_weight ? 0 : s->run];
+    }
+    s->last_run = s->run;
+    for (int i = 0; i < s->n_backends; ++i) { s->backends[i].given_before = s->backends[i].given; }
+    for (int i = 0; i < s->n_splits; ++i) { s->splits[i].is_uploading = false; }
+    for (int i = 0; i < s->n_splits && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_sched_run_split(s, &s->splits[i]); }
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_sched_end_run(s) : st;
+    if (st == GCUDA_STATUS_SUCCESS) { return gcudai_sched_take_bad_data(s); }
+    char text[GCUDAI_MESSAGE_BYTES]; // of the failure, not of what waiting says then
+    memcpy(text, gcudai_message, sizeof(text));
+    for (int i = 0; i < s->n_backends; ++i) { // uploads for splits that will not come
+        if (s->backends[i].uploader != NULL) {
+            while (gcuda_cuda_upload_wait(s->backends[i].uploader, 0) != GCUDA_STATUS_SUCCESS) {}
+        }
+    }
+    (void) gcudai_sched_sync(s);
+    s->bad_data = GCUDA_STATUS_SUCCESS;
+    return gcuda_set_last_error(st, text);
+}
+
+// The graph that is allocated: the same nodes, placed as they were left.
+static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_cgraph * graph) {
+    bool is_same = s->is_allocated && graph->n_nodes == s->n_nodes && graph->n_leafs == s->n_leafs;
+    for (int i = 0; i < s->n_nodes && is_same; ++i) {
+        const struct gcudai_sched_item * item = &s->items[s->nodes[i]];
+        is_same = graph->nodes[i] == item->original && graph->nodes[i]->op == item->t->op &&
+                  graph->nodes[i]->data == item->t->data && graph->nodes[i]->buffer == item->t->buffer;
+    }
+    return is_same;
+}
+
+gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_graph_compute"));
+    if (graph == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_graph_compute: graph is NULL"); }
+    if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph)); }
+    return gcudai_sched_run(s);
+}
+
+gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
+    char text[GCUDAI_MESSAGE_BYTES];
+    const gcuda_status st = gcuda_backend_sched_graph_compute_async(s, graph);
+    memcpy(text, gcudai_message, sizeof(text));
+    const gcuda_status end = s ? gcuda_backend_sched_synchronize(s) : GCUDA_STATUS_SUCCESS;
+    return st != GCUDA_STATUS_SUCCESS ? gcuda_set_last_error(st, text) : end;
+}
+
+// ---- questions and wishes ----
+
+gcuda_status gcuda_backend_sched_set_tensor_backend(
+    gcuda_backend_sched_t s, const struct gcuda_tensor * tensor, gcuda_backend_t backend) {
+    size_t at = 0;
+    GCUDAI_TRY(gcudai_sched_check_self(s, "sched_set_tensor_backend"));
+    const int b = backend ? gcudai_sched_index(s, backend) : GCUDAI_SCHED_UNKNOWN;
+    if (tensor == NULL || (backend != NULL && b < 0)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
+            "sched_set_tensor_backend: tensor is NULL, or %s is none of this scheduler's backends", gcuda_backend_name(backend));
+    }
+    GCUDAI_TRY(gcudai_room(&s->said_backends, &s->cap_said, s->said.n + 1, sizeof(*s->said_backends)));
+    GCUDAI_TRY(gcudai_map_add(&s->said, tensor, &at));
+    s->said_backends[at] = b;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_backend_t gcuda_backend_sched_get_tensor_backend(gcuda_backend_sched_t s, const struct gcuda_tensor * tensor) {
+    if (s == NULL || tensor == NULL) { return NULL; }
+    const size_t item = s->n_items > 0 ? gcudai_map_get(&s->map, tensor) : GCUDAI_NONE;
+    const size_t said = gcudai_map_get(&s->said, tensor);
+    const int32_t b = item != GCUDAI_NONE   ? gcudai_sched_backend_of(s, (int32_t) item)
+                      : said != GCUDAI_NONE ? s->said_backends[said]
+                                            : GCUDAI_SCHED_UNKNOWN;
+    return b >= 0 ? s->backends[b].backend : NULL;
+}
+
+void gcuda_backend_sched_set_eval_callback(
+    gcuda_backend_sched_t s, gcuda_backend_sched_eval_callback callback, void * user_data) {
+    if (s != NULL) {
+        s->callback = callback;
+        s->callback_data = user_data;
+    }
+}
+
+int gcuda_backend_sched_get_n_backends(gcuda_backend_sched_t s) { return s ? s->n_backends : 0; }
+int gcuda_backend_sched_get_n_splits(gcuda_backend_sched_t s) { return s ? s->n_splits : 0; }
+int gcuda_backend_sched_get_n_copies(gcuda_backend_sched_t s) { return s ? s->n_copies : 0; }
+gcuda_backend_t gcuda_backend_sched_get_backend(gcuda_backend_sched_t s, int i) {
+    return s && i >= 0 && i < s->n_backends ? s->backends[i].backend : NULL;
+}
+gcuda_backend_buffer_type_t gcuda_backend_sched_get_buffer_type(gcuda_backend_sched_t s, gcuda_backend_t backend) {
+    const int i = s ? gcudai_sched_index(s, backend) : GCUDAI_SCHED_UNKNOWN;
+    return i >= 0 ? s->backends[i].buft : NULL;
+}
+size_t gcuda_backend_sched_get_buffer_size(gcuda_backend_sched_t s, gcuda_backend_t backend) {
+    const int i = s ? gcudai_sched_index(s, backend) : GCUDAI_SCHED_UNKNOWN;
+    return i >= 0 ? gcuda_gallocr_get_buffer_size(s->galloc, i) : 0;
+}
+
+// ---- text ----
+
+static void gcudai_sched_text_why(gcuda_backend_sched_t s, struct gcudai_text * out, int32_t i) {
+    static const char * const words[] = { "nobody", "as the caller says", "has memory there", "is an input", "reads weight",
+        "offloaded with weight", "like the node before", "like the node after", "most of its sources are there",
+        "preferred, in the same memory", "is read there", "is read nowhere" };
+    const struct gcudai_sched_item * rep = &s->items[gcudai_sched_rep(s, i)];
+    gcudai_append(out, "%s", words[rep->why]);
+    if (rep->why == GCUDAI_SCHED_WEIGHT || rep->why == GCUDAI_SCHED_OFFLOAD) {
+        gcudai_append(out, " '%s'", s->items[rep->why_item].original->name);
+    }
+    if (rep != &s->items[i]) { gcudai_append(out, ", with '%s'", rep->original->name); }
+}
+
+static const char * gcudai_sched_name_of(gcuda_backend_sched_t s, int32_t i) {
+    const int32_t b = gcudai_sched_backend_of(s, i);
+    return b >= 0 ? gcuda_backend_name(s->backends[b].backend)
+                  : gcuda_backend_buft_name(gcudai_sched_placed_in(s->items[s->items[i].root].original));
+}
+
+static void gcudai_sched_text_node(gcuda_backend_sched_t s, struct gcudai_text * out, const struct gcuda_tensor * own) {
+    const int32_t i = (int32_t) (own - s->own);
+    const struct gcuda_tensor * t = s->items[i].original;
+    gcudai_append(out, "  %s '%s' %s [%lld, %lld, %lld, %lld] <-", gcuda_op_desc(t), t->name, gcuda_type_name(t->type),
+        (long long) t->ne[0], (long long) t->ne[1], (long long) t->ne[2], (long long) t->ne[3]);
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const size_t source = t->src[k] ? gcudai_map_get(&s->map, t->src[k]) : GCUDAI_NONE;
+        if (source != GCUDAI_NONE) {
+            gcudai_append(out, " '%s' (%s)", t->src[k]->name, gcudai_sched_name_of(s, (int32_t) source));
+        }
+    }
+    gcudai_append(out, ": ");
+    gcudai_sched_text_why(s, out, i);
+    gcudai_append(out, "\n");
+}
+
+static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text * out, int i) {
+    const struct gcudai_sched_split * split = &s->splits[i];
+    gcudai_append(out, "split %d on %s: %d nodes, %d copies\n", i, gcuda_backend_name(s->backends[split->backend].backend),
+        split->end - split->first, split->end_copy - split->first_copy);
+    for (int c = split->first_copy; c < split->end_copy; ++c) {
+        const struct gcudai_sched_copy * copy = &s->copies[c];
+        gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->items[copy->item].original->name,
+            gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(s->items[copy->item].t),
+            copy->is_weight ? ", a weight" : "");
+    }
+    for (int k = split->first; k < split->end; ++k) {
+        if (!gcudai_is_skipped(s->graph->nodes[k])) { gcudai_sched_text_node(s, out, s->graph->nodes[k]); }
+    }
+}
+
+size_t gcuda_backend_sched_to_text(gcuda_backend_sched_t s, char * text, size_t size) {
+    struct gcudai_text out = { text, text ? size : 0, 0 };
+    if (text != NULL && size > 0) { text[0] = '\0'; }
+    for (int i = 0; s != NULL && i < s->n_splits; ++i) { gcudai_sched_text_split(s, &out, i); }
+    return out.used;
+}
+
+void gcuda_backend_sched_print(gcuda_backend_sched_t s) {
+    const size_t size = gcuda_backend_sched_to_text(s, NULL, 0) + 1;
+    char * text = (char *) gcudai_alloc(size);
+    if (text == NULL) { return; }
+    (void) gcuda_backend_sched_to_text(s, text, size);
+    for (char * line = text; *line != '\0';) {
+        const size_t n = strcspn(line, "\n");
+        const bool is_last = line[n] == '\0';
+        line[n] = '\0';
+        gcudai_log(GCUDA_LOG_LEVEL_INFO, "%s", line);
+        line += n + (is_last ? 0 : 1);
+    }
+    gcudai_free(text);
+}
 
 #ifdef __cplusplus
 } // extern "C"

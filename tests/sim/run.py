@@ -40,6 +40,7 @@ OPS = {
 }
 # what is chosen by the capability; of the rest each capability runs its share
 OLDER_OPS = ["mul_mat/", "mul_mat_id"]
+SEEDS = {"user": "2", "ci": "20", "full": "200"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 
@@ -144,7 +145,7 @@ def digits(total):
 def plain_tests(total, level):
     plain = Variant(total, "")
     if plain.build([*PROGRAMS, "test-ops", "test-device"]):
-        plain.programs(EVERYTHING)
+        plain.programs(EVERYTHING, GCUDA_TEST_SEEDS=SEEDS[level])
         plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if level == "full" else {}))
         plain.captured()
         if level != "user":

@@ -1,0 +1,378 @@
+// The scheduler over 1, 2, 4 and 8 simulated GPUs and the CPU: results against the CPU alone, the same bits whatever the
+// streams do, pipelining without the host, offload, faults everywhere. Without GPUs: tests/test-sched.c.
+#define _GNU_SOURCE 1 // setenv
+#include "sim-test.h"
+
+#include "sched-test.h"
+
+// CPU and GPU round differently; weights in blocks meet activations rounded to 8 bits on the one and not always on the
+// other. Over four layers with a norm at the end.
+#define MAX_NMSE_F32 1e-9
+#define MAX_NMSE_Q8_0 1e-3
+
+struct gpus {
+    gcuda_backend_t backends[9];
+    gcuda_backend_sched_t sched;
+    int n; // GPUs
+};
+
+static gcuda_backend_t gpu_backend(int device) {
+    struct gcuda_cuda_params p;
+    memset(&p, 0, sizeof p);
+    p.device = device;
+    p.pool = GCUDA_CUDA_POOL_BEST_FIT; // virtual memory costs the simulation more
+    return gcuda_backend_cuda_init_params(&p);
+}
+
+static bool gpus_begin(struct gpus * g, int n, int n_copies, bool no_offload) {
+    struct gcuda_backend_sched_params p;
+    memset(g, 0, sizeof *g);
+    memset(&p, 0, sizeof p);
+    g->n = n;
+    bool is_ok = true;
+    for (int i = 0; i < n; ++i) { is_ok = (g->backends[i] = gpu_backend(i)) != NULL && is_ok; }
+    g->backends[n] = gcuda_backend_cpu_init();
+    p.backends = g->backends, p.n_backends = n + 1, p.n_copies = n_copies, p.no_offload = no_offload;
+    g->sched = is_ok && g->backends[n] != NULL ? gcuda_backend_sched_new_params(&p) : NULL;
+    return g->sched != NULL;
+}
+
+static void gpus_end(struct gpus * g) {
+    gcuda_backend_sched_free(g->sched);
+    for (int i = 0; i <= g->n; ++i) { gcuda_backend_free(g->backends[i]); }
+    memset(g, 0, sizeof *g);
+}
+
+// Layers dealt out to the GPUs in order; `user` is their number, negative: the first layer stays on the CPU.
+static gcuda_backend_buffer_type_t on_gpus(int layer, void * user) {
+    const int n = abs(*(int *) user);
+    return *(int *) user < 0 && layer == 0 ? gcuda_backend_cpu_buffer_type() : gcuda_backend_cuda_buffer_type(layer * n / 8 % n);
+}
+
+// One after the other: every product that follows another's is elsewhere.
+static gcuda_backend_buffer_type_t in_turn(int layer, void * user) {
+    const int n = abs(*(int *) user);
+    return *(int *) user < 0 && layer == 0 ? gcuda_backend_cpu_buffer_type() : gcuda_backend_cuda_buffer_type(layer % n);
+}
+
+#define N_LAYERS 8
+#define N_RUNS 4
+#define OUT (NET_D * 5)
+
+// All runs, each in new descriptions, so that inputs take turns; without waiting in between when the copies are several.
+static void run_net(struct gpus * g, struct net * net, float * got, bool rebuild) {
+    gcuda_backend_t last = NULL;
+    for (int run = 0; run < N_RUNS; ++run) {
+        if (rebuild || run == 0) {
+            gcuda_backend_sched_reset(g->sched);
+            if (!net_build(net)) { CHECK_MSG(false, "%s", gcuda_last_error()); }
+            CHECK_OK(gcuda_backend_sched_alloc_graph(g->sched, net->graph));
+        }
+        CHECK_OK(net_set(net, (uint64_t) run));
+        CHECK_OK(gcuda_backend_sched_graph_compute_async(g->sched, net->graph));
+        last = gcuda_backend_sched_get_tensor_backend(g->sched, net->out);
+        CHECK_OK(gcuda_backend_tensor_get_async(last, net->out, got + run * OUT, 0, OUT * sizeof(float)));
+    }
+    CHECK_OK(gcuda_backend_sched_synchronize(g->sched));
+}
+
+static uint64_t n_seeds(void) {
+    const char * n = getenv("GCUDA_TEST_SEEDS");
+    return n ? strtoull(n, NULL, 10) : test_full() ? 20 : 2;
+}
+
+static void check_networks(enum net_kind kind, enum gcuda_type type, double max_nmse) {
+    static const int counts[] = { 1, 2, 4, 8 };
+    float want[N_RUNS * OUT], first[N_RUNS * OUT], got[N_RUNS * OUT];
+    char name[96];
+    bool has_first = false;
+    if (!net_answer(kind, N_LAYERS, 5, type, N_RUNS, want)) { return; }
+    for (uint64_t seed = 1; seed <= n_seeds(); ++seed) {
+        for (int i = 0; i < 4; ++i) {
+            struct gpus g;
+            struct net net;
+            int n = counts[i];
+            snprintf(name, sizeof name, "%s/%s/%d GPUs/seed=%d", test_all.test, gcuda_type_name(type), n, (int) seed);
+            if (!test_case_begin(name)) { continue; }
+            fresh(n, 64 * MB, seed);
+            if (gpus_begin(&g, n, seed % 2 ? 4 : 1, false) &&
+                net_begin(&net, kind, N_LAYERS, 5, type, on_gpus, &n)) {
+                run_net(&g, &net, got, seed % 3 != 0);
+                CHECK_EQ_I(gcuda_backend_sched_get_n_splits(g.sched), n);
+                for (int run = 0; run < N_RUNS; ++run) {
+                    const double error = nmse(got + run * OUT, want + run * OUT, OUT);
+                    CHECK_MSG(error < max_nmse, "run %d: error %g", run, error);
+                }
+                if (!has_first) { memcpy(first, got, sizeof got); }
+                has_first = true;
+                CHECK_MSG(memcmp(got, first, sizeof got) == 0, "not the bits of the first seed on one GPU");
+                net_end(&net);
+            } else {
+                CHECK_MSG(false, "%s", gcuda_last_error());
+            }
+            gpus_end(&g);
+            clean();
+            test_case_end();
+        }
+    }
+}
+
+TEST(transformer) { check_networks(NET_TRANSFORMER, GCUDA_TYPE_F32, MAX_NMSE_F32); }
+TEST(transformer_in_blocks) { check_networks(NET_TRANSFORMER, GCUDA_TYPE_Q8_0, MAX_NMSE_Q8_0); }
+TEST(experts) { check_networks(NET_EXPERTS, GCUDA_TYPE_F32, 1e-5); } // mul_mat_id rounds to TF32
+
+// The first layer's weights are in host memory: on the CPU, or offloaded.
+TEST(cpu_and_gpus) {
+    float want[N_RUNS * OUT], got[N_RUNS * OUT];
+    REQUIRE(net_answer(NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, N_RUNS, want));
+    for (uint64_t seed = 1; seed <= n_seeds(); ++seed) {
+        for (int how = 0; how < 4; ++how) {
+            struct gpus g;
+            struct net net;
+            int n = -2;
+            fresh(2, 64 * MB, seed);
+            if (how >= 2) { setenv("GCUDA_OP_OFFLOAD_MIN_BATCH", "5", 1); }
+            REQUIRE(gpus_begin(&g, 2, how % 2 ? 4 : 1, false));
+            REQUIRE(net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n));
+            run_net(&g, &net, got, seed % 2 == 0);
+            for (int run = 0; run < N_RUNS; ++run) {
+                const double error = nmse(got + run * OUT, want + run * OUT, OUT);
+                CHECK_MSG(error < MAX_NMSE_F32, "how %d, run %d: error %g", how, run, error);
+            }
+            struct gcuda_tensor * node = NULL;
+            for (int i = 0; i < net.graph->n_nodes && node == NULL; ++i) {
+                if (net.graph->nodes[i]->src[0] == net.layers[0].wq) { node = net.graph->nodes[i]; }
+            }
+            CHECK(gcuda_backend_sched_get_tensor_backend(g.sched, node) == g.backends[how >= 2 ? 0 : 2]);
+            net_end(&net);
+            gpus_end(&g);
+            unsetenv("GCUDA_OP_OFFLOAD_MIN_BATCH");
+            clean();
+            if (test_all.n_bad_checks > 0) { return; }
+        }
+    }
+}
+
+// =====================================================================================================================
+// >>order
+// =====================================================================================================================
+// Two backends on one device share its memory and no stream; toys refuse at random; all in one scheduler.
+static void run_mix(uint64_t seed, bool again) {
+    gcuda_backend_buffer_type_t bufts[3];
+    float want[2][CHAOS_N * CHAOS_M], got[2][CHAOS_N * CHAOS_M];
+    struct chaos c;
+    const int n_nodes = 20 + (int) (seed % 3) * 15, n_gpus = 1 + (int) (seed % 3);
+    fresh(n_gpus, 64 * MB, seed);
+    chaos_type = GCUDA_TYPE_F32;
+    REQUIRE(chaos_answer(seed, n_nodes, want));
+    gcuda_backend_t b[6] = { gpu_backend(0), gpu_backend(0), gpu_backend(n_gpus - 1), toy_backend(0), toy_backend(1), gcuda_backend_cpu_init() };
+    for (int i = 0; i < 2; ++i) { toys[i].seed = seed + (uint64_t) i, toys[i].refuses = 50; }
+    struct gcuda_backend_sched_params p;
+    memset(&p, 0, sizeof p);
+    p.backends = b, p.n_backends = 6, p.n_copies = seed % 2 ? 1 : 3;
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&p);
+    for (int i = 0; i < 3; ++i) { bufts[i] = i == 0 ? gcuda_backend_cpu_buffer_type() : gcuda_backend_cuda_buffer_type(i == 1 ? 0 : n_gpus - 1); }
+    REQUIRE(sched != NULL && chaos_begin(&c, seed, n_nodes, bufts));
+    struct rng r = { seed };
+    for (int i = 0; i < c.graph->n_nodes; ++i) { // where chance says
+        struct gcuda_tensor * t = c.graph->nodes[i];
+        const int at = (int) rng_below(&r, 9);
+        const bool may = at < 3 || at == 5 || (at < 5 && gcuda_backend_supports_op(b[at], t));
+        bool is_written = t->view_src != NULL;
+        for (int k = 0; k < c.graph->n_nodes && !is_written; ++k) { is_written = c.graph->nodes[k]->view_src == t; }
+        if (at < 6 && may && !is_written) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, t, b[at])); }
+    }
+    CHECK_OK(gcuda_backend_sched_alloc_graph(sched, c.graph));
+    for (int i = 0; i < 2; ++i) {
+        if (again && i == 1) { CHECK_OK(gcuda_backend_sched_alloc_graph(sched, c.graph)); }
+        CHECK_OK(chaos_set(&c, seed + (uint64_t) i));
+        CHECK_OK(gcuda_backend_sched_graph_compute_async(sched, c.graph));
+        CHECK_OK(gcuda_backend_tensor_get_async(gcuda_backend_sched_get_tensor_backend(sched, c.out), c.out, got[i], 0, sizeof got[i]));
+    }
+    CHECK_OK(gcuda_backend_sched_synchronize(sched));
+    for (int i = 0; i < 2; ++i) {
+        const double error = nmse(got[i], want[i], CHAOS_N * CHAOS_M);
+        CHECK_MSG(error < 1e-8, "seed %llu, run %d: error %g", (unsigned long long) seed, i, error);
+    }
+    CHECK_EQ_I(toy_calls.n_foreign, 0);
+    gcuda_backend_sched_free(sched);
+    chaos_end(&c);
+    for (int i = 0; i < 6; ++i) { gcuda_backend_free(b[i]); }
+    clean();
+}
+
+TEST(random_graphs_over_gpus_toys_and_cpu) {
+    char name[64];
+    for (uint64_t seed = 1; seed <= 20 * n_seeds(); ++seed) {
+        snprintf(name, sizeof name, "random_graphs_over_gpus_toys_and_cpu/%d", (int) seed);
+        if (!test_case_begin(name)) { continue; }
+        run_mix(seed, seed % 5 == 0);
+        test_case_end();
+    }
+}
+
+TEST(nothing_waits_on_the_host_between_gpus) {
+    for (int n_copies = 1; n_copies <= 4; n_copies += 3) {
+        struct gpus g;
+        struct net net;
+        int n = 4;
+        fresh(4, 64 * MB, 3);
+        REQUIRE(gpus_begin(&g, 4, n_copies, false) && net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n));
+        struct gcuda_tensor * inputs[] = { net.x, net.pos, net.rows, net.mask }; // on the first GPU: the CPU has no part
+        for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, inputs[i], g.backends[0])); }
+        CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
+        CHECK_OK(net_set(&net, 0));
+        CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, net.graph));
+        const long waits[] = { sim_counts("cudaStreamSynchronize"), sim_counts("cudaEventSynchronize"), sim_counts("cudaDeviceSynchronize") };
+        const long allocations = sim_counts("cudaMalloc") + sim_counts("cudaHostAlloc"), n_memcpy = sim_counts("cudaMemcpyPeerAsync");
+        for (int run = 0; run < 3; ++run) { CHECK_OK(gcuda_backend_sched_graph_compute_async(g.sched, net.graph)); }
+        CHECK_EQ_I(sim_counts("cudaStreamSynchronize"), waits[0]);
+        CHECK_EQ_I(sim_counts("cudaEventSynchronize"), waits[1]);
+        CHECK_EQ_I(sim_counts("cudaDeviceSynchronize"), waits[2]);
+        CHECK_EQ_I(sim_counts("cudaMalloc") + sim_counts("cudaHostAlloc"), allocations);
+        CHECK(sim_counts("cudaMemcpyPeerAsync") > n_memcpy); // directly
+        CHECK_OK(gcuda_backend_sched_synchronize(g.sched));
+        net_end(&net);
+        gpus_end(&g);
+        clean();
+    }
+}
+
+// ns of simulated time for n_runs of a network in two halves.
+static uint64_t time_of_runs(int n_gpus, int n_copies, int n_runs) {
+    struct gpus g;
+    struct net net;
+    int n = n_gpus;
+    fresh(2, 64 * MB, 1);
+    if (!gpus_begin(&g, n_gpus, n_copies, false) || !net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n)) { return 0; }
+    CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
+    CHECK_OK(net_set(&net, 0));
+    CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, net.graph)); // peers are probed
+    const uint64_t start = sim_time();
+    for (int run = 0; run < n_runs; ++run) {
+        CHECK_OK(net_set(&net, (uint64_t) run));
+        CHECK_OK(gcuda_backend_sched_graph_compute_async(g.sched, net.graph));
+    }
+    CHECK_OK(gcuda_backend_sched_synchronize(g.sched));
+    const uint64_t time = sim_time() - start;
+    net_end(&net);
+    gpus_end(&g);
+    clean();
+    return time;
+}
+
+TEST(two_gpus_work_at_once) {
+    const uint64_t one = time_of_runs(1, 1, 8), two = time_of_runs(2, 4, 8);
+    printf("  8 runs in simulated time: one GPU %.0f us, two with 4 copies %.0f us\n", 1e-3 * (double) one, 1e-3 * (double) two);
+    CHECK_MSG((double) one > 1.5 * (double) two, "%.2f times as fast", (double) one / (double) two);
+}
+
+// =====================================================================================================================
+// >>faults
+// =====================================================================================================================
+static gcuda_status all_of_it(struct gpus * g, struct net * net, float * got) {
+    gcuda_status st = gcuda_backend_sched_reserve(g->sched, net->graph);
+    for (int i = 0; i < 2 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcuda_backend_sched_alloc_graph(g->sched, net->graph);
+        if (st == GCUDA_STATUS_SUCCESS) { st = net_set(net, 0); }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute(g->sched, net->graph); }
+    }
+    return st == GCUDA_STATUS_SUCCESS ? gcuda_backend_tensor_get(net->out, got, 0, OUT * sizeof(float)) : st;
+}
+
+// The k-th call fails while the scheduler is made and used. True when there was such a call.
+static bool fail_one(const char * api, int k, cudaError_t error, const float * want) {
+    struct gpus g;
+    struct net net;
+    float got[OUT];
+    int n = -2; // the first layer is offloaded
+    fresh(2, 64 * MB, 1);
+    memset(&g, 0, sizeof g);
+    g.n = 2;
+    for (int i = 0; i < 2; ++i) { g.backends[i] = gpu_backend(i); }
+    g.backends[2] = gcuda_backend_cpu_init();
+    if (!net_begin(&net, NET_TRANSFORMER, 3, 5, GCUDA_TYPE_F32, in_turn, &n)) { return false; }
+    sim_fail(api, k, error);
+    for (int turn = 0; turn < 2 && g.sched == NULL; ++turn) {
+        g.sched = gcuda_backend_sched_new(g.backends, NULL, 3, 64, true, true);
+        CHECK(g.sched != NULL || sim_failed() > 0);
+    }
+    gcuda_status st = g.sched ? all_of_it(&g, &net, got) : GCUDA_STATUS_FAILED;
+    const bool has_failed = sim_failed() > 0;
+    CHECK_MSG(st == GCUDA_STATUS_SUCCESS || has_failed, "%s, call %d: %s", api, k, gcuda_last_error());
+    if (st != GCUDA_STATUS_SUCCESS) { st = all_of_it(&g, &net, got); }
+    CHECK_MSG(st == GCUDA_STATUS_SUCCESS, "%s, after call %d failed: %s", api, k, gcuda_last_error());
+    if (st == GCUDA_STATUS_SUCCESS) {
+        CHECK_MSG(nmse(got, want, OUT) < MAX_NMSE_F32, "%s, after call %d failed: error %g", api, k, nmse(got, want, OUT));
+    }
+    sim_fail(api, 0, cudaSuccess);
+    net_end(&net);
+    gpus_end(&g);
+    CHECK_EQ_I(sim_leaks(), 0);
+    return has_failed;
+}
+
+TEST(every_cuda_call_fails_in_turn) {
+    float want[OUT];
+    char names[64][48];
+    int n = 0;
+    REQUIRE(net_answer(NET_TRANSFORMER, 3, 5, GCUDA_TYPE_F32, 1, want));
+    setenv("GCUDA_OP_OFFLOAD_MIN_BATCH", "5", 1);
+    CHECK(!fail_one("cudaMalloc", 100000, cudaErrorMemoryAllocation, want));
+    for (; n < 64 && sim_api(n) != NULL; ++n) { snprintf(names[n], sizeof names[n], "%s", sim_api(n)); }
+    for (int i = 0; i < n; ++i) {
+        if (strcmp(names[i], "kernel") == 0) { continue; } // loses the device: below
+        const bool is_blas = strncmp(names[i], "cublas", 6) == 0;
+        int step = 1;
+        for (int k = 1; fail_one(names[i], k, is_blas ? (cudaError_t) 13 : cudaErrorMemoryAllocation, want); k += step) {
+            step = test_full() ? 1 : k < 3 ? 1 : 2 * step + 1;
+            if (test_all.n_bad_checks > 0) { break; }
+        }
+    }
+    unsetenv("GCUDA_OP_OFFLOAD_MIN_BATCH");
+    clean();
+}
+
+TEST(a_lost_device_is_a_status) {
+    for (int k = 1; k <= 40; k += 13) {
+        struct gpus g;
+        struct net net;
+        float got[OUT];
+        int n = 2;
+        fresh(2, 64 * MB, (uint64_t) k);
+        REQUIRE(gpus_begin(&g, 2, 4, false) && net_begin(&net, NET_TRANSFORMER, 3, 5, GCUDA_TYPE_F32, in_turn, &n));
+        sim_fail("kernel", k, cudaErrorIllegalAddress);
+        CHECK(all_of_it(&g, &net, got) != GCUDA_STATUS_SUCCESS);
+        CHECK(gcuda_backend_sched_graph_compute(g.sched, net.graph) == GCUDA_STATUS_DEVICE_LOST);
+        net_end(&net);
+        gpus_end(&g);
+        CHECK_EQ_I(sim_leaks(), 0);
+    }
+    clean();
+}
+
+// With little memory on each of two devices: what does not fit is a status that names the bytes, and a smaller one fits.
+TEST(out_of_memory_is_a_normal_answer) {
+    struct gpus g;
+    struct net net;
+    float got[OUT];
+    int n = 2;
+    fresh(2, 64 * MB, 1);
+    REQUIRE(gpus_begin(&g, 2, 4, false) && net_begin(&net, NET_TRANSFORMER, 3, 5, GCUDA_TYPE_F32, in_turn, &n));
+    struct gcuda_cuda_stats stats;
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(1, &stats));
+    CHECK_OK(gcuda_backend_cuda_set_device_budget(1, stats.reserved + 1000));
+    CHECK(gcuda_backend_sched_reserve(g.sched, net.graph) == GCUDA_STATUS_ALLOC_FAILED);
+    CHECK_HAS(gcuda_last_error(), "budget");
+    CHECK(gcuda_backend_sched_alloc_graph(g.sched, net.graph) == GCUDA_STATUS_ALLOC_FAILED);
+    CHECK(gcuda_backend_sched_graph_compute(g.sched, net.graph) == GCUDA_STATUS_ALLOC_FAILED);
+    size_t sizes[3];
+    CHECK_OK(gcuda_backend_sched_reserve_size(g.sched, net.graph, sizes)); // what it would take
+    CHECK_OK(gcuda_backend_cuda_set_device_budget(1, stats.reserved + sizes[1] + (1 << 20)));
+    CHECK_OK(all_of_it(&g, &net, got));
+    CHECK_EQ_I(gcuda_backend_sched_get_buffer_size(g.sched, g.backends[1]), sizes[1]);
+    CHECK_OK(gcuda_backend_cuda_set_device_budget(1, 0));
+    net_end(&net);
+    gpus_end(&g);
+    clean();
+}
