@@ -398,6 +398,9 @@ TEST(solve_tri) {
         "100,100,2|41,100,2 128,128|3,128";
     if (test_full()) {
         t.shapes = "64,64,8,8|64,64,8,8 80,80,2|80,80,2 84,84,2|84,84,2 95,95,8|40,95,8 128,128,4,4|300,128,4,4";
+        // of 64 such systems of 128 unknowns one has a row that cancels so far that F32 in numpy misses the
+        // row's bound too; what ops.md asks for is the NMSE
+        t.no_max_error = true;
     }
     t.in[0].lo = 0.1, t.in[0].hi = 1.0, t.in[0].fill = fill_lower;
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
