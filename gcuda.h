@@ -3233,7 +3233,8 @@ struct gcuda_cuda_params {
     // graph: gcuda_backend_graph_compute_async then only enqueues, nothing waits, and the captured graph may be launched
     // until the backend or the memory of a tensor is freed. Compute once before, or scratch and cuBLAS's workspace are
     // allocated in the middle of the capture (which CUDA allows in the relaxed mode only). Backends and buffers may come
-    // and go in other threads meanwhile.
+    // and go in other threads meanwhile, but for row-split buffers of allocators of the caller's: freeing one waits for the
+    // whole device, as cudaDeviceSynchronize does, and a capture there does not survive that.
     gcuda_stream stream;
     int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
     enum gcuda_cuda_wait wait;
@@ -21299,12 +21300,12 @@ gcuda_backend_t gcuda_backend_init_best(void) {
 }
 
 static void gcudai_cuda_unregister_all(void); // what the user has not unregistered
-static void gcudai_cublas_unpark(void);        // cuBLAS handles that outlived their backends
+static void gcudai_cublas_forget(void);        // cuBLAS handles that outlived their backends
 static void gcudai_cuda_forget(void);         // the devices found; the registry's lock is held
 
 void gcuda_shutdown(void) {
     gcudai_cuda_unregister_all();
-    gcudai_cublas_unpark();
+    gcudai_cublas_forget();
     gcudai_mutex_lock(&gcudai_g.lock);
     gcuda_backend_reg_t * regs = gcudai_g.regs;
     gcudai_g.regs = NULL;
@@ -22318,7 +22319,7 @@ struct gcudai_cuda_devices {
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
-    struct gcudai_cublas * parked;        // handles that could not be destroyed during a capture
+    struct gcudai_cublas * parked;        // handles that nobody uses now
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
 static void gcudai_cuda_contexts_free(void);
@@ -23752,8 +23753,9 @@ struct gcudai_cublas {
     bool is_callers;             // and is put back as it was after each use
     cudaStream_t stream;         // of the caller's handle, with its modes
     int math_mode, pointer_mode;
-    struct gcudai_cublas * next; // put aside
+    struct gcudai_cublas * aside, * next; // where it is put when its backend is freed, in a list
     int device;
+    struct CUctx_st * context;   // of the caller's, that it lives in; NULL: the device's own
     bool has_asked;              // for its workspace, which stays what it is then: a captured graph remembers it
     struct gcudai_cuda_piece workspace;
 #define X(name, args) int (*name) args;
@@ -24685,71 +24687,78 @@ static gcuda_status gcudai_cublas_fail(const struct gcudai_cuda * cu, int status
         cu->device->name, gcudai_cublas_status_name(status), status);
 }
 
-// Whether a stream that gcuda knows is being captured: that of a backend, its own or the caller's.
-static bool gcudai_cuda_is_capture_on(void) {
-    bool is_on = false;
-    gcudai_mutex_lock(&gcudai_g.lock);
-    for (const struct gcudai_cuda * cu = gcudai_cuda_found.backends; cu != NULL && !is_on; cu = cu->next) {
-        is_on = gcudai_cuda_is_captured(cu);
-    }
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    return is_on;
-}
-
 static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while a plan is captured, one at a time
 
 static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
-        gcudai_mutex_lock(&gcudai_cuda_capture_lock);
         (void) c->cublasDestroy_v2(c->handle);
-        gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
     }
     gcudai_dl_close(c->library);
+    gcudai_free(c->aside);
     GCUDAI_ZERO(*c);
 }
 
-// What was left behind during captures, now that there are none.
-static void gcudai_cublas_unpark(void) {
-    gcudai_mutex_lock(&gcudai_g.lock);
-    struct gcudai_cublas * first = gcudai_cuda_found.parked;
-    gcudai_cuda_found.parked = NULL;
-    gcudai_mutex_unlock(&gcudai_g.lock);
-    while (first != NULL) {
-        struct gcudai_cublas * c = first;
+// ---- handles outlive their backends ----
+// Destroying a handle waits for the whole device, which spoils a capture that begins or is under way in another thread, even
+// in the middle of a call of cuBLAS's there. So a handle is put aside, for the next backend of the context, and destroyed
+// with the last one: then nothing of gcuda's is being captured, by a plan or by the caller. Nobody makes or lists a backend
+// meanwhile: the registry's lock is held.
+
+static struct gcudai_cublas * gcudai_cublas_take_aside(int device, const struct CUctx_st * context) {
+    struct gcudai_cublas ** at = &gcudai_cuda_found.parked;
+    while (*at != NULL && ((*at)->device != device || (*at)->context != context)) { at = &(*at)->next; }
+    struct gcudai_cublas * c = *at;
+    if (c != NULL) { *at = c->next; }
+    return c;
+}
+
+static void gcudai_cublas_destroy_aside(int device, const struct CUctx_st * context) { // which is current
+    struct gcudai_cublas * c;
+    while ((c = gcudai_cublas_take_aside(device, context)) != NULL) {
+        struct gcudai_cublas last = *c; // c is what it is put in
+        gcudai_cublas_destroy(&last);
+    }
+}
+
+// A context of the caller's may be gone by now: what is left in those is lost.
+static void gcudai_cublas_forget(void) {
+    for (int i = 0; i < gcudai_cuda_found.n; ++i) {
         struct gcudai_cuda_scope scope;
-        first = c->next;
-        (void) gcudai_cuda_enter(&scope, c->device);
-        gcudai_cublas_destroy(c);
-        gcudai_cuda_leave(&scope);
+        if (gcudai_cuda_found.parked != NULL && gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[i]) == GCUDA_STATUS_SUCCESS) {
+            gcudai_cublas_destroy_aside(i, NULL);
+            gcudai_cuda_leave(&scope);
+        }
+    }
+    while (gcudai_cuda_found.parked != NULL) {
+        struct gcudai_cublas * c = gcudai_cuda_found.parked;
+        gcudai_cuda_found.parked = c->next;
+        gcudai_dl_close(c->library);
         gcudai_free(c);
     }
 }
 
-// Destroying a handle waits for the whole device, which would spoil a capture that is under way in another thread: then
-// the handle is put aside, until a backend is freed when there is none, or gcuda_shutdown.
-static void gcudai_cublas_close(struct gcudai_cublas * c) {
-    struct gcudai_cublas * aside = NULL;
+// Of a backend that is not listed any more. On a device that is lost destroying waits for nothing.
+static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
+    struct gcudai_cublas * c = &cu->cublas;
     gcudai_cuda_give(&c->workspace);
-    if (gcudai_cuda_is_capture_on()) {
-        aside = c->handle != NULL && !c->is_callers ? (struct gcudai_cublas *) gcudai_calloc(1, sizeof(*aside)) : NULL;
-    } else {
-        gcudai_cublas_unpark();
-    }
-    if (aside != NULL) {
-        *aside = *c;
-        gcudai_mutex_lock(&gcudai_g.lock);
-        aside->next = gcudai_cuda_found.parked;
-        gcudai_cuda_found.parked = aside;
-        gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
+        (void) c->cublasSetStream_v2(c->handle, NULL); // neither the stream nor the workspace will be there
+        *c->aside = *c;
+        c->aside->next = gcudai_cuda_found.parked;
+        gcudai_cuda_found.parked = c->aside;
         GCUDAI_ZERO(*c);
     }
-    gcudai_cublas_destroy(c);
+    bool is_last = !is_captured;
+    for (const struct gcudai_cuda * other = gcudai_cuda_found.backends; other != NULL && is_last; other = other->next) {
+        is_last = other->device != cu->device;
+    }
+    if (is_last) { gcudai_cublas_destroy_aside(cu->device->index, cu->device->context); }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_cublas_destroy(c); // without a handle, or of a lost device
 }
 
-// Without it products take gcuda's own kernel. The device is current. `callers` is a handle to use, or NULL.
-static void gcudai_cublas_open(struct gcudai_cublas * c, gcudai_cublas_handle callers) {
-    GCUDAI_ZERO(*c);
-    c->is_callers = callers != NULL;
+static bool gcudai_cublas_load(struct gcudai_cublas * c) {
 #if defined(GCUDA_NO_CUBLAS)
     bool is_ok = false;
 #elif defined(GCUDA_CUBLAS_LINK)
@@ -24767,7 +24776,27 @@ static void gcudai_cublas_open(struct gcudai_cublas * c, gcudai_cublas_handle ca
     GCUDAI_CUBLAS_FUNCTIONS(X)
 #undef X
 #endif
+    return is_ok;
+}
+
+// Without it products take gcuda's own kernel. The context is current. `callers` is a handle to use, or NULL.
+static gcuda_status gcudai_cublas_open(struct gcudai_cuda * cu, gcudai_cublas_handle callers) {
+    struct gcudai_cublas * c = &cu->cublas;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cublas * aside = callers == NULL ? gcudai_cublas_take_aside(cu->device->index, cu->device->context) : NULL;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    if (aside != NULL) {
+        *c = *aside;
+        c->next = NULL;
+        return GCUDA_STATUS_SUCCESS;
+    }
+    c->is_callers = callers != NULL;
     c->handle = callers;
+    c->device = cu->device->index;
+    c->context = cu->device->context;
+    c->aside = callers == NULL ? (struct gcudai_cublas *) gcudai_calloc(1, sizeof(*c->aside)) : NULL;
+    if (callers == NULL && c->aside == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    const bool is_ok = gcudai_cublas_load(c);
     const int status = is_ok && callers == NULL ? c->cublasCreate_v2(&c->handle) : 0;
     if (status != 0) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "cublasCreate: %s (%d); products do without cuBLAS",
@@ -24775,8 +24804,9 @@ static void gcudai_cublas_open(struct gcudai_cublas * c, gcudai_cublas_handle ca
     }
     if (!is_ok || status != 0) {
         c->handle = NULL;
-        gcudai_cublas_close(c);
+        gcudai_cublas_destroy(c);
     }
+    return GCUDA_STATUS_SUCCESS;
 }
 
 // Memory for cuBLAS, asked for when cuBLAS is first used, which has to be before a capture begins. Its own would be in no
@@ -27831,7 +27861,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_cuda_unlist(cu);
     gcudai_cuda_plans_close(cu);
     gcudai_cuda_sides_free(cu);
-    gcudai_cublas_close(&cu->cublas);
+    gcudai_cublas_close(cu, is_captured);
     gcudai_cuda_pool_free(&cu->pool);
     gcudai_cuda_profile_free(cu->profile);
     gcudai_cuda_cancel_close(cu);
@@ -27880,9 +27910,7 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream), device, "clearing a flag");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing a flag");
-    gcudai_cublas_open(&cu->cublas, p->cublas);
-    cu->cublas.device = device;
-    return GCUDA_STATUS_SUCCESS;
+    return gcudai_cublas_open(cu, p->cublas);
 }
 
 static const uint8_t gcudai_cuda_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x67,
@@ -29689,7 +29717,7 @@ gcuda_status gcuda_cuda_selftest(int device, struct gcuda_cuda_selftest_result *
 #else // built without CUDA: no devices
 
 static void gcudai_cuda_unregister_all(void) {}
-static void gcudai_cublas_unpark(void) {}
+static void gcudai_cublas_forget(void) {}
 static void gcudai_cuda_forget(void) {}
 static gcuda_status gcudai_no_cuda(void) {
     return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "built without CUDA (define GCUDA_CUDA and link gcuda_kernels.cu)");

@@ -292,32 +292,68 @@ TEST(backends_on_threads_give_the_same_bits) {
     for (int i = 0; i < 4; ++i) { free(workers[i].first); }
 }
 
+struct visitors { // backends that come and go
+    struct worker worker;
+    int n;
+    pthread_mutex_t lock;
+    bool are_gone;
+};
+
+static void * come_and_go(void * user) {
+    struct visitors * v = (struct visitors *) user;
+    for (int i = 0; i < v->n; ++i) { (void) compute_often(&v->worker); }
+    pthread_mutex_lock(&v->lock);
+    v->are_gone = true;
+    pthread_mutex_unlock(&v->lock);
+    return NULL;
+}
+
+static bool are_gone(struct visitors * v) {
+    pthread_mutex_lock(&v->lock);
+    const bool they_are = v->are_gone;
+    pthread_mutex_unlock(&v->lock);
+    return they_are;
+}
+
+static bool capture_and_replay(struct model * m, const float * want, float * got) {
+    cudaStream_t stream = gcuda_backend_cuda_get_stream(m->backend);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    if (cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess) { return false; }
+    bool ok = CHECK_OK(gcuda_backend_graph_compute_async(m->backend, m->graph));
+    ok = cudaStreamEndCapture(stream, &graph) == cudaSuccess && ok && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess;
+    if (ok) {
+        CHECK_OK(gcuda_backend_tensor_memset(m->y, 0xFF, 0, gcuda_nbytes(m->y)));
+        ok = cudaGraphLaunch(exec, stream) == cudaSuccess && CHECK_OK(gcuda_backend_synchronize(m->backend)) &&
+             CHECK_OK(gcuda_backend_tensor_get(m->y, got, 0, N_OUT * sizeof *got)) && memcmp(got, want, N_OUT * sizeof *got) == 0;
+        CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+    }
+    CHECK(graph == NULL || cudaGraphDestroy(graph) == cudaSuccess);
+    return ok;
+}
+
 // One thread captures again and again while another makes, uses and destroys backends.
 TEST(a_capture_beside_other_work) {
-    struct worker other;
+    struct visitors other;
     struct model m;
+    int n = 0;
+    bool ok = true;
     memset(&other, 0, sizeof other);
-    other.n_rounds = test_full() ? 50 : 4;
+    other.n = test_full() ? 50 : 3;
+    other.worker.n_rounds = 3;
     if (!model_make(&m, gcuda_backend_cuda_init(0))) { return; }
     float * want = model_result(&m), * got = (float *) calloc(N_OUT, sizeof *got);
-    cudaStream_t stream = gcuda_backend_cuda_get_stream(m.backend);
-    CHECK(pthread_create(&other.thread, NULL, compute_often, &other) == 0);
-    for (int i = 0; i < (test_full() ? 50 : 5); ++i) {
-        cudaGraph_t graph = NULL;
-        cudaGraphExec_t exec = NULL;
-        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-        CHECK_OK(gcuda_backend_graph_compute_async(m.backend, m.graph));
-        CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess && cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
-        CHECK_OK(gcuda_backend_tensor_memset(m.y, 0xFF, 0, gcuda_nbytes(m.y)));
-        CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);
-        CHECK_OK(gcuda_backend_synchronize(m.backend));
-        CHECK_OK(gcuda_backend_tensor_get(m.y, got, 0, N_OUT * sizeof *got));
-        CHECK(memcmp(got, want, N_OUT * sizeof *got) == 0);
-        CHECK(cudaGraphExecDestroy(exec) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(pthread_mutex_init(&other.lock, NULL) == 0 && pthread_create(&other.worker.thread, NULL, come_and_go, &other) == 0);
+    while (ok && !are_gone(&other)) {
+        ok = capture_and_replay(&m, want, got);
+        CHECK_MSG(ok, "capture %d is spoilt: %s", n, cudaGetErrorString(cudaGetLastError()));
+        ++n;
     }
-    CHECK(pthread_join(other.thread, NULL) == 0);
-    CHECK(other.n_bad == 0);
-    free(other.first);
+    CHECK(pthread_join(other.worker.thread, NULL) == 0);
+    CHECK(other.worker.n_bad == 0);
+    printf("  %d captures beside %d backends that came and went\n", n, other.n);
+    pthread_mutex_destroy(&other.lock);
+    free(other.worker.first);
     free(want);
     free(got);
     model_free(&m);

@@ -38,6 +38,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 #include <ucontext.h>
@@ -3351,14 +3352,33 @@ int cublasCreate_v2(void ** handle) {
     return 0;
 }
 
-int cublasDestroy_v2(void * handle) {
-    const guard held(the().lock);
-    const int e = (int) injected("cublasDestroy_v2");
-    if (the().cublas.erase(handle) == 0) {
-        violation("a cuBLAS handle that is destroyed or was never made");
-        return BLAS_NOT_INITIALIZED;
+// Waits for the device, whatever the mode of the thread: captures that are under way, or begin meanwhile in other threads,
+// are spoilt. (So it is with cuBLAS 13; the driver may even crash in the capturing thread.)
+static void spoil_captures(int device_index) {
+    for (capture * c : the().captures) {
+        c->is_invalid = c->is_invalid || c->device == device_index;
     }
-    delete (blas_handle *) handle;
+}
+
+int cublasDestroy_v2(void * handle) {
+    int e, device_index;
+    {
+        const guard held(the().lock);
+        e = (int) injected("cublasDestroy_v2");
+        if (the().cublas.erase(handle) == 0) {
+            violation("a cuBLAS handle that is destroyed or was never made");
+            return BLAS_NOT_INITIALIZED;
+        }
+        device_index = ((blas_handle *) handle)->device;
+        delete (blas_handle *) handle;
+        spoil_captures(device_index);
+    }
+    std::this_thread::yield(); // others may begin to capture
+    const guard held(the().lock);
+    if (the().devices[(size_t) device_index].lost == cudaSuccess) {
+        spoil_captures(device_index);
+        run_all(the(), device_index);
+    }
     return e;
 }
 
