@@ -491,6 +491,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
 #define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
 #define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
+#define gcuda_conv_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_scratch_bytes)
 #define gcuda_conv_2d_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_set_prec)
 #define gcuda_conv_2d_sk_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_sk_p0)
 #define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
@@ -2384,6 +2385,7 @@ struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimens
     int32_t s0, s1, p0, p1, d0, d1;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
     enum gcuda_prec prec; // of conv_2d
+    void * scratch;       // launcher of conv_2d: gcuda_conv_2d_scratch_bytes
 };
 
 // >>op:im2col -----------------------------------------------------------------------------------------
@@ -3702,6 +3704,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col(const struct gcuda_conv_args *
 GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_conv_2d_scratch_bytes(const struct gcuda_conv_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_dw(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
     const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
@@ -25988,7 +25991,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(IM2COL,                  im2col,                  conv,               any,      no) \
     X(IM2COL_BACK,             im2col_back,             conv,               any,      no) \
     X(IM2COL_3D,               im2col_3d,               im2col_3d,          any,      no) \
-    X(CONV_2D,                 conv_2d,                 conv,               any,      no) \
+    X(CONV_2D,                 conv_2d,                 conv,               any,      yes) \
     X(CONV_2D_DW,              conv_2d_dw,              conv,               any,      no) \
     X(CONV_TRANSPOSE_1D,       conv_transpose_1d,       conv_transpose,     any,      no) \
     X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       conv_transpose,     any,      no) \

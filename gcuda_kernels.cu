@@ -1256,6 +1256,61 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
     }
 }
 
+// The same with words of four bytes on both sides, for elements of SIZE bytes: a thread turns squares of 4 / SIZE x
+// 4 / SIZE elements. A tile is 32 words wide and as many elements high; two for elements of four bytes, whose rows would
+// be short otherwise.
+template <int SIZE> static inline __device__ void d_turn(uint32_t * w) {
+    if (SIZE == 2) {
+        const uint32_t lo = __byte_perm(w[0], w[1], 0x5410), hi = __byte_perm(w[0], w[1], 0x7632);
+        w[0] = lo;
+        w[1] = hi;
+    } else if (SIZE == 1) {
+        const uint32_t a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140); // bytes 0 and 1 of all
+        const uint32_t c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362); // bytes 2 and 3
+        w[0] = __byte_perm(a, b, 0x5410);
+        w[1] = __byte_perm(a, b, 0x7632);
+        w[2] = __byte_perm(c, d, 0x5410);
+        w[3] = __byte_perm(c, d, 0x7632);
+    }
+}
+
+template <int SIZE> struct d_turned {
+    static const int PER = 4 / SIZE, WORDS = SIZE == 4 ? 64 : 32, SIDE = WORDS * PER; // of a word; of a tile's row; elements
+};
+
+template <int SIZE> static __global__ void __launch_bounds__(256) k_cpy_turn(const d_walk w) {
+    typedef d_turned<SIZE> T;
+    const int ROWS = 256 / T::WORDS; // at once
+    __shared__ uint32_t tile[T::SIDE][T::WORDS + 1];
+    const int64_t t0 = (w.ne[0] + T::SIDE - 1) / T::SIDE, t1 = (w.ne[1] + T::SIDE - 1) / T::SIDE;
+    const int i = (int) threadIdx.x % T::WORDS, j = (int) threadIdx.x / T::WORDS;
+    for (int64_t item = blockIdx.x; item < t0 * t1 * w.ne[2] * w.ne[3]; item += gridDim.x) {
+        const int64_t q0 = item / t0, q1 = q0 / t1, i3 = q1 / w.ne[2], i2 = q1 - i3 * w.ne[2];
+        const int64_t c0 = (item - q0 * t0) * T::SIDE, c1 = (q0 - q1 * t1) * T::SIDE;
+        const char * x = w.x + i2 * w.xs[2] + i3 * w.xs[3] + c1 * SIZE + 4 * i;
+        char * y = w.y + i2 * w.ys[2] + i3 * w.ys[3] + c0 * SIZE + 4 * i;
+        const int n0 = (int) (w.ne[0] - c0 < T::SIDE ? w.ne[0] - c0 : T::SIDE);
+        const int n1 = (int) (w.ne[1] - c1 < T::SIDE ? w.ne[1] - c1 : T::SIDE);
+        x += (c0 + j) * w.xs[0];
+        uint32_t in[T::SIDE / ROWS];
+        UNROLL for (int k = 0; k < T::SIDE / ROWS; ++k) {
+            in[k] = j + k * ROWS < n0 && i * T::PER < n1 ? *(const uint32_t *) (x + k * ROWS * w.xs[0]) : 0;
+        }
+        UNROLL for (int k = 0; k < T::SIDE / ROWS; ++k) { tile[j + k * ROWS][i] = in[k]; }
+        __syncthreads();
+        y += (c1 + j * T::PER) * w.ys[1];
+        UNROLL for (int k = 0; k < T::WORDS; k += ROWS) { // squares of column j + k
+            uint32_t v[T::PER];
+            UNROLL for (int r = 0; r < T::PER; ++r) { v[r] = tile[i * T::PER + r][j + k]; }
+            d_turn<SIZE>(v);
+            UNROLL for (int r = 0; r < T::PER; ++r) {
+                if ((j + k) * T::PER < n1 && i * T::PER < n0) { *(uint32_t *) (y + (k * T::PER + r) * w.ys[1]) = v[r]; }
+            }
+        }
+        __syncthreads();
+    }
+}
+
 // Elements of blocks, one at a time; also shapes that differ with neither side packed.
 template <typename WORD> static __global__ void k_cpy_same(const gcuda_array x, const gcuda_array y, int64_t blck, int64_t words) {
     const int64_t n = d_n(y) / blck * words;
@@ -1372,11 +1427,30 @@ template <typename X, typename Y> static gcuda_status cpy_tile(d_walk w, int den
     return launch(k_cpy_tile<X, Y>, (w.ne[0] + 31) / 32 * ((w.ne[1] + 31) / 32) * w.ne[2] * w.ne[3], 256, stream, w);
 }
 
+// Both sides are dense along one of the first two dimensions, in whole words.
+template <int SIZE> static bool can_turn(const d_walk & w) {
+    uint64_t all = (uint64_t) (uintptr_t) w.x | (uint64_t) (uintptr_t) w.y | (uint64_t) w.xs[0] | (uint64_t) w.ys[1];
+    for (int d = 2; d < 4; ++d) { all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] | (uint64_t) w.ys[d] : 0u; }
+    return all % 4 == 0 && w.ys[0] == SIZE && w.xs[1] == SIZE && w.ne[0] % (4 / SIZE) == 0 && w.ne[1] % (4 / SIZE) == 0;
+}
+
+template <int SIZE, typename T> static gcuda_status cpy_turn(d_walk w, int dense, gcuda_stream stream) {
+    const int64_t side = d_turned<SIZE>::SIDE;
+    d_walk v = w;
+    if (dense > 1) {
+        walk_swap(v, 1, dense);
+    }
+    if (!can_turn<SIZE>(v) || v.ne[0] < side / 2 || v.ne[1] < side / 2) {
+        return cpy_tile<T, T>(w, dense, stream);
+    }
+    return launch(k_cpy_turn<SIZE>, (v.ne[0] + side - 1) / side * ((v.ne[1] + side - 1) / side) * v.ne[2] * v.ne[3], 256, stream, v);
+}
+
 static gcuda_status cpy_tile_same(const d_walk & w, int dense, int64_t size, gcuda_stream stream) {
     switch (size) {
-        case 1: return cpy_tile<uint8_t, uint8_t>(w, dense, stream);
-        case 2: return cpy_tile<uint16_t, uint16_t>(w, dense, stream);
-        case 4: return cpy_tile<uint32_t, uint32_t>(w, dense, stream);
+        case 1: return cpy_turn<1, uint8_t>(w, dense, stream);
+        case 2: return cpy_turn<2, uint16_t>(w, dense, stream);
+        case 4: return cpy_turn<4, uint32_t>(w, dense, stream);
         default: return cpy_tile<uint64_t, uint64_t>(w, dense, stream);
     }
 }
@@ -1667,8 +1741,8 @@ gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_strea
 
 // The exponential never overflows, and the tail towards 0 keeps its digits.
 static __device__ float d_sigmoid(float x) {
-    const float e = expf(-fabsf(x));
-    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+    const float e = __expf(-fabsf(x));
+    return __fdividef(x < 0.0f ? e : 1.0f, 1.0f + e); // of 1 to 2
 }
 
 // >>op:add  >>op:sub  >>op:mul  >>op:div  >>op:add1 ---------------------------------------------------
@@ -3026,6 +3100,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
 // typename decltype(h)::template row<float> ... })
 template <int N_THREADS, int N_HELD, bool IS_WIDE> struct held {
     static const int THREADS = N_THREADS, HELD = N_HELD, BLOCK = N_THREADS == 32 ? 256 : N_THREADS;
+    static const bool TWO = N_THREADS == 512; // blocks on a multiprocessor: one loads while the other computes
     static const bool WIDE = IS_WIDE;
     template <typename T> struct row : d_held<T, N_THREADS, N_HELD, IS_WIDE> {};
 };
@@ -3035,7 +3110,8 @@ template <bool WIDE, typename F> static gcuda_status with_held_of(int64_t n, F f
            : n <= 512  ? f(held<32, 16, WIDE>())
            : n <= 2048 ? f(held<128, 16, WIDE>())
            : n <= 4096 ? f(held<256, 16, WIDE>())
-                       : f(held<1024, 16, WIDE>());
+           : n <= 8192 ? f(held<512, 16, WIDE>())
+                       : f(held<512, 32, WIDE>());
 }
 template <typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
     return is_wide_row ? with_held_of<true>(n, f) : with_held_of<false>(n, f);
@@ -3057,7 +3133,7 @@ template <int KIND> static inline __device__ float d_norm_scale(float squares, i
     return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
 }
 
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_held(const gcuda_norm_args p) {
+template <int KIND, typename T, typename H> static inline __device__ void d_norm_held(const gcuda_norm_args & p) {
     const int n = (int) p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
         typename H::template row<T> x;
@@ -3072,6 +3148,13 @@ template <int KIND, typename T, typename H> static __global__ void __launch_boun
         x.each(n, [&](float & v, int) { v = (v - mean) * scale; });
         x.store(d_row(p.y, r), n);
     }
+}
+
+template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_held(const gcuda_norm_args p) {
+    d_norm_held<KIND, T, H>(p);
+}
+template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK, 2) k_norm_held_two(const gcuda_norm_args p) {
+    d_norm_held<KIND, T, H>(p);
 }
 
 // ---- rows too long to hold: parts of them, which leave what they find in scratch for a second launch ----
@@ -3160,8 +3243,14 @@ template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_st
                               : norm_parts<KIND, part_narrow>(p, stream);
     }
     return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
         return with_held(p.x.ne[0], wide, [&](auto h) {
-            return launch_held(k_norm_held<KIND, decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            typedef decltype(h) H;
+            if constexpr (H::TWO) {
+                return launch_held(k_norm_held_two<KIND, T, H>, H::THREADS, n_rows(p.y), stream, p);
+            } else {
+                return launch_held(k_norm_held<KIND, T, H>, H::THREADS, n_rows(p.y), stream, p);
+            }
         });
     });
 }
@@ -3387,7 +3476,7 @@ static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_
     }
 }
 
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_held(const gcuda_soft_max_args p) {
+template <typename T, typename H> static inline __device__ void d_soft_max_held(const gcuda_soft_max_args & p) {
     const int n = (int) p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
         const d_soft_max_row row = d_soft_max_row_of(p, r);
@@ -3404,6 +3493,13 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
         x.each(n, [&](float & v, int) { v = v * scale; });
         x.store(d_row(p.y, r), n);
     }
+}
+
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_held(const gcuda_soft_max_args p) {
+    d_soft_max_held<T, H>(p);
+}
+template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK, 2) k_soft_max_held_two(const gcuda_soft_max_args p) {
+    d_soft_max_held<T, H>(p);
 }
 
 // Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
@@ -3463,8 +3559,14 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
                               : soft_max_parts<part_narrow>(p, stream);
     }
     return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
         return with_held(p.x.ne[0], wide, [&](auto h) {
-            return launch_held(k_soft_max_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+            typedef decltype(h) H;
+            if constexpr (H::TWO) {
+                return launch_held(k_soft_max_held_two<T, H>, H::THREADS, n_rows(p.y), stream, p);
+            } else {
+                return launch_held(k_soft_max_held<T, H>, H::THREADS, n_rows(p.y), stream, p);
+            }
         });
     });
 }
@@ -3936,7 +4038,8 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 // >>op:conv_2d ----------------------------------------------------------------------------------------
 // Three forms. Few output channels, or F32 asked for: a thread has eight channels of a pixel, in F32. Otherwise a product
 // of the weights [OC, K] with the patches [K, pixels], K = IC KH KW, whose patches are gathered into shared memory tile by
-// tile and never are in global memory: with weights in F16 patches are rounded to F16, else both to TF32; sums in F32.
+// tile and never are in global memory: with weights in F16 patches are rounded to F16, else both to TF32; sums in F32. Large
+// ones with weights in F16 gather from a copy of the image whose channels are innermost.
 //   floor   2 OC K pixels operations; x, weights and y once
 
 // ---- a warp's product of 16 x 8 words of A with 8 x 8 of B: 16 halfs or 8 TF32 numbers deep ----
@@ -3987,22 +4090,21 @@ static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
     return w;
 }
 
-#define CONV_WORDS 16 // depth of a tile: 32 halfs or 16 TF32 numbers
-#define CONV_PITCH 20 // words from row to row in shared memory: lanes of a fragment meet no bank twice
-
 // Where element k of a patch is, counted from its first.
 struct d_tap {
     int64_t offset; // bytes
     int dx, dy;
 };
 
-template <typename TX, typename TW, bool IS_F16, int BM, int BN>
+// WORDS: depth of a tile, each two halfs or a TF32 number.
+template <typename TX, typename TW, bool IS_F16, int BM, int BN, int WORDS>
 static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_args p, int64_t n_pixels, int64_t n_taps) {
-    const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = CONV_WORDS * PER_WORD;
+    const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = WORDS * PER_WORD;
+    const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4;        // words: lanes of a fragment meet no bank twice
     const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS;          // threads of a pixel; taps of a thread
-    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * 4 / 256;    // elements of 16 bytes; those of a thread
+    const int CHUNK = 4 * PER_WORD, A_CHUNKS = BM * ROW_CHUNKS / 256; // elements of 16 bytes; those of a thread
     const int MI = BM / 32, NI = BN / 32;                       // fragments of a warp: 2 x 4 warps
-    alignas(16) __shared__ uint32_t a_tile[2][BM * CONV_PITCH], b_tile[2][BN * CONV_PITCH];
+    alignas(16) __shared__ uint32_t a_tile[2][BM * PITCH], b_tile[2][BN * PITCH];
     __shared__ d_tap taps[2][DEPTH];
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp / 4, wn = warp % 4;
     const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
@@ -4034,16 +4136,16 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
             }
         };
         auto load = [&](int64_t tile) {
-            for (int i = 0; i < A_CHUNKS; ++i) {
+            UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
                 const int chunk = tid + i * 256;
-                const int64_t oc = oc0 + chunk / 4, k = tile * DEPTH + chunk % 4 * CHUNK;
+                const int64_t oc = oc0 + chunk / ROW_CHUNKS, k = tile * DEPTH + chunk % ROW_CHUNKS * CHUNK;
                 const TW * from = (const TW *) p.kernel.data + oc * n_taps + k;
                 a_next[i] = make_uint4(0, 0, 0, 0);
                 if (oc < n_oc && can_chunk && k < n_taps) {
                     a_next[i] = *(const uint4 *) from;
                 } else if (oc < n_oc) {
                     uint32_t w[4];
-                    for (int j = 0; j < 4; ++j) {
+                    UNROLL for (int j = 0; j < 4; ++j) {
                         if (IS_F16) {
                             const float lo = k + 2 * j < n_taps ? d_f32(from[2 * j]) : 0.0f;
                             w[j] = d_two_halfs(lo, k + 2 * j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
@@ -4054,7 +4156,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                     a_next[i] = make_uint4(w[0], w[1], w[2], w[3]);
                 }
             }
-            for (int i = 0; i < OWN; ++i) {
+            UNROLL for (int i = 0; i < OWN; ++i) {
                 const d_tap tap = taps[tile % 2][own_tap + i];
                 const int64_t x = x0 + tap.dx, y = y0 + tap.dy;
                 const bool is_in = x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
@@ -4062,26 +4164,26 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
             }
         };
         auto put = [&](int64_t tile) {
-            uint32_t * a = a_tile[tile % 2], * b = b_tile[tile % 2] + own_pixel * CONV_PITCH + own_tap / PER_WORD;
-            for (int i = 0; i < A_CHUNKS; ++i) {
+            uint32_t * a = a_tile[tile % 2], * b = b_tile[tile % 2] + own_pixel * PITCH + own_tap / PER_WORD;
+            UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
                 const int chunk = tid + i * 256;
                 uint4 w = a_next[i];
                 if (!IS_F16) {
                     w = make_uint4(d_tf32(__uint_as_float(w.x)), d_tf32(__uint_as_float(w.y)), d_tf32(__uint_as_float(w.z)),
                         d_tf32(__uint_as_float(w.w)));
                 }
-                *(uint4 *) (a + chunk / 4 * CONV_PITCH + chunk % 4 * 4) = w;
+                *(uint4 *) (a + chunk / ROW_CHUNKS * PITCH + chunk % ROW_CHUNKS * 4) = w;
             }
-            for (int i = 0; i < OWN / PER_WORD; i += 4) {
+            UNROLL for (int i = 0; i < OWN / PER_WORD; i += 4) {
                 uint32_t w[4];
-                for (int j = 0; j < 4; ++j) {
+                UNROLL for (int j = 0; j < 4; ++j) {
                     w[j] = IS_F16 ? d_two_halfs(b_next[2 * (i + j) % OWN], b_next[(2 * (i + j) + 1) % OWN]) : d_tf32(b_next[i + j]);
                 }
                 *(uint4 *) (b + i) = make_uint4(w[0], w[1], w[2], w[3]);
             }
         };
 
-        for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
+        UNROLL for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
         __syncthreads(); // the last block's tiles are done with
         find_taps(0);
         __syncthreads();
@@ -4091,25 +4193,25 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         __syncthreads();
         for (int64_t tile = 0; tile < n_k; ++tile) {
             if (tile + 1 < n_k) { load(tile + 1); }
-            const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * CONV_PITCH + lane % 4;
-            const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * CONV_PITCH + lane % 4;
-            for (int step = 0; step < CONV_WORDS; step += 8) {
+            const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * PITCH + lane % 4;
+            const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * PITCH + lane % 4;
+            UNROLL for (int step = 0; step < WORDS; step += 8) {
                 uint32_t fa[MI][4], fb[NI][2];
-                for (int i = 0; i < MI; ++i) {
-                    for (int j = 0; j < 4; ++j) { fa[i][j] = a[(i * 16 + j % 2 * 8) * CONV_PITCH + step + j / 2 * 4]; }
+                UNROLL for (int i = 0; i < MI; ++i) {
+                    UNROLL for (int j = 0; j < 4; ++j) { fa[i][j] = a[(i * 16 + j % 2 * 8) * PITCH + step + j / 2 * 4]; }
                 }
-                for (int i = 0; i < NI; ++i) {
-                    for (int j = 0; j < 2; ++j) { fb[i][j] = b[i * 8 * CONV_PITCH + step + j * 4]; }
+                UNROLL for (int i = 0; i < NI; ++i) {
+                    UNROLL for (int j = 0; j < 2; ++j) { fb[i][j] = b[i * 8 * PITCH + step + j * 4]; }
                 }
-                for (int i = 0; i < MI; ++i) {
-                    for (int j = 0; j < NI; ++j) { d_conv_mma<IS_F16>(acc[i][j], fa[i], fb[j]); }
+                UNROLL for (int i = 0; i < MI; ++i) {
+                    UNROLL for (int j = 0; j < NI; ++j) { d_conv_mma<IS_F16>(acc[i][j], fa[i], fb[j]); }
                 }
             }
             find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
             if (tile + 1 < n_k) { put(tile + 1); }
             __syncthreads();
         }
-        for (int i = 0; i < MI * NI * 4; ++i) {
+        UNROLL for (int i = 0; i < MI * NI * 4; ++i) {
             const int m = i / 4 / NI, n = i / 4 % NI, j = i % 4;
             const int64_t oc = oc0 + wm * BM / 2 + m * 16 + lane / 4 + j / 2 * 8;
             const int64_t to = pixel0 + wn * BN / 4 + n * 8 + lane % 4 * 2 + j % 2, to_image = to / image_pixels;
@@ -4120,21 +4222,24 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
     }
 }
 
-template <typename TX, typename TW, bool IS_F16, int BM, int BN>
+template <typename TX, typename TW, bool IS_F16, int BM, int BN, int WORDS>
 static gcuda_status conv_2d_tiles(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
-    return launch(k_conv_2d_mma<TX, TW, IS_F16, BM, BN>, (p.kernel.ne[3] + BM - 1) / BM * ((n_pixels + BN - 1) / BN), 256, stream,
+    return launch(k_conv_2d_mma<TX, TW, IS_F16, BM, BN, WORDS>, (p.kernel.ne[3] + BM - 1) / BM * ((n_pixels + BN - 1) / BN), 256, stream,
         p, n_pixels, n_taps);
 }
 
-// Large tiles where there are enough of them.
+// Large tiles where there are enough of them; small ones, and deep, where there is little to do.
 template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_oc = p.kernel.ne[3];
     if (n_oc > 64 && (n_oc + 127) / 128 * ((n_pixels + 127) / 128) >= 192) {
-        return conv_2d_tiles<TX, TW, IS_F16, 128, 128>(p, stream);
+        return conv_2d_tiles<TX, TW, IS_F16, 128, 128, 16>(p, stream);
     }
-    return n_pixels / 128 * ((n_oc + 63) / 64) >= 256 ? conv_2d_tiles<TX, TW, IS_F16, 64, 128>(p, stream)
-                                                      : conv_2d_tiles<TX, TW, IS_F16, 64, 64>(p, stream);
+    if (n_pixels / 128 * ((n_oc + 63) / 64) >= 256) {
+        return conv_2d_tiles<TX, TW, IS_F16, 64, 128, 16>(p, stream);
+    }
+    return (n_pixels + 63) / 64 * ((n_oc + 63) / 64) > 100 ? conv_2d_tiles<TX, TW, IS_F16, 64, 64, 16>(p, stream)
+                                                           : conv_2d_tiles<TX, TW, IS_F16, 32, 32, 64>(p, stream);
 }
 
 // ---- a thread per pixel and CONV_FEW channels, their weights in shared memory ----
@@ -4183,6 +4288,239 @@ template <typename TX, typename TW> static __global__ void k_conv_2d_few(const g
     }
 }
 
+// Two adjacent elements, the first at an even place.
+static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
+static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
+static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
+    memcpy(p, &h, 4);
+}
+
+// Four matrices of 8 x 8 halfs from shared memory: lane l gives row l % 8 of matrix l / 8, and gets of each matrix the two
+// halfs at 2 (l % 4) of row l / 4.
+static inline __device__ void d_matrices(uint32_t * v, const char * row) {
+#if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"((uint32_t) __cvta_generic_to_shared(row))
+                 : "memory");
+#else
+    const int lane = (int) threadIdx.x % 32;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned long long at = __shfl_sync(0xffffffffu, (unsigned long long) (uintptr_t) row, 8 * i + lane / 4);
+        v[i] = *(const uint32_t *) ((const char *) (uintptr_t) at + lane % 4 * 4);
+    }
+#endif
+}
+
+// ---- large products: image and weights are first put in scratch in F16 with channels innermost, so that patches are
+// gathered sixteen bytes at a time, by asynchronous copies, several steps ahead ----
+//   floor   as above, and x and the weights read and written once more, at half the size
+#ifdef GCUDAI_SIM
+#define PACKED_LEAST 1e6 // multiplications; the simulated device comes here with small ones, or no test would
+#define PACKED_FILLS 2   // tiles
+#else
+#define PACKED_LEAST 2e8
+#define PACKED_FILLS 120
+#endif
+#define PACKED_STEP 64 // bytes of K in a row of a tile: 32 halfs
+
+struct d_packed {
+    __half * x, * w;        // [N][H][W][channels], [OC][KH][KW][channels]
+    int64_t channels, n_taps, n_pixels; // channels: a multiple of 8; taps: KH KW; pixels of all results
+};
+
+static d_packed packed_of(const gcuda_conv_args & p) {
+    d_packed q;
+    q.channels = (p.x.ne[2] + 7) / 8 * 8;
+    q.n_taps = p.kernel.ne[0] * p.kernel.ne[1];
+    q.n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3];
+    q.w = (__half *) p.scratch;
+    q.x = (__half *) ((char *) p.scratch + (q.channels * q.n_taps * p.kernel.ne[3] * 2 + 255) / 256 * 256);
+    return q;
+}
+
+static bool is_packed_conv(const gcuda_conv_args & p) {
+    const d_packed q = packed_of(p);
+    const bool is_plane = p.x.nb[0] == gcuda_type_size(p.x.type) && p.x.nb[1] == p.x.nb[0] * (size_t) p.x.ne[0];
+    const double work = (double) q.n_pixels * (double) p.kernel.ne[3] * (double) (q.n_taps * p.x.ne[2]);
+    return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && is_plane && p.x.ne[2] >= 8 && p.kernel.ne[3] >= 32 &&
+           work >= PACKED_LEAST && p.x.ne[0] < (1 << 24) && p.x.ne[1] < (1 << 24) && q.n_taps <= 1024 &&
+           q.channels * q.n_taps < (1 << 28) &&
+           (double) p.x.ne[0] * (double) p.x.ne[1] * (double) (q.channels / 8) < 2e9; // places in an image are ints
+}
+
+// 128 pixels by 32 channels of an image.
+template <typename TX> static __global__ void __launch_bounds__(256) k_conv_pack_x(const gcuda_conv_args p, const d_packed q) {
+    __shared__ uint32_t tile[128][17];
+    const int64_t n = p.x.ne[0] * p.x.ne[1], n_blocks = (n + 127) / 128, n_groups = (q.channels + 31) / 32;
+    const int pixel = (int) threadIdx.x % 128, side = (int) threadIdx.x / 128;
+    FOR_ROWS(b, n_blocks * n_groups * p.x.ne[3]) {
+        const int64_t rest = b / n_groups, image = rest / n_blocks;
+        const int64_t c0 = (b - rest * n_groups) * 32, first = (rest - image * n_blocks) * 128;
+        const char * from = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + (first + pixel) * (int64_t) p.x.nb[0];
+        float v[16];
+        UNROLL for (int k = 0; k < 16; ++k) {
+            const int64_t c = c0 + 16 * side + k;
+            v[k] = first + pixel < n && c < p.x.ne[2] ? d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2])) : 0.0f;
+        }
+        __syncthreads(); // the last tile is done with
+        UNROLL for (int k = 0; k < 8; ++k) { tile[pixel][8 * side + k] = d_two_halfs(v[2 * k], v[2 * k + 1]); }
+        __syncthreads();
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const int i = (int) threadIdx.x + 256 * k, at = i / 16, word = i % 16;
+            if (first + at < n && c0 + 2 * word < q.channels) {
+                *(uint32_t *) (q.x + (image * n + first + at) * q.channels + c0 + 2 * word) = tile[at][word];
+            }
+        }
+    }
+}
+
+// Weights of an output channel, PACK_HALFS of them at a time or those of one input channel.
+#define PACK_HALFS 8192
+static __global__ void __launch_bounds__(256) k_conv_pack_w(const gcuda_conv_args p, const d_packed q) {
+    __shared__ __half w[PACK_HALFS];
+    const int n_taps = (int) q.n_taps, most = PACK_HALFS / n_taps; // input channels at once
+    const int64_t n_parts = (q.channels + most - 1) / most;
+    FOR_ROWS(b, p.kernel.ne[3] * n_parts) {
+        const int64_t oc = b / n_parts, c0 = (b - oc * n_parts) * most;
+        const int n_c = (int) (q.channels - c0 < most ? q.channels - c0 : most);
+        const int64_t n_in = (p.x.ne[2] - c0 < n_c ? p.x.ne[2] - c0 : n_c) * n_taps; // the others are 0
+        const __half * from = (const __half *) p.kernel.data + (oc * p.x.ne[2] + c0) * n_taps;
+        __syncthreads();
+        for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) { w[i] = i < n_in ? from[i] : __float2half_rn(0.0f); }
+        __syncthreads();
+        for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) {
+            const int tap = i / n_c, c = i - tap * n_c;
+            q.w[(oc * n_taps + tap) * q.channels + c0 + c] = w[c * n_taps + tap];
+        }
+    }
+}
+
+// Where 16 bytes of a row of a tile are: neighbouring rows have them in different banks.
+static inline __device__ int d_packed_at(int row, int chunk) { return row * PACKED_STEP + (chunk ^ (row >> 1 & 3)) * 16; }
+
+template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
+static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_conv_2d_packed(const gcuda_conv_args p, const d_packed q) {
+    DYNAMIC_SHARED(char, shared);
+    const int WARPS_N = 8 / WARPS_M, MI = BM / WARPS_M / 16, NI = BN / WARPS_N / 8;
+    const int A_CHUNKS = BM / 64, B_CHUNKS = BN / 64, STAGE = (BM + BN) * PACKED_STEP;
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int wm = warp % WARPS_M * (BM / WARPS_M), wn = warp / WARPS_M * (BN / WARPS_N);
+    const int chunk = tid % 4, row = tid / 4, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
+    const int n_c = (int) (q.channels / 8), n_chunks = n_c * (int) q.n_taps, n_steps = (n_chunks + 3) / 4, kw_n = (int) p.kernel.ne[0];
+    const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (q.n_pixels + BN - 1) / BN;
+    const int64_t image_pixels = p.y.ne[0] * p.y.ne[1];
+    FOR_ROWS(block, n_m * n_n) {
+        const int64_t pixel0 = block / n_m * BN, oc0 = block % n_m * BM;
+        const char * from_a[A_CHUNKS], * from_b[B_CHUNKS];
+        int x0[B_CHUNKS], y0[B_CHUNKS], c = chunk, kw = 0, kh = 0; // c: of the next step, in eights
+        UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
+            const int64_t oc = oc0 + row + 64 * i;
+            from_a[i] = oc < n_oc ? (const char *) (q.w + (oc * n_chunks + chunk) * 8) : nullptr;
+        }
+        UNROLL for (int i = 0; i < B_CHUNKS; ++i) {
+            const int64_t pixel = pixel0 + row + 64 * i, image = pixel / image_pixels;
+            const int64_t at = pixel - image * image_pixels, oy = at / p.y.ne[0];
+            x0[i] = (int) ((at - oy * p.y.ne[0]) * p.s0) - p.p0;
+            y0[i] = pixel < q.n_pixels ? (int) (oy * p.s1) - p.p1 : 1 << 30; // beyond the last: outside of the image
+            from_b[i] = (const char *) (q.x + (pixel < q.n_pixels ? image * wide * high : 0) * q.channels);
+        }
+        auto wrap = [&] {
+            while (c >= n_c) {
+                c -= n_c;
+                kw = kw + 1 < kw_n ? kw + 1 : 0;
+                kh += kw == 0;
+            }
+        };
+        wrap();
+        auto copy = [&](int step) { // into its stage; called for every step in turn
+            char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_STEP;
+            const bool is_k = step * 4 + chunk < n_chunks;
+            UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
+                const bool is_in = is_k && from_a[i] != nullptr;
+                const char * from = is_in ? from_a[i] + step * (int64_t) PACKED_STEP : (const char *) q.w;
+                d_copy_16(a + d_packed_at(row + 64 * i, chunk), from, is_in ? 16 : 0);
+            }
+            UNROLL for (int i = 0; i < B_CHUNKS; ++i) {
+                const int x = x0[i] + kw * p.d0, y = y0[i] + kh * p.d1;
+                const bool is_in = is_k && x >= 0 && x < wide && y >= 0 && y < high;
+                const char * from = is_in ? from_b[i] + (int64_t) ((y * wide + x) * n_c + c) * 16 : (const char *) q.x;
+                d_copy_16(b + d_packed_at(row + 64 * i, chunk), from, is_in ? 16 : 0);
+            }
+            c += 4;
+            wrap();
+        };
+        float acc[MI][NI][4];
+        UNROLL for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
+        __syncthreads(); // the last block's tiles are done with
+        UNROLL for (int s = 0; s < STAGES - 1; ++s) {
+            if (s < n_steps) { copy(s); }
+            d_copies_commit();
+        }
+        for (int step = 0; step < n_steps; ++step) {
+            d_copies_wait<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            d_copies_commit();
+            const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_STEP;
+            UNROLL for (int k = 0; k < 4; k += 2) {
+                uint32_t fa[MI][4], fb[NI][2];
+                UNROLL for (int i = 0; i < MI; ++i) { d_matrices(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
+                UNROLL for (int i = 0; i < NI; i += 2) {
+                    d_matrices(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                }
+                UNROLL for (int i = 0; i < MI; ++i) {
+                    UNROLL for (int j = 0; j < NI; ++j) { d_conv_mma<true>(acc[i][j], fa[i], fb[j]); }
+                }
+            }
+        }
+        d_copies_wait<0>();
+        UNROLL for (int n = 0; n < NI; ++n) { // two pixels of two rows of every fragment
+            const int64_t to = pixel0 + wn + 8 * n + lane % 4 * 2, image = to / image_pixels;
+            TY * y = (TY *) p.y.data + image * n_oc * image_pixels + (to - image * image_pixels);
+            const bool is_pair = to + 1 < q.n_pixels && image_pixels % 2 == 0;
+            UNROLL for (int i = 0; i < MI * 2; ++i) {
+                const int64_t oc = oc0 + wm + i / 2 * 16 + lane / 4 + i % 2 * 8;
+                const float * v = &acc[i / 2][n][i % 2 * 2];
+                if (oc < n_oc && is_pair) {
+                    d_put_two(y + oc * image_pixels, v[0], v[1]);
+                } else if (oc < n_oc && to < q.n_pixels) {
+                    d_put(y + oc * image_pixels, v[0]);
+                    const int64_t next = to + 1, next_image = next / image_pixels;
+                    if (next < q.n_pixels) {
+                        d_put((TY *) p.y.data + (next_image * n_oc + oc) * image_pixels + (next - next_image * image_pixels), v[1]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
+static gcuda_status conv_2d_packed_tiles(const gcuda_conv_args & p, const d_packed & q, gcuda_stream stream) {
+    return launch_shared(k_conv_2d_packed<TY, BM, BN, WARPS_M, STAGES>, (p.kernel.ne[3] + BM - 1) / BM * ((q.n_pixels + BN - 1) / BN),
+        dim3(256), STAGES * (BM + BN) * PACKED_STEP, p.max_shared, stream, p, q);
+}
+
+// The largest tiles of which there are enough.
+template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args & p, gcuda_stream stream) {
+    const d_packed q = packed_of(p);
+    const int64_t n_oc = p.kernel.ne[3], n_blocks = (p.x.ne[0] * p.x.ne[1] + 127) / 128 * ((q.channels + 31) / 32) * p.x.ne[3];
+    const int64_t w_parts = (q.channels + PACK_HALFS / q.n_taps - 1) / (PACK_HALFS / q.n_taps);
+    auto n_tiles = [&](int64_t m, int64_t n) { return (n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n); };
+    auto fits = [&](int64_t m, int64_t n) { return fits_shared((size_t) (4 * (m + n) * PACKED_STEP), p.max_shared); };
+    gcuda_status st = launch(k_conv_pack_x<TX>, n_blocks, 256, stream, p, q);
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_conv_pack_w, n_oc * w_parts, 256, stream, p, q) : st;
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    return n_oc > 64 && fits(128, 256) && n_tiles(128, 256) >= PACKED_FILLS   ? conv_2d_packed_tiles<TX, 128, 256, 2, 4>(p, q, stream)
+           : n_oc > 64 && fits(128, 128) && n_tiles(128, 128) >= PACKED_FILLS ? conv_2d_packed_tiles<TX, 128, 128, 2, 4>(p, q, stream)
+           : n_oc <= 64 && fits(64, 256) && n_tiles(64, 256) >= PACKED_FILLS  ? conv_2d_packed_tiles<TX, 64, 256, 2, 4>(p, q, stream)
+                                                                              : conv_2d_packed_tiles<TX, 64, 128, 2, 3>(p, q, stream);
+}
+
 template <typename T> struct is_half {
     static const bool value = false;
 };
@@ -4196,7 +4534,13 @@ template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv
         return launch(k_conv_2d_few<TX, TW>, (p.kernel.ne[3] + CONV_FEW - 1) / CONV_FEW * ((n_pixels + 127) / 128), 128, stream, p,
             n_pixels, n_taps);
     }
-    return conv_2d_mma<TX, TW, is_half<TW>::value>(p, stream);
+    return is_packed_conv(p) ? conv_2d_packed<TX>(p, stream) : conv_2d_mma<TX, TW, is_half<TW>::value>(p, stream);
+}
+
+size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
+    const d_packed q = packed_of(*args);
+    const size_t w = (size_t) (q.channels * q.n_taps * args->kernel.ne[3] * 2 + 255) / 256 * 256;
+    return is_packed_conv(*args) ? w + (size_t) (q.channels * args->x.ne[0] * args->x.ne[1] * args->x.ne[3]) * 2 : 0;
 }
 
 // Kernel and result are contiguous.
@@ -4207,8 +4551,9 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 }
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
-// A thread has four outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are innermost.
 //   floor   x read once, y written
+// ---- any strides: a thread has four outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
+// innermost ----
 template <typename TX, typename TW, bool IS_CHANNELS>
 static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
     const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // of a thread's outputs
@@ -4241,21 +4586,162 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
     }
 }
 
+// ---- rows of pixels: what a tile of outputs is made of goes through shared memory, zeros around the image ----
+#define DW_ROWS 4 // outputs of a thread, below each other
+struct d_dw {
+    int wide, high;       // the tile in outputs
+    int in_wide, in_high; // and in elements of x
+    uint32_t per_row;     // 2^32 / in_wide, rounded up: i / in_wide of small i is the upper half of a product
+    int64_t n_wide, n_high;
+};
+
+template <typename TX, typename TW> static __global__ void __launch_bounds__(256) k_conv_2d_dw_tile(const gcuda_conv_args p, const d_dw w) {
+    DYNAMIC_SHARED(float, shared);
+    const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], tid = (int) threadIdx.x;
+    float * weights = shared, * x = shared + (kw_n * kh_n + 31) / 32 * 32;
+    const int tx = tid % w.wide, ty = tid / w.wide, step = w.high / DW_ROWS; // of a thread's rows
+    FOR_ROWS(b, w.n_wide * w.n_high * p.y.ne[2] * p.y.ne[3]) {
+        const int64_t rest = b / w.n_wide, plane = rest / w.n_high, i3 = plane / p.y.ne[2], c = plane - i3 * p.y.ne[2];
+        const int64_t ox = (b - rest * w.n_wide) * w.wide, oy = (rest - plane * w.n_high) * w.high;
+        const int64_t x0 = ox * p.s0 - p.p0, y0 = oy * p.s1 - p.p1;
+        const char * image = d_at(p.x, 0, 0, c, i3);
+        __syncthreads(); // the last tile is done with
+        for (int i = tid; i < kw_n * kh_n; i += 256) {
+            weights[i] = d_f32(*(const TW *) d_at(p.kernel, i % kw_n, i / kw_n, 0, c));
+        }
+        for (int i0 = tid; i0 < w.in_wide * w.in_high; i0 += 6 * 256) {
+            TX v[6];
+            bool is_in[6];
+            UNROLL for (int k = 0; k < 6; ++k) {
+                const int i = i0 + 256 * k, r = (int) __umulhi((uint32_t) i, w.per_row);
+                const int64_t at_y = y0 + r, at_x = x0 + (i - r * w.in_wide);
+                is_in[k] = r < w.in_high && at_y >= 0 && at_y < p.x.ne[1] && at_x >= 0 && at_x < p.x.ne[0];
+                if (is_in[k]) { v[k] = *(const TX *) (image + at_y * (int64_t) p.x.nb[1] + at_x * (int64_t) p.x.nb[0]); }
+            }
+            UNROLL for (int k = 0; k < 6; ++k) {
+                if (i0 + 256 * k < w.in_wide * w.in_high) { x[i0 + 256 * k] = is_in[k] ? d_f32(v[k]) : 0.0f; }
+            }
+        }
+        __syncthreads();
+        float sum[DW_ROWS] = {};
+        const int row_step = step * p.s1 * w.in_wide;
+        for (int kh = 0; kh < kh_n; ++kh) {
+            const float * from = x + (ty * p.s1 + kh * p.d1) * w.in_wide + tx * p.s0;
+            for (int kw = 0; kw < kw_n; ++kw) {
+                const float weight = weights[kh * kw_n + kw];
+                UNROLL for (int k = 0; k < DW_ROWS; ++k) { sum[k] += weight * from[kw * p.d0 + k * row_step]; }
+            }
+        }
+        UNROLL for (int k = 0; k < DW_ROWS; ++k) {
+            const int64_t at = oy + ty + k * step;
+            if (ox + tx < p.y.ne[0] && at < p.y.ne[1]) { d_put((TX *) d_at(p.y, ox + tx, at, c, i3), sum[k]); }
+        }
+    }
+}
+
+// ---- channels innermost: a thread has four of them at DW_PIXELS pixels of a row ----
+#define DW_PIXELS 4
+
+template <typename T> struct alignas(4 * sizeof(T)) d_quad {
+    T v[4];
+};
+
+template <typename TX, typename TW>
+static __global__ void k_conv_2d_dw_quads(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, walk.ne, tile, 1, 1);
+        if (i.i0 >= walk.ne[0]) {
+            continue;
+        }
+        const int64_t c = i.i0 * 4, ox = i.i1 * DW_PIXELS, oy = i.i2;
+        const int64_t nbx = (int64_t) p.x.nb[0], nbw = (int64_t) p.kernel.nb[0];
+        const int x0 = (int) (ox * p.s0 - p.p0), wide = (int) p.x.ne[0];
+        const char * image = d_at(p.x, 0, 0, c, i.i3);
+        float sum[DW_PIXELS][4] = {};
+        for (int kh = 0; kh < (int) p.kernel.ne[1]; ++kh) {
+            const int64_t y = oy * p.s1 + (int64_t) kh * p.d1 - p.p1;
+            if (y < 0 || y >= p.x.ne[1]) {
+                continue;
+            }
+            const char * row = image + y * (int64_t) p.x.nb[1], * weights = d_at(p.kernel, 0, kh, 0, c);
+            for (int kw = 0; kw < (int) p.kernel.ne[0]; ++kw) {
+                const d_quad<TW> w = *(const d_quad<TW> *) (weights + kw * nbw);
+                d_quad<TX> v[DW_PIXELS];
+                bool is_in[DW_PIXELS];
+                UNROLL for (int k = 0; k < DW_PIXELS; ++k) {
+                    const int x = x0 + k * p.s0 + kw * p.d0;
+                    is_in[k] = x >= 0 && x < wide;
+                    v[k] = *(const d_quad<TX> *) (row + (is_in[k] ? x : 0) * nbx);
+                }
+                UNROLL for (int k = 0; k < DW_PIXELS; ++k) {
+                    UNROLL for (int j = 0; j < 4; ++j) { sum[k][j] += is_in[k] ? d_f32(w.v[j]) * d_f32(v[k].v[j]) : 0.0f; }
+                }
+            }
+        }
+        UNROLL for (int k = 0; k < DW_PIXELS; ++k) {
+            d_quad<TX> out;
+            UNROLL for (int j = 0; j < 4; ++j) { d_put(&out.v[j], sum[k][j]); }
+            if (ox + k < p.y.ne[0]) { *(d_quad<TX> *) d_at(p.y, ox + k, oy, c, i.i3) = out; }
+        }
+    }
+}
+
+// Four channels lie together everywhere.
+static bool has_quads(const gcuda_array & a, int channels) {
+    const size_t size = gcuda_type_size(a.type);
+    uintptr_t bits = (uintptr_t) a.data;
+    for (int d = 0; d < 4; ++d) { bits |= d == channels || a.ne[d] == 1 ? 0 : a.nb[d]; }
+    return a.nb[channels] == size && a.ne[channels] % 4 == 0 && bits % (4 * size) == 0;
+}
+
+static size_t dw_tile(const gcuda_conv_args & p, d_dw * out) { // bytes of shared memory
+    d_dw w;
+    w.wide = p.y.ne[0] <= 32 ? 32 : 64;
+    w.high = DW_ROWS * 256 / w.wide;
+    w.n_wide = (p.y.ne[0] + w.wide - 1) / w.wide;
+    w.n_high = (p.y.ne[1] + w.high - 1) / w.high;
+    const int64_t in_wide = (w.wide - 1) * (int64_t) p.s0 + (p.kernel.ne[0] - 1) * p.d0 + 1;
+    const int64_t in_high = (w.high - 1) * (int64_t) p.s1 + (p.kernel.ne[1] - 1) * p.d1 + 1;
+    w.in_wide = (int) in_wide;
+    w.in_high = (int) in_high;
+    w.per_row = (uint32_t) ((((uint64_t) 1 << 32) + (uint64_t) in_wide - 1) / (uint64_t) in_wide);
+    *out = w;
+    const double floats = (double) in_wide * (double) in_high + (double) p.kernel.ne[0] * (double) p.kernel.ne[1] + 32.0;
+    return floats < 1e6 ? (size_t) (in_wide * in_high + (p.kernel.ne[0] * p.kernel.ne[1] + 31) / 32 * 32) * sizeof(float) : (size_t) -1 / 2;
+}
+
+// Fewer of them leave multiprocessors idle, and the plain form has more.
+#ifdef GCUDAI_SIM
+#define DW_FILLS 2 // the simulated device comes here with small images, or no test would
+#else
+#define DW_FILLS 256 // tiles; threads with 16 outputs by four
+#endif
+
 gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream stream) {
-    const bool is_channels = args->y.nb[2] < args->y.nb[0];
-    gcuda_array walk = args->y;
+    const gcuda_conv_args & p = *args;
+    const bool is_channels = p.y.nb[2] < p.y.nb[0];
+    const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) &&
+                          n_elements(p.y) >= DW_FILLS * (int64_t) 1024;
+    gcuda_array walk = p.y;
+    d_dw w;
+    const size_t n_bytes = dw_tile(p, &w);
+    const int64_t n_tiles = w.n_wide * w.n_high * p.y.ne[2] * p.y.ne[3];
     if (is_channels) {
-        walk.ne[0] = args->y.ne[2];
-        walk.ne[1] = (args->y.ne[0] + 3) / 4;
-        walk.ne[2] = args->y.ne[1];
+        walk.ne[0] = is_quads ? p.y.ne[2] / 4 : p.y.ne[2];
+        walk.ne[1] = (p.y.ne[0] + 3) / 4;
+        walk.ne[2] = p.y.ne[1];
     }
     const tiles t = tiles_of(walk, 1, is_channels ? 1 : 4);
-    return with_float(args->x.type, [&](auto x) {
-        return with_float(args->kernel.type, [&](auto w) {
+    return with_float(p.x.type, [&](auto x) {
+        return with_float(p.kernel.type, [&](auto v) {
             typedef decltype(x) TX;
-            typedef decltype(w) TW;
-            return is_channels ? launch_tiles(k_conv_2d_dw<TX, TW, true>, t, stream, *args, walk)
-                               : launch_tiles(k_conv_2d_dw<TX, TW, false>, t, stream, *args, walk);
+            typedef decltype(v) TW;
+            if (!is_channels && n_tiles >= DW_FILLS && fits_shared(n_bytes, 0)) {
+                return launch_shared(k_conv_2d_dw_tile<TX, TW>, n_tiles, dim3(256), n_bytes, 0, stream, p, w);
+            }
+            return is_quads      ? launch_tiles(k_conv_2d_dw_quads<TX, TW>, t, stream, p, walk)
+                   : is_channels ? launch_tiles(k_conv_2d_dw<TX, TW, true>, t, stream, p, walk)
+                                 : launch_tiles(k_conv_2d_dw<TX, TW, false>, t, stream, p, walk);
         });
     });
 }
@@ -4620,37 +5106,73 @@ static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
     }
 }
 
-template <typename T> static __global__ void k_ssm_conv_tile(const gcuda_ssm_conv_args p) {
+// A warp reads four channels, all before it stores the first; then it has SSM_RUN adjacent times of 32 channels. With TAPS
+// known (0: not), a lane reads each element once and shifts it through registers.
+#define SSM_RUN (SSM_TIMES / 8)
+
+template <typename T, int TAPS> static __global__ void __launch_bounds__(256) k_ssm_conv_tile(const gcuda_ssm_conv_args p) {
     __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // an odd pitch: no bank twice
     __shared__ float w[SSM_TAPS][32];
-    const int n_taps = (int) p.c.ne[0], lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    const int n_taps = TAPS > 0 ? TAPS : (int) p.c.ne[0], lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t n_d = (p.y.ne[0] + 31) / 32, n_t = (p.y.ne[1] + SSM_TIMES - 1) / SSM_TIMES;
     FOR_ROWS(b, n_d * n_t * p.y.ne[2]) {
-        const int64_t d0 = b % n_d * 32, t0 = b / n_d % n_t * SSM_TIMES, s = b / n_d / n_t;
-        __syncthreads();
-        for (int c = warp; c < 32 && d0 + c < p.y.ne[0]; c += (int) blockDim.x / 32) {
-            for (int t = lane; t < SSM_TIMES + n_taps - 1 && t0 + t < p.x.ne[0]; t += 32) {
-                x[c][t] = d_f32(*(const T *) d_at(p.x, t0 + t, d0 + c, s, 0));
+        const int64_t rest = b / n_d, d0 = (b - rest * n_d) * 32, s = rest / n_t, t0 = (rest - s * n_t) * SSM_TIMES;
+        const int n_in = (int) (p.x.ne[0] - t0 < SSM_TIMES + n_taps - 1 ? p.x.ne[0] - t0 : SSM_TIMES + n_taps - 1);
+        const int n_out = (int) (p.y.ne[1] - t0 < SSM_TIMES ? p.y.ne[1] - t0 : SSM_TIMES);
+        const int n_channels = (int) (p.y.ne[0] - d0 < 32 ? p.y.ne[0] - d0 : 32);
+        T v[4][3];
+        float own[TAPS > 0 ? TAPS : 1];
+        UNROLL for (int c = 0; c < 4; ++c) {
+            const T * from = (const T *) d_at(p.x, t0, d0 + 4 * warp + c, s, 0);
+            UNROLL for (int k = 0; k < 3; ++k) {
+                if (4 * warp + c < n_channels && lane + 32 * k < n_in) { v[c][k] = from[lane + 32 * k]; }
             }
-            for (int k = lane; k < n_taps; k += 32) { w[k][c] = d_load(p.c.type, d_at(p.c, k, d0 + c, 0, 0)); }
+        }
+        UNROLL for (int k = 0; k < TAPS; ++k) { own[k] = lane < n_channels ? d_load(p.c.type, d_at(p.c, k, d0 + lane, 0, 0)) : 0.0f; }
+        __syncthreads(); // the last tile is done with
+        UNROLL for (int c = 0; c < 4; ++c) {
+            UNROLL for (int k = 0; k < 3; ++k) {
+                if (4 * warp + c < n_channels && lane + 32 * k < n_in) { x[4 * warp + c][lane + 32 * k] = d_f32(v[c][k]); }
+            }
+        }
+        for (int i = (int) threadIdx.x; i < n_taps * 32 && TAPS == 0; i += 256) {
+            if (i % 32 < n_channels) { w[i / 32][i % 32] = d_load(p.c.type, d_at(p.c, i / 32, d0 + i % 32, 0, 0)); }
         }
         __syncthreads();
-        for (int t = warp; t < SSM_TIMES && t0 + t < p.y.ne[1]; t += (int) blockDim.x / 32) {
-            if (d0 + lane < p.y.ne[0]) {
-                float sum = 0.0f;
-                for (int k = 0; k < n_taps; ++k) { sum += x[lane][t + k] * w[k][lane]; }
-                *(float *) d_at(p.y, d0 + lane, t0 + t, s, 0) = sum;
+        float sum[SSM_RUN];
+        UNROLL for (int j = 0; j < SSM_RUN; ++j) { sum[j] = 0.0f; }
+        if (TAPS > 0) {
+            UNROLL for (int t = 0; t < SSM_RUN + TAPS - 1; ++t) {
+                const float in = x[lane][warp * SSM_RUN + t];
+                UNROLL for (int k = 0; k < TAPS; ++k) {
+                    if (t >= k && t - k < SSM_RUN) { sum[t - k] += in * own[k]; }
+                }
             }
+        } else {
+            for (int k = 0; k < n_taps; ++k) {
+                const float weight = w[k][lane];
+                UNROLL for (int j = 0; j < SSM_RUN; ++j) { sum[j] += x[lane][warp * SSM_RUN + j + k] * weight; }
+            }
+        }
+        char * to = d_at(p.y, d0 + lane, t0 + warp * SSM_RUN, s, 0);
+        UNROLL for (int j = 0; j < SSM_RUN; ++j) {
+            if (lane < n_channels && warp * SSM_RUN + j < n_out) { *(float *) (to + j * (int64_t) p.y.nb[1]) = sum[j]; }
         }
     }
 }
 
 gcuda_status gcuda_launch_ssm_conv(const gcuda_ssm_conv_args * args, gcuda_stream stream) {
-    if (args->c.ne[0] > SSM_TAPS || args->y.ne[1] < 8) {
+    const gcuda_array & x = args->x;
+    if (args->c.ne[0] > SSM_TAPS || args->y.ne[1] < 8 || x.nb[0] != gcuda_type_size(x.type)) {
         return launch_elements(k_ssm_conv, args->y, stream, *args);
     }
     const int64_t n = (args->y.ne[0] + 31) / 32 * ((args->y.ne[1] + SSM_TIMES - 1) / SSM_TIMES) * args->y.ne[2];
-    return with_float(args->x.type, [&](auto v) { return launch(k_ssm_conv_tile<decltype(v)>, n, 256, stream, *args); });
+    return with_float(x.type, [&](auto v) {
+        typedef decltype(v) T;
+        return args->c.ne[0] == 4   ? launch(k_ssm_conv_tile<T, 4>, n, 256, stream, *args)
+               : args->c.ne[0] == 3 ? launch(k_ssm_conv_tile<T, 3>, n, 256, stream, *args)
+                                    : launch(k_ssm_conv_tile<T, 0>, n, 256, stream, *args);
+    });
 }
 
 // ---- vectors spread over the lanes of a group ----
@@ -4677,6 +5199,28 @@ template <int LANES> static inline __device__ float d_group_sum(float v) {
 }
 
 static inline bool is_wide_f32(const gcuda_array & a) { return a.type == GCUDA_TYPE_F32 && is_wide(a) && a.ne[0] % 4 == 0; }
+
+// The sums over the lanes of N values, spread over them: those from lane * N / LANES on are in v[0], v[1] ..., or with more
+// lanes than values one is on LANES / N of them. Half as many shuffles after every step, where one sum alone takes all.
+template <int LANES, int N> struct d_spread_sums {
+    static inline __device__ void add(float * v, int lane) {
+        const bool is_upper = (lane & LANES / 2) != 0;
+        UNROLL for (int i = 0; i < N / 2; ++i) {
+            const float keep = is_upper ? v[i + N / 2] : v[i], give = is_upper ? v[i] : v[i + N / 2];
+            v[i] = keep + __shfl_xor_sync(0xffffffffu, give, LANES / 2);
+        }
+        d_spread_sums<LANES / 2, N / 2>::add(v, lane);
+    }
+};
+template <int LANES> struct d_spread_sums<LANES, 1> {
+    static inline __device__ void add(float * v, int) { v[0] = d_group_sum<LANES>(v[0]); }
+};
+template <int N> struct d_spread_sums<1, N> {
+    static inline __device__ void add(float *, int) {}
+};
+template <> struct d_spread_sums<1, 1> {
+    static inline __device__ void add(float *, int) {}
+};
 
 // >>op:ssm_scan ---------------------------------------------------------------------------------------
 // LANES threads keep the state of one channel in registers over all tokens; what a token brings is read one token ahead.
@@ -4741,68 +5285,154 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
     }
 }
 
-// The same with SCAN_TOKENS tokens at a time in shared memory: one wait for memory instead of as many. All channels of a
-// block are of one group, so that B and C are read once for them.
-#define SCAN_TOKENS 16
-#define SCAN_BLOCK 256
+// The same with SCAN_TOKENS tokens at a time in shared memory, which are fetched while the ones before are worked on. All
+// channels of a block are of one group, so that B and C are read once for them; with one decay a head (IS_ONE) a thread
+// has two channels for what it reads of B and C. Tokens behind the last one leave the state as it is.
+#define SCAN_TOKENS 8
+#define SCAN_BLOCK 128
 
-template <int LANES, int PER> static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcuda_ssm_scan_args p) {
-    const int CHANNELS = SCAN_BLOCK / LANES, SIZE = LANES * PER;
+template <int LANES, int PER, bool IS_ONE>
+static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcuda_ssm_scan_args p) {
+    const int CH = IS_ONE ? 2 : 1, CHANNELS = SCAN_BLOCK / LANES * CH, SIZE = LANES * PER;
+    const int LOADS = (SCAN_TOKENS * SIZE / 4 + SCAN_BLOCK - 1) / SCAN_BLOCK;
+    const int INPUTS = (SCAN_TOKENS * CHANNELS + SCAN_BLOCK - 1) / SCAN_BLOCK;
     alignas(16) __shared__ float b[SCAN_TOKENS][SIZE], cc[SCAN_TOKENS][SIZE];
-    __shared__ float delta[SCAN_TOKENS][CHANNELS], xd[SCAN_TOKENS][CHANNELS], decay[SCAN_TOKENS][CHANNELS];
-    const int n = (int) p.s.ne[0], tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES;
-    const int64_t n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
-    const bool is_one = p.a.ne[0] == 1;
-    FOR_ROWS(block, n_channels / CHANNELS) {
-        const int64_t first = block * CHANNELS, ch = first + own, c = ch % p.x.ne[0], h = ch / p.x.ne[0] % p.x.ne[1];
-        const int64_t q = ch / p.x.ne[0] / p.x.ne[1], g = h / (p.x.ne[1] / p.b.ne[1]);
+    alignas(16) __shared__ float xd[SCAN_TOKENS][CHANNELS], decay[SCAN_TOKENS][CHANNELS]; // decay: delta without IS_ONE
+    const int n = (int) p.s.ne[0], tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES * CH;
+    const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1];
+    FOR_ROWS(block, per_seq * p.x.ne[3] / CHANNELS) {
+        const int64_t first = block * CHANNELS, q = first / per_seq, in_seq = first - q * per_seq;
+        const int64_t h = (in_seq + own) / p.x.ne[0], c = in_seq + own - h * p.x.ne[0], g = h / (p.x.ne[1] / p.b.ne[1]);
         const int32_t id = ((const int32_t *) p.ids.data)[q];
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float * y = (float *) p.y.data + (q * n_tokens * p.x.ne[1] + h) * p.x.ne[0] + c;
-        float * end = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * n_tokens * p.x.ne[3] + ch * n;
-        float st[PER], a[PER];
-        d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, c, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st);
-        d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), is_one ? 0 : p.a.nb[0], n, lane, a);
+        float * y = (float *) p.y.data + q * n_tokens * per_seq + in_seq + own;
+        float * end = (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] + (first + own) * n;
+        float st[CH][PER], a[PER];
+        float4 raw_b[LOADS], raw_c[LOADS];
+        float raw_x[INPUTS], raw_dt[INPUTS], raw_a[INPUTS];
         if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
         }
+        UNROLL for (int i = 0; i < CH; ++i) {
+            d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, c + i, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st[i]);
+        }
+        if (!IS_ONE) { d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a); }
+        const char * from_x[INPUTS], * from_dt[INPUTS];
+        UNROLL for (int i = 0; i < INPUTS; ++i) {
+            const int k = (tid + i * SCAN_BLOCK) % CHANNELS;
+            const int64_t kh = (in_seq + k) / p.x.ne[0], kc = in_seq + k - kh * p.x.ne[0];
+            from_x[i] = d_at(p.x, kc, kh, 0, q);
+            from_dt[i] = d_at(p.dt, kh, 0, q, 0);
+            raw_a[i] = IS_ONE ? d_load(p.a.type, d_at(p.a, 0, kh, 0, 0)) : 0.0f;
+        }
+        const char * from_b = d_at(p.b, 0, g, 0, q), * from_c = d_at(p.c, 0, g, 0, q);
+        auto fetch = [&](int64_t t0) {
+            UNROLL for (int i = 0; i < LOADS; ++i) {
+                const int at = tid + i * SCAN_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
+                const bool is_in = t < SCAN_TOKENS && t0 + t < n_tokens && k < n;
+                raw_b[i] = raw_c[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                if (is_in) {
+                    raw_b[i] = *(const float4 *) (from_b + (t0 + t) * (int64_t) p.b.nb[2] + 4 * k);
+                    raw_c[i] = *(const float4 *) (from_c + (t0 + t) * (int64_t) p.c.nb[2] + 4 * k);
+                }
+            }
+            UNROLL for (int i = 0; i < INPUTS; ++i) {
+                const int64_t t = t0 + (tid + i * SCAN_BLOCK) / CHANNELS;
+                raw_x[i] = t < n_tokens ? d_load(p.x.type, from_x[i] + t * (int64_t) p.x.nb[2]) : 0.0f;
+                raw_dt[i] = t < n_tokens ? d_load(p.dt.type, from_dt[i] + t * (int64_t) p.dt.nb[1]) : 0.0f;
+            }
+        };
+        fetch(0);
         for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_TOKENS) {
-            const int n_here = (int) (n_tokens - t0 < SCAN_TOKENS ? n_tokens - t0 : SCAN_TOKENS);
-            __syncthreads();
-            for (int i = tid; i < n_here * (SIZE / 4); i += SCAN_BLOCK) {
-                const int t = i / (SIZE / 4), k = i % (SIZE / 4) * 4;
-                const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                *(float4 *) &b[t][k] = k < n ? *(const float4 *) d_at(p.b, k, g, t0 + t, q) : zero;
-                *(float4 *) &cc[t][k] = k < n ? *(const float4 *) d_at(p.c, k, g, t0 + t, q) : zero;
+            __syncthreads(); // the tokens before are done with
+            UNROLL for (int i = 0; i < LOADS; ++i) {
+                const int at = tid + i * SCAN_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
+                if (t < SCAN_TOKENS) {
+                    *(float4 *) &b[t][k] = raw_b[i];
+                    *(float4 *) &cc[t][k] = raw_c[i];
+                }
             }
-            for (int i = tid; i < n_here * CHANNELS; i += SCAN_BLOCK) {
-                const int t = i / CHANNELS, k = i % CHANNELS;
-                const int64_t kc = (first + k) % p.x.ne[0], kh = (first + k) / p.x.ne[0] % p.x.ne[1];
-                const float d = d_softplus20(d_load(p.dt.type, d_at(p.dt, kh, t0 + t, q, 0)));
-                delta[t][k] = d;
-                xd[t][k] = d * d_load(p.x.type, d_at(p.x, kc, kh, t0 + t, q));
-                decay[t][k] = is_one ? expf(d * d_load(p.a.type, d_at(p.a, 0, kh, 0, 0))) : 0.0f;
+            UNROLL for (int i = 0; i < INPUTS; ++i) {
+                const int t = (tid + i * SCAN_BLOCK) / CHANNELS, k = (tid + i * SCAN_BLOCK) % CHANNELS;
+                const float d = t0 + t < n_tokens ? d_softplus20(raw_dt[i]) : 0.0f;
+                if (t < SCAN_TOKENS) {
+                    xd[t][k] = d * raw_x[i];
+                    decay[t][k] = IS_ONE ? expf(d * raw_a[i]) : d;
+                }
             }
             __syncthreads();
-            for (int t = 0; t < n_here; ++t) {
-                const float x = xd[t][own], one = decay[t][own], d = delta[t][own];
-                float sum = 0.0f;
-                for (int k = 0; k < PER; k += 4) {
+            if (t0 + SCAN_TOKENS < n_tokens) { fetch(t0 + SCAN_TOKENS); }
+            float sum[SCAN_TOKENS * CH];
+            UNROLL for (int t = 0; t < SCAN_TOKENS; ++t) {
+                const float one = decay[t][own];
+                UNROLL for (int i = 0; i < CH; ++i) { sum[t * CH + i] = 0.0f; }
+                UNROLL for (int k = 0; k < PER; k += 4) {
                     const float4 vb = *(const float4 *) &b[t][d_spread<LANES>(lane, k)];
                     const float4 vc = *(const float4 *) &cc[t][d_spread<LANES>(lane, k)];
                     const float kb[4] = { vb.x, vb.y, vb.z, vb.w }, kc[4] = { vc.x, vc.y, vc.z, vc.w };
-                    for (int j = 0; j < 4; ++j) {
-                        st[k + j] = st[k + j] * (is_one ? one : expf(d * a[k + j])) + kb[j] * x;
-                        sum += st[k + j] * kc[j];
+                    UNROLL for (int j = 0; j < 4; ++j) {
+                        const float keep = IS_ONE ? one : expf(one * a[k + j]);
+                        UNROLL for (int i = 0; i < CH; ++i) {
+                            st[i][k + j] = st[i][k + j] * keep + kb[j] * xd[t][own + i];
+                            sum[t * CH + i] += st[i][k + j] * kc[j];
+                        }
                     }
                 }
-                sum = d_group_sum<LANES>(sum);
-                if (lane == 0) { y[(t0 + t) * p.x.ne[1] * p.x.ne[0]] = sum; }
+            }
+            const int SUMS = SCAN_TOKENS * CH, EACH = SUMS > LANES ? SUMS / LANES : 1;
+            d_spread_sums<LANES, SUMS>::add(sum, lane);
+            UNROLL for (int i = 0; i < EACH; ++i) {
+                const int at = lane * SUMS / LANES + i;
+                const int64_t t = t0 + at / CH;
+                if (lane % (LANES / SUMS > 0 ? LANES / SUMS : 1) == 0 && t < n_tokens) { y[t * per_seq + at % CH] = sum[i]; }
             }
         }
-        for (int k = 0; k < PER; ++k) {
+        UNROLL for (int i = 0; i < CH; ++i) {
+            UNROLL for (int k = 0; k < PER; ++k) {
+                const int at = d_spread<LANES>(lane, k);
+                if (at < n) { end[i * n + at] = st[i][k]; }
+            }
+        }
+    }
+}
+
+// Single tokens: nothing to wait for but the state. A block has channels of one head.
+template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ssm_scan_one(const gcuda_ssm_scan_args p) {
+    const int n = (int) p.s.ne[0], lane = (int) threadIdx.x % LANES, n_heads = (int) p.x.ne[1];
+    const int per_head = (int) ((p.x.ne[0] + 256 / LANES - 1) / (256 / LANES));
+    FOR_ROWS(block, per_head * p.x.ne[1] * p.x.ne[3]) {
+        const int64_t head = block / per_head, q = head / n_heads, c = (block - head * per_head) * (256 / LANES) + threadIdx.x / LANES;
+        const int h = (int) (head - q * n_heads), g = h / (n_heads / (int) p.b.ne[1]);
+        const bool is_real = c < p.x.ne[0]; // the others only take part in shuffles
+        const int64_t own = is_real ? c : 0;
+        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        float st[PER], a[PER], b[PER], cc[PER], sum = 0.0f;
+        d_spread_load<LANES, PER, true>(p.b.type, d_at(p.b, 0, g, 0, q), p.b.nb[0], n, lane, b);
+        d_spread_load<LANES, PER, true>(p.c.type, d_at(p.c, 0, g, 0, q), p.c.nb[0], n, lane, cc);
+        const float delta = d_softplus20(d_load(p.dt.type, d_at(p.dt, h, 0, q, 0)));
+        const float xd = delta * d_load(p.x.type, d_at(p.x, own, h, 0, q));
+        if (p.a.ne[0] == 1) {
+            const float one = expf(delta * d_load(p.a.type, d_at(p.a, 0, h, 0, 0)));
+            UNROLL for (int k = 0; k < PER; ++k) { a[k] = one; }
+        } else {
+            d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a);
+            UNROLL for (int k = 0; k < PER; ++k) { a[k] = expf(delta * a[k]); }
+        }
+        d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, own, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st);
+        if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        UNROLL for (int k = 0; k < PER; ++k) {
+            st[k] = st[k] * a[k] + b[k] * xd;
+            sum += st[k] * cc[k];
+        }
+        sum = d_group_sum<LANES>(sum);
+        float * end = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * p.x.ne[3] + (head * p.x.ne[0] + c) * n;
+        if (is_real && lane == 0) { ((float *) p.y.data)[head * p.x.ne[0] + c] = sum; }
+        UNROLL for (int k = 0; k < PER && is_real; k += 4) {
             const int at = d_spread<LANES>(lane, k);
-            if (at < n) { end[at] = st[k]; }
+            if (at < n) { *(float4 *) (end + at) = make_float4(st[k], st[k + 1], st[k + 2], st[k + 3]); }
         }
     }
 }
@@ -4838,20 +5468,32 @@ static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
 }
 
 template <int LANES, int PER> static gcuda_status ssm_scan(const gcuda_ssm_scan_args & p, gcuda_stream stream) {
-    const int64_t n = (p.x.ne[0] * p.x.ne[1] * p.x.ne[3] * LANES + 127) / 128;
-    const int64_t n_channels = p.x.ne[0] * p.x.ne[1], per_block = SCAN_BLOCK / LANES;
-    if (is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c) && p.x.ne[2] > 1 &&
-        n_channels / p.b.ne[1] % per_block == 0) {
-        return launch(k_ssm_scan_staged<LANES, PER>, n_channels / per_block * p.x.ne[3], SCAN_BLOCK, stream, p);
+    const int64_t n = (p.x.ne[0] * p.x.ne[1] * p.x.ne[3] * LANES + 127) / 128, per_seq = p.x.ne[0] * p.x.ne[1];
+    const bool is_one = p.a.ne[0] == 1, wide = is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c);
+    const int64_t per_block = SCAN_BLOCK / LANES * (is_one ? 2 : 1);
+    if (wide && p.x.ne[2] > 1 && per_seq / p.b.ne[1] % per_block == 0 && (!is_one || p.x.ne[0] % 2 == 0)) {
+        return is_one ? launch(k_ssm_scan_staged<LANES, PER, true>, per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p)
+                      : launch(k_ssm_scan_staged<LANES, PER, false>, per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p);
     }
-    return is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c)
-               ? launch(k_ssm_scan<LANES, PER, true>, n, 128, stream, p)
-               : launch(k_ssm_scan<LANES, PER, false>, n, 128, stream, p);
+    return wide ? launch(k_ssm_scan<LANES, PER, true>, n, 128, stream, p)
+                : launch(k_ssm_scan<LANES, PER, false>, n, 128, stream, p);
+}
+
+template <int LANES, int PER> static gcuda_status ssm_scan_one(const gcuda_ssm_scan_args & p, gcuda_stream stream) {
+    const int64_t n = (p.x.ne[0] + 256 / LANES - 1) / (256 / LANES) * p.x.ne[1] * p.x.ne[3];
+    return launch(k_ssm_scan_one<LANES, PER>, n, 256, stream, p);
 }
 
 gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_stream stream) {
     const gcuda_ssm_scan_args & p = *args;
     const int64_t n = p.s.ne[0];
+    const bool ends_wide = (uintptr_t) p.y.data % 16 == 0 && p.x.ne[0] * p.x.ne[1] * p.x.ne[3] % 4 == 0;
+    if (p.x.ne[2] == 1 && n <= 256 && ends_wide && is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c)) {
+        return n <= 16    ? ssm_scan_one<4, 4>(p, stream)
+               : n <= 64  ? ssm_scan_one<8, 8>(p, stream)
+               : n <= 128 ? ssm_scan_one<16, 8>(p, stream)
+                          : ssm_scan_one<32, 8>(p, stream);
+    }
     return n <= 16    ? ssm_scan<4, 4>(p, stream)
            : n <= 64  ? ssm_scan<8, 8>(p, stream)
            : n <= 128 ? ssm_scan<16, 8>(p, stream)
@@ -4940,12 +5582,15 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
     }
 }
 
-// The same with LINEAR_TOKENS tokens at a time in shared memory, for blocks whose lines are all of one head.
+// The same with LINEAR_TOKENS tokens at a time in shared memory, fetched while the ones before are worked on, for blocks
+// whose lines are all of one head. Tokens behind the last one leave the state as it is: decay 1, all else 0.
 #define LINEAR_TOKENS 8
 #define LINEAR_BLOCK 128
 
 template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__(LINEAR_BLOCK) k_linear_staged(const d_linear p) {
     const int N = d_linear_inputs<KIND>::N, LINES = LINEAR_BLOCK / LANES, SIZE = LANES * PER;
+    const int LOADS = LINEAR_TOKENS * (SIZE / 4) / LINEAR_BLOCK > 0 ? LINEAR_TOKENS * (SIZE / 4) / LINEAR_BLOCK : 1;
+    const int VALUES = (LINEAR_TOKENS * LINES + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
     alignas(16) __shared__ float in[LINEAR_TOKENS][N][SIZE];
     __shared__ float value[LINEAR_TOKENS][LINES];
     const int n = (int) p.size, tid = (int) threadIdx.x, lane = tid % LANES, own = tid / LANES;
@@ -4954,7 +5599,8 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
         const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
         float * end = (float *) p.y.data + (p.n_seqs * p.n_tokens + q * p.size) * p.n_heads * p.size + h * p.size * p.size;
         float * y = (float *) p.y.data + q * p.n_tokens * p.n_heads * p.size + h * p.size + line + own;
-        float w[PER], first[PER];
+        float w[PER], first[PER], raw_value[VALUES];
+        float4 raw[N][LOADS];
         for (int k = 0; k < PER; ++k) {
             const int at = d_spread<LANES>(lane, k);
             w[k] = at < n ? from[d_linear_at<KIND>(p, at, line + own)] : 0.0f;
@@ -4962,28 +5608,47 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
         if (KIND == LINEAR_WKV6) {
             d_spread_load<LANES, PER, true>(p.in[3].type, d_at(p.in[3], 0, h, 0, 0), p.in[3].nb[0], n, lane, first);
         }
+        auto fetch = [&](int64_t t0) {
+            UNROLL for (int l = 0; l < LOADS; ++l) {
+                const int at = tid + l * LINEAR_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
+                const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens && k < n;
+                UNROLL for (int i = 0; i < N; ++i) {
+                    const float none = i == 2 ? 1.0f : 0.0f; // decay
+                    raw[i][l] = make_float4(none, none, none, none);
+                    if (is_in) { raw[i][l] = *(const float4 *) d_at(p.in[i], k, h, q * p.n_tokens + t0 + t, 0); }
+                }
+            }
+            UNROLL for (int l = 0; l < VALUES; ++l) {
+                const int t = (tid + l * LINEAR_BLOCK) / LINES, k = tid % LINES;
+                const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens;
+                raw_value[l] = is_in ? d_load(p.v.type, d_at(p.v, line + k, h, q * p.n_tokens + t0 + t, 0)) : 0.0f;
+            }
+        };
+        fetch(0);
         for (int64_t t0 = 0; t0 < p.n_tokens; t0 += LINEAR_TOKENS) {
-            const int n_here = (int) (p.n_tokens - t0 < LINEAR_TOKENS ? p.n_tokens - t0 : LINEAR_TOKENS);
-            __syncthreads();
-            for (int i = tid; i < n_here * N * (SIZE / 4); i += LINEAR_BLOCK) {
-                const int k = i % (SIZE / 4) * 4, row = i / (SIZE / 4), t = row / N;
-                *(float4 *) &in[t][row % N][k] = k < n ? *(const float4 *) d_at(p.in[row % N], k, h, q * p.n_tokens + t0 + t, 0)
-                                                       : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            __syncthreads(); // the tokens before are done with
+            UNROLL for (int l = 0; l < LOADS; ++l) {
+                const int at = tid + l * LINEAR_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
+                UNROLL for (int i = 0; i < N; ++i) {
+                    if (t < LINEAR_TOKENS) { *(float4 *) &in[t][i][k] = raw[i][l]; }
+                }
             }
-            for (int i = tid; i < n_here * LINES; i += LINEAR_BLOCK) {
-                value[i / LINES][i % LINES] = d_load(p.v.type, d_at(p.v, line + i % LINES, h, q * p.n_tokens + t0 + i / LINES, 0));
+            UNROLL for (int l = 0; l < VALUES; ++l) {
+                const int t = (tid + l * LINEAR_BLOCK) / LINES;
+                if (t < LINEAR_TOKENS) { value[t][tid % LINES] = raw_value[l]; }
             }
             __syncthreads();
-            for (int t = 0; t < n_here; ++t) {
+            if (t0 + LINEAR_TOKENS < p.n_tokens) { fetch(t0 + LINEAR_TOKENS); }
+            UNROLL for (int t = 0; t < LINEAR_TOKENS; ++t) {
                 const float v = value[t][own];
                 float x[N][PER], sum = 0.0f, key = 0.0f;
-                for (int i = 0; i < N; ++i) {
-                    for (int k = 0; k < PER; k += 4) {
+                UNROLL for (int i = 0; i < N; ++i) {
+                    UNROLL for (int k = 0; k < PER; k += 4) {
                         const float4 f = *(const float4 *) &in[t][i][d_spread<LANES>(lane, k)];
                         x[i][k] = f.x, x[i][k + 1] = f.y, x[i][k + 2] = f.z, x[i][k + 3] = f.w;
                     }
                 }
-                for (int k = 0; k < PER; ++k) {
+                UNROLL for (int k = 0; k < PER; ++k) {
                     if (KIND == LINEAR_WKV6) {
                         const float kv = x[0][k] * v;
                         sum += x[1][k] * (first[k] * kv + w[k]);
@@ -4997,13 +5662,13 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                 }
                 if (KIND == LINEAR_WKV7) {
                     key = d_group_sum<LANES>(key);
-                    for (int k = 0; k < PER; ++k) {
+                    UNROLL for (int k = 0; k < PER; ++k) {
                         w[k] = w[k] * x[2][k] + v * x[0][k] + key * x[N - 1][k];
                         sum += w[k] * x[1][k];
                     }
                 }
                 sum = d_group_sum<LANES>(sum);
-                if (lane == 0) { y[(t0 + t) * p.n_heads * p.size] = sum * p.scale; }
+                if (lane == 0 && t0 + t < p.n_tokens) { y[(t0 + t) * p.n_heads * p.size] = sum * p.scale; }
             }
         }
         for (int k = 0; k < PER; ++k) {
@@ -5096,9 +5761,94 @@ gcuda_status gcuda_launch_rwkv_wkv7(const gcuda_rwkv_wkv7_args * args, gcuda_str
 #endif // recurrences
 
 // >>op:solve_tri --------------------------------------------------------------------------------------
-// A block takes 32 columns, a warp four of them; lanes are the 32 rows of a panel. What earlier panels subtract comes
-// first, tile by tile through shared memory, then the triangle on the diagonal, row after row.
+// A block takes COLS columns, which are in shared memory from B to X, 32 rows after another: the triangle on the diagonal
+// row after row, lanes being rows and warps columns; then what that subtracts from all rows below, which is a product.
 //   floor   A and B read, X written; the rows of a panel depend on each other
+//   shared  n (COLS + 4) + 32 * 33 floats; longer columns go through memory
+template <int COLS> struct d_solve {
+    static const int PITCH = COLS + 4, OWN = COLS / 8; // columns of a warp
+    static size_t bytes(int64_t n) { return (size_t) (n * PITCH + 32 * 33) * sizeof(float); }
+};
+
+// Four neighbouring elements of A's row.
+static inline __device__ float4 d_solve_a(const gcuda_solve_tri_args & p, const char * row, int64_t i, bool is_wide_row) {
+    if (is_wide_row) {
+        return *(const float4 *) (row + 4 * i);
+    }
+    const int64_t size = (int64_t) p.a.nb[0];
+    return make_float4(d_load(p.a.type, row + i * size), d_load(p.a.type, row + (i + 1) * size),
+        d_load(p.a.type, row + (i + 2) * size), d_load(p.a.type, row + (i + 3) * size));
+}
+
+template <int COLS> static __global__ void __launch_bounds__(256) k_solve_tri_held(const gcuda_solve_tri_args p, bool is_wide_row) {
+    DYNAMIC_SHARED(float, shared);
+    typedef d_solve<COLS> S;
+    float * tile = shared, * x = shared + 32 * 33; // the triangle, pitch 33; the columns
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n = (int) p.y.ne[1];
+    const int64_t n_groups = (p.y.ne[0] + COLS - 1) / COLS;
+    FOR_ROWS(b, n_groups * p.y.ne[2] * p.y.ne[3]) {
+        const int64_t matrix = b / n_groups, c0 = (b - matrix * n_groups) * COLS, i3 = matrix / p.y.ne[2], i2 = matrix - i3 * p.y.ne[2];
+        const int n_cols = (int) (p.y.ne[0] - c0 < COLS ? p.y.ne[0] - c0 : COLS);
+        const char * a = d_at(p.a, 0, 0, i2, i3), * from = d_at(p.b, c0, 0, i2, i3);
+        char * to = d_at(p.y, c0, 0, i2, i3);
+        float next[4];
+        auto fetch = [&](int r0) { // the triangle from row r0 on, a warp a row
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const int r = warp + 8 * k;
+                const bool is_in = r0 + r < n && lane <= r;
+                next[k] = is_in ? d_load(p.a.type, a + (r0 + r) * (int64_t) p.a.nb[1] + (r0 + lane) * (int64_t) p.a.nb[0]) : 0.0f;
+            }
+        };
+        fetch(0);
+        __syncthreads(); // the columns before are done with
+        for (int i = tid; i < n * COLS; i += 256) {
+            const int r = i / COLS, c = i % COLS;
+            x[r * S::PITCH + c] = c < n_cols ? d_load(p.b.type, from + r * (int64_t) p.b.nb[1] + c * (int64_t) p.b.nb[0]) : 0.0f;
+        }
+        for (int r0 = 0; r0 < n; r0 += 32) {
+            UNROLL for (int k = 0; k < 4; ++k) { tile[(warp + 8 * k) * 33 + lane] = next[k]; }
+            __syncthreads();
+            const int n_here = n - r0 < 32 ? n - r0 : 32;
+            const float inverse = lane < n_here ? 1.0f / tile[lane * 33 + lane] : 0.0f;
+            float rest[S::OWN], found[S::OWN];
+            UNROLL for (int c = 0; c < S::OWN; ++c) { found[c] = rest[c] = lane < n_here ? x[(r0 + lane) * S::PITCH + warp * S::OWN + c] : 0.0f; }
+            UNROLL for (int t = 0; t < 32; ++t) {
+                const float factor = tile[lane * 33 + t];
+                UNROLL for (int c = 0; c < S::OWN; ++c) {
+                    const float v = __shfl_sync(0xffffffffu, rest[c] * inverse, t);
+                    if (lane == t) { found[c] = v; }
+                    if (lane > t) { rest[c] -= factor * v; }
+                }
+            }
+            UNROLL for (int c = 0; c < S::OWN; ++c) {
+                if (lane < n_here) { x[(r0 + lane) * S::PITCH + warp * S::OWN + c] = found[c]; }
+            }
+            fetch(r0 + 32);
+            __syncthreads();
+            for (int i = tid; i < (n - r0 - 32) * (COLS / 4); i += 256) { // rows below, four columns
+                const int r = r0 + 32 + i / (COLS / 4), c = i % (COLS / 4) * 4;
+                const char * row = a + r * (int64_t) p.a.nb[1];
+                float4 f[8], sum = *(const float4 *) (x + r * S::PITCH + c);
+                UNROLL for (int t = 0; t < 8; ++t) { f[t] = d_solve_a(p, row, r0 + 4 * t, is_wide_row); }
+                UNROLL for (int t = 0; t < 8; ++t) {
+                    const float own[4] = { f[t].x, f[t].y, f[t].z, f[t].w };
+                    UNROLL for (int j = 0; j < 4; ++j) {
+                        const float4 v = *(const float4 *) (x + (r0 + 4 * t + j) * S::PITCH + c);
+                        sum.x -= own[j] * v.x, sum.y -= own[j] * v.y, sum.z -= own[j] * v.z, sum.w -= own[j] * v.w;
+                    }
+                }
+                *(float4 *) (x + r * S::PITCH + c) = sum;
+            }
+        }
+        __syncthreads();
+        for (int i = tid; i < n * COLS; i += 256) {
+            const int r = i / COLS, c = i % COLS;
+            if (c < n_cols) { *(float *) (to + r * (int64_t) p.y.nb[1] + c * (int64_t) p.y.nb[0]) = x[r * S::PITCH + c]; }
+        }
+    }
+}
+
+// Columns of any length: X is written panel by panel and read again for the ones below.
 static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
     __shared__ float a[32][33], x[32][32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -5140,8 +5890,21 @@ static __global__ void k_solve_tri(const gcuda_solve_tri_args p) {
     }
 }
 
+template <int COLS> static gcuda_status solve_tri(const gcuda_solve_tri_args & p, gcuda_stream stream) {
+    const bool wide = is_wide(p.a) && p.a.type == GCUDA_TYPE_F32 && p.a.ne[0] % 4 == 0;
+    return launch_shared(k_solve_tri_held<COLS>, (p.y.ne[0] + COLS - 1) / COLS * p.y.ne[2] * p.y.ne[3], dim3(256),
+        d_solve<COLS>::bytes(p.y.ne[1]), 0, stream, p, wide);
+}
+
+#define SOLVE_FILLS 256 // blocks of 32 columns that fill the device; with fewer of them, blocks have 8
+
 gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_stream stream) {
-    return launch(k_solve_tri, (args->y.ne[0] + 31) / 32 * args->y.ne[2] * args->y.ne[3], 256, stream, *args);
+    const gcuda_solve_tri_args & p = *args;
+    const int64_t n = p.y.ne[1], n_blocks = (p.y.ne[0] + 31) / 32 * p.y.ne[2] * p.y.ne[3];
+    if (n_blocks >= SOLVE_FILLS && fits_shared(d_solve<32>::bytes(n), 0)) {
+        return solve_tri<32>(p, stream);
+    }
+    return fits_shared(d_solve<8>::bytes(n), 0) ? solve_tri<8>(p, stream) : launch(k_solve_tri, n_blocks, 256, stream, p);
 }
 
 // =====================================================================================================
@@ -5212,13 +5975,15 @@ static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gc
 }
 
 // ---- long rows: byte by byte from the low end, tiles counted, counts summed, tiles spread out ----
-#define SORT_TILE 4096 // elements of a block
+#define SORT_TILE 4096 // elements of a block, and of one where few elements would leave multiprocessors idle
+#define SORT_TILE_FEW 1024
+#define SORT_FEW ((int64_t) 1 << 19)
 #define SORT_BATCH ((int64_t) 1 << 24) // elements sorted at once, at least a row: 16 bytes of scratch each
 
 struct d_sort {
     gcuda_sort_args p;
     int64_t row0, n_rows, n, n_tiles; // the batch; elements and tiles of a row
-    uint32_t * keys[2], * index[2], * counts; // counts: [row][digit][tile]
+    uint32_t * keys[2], * index[2], * counts, * totals; // counts: [row][digit][tile]; totals: [row][digit]
     int shift;
     bool is_descending, is_first, is_last;
 };
@@ -5234,100 +5999,138 @@ static inline __device__ unsigned d_match8(uint32_t digit, bool is_in) {
     return peers;
 }
 
-static inline __device__ uint32_t d_sort_key_at(const d_sort & s, int64_t row, int64_t i) {
+// Adds elements to the counts of their bytes, once for lanes that have the same.
+static inline __device__ void d_count8(unsigned * count, uint32_t digit, bool is_in) {
+    if (__ballot_sync(0xffffffffu, is_in) != 0) {
+        const unsigned peers = d_match8(digit, is_in);
+        if (is_in && (peers & ((1u << threadIdx.x % 32) - 1)) == 0) { atomicAdd(&count[digit], (unsigned) __popc(peers)); }
+    }
+}
+
+// Sums over the threads before this one and over all, of 256 threads.
+static inline __device__ unsigned d_block_before(unsigned own, unsigned * part) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    unsigned sum = own;
+    for (int d = 1; d < 32; d *= 2) {
+        const unsigned left = __shfl_up_sync(0xffffffffu, sum, d);
+        sum += lane >= d ? left : 0;
+    }
+    __syncthreads(); // the last use of part is over
+    if (lane == 31) { part[warp] = sum; }
+    __syncthreads();
+    for (int w = 0; w < 8; ++w) { sum += w < warp ? part[w] : 0; }
+    return sum - own;
+}
+
+static inline __device__ uint32_t d_sort_key_at(const d_sort & s, const char * x, int64_t row, int64_t i) {
     if (!s.is_first) {
         return s.keys[0][row * s.n + i];
     }
-    const uint32_t key = d_sort_load(s.p, d_row(s.p.x, s.row0 + row), i);
+    const uint32_t key = d_sort_load(s.p, x, i);
     return s.is_descending ? ~key : key;
 }
 
-static __global__ void k_sort_count(const d_sort s) {
+template <int TILE> static __global__ void __launch_bounds__(256) k_sort_count(const d_sort s) {
     __shared__ unsigned count[256];
     FOR_ROWS(b, s.n_rows * s.n_tiles) {
-        const int64_t row = b / s.n_tiles, tile = b % s.n_tiles, i0 = tile * SORT_TILE;
+        const int64_t row = b / s.n_tiles, tile = b - row * s.n_tiles, i0 = tile * TILE + (int) threadIdx.x;
+        const char * x = d_row(s.p.x, s.row0 + row);
+        uint32_t key[TILE / 256];
+        UNROLL for (int k = 0; k < TILE / 256; ++k) { key[k] = i0 + 256 * k < s.n ? d_sort_key_at(s, x, row, i0 + 256 * k) : 0; }
         __syncthreads();
         count[threadIdx.x] = 0;
         __syncthreads();
-        for (int k = 0; k < SORT_TILE; k += 256) {
-            const int64_t i = i0 + k + (int) threadIdx.x;
-            const uint32_t digit = i < s.n ? d_sort_key_at(s, row, i) >> s.shift & 255u : 0;
-            const unsigned peers = d_match8(digit, i < s.n);
-            if (i < s.n && (peers & ((1u << threadIdx.x % 32) - 1)) == 0) { // the first of its kind
-                atomicAdd(&count[digit], (unsigned) __popc(peers));
-            }
-        }
+        UNROLL for (int k = 0; k < TILE / 256; ++k) { d_count8(count, key[k] >> s.shift & 255u, i0 + 256 * k < s.n); }
         __syncthreads();
         s.counts[(row * 256 + (int) threadIdx.x) * s.n_tiles + tile] = count[threadIdx.x];
     }
 }
 
-// Counts become places: sums of all before, in the order of digits, then tiles.
-static __global__ void __launch_bounds__(1024) k_sort_sum(const d_sort s) {
-    __shared__ unsigned part[32];
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    FOR_ROWS(row, s.n_rows) {
-        uint32_t * counts = s.counts + row * 256 * s.n_tiles;
+// A warp turns the counts of a digit into sums over the tiles before each.
+static __global__ void __launch_bounds__(256) k_sort_sum(const d_sort s) {
+    const int lane = (int) threadIdx.x % 32;
+    FOR_HELD_ROWS(r, s.n_rows * 256, 32) {
+        uint32_t * counts = s.counts + r * s.n_tiles;
         unsigned before = 0;
-        for (int64_t i0 = 0; i0 < 256 * s.n_tiles; i0 += blockDim.x) {
-            const int64_t i = i0 + threadIdx.x;
-            const unsigned own = i < 256 * s.n_tiles ? counts[i] : 0;
-            unsigned sum = own;
-            for (int d = 1; d < 32; d *= 2) {
-                const unsigned left = __shfl_up_sync(0xffffffffu, sum, d);
-                sum += lane >= d ? left : 0;
+        for (int64_t i0 = 0; i0 < s.n_tiles; i0 += 256) {
+            unsigned own[8];
+            UNROLL for (int k = 0; k < 8; ++k) { own[k] = i0 + 32 * k + lane < s.n_tiles ? counts[i0 + 32 * k + lane] : 0; }
+            UNROLL for (int k = 0; k < 8; ++k) {
+                unsigned sum = own[k];
+                for (int d = 1; d < 32; d *= 2) {
+                    const unsigned left = __shfl_up_sync(0xffffffffu, sum, d);
+                    sum += lane >= d ? left : 0;
+                }
+                if (i0 + 32 * k + lane < s.n_tiles) { counts[i0 + 32 * k + lane] = before + sum - own[k]; }
+                before += __shfl_sync(0xffffffffu, sum, 31);
             }
-            __syncthreads();
-            if (lane == 31) { part[warp] = sum; }
-            __syncthreads();
-            unsigned total = 0;
-            for (int w = 0; w < (int) blockDim.x / 32; ++w) {
-                sum += w < warp ? part[w] : 0;
-                total += part[w];
-            }
-            if (i < 256 * s.n_tiles) { counts[i] = before + sum - own; }
-            before += total;
         }
+        if (lane == 0) { s.totals[r] = before; }
     }
 }
 
-// 256 elements at a time; those with the same byte keep their order.
-static __global__ void k_sort_spread(const d_sort s) {
-    __shared__ unsigned next[256], count[8][256];
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+// Warps have adjacent stretches of a tile and count their digits one after another, so that elements with the same byte
+// keep their order; the tile is put in order in shared memory, so that what goes to one place is written together.
+template <int TILE> static __global__ void __launch_bounds__(256) k_sort_spread(const d_sort s) {
+    const int ITEMS = TILE / 256;
+    __shared__ uint32_t keys[TILE], index[TILE];
+    __shared__ unsigned count[8][256], to[256], part[8];
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32;
     FOR_ROWS(b, s.n_rows * s.n_tiles) {
-        const int64_t row = b / s.n_tiles, tile = b % s.n_tiles;
-        __syncthreads();
-        next[threadIdx.x] = s.counts[(row * 256 + (int) threadIdx.x) * s.n_tiles + tile];
-        for (int k = 0; k < SORT_TILE; k += 256) {
-            const int64_t i = tile * SORT_TILE + k + (int) threadIdx.x;
-            const bool is_in = i < s.n;
-            const uint32_t key = is_in ? d_sort_key_at(s, row, i) : 0, digit = key >> s.shift & 255u;
-            const uint32_t index = !is_in ? 0 : s.is_first ? (uint32_t) i : s.index[0][row * s.n + i];
-            const unsigned peers = d_match8(digit, is_in), rank = (unsigned) __popc(peers & ((1u << lane) - 1));
-            for (int w = 0; w < 8; ++w) { count[w][threadIdx.x] = 0; }
-            __syncthreads();
-            if (is_in && rank == 0) { count[warp][digit] = (unsigned) __popc(peers); }
-            __syncthreads();
-            unsigned at = next[threadIdx.x];
-            for (int w = 0; w < 8; ++w) {
-                const unsigned n = count[w][threadIdx.x];
-                count[w][threadIdx.x] = at;
-                at += n;
-            }
-            next[threadIdx.x] = at;
-            __syncthreads();
-            if (is_in) {
-                const int64_t to = count[warp][digit] + rank;
-                if (s.is_last) {
-                    *(int32_t *) (d_row(s.p.y, s.row0 + row) + to * (int64_t) s.p.y.nb[0]) = (int32_t) index;
-                } else {
-                    s.keys[1][row * s.n + to] = key;
-                    s.index[1][row * s.n + to] = index;
-                }
-            }
-            __syncthreads();
+        const int64_t row = b / s.n_tiles, tile = b - row * s.n_tiles, i0 = tile * TILE + warp * (TILE / 8) + lane;
+        const int n_here = (int) (s.n - tile * TILE < TILE ? s.n - tile * TILE : TILE);
+        const char * x = d_row(s.p.x, s.row0 + row);
+        uint32_t key[ITEMS], at[ITEMS];
+        unsigned rank[ITEMS];
+        UNROLL for (int k = 0; k < ITEMS; ++k) {
+            const int64_t i = i0 + 32 * k;
+            key[k] = i < s.n ? d_sort_key_at(s, x, row, i) : 0;
+            at[k] = s.is_first || i >= s.n ? (uint32_t) i : s.index[0][row * s.n + i];
         }
+        const unsigned before = s.counts[(row * 256 + tid) * s.n_tiles + tile];
+        const unsigned base = d_block_before(s.totals[row * 256 + tid], part) + before;
+        for (int w = 0; w < 8; ++w) { count[w][tid] = 0; }
+        __syncthreads();
+        UNROLL for (int k = 0; k < ITEMS; ++k) {
+            const bool is_in = i0 + 32 * k < s.n;
+            const uint32_t digit = key[k] >> s.shift & 255u;
+            const unsigned peers = d_match8(digit, is_in), here = (unsigned) __popc(peers & ((1u << lane) - 1));
+            const unsigned old = count[warp][digit];
+            __syncwarp();
+            if (is_in && here == 0) { count[warp][digit] = old + (unsigned) __popc(peers); }
+            __syncwarp();
+            rank[k] = old + here;
+        }
+        __syncthreads();
+        unsigned n = 0;
+        for (int w = 0; w < 8; ++w) {
+            const unsigned own = count[w][tid];
+            count[w][tid] = n;
+            n += own;
+        }
+        const unsigned first = d_block_before(n, part); // of this digit in the tile
+        for (int w = 0; w < 8; ++w) { count[w][tid] += first; }
+        to[tid] = base - first;
+        __syncthreads();
+        UNROLL for (int k = 0; k < ITEMS; ++k) {
+            if (i0 + 32 * k < s.n) {
+                const unsigned place = count[warp][key[k] >> s.shift & 255u] + rank[k];
+                keys[place] = key[k];
+                index[place] = at[k];
+            }
+        }
+        __syncthreads();
+        char * y = d_row(s.p.y, s.row0 + row);
+        for (int i = tid; i < n_here; i += 256) {
+            const uint32_t place = to[keys[i] >> s.shift & 255u] + (unsigned) i; // modulo 2^32, as the difference is
+            if (s.is_last) {
+                *(int32_t *) (y + (int64_t) place * (int64_t) s.p.y.nb[0]) = (int32_t) index[i];
+            } else {
+                s.keys[1][row * s.n + place] = keys[i];
+                s.index[1][row * s.n + place] = index[i];
+            }
+        }
+        __syncthreads();
     }
 }
 
@@ -5335,12 +6138,13 @@ static int64_t sort_rows(const gcuda_sort_args & p) { // of a batch
     const int64_t n = p.x.ne[0] > 0 ? SORT_BATCH / p.x.ne[0] : 1, most = n_rows(p.x);
     return n < 1 ? 1 : n < most ? n : most;
 }
+static int64_t sort_tile(const gcuda_sort_args & p) { return sort_rows(p) * p.x.ne[0] <= SORT_FEW ? SORT_TILE_FEW : SORT_TILE; }
 
 static d_sort sort_of(const gcuda_sort_args & p) {
     d_sort s = {};
     s.p = p;
     s.n = p.x.ne[0];
-    s.n_tiles = (s.n + SORT_TILE - 1) / SORT_TILE;
+    s.n_tiles = (s.n + sort_tile(p) - 1) / sort_tile(p);
     s.is_descending = p.order == GCUDA_SORT_ORDER_DESC;
     const int64_t batch = sort_rows(p) * s.n;
     for (int i = 0; i < 2; ++i) {
@@ -5348,14 +6152,15 @@ static d_sort sort_of(const gcuda_sort_args & p) {
         s.index[i] = (uint32_t *) p.scratch + (2 + i) * batch;
     }
     s.counts = (uint32_t *) p.scratch + 4 * batch;
+    s.totals = s.counts + sort_rows(p) * 256 * s.n_tiles;
     return s;
 }
 
 // >>op:argsort ----------------------------------------------------------------------------------------
 //   floor   x read, y written: 8 bytes an element
 size_t gcuda_argsort_scratch_bytes(const gcuda_sort_args * args) {
-    const int64_t n = args->x.ne[0];
-    return n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + SORT_TILE - 1) / SORT_TILE));
+    const int64_t n = args->x.ne[0], tile = sort_tile(*args);
+    return n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + tile - 1) / tile + 1));
 }
 
 static void swap_sides(d_sort & s) {
@@ -5364,6 +6169,12 @@ static void swap_sides(d_sort & s) {
     s.index[0] = s.index[1];
     s.keys[1] = keys;
     s.index[1] = index;
+}
+
+template <int TILE> static gcuda_status sort_round(const d_sort & s, gcuda_stream stream) {
+    gcuda_status st = launch(k_sort_count<TILE>, s.n_rows * s.n_tiles, 256, stream, s);
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_sort_sum, s.n_rows * 32, 256, stream, s) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch(k_sort_spread<TILE>, s.n_rows * s.n_tiles, 256, stream, s) : st;
 }
 
 gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream stream) {
@@ -5378,9 +6189,7 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
         for (s.shift = 0; s.shift < 32 && st == GCUDA_STATUS_SUCCESS; s.shift += 8) {
             s.is_first = s.shift == 0;
             s.is_last = s.shift == 24;
-            st = launch(k_sort_count, s.n_rows * s.n_tiles, 256, stream, s);
-            st = st == GCUDA_STATUS_SUCCESS ? launch(k_sort_sum, s.n_rows, 1024, stream, s) : st;
-            st = st == GCUDA_STATUS_SUCCESS ? launch(k_sort_spread, s.n_rows * s.n_tiles, 256, stream, s) : st;
+            st = sort_tile(*args) == SORT_TILE ? sort_round<SORT_TILE>(s, stream) : sort_round<SORT_TILE_FEW>(s, stream);
             swap_sides(s);
         }
     }
@@ -5389,45 +6198,73 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
 
 // >>op:top_k ------------------------------------------------------------------------------------------
 // The key of the k-th largest element byte by byte, counting those that share what is known of it; then all above it and
-// as many equal to it as there is room for, in the order of the row.
-//   floor   x read once; long rows are read five times, mostly from cache
-static __global__ void __launch_bounds__(1024) k_top_k(const gcuda_sort_args p) {
+// as many equal to it as there is room for, in the order of the row. Short rows are sorted.
+//   floor   x read once; what does not fit registers is read five times, mostly from cache
+#define TOP_K_SHORT 256
+
+// By the first warp: the byte, from the highest down, at which the counts reach left, and how many of it are still wanted.
+static inline __device__ void d_top_k_digit(const unsigned * count, unsigned left, unsigned * digit, unsigned * rest) {
+    const int lane = (int) threadIdx.x % 32;
+    unsigned own[8], sum = 0;
+    UNROLL for (int j = 0; j < 8; ++j) { sum += own[j] = count[255 - 8 * lane - j]; }
+    unsigned above = sum; // in digits above this lane's, and its own
+    for (int d = 1; d < 32; d *= 2) {
+        const unsigned v = __shfl_up_sync(0xffffffffu, above, d);
+        above += lane >= d ? v : 0;
+    }
+    if (left <= above && left > above - sum) { // one lane
+        above -= sum;
+        UNROLL for (int j = 0; j < 8; ++j) {
+            if (above < left && left <= above + own[j]) {
+                *digit = (unsigned) (255 - 8 * lane - j);
+                *rest = left - above;
+            }
+            above += own[j];
+        }
+    }
+}
+
+// HELD keys of a row in a thread's registers, or with 0 read from memory every time, four at once.
+template <int HELD> struct d_row_keys {
+    uint32_t key[HELD > 0 ? HELD : 4];
+    template <typename F> inline __device__ void each(const gcuda_sort_args & p, const char * x, bool is_first, F f) {
+        const int64_t n = p.x.ne[0], step = (HELD > 0 ? HELD : 4) * (int64_t) blockDim.x;
+        for (int64_t i0 = threadIdx.x; i0 < n + threadIdx.x; i0 += step) {
+            UNROLL for (int k = 0; k < (HELD > 0 ? HELD : 4) && (HELD == 0 || is_first); ++k) {
+                const int64_t i = i0 + k * (int64_t) blockDim.x;
+                key[k] = i < n ? d_sort_load(p, x, i) : 0;
+            }
+            UNROLL for (int k = 0; k < (HELD > 0 ? HELD : 4); ++k) { f(key[k], i0 + k * (int64_t) blockDim.x); }
+        }
+    }
+};
+
+template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 1024) k_top_k(const gcuda_sort_args p) {
     __shared__ unsigned count[256], chosen[2], part[32][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     const int64_t n = p.x.ne[0];
     FOR_ROWS(r, d_rows(p.x)) {
         const char * x = d_row(p.x, r);
         char * y = d_row(p.y, r);
+        d_row_keys<HELD> keys;
         uint32_t prefix = 0, known = 0;
         unsigned left = (unsigned) p.y.ne[0]; // still to be taken among those that share the prefix
         for (int shift = 24; shift >= 0; shift -= 8) {
             __syncthreads();
             if (threadIdx.x < 256) { count[threadIdx.x] = 0; }
             __syncthreads();
-            for (int64_t i0 = 0; i0 < n; i0 += blockDim.x) {
-                const int64_t i = i0 + threadIdx.x;
-                const uint32_t key = i < n ? d_sort_load(p, x, i) : 0, digit = key >> shift & 255u;
-                const bool is_in = i < n && (key & known) == prefix;
-                const unsigned peers = d_match8(digit, is_in);
-                if (is_in && (peers & ((1u << lane) - 1)) == 0) { atomicAdd(&count[digit], (unsigned) __popc(peers)); }
-            }
+            keys.each(p, x, shift == 24, [&](uint32_t key, int64_t i) {
+                d_count8(count, key >> shift & 255u, i < n && (key & known) == prefix);
+            });
             __syncthreads();
-            if (threadIdx.x == 0) {
-                unsigned above = 0;
-                int digit = 255;
-                while (digit > 0 && above + count[digit] < left) { above += count[digit--]; }
-                chosen[0] = (unsigned) digit;
-                chosen[1] = left - above;
-            }
+            if (warp == 0) { d_top_k_digit(count, left, &chosen[0], &chosen[1]); }
             __syncthreads();
             prefix |= chosen[0] << shift;
             known |= 255u << shift;
             left = chosen[1];
         }
         unsigned n_above = 0, n_equal = 0; // before this stretch
-        for (int64_t i0 = 0; i0 < n; i0 += blockDim.x) {
-            const int64_t i = i0 + threadIdx.x;
-            const uint32_t key = i < n ? d_sort_load(p, x, i) : 0;
+        keys.each(p, x, false, [&](uint32_t key, int64_t i) {
             const unsigned above = __ballot_sync(0xffffffffu, i < n && key > prefix);
             const unsigned equal = __ballot_sync(0xffffffffu, i < n && key == prefix);
             __syncthreads();
@@ -5451,157 +6288,177 @@ static __global__ void __launch_bounds__(1024) k_top_k(const gcuda_sort_args p) 
                 const int64_t to = at_above + (at_equal < left ? at_equal : left);
                 *(int32_t *) (y + to * (int64_t) p.y.nb[0]) = (int32_t) i;
             }
-        }
+        });
     }
 }
 
-// Too few rows to fill the device: tiles of them count, and every tile adds up the counts of its row to learn the next
-// byte. counts[round][row][tile][256]; then [row][tile][2]: how many elements are above and equal to the last key.
-#define TOP_K_TILE 4096
+// Too few rows to fill the device: tiles of them add to the counts of their row, in integers, whose order does not matter.
+// state[row][round]: the bytes known before that round, and how many elements are wanted of those that share them;
+// counts[round][row][256]; found[row][tile]: how many elements are above and equal to the last key.
+#define TOP_K_TILE 2048  // elements, or a multiple of it: at most TOP_K_TILES of a row
+#define TOP_K_TILES 1024
 
 struct d_top_k {
-    int64_t n_tiles;
-    unsigned * counts, * found;
+    int64_t n_tiles, tile;
+    uint2 * state, * found;
+    unsigned * counts;
 };
 
-static inline __device__ unsigned * d_top_k_counts(const d_top_k & t, int64_t n_rows, int round, int64_t row) {
-    return t.counts + ((int64_t) round * n_rows + row) * t.n_tiles * 256;
+static __global__ void k_top_k_begin(const gcuda_sort_args p, const d_top_k t) {
+    FOR_ELEMENTS(i, d_rows(p.x) * 4 * 256) { t.counts[i] = 0; }
+    FOR_ELEMENTS(r, d_rows(p.x)) { t.state[r * 5] = make_uint2(0, (unsigned) p.y.ne[0]); }
 }
 
-// What n_rounds rounds have found: the first bytes of the key, and how many of those that share them are taken.
-static __device__ uint32_t d_top_k_prefix(const gcuda_sort_args & p, const d_top_k & t, int n_rounds, int64_t row, unsigned * left) {
+// What the rounds before this one have found. A row's first block keeps it for the next ones.
+static __device__ uint2 d_top_k_state(const gcuda_sort_args & p, const d_top_k & t, int round, int64_t row, int64_t tile) {
     __shared__ unsigned count[256], chosen[2];
-    uint32_t prefix = 0;
-    *left = (unsigned) p.y.ne[0];
-    for (int round = 0; round < n_rounds; ++round) {
-        const unsigned * counts = d_top_k_counts(t, d_rows(p.x), round, row);
-        unsigned sum = 0;
-        for (int64_t tile = 0; tile < t.n_tiles; ++tile) { sum += counts[tile * 256 + (int) threadIdx.x]; }
-        __syncthreads();
-        count[threadIdx.x] = sum;
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            unsigned above = 0;
-            int digit = 255;
-            while (digit > 0 && above + count[digit] < *left) { above += count[digit--]; }
-            chosen[0] = (unsigned) digit;
-            chosen[1] = *left - above;
-        }
-        __syncthreads();
-        prefix = prefix << 8 | chosen[0];
-        *left = chosen[1];
+    if (round == 0) {
+        return t.state[row * 5];
     }
-    return prefix;
+    const uint2 last = t.state[row * 5 + round - 1];
+    __syncthreads();
+    count[threadIdx.x] = t.counts[((round - 1) * d_rows(p.x) + row) * 256 + (int) threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x < 32) { d_top_k_digit(count, last.y, &chosen[0], &chosen[1]); }
+    __syncthreads();
+    const uint2 now = make_uint2(last.x << 8 | chosen[0], chosen[1]);
+    if (tile == 0 && threadIdx.x == 0) { t.state[row * 5 + round] = now; }
+    return now;
 }
 
-static __global__ void k_top_k_count(const gcuda_sort_args p, const d_top_k t, int round) {
+// A thread's keys of a stretch of TOP_K_TILE.
+static inline __device__ void d_top_k_keys(const gcuda_sort_args & p, const char * x, int64_t i0, uint32_t * key) {
+    UNROLL for (int k = 0; k < TOP_K_TILE / 256; ++k) {
+        const int64_t i = i0 + 256 * k + (int) threadIdx.x;
+        key[k] = i < p.x.ne[0] ? d_sort_load(p, x, i) : 0;
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_top_k_count(const gcuda_sort_args p, const d_top_k t, int round) {
     __shared__ unsigned count[256];
     FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
         const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
         const char * x = d_row(p.x, row);
-        unsigned left;
-        const uint32_t prefix = d_top_k_prefix(p, t, round, row, &left);
         const int shift = 24 - 8 * round;
+        uint32_t key[TOP_K_TILE / 256];
+        d_top_k_keys(p, x, tile * t.tile, key);
+        const uint2 state = d_top_k_state(p, t, round, row, tile);
         __syncthreads();
         count[threadIdx.x] = 0;
         __syncthreads();
-        for (int k = 0; k < TOP_K_TILE; k += 256) {
-            const int64_t i = tile * TOP_K_TILE + k + (int) threadIdx.x;
-            const uint32_t key = i < p.x.ne[0] ? d_sort_load(p, x, i) : 0, digit = key >> shift & 255u;
-            const bool is_in = i < p.x.ne[0] && (round == 0 || key >> (shift + 8) == prefix);
-            const unsigned peers = d_match8(digit, is_in);
-            if (is_in && (peers & ((1u << threadIdx.x % 32) - 1)) == 0) { atomicAdd(&count[digit], (unsigned) __popc(peers)); }
+        for (int64_t i0 = tile * t.tile; i0 < (tile + 1) * t.tile; i0 += TOP_K_TILE) {
+            if (i0 != tile * t.tile) { d_top_k_keys(p, x, i0, key); }
+            UNROLL for (int k = 0; k < TOP_K_TILE / 256; ++k) {
+                const bool is_in = i0 + 256 * k + (int) threadIdx.x < p.x.ne[0];
+                d_count8(count, key[k] >> shift & 255u, is_in && (round == 0 || key[k] >> (shift + 8) == state.x));
+            }
         }
         __syncthreads();
-        d_top_k_counts(t, d_rows(p.x), round, row)[tile * 256 + (int) threadIdx.x] = count[threadIdx.x];
+        if (count[threadIdx.x] > 0) {
+            atomicAdd(&t.counts[(round * d_rows(p.x) + row) * 256 + (int) threadIdx.x], count[threadIdx.x]);
+        }
     }
 }
 
-static __global__ void k_top_k_found(const gcuda_sort_args p, const d_top_k t) {
+static __global__ void __launch_bounds__(256) k_top_k_found(const gcuda_sort_args p, const d_top_k t) {
     FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
         const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
         const char * x = d_row(p.x, row);
-        unsigned left;
-        const uint32_t key = d_top_k_prefix(p, t, 4, row, &left);
+        uint32_t key[TOP_K_TILE / 256];
+        d_top_k_keys(p, x, tile * t.tile, key);
+        const uint32_t last = d_top_k_state(p, t, 4, row, tile).x;
         long long n = 0; // above in the upper half, equal in the lower
-        for (int k = 0; k < TOP_K_TILE; k += 256) {
-            const int64_t i = tile * TOP_K_TILE + k + (int) threadIdx.x;
-            const uint32_t own = i < p.x.ne[0] ? d_sort_load(p, x, i) : 0;
-            n += i >= p.x.ne[0] ? 0 : own > key ? 1LL << 32 : own == key ? 1 : 0;
+        for (int64_t i0 = tile * t.tile; i0 < (tile + 1) * t.tile; i0 += TOP_K_TILE) {
+            if (i0 != tile * t.tile) { d_top_k_keys(p, x, i0, key); }
+            UNROLL for (int k = 0; k < TOP_K_TILE / 256; ++k) {
+                const bool is_in = i0 + 256 * k + (int) threadIdx.x < p.x.ne[0];
+                n += !is_in ? 0 : key[k] > last ? 1LL << 32 : key[k] == last ? 1 : 0;
+            }
         }
         n = d_block_reduce<d_sum_op>(n, 0LL);
-        if (threadIdx.x == 0) {
-            t.found[2 * b] = (unsigned) (n >> 32);
-            t.found[2 * b + 1] = (unsigned) n;
-        }
+        if (threadIdx.x == 0) { t.found[b] = make_uint2((unsigned) (n >> 32), (unsigned) n); }
     }
 }
 
-static __global__ void k_top_k_take(const gcuda_sort_args p, const d_top_k t) {
+static __global__ void __launch_bounds__(256) k_top_k_take(const gcuda_sort_args p, const d_top_k t) {
     __shared__ unsigned part[8][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     FOR_ROWS(b, d_rows(p.x) * t.n_tiles) {
         const int64_t row = b / t.n_tiles, tile = b - row * t.n_tiles;
         const char * x = d_row(p.x, row);
         char * y = d_row(p.y, row);
-        unsigned left;
-        const uint32_t key = d_top_k_prefix(p, t, 4, row, &left);
+        const uint2 state = t.state[row * 5 + 4];
+        const uint2 here = t.found[b];
+        if (here.x + here.y == 0) { // the same for all threads
+            continue;
+        }
         long long n = 0;
         FOR_ROW_ELEMENTS(i, tile) {
-            n += ((long long) t.found[2 * (row * t.n_tiles + i)] << 32) + t.found[2 * (row * t.n_tiles + i) + 1];
+            const uint2 v = t.found[row * t.n_tiles + i];
+            n += ((long long) v.x << 32) + v.y;
         }
         n = d_block_reduce<d_sum_op>(n, 0LL);
         unsigned n_above = (unsigned) (n >> 32), n_equal = (unsigned) n; // before this stretch
-        for (int k = 0; k < TOP_K_TILE; k += 256) {
-            const int64_t i = tile * TOP_K_TILE + k + (int) threadIdx.x;
-            const bool is_in = i < p.x.ne[0];
-            const uint32_t own = is_in ? d_sort_load(p, x, i) : 0;
-            const unsigned above = __ballot_sync(0xffffffffu, is_in && own > key);
-            const unsigned equal = __ballot_sync(0xffffffffu, is_in && own == key), before = (1u << lane) - 1;
-            __syncthreads();
-            if (lane == 0) {
-                part[warp][0] = (unsigned) __popc(above);
-                part[warp][1] = (unsigned) __popc(equal);
-            }
-            __syncthreads();
-            unsigned at_above = n_above + (unsigned) __popc(above & before), at_equal = n_equal + (unsigned) __popc(equal & before);
-            for (int w = 0; w < 8; ++w) {
-                at_above += w < warp ? part[w][0] : 0;
-                at_equal += w < warp ? part[w][1] : 0;
-                n_above += part[w][0];
-                n_equal += part[w][1];
-            }
-            if (is_in && (own > key || (own == key && at_equal < left))) {
-                *(int32_t *) (y + (at_above + (at_equal < left ? at_equal : left)) * (int64_t) p.y.nb[0]) = (int32_t) i;
+        for (int64_t i0 = tile * t.tile; i0 < (tile + 1) * t.tile; i0 += TOP_K_TILE) {
+            uint32_t key[TOP_K_TILE / 256];
+            d_top_k_keys(p, x, i0, key);
+            UNROLL for (int k = 0; k < TOP_K_TILE / 256; ++k) {
+                const int64_t i = i0 + 256 * k + (int) threadIdx.x;
+                const bool is_in = i < p.x.ne[0];
+                const unsigned above = __ballot_sync(0xffffffffu, is_in && key[k] > state.x);
+                const unsigned equal = __ballot_sync(0xffffffffu, is_in && key[k] == state.x), before = (1u << lane) - 1;
+                __syncthreads();
+                if (lane == 0) {
+                    part[warp][0] = (unsigned) __popc(above);
+                    part[warp][1] = (unsigned) __popc(equal);
+                }
+                __syncthreads();
+                unsigned at_above = n_above + (unsigned) __popc(above & before);
+                unsigned at_equal = n_equal + (unsigned) __popc(equal & before);
+                for (int w = 0; w < 8; ++w) {
+                    at_above += w < warp ? part[w][0] : 0;
+                    at_equal += w < warp ? part[w][1] : 0;
+                    n_above += part[w][0];
+                    n_equal += part[w][1];
+                }
+                if (is_in && (key[k] > state.x || (key[k] == state.x && at_equal < state.y))) {
+                    const int64_t to = at_above + (at_equal < state.y ? at_equal : state.y);
+                    *(int32_t *) (y + to * (int64_t) p.y.nb[0]) = (int32_t) i;
+                }
             }
         }
     }
 }
 
-static int64_t top_k_tiles(const gcuda_sort_args & p) { // of a row; 0: a block has a row
-    const int64_t n = p.x.ne[0];
-    return n <= 2 * SORT_SHORT || n_rows(p.x) >= 32 ? 0 : (n + TOP_K_TILE - 1) / TOP_K_TILE;
+static int64_t top_k_tile(const gcuda_sort_args & p) { // elements; 0: a block has a row
+    const int64_t n = p.x.ne[0], least = TOP_K_TILE * (int64_t) TOP_K_TILES;
+    return n <= 2 * SORT_SHORT || n_rows(p.x) >= 32 ? 0 : (n + least - 1) / least * TOP_K_TILE;
 }
 
 size_t gcuda_top_k_scratch_bytes(const gcuda_sort_args * args) {
-    return (size_t) (top_k_tiles(*args) * n_rows(args->x)) * (4 * 256 + 2) * sizeof(unsigned);
+    const int64_t tile = top_k_tile(*args), n = tile > 0 ? (args->x.ne[0] + tile - 1) / tile : 0;
+    return n == 0 ? 0 : (size_t) n_rows(args->x) * ((size_t) (n + 5) * sizeof(uint2) + 4 * 256 * sizeof(unsigned));
 }
 
 gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream stream) {
-    const int64_t rows = n_rows(args->x), n_blocks = top_k_tiles(*args) * rows;
-    if (args->x.ne[0] <= SORT_SHORT) {
-        return sort_short(*args, true, stream);
+    const gcuda_sort_args & p = *args;
+    const int64_t rows = n_rows(p.x), tile = top_k_tile(p), n_tiles = tile > 0 ? (p.x.ne[0] + tile - 1) / tile : 0;
+    if (p.x.ne[0] <= TOP_K_SHORT) {
+        return sort_short(p, true, stream);
     }
-    if (n_blocks == 0) {
-        return launch(k_top_k, rows, 1024, stream, *args);
+    if (n_tiles == 0) {
+        return p.x.ne[0] <= 1024   ? launch(k_top_k<4>, rows, 256, stream, p)
+               : p.x.ne[0] <= 4096 ? launch(k_top_k<16>, rows, 256, stream, p)
+                                   : launch(k_top_k<0>, rows, 1024, stream, p);
     }
-    const d_top_k t = { n_blocks / rows, (unsigned *) args->scratch, (unsigned *) args->scratch + n_blocks * 4 * 256 };
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    d_top_k t = { n_tiles, tile, (uint2 *) p.scratch, (uint2 *) p.scratch + rows * 5, nullptr };
+    t.counts = (unsigned *) (t.found + rows * n_tiles);
+    gcuda_status st = launch(k_top_k_begin, rows * 4, 256, stream, p, t);
     for (int round = 0; round < 4 && st == GCUDA_STATUS_SUCCESS; ++round) {
-        st = launch(k_top_k_count, n_blocks, 256, stream, *args, t, round);
+        st = launch(k_top_k_count, rows * n_tiles, 256, stream, p, t, round);
     }
-    st = st == GCUDA_STATUS_SUCCESS ? launch(k_top_k_found, n_blocks, 256, stream, *args, t) : st;
-    return st == GCUDA_STATUS_SUCCESS ? launch(k_top_k_take, n_blocks, 256, stream, *args, t) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_top_k_found, rows * n_tiles, 256, stream, p, t) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch(k_top_k_take, rows * n_tiles, 256, stream, p, t) : st;
 }
 #endif // part 12
 

@@ -12,6 +12,7 @@ capture that takes 2 s alone took 22 s beside four more, on an H200). A record k
     ops        every operation against its float64 reference, on the device
     capture    every case once more as a CUDA graph, replayed three times on changed data
     programs   the digits; tests/hw/test-*.c; libraries that the programs need
+    shapes     test-random: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits and a sample of all cases
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
     upload     build/cuda/bench-upload: host to device
@@ -35,7 +36,8 @@ HARDWARE = os.path.join(ROOT, "tests", "hardware")
 LOG = os.path.join(ROOT, "build", "log")
 SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "tests/test-ops.c", "tests/test-ops.h"]
 BUDGET = 480  # seconds of a stage
-STAGES = ["build", "ops", "capture", "programs", "sanitizer", "bench", "upload", "peers"]
+STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench", "upload", "peers"]
+SHAPES = ["test-random", "test-large"]
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 N_SAMPLES = 150  # compute-sanitizer looks at every n-th case
@@ -136,9 +138,12 @@ def stage_capture(stage, args):
     operations(stage, "as CUDA graphs", ["build/cuda/test-ops"], GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **args.env)
 
 
-def hardware_tests(stage):
-    for source in sorted(glob.glob(os.path.join(ROOT, "tests", "hw", "test-*.c"))):
-        name = os.path.splitext(os.path.basename(source))[0]
+def hardware_names():
+    return [os.path.splitext(os.path.basename(f))[0] for f in sorted(glob.glob(os.path.join(ROOT, "tests", "hw", "test-*.c")))]
+
+
+def hardware_tests(stage, names):
+    for name in names:
         code, out = run([f"build/cuda/{name}"], name, stage.left(), GCUDA_TEST_FULL="1")
         closing = CLOSING.search(out)
         stage.result(name, code == 0 and closing is not None, (closing[0] if closing else out[-300:]) + failures(out))
@@ -157,7 +162,11 @@ def stage_programs(stage, args):
         code, out = run(["ldd", f"build/cuda/{program}"])
         ok = code == 0 and "libcuda" not in out and "libcublas" not in out
         stage.result(f"ldd {program}", ok, "names neither libcuda nor libcublas" if ok else out)
-    hardware_tests(stage)
+    hardware_tests(stage, [name for name in hardware_names() if name not in SHAPES])
+
+
+def stage_shapes(stage, args):
+    hardware_tests(stage, SHAPES)
 
 
 def sanitize(tool, programs, stage):
@@ -207,7 +216,7 @@ def stage_peers(stage, args):
         stage.skip("peers", "needs --gpus 2")
         return
     operations(stage, "operations on CUDA1", ["build/cuda/test-ops", "--filter", "/packed"], GCUDA_TEST_BACKEND="CUDA1")
-    hardware_tests(stage)
+    hardware_tests(stage, [name for name in hardware_names() if name not in SHAPES])
 
 
 def read_record(path, head):

@@ -663,6 +663,19 @@ TEST(conv_2d_direct_tiles) { // enough pixels and channels for the larger tiles 
     op_test_run(&t);
 }
 
+TEST(conv_2d_direct_packed) { // every tile of the large products, with channels and images that fill none
+    const struct p_conv p[] = { conv_params(1, 1, 1, 1, 1, 1), conv_params(2, 1, 1, 2, 1, 2) };
+    struct op_test t = conv_test("F16,F32>F32", "3,3,24,40|13,12,24,1 3,3,24,40|18,17,24,1 3,3,24,100|15,13,24,1 3,3,20,130|9,7,20,5",
+        "packed", &p[0], build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t.in[0].layouts = t.in[1].layouts = 0;
+    op_test_run(&t);
+    t = conv_test("F16,F32>F32 F16>F16 F16,BF16>BF16", "3,2,31,70|33,12,31,1 1,1,200,130|21,16,200,2", "packed_strided", &p[1],
+        build_conv_2d_direct, ref_conv_2d, 5e-4);
+    t.in[0].layouts = 0;
+    t.in[1].layouts = LAYOUT_OFFSET;
+    op_test_run(&t);
+}
+
 static struct gcuda_tensor * build_conv_2d_exact(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     struct gcuda_tensor * y = build_conv_2d_direct(ctx, in, params);
     if (y != NULL) { gcuda_conv_2d_set_prec(y, GCUDA_PREC_F32); }

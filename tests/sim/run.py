@@ -30,6 +30,7 @@ CAPABILITIES = [610, 750, 800]
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
 EVERYTHING = [(p, "") for p in PROGRAMS]
+SHAPES = ["test-random", "test-large"] # of tests/hw
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
@@ -126,6 +127,11 @@ class Variant:
                         {"GCUDA_TEST_BACKEND": "CUDA0", "GCUDA_TEST_CAPTURE": "1", **self.env}, 3000)
         self.total.test([f"{self.folder}/test-device"], {"GCUDA_SIM_DEVICES": "2", **self.env})
 
+    def shapes(self):
+        """Random shapes against the CPU; the tests of large tensors, with small ones."""
+        self.total.test([f"{self.folder}/test-random"], self.env, 1200)
+        self.total.test([f"{self.folder}/test-large"], self.env)
+
     def seeds(self, n):
         for seed in range(2, n + 2):
             print(f"  seed {seed}")
@@ -144,10 +150,16 @@ def digits(total):
 
 def plain_tests(total, level):
     plain = Variant(total, "")
+<<<<<<< HEAD
     if plain.build([*PROGRAMS, "test-ops", "test-device"]):
         plain.programs(EVERYTHING, GCUDA_TEST_SEEDS=SEEDS[level])
+=======
+    if plain.build([*PROGRAMS, "test-ops", "test-device", *SHAPES]):
+        plain.programs(EVERYTHING)
+>>>>>>> fd94457 (CUDA: convolutions, recurrences, sorts, triangular systems and transposes by the bytes they move; random shapes and large tensors)
         plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if level == "full" else {}))
         plain.captured()
+        plain.shapes()
         if level != "user":
             plain.seeds(100 if level == "full" else 20)
         if level == "full":
@@ -158,10 +170,11 @@ def plain_tests(total, level):
 def asan_tests(total, level):
     asan = Variant(total, "-asan", ASAN, ASAN_ENV)
     if level == "full":
-        if asan.build([*PROGRAMS, "test-ops", "test-device"]):
+        if asan.build([*PROGRAMS, "test-ops", "test-device", *SHAPES]):
             asan.programs(EVERYTHING)
             asan.operations(OPS["full"])
             asan.captured()
+            asan.shapes()
     elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-ops"]):
         asan.programs(ASAN_SAMPLE)
         asan.operations(ASAN_OPS)

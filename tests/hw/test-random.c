@@ -1,0 +1,451 @@
+// Operations on random shapes, types and layouts, on the device and on the CPU: whatever both accept gives the same, and
+// whatever is refused says why. Thousands of cases with GCUDA_TEST_FULL (on hardware), else hundreds (on the simulated device).
+// One case again: --filter 'random/417' --seed 7. Built and run by `make test-gpu` and by tests/sim/run.py.
+#include "gcuda.h"
+#include "test.h"
+
+#include <math.h>
+
+// True: it holds. Else a failed check that says so.
+#define CHECKED(holds, ...) ((holds) ? true : (test_failed(__FILE__, __LINE__, __VA_ARGS__), false))
+
+#define MOST_ELEMENTS 6000 // of an input
+#define MAX_LEAFS 8
+
+enum content { FLOATS, POSITIVE, SMALL_TRIANGLE, INDICES };
+
+struct drawn {
+    struct rng rng;
+    struct gcuda_context * ctx;
+    struct gcuda_tensor * leafs[MAX_LEAFS]; // the whole tensors; operations may see views of them
+    enum content content[MAX_LEAFS];
+    int64_t limit[MAX_LEAFS];
+    int n_leafs;
+    double max_nmse;
+    bool is_set; // a row's elements are a set: top_k
+};
+
+static int below(struct drawn * d, int n) { return (int) rng_below(&d->rng, n); }
+static bool often(struct drawn * d) { return below(d, 4) != 0; }
+static enum gcuda_type float_type(struct drawn * d) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    return types[below(d, 4)];
+}
+
+static int64_t extent(struct drawn * d, int64_t most) {
+    static const int64_t some[] = { 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 66, 96, 100, 127, 128, 130, 192,
+        255, 256, 257, 384, 512, 640, 1000, 1023, 1024, 1025, 1536, 2048, 2050, 3000, 4096, 4100 };
+    int n = 0;
+    while (n < (int) (sizeof some / sizeof some[0]) && some[n] <= most) { ++n; }
+    return some[below(d, n > 0 ? n : 1)];
+}
+
+static void shape(struct drawn * d, int64_t * ne) {
+    int64_t left = MOST_ELEMENTS;
+    for (int i = 0; i < 4; ++i) {
+        ne[i] = i == 3 && often(d) ? 1 : extent(d, i == 0 ? left : left < 70 ? left : 70);
+        left /= ne[i];
+    }
+}
+
+static struct gcuda_tensor * whole(struct drawn * d, enum gcuda_type type, const int64_t * ne, enum content content, int64_t limit) {
+    if (d->n_leafs == MAX_LEAFS) { return NULL; }
+    struct gcuda_tensor * t = gcuda_new_tensor(d->ctx, type, 4, ne);
+    d->content[d->n_leafs] = content;
+    d->limit[d->n_leafs] = limit;
+    return d->leafs[d->n_leafs++] = t;
+}
+
+// An input of that shape: packed, cut out of something larger, or with its dimensions in another order.
+static struct gcuda_tensor * input(struct drawn * d, enum gcuda_type type, const int64_t * ne) {
+    int64_t big[4];
+    size_t offset = 0;
+    const int layout = below(d, 8);
+    if (layout < 3) { return whole(d, type, ne, FLOATS, 0); }
+    if (layout < 6) { // gaps
+        for (int i = 0; i < 4; ++i) { big[i] = ne[i] + below(d, i == 3 || layout == 3 ? 1 : 4); }
+        struct gcuda_tensor * t = whole(d, type, big, FLOATS, 0);
+        if (t == NULL) { return NULL; }
+        for (int i = 0; i < 4; ++i) { offset += t->nb[i] * (size_t) below(d, (int) (big[i] - ne[i]) + 1); }
+        return gcuda_view_4d(d->ctx, t, ne[0], ne[1], ne[2], ne[3], t->nb[1], t->nb[2], t->nb[3], offset);
+    }
+    int axis[4] = { 0, 1, 2, 3 }; // rows in place, or any order
+    for (int i = 3; i > (layout == 6); --i) {
+        const int k = (layout == 6) + below(d, i + 1 - (layout == 6)), a = axis[i];
+        axis[i] = axis[k];
+        axis[k] = a;
+    }
+    for (int i = 0; i < 4; ++i) { big[i] = ne[axis[i]]; }
+    struct gcuda_tensor * t = whole(d, type, big, FLOATS, 0);
+    return t == NULL ? NULL : gcuda_permute(d->ctx, t, axis[0], axis[1], axis[2], axis[3]);
+}
+
+static struct gcuda_tensor * input4(struct drawn * d, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
+    return input(d, type, ne);
+}
+static struct gcuda_tensor * packed(struct drawn * d, enum gcuda_type type, enum content content, int64_t limit, int64_t ne0,
+    int64_t ne1, int64_t ne2, int64_t ne3) {
+    const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
+    return whole(d, type, ne, content, limit);
+}
+static struct gcuda_tensor * any(struct drawn * d) {
+    int64_t ne[4];
+    const enum gcuda_type type = float_type(d);
+    shape(d, ne);
+    return input(d, type, ne);
+}
+
+// =====================================================================================================================
+// >>operations
+// =====================================================================================================================
+static struct gcuda_tensor * draw_unary(struct drawn * d) {
+    const enum gcuda_unary_op op = (enum gcuda_unary_op) below(d, GCUDA_UNARY_OP_COUNT);
+    return gcuda_unary(d->ctx, any(d), op == GCUDA_UNARY_OP_XIELU ? GCUDA_UNARY_OP_SILU : op);
+}
+static struct gcuda_tensor * draw_glu(struct drawn * d) {
+    const enum gcuda_glu_op op = (enum gcuda_glu_op) below(d, 3);
+    int64_t ne[4];
+    shape(d, ne);
+    const enum gcuda_type type = float_type(d);
+    struct gcuda_tensor * a = input(d, type, ne);
+    return often(d) ? gcuda_glu_split(d->ctx, a, input(d, type, ne), op) : gcuda_glu(d->ctx, a, op, often(d));
+}
+static struct gcuda_tensor * draw_binary(struct drawn * d) {
+    int64_t ne[4], small[4];
+    shape(d, ne);
+    for (int i = 0; i < 4; ++i) { small[i] = below(d, 3) ? ne[i] : 1; }
+    const enum gcuda_type type = float_type(d);
+    struct gcuda_tensor * a = input(d, type, ne), * b = input(d, often(d) ? type : GCUDA_TYPE_F32, small);
+    switch (below(d, 3)) {
+        case 0: return gcuda_add(d->ctx, a, b);
+        case 1: return gcuda_sub(d->ctx, a, b);
+        default: return gcuda_mul(d->ctx, a, b);
+    }
+}
+static struct gcuda_tensor * draw_map(struct drawn * d) {
+    struct gcuda_tensor * a = any(d);
+    switch (below(d, 5)) {
+        case 0: return gcuda_scale_bias(d->ctx, a, 0.7f, 0.1f);
+        case 1: return gcuda_sqr(d->ctx, a);
+        case 2: return gcuda_sin(d->ctx, a);
+        case 3: return gcuda_cos(d->ctx, a);
+        default: return gcuda_leaky_relu(d->ctx, a, 0.1f, false);
+    }
+}
+static struct gcuda_tensor * draw_cpy(struct drawn * d) {
+    struct gcuda_tensor * a = any(d), * b = a == NULL ? NULL : input(d, float_type(d), a->ne);
+    return gcuda_cpy(d->ctx, a, b);
+}
+static struct gcuda_tensor * draw_cont(struct drawn * d) { // transposes above all
+    static const enum gcuda_type types[] = { GCUDA_TYPE_I8, GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_F64, GCUDA_TYPE_I16 };
+    static const int axes[][4] = { { 1, 0, 2, 3 }, { 2, 1, 0, 3 }, { 0, 2, 1, 3 }, { 3, 1, 2, 0 }, { 1, 2, 0, 3 } };
+    const int * axis = axes[below(d, 5)];
+    const enum gcuda_type type = types[below(d, 5)];
+    struct gcuda_tensor * a = input4(d, type, extent(d, 200), extent(d, 200), 1 + below(d, 3), 1 + below(d, 2));
+    return gcuda_cont(d->ctx, gcuda_permute(d->ctx, a, axis[0], axis[1], axis[2], axis[3]));
+}
+static struct gcuda_tensor * draw_repeat(struct drawn * d) {
+    struct gcuda_tensor * a = any(d);
+    const int n0 = 1 + below(d, 3), n1 = 1 + below(d, 3), n3 = 1 + below(d, 2);
+    return a == NULL ? NULL : gcuda_repeat_4d(d->ctx, a, a->ne[0] * n0, a->ne[1] * n1, a->ne[2], a->ne[3] * n3);
+}
+static struct gcuda_tensor * draw_concat(struct drawn * d) {
+    int64_t ne[4];
+    shape(d, ne);
+    const int dim = below(d, 4);
+    const enum gcuda_type type = float_type(d);
+    struct gcuda_tensor * a = input(d, type, ne);
+    ne[dim] = 1 + below(d, 40);
+    return gcuda_concat(d->ctx, a, input(d, type, ne), dim);
+}
+static struct gcuda_tensor * draw_move(struct drawn * d) {
+    struct gcuda_tensor * a = any(d);
+    switch (below(d, 4)) {
+        case 0: return gcuda_pad(d->ctx, a, below(d, 5), below(d, 5), below(d, 3), below(d, 2));
+        case 1: return gcuda_roll(d->ctx, a, below(d, 7) - 3, below(d, 7) - 3, below(d, 3) - 1, 0);
+        case 2: return a == NULL ? NULL : gcuda_pad_reflect_1d(d->ctx, a, below(d, (int) a->ne[0]), below(d, (int) a->ne[0]));
+        default: return gcuda_tri(d->ctx, a, (enum gcuda_tri_type) below(d, 4));
+    }
+}
+static struct gcuda_tensor * draw_get_rows(struct drawn * d) {
+    int64_t ne[4];
+    shape(d, ne);
+    ne[3] = 1;
+    struct gcuda_tensor * a = input(d, float_type(d), ne);
+    return gcuda_get_rows(d->ctx, a, packed(d, GCUDA_TYPE_I32, INDICES, ne[1], 1 + below(d, 40), ne[2], 1, 1));
+}
+static struct gcuda_tensor * draw_reduce(struct drawn * d) {
+    struct gcuda_tensor * a = any(d);
+    switch (below(d, 6)) {
+        case 0: return gcuda_sum(d->ctx, a);
+        case 1: return gcuda_sum_rows(d->ctx, a);
+        case 2: return gcuda_mean(d->ctx, a);
+        case 3: return gcuda_cumsum(d->ctx, a);
+        case 4: return gcuda_argmax(d->ctx, a);
+        default: d->max_nmse = 0.0; return gcuda_argsort(d->ctx, a, often(d) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC);
+    }
+}
+static struct gcuda_tensor * draw_sort(struct drawn * d) { // rows of every form there is
+    static const int64_t rows[] = { 1, 7, 255, 257, 1000, 1025, 4096, 4097, 8193, 9000, 20000 };
+    const int64_t n = rows[below(d, 11)];
+    struct gcuda_tensor * a = packed(d, GCUDA_TYPE_F32, FLOATS, 0, n, n > 4096 ? 1 + below(d, 2) : 1 + below(d, 40), 1, 1);
+    d->max_nmse = 0.0;
+    if (often(d)) {
+        d->is_set = true;
+        return gcuda_top_k(d->ctx, a, 1 + below(d, (int) n));
+    }
+    return gcuda_argsort(d->ctx, a, often(d) ? GCUDA_SORT_ORDER_DESC : GCUDA_SORT_ORDER_ASC);
+}
+static struct gcuda_tensor * draw_norm(struct drawn * d) {
+    static const int64_t rows[] = { 3, 64, 200, 257, 513, 1024, 2048, 3000, 4097, 8192, 8196, 12888, 16384, 17000 };
+    const int64_t n = rows[below(d, 14)];
+    struct gcuda_tensor * a = input4(d, float_type(d), n, 1 + below(d, n > 4096 ? 2 : 5), 1 + below(d, 2), 1);
+    switch (below(d, 4)) {
+        case 0: return gcuda_norm(d->ctx, a, 1e-5f);
+        case 1: return gcuda_rms_norm(d->ctx, a, 1e-5f);
+        case 2: return gcuda_l2_norm(d->ctx, a, 1e-5f);
+        default: return gcuda_soft_max_ext(d->ctx, a, NULL, 0.7f, 0.0f);
+    }
+}
+static struct gcuda_tensor * draw_conv(struct drawn * d) {
+    const int k0 = 1 + below(d, 5), k1 = 1 + below(d, 4), c = 1 + below(d, 20), oc = 1 + below(d, 80);
+    const int s = 1 + below(d, 3), p = below(d, 3), dil = 1 + below(d, 2), wide = k0 * dil + below(d, 70), high = k1 * dil + below(d, 20);
+    const int what = below(d, 5);
+    const enum gcuda_type type = float_type(d), weights = float_type(d);
+    d->max_nmse = 5e-4;
+    if (what < 2) {
+        struct gcuda_tensor * w = packed(d, weights, FLOATS, 0, k0, k1, c, oc);
+        return gcuda_conv_2d_direct(d->ctx, w, input4(d, type, wide, high, c, 1 + below(d, 2)), s, s, p, p, dil, dil);
+    }
+    if (what == 2) {
+        struct gcuda_tensor * w = packed(d, weights, FLOATS, 0, k0, k1, 1, oc);
+        return gcuda_conv_2d_dw_direct(d->ctx, w, input4(d, type, wide, high, oc, 1), s, s, p, p, dil, dil);
+    }
+    if (what == 3) { // channels innermost
+        struct gcuda_tensor * w = packed(d, weights, FLOATS, 0, oc, k0, k1, 1), * x = packed(d, type, FLOATS, 0, oc, wide, high, 1);
+        w = gcuda_permute(d->ctx, w, 3, 0, 1, 2);
+        return gcuda_conv_2d_dw_direct(d->ctx, w, gcuda_permute(d->ctx, x, 2, 0, 1, 3), s, s, p, p, dil, dil);
+    }
+    struct gcuda_tensor * x = input4(d, GCUDA_TYPE_F32, wide, high, c, 1);
+    return gcuda_im2col(d->ctx, packed(d, weights, FLOATS, 0, k0, k1, c, oc), x, s, s, p, p, dil, dil, true, float_type(d));
+}
+static struct gcuda_tensor * draw_image(struct drawn * d) {
+    struct gcuda_tensor * a = any(d);
+    const int k = 1 + below(d, 3);
+    d->max_nmse = 1e-6;
+    return often(d) ? gcuda_upscale(d->ctx, a, k, (enum gcuda_scale_mode) below(d, 3))
+                    : gcuda_pool_2d(d->ctx, a, often(d) ? GCUDA_OP_POOL_AVG : GCUDA_OP_POOL_MAX, k, k, k, k, 0.0f, 0.0f);
+}
+static struct gcuda_tensor * draw_ssm(struct drawn * d) {
+    const int n = 4 * (1 + below(d, 48)), dim = 1 + below(d, 40), heads = 1 + below(d, 6);
+    const int tokens = 1 + below(d, 30), seqs = 1 + below(d, 2);
+    d->max_nmse = 1e-6;
+    if (below(d, 3) == 0) {
+        const int taps = 1 + below(d, 6), channels = 1 + below(d, 100);
+        struct gcuda_tensor * x = input4(d, GCUDA_TYPE_F32, taps - 1 + 1 + below(d, 150), channels, seqs, 1);
+        return gcuda_ssm_conv(d->ctx, x, packed(d, GCUDA_TYPE_F32, FLOATS, 0, taps, channels, 1, 1));
+    }
+    const int groups = heads % 2 == 0 && often(d) ? 2 : 1, wide_dim = often(d) ? 16 * (1 + dim / 16) : dim;
+    struct gcuda_tensor * s = packed(d, GCUDA_TYPE_F32, FLOATS, 0, n, wide_dim, heads, seqs);
+    struct gcuda_tensor * x = packed(d, GCUDA_TYPE_F32, FLOATS, 0, wide_dim, heads, tokens, seqs);
+    struct gcuda_tensor * dt = packed(d, GCUDA_TYPE_F32, FLOATS, 0, heads, tokens, seqs, 1);
+    struct gcuda_tensor * a = packed(d, GCUDA_TYPE_F32, FLOATS, 0, often(d) ? 1 : n, heads, 1, 1);
+    struct gcuda_tensor * b = packed(d, GCUDA_TYPE_F32, FLOATS, 0, n, groups, tokens, seqs);
+    struct gcuda_tensor * c = packed(d, GCUDA_TYPE_F32, FLOATS, 0, n, groups, tokens, seqs);
+    struct gcuda_tensor * ids = packed(d, GCUDA_TYPE_I32, INDICES, seqs, seqs, 1, 1, 1);
+    return gcuda_ssm_scan(d->ctx, s, x, dt, gcuda_neg(d->ctx, gcuda_sqr(d->ctx, a)), b, c, ids);
+}
+static struct gcuda_tensor * draw_linear(struct drawn * d) {
+    const int size = 8 * (1 + below(d, 20)), heads = 1 + below(d, 3), tokens = 1 + below(d, 20), what = below(d, 3);
+    struct gcuda_tensor * in[6];
+    d->max_nmse = 1e-6;
+    for (int i = 0; i < 6; ++i) {
+        const enum content content = i == (what == 1 ? 1 : 3) ? POSITIVE : SMALL_TRIANGLE; // the decay
+        in[i] = packed(d, GCUDA_TYPE_F32, content, 0, size, heads, tokens, 1);
+    }
+    struct gcuda_tensor * state = packed(d, GCUDA_TYPE_F32, FLOATS, 0, size * size * heads, 1, 1, 1);
+    switch (what) {
+        case 0: return gcuda_gated_linear_attn(d->ctx, in[0], in[1], in[2], in[3], state, 0.3f);
+        case 1: return gcuda_rwkv_wkv7(d->ctx, in[0], in[1], in[2], in[3], in[4], in[5], state);
+        default: return gcuda_rwkv_wkv6(d->ctx, in[0], in[1], in[2], packed(d, GCUDA_TYPE_F32, FLOATS, 0, size, heads, 1, 1), in[3], state);
+    }
+}
+static struct gcuda_tensor * draw_solve_tri(struct drawn * d) {
+    const int n = 1 + below(d, 100), columns = 1 + below(d, 70), k = 1 + below(d, 3);
+    struct gcuda_tensor * a = packed(d, GCUDA_TYPE_F32, SMALL_TRIANGLE, 0, n, n, k, 1);
+    d->max_nmse = 1e-6;
+    return gcuda_solve_tri(d->ctx, a, input4(d, GCUDA_TYPE_F32, columns, n, k, 1), true, true, false);
+}
+static struct gcuda_tensor * draw_mul_mat(struct drawn * d) {
+    const int64_t k = extent(d, 300), r = 1 + below(d, 2), n3 = 1 + below(d, 2);
+    struct gcuda_tensor * a = input4(d, float_type(d), k, extent(d, 70), n3, 1);
+    d->max_nmse = 5e-4;
+    return gcuda_mul_mat(d->ctx, a, input4(d, GCUDA_TYPE_F32, k, extent(d, 40), n3 * r, 1));
+}
+static struct gcuda_tensor * draw_out_prod(struct drawn * d) {
+    const int64_t k = extent(d, 60);
+    struct gcuda_tensor * a = input4(d, GCUDA_TYPE_F32, extent(d, 70), k, 1, 1);
+    d->max_nmse = 5e-4;
+    return gcuda_out_prod(d->ctx, a, input4(d, GCUDA_TYPE_F32, extent(d, 70), k, 1 + below(d, 2), 1));
+}
+
+static struct gcuda_tensor * (*const draws[])(struct drawn * d) = { draw_unary, draw_glu, draw_binary, draw_map, draw_cpy, draw_cont,
+    draw_repeat, draw_concat, draw_move, draw_get_rows, draw_reduce, draw_sort, draw_norm, draw_conv, draw_conv, draw_image,
+    draw_ssm, draw_ssm, draw_linear, draw_solve_tri, draw_mul_mat, draw_out_prod };
+#define N_DRAWS ((int) (sizeof draws / sizeof draws[0]))
+
+// =====================================================================================================================
+// >>runs   the same case on one backend, then on the other
+// =====================================================================================================================
+static void fill_leaf(struct drawn * d, int k) {
+    struct gcuda_tensor * t = d->leafs[k];
+    const int64_t n = gcuda_nelements(t);
+    char * bytes = (char *) calloc((size_t) n + 1, 8);
+    for (int64_t i = 0; i < n; ++i) {
+        const bool is_diagonal = d->content[k] == SMALL_TRIANGLE && t->ne[0] == t->ne[1] && i % t->ne[0] == i / t->ne[0] % t->ne[1];
+        const double u = rng_unit(&d->rng), v = d->content[k] == POSITIVE ? 0.2 + 0.8 * u : 2.0 * u - 1.0;
+        const float f = (float) (is_diagonal ? 1.0 + u : d->content[k] == SMALL_TRIANGLE ? 0.1 * v : v);
+        const gcuda_fp16_t h = gcuda_fp32_to_fp16(f);
+        const gcuda_bf16_t b = gcuda_fp32_to_bf16(f);
+        const double wide = (double) f;
+        const int32_t index = (int32_t) (u * (double) d->limit[k]);
+        switch (t->type) {
+            case GCUDA_TYPE_F32: memcpy(bytes + 4 * i, &f, 4); break;
+            case GCUDA_TYPE_F16: memcpy(bytes + 2 * i, &h, 2); break;
+            case GCUDA_TYPE_BF16: memcpy(bytes + 2 * i, &b, 2); break;
+            case GCUDA_TYPE_F64: memcpy(bytes + 8 * i, &wide, 8); break;
+            case GCUDA_TYPE_I32: memcpy(bytes + 4 * i, &index, 4); break;
+            default: memcpy(bytes + (size_t) i * gcuda_type_size(t->type), &f, gcuda_type_size(t->type)); break;
+        }
+    }
+    CHECK_OK(gcuda_backend_tensor_set(t, bytes, 0, gcuda_nbytes(t)));
+    free(bytes);
+}
+
+enum outcome { REFUSED, COMPUTED, BROKEN };
+struct result {
+    double * v; // in the order of the tensor
+    int64_t n, row;
+    char op[32];
+};
+
+static double number(enum gcuda_type type, const char * p) {
+    union { float f; double d; int8_t i8; int16_t i16; int32_t i32; gcuda_fp16_t h; gcuda_bf16_t b; } u;
+    memcpy(&u, p, gcuda_type_size(type));
+    switch (type) {
+        case GCUDA_TYPE_F32: return (double) u.f;
+        case GCUDA_TYPE_F64: return u.d;
+        case GCUDA_TYPE_F16: return (double) gcuda_fp16_to_fp32(u.h);
+        case GCUDA_TYPE_BF16: return (double) gcuda_bf16_to_fp32(u.b);
+        case GCUDA_TYPE_I8: return (double) u.i8;
+        case GCUDA_TYPE_I16: return (double) u.i16;
+        default: return (double) u.i32;
+    }
+}
+
+static void read_result(const struct gcuda_tensor * y, struct result * out) {
+    char * bytes = (char *) malloc(gcuda_nbytes(y) + 1);
+    CHECK_OK(gcuda_backend_tensor_get(y, bytes, 0, gcuda_nbytes(y)));
+    out->n = gcuda_nelements(y);
+    out->row = y->ne[0];
+    out->v = (double *) malloc((size_t) (out->n + 1) * sizeof *out->v);
+    for (int64_t i = 0; i < out->n; ++i) {
+        const int64_t i1 = i / y->ne[0] % y->ne[1], i2 = i / y->ne[0] / y->ne[1] % y->ne[2], i3 = i / y->ne[0] / y->ne[1] / y->ne[2];
+        const char * row = bytes + (size_t) i1 * y->nb[1] + (size_t) i2 * y->nb[2] + (size_t) i3 * y->nb[3];
+        out->v[i] = number(y->type, row + (size_t) (i % y->ne[0]) * y->nb[0]);
+    }
+    free(bytes);
+}
+
+static enum outcome run(const char * name, int which, gcuda_backend_t backend, struct result * out, struct drawn * d) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    enum outcome outcome = REFUSED;
+    memset(d, 0, sizeof *d);
+    memset(out, 0, sizeof *out);
+    d->rng = rng_for(name);
+    d->ctx = gcuda_init(params);
+    d->max_nmse = 1e-6;
+    struct gcuda_tensor * y = draws[which](d);
+    struct gcuda_cgraph * graph = gcuda_new_graph(d->ctx);
+    if (y == NULL) {
+        CHECK_MSG(gcuda_last_error()[0] != '\0', "%s: refused without a reason", name);
+    } else if (!gcuda_backend_supports_op(backend, y)) {
+        snprintf(out->op, sizeof out->op, "%s", gcuda_op_name(y->op));
+    } else {
+        gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(d->ctx, backend);
+        outcome = BROKEN;
+        snprintf(out->op, sizeof out->op, "%s", gcuda_op_name(y->op));
+        if (CHECKED(buffer != NULL, "%s: %s", name, gcuda_last_error()) && CHECK_OK(gcuda_build_forward_expand(graph, y))) {
+            for (int k = 0; k < d->n_leafs; ++k) { fill_leaf(d, k); }
+            if (CHECK_OK(gcuda_backend_graph_compute(backend, graph))) {
+                read_result(y, out);
+                outcome = COMPUTED;
+            }
+        }
+        gcuda_backend_buffer_free(buffer);
+    }
+    gcuda_free(d->ctx);
+    return outcome;
+}
+
+static int by_value(const void * a, const void * b) {
+    const double u = *(const double *) a, v = *(const double *) b;
+    return (u > v) - (u < v);
+}
+
+static void compare(const char * name, const struct drawn * d, struct result * want, struct result * got) {
+    double error = 0.0, scale = 0.0;
+    if (!CHECKED(want->n == got->n, "%s %s: %lld elements, on the CPU %lld", name, got->op, (long long) got->n, (long long) want->n)) {
+        return;
+    }
+    for (int64_t i = 0; d->is_set && i + got->row <= got->n; i += got->row) {
+        qsort(got->v + i, (size_t) got->row, sizeof *got->v, by_value);
+        qsort(want->v + i, (size_t) got->row, sizeof *want->v, by_value);
+    }
+    for (int64_t i = 0; i < got->n; ++i) {
+        if (isnan(want->v[i]) || isinf(want->v[i])) {
+            if (!CHECKED(isnan(want->v[i]) ? isnan(got->v[i]) : got->v[i] == want->v[i], "%s %s: element %lld is %g, on the CPU %g",
+                    name, got->op, (long long) i, got->v[i], want->v[i])) { return; }
+            continue;
+        }
+        error += (got->v[i] - want->v[i]) * (got->v[i] - want->v[i]);
+        scale += want->v[i] * want->v[i];
+    }
+    CHECK_MSG(error <= d->max_nmse * scale || (scale == 0.0 && error == 0.0), "%s %s: error %g of %g in %lld elements", name, got->op,
+        error, scale, (long long) got->n);
+}
+
+TEST(random) {
+    gcuda_backend_t cpu = gcuda_backend_cpu_init(), device = gcuda_backend_cuda_init(0);
+    const int n = test_full() ? 6000 : 440;
+    int n_computed = 0, n_refused = 0, n_only_cpu = 0;
+    if (!CHECKED(cpu != NULL && device != NULL, "%s", gcuda_last_error())) { return; }
+    for (int i = 0; i < n; ++i) {
+        char name[48];
+        struct drawn d;
+        struct result want, got;
+        snprintf(name, sizeof name, "random/%d", i);
+        if (!test_case_begin(name)) { continue; }
+        const enum outcome on_cpu = run(name, i % N_DRAWS, cpu, &want, &d);
+        const enum outcome on_device = on_cpu == COMPUTED ? run(name, i % N_DRAWS, device, &got, &d) : REFUSED;
+        if (on_device == COMPUTED) {
+            compare(name, &d, &want, &got);
+            free(got.v);
+            n_computed++;
+        } else if (on_cpu == COMPUTED) {
+            if (test_all.verbose) { printf("  only on the CPU: %s %s\n", name, got.op); }
+            n_only_cpu++;
+        } else {
+            n_refused++;
+        }
+        free(want.v);
+        test_case_end();
+    }
+    printf("  %d computed on both, %d refused by their constructors, %d only on the CPU\n", n_computed, n_refused, n_only_cpu);
+    if (test_all.filter == NULL && test_all.n_parts == 0) {
+        CHECK_MSG(n_computed > n / 2 && n_only_cpu == 0, "%d of %d computed, %d only on the CPU", n_computed, n, n_only_cpu);
+    }
+    gcuda_backend_free(device);
+    gcuda_backend_free(cpu);
+}
