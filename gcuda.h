@@ -634,6 +634,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
+#define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
 #define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
 #define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
 #define gcuda_im2col_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_back)
@@ -706,6 +707,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
+#define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
@@ -767,6 +769,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
+#define gcuda_mul_mat_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_scratch_bytes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
 #define gcuda_nbytes_pad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes_pad)
@@ -3741,6 +3744,14 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_hal
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// For many columns, on warp-group matrix instructions: where gcuda_has_warp_groups says that the current device has them and
+// the kernels were compiled for it (9.0a), weights in blocks, F16 or BF16, one matrix with rows of multiples of 16 bytes,
+// columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column; sums are in F32.
+// UNSUPPORTED for what does not fit, max_shared included.
+GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
+    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 // As gcuda_launch_mul_mat_vec, a column at a time: for few tokens. Takes no scratch.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
@@ -23801,6 +23812,7 @@ struct gcudai_cuda {
     bool owns_stream;
     enum gcuda_cuda_wait wait;
     size_t max_shared; // bytes of shared memory a block may have
+    bool has_warp_groups; // kernels compiled for 9.0a, and the shared memory that they want
     struct gcudai_cuda_cancel cancel;
     cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
     struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
@@ -24939,14 +24951,18 @@ static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
     }
 }
 
+static void gcudai_cuda_join_all_columns(struct gcuda_mul_mat_args * p) {
+    gcudai_cuda_join_columns(p, 2);
+    if (p->b.ne[2] == 1) {
+        gcudai_cuda_join_columns(p, 3);
+    }
+}
+
 // Through cuBLAS, operands of one type as it takes them: a call for each matrix of dimension 3, and there one for all of
 // dimension 2, unless several of b share each of several of a.
 static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_args p = *args;
-    gcudai_cuda_join_columns(&p, 2);
-    if (p.b.ne[2] == 1) {
-        gcudai_cuda_join_columns(&p, 3);
-    }
+    gcudai_cuda_join_all_columns(&p);
     const int64_t r2 = p.b.ne[2] / p.a.ne[2];
     const bool is_one_batch = r2 == 1 || p.a.ne[2] == 1;
     const int64_t n_batch = is_one_batch ? p.b.ne[2] : r2;
@@ -24968,6 +24984,7 @@ enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
     GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, activations as BF16 (below 8.0: the plain one)
     GCUDAI_CUDA_PRODUCT_VECTOR,    // weights in blocks with few columns
+    GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
     GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
     GCUDAI_CUDA_PRODUCT_HALVES     // cuBLAS after copies to F16 where the weights are, else to BF16
@@ -25007,13 +25024,45 @@ static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
            p->a.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS && p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
 }
 
+// Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, floats go
+// to it, and so do codebooks with very many columns: they take longer to decode than to multiply, and are decoded once for
+// cuBLAS, here for every 256 columns. What is smaller has not been compared.
+#define GCUDAI_CUDA_WARP_GROUP_COLUMNS 128
+#define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 512 // at most
+#define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
+#define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
+#define GCUDAI_CUDA_WARP_GROUP_SHARED ((size_t) 227 << 10) // bytes of shared memory
+
+static bool gcudai_has_large_codebook(enum gcuda_type type) {
+    return type == GCUDA_TYPE_IQ1_S || type == GCUDA_TYPE_IQ1_M || type == GCUDA_TYPE_IQ2_XXS || type == GCUDA_TYPE_IQ2_XS ||
+           type == GCUDA_TYPE_IQ2_S || type == GCUDA_TYPE_IQ3_XXS || type == GCUDA_TYPE_IQ3_S;
+}
+
+static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args, bool has_cublas) {
+    struct gcuda_mul_mat_args p = *args;
+    gcudai_cuda_join_all_columns(&p);
+    const bool is_quantized = gcuda_is_quantized(p.a.type);
+    const bool a_fits = (is_quantized || p.a.type == GCUDA_TYPE_F16 || p.a.type == GCUDA_TYPE_BF16) &&
+                        p.a.ne[2] * p.a.ne[3] == 1 && gcudai_is_aligned(&p.a, 16) &&
+                        gcuda_row_size(p.a.type, p.a.ne[0]) % 16 == 0;
+    const bool fits = p.b.ne[2] * p.b.ne[3] == 1 && gcudai_is_float(p.b.type) && p.y.type == GCUDA_TYPE_F32 &&
+                      p.y.nb[0] == sizeof(float) && p.prec != GCUDA_PREC_F32 && p.a.ne[0] <= INT32_MAX / 2 &&
+                      p.a.ne[1] <= INT32_MAX / 2 && p.b.ne[1] <= INT32_MAX / 2;
+    const bool is_large = p.b.ne[1] >= GCUDAI_CUDA_WARP_GROUP_COLUMNS && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
+                          p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_WEIGHTS;
+    const bool is_slower = has_cublas && (!is_quantized || (gcudai_has_large_codebook(p.a.type) &&
+                                                               p.b.ne[1] > GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS));
+    return fits && a_fits && is_large && !is_slower;
+}
+
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
     return gcuda_is_quantized(p->as.type) && gcudai_is_float(p->b.type) && p->as.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS &&
            p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_CUDA_VECTOR_SLOTS;
 }
 
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
-static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mul_mat_args * p, bool has_cublas) {
+static enum gcudai_cuda_product gcudai_cuda_choose_product(
+    const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_warp_groups) {
     const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
                       p->b.ne[2] <= INT32_MAX;
     const bool is_quantized = gcuda_is_quantized(p->a.type), wants_f32 = p->prec == GCUDA_PREC_F32;
@@ -25022,6 +25071,9 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(const struct gcuda_mu
     const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
     if (gcudai_cuda_takes_vector(p)) {
         return GCUDAI_CUDA_PRODUCT_VECTOR;
+    }
+    if (has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas)) {
+        return GCUDAI_CUDA_PRODUCT_WARP_GROUPS;
     }
     if (use_cublas && p->a.type == GCUDA_TYPE_F32 && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) &&
         gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32)) {
@@ -25062,6 +25114,16 @@ static gcuda_status gcudai_cuda_multiply_vector(struct gcudai_cuda * cu, const s
         GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: columns rounded to bytes", &scratch));
     }
     const gcuda_status st = gcuda_launch_mul_mat_vec(p, scratch, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, scratch);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
+    void * scratch = NULL;
+    gcudai_cuda_join_all_columns(&p);
+    GCUDAI_TRY(gcudai_cuda_pool_take(
+        &cu->pool, cu->stream, gcuda_mul_mat_wg_scratch_bytes(&p), "mul_mat: columns as halves, sums of parts", &scratch));
+    const gcuda_status st = gcuda_launch_mul_mat_wg(&p, scratch, cu->stream);
     gcudai_cuda_pool_give(&cu->pool, scratch);
     return st;
 }
@@ -25138,6 +25200,9 @@ static gcuda_status gcudai_cuda_multiply(
     if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
         return gcudai_cuda_multiply_vector(cu, &p);
     }
+    if (product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
+        return gcudai_cuda_multiply_warp_groups(cu, p);
+    }
     if (product == GCUDAI_CUDA_PRODUCT_TILE && cu->device->cc >= 800) {
         return gcudai_cuda_multiply_tile(cu, p);
     }
@@ -25160,7 +25225,7 @@ static gcuda_status gcudai_cuda_multiply(
 
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
     return gcudai_cuda_multiply(
-        cu, gcudai_cuda_choose_product(&args->mul_mat, cu->cublas.handle != NULL), args->mul_mat);
+        cu, gcudai_cuda_choose_product(&args->mul_mat, cu->cublas.handle != NULL, cu->has_warp_groups), args->mul_mat);
 }
 
 static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
@@ -25806,19 +25871,23 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
 }
 
 // All devices go the way that the whole product would go: each row of the result is the same, bit for bit, as without
-// the split. Column strips that overlap copies with products come with their measurements.
+// the split, but where warp groups cut k by the number of rows. Column strips that overlap copies with products come with
+// their measurements.
 static gcuda_status gcudai_cuda_split_mul_mat(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_tensor * node) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
     struct gcuda_mul_mat_args p = *args;
     void * packed = NULL;
-    bool has_cublas = true;
+    bool has_cublas = true, has_warp_groups = true;
     int n = 0;
     gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
-    for (int i = 0; i < n; ++i) { has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL; }
+    for (int i = 0; i < n; ++i) {
+        has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL;
+        has_warp_groups = has_warp_groups && shares[i].cu->has_warp_groups;
+    }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed); }
     if (st == GCUDA_STATUS_SUCCESS) {
-        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas), node);
+        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas, has_warp_groups), node);
     } else {
         st = gcudai_cuda_fail_node(cu, st, node);
     }
@@ -27913,6 +27982,7 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream), device, "clearing a flag");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing a flag");
+    cu->has_warp_groups = cu->max_shared >= GCUDAI_CUDA_WARP_GROUP_SHARED && gcuda_has_warp_groups();
     return gcudai_cublas_open(cu, p->cublas);
 }
 

@@ -16,6 +16,7 @@
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 //   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
 //   >>k-mul-mat-vec  products of block formats with up to 8 columns
+//   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
 //   >>k-attention attention in one pass
 //
 // Every operation has a form that is right for every stride and every size; packed rows, few columns and the like have
@@ -586,6 +587,8 @@ static inline __device__ void d_set_scale(d_group & o, float scale, float min) {
 
 // What formats share; n is the number of elements of a block.
 template <gcuda_type TYPE, typename BLOCK, int N, int ZERO, bool HAS_MIN> struct d_format_of {
+    typedef uint32_t entry_type;
+    static constexpr int n_entries = 0; // of a codebook, see D_CODEBOOK
     typedef BLOCK block;
     static constexpr gcuda_type type = TYPE;
     static constexpr int n = N, zero = ZERO;
@@ -746,17 +749,26 @@ template <> struct d_format<GCUDA_TYPE_IQ4_XS> : d_format_of<GCUDA_TYPE_IQ4_XS, 
 };
 
 // ---- blocks of 256 with codebooks ----
-static inline __device__ void d_put_iq2(uint32_t digits, uint32_t signs, uint32_t * q) {
-    const uint64_t mags = gcudai_iq2_entry(digits);
+// entry(i) is what an entry of the codebook stands for; decode_with takes it from wherever the caller keeps entries.
+#define D_CODEBOOK(BLOCK, T, N, ENTRY)                                                                  \
+    typedef T entry_type;                                                                               \
+    static constexpr int n_entries = N;                                                                 \
+    static inline __device__ T entry(uint32_t i) { return ENTRY; }                                      \
+    static inline __device__ void decode(const BLOCK * b, int g, d_group & o) {                         \
+        decode_with(b, g, o, [](uint32_t i) { return entry(i); });                                      \
+    }
+
+static inline __device__ void d_put_iq2(uint64_t mags, uint32_t signs, uint32_t * q) {
     q[0] = d_negate_bytes((uint32_t) mags, signs);
     q[1] = d_negate_bytes((uint32_t) (mags >> 32), signs >> 4);
 }
 
 template <> struct d_format<GCUDA_TYPE_IQ2_XXS> : d_format_of<GCUDA_TYPE_IQ2_XXS, gcuda_block_iq2_xxs, 256, 0, false> {
-    static inline __device__ void decode(const block * b, int g, d_group & o) {
+    D_CODEBOOK(block, uint64_t, 256, gcudai_iq2_entry(gcudai_grid_iq2xxs[i]))
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
         const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
         UNROLL for (int k = 0; k < 4; ++k) {
-            d_put_iq2(gcudai_grid_iq2xxs[codes >> 8 * k & 255u], gcudai_even_signs(aux >> 7 * k & 127u), o.q + 2 * k);
+            d_put_iq2(entry(codes >> 8 * k & 255u), gcudai_even_signs(aux >> 7 * k & 127u), o.q + 2 * k);
         }
         d_set_scale(o, d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f, 0.0f);
     }
@@ -769,75 +781,82 @@ static inline __device__ void d_iq2_scales(gcuda_fp16_t d, uint32_t nibbles, d_g
 }
 
 template <> struct d_format<GCUDA_TYPE_IQ2_XS> : d_format_of<GCUDA_TYPE_IQ2_XS, gcuda_block_iq2_xs, 256, 0, false> {
-    static inline __device__ void decode(const block * b, int g, d_group & o) {
+    D_CODEBOOK(block, uint64_t, 512, gcudai_iq2_entry(gcudai_grid_iq2xs[i]))
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t q = b->qs[4 * g + k];
-            d_put_iq2(gcudai_grid_iq2xs[q & 511u], gcudai_even_signs(q >> 9), o.q + 2 * k);
+            d_put_iq2(entry(q & 511u), gcudai_even_signs(q >> 9), o.q + 2 * k);
         }
         d_iq2_scales(b->d, b->scales[g], o);
     }
 };
 
 template <> struct d_format<GCUDA_TYPE_IQ2_S> : d_format_of<GCUDA_TYPE_IQ2_S, gcuda_block_iq2_s, 256, 0, false> {
-    static inline __device__ void decode(const block * b, int g, d_group & o) {
+    D_CODEBOOK(block, uint64_t, 1024, gcudai_iq2_entry(gcudai_grid_iq2s[i]))
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
         const uint32_t q = d_word2(b->qs + 4 * g), high = b->qh[g], signs = d_word2(b->signs + 4 * g);
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t code = (q >> 8 * k & 255u) | (high >> 2 * k & 3u) << 8;
-            d_put_iq2(gcudai_grid_iq2s[code], signs >> 8 * k, o.q + 2 * k);
+            d_put_iq2(entry(code), signs >> 8 * k, o.q + 2 * k);
         }
         d_iq2_scales(b->d, b->scales[g], o);
     }
 };
 
 template <> struct d_format<GCUDA_TYPE_IQ3_XXS> : d_format_of<GCUDA_TYPE_IQ3_XXS, gcuda_block_iq3_xxs, 256, 0, false> {
-    static inline __device__ void decode(const block * b, int g, d_group & o) {
+    D_CODEBOOK(block, uint32_t, 256, gcudai_iq3_xxs_entry(i))
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
         const uint32_t aux = d_word2(b->scales_and_signs + 2 * g);
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t signs = gcudai_even_signs(aux >> 7 * (k / 2) & 127u) >> 4 * (k % 2);
-            o.q[k] = d_negate_bytes(gcudai_iq3_xxs_entry(b->qs[8 * g + k]), signs);
+            o.q[k] = d_negate_bytes(entry(b->qs[8 * g + k]), signs);
         }
         d_set_scale(o, d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.5f, 0.0f);
     }
 };
 
 template <> struct d_format<GCUDA_TYPE_IQ3_S> : d_format_of<GCUDA_TYPE_IQ3_S, gcuda_block_iq3_s, 256, 0, false> {
-    static inline __device__ void decode(const block * b, int g, d_group & o) {
+    D_CODEBOOK(block, uint32_t, 512, gcudai_iq3_s_entry(i))
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
         const uint32_t high = b->qh[g], signs = d_word2(b->signs + 4 * g);
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t code = (uint32_t) b->qs[8 * g + k] | (high >> k & 1u) << 8;
-            o.q[k] = d_negate_bytes(gcudai_iq3_s_entry(code), signs >> 4 * k);
+            o.q[k] = d_negate_bytes(entry(code), signs >> 4 * k);
         }
         d_set_scale(o, d_half(b->d) * (float) (1 + 2 * (b->scales[g / 2] >> 4 * (g % 2) & 15)), 0.0f);
     }
 };
 
 // Digits 0 1 2 stand for -1 0 1, moved by an eighth up or down: in eighths 8 digit - 8 +- 1, or 8 digit + (2 or 0) - 9.
-static inline __device__ void d_put_iq1(uint32_t code, bool is_down, uint32_t * q) {
-    const uint64_t digits = gcudai_spread_2(gcudai_grid_iq1s[code]);
+static inline __device__ uint64_t d_iq1_entry(uint32_t code) { return 8u * gcudai_spread_2(gcudai_grid_iq1s[code]); }
+
+static inline __device__ void d_put_iq1(uint64_t eighths, bool is_down, uint32_t * q) {
     const uint32_t up = is_down ? 0u : 0x02020202u;
-    q[0] = 8u * (uint32_t) digits + up;
-    q[1] = 8u * (uint32_t) (digits >> 32) + up;
+    q[0] = (uint32_t) eighths + up;
+    q[1] = (uint32_t) (eighths >> 32) + up;
 }
 
 template <> struct d_format<GCUDA_TYPE_IQ1_S> : d_format_of<GCUDA_TYPE_IQ1_S, gcuda_block_iq1_s, 256, 9, false> {
-    static inline __device__ void decode(const block * b, int g, d_group & o) {
+    D_CODEBOOK(block, uint64_t, 2048, d_iq1_entry(i))
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
         const uint32_t h = b->qh[g], q = d_word2(b->qs + 4 * g);
         UNROLL for (int k = 0; k < 4; ++k) {
-            d_put_iq1((q >> 8 * k & 255u) | (h >> 3 * k & 7u) << 8, (h & 0x8000u) != 0, o.q + 2 * k);
+            d_put_iq1(entry((q >> 8 * k & 255u) | (h >> 3 * k & 7u) << 8), (h & 0x8000u) != 0, o.q + 2 * k);
         }
         d_set_scale(o, d_half(b->d) * (float) (2u * (h >> 12 & 7u) + 1u) * 0.125f, 0.0f);
     }
 };
 
 template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gcuda_block_iq1_m, 256, 9, false> {
-    static inline __device__ void decode(const block * b, int g, d_group & o) {
+    D_CODEBOOK(block, uint64_t, 2048, d_iq1_entry(i))
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
         const uint32_t s01 = d_word4(b->scales), s23 = d_word4(b->scales + 2);
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const uint32_t scales = (g < 4 ? s01 : s23) >> 16 * (g / 2 % 2) >> 6 * (g % 2);
         const uint32_t q = d_word4(b->qs + 4 * g), h = (uint32_t) b->qh[2 * g] | (uint32_t) b->qh[2 * g + 1] << 8;
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t high = h >> 4 * k & 15u;
-            d_put_iq1((q >> 8 * k & 255u) | (high & 7u) << 8, (high & 8u) != 0, o.q + 2 * k);
+            d_put_iq1(entry((q >> 8 * k & 255u) | (high & 7u) << 8), (high & 8u) != 0, o.q + 2 * k);
         }
         const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
         d_set_scales(o, eighth * (float) (2u * (scales & 7u) + 1u), eighth * (float) (2u * (scales >> 3 & 7u) + 1u), 0.0f,
@@ -7636,6 +7655,771 @@ gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcu
     });
 }
 #endif // part 5
+
+#if GCUDAI_PART(13)
+// =====================================================================================================
+// >>k-mul-mat-wg   large matrix products on warp-group matrix instructions (compute capability 9.0a)
+// =====================================================================================================
+// Elsewhere there is no code and gcuda_has_warp_groups says so. What stands between the words __CUDA_ARCH_FEAT_SM90_ALL and
+// 9.0a is all in this file that the simulated device cannot run; tests/sim/test-fragments.cpp covers what is around it, and
+// tests/hw/test-warp-groups.c the whole on a device.
+//
+// A block has 128 rows of the weights and TN columns; two warp groups take 64 rows each, and hold the sums in registers. A
+// warp decodes weights straight into the registers that the instruction reads them from, while the instructions of the 64
+// elements of k before are under way. A third warp group fetches, through rings in shared memory:
+//   columns   as F16 or BF16 with 128-byte swizzle, made once by k_wg_columns, so that a step of 64 elements of all columns
+//             is one stretch of memory. The two blocks of a cluster, which have the same columns and other rows, fetch half
+//             of it each and send it to both
+//   weights   as they lie, a slab of 64 (floats) or 256 elements of k of each row
+// The order of k within 128 elements is free as long as both sides have it: lane l of a warp decodes group l % 4 of the four
+// in its rows l / 4 and l / 4 + 8, and four of its elements belong to each instruction of 16. Of floats a step stands alone.
+// Where there are too few tiles for the device, or not a multiple, k is cut into parts, whose sums a second kernel adds.
+//   floor   a once for every TN columns, b (2 bytes an element) once for every 256 rows, from L2     shared  up to 226 KiB
+#define WG_ROWS 128
+#define WG_K 64 // elements of k in a step: 128 bytes of a column, the width of the swizzle
+#define WG_THREADS 384
+#define WG_MAX_SHARED (226 * 1024)
+#define WG_MAX_PARTS 8
+
+struct d_wg_job {
+    const char * a;       // weights
+    int64_t a_stride;     // bytes from row to row
+    int64_t row_bytes;    // of a row, a multiple of 16
+    const char * image;   // columns, [tile][step][column][128 bytes]
+    const float * factor; // of each column, or NULL
+    float * y;            // or the sums of parts, [part][column][row]
+    int64_t y_stride, part_stride; // elements
+    int m, n;             // rows, columns
+    int m_tiles, n_tiles, n_units, n_parts; // m_tiles: of two blocks; units of k (d_wg_unit)
+    int64_t n_items;
+};
+
+// A slab of the weights: elements of k, bytes of them in a row, and in shared memory from row to row: odd multiples of 16, so
+// that rows do not share banks.
+template <typename A> struct d_wg_slab {
+    static constexpr int k = 256;
+    static constexpr int bytes = k / A::n * (int) sizeof(typename A::block);
+    static constexpr int skew = bytes % 16 == 0 ? 0 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 12 : bytes % 2 == 0 ? 14 : 15;
+    static constexpr int pieces = (bytes + skew + 15) / 16; // of 16 bytes, from the multiple of 16 that it begins behind
+    static constexpr int stride = 16 * (pieces | 1);
+};
+struct d_wg_float_slab {
+    static constexpr int k = 64;
+    static constexpr int bytes = 128;
+    static constexpr int pieces = 8;
+    static constexpr int stride = 144;
+};
+template <> struct d_wg_slab<__half> : d_wg_float_slab {};
+template <> struct d_wg_slab<__nv_bfloat16> : d_wg_float_slab {};
+
+// Entries of a codebook are spread out once for a block.
+template <typename A> struct d_wg_codebook {
+    typedef typename A::entry_type type;
+    static constexpr int n = A::n_entries;
+};
+struct d_wg_no_codebook {
+    typedef uint32_t type;
+    static constexpr int n = 0;
+};
+template <> struct d_wg_codebook<__half> : d_wg_no_codebook {};
+template <> struct d_wg_codebook<__nv_bfloat16> : d_wg_no_codebook {};
+
+// What k is cut into: 128 elements of floats, 256 of blocks.
+template <typename A> struct d_wg_unit {
+    static constexpr int k = d_wg_slab<A>::k < 128 ? 128 : d_wg_slab<A>::k;
+    static constexpr int steps = k / WG_K, slabs = k / d_wg_slab<A>::k;
+};
+
+template <typename A, int TN> struct d_wg_shape {
+    static constexpr int stage_bytes = TN * WG_K * 2;
+    static constexpr int slab_bytes = WG_ROWS * d_wg_slab<A>::stride;
+    static constexpr int slabs = d_wg_slab<A>::k == 64 ? 5 : 2;
+    static constexpr int table_bytes = d_wg_codebook<A>::n * (int) sizeof(typename d_wg_codebook<A>::type);
+    static constexpr int fit = (WG_MAX_SHARED - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
+    static constexpr int stages = fit < 8 ? fit : 8;
+    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes); // 1024: to align
+    static_assert(stages >= 3, "shared memory");
+};
+
+template <typename A> struct d_wg_operand { typedef __nv_bfloat16 type; };
+template <> struct d_wg_operand<__half> { typedef __half type; };
+
+// ---- weights into registers ----
+// Two rows of a lane, 128 elements of k in a slab: load, then the fragments of the first and of the second 64. A fragment
+// is four times four words: elements 4 s and the next of either row, then 4 s + 2 and the next.
+
+// Codes are bytes in the middle of a float of 2^15 and more; what is too much there is taken off with the min.
+template <typename A, bool IS_PAIR = A::zero != 0> struct d_wg_scale {
+    float scale, rest;
+    inline __device__ d_wg_scale(float s, float m) : scale(s), rest(-(32768.0f + 128.0f) * s - (A::has_min ? m : 0.0f)) {}
+    inline __device__ uint32_t value2(uint32_t q, int j) const { // bytes j and j + 1
+        const uint32_t biased = q ^ 0x80808080u;
+        const float u = __uint_as_float(__byte_perm(biased, 0x47000000u, 0x7404 + 16 * j));
+        const float v = __uint_as_float(__byte_perm(biased, 0x47000000u, 0x7404 + 16 * (j + 1)));
+        return d_bf16_pair(scale * u + rest, scale * v + rest);
+    }
+};
+// Codes from 0 to 127 about a zero: two at once, as BF16 of 128 and more, the scale rounded to BF16 as well.
+template <typename A> struct d_wg_scale<A, true> {
+    __nv_bfloat162 scale;
+    inline __device__ d_wg_scale(float s, float) : scale(__float2bfloat162_rn(s)) {}
+    inline __device__ uint32_t value2(uint32_t q, int j) const {
+        const uint32_t x = __byte_perm(q, 0x43434343u, 0x4040 + j + 256 * (j + 1));
+        const __nv_bfloat162 y = __hmul2(__hsub2(*(const __nv_bfloat162 *) &x, __float2bfloat162_rn(128.0f + (float) A::zero)), scale);
+        return *(const uint32_t *) &y;
+    }
+};
+
+// N words from an address of any alignment in shared memory.
+template <int N> static inline __device__ void d_wg_words(const char * p, uint32_t * to) {
+    const uint32_t * from = (const uint32_t *) (p - ((uintptr_t) p & 3));
+    const uint32_t shift = 8 * ((uint32_t) (uintptr_t) p & 3);
+    uint32_t w = from[0];
+    UNROLL for (int i = 0; i < N; ++i) {
+        const uint32_t next = from[i + 1];
+        to[i] = __funnelshift_r(w, next, shift);
+        w = next;
+    }
+}
+
+// A group of a slab. Of small blocks the words are read whole, of large ones what the group needs of them.
+template <typename A, bool IS_SMALL = A::n == 32, bool HAS_CODEBOOK = A::n_entries != 0> struct d_wg_codes {
+    static inline __device__ void decode(const char * at, int group, const typename A::entry_type *, d_group & g) {
+        A::decode((const typename A::block *) at, group, g);
+    }
+};
+template <typename A> struct d_wg_codes<A, false, true> {
+    static inline __device__ void decode(const char * at, int group, const typename A::entry_type * table, d_group & g) {
+        A::decode_with((const typename A::block *) at, group, g, [=](uint32_t i) { return table[i]; });
+    }
+};
+template <typename A> struct d_wg_codes<A, true, false> {
+    static inline __device__ void decode(const char * at, int group, const typename A::entry_type *, d_group & g) {
+        constexpr int head = (int) sizeof(typename A::block) % 4, n = (int) sizeof(typename A::block) / 4;
+        union { typename A::block block; char bytes[sizeof(typename A::block)]; } b;
+        uint32_t w[n];
+        at += group * (int) sizeof(typename A::block);
+        for (int i = 0; i < head; ++i) { b.bytes[i] = at[i]; }
+        d_wg_words<n>(at + head, w);
+        memcpy(b.bytes + head, w, 4 * n);
+        A::decode(&b.block, 0, g);
+    }
+};
+
+template <> struct d_wg_codes<d_format<GCUDA_TYPE_Q6_K>, false, false> {
+    static inline __device__ void decode(const char * at, int group, const uint32_t *, d_group & g) {
+        const gcuda_block_q6_k * b = (const gcuda_block_q6_k *) at;
+        const int part = group / 4, k4 = group % 4;
+        uint32_t low[8], high[8];
+        d_wg_words<8>((const char *) b->ql + 64 * part + 32 * (k4 % 2), low);
+        d_wg_words<8>((const char *) b->qh + 32 * part, high);
+        UNROLL for (int k = 0; k < 8; ++k) { g.q[k] = (low[k] >> 4 * (k4 / 2) & 0x0f0f0f0fu) | (high[k] >> 2 * k4 & 0x03030303u) << 4; }
+        const float d = d_half(b->d);
+        d_set_scales(g, d * (float) b->scales[2 * group], d * (float) b->scales[2 * group + 1], 0.0f, 0.0f);
+    }
+};
+template <> struct d_wg_codes<d_format<GCUDA_TYPE_Q3_K>, false, false> {
+    static inline __device__ void decode(const char * at, int group, const uint32_t *, d_group & g) {
+        typedef d_format<GCUDA_TYPE_Q3_K> A;
+        const A::block * b = (const A::block *) at;
+        uint32_t low[8], high[8];
+        d_wg_words<8>((const char *) b->qs + 32 * (group / 4), low);
+        d_wg_words<8>((const char *) b->hmask, high);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            g.q[k] = (low[k] >> 2 * (group % 4) & 0x03030303u) | (high[k] >> group & 0x01010101u) << 2;
+        }
+        const float d = d_half(b->d);
+        d_set_scales(g, d * A::scale(b, 2 * group), d * A::scale(b, 2 * group + 1), 0.0f, 0.0f);
+    }
+};
+
+template <typename A> struct d_wg_weights {
+    d_group g[2];
+
+    inline __device__ void load(
+        const char * slab, int skew, int row, int lane, int half, const typename d_wg_codebook<A>::type * table) {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            d_wg_codes<A>::decode(slab + (row + 8 * r) * d_wg_slab<A>::stride + skew, 4 * half + lane % 4, table, g[r]);
+        }
+    }
+    template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const d_wg_scale<A> scale(g[r].scale[U], g[r].min[U]);
+            UNROLL for (int s = 0; s < 4; ++s) {
+                UNROLL for (int h = 0; h < 2; ++h) { a[4 * s + 2 * h + r] = scale.value2(g[r].q[4 * U + s], 2 * h); }
+            }
+        }
+    }
+};
+
+// Of 64 elements a lane has 16 in a row.
+struct d_wg_float_weights {
+    const char * at;
+
+    inline __device__ void load(const char * slab, int, int row, int lane, int, const uint32_t *) {
+        at = slab + row * d_wg_float_slab::stride + 32 * (lane % 4);
+    }
+    template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
+        UNROLL for (int i = 0; i < 2; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const uint4 w = *(const uint4 *) (at + 8 * r * d_wg_float_slab::stride + 16 * i);
+                a[8 * i + r] = w.x;
+                a[8 * i + 2 + r] = w.y;
+                a[8 * i + 4 + r] = w.z;
+                a[8 * i + 6 + r] = w.w;
+            }
+        }
+    }
+};
+template <> struct d_wg_weights<__half> : d_wg_float_weights {};
+template <> struct d_wg_weights<__nv_bfloat16> : d_wg_float_weights {};
+
+// ---- work and results ----
+struct d_wg_item {
+    int m0, c0, tile, part, first, end; // first row of the cluster, first column and its tile, units
+};
+
+static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, int tn) {
+    d_wg_item t;
+    t.m0 = item % p.m_tiles * (2 * WG_ROWS);
+    item /= p.m_tiles;
+    t.tile = item % p.n_tiles;
+    t.c0 = t.tile * tn;
+    t.part = item / p.n_tiles;
+    t.first = (int) ((int64_t) p.n_units * t.part / p.n_parts);
+    t.end = (int) ((int64_t) p.n_units * (t.part + 1) / p.n_parts);
+    return t;
+}
+
+// Factors are fetched ahead of the stores, which the compiler would not pass.
+template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, const d_wg_item & t, int row, int lane, const float (&d)[TN / 2]) {
+    const int c0 = t.c0 + 2 * (lane % 4);
+    float * y = p.y + t.part * p.part_stride + row + (int64_t) c0 * p.y_stride;
+    UNROLL for (int j0 = 0; j0 < TN / 8; j0 += 8) {
+        float factor[8][2];
+        UNROLL for (int j = 0; j < 8; ++j) {
+            UNROLL for (int i = 0; i < 2; ++i) {
+                const int c = c0 + 8 * (j0 + j) + i;
+                factor[j][i] = p.factor != nullptr && c < p.n ? p.factor[c] : 1.0f;
+            }
+        }
+        UNROLL for (int j = 0; j < 8; ++j) {
+            UNROLL for (int i = 0; i < 2; ++i) {
+                float * to = y + (8 * (j0 + j) + i) * p.y_stride;
+                const bool is_in = c0 + 8 * (j0 + j) + i < p.n;
+                if (is_in && row < p.m) { to[0] = d[4 * (j0 + j) + i] * factor[j][i]; }
+                if (is_in && row + 8 < p.m) { to[8] = d[4 * (j0 + j) + 2 + i] * factor[j][i]; }
+            }
+        }
+    }
+}
+
+// What follows, up to the end of the condition, is all that the simulated device cannot run.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// ---- barriers of shared memory, asynchronous copies ----
+static inline __device__ uint32_t d_shared_address(const void * p) { return (uint32_t) __cvta_generic_to_shared(p); }
+
+static inline __device__ void d_barrier_init(uint32_t bar, int n) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(n) : "memory");
+}
+static inline __device__ void d_barrier_wait(uint32_t bar, uint32_t parity) {
+    uint32_t is_over;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(is_over)
+                     : "r"(bar), "r"(parity)
+                     : "memory");
+    } while (is_over == 0);
+}
+static inline __device__ void d_barrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// At the barrier of the same address in block `rank` of the cluster.
+static inline __device__ void d_barrier_arrive_at(uint32_t bar, int rank) {
+    asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
+}
+static inline __device__ void d_barrier_expect(uint32_t bar, int n_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory");
+}
+// Once this thread's asynchronous copies so far have arrived.
+static inline __device__ void d_barrier_arrive_after_copies(uint32_t bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+// To the same address in both blocks of the cluster, whose barriers at one address count the bytes.
+static inline __device__ void d_copy_to_both(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(n_bytes), "r"(bar), "h"((uint16_t) 3)
+                 : "memory");
+}
+static inline __device__ int d_cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return (int) rank;
+}
+static inline __device__ void d_cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// ---- warp-group products ----
+static inline __device__ void d_wg_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+static inline __device__ void d_wg_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> static inline __device__ void d_wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+
+// Columns at a multiple of 1024 bytes, rows of 128 bytes swizzled; sixteen elements of k further is 32 bytes further.
+static inline __device__ uint64_t d_wg_columns(uint32_t address) {
+    return (uint64_t) ((address & 0x3ffffu) >> 4) | (uint64_t) 1 << 16 | (uint64_t) 64 << 32 | (uint64_t) 1 << 62;
+}
+
+#define D_F8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define D_F32(i) D_F8(i), D_F8(i + 8), D_F8(i + 16), D_F8(i + 24)
+#define D_R10(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
+#define D_R60 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " D_R10(1) D_R10(2) D_R10(3) D_R10(4) D_R10(5)
+#define D_R120 D_R60 D_R10(6) D_R10(7) D_R10(8) D_R10(9) D_R10(10) D_R10(11)
+
+// d += a b, or d = a b: 64 rows in registers, as for d_mma, a warp 16 of them; sixteen k; TN columns in shared memory.
+#define D_WG_MMA(NAME, TYPE)                                                                                                      \
+    static inline __device__ void NAME(float (&d)[128], const uint32_t * a, uint64_t b, int adds) {                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE       \
+                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}"  \
+                     : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
+    }                                                                                                                             \
+    static inline __device__ void NAME(float (&d)[64], const uint32_t * a, uint64_t b, int adds) {                               \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE        \
+                     " {" D_R60 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"                                   \
+                     : D_F32(0), D_F32(32)                                                                                        \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
+    }
+D_WG_MMA(d_wg_mma_f16, "f16")
+D_WG_MMA(d_wg_mma_bf16, "bf16")
+
+template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
+    d_wg_mma_f16(d, a, b, adds);
+}
+template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
+    d_wg_mma_bf16(d, a, b, adds);
+}
+
+// ---- the kernel ----
+template <typename A, int TN> struct d_wg_ring {
+    typedef d_wg_shape<A, TN> shape;
+    char * slabs;
+    typename d_wg_codebook<A>::type * table;
+    uint32_t stages; // their address
+    uint32_t full_stage, empty_stage, full_slab, empty_slab; // barriers, eight bytes each
+};
+
+// Place in a ring and how often it has been round.
+template <int N> struct d_wg_place {
+    int slot;
+    uint32_t parity;
+    inline __device__ void next() {
+        slot = slot + 1 == N ? 0 : slot + 1;
+        parity ^= slot == 0 ? 1u : 0u;
+    }
+};
+
+#define FOR_WG_ITEMS(t, p, TN)                                                           \
+    for (int i_ = (int) blockIdx.x / 2; i_ < (int) (p).n_items; i_ += (int) gridDim.x / 2) \
+        for (d_wg_item t = d_wg_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
+
+template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(const d_wg_job & p, const d_wg_ring<A, TN> & ring, int rank) {
+    typedef d_wg_shape<A, TN> shape;
+    constexpr int steps = d_wg_unit<A>::steps, half = shape::stage_bytes / 2;
+    d_wg_place<shape::stages> at = { 0, 1 };
+    FOR_WG_ITEMS(t, p, TN) {
+        const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half;
+        for (int n = (t.end - t.first) * steps; n > 0; --n) {
+            const uint32_t full = ring.full_stage + 8 * at.slot;
+            d_barrier_wait(ring.empty_stage + 8 * at.slot, at.parity);
+            d_barrier_expect(full, shape::stage_bytes);
+            d_copy_to_both(ring.stages + at.slot * shape::stage_bytes + rank * half, from, half, full);
+            from += shape::stage_bytes;
+            at.next();
+        }
+    }
+}
+
+#define WG_FETCHERS 96 // threads
+
+// Neighbouring threads have neighbouring pieces of 16 bytes, and each one piece of every ROWS-th row. What a slab lacks,
+// behind the last row or the last element, is zeros.
+template <typename A, int TN>
+static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_ring<A, TN> & ring, int rank, int thread) {
+    typedef d_wg_slab<A> slab;
+    typedef d_wg_shape<A, TN> shape;
+    constexpr int ROWS = WG_FETCHERS / slab::pieces, N = (WG_ROWS + ROWS - 1) / ROWS;
+    const int row = thread / slab::pieces, piece = thread % slab::pieces;
+    const int64_t step = ROWS * p.a_stride;
+    d_wg_place<shape::slabs> at = { 0, 1 };
+    FOR_WG_ITEMS(t, p, TN) {
+        const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? p.m - m0 : 0; // rows behind this one
+        const char * a = p.a + (left > 0 ? m0 : 0) * p.a_stride;
+        for (int s = t.first * d_wg_unit<A>::slabs; s < t.end * d_wg_unit<A>::slabs; ++s) {
+            const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
+            const int n_rows = byte < p.row_bytes ? left : 0;
+            const char * from = n_rows > 0 ? a + byte : p.a;
+            char * to = ring.slabs + at.slot * shape::slab_bytes + row * slab::stride + 16 * piece;
+            d_barrier_wait(ring.empty_slab + 8 * at.slot, at.parity);
+            if (row < ROWS) {
+                UNROLL for (int i = 0; i < N; ++i) {
+                    if ((i + 1) * ROWS <= WG_ROWS || row + i * ROWS < WG_ROWS) {
+                        const bool is_in = i * ROWS < n_rows;
+                        d_copy_16(to, from, is_in ? 16 : 0);
+                        from += is_in ? step : 0;
+                        to += ROWS * slab::stride;
+                    }
+                }
+            }
+            d_barrier_arrive_after_copies(ring.full_slab + 8 * at.slot);
+            at.next();
+        }
+    }
+}
+
+template <typename A, int TN> static inline __device__ void d_wg_multiply(const d_wg_job & p, const d_wg_ring<A, TN> & ring, int rank, int thread) {
+    typedef d_wg_slab<A> slab;
+    typedef d_wg_shape<A, TN> shape;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // of the block's 128
+    d_wg_place<shape::slabs> at_slab = { 0, 0 };
+    d_wg_place<shape::stages> at = { 0, 0 };
+    float d[TN / 2];
+    uint32_t a[2][16];
+    d_wg_weights<A> w;
+    FOR_WG_ITEMS(t, p, TN) {
+        uint32_t before = 0; // barrier of the stage that was read last
+        int adds = 0;
+        for (int s = t.first * (d_wg_unit<A>::k / 128); s < t.end * (d_wg_unit<A>::k / 128); ++s) { // 128 elements
+            const int half = s % (d_wg_unit<A>::k / 128);
+            UNROLL for (int u = 0; u < 2; ++u) {
+                const char * from = ring.slabs + at_slab.slot * shape::slab_bytes;
+                if (slab::k == WG_K || (u == 0 && half == 0)) { d_barrier_wait(ring.full_slab + 8 * at_slab.slot, at_slab.parity); }
+                if (slab::k == WG_K || u == 0) { w.load(from, (s / 2 * slab::bytes & 15), row, lane, half, ring.table); }
+                if (u == 0) {
+                    w.template fragment<0>(a[0]);
+                } else {
+                    w.template fragment<1>(a[1]);
+                }
+                const uint64_t b = d_wg_columns(ring.stages + at.slot * shape::stage_bytes);
+                d_barrier_wait(ring.full_stage + 8 * at.slot, at.parity);
+                d_wg_fence();
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    d_wg_mma(typename d_wg_operand<A>::type(), d, a[u] + 4 * i, b + 2 * i, adds);
+                    adds = 1;
+                }
+                d_wg_commit();
+                if (slab::k == WG_K || (u == 1 && half == slab::k / 128 - 1)) { // the slab is read
+                    __syncwarp();
+                    if (lane == 0) { d_barrier_arrive(ring.empty_slab + 8 * at_slab.slot); }
+                    at_slab.next();
+                }
+                d_wg_wait<1>(); // the step before
+                if (before != 0 && lane < 2) { d_barrier_arrive_at(before, lane); }
+                before = ring.empty_stage + 8 * at.slot;
+                at.next();
+            }
+        }
+        d_wg_wait<0>();
+        UNROLL for (int i = 0; i < TN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        if (lane < 2) { d_barrier_arrive_at(before, lane); }
+        d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
+    }
+}
+#define D_WG_CLUSTER __cluster_dims__(2, 1, 1)
+#else
+#define D_WG_CLUSTER
+#endif // 9.0a
+
+// Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
+template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, 1) k_mul_mat_wg(const d_wg_job p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef d_wg_shape<A, TN> shape;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    const int thread = (int) threadIdx.x, rank = d_cluster_rank();
+    d_wg_ring<A, TN> ring;
+    const uint32_t skip = (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.stages = d_shared_address(shared) + skip;
+    ring.slabs = shared + skip + shape::stages * shape::stage_bytes;
+    ring.table = (typename d_wg_codebook<A>::type *) (ring.slabs + shape::slabs * shape::slab_bytes);
+    if constexpr (d_wg_codebook<A>::n > 0) {
+        for (int i = thread; i < d_wg_codebook<A>::n; i += WG_THREADS) { ring.table[i] = A::entry((uint32_t) i); }
+    }
+    ring.full_stage = d_shared_address(barriers);
+    ring.empty_stage = ring.full_stage + 8 * shape::stages;
+    ring.full_slab = ring.empty_stage + 8 * shape::stages;
+    ring.empty_slab = ring.full_slab + 8 * shape::slabs;
+    if (thread == 0) {
+        for (int i = 0; i < shape::stages; ++i) {
+            d_barrier_init(ring.full_stage + 8 * i, 1);
+            d_barrier_init(ring.empty_stage + 8 * i, 16); // the warps that multiply, of both blocks
+        }
+        for (int i = 0; i < shape::slabs; ++i) {
+            d_barrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
+            d_barrier_init(ring.empty_slab + 8 * i, 8);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    d_cluster_sync();
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (thread == 0) {
+            d_wg_fetch_columns(p, ring, rank);
+        } else if (thread >= 128 - WG_FETCHERS) {
+            d_wg_fetch_weights(p, ring, rank, thread - (128 - WG_FETCHERS));
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        d_wg_multiply(p, ring, rank, thread - 128);
+    }
+    d_cluster_sync(); // the other block may still send to this one
+#else
+    (void) p;
+#endif
+}
+
+// ---- columns ----
+// As [tile][step][column][128 bytes], in the order of k that the kernel wants (d_wg_put), zeros behind the last element and column.
+struct d_wg_columns_job {
+    gcuda_array x;
+    char * image;
+    float * factor; // F16: powers of two that keep a column in its range (see k_half_rows), or NULL
+    int64_t k_padded, n_padded;
+    int tn, is_for_floats; // 1: a lane has 16 elements of 64, not 32 of 128
+};
+
+static inline __device__ uint32_t d_pair_of(__half, float low, float high) {
+    const __half2 v = __floats2half2_rn(low, high);
+    return *(const uint32_t *) &v;
+}
+static inline __device__ uint32_t d_pair_of(__nv_bfloat16, float low, float high) { return d_bf16_pair(low, high); }
+
+// Elements k .. k + 3 of a column of n; behind it zeros.
+static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const char * column, int64_t n, int64_t k, bool is_wide) {
+    if (is_wide && k + 4 <= n) {
+        return *(const float4 *) (column + 4 * k);
+    }
+    float v[4];
+    UNROLL for (int i = 0; i < 4; ++i) { v[i] = k + i < n ? d_load(p.x.type, column + (k + i) * (int64_t) p.x.nb[0]) : 0.0f; }
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+static inline __device__ float d_max4(const float4 & v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
+
+// The exponent that is taken out of a column of halves with this largest magnitude.
+static inline __device__ int d_half_exponent(float max) {
+    int exponent = 0;
+    if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
+        (void) frexpf(max, &exponent);
+        exponent -= 14; // the largest becomes 2^13 .. 2^14
+    }
+    return exponent;
+}
+
+// Elements k .. k + 255 of a column, those of lane: 4 from each half. Of 128, element 4 of lane 8 t + s is where lane t of a
+// quad has it in instruction s; of 64 for floats, that of lane 4 t + s.
+template <typename T>
+static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, int64_t k, int swizzle, uint32_t * words, float4 (&v)[2], int exponent) {
+    const int lane = (int) threadIdx.x % 32;
+    UNROLL for (int i = 0; i < 2; ++i) {
+        if (exponent != 0) {
+            v[i] = make_float4(ldexpf(v[i].x, -exponent), ldexpf(v[i].y, -exponent), ldexpf(v[i].z, -exponent), ldexpf(v[i].w, -exponent));
+        }
+        const int word = 64 * i + (p.is_for_floats != 0 ? 32 * (lane / 16) + 8 * (lane % 4) + lane / 4 % 4 : 8 * (lane % 8) + lane / 8);
+        words[word] = d_pair_of(T(), v[i].x, v[i].y);
+        words[word + 4] = d_pair_of(T(), v[i].z, v[i].w);
+    }
+    __syncwarp();
+    const int64_t step = k / WG_K + lane / 8;
+    if (step * WG_K < p.k_padded) {
+        *(uint4 *) (to + step * p.tn * (WG_K * 2) + 16 * (lane % 8 ^ swizzle)) = *(const uint4 *) &words[4 * lane];
+    }
+    __syncwarp();
+}
+
+// A block has a column; a warp takes 256 elements at a time. Aligned F32 of at most 2048 N elements is held in registers, other
+// columns (N 0) are read again.
+template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_wg_columns(const d_wg_columns_job p) {
+    alignas(16) __shared__ uint32_t words[8][128];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int c = (int) blockIdx.x; c < (int) p.n_padded; c += (int) gridDim.x) {
+        const bool is_in = c < p.x.ne[1] * p.x.ne[2] * p.x.ne[3];
+        const char * x = is_in ? d_row(p.x, c) : nullptr;
+        const bool is_wide = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
+        const int64_t n = is_in ? p.x.ne[0] : 0, k0 = warp * 256 + 4 * lane;
+        float4 held[N > 0 ? N : 1][2];
+        float max = 0.0f;
+        int exponent = 0;
+        UNROLL for (int i = 0; i < N; ++i) {
+            UNROLL for (int h = 0; h < 2; ++h) {
+                const int64_t k = k0 + 2048 * i + 128 * h;
+                held[i][h] = k < n ? *(const float4 *) (x + 4 * k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+        if (p.factor != nullptr && is_in) {
+            UNROLL for (int i = 0; i < N; ++i) {
+                UNROLL for (int h = 0; h < 2; ++h) { max = fmaxf(max, d_max4(held[i][h])); }
+            }
+            for (int64_t k = 4 * threadIdx.x; k < n && N == 0; k += 1024) { max = fmaxf(max, d_max4(d_wg_load4(p, x, n, k, is_wide))); }
+            exponent = d_half_exponent(d_block_max(max));
+            if (threadIdx.x == 0) { p.factor[c] = ldexpf(1.0f, exponent); }
+        }
+        char * to = p.image + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
+        UNROLL for (int i = 0; i < N; ++i) {
+            const int64_t k = warp * 256 + 2048 * i;
+            if (k < p.k_padded) { d_wg_put<T>(p, to, k, c & 7, words[warp], held[i], exponent); }
+        }
+        for (int64_t k = warp * 256; k < p.k_padded && N == 0; k += 2048) {
+            UNROLL for (int h = 0; h < 2; ++h) { held[0][h] = d_wg_load4(p, x, n, k + 4 * lane + 128 * h, is_wide); }
+            d_wg_put<T>(p, to, k, c & 7, words[warp], held[0], exponent);
+        }
+    }
+}
+
+// ---- sums of parts ----
+static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const float * parts) {
+    const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
+    FOR_ELEMENTS(i, n) {
+        const int64_t c = i / (m / wide), row = i % (m / wide) * wide;
+        const float * from = parts + c * m + row;
+        float * y = p.y + c * p.y_stride + row;
+        if (wide == 4) {
+            float4 v = *(const float4 *) from;
+            for (int k = 1; k < p.n_parts; ++k) {
+                const float4 w = *(const float4 *) (from + k * p.part_stride);
+                v = make_float4(v.x + w.x, v.y + w.y, v.z + w.z, v.w + w.w);
+            }
+            *(float4 *) y = v;
+        } else {
+            float v = *from;
+            for (int k = 1; k < p.n_parts; ++k) { v += from[k * p.part_stride]; }
+            *y = v;
+        }
+    }
+}
+
+// ---- the launcher's side ----
+struct wg_plan {
+    int tn, n_parts;
+    int64_t k_padded, n_padded;
+    size_t factor_at, parts_at, bytes; // in scratch
+};
+
+// Tiles of 128 or 256 columns and parts of k: whichever leaves the least to the cluster that has most, in units of 64
+// elements of k of 128 columns.
+static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) {
+    const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128, n_slabs = (p.a.ne[0] + slab - 1) / slab;
+    const int64_t n_clusters = n_multiprocessors() / 2 > 0 ? n_multiprocessors() / 2 : 1;
+    const int64_t m_tiles = (p.a.ne[1] + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
+    wg_plan best = {};
+    double least = 0.0;
+    for (int tn = 128; tn <= 256; tn += 128) {
+        const int64_t n_tiles = (n + tn - 1) / tn;
+        for (int parts = 1; parts <= WG_MAX_PARTS && parts <= n_slabs; ++parts) {
+            const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_slabs + parts - 1) / parts * slab;
+            const double step = tn == 256 ? 2.0 : 1.5, ends = tn == 256 ? 24.0 : 12.0; // an item costs `ends` beside its steps
+            const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) (n * p.a.ne[1]) / 3.3e5 : 0.0;
+            const double cost = (double) rounds * ((double) k / WG_K * step + ends) + sums;
+            if (least == 0.0 || cost < least) {
+                least = cost;
+                best.tn = tn;
+                best.n_parts = parts;
+            }
+        }
+    }
+    best.k_padded = n_slabs * slab;
+    best.n_padded = (n + best.tn - 1) / best.tn * best.tn;
+    best.factor_at = (size_t) (best.n_padded * best.k_padded * 2);
+    best.parts_at = best.factor_at + (p.a.type == GCUDA_TYPE_F16 ? (size_t) (n + 3) / 4 * 16 : 0);
+    best.bytes = best.parts_at + (best.n_parts > 1 ? (size_t) (best.n_parts * n * p.a.ne[1]) * sizeof(float) : 0);
+    return best;
+}
+
+size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) { return wg_plan_of(*args).bytes; }
+
+bool gcuda_has_warp_groups(void) {
+    cudaFuncAttributes attributes = {};
+    const bool is_ok = cudaFuncGetAttributes(&attributes, k_mul_mat_wg<__half, 128>) == cudaSuccess;
+    if (!is_ok) {
+        (void) cudaGetLastError();
+    }
+    return is_ok && attributes.sharedSizeBytes > 0;
+}
+
+template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_job & p, gcuda_stream stream) {
+    const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3] | 4 * (size_t) p.x.ne[0];
+    const int64_t k = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && bits % 16 == 0 ? p.k_padded : INT64_MAX;
+    return launch(k <= 4096    ? k_wg_columns<T, 2>
+                  : k <= 8192  ? k_wg_columns<T, 4>
+                  : k <= 16384 ? k_wg_columns<T, 8>
+                               : k_wg_columns<T, 0>, p.n_padded, 256, stream, p);
+}
+
+template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, size_t max_shared, gcuda_stream stream) {
+    const int64_t n_clusters = n_multiprocessors() / 2, n = p.n_items < n_clusters ? p.n_items : n_clusters;
+    return launch_shared(k_mul_mat_wg<A, TN>, 2 * n, dim3(WG_THREADS), d_wg_shape<A, TN>::shared_bytes, max_shared, stream, p);
+}
+
+template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn, size_t max_shared, gcuda_stream stream) {
+    return tn == 256 ? launch_wg<A, 256>(p, max_shared, stream) : launch_wg<A, 128>(p, max_shared, stream);
+}
+
+static bool wg_takes(const gcuda_mul_mat_args & p) {
+    const size_t row_bytes = (size_t) p.a.ne[0] / (size_t) gcuda_blck_size(p.a.type) * gcuda_type_size(p.a.type);
+    const bool a_fits = (gcuda_is_quantized(p.a.type) || p.a.type == GCUDA_TYPE_F16 || p.a.type == GCUDA_TYPE_BF16) &&
+                        p.a.ne[2] * p.a.ne[3] == 1 && (row_bytes | p.a.nb[1] | (size_t) (uintptr_t) p.a.data) % 16 == 0;
+    const bool y_fits = p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && p.y.nb[1] % 4 == 0 && p.y.ne[2] * p.y.ne[3] == 1;
+    const bool b_fits = p.b.type == GCUDA_TYPE_F32 || p.b.type == GCUDA_TYPE_F16 || p.b.type == GCUDA_TYPE_BF16;
+    return a_fits && b_fits && y_fits && p.a.ne[0] > 0 && p.a.ne[1] <= (1 << 30) && n_rows(p.b) <= (1 << 30) && p.a.ne[0] <= (1 << 30);
+}
+
+// >>op:mul_mat ----------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
+    if (!wg_takes(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const wg_plan plan = wg_plan_of(*args);
+    const bool is_f16 = args->a.type == GCUDA_TYPE_F16;
+    float * factor = is_f16 && args->b.type != GCUDA_TYPE_F16 ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
+    const bool is_quantized = gcuda_is_quantized(args->a.type);
+    const d_wg_columns_job columns = { args->b, (char *) scratch, factor, plan.k_padded, plan.n_padded, plan.tn, is_quantized ? 0 : 1 };
+    gcuda_status st = is_f16 ? launch_wg_columns<__half>(columns, stream) : launch_wg_columns<__nv_bfloat16>(columns, stream);
+    d_wg_job p = {};
+    p.a = (const char *) args->a.data;
+    p.a_stride = (int64_t) args->a.nb[1];
+    p.row_bytes = args->a.ne[0] / gcuda_blck_size(args->a.type) * (int64_t) gcuda_type_size(args->a.type);
+    p.image = (const char *) scratch;
+    p.factor = factor;
+    p.m = (int) args->a.ne[1];
+    p.n = (int) n_rows(args->b);
+    p.m_tiles = (p.m + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
+    p.n_tiles = (p.n + plan.tn - 1) / plan.tn;
+    p.n_units = (int) (plan.k_padded / (is_quantized ? 256 : 128));
+    p.n_parts = plan.n_parts;
+    p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
+    float * parts = (float *) ((char *) scratch + plan.parts_at);
+    p.y = p.n_parts > 1 ? parts : (float *) args->y.data;
+    p.y_stride = p.n_parts > 1 ? p.m : (int64_t) (args->y.nb[1] / 4);
+    p.part_stride = (int64_t) p.m * p.n;
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = is_quantized
+                 ? with_format(args->a.type, [&](auto a) { return mul_mat_wg<decltype(a)>(p, plan.tn, args->max_shared, stream); })
+             : is_f16 ? mul_mat_wg<__half>(p, plan.tn, args->max_shared, stream)
+                      : mul_mat_wg<__nv_bfloat16>(p, plan.tn, args->max_shared, stream);
+    }
+    if (st == GCUDA_STATUS_SUCCESS && p.n_parts > 1) {
+        p.y = (float *) args->y.data;
+        p.y_stride = (int64_t) (args->y.nb[1] / 4);
+        st = launch(k_wg_parts, ((int64_t) p.m * p.n + 1023) / 1024, 256, stream, p, (const float *) parts);
+    }
+    return st;
+}
+#endif // part 13
 
 #if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)
 // =====================================================================================================

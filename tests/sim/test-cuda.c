@@ -252,7 +252,7 @@ static struct gcuda_array packed_array(enum gcuda_type type, int64_t ne0, int64_
 TEST(products_take_the_way_that_the_table_says) {
     enum { OWN = GCUDAI_CUDA_PRODUCT_OWN, TILE = GCUDAI_CUDA_PRODUCT_TILE, CUBLAS = GCUDAI_CUDA_PRODUCT_CUBLAS,
         CONVERTED = GCUDAI_CUDA_PRODUCT_CONVERTED, HALVES = GCUDAI_CUDA_PRODUCT_HALVES,
-        VECTOR = GCUDAI_CUDA_PRODUCT_VECTOR };
+        VECTOR = GCUDAI_CUDA_PRODUCT_VECTOR, GROUPS = GCUDAI_CUDA_PRODUCT_WARP_GROUPS };
     static const struct {
         enum gcuda_type a, b;
         int64_t k, m, n;
@@ -283,8 +283,42 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(cases[i].b, cases[i].k, cases[i].n, 4);
         p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n, 4);
         p.prec = cases[i].prec;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true), cases[i].with_cublas);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false), cases[i].without);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false), cases[i].with_cublas);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, false), cases[i].without);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true), cases[i].with_cublas); // none has one large matrix
+    }
+    static const struct {
+        enum gcuda_type a, b;
+        int64_t k, m, n, n2;
+        enum gcuda_prec prec;
+        int with_cublas, without;
+    } large[] = { // with warp groups
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 14336, 4096, 512, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 4096, 4096, 128, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 4096, 4096, 32, 4, GCUDA_PREC_DEFAULT, GROUPS, GROUPS }, // joined
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 127, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4095, 128, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 3840, 4096, 128, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 128, 1, GCUDA_PREC_F32, CONVERTED, OWN },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4352, 4096, 128, 1, GCUDA_PREC_DEFAULT, HALVES, TILE }, // 3570 bytes a row
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q8_0, 4096, 4096, 128, 1, GCUDA_PREC_DEFAULT, OWN, OWN },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 14336, 4096, 512, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 14336, 4096, 513, 1, GCUDA_PREC_DEFAULT, HALVES, GROUPS },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 4096, 4096, 512, 1, GCUDA_PREC_DEFAULT, HALVES, GROUPS },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 4104, 4096, 512, 1, GCUDA_PREC_DEFAULT, HALVES, GROUPS },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 4096, 4096, 512, 1, GCUDA_PREC_DEFAULT, CUBLAS, TILE },
+    };
+    for (size_t i = 0; i < sizeof large / sizeof large[0]; ++i) {
+        struct gcuda_mul_mat_args p;
+        GCUDAI_ZERO(p);
+        p.a = packed_array(large[i].a, large[i].k, large[i].m, 1);
+        p.b = packed_array(large[i].b, large[i].k, large[i].n, large[i].n2);
+        p.y = packed_array(GCUDA_TYPE_F32, large[i].m, large[i].n, large[i].n2);
+        p.prec = large[i].prec;
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true), large[i].with_cublas);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, true), large[i].without);
+        p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
+        CHECK((int) gcudai_cuda_choose_product(&p, true, true) != GROUPS);
     }
 }
 

@@ -49,6 +49,13 @@ static inline __nv_bfloat162 __bfloat162bfloat162(__nv_bfloat16 v) { return __nv
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return __nv_bfloat162{ __float2bfloat16_rn(x), __float2bfloat16_rn(y) };
 }
+static inline __nv_bfloat162 __float2bfloat162_rn(float x) { return __floats2bfloat162_rn(x, x); }
+static inline __nv_bfloat162 __hsub2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return __floats2bfloat162_rn(__bfloat162float(a.x) - __bfloat162float(b.x), __bfloat162float(a.y) - __bfloat162float(b.y));
+}
+static inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
+    return __floats2bfloat162_rn(__bfloat162float(a.x) * __bfloat162float(b.x), __bfloat162float(a.y) * __bfloat162float(b.y));
+}
 static inline float __low2float(__nv_bfloat162 v) { return __bfloat162float(v.x); }
 static inline float __high2float(__nv_bfloat162 v) { return __bfloat162float(v.y); }
 

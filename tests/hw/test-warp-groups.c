@@ -1,0 +1,220 @@
+// Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not. On a
+// device, or with kernels, without them only that they are refused.
+#include "test.h"
+
+#include <cuda_runtime_api.h>
+
+struct shape {
+    int64_t k, m, n;
+    int pad; // bytes between rows of the weights (16 times this) and elements between columns
+};
+
+// Memory of the device with these bytes, or all bits set.
+static void * on_device(const void * from, size_t size) {
+    void * to = NULL, * ones = from == NULL ? memset(malloc(size + 1), 0xff, size + 1) : NULL;
+    CHECK(cudaMalloc(&to, size + 1) == cudaSuccess);
+    CHECK(cudaMemcpy(to, from != NULL ? from : ones, size, cudaMemcpyHostToDevice) == cudaSuccess);
+    free(ones);
+    return to;
+}
+
+static struct gcuda_array matrix(enum gcuda_type type, int64_t ne0, int64_t ne1, size_t nb1) {
+    struct gcuda_array a;
+    memset(&a, 0, sizeof a);
+    a.type = type;
+    a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = a.ne[3] = 1;
+    a.nb[0] = gcuda_type_size(type), a.nb[1] = nb1, a.nb[2] = a.nb[3] = nb1 * (size_t) ne1;
+    return a;
+}
+
+// Random bytes that decode to something ordinary.
+static void fill_block(enum gcuda_type type, char * p, struct rng * r) {
+    const int64_t n = gcuda_blck_size(type);
+    for (bool is_good = false; !is_good;) {
+        float v[256], big = 0.0f;
+        for (size_t i = 0; i < gcuda_type_size(type); ++i) { p[i] = (char) rng_u64(r); }
+        gcuda_get_type_traits(type)->to_float(p, v, n);
+        is_good = true;
+        for (int64_t i = 0; i < n; ++i) {
+            is_good = is_good && isfinite(v[i]);
+            big = fmaxf(big, fabsf(v[i]));
+        }
+        is_good = is_good && big >= 0.1f && big <= 8.0f;
+    }
+}
+
+static char * weights_of(enum gcuda_type type, const struct gcuda_array * a, struct rng * r) {
+    enum { N = 64 };
+    const size_t size = gcuda_type_size(type);
+    char pool[N][320], *data = (char *) malloc((size_t) a->ne[1] * a->nb[1]);
+    for (int i = 0; i < N; ++i) { fill_block(type, pool[i], r); }
+    for (int64_t m = 0; m < a->ne[1]; ++m) {
+        memset(data + (size_t) m * a->nb[1], 0xff, a->nb[1]); // also what lies between rows
+        for (int64_t i = 0; i < a->ne[0] / gcuda_blck_size(type); ++i) {
+            memcpy(data + (size_t) m * a->nb[1] + (size_t) i * size, pool[rng_below(r, N)], size);
+        }
+    }
+    return data;
+}
+
+static char * columns_of(const struct gcuda_array * b, double scale, struct rng * r) {
+    char * data = (char *) malloc((size_t) b->ne[1] * b->nb[1]);
+    memset(data, 0xff, (size_t) b->ne[1] * b->nb[1]);
+    for (int64_t i = 0; i < b->ne[0] * b->ne[1]; ++i) {
+        const float v = (float) (scale * rng_between(r, -1.0, 1.0));
+        char * p = data + (size_t) (i / b->ne[0]) * b->nb[1] + (size_t) (i % b->ne[0]) * b->nb[0];
+        if (b->type == GCUDA_TYPE_F32) {
+            memcpy(p, &v, 4);
+        } else {
+            gcuda_get_type_traits(b->type)->from_float_ref(&v, p, 1);
+        }
+    }
+    return data;
+}
+
+static void row_of(const struct gcuda_array * a, const char * data, int64_t i, float * out) {
+    const char * p = data + (size_t) i * a->nb[1];
+    if (a->type == GCUDA_TYPE_F32) {
+        memcpy(out, p, (size_t) a->ne[0] * sizeof(float));
+    } else {
+        gcuda_get_type_traits(a->type)->to_float(p, out, a->ne[0]);
+    }
+}
+
+// Corners, then anywhere, against float64: squares of errors over squares of results, and no single one far out.
+static void compare(const struct gcuda_mul_mat_args * p, const char * a, const char * b, const float * y, double bound, struct rng * r) {
+    float * w = (float *) malloc((size_t) p->a.ne[0] * sizeof(float)), * x = (float *) malloc((size_t) p->a.ne[0] * sizeof(float));
+    double errors = 0.0, results = 0.0, most = 0.0;
+    enum { N = 600 };
+    for (int i = 0; i < N; ++i) {
+        const int64_t m = i < 4 ? i % 2 * (p->a.ne[1] - 1) : rng_below(r, p->a.ne[1]);
+        const int64_t n = i < 4 ? i / 2 * (p->b.ne[1] - 1) : rng_below(r, p->b.ne[1]);
+        double sum = 0.0;
+        row_of(&p->a, a, m, w);
+        row_of(&p->b, b, n, x);
+        for (int64_t k = 0; k < p->a.ne[0]; ++k) {
+            const double term = (double) w[k] * x[k];
+            sum += term;
+            results += term * term; // what the square of a sum of so many signs is on average
+        }
+        const double error = y[(size_t) n * p->y.nb[1] / sizeof(float) + (size_t) m] - sum;
+        errors += error * error;
+        most = fmax(most, isfinite(error) ? fabs(error) : INFINITY);
+    }
+    CHECK_MSG(errors <= bound * results, "NMSE %g, allowed %g", errors / results, bound);
+    CHECK_MSG(most <= 8.0 * sqrt(bound * results / N), "error %g, rms %g", most, sqrt(results / N));
+    for (int64_t n = 0; n < p->b.ne[1]; ++n) { // what lies between columns of the result is the caller's
+        for (size_t m = (size_t) p->a.ne[1]; m < p->y.nb[1] / sizeof(float); ++m) {
+            uint32_t bits;
+            memcpy(&bits, y + (size_t) n * p->y.nb[1] / sizeof(float) + m, sizeof bits);
+            CHECK(bits == 0xffffffffu);
+        }
+    }
+    free(w);
+    free(x);
+}
+
+static void product(enum gcuda_type a_type, enum gcuda_type b_type, struct shape s, double scale) {
+    struct gcuda_mul_mat_args p;
+    struct rng r = rng_for(gcuda_type_name(a_type));
+    memset(&p, 0, sizeof p);
+    p.a = matrix(a_type, s.k, s.m, gcuda_row_size(a_type, s.k) + 16 * (size_t) s.pad);
+    p.b = matrix(b_type, s.k, s.n, gcuda_row_size(b_type, s.k) + gcuda_type_size(b_type) * (size_t) s.pad);
+    p.y = matrix(GCUDA_TYPE_F32, s.m, s.n, ((size_t) s.m + (size_t) s.pad) * sizeof(float));
+    p.max_shared = (size_t) 227 << 10;
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s x %s, k %lld, m %lld, n %lld, pad %d, scale %g", gcuda_type_name(a_type),
+        gcuda_type_name(b_type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, scale);
+    char * a = weights_of(a_type, &p.a, &r), * b = columns_of(&p.b, scale, &r);
+    float * y = (float *) malloc(p.y.nb[2]);
+    p.a.data = on_device(a, p.a.nb[2]);
+    p.b.data = on_device(b, p.b.nb[2]);
+    p.y.data = on_device(NULL, p.y.nb[2]);
+    void * scratch = on_device(NULL, gcuda_mul_mat_wg_scratch_bytes(&p));
+    const gcuda_status st = gcuda_launch_mul_mat_wg(&p, scratch, NULL);
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(y, p.y.data, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
+    if (gcuda_has_warp_groups()) {
+        CHECK_OK(st);
+        compare(&p, a, b, y, a_type == GCUDA_TYPE_F16 ? 1e-6 : 4e-5, &r);
+        p.max_shared = 0;
+        CHECK(gcuda_launch_mul_mat_wg(&p, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED); // 48 KiB are not enough
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    } else {
+        CHECK(st == GCUDA_STATUS_UNSUPPORTED);
+    }
+    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess &&
+          cudaFree(scratch) == cudaSuccess);
+    free(a);
+    free(b);
+    free(y);
+    test_all.case_name[0] = '\0';
+}
+
+static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0,
+    GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
+    GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M, GCUDA_TYPE_IQ2_XXS,
+    GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S };
+enum { N_TYPES = sizeof types / sizeof types[0] };
+
+static int64_t whole_rows(enum gcuda_type type, int64_t k) { // the next k whose rows are multiples of 16 bytes
+    const int64_t n = gcuda_blck_size(type);
+    for (k = (k + n - 1) / n * n; gcuda_row_size(type, k) % 16 != 0; k += n) {}
+    return k;
+}
+
+TEST(every_type_and_every_edge) {
+    static const struct shape shapes[] = { { 8, 1, 128, 0 }, { 256, 63, 129, 1 }, { 512, 65, 500, 0 }, { 1024, 255, 257, 3 },
+        { 2304, 300, 31, 4 }, { 768, 129, 1, 0 }, { 4096, 1, 513, 1 } };
+    const bool is_there = gcuda_has_warp_groups();
+    for (int t = 0; t < (is_there ? N_TYPES : 3); ++t) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
+            struct shape s = shapes[i];
+            s.k = whole_rows(types[t], s.k);
+            product(types[t], i % 3 == 0 ? GCUDA_TYPE_F32 : i % 3 == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16, s, 1.0);
+            product(types[t], GCUDA_TYPE_F32, s, 1.0);
+        }
+    }
+    if (!is_there) { test_skip("no kernels for warp groups, which were refused"); }
+}
+
+TEST(depths_between_steps) { // floats in rows of eights, blocks of 32 in rows that are not whole slabs
+    static const int64_t ks[] = { 8, 40, 64, 96, 128, 160, 192, 320, 1000, 4104, 8200, 16400 };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (size_t i = 0; i < sizeof ks / sizeof ks[0]; ++i) {
+        const struct shape s = { ks[i], 130, 140, 0 };
+        for (int t = 0; t < N_TYPES; ++t) {
+            if (s.k % gcuda_blck_size(types[t]) == 0 && gcuda_row_size(types[t], s.k) % 16 == 0) {
+                product(types[t], GCUDA_TYPE_F32, s, 1.0);
+            }
+        }
+    }
+}
+
+TEST(sizes_of_activations) {
+    static const double scales[] = { 1e5, 1e-6, 1e30, 1e-30 };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int i = 0; i < 4; ++i) {
+        const struct shape s = { 4096, 200, 150, 0 };
+        for (int t = 0; t < 4; ++t) { product(types[t], GCUDA_TYPE_F32, s, scales[i]); }
+        product(GCUDA_TYPE_F16, GCUDA_TYPE_BF16, s, scales[i]);
+    }
+}
+
+TEST(many_tiles_and_parts) { // more than the device has at once, and parts of k
+    static const struct shape shapes[] = { { 14336, 1024, 512, 0 }, { 4096, 4096, 500, 0 }, { 1024, 9000, 1100, 1 } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int i = 0; i < 3; ++i) {
+        product(GCUDA_TYPE_F16, GCUDA_TYPE_F32, shapes[i], 1.0);
+        product(GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, shapes[i], 1.0);
+        product(GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, shapes[i], 1.0);
+    }
+}

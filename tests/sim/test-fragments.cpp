@@ -1,0 +1,232 @@
+// Around the warp-group instructions of gcuda_kernels.cu, which the simulated device cannot run: columns as the instructions
+// want them, weights in registers, results and sums of parts. In between stands the definition of the instruction (PTX ISA).
+#define gcuda_has_warp_groups own_has_warp_groups // those of the library are linked too
+#define gcuda_mul_mat_wg_scratch_bytes own_scratch_bytes
+#define gcuda_launch_mul_mat_wg own_launch
+#define GCUDA_KERNEL_PART 13
+#include "../../gcuda_kernels.cu"
+
+#include "sim-launch.h"
+
+struct product {
+    int m, n, k, n_parts;
+    double scale;
+    gcuda_type b_type;
+    int b_pad; // elements between columns
+};
+
+static std::vector<char> random_weights(gcuda_type type, int64_t k, int64_t m, rng * r) {
+    const size_t size = gcuda_type_size(type);
+    const int64_t n = gcuda_blck_size(type);
+    std::vector<char> data((size_t) m * gcuda_row_size(type, k));
+    for (size_t at = 0; at < data.size(); at += size) {
+        for (bool is_good = false; !is_good;) {
+            float v[256], big = 0.0f;
+            for (size_t i = 0; i < size; ++i) { data[at + i] = (char) rng_u64(r); }
+            gcuda_get_type_traits(type)->to_float(&data[at], v, n);
+            is_good = true;
+            for (int64_t i = 0; i < n; ++i) {
+                is_good = is_good && isfinite(v[i]);
+                big = fmaxf(big, fabsf(v[i]));
+            }
+            is_good = is_good && (n == 1 || big >= 0.1f) && big <= 8.0f;
+        }
+    }
+    return data;
+}
+
+static float as_float(__half, uint32_t bits) { return __half2float(__ushort_as_half((unsigned short) bits)); }
+static float as_float(__nv_bfloat16, uint32_t bits) { return __uint_as_float(bits << 16); }
+
+// The four words of a lane and instruction i of a step, into sums of its two rows: word 2 h + r has elements 2 t + 8 h and
+// the next of row r; a column is 128 bytes, sixteen at a time exchanged by its number.
+template <typename T>
+static void multiply_lane(int t, int i, const uint32_t * a, const char * stage, int n, double * sum0, double * sum1) {
+    for (int h = 0; h < 2; ++h) {
+        for (int e = 0; e < 2; ++e) {
+            const int byte = 32 * i + 2 * (2 * t + 8 * h + e);
+            const float a0 = as_float(T(), a[2 * h] >> 16 * e & 0xffffu), a1 = as_float(T(), a[2 * h + 1] >> 16 * e & 0xffffu);
+            for (int c = 0; c < n; ++c) {
+                uint16_t bits;
+                memcpy(&bits, stage + 128 * c + 16 * (byte / 16 ^ (c & 7)) + byte % 16, 2);
+                sum0[c] += (double) a0 * as_float(T(), bits);
+                sum1[c] += (double) a1 * as_float(T(), bits);
+            }
+        }
+    }
+}
+
+// A slab of 128 rows as the fetching threads leave it.
+template <typename A> static std::vector<char> slab_of(const d_wg_job & p, int m0, int s) {
+    typedef d_wg_slab<A> slab;
+    std::vector<char> to((size_t) WG_ROWS * slab::stride + 16, 0);
+    for (int row = 0; row < WG_ROWS; ++row) {
+        for (int piece = 0; piece < slab::pieces; ++piece) {
+            const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
+            if (m0 + row < p.m && byte < p.row_bytes) {
+                memcpy(&to[(size_t) (row * slab::stride + 16 * piece)], p.a + (m0 + row) * p.a_stride + byte, 16);
+            }
+        }
+    }
+    return to;
+}
+
+template <typename A, int TN> static void multiply_item(const d_wg_job & p, int item, const std::vector<char> & image) {
+    typedef typename d_wg_operand<A>::type T;
+    typedef d_wg_slab<A> slab;
+    const d_wg_item t = d_wg_item_of(p, item, TN);
+    const int n = p.n - t.c0 < TN ? p.n - t.c0 : TN;
+    std::vector<typename d_wg_codebook<A>::type> table;
+    if constexpr (d_wg_codebook<A>::n > 0) {
+        for (uint32_t i = 0; i < (uint32_t) d_wg_codebook<A>::n; ++i) { table.push_back(A::entry(i)); }
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+        std::vector<double> sums((size_t) WG_ROWS * TN, 0.0);
+        for (int s = t.first * d_wg_unit<A>::steps; s < t.end * d_wg_unit<A>::steps; s += 2) { // 128 elements
+            for (int u = 0; u < 2; ++u) {
+                const int which = (s + u) * WG_K / slab::k, half = s * WG_K % slab::k / 128;
+                const int m0 = t.m0 + rank * WG_ROWS;
+                const std::vector<char> data = slab_of<A>(p, m0, which);
+                const char * stage = &image[((size_t) t.tile * (size_t) (p.n_units * d_wg_unit<A>::steps) + (size_t) (s + u)) * TN * 128];
+                for (int thread = 0; thread < 256; ++thread) {
+                    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+                    d_wg_weights<A> w;
+                    uint32_t a[16];
+                    if (m0 + row >= p.m) { continue; }
+                    w.load(data.data(), which * slab::bytes & 15, row, lane, half, table.data());
+                    if (u == 0) { w.template fragment<0>(a); } else { w.template fragment<1>(a); }
+                    for (int i = 0; i < 4; ++i) {
+                        multiply_lane<T>(lane % 4, i, a + 4 * i, stage, n, &sums[(size_t) row * TN], &sums[(size_t) (row + 8) * TN]);
+                    }
+                }
+            }
+        }
+        for (int thread = 0; thread < 256; ++thread) {
+            const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+            float d[TN / 2];
+            for (int i = 0; i < TN / 2; ++i) {
+                d[i] = (float) sums[(size_t) (row + i % 4 / 2 * 8) * TN + (size_t) (i / 4 * 8 + lane % 4 * 2 + i % 2)];
+            }
+            d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
+        }
+    }
+}
+
+// Columns and sums of parts are made by kernels; the product itself by the host.
+template <typename A, int TN> static void run(gcuda_type a_type, const product & x) {
+    typedef typename d_wg_operand<A>::type T;
+    rng r = rng_for(gcuda_type_name(a_type));
+    const bool is_f16 = a_type == GCUDA_TYPE_F16;
+    const size_t b_size = gcuda_type_size(x.b_type), ld = (size_t) (x.k + x.b_pad);
+    std::vector<char> a = random_weights(a_type, x.k, x.m, &r), b(ld * (size_t) x.n * b_size, (char) 0xff);
+    for (size_t i = 0; i < ld * (size_t) x.n; ++i) {
+        const float v = (float) (x.scale * rng_between(&r, -1.0, 1.0));
+        if (i % ld >= (size_t) x.k) { continue; }
+        if (x.b_type == GCUDA_TYPE_F32) { memcpy(&b[i * 4], &v, 4); }
+        else { gcuda_get_type_traits(x.b_type)->from_float_ref(&v, &b[i * b_size], 1); }
+    }
+    d_wg_job p = {};
+    p.a = a.data();
+    p.a_stride = p.row_bytes = (int64_t) gcuda_row_size(a_type, x.k);
+    p.m = x.m, p.n = x.n, p.n_parts = x.n_parts;
+    p.m_tiles = (x.m + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
+    p.n_tiles = (x.n + TN - 1) / TN;
+    p.n_units = (x.k + d_wg_unit<A>::k - 1) / d_wg_unit<A>::k;
+    p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
+    const size_t image_bytes = (size_t) p.n_tiles * TN * (size_t) p.n_units * d_wg_unit<A>::k * 2;
+    char * image = on_device<char>(image_bytes), * columns = on_device<char>(b.size());
+    float * factor = on_device<float>((size_t) x.n);
+    CHECK(cudaMemcpy(columns, b.data(), b.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+    d_wg_columns_job c = {};
+    c.x.type = x.b_type, c.x.data = columns;
+    c.x.ne[0] = x.k, c.x.ne[1] = x.n, c.x.ne[2] = c.x.ne[3] = 1;
+    c.x.nb[0] = b_size, c.x.nb[1] = c.x.nb[2] = c.x.nb[3] = b_size * ld;
+    c.image = image, c.factor = is_f16 ? factor : nullptr;
+    c.k_padded = (int64_t) p.n_units * d_wg_unit<A>::k;
+    c.tn = TN, c.n_padded = p.n_tiles * TN;
+    c.is_for_floats = gcuda_is_quantized(a_type) ? 0 : 1;
+    CHECK_OK(launch_wg_columns<T>(c, nullptr));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    const std::vector<float> factors = fetched(factor, (size_t) x.n);
+    p.factor = is_f16 ? factors.data() : nullptr;
+    const size_t y_ld = (size_t) x.m + 3, count = (size_t) x.m * (size_t) x.n;
+    std::vector<float> y(y_ld * (size_t) x.n, -1.0f), parts(count * (size_t) x.n_parts, -1.0f);
+    p.y = x.n_parts > 1 ? parts.data() : y.data();
+    p.y_stride = x.n_parts > 1 ? x.m : (int64_t) y_ld;
+    p.part_stride = (int64_t) count;
+    const std::vector<char> image_here = fetched(image, image_bytes);
+    for (int i = 0; i < (int) p.n_items; ++i) { multiply_item<A, TN>(p, i, image_here); }
+    if (x.n_parts > 1) {
+        float * on = on_device<float>(parts.size()), * to = on_device<float>(y.size());
+        CHECK(cudaMemcpy(on, parts.data(), parts.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaMemcpy(to, y.data(), y.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+        p.y = to, p.y_stride = (int64_t) y_ld;
+        p.a = nullptr, p.factor = nullptr; // the host's
+        CHECK_OK(launch(k_wg_parts, 2, 256, nullptr, p, (const float *) on));
+        y = fetched(to, y.size());
+        CHECK(cudaFree(on) == cudaSuccess && cudaFree(to) == cudaSuccess);
+    }
+    std::vector<float> w((size_t) x.k), v((size_t) x.k);
+    double errors = 0.0, results = 0.0;
+    for (int n = 0; n < x.n; ++n) {
+        if (x.b_type == GCUDA_TYPE_F32) { memcpy(v.data(), &b[(size_t) n * ld * 4], (size_t) x.k * 4); }
+        else { gcuda_get_type_traits(x.b_type)->to_float(&b[(size_t) n * ld * b_size], v.data(), x.k); }
+        for (int m = 0; m < x.m; ++m) {
+            double sum = 0.0;
+            gcuda_get_type_traits(a_type)->to_float(&a[(size_t) m * (size_t) p.row_bytes], w.data(), x.k);
+            for (int k = 0; k < x.k; ++k) {
+                const double term = (double) w[(size_t) k] * v[(size_t) k];
+                sum += term;
+                results += term * term; // what the square of a sum of so many signs is on average
+            }
+            const double error = y[(size_t) n * y_ld + (size_t) m] - sum;
+            errors += error * error;
+        }
+        for (size_t m = (size_t) x.m; m < y_ld; ++m) { CHECK(y[(size_t) n * y_ld + m] == -1.0f); } // not the result's
+    }
+    CHECK_MSG(errors <= (is_f16 ? 1e-6 : 4e-5) * results,
+        "%s, %d x %d x %d: NMSE %g", gcuda_type_name(a_type), x.m, x.n, x.k, errors / results);
+    CHECK(cudaFree(image) == cudaSuccess && cudaFree(columns) == cudaSuccess && cudaFree(factor) == cudaSuccess);
+}
+
+TEST(weights_of_every_type) {
+#define X(ID)                                                                                                          \
+    {                                                                                                                  \
+        int64_t k = 256; /* rows are multiples of 16 bytes */                                                          \
+        while (gcuda_row_size(GCUDA_TYPE_##ID, k) % 16 != 0) { k += 256; }                                             \
+        const product x = { 19, 5, (int) k, 1, 1.0, GCUDA_TYPE_F32, 0 };                                               \
+        run<d_format<GCUDA_TYPE_##ID>, 128>(GCUDA_TYPE_##ID, x);                                                       \
+    }
+    D_WEIGHT_TYPES(X)
+#undef X
+    const product x = { 19, 5, 264, 1, 1.0, GCUDA_TYPE_F32, 0 };
+    run<__half, 128>(GCUDA_TYPE_F16, x);
+    run<__nv_bfloat16, 128>(GCUDA_TYPE_BF16, x);
+    clean();
+}
+
+TEST(edges_and_parts) {
+    typedef d_format<GCUDA_TYPE_Q4_1> Q4_1; // rows of odd numbers of blocks
+    const product p[] = { { 1, 1, 128, 1, 1.0, GCUDA_TYPE_F32, 1 }, { 129, 9, 384, 2, 1.0, GCUDA_TYPE_F16, 0 },
+        { 260, 2, 640, 3, 1.0, GCUDA_TYPE_BF16, 3 }, { 4, 130, 256, 1, 1.0, GCUDA_TYPE_F32, 0 } };
+    for (const product & x : p) {
+        run<Q4_1, 128>(GCUDA_TYPE_Q4_1, x);
+        run<__half, 128>(GCUDA_TYPE_F16, x);
+    }
+    run<Q4_1, 256>(GCUDA_TYPE_Q4_1, p[1]);
+    run<__nv_bfloat16, 256>(GCUDA_TYPE_BF16, p[3]);
+    clean();
+}
+
+TEST(columns_of_any_length_and_size) { // held in registers, and read again
+    const int ks[] = { 8, 4104, 8200, 16400 };
+    for (int k : ks) {
+        const product plain = { 3, 2, k, 1, 1.0, GCUDA_TYPE_F32, 0 }, odd = { 3, 2, k, 1, 1e30, GCUDA_TYPE_F32, 1 };
+        const product tiny = { 3, 2, k, 1, 1e-30, GCUDA_TYPE_BF16, 0 };
+        run<__half, 128>(GCUDA_TYPE_F16, plain);
+        run<__half, 128>(GCUDA_TYPE_F16, odd);
+        run<__half, 128>(GCUDA_TYPE_F16, tiny);
+        run<__nv_bfloat16, 128>(GCUDA_TYPE_BF16, odd);
+    }
+    clean();
+}
