@@ -515,3 +515,53 @@ TEST(reused_memory_gives_the_same_results) {
     gcuda_backend_free(plain);
     clean();
 }
+
+// =====================================================================================================================
+// >>sched   what another backend reads, through a view or not, is written
+// =====================================================================================================================
+static void sched_once(int variant) {
+    gcuda_backend_t backends[2] = { gcuda_backend_cuda_init(0), gcuda_backend_cpu_init() };
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 2, 64, false, false);
+    const struct gcuda_init_params ip = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(ip);
+    REQUIRE(backends[0] != NULL && backends[1] != NULL && sched != NULL && ctx != NULL);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4), * w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 4);
+    gcuda_set_input(x);
+    gcuda_set_input(w);
+    struct gcuda_tensor * y = gcuda_scale(ctx, x, 3.0f); // read by z beside it, and by u on the CPU
+    struct gcuda_tensor * z = gcuda_mul(ctx, y, w);
+    struct gcuda_tensor * v = variant == 0 ? y : variant == 1 ? gcuda_reshape_1d(ctx, y, 32) : gcuda_view_1d(ctx, y, 16, 64);
+    struct gcuda_tensor * u = gcuda_sqr(ctx, v);
+    gcuda_set_output(z);
+    gcuda_set_output(u);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    CHECK_OK(gcuda_build_forward_expand(graph, u));
+    CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, y, backends[0]));
+    CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, z, backends[0]));
+    CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, u, backends[1]));
+    CHECK_OK(gcuda_backend_sched_alloc_graph(sched, graph));
+    float in[32], out_u[32], out_z[32];
+    for (int run = 0; run < 3; ++run) {
+        for (int i = 0; i < 32; ++i) { in[i] = (float) (i + run); }
+        CHECK_OK(gcuda_backend_tensor_set(x, in, 0, sizeof in));
+        CHECK_OK(gcuda_backend_tensor_set(w, in, 0, sizeof in));
+        CHECK_OK(gcuda_backend_sched_graph_compute(sched, graph));
+        CHECK_OK(gcuda_backend_tensor_get(u, out_u, 0, gcuda_nbytes(u)));
+        CHECK_OK(gcuda_backend_tensor_get(z, out_z, 0, sizeof out_z));
+        for (int i = 0; i < 32; ++i) { CHECK(out_z[i] == 3.0f * in[i] * in[i]); }
+        for (int i = 0; i < (int) u->ne[0] * (int) u->ne[1]; ++i) {
+            const float from = 3.0f * in[variant == 2 ? i + 16 : i];
+            CHECK_MSG(out_u[i] == from * from, "variant %d, run %d: element %d is %g", variant, run, i, (double) out_u[i]);
+        }
+    }
+    gcuda_backend_sched_free(sched);
+    gcuda_free(ctx);
+    gcuda_backend_free(backends[0]);
+    gcuda_backend_free(backends[1]);
+}
+
+TEST(what_other_backends_read_is_written) {
+    for (int v = 0; v < 3; ++v) { sched_once(v); }
+    clean();
+}
