@@ -1191,15 +1191,21 @@ static bool run_any(state & s) {
     return true;
 }
 
+// A stream that was destroyed is gone with its last operation.
+static bool is_stream(const state & s, const CUstream_st * q) {
+    return std::find(s.all_streams.begin(), s.all_streams.end(), q) != s.all_streams.end();
+}
+
 // Runs until the operations of the stream up to that number are done; how much else runs meanwhile differs.
 static void run_until(state & s, CUstream_st * q, uint64_t number) {
     const unsigned others = random_below(s, 4);
-    while (!q->queue.empty() && q->queue.front().number <= number) {
+    while (is_stream(s, q) && !q->queue.empty() && q->queue.front().number <= number) {
+        s.now_ns = std::max(s.now_ns, q->time_ns);
         if (random_below(s, 4) >= others || !run_any(s)) {
             if (!q->queue.empty()) { run_first(towards(q)); }
         }
     }
-    s.now_ns = std::max(s.now_ns, q->time_ns);
+    if (is_stream(s, q)) { s.now_ns = std::max(s.now_ns, q->time_ns); }
 }
 
 static void run_all(state & s, int device_index) {
