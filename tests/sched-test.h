@@ -333,24 +333,40 @@ static void net_end(struct net * net) {
     memset(net, 0, sizeof *net);
 }
 
-// The inputs of run `seed`; all of its tokens attend to those before them.
-static gcuda_status net_set(struct net * net, uint64_t seed) {
-    float x[NET_D * 64], mask[NET_PAST * 64];
-    int32_t pos[64];
-    int64_t rows[64];
+struct net_data { // the inputs of a run
+    float x[NET_D * 8], mask[NET_PAST * 8];
+    int32_t pos[8];
+    int64_t rows[8];
+};
+
+// Those of run `seed`; all of its tokens attend to those before them.
+static void net_fill(const struct net * net, uint64_t seed, struct net_data * d) {
     struct rng r = { 1000 + seed };
     const int64_t n = net->n_tokens, first = (int64_t) (seed % (uint64_t) (NET_PAST - n + 1));
-    for (int64_t i = 0; i < NET_D * n; ++i) { x[i] = (float) rng_between(&r, -1.0, 1.0); }
+    for (int64_t i = 0; i < NET_D * n; ++i) { d->x[i] = (float) rng_between(&r, -1.0, 1.0); }
     for (int64_t i = 0; i < n; ++i) {
-        pos[i] = (int32_t) (first + i);
-        rows[i] = first + i;
-        for (int64_t k = 0; k < NET_PAST; ++k) { mask[i * NET_PAST + k] = k <= first + i ? 0.0f : -INFINITY; }
+        d->pos[i] = (int32_t) (first + i);
+        d->rows[i] = first + i;
+        for (int64_t k = 0; k < NET_PAST; ++k) { d->mask[i * NET_PAST + k] = k <= first + i ? 0.0f : -INFINITY; }
     }
-    gcuda_status st = gcuda_backend_tensor_set(net->x, x, 0, gcuda_nbytes(net->x));
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(net->pos, pos, 0, gcuda_nbytes(net->pos)); }
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(net->rows, rows, 0, gcuda_nbytes(net->rows)); }
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(net->mask, mask, 0, gcuda_nbytes(net->mask)); }
+}
+
+// At once, or queued on a backend (the data stays then).
+static gcuda_status net_set_on(struct net * net, const struct net_data * d, gcuda_backend_t backend) {
+    struct gcuda_tensor * inputs[] = { net->x, net->pos, net->rows, net->mask };
+    const void * data[] = { d->x, d->pos, d->rows, d->mask };
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < 4 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = backend ? gcuda_backend_tensor_set_async(backend, inputs[i], data[i], 0, gcuda_nbytes(inputs[i]))
+                     : gcuda_backend_tensor_set(inputs[i], data[i], 0, gcuda_nbytes(inputs[i]));
+    }
     return st;
+}
+
+static gcuda_status net_set(struct net * net, uint64_t seed) {
+    struct net_data d;
+    net_fill(net, seed, &d);
+    return net_set_on(net, &d, NULL);
 }
 
 static gcuda_backend_buffer_type_t net_on_cpu(int layer, void * user) {

@@ -43,6 +43,13 @@ static void gpus_end(struct gpus * g) {
     memset(g, 0, sizeof *g);
 }
 
+// Page-locked, so that getting results into it does not wait.
+static gcuda_backend_buffer_t pinned(size_t n_floats, float ** p) {
+    gcuda_backend_buffer_t buffer = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), n_floats * sizeof(float));
+    *p = (float *) gcuda_backend_buffer_get_base(buffer);
+    return buffer;
+}
+
 // Layers dealt out to the GPUs in order; `user` is their number, negative: the first layer stays on the CPU.
 static gcuda_backend_buffer_type_t on_gpus(int layer, void * user) {
     const int n = abs(*(int *) user);
@@ -62,6 +69,9 @@ static gcuda_backend_buffer_type_t in_turn(int layer, void * user) {
 // All runs, each in new descriptions, so that inputs take turns; without waiting in between when the copies are several.
 static void run_net(struct gpus * g, struct net * net, float * got, bool rebuild) {
     gcuda_backend_t last = NULL;
+    float * results = NULL;
+    gcuda_backend_buffer_t buffer = pinned(N_RUNS * OUT, &results);
+    REQUIRE(results != NULL);
     for (int run = 0; run < N_RUNS; ++run) {
         if (rebuild || run == 0) {
             gcuda_backend_sched_reset(g->sched);
@@ -71,9 +81,11 @@ static void run_net(struct gpus * g, struct net * net, float * got, bool rebuild
         CHECK_OK(net_set(net, (uint64_t) run));
         CHECK_OK(gcuda_backend_sched_graph_compute_async(g->sched, net->graph));
         last = gcuda_backend_sched_get_tensor_backend(g->sched, net->out);
-        CHECK_OK(gcuda_backend_tensor_get_async(last, net->out, got + run * OUT, 0, OUT * sizeof(float)));
+        CHECK_OK(gcuda_backend_tensor_get_async(last, net->out, results + run * OUT, 0, OUT * sizeof(float)));
     }
     CHECK_OK(gcuda_backend_sched_synchronize(g->sched));
+    memcpy(got, results, N_RUNS * OUT * sizeof(float));
+    gcuda_backend_buffer_free(buffer);
 }
 
 static uint64_t n_seeds(void) {
@@ -235,6 +247,45 @@ TEST(nothing_waits_on_the_host_between_gpus) {
         net_end(&net);
         gpus_end(&g);
         clean();
+    }
+}
+
+// One graph, allocated once, its inputs on the first GPU: run after run is queued, each with inputs of its own.
+TEST(runs_under_way_do_not_meet) {
+    static struct net_data data[N_RUNS];
+    float want[N_RUNS * OUT], * got = NULL;
+    REQUIRE(net_answer(NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, N_RUNS, want));
+    for (uint64_t seed = 1; seed <= 10 * n_seeds(); ++seed) {
+        static const int copies[] = { 1, 2, 4 };
+        struct gpus g;
+        struct net net;
+        int n = 2;
+        fresh(2, 64 * MB, seed);
+        gcuda_backend_buffer_t buffer = pinned(N_RUNS * OUT, &got);
+        REQUIRE(got != NULL && cudaHostRegister(data, sizeof data, 0) == cudaSuccess);
+        REQUIRE(gpus_begin(&g, 2, copies[seed % 3], false));
+        REQUIRE(net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, seed % 2 ? on_gpus : in_turn, &n));
+        struct gcuda_tensor * inputs[] = { net.x, net.pos, net.rows, net.mask };
+        for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, inputs[i], g.backends[0])); }
+        CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
+        gcuda_backend_t last = gcuda_backend_sched_get_tensor_backend(g.sched, net.out);
+        for (int run = 0; run < N_RUNS; ++run) {
+            net_fill(&net, (uint64_t) run, &data[run]);
+            CHECK_OK(net_set_on(&net, &data[run], g.backends[0]));
+            CHECK_OK(gcuda_backend_sched_graph_compute_async(g.sched, net.graph));
+            CHECK_OK(gcuda_backend_tensor_get_async(last, net.out, got + run * OUT, 0, OUT * sizeof(float)));
+        }
+        CHECK_OK(gcuda_backend_sched_synchronize(g.sched));
+        for (int run = 0; run < N_RUNS; ++run) {
+            const double error = nmse(got + run * OUT, want + run * OUT, OUT);
+            CHECK_MSG(error < MAX_NMSE_F32, "seed %d, %d copies, run %d: error %g", (int) seed, copies[seed % 3], run, error);
+        }
+        net_end(&net);
+        gpus_end(&g);
+        gcuda_backend_buffer_free(buffer);
+        CHECK(cudaHostUnregister(data) == cudaSuccess);
+        clean();
+        if (test_all.n_bad_checks > 0) { return; }
     }
 }
 
