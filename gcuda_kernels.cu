@@ -117,14 +117,18 @@ static gcuda_status launch_2d(
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads_x, (unsigned) n_threads_y), 0, 0, stream, args...);
 }
 
-static int64_t n_multiprocessors() {
+static int device_attribute(cudaDeviceAttr attribute) { // 0 if unknown
     int device = 0, n = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&n, attribute, device) != cudaSuccess) {
         (void) cudaGetLastError();
     }
+    return n;
+}
+static int64_t n_multiprocessors() {
+    const int n = device_attribute(cudaDevAttrMultiProcessorCount);
     return n > 0 ? n : 1;
 }
+static int capability_major() { return device_attribute(cudaDevAttrComputeCapabilityMajor); }
 
 static inline int64_t n_elements(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline int64_t n_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
@@ -465,6 +469,18 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
             }
         }
     }
+#endif
+}
+
+// Four bytes of a (0 .. 3) and b (4 .. 7), named by the nibbles of `order`, the lowest byte first; a nibble with 8 added gives
+// eight times the top bit of the byte instead, which __byte_perm does not.
+static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t order) {
+#if defined(GCUDAI_SIM)
+    return sim_prmt(a, b, order);
+#else
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(order));
+    return d;
 #endif
 }
 
@@ -872,15 +888,21 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
 #define D_BLOCK_TYPES(X) D_WEIGHT_TYPES(X) X(Q8_1) X(Q8_K)
 // clang-format on
 
-// f(d_format<type>()) for a block type, UNSUPPORTED for others.
+// f(d_format<type>()) for a block type, or for one that weights have; UNSUPPORTED for others.
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
 template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     switch (type) {
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
         D_BLOCK_TYPES(X)
-#undef X
         default: return GCUDA_STATUS_UNSUPPORTED;
     }
 }
+template <typename F> static gcuda_status with_weight_format(gcuda_type type, F f) {
+    switch (type) {
+        D_WEIGHT_TYPES(X)
+        default: return GCUDA_STATUS_UNSUPPORTED;
+    }
+}
+#undef X
 
 // Code of element j, zero taken off.
 template <typename FORMAT> static inline __device__ int d_code(const d_group & g, int j) {
@@ -7122,8 +7144,7 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 // through a ring of slots in shared memory, filled by asynchronous copies of 16 bytes that run ahead of the arithmetic.
 // The warps of a block share a row when it has several steps; their sums meet in shared memory at the end, in one order.
 //   floor   bytes of the weights; the columns come from L2, once for each block
-// One column of 28672 x 16384 reaches 85 to 94 % of the read ceiling for Q4_0 to Q8_0, Q4_K and Q5_K, less for the other
-// formats, and 4 or 8 columns take three to five times as long as one (tests/hardware/nvidia-h200.txt).
+// From compute capability 8.0 two columns and more go to tensor cores (below).
 
 #define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
@@ -7139,6 +7160,8 @@ struct d_vec_job {
     int64_t blocks;      // that share a matrix
     int64_t n_items;     // blocks of all matrices
     bool is_aligned;     // rows begin at multiples of 16 bytes
+    int order;           // d_vec_order of the format
+    int code_shift, sign_shift; // log2 of the bytes from entry to entry of its tables
 };
 
 struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a column
@@ -7153,10 +7176,28 @@ static inline __device__ int d_dot_16(const uint32_t * a, const int4 & x) {
     return __dp4a((int) a[3], x.w, sum);
 }
 
+// Words k bytes after byte `at` of shared memory, which is any, or a multiple of 2 or 4. Of constants k that are alike in
+// their last two bits the compiler makes one address.
+template <int ALIGN> struct d_words {
+    const uint32_t * w;
+    uint32_t order;
+    __device__ d_words(const char * shared, int at, int k)
+        : w((const uint32_t *) (shared + (ALIGN == 4 ? at : (at + (k & 3)) & ~3) + (ALIGN == 4 ? k : k & ~3))),
+          order(0x3210u + 0x1111u * ((uint32_t) (at + k) & 3u)) {}
+    __device__ uint32_t operator[](int i) const { return ALIGN == 4 ? w[i] : d_permute(w[i], w[i + 1], order); }
+};
+static inline __device__ float d_half_at(const char * shared, int at) { return d_half(*(const gcuda_fp16_t *) (shared + at)); }
+static inline __device__ uint32_t d_byte_at(const char * shared, int at) { return *(const uint8_t *) (shared + at); }
+static inline __device__ uint32_t d_byte_of(uint32_t word, int i) { return word >> 8 * i & 255u; }
+
+struct d_vec_tables; // of codebooks (below)
+
 // ---- two neighbouring groups of 32 elements, for a lane ----
 // As d_format decodes them one by one. The formats below have a form for a pair whose words are read once.
 template <typename A> struct d_pair {
-    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const char * step = shared + at;
         constexpr int per_block = A::n / 32;
         UNROLL for (int h = 0; h < 2; ++h) {
             const int g = 2 * lane + h;
@@ -7182,7 +7223,9 @@ static inline __device__ void d_pair_18(const char * step, int lane, uint32_t (&
 }
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q4_0>> {
-    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const char * step = shared + at;
         uint32_t w[8];
         float d[2];
         if (ALIGNED) {
@@ -7202,7 +7245,9 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q4_0>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q8_0>> {
-    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const char * step = shared + at;
         if (ALIGNED) { // 68 bytes are 17 words
             const uint32_t * v = (const uint32_t *) (step + 68 * lane);
             UNROLL for (int k = 0; k < 8; ++k) {
@@ -7238,7 +7283,9 @@ static inline __device__ void d_words_8(const char * p, uint32_t (&w)[8]) { // 3
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q4_K>> {
     typedef d_format<GCUDA_TYPE_Q4_K> A;
-    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const char * step = shared + at;
         const char * b = step + lane / 4 * sizeof(A::block);
         const int j = lane % 4;
         if (!ALIGNED) {
@@ -7255,7 +7302,9 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q4_K>> {
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q5_K>> {
     typedef d_format<GCUDA_TYPE_Q5_K> A;
-    template <bool ALIGNED> static inline __device__ void decode(const char * step, int lane, d_group (&o)[2]) {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const char * step = shared + at;
         const char * b = step + lane / 4 * sizeof(A::block);
         const int j = lane % 4;
         if (!ALIGNED) {
@@ -7275,7 +7324,641 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q5_K>> {
     }
 };
 
-// ---- the kernel ----
+// ---- eight elements of a group for a lane of a product on tensor cores ----
+// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight elements of rows g and g + 8, which is what a product of 16 x 32
+// bytes with 32 x 8 wants of it.
+
+// Which eight elements of a group are lane t's, in two words of four.
+enum d_mma_order {
+    D_IN_QUADS,   // 4t .. 4t + 3 and 4t + 16 .. 4t + 19
+    D_IN_NIBBLES, // 4t, 4t + 16, 4t + 1, 4t + 17 and so on: the nibbles of a word as they lie
+    D_IN_ROW      // 8t .. 8t + 7
+};
+
+// Eight elements of a group and the scales of its pieces. Formats whose codes come in two parts, to be added, have both.
+template <int PIECES> struct d_eight {
+    uint32_t q[2], more[2];
+    float scale[PIECES], min[PIECES];
+};
+
+template <d_mma_order ORDER, int PIECES, int ZERO, bool HAS_MIN = false, bool HAS_MORE = false, int TABLE = 0>
+struct d_mma_format_of {
+    static constexpr d_mma_order order = ORDER;
+    static constexpr int pieces = PIECES, zero = ZERO, table = TABLE; // table: words in shared memory
+    static constexpr bool has_min = HAS_MIN, has_more = HAS_MORE;
+    typedef d_eight<PIECES> out;
+    static inline __device__ uint32_t entry(int) { return 0; }
+};
+
+// decode: group g of the row's step that begins at byte `at` of shared memory. g is a constant where it is called, so words
+// that groups share are loaded once.
+template <typename A> struct d_mma_format;
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_0>> : d_mma_format_of<D_IN_QUADS, 1, 8> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const int k = 18 * g;
+        d_nibbles(d_words<2>(shared, at, k + 2)[t], &o.q[0], &o.q[1]);
+        o.scale[0] = d_half_at(shared, at + k);
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const d_words<4> w(shared, at, 20 * g);
+        d_nibbles(w[1 + t], &o.q[0], &o.q[1]);
+        o.scale[0] = d_low_half(w[0]);
+        o.min[0] = -d_high_half(w[0]);
+    }
+};
+
+// Bit 4 of lane t's codes in D_IN_QUADS from the 32 bits of a group.
+static inline __device__ void d_eight_fifth_bits(uint32_t bits, int t, uint32_t (&q)[2]) {
+    bits >>= 4 * t;
+    q[0] |= (bits & 15u) * 0x02040810u & 0x10101010u;
+    q[1] |= (bits >> 16 & 15u) * 0x02040810u & 0x10101010u;
+}
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_IN_QUADS, 1, 16> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const int k = 22 * g;
+        d_nibbles(d_words<2>(shared, at, k + 6)[t], &o.q[0], &o.q[1]);
+        d_eight_fifth_bits(d_words<2>(shared, at, k + 2)[0], t, o.q);
+        o.scale[0] = d_half_at(shared, at + k);
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const d_words<4> w(shared, at, 24 * g);
+        d_nibbles(w[2 + t], &o.q[0], &o.q[1]);
+        d_eight_fifth_bits(w[1], t, o.q);
+        o.scale[0] = d_low_half(w[0]);
+        o.min[0] = -d_high_half(w[0]);
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_IN_QUADS, 1, 0> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const int k = 34 * g;
+        const d_words<2> w(shared, at, k + 2);
+        o.q[0] = w[t];
+        o.q[1] = w[4 + t];
+        o.scale[0] = d_half_at(shared, at + k);
+    }
+};
+
+// The selector of a byte permutation gives a nibble of 8 and more eight times the top bit of the byte it names without the
+// 8. So a table of 16 bytes is two of 8: one with the nibbles as they are, one with their top bits turned, each of which
+// gives 0 or -1 for what is the other's. A table whose halves have these top bits is the sum of both.
+static inline __device__ void d_eight_lookup(uint32_t t0, uint32_t t1, uint32_t nibbles, uint32_t (&q)[2]) {
+    q[0] = d_permute(t0, t1, nibbles);
+    q[1] = d_permute(t0, t1, nibbles >> 16);
+}
+
+// -127 -104 -83 -65 -49 -35 -22 -10, else -1; and 1 13 25 38 53 69 89 113 with one added, else 0
+static inline __device__ void d_eight_iq4(uint32_t nibbles, d_eight<1> & o) {
+    d_eight_lookup(0xbfad9881u, 0xf6eaddcfu, nibbles, o.q);
+    d_eight_lookup(0x271a0e02u, 0x725a4636u, nibbles ^ 0x88888888u, o.more);
+}
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const int k = 18 * g;
+        d_eight_iq4(d_words<2>(shared, at, k + 2)[t], o);
+        o.scale[0] = d_half_at(shared, at + k);
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_XS>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const d_words<4> w(shared, at, g / 8 * 136);
+        const int j = g % 8;
+        const uint32_t low = (j % 2 ? w[1] >> 4 : w[1]) & 0x0f0f0f0fu, high = w[0] >> (16 + 2 * j) & 3u;
+        d_eight_iq4(w[2 + 4 * j + t], o);
+        o.scale[0] = d_low_half(w[0]) * (float) ((int) (d_byte_of(low, j / 2) | high << 4) - 32);
+    }
+};
+
+// The two parts of 12 more than the table's, which leaves no top bits: where one is not 0 the other is.
+static inline __device__ void d_eight_mxfp4(uint32_t nibbles, uint32_t (&q)[2], uint32_t (&upper)[2]) {
+    d_eight_lookup(0x0f0e0d0cu, 0x18141210u, nibbles, q);
+    d_eight_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
+}
+template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_IN_NIBBLES, 1, 12> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        uint32_t upper[2];
+        const int k = 17 * g;
+        d_eight_mxfp4(d_words<1>(shared, at, k + 1)[t], o.q, upper);
+        o.q[0] |= upper[0];
+        o.q[1] |= upper[1];
+        o.scale[0] = gcudai_mxfp4_scale(d_byte_at(shared, at + k));
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q2_K>> : d_mma_format_of<D_IN_QUADS, 2, 0, true> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const d_words<4> w(shared, at, g / 8 * 84);
+        const int part = g % 8 / 4, j = g % 4;
+        const float d = d_low_half(w[20]), dmin = d_high_half(w[20]);
+        const uint32_t s = w[2 * part + j / 2];
+        UNROLL for (int h = 0; h < 2; ++h) {
+            o.q[h] = w[4 + 8 * part + 4 * h + t] >> 2 * j & 0x03030303u;
+            o.scale[h] = d * (float) d_byte_of(s & 0x0f0f0f0fu, 2 * (j % 2) + h);
+            o.min[h] = dmin * (float) d_byte_of(s >> 4 & 0x0f0f0f0fu, 2 * (j % 2) + h);
+        }
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q3_K>> : d_mma_format_of<D_IN_QUADS, 2, 4> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const int k = g / 8 * 110;
+        const int part = g % 8 / 4, j = g % 4, s4 = 2 * part + j / 2; // s4: which four of the scales
+        const d_words<2> high(shared, at, k), low(shared, at, k + 32 + 32 * part), s(shared, at, k + 96);
+        const uint32_t s_low = s[j / 2] >> 4 * part & 0x0f0f0f0fu, s_high = s[2] >> 2 * s4 & 0x03030303u;
+        const uint32_t scales = s_low | s_high << 4;
+        const float d = d_half_at(shared, at + k + 108);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t bits = high[4 * h + t] >> (4 * part + j) & 0x01010101u;
+            o.q[h] = (low[4 * h + t] >> 2 * j & 0x03030303u) | bits << 2;
+            o.scale[h] = d * (float) ((int) d_byte_of(scales, 2 * (j % 2) + h) - 32);
+        }
+    }
+};
+
+// The scale and min of group j of a block of Q4_K or Q5_K.
+static inline __device__ void d_eight_k_scale(const d_words<4> & w, int j, d_eight<1> & o) {
+    const uint32_t scale = j < 4 ? w[1] & 0x3f3f3f3fu : (w[3] & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
+    const uint32_t min = j < 4 ? w[2] & 0x3f3f3f3fu : (w[3] >> 4 & 0x0f0f0f0fu) | (w[2] >> 2 & 0x30303030u);
+    o.scale[0] = d_low_half(w[0]) * (float) d_byte_of(scale, j % 4);
+    o.min[0] = d_high_half(w[0]) * (float) d_byte_of(min, j % 4);
+}
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const d_words<4> w(shared, at, g / 8 * 144);
+        const int j = g % 8;
+        UNROLL for (int h = 0; h < 2; ++h) { o.q[h] = w[4 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu; }
+        d_eight_k_scale(w, j, o);
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const d_words<4> w(shared, at, g / 8 * 176);
+        const int j = g % 8;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t bits = j < 4 ? w[4 + 4 * h + t] << (4 - j) : w[4 + 4 * h + t] >> (j - 4);
+            o.q[h] = (w[12 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu) | (bits & 0x10101010u);
+        }
+        d_eight_k_scale(w, j, o);
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q6_K>> : d_mma_format_of<D_IN_QUADS, 2, 32> {
+    static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
+        const int k = g / 8 * 210;
+        const int part = g % 8 / 4, j = g % 4;
+        const d_words<2> low(shared, at, k + 64 * part + 32 * (j % 2)), high(shared, at, k + 128 + 32 * part);
+        const uint32_t scales = d_words<2>(shared, at, k + 192 + 8 * part)[j / 2];
+        const float d = d_half_at(shared, at + k + 208);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t bits = j < 2 ? high[4 * h + t] << (4 - 2 * j) : high[4 * h + t] >> (2 * j - 4);
+            o.q[h] = (low[4 * h + t] >> 4 * (j / 2) & 0x0f0f0f0fu) | (bits & 0x30303030u);
+            o.scale[h] = d * (float) (int8_t) d_byte_of(scales, 2 * (j % 2) + h);
+        }
+    }
+};
+
+// ---- codebooks: entries of 8 digits of 2 bits are kept as nibbles, whose upper bits choose another half of a table ----
+static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
+    digits = (digits | digits << 8) & 0x00ff00ffu;
+    digits = (digits | digits << 4) & 0x0f0f0f0fu;
+    return (digits | digits << 2) & 0x33333333u;
+}
+// Bit i of eight becomes bit 0 of nibble i.
+static inline __device__ uint32_t d_bits_to_nibbles(uint32_t bits) {
+    bits = (bits | bits << 12) & 0x000f000fu;
+    bits = (bits | bits << 6) & 0x03030303u;
+    return (bits | bits << 3) & 0x11111111u;
+}
+// The same for seven bits, the eighth making their number even: a nibble of the product counts those below it.
+static inline __device__ uint32_t d_even_bits_to_nibbles(uint32_t bits) {
+    bits = d_bits_to_nibbles(bits);
+    return bits | (bits * 0x11111111u & 0x10000000u);
+}
+// Digits 0 1 2 as 8 25 43, with 4 added negative.
+static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
+    q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
+    q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
+}
+static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
+// Digits 0 1 2 as 0 8 16, with 4 added two more: they are moved up (d_put_iq1).
+static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
+    q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
+    q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
+}
+static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
+    d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
+}
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 256> {
+    static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2xxs[i]); }
+    static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
+        const int k = g / 8 * 66;
+        const int j = g % 8;
+        const uint32_t code = d_byte_at(shared, at + k + 2 + 8 * j + t), aux = d_words<2>(shared, at, k + 6 + 8 * j)[0];
+        d_eight_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
+        o.scale[0] = d_half_at(shared, at + k) * 0.25f * (0.5f + (float) (aux >> 28));
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XS>> : d_mma_format_of<D_IN_ROW, 2, 0, false, false, 512> {
+    static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2xs[i]); }
+    static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
+        const int k = g / 8 * 74;
+        const int j = g % 8;
+        const uint32_t code = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t), s = d_byte_at(shared, at + k + 66 + j);
+        const float d = d_half_at(shared, at + k) * 0.25f;
+        d_eight_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
+        o.scale[0] = d * (0.5f + (float) (s & 15u));
+        o.scale[1] = d * (0.5f + (float) (s >> 4));
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_IN_ROW, 2, 0, false, false, 1024> {
+    static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2s[i]); }
+    static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
+        const int k = g / 8 * 82;
+        const int j = g % 8;
+        const uint32_t high = d_byte_at(shared, at + k + 66 + j), s = d_byte_at(shared, at + k + 74 + j);
+        const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | (high << (8 - 2 * t) & 0x300u);
+        const float d = d_half_at(shared, at + k) * 0.25f;
+        d_eight_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
+        o.scale[0] = d * (0.5f + (float) (s & 15u));
+        o.scale[1] = d * (0.5f + (float) (s >> 4));
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_XXS>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 256> {
+    static inline __device__ uint32_t entry(int i) { return gcudai_iq3_xxs_entry((uint32_t) i); }
+    static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
+        const int k = g / 8 * 98;
+        const int j = g % 8;
+        const uint32_t codes = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t);
+        const uint32_t aux = d_words<2>(shared, at, k + 66 + 4 * j)[0], signs = gcudai_even_signs(aux >> 7 * t & 127u);
+        o.q[0] = d_negate_bytes(table[codes & 255u], signs);
+        o.q[1] = d_negate_bytes(table[codes >> 8], signs >> 4);
+        o.scale[0] = d_half_at(shared, at + k) * 0.5f * (0.5f + (float) (aux >> 28));
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_S>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 512> {
+    static inline __device__ uint32_t entry(int i) { return gcudai_iq3_s_entry((uint32_t) i); }
+    static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
+        const int k = g / 8 * 110;
+        const int j = g % 8;
+        const uint32_t codes = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t), signs = d_byte_at(shared, at + k + 74 + 4 * j + t);
+        const uint32_t high = d_byte_at(shared, at + k + 66 + j) >> 2 * t, s = d_byte_at(shared, at + k + 106 + j / 2);
+        o.q[0] = d_negate_bytes(table[(codes & 255u) | (high << 8 & 256u)], signs);
+        o.q[1] = d_negate_bytes(table[(codes >> 8) | (high << 7 & 256u)], signs >> 4);
+        o.scale[0] = d_half_at(shared, at + k) * (float) (1u + 2u * (s >> 4 * (j % 2) & 15u));
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_S>> : d_mma_format_of<D_IN_ROW, 1, 9, false, false, 2048> {
+    static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq1s[i]); }
+    static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
+        const int k = g / 8 * 50;
+        const int j = g % 8;
+        const uint32_t h = *(const uint16_t *) (shared + at + k + 34 + 2 * j);
+        const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | (h >> 3 * t & 7u) << 8;
+        d_eight_iq1(table[code], (h & 0x8000u) != 0, o.q);
+        o.scale[0] = d_half_at(shared, at + k) * 0.125f * (float) (2u * (h >> 12 & 7u) + 1u);
+    }
+};
+
+template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_IN_ROW, 2, 9, false, false, 2048> {
+    static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq1s[i]); }
+    static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
+        const int k = g / 8 * 56;
+        const int j = g % 8;
+        const d_words<4> w(shared, at, k);
+        const uint32_t s01 = w[12], s23 = w[13], high = d_byte_at(shared, at + k + 32 + 2 * j + t / 2) >> 4 * (t % 2);
+        const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
+        const uint32_t s = (j < 4 ? s01 : s23) >> (16 * (j / 2 % 2) + 6 * (j % 2)), code = d_byte_at(shared, at + k + 4 * j + t);
+        const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
+        d_eight_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        o.scale[0] = eighth * (float) (2u * (s & 7u) + 1u);
+        o.scale[1] = eighth * (float) (2u * (s >> 3 & 7u) + 1u);
+    }
+};
+
+// ---- one column: a lane's two groups in the formats with a form of their own ----
+// Codebooks are looked up in shared memory, where a table has as many copies side by side as there is room for, so that
+// lanes seldom want the same bank. Signs come from a second table: an upper bit for each nibble of an entry, or masks.
+struct d_vec_tables {
+    const char * codes, * signs; // this lane's copy
+    int code_shift, sign_shift;  // log2 of the bytes from entry to entry
+
+    __device__ uint32_t code(uint32_t i) const { return *(const uint32_t *) (codes + (i << code_shift)); }
+    __device__ uint32_t sign(uint32_t i) const { return *(const uint32_t *) (signs + (i << sign_shift)); }
+    __device__ uint2 masks(uint32_t i) const { return *(const uint2 *) (signs + (i << sign_shift)); }
+};
+
+// Bit i of eight as byte i, which is 0 or `on`.
+static inline __device__ uint2 d_byte_masks(uint32_t bits, uint32_t on) {
+    return make_uint2(d_spread_bits(bits) * on, d_spread_bits(bits >> 4) * on);
+}
+
+// Where a lane's 64 elements lie in a step, and in which order a group's bytes are dotted.
+enum d_vec_order {
+    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes as they are
+    D_INTERLEAVED,  // the same groups; of each eight bytes four are of the first half, four of the second, in turn
+    D_TWO_APART     // groups g and g + 2 of each four
+};
+
+template <typename A, d_vec_order ORDER = D_SIDE_BY_SIDE, int SIGNS = 0, int SIGN_WORDS = 1, int ZERO = A::zero>
+struct d_vec_traits_of {
+    static constexpr d_vec_order order = ORDER;
+    static constexpr int codes = d_mma_format<A>::table, signs = SIGNS, sign_words = SIGN_WORDS, zero = ZERO;
+    static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
+};
+template <typename A> struct d_vec_traits : d_vec_traits_of<A> {};
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q6_K>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q6_K>, D_TWO_APART> {};
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_NL>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_NL>, D_INTERLEAVED> {};
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_XS>, D_INTERLEAVED> {};
+template <>
+struct d_vec_traits<d_format<GCUDA_TYPE_MXFP4>> : d_vec_traits_of<d_format<GCUDA_TYPE_MXFP4>, D_INTERLEAVED, 0, 1, 12> {};
+template <>
+struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XXS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_XXS>, D_SIDE_BY_SIDE, 128> {
+    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_even_bits_to_nibbles((uint32_t) i), 0); }
+};
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_XS>, D_SIDE_BY_SIDE, 128> {
+    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_even_bits_to_nibbles((uint32_t) i), 0); }
+};
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_S>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_S>, D_SIDE_BY_SIDE, 256> {
+    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_bits_to_nibbles((uint32_t) i), 0); }
+};
+template <>
+struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_XXS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_XXS>, D_SIDE_BY_SIDE, 128, 2> {
+    static inline __device__ uint2 sign_entry(int i) { return d_byte_masks(gcudai_even_signs((uint32_t) i), 255u); }
+};
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_S>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_S>, D_SIDE_BY_SIDE, 256, 2> {
+    static inline __device__ uint2 sign_entry(int i) { return d_byte_masks((uint32_t) i, 254u); }
+};
+
+// Sixteen bytes of nibbles through the table of IQ4_NL, interleaved. The upper half of the table is chosen by the nibbles'
+// upper bits, which the permutations before do not mind: what they make of the others is not taken.
+static inline __device__ void d_pair_iq4(const uint32_t * w, d_group & o) {
+    UNROLL for (int k = 0; k < 4; ++k) {
+        const uint32_t n = w[k] & 0x77777777u, upper = (w[k] & 0x88888888u) >> 1 | 0x32103210u;
+        o.q[2 * k] = d_permute(d_permute(0xbfad9881u, 0xf6eaddcfu, n), d_permute(0x26190d01u, 0x71594535u, n), upper);
+        o.q[2 * k + 1] = d_permute(
+            d_permute(0xbfad9881u, 0xf6eaddcfu, n >> 16), d_permute(0x26190d01u, 0x71594535u, n >> 16), upper >> 16);
+    }
+}
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_NL>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        uint32_t w[8];
+        float d[2];
+        at += ALIGNED ? 0 : 36 * lane;
+        if (ALIGNED) {
+            d_pair_18(shared + at, lane, w, d);
+        } else {
+            const d_words<2> first(shared, at, 2), second(shared, at, 20);
+            UNROLL for (int k = 0; k < 4; ++k) { w[k] = first[k], w[4 + k] = second[k]; }
+            d[0] = d_half_at(shared, at), d[1] = d_half_at(shared, at + 18);
+        }
+        UNROLL for (int h = 0; h < 2; ++h) {
+            d_pair_iq4(w + 4 * h, o[h]);
+            d_set_scale(o[h], d[h], 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_XS>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const int j = lane % 4;
+        const uint32_t * b = (const uint32_t *) (shared + at + 136 * (lane / 4));
+        const uint32_t low = b[1] >> 8 * j, high = b[0] >> (16 + 4 * j);
+        const float d = d_low_half(b[0]);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            uint32_t w[4];
+            UNROLL for (int k = 0; k < 4; ++k) { w[k] = b[2 + 8 * j + 4 * h + k]; }
+            d_pair_iq4(w, o[h]);
+            d_set_scale(o[h], d * (float) ((int) ((low >> 4 * h & 15u) | (high >> 2 * h & 3u) << 4) - 32), 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_MXFP4>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        at += 34 * lane;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const d_words<1> w(shared, at, 17 * h + 1);
+            UNROLL for (int k = 0; k < 4; ++k) {
+                uint32_t q[2], upper[2];
+                d_eight_mxfp4(w[k], q, upper);
+                o[h].q[2 * k] = q[0] | upper[0];
+                o[h].q[2 * k + 1] = q[1] | upper[1];
+            }
+            d_set_scale(o[h], gcudai_mxfp4_scale(d_byte_at(shared, at + 17 * h)), 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_Q2_K>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const int j = lane % 4;
+        const uint32_t * b = (const uint32_t *) (shared + at + 84 * (lane / 4));
+        const float d = d_low_half(b[20]), dmin = d_high_half(b[20]);
+        const uint32_t scales = b[j] & 0x0f0f0f0fu, mins = b[j] >> 4 & 0x0f0f0f0fu;
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t w = b[4 + 8 * (j / 2) + k] >> 4 * (j % 2);
+            o[0].q[k] = w & 0x03030303u;
+            o[1].q[k] = w >> 2 & 0x03030303u;
+        }
+        UNROLL for (int h = 0; h < 2; ++h) {
+            d_set_scales(o[h], d * (float) d_byte_of(scales, 2 * h), d * (float) d_byte_of(scales, 2 * h + 1),
+                dmin * (float) d_byte_of(mins, 2 * h), dmin * (float) d_byte_of(mins, 2 * h + 1));
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_Q3_K>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const int j = lane % 4, part = j / 2;
+        at += 110 * (lane / 4);
+        const d_words<2> high(shared, at, 0), low(shared, at, 32), s(shared, at, 96);
+        const uint32_t scales = (s[j % 2] >> 4 * part & 0x0f0f0f0fu) | (s[2] >> 2 * j & 0x03030303u) << 4;
+        const float d = d_half_at(shared, at + 108);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t w = low[8 * part + k] >> 4 * (j % 2), bits = high[k] >> 2 * j;
+            o[0].q[k] = (w & 0x03030303u) | (bits << 2 & 0x04040404u);
+            o[1].q[k] = (w >> 2 & 0x03030303u) | (bits << 1 & 0x04040404u);
+        }
+        UNROLL for (int h = 0; h < 2; ++h) {
+            d_set_scales(o[h], d * (float) ((int) d_byte_of(scales, 2 * h) - 32),
+                d * (float) ((int) d_byte_of(scales, 2 * h + 1) - 32), 0.0f, 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_Q6_K>> { // groups a and a + 2 of half `part`: low and high nibbles of the same bytes
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+        const int part = lane % 4 / 2, a = lane % 2;
+        at += 210 * (lane / 4);
+        const d_words<2> low(shared, at, 0), high(shared, at, 128);
+        const int8_t * scales = (const int8_t *) shared + at + 192 + 8 * part + 2 * a;
+        const float d = d_half_at(shared, at + 208);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t w = low[16 * part + 8 * a + k], bits = high[8 * part + k] >> 2 * a;
+            o[0].q[k] = (w & 0x0f0f0f0fu) | (bits << 4 & 0x30303030u);
+            o[1].q[k] = (w >> 4 & 0x0f0f0f0fu) | (bits & 0x30303030u);
+        }
+        d_set_scales(o[0], d * (float) scales[0], d * (float) scales[1], 0.0f, 0.0f);
+        d_set_scales(o[1], d * (float) scales[4], d * (float) scales[5], 0.0f, 0.0f);
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XXS>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+        at += 66 * (lane / 4);
+        const d_words<2> w(shared, at, 2);
+        const float d = d_half_at(shared, at) * 0.25f;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t codes = w[4 * (lane % 4) + 2 * h], aux = w[4 * (lane % 4) + 2 * h + 1];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                d_pair_iq2(table.code(d_byte_of(codes, k)) | table.sign(aux >> 7 * k & 127u), o[h].q + 2 * k);
+            }
+            d_set_scale(o[h], d * (0.5f + (float) (aux >> 28)), 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XS>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+        const int j = lane % 4;
+        at += 74 * (lane / 4);
+        const d_words<2> w(shared, at, 2);
+        const uint32_t scales = *(const uint16_t *) (shared + at + 66 + 2 * j);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const uint32_t code = w[4 * j + 2 * h + k / 2] >> 16 * (k % 2);
+                d_pair_iq2(table.code(code & 511u) | table.sign(code >> 9 & 127u), o[h].q + 2 * k);
+            }
+            d_iq2_scales(*(const gcuda_fp16_t *) (shared + at), d_byte_of(scales, h), o[h]);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_S>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+        const int j = lane % 4;
+        at += 82 * (lane / 4);
+        const d_words<2> w(shared, at, 2), s(shared, at, 34);
+        const uint32_t high = *(const uint16_t *) (shared + at + 66 + 2 * j);
+        const uint32_t scales = *(const uint16_t *) (shared + at + 74 + 2 * j);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t codes = w[2 * j + h], signs = s[2 * j + h];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const uint32_t code = d_byte_of(codes, k) | (high >> (8 * h + 2 * k) & 3u) << 8;
+                d_pair_iq2(table.code(code) | table.sign(d_byte_of(signs, k)), o[h].q + 2 * k);
+            }
+            d_iq2_scales(*(const gcuda_fp16_t *) (shared + at), d_byte_of(scales, h), o[h]);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_XXS>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+        const int j = lane % 4;
+        at += 98 * (lane / 4);
+        const d_words<2> w(shared, at, 2), s(shared, at, 66);
+        const float d = d_half_at(shared, at) * 0.5f;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t aux = s[2 * j + h];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const uint32_t codes = w[4 * j + 2 * h + k / 2] >> 16 * (k % 2);
+                const uint2 m = table.masks(aux >> 7 * k & 127u);
+                o[h].q[2 * k] = (table.code(codes & 255u) ^ m.x) + (m.x & 0x01010101u);
+                o[h].q[2 * k + 1] = (table.code(codes >> 8 & 255u) ^ m.y) + (m.y & 0x01010101u);
+            }
+            d_set_scale(o[h], d * (0.5f + (float) (aux >> 28)), 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_S>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+        const int j = lane % 4;
+        at += 110 * (lane / 4);
+        const d_words<2> w(shared, at, 2), s(shared, at, 74);
+        const uint32_t both = *(const uint16_t *) (shared + at + 66 + 2 * j), scales = d_byte_at(shared, at + 106 + j);
+        const float d = d_half_at(shared, at);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t signs = s[2 * j + h], high = both >> 8 * h;
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const uint32_t codes = w[4 * j + 2 * h + k / 2] >> 16 * (k % 2);
+                const uint2 m = table.masks(d_byte_of(signs, k)); // entries are odd: the lowest bit stays
+                o[h].q[2 * k] = table.code((codes & 255u) | (high >> 2 * k & 1u) << 8) ^ m.x;
+                o[h].q[2 * k + 1] = table.code((codes >> 8 & 255u) | (high >> (2 * k + 1) & 1u) << 8) ^ m.y;
+            }
+            d_set_scale(o[h], d * (float) (1u + 2u * (scales >> 4 * h & 15u)), 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_S>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+        const int j = lane % 4;
+        at += 50 * (lane / 4);
+        const d_words<2> w(shared, at, 2);
+        const uint32_t both = d_words<2>(shared, at, 34)[j];
+        const float d = d_half_at(shared, at) * 0.125f;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t codes = w[2 * j + h], high = both >> 16 * h, up = (high & 0x8000u) != 0 ? 0u : 0x44444444u;
+            UNROLL for (int k = 0; k < 4; ++k) {
+                d_pair_iq1(table.code(d_byte_of(codes, k) | (high >> 3 * k & 7u) << 8) | up, o[h].q + 2 * k);
+            }
+            d_set_scale(o[h], d * (float) (2u * (high >> 12 & 7u) + 1u), 0.0f);
+        }
+    }
+};
+
+template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_M>> {
+    template <bool ALIGNED>
+    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+        const int j = lane % 4;
+        const uint32_t * w = (const uint32_t *) (shared + at + 56 * (lane / 4));
+        const uint32_t s01 = w[12], s23 = w[13], high = w[8 + j], scales = (j < 2 ? s01 : s23) >> 16 * (j % 2);
+        const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
+        const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t codes = w[2 * j + h], s = scales >> 6 * h;
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const uint32_t bits = high >> (16 * h + 4 * k);
+                d_pair_iq1(table.code(d_byte_of(codes, k) | (bits & 7u) << 8) | ((bits & 8u) != 0 ? 0u : 0x44444444u), o[h].q + 2 * k);
+            }
+            d_set_scales(o[h], eighth * (float) (2u * (s & 7u) + 1u), eighth * (float) (2u * (s >> 3 & 7u) + 1u), 0.0f, 0.0f);
+        }
+    }
+};
+
+// ---- the kernel of one column ----
 // Four neighbouring elements of a column; beyond k zeros.
 static inline __device__ float4 d_vec_load4(const d_job & p, const char * column, int64_t k, bool is_packed) {
     if (k >= p.k) {
@@ -7296,24 +7979,42 @@ static inline __device__ bool d_vec_is_packed(const d_job & p, const char * colu
 // Piece i of 16 elements goes to lane i / 4 % 32, its place i % 4.
 static inline __device__ int d_vec_place(int i) { return (i & ~127) + (i & 3) * 32 + (i >> 2 & 31); }
 
-// Elements 4 i .. 4 i + 3 of a column, v, as bytes; four lanes in a row make a piece. All lanes of the warp take part.
-static inline __device__ void d_vec_quantize4(const float4 & v, int i, int4 * xq, float2 * xs) {
+// Four elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum.
+// All lanes of the warp take part.
+static inline __device__ uint32_t d_vec_bytes(const float4 & v, int n_lanes, float * d, int * sum) {
     float max = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, 2));
-    const float d = max / 127.0f, inverse = max > 0.0f ? 127.0f / max : 0.0f;
+    for (int i = 1; i < n_lanes; i *= 2) { max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, i)); }
+    const float inverse = max > 0.0f ? 127.0f / max : 0.0f;
     // a tiny maximum has no inverse: divide instead, which has no overflow
     const bool is_tiny = max < 1e-36f && max > 0.0f;
     const int a = __float2int_rn(is_tiny ? v.x / max * 127.0f : v.x * inverse);
     const int b = __float2int_rn(is_tiny ? v.y / max * 127.0f : v.y * inverse);
     const int c = __float2int_rn(is_tiny ? v.z / max * 127.0f : v.z * inverse);
     const int e = __float2int_rn(is_tiny ? v.w / max * 127.0f : v.w * inverse);
-    int sum = a + b + c + e;
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    const int at = d_vec_place(i / 4);
-    ((uint32_t *) xq)[4 * at + i % 4] = ((uint32_t) a & 255u) | ((uint32_t) b & 255u) << 8 |
-                                        ((uint32_t) c & 255u) << 16 | (uint32_t) e << 24;
+    int all = a + b + c + e;
+    for (int i = 1; i < n_lanes; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
+    *d = max / 127.0f;
+    *sum = all;
+    return ((uint32_t) a & 255u) | ((uint32_t) b & 255u) << 8 | ((uint32_t) c & 255u) << 16 | (uint32_t) e << 24;
+}
+
+static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
+
+// Which four elements of a column thread i takes, counted in fours.
+static inline __device__ int d_vec_quad(int i, d_vec_order order) { return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i; }
+
+// The elements of d_vec_quad(i); pieces of 16.
+static inline __device__ void d_vec_quantize4(const float4 & v, int i, d_vec_order order, int4 * xq, float2 * xs) {
+    float d;
+    int sum, word = i % 4;
+    uint32_t bytes = d_vec_bytes(v, 4, &d, &sum);
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 2); // interleaved: those 16 elements away
+    const int at = d_vec_place(order == D_TWO_APART ? d_swap_bits_1_2(i / 4) : i / 4);
+    if (order == D_INTERLEAVED) {
+        bytes = word < 2 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
+        word = 2 * (word % 2) + word / 2;
+    }
+    ((uint32_t *) xq)[4 * at + word] = bytes;
     if (i % 4 == 0) {
         xs[at] = make_float2(d, d * (float) sum);
     }
@@ -7328,8 +8029,8 @@ static __global__ void k_mul_mat_vec_columns(const d_vec_job p, int4 * xq, float
         const char * b;
         char * y;
         d_tile_column(p.job, t, (int) (column % p.job.n), &b, &y);
-        const float4 v = d_vec_load4(p.job, b, 4 * quad, d_vec_is_packed(p.job, b));
-        d_vec_quantize4(v, (int) quad, xq + column * p.steps * 128, xs + column * p.steps * 128);
+        const float4 v = d_vec_load4(p.job, b, 4 * (int64_t) d_vec_quad((int) quad, (d_vec_order) p.order), d_vec_is_packed(p.job, b));
+        d_vec_quantize4(v, (int) quad, (d_vec_order) p.order, xq + column * p.steps * 128, xs + column * p.steps * 128);
     }
 }
 
@@ -7355,19 +8056,20 @@ X(Q2_K) X(Q3_K) X(Q6_K) X(IQ2_XS) X(IQ2_S) X(IQ1_M)
 
 // Sum over a lane's 64 elements of a column.
 template <typename A> static inline __device__ float d_vec_dot(const d_group (&g)[2], const d_vec_x & x) {
+    constexpr int ZERO = d_vec_traits<A>::zero;
     float sum = 0.0f;
     UNROLL for (int h = 0; h < 2; ++h) {
         const d_group & o = g[h];
         float r0 = x.s[2 * h].x * (float) d_dot_16(o.q, x.q[2 * h]);
         float r1 = x.s[2 * h + 1].x * (float) d_dot_16(o.q + 4, x.q[2 * h + 1]);
         if (d_has_two_scales<A>::value) {
-            r0 = A::zero != 0 ? r0 - (float) A::zero * x.s[2 * h].y : r0;
-            r1 = A::zero != 0 ? r1 - (float) A::zero * x.s[2 * h + 1].y : r1;
+            r0 = ZERO != 0 ? r0 - (float) ZERO * x.s[2 * h].y : r0;
+            r1 = ZERO != 0 ? r1 - (float) ZERO * x.s[2 * h + 1].y : r1;
             sum += o.scale[0] * r0 + o.scale[1] * r1;
             if (A::has_min) { sum -= o.min[0] * x.s[2 * h].y + o.min[1] * x.s[2 * h + 1].y; }
         } else {
             const float both = x.s[2 * h].y + x.s[2 * h + 1].y;
-            sum += o.scale[0] * (A::zero != 0 ? r0 + r1 - (float) A::zero * both : r0 + r1);
+            sum += o.scale[0] * (ZERO != 0 ? r0 + r1 - (float) ZERO * both : r0 + r1);
             if (A::has_min) { sum -= o.min[0] * both; }
         }
     }
@@ -7422,11 +8124,12 @@ static inline __device__ void d_vec_own_column(const d_vec_job & p, const char *
     for (int i = (int) threadIdx.x; i < n_quads; i += 4 * n) { // all of a warp go on together
         float4 v[4];
         UNROLL for (int k = 0; k < 4; ++k) {
-            v[k] = d_vec_load4(p.job, column, (int64_t) first * VEC_STEP + 4 * (i + k * n), is_packed);
+            v[k] = d_vec_load4(
+                p.job, column, (int64_t) first * VEC_STEP + 4 * d_vec_quad(i + k * n, (d_vec_order) p.order), is_packed);
         }
         if (i < n) { meanwhile(); }
         UNROLL for (int k = 0; k < 4; ++k) {
-            if (i + k * n < n_quads) { d_vec_quantize4(v[k], i + k * n, xq, xs); }
+            if (i + k * n < n_quads) { d_vec_quantize4(v[k], i + k * n, (d_vec_order) p.order, xq, xs); }
         }
     }
     __syncthreads();
@@ -7456,6 +8159,24 @@ static inline __device__ void d_vec_ends(const d_vec_job & p, int64_t i, int64_t
     d_tile_column(p.job, t, c, b, y);
 }
 
+template <typename A> static inline __host__ __device__ int d_vec_table_bytes(const d_vec_job & p) {
+    return (d_vec_traits<A>::codes << p.code_shift) + (d_vec_traits<A>::signs << p.sign_shift);
+}
+
+// Tables of a codebook, entry by entry, each as often as there is room for.
+template <typename A> static inline __device__ void d_vec_fill_tables(const d_vec_job & p, char * shared) {
+    typedef d_vec_traits<A> V;
+    for (int i = 4 * (int) threadIdx.x; i < V::codes << p.code_shift; i += 4 * (int) blockDim.x) {
+        *(uint32_t *) (shared + i) = d_mma_format<A>::entry(i >> p.code_shift);
+    }
+    char * signs = shared + (V::codes << p.code_shift);
+    for (int i = 4 * (int) threadIdx.x; i < V::signs << p.sign_shift; i += 4 * (int) blockDim.x) {
+        const uint2 entry = V::sign_entry(i >> p.sign_shift);
+        *(uint32_t *) (signs + i) = V::sign_words == 2 && i / 4 % 2 == 1 ? entry.y : entry.x;
+    }
+    if (V::codes > 0) { __syncthreads(); }
+}
+
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product.
 template <typename A, int COLS, bool ALIGNED>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block) {
@@ -7466,13 +8187,17 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const int m = (int) p.job.m, row0 = block * n_sub + sub, row_step = (int) p.blocks * n_sub;
     const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step : 0; // of this warp
     const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
-    char * columns = shared + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
+    const int ring_at = d_vec_table_bytes<A>(p) + warp * SLOTS * d_vec_format<A>::slot_bytes;
+    char * columns = shared + d_vec_table_bytes<A>(p) + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
+    const int code_copy = 4 * lane & ((1 << p.code_shift) - 1), sign_copy = 4 * d_vec_traits<A>::sign_words * lane & ((1 << p.sign_shift) - 1);
+    const d_vec_tables table = { shared + code_copy, shared + (d_vec_traits<A>::codes << p.code_shift) + sign_copy, p.code_shift,
+        p.sign_shift };
     float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
     const char * b;
     char * y;
     d_vec_ends(p, item, matrix, 0, &b, &y);
     d_vec_ring<A, SLOTS, ALIGNED> ring;
-    ring.slots = shared + warp * SLOTS * d_vec_format<A>::slot_bytes;
+    ring.slots = shared + ring_at;
     ring.stride = row_step * p.job.a_m;
     for (int first = 0; first < p.steps && matrix >= 0; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
@@ -7505,7 +8230,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             if (is_in) {
                 const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + i * ring.stride) & 15);
                 d_group g[2];
-                d_pair<A>::template decode<ALIGNED>(ring.slots + slot * d_vec_format<A>::slot_bytes + off, lane, g);
+                d_pair<A>::template decode<ALIGNED>(shared, ring_at + slot * d_vec_format<A>::slot_bytes + off, lane, table, g);
                 if (is_half) { d_set_scale(g[1], 0.0f, 0.0f); }
                 UNROLL for (int c = 0; c < COLS; ++c) { sum[c] = d_vec_dot<A>(g, x[c]); }
             }
@@ -7540,9 +8265,259 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
 template <typename A, int COLS, bool ALIGNED>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
+    d_vec_fill_tables<A>(p, shared);
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
         d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks));
+    }
+}
+
+// ---- 2 to 8 columns: tensor cores ----
+// A warp takes 16 rows at a time, MMA_STEP elements of each, which come through its ring as above. Lane (g, t), with
+// g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
+// 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
+// piece is 32 or 16 elements, those that share a scale. The warps of a block have the steps of the same rows; after a few
+// tiles their sums meet in shared memory, in one order.
+//   floor   bytes of the weights; the columns come from L2, once for each block
+
+#define MMA_STEP 512
+#define MMA_GROUPS (MMA_STEP / 32)
+#define MMA_COLUMNS 8
+#define MMA_TILE (16 * MMA_COLUMNS)
+#define MMA_BATCH 4       // tiles of a warp from one meeting of sums to the next
+#define MMA_SUMS 32       // tiles of a block whose sums are kept when its warps come back for more steps
+#define MMA_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
+
+struct d_mma_job {
+    d_job job;
+    const uint2 * xq;  // columns as bytes, [matrix][step][group][lane], and
+    const float4 * xs; // [matrix][step][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
+    int steps, at_once, passes, n_sub, rounds;
+    int64_t blocks, n_items;
+};
+
+template <typename A> struct d_mma_shape {
+    static constexpr int step_bytes = MMA_STEP / A::n * (int) sizeof(typename A::block);
+    // Of a row in a slot: room for 15 bytes before the step, which may begin anywhere. An odd number spreads eight rows
+    // over all banks.
+    static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
+    static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes, copies = (16 * chunks + 31) / 32;
+    static constexpr int xs_bytes = MMA_GROUPS * d_mma_format<A>::pieces * 4 * (int) sizeof(float4);
+    static constexpr int slots = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
+    static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + MMA_BATCH * MMA_TILE * 4;
+    static constexpr int max_warps = 16;
+};
+
+// Sums of a tile over a step: (row g, column 2t), (g, 2t + 1), then of row g + 8.
+template <typename A>
+static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
+    const uint2 (&x)[MMA_GROUPS], const float4 * xs, float (&sum)[4]) {
+    typedef d_mma_format<A> F;
+    UNROLL for (int g = 0; g < MMA_GROUPS; ++g) {
+        typename F::out a, b; // rows g and g + 8
+        F::decode(shared, table, at0, g, t, a);
+        F::decode(shared, table, at1, g, t, b);
+        UNROLL for (int h = 0; h < F::pieces; ++h) {
+            const float4 s = xs[4 * (F::pieces * g + h)];
+            const int bias = __float_as_int((float) MMA_BIAS);
+            const int c0 = F::zero != 0 ? __float_as_int(s.z) : bias, c1 = F::zero != 0 ? __float_as_int(s.w) : bias;
+            const int c[4] = { c0, c1, c0, c1 };
+            int d[4];
+            if (F::pieces == 2 && F::order == D_IN_QUADS) {
+                d_mma_s8_half(d, a.q[h], b.q[h], h == 0 ? x[g].x : x[g].y, c);
+            } else { // of two pieces in a row lanes 0 and 1 have the first, the others the second
+                const bool is_in = F::pieces == 1 || t / 2 == h;
+                const uint32_t q[4] = { a.q[0], b.q[0], a.q[1], b.q[1] }, xb[2] = { is_in ? x[g].x : 0u, is_in ? x[g].y : 0u };
+                d_mma_s8(d, q, xb, c);
+                if (F::has_more) {
+                    const uint32_t more[4] = { a.more[0], b.more[0], a.more[1], b.more[1] };
+                    const int first[4] = { d[0], d[1], d[2], d[3] };
+                    d_mma_s8(d, more, xb, first);
+                }
+            }
+            UNROLL for (int i = 0; i < 4; ++i) {
+                const float dot = __int_as_float(d[i]) - (float) MMA_BIAS, scale = i < 2 ? a.scale[h] : b.scale[h];
+                sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
+                if (F::has_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
+            }
+        }
+    }
+}
+
+// A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next.
+template <typename A> struct d_mma_ring {
+    typedef d_mma_shape<A> S;
+    char * slots;
+    const char * rows, * from; // the first row of this warp's first tile; its step in the first row of the next tile
+    int64_t row_stride, tile_stride;
+    int code[S::copies]; // of a lane's chunks: bytes from `from` times 32, and the bytes to read; 31: not to be fetched
+    int pass, round, next;
+    bool has_step;
+
+    __device__ void begin(const d_mma_job & p, int step, int lane) {
+        const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block), start = (int64_t) step * S::step_bytes;
+        const int valid = (int) (row_bytes - start < S::step_bytes ? row_bytes - start : S::step_bytes);
+        has_step = valid > 0;
+        from = rows + start;
+        UNROLL for (int i = 0; i < S::copies; ++i) {
+            const int chunk = lane + 32 * i, row = chunk / S::chunks, c = 16 * (chunk % S::chunks);
+            const int off = (int) ((uintptr_t) (from + row * row_stride) & 15), left = valid + off - c;
+            const int n = left < 0 ? 0 : left < 16 ? left : 16;
+            code[i] = ((int) (row * row_stride) - off + c) * 32 + (row >= 16 || c >= off + S::step_bytes ? 31 : n);
+        }
+    }
+
+    __device__ void fetch(const d_mma_job & p, int step, int first_tile, int tiles, int lane) {
+        if (pass < p.passes) {
+            const int64_t left = p.job.m - 16 * (int64_t) (first_tile + round * tiles); // rows
+            if (has_step && left > 0) {
+                char * to = slots + next * S::slot_bytes + 16 * lane;
+                UNROLL for (int i = 0; i < S::copies; ++i) {
+                    const int n = code[i] & 31, row = (lane + 32 * i) / S::chunks;
+                    if (n < 31) { d_copy_16(to + 512 * i, from + (code[i] >> 5), row < left ? n : 0); }
+                }
+            }
+            from += tile_stride;
+            next = next + 1 == S::slots ? 0 : next + 1;
+            if (++round == p.rounds) {
+                round = 0;
+                ++pass;
+                begin(p, pass * p.at_once + step, lane);
+            }
+        }
+        d_copies_commit(); // also when there is nothing: commits are counted
+    }
+};
+
+// Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y.
+static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
+    int block, char * y) {
+    const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
+    for (int i = (int) threadIdx.x; i < n * p.n_sub * MMA_TILE; i += (int) blockDim.x) {
+        const int at = i % MMA_TILE, r = i / MMA_TILE / p.n_sub, sub = i / MMA_TILE % p.n_sub;
+        const int64_t row = 16 * (((int64_t) (first + r) * p.blocks + block) * p.n_sub + sub) + at / MMA_COLUMNS;
+        const float * from = part + (r * n_warps + sub * p.at_once) * MMA_TILE + at;
+        float * keep = kept + ((first + r) * p.n_sub + sub) * MMA_TILE + at;
+        float sum = pass > 0 ? *keep : 0.0f;
+        for (int s = 0; s < p.at_once; ++s) { sum += from[s * MMA_TILE]; }
+        if (pass + 1 < p.passes) {
+            *keep = sum;
+        } else if (row < p.job.m && at % MMA_COLUMNS < p.job.n) {
+            d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
+        }
+    }
+}
+
+template <typename A>
+static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, int64_t matrix, int block) {
+    typedef d_mma_shape<A> S;
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
+    const int step = warp % p.at_once, sub = warp / p.at_once, g = lane / 4, t = lane % 4;
+    const int first_tile = block * p.n_sub + sub, tiles = (int) p.blocks * p.n_sub;
+    const uint32_t * table = (const uint32_t *) shared;
+    float * part = (float *) (shared + 4 * d_mma_format<A>::table), * kept = part + n_warps * MMA_BATCH * MMA_TILE;
+    float4 * xs = (float4 *) (kept + (p.passes > 1 ? MMA_SUMS * MMA_TILE : 0)) + warp * (S::xs_bytes / 16);
+    const int ring_at = (int) ((char *) xs - shared) + (n_warps - warp) * S::xs_bytes + warp * S::slots * S::slot_bytes;
+    const char * b;
+    char * y;
+    const int column = (int) threadIdx.x % MMA_COLUMNS;
+    const d_tile tile = { 0, 0, matrix, (int) p.job.n };
+    d_tile_column(p.job, tile, column < p.job.n ? column : 0, &b, &y);
+    d_mma_ring<A> ring;
+    ring.slots = shared + ring_at;
+    ring.row_stride = p.job.a_m;
+    ring.tile_stride = 16 * p.job.a_m * tiles;
+    ring.rows = d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + 16 * (int64_t) first_tile * p.job.a_m;
+    ring.pass = ring.round = ring.next = 0;
+    ring.begin(p, step, lane);
+    for (int s = 0; s < S::slots; ++s) { ring.fetch(p, step, first_tile, tiles, lane); }
+    int slot = 0;
+    for (int pass = 0; pass < p.passes; ++pass) {
+        const int64_t s = pass * p.at_once + step;
+        const bool has_step = s < p.steps;
+        const int64_t x_at = matrix * p.steps + (has_step ? s : 0);
+        uint2 x[MMA_GROUPS];
+        UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[i] = p.xq[(x_at * MMA_GROUPS + i) * 32 + lane]; }
+        __syncwarp();
+        for (int i = lane; i < S::xs_bytes / 16; i += 32) { xs[i] = p.xs[x_at * (S::xs_bytes / 16) + i]; }
+        const char * start = ring.rows + s * S::step_bytes;
+        const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.job.a_m) & 15);
+        const int at1 = (g + 8) * S::row_bytes + (int) ((uintptr_t) (start + (g + 8) * p.job.a_m) & 15);
+        for (int round = 0; round < p.rounds; ++round) {
+            float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+            d_copies_wait<S::slots - 1>();
+            __syncwarp();
+            if (has_step && 16 * (int64_t) (first_tile + round * tiles) < p.job.m) { // the whole warp
+                const int at = ring_at + slot * S::slot_bytes;
+                d_mma_tile<A>(shared, table, at + at0, at + at1, t, x, xs + t, sum);
+            }
+            __syncwarp();
+            ring.fetch(p, step, first_tile, tiles, lane);
+            slot = slot + 1 == S::slots ? 0 : slot + 1;
+            const int in_batch = round % MMA_BATCH;
+            if (in_batch == 0) { __syncthreads(); } // the last batch's sums are read
+            float2 * to = (float2 *) (part + (in_batch * n_warps + warp) * MMA_TILE) + lane;
+            to[0] = make_float2(sum[0], sum[1]);
+            to[32] = make_float2(sum[2], sum[3]);
+            if (in_batch == MMA_BATCH - 1 || round + 1 == p.rounds) {
+                __syncthreads();
+                d_mma_meet(p, part, kept, pass, round, in_batch + 1, block, y);
+            }
+        }
+    }
+}
+
+template <typename A>
+static __global__ void __launch_bounds__(32 * d_mma_shape<A>::max_warps, 1) k_mul_mat_mma(const d_mma_job p) {
+    DYNAMIC_SHARED(char, shared);
+    for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
+        ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
+    }
+    __syncthreads();
+    for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
+        d_mul_mat_mma<A>(p, shared, i / p.blocks, (int) (i % p.blocks));
+        __syncthreads(); // the sums are read
+    }
+}
+
+// What the columns are made into for a format.
+struct d_mma_columns {
+    d_mma_order order;
+    int pieces, zero;
+    bool has_min;
+};
+
+// Columns of all matrices, eight for each, those that are missing as zeros. A thread has four elements.
+static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
+    const int64_t n_quads = (int64_t) p.steps * (MMA_STEP / 4), n = p.job.a.ne[2] * p.job.a.ne[3] * MMA_COLUMNS * n_quads;
+    FOR_ELEMENTS(i, n) { // whole warps: a step is a multiple of 32 quads
+        const int64_t matrix = i / n_quads / MMA_COLUMNS, quad = i % n_quads, group = matrix * p.steps * MMA_GROUPS + quad / 8;
+        const int c = (int) (i / n_quads % MMA_COLUMNS), q = (int) (quad % 8);
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (c < p.job.n) {
+            const d_tile tile = { 0, 0, matrix, (int) p.job.n };
+            const char * b;
+            char * y;
+            d_tile_column(p.job, tile, c, &b, &y);
+            v = d_vec_load4(p.job, b, 4 * quad, d_vec_is_packed(p.job, b));
+        }
+        float d;
+        int sum;
+        const uint32_t bytes = d_vec_bytes(v, f.pieces == 2 ? 4 : 8, &d, &sum);
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 4); // the same quad of the other half
+        int t = q % 4, h = q / 4;
+        uint32_t word = bytes;
+        if (f.order == D_IN_ROW) {
+            t = q / 2, h = q % 2;
+        } else if (f.order == D_IN_NIBBLES) {
+            word = h == 0 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
+        }
+        xq[((group * 32) + 4 * c + t) * 2 + h] = word;
+        if (q % (8 / f.pieces) == 0) {
+            float * s = xs + ((group * f.pieces + q / 4) * 4 + c / 2) * 4 + c % 2; // of one piece q is 0
+            s[0] = d;
+            s[2] = f.has_min ? d * (float) sum : __int_as_float(__float_as_int((float) MMA_BIAS) - f.zero * sum);
+        }
     }
 }
 
@@ -7551,16 +8526,29 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 // depend on the number of rows, so that a row's sum is the same in any part of a matrix.
 #define VEC_PART_BYTES 8192 // sums of a block's rows
 
+#define VEC_WIDE_TABLES (160 * 1024) // shared memory from which tables of codebooks have copies
+
+// Copies of the tables, a power of two and at most one for each bank, in this many bytes.
+template <typename A> static void vec_tables(d_vec_job & p, int code_bytes, int sign_bytes) {
+    typedef d_vec_traits<A> V;
+    p.order = V::order;
+    p.code_shift = 2;
+    p.sign_shift = V::sign_words == 2 ? 3 : 2;
+    while (V::codes > 0 && p.code_shift < 7 && V::codes << (p.code_shift + 1) <= code_bytes) { ++p.code_shift; }
+    while (V::signs > 0 && p.sign_shift < 7 && V::signs << (p.sign_shift + 1) <= sign_bytes) { ++p.sign_shift; }
+}
+
 template <typename A, int COLS>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
     const int64_t n_sm = n_multiprocessors(), at_once = COLS <= 2 ? 16 : 8;
     const bool is_small = COLS == 1 && p.job.m * p.steps <= 64 * n_sm; // starting 32 warps would take longer than the work
+    vec_tables<A>(p, is_small || max_shared < VEC_WIDE_TABLES ? 1 : 32768, is_small || max_shared < VEC_WIDE_TABLES ? 1 : 16384);
     for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
         p.at_once = (int) (p.steps < at_once ? p.steps : at_once);
         p.at_once = p.at_once < warps ? p.at_once : warps;
         *n_warps = warps / p.at_once * p.at_once;
-        const size_t n_bytes = (size_t) (*n_warps * d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes +
+        const size_t n_bytes = (size_t) (d_vec_table_bytes<A>(p) + *n_warps * d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes +
                                          (COLS == 1 ? p.at_once * 3072 : 0) + VEC_PART_BYTES);
         if (!fits_shared(n_bytes, max_shared)) {
             continue;
@@ -7581,8 +8569,70 @@ static gcuda_status launch_vec(d_vec_job & p, int64_t n_matrices, size_t max_sha
     int n_warps = 0;
     const size_t n_bytes = vec_plan<A, COLS>(p, n_matrices, max_shared, &n_warps);
     return n_bytes == 0 ? GCUDA_STATUS_UNSUPPORTED
-                        : launch_shared(p.is_aligned ? k_mul_mat_vec<A, COLS, true> : k_mul_mat_vec<A, COLS, false>,
+                        : launch_shared(COLS == 1 && p.is_aligned ? k_mul_mat_vec<A, COLS, COLS == 1> : k_mul_mat_vec<A, COLS, false>,
                               p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes, max_shared, stream, p);
+}
+
+// Warps, steps side by side, tiles side by side and blocks; the bytes of shared memory, 0 if there is no way.
+template <typename A> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
+    typedef d_mma_shape<A> S;
+    const int64_t n_sm = n_multiprocessors(), n_tiles = (p.job.m + 15) / 16;
+    for (int warps = S::max_warps; warps >= 1; --warps) {
+        p.passes = (p.steps + warps - 1) / warps;
+        p.at_once = (p.steps + p.passes - 1) / p.passes;
+        const int64_t kept = p.passes > 1 ? MMA_SUMS * MMA_TILE * 4 : 0;
+        const size_t fixed = (size_t) (4 * d_mma_format<A>::table + kept);
+        if (!fits_shared(fixed + (size_t) (warps * S::warp_bytes), max_shared)) {
+            continue;
+        }
+        const int64_t side = (n_matrices * n_tiles + n_sm - 1) / n_sm; // no more side by side than leaves every one a block
+        p.n_sub = warps / p.at_once < side ? warps / p.at_once : (int) side;
+        *n_warps = p.n_sub * p.at_once;
+        const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices; // blocks of a matrix
+        const int64_t least = p.passes > 1 ? (n_tiles + MMA_SUMS - p.n_sub) / (MMA_SUMS - p.n_sub + 1) : 1;
+        p.blocks = all < share ? all : share;
+        p.blocks = p.blocks > least ? p.blocks : least;
+        p.rounds = (int) ((n_tiles + p.blocks * p.n_sub - 1) / (p.blocks * p.n_sub));
+        p.n_items = n_matrices * p.blocks;
+        return fixed + (size_t) (*n_warps * S::warp_bytes);
+    }
+    return 0;
+}
+
+static d_mma_job mma_job(const d_job & job) {
+    d_mma_job p = {};
+    p.job = job;
+    p.steps = (int) ((job.k + MMA_STEP - 1) / MMA_STEP);
+    return p;
+}
+
+static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group at most
+    return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.steps * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
+}
+
+// Rows at multiples of what the format's words lie at; offsets in a tile fit an int.
+static bool mma_takes(const d_job & job) {
+    const size_t align = gcuda_type_size(job.a.type) % 4 == 0 ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
+    return ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % align == 0 && job.a_m < (1 << 21) && job.a_m >= 0;
+}
+
+template <typename A>
+static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
+    typedef d_mma_format<A> F;
+    const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n_groups = n_matrices * p.steps * MMA_GROUPS;
+    int n_warps = 0;
+    const size_t n_bytes = mma_plan<A>(p, n_matrices, max_shared, &n_warps);
+    if (n_bytes == 0) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
+    p.xq = (const uint2 *) scratch;
+    p.xs = (const float4 *) (p.xq + n_groups * 32);
+    const gcuda_status st = launch(k_mul_mat_mma_columns, (n_groups * 64 + 255) / 256, 256, stream, p, f, (uint32_t *) scratch,
+        (float *) (void *) p.xs);
+    return st != GCUDA_STATUS_SUCCESS ? st
+                                      : launch_shared(k_mul_mat_mma<A>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
+                                            max_shared, stream, p);
 }
 
 static d_vec_job vec_job(const d_job & job) {
@@ -7596,7 +8646,9 @@ static d_vec_job vec_job(const d_job & job) {
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_vec_job p = vec_job(job_of(*args));
-    return p.job.n <= 1 ? 0 : (size_t) (p.job.n * args->a.ne[2] * args->a.ne[3] * p.steps) * 3072;
+    const size_t n_bytes = (size_t) (p.job.n * args->a.ne[2] * args->a.ne[3] * p.steps) * 3072;
+    const size_t n_mma = mma_scratch_bytes(mma_job(p.job));
+    return p.job.n <= 1 ? 0 : n_bytes > n_mma ? n_bytes : n_mma;
 }
 
 gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
@@ -7609,10 +8661,19 @@ gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * sc
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
+    if (n > 1 && capability_major() >= 8 && mma_takes(p.job)) {
+        d_mma_job mma = mma_job(p.job);
+        return with_weight_format(
+            args->a.type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, args->max_shared, stream); });
+    }
     if (n > 1) {
         int4 * xq = (int4 *) scratch;
         float2 * xs = (float2 *) (xq + n * n_matrices * p.steps * 128);
         const int64_t n_quads = n * n_matrices * p.steps * (VEC_STEP / 4);
+        (void) with_weight_format(args->a.type, [&](auto a) {
+            p.order = d_vec_traits<decltype(a)>::order;
+            return GCUDA_STATUS_SUCCESS;
+        });
         const gcuda_status st = launch(k_mul_mat_vec_columns, (n_quads + 255) / 256, 256, stream, p, xq, xs);
         if (st != GCUDA_STATUS_SUCCESS) {
             return st;
@@ -7620,7 +8681,7 @@ gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * sc
         p.xq = xq;
         p.xs = xs;
     }
-    return with_format(args->a.type, [&](auto a) {
+    return with_weight_format(args->a.type, [&](auto a) {
         typedef decltype(a) A;
         return n == 1   ? launch_vec<A, 1>(p, n_matrices, args->max_shared, stream)
                : n == 2 ? launch_vec<A, 2>(p, n_matrices, args->max_shared, stream)
@@ -7650,7 +8711,7 @@ gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcu
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return with_format(args->as.type, [&](auto a) {
+    return with_weight_format(args->as.type, [&](auto a) {
         return launch_vec<decltype(a), 1>(p, args->ids.ne[0] * args->ids.ne[1], args->max_shared, stream);
     });
 }

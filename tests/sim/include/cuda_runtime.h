@@ -316,7 +316,7 @@ static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 }
 
 // Bytes of b:a, numbered 0 to 7 from a's lowest, chosen by the hexadecimal digits of s.
-static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
+static inline unsigned sim_prmt(unsigned a, unsigned b, unsigned s) { // prmt.b32
     const uint64_t both = (uint64_t) b << 32 | a;
     unsigned out = 0;
     for (int i = 0; i < 4; ++i) {
@@ -325,6 +325,7 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
     }
     return out;
 }
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) { return sim_prmt(a, b, s & 0x7777u); }
 
 template <typename T> static inline T __ldg(const T * p) { return *p; }
 template <typename T> static inline T __ldcs(const T * p) { return *p; }
