@@ -7144,7 +7144,7 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 // through a ring of slots in shared memory, filled by asynchronous copies of 16 bytes that run ahead of the arithmetic.
 // The warps of a block share a row when it has several steps; their sums meet in shared memory at the end, in one order.
 //   floor   bytes of the weights; the columns come from L2, once for each block
-// From compute capability 8.0 two columns and more go to tensor cores (below).
+// From compute capability 8.0 three columns and more go to tensor cores (below).
 
 #define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
@@ -8272,7 +8272,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     }
 }
 
-// ---- 2 to 8 columns: tensor cores ----
+// ---- 3 to 8 columns: tensor cores ----
 // A warp takes 16 rows at a time, MMA_STEP elements of each, which come through its ring as above. Lane (g, t), with
 // g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
 // 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
@@ -8283,6 +8283,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_STEP 512
 #define MMA_GROUPS (MMA_STEP / 32)
 #define MMA_COLUMNS 8
+#define MMA_FIRST_COLUMNS 3 // from which they are faster
 #define MMA_TILE (16 * MMA_COLUMNS)
 #define MMA_BATCH 4       // tiles of a warp from one meeting of sums to the next
 #define MMA_SUMS 32       // tiles of a block whose sums are kept when its warps come back for more steps
@@ -8305,7 +8306,9 @@ template <typename A> struct d_mma_shape {
     static constexpr int xs_bytes = MMA_GROUPS * d_mma_format<A>::pieces * 4 * (int) sizeof(float4);
     static constexpr int slots = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + MMA_BATCH * MMA_TILE * 4;
-    static constexpr int max_warps = 16;
+    // As many as fit beside 34 KiB of other things in 227 KiB; where that is fewer they have more registers each.
+    static constexpr int fitting = 193 * 1024 / warp_bytes;
+    static constexpr int max_warps = fitting >= 15 ? 16 : fitting >= 10 ? 12 : 8;
 };
 
 // Sums of a tile over a step: (row g, column 2t), (g, 2t + 1), then of row g + 8.
@@ -8661,7 +8664,7 @@ gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * sc
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (n > 1 && capability_major() >= 8 && mma_takes(p.job)) {
+    if (n >= MMA_FIRST_COLUMNS && capability_major() >= 8 && mma_takes(p.job)) {
         d_mma_job mma = mma_job(p.job);
         return with_weight_format(
             args->a.type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, args->max_shared, stream); });
