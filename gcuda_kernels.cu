@@ -490,9 +490,22 @@ static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t ord
 #define D_TENSOR_CORES 0
 #endif
 
-// Products of a warp, d = a b + c, from compute capability 8.0; launchers keep others from calling them. With g = lane / 4
-// and t = lane % 4, d and c are (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1); words of a are of rows g, g + 8, g, g + 8,
-// words of b of column g. Bytes, 32 deep: four at k = 4t in a[0], a[1] and b[0], four at k = 4t + 16 in the others.
+// The same by shuffles, of one half of the depth, for code that was not compiled for tensor cores.
+static inline __device__ void d_mma_s8_shuffled(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int s = 0; s < 4; ++s) {
+        const int x0 = (int) __shfl_sync(0xffffffffu, a0, 4 * g + s), x1 = (int) __shfl_sync(0xffffffffu, a1, 4 * g + s);
+        for (int i = 0; i < 2; ++i) {
+            const int y = (int) __shfl_sync(0xffffffffu, b, 4 * (2 * t + i) + s);
+            d[i] = __dp4a(x0, y, d[i]);
+            d[2 + i] = __dp4a(x1, y, d[2 + i]);
+        }
+    }
+}
+
+// Products of bytes by a warp, 32 deep, d = a b + c. With g = lane / 4 and t = lane % 4, d and c are (g, 2t), (g, 2t + 1),
+// (g + 8, 2t), (g + 8, 2t + 1); words of a are of rows g, g + 8, g, g + 8, words of b of column g: four bytes at k = 4t in
+// a[0], a[1] and b[0], four at k = 4t + 16 in the others.
 static inline __device__ void d_mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const int (&c)[4]) {
 #if defined(GCUDAI_SIM)
     sim_mma_s8(d, a, b, c);
@@ -502,9 +515,11 @@ static inline __device__ void d_mma_s8(int (&d)[4], const uint32_t (&a)[4], cons
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 #else
     for (int i = 0; i < 4; ++i) { d[i] = c[i]; }
+    d_mma_s8_shuffled(d, a[0], a[1], b[0]);
+    d_mma_s8_shuffled(d, a[2], a[3], b[1]);
 #endif
 }
-// Bytes, 16 deep: the first half of that.
+// 16 deep: the first half of that.
 static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const int (&c)[4]) {
 #if defined(GCUDAI_SIM)
     const uint32_t a[4] = { a0, a1, 0, 0 }, both[2] = { b, 0 };
@@ -515,26 +530,7 @@ static inline __device__ void d_mma_s8_half(int (&d)[4], uint32_t a0, uint32_t a
                  : "r"(a0), "r"(a1), "r"(b), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 #else
     for (int i = 0; i < 4; ++i) { d[i] = c[i]; }
-#endif
-}
-// Pairs of halves, 16 deep: as d_mma.
-static inline __device__ void d_mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if defined(GCUDAI_SIM)
-    sim_mma_f16(d, a, b, d);
-#elif D_TENSOR_CORES
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-}
-// Words of TF32, 8 deep: k = t, then t + 4. The device ignores the low 13 bits.
-static inline __device__ void d_mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if defined(GCUDAI_SIM)
-    sim_mma_tf32(d, a, b, d);
-#elif D_TENSOR_CORES
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    d_mma_s8_shuffled(d, a0, a1, b);
 #endif
 }
 
@@ -7617,7 +7613,8 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_S>> : d_mma_format_of<D_
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 110;
         const int j = g % 8;
-        const uint32_t codes = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t), signs = d_byte_at(shared, at + k + 74 + 4 * j + t);
+        const uint32_t codes = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t);
+        const uint32_t signs = d_byte_at(shared, at + k + 74 + 4 * j + t);
         const uint32_t high = d_byte_at(shared, at + k + 66 + j) >> 2 * t, s = d_byte_at(shared, at + k + 106 + j / 2);
         o.q[0] = d_negate_bytes(table[(codes & 255u) | (high << 8 & 256u)], signs);
         o.q[1] = d_negate_bytes(table[(codes >> 8) | (high << 7 & 256u)], signs >> 4);
@@ -7951,7 +7948,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_M>> {
             const uint32_t codes = w[2 * j + h], s = scales >> 6 * h;
             UNROLL for (int k = 0; k < 4; ++k) {
                 const uint32_t bits = high >> (16 * h + 4 * k);
-                d_pair_iq1(table.code(d_byte_of(codes, k) | (bits & 7u) << 8) | ((bits & 8u) != 0 ? 0u : 0x44444444u), o[h].q + 2 * k);
+                const uint32_t up = (bits & 8u) != 0 ? 0u : 0x44444444u;
+                d_pair_iq1(table.code(d_byte_of(codes, k) | (bits & 7u) << 8) | up, o[h].q + 2 * k);
             }
             d_set_scales(o[h], eighth * (float) (2u * (s & 7u) + 1u), eighth * (float) (2u * (s >> 3 & 7u) + 1u), 0.0f, 0.0f);
         }
@@ -8189,7 +8187,8 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
     const int ring_at = d_vec_table_bytes<A>(p) + warp * SLOTS * d_vec_format<A>::slot_bytes;
     char * columns = shared + d_vec_table_bytes<A>(p) + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
-    const int code_copy = 4 * lane & ((1 << p.code_shift) - 1), sign_copy = 4 * d_vec_traits<A>::sign_words * lane & ((1 << p.sign_shift) - 1);
+    const int code_copy = 4 * lane & ((1 << p.code_shift) - 1);
+    const int sign_copy = 4 * d_vec_traits<A>::sign_words * lane & ((1 << p.sign_shift) - 1);
     const d_vec_tables table = { shared + code_copy, shared + (d_vec_traits<A>::codes << p.code_shift) + sign_copy, p.code_shift,
         p.sign_shift };
     float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
@@ -8283,7 +8282,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_STEP 512
 #define MMA_GROUPS (MMA_STEP / 32)
 #define MMA_COLUMNS 8
-#define MMA_FIRST_COLUMNS 3 // from which they are faster
+#define MMA_FIRST_COLUMNS 3 // two are left to the kernel above
 #define MMA_TILE (16 * MMA_COLUMNS)
 #define MMA_BATCH 4       // tiles of a warp from one meeting of sums to the next
 #define MMA_SUMS 32       // tiles of a block whose sums are kept when its warps come back for more steps

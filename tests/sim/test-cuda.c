@@ -322,6 +322,70 @@ TEST(products_take_the_way_that_the_table_says) {
     }
 }
 
+// Few columns of every block format, with the most and the least shared memory that a block may have: rows in one step and
+// rows that take several passes. Weights are blocks of any bits whose halves are finite.
+static double few_columns_error(gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
+    const struct gcuda_type_traits * traits = gcuda_get_type_traits(type);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, n);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    uint32_t bits = 1;
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK(place_alloc(&p, backend));
+    unsigned char * weights = (unsigned char *) malloc(gcuda_nbytes(a));
+    float * x = (float *) malloc(gcuda_nbytes(b)), * out = (float *) malloc(gcuda_nbytes(y)), * row = (float *) malloc((size_t) k * 4);
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) ((bits = bits * 1664525u + 1013904223u) >> 24 & 0xbbu); }
+    for (int64_t i = 0; i < k * n; ++i) { x[i] = (float) ((bits = bits * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f; }
+    CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
+    CHECK_OK(gcuda_backend_tensor_set(b, x, 0, gcuda_nbytes(b)));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
+    double error = 0.0, all = 0.0;
+    for (int64_t i = 0; i < m; ++i) {
+        traits->to_float(weights + (size_t) i * a->nb[1], row, k);
+        for (int64_t c = 0; c < n; ++c) {
+            double sum = 0.0;
+            for (int64_t j = 0; j < k; ++j) { sum += (double) row[j] * (double) x[c * k + j]; }
+            error += (sum - (double) out[c * m + i]) * (sum - (double) out[c * m + i]);
+            all += sum * sum;
+        }
+    }
+    free(row);
+    free(out);
+    free(x);
+    free(weights);
+    place_end(&p);
+    return error / all;
+}
+
+TEST(few_columns_with_little_shared_memory) {
+    static const int64_t shapes[][3] = { { 2304, 35, 1 }, { 2304, 35, 2 }, { 2304, 35, 3 }, { 8704, 19, 1 }, { 8704, 19, 8 } };
+    for (int cap = 0; cap < 2; ++cap) {
+        struct gcuda_cuda_params params;
+        memset(&params, 0, sizeof params);
+        params.max_shared = cap == 0 ? 48 * 1024 : 0;
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        for (int type = 0; type < GCUDA_TYPE_COUNT; ++type) {
+            const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) && gcuda_is_quantized((enum gcuda_type) type) &&
+                                   type != GCUDA_TYPE_Q8_1 && type != GCUDA_TYPE_Q8_K;
+            for (size_t i = 0; is_weight && i < sizeof shapes / sizeof shapes[0]; ++i) {
+                struct gcuda_mul_mat_args p;
+                GCUDAI_ZERO(p);
+                p.a = packed_array((enum gcuda_type) type, shapes[i][0], shapes[i][1], 1);
+                p.b = packed_array(GCUDA_TYPE_F32, shapes[i][0], shapes[i][2], 1);
+                p.y = packed_array(GCUDA_TYPE_F32, shapes[i][1], shapes[i][2], 1);
+                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true), GCUDAI_CUDA_PRODUCT_VECTOR);
+                const double error = few_columns_error(backend, (enum gcuda_type) type, shapes[i][0], shapes[i][1], shapes[i][2]);
+                CHECK_MSG(error < 5e-4, "%s, %d columns of %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type),
+                    (int) shapes[i][2], (int) shapes[i][0], cap, error);
+            }
+        }
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 // =====================================================================================================================
 // >>graphs
 // =====================================================================================================================
