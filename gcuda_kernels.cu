@@ -117,18 +117,18 @@ static gcuda_status launch_2d(
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads_x, (unsigned) n_threads_y), 0, 0, stream, args...);
 }
 
-static int device_attribute(cudaDeviceAttr attribute) { // 0 if unknown
+static inline int device_attribute(cudaDeviceAttr attribute) { // 0 if unknown
     int device = 0, n = 0;
     if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&n, attribute, device) != cudaSuccess) {
         (void) cudaGetLastError();
     }
     return n;
 }
-static int64_t n_multiprocessors() {
+static inline int64_t n_multiprocessors() {
     const int n = device_attribute(cudaDevAttrMultiProcessorCount);
     return n > 0 ? n : 1;
 }
-static int capability_major() { return device_attribute(cudaDevAttrComputeCapabilityMajor); }
+static inline int capability_major() { return device_attribute(cudaDevAttrComputeCapabilityMajor); }
 
 static inline int64_t n_elements(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline int64_t n_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
