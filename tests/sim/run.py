@@ -192,7 +192,7 @@ def older_tests(total, level):
         if other.build([*PROGRAMS, "test-ops"]):
             other.programs(EVERYTHING)
             other.operations(OLDER_OPS)
-            other.share(i + 1, len(CAPABILITIES))
+            other.share(i, len(CAPABILITIES))
 
 
 # name: (what it runs, the lowest level that it belongs to)
