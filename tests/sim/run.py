@@ -150,13 +150,8 @@ def digits(total):
 
 def plain_tests(total, level):
     plain = Variant(total, "")
-<<<<<<< HEAD
-    if plain.build([*PROGRAMS, "test-ops", "test-device"]):
-        plain.programs(EVERYTHING, GCUDA_TEST_SEEDS=SEEDS[level])
-=======
     if plain.build([*PROGRAMS, "test-ops", "test-device", *SHAPES]):
-        plain.programs(EVERYTHING)
->>>>>>> fd94457 (CUDA: convolutions, recurrences, sorts, triangular systems and transposes by the bytes they move; random shapes and large tensors)
+        plain.programs(EVERYTHING, GCUDA_TEST_SEEDS=SEEDS[level])
         plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if level == "full" else {}))
         plain.captured()
         plain.shapes()
