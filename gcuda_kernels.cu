@@ -8900,9 +8900,9 @@ template <typename A> struct d_wg_weights {
     d_group g[2];
 
     inline __device__ void load(
-        const char * slab, int skew, int row, int lane, int half, const typename d_wg_codebook<A>::type * table) {
+        const char * slab, int skew, int row, int lane, int part, const typename d_wg_codebook<A>::type * table) {
         UNROLL for (int r = 0; r < 2; ++r) {
-            d_wg_codes<A>::decode(slab + (row + 8 * r) * d_wg_slab<A>::stride + skew, 4 * half + lane % 4, table, g[r]);
+            d_wg_codes<A>::decode(slab + (row + 8 * r) * d_wg_slab<A>::stride + skew, 4 * part + lane % 4, table, g[r]);
         }
     }
     template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
