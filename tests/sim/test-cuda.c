@@ -375,7 +375,7 @@ TEST(few_columns_with_little_shared_memory) {
                 p.a = packed_array((enum gcuda_type) type, shapes[i][0], shapes[i][1], 1);
                 p.b = packed_array(GCUDA_TYPE_F32, shapes[i][0], shapes[i][2], 1);
                 p.y = packed_array(GCUDA_TYPE_F32, shapes[i][1], shapes[i][2], 1);
-                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true), GCUDAI_CUDA_PRODUCT_VECTOR);
+                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false), GCUDAI_CUDA_PRODUCT_VECTOR);
                 const double error = few_columns_error(backend, (enum gcuda_type) type, shapes[i][0], shapes[i][1], shapes[i][2]);
                 CHECK_MSG(error < 5e-4, "%s, %d columns of %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type),
                     (int) shapes[i][2], (int) shapes[i][0], cap, error);

@@ -84,7 +84,7 @@ template <typename A, int TN> static void multiply_item(const d_wg_job & p, int 
         std::vector<double> sums((size_t) WG_ROWS * TN, 0.0);
         for (int s = t.first * d_wg_unit<A>::steps; s < t.end * d_wg_unit<A>::steps; s += 2) { // 128 elements
             for (int u = 0; u < 2; ++u) {
-                const int which = (s + u) * WG_K / slab::k, half = s * WG_K % slab::k / 128;
+                const int which = (s + u) * WG_K / slab::k, part = s * WG_K % slab::k / 128;
                 const int m0 = t.m0 + rank * WG_ROWS;
                 const std::vector<char> data = slab_of<A>(p, m0, which);
                 const char * stage = &image[((size_t) t.tile * (size_t) (p.n_units * d_wg_unit<A>::steps) + (size_t) (s + u)) * TN * 128];
@@ -93,7 +93,7 @@ template <typename A, int TN> static void multiply_item(const d_wg_job & p, int 
                     d_wg_weights<A> w;
                     uint32_t a[16];
                     if (m0 + row >= p.m) { continue; }
-                    w.load(data.data(), which * slab::bytes & 15, row, lane, half, table.data());
+                    w.load(data.data(), which * slab::bytes & 15, row, lane, part, table.data());
                     if (u == 0) { w.template fragment<0>(a); } else { w.template fragment<1>(a); }
                     for (int i = 0; i < 4; ++i) {
                         multiply_lane<T>(lane % 4, i, a + 4 * i, stage, n, &sums[(size_t) row * TN], &sums[(size_t) (row + 8) * TN]);
