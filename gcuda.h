@@ -74,7 +74,8 @@ THREADS
     Different contexts, graphs, backends and buffers may be used by different threads at the same time; one object by
     one thread at a time. The registry, the log and the allocator setting have a lock. A CPU backend computes with
     n_threads threads of a pool, the caller among them; the others sleep between graphs. Results are bit for bit the same
-    for any number of threads. An abort callback stops a graph within about 10 ms.
+    for any number of threads. An abort callback stops a graph within about 10 ms. Weights that graphs of several threads
+    read need names (gcuda_set_name) before: building a graph names what has none.
 
 EMBEDDING IN AN ENGINE
     Allocation:    gcuda_set_allocator(&callbacks) before the first object; or GCUDA_MALLOC and GCUDA_FREE. Device and

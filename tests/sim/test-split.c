@@ -923,6 +923,7 @@ TEST(one_weight_in_several_threads) {
         }
         struct place weights = place_begin();
         struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q4_0, 32, 420);
+        gcuda_set_name(w, "w"); // or each thread's graph would give it one
         weights.buffer =
             gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(2, NULL, 0));
         REQUIRE(weights.buffer != NULL);
