@@ -893,6 +893,7 @@ template <typename F> static gcuda_status with_format(gcuda_type type, F f) {
     }
 }
 template <typename F> static gcuda_status with_weight_format(gcuda_type type, F f) {
+    (void) f; // every type may be left out
     switch (type) {
         D_WEIGHT_TYPES(X)
         default: return GCUDA_STATUS_UNSUPPORTED;
