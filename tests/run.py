@@ -82,7 +82,7 @@ def plan(level):
 
     for group, lowest in (("plain", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "full")):
         jobs.append(Job(f"simulated CUDA device: {group}", [sys.executable, "tests/sim/run.py", "--level", level, "--group", group],
-                        lowest, {"user": 900, "ci": 1800, "full": 7200}[level], True))
+                        lowest, {"user": 900, "ci": 2400, "full": 10800}[level], True))
 
     asan_env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     nvcc = [] if os.path.exists("/usr/local/cuda/bin/nvcc") else [("nvcc", "nvidia-cuda-toolkit")]

@@ -110,7 +110,7 @@ class Variant:
     def programs(self, chosen, **env):
         for name, text in chosen:
             command = [f"{self.folder}/{name}", *(["--filter", text] if text else [])]
-            self.total.test(command, {**self.env, **env}, 2400)
+            self.total.test(command, {**self.env, **env}, 4800)  # the scheduler's 200 orders
 
     def operations(self, names, device="CUDA0", **env):
         for name in names:
