@@ -3262,7 +3262,7 @@ struct gcuda_cuda_params {
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
     size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
-    enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
+    enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: if GCUDA_CUDA_ENABLE_FUSION is set
     bool strict;           // only fusion that gives the bits of its nodes one by one
 };
 
@@ -27694,7 +27694,7 @@ static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_c
     const size_t max_bytes = (size_t) 64 << 20;
     const bool may = gcudai_env("GCUDA_CUDA_DISABLE_GRAPHS") == NULL && cu->device->cc >= GRAPHS_SINCE;
     cu->plans.use_graphs = gcudai_cuda_switch(p->graphs, may);
-    cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_DISABLE_FUSION") == NULL);
+    cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_ENABLE_FUSION") != NULL);
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
     cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
 }
