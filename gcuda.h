@@ -24777,6 +24777,7 @@ static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
 static bool gcudai_cublas_load(struct gcudai_cublas * c) {
 #if defined(GCUDA_NO_CUBLAS)
     bool is_ok = false;
+    (void) c;
 #elif defined(GCUDA_CUBLAS_LINK)
     bool is_ok = true;
 #define X(name, args) c->name = name;
