@@ -259,24 +259,27 @@ TEST(products_take_the_way_that_the_table_says) {
         enum gcuda_type a, b;
         int64_t k, m, n;
         enum gcuda_prec prec;
-        int with_cublas, without;
+        int with_cublas, without, older; // older: with cuBLAS below 8.0
     } cases[] = {
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 3, GCUDA_PREC_DEFAULT, CUBLAS, OWN },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F16, 64, 32, 20, GCUDA_PREC_DEFAULT, CONVERTED, TILE },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_DEFAULT, HALVES, TILE },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_F32, CONVERTED, OWN },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 64, 32, 8, GCUDA_PREC_DEFAULT, HALVES, OWN },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 1, GCUDA_PREC_F32, OWN, OWN },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 65, 32, 40, GCUDA_PREC_DEFAULT, HALVES, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 9, GCUDA_PREC_DEFAULT, HALVES, TILE },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, VECTOR, VECTOR }, // 8 meet each matrix of a
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 5, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_F32, OWN, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 96, GCUDA_PREC_DEFAULT, HALVES, TILE },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 8, 96, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, 64, 32, 96, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 32, 16, GCUDA_PREC_F32, CONVERTED, OWN },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 0, 32, 16, GCUDA_PREC_DEFAULT, OWN, OWN },
+        // two matrices of a, four of b: twice n columns meet each
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 3, GCUDA_PREC_DEFAULT, CUBLAS, OWN, CUBLAS },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F16, 64, 32, 20, GCUDA_PREC_DEFAULT, CONVERTED, TILE, CONVERTED },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_DEFAULT, HALVES, TILE, HALVES },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_F32, CONVERTED, OWN, CONVERTED },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, HALVES, OWN, HALVES },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 1, GCUDA_PREC_F32, OWN, OWN, OWN },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 65, 32, 40, GCUDA_PREC_DEFAULT, HALVES, OWN, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 9, GCUDA_PREC_DEFAULT, TILE, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, VECTOR, VECTOR, VECTOR },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 5, GCUDA_PREC_DEFAULT, TILE, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_F32, OWN, OWN, OWN },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F16, 256, 32, 32, GCUDA_PREC_DEFAULT, TILE, TILE, HALVES },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F16, 256, 32, 33, GCUDA_PREC_DEFAULT, HALVES, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 96, GCUDA_PREC_DEFAULT, HALVES, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 8, 96, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, 64, 32, 96, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 32, 16, GCUDA_PREC_F32, CONVERTED, OWN, CONVERTED },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 0, 32, 16, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         struct gcuda_mul_mat_args p;
@@ -285,9 +288,10 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(cases[i].b, cases[i].k, cases[i].n, 4);
         p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n, 4);
         p.prec = cases[i].prec;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false), cases[i].with_cublas);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, false), cases[i].without);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true), cases[i].with_cublas); // none has one large matrix
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900), cases[i].with_cublas);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, false, 800), cases[i].without);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 750), cases[i].older);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), cases[i].with_cublas); // none has one large matrix
     }
     static const struct {
         enum gcuda_type a, b;
@@ -317,10 +321,10 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(large[i].b, large[i].k, large[i].n, large[i].n2);
         p.y = packed_array(GCUDA_TYPE_F32, large[i].m, large[i].n, large[i].n2);
         p.prec = large[i].prec;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true), large[i].with_cublas);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, true), large[i].without);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), large[i].with_cublas);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, true, 900), large[i].without);
         p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
-        CHECK((int) gcudai_cuda_choose_product(&p, true, true) != GROUPS);
+        CHECK((int) gcudai_cuda_choose_product(&p, true, true, 900) != GROUPS);
     }
 }
 
