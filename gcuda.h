@@ -3377,8 +3377,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
 // by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
 //
-// Where a pattern fits, one launch computes several nodes (fusion): rms_norm and mul with an addition before or behind,
-// scale and soft_max, rope and set_rows, up to eight element-wise operations. What lies between is then not written: mark
+// Where it is asked for (gcuda_cuda_params.fusion) and a pattern fits, one launch computes several nodes: rms_norm and mul
+// with an addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations. Do not ask
+// for it under a scheduler yet: a random graph came out wrong there. What lies between is then not written: mark
 // what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
 // for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
 //
