@@ -197,8 +197,11 @@ CUDA_HOME = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 ARCHS ?=
 comma = ,
 ARCH_LIST = $(if $(filter all,$(ARCHS)),75 80 86 89 90 90a 100 120,$(ARCHS))
-NVCC_ARCH = $(if $(ARCHS),$(foreach a,$(ARCH_LIST),-gencode=arch=compute_$(a)$(comma)code=sm_$(a)) \
-	$(if $(filter all,$(ARCHS)),-gencode=arch=compute_120$(comma)code=compute_120),-arch=native)
+# -arch=native would leave out the warp-group instructions of 9.0, which only sm_90a has
+GPU_ARCHS = $(eval GPU_ARCHS := $(sort $(subst 90,90a,$(subst .,,$(shell \
+	nvidia-smi --query-gpu=compute_cap --format=csv$(comma)noheader 2> /dev/null)))))$(GPU_ARCHS)
+NVCC_ARCH = $(foreach a,$(or $(ARCH_LIST),$(GPU_ARCHS)),-gencode=arch=compute_$(a)$(comma)code=sm_$(a)) \
+	$(if $(filter all,$(ARCHS)),-gencode=arch=compute_120$(comma)code=compute_120)
 NVCC_FLAGS ?= -O3
 KERNEL_FLAGS = -std=c++17 $(NVCC_FLAGS) $(NVCC_ARCH) -Xcompiler -Wall,-Wextra
 CUDA_FLAGS = -DGCUDA_CUDA -isystem $(CUDA_HOME)/include

@@ -18,8 +18,8 @@ BUILD
     cc -O2 -DGCUDA_CUDA -I/usr/local/cuda/include my.c gcuda_kernels.o -L/usr/local/cuda/lib64 -lcudart_static \
        -lstdc++ -lrt -ldl -lm -lpthread
 
-    The program starts on machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same
-    kernels in parts side by side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed.
+    For an H100 or H200 write -arch=sm_90a: native leaves out its warp-group matrix instructions. The program starts on
+    machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same kernels in parts side by side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
