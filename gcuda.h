@@ -19,7 +19,8 @@ BUILD
        -lstdc++ -lrt -ldl -lm -lpthread
 
     For an H100 or H200 write -arch=sm_90a: native leaves out its warp-group matrix instructions. The program starts on
-    machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same kernels in parts side by side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed.
+    machines without a GPU or driver too, and finds no device there. `make cuda` compiles the same kernels in parts side by
+    side. GCUDA_KERNEL_NO_... (see >>config) leaves out what is not needed.
 
 QUICK START
     #define GCUDA_IMPLEMENTATION
