@@ -3263,7 +3263,7 @@ struct gcuda_cuda_params {
     enum gcuda_cuda_switch graphs; // CUDA graphs. AUTO: from 7.0 on, unless GCUDA_CUDA_DISABLE_GRAPHS is set
     int max_plans;         // that are kept of graphs given to graph_compute; 0: 64; below: none, graphs run node by node
     size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
-    enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: if GCUDA_CUDA_ENABLE_FUSION is set
+    enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
     bool strict;           // only fusion that gives the bits of its nodes one by one
 };
 
@@ -3378,10 +3378,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
 // by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
 //
-// Where it is asked for (gcuda_cuda_params.fusion) and a pattern fits, one launch computes several nodes: rms_norm and mul
-// with an addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations. Do not ask
-// for it under a scheduler yet: a random graph came out wrong there. What lies between is then not written: mark
-// what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
+// Where a pattern fits, one launch computes several nodes: rms_norm and mul with an addition before or behind, scale and
+// soft_max, rope and set_rows, up to eight element-wise operations (gcuda_cuda_params.fusion turns that off). What lies
+// between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
 // for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
 //
 // Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
@@ -27697,7 +27696,7 @@ static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_c
     const size_t max_bytes = (size_t) 64 << 20;
     const bool may = gcudai_env("GCUDA_CUDA_DISABLE_GRAPHS") == NULL && cu->device->cc >= GRAPHS_SINCE;
     cu->plans.use_graphs = gcudai_cuda_switch(p->graphs, may);
-    cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_ENABLE_FUSION") != NULL);
+    cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_DISABLE_FUSION") == NULL);
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
     cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
 }
@@ -30879,6 +30878,11 @@ static gcuda_status gcudai_sched_split_node(gcuda_backend_sched_t s, int i, stru
     return GCUDA_STATUS_SUCCESS;
 }
 
+static void gcudai_sched_count_use(struct gcuda_cgraph * g, const struct gcuda_tensor * t) {
+    const size_t slot = gcudai_graph_find(g, t);
+    if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+}
+
 static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
     struct gcuda_cgraph * g = gcuda_new_graph_custom(s->arena, (size_t) GCUDAI_MAX(s->n_items, 1), false);
     if (g == NULL) { return s->arena->error; }
@@ -30888,9 +30892,9 @@ static gcuda_status gcudai_sched_divide(gcuda_backend_sched_t s) {
         if (!s->items[i].is_node) { g->leafs[g->n_leafs++] = s->items[i].t; }
     }
     gcudai_graph_index(g);
-    for (int i = 0; i < s->n_copied; ++i) { // copying is a use
-        const size_t slot = gcudai_graph_find(g, s->items[s->copies[i].item].t);
-        if (slot != GCUDAI_NO_SLOT) { g->use_counts[slot]++; }
+    for (int i = 0; i < s->n_copied; ++i) { gcudai_sched_count_use(g, s->items[s->copies[i].item].t); } // copying is a use
+    for (int i = 0; i < s->n_foreign; ++i) { // so is a view that no split has: it is copied, or what it views is
+                for (int k = 0; k < GCUDA_MAX_SRC; ++k) { gcudai_sched_count_use(g, s->items[s->foreign[i]].t->src[k]); }
     }
     for (int i = 0; i < s->n_splits; ++i) {
         gcuda_backend_t backend = s->backends[s->splits[i].backend].backend;

@@ -5,9 +5,6 @@
 
 #include "sim-test.h"
 
-// These tests are about fusion, which is off unless asked for.
-__attribute__((constructor)) static void ask_for_fusion(void) { setenv("GCUDA_CUDA_ENABLE_FUSION", "1", 1); }
-
 // What a case builds: inputs are leafs (filled with numbers, or with indices where they are integers), `out` is compared.
 enum { MAX_OUT = 4 };
 struct build {
@@ -132,9 +129,9 @@ static void fires(builder make, int variant, const char * wanted, int n_launches
     run_case(make, variant, wanted, on);
     run_case(make, variant, wanted, strict);
     run_case(make, variant, "", off);
-    unsetenv("GCUDA_CUDA_ENABLE_FUSION");
+    setenv("GCUDA_CUDA_DISABLE_FUSION", "1", 1);
     run_case(make, variant, "", any);
-    setenv("GCUDA_CUDA_ENABLE_FUSION", "1", 1);
+    unsetenv("GCUDA_CUDA_DISABLE_FUSION");
 }
 static void stops(builder make, int variant, const char * wanted) {
     const struct options any = { false, false, false, false, 0 };

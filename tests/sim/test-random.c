@@ -10,9 +10,6 @@
 
 #include "sim-test.h"
 
-// These tests are about fusion, which is off unless asked for.
-__attribute__((constructor)) static void ask_for_fusion(void) { setenv("GCUDA_CUDA_ENABLE_FUSION", "1", 1); }
-
 enum { MAX_POOL = 64, MAX_LEAFS = 128, MOST_ELEMENTS = 3000 };
 
 struct gen {

@@ -223,6 +223,44 @@ TEST(random_graphs_over_gpus_toys_and_cpu) {
     }
 }
 
+// A view that only another backend reads belongs to no split, and still what it views has to be written.
+TEST(what_is_viewed_elsewhere_is_written) {
+    enum { N = 8 };
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct gpus g;
+    float x[N], got[2][N];
+    fresh(1, 64 * MB, 1);
+    REQUIRE(gpus_begin(&g, 1, 1, true));
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    struct gcuda_tensor * in = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N);
+    struct gcuda_tensor * doubled = gcuda_scale(ctx, in, 2.0f), * squared = gcuda_sqr(ctx, doubled); // a chain, seen alone
+    struct gcuda_tensor * host = gcuda_abs(ctx, in);
+    struct gcuda_tensor * half = gcuda_view_1d(ctx, doubled, N / 2, 0);
+    struct gcuda_tensor * sum = gcuda_add(ctx, host, half);
+    struct gcuda_tensor * nodes[] = { doubled, squared, host, half, sum };
+    gcuda_set_input(in);
+    gcuda_set_output(squared);
+    gcuda_set_output(sum);
+    for (int i = 0; i < 5; ++i) {
+        CHECK_OK(gcuda_build_forward_expand(graph, nodes[i]));
+        if (i != 3) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, nodes[i], g.backends[i < 2 ? 0 : 1])); }
+    }
+    CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, graph));
+    for (int i = 0; i < N; ++i) { x[i] = (float) (i + 1); }
+    CHECK_OK(gcuda_backend_tensor_set(in, x, 0, sizeof x));
+    CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, graph));
+    CHECK_OK(gcuda_backend_tensor_get(squared, got[0], 0, sizeof x));
+    CHECK_OK(gcuda_backend_tensor_get(sum, got[1], 0, sizeof x));
+    for (int i = 0; i < N; ++i) {
+        CHECK_EQ_I(got[0][i], 4.0f * x[i] * x[i]);
+        CHECK_EQ_I(got[1][i], x[i] + 2.0f * x[i % (N / 2)]);
+    }
+    gcuda_free(ctx);
+    gpus_end(&g);
+    clean();
+}
+
 TEST(nothing_waits_on_the_host_between_gpus) {
     for (int n_copies = 1; n_copies <= 4; n_copies += 3) {
         struct gpus g;
