@@ -9889,8 +9889,13 @@ struct gcudai_task {
     int phase;
     char * shared; // 64-byte aligned, uninitialised
     char * local;
+    int thread; // 0: the caller's
     struct gcudai_run * run;
 };
+
+// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
+// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
+GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
 GCUDAI_UNUSED static void gcudai_bad_index(
@@ -14284,12 +14289,15 @@ static void gcudai_key_heap_down(uint64_t * heap, int64_t at, int64_t n) {
 }
 
 // A heap of the best k so far; most elements are refused by one comparison with its worst.
-static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint64_t * heap) {
+static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint64_t * heap, const struct gcudai_task * t) {
     const int64_t n = p->x.ne[0], k = p->y.ne[0];
+    const double step = 4.0 + 10.0 * gcudai_log2_steps(k); // of an element that goes into the heap
     uint64_t keys[GCUDAI_PIECE];
+    double spent = 0.0;
     gcudai_sort_keys(p, row, 0, k, false, heap);
     for (int64_t at = k / 2; at-- > 0;) {
         gcudai_key_heap_down(heap, at, k);
+        if (gcudai_stops(t, &spent, 40.0)) { return; }
     }
     for (int64_t i = k; i < n; i += GCUDAI_PIECE) {
         const int64_t m = GCUDAI_MIN(n - i, GCUDAI_PIECE);
@@ -14300,13 +14308,14 @@ static void gcudai_top_k_row(const struct gcuda_sort_args * p, int64_t row, uint
                 gcudai_key_heap_down(heap, 0, k);
             }
         }
+        if (gcudai_stops(t, &spent, step * (double) m)) { return; }
     }
     gcudai_put_indices(&p->y, gcudai_row(&p->y, row), 0, k, heap);
 }
 
 static void gcudai_top_k_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     for (int64_t row = t->i0; row < t->i1; ++row) {
-        gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local);
+        gcudai_top_k_row(&args->sort, row, (uint64_t *) (void *) t->local, t);
     }
 }
 
@@ -17876,6 +17885,7 @@ static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t i
     float * local = (float *) (void *) t->local;
     float * y = (float *) p->y.data + (q * n_tokens * p->x.ne[1] + h) * p->x.ne[0] + channel;
     float * st = (float *) p->y.data + p->x.ne[0] * p->x.ne[1] * n_tokens * p->x.ne[3] + item * n;
+    double spent = 0.0;
     gcudai_ssm_begin(p, channel, h, q, st, t);
     for (int64_t token = 0; token < n_tokens; ++token) {
         const float z = gcudai_float_of(&p->dt, h, token, q, 0);
@@ -17887,6 +17897,7 @@ static void gcudai_ssm_scan_item(const struct gcuda_ssm_scan_args * p, int64_t i
             local[i] = expf(delta * gcudai_float_at(p->a.type, a + (size_t) i * p->a.nb[0]));
         }
         y[token * p->x.ne[1] * p->x.ne[0]] = gcudai_ssm_step(st, local, is_one, b, c, xd, n);
+        if (gcudai_stops(t, &spent, 60.0 + (is_one ? 2.0 : 20.0) * (double) n)) { return; }
     }
 }
 
@@ -17958,6 +17969,8 @@ static struct gcudai_linear gcudai_linear_plan(const struct gcuda_array * k, con
     return c;
 }
 
+static double gcudai_linear_token_cost(int64_t size) { return (double) size * GCUDAI_LINEAR_BLOCK; }
+
 static void gcudai_linear_attn_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     int last = 0;
     while (last + 1 < GCUDA_MAX_SRC && y->src[last + 1] != NULL) {
@@ -17966,7 +17979,7 @@ static void gcudai_linear_attn_work(const struct gcuda_tensor * y, struct gcudai
     const struct gcuda_array k = gcudai_array(y->src[0]), state = gcudai_array(y->src[last]), result = gcudai_array(y);
     const struct gcudai_linear c = gcudai_linear_plan(&k, &state, &result);
     w->n_items[0] = c.n_seqs * c.n_heads * c.n_blocks;
-    w->item_cost[0] = 50.0 + (double) c.size * (double) c.n_tokens * GCUDAI_LINEAR_BLOCK;
+    w->item_cost[0] = 50.0 + (double) c.n_tokens * gcudai_linear_token_cost(c.size);
     w->local_bytes = 6 * sizeof(float) * (size_t) c.size;
 }
 
@@ -18027,6 +18040,7 @@ static GCUDAI_INLINE void gcudai_wkv6_key(float * GCUDAI_RESTRICT w, float * GCU
 static void gcudai_rwkv_wkv6_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_rwkv_wkv6_args * p = &args->rwkv_wkv6;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
+    double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         gcudai_linear_begin(&c, &p->k, &p->state, &p->y, item, false);
         const float * tf = gcudai_floats(p->tf.type, gcudai_at(&p->tf, c.h, 0, 0), c.size,
@@ -18047,6 +18061,7 @@ static void gcudai_rwkv_wkv6_cpu(const union gcudai_args * args, const struct gc
                 }
             }
             memcpy(c.y + token * c.n_heads * c.size, sum, (size_t) c.n * sizeof(float));
+            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -18087,6 +18102,7 @@ static GCUDAI_INLINE void gcudai_gla_key(float * GCUDAI_RESTRICT w, float * GCUD
 static void gcudai_gated_linear_attn_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_gated_linear_attn_args * p = &args->gated_linear_attn;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
+    double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         gcudai_linear_begin(&c, &p->k, &p->state, &p->y, item, false);
         for (int64_t token = 0; token < c.n_tokens; ++token) {
@@ -18107,6 +18123,7 @@ static void gcudai_gated_linear_attn_cpu(const union gcudai_args * args, const s
             for (int64_t j = 0; j < c.n; ++j) {
                 c.y[token * c.n_heads * c.size + j] = p->scale * sum[j];
             }
+            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -18161,6 +18178,7 @@ static void gcudai_rwkv_wkv7_cpu(const union gcudai_args * args, const struct gc
     const struct gcuda_rwkv_wkv7_args * p = &args->rwkv_wkv7;
     const gcudai_lane_dot_fn dot = gcudai_lane_is_avx2() ? gcudai_lane_dot_avx2 : gcudai_lane_dot_any;
     struct gcudai_linear c = gcudai_linear_plan(&p->k, &p->state, &p->y);
+    double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         gcudai_linear_begin(&c, &p->k, &p->state, &p->y, item, true);
         for (int64_t token = 0; token < c.n_tokens; ++token) {
@@ -18175,6 +18193,7 @@ static void gcudai_rwkv_wkv7_cpu(const union gcudai_args * args, const struct gc
                 c.y[token * c.n_heads * c.size + i] = gcudai_wkv7_row(row, r, w, k, b, v[c.j0 + i],
                     dot(a, row, c.size), c.size);
             }
+            if (gcudai_stops(t, &spent, gcudai_linear_token_cost(c.size))) { return; }
         }
     }
 }
@@ -18217,20 +18236,23 @@ static void gcudai_solve_tri_args(const struct gcuda_tensor * y, union gcudai_ar
 // An item is a block of columns of one right side.
 #define GCUDAI_SOLVE_BLOCK 8
 
+static double gcudai_solve_tri_row_cost(int64_t i) { return 20.0 + (double) i * GCUDAI_SOLVE_BLOCK * 0.7; }
+
 static void gcudai_solve_tri_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     const double n = (double) y->ne[1];
     w->n_items[0] = (y->ne[0] + GCUDAI_SOLVE_BLOCK - 1) / GCUDAI_SOLVE_BLOCK * y->ne[2] * y->ne[3];
-    w->item_cost[0] = 50.0 + n * (20.0 + n * 0.5 * GCUDAI_SOLVE_BLOCK * 0.7);
+    w->item_cost[0] = 50.0 + n * gcudai_solve_tri_row_cost(y->ne[1] / 2);
     w->local_bytes = (size_t) y->ne[1] * (sizeof(float) + GCUDAI_SOLVE_BLOCK * sizeof(double));
 }
 
 // The columns found so far stay in double: what is rounded early in a substitution is multiplied all the way.
-static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t item, char * local) {
+static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t item, const struct gcudai_task * t) {
     const int64_t n_blocks = (p->y.ne[0] + GCUDAI_SOLVE_BLOCK - 1) / GCUDAI_SOLVE_BLOCK, n = p->y.ne[1];
     const int64_t c0 = item % n_blocks * GCUDAI_SOLVE_BLOCK, n_cols = GCUDAI_MIN(GCUDAI_SOLVE_BLOCK, p->y.ne[0] - c0);
     const int64_t i2 = item / n_blocks % p->y.ne[2], i3 = item / n_blocks / p->y.ne[2];
-    double * x = (double *) (void *) local;
+    double * x = (double *) (void *) t->local;
     float * row = (float *) (void *) (x + n * GCUDAI_SOLVE_BLOCK);
+    double spent = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         const float * a = gcudai_floats(p->a.type, gcudai_at(&p->a, i, i2, i3), i + 1, row);
         const char * b = gcudai_at(&p->b, i, i2, i3) + (size_t) c0 * p->b.nb[0];
@@ -18253,12 +18275,13 @@ static void gcudai_solve_tri_item(const struct gcuda_solve_tri_args * p, int64_t
         for (int64_t c = n_cols; c < GCUDAI_SOLVE_BLOCK; ++c) {
             x[i * GCUDAI_SOLVE_BLOCK + c] = 0.0;
         }
+        if (gcudai_stops(t, &spent, gcudai_solve_tri_row_cost(i))) { return; }
     }
 }
 
 static void gcudai_solve_tri_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        gcudai_solve_tri_item(&args->solve_tri, item, t->local);
+        gcudai_solve_tri_item(&args->solve_tri, item, t);
     }
 }
 
@@ -21652,12 +21675,33 @@ void gcuda_threadpool_resume(struct gcuda_threadpool * pool) {
 
 // ---- computing a graph ----
 
+#define GCUDAI_CHUNK_MAX_COST 3e6 // of a chunk: about 1 ms, for the abort callback
+
 struct gcudai_run {
     gcudai_mutex lock; // guards the four below
     const struct gcuda_tensor * bad_node;
     int64_t bad_position, bad_value, bad_limit;
     const struct gcuda_tensor * node; // being computed
+    gcuda_abort_callback should_stop; // NULL: never
+    void * stop_data;
+    gcudai_atomic_i32 is_stopped; // the callback has said so
 };
+
+// The caller's thread only: callbacks come from nowhere else.
+static bool gcudai_run_poll(void * user) {
+    struct gcudai_run * run = (struct gcudai_run *) user;
+    if (gcudai_atomic_load_i32(&run->is_stopped) == 0 && run->should_stop(run->stop_data)) {
+        gcudai_atomic_store_i32(&run->is_stopped, 1);
+    }
+    return gcudai_atomic_load_i32(&run->is_stopped) != 0;
+}
+
+GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
+    *spent += cost;
+    if (*spent < GCUDAI_CHUNK_MAX_COST || t->run->should_stop == NULL) { return false; }
+    *spent = 0.0;
+    return t->thread == 0 ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
+}
 
 GCUDAI_UNUSED static void gcudai_bad_index(
     const struct gcudai_task * t, int64_t position, int64_t value, int64_t limit) {
@@ -21757,12 +21801,12 @@ static void gcudai_cpu_chunk(void * user, int64_t chunk, int thread) {
     t.shared = job->shared;
     t.local =
         job->local == NULL ? NULL : job->local + (size_t) thread * job->local_stride; // NULL + 0 is undefined in C
+    t.thread = thread;
     t.run = job->run;
     job->info->cpu(job->args, &t);
 }
 
-// A chunk takes about 1 ms at most, for the abort callback; work below 10 us stays on the calling thread.
-#define GCUDAI_CHUNK_MAX_COST 3e6
+// Work below 10 us stays on the calling thread.
 #define GCUDAI_CHUNK_MIN_COST 1.5e4
 #define GCUDAI_INLINE_COST 3e4
 
@@ -21773,7 +21817,8 @@ static bool gcudai_cpu_phase(struct gcudai_cpu_job * job, double item_cost, cons
     const double per_chunk = GCUDAI_MIN(GCUDAI_MAX(wanted, GCUDAI_CHUNK_MIN_COST), GCUDAI_CHUNK_MAX_COST) / cost;
     job->items_per_chunk = per_chunk < 1.0 ? 1 : per_chunk > (double) job->n_items ? job->n_items : (int64_t) per_chunk;
     const int64_t n_chunks = (job->n_items - 1) / job->items_per_chunk + 1;
-    return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job, s->abort, s->abort_data);
+    return gcudai_pool_run(s->pool, n_threads, n_chunks, gcudai_cpu_chunk, job,
+        s->abort != NULL ? gcudai_run_poll : NULL, job->run);
 }
 
 static gcuda_status gcudai_cpu_run_node(
@@ -21825,6 +21870,8 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
     struct gcudai_run run;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     GCUDAI_ZERO(run);
+    run.should_stop = s->abort;
+    run.stop_data = s->abort_data;
     if (!gcudai_mutex_init(&run.lock)) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "graph_compute: the system gives no mutex");
     }

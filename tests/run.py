@@ -106,7 +106,7 @@ def plan(level):
             needs=mingw, env={"WINEDEBUG": "-all"}, timeout=3600)
     arm = [("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"), ("qemu-aarch64", "qemu-user")]
     variant(jobs, "aarch64", "full", ["CC=aarch64-linux-gnu-gcc", "LIBS=-static -pthread -lm", "CFLAGS=-O2 -DGCUDA_NO_CUDA"],
-            prefix=["qemu-aarch64"], needs=arm, timeout=5400)
+            prefix=["qemu-aarch64"], needs=arm, env={"GCUDA_TEST_EMULATED": "1"}, timeout=5400)
     for source in sources("tests/fuzz/*.c"):
         program = f"build/fuzz/{stem(source)}"
         build = Job(f"fuzz: build {stem(source)}", [*MAKE, program], "full", 1800, needs=clang, is_build=True)

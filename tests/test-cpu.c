@@ -69,6 +69,66 @@ TEST(a_long_node_is_aborted) {
     gcuda_free(m.ctx);
 }
 
+// One item each, of a second or more: a row, a head, a right side.
+static struct gcuda_tensor * long_item(struct gcuda_context * ctx, int which) {
+    const int64_t n_tokens = 60000, size = 512;
+    struct gcuda_tensor * in[6];
+    if (which == 0) {
+        return gcuda_top_k(ctx, gcuda_arange(ctx, 0.0f, 2e7f, 1.0f), 1000);
+    }
+    if (which == 1) {
+        struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8000, 8000);
+        return gcuda_solve_tri(ctx, a, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 8, 8000), true, true, false);
+    }
+    for (int i = 0; i < 6; ++i) { in[i] = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, size, 1, i == 0 ? n_tokens : 1); }
+    struct gcuda_tensor * x = in[0], * state = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, size * size, 1);
+    switch (which) { // a block of the values is an item: the first asks within itself
+        case 2: return gcuda_rwkv_wkv6(ctx, x, x, x, in[1], x, state);
+        case 3: return gcuda_rwkv_wkv7(ctx, x, x, x, x, x, x, state);
+        default: return gcuda_gated_linear_attn(ctx, x, x, x, x, state, 1.0f);
+    }
+}
+
+static struct gcuda_tensor * long_scan(struct gcuda_context * ctx) {
+    const int64_t n_tokens = 200000, n = 512;
+    struct gcuda_tensor * s = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, n, 1, 1, 1);
+    struct gcuda_tensor * x = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 1, 1, n_tokens, 1);
+    struct gcuda_tensor * dt = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 1, n_tokens, 1);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, n, 1);
+    struct gcuda_tensor * b = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, n, 1, n_tokens, 1);
+    struct gcuda_tensor * ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 1);
+    return gcuda_ssm_scan(ctx, s, x, dt, a, b, b, ids);
+}
+
+TEST(a_long_item_is_aborted) {
+    const double limit_ms = getenv("GCUDA_TEST_EMULATED") != NULL ? 100.0 : 10.0;
+    for (int which = 0; which < 6; ++which) {
+        const struct gcuda_init_params params = { 0, NULL, false };
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_tensor * y = which == 5 ? long_scan(ctx) : long_item(ctx, which);
+        struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        for (int n_threads = 1; n_threads <= 2; ++n_threads) {
+            gcuda_backend_t cpu = gcuda_backend_cpu_init();
+            struct watch w;
+            double best_ms = 1e9;
+            CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, n_threads));
+            for (int k = 0; k < 3; ++k) {
+                memset(&w, 0, sizeof(w));
+                w.stop_call = which == 0 ? 60 : 4; // the row for top_k is computed first
+                CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, watch_abort, &w));
+                CHECK_EQ_I(gcuda_backend_graph_compute(cpu, graph), GCUDA_STATUS_ABORTED);
+                const double late_ms = 1e3 * (double) (clock() - w.asked) / CLOCKS_PER_SEC;
+                best_ms = late_ms < best_ms ? late_ms : best_ms;
+            }
+            CHECK_MSG(best_ms < limit_ms * n_threads, "%s, %d threads: %.1f ms of processor time after the word to stop",
+                gcuda_op_desc(y), n_threads, best_ms);
+            gcuda_backend_free(cpu);
+        }
+        gcuda_free(ctx);
+    }
+}
+
 TEST(results_do_not_depend_on_threads_or_pools) {
     struct net m = make_net(257);
     const size_t size = gcuda_nbytes(m.y);
