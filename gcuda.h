@@ -92,6 +92,7 @@ EMBEDDING IN AN ENGINE
     Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights spread over devices by rows; copies between devices
                    go directly where a probe shows that peer access works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
+    Environment:   gcuda_use_environment(false) before anything else: no GCUDA_... variable changes what the program does.
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
                    memory and semaphores of Vulkan and Direct3D 12; gcuda_backend_cuda_set_abort_callback ends a graph
                    within about 2 ms of GPU time; gcuda_cuda_selftest says whether a device works. See >>cuda.
@@ -212,6 +213,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
 //   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
+//   GCUDA_NO_ENV          never look at environment variables; gcuda_use_environment says so at run time
 //   GCUDA_NO_SIMD         scalar CPU kernels only
 //   GCUDA_KERNEL_NO_<TYPE>       no CUDA kernels for BF16, MXFP4, Q4_0 ... Q8_0, Q2_K ... Q6_K, IQ1_S ... IQ4_XS: faster to
 //   GCUDA_KERNEL_NO_K_QUANTS     compile, smaller. Define the same ones for gcuda_kernels.cu and for the implementation:
@@ -371,6 +373,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_semaphore_wait GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_semaphore_wait)
 #define gcuda_backend_cuda_set_abort_callback GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_abort_callback)
 #define gcuda_backend_cuda_set_device_budget GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_device_budget)
+#define gcuda_backend_cuda_set_devices GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_devices)
 #define gcuda_backend_cuda_set_memory GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_set_memory)
 #define gcuda_backend_cuda_split_buffer_type GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_split_buffer_type)
 #define gcuda_backend_cuda_trim GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_trim)
@@ -457,9 +460,11 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_tensor_copy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy)
 #define gcuda_backend_tensor_copy_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_copy_async)
 #define gcuda_backend_tensor_get GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get)
+#define gcuda_backend_tensor_get_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_2d)
 #define gcuda_backend_tensor_get_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_get_async)
 #define gcuda_backend_tensor_memset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_memset)
 #define gcuda_backend_tensor_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set)
+#define gcuda_backend_tensor_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_2d)
 #define gcuda_backend_tensor_set_async GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_tensor_set_async)
 #define gcuda_backend_view_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_view_init)
 #define gcuda_bf16_to_fp32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_bf16_to_fp32)
@@ -941,6 +946,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_unravel_index GCUDAI_RENAME(GCUDA_PREFIX, gcuda_unravel_index)
 #define gcuda_upscale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale)
 #define gcuda_upscale_ext GCUDAI_RENAME(GCUDA_PREFIX, gcuda_upscale_ext)
+#define gcuda_use_environment GCUDAI_RENAME(GCUDA_PREFIX, gcuda_use_environment)
 #define gcuda_used_mem GCUDAI_RENAME(GCUDA_PREFIX, gcuda_used_mem)
 #define gcuda_validate_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_validate_row_data)
 #define gcuda_version GCUDAI_RENAME(GCUDA_PREFIX, gcuda_version)
@@ -1017,8 +1023,13 @@ struct gcuda_allocator {
 // For all host allocations of the library from now on; NULL restores GCUDA_MALLOC / GCUDA_FREE.
 GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 
-// Empties the process registry (devices, buffer types, log, allocator). Call it when no object is left; the
-// library starts again by itself on the next call.
+// Whether the GCUDA_... environment variables mean anything; they do unless a program that embeds the library says false,
+// before its first other call; that outlives gcuda_shutdown. What they choose can be chosen by a parameter too, which wins
+// over the variable. NVIDIA's own variables (CUDA_VISIBLE_DEVICES) are the driver's business.
+GCUDA_API void gcuda_use_environment(bool is_used);
+
+// Empties the process registry (devices, buffer types, log, allocator, choices for CUDA). Call it when no object is left;
+// the library starts again by itself on the next call.
 GCUDA_API void gcuda_shutdown(void);
 
 GCUDA_API int64_t gcuda_time_ms(void);
@@ -2819,6 +2830,9 @@ struct gcuda_backend_buffer_type {
     void * context;
 };
 
+struct gcuda_rows_2d { // bytes; row i is at offset + i * stride_tensor of the tensor and at i * stride_data of the data
+    size_t offset, size, n, stride_tensor, stride_data; // size: of a row; n: of them
+};
 struct gcuda_backend_buffer_i {
     void (*free_buffer)(gcuda_backend_buffer_t buffer); // optional; frees the context, not the struct
     void * (*get_base)(gcuda_backend_buffer_t buffer);  // NULL only for size 0
@@ -2834,6 +2848,11 @@ struct gcuda_backend_buffer_i {
         gcuda_backend_buffer_t buffer, const struct gcuda_tensor * src, struct gcuda_tensor * dst);
     gcuda_status (*clear)(gcuda_backend_buffer_t buffer, uint8_t value);
     gcuda_status (*reset)(gcuda_backend_buffer_t buffer); // optional; drops what init_tensor made
+    // optional; rows as of gcuda_backend_tensor_set_2d. GCUDA_STATUS_UNSUPPORTED: the caller goes row by row
+    gcuda_status (*set_tensor_2d)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor,
+        const struct gcuda_rows_2d * rows, const void * data);
+    gcuda_status (*get_tensor_2d)(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
+        const struct gcuda_rows_2d * rows, void * data);
 };
 struct gcuda_backend_buffer {
     struct gcuda_backend_buffer_i iface;
@@ -2978,6 +2997,12 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get(
     const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_memset(
     struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
+// n rows of size bytes: row i at offset + i * stride_tensor of the tensor, and at data + i * stride_data. One copy where the
+// buffer can, else row by row. Rows may not overlap: strides are at least size when n > 1.
+GCUDA_API gcuda_status gcuda_backend_tensor_set_2d(struct gcuda_tensor * tensor, const void * data, size_t offset,
+    size_t size, size_t n, size_t stride_tensor, size_t stride_data);
+GCUDA_API gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * tensor, void * data, size_t offset,
+    size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_copy(
     const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
 GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
@@ -3240,8 +3265,7 @@ struct gcuda_cuda_params {
     // graph: gcuda_backend_graph_compute_async then only enqueues, nothing waits, and the captured graph may be launched
     // until the backend or the memory of a tensor is freed. Compute once before, or scratch and cuBLAS's workspace are
     // allocated in the middle of the capture (which CUDA allows in the relaxed mode only). Backends and buffers may come
-    // and go in other threads meanwhile, but for row-split buffers of allocators of the caller's: freeing one waits for the
-    // whole device, as cudaDeviceSynchronize does, and a capture there does not survive that.
+    // and go in other threads meanwhile.
     gcuda_stream stream;
     int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
     enum gcuda_cuda_wait wait;
@@ -3271,6 +3295,22 @@ struct gcuda_cuda_params {
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params);
 GCUDA_API bool gcuda_backend_is_cuda(gcuda_backend_t backend);
+// Choices of the process about its devices. Those that decide which devices there are count when devices are looked for,
+// which the first call that needs one does; afterwards they have to wait for gcuda_shutdown, which forgets all choices.
+struct gcuda_cuda_device_params { // zero-filled: the defaults
+    // So many devices are listed, in turn on those that there are, and each says that it has its share of the memory; a
+    // test of programs for several devices on a machine with fewer. A UUID or PCI id then names several. 0: as
+    // GCUDA_CUDA_DEVICES says, or as many as there are. At most GCUDA_CUDA_MAX_DEVICES.
+    int n_devices;
+    // ON: a device that shares the processor's memory (is_integrated) computes with sources in page-locked host buffers as
+    // they lie, and supports that buffer type. AUTO is OFF: on some chips results were wrong that way. Sources whose rows
+    // would have to be padded are refused all the same.
+    enum gcuda_cuda_switch host_sources;
+    int64_t offload_min_batch; // rows, columns or tokens from which gcuda_backend_dev_offload_op says that copying weights
+                               // pays; 0: GCUDA_OP_OFFLOAD_MIN_BATCH, or 32
+};
+// From now on; NULL: the defaults. FAILED: there are devices already, and n_devices is not what it was.
+GCUDA_API gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params);
 GCUDA_API int gcuda_backend_cuda_get_device_count(void); // 0 without a driver, a device or CUDA in the build
 // What a device is, without a context being made for it. Text ends in 0; sizes are in bytes.
 struct gcuda_cuda_device_info {
@@ -3278,6 +3318,7 @@ struct gcuda_cuda_device_info {
     char uuid[48];  // "GPU-3f1c9a20-..." as nvidia-smi prints it
     char pci[24];   // "0000:01:00.0"
     char luid[24];  // "LUID-" and 16 hexadecimal digits, the bytes in the order of Vulkan's deviceLUID; "" outside Windows
+    int ordinal;    // what CUDA calls it: the index, but see gcuda_cuda_device_params.n_devices
     int cc;         // compute capability: 100 * major + 10 * minor
     int n_sm;       // multiprocessors
     int warp_size;
@@ -5599,13 +5640,15 @@ static GCUDAI_UNUSED void gcudai_memory_query(size_t * available_bytes, size_t *
     *total_bytes = gcudai_saturate_size(total);
 }
 
-// Value of an environment variable or NULL. GCUDA_NO_ENV: the library never looks.
+static gcudai_atomic_i32 gcudai_ignores_env; // 1: gcuda_use_environment(false)
+
+// Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
 static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 #if defined(GCUDA_NO_ENV)
     (void) name;
     return NULL;
 #else
-    return getenv(name);
+    return gcudai_atomic_load_i32(&gcudai_ignores_env) != 0 ? NULL : getenv(name);
 #endif
 }
 
@@ -5801,6 +5844,8 @@ struct gcudai_block {
     void * raw;
     size_t size; // of raw
 };
+
+void gcuda_use_environment(bool is_used) { gcudai_atomic_store_i32(&gcudai_ignores_env, is_used ? 0 : 1); }
 
 void gcuda_set_allocator(const struct gcuda_allocator * allocator) {
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -20630,6 +20675,51 @@ gcuda_status gcuda_backend_tensor_get(const struct gcuda_tensor * tensor, void *
     return buffer->iface.get_tensor(buffer, tensor, data, offset, size);
 }
 
+// Rows that lie apart, all inside the tensor and inside the address space.
+static gcuda_status gcudai_check_rows(
+    const struct gcuda_tensor * t, const void * data, const struct gcuda_rows_2d * r, const char * what) {
+    size_t last = 0, last_data = 0, end = 0;
+    if (r->n > 1 && (r->stride_tensor < r->size || r->stride_data < r->size)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: rows of %llu bytes overlap: %llu apart in the tensor, %llu in the data",
+            what, (unsigned long long) r->size, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
+    }
+    if (r->n == 0 || r->size == 0) { return gcudai_check_range(t, data, r->offset, 0, what); }
+    if (!gcudai_mul_size(r->n - 1, r->stride_tensor, &last) || !gcudai_mul_size(r->n - 1, r->stride_data, &last_data) ||
+        !gcudai_add_size(last, r->size, &last) || !gcudai_add_size(last_data, r->size, &end)) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %llu rows, %llu and %llu bytes apart, have no size", what,
+            (unsigned long long) r->n, (unsigned long long) r->stride_tensor, (unsigned long long) r->stride_data);
+    }
+    return gcudai_check_range(t, data, r->offset, last, what);
+}
+
+gcuda_status gcuda_backend_tensor_set_2d(struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size,
+    size_t n, size_t stride_tensor, size_t stride_data) {
+    const struct gcuda_rows_2d r = { offset, size, n, stride_tensor, stride_data };
+    GCUDAI_TRY(gcudai_check_rows(tensor, data, &r, "tensor_set_2d"));
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
+    const bool can = n > 1 && size > 0 && buffer != NULL && buffer->iface.set_tensor_2d != NULL;
+    const gcuda_status st = can ? buffer->iface.set_tensor_2d(buffer, tensor, &r, data) : GCUDA_STATUS_UNSUPPORTED;
+    if (st != GCUDA_STATUS_UNSUPPORTED) { return st; }
+    for (size_t i = 0; i < n && size > 0; ++i) {
+        GCUDAI_TRY(gcuda_backend_tensor_set(tensor, (const char *) data + i * stride_data, offset + i * stride_tensor, size));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size,
+    size_t n, size_t stride_tensor, size_t stride_data) {
+    const struct gcuda_rows_2d r = { offset, size, n, stride_tensor, stride_data };
+    GCUDAI_TRY(gcudai_check_rows(tensor, data, &r, "tensor_get_2d"));
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
+    const bool can = n > 1 && size > 0 && buffer != NULL && buffer->iface.get_tensor_2d != NULL;
+    const gcuda_status st = can ? buffer->iface.get_tensor_2d(buffer, tensor, &r, data) : GCUDA_STATUS_UNSUPPORTED;
+    if (st != GCUDA_STATUS_UNSUPPORTED) { return st; }
+    for (size_t i = 0; i < n && size > 0; ++i) {
+        GCUDAI_TRY(gcuda_backend_tensor_get(tensor, (char *) data + i * stride_data, offset + i * stride_tensor, size));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 gcuda_status gcuda_backend_tensor_memset(struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, tensor, offset, size, "tensor_memset"));
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(tensor);
@@ -22360,9 +22450,10 @@ gcuda_backend_buffer_type_t gcuda_backend_cpu_buffer_type(void) { return &gcudai
 struct gcudai_cuda_device {
     struct gcuda_backend_device device; // first: a gcuda_backend_dev_t is one of these
     struct gcuda_backend_buffer_type buft;
-    int index;
+    int index;    // gcuda's
+    int ordinal;  // CUDA's: several devices may be one
     int cc, n_sm; // 100 * major + 10 * minor; multiprocessors
-    size_t total_bytes;
+    size_t total_bytes; // its share, when several are one
     bool is_integrated, can_cooperate;
     size_t vmm_granularity; // bytes, a power of two; 0: no virtual memory management
     gcudai_atomic_i64 primary;  // the runtime's context, once it is held
@@ -22371,21 +22462,29 @@ struct gcudai_cuda_device {
     struct gcudai_cuda_device * next;
     size_t shared_bytes, shared_optin; // per block: always there, and when the kernel asks
     int warp_size;
+    int n_sharing; // 0: it shares the device of CUDA's with no other
     char name[16], pci[24], uuid[48], luid[24], description[256];
 };
 
 // Found once under the registry's lock; gcuda_shutdown forgets it.
 struct gcudai_cuda_devices {
     bool is_ready;
-    int n, n_there; // n_there: what CUDA counts, which may be more
+    int n, n_there; // n_there: what CUDA counts
+    int n_wanted;   // 0: as many as there are
     cudaError_t why; // there are none
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
     struct gcudai_cublas * parked;        // handles that nobody uses now
+    uint64_t n_settled;                   // counts the waits for all backends
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
+static struct gcuda_cuda_device_params gcudai_cuda_device_params; // under the registry's lock
 static void gcudai_cuda_contexts_free(void);
+
+// What CUDA calls one of gcuda's devices.
+static int gcudai_cuda_ordinal(int index) { return gcudai_cuda_found.items[index].ordinal; }
+static cudaError_t gcudai_cuda_select(int index) { return cudaSetDevice(gcudai_cuda_ordinal(index)); }
 
 // After these the context is gone: every later call fails too.
 static bool gcudai_cuda_is_sticky(cudaError_t err) {
@@ -22405,7 +22504,6 @@ static bool gcudai_cuda_is_sticky(cudaError_t err) {
     }
 }
 
-// Message and status of a failed call. A recoverable error is cleared, or the next launch would report it again.
 // What to do about a failure that is about the build: a kernel that was not compiled for this device. "" for others.
 static const char * gcudai_cuda_advice(cudaError_t err, int device, char * text, size_t size) {
     const int cc = device >= 0 && device < gcudai_cuda_found.n ? gcudai_cuda_found.items[device].cc / 10 : 0;
@@ -22417,6 +22515,7 @@ static const char * gcudai_cuda_advice(cudaError_t err, int device, char * text,
     return text;
 }
 
+// Message and status of a failed call. A recoverable error is cleared, or the next launch would report it again.
 GCUDAI_PRINTF(4, 5)
 static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int device, const char * fmt, ...) {
     char what[GCUDAI_MESSAGE_BYTES / 2], advice[96];
@@ -22455,9 +22554,34 @@ static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const
 static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope);
 
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p);
+static void gcudai_cuda_rename(struct gcudai_cuda_device * d, int index);
 static void gcudai_cuda_driver_find(void);
 static void gcudai_cuda_driver_forget(void);
 static void gcudai_cuda_memory_forget(void);
+
+// How many devices the program or the environment wants; 0: as many as there are.
+static int gcudai_cuda_wanted_devices(void) {
+    const char * env = gcudai_env("GCUDA_CUDA_DEVICES");
+    const long n = gcudai_cuda_device_params.n_devices != 0 ? gcudai_cuda_device_params.n_devices
+                   : env != NULL                            ? strtol(env, NULL, 10)
+                                                            : 0;
+    return (int) GCUDAI_MAX(GCUDAI_MIN(n, GCUDA_CUDA_MAX_DEVICES), 0);
+}
+
+// Further names for the devices there are, in turn; or fewer than there are.
+static void gcudai_cuda_deal_devices(struct gcudai_cuda_devices * found) {
+    const int n = found->n, n_wanted = found->n_wanted;
+    for (int i = n; i < n_wanted && n > 0; ++i) {
+        found->items[i] = found->items[i % n];
+        gcudai_cuda_rename(&found->items[i], i);
+    }
+    for (int i = 0; i < n_wanted && n > 0; ++i) { // as many share a device
+        const int n_sharing = (n_wanted - i % n + n - 1) / n;
+        found->items[i].total_bytes /= (size_t) n_sharing;
+        found->items[i].n_sharing = n_sharing;
+    }
+    if (n > 0 && n_wanted > 0) { found->n = n_wanted; }
+}
 
 // No context is made: counting and properties need none. A device that cannot be asked is left out.
 static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
@@ -22470,6 +22594,7 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
         n = 0;
     }
     found->n_there = n;
+    found->n_wanted = gcudai_cuda_wanted_devices();
     if (n > 0) { gcudai_cuda_driver_find(); }
     for (int i = 0; i < n && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         struct cudaDeviceProp p;
@@ -22480,6 +22605,7 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
         gcudai_cuda_describe(&found->items[i], i, &p);
         found->n = i + 1;
     }
+    gcudai_cuda_deal_devices(found);
 }
 
 // Turing chips for which kernels with tensor-core instructions run slowly.
@@ -22494,7 +22620,9 @@ static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
         gcudai_log(GCUDA_LOG_LEVEL_INFO, "no CUDA device: %s (%s)", cudaGetErrorString(found->why),
             cudaGetErrorName(found->why));
     }
-    if (found->n < found->n_there) {
+    if (found->n_wanted > 0 && found->n > 0) {
+        gcudai_log(GCUDA_LOG_LEVEL_INFO, "%d devices are wanted: they share the %d that there are", found->n, found->n_there);
+    } else if (found->n < found->n_there) {
         gcudai_log(GCUDA_LOG_LEVEL_WARN, "CUDA counts %d devices, %d are used (%s)", found->n_there, found->n,
             found->n == GCUDA_CUDA_MAX_DEVICES ? "the most there may be" : "the next could not be asked");
     }
@@ -22538,8 +22666,33 @@ static void gcudai_cuda_forget(void) {
     gcudai_cuda_split_forget();
     gcudai_cuda_contexts_free();
     GCUDAI_ZERO(gcudai_cuda_found);
+    GCUDAI_ZERO(gcudai_cuda_device_params);
     gcudai_cuda_driver_forget();
     gcudai_cuda_memory_forget();
+}
+
+gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params) {
+    struct gcuda_cuda_device_params p;
+    GCUDAI_ZERO(p);
+    if (params != NULL) { p = *params; }
+    if (p.n_devices < 0 || p.n_devices > GCUDA_CUDA_MAX_DEVICES || p.offload_min_batch < 0) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_devices: %d devices, want 0 to %d; offloading from %lld on",
+            p.n_devices, GCUDA_CUDA_MAX_DEVICES, (long long) p.offload_min_batch);
+    }
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const bool is_late = gcudai_cuda_found.is_ready && p.n_devices != gcudai_cuda_device_params.n_devices;
+    if (!is_late) { gcudai_cuda_device_params = p; }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return is_late ? gcudai_fail(GCUDA_STATUS_FAILED, "cuda_set_devices: %d devices are wanted, but they are found already: "
+                                                      "call it before anything else, or after gcuda_shutdown", p.n_devices)
+                   : GCUDA_STATUS_SUCCESS;
+}
+
+static struct gcuda_cuda_device_params gcudai_cuda_devices_choice(void) {
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const struct gcuda_cuda_device_params p = gcudai_cuda_device_params;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    return p;
 }
 
 int gcuda_backend_cuda_get_device_count(void) { return gcudai_cuda_devices_get()->n; }
@@ -22563,6 +22716,7 @@ gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_de
     snprintf(info->uuid, sizeof(info->uuid), "%s", d->uuid);
     snprintf(info->pci, sizeof(info->pci), "%s", d->pci);
     snprintf(info->luid, sizeof(info->luid), "%s", d->luid);
+    info->ordinal = d->ordinal;
     info->cc = d->cc;
     info->n_sm = d->n_sm;
     info->warp_size = d->warp_size;
@@ -22773,9 +22927,9 @@ static bool gcudai_cuda_has_contexts(void) {
 static gcuda_status gcudai_cuda_primary(struct gcudai_cuda_device * d, struct CUctx_st ** context) {
     *context = (struct CUctx_st *) (intptr_t) gcudai_atomic_load_i64(&d->primary);
     if (*context == NULL) {
-        GCUDAI_CU_TRY(cuDevicePrimaryCtxRetain(context, d->index), d->index, "making the device's context");
+        GCUDAI_CU_TRY(cuDevicePrimaryCtxRetain(context, d->ordinal), d->index, "making the device's context");
         if (!gcudai_atomic_cas_i64(&d->primary, 0, (int64_t) (intptr_t) *context)) { // another thread was first
-            (void) gcudai_cuda_driver.cuDevicePrimaryCtxRelease(d->index);
+            (void) gcudai_cuda_driver.cuDevicePrimaryCtxRelease(d->ordinal);
         }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -22784,7 +22938,7 @@ static gcuda_status gcudai_cuda_primary(struct gcudai_cuda_device * d, struct CU
 static gcuda_status gcudai_cuda_push(struct gcudai_cuda_scope * scope, struct CUctx_st * context, int device) {
     if (scope->before == NULL && cudaGetDevice(&scope->device) != cudaSuccess) {
         (void) cudaGetLastError();
-        scope->device = device;
+        scope->device = gcudai_cuda_ordinal(device);
     }
     GCUDAI_CU_TRY(cuCtxPushCurrent(context), device, "making the context current");
     scope->is_pushed = true;
@@ -22794,8 +22948,8 @@ static gcuda_status gcudai_cuda_push(struct gcudai_cuda_scope * scope, struct CU
 // A driver without these functions: devices only.
 static gcuda_status gcudai_cuda_enter_plain(struct gcudai_cuda_scope * scope, int device) {
     GCUDAI_CUDA_TRY(cudaGetDevice(&scope->device), device, "asking for the current device");
-    if (scope->device != device) {
-        GCUDAI_CUDA_TRY(cudaSetDevice(device), device, "selecting the device");
+    if (scope->device != gcudai_cuda_ordinal(device)) {
+        GCUDAI_CUDA_TRY(gcudai_cuda_select(device), device, "selecting the device");
         scope->is_set = true;
     }
     return GCUDA_STATUS_SUCCESS;
@@ -22821,7 +22975,7 @@ static gcuda_status gcudai_cuda_enter_any(struct gcudai_cuda_scope * scope, int 
     GCUDAI_CU_TRY(cuCtxGetCurrent(&scope->before), device, "asking for the current context");
     if (scope->before != NULL) {
         GCUDAI_CU_TRY(cuCtxGetDevice(&current), device, "asking for the current device");
-        if (current == device) { return GCUDA_STATUS_SUCCESS; }
+        if (current == gcudai_cuda_ordinal(device)) { return GCUDA_STATUS_SUCCESS; }
     }
     GCUDAI_TRY(gcudai_cuda_primary(&gcudai_cuda_found.items[device], &context));
     return gcudai_cuda_push(scope, context, device);
@@ -22877,7 +23031,7 @@ static void gcudai_cuda_contexts_free(void) { // the registry's lock is held
     }
     for (int i = 0; i < gcudai_cuda_found.n; ++i) {
         if (gcudai_atomic_load_i64(&gcudai_cuda_found.items[i].primary) != 0) {
-            (void) gcudai_cuda_driver.cuDevicePrimaryCtxRelease(i);
+            (void) gcudai_cuda_driver.cuDevicePrimaryCtxRelease(gcudai_cuda_ordinal(i));
         }
     }
 }
@@ -22938,11 +23092,11 @@ static gcuda_status gcudai_cuda_device_choose(
     GCUDAI_TRY(gcudai_cuda_push(&scope, context, of->index));
     const int err = gcudai_cuda_driver.cuCtxGetDevice(&device);
     gcudai_cuda_leave(&scope);
-    if (err != 0 || device != of->index) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: the context is of device %d, not of %s", device,
+    if (err != 0 || device != of->ordinal) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: the context is of CUDA's device %d, not of %s", device,
             of->name);
     }
-    GCUDAI_CU_TRY(cuDevicePrimaryCtxGetState(of->index, &flags, &is_active), of->index, "asking for its context");
+    GCUDAI_CU_TRY(cuDevicePrimaryCtxGetState(of->ordinal, &flags, &is_active), of->index, "asking for its context");
     if (is_active) { GCUDAI_TRY(gcudai_cuda_primary(of, &primary)); }
     return context == primary ? GCUDA_STATUS_SUCCESS : gcudai_cuda_device_in(of, context, d);
 }
@@ -23275,6 +23429,7 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
         *free = *total = 0;
         return gcudai_cuda_fail(err, "cudaMemGetInfo", device, "asking for free memory");
     }
+    const size_t n_sharing = (size_t) GCUDAI_MAX(d->n_sharing, 1);
 #if defined(__linux__)
     if (d->is_integrated || gcudai_cuda_memory_of(NULL).unified == GCUDA_CUDA_ON) {
         const uint64_t n_free = gcudai_meminfo_free("/proc/meminfo");
@@ -23285,6 +23440,8 @@ gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, siz
         }
     }
 #endif
+    *free /= n_sharing;
+    *total /= n_sharing;
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -23429,10 +23586,12 @@ static int gcudai_cuda_range_access(gcudai_cu_ptr ptr, size_t size, unsigned dev
     struct gcudai_cu_access access[GCUDA_CUDA_MAX_DEVICES];
     size_t n = 0;
     GCUDAI_ZERO(access);
+    unsigned named = 0; // of CUDA's devices
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
-        if (devices & 1u << i) {
+        if ((devices & 1u << i) != 0 && (named & 1u << gcudai_cuda_ordinal(i)) == 0) {
+            named |= 1u << gcudai_cuda_ordinal(i);
             access[n].location.type = GCUDAI_CU_LOCATION_DEVICE;
-            access[n].location.id = i;
+            access[n].location.id = gcudai_cuda_ordinal(i);
             access[n++].flags = flags;
         }
     }
@@ -23444,7 +23603,7 @@ static int gcudai_cuda_range_access(gcudai_cu_ptr ptr, size_t size, unsigned dev
 static gcuda_status gcudai_cuda_range_map_now(
     const struct gcudai_cuda_pool * pool, const struct gcudai_cuda_range * r, size_t size, const char * what) {
     const struct gcudai_cuda_driver * drv = &gcudai_cuda_driver;
-    const struct gcudai_cu_memory_prop prop = gcudai_cuda_vmm_prop(pool->device);
+    const struct gcudai_cu_memory_prop prop = gcudai_cuda_vmm_prop(gcudai_cuda_ordinal(pool->device));
     const gcudai_cu_ptr at = r->base + r->mapped;
     gcudai_cu_memory memory = 0;
     const char * call = "cuMemCreate";
@@ -23749,12 +23908,21 @@ static gcuda_status gcudai_cuda_pool_init(struct gcudai_cuda_pool * pool, const 
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool gcudai_cuda_pool_is_open_to(const struct gcudai_cuda_pool * pool, int peer) {
+    bool is_open = false;
+    for (int i = 0; i < gcudai_cuda_found.n; ++i) {
+        is_open = is_open || (((pool->peers | 1u << pool->device) & 1u << i) != 0 &&
+                              gcudai_cuda_ordinal(i) == gcudai_cuda_ordinal(peer));
+    }
+    return is_open;
+}
+
 // Lets another device's kernels and copies reach the pool's ranges, now and when they grow. Blocks are not concerned:
 // for those cudaDeviceEnablePeerAccess does it. On failure nothing has changed.
 static gcuda_status gcudai_cuda_pool_grant(struct gcudai_cuda_pool * pool, int peer) {
     const unsigned bit = 1u << peer;
     int err = 0;
-    if (peer == pool->device || (pool->peers & bit) != 0) {
+    if (gcudai_cuda_pool_is_open_to(pool, peer)) {
         return GCUDA_STATUS_SUCCESS;
     }
     for (size_t i = 0; i < pool->n_ranges && err == 0; ++i) {
@@ -23875,6 +24043,7 @@ struct gcudai_cuda {
     bool has_captured;        // some graph has: its scratch stays
     bool captures_indices;    // and some look up rows: the flag is asked for with every synchronize
     struct gcudai_cuda * next; // backend alive, in the registry
+    uint64_t settled;          // the last wait for all backends that asked this one; under the registry's lock
     struct gcuda_cuda_params params; // as they were given
     // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
     enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
@@ -23971,7 +24140,7 @@ static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
                   &p->host) == GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < 2 && ok; ++i) {
         const int d = p->device[i];
-        ok = gcudai_cuda_went_well(cudaSetDevice(d)) &&
+        ok = gcudai_cuda_went_well(gcudai_cuda_select(d)) &&
              gcudai_cuda_take(&gcudai_cuda_memory.devices[d], d, GCUDA_CUDA_PURPOSE_STAGING, GCUDAI_CUDA_PROBE_BYTES,
                  what, &p->memory[i]) == GCUDA_STATUS_SUCCESS &&
              gcudai_cuda_went_well(cudaStreamCreateWithFlags(&p->stream[i], cudaStreamNonBlocking));
@@ -23981,7 +24150,7 @@ static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
 
 static void gcudai_cuda_probe_close(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
-        (void) cudaSetDevice(p->device[i]);
+        (void) gcudai_cuda_select(p->device[i]);
         if (p->stream[i] != NULL) {
             (void) cudaStreamSynchronize(p->stream[i]);
             (void) cudaStreamDestroy(p->stream[i]);
@@ -24008,7 +24177,8 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
                p, from, cudaMemcpyAsync(src, pattern, size, cudaMemcpyHostToDevice, p->stream[from])) &&
            gcudai_cuda_probe_wait(p, to, cudaMemsetAsync(dst, 0, size, p->stream[to])) &&
            gcudai_cuda_probe_wait(
-               p, on, cudaMemcpyPeerAsync(dst, p->device[to], src, p->device[from], size, p->stream[on])) &&
+               p, on, cudaMemcpyPeerAsync(dst, gcudai_cuda_ordinal(p->device[to]), src, gcudai_cuda_ordinal(p->device[from]),
+                          size, p->stream[on])) &&
            gcudai_cuda_probe_wait(p, to, cudaMemcpyAsync(back, dst, size, cudaMemcpyDeviceToHost, p->stream[to])) &&
            memcmp(back, pattern, size) == 0;
 }
@@ -24017,7 +24187,7 @@ static bool gcudai_cuda_probe_one(struct gcudai_cuda_probe * p, int from, int on
 static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how) {
     for (int i = 0; i < 4; ++i) {
         const int from = i / 2, on = i % 2;
-        if (!gcudai_cuda_went_well(cudaSetDevice(p->device[on])) || !gcudai_cuda_probe_one(p, from, on)) {
+        if (!gcudai_cuda_went_well(gcudai_cuda_select(p->device[on])) || !gcudai_cuda_probe_one(p, from, on)) {
             if (p->reason[0] == '\0') {
                 snprintf(p->reason, sizeof(p->reason), "a pattern copied %s from CUDA%d to CUDA%d did not come through",
                     how, p->device[from], p->device[1 - from]);
@@ -24028,11 +24198,23 @@ static bool gcudai_cuda_probe_all(struct gcudai_cuda_probe * p, const char * how
     return true;
 }
 
+// Two of gcuda's devices that are one of CUDA's.
+static bool gcudai_cuda_is_one(int device, int peer) {
+    return gcudai_cuda_ordinal(device) == gcudai_cuda_ordinal(peer);
+}
+
+static cudaError_t gcudai_cuda_can_access(int device, int peer, int * can) {
+    *can = 1;
+    return gcudai_cuda_is_one(device, peer)
+               ? cudaSuccess
+               : cudaDeviceCanAccessPeer(can, gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer));
+}
+
 // Both devices may access the other's memory: ours to take back where it was not so before.
 static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
-    for (int i = 0; i < 2; ++i) {
-        cudaError_t err = cudaSetDevice(p->device[i]);
-        err = err == cudaSuccess ? cudaDeviceEnablePeerAccess(p->device[1 - i], 0) : err;
+    for (int i = 0; i < 2 && !gcudai_cuda_is_one(p->device[0], p->device[1]); ++i) {
+        cudaError_t err = gcudai_cuda_select(p->device[i]);
+        err = err == cudaSuccess ? cudaDeviceEnablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i]), 0) : err;
         p->is_ours[i] = err == cudaSuccess;
         if (!gcudai_cuda_went_well(err) && err != cudaErrorPeerAccessAlreadyEnabled) {
             snprintf(p->reason, sizeof(p->reason), "CUDA%d was not given access to CUDA%d: %s", p->device[i],
@@ -24045,8 +24227,8 @@ static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
 
 static void gcudai_cuda_probe_disable(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
-        if (p->is_ours[i] && gcudai_cuda_went_well(cudaSetDevice(p->device[i]))) {
-            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(p->device[1 - i]));
+        if (p->is_ours[i] && gcudai_cuda_went_well(gcudai_cuda_select(p->device[i]))) {
+            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(p->device[1 - i])));
         }
         p->is_ours[i] = false;
     }
@@ -24056,7 +24238,7 @@ static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p)
     for (int i = 0; i < 2; ++i) {
         int can = 0;
         p->is_possible[i] =
-            gcudai_cuda_went_well(cudaDeviceCanAccessPeer(&can, p->device[i], p->device[1 - i])) && can != 0;
+            gcudai_cuda_went_well(gcudai_cuda_can_access(p->device[i], p->device[1 - i], &can)) && can != 0;
         if (!p->is_possible[i]) {
             snprintf(p->reason, sizeof(p->reason), "the driver offers CUDA%d no access to CUDA%d", p->device[i],
                 p->device[1 - i]);
@@ -24155,8 +24337,8 @@ static void gcudai_cuda_peers_forget(void) {
             if (gcudai_cuda_has_contexts()) { (void) drv->cuCtxGetCurrent(&context); }
             before = gcudai_cuda_went_well(cudaGetDevice(&before)) ? before : 0;
         }
-        if (gcudai_cuda_went_well(cudaSetDevice(device))) {
-            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(peer));
+        if (gcudai_cuda_went_well(gcudai_cuda_select(device))) {
+            (void) gcudai_cuda_went_well(cudaDeviceDisablePeerAccess(gcudai_cuda_ordinal(peer)));
         }
     }
     if (before >= 0) {
@@ -24196,7 +24378,7 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     info->is_possible = pair.is_possible;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
     if (!info->is_probed) {
-        GCUDAI_CUDA_TRY(cudaDeviceCanAccessPeer(&can, device, peer), device, "asking about access to CUDA%d", peer);
+        GCUDAI_CUDA_TRY(gcudai_cuda_can_access(device, peer, &can), device, "asking about access to CUDA%d", peer);
         info->is_possible = can != 0;
     }
     return GCUDA_STATUS_SUCCESS;
@@ -24217,15 +24399,15 @@ struct gcudai_cuda_move {
 static gcuda_status gcudai_cuda_move_peer(const struct gcudai_cuda_move * m, cudaStream_t stream) {
     struct cudaMemcpy3DPeerParms p;
     if (m->height == 1) {
-        GCUDAI_CUDA_TRY(cudaMemcpyPeerAsync(m->dst, m->to, m->src, m->from, m->width, stream), m->from,
-            "copying %llu bytes to CUDA%d", (unsigned long long) m->width, m->to);
+        GCUDAI_CUDA_TRY(cudaMemcpyPeerAsync(m->dst, gcudai_cuda_ordinal(m->to), m->src, gcudai_cuda_ordinal(m->from),
+                            m->width, stream), m->from, "copying %llu bytes to CUDA%d", (unsigned long long) m->width, m->to);
         return GCUDA_STATUS_SUCCESS;
     }
     GCUDAI_ZERO(p);
-    p.srcDevice = m->from;
+    p.srcDevice = gcudai_cuda_ordinal(m->from);
     p.srcPtr.ptr = (void *) (uintptr_t) m->src;
     p.srcPtr.pitch = m->src_pitch;
-    p.dstDevice = m->to;
+    p.dstDevice = gcudai_cuda_ordinal(m->to);
     p.dstPtr.ptr = m->dst;
     p.dstPtr.pitch = m->dst_pitch;
     p.srcPtr.xsize = p.dstPtr.xsize = p.extent.width = m->width;
@@ -24273,7 +24455,7 @@ static gcuda_status gcudai_cuda_stage_make(struct gcudai_cuda_stage * s, struct 
     for (int i = 0; i < 2 * GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         const int k = i % GCUDAI_CUDA_STAGE_SLOTS, device = i == k ? s->from : s->to;
         if (k == 0) {
-            GCUDAI_CUDA_TRY(cudaSetDevice(device), device, "selecting the device");
+            GCUDAI_CUDA_TRY(gcudai_cuda_select(device), device, "selecting the device");
         }
         GCUDAI_CUDA_TRY(
             cudaEventCreateWithFlags(i == k ? &s->filled[k] : &s->emptied[k], cudaEventDisableTiming), device,
@@ -24319,14 +24501,14 @@ static gcuda_status gcudai_cuda_stage_piece(
     const int k = s->next;
     char * slot = (char *) s->host.ptr + (size_t) k * GCUDAI_CUDA_STAGE_BYTES;
     s->next = (k + 1) % GCUDAI_CUDA_STAGE_SLOTS;
-    GCUDAI_CUDA_TRY(cudaSetDevice(m->from), m->from, "selecting the device");
+    GCUDAI_CUDA_TRY(gcudai_cuda_select(m->from), m->from, "selecting the device");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(from, s->emptied[k], 0), m->from, "staging a copy to CUDA%d", m->to);
     GCUDAI_CUDA_TRY(
         gcudai_cuda_copy_rows(
             slot, m->width, m->src, m->src_pitch, m->width, m->height, cudaMemcpyDeviceToHost, from),
         m->from, "staging a copy to CUDA%d", m->to);
     GCUDAI_CUDA_TRY(cudaEventRecord(s->filled[k], from), m->from, "staging a copy to CUDA%d", m->to);
-    GCUDAI_CUDA_TRY(cudaSetDevice(m->to), m->to, "selecting the device");
+    GCUDAI_CUDA_TRY(gcudai_cuda_select(m->to), m->to, "selecting the device");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(to, s->filled[k], 0), m->to, "a staged copy from CUDA%d", m->from);
     GCUDAI_CUDA_TRY(
         gcudai_cuda_copy_rows(m->dst, m->dst_pitch, slot, m->width, m->width, m->height, cudaMemcpyHostToDevice, to),
@@ -24430,7 +24612,7 @@ static gcuda_status gcudai_cuda_copy_across(
     }
     for (int i = 0; i < 2; ++i) { // this thread's streams on both devices, whatever went wrong
         const int device = i == 0 ? from : to;
-        cudaError_t err = cudaSetDevice(device);
+        cudaError_t err = gcudai_cuda_select(device);
         err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
         if (err != cudaSuccess && st == GCUDA_STATUS_SUCCESS) {
             st = gcudai_cuda_fail(err, "cudaStreamSynchronize", device, "copying '%s' from CUDA%d", name, from);
@@ -24521,6 +24703,39 @@ static gcuda_status gcudai_cuda_buffer_get(
         data, 0, size, tensor->name);
 }
 
+// As one pitched copy, whose pitches have a limit.
+static gcuda_status gcudai_cuda_access_2d(struct gcudai_cuda_device * d, bool is_set, char * on_device, void * on_host,
+    const struct gcuda_rows_2d * r, const char * name) {
+    struct gcudai_cuda_scope scope;
+    if (r->stride_tensor > INT32_MAX || r->stride_data > INT32_MAX) { return GCUDA_STATUS_UNSUPPORTED; }
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, d));
+    cudaError_t err = is_set ? cudaMemcpy2DAsync(on_device, r->stride_tensor, on_host, r->stride_data, r->size, r->n,
+                                   cudaMemcpyHostToDevice, cudaStreamPerThread)
+                             : cudaMemcpy2DAsync(on_host, r->stride_data, on_device, r->stride_tensor, r->size, r->n,
+                                   cudaMemcpyDeviceToHost, cudaStreamPerThread);
+    const cudaError_t end = cudaStreamSynchronize(cudaStreamPerThread);
+    err = err != cudaSuccess ? err : end;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (err != cudaSuccess) {
+        st = gcudai_cuda_fail(err, "cudaMemcpy2DAsync", d->index, "%s %llu rows of %llu bytes of '%s'",
+            is_set ? "setting" : "getting", (unsigned long long) r->n, (unsigned long long) r->size, name);
+    }
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_buffer_set_2d(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor,
+    const struct gcuda_rows_2d * rows, const void * data) {
+    return gcudai_cuda_access_2d(gcudai_cuda_buft_device(buffer->buft), true, (char *) tensor->data + rows->offset,
+        (void *) (uintptr_t) data, rows, tensor->name);
+}
+
+static gcuda_status gcudai_cuda_buffer_get_2d(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
+    const struct gcuda_rows_2d * rows, void * data) {
+    return gcudai_cuda_access_2d(
+        gcudai_cuda_buft_device(buffer->buft), false, (char *) tensor->data + rows->offset, data, rows, tensor->name);
+}
+
 static gcuda_status gcudai_cuda_buffer_clear(gcuda_backend_buffer_t buffer, uint8_t value) {
     const struct gcudai_cuda_buffer * b = (const struct gcudai_cuda_buffer *) buffer->context;
     return gcudai_cuda_access(gcudai_cuda_buft_device(buffer->buft), GCUDAI_CUDA_FILL, b->ptr, NULL, value, buffer->size, "the whole buffer");
@@ -24588,6 +24803,8 @@ static gcuda_backend_buffer_t gcudai_cuda_buffer_new(
     iface.memset_tensor = gcudai_cuda_buffer_memset;
     iface.set_tensor = gcudai_cuda_buffer_set;
     iface.get_tensor = gcudai_cuda_buffer_get;
+    iface.set_tensor_2d = gcudai_cuda_buffer_set_2d;
+    iface.get_tensor_2d = gcudai_cuda_buffer_get_2d;
     iface.cpy_tensor = gcudai_cuda_buffer_copy;
     iface.clear = gcudai_cuda_buffer_clear;
     struct gcudai_cuda_buffer * b = (struct gcudai_cuda_buffer *) gcudai_calloc(1, sizeof(*b));
@@ -24712,6 +24929,11 @@ static struct gcuda_backend_buffer_type gcudai_cuda_host_type = { // constant in
 };
 
 gcuda_backend_buffer_type_t gcuda_backend_cuda_host_buffer_type(void) { return &gcudai_cuda_host_type; }
+
+// Its kernels take sources in page-locked memory as they lie there.
+static bool gcudai_cuda_reads_host(const struct gcudai_cuda_device * d) {
+    return d->is_integrated && gcudai_cuda_devices_choice().host_sources == GCUDA_CUDA_ON;
+}
 
 // =====================================================================================================
 // >>impl-cuda-mul-mat   cuBLAS, loaded when the program runs; dispatch of matrix products
@@ -25501,15 +25723,56 @@ void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int
                : NULL;
 }
 
-// Waits for the devices: whatever still reads the rows comes first, and an allocator of the user's may not wait.
+// An event behind all that the next backend has been given that was not asked since mark; false: there is none left. NULL:
+// it has nothing to wait for. Holding the locks keeps the backend and its stream, and plans from being captured.
+static bool gcudai_cuda_settle_next(uint64_t mark, cudaEvent_t * event) {
+    struct gcudai_cuda_scope scope;
+    *event = NULL;
+    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
+    gcudai_mutex_lock(&gcudai_g.lock);
+    struct gcudai_cuda * cu = gcudai_cuda_found.backends;
+    while (cu != NULL && cu->settled >= mark) { cu = cu->next; }
+    if (cu != NULL) {
+        cu->settled = mark;
+        if (gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS) {
+            if (!gcudai_cuda_is_captured(cu) &&
+                !(gcudai_cuda_went_well(cudaEventCreateWithFlags(event, cudaEventDisableTiming)) &&
+                    gcudai_cuda_went_well(cudaEventRecord(*event, cu->stream)))) {
+                (void) gcudai_cuda_went_well(cudaDeviceSynchronize()); // without an event there is only this
+            }
+            gcudai_cuda_leave(&scope);
+        }
+    }
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
+    return cu != NULL;
+}
+
+// Waits for what all backends have been given so far, but not for the devices: that would end captures in other threads.
+static void gcudai_cuda_settle(void) {
+    cudaEvent_t event = NULL;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    const uint64_t mark = ++gcudai_cuda_found.n_settled;
+    gcudai_mutex_unlock(&gcudai_g.lock);
+    while (gcudai_cuda_settle_next(mark, &event)) {
+        if (event != NULL) {
+            (void) gcudai_cuda_went_well(cudaEventSynchronize(event));
+            (void) gcudai_cuda_went_well(cudaEventDestroy(event));
+        }
+    }
+}
+
+// Whatever still reads the rows comes first: cudaFree waits for it, an allocator of the user's may not.
 static void gcudai_cuda_split_tensor_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
+    bool is_callers = false;
+    for (int i = 0; s != NULL && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+        is_callers = is_callers || s->parts[i].memory.from.alloc != NULL;
+    }
+    if (is_callers) { gcudai_cuda_settle(); }
     for (int i = 0; s != NULL && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         if (s->parts[i].memory.ptr != NULL) {
             const bool is_in = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[i]) == GCUDA_STATUS_SUCCESS;
-            if (is_in && s->parts[i].memory.from.alloc != NULL) {
-                (void) gcudai_cuda_went_well(cudaDeviceSynchronize());
-            }
             gcudai_cuda_give(&s->parts[i].memory);
             if (is_in) { gcudai_cuda_leave(&scope); }
         }
@@ -25611,7 +25874,7 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
         if (part->memory.ptr == NULL) {
             continue;
         }
-        cudaError_t e = cudaSetDevice(device);
+        cudaError_t e = gcudai_cuda_select(device);
         if (i >= t->n || e != cudaSuccess) {
             e = e == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : e;
         } else if (err == cudaSuccess) {
@@ -26193,6 +26456,10 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
         const gcuda_backend_buffer_t buffer = y->src[k] ? gcudai_buffer_of(y->src[k]) : NULL;
         GCUDAI_CAN(y, buffer == NULL || !gcudai_cuda_is_buft(buffer->buft) || buffer->buft == &d->buft,
             "'%s' is on %s, not on %s", y->src[k]->name, gcuda_backend_buft_name(buffer->buft), d->name);
+        GCUDAI_CAN(y, buffer == NULL || buffer->buft != &gcudai_cuda_host_type || !gcudai_cuda_reads_host(d) ||
+                          gcudai_cuda_buft_alloc_size(buffer->buft, y->src[k]) == gcuda_nbytes(y->src[k]),
+            "'%s' is in host memory, where its rows of %lld are not padded to %d", y->src[k]->name,
+            (long long) y->src[k]->ne[0], GCUDA_MATRIX_ROW_PADDING);
     }
     GCUDAI_TRY(gcudai_cuda_split_can(d, y));
     if (gcudai_is_noop(y)) {
@@ -26214,7 +26481,8 @@ static gcuda_status gcudai_cuda_want_data(
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (!gcuda_is_empty(t)) {
         const bool is_split = gcudai_cuda_split_of(buffer) != NULL && t->extra != NULL; // and y may have it so
-        GCUDAI_WANT(y, t->data != NULL && buffer != NULL && (is_split || buffer->buft == &d->buft),
+        const bool is_host = t != y && buffer != NULL && buffer->buft == &gcudai_cuda_host_type && gcudai_cuda_reads_host(d);
+        GCUDAI_WANT(y, t->data != NULL && buffer != NULL && (is_split || is_host || buffer->buft == &d->buft),
             "'%s' has no memory on %s", t->name, d->name);
     }
     return GCUDA_STATUS_SUCCESS;
@@ -28252,14 +28520,16 @@ static gcuda_status gcudai_cuda_dev_supports_op(gcuda_backend_dev_t dev, const s
 }
 static bool gcudai_cuda_dev_supports_buft(gcuda_backend_dev_t dev, gcuda_backend_buffer_type_t buft) {
     const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
-    return buft == &d->buft || (gcuda_backend_buft_is_cuda_split(buft) && buft->device == &d->device);
+    return buft == &d->buft || (gcuda_backend_buft_is_cuda_split(buft) && buft->device == &d->device) ||
+           (buft == &gcudai_cuda_host_type && gcudai_cuda_reads_host(d));
 }
 
 // Copying weights for it pays from this many columns, rows or tokens on.
 #define GCUDAI_CUDA_OFFLOAD_MIN_BATCH 32
 static bool gcudai_cuda_dev_offload_op(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
     const char * env = gcudai_env("GCUDA_OP_OFFLOAD_MIN_BATCH");
-    const int64_t min_batch = env ? strtol(env, NULL, 10) : GCUDAI_CUDA_OFFLOAD_MIN_BATCH;
+    const int64_t chosen = gcudai_cuda_devices_choice().offload_min_batch;
+    const int64_t min_batch = chosen > 0 ? chosen : env ? strtol(env, NULL, 10) : GCUDAI_CUDA_OFFLOAD_MIN_BATCH;
     const int64_t batch = op->op == GCUDA_OP_GET_ROWS  ? 0
                           : op->op == GCUDA_OP_MUL_MAT ? op->ne[1]
                           : op->op == GCUDA_OP_MUL_MAT_ID || op->op == GCUDA_OP_ROPE || op->op == GCUDA_OP_ROPE_BACK
@@ -28340,6 +28610,7 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
 
 static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_reg_t reg) {
     static const struct gcuda_backend_feature features[] = {
+        { "USE_GRAPHS", "1" },
 #if defined(GCUDA_NO_VMM)
         { "NO_VMM", "1" },
 #endif
@@ -28408,7 +28679,7 @@ static void gcudai_cuda_describe_ids(struct gcudai_cuda_device * d, const struct
 }
 
 static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const struct cudaDeviceProp * p) {
-    d->index = index;
+    d->ordinal = index;
     d->cc = 100 * p->major + 10 * p->minor;
     d->n_sm = p->multiProcessorCount;
     d->total_bytes = p->totalGlobalMem;
@@ -28419,7 +28690,6 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
     d->shared_bytes = p->sharedMemPerBlock;
     d->shared_optin = GCUDAI_MAX(p->sharedMemPerBlockOptin, p->sharedMemPerBlock);
     gcudai_cuda_describe_ids(d, p);
-    snprintf(d->name, sizeof(d->name), "%s%d", GCUDA_CUDA_NAME, index);
     snprintf(d->pci, sizeof(d->pci), "%04x:%02x:%02x.0", (unsigned) p->pciDomainID & 0xffffu,
         (unsigned) p->pciBusID & 0xffu, (unsigned) p->pciDeviceID & 0xffu);
     snprintf(d->description, sizeof(d->description), "%s", p->name);
@@ -28439,11 +28709,18 @@ static void gcudai_cuda_describe(struct gcudai_cuda_device * d, int index, const
     d->device.iface.event_free = gcudai_cuda_event_free;
     d->device.iface.event_synchronize = gcudai_cuda_event_synchronize;
     d->device.iface.event_query = gcudai_cuda_event_query;
-    d->buft.device = &d->device;
     d->buft.iface.get_name = gcudai_cuda_buft_name;
     d->buft.iface.alloc_buffer = gcudai_cuda_buft_alloc;
     d->buft.iface.get_alignment = gcudai_cuda_buft_alignment;
     d->buft.iface.get_alloc_size = gcudai_cuda_buft_alloc_size;
+    gcudai_cuda_rename(d, index);
+}
+
+// What depends on where the object is in the list.
+static void gcudai_cuda_rename(struct gcudai_cuda_device * d, int index) {
+    d->index = index;
+    d->buft.device = &d->device;
+    snprintf(d->name, sizeof(d->name), "%s%d", GCUDA_CUDA_NAME, index);
 }
 
 // =====================================================================================================
@@ -29958,6 +30235,10 @@ bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
 }
 
 int gcuda_backend_cuda_get_device_count(void) { return 0; }
+gcuda_status gcuda_backend_cuda_set_devices(const struct gcuda_cuda_device_params * params) {
+    (void) params;
+    return gcudai_no_cuda();
+}
 
 gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcuda_cuda_device_info * info) {
     (void) device;

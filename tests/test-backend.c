@@ -438,3 +438,38 @@ TEST(memory_of_another_backend_is_refused) {
     gcuda_free(ctx);
     gcuda_backend_free(b);
 }
+
+TEST(rows_that_lie_apart) { // by a backend without copies of rows; and what cannot be
+    gcuda_backend_t b = toy_backend();
+    struct gcuda_context * ctx = op_context();
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, 100);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(ctx, b);
+    REQUIRE(x != NULL && buffer != NULL);
+    char in[30], out[30], all[100];
+    for (int i = 0; i < 30; ++i) { in[i] = (char) (i + 1); }
+    memset(out, 0, sizeof out);
+    CHECK_OK(gcuda_backend_tensor_memset(x, 0, 0, 100));
+    CHECK_OK(gcuda_backend_tensor_set_2d(x, in, 3, 4, 3, 20, 10));
+    CHECK_OK(gcuda_backend_tensor_get(x, all, 0, 100));
+    for (int i = 0; i < 100; ++i) {
+        const int row = (i - 3) / 20, at = (i - 3) % 20;
+        CHECK(all[i] == (i >= 3 && row < 3 && at < 4 ? in[10 * row + at] : 0));
+    }
+    CHECK_OK(gcuda_backend_tensor_get_2d(x, out, 3, 4, 3, 20, 6));
+    for (int i = 0; i < 18; ++i) { CHECK(out[i] == (i % 6 < 4 ? in[10 * (i / 6) + i % 6] : 0)); }
+    CHECK_OK(gcuda_backend_tensor_set_2d(x, in, 60, 4, 3, 18, 10)); // up to the last byte
+    CHECK(gcuda_backend_tensor_set_2d(x, in, 61, 4, 3, 18, 10) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_get_2d(x, out, 61, 4, 3, 18, 10) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_set_2d(x, in, 0, 4, 3, 3, 10) == GCUDA_STATUS_INVALID_ARGUMENT); // rows overlap
+    CHECK(gcuda_backend_tensor_get_2d(x, out, 0, 4, 3, 10, 3) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_set_2d(x, in, 0, 4, SIZE_MAX / 2, 4, 4) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_set_2d(x, in, 4, 4, 2, SIZE_MAX - 3, 4) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_set_2d(x, NULL, 0, 4, 3, 20, 10) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_backend_tensor_set_2d(NULL, in, 0, 4, 3, 20, 10) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_OK(gcuda_backend_tensor_set_2d(x, NULL, 0, 4, 0, 0, 0)); // nothing
+    CHECK_OK(gcuda_backend_tensor_set_2d(x, NULL, 0, 0, 9, 0, 0));
+    CHECK_OK(gcuda_backend_tensor_set_2d(x, in, 96, 4, 1, 0, 0)); // one row: no stride
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+    gcuda_backend_free(b);
+}

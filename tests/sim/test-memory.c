@@ -864,7 +864,8 @@ TEST(functions_are_found_by_name) {
     memcpy(&split, &address[1], sizeof address[0]);
     memcpy(&add, &address[2], sizeof address[0]);
     memcpy(&forget, &address[3], sizeof address[0]);
-    CHECK(features(reg) != NULL);
+    REQUIRE(features(reg) != NULL && features(reg)[0].name != NULL);
+    CHECK(strcmp(features(reg)[0].name, "USE_GRAPHS") == 0 && strcmp(features(reg)[0].value, "1") == 0);
     const float shares[2] = { 1, 3 };
     CHECK(split(0, shares) == gcuda_backend_cuda_split_buffer_type(0, shares, 2) && split(0, NULL) != NULL);
     CHECK(split(5, NULL) == NULL);

@@ -1,5 +1,6 @@
 // Several devices: peer access and its probe, staged copies, row-split weights and their products, on the simulated
 // device. A row-split product must be the whole one bit for bit, whatever the streams do.
+#define _GNU_SOURCE 1 // setenv
 #include "sim-test.h"
 
 #include <pthread.h>
@@ -1021,6 +1022,133 @@ TEST(the_callers_allocator_serves_every_device) {
     free(wanted);
     gcuda_backend_free(backend);
     CHECK_EQ_I(counted.n_alive, 0);
+    clean();
+}
+
+// ---- an allocator whose free waits for nothing ----
+
+static cudaStream_t spoiler;
+
+static void * arena_alloc(void * user, int device, size_t size) {
+    void * ptr = NULL;
+    (void) user;
+    (void) device;
+    return cudaMalloc(&ptr, size) == cudaSuccess ? ptr : NULL;
+}
+// Somebody else's at once. The memory itself goes when nothing can use it any more.
+static void * spoilt[64];
+static int n_spoilt;
+static void arena_free(void * user, int device, void * ptr, size_t size) {
+    int current = -1;
+    (void) user;
+    CHECK(cudaGetDevice(&current) == cudaSuccess && current == device && n_spoilt < 64);
+    if (device == 0) { CHECK(cudaMemsetAsync(ptr, 0xff, size, spoiler) == cudaSuccess && cudaStreamSynchronize(spoiler) == cudaSuccess); }
+    spoilt[n_spoilt++] = ptr;
+}
+
+// The result of a product whose weight is freed as soon as it is queued (or, waits, done), with a plan's CUDA graph or
+// without.
+static bool free_behind_a_product(const struct product * c, uint64_t seed, bool waits, float * got) {
+    struct place weights = place_begin(), p = place_begin();
+    struct gcuda_cuda_memory_params memory;
+    fresh(2, 64 * MB, seed);
+    memset(&memory, 0, sizeof memory);
+    memory.device.alloc = arena_alloc;
+    memory.device.free = arena_free;
+    CHECK_OK(gcuda_backend_cuda_set_memory(&memory));
+    CHECK(cudaStreamCreateWithFlags(&spoiler, cudaStreamNonBlocking) == cudaSuccess);
+    cudaStream_t captured = NULL;
+    cudaGraph_t other = NULL;
+    CHECK(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking) == cudaSuccess);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, c->a, c->k, c->m), *x = gcuda_new_tensor_2d(p.ctx, c->b, c->k, c->n);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, x);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    weights.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(0, NULL, 0));
+    const bool is_made = backend != NULL && weights.buffer != NULL && place_alloc(&p, backend);
+    CHECK(is_made);
+    void *rows = random_rows(c->a, c->k, c->m, 1), *in = random_rows(c->b, c->k, c->n, 3);
+    if (is_made) {
+        CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
+        CHECK_OK(gcuda_backend_tensor_set(x, in, 0, gcuda_nbytes(x)));
+        for (uint64_t i = 0; i <= seed % 3; ++i) { CHECK_OK(gcuda_backend_graph_compute_async(backend, graph)); }
+        if (waits) { CHECK_OK(gcuda_backend_synchronize(backend)); }
+        CHECK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        gcuda_backend_buffer_free(weights.buffer);
+        weights.buffer = NULL;
+        CHECK(cudaStreamEndCapture(captured, &other) == cudaSuccess); // which no wait for the device has ended
+        CHECK_OK(gcuda_backend_tensor_get_async(backend, y, got, 0, gcuda_nbytes(y)));
+        CHECK_OK(gcuda_backend_synchronize(backend));
+    }
+    free(rows);
+    free(in);
+    CHECK(sim_counts("cudaDeviceSynchronize") == 0);
+    if (other != NULL) { CHECK(cudaGraphDestroy(other) == cudaSuccess); }
+    gcuda_backend_free(backend);
+    place_end(&p);
+    place_end(&weights);
+    while (n_spoilt > 0) { CHECK(cudaFree(spoilt[--n_spoilt]) == cudaSuccess); }
+    CHECK(cudaStreamDestroy(captured) == cudaSuccess && cudaStreamDestroy(spoiler) == cudaSuccess);
+    CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    return is_made;
+}
+
+TEST(a_freed_weight_waits_for_its_products_and_not_for_the_device) {
+    const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 400, 2 };
+    float wanted[400 * 2], got[400 * 2];
+    CHECK(free_behind_a_product(&c, 0, true, wanted));
+    for (uint64_t seed = 0; seed < (test_full() ? 100u : 20u); ++seed) {
+        CHECK(free_behind_a_product(&c, seed, false, got));
+        CHECK_MSG(memcmp(got, wanted, sizeof got) == 0, "seed %d", (int) seed);
+    }
+    clean();
+}
+
+// ---- several devices that are one ----
+
+// Bit for bit what one device gives, with n of them dealt out to fewer; copies between them, memory, names.
+TEST(devices_that_share_one) {
+    static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 40, 420, 3 },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 420, 1 } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        float * wanted = whole(&cases[i]);
+        for (int n = 2; n <= 5; ++n) {
+            for (int there = 1; there <= 3; ++there) {
+                for (int by_env = 0; by_env < 2; ++by_env) {
+                    struct gcuda_cuda_device_params devices;
+                    struct gcuda_cuda_peer peer;
+                    fresh(there, 64 * MB, (uint64_t) n);
+                    memset(&devices, 0, sizeof devices);
+                    devices.n_devices = n;
+                    char text[8];
+                    snprintf(text, sizeof text, "%d", by_env ? n : 7); // the parameter wins
+                    setenv("GCUDA_CUDA_DEVICES", text, 1);
+                    if (!by_env) { CHECK_OK(gcuda_backend_cuda_set_devices(&devices)); }
+                    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), n);
+                    unsetenv("GCUDA_CUDA_DEVICES");
+                    gcuda_backend_t backend = gcuda_backend_cuda_init(n - 1);
+                    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(n - 1, NULL, 0);
+                    REQUIRE(backend != NULL && t != NULL);
+                    CHECK(cudaSetDevice(there - 1) == cudaSuccess);
+                    float * y = products(backend, t, &cases[i]);
+                    CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(&cases[i])) == 0, "%d on %d: %s", n, there,
+                        y ? "wrong" : gcuda_last_error());
+                    free(y);
+                    int device = -1;
+                    CHECK(cudaGetDevice(&device) == cudaSuccess && device == there - 1);
+                    for (int k = 0; k < n - 1; ++k) {
+                        CHECK_OK(gcuda_backend_cuda_get_peer(k, n - 1, &peer));
+                        CHECK(!peer.is_probed || peer.route == GCUDA_CUDA_ROUTE_DIRECT);
+                        if (k % there == (n - 1) % there) { CHECK(peer.is_possible); }
+                    }
+                    gcuda_backend_free(backend);
+                    CHECK(sim_leaks() == 0 && sim_violations() == 0);
+                }
+            }
+        }
+        free(wanted);
+    }
     clean();
 }
 

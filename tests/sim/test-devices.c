@@ -1,0 +1,273 @@
+// Choices about devices and the environment on the simulated device: more devices than there are, sources in page-locked
+// memory on a device that shares the processor's, environment variables that a program does not want, rows that lie apart.
+#define _GNU_SOURCE 1 // setenv
+#include "sim-test.h"
+
+static struct gcuda_cuda_device_params choice(int n_devices, enum gcuda_cuda_switch host_sources) {
+    struct gcuda_cuda_device_params p;
+    memset(&p, 0, sizeof p);
+    p.n_devices = n_devices;
+    p.host_sources = host_sources;
+    return p;
+}
+
+// =====================================================================================================================
+// >>devices   as many as are wanted
+// =====================================================================================================================
+TEST(devices_are_dealt_out_in_turn) {
+    static const int share[5] = { 3, 2, 3, 2, 3 };
+    struct gcuda_cuda_device_info info;
+    size_t n_free = 0, n_total = 0;
+    fresh(2, 120 * MB, 1);
+    struct gcuda_cuda_device_params p = choice(5, GCUDA_CUDA_AUTO);
+    CHECK_OK(gcuda_backend_cuda_set_devices(&p));
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 5);
+    CHECK_EQ_I(gcuda_backend_dev_count(), 6);
+    for (int i = 0; i < 5; ++i) {
+        char name[16];
+        snprintf(name, sizeof name, "CUDA%d", i);
+        const gcuda_backend_dev_t dev = gcuda_backend_dev_by_name(name);
+        REQUIRE(dev != NULL);
+        CHECK(gcuda_backend_dev_buffer_type(dev) == gcuda_backend_cuda_buffer_type(i));
+        CHECK(strcmp(gcuda_backend_buft_name(gcuda_backend_cuda_buffer_type(i)), name) == 0);
+        CHECK_OK(gcuda_backend_cuda_get_device_info(i, &info));
+        CHECK_EQ_I(info.ordinal, i % 2);
+        CHECK_EQ_I(info.total_bytes, 120 * MB / (size_t) share[i]);
+        CHECK_OK(gcuda_backend_cuda_get_device_memory(i, &n_free, &n_total));
+        CHECK(n_total == 120 * MB / (size_t) share[i] && n_free <= n_total && n_free > 0);
+        CHECK_EQ_I(gcuda_backend_cuda_find_device(name), i);
+    }
+    struct gcuda_cuda_device_info first;
+    CHECK_OK(gcuda_backend_cuda_get_device_info(0, &first));
+    CHECK(gcuda_backend_cuda_find_device(first.uuid) == -1 && gcuda_backend_cuda_find_device(first.pci) == -1);
+    CHECK_HAS(gcuda_last_error(), "fits 3 of 5");
+    // each is its own: memory of one is not another's, copies go from one to the next
+    struct place a = place_begin(), b = place_begin();
+    gcuda_backend_t one = gcuda_backend_cuda_init(0), two = gcuda_backend_cuda_init(2);
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(a.ctx, GCUDA_TYPE_F32, 1000), *y = gcuda_new_tensor_1d(b.ctx, GCUDA_TYPE_F32, 1000);
+    REQUIRE(one != NULL && two != NULL && place_alloc(&a, one) && place_alloc(&b, two));
+    static int32_t in[1000], out[1000];
+    for (int i = 0; i < 1000; ++i) { in[i] = 7 * i; }
+    CHECK_OK(gcuda_backend_tensor_set(x, in, 0, sizeof in));
+    CHECK_OK(gcuda_backend_tensor_copy_async(one, two, x, y));
+    CHECK_OK(gcuda_backend_tensor_get_async(two, y, out, 0, sizeof out));
+    CHECK_OK(gcuda_backend_synchronize(two));
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    memset(out, 0, sizeof out);
+    CHECK_OK(gcuda_backend_tensor_set(y, out, 0, sizeof out));
+    CHECK_OK(gcuda_backend_tensor_copy(x, y)); // waits
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+    CHECK(memcmp(in, out, sizeof in) == 0);
+    CHECK(gcuda_backend_tensor_set_async(two, x, in, 0, sizeof in) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(!gcuda_backend_supports_op(two, gcuda_sqr(b.ctx, x)));
+    CHECK_HAS(gcuda_last_error(), "is on CUDA0, not on CUDA2");
+    struct gcuda_cuda_stats stats[2];
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(0, &stats[0]));
+    CHECK_OK(gcuda_backend_cuda_get_device_stats(1, &stats[1]));
+    CHECK(stats[0].by[GCUDA_CUDA_PURPOSE_BUFFERS].in_use >= sizeof in && stats[1].reserved == 0);
+    place_end(&a);
+    place_end(&b);
+    gcuda_backend_free(one);
+    gcuda_backend_free(two);
+    clean();
+}
+
+TEST(a_choice_of_devices_that_comes_too_late_or_cannot_be) {
+    struct gcuda_cuda_device_params p = choice(GCUDA_CUDA_MAX_DEVICES + 1, GCUDA_CUDA_AUTO);
+    fresh(3, 64 * MB, 1);
+    CHECK(gcuda_backend_cuda_set_devices(&p) == GCUDA_STATUS_INVALID_ARGUMENT);
+    p.n_devices = -1;
+    CHECK(gcuda_backend_cuda_set_devices(&p) == GCUDA_STATUS_INVALID_ARGUMENT);
+    p.n_devices = 2; // fewer than there are
+    CHECK_OK(gcuda_backend_cuda_set_devices(&p));
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 2);
+    CHECK_OK(gcuda_backend_cuda_set_devices(&p));
+    p.n_devices = 4;
+    CHECK(gcuda_backend_cuda_set_devices(&p) == GCUDA_STATUS_FAILED);
+    CHECK_HAS(gcuda_last_error(), "gcuda_shutdown");
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 2);
+    gcuda_shutdown(); // forgets the choice
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 3);
+    fresh(0, 64 * MB, 1);
+    CHECK_OK(gcuda_backend_cuda_set_devices(&p));
+    CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 0); // none stays none
+    static const char * const texts[] = { "40", "-3", "many" };
+    static const int want[] = { GCUDA_CUDA_MAX_DEVICES, 3, 3 };
+    for (int i = 0; i < 3; ++i) {
+        setenv("GCUDA_CUDA_DEVICES", texts[i], 1);
+        fresh(3, 64 * MB, 1);
+        CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), want[i]);
+        unsetenv("GCUDA_CUDA_DEVICES");
+    }
+    clean();
+}
+
+// =====================================================================================================================
+// >>host   sources where the processor has them
+// =====================================================================================================================
+static gcuda_status sum_with_host_source(
+    enum gcuda_type type, int64_t ne0, bool is_integrated, enum gcuda_cuda_switch host, float * sum) {
+    struct place p = place_begin(), h = place_begin();
+    const struct gcuda_cuda_device_params choose = choice(0, host);
+    fresh(1, 64 * MB, 3);
+    sim_attribute(0, cudaDevAttrIntegrated, is_integrated);
+    CHECK_OK(gcuda_backend_cuda_set_devices(&choose));
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    const bool may = is_integrated && host == GCUDA_CUDA_ON;
+    CHECK(gcuda_backend_supports_buft(backend, gcuda_backend_cuda_host_buffer_type()) == may);
+    CHECK(!gcuda_backend_supports_buft(backend, gcuda_backend_cpu_buffer_type()));
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(h.ctx, type, ne0, 3);
+    h.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(h.ctx, gcuda_backend_cuda_host_buffer_type());
+    struct gcuda_tensor * y = gcuda_is_quantized(type)
+                                  ? gcuda_mul_mat(p.ctx, x, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ne0, 1))
+                                  : gcuda_sum(p.ctx, gcuda_scale(p.ctx, x, 2.0f));
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    gcuda_status st = gcuda_build_forward_expand(graph, y);
+    CHECK(backend != NULL && h.buffer != NULL && place_alloc(&p, backend));
+    memset(x->data, 0, gcuda_nbytes(x));
+    if (type == GCUDA_TYPE_F32) { gcuda_set_f32_1d(x, 1, 21.0f); }
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_graph_compute(backend, graph) : st;
+    if (st == GCUDA_STATUS_SUCCESS && type == GCUDA_TYPE_F32) { st = gcuda_backend_tensor_get(y, sum, 0, sizeof *sum); }
+    place_end(&p);
+    place_end(&h);
+    gcuda_backend_free(backend);
+    CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    return st;
+}
+
+TEST(a_device_that_shares_memory_reads_the_hosts_when_told) {
+    float sum = 0.0f;
+    CHECK_OK(sum_with_host_source(GCUDA_TYPE_F32, 50, true, GCUDA_CUDA_ON, &sum));
+    CHECK(sum == 42.0f);
+    CHECK(sum_with_host_source(GCUDA_TYPE_F32, 50, true, GCUDA_CUDA_AUTO, &sum) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "has no memory on CUDA0");
+    CHECK(sum_with_host_source(GCUDA_TYPE_F32, 50, true, GCUDA_CUDA_OFF, &sum) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(sum_with_host_source(GCUDA_TYPE_F32, 50, false, GCUDA_CUDA_ON, &sum) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_OK(sum_with_host_source(GCUDA_TYPE_Q8_0, 512, true, GCUDA_CUDA_ON, &sum)); // nothing to pad
+    CHECK(sum_with_host_source(GCUDA_TYPE_Q8_0, 96, true, GCUDA_CUDA_ON, &sum) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_HAS(gcuda_last_error(), "not padded");
+    clean();
+}
+
+// =====================================================================================================================
+// >>environment
+// =====================================================================================================================
+// A variable says one thing, the program does not want to hear it.
+static bool host_memory_is_locked(void) {
+    gcuda_backend_buffer_t b = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 1000);
+    const bool is_locked = gcuda_backend_buffer_get_type(b) == gcuda_backend_cuda_host_buffer_type();
+    gcuda_backend_buffer_free(b);
+    return is_locked;
+}
+
+static bool memory_is_managed(void) {
+    const long before = sim_counts("cudaMallocManaged");
+    gcuda_backend_buffer_free(gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_buffer_type(0), 1000));
+    return sim_counts("cudaMallocManaged") > before;
+}
+
+static bool is_offloaded(int64_t rows) {
+    struct place p = place_begin();
+    struct gcuda_tensor * y = gcuda_sqr(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 8, rows));
+    const bool is = gcuda_backend_dev_offload_op(gcuda_backend_dev_by_name("CUDA0"), y);
+    place_end(&p);
+    return is;
+}
+
+// Three runs of a graph: the second and third as a CUDA graph where that may be.
+static bool uses_cuda_graphs(void) {
+    struct place p = place_begin();
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    struct gcuda_cuda_plan_stats stats;
+    memset(&stats, 0, sizeof stats);
+    CHECK_OK(gcuda_build_forward_expand(graph, gcuda_sqr(p.ctx, gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 100))));
+    CHECK(backend != NULL && place_alloc(&p, backend));
+    for (int i = 0; i < 3; ++i) { CHECK_OK(gcuda_backend_graph_compute(backend, graph)); }
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    gcuda_backend_free(backend);
+    place_end(&p);
+    return stats.n_graph_launches > 0;
+}
+
+TEST(a_program_can_ignore_the_environment) {
+    static const char * const names[] = { "GCUDA_CUDA_NO_PINNED", "GCUDA_CUDA_ENABLE_UNIFIED_MEMORY", "GCUDA_CUDA_DISABLE_GRAPHS",
+        "GCUDA_CUDA_REGISTER_HOST", "GCUDA_OP_OFFLOAD_MIN_BATCH", "GCUDA_CUDA_DEVICES" };
+    struct gcuda_cuda_device_info info;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) { setenv(names[i], "5", 1); }
+    for (int turn = 0; turn < 3; ++turn) { // heard; ignored; ignored, after gcuda_shutdown too
+        const bool is_heard = turn == 0;
+        if (turn < 2) { gcuda_use_environment(is_heard); }
+        fresh(1, 64 * MB, 1);
+        CHECK_OK(gcuda_backend_cuda_get_device_info(0, &info));
+        CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), is_heard ? 5 : 1);
+        CHECK(host_memory_is_locked() != is_heard);
+        CHECK(memory_is_managed() == is_heard);
+        CHECK(is_offloaded(5) == is_heard && is_offloaded(32) && !is_offloaded(4));
+        CHECK(uses_cuda_graphs() == (!is_heard && info.cc >= 700));
+        gcuda_backend_register_host_buffer_t add = NULL;
+        static char mine[5000];
+        void * address = gcuda_backend_reg_get_proc_address(gcuda_backend_cuda_reg(), "gcuda_backend_register_host_buffer");
+        memcpy(&add, &address, sizeof address);
+        CHECK(add(mine, sizeof mine) == is_heard);
+    }
+    gcuda_use_environment(true);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) { unsetenv(names[i]); }
+    struct gcuda_cuda_device_params p = choice(0, GCUDA_CUDA_AUTO);
+    p.offload_min_batch = 7; // wins over the variable
+    fresh(1, 64 * MB, 1);
+    setenv("GCUDA_OP_OFFLOAD_MIN_BATCH", "5", 1);
+    CHECK_OK(gcuda_backend_cuda_set_devices(&p));
+    CHECK(is_offloaded(7) && !is_offloaded(6));
+    unsetenv("GCUDA_OP_OFFLOAD_MIN_BATCH");
+    clean();
+}
+
+// =====================================================================================================================
+// >>rows   that lie apart, as one copy
+// =====================================================================================================================
+static gcuda_status rows_there_and_back(struct gcuda_tensor * x, unsigned char * all) {
+    unsigned char in[5 * 7], back[4 * 9];
+    for (int i = 0; i < (int) sizeof in; ++i) { in[i] = (unsigned char) (i + 1); }
+    memset(back, 0xee, sizeof back);
+    gcuda_status st = gcuda_backend_tensor_memset(x, 0, 0, 400);
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_tensor_set_2d(x, in, 20, 5, 4, 32, 7) : st; // rows of 5 bytes
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_tensor_get(x, all, 0, 400) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_tensor_get_2d(x, back, 20, 5, 4, 32, 9) : st;
+    for (int i = 0; i < 4 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        CHECK(memcmp(back + 9 * i, in + 7 * i, 5) == 0 && back[9 * i + 5] == 0xee);
+    }
+    for (int i = 0; i < 400 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        const int row = (i - 20) / 32, at = (i - 20) % 32;
+        const bool is_in = i >= 20 && row < 4 && at < 5;
+        CHECK_MSG(all[i] == (is_in ? in[7 * row + at] : 0), "byte %d is %d", i, all[i]);
+    }
+    return st;
+}
+
+TEST(rows_that_lie_apart_go_in_one_copy) {
+    static unsigned char all[400], more[400];
+    fresh(1, 64 * MB, 5);
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
+    struct place p = place_begin(), h = place_begin();
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I8, 400), *y = gcuda_new_tensor_1d(h.ctx, GCUDA_TYPE_I8, 400);
+    REQUIRE(backend != NULL && cpu != NULL && place_alloc(&p, backend) && place_alloc(&h, cpu));
+    CHECK_OK(rows_there_and_back(x, all));
+    CHECK_EQ_I(sim_counts("cudaMemcpy2DAsync"), 2);
+    CHECK_OK(rows_there_and_back(y, more)); // row by row
+    CHECK(memcmp(all, more, sizeof all) == 0);
+    static const cudaError_t errors[] = { cudaErrorInvalidValue, cudaErrorMemoryAllocation };
+    for (int k = 1; k <= 2; ++k) {
+        for (int e = 0; e < 2; ++e) {
+            sim_fail("cudaMemcpy2DAsync", k, errors[e]);
+            CHECK(rows_there_and_back(x, all) != GCUDA_STATUS_SUCCESS);
+            CHECK_HAS(gcuda_last_error(), "4 rows of 5 bytes");
+            CHECK_OK(rows_there_and_back(x, all));
+        }
+    }
+    place_end(&h);
+    place_end(&p);
+    gcuda_backend_free(cpu);
+    gcuda_backend_free(backend);
+    clean();
+}
