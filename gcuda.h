@@ -31107,11 +31107,12 @@ static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, co
     return t;
 }
 
+// The newest come first, so that those made before the last write end the search: a tensor may be written many times.
 static int32_t gcudai_sched_find_copy(gcuda_backend_sched_t s, int32_t i, int b) {
     int32_t c = s->items[i].first_copy;
     const int32_t n_writes = s->items[s->items[i].root].n_writes;
-    while (c >= 0 && (s->copies[c].backend != b || s->copies[c].n_writes != n_writes)) { c = s->copies[c].next; }
-    return c;
+    while (c >= 0 && s->copies[c].backend != b && s->copies[c].n_writes == n_writes) { c = s->copies[c].next; }
+    return c >= 0 && s->copies[c].n_writes == n_writes ? c : -1;
 }
 
 static gcuda_status gcudai_sched_add_copy(gcuda_backend_sched_t s, int32_t i, int b, int32_t * index) {

@@ -724,8 +724,22 @@ TEST(every_allocation_and_every_call_fails_in_turn) {
 // =====================================================================================================================
 // >>speed
 // =====================================================================================================================
+enum speed_graph { SPEED_CHAIN, SPEED_CACHES };
+
+// Seven nodes, as in a model: a product, a residual, views. Or four: a cache that is written in place, and read elsewhere.
+static struct gcuda_tensor * speed_block(
+    struct gcuda_context * ctx, struct gcuda_cgraph * g, enum speed_graph kind, struct gcuda_tensor * y, struct gcuda_tensor * cache) {
+    if (kind == SPEED_CACHES) {
+        struct gcuda_tensor * part = gcuda_scale_inplace(ctx, gcuda_view_1d(ctx, cache, 16, 0), 0.5f);
+        if (gcuda_build_forward_expand(g, part) != GCUDA_STATUS_SUCCESS) { return NULL; }
+        return gcuda_add(ctx, gcuda_mul_mat(ctx, cache, y), y);
+    }
+    struct gcuda_tensor * h = gcuda_mul_mat(ctx, gcuda_rms_norm(ctx, y, 1e-5f), gcuda_scale(ctx, y, 0.5f));
+    return gcuda_add(ctx, y, gcuda_reshape_2d(ctx, gcuda_view_1d(ctx, gcuda_silu(ctx, h), 256, 0), 16, 16));
+}
+
 // ms for scheduling and placing a chain of blocks, best of three, with the buffers reserved.
-static double time_of(int n_nodes, int n_toys) {
+static double time_of(enum speed_graph kind, int n_nodes, int n_toys) {
     const struct gcuda_init_params params = { 0, NULL, true };
     struct setup s;
     double best = 1e9;
@@ -734,16 +748,17 @@ static double time_of(int n_nodes, int n_toys) {
         struct gcuda_context * ctx = gcuda_init(params);
         struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, (size_t) n_nodes + 16, false);
         struct gcuda_tensor * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 16, 16), * y = x;
+        struct gcuda_tensor * cache = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 16, 16);
         gcuda_set_input(x);
-        while (g->n_nodes < n_nodes) { // seven nodes, as in a model: a product, a residual, views
-            struct gcuda_tensor * h = gcuda_mul_mat(ctx, gcuda_rms_norm(ctx, y, 1e-5f), gcuda_scale(ctx, y, 0.5f));
-            h = gcuda_reshape_2d(ctx, gcuda_view_1d(ctx, gcuda_silu(ctx, h), 256, 0), 16, 16);
-            y = gcuda_add(ctx, y, h);
-            if (gcuda_build_forward_expand(g, y) != GCUDA_STATUS_SUCCESS) { break; }
+        gcuda_set_input(cache);
+        while (g->n_nodes < n_nodes) {
+            y = speed_block(ctx, g, kind, y, cache);
+            if (!CHECK_OK(gcuda_build_forward_expand(g, y))) { break; }
         }
-        for (int k = 0; k < g->n_nodes; ++k) { // some splits
+        for (int k = 0; k < g->n_nodes; ++k) { // some splits, or one for each product
             struct gcuda_tensor * t = g->nodes[k];
-            if (t->op == GCUDA_OP_MUL_MAT) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, t, s.backends[k * s.n / g->n_nodes])); }
+            const int b = kind == SPEED_CACHES ? k % n_toys : k * s.n / g->n_nodes;
+            if (t->op == GCUDA_OP_MUL_MAT) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(s.sched, t, s.backends[b])); }
         }
         const clock_t start = clock(); // the processor's time: others may be at work
         CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, g));
@@ -757,10 +772,21 @@ static double time_of(int n_nodes, int n_toys) {
     return best;
 }
 
-TEST(time_grows_with_the_nodes_alone) {
-    const double small = time_of(1000, 3), large = time_of(10000, 3), larger = time_of(40000, 3);
-    printf("  scheduling and placing: 1,000 nodes %.2f ms, 10,000 %.2f ms, 40,000 %.2f ms\n", small, large, larger);
+// Ten times the nodes: between 13 and 20 times the time, since they do not fit into caches any more; work that grows with
+// the square would take 100 times as long. The best of several tries, as others may push ours out of the caches.
+static void check_growth(enum speed_graph kind, const char * name) {
+    double ratio = 1e9, large = 1e9;
+    for (int i = 0; i < 5 && (ratio > 20.0 || large > 20.0); ++i) {
+        const double few = time_of(kind, 4000, 3), ms = time_of(kind, 10000, 3), many = time_of(kind, 40000, 3);
+        printf("  scheduling and placing %s: 4,000 nodes %.2f ms, 10,000 %.2f ms, 40,000 %.2f ms\n", name, few, ms, many);
+        ratio = many / few < ratio ? many / few : ratio;
+        large = ms < large ? ms : large;
+    }
     CHECK_MSG(large < 100.0, "10,000 nodes: %.2f ms; 20 are wanted, of optimised code on a machine of its own", large);
-    CHECK_MSG(larger < 10.0 * large + 10.0, "40,000 nodes: %.2f ms, four times as many as %.2f ms", larger, large);
+    CHECK_MSG(ratio < 30.0, "40,000 nodes take %.1f times as long as 4,000", ratio);
 }
 
+TEST(time_grows_with_the_nodes_alone) {
+    check_growth(SPEED_CHAIN, "a chain");
+    check_growth(SPEED_CACHES, "caches");
+}

@@ -41,7 +41,7 @@ OPS = {
 }
 # what is chosen by the capability; of the rest each capability runs its share
 OLDER_OPS = ["mul_mat_"]
-SEEDS = {"user": "2", "ci": "20", "full": "60"}  # orders of streams and threads that test-sched goes through
+SEEDS = {"user": "2", "ci": "20", "full": "200"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 
@@ -110,7 +110,7 @@ class Variant:
     def programs(self, chosen, **env):
         for name, text in chosen:
             command = [f"{self.folder}/{name}", *(["--filter", text] if text else [])]
-            self.total.test(command, {**self.env, **env}, 4800)  # the scheduler's 60 orders
+            self.total.test(command, {**self.env, **env}, 4800)  # the scheduler's 200 orders
 
     def operations(self, names, device="CUDA0", **env):
         for name in names:

@@ -21,13 +21,17 @@ void sim_warp_all(sim_warp_function function, const void * in, void * out);
 template <typename D, int K> struct sim_mma { // A is 16 x K, B is K x 8
     double a[16][K], b[K][8];
     void put(void * const * out, const void * const * in, size_t c_offset) const {
+        double sums[16][8] = {};
+        for (int row = 0; row < 16; ++row) { // eight sums side by side, each in the order of k
+            for (int k = 0; k < K; ++k) {
+                for (int column = 0; column < 8; ++column) { sums[row][column] += a[row][k] * b[k][column]; }
+            }
+        }
         for (int lane = 0; lane < 32; ++lane) {
             for (int i = 0; i < 4; ++i) {
-                const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+                const double sum = sums[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
                 D c;
                 memcpy(&c, (const char *) in[lane] + c_offset + (size_t) i * sizeof(D), sizeof(c));
-                double sum = 0.0;
-                for (int k = 0; k < K; ++k) { sum += a[row][k] * b[k][column]; }
                 c = std::is_integral<D>::value ? (D) ((int64_t) c + (int64_t) sum) : (D) ((double) c + sum);
                 memcpy((char *) out[lane] + (size_t) i * sizeof(D), &c, sizeof(c));
             }
