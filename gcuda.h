@@ -712,8 +712,10 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
 #define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
+#define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
+#define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
@@ -1334,7 +1336,7 @@ struct gcuda_array {
     X(ADD1,              add1,                2,  0,  GCUDAI_OP_REUSE, binary,         elements, binary)  \
     X(ADD_ID,            add_id,              3,  0,  GCUDAI_OP_REUSE_FIRST, add_id,   row_elements, any) \
     X(UNARY,             unary,               1,  0,  GCUDAI_OP_REUSE, unary,          unary, any)    \
-    X(GLU,               glu,                 1,  1,  0,               glu,            row_elements, any) \
+    X(GLU,               glu,                 1,  1,  GCUDAI_OP_REUSE, glu,            row_elements, any) \
     X(SCALE,             scale,               1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
     X(SQR,               sqr,                 1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
     X(SQRT,              sqrt,                1,  0,  GCUDAI_OP_REUSE, map,            elements, any)   \
@@ -2313,6 +2315,20 @@ struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
+};
+
+// Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
+// step rounded to F32 as nodes of their own would:
+//   y + bias;  glu(y, up b + up_bias), both matrices read at once, or glu(y, 1);  y * factor;  y * scale;  y + residual
+// Arrays are F32; their sizes are 1 or those of y, or of biases of mul_mat_id [M, E]: an expert's. Data NULL: left out.
+struct gcuda_mul_mat_epilogue {
+    struct gcuda_array bias, up_bias, factor, residual; // residual may be y
+    const void * up; // a second matrix of a's (as's) type, sizes and strides; NULL: there is none
+    bool is_activated; // without a second matrix: REGLU is then RELU, and so on
+    enum gcuda_glu_op glu;
+    float alpha, limit; // SWIGLU_OAI
+    bool is_scaled;
+    float scale;
 };
 
 // Launchers only: float rows as F16, with a power of two taken out of a row that F16 could not hold, or only with a loss
@@ -3419,9 +3435,11 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
 // by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
 //
-// Where a pattern fits, one launch computes several nodes: rms_norm and mul with an addition before or behind, scale and
-// soft_max, rope and set_rows, up to eight element-wise operations (gcuda_cuda_params.fusion turns that off). What lies
-// between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
+// Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off): rms_norm and mul with an
+// addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations; and a product of
+// quantized weights with up to 8 columns, or mul_mat_id of up to 64 slots, with what follows it: a bias or add_id, an
+// activation, or a second product of the same columns and the glu of both (one or two columns), a factor, a scale, a residual.
+// What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
 // for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
 //
 // Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
@@ -3787,6 +3805,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_hal
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// The same with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
+    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
 // For many columns, on warp-group matrix instructions: where gcuda_has_warp_groups says that the current device has them and
 // the kernels were compiled for it (9.0a), weights in blocks, F16 or BF16, one matrix with rows of multiples of 16 bytes,
 // columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column; sums are in F32.
@@ -3799,6 +3820,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat
 // As gcuda_launch_mul_mat_vec, a column at a time: for few tokens. Takes no scratch.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcuda_mul_mat_id_args * args,
+    const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // epilogue NULL: as before
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
@@ -27166,6 +27189,7 @@ static bool gcudai_cuda_look_again(struct gcudai_cuda_look * look) {
 enum { GCUDAI_CUDA_WINDOW = GCUDA_CHAIN_MAX };
 
 struct gcudai_cuda_window {
+    const struct gcudai_cuda * cu;
     const struct gcudai_cuda_look * look;
     bool is_strict; // the same bits as node by node
     int32_t * bad_index;
@@ -27178,12 +27202,22 @@ union gcudai_cuda_fused {
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
     struct gcuda_rope_set_args rope_set;
+    struct {
+        struct gcuda_mul_mat_args args;
+        struct gcuda_mul_mat_epilogue epilogue;
+        void * scratch;
+    } mul_mat;
+    struct {
+        struct gcuda_mul_mat_id_args args;
+        struct gcuda_mul_mat_epilogue epilogue;
+    } mul_mat_id;
 };
 
 struct gcudai_cuda_pattern {
     const char * name;
     int (*match)(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args); // nodes taken; 0: it does not fit
     gcuda_status (*run)(const union gcudai_cuda_fused * args, gcuda_stream stream); // NULL: the last node's launcher
+    void ** (*scratch)(union gcudai_cuda_fused * args, size_t * n_bytes); // where its address goes; NULL: there is none
 };
 
 // ---- what may be fused ----
@@ -27432,13 +27466,215 @@ static gcuda_status gcudai_cuda_run_chain(const union gcudai_cuda_fused * args, 
     return gcuda_launch_chain(&args->chain, stream);
 }
 
+// ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
+// Of those whose kernel has an epilogue: weights in blocks with few columns. The steps come in the epilogue's order.
+
+struct gcudai_cuda_sums {
+    const struct gcudai_cuda_window * w;
+    struct gcuda_mul_mat_epilogue e;
+    const struct gcuda_tensor * gate, * up; // the products
+    int step;  // of the epilogue, the last one taken
+    int taken; // nodes
+};
+enum { GCUDAI_CUDA_BIAS = 1, GCUDAI_CUDA_GATE, GCUDAI_CUDA_FACTOR, GCUDAI_CUDA_SCALE, GCUDAI_CUDA_RESIDUAL };
+
+static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
+    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && !gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT_ID)) { return false; }
+    const struct gcuda_tensor * y = w->node[i];
+    union gcudai_args args;
+    gcudai_op_row(y->op)->args(y, &args);
+    if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
+    return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_takes_vector(&args.mul_mat) : gcudai_cuda_takes_id_vector(&args.mul_mat_id);
+}
+
+// An F32 array that repeats over y with sizes of 1 or y's.
+static bool gcudai_cuda_repeats(const struct gcuda_tensor * t, const struct gcuda_tensor * y) {
+    bool is_so = t != NULL && t->type == GCUDA_TYPE_F32;
+    for (int d = 0; d < GCUDA_MAX_DIMS && is_so; ++d) { is_so = t->ne[d] == 1 || t->ne[d] == y->ne[d]; }
+    return is_so;
+}
+
+// Of the window's node i the operand beside value, which it is the only one to read; NULL: it is no such node.
+static const struct gcuda_tensor * gcudai_cuda_operand(const struct gcudai_cuda_window * w, int i, enum gcuda_op op, int value) {
+    if (!gcudai_cuda_is_op(w, i, op) || !gcudai_cuda_is_inner(w, value)) { return NULL; }
+    const struct gcuda_tensor * y = w->node[i], * other = gcudai_cuda_other(y, w->node[value]);
+    return y->type == GCUDA_TYPE_F32 && gcuda_are_same_shape(y, w->node[value]) && gcudai_cuda_repeats(other, y) ? other : NULL;
+}
+
+// The bias that node i adds to the product at node i - 1: of mul_mat_id an expert's.
+static const struct gcuda_tensor * gcudai_cuda_bias(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * product = w->node[i - 1], * y = i < w->n ? w->node[i] : NULL;
+    if (product->op == GCUDA_OP_MUL_MAT) { return gcudai_cuda_operand(w, i, GCUDA_OP_ADD, i - 1); }
+    return gcudai_cuda_is_op(w, i, GCUDA_OP_ADD_ID) && gcudai_cuda_is_inner(w, i - 1) && y->src[0] == product &&
+                   y->src[2] == product->src[2] && y->type == GCUDA_TYPE_F32 && y->src[1]->type == GCUDA_TYPE_F32 &&
+                   y->src[1]->ne[0] == y->ne[0] && y->src[1]->ne[1] == product->src[0]->ne[2]
+               ? y->src[1]
+               : NULL;
+}
+
+// A second product of the same columns behind the first, which may have its bias, and the gate that reads both.
+static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcuda_tensor * bias) {
+    const struct gcudai_cuda_window * w = s->w;
+    const int first = s->taken - 1, second = s->taken; // the value of the first; the second product
+    const struct gcuda_tensor * a = w->node[0], * b = second < w->n ? w->node[second] : NULL;
+    if (!gcudai_cuda_is_product(w, second) || b->op != a->op || b->src[1] != a->src[1] || b->src[2] != a->src[2] ||
+        b->src[0]->type != a->src[0]->type || !gcudai_same_layout(b->src[0], a->src[0]) || !gcudai_same_layout(b, a) ||
+        gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0)) {
+        return false;
+    }
+    const struct gcuda_tensor * second_bias = bias != NULL ? gcudai_cuda_bias(w, second + 1) : NULL;
+    const int last = second + (second_bias != NULL), i = last + 1;
+    if ((bias == NULL) != (second_bias == NULL) || !gcudai_cuda_is_op(w, i, GCUDA_OP_GLU)) { return false; }
+    const struct gcuda_tensor * y = w->node[i], * u = w->node[first], * v = w->node[last];
+    const bool is_first = y->src[0] == u && y->src[1] == v;
+    const bool is_few = a->op == GCUDA_OP_MUL_MAT_ID || gcuda_nrows(a) <= 2 * a->src[0]->ne[2] * a->src[0]->ne[3];
+    if (!is_few || (!is_first && (y->src[0] != v || y->src[1] != u)) || y->type != GCUDA_TYPE_F32 || !gcudai_cuda_is_inner(w, first) ||
+        !gcudai_cuda_is_inner(w, last) || (bias != NULL && !gcudai_cuda_is_inner(w, second))) {
+        return false;
+    }
+    union gcudai_args glu;
+    gcudai_glu_args(y, &glu);
+    s->e.glu = glu.glu.op;
+    s->e.alpha = glu.glu.alpha;
+    s->e.limit = glu.glu.limit;
+    s->gate = is_first ? a : b;
+    s->up = is_first ? b : a;
+    s->e.up = s->up->src[0]->data;
+    s->e.bias = gcudai_array(is_first ? bias : second_bias);
+    s->e.up_bias = gcudai_array(is_first ? second_bias : bias);
+    s->step = GCUDAI_CUDA_GATE;
+    s->taken = i + 1;
+    return true;
+}
+
+// The gate that with 1 is this activation.
+static enum gcuda_glu_op gcudai_cuda_gate_of(enum gcuda_unary_op op) {
+    switch (op) {
+        case GCUDA_UNARY_OP_RELU: return GCUDA_GLU_OP_REGLU;
+        case GCUDA_UNARY_OP_GELU: return GCUDA_GLU_OP_GEGLU;
+        case GCUDA_UNARY_OP_SILU: return GCUDA_GLU_OP_SWIGLU;
+        case GCUDA_UNARY_OP_GELU_ERF: return GCUDA_GLU_OP_GEGLU_ERF;
+        case GCUDA_UNARY_OP_GELU_QUICK: return GCUDA_GLU_OP_GEGLU_QUICK;
+        default: return GCUDA_GLU_OP_COUNT;
+    }
+}
+
+// The next node, if it is a later step of the epilogue.
+static bool gcudai_cuda_take_step(struct gcudai_cuda_sums * s) {
+    const struct gcudai_cuda_window * w = s->w;
+    const int i = s->taken;
+    const struct gcuda_tensor * factor = gcudai_cuda_operand(w, i, GCUDA_OP_MUL, i - 1);
+    const struct gcuda_tensor * residual = gcudai_cuda_operand(w, i, GCUDA_OP_ADD, i - 1);
+    if (factor != NULL && s->step < GCUDAI_CUDA_FACTOR) {
+        s->e.factor = gcudai_array(factor);
+        s->step = GCUDAI_CUDA_FACTOR;
+    } else if (residual != NULL && s->step < GCUDAI_CUDA_RESIDUAL) {
+        s->e.residual = gcudai_array(residual);
+        s->step = GCUDAI_CUDA_RESIDUAL;
+    } else if (s->step < GCUDAI_CUDA_GATE && gcudai_cuda_is_op(w, i, GCUDA_OP_UNARY) && gcudai_cuda_is_inner(w, i - 1) &&
+               w->node[i]->src[0] == w->node[i - 1] && w->node[i]->type == GCUDA_TYPE_F32 &&
+               gcudai_cuda_gate_of(gcuda_get_unary_op(w->node[i])) != GCUDA_GLU_OP_COUNT) {
+        s->e.is_activated = true;
+        s->e.glu = gcudai_cuda_gate_of(gcuda_get_unary_op(w->node[i]));
+        s->step = GCUDAI_CUDA_GATE;
+    } else if (gcudai_cuda_is_op(w, i, GCUDA_OP_SCALE) && gcudai_cuda_is_inner(w, i - 1) && w->node[i]->src[0] == w->node[i - 1] &&
+               w->node[i]->type == GCUDA_TYPE_F32 && gcudai_param_f32(w->node[i], 1) == 0.0f && s->step < GCUDAI_CUDA_SCALE) {
+        s->e.is_scaled = true;
+        s->e.scale = gcudai_param_f32(w->node[i], 0);
+        s->step = GCUDAI_CUDA_SCALE;
+    } else {
+        return false;
+    }
+    s->taken++;
+    return true;
+}
+
+// Columns and weights are read by all blocks, so nothing may be written there; what is read element by element may.
+static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int n) {
+    const struct gcuda_tensor * y = w->node[n - 1];
+    bool may = gcudai_cuda_may_write(w, n, y, true);
+    for (int i = 0; i < n; ++i) {
+        const bool is_product = w->node[i]->op == GCUDA_OP_MUL_MAT || w->node[i]->op == GCUDA_OP_MUL_MAT_ID;
+        for (int k = 0; k < 3 && is_product && w->node[i]->src[k] != NULL; ++k) {
+            may = may && !gcudai_cuda_overlap(y, w->node[i]->src[k]);
+        }
+    }
+    return may;
+}
+
+// From the product at the window's first node on, at most `most` nodes.
+static void gcudai_cuda_take_sums(const struct gcudai_cuda_window * w, int most, struct gcudai_cuda_sums * s) {
+    GCUDAI_ZERO(*s);
+    s->w = w;
+    s->gate = w->node[0];
+    s->taken = 1;
+    const struct gcuda_tensor * bias = most >= 2 ? gcudai_cuda_bias(w, 1) : NULL;
+    if (bias != NULL) {
+        s->e.bias = gcudai_array(bias);
+        s->step = GCUDAI_CUDA_BIAS;
+        s->taken = 2;
+    }
+    if (most > s->taken + 1) { (void) gcudai_cuda_take_gate(s, bias); }
+    while (s->taken < most && gcudai_cuda_take_step(s)) {}
+}
+
+static bool gcudai_cuda_match_sums(const struct gcudai_cuda_window * w, struct gcudai_cuda_sums * s) {
+    if (!gcudai_cuda_is_product(w, 0)) { return false; }
+    int most = w->n;
+    do {
+        gcudai_cuda_take_sums(w, most, s);
+        most = s->taken - 1;
+    } while (s->taken > 1 && !gcudai_cuda_may_write_sums(w, s->taken));
+    return s->taken > 1;
+}
+
+static int gcudai_cuda_match_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcudai_cuda_sums s;
+    union gcudai_args op;
+    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_MUL_MAT) || !gcudai_cuda_match_sums(w, &s)) { return 0; }
+    gcudai_mul_mat_args(s.gate, &op);
+    args->mul_mat.args = op.mul_mat;
+    args->mul_mat.args.y = gcudai_array(w->node[s.taken - 1]);
+    args->mul_mat.args.max_shared = w->cu->max_shared;
+    args->mul_mat.epilogue = s.e;
+    return s.taken;
+}
+
+static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcudai_cuda_sums s;
+    union gcudai_args op;
+    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_MUL_MAT_ID) || !gcudai_cuda_match_sums(w, &s)) { return 0; }
+    gcudai_mul_mat_id_args(s.gate, &op);
+    args->mul_mat_id.args = op.mul_mat_id;
+    args->mul_mat_id.args.y = gcudai_array(w->node[s.taken - 1]);
+    args->mul_mat_id.args.bad_index = w->bad_index;
+    args->mul_mat_id.args.max_shared = w->cu->max_shared;
+    args->mul_mat_id.epilogue = s.e;
+    return s.taken;
+}
+
+static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_vec_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
+}
+
+static void ** gcudai_cuda_scratch_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
+    *n_bytes = gcuda_mul_mat_vec_scratch_bytes(&args->mul_mat.args);
+    return &args->mul_mat.scratch;
+}
+
+static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_id_vec_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
+}
+
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
-    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set },
-    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul },
-    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul },
-    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL },
-    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain },
+    { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
+    { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
+    { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
+    { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
+    { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
+    { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
+    { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
 };
 
 // The nodes from one on that something runs for.
@@ -27515,6 +27751,7 @@ static void gcudai_cuda_step_make(
     int n_taken = 1;
     GCUDAI_ZERO(*s);
     GCUDAI_ZERO(w);
+    w.cu = cu;
     w.is_strict = cu->params.strict;
     w.bad_index = cu->bad_index;
     if (cu->plans.use_fusion) {
@@ -27531,14 +27768,19 @@ static void gcudai_cuda_step_make(
         s->op = gcudai_cuda_op_of(s->node->op);
     }
     s->scratch = s->op != NULL && s->op->scratch != NULL ? s->op->scratch(&s->args.op, &s->scratch_bytes) : NULL;
+    if (s->pattern != NULL && s->pattern->scratch != NULL) { s->scratch = s->pattern->scratch(&s->args, &s->scratch_bytes); }
+}
+
+static gcuda_status gcudai_cuda_step_enqueue(struct gcudai_cuda * cu, const struct gcudai_cuda_step * s) {
+    const bool is_fused = s->pattern != NULL && s->pattern->run != NULL;
+    return is_fused ? s->pattern->run(&s->args, cu->stream) : s->op->run(&s->args.op, cu->stream);
 }
 
 static gcuda_status gcudai_cuda_step_launch(struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
-    if (s->pattern != NULL && s->pattern->run != NULL) { return s->pattern->run(&s->args, cu->stream); }
-    if (s->op == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args.op); }
-    if (s->scratch_bytes == 0) { return s->op->run(&s->args.op, cu->stream); }
+    if (s->op == NULL && s->pattern == NULL) { return gcudai_cuda_run_args(cu, s->node, &s->args.op); }
+    if (s->scratch_bytes == 0) { return gcudai_cuda_step_enqueue(cu, s); }
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, s->scratch_bytes, gcudai_op_lower(s->node->op), s->scratch));
-    const gcuda_status st = s->op->run(&s->args.op, cu->stream);
+    const gcuda_status st = gcudai_cuda_step_enqueue(cu, s);
     gcudai_cuda_pool_give(&cu->pool, *s->scratch);
     return st;
 }

@@ -398,6 +398,33 @@ static inline float d_add_rn(float a, float b) { return a + b; }
 static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
+// ---- activations that several sections know ----
+// The exponential never overflows, and the tail towards 0 keeps its digits.
+static inline __device__ float d_sigmoid(float x) {
+    const float e = __expf(-fabsf(x));
+    return __fdividef(x < 0.0f ? e : 1.0f, 1.0f + e); // of 1 to 2
+}
+// 1/2 (1 + tanh(u)) is the logistic function of 2 u, which has digits left where tanh is -1.
+static inline __device__ float d_gelu(float x) {
+    return x * d_sigmoid(2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x));
+}
+static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * erfcf(x * -0.70710678118654752440f); }
+
+// What a gate does, of x and g: see gcuda_glu_args for alpha and limit.
+static inline __device__ float d_glu(gcuda_glu_op op, float x, float g, float alpha, float limit) {
+    if (op == GCUDA_GLU_OP_SWIGLU_OAI) {
+        const float a = x < limit ? x : limit, b = g < -limit ? -limit : g > limit ? limit : g;
+        return a * d_sigmoid(alpha * a) * (b + 1.0f);
+    }
+    switch (op) {
+        case GCUDA_GLU_OP_REGLU: return x > 0.0f ? x * g : 0.0f;
+        case GCUDA_GLU_OP_GEGLU: return d_gelu(x) * g;
+        case GCUDA_GLU_OP_SWIGLU: return x * d_sigmoid(x) * g;
+        case GCUDA_GLU_OP_GEGLU_ERF: return d_gelu_erf(x) * g;
+        default: return x * d_sigmoid(1.702f * x) * g;
+    }
+}
+
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
@@ -1777,12 +1804,6 @@ gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_strea
 // >>k-elements   unary, binary, scale and their like, optimizer steps
 // =====================================================================================================
 
-// The exponential never overflows, and the tail towards 0 keeps its digits.
-static __device__ float d_sigmoid(float x) {
-    const float e = __expf(-fabsf(x));
-    return __fdividef(x < 0.0f ? e : 1.0f, 1.0f + e); // of 1 to 2
-}
-
 // >>op:add  >>op:sub  >>op:mul  >>op:div  >>op:add1 ---------------------------------------------------
 struct d_add {
     static __device__ float apply(float a, float b) { return a + b; }
@@ -1912,10 +1933,6 @@ gcuda_status gcuda_launch_silu_back(const gcuda_binary_args * args, gcuda_stream
 }
 
 // >>op:unary ------------------------------------------------------------------------------------------
-// 1/2 (1 + tanh(u)) is the logistic function of 2 u, which has digits left where tanh is -1.
-static __device__ float d_gelu(float x) {
-    return x * d_sigmoid(2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x));
-}
 static __device__ float d_hardsigmoid(float x) { return fminf(1.0f, fmaxf(0.0f, (x + 3.0f) / 6.0f)); }
 
 static __device__ float d_xielu(float x, const float * p) {
@@ -1940,7 +1957,7 @@ static __device__ float d_unary(gcuda_unary_op op, float x, const float * p) {
         case GCUDA_UNARY_OP_EXP: return expf(x);
         case GCUDA_UNARY_OP_EXPM1: return expm1f(x);
         case GCUDA_UNARY_OP_SOFTPLUS: return x > 20.0f ? x : log1pf(expf(x));
-        case GCUDA_UNARY_OP_GELU_ERF: return 0.5f * x * erfcf(x * -0.70710678118654752440f);
+        case GCUDA_UNARY_OP_GELU_ERF: return d_gelu_erf(x);
         case GCUDA_UNARY_OP_XIELU: return d_xielu(x, p);
         case GCUDA_UNARY_OP_FLOOR: return floorf(x);
         case GCUDA_UNARY_OP_CEIL: return ceilf(x);
@@ -2014,20 +2031,6 @@ gcuda_status gcuda_launch_unary(const gcuda_unary_args * args, gcuda_stream stre
 
 // >>op:glu --------------------------------------------------------------------------------------------
 //   floor   x and g read, y written: 3 * n * sizeof(T) bytes
-template <int OP> static __device__ float d_glu(float x, float g, const gcuda_glu_args & p) {
-    if (OP == GCUDA_GLU_OP_SWIGLU_OAI) {
-        const float a = x < p.limit ? x : p.limit, b = g < -p.limit ? -p.limit : g > p.limit ? p.limit : g;
-        return a * d_sigmoid(p.alpha * a) * (b + 1.0f);
-    }
-    switch (OP) {
-        case GCUDA_GLU_OP_REGLU: return x > 0.0f ? x * g : 0.0f;
-        case GCUDA_GLU_OP_GEGLU: return d_unary(GCUDA_UNARY_OP_GELU, x, nullptr) * g;
-        case GCUDA_GLU_OP_SWIGLU: return d_unary(GCUDA_UNARY_OP_SILU, x, nullptr) * g;
-        case GCUDA_GLU_OP_GEGLU_ERF: return d_unary(GCUDA_UNARY_OP_GELU_ERF, x, nullptr) * g;
-        default: return d_unary(GCUDA_UNARY_OP_GELU_QUICK, x, nullptr) * g;
-    }
-}
-
 template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
@@ -2044,7 +2047,7 @@ template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_
             float u[N], v[N];
             d_unpack<T>(raw_x[k], u);
             d_unpack<T>(raw_g[k], v);
-            for (int j = 0; j < N; ++j) { u[j] = d_glu<OP>(u[j], v[j], p); }
+            for (int j = 0; j < N; ++j) { u[j] = d_glu((gcuda_glu_op) OP, u[j], v[j], p.alpha, p.limit); }
             d_store_wide(y + k * step, n - k * step, u);
         }
     }
@@ -2057,8 +2060,8 @@ template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const til
             const int64_t at = i.i0 + k * d_tile_step(t, 1);
             if (at < p.y.ne[0]) {
                 d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3),
-                    d_glu<OP>(d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3)),
-                        d_load(p.g.type, d_at(p.g, at, i.i1, i.i2, i.i3)), p));
+                    d_glu((gcuda_glu_op) OP, d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3)),
+                        d_load(p.g.type, d_at(p.g, at, i.i1, i.i2, i.i3)), p.alpha, p.limit));
             }
         }
     }
@@ -6523,6 +6526,8 @@ struct d_job {
     int64_t m_tiles, n_tiles, n_items;
     const d_id_tile * tiles; // mul_mat_id
     const int32_t * order;
+    bool has_epilogue;
+    gcuda_mul_mat_epilogue epilogue;
 };
 
 struct d_tile {
@@ -6563,6 +6568,49 @@ static inline __device__ void d_tile_column(const d_job & p, const d_tile & t, i
     const int64_t i1 = c % n1, i2 = t.matrix % p.a.ne[2] * r2 + c / n1 % r2, i3 = t.matrix / p.a.ne[2] * r3 + c / n1 / r2;
     *b = d_at(p.b, 0, 0, i2, i3) + i1 * p.b_c;
     *y = d_at(p.y, 0, i1, i2, i3);
+}
+
+static inline __device__ float d_repeated(const gcuda_array & t, const d_index & i) {
+    return *(const float *) d_at(t, t.ne[0] == 1 ? 0 : i.i0, t.ne[1] == 1 ? 0 : i.i1, t.ne[2] == 1 ? 0 : i.i2, t.ne[3] == 1 ? 0 : i.i3);
+}
+
+// What is stored for the sum v, where there is an epilogue. up: the sum with its second matrix. expert: of mul_mat_id, else -1.
+static inline __device__ float d_finish(const d_job & p, float v, float up, const d_index & i, int64_t expert) {
+    const gcuda_mul_mat_epilogue & e = p.epilogue;
+    const d_index of_bias = { i.i0, expert >= 0 ? expert : i.i1, expert >= 0 ? 0 : i.i2, i.i3 };
+    if (e.bias.data != nullptr) { v = d_add_rn(v, d_repeated(e.bias, of_bias)); }
+    if (e.up != nullptr) {
+        if (e.up_bias.data != nullptr) { up = d_add_rn(up, d_repeated(e.up_bias, of_bias)); }
+        v = d_glu(e.glu, v, up, e.alpha, e.limit);
+    } else if (e.is_activated) {
+        v = d_glu(e.glu, v, 1.0f, e.alpha, e.limit);
+    }
+    if (e.factor.data != nullptr) { v = d_mul_rn(v, d_repeated(e.factor, i)); }
+    if (e.is_scaled) { v = e.scale * v + 0.0f; }
+    return e.residual.data != nullptr ? d_add_rn(v, d_repeated(e.residual, i)) : v;
+}
+
+// Row m of the column that d_tile_column names.
+static inline __device__ d_index d_tile_index(const d_job & p, const d_tile & t, int j, int64_t m) {
+    const int64_t n1 = p.y.ne[1], r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3], c = t.c0 + j;
+    return { m, c % n1, t.matrix % p.a.ne[2] * r2 + c / n1 % r2, t.matrix / p.a.ne[2] * r3 + c / n1 / r2 };
+}
+
+// Whether an epilogue is one: F32, of sizes that repeat over y, of mul_mat_id biases for experts.
+static inline bool epilogue_fits(const gcuda_mul_mat_epilogue & e, const gcuda_array & y, int64_t n_experts) {
+    const gcuda_array * arrays[4] = { &e.bias, &e.up_bias, &e.factor, &e.residual };
+    for (int k = 0; k < 4; ++k) {
+        const gcuda_array & t = *arrays[k];
+        bool fits = t.type == GCUDA_TYPE_F32;
+        for (int d = 0; d < 4; ++d) { fits = fits && (t.ne[d] == 1 || t.ne[d] == y.ne[d]); }
+        if (k < 2 && n_experts > 0) {
+            fits = t.type == GCUDA_TYPE_F32 && t.ne[0] == y.ne[0] && t.ne[1] == n_experts && t.ne[2] * t.ne[3] == 1;
+        }
+        if (t.data != nullptr && !fits) {
+            return false;
+        }
+    }
+    return (int) e.glu >= 0 && e.glu < GCUDA_GLU_OP_COUNT;
 }
 
 static inline void job_tiles(d_job & p, int64_t tm, int64_t tn, int64_t n_lists) {
@@ -8080,6 +8128,7 @@ template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
     char * slots;
     const char * from; // the step of the next row to fetch
     int64_t stride;    // bytes from row to row of this warp
+    int64_t to_up;     // of rows of two matrices, in turn: from the first one's to the second one's; of one matrix `stride`
     int rows_left, bytes, next;
 
     __device__ void fetch(int lane) {
@@ -8092,7 +8141,7 @@ template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
                     d_copy_16(to + 512 * c, from - off + 16 * lane + 512 * c, ALIGNED ? 16 : left < 16 ? left : 16);
                 }
             }
-            from += stride;
+            from += rows_left % 2 == 0 ? to_up : stride; // of two matrices as many are left as of rows, twice
             --rows_left;
             next = next + 1 == SLOTS ? 0 : next + 1;
         }
@@ -8176,7 +8225,15 @@ template <typename A> static inline __device__ void d_vec_fill_tables(const d_ve
     if (V::codes > 0) { __syncthreads(); }
 }
 
-// Rows block * n_sub + sub, then every blocks * n_sub, of one product.
+static inline __device__ d_index d_vec_index(const d_vec_job & p, int64_t i, int64_t matrix, int c, int64_t m) {
+    if (p.ids.data != nullptr) {
+        return { m, i % p.ids.ne[0], i / p.ids.ne[0], 0 };
+    }
+    const d_tile t = { 0, 0, matrix, (int) p.job.n };
+    return d_tile_index(p.job, t, c, m);
+}
+
+// Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn.
 template <typename A, int COLS, bool ALIGNED>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
@@ -8184,7 +8241,9 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const int step = warp % p.at_once, sub = warp / p.at_once, n_sub = n_warps / p.at_once;
     const int64_t matrix = d_vec_matrix(p, item);
     const int m = (int) p.job.m, row0 = block * n_sub + sub, row_step = (int) p.blocks * n_sub;
-    const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step : 0; // of this warp
+    const bool has_up = COLS <= 2 && p.job.has_epilogue && p.job.epilogue.up != nullptr;
+    const int n_parts = has_up ? 2 : 1;
+    const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step * n_parts : 0; // of this warp
     const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
     const int ring_at = d_vec_table_bytes<A>(p) + warp * SLOTS * d_vec_format<A>::slot_bytes;
     char * columns = shared + d_vec_table_bytes<A>(p) + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
@@ -8198,7 +8257,9 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     d_vec_ends(p, item, matrix, 0, &b, &y);
     d_vec_ring<A, SLOTS, ALIGNED> ring;
     ring.slots = shared + ring_at;
-    ring.stride = row_step * p.job.a_m;
+    const int64_t up_at = has_up ? (const char *) p.job.epilogue.up - (const char *) p.job.a.data : 0, stride = row_step * p.job.a_m;
+    ring.stride = stride - up_at;
+    ring.to_up = has_up ? up_at : stride;
     for (int first = 0; first < p.steps && matrix >= 0; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
@@ -8228,7 +8289,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             __syncwarp();
             float sum[COLS] = {};
             if (is_in) {
-                const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + i * ring.stride) & 15);
+                const int off = ALIGNED ? 0 : (int) ((uintptr_t) (has_up ? a + i / 2 * stride + i % 2 * up_at : a + i * stride) & 15);
                 d_group g[2];
                 d_pair<A>::template decode<ALIGNED>(shared, ring_at + slot * d_vec_format<A>::slot_bytes + off, lane, table, g);
                 if (is_half) { d_set_scale(g[1], 0.0f, 0.0f); }
@@ -8254,9 +8315,14 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             break;
         }
         if (row < m && c < p.job.n) {
-            float sum = 0.0f;
-            for (int s = 0; s < p.at_once && matrix >= 0; ++s) { sum += part[(r * p.at_once + s) * COLS + c]; }
+            const float * sums = part + (r / n_sub * n_sub * n_parts + r % n_sub) * p.at_once * COLS + c;
+            float sum = 0.0f, up = 0.0f;
+            for (int s = 0; s < p.at_once && matrix >= 0; ++s) { sum += sums[s * COLS]; }
+            for (int s = 0; s < p.at_once && matrix >= 0 && has_up; ++s) { up += sums[(n_sub * p.at_once + s) * COLS]; }
             d_vec_ends(p, item, matrix, c, &b, &y);
+            if (p.job.has_epilogue && matrix >= 0) {
+                sum = d_finish(p.job, sum, up, d_vec_index(p, item, matrix, c, row), p.ids.data != nullptr ? matrix : -1);
+            }
             d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
         }
     }
@@ -8394,7 +8460,7 @@ template <typename A> struct d_mma_ring {
 
 // Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y.
 static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
-    int block, char * y) {
+    int block, int64_t matrix, char * y) {
     const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
     for (int i = (int) threadIdx.x; i < n * p.n_sub * MMA_TILE; i += (int) blockDim.x) {
         const int at = i % MMA_TILE, r = i / MMA_TILE / p.n_sub, sub = i / MMA_TILE % p.n_sub;
@@ -8406,6 +8472,8 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
         if (pass + 1 < p.passes) {
             *keep = sum;
         } else if (row < p.job.m && at % MMA_COLUMNS < p.job.n) {
+            const d_tile tile = { 0, 0, matrix, (int) p.job.n };
+            sum = p.job.has_epilogue ? d_finish(p.job, sum, 0.0f, d_tile_index(p.job, tile, at % MMA_COLUMNS, row), -1) : sum;
             d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
         }
     }
@@ -8464,7 +8532,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             to[32] = make_float2(sum[2], sum[3]);
             if (in_batch == MMA_BATCH - 1 || round + 1 == p.rounds) {
                 __syncthreads();
-                d_mma_meet(p, part, kept, pass, round, in_batch + 1, block, y);
+                d_mma_meet(p, part, kept, pass, round, in_batch + 1, block, matrix, y);
             }
         }
     }
@@ -8528,6 +8596,7 @@ static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_colu
 // Warps, steps side by side and blocks; the bytes of shared memory, 0 if there is no way. The steps side by side do not
 // depend on the number of rows, so that a row's sum is the same in any part of a matrix.
 #define VEC_PART_BYTES 8192 // sums of a block's rows
+#define VEC_PAIR_COLUMNS 2  // that two matrices can be multiplied with at once
 
 #define VEC_WIDE_TABLES (160 * 1024) // shared memory from which tables of codebooks have copies
 
@@ -8545,7 +8614,8 @@ template <typename A, int COLS>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
     const int64_t n_sm = n_multiprocessors(), at_once = COLS <= 2 ? 16 : 8;
-    const bool is_small = COLS == 1 && p.job.m * p.steps <= 64 * n_sm; // starting 32 warps would take longer than the work
+    const int64_t n_parts = p.job.epilogue.up != nullptr ? 2 : 1; // matrices whose rows a block has
+    const bool is_small = COLS == 1 && p.job.m * n_parts * p.steps <= 64 * n_sm; // starting 32 warps would take longer than the work
     vec_tables<A>(p, is_small || max_shared < VEC_WIDE_TABLES ? 1 : 32768, is_small || max_shared < VEC_WIDE_TABLES ? 1 : 16384);
     for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
         p.at_once = (int) (p.steps < at_once ? p.steps : at_once);
@@ -8557,7 +8627,7 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
             continue;
         }
         const int64_t n_sub = *n_warps / p.at_once, all = (p.job.m + n_sub - 1) / n_sub; // rounds of all blocks
-        const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps), most = VEC_PART_BYTES / (4 * COLS * *n_warps);
+        const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps), most = VEC_PART_BYTES / (4 * COLS * n_parts * *n_warps);
         const int64_t share = (wanted + n_matrices - 1) / n_matrices, least = (all + most - 1) / most;
         p.blocks = all < share ? all : share;
         p.blocks = p.blocks > least ? p.blocks : least;
@@ -8646,6 +8716,13 @@ static d_vec_job vec_job(const d_job & job) {
     return p;
 }
 
+static bool vec_take_epilogue(d_vec_job & p, const gcuda_mul_mat_epilogue & epilogue) {
+    p.job.has_epilogue = true;
+    p.job.epilogue = epilogue;
+    p.is_aligned = p.is_aligned && (uintptr_t) epilogue.up % 16 == 0;
+    return epilogue_fits(epilogue, p.job.y, p.n_experts) && (epilogue.up == nullptr || p.job.n <= VEC_PAIR_COLUMNS);
+}
+
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_vec_job p = vec_job(job_of(*args));
@@ -8655,7 +8732,15 @@ size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
 }
 
 gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_vec_fused(args, nullptr, scratch, stream);
+}
+
+gcuda_status gcuda_launch_mul_mat_vec_fused(
+    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
     d_vec_job p = vec_job(job_of(*args));
+    if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
     const int64_t n_matrices = args->a.ne[2] * args->a.ne[3], n = p.job.n;
     if (!gcuda_is_quantized(args->a.type) || !is_float(args->b.type) || n > 8 || p.job.m > MAX_VEC_ROWS || p.job.k % 32 != 0 ||
         (n > 1 && scratch == nullptr)) {
@@ -8695,6 +8780,11 @@ gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * sc
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_id_vec_fused(args, nullptr, stream);
+}
+
+gcuda_status gcuda_launch_mul_mat_id_vec_fused(
+    const gcuda_mul_mat_id_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
     d_job job = {};
     job.a = args->as;
     job.b = args->b;
@@ -8708,6 +8798,9 @@ gcuda_status gcuda_launch_mul_mat_id_vec(const gcuda_mul_mat_id_args * args, gcu
     p.ids = args->ids;
     p.n_experts = args->as.ne[2];
     p.bad_index = args->bad_index;
+    if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
     if (!gcuda_is_quantized(args->as.type) || !is_float(args->b.type) || job.m > MAX_VEC_ROWS || job.k % 32 != 0) {
         return GCUDA_STATUS_UNSUPPORTED;
     }

@@ -1096,6 +1096,186 @@ static void launches(struct bench * b) {
 }
 
 // =====================================================================================================================
+// >>stack   decoder blocks without their attention, each with weights of its own: what fusion and CUDA graphs are worth
+// =====================================================================================================================
+// 8B shapes: 4096 wide, 32 and 8 heads of 128, 14336 within the block. Experts: 2048 wide, 768 within, 8 of 128.
+struct stack {
+    const char * name;
+    enum gcuda_type type;
+    int n_layers, n_experts;
+    int64_t width, kv, ff, n;
+    bool only_products; // what the other nodes cost beside them
+};
+
+struct stack_graph {
+    const struct stack * s;
+    struct gcuda_context * weights, * ctx;
+    gcuda_backend_buffer_t buffer;
+    gcuda_gallocr_t alloc;
+    struct gcuda_cgraph * graph;
+    struct gcuda_tensor * x;
+    double bytes; // of weights that are read
+};
+
+static struct gcuda_tensor * stack_weight(struct stack_graph * g, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+    struct gcuda_tensor * w = gcuda_new_tensor_3d(g->weights, type, ne0, ne1, ne2);
+    const int64_t read = ne2 > 1 ? 8 : 1; // experts
+    if (w == NULL) { stop("stack"); }
+    g->bytes += (double) gcuda_nbytes(w) * (double) read / (double) ne2;
+    return w;
+}
+
+static struct gcuda_tensor * stack_norm(struct stack_graph * g, struct gcuda_tensor * x) {
+    struct gcuda_tensor * w = stack_weight(g, GCUDA_TYPE_F32, g->s->width, 1, 1);
+    return g->s->only_products ? x : gcuda_mul(g->ctx, gcuda_rms_norm(g->ctx, x, 1e-5f), w);
+}
+
+static struct gcuda_tensor * stack_product(struct stack_graph * g, struct gcuda_tensor * x, int64_t rows) {
+    return gcuda_mul_mat(g->ctx, stack_weight(g, g->s->type, x->ne[0], rows, 1), x);
+}
+
+static struct gcuda_tensor * stack_add(struct stack_graph * g, struct gcuda_tensor * x, struct gcuda_tensor * y) {
+    return g->s->only_products ? y : gcuda_add(g->ctx, x, y);
+}
+
+// Queries take the place of what attention makes of them; keys and values are made and end there.
+static struct gcuda_tensor * stack_attention(struct stack_graph * g, struct gcuda_tensor * x) {
+    struct gcuda_tensor * h = stack_norm(g, x), * q = stack_product(g, h, g->s->width);
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_tensor * kv = stack_product(g, h, g->s->kv);
+        gcuda_set_output(kv);
+        (void) gcuda_build_forward_expand(g->graph, q);
+        (void) gcuda_build_forward_expand(g->graph, kv);
+    }
+    return stack_add(g, x, stack_product(g, q, g->s->width));
+}
+
+static struct gcuda_tensor * stack_dense(struct stack_graph * g, struct gcuda_tensor * x) {
+    struct gcuda_tensor * h = stack_norm(g, x), * gate = stack_product(g, h, g->s->ff), * up = stack_product(g, h, g->s->ff);
+    struct gcuda_tensor * a = gate;
+    if (g->s->only_products) {
+        (void) gcuda_build_forward_expand(g->graph, up);
+    } else {
+        a = gcuda_swiglu_split(g->ctx, gate, up);
+    }
+    return stack_add(g, x, stack_product(g, a, g->s->width));
+}
+
+static struct gcuda_tensor * stack_experts(struct stack_graph * g, struct gcuda_tensor * x) {
+    const struct stack * s = g->s;
+    const int used = 8;
+    struct gcuda_context * c = g->ctx;
+    struct gcuda_tensor * h = stack_norm(g, x);
+    struct gcuda_tensor * probs = gcuda_soft_max(c, gcuda_mul_mat(c, stack_weight(g, GCUDA_TYPE_F32, s->width, s->n_experts, 1), h));
+    struct gcuda_tensor * ids = gcuda_argsort_top_k(c, probs, used);
+    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, s->n_experts, s->n), ids); // [1, used, n]
+    struct gcuda_tensor * flat = gcuda_reshape_2d(c, w, used, s->n);
+    w = gcuda_reshape_3d(c, gcuda_div(c, flat, gcuda_sum_rows(c, flat)), 1, used, s->n);
+    struct gcuda_tensor * in = gcuda_reshape_3d(c, h, s->width, 1, s->n);
+    struct gcuda_tensor * gate = gcuda_mul_mat_id(c, stack_weight(g, s->type, s->width, s->ff, s->n_experts), in, ids);
+    struct gcuda_tensor * up = gcuda_mul_mat_id(c, stack_weight(g, s->type, s->width, s->ff, s->n_experts), in, ids);
+    struct gcuda_tensor * down = stack_weight(g, s->type, s->ff, s->width, s->n_experts);
+    struct gcuda_tensor * y = gcuda_mul(c, gcuda_mul_mat_id(c, down, gcuda_swiglu_split(c, gate, up), ids), w), * sum = x;
+    (void) gcuda_build_forward_expand(g->graph, y);
+    for (int i = 0; i < used; ++i) {
+        sum = gcuda_add(c, sum, gcuda_view_2d(c, y, s->width, s->n, y->nb[2], (size_t) i * y->nb[1]));
+    }
+    return sum;
+}
+
+static void stack_begin(struct bench * b, const struct stack * s, struct stack_graph * g) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    memset(g, 0, sizeof *g);
+    g->s = s;
+    g->weights = gcuda_init(params);
+    g->ctx = gcuda_init(params);
+    g->graph = gcuda_new_graph_custom(g->ctx, 4096, false);
+    struct gcuda_tensor * x = g->x = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F32, s->width, s->n);
+    gcuda_set_input(x);
+    for (int i = 0; i < s->n_layers; ++i) {
+        x = s->n_experts > 0 ? stack_experts(g, x) : stack_dense(g, stack_attention(g, x));
+        if (s->only_products) { gcuda_set_output(x); }
+    }
+    gcuda_set_output(x);
+    if (gcuda_build_forward_expand(g->graph, x) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+    g->buffer = gcuda_backend_alloc_ctx_tensors(g->weights, b->backend);
+    g->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(b->backend));
+    if (g->buffer == NULL || gcuda_gallocr_alloc_graph(g->alloc, g->graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+    for (struct gcuda_tensor * w = gcuda_get_first_tensor(g->weights); w != NULL; w = gcuda_get_next_tensor(g->weights, w)) {
+        const struct leaf l = { w, FLOATS, 0 };
+        fill(&l);
+    }
+    const struct leaf l = { g->x, FLOATS, 0 };
+    fill(&l);
+}
+
+static void stack_end(struct stack_graph * g) {
+    gcuda_gallocr_free(g->alloc);
+    gcuda_backend_buffer_free(g->buffer);
+    gcuda_free(g->ctx);
+    gcuda_free(g->weights);
+}
+
+static size_t stack_kernels(struct bench * b, gcuda_backend_t backend, const struct stack_graph * g) {
+    cudaGraph_t graph = NULL;
+    size_t n = 0;
+    CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed));
+    if (gcuda_backend_graph_compute_async(backend, g->graph) != GCUDA_STATUS_SUCCESS) { stop(g->s->name); }
+    CUDA(cudaStreamEndCapture(b->stream, &graph));
+    CUDA(cudaGraphGetNodes(graph, NULL, &n));
+    CUDA(cudaGraphDestroy(graph));
+    return n;
+}
+
+static void stack_time(struct bench * b, const struct stack_graph * g, bool has_fusion, bool has_graphs) {
+    enum { RUNS = 30 };
+    struct gcuda_cuda_params params;
+    float samples[RUNS];
+    int device = 0;
+    CUDA(cudaGetDevice(&device));
+    memset(&params, 0, sizeof params);
+    params.device = device;
+    params.stream = b->stream;
+    params.fusion = has_fusion ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    params.graphs = has_graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    if (backend == NULL) { stop("backend"); }
+    for (int i = -3; i < RUNS; ++i) {
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        if (gcuda_backend_graph_compute_async(backend, g->graph) != GCUDA_STATUS_SUCCESS) { stop(g->s->name); }
+        CUDA(cudaEventRecord(b->end, b->stream));
+        const double us = elapsed_us(b);
+        if (i >= 0) { samples[i] = (float) us; }
+    }
+    qsort(samples, RUNS, sizeof samples[0], by_value);
+    const double us = (double) samples[RUNS / 2], gbs = g->bytes / us * 1e-3;
+    printf("%-34s fusion %-3s graphs %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s of weights, %3.0f%% of reading\n", g->s->name,
+        has_fusion ? "on" : "off", has_graphs ? "on" : "off", us, (double) stack_kernels(b, backend, g) / g->s->n_layers, gbs,
+        b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0);
+    fflush(stdout);
+    gcuda_backend_free(backend);
+}
+
+static void stacks(struct bench * b) {
+    static const struct stack all[] = {
+        { "8B q4_0, 1 column", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, false },
+        { "8B q4_0, 1 column, products alone", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, true },
+        { "8B f16, 1 column", GCUDA_TYPE_F16, 32, 0, 4096, 1024, 14336, 1, false },
+        { "8 of 128 experts q4_0, 1 column", GCUDA_TYPE_Q4_0, 16, 128, 2048, 0, 768, 1, false },
+        { "8B q4_0, 512 columns", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, false },
+        { "8B q4_0, 512 columns, products alone", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, true },
+    };
+    printf("\n=== decoder blocks without attention\n");
+    for (int i = 0; i < COUNT(all); ++i) {
+        struct stack_graph g;
+        if (!wanted(b, all[i].name)) { continue; }
+        stack_begin(b, &all[i], &g);
+        for (int k = 3; k >= 0; --k) { stack_time(b, &g, k % 2 != 0, k / 2 != 0); }
+        stack_end(&g);
+    }
+}
+
+// =====================================================================================================================
 // >>main
 // =====================================================================================================================
 static void begin(struct bench * b, int device) {
@@ -1193,7 +1373,7 @@ int main(int argc, char ** argv) {
             if (b.json == NULL) { stop("--json: cannot write"); }
             fprintf(b.json, "{\"rows\": [");
         } else {
-            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own] [--json FILE]"
+            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own|stack] [--json FILE]"
                             " [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
                             " [--mb N: of the ceilings, 4096]\n"
                             "                 [--check: only whether every row can be built]\n");
@@ -1210,6 +1390,7 @@ int main(int argc, char ** argv) {
             run_table(&b, tables[i].title, tables[i].rows, tables[i].n, tables[i].key[0] == 'o' && tables[i].key[1] == 't');
         }
     }
+    if (table == NULL || strcmp(table, "stack") == 0) { stacks(&b); }
     end(&b);
     return 0;
 }

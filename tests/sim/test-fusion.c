@@ -3,6 +3,8 @@
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 
+#include <math.h>
+
 #include "sim-test.h"
 
 // What a case builds: inputs are leafs (filled with numbers, or with indices where they are integers), `out` is compared.
@@ -21,8 +23,23 @@ static void out(struct build * b, struct gcuda_tensor * t) {
     b->out[b->n_out++] = t;
 }
 
+static void fill_blocks(struct gcuda_tensor * t, int salt) {
+    const int64_t n = gcuda_nelements(t);
+    float * values = (float *) malloc((size_t) n * sizeof(float));
+    void * blocks = malloc(gcuda_nbytes(t));
+    for (int64_t i = 0; i < n; ++i) { values[i] = (float) ((i * 7919 + salt * 104729) % 1009) / 504.5f - 1.0f; }
+    CHECK_OK(gcuda_quantize_rows(t->type, values, blocks, gcuda_nrows(t), t->ne[0], NULL, 1));
+    CHECK_OK(gcuda_backend_tensor_set(t, blocks, 0, gcuda_nbytes(t)));
+    free(values);
+    free(blocks);
+}
+
 static void fill(struct gcuda_tensor * t, int salt) {
     const int64_t n = gcuda_nelements(t);
+    if (gcuda_is_quantized(t->type)) {
+        fill_blocks(t, salt);
+        return;
+    }
     for (int64_t i = 0; i < n && t->view_src == NULL; ++i) {
         const int r = (int) ((i * 7919 + salt * 104729 + 13) % 1009);
         const float v = (float) r / 256.0f - 2.0f;
@@ -333,6 +350,249 @@ TEST(rope_and_set_rows_stay_apart) {
 }
 
 // =====================================================================================================================
+// >>products
+// =====================================================================================================================
+enum { K = 288, M = 37 };
+
+static struct gcuda_tensor * weights(struct build * b, enum gcuda_type type) { return gcuda_new_tensor_2d(b->ctx, type, K, M); }
+
+static void build_product(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const enum gcuda_type type = v == 4 ? GCUDA_TYPE_MXFP4 : v % 2 ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_Q8_0;
+    const int64_t n = v == 2 ? 2 : v == 3 || v == 5 ? 5 : v == 6 ? 8 : 1;
+    struct gcuda_tensor * x = v == 7 ? f32(b, K, 2, 3) : f32(b, K, n, 1);
+    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, type), x), * bias = f32(b, M, 1, 1), * whole = f32(b, M, v == 7 ? 2 : n, v == 7 ? 3 : 1);
+    switch (v) {
+        case 0: y = gcuda_add(c, y, bias); break;
+        case 1: y = gcuda_add(c, whole, y); break;
+        case 2: y = gcuda_add(c, whole, gcuda_add(c, y, bias)); break;
+        case 3: y = gcuda_add(c, gcuda_gelu(c, gcuda_add(c, y, bias)), whole); break;
+        case 4: y = gcuda_add(c, gcuda_scale(c, gcuda_mul(c, y, bias), 0.3f), whole); break;
+        case 5: y = gcuda_silu(c, y); break;
+        case 6: y = gcuda_mul(c, gcuda_relu(c, y), f32(b, 1, n, 1)); break;
+        case 7: y = gcuda_add(c, gcuda_gelu_erf(c, y), gcuda_permute(c, f32(b, 2, M, 3), 1, 0, 2, 3)); break;
+        case 8: y = gcuda_add(c, gcuda_gelu_quick(c, y), f32(b, 1, 1, 1)); break;
+        default: y = gcuda_add_inplace(c, y, whole); break;
+    }
+    out(b, y);
+}
+
+TEST(what_follows_a_product_goes_into_it) {
+    for (int v = 0; v <= 9; ++v) { fires(build_product, v, "mul_mat + steps", 1); }
+    clean();
+}
+
+static void build_product_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 0 ? 9 : 1;
+    struct gcuda_tensor * x = v == 1 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, K, 1) : f32(b, K, n, 1);
+    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, v == 2 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0), x), * bias = f32(b, M, 1, 1), * z = NULL;
+    if (v == 1) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
+    if (v == 3) { gcuda_set_output(y); }
+    switch (v) {
+        case 4: z = gcuda_add(c, y, y); break;
+        case 5: z = gcuda_add(c, f32(b, M, 2, 1), y); break; // the product repeats
+        case 6: z = gcuda_add(c, y, gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, M)); break;
+        case 7: z = gcuda_scale_bias(c, y, 2.0f, 1.0f); break;
+        case 8: z = gcuda_sub(c, y, bias); break;
+        case 9: z = gcuda_add(c, gcuda_reshape_2d(c, y, 1, M), gcuda_reshape_2d(c, bias, 1, M)); break;
+        case 10: z = gcuda_tanh(c, y); break;
+        default: z = gcuda_add(c, y, bias); break;
+    }
+    out(b, z);
+    if (v == 3) { out(b, y); }
+    if (v == 11) { out(b, gcuda_neg(c, y)); } // another reader
+}
+
+TEST(products_stay_apart) {
+    for (int v = 0; v <= 11; ++v) { stops(build_product_not, v, ""); }
+    clean();
+}
+
+// Two products and a gate over both, either of them first in the graph.
+static void build_pair(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const enum gcuda_type type = v == 4 ? GCUDA_TYPE_MXFP4 : v % 2 ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_Q6_K;
+    struct gcuda_tensor * w0 = gcuda_new_tensor_2d(c, type, type == GCUDA_TYPE_Q6_K ? 512 : K, M),
+                        * w1 = gcuda_new_tensor_2d(c, type, w0->ne[0], M), * x = f32(b, w0->ne[0], v == 3 || v == 4 ? 2 : 1, 1);
+    struct gcuda_tensor * p0 = gcuda_mul_mat(c, w0, x), * p1 = gcuda_mul_mat(c, w1, x), * y = NULL;
+    if (v == 2 || v == 3) { p0 = gcuda_add(c, p0, f32(b, M, 1, 1)), p1 = v == 2 ? gcuda_add(c, f32(b, M, 1, 1), p1) : gcuda_add(c, p1, f32(b, M, 1, 1)); }
+    switch (v) {
+        case 0: y = gcuda_swiglu_split(c, p0, p1); break;
+        case 1: y = gcuda_reglu_split(c, p1, p0); break;
+        case 2: y = gcuda_geglu_split(c, p0, p1); break;
+        case 3: y = gcuda_swiglu_oai(c, p0, p1, 1.702f, 0.4f); break;
+        case 4: y = gcuda_add(c, gcuda_scale(c, gcuda_geglu_erf_split(c, p0, p1), 0.5f), f32(b, M, 2, 1)); break;
+        default: y = gcuda_geglu_quick_split(c, p0, p1); break;
+    }
+    out(b, y);
+}
+
+TEST(gate_and_up_are_one_launch) {
+    for (int v = 0; v <= 5; ++v) { fires(build_pair, v, "mul_mat + steps", 1); }
+    clean();
+}
+
+static void build_pair_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 0 ? 3 : 1;
+    struct gcuda_tensor * x = f32(b, K, n, 1), * w = weights(b, GCUDA_TYPE_Q4_0), * row = f32(b, M, 1, 1);
+    struct gcuda_tensor * w1 = v == 3 ? gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0)
+                                      : weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_Q4_0);
+    struct gcuda_tensor * p0 = gcuda_mul_mat(c, w, x), * p1 = gcuda_mul_mat(c, w1, v == 2 ? f32(b, K, n, 1) : x);
+    if (v == 4) { gcuda_set_output(p1); }
+    struct gcuda_tensor * g = v == 5 ? gcuda_add(c, p1, row) : p1; // of one a bias
+    out(b, v == 6 ? gcuda_swiglu_split(c, p0, p0) : gcuda_swiglu_split(c, p0, g));
+    if (v == 4 || v == 6) { out(b, p1); }
+    if (v == 7) { out(b, gcuda_neg(c, p0)); }
+}
+
+TEST(gate_and_up_stay_apart) {
+    for (int v = 0; v <= 7; ++v) { stops(build_pair_not, v, v == 5 ? "mul_mat + steps" : ""); }
+    clean();
+}
+
+enum { EXPERTS = 6, USED = 3, TOKENS = 2 };
+static struct gcuda_tensor * experts(struct build * b, enum gcuda_type type) {
+    return gcuda_new_tensor_3d(b->ctx, type, K, M, EXPERTS);
+}
+
+static void build_expert(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const enum gcuda_type type = v % 2 ? GCUDA_TYPE_MXFP4 : GCUDA_TYPE_Q4_0;
+    struct gcuda_tensor * x = f32(b, K, v == 2 ? USED : 1, TOKENS), * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, USED, TOKENS);
+    struct gcuda_tensor * y = gcuda_mul_mat_id(c, experts(b, type), x, ids), * z = NULL;
+    if (v >= 3) { z = gcuda_mul_mat_id(c, experts(b, type), x, ids); }
+    if (v == 0 || v == 4) { y = gcuda_add_id(c, y, f32(b, M, EXPERTS, 1), ids); }
+    if (v == 1 || v == 2) { y = gcuda_mul(c, y, f32(b, 1, USED, TOKENS)); }
+    if (v == 4) { z = gcuda_add_id(c, z, f32(b, M, EXPERTS, 1), ids); }
+    out(b, v == 3 ? gcuda_swiglu_split(c, y, z) : v == 4 ? gcuda_swiglu_oai(c, y, z, 1.702f, 7.0f) : y);
+}
+
+TEST(what_follows_a_product_of_experts_goes_into_it) {
+    for (int v = 0; v <= 4; ++v) { fires(build_expert, v, "mul_mat_id + steps", 1); }
+    clean();
+}
+
+static void build_expert_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t tokens = v == 0 ? 33 : TOKENS;
+    struct gcuda_tensor * x = f32(b, K, 1, tokens), * as = experts(b, GCUDA_TYPE_Q4_0);
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, v == 0 ? 2 : USED, tokens), * other = gcuda_dup_tensor(c, ids);
+    if (v == 0) { // indices of the test count up: as many experts
+        as = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, 32, 2, 66);
+        x = f32(b, 32, 1, tokens);
+    }
+    struct gcuda_tensor * y = gcuda_mul_mat_id(c, as, x, ids);
+    if (v == 2) {
+        out(b, gcuda_swiglu_split(c, y, gcuda_mul_mat_id(c, experts(b, GCUDA_TYPE_Q4_0), x, other)));
+    } else {
+        out(b, gcuda_add_id(c, y, f32(b, as->ne[1], as->ne[2], 1), v == 1 ? other : ids));
+    }
+}
+
+TEST(products_of_experts_stay_apart) {
+    for (int v = 0; v <= 2; ++v) { stops(build_expert_not, v, ""); }
+    clean();
+}
+
+// The launcher against float64, with every step there is.
+#define LIMIT 2.5
+
+static double gate64(enum gcuda_glu_op op, double x, double g) {
+    switch (op) {
+        case GCUDA_GLU_OP_REGLU: return x > 0.0 ? x * g : 0.0;
+        case GCUDA_GLU_OP_GEGLU: return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * x * (1.0 + 0.044715 * x * x))) * g;
+        case GCUDA_GLU_OP_GEGLU_ERF: return 0.5 * x * erfc(-x / sqrt(2.0)) * g;
+        case GCUDA_GLU_OP_GEGLU_QUICK: return x / (1.0 + exp(-1.702 * x)) * g;
+        case GCUDA_GLU_OP_SWIGLU_OAI: {
+            const double a = x < LIMIT ? x : LIMIT, b = g < -LIMIT ? -LIMIT : g > LIMIT ? LIMIT : g;
+            return a / (1.0 + exp(-1.702 * a)) * (b + 1.0);
+        }
+        default: return x / (1.0 + exp(-x)) * g;
+    }
+}
+
+static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, enum gcuda_glu_op op, bool has_up) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * up = gcuda_new_tensor_2d(p.ctx, type, k, m);
+    struct gcuda_tensor * t[6]; // columns, bias, bias of the second, factor, residual, result
+    const int64_t ne[6][2] = { { k, n }, { m, 1 }, { m, n }, { 1, n }, { m, n }, { m, n } };
+    for (int i = 0; i < 6; ++i) { t[i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ne[i][0], ne[i][1]); }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    float * f[8];
+    struct gcuda_tensor * all[8] = { t[0], t[1], t[2], t[3], t[4], t[5], a, up };
+    for (int i = 0; i < 8; ++i) {
+        f[i] = (float *) malloc((size_t) gcuda_nelements(all[i]) * sizeof(float));
+        if (i < 6) {
+            fill(all[i], i);
+            CHECK_OK(gcuda_backend_tensor_get(all[i], f[i], 0, gcuda_nbytes(all[i])));
+        } else {
+            void * blocks = malloc(gcuda_nbytes(all[i]));
+            fill(all[i], i);
+            CHECK_OK(gcuda_backend_tensor_get(all[i], blocks, 0, gcuda_nbytes(all[i])));
+            gcudai_to_float(type)(blocks, f[i], m * k);
+            free(blocks);
+        }
+    }
+    struct gcuda_mul_mat_args args;
+    struct gcuda_mul_mat_epilogue e;
+    memset(&args, 0, sizeof args);
+    memset(&e, 0, sizeof e);
+    args.a = gcudai_array(a), args.b = gcudai_array(t[0]), args.y = gcudai_array(t[5]);
+    e.bias = gcudai_array(t[1]), e.up_bias = gcudai_array(t[2]), e.factor = gcudai_array(t[3]), e.residual = gcudai_array(t[4]);
+    e.up = has_up ? up->data : NULL;
+    e.is_activated = !has_up;
+    e.glu = op;
+    e.is_scaled = true, e.scale = -0.75f, e.alpha = 1.702f, e.limit = (float) LIMIT;
+    void * scratch = NULL;
+    CHECK(cudaMalloc(&scratch, gcuda_mul_mat_vec_scratch_bytes(&args) + 1) == cudaSuccess);
+    const gcuda_status st = gcuda_launch_mul_mat_vec_fused(&args, &e, scratch, NULL);
+    CHECK(st == (has_up && n > 2 ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
+    if (st == GCUDA_STATUS_SUCCESS) {
+        double error = 0.0, size = 0.0;
+        CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+        CHECK_OK(gcuda_backend_tensor_get(t[5], f[5], 0, gcuda_nbytes(t[5])));
+        for (int64_t i = 0; i < m * n; ++i) {
+            const int64_t row = i % m, c = i / m;
+            double s[2] = { 0.0, 0.0 };
+            for (int64_t j = 0; j < k; ++j) {
+                s[0] += (double) f[6][row * k + j] * (double) f[0][c * k + j];
+                s[1] += (double) f[7][row * k + j] * (double) f[0][c * k + j];
+            }
+            const double gate = gate64(op, s[0] + (double) f[1][row], has_up ? s[1] + (double) f[2][i] : 1.0);
+            const double want = gate * (double) f[3][c] * -0.75 + (double) f[4][i], d = want - (double) f[5][i];
+            error += d * d, size += want * want;
+        }
+        CHECK_MSG(error <= 5e-4 * size, "%s, %d columns, op %d: error %g", gcuda_type_name(type), (int) n, (int) op, error / size);
+    }
+    CHECK(cudaFree(scratch) == cudaSuccess);
+    for (int i = 0; i < 8; ++i) { free(f[i]); }
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(launcher_with_every_step) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q6_K };
+    for (int i = 0; i < 5; ++i) {
+        for (int64_t n = 1; n <= 4; ++n) {
+            launch_once(types[i], 512, i == 0 ? 300 : 19, n, i == 1 ? GCUDA_GLU_OP_SWIGLU : (enum gcuda_glu_op) ((i + n) % 6), true);
+            launch_once(types[i], 256, 21, n, (enum gcuda_glu_op) ((i + n) % 3), false);
+        }
+    }
+    launch_once(GCUDA_TYPE_MXFP4, 96, 40, 1, GCUDA_GLU_OP_SWIGLU, true); // rows at any byte
+    launch_once(GCUDA_TYPE_Q4_0, 4096 + 64, 700, 1, GCUDA_GLU_OP_SWIGLU, true); // several rounds and steps
+    clean();
+}
+
+// =====================================================================================================================
 // >>chain
 // =====================================================================================================================
 static void build_chain(struct build * b) {
@@ -513,6 +773,40 @@ TEST(reused_memory_gives_the_same_results) {
     gcuda_free(ctx);
     gcuda_backend_free(fused);
     gcuda_backend_free(plain);
+    clean();
+}
+
+// A feed-forward block: what the allocator does with its memory must leave it three launches.
+TEST(a_block_in_reused_memory_is_three_launches) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    const struct gcuda_init_params ip = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(ip), * weights_ctx = gcuda_init(ip);
+    struct gcuda_tensor * norm = gcuda_new_tensor_1d(weights_ctx, GCUDA_TYPE_F32, 64), * w[3];
+    for (int i = 0; i < 3; ++i) { w[i] = gcuda_new_tensor_2d(weights_ctx, GCUDA_TYPE_Q4_0, i == 2 ? 224 : 64, i == 2 ? 64 : 224); }
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 64), * h = x;
+    gcuda_set_input(x);
+    for (int layer = 0; layer < 3; ++layer) {
+        struct gcuda_tensor * n = gcuda_mul(ctx, gcuda_rms_norm(ctx, h, 1e-5f), norm);
+        struct gcuda_tensor * a = gcuda_swiglu_split(ctx, gcuda_mul_mat(ctx, w[0], n), gcuda_mul_mat(ctx, w[1], n));
+        h = gcuda_add(ctx, h, gcuda_mul_mat(ctx, w[2], a));
+    }
+    gcuda_set_output(h);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, h));
+    gcuda_gallocr_t alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(weights_ctx, backend);
+    CHECK_OK(gcuda_gallocr_alloc_graph(alloc, graph));
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(buffer != NULL && plan != NULL);
+    char names[400];
+    names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    CHECK_MSG(((const struct gcudai_cuda_plan *) plan)->n_steps == 9, "%d launches: %s", ((const struct gcudai_cuda_plan *) plan)->n_steps, names);
+    gcuda_backend_graph_plan_free(backend, plan);
+    gcuda_gallocr_free(alloc);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+    gcuda_free(weights_ctx);
+    gcuda_backend_free(backend);
     clean();
 }
 
