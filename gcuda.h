@@ -3890,7 +3890,8 @@ GCUDA_API gcuda_status gcuda_backend_sched_graph_compute(gcuda_backend_sched_t s
 // with gcuda_backend_tensor_set_async on their backend. With n_copies > 1 each run has input copies of its own, in turn,
 // so that one backend may begin the next run while another is at this one; and each gcuda_backend_sched_alloc_graph takes
 // other places for tensors with the INPUT flag, and waits when their last run is still under way. Splits wait for each
-// other on the devices; the host waits where a backend without events (the CPU) is a party.
+// other on the devices; the host waits for what a backend without events (the CPU) reads. What the CPU gives to a device goes
+// through page-locked memory of the scheduler's, up to 64 MiB a device, and the host goes on.
 GCUDA_API gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t sched, struct gcuda_cgraph * graph);
 GCUDA_API gcuda_status gcuda_backend_sched_synchronize(gcuda_backend_sched_t sched); // all of its backends
 // Forgets the allocated graph and what gcuda_backend_sched_set_tensor_backend has said: before tensors go away.
@@ -30705,6 +30706,7 @@ struct gcudai_sched_copy { // of an item, on a backend that cannot read it where
     int32_t item, backend, n_writes, next; // next of the same item
     bool is_weight;                        // constant: one place serves all runs
     bool is_uploaded;                      // from host memory to a GPU, by threads and a stream of the scheduler's
+    bool is_staged;                        // from host memory, through the backend's stage
     gcuda_cuda_ticket ticket;
     struct gcuda_tensor * places;          // one for each run that may be under way
 };
@@ -30723,8 +30725,23 @@ struct gcudai_sched_patch { // this source reads that copy
     int32_t k, copy;
 };
 
+struct gcudai_sched_staged { // bytes [first, end) of a stage, until the event is over
+    size_t first, end;
+    gcuda_backend_event_t event;
+};
+
+// What the host copies to a backend goes through here, so that it need not wait for the backend: a ring of bytes, and one of
+// what is in them, the oldest first.
+struct gcudai_sched_stage {
+    gcuda_backend_buffer_t buffer; // page-locked where the device has that; NULL: none, or none to be had
+    size_t size, at;               // size: as was asked for; at: the next byte
+    struct gcudai_sched_staged * all;
+    size_t n_all, n_wanted, first, n;
+};
+
 struct gcudai_sched_backend {
     gcuda_backend_t backend;
+    struct gcudai_sched_stage stage;
     gcuda_backend_buffer_type_t buft;
     bool is_async;
     gcuda_backend_event_t done; // recorded when somebody has to wait; NULL: the device has no events
@@ -30906,12 +30923,20 @@ gcuda_backend_sched_t gcuda_backend_sched_new(gcuda_backend_t * backends, gcuda_
     return gcuda_backend_sched_new_params(&p);
 }
 
+static void gcudai_sched_stage_free(struct gcudai_sched_stage * stage) {
+    for (size_t i = 0; i < stage->n_all; ++i) { gcuda_backend_event_free(stage->all[i].event); }
+    gcudai_free(stage->all);
+    gcuda_backend_buffer_free(stage->buffer);
+    GCUDAI_ZERO(*stage);
+}
+
 void gcuda_backend_sched_free(gcuda_backend_sched_t s) {
     if (s == NULL) { return; }
     for (int i = 0; s->backends != NULL && i < s->n_backends; ++i) {
         struct gcudai_sched_backend * b = &s->backends[i];
         if (b->backend != NULL) { (void) gcuda_backend_synchronize(b->backend); }
         gcuda_cuda_uploader_free(b->uploader);
+        gcudai_sched_stage_free(&b->stage);
         gcuda_backend_event_free(b->done);
         for (int c = 0; s->run_ends != NULL && c < s->n_copies; ++c) {
             gcuda_backend_event_free(s->run_ends[i * s->n_copies + c]);
@@ -31654,6 +31679,65 @@ static void gcudai_sched_make_uploaders(gcuda_backend_sched_t s) {
     }
 }
 
+enum { GCUDAI_SCHED_STAGE_ALIGN = 64 };
+
+static size_t gcudai_sched_staged_bytes(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c) {
+    return gcudai_pad(gcuda_nbytes(s->items[c->item].t), GCUDAI_SCHED_STAGE_ALIGN);
+}
+
+static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b);
+
+// What is there and large enough stays. Page-locked memory that cannot be had is no failure: the host then waits for the
+// backend before it copies.
+static gcuda_status gcudai_sched_make_stage(gcuda_backend_sched_t s, int b, size_t size, size_t n) {
+    struct gcudai_sched_stage * stage = &s->backends[b].stage;
+    gcuda_backend_buffer_type_t buft = gcuda_backend_dev_host_buffer_type(gcuda_backend_get_device(s->backends[b].backend));
+    if (size <= stage->size && n <= stage->n_wanted) { return GCUDA_STATUS_SUCCESS; }
+    size = GCUDAI_MAX(size, stage->size);
+    n = GCUDAI_MAX(n, stage->n_wanted);
+    GCUDAI_TRY(gcudai_sched_host_wait(s, b));
+    gcudai_sched_stage_free(stage);
+    stage->size = size;
+    stage->n_wanted = n;
+    stage->all = (struct gcudai_sched_staged *) gcudai_calloc(n, sizeof(*stage->all));
+    bool is_ok = stage->all != NULL;
+    while (is_ok && stage->n_all < n) {
+        gcuda_backend_event_t * event = &stage->all[stage->n_all].event;
+        is_ok = gcudai_sched_event(s->backends[b].backend, event) == GCUDA_STATUS_SUCCESS && *event != NULL;
+        stage->n_all += is_ok;
+    }
+    stage->buffer = is_ok ? gcuda_backend_buft_alloc_buffer(buft ? buft : gcuda_backend_cpu_buffer_type(), size) : NULL;
+    if (stage->buffer == NULL) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "sched: the host waits for %s before it copies: %s",
+            gcuda_backend_name(s->backends[b].backend), gcudai_message);
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Which copies the host makes, of what may change, to a backend that works while the host goes on; and room for those of as
+// many runs as may be under way and one more, up to 64 MiB or the largest of them.
+static gcuda_status gcudai_sched_make_stages(gcuda_backend_sched_t s) {
+    const size_t n_runs = (size_t) s->n_copies + 1;
+    for (int b = 0; b < s->n_backends; ++b) {
+        const struct gcudai_sched_backend * to = &s->backends[b];
+        const bool may_stage = to->is_async && to->done != NULL && to->backend->iface.set_tensor_async != NULL;
+        size_t largest = 0, sum = 0, n = 0;
+        for (int i = 0; i < s->n_copied; ++i) {
+            struct gcudai_sched_copy * c = &s->copies[i];
+            if (c->backend != b) { continue; }
+            c->is_staged = may_stage && !c->is_weight && gcudai_in_host_memory(s->items[c->item].t);
+            if (!c->is_staged) { continue; }
+            const size_t size = gcudai_sched_staged_bytes(s, c);
+            largest = GCUDAI_MAX(largest, size);
+            sum += GCUDAI_MIN(size, SIZE_MAX / n_runs - sum);
+            n += n_runs;
+        }
+        const size_t most = GCUDAI_MAX(largest, (size_t) 64 << 20);
+        if (n > 0) { GCUDAI_TRY(gcudai_sched_make_stage(s, b, GCUDAI_MIN(sum * n_runs, most), n)); }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
     struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
     const bool is_same = s->n_old_nodes == s->n_alloc_nodes && s->n_old_leafs == s->n_alloc_leafs &&
@@ -31712,11 +31796,16 @@ static gcuda_status gcudai_sched_take_bad_data(gcuda_backend_sched_t s) {
     return st == GCUDA_STATUS_SUCCESS ? st : gcuda_set_last_error(st, s->bad_data_message);
 }
 
+static void gcudai_sched_is_over(struct gcudai_sched_backend * b) {
+    b->seen = b->given;
+    b->stage.n = b->stage.first = b->stage.at = 0;
+}
+
 static gcuda_status gcudai_sched_host_wait(gcuda_backend_sched_t s, int b) {
     struct gcudai_sched_backend * of = &s->backends[b];
     if (!of->is_async || of->seen == of->given) { return GCUDA_STATUS_SUCCESS; }
     GCUDAI_TRY(gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(of->backend)));
-    of->seen = of->given;
+    gcudai_sched_is_over(of);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -31758,7 +31847,7 @@ static gcuda_status gcudai_sched_sync(gcuda_backend_sched_t s) {
         struct gcudai_sched_backend * b = &s->backends[i];
         const gcuda_status one = gcudai_sched_keep_bad_data(s, gcuda_backend_synchronize(b->backend));
         if (one == GCUDA_STATUS_SUCCESS) {
-            b->seen = b->given;
+            gcudai_sched_is_over(b);
         } else if (st == GCUDA_STATUS_SUCCESS) {
             st = one;
             memcpy(first, gcudai_message, sizeof(first));
@@ -31783,6 +31872,7 @@ gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcu
     }
     GCUDAI_TRY(gcudai_sched_plan(s, graph, "sched_alloc_graph"));
     GCUDAI_TRY(gcudai_sched_place(s));
+    GCUDAI_TRY(gcudai_sched_make_stages(s));
     gcudai_sched_make_uploaders(s);
     s->is_allocated = true;
     return GCUDA_STATUS_SUCCESS;
@@ -31813,11 +31903,52 @@ static gcuda_status gcudai_sched_copy_now(gcuda_backend_sched_t s, const struct 
     return gcuda_backend_tensor_set(dst, s->stage, 0, size);
 }
 
-// Where the host can read the source, and the source will not change, the copy is queued; else it is made now.
+// Waits for what was staged first.
+static gcuda_status gcudai_sched_stage_pop(struct gcudai_sched_stage * stage) {
+    GCUDAI_TRY(gcuda_backend_event_synchronize(stage->all[stage->first].event));
+    stage->first = (stage->first + 1) % stage->n_all;
+    stage->n--;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Makes [at, at + size) free. What was staged lies behind `at` in the order of its age, up to the end, then from the start.
+static gcuda_status gcudai_sched_stage_room(struct gcudai_sched_stage * stage, size_t size) {
+    if (stage->at > stage->size - size) {
+        while (stage->n > 0 && stage->all[stage->first].first >= stage->at) { GCUDAI_TRY(gcudai_sched_stage_pop(stage)); }
+        stage->at = 0;
+    }
+    while (stage->n == stage->n_all || (stage->n > 0 && stage->all[stage->first].end > stage->at &&
+                                           stage->all[stage->first].first < stage->at + size)) {
+        GCUDAI_TRY(gcudai_sched_stage_pop(stage));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// The source may change as soon as this returns. Behind the last readers of the copy, since they are on the same stream.
+static gcuda_status gcudai_sched_copy_staged(
+    gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
+    struct gcudai_sched_backend * to = &s->backends[c->backend];
+    struct gcudai_sched_stage * stage = &to->stage;
+    const size_t size = gcudai_sched_staged_bytes(s, c);
+    GCUDAI_TRY(gcudai_sched_stage_room(stage, size));
+    struct gcudai_sched_staged * one = &stage->all[(stage->first + stage->n) % stage->n_all];
+    char * at = (char *) gcuda_backend_buffer_get_base(stage->buffer) + stage->at;
+    memcpy(at, src->data, gcuda_nbytes(src));
+    to->given++;
+    GCUDAI_TRY(gcuda_backend_tensor_set_async(to->backend, dst, at, 0, gcuda_nbytes(src)));
+    GCUDAI_TRY(gcuda_backend_event_record(one->event, to->backend));
+    one->first = stage->at;
+    one->end = stage->at = stage->at + size;
+    stage->n++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Where the host can read the source, the copy is queued; else it is made now.
 static gcuda_status gcudai_sched_copy_by_host(
     gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int of, const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     gcuda_backend_t to = s->backends[c->backend].backend;
     if (of >= 0) { GCUDAI_TRY(gcudai_sched_host_wait(s, of)); }
+    if (c->is_staged && s->backends[c->backend].stage.buffer != NULL) { return gcudai_sched_copy_staged(s, c, src, dst); }
     if (c->is_weight && gcudai_in_host_memory(src) && to->iface.set_tensor_async != NULL) {
         s->backends[c->backend].given++;
         return gcuda_backend_tensor_set_async(to, dst, src->data, 0, gcuda_nbytes(src));

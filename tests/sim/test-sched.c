@@ -298,6 +298,50 @@ TEST(nothing_waits_on_the_host_between_gpus) {
     }
 }
 
+static long n_host_waits(void) {
+    return sim_counts("cudaStreamSynchronize") + sim_counts("cudaEventSynchronize") + sim_counts("cudaDeviceSynchronize") +
+           sim_counts("cudaStreamQuery");
+}
+
+// Inputs are on the CPU, and so is the first layer: what it computes goes to a GPU while that is at the run before. The
+// host changes the inputs as soon as a run is queued.
+TEST(nothing_waits_for_copies_from_the_host) {
+    float want[N_RUNS * OUT], * got = NULL;
+    REQUIRE(net_answer(NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, N_RUNS, want));
+    for (uint64_t seed = 1; seed <= 2 * n_seeds(); ++seed) {
+        struct gpus g;
+        struct net net;
+        int n = seed % 2 ? -2 : 2;
+        const int n_copies = seed % 4 < 2 ? 4 : 1;
+        fresh(2, MEMORY, seed);
+        gcuda_backend_buffer_t buffer = pinned(N_RUNS * OUT, &got);
+        REQUIRE(gpus_begin(&g, 2, n_copies, false) && net_begin(&net, NET_TRANSFORMER, N_LAYERS, 5, GCUDA_TYPE_F32, on_gpus, &n));
+        CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, net.graph));
+        CHECK_OK(net_set(&net, 0));
+        CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, net.graph)); // peers are probed
+        gcuda_backend_t last = gcuda_backend_sched_get_tensor_backend(g.sched, net.out);
+        long before = 0;
+        for (int run = 0; run < N_RUNS; ++run) {
+            if (run == 0) { before = n_host_waits(); }
+            CHECK_OK(net_set(&net, (uint64_t) run));
+            CHECK_OK(gcuda_backend_sched_graph_compute_async(g.sched, net.graph));
+            if (run == n_copies) { CHECK_EQ_I(n_host_waits(), before); } // room for one run more than may be under way
+            CHECK_OK(gcuda_backend_tensor_get_async(last, net.out, got + run * OUT, 0, OUT * sizeof(float)));
+        }
+        if (n_copies == 4) { CHECK_EQ_I(n_host_waits(), before); }
+        CHECK_OK(gcuda_backend_sched_synchronize(g.sched));
+        for (int run = 0; run < N_RUNS; ++run) {
+            const double error = nmse(got + run * OUT, want + run * OUT, OUT);
+            CHECK_MSG(error < MAX_NMSE_F32, "seed %d, %d copies, run %d: error %g", (int) seed, n_copies, run, error);
+        }
+        net_end(&net);
+        gpus_end(&g);
+        gcuda_backend_buffer_free(buffer);
+        clean();
+        if (test_all.n_bad_checks > 0) { return; }
+    }
+}
+
 // One graph, allocated once, its inputs on the first GPU: run after run is queued, each with inputs of its own.
 TEST(runs_under_way_do_not_meet) {
     static struct net_data data[N_RUNS];
