@@ -70,7 +70,8 @@ def plan(level):
                 jobs.append(Job(f"oracle: {stem(script)}", [sys.executable, script, os.path.join(ROOT, "build/libgcuda.so")],
                                 "user", slow, True, {"GCUDA_LIB": os.path.join(ROOT, "build/libgcuda.so")}, after=library))
 
-    jobs.append(Job("compile matrix", [sys.executable, "tests/compile/matrix.py", "--level", level], "user", 1800, True))
+    jobs.append(Job("compile matrix", [sys.executable, "tests/compile/matrix.py", "--level", level], "user",
+                    5400 if level == "full" else 1800, True))
     jobs.append(Job("lint", [sys.executable, "tests/tools/lint.py"], "user", 600, True))
     examples = Job("gcc: build examples", [*MAKE, "examples"], "user", 600, is_build=True)
     jobs.append(examples)
