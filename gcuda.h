@@ -27484,7 +27484,10 @@ static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i];
     union gcudai_args args;
     gcudai_op_row(y->op)->args(y, &args);
-    if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
+    if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || !gcuda_is_quantized(y->src[0]->type) ||
+        gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) {
+        return false;
+    }
     return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_takes_vector(&args.mul_mat) : gcudai_cuda_takes_id_vector(&args.mul_mat_id);
 }
 
