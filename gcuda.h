@@ -710,6 +710,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
+#define gcuda_launch_mul_mat_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_gemm)
 #define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
 #define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
@@ -772,6 +773,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul)
 #define gcuda_mul_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_inplace)
 #define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
+#define gcuda_mul_mat_gemm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_gemm_scratch_bytes)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
@@ -3809,13 +3811,19 @@ GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_m
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
 // For many columns, on warp-group matrix instructions: where gcuda_has_warp_groups says that the current device has them and
-// the kernels were compiled for it (9.0a), weights in blocks, F16 or BF16, one matrix with rows of multiples of 16 bytes,
-// columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column; sums are in F32.
+// the kernels were compiled for it (9.0a), weights in blocks or floats, one matrix with rows of multiples of 16 bytes,
+// columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column, beside F32 both to TF32;
+// sums are in F32.
 // UNSUPPORTED for what does not fit, max_shared included.
 GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// Products of floats on tensor cores from 8.0 on (slow below): a and b of one type, F16, BF16 or F32 (rounded to TF32), packed rows
+// at multiples of 16 bytes; y F32. Sums are in F32. UNSUPPORTED for what does not fit.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_gemm(
+    const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_gemm_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 // As gcuda_launch_mul_mat_vec, a column at a time: for few tokens. Takes no scratch.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
@@ -25283,7 +25291,8 @@ enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
     GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
-    GCUDAI_CUDA_PRODUCT_HALVES     // cuBLAS after copies to F16 where the weights are, else to BF16
+    GCUDAI_CUDA_PRODUCT_HALVES,    // cuBLAS after copies to F16 where the weights are, else to BF16
+    GCUDAI_CUDA_PRODUCT_GEMM       // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES; from 8.0 on
 };
 
 #define GCUDAI_CUDA_TILE_COLUMNS 9         // from which tensor cores are used
@@ -25321,10 +25330,10 @@ static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
 }
 
 // Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, floats go
-// to it, and so do codebooks with very many columns: they take longer to decode than to multiply, and are decoded once for
-// cuBLAS, here for every 256 columns. What is smaller has not been compared.
+// to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 2048
+// they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
 #define GCUDAI_CUDA_WARP_GROUP_COLUMNS 128
-#define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 512 // at most
+#define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 2048 // at most
 #define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
 #define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
 #define GCUDAI_CUDA_WARP_GROUP_SHARED ((size_t) 227 << 10) // bytes of shared memory
@@ -25385,19 +25394,27 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(
     return is_many && gcudai_cuda_tile_takes(p) ? GCUDAI_CUDA_PRODUCT_TILE : GCUDAI_CUDA_PRODUCT_OWN;
 }
 
-// A packed copy of t in scratch memory, unless cuBLAS takes t itself. Quantized: BF16, whose range is that of F32.
+// Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
+static gcuda_status gcudai_aligned_layout(enum gcuda_type type, const int64_t * ne, size_t align, size_t * nb, size_t * size) {
+    int64_t padded[4] = { ne[0], ne[1], ne[2], ne[3] };
+    padded[0] = (int64_t) gcudai_pad((size_t) ne[0], align > gcuda_type_size(type) ? align / gcuda_type_size(type) : 1);
+    return gcudai_layout(type, padded, nb, size);
+}
+
+// A copy of t in scratch memory with rows at multiples of `align` bytes, unless t is as cuBLAS takes it and has them there
+// already. Quantized: BF16, whose range is that of F32.
 static gcuda_status gcudai_cuda_packed(
-    struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, void ** scratch) {
+    struct gcudai_cuda * cu, struct gcuda_array * t, enum gcuda_type type, size_t align, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
     *scratch = NULL;
-    if (gcudai_cublas_takes(t, type)) {
+    if (gcudai_cublas_takes(t, type) && gcudai_is_aligned(t, align)) {
         return GCUDA_STATUS_SUCCESS;
     }
     copy.x = copy.y = *t;
     copy.y.type = type;
-    GCUDAI_TRY(gcudai_layout(type, t->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: operand for cuBLAS", scratch));
+    GCUDAI_TRY(gcudai_aligned_layout(type, t->ne, align, copy.y.nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
     copy.y.data = *scratch;
     *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
@@ -25426,17 +25443,17 @@ static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, st
 
 // The same to F16, for activations: factors that keep them in its range are taken out and go behind the elements.
 static gcuda_status gcudai_cuda_packed_halves(
-    struct gcudai_cuda * cu, struct gcuda_array * t, float ** scale, void ** scratch) {
+    struct gcudai_cuda * cu, struct gcuda_array * t, size_t align, float ** scale, void ** scratch) {
     struct gcuda_half_rows_args p;
     size_t size = 0;
     *scratch = NULL;
     *scale = NULL;
     if (t->type == GCUDA_TYPE_F16) {
-        return gcudai_cuda_packed(cu, t, GCUDA_TYPE_F16, scratch);
+        return gcudai_cuda_packed(cu, t, GCUDA_TYPE_F16, align, scratch);
     }
     p.x = p.y = *t;
     p.y.type = GCUDA_TYPE_F16;
-    GCUDAI_TRY(gcudai_layout(GCUDA_TYPE_F16, t->ne, p.y.nb, &size));
+    GCUDAI_TRY(gcudai_aligned_layout(GCUDA_TYPE_F16, t->ne, align, p.y.nb, &size));
     size = gcudai_pad(size, 16);
     const size_t n_rows = (size_t) (t->ne[1] * t->ne[2] * t->ne[3]);
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size + n_rows * sizeof(float), "mul_mat: activations", scratch));
@@ -25447,16 +25464,30 @@ static gcuda_status gcudai_cuda_packed_halves(
 }
 
 // Rows of a that are written out at a time.
-static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda_type type) {
+static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda_type type, size_t align) {
     const size_t n = (size_t) (a->ne[0] * a->ne[2] * a->ne[3]) * gcuda_type_size(type);
     const int64_t rows = n > 0 ? (int64_t) (GCUDAI_CUDA_DEQUANTIZED_BYTES / n) / 256 * 256 : 0;
-    return gcudai_cublas_takes(a, type) ? a->ne[1] : GCUDAI_MIN(GCUDAI_MAX(rows, 256), a->ne[1]);
+    const bool is_copied = !gcudai_cublas_takes(a, type) || !gcudai_is_aligned(a, align);
+    return is_copied ? GCUDAI_MIN(GCUDAI_MAX(rows, 256), a->ne[1]) : a->ne[1];
 }
 
-// All rows of the result, those of a converted to the type in pieces.
+// gcuda's own product of floats, both sides of one type and at multiples of 16 bytes.
+static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
+    void * parts = NULL;
+    gcudai_cuda_join_all_columns(&p);
+    const size_t size = gcuda_mul_mat_gemm_scratch_bytes(&p);
+    if (size > 0) {
+        GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: sums of parts", &parts));
+    }
+    const gcuda_status st = gcuda_launch_mul_mat_gemm(&p, parts, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, parts);
+    return st;
+}
+
+// All rows of the result, those of a converted to the type in pieces; align: 16 for gcuda's own product, 1 for cuBLAS.
 static gcuda_status gcudai_cuda_gemm_pieces(
-    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, enum gcuda_type type) {
-    const int64_t step = gcudai_cuda_rows_at_once(&args->a, type);
+    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, enum gcuda_type type, size_t align) {
+    const int64_t step = gcudai_cuda_rows_at_once(&args->a, type, align);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     for (int64_t m = 0; m < args->a.ne[1] && st == GCUDA_STATUS_SUCCESS; m += step) {
         struct gcuda_mul_mat_args p = *args;
@@ -25464,8 +25495,8 @@ static gcuda_status gcudai_cuda_gemm_pieces(
         p.a.data = gcudai_at(&args->a, m, 0, 0);
         p.y.data = (char *) args->y.data + (size_t) m * args->y.nb[0];
         p.a.ne[1] = p.y.ne[0] = GCUDAI_MIN(step, args->a.ne[1] - m);
-        st = gcudai_cuda_packed(cu, &p.a, type, &a);
-        st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
+        st = gcudai_cuda_packed(cu, &p.a, type, align, &a);
+        st = st != GCUDA_STATUS_SUCCESS ? st : align == 1 ? gcudai_cuda_gemm(cu, &p) : gcudai_cuda_gemm_own(cu, p);
         gcudai_cuda_pool_give(&cu->pool, a); // in stream order: whoever gets it next comes after the product
     }
     return st;
@@ -25474,7 +25505,7 @@ static gcuda_status gcudai_cuda_gemm_pieces(
 // gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds the sums of parts of k.
 static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     void * b = NULL, * parts = NULL;
-    gcuda_status st = gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_BF16, &b);
+    gcuda_status st = gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_BF16, 1, &b);
     const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(&p);
     if (st == GCUDA_STATUS_SUCCESS && n_bytes > 0) {
         st = gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: sums of parts", &parts);
@@ -25488,9 +25519,10 @@ static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, struct gc
 // The way is chosen by the caller: split weights take the same on every device, whatever the rows there are.
 static gcuda_status gcudai_cuda_multiply(
     struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args p) {
-    const enum gcuda_type type = product == GCUDAI_CUDA_PRODUCT_HALVES
-                                     ? (p.a.type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16)
-                                     : GCUDA_TYPE_F32;
+    const bool is_own = product == GCUDAI_CUDA_PRODUCT_GEMM;
+    const bool is_f32 = is_own ? p.a.type == GCUDA_TYPE_F32 : product != GCUDAI_CUDA_PRODUCT_HALVES;
+    const enum gcuda_type type = is_f32 ? GCUDA_TYPE_F32 : p.a.type == GCUDA_TYPE_F16 ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
+    const size_t align = is_own ? 16 : 1;
     float * scale = NULL;
     void * b = NULL;
     if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
@@ -25505,9 +25537,9 @@ static gcuda_status gcudai_cuda_multiply(
     if (product == GCUDAI_CUDA_PRODUCT_OWN || product == GCUDAI_CUDA_PRODUCT_TILE) {
         return gcuda_launch_mul_mat(&p, cu->stream);
     }
-    gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, &scale, &b)
-                                             : gcudai_cuda_packed(cu, &p.b, type, &b);
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm_pieces(cu, &p, type) : st;
+    gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, align, &scale, &b)
+                                             : gcudai_cuda_packed(cu, &p.b, type, align, &b);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm_pieces(cu, &p, type, align) : st;
     if (st == GCUDA_STATUS_SUCCESS && scale != NULL) {
         struct gcuda_half_rows_args back;
         GCUDAI_ZERO(back);

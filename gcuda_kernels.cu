@@ -17,6 +17,7 @@
 //   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
 //   >>k-mul-mat-vec  products of block formats with up to 8 columns
 //   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
+//   >>k-mul-mat-gemm  products of floats on tensor cores, for when cuBLAS is absent
 //   >>k-attention attention in one pass
 //
 // Every operation has a form that is right for every stride and every size; packed rows, few columns and the like have
@@ -517,6 +518,79 @@ static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t ord
 #define D_TENSOR_CORES 0
 #endif
 
+// ---- a warp's product of 16 x 8 words of A with 8 x 8 of B: 16 halfs or 8 TF32 numbers deep ----
+// Lane l has rows l/4 and l/4 + 8 of A at words l%4 and l%4 + 4, column l/4 of B likewise, and of the result rows l/4 and
+// l/4 + 8 at columns 2 (l%4) and the next.
+static inline __device__ float d_low(uint32_t w) {
+    const uint16_t h = (uint16_t) w;
+    __half v;
+    memcpy(&v, &h, 2);
+    return __half2float(v);
+}
+template <bool IS_F16> static inline __device__ float d_word_product(uint32_t a, uint32_t b) {
+    return IS_F16 ? d_low(a) * d_low(b) + d_low(a >> 16) * d_low(b >> 16) : __uint_as_float(a) * __uint_as_float(b);
+}
+
+template <bool IS_F16> static inline __device__ void d_mma_words(float * c, const uint32_t * a, const uint32_t * b) {
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+    if (IS_F16) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+#elif defined(GCUDAI_SIM)
+    IS_F16 ? sim_mma_f16(c, a, b, c) : sim_mma_tf32(c, a, b, c);
+#else // older devices: word by word from the lanes that have it
+    const int lane = (int) threadIdx.x % 32, row = lane & 28, column = lane % 4 * 8;
+    for (int k = 0; k < 4; ++k) {
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 where i is odd, word +4 where i >= 2
+            for (int j = 0; j < 2; ++j) {
+                c[i % 2 * 2 + j] += d_word_product<IS_F16>(w, __shfl_sync(0xffffffffu, b[i / 2], column + 4 * j + k));
+            }
+        }
+    }
+#endif
+}
+
+static inline __device__ uint32_t d_tf32(float v) { // to nearest, halves away from zero
+#if D_TENSOR_CORES
+    uint32_t w;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(w) : "f"(v));
+    return w;
+#else
+    const uint32_t w = __float_as_uint(v);
+    return v != v ? w : (w + 0x1000u) & 0xffffe000u;
+#endif
+}
+static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
+    const __half2 h = __floats2half2_rn(lo, hi);
+    uint32_t w;
+    memcpy(&w, &h, 4);
+    return w;
+}
+
+// Four matrices of 8 x 8 halfs from shared memory: lane l gives row l % 8 of matrix l / 8, and gets of each matrix the two
+// halfs at 2 (l % 4) of row l / 4.
+static inline __device__ void d_matrices(uint32_t * v, const char * row) {
+#if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"((uint32_t) __cvta_generic_to_shared(row))
+                 : "memory");
+#else
+    const int lane = (int) threadIdx.x % 32;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned long long at = __shfl_sync(0xffffffffu, (unsigned long long) (uintptr_t) row, 8 * i + lane / 4);
+        v[i] = *(const uint32_t *) ((const char *) (uintptr_t) at + lane % 4 * 4);
+    }
+#endif
+}
+
 // The same by shuffles, of one half of the depth, for code that was not compiled for tensor cores.
 static inline __device__ void d_mma_s8_shuffled(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -796,18 +870,26 @@ template <> struct d_format<GCUDA_TYPE_IQ4_XS> : d_format_of<GCUDA_TYPE_IQ4_XS, 
     static inline __device__ void decode(const BLOCK * b, int g, d_group & o) {                         \
         decode_with(b, g, o, [](uint32_t i) { return entry(i); });                                      \
     }
+// Of signed formats put_with gives magnitudes and signs of eight or four elements at a time: put(k, entry, signs).
+#define D_SIGNED_CODEBOOK(PUT)                                                                                       \
+    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {   \
+        put_with(b, g, o, entry, [&](int k, entry_type e, uint32_t signs) { PUT(k, e, signs, o.q); });                \
+    }
 
-static inline __device__ void d_put_iq2(uint64_t mags, uint32_t signs, uint32_t * q) {
-    q[0] = d_negate_bytes((uint32_t) mags, signs);
-    q[1] = d_negate_bytes((uint32_t) (mags >> 32), signs >> 4);
+static inline __device__ void d_put_iq2(int k, uint64_t mags, uint32_t signs, uint32_t * q) {
+    q[2 * k] = d_negate_bytes((uint32_t) mags, signs);
+    q[2 * k + 1] = d_negate_bytes((uint32_t) (mags >> 32), signs >> 4);
 }
+static inline __device__ void d_put_iq3(int k, uint32_t mags, uint32_t signs, uint32_t * q) { q[k] = d_negate_bytes(mags, signs); }
 
 template <> struct d_format<GCUDA_TYPE_IQ2_XXS> : d_format_of<GCUDA_TYPE_IQ2_XXS, gcuda_block_iq2_xxs, 256, 0, false> {
     D_CODEBOOK(block, uint64_t, 256, gcudai_iq2_entry(gcudai_grid_iq2xxs[i]))
-    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
+    D_SIGNED_CODEBOOK(d_put_iq2)
+    template <typename F, typename P>
+    static inline __device__ void put_with(const block * b, int g, d_group & o, F entry, P put) {
         const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
         UNROLL for (int k = 0; k < 4; ++k) {
-            d_put_iq2(entry(codes >> 8 * k & 255u), gcudai_even_signs(aux >> 7 * k & 127u), o.q + 2 * k);
+            put(k, entry(codes >> 8 * k & 255u), gcudai_even_signs(aux >> 7 * k & 127u));
         }
         d_set_scale(o, d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f, 0.0f);
     }
@@ -821,10 +903,12 @@ static inline __device__ void d_iq2_scales(gcuda_fp16_t d, uint32_t nibbles, d_g
 
 template <> struct d_format<GCUDA_TYPE_IQ2_XS> : d_format_of<GCUDA_TYPE_IQ2_XS, gcuda_block_iq2_xs, 256, 0, false> {
     D_CODEBOOK(block, uint64_t, 512, gcudai_iq2_entry(gcudai_grid_iq2xs[i]))
-    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
+    D_SIGNED_CODEBOOK(d_put_iq2)
+    template <typename F, typename P>
+    static inline __device__ void put_with(const block * b, int g, d_group & o, F entry, P put) {
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t q = b->qs[4 * g + k];
-            d_put_iq2(entry(q & 511u), gcudai_even_signs(q >> 9), o.q + 2 * k);
+            put(k, entry(q & 511u), gcudai_even_signs(q >> 9));
         }
         d_iq2_scales(b->d, b->scales[g], o);
     }
@@ -832,11 +916,13 @@ template <> struct d_format<GCUDA_TYPE_IQ2_XS> : d_format_of<GCUDA_TYPE_IQ2_XS, 
 
 template <> struct d_format<GCUDA_TYPE_IQ2_S> : d_format_of<GCUDA_TYPE_IQ2_S, gcuda_block_iq2_s, 256, 0, false> {
     D_CODEBOOK(block, uint64_t, 1024, gcudai_iq2_entry(gcudai_grid_iq2s[i]))
-    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
+    D_SIGNED_CODEBOOK(d_put_iq2)
+    template <typename F, typename P>
+    static inline __device__ void put_with(const block * b, int g, d_group & o, F entry, P put) {
         const uint32_t q = d_word2(b->qs + 4 * g), high = b->qh[g], signs = d_word2(b->signs + 4 * g);
         UNROLL for (int k = 0; k < 4; ++k) {
             const uint32_t code = (q >> 8 * k & 255u) | (high >> 2 * k & 3u) << 8;
-            d_put_iq2(entry(code), signs >> 8 * k, o.q + 2 * k);
+            put(k, entry(code), signs >> 8 * k);
         }
         d_iq2_scales(b->d, b->scales[g], o);
     }
@@ -844,11 +930,13 @@ template <> struct d_format<GCUDA_TYPE_IQ2_S> : d_format_of<GCUDA_TYPE_IQ2_S, gc
 
 template <> struct d_format<GCUDA_TYPE_IQ3_XXS> : d_format_of<GCUDA_TYPE_IQ3_XXS, gcuda_block_iq3_xxs, 256, 0, false> {
     D_CODEBOOK(block, uint32_t, 256, gcudai_iq3_xxs_entry(i))
-    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
+    D_SIGNED_CODEBOOK(d_put_iq3)
+    template <typename F, typename P>
+    static inline __device__ void put_with(const block * b, int g, d_group & o, F entry, P put) {
         const uint32_t aux = d_word2(b->scales_and_signs + 2 * g);
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t signs = gcudai_even_signs(aux >> 7 * (k / 2) & 127u) >> 4 * (k % 2);
-            o.q[k] = d_negate_bytes(entry(b->qs[8 * g + k]), signs);
+            put(k, entry(b->qs[8 * g + k]), signs);
         }
         d_set_scale(o, d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.5f, 0.0f);
     }
@@ -856,11 +944,13 @@ template <> struct d_format<GCUDA_TYPE_IQ3_XXS> : d_format_of<GCUDA_TYPE_IQ3_XXS
 
 template <> struct d_format<GCUDA_TYPE_IQ3_S> : d_format_of<GCUDA_TYPE_IQ3_S, gcuda_block_iq3_s, 256, 0, false> {
     D_CODEBOOK(block, uint32_t, 512, gcudai_iq3_s_entry(i))
-    template <typename F> static inline __device__ void decode_with(const block * b, int g, d_group & o, F entry) {
+    D_SIGNED_CODEBOOK(d_put_iq3)
+    template <typename F, typename P>
+    static inline __device__ void put_with(const block * b, int g, d_group & o, F entry, P put) {
         const uint32_t high = b->qh[g], signs = d_word2(b->signs + 4 * g);
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t code = (uint32_t) b->qs[8 * g + k] | (high >> k & 1u) << 8;
-            o.q[k] = d_negate_bytes(entry(code), signs >> 4 * k);
+            put(k, entry(code), signs >> 4 * k);
         }
         d_set_scale(o, d_half(b->d) * (float) (1 + 2 * (b->scales[g / 2] >> 4 * (g % 2) & 15)), 0.0f);
     }
@@ -4083,54 +4173,6 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 // ones with weights in F16 gather from a copy of the image whose channels are innermost.
 //   floor   2 OC K pixels operations; x, weights and y once
 
-// ---- a warp's product of 16 x 8 words of A with 8 x 8 of B: 16 halfs or 8 TF32 numbers deep ----
-// Lane l has rows l/4 and l/4 + 8 of A at words l%4 and l%4 + 4, column l/4 of B likewise, and of the result rows l/4 and
-// l/4 + 8 at columns 2 (l%4) and the next.
-static inline __device__ float d_low(uint32_t w) {
-    const uint16_t h = (uint16_t) w;
-    __half v;
-    memcpy(&v, &h, 2);
-    return __half2float(v);
-}
-template <bool IS_F16> static inline __device__ float d_word_product(uint32_t a, uint32_t b) {
-    return IS_F16 ? d_low(a) * d_low(b) + d_low(a >> 16) * d_low(b >> 16) : __uint_as_float(a) * __uint_as_float(b);
-}
-
-template <bool IS_F16> static inline __device__ void d_conv_mma(float * c, const uint32_t * a, const uint32_t * b) {
-#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
-    if (IS_F16) {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    } else {
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-#else // older devices and the simulated one: word by word from the lanes that have it
-    const int lane = (int) threadIdx.x % 32, row = lane & 28, column = lane % 4 * 8;
-    for (int k = 0; k < 4; ++k) {
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 where i is odd, word +4 where i >= 2
-            for (int j = 0; j < 2; ++j) {
-                c[i % 2 * 2 + j] += d_word_product<IS_F16>(w, __shfl_sync(0xffffffffu, b[i / 2], column + 4 * j + k));
-            }
-        }
-    }
-#endif
-}
-
-static inline __device__ uint32_t d_tf32(float v) { // to nearest, halves away from zero
-    const uint32_t w = __float_as_uint(v);
-    return v != v ? w : (w + 0x1000u) & 0xffffe000u;
-}
-static inline __device__ uint32_t d_two_halfs(float lo, float hi) {
-    const __half2 h = __floats2half2_rn(lo, hi);
-    uint32_t w;
-    memcpy(&w, &h, 4);
-    return w;
-}
-
 // Where element k of a patch is, counted from its first.
 struct d_tap {
     int64_t offset; // bytes
@@ -4245,7 +4287,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                     UNROLL for (int j = 0; j < 2; ++j) { fb[i][j] = b[i * 8 * PITCH + step + j * 4]; }
                 }
                 UNROLL for (int i = 0; i < MI; ++i) {
-                    UNROLL for (int j = 0; j < NI; ++j) { d_conv_mma<IS_F16>(acc[i][j], fa[i], fb[j]); }
+                    UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<IS_F16>(acc[i][j], fa[i], fb[j]); }
                 }
             }
             find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
@@ -4335,23 +4377,6 @@ static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint
 static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
     const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
     memcpy(p, &h, 4);
-}
-
-// Four matrices of 8 x 8 halfs from shared memory: lane l gives row l % 8 of matrix l / 8, and gets of each matrix the two
-// halfs at 2 (l % 4) of row l / 4.
-static inline __device__ void d_matrices(uint32_t * v, const char * row) {
-#if !defined(GCUDAI_SIM) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"((uint32_t) __cvta_generic_to_shared(row))
-                 : "memory");
-#else
-    const int lane = (int) threadIdx.x % 32;
-    for (int i = 0; i < 4; ++i) {
-        const unsigned long long at = __shfl_sync(0xffffffffu, (unsigned long long) (uintptr_t) row, 8 * i + lane / 4);
-        v[i] = *(const uint32_t *) ((const char *) (uintptr_t) at + lane % 4 * 4);
-    }
-#endif
 }
 
 // ---- large products: image and weights are first put in scratch in F16 with channels innermost, so that patches are
@@ -4512,7 +4537,7 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_co
                     d_matrices(fb[i], b + d_packed_at(wn + 8 * i + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
                 }
                 UNROLL for (int i = 0; i < MI; ++i) {
-                    UNROLL for (int j = 0; j < NI; ++j) { d_conv_mma<true>(acc[i][j], fa[i], fb[j]); }
+                    UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<true>(acc[i][j], fa[i], fb[j]); }
                 }
             }
         }
@@ -6758,8 +6783,18 @@ gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream 
 }
 
 // ---- activations as halves ----
-// A block has a row. Nothing is scaled where the largest magnitude lies within 2^-6 .. 2^15: smaller elements keep enough
-// of their digits. Rows with infinities or NaN are left as they are.
+// Nothing is scaled where the largest magnitude lies within 2^-6 .. 2^15: smaller elements keep enough of their digits. Rows with
+// infinities or NaN are left as they are.
+static inline __device__ int d_half_row_exponent(float max) {
+    int exponent = 0;
+    if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
+        (void) frexpf(max, &exponent);
+        exponent -= 14; // the largest becomes 2^13 .. 2^14
+    }
+    return exponent;
+}
+
+// A block has a row.
 //   floor   x read once (the second time from L1 or L2), y written once
 static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_args p) {
     FOR_ROWS(r, d_rows(p.x)) {
@@ -6767,12 +6802,7 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
         __half * y = (__half *) d_row(p.y, r);
         float max = 0.0f;
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) { max = fmaxf(max, fabsf(d_load(p.x.type, x + i * (int64_t) p.x.nb[0]))); }
-        max = d_block_max(max);
-        int exponent = 0;
-        if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
-            (void) frexpf(max, &exponent);
-            exponent -= 14; // the largest becomes 2^13 .. 2^14
-        }
+        const int exponent = d_half_row_exponent(d_block_max(max));
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
             const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
             y[i] = __float2half_rn(exponent != 0 ? ldexpf(v, -exponent) : v);
@@ -6783,8 +6813,45 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
     }
 }
 
+// Rows of F32 of at most 2048 N elements, which begin at multiples of 16 bytes and are whole fours: held in registers between
+// the largest and the conversion.
+template <int N>
+static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(const gcuda_half_rows_args p) {
+    FOR_ROWS(r, d_rows(p.x)) {
+        const float4 * x = (const float4 *) d_row(p.x, r);
+        uint2 * y = (uint2 *) d_row(p.y, r);
+        const int n = (int) (p.x.ne[0] / 4);
+        float4 v[2 * N];
+        float max = 0.0f;
+        UNROLL for (int i = 0; i < 2 * N; ++i) {
+            const int at = (int) threadIdx.x + 256 * i;
+            v[i] = at < n ? x[at] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        UNROLL for (int i = 0; i < 2 * N; ++i) {
+            max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w))));
+        }
+        const int exponent = d_half_row_exponent(d_block_max(max));
+        UNROLL for (int i = 0; i < 2 * N; ++i) {
+            const int at = (int) threadIdx.x + 256 * i;
+            float4 w = v[i];
+            if (exponent != 0) { // not a factor: that of 2^-149 would be none
+                w = make_float4(ldexpf(w.x, -exponent), ldexpf(w.y, -exponent), ldexpf(w.z, -exponent), ldexpf(w.w, -exponent));
+            }
+            if (at < n) { y[at] = make_uint2(d_two_halfs(w.x, w.y), d_two_halfs(w.z, w.w)); }
+        }
+        if (threadIdx.x == 0) {
+            p.scale[r] = ldexpf(1.0f, exponent);
+        }
+    }
+}
+
 gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_stream stream) {
-    return launch(k_half_rows, n_rows(args->x), 256, stream, *args);
+    const int64_t n = args->x.ne[0];
+    const bool fits = args->x.type == GCUDA_TYPE_F32 && n % 4 == 0 && is_wide(args->x) && is_wide(args->y);
+    return launch(fits && n <= 4096    ? k_half_rows_held<2>
+                  : fits && n <= 8192  ? k_half_rows_held<4>
+                  : fits && n <= 16384 ? k_half_rows_held<8>
+                                       : k_half_rows, n_rows(args->x), 256, stream, *args);
 }
 
 // A row is touched only where its factor is not 1.
@@ -8830,6 +8897,7 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
 //   weights   as they lie, a slab of 64 (floats) or 256 elements of k of each row
 // The order of k within 128 elements is free as long as both sides have it: lane l of a warp decodes group l % 4 of the four
 // in its rows l / 4 and l / 4 + 8, and four of its elements belong to each instruction of 16. Of floats a step stands alone.
+// F32 goes as TF32, where all that is said of elements of k is said of halves of one: the words lie the same way.
 // Where there are too few tiles for the device, or not a multiple, k is cut into parts, whose sums a second kernel adds.
 //   floor   a once for every TN columns, b (2 bytes an element) once for every 256 rows, from L2     shared  up to 226 KiB
 #define WG_ROWS 128
@@ -8868,18 +8936,22 @@ struct d_wg_float_slab {
 };
 template <> struct d_wg_slab<__half> : d_wg_float_slab {};
 template <> struct d_wg_slab<__nv_bfloat16> : d_wg_float_slab {};
+template <> struct d_wg_slab<float> : d_wg_float_slab {};
 
 // Entries of a codebook are spread out once for a block.
 template <typename A> struct d_wg_codebook {
     typedef typename A::entry_type type;
     static constexpr int n = A::n_entries;
+    static constexpr bool is_signed = n > 0 && A::zero == 0; // entries are magnitudes
 };
 struct d_wg_no_codebook {
     typedef uint32_t type;
     static constexpr int n = 0;
+    static constexpr bool is_signed = false;
 };
 template <> struct d_wg_codebook<__half> : d_wg_no_codebook {};
 template <> struct d_wg_codebook<__nv_bfloat16> : d_wg_no_codebook {};
+template <> struct d_wg_codebook<float> : d_wg_no_codebook {};
 
 // What k is cut into: 128 elements of floats, 256 of blocks.
 template <typename A> struct d_wg_unit {
@@ -8900,6 +8972,7 @@ template <typename A, int TN> struct d_wg_shape {
 
 template <typename A> struct d_wg_operand { typedef __nv_bfloat16 type; };
 template <> struct d_wg_operand<__half> { typedef __half type; };
+template <> struct d_wg_operand<float> { typedef float type; };
 
 // ---- weights into registers ----
 // Two rows of a lane, 128 elements of k in a slab: load, then the fragments of the first and of the second 64. A fragment
@@ -8990,7 +9063,7 @@ template <> struct d_wg_codes<d_format<GCUDA_TYPE_Q3_K>, false, false> {
     }
 };
 
-template <typename A> struct d_wg_weights {
+template <typename A, bool IS_SIGNED = d_wg_codebook<A>::is_signed> struct d_wg_weights {
     d_group g[2];
 
     inline __device__ void load(
@@ -9008,6 +9081,121 @@ template <typename A> struct d_wg_weights {
         }
     }
 };
+
+// Two codes from 0 to 127 as BF16 times the scale, which is rounded to BF16 as well; signs: the bit of the first code at 15, that
+// of the second at 31.
+static inline __device__ uint32_t d_wg_signed2(uint32_t q, int j, uint32_t signs, __nv_bfloat162 scale, __nv_bfloat162 rest) {
+    const uint32_t x = __byte_perm(q, 0x43434343u, 0x4040 + j + 256 * (j + 1)); // 128 and the code
+    const __nv_bfloat162 y = __hfma2(*(const __nv_bfloat162 *) &x, scale, rest);
+    return *(const uint32_t *) &y ^ (signs & 0x80008000u);
+}
+
+// What a codebook says: magnitudes, and signs of an entry's eight or four elements: bit i at i and at 15 + i, so that a shift puts
+// those of a pair where BF16 has them.
+struct d_wg_entries {
+    uint32_t q[8], signs[8];
+    inline __device__ void put(int k, uint64_t e, uint32_t s) {
+        q[2 * k] = (uint32_t) e;
+        q[2 * k + 1] = (uint32_t) (e >> 32);
+        signs[k] = (s & 255u) * 0x8001u;
+    }
+    inline __device__ void put(int k, uint32_t e, uint32_t s) {
+        q[k] = e;
+        signs[k] = (s & 15u) * 0x8001u;
+    }
+};
+
+// Codebooks with signs: decoded for each fragment, half of a group at a time, so that neither instruction waits for all of it.
+template <typename A> struct d_wg_weights<A, true> {
+    typedef typename A::entry_type entry_type;
+    const typename A::block * block[2];
+    const entry_type * table;
+    int group;
+
+    inline __device__ void load(const char * slab, int skew, int row, int lane, int part, const entry_type * entries) {
+        UNROLL for (int r = 0; r < 2; ++r) { block[r] = (const typename A::block *) (slab + (row + 8 * r) * d_wg_slab<A>::stride + skew); }
+        table = entries;
+        group = 4 * part + lane % 4;
+    }
+    template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
+        constexpr int words = (int) sizeof(entry_type) / 4; // of an entry
+        const entry_type * entries = table;
+        UNROLL for (int r = 0; r < 2; ++r) {
+            d_group g; // the compiler leaves out what is not used of these
+            d_wg_entries e;
+            A::put_with(block[r], group, g, [=](uint32_t i) { return entries[i]; }, [&](int k, entry_type v, uint32_t s) { e.put(k, v, s); });
+            const __nv_bfloat16 scale = __float2bfloat16_rn(g.scale[U]);
+            const __nv_bfloat162 scale2 = __bfloat162bfloat162(scale), rest = __float2bfloat162_rn(-128.0f * __bfloat162float(scale));
+            UNROLL for (int s = 0; s < 4; ++s) {
+                const int word = 4 * U + s;
+                UNROLL for (int h = 0; h < 2; ++h) {
+                    const uint32_t signs = e.signs[word / words] << (15 - 4 * (word % words) - 2 * h);
+                    a[4 * s + 2 * h + r] = d_wg_signed2(e.q[word], 2 * h, signs, scale2, rest);
+                }
+            }
+        }
+    }
+};
+
+// Nibbles that stand for values of a table: two lookups give the bytes of these as BF16, in which they are exact.
+template <typename A> struct d_wg_nibble_table;
+template <> struct d_wg_nibble_table<d_format<GCUDA_TYPE_IQ4_NL>> {
+    static inline __device__ int value(int i) { return gcudai_kvalues_iq4nl[i]; }
+};
+template <> struct d_wg_nibble_table<d_format<GCUDA_TYPE_IQ4_XS>> : d_wg_nibble_table<d_format<GCUDA_TYPE_IQ4_NL>> {};
+template <> struct d_wg_nibble_table<d_format<GCUDA_TYPE_MXFP4>> {
+    static inline __device__ int value(int i) { return gcudai_kvalues_mxfp4[i]; }
+};
+
+template <typename A> struct d_wg_nibbles {
+    uint32_t low[2][8], high[2][8]; // bytes of the values of four nibbles in a row, as they lie
+    __nv_bfloat162 scale[2];
+
+    // Byte 2 or 3 of the floats of values 4 k .. 4 k + 3.
+    static inline __device__ uint32_t table(int k, int byte) {
+        uint32_t w = 0;
+        UNROLL for (int i = 0; i < 4; ++i) {
+            w |= (__float_as_uint((float) d_wg_nibble_table<A>::value(4 * k + i)) >> 8 * byte & 255u) << 8 * i;
+        }
+        return w;
+    }
+    static inline __device__ void look_up(uint32_t nibbles, int byte, uint32_t * to) {
+        const uint32_t s = nibbles & 0x77777777u, upper = (nibbles & 0x88888888u) >> 1 | 0x32103210u;
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const uint32_t at = s >> 16 * i;
+            to[i] = __byte_perm(__byte_perm(table(0, byte), table(1, byte), at), __byte_perm(table(2, byte), table(3, byte), at),
+                upper >> 16 * i);
+        }
+    }
+    inline __device__ void load(const char * slab, int skew, int row, int lane, int part, const uint32_t *) {
+        const int group = 4 * part + lane % 4;
+        UNROLL for (int r = 0; r < 2; ++r) {
+            const typename A::block * b = (const typename A::block *) (slab + (row + 8 * r) * d_wg_slab<A>::stride + skew) + group / (A::n / 32);
+            uint32_t w[4];
+            d_group g; // the compiler leaves out all but the scale
+            d_wg_words<4>((const char *) b->qs + group % (A::n / 32) * 16, w);
+            A::decode(b, group % (A::n / 32), g);
+            scale[r] = __float2bfloat162_rn(g.scale[0]);
+            UNROLL for (int k = 0; k < 4; ++k) {
+                look_up(w[k], 2, low[r] + 2 * k);
+                look_up(w[k], 3, high[r] + 2 * k);
+            }
+        }
+    }
+    // The first 16 elements are low nibbles, the others high ones.
+    template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
+        UNROLL for (int r = 0; r < 2; ++r) {
+            UNROLL for (int i = 0; i < 8; ++i) {
+                const uint32_t x = __byte_perm(low[r][i], high[r][i], 0x6240 + 0x1111 * U);
+                const __nv_bfloat162 y = __hmul2(*(const __nv_bfloat162 *) &x, scale[r]);
+                a[2 * i + r] = *(const uint32_t *) &y;
+            }
+        }
+    }
+};
+template <> struct d_wg_weights<d_format<GCUDA_TYPE_IQ4_NL>> : d_wg_nibbles<d_format<GCUDA_TYPE_IQ4_NL>> {};
+template <> struct d_wg_weights<d_format<GCUDA_TYPE_IQ4_XS>> : d_wg_nibbles<d_format<GCUDA_TYPE_IQ4_XS>> {};
+template <> struct d_wg_weights<d_format<GCUDA_TYPE_MXFP4>> : d_wg_nibbles<d_format<GCUDA_TYPE_MXFP4>> {};
 
 // Of 64 elements a lane has 16 in a row.
 struct d_wg_float_weights {
@@ -9030,6 +9218,12 @@ struct d_wg_float_weights {
 };
 template <> struct d_wg_weights<__half> : d_wg_float_weights {};
 template <> struct d_wg_weights<__nv_bfloat16> : d_wg_float_weights {};
+template <> struct d_wg_weights<float> : d_wg_float_weights {
+    template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
+        d_wg_float_weights::fragment<U>(a);
+        UNROLL for (int i = 0; i < 16; ++i) { a[i] = d_tf32(__uint_as_float(a[i])); }
+    }
+};
 
 // ---- work and results ----
 struct d_wg_item {
@@ -9137,27 +9331,31 @@ static inline __device__ uint64_t d_wg_columns(uint32_t address) {
 #define D_R120 D_R60 D_R10(6) D_R10(7) D_R10(8) D_R10(9) D_R10(10) D_R10(11)
 
 // d += a b, or d = a b: 64 rows in registers, as for d_mma, a warp 16 of them; sixteen k; TN columns in shared memory.
-#define D_WG_MMA(NAME, TYPE)                                                                                                      \
+#define D_WG_MMA(NAME, K_AND_TYPES, FLAGS)                                                                                                      \
     static inline __device__ void NAME(float (&d)[128], const uint32_t * a, uint64_t b, int adds) {                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE       \
-                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}"  \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\nwgmma.mma_async.sync.aligned.m64n256" K_AND_TYPES                 \
+                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, " FLAGS ";\n}"  \
                      : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
     }                                                                                                                             \
     static inline __device__ void NAME(float (&d)[64], const uint32_t * a, uint64_t b, int adds) {                               \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE        \
-                     " {" D_R60 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"                                   \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128" K_AND_TYPES                  \
+                     " {" D_R60 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, " FLAGS ";\n}"                                   \
                      : D_F32(0), D_F32(32)                                                                                        \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
     }
-D_WG_MMA(d_wg_mma_f16, "f16")
-D_WG_MMA(d_wg_mma_bf16, "bf16")
+D_WG_MMA(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0")
+D_WG_MMA(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0")
+D_WG_MMA(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
 
 template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
     d_wg_mma_f16(d, a, b, adds);
 }
 template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
     d_wg_mma_bf16(d, a, b, adds);
+}
+template <int N> static inline __device__ void d_wg_mma(float, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
+    d_wg_mma_tf32(d, a, b, adds);
 }
 
 // ---- the kernel ----
@@ -9435,6 +9633,33 @@ template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_
     }
 }
 
+// The same of TF32. A warp takes 128 elements at a time, which are 256 halves: element i of lane l is where lane l % 8 / 2 of a
+// quad has it in instruction 2 (l % 2) + i / 2.
+static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_columns_job p) {
+    alignas(16) __shared__ uint32_t words[8][128];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int c = (int) blockIdx.x; c < (int) p.n_padded; c += (int) gridDim.x) {
+        const bool is_in = c < p.x.ne[1] * p.x.ne[2] * p.x.ne[3];
+        const char * x = is_in ? d_row(p.x, c) : nullptr;
+        const bool is_wide = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
+        char * to = p.image + ((int64_t) (c / p.tn) * p.k_padded * p.tn + (int64_t) (c % p.tn) * WG_K) * 2;
+        for (int64_t k = warp * 256; k < p.k_padded; k += 2048) {
+            const float4 v = d_wg_load4(p, x, is_in ? p.x.ne[0] : 0, k / 2 + 4 * lane, is_wide);
+            uint32_t * w = words[warp] + 32 * (lane / 8) + 16 * (lane % 2) + lane % 8 / 2;
+            const int64_t step = k / WG_K + lane / 8;
+            w[0] = d_tf32(v.x);
+            w[4] = d_tf32(v.y);
+            w[8] = d_tf32(v.z);
+            w[12] = d_tf32(v.w);
+            __syncwarp();
+            if (step * WG_K < p.k_padded) {
+                *(uint4 *) (to + step * p.tn * (WG_K * 2) + 16 * (lane % 8 ^ (c & 7))) = *(const uint4 *) &words[warp][4 * lane];
+            }
+            __syncwarp();
+        }
+    }
+}
+
 // ---- sums of parts ----
 static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const float * parts) {
     const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
@@ -9467,7 +9692,8 @@ struct wg_plan {
 // Tiles of 128 or 256 columns and parts of k: whichever leaves the least to the cluster that has most, in units of 64
 // elements of k of 128 columns.
 static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) {
-    const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128, n_slabs = (p.a.ne[0] + slab - 1) / slab;
+    const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
+    const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
     const int64_t n_clusters = n_multiprocessors() / 2 > 0 ? n_multiprocessors() / 2 : 1;
     const int64_t m_tiles = (p.a.ne[1] + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
     wg_plan best = {};
@@ -9506,12 +9732,16 @@ bool gcuda_has_warp_groups(void) {
 }
 
 template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_job & p, gcuda_stream stream) {
-    const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3] | 4 * (size_t) p.x.ne[0];
-    const int64_t k = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && bits % 16 == 0 ? p.k_padded : INT64_MAX;
-    return launch(k <= 4096    ? k_wg_columns<T, 2>
-                  : k <= 8192  ? k_wg_columns<T, 4>
-                  : k <= 16384 ? k_wg_columns<T, 8>
-                               : k_wg_columns<T, 0>, p.n_padded, 256, stream, p);
+    if constexpr (sizeof(T) == 4) {
+        return launch(k_wg_columns_tf32, p.n_padded, 256, stream, p);
+    } else {
+        const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3] | 4 * (size_t) p.x.ne[0];
+        const int64_t k = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && bits % 16 == 0 ? p.k_padded : INT64_MAX;
+        return launch(k <= 4096    ? k_wg_columns<T, 2>
+                      : k <= 8192  ? k_wg_columns<T, 4>
+                      : k <= 16384 ? k_wg_columns<T, 8>
+                                   : k_wg_columns<T, 0>, p.n_padded, 256, stream, p);
+    }
 }
 
 template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, size_t max_shared, gcuda_stream stream) {
@@ -9525,11 +9755,11 @@ template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn,
 
 static bool wg_takes(const gcuda_mul_mat_args & p) {
     const size_t row_bytes = (size_t) p.a.ne[0] / (size_t) gcuda_blck_size(p.a.type) * gcuda_type_size(p.a.type);
-    const bool a_fits = (gcuda_is_quantized(p.a.type) || p.a.type == GCUDA_TYPE_F16 || p.a.type == GCUDA_TYPE_BF16) &&
-                        p.a.ne[2] * p.a.ne[3] == 1 && (row_bytes | p.a.nb[1] | (size_t) (uintptr_t) p.a.data) % 16 == 0;
+    const bool a_fits = (gcuda_is_quantized(p.a.type) || is_float(p.a.type)) && p.a.ne[2] * p.a.ne[3] == 1 &&
+                        (row_bytes | p.a.nb[1] | (size_t) (uintptr_t) p.a.data) % 16 == 0;
     const bool y_fits = p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && p.y.nb[1] % 4 == 0 && p.y.ne[2] * p.y.ne[3] == 1;
-    const bool b_fits = p.b.type == GCUDA_TYPE_F32 || p.b.type == GCUDA_TYPE_F16 || p.b.type == GCUDA_TYPE_BF16;
-    return a_fits && b_fits && y_fits && p.a.ne[0] > 0 && p.a.ne[1] <= (1 << 30) && n_rows(p.b) <= (1 << 30) && p.a.ne[0] <= (1 << 30);
+    return a_fits && is_float(p.b.type) && y_fits && p.a.ne[0] > 0 && p.a.ne[1] <= (1 << 30) && n_rows(p.b) <= (1 << 30) &&
+           p.a.ne[0] <= (1 << 29);
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
@@ -9545,7 +9775,10 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
     float * factor = is_f16 && args->b.type != GCUDA_TYPE_F16 ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
     const bool is_quantized = gcuda_is_quantized(args->a.type);
     const d_wg_columns_job columns = { args->b, (char *) scratch, factor, plan.k_padded, plan.n_padded, plan.tn, is_quantized ? 0 : 1 };
-    gcuda_status st = is_f16 ? launch_wg_columns<__half>(columns, stream) : launch_wg_columns<__nv_bfloat16>(columns, stream);
+    const bool is_f32 = args->a.type == GCUDA_TYPE_F32;
+    gcuda_status st = is_f16   ? launch_wg_columns<__half>(columns, stream)
+                      : is_f32 ? launch_wg_columns<float>(columns, stream)
+                               : launch_wg_columns<__nv_bfloat16>(columns, stream);
     d_wg_job p = {};
     p.a = (const char *) args->a.data;
     p.a_stride = (int64_t) args->a.nb[1];
@@ -9567,6 +9800,7 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
         st = is_quantized
                  ? with_format(args->a.type, [&](auto a) { return mul_mat_wg<decltype(a)>(p, plan.tn, args->max_shared, stream); })
              : is_f16 ? mul_mat_wg<__half>(p, plan.tn, args->max_shared, stream)
+             : is_f32 ? mul_mat_wg<float>(p, plan.tn, args->max_shared, stream)
                       : mul_mat_wg<__nv_bfloat16>(p, plan.tn, args->max_shared, stream);
     }
     if (st == GCUDA_STATUS_SUCCESS && p.n_parts > 1) {
@@ -9577,6 +9811,248 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
     return st;
 }
 #endif // part 13
+
+#if GCUDAI_PART(14)
+// =====================================================================================================
+// >>k-mul-mat-gemm   products of floats on tensor cores, for when cuBLAS is absent
+// =====================================================================================================
+// Both sides of one type: F16, BF16, or F32 rounded to TF32; sums in F32. A block has BM rows of a and BN columns of b; a step
+// is 64 bytes of k of all of them, fetched by asynchronous copies STAGES - 1 steps ahead. What is behind the last row, column or
+// element of k comes as zeros. Where tiles are too few for the device, k is cut into parts, whose sums a second kernel adds.
+//   floor   2 m n k operations; a once for every BN columns, b once for every BM rows, mostly from L2     shared  up to 96 KiB
+#define GEMM_STEP 64 // bytes
+#define GEMM_MAX_PARTS 8
+#define GEMM_GROUP 16 // tiles along m whose columns are walked together: their weights stay in L2
+
+struct d_gemm {
+    gcuda_array a, b, y;
+    float * parts; // or NULL: [part][column of all matrices][row]
+    int n_parts;
+    int64_t m_tiles, n_tiles, n_steps, n_items;
+};
+
+struct d_gemm_item {
+    int64_t m0, c0, i2, i3, part;
+};
+
+// Of one matrix of y, tiles go down GEMM_GROUP rows of tiles, then to the next columns.
+template <int BM, int BN> static inline __device__ d_gemm_item d_gemm_item_of(const d_gemm & p, int64_t i) {
+    d_gemm_item t;
+    const int64_t n_tiles = p.m_tiles * p.n_tiles, at = i % n_tiles, group = at / (GEMM_GROUP * p.n_tiles);
+    const int64_t left = p.m_tiles - group * GEMM_GROUP, high = left < GEMM_GROUP ? left : GEMM_GROUP;
+    const int64_t in_group = at - group * GEMM_GROUP * p.n_tiles;
+    t.m0 = (group * GEMM_GROUP + in_group % high) * BM;
+    t.c0 = in_group / high * BN;
+    i /= n_tiles;
+    t.part = i % p.n_parts;
+    i /= p.n_parts;
+    t.i2 = i % p.y.ne[2];
+    t.i3 = i / p.y.ne[2];
+    return t;
+}
+
+static inline __device__ void d_gemm_mma(__half, float * c, const uint32_t * a, const uint32_t * b) { d_mma_words<true>(c, a, b); }
+static inline __device__ void d_gemm_mma(__nv_bfloat16, float * c, const uint32_t * a, const uint32_t * b) { d_mma(c, a, b); }
+static inline __device__ void d_gemm_mma(float, float * c, const uint32_t * a, const uint32_t * b) { d_mma_words<false>(c, a, b); }
+
+// Words as the instruction wants them.
+template <int N> static inline __device__ void d_gemm_round(__half, uint32_t (&)[N]) {}
+template <int N> static inline __device__ void d_gemm_round(__nv_bfloat16, uint32_t (&)[N]) {}
+template <int N> static inline __device__ void d_gemm_round(float, uint32_t (&w)[N]) {
+    UNROLL for (int i = 0; i < N; ++i) { w[i] = d_tf32(__uint_as_float(w[i])); }
+}
+
+// Where 16 bytes of a row of a tile are: neighbouring rows have them in different banks.
+static inline __device__ int d_gemm_at(int row, int chunk) { return row * GEMM_STEP + (chunk ^ (row >> 1 & 3)) * 16; }
+
+// Rows r0, r0 + 64, ... of a tile of ROWS, of which `left` are in the matrix: 16 bytes of a step each.
+template <int ROWS> struct d_gemm_rows {
+    const char * from;
+    int64_t stride;
+    int left;
+    inline __device__ void begin(const char * matrix, int64_t nb, int64_t first, int64_t n, int row, int chunk) {
+        const int64_t rest = n - first - row;
+        left = (int) (rest < ROWS ? rest : ROWS);
+        stride = 64 * nb;
+        from = matrix + (left > 0 ? (first + row) * nb : 0) + 16 * chunk;
+    }
+    inline __device__ void copy(char * to, int row, int chunk, int64_t byte, int n_bytes) const {
+        UNROLL for (int i = 0; i < ROWS / 64; ++i) {
+            const int n = 64 * i < left ? n_bytes : 0;
+            d_copy_16(to + d_gemm_at(row + 64 * i, chunk), n > 0 ? from + i * stride + byte : from - 16 * chunk, n);
+        }
+    }
+};
+
+static inline __device__ void d_gemm_store(const d_gemm & p, const d_gemm_item & t, int64_t m, int64_t c, float v) {
+    if (m >= p.y.ne[0] || c >= p.y.ne[1]) {
+        return;
+    }
+    if (p.parts != nullptr) {
+        p.parts[(((t.part * p.y.ne[3] + t.i3) * p.y.ne[2] + t.i2) * p.y.ne[1] + c) * p.y.ne[0] + m] = v;
+    } else {
+        *(float *) d_at(p.y, m, c, t.i2, t.i3) = v;
+    }
+}
+
+template <typename T, int BM, int BN, int WARPS_M, int STAGES>
+static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_mul_mat_gemm(const d_gemm p) {
+    DYNAMIC_SHARED(char, shared);
+    const int WARPS_N = 8 / WARPS_M, MI = BM / WARPS_M / 16, NI = BN / WARPS_N / 8, STAGE = (BM + BN) * GEMM_STEP;
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, chunk = tid % 4, row = tid / 4;
+    const int wm = warp % WARPS_M * (BM / WARPS_M), wn = warp / WARPS_M * (BN / WARPS_N);
+    const int64_t row_bytes = p.a.ne[0] * (int64_t) sizeof(T);
+    FOR_ROWS(i, p.n_items) {
+        const d_gemm_item t = d_gemm_item_of<BM, BN>(p, i);
+        const int64_t first = p.n_steps * t.part / p.n_parts, n_steps = p.n_steps * (t.part + 1) / p.n_parts - first;
+        d_gemm_rows<BM> a;
+        d_gemm_rows<BN> b;
+        a.begin(d_at(p.a, 0, 0, t.i2 / (p.y.ne[2] / p.a.ne[2]), t.i3 / (p.y.ne[3] / p.a.ne[3])), (int64_t) p.a.nb[1], t.m0, p.a.ne[1], row, chunk);
+        b.begin(d_at(p.b, 0, 0, t.i2, t.i3), (int64_t) p.b.nb[1], t.c0, p.b.ne[1], row, chunk);
+        auto copy = [&](int64_t step) { // into its stage
+            char * to = shared + (int) (step % STAGES) * STAGE;
+            const int64_t byte = (first + step) * GEMM_STEP, rest = row_bytes - byte - 16 * chunk;
+            const int n_bytes = rest >= 16 ? 16 : rest > 0 ? (int) rest : 0;
+            a.copy(to, row, chunk, byte, n_bytes);
+            b.copy(to + BM * GEMM_STEP, row, chunk, byte, n_bytes);
+        };
+        float acc[MI][NI][4];
+        UNROLL for (int j = 0; j < MI * NI * 4; ++j) { acc[j / 4 / NI][j / 4 % NI][j % 4] = 0.0f; }
+        __syncthreads(); // the tiles of the item before are done with
+        UNROLL for (int s = 0; s < STAGES - 1; ++s) {
+            if (s < n_steps) { copy(s); }
+            d_copies_commit();
+        }
+        for (int64_t step = 0; step < n_steps; ++step) {
+            d_copies_wait<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            d_copies_commit();
+            const char * ta = shared + (int) (step % STAGES) * STAGE, * tb = ta + BM * GEMM_STEP;
+            UNROLL for (int k = 0; k < 4; k += 2) {
+                uint32_t fa[MI][4], fb[NI / 2][4]; // of b two fragments
+                UNROLL for (int j = 0; j < MI; ++j) {
+                    d_matrices(fa[j], ta + d_gemm_at(wm + 16 * j + lane % 16, k + lane / 16));
+                    d_gemm_round(T(), fa[j]);
+                }
+                UNROLL for (int j = 0; j < NI / 2; ++j) {
+                    d_matrices(fb[j], tb + d_gemm_at(wn + 16 * j + lane % 8 + lane / 16 * 8, k + lane / 8 % 2));
+                    d_gemm_round(T(), fb[j]);
+                }
+                UNROLL for (int m = 0; m < MI; ++m) {
+                    UNROLL for (int n = 0; n < NI; ++n) { d_gemm_mma(T(), acc[m][n], fa[m], fb[n / 2] + n % 2 * 2); }
+                }
+            }
+        }
+        d_copies_wait<0>();
+        UNROLL for (int n = 0; n < NI; ++n) {
+            UNROLL for (int m = 0; m < MI; ++m) {
+                UNROLL for (int j = 0; j < 4; ++j) {
+                    d_gemm_store(p, t, t.m0 + wm + 16 * m + lane / 4 + j / 2 * 8, t.c0 + wn + 8 * n + lane % 4 * 2 + j % 2, acc[m][n][j]);
+                }
+            }
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_gemm_parts(const d_gemm p) {
+    const int64_t n = p.y.ne[0] * p.y.ne[1] * p.y.ne[2] * p.y.ne[3];
+    FOR_ELEMENTS(i, n) {
+        float v = p.parts[i];
+        for (int k = 1; k < p.n_parts; ++k) { v += p.parts[i + k * n]; }
+        *(float *) d_at(p.y, d_unravel(p.y.ne, i)) = v;
+    }
+}
+
+// ---- the launcher's side ----
+// Tiles, the largest first: rows and columns, warps along the rows, stages, and how many blocks a multiprocessor holds.
+#define GEMM_TILES(X) X(128, 256, 2, 4, 1) X(128, 128, 2, 4, 2) X(64, 64, 2, 4, 4)
+
+struct gemm_plan {
+    int bm, bn, n_parts;
+};
+
+static bool gemm_fits(int bm, int bn, int stages, size_t max_shared) {
+    return fits_shared((size_t) (stages * (bm + bn) * GEMM_STEP), max_shared);
+}
+
+// The tiles and parts of k that take least, in steps of the block that has most: a step of a larger tile costs less for an
+// element, and each item, and the adding of parts, something beside.
+static gemm_plan gemm_plan_of(const gcuda_mul_mat_args & p) {
+    const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_sm = n_multiprocessors();
+    const int64_t n_steps = (p.a.ne[0] * (int64_t) gcuda_type_size(p.a.type) + GEMM_STEP - 1) / GEMM_STEP;
+    gemm_plan best = {};
+    double least = 0.0;
+#define X(BM, BN, WARPS_M, STAGES, RESIDENT)                                                                             \
+    for (int parts = 1; parts <= GEMM_MAX_PARTS && gemm_fits(BM, BN, STAGES, p.max_shared); ++parts) {                   \
+        const int64_t n_tiles = (p.a.ne[1] + BM - 1) / BM * ((p.b.ne[1] + BN - 1) / BN) * n_matrices * parts;            \
+        const int64_t on_one = (n_tiles + n_sm - 1) / n_sm;                                                              \
+        const double tile = (BM) * (BN) / 16384.0, rate = (BM) * (BN) >= 128 * 256 ? 1.0 : (BM) * (BN) >= 128 * 128 ? 0.9 : 0.6; \
+        const double alone = on_one < (RESIDENT) ? 1.4 : 1.0; /* latency that no other block hides */                    \
+        const double sums = parts > 1 ? 30.0 + (parts + 1) * (double) n_elements(p.y) / (40e3 * (double) n_sm) * 10.0 : 0.0; \
+        const double cost = (double) on_one * tile / rate * alone * ((double) (n_steps / parts) + 12.0) + sums;          \
+        if (parts <= n_steps && (least == 0.0 || cost < least)) {                                                        \
+            least = cost;                                                                                                \
+            best.bm = BM;                                                                                                \
+            best.bn = BN;                                                                                                \
+            best.n_parts = parts;                                                                                        \
+        }                                                                                                                \
+    }
+    GEMM_TILES(X)
+#undef X
+    return best;
+}
+
+template <typename T> static gcuda_status mul_mat_gemm(const d_gemm & p, const gemm_plan & plan, size_t max_shared, gcuda_stream stream) {
+#define X(BM, BN, WARPS_M, STAGES, RESIDENT)                                                                                   \
+    if (plan.bm == BM && plan.bn == BN) {                                                                                      \
+        return launch_shared(k_mul_mat_gemm<T, BM, BN, WARPS_M, STAGES>, p.n_items, dim3(256), STAGES * (BM + BN) * GEMM_STEP, \
+            max_shared, stream, p);                                                                                            \
+    }
+    GEMM_TILES(X)
+#undef X
+    return GCUDA_STATUS_UNSUPPORTED;
+}
+
+static bool gemm_takes(const gcuda_mul_mat_args & p) {
+    return is_float(p.a.type) && p.b.type == p.a.type && p.y.type == GCUDA_TYPE_F32 && is_wide(p.a) && is_wide(p.b) && p.a.ne[0] > 0;
+}
+
+size_t gcuda_mul_mat_gemm_scratch_bytes(const gcuda_mul_mat_args * args) {
+    const int n_parts = gemm_plan_of(*args).n_parts;
+    return n_parts > 1 ? (size_t) (n_elements(args->y) * n_parts) * sizeof(float) : 0;
+}
+
+// >>op:mul_mat ----------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_mul_mat_gemm(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
+    if (!gemm_takes(*args)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    const gemm_plan plan = gemm_plan_of(*args);
+    d_gemm p = {};
+    if (plan.bm == 0) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    p.a = args->a;
+    p.b = args->b;
+    p.y = args->y;
+    p.n_parts = plan.n_parts;
+    p.parts = plan.n_parts > 1 ? (float *) scratch : nullptr;
+    p.m_tiles = (args->a.ne[1] + plan.bm - 1) / plan.bm;
+    p.n_tiles = (args->b.ne[1] + plan.bn - 1) / plan.bn;
+    p.n_steps = (args->a.ne[0] * (int64_t) gcuda_type_size(args->a.type) + GEMM_STEP - 1) / GEMM_STEP;
+    p.n_items = p.m_tiles * p.n_tiles * p.n_parts * args->y.ne[2] * args->y.ne[3];
+    gcuda_status st = with_float(
+        args->a.type, [&](auto t) { return mul_mat_gemm<decltype(t)>(p, plan, args->max_shared, stream); });
+    if (st == GCUDA_STATUS_SUCCESS && p.n_parts > 1) {
+        st = launch_elements(k_gemm_parts, p.y, stream, p);
+    }
+    return st;
+}
+#endif // part 14
 
 #if GCUDAI_PART(7) && GCUDAI_KERNEL_HAS(ATTENTION)
 // =====================================================================================================

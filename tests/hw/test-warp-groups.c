@@ -33,7 +33,11 @@ static void fill_block(enum gcuda_type type, char * p, struct rng * r) {
     for (bool is_good = false; !is_good;) {
         float v[256], big = 0.0f;
         for (size_t i = 0; i < gcuda_type_size(type); ++i) { p[i] = (char) rng_u64(r); }
-        gcuda_get_type_traits(type)->to_float(p, v, n);
+        if (type == GCUDA_TYPE_F32) {
+            memcpy(v, p, sizeof v[0]);
+        } else {
+            gcuda_get_type_traits(type)->to_float(p, v, n);
+        }
         is_good = true;
         for (int64_t i = 0; i < n; ++i) {
             is_good = is_good && isfinite(v[i]);
@@ -135,7 +139,7 @@ static void product(enum gcuda_type a_type, enum gcuda_type b_type, struct shape
     CHECK(cudaMemcpy(y, p.y.data, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
     if (gcuda_has_warp_groups()) {
         CHECK_OK(st);
-        compare(&p, a, b, y, a_type == GCUDA_TYPE_F16 ? 1e-6 : 4e-5, &r);
+        compare(&p, a, b, y, a_type == GCUDA_TYPE_F16 || a_type == GCUDA_TYPE_F32 ? 1e-6 : 4e-5, &r);
         p.max_shared = 0;
         CHECK(gcuda_launch_mul_mat_wg(&p, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED); // 48 KiB are not enough
         CHECK(cudaDeviceSynchronize() == cudaSuccess);
@@ -150,7 +154,7 @@ static void product(enum gcuda_type a_type, enum gcuda_type b_type, struct shape
     test_all.case_name[0] = '\0';
 }
 
-static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0,
+static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F32, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0,
     GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
     GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M, GCUDA_TYPE_IQ2_XXS,
     GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S };
@@ -201,7 +205,7 @@ TEST(sizes_of_activations) {
     }
     for (int i = 0; i < 4; ++i) {
         const struct shape s = { 4096, 200, 150, 0 };
-        for (int t = 0; t < 4; ++t) { product(types[t], GCUDA_TYPE_F32, s, scales[i]); }
+        for (int t = 0; t < 5; ++t) { product(types[t], GCUDA_TYPE_F32, s, scales[i]); }
         product(GCUDA_TYPE_F16, GCUDA_TYPE_BF16, s, scales[i]);
     }
 }

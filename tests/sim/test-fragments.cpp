@@ -15,6 +15,11 @@ struct product {
     int b_pad; // elements between columns
 };
 
+static void floats_of(gcuda_type type, const void * from, float * to, int64_t n) {
+    if (type == GCUDA_TYPE_F32) { memcpy(to, from, (size_t) n * 4); }
+    else { gcuda_get_type_traits(type)->to_float(from, to, n); }
+}
+
 static std::vector<char> random_weights(gcuda_type type, int64_t k, int64_t m, rng * r) {
     const size_t size = gcuda_type_size(type);
     const int64_t n = gcuda_blck_size(type);
@@ -23,7 +28,7 @@ static std::vector<char> random_weights(gcuda_type type, int64_t k, int64_t m, r
         for (bool is_good = false; !is_good;) {
             float v[256], big = 0.0f;
             for (size_t i = 0; i < size; ++i) { data[at + i] = (char) rng_u64(r); }
-            gcuda_get_type_traits(type)->to_float(&data[at], v, n);
+            floats_of(type, &data[at], v, n);
             is_good = true;
             for (int64_t i = 0; i < n; ++i) {
                 is_good = is_good && isfinite(v[i]);
@@ -52,6 +57,19 @@ static void multiply_lane(int t, int i, const uint32_t * a, const char * stage, 
                 sum0[c] += (double) a0 * as_float(T(), bits);
                 sum1[c] += (double) a1 * as_float(T(), bits);
             }
+        }
+    }
+}
+
+// The same of TF32: word 2 h + r has element t + 4 h of row r.
+template <> void multiply_lane<float>(int t, int i, const uint32_t * a, const char * stage, int n, double * sum0, double * sum1) {
+    for (int h = 0; h < 2; ++h) {
+        const int byte = 32 * i + 4 * (t + 4 * h);
+        for (int c = 0; c < n; ++c) {
+            float v;
+            memcpy(&v, stage + 128 * c + 16 * (byte / 16 ^ (c & 7)) + byte % 16, 4);
+            sum0[c] += (double) __uint_as_float(a[2 * h]) * v;
+            sum1[c] += (double) __uint_as_float(a[2 * h + 1]) * v;
         }
     }
 }
@@ -131,7 +149,8 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
     p.m = x.m, p.n = x.n, p.n_parts = x.n_parts;
     p.m_tiles = (x.m + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
     p.n_tiles = (x.n + TN - 1) / TN;
-    p.n_units = (x.k + d_wg_unit<A>::k - 1) / d_wg_unit<A>::k;
+    const int halves = a_type == GCUDA_TYPE_F32 ? 2 * x.k : x.k; // or elements of what has 2 bytes or less
+    p.n_units = (halves + d_wg_unit<A>::k - 1) / d_wg_unit<A>::k;
     p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
     const size_t image_bytes = (size_t) p.n_tiles * TN * (size_t) p.n_units * d_wg_unit<A>::k * 2;
     char * image = on_device<char>(image_bytes), * columns = on_device<char>(b.size());
@@ -173,7 +192,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
         else { gcuda_get_type_traits(x.b_type)->to_float(&b[(size_t) n * ld * b_size], v.data(), x.k); }
         for (int m = 0; m < x.m; ++m) {
             double sum = 0.0;
-            gcuda_get_type_traits(a_type)->to_float(&a[(size_t) m * (size_t) p.row_bytes], w.data(), x.k);
+            floats_of(a_type, &a[(size_t) m * (size_t) p.row_bytes], w.data(), x.k);
             for (int k = 0; k < x.k; ++k) {
                 const double term = (double) w[(size_t) k] * v[(size_t) k];
                 sum += term;
@@ -184,7 +203,7 @@ template <typename A, int TN> static void run(gcuda_type a_type, const product &
         }
         for (size_t m = (size_t) x.m; m < y_ld; ++m) { CHECK(y[(size_t) n * y_ld + m] == -1.0f); } // not the result's
     }
-    CHECK_MSG(errors <= (is_f16 ? 1e-6 : 4e-5) * results,
+    CHECK_MSG(errors <= (is_f16 || a_type == GCUDA_TYPE_F32 ? 1e-6 : 4e-5) * results,
         "%s, %d x %d x %d: NMSE %g", gcuda_type_name(a_type), x.m, x.n, x.k, errors / results);
     CHECK(cudaFree(image) == cudaSuccess && cudaFree(columns) == cudaSuccess && cudaFree(factor) == cudaSuccess);
 }
@@ -202,6 +221,7 @@ TEST(weights_of_every_type) {
     const product x = { 19, 5, 264, 1, 1.0, GCUDA_TYPE_F32, 0 };
     run<__half, 128>(GCUDA_TYPE_F16, x);
     run<__nv_bfloat16, 128>(GCUDA_TYPE_BF16, x);
+    run<float, 128>(GCUDA_TYPE_F32, x);
     clean();
 }
 
@@ -212,6 +232,7 @@ TEST(edges_and_parts) {
     for (const product & x : p) {
         run<Q4_1, 128>(GCUDA_TYPE_Q4_1, x);
         run<__half, 128>(GCUDA_TYPE_F16, x);
+        run<float, 128>(GCUDA_TYPE_F32, x);
     }
     run<Q4_1, 256>(GCUDA_TYPE_Q4_1, p[1]);
     run<__nv_bfloat16, 256>(GCUDA_TYPE_BF16, p[3]);

@@ -56,6 +56,9 @@ static inline __nv_bfloat162 __hsub2(__nv_bfloat162 a, __nv_bfloat162 b) {
 static inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
     return __floats2bfloat162_rn(__bfloat162float(a.x) * __bfloat162float(b.x), __bfloat162float(a.y) * __bfloat162float(b.y));
 }
+static inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+    return __nv_bfloat162{ __hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y) };
+}
 static inline float __low2float(__nv_bfloat162 v) { return __bfloat162float(v.x); }
 static inline float __high2float(__nv_bfloat162 v) { return __bfloat162float(v.y); }
 
