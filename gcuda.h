@@ -736,6 +736,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_rope GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope)
 #define gcuda_launch_rope_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_back)
 #define gcuda_launch_rope_set GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rope_set)
+#define gcuda_launch_route GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_route)
 #define gcuda_launch_rwkv_wkv6 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv6)
 #define gcuda_launch_rwkv_wkv7 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_rwkv_wkv7)
 #define gcuda_launch_scale GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_scale)
@@ -3438,7 +3439,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
 //
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off): rms_norm and mul with an
-// addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations; and a product of
+// addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations; the routing of experts
+// (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns, or mul_mat_id of up to 64 slots, with what follows it: a bias or add_id, an
 // activation, or a second product of the same columns and the glu of both (one or two columns), a factor, a scale, a residual.
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
@@ -3733,6 +3735,23 @@ struct gcuda_rope_set_args {
     int32_t * bad_index;
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
+// Which experts a token goes to, and with what weights: the probabilities of its logits, the largest of them (bias is added for
+// choosing alone; of equal ones the first), their sum taken out, a factor. As the nodes for it would give it, bit for bit.
+enum gcuda_route_gate { GCUDA_ROUTE_SOFT_MAX, GCUDA_ROUTE_SIGMOID, GCUDA_ROUTE_LATE_SOFT_MAX }; // LATE: of those chosen alone
+struct gcuda_route_args {
+    struct gcuda_array logits;  // F32 [experts, tokens], rows packed, at most 512 experts
+    struct gcuda_array bias;    // F32 [experts], packed; data NULL: none
+    struct gcuda_array ids;     // I32 [used, tokens]
+    struct gcuda_array weights; // F32 [used, tokens], at most 32
+    enum gcuda_route_gate gate;
+    bool has_norm;              // weights are divided by their sum, which is
+    bool has_least;             // at least this
+    float least;
+    bool is_scaled;             // then multiplied
+    float scale;
+    bool is_wide, is_wide_weights; // rows of logits, of weights begin at multiples of 16 bytes: the order of sums
+};
+GCUDA_KERNEL_API gcuda_status gcuda_launch_route(const struct gcuda_route_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_silu_back(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm(const struct gcuda_norm_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_norm_scratch_bytes(const struct gcuda_norm_args * args);
@@ -27235,6 +27254,7 @@ union gcudai_cuda_fused {
     struct gcuda_chain_args chain;
     struct gcuda_norm_mul_args norm_mul;
     struct gcuda_rope_set_args rope_set;
+    struct gcuda_route_args route;
     struct {
         struct gcuda_mul_mat_args args;
         struct gcuda_mul_mat_epilogue epilogue;
@@ -27499,6 +27519,182 @@ static gcuda_status gcudai_cuda_run_chain(const union gcudai_cuda_fused * args, 
     return gcuda_launch_chain(&args->chain, stream);
 }
 
+// ---- expert routing: logits to ids and weights ----
+// soft_max or sigmoid, a bias for choosing, argsort, the first of it as a view, get_rows, the weights' sum taken out, a factor;
+// or argsort, get_rows, soft_max of what was chosen.
+
+struct gcudai_cuda_routing {
+    const struct gcudai_cuda_window * w;
+    const struct gcuda_tensor * probs, * order, * chosen, * weights; // chosen: get_rows
+    int taken;
+};
+
+// How often tensor t is read; -1: it is a result, or no node of the graph.
+static int gcudai_cuda_n_uses(const struct gcudai_cuda_look * look, int at) {
+    const struct gcudai_cuda_shape * s = at >= 0 && at < look->n_nodes ? &look->seen[at].shape : NULL;
+    return s == NULL || (s->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 ? -1 : s->n_uses;
+}
+
+// Source k of the window's node i is `value` itself or a packed view of all of it. Readers of the view go to n_uses, which
+// are -1 for a view that is a result.
+static bool gcudai_cuda_is_all_of(const struct gcudai_cuda_window * w, int i, int k, const struct gcuda_tensor * value, int * n_uses) {
+    const struct gcuda_tensor * t = w->node[i]->src[k];
+    *n_uses = 0;
+    if (t == value) { return true; }
+    *n_uses = gcudai_cuda_n_uses(w->look, w->look->seen[w->at[i]].shape.src[k]);
+    return t != NULL && t->op == GCUDA_OP_RESHAPE && t->view_src == value && t->src[0] == value && gcuda_is_contiguous(value);
+}
+
+// The window's node i computes y from `value`, packed and of as many elements, which nobody else reads.
+static bool gcudai_cuda_follows(const struct gcudai_cuda_window * w, int i, enum gcuda_op op, int value) {
+    int n_uses;
+    return gcudai_cuda_is_op(w, i, op) && gcudai_cuda_is_inner(w, value) && gcudai_cuda_is_all_of(w, i, 0, w->node[value], &n_uses) &&
+           (n_uses == 0 || n_uses == 1) && w->node[i]->type == GCUDA_TYPE_F32 && w->node[i]->view_src == NULL;
+}
+
+// From argsort at node i of `key` (probabilities, with a bias or without) to the weights of those chosen from `from`.
+static bool gcudai_cuda_route_chosen(struct gcudai_cuda_routing * s, int i, const struct gcuda_tensor * key, const struct gcuda_tensor * from) {
+    const struct gcudai_cuda_window * w = s->w;
+    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_ARGSORT) || !gcudai_cuda_is_op(w, i + 1, GCUDA_OP_GET_ROWS)) { return false; }
+    const struct gcuda_tensor * order = w->node[i], * y = w->node[i + 1], * ids = y->src[1], * rows = y->src[0];
+    bool fits = order->src[0] == key && gcudai_param_i32(order, 0) == GCUDA_SORT_ORDER_DESC && gcudai_cuda_is_inner(w, i) &&
+                ids->op == GCUDA_OP_VIEW && ids->src[0] == order && ids->view_offs == 0 && ids->ne[1] == order->ne[1] &&
+                ids->nb[1] == order->nb[1] && ids->ne[2] * ids->ne[3] == 1 && ids->ne[0] <= 32;
+    for (int k = 0; k < w->look->n_nodes; ++k) { // nobody sees more of the order
+        const struct gcuda_tensor * t = w->look->seen[k].tensor;
+        fits = fits && (t->view_src != order || t == ids);
+    }
+    fits = fits && rows->op == GCUDA_OP_RESHAPE && rows->src[0] == from && rows->view_src == (from->view_src ? from->view_src : from) &&
+           rows->ne[0] == 1 && rows->ne[1] == from->ne[0] && rows->ne[2] == from->ne[1] && gcuda_is_contiguous(from) &&
+           y->type == GCUDA_TYPE_F32 && from->type == GCUDA_TYPE_F32 && from->ne[0] <= 512 && from->ne[2] * from->ne[3] == 1;
+    s->order = order;
+    s->chosen = s->weights = y;
+    s->taken = i + 2;
+    return fits;
+}
+
+// Divided by their sum, whole or not at all.
+static bool gcudai_cuda_route_norm(struct gcudai_cuda_routing * s, struct gcuda_route_args * p) {
+    const struct gcudai_cuda_window * w = s->w;
+    const int first = s->taken;
+    const bool has_least = gcudai_cuda_is_op(w, first + 1, GCUDA_OP_CLAMP);
+    const int last = first + 1 + has_least;
+    int n_sum = 0, n_div = 0;
+    if (!gcudai_cuda_is_op(w, first, GCUDA_OP_SUM_ROWS) || !gcudai_cuda_is_op(w, last, GCUDA_OP_DIV)) { return false; }
+    const struct gcuda_tensor * sum = w->node[first], * y = w->node[last];
+    const int chosen = w->look->seen[w->at[first]].shape.src[0], divided = w->look->seen[w->at[last]].shape.src[0];
+    const int n_chosen = gcudai_cuda_n_uses(w->look, w->at[first - 1]);
+    bool fits = gcudai_cuda_is_all_of(w, first, 0, s->chosen, &n_sum) && gcudai_cuda_is_all_of(w, last, 0, s->chosen, &n_div) &&
+                (chosen == divided ? n_chosen == 1 && n_sum == 2 : n_chosen == 2 && n_sum == 1 && n_div == 1) &&
+                sum->src[0]->ne[0] == s->chosen->ne[1] && sum->src[0]->ne[1] == s->chosen->ne[2] && gcudai_cuda_is_inner(w, first) &&
+                y->src[1] == w->node[last - 1] && gcudai_cuda_is_inner(w, last - 1) && y->type == GCUDA_TYPE_F32 &&
+                gcuda_is_contiguous(y) && y->view_src == NULL && gcuda_are_same_shape(y, sum->src[0]);
+    if (has_least) {
+        const struct gcuda_tensor * clamp = w->node[first + 1];
+        fits = fits && clamp->src[0] == sum && gcudai_param_f32(clamp, 1) == INFINITY && clamp->view_src == NULL;
+        p->least = gcudai_param_f32(clamp, 0);
+    }
+    if (!fits) { return false; }
+    p->has_norm = true;
+    p->has_least = has_least;
+    p->is_wide_weights = gcudai_cuda_is_wide(sum->src[0]);
+    s->weights = y;
+    s->taken = last + 1;
+    return true;
+}
+
+// Nothing that is read may lie where ids or weights go: but of one token all logits are read first.
+static bool gcudai_cuda_may_route(const struct gcudai_cuda_routing * s, const struct gcuda_tensor * logits, const struct gcuda_tensor * bias) {
+    const bool is_one = logits->ne[1] == 1;
+    return !gcudai_cuda_overlap(s->order, s->weights) && (bias == NULL || (!gcudai_cuda_overlap(bias, s->order) && !gcudai_cuda_overlap(bias, s->weights))) &&
+           (is_one || (!gcudai_cuda_overlap(logits, s->order) && !gcudai_cuda_overlap(logits, s->weights)));
+}
+
+static void gcudai_cuda_route_set(const struct gcudai_cuda_routing * s, const struct gcuda_tensor * logits,
+    const struct gcuda_tensor * bias, struct gcuda_route_args * p) {
+    const int64_t used = s->chosen->ne[1];
+    p->logits = gcudai_array(logits);
+    p->bias = gcudai_array(bias);
+    p->ids = gcudai_array(s->order);
+    p->ids.ne[0] = used;
+    p->weights = gcudai_array(s->weights);
+    p->weights.ne[0] = used;
+    p->weights.ne[1] = logits->ne[1];
+    p->weights.ne[2] = p->weights.ne[3] = 1;
+    p->weights.nb[1] = (size_t) used * sizeof(float);
+}
+
+// The factor behind the weights.
+static void gcudai_cuda_route_scale(struct gcudai_cuda_routing * s, struct gcuda_route_args * p) {
+    const int i = s->taken;
+    if (gcudai_cuda_follows(s->w, i, GCUDA_OP_SCALE, i - 1) && gcudai_param_f32(s->w->node[i], 1) == 0.0f && gcuda_is_contiguous(s->w->node[i])) {
+        p->is_scaled = true;
+        p->scale = gcudai_param_f32(s->w->node[i], 0);
+        s->weights = s->w->node[i];
+        s->taken = i + 1;
+    }
+}
+
+static int gcudai_cuda_match_route_late(struct gcudai_cuda_routing * s, struct gcuda_route_args * p) {
+    const struct gcudai_cuda_window * w = s->w;
+    const struct gcuda_tensor * logits = w->node[0]->src[0], * rows = gcudai_cuda_is_op(w, 1, GCUDA_OP_GET_ROWS) ? w->node[1]->src[0] : NULL;
+    const struct gcuda_tensor * from = rows != NULL ? rows->src[0] : NULL; // the logits
+    if (from != logits || !gcudai_cuda_route_chosen(s, 0, logits, logits) || !gcudai_cuda_follows(w, 2, GCUDA_OP_SOFT_MAX, 1)) { return 0; }
+    union gcudai_args op;
+    const struct gcuda_tensor * y = w->node[2];
+    gcudai_soft_max_args(y, &op);
+    if (op.soft_max.scale != 1.0f || op.soft_max.mask.data != NULL || op.soft_max.sinks.data != NULL || y->ne[0] != s->chosen->ne[1] ||
+        y->ne[1] != s->chosen->ne[2] || !gcuda_is_contiguous(y)) {
+        return 0;
+    }
+    p->gate = GCUDA_ROUTE_LATE_SOFT_MAX;
+    p->is_wide = gcudai_cuda_is_wide(logits);
+    p->is_wide_weights = gcudai_cuda_is_wide(y->src[0]) && gcudai_cuda_is_wide(y);
+    s->weights = y;
+    s->taken = 3;
+    gcudai_cuda_route_set(s, logits, NULL, p);
+    return gcudai_cuda_may_route(s, logits, NULL) ? s->taken : 0;
+}
+
+static int gcudai_cuda_match_route(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_route_args * p = &args->route;
+    const struct gcuda_tensor * probs = w->node[0], * logits = probs->src[0];
+    struct gcudai_cuda_routing s;
+    union gcudai_args op;
+    GCUDAI_ZERO(s);
+    s.w = w;
+    if (probs->op == GCUDA_OP_ARGSORT) { return gcudai_cuda_match_route_late(&s, p); }
+    const bool is_sigmoid = probs->op == GCUDA_OP_UNARY && gcuda_get_unary_op(probs) == GCUDA_UNARY_OP_SIGMOID;
+    if ((!is_sigmoid && probs->op != GCUDA_OP_SOFT_MAX) || probs->type != GCUDA_TYPE_F32 || probs->view_src != NULL ||
+        logits->type != GCUDA_TYPE_F32 || !gcuda_is_contiguous(logits) || gcudai_cuda_n_uses(w->look, w->at[0]) != 2) {
+        return 0;
+    }
+    if (!is_sigmoid) {
+        gcudai_soft_max_args(probs, &op);
+        if (op.soft_max.scale != 1.0f || op.soft_max.mask.data != NULL || op.soft_max.sinks.data != NULL) { return 0; }
+    }
+    const struct gcuda_tensor * bias = gcudai_cuda_is_op(w, 1, GCUDA_OP_ADD) ? gcudai_cuda_other(w->node[1], probs) : NULL;
+    if (bias != NULL && (!gcudai_cuda_is_inner(w, 1) || !gcudai_cuda_is_row_operand(bias, probs) || gcuda_nrows(bias) != 1 ||
+                            !gcuda_are_same_shape(w->node[1], probs))) {
+        return 0;
+    }
+    const int i = bias != NULL ? 2 : 1;
+    if (!gcudai_cuda_route_chosen(&s, i, bias != NULL ? w->node[1] : probs, probs) ||
+        gcudai_cuda_n_uses(w->look, w->look->seen[w->at[i + 1]].shape.src[0]) != 1) { // the probabilities as rows
+        return 0;
+    }
+    p->gate = is_sigmoid ? GCUDA_ROUTE_SIGMOID : GCUDA_ROUTE_SOFT_MAX;
+    p->is_wide = gcudai_cuda_is_wide(logits) && gcudai_cuda_is_wide(probs);
+    (void) gcudai_cuda_route_norm(&s, p);
+    gcudai_cuda_route_scale(&s, p);
+    gcudai_cuda_route_set(&s, logits, bias, p);
+    return gcudai_cuda_may_route(&s, logits, bias) ? s.taken : 0;
+}
+
+static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_route(&args->route, stream);
+}
+
 // ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
 // Of those whose kernel has an epilogue: weights in blocks with few columns. The steps come in the epilogue's order.
 
@@ -27706,6 +27902,7 @@ static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * a
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
+    { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
     { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },

@@ -399,6 +399,12 @@ static inline float d_add_rn(float a, float b) { return a + b; }
 static inline float d_sub_rn(float a, float b) { return a - b; }
 #endif
 
+// A float as a number that sorts like it: negative ones are complemented. As on the CPU, NaN beyond infinity.
+static inline __device__ uint32_t d_sort_key(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
 // ---- activations that several sections know ----
 // The exponential never overflows, and the tail towards 0 keeps its digits.
 static inline __device__ float d_sigmoid(float x) {
@@ -3702,6 +3708,125 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
     });
 }
 
+// ---- expert routing: probabilities, the largest of them, their weights ----
+// A warp has a token. Sums have the order that soft_max and sum_rows have, so that bits are those of the nodes one by one.
+//   floor   logits read, ids and weights written
+#define ROUTE_MOST 512 // experts
+#define ROUTE_USED 32
+
+// Over the chosen ones' weights: lane l has elements N l .. N l + N - 1; those behind the end are `neutral`.
+template <int N> static inline __device__ void d_route_soft_max(float (&w)[N], int n) {
+    const int first = N * (int) (threadIdx.x % 32);
+    float max = -INFINITY, sum = 0.0f;
+    for (int j = 0; j < N; ++j) { max = first + j < n ? fmaxf(max, w[j]) : max; }
+    max = d_warp_reduce<d_max_op>(max);
+    const float base = max == -INFINITY ? 0.0f : max;
+    for (int j = 0; j < N; ++j) {
+        w[j] = expf(w[j] - base);
+        if (first + j < n) { sum += w[j]; }
+    }
+    sum = d_warp_reduce<d_sum_op>(sum);
+    const float scale = sum > 0.0f ? 1.0f / sum : sum;
+    for (int j = 0; j < N; ++j) { w[j] = w[j] * scale; }
+}
+
+template <int N> static inline __device__ float d_route_sum(const float (&w)[N], int n) {
+    const int first = N * (int) (threadIdx.x % 32);
+    if (N == 1) { return (float) d_warp_reduce<d_sum_op>(first < n ? (double) w[0] : 0.0); }
+    float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    for (int j = 0; j < N; ++j) { sum[j % 4] += first + j < n ? w[j] : 0.0f; }
+    return d_warp_reduce<d_sum_op>((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+template <typename H> static inline __device__ void d_route_probs(const gcuda_route_args & p, typename H::template row<float> & x) {
+    const int n = (int) p.logits.ne[0];
+    if (p.gate == GCUDA_ROUTE_SIGMOID) {
+        x.each(n, [&](float & v, int) { v = d_sigmoid(v); });
+    } else if (p.gate == GCUDA_ROUTE_SOFT_MAX) {
+        float max = -INFINITY, sum = 0.0f;
+        x.each(n, [&](float v, int) { max = fmaxf(max, v); });
+        max = d_row_max<32>(max);
+        const float base = max == -INFINITY ? 0.0f : max;
+        x.each(n, [&](float & v, int) { sum += v = expf(v - base); });
+        sum = d_row_sum<32>(sum);
+        const float scale = sum > 0.0f ? 1.0f / sum : sum;
+        x.each(n, [&](float & v, int) { v = v * scale; });
+    }
+}
+
+// The largest that has not been taken, of equal ones the first: its place; on all lanes its value without the bias.
+template <typename H>
+static inline __device__ int d_route_next(const gcuda_route_args & p, const typename H::template row<float> & x, uint32_t & taken, float * value) {
+    typedef typename H::template row<float> row;
+    const int n = (int) p.logits.ne[0];
+    const float * bias = (const float *) p.bias.data;
+    uint32_t best = 0;
+    int at = 0, held = -1;
+    float own = 0.0f;
+    for (int k = 0; k < row::PARTS; ++k) {
+        for (int j = 0; j < row::N; ++j) {
+            const int i = row::place(k) + j, h = k * row::N + j;
+            if (i < n && (taken >> h & 1u) == 0) {
+                const uint32_t key = d_sort_key(bias != nullptr ? d_add_rn(x.v[k][j], bias[i]) : x.v[k][j]);
+                if (held < 0 || key > best) { best = key, at = i, held = h, own = x.v[k][j]; }
+            }
+        }
+    }
+    unsigned long long all = held < 0 ? 0 : (unsigned long long) best << 32 | (0xffffffffu - (uint32_t) at);
+    for (int d = 16; d > 0; d /= 2) {
+        const uint32_t high = __shfl_xor_sync(0xffffffffu, (uint32_t) (all >> 32), d), low = __shfl_xor_sync(0xffffffffu, (uint32_t) all, d);
+        const unsigned long long other = (unsigned long long) high << 32 | low;
+        all = other > all ? other : all;
+    }
+    const int chosen = (int) (0xffffffffu - (uint32_t) all);
+    const bool is_mine = held >= 0 && at == chosen;
+    if (is_mine) { taken |= 1u << held; }
+    *value = __shfl_sync(0xffffffffu, own, __ffs((int) __ballot_sync(0xffffffffu, is_mine)) - 1);
+    return chosen;
+}
+
+// N: 4 where rows of weights begin at multiples of 16 bytes, as soft_max and sum_rows then take them.
+template <typename H, int N> static __global__ void __launch_bounds__(256) k_route(const gcuda_route_args p) {
+    const int n = (int) p.logits.ne[0], used = (int) p.weights.ne[0], lane = (int) threadIdx.x % 32;
+    FOR_HELD_ROWS(r, p.logits.ne[1], 32) {
+        typename H::template row<float> x;
+        x.load(d_at(p.logits, 0, r, 0, 0), n);
+        d_route_probs<H>(p, x);
+        float w[N] = {};
+        uint32_t taken = 0;
+        for (int u = 0; u < used; ++u) {
+            float value;
+            const int expert = d_route_next<H>(p, x, taken, &value);
+            if (lane == 0) { *(int32_t *) d_at(p.ids, u, r, 0, 0) = expert; }
+            if (lane == u / N) { w[u % N] = value; }
+        }
+        if (p.gate == GCUDA_ROUTE_LATE_SOFT_MAX) { d_route_soft_max<N>(w, used); }
+        const float sum = p.has_norm ? d_route_sum<N>(w, used) : 1.0f, least = sum < p.least ? p.least : sum;
+        for (int j = 0; j < N; ++j) {
+            float v = p.has_norm ? w[j] / (p.has_least ? least : sum) : w[j];
+            v = p.is_scaled ? p.scale * v + 0.0f : v;
+            if (N * lane + j < used) { *(float *) d_at(p.weights, N * lane + j, r, 0, 0) = v; }
+        }
+    }
+}
+
+gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stream) {
+    const gcuda_route_args & p = *args;
+    const int64_t n = p.logits.ne[0], used = p.weights.ne[0];
+    if (p.logits.type != GCUDA_TYPE_F32 || p.logits.nb[0] != 4 || n < 1 || n > ROUTE_MOST || used < 1 || used > ROUTE_USED || used > n ||
+        p.logits.ne[2] * p.logits.ne[3] != 1 || p.ids.type != GCUDA_TYPE_I32 || p.weights.type != GCUDA_TYPE_F32) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held(n, p.is_wide, [&](auto h) {
+        typedef decltype(h) H;
+        if constexpr (H::THREADS == 32) {
+            return launch_held(p.is_wide_weights ? k_route<H, 4> : k_route<H, 1>, 32, p.logits.ne[1], stream, p);
+        } else {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
+    });
+}
+
 // >>op:soft_max_back ----------------------------------------------------------------------------------
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_held(const gcuda_soft_max_back_args p) {
@@ -5976,12 +6101,6 @@ gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_str
 // =====================================================================================================
 // >>k-sort   orders of rows
 // =====================================================================================================
-
-// A float as a number that sorts like it: negative ones are complemented. As on the CPU, NaN beyond infinity.
-static inline __device__ uint32_t d_sort_key(float x) {
-    const uint32_t bits = __float_as_uint(x);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
 
 static inline __device__ uint32_t d_sort_load(const gcuda_sort_args & p, const char * row, int64_t i) {
     return d_sort_key(*(const float *) (row + i * (int64_t) p.x.nb[0]));

@@ -1171,6 +1171,7 @@ static struct gcuda_tensor * stack_experts(struct stack_graph * g, struct gcuda_
     struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, s->n_experts, s->n), ids); // [1, used, n]
     struct gcuda_tensor * flat = gcuda_reshape_2d(c, w, used, s->n);
     w = gcuda_reshape_3d(c, gcuda_div(c, flat, gcuda_sum_rows(c, flat)), 1, used, s->n);
+    (void) gcuda_build_forward_expand(g->graph, w);
     struct gcuda_tensor * in = gcuda_reshape_3d(c, h, s->width, 1, s->n);
     struct gcuda_tensor * gate = gcuda_mul_mat_id(c, stack_weight(g, s->type, s->width, s->ff, s->n_experts), in, ids);
     struct gcuda_tensor * up = gcuda_mul_mat_id(c, stack_weight(g, s->type, s->width, s->ff, s->n_experts), in, ids);

@@ -350,6 +350,78 @@ TEST(rope_and_set_rows_stay_apart) {
 }
 
 // =====================================================================================================================
+// >>routing
+// =====================================================================================================================
+static void build_route(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t experts = v == 1 ? 301 : v == 2 ? 60 : v == 3 ? 512 : 64, tokens = v == 2 ? 1 : 11, used = v == 1 ? 5 : v == 3 ? 32 : 8;
+    struct gcuda_tensor * logits = f32(b, experts, tokens, 1), * probs = v % 2 ? gcuda_sigmoid(c, logits) : gcuda_soft_max(c, logits);
+    struct gcuda_tensor * key = v == 3 || v == 4 ? gcuda_add(c, probs, f32(b, experts, 1, 1)) : probs;
+    struct gcuda_tensor * ids = gcuda_argsort_top_k(c, v == 6 || v == 7 ? logits : key, (int) used);
+    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, v == 6 || v == 7 ? logits : probs, 1, experts, tokens), ids);
+    if (v == 0 || v == 1 || v == 3 || v == 5) {
+        struct gcuda_tensor * flat = gcuda_reshape_2d(c, w, used, tokens), * sum = gcuda_sum_rows(c, flat);
+        if (v == 1) { sum = gcuda_clamp(c, sum, 0.6f, INFINITY); }
+        w = gcuda_reshape_3d(c, gcuda_div(c, v == 3 ? gcuda_reshape_2d(c, w, used, tokens) : flat, sum), 1, used, tokens);
+    }
+    if (v == 6 || v == 7) { w = gcuda_soft_max(c, gcuda_reshape_2d(c, w, used, tokens)); }
+    if (v == 2 || v == 5) { w = gcuda_scale(c, w, 2.5f); }
+    out(b, w);
+    out(b, gcuda_neg(c, gcuda_cast(c, gcuda_cont(c, ids), GCUDA_TYPE_F32)));
+}
+
+TEST(routing_is_one_launch) {
+    for (int v = 0; v <= 7; ++v) { fires(build_route, v, "route", 0); }
+    clean();
+}
+
+static void build_route_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t experts = v == 0 ? 513 : 64, tokens = 3, used = v == 1 ? 33 : 4;
+    struct gcuda_tensor * logits = f32(b, experts, tokens, 1);
+    struct gcuda_tensor * probs = v == 2 ? gcuda_soft_max_ext(c, logits, f32(b, experts, tokens, 1), 1.0f, 0.0f)
+                                  : v == 3 ? gcuda_soft_max_ext(c, logits, NULL, 0.5f, 0.0f)
+                                  : v == 4 ? gcuda_tanh(c, logits) : gcuda_soft_max(c, logits);
+    if (v == 5) { gcuda_set_output(probs); }
+    struct gcuda_tensor * order = gcuda_argsort(c, probs, v == 6 ? GCUDA_SORT_ORDER_ASC : GCUDA_SORT_ORDER_DESC);
+    struct gcuda_tensor * ids = gcuda_view_2d(c, order, used, tokens, order->nb[1], v == 7 ? 8 : 0);
+    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, v == 8 ? f32(b, experts, tokens, 1) : probs, 1, experts, tokens), ids);
+    if (v == 9) { gcuda_set_output(order); }
+    out(b, w);
+    if (v == 5) { out(b, probs); }
+    if (v == 9) { out(b, order); }
+    if (v == 10) { out(b, gcuda_view_1d(c, order, 6, 0)); } // sees more of it
+    if (v == 11) { out(b, gcuda_neg(c, probs)); }
+}
+
+TEST(routing_stays_apart) {
+    for (int v = 0; v <= 11; ++v) { stops(build_route_not, v, ""); }
+    clean();
+}
+
+// A norm that is not whole stays behind: the rest is one launch.
+static void build_route_part(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    struct gcuda_tensor * probs = gcuda_soft_max(c, f32(b, 64, 3, 1)), * ids = gcuda_argsort_top_k(c, probs, 4);
+    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, 64, 3), ids), * flat = gcuda_reshape_2d(c, w, 4, 3);
+    struct gcuda_tensor * sum = gcuda_sum_rows(c, flat);
+    if (v == 0) { sum = gcuda_clamp(c, sum, 0.1f, 2.0f); }
+    if (v == 1) { gcuda_set_output(w); }
+    if (v == 2) { gcuda_set_output(sum); }
+    out(b, v == 3 ? gcuda_div(c, f32(b, 4, 3, 1), sum) : gcuda_div(c, flat, sum));
+    if (v == 1) { out(b, w); }
+    if (v == 2) { out(b, sum); }
+}
+
+TEST(a_norm_that_is_not_whole_stays_behind) {
+    for (int v = 0; v <= 3; ++v) { stops(build_route_part, v, "route"); }
+    clean();
+}
+
+// =====================================================================================================================
 // >>products
 // =====================================================================================================================
 enum { K = 288, M = 37 };
