@@ -36,7 +36,7 @@ static bool model_make(struct model * m, gcuda_backend_t backend, int64_t n_colu
 }
 
 static void model_fill(struct model * m, int seed) {
-    static float v[N * 64];
+    float v[N * 64]; // of several threads
     int32_t rows[64];
     const size_t n_x = gcuda_nelements(m->x), n_w = gcuda_nelements(m->w);
     for (size_t i = 0; i < n_x; ++i) { v[i] = (float) ((i * 37 + (size_t) seed * 11) % 23) - 11.0f; }
