@@ -506,6 +506,37 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
 #endif
 }
 
+// c += a b for a 16 x 8 by 8 x 8 of TF32, the top 19 bits of a float. c lies as above; words of a are (g, t), (g + 8, t),
+// (g, t + 4), (g + 8, t + 4), of b k = t and t + 4 of column g.
+static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(GCUDAI_SIM)
+    sim_mma_tf32(c, a, b, c);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else // capabilities below 8.0, where dispatch does not come
+    (void) a, (void) b;
+    c[0] = c[1] = c[2] = c[3] = NAN;
+#endif
+}
+
+// Floats as sums of two TF32 numbers, 21 bits together.
+template <int N> struct d_split_tf32 {
+    uint32_t hi[N], lo[N];
+
+    inline __device__ void set(int i, float v) {
+        hi[i] = __float_as_uint(v) & 0xffffe000u;
+        lo[i] = __float_as_uint(v - __uint_as_float(hi[i]));
+    }
+};
+// The same product of such sums; what both low parts give is below what is kept.
+static inline __device__ void d_mma_split(float (&c)[4], const d_split_tf32<4> & a, const d_split_tf32<2> & b) {
+    d_mma_tf32(c, a.lo, b.hi);
+    d_mma_tf32(c, a.hi, b.lo);
+    d_mma_tf32(c, a.hi, b.hi);
+}
+
 // Four bytes of a (0 .. 3) and b (4 .. 7), named by the nibbles of `order`, the lowest byte first; a nibble with 8 added gives
 // eight times the top bit of the byte instead, which __byte_perm does not.
 static inline __device__ uint32_t d_permute(uint32_t a, uint32_t b, uint32_t order) {
@@ -6321,6 +6352,194 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
     }
 }
 
+// CHUNK tokens at once on tensor cores, for one decay a head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S the state
+// before the chunk and u_s = delta_s x_s:
+//   y_t = K(-1, t) C_t S + sum over s <= t of K(s, t) (C_t . B_s) u_s          S' = K(-1, end) S + sum over s of K(s, end) B_s u_s
+// Decays are only multiplied, so any are right. A pair of warps has 16 channels, each warp half of their states as the
+// accumulators of S'; columns 2 t and 2 t + 1 of an accumulator serve as words t and t + 4 of the next product's a, and what
+// it is multiplied by is read in that order. A block's warps are of one head; four of them share C . B.
+//   floor   2 products of 2 * n_state * channels * tokens operations      shared  up to 45 KiB
+#define CHUNK 16
+#define CHUNK_PITCH 20     // of the 16 x 16 weights: rows lie in different banks
+#define CHUNK_MOST 5       // pairs of warps in a block
+static size_t chunk_bytes(int64_t n, int64_t pairs) {
+    return (size_t) (4 * CHUNK * (n + 8) + (2 * pairs < 4 ? 2 * pairs : 4) * 256 + CHUNK * CHUNK_PITCH + pairs * 256 + 6 * CHUNK) * sizeof(float);
+}
+
+template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ssm_scan_chunk(const gcuda_ssm_scan_args p) {
+    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators of a warp
+    DYNAMIC_SHARED(float, shared);
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
+    const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
+    float * const tokens = shared; // two stages of B, then C
+    float * const dots = tokens + 4 * CHUNK * PITCH, * const weights = dots + n_slices * 256;
+    float * const partial = weights + CHUNK * CHUNK_PITCH + warp / 2 * 256, * const scalars = weights + CHUNK * CHUNK_PITCH + pairs * 256;
+    float * const before = scalars + 4 * CHUNK, * const behind = before + CHUNK; // K(-1, t); K(t, end)
+    const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
+    FOR_ROWS(block, per_head * p.x.ne[1] * p.x.ne[3]) {
+        const int64_t head = block / per_head, q = head / p.x.ne[1], h = head - q * p.x.ne[1];
+        const int64_t c0 = ((block - head * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
+        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
+        const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
+        float st[NT][4], next_x[2 * 4], x[2 * 4], next_dt = 0.0f;
+        if (!is_ok && h == 0 && c0 == 0 && tid == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok ? id : 0);
+                const float2 v = is_ok ? *from : make_float2(0.0f, 0.0f);
+                st[i][2 * r] = v.x;
+                st[i][2 * r + 1] = v.y;
+            }
+        }
+        auto fetch = [&](int64_t t0, int stage) {
+            for (int i = tid; i < CHUNK * N / 4; i += (int) blockDim.x) {
+                const int at = i / (N / 4), k = i % (N / 4) * 4;
+                const int64_t from = t0 + at < n_tokens ? t0 + at : 0;
+                float * to = tokens + 2 * CHUNK * PITCH * stage + at * PITCH + k;
+                d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
+                d_copy_16((char *) (to + CHUNK * PITCH), from_c + from * (int64_t) p.c.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
+            }
+            d_copies_commit();
+            UNROLL for (int m = 0; m < 4; ++m) { // tokens t, t + 4, t + 8, t + 12
+                const int64_t at = t0 + t + 4 * m;
+                UNROLL for (int r = 0; r < 2; ++r) { next_x[2 * m + r] = at < n_tokens ? d_load(p.x.type, d_at(p.x, c0 + g + 8 * r, h, at, q)) : 0.0f; }
+            }
+            if (tid < CHUNK) { next_dt = t0 + tid < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + tid, q, 0)) : 0.0f; }
+        };
+        __syncthreads(); // the block before is done with
+        fetch(0, 0);
+        for (int64_t t0 = 0; t0 < n_tokens; t0 += CHUNK) {
+            const int stage = (int) (t0 / CHUNK % 2);
+            const float * sb = tokens + 2 * CHUNK * PITCH * stage, * sc = sb + CHUNK * PITCH;
+            float * delta = scalars + 2 * CHUNK * stage, * keep = delta + CHUNK;
+            if (tid < CHUNK) { // behind the last token the state stays
+                const float d = t0 + tid < n_tokens ? d_softplus20(next_dt) : 0.0f;
+                delta[tid] = d;
+                keep[tid] = expf(d * a);
+            }
+            UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
+            d_copies_wait<0>();
+            __syncthreads();
+            if (t0 + CHUNK < n_tokens) { fetch(t0 + CHUNK, 1 - stage); }
+            float y[2][4] = {};
+            if (warp < n_slices) { // C . B of a share of the states
+                for (int k = warp; k < 2 * NT; k += n_slices) {
+                    d_split_tf32<4> u;
+                    UNROLL for (int r = 0; r < 2; ++r) {
+                        const float2 v = *(const float2 *) (sc + (g + 8 * r) * PITCH + 8 * k + 2 * t);
+                        u.set(r, v.x);
+                        u.set(r + 2, v.y);
+                    }
+                    UNROLL for (int j = 0; j < 2; ++j) {
+                        const float2 v = *(const float2 *) (sb + (8 * j + g) * PITCH + 8 * k + 2 * t);
+                        d_split_tf32<2> w;
+                        w.set(0, v.x);
+                        w.set(1, v.y);
+                        d_mma_split(y[j], u, w);
+                    }
+                }
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    UNROLL for (int r = 0; r < 2; ++r) {
+                        *(float2 *) (dots + warp * 256 + (g + 8 * r) * 16 + 8 * j + 2 * t) = make_float2(y[j][2 * r], y[j][2 * r + 1]);
+                        y[j][2 * r] = y[j][2 * r + 1] = 0.0f;
+                    }
+                }
+            }
+            UNROLL for (int i = 0; i < NT; ++i) { // the state's part of y
+                d_split_tf32<4> u;
+                UNROLL for (int r = 0; r < 2; ++r) {
+                    u.set(r, st[i][2 * r]);
+                    u.set(r + 2, st[i][2 * r + 1]);
+                }
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    const float2 v = *(const float2 *) (sc + (8 * j + g) * PITCH + side * HALF + 8 * i + 2 * t);
+                    d_split_tf32<2> w;
+                    w.set(0, v.x);
+                    w.set(1, v.y);
+                    d_mma_split(y[j], u, w);
+                }
+            }
+            if (side == 1) {
+                UNROLL for (int j = 0; j < 2; ++j) { *(float4 *) (partial + j * 128 + 4 * lane) = make_float4(y[j][0], y[j][1], y[j][2], y[j][3]); }
+            }
+            __syncthreads();
+            for (int e = tid; e < 256; e += (int) blockDim.x) {
+                const int to = e / 16, s = e % 16;
+                float w = 0.0f, decay = 1.0f;
+                for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
+                for (int r = s + 1; r <= to; ++r) { decay *= keep[r]; }
+                weights[to * CHUNK_PITCH + s] = s <= to ? w * decay : 0.0f;
+            }
+            if (tid < 2 * CHUNK) {
+                float decay = 1.0f;
+                for (int r = tid < CHUNK ? 0 : tid - CHUNK + 1; r <= (tid < CHUNK ? tid : CHUNK - 1); ++r) { decay *= keep[r]; }
+                before[tid] = decay; // and behind
+            }
+            __syncthreads();
+            UNROLL for (int m = 0; m < 8; ++m) { x[m] *= delta[t + m / 2 * 4]; }
+            if (side == 0) {
+                d_split_tf32<4> u[2];
+                UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    const float4 v = *(const float4 *) (partial + j * 128 + 4 * lane);
+                    const float even = before[8 * j + 2 * t], odd = before[8 * j + 2 * t + 1];
+                    y[j][0] = (y[j][0] + v.x) * even;
+                    y[j][1] = (y[j][1] + v.y) * odd;
+                    y[j][2] = (y[j][2] + v.z) * even;
+                    y[j][3] = (y[j][3] + v.w) * odd;
+                    UNROLL for (int k = 0; k < 2; ++k) {
+                        d_split_tf32<2> w;
+                        w.set(0, weights[(8 * j + g) * CHUNK_PITCH + 8 * k + t]);
+                        w.set(1, weights[(8 * j + g) * CHUNK_PITCH + 8 * k + t + 4]);
+                        d_mma_split(y[j], u[k], w);
+                    }
+                    float * to = (float *) p.y.data + (q * n_tokens + t0 + 8 * j + 2 * t) * per_seq + h * p.x.ne[0] + c0 + g;
+                    UNROLL for (int i = 0; i < 4; ++i) {
+                        if (t0 + 8 * j + 2 * t + i % 2 < n_tokens) { to[i % 2 * per_seq + i / 2 * 8] = y[j][i]; }
+                    }
+                }
+            }
+            d_split_tf32<4> u[2];
+            UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m] * behind[t + m / 2 * 4]); }
+            const float all = before[CHUNK - 1];
+            UNROLL for (int i = 0; i < NT; ++i) {
+                UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
+                UNROLL for (int k = 0; k < 2; ++k) {
+                    const float * from = sb + (8 * k + t) * PITCH + side * HALF + 8 * i + g;
+                    d_split_tf32<2> w;
+                    w.set(0, from[0]);
+                    w.set(1, from[4 * PITCH]);
+                    d_mma_split(st[i], u[k], w);
+                }
+            }
+        }
+        float * end = (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] + (q * per_seq + h * p.x.ne[0] + c0) * N;
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
+        }
+    }
+}
+
+// Pairs of warps in a block: all of a head's, unless that leaves multiprocessors without work. 0: other kernels.
+static int64_t chunk_pairs(const gcuda_ssm_scan_args & p) {
+    const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
+    if (p.x.ne[2] < 2 * CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 || capability_major() < 8) { return 0; }
+    if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c)) { return 0; }
+    int64_t pairs = all < CHUNK_MOST ? all : CHUNK_MOST;
+    while (all % pairs != 0) { --pairs; }
+    while (pairs % 2 == 0 && all / pairs * n_heads * 3 < n_multiprocessors() * 2) { pairs /= 2; }
+    return pairs;
+}
+
+static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs, gcuda_stream stream) {
+    const int64_t n = p.s.ne[0], n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3];
+    return launch_shared(n == 64 ? k_ssm_scan_chunk<4> : k_ssm_scan_chunk<8>, n_blocks, dim3((unsigned) (64 * pairs)), chunk_bytes(n, pairs), 0, stream, p);
+}
+
 // Single tokens: nothing to wait for but the state. A block has channels of one head.
 template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ssm_scan_one(const gcuda_ssm_scan_args p) {
     const int n = (int) p.s.ne[0], lane = (int) threadIdx.x % LANES, n_heads = (int) p.x.ne[1];
@@ -6419,6 +6638,8 @@ gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_strea
                : n <= 128 ? ssm_scan_one<16, 8>(p, stream)
                           : ssm_scan_one<32, 8>(p, stream);
     }
+    const int64_t pairs = n > 0 ? chunk_pairs(p) : 0;
+    if (pairs > 0) { return ssm_scan_chunk(p, pairs, stream); }
     return n <= 16    ? ssm_scan<4, 4>(p, stream)
            : n <= 64  ? ssm_scan<8, 8>(p, stream)
            : n <= 128 ? ssm_scan<16, 8>(p, stream)
