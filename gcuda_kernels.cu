@@ -70,6 +70,15 @@
 // What the static arrays of a kernel may take beside its dynamic shared memory: d_block_reduce and the like.
 #define SHARED_STATIC 1024
 
+// What it takes of something for another form to pay. The simulated device goes there with small tensors, or no test would.
+static inline int64_t enough(int64_t n) {
+#if defined(GCUDAI_SIM)
+    return (n >> 14) + 4;
+#else
+    return n;
+#endif
+}
+
 // The dynamic shared memory of a kernel as an array, for example DYNAMIC_SHARED(float, tile), aligned to 128 bytes.
 #if defined(GCUDAI_SIM)
 #define DYNAMIC_SHARED(T, name) T * const name = (T *) sim_dynamic_shared()
@@ -162,10 +171,20 @@ static inline __device__ char * d_at(const gcuda_array & a, int64_t i0, int64_t 
 
 static inline __device__ char * d_at(const gcuda_array & a, const d_index & x) { return d_at(a, x.i0, x.i1, x.i2, x.i3); }
 
-// Row r, counting dimensions 1, 2, 3.
-static inline __device__ char * d_row(const gcuda_array & a, int64_t r) {
-    return d_at(a, 0, r % a.ne[1], r / a.ne[1] % a.ne[2], r / a.ne[1] / a.ne[2]);
+// Row r, counting dimensions 1, 2, 3: no division that is not needed, they cost as much as a row's arithmetic.
+static inline __device__ d_index d_row_index(const int64_t * ne, int64_t r) {
+    d_index x = { 0, r, 0, 0 };
+    if (r >= ne[1]) {
+        x.i2 = r / ne[1];
+        x.i1 = r - x.i2 * ne[1];
+        if (x.i2 >= ne[2]) {
+            x.i3 = x.i2 / ne[2];
+            x.i2 -= x.i3 * ne[2];
+        }
+    }
+    return x;
 }
+static inline __device__ char * d_row(const gcuda_array & a, int64_t r) { return d_at(a, d_row_index(a.ne, r)); }
 
 static inline __device__ float d_load(gcuda_type type, const char * p) {
     switch (type) {
@@ -206,6 +225,11 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
 // ---- sixteen bytes of a row at once ----
 template <typename T> struct d_wide {
     static const int N = 16 / (int) sizeof(T);
+};
+
+// Neighbouring elements, a power of two, that are moved in as few accesses as there can be.
+template <typename T, int N> struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) d_pack {
+    T v[N];
 };
 
 // As they lie: what is loaded is converted after other loads are under way too (at F16 that doubled the speed).
@@ -317,15 +341,7 @@ static inline __device__ d_index d_tile_at(
     if (t.n_rows > 1) {
         const int64_t row = t.per_row > 1 ? tile / t.per_row : tile;
         tile -= row * t.per_row;
-        x.i1 = row;
-        if (row >= ne[1]) {
-            x.i2 = row / ne[1];
-            x.i1 = row - x.i2 * ne[1];
-            if (x.i2 >= ne[2]) {
-                x.i3 = x.i2 / ne[2];
-                x.i2 -= x.i3 * ne[2];
-            }
-        }
+        x = d_row_index(ne, row);
     }
     x.i0 = ((tile * n_parts << t.shift) + (threadIdx.x & ((1 << t.shift) - 1))) * n_wide;
     return x;
@@ -1826,40 +1842,43 @@ static __global__ void k_get_rows(const d_map_get map) {
     }
 }
 
-// Whole rows, sixteen bytes at a time; like: the array whose rows are counted.
-template <typename X, typename Y> struct d_row_parts { // elements a time, and how many times a thread
-    static const int N = d_wide<X>::N > d_wide<Y>::N ? d_wide<X>::N : d_wide<Y>::N, PARTS = N == 4 ? 4 : 2;
+// Whole rows, written sixteen bytes at a time; like: the array whose rows are counted.
+template <typename Y> struct d_row_parts { // elements a time, and how many times a thread
+    static const int N = d_wide<Y>::N, PARTS = N == 4 ? 4 : 2;
 };
 
 template <typename X, typename Y, typename MAP>
 static __global__ void __launch_bounds__(TILE_BLOCK) k_rows_wide(const MAP map, const gcuda_array like, const tiles t) {
-    const int N = d_row_parts<X, Y>::N, PARTS = d_row_parts<X, Y>::PARTS, NX = d_wide<X>::N, NY = d_wide<Y>::N;
+    const int N = d_row_parts<Y>::N, PARTS = d_row_parts<Y>::PARTS;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, like.ne, tile, N, PARTS);
         const d_target row = map.row(i);
         const X * x = (const X *) row.x + i.i0;
         Y * y = (Y *) row.y + i.i0;
         const int64_t n = like.ne[0] - i.i0, step = d_tile_step(t, N);
-        uint4 raw[PARTS][N / NX];
+        d_pack<X, N> raw[PARTS];
         if (row.y == nullptr) {
             continue;
         }
         UNROLL for (int k = 0; k < PARTS; ++k) {
-            UNROLL for (int j = 0; j < N; j += NX) {
-                raw[k][j / NX] = d_load_raw(x + k * step + j, row.x != nullptr ? n - k * step - j : 0);
+            const int64_t left = row.x != nullptr ? n - k * step : 0;
+            if (left >= N) {
+                raw[k] = *(const d_pack<X, N> *) (x + k * step);
+            } else {
+                UNROLL for (int j = 0; j < N; ++j) { raw[k].v[j] = j < left ? x[k * step + j] : X(); }
             }
         }
         UNROLL for (int k = 0; k < PARTS; ++k) {
             float v[N];
-            UNROLL for (int j = 0; j < N; j += NX) { d_unpack<X>(raw[k][j / NX], v + j); }
-            UNROLL for (int j = 0; j < N; j += NY) { d_store_wide(y + k * step + j, n - k * step - j, v + j); }
+            UNROLL for (int j = 0; j < N; ++j) { v[j] = d_f32(raw[k].v[j]); }
+            d_store_wide(y + k * step, n - k * step, v);
         }
     }
 }
 
 template <typename X, typename Y, typename MAP>
 static gcuda_status rows_wide(const MAP & map, const gcuda_array & like, gcuda_stream stream) {
-    typedef d_row_parts<X, Y> parts;
+    typedef d_row_parts<Y> parts;
     return launch_tiles(k_rows_wide<X, Y, MAP>, tiles_of(like, parts::N, parts::PARTS), stream, map, like);
 }
 
@@ -1933,12 +1952,125 @@ static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_ro
     }
 }
 
+// Many indices: counted, gathered by the place they go to, and brought in order within it. Where the indices of a place lie
+// among those of others differs from run to run, their order does not. A block owns 1,024 elements of a row of the result.
+//   floor   gradient read once, result written once
+#define ROWS_BACK_FEW 1024
+struct d_gathered {
+    int32_t * count, * start, * total, * slot, * order, * sorted; // of rows of y; one; of indices
+    int64_t n, n_rows;
+};
+static d_gathered gathered_of(const gcuda_get_rows_args & p) {
+    d_gathered g;
+    g.n = p.ids.ne[0];
+    g.n_rows = p.y.ne[1];
+    g.count = (int32_t *) p.scratch;
+    g.start = g.count + g.n_rows;
+    g.slot = g.start + g.n_rows;
+    g.order = g.slot + g.n;
+    g.sorted = g.order + g.n;
+    g.total = g.sorted + g.n;
+    return g;
+}
+static bool is_gathered(const gcuda_get_rows_args & p) { return p.ids.ne[0] > ROWS_BACK_FEW && p.ids.ne[0] < INT32_MAX; }
+
+static __global__ void __launch_bounds__(256) k_gather_clear(const d_gathered g) {
+    FOR_ELEMENTS(i, g.n_rows) { g.count[i] = 0; }
+    if (blockIdx.x == 0 && threadIdx.x == 0) { *g.total = 0; }
+}
+static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_rows_args p, const d_gathered g) {
+    FOR_ELEMENTS(r, g.n) {
+        const int32_t to = d_index_i32(p.ids, r);
+        const bool is_in = to >= 0 && to < g.n_rows;
+        g.slot[r] = is_in ? atomicAdd(&g.count[to], 1) : -1;
+        if (!is_in && p.bad_index != nullptr) { *p.bad_index = 1; }
+    }
+}
+static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g) {
+    const int lane = (int) threadIdx.x % 32;
+    for (int64_t first = blockIdx.x * (int64_t) 256 + threadIdx.x - lane; first < g.n_rows; first += gridDim.x * (int64_t) 256) {
+        const int own = first + lane < g.n_rows ? g.count[first + lane] : 0;
+        int sum = own, base = 0;
+        for (int d = 1; d < 32; d *= 2) {
+            const int before = __shfl_up_sync(0xffffffffu, sum, (unsigned) d);
+            sum += lane >= d ? before : 0;
+        }
+        if (lane == 31) { base = atomicAdd(g.total, sum); }
+        base = __shfl_sync(0xffffffffu, base, 31);
+        if (first + lane < g.n_rows) { g.start[first + lane] = base + sum - own; }
+    }
+}
+static __global__ void __launch_bounds__(256) k_gather_place(const gcuda_get_rows_args p, const d_gathered g) {
+    FOR_ELEMENTS(r, g.n) {
+        if (g.slot[r] >= 0) { g.order[g.start[d_index_i32(p.ids, r)] + g.slot[r]] = (int32_t) r; }
+    }
+}
+static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows_args p, const d_gathered g) { // a warp to an index
+    const int lane = (int) threadIdx.x % 32;
+    for (int64_t r = (blockIdx.x * (int64_t) 256 + threadIdx.x) / 32; r < g.n; r += gridDim.x * (int64_t) 8) {
+        const int32_t to = d_index_i32(p.ids, r);
+        if (g.slot[r] < 0) { continue; }
+        int rank = 0;
+        for (int i = lane; i < g.count[to]; i += 32) { rank += g.order[g.start[to] + i] < r; }
+        rank = d_warp_reduce<d_sum_op>(rank);
+        if (lane == 0) { g.sorted[g.start[to] + rank] = (int32_t) r; }
+    }
+}
+
+template <typename T, bool WIDE> static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g) {
+    const int AHEAD = 4;
+    const int64_t n_parts = (p.y.ne[0] + 1023) / 1024;
+    FOR_ROWS(item, n_parts * g.n_rows) {
+        const int64_t row = item / n_parts, at = (item - row * n_parts) * 1024 + threadIdx.x * (WIDE ? 4 : 1), n = p.y.ne[0] - at;
+        const int32_t * from = g.sorted + g.start[row];
+        const int count = g.count[row];
+        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+        for (int k0 = 0; k0 < count && n > 0; k0 += AHEAD) {
+            T v[AHEAD][4];
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                const T * x = k0 + k < count ? (const T *) d_at(p.x, at, from[k0 + k], 0, 0) : nullptr;
+                UNROLL for (int j = 0; j < 4; ++j) { v[k][j] = T(); }
+                if (WIDE && x != nullptr) {
+                    const d_four<T> four = *(const d_four<T> *) x;
+                    UNROLL for (int j = 0; j < 4; ++j) { v[k][j] = four.v[j]; }
+                }
+                UNROLL for (int j = 0; j < 4; ++j) {
+                    if (!WIDE && x != nullptr && 256 * j < n) { v[k][j] = *(const T *) ((const char *) x + 256 * j * (int64_t) p.x.nb[0]); }
+                }
+            }
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                UNROLL for (int j = 0; j < 4; ++j) { sum[j] += (double) d_f32(v[k][j]); }
+            }
+        }
+        UNROLL for (int j = 0; j < 4; ++j) {
+            const int64_t to = WIDE ? j : 256 * j;
+            if (to < n) { *(float *) d_at(p.y, at + to, row, 0, 0) = (float) sum[j]; }
+        }
+    }
+}
+
+static gcuda_status get_rows_back_gathered(const gcuda_get_rows_args & p, gcuda_stream stream) {
+    const d_gathered g = gathered_of(p);
+    const int64_t row_blocks = (g.n_rows + 255) / 256, id_blocks = (g.n + 255) / 256, n_items = (p.y.ne[0] + 1023) / 1024 * g.n_rows;
+    const bool wide = p.y.ne[0] % 4 == 0 && is_wide(p.x);
+    gcuda_status st = launch(k_gather_clear, row_blocks, 256, stream, g);
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_count, id_blocks, 256, stream, p, g) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_start, row_blocks, 256, stream, g) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_place, id_blocks, 256, stream, p, g) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_sort, (g.n + 7) / 8, 256, stream, p, g) : st;
+    return st != GCUDA_STATUS_SUCCESS ? st : with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        return launch(wide ? k_gather_sum<T, true> : k_gather_sum<T, false>, n_items, 256, stream, p, g);
+    });
+}
+
 size_t gcuda_get_rows_back_scratch_bytes(const gcuda_get_rows_args * args) {
-    return (size_t) (args->y.ne[1] + args->ids.ne[0]) * 8;
+    return is_gathered(*args) ? (size_t) (2 * args->y.ne[1] + 3 * args->ids.ne[0] + 1) * 4 : (size_t) (args->y.ne[1] + args->ids.ne[0]) * 8;
 }
 
 gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_stream stream) {
     const int64_t n = args->y.ne[1];
+    if (is_gathered(*args)) { return get_rows_back_gathered(*args, stream); }
     int64_t * first = (int64_t *) args->scratch, * next = first + n;
     gcuda_status st = launch(k_get_rows_back_none, (n + 255) / 256, 256, stream, first, n);
     st = st == GCUDA_STATUS_SUCCESS ? launch(k_get_rows_back_chain, (args->ids.ne[0] + 7) / 8, 256, stream, *args, first, next) : st;
@@ -3230,7 +3362,7 @@ template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_rep
 
 template <typename T> static gcuda_status repeat_as(const gcuda_array & x, const gcuda_array & y, gcuda_stream stream) {
     const d_copies c = copies_of(x, y);
-    const int64_t each = n_elements(y) >= (int64_t) 1 << 20 ? 8 : 1; // small ones want threads
+    const int64_t each = n_elements(y) >= enough((int64_t) 1 << 20) ? 8 : 1; // small ones want threads
     gcuda_array like = x;
     like.ne[1] = (c.total + each - 1) / each;
     like.ne[2] = x.ne[1];
@@ -3508,7 +3640,52 @@ static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     }
 }
 
-// The same for rows of y that sixteen bytes can be taken from: a block has 32 neighbouring vectors of a row, and eight of its
+// The next copy's place is a few additions away.
+struct d_copy_walk {
+    int64_t i0, i1, i2, at; // copy in dimensions 0 to 2; bytes
+
+    inline __device__ void next(const d_copies & c) {
+        at += c.step[0];
+        if (++i0 < c.n[0]) { return; }
+        at += c.step[1] - i0 * c.step[0];
+        i0 = 0;
+        if (++i1 < c.n[1]) { return; }
+        at += c.step[2] - i1 * c.step[1];
+        i1 = 0;
+        if (++i2 < c.n[2]) { return; }
+        at += c.step[3] - i2 * c.step[2];
+        i2 = 0;
+    }
+};
+
+// Many results: a thread has a vector of them.
+template <typename T> static __global__ void __launch_bounds__(256) k_repeat_back_rows(const gcuda_array x, const gcuda_array y, const d_copies c, const tiles t) {
+    const int N = d_wide<T>::N, AHEAD = 8;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, y.ne, tile, N, 1);
+        const char * from = d_at(x, i);
+        d_copy_walk walk = { 0, 0, 0, 0 };
+        double sum[N] = {};
+        for (int64_t m = 0; m < c.total && i.i0 < y.ne[0]; m += AHEAD) {
+            uint4 raw[AHEAD];
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                raw[k] = m + k < c.total ? *(const uint4 *) (from + walk.at) : make_uint4(0, 0, 0, 0);
+                walk.next(c);
+            }
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                float v[N];
+                d_unpack<T>(raw[k], v);
+                UNROLL for (int j = 0; j < N; ++j) { sum[j] += (double) v[j]; }
+            }
+        }
+        float v[N];
+        UNROLL for (int j = 0; j < N; ++j) { v[j] = (float) sum[j]; }
+        if (i.i0 < y.ne[0]) { d_store_wide((T *) d_at(y, i), y.ne[0] - i.i0, v); }
+    }
+}
+#define BACK_MANY ((int64_t) 128 * 1024) // results from which on threads need not share them
+
+// Few: the same for rows of y that sixteen bytes can be taken from: a block has 32 neighbouring vectors of a row, and eight of its
 // threads share the copies of one.
 #define BACK_SLICES 8
 template <typename T> static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_array x, const gcuda_array y, const d_copies c) {
@@ -3550,6 +3727,9 @@ gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream 
     if (x.type == y.type && is_float(y.type) && can_widen(y) && is_wide(x) && n_elements(y) > 0) {
         return with_float(y.type, [&](auto v) {
             typedef decltype(v) T;
+            if (n_elements(y) >= enough(BACK_MANY * d_wide<T>::N)) {
+                return launch_tiles(k_repeat_back_rows<T>, tiles_of(y, d_wide<T>::N, 1), stream, x, y, copies_of(y, x));
+            }
             const int64_t n = (y.ne[0] + 32 * d_wide<T>::N - 1) / (32 * d_wide<T>::N) * n_rows(y);
             return launch(k_repeat_back_wide<T>, n, 256, stream, x, y, copies_of(y, x));
         });
@@ -3692,9 +3872,30 @@ template <typename T, int THREADS, int HELD, bool WIDE> struct d_held {
     }
     // f(element, its place) for all that are in the row
     template <typename F> inline __device__ void each(int n, F f) {
-        for (int k = 0; k < PARTS; ++k) {
-            for (int j = 0; j < N; ++j) {
-                if (place(k) + j < n) { f(v[k][j], place(k) + j); }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (N > 1 && place(k) + N <= n) {
+                UNROLL for (int j = 0; j < N; ++j) { f(v[k][j], place(k) + j); }
+            } else {
+                UNROLL for (int j = 0; j < N; ++j) {
+                    if (place(k) + j < n) { f(v[k][j], place(k) + j); }
+                }
+            }
+        }
+    }
+    // f(element, that of another row as float) likewise
+    template <typename M, typename F> inline __device__ void each_with(const M * other, int n, F f) {
+        const bool is_aligned = (uintptr_t) other % sizeof(d_pack<M, N>) == 0;
+        d_pack<M, N> m[PARTS];
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (N > 1 && is_aligned && place(k) + N <= n) {
+                m[k] = *(const d_pack<M, N> *) (other + place(k));
+            } else {
+                UNROLL for (int j = 0; j < N; ++j) { m[k].v[j] = place(k) + j < n ? other[place(k) + j] : M(); }
+            }
+        }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            UNROLL for (int j = 0; j < N; ++j) {
+                if (place(k) + j < n) { f(v[k][j], d_f32(m[k].v[j])); }
             }
         }
     }
@@ -3797,7 +3998,7 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 }
 
 // A part's mean and its sum of squares around it.
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
+template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
@@ -3814,8 +4015,9 @@ template <int KIND, typename T, typename H> static __global__ void __launch_boun
 }
 
 // Every part adds up those of its row, in double.
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
-    FOR_ROWS(b, n_blocks) {
+template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
+    FOR_ROWS(turn, n_blocks) {
+        const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
         const d_part q = d_part_of(p.x, b);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
@@ -4061,15 +4263,14 @@ struct d_soft_max_row {
     const char * mask; // or NULL
     float slope, sink; // -inf: none
 };
-static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, int64_t r) {
-    const int64_t i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2], i3 = r / p.x.ne[1] / p.x.ne[2];
+static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, const d_index & i) {
     d_soft_max_row row = { nullptr, 1.0f, -INFINITY };
     if (p.mask.data != nullptr) {
-        row.mask = d_at(p.mask, 0, i1, i2 % p.mask.ne[2], i3 % p.mask.ne[3]);
-        row.slope = d_slope(p.max_bias, p.x.ne[2], i2);
+        row.mask = d_at(p.mask, 0, i.i1, i.i2 < p.mask.ne[2] ? i.i2 : i.i2 % p.mask.ne[2], i.i3 < p.mask.ne[3] ? i.i3 : i.i3 % p.mask.ne[3]);
+        row.slope = d_slope(p.max_bias, p.x.ne[2], i.i2);
     }
     if (p.sinks.data != nullptr) {
-        row.sink = d_load(p.sinks.type, (const char *) p.sinks.data + i2 * (int64_t) p.sinks.nb[0]);
+        row.sink = d_load(p.sinks.type, (const char *) p.sinks.data + i.i2 * (int64_t) p.sinks.nb[0]);
     }
     return row;
 }
@@ -4077,12 +4278,13 @@ static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p
 // Elements of x as logits; i0: the place of the first in its row.
 template <typename ROW>
 static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, ROW & x) {
+    const auto add = [&](float & v, float m) { v = v * p.scale + row.slope * m; };
     if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F32) {
-        const float * mask = (const float *) row.mask + i0;
-        x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * mask[i]; });
+        x.each_with((const float *) row.mask + i0, n, add);
+    } else if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F16) {
+        x.each_with((const __half *) row.mask + i0, n, add);
     } else if (row.mask != nullptr) {
-        const char * mask = row.mask + 2 * i0;
-        x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * d_load(p.mask.type, mask + 2 * i); });
+        x.each_with((const __nv_bfloat16 *) row.mask + i0, n, add);
     } else {
         x.each(n, [&](float & v, int) { v = v * p.scale; });
     }
@@ -4091,9 +4293,10 @@ static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_
 template <typename T, typename H> static inline __device__ void d_soft_max_held(const gcuda_soft_max_args & p) {
     const int n = (int) p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
-        const d_soft_max_row row = d_soft_max_row_of(p, r);
+        const d_index i = d_row_index(p.x.ne, r);
+        const d_soft_max_row row = d_soft_max_row_of(p, i);
         typename H::template row<T> x;
-        x.load(d_row(p.x, r), n);
+        x.load(d_at(p.x, i), n);
         float max = row.sink, sum = 0.0f;
         d_logits(p, row, 0, n, x);
         x.each(n, [&](float v, int) { max = fmaxf(max, v); });
@@ -4103,7 +4306,7 @@ template <typename T, typename H> static inline __device__ void d_soft_max_held(
         sum = d_row_sum<H::THREADS>(sum) + expf(row.sink - base);
         const float scale = sum > 0.0f ? 1.0f / sum : sum;
         x.each(n, [&](float & v, int) { v = v * scale; });
-        x.store(d_row(p.y, r), n);
+        x.store(d_at(p.y, i), n);
     }
 }
 
@@ -4115,13 +4318,13 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
 }
 
 // Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
-template <typename T, typename H> static __global__ void __launch_bounds__(512) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
+template <typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
         float max = -INFINITY, sum = 0.0f;
         x.load(d_part_at(p.x, q), q.n);
-        d_logits(p, d_soft_max_row_of(p, q.row), q.i0, q.n, x);
+        d_logits(p, d_soft_max_row_of(p, d_row_index(p.x.ne, q.row)), q.i0, q.n, x);
         x.each(q.n, [&](float v, int) { max = fmaxf(max, v); });
         max = d_block_max(max);
         const float base = max == -INFINITY ? 0.0f : max;
@@ -4131,10 +4334,11 @@ template <typename T, typename H> static __global__ void __launch_bounds__(512) 
     }
 }
 
-template <typename T, typename H> static __global__ void __launch_bounds__(512) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
-    FOR_ROWS(b, n_blocks) {
+template <typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
+    FOR_ROWS(turn, n_blocks) {
+        const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
         const d_part q = d_part_of(p.x, b);
-        const d_soft_max_row row = d_soft_max_row_of(p, q.row);
+        const d_soft_max_row row = d_soft_max_row_of(p, d_row_index(p.x.ne, q.row));
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
         float max = row.sink, sum = 0.0f;
@@ -4423,7 +4627,8 @@ template <typename T, bool WIDE> static __global__ void k_cumsum(const gcuda_red
     __shared__ float sums[32]; // of the warps of four rounds, then of all before them
     __shared__ float total;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    FOR_ROWS(b, d_rows(p.x) * n_parts) {
+    FOR_ROWS(turn, d_rows(p.x) * n_parts) {
+        const int64_t b = d_rows(p.x) * n_parts - 1 - turn; // what was read last is in the cache
         const int64_t row = b / n_parts, i0 = (b - row * n_parts) * part, end = i0 + part < p.x.ne[0] ? i0 + part : p.x.ne[0];
         double before = 0.0;
         if (n_parts > 1) {
@@ -4461,7 +4666,8 @@ template <typename T, bool WIDE> static __global__ void k_cumsum(const gcuda_red
 
 #define SCAN_PART 16384
 static int64_t scan_part(const gcuda_array & x) { // a multiple of every stretch, or the whole row
-    return n_rows(x) >= 264 || x.ne[0] <= SCAN_PART ? (x.ne[0] > 0 ? x.ne[0] : 1) : SCAN_PART;
+    const int64_t part = n_elements(x) < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few want more blocks
+    return n_rows(x) >= 264 || x.ne[0] <= part ? (x.ne[0] > 0 ? x.ne[0] : 1) : part;
 }
 static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
 
@@ -4509,11 +4715,16 @@ static __device__ int d_rope_plane(const gcuda_rope_args & p, const d_rope_plan 
     return plane;
 }
 
-static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t token) {
-    int64_t power = j, at = token;
+// What a pair has at all tokens: turns a position, times 2 pi, and where its positions begin.
+struct d_rope_pair {
+    double freq;
+    int64_t plane;
+};
+static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j) {
+    int64_t power = j, at = 0;
     double mix = 0.0, factor = 1.0;
     if ((p.mode & 8) != 0) {
-        at += d_rope_plane(p, plan, j, &power) * p.x.ne[2];
+        at = d_rope_plane(p, plan, j, &power) * p.x.ne[2];
     }
     if (p.ext_factor != 0.0f) {
         const double y = ((double) j - plan.ramp_low) / plan.ramp_width;
@@ -4522,58 +4733,72 @@ static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_pl
     if (p.factors.data != nullptr) {
         factor = (double) *(const float *) ((const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
     }
-    const double position = (double) *(const int32_t *) ((const char *) p.pos.data + at * (int64_t) p.pos.nb[0]);
-    const double freq = exp2(-2.0 * (double) power / (double) p.n_dims * plan.log2_base) / factor *
-                        ((double) p.freq_scale * (1.0 - mix) + mix);
-    const double turns = position * freq * 0.15915494309189533577; // 1 / (2 pi)
+    return { exp2(-2.0 * (double) power / (double) p.n_dims * plan.log2_base) / factor * ((double) p.freq_scale * (1.0 - mix) + mix), at };
+}
+
+static __device__ float2 d_rope_turn(const gcuda_rope_args & p, const d_rope_plan & plan, const d_rope_pair & pair, int64_t token) {
+    const double position = (double) *(const int32_t *) ((const char *) p.pos.data + (pair.plane + token) * (int64_t) p.pos.nb[0]);
+    const double turns = position * pair.freq * 0.15915494309189533577; // 1 / (2 pi)
     const float angle = (float) ((turns - rint(turns)) * 6.28318530717958647692);
     return make_float2((float) (cosf(angle) * plan.magnitude), (float) (sinf(angle) * (p.is_back ? -plan.magnitude : plan.magnitude)));
 }
 
+static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t token) {
+    return d_rope_turn(p, plan, d_rope_pair_of(p, plan, j), token);
+}
+
 // Two neighbouring pairs a thread, of ROPE_AHEAD heads at once: what it reads is under way while it works out their angles.
+// A block has n_each tokens behind each other, for which the frequencies are worked out once.
 #define ROPE_AHEAD 4
+#define ROPE_TOKENS 8
 template <typename T> struct alignas(2 * sizeof(T)) d_two {
     T v[2];
 };
-template <typename T, bool IS_ADJACENT> static __global__ void __launch_bounds__(256) k_rope_wide(const gcuda_rope_args p, const d_rope_plan plan) {
+template <typename T, bool IS_ADJACENT> static __global__ void __launch_bounds__(256) k_rope_wide(const gcuda_rope_args p, const d_rope_plan plan, int64_t n_each) {
     const int64_t n_rest = (p.x.ne[0] - 2 * plan.n_pairs) / 2;
-    FOR_ROWS(b, plan.n_groups * p.x.ne[2] * p.x.ne[3]) {
-        const int64_t g0 = b / plan.n_groups, h0 = (b - g0 * plan.n_groups) * ROPE_HEADS, i3 = g0 / p.x.ne[2], i2 = g0 - i3 * p.x.ne[2];
+    const int64_t n_stretches = (p.x.ne[2] + n_each - 1) / n_each;
+    FOR_ROWS(b, plan.n_groups * n_stretches * p.x.ne[3]) {
+        const int64_t g0 = b / plan.n_groups, h0 = (b - g0 * plan.n_groups) * ROPE_HEADS, i3 = g0 / n_stretches;
+        const int64_t begin = (g0 - i3 * n_stretches) * n_each, end = begin + n_each < p.x.ne[2] ? begin + n_each : p.x.ne[2];
         const int64_t h1 = h0 + ROPE_HEADS < p.x.ne[1] ? h0 + ROPE_HEADS : p.x.ne[1];
         for (int64_t j = 2 * threadIdx.x; j < plan.n_pairs; j += 2 * blockDim.x) {
             const int64_t first = IS_ADJACENT ? 2 * j : j, second = IS_ADJACENT ? 2 * j + 2 : j + plan.n_pairs;
-            float2 cs[2];
-            for (int64_t h = h0 + threadIdx.y; h < h1; h += ROPE_AHEAD * blockDim.y) {
-                d_two<T> u[ROPE_AHEAD], v[ROPE_AHEAD];
-                UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
-                    const int64_t own = h + k * (int64_t) blockDim.y < h1 ? h + k * (int64_t) blockDim.y : h;
-                    u[k] = *(const d_two<T> *) d_at(p.x, first, own, i2, i3);
-                    v[k] = *(const d_two<T> *) d_at(p.x, second, own, i2, i3);
-                }
-                if (h < h0 + blockDim.y) {
-                    cs[0] = d_rope_angle(p, plan, j, i2);
-                    cs[1] = d_rope_angle(p, plan, j + 1, i2);
-                }
-                UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
-                    const int64_t own = h + k * (int64_t) blockDim.y;
-                    if (own < h1) {
-                        d_two<T> low, high;
-                        const T low1 = IS_ADJACENT ? u[k].v[1] : v[k].v[0], high0 = IS_ADJACENT ? v[k].v[0] : u[k].v[1];
-                        const float a0 = d_f32(u[k].v[0]), a1 = d_f32(low1), b0 = d_f32(high0), b1 = d_f32(v[k].v[1]);
-                        const float y0 = a0 * cs[0].x - a1 * cs[0].y, y1 = a0 * cs[0].y + a1 * cs[0].x;
-                        const float z0 = b0 * cs[1].x - b1 * cs[1].y, z1 = b0 * cs[1].y + b1 * cs[1].x;
-                        d_put(&low.v[0], y0);
-                        d_put(&low.v[1], IS_ADJACENT ? y1 : z0);
-                        d_put(&high.v[0], IS_ADJACENT ? z0 : y1);
-                        d_put(&high.v[1], z1);
-                        *(d_two<T> *) d_at(p.y, first, own, i2, i3) = low;
-                        *(d_two<T> *) d_at(p.y, second, own, i2, i3) = high;
+            const d_rope_pair pairs[2] = { d_rope_pair_of(p, plan, j), d_rope_pair_of(p, plan, j + 1) };
+            for (int64_t i2 = begin; i2 < end; ++i2) {
+                float2 cs[2];
+                for (int64_t h = h0 + threadIdx.y; h < h1; h += ROPE_AHEAD * blockDim.y) {
+                    d_two<T> u[ROPE_AHEAD], v[ROPE_AHEAD];
+                    UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
+                        const int64_t own = h + k * (int64_t) blockDim.y < h1 ? h + k * (int64_t) blockDim.y : h;
+                        u[k] = *(const d_two<T> *) d_at(p.x, first, own, i2, i3);
+                        v[k] = *(const d_two<T> *) d_at(p.x, second, own, i2, i3);
+                    }
+                    if (h < h0 + blockDim.y) {
+                        cs[0] = d_rope_turn(p, plan, pairs[0], i2);
+                        cs[1] = d_rope_turn(p, plan, pairs[1], i2);
+                    }
+                    UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
+                        const int64_t own = h + k * (int64_t) blockDim.y;
+                        if (own < h1) {
+                            d_two<T> low, high;
+                            const T low1 = IS_ADJACENT ? u[k].v[1] : v[k].v[0], high0 = IS_ADJACENT ? v[k].v[0] : u[k].v[1];
+                            const float a0 = d_f32(u[k].v[0]), a1 = d_f32(low1), b0 = d_f32(high0), b1 = d_f32(v[k].v[1]);
+                            const float y0 = a0 * cs[0].x - a1 * cs[0].y, y1 = a0 * cs[0].y + a1 * cs[0].x;
+                            const float z0 = b0 * cs[1].x - b1 * cs[1].y, z1 = b0 * cs[1].y + b1 * cs[1].x;
+                            d_put(&low.v[0], y0);
+                            d_put(&low.v[1], IS_ADJACENT ? y1 : z0);
+                            d_put(&high.v[0], IS_ADJACENT ? z0 : y1);
+                            d_put(&high.v[1], z1);
+                            *(d_two<T> *) d_at(p.y, first, own, i2, i3) = low;
+                            *(d_two<T> *) d_at(p.y, second, own, i2, i3) = high;
+                        }
                     }
                 }
             }
         }
         for (int64_t j = threadIdx.x; j < n_rest && p.x.data != p.y.data; j += blockDim.x) {
-            for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
+            for (int64_t at = (h1 - h0) * begin + threadIdx.y; at < (h1 - h0) * end; at += blockDim.y) {
+                const int64_t i2 = at / (h1 - h0), h = h0 + at - i2 * (h1 - h0);
                 *(d_two<T> *) d_at(p.y, 2 * (plan.n_pairs + j), h, i2, i3) = *(const d_two<T> *) d_at(p.x, 2 * (plan.n_pairs + j), h, i2, i3);
             }
         }
@@ -4645,8 +4870,9 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
     while (width < 256 && width < (wide ? plan.n_pairs / 2 : plan.n_pairs)) { width *= 2; }
     return with_float(args->x.type, [&](auto v) {
         if (wide) {
+            const int64_t n = plan.n_groups * args->x.ne[2] * args->x.ne[3], n_each = n >= enough(ROPE_TOKENS * 1024) ? ROPE_TOKENS : n >= enough(2048) ? 2 : 1;
             return launch_2d(args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<decltype(v), true> : k_rope_wide<decltype(v), false>,
-                plan.n_groups * args->x.ne[2] * args->x.ne[3], width, 256 / width, stream, *args, plan);
+                plan.n_groups * ((args->x.ne[2] + n_each - 1) / n_each) * args->x.ne[3], width, 256 / width, stream, *args, plan, n_each);
         }
         return launch_2d(k_rope<decltype(v)>, plan.n_groups * args->x.ne[2] * args->x.ne[3], width, 256 / width, stream, *args, plan);
     });
@@ -5376,6 +5602,7 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 //   floor   x read once, y written
 // ---- any strides: a thread has four outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
 // innermost ----
+#define DW_TAPS 5 // of a row of the kernel, read together
 template <typename TX, typename TW, bool IS_CHANNELS>
 static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
     const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // of a thread's outputs
@@ -5393,12 +5620,22 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
                 continue;
             }
             const char * row = d_at(p.x, 0, y, c, i.i3), * weights = d_at(p.kernel, 0, kh, 0, c);
-            for (int kw = 0; kw < (int) p.kernel.ne[0]; ++kw) {
-                const float w = d_f32(*(const TW *) (weights + kw * (int64_t) p.kernel.nb[0]));
+            for (int kw = 0; kw < (int) p.kernel.ne[0]; kw += DW_TAPS) {
                 const int64_t x = ox * p.s0 + (int64_t) kw * p.d0 - p.p0;
-                for (int k = 0; k < 4; ++k) {
-                    const int64_t at = x + k * step * p.s0;
-                    sum[k] += at >= 0 && at < p.x.ne[0] ? w * d_f32(*(const TX *) (row + at * nbx)) : 0.0f;
+                TX v[DW_TAPS][4];
+                TW w[DW_TAPS];
+                bool is_in[DW_TAPS][4];
+                UNROLL for (int j = 0; j < DW_TAPS; ++j) {
+                    const bool is_tap = kw + j < (int) p.kernel.ne[0];
+                    w[j] = *(const TW *) (weights + (is_tap ? kw + j : kw) * (int64_t) p.kernel.nb[0]);
+                    UNROLL for (int k = 0; k < 4; ++k) {
+                        const int64_t at = x + j * (int64_t) p.d0 + k * step * p.s0;
+                        is_in[j][k] = is_tap && at >= 0 && at < p.x.ne[0];
+                        v[j][k] = is_in[j][k] ? *(const TX *) (row + at * nbx) : TX();
+                    }
+                }
+                UNROLL for (int j = 0; j < DW_TAPS; ++j) {
+                    UNROLL for (int k = 0; k < 4; ++k) { sum[k] += is_in[j][k] ? d_f32(w[j]) * d_f32(v[j][k]) : 0.0f; }
                 }
             }
         }
@@ -5716,7 +5953,20 @@ template <typename T, int K, bool IS_MAX> static __global__ void __launch_bounds
         const T * row = (const T *) d_at(p.x, 0, y0, i.i2, i.i3) + x;
         float v[POOL_AHEAD];
         UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
-        for (int64_t at = y0; at < y1; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
+        const bool is_inside = x >= 0 && x + (POOL_AHEAD - 1) * step + K <= p.x.ne[0];
+        for (int64_t at = y0; at < y1 && is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
+            T raw[POOL_AHEAD][K];
+            UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
+                UNROLL for (int j = 0; j < K; ++j) { raw[k][j] = row[k * step + j]; }
+            }
+            UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
+                UNROLL for (int j = 0; j < K; ++j) {
+                    const float u = d_f32(raw[k][j]);
+                    v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k];
+                }
+            }
+        }
+        for (int64_t at = y0; at < y1 && !is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
             T raw[POOL_AHEAD][K];
             UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
                 UNROLL for (int j = 0; j < K; ++j) {
