@@ -3219,7 +3219,7 @@ template <typename T, typename MAP> static __global__ void __launch_bounds__(TIL
         const d_index i = d_tile_at(t, y.ne, tile, 1, PARTS);
         const auto row = m.row(i);
         char * to = d_at(y, i);
-        const int64_t n = y.ne[0] - i.i0, step = d_tile_step(t, 1);
+        const int64_t n = y.ne[0] - i.i0, step = d_tile_step(t, 1), y_step = step * (int64_t) y.nb[0];
         T v[PARTS];
         UNROLL for (int k = 0; k < PARTS; ++k) {
             const T * from = k * step < n ? (const T *) m.at(row, i.i0 + k * step) : nullptr;
@@ -3227,7 +3227,7 @@ template <typename T, typename MAP> static __global__ void __launch_bounds__(TIL
             if (from != nullptr) { v[k] = *from; }
         }
         UNROLL for (int k = 0; k < PARTS; ++k) {
-            if (k * step < n) { *(T *) (to + k * step * (int64_t) y.nb[0]) = v[k]; }
+            if (k * step < n) { *(T *) (to + k * y_step) = v[k]; }
         }
     }
 }
