@@ -2017,7 +2017,8 @@ static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows
     }
 }
 
-template <typename T, bool WIDE> static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g) {
+template <typename T, bool WIDE>
+static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g) {
     const int AHEAD = 4;
     const int64_t n_parts = (p.y.ne[0] + 1023) / 1024;
     FOR_ROWS(item, n_parts * g.n_rows) {
@@ -3079,13 +3080,14 @@ struct d_soft_sum {
 // ln sum_i exp(x_i) of a packed row on every thread; each(vector of x, place of it) sees all elements on the way.
 template <typename T, typename F> static __device__ float d_log_sum_exp_wide(const T * x, int64_t n, F each) {
     const int N = d_wide<T>::N;
+    const int64_t step = (int64_t) blockDim.x * N;
     d_soft_sum s = { -INFINITY, 0.0f };
-    for (int64_t i = threadIdx.x * (int64_t) N; i < n; i += 4 * (int64_t) blockDim.x * N) {
+    for (int64_t i = threadIdx.x * (int64_t) N; i < n; i += 4 * step) {
         uint4 raw[4];
         float max = s.max, v[4][N];
-        UNROLL for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw(x + i + k * (int64_t) blockDim.x * N, n - i - k * (int64_t) blockDim.x * N); }
+        UNROLL for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw(x + i + k * step, n - i - k * step); }
         UNROLL for (int k = 0; k < 4; ++k) {
-            const int64_t at = i + k * (int64_t) blockDim.x * N;
+            const int64_t at = i + k * step;
             d_unpack<T>(raw[k], v[k]);
             each(v[k], at);
             UNROLL for (int j = 0; j < N; ++j) {
@@ -3145,7 +3147,8 @@ gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * ar
     const int64_t n = n_losses(args->logits);
     const gcuda_status st = loss_is_wide(*args)
                                 ? with_float(args->logits.type, [&](auto v) {
-                                      return launch(k_cross_entropy_loss_wide<decltype(v)>, n, args->logits.ne[0] <= 1024 ? 128 : 512, stream, *args);
+                                      const int n_threads = args->logits.ne[0] <= 1024 ? 128 : 512;
+                                      return launch(k_cross_entropy_loss_wide<decltype(v)>, n, n_threads, stream, *args);
                                   })
                                 : launch(k_cross_entropy_loss, n, args->logits.ne[0] <= 1024 ? 256 : 1024, stream, *args);
     return st == GCUDA_STATUS_SUCCESS && n > 1 ? launch(k_loss_partials, 1, 256, stream, *args, n) : st;
@@ -3211,7 +3214,8 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 //   floor   y written, what it is made of read once
 template <typename T> struct d_placed { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
 
-template <typename T, typename MAP> static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y, const MAP m, const tiles t) {
+template <typename T, typename MAP>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y, const MAP m, const tiles t) {
     const int PARTS = d_placed<T>::PARTS;
     T other;
     memcpy(&other, &m.value, sizeof(T));
@@ -3659,7 +3663,9 @@ struct d_copy_walk {
 };
 
 // Many results: a thread has a vector of them.
-template <typename T> static __global__ void __launch_bounds__(256) k_repeat_back_rows(const gcuda_array x, const gcuda_array y, const d_copies c, const tiles t) {
+template <typename T>
+static __global__ void __launch_bounds__(256) k_repeat_back_rows(
+    const gcuda_array x, const gcuda_array y, const d_copies c, const tiles t) {
     const int N = d_wide<T>::N, AHEAD = 8;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, y.ne, tile, N, 1);
@@ -3688,7 +3694,8 @@ template <typename T> static __global__ void __launch_bounds__(256) k_repeat_bac
 // Few: the same for rows of y that sixteen bytes can be taken from: a block has 32 neighbouring vectors of a row, and eight of its
 // threads share the copies of one.
 #define BACK_SLICES 8
-template <typename T> static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_array x, const gcuda_array y, const d_copies c) {
+template <typename T>
+static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_array x, const gcuda_array y, const d_copies c) {
     const int N = d_wide<T>::N, AHEAD = 4;
     __shared__ double part[BACK_SLICES][32 * N + 1];
     const int lane = (int) threadIdx.x % 32, slice = (int) threadIdx.x / 32;
@@ -3998,7 +4005,8 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 }
 
 // A part's mean and its sum of squares around it.
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
+template <int KIND, typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
@@ -4015,7 +4023,8 @@ template <int KIND, typename T, typename H> static __global__ void __launch_boun
 }
 
 // Every part adds up those of its row, in double.
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
+template <int KIND, typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
     FOR_ROWS(turn, n_blocks) {
         const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
         const d_part q = d_part_of(p.x, b);
@@ -4266,7 +4275,8 @@ struct d_soft_max_row {
 static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, const d_index & i) {
     d_soft_max_row row = { nullptr, 1.0f, -INFINITY };
     if (p.mask.data != nullptr) {
-        row.mask = d_at(p.mask, 0, i.i1, i.i2 < p.mask.ne[2] ? i.i2 : i.i2 % p.mask.ne[2], i.i3 < p.mask.ne[3] ? i.i3 : i.i3 % p.mask.ne[3]);
+        const int64_t m2 = i.i2 < p.mask.ne[2] ? i.i2 : i.i2 % p.mask.ne[2], m3 = i.i3 < p.mask.ne[3] ? i.i3 : i.i3 % p.mask.ne[3];
+        row.mask = d_at(p.mask, 0, i.i1, m2, m3);
         row.slope = d_slope(p.max_bias, p.x.ne[2], i.i2);
     }
     if (p.sinks.data != nullptr) {
@@ -4318,7 +4328,8 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
 }
 
 // Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
-template <typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
+template <typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
@@ -4334,7 +4345,8 @@ template <typename T, typename H> static __global__ void __launch_bounds__(512, 
     }
 }
 
-template <typename T, typename H> static __global__ void __launch_bounds__(512, 2) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
+template <typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
     FOR_ROWS(turn, n_blocks) {
         const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
         const d_part q = d_part_of(p.x, b);
@@ -4751,10 +4763,8 @@ static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_pl
 // A block has n_each tokens behind each other, for which the frequencies are worked out once.
 #define ROPE_AHEAD 4
 #define ROPE_TOKENS 8
-template <typename T> struct alignas(2 * sizeof(T)) d_two {
-    T v[2];
-};
-template <typename T, bool IS_ADJACENT> static __global__ void __launch_bounds__(256) k_rope_wide(const gcuda_rope_args p, const d_rope_plan plan, int64_t n_each) {
+template <typename T, bool IS_ADJACENT>
+static __global__ void __launch_bounds__(256) k_rope_wide(const gcuda_rope_args p, const d_rope_plan plan, int64_t n_each) {
     const int64_t n_rest = (p.x.ne[0] - 2 * plan.n_pairs) / 2;
     const int64_t n_stretches = (p.x.ne[2] + n_each - 1) / n_each;
     FOR_ROWS(b, plan.n_groups * n_stretches * p.x.ne[3]) {
@@ -4767,11 +4777,11 @@ template <typename T, bool IS_ADJACENT> static __global__ void __launch_bounds__
             for (int64_t i2 = begin; i2 < end; ++i2) {
                 float2 cs[2];
                 for (int64_t h = h0 + threadIdx.y; h < h1; h += ROPE_AHEAD * blockDim.y) {
-                    d_two<T> u[ROPE_AHEAD], v[ROPE_AHEAD];
+                    d_pack<T, 2> u[ROPE_AHEAD], v[ROPE_AHEAD];
                     UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
                         const int64_t own = h + k * (int64_t) blockDim.y < h1 ? h + k * (int64_t) blockDim.y : h;
-                        u[k] = *(const d_two<T> *) d_at(p.x, first, own, i2, i3);
-                        v[k] = *(const d_two<T> *) d_at(p.x, second, own, i2, i3);
+                        u[k] = *(const d_pack<T, 2> *) d_at(p.x, first, own, i2, i3);
+                        v[k] = *(const d_pack<T, 2> *) d_at(p.x, second, own, i2, i3);
                     }
                     if (h < h0 + blockDim.y) {
                         cs[0] = d_rope_turn(p, plan, pairs[0], i2);
@@ -4780,7 +4790,7 @@ template <typename T, bool IS_ADJACENT> static __global__ void __launch_bounds__
                     UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
                         const int64_t own = h + k * (int64_t) blockDim.y;
                         if (own < h1) {
-                            d_two<T> low, high;
+                            d_pack<T, 2> low, high;
                             const T low1 = IS_ADJACENT ? u[k].v[1] : v[k].v[0], high0 = IS_ADJACENT ? v[k].v[0] : u[k].v[1];
                             const float a0 = d_f32(u[k].v[0]), a1 = d_f32(low1), b0 = d_f32(high0), b1 = d_f32(v[k].v[1]);
                             const float y0 = a0 * cs[0].x - a1 * cs[0].y, y1 = a0 * cs[0].y + a1 * cs[0].x;
@@ -4789,8 +4799,8 @@ template <typename T, bool IS_ADJACENT> static __global__ void __launch_bounds__
                             d_put(&low.v[1], IS_ADJACENT ? y1 : z0);
                             d_put(&high.v[0], IS_ADJACENT ? z0 : y1);
                             d_put(&high.v[1], z1);
-                            *(d_two<T> *) d_at(p.y, first, own, i2, i3) = low;
-                            *(d_two<T> *) d_at(p.y, second, own, i2, i3) = high;
+                            *(d_pack<T, 2> *) d_at(p.y, first, own, i2, i3) = low;
+                            *(d_pack<T, 2> *) d_at(p.y, second, own, i2, i3) = high;
                         }
                     }
                 }
@@ -4798,8 +4808,8 @@ template <typename T, bool IS_ADJACENT> static __global__ void __launch_bounds__
         }
         for (int64_t j = threadIdx.x; j < n_rest && p.x.data != p.y.data; j += blockDim.x) {
             for (int64_t at = (h1 - h0) * begin + threadIdx.y; at < (h1 - h0) * end; at += blockDim.y) {
-                const int64_t i2 = at / (h1 - h0), h = h0 + at - i2 * (h1 - h0);
-                *(d_two<T> *) d_at(p.y, 2 * (plan.n_pairs + j), h, i2, i3) = *(const d_two<T> *) d_at(p.x, 2 * (plan.n_pairs + j), h, i2, i3);
+                const int64_t i2 = at / (h1 - h0), h = h0 + at - i2 * (h1 - h0), i0 = 2 * (plan.n_pairs + j);
+                *(d_pack<T, 2> *) d_at(p.y, i0, h, i2, i3) = *(const d_pack<T, 2> *) d_at(p.x, i0, h, i2, i3);
             }
         }
     }
@@ -4870,7 +4880,8 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
     while (width < 256 && width < (wide ? plan.n_pairs / 2 : plan.n_pairs)) { width *= 2; }
     return with_float(args->x.type, [&](auto v) {
         if (wide) {
-            const int64_t n = plan.n_groups * args->x.ne[2] * args->x.ne[3], n_each = n >= enough(ROPE_TOKENS * 1024) ? ROPE_TOKENS : n >= enough(2048) ? 2 : 1;
+            const int64_t n = plan.n_groups * args->x.ne[2] * args->x.ne[3];
+            const int64_t n_each = n >= enough(ROPE_TOKENS * 1024) ? ROPE_TOKENS : n >= enough(2048) ? 2 : 1;
             return launch_2d(args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<decltype(v), true> : k_rope_wide<decltype(v), false>,
                 plan.n_groups * ((args->x.ne[2] + n_each - 1) / n_each) * args->x.ne[3], width, 256 / width, stream, *args, plan, n_each);
         }
@@ -4993,7 +5004,8 @@ struct d_column_tile {
     int64_t n_groups, n_stretches;      // of channels; of places
 };
 
-template <typename TX, typename TY, int PER> static __global__ void __launch_bounds__(1024) k_im2col_tile(const d_patches p, const d_column_tile t) {
+template <typename TX, typename TY, int PER>
+static __global__ void __launch_bounds__(1024) k_im2col_tile(const d_patches p, const d_column_tile t) {
     DYNAMIC_SHARED(float, rows);
     const int kw = (int) p.k[0], kh = (int) p.k[1], n_threads = (int) blockDim.x, col = (int) threadIdx.x * PER;
     const int64_t n_stores = t.n_groups * t.n_stretches * p.y.ne[2] * p.y.ne[3];
@@ -5058,8 +5070,8 @@ template <typename TX, typename TY, int PER>
 static gcuda_status columns_tiled(const d_patches & p, const d_column_tile & t, gcuda_stream stream) {
     const int n_threads = (t.n_cols / PER + 31) / 32 * 32;
     const size_t n_bytes = (size_t) (t.channels * p.k[1] * t.pitch) * sizeof(float);
-    return launch_shared(k_im2col_tile<TX, TY, PER>, t.n_groups * t.n_stretches * p.y.ne[2] * p.y.ne[3], dim3((unsigned) n_threads), n_bytes,
-        0, stream, p, t);
+    const int64_t n_blocks = t.n_groups * t.n_stretches * p.y.ne[2] * p.y.ne[3];
+    return launch_shared(k_im2col_tile<TX, TY, PER>, n_blocks, dim3((unsigned) n_threads), n_bytes, 0, stream, p, t);
 }
 
 static gcuda_status columns(const d_patches & p, gcuda_stream stream) {
@@ -5944,7 +5956,8 @@ static __global__ void k_pool(const gcuda_pool_args p, const tiles t) {
 
 // Packed elements and windows K wide: POOL_AHEAD results a thread, the rows of their windows read together.
 #define POOL_AHEAD 4
-template <typename T, int K, bool IS_MAX> static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const gcuda_pool_args p, const tiles t) {
+template <typename T, int K, bool IS_MAX>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const gcuda_pool_args p, const tiles t) {
     const float divisor = (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, POOL_AHEAD);
@@ -6157,7 +6170,8 @@ static gcuda_array upscale_like(const gcuda_array & y) {
 
 // WIDE: results are stored sixteen bytes at a time.
 template <typename T, bool WIDE>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
+static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
+    const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
     const int N = WIDE ? 16 / (int) sizeof(T) : 4;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, like.ne, tile, WIDE ? N : 1, WIDE ? 1 : N);
@@ -6185,7 +6199,8 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(const gcu
 
 // Rows of the image resampled along themselves are kept as long as the window along the columns has them.
 template <typename T, int N>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_taps(const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
+static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_taps(
+    const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
     const int COLS = 4;
     const float offset = p.align_corners ? 0.0f : 0.5f;
     FOR_TILES(tile, t) {
@@ -6239,7 +6254,9 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_taps(const gcuda_
 
 template <int N> static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
     const gcuda_array like = upscale_like(p.y);
-    return with_float(p.x.type, [&](auto v) { return launch_tiles(k_upscale_taps<decltype(v), N>, tiles_of(like, 1, 4), stream, p, like, f); });
+    return with_float(p.x.type, [&](auto v) {
+        return launch_tiles(k_upscale_taps<decltype(v), N>, tiles_of(like, 1, 4), stream, p, like, f);
+    });
 }
 
 template <typename T> static gcuda_status upscale_nearest(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
@@ -6613,7 +6630,8 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
 #define CHUNK_PITCH 20     // of the 16 x 16 weights: rows lie in different banks
 #define CHUNK_MOST 5       // pairs of warps in a block
 static size_t chunk_bytes(int64_t n, int64_t pairs) {
-    return (size_t) (4 * CHUNK * (n + 8) + (2 * pairs < 4 ? 2 * pairs : 4) * 256 + CHUNK * CHUNK_PITCH + pairs * 256 + 6 * CHUNK) * sizeof(float);
+    const int64_t n_slices = 2 * pairs < 4 ? 2 * pairs : 4;
+    return (size_t) (4 * CHUNK * (n + 8) + (n_slices + pairs) * 256 + CHUNK * CHUNK_PITCH + 6 * CHUNK) * sizeof(float);
 }
 
 template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ssm_scan_chunk(const gcuda_ssm_scan_args p) {
@@ -6656,7 +6674,9 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
             d_copies_commit();
             UNROLL for (int m = 0; m < 4; ++m) { // tokens t, t + 4, t + 8, t + 12
                 const int64_t at = t0 + t + 4 * m;
-                UNROLL for (int r = 0; r < 2; ++r) { next_x[2 * m + r] = at < n_tokens ? d_load(p.x.type, d_at(p.x, c0 + g + 8 * r, h, at, q)) : 0.0f; }
+                UNROLL for (int r = 0; r < 2; ++r) {
+                    next_x[2 * m + r] = at < n_tokens ? d_load(p.x.type, d_at(p.x, c0 + g + 8 * r, h, at, q)) : 0.0f;
+                }
             }
             if (tid < CHUNK) { next_dt = t0 + tid < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + tid, q, 0)) : 0.0f; }
         };
@@ -6714,7 +6734,9 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                 }
             }
             if (side == 1) {
-                UNROLL for (int j = 0; j < 2; ++j) { *(float4 *) (partial + j * 128 + 4 * lane) = make_float4(y[j][0], y[j][1], y[j][2], y[j][3]); }
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    *(float4 *) (partial + j * 128 + 4 * lane) = make_float4(y[j][0], y[j][1], y[j][2], y[j][3]);
+                }
             }
             __syncthreads();
             for (int e = tid; e < 256; e += (int) blockDim.x) {
@@ -6787,7 +6809,8 @@ static int64_t chunk_pairs(const gcuda_ssm_scan_args & p) {
 
 static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs, gcuda_stream stream) {
     const int64_t n = p.s.ne[0], n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3];
-    return launch_shared(n == 64 ? k_ssm_scan_chunk<4> : k_ssm_scan_chunk<8>, n_blocks, dim3((unsigned) (64 * pairs)), chunk_bytes(n, pairs), 0, stream, p);
+    return launch_shared(n == 64 ? k_ssm_scan_chunk<4> : k_ssm_scan_chunk<8>, n_blocks, dim3((unsigned) (64 * pairs)),
+        chunk_bytes(n, pairs), 0, stream, p);
 }
 
 // Single tokens: nothing to wait for but the state. A block has channels of one head.

@@ -454,8 +454,8 @@ static void fill_bad_back_index(struct rng * r, const struct op_case * c, int k,
 }
 
 TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never named
-    struct op_test t = { .types = "F32,I32,F32", .shapes = "1,5|5|1,5 257,9|9|257,5 8,1|1|8,5 4,0|0|4,5 259,1100|1100|259,7 8,1500|1500|8,9",
-        .n_in = 3,
+    struct op_test t = { .types = "F32,I32,F32",
+        .shapes = "1,5|5|1,5 257,9|9|257,5 8,1|1|8,5 4,0|0|4,5 259,1100|1100|259,7 8,1500|1500|8,9", .n_in = 3,
         .build = build_get_rows_back, .ref = ref_get_rows_back, .max_nmse = 1e-7,
         .in = { { 0 }, { .fill = fill_back_index }, { 0 } } };
     op_test_run(&t);
