@@ -3615,7 +3615,7 @@ struct gcuda_cuda_selftest_result {
     char message[512];              // what failed, and what to do about it; "" when all is well
     int cc;                         // of the device: 100 * major + 10 * minor
     int binary_cc, ptx_cc;          // what runs there was compiled for, and the PTX in the program
-    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time
+    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or for other devices
     int n_peers, n_peers_staged;    // other devices, by how copies go there
     float ms;
 };
@@ -30742,6 +30742,35 @@ static struct gcuda_tensor * gcudai_selftest_quantized(struct gcuda_context * ct
     struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_Q8_0);
     return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
 }
+static struct gcuda_tensor * gcudai_selftest_columns(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 128, 20, 1), GCUDA_TYPE_Q8_0);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 128, 5, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_tiles(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 40, 1), GCUDA_TYPE_Q8_0);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 40, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_warp_groups(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 32, 1), GCUDA_TYPE_BF16);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 64, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_experts(struct gcuda_context * ctx) {
+    struct gcuda_tensor * experts = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 16, 4), GCUDA_TYPE_Q8_0);
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 40);
+    return gcuda_mul_mat_id(ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 40), ids);
+}
+static struct gcuda_tensor * gcudai_selftest_joined(struct gcuda_context * ctx) {
+    struct gcuda_tensor * rows = gcudai_selftest_f32(ctx, 30, 1, 1);
+    return gcuda_concat(ctx, gcuda_repeat(ctx, rows, gcudai_selftest_f32(ctx, 30, 4, 1)), gcudai_selftest_f32(ctx, 30, 2, 1), 1);
+}
+static struct gcuda_tensor * gcudai_selftest_loss(struct gcuda_context * ctx) {
+    return gcuda_cross_entropy_loss(ctx, gcudai_selftest_f32(ctx, 50, 7, 1), gcudai_selftest_f32(ctx, 50, 7, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_recurrence(struct gcuda_context * ctx) {
+    struct gcuda_tensor * in[4];
+    for (int i = 0; i < 4; ++i) { in[i] = gcudai_selftest_f32(ctx, 32, 2, 3); }
+    return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], gcudai_selftest_f32(ctx, 32 * 32 * 2, 1, 1), 0.5f);
+}
 static struct gcuda_tensor * gcudai_selftest_attention(struct gcuda_context * ctx) {
     struct gcuda_tensor * k = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
     struct gcuda_tensor * v = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
@@ -30755,17 +30784,26 @@ static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
     return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
 }
 
+// `forced` is 1 + the way that a product takes, whatever the backend would choose for its size; 0: none.
 struct gcudai_selftest_case {
     const char * name;
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
+    int forced;
 };
 static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
-    { "copies", gcudai_selftest_copy }, { "conversions", gcudai_selftest_convert }, { "rows", gcudai_selftest_rows },
-    { "elements", gcudai_selftest_elements }, { "gates", gcudai_selftest_gates }, { "norms", gcudai_selftest_norm },
-    { "soft_max", gcudai_selftest_soft_max }, { "sums", gcudai_selftest_sums }, { "sorting", gcudai_selftest_sort },
-    { "rope", gcudai_selftest_rope }, { "products", gcudai_selftest_products },
-    { "quantized products", gcudai_selftest_quantized }, { "attention", gcudai_selftest_attention },
-    { "convolution", gcudai_selftest_conv }, { "pooling", gcudai_selftest_pool }
+    { "copies", gcudai_selftest_copy, 0 }, { "conversions", gcudai_selftest_convert, 0 }, { "rows", gcudai_selftest_rows, 0 },
+    { "joined rows", gcudai_selftest_joined, 0 }, { "elements", gcudai_selftest_elements, 0 },
+    { "gates", gcudai_selftest_gates, 0 }, { "norms", gcudai_selftest_norm, 0 }, { "soft_max", gcudai_selftest_soft_max, 0 },
+    { "sums", gcudai_selftest_sums, 0 }, { "losses", gcudai_selftest_loss, 0 }, { "sorting", gcudai_selftest_sort, 0 },
+    { "rope", gcudai_selftest_rope, 0 }, { "products", gcudai_selftest_products, 0 },
+    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_OWN },
+    { "quantized products", gcudai_selftest_quantized, 0 },
+    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
+    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_PRODUCT_TILE },
+    { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
+    { "experts", gcudai_selftest_experts, 0 }, { "attention", gcudai_selftest_attention, 0 },
+    { "convolution", gcudai_selftest_conv, 0 }, { "pooling", gcudai_selftest_pool, 0 },
+    { "recurrences", gcudai_selftest_recurrence, 0 }
 };
 enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
 
@@ -30801,6 +30839,29 @@ static gcuda_status gcudai_selftest_fill(struct gcudai_selftest * t) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+// The products of forced ways once more, over what the graph has left.
+static gcuda_status gcudai_selftest_force(struct gcudai_selftest * t) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) t->backend;
+    struct gcudai_cuda_scope scope;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    for (int i = 0; i < GCUDAI_SELFTEST_CASES && st == GCUDA_STATUS_SUCCESS; ++i) {
+        const int forced = gcudai_selftest_cases[i].forced;
+        if (t->y[i] != NULL && forced != 0) {
+            union gcudai_args args;
+            GCUDAI_ZERO(args);
+            gcudai_op_row(GCUDA_OP_MUL_MAT)->args(t->y[i], &args);
+            gcudai_cuda_set_shared(cu, GCUDA_OP_MUL_MAT, &args);
+            const cudaError_t err = cudaMemsetAsync(t->y[i]->data, 0xff, gcuda_nbytes(t->y[i]), cu->stream);
+            st = gcudai_cuda_result(cu, err, "cudaMemsetAsync", gcudai_selftest_cases[i].name);
+            st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_multiply(cu, (enum gcudai_cuda_product)(forced - 1), args.mul_mat) : st;
+            st = st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, t->y[i]);
+        }
+    }
+    gcudai_cuda_leave(&scope);
+    return st == GCUDA_STATUS_SUCCESS ? gcuda_backend_synchronize(t->backend) : st;
+}
+
 // Takes the backend over. `only`: cases to leave out where its y is NULL.
 static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backend_t backend, bool (*wants)(
     gcuda_backend_t backend, const struct gcuda_tensor * y), const struct gcudai_selftest * only) {
@@ -30816,7 +30877,9 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
         struct gcuda_tensor * y = gcudai_selftest_cases[i].build(t->ctx);
         if (y == NULL) { return gcudai_fail(GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s",
             gcudai_selftest_cases[i].name, gcudai_message); }
-        if ((only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
+        const bool has_way = wants == NULL || gcudai_selftest_cases[i].forced != 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS ||
+                             ((const struct gcudai_cuda *) backend)->has_warp_groups;
+        if (has_way && (only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
             t->y[i] = y;
             GCUDAI_TRY(gcuda_build_forward_expand(t->graph, y));
         }
@@ -30824,7 +30887,8 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
     t->buffer = gcuda_backend_alloc_ctx_tensors(t->ctx, backend);
     if (t->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     GCUDAI_TRY(gcudai_selftest_fill(t));
-    return gcuda_backend_graph_compute(backend, t->graph);
+    GCUDAI_TRY(gcuda_backend_graph_compute(backend, t->graph));
+    return wants != NULL ? gcudai_selftest_force(t) : GCUDA_STATUS_SUCCESS;
 }
 
 // Switches leave types out of the kernels: what the device then refuses is no failure.

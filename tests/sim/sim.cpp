@@ -1297,12 +1297,19 @@ static counter & counter_of(const char * name) {
     return s.counters.back();
 }
 
+// Functions of which a call has failed as told, since the process began.
+static std::set<std::string> & faults_seen() {
+    static std::set<std::string> * names = new std::set<std::string>();
+    return *names;
+}
+
 // Counts a call; the error it was told to fail with.
 static cudaError_t injected(const char * name) {
     counter & c = counter_of(name);
     c.calls++;
     if (c.fail_in == 0 || --c.fail_in > 0) { return cudaSuccess; }
     the().n_failed++;
+    faults_seen().insert(name);
     return c.error;
 }
 
@@ -3597,6 +3604,12 @@ static long count_leaks(state & s, bool print) {
 
 static void at_exit() {
     state & s = the();
+    const char * path = getenv("GCUDA_SIM_FAULTS");
+    FILE * f = path != nullptr ? fopen(path, "a") : nullptr;
+    if (f != nullptr) {
+        for (const std::string & name : faults_seen()) { fprintf(f, "%s\n", name.c_str()); }
+        fclose(f);
+    }
     if (count_leaks(s, true) + s.n_violations > 0) {
         fflush(nullptr);
         _exit(97);
