@@ -30800,6 +30800,7 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
     { "quantized products", gcudai_selftest_quantized, 0 },
     { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
     { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_PRODUCT_TILE },
+    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_GEMM },
     { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
     { "experts", gcudai_selftest_experts, 0 }, { "attention", gcudai_selftest_attention, 0 },
     { "convolution", gcudai_selftest_conv, 0 }, { "pooling", gcudai_selftest_pool, 0 },
@@ -30837,6 +30838,13 @@ static gcuda_status gcudai_selftest_fill(struct gcudai_selftest * t) {
         GCUDAI_TRY(gcuda_backend_tensor_set(x, values, 0, gcuda_nbytes(x)));
     }
     return GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
+    const int forced = gcudai_selftest_cases[i].forced;
+    return forced == 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? cu->has_warp_groups
+           : forced == 1 + GCUDAI_CUDA_PRODUCT_GEMM      ? cu->device->cc >= 800
+                                                         : true;
 }
 
 // The products of forced ways once more, over what the graph has left.
@@ -30877,8 +30885,7 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
         struct gcuda_tensor * y = gcudai_selftest_cases[i].build(t->ctx);
         if (y == NULL) { return gcudai_fail(GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s",
             gcudai_selftest_cases[i].name, gcudai_message); }
-        const bool has_way = wants == NULL || gcudai_selftest_cases[i].forced != 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS ||
-                             ((const struct gcudai_cuda *) backend)->has_warp_groups;
+        const bool has_way = wants == NULL || gcudai_selftest_has_way((const struct gcudai_cuda *) backend, i);
         if (has_way && (only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
             t->y[i] = y;
             GCUDAI_TRY(gcuda_build_forward_expand(t->graph, y));
