@@ -142,6 +142,32 @@ static void check_before(struct before b, const char * what) {
 
 enum { N_CONTEXT = 300 };
 
+// A context that shares the GPU with graphics may have less than the device: the cap goes down with it, not below 48 KiB.
+TEST(shared_memory_is_capped_by_the_context) {
+    enum { CONTEXT_SHARED = 1000 }; // see sim_cuCtxGetLimit
+    static const int of_context[] = { 60 * 1024, 48 * 1024, 1024, 0 };
+    for (int i = 0; i < 4; ++i) {
+        for (int by_context = 0; by_context < 2; ++by_context) {
+            struct gcuda_cuda_device_info info;
+            struct gcuda_cuda_params params;
+            fresh(1, 64 * MB, 1);
+            sim_attribute(0, CONTEXT_SHARED, of_context[i]);
+            CHECK_OK(gcuda_backend_cuda_get_device_info(0, &info));
+            CUcontext c = context_new(0);
+            memset(&params, 0, sizeof params);
+            params.context = by_context ? c : NULL;
+            gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+            const size_t cap = gcuda_backend_cuda_get_max_shared(backend), limit = (size_t) of_context[i];
+            const size_t least = limit < info.shared_bytes_optin ? limit : info.shared_bytes_optin;
+            // 0: the driver does not say
+            CHECK_EQ_I(cap, !by_context || limit == 0 ? info.shared_bytes_optin : least > info.shared_bytes ? least : info.shared_bytes);
+            gcuda_backend_free(backend);
+            context_free(c);
+        }
+    }
+    clean();
+}
+
 // An uploader of a backend works in the backend's context, on threads of its own; one of the device is not for its memory.
 TEST(uploads_into_a_context_of_the_callers) {
     enum { N_BYTES = 50000 };
@@ -664,6 +690,7 @@ static gcuda_status all_settings(CUcontext context, cudaStream_t stream, void * 
         if (i == 1) { params.stream = stream; }
         if (i == 2) { params.cublas = (struct cublasContext *) handle; }
         params.wait = (enum gcuda_cuda_wait) i;
+        params.memory_budget = 8 * MB; // cuBLAS does with a small workspace then: filling a large one takes the simulator's time
         const gcuda_status st = use_of_it_all(&params);
         first = first == GCUDA_STATUS_SUCCESS ? st : first;
     }

@@ -110,7 +110,7 @@ TEST(access_that_the_caller_enabled_stays) {
 }
 
 TEST(a_probe_that_fails_is_a_finding) {
-    static const char * const apis[] = { "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority",
+    static const char * const apis[] = { "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags",
         "cudaMemcpyPeerAsync", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize",
         "cudaDeviceEnablePeerAccess", "cudaDeviceCanAccessPeer", "cudaSetDevice", "cudaGetDevice", "cudaFree",
         "cudaFreeHost", "cudaStreamDestroy" };

@@ -2,7 +2,6 @@
 //   GCUDA_SIM_DEVICES    1 to 8 devices (0: none), default 1
 //   GCUDA_SIM_MEMORY_MB  memory of each, default 1024
 //   GCUDA_SIM_SEED       order of threads and streams, default 1; 0 is the natural order
-//   GCUDA_SIM_FAULTS     a file: at the end the names of the functions of which a call has failed as told are appended to it
 #ifndef GCUDA_SIM_H
 #define GCUDA_SIM_H
 
