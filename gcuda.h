@@ -718,6 +718,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
 #define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
+#define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
@@ -3450,7 +3451,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns, or mul_mat_id of up to 64 slots, with what follows it: a bias or add_id, an
-// activation, or a second product of the same columns and the glu of both (one or two columns), a factor, a scale, a residual.
+// activation, or a second product of the same columns and the glu of both (one or two columns), a factor, a scale, a residual;
+// and up to three such products of the same single column, one right behind the other (queries, keys, values).
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
 // for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
 //
@@ -3835,6 +3837,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_hal
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// Up to three products of one column, which is the same for all: one matrix each, of one type, row length and row stride.
+#define GCUDA_MUL_MAT_GROUP 3
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(const struct gcuda_mul_mat_args * args, int n_args, gcuda_stream stream);
 // The same with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
@@ -27339,6 +27344,10 @@ union gcudai_cuda_fused {
     struct gcuda_rope_set_args rope_set;
     struct gcuda_route_args route;
     struct {
+        struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
+        int n;
+    } group;
+    struct {
         struct gcuda_mul_mat_args args;
         struct gcuda_mul_mat_epilogue epilogue;
         void * scratch;
@@ -27981,9 +27990,49 @@ static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * a
     return gcuda_launch_mul_mat_id_vec_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
 }
 
+// ---- products of one column, which all of them read: queries, keys and values ----
+
+// One matrix and one column.
+static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
+    return gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && gcudai_cuda_is_product(w, i) && gcuda_nrows(w->node[i]) == 1 &&
+           w->node[i]->src[0]->ne[2] * w->node[i]->src[0]->ne[3] == 1;
+}
+
+// Product i belongs to that at node 0, and what is written neither lies where anything is read nor where another writes.
+static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * first = w->node[0], * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
+    const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && (next->src[0] == y || next->src[1] == y);
+    bool joins = !has_steps && gcudai_cuda_is_single(w, i) && y->src[1] == first->src[1] && y->src[0]->type == first->src[0]->type &&
+                 y->src[0]->ne[0] == first->src[0]->ne[0] && y->src[0]->nb[1] == first->src[0]->nb[1];
+    for (int k = 0; k <= i && joins; ++k) {
+        const struct gcuda_tensor * other = w->node[k];
+        joins = !gcudai_cuda_overlap(y, other->src[0]) && !gcudai_cuda_overlap(y, other->src[1]) &&
+                !gcudai_cuda_overlap(other, y->src[0]) && !gcudai_cuda_overlap(other, y->src[1]) && (k == i || !gcudai_cuda_overlap(other, y));
+    }
+    return joins;
+}
+
+static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
+    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
+    for (int i = 0; i < n; ++i) {
+        union gcudai_args op;
+        gcudai_mul_mat_args(w->node[i], &op);
+        args->group.args[i] = op.mul_mat;
+        args->group.args[i].max_shared = w->cu->max_shared;
+    }
+    args->group.n = n;
+    return n > 1 ? n : 0;
+}
+
+static gcuda_status gcudai_cuda_run_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_vec_group(args->group.args, args->group.n, stream);
+}
+
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
+    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, NULL },
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
     { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },

@@ -8608,8 +8608,16 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 #define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
 
+struct d_vec_more { // another matrix for the same column
+    const char * a;
+    char * y;
+    int m, blocks;
+};
+
 struct d_vec_job {
     d_job job;
+    d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
+    int n_more;
     gcuda_array ids;     // mul_mat_id: every slot is a product of its own with one column
     int64_t n_experts;
     int32_t * bad_index;
@@ -9649,12 +9657,13 @@ static inline __device__ d_index d_vec_index(const d_vec_job & p, int64_t i, int
 
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn.
 template <typename A, int COLS, bool ALIGNED>
-static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block) {
+static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block, int which) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, n_sub = n_warps / p.at_once;
     const int64_t matrix = d_vec_matrix(p, item);
-    const int m = (int) p.job.m, row0 = block * n_sub + sub, row_step = (int) p.blocks * n_sub;
+    const int m = which > 0 ? p.more[which - 1].m : (int) p.job.m, blocks = which > 0 ? p.more[which - 1].blocks : (int) p.blocks;
+    const int row0 = block * n_sub + sub, row_step = blocks * n_sub;
     const bool has_up = COLS <= 2 && p.job.has_epilogue && p.job.epilogue.up != nullptr;
     const int n_parts = has_up ? 2 : 1;
     const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step * n_parts : 0; // of this warp
@@ -9677,7 +9686,8 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     for (int first = 0; first < p.steps && matrix >= 0; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
-        const char * a = d_at(p.job.a, 0, row0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + start;
+        const char * a = which > 0 ? p.more[which - 1].a + row0 * p.job.a_m + start
+                                   : d_at(p.job.a, 0, row0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + start;
         ring.from = a;
         ring.rows_left = has_step ? n_rows : 0;
         ring.bytes = (int) (row_bytes - start < d_vec_format<A>::step_bytes ? row_bytes - start : d_vec_format<A>::step_bytes);
@@ -9724,7 +9734,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     }
     __syncthreads();
     for (int i = (int) threadIdx.x;; i += (int) blockDim.x) {
-        const int r = i / COLS, c = i % COLS, round = r / n_sub * (int) p.blocks + block, row = round * n_sub + r % n_sub;
+        const int r = i / COLS, c = i % COLS, round = r / n_sub * blocks + block, row = round * n_sub + r % n_sub;
         if (round * n_sub >= m) {
             break;
         }
@@ -9734,6 +9744,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             for (int s = 0; s < p.at_once && matrix >= 0; ++s) { sum += sums[s * COLS]; }
             for (int s = 0; s < p.at_once && matrix >= 0 && has_up; ++s) { up += sums[(n_sub * p.at_once + s) * COLS]; }
             d_vec_ends(p, item, matrix, c, &b, &y);
+            if (which > 0) { y = p.more[which - 1].y; }
             if (p.job.has_epilogue && matrix >= 0) {
                 sum = d_finish(p.job, sum, up, d_vec_index(p, item, matrix, c, row), p.ids.data != nullptr ? matrix : -1);
             }
@@ -9748,7 +9759,13 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     d_vec_fill_tables<A>(p, shared);
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
-        d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks));
+        if (COLS == 1 && p.n_more > 0) {
+            int block = (int) i, which = 0;
+            for (int n = (int) p.blocks; block >= n; n = p.more[which - 1].blocks) { block -= n, ++which; }
+            d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, 0, block, which);
+        } else {
+            d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks), 0);
+        }
     }
 }
 
@@ -10024,6 +10041,23 @@ template <typename A> static void vec_tables(d_vec_job & p, int code_bytes, int 
     while (V::signs > 0 && p.sign_shift < 7 && V::signs << (p.sign_shift + 1) <= sign_bytes) { ++p.sign_shift; }
 }
 
+// Blocks of a group's matrices: all have as many rounds, so that together they are not more than the plan has for all rows,
+// unless there were more rounds than there is room for.
+static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
+    const int64_t wanted = p.blocks > p.n_more ? p.blocks : p.n_more + 1;
+    int64_t rows = p.job.m;
+    for (int j = 0; j < p.n_more; ++j) { rows -= p.more[j].m; }
+    p.job.m = rows; // the first one's
+    p.n_items = wanted + 1;
+    for (int64_t rounds = 1; p.n_items > wanted && rounds <= most; ++rounds) {
+        p.n_items = p.blocks = (rows + n_sub * rounds - 1) / (n_sub * rounds);
+        for (int j = 0; j < p.n_more; ++j) {
+            p.more[j].blocks = (int) ((p.more[j].m + n_sub * rounds - 1) / (n_sub * rounds));
+            p.n_items += p.more[j].blocks;
+        }
+    }
+}
+
 template <typename A, int COLS>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
@@ -10046,6 +10080,7 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
         p.blocks = all < share ? all : share;
         p.blocks = p.blocks > least ? p.blocks : least;
         p.n_items = n_matrices * p.blocks;
+        if (p.n_more > 0) { vec_share(p, n_sub, most); }
         return n_bytes;
     }
     return 0;
@@ -10190,6 +10225,33 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
                : n <= 4 ? launch_vec<A, 4>(p, n_matrices, args->max_shared, stream)
                         : launch_vec<A, 8>(p, n_matrices, args->max_shared, stream);
     });
+}
+
+// Whether q is a product of the same column as p, with weights that lie like p's.
+static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
+    return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
+           q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && n_elements(q.b) == p.a.ne[0] &&
+           n_elements(p.b) == p.a.ne[0] && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
+}
+
+gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int n_args, gcuda_stream stream) {
+    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    d_vec_job p = vec_job(job_of(args[0]));
+    for (int i = 0; i < n_args; ++i) {
+        if (!gcuda_is_quantized(args[i].a.type) || !is_float(args[i].b.type) || args[i].a.ne[0] % 32 != 0 || args[i].a.ne[1] < 1 ||
+            !vec_is_alike(args[0], args[i])) {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
+        p.is_aligned = p.is_aligned && (uintptr_t) args[i].a.data % 16 == 0;
+        if (i > 0) {
+            p.more[i - 1] = { (const char *) args[i].a.data, (char *) args[i].y.data, (int) args[i].a.ne[1], 0 };
+            p.job.m += args[i].a.ne[1]; // for the plan: the rows of all
+        }
+    }
+    p.n_more = n_args - 1;
+    return with_weight_format(args->a.type, [&](auto a) { return launch_vec<decltype(a), 1>(p, 1, args->max_shared, stream); });
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
