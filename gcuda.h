@@ -680,6 +680,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
 #define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
 #define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
+#define gcuda_launch_conv_2d_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_wg)
 #define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
 #define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
 #define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
@@ -3792,6 +3793,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_a
 GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_conv_2d_scratch_bytes(const struct gcuda_conv_args * args);
+// What gcuda_launch_conv_2d does of a large convolution on warp-group instructions, once its scratch is filled: the product.
+// UNSUPPORTED where there are none (gcuda_has_warp_groups) or max_shared is too small.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_wg(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_dw(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
     const struct gcuda_conv_transpose_args * args, gcuda_stream stream);

@@ -10,6 +10,7 @@
 //   >>k-reduce    sums, argmax, cross entropy
 //   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
 //   >>k-norm      norms, soft_max, running sums and rotations along rows
+//   >>k-conv-packed  image and weights of a large convolution, as the products of parts 11 and 13 read them
 //   >>k-conv      convolution, pooling, resampling
 //   >>k-ssm       recurrences: state spaces, linear attention, triangular systems
 //   >>k-sort      orders of rows
@@ -4172,6 +4173,116 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
 }
 #endif // part 10
 
+#if (GCUDAI_PART(11) || GCUDAI_PART(13)) && GCUDAI_KERNEL_HAS(CONV)
+// =====================================================================================================
+// >>k-conv-packed   image and weights of a large convolution, as the products of parts 11 and 13 read them
+// =====================================================================================================
+// In scratch, in F16. The image has its channels innermost and the padding around it: how far an element of a patch is from
+// the first does not depend on the patch, and none is outside. The weights lie in the tiles that shared memory gets of both:
+// rows of 64 elements of K (a kernel's row, its column, the channel), whose pieces of 16 bytes change places with the row, so
+// that eight rows have the same piece in different banks.
+#define PACKED_ROW 128  // bytes, of a row of a tile
+#define PACKED_TILE (64 * PACKED_ROW) // of 64 output channels
+#define PACKED_SHARED (226 * 1024)    // bytes that part 13 wants
+
+struct d_packed {
+    char * w; // [64 output channels][step] tiles
+    char * x; // [N][high][wide][n_c] pieces
+    size_t w_bytes;
+    int wide, high;
+    int n_c, n_pieces, n_steps; // pieces of an element of the image, and of K; tiles in it
+    int n_oc, n_pixels, image_pixels; // of the result
+};
+
+// Output channels with those that fill the last tile.
+static inline int64_t packed_channels(int64_t n_oc) { return n_oc > 64 ? (n_oc + 127) / 128 * 128 : 64; }
+
+static inline d_packed packed_of(const gcuda_conv_args & p) { // of what is_packed_conv
+    d_packed q;
+    q.wide = (int) ((p.y.ne[0] - 1) * p.s0 + (p.kernel.ne[0] - 1) * p.d0 + 1);
+    q.high = (int) ((p.y.ne[1] - 1) * p.s1 + (p.kernel.ne[1] - 1) * p.d1 + 1);
+    q.n_c = (int) ((p.x.ne[2] + 7) / 8);
+    q.n_pieces = (int) (q.n_c * p.kernel.ne[0] * p.kernel.ne[1]);
+    q.n_steps = (q.n_pieces + 7) / 8;
+    q.n_oc = (int) p.kernel.ne[3];
+    q.image_pixels = (int) (p.y.ne[0] * p.y.ne[1]);
+    q.n_pixels = (int) (q.image_pixels * p.y.ne[3]);
+    q.w_bytes = (size_t) (packed_channels(q.n_oc) / 64 * q.n_steps * PACKED_TILE);
+    q.w = (char *) p.scratch;
+    q.x = (char *) ((uintptr_t) p.scratch + q.w_bytes);
+    return q;
+}
+
+// The piece of the image where the patch of a pixel begins.
+static inline __device__ uint32_t d_packed_first(const gcuda_conv_args & p, const d_packed & q, int pixel) {
+    const uint32_t at = (uint32_t) (pixel < q.n_pixels ? pixel : q.n_pixels - 1), wide = (uint32_t) p.y.ne[0];
+    const uint32_t image = at / (uint32_t) q.image_pixels, rest = at - image * (uint32_t) q.image_pixels, y = rest / wide;
+    const uint32_t row = image * (uint32_t) q.high + y * (uint32_t) p.s1;
+    return (row * (uint32_t) q.wide + (rest - y * wide) * (uint32_t) p.s0) * (uint32_t) q.n_c;
+}
+
+// A piece of K of every step in turn.
+struct d_packed_walk {
+    int c, kw, left;    // its channels, in eights; pieces from it to the last
+    uint32_t tap; // pieces from the first element of the patch to this one
+
+    inline __device__ d_packed_walk(const gcuda_conv_args & p, const d_packed & q, int piece) : c(piece), kw(0), left(q.n_pieces - piece), tap(0) {
+        wrap(p, q);
+    }
+    inline __device__ void wrap(const gcuda_conv_args & p, const d_packed & q) {
+        while (c >= q.n_c) {
+            c -= q.n_c;
+            tap += (uint32_t) (p.d0 * q.n_c);
+            if (++kw == (int) p.kernel.ne[0]) {
+                kw = 0;
+                tap += (uint32_t) ((p.d1 * q.wide - (int) p.kernel.ne[0] * p.d0) * q.n_c);
+            }
+        }
+    }
+    inline __device__ void next(const gcuda_conv_args & p, const d_packed & q) {
+        c += 8;
+        left -= 8;
+        if (left > 0) { wrap(p, q); }
+    }
+    inline __device__ uint32_t place() const { return left > 0 ? tap + (uint32_t) c : 0; }
+};
+
+// Where a piece of a row of a tile is.
+static inline __device__ int d_packed_at(int row, int piece) { return row * PACKED_ROW + (piece ^ (row & 7)) * 16; }
+
+// Two adjacent elements, the first at a multiple of their size.
+static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
+static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
+static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
+    memcpy(p, &h, 4);
+}
+
+// Results of a lane: N times two pixels, eight apart, of two output channels, eight apart.
+template <typename TY, int N>
+static inline __device__ void d_packed_store(const gcuda_conv_args & p, const d_packed & q, int oc, int pixel, const float * v) {
+    int image = pixel / q.image_pixels, at = pixel - image * q.image_pixels;
+    const int64_t plane = q.image_pixels, one = q.n_oc * plane;
+    const bool is_pair = q.image_pixels % 2 == 0 && (uintptr_t) p.y.data % (2 * sizeof(TY)) == 0;
+    TY * y = (TY *) p.y.data + image * one + oc * plane;
+    UNROLL for (int j = 0; j < N; ++j) {
+        UNROLL for (int h = 0; h < 2; ++h) {
+            TY * to = y + h * 8 * plane + at;
+            const float v0 = v[4 * j + 2 * h], v1 = v[4 * j + 2 * h + 1];
+            if (oc + 8 * h < q.n_oc && pixel + 8 * j < q.n_pixels) {
+                if (is_pair) {
+                    d_put_two(to, v0, v1);
+                } else {
+                    d_put(to, v0);
+                    if (pixel + 8 * j + 1 < q.n_pixels) { d_put(at + 1 < q.image_pixels ? to + 1 : to + 1 + one - plane, v1); }
+                }
+            }
+        }
+        for (at += 8; at >= q.image_pixels && pixel + 8 * j + 8 < q.n_pixels; at -= q.image_pixels) { y += one; }
+    }
+}
+#endif // parts 11 and 13
+
 #if GCUDAI_PART(11) && GCUDAI_KERNEL_HAS(CONV)
 // =====================================================================================================
 // >>k-conv   convolution, pooling, resampling
@@ -4298,7 +4409,8 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 // ones with weights in F16 gather from a copy of the image whose channels are innermost.
 //   floor   2 OC K pixels operations; x, weights and y once
 
-// Where element k of a patch is, counted from its first.
+// Where element k of a patch is, counted from its first. Distances are ints: images, kernels and padding are less than CONV_FAR.
+#define CONV_FAR (1 << 28)
 struct d_tap {
     int64_t offset; // bytes
     int dx, dy;
@@ -4318,13 +4430,12 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
     const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
     const int64_t image_pixels = p.y.ne[0] * p.y.ne[1], n_k = (n_taps + DEPTH - 1) / DEPTH;
     const bool can_chunk = n_taps % CHUNK == 0 && (IS_F16 || sizeof(TW) == 4) && (uintptr_t) p.kernel.data % 16 == 0;
-    const int own_pixel = tid % BN, own_tap = tid / BN * OWN;
+    const int own_pixel = tid % BN, own_tap = tid / BN * OWN, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
 
     FOR_ROWS(block, n_m * n_n) {
         const int64_t oc0 = block % n_m * BM, pixel0 = block / n_m * BN, pixel = pixel0 + own_pixel;
         const int64_t image = pixel / image_pixels, at = pixel - image * image_pixels, oy = at / p.y.ne[0], ox = at - oy * p.y.ne[0];
-        const int64_t far = -((int64_t) 1 << 60);
-        const int64_t x0 = pixel < n_pixels ? ox * p.s0 - p.p0 : far, y0 = oy * p.s1 - p.p1;
+        const int x0 = pixel < n_pixels ? (int) (ox * p.s0) - p.p0 : -CONV_FAR, y0 = (int) (oy * p.s1) - p.p1;
         const char * first = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + y0 * (int64_t) p.x.nb[1] +
                              (pixel < n_pixels ? x0 : 0) * (int64_t) p.x.nb[0];
         float acc[MI][NI][4];
@@ -4334,7 +4445,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         auto find_taps = [&](int64_t tile) {
             if (tid < DEPTH) {
                 const int64_t k = tile * DEPTH + tid, q = k / p.kernel.ne[0], c = q / p.kernel.ne[1];
-                d_tap tap = { 0, -(1 << 30), 0 }; // beyond the last one: outside of every image
+                d_tap tap = { 0, -4 * CONV_FAR, 0 }; // beyond the last one: outside of every image
                 if (k < n_taps) {
                     tap.dx = (int) ((k - q * p.kernel.ne[0]) * p.d0);
                     tap.dy = (int) ((q - c * p.kernel.ne[1]) * p.d1);
@@ -4366,8 +4477,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
             }
             UNROLL for (int i = 0; i < OWN; ++i) {
                 const d_tap tap = taps[tile % 2][own_tap + i];
-                const int64_t x = x0 + tap.dx, y = y0 + tap.dy;
-                const bool is_in = x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
+                const bool is_in = (unsigned) (x0 + tap.dx) < (unsigned) wide && (unsigned) (y0 + tap.dy) < (unsigned) high;
                 b_next[i] = is_in ? d_f32(*(const TX *) (first + tap.offset)) : 0.0f;
             }
         };
@@ -4401,6 +4511,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         __syncthreads();
         for (int64_t tile = 0; tile < n_k; ++tile) {
             if (tile + 1 < n_k) { load(tile + 1); }
+            find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
             const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * PITCH + lane % 4;
             const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * PITCH + lane % 4;
             UNROLL for (int step = 0; step < WORDS; step += 8) {
@@ -4415,7 +4526,6 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                     UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<IS_F16>(acc[i][j], fa[i], fb[j]); }
                 }
             }
-            find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
             if (tile + 1 < n_k) { put(tile + 1); }
             __syncthreads();
         }
@@ -4446,8 +4556,11 @@ template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma
     if (n_pixels / 128 * ((n_oc + 63) / 64) >= 256) {
         return conv_2d_tiles<TX, TW, IS_F16, 64, 128, 16>(p, stream);
     }
-    return (n_pixels + 63) / 64 * ((n_oc + 63) / 64) > 100 ? conv_2d_tiles<TX, TW, IS_F16, 64, 64, 16>(p, stream)
-                                                           : conv_2d_tiles<TX, TW, IS_F16, 32, 32, 64>(p, stream);
+    if ((n_pixels + 63) / 64 * ((n_oc + 63) / 64) <= 100) {
+        return conv_2d_tiles<TX, TW, IS_F16, 32, 32, 64>(p, stream);
+    }
+    return !IS_F16 || (n_oc - 1) % 64 >= 32 ? conv_2d_tiles<TX, TW, IS_F16, 64, 32, 32>(p, stream)
+                                            : conv_2d_tiles<TX, TW, IS_F16, 32, 64, 32>(p, stream);
 }
 
 // ---- a thread per pixel and CONV_FEW channels, their weights in shared memory ----
@@ -4496,16 +4609,8 @@ template <typename TX, typename TW> static __global__ void k_conv_2d_few(const g
     }
 }
 
-// Two adjacent elements, the first at an even place.
-static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
-static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
-static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
-    const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
-    memcpy(p, &h, 4);
-}
-
-// ---- large products: image and weights are first put in scratch in F16 with channels innermost, so that patches are
-// gathered sixteen bytes at a time, by asynchronous copies, several steps ahead ----
+// ---- large products: image and weights are first put in scratch (>>k-conv-packed), so that patches are gathered sixteen
+// bytes at a time, by asynchronous copies, several steps ahead ----
 //   floor   as above, and x and the weights read and written once more, at half the size
 #ifdef GCUDAI_SIM
 #define PACKED_LEAST 1e6 // multiplications; the simulated device comes here with small ones, or no test would
@@ -4514,148 +4619,134 @@ static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
 #define PACKED_LEAST 2e8
 #define PACKED_FILLS 120
 #endif
-#define PACKED_STEP 64 // bytes of K in a row of a tile: 32 halfs
-
-struct d_packed {
-    __half * x, * w;        // [N][H][W][channels], [OC][KH][KW][channels]
-    int64_t channels, n_taps, n_pixels; // channels: a multiple of 8; taps: KH KW; pixels of all results
-};
-
-static d_packed packed_of(const gcuda_conv_args & p) {
-    d_packed q;
-    q.channels = (p.x.ne[2] + 7) / 8 * 8;
-    q.n_taps = p.kernel.ne[0] * p.kernel.ne[1];
-    q.n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3];
-    q.w = (__half *) p.scratch;
-    q.x = (__half *) ((char *) p.scratch + (q.channels * q.n_taps * p.kernel.ne[3] * 2 + 255) / 256 * 256);
-    return q;
-}
 
 static bool is_packed_conv(const gcuda_conv_args & p) {
-    const d_packed q = packed_of(p);
-    const bool is_plane = p.x.nb[0] == gcuda_type_size(p.x.type) && p.x.nb[1] == p.x.nb[0] * (size_t) p.x.ne[0];
-    const double work = (double) q.n_pixels * (double) p.kernel.ne[3] * (double) (q.n_taps * p.x.ne[2]);
-    return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && is_plane && p.x.ne[2] >= 8 && p.kernel.ne[3] >= 32 &&
-           work >= PACKED_LEAST && p.x.ne[0] < (1 << 24) && p.x.ne[1] < (1 << 24) && q.n_taps <= 1024 &&
-           q.channels * q.n_taps < (1 << 28) &&
-           (double) p.x.ne[0] * (double) p.x.ne[1] * (double) (q.channels / 8) < 2e9; // places in an image are ints
+    const double n_c = (double) ((p.x.ne[2] + 7) / 8), n_oc = (double) p.kernel.ne[3];
+    const double wide = (double) p.y.ne[0] * p.s0 + (double) p.kernel.ne[0] * p.d0, n_taps = (double) p.kernel.ne[0] * (double) p.kernel.ne[1];
+    const double high = (double) p.y.ne[1] * p.s1 + (double) p.kernel.ne[1] * p.d1;
+    const double n_pixels = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3];
+    return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && p.x.ne[2] >= 8 && n_oc >= 32 && n_oc < 1e9 && n_taps <= 1024 &&
+           n_pixels * n_oc * n_taps * (double) p.x.ne[2] >= PACKED_LEAST && n_pixels < 1e9 && n_c * n_taps < 1e8 &&
+           wide * high * n_c * (double) p.x.ne[3] < 2e9; // places are ints
 }
 
-// 128 pixels by 32 channels of an image.
-template <typename TX> static __global__ void __launch_bounds__(256) k_conv_pack_x(const gcuda_conv_args p, const d_packed q) {
-    __shared__ uint32_t tile[128][17];
-    const int64_t n = p.x.ne[0] * p.x.ne[1], n_blocks = (n + 127) / 128, n_groups = (q.channels + 31) / 32;
-    const int pixel = (int) threadIdx.x % 128, side = (int) threadIdx.x / 128;
-    FOR_ROWS(b, n_blocks * n_groups * p.x.ne[3]) {
-        const int64_t rest = b / n_groups, image = rest / n_blocks;
-        const int64_t c0 = (b - rest * n_groups) * 32, first = (rest - image * n_blocks) * 128;
-        const char * from = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + (first + pixel) * (int64_t) p.x.nb[0];
-        float v[16];
-        UNROLL for (int k = 0; k < 16; ++k) {
-            const int64_t c = c0 + 16 * side + k;
-            v[k] = first + pixel < n && c < p.x.ne[2] ? d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2])) : 0.0f;
-        }
-        __syncthreads(); // the last tile is done with
-        UNROLL for (int k = 0; k < 8; ++k) { tile[pixel][8 * side + k] = d_two_halfs(v[2 * k], v[2 * k + 1]); }
-        __syncthreads();
-        UNROLL for (int k = 0; k < 8; ++k) {
-            const int i = (int) threadIdx.x + 256 * k, at = i / 16, word = i % 16;
-            if (first + at < n && c0 + 2 * word < q.channels) {
-                *(uint32_t *) (q.x + (image * n + first + at) * q.channels + c0 + 2 * word) = tile[at][word];
-            }
+// Block b has 128 elements of the image with its padding, by 32 channels.
+template <typename TX>
+static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed & q, int64_t b, uint32_t (*tile)[17]) {
+    const int n = q.wide * q.high, n_blocks = (n + 127) / 128, n_groups = (q.n_c + 3) / 4;
+    const int own = (int) threadIdx.x % 128, side = (int) threadIdx.x / 128;
+    const int64_t rest = b / n_groups, image = rest / n_blocks;
+    const int c0 = (int) (b - rest * n_groups) * 32, first = (int) (rest - image * n_blocks) * 128;
+    const int at_y = (first + own) / q.wide, y = at_y - p.p1, x = first + own - at_y * q.wide - p.p0;
+    const bool is_in = first + own < n && x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
+    const char * from = d_at(p.x, is_in ? x : 0, is_in ? y : 0, 0, image);
+    float v[16];
+    UNROLL for (int k = 0; k < 16; ++k) {
+        const int c = c0 + 16 * side + k;
+        v[k] = is_in && c < p.x.ne[2] ? d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2])) : 0.0f;
+    }
+    UNROLL for (int k = 0; k < 8; ++k) { tile[own][8 * side + k] = d_two_halfs(v[2 * k], v[2 * k + 1]); }
+    __syncthreads();
+    UNROLL for (int k = 0; k < 2; ++k) {
+        const int i = (int) threadIdx.x + 256 * k, at = i / 4, piece = i % 4;
+        const uint32_t * w = &tile[at][4 * piece];
+        if (first + at < n && c0 / 8 + piece < q.n_c) {
+            ((uint4 *) q.x)[(image * n + first + at) * q.n_c + c0 / 8 + piece] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
 
-// Weights of an output channel, PACK_HALFS of them at a time or those of one input channel.
+// Weights of an output channel, PACK_HALFS of them at a time or those of eight input channels.
 #define PACK_HALFS 8192
-static __global__ void __launch_bounds__(256) k_conv_pack_w(const gcuda_conv_args p, const d_packed q) {
-    __shared__ __half w[PACK_HALFS];
-    const int n_taps = (int) q.n_taps, most = PACK_HALFS / n_taps; // input channels at once
-    const int64_t n_parts = (q.channels + most - 1) / most;
-    FOR_ROWS(b, p.kernel.ne[3] * n_parts) {
-        const int64_t oc = b / n_parts, c0 = (b - oc * n_parts) * most;
-        const int n_c = (int) (q.channels - c0 < most ? q.channels - c0 : most);
-        const int64_t n_in = (p.x.ne[2] - c0 < n_c ? p.x.ne[2] - c0 : n_c) * n_taps; // the others are 0
-        const __half * from = (const __half *) p.kernel.data + (oc * p.x.ne[2] + c0) * n_taps;
-        __syncthreads();
-        for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) { w[i] = i < n_in ? from[i] : __float2half_rn(0.0f); }
-        __syncthreads();
+static inline int64_t pack_parts(const d_packed & q, int n_taps) {
+    const int most = PACK_HALFS / 8 / n_taps;
+    return (q.n_c + most - 1) / most;
+}
+// Eights of channels in shared memory are an odd number of words apart: lanes read the same element of neighbouring ones.
+static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed & q, int64_t b, int64_t n_parts, __half * w) {
+    const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps; // eights of channels at once
+    const int64_t oc = b / n_parts;
+    const int c0 = (int) (b - oc * n_parts) * most, n_c = q.n_c - c0 < most ? q.n_c - c0 : most;
+    const int64_t n_left = oc < q.n_oc ? (p.x.ne[2] - 8 * c0) * n_taps : 0; // the others are 0
+    const int n_in = (int) (n_left < 8 * n_c * n_taps ? n_left : 8 * n_c * n_taps), row = (int) (oc % 64);
+    const __half * from = (const __half *) p.kernel.data + (oc < q.n_oc ? (oc * p.x.ne[2] + 8 * c0) * n_taps : 0);
+    char * to = q.w + oc / 64 * q.n_steps * PACKED_TILE;
+    if ((uintptr_t) from % 16 == 0 && n_in == 8 * n_c * n_taps) {
         for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) {
-            const int tap = i / n_c, c = i - tap * n_c;
-            q.w[(oc * n_taps + tap) * q.channels + c0 + c] = w[c * n_taps + tap];
+            const uint4 v = ((const uint4 *) from)[i];
+            uint32_t * at = (uint32_t *) w + 4 * i + i / n_taps;
+            at[0] = v.x, at[1] = v.y, at[2] = v.z, at[3] = v.w;
         }
+    } else {
+        for (int i = (int) threadIdx.x; i < 8 * n_c * n_taps; i += 256) { w[i + i / (8 * n_taps) * 2] = i < n_in ? from[i] : __float2half_rn(0.0f); }
+    }
+    __syncthreads();
+    for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) {
+        const int tap = i / n_c, c = i - tap * n_c, piece = tap * q.n_c + c0 + c;
+        __half v[8];
+        UNROLL for (int k = 0; k < 8; ++k) { v[k] = w[(8 * c + k) * n_taps + tap + 2 * c]; }
+        memcpy(to + (int64_t) (piece / 8) * PACKED_TILE + d_packed_at(row, piece % 8), v, 16);
+    }
+    for (int piece = q.n_pieces + (int) threadIdx.x; piece < 8 * q.n_steps && c0 == 0; piece += 256) {
+        *(uint4 *) (to + (int64_t) (piece / 8) * PACKED_TILE + d_packed_at(row, piece % 8)) = make_uint4(0, 0, 0, 0);
     }
 }
 
-// Where 16 bytes of a row of a tile are: neighbouring rows have them in different banks.
-static inline __device__ int d_packed_at(int row, int chunk) { return row * PACKED_STEP + (chunk ^ (row >> 1 & 3)) * 16; }
+template <typename TX>
+static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args p, const d_packed q, int64_t n_w, int64_t n_parts, int64_t n_x) {
+    alignas(16) __shared__ char shared[PACK_HALFS * 2 + PACK_HALFS / 8 * 4];
+    FOR_ROWS(b, n_w + n_x) {
+        if (b < n_w) {
+            d_pack_w(p, q, b, n_parts, (__half *) shared);
+        } else {
+            d_pack_x<TX>(p, q, b - n_w, (uint32_t (*)[17]) shared);
+        }
+        __syncthreads(); // the next block's halfs may overwrite these
+    }
+}
 
 template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
-static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_conv_2d_packed(const gcuda_conv_args p, const d_packed q) {
+static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_conv_args p, const d_packed q) {
     DYNAMIC_SHARED(char, shared);
+    __shared__ uint32_t firsts[BN];
     const int WARPS_N = 8 / WARPS_M, MI = BM / WARPS_M / 16, NI = BN / WARPS_N / 8;
-    const int A_CHUNKS = BM / 64, B_CHUNKS = BN / 64, STAGE = (BM + BN) * PACKED_STEP;
-    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int A_PIECES = BM / 32, B_PIECES = BN / 32, STAGE = (BM + BN) * PACKED_ROW;
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, piece = tid % 8, row = tid / 8;
     const int wm = warp % WARPS_M * (BM / WARPS_M), wn = warp / WARPS_M * (BN / WARPS_N);
-    const int chunk = tid % 4, row = tid / 4, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
-    const int n_c = (int) (q.channels / 8), n_chunks = n_c * (int) q.n_taps, n_steps = (n_chunks + 3) / 4, kw_n = (int) p.kernel.ne[0];
-    const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (q.n_pixels + BN - 1) / BN;
-    const int64_t image_pixels = p.y.ne[0] * p.y.ne[1];
-    FOR_ROWS(block, n_m * n_n) {
-        const int64_t pixel0 = block / n_m * BN, oc0 = block % n_m * BM;
-        const char * from_a[A_CHUNKS], * from_b[B_CHUNKS];
-        int x0[B_CHUNKS], y0[B_CHUNKS], c = chunk, kw = 0, kh = 0; // c: of the next step, in eights
-        UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
-            const int64_t oc = oc0 + row + 64 * i;
-            from_a[i] = oc < n_oc ? (const char *) (q.w + (oc * n_chunks + chunk) * 8) : nullptr;
-        }
-        UNROLL for (int i = 0; i < B_CHUNKS; ++i) {
-            const int64_t pixel = pixel0 + row + 64 * i, image = pixel / image_pixels;
-            const int64_t at = pixel - image * image_pixels, oy = at / p.y.ne[0];
-            x0[i] = (int) ((at - oy * p.y.ne[0]) * p.s0) - p.p0;
-            y0[i] = pixel < q.n_pixels ? (int) (oy * p.s1) - p.p1 : 1 << 30; // beyond the last: outside of the image
-            from_b[i] = (const char *) (q.x + (pixel < q.n_pixels ? image * wide * high : 0) * q.channels);
-        }
-        auto wrap = [&] {
-            while (c >= n_c) {
-                c -= n_c;
-                kw = kw + 1 < kw_n ? kw + 1 : 0;
-                kh += kw == 0;
-            }
-        };
-        wrap();
+    const int n_m = (q.n_oc + BM - 1) / BM, n_n = (q.n_pixels + BN - 1) / BN;
+    FOR_ROWS(block, (int64_t) n_m * n_n) {
+        const int pixel0 = (int) (block / n_m) * BN, oc0 = (int) (block % n_m) * BM;
+        const char * a_tiles = q.w + oc0 / 64 * (int64_t) q.n_steps * PACKED_TILE + tid % 512 * 16;
+        __syncthreads(); // the last block's tiles and places are done with
+        for (int i = tid; i < BN; i += 256) { firsts[i] = d_packed_first(p, q, pixel0 + i); }
+        __syncthreads();
+        uint32_t first[B_PIECES];
+        UNROLL for (int i = 0; i < B_PIECES; ++i) { first[i] = firsts[row + 32 * i]; }
+        d_packed_walk walk(p, q, piece);
         auto copy = [&](int step) { // into its stage; called for every step in turn
-            char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_STEP;
-            const bool is_k = step * 4 + chunk < n_chunks;
-            UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
-                const bool is_in = is_k && from_a[i] != nullptr;
-                const char * from = is_in ? from_a[i] + step * (int64_t) PACKED_STEP : (const char *) q.w;
-                d_copy_16(a + d_packed_at(row + 64 * i, chunk), from, is_in ? 16 : 0);
+            char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
+            UNROLL for (int i = 0; i < A_PIECES; ++i) { // of every 64 output channels two
+                d_copy_16(a + (tid + 256 * i) * 16, a_tiles + ((int64_t) (i / 2) * q.n_steps + step) * PACKED_TILE + i % 2 * 4096, 16);
             }
-            UNROLL for (int i = 0; i < B_CHUNKS; ++i) {
-                const int x = x0[i] + kw * p.d0, y = y0[i] + kh * p.d1;
-                const bool is_in = is_k && x >= 0 && x < wide && y >= 0 && y < high;
-                const char * from = is_in ? from_b[i] + (int64_t) ((y * wide + x) * n_c + c) * 16 : (const char *) q.x;
-                d_copy_16(b + d_packed_at(row + 64 * i, chunk), from, is_in ? 16 : 0);
+            const uint32_t place = walk.place();
+            UNROLL for (int i = 0; i < B_PIECES; ++i) {
+                d_copy_16(b + d_packed_at(row + 32 * i, piece), q.x + (uint64_t) (first[i] + place) * 16, walk.left > 0 ? 16 : 0);
             }
-            c += 4;
-            wrap();
+            walk.next(p, q);
         };
         float acc[MI][NI][4];
         UNROLL for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
-        __syncthreads(); // the last block's tiles are done with
         UNROLL for (int s = 0; s < STAGES - 1; ++s) {
-            if (s < n_steps) { copy(s); }
+            if (s < q.n_steps) { copy(s); }
             d_copies_commit();
         }
-        for (int step = 0; step < n_steps; ++step) {
+        for (int step = 0; step < q.n_steps; ++step) {
             d_copies_wait<STAGES - 2>();
             __syncthreads();
-            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            if (step + STAGES - 1 < q.n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
             d_copies_commit();
-            const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_STEP;
-            UNROLL for (int k = 0; k < 4; k += 2) {
+            const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
+            UNROLL for (int k = 0; k < 8; k += 2) {
                 uint32_t fa[MI][4], fb[NI][2];
                 UNROLL for (int i = 0; i < MI; ++i) { d_matrices(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
                 UNROLL for (int i = 0; i < NI; i += 2) {
@@ -4667,23 +4758,8 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_co
             }
         }
         d_copies_wait<0>();
-        UNROLL for (int n = 0; n < NI; ++n) { // two pixels of two rows of every fragment
-            const int64_t to = pixel0 + wn + 8 * n + lane % 4 * 2, image = to / image_pixels;
-            TY * y = (TY *) p.y.data + image * n_oc * image_pixels + (to - image * image_pixels);
-            const bool is_pair = to + 1 < q.n_pixels && image_pixels % 2 == 0;
-            UNROLL for (int i = 0; i < MI * 2; ++i) {
-                const int64_t oc = oc0 + wm + i / 2 * 16 + lane / 4 + i % 2 * 8;
-                const float * v = &acc[i / 2][n][i % 2 * 2];
-                if (oc < n_oc && is_pair) {
-                    d_put_two(y + oc * image_pixels, v[0], v[1]);
-                } else if (oc < n_oc && to < q.n_pixels) {
-                    d_put(y + oc * image_pixels, v[0]);
-                    const int64_t next = to + 1, next_image = next / image_pixels;
-                    if (next < q.n_pixels) {
-                        d_put((TY *) p.y.data + (next_image * n_oc + oc) * image_pixels + (next - next_image * image_pixels), v[1]);
-                    }
-                }
-            }
+        UNROLL for (int i = 0; i < MI; ++i) {
+            d_packed_store<TY, NI>(p, q, oc0 + wm + 16 * i + lane / 4, pixel0 + wn + lane % 4 * 2, &acc[i][0][0]);
         }
     }
 }
@@ -4691,25 +4767,24 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_co
 template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
 static gcuda_status conv_2d_packed_tiles(const gcuda_conv_args & p, const d_packed & q, gcuda_stream stream) {
     return launch_shared(k_conv_2d_packed<TY, BM, BN, WARPS_M, STAGES>, (p.kernel.ne[3] + BM - 1) / BM * ((q.n_pixels + BN - 1) / BN),
-        dim3(256), STAGES * (BM + BN) * PACKED_STEP, p.max_shared, stream, p, q);
+        dim3(256), STAGES * (BM + BN) * PACKED_ROW, p.max_shared, stream, p, q);
 }
 
 // The largest tiles of which there are enough.
 template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args & p, gcuda_stream stream) {
     const d_packed q = packed_of(p);
-    const int64_t n_oc = p.kernel.ne[3], n_blocks = (p.x.ne[0] * p.x.ne[1] + 127) / 128 * ((q.channels + 31) / 32) * p.x.ne[3];
-    const int64_t w_parts = (q.channels + PACK_HALFS / q.n_taps - 1) / (PACK_HALFS / q.n_taps);
-    auto n_tiles = [&](int64_t m, int64_t n) { return (n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n); };
-    auto fits = [&](int64_t m, int64_t n) { return fits_shared((size_t) (4 * (m + n) * PACKED_STEP), p.max_shared); };
-    gcuda_status st = launch(k_conv_pack_x<TX>, n_blocks, 256, stream, p, q);
-    st = st == GCUDA_STATUS_SUCCESS ? launch(k_conv_pack_w, n_oc * w_parts, 256, stream, p, q) : st;
-    if (st != GCUDA_STATUS_SUCCESS) {
+    const int64_t n_blocks = ((int64_t) q.wide * q.high + 127) / 128 * ((q.n_c + 3) / 4) * p.x.ne[3];
+    const int64_t n_parts = pack_parts(q, (int) (p.kernel.ne[0] * p.kernel.ne[1])), n_w = packed_channels(q.n_oc) * n_parts;
+    auto n_tiles = [&](int64_t m, int64_t n) { return (q.n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n); };
+    auto fits = [&](int64_t m, int64_t n) { return fits_shared((size_t) (3 * (m + n) * PACKED_ROW), p.max_shared); };
+    gcuda_status st = launch(k_conv_pack<TX>, n_w + n_blocks, 256, stream, p, q, n_w, n_parts, n_blocks);
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_conv_2d_wg(&p, stream) : st;
+    if (st != GCUDA_STATUS_UNSUPPORTED) {
         return st;
     }
-    return n_oc > 64 && fits(128, 256) && n_tiles(128, 256) >= PACKED_FILLS   ? conv_2d_packed_tiles<TX, 128, 256, 2, 4>(p, q, stream)
-           : n_oc > 64 && fits(128, 128) && n_tiles(128, 128) >= PACKED_FILLS ? conv_2d_packed_tiles<TX, 128, 128, 2, 4>(p, q, stream)
-           : n_oc <= 64 && fits(64, 256) && n_tiles(64, 256) >= PACKED_FILLS  ? conv_2d_packed_tiles<TX, 64, 256, 2, 4>(p, q, stream)
-                                                                              : conv_2d_packed_tiles<TX, 64, 128, 2, 3>(p, q, stream);
+    return q.n_oc > 64 && fits(128, 128) && n_tiles(128, 128) >= PACKED_FILLS ? conv_2d_packed_tiles<TX, 128, 128, 2, 3>(p, q, stream)
+           : fits(64, 128) && n_tiles(64, 128) >= PACKED_FILLS                ? conv_2d_packed_tiles<TX, 64, 128, 2, 3>(p, q, stream)
+                                                                              : conv_2d_packed_tiles<TX, 64, 64, 2, 2>(p, q, stream);
 }
 
 template <typename T> struct is_half {
@@ -4721,7 +4796,9 @@ template <> struct is_half<__half> {
 
 template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
-    if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW) {
+    const bool is_far = p.x.ne[0] >= CONV_FAR || p.x.ne[1] >= CONV_FAR || p.p0 >= CONV_FAR || p.p1 >= CONV_FAR ||
+                        p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR;
+    if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW || is_far) {
         return launch(k_conv_2d_few<TX, TW>, (p.kernel.ne[3] + CONV_FEW - 1) / CONV_FEW * ((n_pixels + 127) / 128), 128, stream, p,
             n_pixels, n_taps);
     }
@@ -4729,9 +4806,11 @@ template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv
 }
 
 size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
+    if (!is_packed_conv(*args)) {
+        return 0;
+    }
     const d_packed q = packed_of(*args);
-    const size_t w = (size_t) (q.channels * q.n_taps * args->kernel.ne[3] * 2 + 255) / 256 * 256;
-    return is_packed_conv(*args) ? w + (size_t) (q.channels * args->x.ne[0] * args->x.ne[1] * args->x.ne[3]) * 2 : 0;
+    return q.w_bytes + (size_t) q.wide * (size_t) q.high * (size_t) q.n_c * (size_t) args->x.ne[3] * 16;
 }
 
 // Kernel and result are contiguous.
@@ -4743,16 +4822,18 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
 //   floor   x read once, y written
-// ---- any strides: a thread has four outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
-// innermost ----
-template <typename TX, typename TW, bool IS_CHANNELS>
+// ---- any strides: a thread has N outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
+// innermost; DW_TAPS columns of the kernel are under way together ----
+#define DW_TAPS 5
+
+template <typename TX, typename TW, bool IS_CHANNELS, int N>
 static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
     const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // of a thread's outputs
     const int64_t nbx = (int64_t) p.x.nb[0];
     FOR_TILES(tile, t) {
-        const d_index i = IS_CHANNELS ? d_tile_at(t, walk.ne, tile, 1, 1) : d_tile_at(t, walk.ne, tile, 1, 4);
-        const int64_t ox = IS_CHANNELS ? i.i1 * 4 : i.i0, oy = IS_CHANNELS ? i.i2 : i.i1, c = IS_CHANNELS ? i.i0 : i.i2;
-        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        const d_index i = d_tile_at(t, walk.ne, tile, 1, IS_CHANNELS ? 1 : N);
+        const int64_t ox = IS_CHANNELS ? i.i1 * N : i.i0, oy = IS_CHANNELS ? i.i2 : i.i1, c = IS_CHANNELS ? i.i0 : i.i2;
+        float sum[N] = {};
         if (i.i0 >= walk.ne[0]) {
             continue;
         }
@@ -4762,16 +4843,25 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
                 continue;
             }
             const char * row = d_at(p.x, 0, y, c, i.i3), * weights = d_at(p.kernel, 0, kh, 0, c);
-            for (int kw = 0; kw < (int) p.kernel.ne[0]; ++kw) {
-                const float w = d_f32(*(const TW *) (weights + kw * (int64_t) p.kernel.nb[0]));
-                const int64_t x = ox * p.s0 + (int64_t) kw * p.d0 - p.p0;
-                for (int k = 0; k < 4; ++k) {
-                    const int64_t at = x + k * step * p.s0;
-                    sum[k] += at >= 0 && at < p.x.ne[0] ? w * d_f32(*(const TX *) (row + at * nbx)) : 0.0f;
+            for (int kw = 0; kw < (int) p.kernel.ne[0]; kw += DW_TAPS) {
+                float w[DW_TAPS], v[DW_TAPS][N];
+                bool is_in[DW_TAPS][N];
+                UNROLL for (int j = 0; j < DW_TAPS; ++j) {
+                    const bool is_tap = kw + j < (int) p.kernel.ne[0];
+                    const int64_t x = ox * p.s0 + (int64_t) (kw + j) * p.d0 - p.p0;
+                    w[j] = is_tap ? d_f32(*(const TW *) (weights + (kw + j) * (int64_t) p.kernel.nb[0])) : 0.0f;
+                    UNROLL for (int k = 0; k < N; ++k) {
+                        const int64_t at = x + k * step * p.s0;
+                        is_in[j][k] = is_tap && at >= 0 && at < p.x.ne[0];
+                        v[j][k] = is_in[j][k] ? d_f32(*(const TX *) (row + at * nbx)) : 0.0f;
+                    }
+                }
+                UNROLL for (int j = 0; j < DW_TAPS; ++j) {
+                    UNROLL for (int k = 0; k < N; ++k) { sum[k] += is_in[j][k] ? w[j] * v[j][k] : 0.0f; }
                 }
             }
         }
-        for (int k = 0; k < 4; ++k) {
+        UNROLL for (int k = 0; k < N; ++k) {
             if (ox + k * step < p.y.ne[0]) { d_put((TX *) d_at(p.y, ox + k * step, oy, c, i.i3), sum[k]); }
         }
     }
@@ -4911,18 +5001,19 @@ static size_t dw_tile(const gcuda_conv_args & p, d_dw * out) { // bytes of share
 gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream stream) {
     const gcuda_conv_args & p = *args;
     const bool is_channels = p.y.nb[2] < p.y.nb[0];
-    const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) &&
-                          n_elements(p.y) >= DW_FILLS * (int64_t) 1024;
+    const bool is_large = n_elements(p.y) >= DW_FILLS * (int64_t) 1024;
+    const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) && is_large;
+    const int n_own = is_large ? 4 : 1; // outputs of a thread
     gcuda_array walk = p.y;
     d_dw w;
     const size_t n_bytes = dw_tile(p, &w);
     const int64_t n_tiles = w.n_wide * w.n_high * p.y.ne[2] * p.y.ne[3];
     if (is_channels) {
         walk.ne[0] = is_quads ? p.y.ne[2] / 4 : p.y.ne[2];
-        walk.ne[1] = (p.y.ne[0] + 3) / 4;
+        walk.ne[1] = (p.y.ne[0] + n_own - 1) / n_own;
         walk.ne[2] = p.y.ne[1];
     }
-    const tiles t = tiles_of(walk, 1, is_channels ? 1 : 4);
+    const tiles t = tiles_of(walk, 1, is_channels ? 1 : n_own);
     return with_float(p.x.type, [&](auto x) {
         return with_float(p.kernel.type, [&](auto v) {
             typedef decltype(x) TX;
@@ -4931,8 +5022,8 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
                 return launch_shared(k_conv_2d_dw_tile<TX, TW>, n_tiles, dim3(256), n_bytes, 0, stream, p, w);
             }
             return is_quads      ? launch_tiles(k_conv_2d_dw_quads<TX, TW>, t, stream, p, walk)
-                   : is_channels ? launch_tiles(k_conv_2d_dw<TX, TW, true>, t, stream, p, walk)
-                                 : launch_tiles(k_conv_2d_dw<TX, TW, false>, t, stream, p, walk);
+                   : is_channels ? launch_tiles(is_large ? k_conv_2d_dw<TX, TW, true, 4> : k_conv_2d_dw<TX, TW, true, 1>, t, stream, p, walk)
+                                 : launch_tiles(is_large ? k_conv_2d_dw<TX, TW, false, 4> : k_conv_2d_dw<TX, TW, false, 1>, t, stream, p, walk);
         });
     });
 }
@@ -10272,6 +10363,211 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
     }
     return st;
 }
+
+// >>op:conv_2d ----------------------------------------------------------------------------------------
+#if GCUDAI_KERNEL_HAS(CONV)
+// The product of a large convolution, from >>k-conv-packed: BM output channels by BN pixels, both sides from shared memory. One
+// warp group fetches, two multiply: 64 of 128 channels each, or, with tiles of 64 channels, every second tile each, so that one
+// stores while the other multiplies. Blocks stay and take tile after tile.
+//   floor   2 OC K pixels operations; (BM + BN) 128 bytes from L2 for a step of 64 elements of K
+template <int BM, int BN> struct d_wg_conv {
+    static constexpr int a_bytes = BM * PACKED_ROW, stage_bytes = (BM + BN) * PACKED_ROW;
+    static constexpr int stages = (PACKED_SHARED - SHARED_STATIC - 1024 - 2 * BN * 4) / stage_bytes;
+    static constexpr int shared_bytes = 1024 + stages * stage_bytes + 2 * BN * 4; // 1024: to align
+    static constexpr int behind = 2; // steps whose copies a fetching thread has under way
+    static constexpr bool in_turns = BM == 64;
+    static_assert(stages >= behind + 2, "else who fetches waits for who multiplies and the other way round");
+};
+
+#define WG_CONV_WIDE 48.0 // relative times of a tile, as they are in the mean of four shapes on an H200
+#define WG_CONV_SQUARE 30.0
+#define WG_CONV_FLAT 31.0
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What this thread wrote to shared memory is seen by warp-group products that begin after a barrier.
+static inline __device__ void d_wg_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+static inline __device__ void d_wg_copy(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(n_bytes),
+                 "r"(bar)
+                 : "memory");
+}
+
+// d += a b, or d = a b: 64 rows and N columns, both in shared memory in rows of 128 bytes (d_wg_columns); sixteen k.
+static inline __device__ void d_wg_mma_shared(float (&d)[128], uint64_t a, uint64_t b, int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16"
+                 " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, 0, 0;\n}"
+                 : D_F32(0), D_F32(32), D_F32(64), D_F32(96)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+static inline __device__ void d_wg_mma_shared(float (&d)[64], uint64_t a, uint64_t b, int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16"
+                 " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}"
+                 : D_F32(0), D_F32(32)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+// Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
+static inline __device__ void d_wg_await_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory"); }
+static inline __device__ void d_wg_pass_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(2 + group) : "memory"); }
+
+struct d_wg_conv_ring {
+    char * stages;
+    uint32_t * firsts;    // of the patches of a tile; two tiles
+    uint32_t full, empty; // barriers, eight bytes each
+};
+
+// A thread has a piece of 16 bytes of every sixteenth row. What it copied is announced two steps later.
+template <int BM, int BN>
+static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
+    typedef d_wg_conv<BM, BN> shape;
+    const int piece = thread % 8, row = thread / 8, n_m = (q.n_oc + BM - 1) / BM;
+    d_wg_place<shape::stages> at = { 0, 1 };
+    int n_behind = 0, slot_behind = 0;
+    uint32_t * firsts = ring.firsts;
+    auto announce = [&] { // the oldest step not yet announced, whose copies have arrived
+        d_wg_publish();
+        __syncwarp();
+        if (thread % 32 == 0) { d_barrier_arrive(ring.full + 8 * slot_behind); }
+        slot_behind = slot_behind + 1 == shape::stages ? 0 : slot_behind + 1;
+        --n_behind;
+    };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        const int pixel0 = item / n_m * BN, tile = item % n_m * (BM / 64);
+        UNROLL for (int i = 0; i < BN / 128; ++i) { firsts[thread + 128 * i] = d_packed_first(p, q, pixel0 + thread + 128 * i); }
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+        const char * from[BN / 16];
+        UNROLL for (int i = 0; i < BN / 16; ++i) { from[i] = q.x + (uint64_t) firsts[row + 16 * i] * 16; }
+        firsts = firsts == ring.firsts ? ring.firsts + BN : ring.firsts;
+        d_packed_walk walk(p, q, piece);
+        for (int step = 0; step < q.n_steps; ++step) {
+            char * to = ring.stages + at.slot * shape::stage_bytes;
+            d_barrier_wait(ring.empty + 8 * at.slot, at.parity);
+            if (thread == 0) {
+                d_barrier_expect(ring.full + 8 * at.slot, shape::a_bytes);
+                UNROLL for (int i = 0; i < BM / 64; ++i) {
+                    d_wg_copy(d_shared_address(to) + i * PACKED_TILE, q.w + ((int64_t) (tile + i) * q.n_steps + step) * PACKED_TILE,
+                        PACKED_TILE, ring.full + 8 * at.slot);
+                }
+            }
+            const uint64_t place = (uint64_t) walk.place() * 16;
+            const int n_bytes = walk.left > 0 ? 16 : 0;
+            UNROLL for (int i = 0; i < BN / 16; ++i) {
+                d_copy_16(to + shape::a_bytes + d_packed_at(row, piece) + i * (16 * PACKED_ROW), n_bytes != 0 ? from[i] + place : q.x, n_bytes);
+            }
+            d_copies_commit();
+            walk.next(p, q);
+            at.next();
+            if (++n_behind > shape::behind) {
+                d_copies_wait<shape::behind>();
+                announce();
+            }
+        }
+    }
+    d_copies_wait<0>();
+    while (n_behind > 0) { announce(); }
+}
+
+template <typename TY, int BM, int BN>
+static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
+    typedef d_wg_conv<BM, BN> shape;
+    const int lane = thread % 32, warp = thread / 32 % 4, group = thread / 128, n_m = (q.n_oc + BM - 1) / BM;
+    const uint32_t stages = d_shared_address(ring.stages), own = shape::in_turns ? 0 : (uint32_t) (group * PACKED_TILE);
+    d_wg_place<shape::stages> at = { 0, 0 };
+    float d[BN / 2];
+    int turn = 0;
+    if (shape::in_turns && group == 1) { d_wg_pass_turn(0); }
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x, turn ^= 1) {
+        if (shape::in_turns && turn != group) { // the other group's
+            const int to = at.slot + q.n_steps;
+            at.parity ^= (uint32_t) (to / shape::stages & 1);
+            at.slot = to % shape::stages;
+            continue;
+        }
+        uint32_t before = 0; // barrier of the stage that was read last
+        int adds = 0;
+        if (shape::in_turns) { d_wg_await_turn(group); }
+        for (int step = 0; step < q.n_steps; ++step) {
+            const uint32_t stage = stages + (uint32_t) (at.slot * shape::stage_bytes);
+            const uint64_t a = d_wg_columns(stage + own), b = d_wg_columns(stage + shape::a_bytes);
+            d_barrier_wait(ring.full + 8 * at.slot, at.parity);
+            d_wg_fence();
+            UNROLL for (int i = 0; i < 4; ++i) {
+                d_wg_mma_shared(d, a + 2 * i, b + 2 * i, adds);
+                adds = 1;
+            }
+            d_wg_commit();
+            d_wg_wait<1>(); // the step before
+            if (before != 0 && lane == 0) { d_barrier_arrive(before); }
+            before = ring.empty + 8 * at.slot;
+            at.next();
+        }
+        if (shape::in_turns) { d_wg_pass_turn(group ^ 1); }
+        d_wg_wait<0>();
+        UNROLL for (int i = 0; i < BN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        if (lane == 0) { d_barrier_arrive(before); }
+        const int oc = item % n_m * BM + (shape::in_turns ? 0 : group * 64) + warp * 16 + lane / 4;
+        d_packed_store<TY, BN / 8>(p, q, oc, item / n_m * BN + lane % 4 * 2, d);
+    }
+}
+#endif // 9.0a
+
+template <typename TY, int BM, int BN>
+static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda_conv_args p, const d_packed q, int n_items) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef d_wg_conv<BM, BN> shape;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    const int thread = (int) threadIdx.x;
+    d_wg_conv_ring ring;
+    ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.firsts = (uint32_t *) (ring.stages + shape::stages * shape::stage_bytes);
+    ring.full = d_shared_address(barriers);
+    ring.empty = ring.full + 8 * shape::stages;
+    if (thread == 0) {
+        for (int i = 0; i < shape::stages; ++i) {
+            d_barrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
+            d_barrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
+        }
+        d_wg_publish();
+    }
+    __syncthreads();
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        d_wg_conv_fetch<BM, BN>(p, q, ring, n_items, thread);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        d_wg_conv_multiply<TY, BM, BN>(p, q, ring, n_items, thread - 128);
+    }
+#else
+    (void) p, (void) q, (void) n_items;
+#endif
+}
+
+template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcuda_conv_args & p, const d_packed & q, gcuda_stream stream) {
+    const int64_t n_items = (q.n_oc + BM - 1) / BM * (((int64_t) q.n_pixels + BN - 1) / BN), n_sm = n_multiprocessors();
+    return launch_shared(k_conv_2d_wg<TY, BM, BN>, n_items < n_sm ? n_items : n_sm, dim3(WG_THREADS), d_wg_conv<BM, BN>::shared_bytes,
+        p.max_shared, stream, p, q, (int) n_items);
+}
+
+// Of tiles that fit the channels those whose last round leaves the fewest multiprocessors idle.
+gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream stream) {
+    if (!fits_shared(PACKED_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const d_packed q = packed_of(*args);
+    const int64_t n_sm = n_multiprocessors();
+    auto rounds = [&](int64_t m, int64_t n) { return ((q.n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n) + n_sm - 1) / n_sm; };
+    const double wide = (double) rounds(128, 256) * WG_CONV_WIDE, square = (double) rounds(128, 128) * WG_CONV_SQUARE;
+    const double flat = (double) rounds(64, 256) * WG_CONV_FLAT;
+    return with_float(args->y.type, [&](auto y) {
+        typedef decltype(y) T;
+        return flat < wide && flat < square ? conv_2d_wg<T, 64, 256>(*args, q, stream)
+               : square < wide              ? conv_2d_wg<T, 128, 128>(*args, q, stream)
+                                            : conv_2d_wg<T, 128, 256>(*args, q, stream);
+    });
+}
+#endif // CONV
 #endif // part 13
 
 #if GCUDAI_PART(14)
