@@ -680,6 +680,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
 #define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
 #define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
+#define gcuda_launch_conv_2d_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_wg)
 #define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
 #define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
 #define gcuda_launch_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_cos)
@@ -717,6 +718,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
 #define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
+#define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
@@ -3442,7 +3444,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns, or mul_mat_id of up to 64 slots, with what follows it: a bias or add_id, an
-// activation, or a second product of the same columns and the glu of both (one or two columns), a factor, a scale, a residual.
+// activation, or a second product of the same columns and the glu of both (one or two columns), a factor, a scale, a residual;
+// and up to three such products of the same single column, one right behind the other (queries, keys, values).
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
 // for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
 //
@@ -3790,6 +3793,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_a
 GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_conv_2d_scratch_bytes(const struct gcuda_conv_args * args);
+// What gcuda_launch_conv_2d does of a large convolution on warp-group instructions, once its scratch is filled: the product.
+// UNSUPPORTED where there are none (gcuda_has_warp_groups) or max_shared is too small.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_wg(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_dw(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
     const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
@@ -3813,8 +3819,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * 
 GCUDA_KERNEL_API size_t gcuda_top_k_scratch_bytes(const struct gcuda_sort_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, floats and blocks of Q4_K and
-// Q5_K at multiples of 16 bytes; columns of floats; others are UNSUPPORTED. Both sides are rounded to BF16, sums are in F32.
+// On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, activations BF16 with strides
+// of multiples of 16 bytes; others are UNSUPPORTED. Both sides are rounded to BF16, sums are in F32.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
@@ -3826,6 +3832,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_hal
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// Up to three products of one column, which is the same for all: one matrix each, of one type, row length and row stride.
+#define GCUDA_MUL_MAT_GROUP 3
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(const struct gcuda_mul_mat_args * args, int n_args, gcuda_stream stream);
 // The same with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
@@ -3833,7 +3842,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_
 // the kernels were compiled for it (9.0a), weights in blocks or floats, one matrix with rows of multiples of 16 bytes,
 // columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column, beside F32 both to TF32;
 // sums are in F32.
-// UNSUPPORTED for what does not fit, max_shared included.
+// UNSUPPORTED for what does not fit, max_shared included. F16 and BF16 with columns of the same type, packed rows of both at
+// multiples of 16 bytes, are multiplied as they lie, any number of matrices; scratch is then for the sums of parts of k only.
 GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
@@ -25305,18 +25315,18 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
-    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, both sides as BF16; from 8.0 on
+    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, activations as BF16 (below 8.0: the plain one)
     GCUDAI_CUDA_PRODUCT_VECTOR,    // weights in blocks with few columns
     GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
     GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
     GCUDAI_CUDA_PRODUCT_HALVES,    // cuBLAS after copies to F16 where the weights are, else to BF16
-    GCUDAI_CUDA_PRODUCT_GEMM       // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES; from 8.0 on
+    GCUDAI_CUDA_PRODUCT_GEMM       // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES (below 8.0: OWN)
 };
 
-#define GCUDAI_CUDA_TILE_COLUMNS 9           // from which tensor cores are used
-#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 129 // of quantized weights, from which writing them out as BF16 for cuBLAS pays:
-                                            // 4096 x 14336, 128 columns: q4_0 96 us, tiles 81; q8_0 103 and 90 (H200)
+#define GCUDAI_CUDA_TILE_COLUMNS 9         // from which tensor cores are used
+#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 9  // of quantized weights, from which writing them out as BF16 for cuBLAS pays:
+                                           // 4096 x 14336 q4_0: 95 us with 128 columns; tiles, in an earlier form, 132 us with 16 (H200)
 #define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights written out at a time
 
 // Rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
@@ -25330,21 +25340,17 @@ static bool gcudai_is_aligned(const struct gcuda_array * t, size_t size) {
     return ((size_t) (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3]) % size == 0;
 }
 
-// What gcuda_launch_mul_mat_tile wants of its operands.
+// What gcuda_launch_mul_mat_tile wants of its operands, the activations once they are BF16.
 static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
-    const bool is_wide = !gcuda_is_quantized(p->a.type) || p->a.type == GCUDA_TYPE_Q4_K || p->a.type == GCUDA_TYPE_Q5_K;
-    const double matrices = (double) p->a.ne[2] * (double) p->a.ne[3];
-    const double tiles = (double) p->b.ne[1] * (double) p->b.ne[2] * (double) p->b.ne[3] / 8.0 + matrices;
-    const double steps = tiles * (double) (p->a.ne[1] / 128 + 1) * (double) (p->a.ne[0] / 64 + 1); // counted in 32 bits
-    return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && p->a.nb[0] == gcuda_type_size(p->a.type) && p->a.ne[1] <= INT32_MAX &&
-           (!is_wide || gcudai_is_aligned(&p->a, 16)) && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 &&
-           steps <= (double) INT32_MAX;
+    const bool a_fits = gcuda_is_quantized(p->a.type) || gcudai_is_aligned(&p->a, 16);
+    const bool b_fits = gcudai_is_float(p->b.type) && (p->b.type != GCUDA_TYPE_BF16 || gcudai_is_aligned(&p->b, 16));
+    return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && a_fits && b_fits && p->prec != GCUDA_PREC_F32;
 }
 
 // Few columns for weights in blocks: they are read as they lie, and nothing else costs time.
 #define GCUDAI_CUDA_VECTOR_COLUMNS 8
 #define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
-#define GCUDAI_CUDA_VECTOR_SLOTS 8 // of mul_mat_id, for any number of experts
+#define GCUDAI_CUDA_VECTOR_SLOTS 64 // of mul_mat_id
 
 static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
     const int64_t matrices = p->a.ne[2] * p->a.ne[3];
@@ -25352,11 +25358,11 @@ static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
            p->a.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS && p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
 }
 
-// Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, floats go
-// to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 2048
+// Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes
+// to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 4096
 // they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
-#define GCUDAI_CUDA_WARP_GROUP_COLUMNS 33 // 4096 x 14336 q4_0, 64 columns: 35 us, tiles 49 (H200)
-#define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 2048 // at most
+#define GCUDAI_CUDA_WARP_GROUP_COLUMNS 128
+#define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 4096 // at most
 #define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
 #define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
 #define GCUDAI_CUDA_WARP_GROUP_SHARED ((size_t) 227 << 10) // bytes of shared memory
@@ -25370,9 +25376,8 @@ static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args
     struct gcuda_mul_mat_args p = *args;
     gcudai_cuda_join_all_columns(&p);
     const bool is_quantized = gcuda_is_quantized(p.a.type);
-    const bool a_fits = (is_quantized || p.a.type == GCUDA_TYPE_F16 || p.a.type == GCUDA_TYPE_BF16) &&
-                        p.a.ne[2] * p.a.ne[3] == 1 && gcudai_is_aligned(&p.a, 16) &&
-                        gcuda_row_size(p.a.type, p.a.ne[0]) % 16 == 0;
+    const bool a_fits = (is_quantized || p.a.type == GCUDA_TYPE_F32) && p.a.ne[2] * p.a.ne[3] == 1 &&
+                        gcudai_is_aligned(&p.a, 16) && gcuda_row_size(p.a.type, p.a.ne[0]) % 16 == 0;
     const bool fits = p.b.ne[2] * p.b.ne[3] == 1 && gcudai_is_float(p.b.type) && p.y.type == GCUDA_TYPE_F32 &&
                       p.y.nb[0] == sizeof(float) && p.prec != GCUDA_PREC_F32 && p.a.ne[0] <= INT32_MAX / 2 &&
                       p.a.ne[1] <= INT32_MAX / 2 && p.b.ne[1] <= INT32_MAX / 2;
@@ -25383,72 +25388,52 @@ static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args
     return fits && a_fits && is_large && !is_slower;
 }
 
-// A slot costs one reading of an expert, a tile about two: so up to as many slots as there are experts, or a quarter of that
-// where rows do not begin at multiples of 16 bytes, which the vector path reads slowly.
-static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    const int64_t n_slots = p->ids.ne[0] * p->ids.ne[1], most = gcudai_is_aligned(&p->as, 16) ? p->as.ne[2] : p->as.ne[2] / 4;
-    return gcuda_is_quantized(p->as.type) && gcudai_is_float(p->b.type) && p->as.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS &&
-           n_slots <= GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
+// Without cuBLAS: floats with many columns, and blocks with so many that writing them out as BF16 pays.
+#define GCUDAI_CUDA_GEMM_COLUMNS 65
+#define GCUDAI_CUDA_GEMM_DEQUANTIZED_COLUMNS 256
+
+static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
+    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX / 2 && p->b.ne[1] <= INT32_MAX / 2;
+    const int64_t least = gcuda_is_quantized(p->a.type) ? GCUDAI_CUDA_GEMM_DEQUANTIZED_COLUMNS : GCUDAI_CUDA_GEMM_COLUMNS;
+    return fits && p->a.ne[1] >= 16 && p->b.ne[1] >= least && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 &&
+           p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
 }
 
-// Whether a product can go this way, on a device of compute capability cc, with cuBLAS and warp groups or without.
-static bool gcudai_cuda_product_takes(enum gcudai_cuda_product product, const struct gcuda_mul_mat_args * p, bool has_cublas,
-    bool has_warp_groups, int cc) {
-    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
-                      p->b.ne[2] <= INT32_MAX;
-    const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
-    switch (product) {
-        case GCUDAI_CUDA_PRODUCT_TILE: return cc >= 800 && gcudai_cuda_tile_takes(p);
-        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_vector(p);
-        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas);
-        case GCUDAI_CUDA_PRODUCT_CUBLAS:
-            return use_cublas && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) && gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
-        case GCUDAI_CUDA_PRODUCT_CONVERTED: return use_cublas;
-        case GCUDAI_CUDA_PRODUCT_HALVES: return use_cublas && p->a.type != GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
-        case GCUDAI_CUDA_PRODUCT_OWN: return true;
-        default: return false;
-    }
+static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
+    return gcuda_is_quantized(p->as.type) && gcudai_is_float(p->b.type) && p->as.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS &&
+           p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_CUDA_VECTOR_SLOTS;
 }
 
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
 static enum gcudai_cuda_product gcudai_cuda_choose_product(
-    const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_warp_groups, int cc) {
-    const bool is_quantized = gcuda_is_quantized(p->a.type), is_high = p->a.ne[1] >= 16;
-    const int64_t matrices = p->a.ne[2] * p->a.ne[3];
-    const int64_t columns = matrices > 0 ? p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) : 0; // that meet one matrix of a
-    const bool use_tile = is_high && columns >= GCUDAI_CUDA_TILE_COLUMNS;
-    const struct {
-        enum gcudai_cuda_product product;
-        bool pays;
-    } ways[] = { // the first that pays and that takes the operands
-        { GCUDAI_CUDA_PRODUCT_VECTOR, true },
-        { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, true },
-        { GCUDAI_CUDA_PRODUCT_CUBLAS, true },
-        { GCUDAI_CUDA_PRODUCT_CONVERTED,
-            is_high && p->b.ne[1] >= 16 && (p->a.type == GCUDA_TYPE_F32 || p->prec == GCUDA_PREC_F32) },
-        { GCUDAI_CUDA_PRODUCT_TILE, use_tile && is_quantized && columns < GCUDAI_CUDA_DEQUANTIZED_COLUMNS },
-        { GCUDAI_CUDA_PRODUCT_HALVES, is_high && (!is_quantized || columns >= GCUDAI_CUDA_TILE_COLUMNS) }, // floats: any number
-        { GCUDAI_CUDA_PRODUCT_TILE, use_tile },
-    };
-    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); ++i) {
-        if (ways[i].pays && gcudai_cuda_product_takes(ways[i].product, p, has_cublas, has_warp_groups, cc)) { return ways[i].product; }
+    const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_warp_groups) {
+    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
+                      p->b.ne[2] <= INT32_MAX;
+    const bool is_quantized = gcuda_is_quantized(p->a.type), wants_f32 = p->prec == GCUDA_PREC_F32;
+    const bool is_large = p->b.ne[1] >= 16 && p->a.ne[1] >= 16;
+    const bool is_many = p->b.ne[1] >= GCUDAI_CUDA_TILE_COLUMNS && p->a.ne[1] >= 16;
+    const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
+    if (gcudai_cuda_takes_vector(p)) {
+        return GCUDAI_CUDA_PRODUCT_VECTOR;
     }
-    return GCUDAI_CUDA_PRODUCT_OWN;
-}
-
-// For experiments: GCUDA_CUDA_PRODUCT names the way of all products that can go it.
-static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves" };
-    const bool has_cublas = cu->cublas.handle != NULL;
-    const char * wanted = gcudai_env("GCUDA_CUDA_PRODUCT");
-    for (int i = 0; wanted != NULL && i < (int) (sizeof(names) / sizeof(names[0])); ++i) {
-        const enum gcudai_cuda_product product = (enum gcudai_cuda_product) i;
-        if (strcmp(wanted, names[i]) == 0 &&
-            gcudai_cuda_product_takes(product, p, has_cublas, cu->has_warp_groups, cu->device->cc)) {
-            return product;
-        }
+    if (has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas)) {
+        return GCUDAI_CUDA_PRODUCT_WARP_GROUPS;
     }
-    return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
+    if (use_cublas && p->a.type == GCUDA_TYPE_F32 && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) &&
+        gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32)) {
+        return GCUDAI_CUDA_PRODUCT_CUBLAS;
+    }
+    if (use_cublas && is_large && (p->a.type == GCUDA_TYPE_F32 || wants_f32)) {
+        return GCUDAI_CUDA_PRODUCT_CONVERTED;
+    }
+    const bool pays = is_quantized ? p->b.ne[1] >= GCUDAI_CUDA_DEQUANTIZED_COLUMNS : true; // floats: any number of columns
+    if (use_cublas && p->a.ne[1] >= 16 && !wants_f32 && pays) {
+        return GCUDAI_CUDA_PRODUCT_HALVES;
+    }
+    if (!has_cublas && gcudai_cuda_takes_gemm(p)) {
+        return GCUDAI_CUDA_PRODUCT_GEMM;
+    }
+    return is_many && gcudai_cuda_tile_takes(p) ? GCUDAI_CUDA_PRODUCT_TILE : GCUDAI_CUDA_PRODUCT_OWN;
 }
 
 // Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
@@ -25532,11 +25517,12 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
 static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     void * parts = NULL;
     gcudai_cuda_join_all_columns(&p);
-    const size_t size = gcuda_mul_mat_gemm_scratch_bytes(&p);
+    const bool is_wg = cu->has_warp_groups && p.a.type != GCUDA_TYPE_F32;
+    const size_t size = is_wg ? gcuda_mul_mat_wg_scratch_bytes(&p) : gcuda_mul_mat_gemm_scratch_bytes(&p);
     if (size > 0) {
         GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: sums of parts", &parts));
     }
-    const gcuda_status st = gcuda_launch_mul_mat_gemm(&p, parts, cu->stream);
+    const gcuda_status st = is_wg ? gcuda_launch_mul_mat_wg(&p, parts, cu->stream) : gcuda_launch_mul_mat_gemm(&p, parts, cu->stream);
     gcudai_cuda_pool_give(&cu->pool, parts);
     return st;
 }
@@ -25559,13 +25545,17 @@ static gcuda_status gcudai_cuda_gemm_pieces(
     return st;
 }
 
-// gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds sums of parts of k.
-static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(p);
-    void * scratch = NULL;
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: columns and sums of parts", &scratch));
-    const gcuda_status st = gcuda_launch_mul_mat_tile(p, scratch, cu->stream);
-    gcudai_cuda_pool_give(&cu->pool, scratch);
+// gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds the sums of parts of k.
+static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
+    void * b = NULL, * parts = NULL;
+    gcuda_status st = gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_BF16, 1, &b);
+    const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(&p);
+    if (st == GCUDA_STATUS_SUCCESS && n_bytes > 0) {
+        st = gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: sums of parts", &parts);
+    }
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_tile(&p, parts, cu->stream) : st;
+    gcudai_cuda_pool_give(&cu->pool, parts);
+    gcudai_cuda_pool_give(&cu->pool, b);
     return st;
 }
 
@@ -25584,10 +25574,10 @@ static gcuda_status gcudai_cuda_multiply(
     if (product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
         return gcudai_cuda_multiply_warp_groups(cu, p);
     }
-    if (product == GCUDAI_CUDA_PRODUCT_TILE) {
-        return gcudai_cuda_multiply_tile(cu, &p);
+    if (product == GCUDAI_CUDA_PRODUCT_TILE && cu->device->cc >= 800) {
+        return gcudai_cuda_multiply_tile(cu, p);
     }
-    if (product == GCUDAI_CUDA_PRODUCT_OWN) {
+    if (product == GCUDAI_CUDA_PRODUCT_OWN || product == GCUDAI_CUDA_PRODUCT_TILE || (is_own && cu->device->cc < 800)) {
         return gcuda_launch_mul_mat(&p, cu->stream);
     }
     gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, align, &scale, &b)
@@ -25605,7 +25595,8 @@ static gcuda_status gcudai_cuda_multiply(
 }
 
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
-    return gcudai_cuda_multiply(cu, gcudai_cuda_product_of(cu, &args->mul_mat), args->mul_mat);
+    return gcudai_cuda_multiply(
+        cu, gcudai_cuda_choose_product(&args->mul_mat, cu->cublas.handle != NULL, cu->has_warp_groups), args->mul_mat);
 }
 
 static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
@@ -26292,24 +26283,23 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
 }
 
 // All devices go the way that the whole product would go: each row of the result is the same, bit for bit, as without
-// the split, but on tensor cores, where the number of rows says how a sum is cut. Column strips that overlap copies with
-// products come with their measurements.
+// the split, but where warp groups cut k by the number of rows. Column strips that overlap copies with products come with
+// their measurements.
 static gcuda_status gcudai_cuda_split_mul_mat(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_tensor * node) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
     struct gcuda_mul_mat_args p = *args;
     void * packed = NULL;
     bool has_cublas = true, has_warp_groups = true;
-    int n = 0, cc = INT32_MAX;
+    int n = 0;
     gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
     for (int i = 0; i < n; ++i) {
         has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL;
         has_warp_groups = has_warp_groups && shares[i].cu->has_warp_groups;
-        cc = GCUDAI_MIN(cc, shares[i].cu->device->cc);
     }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed); }
     if (st == GCUDA_STATUS_SUCCESS) {
-        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas, has_warp_groups, cc), node);
+        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas, has_warp_groups), node);
     } else {
         st = gcudai_cuda_fail_node(cu, st, node);
     }
@@ -27290,6 +27280,10 @@ union gcudai_cuda_fused {
     struct gcuda_rope_set_args rope_set;
     struct gcuda_route_args route;
     struct {
+        struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
+        int n;
+    } group;
+    struct {
         struct gcuda_mul_mat_args args;
         struct gcuda_mul_mat_epilogue epilogue;
         void * scratch;
@@ -27932,9 +27926,49 @@ static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * a
     return gcuda_launch_mul_mat_id_vec_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
 }
 
+// ---- products of one column, which all of them read: queries, keys and values ----
+
+// One matrix and one column.
+static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
+    return gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && gcudai_cuda_is_product(w, i) && gcuda_nrows(w->node[i]) == 1 &&
+           w->node[i]->src[0]->ne[2] * w->node[i]->src[0]->ne[3] == 1;
+}
+
+// Product i belongs to that at node 0, and what is written neither lies where anything is read nor where another writes.
+static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * first = w->node[0], * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
+    const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && (next->src[0] == y || next->src[1] == y);
+    bool joins = !has_steps && gcudai_cuda_is_single(w, i) && y->src[1] == first->src[1] && y->src[0]->type == first->src[0]->type &&
+                 y->src[0]->ne[0] == first->src[0]->ne[0] && y->src[0]->nb[1] == first->src[0]->nb[1];
+    for (int k = 0; k <= i && joins; ++k) {
+        const struct gcuda_tensor * other = w->node[k];
+        joins = !gcudai_cuda_overlap(y, other->src[0]) && !gcudai_cuda_overlap(y, other->src[1]) &&
+                !gcudai_cuda_overlap(other, y->src[0]) && !gcudai_cuda_overlap(other, y->src[1]) && (k == i || !gcudai_cuda_overlap(other, y));
+    }
+    return joins;
+}
+
+static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
+    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
+    for (int i = 0; i < n; ++i) {
+        union gcudai_args op;
+        gcudai_mul_mat_args(w->node[i], &op);
+        args->group.args[i] = op.mul_mat;
+        args->group.args[i].max_shared = w->cu->max_shared;
+    }
+    args->group.n = n;
+    return n > 1 ? n : 0;
+}
+
+static gcuda_status gcudai_cuda_run_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_vec_group(args->group.args, args->group.n, stream);
+}
+
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
+    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, NULL },
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
     { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },

@@ -10,6 +10,7 @@
 //   >>k-reduce    sums, argmax, cross entropy
 //   >>k-rows      rows put together from rows: repeat, concat, pad, roll, masks, generators
 //   >>k-norm      norms, soft_max, running sums and rotations along rows
+//   >>k-conv-packed  image and weights of a large convolution, as the products of parts 11 and 13 read them
 //   >>k-conv      convolution, pooling, resampling
 //   >>k-ssm       recurrences: state spaces, linear attention, triangular systems
 //   >>k-sort      orders of rows
@@ -684,17 +685,14 @@ static inline __device__ uint32_t d_table_word(const int8_t * table, int k) {
 }
 
 // Eight nibbles through a table of 16 bytes: the low ones of each byte, then the high ones.
-static inline __device__ void d_lookup_words(
-    uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3, uint32_t nibbles, uint32_t * low, uint32_t * high) {
+static inline __device__ void d_lookup(const int8_t * table, uint32_t nibbles, uint32_t * low, uint32_t * high) {
+    const uint32_t t0 = d_table_word(table, 0), t1 = d_table_word(table, 1), t2 = d_table_word(table, 2),
+                   t3 = d_table_word(table, 3);
     const uint32_t s = nibbles & 0x77777777u, upper = (nibbles & 0x88888888u) >> 1 | 0x32103210u;
     const uint32_t a = __byte_perm(__byte_perm(t0, t1, s), __byte_perm(t2, t3, s), upper);
     const uint32_t b = __byte_perm(__byte_perm(t0, t1, s >> 16), __byte_perm(t2, t3, s >> 16), upper >> 16);
     *low = __byte_perm(a, b, 0x6420);
     *high = __byte_perm(a, b, 0x7531);
-}
-static inline __device__ void d_lookup(const int8_t * table, uint32_t nibbles, uint32_t * low, uint32_t * high) {
-    d_lookup_words(
-        d_table_word(table, 0), d_table_word(table, 1), d_table_word(table, 2), d_table_word(table, 3), nibbles, low, high);
 }
 
 static inline __device__ void d_set_scales(d_group & o, float scale0, float scale1, float min0, float min1) {
@@ -1001,38 +999,6 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
             0.0f);
     }
 };
-
-// ---- codebooks: entries of 8 digits of 2 bits are kept as nibbles, whose upper bits choose another half of a table ----
-static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
-    digits = (digits | digits << 8) & 0x00ff00ffu;
-    digits = (digits | digits << 4) & 0x0f0f0f0fu;
-    return (digits | digits << 2) & 0x33333333u;
-}
-// Bit i of eight becomes bit 0 of nibble i.
-static inline __device__ uint32_t d_bits_to_nibbles(uint32_t bits) {
-    bits = (bits | bits << 12) & 0x000f000fu;
-    bits = (bits | bits << 6) & 0x03030303u;
-    return (bits | bits << 3) & 0x11111111u;
-}
-// The same for seven bits, the eighth making their number even: a nibble of the product counts those below it.
-static inline __device__ uint32_t d_even_bits_to_nibbles(uint32_t bits) {
-    bits = d_bits_to_nibbles(bits);
-    return bits | (bits * 0x11111111u & 0x10000000u);
-}
-// Digits 0 1 2 as 8 25 43, with 4 added negative.
-static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
-    q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
-    q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
-}
-static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
-// Digits 0 1 2 as 0 8 16, with 4 added two more: they are moved up (d_put_iq1).
-static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
-    q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
-    q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
-}
-static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
-    d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
-}
 
 // ---- all of them ----
 // clang-format off
@@ -4207,6 +4173,116 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
 }
 #endif // part 10
 
+#if (GCUDAI_PART(11) || GCUDAI_PART(13)) && GCUDAI_KERNEL_HAS(CONV)
+// =====================================================================================================
+// >>k-conv-packed   image and weights of a large convolution, as the products of parts 11 and 13 read them
+// =====================================================================================================
+// In scratch, in F16. The image has its channels innermost and the padding around it: how far an element of a patch is from
+// the first does not depend on the patch, and none is outside. The weights lie in the tiles that shared memory gets of both:
+// rows of 64 elements of K (a kernel's row, its column, the channel), whose pieces of 16 bytes change places with the row, so
+// that eight rows have the same piece in different banks.
+#define PACKED_ROW 128  // bytes, of a row of a tile
+#define PACKED_TILE (64 * PACKED_ROW) // of 64 output channels
+#define PACKED_SHARED (226 * 1024)    // bytes that part 13 wants
+
+struct d_packed {
+    char * w; // [64 output channels][step] tiles
+    char * x; // [N][high][wide][n_c] pieces
+    size_t w_bytes;
+    int wide, high;
+    int n_c, n_pieces, n_steps; // pieces of an element of the image, and of K; tiles in it
+    int n_oc, n_pixels, image_pixels; // of the result
+};
+
+// Output channels with those that fill the last tile.
+static inline int64_t packed_channels(int64_t n_oc) { return n_oc > 64 ? (n_oc + 127) / 128 * 128 : 64; }
+
+static inline d_packed packed_of(const gcuda_conv_args & p) { // of what is_packed_conv
+    d_packed q;
+    q.wide = (int) ((p.y.ne[0] - 1) * p.s0 + (p.kernel.ne[0] - 1) * p.d0 + 1);
+    q.high = (int) ((p.y.ne[1] - 1) * p.s1 + (p.kernel.ne[1] - 1) * p.d1 + 1);
+    q.n_c = (int) ((p.x.ne[2] + 7) / 8);
+    q.n_pieces = (int) (q.n_c * p.kernel.ne[0] * p.kernel.ne[1]);
+    q.n_steps = (q.n_pieces + 7) / 8;
+    q.n_oc = (int) p.kernel.ne[3];
+    q.image_pixels = (int) (p.y.ne[0] * p.y.ne[1]);
+    q.n_pixels = (int) (q.image_pixels * p.y.ne[3]);
+    q.w_bytes = (size_t) (packed_channels(q.n_oc) / 64 * q.n_steps * PACKED_TILE);
+    q.w = (char *) p.scratch;
+    q.x = (char *) ((uintptr_t) p.scratch + q.w_bytes);
+    return q;
+}
+
+// The piece of the image where the patch of a pixel begins.
+static inline __device__ uint32_t d_packed_first(const gcuda_conv_args & p, const d_packed & q, int pixel) {
+    const uint32_t at = (uint32_t) (pixel < q.n_pixels ? pixel : q.n_pixels - 1), wide = (uint32_t) p.y.ne[0];
+    const uint32_t image = at / (uint32_t) q.image_pixels, rest = at - image * (uint32_t) q.image_pixels, y = rest / wide;
+    const uint32_t row = image * (uint32_t) q.high + y * (uint32_t) p.s1;
+    return (row * (uint32_t) q.wide + (rest - y * wide) * (uint32_t) p.s0) * (uint32_t) q.n_c;
+}
+
+// A piece of K of every step in turn.
+struct d_packed_walk {
+    int c, kw, left;    // its channels, in eights; pieces from it to the last
+    uint32_t tap; // pieces from the first element of the patch to this one
+
+    inline __device__ d_packed_walk(const gcuda_conv_args & p, const d_packed & q, int piece) : c(piece), kw(0), left(q.n_pieces - piece), tap(0) {
+        wrap(p, q);
+    }
+    inline __device__ void wrap(const gcuda_conv_args & p, const d_packed & q) {
+        while (c >= q.n_c) {
+            c -= q.n_c;
+            tap += (uint32_t) (p.d0 * q.n_c);
+            if (++kw == (int) p.kernel.ne[0]) {
+                kw = 0;
+                tap += (uint32_t) ((p.d1 * q.wide - (int) p.kernel.ne[0] * p.d0) * q.n_c);
+            }
+        }
+    }
+    inline __device__ void next(const gcuda_conv_args & p, const d_packed & q) {
+        c += 8;
+        left -= 8;
+        if (left > 0) { wrap(p, q); }
+    }
+    inline __device__ uint32_t place() const { return left > 0 ? tap + (uint32_t) c : 0; }
+};
+
+// Where a piece of a row of a tile is.
+static inline __device__ int d_packed_at(int row, int piece) { return row * PACKED_ROW + (piece ^ (row & 7)) * 16; }
+
+// Two adjacent elements, the first at a multiple of their size.
+static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
+static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
+static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
+    memcpy(p, &h, 4);
+}
+
+// Results of a lane: N times two pixels, eight apart, of two output channels, eight apart.
+template <typename TY, int N>
+static inline __device__ void d_packed_store(const gcuda_conv_args & p, const d_packed & q, int oc, int pixel, const float * v) {
+    int image = pixel / q.image_pixels, at = pixel - image * q.image_pixels;
+    const int64_t plane = q.image_pixels, one = q.n_oc * plane;
+    const bool is_pair = q.image_pixels % 2 == 0 && (uintptr_t) p.y.data % (2 * sizeof(TY)) == 0;
+    TY * y = (TY *) p.y.data + image * one + oc * plane;
+    UNROLL for (int j = 0; j < N; ++j) {
+        UNROLL for (int h = 0; h < 2; ++h) {
+            TY * to = y + h * 8 * plane + at;
+            const float v0 = v[4 * j + 2 * h], v1 = v[4 * j + 2 * h + 1];
+            if (oc + 8 * h < q.n_oc && pixel + 8 * j < q.n_pixels) {
+                if (is_pair) {
+                    d_put_two(to, v0, v1);
+                } else {
+                    d_put(to, v0);
+                    if (pixel + 8 * j + 1 < q.n_pixels) { d_put(at + 1 < q.image_pixels ? to + 1 : to + 1 + one - plane, v1); }
+                }
+            }
+        }
+        for (at += 8; at >= q.image_pixels && pixel + 8 * j + 8 < q.n_pixels; at -= q.image_pixels) { y += one; }
+    }
+}
+#endif // parts 11 and 13
+
 #if GCUDAI_PART(11) && GCUDAI_KERNEL_HAS(CONV)
 // =====================================================================================================
 // >>k-conv   convolution, pooling, resampling
@@ -4333,7 +4409,8 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 // ones with weights in F16 gather from a copy of the image whose channels are innermost.
 //   floor   2 OC K pixels operations; x, weights and y once
 
-// Where element k of a patch is, counted from its first.
+// Where element k of a patch is, counted from its first. Distances are ints: images, kernels and padding are less than CONV_FAR.
+#define CONV_FAR (1 << 28)
 struct d_tap {
     int64_t offset; // bytes
     int dx, dy;
@@ -4353,13 +4430,12 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
     const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
     const int64_t image_pixels = p.y.ne[0] * p.y.ne[1], n_k = (n_taps + DEPTH - 1) / DEPTH;
     const bool can_chunk = n_taps % CHUNK == 0 && (IS_F16 || sizeof(TW) == 4) && (uintptr_t) p.kernel.data % 16 == 0;
-    const int own_pixel = tid % BN, own_tap = tid / BN * OWN;
+    const int own_pixel = tid % BN, own_tap = tid / BN * OWN, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
 
     FOR_ROWS(block, n_m * n_n) {
         const int64_t oc0 = block % n_m * BM, pixel0 = block / n_m * BN, pixel = pixel0 + own_pixel;
         const int64_t image = pixel / image_pixels, at = pixel - image * image_pixels, oy = at / p.y.ne[0], ox = at - oy * p.y.ne[0];
-        const int64_t far = -((int64_t) 1 << 60);
-        const int64_t x0 = pixel < n_pixels ? ox * p.s0 - p.p0 : far, y0 = oy * p.s1 - p.p1;
+        const int x0 = pixel < n_pixels ? (int) (ox * p.s0) - p.p0 : -CONV_FAR, y0 = (int) (oy * p.s1) - p.p1;
         const char * first = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + y0 * (int64_t) p.x.nb[1] +
                              (pixel < n_pixels ? x0 : 0) * (int64_t) p.x.nb[0];
         float acc[MI][NI][4];
@@ -4369,7 +4445,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         auto find_taps = [&](int64_t tile) {
             if (tid < DEPTH) {
                 const int64_t k = tile * DEPTH + tid, q = k / p.kernel.ne[0], c = q / p.kernel.ne[1];
-                d_tap tap = { 0, -(1 << 30), 0 }; // beyond the last one: outside of every image
+                d_tap tap = { 0, -4 * CONV_FAR, 0 }; // beyond the last one: outside of every image
                 if (k < n_taps) {
                     tap.dx = (int) ((k - q * p.kernel.ne[0]) * p.d0);
                     tap.dy = (int) ((q - c * p.kernel.ne[1]) * p.d1);
@@ -4401,8 +4477,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
             }
             UNROLL for (int i = 0; i < OWN; ++i) {
                 const d_tap tap = taps[tile % 2][own_tap + i];
-                const int64_t x = x0 + tap.dx, y = y0 + tap.dy;
-                const bool is_in = x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
+                const bool is_in = (unsigned) (x0 + tap.dx) < (unsigned) wide && (unsigned) (y0 + tap.dy) < (unsigned) high;
                 b_next[i] = is_in ? d_f32(*(const TX *) (first + tap.offset)) : 0.0f;
             }
         };
@@ -4436,6 +4511,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         __syncthreads();
         for (int64_t tile = 0; tile < n_k; ++tile) {
             if (tile + 1 < n_k) { load(tile + 1); }
+            find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
             const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * PITCH + lane % 4;
             const uint32_t * b = b_tile[tile % 2] + (wn * BN / 4 + lane / 4) * PITCH + lane % 4;
             UNROLL for (int step = 0; step < WORDS; step += 8) {
@@ -4450,7 +4526,6 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                     UNROLL for (int j = 0; j < NI; ++j) { d_mma_words<IS_F16>(acc[i][j], fa[i], fb[j]); }
                 }
             }
-            find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
             if (tile + 1 < n_k) { put(tile + 1); }
             __syncthreads();
         }
@@ -4481,8 +4556,11 @@ template <typename TX, typename TW, bool IS_F16> static gcuda_status conv_2d_mma
     if (n_pixels / 128 * ((n_oc + 63) / 64) >= 256) {
         return conv_2d_tiles<TX, TW, IS_F16, 64, 128, 16>(p, stream);
     }
-    return (n_pixels + 63) / 64 * ((n_oc + 63) / 64) > 100 ? conv_2d_tiles<TX, TW, IS_F16, 64, 64, 16>(p, stream)
-                                                           : conv_2d_tiles<TX, TW, IS_F16, 32, 32, 64>(p, stream);
+    if ((n_pixels + 63) / 64 * ((n_oc + 63) / 64) <= 100) {
+        return conv_2d_tiles<TX, TW, IS_F16, 32, 32, 64>(p, stream);
+    }
+    return !IS_F16 || (n_oc - 1) % 64 >= 32 ? conv_2d_tiles<TX, TW, IS_F16, 64, 32, 32>(p, stream)
+                                            : conv_2d_tiles<TX, TW, IS_F16, 32, 64, 32>(p, stream);
 }
 
 // ---- a thread per pixel and CONV_FEW channels, their weights in shared memory ----
@@ -4531,16 +4609,8 @@ template <typename TX, typename TW> static __global__ void k_conv_2d_few(const g
     }
 }
 
-// Two adjacent elements, the first at an even place.
-static inline __device__ void d_put_two(float * p, float v0, float v1) { *(float2 *) p = make_float2(v0, v1); }
-static inline __device__ void d_put_two(__half * p, float v0, float v1) { *(uint32_t *) p = d_two_halfs(v0, v1); }
-static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
-    const __nv_bfloat162 h = __floats2bfloat162_rn(v0, v1);
-    memcpy(p, &h, 4);
-}
-
-// ---- large products: image and weights are first put in scratch in F16 with channels innermost, so that patches are
-// gathered sixteen bytes at a time, by asynchronous copies, several steps ahead ----
+// ---- large products: image and weights are first put in scratch (>>k-conv-packed), so that patches are gathered sixteen
+// bytes at a time, by asynchronous copies, several steps ahead ----
 //   floor   as above, and x and the weights read and written once more, at half the size
 #ifdef GCUDAI_SIM
 #define PACKED_LEAST 1e6 // multiplications; the simulated device comes here with small ones, or no test would
@@ -4549,148 +4619,134 @@ static inline __device__ void d_put_two(__nv_bfloat16 * p, float v0, float v1) {
 #define PACKED_LEAST 2e8
 #define PACKED_FILLS 120
 #endif
-#define PACKED_STEP 64 // bytes of K in a row of a tile: 32 halfs
-
-struct d_packed {
-    __half * x, * w;        // [N][H][W][channels], [OC][KH][KW][channels]
-    int64_t channels, n_taps, n_pixels; // channels: a multiple of 8; taps: KH KW; pixels of all results
-};
-
-static d_packed packed_of(const gcuda_conv_args & p) {
-    d_packed q;
-    q.channels = (p.x.ne[2] + 7) / 8 * 8;
-    q.n_taps = p.kernel.ne[0] * p.kernel.ne[1];
-    q.n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3];
-    q.w = (__half *) p.scratch;
-    q.x = (__half *) ((char *) p.scratch + (q.channels * q.n_taps * p.kernel.ne[3] * 2 + 255) / 256 * 256);
-    return q;
-}
 
 static bool is_packed_conv(const gcuda_conv_args & p) {
-    const d_packed q = packed_of(p);
-    const bool is_plane = p.x.nb[0] == gcuda_type_size(p.x.type) && p.x.nb[1] == p.x.nb[0] * (size_t) p.x.ne[0];
-    const double work = (double) q.n_pixels * (double) p.kernel.ne[3] * (double) (q.n_taps * p.x.ne[2]);
-    return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && is_plane && p.x.ne[2] >= 8 && p.kernel.ne[3] >= 32 &&
-           work >= PACKED_LEAST && p.x.ne[0] < (1 << 24) && p.x.ne[1] < (1 << 24) && q.n_taps <= 1024 &&
-           q.channels * q.n_taps < (1 << 28) &&
-           (double) p.x.ne[0] * (double) p.x.ne[1] * (double) (q.channels / 8) < 2e9; // places in an image are ints
+    const double n_c = (double) ((p.x.ne[2] + 7) / 8), n_oc = (double) p.kernel.ne[3];
+    const double wide = (double) p.y.ne[0] * p.s0 + (double) p.kernel.ne[0] * p.d0, n_taps = (double) p.kernel.ne[0] * (double) p.kernel.ne[1];
+    const double high = (double) p.y.ne[1] * p.s1 + (double) p.kernel.ne[1] * p.d1;
+    const double n_pixels = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3];
+    return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && p.x.ne[2] >= 8 && n_oc >= 32 && n_oc < 1e9 && n_taps <= 1024 &&
+           n_pixels * n_oc * n_taps * (double) p.x.ne[2] >= PACKED_LEAST && n_pixels < 1e9 && n_c * n_taps < 1e8 &&
+           wide * high * n_c * (double) p.x.ne[3] < 2e9; // places are ints
 }
 
-// 128 pixels by 32 channels of an image.
-template <typename TX> static __global__ void __launch_bounds__(256) k_conv_pack_x(const gcuda_conv_args p, const d_packed q) {
-    __shared__ uint32_t tile[128][17];
-    const int64_t n = p.x.ne[0] * p.x.ne[1], n_blocks = (n + 127) / 128, n_groups = (q.channels + 31) / 32;
-    const int pixel = (int) threadIdx.x % 128, side = (int) threadIdx.x / 128;
-    FOR_ROWS(b, n_blocks * n_groups * p.x.ne[3]) {
-        const int64_t rest = b / n_groups, image = rest / n_blocks;
-        const int64_t c0 = (b - rest * n_groups) * 32, first = (rest - image * n_blocks) * 128;
-        const char * from = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + (first + pixel) * (int64_t) p.x.nb[0];
-        float v[16];
-        UNROLL for (int k = 0; k < 16; ++k) {
-            const int64_t c = c0 + 16 * side + k;
-            v[k] = first + pixel < n && c < p.x.ne[2] ? d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2])) : 0.0f;
-        }
-        __syncthreads(); // the last tile is done with
-        UNROLL for (int k = 0; k < 8; ++k) { tile[pixel][8 * side + k] = d_two_halfs(v[2 * k], v[2 * k + 1]); }
-        __syncthreads();
-        UNROLL for (int k = 0; k < 8; ++k) {
-            const int i = (int) threadIdx.x + 256 * k, at = i / 16, word = i % 16;
-            if (first + at < n && c0 + 2 * word < q.channels) {
-                *(uint32_t *) (q.x + (image * n + first + at) * q.channels + c0 + 2 * word) = tile[at][word];
-            }
+// Block b has 128 elements of the image with its padding, by 32 channels.
+template <typename TX>
+static inline __device__ void d_pack_x(const gcuda_conv_args & p, const d_packed & q, int64_t b, uint32_t (*tile)[17]) {
+    const int n = q.wide * q.high, n_blocks = (n + 127) / 128, n_groups = (q.n_c + 3) / 4;
+    const int own = (int) threadIdx.x % 128, side = (int) threadIdx.x / 128;
+    const int64_t rest = b / n_groups, image = rest / n_blocks;
+    const int c0 = (int) (b - rest * n_groups) * 32, first = (int) (rest - image * n_blocks) * 128;
+    const int at_y = (first + own) / q.wide, y = at_y - p.p1, x = first + own - at_y * q.wide - p.p0;
+    const bool is_in = first + own < n && x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
+    const char * from = d_at(p.x, is_in ? x : 0, is_in ? y : 0, 0, image);
+    float v[16];
+    UNROLL for (int k = 0; k < 16; ++k) {
+        const int c = c0 + 16 * side + k;
+        v[k] = is_in && c < p.x.ne[2] ? d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2])) : 0.0f;
+    }
+    UNROLL for (int k = 0; k < 8; ++k) { tile[own][8 * side + k] = d_two_halfs(v[2 * k], v[2 * k + 1]); }
+    __syncthreads();
+    UNROLL for (int k = 0; k < 2; ++k) {
+        const int i = (int) threadIdx.x + 256 * k, at = i / 4, piece = i % 4;
+        const uint32_t * w = &tile[at][4 * piece];
+        if (first + at < n && c0 / 8 + piece < q.n_c) {
+            ((uint4 *) q.x)[(image * n + first + at) * q.n_c + c0 / 8 + piece] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }
 
-// Weights of an output channel, PACK_HALFS of them at a time or those of one input channel.
+// Weights of an output channel, PACK_HALFS of them at a time or those of eight input channels.
 #define PACK_HALFS 8192
-static __global__ void __launch_bounds__(256) k_conv_pack_w(const gcuda_conv_args p, const d_packed q) {
-    __shared__ __half w[PACK_HALFS];
-    const int n_taps = (int) q.n_taps, most = PACK_HALFS / n_taps; // input channels at once
-    const int64_t n_parts = (q.channels + most - 1) / most;
-    FOR_ROWS(b, p.kernel.ne[3] * n_parts) {
-        const int64_t oc = b / n_parts, c0 = (b - oc * n_parts) * most;
-        const int n_c = (int) (q.channels - c0 < most ? q.channels - c0 : most);
-        const int64_t n_in = (p.x.ne[2] - c0 < n_c ? p.x.ne[2] - c0 : n_c) * n_taps; // the others are 0
-        const __half * from = (const __half *) p.kernel.data + (oc * p.x.ne[2] + c0) * n_taps;
-        __syncthreads();
-        for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) { w[i] = i < n_in ? from[i] : __float2half_rn(0.0f); }
-        __syncthreads();
+static inline int64_t pack_parts(const d_packed & q, int n_taps) {
+    const int most = PACK_HALFS / 8 / n_taps;
+    return (q.n_c + most - 1) / most;
+}
+// Eights of channels in shared memory are an odd number of words apart: lanes read the same element of neighbouring ones.
+static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed & q, int64_t b, int64_t n_parts, __half * w) {
+    const int n_taps = (int) (p.kernel.ne[0] * p.kernel.ne[1]), most = PACK_HALFS / 8 / n_taps; // eights of channels at once
+    const int64_t oc = b / n_parts;
+    const int c0 = (int) (b - oc * n_parts) * most, n_c = q.n_c - c0 < most ? q.n_c - c0 : most;
+    const int64_t n_left = oc < q.n_oc ? (p.x.ne[2] - 8 * c0) * n_taps : 0; // the others are 0
+    const int n_in = (int) (n_left < 8 * n_c * n_taps ? n_left : 8 * n_c * n_taps), row = (int) (oc % 64);
+    const __half * from = (const __half *) p.kernel.data + (oc < q.n_oc ? (oc * p.x.ne[2] + 8 * c0) * n_taps : 0);
+    char * to = q.w + oc / 64 * q.n_steps * PACKED_TILE;
+    if ((uintptr_t) from % 16 == 0 && n_in == 8 * n_c * n_taps) {
         for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) {
-            const int tap = i / n_c, c = i - tap * n_c;
-            q.w[(oc * n_taps + tap) * q.channels + c0 + c] = w[c * n_taps + tap];
+            const uint4 v = ((const uint4 *) from)[i];
+            uint32_t * at = (uint32_t *) w + 4 * i + i / n_taps;
+            at[0] = v.x, at[1] = v.y, at[2] = v.z, at[3] = v.w;
         }
+    } else {
+        for (int i = (int) threadIdx.x; i < 8 * n_c * n_taps; i += 256) { w[i + i / (8 * n_taps) * 2] = i < n_in ? from[i] : __float2half_rn(0.0f); }
+    }
+    __syncthreads();
+    for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) {
+        const int tap = i / n_c, c = i - tap * n_c, piece = tap * q.n_c + c0 + c;
+        __half v[8];
+        UNROLL for (int k = 0; k < 8; ++k) { v[k] = w[(8 * c + k) * n_taps + tap + 2 * c]; }
+        memcpy(to + (int64_t) (piece / 8) * PACKED_TILE + d_packed_at(row, piece % 8), v, 16);
+    }
+    for (int piece = q.n_pieces + (int) threadIdx.x; piece < 8 * q.n_steps && c0 == 0; piece += 256) {
+        *(uint4 *) (to + (int64_t) (piece / 8) * PACKED_TILE + d_packed_at(row, piece % 8)) = make_uint4(0, 0, 0, 0);
     }
 }
 
-// Where 16 bytes of a row of a tile are: neighbouring rows have them in different banks.
-static inline __device__ int d_packed_at(int row, int chunk) { return row * PACKED_STEP + (chunk ^ (row >> 1 & 3)) * 16; }
+template <typename TX>
+static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args p, const d_packed q, int64_t n_w, int64_t n_parts, int64_t n_x) {
+    alignas(16) __shared__ char shared[PACK_HALFS * 2 + PACK_HALFS / 8 * 4];
+    FOR_ROWS(b, n_w + n_x) {
+        if (b < n_w) {
+            d_pack_w(p, q, b, n_parts, (__half *) shared);
+        } else {
+            d_pack_x<TX>(p, q, b - n_w, (uint32_t (*)[17]) shared);
+        }
+        __syncthreads(); // the next block's halfs may overwrite these
+    }
+}
 
 template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
-static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_conv_2d_packed(const gcuda_conv_args p, const d_packed q) {
+static __global__ void __launch_bounds__(256, 2) k_conv_2d_packed(const gcuda_conv_args p, const d_packed q) {
     DYNAMIC_SHARED(char, shared);
+    __shared__ uint32_t firsts[BN];
     const int WARPS_N = 8 / WARPS_M, MI = BM / WARPS_M / 16, NI = BN / WARPS_N / 8;
-    const int A_CHUNKS = BM / 64, B_CHUNKS = BN / 64, STAGE = (BM + BN) * PACKED_STEP;
-    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int A_PIECES = BM / 32, B_PIECES = BN / 32, STAGE = (BM + BN) * PACKED_ROW;
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, piece = tid % 8, row = tid / 8;
     const int wm = warp % WARPS_M * (BM / WARPS_M), wn = warp / WARPS_M * (BN / WARPS_N);
-    const int chunk = tid % 4, row = tid / 4, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
-    const int n_c = (int) (q.channels / 8), n_chunks = n_c * (int) q.n_taps, n_steps = (n_chunks + 3) / 4, kw_n = (int) p.kernel.ne[0];
-    const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (q.n_pixels + BN - 1) / BN;
-    const int64_t image_pixels = p.y.ne[0] * p.y.ne[1];
-    FOR_ROWS(block, n_m * n_n) {
-        const int64_t pixel0 = block / n_m * BN, oc0 = block % n_m * BM;
-        const char * from_a[A_CHUNKS], * from_b[B_CHUNKS];
-        int x0[B_CHUNKS], y0[B_CHUNKS], c = chunk, kw = 0, kh = 0; // c: of the next step, in eights
-        UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
-            const int64_t oc = oc0 + row + 64 * i;
-            from_a[i] = oc < n_oc ? (const char *) (q.w + (oc * n_chunks + chunk) * 8) : nullptr;
-        }
-        UNROLL for (int i = 0; i < B_CHUNKS; ++i) {
-            const int64_t pixel = pixel0 + row + 64 * i, image = pixel / image_pixels;
-            const int64_t at = pixel - image * image_pixels, oy = at / p.y.ne[0];
-            x0[i] = (int) ((at - oy * p.y.ne[0]) * p.s0) - p.p0;
-            y0[i] = pixel < q.n_pixels ? (int) (oy * p.s1) - p.p1 : 1 << 30; // beyond the last: outside of the image
-            from_b[i] = (const char *) (q.x + (pixel < q.n_pixels ? image * wide * high : 0) * q.channels);
-        }
-        auto wrap = [&] {
-            while (c >= n_c) {
-                c -= n_c;
-                kw = kw + 1 < kw_n ? kw + 1 : 0;
-                kh += kw == 0;
-            }
-        };
-        wrap();
+    const int n_m = (q.n_oc + BM - 1) / BM, n_n = (q.n_pixels + BN - 1) / BN;
+    FOR_ROWS(block, (int64_t) n_m * n_n) {
+        const int pixel0 = (int) (block / n_m) * BN, oc0 = (int) (block % n_m) * BM;
+        const char * a_tiles = q.w + oc0 / 64 * (int64_t) q.n_steps * PACKED_TILE + tid % 512 * 16;
+        __syncthreads(); // the last block's tiles and places are done with
+        for (int i = tid; i < BN; i += 256) { firsts[i] = d_packed_first(p, q, pixel0 + i); }
+        __syncthreads();
+        uint32_t first[B_PIECES];
+        UNROLL for (int i = 0; i < B_PIECES; ++i) { first[i] = firsts[row + 32 * i]; }
+        d_packed_walk walk(p, q, piece);
         auto copy = [&](int step) { // into its stage; called for every step in turn
-            char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_STEP;
-            const bool is_k = step * 4 + chunk < n_chunks;
-            UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
-                const bool is_in = is_k && from_a[i] != nullptr;
-                const char * from = is_in ? from_a[i] + step * (int64_t) PACKED_STEP : (const char *) q.w;
-                d_copy_16(a + d_packed_at(row + 64 * i, chunk), from, is_in ? 16 : 0);
+            char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
+            UNROLL for (int i = 0; i < A_PIECES; ++i) { // of every 64 output channels two
+                d_copy_16(a + (tid + 256 * i) * 16, a_tiles + ((int64_t) (i / 2) * q.n_steps + step) * PACKED_TILE + i % 2 * 4096, 16);
             }
-            UNROLL for (int i = 0; i < B_CHUNKS; ++i) {
-                const int x = x0[i] + kw * p.d0, y = y0[i] + kh * p.d1;
-                const bool is_in = is_k && x >= 0 && x < wide && y >= 0 && y < high;
-                const char * from = is_in ? from_b[i] + (int64_t) ((y * wide + x) * n_c + c) * 16 : (const char *) q.x;
-                d_copy_16(b + d_packed_at(row + 64 * i, chunk), from, is_in ? 16 : 0);
+            const uint32_t place = walk.place();
+            UNROLL for (int i = 0; i < B_PIECES; ++i) {
+                d_copy_16(b + d_packed_at(row + 32 * i, piece), q.x + (uint64_t) (first[i] + place) * 16, walk.left > 0 ? 16 : 0);
             }
-            c += 4;
-            wrap();
+            walk.next(p, q);
         };
         float acc[MI][NI][4];
         UNROLL for (int i = 0; i < MI * NI * 4; ++i) { acc[i / 4 / NI][i / 4 % NI][i % 4] = 0.0f; }
-        __syncthreads(); // the last block's tiles are done with
         UNROLL for (int s = 0; s < STAGES - 1; ++s) {
-            if (s < n_steps) { copy(s); }
+            if (s < q.n_steps) { copy(s); }
             d_copies_commit();
         }
-        for (int step = 0; step < n_steps; ++step) {
+        for (int step = 0; step < q.n_steps; ++step) {
             d_copies_wait<STAGES - 2>();
             __syncthreads();
-            if (step + STAGES - 1 < n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
+            if (step + STAGES - 1 < q.n_steps) { copy(step + STAGES - 1); } // over the stage that all have read before the barrier
             d_copies_commit();
-            const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_STEP;
-            UNROLL for (int k = 0; k < 4; k += 2) {
+            const char * a = shared + step % STAGES * STAGE, * b = a + BM * PACKED_ROW;
+            UNROLL for (int k = 0; k < 8; k += 2) {
                 uint32_t fa[MI][4], fb[NI][2];
                 UNROLL for (int i = 0; i < MI; ++i) { d_matrices(fa[i], a + d_packed_at(wm + 16 * i + lane % 16, k + lane / 16)); }
                 UNROLL for (int i = 0; i < NI; i += 2) {
@@ -4702,23 +4758,8 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_co
             }
         }
         d_copies_wait<0>();
-        UNROLL for (int n = 0; n < NI; ++n) { // two pixels of two rows of every fragment
-            const int64_t to = pixel0 + wn + 8 * n + lane % 4 * 2, image = to / image_pixels;
-            TY * y = (TY *) p.y.data + image * n_oc * image_pixels + (to - image * image_pixels);
-            const bool is_pair = to + 1 < q.n_pixels && image_pixels % 2 == 0;
-            UNROLL for (int i = 0; i < MI * 2; ++i) {
-                const int64_t oc = oc0 + wm + i / 2 * 16 + lane / 4 + i % 2 * 8;
-                const float * v = &acc[i / 2][n][i % 2 * 2];
-                if (oc < n_oc && is_pair) {
-                    d_put_two(y + oc * image_pixels, v[0], v[1]);
-                } else if (oc < n_oc && to < q.n_pixels) {
-                    d_put(y + oc * image_pixels, v[0]);
-                    const int64_t next = to + 1, next_image = next / image_pixels;
-                    if (next < q.n_pixels) {
-                        d_put((TY *) p.y.data + (next_image * n_oc + oc) * image_pixels + (next - next_image * image_pixels), v[1]);
-                    }
-                }
-            }
+        UNROLL for (int i = 0; i < MI; ++i) {
+            d_packed_store<TY, NI>(p, q, oc0 + wm + 16 * i + lane / 4, pixel0 + wn + lane % 4 * 2, &acc[i][0][0]);
         }
     }
 }
@@ -4726,25 +4767,24 @@ static __global__ void __launch_bounds__(256, BM * BN <= 128 * 128 ? 2 : 1) k_co
 template <typename TY, int BM, int BN, int WARPS_M, int STAGES>
 static gcuda_status conv_2d_packed_tiles(const gcuda_conv_args & p, const d_packed & q, gcuda_stream stream) {
     return launch_shared(k_conv_2d_packed<TY, BM, BN, WARPS_M, STAGES>, (p.kernel.ne[3] + BM - 1) / BM * ((q.n_pixels + BN - 1) / BN),
-        dim3(256), STAGES * (BM + BN) * PACKED_STEP, p.max_shared, stream, p, q);
+        dim3(256), STAGES * (BM + BN) * PACKED_ROW, p.max_shared, stream, p, q);
 }
 
 // The largest tiles of which there are enough.
 template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args & p, gcuda_stream stream) {
     const d_packed q = packed_of(p);
-    const int64_t n_oc = p.kernel.ne[3], n_blocks = (p.x.ne[0] * p.x.ne[1] + 127) / 128 * ((q.channels + 31) / 32) * p.x.ne[3];
-    const int64_t w_parts = (q.channels + PACK_HALFS / q.n_taps - 1) / (PACK_HALFS / q.n_taps);
-    auto n_tiles = [&](int64_t m, int64_t n) { return (n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n); };
-    auto fits = [&](int64_t m, int64_t n) { return fits_shared((size_t) (4 * (m + n) * PACKED_STEP), p.max_shared); };
-    gcuda_status st = launch(k_conv_pack_x<TX>, n_blocks, 256, stream, p, q);
-    st = st == GCUDA_STATUS_SUCCESS ? launch(k_conv_pack_w, n_oc * w_parts, 256, stream, p, q) : st;
-    if (st != GCUDA_STATUS_SUCCESS) {
+    const int64_t n_blocks = ((int64_t) q.wide * q.high + 127) / 128 * ((q.n_c + 3) / 4) * p.x.ne[3];
+    const int64_t n_parts = pack_parts(q, (int) (p.kernel.ne[0] * p.kernel.ne[1])), n_w = packed_channels(q.n_oc) * n_parts;
+    auto n_tiles = [&](int64_t m, int64_t n) { return (q.n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n); };
+    auto fits = [&](int64_t m, int64_t n) { return fits_shared((size_t) (3 * (m + n) * PACKED_ROW), p.max_shared); };
+    gcuda_status st = launch(k_conv_pack<TX>, n_w + n_blocks, 256, stream, p, q, n_w, n_parts, n_blocks);
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_conv_2d_wg(&p, stream) : st;
+    if (st != GCUDA_STATUS_UNSUPPORTED) {
         return st;
     }
-    return n_oc > 64 && fits(128, 256) && n_tiles(128, 256) >= PACKED_FILLS   ? conv_2d_packed_tiles<TX, 128, 256, 2, 4>(p, q, stream)
-           : n_oc > 64 && fits(128, 128) && n_tiles(128, 128) >= PACKED_FILLS ? conv_2d_packed_tiles<TX, 128, 128, 2, 4>(p, q, stream)
-           : n_oc <= 64 && fits(64, 256) && n_tiles(64, 256) >= PACKED_FILLS  ? conv_2d_packed_tiles<TX, 64, 256, 2, 4>(p, q, stream)
-                                                                              : conv_2d_packed_tiles<TX, 64, 128, 2, 3>(p, q, stream);
+    return q.n_oc > 64 && fits(128, 128) && n_tiles(128, 128) >= PACKED_FILLS ? conv_2d_packed_tiles<TX, 128, 128, 2, 3>(p, q, stream)
+           : fits(64, 128) && n_tiles(64, 128) >= PACKED_FILLS                ? conv_2d_packed_tiles<TX, 64, 128, 2, 3>(p, q, stream)
+                                                                              : conv_2d_packed_tiles<TX, 64, 64, 2, 2>(p, q, stream);
 }
 
 template <typename T> struct is_half {
@@ -4756,7 +4796,9 @@ template <> struct is_half<__half> {
 
 template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
-    if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW) {
+    const bool is_far = p.x.ne[0] >= CONV_FAR || p.x.ne[1] >= CONV_FAR || p.p0 >= CONV_FAR || p.p1 >= CONV_FAR ||
+                        p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR;
+    if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW || is_far) {
         return launch(k_conv_2d_few<TX, TW>, (p.kernel.ne[3] + CONV_FEW - 1) / CONV_FEW * ((n_pixels + 127) / 128), 128, stream, p,
             n_pixels, n_taps);
     }
@@ -4764,9 +4806,11 @@ template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv
 }
 
 size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
+    if (!is_packed_conv(*args)) {
+        return 0;
+    }
     const d_packed q = packed_of(*args);
-    const size_t w = (size_t) (q.channels * q.n_taps * args->kernel.ne[3] * 2 + 255) / 256 * 256;
-    return is_packed_conv(*args) ? w + (size_t) (q.channels * args->x.ne[0] * args->x.ne[1] * args->x.ne[3]) * 2 : 0;
+    return q.w_bytes + (size_t) q.wide * (size_t) q.high * (size_t) q.n_c * (size_t) args->x.ne[3] * 16;
 }
 
 // Kernel and result are contiguous.
@@ -4778,16 +4822,18 @@ gcuda_status gcuda_launch_conv_2d(const gcuda_conv_args * args, gcuda_stream str
 
 // >>op:conv_2d_dw -------------------------------------------------------------------------------------
 //   floor   x read once, y written
-// ---- any strides: a thread has four outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
-// innermost ----
-template <typename TX, typename TW, bool IS_CHANNELS>
+// ---- any strides: a thread has N outputs of a row, in the order of memory: dimensions 2, 0, 1, 3 where channels are
+// innermost; DW_TAPS columns of the kernel are under way together ----
+#define DW_TAPS 5
+
+template <typename TX, typename TW, bool IS_CHANNELS, int N>
 static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
     const int64_t step = IS_CHANNELS ? 1 : d_tile_step(t, 1); // of a thread's outputs
     const int64_t nbx = (int64_t) p.x.nb[0];
     FOR_TILES(tile, t) {
-        const d_index i = IS_CHANNELS ? d_tile_at(t, walk.ne, tile, 1, 1) : d_tile_at(t, walk.ne, tile, 1, 4);
-        const int64_t ox = IS_CHANNELS ? i.i1 * 4 : i.i0, oy = IS_CHANNELS ? i.i2 : i.i1, c = IS_CHANNELS ? i.i0 : i.i2;
-        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        const d_index i = d_tile_at(t, walk.ne, tile, 1, IS_CHANNELS ? 1 : N);
+        const int64_t ox = IS_CHANNELS ? i.i1 * N : i.i0, oy = IS_CHANNELS ? i.i2 : i.i1, c = IS_CHANNELS ? i.i0 : i.i2;
+        float sum[N] = {};
         if (i.i0 >= walk.ne[0]) {
             continue;
         }
@@ -4797,16 +4843,25 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
                 continue;
             }
             const char * row = d_at(p.x, 0, y, c, i.i3), * weights = d_at(p.kernel, 0, kh, 0, c);
-            for (int kw = 0; kw < (int) p.kernel.ne[0]; ++kw) {
-                const float w = d_f32(*(const TW *) (weights + kw * (int64_t) p.kernel.nb[0]));
-                const int64_t x = ox * p.s0 + (int64_t) kw * p.d0 - p.p0;
-                for (int k = 0; k < 4; ++k) {
-                    const int64_t at = x + k * step * p.s0;
-                    sum[k] += at >= 0 && at < p.x.ne[0] ? w * d_f32(*(const TX *) (row + at * nbx)) : 0.0f;
+            for (int kw = 0; kw < (int) p.kernel.ne[0]; kw += DW_TAPS) {
+                float w[DW_TAPS], v[DW_TAPS][N];
+                bool is_in[DW_TAPS][N];
+                UNROLL for (int j = 0; j < DW_TAPS; ++j) {
+                    const bool is_tap = kw + j < (int) p.kernel.ne[0];
+                    const int64_t x = ox * p.s0 + (int64_t) (kw + j) * p.d0 - p.p0;
+                    w[j] = is_tap ? d_f32(*(const TW *) (weights + (kw + j) * (int64_t) p.kernel.nb[0])) : 0.0f;
+                    UNROLL for (int k = 0; k < N; ++k) {
+                        const int64_t at = x + k * step * p.s0;
+                        is_in[j][k] = is_tap && at >= 0 && at < p.x.ne[0];
+                        v[j][k] = is_in[j][k] ? d_f32(*(const TX *) (row + at * nbx)) : 0.0f;
+                    }
+                }
+                UNROLL for (int j = 0; j < DW_TAPS; ++j) {
+                    UNROLL for (int k = 0; k < N; ++k) { sum[k] += is_in[j][k] ? w[j] * v[j][k] : 0.0f; }
                 }
             }
         }
-        for (int k = 0; k < 4; ++k) {
+        UNROLL for (int k = 0; k < N; ++k) {
             if (ox + k * step < p.y.ne[0]) { d_put((TX *) d_at(p.y, ox + k * step, oy, c, i.i3), sum[k]); }
         }
     }
@@ -4946,18 +5001,19 @@ static size_t dw_tile(const gcuda_conv_args & p, d_dw * out) { // bytes of share
 gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream stream) {
     const gcuda_conv_args & p = *args;
     const bool is_channels = p.y.nb[2] < p.y.nb[0];
-    const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) &&
-                          n_elements(p.y) >= DW_FILLS * (int64_t) 1024;
+    const bool is_large = n_elements(p.y) >= DW_FILLS * (int64_t) 1024;
+    const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) && is_large;
+    const int n_own = is_large ? 4 : 1; // outputs of a thread
     gcuda_array walk = p.y;
     d_dw w;
     const size_t n_bytes = dw_tile(p, &w);
     const int64_t n_tiles = w.n_wide * w.n_high * p.y.ne[2] * p.y.ne[3];
     if (is_channels) {
         walk.ne[0] = is_quads ? p.y.ne[2] / 4 : p.y.ne[2];
-        walk.ne[1] = (p.y.ne[0] + 3) / 4;
+        walk.ne[1] = (p.y.ne[0] + n_own - 1) / n_own;
         walk.ne[2] = p.y.ne[1];
     }
-    const tiles t = tiles_of(walk, 1, is_channels ? 1 : 4);
+    const tiles t = tiles_of(walk, 1, is_channels ? 1 : n_own);
     return with_float(p.x.type, [&](auto x) {
         return with_float(p.kernel.type, [&](auto v) {
             typedef decltype(x) TX;
@@ -4966,8 +5022,8 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
                 return launch_shared(k_conv_2d_dw_tile<TX, TW>, n_tiles, dim3(256), n_bytes, 0, stream, p, w);
             }
             return is_quads      ? launch_tiles(k_conv_2d_dw_quads<TX, TW>, t, stream, p, walk)
-                   : is_channels ? launch_tiles(k_conv_2d_dw<TX, TW, true>, t, stream, p, walk)
-                                 : launch_tiles(k_conv_2d_dw<TX, TW, false>, t, stream, p, walk);
+                   : is_channels ? launch_tiles(is_large ? k_conv_2d_dw<TX, TW, true, 4> : k_conv_2d_dw<TX, TW, true, 1>, t, stream, p, walk)
+                                 : launch_tiles(is_large ? k_conv_2d_dw<TX, TW, false, 4> : k_conv_2d_dw<TX, TW, false, 1>, t, stream, p, walk);
         });
     });
 }
@@ -6693,7 +6749,7 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 //   out_prod    the same with the roles of k and the element index of a and b exchanged
 
 struct d_id_tile {
-    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
+    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros; n 0: end of the list
 };
 
 struct d_job {
@@ -6703,9 +6759,8 @@ struct d_job {
     int64_t b_c, b_k;    // bytes from column to column within a matrix of b, and from k to k
     bool along_m;        // blocks of a lie along m (out_prod), not along k
     int64_t m_tiles, n_tiles, n_items;
-    const d_id_tile * tiles; // mul_mat_id; the others are null elsewhere too
+    const d_id_tile * tiles; // mul_mat_id
     const int32_t * order;
-    const int32_t * n_lists; // how many tiles of columns
     bool has_epilogue;
     gcuda_mul_mat_epilogue epilogue;
 };
@@ -6715,13 +6770,9 @@ struct d_tile {
     int n;                  // columns
 };
 
-// How many tiles there are; those of mul_mat_id only the device knows.
-static inline __device__ int64_t d_items(const d_job & p) { return p.n_lists != nullptr ? *p.n_lists * p.m_tiles : p.n_items; }
-
-// Of tm rows and tn columns.
-static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item, int tm, int tn) {
+template <int TM, int TN> static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item) {
     d_tile t;
-    t.m0 = item % p.m_tiles * tm;
+    t.m0 = item % p.m_tiles * TM;
     item /= p.m_tiles;
     if (p.tiles != nullptr) {
         const d_id_tile id = p.tiles[item];
@@ -6729,29 +6780,23 @@ static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item, int tm,
         t.c0 = id.first;
         t.n = id.n;
     } else {
-        t.c0 = item % p.n_tiles * tn;
+        t.c0 = item % p.n_tiles * TN;
         t.matrix = item / p.n_tiles;
-        t.n = (int) (p.n - t.c0 < tn ? p.n - t.c0 : tn);
+        t.n = (int) (p.n - t.c0 < TN ? p.n - t.c0 : TN);
     }
     return t;
 }
 
-// Divisions of 64 bits take as long as a read of memory: the usual case has none.
 static inline __device__ const char * d_tile_matrix(const d_job & p, const d_tile & t) {
-    return p.a.ne[3] == 1 ? d_at(p.a, 0, 0, t.matrix, 0) : d_at(p.a, 0, 0, t.matrix % p.a.ne[2], t.matrix / p.a.ne[2]);
+    return d_at(p.a, 0, 0, t.matrix % p.a.ne[2], t.matrix / p.a.ne[2]);
 }
 
 // Where column j of a tile starts in b and in y.
 static inline __device__ void d_tile_column(const d_job & p, const d_tile & t, int j, const char ** b, char ** y) {
     if (p.tiles != nullptr) {
-        const uint32_t slot = (uint32_t) p.order[t.c0 + j], used = (uint32_t) p.y.ne[1], u = slot % used, token = slot / used;
-        *b = d_at(p.b, 0, u % (uint32_t) p.b.ne[1], token, 0);
+        const int64_t slot = p.order[t.c0 + j], u = slot % p.y.ne[1], token = slot / p.y.ne[1];
+        *b = d_at(p.b, 0, u % p.b.ne[1], token, 0);
         *y = d_at(p.y, 0, u, token, 0);
-        return;
-    }
-    if (p.b.ne[2] == 1 && p.b.ne[3] == 1) {
-        *b = (const char *) p.b.data + (t.c0 + j) * p.b_c;
-        *y = d_at(p.y, 0, t.c0 + j, 0, 0);
         return;
     }
     const int64_t n1 = p.y.ne[1], r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3], c = t.c0 + j;
@@ -6900,8 +6945,11 @@ template <typename A> static __global__ void __launch_bounds__(256) k_mul_mat_pl
     __shared__ const char * columns[PLAIN_TN];
     __shared__ char * results[PLAIN_TN];
     const int tm = (int) threadIdx.x % 16 * 4, tn = (int) threadIdx.x / 16 * 2;
-    for (int64_t item = blockIdx.x, n = d_items(p); item < n; item += gridDim.x) {
-        const d_tile t = d_tile_of(p, item, PLAIN_TM, PLAIN_TN);
+    for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
+        const d_tile t = d_tile_of<PLAIN_TM, PLAIN_TN>(p, item);
+        if (t.n == 0) {
+            continue;
+        }
         if ((int) threadIdx.x < t.n) {
             d_tile_column(p, t, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
         }
@@ -7051,1035 +7099,361 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // =====================================================================================================
 // >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
 // =====================================================================================================
-// A block of 8 warps has 128 rows and up to 128 columns, a warp 16 of the rows and all of the columns. It walks along k;
-// what a step needs comes through a ring of slots in shared memory, filled by asynchronous copies: the weights as they
-// lie, and the columns, which another kernel has rounded to BF16 before. A lane decodes just those weights that the tensor
-// cores want of it, into registers: once for all columns. Weights become BF16, whose range is that of F32; products are
-// exact in F32, in which the sums are.
-// All steps of all tiles are one list, which is cut into equal stretches, one for each block: so few rows fill the device,
-// and many leave none idle at the end. Where several blocks have a part of a tile, each leaves its sums in scratch, and the
-// one that comes last adds them up in order of k. No block waits for another, and the result does not depend on which is last.
-//   floor   a once for every 128 columns; the columns (2 bytes an element) come from L2, once for every 128 rows
-#define TILE_ROWS 128
-#define TILE_WARPS 8
-#define TILE_COLUMNS 128 // at most
-#define TILE_SLOTS 4     // of the ring, at most
+// A block has 64 rows and 32 columns and walks along k, 128 elements (four groups of the weights) at a time; a warp has 16
+// of the rows. Neighbouring lanes decode neighbouring groups of a row, so that a load touches few cache lines: with a row
+// for each lane it was these that took the time. Weights become BF16, whose range is that of F32, and activations come
+// as BF16; products are exact in F32, in which the sums are.
+// Where few rows and columns would leave multiprocessors idle, k is cut into parts as well, whose sums a second kernel
+// adds up in order.
+//   floor   a once for every 32 columns, b (2 bytes an element) once for every 64 rows, from L2    shared  26 KiB
+#define TILE_TM 64
+#define TILE_TN 32
+#define TILE_WARPS 4
+#define TILE_GROUPS 4    // of k at a time
+#define TILE_STRIDE 136 // halves from row to row in shared memory: fragments are read without bank conflicts
+#define TILE_BLOCKS 512 // blocks that fill a device
+#define TILE_PARTS 16   // of k, at most
 
-// ---- weights: what a lane holds of 32 ----
-// Of a group of 32 elements of a row the four lanes of a quad hold eight each, the products' k being in any order: where
-// `split` lane t has elements 4 t .. 4 t + 3 and 16 + 4 t .. (nibbles of the same bytes), else 8 t .. 8 t + 7. `row` is
-// where the step begins; its group is 4 part + i.
-struct d_oct {
-    uint32_t q[2];
-    float scale, min; // as in d_group
-};
-
-static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, float scale, float min) {
-    o.q[0] = q0;
-    o.q[1] = q1;
-    o.scale = scale;
-    o.min = min;
-}
-
-template <typename A> struct d_tile_format;
-
-template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
-    typedef typename d_format<TYPE>::block block;
-    static constexpr bool split = SPLIT, is_signed = SIGNED; // codes -128 .. 127, else 0 .. 127 and a zero among them
-    static constexpr int zero = d_format<TYPE>::zero;
-    static inline __device__ uint32_t entry(int) { return 0; }
-    static constexpr int groups = 8, step_bytes = 256 / d_format<TYPE>::n * (int) sizeof(block), odd = 16, n_entries = 0;
-};
-#define TILE_FORMAT(ID, SPLIT, SIGNED) \
-    template <> struct d_tile_format<d_format<GCUDA_TYPE_##ID>> : d_tile_blocks<GCUDA_TYPE_##ID, SPLIT, SIGNED>
-#define TILE_OCT static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t *, d_oct & o)
-#define TILE_OCT_BY(TABLE) static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t * TABLE, d_oct & o)
-#define TILE_CODEBOOK(N, ENTRY)              \
-    static constexpr int n_entries = N;      \
-    static inline __device__ uint32_t entry(int i) { return ENTRY; }
-
-TILE_FORMAT(Q4_0, true, false) {
-    TILE_OCT {
-        const block * b = (const block *) row + 4 * part + i;
-        const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
-    }
-};
-TILE_FORMAT(Q4_1, true, false) {
-    TILE_OCT {
-        const block * b = (const block *) row + 4 * part + i;
-        const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
-    }
-};
-static inline __device__ void d_oct_fifth_bits(uint32_t h, int t, d_oct & o) {
-    o.q[0] |= d_spread_bits(h >> 4 * t) << 4;
-    o.q[1] |= d_spread_bits(h >> 16 >> 4 * t) << 4;
-}
-TILE_FORMAT(Q5_0, true, false) {
-    TILE_OCT {
-        const block * b = (const block *) row + 4 * part + i;
-        const uint32_t w = d_word2(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
-        d_oct_fifth_bits(d_word2(b->qh), t, o);
-    }
-};
-TILE_FORMAT(Q5_1, true, false) {
-    TILE_OCT {
-        const block * b = (const block *) row + 4 * part + i;
-        const uint32_t w = d_word4(b->qs + 4 * t);
-        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
-        d_oct_fifth_bits(d_word4(b->qh), t, o);
-    }
-};
-TILE_FORMAT(Q8_0, false, true) {
-    TILE_OCT {
-        const block * b = (const block *) row + 4 * part + i;
-        d_set_oct(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
-    }
-};
-TILE_FORMAT(IQ4_NL, true, true) {
-    TILE_OCT {
-        const block * b = (const block *) row + 4 * part + i;
-        d_lookup(gcudai_kvalues_iq4nl, d_word2(b->qs + 4 * t), &o.q[0], &o.q[1]);
-        o.scale = d_half(b->d);
-    }
-};
-TILE_FORMAT(MXFP4, true, false) {
-    static constexpr int zero = 64; // in gcudai_kvalues_mxfp4
-    TILE_OCT {
-        const block * b = (const block *) row + 4 * part + i;
-        d_lookup_words(0x43424140u, 0x4c484644u, 0x3d3e3f40u, 0x34383a3cu, d_word1(b->qs + 4 * t), &o.q[0], &o.q[1]);
-        o.scale = gcudai_mxfp4_scale(b->e);
-    }
-};
-TILE_FORMAT(IQ4_XS, true, true) {
-    TILE_OCT {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i, scale = (b->scales_l[g / 2] >> 4 * (i % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
-        d_lookup(gcudai_kvalues_iq4nl, d_word4(b->qs + 16 * g + 4 * t), &o.q[0], &o.q[1]);
-        o.scale = d_half(b->d) * (float) (scale - 32);
-    }
-};
-
-TILE_FORMAT(Q2_K, false, false) {
-    TILE_OCT {
-        const block * b = (const block *) row;
-        const uint8_t * qs = b->qs + 32 * part + 8 * t;
-        const uint32_t s = b->scales[8 * part + 2 * i + t / 2];
-        d_set_oct(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
-            d_half(b->d) * (float) (s & 15u), d_half(b->dmin) * (float) (s >> 4));
-    }
-};
-TILE_FORMAT(Q3_K, false, false) {
-    TILE_OCT {
-        const block * b = (const block *) row;
-        const uint8_t * qs = b->qs + 32 * part + 8 * t, * high = b->hmask + 8 * t;
-        UNROLL for (int k = 0; k < 2; ++k) {
-            o.q[k] = (d_word2(qs + 4 * k) >> 2 * i & 0x03030303u) | (d_word2(high + 4 * k) >> (4 * part + i) & 0x01010101u) << 2;
-        }
-        o.scale = d_half(b->d) * d_format<GCUDA_TYPE_Q3_K>::scale(b, 8 * part + 2 * i + t / 2);
-    }
-};
-// The 6-bit scales and mins of Q4_K and Q5_K, those of four groups at once.
-static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d_oct & o) {
-    const uint4 head = *(const uint4 *) row;
-    const uint32_t a = head.y, b = head.z, c = head.w;
-    const uint32_t scales = part == 0 ? a & 0x3f3f3f3fu : (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
-    const uint32_t mins = part == 0 ? b & 0x3f3f3f3fu : (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
-    o.scale = d_half((gcuda_fp16_t) (head.x & 0xffffu)) * (float) (scales >> 8 * i & 255u);
-    o.min = d_half((gcuda_fp16_t) (head.x >> 16)) * (float) (mins >> 8 * i & 255u);
-}
-TILE_FORMAT(Q4_K, false, false) {
-    static constexpr int odd = 32;
-    TILE_OCT {
-        const uint2 w = *(const uint2 *) (row + 16 + 64 * part + 32 * (i / 2) + 8 * t);
-        o.q[0] = w.x >> 4 * (i % 2) & 0x0f0f0f0fu;
-        o.q[1] = w.y >> 4 * (i % 2) & 0x0f0f0f0fu;
-        d_oct_k_scale(row, part, i, o);
-    }
-};
-TILE_FORMAT(Q5_K, false, false) {
-    static constexpr int odd = 32;
-    TILE_OCT {
-        const uint2 w = *(const uint2 *) (row + 48 + 64 * part + 32 * (i / 2) + 8 * t), h = *(const uint2 *) (row + 16 + 8 * t);
-        o.q[0] = (w.x >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.x >> (4 * part + i) & 0x01010101u) << 4;
-        o.q[1] = (w.y >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.y >> (4 * part + i) & 0x01010101u) << 4;
-        d_oct_k_scale(row, part, i, o);
-    }
-};
-TILE_FORMAT(Q6_K, false, false) {
-    TILE_OCT {
-        const block * b = (const block *) row;
-        const uint8_t * low = b->ql + 64 * part + 32 * (i % 2) + 8 * t, * high = b->qh + 32 * part + 8 * t;
-        UNROLL for (int k = 0; k < 2; ++k) {
-            o.q[k] = (d_word2(low + 4 * k) >> 4 * (i / 2) & 0x0f0f0f0fu) | (d_word2(high + 4 * k) >> 2 * i & 0x03030303u) << 4;
-        }
-        o.scale = d_half(b->d) * (float) b->scales[8 * part + 2 * i + t / 2];
-    }
-};
-
-// Codebooks about 64, so that no code is negative: digits 0 1 2 as 8 25 43, with 4 added as many below.
-static inline __device__ void d_oct_iq2(uint32_t digits, uint32_t signs, d_oct & o) {
-    digits += 4u * signs;
-    o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
-    o.q[1] = d_permute(0x006b5948u, 0x00152738u, digits >> 16);
-}
-// Bytes up to 63 above 64, or below it where the bit of `signs` is set.
-static inline __device__ uint32_t d_bytes_about_64(uint32_t bytes, uint32_t signs) {
-    const uint32_t below = d_spread_bits(signs) * 127u;
-    return (bytes ^ below) + (0x40404040u - below);
-}
-TILE_FORMAT(IQ2_XXS, false, false) {
-    static constexpr int zero = 64;
-    TILE_CODEBOOK(256, d_digits_to_nibbles(gcudai_grid_iq2xxs[i]))
-    TILE_OCT_BY(table) {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i;
-        const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
-        d_oct_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
-        o.scale = d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f;
-    }
-};
-static inline __device__ float d_oct_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
-    return d_half(d) * (0.5f + (float) (nibbles >> 4 * (t / 2) & 15u)) * 0.25f;
-}
-TILE_FORMAT(IQ2_XS, false, false) {
-    static constexpr int zero = 64;
-    TILE_CODEBOOK(512, d_digits_to_nibbles(gcudai_grid_iq2xs[i]))
-    TILE_OCT_BY(table) {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i;
-        const uint32_t q = b->qs[4 * g + t];
-        d_oct_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
-    }
-};
-TILE_FORMAT(IQ2_S, false, false) {
-    static constexpr int zero = 64;
-    TILE_CODEBOOK(1024, d_digits_to_nibbles(gcudai_grid_iq2s[i]))
-    TILE_OCT_BY(table) {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i;
-        const uint32_t code = (uint32_t) b->qs[4 * g + t] | ((uint32_t) b->qh[g] >> 2 * t & 3u) << 8;
-        d_oct_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
-        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
-    }
-};
-TILE_FORMAT(IQ3_XXS, false, false) {
-    static constexpr int zero = 64;
-    TILE_CODEBOOK(256, gcudai_iq3_xxs_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i;
-        const uint32_t aux = d_word2(b->scales_and_signs + 2 * g), signs = gcudai_even_signs(aux >> 7 * t & 127u);
-        o.q[0] = d_bytes_about_64(table[b->qs[8 * g + 2 * t]], signs);
-        o.q[1] = d_bytes_about_64(table[b->qs[8 * g + 2 * t + 1]], signs >> 4);
-        o.scale = d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.5f;
-    }
-};
-TILE_FORMAT(IQ3_S, false, false) {
-    static constexpr int zero = 64;
-    TILE_CODEBOOK(512, gcudai_iq3_s_entry((uint32_t) i))
-    TILE_OCT_BY(table) {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i;
-        const uint32_t high = (uint32_t) b->qh[g] >> 2 * t, signs = b->signs[4 * g + t];
-        o.q[0] = d_bytes_about_64(table[(uint32_t) b->qs[8 * g + 2 * t] | (high & 1u) << 8], signs);
-        o.q[1] = d_bytes_about_64(table[(uint32_t) b->qs[8 * g + 2 * t + 1] | (high & 2u) << 7], signs >> 4);
-        o.scale = d_half(b->d) * (float) (1 + 2 * (b->scales[g / 2] >> 4 * (i % 2) & 15));
-    }
-};
-TILE_FORMAT(IQ1_S, false, false) {
-    TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i;
-        const uint32_t h = b->qh[g];
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
-        o.scale = d_half(b->d) * (float) (2u * (h >> 12 & 7u) + 1u) * 0.125f;
-    }
-};
-TILE_FORMAT(IQ1_M, false, false) {
-    TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
-    TILE_OCT_BY(table) {
-        const block * b = (const block *) row;
-        const int g = 4 * part + i;
-        const uint32_t s01 = d_word4(b->scales), s23 = d_word4(b->scales + 2);
-        const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
-        const uint32_t scales = (part == 0 ? s01 : s23) >> 16 * (i / 2) >> 6 * (i % 2) >> 3 * (t / 2);
-        const uint32_t high = (uint32_t) b->qh[2 * g + t / 2] >> 4 * (t % 2) & 15u;
-        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
-        o.scale = d_half((gcuda_fp16_t) d) * 0.125f * (float) (2u * (scales & 7u) + 1u);
-    }
-};
-#undef TILE_OCT
-#undef TILE_OCT_BY
-#undef TILE_CODEBOOK
-#undef TILE_FORMAT
-
-template <typename T> struct d_tile_floats {
-    static constexpr bool split = false;
-    static constexpr int groups = 8 / (int) sizeof(T), step_bytes = 256, odd = sizeof(T) == 4 ? 16 : 64, n_entries = 0;
-    static inline __device__ uint32_t entry(int) { return 0; }
-};
-template <> struct d_tile_format<float> : d_tile_floats<float> {};
-template <> struct d_tile_format<__half> : d_tile_floats<__half> {};
-template <> struct d_tile_format<__nv_bfloat16> : d_tile_floats<__nv_bfloat16> {};
-
-// Two BF16, each: a * b + c, a * b, a - b, rounded once.
-static inline __device__ uint32_t d_bf16_apply(char op, uint32_t a, uint32_t b, uint32_t c) {
-    float v[2];
-    for (int i = 0; i < 2; ++i) {
-        const float x = __uint_as_float(i == 0 ? a << 16 : a & 0xffff0000u), y = __uint_as_float(i == 0 ? b << 16 : b & 0xffff0000u);
-        v[i] = op == '-' ? x - y : op == '*' ? x * y : fmaf(x, y, __uint_as_float(i == 0 ? c << 16 : c & 0xffff0000u));
-    }
-    return d_bf16_pair(v[0], v[1]);
-}
-#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-static inline __device__ uint32_t d_bf16_fma(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t y;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
-    return y;
-}
-static inline __device__ uint32_t d_bf16_mul(uint32_t a, uint32_t b) {
-    uint32_t y;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    return y;
-}
-static inline __device__ uint32_t d_bf16_sub(uint32_t a, uint32_t b) {
-    uint32_t y;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    return y;
-}
-#else
-static inline __device__ uint32_t d_bf16_fma(uint32_t a, uint32_t b, uint32_t c) { return d_bf16_apply('+', a, b, c); }
-static inline __device__ uint32_t d_bf16_mul(uint32_t a, uint32_t b) { return d_bf16_apply('*', a, b, 0); }
-static inline __device__ uint32_t d_bf16_sub(uint32_t a, uint32_t b) { return d_bf16_apply('-', a, b, 0); }
-#endif
-
-// Two codes, bytes 2 h and 2 h + 1 of q, less zero, as BF16. A byte under the exponent of 128 is 128 + its low 7 bits; the
-// eighth is that of 256, which is taken off where it is set.
-template <bool SIGNED, int ZERO> static inline __device__ uint32_t d_bf16_codes(uint32_t q, int h) {
-    const uint32_t v = __byte_perm(q, 0x43u, h == 0 ? 0x4140 : 0x4342);
-    return SIGNED ? d_bf16_sub(v & 0x437f437fu, v & 0x43804380u) : d_bf16_sub(v, 0x43004300u + 0x10001u * (uint32_t) ZERO);
-}
-
-// The lane's eight weights as four pairs.
-template <typename A> struct d_tile_weights {
-    typedef d_tile_format<A> F;
-    static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
-        d_oct o;
-        F::oct(row, part, i, t, table, o);
-        const uint32_t scale = d_bf16_pair(o.scale, o.scale), min = A::has_min ? d_bf16_pair(-o.min, -o.min) : 0;
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const uint32_t v = d_bf16_codes<F::is_signed, F::zero>(o.q[k / 2], k % 2);
-            f[k] = A::has_min ? d_bf16_fma(v, scale, min) : d_bf16_mul(v, scale);
+// Group u of a row of weights as 16 pairs.
+template <typename A> struct d_tile_row {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) {
+        d_group g;
+        A::decode((const typename A::block *) row + u / (A::n / 32), (int) (u % (A::n / 32)), g);
+        UNROLL for (int i = 0; i < 16; ++i) {
+            pairs[i] = d_bf16_pair(d_value<A>(d_code<A>(g, 2 * i), g.scale[i / 8], g.min[i / 8]),
+                d_value<A>(d_code<A>(g, 2 * i + 1), g.scale[i / 8], g.min[i / 8]));
         }
     }
 };
-template <> struct d_tile_weights<float> {
-    static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
-        const float4 * v = (const float4 *) row + 8 * i + 2 * t;
-        UNROLL for (int k = 0; k < 2; ++k) {
-            f[2 * k] = d_bf16_pair(v[k].x, v[k].y);
-            f[2 * k + 1] = d_bf16_pair(v[k].z, v[k].w);
-        }
+template <typename T> static inline __device__ void d_tile_floats(const char * row, int64_t u, uint32_t * pairs) {
+    UNROLL for (int i = 0; i < 8; ++i) {
+        const d_four<T> v = ((const d_four<T> *) row)[8 * u + i];
+        pairs[2 * i] = d_bf16_pair(d_f32(v.v[0]), d_f32(v.v[1]));
+        pairs[2 * i + 1] = d_bf16_pair(d_f32(v.v[2]), d_f32(v.v[3]));
     }
+}
+template <> struct d_tile_row<float> {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) { d_tile_floats<float>(row, u, pairs); }
 };
-template <> struct d_tile_weights<__half> {
-    static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
-        const uint4 v = ((const uint4 *) row)[4 * i + t];
-        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
-        UNROLL for (int k = 0; k < 4; ++k) {
-            f[k] = d_bf16_pair(d_half((gcuda_fp16_t) (w[k] & 0xffffu)), d_half((gcuda_fp16_t) (w[k] >> 16)));
-        }
-    }
+template <> struct d_tile_row<__half> {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) { d_tile_floats<__half>(row, u, pairs); }
 };
-template <> struct d_tile_weights<__nv_bfloat16> {
-    static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
-        const uint4 v = ((const uint4 *) row)[4 * i + t];
-        f[0] = v.x, f[1] = v.y, f[2] = v.z, f[3] = v.w;
+template <> struct d_tile_row<__nv_bfloat16> {
+    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) {
+        UNROLL for (int i = 0; i < 8; ++i) { *(uint2 *) (pairs + 2 * i) = ((const uint2 *) row)[8 * u + i]; }
     }
 };
 
-// ---- the kernel ----
-struct d_tile_job {
-    d_job job;
-    const char * columns;   // BF16 in the order in which lanes hold weights, zeros beyond k; one after another
-    int64_t column_bytes;
-    int steps;              // along k
-    int last_bytes;         // of a row of the weights in the last step
-    int tn, n_slots;        // columns of a tile at most; of the ring
-    float * sums;           // of blocks that share a tile: twice [column][row] for each block
-    int32_t * counts;       // of those who have left theirs, one for each block; zeros
+// What a block works on, as BF16; then its sums.
+struct d_tile_slice {
+    uint16_t a[TILE_TM][TILE_STRIDE], b[TILE_TN][TILE_STRIDE];
+};
+union d_tile_shared {
+    d_tile_slice slice;
+    float sum[TILE_TN][TILE_TM];
 };
 
-template <typename A> struct d_tile_slot { // bytes from row to row in a slot: rows may begin anywhere, and banks differ
-    static constexpr int pieces = (d_tile_format<A>::step_bytes + 30) / 16, odd = d_tile_format<A>::odd;
-    static constexpr int pitch = (16 * pieces + odd - 1) / odd % 2 == 1 ? (16 * pieces + odd - 1) / odd * odd
-                                                                       : (16 * pieces + odd - 1) / odd * odd + odd;
-    static constexpr int column_bytes = 64 * d_tile_format<A>::groups;
-    static constexpr __host__ __device__ int bytes(int nt) { return TILE_ROWS * pitch + column_bytes * nt; }
-};
-
-// Blocks that a multiprocessor is meant to hold.
-static constexpr int tile_per_multiprocessor(int nt) { return nt > 64 ? 1 : 2; }
-
-// Units are the steps of all tiles, one after another; as many blocks as there can be share them, each with at least one.
-struct d_tile_units {
-    uint32_t n, blocks, per, more; // the first `more` blocks have one more than `per`
-    __device__ d_tile_units(uint32_t n_units, uint32_t n_blocks)
-        : n(n_units), blocks(n_blocks < n_units ? n_blocks : n_units), per(n_units > 0 ? n / blocks : 1), more(n - per * blocks) {}
-    __device__ uint32_t first_of(uint32_t block) const { return block * per + (block < more ? block : more); }
-    __device__ uint32_t owner_of(uint32_t unit) const {
-        const uint32_t cut = more * (per + 1);
-        return unit < cut ? unit / (per + 1) : more + (unit - cut) / per;
-    }
-};
-
-static inline __device__ d_tile d_tile_at(const d_tile_job & p, uint32_t item) {
-    const uint32_t m_tiles = (uint32_t) p.job.m_tiles, list = item / m_tiles, n_tiles = (uint32_t) p.job.n_tiles;
-    d_tile t;
-    t.m0 = (int64_t) (item - list * m_tiles) * TILE_ROWS;
-    if (p.job.tiles != nullptr) {
-        const d_id_tile id = p.job.tiles[list];
-        t.matrix = id.expert;
-        t.c0 = id.first;
-        t.n = id.n;
-    } else {
-        t.matrix = n_tiles == 1 ? list : list / n_tiles;
-        t.c0 = (int64_t) (list - (uint32_t) t.matrix * n_tiles) * p.tn;
-        t.n = (int) (p.job.n - t.c0 < p.tn ? p.job.n - t.c0 : p.tn);
-    }
-    return t;
-}
-
-// The rows of a tile that the copies and the decoding are at.
-struct d_tile_rows {
-    const char * a;
-    int n; // rows, 128 but at the end
-};
-static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_tile & t) {
-    d_tile_rows r;
-    const d_tile at = { t.m0, t.c0, t.matrix < 0 ? 0 : t.matrix, t.n }; // zeros: any will do
-    r.a = d_tile_matrix(p, at) + t.m0 * p.a_m;
-    r.n = (int) (p.m - t.m0 < TILE_ROWS ? p.m - t.m0 : TILE_ROWS);
-    return r;
-}
-
-static inline __device__ const char * d_tile_packed(const d_tile_job & p, const d_tile & t, int j) {
-    int64_t column = t.matrix * p.job.n + t.c0 + j;
-    if (j >= t.n) {
-        return nullptr;
-    }
-    if (p.job.tiles != nullptr) {
-        const uint32_t slot = (uint32_t) p.job.order[t.c0 + j], used = (uint32_t) p.job.y.ne[1], n = (uint32_t) p.job.b.ne[1];
-        column = (int64_t) (slot / used) * n + slot % used % n;
-    }
-    return p.columns + column * p.column_bytes;
-}
-
-// What is copied next. Four neighbouring threads copy a row of the weights and a group of a column: a thread has the same two
-// rows and the same one or two columns all the time, so that an address is a register and a constant.
-template <typename A, int NT> struct d_tile_feed {
-    typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
-    static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied at a time
-    const char * row;  // the first of the thread's two rows
-    int64_t next_row;  // bytes to the second
-    int n_rows;        // that there are of the two
-    const char * columns[n_columns];
-    int column_bytes[n_columns]; // 16, or 0: zeros
-    int step; // p.steps: those of the tile are all fetched
-
-    __device__ void start(const d_tile_job & p, uint32_t at, int first) {
-        const d_tile t = d_tile_at(p, at);
-        const d_tile_rows rows = d_tile_rows_of(p.job, t);
-        const int quad = (int) threadIdx.x / 4;
-        step = first;
-        row = rows.a + quad * p.job.a_m + (int64_t) first * F::step_bytes;
-        next_row = 64 * p.job.a_m;
-        n_rows = quad + 64 < rows.n ? 2 : quad < rows.n ? 1 : 0;
-        UNROLL for (int i = 0; i < n_columns; ++i) {
-            const char * column = d_tile_packed(p, t, quad % NT + 64 * i);
-            column_bytes[i] = column != nullptr ? 16 : 0;
-            columns[i] = (column != nullptr ? column : p.columns) + ((int64_t) first * F::groups + quad / NT) * 64 + threadIdx.x % 4 * 16;
-        }
-    }
-
-    // Beyond the end of a row: zeros. Rows that do not exist are not written: sums of other rows are not stored.
-    __device__ void fetch(const d_tile_job & p, char * to) {
-        const int quad = (int) threadIdx.x / 4, lane = (int) threadIdx.x % 4;
-        const int bytes = step == p.steps - 1 ? p.last_bytes : F::step_bytes;
-        UNROLL for (int h = 0; h < 2; ++h) {
-            if (h < n_rows) {
-                const char * from = row + h * next_row;
-                const int off = (int) ((uintptr_t) from & 15);
-                UNROLL for (int k = 0; k < (S::pieces + 3) / 4; ++k) {
-                    const int piece = lane + 4 * k, left = off + bytes - 16 * piece;
-                    if (piece < S::pieces) {
-                        d_copy_16(to + (quad + 64 * h) * S::pitch + 16 * piece, from - off + 16 * piece,
-                            left < 0 ? 0 : left < 16 ? left : 16);
-                    }
-                }
-            }
-        }
-        char * b = to + TILE_ROWS * S::pitch + 16 * threadIdx.x;
-        UNROLL for (int k = 0; k < (F::groups * NT + 63) / 64; ++k) {
-            if (F::groups * NT % 64 == 0 || quad + 64 * k < F::groups * NT) {
-                d_copy_16(b + 4096 * k, columns[k % n_columns] + k / n_columns * column_groups * 64, column_bytes[k % n_columns]);
-            }
-        }
-        row += F::step_bytes;
-        UNROLL for (int i = 0; i < n_columns; ++i) { columns[i] += 64 * F::groups; }
-        ++step;
-    }
-};
-
-// Adds the products of a slot to the warp's sums.
-template <typename A, int NT>
-static inline __device__ void d_tile_multiply(const d_tile_job & p, const char * slot, const uint32_t * table, const d_tile_rows & rows,
-    int step, int n8, float (*sum)[4]) {
-    typedef d_tile_format<A> F;
-    typedef d_tile_slot<A> S;
-    constexpr int PARTS = F::groups > 4 ? 2 : 1, PER = F::groups / PARTS, CHUNK = NT < 32 ? NT / 8 : 4;
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, r0 = (int) threadIdx.x / 32 * 16 + g;
-    const char * b = slot + TILE_ROWS * S::pitch + g * 64 + t * 16, * a[2];
-    UNROLL for (int h = 0; h < 2; ++h) {
-        const int r = r0 + 8 * h < rows.n ? r0 + 8 * h : rows.n - 1;
-        const uint32_t at = (uint32_t) (uintptr_t) rows.a + (uint32_t) r * (uint32_t) p.job.a_m + (uint32_t) step * F::step_bytes;
-        a[h] = slot + (r0 + 8 * h) * S::pitch + (at & 15u);
-    }
-    float odd[CHUNK == 2 ? 2 : 1][4] = {}; // few columns: sums of their own for odd groups, since a product waits for the one before
-    for (int part = 0; part < PARTS; ++part) {
-        UNROLL for (int i = 0; i < PER; i += 2) {
-            uint32_t f[2][2][4]; // group, row, pair
-            UNROLL for (int h = 0; h < 2; ++h) {
-                UNROLL for (int k = 0; k < 2; ++k) { d_tile_weights<A>::load(a[h], part, i + k, t, table, f[k][h]); }
-            }
-            UNROLL for (int j0 = 0; j0 < NT / 8; j0 += CHUNK) {
-                if (NT <= 32 || j0 < n8) {
-                    uint4 w[2][CHUNK];
-                    UNROLL for (int k = 0; k < 2; ++k) {
-                        UNROLL for (int j = 0; j < CHUNK; ++j) {
-                            w[k][j] = *(const uint4 *) (b + (PER * NT * part + NT * (i + k) + 8 * (j0 + j)) * 64);
-                        }
-                    }
-                    UNROLL for (int n = 0; n < 4; ++n) {
-                        const int k = CHUNK == 2 ? n % 2 : n / 2, s = CHUNK == 2 ? n / 2 : n % 2;
-                        UNROLL for (int j = 0; j < CHUNK; ++j) {
-                            const uint32_t x[4] = { f[k][0][2 * s], f[k][1][2 * s], f[k][0][2 * s + 1], f[k][1][2 * s + 1] };
-                            const uint32_t y[2] = { s == 0 ? w[k][j].x : w[k][j].z, s == 0 ? w[k][j].y : w[k][j].w };
-                            d_mma(CHUNK == 2 && k == 1 ? odd[j % (CHUNK == 2 ? 2 : 1)] : sum[j0 + j], x, y);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    UNROLL for (int j = 0; CHUNK == 2 && j < 2; ++j) {
-        UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += odd[j % (CHUNK == 2 ? 2 : 1)][c]; }
-    }
-}
-
-// A tile's sums, those of all blocks that share it, by the last of them. False: this block is not the last.
-template <int NT>
-static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_units & units, uint32_t item, int n8, float (*sum)[4]) {
-    __shared__ int is_last;
-    const uint32_t steps = (uint32_t) p.steps, first = units.owner_of(item * steps), last = units.owner_of((item + 1) * steps - 1);
-    if (first == last) {
-        return true;
-    }
-    // a block has two places: for the tile that it begins with, and for that which it ends with
-    const int64_t place = TILE_ROWS * NT;
-    const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others do
-    float * mine = p.sums + (2 * blockIdx.x + (blockIdx.x == first && !begins)) * place + threadIdx.x;
-    UNROLL for (int j = 0; j < NT / 8; ++j) {
-        if (j < n8) {
-            UNROLL for (int c = 0; c < 4; ++c) { mine[(4 * j + c) * 32 * TILE_WARPS] = sum[j][c]; }
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence(); // for all threads, after the barrier
-        is_last = atomicAdd(&p.counts[first], 1) == (int) (last - first);
-        __threadfence();
-    }
-    __syncthreads();
-    if (!is_last) {
-        return false;
-    }
-    UNROLL for (int j = 0; j < NT / 8; ++j) {
-        UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] = 0.0f; }
-    }
-    constexpr int AT_ONCE = NT < 64 ? 64 / NT : 1; // loads of several blocks are under way at once; sums are in order
-    for (uint32_t block = first; block <= last; block += AT_ONCE) {
-        float v[AT_ONCE][NT / 8][4];
-        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-            const float * from = p.sums + (2 * (block + i) + (block + i == first && !begins)) * place + threadIdx.x;
-            UNROLL for (int j = 0; j < NT / 8; ++j) {
-                UNROLL for (int c = 0; c < 4; ++c) {
-                    v[i][j][c] = block + i <= last && j < n8 ? __ldcg(from + (4 * j + c) * 32 * TILE_WARPS) : 0.0f;
-                }
-            }
-        }
-        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-            UNROLL for (int j = 0; j < NT / 8; ++j) {
-                UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += v[i][j][c]; }
-            }
-        }
-    }
-    return true;
-}
-
-template <int NT>
-static inline __device__ void d_tile_store(const d_tile_job & p, const d_tile & t, char ** results, int n8, float (*sum)[4]) {
-    const int lane = (int) threadIdx.x % 32;
-    const int64_t row = t.m0 + (int) threadIdx.x / 32 * 16 + lane / 4;
-    const bool is_zero = t.matrix < 0;
-    __syncthreads(); // the last tile's are written
-    if ((int) threadIdx.x < t.n) {
-        const char * b;
-        d_tile_column(p.job, t, (int) threadIdx.x, &b, &results[threadIdx.x]);
-    }
-    __syncthreads();
-    UNROLL for (int j = 0; j < NT / 8; ++j) {
-        UNROLL for (int c = 0; c < 4; ++c) {
-            const int column = 8 * j + 2 * (lane % 4) + c % 2;
-            const int64_t m = row + c / 2 * 8;
-            if (j < n8 && column < t.n && m < p.job.m) {
-                d_store(p.job.y.type, results[column] + m * (int64_t) p.job.y.nb[0], is_zero ? 0.0f : sum[j][c]);
-            }
-        }
-    }
-}
-
-static inline __device__ void d_tile_wait(int n_slots) {
-    switch (n_slots) {
-        case 4: d_copies_wait<2>(); break;
-        case 3: d_copies_wait<1>(); break;
-        default: d_copies_wait<0>();
-    }
-}
-
-template <typename A, int NT>
-static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const d_tile_job p) {
-    DYNAMIC_SHARED(char, shared);
-    char ** results = (char **) shared;
-    uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
-    char * ring = (char *) (table + d_tile_format<A>::n_entries);
-    constexpr int slot_bytes = d_tile_slot<A>::bytes(NT);
-    const d_tile_units units((uint32_t) d_items(p.job) * (uint32_t) p.steps, gridDim.x);
-    if (blockIdx.x >= units.blocks) {
-        return;
-    }
-    const uint32_t end = units.first_of(blockIdx.x + 1), steps = (uint32_t) p.steps;
-    uint32_t unit = units.first_of(blockIdx.x), item = unit / steps, ahead = unit, ahead_item = item; // ahead: fetched next
-    d_tile_feed<A, NT> feed;
-    int in = 0, out = 0; // slots
-    feed.start(p, item, (int) (unit - item * steps));
-    const auto fetch = [&]() {
-        if (ahead < end) {
-            if (feed.step == p.steps) { feed.start(p, ++ahead_item, 0); }
-            feed.fetch(p, ring + in * slot_bytes);
-            in = in + 1 == p.n_slots ? 0 : in + 1;
-        }
-        ++ahead;
-        d_copies_commit(); // also when there is nothing: commits are counted
-    };
-    for (int s = 1; s < p.n_slots; ++s) { fetch(); }
-    for (int i = (int) threadIdx.x; i < d_tile_format<A>::n_entries; i += 32 * TILE_WARPS) { table[i] = d_tile_format<A>::entry(i); }
-    while (unit < end) {
-        const d_tile t = d_tile_at(p, item);
-        const d_tile_rows rows = d_tile_rows_of(p.job, t);
-        const int n8 = (t.n + 7) / 8;
-        const uint32_t stop = (item + 1) * steps < end ? (item + 1) * steps : end;
-        float sum[NT / 8][4] = {};
-        for (; unit < stop; ++unit) {
-            if (p.n_slots == 1) {
-                __syncthreads();
-                fetch();
-            }
-            d_tile_wait(p.n_slots);
-            __syncthreads(); // copies of all threads have arrived, and the slot that comes next is done with
-            if (p.n_slots > 1) { fetch(); }
-            d_tile_multiply<A, NT>(p, ring + out * slot_bytes, table, rows, (int) (unit - item * steps), n8, sum);
-            out = out + 1 == p.n_slots ? 0 : out + 1;
-        }
-        if (d_tile_gather<NT>(p, units, item, n8, sum)) {
-            d_tile_store<NT>(p, t, results, n8, sum);
-        }
-        ++item;
-    }
-}
-
-// ---- columns as BF16 ----
-struct d_tile_columns {
-    d_job job;
-    char * to;
-    int64_t n, column_bytes; // columns
-    bool is_id, split;
-    int32_t * counts;
-    int n_counts;
-};
-
-// Eight elements of a thread; a block has 2048 of one column.
-static inline __device__ void d_tile_pack(const d_tile_columns & p, uint32_t at) {
-    const uint32_t per_column = (uint32_t) ((p.column_bytes / 16 + 255) / 256), column = at / per_column;
-    const int64_t i = (int64_t) (at - column * per_column) * 256 + threadIdx.x;
-    const int t = (int) (i % 4);
-    const char * b;
-    char * y;
-    if (p.is_id) {
-        const uint32_t n = (uint32_t) p.job.b.ne[1];
-        b = d_at(p.job.b, 0, column % n, column / n, 0);
-    } else {
-        const uint32_t n = (uint32_t) p.job.n;
-        const d_tile all = { 0, 0, column / n, (int) n };
-        d_tile_column(p.job, all, (int) (column % n), &b, &y);
-    }
-    if (i >= p.column_bytes / 16) {
-        return;
-    }
-    const bool is_wide = p.job.b.type == GCUDA_TYPE_F32 && p.job.b_k == 4 && (uintptr_t) b % 16 == 0;
-    float v[8];
-    UNROLL for (int h = 0; h < 2; ++h) {
-        const int64_t k = i / 4 * 32 + (p.split ? 16 * h + 4 * t : 8 * t + 4 * h);
-        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (k < p.job.k) { // whole groups
-            const char * from = b + k * p.job.b_k;
-            x = is_wide ? *(const float4 *) from
-                        : make_float4(d_load(p.job.b.type, from), d_load(p.job.b.type, from + p.job.b_k),
-                              d_load(p.job.b.type, from + 2 * p.job.b_k), d_load(p.job.b.type, from + 3 * p.job.b_k));
-        }
-        v[4 * h] = x.x, v[4 * h + 1] = x.y, v[4 * h + 2] = x.z, v[4 * h + 3] = x.w;
-    }
-    d_store16((__nv_bfloat16 *) (p.to + column * p.column_bytes) + 8 * i, v);
-}
-
-static inline __device__ void d_tile_columns_all(const d_tile_columns & p, int64_t block, int64_t n_blocks) {
-    const int64_t n = p.n * ((p.column_bytes / 16 + 255) / 256);
-    for (int64_t i = block * 256 + threadIdx.x; i < p.n_counts; i += n_blocks * 256) { p.counts[i] = 0; }
-    for (int64_t i = block; i < n; i += n_blocks) { d_tile_pack(p, (uint32_t) i); }
-}
-
-static __global__ void __launch_bounds__(256) k_mul_mat_tile_columns(const d_tile_columns p) {
-    d_tile_columns_all(p, blockIdx.x, gridDim.x);
-}
-
-// ---- the launcher's side ----
-// Rows that are whole groups and begin where the kernel can read them. Blocks are read as their format reads them, but
-// those of Q4_K and Q5_K and floats sixteen bytes at a time.
-static bool tile_takes_weights(const gcuda_array & a) {
-    const bool is_wide = !gcuda_is_quantized(a.type) || a.type == GCUDA_TYPE_Q4_K || a.type == GCUDA_TYPE_Q5_K;
-    return a.ne[0] > 0 && a.ne[0] % 32 == 0 && a.nb[0] == gcuda_type_size(a.type) &&
-           (!is_wide || ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % 16 == 0);
-}
-
-static int64_t tile_align(int64_t n) { return (n + 15) / 16 * 16; }
-static int64_t tile_step(gcuda_type type) { // elements of k
-    return gcuda_is_quantized(type) ? 256 : 256 / (int64_t) gcuda_type_size(type);
-}
-static int64_t tile_column_bytes(const gcuda_array & a) {
-    const int64_t step = tile_step(a.type);
-    return (a.ne[0] + step - 1) / step * step * 2;
-}
-// Kernels are compiled for so many columns; as many are multiplied, in steps of 32.
-static int tile_width(int tn) { return tn <= 16 ? 16 : tn <= 32 ? 32 : tn <= 64 ? 64 : 128; }
-
-// Columns of a tile when there are n: as few tiles as can be, of one size.
-static int tile_columns(int64_t n) {
-    const int64_t tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    return (int) ((n + tiles - 1) / tiles + 7) / 8 * 8;
-}
-
-// Scratch: columns, sums, counts.
-struct tile_scratch {
-    size_t sums_at, counts_at, bytes;
-};
-static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, int64_t max_units, int tn) {
-    tile_scratch s;
-    const int64_t n_sm = n_multiprocessors(), many = tile_per_multiprocessor(tile_width(tn)) * n_sm;
-    const int64_t blocks = tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
-    s.sums_at = (size_t) (n_columns * column_bytes);
-    s.counts_at = s.sums_at + (size_t) (2 * (many < max_units ? many : max_units) * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
-    s.bytes = s.counts_at + (size_t) tile_align(blocks * (int64_t) sizeof(int32_t));
-    return s;
-}
-
-// How many columns a tile has and the ring's slots: as wanted, or fewer where shared memory does not allow them. Returns
-// the bytes of shared memory, 0 if there is no way.
-template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t max_shared, int * per_multiprocessor) {
-    const size_t cap = (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
-    const size_t fixed = TILE_COLUMNS * sizeof(char *) + d_tile_format<A>::n_entries * sizeof(uint32_t);
-    for (int tn = wanted; tn > 0; tn = tn > 64 ? 64 : tn > 32 ? 32 : tn > 16 ? 16 : 0) {
-        const size_t slot = (size_t) d_tile_slot<A>::bytes(tile_width(tn));
-        for (int many = tile_per_multiprocessor(tile_width(tn)); many > 0; --many) { // fewer blocks rather than one slot
-            const size_t share = many > 1 ? cap / (size_t) many - SHARED_STATIC : cap, n = share > fixed ? (share - fixed) / slot : 0;
-            if (n >= 2 || (n == 1 && many == 1)) {
-                *per_multiprocessor = many;
-                p.tn = tn;
-                p.n_slots = (int) (n < TILE_SLOTS ? n : TILE_SLOTS);
-                return fixed + (size_t) p.n_slots * slot;
-            }
-        }
-    }
-    return 0;
-}
-
+// Groups u .. u + 3 of all rows and columns; those from u1 on are zeros.
 template <typename A>
-static gcuda_status launch_tile(d_tile_job & p, int64_t n_blocks, size_t n_bytes, size_t max_shared, gcuda_stream stream) {
-    return launch_shared(p.tn <= 16   ? k_mul_mat_tile<A, 16>
-                         : p.tn <= 32 ? k_mul_mat_tile<A, 32>
-                         : p.tn <= 64 ? k_mul_mat_tile<A, 64>
-                                      : k_mul_mat_tile<A, 128>,
-        n_blocks, dim3(32 * TILE_WARPS), n_bytes, max_shared, stream, p);
+static inline __device__ void d_tile_load(
+    const d_job & p, const d_tile & t, const char * const * columns, d_tile_slice & s, int64_t u, int64_t u1) {
+    const int thread = (int) threadIdx.x;
+    uint4 b[4];
+    UNROLL for (int k = 0; k < 4; ++k) {
+        const int c = thread / 16 + 8 * k, part = thread % 16; // sixteen bytes, a quarter of a group
+        const bool is_in = c < t.n && u + part / 4 < u1;
+        b[k] = is_in ? *(const uint4 *) (columns[c] + u * 64 + part * 16) : make_uint4(0, 0, 0, 0);
+    }
+    UNROLL for (int k = 0; k < 2; ++k) {
+        const int row = thread / TILE_GROUPS + 32 * k, group = thread % TILE_GROUPS;
+        alignas(16) uint32_t pairs[16] = {};
+        if (t.m0 + row < p.m && u + group < u1) {
+            d_tile_row<A>::load(d_tile_matrix(p, t) + (t.m0 + row) * p.a_m, u + group, pairs);
+        }
+        UNROLL for (int i = 0; i < 4; ++i) { *(uint4 *) &s.a[row][32 * group + 8 * i] = *(const uint4 *) (pairs + 4 * i); }
+    }
+    UNROLL for (int k = 0; k < 4; ++k) { *(uint4 *) &s.b[thread / 16 + 8 * k][thread % 16 * 8] = b[k]; }
 }
 
-// f of a value of the weights' type.
-template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
-    switch (type) {
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
-        D_WEIGHT_TYPES(X)
-#undef X
-        default: return with_float(type, f);
+// Adds the products of the slice to the warp's sums: 16 rows, four times 8 columns.
+static inline __device__ void d_tile_multiply(const d_tile_slice & s, float (*sum)[4]) {
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = 2 * (lane % 4), row = (int) threadIdx.x / 32 * 16 + g;
+    UNROLL for (int k = 0; k < 32 * TILE_GROUPS; k += 16) {
+        uint32_t a[4];
+        a[0] = *(const uint32_t *) &s.a[row][k + t];
+        a[1] = *(const uint32_t *) &s.a[row + 8][k + t];
+        a[2] = *(const uint32_t *) &s.a[row][k + t + 8];
+        a[3] = *(const uint32_t *) &s.a[row + 8][k + t + 8];
+        UNROLL for (int j = 0; j < 4; ++j) {
+            uint32_t b[2];
+            b[0] = *(const uint32_t *) &s.b[8 * j + g][k + t];
+            b[1] = *(const uint32_t *) &s.b[8 * j + g][k + t + 8];
+            d_mma(sum[j], a, b);
+        }
     }
 }
 
-// What mul_mat and mul_mat_id have in common: `data` is scratch. `prepare` starts the kernel that rounds the columns, once
-// it is known how many of them a tile has.
-template <typename F>
-static gcuda_status mul_mat_tile(const d_job & job, int wanted, int64_t n_columns, int64_t max_units, bool is_id, char * data,
-    size_t max_shared, gcuda_stream stream, F prepare) {
-    return with_weights(job.a.type, [&](auto a) {
-        typedef decltype(a) A;
-        d_tile_job p = {};
-        d_tile_columns c = {};
-        int per_multiprocessor = 1;
-        const size_t n_bytes = tile_plan<A>(p, wanted, max_shared, &per_multiprocessor);
-        const int64_t most = per_multiprocessor * n_multiprocessors(), blocks = most < max_units ? most : max_units;
-        if (n_bytes == 0 || max_units > INT32_MAX) { // steps are counted in 32 bits
-            return GCUDA_STATUS_UNSUPPORTED;
+// Item of the job and part of k; with several parts the sums go to scratch, [part][item][column][row].
+template <typename A>
+static __global__ void __launch_bounds__(32 * TILE_WARPS) k_mul_mat_tile(const d_job p, int64_t n_parts, float * scratch) {
+    alignas(16) __shared__ d_tile_shared shared;
+    __shared__ const char * columns[TILE_TN];
+    __shared__ char * results[TILE_TN];
+    const int thread = (int) threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const int64_t n_groups = p.k / 32;
+    for (int64_t at = blockIdx.x; at < p.n_items * n_parts; at += gridDim.x) {
+        const int64_t item = at % p.n_items, part = at / p.n_items;
+        const d_tile t = d_tile_of<TILE_TM, TILE_TN>(p, item);
+        if (t.n == 0) {
+            continue;
         }
-        p.column_bytes = tile_column_bytes(job.a);
-        const tile_scratch s = tile_scratch_of(n_columns, p.column_bytes, max_units, wanted);
-        p.job = job;
-        p.steps = (int) (p.column_bytes / d_tile_slot<A>::column_bytes);
-        p.last_bytes = (int) ((int64_t) gcuda_row_size(job.a.type, job.k) - (int64_t) (p.steps - 1) * d_tile_format<A>::step_bytes);
-        p.columns = data;
-        p.sums = (float *) (data + s.sums_at);
-        p.counts = (int32_t *) (data + s.counts_at);
-        job_tiles(p.job, TILE_ROWS, p.tn, 0);
-        c.job = job;
-        c.to = data;
-        c.n = n_columns;
-        c.column_bytes = p.column_bytes;
-        c.is_id = is_id;
-        c.split = d_tile_format<A>::split;
-        c.counts = p.counts;
-        c.n_counts = (int) blocks;
-        const gcuda_status st = prepare(c, p.tn);
-        return st == GCUDA_STATUS_SUCCESS ? launch_tile<A>(p, blocks, n_bytes, max_shared, stream) : st;
-    });
+        if (thread < t.n) {
+            d_tile_column(p, t, thread, &columns[thread], &results[thread]);
+        }
+        __syncthreads();
+        float sum[4][4] = {};
+        const int64_t u1 = t.matrix >= 0 ? n_groups * (part + 1) / n_parts : 0;
+        for (int64_t u = n_groups * part / n_parts; u < u1; u += TILE_GROUPS) {
+            d_tile_load<A>(p, t, columns, shared.slice, u, u1);
+            __syncthreads();
+            d_tile_multiply(shared.slice, sum);
+            __syncthreads();
+        }
+        UNROLL for (int j = 0; j < 4; ++j) {
+            UNROLL for (int k = 0; k < 4; ++k) {
+                shared.sum[8 * j + 2 * (lane % 4) + k % 2][16 * warp + lane / 4 + k / 2 * 8] = sum[j][k];
+            }
+        }
+        __syncthreads();
+        for (int i = thread; i < TILE_TM * TILE_TN; i += 32 * TILE_WARPS) {
+            const int m = i % TILE_TM, c = i / TILE_TM;
+            const float v = shared.sum[c][m];
+            if (n_parts > 1) {
+                scratch[(part * p.n_items + item) * (TILE_TM * TILE_TN) + i] = v;
+            } else if (c < t.n && t.m0 + m < p.m) {
+                *(float *) (results[c] + (t.m0 + m) * (int64_t) p.y.nb[0]) = v;
+            }
+        }
+        __syncthreads();
+    }
 }
 
-static int64_t tile_pack_blocks(const d_tile_columns & c) { return c.n * ((c.column_bytes / 16 + 255) / 256); }
+static __global__ void __launch_bounds__(256) k_mul_mat_tile_parts(const d_job p, int64_t n_parts, const float * scratch) {
+    for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
+        const d_tile t = d_tile_of<TILE_TM, TILE_TN>(p, item);
+        for (int i = (int) threadIdx.x; i < TILE_TM * TILE_TN; i += 256) {
+            const int m = i % TILE_TM, c = i / TILE_TM;
+            if (c < t.n && t.m0 + m < p.m) {
+                const char * b;
+                char * y;
+                float v = 0.0f;
+                for (int64_t k = 0; k < n_parts; ++k) { v += scratch[(k * p.n_items + item) * (TILE_TM * TILE_TN) + i]; }
+                d_tile_column(p, t, c, &b, &y);
+                *(float *) (y + (t.m0 + m) * (int64_t) p.y.nb[0]) = v;
+            }
+        }
+    }
+}
 
-// Upper bound of the steps of all tiles.
-static int64_t tile_max_units(const d_job & p, int64_t n_lists) {
-    return (p.m + TILE_ROWS - 1) / TILE_ROWS * n_lists * ((p.k + tile_step(p.a.type) - 1) / tile_step(p.a.type));
+static gcuda_status mul_mat_tile(d_job & p, int64_t n_lists, int64_t n_parts, float * scratch, gcuda_stream stream) {
+    job_tiles(p, TILE_TM, TILE_TN, n_lists);
+    const int64_t n = p.n_items * n_parts;
+    const gcuda_status st =
+        gcuda_is_quantized(p.a.type)
+            ? with_format(p.a.type, [&](auto a) { return launch(k_mul_mat_tile<decltype(a)>, n, 32 * TILE_WARPS, stream, p, n_parts, scratch); })
+            : with_float(p.a.type, [&](auto a) { return launch(k_mul_mat_tile<decltype(a)>, n, 32 * TILE_WARPS, stream, p, n_parts, scratch); });
+    return st == GCUDA_STATUS_SUCCESS && n_parts > 1
+               ? launch(k_mul_mat_tile_parts, p.n_items, 256, stream, p, n_parts, (const float *) scratch)
+               : st;
+}
+
+// Rows that are whole groups and can be read sixteen bytes at a time (blocks: as their format reads them).
+static bool tile_takes_weights(const gcuda_array & a) {
+    const size_t wide = gcuda_is_quantized(a.type) ? 1 : 4 * gcuda_type_size(a.type);
+    return a.ne[0] > 0 && a.ne[0] % 32 == 0 && ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % wide == 0;
+}
+
+// Into how many parts k is cut: enough to fill the device, each of at least four steps.
+static int64_t tile_parts(d_job & p, int64_t n_lists) {
+    job_tiles(p, TILE_TM, TILE_TN, n_lists);
+    const int64_t fit = p.k / 32 / (4 * TILE_GROUPS), want = TILE_BLOCKS / (p.n_items > 0 ? p.n_items : 1);
+    const int64_t n = want < fit ? want : fit;
+    return n < 1 ? 1 : n > TILE_PARTS ? TILE_PARTS : n;
+}
+
+static size_t tile_part_bytes(const d_job & p, int64_t n_parts) {
+    return n_parts > 1 ? (size_t) (n_parts * p.n_items) * TILE_TM * TILE_TN * sizeof(float) : 0;
 }
 
 // ---- mul_mat ----
-static int64_t tile_lists(const gcuda_mul_mat_args & p, int64_t n) { return p.a.ne[2] * p.a.ne[3] * ((n + 7) / 8); }
-
 size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) {
-    const d_job p = job_of(*args);
-    return p.n <= 0 || p.k <= 0 ? 0
-                                : tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a),
-                                      tile_max_units(p, tile_lists(*args, p.n)), tile_columns(p.n)).bytes;
+    d_job p = job_of(*args);
+    return tile_part_bytes(p, tile_parts(p, 0));
 }
 
 gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    const d_job p = job_of(*args);
-    if (!tile_takes_weights(p.a) || !is_float(p.b.type) || (uintptr_t) scratch % 16 != 0 || p.m > INT32_MAX) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
+    d_job p = job_of(*args);
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    return mul_mat_tile(p, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_max_units(p, tile_lists(*args, p.n)), false,
-        (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
-            return launch(k_mul_mat_tile_columns, tile_pack_blocks(c), 256, stream, c);
-        });
+    const size_t b_all = (size_t) (uintptr_t) p.b.data | p.b.nb[1] | p.b.nb[2] | p.b.nb[3];
+    if (p.b.type != GCUDA_TYPE_BF16 || p.b.nb[0] != 2 || b_all % 16 != 0 || !tile_takes_weights(p.a)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    return mul_mat_tile(p, 0, tile_parts(p, 0), (float *) scratch, stream);
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
-// learns how many tiles there are: the kernels read it.
+// One block sorts the slots by expert: it counts, sums the counts and the tiles that they make, and files every slot. The
+// host never learns how many tiles there are: the grid is for as many as there can be, and the list ends with an empty
+// one. Which place a slot gets among those of its expert may differ from run to run, and no result depends on it.
 struct d_id_lists {
-    int32_t * n_tiles;
-    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
-    int32_t * order;   // [slots]
-    d_id_tile * tiles; // [max_tiles]
-    int64_t n_experts, n_slots;
-    int tn;
-    bool has_counts, has_slots; // in shared memory
+    int32_t * starts;   // [experts + 2]: first place of each expert's slots, and of the bad ones
+    int32_t * fill;     // [experts + 1]: next free place
+    int32_t * order;    // [slots]
+    d_id_tile * tiles;  // [max_tiles + 1]
+    int64_t n_experts, n_slots, max_tiles;
 };
 
-static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
-    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], n_lists = p.as.ne[2] + 1;
-    return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
-}
+static int64_t id_align(int64_t n) { return (n + 15) / 16 * 16; }
 
-// Returns the bytes of scratch.
-static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
+// Tiles of tn columns; returns the bytes of scratch.
+static size_t id_lists(const gcuda_mul_mat_id_args & p, int64_t tn, d_id_lists * l) {
     l->n_experts = p.as.ne[2];
     l->n_slots = p.ids.ne[0] * p.ids.ne[1];
+    l->max_tiles = l->n_slots / tn + (l->n_slots < l->n_experts + 1 ? l->n_slots : l->n_experts + 1);
     char * at = (char *) p.scratch;
-    const int64_t n_counts = tile_align((l->n_experts + 1) * 4), n_order = tile_align(l->n_slots * 4);
-    l->n_tiles = (int32_t *) at;
-    l->counts = (int32_t *) (at + 16);
-    l->order = (int32_t *) (at + 16 + n_counts);
-    l->tiles = (d_id_tile *) (at + 16 + n_counts + n_order);
-    return (size_t) (16 + n_counts + n_order + tile_align(id_max_tiles(p, 8) * (int64_t) sizeof(d_id_tile)));
+    const int64_t n_starts = id_align((l->n_experts + 2) * 4), n_order = id_align(l->n_slots * 4);
+    l->starts = (int32_t *) at;
+    l->fill = (int32_t *) (at + n_starts);
+    l->order = (int32_t *) (at + 2 * n_starts);
+    l->tiles = (d_id_tile *) (at + 2 * n_starts + n_order);
+    return (size_t) (2 * n_starts + n_order + id_align((l->max_tiles + 1) * (int64_t) sizeof(d_id_tile)));
 }
 
-static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32_t slot) {
-    const uint32_t used = (uint32_t) p.ids.ne[0];
-    const int32_t id = *(const int32_t *) d_at(p.ids, slot % used, slot / used, 0, 0);
-    return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
+static inline __device__ int64_t d_expert_of(const gcuda_mul_mat_id_args & p, int64_t slot) {
+    const int32_t id = *(const int32_t *) d_at(p.ids, slot % p.ids.ne[0], slot / p.ids.ne[0], 0, 0);
+    return id >= 0 && id < p.as.ne[2] ? id : p.as.ne[2];
 }
 
-// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
-static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
-    const int32_t * experts, int e) {
-    const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
-    int first = 0, tile = 0;
-    for (int k = lane; k < e; k += 32) {
-        first += counts[k];
-        tile += (counts[k] + l.tn - 1) / l.tn;
-    }
-    first = d_warp_reduce<d_sum_op>(first);
-    tile = d_warp_reduce<d_sum_op>(tile);
-    for (int i = lane * l.tn, k = tile + lane; i < n; i += 32 * l.tn, k += 32) {
-        l.tiles[k].expert = e < l.n_experts ? e : -1;
-        l.tiles[k].first = first + i;
-        l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
-    }
-    int at = first;
-    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
-        bool is_mine[4];
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const int s = s0 + 32 * k + lane;
-            is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
-        }
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
-            if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
-            at += __popc(mask);
-        }
-    }
-    if (e == l.n_experts && lane == 0) {
-        *l.n_tiles = tile + (n + l.tn - 1) / l.tn;
-        if (n > 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
-    }
-}
-
-// Every block counts all slots, and its warps take an expert each.
-static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
-    int32_t * counts = l.has_counts ? shared : l.counts;
-    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
-    for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
+// Sum of v over the threads before this one, and of all.
+static inline __device__ int64_t d_block_scan(int64_t v, int64_t * total) {
+    __shared__ int64_t part[1024];
+    const int i = (int) threadIdx.x, n = (int) blockDim.x;
     __syncthreads();
-    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
-        const int e = d_expert_of(p, (uint32_t) s);
-        if (experts != nullptr) { experts[s] = e; }
-        atomicAdd(&counts[e], 1);
+    part[i] = v;
+    for (int step = 1; step < n; step *= 2) {
+        __syncthreads();
+        const int64_t add = i >= step ? part[i - step] : 0;
+        __syncthreads();
+        part[i] += add;
     }
     __syncthreads();
-    for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
+    *total = part[n - 1];
+    return part[i] - v;
 }
 
-// The first n_sort blocks sort, the others round columns.
-static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
-    const gcuda_mul_mat_id_args p, const d_id_lists l, const d_tile_columns c, int n_sort) {
-    DYNAMIC_SHARED(int32_t, shared);
-    if ((int) blockIdx.x < n_sort) {
-        d_id_sort(p, l, shared, (int) blockIdx.x, n_sort);
-    } else {
-        d_tile_columns_all(c, (int) blockIdx.x - n_sort, (int) gridDim.x - n_sort);
+static __global__ void __launch_bounds__(1024) k_mul_mat_id_sort(const gcuda_mul_mat_id_args p, const d_id_lists l, int tn) {
+    const int n_threads = (int) blockDim.x, thread = (int) threadIdx.x;
+    for (int64_t e = thread; e <= l.n_experts; e += n_threads) { l.fill[e] = 0; }
+    __syncthreads();
+    for (int64_t s = thread; s < l.n_slots; s += n_threads) {
+        const int64_t e = d_expert_of(p, s);
+        atomicAdd(&l.fill[e], 1);
+        if (e == l.n_experts && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
     }
+    __syncthreads();
+    int64_t base = 0; // slots below, tiles above
+    for (int64_t e0 = 0; e0 <= l.n_experts; e0 += n_threads) {
+        const int64_t e = e0 + thread;
+        const int32_t n = e <= l.n_experts ? l.fill[e] : 0;
+        int64_t total;
+        const int64_t mine = base + d_block_scan(n | (int64_t) ((n + tn - 1) / tn) << 32, &total);
+        const int32_t first = (int32_t) mine, first_tile = (int32_t) (mine >> 32);
+        if (e <= l.n_experts) {
+            l.fill[e] = first;
+            for (int32_t i = 0, k = first_tile; i < n; i += tn, ++k) {
+                l.tiles[k].expert = e < l.n_experts ? (int32_t) e : -1;
+                l.tiles[k].first = first + i;
+                l.tiles[k].n = n - i < tn ? n - i : tn;
+            }
+        }
+        base += total;
+    }
+    for (int64_t k = (base >> 32) + thread; k <= l.max_tiles; k += n_threads) { l.tiles[k].n = 0; }
+    __syncthreads();
+    for (int64_t s = thread; s < l.n_slots; s += n_threads) { l.order[atomicAdd(&l.fill[d_expert_of(p, s)], 1)] = (int32_t) s; }
 }
 
-static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, int tn, const d_tile_columns & c, gcuda_stream stream) {
-    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
-    l.tn = tn;
-    l.has_counts = fits_shared(n_counts, 0);
-    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
-    const int64_t all = (l.n_experts + 8) / 8;
-    const int n_sort = l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
-    return launch_shared(k_mul_mat_id_prepare, n_sort + tile_pack_blocks(c), dim3(256),
-        (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0), 0, stream, p, l, c, n_sort);
-}
-
-// Columns of a tile: twice what an expert has in the mean, so that most experts are one tile.
-static int id_columns(const gcuda_mul_mat_id_args & p) {
-    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], mean = (n_slots + p.as.ne[2] - 1) / p.as.ne[2];
-    int tn = 16;
-    while (tn < 2 * mean && tn < TILE_COLUMNS) { tn *= 2; }
-    return tn;
-}
-
-static d_job id_job(const gcuda_mul_mat_id_args & p, const d_id_lists & l) {
-    d_job job = {};
-    job.a = p.as;
-    job.b = p.b;
-    job.y = p.y;
-    job.m = p.as.ne[1];
-    job.k = p.as.ne[0];
-    job.a_m = (int64_t) p.as.nb[1];
-    job.a_k = (int64_t) p.as.nb[0];
-    job.b_k = (int64_t) p.b.nb[0];
-    job.tiles = l.tiles;
-    job.order = l.order;
-    job.n_lists = l.n_tiles;
-    return job;
-}
-
-static bool id_uses_tiles(const gcuda_mul_mat_id_args & p, const d_job & job) {
+// The slots are sorted, the activations become BF16, then the tiles of all experts are multiplied: on tensor cores from
+// 8.0 on where rows are whole groups, else by the plain kernel.
+static bool id_uses_tiles(const gcuda_mul_mat_id_args & p) {
     int device = 0, major = 0;
     const bool is_ok = cudaGetDevice(&device) == cudaSuccess &&
                        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-    return is_ok && major >= 8 && tile_takes_weights(p.as) && is_float(p.b.type) && p.as.ne[1] <= INT32_MAX &&
-           tile_max_units(job, id_max_tiles(p, 8)) <= INT32_MAX; // steps are counted in 32 bits
+    return is_ok && major >= 8 && tile_takes_weights(p.as) && !gcuda_is_quantized(p.b.type);
+}
+
+static gcuda_array id_activations(const gcuda_mul_mat_id_args & p, void * data) {
+    gcuda_array b = p.b;
+    b.type = GCUDA_TYPE_BF16;
+    b.data = data;
+    b.nb[0] = 2;
+    for (int d = 1; d < 4; ++d) { b.nb[d] = b.nb[d - 1] * (size_t) b.ne[d - 1]; }
+    return b;
+}
+
+// The job, its tiles, and where in scratch things are: lists, activations, sums of parts.
+struct id_plan {
+    d_id_lists lists;
+    d_job job;
+    bool uses_tiles;
+    int64_t n_parts;
+    size_t b_at, parts_at, bytes;
+};
+
+static id_plan id_plan_of(const gcuda_mul_mat_id_args & p) {
+    id_plan x = {};
+    x.uses_tiles = id_uses_tiles(p);
+    x.b_at = id_lists(p, TILE_TN, &x.lists);
+    x.job.a = p.as;
+    x.job.b = x.uses_tiles ? id_activations(p, (char *) p.scratch + x.b_at) : p.b;
+    x.job.y = p.y;
+    x.job.m = p.as.ne[1];
+    x.job.k = p.as.ne[0];
+    x.job.a_m = (int64_t) p.as.nb[1];
+    x.job.a_k = (int64_t) p.as.nb[0];
+    x.job.b_k = (int64_t) x.job.b.nb[0];
+    x.job.tiles = x.lists.tiles;
+    x.job.order = x.lists.order;
+    x.n_parts = x.uses_tiles && x.lists.max_tiles > 0 ? tile_parts(x.job, x.lists.max_tiles) : 1;
+    x.parts_at = x.b_at + (x.uses_tiles ? (size_t) id_align(n_elements(p.b) * 2) : 0);
+    x.bytes = x.parts_at + tile_part_bytes(x.job, x.n_parts);
+    return x;
 }
 
 size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
-    d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
-    const d_job job = id_job(*args, l);
-    return l.n_slots <= 0 || !id_uses_tiles(*args, job)
-               ? n_lists
-               : n_lists + tile_scratch_of(args->b.ne[1] * args->b.ne[2], tile_column_bytes(args->as),
-                               tile_max_units(job, id_max_tiles(*args, 8)), id_columns(*args)).bytes;
+    return id_plan_of(*args).bytes;
 }
 
 gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    d_id_lists l = {};
-    const size_t n_lists = id_lists(*args, &l);
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    d_job job = id_job(*args, l);
-    if (id_uses_tiles(*args, job)) {
-        return mul_mat_tile(job, id_columns(*args), args->b.ne[1] * args->b.ne[2], tile_max_units(job, id_max_tiles(*args, 8)), true,
-            (char *) args->scratch + n_lists, args->max_shared, stream,
-            [&](const d_tile_columns & c, int tn) { return id_prepare(*args, l, tn, c, stream); });
+    id_plan x = id_plan_of(*args);
+    const int n_threads = x.lists.n_slots <= 128 ? 128 : 1024;
+    gcuda_status st = launch(k_mul_mat_id_sort, 1, n_threads, stream, *args, x.lists, TILE_TN);
+    if (st == GCUDA_STATUS_SUCCESS && x.uses_tiles) {
+        const gcuda_cpy_args copy = { args->b, x.job.b };
+        st = gcuda_launch_cpy(&copy, stream);
     }
-    const gcuda_status st = id_prepare(*args, l, PLAIN_TN, d_tile_columns(), stream);
-    return st == GCUDA_STATUS_SUCCESS ? mul_mat_plain(job, id_max_tiles(*args, PLAIN_TN), stream) : st;
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    return x.uses_tiles ? mul_mat_tile(x.job, x.lists.max_tiles, x.n_parts, (float *) ((char *) args->scratch + x.parts_at), stream)
+                        : mul_mat_plain(x.job, x.lists.max_tiles, stream);
 }
 #endif // part 4
 
@@ -8097,8 +7471,16 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 #define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
 
+struct d_vec_more { // another matrix for the same column
+    const char * a;
+    char * y;
+    int m, blocks;
+};
+
 struct d_vec_job {
     d_job job;
+    d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
+    int n_more;
     gcuda_array ids;     // mul_mat_id: every slot is a product of its own with one column
     int64_t n_experts;
     int32_t * bad_index;
@@ -8476,6 +7858,38 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q6_K>> : d_mma_format_of<D_I
         }
     }
 };
+
+// ---- codebooks: entries of 8 digits of 2 bits are kept as nibbles, whose upper bits choose another half of a table ----
+static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
+    digits = (digits | digits << 8) & 0x00ff00ffu;
+    digits = (digits | digits << 4) & 0x0f0f0f0fu;
+    return (digits | digits << 2) & 0x33333333u;
+}
+// Bit i of eight becomes bit 0 of nibble i.
+static inline __device__ uint32_t d_bits_to_nibbles(uint32_t bits) {
+    bits = (bits | bits << 12) & 0x000f000fu;
+    bits = (bits | bits << 6) & 0x03030303u;
+    return (bits | bits << 3) & 0x11111111u;
+}
+// The same for seven bits, the eighth making their number even: a nibble of the product counts those below it.
+static inline __device__ uint32_t d_even_bits_to_nibbles(uint32_t bits) {
+    bits = d_bits_to_nibbles(bits);
+    return bits | (bits * 0x11111111u & 0x10000000u);
+}
+// Digits 0 1 2 as 8 25 43, with 4 added negative.
+static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
+    q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
+    q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
+}
+static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
+// Digits 0 1 2 as 0 8 16, with 4 added two more: they are moved up (d_put_iq1).
+static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
+    q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
+    q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
+}
+static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
+    d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
+}
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 256> {
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2xxs[i]); }
@@ -9106,12 +8520,13 @@ static inline __device__ d_index d_vec_index(const d_vec_job & p, int64_t i, int
 
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn.
 template <typename A, int COLS, bool ALIGNED>
-static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block) {
+static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block, int which) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, n_sub = n_warps / p.at_once;
     const int64_t matrix = d_vec_matrix(p, item);
-    const int m = (int) p.job.m, row0 = block * n_sub + sub, row_step = (int) p.blocks * n_sub;
+    const int m = which > 0 ? p.more[which - 1].m : (int) p.job.m, blocks = which > 0 ? p.more[which - 1].blocks : (int) p.blocks;
+    const int row0 = block * n_sub + sub, row_step = blocks * n_sub;
     const bool has_up = COLS <= 2 && p.job.has_epilogue && p.job.epilogue.up != nullptr;
     const int n_parts = has_up ? 2 : 1;
     const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step * n_parts : 0; // of this warp
@@ -9134,7 +8549,8 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     for (int first = 0; first < p.steps && matrix >= 0; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
-        const char * a = d_at(p.job.a, 0, row0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + start;
+        const char * a = which > 0 ? p.more[which - 1].a + row0 * p.job.a_m + start
+                                   : d_at(p.job.a, 0, row0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + start;
         ring.from = a;
         ring.rows_left = has_step ? n_rows : 0;
         ring.bytes = (int) (row_bytes - start < d_vec_format<A>::step_bytes ? row_bytes - start : d_vec_format<A>::step_bytes);
@@ -9181,7 +8597,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     }
     __syncthreads();
     for (int i = (int) threadIdx.x;; i += (int) blockDim.x) {
-        const int r = i / COLS, c = i % COLS, round = r / n_sub * (int) p.blocks + block, row = round * n_sub + r % n_sub;
+        const int r = i / COLS, c = i % COLS, round = r / n_sub * blocks + block, row = round * n_sub + r % n_sub;
         if (round * n_sub >= m) {
             break;
         }
@@ -9191,6 +8607,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             for (int s = 0; s < p.at_once && matrix >= 0; ++s) { sum += sums[s * COLS]; }
             for (int s = 0; s < p.at_once && matrix >= 0 && has_up; ++s) { up += sums[(n_sub * p.at_once + s) * COLS]; }
             d_vec_ends(p, item, matrix, c, &b, &y);
+            if (which > 0) { y = p.more[which - 1].y; }
             if (p.job.has_epilogue && matrix >= 0) {
                 sum = d_finish(p.job, sum, up, d_vec_index(p, item, matrix, c, row), p.ids.data != nullptr ? matrix : -1);
             }
@@ -9205,7 +8622,13 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     d_vec_fill_tables<A>(p, shared);
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
-        d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks));
+        if (COLS == 1 && p.n_more > 0) {
+            int block = (int) i, which = 0;
+            for (int n = (int) p.blocks; block >= n; n = p.more[which - 1].blocks) { block -= n, ++which; }
+            d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, 0, block, which);
+        } else {
+            d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks), 0);
+        }
     }
 }
 
@@ -9481,6 +8904,23 @@ template <typename A> static void vec_tables(d_vec_job & p, int code_bytes, int 
     while (V::signs > 0 && p.sign_shift < 7 && V::signs << (p.sign_shift + 1) <= sign_bytes) { ++p.sign_shift; }
 }
 
+// Blocks of a group's matrices: all have as many rounds, so that together they are not more than the plan has for all rows,
+// unless there were more rounds than there is room for.
+static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
+    const int64_t wanted = p.blocks > p.n_more ? p.blocks : p.n_more + 1;
+    int64_t rows = p.job.m;
+    for (int j = 0; j < p.n_more; ++j) { rows -= p.more[j].m; }
+    p.job.m = rows; // the first one's
+    p.n_items = wanted + 1;
+    for (int64_t rounds = 1; p.n_items > wanted && rounds <= most; ++rounds) {
+        p.n_items = p.blocks = (rows + n_sub * rounds - 1) / (n_sub * rounds);
+        for (int j = 0; j < p.n_more; ++j) {
+            p.more[j].blocks = (int) ((p.more[j].m + n_sub * rounds - 1) / (n_sub * rounds));
+            p.n_items += p.more[j].blocks;
+        }
+    }
+}
+
 template <typename A, int COLS>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
@@ -9503,6 +8943,7 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
         p.blocks = all < share ? all : share;
         p.blocks = p.blocks > least ? p.blocks : least;
         p.n_items = n_matrices * p.blocks;
+        if (p.n_more > 0) { vec_share(p, n_sub, most); }
         return n_bytes;
     }
     return 0;
@@ -9647,6 +9088,33 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
                : n <= 4 ? launch_vec<A, 4>(p, n_matrices, args->max_shared, stream)
                         : launch_vec<A, 8>(p, n_matrices, args->max_shared, stream);
     });
+}
+
+// Whether q is a product of the same column as p, with weights that lie like p's.
+static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
+    return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
+           q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && n_elements(q.b) == p.a.ne[0] &&
+           n_elements(p.b) == p.a.ne[0] && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
+}
+
+gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int n_args, gcuda_stream stream) {
+    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    d_vec_job p = vec_job(job_of(args[0]));
+    for (int i = 0; i < n_args; ++i) {
+        if (!gcuda_is_quantized(args[i].a.type) || !is_float(args[i].b.type) || args[i].a.ne[0] % 32 != 0 || args[i].a.ne[1] < 1 ||
+            !vec_is_alike(args[0], args[i])) {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
+        p.is_aligned = p.is_aligned && (uintptr_t) args[i].a.data % 16 == 0;
+        if (i > 0) {
+            p.more[i - 1] = { (const char *) args[i].a.data, (char *) args[i].y.data, (int) args[i].a.ne[1], 0 };
+            p.job.m += args[i].a.ne[1]; // for the plan: the rows of all
+        }
+    }
+    p.n_more = n_args - 1;
+    return with_weight_format(args->a.type, [&](auto a) { return launch_vec<decltype(a), 1>(p, 1, args->max_shared, stream); });
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -10069,6 +9537,44 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
     }
 }
 
+// ---- both sides from memory: F16 or BF16, any number of matrices ----
+#ifdef __CUDACC__
+#define D_GRID_CONSTANT __grid_constant__
+#define D_WG_MAP_ALIGN alignas(64)
+#else
+#define D_GRID_CONSTANT
+#define D_WG_MAP_ALIGN
+#endif
+struct d_wg_gemm {
+    d_wg_job wg; // of it m, n, tiles, parts and y
+    int ne2, r2, r3;       // matrices of y in dimension 2; how many of them share one of a
+    int64_t y_nb2, y_nb3;  // elements between matrices of y, or of sums of parts
+};
+
+struct d_wg_gemm_item {
+    d_wg_item wg;
+    int i2, i3;
+};
+
+static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, int64_t item, int tn) {
+    const int64_t n = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts, matrix = item / n;
+    d_wg_gemm_item t;
+    t.wg = d_wg_item_of(p.wg, (int) (item - matrix * n), tn);
+    t.i2 = (int) (matrix % p.ne2);
+    t.i3 = (int) (matrix / p.ne2);
+    return t;
+}
+
+template <int TN> struct d_wg_gemm_shape {
+    static constexpr int a_bytes = WG_ROWS * WG_K * 2, stage_bytes = a_bytes + TN * WG_K * 2;
+    static constexpr int fit = (WG_MAX_SHARED - 1024) / stage_bytes, stages = fit < 6 ? fit : 6;
+    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes);
+};
+
+struct D_WG_MAP_ALIGN d_wg_map { // what cuTensorMapEncodeTiled makes
+    uint64_t words[16];
+};
+
 // What follows, up to the end of the condition, is all that the simulated device cannot run.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // ---- barriers of shared memory, asynchronous copies ----
@@ -10107,6 +9613,18 @@ static inline __device__ void d_barrier_arrive_after_copies(uint32_t bar) {
 static inline __device__ void d_copy_to_both(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(n_bytes), "r"(bar), "h"((uint16_t) 3)
+                 : "memory");
+}
+// A box of a tensor map (coordinates in elements, along k, rows, and the two dimensions of matrices), here or to both blocks.
+static inline __device__ void d_copy_box(uint32_t to, const d_wg_map & map, int k, int row, int i2, int i3, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(&map), "r"(k), "r"(row), "r"(i2), "r"(i3), "r"(bar)
+                 : "memory");
+}
+static inline __device__ void d_copy_box_to_both(uint32_t to, const d_wg_map & map, int k, int row, int i2, int i3, uint32_t bar) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3, "
+                 "%4, %5}], [%6], %7;" ::"r"(to),
+                 "l"(&map), "r"(k), "r"(row), "r"(i2), "r"(i3), "r"(bar), "h"((uint16_t) 3)
                  : "memory");
 }
 static inline __device__ int d_cluster_rank() {
@@ -10152,6 +9670,29 @@ D_WG_MMA(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0")
 D_WG_MMA(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0")
 D_WG_MMA(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
 
+// The same with a in shared memory, as b.
+#define D_WG_MMA_SHARED(NAME, TYPE)                                                                                               \
+    static inline __device__ void NAME(float (&d)[128], uint64_t a, uint64_t b, int adds) {                                       \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE       \
+                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, 0, 0;\n}"                   \
+                     : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
+                     : "l"(a), "l"(b), "r"(adds));                                                                                \
+    }                                                                                                                             \
+    static inline __device__ void NAME(float (&d)[64], uint64_t a, uint64_t b, int adds) {                                        \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE        \
+                     " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}"                                                 \
+                     : D_F32(0), D_F32(32)                                                                                        \
+                     : "l"(a), "l"(b), "r"(adds));                                                                                \
+    }
+D_WG_MMA_SHARED(d_wg_mma_f16, "f16")
+D_WG_MMA_SHARED(d_wg_mma_bf16, "bf16")
+
+template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], uint64_t a, uint64_t b, int adds) {
+    d_wg_mma_f16(d, a, b, adds);
+}
+template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], uint64_t a, uint64_t b, int adds) {
+    d_wg_mma_bf16(d, a, b, adds);
+}
 template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
     d_wg_mma_f16(d, a, b, adds);
 }
@@ -10287,6 +9828,56 @@ template <typename A, int TN> static inline __device__ void d_wg_multiply(const 
         d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
+
+// ---- both sides from memory, as they lie ----
+#define FOR_GEMM_ITEMS(t, p, TN)                                                            \
+    for (int64_t i_ = blockIdx.x / 2; i_ < (p).wg.n_items; i_ += gridDim.x / 2)               \
+        for (d_wg_gemm_item t = d_wg_gemm_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
+
+template <int TN> static inline __device__ void d_wg_gemm_fetch(
+    const d_wg_gemm & p, const d_wg_map & a, const d_wg_map & b, uint32_t stages, uint32_t full, uint32_t empty, int rank) {
+    typedef d_wg_gemm_shape<TN> shape;
+    d_wg_place<shape::stages> at = { 0, 1 };
+    FOR_GEMM_ITEMS(t, p, TN) {
+        for (int s = t.wg.first; s < t.wg.end; ++s) {
+            const uint32_t to = stages + at.slot * shape::stage_bytes, bar = full + 8 * at.slot;
+            d_barrier_wait(empty + 8 * at.slot, at.parity);
+            d_barrier_expect(bar, shape::stage_bytes);
+            d_copy_box(to, a, s * WG_K, t.wg.m0 + rank * WG_ROWS, t.i2 / p.r2, t.i3 / p.r3, bar);
+            d_copy_box_to_both(to + shape::a_bytes + rank * (TN * WG_K), b, s * WG_K, t.wg.c0 + rank * (TN / 2), t.i2, t.i3, bar);
+            at.next();
+        }
+    }
+}
+
+template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
+    const d_wg_gemm & p, uint32_t stages, uint32_t full, uint32_t empty, int rank, int thread) {
+    typedef d_wg_gemm_shape<TN> shape;
+    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+    d_wg_place<shape::stages> at = { 0, 0 };
+    float d[TN / 2];
+    FOR_GEMM_ITEMS(t, p, TN) {
+        uint32_t before = 0; // barrier of the stage that was read last
+        for (int s = t.wg.first; s < t.wg.end; ++s) {
+            const uint32_t from = stages + at.slot * shape::stage_bytes;
+            const uint64_t a = d_wg_columns(from + thread / 128 * (64 * WG_K * 2)), b = d_wg_columns(from + shape::a_bytes);
+            d_barrier_wait(full + 8 * at.slot, at.parity);
+            d_wg_fence();
+            UNROLL for (int i = 0; i < 4; ++i) { d_wg_mma(T(), d, a + 2 * i, b + 2 * i, s > t.wg.first || i > 0); }
+            d_wg_commit();
+            d_wg_wait<1>(); // the step before
+            if (before != 0 && lane < 2) { d_barrier_arrive_at(before, lane); }
+            before = empty + 8 * at.slot;
+            at.next();
+        }
+        d_wg_wait<0>();
+        UNROLL for (int i = 0; i < TN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        if (lane < 2) { d_barrier_arrive_at(before, lane); }
+        d_wg_job y = p.wg;
+        y.y += t.i2 * p.y_nb2 + t.i3 * p.y_nb3;
+        d_wg_store<TN>(y, t.wg, t.wg.m0 + rank * WG_ROWS + row, lane, d);
+    }
+}
 #define D_WG_CLUSTER __cluster_dims__(2, 1, 1)
 #else
 #define D_WG_CLUSTER
@@ -10337,6 +9928,40 @@ template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bound
     d_cluster_sync(); // the other block may still send to this one
 #else
     (void) p;
+#endif
+}
+
+// A block has 128 rows of a and TN columns of b, each of two warp groups 64 rows; the two blocks of a cluster have the same columns,
+// of which each fetches half for both. One thread fetches, by the tensor maps: they also make zeros of what is outside.
+template <typename T, int TN> static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, 1)
+    k_mul_mat_wg_gemm(const d_wg_gemm p, const D_GRID_CONSTANT d_wg_map a, const D_GRID_CONSTANT d_wg_map b) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef d_wg_gemm_shape<TN> shape;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    const int thread = (int) threadIdx.x, rank = d_cluster_rank();
+    const uint32_t stages = (d_shared_address(shared) + 1023) & ~1023u; // the swizzle wants it
+    const uint32_t full = d_shared_address(barriers), empty = full + 8 * shape::stages;
+    if (thread == 0) {
+        for (int i = 0; i < shape::stages; ++i) {
+            d_barrier_init(full + 8 * i, 1);
+            d_barrier_init(empty + 8 * i, 16); // the warps that multiply, of both blocks
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    d_cluster_sync();
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (thread == 0) { d_wg_gemm_fetch<TN>(p, a, b, stages, full, empty, rank); }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        d_wg_gemm_multiply<T, TN>(p, stages, full, empty, rank, thread - 128);
+    }
+    d_cluster_sync(); // the other block may still send to this one
+#else
+    (void) p;
+    (void) a;
+    (void) b;
 #endif
 }
 
@@ -10524,8 +10149,6 @@ static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) {
     return best;
 }
 
-size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) { return wg_plan_of(*args).bytes; }
-
 bool gcuda_has_warp_groups(void) {
     cudaFuncAttributes attributes = {};
     const bool is_ok = cudaFuncGetAttributes(&attributes, k_mul_mat_wg<__half, 128>) == cudaSuccess;
@@ -10557,6 +10180,124 @@ template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn,
     return tn == 256 ? launch_wg<A, 256>(p, max_shared, stream) : launch_wg<A, 128>(p, max_shared, stream);
 }
 
+// ---- the launcher's side of products with both sides from memory ----
+static bool wg_is_gemm(const gcuda_mul_mat_args & p) { // see gcuda_launch_mul_mat_wg
+    return (p.a.type == GCUDA_TYPE_F16 || p.a.type == GCUDA_TYPE_BF16) && p.b.type == p.a.type && is_wide(p.a) && is_wide(p.b);
+}
+
+static bool wg_gemm_takes(const gcuda_mul_mat_args & p) {
+    const int64_t most = 1 << 30;
+    const bool fits = p.a.ne[0] > 0 && p.a.ne[0] <= most && p.a.ne[1] <= most && p.b.ne[1] <= most && p.b.ne[2] <= most && p.b.ne[3] <= most;
+    return fits && p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && (p.y.nb[1] | p.y.nb[2] | p.y.nb[3]) % 4 == 0;
+}
+
+// Tiles and parts as in wg_plan_of.
+static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
+    const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_steps = (p.a.ne[0] + WG_K - 1) / WG_K;
+    const int64_t n_clusters = n_multiprocessors() / 2 > 0 ? n_multiprocessors() / 2 : 1;
+    const int64_t m_tiles = (p.a.ne[1] + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
+    wg_plan best = {};
+    double least = 0.0;
+    for (int tn = 128; tn <= 256; tn += 128) {
+        const int64_t n_tiles = (p.b.ne[1] + tn - 1) / tn * n_matrices;
+        for (int parts = 1; parts <= WG_MAX_PARTS && parts <= n_steps; ++parts) {
+            const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_steps + parts - 1) / parts;
+            const double step = tn == 256 ? 2.0 : 1.2, ends = tn == 256 ? 16.0 : 8.0; // an item costs `ends` beside its steps
+            const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) n_elements(p.y) / 3.3e5 : 0.0;
+            const double cost = (double) rounds * ((double) k * step + ends) + sums;
+            if (least == 0.0 || cost < least) {
+                least = cost;
+                best.tn = tn;
+                best.n_parts = parts;
+            }
+        }
+    }
+    best.bytes = best.n_parts > 1 ? (size_t) (best.n_parts * n_elements(p.y)) * sizeof(float) : 0;
+    return best;
+}
+
+#ifdef __CUDACC__
+// Boxes of 64 elements of k and `rows` rows, swizzled as the instructions read them.
+static bool wg_map_of(const gcuda_array & x, int rows, d_wg_map * map) {
+    typedef int (*encode_function)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
+        const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
+    static void * const encode = []() -> void * {
+        void * found = nullptr;
+#if CUDART_VERSION >= 12050
+        cudaDriverEntryPointQueryResult result;
+        const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+#else
+        const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault);
+#endif
+        if (err != cudaSuccess) {
+            (void) cudaGetLastError();
+        }
+        return err == cudaSuccess ? found : nullptr;
+    }();
+    uint64_t ne[4], nb[3];
+    const uint32_t box[4] = { WG_K, (uint32_t) rows, 1, 1 }, steps[4] = { 1, 1, 1, 1 };
+    for (int d = 0; d < 4; ++d) { ne[d] = (uint64_t) x.ne[d]; }
+    for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * 2 + 15) / 16 * 16; }
+    enum { FLOAT16 = 6, BFLOAT16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
+    const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : BFLOAT16;
+    return encode != nullptr && ((encode_function) encode)(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B,
+                                    PROMOTION_256B, FILL_ZEROS) == 0;
+}
+#else
+static bool wg_map_of(const gcuda_array &, int, d_wg_map *) { return false; } // the simulated device has no use for them
+#endif
+
+static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
+    const int64_t n = y.ne[0] * y.ne[1] * y.ne[2] * y.ne[3];
+    FOR_ELEMENTS(i, n) {
+        float v = parts[i];
+        for (int k = 1; k < n_parts; ++k) { v += parts[i + k * n]; }
+        *(float *) d_at(y, d_unravel(y.ne, i)) = v;
+    }
+}
+
+template <typename T, int TN> static gcuda_status launch_wg_gemm(
+    const d_wg_gemm & p, const gcuda_mul_mat_args & args, gcuda_stream stream) {
+    const int64_t n_clusters = n_multiprocessors() / 2, n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
+    d_wg_map a, b;
+    return wg_map_of(args.a, WG_ROWS, &a) && wg_map_of(args.b, TN / 2, &b)
+               ? launch_shared(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream, p, a, b)
+               : GCUDA_STATUS_UNSUPPORTED;
+}
+
+static gcuda_status mul_mat_wg_gemm(const gcuda_mul_mat_args & args, void * scratch, gcuda_stream stream) {
+    const wg_plan plan = wg_gemm_plan_of(args);
+    const bool has_parts = plan.n_parts > 1, is_f16 = args.a.type == GCUDA_TYPE_F16;
+    d_wg_gemm p = {};
+    p.wg.m = (int) args.a.ne[1];
+    p.wg.n = (int) args.b.ne[1];
+    p.wg.m_tiles = (p.wg.m + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
+    p.wg.n_tiles = (p.wg.n + plan.tn - 1) / plan.tn;
+    p.wg.n_units = (int) ((args.a.ne[0] + WG_K - 1) / WG_K);
+    p.wg.n_parts = plan.n_parts;
+    p.wg.n_items = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts * args.y.ne[2] * args.y.ne[3];
+    p.wg.y = has_parts ? (float *) scratch : (float *) args.y.data;
+    p.wg.y_stride = has_parts ? p.wg.m : (int64_t) (args.y.nb[1] / 4);
+    p.wg.part_stride = n_elements(args.y);
+    p.ne2 = (int) args.y.ne[2];
+    p.r2 = (int) (args.b.ne[2] / args.a.ne[2]);
+    p.r3 = (int) (args.b.ne[3] / args.a.ne[3]);
+    p.y_nb2 = has_parts ? (int64_t) p.wg.m * p.wg.n : (int64_t) (args.y.nb[2] / 4);
+    p.y_nb3 = has_parts ? p.y_nb2 * p.ne2 : (int64_t) (args.y.nb[3] / 4);
+    const gcuda_status st = plan.tn == 256 ? (is_f16 ? launch_wg_gemm<__half, 256>(p, args, stream) : launch_wg_gemm<__nv_bfloat16, 256>(p, args, stream))
+                            : is_f16       ? launch_wg_gemm<__half, 128>(p, args, stream)
+                                           : launch_wg_gemm<__nv_bfloat16, 128>(p, args, stream);
+    if (st != GCUDA_STATUS_SUCCESS || !has_parts) {
+        return st;
+    }
+    if (args.y.ne[2] * args.y.ne[3] > 1) {
+        return launch_elements(k_wg_gemm_parts, args.y, stream, args.y, (const float *) scratch, plan.n_parts);
+    }
+    p.wg.y = (float *) args.y.data;
+    p.wg.y_stride = (int64_t) (args.y.nb[1] / 4);
+    return launch(k_wg_parts, ((int64_t) p.wg.m * p.wg.n + 1023) / 1024, 256, stream, p.wg, (const float *) scratch);
+}
+
 static bool wg_takes(const gcuda_mul_mat_args & p) {
     const size_t row_bytes = (size_t) p.a.ne[0] / (size_t) gcuda_blck_size(p.a.type) * gcuda_type_size(p.a.type);
     const bool a_fits = (gcuda_is_quantized(p.a.type) || is_float(p.a.type)) && p.a.ne[2] * p.a.ne[3] == 1 &&
@@ -10566,13 +10307,21 @@ static bool wg_takes(const gcuda_mul_mat_args & p) {
            p.a.ne[0] <= (1 << 29);
 }
 
+size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
+    return wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes;
+}
+
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    if (!wg_takes(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
+    const bool is_gemm = wg_is_gemm(*args);
+    if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
+    }
+    if (is_gemm) {
+        return mul_mat_wg_gemm(*args, scratch, stream);
     }
     const wg_plan plan = wg_plan_of(*args);
     const bool is_f16 = args->a.type == GCUDA_TYPE_F16;
@@ -10614,6 +10363,211 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
     }
     return st;
 }
+
+// >>op:conv_2d ----------------------------------------------------------------------------------------
+#if GCUDAI_KERNEL_HAS(CONV)
+// The product of a large convolution, from >>k-conv-packed: BM output channels by BN pixels, both sides from shared memory. One
+// warp group fetches, two multiply: 64 of 128 channels each, or, with tiles of 64 channels, every second tile each, so that one
+// stores while the other multiplies. Blocks stay and take tile after tile.
+//   floor   2 OC K pixels operations; (BM + BN) 128 bytes from L2 for a step of 64 elements of K
+template <int BM, int BN> struct d_wg_conv {
+    static constexpr int a_bytes = BM * PACKED_ROW, stage_bytes = (BM + BN) * PACKED_ROW;
+    static constexpr int stages = (PACKED_SHARED - SHARED_STATIC - 1024 - 2 * BN * 4) / stage_bytes;
+    static constexpr int shared_bytes = 1024 + stages * stage_bytes + 2 * BN * 4; // 1024: to align
+    static constexpr int behind = 2; // steps whose copies a fetching thread has under way
+    static constexpr bool in_turns = BM == 64;
+    static_assert(stages >= behind + 2, "else who fetches waits for who multiplies and the other way round");
+};
+
+#define WG_CONV_WIDE 48.0 // relative times of a tile, as they are in the mean of four shapes on an H200
+#define WG_CONV_SQUARE 30.0
+#define WG_CONV_FLAT 31.0
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// What this thread wrote to shared memory is seen by warp-group products that begin after a barrier.
+static inline __device__ void d_wg_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+static inline __device__ void d_wg_copy(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(n_bytes),
+                 "r"(bar)
+                 : "memory");
+}
+
+// d += a b, or d = a b: 64 rows and N columns, both in shared memory in rows of 128 bytes (d_wg_columns); sixteen k.
+static inline __device__ void d_wg_mma_shared(float (&d)[128], uint64_t a, uint64_t b, int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16"
+                 " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, 0, 0;\n}"
+                 : D_F32(0), D_F32(32), D_F32(64), D_F32(96)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+static inline __device__ void d_wg_mma_shared(float (&d)[64], uint64_t a, uint64_t b, int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16"
+                 " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}"
+                 : D_F32(0), D_F32(32)
+                 : "l"(a), "l"(b), "r"(adds));
+}
+
+// Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
+static inline __device__ void d_wg_await_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory"); }
+static inline __device__ void d_wg_pass_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(2 + group) : "memory"); }
+
+struct d_wg_conv_ring {
+    char * stages;
+    uint32_t * firsts;    // of the patches of a tile; two tiles
+    uint32_t full, empty; // barriers, eight bytes each
+};
+
+// A thread has a piece of 16 bytes of every sixteenth row. What it copied is announced two steps later.
+template <int BM, int BN>
+static inline __device__ void d_wg_conv_fetch(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
+    typedef d_wg_conv<BM, BN> shape;
+    const int piece = thread % 8, row = thread / 8, n_m = (q.n_oc + BM - 1) / BM;
+    d_wg_place<shape::stages> at = { 0, 1 };
+    int n_behind = 0, slot_behind = 0;
+    uint32_t * firsts = ring.firsts;
+    auto announce = [&] { // the oldest step not yet announced, whose copies have arrived
+        d_wg_publish();
+        __syncwarp();
+        if (thread % 32 == 0) { d_barrier_arrive(ring.full + 8 * slot_behind); }
+        slot_behind = slot_behind + 1 == shape::stages ? 0 : slot_behind + 1;
+        --n_behind;
+    };
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x) {
+        const int pixel0 = item / n_m * BN, tile = item % n_m * (BM / 64);
+        UNROLL for (int i = 0; i < BN / 128; ++i) { firsts[thread + 128 * i] = d_packed_first(p, q, pixel0 + thread + 128 * i); }
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+        const char * from[BN / 16];
+        UNROLL for (int i = 0; i < BN / 16; ++i) { from[i] = q.x + (uint64_t) firsts[row + 16 * i] * 16; }
+        firsts = firsts == ring.firsts ? ring.firsts + BN : ring.firsts;
+        d_packed_walk walk(p, q, piece);
+        for (int step = 0; step < q.n_steps; ++step) {
+            char * to = ring.stages + at.slot * shape::stage_bytes;
+            d_barrier_wait(ring.empty + 8 * at.slot, at.parity);
+            if (thread == 0) {
+                d_barrier_expect(ring.full + 8 * at.slot, shape::a_bytes);
+                UNROLL for (int i = 0; i < BM / 64; ++i) {
+                    d_wg_copy(d_shared_address(to) + i * PACKED_TILE, q.w + ((int64_t) (tile + i) * q.n_steps + step) * PACKED_TILE,
+                        PACKED_TILE, ring.full + 8 * at.slot);
+                }
+            }
+            const uint64_t place = (uint64_t) walk.place() * 16;
+            const int n_bytes = walk.left > 0 ? 16 : 0;
+            UNROLL for (int i = 0; i < BN / 16; ++i) {
+                d_copy_16(to + shape::a_bytes + d_packed_at(row, piece) + i * (16 * PACKED_ROW), n_bytes != 0 ? from[i] + place : q.x, n_bytes);
+            }
+            d_copies_commit();
+            walk.next(p, q);
+            at.next();
+            if (++n_behind > shape::behind) {
+                d_copies_wait<shape::behind>();
+                announce();
+            }
+        }
+    }
+    d_copies_wait<0>();
+    while (n_behind > 0) { announce(); }
+}
+
+template <typename TY, int BM, int BN>
+static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, const d_packed & q, const d_wg_conv_ring & ring, int n_items, int thread) {
+    typedef d_wg_conv<BM, BN> shape;
+    const int lane = thread % 32, warp = thread / 32 % 4, group = thread / 128, n_m = (q.n_oc + BM - 1) / BM;
+    const uint32_t stages = d_shared_address(ring.stages), own = shape::in_turns ? 0 : (uint32_t) (group * PACKED_TILE);
+    d_wg_place<shape::stages> at = { 0, 0 };
+    float d[BN / 2];
+    int turn = 0;
+    if (shape::in_turns && group == 1) { d_wg_pass_turn(0); }
+    for (int item = (int) blockIdx.x; item < n_items; item += (int) gridDim.x, turn ^= 1) {
+        if (shape::in_turns && turn != group) { // the other group's
+            const int to = at.slot + q.n_steps;
+            at.parity ^= (uint32_t) (to / shape::stages & 1);
+            at.slot = to % shape::stages;
+            continue;
+        }
+        uint32_t before = 0; // barrier of the stage that was read last
+        int adds = 0;
+        if (shape::in_turns) { d_wg_await_turn(group); }
+        for (int step = 0; step < q.n_steps; ++step) {
+            const uint32_t stage = stages + (uint32_t) (at.slot * shape::stage_bytes);
+            const uint64_t a = d_wg_columns(stage + own), b = d_wg_columns(stage + shape::a_bytes);
+            d_barrier_wait(ring.full + 8 * at.slot, at.parity);
+            d_wg_fence();
+            UNROLL for (int i = 0; i < 4; ++i) {
+                d_wg_mma_shared(d, a + 2 * i, b + 2 * i, adds);
+                adds = 1;
+            }
+            d_wg_commit();
+            d_wg_wait<1>(); // the step before
+            if (before != 0 && lane == 0) { d_barrier_arrive(before); }
+            before = ring.empty + 8 * at.slot;
+            at.next();
+        }
+        if (shape::in_turns) { d_wg_pass_turn(group ^ 1); }
+        d_wg_wait<0>();
+        UNROLL for (int i = 0; i < BN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        if (lane == 0) { d_barrier_arrive(before); }
+        const int oc = item % n_m * BM + (shape::in_turns ? 0 : group * 64) + warp * 16 + lane / 4;
+        d_packed_store<TY, BN / 8>(p, q, oc, item / n_m * BN + lane % 4 * 2, d);
+    }
+}
+#endif // 9.0a
+
+template <typename TY, int BM, int BN>
+static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg(const gcuda_conv_args p, const d_packed q, int n_items) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef d_wg_conv<BM, BN> shape;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[2 * shape::stages];
+    const int thread = (int) threadIdx.x;
+    d_wg_conv_ring ring;
+    ring.stages = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    ring.firsts = (uint32_t *) (ring.stages + shape::stages * shape::stage_bytes);
+    ring.full = d_shared_address(barriers);
+    ring.empty = ring.full + 8 * shape::stages;
+    if (thread == 0) {
+        for (int i = 0; i < shape::stages; ++i) {
+            d_barrier_init(ring.full + 8 * i, 5); // the bulk copy and four warps
+            d_barrier_init(ring.empty + 8 * i, shape::in_turns ? 4 : 8);
+        }
+        d_wg_publish();
+    }
+    __syncthreads();
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        d_wg_conv_fetch<BM, BN>(p, q, ring, n_items, thread);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        d_wg_conv_multiply<TY, BM, BN>(p, q, ring, n_items, thread - 128);
+    }
+#else
+    (void) p, (void) q, (void) n_items;
+#endif
+}
+
+template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcuda_conv_args & p, const d_packed & q, gcuda_stream stream) {
+    const int64_t n_items = (q.n_oc + BM - 1) / BM * (((int64_t) q.n_pixels + BN - 1) / BN), n_sm = n_multiprocessors();
+    return launch_shared(k_conv_2d_wg<TY, BM, BN>, n_items < n_sm ? n_items : n_sm, dim3(WG_THREADS), d_wg_conv<BM, BN>::shared_bytes,
+        p.max_shared, stream, p, q, (int) n_items);
+}
+
+// Of tiles that fit the channels those whose last round leaves the fewest multiprocessors idle.
+gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream stream) {
+    if (!fits_shared(PACKED_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const d_packed q = packed_of(*args);
+    const int64_t n_sm = n_multiprocessors();
+    auto rounds = [&](int64_t m, int64_t n) { return ((q.n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n) + n_sm - 1) / n_sm; };
+    const double wide = (double) rounds(128, 256) * WG_CONV_WIDE, square = (double) rounds(128, 128) * WG_CONV_SQUARE;
+    const double flat = (double) rounds(64, 256) * WG_CONV_FLAT;
+    return with_float(args->y.type, [&](auto y) {
+        typedef decltype(y) T;
+        return flat < wide && flat < square ? conv_2d_wg<T, 64, 256>(*args, q, stream)
+               : square < wide              ? conv_2d_wg<T, 128, 128>(*args, q, stream)
+                                            : conv_2d_wg<T, 128, 256>(*args, q, stream);
+    });
+}
+#endif // CONV
 #endif // part 13
 
 #if GCUDAI_PART(14)

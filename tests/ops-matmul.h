@@ -123,17 +123,6 @@ TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-b
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
 }
 
-// Those of tensor cores, with rows and columns that are no whole tiles. GCUDA_CUDA_PRODUCT=tile sends all of them there.
-TEST(mul_mat_some_columns) {
-    char types[2048];
-    snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
-    mul_mat_cases(types, "512,17|512,16 256,18|256,31 256,16|256,33 256,35|256,64", 0);
-    mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ3_S,BF16>F32 MXFP4,F32>F32", "768,130|768,9 256,129|256,33 256,16,2|256,5,4", LAYOUT_ROWS);
-    mul_mat_cases("Q4_0,F32>F32 Q4_K,F32>F32 F16,F32>F32", "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
-    mul_mat_cases(FLOAT_PAIRS, "96,17|96,9 160,130|160,33 64,3|64,129 128,20,2,3|128,9,4,3", 0);
-    if (test_full()) { mul_mat_cases(types, "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0); }
-}
-
 TEST(mul_mat_long_rows) { // a device may cut k into parts for few columns
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ2_S,BF16>F32", "2048,70|2048,9 4096,17|4096,33 1280,65|1280,12", 0);
 }
@@ -160,18 +149,32 @@ TEST(mul_mat_many_rows) {
     }
 }
 
+// Columns enough for whole tiles of tensor cores, floats also as what they are converted to; rows at any address.
+TEST(mul_mat_many_columns) {
+    mul_mat_cases("F16,F32>F32 BF16,F32>F32 F16>F32 BF16>F32 F32 F32,F16>F32", "40,20|40,70 129,65|129,131 520,16|520,66", LAYOUT_ROWS);
+    mul_mat_cases("F16,F32>F32 BF16>F32 F32", "72,33,2,3|72,66,4,3", 0);
+    mul_mat_cases("Q4_0,F32>F32 Q6_K,F32>F32", "256,20|256,257", 0);
+}
+
+static void mul_mat_range(const char * types, const char * shapes, double size) {
+    char tag[32];
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    snprintf(tag, sizeof tag, "b=%g", size);
+    t.types = types, t.shapes = shapes, t.tag = tag;
+    t.n_in = 2, t.build = build_mul_mat, t.ref = ref_mul_mat, t.max_nmse = ERR_PRODUCT;
+    t.in[1].lo = -size, t.in[1].hi = size;
+    op_test_run(&t);
+}
+
 TEST(mul_mat_range_of_activations) {
     static const double size[] = { 1e-6, 1e5, 1e-12 };
     for (size_t i = 0; i < sizeof size / sizeof size[0]; ++i) {
-        char tag[32], types[2048];
-        struct op_test t;
-        memset(&t, 0, sizeof t);
-        snprintf(tag, sizeof tag, "b=%g", size[i]);
+        char types[2048];
         snprintf(types, sizeof types, "F32 BF16,F32>F32 %s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
-        t.types = types, t.shapes = "256,9|256,2", t.tag = tag;
-        t.n_in = 2, t.build = build_mul_mat, t.ref = ref_mul_mat, t.max_nmse = ERR_PRODUCT;
-        t.in[1].lo = -size[i], t.in[1].hi = size[i];
-        op_test_run(&t);
+        mul_mat_range(types, "256,9|256,2", size[i]);
+        mul_mat_range("F16,F32>F32", "256,9|256,2", size[i]); // F16 ends at 65504
+        mul_mat_range("F16,F32>F32 BF16,F32>F32", "256,20|256,20 72,20|72,70", size[i]);
     }
 }
 

@@ -1,4 +1,4 @@
-// Products of floats without cuBLAS, by their launcher, and activations as halves: every edge of the tiles, matrices that are shared
+// Products of floats without cuBLAS, by their launchers (that of warp groups where the device has them), and activations as halves: every edge of the tiles, matrices that are shared
 // and that are not, parts of k, all caps of shared memory. Runs on a device and on the simulated one.
 #include "test.h"
 
@@ -85,6 +85,19 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
     }
 }
 
+typedef gcuda_status (*launcher)(const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
+
+static void launched(launcher launch, const struct gcuda_mul_mat_args * p, size_t scratch_bytes, char * y) {
+    void * scratch = NULL;
+    memset(y, 0xff, bytes_of(&p->y));
+    CHECK(cudaMemcpy(p->y.data, y, bytes_of(&p->y), cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMalloc(&scratch, scratch_bytes + 1) == cudaSuccess);
+    CHECK_OK(launch(p, scratch, NULL));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(y, p->y.data, bytes_of(&p->y), cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaFree(scratch) == cudaSuccess);
+}
+
 static void product(enum gcuda_type type, struct shape s, size_t max_shared) {
     struct gcuda_mul_mat_args p;
     struct rng r = rng_for(gcuda_type_name(type));
@@ -97,17 +110,15 @@ static void product(enum gcuda_type type, struct shape s, size_t max_shared) {
         gcuda_type_name(type), (long long) s.m, (long long) s.n, (long long) s.k, (long long) s.a2, (long long) s.a3, (long long) s.r2,
         (long long) s.r3, s.pad, max_shared);
     char * a = filled(&p.a, &r), * b = filled(&p.b, &r), * y = (char *) malloc(bytes_of(&p.y));
-    void * scratch = NULL;
-    memset(y, 0xff, bytes_of(&p.y));
     CHECK(cudaMalloc(&p.y.data, bytes_of(&p.y)) == cudaSuccess);
-    CHECK(cudaMemcpy(p.y.data, y, bytes_of(&p.y), cudaMemcpyHostToDevice) == cudaSuccess);
-    CHECK(cudaMalloc(&scratch, gcuda_mul_mat_gemm_scratch_bytes(&p) + 1) == cudaSuccess);
-    CHECK_OK(gcuda_launch_mul_mat_gemm(&p, scratch, NULL));
-    CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    CHECK(cudaMemcpy(y, p.y.data, bytes_of(&p.y), cudaMemcpyDeviceToHost) == cudaSuccess);
+    launched(gcuda_launch_mul_mat_gemm, &p, gcuda_mul_mat_gemm_scratch_bytes(&p), y);
     compare(&p, a, b, y, 1e-6, &r);
-    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess &&
-          cudaFree(scratch) == cudaSuccess);
+    p.max_shared = (size_t) 227 << 10;
+    if (gcuda_has_warp_groups() && type != GCUDA_TYPE_F32) {
+        launched(gcuda_launch_mul_mat_wg, &p, gcuda_mul_mat_wg_scratch_bytes(&p), y);
+        compare(&p, a, b, y, 1e-6, &r);
+    }
+    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess);
     free(a);
     free(b);
     free(y);
@@ -141,6 +152,17 @@ TEST(parts_of_k) { // few tiles and many steps
     p.y = array_of(GCUDA_TYPE_F32, s.m, s.n, 1, 1, 0);
     CHECK(gcuda_mul_mat_gemm_scratch_bytes(&p) >= 2 * sizeof(float) * (size_t) (s.m * s.n));
     for (int t = 0; t < N_TYPES; ++t) { product(types[t], s, (size_t) 164 << 10); }
+}
+
+TEST(many_tiles) { // more than a device has at once; on the simulated one that would take long
+    static const struct shape shapes[] = { { 1000, 2100, 200, 3, 1, 2, 2, 0 }, { 4000, 5000, 72, 1, 1, 1, 1, 1 } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no warp groups");
+        return;
+    }
+    for (int t = 0; t < N_TYPES; ++t) {
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { product(types[t], shapes[i], (size_t) 227 << 10); }
+    }
 }
 
 TEST(what_does_not_fit_is_refused) {

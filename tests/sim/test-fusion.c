@@ -528,6 +528,70 @@ TEST(gate_and_up_stay_apart) {
     clean();
 }
 
+// Queries, keys and values.
+static void build_group(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const enum gcuda_type type = v == 1 ? GCUDA_TYPE_MXFP4 : v == 2 ? GCUDA_TYPE_Q6_K : GCUDA_TYPE_Q4_0;
+    const int64_t k = v == 2 ? 2560 : v == 3 ? 4096 + 32 : K;
+    struct gcuda_tensor * x = f32(b, k, 1, 1);
+    for (int i = 0; i < (v == 1 ? 2 : 3); ++i) {
+        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, v == 3 ? 700 - 300 * i : i == 0 ? 150 : i == 1 ? 1 : M), x));
+    }
+}
+
+TEST(products_of_one_column_are_one_launch) {
+    for (int v = 0; v <= 3; ++v) { fires(build_group, v, "mul_mat beside mul_mat", 1); }
+    clean();
+}
+
+static void build_group_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    struct gcuda_tensor * x = f32(b, K, v == 0 ? 2 : 1, 1), * z = v == 1 ? f32(b, K, 1, 1) : x;
+    struct gcuda_tensor * w = v == 4 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, K, M, 1) : weights(b, GCUDA_TYPE_Q4_0);
+    struct gcuda_tensor * other = weights(b, v == 2 ? GCUDA_TYPE_Q8_0 : v == 3 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0);
+    if (v == 4) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0); } // rows apart
+    out(b, gcuda_mul_mat(c, w, x));
+    if (v == 5) { out(b, gcuda_neg(c, x)); } // something between them
+    out(b, gcuda_mul_mat(c, other, z));
+}
+
+TEST(products_of_several_columns_stay_apart) {
+    for (int v = 0; v <= 5; ++v) { stops(build_group_not, v, ""); }
+    clean();
+}
+
+// The second product's result lies where the column is.
+TEST(a_result_on_the_column_keeps_products_apart) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * w[2], * y[2], * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 16);
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    for (int i = 0; i < 2; ++i) {
+        w[i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 64, 64);
+        y[i] = gcuda_mul_mat(p.ctx, w[i], x);
+        CHECK_OK(gcuda_build_forward_expand(graph, y[i]));
+        CHECK_OK(gcuda_backend_tensor_alloc(buffer, w[i], base + 8192 * (i + 1)));
+    }
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, x, base));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, y[0], base + 32768));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, y[1], base));
+    for (int i = 0; i < 2; ++i) {
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 ? 2 : 1);
+        gcuda_backend_graph_plan_free(backend, plan);
+        y[1]->data = base + 40960; // apart
+    }
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(backend);
+    clean();
+}
+
 enum { EXPERTS = 6, USED = 3, TOKENS = 2 };
 static struct gcuda_tensor * experts(struct build * b, enum gcuda_type type) {
     return gcuda_new_tensor_3d(b->ctx, type, K, M, EXPERTS);

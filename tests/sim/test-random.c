@@ -300,6 +300,7 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed) {
     params.max_plans = -1;
     gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), cpu = gcuda_backend_cpu_init();
     params.max_plans = 0;
+    params.graphs = GCUDA_CUDA_ON; // AUTO leaves them out below 7.0
     params.strict = true;
     gcuda_backend_t planned = gcuda_backend_cuda_init_params(&params);
     struct one a, b, on_cpu;
