@@ -3887,7 +3887,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
 //   - to the backend of the nearest node before or after it, those of the last backend coming last
 //   - to the backend that reads most of its sources; to the first that can compute it
 // Tensors that share memory which is written (nodes that work in place) are on one backend. Weights that are copied from
-// host memory to a CUDA device go there by an uploader (see >>cuda), while the split before computes.
+// host memory to a CUDA device go there by an uploader (see >>cuda), while the split before computes; of experts only those
+// that the ids of mul_mat_id name, which the host waits for.
 //
 // Every failure is a status, and the scheduler can be used again: a split that fails ends the run when all backends have
 // stopped. An index out of range in data does not end it (GCUDA_STATUS_INVALID_DATA comes at the end). No limit on
@@ -31007,6 +31008,7 @@ struct gcudai_sched_copy { // of an item, on a backend that cannot read it where
     bool is_weight;                        // constant: one place serves all runs
     bool is_uploaded;                      // from host memory to a GPU, by threads and a stream of the scheduler's
     bool is_staged;                        // from host memory, through the backend's stage
+    int32_t ids;                           // experts that its only reader, a mul_mat_id, names; -1: all are copied
     gcuda_cuda_ticket ticket;
     struct gcuda_tensor * places;          // one for each run that may be under way
 };
@@ -31693,6 +31695,7 @@ static gcuda_status gcudai_sched_add_copy(gcuda_backend_sched_t s, int32_t i, in
     c->is_weight = gcudai_sched_is_weight(&s->items[item->root]) && !s->items[item->root].is_written;
     c->is_uploaded = c->is_weight && gcudai_in_host_memory(item->t) && gcuda_backend_is_cuda(s->backends[b].backend) &&
                      s->backends[b].buft == gcuda_backend_get_default_buffer_type(s->backends[b].backend);
+    c->ids = -1;
     c->places = gcudai_sched_new_places(s, item->t, b, c->is_weight ? 1 : s->n_copies);
     if (c->places == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     *index = item->first_copy = s->n_copied++;
@@ -31711,11 +31714,13 @@ static gcuda_status gcudai_sched_begin_split(gcuda_backend_sched_t s, int b, int
     return GCUDA_STATUS_SUCCESS;
 }
 
-// A weight that is copied begins a split, so that what was copied before can make room for it.
+// A weight that is copied begins a split, so that what was copied before can make room for it. One of experts always does:
+// which of them are used has been computed then.
 static bool gcudai_sched_wants_split(gcuda_backend_sched_t s, int i, int b) {
     const struct gcudai_sched_split * split = s->n_splits > 0 ? &s->splits[s->n_splits - 1] : NULL;
     if (split == NULL || split->backend != b) { return true; }
-    for (int k = 0; k < GCUDA_MAX_SRC && split->end_copy > split->first_copy; ++k) {
+    const int n = split->end_copy > split->first_copy ? GCUDA_MAX_SRC : s->items[s->nodes[i]].t->op == GCUDA_OP_MUL_MAT_ID;
+    for (int k = 0; k < n; ++k) {
         const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
         if (source >= 0 && gcudai_sched_is_weight(&s->items[s->items[source].root]) && !gcudai_sched_reads(s, b, source) &&
             gcudai_sched_find_copy(s, source, b) < 0) {
@@ -31730,7 +31735,14 @@ static gcuda_status gcudai_sched_turn_sources(gcuda_backend_sched_t s, int i, in
         const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
         if (source < 0 || gcuda_is_empty(s->items[source].t) || gcudai_sched_reads(s, b, source)) { continue; }
         int32_t c = gcudai_sched_find_copy(s, source, b);
-        if (c < 0) { GCUDAI_TRY(gcudai_sched_add_copy(s, source, b, &c)); }
+        const bool is_by_id = s->items[s->nodes[i]].t->op == GCUDA_OP_MUL_MAT_ID && k == 0;
+        const int32_t ids = is_by_id ? s->sources[i * GCUDA_MAX_SRC + 2] : -1;
+        if (c < 0) {
+            GCUDAI_TRY(gcudai_sched_add_copy(s, source, b, &c));
+            s->copies[c].ids = s->copies[c].is_uploaded ? ids : -1;
+        } else if (s->copies[c].ids != ids) {
+            s->copies[c].ids = -1;
+        }
         s->splits[s->n_splits - 1].end_copy = s->n_copied;
         GCUDAI_TRY(gcudai_room(&s->patches, &s->cap_patches, (size_t) s->n_patches + 1, sizeof(*s->patches)));
         struct gcudai_sched_patch * p = &s->patches[s->n_patches++];
@@ -32308,11 +32320,53 @@ static gcuda_status gcudai_sched_upload(gcuda_backend_sched_t s, struct gcudai_s
     for (int c = split->first_copy; c < split->end_copy; ++c) {
         struct gcudai_sched_copy * copy = &s->copies[c];
         const struct gcuda_tensor * src = s->items[copy->item].t;
-        if (copy->is_uploaded) {
+        if (copy->is_uploaded && copy->ids < 0) {
             GCUDAI_TRY(gcuda_cuda_upload(b->uploader, &copy->places[0], src->data, 0, gcuda_nbytes(src), &copy->ticket));
         }
     }
     return GCUDA_STATUS_SUCCESS;
+}
+
+// Which experts the ids name: a byte each, behind the ids.
+static gcuda_status gcudai_sched_used_experts(gcuda_backend_sched_t s, const struct gcudai_sched_copy * c, int64_t n, uint8_t ** used) {
+    const struct gcuda_tensor * ids = s->items[c->ids].t;
+    const size_t size = gcuda_nbytes(ids);
+    const int of = gcudai_sched_backend_of(s, c->ids);
+    if (of >= 0) { GCUDAI_TRY(gcudai_sched_host_wait(s, of)); }
+    GCUDAI_TRY(gcudai_room(&s->stage, &s->cap_stage, size + (size_t) n, 1));
+    GCUDAI_TRY(gcuda_backend_tensor_get(ids, s->stage, 0, size));
+    *used = (uint8_t *) s->stage + size;
+    memset(*used, 0, (size_t) n);
+    for (int64_t i1 = 0; i1 < ids->ne[1]; ++i1) {
+        for (int64_t i0 = 0; i0 < ids->ne[0]; ++i0) {
+            int32_t id = 0;
+            memcpy(&id, s->stage + (size_t) i0 * ids->nb[0] + (size_t) i1 * ids->nb[1], sizeof(id));
+            if (id >= 0 && id < n) { (*used)[id] = 1; }
+        }
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// Experts that lie side by side at once, and 512 bytes more, for kernels that read rows padded. The backend waits for the last:
+// uploads end in order.
+static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct gcudai_sched_copy * c) {
+    struct gcudai_sched_backend * b = &s->backends[c->backend];
+    const struct gcuda_tensor * src = s->items[c->item].t;
+    const int64_t n = src->ne[2];
+    uint8_t * used = NULL;
+    bool is_any = false;
+    GCUDAI_TRY(gcudai_sched_used_experts(s, c, n, &used));
+    GCUDAI_TRY(gcuda_cuda_upload_after(b->uploader, b->backend));
+    for (int64_t i = 0, end = 0; i < n; i = end + 1) {
+        while (i < n && !used[i]) { ++i; }
+        for (end = i; end < n && used[end]; ++end) {}
+        if (i == end) { break; }
+        const size_t at = (size_t) i * src->nb[2], stop = GCUDAI_MIN((size_t) end * src->nb[2] + 512, gcuda_nbytes(src));
+        GCUDAI_TRY(gcuda_cuda_upload(b->uploader, &c->places[0], (const char *) src->data + at, at, stop - at, &c->ticket));
+        is_any = true;
+    }
+    b->given++;
+    return is_any ? gcuda_cuda_upload_event_wait(b->uploader, c->ticket, b->backend) : GCUDA_STATUS_SUCCESS;
 }
 
 static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
@@ -32320,7 +32374,9 @@ static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcud
     GCUDAI_TRY(gcudai_sched_upload(s, split));
     if (split->next >= 0) { GCUDAI_TRY(gcudai_sched_upload(s, &s->splits[split->next])); }
     for (int c = split->first_copy; c < split->end_copy; ++c) {
-        if (s->copies[c].is_uploaded && split->is_uploading) {
+        if (s->copies[c].is_uploaded && split->is_uploading && s->copies[c].ids >= 0) {
+            GCUDAI_TRY(gcudai_sched_upload_experts(s, &s->copies[c]));
+        } else if (s->copies[c].is_uploaded && split->is_uploading) {
             b->given++;
             GCUDAI_TRY(gcuda_cuda_upload_event_wait(b->uploader, s->copies[c].ticket, b->backend));
         } else {
@@ -32502,7 +32558,7 @@ static void gcudai_sched_text_split(gcuda_backend_sched_t s, struct gcudai_text 
         const struct gcudai_sched_copy * copy = &s->copies[c];
         gcudai_append(out, "  copy '%s' from %s: %llu bytes%s\n", s->items[copy->item].original->name,
             gcudai_sched_name_of(s, copy->item), (unsigned long long) gcuda_nbytes(s->items[copy->item].t),
-            copy->is_weight ? ", a weight" : "");
+            copy->ids >= 0 ? ", a weight, the experts that are used" : copy->is_weight ? ", a weight" : "");
     }
     for (int k = split->first; k < split->end; ++k) {
         if (!gcudai_is_skipped(s->graph->nodes[k])) { gcudai_sched_text_node(s, out, s->graph->nodes[k]); }

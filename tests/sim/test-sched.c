@@ -175,6 +175,35 @@ TEST(cpu_and_gpus) {
     }
 }
 
+// The experts of the first layer are in host memory and computed on a GPU. Their ids are other ones with each run; what the
+// place of a weight held before is another weight's, so that an expert that was forgotten is seen.
+TEST(used_experts_are_copied) {
+    for (int64_t n_tokens = 1; n_tokens <= 5; n_tokens += 4) {
+        float want[N_RUNS * OUT], got[N_RUNS * OUT];
+        REQUIRE(net_answer(NET_EXPERTS, 3, n_tokens, GCUDA_TYPE_F32, N_RUNS, want));
+        for (uint64_t seed = 1; seed <= 2 * n_few_seeds() && test_all.n_bad_checks == 0; ++seed) {
+            struct gpus g;
+            struct net net;
+            int n = -2;
+            fresh(2, MEMORY, seed);
+            setenv("GCUDA_OP_OFFLOAD_MIN_BATCH", "1", 1);
+            REQUIRE(gpus_begin(&g, 2, seed % 2 ? 1 : 4, false));
+            REQUIRE(net_begin(&net, NET_EXPERTS, 3, n_tokens, GCUDA_TYPE_F32, seed % 3 ? on_gpus : in_turn, &n));
+            run_net(&g, &net, got, seed % 4 < 2);
+            const double error = nmse(got, want, N_RUNS * NET_D * n_tokens);
+            CHECK_MSG(error < 1e-5, "%d tokens, seed %d: error %g", (int) n_tokens, (int) seed, error);
+            char text[16384];
+            CHECK(gcuda_backend_sched_to_text(g.sched, text, sizeof text) < sizeof text);
+            CHECK_HAS(text, "copy 'gate.0' from CPU: 196608 bytes, a weight, the experts that are used");
+            CHECK_HAS(text, "copy 'wq.0' from CPU: 16384 bytes, a weight\n");
+            net_end(&net);
+            gpus_end(&g);
+            unsetenv("GCUDA_OP_OFFLOAD_MIN_BATCH");
+            clean();
+        }
+    }
+}
+
 // =====================================================================================================================
 // >>order
 // =====================================================================================================================
