@@ -714,9 +714,11 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_gemm)
 #define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
+#define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
 #define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
+#define gcuda_launch_mul_mat_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float)
 #define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
 #define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
@@ -3838,6 +3840,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(const struct gcuda_
 // The same with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
+// The same for weights in F32, F16 or BF16, at any strides, without scratch. Products and sums are in F32; unless the precision
+// is F32, columns may be rounded to TF32.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 // For many columns, on warp-group matrix instructions: where gcuda_has_warp_groups says that the current device has them and
 // the kernels were compiled for it (9.0a), weights in blocks or floats, one matrix with rows of multiples of 16 bytes,
 // columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column, beside F32 both to TF32;
@@ -3859,6 +3864,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcuda_mul_mat_id_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // epilogue NULL: as before
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
+    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
@@ -25317,7 +25324,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
     GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, activations as BF16 (below 8.0: the plain one)
-    GCUDAI_CUDA_PRODUCT_VECTOR,    // weights in blocks with few columns
+    GCUDAI_CUDA_PRODUCT_VECTOR,    // few columns
     GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
     GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
@@ -25348,15 +25355,34 @@ static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
     return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && a_fits && b_fits && p->prec != GCUDA_PREC_F32;
 }
 
-// Few columns for weights in blocks: they are read as they lie, and nothing else costs time.
+// Few columns: weights are read as they lie, and nothing else costs time.
 #define GCUDAI_CUDA_VECTOR_COLUMNS 8
 #define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
 #define GCUDAI_CUDA_VECTOR_SLOTS 64 // of mul_mat_id
 
+// Columns of floats beside a matrix of blocks, or of floats in rows that an int can count.
+static bool gcudai_cuda_fits_vector(const struct gcuda_array * a, const struct gcuda_array * b) {
+    const bool a_fits = gcuda_is_quantized(a->type) || (gcudai_is_float(a->type) && a->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS);
+    return a_fits && gcudai_is_float(b->type) && a->ne[1] <= GCUDAI_CUDA_VECTOR_ROWS;
+}
+
 static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
     const int64_t matrices = p->a.ne[2] * p->a.ne[3];
-    return gcuda_is_quantized(p->a.type) && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 && matrices > 0 &&
-           p->a.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS && p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
+    const bool has_precision = !gcuda_is_quantized(p->a.type) || p->prec != GCUDA_PREC_F32; // blocks meet columns of bytes
+    return has_precision && gcudai_cuda_fits_vector(&p->a, &p->b) && matrices > 0 &&
+           p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
+}
+
+// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, on tensor cores; or one or two columns. (28672 x 16384 on an
+// H200, 1, 2, 4, 8 columns: F16 227, 245, 251, 271 us; F32 423 and 426.) More columns of the others are left to cuBLAS.
+#define GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS 2
+static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p) {
+    const int64_t columns = p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / (p->a.ne[2] * p->a.ne[3]));
+    const bool is_wide = gcudai_is_aligned(&p->a, 16) && gcudai_is_aligned(&p->b, 16) && p->a.ne[0] % 8 == 0;
+    const bool is_half = p->a.type == GCUDA_TYPE_F16 || p->a.type == GCUDA_TYPE_BF16;
+    const bool is_mma = is_half && is_wide && (p->b.type == GCUDA_TYPE_F32 || p->b.type == p->a.type);
+    return gcuda_is_quantized(p->a.type) || columns <= GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS || is_mma ||
+           (is_half && p->prec == GCUDA_PREC_F32); // cuBLAS would get copies
 }
 
 // Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes
@@ -25401,8 +25427,7 @@ static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
 }
 
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    return gcuda_is_quantized(p->as.type) && gcudai_is_float(p->b.type) && p->as.ne[1] <= GCUDAI_CUDA_VECTOR_ROWS &&
-           p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_CUDA_VECTOR_SLOTS;
+    return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_CUDA_VECTOR_SLOTS;
 }
 
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
@@ -25414,7 +25439,7 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(
     const bool is_large = p->b.ne[1] >= 16 && p->a.ne[1] >= 16;
     const bool is_many = p->b.ne[1] >= GCUDAI_CUDA_TILE_COLUMNS && p->a.ne[1] >= 16;
     const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
-    if (gcudai_cuda_takes_vector(p)) {
+    if (gcudai_cuda_takes_vector(p) && (!use_cublas || gcudai_cuda_vector_pays(p))) {
         return GCUDAI_CUDA_PRODUCT_VECTOR;
     }
     if (has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas)) {
@@ -25464,6 +25489,9 @@ static gcuda_status gcudai_cuda_packed(
 }
 
 static gcuda_status gcudai_cuda_multiply_vector(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
+    if (!gcuda_is_quantized(p->a.type)) {
+        return gcuda_launch_mul_mat_vec_float(p, cu->stream);
+    }
     const size_t size = gcuda_mul_mat_vec_scratch_bytes(p);
     void * scratch = NULL;
     if (size > 0) {
@@ -25472,6 +25500,11 @@ static gcuda_status gcudai_cuda_multiply_vector(struct gcudai_cuda * cu, const s
     const gcuda_status st = gcuda_launch_mul_mat_vec(p, scratch, cu->stream);
     gcudai_cuda_pool_give(&cu->pool, scratch);
     return st;
+}
+
+static gcuda_status gcudai_cuda_multiply_id_vector(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
+    return gcuda_is_quantized(p->as.type) ? gcuda_launch_mul_mat_id_vec(p, cu->stream)
+                                          : gcuda_launch_mul_mat_id_vec_float(p, cu->stream);
 }
 
 static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
@@ -26658,7 +26691,7 @@ static gcuda_status gcudai_cuda_run_args(
            : y->op == GCUDA_OP_MUL_MAT  ? gcudai_cuda_mul_mat(cu, args)
            : y->op == GCUDA_OP_OUT_PROD ? gcudai_cuda_out_prod(cu, &args->out_prod)
            : y->op == GCUDA_OP_MUL_MAT_ID && gcudai_cuda_takes_id_vector(&args->mul_mat_id)
-               ? gcuda_launch_mul_mat_id_vec(&args->mul_mat_id, cu->stream)
+               ? gcudai_cuda_multiply_id_vector(cu, &args->mul_mat_id)
                                         : gcudai_cuda_run_op(cu, args, y);
 }
 

@@ -17,6 +17,7 @@
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 //   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
 //   >>k-mul-mat-vec  products of block formats with up to 8 columns
+//   >>k-mul-mat-vec-float  products of float weights with up to 8 columns
 //   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
 //   >>k-mul-mat-gemm  products of floats on tensor cores, for when cuBLAS is absent
 //   >>k-attention attention in one pass
@@ -6738,7 +6739,7 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 }
 #endif // part 12
 
-#if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6)
+#if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6) || GCUDAI_PART(14)
 // =====================================================================================================
 // >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 // =====================================================================================================
@@ -6870,7 +6871,7 @@ static d_job job_of(const gcuda_mul_mat_args & args) {
     return p;
 }
 
-#endif // parts 4, 5, 6
+#endif // parts 4, 5, 6, 14
 
 #if GCUDAI_PART(4)
 // ---- the plain kernel ----
@@ -7466,7 +7467,7 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 // through a ring of slots in shared memory, filled by asynchronous copies of 16 bytes that run ahead of the arithmetic.
 // The warps of a block share a row when it has several steps; their sums meet in shared memory at the end, in one order.
 //   floor   bytes of the weights; the columns come from L2, once for each block
-// From compute capability 8.0 three columns and more go to tensor cores (below).
+// From compute capability 8.0 three columns and more go to tensor cores (below), of codebooks two as well.
 
 #define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
@@ -7491,7 +7492,6 @@ struct d_vec_job {
     int64_t n_items;     // blocks of all matrices
     bool is_aligned;     // rows begin at multiples of 16 bytes
     int order;           // d_vec_order of the format
-    int code_shift, sign_shift; // log2 of the bytes from entry to entry of its tables
 };
 
 struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a column
@@ -7520,13 +7520,11 @@ static inline __device__ float d_half_at(const char * shared, int at) { return d
 static inline __device__ uint32_t d_byte_at(const char * shared, int at) { return *(const uint8_t *) (shared + at); }
 static inline __device__ uint32_t d_byte_of(uint32_t word, int i) { return word >> 8 * i & 255u; }
 
-struct d_vec_tables; // of codebooks (below)
-
 // ---- two neighbouring groups of 32 elements, for a lane ----
 // As d_format decodes them one by one. The formats below have a form for a pair whose words are read once.
 template <typename A> struct d_pair {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const char * step = shared + at;
         constexpr int per_block = A::n / 32;
         UNROLL for (int h = 0; h < 2; ++h) {
@@ -7553,8 +7551,8 @@ static inline __device__ void d_pair_18(const char * step, int lane, uint32_t (&
 }
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q4_0>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const char * step = shared + at;
         uint32_t w[8];
         float d[2];
@@ -7575,8 +7573,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q4_0>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q8_0>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const char * step = shared + at;
         if (ALIGNED) { // 68 bytes are 17 words
             const uint32_t * v = (const uint32_t *) (step + 68 * lane);
@@ -7613,8 +7611,8 @@ static inline __device__ void d_words_8(const char * p, uint32_t (&w)[8]) { // 3
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q4_K>> {
     typedef d_format<GCUDA_TYPE_Q4_K> A;
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const char * step = shared + at;
         const char * b = step + lane / 4 * sizeof(A::block);
         const int j = lane % 4;
@@ -7632,8 +7630,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q4_K>> {
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q5_K>> {
     typedef d_format<GCUDA_TYPE_Q5_K> A;
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const char * step = shared + at;
         const char * b = step + lane / 4 * sizeof(A::block);
         const int j = lane % 4;
@@ -7986,14 +7984,16 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
 
 // ---- one column: a lane's two groups in the formats with a form of their own ----
 // Codebooks are looked up in shared memory, where a table has as many copies side by side as there is room for, so that
-// lanes seldom want the same bank. Signs come from a second table: an upper bit for each nibble of an entry, or masks.
-struct d_vec_tables {
-    const char * codes, * signs; // this lane's copy
-    int code_shift, sign_shift;  // log2 of the bytes from entry to entry
+// lanes seldom want the same bank: entries are 2^SHIFT bytes apart. Signs come from a second table: an upper bit for each
+// nibble of an entry, or masks.
+template <int CODE_SHIFT, int SIGN_SHIFT> struct d_vec_tables {
+    static constexpr int code_shift = CODE_SHIFT, sign_shift = SIGN_SHIFT;
+    const char * codes, * signs;
+    uint32_t code_copy, sign_copy; // where this lane's copy is in an entry's bytes
 
-    __device__ uint32_t code(uint32_t i) const { return *(const uint32_t *) (codes + (i << code_shift)); }
-    __device__ uint32_t sign(uint32_t i) const { return *(const uint32_t *) (signs + (i << sign_shift)); }
-    __device__ uint2 masks(uint32_t i) const { return *(const uint2 *) (signs + (i << sign_shift)); }
+    __device__ uint32_t code(uint32_t i) const { return *(const uint32_t *) (codes + (i << CODE_SHIFT | code_copy)); }
+    __device__ uint32_t sign(uint32_t i) const { return *(const uint32_t *) (signs + (i << SIGN_SHIFT | sign_copy)); }
+    __device__ uint2 masks(uint32_t i) const { return *(const uint2 *) (signs + (i << SIGN_SHIFT | sign_copy)); }
 };
 
 // Bit i of eight as byte i, which is 0 or `on`.
@@ -8050,8 +8050,8 @@ static inline __device__ void d_pair_iq4(const uint32_t * w, d_group & o) {
 }
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_NL>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         uint32_t w[8];
         float d[2];
         at += ALIGNED ? 0 : 36 * lane;
@@ -8070,8 +8070,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_NL>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_XS>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const int j = lane % 4;
         const uint32_t * b = (const uint32_t *) (shared + at + 136 * (lane / 4));
         const uint32_t low = b[1] >> 8 * j, high = b[0] >> (16 + 4 * j);
@@ -8086,8 +8086,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_XS>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_MXFP4>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         at += 34 * lane;
         UNROLL for (int h = 0; h < 2; ++h) {
             const d_words<1> w(shared, at, 17 * h + 1);
@@ -8103,8 +8103,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_MXFP4>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q2_K>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const int j = lane % 4;
         const uint32_t * b = (const uint32_t *) (shared + at + 84 * (lane / 4));
         const float d = d_low_half(b[20]), dmin = d_high_half(b[20]);
@@ -8122,8 +8122,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q2_K>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q3_K>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const int j = lane % 4, part = j / 2;
         at += 110 * (lane / 4);
         const d_words<2> high(shared, at, 0), low(shared, at, 32), s(shared, at, 96);
@@ -8142,8 +8142,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q3_K>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_Q6_K>> { // groups a and a + 2 of half `part`: low and high nibbles of the same bytes
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables &, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
         const int part = lane % 4 / 2, a = lane % 2;
         at += 210 * (lane / 4);
         const d_words<2> low(shared, at, 0), high(shared, at, 128);
@@ -8160,8 +8160,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_Q6_K>> { // groups a and a + 2 of 
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XXS>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
         at += 66 * (lane / 4);
         const d_words<2> w(shared, at, 2);
         const float d = d_half_at(shared, at) * 0.25f;
@@ -8176,8 +8176,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XXS>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XS>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
         const int j = lane % 4;
         at += 74 * (lane / 4);
         const d_words<2> w(shared, at, 2);
@@ -8193,8 +8193,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XS>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_S>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
         const int j = lane % 4;
         at += 82 * (lane / 4);
         const d_words<2> w(shared, at, 2), s(shared, at, 34);
@@ -8212,8 +8212,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_S>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_XXS>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
         const int j = lane % 4;
         at += 98 * (lane / 4);
         const d_words<2> w(shared, at, 2), s(shared, at, 66);
@@ -8232,8 +8232,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_XXS>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_S>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
         const int j = lane % 4;
         at += 110 * (lane / 4);
         const d_words<2> w(shared, at, 2), s(shared, at, 74);
@@ -8253,8 +8253,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_S>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_S>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
         const int j = lane % 4;
         at += 50 * (lane / 4);
         const d_words<2> w(shared, at, 2);
@@ -8271,8 +8271,8 @@ template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_S>> {
 };
 
 template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_M>> {
-    template <bool ALIGNED>
-    static inline __device__ void decode(const char * shared, int at, int lane, const d_vec_tables & table, d_group (&o)[2]) {
+    template <bool ALIGNED, typename TABLES>
+    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
         const int j = lane % 4;
         const uint32_t * w = (const uint32_t *) (shared + at + 56 * (lane / 4));
         const uint32_t s01 = w[12], s23 = w[13], high = w[8 + j], scales = (j < 2 ? s01 : s23) >> 16 * (j % 2);
@@ -8311,11 +8311,19 @@ static inline __device__ bool d_vec_is_packed(const d_job & p, const char * colu
 // Piece i of 16 elements goes to lane i / 4 % 32, its place i % 4.
 static inline __device__ int d_vec_place(int i) { return (i & ~127) + (i & 3) * 32 + (i >> 2 & 31); }
 
+// The larger magnitude of two floats, as bits: they have its order, and NaN comes last, which fmaxf would drop.
+static inline __device__ int d_largest(int a, int b) {
+    a &= 0x7fffffff;
+    b &= 0x7fffffff;
+    return a > b ? a : b;
+}
+
 // Four elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum.
 // All lanes of the warp take part.
 static inline __device__ uint32_t d_vec_bytes(const float4 & v, int n_lanes, float * d, int * sum) {
-    float max = fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-    for (int i = 1; i < n_lanes; i *= 2) { max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, i)); }
+    int bits = d_largest(d_largest(__float_as_int(v.x), __float_as_int(v.y)), d_largest(__float_as_int(v.z), __float_as_int(v.w)));
+    for (int i = 1; i < n_lanes; i *= 2) { bits = d_largest(bits, __shfl_xor_sync(0xffffffffu, bits, i)); }
+    const float max = __int_as_float(bits); // infinity or NaN: bytes 0, and a scale that makes NaN of them
     const float inverse = max > 0.0f ? 127.0f / max : 0.0f;
     // a tiny maximum has no inverse: divide instead, which has no overflow
     const bool is_tiny = max < 1e-36f && max > 0.0f;
@@ -8492,20 +8500,26 @@ static inline __device__ void d_vec_ends(const d_vec_job & p, int64_t i, int64_t
     d_tile_column(p.job, t, c, b, y);
 }
 
-template <typename A> static inline __host__ __device__ int d_vec_table_bytes(const d_vec_job & p) {
-    return (d_vec_traits<A>::codes << p.code_shift) + (d_vec_traits<A>::signs << p.sign_shift);
+// The tables of a format: one copy, or as many as 32 and 16 KiB hold, one for each bank at most.
+static constexpr int d_log2(int n) { return n < 2 ? 0 : 1 + d_log2(n / 2); }
+static constexpr int d_copies_shift(int n_entries, int n_bytes) {
+    return n_entries == 0 ? 2 : d_log2(n_bytes / n_entries) > 7 ? 7 : d_log2(n_bytes / n_entries);
 }
-
-// Tables of a codebook, entry by entry, each as often as there is room for.
-template <typename A> static inline __device__ void d_vec_fill_tables(const d_vec_job & p, char * shared) {
+template <typename A, bool WIDE> struct d_vec_tables_of {
     typedef d_vec_traits<A> V;
-    for (int i = 4 * (int) threadIdx.x; i < V::codes << p.code_shift; i += 4 * (int) blockDim.x) {
-        *(uint32_t *) (shared + i) = d_mma_format<A>::entry(i >> p.code_shift);
+    typedef d_vec_tables<WIDE ? d_copies_shift(V::codes, 32768) : 2, WIDE ? d_copies_shift(V::signs, 16384) : V::sign_words + 1> type;
+    static constexpr int code_bytes = V::codes << type::code_shift, n_bytes = code_bytes + (V::signs << type::sign_shift);
+};
+
+template <typename A, bool WIDE> static inline __device__ void d_vec_fill_tables(char * shared) {
+    typedef d_vec_traits<A> V;
+    typedef d_vec_tables_of<A, WIDE> T;
+    for (int i = 4 * (int) threadIdx.x; i < T::code_bytes; i += 4 * (int) blockDim.x) {
+        *(uint32_t *) (shared + i) = d_mma_format<A>::entry(i >> T::type::code_shift);
     }
-    char * signs = shared + (V::codes << p.code_shift);
-    for (int i = 4 * (int) threadIdx.x; i < V::signs << p.sign_shift; i += 4 * (int) blockDim.x) {
-        const uint2 entry = V::sign_entry(i >> p.sign_shift);
-        *(uint32_t *) (signs + i) = V::sign_words == 2 && i / 4 % 2 == 1 ? entry.y : entry.x;
+    for (int i = 4 * (int) threadIdx.x; i < T::n_bytes - T::code_bytes; i += 4 * (int) blockDim.x) {
+        const uint2 entry = V::sign_entry(i >> T::type::sign_shift);
+        *(uint32_t *) (shared + T::code_bytes + i) = V::sign_words == 2 && i / 4 % 2 == 1 ? entry.y : entry.x;
     }
     if (V::codes > 0) { __syncthreads(); }
 }
@@ -8518,10 +8532,40 @@ static inline __device__ d_index d_vec_index(const d_vec_job & p, int64_t i, int
     return d_tile_index(p.job, t, c, m);
 }
 
+// Sums of rows over a warp, four rows at a time: the first exchange leaves half of the lanes to each of two rows, the second
+// a quarter to each of four. What is added in which order is the same for every row. It pays where there is most to decode.
+template <typename A> struct d_in_fours { static constexpr bool value = d_vec_traits<A>::codes > 0; };
+template <> struct d_in_fours<d_format<GCUDA_TYPE_MXFP4>> { static constexpr bool value = true; };
+template <> struct d_in_fours<d_format<GCUDA_TYPE_Q2_K>> { static constexpr bool value = true; };
+struct d_four_sums {
+    float of_one, of_two;
+
+    // Of row i, counted from 0. After every fourth the sums of rows i - 3 .. i, that of row i - 3 + row_of(lane) on each lane.
+    __device__ float add(int i, int lane, float sum) {
+        if (i % 2 == 0) {
+            of_one = sum;
+            return 0.0f;
+        }
+        sum = exchange(of_one, sum, lane & 16, 16);
+        if (i % 4 == 1) {
+            of_two = sum;
+            return 0.0f;
+        }
+        sum = exchange(of_two, sum, lane & 8, 8);
+        for (int d = 4; d > 0; d /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, d); }
+        return sum;
+    }
+    static __device__ float exchange(float a, float b, int is_second, int d) {
+        return (is_second ? b : a) + __shfl_xor_sync(0xffffffffu, is_second ? a : b, d);
+    }
+    static __device__ int row_of(int lane) { return lane / 16 + lane / 8 % 2 * 2; }
+};
+
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn.
-template <typename A, int COLS, bool ALIGNED>
+template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block, int which) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
+    constexpr bool IN_FOURS = d_in_fours<A>::value;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, n_sub = n_warps / p.at_once;
     const int64_t matrix = d_vec_matrix(p, item);
@@ -8531,12 +8575,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const int n_parts = has_up ? 2 : 1;
     const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step * n_parts : 0; // of this warp
     const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
-    const int ring_at = d_vec_table_bytes<A>(p) + warp * SLOTS * d_vec_format<A>::slot_bytes;
-    char * columns = shared + d_vec_table_bytes<A>(p) + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
-    const int code_copy = 4 * lane & ((1 << p.code_shift) - 1);
-    const int sign_copy = 4 * d_vec_traits<A>::sign_words * lane & ((1 << p.sign_shift) - 1);
-    const d_vec_tables table = { shared + code_copy, shared + (d_vec_traits<A>::codes << p.code_shift) + sign_copy, p.code_shift,
-        p.sign_shift };
+    typedef d_vec_tables_of<A, WIDE> T;
+    const int ring_at = T::n_bytes + warp * SLOTS * d_vec_format<A>::slot_bytes;
+    char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
+    const int code_copy = 4 * lane & ((1 << T::type::code_shift) - 1);
+    const int sign_copy = 4 * d_vec_traits<A>::sign_words * lane & ((1 << T::type::sign_shift) - 1);
+    const typename T::type table = { shared, shared + T::code_bytes, (uint32_t) code_copy, (uint32_t) sign_copy };
     float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
     const char * b;
     char * y;
@@ -8571,25 +8615,37 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const bool is_in = 32 * group < p.job.k, is_half = 32 * group + 32 >= p.job.k;
         int slot = 0;
         float * sums = part + (sub * p.at_once + step) * COLS;
-        for (int i = 0; i < n_rows; ++i) {
-            d_copies_wait<SLOTS - 1>();
-            __syncwarp();
+        d_four_sums rows[COLS];
+        for (int i = 0; i < (IN_FOURS ? (n_rows + 3) / 4 * 4 : n_rows); ++i) {
             float sum[COLS] = {};
-            if (is_in) {
-                const int off = ALIGNED ? 0 : (int) ((uintptr_t) (has_up ? a + i / 2 * stride + i % 2 * up_at : a + i * stride) & 15);
-                d_group g[2];
-                d_pair<A>::template decode<ALIGNED>(shared, ring_at + slot * d_vec_format<A>::slot_bytes + off, lane, table, g);
-                if (is_half) { d_set_scale(g[1], 0.0f, 0.0f); }
-                UNROLL for (int c = 0; c < COLS; ++c) { sum[c] = d_vec_dot<A>(g, x[c]); }
+            if (!IN_FOURS || i < n_rows) {
+                d_copies_wait<SLOTS - 1>();
+                __syncwarp();
+                if (is_in) {
+                    const int64_t row_at = has_up ? i / 2 * stride + i % 2 * up_at : i * stride;
+                    const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + row_at) & 15);
+                    d_group g[2];
+                    d_pair<A>::template decode<ALIGNED>(shared, ring_at + slot * d_vec_format<A>::slot_bytes + off, lane, table, g);
+                    if (is_half) { d_set_scale(g[1], 0.0f, 0.0f); }
+                    UNROLL for (int c = 0; c < COLS; ++c) { sum[c] = d_vec_dot<A>(g, x[c]); }
+                }
+                __syncwarp();
+                ring.fetch(lane);
+                slot = slot + 1 == SLOTS ? 0 : slot + 1;
             }
-            __syncwarp();
-            ring.fetch(lane);
-            slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            UNROLL for (int c = 0; c < COLS; ++c) {
+            UNROLL for (int c = 0; c < COLS && IN_FOURS; ++c) {
+                const float all = rows[c].add(i, lane, sum[c]);
+                const int row = i - 3 + d_four_sums::row_of(lane);
+                if (i % 4 == 3 && lane % 8 == 0 && row < n_rows) {
+                    float * to = sums + row * n_sub * p.at_once * COLS + c;
+                    *to = first == 0 ? all : *to + all;
+                }
+            }
+            UNROLL for (int c = 0; c < COLS && !IN_FOURS; ++c) {
                 sum[c] = d_warp_reduce<d_sum_op>(sum[c]);
                 if (lane == 0) { sums[c] = first == 0 ? sum[c] : sums[c] + sum[c]; }
             }
-            sums += n_sub * p.at_once * COLS;
+            if (!IN_FOURS) { sums += n_sub * p.at_once * COLS; }
         }
     }
     if (matrix < 0 && threadIdx.x == 0 && p.bad_index != nullptr) {
@@ -8616,23 +8672,23 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     }
 }
 
-template <typename A, int COLS, bool ALIGNED>
+template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
-    d_vec_fill_tables<A>(p, shared);
+    d_vec_fill_tables<A, WIDE>(shared);
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
         if (COLS == 1 && p.n_more > 0) {
             int block = (int) i, which = 0;
             for (int n = (int) p.blocks; block >= n; n = p.more[which - 1].blocks) { block -= n, ++which; }
-            d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, 0, block, which);
+            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, 0, block, which);
         } else {
-            d_mul_mat_vec<A, COLS, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks), 0);
+            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, i / p.blocks, (int) (i % p.blocks), 0);
         }
     }
 }
 
-// ---- 3 to 8 columns: tensor cores ----
+// ---- 2 or 3 to 8 columns: tensor cores ----
 // A warp takes 16 rows at a time, MMA_STEP elements of each, which come through its ring as above. Lane (g, t), with
 // g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
 // 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
@@ -8643,7 +8699,6 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_STEP 512
 #define MMA_GROUPS (MMA_STEP / 32)
 #define MMA_COLUMNS 8
-#define MMA_FIRST_COLUMNS 3 // two are left to the kernel above
 #define MMA_TILE (16 * MMA_COLUMNS)
 #define MMA_BATCH 4       // tiles of a warp from one meeting of sums to the next
 #define MMA_SUMS 32       // tiles of a block whose sums are kept when its warps come back for more steps
@@ -8894,14 +8949,9 @@ static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_colu
 
 #define VEC_WIDE_TABLES (160 * 1024) // shared memory from which tables of codebooks have copies
 
-// Copies of the tables, a power of two and at most one for each bank, in this many bytes.
-template <typename A> static void vec_tables(d_vec_job & p, int code_bytes, int sign_bytes) {
-    typedef d_vec_traits<A> V;
-    p.order = V::order;
-    p.code_shift = 2;
-    p.sign_shift = V::sign_words == 2 ? 3 : 2;
-    while (V::codes > 0 && p.code_shift < 7 && V::codes << (p.code_shift + 1) <= code_bytes) { ++p.code_shift; }
-    while (V::signs > 0 && p.sign_shift < 7 && V::signs << (p.sign_shift + 1) <= sign_bytes) { ++p.sign_shift; }
+// Starting 32 warps would take longer than the work.
+static bool vec_is_small(const d_vec_job & p) {
+    return p.job.m * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
 }
 
 // Blocks of a group's matrices: all have as many rounds, so that together they are not more than the plan has for all rows,
@@ -8921,18 +8971,19 @@ static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
     }
 }
 
-template <typename A, int COLS>
+template <typename A, int COLS, bool WIDE>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
     const int64_t n_sm = n_multiprocessors(), at_once = COLS <= 2 ? 16 : 8;
     const int64_t n_parts = p.job.epilogue.up != nullptr ? 2 : 1; // matrices whose rows a block has
-    const bool is_small = COLS == 1 && p.job.m * n_parts * p.steps <= 64 * n_sm; // starting 32 warps would take longer than the work
-    vec_tables<A>(p, is_small || max_shared < VEC_WIDE_TABLES ? 1 : 32768, is_small || max_shared < VEC_WIDE_TABLES ? 1 : 16384);
+    const bool is_small = COLS == 1 && vec_is_small(p);
+    p.order = d_vec_traits<A>::order;
     for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
         p.at_once = (int) (p.steps < at_once ? p.steps : at_once);
         p.at_once = p.at_once < warps ? p.at_once : warps;
         *n_warps = warps / p.at_once * p.at_once;
-        const size_t n_bytes = (size_t) (d_vec_table_bytes<A>(p) + *n_warps * d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes +
+        const int ring_bytes = d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes;
+        const size_t n_bytes = (size_t) (d_vec_tables_of<A, WIDE>::n_bytes + *n_warps * ring_bytes +
                                          (COLS == 1 ? p.at_once * 3072 : 0) + VEC_PART_BYTES);
         if (!fits_shared(n_bytes, max_shared)) {
             continue;
@@ -8949,13 +9000,25 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
     return 0;
 }
 
+template <typename A, int COLS, bool ALIGNED, bool WIDE>
+static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
+    int n_warps = 0;
+    const size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &n_warps);
+    return n_bytes == 0 ? GCUDA_STATUS_UNSUPPORTED
+                        : launch_shared(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
+                              max_shared, stream, p);
+}
+
+// One column of aligned rows has kernels of its own, with more copies of the tables where there is much to look up.
 template <typename A, int COLS>
 static gcuda_status launch_vec(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
-    int n_warps = 0;
-    const size_t n_bytes = vec_plan<A, COLS>(p, n_matrices, max_shared, &n_warps);
-    return n_bytes == 0 ? GCUDA_STATUS_UNSUPPORTED
-                        : launch_shared(COLS == 1 && p.is_aligned ? k_mul_mat_vec<A, COLS, COLS == 1> : k_mul_mat_vec<A, COLS, false>,
-                              p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes, max_shared, stream, p);
+    constexpr bool is_one = COLS == 1, has_tables = is_one && d_vec_traits<A>::codes > 0;
+    if (!is_one || !p.is_aligned) {
+        return launch_vec_as<A, COLS, false, false>(p, n_matrices, max_shared, stream);
+    }
+    return has_tables && max_shared >= VEC_WIDE_TABLES && !vec_is_small(p)
+               ? launch_vec_as<A, COLS, is_one, has_tables>(p, n_matrices, max_shared, stream)
+               : launch_vec_as<A, COLS, is_one, false>(p, n_matrices, max_shared, stream);
 }
 
 // Warps, steps side by side, tiles side by side and blocks; the bytes of shared memory, 0 if there is no way.
@@ -8993,6 +9056,17 @@ static d_mma_job mma_job(const d_job & job) {
 
 static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group at most
     return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.steps * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
+}
+
+// Two columns of the other formats take as long as with the kernel above, or longer. That does not depend on the number of
+// rows, since parts of a matrix are to have the same bits as the whole.
+static bool mma_pays(const d_job & job) {
+    bool is_codebook = false;
+    (void) with_weight_format(job.a.type, [&](auto a) {
+        is_codebook = d_vec_traits<decltype(a)>::codes > 0;
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return job.n > 2 || (job.n == 2 && is_codebook && job.epilogue.up == nullptr); // the kernel above takes two matrices
 }
 
 // Rows at multiples of what the format's words lie at; offsets in a tile fit an int.
@@ -9061,7 +9135,7 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (n >= MMA_FIRST_COLUMNS && capability_major() >= 8 && mma_takes(p.job)) {
+    if (mma_pays(p.job) && capability_major() >= 8 && mma_takes(p.job)) {
         d_mma_job mma = mma_job(p.job);
         return with_weight_format(
             args->a.type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, args->max_shared, stream); });
@@ -9151,6 +9225,400 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
     });
 }
 #endif // part 5
+
+#if GCUDAI_PART(14)
+// =====================================================================================================
+// >>k-mul-mat-vec-float   products of float weights with up to 8 columns
+// =====================================================================================================
+// The weights are read once, 16 bytes a lane at a time. A step is as many elements of a row as a warp keeps of the columns in
+// registers. The warps of a block take steps side by side and walk the block's rows, a few at a time; every warp adds its
+// sums up in its own shared memory, where they meet at the end, in one order. How a row is cut depends on its length and the
+// shared memory alone, so that its sum has the same bits in any part of a matrix.
+//   floor   bytes of the weights; the columns come from L2, once for each block
+
+#define FLOAT_VEC_COLUMNS 8
+#define FLOAT_VEC_WARPS 16
+#define FLOAT_VEC_ROWS (1 << 30)   // rows and elements are counted in ints
+#define FLOAT_VEC_LENGTH (1 << 30)
+
+struct d_float_job {
+    d_job job;
+    gcuda_array ids;         // mul_mat_id: every slot is a product of its own with one column
+    int64_t n_experts;
+    int32_t * bad_index;
+    bool is_one;             // one matrix of columns
+    int steps, at_once;      // of a row; that a block's warps take side by side
+    int turns;               // groups of rows that a warp has
+    int64_t blocks, n_items; // blocks of a matrix, of all
+};
+
+// Operands of anything that d_load knows, with any stride.
+struct d_any_float {};
+
+// 16 bytes that are read once: they take no room in L1.
+static inline __device__ uint4 d_load_once(const void * p) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+#else
+    return *(const uint4 *) p;
+#endif
+}
+
+// Weights: elements k .. k + N - 1 of a row, as they lie; they are converted once all loads are under way.
+template <typename A> struct d_float_weights {
+    static constexpr int N = d_wide<A>::N;
+    static __device__ uint4 load(const d_float_job &, const char * row, int k) { return d_load_once((const A *) row + k); }
+    static __device__ void unpack(const uint4 & w, float * v) { d_unpack<A>(w, v); }
+};
+template <> struct d_float_weights<d_any_float> {
+    static constexpr int N = 4;
+    static __device__ uint4 load(const d_float_job & p, const char * row, int k) {
+        float v[N];
+        uint4 w;
+        for (int j = 0; j < N; ++j) { v[j] = k + j < p.job.k ? d_load(p.job.a.type, row + (k + j) * p.job.a_k) : 0.0f; }
+        memcpy(&w, v, 16);
+        return w;
+    }
+    static __device__ void unpack(const uint4 & w, float * v) { memcpy(v, &w, 16); }
+};
+
+// The N elements of a column that meet them.
+template <typename B, int N> struct d_float_column {
+    static __device__ void load(const d_float_job &, const char * column, int k, float * v) {
+        UNROLL for (int j = 0; j < N; j += d_wide<B>::N) { d_unpack<B>(*(const uint4 *) ((const B *) column + k + j), v + j); }
+    }
+};
+template <int N> struct d_float_column<d_any_float, N> {
+    static __device__ void load(const d_float_job & p, const char * column, int k, float * v) {
+        for (int j = 0; j < N; ++j) { v[j] = k + j < p.job.k ? d_load(p.job.b.type, column + (k + j) * p.job.b_k) : 0.0f; }
+    }
+};
+
+// Matrix i of a, or of the expert of slot i, -1 for a bad id.
+static inline __device__ int64_t d_float_matrix(const d_float_job & p, int64_t i) {
+    if (p.ids.data == nullptr) {
+        return i;
+    }
+    const int32_t id = *(const int32_t *) d_at(p.ids, i % p.ids.ne[0], i / p.ids.ne[0], 0, 0);
+    return id >= 0 && id < p.n_experts ? id : -1;
+}
+
+// Where column c of matrix i (or the column of slot i) starts in b and in y.
+static inline __device__ void d_float_ends(const d_float_job & p, int64_t i, int c, const char ** b, char ** y) {
+    if (p.ids.data != nullptr) {
+        const int64_t u = i % p.ids.ne[0], token = i / p.ids.ne[0];
+        *b = d_at(p.job.b, 0, u % p.job.b.ne[1], token, 0);
+        *y = d_at(p.job.y, 0, u, token, 0);
+    } else if (p.is_one) { // no divisions
+        *b = d_at(p.job.b, 0, c, 0, 0);
+        *y = d_at(p.job.y, 0, c, 0, 0);
+    } else {
+        const d_tile t = { 0, 0, i, (int) p.job.n };
+        d_tile_column(p.job, t, c, b, y);
+    }
+}
+
+// ---- multiply and add, in F32 ----
+// A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns.
+template <typename A, typename B, int COLS> struct d_float_fma {
+    typedef d_float_weights<A> W;
+    static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2, wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
+    static constexpr int AHEAD = wanted > 1 ? wanted : 1;
+    static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS;
+    float x[COLS][AHEAD][N];
+    uint4 w[AHEAD][ROWS];
+
+    __device__ void load_columns(const d_float_job & p, const char * const * b, int k0, int lane) {
+        UNROLL for (int c = 0; c < COLS; ++c) {
+            UNROLL for (int u = 0; u < AHEAD; ++u) {
+                const int k = k0 + (32 * u + lane) * N;
+                UNROLL for (int j = 0; j < N; ++j) { x[c][u][j] = 0.0f; }
+                if (c < p.job.n && k < p.job.k) { d_float_column<B, N>::load(p, b[c], k, x[c][u]); }
+            }
+        }
+    }
+    __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            const int k = k0 + (32 * u + lane) * N;
+            UNROLL for (int r = 0; r < ROWS; ++r) {
+                w[u][r] = make_uint4(0, 0, 0, 0);
+                if (k < p.job.k && row + r < p.job.m) { w[u][r] = W::load(p, a + (row + r) * p.job.a_m, k); }
+            }
+        }
+    }
+    __device__ void multiply(float (&sum)[sums]) const {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            UNROLL for (int r = 0; r < ROWS; ++r) {
+                float v[N];
+                W::unpack(w[u][r], v);
+                UNROLL for (int c = 0; c < COLS; ++c) {
+                    UNROLL for (int j = 0; j < N; ++j) { sum[r * COLS + c] += v[j] * x[c][u][j]; }
+                }
+            }
+        }
+    }
+    // Every exchange halves what a lane has to add up: in the end sum i is on lanes 32 / sums * i and after.
+    static __device__ void add(float (&sum)[sums], float * part, int lane, bool is_first) {
+        UNROLL for (int j = 0; j < 5; ++j) { // constants all, so that the sums stay in registers
+            const int d = 16 >> j, n = sums >> (j + 1);
+            const bool is_upper = (lane & d) != 0;
+            UNROLL for (int i = 0; i < sums / 2; ++i) {
+                if (i < n) { sum[i] = (is_upper ? sum[i + n] : sum[i]) + __shfl_xor_sync(0xffffffffu, is_upper ? sum[i] : sum[i + n], d); }
+            }
+            if (n == 0) { sum[0] += __shfl_xor_sync(0xffffffffu, sum[0], d); }
+        }
+        if (lane % (32 / sums) == 0) {
+            float * to = part + lane / (32 / sums);
+            *to = is_first ? sum[0] : *to + sum[0];
+        }
+    }
+    static __device__ int row_of(int i) { return i / COLS; }
+    static __device__ int column_of(int i) { return i % COLS; }
+};
+
+// ---- tensor cores, for F16 and BF16 weights ----
+// A warp has 16 rows. Both types are TF32 numbers as they are; the columns are rounded to TF32, whose range is that of F32.
+// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight neighbouring elements of rows g and g + 8 and of column g,
+// AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both sides have the same.
+static inline __device__ uint32_t d_round_tf32(float v) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t w;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(w) : "f"(v));
+    return w;
+#else
+    const uint32_t w = __float_as_uint(v);
+    return (w & 0x7f800000u) == 0x7f800000u ? w : w + 0x1000u; // the product leaves out the last 13 bits
+#endif
+}
+
+// c += a b, 16 x 8 by 8 x 8 of TF32: a is (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4), b (t, g), (t + 4, g); c as of d_mma.
+static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(GCUDAI_SIM)
+    sim_mma_tf32(c, a, b, c);
+#elif D_TENSOR_CORES
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else // by shuffles: capabilities below 8.0, where the launcher does not come
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int s = 0; s < 4; ++s) {
+        for (int h = 0; h < 2; ++h) {
+            const float x0 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h], 4 * g + s));
+            const float x1 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h + 1], 4 * g + s));
+            for (int i = 0; i < 2; ++i) {
+                const float y = __uint_as_float(__shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s));
+                c[i] += x0 * y;
+                c[2 + i] += x1 * y;
+            }
+        }
+    }
+#endif
+}
+
+template <typename A, typename B> struct d_float_mma {
+    static constexpr int AHEAD = 4, step = 32 * AHEAD, rows = 16, sums = 128, columns = FLOAT_VEC_COLUMNS;
+    uint32_t x[AHEAD][8];
+    uint4 w[AHEAD][2];
+
+    __device__ void load_columns(const d_float_job & p, const char * const * b, int k0, int lane) {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            const int k = k0 + 32 * u + lane % 4 * 8;
+            float v[8] = { 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f };
+            if (lane / 4 < p.job.n && k < p.job.k) { d_float_column<B, 8>::load(p, b[lane / 4], k, v); }
+            UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
+        }
+    }
+    __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            const int k = k0 + 32 * u + lane % 4 * 8;
+            UNROLL for (int h = 0; h < 2; ++h) {
+                const int r = row + lane / 4 + 8 * h;
+                w[u][h] = make_uint4(0, 0, 0, 0);
+                if (k < p.job.k && r < p.job.m) { w[u][h] = d_load_once((const A *) (a + r * p.job.a_m) + k); }
+            }
+        }
+    }
+    __device__ void multiply(float (&c)[4]) const {
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            float v0[8], v1[8];
+            d_unpack<A>(w[u][0], v0);
+            d_unpack<A>(w[u][1], v1);
+            UNROLL for (int j = 0; j < 8; j += 2) {
+                const uint32_t wa[4] = { __float_as_uint(v0[j]), __float_as_uint(v1[j]), __float_as_uint(v0[j + 1]),
+                    __float_as_uint(v1[j + 1]) };
+                const uint32_t wb[2] = { x[u][j], x[u][j + 1] };
+                d_mma_tf32(c, wa, wb);
+            }
+        }
+    }
+    static __device__ void add(const float (&c)[4], float * part, int lane, bool is_first) {
+        float4 * to = (float4 *) part + lane;
+        const float4 old = is_first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
+        *to = make_float4(old.x + c[0], old.y + c[1], old.z + c[2], old.w + c[3]);
+    }
+    static __device__ int row_of(int i) { return i / 16 + i % 4 / 2 * 8; }
+    static __device__ int column_of(int i) { return i / 4 % 4 * 2 + i % 2; }
+};
+template <typename W> struct d_float_lane_sums { static constexpr int n = W::sums; };
+template <typename A, typename B> struct d_float_lane_sums<d_float_mma<A, B>> { static constexpr int n = 4; };
+
+// ---- the kernel ----
+// Turn j of warps `sub` has the rows from (block + blocks * j) * n_sub + sub, in groups of W::rows.
+template <typename W>
+static inline __device__ void d_float_walk(const d_float_job & p, const char * a, const char * const * columns, int block, float * part) {
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_sub = (int) blockDim.x / 32 / p.at_once;
+    const int first = (block * n_sub + warp / p.at_once) * W::rows, row_step = (int) p.blocks * n_sub * W::rows;
+    float * own = part + warp * p.turns * W::sums;
+    for (int s = warp % p.at_once; s < p.steps; s += p.at_once) {
+        const int k0 = s * W::step;
+        W work;
+        work.load_weights(p, a, first, k0, lane);
+        work.load_columns(p, columns, k0, lane);
+        for (int j = 0, row = first; j < p.turns; ++j, row += row_step) {
+            float sum[d_float_lane_sums<W>::n] = {};
+            work.multiply(sum);
+            work.load_weights(p, a, row + row_step, k0, lane); // beyond the last row nothing
+            W::add(sum, own + j * W::sums, lane, s < p.at_once);
+        }
+    }
+}
+
+template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WARPS, 1) k_mul_mat_vec_float(const d_float_job p) {
+    DYNAMIC_SHARED(float, part); // [warp][turn][sum]
+    __shared__ const char * columns[W::columns];
+    __shared__ char * results[W::columns];
+    const int n_sub = (int) blockDim.x / 32 / p.at_once;
+    for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
+        const int64_t i = p.blocks == p.n_items ? 0 : item / p.blocks, matrix = d_float_matrix(p, i);
+        const int block = (int) (item - i * p.blocks);
+        if ((int) threadIdx.x < p.job.n) { d_float_ends(p, i, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]); }
+        if (matrix < 0 && threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
+        __syncthreads();
+        if (matrix >= 0) {
+            const char * a = matrix == 0 ? (const char *) p.job.a.data
+                                         : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
+            d_float_walk<W>(p, a, columns, block, part);
+        }
+        __syncthreads();
+        for (int e = (int) threadIdx.x; e < p.turns * n_sub * W::sums; e += (int) blockDim.x) {
+            const int in = e % W::sums, sub = e / W::sums % n_sub, turn = e / W::sums / n_sub, c = W::column_of(in);
+            const int row = ((block + turn * (int) p.blocks) * n_sub + sub) * W::rows + W::row_of(in);
+            if (row < p.job.m && c < p.job.n) {
+                float sum = 0.0f;
+                for (int s = 0; s < p.at_once && s < p.steps && matrix >= 0; ++s) {
+                    sum += part[((sub * p.at_once + s) * p.turns + turn) * W::sums + in];
+                }
+                d_store(p.job.y.type, results[c] + row * (int64_t) p.job.y.nb[0], sum);
+            }
+        }
+        __syncthreads(); // part, columns and results are read no more
+    }
+}
+
+// ---- the launcher's side ----
+template <typename W>
+static gcuda_status launch_float(d_float_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
+    const int64_t n_groups = (p.job.m + W::rows - 1) / W::rows, n_sm = n_multiprocessors();
+    p.steps = (int) ((p.job.k + W::step - 1) / W::step);
+    const int passes = p.steps > 0 ? (p.steps + FLOAT_VEC_WARPS - 1) / FLOAT_VEC_WARPS : 1;
+    p.at_once = p.steps > 0 ? (p.steps + passes - 1) / passes : 1;
+    int64_t n_sub = n_groups * n_matrices / n_sm; // no more side by side than leaves every one a block
+    n_sub = n_sub < 1 ? 1 : n_sub > FLOAT_VEC_WARPS / p.at_once ? FLOAT_VEC_WARPS / p.at_once : n_sub;
+    const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * 4, all = (n_groups + n_sub - 1) / n_sub;
+    const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
+    const int64_t share = (n_sm + n_matrices - 1) / n_matrices, turns = room / turn_bytes; // at most
+    const int64_t least = turns < 1 ? 0 : (all + turns - 1) / turns;
+    if (least == 0) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    p.blocks = all < share ? all : share > least ? share : least;
+    p.turns = (int) ((all + p.blocks - 1) / p.blocks);
+    p.n_items = n_matrices * p.blocks;
+    return launch_shared(k_mul_mat_vec_float<W>, p.n_items, dim3((unsigned) (32 * n_warps)), (size_t) (p.turns * turn_bytes),
+        max_shared, stream, p);
+}
+
+template <typename A, typename B>
+static gcuda_status launch_float_columns(d_float_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
+    return p.job.n == 1   ? launch_float<d_float_fma<A, B, 1>>(p, n_matrices, max_shared, stream)
+           : p.job.n == 2 ? launch_float<d_float_fma<A, B, 2>>(p, n_matrices, max_shared, stream)
+           : p.job.n <= 4 ? launch_float<d_float_fma<A, B, 4>>(p, n_matrices, max_shared, stream)
+                          : launch_float<d_float_fma<A, B, 8>>(p, n_matrices, max_shared, stream);
+}
+
+// F16 and BF16 weights, with columns in F32 or like them.
+template <typename A>
+static gcuda_status launch_float_halves(
+    d_float_job & p, int64_t n_matrices, bool use_mma, size_t max_shared, gcuda_stream stream) {
+    const bool is_f32 = p.job.b.type == GCUDA_TYPE_F32;
+    if (use_mma) {
+        return is_f32 ? launch_float<d_float_mma<A, float>>(p, n_matrices, max_shared, stream)
+                      : launch_float<d_float_mma<A, A>>(p, n_matrices, max_shared, stream);
+    }
+    return is_f32 ? launch_float_columns<A, float>(p, n_matrices, max_shared, stream)
+                  : launch_float_columns<A, A>(p, n_matrices, max_shared, stream);
+}
+
+#define FLOAT_MMA_FIRST_COLUMNS 2
+
+// With the types and rows that 16 bytes can be loaded of; anything else goes element by element.
+static gcuda_status launch_float_vec(
+    d_float_job & p, int64_t n_matrices, bool wants_f32, size_t max_shared, gcuda_stream stream) {
+    const bool is_same = p.job.b.type == p.job.a.type || p.job.b.type == GCUDA_TYPE_F32;
+    const int64_t n_wide = 16 / (int64_t) gcuda_type_size(p.job.a.type);
+    if (!is_same || !is_wide(p.job.a) || !is_wide(p.job.b) || p.job.k % n_wide != 0) {
+        return launch_float_columns<d_any_float, d_any_float>(p, n_matrices, max_shared, stream);
+    }
+    const bool use_mma = !wants_f32 && p.job.n >= FLOAT_MMA_FIRST_COLUMNS && capability_major() >= 8;
+    switch (p.job.a.type) {
+        case GCUDA_TYPE_F32: return launch_float_columns<float, float>(p, n_matrices, max_shared, stream);
+        case GCUDA_TYPE_F16: return launch_float_halves<__half>(p, n_matrices, use_mma, max_shared, stream);
+        default: return launch_float_halves<__nv_bfloat16>(p, n_matrices, use_mma, max_shared, stream);
+    }
+}
+
+static bool float_vec_takes(const d_float_job & p) {
+    return is_float(p.job.a.type) && is_float(p.job.b.type) && p.job.n <= FLOAT_VEC_COLUMNS && p.job.m <= FLOAT_VEC_ROWS &&
+           p.job.k <= FLOAT_VEC_LENGTH;
+}
+
+// >>op:mul_mat ----------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_mul_mat_vec_float(const gcuda_mul_mat_args * args, gcuda_stream stream) {
+    d_float_job p = {};
+    p.job = job_of(*args);
+    p.is_one = args->b.ne[2] == 1 && args->b.ne[3] == 1;
+    if (!float_vec_takes(p)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const int64_t n_matrices = args->a.ne[2] * args->a.ne[3];
+    const bool wants_f32 = args->prec == GCUDA_PREC_F32;
+    return n_elements(args->y) > 0 ? launch_float_vec(p, n_matrices, wants_f32, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+}
+
+// >>op:mul_mat_id -------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_mul_mat_id_vec_float(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+    d_float_job p = {};
+    p.job.a = args->as;
+    p.job.b = args->b;
+    p.job.y = args->y;
+    p.job.m = args->as.ne[1];
+    p.job.n = 1;
+    p.job.k = args->as.ne[0];
+    p.job.a_m = (int64_t) args->as.nb[1];
+    p.job.a_k = (int64_t) args->as.nb[0];
+    p.job.b_k = (int64_t) args->b.nb[0];
+    p.ids = args->ids;
+    p.n_experts = args->as.ne[2];
+    p.bad_index = args->bad_index;
+    if (!float_vec_takes(p)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const int64_t n_slots = args->ids.ne[0] * args->ids.ne[1];
+    return n_elements(args->y) > 0 ? launch_float_vec(p, n_slots, false, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+}
+#endif // part 14
 
 #if GCUDAI_PART(13)
 // =====================================================================================================

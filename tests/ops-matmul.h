@@ -178,6 +178,38 @@ TEST(mul_mat_range_of_activations) {
     }
 }
 
+// NaN or infinity in a column: nothing of that column is a number, and the others are as ever.
+static void fill_not_all_numbers(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = rng_between(r, -1.0, 1.0); }
+    for (int64_t i1 = 0; i1 < a->ne[1]; ++i1) {
+        const double v = i1 % 3 == 1 ? (double) NAN : i1 % 2 ? HUGE_VAL : -HUGE_VAL;
+        if (i1 % 3 != 0) { AT(a, rng_below(r, a->ne[0]), i1, 0, 0) = v; }
+    }
+}
+
+static const char * judge_not_all_numbers(const struct op_case * c, const struct arr * got) {
+    double error = 0.0, all = 0.0;
+    FOR_ARR(got) {
+        const double want = AT(c->out, i0, i1, i2, i3), y = AT(got, i0, i1, i2, i3);
+        if (i1 % 3 == 1 && !isnan(y)) { return "NaN is lost"; }
+        if (i1 % 3 == 2 && isfinite(y)) { return "infinity is lost"; }
+        if (i1 % 3 == 0) { error += (want - y) * (want - y), all += want * want; }
+    }
+    return error <= ERR_PRODUCT * all ? NULL : "columns of numbers are wrong";
+}
+
+TEST(mul_mat_not_all_numbers) {
+    char types[2048];
+    struct op_test t;
+    memset(&t, 0, sizeof t);
+    snprintf(types, sizeof types, FLOAT_PAIRS " %s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
+    t.types = types, t.shapes = "256,19|256,2 256,19|256,3 512,5|512,8", t.tag = "NaN";
+    t.n_in = 2, t.build = build_mul_mat, t.ref = ref_mul_mat, t.judge = judge_not_all_numbers;
+    t.in[1].fill = fill_not_all_numbers;
+    op_test_run(&t);
+}
+
 // Sources that come with the permutations {0,1,3,2} and {0,3,2,1}: stored that way, permuted back by the builder.
 struct p_permute {
     int axis[4];
