@@ -10861,20 +10861,6 @@ static inline __device__ void d_wg_copy(uint32_t to, const char * from, int n_by
                  : "memory");
 }
 
-// d += a b, or d = a b: 64 rows and N columns, both in shared memory in rows of 128 bytes (d_wg_columns); sixteen k.
-static inline __device__ void d_wg_mma_shared(float (&d)[128], uint64_t a, uint64_t b, int adds) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16"
-                 " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, 0, 0;\n}"
-                 : D_F32(0), D_F32(32), D_F32(64), D_F32(96)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-static inline __device__ void d_wg_mma_shared(float (&d)[64], uint64_t a, uint64_t b, int adds) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16"
-                 " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}"
-                 : D_F32(0), D_F32(32)
-                 : "l"(a), "l"(b), "r"(adds));
-}
-
 // Two warp groups that take turns at the stages: one that ran ahead would take a barrier's phase for a later one of the same parity.
 static inline __device__ void d_wg_await_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(2 + group) : "memory"); }
 static inline __device__ void d_wg_pass_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(2 + group) : "memory"); }
@@ -10961,7 +10947,7 @@ static inline __device__ void d_wg_conv_multiply(const gcuda_conv_args & p, cons
             d_barrier_wait(ring.full + 8 * at.slot, at.parity);
             d_wg_fence();
             UNROLL for (int i = 0; i < 4; ++i) {
-                d_wg_mma_shared(d, a + 2 * i, b + 2 * i, adds);
+                d_wg_mma_f16(d, a + 2 * i, b + 2 * i, adds);
                 adds = 1;
             }
             d_wg_commit();
