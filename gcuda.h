@@ -3445,8 +3445,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off): rms_norm and mul with an
 // addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns, or mul_mat_id of up to 64 slots, with what follows it: a bias or add_id, an
-// activation, or a second product of the same columns and the glu of both (one or two columns), a factor, a scale, a residual;
+// quantized weights with up to 8 columns, or mul_mat_id of few tokens, with what follows it: a bias or add_id, an
+// activation, or a second product of the same columns and the glu of both (one column), a factor, a scale, a residual;
 // and up to three such products of the same single column, one right behind the other (queries, keys, values).
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
 // for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
@@ -27821,7 +27821,7 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     if ((bias == NULL) != (second_bias == NULL) || !gcudai_cuda_is_op(w, i, GCUDA_OP_GLU)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * u = w->node[first], * v = w->node[last];
     const bool is_first = y->src[0] == u && y->src[1] == v;
-    const bool is_few = a->op == GCUDA_OP_MUL_MAT_ID || gcuda_nrows(a) <= 2 * a->src[0]->ne[2] * a->src[0]->ne[3];
+    const bool is_few = a->op == GCUDA_OP_MUL_MAT_ID || gcuda_nrows(a) == a->src[0]->ne[2] * a->src[0]->ne[3];
     if (!is_few || (!is_first && (y->src[0] != v || y->src[1] != u)) || y->type != GCUDA_TYPE_F32 || !gcudai_cuda_is_inner(w, first) ||
         !gcudai_cuda_is_inner(w, last) || (bias != NULL && !gcudai_cuda_is_inner(w, second))) {
         return false;

@@ -9135,7 +9135,7 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (mma_pays(p.job) && capability_major() >= 8 && mma_takes(p.job)) {
+    if (p.job.epilogue.up == nullptr && mma_pays(p.job) && capability_major() >= 8 && mma_takes(p.job)) {
         d_mma_job mma = mma_job(p.job);
         return with_weight_format(
             args->a.type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, args->max_shared, stream); });

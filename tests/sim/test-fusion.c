@@ -489,7 +489,7 @@ static void build_pair(struct build * b) {
     const int v = b->variant;
     const enum gcuda_type type = v == 4 ? GCUDA_TYPE_MXFP4 : v % 2 ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_Q6_K;
     struct gcuda_tensor * w0 = gcuda_new_tensor_2d(c, type, type == GCUDA_TYPE_Q6_K ? 512 : K, M),
-                        * w1 = gcuda_new_tensor_2d(c, type, w0->ne[0], M), * x = f32(b, w0->ne[0], v == 3 || v == 4 ? 2 : 1, 1);
+                        * w1 = gcuda_new_tensor_2d(c, type, w0->ne[0], M), * x = f32(b, w0->ne[0], 1, 1);
     struct gcuda_tensor * p0 = gcuda_mul_mat(c, w0, x), * p1 = gcuda_mul_mat(c, w1, x), * y = NULL;
     if (v == 2 || v == 3) { p0 = gcuda_add(c, p0, f32(b, M, 1, 1)), p1 = v == 2 ? gcuda_add(c, f32(b, M, 1, 1), p1) : gcuda_add(c, p1, f32(b, M, 1, 1)); }
     switch (v) {
@@ -497,7 +497,7 @@ static void build_pair(struct build * b) {
         case 1: y = gcuda_reglu_split(c, p1, p0); break;
         case 2: y = gcuda_geglu_split(c, p0, p1); break;
         case 3: y = gcuda_swiglu_oai(c, p0, p1, 1.702f, 0.4f); break;
-        case 4: y = gcuda_add(c, gcuda_scale(c, gcuda_geglu_erf_split(c, p0, p1), 0.5f), f32(b, M, 2, 1)); break;
+        case 4: y = gcuda_add(c, gcuda_scale(c, gcuda_geglu_erf_split(c, p0, p1), 0.5f), f32(b, M, 1, 1)); break;
         default: y = gcuda_geglu_quick_split(c, p0, p1); break;
     }
     out(b, y);
@@ -511,7 +511,7 @@ TEST(gate_and_up_are_one_launch) {
 static void build_pair_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 0 ? 3 : 1;
+    const int64_t n = v == 0 ? 2 : 1;
     struct gcuda_tensor * x = f32(b, K, n, 1), * w = weights(b, GCUDA_TYPE_Q4_0), * row = f32(b, M, 1, 1);
     struct gcuda_tensor * w1 = v == 3 ? gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0)
                                       : weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_Q4_0);
@@ -716,8 +716,8 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
 }
 
 TEST(launcher_with_every_step) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q6_K };
-    for (int i = 0; i < 5; ++i) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_NL };
+    for (int i = 0; i < 6; ++i) {
         for (int64_t n = 1; n <= 4; ++n) {
             launch_once(types[i], 512, i == 0 ? 300 : 19, n, i == 1 ? GCUDA_GLU_OP_SWIGLU : (enum gcuda_glu_op) ((i + n) % 6), true);
             launch_once(types[i], 256, 21, n, (enum gcuda_glu_op) ((i + n) % 3), false);
