@@ -575,6 +575,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_gallocr_reserve GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve)
 #define gcuda_gallocr_reserve_n GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n)
 #define gcuda_gallocr_reserve_n_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_reserve_n_size)
+#define gcuda_gallocr_set_concurrent GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gallocr_set_concurrent)
 #define gcuda_gated_linear_attn GCUDAI_RENAME(GCUDA_PREFIX, gcuda_gated_linear_attn)
 #define gcuda_geglu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu)
 #define gcuda_geglu_erf GCUDAI_RENAME(GCUDA_PREFIX, gcuda_geglu_erf)
@@ -2801,6 +2802,9 @@ GCUDA_API gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft); /
 GCUDA_API gcuda_gallocr_t gcuda_gallocr_new_n(
     gcuda_backend_buffer_type_t * bufts, int n_bufs); // equal types share one buffer
 GCUDA_API void gcuda_gallocr_free(gcuda_gallocr_t galloc); // and its buffers; NULL is allowed
+// For backends that compute branches side by side (gcuda_cuda_params.concurrency): a branch is not given memory of another
+// one beside it, for which it would have to wait. Takes more memory. Before the graph is reserved; a scheduler does it by itself.
+GCUDA_API void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent);
 // Measures the graph and makes the buffers large enough. The ids (NULL: all 0) choose the buffer type of each node and
 // leaf. Growing a buffer moves it: whatever was placed there before is gone.
 GCUDA_API gcuda_status gcuda_gallocr_reserve(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph);
@@ -3312,6 +3316,10 @@ struct gcuda_cuda_params {
     size_t max_plan_bytes; // of host memory that they may take; 0: 64 MiB
     enum gcuda_cuda_switch fusion; // nodes that one launch computes. AUTO: unless GCUDA_CUDA_DISABLE_FUSION is set
     bool strict;           // only fusion that gives the bits of its nodes one by one
+    // Branches of a graph that do not depend on each other (Q, K and V; parallel towers) run side by side, on streams of the
+    // backend's own, where an estimate says that it pays. What depends on what is seen from the memory that nodes read and
+    // write, so results have the same bits. AUTO: only if GCUDA_CUDA_GRAPH_OPT is 1
+    enum gcuda_cuda_switch concurrency;
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3458,6 +3466,7 @@ struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of al
     size_t n_bytes; // of host memory, without what CUDA keeps for its graphs
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
     uint64_t n_fused; // launches that stand for several nodes, in the plans made
+    uint64_t n_beside; // launches beside those on the backend's own stream, in the plans made
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
@@ -3611,7 +3620,7 @@ struct gcuda_cuda_selftest_result {
     char message[512];              // what failed, and what to do about it; "" when all is well
     int cc;                         // of the device: 100 * major + 10 * minor
     int binary_cc, ptx_cc;          // what runs there was compiled for, and the PTX in the program
-    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time
+    int n_passed, n_failed, n_left_out; // kernel families; left out: by a switch at compile time, or for other devices
     int n_peers, n_peers_staged;    // other devices, by how copies go there
     float ms;
 };
@@ -19875,6 +19884,12 @@ struct gcudai_life {
     int buffer_id;
     bool is_allocated;
     size_t offset;
+    int live_in; // the region in which it was computed, until its last reader; 0: none
+};
+
+struct gcudai_held { // memory of a branch, not yet for others
+    int buffer_id;
+    size_t offset, size;
 };
 
 // Where a tensor goes; buffer_id -1: not ours.
@@ -19901,6 +19916,10 @@ struct gcuda_gallocr {
     int n_nodes, n_leafs;
     uint64_t structure; // of the planned graph
     bool has_plan;
+    bool keeps_branches; // see gcuda_gallocr_set_concurrent
+    struct gcudai_held * held;
+    size_t n_held, cap_held;
+    int region, region_nodes, n_live; // n_live: of the region's results, those still to be read
     bool keeps_retired; // the structs of buffers that were replaced, so that tensors can be told to have been in one
     gcuda_backend_buffer_t retired; // a list; the next one is its context
 };
@@ -19988,6 +20007,7 @@ void gcuda_gallocr_free(gcuda_gallocr_t g) {
     gcudai_free(g->lives);
     gcudai_free(g->nodes);
     gcudai_free(g->leafs);
+    gcudai_free(g->held);
     gcudai_free(g);
 }
 
@@ -20021,6 +20041,13 @@ gcuda_gallocr_t gcuda_gallocr_new_n(gcuda_backend_buffer_type_t * bufts, int n_b
         return NULL;
     }
     return g;
+}
+
+void gcuda_gallocr_set_concurrent(gcuda_gallocr_t galloc, bool is_concurrent) {
+    if (galloc != NULL && galloc->keeps_branches != is_concurrent) {
+        galloc->keeps_branches = is_concurrent;
+        galloc->has_plan = false;
+    }
 }
 
 gcuda_gallocr_t gcuda_gallocr_new(gcuda_backend_buffer_type_t buft) { return gcuda_gallocr_new_n(&buft, 1); }
@@ -20135,8 +20162,19 @@ static gcuda_status gcudai_gallocr_drop(gcuda_gallocr_t g, const struct gcuda_te
         return GCUDA_STATUS_SUCCESS;
     }
     life->is_allocated = false;
-    return gcudai_dyn_free(
-        &g->dyns[g->owner[life->buffer_id]], life->offset, gcudai_gallocr_size(g, t, life->buffer_id));
+    const struct gcudai_held held = { g->owner[life->buffer_id], life->offset, gcudai_gallocr_size(g, t, life->buffer_id) };
+    if (!g->keeps_branches) { return gcudai_dyn_free(&g->dyns[held.buffer_id], held.offset, held.size); }
+    if (g->n_held == g->cap_held) {
+        const size_t cap = g->cap_held ? 2 * g->cap_held : 64;
+        struct gcudai_held * more = (struct gcudai_held *) gcudai_calloc(cap, sizeof(*more));
+        if (more == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+        if (g->n_held > 0) { memcpy(more, g->held, g->n_held * sizeof(*more)); }
+        gcudai_free(g->held);
+        g->held = more;
+        g->cap_held = cap;
+    }
+    g->held[g->n_held++] = held;
+    return GCUDA_STATUS_SUCCESS;
 }
 
 // The node has been computed: its sources lose a reader. An OUTPUT view keeps its owner.
@@ -20154,6 +20192,37 @@ static gcuda_status gcudai_gallocr_release(gcuda_gallocr_t g, const struct gcuda
     }
     owner->n_views--;
     return owner->n_views == 0 && owner->n_children == 0 ? gcudai_gallocr_drop(g, src->view_src) : GCUDA_STATUS_SUCCESS;
+}
+
+static bool gcudai_gallocr_is_live(const struct gcudai_life * life) { return life->n_children > 0 || life->n_views > 0; }
+
+// Behind a node that alone of all since the last such node is still to be read, or the 64th, what was freed in between is free.
+static gcuda_status gcudai_gallocr_end_node(gcuda_gallocr_t g, const struct gcuda_tensor * t) {
+    enum { REGION = 64 };
+    if (!g->keeps_branches) { return GCUDA_STATUS_SUCCESS; }
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        struct gcudai_life * life = t->src[k] != NULL ? gcudai_life_of(g, t->src[k]->view_src ? t->src[k]->view_src : t->src[k]) : NULL;
+        if (life != NULL && life->live_in == g->region && !gcudai_gallocr_is_live(life)) {
+            life->live_in = 0;
+            g->n_live--;
+        }
+    }
+    struct gcudai_life * own = gcudai_life_of(g, t->view_src ? t->view_src : t);
+    if (gcudai_is_noop(t)) { return GCUDA_STATUS_SUCCESS; }
+    if (gcudai_gallocr_is_live(own) && own->live_in != g->region) {
+        own->live_in = g->region;
+        g->n_live++;
+    }
+    const bool is_alone = g->n_live == (own->live_in == g->region);
+    if (!is_alone && ++g->region_nodes < REGION) { return GCUDA_STATUS_SUCCESS; }
+    own->live_in = ++g->region; // the next one begins with it
+    g->n_live = 1;
+    g->region_nodes = 1;
+    while (g->n_held > 0) {
+        const struct gcudai_held * h = &g->held[--g->n_held];
+        GCUDAI_TRY(gcudai_dyn_free(&g->dyns[h->buffer_id], h->offset, h->size));
+    }
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static int gcudai_buffer_id(const int * ids, int i) { return ids ? ids[i] : 0; }
@@ -20206,6 +20275,7 @@ static gcuda_status gcudai_gallocr_walk(gcuda_gallocr_t g, const struct gcuda_cg
                 GCUDAI_TRY(gcudai_gallocr_release(g, t->src[k]));
             }
         }
+        GCUDAI_TRY(gcudai_gallocr_end_node(g, t));
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -20241,6 +20311,9 @@ static gcuda_status gcudai_gallocr_plan(
     gcuda_gallocr_t g, const struct gcuda_cgraph * graph, const int * node_ids, const int * leaf_ids) {
     void * array = NULL;
     g->has_plan = false;
+    g->n_held = 0;
+    g->region = 1;
+    g->region_nodes = g->n_live = 0;
     GCUDAI_TRY(gcudai_gallocr_check_ids(g, node_ids, graph->n_nodes));
     GCUDAI_TRY(gcudai_gallocr_check_ids(g, leaf_ids, graph->n_leafs));
     for (int i = 0; i < graph->n_nodes + graph->n_leafs; ++i) {
@@ -21888,6 +21961,11 @@ struct gcudai_cpu_setup {
 
 static bool gcudai_is_skipped(const struct gcuda_tensor * t) {
     return gcudai_is_noop(t) || !(t->flags & GCUDA_TENSOR_FLAG_COMPUTE);
+}
+
+// Sources that the operation writes, besides the one that its result is a view of.
+static bool gcudai_writes_source(const struct gcuda_tensor * t, int k) {
+    return t->op == GCUDA_OP_OPT_STEP_ADAMW && (k == 2 || k == 3);
 }
 
 // The one rule of what the CPU can do: supports_op and compute both ask it.
@@ -24087,9 +24165,14 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     int max_plans;
     size_t max_bytes;
     uint64_t clock;
-    bool use_graphs, use_fusion;
+    bool use_graphs, use_fusion, use_lanes;
+    cudaEvent_t * events; // between lanes
+    size_t n_events, cap_events;
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
+
+// Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
+enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
 
 struct gcudai_cuda {
     struct gcuda_backend backend; // first: a gcuda_backend_t is one of these
@@ -24117,7 +24200,7 @@ struct gcudai_cuda {
     // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
     enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
-    struct gcudai_cuda * sides[GCUDA_CUDA_MAX_DEVICES];
+    struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // behind those of other devices: lanes, on this one
     bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
@@ -26149,7 +26232,7 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     char message[GCUDAI_MESSAGE_BYTES];
     bool has_sides = false;
     memcpy(message, gcudai_message, sizeof(message));
-    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
             (void) gcudai_cuda_went_well(cu->plans.stats.n_graph_launches > 0 // of which the stream knows nothing
@@ -26181,7 +26264,7 @@ static gcuda_status gcudai_cuda_sides_check(struct gcudai_cuda * cu) {
 }
 
 static void gcudai_cuda_sides_free(struct gcudai_cuda * cu) {
-    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL) {
             gcuda_backend_free(&cu->sides[i]->backend);
             cu->sides[i] = NULL;
@@ -28049,6 +28132,9 @@ struct gcudai_cuda_step {
     int first, n;                      // nodes that it stands for, those that nothing runs for included
     size_t scratch_bytes;
     void ** scratch; // where in args its address goes
+    int lane;        // the stream that it runs on
+    int32_t event;   // recorded behind it, for steps on other lanes; -1: none waits
+    int32_t wait[GCUDAI_CUDA_LANES]; // for which step of each lane it waits; -1: for none
     union gcudai_cuda_fused args;
 };
 
@@ -28062,6 +28148,9 @@ struct gcudai_cuda_plan {
     bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
     bool has_run;       // whatever is made by a first run is there
     bool no_graph;      // a capture failed
+    bool no_lanes;      // they could not be made
+    int n_lanes, n_events;
+    int32_t wait[GCUDAI_CUDA_LANES]; // for which steps the backend's stream waits at the end
     cudaGraphExec_t exec;
     bool is_exec_current;
     uint64_t generation; // of the scratch whose addresses exec remembers
@@ -28127,6 +28216,223 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
 }
 
+// ---- lanes: independent branches on streams of their own ----
+// A region is a run of steps: its first step comes behind all steps before, and the step behind it waits for all of its own.
+// Within, a step waits for those whose memory it reads or writes, and they it; that the allocator gives
+// the memory of one branch to another is seen that way too. Which lane a step takes is decided as if each took a fixed time
+// more than its bytes need: it is short kernels that gain.
+
+enum { GCUDAI_CUDA_REGION = 64 }; // steps, a bit for each
+
+struct gcudai_cuda_use { // of memory, by a step
+    uintptr_t low, high;
+    bool is_written;
+};
+
+struct gcudai_cuda_region {
+    struct gcudai_cuda_use * uses; // of its steps, one after the other
+    size_t n_uses, cap_uses, first_use[GCUDAI_CUDA_REGION + 1];
+    int first, n; // steps
+    uint64_t before[GCUDAI_CUDA_REGION]; // which steps of the region each one waits for
+    double bytes[GCUDAI_CUDA_REGION];
+    int32_t last[GCUDAI_CUDA_LANES]; // of the region before, on each lane; -1: none
+};
+
+static bool gcudai_cuda_region_use(struct gcudai_cuda_region * r, const struct gcuda_tensor * t, bool is_written) {
+    if (gcudai_cuda_more(&r->uses, &r->cap_uses, r->n_uses, sizeof(*r->uses)) != GCUDA_STATUS_SUCCESS) { return false; }
+    struct gcudai_cuda_use * use = &r->uses[r->n_uses++];
+    use->low = (uintptr_t) t->data;
+    use->high = use->low + gcuda_nbytes(t);
+    use->is_written = is_written;
+    r->bytes[r->n] += (double) gcuda_nbytes(t);
+    return true;
+}
+
+// What step number r->n of the region reads and writes.
+static bool gcudai_cuda_region_uses(
+    struct gcudai_cuda_region * r, const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s) {
+    bool is_ok = true;
+    r->bytes[r->n] = 0.0;
+    for (int i = s->first; i < s->first + s->n; ++i) {
+        const struct gcuda_tensor * t = look->seen[i].tensor;
+        if (gcudai_is_skipped(t)) { continue; }
+        is_ok = is_ok && gcudai_cuda_region_use(r, t, true);
+        for (int k = 0; k < GCUDA_MAX_SRC && is_ok; ++k) {
+            is_ok = t->src[k] == NULL || gcudai_cuda_region_use(r, t->src[k], gcudai_writes_source(t, k));
+        }
+    }
+    r->first_use[r->n + 1] = r->n_uses;
+    return is_ok;
+}
+
+static bool gcudai_cuda_region_conflict(const struct gcudai_cuda_region * r, int a, int b) {
+    for (size_t i = r->first_use[a]; i < r->first_use[a + 1]; ++i) {
+        for (size_t k = r->first_use[b]; k < r->first_use[b + 1]; ++k) {
+            const struct gcudai_cuda_use * x = &r->uses[i], * y = &r->uses[k];
+            if ((x->is_written || y->is_written) && x->low < y->high && y->low < x->high) { return true; }
+        }
+    }
+    return false;
+}
+
+// The lane on which each step begins soonest. False: side by side they would end hardly sooner than one after the other.
+static bool gcudai_cuda_region_deal(const struct gcudai_cuda_region * r, int * lane) {
+    const double least_us = 3.0, cross_us = 1.5, bytes_per_us = 3e6; // a kernel; from lane to lane: of a large GPU, roughly
+    double free_at[GCUDAI_CUDA_LANES], end[GCUDAI_CUDA_REGION], serial = 0.0, longest = 0.0, bytes_us = 0.0;
+    bool is_used = false;
+    for (int j = 0; j < r->n; ++j) {
+        const double us = least_us + r->bytes[j] / bytes_per_us;
+        double best = 0.0;
+        lane[j] = 0;
+        for (int l = 0; l < (j == 0 ? 1 : GCUDAI_CUDA_LANES); ++l) {
+            double at = j == 0 ? 0.0 : free_at[l];
+            for (int p = 0; p < j; ++p) {
+                if (r->before[j] >> p & 1) { at = GCUDAI_MAX(at, end[p] + (lane[p] == l ? 0.0 : cross_us)); }
+            }
+            if (l == 0 || at < best) {
+                best = at;
+                lane[j] = l;
+            }
+        }
+        end[j] = best + us;
+        for (int l = 0; l < GCUDAI_CUDA_LANES && j == 0; ++l) { free_at[l] = end[0] + (l > 0 ? cross_us : 0.0); }
+        free_at[lane[j]] = end[j];
+        is_used = is_used || lane[j] > 0;
+        serial += us;
+        bytes_us += us - least_us; // memory is read one after the other whatever the lanes
+        longest = GCUDAI_MAX(longest, end[j] + (lane[j] > 0 ? cross_us : 0.0));
+    }
+    return is_used && GCUDAI_MAX(longest, bytes_us + least_us) < 0.9 * serial;
+}
+
+// Ends the region: its steps get their lanes and what they wait for. Of a lane that it has waited for a step need not ask
+// again for what came earlier there.
+static void gcudai_cuda_region_end(struct gcudai_cuda_plan * plan, struct gcudai_cuda_region * r) {
+    int lane[GCUDAI_CUDA_REGION];
+    int32_t known[GCUDAI_CUDA_LANES][GCUDAI_CUDA_LANES];
+    const bool is_dealt = r->n > 2 && gcudai_cuda_region_deal(r, lane);
+    memset(known, 0xff, sizeof(known)); // -1
+    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+        if (r->n > 0) { plan->steps[r->first].wait[l] = r->last[l]; }
+        r->last[l] = -1;
+    }
+    for (int j = 1; j < r->n && is_dealt; ++j) {
+        struct gcudai_cuda_step * s = &plan->steps[r->first + j];
+        s->lane = lane[j];
+        for (int p = 0; p < j; ++p) {
+            const bool is_first = p == 0 && lane[j] > 0 && known[lane[j]][0] < 0; // behind all before the region
+            if (lane[p] != lane[j] && (is_first || r->before[j] >> p & 1) && r->first + p > known[lane[j]][lane[p]]) {
+                s->wait[lane[p]] = known[lane[j]][lane[p]] = r->first + p;
+            }
+        }
+        if (lane[j] > 0) { r->last[lane[j]] = r->first + j; }
+    }
+    r->first += r->n;
+    r->n = 0;
+    r->n_uses = 0;
+}
+
+static void gcudai_cuda_plan_one_lane(struct gcudai_cuda_plan * plan) {
+    plan->n_lanes = 1;
+    plan->n_events = 0;
+    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = -1; }
+    for (int i = 0; i < plan->n_steps; ++i) {
+        struct gcudai_cuda_step * s = &plan->steps[i];
+        s->lane = 0;
+        s->event = -1;
+        for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { s->wait[l] = -1; }
+    }
+}
+
+// An event for each step that is waited for.
+static void gcudai_cuda_plan_events(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    for (int i = 0; i <= plan->n_steps; ++i) {
+        const int32_t * wait = i < plan->n_steps ? plan->steps[i].wait : plan->wait;
+        for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+            if (wait[l] >= 0 && plan->steps[wait[l]].event < 0) { plan->steps[wait[l]].event = plan->n_events++; }
+        }
+        if (i < plan->n_steps && plan->steps[i].lane > 0) {
+            plan->n_lanes = GCUDAI_MAX(plan->n_lanes, plan->steps[i].lane + 1);
+            cu->plans.stats.n_beside++;
+        }
+    }
+}
+
+static void gcudai_cuda_plan_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    struct gcudai_cuda_region r;
+    bool is_ok = cu->plans.use_lanes && !plan->has_split && !plan->has_custom && !plan->no_lanes;
+    gcudai_cuda_plan_one_lane(plan);
+    if (!is_ok) { return; }
+    GCUDAI_ZERO(r);
+    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { r.last[l] = -1; }
+    for (int i = 0; i < plan->n_steps && is_ok; ++i) {
+        if (r.n == GCUDAI_CUDA_REGION) { gcudai_cuda_region_end(plan, &r); }
+        is_ok = gcudai_cuda_region_uses(&r, &plan->look, &plan->steps[i]);
+        uint64_t before = 0;
+        for (int j = 0; j < r.n && is_ok; ++j) { before |= (uint64_t) gcudai_cuda_region_conflict(&r, j, r.n) << j; }
+        r.before[r.n++] = before;
+    }
+    gcudai_cuda_region_end(plan, &r);
+    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) { plan->wait[l] = r.last[l]; }
+    gcudai_free(r.uses);
+    if (is_ok) {
+        gcudai_cuda_plan_events(cu, plan);
+    } else {
+        gcudai_cuda_plan_one_lane(plan);
+    }
+}
+
+// What the plan needs beside the backend's stream. A first run makes it, not a capture.
+static gcuda_status gcudai_cuda_lanes_ready(struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    for (int l = 1; l < plan->n_lanes; ++l) {
+        struct gcudai_cuda ** lane = &cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1];
+        struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller
+        if (*lane != NULL) { continue; }
+        params.device = cu->device->index;
+        params.stream = NULL;
+        params.cublas = NULL;
+        GCUDAI_TRY(gcudai_cuda_open(&params, cu, lane));
+    }
+    struct gcudai_cuda_plans * p = &cu->plans;
+    for (; p->n_events < (size_t) plan->n_events; p->n_events++) {
+        GCUDAI_TRY(gcudai_cuda_more(&p->events, &p->cap_events, p->n_events, sizeof(*p->events)));
+        GCUDAI_CUDA_TRY(cudaEventCreateWithFlags(&p->events[p->n_events], cudaEventDisableTiming), cu->device->index, "making an event");
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_lane_wait(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, const struct gcudai_cuda * lane, const int32_t * wait) {
+    for (int l = 0; l < GCUDAI_CUDA_LANES; ++l) {
+        if (wait[l] < 0) { continue; }
+        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(lane->stream, cu->plans.events[plan->steps[wait[l]].event], 0), cu->device->index,
+            "ordering branches");
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+static gcuda_status gcudai_cuda_lane_step(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan, struct gcudai_cuda_step * s) {
+    struct gcudai_cuda * lane = s->lane == 0 ? cu : cu->sides[GCUDA_CUDA_MAX_DEVICES + s->lane - 1];
+    GCUDAI_TRY(gcudai_cuda_lane_wait(cu, plan, lane, s->wait));
+    GCUDAI_TRY(gcudai_cuda_step_run(lane, s));
+    if (s->event >= 0) {
+        GCUDAI_CUDA_TRY(cudaEventRecord(cu->plans.events[s->event], lane->stream), cu->device->index, "ordering branches");
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// After a failure nothing may be left on its way on a lane that nobody waits for.
+static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcudai_cuda_lane_step(cu, plan, &plan->steps[i]); }
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_lane_wait(cu, plan, cu, plan->wait) : st;
+    for (int l = 1; l < plan->n_lanes && st != GCUDA_STATUS_SUCCESS && !gcudai_cuda_is_captured(cu); ++l) {
+        (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->sides[GCUDA_CUDA_MAX_DEVICES + l - 1]->stream));
+    }
+    return st;
+}
+
 // What the plan is about, beside its steps.
 static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan, const struct gcuda_tensor * y) {
     union gcudai_args unused;
@@ -28161,6 +28467,7 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
         for (i = s->first; i < s->first + s->n; ++i) { gcudai_cuda_plan_note(plan, look->seen[i].tensor); }
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
+    gcudai_cuda_plan_lanes(cu, plan);
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
 }
@@ -28188,7 +28495,11 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
         if (is_stale) { gcudai_cuda_step_make(cu, look, s->first, s); }
         is_as_before = s->n == n;
     }
-    if (!is_as_before) { gcudai_cuda_plan_steps(cu, plan); }
+    if (is_as_before) {
+        gcudai_cuda_plan_lanes(cu, plan);
+    } else {
+        gcudai_cuda_plan_steps(cu, plan);
+    }
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
     cu->plans.stats.n_updated++;
@@ -28243,14 +28554,23 @@ static gcuda_status gcudai_cuda_plan_make(
 
 static uint64_t gcudai_cuda_scratch_generation(const struct gcudai_cuda * cu) {
     uint64_t generation = cu->pool.generation;
-    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL) { generation += cu->sides[i]->pool.generation; }
     }
     return generation;
 }
 
+// In a capture of the caller's, who knows of no other stream, all is on the one.
 static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
+    if (plan->n_lanes > 1 && !cu->is_captured && !plan->no_lanes) {
+        st = gcudai_cuda_lanes_ready(cu, plan);
+        if (st == GCUDA_STATUS_SUCCESS) { return gcudai_cuda_plan_on_lanes(cu, plan); }
+        if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on one branch after the other", gcudai_message);
+        plan->no_lanes = true;
+        st = GCUDA_STATUS_SUCCESS;
+    }
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) {
         st = gcudai_cuda_step_run(cu, &plan->steps[i]);
     }
@@ -28589,6 +28909,8 @@ static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_c
     const bool may = gcudai_env("GCUDA_CUDA_DISABLE_GRAPHS") == NULL && cu->device->cc >= GRAPHS_SINCE;
     cu->plans.use_graphs = gcudai_cuda_switch(p->graphs, may);
     cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_DISABLE_FUSION") == NULL);
+    const char * opt = gcudai_env("GCUDA_CUDA_GRAPH_OPT");
+    cu->plans.use_lanes = p->stream == NULL && gcudai_cuda_switch(p->concurrency, opt != NULL && strcmp(opt, "1") == 0);
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
     cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
 }
@@ -28597,6 +28919,10 @@ static void gcudai_cuda_plans_close(struct gcudai_cuda * cu) {
     gcudai_cuda_cache_clear(cu);
     if (cu->plans.stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->plans.stream)); }
     cu->plans.stream = NULL;
+    for (size_t i = 0; i < cu->plans.n_events; ++i) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->plans.events[i])); }
+    gcudai_free(cu->plans.events);
+    cu->plans.events = NULL;
+    cu->plans.n_events = cu->plans.cap_events = 0;
 }
 
 gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats) {
@@ -28961,6 +29287,10 @@ static gcuda_status gcudai_cuda_open(
     return st;
 }
 
+static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) {
+    return gcuda_backend_is_cuda(backend) && ((struct gcudai_cuda *) backend)->plans.use_lanes;
+}
+
 gcuda_backend_t gcuda_backend_cuda_init_params(const struct gcuda_cuda_params * params) {
     struct gcudai_cuda * cu = NULL;
     return gcudai_cuda_open(params, NULL, &cu) == GCUDA_STATUS_SUCCESS ? &cu->backend : NULL;
@@ -29004,7 +29334,7 @@ gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, struct gcuda_
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
     size_t idle = cu->pool.reserved - cu->pool.in_use;
-    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL) { idle += cu->sides[i]->pool.reserved - cu->sides[i]->pool.in_use; }
     }
     *stats = gcudai_cuda_ledger_stats(&cu->ledger, idle);
@@ -29044,7 +29374,7 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_pool_release(&cu->pool);
     gcudai_cuda_leave(&scope);
-    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+    for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->sides[i]->backend)); }
     }
     return GCUDA_STATUS_SUCCESS;
@@ -30514,6 +30844,35 @@ static struct gcuda_tensor * gcudai_selftest_quantized(struct gcuda_context * ct
     struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_Q8_0);
     return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
 }
+static struct gcuda_tensor * gcudai_selftest_columns(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 128, 20, 1), GCUDA_TYPE_Q8_0);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 128, 5, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_tiles(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 40, 1), GCUDA_TYPE_Q8_0);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 40, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_warp_groups(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 32, 1), GCUDA_TYPE_BF16);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 64, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_experts(struct gcuda_context * ctx) {
+    struct gcuda_tensor * experts = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 16, 4), GCUDA_TYPE_Q8_0);
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 40);
+    return gcuda_mul_mat_id(ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 40), ids);
+}
+static struct gcuda_tensor * gcudai_selftest_joined(struct gcuda_context * ctx) {
+    struct gcuda_tensor * rows = gcudai_selftest_f32(ctx, 30, 1, 1);
+    return gcuda_concat(ctx, gcuda_repeat(ctx, rows, gcudai_selftest_f32(ctx, 30, 4, 1)), gcudai_selftest_f32(ctx, 30, 2, 1), 1);
+}
+static struct gcuda_tensor * gcudai_selftest_loss(struct gcuda_context * ctx) {
+    return gcuda_cross_entropy_loss(ctx, gcudai_selftest_f32(ctx, 50, 7, 1), gcudai_selftest_f32(ctx, 50, 7, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_recurrence(struct gcuda_context * ctx) {
+    struct gcuda_tensor * in[4];
+    for (int i = 0; i < 4; ++i) { in[i] = gcudai_selftest_f32(ctx, 32, 2, 3); }
+    return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], gcudai_selftest_f32(ctx, 32 * 32 * 2, 1, 1), 0.5f);
+}
 static struct gcuda_tensor * gcudai_selftest_attention(struct gcuda_context * ctx) {
     struct gcuda_tensor * k = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
     struct gcuda_tensor * v = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
@@ -30527,17 +30886,27 @@ static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
     return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
 }
 
+// `forced` is 1 + the way that a product takes, whatever the backend would choose for its size; 0: none.
 struct gcudai_selftest_case {
     const char * name;
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
+    int forced;
 };
 static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
-    { "copies", gcudai_selftest_copy }, { "conversions", gcudai_selftest_convert }, { "rows", gcudai_selftest_rows },
-    { "elements", gcudai_selftest_elements }, { "gates", gcudai_selftest_gates }, { "norms", gcudai_selftest_norm },
-    { "soft_max", gcudai_selftest_soft_max }, { "sums", gcudai_selftest_sums }, { "sorting", gcudai_selftest_sort },
-    { "rope", gcudai_selftest_rope }, { "products", gcudai_selftest_products },
-    { "quantized products", gcudai_selftest_quantized }, { "attention", gcudai_selftest_attention },
-    { "convolution", gcudai_selftest_conv }, { "pooling", gcudai_selftest_pool }
+    { "copies", gcudai_selftest_copy, 0 }, { "conversions", gcudai_selftest_convert, 0 }, { "rows", gcudai_selftest_rows, 0 },
+    { "joined rows", gcudai_selftest_joined, 0 }, { "elements", gcudai_selftest_elements, 0 },
+    { "gates", gcudai_selftest_gates, 0 }, { "norms", gcudai_selftest_norm, 0 }, { "soft_max", gcudai_selftest_soft_max, 0 },
+    { "sums", gcudai_selftest_sums, 0 }, { "losses", gcudai_selftest_loss, 0 }, { "sorting", gcudai_selftest_sort, 0 },
+    { "rope", gcudai_selftest_rope, 0 }, { "products", gcudai_selftest_products, 0 },
+    { "plain products", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_OWN },
+    { "quantized products", gcudai_selftest_quantized, 0 },
+    { "quantized products of columns", gcudai_selftest_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
+    { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_PRODUCT_TILE },
+    { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_GEMM },
+    { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
+    { "experts", gcudai_selftest_experts, 0 }, { "attention", gcudai_selftest_attention, 0 },
+    { "convolution", gcudai_selftest_conv, 0 }, { "pooling", gcudai_selftest_pool, 0 },
+    { "recurrences", gcudai_selftest_recurrence, 0 }
 };
 enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
 
@@ -30573,6 +30942,36 @@ static gcuda_status gcudai_selftest_fill(struct gcudai_selftest * t) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
+    const int forced = gcudai_selftest_cases[i].forced;
+    return forced == 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? cu->has_warp_groups
+           : forced == 1 + GCUDAI_CUDA_PRODUCT_GEMM      ? cu->device->cc >= 800
+                                                         : true;
+}
+
+// The products of forced ways once more, over what the graph has left.
+static gcuda_status gcudai_selftest_force(struct gcudai_selftest * t) {
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) t->backend;
+    struct gcudai_cuda_scope scope;
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    for (int i = 0; i < GCUDAI_SELFTEST_CASES && st == GCUDA_STATUS_SUCCESS; ++i) {
+        const int forced = gcudai_selftest_cases[i].forced;
+        if (t->y[i] != NULL && forced != 0) {
+            union gcudai_args args;
+            GCUDAI_ZERO(args);
+            gcudai_op_row(GCUDA_OP_MUL_MAT)->args(t->y[i], &args);
+            gcudai_cuda_set_shared(cu, GCUDA_OP_MUL_MAT, &args);
+            const cudaError_t err = cudaMemsetAsync(t->y[i]->data, 0xff, gcuda_nbytes(t->y[i]), cu->stream);
+            st = gcudai_cuda_result(cu, err, "cudaMemsetAsync", gcudai_selftest_cases[i].name);
+            st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_multiply(cu, (enum gcudai_cuda_product)(forced - 1), args.mul_mat) : st;
+            st = st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, t->y[i]);
+        }
+    }
+    gcudai_cuda_leave(&scope);
+    return st == GCUDA_STATUS_SUCCESS ? gcuda_backend_synchronize(t->backend) : st;
+}
+
 // Takes the backend over. `only`: cases to leave out where its y is NULL.
 static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backend_t backend, bool (*wants)(
     gcuda_backend_t backend, const struct gcuda_tensor * y), const struct gcudai_selftest * only) {
@@ -30588,7 +30987,8 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
         struct gcuda_tensor * y = gcudai_selftest_cases[i].build(t->ctx);
         if (y == NULL) { return gcudai_fail(GCUDA_STATUS_FAILED, "selftest: '%s' cannot be built: %s",
             gcudai_selftest_cases[i].name, gcudai_message); }
-        if ((only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
+        const bool has_way = wants == NULL || gcudai_selftest_has_way((const struct gcudai_cuda *) backend, i);
+        if (has_way && (only == NULL || only->y[i] != NULL) && (wants == NULL || wants(backend, y))) {
             t->y[i] = y;
             GCUDAI_TRY(gcuda_build_forward_expand(t->graph, y));
         }
@@ -30596,7 +30996,8 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
     t->buffer = gcuda_backend_alloc_ctx_tensors(t->ctx, backend);
     if (t->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     GCUDAI_TRY(gcudai_selftest_fill(t));
-    return gcuda_backend_graph_compute(backend, t->graph);
+    GCUDAI_TRY(gcuda_backend_graph_compute(backend, t->graph));
+    return wants != NULL ? gcudai_selftest_force(t) : GCUDA_STATUS_SUCCESS;
 }
 
 // Switches leave types out of the kernels: what the device then refuses is no failure.
@@ -30804,6 +31205,11 @@ void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int
     (void) tensor;
     (void) device;
     return NULL;
+}
+
+static bool gcudai_cuda_has_lanes(gcuda_backend_t backend) {
+    (void) backend;
+    return false;
 }
 
 bool gcuda_backend_is_cuda(gcuda_backend_t backend) {
@@ -31232,6 +31638,9 @@ static gcuda_status gcudai_sched_make(gcuda_backend_sched_t s, const struct gcud
     GCUDAI_TRY(st);
     if (s->galloc == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
     s->galloc->keeps_retired = true;
+    for (int i = 0; i < s->n_backends; ++i) {
+        s->galloc->keeps_branches = s->galloc->keeps_branches || gcudai_cuda_has_lanes(s->backends[i].backend);
+    }
     return gcudai_map_reserve(&s->map, p->graph_size);
 }
 
@@ -31408,11 +31817,6 @@ static int32_t gcudai_sched_backend_of(gcuda_backend_sched_t s, int32_t i) {
 
 static bool gcudai_sched_is_work(gcuda_backend_sched_t s, int32_t i) { return !gcudai_is_skipped(s->items[i].t); }
 
-// Sources that the operation writes, besides the one that its result is a view of.
-static bool gcudai_sched_writes(const struct gcuda_tensor * t, int k) {
-    return t->op == GCUDA_OP_OPT_STEP_ADAMW && (k == 2 || k == 3);
-}
-
 // In the order of the graph, so that the first computed member names the place in messages.
 static void gcudai_sched_group(gcuda_backend_sched_t s) {
     for (int i = 0; i < s->n_nodes; ++i) {
@@ -31420,7 +31824,7 @@ static void gcudai_sched_group(gcuda_backend_sched_t s) {
         if (item->t->view_src != NULL && gcudai_sched_is_work(s, s->nodes[i])) { s->items[item->root].is_written = true; }
         for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
-            if (source >= 0 && gcudai_sched_writes(item->t, k)) {
+            if (source >= 0 && gcudai_writes_source(item->t, k)) {
                 s->items[s->items[source].root].is_written = true;
                 s->items[gcudai_sched_rep(s, source)].rep = gcudai_sched_rep(s, s->nodes[i]);
             }
@@ -31455,7 +31859,7 @@ static bool gcudai_sched_can_node(gcuda_backend_sched_t s, int b, int32_t i) {
             gcuda_backend_supports_buft(backend, gcudai_sched_placed_in(root))) {
             continue;
         }
-        if (gcudai_sched_writes(&node, k)) {
+        if (gcudai_writes_source(&node, k)) {
             gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "it cannot write '%s' in %s", src->name,
                 gcuda_backend_buft_name(gcudai_sched_placed_in(root)));
             return false;
@@ -31792,7 +32196,7 @@ static void gcudai_sched_count_writes(gcuda_backend_sched_t s, int i) {
     if (item->t->view_src != NULL) { s->items[item->root].n_writes++; }
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const int32_t source = s->sources[i * GCUDA_MAX_SRC + k];
-        if (source >= 0 && gcudai_sched_writes(item->t, k)) { s->items[s->items[source].root].n_writes++; }
+        if (source >= 0 && gcudai_writes_source(item->t, k)) { s->items[s->items[source].root].n_writes++; }
     }
 }
 

@@ -72,6 +72,15 @@
 // What the static arrays of a kernel may take beside its dynamic shared memory: d_block_reduce and the like.
 #define SHARED_STATIC 1024
 
+// What it takes of something for another form to pay. The simulated device goes there with small tensors, or no test would.
+static inline int64_t enough(int64_t n) {
+#if defined(GCUDAI_SIM)
+    return (n >> 14) + 4;
+#else
+    return n;
+#endif
+}
+
 // The dynamic shared memory of a kernel as an array, for example DYNAMIC_SHARED(float, tile), aligned to 128 bytes.
 #if defined(GCUDAI_SIM)
 #define DYNAMIC_SHARED(T, name) T * const name = (T *) sim_dynamic_shared()
@@ -164,10 +173,20 @@ static inline __device__ char * d_at(const gcuda_array & a, int64_t i0, int64_t 
 
 static inline __device__ char * d_at(const gcuda_array & a, const d_index & x) { return d_at(a, x.i0, x.i1, x.i2, x.i3); }
 
-// Row r, counting dimensions 1, 2, 3.
-static inline __device__ char * d_row(const gcuda_array & a, int64_t r) {
-    return d_at(a, 0, r % a.ne[1], r / a.ne[1] % a.ne[2], r / a.ne[1] / a.ne[2]);
+// Row r, counting dimensions 1, 2, 3: no division that is not needed, they cost as much as a row's arithmetic.
+static inline __device__ d_index d_row_index(const int64_t * ne, int64_t r) {
+    d_index x = { 0, r, 0, 0 };
+    if (r >= ne[1]) {
+        x.i2 = r / ne[1];
+        x.i1 = r - x.i2 * ne[1];
+        if (x.i2 >= ne[2]) {
+            x.i3 = x.i2 / ne[2];
+            x.i2 -= x.i3 * ne[2];
+        }
+    }
+    return x;
 }
+static inline __device__ char * d_row(const gcuda_array & a, int64_t r) { return d_at(a, d_row_index(a.ne, r)); }
 
 static inline __device__ float d_load(gcuda_type type, const char * p) {
     switch (type) {
@@ -208,6 +227,11 @@ template <typename F> static gcuda_status with_float(gcuda_type type, F f) {
 // ---- sixteen bytes of a row at once ----
 template <typename T> struct d_wide {
     static const int N = 16 / (int) sizeof(T);
+};
+
+// Neighbouring elements, a power of two, that are moved in as few accesses as there can be.
+template <typename T, int N> struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) d_pack {
+    T v[N];
 };
 
 // As they lie: what is loaded is converted after other loads are under way too (at F16 that doubled the speed).
@@ -319,15 +343,7 @@ static inline __device__ d_index d_tile_at(
     if (t.n_rows > 1) {
         const int64_t row = t.per_row > 1 ? tile / t.per_row : tile;
         tile -= row * t.per_row;
-        x.i1 = row;
-        if (row >= ne[1]) {
-            x.i2 = row / ne[1];
-            x.i1 = row - x.i2 * ne[1];
-            if (x.i2 >= ne[2]) {
-                x.i3 = x.i2 / ne[2];
-                x.i2 -= x.i3 * ne[2];
-            }
-        }
+        x = d_row_index(ne, row);
     }
     x.i0 = ((tile * n_parts << t.shift) + (threadIdx.x & ((1 << t.shift) - 1))) * n_wide;
     return x;
@@ -506,6 +522,37 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
         }
     }
 #endif
+}
+
+// c += a b for a 16 x 8 by 8 x 8 of TF32, the top 19 bits of a float. c lies as above; words of a are (g, t), (g + 8, t),
+// (g, t + 4), (g + 8, t + 4), of b k = t and t + 4 of column g.
+static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if defined(GCUDAI_SIM)
+    sim_mma_tf32(c, a, b, c);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else // capabilities below 8.0, where dispatch does not come
+    (void) a, (void) b;
+    c[0] = c[1] = c[2] = c[3] = NAN;
+#endif
+}
+
+// Floats as sums of two TF32 numbers, 21 bits together.
+template <int N> struct d_split_tf32 {
+    uint32_t hi[N], lo[N];
+
+    inline __device__ void set(int i, float v) {
+        hi[i] = __float_as_uint(v) & 0xffffe000u;
+        lo[i] = __float_as_uint(v - __uint_as_float(hi[i]));
+    }
+};
+// The same product of such sums; what both low parts give is below what is kept.
+static inline __device__ void d_mma_split(float (&c)[4], const d_split_tf32<4> & a, const d_split_tf32<2> & b) {
+    d_mma_tf32(c, a.lo, b.hi);
+    d_mma_tf32(c, a.hi, b.lo);
+    d_mma_tf32(c, a.hi, b.hi);
 }
 
 // Four bytes of a (0 .. 3) and b (4 .. 7), named by the nibbles of `order`, the lowest byte first; a nibble with 8 added gives
@@ -1093,6 +1140,10 @@ struct d_map_cpy {
         t.y += iy * y_bytes;
         return t;
     }
+    // of equal shapes
+    inline __device__ d_target row(const d_index & i) const {
+        return { d_at(x, 0, i.i1, i.i2, i.i3), 0, d_at(y, 0, i.i1, i.i2, i.i3) };
+    }
 };
 
 // Of get_rows.
@@ -1111,6 +1162,14 @@ struct d_map_get {
             *p.bad_index = 1;
         }
         return t;
+    }
+    inline __device__ d_target row(const d_index & i) const {
+        const int32_t row = *(const int32_t *) d_at(p.ids, i.i1, i.i2, i.i3, 0);
+        const bool is_in = row >= 0 && row < p.x.ne[1];
+        if (!is_in && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        return { is_in ? d_at(p.x, 0, row, i.i2, i.i3) : nullptr, 0, d_at(p.y, 0, i.i1, i.i2, i.i3) };
     }
 };
 
@@ -1234,6 +1293,64 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const MAP map, gcuda
     }
 }
 
+// Rows of packed, aligned elements: 32 neighbouring blocks of a row are 1,024 neighbouring elements, and are read and
+// written sixteen bytes at a time.
+template <typename X> static inline __device__ void d_stage_elements(const X * x, int n, int lane, float (*to)[33]) {
+    const int N = d_wide<X>::N, PARTS = 32 / N;
+    uint4 raw[PARTS];
+    UNROLL for (int k = 0; k < PARTS; ++k) {
+        const int at = (k * 32 + lane) * N;
+        raw[k] = at < n ? *(const uint4 *) (x + at) : make_uint4(0, 0, 0, 0);
+    }
+    UNROLL for (int k = 0; k < PARTS; ++k) {
+        const int at = (k * 32 + lane) * N;
+        float v[N];
+        d_unpack<X>(raw[k], v);
+        UNROLL for (int j = 0; j < N; ++j) { to[at / 32][at % 32 + j] = v[j]; }
+    }
+}
+
+template <gcuda_type TYPE, typename MAP>
+static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, const gcuda_array x, int64_t per_row, int64_t n_groups) {
+    typedef typename d_format<TYPE>::block block;
+    constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1;
+    __shared__ float elements[4][32][33];
+    alignas(16) __shared__ char blocks[4][32 * sizeof(block)];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int64_t group = blockIdx.x * (int64_t) 4 + warp; group < n_groups; group += gridDim.x * (int64_t) 4) {
+        const int64_t row = group / per_row, first = (group - row * per_row) * 1024, plane = row / x.ne[1];
+        const d_target t = map.row({ 0, row - plane * x.ne[1], plane % x.ne[2], plane / x.ne[2] });
+        const int n = (int) (x.ne[0] - first < 1024 ? x.ne[0] - first : 1024), n_bytes = n / 32 * (int) sizeof(block);
+        char * y = t.y + first / 32 * (int64_t) sizeof(block);
+        if (t.y == nullptr) {
+            continue;
+        }
+        switch (x.type) {
+            case GCUDA_TYPE_F32: d_stage_elements((const float *) t.x + first, n, lane, elements[warp]); break;
+            case GCUDA_TYPE_F16: d_stage_elements((const __half *) t.x + first, n, lane, elements[warp]); break;
+            default: d_stage_elements((const __nv_bfloat16 *) t.x + first, n, lane, elements[warp]); break;
+        }
+        __syncwarp();
+        if (32 * lane < n) {
+            float v[32];
+            UNROLL for (int j = 0; j < 32; ++j) { v[j] = elements[warp][lane][j]; }
+            d_quantize<TYPE>(v, blocks[warp] + lane * sizeof(block));
+        }
+        __syncwarp();
+        if (n_bytes % 16 == 0 && (uintptr_t) y % 16 == 0) {
+            for (int i = 16 * lane; i < n_bytes; i += 512) { *(uint4 *) (y + i) = *(const uint4 *) (blocks[warp] + i); }
+        } else {
+            for (int i = word * lane; i < n_bytes; i += 32 * word) {
+                const char * from = blocks[warp] + i;
+                if (word == 4) { *(uint32_t *) (y + i) = *(const uint32_t *) from; }
+                if (word == 2) { *(uint16_t *) (y + i) = *(const uint16_t *) from; }
+                if (word == 1) { y[i] = *from; }
+            }
+        }
+        __syncwarp();
+    }
+}
+
 template <gcuda_type TYPE, typename MAP>
 static __global__ void __launch_bounds__(128) k_quantize_256(const MAP map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     FOR_ELEMENTS(u, n_blocks) {
@@ -1246,22 +1363,31 @@ static __global__ void __launch_bounds__(128) k_quantize_256(const MAP map, gcud
     }
 }
 
+// Enough of a row for a warp.
+static bool can_quantize_rows(const gcuda_array & x) { return is_float(x.type) && is_wide(x) && x.ne[0] >= 1024; }
+
 template <gcuda_type TYPE, typename MAP>
-static gcuda_status quantize_to(const MAP & map, gcuda_type x_type, int64_t n, gcuda_stream stream) {
+static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has_rows, int64_t n, gcuda_stream stream) {
+    const gcuda_type x_type = x.type;
     const int64_t x_size = (int64_t) gcuda_type_size(x_type);
     if constexpr (d_format<TYPE>::n == 32) {
+        if (has_rows && can_quantize_rows(x)) {
+            const int64_t per_row = (x.ne[0] + 1023) / 1024, n_groups = per_row * n_rows(x);
+            return launch(k_quantize_rows<TYPE, MAP>, (n_groups + 3) / 4, 128, stream, map, x, per_row, n_groups);
+        }
         return launch(k_quantize_32<TYPE, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
     } else {
         return launch(k_quantize_256<TYPE, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
     }
 }
 
+// has_rows: map.row gives rows of x, and what they become.
 template <typename MAP>
-static gcuda_status quantize(gcuda_type type, gcuda_type x_type, const MAP & map, int64_t n_elements, gcuda_stream stream) {
-    const int64_t n = n_elements / gcuda_blck_size(type);
+static gcuda_status quantize(gcuda_type type, const gcuda_array & x, const MAP & map, bool has_rows, gcuda_stream stream) {
+    const int64_t n = n_elements(x) / gcuda_blck_size(type);
     switch (type) {
 #define X(ID, name)                                                                                               \
-    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return quantize_to<GCUDA_TYPE_##ID>(map, x_type, n, stream);)
+    GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return quantize_to<GCUDA_TYPE_##ID>(map, x, has_rows, n, stream);)
         D_QUANTIZED_TYPES(X)
 #undef X
         default: return GCUDA_STATUS_UNSUPPORTED;
@@ -1660,6 +1786,20 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
     return p.x.type == p.y.type ? cpy_same(p, stream) : launch_elements(k_cpy_plain, p.y, stream, p);
 }
 
+// As one row where both sides are packed.
+static gcuda_status cpy_quantize(const gcuda_cpy_args & p, d_map_cpy map, gcuda_stream stream) {
+    bool same = true;
+    gcuda_array x = p.x;
+    for (int d = 0; d < 4; ++d) { same = same && p.x.ne[d] == p.y.ne[d]; }
+    if (is_packed(p.x) && is_packed(p.y)) {
+        x.ne[0] = n_elements(x);
+        x.ne[1] = x.ne[2] = x.ne[3] = 1;
+        map.x = x;
+        same = true;
+    }
+    return quantize(p.y.type, x, map, same, stream);
+}
+
 gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) {
     const gcuda_cpy_args & p = *args;
     const bool x_blocks = gcuda_is_quantized(p.x.type), y_blocks = gcuda_is_quantized(p.y.type);
@@ -1683,7 +1823,7 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
     }
     if (y_blocks) {
         return is_float(p.x.type) || p.x.type == GCUDA_TYPE_F64
-                   ? quantize(p.y.type, p.x.type, map, n_elements(p.y), stream)
+                   ? cpy_quantize(p, map, stream)
                    : GCUDA_STATUS_UNSUPPORTED;
     }
     return cpy_plain(p, stream);
@@ -1704,31 +1844,44 @@ static __global__ void k_get_rows(const d_map_get map) {
     }
 }
 
-// Rows that four elements can be taken from, and put to, at a time.
-static bool rows_are_wide(const gcuda_array & a) {
-    const size_t size = gcuda_type_size(a.type);
-    size_t all = (size_t) (uintptr_t) a.data;
-    for (int d = 1; d < 4; ++d) { all |= a.ne[d] > 1 ? a.nb[d] : 0; }
-    return a.ne[0] % 4 == 0 && a.nb[0] == size && all % (4 * size) == 0;
-}
+// Whole rows, written sixteen bytes at a time; like: the array whose rows are counted.
+template <typename Y> struct d_row_parts { // elements a time, and how many times a thread
+    static const int N = d_wide<Y>::N, PARTS = N == 4 ? 4 : 2;
+};
 
-template <typename X, typename Y, typename MAP> static __global__ void __launch_bounds__(256) k_rows_wide(const MAP map, int64_t n) {
-    FOR_ELEMENTS(u, n) {
-        const d_target t = map.at(u, 4);
-        if (t.y != nullptr) {
-            d_four<Y> y;
-            d_four<X> x = {};
-            if (t.x != nullptr) {
-                x = ((const d_four<X> *) t.x)[t.i];
+template <typename X, typename Y, typename MAP>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_rows_wide(const MAP map, const gcuda_array like, const tiles t) {
+    const int N = d_row_parts<Y>::N, PARTS = d_row_parts<Y>::PARTS;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, like.ne, tile, N, PARTS);
+        const d_target row = map.row(i);
+        const X * x = (const X *) row.x + i.i0;
+        Y * y = (Y *) row.y + i.i0;
+        const int64_t n = like.ne[0] - i.i0, step = d_tile_step(t, N);
+        d_pack<X, N> raw[PARTS];
+        if (row.y == nullptr) {
+            continue;
+        }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            const int64_t left = row.x != nullptr ? n - k * step : 0;
+            if (left >= N) {
+                raw[k] = *(const d_pack<X, N> *) (x + k * step);
+            } else {
+                UNROLL for (int j = 0; j < N; ++j) { raw[k].v[j] = j < left ? x[k * step + j] : X(); }
             }
-            UNROLL for (int k = 0; k < 4; ++k) { d_put(&y.v[k], d_f32(x.v[k])); }
-            *(d_four<Y> *) t.y = y;
+        }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            float v[N];
+            UNROLL for (int j = 0; j < N; ++j) { v[j] = d_f32(raw[k].v[j]); }
+            d_store_wide(y + k * step, n - k * step, v);
         }
     }
 }
 
-template <typename X, typename Y, typename MAP> static gcuda_status rows_wide(const MAP & map, int64_t n, gcuda_stream stream) {
-    return launch(k_rows_wide<X, Y, MAP>, (n / 4 + 255) / 256, 256, stream, map, n / 4);
+template <typename X, typename Y, typename MAP>
+static gcuda_status rows_wide(const MAP & map, const gcuda_array & like, gcuda_stream stream) {
+    typedef d_row_parts<Y> parts;
+    return launch_tiles(k_rows_wide<X, Y, MAP>, tiles_of(like, parts::N, parts::PARTS), stream, map, like);
 }
 
 gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
@@ -1737,10 +1890,10 @@ gcuda_status gcuda_launch_get_rows(const gcuda_get_rows_args * args, gcuda_strea
     if (gcuda_is_quantized(args->x.type)) {
         return dequantize<float>(args->x.type, map, n, stream);
     }
-    if ((is_float(args->x.type) || args->x.type == GCUDA_TYPE_I32) && rows_are_wide(args->x) && rows_are_wide(args->y)) {
+    if ((is_float(args->x.type) || args->x.type == GCUDA_TYPE_I32) && is_wide(args->x) && is_wide(args->y)) {
         return args->x.type == GCUDA_TYPE_I32
-                   ? rows_wide<float, float>(map, n, stream) // the bits as they are
-                   : with_float(args->x.type, [&](auto t) { return rows_wide<decltype(t), float>(map, n, stream); });
+                   ? rows_wide<float, float>(map, args->y, stream) // the bits as they are
+                   : with_float(args->x.type, [&](auto t) { return rows_wide<decltype(t), float>(map, args->y, stream); });
     }
     return launch_elements(k_get_rows, args->y, stream, map);
 }
@@ -1801,12 +1954,126 @@ static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_ro
     }
 }
 
+// Many indices: counted, gathered by the place they go to, and brought in order within it. Where the indices of a place lie
+// among those of others differs from run to run, their order does not. A block owns 1,024 elements of a row of the result.
+//   floor   gradient read once, result written once
+#define ROWS_BACK_FEW 1024
+struct d_gathered {
+    int32_t * count, * start, * total, * slot, * order, * sorted; // of rows of y; one; of indices
+    int64_t n, n_rows;
+};
+static d_gathered gathered_of(const gcuda_get_rows_args & p) {
+    d_gathered g;
+    g.n = p.ids.ne[0];
+    g.n_rows = p.y.ne[1];
+    g.count = (int32_t *) p.scratch;
+    g.start = g.count + g.n_rows;
+    g.slot = g.start + g.n_rows;
+    g.order = g.slot + g.n;
+    g.sorted = g.order + g.n;
+    g.total = g.sorted + g.n;
+    return g;
+}
+static bool is_gathered(const gcuda_get_rows_args & p) { return p.ids.ne[0] > ROWS_BACK_FEW && p.ids.ne[0] < INT32_MAX; }
+
+static __global__ void __launch_bounds__(256) k_gather_clear(const d_gathered g) {
+    FOR_ELEMENTS(i, g.n_rows) { g.count[i] = 0; }
+    if (blockIdx.x == 0 && threadIdx.x == 0) { *g.total = 0; }
+}
+static __global__ void __launch_bounds__(256) k_gather_count(const gcuda_get_rows_args p, const d_gathered g) {
+    FOR_ELEMENTS(r, g.n) {
+        const int32_t to = d_index_i32(p.ids, r);
+        const bool is_in = to >= 0 && to < g.n_rows;
+        g.slot[r] = is_in ? atomicAdd(&g.count[to], 1) : -1;
+        if (!is_in && p.bad_index != nullptr) { *p.bad_index = 1; }
+    }
+}
+static __global__ void __launch_bounds__(256) k_gather_start(const d_gathered g) {
+    const int lane = (int) threadIdx.x % 32;
+    for (int64_t first = blockIdx.x * (int64_t) 256 + threadIdx.x - lane; first < g.n_rows; first += gridDim.x * (int64_t) 256) {
+        const int own = first + lane < g.n_rows ? g.count[first + lane] : 0;
+        int sum = own, base = 0;
+        for (int d = 1; d < 32; d *= 2) {
+            const int before = __shfl_up_sync(0xffffffffu, sum, (unsigned) d);
+            sum += lane >= d ? before : 0;
+        }
+        if (lane == 31) { base = atomicAdd(g.total, sum); }
+        base = __shfl_sync(0xffffffffu, base, 31);
+        if (first + lane < g.n_rows) { g.start[first + lane] = base + sum - own; }
+    }
+}
+static __global__ void __launch_bounds__(256) k_gather_place(const gcuda_get_rows_args p, const d_gathered g) {
+    FOR_ELEMENTS(r, g.n) {
+        if (g.slot[r] >= 0) { g.order[g.start[d_index_i32(p.ids, r)] + g.slot[r]] = (int32_t) r; }
+    }
+}
+static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows_args p, const d_gathered g) { // a warp to an index
+    const int lane = (int) threadIdx.x % 32;
+    for (int64_t r = (blockIdx.x * (int64_t) 256 + threadIdx.x) / 32; r < g.n; r += gridDim.x * (int64_t) 8) {
+        const int32_t to = d_index_i32(p.ids, r);
+        if (g.slot[r] < 0) { continue; }
+        int rank = 0;
+        for (int i = lane; i < g.count[to]; i += 32) { rank += g.order[g.start[to] + i] < r; }
+        rank = d_warp_reduce<d_sum_op>(rank);
+        if (lane == 0) { g.sorted[g.start[to] + rank] = (int32_t) r; }
+    }
+}
+
+template <typename T, bool WIDE>
+static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g) {
+    const int AHEAD = 4;
+    const int64_t n_parts = (p.y.ne[0] + 1023) / 1024;
+    FOR_ROWS(item, n_parts * g.n_rows) {
+        const int64_t row = item / n_parts, at = (item - row * n_parts) * 1024 + threadIdx.x * (WIDE ? 4 : 1), n = p.y.ne[0] - at;
+        const int32_t * from = g.sorted + g.start[row];
+        const int count = g.count[row];
+        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+        for (int k0 = 0; k0 < count && n > 0; k0 += AHEAD) {
+            T v[AHEAD][4];
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                const T * x = k0 + k < count ? (const T *) d_at(p.x, at, from[k0 + k], 0, 0) : nullptr;
+                UNROLL for (int j = 0; j < 4; ++j) { v[k][j] = T(); }
+                if (WIDE && x != nullptr) {
+                    const d_four<T> four = *(const d_four<T> *) x;
+                    UNROLL for (int j = 0; j < 4; ++j) { v[k][j] = four.v[j]; }
+                }
+                UNROLL for (int j = 0; j < 4; ++j) {
+                    if (!WIDE && x != nullptr && 256 * j < n) { v[k][j] = *(const T *) ((const char *) x + 256 * j * (int64_t) p.x.nb[0]); }
+                }
+            }
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                UNROLL for (int j = 0; j < 4; ++j) { sum[j] += (double) d_f32(v[k][j]); }
+            }
+        }
+        UNROLL for (int j = 0; j < 4; ++j) {
+            const int64_t to = WIDE ? j : 256 * j;
+            if (to < n) { *(float *) d_at(p.y, at + to, row, 0, 0) = (float) sum[j]; }
+        }
+    }
+}
+
+static gcuda_status get_rows_back_gathered(const gcuda_get_rows_args & p, gcuda_stream stream) {
+    const d_gathered g = gathered_of(p);
+    const int64_t row_blocks = (g.n_rows + 255) / 256, id_blocks = (g.n + 255) / 256, n_items = (p.y.ne[0] + 1023) / 1024 * g.n_rows;
+    const bool wide = p.y.ne[0] % 4 == 0 && is_wide(p.x);
+    gcuda_status st = launch(k_gather_clear, row_blocks, 256, stream, g);
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_count, id_blocks, 256, stream, p, g) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_start, row_blocks, 256, stream, g) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_place, id_blocks, 256, stream, p, g) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_sort, (g.n + 7) / 8, 256, stream, p, g) : st;
+    return st != GCUDA_STATUS_SUCCESS ? st : with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        return launch(wide ? k_gather_sum<T, true> : k_gather_sum<T, false>, n_items, 256, stream, p, g);
+    });
+}
+
 size_t gcuda_get_rows_back_scratch_bytes(const gcuda_get_rows_args * args) {
-    return (size_t) (args->y.ne[1] + args->ids.ne[0]) * 8;
+    return is_gathered(*args) ? (size_t) (2 * args->y.ne[1] + 3 * args->ids.ne[0] + 1) * 4 : (size_t) (args->y.ne[1] + args->ids.ne[0]) * 8;
 }
 
 gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_stream stream) {
     const int64_t n = args->y.ne[1];
+    if (is_gathered(*args)) { return get_rows_back_gathered(*args, stream); }
     int64_t * first = (int64_t *) args->scratch, * next = first + n;
     gcuda_status st = launch(k_get_rows_back_none, (n + 255) / 256, 256, stream, first, n);
     st = st == GCUDA_STATUS_SUCCESS ? launch(k_get_rows_back_chain, (args->ids.ne[0] + 7) / 8, 256, stream, *args, first, next) : st;
@@ -1816,9 +2083,10 @@ gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_
 }
 
 // >>op:set_rows ---------------------------------------------------------------------------------------
-// Of equal indices the last row stays: a warp for each index first looks whether a later one is equal, and leaves where
-// the row goes, or -1, in scratch.
-//   floor   x read once, its rows of y written once; indices n / 64 times, from L2
+// Of equal indices the last row stays. Who goes where, or -1, is in scratch: where indices are few a warp for each looks
+// whether a later one is equal; where they are many they go through a hash table, one to a batch, that keeps the last.
+//   floor   x read once, its rows of y written once; few indices n / 64 times, from L2
+#define SET_ROWS_FEW 1024
 static inline __device__ int64_t d_index_of(const gcuda_array & ids, int64_t i0, int64_t i1, int64_t i2) {
     const char * p = d_at(ids, i0, i1, i2, 0);
     return ids.type == GCUDA_TYPE_I64 ? *(const int64_t *) p : (int64_t) *(const int32_t *) p;
@@ -1846,6 +2114,79 @@ static __global__ void k_set_rows_index(const gcuda_get_rows_args p) {
     }
 }
 
+// A slot holds a row of y in its upper half and the number of its last index in the lower one; all ones: free. The lower
+// half only grows, and where a row of y stands does not matter, so every run leaves the same.
+struct d_last_table {
+    unsigned long long * slots;
+    int64_t per_batch; // a power of two
+    int shift;         // of a hash
+};
+
+static int64_t set_rows_slots(const gcuda_get_rows_args & p) { // of a batch; 0: no table
+    int64_t n = 2;
+    while (n < 2 * p.ids.ne[0]) { n *= 2; }
+    return p.ids.ne[0] <= SET_ROWS_FEW || p.ids.ne[0] > INT32_MAX / 2 || p.y.ne[1] >= (int64_t) UINT32_MAX ? 0 : n;
+}
+
+// The slot of a row of y: its own or a free one.
+template <typename F> static inline __device__ void d_probe(const d_last_table & t, int64_t batch, uint32_t to, F is_done) {
+    const uint32_t mask = (uint32_t) (t.per_batch - 1);
+    uint32_t at = (to * 2654435769u) >> t.shift; // Knuth's multiplicative hash
+    while (!is_done(t.slots + batch * t.per_batch + at)) { at = (at + 1) & mask; }
+}
+
+static __global__ void __launch_bounds__(256) k_set_rows_clear(const d_last_table t, int64_t n) {
+    FOR_ELEMENTS(i, n) { t.slots[i] = ~0ull; }
+}
+
+static __global__ void __launch_bounds__(256) k_set_rows_enter(const gcuda_get_rows_args p, const d_last_table t) {
+    FOR_ELEMENTS(i, d_n(p.ids)) {
+        const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
+        const int64_t to = d_index_of(p.ids, r, batch % p.ids.ne[1], batch / p.ids.ne[1]);
+        if (to < 0 || to >= p.y.ne[1]) {
+            if (p.bad_index != nullptr) {
+                *p.bad_index = 1;
+            }
+            continue;
+        }
+        const unsigned long long own = (unsigned long long) to << 32 | (unsigned long long) r;
+        d_probe(t, batch, (uint32_t) to, [&](unsigned long long * slot) {
+            const unsigned long long old = atomicCAS(slot, ~0ull, own);
+            if (old != ~0ull && old >> 32 == (unsigned long long) to) { atomicMax(slot, own); }
+            return old == ~0ull || old >> 32 == (unsigned long long) to;
+        });
+    }
+}
+
+static __global__ void __launch_bounds__(256) k_set_rows_last(const gcuda_get_rows_args p, const d_last_table t) {
+    FOR_ELEMENTS(i, d_n(p.ids)) {
+        const int64_t batch = i / p.ids.ne[0], r = i - batch * p.ids.ne[0];
+        int64_t to = d_index_of(p.ids, r, batch % p.ids.ne[1], batch / p.ids.ne[1]);
+        if (to < 0 || to >= p.y.ne[1]) {
+            to = -1;
+        } else {
+            d_probe(t, batch, (uint32_t) to, [&](const unsigned long long * slot) {
+                const bool is_own = *slot >> 32 == (unsigned long long) to;
+                if (is_own && (int64_t) (*slot & 0xffffffffu) != r) { to = -1; }
+                return is_own;
+            });
+        }
+        ((int64_t *) p.scratch)[i] = to;
+    }
+}
+
+static gcuda_status set_rows_index(const gcuda_get_rows_args & p, gcuda_stream stream) {
+    const int64_t n = n_elements(p.ids), n_slots = set_rows_slots(p), all = n_slots * p.ids.ne[1] * p.ids.ne[2];
+    d_last_table t = { (unsigned long long *) p.scratch + n, n_slots, 32 };
+    if (n_slots == 0) {
+        return launch(k_set_rows_index, (n + 7) / 8, 256, stream, p);
+    }
+    for (int64_t i = n_slots; i > 1; i /= 2) { --t.shift; }
+    gcuda_status st = launch(k_set_rows_clear, (all + 255) / 256, 256, stream, t, all);
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_set_rows_enter, (n + 255) / 256, 256, stream, p, t) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch(k_set_rows_last, (n + 255) / 256, 256, stream, p, t) : st;
+}
+
 struct d_map_set {
     gcuda_get_rows_args p;
     int64_t y_bytes; // of a unit
@@ -1860,6 +2201,11 @@ struct d_map_set {
         t.y = to < 0 ? nullptr : d_at(p.y, 0, to, i2, i3) + t.i * y_bytes;
         return t;
     }
+    inline __device__ d_target row(const d_index & i) const {
+        const int64_t j1 = i.i2 < p.ids.ne[1] ? i.i2 : i.i2 % p.ids.ne[1], j2 = i.i3 < p.ids.ne[2] ? i.i3 : i.i3 % p.ids.ne[2];
+        const int64_t to = ((const int64_t *) p.scratch)[i.i1 + p.ids.ne[0] * (j1 + p.ids.ne[1] * j2)];
+        return { d_at(p.x, 0, i.i1, i.i2, i.i3), 0, to < 0 ? nullptr : d_at(p.y, 0, to, i.i2, i.i3) };
+    }
 };
 
 static __global__ void k_set_rows(const d_map_set map) {
@@ -1872,25 +2218,25 @@ static __global__ void k_set_rows(const d_map_set map) {
     }
 }
 
-size_t gcuda_set_rows_scratch_bytes(const gcuda_get_rows_args * args) { return (size_t) n_elements(args->ids) * 8; }
+size_t gcuda_set_rows_scratch_bytes(const gcuda_get_rows_args * args) {
+    return (size_t) (n_elements(args->ids) + set_rows_slots(*args) * args->ids.ne[1] * args->ids.ne[2]) * 8;
+}
 
 gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
     const d_map_set map = { *args, (int64_t) gcuda_type_size(args->y.type) };
     if (n_elements(args->x) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    const gcuda_status st = launch(k_set_rows_index, (n_elements(args->ids) + 7) / 8, 256, stream, *args);
+    const gcuda_status st = set_rows_index(*args, stream);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    const int64_t n = n_elements(args->x);
     if (gcuda_is_quantized(args->y.type)) {
-        return quantize(args->y.type, args->x.type, map, n, stream);
+        return quantize(args->y.type, args->x, map, true, stream);
     }
-    if (is_float(args->y.type) && rows_are_wide(args->x) && rows_are_wide(args->y)) {
-        const d_map_set wide = { *args, 4 * (int64_t) gcuda_type_size(args->y.type) };
+    if (is_float(args->x.type) && is_float(args->y.type) && is_wide(args->x) && is_wide(args->y)) {
         return with_float(args->x.type, [&](auto tx) {
-            return with_float(args->y.type, [&](auto ty) { return rows_wide<decltype(tx), decltype(ty)>(wide, n, stream); });
+            return with_float(args->y.type, [&](auto ty) { return rows_wide<decltype(tx), decltype(ty)>(map, args->x, stream); });
         });
     }
     return launch_elements(k_set_rows, args->x, stream, map);
@@ -2445,14 +2791,18 @@ static __device__ void d_sum_end(const gcuda_sum_args & p, double sum) {
 
 template <typename T> static __global__ void __launch_bounds__(512) k_sum_packed(const gcuda_sum_args p) {
     const int64_t n = d_n(p.x), step = (int64_t) gridDim.x * blockDim.x;
+    const int N = d_wide<T>::N;
     const T * x = (const T *) p.x.data;
     double sum = 0.0;
-    int64_t i = blockIdx.x * (int64_t) blockDim.x + threadIdx.x;
-    for (; i + 3 * step < n; i += 4 * step) {
-        sum += ((double) d_f32(x[i]) + (double) d_f32(x[i + step])) +
-               ((double) d_f32(x[i + 2 * step]) + (double) d_f32(x[i + 3 * step]));
+    for (int64_t i = (blockIdx.x * (int64_t) blockDim.x + threadIdx.x) * N; i < n; i += 4 * step * N) {
+        uint4 raw[4];
+        UNROLL for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw(x + i + k * step * N, n - i - k * step * N); }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            float v[N];
+            d_unpack<T>(raw[k], v);
+            UNROLL for (int j = 0; j < N; j += 2) { sum += (double) v[j] + (double) v[j + 1]; }
+        }
     }
-    for (; i < n; i += step) { sum += (double) d_f32(x[i]); }
     d_sum_end(p, sum);
 }
 
@@ -2472,7 +2822,7 @@ size_t gcuda_sum_scratch_bytes(const gcuda_sum_args * args) { return partial_byt
 
 gcuda_status gcuda_launch_sum(const gcuda_sum_args * args, gcuda_stream stream) {
     const int64_t n = n_partials(args->x);
-    const bool is_packed = n_rows(args->x) == 1 && args->x.nb[0] == gcuda_type_size(args->x.type); // rows are folded
+    const bool is_packed = n_rows(args->x) == 1 && is_wide(args->x); // rows are folded
     const gcuda_status st =
         is_packed ? with_float(args->x.type, [&](auto t) { return launch(k_sum_packed<decltype(t)>, n, 512, stream, *args); })
                   : launch(k_sum, n, 512, stream, *args);
@@ -2560,9 +2910,10 @@ static gcuda_status sum_rows(const gcuda_reduce_args & p, float divisor, gcuda_s
     }
     const gcuda_status st = with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        return n <= 1024   ? launch(k_sum_rows_wide<T, 32>, (rows + 7) / 8, 256, stream, p, divisor, (int64_t) 1, n)
-               : n <= 4096 ? launch(k_sum_rows_wide<T, 128>, rows, 128, stream, p, divisor, (int64_t) 1, n)
-                           : launch(k_sum_rows_wide<T, 512>, rows * n_parts, 512, stream, p, divisor, n_parts, part);
+        const int64_t n_bytes = n * (int64_t) sizeof(T);
+        return n_bytes <= 4096    ? launch(k_sum_rows_wide<T, 32>, (rows + 7) / 8, 256, stream, p, divisor, (int64_t) 1, n)
+               : n_bytes <= 16384 ? launch(k_sum_rows_wide<T, 128>, rows, 128, stream, p, divisor, (int64_t) 1, n)
+                                  : launch(k_sum_rows_wide<T, 512>, rows * n_parts, 512, stream, p, divisor, n_parts, part);
     });
     return st == GCUDA_STATUS_SUCCESS && n_parts > 1 ? launch(k_sum_rows_parts, rows, 128, stream, p, divisor, n_parts) : st;
 }
@@ -2647,16 +2998,30 @@ static __device__ void d_count_end(const gcuda_count_equal_args & p, long long n
 }
 
 static __global__ void __launch_bounds__(512) k_count_equal(const gcuda_count_equal_args p) {
-    const bool is_packed = d_rows(p.a) == 1 && p.a.nb[0] == 4 && p.b.nb[0] == 4;
     long long n = 0;
     FOR_ELEMENTS(i, d_n(p.a)) {
-        if (is_packed) {
-            n += ((const int32_t *) p.a.data)[i] == ((const int32_t *) p.b.data)[i];
-        } else {
-            const d_index x = d_unravel(p.a.ne, i);
-            n += *(const int32_t *) d_at(p.a, x) == *(const int32_t *) d_at(p.b, x);
+        const d_index x = d_unravel(p.a.ne, i);
+        n += *(const int32_t *) d_at(p.a, x) == *(const int32_t *) d_at(p.b, x);
+    }
+    d_count_end(p, n);
+}
+
+static __global__ void __launch_bounds__(512) k_count_equal_wide(const gcuda_count_equal_args p) {
+    const int64_t n_all = d_n(p.a), step = (int64_t) gridDim.x * blockDim.x * 4;
+    long long n = 0;
+    for (int64_t i = (blockIdx.x * (int64_t) blockDim.x + threadIdx.x) * 4; i < n_all; i += 4 * step) {
+        int4 a[4], b[4];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const bool is_in = i + k * step + 4 <= n_all;
+            a[k] = is_in ? *(const int4 *) ((const int32_t *) p.a.data + i + k * step) : make_int4(0, 0, 0, 0);
+            b[k] = is_in ? *(const int4 *) ((const int32_t *) p.b.data + i + k * step) : make_int4(1, 1, 1, 1);
+        }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            n += (a[k].x == b[k].x) + (a[k].y == b[k].y) + (a[k].z == b[k].z) + (a[k].w == b[k].w);
         }
     }
+    const int64_t last = n_all / 4 * 4 + threadIdx.x;
+    if (blockIdx.x == 0 && last < n_all) { n += ((const int32_t *) p.a.data)[last] == ((const int32_t *) p.b.data)[last]; }
     d_count_end(p, n);
 }
 
@@ -2670,7 +3035,8 @@ size_t gcuda_count_equal_scratch_bytes(const gcuda_count_equal_args * args) { re
 
 gcuda_status gcuda_launch_count_equal(const gcuda_count_equal_args * args, gcuda_stream stream) {
     const int64_t n = n_partials(args->a);
-    const gcuda_status st = launch(k_count_equal, n, 512, stream, *args);
+    const bool is_packed = n_rows(args->a) == 1 && is_wide(args->a) && is_wide(args->b);
+    const gcuda_status st = launch(is_packed ? k_count_equal_wide : k_count_equal, n, 512, stream, *args);
     return st == GCUDA_STATUS_SUCCESS && n > 1 ? launch(k_count_partials, 1, 256, stream, *args, n) : st;
 }
 
@@ -2709,6 +3075,60 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_
     d_loss_end(p, loss);
 }
 
+// A maximum and the sum of exponentials below it, found together.
+struct d_soft_sum {
+    float max, sum;
+};
+// ln sum_i exp(x_i) of a packed row on every thread; each(vector of x, place of it) sees all elements on the way.
+template <typename T, typename F> static __device__ float d_log_sum_exp_wide(const T * x, int64_t n, F each) {
+    const int N = d_wide<T>::N;
+    const int64_t step = (int64_t) blockDim.x * N;
+    d_soft_sum s = { -INFINITY, 0.0f };
+    for (int64_t i = threadIdx.x * (int64_t) N; i < n; i += 4 * step) {
+        uint4 raw[4];
+        float max = s.max, v[4][N];
+        UNROLL for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw(x + i + k * step, n - i - k * step); }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int64_t at = i + k * step;
+            d_unpack<T>(raw[k], v[k]);
+            each(v[k], at);
+            UNROLL for (int j = 0; j < N; ++j) {
+                v[k][j] = at + j < n ? v[k][j] : -INFINITY;
+                max = fmaxf(max, v[k][j]);
+            }
+        }
+        const float base = max == -INFINITY ? 0.0f : max;
+        s.sum *= expf(s.max - base);
+        UNROLL for (int k = 0; k < 4; ++k) {
+            UNROLL for (int j = 0; j < N; ++j) { s.sum += expf(v[k][j] - base); }
+        }
+        s.max = max;
+    }
+    const float max = d_block_max(s.max), base = max == -INFINITY ? 0.0f : max;
+    return max + logf(d_block_sum(s.sum * expf(s.max - base)));
+}
+
+// The same loss in one pass: sum_i b_i (x_i - norm) from the sums of b_i x_i and b_i, in double.
+template <typename T> static __global__ void __launch_bounds__(512) k_cross_entropy_loss_wide(const gcuda_cross_entropy_args p) {
+    const int N = d_wide<T>::N;
+    double loss = 0.0;
+    FOR_ROWS(r, d_rows(p.logits)) {
+        const int64_t n = p.logits.ne[0];
+        const T * b = (const T *) d_row(p.labels, r);
+        double bx = 0.0, sum = 0.0;
+        const float norm = d_log_sum_exp_wide((const T *) d_row(p.logits, r), n, [&](const float * v, int64_t at) {
+            float u[N];
+            d_unpack<T>(d_load_raw(b + at, n - at), u);
+            UNROLL for (int j = 0; j < N; ++j) {
+                bx += (double) u[j] * (double) v[j]; // both 0 behind the end
+                sum += (double) u[j];
+            }
+        });
+        loss -= bx - sum * (double) norm;
+    }
+    d_loss_end(p, loss);
+}
+
 static __global__ void k_loss_partials(const gcuda_cross_entropy_args p, int64_t n) {
     double loss = 0.0;
     FOR_ROW_ELEMENTS(i, n) { loss += ((const double *) p.scratch)[i]; }
@@ -2717,13 +3137,22 @@ static __global__ void k_loss_partials(const gcuda_cross_entropy_args p, int64_t
 
 static int64_t n_losses(const gcuda_array & x) { return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS; }
 
+static bool loss_is_wide(const gcuda_cross_entropy_args & p) {
+    return p.logits.type == p.labels.type && is_float(p.logits.type) && is_wide(p.logits) && is_wide(p.labels);
+}
+
 size_t gcuda_cross_entropy_loss_scratch_bytes(const gcuda_cross_entropy_args * args) {
     return n_losses(args->logits) > 1 ? (size_t) n_losses(args->logits) * 8 : 0;
 }
 
 gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
     const int64_t n = n_losses(args->logits);
-    const gcuda_status st = launch(k_cross_entropy_loss, n, args->logits.ne[0] <= 1024 ? 256 : 1024, stream, *args);
+    const gcuda_status st = loss_is_wide(*args)
+                                ? with_float(args->logits.type, [&](auto v) {
+                                      const int n_threads = args->logits.ne[0] <= 1024 ? 128 : 512;
+                                      return launch(k_cross_entropy_loss_wide<decltype(v)>, n, n_threads, stream, *args);
+                                  })
+                                : launch(k_cross_entropy_loss, n, args->logits.ne[0] <= 1024 ? 256 : 1024, stream, *args);
     return st == GCUDA_STATUS_SUCCESS && n > 1 ? launch(k_loss_partials, 1, 256, stream, *args, n) : st;
 }
 
@@ -2741,7 +3170,38 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
     }
 }
 
+template <typename T> static __global__ void __launch_bounds__(512) k_cross_entropy_loss_back_wide(const gcuda_cross_entropy_args p) {
+    const int N = d_wide<T>::N;
+    const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
+    FOR_ROWS(r, d_rows(p.logits)) {
+        const int64_t n = p.logits.ne[0], step = (int64_t) blockDim.x * N;
+        const T * x = (const T *) d_row(p.logits, r), * b = (const T *) d_row(p.labels, r);
+        T * y = (T *) d_row(p.y, r);
+        const float norm = d_log_sum_exp_wide(x, n, [](const float *, int64_t) {});
+        for (int64_t i = threadIdx.x * (int64_t) N; i < n; i += 4 * step) {
+            uint4 raw_x[4], raw_b[4];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                raw_x[k] = d_load_raw(x + i + k * step, n - i - k * step);
+                raw_b[k] = d_load_raw(b + i + k * step, n - i - k * step);
+            }
+            UNROLL for (int k = 0; k < 4; ++k) {
+                float u[N], v[N];
+                d_unpack<T>(raw_x[k], u);
+                d_unpack<T>(raw_b[k], v);
+                UNROLL for (int j = 0; j < N; ++j) { u[j] = (expf(u[j] - norm) - v[j]) * scale; }
+                d_store_wide(y + i + k * step, n - i - k * step, u);
+            }
+        }
+    }
+}
+
 gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
+    const int64_t n = args->logits.ne[0];
+    if (loss_is_wide(*args) && args->y.type == args->logits.type && is_wide(args->y)) {
+        return with_float(args->y.type, [&](auto v) {
+            return launch(k_cross_entropy_loss_back_wide<decltype(v)>, n_rows(args->logits), n <= 1024 ? 128 : 512, stream, *args);
+        });
+    }
     return launch(k_cross_entropy_loss_back, n_rows(args->logits), 256, stream, *args);
 }
 #endif // part 3
@@ -2751,27 +3211,29 @@ gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args
 // >>k-rows   rows put together from rows: repeat, concat, pad, roll, masks, generators
 // =====================================================================================================
 
-// Every element of y from the place m.at(i) names, or m.value where it names none. Types are sizes here: 1, 2, 4, 8
-// bytes, or 16 where whole rows move.
+// Every element of y from the place that m names, or m.value where it names none: m.row(i) is what elements of the row have
+// in common, m.at(row, i0) the place of one. Types are sizes here: 1, 2, 4, 8 bytes, or 16 where whole rows move.
 //   floor   y written, what it is made of read once
-template <typename T, typename MAP> static __global__ void k_place(const gcuda_array y, const MAP m, const tiles t) {
+template <typename T> struct d_placed { static const int PARTS = sizeof(T) < 8 ? 8 : 4; };
+
+template <typename T, typename MAP>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_place(const gcuda_array y, const MAP m, const tiles t) {
+    const int PARTS = d_placed<T>::PARTS;
+    T other;
+    memcpy(&other, &m.value, sizeof(T));
     FOR_TILES(tile, t) {
-        d_index i = d_tile_at(t, y.ne, tile, 1, 4);
-        char * to = d_at(y, 0, i.i1, i.i2, i.i3);
-        const int64_t first = i.i0;
-        T v[4];
-        for (int k = 0; k < 4; ++k) {
-            i.i0 = first + k * d_tile_step(t, 1);
-            const T * from = i.i0 < y.ne[0] ? (const T *) m.at(i) : nullptr;
-            if (from != nullptr) {
-                v[k] = *from;
-            } else {
-                memcpy(&v[k], &m.value, sizeof(T));
-            }
+        const d_index i = d_tile_at(t, y.ne, tile, 1, PARTS);
+        const auto row = m.row(i);
+        char * to = d_at(y, i);
+        const int64_t n = y.ne[0] - i.i0, step = d_tile_step(t, 1), y_step = step * (int64_t) y.nb[0];
+        T v[PARTS];
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            const T * from = k * step < n ? (const T *) m.at(row, i.i0 + k * step) : nullptr;
+            v[k] = other;
+            if (from != nullptr) { v[k] = *from; }
         }
-        for (int k = 0; k < 4; ++k) {
-            i.i0 = first + k * d_tile_step(t, 1);
-            if (i.i0 < y.ne[0]) { *(T *) (to + i.i0 * (int64_t) y.nb[0]) = v[k]; }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (k * step < n) { *(T *) (to + k * y_step) = v[k]; }
         }
     }
 }
@@ -2780,21 +3242,24 @@ template <typename T, typename MAP> static __global__ void k_place(const gcuda_a
 template <typename MAP> static __global__ void k_place_blocks(const gcuda_array y, const MAP m, int size, const tiles t) {
     FOR_TILES(tile, t) {
         d_index i = d_tile_at(t, y.ne, tile, 1, 1);
-        const char * from = i.i0 < y.ne[0] ? m.at(i) : nullptr;
+        const char * from = i.i0 < y.ne[0] ? m.at(m.row(i), i.i0) : nullptr;
         for (int k = 0; k < size && from != nullptr; ++k) { d_at(y, i)[k] = from[k]; }
     }
 }
 
+template <typename T, typename MAP> static gcuda_status place_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
+    return launch_tiles(k_place<T, MAP>, tiles_of(y, 1, d_placed<T>::PARTS), stream, y, m);
+}
+
 template <typename MAP>
 static gcuda_status place(const gcuda_array & y, const MAP & m, size_t size, gcuda_stream stream) {
-    const tiles t = tiles_of(y, 1, 4), t1 = tiles_of(y, 1, 1);
     switch (size) {
-        case 1: return launch_tiles(k_place<uint8_t, MAP>, t, stream, y, m);
-        case 2: return launch_tiles(k_place<uint16_t, MAP>, t, stream, y, m);
-        case 4: return launch_tiles(k_place<uint32_t, MAP>, t, stream, y, m);
-        case 8: return launch_tiles(k_place<uint2, MAP>, t, stream, y, m);
-        case 16: return launch_tiles(k_place<uint4, MAP>, t, stream, y, m);
-        default: return launch_tiles(k_place_blocks<MAP>, t1, stream, y, m, (int) size);
+        case 1: return place_as<uint8_t>(y, m, stream);
+        case 2: return place_as<uint16_t>(y, m, stream);
+        case 4: return place_as<uint32_t>(y, m, stream);
+        case 8: return place_as<uint2>(y, m, stream);
+        case 16: return place_as<uint4>(y, m, stream);
+        default: return launch_tiles(k_place_blocks<MAP>, tiles_of(y, 1, 1), stream, y, m, (int) size);
     }
 }
 
@@ -2819,10 +3284,10 @@ struct d_wrapped {
         i %= n;
         return i < 0 ? i + n : i;
     }
-    inline __device__ const char * at(const d_index & i) const {
-        return d_at(x, wrap(i.i0 - lp[0], x.ne[0]), wrap(i.i1 - lp[1], x.ne[1]), wrap(i.i2 - lp[2], x.ne[2]),
-            wrap(i.i3 - lp[3], x.ne[3]));
+    inline __device__ const char * row(const d_index & i) const {
+        return d_at(x, 0, wrap(i.i1 - lp[1], x.ne[1]), wrap(i.i2 - lp[2], x.ne[2]), wrap(i.i3 - lp[3], x.ne[3]));
     }
+    inline __device__ const char * at(const char * row, int64_t i0) const { return row + wrap(i0 - lp[0], x.ne[0]) * (int64_t) x.nb[0]; }
 };
 
 // >>op:pad --------------------------------------------------------------------------------------------
@@ -2831,11 +3296,13 @@ struct d_padded {
     int64_t lp[4];
     uint4 value;
 
-    inline __device__ const char * at(const d_index & i) const {
-        const int64_t i0 = i.i0 - lp[0], i1 = i.i1 - lp[1], i2 = i.i2 - lp[2], i3 = i.i3 - lp[3];
-        const bool is_in = i0 >= 0 && i0 < x.ne[0] && i1 >= 0 && i1 < x.ne[1] && i2 >= 0 && i2 < x.ne[2] && i3 >= 0 &&
-                           i3 < x.ne[3];
-        return is_in ? d_at(x, i0, i1, i2, i3) : nullptr;
+    inline __device__ const char * row(const d_index & i) const { // or NULL
+        const int64_t i1 = i.i1 - lp[1], i2 = i.i2 - lp[2], i3 = i.i3 - lp[3];
+        const bool is_in = i1 >= 0 && i1 < x.ne[1] && i2 >= 0 && i2 < x.ne[2] && i3 >= 0 && i3 < x.ne[3];
+        return is_in ? d_at(x, 0, i1, i2, i3) : nullptr;
+    }
+    inline __device__ const char * at(const char * row, int64_t i0) const {
+        return row != nullptr && i0 >= lp[0] && i0 - lp[0] < x.ne[0] ? row + (i0 - lp[0]) * (int64_t) x.nb[0] : nullptr;
     }
 };
 
@@ -2856,8 +3323,73 @@ template <typename MAP> static gcuda_status pad(const gcuda_pad_args & p, gcuda_
 gcuda_status gcuda_launch_pad(const gcuda_pad_args * args, gcuda_stream stream) {
     return args->is_circular ? pad<d_wrapped>(*args, stream) : pad<d_padded>(*args, stream);
 }
+
+// Copies of a tensor within a larger one, in the order of their places.
+struct d_copies {
+    int64_t n[4], step[4], total; // of each dimension; bytes from one to the next
+};
+static d_copies copies_of(const gcuda_array & small, const gcuda_array & large) {
+    d_copies c = {};
+    c.total = 1;
+    for (int d = 0; d < 4; ++d) {
+        c.n[d] = small.ne[d] > 0 ? large.ne[d] / small.ne[d] : 0;
+        c.step[d] = small.ne[d] * (int64_t) large.nb[d];
+        c.total *= c.n[d];
+    }
+    return c;
+}
+static inline __device__ int64_t d_copy_at(const d_copies & c, int64_t i) {
+    const d_index x = d_unravel(c.n, i);
+    return x.i0 * c.step[0] + x.i1 * c.step[1] + x.i2 * c.step[2] + x.i3 * c.step[3];
+}
+
+// An element is read once for `each` of its copies. like: [ne0, groups of copies, ne1, ne2 ne3] of x.
+template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK) k_repeat(
+    const gcuda_array x, const gcuda_array y, const gcuda_array like, const d_copies c, int64_t each, const tiles t) {
+    const int PARTS = d_placed<T>::PARTS;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, like.ne, tile, 1, PARTS);
+        const int64_t x3 = i.i3 / x.ne[2], x2 = i.i3 - x3 * x.ne[2], n = x.ne[0] - i.i0, step = d_tile_step(t, 1);
+        const char * from = d_at(x, i.i0, i.i2, x2, x3);
+        char * to = d_at(y, i.i0, i.i2, x2, x3);
+        T v[PARTS] = {};
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (k * step < n) { v[k] = *(const T *) (from + k * step * (int64_t) x.nb[0]); }
+        }
+        const int64_t end = (i.i1 + 1) * each < c.total ? (i.i1 + 1) * each : c.total;
+        for (int64_t m = i.i1 * each; m < end; ++m) {
+            char * copy = to + d_copy_at(c, m);
+            UNROLL for (int k = 0; k < PARTS; ++k) {
+                if (k * step < n) { *(T *) (copy + k * step * (int64_t) y.nb[0]) = v[k]; }
+            }
+        }
+    }
+}
+
+template <typename T> static gcuda_status repeat_as(const gcuda_array & x, const gcuda_array & y, gcuda_stream stream) {
+    const d_copies c = copies_of(x, y);
+    const int64_t each = n_elements(y) >= enough((int64_t) 1 << 20) ? 8 : 1; // small ones want threads
+    gcuda_array like = x;
+    like.ne[1] = (c.total + each - 1) / each;
+    like.ne[2] = x.ne[1];
+    like.ne[3] = x.ne[2] * x.ne[3];
+    return launch_tiles(k_repeat<T>, tiles_of(like, 1, d_placed<T>::PARTS), stream, x, y, like, c, each);
+}
+
 gcuda_status gcuda_launch_repeat(const gcuda_pad_args * args, gcuda_stream stream) {
-    return pad<d_wrapped>(*args, stream);
+    gcuda_array x = args->x, y = args->y;
+    if (can_widen(x) && can_widen(y)) {
+        widen(x);
+        widen(y);
+        return repeat_as<uint4>(x, y, stream);
+    }
+    switch (gcuda_type_size(y.type)) {
+        case 1: return repeat_as<uint8_t>(x, y, stream);
+        case 2: return repeat_as<uint16_t>(x, y, stream);
+        case 4: return repeat_as<uint32_t>(x, y, stream);
+        case 8: return repeat_as<uint2>(x, y, stream);
+        default: return pad<d_wrapped>(*args, stream);
+    }
 }
 gcuda_status gcuda_launch_roll(const gcuda_pad_args * args, gcuda_stream stream) {
     return pad<d_wrapped>(*args, stream);
@@ -2869,11 +3401,12 @@ struct d_reflected {
     int64_t p0, filler; // else padding, whose leftovers the simulated device may take for an address
     uint4 value;
 
-    inline __device__ const char * at(const d_index & i) const {
-        int64_t k = i.i0 - p0;
+    inline __device__ const char * row(const d_index & i) const { return d_at(x, 0, i.i1, i.i2, i.i3); }
+    inline __device__ const char * at(const char * row, int64_t i0) const {
+        int64_t k = i0 - p0;
         k = k < 0 ? -k : k;
         k = k >= x.ne[0] ? 2 * x.ne[0] - 2 - k : k;
-        return d_at(x, k, i.i1, i.i2, i.i3);
+        return row + k * (int64_t) x.nb[0];
     }
 };
 
@@ -2885,15 +3418,25 @@ gcuda_status gcuda_launch_pad_reflect_1d(const gcuda_pad_reflect_1d_args * args,
 }
 
 // >>op:concat -----------------------------------------------------------------------------------------
+struct d_joined_row {
+    const char * a, * b; // b: of DIM 0
+    int64_t step;        // of a
+};
+
 template <int DIM> struct d_joined {
     gcuda_array a, b;
     uint4 value;
 
-    inline __device__ const char * at(d_index i) const {
-        int64_t & k = DIM == 0 ? i.i0 : DIM == 1 ? i.i1 : DIM == 2 ? i.i2 : i.i3;
-        if (k < a.ne[DIM]) { return d_at(a, i); }
+    inline __device__ d_joined_row row(d_index i) const {
+        int64_t & k = DIM == 1 ? i.i1 : DIM == 2 ? i.i2 : i.i3;
+        i.i0 = 0;
+        if (DIM == 0) { return { d_at(a, i), d_at(b, i), (int64_t) a.nb[0] }; }
+        if (k < a.ne[DIM]) { return { d_at(a, i), nullptr, (int64_t) a.nb[0] }; }
         k -= a.ne[DIM];
-        return d_at(b, i);
+        return { d_at(b, i), nullptr, (int64_t) b.nb[0] };
+    }
+    inline __device__ const char * at(const d_joined_row & row, int64_t i0) const {
+        return DIM != 0 || i0 < a.ne[0] ? row.a + i0 * row.step : row.b + (i0 - a.ne[0]) * (int64_t) b.nb[0];
     }
 };
 
@@ -2930,7 +3473,8 @@ struct d_same {
     gcuda_array x;
     uint4 value;
 
-    inline __device__ const char * at(const d_index & i) const { return d_at(x, i); }
+    inline __device__ const char * row(const d_index & i) const { return d_at(x, 0, i.i1, i.i2, i.i3); }
+    inline __device__ const char * at(const char * row, int64_t i0) const { return row + i0 * (int64_t) x.nb[0]; }
 };
 
 // Of one type and shape.
@@ -2950,28 +3494,38 @@ static gcuda_status move(const gcuda_array & x, const gcuda_array & y, gcuda_str
     return place(to, m, size, stream);
 }
 
-// A copy of a unless it is in place already, then b over its region: two launches, the second small.
+// Elements [first, end) of a packed array.
+static gcuda_array stretch_of(const gcuda_array & a, int64_t first, int64_t end) {
+    gcuda_array s = a;
+    s.data = (char *) a.data + first * (int64_t) a.nb[0];
+    s.ne[0] = end - first;
+    s.ne[1] = s.ne[2] = s.ne[3] = 1;
+    return s;
+}
+
+static bool is_stretch(const gcuda_set_args & p) { return is_packed(p.a) && is_packed(p.y) && is_packed(p.region); }
+
+// What the region leaves of a, unless it is in place already; all of a where the region is no stretch of y.
+static gcuda_status set_around(const gcuda_set_args & p, gcuda_stream stream) {
+    if (p.a.data == p.y.data) { return GCUDA_STATUS_SUCCESS; }
+    if (!is_stretch(p)) { return move(p.a, p.y, stream); }
+    const int64_t n = n_elements(p.y), first = ((char *) p.region.data - (char *) p.y.data) / (int64_t) gcuda_type_size(p.y.type);
+    const int64_t end = first + n_elements(p.region);
+    const gcuda_status st = move(stretch_of(p.a, 0, first), stretch_of(p.y, 0, first), stream);
+    return st == GCUDA_STATUS_SUCCESS ? move(stretch_of(p.a, end, n), stretch_of(p.y, end, n), stream) : st;
+}
+
 gcuda_status gcuda_launch_set(const gcuda_set_args * args, gcuda_stream stream) {
-    const gcuda_status st =
-        args->a.data == args->y.data ? GCUDA_STATUS_SUCCESS : move(args->a, args->y, stream);
+    const gcuda_status st = set_around(*args, stream);
     return st == GCUDA_STATUS_SUCCESS ? move(args->b, args->region, stream) : st;
 }
 
 // >>op:acc --------------------------------------------------------------------------------------------
-static __global__ void k_acc(const gcuda_set_args p, const tiles t) {
-    FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, p.b.ne, tile, 1, 1);
-        if (i.i0 < p.b.ne[0]) {
-            char * y = d_at(p.region, i);
-            d_store(p.y.type, y, d_load(p.y.type, y) + d_load(p.b.type, d_at(p.b, i)));
-        }
-    }
-}
-
 gcuda_status gcuda_launch_acc(const gcuda_set_args * args, gcuda_stream stream) {
-    const gcuda_status st =
-        args->a.data == args->y.data ? GCUDA_STATUS_SUCCESS : move(args->a, args->y, stream);
-    return st == GCUDA_STATUS_SUCCESS ? launch_tiles(k_acc, tiles_of(args->b, 1, 1), stream, *args) : st;
+    gcuda_binary_args sum = { args->region, args->b, args->region, nullptr };
+    if (is_stretch(*args)) { sum.a.data = (char *) args->a.data + ((char *) args->region.data - (char *) args->y.data); }
+    const gcuda_status st = set_around(*args, stream);
+    return st == GCUDA_STATUS_SUCCESS ? gcuda_launch_add(&sum, stream) : st;
 }
 
 // >>op:diag  >>op:diag_mask_inf  >>op:diag_mask_zero  >>op:tri  >>op:fill -----------------------------
@@ -2980,9 +3534,10 @@ struct d_masked {
     int64_t from, to;
     uint4 value;
 
-    inline __device__ const char * at(const d_index & i) const {
-        const int64_t d = i.i0 - i.i1;
-        return d >= from && d < to ? d_at(x, i) : nullptr;
+    inline __device__ d_index row(const d_index & i) const { return i; }
+    inline __device__ const char * at(const d_index & row, int64_t i0) const {
+        const int64_t d = i0 - row.i1;
+        return d >= from && d < to ? d_at(x, i0, row.i1, row.i2, row.i3) : nullptr;
     }
 };
 
@@ -3055,7 +3610,8 @@ gcuda_status gcuda_launch_tri(const gcuda_mask_args * args, gcuda_stream stream)
 struct d_filled {
     uint4 value;
 
-    inline __device__ const char * at(const d_index &) const { return nullptr; }
+    inline __device__ const char * row(const d_index &) const { return nullptr; }
+    inline __device__ const char * at(const char *, int64_t) const { return nullptr; }
 };
 
 //   floor   y written: n * sizeof(T) bytes
@@ -3090,7 +3646,103 @@ static __global__ void k_repeat_back(const gcuda_cpy_args p) {
     }
 }
 
+// The next copy's place is a few additions away.
+struct d_copy_walk {
+    int64_t i0, i1, i2, at; // copy in dimensions 0 to 2; bytes
+
+    inline __device__ void next(const d_copies & c) {
+        at += c.step[0];
+        if (++i0 < c.n[0]) { return; }
+        at += c.step[1] - i0 * c.step[0];
+        i0 = 0;
+        if (++i1 < c.n[1]) { return; }
+        at += c.step[2] - i1 * c.step[1];
+        i1 = 0;
+        if (++i2 < c.n[2]) { return; }
+        at += c.step[3] - i2 * c.step[2];
+        i2 = 0;
+    }
+};
+
+// Many results: a thread has a vector of them.
+template <typename T>
+static __global__ void __launch_bounds__(256) k_repeat_back_rows(
+    const gcuda_array x, const gcuda_array y, const d_copies c, const tiles t) {
+    const int N = d_wide<T>::N, AHEAD = 8;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, y.ne, tile, N, 1);
+        const char * from = d_at(x, i);
+        d_copy_walk walk = { 0, 0, 0, 0 };
+        double sum[N] = {};
+        for (int64_t m = 0; m < c.total && i.i0 < y.ne[0]; m += AHEAD) {
+            uint4 raw[AHEAD];
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                raw[k] = m + k < c.total ? *(const uint4 *) (from + walk.at) : make_uint4(0, 0, 0, 0);
+                walk.next(c);
+            }
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                float v[N];
+                d_unpack<T>(raw[k], v);
+                UNROLL for (int j = 0; j < N; ++j) { sum[j] += (double) v[j]; }
+            }
+        }
+        float v[N];
+        UNROLL for (int j = 0; j < N; ++j) { v[j] = (float) sum[j]; }
+        if (i.i0 < y.ne[0]) { d_store_wide((T *) d_at(y, i), y.ne[0] - i.i0, v); }
+    }
+}
+#define BACK_MANY ((int64_t) 128 * 1024) // results from which on threads need not share them
+
+// Few: the same for rows of y that sixteen bytes can be taken from: a block has 32 neighbouring vectors of a row, and eight of its
+// threads share the copies of one.
+#define BACK_SLICES 8
+template <typename T>
+static __global__ void __launch_bounds__(256) k_repeat_back_wide(const gcuda_array x, const gcuda_array y, const d_copies c) {
+    const int N = d_wide<T>::N, AHEAD = 4;
+    __shared__ double part[BACK_SLICES][32 * N + 1];
+    const int lane = (int) threadIdx.x % 32, slice = (int) threadIdx.x / 32;
+    const int64_t per_row = (y.ne[0] + 32 * N - 1) / (32 * N);
+    FOR_ROWS(b, per_row * d_rows(y)) {
+        const int64_t r = b / per_row, i0 = ((b - r * per_row) * 32 + lane) * N;
+        const d_index i = { i0, r % y.ne[1], r / y.ne[1] % y.ne[2], r / y.ne[1] / y.ne[2] };
+        const char * from = d_at(x, i);
+        double sum[N] = {};
+        for (int64_t m = slice; m < c.total && i0 < y.ne[0]; m += AHEAD * BACK_SLICES) {
+            uint4 raw[AHEAD];
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                const int64_t at = m + k * BACK_SLICES;
+                raw[k] = at < c.total ? *(const uint4 *) (from + d_copy_at(c, at)) : make_uint4(0, 0, 0, 0);
+            }
+            UNROLL for (int k = 0; k < AHEAD; ++k) {
+                float v[N];
+                d_unpack<T>(raw[k], v);
+                UNROLL for (int j = 0; j < N; ++j) { sum[j] += (double) v[j]; }
+            }
+        }
+        UNROLL for (int j = 0; j < N; ++j) { part[slice][j * 32 + lane] = sum[j]; }
+        __syncthreads();
+        for (int at = (int) threadIdx.x; at < 32 * N; at += 256) { // at: j, then lane
+            double all = 0.0;
+            UNROLL for (int k = 0; k < BACK_SLICES; ++k) { all += part[k][at]; }
+            const int64_t to = ((b - r * per_row) * 32 + at % 32) * N + at / 32;
+            if (to < y.ne[0]) { d_put((T *) d_at(y, 0, i.i1, i.i2, i.i3) + to, (float) all); }
+        }
+        __syncthreads();
+    }
+}
+
 gcuda_status gcuda_launch_repeat_back(const gcuda_cpy_args * args, gcuda_stream stream) {
+    const gcuda_array & x = args->x, & y = args->y;
+    if (x.type == y.type && is_float(y.type) && can_widen(y) && is_wide(x) && n_elements(y) > 0) {
+        return with_float(y.type, [&](auto v) {
+            typedef decltype(v) T;
+            if (n_elements(y) >= enough(BACK_MANY * d_wide<T>::N)) {
+                return launch_tiles(k_repeat_back_rows<T>, tiles_of(y, d_wide<T>::N, 1), stream, x, y, copies_of(y, x));
+            }
+            const int64_t n = (y.ne[0] + 32 * d_wide<T>::N - 1) / (32 * d_wide<T>::N) * n_rows(y);
+            return launch(k_repeat_back_wide<T>, n, 256, stream, x, y, copies_of(y, x));
+        });
+    }
     return launch_elements(k_repeat_back, args->y, stream, *args);
 }
 
@@ -3107,20 +3759,30 @@ gcuda_status gcuda_launch_arange(const gcuda_arange_args * args, gcuda_stream st
 }
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// The angle in double: it may be many turns.
-static __global__ void k_timestep_embedding(const gcuda_timestep_embedding_args p) {
-    const int64_t n_cos = p.y.ne[0] / 2;
-    FOR_ELEMENTS(i, d_n(p.y)) {
-        const int64_t i0 = i % p.y.ne[0], i1 = i / p.y.ne[0], j = i0 < n_cos ? i0 : i0 - n_cos;
-        const double t = (double) *(const float *) ((const char *) p.x.data + i1 * (int64_t) p.x.nb[0]);
-        const double angle = t * exp(-log((double) p.max_period) * (double) j / (double) (n_cos > 0 ? n_cos : 1));
-        *(float *) d_at(p.y, i0, i1, 0, 0) =
-            i0 < n_cos ? (float) cos(angle) : i0 < 2 * n_cos ? (float) sin(angle) : 0.0f;
+// A thread has a frequency and STEPS_EACH timesteps. The angle is in double until it is less than a turn: it may be many.
+#define STEPS_EACH 16
+static __global__ void __launch_bounds__(256) k_timestep_embedding(const gcuda_timestep_embedding_args p) {
+    const int64_t n_cos = p.y.ne[0] / 2, n_j = n_cos > 0 ? n_cos : 1, n_steps = p.y.ne[1];
+    FOR_ELEMENTS(i, (n_steps + STEPS_EACH - 1) / STEPS_EACH * n_j) {
+        const int64_t first = i / n_j * STEPS_EACH, j = i - i / n_j * n_j;
+        const int64_t end = first + STEPS_EACH < n_steps ? first + STEPS_EACH : n_steps;
+        const double freq = exp(-log((double) p.max_period) * (double) j / (double) n_j) * 0.15915494309189533577; // 1 / (2 pi)
+        for (int64_t r = first; r < end; ++r) {
+            const double turns = (double) *(const float *) ((const char *) p.x.data + r * (int64_t) p.x.nb[0]) * freq;
+            const float angle = (float) ((turns - rint(turns)) * 6.28318530717958647692);
+            float * y = (float *) d_at(p.y, 0, r, 0, 0);
+            if (n_cos > 0) {
+                y[j] = cosf(angle);
+                y[n_cos + j] = sinf(angle);
+            }
+            if (j == 0 && 2 * n_cos < p.y.ne[0]) { y[2 * n_cos] = 0.0f; }
+        }
     }
 }
 
 gcuda_status gcuda_launch_timestep_embedding(const gcuda_timestep_embedding_args * args, gcuda_stream stream) {
-    return launch_elements(k_timestep_embedding, args->y, stream, *args);
+    const int64_t n_cos = args->y.ne[0] / 2, n = (args->y.ne[1] + STEPS_EACH - 1) / STEPS_EACH * (n_cos > 0 ? n_cos : 1);
+    return launch(k_timestep_embedding, (n + 255) / 256, 256, stream, *args);
 }
 
 // >>op:add_id -----------------------------------------------------------------------------------------
@@ -3219,9 +3881,30 @@ template <typename T, int THREADS, int HELD, bool WIDE> struct d_held {
     }
     // f(element, its place) for all that are in the row
     template <typename F> inline __device__ void each(int n, F f) {
-        for (int k = 0; k < PARTS; ++k) {
-            for (int j = 0; j < N; ++j) {
-                if (place(k) + j < n) { f(v[k][j], place(k) + j); }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (N > 1 && place(k) + N <= n) {
+                UNROLL for (int j = 0; j < N; ++j) { f(v[k][j], place(k) + j); }
+            } else {
+                UNROLL for (int j = 0; j < N; ++j) {
+                    if (place(k) + j < n) { f(v[k][j], place(k) + j); }
+                }
+            }
+        }
+    }
+    // f(element, that of another row as float) likewise
+    template <typename M, typename F> inline __device__ void each_with(const M * other, int n, F f) {
+        const bool is_aligned = (uintptr_t) other % sizeof(d_pack<M, N>) == 0;
+        d_pack<M, N> m[PARTS];
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (N > 1 && is_aligned && place(k) + N <= n) {
+                m[k] = *(const d_pack<M, N> *) (other + place(k));
+            } else {
+                UNROLL for (int j = 0; j < N; ++j) { m[k].v[j] = place(k) + j < n ? other[place(k) + j] : M(); }
+            }
+        }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            UNROLL for (int j = 0; j < N; ++j) {
+                if (place(k) + j < n) { f(v[k][j], d_f32(m[k].v[j])); }
             }
         }
     }
@@ -3324,7 +4007,8 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
 }
 
 // A part's mean and its sum of squares around it.
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
+template <int KIND, typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
@@ -3341,8 +4025,10 @@ template <int KIND, typename T, typename H> static __global__ void __launch_boun
 }
 
 // Every part adds up those of its row, in double.
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(512) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
-    FOR_ROWS(b, n_blocks) {
+template <int KIND, typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
+    FOR_ROWS(turn, n_blocks) {
+        const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
         const d_part q = d_part_of(p.x, b);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
@@ -3588,15 +4274,15 @@ struct d_soft_max_row {
     const char * mask; // or NULL
     float slope, sink; // -inf: none
 };
-static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, int64_t r) {
-    const int64_t i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2], i3 = r / p.x.ne[1] / p.x.ne[2];
+static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, const d_index & i) {
     d_soft_max_row row = { nullptr, 1.0f, -INFINITY };
     if (p.mask.data != nullptr) {
-        row.mask = d_at(p.mask, 0, i1, i2 % p.mask.ne[2], i3 % p.mask.ne[3]);
-        row.slope = d_slope(p.max_bias, p.x.ne[2], i2);
+        const int64_t m2 = i.i2 < p.mask.ne[2] ? i.i2 : i.i2 % p.mask.ne[2], m3 = i.i3 < p.mask.ne[3] ? i.i3 : i.i3 % p.mask.ne[3];
+        row.mask = d_at(p.mask, 0, i.i1, m2, m3);
+        row.slope = d_slope(p.max_bias, p.x.ne[2], i.i2);
     }
     if (p.sinks.data != nullptr) {
-        row.sink = d_load(p.sinks.type, (const char *) p.sinks.data + i2 * (int64_t) p.sinks.nb[0]);
+        row.sink = d_load(p.sinks.type, (const char *) p.sinks.data + i.i2 * (int64_t) p.sinks.nb[0]);
     }
     return row;
 }
@@ -3604,12 +4290,13 @@ static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p
 // Elements of x as logits; i0: the place of the first in its row.
 template <typename ROW>
 static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, ROW & x) {
+    const auto add = [&](float & v, float m) { v = v * p.scale + row.slope * m; };
     if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F32) {
-        const float * mask = (const float *) row.mask + i0;
-        x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * mask[i]; });
+        x.each_with((const float *) row.mask + i0, n, add);
+    } else if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F16) {
+        x.each_with((const __half *) row.mask + i0, n, add);
     } else if (row.mask != nullptr) {
-        const char * mask = row.mask + 2 * i0;
-        x.each(n, [&](float & v, int i) { v = v * p.scale + row.slope * d_load(p.mask.type, mask + 2 * i); });
+        x.each_with((const __nv_bfloat16 *) row.mask + i0, n, add);
     } else {
         x.each(n, [&](float & v, int) { v = v * p.scale; });
     }
@@ -3618,9 +4305,10 @@ static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_
 template <typename T, typename H> static inline __device__ void d_soft_max_held(const gcuda_soft_max_args & p) {
     const int n = (int) p.x.ne[0];
     FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
-        const d_soft_max_row row = d_soft_max_row_of(p, r);
+        const d_index i = d_row_index(p.x.ne, r);
+        const d_soft_max_row row = d_soft_max_row_of(p, i);
         typename H::template row<T> x;
-        x.load(d_row(p.x, r), n);
+        x.load(d_at(p.x, i), n);
         float max = row.sink, sum = 0.0f;
         d_logits(p, row, 0, n, x);
         x.each(n, [&](float v, int) { max = fmaxf(max, v); });
@@ -3630,7 +4318,7 @@ template <typename T, typename H> static inline __device__ void d_soft_max_held(
         sum = d_row_sum<H::THREADS>(sum) + expf(row.sink - base);
         const float scale = sum > 0.0f ? 1.0f / sum : sum;
         x.each(n, [&](float & v, int) { v = v * scale; });
-        x.store(d_row(p.y, r), n);
+        x.store(d_at(p.y, i), n);
     }
 }
 
@@ -3642,13 +4330,14 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
 }
 
 // Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
-template <typename T, typename H> static __global__ void __launch_bounds__(512) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
+template <typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
     FOR_ROWS(b, n_blocks) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
         float max = -INFINITY, sum = 0.0f;
         x.load(d_part_at(p.x, q), q.n);
-        d_logits(p, d_soft_max_row_of(p, q.row), q.i0, q.n, x);
+        d_logits(p, d_soft_max_row_of(p, d_row_index(p.x.ne, q.row)), q.i0, q.n, x);
         x.each(q.n, [&](float v, int) { max = fmaxf(max, v); });
         max = d_block_max(max);
         const float base = max == -INFINITY ? 0.0f : max;
@@ -3658,10 +4347,12 @@ template <typename T, typename H> static __global__ void __launch_bounds__(512) 
     }
 }
 
-template <typename T, typename H> static __global__ void __launch_bounds__(512) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
-    FOR_ROWS(b, n_blocks) {
+template <typename T, typename H>
+static __global__ void __launch_bounds__(512, 2) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
+    FOR_ROWS(turn, n_blocks) {
+        const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
         const d_part q = d_part_of(p.x, b);
-        const d_soft_max_row row = d_soft_max_row_of(p, q.row);
+        const d_soft_max_row row = d_soft_max_row_of(p, d_row_index(p.x.ne, q.row));
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
         float max = row.sink, sum = 0.0f;
@@ -3950,7 +4641,8 @@ template <typename T, bool WIDE> static __global__ void k_cumsum(const gcuda_red
     __shared__ float sums[32]; // of the warps of four rounds, then of all before them
     __shared__ float total;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    FOR_ROWS(b, d_rows(p.x) * n_parts) {
+    FOR_ROWS(turn, d_rows(p.x) * n_parts) {
+        const int64_t b = d_rows(p.x) * n_parts - 1 - turn; // what was read last is in the cache
         const int64_t row = b / n_parts, i0 = (b - row * n_parts) * part, end = i0 + part < p.x.ne[0] ? i0 + part : p.x.ne[0];
         double before = 0.0;
         if (n_parts > 1) {
@@ -3988,7 +4680,8 @@ template <typename T, bool WIDE> static __global__ void k_cumsum(const gcuda_red
 
 #define SCAN_PART 16384
 static int64_t scan_part(const gcuda_array & x) { // a multiple of every stretch, or the whole row
-    return n_rows(x) >= 264 || x.ne[0] <= SCAN_PART ? (x.ne[0] > 0 ? x.ne[0] : 1) : SCAN_PART;
+    const int64_t part = n_elements(x) < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few want more blocks
+    return n_rows(x) >= 264 || x.ne[0] <= part ? (x.ne[0] > 0 ? x.ne[0] : 1) : part;
 }
 static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
 
@@ -4036,11 +4729,16 @@ static __device__ int d_rope_plane(const gcuda_rope_args & p, const d_rope_plan 
     return plane;
 }
 
-static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t token) {
-    int64_t power = j, at = token;
+// What a pair has at all tokens: turns a position, times 2 pi, and where its positions begin.
+struct d_rope_pair {
+    double freq;
+    int64_t plane;
+};
+static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j) {
+    int64_t power = j, at = 0;
     double mix = 0.0, factor = 1.0;
     if ((p.mode & 8) != 0) {
-        at += d_rope_plane(p, plan, j, &power) * p.x.ne[2];
+        at = d_rope_plane(p, plan, j, &power) * p.x.ne[2];
     }
     if (p.ext_factor != 0.0f) {
         const double y = ((double) j - plan.ramp_low) / plan.ramp_width;
@@ -4049,12 +4747,82 @@ static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_pl
     if (p.factors.data != nullptr) {
         factor = (double) *(const float *) ((const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
     }
-    const double position = (double) *(const int32_t *) ((const char *) p.pos.data + at * (int64_t) p.pos.nb[0]);
-    const double freq = exp2(-2.0 * (double) power / (double) p.n_dims * plan.log2_base) / factor *
-                        ((double) p.freq_scale * (1.0 - mix) + mix);
-    const double turns = position * freq * 0.15915494309189533577; // 1 / (2 pi)
+    return { exp2(-2.0 * (double) power / (double) p.n_dims * plan.log2_base) / factor * ((double) p.freq_scale * (1.0 - mix) + mix), at };
+}
+
+static __device__ float2 d_rope_turn(const gcuda_rope_args & p, const d_rope_plan & plan, const d_rope_pair & pair, int64_t token) {
+    const double position = (double) *(const int32_t *) ((const char *) p.pos.data + (pair.plane + token) * (int64_t) p.pos.nb[0]);
+    const double turns = position * pair.freq * 0.15915494309189533577; // 1 / (2 pi)
     const float angle = (float) ((turns - rint(turns)) * 6.28318530717958647692);
     return make_float2((float) (cosf(angle) * plan.magnitude), (float) (sinf(angle) * (p.is_back ? -plan.magnitude : plan.magnitude)));
+}
+
+static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t token) {
+    return d_rope_turn(p, plan, d_rope_pair_of(p, plan, j), token);
+}
+
+// Two neighbouring pairs a thread, of ROPE_AHEAD heads at once: what it reads is under way while it works out their angles.
+// A block has n_each tokens behind each other, for which the frequencies are worked out once.
+#define ROPE_AHEAD 4
+#define ROPE_TOKENS 8
+template <typename T, bool IS_ADJACENT>
+static __global__ void __launch_bounds__(256) k_rope_wide(const gcuda_rope_args p, const d_rope_plan plan, int64_t n_each) {
+    const int64_t n_rest = (p.x.ne[0] - 2 * plan.n_pairs) / 2;
+    const int64_t n_stretches = (p.x.ne[2] + n_each - 1) / n_each;
+    FOR_ROWS(b, plan.n_groups * n_stretches * p.x.ne[3]) {
+        const int64_t g0 = b / plan.n_groups, h0 = (b - g0 * plan.n_groups) * ROPE_HEADS, i3 = g0 / n_stretches;
+        const int64_t begin = (g0 - i3 * n_stretches) * n_each, end = begin + n_each < p.x.ne[2] ? begin + n_each : p.x.ne[2];
+        const int64_t h1 = h0 + ROPE_HEADS < p.x.ne[1] ? h0 + ROPE_HEADS : p.x.ne[1];
+        for (int64_t j = 2 * threadIdx.x; j < plan.n_pairs; j += 2 * blockDim.x) {
+            const int64_t first = IS_ADJACENT ? 2 * j : j, second = IS_ADJACENT ? 2 * j + 2 : j + plan.n_pairs;
+            const d_rope_pair pairs[2] = { d_rope_pair_of(p, plan, j), d_rope_pair_of(p, plan, j + 1) };
+            for (int64_t i2 = begin; i2 < end; ++i2) {
+                float2 cs[2];
+                for (int64_t h = h0 + threadIdx.y; h < h1; h += ROPE_AHEAD * blockDim.y) {
+                    d_pack<T, 2> u[ROPE_AHEAD], v[ROPE_AHEAD];
+                    UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
+                        const int64_t own = h + k * (int64_t) blockDim.y < h1 ? h + k * (int64_t) blockDim.y : h;
+                        u[k] = *(const d_pack<T, 2> *) d_at(p.x, first, own, i2, i3);
+                        v[k] = *(const d_pack<T, 2> *) d_at(p.x, second, own, i2, i3);
+                    }
+                    if (h < h0 + blockDim.y) {
+                        cs[0] = d_rope_turn(p, plan, pairs[0], i2);
+                        cs[1] = d_rope_turn(p, plan, pairs[1], i2);
+                    }
+                    UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
+                        const int64_t own = h + k * (int64_t) blockDim.y;
+                        if (own < h1) {
+                            d_pack<T, 2> low, high;
+                            const T low1 = IS_ADJACENT ? u[k].v[1] : v[k].v[0], high0 = IS_ADJACENT ? v[k].v[0] : u[k].v[1];
+                            const float a0 = d_f32(u[k].v[0]), a1 = d_f32(low1), b0 = d_f32(high0), b1 = d_f32(v[k].v[1]);
+                            const float y0 = a0 * cs[0].x - a1 * cs[0].y, y1 = a0 * cs[0].y + a1 * cs[0].x;
+                            const float z0 = b0 * cs[1].x - b1 * cs[1].y, z1 = b0 * cs[1].y + b1 * cs[1].x;
+                            d_put(&low.v[0], y0);
+                            d_put(&low.v[1], IS_ADJACENT ? y1 : z0);
+                            d_put(&high.v[0], IS_ADJACENT ? z0 : y1);
+                            d_put(&high.v[1], z1);
+                            *(d_pack<T, 2> *) d_at(p.y, first, own, i2, i3) = low;
+                            *(d_pack<T, 2> *) d_at(p.y, second, own, i2, i3) = high;
+                        }
+                    }
+                }
+            }
+        }
+        for (int64_t j = threadIdx.x; j < n_rest && p.x.data != p.y.data; j += blockDim.x) {
+            for (int64_t at = (h1 - h0) * begin + threadIdx.y; at < (h1 - h0) * end; at += blockDim.y) {
+                const int64_t i2 = at / (h1 - h0), h = h0 + at - i2 * (h1 - h0), i0 = 2 * (plan.n_pairs + j);
+                *(d_pack<T, 2> *) d_at(p.y, i0, h, i2, i3) = *(const d_pack<T, 2> *) d_at(p.x, i0, h, i2, i3);
+            }
+        }
+    }
+}
+
+// Pairs of elements at multiples of their size.
+static bool has_pairs(const gcuda_array & a) {
+    const size_t size = gcuda_type_size(a.type);
+    uintptr_t bits = (uintptr_t) a.data;
+    for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
+    return a.nb[0] == size && bits % (2 * size) == 0 && a.ne[0] % 2 == 0;
 }
 
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
@@ -4110,8 +4878,15 @@ static d_rope_plan rope_plan(const gcuda_rope_args & p) {
 gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream) {
     const d_rope_plan plan = rope_plan(*args);
     int width = 32; // threads along the pairs; the rest of 256 along the heads
-    while (width < 256 && width < plan.n_pairs) { width *= 2; }
+    const bool wide = plan.n_pairs % 2 == 0 && has_pairs(args->x) && has_pairs(args->y);
+    while (width < 256 && width < (wide ? plan.n_pairs / 2 : plan.n_pairs)) { width *= 2; }
     return with_float(args->x.type, [&](auto v) {
+        if (wide) {
+            const int64_t n = plan.n_groups * args->x.ne[2] * args->x.ne[3];
+            const int64_t n_each = n >= enough(ROPE_TOKENS * 1024) ? ROPE_TOKENS : n >= enough(2048) ? 2 : 1;
+            return launch_2d(args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<decltype(v), true> : k_rope_wide<decltype(v), false>,
+                plan.n_groups * ((args->x.ne[2] + n_each - 1) / n_each) * args->x.ne[3], width, 256 / width, stream, *args, plan, n_each);
+        }
         return launch_2d(k_rope<decltype(v)>, plan.n_groups * args->x.ne[2] * args->x.ne[3], width, 256 / width, stream, *args, plan);
     });
 }
@@ -4332,7 +5107,101 @@ template <typename TX, typename TY> static __global__ void k_im2col(const d_patc
     }
 }
 
+// Images: a block stages the rows that COLUMN_PLACES places of `channels` channels see, and a thread has one or two
+// neighbouring columns (PER) of all of them. Rows in shared memory are k[0] words longer than a multiple of 32, so that
+// neighbouring columns lie in different banks.
+#define COLUMN_PLACES 32
+struct d_column_tile {
+    int channels, n_cols, width, pitch; // of a block; floats of a row, and from one to the next
+    int64_t n_groups, n_stretches;      // of channels; of places
+};
+
+template <typename TX, typename TY, int PER>
+static __global__ void __launch_bounds__(1024) k_im2col_tile(const d_patches p, const d_column_tile t) {
+    DYNAMIC_SHARED(float, rows);
+    const int kw = (int) p.k[0], kh = (int) p.k[1], n_threads = (int) blockDim.x, col = (int) threadIdx.x * PER;
+    const int64_t n_stores = t.n_groups * t.n_stretches * p.y.ne[2] * p.y.ne[3];
+    int own[PER];
+    UNROLL for (int i = 0; i < PER; ++i) {
+        const int q = (col + i) / kw;
+        own[i] = q * t.pitch + (col + i - q * kw) * p.d[0];
+    }
+    FOR_ROWS(b, n_stores) {
+        const int64_t b1 = b / t.n_groups, b2 = b1 / t.n_stretches, image = b2 / p.y.ne[2], oy = b2 - image * p.y.ne[2];
+        const int64_t c0 = (b - b1 * t.n_groups) * t.channels, ox0 = (b1 - b2 * t.n_stretches) * COLUMN_PLACES;
+        const int n_c = (int) (p.channels - c0 < t.channels ? p.channels - c0 : t.channels);
+        const int n_places = (int) (p.y.ne[1] - ox0 < COLUMN_PLACES ? p.y.ne[1] - ox0 : COLUMN_PLACES);
+        const int64_t x0 = ox0 * p.s[0] - p.p[0], y0 = oy * p.s[1] - p.p[1];
+        __syncthreads(); // the tile before is written
+        for (int first = (int) threadIdx.x; first < n_c * kh * t.width; first += 4 * n_threads) {
+            float v[4];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const int e = first + k * n_threads, r = e / t.width, c = r / kh;
+                const int64_t x = x0 + (e - r * t.width), y = y0 + (int64_t) (r - c * kh) * p.d[1];
+                const bool is_in = c < n_c && x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
+                v[k] = is_in ? d_f32(*(const TX *) d_at(p.x, x, y, c0 + c, image)) : 0.0f;
+            }
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const int e = first + k * n_threads, r = e / t.width;
+                if (e < n_c * kh * t.width) { rows[r * t.pitch + e - r * t.width] = v[k]; }
+            }
+        }
+        __syncthreads();
+        char * to = d_at(p.y, c0 * kh * kw + col, ox0, oy, image);
+        for (int k = 0; k < n_places && col < n_c * kh * kw; ++k, to += p.y.nb[1]) {
+            TY v[PER];
+            UNROLL for (int i = 0; i < PER; ++i) { d_put(&v[i], rows[own[i] + k * p.s[0]]); }
+            if (PER == 2) {
+                uint32_t both = 0;
+                memcpy(&both, v, sizeof v < 4 ? sizeof v : 4);
+                *(uint32_t *) to = both;
+            } else {
+                *(TY *) to = v[0];
+            }
+        }
+    }
+}
+
+// Channels of a tile: a warp's worth of columns or more, up to 512 columns and 40 KiB. False: no tile.
+static bool column_tile(const d_patches & p, int per, d_column_tile * t) {
+    const int64_t per_channel = p.k[0] * p.k[1], width = (COLUMN_PLACES - 1) * (int64_t) p.s[0] + (p.k[0] - 1) * (int64_t) p.d[0] + 1;
+    if (p.is_3d || per_channel > 512 || width > 512 || p.s[0] < 1 || p.y.ne[1] < 8) { return false; }
+    t->width = (int) width;
+    t->pitch = (int) (width + (p.k[0] % 32 + 32 - width % 32) % 32);
+    int64_t c = 32;
+    while (c > 1 && (c * per_channel > 512 || c * p.k[1] * t->pitch > 10240)) { c /= 2; }
+    c = c < p.channels ? c : p.channels;
+    t->channels = (int) c;
+    t->n_cols = (int) (c * per_channel);
+    t->n_groups = (p.channels + c - 1) / c;
+    t->n_stretches = (p.y.ne[1] + COLUMN_PLACES - 1) / COLUMN_PLACES;
+    return c * p.k[1] * t->pitch <= 10240 && t->n_cols >= 32 && t->n_cols % per == 0 && p.y.ne[0] == p.channels * per_channel;
+}
+
+template <typename TX, typename TY, int PER>
+static gcuda_status columns_tiled(const d_patches & p, const d_column_tile & t, gcuda_stream stream) {
+    const int n_threads = (t.n_cols / PER + 31) / 32 * 32;
+    const size_t n_bytes = (size_t) (t.channels * p.k[1] * t.pitch) * sizeof(float);
+    const int64_t n_blocks = t.n_groups * t.n_stretches * p.y.ne[2] * p.y.ne[3];
+    return launch_shared(k_im2col_tile<TX, TY, PER>, n_blocks, dim3((unsigned) n_threads), n_bytes, 0, stream, p, t);
+}
+
 static gcuda_status columns(const d_patches & p, gcuda_stream stream) {
+    d_column_tile tile;
+    const bool is_even = gcuda_type_size(p.y.type) == 2 && p.channels * p.k[0] * p.k[1] % 2 == 0 && (uintptr_t) p.y.data % 4 == 0;
+    if (n_elements(p.y) > 0 && column_tile(p, is_even ? 2 : 1, &tile) && is_packed(p.y)) {
+        return with_float(p.x.type, [&](auto x) {
+            return with_float(p.y.type, [&](auto y) {
+                typedef decltype(x) TX;
+                typedef decltype(y) TY;
+                if constexpr (sizeof(TY) == 2) {
+                    return is_even ? columns_tiled<TX, TY, 2>(p, tile, stream) : columns_tiled<TX, TY, 1>(p, tile, stream);
+                } else {
+                    return columns_tiled<TX, TY, 1>(p, tile, stream);
+                }
+            });
+        });
+    }
     const int64_t n_cols = (p.y.ne[0] + 255) / 256, n_places = (p.y.ne[1] + IM2COL_PLACES - 1) / IM2COL_PLACES;
     return with_float(p.x.type, [&](auto x) {
         return with_float(p.y.type, [&](auto y) {
@@ -5166,8 +6035,68 @@ static __global__ void k_pool(const gcuda_pool_args p, const tiles t) {
     }
 }
 
+// Packed elements and windows K wide: POOL_AHEAD results a thread, the rows of their windows read together.
+#define POOL_AHEAD 4
+template <typename T, int K, bool IS_MAX>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const gcuda_pool_args p, const tiles t) {
+    const float divisor = (float) p.k0 * (float) p.k1;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, 1, POOL_AHEAD);
+        const int64_t y = i.i1 * p.s1 - p.p1, step = d_tile_step(t, 1) * p.s0, x = i.i0 * p.s0 - p.p0;
+        const int64_t y0 = y > 0 ? y : 0, y1 = y + p.k1 < p.x.ne[1] ? y + p.k1 : p.x.ne[1];
+        const T * row = (const T *) d_at(p.x, 0, y0, i.i2, i.i3) + x;
+        float v[POOL_AHEAD];
+        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        const bool is_inside = x >= 0 && x + (POOL_AHEAD - 1) * step + K <= p.x.ne[0];
+        for (int64_t at = y0; at < y1 && is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
+            T raw[POOL_AHEAD][K];
+            UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
+                UNROLL for (int j = 0; j < K; ++j) { raw[k][j] = row[k * step + j]; }
+            }
+            UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
+                UNROLL for (int j = 0; j < K; ++j) {
+                    const float u = d_f32(raw[k][j]);
+                    v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k];
+                }
+            }
+        }
+        for (int64_t at = y0; at < y1 && !is_inside; ++at, row = (const T *) ((const char *) row + p.x.nb[1])) {
+            T raw[POOL_AHEAD][K];
+            UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
+                UNROLL for (int j = 0; j < K; ++j) {
+                    const int64_t from = x + k * step + j;
+                    raw[k][j] = from >= 0 && from < p.x.ne[0] ? row[k * step + j] : T();
+                }
+            }
+            UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
+                UNROLL for (int j = 0; j < K; ++j) {
+                    const int64_t from = x + k * step + j;
+                    const float u = d_f32(raw[k][j]);
+                    if (from >= 0 && from < p.x.ne[0]) { v[k] = !IS_MAX ? v[k] + u : u > v[k] ? u : v[k]; }
+                }
+            }
+        }
+        UNROLL for (int k = 0; k < POOL_AHEAD; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 1);
+            if (at < p.y.ne[0]) { *(float *) d_at(p.y, at, i.i1, i.i2, i.i3) = IS_MAX ? v[k] : v[k] / divisor; }
+        }
+    }
+}
+
+template <int K> static gcuda_status pool_wide(const gcuda_pool_args & p, gcuda_stream stream) {
+    return with_float(p.x.type, [&](auto v) {
+        typedef decltype(v) T;
+        const tiles t = tiles_of(p.y, 1, POOL_AHEAD);
+        return p.op == GCUDA_OP_POOL_MAX ? launch_tiles(k_pool_wide<T, K, true>, t, stream, p)
+                                         : launch_tiles(k_pool_wide<T, K, false>, t, stream, p);
+    });
+}
+
 gcuda_status gcuda_launch_pool_2d(const gcuda_pool_args * args, gcuda_stream stream) {
     // a window of a dimension is a row of its own: dimension 1 is no window in one dimension
+    const bool is_dense = args->x.nb[0] == gcuda_type_size(args->x.type);
+    if (is_dense && args->k0 == 2) { return pool_wide<2>(*args, stream); }
+    if (is_dense && args->k0 == 3) { return pool_wide<3>(*args, stream); }
     return launch_tiles(k_pool, tiles_of(args->y, 1, 1), stream, *args);
 }
 gcuda_status gcuda_launch_pool_1d(const gcuda_pool_args * args, gcuda_stream stream) {
@@ -5312,21 +6241,110 @@ static __device__ float d_resample_wide(const gcuda_upscale_args & p, const d_fa
 
 enum upscale_kind { UPSCALE_LINEAR, UPSCALE_CUBIC, UPSCALE_WIDE };
 
-template <typename T> static __global__ void k_upscale_nearest(const gcuda_upscale_args p, const d_factors f, const tiles t) {
+// A thread works out its columns once for UPSCALE_ROWS rows.
+#define UPSCALE_ROWS 8
+static gcuda_array upscale_like(const gcuda_array & y) {
+    gcuda_array like = y;
+    like.ne[1] = (y.ne[1] + UPSCALE_ROWS - 1) / UPSCALE_ROWS;
+    return like;
+}
+
+// WIDE: results are stored sixteen bytes at a time.
+template <typename T, bool WIDE>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
+    const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
+    const int N = WIDE ? 16 / (int) sizeof(T) : 4;
     FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
-        const char * row = d_at(p.x, 0, d_nearest(i.i1, f.f[1], p.x.ne[1]), d_nearest(i.i2, f.f[2], p.x.ne[2]),
-            d_nearest(i.i3, f.f[3], p.x.ne[3]));
-        T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3), v[4];
-        for (int k = 0; k < 4; ++k) {
-            const int64_t at = i.i0 + k * d_tile_step(t, 1);
-            v[k] = *(const T *) (row + d_nearest(at, f.f[0], p.x.ne[0]) * (int64_t) p.x.nb[0]); // clamped: always there
-        }
-        for (int k = 0; k < 4; ++k) {
-            const int64_t at = i.i0 + k * d_tile_step(t, 1);
-            if (at < p.y.ne[0]) { y[at] = v[k]; }
+        const d_index i = d_tile_at(t, like.ne, tile, WIDE ? N : 1, WIDE ? 1 : N);
+        const int64_t n = p.y.ne[0] - i.i0, step = WIDE ? 1 : d_tile_step(t, 1);
+        const char * plane = d_at(p.x, 0, 0, d_nearest(i.i2, f.f[2], p.x.ne[2]), d_nearest(i.i3, f.f[3], p.x.ne[3]));
+        int64_t from[N];
+        UNROLL for (int k = 0; k < N; ++k) { from[k] = d_nearest(i.i0 + k * step, f.f[0], p.x.ne[0]) * (int64_t) p.x.nb[0]; }
+        const int64_t i1 = i.i1 * UPSCALE_ROWS, end = i1 + UPSCALE_ROWS < p.y.ne[1] ? i1 + UPSCALE_ROWS : p.y.ne[1];
+        for (int64_t r = i1; r < end && n > 0; ++r) {
+            const char * row = plane + d_nearest(r, f.f[1], p.x.ne[1]) * (int64_t) p.x.nb[1];
+            T * y = (T *) d_at(p.y, i.i0, r, i.i2, i.i3), v[N];
+            UNROLL for (int k = 0; k < N; ++k) { v[k] = *(const T *) (row + from[k]); } // clamped: always there
+            if (WIDE) {
+                uint4 w = make_uint4(0, 0, 0, 0);
+                memcpy(&w, v, sizeof v < 16 ? sizeof v : 16);
+                *(uint4 *) y = w;
+            } else {
+                UNROLL for (int k = 0; k < N; ++k) {
+                    if (k * step < n) { y[k * step] = v[k]; }
+                }
+            }
         }
     }
+}
+
+// Rows of the image resampled along themselves are kept as long as the window along the columns has them.
+template <typename T, int N>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_taps(
+    const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
+    const int COLS = 4;
+    const float offset = p.align_corners ? 0.0f : 0.5f;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, like.ne, tile, 1, COLS);
+        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, 1);
+        const char * plane = d_at(p.x, 0, 0, d_nearest(i.i2, f.f[2], p.x.ne[2]), d_nearest(i.i3, f.f[3], p.x.ne[3]));
+        int from[COLS][N], has[N];
+        float w[COLS][N], part[COLS][N];
+        UNROLL for (int c = 0; c < COLS; ++c) {
+            d_taps<N> taps;
+            d_taps_of(taps, ((float) (i.i0 + c * step) + offset) / f.f[0] - offset, p.x.ne[0]);
+            UNROLL for (int k = 0; k < N; ++k) {
+                from[c][k] = (int) taps.at[k];
+                w[c][k] = taps.w[k];
+            }
+        }
+        UNROLL for (int k = 0; k < N; ++k) { has[k] = -1; }
+        const int64_t i1 = i.i1 * UPSCALE_ROWS, end = i1 + UPSCALE_ROWS < p.y.ne[1] ? i1 + UPSCALE_ROWS : p.y.ne[1];
+        for (int64_t r = i1; r < end && n > 0; ++r) {
+            d_taps<N> ty;
+            d_taps_of(ty, ((float) r + offset) / f.f[1] - offset, p.x.ne[1]);
+            bool moves = true; // by one row: all but the last are there
+            UNROLL for (int k = 1; k < N; ++k) { moves = has[k] == (int) ty.at[k - 1] && moves; }
+            UNROLL for (int k = 0; k < N - 1; ++k) {
+                if (moves) {
+                    has[k] = has[k + 1];
+                    UNROLL for (int c = 0; c < COLS; ++c) { part[c][k] = part[c][k + 1]; }
+                }
+            }
+            UNROLL for (int k = 0; k < N; ++k) {
+                if (has[k] != (int) ty.at[k]) {
+                    const char * row = plane + ty.at[k] * (int64_t) p.x.nb[1];
+                    has[k] = (int) ty.at[k];
+                    UNROLL for (int c = 0; c < COLS; ++c) {
+                        part[c][k] = 0.0f;
+                        UNROLL for (int j = 0; j < N; ++j) {
+                            part[c][k] += w[c][j] * d_f32(*(const T *) (row + from[c][j] * (int64_t) p.x.nb[0]));
+                        }
+                    }
+                }
+            }
+            T * y = (T *) d_at(p.y, i.i0, r, i.i2, i.i3);
+            UNROLL for (int c = 0; c < COLS; ++c) {
+                float sum = 0.0f;
+                UNROLL for (int k = 0; k < N; ++k) { sum += ty.w[k] * part[c][k]; }
+                if (c * step < n) { d_put(y + c * step, sum); }
+            }
+        }
+    }
+}
+
+template <int N> static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
+    const gcuda_array like = upscale_like(p.y);
+    return with_float(p.x.type, [&](auto v) {
+        return launch_tiles(k_upscale_taps<decltype(v), N>, tiles_of(like, 1, 4), stream, p, like, f);
+    });
+}
+
+template <typename T> static gcuda_status upscale_nearest(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
+    const gcuda_array like = upscale_like(p.y);
+    const int n = 16 / (int) sizeof(T);
+    return is_wide(p.y) && p.y.ne[0] % n == 0 ? launch_tiles(k_upscale_nearest<T, true>, tiles_of(like, n, 1), stream, p, like, f)
+                                              : launch_tiles(k_upscale_nearest<T, false>, tiles_of(like, 1, 4), stream, p, like, f);
 }
 
 template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p, const d_factors f, const tiles t) {
@@ -5347,6 +6365,7 @@ template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p,
 
 gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream stream) {
     const tiles t = tiles_of(args->y, 1, 4);
+    const bool are_ints = args->x.ne[0] <= INT32_MAX && args->x.ne[1] <= INT32_MAX;
     d_factors f;
     for (int d = 0; d < 4; ++d) {
         const int64_t in = args->x.ne[d], out = args->y.ne[d];
@@ -5355,11 +6374,13 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
     }
     switch (args->mode) {
         case GCUDA_SCALE_MODE_NEAREST:
-            return args->x.type == GCUDA_TYPE_F32 ? launch_tiles(k_upscale_nearest<uint32_t>, t, stream, *args, f)
-                                                  : launch_tiles(k_upscale_nearest<uint16_t>, t, stream, *args, f);
-        case GCUDA_SCALE_MODE_BICUBIC: return launch_tiles(k_upscale<UPSCALE_CUBIC>, t, stream, *args, f);
+            return args->x.type == GCUDA_TYPE_F32 ? upscale_nearest<uint32_t>(*args, f, stream)
+                                                  : upscale_nearest<uint16_t>(*args, f, stream);
+        case GCUDA_SCALE_MODE_BICUBIC:
+            return are_ints ? upscale_taps<4>(*args, f, stream) : launch_tiles(k_upscale<UPSCALE_CUBIC>, t, stream, *args, f);
         default:
             return args->antialias ? launch_tiles(k_upscale<UPSCALE_WIDE>, t, stream, *args, f)
+                   : are_ints      ? upscale_taps<2>(*args, f, stream)
                                    : launch_tiles(k_upscale<UPSCALE_LINEAR>, t, stream, *args, f);
     }
 }
@@ -5679,6 +6700,200 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
     }
 }
 
+// CHUNK tokens at once on tensor cores, for one decay a head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S the state
+// before the chunk and u_s = delta_s x_s:
+//   y_t = K(-1, t) C_t S + sum over s <= t of K(s, t) (C_t . B_s) u_s          S' = K(-1, end) S + sum over s of K(s, end) B_s u_s
+// Decays are only multiplied, so any are right. A pair of warps has 16 channels, each warp half of their states as the
+// accumulators of S'; columns 2 t and 2 t + 1 of an accumulator serve as words t and t + 4 of the next product's a, and what
+// it is multiplied by is read in that order. A block's warps are of one head; four of them share C . B.
+//   floor   2 products of 2 * n_state * channels * tokens operations      shared  up to 45 KiB
+#define CHUNK 16
+#define CHUNK_PITCH 20     // of the 16 x 16 weights: rows lie in different banks
+#define CHUNK_MOST 5       // pairs of warps in a block
+static size_t chunk_bytes(int64_t n, int64_t pairs) {
+    const int64_t n_slices = 2 * pairs < 4 ? 2 * pairs : 4;
+    return (size_t) (4 * CHUNK * (n + 8) + (n_slices + pairs) * 256 + CHUNK * CHUNK_PITCH + 6 * CHUNK) * sizeof(float);
+}
+
+template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ssm_scan_chunk(const gcuda_ssm_scan_args p) {
+    const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators of a warp
+    DYNAMIC_SHARED(float, shared);
+    const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
+    const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
+    float * const tokens = shared; // two stages of B, then C
+    float * const dots = tokens + 4 * CHUNK * PITCH, * const weights = dots + n_slices * 256;
+    float * const partial = weights + CHUNK * CHUNK_PITCH + warp / 2 * 256, * const scalars = weights + CHUNK * CHUNK_PITCH + pairs * 256;
+    float * const before = scalars + 4 * CHUNK, * const behind = before + CHUNK; // K(-1, t); K(t, end)
+    const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
+    FOR_ROWS(block, per_head * p.x.ne[1] * p.x.ne[3]) {
+        const int64_t head = block / per_head, q = head / p.x.ne[1], h = head - q * p.x.ne[1];
+        const int64_t c0 = ((block - head * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
+        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
+        const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
+        float st[NT][4], next_x[2 * 4], x[2 * 4], next_dt = 0.0f;
+        if (!is_ok && h == 0 && c0 == 0 && tid == 0 && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 2; ++r) {
+                const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok ? id : 0);
+                const float2 v = is_ok ? *from : make_float2(0.0f, 0.0f);
+                st[i][2 * r] = v.x;
+                st[i][2 * r + 1] = v.y;
+            }
+        }
+        auto fetch = [&](int64_t t0, int stage) {
+            for (int i = tid; i < CHUNK * N / 4; i += (int) blockDim.x) {
+                const int at = i / (N / 4), k = i % (N / 4) * 4;
+                const int64_t from = t0 + at < n_tokens ? t0 + at : 0;
+                float * to = tokens + 2 * CHUNK * PITCH * stage + at * PITCH + k;
+                d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
+                d_copy_16((char *) (to + CHUNK * PITCH), from_c + from * (int64_t) p.c.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
+            }
+            d_copies_commit();
+            UNROLL for (int m = 0; m < 4; ++m) { // tokens t, t + 4, t + 8, t + 12
+                const int64_t at = t0 + t + 4 * m;
+                UNROLL for (int r = 0; r < 2; ++r) {
+                    next_x[2 * m + r] = at < n_tokens ? d_load(p.x.type, d_at(p.x, c0 + g + 8 * r, h, at, q)) : 0.0f;
+                }
+            }
+            if (tid < CHUNK) { next_dt = t0 + tid < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + tid, q, 0)) : 0.0f; }
+        };
+        __syncthreads(); // the block before is done with
+        fetch(0, 0);
+        for (int64_t t0 = 0; t0 < n_tokens; t0 += CHUNK) {
+            const int stage = (int) (t0 / CHUNK % 2);
+            const float * sb = tokens + 2 * CHUNK * PITCH * stage, * sc = sb + CHUNK * PITCH;
+            float * delta = scalars + 2 * CHUNK * stage, * keep = delta + CHUNK;
+            if (tid < CHUNK) { // behind the last token the state stays
+                const float d = t0 + tid < n_tokens ? d_softplus20(next_dt) : 0.0f;
+                delta[tid] = d;
+                keep[tid] = expf(d * a);
+            }
+            UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
+            d_copies_wait<0>();
+            __syncthreads();
+            if (t0 + CHUNK < n_tokens) { fetch(t0 + CHUNK, 1 - stage); }
+            float y[2][4] = {};
+            if (warp < n_slices) { // C . B of a share of the states
+                for (int k = warp; k < 2 * NT; k += n_slices) {
+                    d_split_tf32<4> u;
+                    UNROLL for (int r = 0; r < 2; ++r) {
+                        const float2 v = *(const float2 *) (sc + (g + 8 * r) * PITCH + 8 * k + 2 * t);
+                        u.set(r, v.x);
+                        u.set(r + 2, v.y);
+                    }
+                    UNROLL for (int j = 0; j < 2; ++j) {
+                        const float2 v = *(const float2 *) (sb + (8 * j + g) * PITCH + 8 * k + 2 * t);
+                        d_split_tf32<2> w;
+                        w.set(0, v.x);
+                        w.set(1, v.y);
+                        d_mma_split(y[j], u, w);
+                    }
+                }
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    UNROLL for (int r = 0; r < 2; ++r) {
+                        *(float2 *) (dots + warp * 256 + (g + 8 * r) * 16 + 8 * j + 2 * t) = make_float2(y[j][2 * r], y[j][2 * r + 1]);
+                        y[j][2 * r] = y[j][2 * r + 1] = 0.0f;
+                    }
+                }
+            }
+            UNROLL for (int i = 0; i < NT; ++i) { // the state's part of y
+                d_split_tf32<4> u;
+                UNROLL for (int r = 0; r < 2; ++r) {
+                    u.set(r, st[i][2 * r]);
+                    u.set(r + 2, st[i][2 * r + 1]);
+                }
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    const float2 v = *(const float2 *) (sc + (8 * j + g) * PITCH + side * HALF + 8 * i + 2 * t);
+                    d_split_tf32<2> w;
+                    w.set(0, v.x);
+                    w.set(1, v.y);
+                    d_mma_split(y[j], u, w);
+                }
+            }
+            if (side == 1) {
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    *(float4 *) (partial + j * 128 + 4 * lane) = make_float4(y[j][0], y[j][1], y[j][2], y[j][3]);
+                }
+            }
+            __syncthreads();
+            for (int e = tid; e < 256; e += (int) blockDim.x) {
+                const int to = e / 16, s = e % 16;
+                float w = 0.0f, decay = 1.0f;
+                for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
+                for (int r = s + 1; r <= to; ++r) { decay *= keep[r]; }
+                weights[to * CHUNK_PITCH + s] = s <= to ? w * decay : 0.0f;
+            }
+            if (tid < 2 * CHUNK) {
+                float decay = 1.0f;
+                for (int r = tid < CHUNK ? 0 : tid - CHUNK + 1; r <= (tid < CHUNK ? tid : CHUNK - 1); ++r) { decay *= keep[r]; }
+                before[tid] = decay; // and behind
+            }
+            __syncthreads();
+            UNROLL for (int m = 0; m < 8; ++m) { x[m] *= delta[t + m / 2 * 4]; }
+            if (side == 0) {
+                d_split_tf32<4> u[2];
+                UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
+                UNROLL for (int j = 0; j < 2; ++j) {
+                    const float4 v = *(const float4 *) (partial + j * 128 + 4 * lane);
+                    const float even = before[8 * j + 2 * t], odd = before[8 * j + 2 * t + 1];
+                    y[j][0] = (y[j][0] + v.x) * even;
+                    y[j][1] = (y[j][1] + v.y) * odd;
+                    y[j][2] = (y[j][2] + v.z) * even;
+                    y[j][3] = (y[j][3] + v.w) * odd;
+                    UNROLL for (int k = 0; k < 2; ++k) {
+                        d_split_tf32<2> w;
+                        w.set(0, weights[(8 * j + g) * CHUNK_PITCH + 8 * k + t]);
+                        w.set(1, weights[(8 * j + g) * CHUNK_PITCH + 8 * k + t + 4]);
+                        d_mma_split(y[j], u[k], w);
+                    }
+                    float * to = (float *) p.y.data + (q * n_tokens + t0 + 8 * j + 2 * t) * per_seq + h * p.x.ne[0] + c0 + g;
+                    UNROLL for (int i = 0; i < 4; ++i) {
+                        if (t0 + 8 * j + 2 * t + i % 2 < n_tokens) { to[i % 2 * per_seq + i / 2 * 8] = y[j][i]; }
+                    }
+                }
+            }
+            d_split_tf32<4> u[2];
+            UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m] * behind[t + m / 2 * 4]); }
+            const float all = before[CHUNK - 1];
+            UNROLL for (int i = 0; i < NT; ++i) {
+                UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
+                UNROLL for (int k = 0; k < 2; ++k) {
+                    const float * from = sb + (8 * k + t) * PITCH + side * HALF + 8 * i + g;
+                    d_split_tf32<2> w;
+                    w.set(0, from[0]);
+                    w.set(1, from[4 * PITCH]);
+                    d_mma_split(st[i], u[k], w);
+                }
+            }
+        }
+        float * end = (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] + (q * per_seq + h * p.x.ne[0] + c0) * N;
+        UNROLL for (int i = 0; i < NT; ++i) {
+            UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
+        }
+    }
+}
+
+// Pairs of warps in a block: all of a head's, unless that leaves multiprocessors without work. 0: other kernels.
+static int64_t chunk_pairs(const gcuda_ssm_scan_args & p) {
+    const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
+    if (p.x.ne[2] < 2 * CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 || capability_major() < 8) { return 0; }
+    if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c)) { return 0; }
+    int64_t pairs = all < CHUNK_MOST ? all : CHUNK_MOST;
+    while (all % pairs != 0) { --pairs; }
+    while (pairs % 2 == 0 && all / pairs * n_heads * 3 < n_multiprocessors() * 2) { pairs /= 2; }
+    return pairs;
+}
+
+static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs, gcuda_stream stream) {
+    const int64_t n = p.s.ne[0], n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3];
+    return launch_shared(n == 64 ? k_ssm_scan_chunk<4> : k_ssm_scan_chunk<8>, n_blocks, dim3((unsigned) (64 * pairs)),
+        chunk_bytes(n, pairs), 0, stream, p);
+}
+
 // Single tokens: nothing to wait for but the state. A block has channels of one head.
 template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ssm_scan_one(const gcuda_ssm_scan_args p) {
     const int n = (int) p.s.ne[0], lane = (int) threadIdx.x % LANES, n_heads = (int) p.x.ne[1];
@@ -5777,6 +6992,8 @@ gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_strea
                : n <= 128 ? ssm_scan_one<16, 8>(p, stream)
                           : ssm_scan_one<32, 8>(p, stream);
     }
+    const int64_t pairs = n > 0 ? chunk_pairs(p) : 0;
+    if (pairs > 0) { return ssm_scan_chunk(p, pairs, stream); }
     return n <= 16    ? ssm_scan<4, 4>(p, stream)
            : n <= 64  ? ssm_scan<8, 8>(p, stream)
            : n <= 128 ? ssm_scan<16, 8>(p, stream)

@@ -221,7 +221,11 @@ static struct gcuda_tensor * build_mean(struct row * r) { return map(r, gcuda_me
 static struct gcuda_tensor * build_cumsum(struct row * r) { return map(r, gcuda_cumsum); }
 static struct gcuda_tensor * build_argmax(struct row * r) { return map(r, gcuda_argmax); }
 static struct gcuda_tensor * build_scale(struct row * r) { return gcuda_scale(r->ctx, input(r, "type", "ne"), 0.75f); }
-static struct gcuda_tensor * build_clamp(struct row * r) { return gcuda_clamp(r->ctx, input(r, "type", "ne"), -0.5f, 0.5f); }
+static struct gcuda_tensor * build_clamp(struct row * r) { // in place
+    struct gcuda_tensor * a = input(r, "type", "ne");
+    r->extra = (double) gcuda_nbytes(a);
+    return gcuda_clamp(r->ctx, a, -0.5f, 0.5f);
+}
 static struct gcuda_tensor * build_leaky_relu(struct row * r) {
     return gcuda_leaky_relu(r->ctx, input(r, "type", "ne"), 0.1f, false);
 }

@@ -163,6 +163,9 @@ def stage_programs(stage, args):
         ok = code == 0 and "libcuda" not in out and "libcublas" not in out
         stage.result(f"ldd {program}", ok, "names neither libcuda nor libcublas" if ok else out)
     hardware_tests(stage, [name for name in hardware_names() if name not in SHAPES])
+    code, out = run(["build/cuda/test-peers"], "test-peers-shared", stage.left(), GCUDA_CUDA_DEVICES="3")
+    closing = CLOSING.search(out)
+    stage.result("test-peers, one GPU as three", code == 0 and closing is not None, (closing[0] if closing else out[-300:]) + failures(out))
 
 
 def stage_shapes(stage, args):

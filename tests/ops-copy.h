@@ -454,7 +454,8 @@ static void fill_bad_back_index(struct rng * r, const struct op_case * c, int k,
 }
 
 TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never named
-    struct op_test t = { .types = "F32,I32,F32", .shapes = "1,5|5|1,5 257,9|9|257,5 8,1|1|8,5 4,0|0|4,5", .n_in = 3,
+    struct op_test t = { .types = "F32,I32,F32",
+        .shapes = "1,5|5|1,5 257,9|9|257,5 8,1|1|8,5 4,0|0|4,5 259,1100|1100|259,7 8,1500|1500|8,9", .n_in = 3,
         .build = build_get_rows_back, .ref = ref_get_rows_back, .max_nmse = 1e-7,
         .in = { { 0 }, { .fill = fill_back_index }, { 0 } } };
     op_test_run(&t);
@@ -497,7 +498,8 @@ static void fill_bad_set_index(struct rng * r, const struct op_case * c, int k, 
 
 TEST(set_rows) { // >>op:set_rows
     struct op_test t = { .types = "F32,F32,I32 F32,F32,I64 F16,F32,I32 F16,F32,I64 BF16,F32,I64",
-        .shapes = "1,3|1,2|2 31,7|31,5|5 33,11,2,3|33,4,2,3|4,2,3 32,9,4,6|32,3,4,6|3,2,3 5,4|5,0|0 256,8,2|256,8,2|8",
+        .shapes = "1,3|1,2|2 31,7|31,5|5 33,11,2,3|33,4,2,3|4,2,3 32,9,4,6|32,3,4,6|3,2,3 5,4|5,0|0 256,8,2|256,8,2|8 "
+            "3,2000|3,1200|1200",
         .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true,
         .in = { { .layouts = LAYOUT_ROWS }, { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS },
         { .fill = fill_set_index, .layouts = LAYOUT_ROWS } } };
@@ -508,7 +510,7 @@ TEST(set_rows) { // >>op:set_rows
         char types[64];
         const char * name = op_type_of(to[i])->name;
         snprintf(types, sizeof types, "%s,F32,I32 %s,F32,I64", name, name);
-        t.types = types, t.shapes = "32,7|32,5|5 96,11,2,3|96,4,2,3|4,2 256,3|256,0|0";
+        t.types = types, t.shapes = "32,7|32,5|5 96,11,2,3|96,4,2,3|4,2 256,3|256,0|0 1120,4,2|1120,3,2|3,2";
         t.max_nmse = fmin(cpy_bound(to[i], 160.0), 0.0625 / 160.0), t.no_max_error = true;
         op_test_run(&t);
     }
@@ -520,7 +522,8 @@ static void fill_few(struct rng * r, const struct op_case * c, int k, struct arr
 }
 TEST(set_rows_repeated_index) { // the last row stays, with any number of threads
     const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64 F64,F16,I32 BF16,BF16,I32",
-        .shapes = "32,7|32,20|20 32,7,4|32,9,4|9,2 32,90|32,700|700", .n_in = 3, .build = build_set_rows,
+        .shapes = "32,7|32,20|20 32,7,4|32,9,4|9,2 32,90|32,700|700 32,5,2|32,1100,2|1100,2",
+        .n_in = 3, .build = build_set_rows,
         .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5, .no_max_error = true,
         .in = { { 0 }, { .lo = -4, .hi = 4 }, { .fill = fill_few, .layouts = LAYOUT_GAPS } } };
     op_test_run(&t);

@@ -240,12 +240,15 @@ TEST(ssm_scan) {
         { 7, 2, 4, 4, 3, 1, 1, true },
         { 1, 1, 1, 1, 1, 1, 1, false },
         { 4, 3, 2, 1, 0, 2, 2, false },
+        { 64, 80, 6, 2, 45, 2, 3, false },
+        { 128, 48, 3, 1, 70, 1, 1, false },
+        { 128, 16, 2, 2, 33, 2, 2, false },
         { 16, 1, 1024, 1, 32, 4, 4, true },
         { 128, 64, 16, 2, 32, 4, 4, false },
         { 256, 64, 8, 2, 32, 4, 4, false },
     };
     struct op_test t = ssm_scan_test();
-    for (int i = 0; i < (test_full() ? 11 : 8); ++i) {
+    for (int i = 0; i < (test_full() ? 14 : 11); ++i) {
         char shape[256];
         const int n = sizes[i].n, pd = sizes[i].pd, h = sizes[i].h, g = sizes[i].g, n_t = sizes[i].t, s = sizes[i].s;
         snprintf(shape, sizeof shape, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d|%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d", n, pd, h,

@@ -290,6 +290,7 @@ TEST(tensors_alive_together_do_not_overlap) {
             CHECK_MSG(dry <= plain, "round %d: %llu bytes, the plain rules need %llu", round, (unsigned long long) dry,
                 (unsigned long long) plain);
         }
+        gcuda_gallocr_set_concurrent(shared, round % 4 == 3);
         if (CHECK_OK(gcuda_gallocr_alloc_graph(galloc, w.g))) { check_lifetimes(&w); }
         gcuda_gallocr_free(own);
         gcuda_free(w.ctx);
@@ -318,6 +319,7 @@ TEST(reuse_changes_no_result) {
         REQUIRE(random_graph(&a, seed, false) && random_graph(&b, seed, false));
         // each tensor its own place
         gcuda_backend_buffer_t buf = gcuda_backend_alloc_ctx_tensors(a.ctx, op_backends[0]);
+        gcuda_gallocr_set_concurrent(galloc, round % 3 == 2);
         REQUIRE(buf != NULL && CHECK_OK(gcuda_gallocr_alloc_graph(galloc, b.g)));
         fill_leafs(&a), fill_leafs(&b);
         CHECK_OK(gcuda_backend_graph_compute(op_backends[0], a.g));
@@ -335,6 +337,40 @@ TEST(reuse_changes_no_result) {
         gcuda_free(a.ctx), gcuda_free(b.ctx);
     }
     gcuda_gallocr_free(galloc);
+}
+
+// Four branches from one tensor to one sum, twice: with memory apart no branch has any of another's, and the second four have
+// that of the first.
+TEST(branches_have_memory_of_their_own) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    REQUIRE(op_backends_ready());
+    size_t sizes[3] = { 0, 0, 0 };
+    for (int how = 0; how < 3; ++how) { // shared; apart, one round of branches; apart, two rounds
+        struct gcuda_context * ctx = gcuda_init(params);
+        gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(op_backends[0]));
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 256), * y = x, * parts[4][2];
+        for (int round = 0; round < (how == 1 ? 1 : 2); ++round) {
+            struct gcuda_tensor * base = gcuda_sqr(ctx, y), * sums[4];
+            for (int i = 0; i < 4; ++i) {
+                parts[i][0] = gcuda_cumsum(ctx, base);
+                sums[i] = parts[i][1] = gcuda_cumsum(ctx, parts[i][0]);
+            }
+            y = gcuda_add(ctx, gcuda_add(ctx, sums[0], sums[1]), gcuda_add(ctx, sums[2], sums[3]));
+        }
+        struct gcuda_cgraph * g = gcuda_new_graph(ctx);
+        gcuda_gallocr_set_concurrent(galloc, how > 0);
+        CHECK_OK(gcuda_build_forward_expand(g, y));
+        CHECK_OK(gcuda_gallocr_alloc_graph(galloc, g));
+        int n_same = 0;
+        for (int a = 0; a < 8; ++a) {
+            for (int b = 0; b < 8; ++b) { n_same += a / 2 != b / 2 && parts[a / 2][a % 2]->data == parts[b / 2][b % 2]->data; }
+        }
+        CHECK_MSG((n_same == 0) == (how > 0), "way %d: %d places of two branches", how, n_same);
+        sizes[how] = gcuda_gallocr_get_buffer_size(galloc, 0);
+        gcuda_gallocr_free(galloc);
+        gcuda_free(ctx);
+    }
+    CHECK(sizes[0] < sizes[1] && sizes[2] <= sizes[1] + 1024); // x is needed no more
 }
 
 TEST(a_reserved_graph_allocates_nothing) {

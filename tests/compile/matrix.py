@@ -158,6 +158,16 @@ def kernel_front_end(flags):
     return do
 
 
+def warns_of_bad_nvcc(case):
+    """The two toolkits that miscompile are named when they compile it, and no other: their numbers, told to the preprocessor."""
+    for minor, build, is_bad in ((2, 51, True), (2, 78, True), (2, 86, False), (1, 66, False), (3, 10, False)):
+        version = ["-D__CUDACC_VER_MAJOR__=13", f"-D__CUDACC_VER_MINOR__={minor}", f"-D__CUDACC_VER_BUILD__={build}"]
+        done = subprocess.run(["g++", "-std=c++17", "-DGCUDA_CUDA", *version, "-Itests/sim/include", "-I.", "-x", "c++", "-E", "-o",
+                               os.devnull, "gcuda_kernels.cu"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0 or ("nvcc of CUDA 13.2.0 and 13.2.1" in done.stdout) != is_bad:
+            raise Bad(f"13.{minor}.{build}: {done.stdout[-500:] or 'no warning'}")
+
+
 def with_cuda(cc, std):
     """The CUDA backend compiled in, as far as the toolkit's headers go; linking it is `make cuda`."""
     def do(case):
@@ -314,6 +324,7 @@ def cases():
             add(f"example {name}", "user", example(f"examples/{name}"))
     for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
+    add("gcuda_kernels.cu warns of nvcc 13.2.0 and 13.2.1", "user", warns_of_bad_nvcc)
     add("gcuda_kernels.cu prefixed", "ci", kernel_front_end(["-DGCUDA_PREFIX=one_"]))
     no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS",
                                                        "ATTENTION", "CONV", "RECURRENT")]

@@ -371,9 +371,11 @@ static bool has_two(void) {
 TEST(the_current_device_stays) {
     if (!has_two()) { return; }
     int device = -1;
-    CHECK(cudaSetDevice(1) == cudaSuccess);
+    struct gcuda_cuda_device_info second; // which may be the first once more (GCUDA_CUDA_DEVICES)
+    CHECK_OK(gcuda_backend_cuda_get_device_info(1, &second));
+    CHECK(cudaSetDevice(second.ordinal) == cudaSuccess);
     CHECK(model_works(gcuda_backend_cuda_init(0)));
-    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 1);
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == second.ordinal);
     CHECK(cudaSetDevice(0) == cudaSuccess);
     CHECK(model_works(gcuda_backend_cuda_init(1)));
     CHECK(cudaGetDevice(&device) == cudaSuccess && device == 0);

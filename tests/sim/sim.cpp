@@ -1297,12 +1297,19 @@ static counter & counter_of(const char * name) {
     return s.counters.back();
 }
 
+// Functions of which a call has failed as told, since the process began.
+static std::set<std::string> & faults_seen() {
+    static std::set<std::string> * names = new std::set<std::string>();
+    return *names;
+}
+
 // Counts a call; the error it was told to fail with.
 static cudaError_t injected(const char * name) {
     counter & c = counter_of(name);
     c.calls++;
     if (c.fail_in == 0 || --c.fail_in > 0) { return cudaSuccess; }
     the().n_failed++;
+    faults_seen().insert(name);
     return c.error;
 }
 
@@ -1439,7 +1446,11 @@ const char * cudaGetErrorName(cudaError_t error) {
     }
 }
 
-cudaError_t cudaDriverGetVersion(int * version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int * version) {
+    const guard held(the().lock);
+    const cudaError_t e = injected("cudaDriverGetVersion");
+    return e != cudaSuccess ? fails(e) : (*version = CUDART_VERSION, cudaSuccess);
+}
 cudaError_t cudaRuntimeGetVersion(int * version) { return *version = CUDART_VERSION, cudaSuccess; }
 
 // =====================================================================================================
@@ -1974,8 +1985,8 @@ cudaError_t cudaMemsetAsync(void * ptr, int value, size_t size, cudaStream_t str
 // >>stream
 // =====================================================================================================
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t * stream, unsigned flags, int priority) {
-    SIM_BEGIN("cudaStreamCreateWithPriority", current_device);
+static cudaError_t stream_create(const char * name, cudaStream_t * stream, unsigned flags, int priority) {
+    SIM_BEGIN(name, current_device);
     if (flags > cudaStreamNonBlocking) { return fails(cudaErrorInvalidValue); }
     *stream = stream_new(current_device, false, flags == cudaStreamDefault);
     (*stream)->priority = std::max((int) GREATEST_PRIORITY, std::min(priority, 0));
@@ -2010,8 +2021,12 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int * index) {
     return q == nullptr ? fails(cudaErrorInvalidResourceHandle) : (*index = q->device, cudaSuccess);
 }
 
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t * stream, unsigned flags, int priority) {
+    return stream_create("cudaStreamCreateWithPriority", stream, flags, priority);
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t * stream, unsigned flags) {
-    return cudaStreamCreateWithPriority(stream, flags, 0);
+    return stream_create("cudaStreamCreateWithFlags", stream, flags, 0);
 }
 
 static void capture_end(capture * c);
@@ -2989,6 +3004,19 @@ static CUresult sim_cuCtxGetDevice(CUdevice * d) {
     return CUDA_SUCCESS;
 }
 
+// sim_attribute can set what it says, in any context of the device, by a number that is no attribute of CUDA's.
+static CUresult sim_cuCtxGetLimit(size_t * value, int limit) {
+    enum { SHARED_LIMIT = 7, SIM_CONTEXT_SHARED = 1000 };
+    SIM_DRIVER_BEGIN("cuCtxGetLimit");
+    if (current_context == nullptr) { return CUDA_ERROR_INVALID_CONTEXT; }
+    if (limit != SHARED_LIMIT) { return CUDA_ERROR_INVALID_VALUE; }
+    const device & d = the().devices[(size_t) current_context->device];
+    const auto given = d.attributes.find(SIM_CONTEXT_SHARED);
+    *value = (size_t) (given != d.attributes.end() ? given->second
+                                                   : attribute_of(current_context->device, cudaDevAttrMaxSharedMemoryPerBlockOptin));
+    return CUDA_SUCCESS;
+}
+
 // The fourth version of the function, that of CUDA 13.
 static CUresult sim_cuCtxCreate(CUcontext * c, CUctxCreateParams *, unsigned, CUdevice d) {
     SIM_DRIVER_BEGIN("cuCtxCreate");
@@ -3045,11 +3073,12 @@ static CUresult sim_cuDevicePrimaryCtxRetain(CUcontext * c, CUdevice d) {
 }
 
 static CUresult sim_cuDevicePrimaryCtxRelease(CUdevice d) {
-    SIM_DRIVER_BEGIN("cuDevicePrimaryCtxRelease");
+    const guard held(the().lock);
+    const CUresult began = driver_begin("cuDevicePrimaryCtxRelease"); // releases all the same
     if (!is_device(d)) { return CUDA_ERROR_INVALID_DEVICE; }
     if (primary_of(d)->n_retained == 0) { return CUDA_ERROR_INVALID_CONTEXT; }
     primary_of(d)->n_retained--;
-    return CUDA_SUCCESS;
+    return began;
 }
 
 static CUresult sim_cuDevicePrimaryCtxGetState(CUdevice d, unsigned * flags, int * is_active) {
@@ -3273,7 +3302,7 @@ static const struct {
     X(cuInit, 2000), X(cuDriverGetVersion, 2020), X(cuGetErrorString, 6000), X(cuGetErrorName, 6000),
     X(cuDeviceGetCount, 2000), X(cuDeviceGet, 2000), X(cuDeviceGetAttribute, 2000), X(cuDeviceGetName, 2000),
     X(cuDeviceGetUuid, 11040), X(cuDeviceGetLuid, 10000), X(cuDeviceTotalMem, 3020), X(cuCtxGetCurrent, 4000),
-    X(cuCtxSetCurrent, 4000), X(cuCtxPushCurrent, 4000), X(cuCtxPopCurrent, 4000), X(cuCtxGetDevice, 2000),
+    X(cuCtxSetCurrent, 4000), X(cuCtxPushCurrent, 4000), X(cuCtxPopCurrent, 4000), X(cuCtxGetDevice, 2000), X(cuCtxGetLimit, 3010),
     X(cuCtxCreate, 12050), X(cuCtxDestroy, 4000), X(cuCtxSynchronize, 2000), X(cuDevicePrimaryCtxRetain, 7000),
     X(cuDevicePrimaryCtxRelease, 11000), X(cuDevicePrimaryCtxGetState, 7000), X(cuStreamGetCtx, 9020),
     X(cuMemGetAllocationGranularity, 10020), X(cuMemAddressReserve, 10020), X(cuMemAddressFree, 10020),
@@ -3595,8 +3624,15 @@ static long count_leaks(state & s, bool print) {
     return total;
 }
 
+// GCUDA_SIM_FAULTS names a file: what has failed as told is appended to it (tests/sim/run.py).
 static void at_exit() {
     state & s = the();
+    const char * path = getenv("GCUDA_SIM_FAULTS");
+    FILE * f = path != nullptr ? fopen(path, "a") : nullptr;
+    if (f != nullptr) {
+        for (const std::string & name : faults_seen()) { fprintf(f, "%s\n", name.c_str()); }
+        fclose(f);
+    }
     if (count_leaks(s, true) + s.n_violations > 0) {
         fflush(nullptr);
         _exit(97);

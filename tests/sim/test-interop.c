@@ -142,6 +142,32 @@ static void check_before(struct before b, const char * what) {
 
 enum { N_CONTEXT = 300 };
 
+// A context that shares the GPU with graphics may have less than the device: the cap goes down with it, not below 48 KiB.
+TEST(shared_memory_is_capped_by_the_context) {
+    enum { CONTEXT_SHARED = 1000 }; // see sim_cuCtxGetLimit
+    static const int of_context[] = { 60 * 1024, 48 * 1024, 1024, 0 };
+    for (int i = 0; i < 4; ++i) {
+        for (int by_context = 0; by_context < 2; ++by_context) {
+            struct gcuda_cuda_device_info info;
+            struct gcuda_cuda_params params;
+            fresh(1, 64 * MB, 1);
+            sim_attribute(0, CONTEXT_SHARED, of_context[i]);
+            CHECK_OK(gcuda_backend_cuda_get_device_info(0, &info));
+            CUcontext c = context_new(0);
+            memset(&params, 0, sizeof params);
+            params.context = by_context ? c : NULL;
+            gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+            const size_t cap = gcuda_backend_cuda_get_max_shared(backend), limit = (size_t) of_context[i];
+            const size_t least = limit < info.shared_bytes_optin ? limit : info.shared_bytes_optin;
+            // 0: the driver does not say
+            CHECK_EQ_I(cap, !by_context || limit == 0 ? info.shared_bytes_optin : least > info.shared_bytes ? least : info.shared_bytes);
+            gcuda_backend_free(backend);
+            context_free(c);
+        }
+    }
+    clean();
+}
+
 // An uploader of a backend works in the backend's context, on threads of its own; one of the device is not for its memory.
 TEST(uploads_into_a_context_of_the_callers) {
     enum { N_BYTES = 50000 };
@@ -596,6 +622,125 @@ TEST(binary_semaphores_and_wrong_ones) {
     gcuda_backend_cuda_semaphore_free(NULL);
     gcuda_backend_free(b);
     gcuda_backend_free(cpu);
+    clean();
+}
+
+// =====================================================================================================================
+// >>faults   the k-th call fails while all of the above is used: a status or no harm, no leaks, and then it works again
+// =====================================================================================================================
+static gcuda_status import_some(gcuda_backend_t backend) {
+    const int fd = sim_memory_fd(64 * 1024), semaphore_fd = sim_semaphore_fd(0);
+    const struct gcuda_cuda_external_memory m = memory_of(fd, 64 * 1024);
+    const struct gcuda_cuda_external_semaphore d = semaphore_of(semaphore_fd, true);
+    gcuda_backend_buffer_t buffer = gcuda_backend_cuda_import_memory(backend, &m);
+    gcuda_cuda_semaphore_t s = gcuda_backend_cuda_import_semaphore(backend, &d);
+    gcuda_status st = buffer != NULL && s != NULL ? gcuda_backend_buffer_clear(buffer, 7) : GCUDA_STATUS_FAILED;
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_cuda_semaphore_signal(backend, s, 1); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_cuda_semaphore_wait(backend, s, 1); }
+    const gcuda_status end = gcuda_backend_synchronize(backend);
+    if (buffer == NULL) { close(fd); }
+    if (s == NULL) { close(semaphore_fd); }
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_cuda_semaphore_free(s);
+    return st != GCUDA_STATUS_SUCCESS ? st : end;
+}
+
+static gcuda_status ask_an_event(gcuda_backend_t backend) {
+    gcuda_backend_event_t event = gcuda_backend_event_new(gcuda_backend_get_device(backend));
+    bool is_done = false;
+    gcuda_status st = event != NULL ? gcuda_backend_event_record(event, backend) : GCUDA_STATUS_FAILED;
+    for (int i = 0; i < 1000 && st == GCUDA_STATUS_SUCCESS && !is_done; ++i) { st = gcuda_backend_event_query(event, &is_done); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_event_synchronize(event); }
+    gcuda_backend_event_free(event);
+    return st;
+}
+
+// A product three times, rows set and got as rows that lie apart, imports, events.
+static gcuda_status use_of_it_all(const struct gcuda_cuda_params * params) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
+    if (backend == NULL) { return GCUDA_STATUS_FAILED; }
+    struct place p = place_begin();
+    struct gcuda_tensor *a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 32), *y = gcuda_mul_mat(p.ctx, a, a);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    float ones[1024], got[64];
+    size_t n_free = 0, n_total = 0;
+    for (int i = 0; i < 1024; ++i) { ones[i] = 1.0f; }
+    gcuda_status st = gcuda_build_forward_expand(graph, y);
+    if (!place_alloc(&p, backend)) { st = GCUDA_STATUS_ALLOC_FAILED; }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set_2d(a, ones, 0, 128, 32, 128, 128); }
+    for (int i = 0; i < 3 && st == GCUDA_STATUS_SUCCESS; ++i) { st = gcuda_backend_graph_compute(backend, graph); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get_2d(y, got, 64, 8, 32, 128, 8); }
+    for (int i = 0; i < 64 && st == GCUDA_STATUS_SUCCESS; ++i) { CHECK(got[i] == 32.0f); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = ask_an_event(backend); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = import_some(backend); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_cuda_get_device_memory(params->device, &n_free, &n_total); }
+    place_end(&p);
+    gcuda_backend_free(backend);
+    return st;
+}
+
+// With a context, a stream and a handle of the caller's, in turn; waiting in every way; and what ends with the library.
+static gcuda_status all_settings(CUcontext context, cudaStream_t stream, void * handle) {
+    struct gcuda_cuda_params params;
+    gcuda_status first = GCUDA_STATUS_SUCCESS;
+    for (int i = 0; i < 4; ++i) {
+        memset(&params, 0, sizeof params);
+        params.device = i == 0 ? 1 : 0;
+        if (i == 0) { params.context = context; }
+        if (i == 1) { params.stream = stream; }
+        if (i == 2) { params.cublas = (struct cublasContext *) handle; }
+        params.wait = (enum gcuda_cuda_wait) i;
+        params.memory_budget = 8 * MB; // cuBLAS does with a small workspace then: filling a large one takes the simulator's time
+        const gcuda_status st = use_of_it_all(&params);
+        first = first == GCUDA_STATUS_SUCCESS ? st : first;
+    }
+    if (gcuda_backend_cuda_get_device_count() == 2) { (void) gcuda_backend_cuda_probe_peer(0, 1); }
+    gcuda_shutdown();
+    return first;
+}
+
+static bool interop_fault(const char * api, long k, cudaError_t error) {
+    fresh(2, 64 * MB, 1);
+    const long alive = sim_leaks();
+    CUcontext context = context_new(1);
+    cudaStream_t stream = NULL;
+    void * handle = NULL;
+    CHECK(cudaSetDevice(0) == cudaSuccess && cublasCreate_v2(&handle) == 0 && cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    gcuda_clear_last_error();
+    sim_fail(api, (int) k, error);
+    const gcuda_status st = all_settings(context, stream, handle);
+    const bool came = sim_failed() > 0;
+    sim_fail(api, 0, cudaSuccess);
+    if (st != GCUDA_STATUS_SUCCESS) { CHECK_MSG(came && gcuda_last_error()[0] != '\0', "%s %ld: no fault, or no message", api, k); }
+    if (error != cudaErrorIllegalAddress) {
+        const gcuda_status again = all_settings(context, stream, handle);
+        CHECK_MSG(again == GCUDA_STATUS_SUCCESS, "%s %ld with error %d: not usable again: %s", api, k, (int) error, gcuda_last_error());
+    }
+    (void) cublasDestroy_v2(handle);
+    (void) cudaStreamDestroy(stream);
+    (void) DRIVER(ctx_one, "cuCtxDestroy", 4000)(context);
+    CHECK_MSG(sim_leaks() == alive && sim_violations() == 0, "%s %ld with error %d: leaks or wrong use", api, k, (int) error);
+    return came;
+}
+
+TEST(every_cuda_call_of_interop_fails_in_turn) {
+    char names[80][48];
+    int n = 0;
+    CHECK(!interop_fault("cudaMalloc", 100000, cudaErrorMemoryAllocation));
+    for (; n < 80 && sim_api(n) != NULL; ++n) { snprintf(names[n], sizeof names[n], "%s", sim_api(n)); }
+    CHECK(n < 80);
+    for (int i = 0; i < n; ++i) {
+        // what the test asks itself
+        if (strcmp(names[i], "cuCtxCreate") == 0 || strcmp(names[i], "cuCtxDestroy") == 0) { continue; }
+        const bool is_blas = strncmp(names[i], "cublas", 6) == 0, is_kernel = strcmp(names[i], "kernel") == 0;
+        for (int e = is_kernel ? 1 : 0; e < (is_blas ? 1 : 2); ++e) {
+            long k = 1;
+            while (test_all.n_bad_checks == 0 &&
+                   interop_fault(names[i], k, is_blas ? (cudaError_t) 13 : e == 0 ? cudaErrorInvalidValue : cudaErrorIllegalAddress)) {
+                k += test_full() ? 1 : e == 0 ? k : 4 * k; // doubling, or more
+            }
+        }
+    }
     clean();
 }
 

@@ -1,5 +1,8 @@
 // The simulated device itself: barriers, warp operations, shared memory, launches, streams whose missing events show,
 // page-locked and pageable copies, faults, limits, leaks.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "sim-launch.h"
@@ -276,6 +279,31 @@ TEST(leaks_are_counted) {
     CHECK(cudaStreamCreateWithFlags(&stream, 0) == cudaSuccess && cudaEventCreateWithFlags(&event, 0) == cudaSuccess);
     CHECK_EQ_I(sim_leaks(), 5);
     cudaFree(p), cudaFreeHost(h), cudaHostUnregister(host), cudaStreamDestroy(stream), cudaEventDestroy(event);
+    clean();
+}
+
+// A process that ends with something alive, or has used something dead, says so by its exit code.
+TEST(what_is_left_at_the_end_is_an_exit_code) {
+    static const int codes[] = { 0, 97, 97 };
+    for (int how = 0; how < 3; ++how) {
+        fflush(nullptr);
+        const pid_t child = fork();
+        if (child == 0) {
+            void * p = nullptr;
+            cudaEvent_t event;
+            if (freopen("/dev/null", "w", stderr) == nullptr) { exit(1); }
+            if (how == 1) { (void) cudaMalloc(&p, 10); }
+            if (how == 2) {
+                (void) cudaEventCreateWithFlags(&event, 0);
+                (void) cudaEventDestroy(event);
+                (void) cudaEventRecord(event, nullptr);
+            }
+            exit(0);
+        }
+        int status = 0;
+        CHECK(child > 0 && waitpid(child, &status, 0) == child);
+        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == codes[how], "case %d: status %d", how, status);
+    }
     clean();
 }
 

@@ -110,7 +110,7 @@ TEST(access_that_the_caller_enabled_stays) {
 }
 
 TEST(a_probe_that_fails_is_a_finding) {
-    static const char * const apis[] = { "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority",
+    static const char * const apis[] = { "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags",
         "cudaMemcpyPeerAsync", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize",
         "cudaDeviceEnablePeerAccess", "cudaDeviceCanAccessPeer", "cudaSetDevice", "cudaGetDevice", "cudaFree",
         "cudaFreeHost", "cudaStreamDestroy" };
@@ -1046,9 +1046,9 @@ static void arena_free(void * user, int device, void * ptr, size_t size) {
     spoilt[n_spoilt++] = ptr;
 }
 
-// The result of a product whose weight is freed as soon as it is queued (or, waits, done), with a plan's CUDA graph or
+// n_faults: 1, there is no event to wait by; 2, nor can the device be waited for. The result of a product whose weight is freed as soon as it is queued (or, waits, done), with a plan's CUDA graph or
 // without.
-static bool free_behind_a_product(const struct product * c, uint64_t seed, bool waits, float * got) {
+static bool free_behind_a_product(const struct product * c, uint64_t seed, bool waits, int n_faults, float * got) {
     struct place weights = place_begin(), p = place_begin();
     struct gcuda_cuda_memory_params memory;
     fresh(2, 64 * MB, seed);
@@ -1075,15 +1075,18 @@ static bool free_behind_a_product(const struct product * c, uint64_t seed, bool 
         for (uint64_t i = 0; i <= seed % 3; ++i) { CHECK_OK(gcuda_backend_graph_compute_async(backend, graph)); }
         if (waits) { CHECK_OK(gcuda_backend_synchronize(backend)); }
         CHECK(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        if (n_faults > 0) { sim_fail("cudaEventCreateWithFlags", 1, cudaErrorMemoryAllocation); }
+        if (n_faults > 1) { sim_fail("cudaDeviceSynchronize", 1, cudaErrorInvalidValue); }
         gcuda_backend_buffer_free(weights.buffer);
         weights.buffer = NULL;
+        CHECK_EQ_I(sim_failed(), n_faults);
         CHECK(cudaStreamEndCapture(captured, &other) == cudaSuccess); // which no wait for the device has ended
         CHECK_OK(gcuda_backend_tensor_get_async(backend, y, got, 0, gcuda_nbytes(y)));
         CHECK_OK(gcuda_backend_synchronize(backend));
     }
     free(rows);
     free(in);
-    CHECK(sim_counts("cudaDeviceSynchronize") == 0);
+    CHECK_EQ_I(sim_counts("cudaDeviceSynchronize"), n_faults > 0); // only when there is no event
     if (other != NULL) { CHECK(cudaGraphDestroy(other) == cudaSuccess); }
     gcuda_backend_free(backend);
     place_end(&p);
@@ -1097,11 +1100,12 @@ static bool free_behind_a_product(const struct product * c, uint64_t seed, bool 
 TEST(a_freed_weight_waits_for_its_products_and_not_for_the_device) {
     const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 400, 2 };
     float wanted[400 * 2], got[400 * 2];
-    CHECK(free_behind_a_product(&c, 0, true, wanted));
+    CHECK(free_behind_a_product(&c, 0, true, 0, wanted));
     for (uint64_t seed = 0; seed < (test_full() ? 100u : 20u); ++seed) {
-        CHECK(free_behind_a_product(&c, seed, false, got));
+        CHECK(free_behind_a_product(&c, seed, false, seed % 4 == 3, got));
         CHECK_MSG(memcmp(got, wanted, sizeof got) == 0, "seed %d", (int) seed);
     }
+    CHECK(free_behind_a_product(&c, 1, false, 2, got)); // nothing left to wait by: no crash, no leak
     clean();
 }
 
