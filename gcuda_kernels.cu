@@ -533,9 +533,19 @@ static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], 
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else // capabilities below 8.0, where dispatch does not come
-    (void) a, (void) b;
-    c[0] = c[1] = c[2] = c[3] = NAN;
+#else // by shuffles: capabilities below 8.0, where the launcher does not come
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int s = 0; s < 4; ++s) {
+        for (int h = 0; h < 2; ++h) {
+            const float x0 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h], 4 * g + s));
+            const float x1 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h + 1], 4 * g + s));
+            for (int i = 0; i < 2; ++i) {
+                const float y = __uint_as_float(__shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s));
+                c[i] += x0 * y;
+                c[2 + i] += x1 * y;
+            }
+        }
+    }
 #endif
 }
 
@@ -10607,30 +10617,6 @@ static inline __device__ uint32_t d_round_tf32(float v) {
 #else
     const uint32_t w = __float_as_uint(v);
     return (w & 0x7f800000u) == 0x7f800000u ? w : w + 0x1000u; // the product leaves out the last 13 bits
-#endif
-}
-
-// c += a b, 16 x 8 by 8 x 8 of TF32: a is (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4), b (t, g), (t + 4, g); c as of d_mma.
-static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if defined(GCUDAI_SIM)
-    sim_mma_tf32(c, a, b, c);
-#elif D_TENSOR_CORES
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else // by shuffles: capabilities below 8.0, where the launcher does not come
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int s = 0; s < 4; ++s) {
-        for (int h = 0; h < 2; ++h) {
-            const float x0 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h], 4 * g + s));
-            const float x1 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h + 1], 4 * g + s));
-            for (int i = 0; i < 2; ++i) {
-                const float y = __uint_as_float(__shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s));
-                c[i] += x0 * y;
-                c[2 + i] += x1 * y;
-            }
-        }
-    }
 #endif
 }
 
