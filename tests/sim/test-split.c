@@ -1109,6 +1109,66 @@ TEST(a_freed_weight_waits_for_its_products_and_not_for_the_device) {
     clean();
 }
 
+static void plain_free(void * user, int device, void * ptr, size_t size) {
+    (void) user;
+    (void) device;
+    (void) size;
+    CHECK(cudaFree(ptr) == cudaSuccess);
+}
+
+// Weights come and go: freeing one asks the streams of all backends, which compute and capture meanwhile.
+static void * weights_main(void * arg) {
+    struct worker * t = (struct worker *) arg;
+    gcuda_backend_t backend = gcuda_backend_cuda_init(t->device);
+    t->status = backend != NULL ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+    void *rows = random_rows(GCUDA_TYPE_Q4_0, 32, 420, 8), *in = random_rows(GCUDA_TYPE_F32, 32, 2, 9);
+    for (int i = 0; i < t->n_turns && t->status == GCUDA_STATUS_SUCCESS; ++i) {
+        struct place weights = place_begin(), p = place_begin();
+        struct gcuda_tensor *w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q4_0, 32, 420), *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 2);
+        struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, w, x);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        gcuda_status st = gcuda_build_forward_expand(graph, y);
+        weights.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(2, NULL, 0));
+        if (weights.buffer == NULL || !place_alloc(&p, backend)) { st = GCUDA_STATUS_ALLOC_FAILED; }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)); }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(x, in, 0, 256); }
+        for (int run = 0; run < 3 && st == GCUDA_STATUS_SUCCESS; ++run) { st = gcuda_backend_graph_compute(backend, graph); }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(y, t->out, 0, sizeof t->out); }
+        t->status = st;
+        place_end(&weights);
+        place_end(&p);
+    }
+    free(rows);
+    free(in);
+    gcuda_backend_free(backend);
+    return NULL;
+}
+
+TEST(weights_come_and_go) {
+    enum { N_THREADS = 3 };
+    static struct worker workers[N_THREADS];
+    pthread_t threads[N_THREADS];
+    struct gcuda_cuda_memory_params memory;
+    fresh(3, 64 * MB, 2);
+    memset(&memory, 0, sizeof memory);
+    memory.device.alloc = arena_alloc;
+    memory.device.free = plain_free;
+    CHECK_OK(gcuda_backend_cuda_set_memory(&memory));
+    for (int i = 0; i < N_THREADS; ++i) {
+        memset(&workers[i], 0, sizeof workers[i]);
+        workers[i].device = 2;
+        workers[i].n_turns = 3;
+        REQUIRE(pthread_create(&threads[i], NULL, weights_main, &workers[i]) == 0);
+    }
+    for (int i = 0; i < N_THREADS; ++i) { pthread_join(threads[i], NULL); }
+    for (int i = 0; i < N_THREADS; ++i) {
+        CHECK_OK(workers[i].status);
+        CHECK(workers[i].out[0] != 0.0f && memcmp(workers[i].out, workers[0].out, sizeof workers[0].out) == 0);
+    }
+    CHECK_EQ_I(sim_counts("cudaDeviceSynchronize"), 0);
+    clean();
+}
+
 // ---- several devices that are one ----
 
 // Bit for bit what one device gives, with n of them dealt out to fewer; copies between them, memory, names.
