@@ -86,6 +86,53 @@ static void check_net(enum net_kind kind) {
 TEST(transformer) { check_net(NET_TRANSFORMER); }
 TEST(experts) { check_net(NET_EXPERTS); }
 
+// Through a scheduler, which keeps the memory of branches apart by itself; two backends, one device each, and the CPU.
+static gcuda_backend_buffer_type_t on_two(int layer, void * user) {
+    (void) user;
+    return gcuda_backend_cuda_buffer_type(layer % 2);
+}
+
+static gcuda_status run_sched(enum net_kind kind, gcuda_backend_t * backends, float * out) {
+    struct net net;
+    gcuda_status st = GCUDA_STATUS_ALLOC_FAILED;
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, 64, true, true);
+    if (sched != NULL && net_begin(&net, kind, N_LAYERS, N_TOKENS, GCUDA_TYPE_F32, on_two, NULL)) {
+        st = gcuda_backend_sched_alloc_graph(sched, net.graph);
+        for (int run = 0; run < N_RUNS && st == GCUDA_STATUS_SUCCESS; ++run) {
+            st = net_set(&net, (uint64_t) run);
+            if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute(sched, net.graph); }
+            if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(net.out, out + run * OUT, 0, OUT * sizeof *out); }
+        }
+        net_end(&net);
+    }
+    gcuda_backend_sched_free(sched);
+    return st;
+}
+
+TEST(through_a_scheduler) {
+    static float want[N_RUNS * OUT], got[N_RUNS * OUT];
+    for (int kind = 0; kind < 2; ++kind) {
+        for (uint64_t seed = 0; seed <= 2 * n_seeds() && test_all.n_bad_checks == 0; ++seed) {
+            fresh(2, MEMORY, seed + 1);
+            gcuda_backend_t b[3] = { NULL, NULL, gcuda_backend_cpu_init() };
+            for (int i = 0; i < 2; ++i) {
+                struct gcuda_cuda_params p;
+                memset(&p, 0, sizeof p);
+                p.device = i, p.pool = GCUDA_CUDA_POOL_BEST_FIT;
+                p.concurrency = seed > 0 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+                p.graphs = seed % 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+                b[i] = gcuda_backend_cuda_init_params(&p);
+            }
+            REQUIRE(b[0] != NULL && b[1] != NULL && b[2] != NULL);
+            CHECK_OK(run_sched((enum net_kind) kind, b, seed > 0 ? got : want));
+            CHECK_MSG(seed == 0 || memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed, nmse(got, want, N_RUNS * OUT));
+            for (int i = 0; i < 2; ++i) { CHECK((n_beside(b[i]) > 0) == (seed > 0)); }
+            for (int i = 0; i < 3; ++i) { gcuda_backend_free(b[i]); }
+            clean();
+        }
+    }
+}
+
 // Towers of different heights from one tensor to one sum, of which some write in place, and one reads two others.
 static struct gcuda_tensor * towers(struct gcuda_context * ctx, struct gcuda_tensor * x, int n, int height) {
     struct gcuda_tensor * base = gcuda_rms_norm(ctx, x, 1e-5f), * sum = NULL, * before = NULL;
