@@ -3830,8 +3830,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_top_k(const struct gcuda_sort_args * 
 GCUDA_KERNEL_API size_t gcuda_top_k_scratch_bytes(const struct gcuda_sort_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_out_prod(const struct gcuda_out_prod_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, activations BF16 with strides
-// of multiples of 16 bytes; others are UNSUPPORTED. Both sides are rounded to BF16, sums are in F32.
+// On tensor cores from 8.0 on (slow below): weights of any type in rows of whole 32 elements, floats and blocks of Q4_K and
+// Q5_K at multiples of 16 bytes; columns of floats; others are UNSUPPORTED. Both sides are rounded to BF16, sums are in F32.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
@@ -25406,7 +25406,7 @@ static gcuda_status gcudai_cuda_gemm(struct gcudai_cuda * cu, const struct gcuda
 
 enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_OWN,       // gcuda's plain kernel: any types, strides and sizes
-    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, activations as BF16 (below 8.0: the plain one)
+    GCUDAI_CUDA_PRODUCT_TILE,      // gcuda's on tensor cores, both sides as BF16; from 8.0 on
     GCUDAI_CUDA_PRODUCT_VECTOR,    // few columns
     GCUDAI_CUDA_PRODUCT_WARP_GROUPS, // large ones on 9.0a: weights decoded on their way to the tensor cores
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
@@ -25415,9 +25415,9 @@ enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_GEMM       // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES (below 8.0: OWN)
 };
 
-#define GCUDAI_CUDA_TILE_COLUMNS 9         // from which tensor cores are used
-#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 9  // of quantized weights, from which writing them out as BF16 for cuBLAS pays:
-                                           // 4096 x 14336 q4_0: 95 us with 128 columns; tiles, in an earlier form, 132 us with 16 (H200)
+#define GCUDAI_CUDA_TILE_COLUMNS 9           // from which tensor cores are used
+#define GCUDAI_CUDA_DEQUANTIZED_COLUMNS 129 // of quantized weights, from which writing them out as BF16 for cuBLAS pays:
+                                            // 4096 x 14336, 128 columns: q4_0 96 us, tiles 81; q8_0 103 and 90 (H200)
 #define GCUDAI_CUDA_DEQUANTIZED_BYTES ((size_t) 256 << 20) // of weights written out at a time
 
 // Rows of floats of a type at least as far apart as they are long, in sizes that fit an int.
@@ -25431,17 +25431,22 @@ static bool gcudai_is_aligned(const struct gcuda_array * t, size_t size) {
     return ((size_t) (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3]) % size == 0;
 }
 
-// What gcuda_launch_mul_mat_tile wants of its operands, the activations once they are BF16.
+// What gcuda_launch_mul_mat_tile wants of its operands.
 static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
-    const bool a_fits = gcuda_is_quantized(p->a.type) || gcudai_is_aligned(&p->a, 16);
-    const bool b_fits = gcudai_is_float(p->b.type) && (p->b.type != GCUDA_TYPE_BF16 || gcudai_is_aligned(&p->b, 16));
-    return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && a_fits && b_fits && p->prec != GCUDA_PREC_F32;
+    const bool is_wide = !gcuda_is_quantized(p->a.type) || p->a.type == GCUDA_TYPE_Q4_K || p->a.type == GCUDA_TYPE_Q5_K;
+    const double matrices = (double) p->a.ne[2] * (double) p->a.ne[3];
+    const double tiles = (double) p->b.ne[1] * (double) p->b.ne[2] * (double) p->b.ne[3] / 8.0 + matrices;
+    const double steps = tiles * (double) (p->a.ne[1] / 128 + 1) * (double) (p->a.ne[0] / 64 + 1); // counted in 32 bits
+    return p->a.ne[0] > 0 && p->a.ne[0] % 32 == 0 && p->a.nb[0] == gcuda_type_size(p->a.type) && p->a.ne[1] <= INT32_MAX &&
+           (!is_wide || gcudai_is_aligned(&p->a, 16)) && gcudai_is_float(p->b.type) && p->prec != GCUDA_PREC_F32 &&
+           steps <= (double) INT32_MAX;
 }
 
 // Few columns: weights are read as they lie, and nothing else costs time.
 #define GCUDAI_CUDA_VECTOR_COLUMNS 8
 #define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
-#define GCUDAI_CUDA_VECTOR_SLOTS 64 // of mul_mat_id
+#define GCUDAI_CUDA_VECTOR_SLOTS 8 // of mul_mat_id, for any number of experts
+#define GCUDAI_CUDA_VECTOR_FLOAT_SLOTS 64
 
 // Columns of floats beside a matrix of blocks, or of floats in rows that an int can count.
 static bool gcudai_cuda_fits_vector(const struct gcuda_array * a, const struct gcuda_array * b) {
@@ -25471,7 +25476,8 @@ static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p) {
 // Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes
 // to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 4096
 // they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
-#define GCUDAI_CUDA_WARP_GROUP_COLUMNS 128
+#define GCUDAI_CUDA_WARP_GROUP_COLUMNS 33 // of quantized weights: 4096 x 14336 q4_0, 64 columns: 35 us, tiles 49 (H200)
+#define GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS 128
 #define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 4096 // at most
 #define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
 #define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
@@ -25491,7 +25497,8 @@ static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args
     const bool fits = p.b.ne[2] * p.b.ne[3] == 1 && gcudai_is_float(p.b.type) && p.y.type == GCUDA_TYPE_F32 &&
                       p.y.nb[0] == sizeof(float) && p.prec != GCUDA_PREC_F32 && p.a.ne[0] <= INT32_MAX / 2 &&
                       p.a.ne[1] <= INT32_MAX / 2 && p.b.ne[1] <= INT32_MAX / 2;
-    const bool is_large = p.b.ne[1] >= GCUDAI_CUDA_WARP_GROUP_COLUMNS && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
+    const int64_t least = is_quantized ? GCUDAI_CUDA_WARP_GROUP_COLUMNS : GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS;
+    const bool is_large = p.b.ne[1] >= least && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
                           p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_WEIGHTS;
     const bool is_slower = has_cublas && (!is_quantized || (gcudai_has_large_codebook(p.a.type) &&
                                                                p.b.ne[1] > GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS));
@@ -25509,40 +25516,76 @@ static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
            p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
 }
 
+// A slot costs one reading of an expert, a tile about two: so up to as many slots as there are experts, or a quarter of that
+// where rows do not begin at multiples of 16 bytes, which the vector path reads slowly.
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_CUDA_VECTOR_SLOTS;
+    const int64_t most = !gcuda_is_quantized(p->as.type)     ? GCUDAI_CUDA_VECTOR_FLOAT_SLOTS
+                         : gcudai_is_aligned(&p->as, 16) ? p->as.ne[2]
+                                                         : p->as.ne[2] / 4;
+    return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
+}
+
+// Whether a product can go this way, on a device of compute capability cc, with cuBLAS and warp groups or without.
+static bool gcudai_cuda_product_takes(enum gcudai_cuda_product product, const struct gcuda_mul_mat_args * p, bool has_cublas,
+    bool has_warp_groups, int cc) {
+    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
+                      p->b.ne[2] <= INT32_MAX;
+    const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
+    switch (product) {
+        case GCUDAI_CUDA_PRODUCT_TILE: return cc >= 800 && gcudai_cuda_tile_takes(p);
+        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_vector(p);
+        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas);
+        case GCUDAI_CUDA_PRODUCT_CUBLAS:
+            return use_cublas && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) && gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
+        case GCUDAI_CUDA_PRODUCT_CONVERTED: return use_cublas;
+        case GCUDAI_CUDA_PRODUCT_HALVES: return use_cublas && p->a.type != GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
+        case GCUDAI_CUDA_PRODUCT_GEMM: return cc >= 800 && gcudai_cuda_takes_gemm(p);
+        case GCUDAI_CUDA_PRODUCT_OWN: return true;
+        default: return false;
+    }
 }
 
 // Which way a product goes: conditions in, path out. Conversions pay where the product does more work than they do.
 static enum gcudai_cuda_product gcudai_cuda_choose_product(
-    const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_warp_groups) {
-    const bool fits = p->a.ne[0] > 0 && p->a.ne[0] <= INT32_MAX && p->a.ne[1] <= INT32_MAX && p->b.ne[1] <= INT32_MAX &&
-                      p->b.ne[2] <= INT32_MAX;
-    const bool is_quantized = gcuda_is_quantized(p->a.type), wants_f32 = p->prec == GCUDA_PREC_F32;
-    const bool is_large = p->b.ne[1] >= 16 && p->a.ne[1] >= 16;
-    const bool is_many = p->b.ne[1] >= GCUDAI_CUDA_TILE_COLUMNS && p->a.ne[1] >= 16;
-    const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
-    if (gcudai_cuda_takes_vector(p) && (!use_cublas || gcudai_cuda_vector_pays(p))) {
-        return GCUDAI_CUDA_PRODUCT_VECTOR;
+    const struct gcuda_mul_mat_args * p, bool has_cublas, bool has_warp_groups, int cc) {
+    const bool is_quantized = gcuda_is_quantized(p->a.type), is_high = p->a.ne[1] >= 16;
+    const int64_t matrices = p->a.ne[2] * p->a.ne[3];
+    const int64_t columns = matrices > 0 ? p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) : 0; // that meet one matrix of a
+    const bool use_tile = is_high && columns >= GCUDAI_CUDA_TILE_COLUMNS;
+    const bool use_cublas = gcudai_cuda_product_takes(GCUDAI_CUDA_PRODUCT_CONVERTED, p, has_cublas, has_warp_groups, cc);
+    const struct {
+        enum gcudai_cuda_product product;
+        bool pays;
+    } ways[] = { // the first that pays and that takes the operands
+        { GCUDAI_CUDA_PRODUCT_VECTOR, !use_cublas || gcudai_cuda_vector_pays(p) },
+        { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, true },
+        { GCUDAI_CUDA_PRODUCT_CUBLAS, true },
+        { GCUDAI_CUDA_PRODUCT_CONVERTED,
+            is_high && p->b.ne[1] >= 16 && (p->a.type == GCUDA_TYPE_F32 || p->prec == GCUDA_PREC_F32) },
+        { GCUDAI_CUDA_PRODUCT_TILE, use_tile && is_quantized && columns < GCUDAI_CUDA_DEQUANTIZED_COLUMNS },
+        { GCUDAI_CUDA_PRODUCT_HALVES, is_high && (!is_quantized || columns >= GCUDAI_CUDA_TILE_COLUMNS) }, // floats: any number
+        { GCUDAI_CUDA_PRODUCT_GEMM, !has_cublas },
+        { GCUDAI_CUDA_PRODUCT_TILE, use_tile },
+    };
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); ++i) {
+        if (ways[i].pays && gcudai_cuda_product_takes(ways[i].product, p, has_cublas, has_warp_groups, cc)) { return ways[i].product; }
     }
-    if (has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas)) {
-        return GCUDAI_CUDA_PRODUCT_WARP_GROUPS;
+    return GCUDAI_CUDA_PRODUCT_OWN;
+}
+
+// For experiments: GCUDA_CUDA_PRODUCT names the way of all products that can go it.
+static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
+    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm" };
+    const bool has_cublas = cu->cublas.handle != NULL;
+    const char * wanted = gcudai_env("GCUDA_CUDA_PRODUCT");
+    for (int i = 0; wanted != NULL && i < (int) (sizeof(names) / sizeof(names[0])); ++i) {
+        const enum gcudai_cuda_product product = (enum gcudai_cuda_product) i;
+        if (strcmp(wanted, names[i]) == 0 &&
+            gcudai_cuda_product_takes(product, p, has_cublas, cu->has_warp_groups, cu->device->cc)) {
+            return product;
+        }
     }
-    if (use_cublas && p->a.type == GCUDA_TYPE_F32 && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) &&
-        gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32)) {
-        return GCUDAI_CUDA_PRODUCT_CUBLAS;
-    }
-    if (use_cublas && is_large && (p->a.type == GCUDA_TYPE_F32 || wants_f32)) {
-        return GCUDAI_CUDA_PRODUCT_CONVERTED;
-    }
-    const bool pays = is_quantized ? p->b.ne[1] >= GCUDAI_CUDA_DEQUANTIZED_COLUMNS : true; // floats: any number of columns
-    if (use_cublas && p->a.ne[1] >= 16 && !wants_f32 && pays) {
-        return GCUDAI_CUDA_PRODUCT_HALVES;
-    }
-    if (!has_cublas && gcudai_cuda_takes_gemm(p)) {
-        return GCUDAI_CUDA_PRODUCT_GEMM;
-    }
-    return is_many && gcudai_cuda_tile_takes(p) ? GCUDAI_CUDA_PRODUCT_TILE : GCUDAI_CUDA_PRODUCT_OWN;
+    return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
 }
 
 // Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
@@ -25662,17 +25705,13 @@ static gcuda_status gcudai_cuda_gemm_pieces(
     return st;
 }
 
-// gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds the sums of parts of k.
-static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
-    void * b = NULL, * parts = NULL;
-    gcuda_status st = gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_BF16, 1, &b);
-    const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(&p);
-    if (st == GCUDA_STATUS_SUCCESS && n_bytes > 0) {
-        st = gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: sums of parts", &parts);
-    }
-    st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_tile(&p, parts, cu->stream) : st;
-    gcudai_cuda_pool_give(&cu->pool, parts);
-    gcudai_cuda_pool_give(&cu->pool, b);
+// gcuda's kernel on tensor cores. Activations become BF16 in scratch memory, which also holds sums of parts of k.
+static gcuda_status gcudai_cuda_multiply_tile(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
+    const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(p);
+    void * scratch = NULL;
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, "mul_mat: columns and sums of parts", &scratch));
+    const gcuda_status st = gcuda_launch_mul_mat_tile(p, scratch, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, scratch);
     return st;
 }
 
@@ -25691,10 +25730,10 @@ static gcuda_status gcudai_cuda_multiply(
     if (product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
         return gcudai_cuda_multiply_warp_groups(cu, p);
     }
-    if (product == GCUDAI_CUDA_PRODUCT_TILE && cu->device->cc >= 800) {
-        return gcudai_cuda_multiply_tile(cu, p);
+    if (product == GCUDAI_CUDA_PRODUCT_TILE) {
+        return gcudai_cuda_multiply_tile(cu, &p);
     }
-    if (product == GCUDAI_CUDA_PRODUCT_OWN || product == GCUDAI_CUDA_PRODUCT_TILE || (is_own && cu->device->cc < 800)) {
+    if (product == GCUDAI_CUDA_PRODUCT_OWN) {
         return gcuda_launch_mul_mat(&p, cu->stream);
     }
     gcuda_status st = type == GCUDA_TYPE_F16 ? gcudai_cuda_packed_halves(cu, &p.b, align, &scale, &b)
@@ -25712,8 +25751,7 @@ static gcuda_status gcudai_cuda_multiply(
 }
 
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
-    return gcudai_cuda_multiply(
-        cu, gcudai_cuda_choose_product(&args->mul_mat, cu->cublas.handle != NULL, cu->has_warp_groups), args->mul_mat);
+    return gcudai_cuda_multiply(cu, gcudai_cuda_product_of(cu, &args->mul_mat), args->mul_mat);
 }
 
 static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
@@ -26400,23 +26438,24 @@ static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai
 }
 
 // All devices go the way that the whole product would go: each row of the result is the same, bit for bit, as without
-// the split, but where warp groups cut k by the number of rows. Column strips that overlap copies with products come with
-// their measurements.
+// the split, but on tensor cores, where the number of rows says how a sum is cut. Column strips that overlap copies with
+// products come with their measurements.
 static gcuda_status gcudai_cuda_split_mul_mat(
     struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_tensor * node) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
     struct gcuda_mul_mat_args p = *args;
     void * packed = NULL;
     bool has_cublas = true, has_warp_groups = true;
-    int n = 0;
+    int n = 0, cc = INT32_MAX;
     gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
     for (int i = 0; i < n; ++i) {
         has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL;
         has_warp_groups = has_warp_groups && shares[i].cu->has_warp_groups;
+        cc = GCUDAI_MIN(cc, shares[i].cu->device->cc);
     }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed); }
     if (st == GCUDA_STATUS_SUCCESS) {
-        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas, has_warp_groups), node);
+        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas, has_warp_groups, cc), node);
     } else {
         st = gcudai_cuda_fail_node(cu, st, node);
     }

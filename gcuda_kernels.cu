@@ -743,14 +743,17 @@ static inline __device__ uint32_t d_table_word(const int8_t * table, int k) {
 }
 
 // Eight nibbles through a table of 16 bytes: the low ones of each byte, then the high ones.
-static inline __device__ void d_lookup(const int8_t * table, uint32_t nibbles, uint32_t * low, uint32_t * high) {
-    const uint32_t t0 = d_table_word(table, 0), t1 = d_table_word(table, 1), t2 = d_table_word(table, 2),
-                   t3 = d_table_word(table, 3);
+static inline __device__ void d_lookup_words(
+    uint32_t t0, uint32_t t1, uint32_t t2, uint32_t t3, uint32_t nibbles, uint32_t * low, uint32_t * high) {
     const uint32_t s = nibbles & 0x77777777u, upper = (nibbles & 0x88888888u) >> 1 | 0x32103210u;
     const uint32_t a = __byte_perm(__byte_perm(t0, t1, s), __byte_perm(t2, t3, s), upper);
     const uint32_t b = __byte_perm(__byte_perm(t0, t1, s >> 16), __byte_perm(t2, t3, s >> 16), upper >> 16);
     *low = __byte_perm(a, b, 0x6420);
     *high = __byte_perm(a, b, 0x7531);
+}
+static inline __device__ void d_lookup(const int8_t * table, uint32_t nibbles, uint32_t * low, uint32_t * high) {
+    d_lookup_words(
+        d_table_word(table, 0), d_table_word(table, 1), d_table_word(table, 2), d_table_word(table, 3), nibbles, low, high);
 }
 
 static inline __device__ void d_set_scales(d_group & o, float scale0, float scale1, float min0, float min1) {
@@ -1057,6 +1060,38 @@ template <> struct d_format<GCUDA_TYPE_IQ1_M> : d_format_of<GCUDA_TYPE_IQ1_M, gc
             0.0f);
     }
 };
+
+// ---- codebooks: entries of 8 digits of 2 bits are kept as nibbles, whose upper bits choose another half of a table ----
+static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
+    digits = (digits | digits << 8) & 0x00ff00ffu;
+    digits = (digits | digits << 4) & 0x0f0f0f0fu;
+    return (digits | digits << 2) & 0x33333333u;
+}
+// Bit i of eight becomes bit 0 of nibble i.
+static inline __device__ uint32_t d_bits_to_nibbles(uint32_t bits) {
+    bits = (bits | bits << 12) & 0x000f000fu;
+    bits = (bits | bits << 6) & 0x03030303u;
+    return (bits | bits << 3) & 0x11111111u;
+}
+// The same for seven bits, the eighth making their number even: a nibble of the product counts those below it.
+static inline __device__ uint32_t d_even_bits_to_nibbles(uint32_t bits) {
+    bits = d_bits_to_nibbles(bits);
+    return bits | (bits * 0x11111111u & 0x10000000u);
+}
+// Digits 0 1 2 as 8 25 43, with 4 added negative.
+static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
+    q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
+    q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
+}
+static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
+// Digits 0 1 2 as 0 8 16, with 4 added two more: they are moved up (d_put_iq1).
+static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
+    q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
+    q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
+}
+static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
+    d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
+}
 
 // ---- all of them ----
 // clang-format off
@@ -7977,7 +8012,7 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 //   out_prod    the same with the roles of k and the element index of a and b exchanged
 
 struct d_id_tile {
-    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros; n 0: end of the list
+    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
 };
 
 struct d_job {
@@ -7987,8 +8022,9 @@ struct d_job {
     int64_t b_c, b_k;    // bytes from column to column within a matrix of b, and from k to k
     bool along_m;        // blocks of a lie along m (out_prod), not along k
     int64_t m_tiles, n_tiles, n_items;
-    const d_id_tile * tiles; // mul_mat_id
+    const d_id_tile * tiles; // mul_mat_id; the others are null elsewhere too
     const int32_t * order;
+    const int32_t * n_lists; // how many tiles of columns
     bool has_epilogue;
     gcuda_mul_mat_epilogue epilogue;
 };
@@ -7998,9 +8034,13 @@ struct d_tile {
     int n;                  // columns
 };
 
-template <int TM, int TN> static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item) {
+// How many tiles there are; those of mul_mat_id only the device knows.
+static inline __device__ int64_t d_items(const d_job & p) { return p.n_lists != nullptr ? *p.n_lists * p.m_tiles : p.n_items; }
+
+// Of tm rows and tn columns.
+static inline __device__ d_tile d_tile_of(const d_job & p, int64_t item, int tm, int tn) {
     d_tile t;
-    t.m0 = item % p.m_tiles * TM;
+    t.m0 = item % p.m_tiles * tm;
     item /= p.m_tiles;
     if (p.tiles != nullptr) {
         const d_id_tile id = p.tiles[item];
@@ -8008,23 +8048,29 @@ template <int TM, int TN> static inline __device__ d_tile d_tile_of(const d_job 
         t.c0 = id.first;
         t.n = id.n;
     } else {
-        t.c0 = item % p.n_tiles * TN;
+        t.c0 = item % p.n_tiles * tn;
         t.matrix = item / p.n_tiles;
-        t.n = (int) (p.n - t.c0 < TN ? p.n - t.c0 : TN);
+        t.n = (int) (p.n - t.c0 < tn ? p.n - t.c0 : tn);
     }
     return t;
 }
 
+// Divisions of 64 bits take as long as a read of memory: the usual case has none.
 static inline __device__ const char * d_tile_matrix(const d_job & p, const d_tile & t) {
-    return d_at(p.a, 0, 0, t.matrix % p.a.ne[2], t.matrix / p.a.ne[2]);
+    return p.a.ne[3] == 1 ? d_at(p.a, 0, 0, t.matrix, 0) : d_at(p.a, 0, 0, t.matrix % p.a.ne[2], t.matrix / p.a.ne[2]);
 }
 
 // Where column j of a tile starts in b and in y.
 static inline __device__ void d_tile_column(const d_job & p, const d_tile & t, int j, const char ** b, char ** y) {
     if (p.tiles != nullptr) {
-        const int64_t slot = p.order[t.c0 + j], u = slot % p.y.ne[1], token = slot / p.y.ne[1];
-        *b = d_at(p.b, 0, u % p.b.ne[1], token, 0);
+        const uint32_t slot = (uint32_t) p.order[t.c0 + j], used = (uint32_t) p.y.ne[1], u = slot % used, token = slot / used;
+        *b = d_at(p.b, 0, u % (uint32_t) p.b.ne[1], token, 0);
         *y = d_at(p.y, 0, u, token, 0);
+        return;
+    }
+    if (p.b.ne[2] == 1 && p.b.ne[3] == 1) {
+        *b = (const char *) p.b.data + (t.c0 + j) * p.b_c;
+        *y = d_at(p.y, 0, t.c0 + j, 0, 0);
         return;
     }
     const int64_t n1 = p.y.ne[1], r2 = p.b.ne[2] / p.a.ne[2], r3 = p.b.ne[3] / p.a.ne[3], c = t.c0 + j;
@@ -8173,11 +8219,8 @@ template <typename A> static __global__ void __launch_bounds__(256) k_mul_mat_pl
     __shared__ const char * columns[PLAIN_TN];
     __shared__ char * results[PLAIN_TN];
     const int tm = (int) threadIdx.x % 16 * 4, tn = (int) threadIdx.x / 16 * 2;
-    for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
-        const d_tile t = d_tile_of<PLAIN_TM, PLAIN_TN>(p, item);
-        if (t.n == 0) {
-            continue;
-        }
+    for (int64_t item = blockIdx.x, n = d_items(p); item < n; item += gridDim.x) {
+        const d_tile t = d_tile_of(p, item, PLAIN_TM, PLAIN_TN);
         if ((int) threadIdx.x < t.n) {
             d_tile_column(p, t, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
         }
@@ -8327,361 +8370,1035 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 // =====================================================================================================
 // >>k-mul-mat-tile   matrix products on tensor cores, for few columns and for experts
 // =====================================================================================================
-// A block has 64 rows and 32 columns and walks along k, 128 elements (four groups of the weights) at a time; a warp has 16
-// of the rows. Neighbouring lanes decode neighbouring groups of a row, so that a load touches few cache lines: with a row
-// for each lane it was these that took the time. Weights become BF16, whose range is that of F32, and activations come
-// as BF16; products are exact in F32, in which the sums are.
-// Where few rows and columns would leave multiprocessors idle, k is cut into parts as well, whose sums a second kernel
-// adds up in order.
-//   floor   a once for every 32 columns, b (2 bytes an element) once for every 64 rows, from L2    shared  26 KiB
-#define TILE_TM 64
-#define TILE_TN 32
-#define TILE_WARPS 4
-#define TILE_GROUPS 4    // of k at a time
-#define TILE_STRIDE 136 // halves from row to row in shared memory: fragments are read without bank conflicts
-#define TILE_BLOCKS 512 // blocks that fill a device
-#define TILE_PARTS 16   // of k, at most
+// A block of 8 warps has 128 rows and up to 128 columns, a warp 16 of the rows and all of the columns. It walks along k;
+// what a step needs comes through a ring of slots in shared memory, filled by asynchronous copies: the weights as they
+// lie, and the columns, which another kernel has rounded to BF16 before. A lane decodes just those weights that the tensor
+// cores want of it, into registers: once for all columns. Weights become BF16, whose range is that of F32; products are
+// exact in F32, in which the sums are.
+// All steps of all tiles are one list, which is cut into equal stretches, one for each block: so few rows fill the device,
+// and many leave none idle at the end. Where several blocks have a part of a tile, each leaves its sums in scratch, and the
+// one that comes last adds them up in order of k. No block waits for another, and the result does not depend on which is last.
+//   floor   a once for every 128 columns; the columns (2 bytes an element) come from L2, once for every 128 rows
+#define TILE_ROWS 128
+#define TILE_WARPS 8
+#define TILE_COLUMNS 128 // at most
+#define TILE_SLOTS 4     // of the ring, at most
 
-// Group u of a row of weights as 16 pairs.
-template <typename A> struct d_tile_row {
-    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) {
-        d_group g;
-        A::decode((const typename A::block *) row + u / (A::n / 32), (int) (u % (A::n / 32)), g);
-        UNROLL for (int i = 0; i < 16; ++i) {
-            pairs[i] = d_bf16_pair(d_value<A>(d_code<A>(g, 2 * i), g.scale[i / 8], g.min[i / 8]),
-                d_value<A>(d_code<A>(g, 2 * i + 1), g.scale[i / 8], g.min[i / 8]));
-        }
-    }
-};
-template <typename T> static inline __device__ void d_tile_floats(const char * row, int64_t u, uint32_t * pairs) {
-    UNROLL for (int i = 0; i < 8; ++i) {
-        const d_four<T> v = ((const d_four<T> *) row)[8 * u + i];
-        pairs[2 * i] = d_bf16_pair(d_f32(v.v[0]), d_f32(v.v[1]));
-        pairs[2 * i + 1] = d_bf16_pair(d_f32(v.v[2]), d_f32(v.v[3]));
-    }
-}
-template <> struct d_tile_row<float> {
-    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) { d_tile_floats<float>(row, u, pairs); }
-};
-template <> struct d_tile_row<__half> {
-    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) { d_tile_floats<__half>(row, u, pairs); }
-};
-template <> struct d_tile_row<__nv_bfloat16> {
-    static inline __device__ void load(const char * row, int64_t u, uint32_t * pairs) {
-        UNROLL for (int i = 0; i < 8; ++i) { *(uint2 *) (pairs + 2 * i) = ((const uint2 *) row)[8 * u + i]; }
-    }
+// ---- weights: what a lane holds of 32 ----
+// Of a group of 32 elements of a row the four lanes of a quad hold eight each, the products' k being in any order: where
+// `split` lane t has elements 4 t .. 4 t + 3 and 16 + 4 t .. (nibbles of the same bytes), else 8 t .. 8 t + 7. `row` is
+// where the step begins; its group is 4 part + i.
+struct d_oct {
+    uint32_t q[2];
+    float scale, min; // as in d_group
 };
 
-// What a block works on, as BF16; then its sums.
-struct d_tile_slice {
-    uint16_t a[TILE_TM][TILE_STRIDE], b[TILE_TN][TILE_STRIDE];
-};
-union d_tile_shared {
-    d_tile_slice slice;
-    float sum[TILE_TN][TILE_TM];
-};
-
-// Groups u .. u + 3 of all rows and columns; those from u1 on are zeros.
-template <typename A>
-static inline __device__ void d_tile_load(
-    const d_job & p, const d_tile & t, const char * const * columns, d_tile_slice & s, int64_t u, int64_t u1) {
-    const int thread = (int) threadIdx.x;
-    uint4 b[4];
-    UNROLL for (int k = 0; k < 4; ++k) {
-        const int c = thread / 16 + 8 * k, part = thread % 16; // sixteen bytes, a quarter of a group
-        const bool is_in = c < t.n && u + part / 4 < u1;
-        b[k] = is_in ? *(const uint4 *) (columns[c] + u * 64 + part * 16) : make_uint4(0, 0, 0, 0);
-    }
-    UNROLL for (int k = 0; k < 2; ++k) {
-        const int row = thread / TILE_GROUPS + 32 * k, group = thread % TILE_GROUPS;
-        alignas(16) uint32_t pairs[16] = {};
-        if (t.m0 + row < p.m && u + group < u1) {
-            d_tile_row<A>::load(d_tile_matrix(p, t) + (t.m0 + row) * p.a_m, u + group, pairs);
-        }
-        UNROLL for (int i = 0; i < 4; ++i) { *(uint4 *) &s.a[row][32 * group + 8 * i] = *(const uint4 *) (pairs + 4 * i); }
-    }
-    UNROLL for (int k = 0; k < 4; ++k) { *(uint4 *) &s.b[thread / 16 + 8 * k][thread % 16 * 8] = b[k]; }
+static inline __device__ void d_set_oct(d_oct & o, uint32_t q0, uint32_t q1, float scale, float min) {
+    o.q[0] = q0;
+    o.q[1] = q1;
+    o.scale = scale;
+    o.min = min;
 }
 
-// Adds the products of the slice to the warp's sums: 16 rows, four times 8 columns.
-static inline __device__ void d_tile_multiply(const d_tile_slice & s, float (*sum)[4]) {
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = 2 * (lane % 4), row = (int) threadIdx.x / 32 * 16 + g;
-    UNROLL for (int k = 0; k < 32 * TILE_GROUPS; k += 16) {
-        uint32_t a[4];
-        a[0] = *(const uint32_t *) &s.a[row][k + t];
-        a[1] = *(const uint32_t *) &s.a[row + 8][k + t];
-        a[2] = *(const uint32_t *) &s.a[row][k + t + 8];
-        a[3] = *(const uint32_t *) &s.a[row + 8][k + t + 8];
-        UNROLL for (int j = 0; j < 4; ++j) {
-            uint32_t b[2];
-            b[0] = *(const uint32_t *) &s.b[8 * j + g][k + t];
-            b[1] = *(const uint32_t *) &s.b[8 * j + g][k + t + 8];
-            d_mma(sum[j], a, b);
-        }
+template <typename A> struct d_tile_format;
+
+template <gcuda_type TYPE, bool SPLIT, bool SIGNED> struct d_tile_blocks {
+    typedef typename d_format<TYPE>::block block;
+    static constexpr bool split = SPLIT, is_signed = SIGNED; // codes -128 .. 127, else 0 .. 127 and a zero among them
+    static constexpr int zero = d_format<TYPE>::zero;
+    static inline __device__ uint32_t entry(int) { return 0; }
+    static constexpr int groups = 8, step_bytes = 256 / d_format<TYPE>::n * (int) sizeof(block), odd = 16, n_entries = 0;
+};
+#define TILE_FORMAT(ID, SPLIT, SIGNED) \
+    template <> struct d_tile_format<d_format<GCUDA_TYPE_##ID>> : d_tile_blocks<GCUDA_TYPE_##ID, SPLIT, SIGNED>
+#define TILE_OCT static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t *, d_oct & o)
+#define TILE_OCT_BY(TABLE) static inline __device__ void oct(const char * row, int part, int i, int t, const uint32_t * TABLE, d_oct & o)
+#define TILE_CODEBOOK(N, ENTRY)              \
+    static constexpr int n_entries = N;      \
+    static inline __device__ uint32_t entry(int i) { return ENTRY; }
+
+TILE_FORMAT(Q4_0, true, false) {
+    TILE_OCT {
+        const block * b = (const block *) row + 4 * part + i;
+        const uint32_t w = d_word2(b->qs + 4 * t);
+        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
     }
+};
+TILE_FORMAT(Q4_1, true, false) {
+    TILE_OCT {
+        const block * b = (const block *) row + 4 * part + i;
+        const uint32_t w = d_word4(b->qs + 4 * t);
+        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+    }
+};
+static inline __device__ void d_oct_fifth_bits(uint32_t h, int t, d_oct & o) {
+    o.q[0] |= d_spread_bits(h >> 4 * t) << 4;
+    o.q[1] |= d_spread_bits(h >> 16 >> 4 * t) << 4;
+}
+TILE_FORMAT(Q5_0, true, false) {
+    TILE_OCT {
+        const block * b = (const block *) row + 4 * part + i;
+        const uint32_t w = d_word2(b->qs + 4 * t);
+        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), 0.0f);
+        d_oct_fifth_bits(d_word2(b->qh), t, o);
+    }
+};
+TILE_FORMAT(Q5_1, true, false) {
+    TILE_OCT {
+        const block * b = (const block *) row + 4 * part + i;
+        const uint32_t w = d_word4(b->qs + 4 * t);
+        d_set_oct(o, w & 0x0f0f0f0fu, w >> 4 & 0x0f0f0f0fu, d_half(b->d), -d_half(b->m));
+        d_oct_fifth_bits(d_word4(b->qh), t, o);
+    }
+};
+TILE_FORMAT(Q8_0, false, true) {
+    TILE_OCT {
+        const block * b = (const block *) row + 4 * part + i;
+        d_set_oct(o, d_word2(b->qs + 8 * t), d_word2(b->qs + 8 * t + 4), d_half(b->d), 0.0f);
+    }
+};
+TILE_FORMAT(IQ4_NL, true, true) {
+    TILE_OCT {
+        const block * b = (const block *) row + 4 * part + i;
+        d_lookup(gcudai_kvalues_iq4nl, d_word2(b->qs + 4 * t), &o.q[0], &o.q[1]);
+        o.scale = d_half(b->d);
+    }
+};
+TILE_FORMAT(MXFP4, true, false) {
+    static constexpr int zero = 64; // in gcudai_kvalues_mxfp4
+    TILE_OCT {
+        const block * b = (const block *) row + 4 * part + i;
+        d_lookup_words(0x43424140u, 0x4c484644u, 0x3d3e3f40u, 0x34383a3cu, d_word1(b->qs + 4 * t), &o.q[0], &o.q[1]);
+        o.scale = gcudai_mxfp4_scale(b->e);
+    }
+};
+TILE_FORMAT(IQ4_XS, true, true) {
+    TILE_OCT {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i, scale = (b->scales_l[g / 2] >> 4 * (i % 2) & 15) | (b->scales_h >> 2 * g & 3) << 4;
+        d_lookup(gcudai_kvalues_iq4nl, d_word4(b->qs + 16 * g + 4 * t), &o.q[0], &o.q[1]);
+        o.scale = d_half(b->d) * (float) (scale - 32);
+    }
+};
+
+TILE_FORMAT(Q2_K, false, false) {
+    TILE_OCT {
+        const block * b = (const block *) row;
+        const uint8_t * qs = b->qs + 32 * part + 8 * t;
+        const uint32_t s = b->scales[8 * part + 2 * i + t / 2];
+        d_set_oct(o, d_word4(qs) >> 2 * i & 0x03030303u, d_word4(qs + 4) >> 2 * i & 0x03030303u,
+            d_half(b->d) * (float) (s & 15u), d_half(b->dmin) * (float) (s >> 4));
+    }
+};
+TILE_FORMAT(Q3_K, false, false) {
+    TILE_OCT {
+        const block * b = (const block *) row;
+        const uint8_t * qs = b->qs + 32 * part + 8 * t, * high = b->hmask + 8 * t;
+        UNROLL for (int k = 0; k < 2; ++k) {
+            o.q[k] = (d_word2(qs + 4 * k) >> 2 * i & 0x03030303u) | (d_word2(high + 4 * k) >> (4 * part + i) & 0x01010101u) << 2;
+        }
+        o.scale = d_half(b->d) * d_format<GCUDA_TYPE_Q3_K>::scale(b, 8 * part + 2 * i + t / 2);
+    }
+};
+// The 6-bit scales and mins of Q4_K and Q5_K, those of four groups at once.
+static inline __device__ void d_oct_k_scale(const char * row, int part, int i, d_oct & o) {
+    const uint4 head = *(const uint4 *) row;
+    const uint32_t a = head.y, b = head.z, c = head.w;
+    const uint32_t scales = part == 0 ? a & 0x3f3f3f3fu : (c & 0x0f0f0f0fu) | (a >> 2 & 0x30303030u);
+    const uint32_t mins = part == 0 ? b & 0x3f3f3f3fu : (c >> 4 & 0x0f0f0f0fu) | (b >> 2 & 0x30303030u);
+    o.scale = d_half((gcuda_fp16_t) (head.x & 0xffffu)) * (float) (scales >> 8 * i & 255u);
+    o.min = d_half((gcuda_fp16_t) (head.x >> 16)) * (float) (mins >> 8 * i & 255u);
+}
+TILE_FORMAT(Q4_K, false, false) {
+    static constexpr int odd = 32;
+    TILE_OCT {
+        const uint2 w = *(const uint2 *) (row + 16 + 64 * part + 32 * (i / 2) + 8 * t);
+        o.q[0] = w.x >> 4 * (i % 2) & 0x0f0f0f0fu;
+        o.q[1] = w.y >> 4 * (i % 2) & 0x0f0f0f0fu;
+        d_oct_k_scale(row, part, i, o);
+    }
+};
+TILE_FORMAT(Q5_K, false, false) {
+    static constexpr int odd = 32;
+    TILE_OCT {
+        const uint2 w = *(const uint2 *) (row + 48 + 64 * part + 32 * (i / 2) + 8 * t), h = *(const uint2 *) (row + 16 + 8 * t);
+        o.q[0] = (w.x >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.x >> (4 * part + i) & 0x01010101u) << 4;
+        o.q[1] = (w.y >> 4 * (i % 2) & 0x0f0f0f0fu) | (h.y >> (4 * part + i) & 0x01010101u) << 4;
+        d_oct_k_scale(row, part, i, o);
+    }
+};
+TILE_FORMAT(Q6_K, false, false) {
+    TILE_OCT {
+        const block * b = (const block *) row;
+        const uint8_t * low = b->ql + 64 * part + 32 * (i % 2) + 8 * t, * high = b->qh + 32 * part + 8 * t;
+        UNROLL for (int k = 0; k < 2; ++k) {
+            o.q[k] = (d_word2(low + 4 * k) >> 4 * (i / 2) & 0x0f0f0f0fu) | (d_word2(high + 4 * k) >> 2 * i & 0x03030303u) << 4;
+        }
+        o.scale = d_half(b->d) * (float) b->scales[8 * part + 2 * i + t / 2];
+    }
+};
+
+// Codebooks about 64, so that no code is negative: digits 0 1 2 as 8 25 43, with 4 added as many below.
+static inline __device__ void d_oct_iq2(uint32_t digits, uint32_t signs, d_oct & o) {
+    digits += 4u * signs;
+    o.q[0] = d_permute(0x006b5948u, 0x00152738u, digits);
+    o.q[1] = d_permute(0x006b5948u, 0x00152738u, digits >> 16);
+}
+// Bytes up to 63 above 64, or below it where the bit of `signs` is set.
+static inline __device__ uint32_t d_bytes_about_64(uint32_t bytes, uint32_t signs) {
+    const uint32_t below = d_spread_bits(signs) * 127u;
+    return (bytes ^ below) + (0x40404040u - below);
+}
+TILE_FORMAT(IQ2_XXS, false, false) {
+    static constexpr int zero = 64;
+    TILE_CODEBOOK(256, d_digits_to_nibbles(gcudai_grid_iq2xxs[i]))
+    TILE_OCT_BY(table) {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i;
+        const uint32_t codes = d_word2(b->qs + 4 * g), aux = d_word2(b->qs + 4 * g + 2);
+        d_oct_iq2(table[codes >> 8 * t & 255u], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o);
+        o.scale = d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.25f;
+    }
+};
+static inline __device__ float d_oct_iq2_scale(gcuda_fp16_t d, uint32_t nibbles, int t) {
+    return d_half(d) * (0.5f + (float) (nibbles >> 4 * (t / 2) & 15u)) * 0.25f;
+}
+TILE_FORMAT(IQ2_XS, false, false) {
+    static constexpr int zero = 64;
+    TILE_CODEBOOK(512, d_digits_to_nibbles(gcudai_grid_iq2xs[i]))
+    TILE_OCT_BY(table) {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i;
+        const uint32_t q = b->qs[4 * g + t];
+        d_oct_iq2(table[q & 511u], d_even_bits_to_nibbles(q >> 9), o);
+        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+    }
+};
+TILE_FORMAT(IQ2_S, false, false) {
+    static constexpr int zero = 64;
+    TILE_CODEBOOK(1024, d_digits_to_nibbles(gcudai_grid_iq2s[i]))
+    TILE_OCT_BY(table) {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i;
+        const uint32_t code = (uint32_t) b->qs[4 * g + t] | ((uint32_t) b->qh[g] >> 2 * t & 3u) << 8;
+        d_oct_iq2(table[code], d_bits_to_nibbles(b->signs[4 * g + t]), o);
+        o.scale = d_oct_iq2_scale(b->d, b->scales[g], t);
+    }
+};
+TILE_FORMAT(IQ3_XXS, false, false) {
+    static constexpr int zero = 64;
+    TILE_CODEBOOK(256, gcudai_iq3_xxs_entry((uint32_t) i))
+    TILE_OCT_BY(table) {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i;
+        const uint32_t aux = d_word2(b->scales_and_signs + 2 * g), signs = gcudai_even_signs(aux >> 7 * t & 127u);
+        o.q[0] = d_bytes_about_64(table[b->qs[8 * g + 2 * t]], signs);
+        o.q[1] = d_bytes_about_64(table[b->qs[8 * g + 2 * t + 1]], signs >> 4);
+        o.scale = d_half(b->d) * (0.5f + (float) (aux >> 28)) * 0.5f;
+    }
+};
+TILE_FORMAT(IQ3_S, false, false) {
+    static constexpr int zero = 64;
+    TILE_CODEBOOK(512, gcudai_iq3_s_entry((uint32_t) i))
+    TILE_OCT_BY(table) {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i;
+        const uint32_t high = (uint32_t) b->qh[g] >> 2 * t, signs = b->signs[4 * g + t];
+        o.q[0] = d_bytes_about_64(table[(uint32_t) b->qs[8 * g + 2 * t] | (high & 1u) << 8], signs);
+        o.q[1] = d_bytes_about_64(table[(uint32_t) b->qs[8 * g + 2 * t + 1] | (high & 2u) << 7], signs >> 4);
+        o.scale = d_half(b->d) * (float) (1 + 2 * (b->scales[g / 2] >> 4 * (i % 2) & 15));
+    }
+};
+TILE_FORMAT(IQ1_S, false, false) {
+    TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
+    TILE_OCT_BY(table) {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i;
+        const uint32_t h = b->qh[g];
+        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (h >> 3 * t & 7u) << 8], (h & 0x8000u) != 0, o.q);
+        o.scale = d_half(b->d) * (float) (2u * (h >> 12 & 7u) + 1u) * 0.125f;
+    }
+};
+TILE_FORMAT(IQ1_M, false, false) {
+    TILE_CODEBOOK(2048, d_digits_to_nibbles(gcudai_grid_iq1s[i]))
+    TILE_OCT_BY(table) {
+        const block * b = (const block *) row;
+        const int g = 4 * part + i;
+        const uint32_t s01 = d_word4(b->scales), s23 = d_word4(b->scales + 2);
+        const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
+        const uint32_t scales = (part == 0 ? s01 : s23) >> 16 * (i / 2) >> 6 * (i % 2) >> 3 * (t / 2);
+        const uint32_t high = (uint32_t) b->qh[2 * g + t / 2] >> 4 * (t % 2) & 15u;
+        d_eight_iq1(table[(uint32_t) b->qs[4 * g + t] | (high & 7u) << 8], (high & 8u) != 0, o.q);
+        o.scale = d_half((gcuda_fp16_t) d) * 0.125f * (float) (2u * (scales & 7u) + 1u);
+    }
+};
+#undef TILE_OCT
+#undef TILE_OCT_BY
+#undef TILE_CODEBOOK
+#undef TILE_FORMAT
+
+template <typename T> struct d_tile_floats {
+    static constexpr bool split = false;
+    static constexpr int groups = 8 / (int) sizeof(T), step_bytes = 256, odd = sizeof(T) == 4 ? 16 : 64, n_entries = 0;
+    static inline __device__ uint32_t entry(int) { return 0; }
+};
+template <> struct d_tile_format<float> : d_tile_floats<float> {};
+template <> struct d_tile_format<__half> : d_tile_floats<__half> {};
+template <> struct d_tile_format<__nv_bfloat16> : d_tile_floats<__nv_bfloat16> {};
+
+// Two BF16, each: a * b + c, a * b, a - b, rounded once.
+static inline __device__ uint32_t d_bf16_apply(char op, uint32_t a, uint32_t b, uint32_t c) {
+    float v[2];
+    for (int i = 0; i < 2; ++i) {
+        const float x = __uint_as_float(i == 0 ? a << 16 : a & 0xffff0000u), y = __uint_as_float(i == 0 ? b << 16 : b & 0xffff0000u);
+        v[i] = op == '-' ? x - y : op == '*' ? x * y : fmaf(x, y, __uint_as_float(i == 0 ? c << 16 : c & 0xffff0000u));
+    }
+    return d_bf16_pair(v[0], v[1]);
+}
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+static inline __device__ uint32_t d_bf16_fma(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+    return y;
+}
+static inline __device__ uint32_t d_bf16_mul(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+static inline __device__ uint32_t d_bf16_sub(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+#else
+static inline __device__ uint32_t d_bf16_fma(uint32_t a, uint32_t b, uint32_t c) { return d_bf16_apply('+', a, b, c); }
+static inline __device__ uint32_t d_bf16_mul(uint32_t a, uint32_t b) { return d_bf16_apply('*', a, b, 0); }
+static inline __device__ uint32_t d_bf16_sub(uint32_t a, uint32_t b) { return d_bf16_apply('-', a, b, 0); }
+#endif
+
+// Two codes, bytes 2 h and 2 h + 1 of q, less zero, as BF16. A byte under the exponent of 128 is 128 + its low 7 bits; the
+// eighth is that of 256, which is taken off where it is set.
+template <bool SIGNED, int ZERO> static inline __device__ uint32_t d_bf16_codes(uint32_t q, int h) {
+    const uint32_t v = __byte_perm(q, 0x43u, h == 0 ? 0x4140 : 0x4342);
+    return SIGNED ? d_bf16_sub(v & 0x437f437fu, v & 0x43804380u) : d_bf16_sub(v, 0x43004300u + 0x10001u * (uint32_t) ZERO);
 }
 
-// Item of the job and part of k; with several parts the sums go to scratch, [part][item][column][row].
-template <typename A>
-static __global__ void __launch_bounds__(32 * TILE_WARPS) k_mul_mat_tile(const d_job p, int64_t n_parts, float * scratch) {
-    alignas(16) __shared__ d_tile_shared shared;
-    __shared__ const char * columns[TILE_TN];
-    __shared__ char * results[TILE_TN];
-    const int thread = (int) threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const int64_t n_groups = p.k / 32;
-    for (int64_t at = blockIdx.x; at < p.n_items * n_parts; at += gridDim.x) {
-        const int64_t item = at % p.n_items, part = at / p.n_items;
-        const d_tile t = d_tile_of<TILE_TM, TILE_TN>(p, item);
-        if (t.n == 0) {
-            continue;
+// The lane's eight weights as four pairs.
+template <typename A> struct d_tile_weights {
+    typedef d_tile_format<A> F;
+    static inline __device__ void load(const char * row, int part, int i, int t, const uint32_t * table, uint32_t * f) {
+        d_oct o;
+        F::oct(row, part, i, t, table, o);
+        const uint32_t scale = d_bf16_pair(o.scale, o.scale), min = A::has_min ? d_bf16_pair(-o.min, -o.min) : 0;
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const uint32_t v = d_bf16_codes<F::is_signed, F::zero>(o.q[k / 2], k % 2);
+            f[k] = A::has_min ? d_bf16_fma(v, scale, min) : d_bf16_mul(v, scale);
         }
-        if (thread < t.n) {
-            d_tile_column(p, t, thread, &columns[thread], &results[thread]);
+    }
+};
+template <> struct d_tile_weights<float> {
+    static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
+        const float4 * v = (const float4 *) row + 8 * i + 2 * t;
+        UNROLL for (int k = 0; k < 2; ++k) {
+            f[2 * k] = d_bf16_pair(v[k].x, v[k].y);
+            f[2 * k + 1] = d_bf16_pair(v[k].z, v[k].w);
         }
-        __syncthreads();
-        float sum[4][4] = {};
-        const int64_t u1 = t.matrix >= 0 ? n_groups * (part + 1) / n_parts : 0;
-        for (int64_t u = n_groups * part / n_parts; u < u1; u += TILE_GROUPS) {
-            d_tile_load<A>(p, t, columns, shared.slice, u, u1);
-            __syncthreads();
-            d_tile_multiply(shared.slice, sum);
-            __syncthreads();
+    }
+};
+template <> struct d_tile_weights<__half> {
+    static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
+        const uint4 v = ((const uint4 *) row)[4 * i + t];
+        const uint32_t w[4] = { v.x, v.y, v.z, v.w };
+        UNROLL for (int k = 0; k < 4; ++k) {
+            f[k] = d_bf16_pair(d_half((gcuda_fp16_t) (w[k] & 0xffffu)), d_half((gcuda_fp16_t) (w[k] >> 16)));
         }
-        UNROLL for (int j = 0; j < 4; ++j) {
-            UNROLL for (int k = 0; k < 4; ++k) {
-                shared.sum[8 * j + 2 * (lane % 4) + k % 2][16 * warp + lane / 4 + k / 2 * 8] = sum[j][k];
+    }
+};
+template <> struct d_tile_weights<__nv_bfloat16> {
+    static inline __device__ void load(const char * row, int, int i, int t, const uint32_t *, uint32_t * f) {
+        const uint4 v = ((const uint4 *) row)[4 * i + t];
+        f[0] = v.x, f[1] = v.y, f[2] = v.z, f[3] = v.w;
+    }
+};
+
+// ---- the kernel ----
+struct d_tile_job {
+    d_job job;
+    const char * columns;   // BF16 in the order in which lanes hold weights, zeros beyond k; one after another
+    int64_t column_bytes;
+    int steps;              // along k
+    int last_bytes;         // of a row of the weights in the last step
+    int tn, n_slots;        // columns of a tile at most; of the ring
+    float * sums;           // of blocks that share a tile: twice [column][row] for each block
+    int32_t * counts;       // of those who have left theirs, one for each block; zeros
+};
+
+template <typename A> struct d_tile_slot { // bytes from row to row in a slot: rows may begin anywhere, and banks differ
+    static constexpr int pieces = (d_tile_format<A>::step_bytes + 30) / 16, odd = d_tile_format<A>::odd;
+    static constexpr int pitch = (16 * pieces + odd - 1) / odd % 2 == 1 ? (16 * pieces + odd - 1) / odd * odd
+                                                                       : (16 * pieces + odd - 1) / odd * odd + odd;
+    static constexpr int column_bytes = 64 * d_tile_format<A>::groups;
+    static constexpr __host__ __device__ int bytes(int nt) { return TILE_ROWS * pitch + column_bytes * nt; }
+};
+
+// Blocks that a multiprocessor is meant to hold.
+static constexpr int tile_per_multiprocessor(int nt) { return nt > 64 ? 1 : 2; }
+
+// Units are the steps of all tiles, one after another; as many blocks as there can be share them, each with at least one.
+struct d_tile_units {
+    uint32_t n, blocks, per, more; // the first `more` blocks have one more than `per`
+    __device__ d_tile_units(uint32_t n_units, uint32_t n_blocks)
+        : n(n_units), blocks(n_blocks < n_units ? n_blocks : n_units), per(n_units > 0 ? n / blocks : 1), more(n - per * blocks) {}
+    __device__ uint32_t first_of(uint32_t block) const { return block * per + (block < more ? block : more); }
+    __device__ uint32_t owner_of(uint32_t unit) const {
+        const uint32_t cut = more * (per + 1);
+        return unit < cut ? unit / (per + 1) : more + (unit - cut) / per;
+    }
+};
+
+static inline __device__ d_tile d_tile_at(const d_tile_job & p, uint32_t item) {
+    const uint32_t m_tiles = (uint32_t) p.job.m_tiles, list = item / m_tiles, n_tiles = (uint32_t) p.job.n_tiles;
+    d_tile t;
+    t.m0 = (int64_t) (item - list * m_tiles) * TILE_ROWS;
+    if (p.job.tiles != nullptr) {
+        const d_id_tile id = p.job.tiles[list];
+        t.matrix = id.expert;
+        t.c0 = id.first;
+        t.n = id.n;
+    } else {
+        t.matrix = n_tiles == 1 ? list : list / n_tiles;
+        t.c0 = (int64_t) (list - (uint32_t) t.matrix * n_tiles) * p.tn;
+        t.n = (int) (p.job.n - t.c0 < p.tn ? p.job.n - t.c0 : p.tn);
+    }
+    return t;
+}
+
+// The rows of a tile that the copies and the decoding are at.
+struct d_tile_rows {
+    const char * a;
+    int n; // rows, 128 but at the end
+};
+static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_tile & t) {
+    d_tile_rows r;
+    const d_tile at = { t.m0, t.c0, t.matrix < 0 ? 0 : t.matrix, t.n }; // zeros: any will do
+    r.a = d_tile_matrix(p, at) + t.m0 * p.a_m;
+    r.n = (int) (p.m - t.m0 < TILE_ROWS ? p.m - t.m0 : TILE_ROWS);
+    return r;
+}
+
+static inline __device__ const char * d_tile_packed(const d_tile_job & p, const d_tile & t, int j) {
+    int64_t column = t.matrix * p.job.n + t.c0 + j;
+    if (j >= t.n) {
+        return nullptr;
+    }
+    if (p.job.tiles != nullptr) {
+        const uint32_t slot = (uint32_t) p.job.order[t.c0 + j], used = (uint32_t) p.job.y.ne[1], n = (uint32_t) p.job.b.ne[1];
+        column = (int64_t) (slot / used) * n + slot % used % n;
+    }
+    return p.columns + column * p.column_bytes;
+}
+
+// What is copied next. Four neighbouring threads copy a row of the weights and a group of a column: a thread has the same two
+// rows and the same one or two columns all the time, so that an address is a register and a constant.
+template <typename A, int NT> struct d_tile_feed {
+    typedef d_tile_format<A> F;
+    typedef d_tile_slot<A> S;
+    static constexpr int n_columns = NT > 64 ? 2 : 1, column_groups = NT > 64 ? 1 : 64 / NT; // copied at a time
+    const char * row;  // the first of the thread's two rows
+    int64_t next_row;  // bytes to the second
+    int n_rows;        // that there are of the two
+    const char * columns[n_columns];
+    int column_bytes[n_columns]; // 16, or 0: zeros
+    int step; // p.steps: those of the tile are all fetched
+
+    __device__ void start(const d_tile_job & p, uint32_t at, int first) {
+        const d_tile t = d_tile_at(p, at);
+        const d_tile_rows rows = d_tile_rows_of(p.job, t);
+        const int quad = (int) threadIdx.x / 4;
+        step = first;
+        row = rows.a + quad * p.job.a_m + (int64_t) first * F::step_bytes;
+        next_row = 64 * p.job.a_m;
+        n_rows = quad + 64 < rows.n ? 2 : quad < rows.n ? 1 : 0;
+        UNROLL for (int i = 0; i < n_columns; ++i) {
+            const char * column = d_tile_packed(p, t, quad % NT + 64 * i);
+            column_bytes[i] = column != nullptr ? 16 : 0;
+            columns[i] = (column != nullptr ? column : p.columns) + ((int64_t) first * F::groups + quad / NT) * 64 + threadIdx.x % 4 * 16;
+        }
+    }
+
+    // Beyond the end of a row: zeros. Rows that do not exist are not written: sums of other rows are not stored.
+    __device__ void fetch(const d_tile_job & p, char * to) {
+        const int quad = (int) threadIdx.x / 4, lane = (int) threadIdx.x % 4;
+        const int bytes = step == p.steps - 1 ? p.last_bytes : F::step_bytes;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            if (h < n_rows) {
+                const char * from = row + h * next_row;
+                const int off = (int) ((uintptr_t) from & 15);
+                UNROLL for (int k = 0; k < (S::pieces + 3) / 4; ++k) {
+                    const int piece = lane + 4 * k, left = off + bytes - 16 * piece;
+                    if (piece < S::pieces) {
+                        d_copy_16(to + (quad + 64 * h) * S::pitch + 16 * piece, from - off + 16 * piece,
+                            left < 0 ? 0 : left < 16 ? left : 16);
+                    }
+                }
             }
         }
-        __syncthreads();
-        for (int i = thread; i < TILE_TM * TILE_TN; i += 32 * TILE_WARPS) {
-            const int m = i % TILE_TM, c = i / TILE_TM;
-            const float v = shared.sum[c][m];
-            if (n_parts > 1) {
-                scratch[(part * p.n_items + item) * (TILE_TM * TILE_TN) + i] = v;
-            } else if (c < t.n && t.m0 + m < p.m) {
-                *(float *) (results[c] + (t.m0 + m) * (int64_t) p.y.nb[0]) = v;
+        char * b = to + TILE_ROWS * S::pitch + 16 * threadIdx.x;
+        UNROLL for (int k = 0; k < (F::groups * NT + 63) / 64; ++k) {
+            if (F::groups * NT % 64 == 0 || quad + 64 * k < F::groups * NT) {
+                d_copy_16(b + 4096 * k, columns[k % n_columns] + k / n_columns * column_groups * 64, column_bytes[k % n_columns]);
             }
         }
-        __syncthreads();
+        row += F::step_bytes;
+        UNROLL for (int i = 0; i < n_columns; ++i) { columns[i] += 64 * F::groups; }
+        ++step;
+    }
+};
+
+// Adds the products of a slot to the warp's sums.
+template <typename A, int NT>
+static inline __device__ void d_tile_multiply(const d_tile_job & p, const char * slot, const uint32_t * table, const d_tile_rows & rows,
+    int step, int n8, float (*sum)[4]) {
+    typedef d_tile_format<A> F;
+    typedef d_tile_slot<A> S;
+    constexpr int PARTS = F::groups > 4 ? 2 : 1, PER = F::groups / PARTS, CHUNK = NT < 32 ? NT / 8 : 4;
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4, r0 = (int) threadIdx.x / 32 * 16 + g;
+    const char * b = slot + TILE_ROWS * S::pitch + g * 64 + t * 16, * a[2];
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const int r = r0 + 8 * h < rows.n ? r0 + 8 * h : rows.n - 1;
+        const uint32_t at = (uint32_t) (uintptr_t) rows.a + (uint32_t) r * (uint32_t) p.job.a_m + (uint32_t) step * F::step_bytes;
+        a[h] = slot + (r0 + 8 * h) * S::pitch + (at & 15u);
+    }
+    float odd[CHUNK == 2 ? 2 : 1][4] = {}; // few columns: sums of their own for odd groups, since a product waits for the one before
+    for (int part = 0; part < PARTS; ++part) {
+        UNROLL for (int i = 0; i < PER; i += 2) {
+            uint32_t f[2][2][4]; // group, row, pair
+            UNROLL for (int h = 0; h < 2; ++h) {
+                UNROLL for (int k = 0; k < 2; ++k) { d_tile_weights<A>::load(a[h], part, i + k, t, table, f[k][h]); }
+            }
+            UNROLL for (int j0 = 0; j0 < NT / 8; j0 += CHUNK) {
+                if (NT <= 32 || j0 < n8) {
+                    uint4 w[2][CHUNK];
+                    UNROLL for (int k = 0; k < 2; ++k) {
+                        UNROLL for (int j = 0; j < CHUNK; ++j) {
+                            w[k][j] = *(const uint4 *) (b + (PER * NT * part + NT * (i + k) + 8 * (j0 + j)) * 64);
+                        }
+                    }
+                    UNROLL for (int n = 0; n < 4; ++n) {
+                        const int k = CHUNK == 2 ? n % 2 : n / 2, s = CHUNK == 2 ? n / 2 : n % 2;
+                        UNROLL for (int j = 0; j < CHUNK; ++j) {
+                            const uint32_t x[4] = { f[k][0][2 * s], f[k][1][2 * s], f[k][0][2 * s + 1], f[k][1][2 * s + 1] };
+                            const uint32_t y[2] = { s == 0 ? w[k][j].x : w[k][j].z, s == 0 ? w[k][j].y : w[k][j].w };
+                            d_mma(CHUNK == 2 && k == 1 ? odd[j % (CHUNK == 2 ? 2 : 1)] : sum[j0 + j], x, y);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    UNROLL for (int j = 0; CHUNK == 2 && j < 2; ++j) {
+        UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += odd[j % (CHUNK == 2 ? 2 : 1)][c]; }
     }
 }
 
-static __global__ void __launch_bounds__(256) k_mul_mat_tile_parts(const d_job p, int64_t n_parts, const float * scratch) {
-    for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
-        const d_tile t = d_tile_of<TILE_TM, TILE_TN>(p, item);
-        for (int i = (int) threadIdx.x; i < TILE_TM * TILE_TN; i += 256) {
-            const int m = i % TILE_TM, c = i / TILE_TM;
-            if (c < t.n && t.m0 + m < p.m) {
-                const char * b;
-                char * y;
-                float v = 0.0f;
-                for (int64_t k = 0; k < n_parts; ++k) { v += scratch[(k * p.n_items + item) * (TILE_TM * TILE_TN) + i]; }
-                d_tile_column(p, t, c, &b, &y);
-                *(float *) (y + (t.m0 + m) * (int64_t) p.y.nb[0]) = v;
+// A tile's sums, those of all blocks that share it, by the last of them. False: this block is not the last.
+template <int NT>
+static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_units & units, uint32_t item, int n8, float (*sum)[4]) {
+    __shared__ int is_last;
+    const uint32_t steps = (uint32_t) p.steps, first = units.owner_of(item * steps), last = units.owner_of((item + 1) * steps - 1);
+    if (first == last) {
+        return true;
+    }
+    // a block has two places: for the tile that it begins with, and for that which it ends with
+    const int64_t place = TILE_ROWS * NT;
+    const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others do
+    float * mine = p.sums + (2 * blockIdx.x + (blockIdx.x == first && !begins)) * place + threadIdx.x;
+    UNROLL for (int j = 0; j < NT / 8; ++j) {
+        if (j < n8) {
+            UNROLL for (int c = 0; c < 4; ++c) { mine[(4 * j + c) * 32 * TILE_WARPS] = sum[j][c]; }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence(); // for all threads, after the barrier
+        is_last = atomicAdd(&p.counts[first], 1) == (int) (last - first);
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) {
+        return false;
+    }
+    UNROLL for (int j = 0; j < NT / 8; ++j) {
+        UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] = 0.0f; }
+    }
+    constexpr int AT_ONCE = NT < 64 ? 64 / NT : 1; // loads of several blocks are under way at once; sums are in order
+    for (uint32_t block = first; block <= last; block += AT_ONCE) {
+        float v[AT_ONCE][NT / 8][4];
+        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+            const float * from = p.sums + (2 * (block + i) + (block + i == first && !begins)) * place + threadIdx.x;
+            UNROLL for (int j = 0; j < NT / 8; ++j) {
+                UNROLL for (int c = 0; c < 4; ++c) {
+                    v[i][j][c] = block + i <= last && j < n8 ? __ldcg(from + (4 * j + c) * 32 * TILE_WARPS) : 0.0f;
+                }
+            }
+        }
+        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+            UNROLL for (int j = 0; j < NT / 8; ++j) {
+                UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += v[i][j][c]; }
+            }
+        }
+    }
+    return true;
+}
+
+template <int NT>
+static inline __device__ void d_tile_store(const d_tile_job & p, const d_tile & t, char ** results, int n8, float (*sum)[4]) {
+    const int lane = (int) threadIdx.x % 32;
+    const int64_t row = t.m0 + (int) threadIdx.x / 32 * 16 + lane / 4;
+    const bool is_zero = t.matrix < 0;
+    __syncthreads(); // the last tile's are written
+    if ((int) threadIdx.x < t.n) {
+        const char * b;
+        d_tile_column(p.job, t, (int) threadIdx.x, &b, &results[threadIdx.x]);
+    }
+    __syncthreads();
+    UNROLL for (int j = 0; j < NT / 8; ++j) {
+        UNROLL for (int c = 0; c < 4; ++c) {
+            const int column = 8 * j + 2 * (lane % 4) + c % 2;
+            const int64_t m = row + c / 2 * 8;
+            if (j < n8 && column < t.n && m < p.job.m) {
+                d_store(p.job.y.type, results[column] + m * (int64_t) p.job.y.nb[0], is_zero ? 0.0f : sum[j][c]);
             }
         }
     }
 }
 
-static gcuda_status mul_mat_tile(d_job & p, int64_t n_lists, int64_t n_parts, float * scratch, gcuda_stream stream) {
-    job_tiles(p, TILE_TM, TILE_TN, n_lists);
-    const int64_t n = p.n_items * n_parts;
-    const gcuda_status st =
-        gcuda_is_quantized(p.a.type)
-            ? with_format(p.a.type, [&](auto a) { return launch(k_mul_mat_tile<decltype(a)>, n, 32 * TILE_WARPS, stream, p, n_parts, scratch); })
-            : with_float(p.a.type, [&](auto a) { return launch(k_mul_mat_tile<decltype(a)>, n, 32 * TILE_WARPS, stream, p, n_parts, scratch); });
-    return st == GCUDA_STATUS_SUCCESS && n_parts > 1
-               ? launch(k_mul_mat_tile_parts, p.n_items, 256, stream, p, n_parts, (const float *) scratch)
-               : st;
+static inline __device__ void d_tile_wait(int n_slots) {
+    switch (n_slots) {
+        case 4: d_copies_wait<2>(); break;
+        case 3: d_copies_wait<1>(); break;
+        default: d_copies_wait<0>();
+    }
 }
 
-// Rows that are whole groups and can be read sixteen bytes at a time (blocks: as their format reads them).
+template <typename A, int NT>
+static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const d_tile_job p) {
+    DYNAMIC_SHARED(char, shared);
+    char ** results = (char **) shared;
+    uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
+    char * ring = (char *) (table + d_tile_format<A>::n_entries);
+    constexpr int slot_bytes = d_tile_slot<A>::bytes(NT);
+    const d_tile_units units((uint32_t) d_items(p.job) * (uint32_t) p.steps, gridDim.x);
+    if (blockIdx.x >= units.blocks) {
+        return;
+    }
+    const uint32_t end = units.first_of(blockIdx.x + 1), steps = (uint32_t) p.steps;
+    uint32_t unit = units.first_of(blockIdx.x), item = unit / steps, ahead = unit, ahead_item = item; // ahead: fetched next
+    d_tile_feed<A, NT> feed;
+    int in = 0, out = 0; // slots
+    feed.start(p, item, (int) (unit - item * steps));
+    const auto fetch = [&]() {
+        if (ahead < end) {
+            if (feed.step == p.steps) { feed.start(p, ++ahead_item, 0); }
+            feed.fetch(p, ring + in * slot_bytes);
+            in = in + 1 == p.n_slots ? 0 : in + 1;
+        }
+        ++ahead;
+        d_copies_commit(); // also when there is nothing: commits are counted
+    };
+    for (int s = 1; s < p.n_slots; ++s) { fetch(); }
+    for (int i = (int) threadIdx.x; i < d_tile_format<A>::n_entries; i += 32 * TILE_WARPS) { table[i] = d_tile_format<A>::entry(i); }
+    while (unit < end) {
+        const d_tile t = d_tile_at(p, item);
+        const d_tile_rows rows = d_tile_rows_of(p.job, t);
+        const int n8 = (t.n + 7) / 8;
+        const uint32_t stop = (item + 1) * steps < end ? (item + 1) * steps : end;
+        float sum[NT / 8][4] = {};
+        for (; unit < stop; ++unit) {
+            if (p.n_slots == 1) {
+                __syncthreads();
+                fetch();
+            }
+            d_tile_wait(p.n_slots);
+            __syncthreads(); // copies of all threads have arrived, and the slot that comes next is done with
+            if (p.n_slots > 1) { fetch(); }
+            d_tile_multiply<A, NT>(p, ring + out * slot_bytes, table, rows, (int) (unit - item * steps), n8, sum);
+            out = out + 1 == p.n_slots ? 0 : out + 1;
+        }
+        if (d_tile_gather<NT>(p, units, item, n8, sum)) {
+            d_tile_store<NT>(p, t, results, n8, sum);
+        }
+        ++item;
+    }
+}
+
+// ---- columns as BF16 ----
+struct d_tile_columns {
+    d_job job;
+    char * to;
+    int64_t n, column_bytes; // columns
+    bool is_id, split;
+    int32_t * counts;
+    int n_counts;
+};
+
+// Eight elements of a thread; a block has 2048 of one column.
+static inline __device__ void d_tile_pack(const d_tile_columns & p, uint32_t at) {
+    const uint32_t per_column = (uint32_t) ((p.column_bytes / 16 + 255) / 256), column = at / per_column;
+    const int64_t i = (int64_t) (at - column * per_column) * 256 + threadIdx.x;
+    const int t = (int) (i % 4);
+    const char * b;
+    char * y;
+    if (p.is_id) {
+        const uint32_t n = (uint32_t) p.job.b.ne[1];
+        b = d_at(p.job.b, 0, column % n, column / n, 0);
+    } else {
+        const uint32_t n = (uint32_t) p.job.n;
+        const d_tile all = { 0, 0, column / n, (int) n };
+        d_tile_column(p.job, all, (int) (column % n), &b, &y);
+    }
+    if (i >= p.column_bytes / 16) {
+        return;
+    }
+    const bool is_wide = p.job.b.type == GCUDA_TYPE_F32 && p.job.b_k == 4 && (uintptr_t) b % 16 == 0;
+    float v[8];
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const int64_t k = i / 4 * 32 + (p.split ? 16 * h + 4 * t : 8 * t + 4 * h);
+        float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (k < p.job.k) { // whole groups
+            const char * from = b + k * p.job.b_k;
+            x = is_wide ? *(const float4 *) from
+                        : make_float4(d_load(p.job.b.type, from), d_load(p.job.b.type, from + p.job.b_k),
+                              d_load(p.job.b.type, from + 2 * p.job.b_k), d_load(p.job.b.type, from + 3 * p.job.b_k));
+        }
+        v[4 * h] = x.x, v[4 * h + 1] = x.y, v[4 * h + 2] = x.z, v[4 * h + 3] = x.w;
+    }
+    d_store16((__nv_bfloat16 *) (p.to + column * p.column_bytes) + 8 * i, v);
+}
+
+static inline __device__ void d_tile_columns_all(const d_tile_columns & p, int64_t block, int64_t n_blocks) {
+    const int64_t n = p.n * ((p.column_bytes / 16 + 255) / 256);
+    for (int64_t i = block * 256 + threadIdx.x; i < p.n_counts; i += n_blocks * 256) { p.counts[i] = 0; }
+    for (int64_t i = block; i < n; i += n_blocks) { d_tile_pack(p, (uint32_t) i); }
+}
+
+static __global__ void __launch_bounds__(256) k_mul_mat_tile_columns(const d_tile_columns p) {
+    d_tile_columns_all(p, blockIdx.x, gridDim.x);
+}
+
+// ---- the launcher's side ----
+// Rows that are whole groups and begin where the kernel can read them. Blocks are read as their format reads them, but
+// those of Q4_K and Q5_K and floats sixteen bytes at a time.
 static bool tile_takes_weights(const gcuda_array & a) {
-    const size_t wide = gcuda_is_quantized(a.type) ? 1 : 4 * gcuda_type_size(a.type);
-    return a.ne[0] > 0 && a.ne[0] % 32 == 0 && ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % wide == 0;
+    const bool is_wide = !gcuda_is_quantized(a.type) || a.type == GCUDA_TYPE_Q4_K || a.type == GCUDA_TYPE_Q5_K;
+    return a.ne[0] > 0 && a.ne[0] % 32 == 0 && a.nb[0] == gcuda_type_size(a.type) &&
+           (!is_wide || ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % 16 == 0);
 }
 
-// Into how many parts k is cut: enough to fill the device, each of at least four steps.
-static int64_t tile_parts(d_job & p, int64_t n_lists) {
-    job_tiles(p, TILE_TM, TILE_TN, n_lists);
-    const int64_t fit = p.k / 32 / (4 * TILE_GROUPS), want = TILE_BLOCKS / (p.n_items > 0 ? p.n_items : 1);
-    const int64_t n = want < fit ? want : fit;
-    return n < 1 ? 1 : n > TILE_PARTS ? TILE_PARTS : n;
+static int64_t tile_align(int64_t n) { return (n + 15) / 16 * 16; }
+static int64_t tile_step(gcuda_type type) { // elements of k
+    return gcuda_is_quantized(type) ? 256 : 256 / (int64_t) gcuda_type_size(type);
+}
+static int64_t tile_column_bytes(const gcuda_array & a) {
+    const int64_t step = tile_step(a.type);
+    return (a.ne[0] + step - 1) / step * step * 2;
+}
+// Kernels are compiled for so many columns; as many are multiplied, in steps of 32.
+static int tile_width(int tn) { return tn <= 16 ? 16 : tn <= 32 ? 32 : tn <= 64 ? 64 : 128; }
+
+// Columns of a tile when there are n: as few tiles as can be, of one size.
+static int tile_columns(int64_t n) {
+    const int64_t tiles = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    return (int) ((n + tiles - 1) / tiles + 7) / 8 * 8;
 }
 
-static size_t tile_part_bytes(const d_job & p, int64_t n_parts) {
-    return n_parts > 1 ? (size_t) (n_parts * p.n_items) * TILE_TM * TILE_TN * sizeof(float) : 0;
+// Scratch: columns, sums, counts.
+struct tile_scratch {
+    size_t sums_at, counts_at, bytes;
+};
+static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, int64_t max_units, int tn) {
+    tile_scratch s;
+    const int64_t n_sm = n_multiprocessors(), many = tile_per_multiprocessor(tile_width(tn)) * n_sm;
+    const int64_t blocks = tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
+    s.sums_at = (size_t) (n_columns * column_bytes);
+    s.counts_at = s.sums_at + (size_t) (2 * (many < max_units ? many : max_units) * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
+    s.bytes = s.counts_at + (size_t) tile_align(blocks * (int64_t) sizeof(int32_t));
+    return s;
+}
+
+// How many columns a tile has and the ring's slots: as wanted, or fewer where shared memory does not allow them. Returns
+// the bytes of shared memory, 0 if there is no way.
+template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t max_shared, int * per_multiprocessor) {
+    const size_t cap = (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
+    const size_t fixed = TILE_COLUMNS * sizeof(char *) + d_tile_format<A>::n_entries * sizeof(uint32_t);
+    for (int tn = wanted; tn > 0; tn = tn > 64 ? 64 : tn > 32 ? 32 : tn > 16 ? 16 : 0) {
+        const size_t slot = (size_t) d_tile_slot<A>::bytes(tile_width(tn));
+        for (int many = tile_per_multiprocessor(tile_width(tn)); many > 0; --many) { // fewer blocks rather than one slot
+            const size_t share = many > 1 ? cap / (size_t) many - SHARED_STATIC : cap, n = share > fixed ? (share - fixed) / slot : 0;
+            if (n >= 2 || (n == 1 && many == 1)) {
+                *per_multiprocessor = many;
+                p.tn = tn;
+                p.n_slots = (int) (n < TILE_SLOTS ? n : TILE_SLOTS);
+                return fixed + (size_t) p.n_slots * slot;
+            }
+        }
+    }
+    return 0;
+}
+
+template <typename A>
+static gcuda_status launch_tile(d_tile_job & p, int64_t n_blocks, size_t n_bytes, size_t max_shared, gcuda_stream stream) {
+    return launch_shared(p.tn <= 16   ? k_mul_mat_tile<A, 16>
+                         : p.tn <= 32 ? k_mul_mat_tile<A, 32>
+                         : p.tn <= 64 ? k_mul_mat_tile<A, 64>
+                                      : k_mul_mat_tile<A, 128>,
+        n_blocks, dim3(32 * TILE_WARPS), n_bytes, max_shared, stream, p);
+}
+
+// f of a value of the weights' type.
+template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
+    switch (type) {
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
+        D_WEIGHT_TYPES(X)
+#undef X
+        default: return with_float(type, f);
+    }
+}
+
+// What mul_mat and mul_mat_id have in common: `data` is scratch. `prepare` starts the kernel that rounds the columns, once
+// it is known how many of them a tile has.
+template <typename F>
+static gcuda_status mul_mat_tile(const d_job & job, int wanted, int64_t n_columns, int64_t max_units, bool is_id, char * data,
+    size_t max_shared, gcuda_stream stream, F prepare) {
+    return with_weights(job.a.type, [&](auto a) {
+        typedef decltype(a) A;
+        d_tile_job p = {};
+        d_tile_columns c = {};
+        int per_multiprocessor = 1;
+        const size_t n_bytes = tile_plan<A>(p, wanted, max_shared, &per_multiprocessor);
+        const int64_t most = per_multiprocessor * n_multiprocessors(), blocks = most < max_units ? most : max_units;
+        if (n_bytes == 0 || max_units > INT32_MAX) { // steps are counted in 32 bits
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
+        p.column_bytes = tile_column_bytes(job.a);
+        const tile_scratch s = tile_scratch_of(n_columns, p.column_bytes, max_units, wanted);
+        p.job = job;
+        p.steps = (int) (p.column_bytes / d_tile_slot<A>::column_bytes);
+        p.last_bytes = (int) ((int64_t) gcuda_row_size(job.a.type, job.k) - (int64_t) (p.steps - 1) * d_tile_format<A>::step_bytes);
+        p.columns = data;
+        p.sums = (float *) (data + s.sums_at);
+        p.counts = (int32_t *) (data + s.counts_at);
+        job_tiles(p.job, TILE_ROWS, p.tn, 0);
+        c.job = job;
+        c.to = data;
+        c.n = n_columns;
+        c.column_bytes = p.column_bytes;
+        c.is_id = is_id;
+        c.split = d_tile_format<A>::split;
+        c.counts = p.counts;
+        c.n_counts = (int) blocks;
+        const gcuda_status st = prepare(c, p.tn);
+        return st == GCUDA_STATUS_SUCCESS ? launch_tile<A>(p, blocks, n_bytes, max_shared, stream) : st;
+    });
+}
+
+static int64_t tile_pack_blocks(const d_tile_columns & c) { return c.n * ((c.column_bytes / 16 + 255) / 256); }
+
+// Upper bound of the steps of all tiles.
+static int64_t tile_max_units(const d_job & p, int64_t n_lists) {
+    return (p.m + TILE_ROWS - 1) / TILE_ROWS * n_lists * ((p.k + tile_step(p.a.type) - 1) / tile_step(p.a.type));
 }
 
 // ---- mul_mat ----
+static int64_t tile_lists(const gcuda_mul_mat_args & p, int64_t n) { return p.a.ne[2] * p.a.ne[3] * ((n + 7) / 8); }
+
 size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) {
-    d_job p = job_of(*args);
-    return tile_part_bytes(p, tile_parts(p, 0));
+    const d_job p = job_of(*args);
+    return p.n <= 0 || p.k <= 0 ? 0
+                                : tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a),
+                                      tile_max_units(p, tile_lists(*args, p.n)), tile_columns(p.n)).bytes;
 }
 
 gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    d_job p = job_of(*args);
+    const d_job p = job_of(*args);
+    if (!tile_takes_weights(p.a) || !is_float(p.b.type) || (uintptr_t) scratch % 16 != 0 || p.m > INT32_MAX) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    const size_t b_all = (size_t) (uintptr_t) p.b.data | p.b.nb[1] | p.b.nb[2] | p.b.nb[3];
-    if (p.b.type != GCUDA_TYPE_BF16 || p.b.nb[0] != 2 || b_all % 16 != 0 || !tile_takes_weights(p.a)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    return mul_mat_tile(p, 0, tile_parts(p, 0), (float *) scratch, stream);
+    return mul_mat_tile(p, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_max_units(p, tile_lists(*args, p.n)), false,
+        (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
+            return launch(k_mul_mat_tile_columns, tile_pack_blocks(c), 256, stream, c);
+        });
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// One block sorts the slots by expert: it counts, sums the counts and the tiles that they make, and files every slot. The
-// host never learns how many tiles there are: the grid is for as many as there can be, and the list ends with an empty
-// one. Which place a slot gets among those of its expert may differ from run to run, and no result depends on it.
+// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
+// learns how many tiles there are: the kernels read it.
 struct d_id_lists {
-    int32_t * starts;   // [experts + 2]: first place of each expert's slots, and of the bad ones
-    int32_t * fill;     // [experts + 1]: next free place
-    int32_t * order;    // [slots]
-    d_id_tile * tiles;  // [max_tiles + 1]
-    int64_t n_experts, n_slots, max_tiles;
+    int32_t * n_tiles;
+    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
+    int32_t * order;   // [slots]
+    d_id_tile * tiles; // [max_tiles]
+    int64_t n_experts, n_slots;
+    int tn;
+    bool has_counts, has_slots; // in shared memory
 };
 
-static int64_t id_align(int64_t n) { return (n + 15) / 16 * 16; }
+static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
+    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], n_lists = p.as.ne[2] + 1;
+    return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
+}
 
-// Tiles of tn columns; returns the bytes of scratch.
-static size_t id_lists(const gcuda_mul_mat_id_args & p, int64_t tn, d_id_lists * l) {
+// Returns the bytes of scratch.
+static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
     l->n_experts = p.as.ne[2];
     l->n_slots = p.ids.ne[0] * p.ids.ne[1];
-    l->max_tiles = l->n_slots / tn + (l->n_slots < l->n_experts + 1 ? l->n_slots : l->n_experts + 1);
     char * at = (char *) p.scratch;
-    const int64_t n_starts = id_align((l->n_experts + 2) * 4), n_order = id_align(l->n_slots * 4);
-    l->starts = (int32_t *) at;
-    l->fill = (int32_t *) (at + n_starts);
-    l->order = (int32_t *) (at + 2 * n_starts);
-    l->tiles = (d_id_tile *) (at + 2 * n_starts + n_order);
-    return (size_t) (2 * n_starts + n_order + id_align((l->max_tiles + 1) * (int64_t) sizeof(d_id_tile)));
+    const int64_t n_counts = tile_align((l->n_experts + 1) * 4), n_order = tile_align(l->n_slots * 4);
+    l->n_tiles = (int32_t *) at;
+    l->counts = (int32_t *) (at + 16);
+    l->order = (int32_t *) (at + 16 + n_counts);
+    l->tiles = (d_id_tile *) (at + 16 + n_counts + n_order);
+    return (size_t) (16 + n_counts + n_order + tile_align(id_max_tiles(p, 8) * (int64_t) sizeof(d_id_tile)));
 }
 
-static inline __device__ int64_t d_expert_of(const gcuda_mul_mat_id_args & p, int64_t slot) {
-    const int32_t id = *(const int32_t *) d_at(p.ids, slot % p.ids.ne[0], slot / p.ids.ne[0], 0, 0);
-    return id >= 0 && id < p.as.ne[2] ? id : p.as.ne[2];
+static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32_t slot) {
+    const uint32_t used = (uint32_t) p.ids.ne[0];
+    const int32_t id = *(const int32_t *) d_at(p.ids, slot % used, slot / used, 0, 0);
+    return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
 }
 
-// Sum of v over the threads before this one, and of all.
-static inline __device__ int64_t d_block_scan(int64_t v, int64_t * total) {
-    __shared__ int64_t part[1024];
-    const int i = (int) threadIdx.x, n = (int) blockDim.x;
-    __syncthreads();
-    part[i] = v;
-    for (int step = 1; step < n; step *= 2) {
-        __syncthreads();
-        const int64_t add = i >= step ? part[i - step] : 0;
-        __syncthreads();
-        part[i] += add;
+// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
+static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
+    const int32_t * experts, int e) {
+    const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
+    int first = 0, tile = 0;
+    for (int k = lane; k < e; k += 32) {
+        first += counts[k];
+        tile += (counts[k] + l.tn - 1) / l.tn;
     }
-    __syncthreads();
-    *total = part[n - 1];
-    return part[i] - v;
-}
-
-static __global__ void __launch_bounds__(1024) k_mul_mat_id_sort(const gcuda_mul_mat_id_args p, const d_id_lists l, int tn) {
-    const int n_threads = (int) blockDim.x, thread = (int) threadIdx.x;
-    for (int64_t e = thread; e <= l.n_experts; e += n_threads) { l.fill[e] = 0; }
-    __syncthreads();
-    for (int64_t s = thread; s < l.n_slots; s += n_threads) {
-        const int64_t e = d_expert_of(p, s);
-        atomicAdd(&l.fill[e], 1);
-        if (e == l.n_experts && p.bad_index != nullptr) {
-            *p.bad_index = 1;
+    first = d_warp_reduce<d_sum_op>(first);
+    tile = d_warp_reduce<d_sum_op>(tile);
+    for (int i = lane * l.tn, k = tile + lane; i < n; i += 32 * l.tn, k += 32) {
+        l.tiles[k].expert = e < l.n_experts ? e : -1;
+        l.tiles[k].first = first + i;
+        l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
+    }
+    int at = first;
+    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
+        bool is_mine[4];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int s = s0 + 32 * k + lane;
+            is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
+        }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
+            if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
+            at += __popc(mask);
         }
     }
-    __syncthreads();
-    int64_t base = 0; // slots below, tiles above
-    for (int64_t e0 = 0; e0 <= l.n_experts; e0 += n_threads) {
-        const int64_t e = e0 + thread;
-        const int32_t n = e <= l.n_experts ? l.fill[e] : 0;
-        int64_t total;
-        const int64_t mine = base + d_block_scan(n | (int64_t) ((n + tn - 1) / tn) << 32, &total);
-        const int32_t first = (int32_t) mine, first_tile = (int32_t) (mine >> 32);
-        if (e <= l.n_experts) {
-            l.fill[e] = first;
-            for (int32_t i = 0, k = first_tile; i < n; i += tn, ++k) {
-                l.tiles[k].expert = e < l.n_experts ? (int32_t) e : -1;
-                l.tiles[k].first = first + i;
-                l.tiles[k].n = n - i < tn ? n - i : tn;
-            }
-        }
-        base += total;
+    if (e == l.n_experts && lane == 0) {
+        *l.n_tiles = tile + (n + l.tn - 1) / l.tn;
+        if (n > 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
     }
-    for (int64_t k = (base >> 32) + thread; k <= l.max_tiles; k += n_threads) { l.tiles[k].n = 0; }
-    __syncthreads();
-    for (int64_t s = thread; s < l.n_slots; s += n_threads) { l.order[atomicAdd(&l.fill[d_expert_of(p, s)], 1)] = (int32_t) s; }
 }
 
-// The slots are sorted, the activations become BF16, then the tiles of all experts are multiplied: on tensor cores from
-// 8.0 on where rows are whole groups, else by the plain kernel.
-static bool id_uses_tiles(const gcuda_mul_mat_id_args & p) {
+// Every block counts all slots, and its warps take an expert each.
+static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
+    int32_t * counts = l.has_counts ? shared : l.counts;
+    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
+    for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
+    __syncthreads();
+    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
+        const int e = d_expert_of(p, (uint32_t) s);
+        if (experts != nullptr) { experts[s] = e; }
+        atomicAdd(&counts[e], 1);
+    }
+    __syncthreads();
+    for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
+}
+
+// The first n_sort blocks sort, the others round columns.
+static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
+    const gcuda_mul_mat_id_args p, const d_id_lists l, const d_tile_columns c, int n_sort) {
+    DYNAMIC_SHARED(int32_t, shared);
+    if ((int) blockIdx.x < n_sort) {
+        d_id_sort(p, l, shared, (int) blockIdx.x, n_sort);
+    } else {
+        d_tile_columns_all(c, (int) blockIdx.x - n_sort, (int) gridDim.x - n_sort);
+    }
+}
+
+static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, int tn, const d_tile_columns & c, gcuda_stream stream) {
+    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
+    l.tn = tn;
+    l.has_counts = fits_shared(n_counts, 0);
+    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
+    const int64_t all = (l.n_experts + 8) / 8;
+    const int n_sort = l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
+    return launch_shared(k_mul_mat_id_prepare, n_sort + tile_pack_blocks(c), dim3(256),
+        (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0), 0, stream, p, l, c, n_sort);
+}
+
+// Columns of a tile: twice what an expert has in the mean, so that most experts are one tile.
+static int id_columns(const gcuda_mul_mat_id_args & p) {
+    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], mean = (n_slots + p.as.ne[2] - 1) / p.as.ne[2];
+    int tn = 16;
+    while (tn < 2 * mean && tn < TILE_COLUMNS) { tn *= 2; }
+    return tn;
+}
+
+static d_job id_job(const gcuda_mul_mat_id_args & p, const d_id_lists & l) {
+    d_job job = {};
+    job.a = p.as;
+    job.b = p.b;
+    job.y = p.y;
+    job.m = p.as.ne[1];
+    job.k = p.as.ne[0];
+    job.a_m = (int64_t) p.as.nb[1];
+    job.a_k = (int64_t) p.as.nb[0];
+    job.b_k = (int64_t) p.b.nb[0];
+    job.tiles = l.tiles;
+    job.order = l.order;
+    job.n_lists = l.n_tiles;
+    return job;
+}
+
+static bool id_uses_tiles(const gcuda_mul_mat_id_args & p, const d_job & job) {
     int device = 0, major = 0;
     const bool is_ok = cudaGetDevice(&device) == cudaSuccess &&
                        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-    return is_ok && major >= 8 && tile_takes_weights(p.as) && !gcuda_is_quantized(p.b.type);
-}
-
-static gcuda_array id_activations(const gcuda_mul_mat_id_args & p, void * data) {
-    gcuda_array b = p.b;
-    b.type = GCUDA_TYPE_BF16;
-    b.data = data;
-    b.nb[0] = 2;
-    for (int d = 1; d < 4; ++d) { b.nb[d] = b.nb[d - 1] * (size_t) b.ne[d - 1]; }
-    return b;
-}
-
-// The job, its tiles, and where in scratch things are: lists, activations, sums of parts.
-struct id_plan {
-    d_id_lists lists;
-    d_job job;
-    bool uses_tiles;
-    int64_t n_parts;
-    size_t b_at, parts_at, bytes;
-};
-
-static id_plan id_plan_of(const gcuda_mul_mat_id_args & p) {
-    id_plan x = {};
-    x.uses_tiles = id_uses_tiles(p);
-    x.b_at = id_lists(p, TILE_TN, &x.lists);
-    x.job.a = p.as;
-    x.job.b = x.uses_tiles ? id_activations(p, (char *) p.scratch + x.b_at) : p.b;
-    x.job.y = p.y;
-    x.job.m = p.as.ne[1];
-    x.job.k = p.as.ne[0];
-    x.job.a_m = (int64_t) p.as.nb[1];
-    x.job.a_k = (int64_t) p.as.nb[0];
-    x.job.b_k = (int64_t) x.job.b.nb[0];
-    x.job.tiles = x.lists.tiles;
-    x.job.order = x.lists.order;
-    x.n_parts = x.uses_tiles && x.lists.max_tiles > 0 ? tile_parts(x.job, x.lists.max_tiles) : 1;
-    x.parts_at = x.b_at + (x.uses_tiles ? (size_t) id_align(n_elements(p.b) * 2) : 0);
-    x.bytes = x.parts_at + tile_part_bytes(x.job, x.n_parts);
-    return x;
+    return is_ok && major >= 8 && tile_takes_weights(p.as) && is_float(p.b.type) && p.as.ne[1] <= INT32_MAX &&
+           tile_max_units(job, id_max_tiles(p, 8)) <= INT32_MAX; // steps are counted in 32 bits
 }
 
 size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
-    return id_plan_of(*args).bytes;
+    d_id_lists l = {};
+    const size_t n_lists = id_lists(*args, &l);
+    const d_job job = id_job(*args, l);
+    return l.n_slots <= 0 || !id_uses_tiles(*args, job)
+               ? n_lists
+               : n_lists + tile_scratch_of(args->b.ne[1] * args->b.ne[2], tile_column_bytes(args->as),
+                               tile_max_units(job, id_max_tiles(*args, 8)), id_columns(*args)).bytes;
 }
 
 gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+    d_id_lists l = {};
+    const size_t n_lists = id_lists(*args, &l);
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    id_plan x = id_plan_of(*args);
-    const int n_threads = x.lists.n_slots <= 128 ? 128 : 1024;
-    gcuda_status st = launch(k_mul_mat_id_sort, 1, n_threads, stream, *args, x.lists, TILE_TN);
-    if (st == GCUDA_STATUS_SUCCESS && x.uses_tiles) {
-        const gcuda_cpy_args copy = { args->b, x.job.b };
-        st = gcuda_launch_cpy(&copy, stream);
+    d_job job = id_job(*args, l);
+    if (id_uses_tiles(*args, job)) {
+        return mul_mat_tile(job, id_columns(*args), args->b.ne[1] * args->b.ne[2], tile_max_units(job, id_max_tiles(*args, 8)), true,
+            (char *) args->scratch + n_lists, args->max_shared, stream,
+            [&](const d_tile_columns & c, int tn) { return id_prepare(*args, l, tn, c, stream); });
     }
-    if (st != GCUDA_STATUS_SUCCESS) {
-        return st;
-    }
-    return x.uses_tiles ? mul_mat_tile(x.job, x.lists.max_tiles, x.n_parts, (float *) ((char *) args->scratch + x.parts_at), stream)
-                        : mul_mat_plain(x.job, x.lists.max_tiles, stream);
+    const gcuda_status st = id_prepare(*args, l, PLAIN_TN, d_tile_columns(), stream);
+    return st == GCUDA_STATUS_SUCCESS ? mul_mat_plain(job, id_max_tiles(*args, PLAIN_TN), stream) : st;
 }
 #endif // part 4
 
@@ -9083,38 +9800,6 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q6_K>> : d_mma_format_of<D_I
         }
     }
 };
-
-// ---- codebooks: entries of 8 digits of 2 bits are kept as nibbles, whose upper bits choose another half of a table ----
-static inline __device__ uint32_t d_digits_to_nibbles(uint32_t digits) {
-    digits = (digits | digits << 8) & 0x00ff00ffu;
-    digits = (digits | digits << 4) & 0x0f0f0f0fu;
-    return (digits | digits << 2) & 0x33333333u;
-}
-// Bit i of eight becomes bit 0 of nibble i.
-static inline __device__ uint32_t d_bits_to_nibbles(uint32_t bits) {
-    bits = (bits | bits << 12) & 0x000f000fu;
-    bits = (bits | bits << 6) & 0x03030303u;
-    return (bits | bits << 3) & 0x11111111u;
-}
-// The same for seven bits, the eighth making their number even: a nibble of the product counts those below it.
-static inline __device__ uint32_t d_even_bits_to_nibbles(uint32_t bits) {
-    bits = d_bits_to_nibbles(bits);
-    return bits | (bits * 0x11111111u & 0x10000000u);
-}
-// Digits 0 1 2 as 8 25 43, with 4 added negative.
-static inline __device__ void d_pair_iq2(uint32_t nibbles, uint32_t * q) {
-    q[0] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles);
-    q[1] = d_permute(0x002b1908u, 0x00d5e7f8u, nibbles >> 16);
-}
-static inline __device__ void d_eight_iq2(uint32_t digits, uint32_t signs, uint32_t (&q)[2]) { d_pair_iq2(digits + 4u * signs, q); }
-// Digits 0 1 2 as 0 8 16, with 4 added two more: they are moved up (d_put_iq1).
-static inline __device__ void d_pair_iq1(uint32_t nibbles, uint32_t * q) {
-    q[0] = d_permute(0x00100800u, 0x00120a02u, nibbles);
-    q[1] = d_permute(0x00100800u, 0x00120a02u, nibbles >> 16);
-}
-static inline __device__ void d_eight_iq1(uint32_t digits, bool is_down, uint32_t (&q)[2]) {
-    d_pair_iq1(is_down ? digits : digits + 0x44444444u, q);
-}
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 256> {
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2xxs[i]); }

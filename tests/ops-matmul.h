@@ -123,6 +123,17 @@ TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-b
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
 }
 
+// Those of tensor cores, with rows and columns that are no whole tiles. GCUDA_CUDA_PRODUCT=tile sends all of them there.
+TEST(mul_mat_some_columns) {
+    char types[2048];
+    snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
+    mul_mat_cases(types, "512,17|512,16 256,18|256,31 256,16|256,33 256,35|256,64", 0);
+    mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ3_S,BF16>F32 MXFP4,F32>F32", "768,130|768,9 256,129|256,33 256,16,2|256,5,4", LAYOUT_ROWS);
+    mul_mat_cases("Q4_0,F32>F32 Q4_K,F32>F32 F16,F32>F32", "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
+    mul_mat_cases(FLOAT_PAIRS, "96,17|96,9 160,130|160,33 64,3|64,129 128,20,2,3|128,9,4,3", 0);
+    if (test_full()) { mul_mat_cases(types, "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0); }
+}
+
 TEST(mul_mat_long_rows) { // a device may cut k into parts for few columns
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ2_S,BF16>F32", "2048,70|2048,9 4096,17|4096,33 1280,65|1280,12", 0);
 }

@@ -188,6 +188,7 @@ def plain_tests(total, level):
         plain.captured()
         plain.shapes()
         if level != "user":
+            plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
             plain.seeds(100 if level == "full" else 20)
         if level == "full":
             plain.operations(OPS["ci"], "CUDA3", GCUDA_SIM_DEVICES="4", GCUDA_SIM_MEMORY_MB="512")

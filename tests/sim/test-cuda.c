@@ -259,36 +259,39 @@ TEST(products_take_the_way_that_the_table_says) {
         enum gcuda_type a, b;
         int64_t k, m, n;
         enum gcuda_prec prec;
-        int with_cublas, without;
+        int with_cublas, without, older; // older: with cuBLAS below 8.0
     } cases[] = {
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR }, // 2 meet each matrix of a
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, CUBLAS, VECTOR },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, 64, 32, 4, GCUDA_PREC_DEFAULT, HALVES, VECTOR },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 63, 32, 4, GCUDA_PREC_DEFAULT, HALVES, VECTOR },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 63, 32, 4, GCUDA_PREC_F32, VECTOR, VECTOR },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 5, GCUDA_PREC_DEFAULT, CUBLAS, OWN },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F16, 64, 32, 20, GCUDA_PREC_DEFAULT, CONVERTED, TILE },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_DEFAULT, HALVES, GEMM },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 65, 32, 65, GCUDA_PREC_DEFAULT, HALVES, GEMM },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 64, 8, 512, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 63, 32, 70, GCUDA_PREC_DEFAULT, CUBLAS, GEMM },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 256, GCUDA_PREC_DEFAULT, HALVES, GEMM },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_F32, CONVERTED, OWN },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 64, 32, 8, GCUDA_PREC_DEFAULT, HALVES, OWN },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 1, GCUDA_PREC_F32, VECTOR, VECTOR },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F16, 63, 3, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, 64, 32, 1, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 65, 32, 40, GCUDA_PREC_DEFAULT, HALVES, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 9, GCUDA_PREC_DEFAULT, HALVES, TILE },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 5, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_F32, OWN, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 96, GCUDA_PREC_DEFAULT, HALVES, TILE },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 8, 96, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, 64, 32, 96, GCUDA_PREC_DEFAULT, OWN, OWN },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 32, 16, GCUDA_PREC_F32, CONVERTED, OWN },
-        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 0, 32, 16, GCUDA_PREC_DEFAULT, OWN, OWN },
+        // two matrices of a, four of b: twice n columns meet each
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR, VECTOR },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, CUBLAS, VECTOR, CUBLAS },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, VECTOR, VECTOR, VECTOR },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, 64, 32, 4, GCUDA_PREC_DEFAULT, HALVES, VECTOR, HALVES },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 63, 32, 4, GCUDA_PREC_DEFAULT, HALVES, VECTOR, HALVES },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 63, 32, 4, GCUDA_PREC_F32, VECTOR, VECTOR, VECTOR },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 64, 32, 5, GCUDA_PREC_DEFAULT, CUBLAS, TILE, CUBLAS },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F16, 63, 3, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR, VECTOR },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, 64, 32, 1, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F16, 64, 32, 20, GCUDA_PREC_DEFAULT, CONVERTED, TILE, CONVERTED },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_DEFAULT, HALVES, GEMM, HALVES },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 65, 32, 65, GCUDA_PREC_DEFAULT, HALVES, GEMM, HALVES },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 64, 8, 512, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 63, 32, 70, GCUDA_PREC_DEFAULT, CUBLAS, GEMM, CUBLAS },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 256, GCUDA_PREC_DEFAULT, HALVES, GEMM, HALVES },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 512, GCUDA_PREC_F32, CONVERTED, OWN, CONVERTED },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 64, 32, 8, GCUDA_PREC_DEFAULT, HALVES, TILE, HALVES },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 64, 32, 1, GCUDA_PREC_F32, VECTOR, VECTOR, VECTOR },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 65, 32, 40, GCUDA_PREC_DEFAULT, HALVES, OWN, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 9, GCUDA_PREC_DEFAULT, TILE, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_DEFAULT, VECTOR, VECTOR, VECTOR },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 5, GCUDA_PREC_DEFAULT, TILE, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 4, GCUDA_PREC_F32, OWN, OWN, OWN },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F16, 256, 32, 64, GCUDA_PREC_DEFAULT, TILE, TILE, HALVES },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F16, 256, 32, 65, GCUDA_PREC_DEFAULT, HALVES, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 32, 96, GCUDA_PREC_DEFAULT, HALVES, TILE, HALVES },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 8, 96, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, 64, 32, 96, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 32, 16, GCUDA_PREC_F32, CONVERTED, OWN, CONVERTED },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 0, 32, 16, GCUDA_PREC_DEFAULT, OWN, OWN, OWN },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         struct gcuda_mul_mat_args p;
@@ -297,9 +300,10 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(cases[i].b, cases[i].k, cases[i].n, 4);
         p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n, 4);
         p.prec = cases[i].prec;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false), cases[i].with_cublas);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, false), cases[i].without);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true), cases[i].with_cublas); // none has one large matrix
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900), cases[i].with_cublas);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, false, 800), cases[i].without);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 750), cases[i].older);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), cases[i].with_cublas); // none has one large matrix
     }
     static const struct {
         enum gcuda_type a, b;
@@ -310,11 +314,12 @@ TEST(products_take_the_way_that_the_table_says) {
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 14336, 4096, 512, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 4096, 4096, 128, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 4096, 4096, 32, 4, GCUDA_PREC_DEFAULT, GROUPS, GROUPS }, // joined
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 127, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4095, 128, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 3840, 4096, 128, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 33, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 32, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4095, 128, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 3840, 4096, 129, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 128, 1, GCUDA_PREC_F32, CONVERTED, OWN },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4352, 4096, 128, 1, GCUDA_PREC_DEFAULT, HALVES, TILE }, // 3570 bytes a row
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4352, 4096, 129, 1, GCUDA_PREC_DEFAULT, HALVES, TILE }, // 3570 bytes a row
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q8_0, 4096, 4096, 128, 1, GCUDA_PREC_DEFAULT, OWN, OWN },
         { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 14336, 4096, 4096, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 14336, 4096, 4097, 1, GCUDA_PREC_DEFAULT, HALVES, GROUPS },
@@ -329,10 +334,10 @@ TEST(products_take_the_way_that_the_table_says) {
         p.b = packed_array(large[i].b, large[i].k, large[i].n, large[i].n2);
         p.y = packed_array(GCUDA_TYPE_F32, large[i].m, large[i].n, large[i].n2);
         p.prec = large[i].prec;
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true), large[i].with_cublas);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, true), large[i].without);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), large[i].with_cublas);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, true, 900), large[i].without);
         p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
-        CHECK((int) gcudai_cuda_choose_product(&p, true, true) != GROUPS);
+        CHECK((int) gcudai_cuda_choose_product(&p, true, true, 900) != GROUPS);
     }
 }
 
@@ -373,6 +378,50 @@ static double few_columns_error(gcuda_backend_t backend, enum gcuda_type type, i
     return error / all;
 }
 
+// A number that is none makes its own column so, and no other: on tensor cores, by vectors, and for experts.
+static void check_nan(gcuda_backend_t backend, int64_t n, bool by_experts) {
+    enum { K = 256, M = 20 };
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_Q4_0, K, M, by_experts ? 2 : 1);
+    struct gcuda_tensor * b = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, K, by_experts ? 1 : n, by_experts ? n : 1);
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, n);
+    struct gcuda_tensor * y = by_experts ? gcuda_mul_mat_id(p.ctx, a, b, ids) : gcuda_mul_mat(p.ctx, a, b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    const int64_t bad = n / 2;
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK(place_alloc(&p, backend));
+    unsigned char * weights = (unsigned char *) calloc(1, gcuda_nbytes(a));
+    float * x = (float *) calloc(1, gcuda_nbytes(b)), * out = (float *) calloc(1, gcuda_nbytes(y));
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) (i % 18 == 1 ? 0x3c : i % 18 == 0 ? 0 : 37 * i); }
+    for (int64_t i = 0; i < K * n; ++i) { x[i] = (float) (i % 7) - 3.0f; }
+    x[K * bad + 77] = NAN;
+    CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
+    CHECK_OK(gcuda_backend_tensor_set(b, x, 0, gcuda_nbytes(b)));
+    for (int32_t i = 0; by_experts && i < (int32_t) n; ++i) {
+        const int32_t id = i % 2;
+        CHECK_OK(gcuda_backend_tensor_set(ids, &id, (size_t) i * sizeof id, sizeof id));
+    }
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
+    for (int64_t i = 0; i < M * n; ++i) {
+        CHECK_MSG((i / M == bad) == (bool) isnan(out[i]), "%d columns%s: column %d is %g", (int) n, by_experts ? " of experts" : "",
+            (int) (i / M), (double) out[i]);
+    }
+    free(out);
+    free(x);
+    free(weights);
+    place_end(&p);
+}
+
+TEST(products_keep_nan) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    CHECK(backend != NULL);
+    check_nan(backend, 12, false);
+    check_nan(backend, 33, false);
+    check_nan(backend, 70, true);
+    gcuda_backend_free(backend);
+}
+
 TEST(few_columns_with_little_shared_memory) {
     static const int64_t shapes[][3] = { { 2304, 35, 1 }, { 2304, 35, 2 }, { 2304, 35, 3 }, { 8704, 19, 1 }, { 8704, 19, 8 } };
     for (int cap = 0; cap < 2; ++cap) {
@@ -389,7 +438,7 @@ TEST(few_columns_with_little_shared_memory) {
                 p.a = packed_array((enum gcuda_type) type, shapes[i][0], shapes[i][1], 1);
                 p.b = packed_array(GCUDA_TYPE_F32, shapes[i][0], shapes[i][2], 1);
                 p.y = packed_array(GCUDA_TYPE_F32, shapes[i][1], shapes[i][2], 1);
-                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false), GCUDAI_CUDA_PRODUCT_VECTOR);
+                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900), GCUDAI_CUDA_PRODUCT_VECTOR);
                 const double error = few_columns_error(backend, (enum gcuda_type) type, shapes[i][0], shapes[i][1], shapes[i][2]);
                 CHECK_MSG(error < 5e-4, "%s, %d columns of %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type),
                     (int) shapes[i][2], (int) shapes[i][0], cap, error);
