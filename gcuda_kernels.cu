@@ -4822,7 +4822,7 @@ static __global__ void __launch_bounds__(256) k_rope_wide(const gcuda_rope_args 
             const int64_t first = IS_ADJACENT ? 2 * j : j, second = IS_ADJACENT ? 2 * j + 2 : j + plan.n_pairs;
             const d_rope_pair pairs[2] = { d_rope_pair_of(p, plan, j), d_rope_pair_of(p, plan, j + 1) };
             for (int64_t i2 = begin; i2 < end; ++i2) {
-                float2 cs[2];
+                float2 cs[2] = {}; // found with the first heads
                 for (int64_t h = h0 + threadIdx.y; h < h1; h += ROPE_AHEAD * blockDim.y) {
                     d_pack<T, 2> u[ROPE_AHEAD], v[ROPE_AHEAD];
                     UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
@@ -6745,19 +6745,19 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
     }
 }
 
-// CHUNK tokens at once on tensor cores, for one decay a head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S the state
+// SCAN_CHUNK tokens at once on tensor cores, for one decay a head. With k_t the decays, K(s, t) = k_(s+1) ... k_t, S the state
 // before the chunk and u_s = delta_s x_s:
 //   y_t = K(-1, t) C_t S + sum over s <= t of K(s, t) (C_t . B_s) u_s          S' = K(-1, end) S + sum over s of K(s, end) B_s u_s
 // Decays are only multiplied, so any are right. A pair of warps has 16 channels, each warp half of their states as the
 // accumulators of S'; columns 2 t and 2 t + 1 of an accumulator serve as words t and t + 4 of the next product's a, and what
 // it is multiplied by is read in that order. A block's warps are of one head; four of them share C . B.
 //   floor   2 products of 2 * n_state * channels * tokens operations      shared  up to 45 KiB
-#define CHUNK 16
+#define SCAN_CHUNK 16
 #define CHUNK_PITCH 20     // of the 16 x 16 weights: rows lie in different banks
 #define CHUNK_MOST 5       // pairs of warps in a block
 static size_t chunk_bytes(int64_t n, int64_t pairs) {
     const int64_t n_slices = 2 * pairs < 4 ? 2 * pairs : 4;
-    return (size_t) (4 * CHUNK * (n + 8) + (n_slices + pairs) * 256 + CHUNK * CHUNK_PITCH + 6 * CHUNK) * sizeof(float);
+    return (size_t) (4 * SCAN_CHUNK * (n + 8) + (n_slices + pairs) * 256 + SCAN_CHUNK * CHUNK_PITCH + 6 * SCAN_CHUNK) * sizeof(float);
 }
 
 template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ssm_scan_chunk(const gcuda_ssm_scan_args p) {
@@ -6766,9 +6766,9 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
     const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
     float * const tokens = shared; // two stages of B, then C
-    float * const dots = tokens + 4 * CHUNK * PITCH, * const weights = dots + n_slices * 256;
-    float * const partial = weights + CHUNK * CHUNK_PITCH + warp / 2 * 256, * const scalars = weights + CHUNK * CHUNK_PITCH + pairs * 256;
-    float * const before = scalars + 4 * CHUNK, * const behind = before + CHUNK; // K(-1, t); K(t, end)
+    float * const dots = tokens + 4 * SCAN_CHUNK * PITCH, * const weights = dots + n_slices * 256;
+    float * const partial = weights + SCAN_CHUNK * CHUNK_PITCH + warp / 2 * 256, * const scalars = weights + SCAN_CHUNK * CHUNK_PITCH + pairs * 256;
+    float * const before = scalars + 4 * SCAN_CHUNK, * const behind = before + SCAN_CHUNK; // K(-1, t); K(t, end)
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
     FOR_ROWS(block, per_head * p.x.ne[1] * p.x.ne[3]) {
         const int64_t head = block / per_head, q = head / p.x.ne[1], h = head - q * p.x.ne[1];
@@ -6790,12 +6790,12 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
             }
         }
         auto fetch = [&](int64_t t0, int stage) {
-            for (int i = tid; i < CHUNK * N / 4; i += (int) blockDim.x) {
+            for (int i = tid; i < SCAN_CHUNK * N / 4; i += (int) blockDim.x) {
                 const int at = i / (N / 4), k = i % (N / 4) * 4;
                 const int64_t from = t0 + at < n_tokens ? t0 + at : 0;
-                float * to = tokens + 2 * CHUNK * PITCH * stage + at * PITCH + k;
+                float * to = tokens + 2 * SCAN_CHUNK * PITCH * stage + at * PITCH + k;
                 d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
-                d_copy_16((char *) (to + CHUNK * PITCH), from_c + from * (int64_t) p.c.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
+                d_copy_16((char *) (to + SCAN_CHUNK * PITCH), from_c + from * (int64_t) p.c.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
             }
             d_copies_commit();
             UNROLL for (int m = 0; m < 4; ++m) { // tokens t, t + 4, t + 8, t + 12
@@ -6804,15 +6804,15 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                     next_x[2 * m + r] = at < n_tokens ? d_load(p.x.type, d_at(p.x, c0 + g + 8 * r, h, at, q)) : 0.0f;
                 }
             }
-            if (tid < CHUNK) { next_dt = t0 + tid < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + tid, q, 0)) : 0.0f; }
+            if (tid < SCAN_CHUNK) { next_dt = t0 + tid < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + tid, q, 0)) : 0.0f; }
         };
         __syncthreads(); // the block before is done with
         fetch(0, 0);
-        for (int64_t t0 = 0; t0 < n_tokens; t0 += CHUNK) {
-            const int stage = (int) (t0 / CHUNK % 2);
-            const float * sb = tokens + 2 * CHUNK * PITCH * stage, * sc = sb + CHUNK * PITCH;
-            float * delta = scalars + 2 * CHUNK * stage, * keep = delta + CHUNK;
-            if (tid < CHUNK) { // behind the last token the state stays
+        for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_CHUNK) {
+            const int stage = (int) (t0 / SCAN_CHUNK % 2);
+            const float * sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, * sc = sb + SCAN_CHUNK * PITCH;
+            float * delta = scalars + 2 * SCAN_CHUNK * stage, * keep = delta + SCAN_CHUNK;
+            if (tid < SCAN_CHUNK) { // behind the last token the state stays
                 const float d = t0 + tid < n_tokens ? d_softplus20(next_dt) : 0.0f;
                 delta[tid] = d;
                 keep[tid] = expf(d * a);
@@ -6820,7 +6820,7 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
             UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
             d_copies_wait<0>();
             __syncthreads();
-            if (t0 + CHUNK < n_tokens) { fetch(t0 + CHUNK, 1 - stage); }
+            if (t0 + SCAN_CHUNK < n_tokens) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
             float y[2][4] = {};
             if (warp < n_slices) { // C . B of a share of the states
                 for (int k = warp; k < 2 * NT; k += n_slices) {
@@ -6872,9 +6872,9 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                 for (int r = s + 1; r <= to; ++r) { decay *= keep[r]; }
                 weights[to * CHUNK_PITCH + s] = s <= to ? w * decay : 0.0f;
             }
-            if (tid < 2 * CHUNK) {
+            if (tid < 2 * SCAN_CHUNK) {
                 float decay = 1.0f;
-                for (int r = tid < CHUNK ? 0 : tid - CHUNK + 1; r <= (tid < CHUNK ? tid : CHUNK - 1); ++r) { decay *= keep[r]; }
+                for (int r = tid < SCAN_CHUNK ? 0 : tid - SCAN_CHUNK + 1; r <= (tid < SCAN_CHUNK ? tid : SCAN_CHUNK - 1); ++r) { decay *= keep[r]; }
                 before[tid] = decay; // and behind
             }
             __syncthreads();
@@ -6903,7 +6903,7 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
             }
             d_split_tf32<4> u[2];
             UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m] * behind[t + m / 2 * 4]); }
-            const float all = before[CHUNK - 1];
+            const float all = before[SCAN_CHUNK - 1];
             UNROLL for (int i = 0; i < NT; ++i) {
                 UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
                 UNROLL for (int k = 0; k < 2; ++k) {
@@ -6925,7 +6925,7 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
 // Pairs of warps in a block: all of a head's, unless that leaves multiprocessors without work. 0: other kernels.
 static int64_t chunk_pairs(const gcuda_ssm_scan_args & p) {
     const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
-    if (p.x.ne[2] < 2 * CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 || capability_major() < 8) { return 0; }
+    if (p.x.ne[2] < 2 * SCAN_CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 || capability_major() < 8) { return 0; }
     if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c)) { return 0; }
     // Measured at 512 tokens: with 23 channels for each multiprocessor token by token is faster, with 78 it takes twice as long.
     if (p.x.ne[0] * n_heads < enough(40 * n_multiprocessors())) { return 0; }
