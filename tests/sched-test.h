@@ -146,7 +146,7 @@ static gcuda_status toy_compute(gcuda_backend_t b, struct gcuda_cgraph * g) {
     return st;
 }
 
-static gcuda_backend_t toy_backend(int i) {
+TEST_UNUSED static gcuda_backend_t toy_backend(int i) {
     struct toy * t = &toys[i];
     memset(t, 0, sizeof *t);
     snprintf(t->name, sizeof t->name, "Toy%d", i);
@@ -375,7 +375,7 @@ static gcuda_backend_buffer_type_t net_on_cpu(int layer, void * user) {
 }
 
 // What the CPU alone gives for the runs 0 .. n_runs - 1, one after the other; out has n_runs * NET_D * n_tokens floats.
-static bool net_answer(enum net_kind kind, int n_layers, int64_t n_tokens, enum gcuda_type ffn_type, int n_runs, float * out) {
+TEST_UNUSED static bool net_answer(enum net_kind kind, int n_layers, int64_t n_tokens, enum gcuda_type ffn_type, int n_runs, float * out) {
     struct net net;
     bool is_ok = net_begin(&net, kind, n_layers, n_tokens, ffn_type, net_on_cpu, NULL);
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
@@ -523,7 +523,7 @@ static gcuda_status chaos_set(struct chaos * c, uint64_t seed) {
 }
 
 // What the CPU alone gives after each of two runs.
-static bool chaos_answer(uint64_t seed, int n_nodes, float out[2][CHAOS_N * CHAOS_M]) {
+TEST_UNUSED static bool chaos_answer(uint64_t seed, int n_nodes, float out[2][CHAOS_N * CHAOS_M]) {
     gcuda_backend_buffer_type_t bufts[3];
     struct chaos c;
     for (int i = 0; i < 3; ++i) { bufts[i] = gcuda_backend_cpu_buffer_type(); }
