@@ -61,4 +61,7 @@ static inline void some_free(void * user, void * ptr, size_t size) {
     free(ptr);
 }
 
+// The driver's version is asked without a device: an error there loses none.
+TEST_UNUSED static bool loses_device(const char * api) { return strcmp(api, "cudaDriverGetVersion") != 0; }
+
 #endif

@@ -1288,7 +1288,7 @@ TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
                     continue;
                 }
                 if (!is_kernel) { fault_once(names[i], (int) k, cudaErrorMemoryAllocation, false, mode, wanted); }
-                if (strncmp(names[i], "cu", 2) != 0 || names[i][2] == 'd' || is_kernel) {
+                if ((strncmp(names[i], "cu", 2) != 0 || names[i][2] == 'd' || is_kernel) && loses_device(names[i])) {
                     fault_once(names[i], (int) k, cudaErrorIllegalAddress, true, mode, wanted);
                 }
             }
