@@ -168,7 +168,6 @@ TEST(many_tiles) { // several for every multiprocessor, of every kind
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { convolution(GCUDA_TYPE_F32, shapes[i]); }
 }
 
-
 TEST(few_channels_of_large_images) {
     static const struct shape shapes[] = {
         { 500, 545, 32, 1, 3, 3, 48, 1, 1, 1, 1, 1, 1 },
