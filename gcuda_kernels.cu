@@ -11713,10 +11713,10 @@ template <typename A, bool IS_SIGNED = d_wg_codebook<A>::is_signed> struct d_wg_
 };
 
 // Two codes from 0 to 127 as BF16 times the scale, which is rounded to BF16 as well; signs: the bit of the first code at 15, that
-// of the second at 31.
-static inline __device__ uint32_t d_wg_signed2(uint32_t q, int j, uint32_t signs, __nv_bfloat162 scale, __nv_bfloat162 rest) {
+// of the second at 31. A template, so that it is compiled where it is used and not below 8.0, which has no arithmetic of BF16.
+template <typename B2> inline __device__ uint32_t d_wg_signed2(uint32_t q, int j, uint32_t signs, B2 scale, B2 rest) {
     const uint32_t x = __byte_perm(q, 0x43434343u, 0x4040 + j + 256 * (j + 1)); // 128 and the code
-    const __nv_bfloat162 y = __hfma2(*(const __nv_bfloat162 *) &x, scale, rest);
+    const B2 y = __hfma2(*(const B2 *) &x, scale, rest);
     return *(const uint32_t *) &y ^ (signs & 0x80008000u);
 }
 
@@ -11914,15 +11914,6 @@ struct d_wg_gemm_item {
     int i2, i3;
 };
 
-static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, int64_t item, int tn) {
-    const int64_t n = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts, matrix = item / n;
-    d_wg_gemm_item t;
-    t.wg = d_wg_item_of(p.wg, (int) (item - matrix * n), tn);
-    t.i2 = (int) (matrix % p.ne2);
-    t.i3 = (int) (matrix / p.ne2);
-    return t;
-}
-
 template <int TN> struct d_wg_gemm_shape {
     static constexpr int a_bytes = WG_ROWS * WG_K * 2, stage_bytes = a_bytes + TN * WG_K * 2;
     static constexpr int fit = (WG_MAX_SHARED - 1024) / stage_bytes, stages = fit < 6 ? fit : 6;
@@ -11935,6 +11926,15 @@ struct D_WG_MAP_ALIGN d_wg_map { // what cuTensorMapEncodeTiled makes
 
 // What follows, up to the end of the condition, is all that the simulated device cannot run.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+static inline __device__ d_wg_gemm_item d_wg_gemm_item_of(const d_wg_gemm & p, int64_t item, int tn) {
+    const int64_t n = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts, matrix = item / n;
+    d_wg_gemm_item t;
+    t.wg = d_wg_item_of(p.wg, (int) (item - matrix * n), tn);
+    t.i2 = (int) (matrix % p.ne2);
+    t.i3 = (int) (matrix / p.ne2);
+    return t;
+}
+
 // ---- barriers of shared memory, asynchronous copies ----
 static inline __device__ uint32_t d_shared_address(const void * p) { return (uint32_t) __cvta_generic_to_shared(p); }
 
