@@ -642,6 +642,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_group_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_group_norm_scratch_bytes)
 #define gcuda_hardsigmoid GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardsigmoid)
 #define gcuda_hardswish GCUDAI_RENAME(GCUDA_PREFIX, gcuda_hardswish)
+#define gcuda_has_overlap GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_overlap)
 #define gcuda_has_warp_groups GCUDAI_RENAME(GCUDA_PREFIX, gcuda_has_warp_groups)
 #define gcuda_im2col GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col)
 #define gcuda_im2col_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_im2col_3d)
@@ -930,6 +931,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_tanh GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh)
 #define gcuda_tanh_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tanh_inplace)
 #define gcuda_tensor_overhead GCUDAI_RENAME(GCUDA_PREFIX, gcuda_tensor_overhead)
+#define gcuda_thread_launches GCUDAI_RENAME(GCUDA_PREFIX, gcuda_thread_launches)
 #define gcuda_threadpool_free GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_free)
 #define gcuda_threadpool_get_n_threads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_get_n_threads)
 #define gcuda_threadpool_new GCUDAI_RENAME(GCUDA_PREFIX, gcuda_threadpool_new)
@@ -3320,6 +3322,9 @@ struct gcuda_cuda_params {
     // backend's own, where an estimate says that it pays. What depends on what is seen from the memory that nodes read and
     // write, so results have the same bits. AUTO: only if GCUDA_CUDA_GRAPH_OPT is 1
     enum gcuda_cuda_switch concurrency;
+    // Blocks of a plan's kernel start while the one before it ends, and fetch weights that no node of the plan writes
+    // (programmatic dependent launch). AUTO: from 9.0 on, if GCUDA_CUDA_PDL is 1
+    enum gcuda_cuda_switch overlap;
 };
 
 // NULL on failure: no such device, out of memory, built without CUDA.
@@ -3680,6 +3685,17 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // What the kernels were compiled for, as compute capabilities (100 * major + 10 * minor): the code that the current
 // device would run, and its PTX. Returns a cudaError_t.
 GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
+// How launches of one thread follow each other, all on one stream (programmatic dependent launch). With LAUNCH, blocks of a
+// kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
+// that, so no kernel of the series may write them. The first launch of a series comes behind all that was there before. Only
+// where gcuda_has_overlap says that the current device and what was compiled for it can do that.
+enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
+struct gcuda_launch_series { // of the calling thread
+    enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
+    bool has_begun;             // there was a launch; false begins a series
+};
+GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
+GCUDA_KERNEL_API bool gcuda_has_overlap(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
@@ -24165,7 +24181,7 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     int max_plans;
     size_t max_bytes;
     uint64_t clock;
-    bool use_graphs, use_fusion, use_lanes;
+    bool use_graphs, use_fusion, use_lanes, use_overlap;
     cudaEvent_t * events; // between lanes
     size_t n_events, cap_events;
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
@@ -28174,6 +28190,7 @@ struct gcudai_cuda_step {
     int lane;        // the stream that it runs on
     int32_t event;   // recorded behind it, for steps on other lanes; -1: none waits
     int32_t wait[GCUDAI_CUDA_LANES]; // for which step of each lane it waits; -1: for none
+    enum gcuda_overlap overlap;      // with the step before
     union gcudai_cuda_fused args;
 };
 
@@ -28472,6 +28489,72 @@ static gcuda_status gcudai_cuda_plan_on_lanes(struct gcudai_cuda * cu, struct gc
     return st;
 }
 
+// ---- overlap: kernels that start while the one before ends ----
+// One may read before it waits what no kernel of the plan writes. The memory of whole buffers is compared, since those of
+// weights are few, and others than those of results.
+
+enum { GCUDAI_CUDA_WRITTEN = 8 };
+struct gcudai_cuda_written {
+    uintptr_t low[GCUDAI_CUDA_WRITTEN], high[GCUDAI_CUDA_WRITTEN];
+    int n; // more than there is room for: too many to know
+};
+
+static void gcudai_cuda_buffer_range(const struct gcuda_tensor * t, uintptr_t * low, uintptr_t * high) {
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
+    *low = buffer != NULL ? (uintptr_t) gcuda_backend_buffer_get_base(buffer) : (uintptr_t) t->data;
+    *high = *low + (buffer != NULL ? gcuda_backend_buffer_get_size(buffer) : gcuda_nbytes(t));
+}
+
+static void gcudai_cuda_written_add(struct gcudai_cuda_written * w, const struct gcuda_tensor * t) {
+    uintptr_t low, high;
+    gcudai_cuda_buffer_range(t, &low, &high);
+    for (int i = 0; i < w->n && i < GCUDAI_CUDA_WRITTEN; ++i) {
+        if (w->low[i] == low && w->high[i] == high) { return; }
+    }
+    if (w->n < GCUDAI_CUDA_WRITTEN) {
+        w->low[w->n] = low;
+        w->high[w->n] = high;
+    }
+    w->n = GCUDAI_MIN(w->n + 1, GCUDAI_CUDA_WRITTEN + 1);
+}
+
+static void gcudai_cuda_written_by(const struct gcudai_cuda_look * look, struct gcudai_cuda_written * w) {
+    w->n = 0;
+    for (int i = 0; i < look->n_nodes; ++i) {
+        const struct gcuda_tensor * t = look->seen[i].tensor;
+        if (gcudai_is_skipped(t)) { continue; }
+        gcudai_cuda_written_add(w, t);
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            if (t->src[k] != NULL && gcudai_writes_source(t, k)) { gcudai_cuda_written_add(w, t->src[k]); }
+        }
+    }
+}
+
+static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, const struct gcuda_tensor * t) {
+    uintptr_t low, high;
+    bool is_so = w->n <= GCUDAI_CUDA_WRITTEN;
+    gcudai_cuda_buffer_range(t, &low, &high);
+    for (int i = 0; i < w->n && is_so; ++i) { is_so = low >= w->high[i] || w->low[i] >= high; }
+    return is_so;
+}
+
+// Events between streams order whole kernels, the user's functions launch what they like.
+static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    const bool may = cu->plans.use_overlap && plan->n_lanes == 1 && !plan->has_split && !plan->has_custom;
+    struct gcudai_cuda_written written;
+    if (may) { gcudai_cuda_written_by(&plan->look, &written); }
+    for (int i = 0; i < plan->n_steps; ++i) {
+        struct gcudai_cuda_step * s = &plan->steps[i];
+        bool is_constant = may;
+        for (int k = s->first; k < s->first + s->n && is_constant; ++k) {
+            const struct gcuda_tensor * t = plan->look.seen[k].tensor;
+            const bool is_product = t->op == GCUDA_OP_MUL_MAT || t->op == GCUDA_OP_MUL_MAT_ID;
+            is_constant = !is_product || gcudai_cuda_is_never_written(&written, t->src[0]);
+        }
+        s->overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
+    }
+}
+
 // What the plan is about, beside its steps.
 static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan, const struct gcuda_tensor * y) {
     union gcudai_args unused;
@@ -28507,6 +28590,7 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
     gcudai_cuda_plan_lanes(cu, plan);
+    gcudai_cuda_plan_overlap(cu, plan);
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
 }
@@ -28536,6 +28620,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
     }
     if (is_as_before) {
         gcudai_cuda_plan_lanes(cu, plan);
+        gcudai_cuda_plan_overlap(cu, plan);
     } else {
         gcudai_cuda_plan_steps(cu, plan);
     }
@@ -28610,9 +28695,14 @@ static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcuda
         plan->no_lanes = true;
         st = GCUDA_STATUS_SUCCESS;
     }
+    struct gcuda_launch_series * series = gcuda_thread_launches();
+    const struct gcuda_launch_series callers = *series;
+    series->has_begun = false;
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) {
+        series->overlap = plan->steps[i].overlap;
         st = gcudai_cuda_step_run(cu, &plan->steps[i]);
     }
+    *series = callers;
     return st;
 }
 
@@ -28950,6 +29040,8 @@ static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_c
     cu->plans.use_fusion = gcudai_cuda_switch(p->fusion, gcudai_env("GCUDA_CUDA_DISABLE_FUSION") == NULL);
     const char * opt = gcudai_env("GCUDA_CUDA_GRAPH_OPT");
     cu->plans.use_lanes = p->stream == NULL && gcudai_cuda_switch(p->concurrency, opt != NULL && strcmp(opt, "1") == 0);
+    const char * pdl = gcudai_env("GCUDA_CUDA_PDL");
+    cu->plans.use_overlap = gcudai_cuda_switch(p->overlap, pdl != NULL && strcmp(pdl, "1") == 0) && gcuda_has_overlap();
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
     cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
 }

@@ -98,7 +98,7 @@ static inline bool fits_shared(size_t n_bytes, size_t max_shared) {
 // The only launch. With n_bytes of dynamic shared memory, UNSUPPORTED when the cap does not allow them. Failure leaves
 // CUDA's last error for the host side to read.
 template <typename... P, typename... A>
-static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+static gcuda_status launch_as(bool may_overlap, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
     if (n_blocks <= 0) {
         return GCUDA_STATUS_SUCCESS;
@@ -110,12 +110,54 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) n_bytes) != cudaSuccess) {
         return GCUDA_STATUS_FAILED;
     }
+    gcuda_launch_series * series = gcuda_thread_launches();
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned) (n_blocks < GRID_LIMIT ? n_blocks : GRID_LIMIT));
     config.blockDim = block;
     config.dynamicSmemBytes = n_bytes;
     config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = may_overlap && series->overlap != GCUDA_OVERLAP_NONE && series->has_begun ? 1 : 0;
+    series->has_begun = true;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+}
+
+template <typename... P, typename... A>
+static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+    gcuda_stream stream, A... args) {
+    return launch_as(false, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
+}
+
+// Of a kernel whose threads all call d_wait_before before anything else that matters: where the caller allows it
+// (struct gcuda_launch_series), its blocks start while the kernel before it ends.
+template <typename... P, typename... A>
+static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+    gcuda_stream stream, A... args) {
+    return launch_as(true, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
+}
+
+// Whether the kernel that is launched next may read its weights, and they alone, before it waits. Read by the launcher, and
+// handed to the kernel: an ordinary launch has nothing before it that is still running, so that it does no harm there.
+static inline bool reads_weights_early() { return gcuda_thread_launches()->overlap == GCUDA_OVERLAP_WEIGHTS; }
+
+// All that kernels before this one have written is there. By every thread that reads or writes memory which they may have
+// written or may still read, and by one at least of every launch, or the end of this kernel would not be that of those.
+static inline __device__ void d_wait_before() {
+#if defined(GCUDAI_SIM)
+    sim_wait_before();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The kernel behind this one may take the room that blocks of this one leave, once all of them have come here.
+static inline __device__ void d_start_next() {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 template <typename... P, typename... A>
@@ -1504,6 +1546,17 @@ int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc) {
     *binary_cc = err == cudaSuccess ? a.binaryVersion * 10 : 0;
     *ptx_cc = err == cudaSuccess ? a.ptxVersion * 10 : 0;
     return (int) err;
+}
+
+struct gcuda_launch_series * gcuda_thread_launches(void) {
+    static thread_local gcuda_launch_series series = { GCUDA_OVERLAP_NONE, false };
+    return &series;
+}
+
+bool gcuda_has_overlap(void) {
+    int binary_cc = 0, ptx_cc = 0; // the code that runs comes of PTX for ptx_cc, whoever compiled it
+    if (gcuda_kernels_compiled_for(&binary_cc, &ptx_cc) != cudaSuccess) { (void) cudaGetLastError(); }
+    return ptx_cc >= 900 && capability_major() >= 9;
 }
 
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
@@ -4149,6 +4202,8 @@ static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for gra
 
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
     const int n = (int) p.x.ne[0];
+    d_start_next();
+    d_wait_before();
     FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
         typename H::template row<float> x;
         x.load(d_row(p.x, r), n);
@@ -4175,7 +4230,9 @@ gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_strea
     const bool wide = is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum));
     if (!can_hold(p.x.ne[0])) { return GCUDA_STATUS_UNSUPPORTED; }
     return with_held(p.x.ne[0], wide, [&](auto h) {
-        return launch_held(k_norm_mul<decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
+        typedef decltype(h) H;
+        const int64_t n = n_rows(p.y), n_blocks = H::THREADS == 32 ? (n + 7) / 8 : n;
+        return launch_overlapped(k_norm_mul<H>, n_blocks, dim3(H::THREADS == 32 ? 256 : H::THREADS), 0, 0, stream, p);
     });
 }
 
@@ -9437,6 +9494,7 @@ struct d_vec_job {
     int64_t blocks;      // that share a matrix
     int64_t n_items;     // blocks of all matrices
     bool is_aligned;     // rows begin at multiples of 16 bytes
+    bool is_early;       // a block's first weights are asked for before it waits for the kernel before
     int order;           // d_vec_order of the format
 };
 
@@ -10276,6 +10334,8 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int i, d_vec_ord
 
 // The columns of all matrices, one after another, for kernels of several columns.
 static __global__ void k_mul_mat_vec_columns(const d_vec_job p, int4 * xq, float2 * xs) {
+    d_start_next();
+    d_wait_before();
     const int64_t n_quads = (int64_t) p.steps * (VEC_STEP / 4), n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * n_quads;
     FOR_ELEMENTS(i, n) { // whole warps: a step is a multiple of 32 quads
         const int64_t column = i / n_quads, quad = i % n_quads;
@@ -10477,7 +10537,7 @@ struct d_four_sums {
 
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
-static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block, int which) {
+static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block, int which, bool is_early) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
     constexpr bool IN_FOURS = d_in_fours<A>::value;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
@@ -10517,13 +10577,19 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const auto fill = [&]() {
             UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(lane); }
         };
+        if (is_early && first == 0) {
+            fill();
+            d_wait_before();
+        }
         if (COLS == 1) {
-            d_vec_own_column(p, b, first, step, lane, columns, x[0], fill);
+            d_vec_own_column(p, b, first, step, lane, columns, x[0], [&]() {
+                if (!is_early || first > 0) { fill(); }
+            });
         } else {
             UNROLL for (int c = 0; c < COLS; ++c) {
                 d_vec_column(p, matrix, c, has_step ? first + step : 0, lane, x[c]);
             }
-            fill();
+            if (!is_early || first > 0) { fill(); }
         }
         const int64_t group = (int64_t) (first + step) * (VEC_STEP / 32) + 2 * lane;
         const bool is_in = 32 * group < p.job.k, is_half = 32 * group + 32 >= p.job.k;
@@ -10589,15 +10655,18 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
+    d_start_next();
     d_vec_fill_tables<A, WIDE>(shared);
+    if (!p.is_early) { d_wait_before(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
+        const bool is_early = p.is_early && i == blockIdx.x;
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
         if (COLS == 1 && p.n_more > 0) {
             int block = (int) i, which = 0;
             for (int n = (int) p.blocks; block >= n; n = p.more[which - 1].blocks) { block -= n, ++which; }
-            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, 0, block, which);
+            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, 0, block, which, is_early);
         } else {
-            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, i / p.blocks, (int) (i % p.blocks), 0);
+            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, i / p.blocks, (int) (i % p.blocks), 0, is_early);
         }
     }
 }
@@ -10804,9 +10873,11 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
 template <typename A>
 static __global__ void __launch_bounds__(32 * d_mma_shape<A>::max_warps, 1) k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
+    d_start_next();
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
+    d_wait_before();
     __syncthreads();
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         d_mul_mat_mma<A>(p, shared, i / p.blocks, (int) (i % p.blocks));
@@ -10823,6 +10894,8 @@ struct d_mma_columns {
 
 // Columns of all matrices, eight for each, those that are missing as zeros. A thread has four elements.
 static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
+    d_start_next();
+    d_wait_before();
     const int64_t n_quads = (int64_t) p.steps * (MMA_STEP / 4), n = p.job.a.ne[2] * p.job.a.ne[3] * MMA_COLUMNS * n_quads;
     FOR_ELEMENTS(i, n) { // whole warps: a step is a multiple of 32 quads
         const int64_t matrix = i / n_quads / MMA_COLUMNS, quad = i % n_quads, group = matrix * p.steps * MMA_GROUPS + quad / 8;
@@ -10918,8 +10991,9 @@ template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     int n_warps = 0;
     const size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &n_warps);
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
     return n_bytes == 0 ? GCUDA_STATUS_UNSUPPORTED
-                        : launch_shared(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
+                        : launch_overlapped(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
                               max_shared, stream, p);
 }
 
@@ -11001,10 +11075,10 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
-    const gcuda_status st = launch(k_mul_mat_mma_columns, (n_groups * 64 + 255) / 256, 256, stream, p, f, (uint32_t *) scratch,
-        (float *) (void *) p.xs);
+    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, (n_groups * 64 + 255) / 256, dim3(256), 0, 0, stream, p, f,
+        (uint32_t *) scratch, (float *) (void *) p.xs);
     return st != GCUDA_STATUS_SUCCESS ? st
-                                      : launch_shared(k_mul_mat_mma<A>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
+                                      : launch_overlapped(k_mul_mat_mma<A>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
                                             max_shared, stream, p);
 }
 
@@ -11062,7 +11136,8 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
             p.order = d_vec_traits<decltype(a)>::order;
             return GCUDA_STATUS_SUCCESS;
         });
-        const gcuda_status st = launch(k_mul_mat_vec_columns, (n_quads + 255) / 256, 256, stream, p, xq, xs);
+        const gcuda_status st =
+            launch_overlapped(k_mul_mat_vec_columns, (n_quads + 255) / 256, dim3(256), 0, 0, stream, p, xq, xs);
         if (st != GCUDA_STATUS_SUCCESS) {
             return st;
         }
@@ -11161,6 +11236,7 @@ struct d_float_job {
     int64_t n_experts;
     int32_t * bad_index;
     bool is_one;             // one matrix of columns
+    bool is_early;           // a block's first weights are asked for before it waits for the kernel before
     int steps, at_once;      // of a row; that a block's warps take side by side
     int turns;               // groups of rows that a warp has
     int64_t blocks, n_items; // blocks of a matrix, of all
@@ -11357,7 +11433,8 @@ template <typename A, typename B> struct d_float_lane_sums<d_float_mma<A, B>> { 
 // ---- the kernel ----
 // Turn j of warps `sub` has the rows from (block + blocks * j) * n_sub + sub, in groups of W::rows.
 template <typename W>
-static inline __device__ void d_float_walk(const d_float_job & p, const char * a, const char * const * columns, int block, float * part) {
+static inline __device__ void d_float_walk(
+    const d_float_job & p, const char * a, const char * const * columns, int block, float * part, bool is_early) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_sub = (int) blockDim.x / 32 / p.at_once;
     const int first = (block * n_sub + warp / p.at_once) * W::rows, row_step = (int) p.blocks * n_sub * W::rows;
     float * own = part + warp * p.turns * W::sums;
@@ -11365,6 +11442,7 @@ static inline __device__ void d_float_walk(const d_float_job & p, const char * a
         const int k0 = s * W::step;
         W work;
         work.load_weights(p, a, first, k0, lane);
+        if (is_early && s < p.at_once) { d_wait_before(); }
         work.load_columns(p, columns, k0, lane);
         for (int j = 0, row = first; j < p.turns; ++j, row += row_step) {
             float sum[d_float_lane_sums<W>::n] = {};
@@ -11380,6 +11458,8 @@ template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WA
     __shared__ const char * columns[W::columns];
     __shared__ char * results[W::columns];
     const int n_sub = (int) blockDim.x / 32 / p.at_once;
+    d_start_next();
+    if (!p.is_early) { d_wait_before(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
         const int64_t i = p.blocks == p.n_items ? 0 : item / p.blocks, matrix = d_float_matrix(p, i);
         const int block = (int) (item - i * p.blocks);
@@ -11389,7 +11469,7 @@ template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WA
         if (matrix >= 0) {
             const char * a = matrix == 0 ? (const char *) p.job.a.data
                                          : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
-            d_float_walk<W>(p, a, columns, block, part);
+            d_float_walk<W>(p, a, columns, block, part, p.is_early && item == blockIdx.x);
         }
         __syncthreads();
         for (int e = (int) threadIdx.x; e < p.turns * n_sub * W::sums; e += (int) blockDim.x) {
@@ -11426,7 +11506,8 @@ static gcuda_status launch_float(d_float_job & p, int64_t n_matrices, size_t max
     p.blocks = all < share ? all : share > least ? share : least;
     p.turns = (int) ((all + p.blocks - 1) / p.blocks);
     p.n_items = n_matrices * p.blocks;
-    return launch_shared(k_mul_mat_vec_float<W>, p.n_items, dim3((unsigned) (32 * n_warps)), (size_t) (p.turns * turn_bytes),
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
+    return launch_overlapped(k_mul_mat_vec_float<W>, p.n_items, dim3((unsigned) (32 * n_warps)), (size_t) (p.turns * turn_bytes),
         max_shared, stream, p);
 }
 

@@ -1232,7 +1232,7 @@ static size_t stack_kernels(struct bench * b, gcuda_backend_t backend, const str
     return n;
 }
 
-static void stack_time(struct bench * b, const struct stack_graph * g, bool has_fusion, bool has_graphs) {
+static void stack_time(struct bench * b, const struct stack_graph * g, bool has_fusion, bool has_graphs, bool has_overlap) {
     enum { RUNS = 30 };
     struct gcuda_cuda_params params;
     float samples[RUNS];
@@ -1243,6 +1243,7 @@ static void stack_time(struct bench * b, const struct stack_graph * g, bool has_
     params.stream = b->stream;
     params.fusion = has_fusion ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     params.graphs = has_graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    params.overlap = has_overlap ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     if (backend == NULL) { stop("backend"); }
     for (int i = -3; i < RUNS; ++i) {
@@ -1254,8 +1255,8 @@ static void stack_time(struct bench * b, const struct stack_graph * g, bool has_
     }
     qsort(samples, RUNS, sizeof samples[0], by_value);
     const double us = (double) samples[RUNS / 2], gbs = g->bytes / us * 1e-3;
-    printf("%-34s fusion %-3s graphs %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s of weights, %3.0f%% of reading\n", g->s->name,
-        has_fusion ? "on" : "off", has_graphs ? "on" : "off", us, (double) stack_kernels(b, backend, g) / g->s->n_layers, gbs,
+    printf("%-34s fusion %-3s graphs %-3s overlap %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s of weights, %3.0f%% of reading\n",
+        g->s->name, has_fusion ? "on" : "off", has_graphs ? "on" : "off", has_overlap ? "on" : "off", us, (double) stack_kernels(b, backend, g) / g->s->n_layers, gbs,
         b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0);
     fflush(stdout);
     gcuda_backend_free(backend);
@@ -1275,7 +1276,10 @@ static void stacks(struct bench * b) {
         struct stack_graph g;
         if (!wanted(b, all[i].name)) { continue; }
         stack_begin(b, &all[i], &g);
-        for (int k = 3; k >= 0; --k) { stack_time(b, &g, k % 2 != 0, k / 2 != 0); }
+        for (int k = 3; k >= 0; --k) {
+            stack_time(b, &g, k % 2 != 0, k / 2 != 0, true);
+            stack_time(b, &g, k % 2 != 0, k / 2 != 0, false);
+        }
         stack_end(&g);
     }
 }

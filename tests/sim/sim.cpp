@@ -80,6 +80,7 @@ struct launch_of_kernel {
     dim3 grid, block;
     size_t shared_bytes;
     sim_arguments arguments;
+    bool is_overlapped; // with the kernel before it: all its threads have to wait
 };
 
 struct operation {
@@ -249,6 +250,7 @@ struct state {
     std::set<CUgraphExec_st *> graph_execs;
     std::map<const void *, sim_copy_arguments> kernels; // that were launched
     uint64_t n_captures;
+    long n_overlapped; // launches that were allowed to start early
     uint64_t n_stores;
     uint64_t now_ns, ns_per_launch, bytes_per_us; // the simulated clock
     void (*each_kernel)(void * user);
@@ -497,7 +499,7 @@ struct lane {
     uint3 index;
     int number; // in the block
     fiber * at; // where its stack is
-    bool is_over;
+    bool is_over, has_waited; // for the kernels before
     int value; // of a barrier, then its result
     int from;  // of a shuffle
     uint64_t in[2], out[2];
@@ -517,7 +519,7 @@ struct block_state {
     const std::function<void()> * thread;
     int n, n_started, n_over;
     unsigned factor, offset; // thread i to start is number (factor * i + offset) % n
-    bool is_mixed, failed;
+    bool is_mixed, failed, must_wait;
     lane lanes[MAX_THREADS];
     std::vector<meeting> meetings[MAX_THREADS / 32];
     lane * ready[MAX_THREADS]; // a ring
@@ -625,6 +627,8 @@ int sim_barrier(int what, int value) {
     }
     return result;
 }
+
+void sim_wait_before() { b.here->has_waited = true; }
 
 long long clock64() {
     static long long n;
@@ -1032,7 +1036,7 @@ static void begin_block(uint3 index) {
     b.failed = false;
     b.error = cudaErrorLaunchFailure;
     for (int i = 0; i < b.n; ++i) {
-        b.lanes[i].is_over = false;
+        b.lanes[i].is_over = b.lanes[i].has_waited = false;
         b.lanes[i].copies.clear();
         b.lanes[i].groups.clear();
     }
@@ -1046,6 +1050,17 @@ static void give_up() {
     for (fiber * f : b.all) { fiber_prepare(*f); }
 }
 
+// Of a kernel that may start while the one before it runs, no thread may have left that out.
+static bool has_waited(uint3 index) {
+    int n = 0;
+    for (int i = 0; i < b.n; ++i) { n += b.lanes[i].has_waited; }
+    if (!b.must_wait || n == b.n) { return true; }
+    char text[160];
+    snprintf(text, sizeof(text), "block %u of an overlapped launch: %d of %d threads wait for the kernel before", index.x, n, b.n);
+    violation(text);
+    return false;
+}
+
 static bool run_block(uint3 index) {
     begin_block(index);
 #if defined(SIM_TSAN)
@@ -1054,7 +1069,7 @@ static bool run_block(uint3 index) {
     b.runs_on = syscall(SYS_gettid);
     switch_to(main_context, take_idle()->c);
     b.runs_on = 0;
-    if (b.n_over == b.n && !b.failed) { return true; }
+    if (b.n_over == b.n && !b.failed) { return has_waited(index); }
     if (!b.failed) {
         char text[200];
         snprintf(text, sizeof(text),
@@ -1076,7 +1091,7 @@ static void prepare_lanes() {
 }
 
 static cudaError_t run_grid(
-    int device_index, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> & thread) {
+    int device_index, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> & thread, bool must_wait) {
     state & s = the();
     if (s.each_kernel != nullptr) { s.each_kernel(s.each_kernel_user); }
     open_for(device_index);
@@ -1084,6 +1099,7 @@ static cudaError_t run_grid(
     gridDim = grid;
     blockDim = block;
     b.thread = &thread;
+    b.must_wait = must_wait;
     b.n = (int) (block.x * block.y * block.z);
     b.shared = nullptr;
     if (shared_bytes > 0 && posix_memalign(&b.shared, 128, std::max<size_t>(shared_bytes, 256)) != 0) {
@@ -2321,12 +2337,22 @@ static cudaError_t run_kernel(int device_index, const launch_of_kernel & l) {
         violation(text);
         return cudaErrorIllegalAddress;
     }
-    return run_grid(device_index, l.grid, l.block, l.shared_bytes, l.arguments.thread);
+    return run_grid(device_index, l.grid, l.block, l.shared_bytes, l.arguments.thread, l.is_overlapped);
 }
 
 static void run_launch(int device_index, const launch_of_kernel & l) {
     const cudaError_t err = run_kernel(device_index, l);
     if (err != cudaSuccess) { lose_device(device_index, err); }
+}
+
+static bool overlaps(const cudaLaunchConfig_t * config) {
+    bool is_so = false;
+    for (unsigned i = 0; i < config->numAttrs; ++i) {
+        const cudaLaunchAttribute & a = config->attrs[i];
+        is_so = is_so || (a.id == cudaLaunchAttributeProgrammaticStreamSerialization && a.val.programmaticStreamSerializationAllowed != 0);
+    }
+    the().n_overlapped += is_so;
+    return is_so;
 }
 
 cudaError_t sim_launch(
@@ -2343,7 +2369,7 @@ cudaError_t sim_launch(
     operation o = {};
     o.type = cudaGraphNodeTypeKernel;
     o.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ kernel, config->gridDim, config->blockDim,
-        config->dynamicSmemBytes, copy(kernel, arguments) });
+        config->dynamicSmemBytes, copy(kernel, arguments), overlaps(config) });
     enqueue(q, o);
     return finish(q->device);
 }
@@ -2609,8 +2635,8 @@ cudaError_t cudaGraphExecKernelNodeSetParams(
             !is_launchable(&config, shared_limit_of(params->func))) {
             return fails(cudaErrorInvalidValue);
         }
-        x.work.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ params->func, params->gridDim,
-            params->blockDim, params->sharedMemBytes, copy->second(params->func, params->kernelParams) });
+        x.work.launch = std::make_shared<launch_of_kernel>(launch_of_kernel{ params->func, params->gridDim, params->blockDim,
+            params->sharedMemBytes, copy->second(params->func, params->kernelParams), node->work.launch->is_overlapped });
         return cudaSuccess;
     }
     return fails(cudaErrorInvalidValue);
@@ -3552,7 +3578,7 @@ static int gemm(const char * name, blas_handle * handle, product p, const void *
     operation o = {};
     o.type = cudaGraphNodeTypeKernel;
     o.launch = std::make_shared<launch_of_kernel>(
-        launch_of_kernel{ (const void *) multiply, dim3(1), dim3(1), 0, arguments });
+        launch_of_kernel{ (const void *) multiply, dim3(1), dim3(1), 0, arguments, false });
     enqueue(q, o);
     return 0;
 }
@@ -3741,6 +3767,11 @@ int sim_failed(void) {
 long sim_counts(const char * api) {
     const guard held(the().lock);
     return counter_of(api).calls;
+}
+
+long sim_overlapped(void) {
+    const guard held(the().lock);
+    return the().n_overlapped;
 }
 
 const char * sim_api(int index) {

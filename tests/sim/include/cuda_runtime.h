@@ -131,6 +131,7 @@ template <typename F> static inline cudaError_t cudaFuncSetAttribute(F * kernel,
 }
 
 // ---- barriers; a barrier that not all threads of the block reach is an error ----
+void sim_wait_before(); // of a kernel in an overlapped launch: every thread has to come there
 int sim_barrier(int what, int value); // of all values: 0 nothing, 1 the sum of those not 0, 2 all, 3 any
 static inline void __syncthreads() { sim_barrier(0, 0); }
 static inline int __syncthreads_count(int v) { return sim_barrier(1, v); }

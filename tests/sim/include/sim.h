@@ -23,6 +23,7 @@ void sim_reset(int n_devices, size_t memory_bytes, uint64_t seed);
 void sim_fail(const char * api, int k, cudaError_t error);
 int sim_failed(void);              // faults that have come true since sim_reset
 long sim_counts(const char * api); // calls since sim_reset
+long sim_overlapped(void);         // kernels that were allowed to start before the one ahead of them had ended, ever
 
 // Every function with a counter, in order of first use; NULL behind the last.
 const char * sim_api(int index);
