@@ -5125,6 +5125,81 @@ struct d_packed_walk {
     inline __device__ uint32_t place() const { return left > 0 ? tap + (uint32_t) c : 0; }
 };
 
+// Few channels and large images in F32 have a form that reads the image as it lies: strips of PACKED_STRIP pixels, row after row of them
+// in segments.
+#define PACKED_STRIP 256
+#define PACKED_RING 8                     // rows in shared memory, at most
+#define PACKED_RAW (PACKED_STRIP + 16)    // floats of a row of a channel as it lies
+#define PACKED_RAWS 4                     // eights of channels of a row that are under way
+#define PACKED_OUT (PACKED_STRIP / 2 + 8) // floats from row to row of results: four rows of two floats a lane meet all banks
+#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 16 * PACKED_OUT * 4) // bytes beside weights and ring; 1024: to align
+
+struct d_packed_rows {
+    int ring, plane; // rows in shared memory; bytes of eight channels of one
+    int below;       // rows from the first to the last of a patch
+    int n_strips, n_segments, segment; // segments: 0 for images that are not for this; rows in one
+    size_t shared_bytes;
+};
+
+// Strips must be filled and many. Segments: those whose last round leaves the fewest multiprocessors idle.
+static inline d_packed_rows packed_rows_of(const gcuda_conv_args & p, const d_packed & q) {
+    const int64_t more = (p.kernel.ne[0] - 1) * p.d0, row = q.n_c * (PACKED_STRIP + more) * 16, n_sm = n_multiprocessors();
+    const int64_t fixed = PACKED_FIXED + (int64_t) q.n_steps * PACKED_TILE, rings = (PACKED_SHARED - SHARED_STATIC - fixed) / row;
+    const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3] | 4 * (size_t) p.x.ne[0];
+    const bool is_plain = p.x.type == GCUDA_TYPE_F32 && p.y.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && bits % 16 == 0 && p.s0 * p.s1 == 1;
+    d_packed_rows s = {};
+    s.below = (int) ((p.kernel.ne[1] - 1) * p.d1);
+    s.plane = (int) (PACKED_STRIP + more) * 16;
+    s.n_strips = (int) ((p.y.ne[0] + PACKED_STRIP - 1) / PACKED_STRIP);
+    s.ring = (int) (rings < PACKED_RING ? rings : PACKED_RING);
+    s.shared_bytes = (size_t) (fixed + s.ring * row);
+    const bool is_filled = p.y.ne[0] * 5 >= (int64_t) s.n_strips * PACKED_STRIP * 4 && q.n_pixels >= n_sm * PACKED_STRIP * 8;
+    if (!is_plain || q.n_oc > 64 || q.n_c % 2 != 0 || more > 12 || s.below == 0 || s.ring < s.below + 3 || !is_filled ||
+        !fits_shared(PACKED_SHARED, p.max_shared) || !gcuda_has_warp_groups()) {
+        return s;
+    }
+    double least = 0.0;
+    for (int n = 1; n <= 64; ++n) {
+        const int64_t segment = (p.y.ne[1] + n - 1) / n, n_segments = (p.y.ne[1] + segment - 1) / segment;
+        const int64_t n_blocks = n_segments * s.n_strips * p.y.ne[3];
+        const double cost = (double) ((n_blocks + n_sm - 1) / n_sm) * (double) (segment + s.below + 2);
+        if ((least == 0.0 || cost < least) && n_blocks < GRID_LIMIT) {
+            least = cost;
+            s.segment = (int) segment;
+            s.n_segments = (int) n_segments;
+        }
+    }
+    return s;
+}
+
+static inline size_t packed_x_bytes(const gcuda_conv_args & p, const d_packed & q) {
+    return (size_t) q.wide * (size_t) q.high * (size_t) q.n_c * (size_t) p.x.ne[3] * 16;
+}
+
+// A kernel of one element is a product of matrices, whose image needs no more than its channels innermost.
+static inline bool is_packed_product(const gcuda_conv_args & p) {
+    return p.kernel.ne[0] * p.kernel.ne[1] == 1 && p.s0 == 1 && p.s1 == 1 && p.p0 == 0 && p.p1 == 0 && p.x.ne[2] % 8 == 0 &&
+           (uintptr_t) p.kernel.data % 16 == 0 && (uintptr_t) p.scratch % 16 == 0 && p.y.type == GCUDA_TYPE_F32;
+}
+static inline gcuda_mul_mat_args packed_product_of(const gcuda_conv_args & p, char * x) {
+    const int64_t n_pixels = p.y.ne[0] * p.y.ne[1], n_in = p.x.ne[2], n_oc = p.kernel.ne[3], n_images = p.y.ne[3];
+    auto array = [](gcuda_type type, void * data, int64_t ne0, int64_t ne1, int64_t ne2) {
+        gcuda_array a = {};
+        a.type = type;
+        a.data = data;
+        a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = 1;
+        a.nb[0] = gcuda_type_size(type);
+        for (int d = 1; d < 4; ++d) { a.nb[d] = a.nb[d - 1] * (size_t) a.ne[d - 1]; }
+        return a;
+    };
+    gcuda_mul_mat_args m = {};
+    m.a = array(GCUDA_TYPE_F16, x, n_in, n_pixels, n_images);
+    m.b = array(GCUDA_TYPE_F16, p.kernel.data, n_in, n_oc, 1);
+    m.y = array(GCUDA_TYPE_F32, p.y.data, n_pixels, n_oc, n_images);
+    m.max_shared = p.max_shared;
+    return m;
+}
+
 // Where a piece of a row of a tile is.
 static inline __device__ int d_packed_at(int row, int piece) { return row * PACKED_ROW + (piece ^ (row & 7)) * 16; }
 
@@ -5655,9 +5730,9 @@ static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed
     __syncthreads();
     for (int i = (int) threadIdx.x; i < n_c * n_taps; i += 256) {
         const int tap = i / n_c, c = i - tap * n_c, piece = tap * q.n_c + c0 + c;
-        __half v[8];
+        alignas(16) __half v[8];
         UNROLL for (int k = 0; k < 8; ++k) { v[k] = w[(8 * c + k) * n_taps + tap + 2 * c]; }
-        memcpy(to + (int64_t) (piece / 8) * PACKED_TILE + d_packed_at(row, piece % 8), v, 16);
+        *(uint4 *) (to + (int64_t) (piece / 8) * PACKED_TILE + d_packed_at(row, piece % 8)) = *(const uint4 *) v;
     }
     for (int piece = q.n_pieces + (int) threadIdx.x; piece < 8 * q.n_steps && c0 == 0; piece += 256) {
         *(uint4 *) (to + (int64_t) (piece / 8) * PACKED_TILE + d_packed_at(row, piece % 8)) = make_uint4(0, 0, 0, 0);
@@ -5749,9 +5824,20 @@ template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args 
     const int64_t n_parts = pack_parts(q, (int) (p.kernel.ne[0] * p.kernel.ne[1])), n_w = packed_channels(q.n_oc) * n_parts;
     auto n_tiles = [&](int64_t m, int64_t n) { return (q.n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n); };
     auto fits = [&](int64_t m, int64_t n) { return fits_shared((size_t) (3 * (m + n) * PACKED_ROW), p.max_shared); };
-    gcuda_status st = launch(k_conv_pack<TX>, n_w + n_blocks, 256, stream, p, q, n_w, n_parts, n_blocks);
+    const bool is_rows = packed_rows_of(p, q).n_segments > 0;
+    gcuda_status st;
+    if (is_packed_product(p) && fits_shared(PACKED_SHARED, p.max_shared) && gcuda_has_warp_groups()) {
+        const gcuda_mul_mat_args product = packed_product_of(p, q.x);
+        st = launch(k_conv_pack<TX>, n_blocks, 256, stream, p, q, (int64_t) 0, n_parts, n_blocks);
+        st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_wg(&product, q.x + packed_x_bytes(p, q), stream) : st;
+        if (st != GCUDA_STATUS_UNSUPPORTED) {
+            return st;
+        }
+    }
+    const int64_t n_x = is_rows ? 0 : n_blocks;
+    st = launch(k_conv_pack<TX>, n_w + n_x, 256, stream, p, q, n_w, n_parts, n_x);
     st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_conv_2d_wg(&p, stream) : st;
-    if (st != GCUDA_STATUS_UNSUPPORTED) {
+    if (is_rows || st != GCUDA_STATUS_UNSUPPORTED) {
         return st;
     }
     return q.n_oc > 64 && fits(128, 128) && n_tiles(128, 128) >= PACKED_FILLS ? conv_2d_packed_tiles<TX, 128, 128, 2, 3>(p, q, stream)
@@ -5782,7 +5868,8 @@ size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
         return 0;
     }
     const d_packed q = packed_of(*args);
-    return q.w_bytes + (size_t) q.wide * (size_t) q.high * (size_t) q.n_c * (size_t) args->x.ne[3] * 16;
+    const gcuda_mul_mat_args product = packed_product_of(*args, q.x);
+    return q.w_bytes + packed_x_bytes(*args, q) + (is_packed_product(*args) ? gcuda_mul_mat_wg_scratch_bytes(&product) : 0);
 }
 
 // Kernel and result are contiguous.
@@ -5835,6 +5922,128 @@ static __global__ void k_conv_2d_dw(const gcuda_conv_args p, const gcuda_array w
         }
         UNROLL for (int k = 0; k < N; ++k) {
             if (ox + k * step < p.y.ne[0]) { d_put((TX *) d_at(p.y, ox + k * step, oy, c, i.i3), sum[k]); }
+        }
+    }
+}
+
+// ---- few outputs: a thread has one, and DW_TAPS rows of DW_TAPS elements of its patch are under way together ----
+template <typename TX, typename TW, bool IS_CHANNELS> static __global__ void __launch_bounds__(128) k_conv_2d_dw_one(const gcuda_conv_args p) {
+    const uint32_t wide = (uint32_t) p.y.ne[0], high = (uint32_t) p.y.ne[1], n_c = (uint32_t) p.y.ne[2], n = wide * high * n_c * (uint32_t) p.y.ne[3];
+    const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1];
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) { // in the order of memory
+        const uint32_t n0 = IS_CHANNELS ? n_c : wide, n1 = IS_CHANNELS ? wide : high, n2 = IS_CHANNELS ? high : n_c;
+        const uint32_t q0 = i / n0, q1 = q0 / n1, i3 = q1 / n2, i0 = i - q0 * n0, i1 = q0 - q1 * n1, i2 = q1 - i3 * n2;
+        const uint32_t ox = IS_CHANNELS ? i1 : i0, oy = IS_CHANNELS ? i2 : i1, c = IS_CHANNELS ? i0 : i2;
+        const int x0 = (int) ox * p.s0 - p.p0, y0 = (int) oy * p.s1 - p.p1;
+        const char * from = d_at(p.x, x0, y0, c, i3), * weights = d_at(p.kernel, 0, 0, 0, c);
+        float sum = 0.0f;
+        for (int kh = 0; kh < kh_n; kh += DW_TAPS) {
+            for (int kw = 0; kw < kw_n; kw += DW_TAPS) {
+                float v[DW_TAPS][DW_TAPS], w[DW_TAPS][DW_TAPS];
+                UNROLL for (int r = 0; r < DW_TAPS; ++r) {
+                    const bool is_row = kh + r < kh_n && (unsigned) (y0 + (kh + r) * p.d1) < (unsigned) p.x.ne[1];
+                    const char * row = from + (kh + r) * p.d1 * (int64_t) p.x.nb[1], * weight = weights + (kh + r) * (int64_t) p.kernel.nb[1];
+                    UNROLL for (int k = 0; k < DW_TAPS; ++k) {
+                        const bool is_in = is_row && kw + k < kw_n && (unsigned) (x0 + (kw + k) * p.d0) < (unsigned) p.x.ne[0];
+                        v[r][k] = is_in ? d_f32(*(const TX *) (row + (kw + k) * p.d0 * (int64_t) p.x.nb[0])) : 0.0f;
+                        w[r][k] = is_in ? d_f32(*(const TW *) (weight + (kw + k) * (int64_t) p.kernel.nb[0])) : 0.0f;
+                    }
+                }
+                UNROLL for (int r = 0; r < DW_TAPS; ++r) {
+                    UNROLL for (int k = 0; k < DW_TAPS; ++k) { sum += w[r][k] * v[r][k]; }
+                }
+            }
+        }
+        d_put((TX *) d_at(p.y, ox, oy, c, i3), sum);
+    }
+}
+
+// ---- 3 x 3, a step of one: a thread slides down DW_SLIDE rows of the result, reads every row of the image once and adds it to the
+// three rows of the result that want it ----
+#define DW_SLIDE 16
+
+// Four elements of a row of pixels and those beside them: a padding of one, rows at multiples of 16 bytes.
+template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide(const gcuda_conv_args p, uint32_t n) {
+    const uint32_t n_wide = (uint32_t) (p.y.ne[0] / 4), n_high = (uint32_t) ((p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE), n_c = (uint32_t) p.y.ne[2];
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) {
+        const uint32_t q0 = i / n_wide, q1 = q0 / n_high, i3 = q1 / n_c, c = q1 - i3 * n_c;
+        const int x = (int) (i - q0 * n_wide) * 4, oy = (int) (q0 - q1 * n_high) * DW_SLIDE, y0 = oy - p.p1, high = (int) p.x.ne[1];
+        const bool is_first = x == 0, is_last = x + 4 == (int) p.x.ne[0];
+        const char * image = d_at(p.x, x, 0, c, i3);
+        float w[3][3], sum[3][4] = {};
+        UNROLL for (int k = 0; k < 9; ++k) { w[k / 3][k % 3] = d_f32(*(const TW *) d_at(p.kernel, k % 3, k / 3, 0, c)); }
+        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // rows of the image: three at a time, so that sums stay where they are
+            float v[3][6];
+            UNROLL for (int u = 0; u < 3; ++u) {
+                const int y = y0 + j + u;
+                const float * row = (const float *) (image + y * (int64_t) p.x.nb[1]);
+                const bool is_row = y >= 0 && y < high;
+                const float4 four = is_row ? *(const float4 *) row : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[u][0] = is_row && !is_first ? row[-1] : 0.0f;
+                v[u][1] = four.x, v[u][2] = four.y, v[u][3] = four.z, v[u][4] = four.w;
+                v[u][5] = is_row && !is_last ? row[4] : 0.0f;
+            }
+            UNROLL for (int u = 0; u < 3; ++u) { // begins row j + u of the result, ends the second before
+                UNROLL for (int k = 0; k < 4; ++k) {
+                    sum[u][k] = w[0][0] * v[u][k] + w[0][1] * v[u][k + 1] + w[0][2] * v[u][k + 2];
+                    sum[(u + 2) % 3][k] += w[1][0] * v[u][k] + w[1][1] * v[u][k + 1] + w[1][2] * v[u][k + 2];
+                    sum[(u + 1) % 3][k] += w[2][0] * v[u][k] + w[2][1] * v[u][k + 1] + w[2][2] * v[u][k + 2];
+                }
+                const int o = oy + j + u - 2;
+                const float * out = sum[(u + 1) % 3];
+                if (j + u >= 2 && o < (int) p.y.ne[1]) { *(float4 *) d_at(p.y, x, o, c, i3) = make_float4(out[0], out[1], out[2], out[3]); }
+            }
+        }
+    }
+}
+
+// Four channels, which lie together, of two pixels.
+template <typename T> struct alignas(4 * sizeof(T)) d_quad {
+    T v[4];
+};
+
+template <typename TW> static __global__ void __launch_bounds__(128) k_conv_2d_dw_slide_quads(const gcuda_conv_args p, uint32_t n) {
+    const uint32_t n_c = (uint32_t) (p.y.ne[2] / 4), n_wide = (uint32_t) ((p.y.ne[0] + 1) / 2);
+    const uint32_t n_high = (uint32_t) ((p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE);
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) {
+        const uint32_t q0 = i / n_c, q1 = q0 / n_wide, i3 = q1 / n_high, c = (i - q0 * n_c) * 4;
+        const int ox = (int) (q0 - q1 * n_wide) * 2, oy = (int) (q1 - i3 * n_high) * DW_SLIDE, x0 = ox - p.p0, y0 = oy - p.p1;
+        const char * image = d_at(p.x, x0, 0, c, i3);
+        float w[3][3][4], sum[3][2][4] = {};
+        bool is_in[4];
+        UNROLL for (int k = 0; k < 9; ++k) {
+            const d_quad<TW> four = *(const d_quad<TW> *) d_at(p.kernel, k % 3, k / 3, 0, c);
+            UNROLL for (int m = 0; m < 4; ++m) { w[k / 3][k % 3][m] = d_f32(four.v[m]); }
+        }
+        UNROLL for (int k = 0; k < 4; ++k) { is_in[k] = x0 + k >= 0 && x0 + k < (int) p.x.ne[0]; }
+        for (int j = 0; j < DW_SLIDE + 2; j += 3) { // as above
+            float4 v[3][4];
+            UNROLL for (int u = 0; u < 3; ++u) {
+                const int y = y0 + j + u;
+                const char * row = image + y * (int64_t) p.x.nb[1];
+                UNROLL for (int k = 0; k < 4; ++k) {
+                    const bool is_there = is_in[k] && y >= 0 && y < (int) p.x.ne[1];
+                    v[u][k] = is_there ? *(const float4 *) (row + k * (int64_t) p.x.nb[0]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+            }
+            UNROLL for (int u = 0; u < 3; ++u) {
+                const int o = oy + j + u - 2;
+                UNROLL for (int k = 0; k < 2; ++k) {
+                    float * first = sum[u][k], * second = sum[(u + 2) % 3][k], * third = sum[(u + 1) % 3][k];
+                    UNROLL for (int m = 0; m < 4; ++m) { first[m] = 0.0f; }
+                    UNROLL for (int t = 0; t < 3; ++t) {
+                        const float four[4] = { v[u][k + t].x, v[u][k + t].y, v[u][k + t].z, v[u][k + t].w };
+                        UNROLL for (int m = 0; m < 4; ++m) {
+                            first[m] += w[0][t][m] * four[m];
+                            second[m] += w[1][t][m] * four[m];
+                            third[m] += w[2][t][m] * four[m];
+                        }
+                    }
+                    if (j + u >= 2 && o < (int) p.y.ne[1] && ox + k < (int) p.y.ne[0]) {
+                        *(float4 *) d_at(p.y, ox + k, o, c, i3) = make_float4(third[0], third[1], third[2], third[3]);
+                    }
+                }
+            }
         }
     }
 }
@@ -5894,10 +6103,6 @@ template <typename TX, typename TW> static __global__ void __launch_bounds__(256
 
 // ---- channels innermost: a thread has four of them at DW_PIXELS pixels of a row ----
 #define DW_PIXELS 4
-
-template <typename T> struct alignas(4 * sizeof(T)) d_quad {
-    T v[4];
-};
 
 template <typename TX, typename TW>
 static __global__ void k_conv_2d_dw_quads(const gcuda_conv_args p, const gcuda_array walk, const tiles t) {
@@ -5966,16 +6171,24 @@ static size_t dw_tile(const gcuda_conv_args & p, d_dw * out) { // bytes of share
 // Fewer of them leave multiprocessors idle, and the plain form has more.
 #ifdef GCUDAI_SIM
 #define DW_FILLS 2 // the simulated device comes here with small images, or no test would
+#define DW_SLIDES 8
 #else
-#define DW_FILLS 256 // tiles; threads with 16 outputs by four
+#define DW_FILLS 256    // tiles; threads with 16 outputs by four
+#define DW_SLIDES 65536 // threads
 #endif
 
 gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream stream) {
     const gcuda_conv_args & p = *args;
     const bool is_channels = p.y.nb[2] < p.y.nb[0];
-    const bool is_large = n_elements(p.y) >= DW_FILLS * (int64_t) 1024;
+    const bool is_near = p.x.ne[0] < CONV_FAR && p.x.ne[1] < CONV_FAR && p.y.ne[0] * p.s0 < CONV_FAR && p.y.ne[1] * p.s1 < CONV_FAR && p.p0 < CONV_FAR &&
+                         p.p1 < CONV_FAR && p.kernel.ne[0] * p.d0 < CONV_FAR && p.kernel.ne[1] * p.d1 < CONV_FAR;
+    const bool is_large = n_elements(p.y) >= DW_FILLS * (int64_t) 1024 || !is_near;
     const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) && is_large;
-    const int n_own = is_large ? 4 : 1; // outputs of a thread
+    const bool is_3x3 = p.kernel.ne[0] == 3 && p.kernel.ne[1] == 3 && p.s0 == 1 && p.s1 == 1 && p.d0 == 1 && p.d1 == 1 && is_large && is_near;
+    const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // outputs of a thread
+    const int64_t n_slide = n_slides * (is_channels ? p.y.ne[2] / 4 * ((p.y.ne[0] + 1) / 2) : p.y.ne[2] * (p.y.ne[0] / 4)); // threads
+    const bool is_slide = is_3x3 && p.x.type == GCUDA_TYPE_F32 && n_slide >= DW_SLIDES && n_slide < INT32_MAX &&
+                          (is_channels ? is_quads : is_wide(p.x) && is_wide(p.y) && p.x.ne[0] % 4 == 0 && p.p0 == 1);
     gcuda_array walk = p.y;
     d_dw w;
     const size_t n_bytes = dw_tile(p, &w);
@@ -5990,12 +6203,18 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
         return with_float(p.kernel.type, [&](auto v) {
             typedef decltype(x) TX;
             typedef decltype(v) TW;
+            if (is_slide) {
+                return launch(is_channels ? k_conv_2d_dw_slide_quads<TW> : k_conv_2d_dw_slide<TW>, (n_slide + 127) / 128, 128, stream, p, (uint32_t) n_slide);
+            }
             if (!is_channels && n_tiles >= DW_FILLS && fits_shared(n_bytes, 0)) {
                 return launch_shared(k_conv_2d_dw_tile<TX, TW>, n_tiles, dim3(256), n_bytes, 0, stream, p, w);
             }
+            if (!is_large) {
+                return launch(is_channels ? k_conv_2d_dw_one<TX, TW, true> : k_conv_2d_dw_one<TX, TW, false>, (n_elements(p.y) + 127) / 128, 128, stream, p);
+            }
             return is_quads      ? launch_tiles(k_conv_2d_dw_quads<TX, TW>, t, stream, p, walk)
-                   : is_channels ? launch_tiles(is_large ? k_conv_2d_dw<TX, TW, true, 4> : k_conv_2d_dw<TX, TW, true, 1>, t, stream, p, walk)
-                                 : launch_tiles(is_large ? k_conv_2d_dw<TX, TW, false, 4> : k_conv_2d_dw<TX, TW, false, 1>, t, stream, p, walk);
+                   : is_channels ? launch_tiles(k_conv_2d_dw<TX, TW, true, 4>, t, stream, p, walk)
+                                 : launch_tiles(k_conv_2d_dw<TX, TW, false, 4>, t, stream, p, walk);
         });
     });
 }
@@ -11986,7 +12205,7 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
 #endif
 struct d_wg_gemm {
     d_wg_job wg; // of it m, n, tiles, parts and y
-    int ne2, r2, r3;       // matrices of y in dimension 2; how many of them share one of a
+    int ne2, a2, a3, b2, b3; // matrices of y in dimension 2; how many of them share one of a and of b
     int64_t y_nb2, y_nb3;  // elements between matrices of y, or of sums of parts
 };
 
@@ -12282,8 +12501,8 @@ template <int TN> static inline __device__ void d_wg_gemm_fetch(
             const uint32_t to = stages + at.slot * shape::stage_bytes, bar = full + 8 * at.slot;
             d_barrier_wait(empty + 8 * at.slot, at.parity);
             d_barrier_expect(bar, shape::stage_bytes);
-            d_copy_box(to, a, s * WG_K, t.wg.m0 + rank * WG_ROWS, t.i2 / p.r2, t.i3 / p.r3, bar);
-            d_copy_box_to_both(to + shape::a_bytes + rank * (TN * WG_K), b, s * WG_K, t.wg.c0 + rank * (TN / 2), t.i2, t.i3, bar);
+            d_copy_box(to, a, s * WG_K, t.wg.m0 + rank * WG_ROWS, t.i2 / p.a2, t.i3 / p.a3, bar);
+            d_copy_box_to_both(to + shape::a_bytes + rank * (TN * WG_K), b, s * WG_K, t.wg.c0 + rank * (TN / 2), t.i2 / p.b2, t.i3 / p.b3, bar);
             at.next();
         }
     }
@@ -12719,8 +12938,10 @@ static gcuda_status mul_mat_wg_gemm(const gcuda_mul_mat_args & args, void * scra
     p.wg.y_stride = has_parts ? p.wg.m : (int64_t) (args.y.nb[1] / 4);
     p.wg.part_stride = n_elements(args.y);
     p.ne2 = (int) args.y.ne[2];
-    p.r2 = (int) (args.b.ne[2] / args.a.ne[2]);
-    p.r3 = (int) (args.b.ne[3] / args.a.ne[3]);
+    p.a2 = (int) (args.y.ne[2] / args.a.ne[2]);
+    p.a3 = (int) (args.y.ne[3] / args.a.ne[3]);
+    p.b2 = (int) (args.y.ne[2] / args.b.ne[2]);
+    p.b3 = (int) (args.y.ne[3] / args.b.ne[3]);
     p.y_nb2 = has_parts ? (int64_t) p.wg.m * p.wg.n : (int64_t) (args.y.nb[2] / 4);
     p.y_nb3 = has_parts ? p.y_nb2 * p.ne2 : (int64_t) (args.y.nb[3] / 4);
     const gcuda_status st = plan.tn == 256 ? (is_f16 ? launch_wg_gemm<__half, 256>(p, args, stream) : launch_wg_gemm<__nv_bfloat16, 256>(p, args, stream))
@@ -12975,12 +13196,224 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
         p.max_shared, stream, p, q, (int) n_items);
 }
 
+// ---- few channels, large images: bound by memory, so image and result pass once, and neither waits for registers ----
+// A block has 256 pixels of the rows of a segment and all, at most 64, output channels, whose weights stay in shared memory. One warp
+// group has the rows of the image brought as they lie, eight channels at a time and four times that ahead, and puts them into a ring of
+// rows in F16, as [eight channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every
+// second row of the result each; a warp's 16 channels go through shared memory, from where they are copied asynchronously.
+//   floor   image and result once     shared  weights, ring and what is under way, up to 226 KiB
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// A matrix without swizzle: eight rows of 16 bytes follow each other, the next eight 128 bytes further, the second half of sixteen k a
+// plane further.
+static inline __device__ uint64_t d_wg_plain(uint32_t address, int plane) {
+    return (uint64_t) ((address & 0x3ffffu) >> 4) | (uint64_t) (uint32_t) (plane >> 4) << 16 | (uint64_t) 8 << 32;
+}
+
+// To global memory; both at multiples of 16 bytes, and so is n_bytes. What was copied may be overwritten after d_wg_await_stores.
+static inline __device__ void d_wg_copy_out(float * to, uint32_t from, int n_bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(n_bytes) : "memory");
+}
+static inline __device__ void d_wg_commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+static inline __device__ void d_wg_await_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+struct d_wg_rows {
+    char * ring;
+    float * raw;
+    uint32_t full, empty, arrived; // barriers: of rows in the ring; of what is under way
+    int image, x0, y0, n_rows;     // the segment: where it begins in the result, and rows there
+};
+
+static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & r, int thread) {
+    const int x0 = r.x0 - p.p0, y0 = r.y0 - p.p1, first = x0 & ~3, skip = x0 - first, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
+    const int from = first > 0 ? first : 0, end = first + PACKED_RAW < wide ? first + PACKED_RAW : wide, n_bytes = end > from ? (end - from) * 4 : 0;
+    const int n_in = (int) p.x.ne[2], more = s.plane / 16 - PACKED_STRIP, n_rows = r.n_rows + s.below;
+    const char * image = (const char *) p.x.data + r.image * (int64_t) p.x.nb[3] + from * (int64_t) 4;
+    auto request = [&](int row, int c, int slot) { // by the first warp; nothing of rows outside
+        const int y = y0 + row, n = y >= 0 && y < high && row < n_rows && n_bytes > 0 ? n_in - 8 * c < 8 ? n_in - 8 * c : 8 : 0;
+        const uint32_t bar = r.arrived + 8 * slot;
+        if (thread == 0) { d_barrier_expect(bar, n * n_bytes); }
+        __syncwarp();
+        if (thread < n) {
+            d_wg_copy(d_shared_address(r.raw + (slot * 8 + thread) * PACKED_RAW + from - first),
+                image + (8 * c + thread) * (int64_t) p.x.nb[2] + y * (int64_t) p.x.nb[1], n_bytes, bar);
+        }
+    };
+    d_wg_place<PACKED_RAWS> at = { 0, 0 };
+    int next_row = 0, next_c = 0; // to ask for
+    auto request_next = [&](int slot) {
+        request(next_row, next_c, slot);
+        next_c = next_c + 1 == q.n_c ? 0 : next_c + 1;
+        next_row += next_c == 0 ? 1 : 0;
+    };
+    if (thread < 32) {
+        for (int i = 0; i < PACKED_RAWS; ++i) { request_next(i); }
+    }
+    int slot = 0;
+    uint32_t parity = 1;
+    for (int row = 0; row < n_rows; ++row) {
+        const bool is_row = y0 + row >= 0 && y0 + row < high;
+        for (int c = 0; c < q.n_c; ++c) {
+            char * to = r.ring + (slot * q.n_c + c) * s.plane;
+            d_barrier_wait(r.arrived + 8 * at.slot, at.parity);
+            uint4 v[3];
+            UNROLL for (int h = 0; h < 3; ++h) {
+                const int i = thread + 128 * h, x = x0 + i;
+                const float * raw = r.raw + at.slot * 8 * PACKED_RAW + skip + (h < 2 || i < PACKED_STRIP + more ? i : 0);
+                const bool is_in = is_row && x >= 0 && x < wide;
+                float u[8];
+                UNROLL for (int k = 0; k < 8; ++k) { u[k] = is_in && 8 * c + k < n_in ? raw[k * PACKED_RAW] : 0.0f; }
+                v[h] = make_uint4(d_two_halfs(u[0], u[1]), d_two_halfs(u[2], u[3]), d_two_halfs(u[4], u[5]), d_two_halfs(u[6], u[7]));
+            }
+            if (c == 0) { d_barrier_wait(r.empty + 8 * slot, parity); }
+            UNROLL for (int h = 0; h < 3; ++h) {
+                if (h < 2 || thread < more) { *(uint4 *) (to + (thread + 128 * h) * 16) = v[h]; }
+            }
+            asm volatile("bar.sync 1, 128;" ::: "memory"); // all have read it
+            if (thread < 32) { request_next(at.slot); }
+            at.next();
+        }
+        d_wg_publish();
+        __syncwarp();
+        if (thread % 32 == 0) { d_barrier_arrive(r.full + 8 * slot); }
+        slot = slot + 1 == s.ring ? 0 : slot + 1;
+        parity ^= slot == 0 ? 1u : 0u;
+    }
+}
+
+// Half a strip of a warp's 16 channels. In shared memory a row begins as far behind a multiple of 16 bytes as in the result.
+static inline __device__ void d_wg_rows_store(const gcuda_conv_args & p, const d_packed & q, int64_t first, int oc, int n, float * stage, int lane, const float * d) {
+    const int64_t plane = q.image_pixels;
+    const uint32_t start = (uint32_t) ((uintptr_t) p.y.data / 4 + (uint64_t) first) & 3;
+    const bool is_pair = plane % 2 == 0 && p.y.ne[0] % 2 == 0 && start % 2 == 0;
+    if (lane < 16) { d_wg_await_stores(); }
+    __syncwarp();
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const int row = lane / 4 + 8 * h;
+        float * to = stage + row * PACKED_OUT + ((start + (uint32_t) row * (uint32_t) plane) & 3) + lane % 4 * 2;
+        UNROLL for (int j = 0; j < PACKED_STRIP / 16; ++j) {
+            const float v0 = d[4 * j + 2 * h], v1 = d[4 * j + 2 * h + 1];
+            if (is_pair) {
+                *(float2 *) (to + 8 * j) = make_float2(v0, v1);
+            } else {
+                to[8 * j] = v0;
+                to[8 * j + 1] = v1;
+            }
+        }
+    }
+    d_wg_publish();
+    __syncwarp();
+    const int row = lane % 16;
+    const int shift = (int) ((start + (uint32_t) row * (uint32_t) plane) & 3), ahead = (4 - shift) & 3, head = ahead < n ? ahead : n, body = (n - head) & ~3;
+    const float * from = stage + row * PACKED_OUT + shift;
+    float * to = (float *) p.y.data + first + row * plane;
+    if (oc + row < q.n_oc && lane < 16) {
+        if (body > 0) { d_wg_copy_out(to + head, d_shared_address(from + head), body * 4); }
+        UNROLL for (int i = 0; i < 3; ++i) {
+            if (i < head) { to[i] = from[i]; }
+        }
+    } else if (oc + row < q.n_oc) {
+        UNROLL for (int i = 0; i < 3; ++i) {
+            if (head + body + i < n) { to[head + body + i] = from[head + body + i]; }
+        }
+    }
+    if (lane < 16) { d_wg_commit_stores(); }
+}
+
+static inline __device__ void d_wg_rows_multiply(
+    const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & at, uint32_t w, float * out, int thread) {
+    const int lane = thread % 32, warp = thread / 32 % 4, group = thread / 128, left = (int) p.y.ne[0] - at.x0;
+    const uint32_t ring = d_shared_address(at.ring);
+    float * stage = out + thread / 32 * 16 * PACKED_OUT;
+    float d[PACKED_STRIP / 2];
+    if (group == 1 && lane == 0) { d_barrier_arrive(at.empty); } // no row before the first uses its place
+    for (int r = group; r < at.n_rows; r += 2) {
+        const int last = r + s.below;
+        d_barrier_wait(at.full + 8 * (last % s.ring), (uint32_t) (last / s.ring & 1));
+        d_wg_fence();
+        int piece = 0;
+        for (int ky = 0; ky < (int) p.kernel.ne[1]; ++ky) {
+            const uint32_t row = ring + (uint32_t) ((r + ky * p.d1) % s.ring * q.n_c * s.plane);
+            for (int kx = 0; kx < (int) p.kernel.ne[0]; ++kx) {
+                for (int c = 0; c < q.n_c; c += 2, piece += 2) {
+                    d_wg_mma_f16(d, d_wg_columns(w + (uint32_t) (piece / 8 * PACKED_TILE)) + (uint64_t) (piece % 8),
+                        d_wg_plain(row + (uint32_t) (c * s.plane + kx * p.d0 * 16), s.plane), piece > 0 ? 1 : 0);
+                }
+            }
+        }
+        d_wg_commit();
+        d_wg_wait<0>();
+        UNROLL for (int i = 0; i < PACKED_STRIP / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
+        if (lane == 0) { // the first row of this result is used by the one before too, which is the other group's
+            d_barrier_arrive(at.empty + 8 * (r % s.ring));
+            d_barrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
+        }
+        const int64_t first = ((int64_t) at.image * q.n_oc + warp * 16) * q.image_pixels + (at.y0 + r) * p.y.ne[0] + at.x0;
+        UNROLL for (int half = 0; half < 2; ++half) {
+            const int n = left - PACKED_STRIP / 2 * half;
+            if (n > 0) {
+                d_wg_rows_store(p, q, first + PACKED_STRIP / 2 * half, warp * 16, n < PACKED_STRIP / 2 ? n : PACKED_STRIP / 2, stage, lane,
+                    d + PACKED_STRIP / 4 * half);
+            }
+        }
+    }
+    d_wg_await_stores(); // shared memory stays until they have read it
+}
+#endif // 9.0a
+
+static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const gcuda_conv_args p, const d_packed q, const d_packed_rows s) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[2 * PACKED_RING + PACKED_RAWS + 1];
+    const int thread = (int) threadIdx.x, strip = (int) blockIdx.x % s.n_strips, rest = (int) blockIdx.x / s.n_strips;
+    char * w = shared + (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
+    d_wg_rows r;
+    r.ring = w + q.n_steps * PACKED_TILE;
+    r.raw = (float *) (r.ring + s.ring * q.n_c * s.plane);
+    r.full = d_shared_address(barriers);
+    r.empty = r.full + 8 * PACKED_RING;
+    r.arrived = r.empty + 8 * PACKED_RING;
+    r.image = rest / s.n_segments;
+    r.x0 = strip * PACKED_STRIP;
+    r.y0 = rest % s.n_segments * s.segment;
+    r.n_rows = (int) p.y.ne[1] - r.y0 < s.segment ? (int) p.y.ne[1] - r.y0 : s.segment;
+    float * out = r.raw + PACKED_RAWS * 8 * PACKED_RAW;
+    const uint32_t weights = r.arrived + 8 * PACKED_RAWS;
+    if (thread == 0) {
+        for (int i = 0; i < s.ring; ++i) {
+            d_barrier_init(r.full + 8 * i, 4);
+            d_barrier_init(r.empty + 8 * i, 8); // four warps after either of two rows
+        }
+        for (int i = 0; i < PACKED_RAWS; ++i) { d_barrier_init(r.arrived + 8 * i, 1); }
+        d_barrier_init(weights, 1);
+        d_wg_publish();
+        d_barrier_expect(weights, q.n_steps * PACKED_TILE);
+        for (int i = 0; i < q.n_steps; ++i) { d_wg_copy(d_shared_address(w) + i * PACKED_TILE, q.w + (int64_t) i * PACKED_TILE, PACKED_TILE, weights); }
+    }
+    __syncthreads();
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        d_wg_rows_fetch(p, q, s, r, thread);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+        d_barrier_wait(weights, 0);
+        d_wg_rows_multiply(p, q, s, r, d_shared_address(w), out, thread - 128);
+    }
+#else
+    (void) p, (void) q, (void) s;
+#endif
+}
+
 // Of tiles that fit the channels those whose last round leaves the fewest multiprocessors idle.
 gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream stream) {
     if (!fits_shared(PACKED_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const d_packed q = packed_of(*args);
+    const d_packed_rows s = packed_rows_of(*args, q);
+    if (s.n_segments > 0) {
+        return launch_shared(k_conv_2d_wg_rows, (int64_t) s.n_segments * s.n_strips * args->y.ne[3], dim3(WG_THREADS), s.shared_bytes,
+            args->max_shared, stream, *args, q, s);
+    }
     const int64_t n_sm = n_multiprocessors();
     auto rounds = [&](int64_t m, int64_t n) { return ((q.n_oc + m - 1) / m * ((q.n_pixels + n - 1) / n) + n_sm - 1) / n_sm; };
     const double wide = (double) rounds(128, 256) * WG_CONV_WIDE, square = (double) rounds(128, 128) * WG_CONV_SQUARE;

@@ -163,6 +163,7 @@ TEST(many_tiles) { // several for every multiprocessor, of every kind
         { 64, 64, 64, 16, 3, 3, 256, 1, 1, 1, 1, 1, 1 },
         { 300, 301, 16, 2, 3, 3, 48, 1, 1, 1, 1, 1, 1 },
         { 64, 64, 640, 2, 1, 1, 640, 1, 1, 0, 0, 1, 1 },
+        { 33, 31, 264, 3, 1, 1, 257, 1, 1, 0, 0, 1, 1 },
         { 65, 63, 256, 6, 3, 3, 130, 1, 1, 1, 1, 1, 1 },
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { convolution(GCUDA_TYPE_F32, shapes[i]); }
@@ -174,6 +175,8 @@ TEST(few_channels_of_large_images) {
         { 255, 302, 16, 4, 5, 5, 33, 1, 1, 3, 4, 2, 2 },
         { 767, 361, 48, 1, 1, 2, 64, 1, 1, 0, 0, 1, 1 },
         { 513, 128, 64, 5, 2, 3, 64, 1, 1, 0, 1, 1, 1 },
+        { 772, 361, 29, 1, 2, 3, 61, 1, 1, 0, 0, 1, 1 },
+        { 768, 180, 16, 2, 4, 3, 33, 1, 1, 2, 2, 2, 1 },
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { convolution(GCUDA_TYPE_F32, shapes[i]); }
     convolution(GCUDA_TYPE_F16, shapes[1]);
