@@ -5848,9 +5848,10 @@ struct gcudai_globals {
     struct gcuda_allocator allocator; // alloc NULL: GCUDA_MALLOC and GCUDA_FREE
     gcuda_backend_reg_t * regs;       // third-party registries; the built-in ones are constants
     size_t n_regs, cap_regs;
+    gcudai_atomic_i32 cpu_isa; // enum gcuda_cpu_isa, read without the lock; AUTO: not looked for yet
 };
 static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL },
-    NULL, 0, 0 };
+    NULL, 0, 0, { GCUDA_CPU_ISA_AUTO } };
 
 int gcuda_version(void) { return GCUDA_VERSION; }
 
@@ -9696,13 +9697,11 @@ static enum gcuda_cpu_isa gcudai_cpu_isa_default(void) {
     return (enum gcuda_cpu_isa) best;
 }
 
-static gcudai_atomic_i32 gcudai_cpu_isa; // 0: not looked for yet
-
 enum gcuda_cpu_isa gcuda_cpu_get_isa(void) {
-    int32_t isa = gcudai_atomic_load_i32(&gcudai_cpu_isa);
+    int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
     if (isa == GCUDA_CPU_ISA_AUTO) {
         isa = (int32_t) gcudai_cpu_isa_default();
-        gcudai_atomic_store_i32(&gcudai_cpu_isa, isa);
+        gcudai_atomic_store_i32(&gcudai_g.cpu_isa, isa);
     }
     return (enum gcuda_cpu_isa) isa;
 }
@@ -9712,7 +9711,7 @@ gcuda_status gcuda_cpu_set_isa(enum gcuda_cpu_isa isa) {
         return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "cpu_set_isa: %s is not on this machine",
                            gcudai_cpu_isa_name(isa));
     }
-    gcudai_atomic_store_i32(&gcudai_cpu_isa, (int32_t) isa);
+    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, (int32_t) isa);
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -9720,8 +9719,14 @@ static const struct gcudai_simd * gcudai_simd_now(void) {
     return gcudai_simd_of(gcuda_cpu_get_isa());
 }
 
+// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
+// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
+struct gcudai_task;
+GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
+
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
+    const struct gcudai_task * task;
     enum gcuda_type type;
     const char * a;
     size_t a_nb;  // bytes from one row of a to the next
@@ -9802,11 +9807,13 @@ static void gcudai_gemm_edge(const struct gcudai_simd * simd, int64_t kc, const 
 // rows [m0, m1) x columns [n0, n1) of c; n0 is a multiple of 4
 static void gcudai_gemm_tile(const struct gcudai_simd * simd, const struct gcudai_gemm * g, int64_t m0, int64_t m1,
                              int64_t n0, int64_t n1, struct gcudai_gemm_local * local) {
+    double spent = 0.0;
     for (int64_t j = n0; g->k == 0 && j < n1; ++j) {
         memset(g->c + j * g->ldc + m0, 0, (size_t) (m1 - m0) * sizeof(float));
     }
     for (int64_t k0 = 0; k0 < g->k; k0 += GCUDAI_GEMM_KC) {
         const int64_t kc = GCUDAI_MIN(g->k - k0, GCUDAI_GEMM_KC);
+        if (gcudai_stops(g->task, &spent, (double) kc * (double) ((m1 - m0 + 8) * (n1 - n0 + 8)) / 6.0)) { return; }
         gcudai_gemm_pack(simd, g, m0, m1, k0, kc, local);
         for (int64_t r = m0; r < m1; r += simd->mr) {
             const float * a = local->a + (r - m0) * kc;
@@ -10031,10 +10038,6 @@ struct gcudai_task {
     int thread; // 0: the caller's
     struct gcudai_run * run;
 };
-
-// For loops inside one item that may be long: adds what a step costs (in the unit of gcudai_work) to *spent, and asks every
-// millisecond or so whether the graph is to be given up. Then true: the item returns, nobody reads what it has written.
-GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost);
 
 // Remembers an index out of range in a node's data; the smallest position of the first such node is reported.
 GCUDAI_UNUSED static void gcudai_bad_index(
@@ -10637,17 +10640,22 @@ static struct gcudai_custom_params gcudai_custom_host(void (*fun)(void), int kin
     return p;
 }
 
-static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n,
-    void (*fun)(void), int n_tasks, void * userdata, bool inplace) {
-    for (int i = 0; i < n; ++i) {
+// The registry says that sources are optional, their number being the caller's; but none of those given may be NULL.
+static bool gcudai_custom_begin(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n) {
+    for (int i = 0; i < n && ctx != NULL; ++i) {
         if (src[i] == NULL) {
-            if (ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS) {
+            if (ctx->error == GCUDA_STATUS_SUCCESS) {
                 gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source %d is NULL", i);
             }
-            return NULL;
+            return false;
         }
     }
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, src, n)) {
+    return gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, src, n);
+}
+
+static struct gcuda_tensor * gcudai_map_custom(struct gcuda_context * ctx, struct gcuda_tensor * const * src, int n,
+    void (*fun)(void), int n_tasks, void * userdata, bool inplace) {
+    if (!gcudai_custom_begin(ctx, src, n)) {
         return NULL;
     }
     struct gcuda_tensor * y = inplace ? gcudai_op_view(ctx, GCUDA_OP_CUSTOM, src[0], src, n)
@@ -10697,7 +10705,7 @@ static struct gcuda_tensor * gcudai_custom_4d(struct gcuda_context * ctx, enum g
     if (n_args < 0 || n_args > GCUDA_MAX_SRC || (n_args > 0 && args == NULL)) {
         return gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "%d sources, want 0 to %d", n_args, GCUDA_MAX_SRC);
     }
-    if (!gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, args, n_args)) {
+    if (!gcudai_custom_begin(ctx, args, n_args)) {
         return NULL;
     }
     return gcudai_custom(ctx, gcudai_op_new(ctx, GCUDA_OP_CUSTOM, type, ne, args, n_args), p);
@@ -10713,10 +10721,8 @@ static struct gcuda_tensor * gcudai_custom_inplace(struct gcuda_context * ctx, s
     for (int i = 0; i < n_args; ++i) {
         src[i + 1] = args[i];
     }
-    if (a == NULL || !gcudai_op_begin(ctx, GCUDA_OP_CUSTOM, src, n_args + 1)) {
-        return a == NULL && ctx != NULL && ctx->error == GCUDA_STATUS_SUCCESS
-                   ? gcudai_op_error(ctx, GCUDA_OP_CUSTOM, "source 0 is NULL")
-                   : NULL;
+    if (!gcudai_custom_begin(ctx, src, n_args + 1)) {
+        return NULL;
     }
     return gcudai_custom(ctx, gcudai_op_view(ctx, GCUDA_OP_CUSTOM, a, src, n_args + 1), p);
 }
@@ -11467,8 +11473,9 @@ static void gcudai_get_rows_back_work(const struct gcuda_tensor * y, struct gcud
 
 static void gcudai_get_rows_back_chain(
     const struct gcuda_get_rows_args * p, const struct gcudai_task * t, int64_t * first, int64_t * next) {
+    double spent = 0.0;
     for (int64_t j = 0; j < p->y.ne[1]; ++j) { first[j] = -1; }
-    for (int64_t r = p->ids.ne[0] - 1; r >= 0; --r) {
+    for (int64_t r = p->ids.ne[0] - 1; r >= 0 && !gcudai_stops(t, &spent, 10.0); --r) {
         const int64_t j = gcudai_index_at(&p->ids, r, 0, 0);
         if (j < 0 || j >= p->y.ne[1]) {
             gcudai_bad_index(t, r, j, p->y.ne[1]);
@@ -11482,6 +11489,7 @@ static void gcudai_get_rows_back_chain(
 static void gcudai_get_rows_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_get_rows_args * p = &args->get_rows;
     int64_t * first = (int64_t *) (void *) t->shared, * next = first + p->y.ne[1];
+    double spent = 0.0;
     if (t->phase == 0) {
         gcudai_get_rows_back_chain(p, t, first, next);
         return;
@@ -11494,6 +11502,7 @@ static void gcudai_get_rows_back_cpu(const union gcudai_args * args, const struc
         for (int64_t r = first[c.i1]; r >= 0; r = next[r]) {
             gcudai_load(p->x.type, gcudai_at(&p->x, r, 0, 0) + (size_t) c.i0 * p->x.nb[0], p->x.nb[0], c.n, buf);
             for (int64_t i = 0; i < c.n; ++i) { sum[i] += (double) buf[i]; }
+            if (gcudai_stops(t, &spent, 30.0 + 2.0 * (double) c.n)) { return; }
         }
         for (int64_t i = 0; i < c.n; ++i) { buf[i] = (float) sum[i]; }
         gcudai_store(GCUDA_TYPE_F32, gcudai_at(&p->y, c.i1, 0, 0) + (size_t) c.i0 * p->y.nb[0], p->y.nb[0], c.n, buf);
@@ -11575,14 +11584,15 @@ static int64_t * gcudai_last_row_slot(
     return &slots[i];
 }
 
-static void gcudai_last_row_init(
-    const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2) {
+static void gcudai_last_row_init(const struct gcuda_array * ids, int64_t * last, size_t n_slots, int64_t j1, int64_t j2,
+    const struct gcudai_task * t) {
+    double spent = 0.0;
     int64_t r = 1;
     while (r < ids->ne[0] && gcudai_index_at(ids, r - 1, j1, j2) < gcudai_index_at(ids, r, j1, j2)) { ++r; }
     last[0] = r == ids->ne[0];
     if (last[0] == 0) {
         memset(last + 1, 0, n_slots * sizeof(*last));
-        for (r = 0; r < ids->ne[0]; ++r) {
+        for (r = 0; r < ids->ne[0] && !gcudai_stops(t, &spent, 100.0); ++r) {
             *gcudai_last_row_slot(ids, last, n_slots, j1, j2, gcudai_index_at(ids, r, j1, j2)) = r + 1;
         }
     }
@@ -11598,7 +11608,7 @@ static void gcudai_set_rows_cpu(const union gcudai_args * args, const struct gcu
     if (has_many && t->phase == 0) {
         for (int64_t plane = t->i0; plane < t->i1; ++plane) {
             gcudai_last_row_init(
-                &p->ids, scratch + (size_t) plane * (n_slots + 1), n_slots, plane % p->ids.ne[1], plane / p->ids.ne[1]);
+                &p->ids, scratch + (size_t) plane * (n_slots + 1), n_slots, plane % p->ids.ne[1], plane / p->ids.ne[1], t);
         }
         return;
     }
@@ -14970,9 +14980,11 @@ static double gcudai_yarn_mix(const struct gcuda_rope_args * p, int64_t j) {
     return ramp * (double) p->ext_factor;
 }
 
-static void gcudai_rope_pairs(const struct gcuda_rope_args * p, struct gcudai_rope_pair * pairs) {
+static void gcudai_rope_pairs(
+    const struct gcuda_rope_args * p, const struct gcudai_task * t, struct gcudai_rope_pair * pairs) {
     const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
-    for (int64_t j = 0; j < n_pairs; ++j) {
+    double spent = 0.0;
+    for (int64_t j = 0; j < n_pairs && !gcudai_stops(t, &spent, 300.0); ++j) {
         int64_t power = j;
         float factor = 1.0f;
         if (p->factors.data != NULL) {
@@ -14986,14 +14998,15 @@ static void gcudai_rope_pairs(const struct gcuda_rope_args * p, struct gcudai_ro
 }
 
 // Cosine and sine of a token's pairs, as float: cs[2j], cs[2j + 1].
-static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gcudai_rope_pair * pairs, int64_t token,
-    float * cs) {
+static void gcudai_rope_angles(const struct gcuda_rope_args * p, const struct gcudai_task * t,
+    const struct gcudai_rope_pair * pairs, int64_t token, float * cs) {
     const int64_t n_pairs = gcudai_rope_n_pairs(p->n_dims, p->mode);
+    double spent = 0.0;
     double magnitude = (double) p->attn_factor;
     if (p->ext_factor != 0.0f) {
         magnitude *= 1.0 + 0.1 * log(1.0 / (double) p->freq_scale);
     }
-    for (int64_t j = 0; j < n_pairs; ++j) {
+    for (int64_t j = 0; j < n_pairs && !gcudai_stops(t, &spent, 150.0); ++j) {
         const int64_t at = pairs[j].plane * p->x.ne[2] + token;
         const int32_t pos = gcudai_read_i32((const char *) p->pos.data + (size_t) at * p->pos.nb[0]);
         const double theta = (double) pos * pairs[j].freq;
@@ -15035,7 +15048,7 @@ static void gcudai_rope_cpu(const union gcudai_args * args, const struct gcudai_
     const struct gcuda_rope_args * p = &args->rope;
     struct gcudai_rope_pair * pairs = (struct gcudai_rope_pair *) (void *) t->shared;
     if (t->phase == 0) {
-        gcudai_rope_pairs(p, pairs);
+        gcudai_rope_pairs(p, t, pairs);
         return;
     }
     const int64_t n = p->x.ne[0];
@@ -15045,7 +15058,7 @@ static void gcudai_rope_cpu(const union gcudai_args * args, const struct gcudai_
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const int64_t head = item % n_groups * GCUDAI_ROPE_HEADS, token = item / n_groups;
         const int64_t i2 = token % p->x.ne[2], i3 = token / p->x.ne[2];
-        gcudai_rope_angles(p, pairs, i2, cs);
+        gcudai_rope_angles(p, t, pairs, i2, cs);
         for (int64_t i1 = head; i1 < GCUDAI_MIN(head + GCUDAI_ROPE_HEADS, p->x.ne[1]); ++i1) {
             gcudai_get(&p->x, gcudai_at(&p->x, i1, i2, i3), 0, n, 0.0f, row);
             gcudai_rope_rotate(p, cs, row);
@@ -15466,9 +15479,9 @@ static void gcudai_mm_tiles(struct gcudai_mm_plan * p, int64_t m, int64_t n, int
         p->nt = tiles > 0 ? ((n + tiles - 1) / tiles + 11) / 12 * 12 : 12; // nearly equal tiles of whole quads
     } else if (p->path == GCUDAI_MM_Q_PANEL) {
         p->mt = GCUDAI_Q_PANEL_ROWS;
-        p->nt = gcudai_clamp_i64(((int64_t) 1 << 22) / depth / 4 * 4, 4, GCUDAI_MM_COLS);
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << 22) / depth / 4 * 4, depth < 1 << 21 ? 4 : 1, GCUDAI_MM_COLS);
     } else {
-        p->nt = gcudai_clamp_i64(((int64_t) 1 << (fast ? 22 : 20)) / depth, fast ? 4 : 1, 64);
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << (fast ? 22 : 20)) / depth, fast && depth < 1 << 21 ? 4 : 1, 64);
         p->mt = gcudai_clamp_i64(((int64_t) 1 << 18) / depth / gcudai_clamp_i64(n, 1, p->nt), 1, 64);
     }
     p->m_tiles = (m + p->mt - 1) / p->mt;
@@ -15496,7 +15509,9 @@ static size_t gcudai_mm_local_bytes(enum gcudai_mm_path path) {
 static double gcudai_mm_tile_cost(const struct gcudai_mm_plan * p, int64_t m, int64_t n, int64_t k) {
     const double per_unit = p->simd == &gcudai_simd_scalar ? 1.0 : p->path == GCUDAI_MM_Q_PANEL ? 32.0
         : p->path == GCUDAI_MM_GEMM ? 12.0 : 6.0;
-    return (double) GCUDAI_MIN(m, p->mt) * (double) GCUDAI_MIN(n, p->nt) * (double) k / per_unit + 200.0;
+    const double rows = (double) GCUDAI_MIN(m, p->mt), cols = (double) GCUDAI_MIN(n, p->nt);
+    // finding a column, and what a sum costs however short it is
+    return rows * cols * ((double) k / per_unit + 4.0) + 40.0 * cols + 200.0;
 }
 
 // One column (for GEMM: quad) of activations; column i of b counts dimensions 1, 2, 3 in this order.
@@ -15574,6 +15589,7 @@ static void gcudai_mul_mat_gemm(const struct gcuda_mul_mat_args * p, const struc
     const int64_t i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
     struct gcudai_gemm g;
     GCUDAI_ZERO(g);
+    g.task = t;
     g.type = p->a.type;
     g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
     g.a_nb = p->a.nb[1];
@@ -15724,8 +15740,9 @@ static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, cons
     int64_t * starts = (int64_t *) (void *) (t->shared + plan->starts_at);
     struct gcudai_id_tile * tile = (struct gcudai_id_tile *) (void *) (t->shared + plan->tiles_at);
     const int64_t n_experts = p->as.ne[2];
+    double spent = 0.0;
     memset(starts, 0, ((size_t) n_experts + 1) * sizeof(int64_t));
-    for (int64_t s = 0; s < plan->n_slots; ++s) {
+    for (int64_t s = 0; s < plan->n_slots && !gcudai_stops(t, &spent, 20.0); ++s) {
         const int32_t id = gcudai_mul_mat_id_of(p, s);
         if (id >= 0 && id < n_experts) {
             ++starts[id + 1];
@@ -15743,7 +15760,7 @@ static void gcudai_mul_mat_id_group(const struct gcuda_mul_mat_id_args * p, cons
         starts[e + 1] += starts[e];
     }
     tile->n = 0;
-    for (int64_t s = 0; s < plan->n_slots; ++s) {
+    for (int64_t s = 0; s < plan->n_slots && !gcudai_stops(t, &spent, 20.0); ++s) {
         const int32_t id = gcudai_mul_mat_id_of(p, s);
         if (id >= 0 && id < n_experts) { order[starts[id]++] = s; }
     }
@@ -15854,11 +15871,16 @@ static void gcudai_out_prod_work(const struct gcuda_tensor * y, struct gcudai_wo
 }
 
 static void gcudai_out_prod_prepare(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan,
-                                    int64_t i, char * shared) {
+                                    int64_t i, const struct gcudai_task * t) {
     const int64_t quads = (plan->n + 3) / 4, j = i % quads * 4, matrix = i / quads;
     const char * x = gcudai_at(&p->b, 0, matrix % p->b.ne[2], matrix / p->b.ne[2]) + (size_t) j * p->b.nb[0];
-    gcudai_pack_quad(p->b.type, x, p->b.nb[1], p->b.nb[0], plan->n - j, p->b.ne[1],
-                     (float *) (void *) (shared + (size_t) i * plan->col_size));
+    float * out = (float *) (void *) (t->shared + (size_t) i * plan->col_size);
+    double spent = 0.0;
+    for (int64_t k = 0; k < p->b.ne[1]; k += GCUDAI_GEMM_MAX_K) {
+        const int64_t n = GCUDAI_MIN(p->b.ne[1] - k, GCUDAI_GEMM_MAX_K);
+        gcudai_pack_quad(p->b.type, x + (size_t) k * p->b.nb[1], p->b.nb[1], p->b.nb[0], plan->n - j, n, out + 4 * k);
+        if (gcudai_stops(t, &spent, 20.0 * (double) n)) { return; }
+    }
 }
 
 static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const struct gcudai_mm_plan * plan,
@@ -15867,6 +15889,7 @@ static void gcudai_out_prod_item(const struct gcuda_out_prod_args * p, const str
     const int64_t matrix = item / plan->m_tiles / plan->n_tiles, i2 = matrix % p->b.ne[2], i3 = matrix / p->b.ne[2];
     struct gcudai_gemm g;
     GCUDAI_ZERO(g);
+    g.task = t;
     g.type = p->a.type;
     g.a = gcudai_at(&p->a, 0, i2 / (p->b.ne[2] / p->a.ne[2]), i3 / (p->b.ne[3] / p->a.ne[3]));
     g.a_nb = p->a.nb[1];
@@ -15887,7 +15910,7 @@ static void gcudai_out_prod_cpu(const union gcudai_args * args, const struct gcu
     const struct gcudai_mm_plan plan = gcudai_out_prod_plan(&p->a, &p->b);
     for (int64_t i = t->i0; i < t->i1; ++i) {
         if (t->phase == 0) {
-            gcudai_out_prod_prepare(p, &plan, i, t->shared);
+            gcudai_out_prod_prepare(p, &plan, i, t);
         } else {
             gcudai_out_prod_item(p, &plan, i, t);
         }
@@ -16230,7 +16253,9 @@ static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_arg
     const bool is_full = a.n_queries <= GCUDAI_ATTN_BLOCK || fit >= GCUDAI_ATTN_BLOCK;
     a.block = GCUDAI_MIN(is_full ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit, 1), a.n_queries);
     a.n_blocks = (a.n_queries + a.block - 1) / a.block;
-    const double part = GCUDAI_ATTN_COST / (position * (double) a.block);
+    // blocks are decoded once for all queries, which costs as much as several of them
+    const double decoding = gcudai_is_float(p->k.type) && gcudai_is_float(p->v.type) ? 0.0 : 4.0;
+    const double part = GCUDAI_ATTN_COST / (position * ((double) a.block + decoding));
     a.n_kv_part = GCUDAI_MAX(a.n_kv, 1);
     if (part < (double) a.n_kv) {
         a.n_kv_part = GCUDAI_MAX((int64_t) part / GCUDAI_ATTN_TILE, 1) * GCUDAI_ATTN_TILE;
@@ -16726,12 +16751,14 @@ static void gcudai_im2col_back_tap(const struct gcuda_conv_args * p, const struc
 static void gcudai_im2col_back_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcuda_conv_args * p = &args->conv;
     float sum[GCUDAI_PIECE];
+    double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_im2col_back_cost(p), item);
         memset(sum, 0, sizeof(sum));
         for (int64_t kh = 0; kh < p->kernel.ne[1]; ++kh) {
             for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                 gcudai_im2col_back_tap(p, &c, kw, kh, sum);
+                if (gcudai_stops(t, &spent, 10.0 + 3.0 * (double) c.n)) { return; }
             }
         }
         gcudai_stretch_store(&p->y, &c, sum);
@@ -16886,12 +16913,15 @@ static struct gcudai_conv_plan gcudai_conv_plan_of(const struct gcuda_conv_args 
     return c;
 }
 
+// Of one kernel element at one pixel, for n_oc output channels: packing, products.
+static double gcudai_conv_tap_cost(int64_t n_oc) { return 3.0 + 0.4 * (double) n_oc; }
+
 static void gcudai_conv_2d_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
     union gcudai_args args;
     gcudai_conv_args(y, &args);
     const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args.conv);
     w->n_items[0] = y->ne[3] * c.n_blocks * c.n_oc_blocks;
-    const double per_tap = 3.0 + 0.4 * (double) GCUDAI_MIN(c.oc_block, y->ne[2]); // packing, products
+    const double per_tap = gcudai_conv_tap_cost(GCUDAI_MIN(c.oc_block, y->ne[2]));
     w->item_cost[0] = 500.0 + (double) c.width * (double) c.n_taps * per_tap;
     w->local_bytes = sizeof(float) * (size_t) (c.width * (GCUDAI_CONV_TAPS + c.oc_block));
 }
@@ -16918,14 +16948,15 @@ static void gcudai_conv_pack(const struct gcuda_conv_args * p, int64_t image, in
 }
 
 static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct gcudai_conv_plan * c, int64_t item,
-    char * local) {
+    const struct gcudai_task * t) {
     const gcudai_lane_taps_fn add_taps = gcudai_lane_is_avx2() ? gcudai_lane_taps_avx2 : gcudai_lane_taps_any;
     const int64_t oc0 = item % c->n_oc_blocks * c->oc_block, n_oc = GCUDAI_MIN(c->oc_block, p->y.ne[2] - oc0);
     const int64_t q0 = item / c->n_oc_blocks % c->n_blocks * c->width, n = GCUDAI_MIN(c->width, c->n_pixels - q0);
     const int64_t image = item / c->n_oc_blocks / c->n_blocks;
-    float * patches = (float *) (void *) local;
+    float * patches = (float *) (void *) t->local;
     float * sums = patches + GCUDAI_CONV_TAPS * c->width;
     float weights[GCUDAI_CONV_TAPS];
+    double spent = 0.0;
     memset(sums, 0, sizeof(float) * (size_t) (c->width * n_oc));
     for (int64_t tap = 0; tap < c->n_taps; tap += GCUDAI_CONV_TAPS) {
         const int64_t n_taps = GCUDAI_MIN(GCUDAI_CONV_TAPS, c->n_taps - tap);
@@ -16935,6 +16966,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
             const float * w = gcudai_floats(p->kernel.type, from, n_taps, weights);
             add_taps(sums + oc * c->width, w, patches, n_taps, c->width);
         }
+        if (gcudai_stops(t, &spent, (double) (c->width * n_taps) * gcudai_conv_tap_cost(n_oc))) { return; }
     }
     for (int64_t oc = 0; oc < n_oc; ++oc) {
         const size_t size = gcuda_type_size(p->y.type); // nb[0] is free when rows have one element
@@ -16946,7 +16978,7 @@ static void gcudai_conv_2d_item(const struct gcuda_conv_args * p, const struct g
 static void gcudai_conv_2d_cpu(const union gcudai_args * args, const struct gcudai_task * t) {
     const struct gcudai_conv_plan c = gcudai_conv_plan_of(&args->conv);
     for (int64_t item = t->i0; item < t->i1; ++item) {
-        gcudai_conv_2d_item(&args->conv, &c, item, t->local);
+        gcudai_conv_2d_item(&args->conv, &c, item, t);
     }
 }
 
@@ -17148,6 +17180,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcudai_args * args, const struct g
     struct gcuda_array y;
     const bool is_channels = gcudai_conv_2d_dw_order(p, &y);
     float sum[GCUDAI_PIECE];
+    double spent = 0.0;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(y.ne, gcudai_conv_2d_dw_cost(p), item);
         memset(sum, 0, sizeof(sum));
@@ -17158,6 +17191,7 @@ static void gcudai_conv_2d_dw_cpu(const union gcudai_args * args, const struct g
                 } else {
                     gcudai_conv_2d_dw_pixels(p, &c, kw, kh, sum);
                 }
+                if (gcudai_stops(t, &spent, 20.0 + 2.0 * (double) c.n)) { return; }
             }
         }
         gcudai_stretch_store(&y, &c, sum);
@@ -17281,6 +17315,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const s
     const gcudai_lane_add4_fn add4 = gcudai_lane_is_avx2() ? gcudai_lane_add4_avx2 : gcudai_lane_add4_any;
     struct gcudai_phases f;
     float out[GCUDAI_PIECE];
+    double spent = 0.0;
     f.stride = p->stride;
     for (int64_t item = t->i0; item < t->i1; ++item) {
         const struct gcudai_stretch c = gcudai_stretch_of(p->y.ne, gcudai_conv_transpose_cost(p), item);
@@ -17293,6 +17328,7 @@ static void gcudai_conv_transpose_2d_cpu(const union gcudai_args * args, const s
             for (int64_t ic = 0; ic < p->x.ne[2]; ic += 4) {
                 for (int64_t kw = 0; kw < p->kernel.ne[0]; ++kw) {
                     gcudai_conv_transpose_tap(p, &c, kw, kh, ic, GCUDAI_MIN(4, p->x.ne[2] - ic), &f, add4);
+                    if (gcudai_stops(t, &spent, 60.0 + (double) c.n)) { return; }
                 }
             }
         }
@@ -17745,8 +17781,8 @@ static float gcudai_upscale_few(const struct gcuda_upscale_args * p, const struc
 }
 
 static float gcudai_upscale_many(const struct gcuda_upscale_args * p, const struct gcudai_taps * x,
-    const struct gcudai_taps * y, const char * plane) {
-    double sum = 0.0, weight = 0.0;
+    const struct gcudai_taps * y, const char * plane, const struct gcudai_task * t) {
+    double sum = 0.0, weight = 0.0, spent = 0.0;
     for (int64_t k = y->first; k < y->first + y->n; ++k) {
         const char * row = plane + (size_t) k * p->x.nb[1];
         const float wy = gcudai_tap_weight(y, k);
@@ -17755,6 +17791,7 @@ static float gcudai_upscale_many(const struct gcuda_upscale_args * p, const stru
             sum += w * (double) gcudai_float_at(p->x.type, row + (size_t) i * p->x.nb[0]);
             weight += w;
         }
+        if (gcudai_stops(t, &spent, 4.0 * (double) x->n)) { return 0.0f; }
     }
     return weight > 0.0 ? (float) (sum / weight) : 0.0f;
 }
@@ -17794,9 +17831,9 @@ static void gcudai_upscale_copy(const struct gcuda_upscale_args * p, int64_t i0,
 }
 
 static void gcudai_upscale_row(const struct gcuda_upscale_args * p, const struct gcudai_taps * x, int64_t n,
-    const struct gcudai_taps * y, const char * plane, float * out) {
+    const struct gcudai_taps * y, const char * plane, const struct gcudai_task * t, float * out) {
     for (int64_t i = 0; i < n; ++i) {
-        out[i] = p->antialias ? gcudai_upscale_many(p, &x[i], y, plane) : gcudai_upscale_few(p, &x[i], y, plane);
+        out[i] = p->antialias ? gcudai_upscale_many(p, &x[i], y, plane, t) : gcudai_upscale_few(p, &x[i], y, plane);
     }
 }
 
@@ -17819,7 +17856,7 @@ static void gcudai_upscale_cpu(const union gcudai_args * args, const struct gcud
         if (p->mode == GCUDA_SCALE_MODE_NEAREST) {
             gcudai_upscale_copy(p, c.i0, c.n, f[0], gcudai_at(&p->x, y.at[0], i2, i3), buf);
         } else {
-            gcudai_upscale_row(p, x + c.i0, c.n, &y, gcudai_at(&p->x, 0, i2, i3), buf);
+            gcudai_upscale_row(p, x + c.i0, c.n, &y, gcudai_at(&p->x, 0, i2, i3), t, buf);
         }
         gcudai_stretch_store(&p->y, &c, buf);
     }
@@ -19112,6 +19149,7 @@ static bool gcudai_glu_act(enum gcuda_glu_op op, enum gcuda_unary_op * act) {
         case GCUDA_GLU_OP_REGLU: *act = GCUDA_UNARY_OP_RELU; return true;
         case GCUDA_GLU_OP_GEGLU: *act = GCUDA_UNARY_OP_GELU; return true;
         case GCUDA_GLU_OP_SWIGLU: *act = GCUDA_UNARY_OP_SILU; return true;
+        case GCUDA_GLU_OP_GEGLU_ERF: *act = GCUDA_UNARY_OP_GELU_ERF; return true;
         case GCUDA_GLU_OP_GEGLU_QUICK: *act = GCUDA_UNARY_OP_GELU_QUICK; return true;
         default: return false;
     }
@@ -21601,6 +21639,7 @@ void gcuda_shutdown(void) {
     gcudai_g.log_user = NULL;
     gcudai_g.log_level = GCUDA_LOG_LEVEL_NONE;
     GCUDAI_ZERO(gcudai_g.allocator);
+    gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
     gcudai_cuda_forget();
     gcudai_mutex_unlock(&gcudai_g.lock);
     gcudai_free(regs);

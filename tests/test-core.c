@@ -393,6 +393,75 @@ TEST(custom_operations) { // >>op:custom   any number of tasks and threads
     gcuda_free(ctx);
 }
 
+static void subtract_both(struct gcuda_tensor * dst, const struct gcuda_tensor * a, const struct gcuda_tensor * b,
+    const struct gcuda_tensor * c, int ith, int nth, void * user) {
+    minus(dst, a, b, ith, nth, user);
+    minus(dst, dst, c, ith, nth, user);
+}
+// adds source 1 to source 0, which is where dst is
+static void add_to_first(struct gcuda_tensor * dst, int ith, int nth, void * user) {
+    const float factor = user ? *(const float *) user : 1.0f;
+    for (int64_t i = ith; i < gcuda_nelements(dst); i += nth) {
+        ((float *) dst->data)[i] = ((const float *) dst->src[0]->data)[i] + factor * ((const float *) dst->src[1]->data)[i];
+    }
+}
+
+TEST(custom_operations_of_every_form) { // what the test before leaves out
+    enum { N = 300 };
+    if (!op_backends_ready()) { return; }
+    struct gcuda_context * ctx = op_context();
+    float by = 3.0f, v[N];
+    const struct gcuda_custom_params sum = { sum_of_sources, NULL, NULL, 5 }, add = { add_to_first, NULL, &by, 0 };
+    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * one = gcuda_map_custom2(ctx, plus(ctx, a), a, minus, 1, NULL);
+    struct gcuda_tensor * args[2] = { a, one };
+    struct gcuda_tensor * three = gcuda_map_custom3(ctx, a, a, one, subtract_both, GCUDA_N_TASKS_MAX, NULL);    // -1
+    struct gcuda_tensor * ext = gcuda_custom_4d_ext(ctx, GCUDA_TYPE_F32, N, 1, 1, 1, args, 2, &sum);           // a + 1
+    struct gcuda_tensor * in2 = gcuda_map_custom2_inplace(ctx, ext, one, minus, 3, NULL);                      // a
+    struct gcuda_tensor * in3 = gcuda_map_custom3_inplace(ctx, in2, one, three, subtract_both, 2, NULL);       // a
+    args[0] = one;
+    struct gcuda_tensor * in = gcuda_custom_inplace(ctx, in3, args, 1, add_to_first, 4, NULL);                 // a + 1
+    struct gcuda_tensor * in_ext = gcuda_custom_inplace_ext(ctx, in, args, 1, &add);                           // a + 4
+    struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
+    REQUIRE(in_ext != NULL && g != NULL && in_ext->view_src == ext && in2->view_src == ext && three->view_src == NULL);
+    CHECK_OK(gcuda_build_forward_expand(g, three));
+    CHECK_OK(gcuda_build_forward_expand(g, in_ext));
+    gcuda_backend_buffer_t buf = op_place(ctx);
+    for (int k = 0; k < N; ++k) { v[k] = (float) k; }
+    CHECK_OK(gcuda_backend_tensor_set(a, v, 0, sizeof v));
+    CHECK_OK(gcuda_backend_graph_compute(op_backends[1], g));
+    check_values(three, -1, 0);
+    check_values(in_ext, 4, 1);
+    gcuda_backend_buffer_free(buf);
+    gcuda_free(ctx);
+}
+
+static bool same_node(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
+    return a != NULL && b != NULL && a->op == b->op && a->type == b->type && gcuda_are_same_shape(a, b)
+        && (a->view_src == NULL) == (b->view_src == NULL) && memcmp(a->op_params, b->op_params, sizeof a->op_params) == 0;
+}
+
+TEST(other_names_and_scalars) { // constructors that are another one under its older name, and those of a single number
+    struct gcuda_context * ctx = op_context();
+    struct gcuda_tensor * x = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 8, 2, 6), * pos = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 6);
+    CHECK(same_node(gcuda_rope_custom(ctx, x, pos, 6, 2, 64, 500.0f, 0.5f, 0.25f, 1.5f, 32.0f, 2.0f),
+        gcuda_rope_ext(ctx, x, pos, NULL, 6, 2, 64, 500.0f, 0.5f, 0.25f, 1.5f, 32.0f, 2.0f)));
+    CHECK(same_node(gcuda_rope_custom_inplace(ctx, x, pos, 6, 2, 64, 500.0f, 0.5f, 0.25f, 1.5f, 32.0f, 2.0f),
+        gcuda_rope_ext_inplace(ctx, x, pos, NULL, 6, 2, 64, 500.0f, 0.5f, 0.25f, 1.5f, 32.0f, 2.0f)));
+    CHECK(same_node(gcuda_upscale_ext(ctx, x, 9, 5, 6, 1, GCUDA_SCALE_MODE_BILINEAR),
+        gcuda_interpolate(ctx, x, 9, 5, 6, 1, GCUDA_SCALE_MODE_BILINEAR)));
+    CHECK_REFUSED(ctx, gcuda_new_f32(ctx, 1.0f), "no_alloc");
+    CHECK_REFUSED(ctx, gcuda_new_i32(ctx, 1), "no_alloc");
+    CHECK(gcuda_new_i32(NULL, 1) == NULL && gcuda_new_f32(NULL, 1.0f) == NULL);
+    gcuda_free(ctx);
+    const struct gcuda_init_params params = { 0, NULL, false };
+    ctx = gcuda_init(params);
+    const struct gcuda_tensor * i = gcuda_new_i32(ctx, -70000), * f = gcuda_new_f32(ctx, 0.375f);
+    REQUIRE(i != NULL && f != NULL);
+    CHECK(i->type == GCUDA_TYPE_I32 && *(const int32_t *) i->data == -70000);
+    CHECK(f->type == GCUDA_TYPE_F32 && *(const float *) f->data == 0.375f && gcuda_is_scalar(f));
+    gcuda_free(ctx);
+}
+
 TEST(finite_check_names_the_node) {
     struct gcuda_context * ctx = op_context();
     gcuda_backend_t cpu = gcuda_backend_cpu_init();
@@ -460,7 +529,24 @@ TEST(every_allocation_may_fail) {
     CHECK(!"it never runs through");
 }
 
+static long n_taken = 0, n_lines = 0;
+static void * take(void * user, size_t size, size_t alignment) {
+    (void) user, (void) alignment;
+    ++n_taken;
+    return malloc(size);
+}
+static void give(void * user, void * p, size_t size) {
+    (void) user, (void) size;
+    free(p);
+}
+static void count_line(enum gcuda_log_level level, const char * text, void * user) {
+    (void) level, (void) text;
+    ++*(long *) user;
+}
+
 TEST(start_stop_start) {
+    const enum gcuda_cpu_isa best = gcuda_cpu_get_isa();
+    const struct gcuda_allocator counting = { take, give, NULL };
     CHECK_EQ_I(gcuda_version(), GCUDA_VERSION);
     for (int i = 0; i < 3; ++i) {
         CHECK(gcuda_backend_dev_count() >= 1 && gcuda_backend_dev_by_name("CPU") != NULL);
@@ -468,7 +554,14 @@ TEST(start_stop_start) {
             && gcuda_backend_dev_by_name("CPU ") == NULL);
         CHECK(gcuda_backend_dev_by_name("CP") == NULL && gcuda_backend_dev_by_name("") == NULL
             && gcuda_backend_dev_by_name("cP0") == NULL);
+        CHECK_EQ_I(gcuda_cpu_get_isa(), best);
+        CHECK_OK(gcuda_cpu_set_isa(GCUDA_CPU_ISA_SCALAR)); // forgotten, like the allocator and the log
+        gcuda_set_allocator(&counting);
+        gcuda_log_set(count_line, GCUDA_LOG_LEVEL_DEBUG, &n_lines);
         CHECK_OK(whole_life()); // ends with a shutdown
+        const long n = n_taken;
+        gcuda_free(op_context());
+        CHECK(n > 0 && n_taken == n);
     }
     gcuda_shutdown();
     gcuda_shutdown();

@@ -69,6 +69,72 @@ TEST(a_long_node_is_aborted) {
     gcuda_free(m.ctx);
 }
 
+static struct gcuda_tensor * zeros(
+    struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    struct gcuda_tensor * t = gcuda_new_tensor_4d(ctx, type, ne0, ne1, ne2, ne3);
+    if (t != NULL) { memset(t->data, 0, gcuda_nbytes(t)); }
+    return t;
+}
+
+// One item each, a sum of many terms: of a tenth of a second or more.
+static struct gcuda_tensor * long_sum(struct gcuda_context * ctx, int which) {
+    const int64_t n = 12000000, side = 4000;
+    switch (which) {
+        case 0: return gcuda_get_rows_back(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 2 * n, 1, 1), zeros(ctx, GCUDA_TYPE_I32, 2 * n, 1, 1, 1),
+            zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1));
+        case 1: return gcuda_out_prod(ctx, zeros(ctx, GCUDA_TYPE_F32, 8, n, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 4, n, 1, 1));
+        case 2: return gcuda_conv_2d_direct(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, n, 1), zeros(ctx, GCUDA_TYPE_F32, 1, 1, n, 1), 1, 1, 0, 0, 1, 1);
+        case 3: return gcuda_conv_2d_dw_direct(ctx, zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1), zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1),
+            1, 1, 0, 0, 1, 1);
+        case 4: return gcuda_conv_transpose_2d_p0(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 2 * n), zeros(ctx, GCUDA_TYPE_F32, 1, 1, 2 * n, 1), 1);
+        case 5: return gcuda_rope(ctx, zeros(ctx, GCUDA_TYPE_F32, n / 3, 1, 1, 1), zeros(ctx, GCUDA_TYPE_I32, 1, 1, 1, 1), (int) n / 3, 0);
+        case 6: return gcuda_mul_mat(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n, 1, 1)); // of columns
+        default: return gcuda_set_rows(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n, 1, 1),
+            zeros(ctx, GCUDA_TYPE_I64, n, 1, 1, 1));
+    }
+}
+
+struct gaps { // processor time between questions, and from the last one to the end
+    clock_t last;
+    double longest_ms;
+    int n;
+};
+
+static void note_gap(struct gaps * g) {
+    const clock_t now = clock();
+    g->longest_ms = fmax(g->longest_ms, 1e3 * (double) (now - g->last) / CLOCKS_PER_SEC);
+    g->last = now;
+}
+static bool never(void * data) {
+    ++((struct gaps *) data)->n;
+    note_gap((struct gaps *) data);
+    return false;
+}
+
+TEST(a_long_sum_asks_in_between) {
+    const double limit_ms = getenv("GCUDA_TEST_EMULATED") != NULL ? 100.0 : 10.0;
+    for (int which = 0; which < 8; ++which) {
+        const struct gcuda_init_params params = { 0, NULL, false };
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_tensor * y = long_sum(ctx, which);
+        struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+        gcuda_backend_t cpu = gcuda_backend_cpu_init();
+        double best_ms = 1e9;
+        CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, 1));
+        for (int k = 0; k < 3 && CHECK_OK(gcuda_build_forward_expand(graph, y)); ++k) {
+            struct gaps g = { clock(), 0.0, 0 };
+            CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, never, &g));
+            CHECK_OK(gcuda_backend_graph_compute(cpu, graph));
+            note_gap(&g);
+            CHECK(g.n >= 4);
+            best_ms = fmin(best_ms, g.longest_ms);
+        }
+        CHECK_MSG(best_ms < limit_ms, "%s: %.1f ms of processor time without a question", gcuda_op_desc(y), best_ms);
+        gcuda_backend_free(cpu);
+        gcuda_free(ctx);
+    }
+}
+
 // One item each, of a second or more: a row, a head, a right side.
 static struct gcuda_tensor * long_item(struct gcuda_context * ctx, int which) {
     const int64_t n_tokens = 60000, size = 512;

@@ -57,6 +57,7 @@ static int make_inputs(const char * s, struct gcuda_tensor ** t, struct input * 
         (void) p, (void) in; \
         return call; \
     }
+static const int64_t image_size[4] = { 8, 7, 2, 2 };
 #define ONE(name) BUILD(name, gcuda_##name(c, in[0]))
 #define TWO(name) BUILD(name, gcuda_##name(c, in[0], in[1]))
 #define THREE(name) BUILD(name, gcuda_##name(c, in[0], in[1], in[2]))
@@ -153,7 +154,6 @@ BUILD(conv_2d, gcuda_conv_2d(c, in[0], in[1], 1, 1, 0, 0, 1, 1))
 BUILD(conv_2d_direct, gcuda_conv_2d_direct(c, in[0], in[1], 1, 1, 0, 0, 1, 1))
 BUILD(conv_2d_dw_direct, gcuda_conv_2d_dw_direct(c, in[0], in[1], 1, 1, 0, 0, 1, 1))
 BUILD(conv_transpose_1d, gcuda_conv_transpose_1d(c, in[0], in[1], 1, 0, 1))
-BUILD(conv_transpose_2d, gcuda_conv_transpose_2d_p0(c, in[0], in[1], 1))
 BUILD(pool_2d, gcuda_pool_2d(c, in[0], GCUDA_OP_POOL_MAX, 2, 2, 1, 1, 0, 0))
 BUILD(upscale, gcuda_upscale(c, in[0], 2, GCUDA_SCALE_MODE_NEAREST))
 BUILD(interpolate, gcuda_interpolate(c, in[0], 9, 9, 1, 1, GCUDA_SCALE_MODE_BILINEAR))
@@ -162,6 +162,71 @@ BUILD(rwkv_wkv6, gcuda_rwkv_wkv6(c, in[0], in[1], in[2], in[3], in[4], in[5]))
 BUILD(rwkv_wkv7, gcuda_rwkv_wkv7(c, in[0], in[1], in[2], in[3], in[4], in[5], in[6]))
 BUILD(gated_linear_attn, gcuda_gated_linear_attn(c, in[0], in[1], in[2], in[3], in[4], 1))
 BUILD(solve_tri, gcuda_solve_tri(c, in[0], in[1], true, true, false))
+// no inputs, or any
+BUILD(new_tensor_1d, gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, 8))
+BUILD(new_tensor_2d, gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, 8, 4))
+BUILD(new_tensor_3d, gcuda_new_tensor_3d(c, GCUDA_TYPE_F32, 8, 4, 2))
+BUILD(new_tensor_4d, gcuda_new_tensor_4d(c, GCUDA_TYPE_F32, 8, 4, 2, 3))
+BUILD(new_tensor, gcuda_new_tensor(c, GCUDA_TYPE_F32, 1, image_size))
+BUILD(arange, gcuda_arange(c, 0, 4, 1))
+ONE(dup_tensor) ONE(view_tensor)
+// the same operation by other names, or with more or fewer numbers
+BUILD(cont_1d, gcuda_cont_1d(c, in[0], 32))
+BUILD(cont_3d, gcuda_cont_3d(c, in[0], 4, 4, 2))
+BUILD(cont_4d, gcuda_cont_4d(c, in[0], 4, 2, 2, 2))
+BUILD(reshape_2d, gcuda_reshape_2d(c, in[0], 16, 2))
+BUILD(reshape_4d, gcuda_reshape_4d(c, in[0], 4, 2, 2, 2))
+BUILD(view_3d, gcuda_view_3d(c, in[0], 8, 2, 2, 32, 64, 0))
+BUILD(view_4d, gcuda_view_4d(c, in[0], 4, 2, 2, 2, 16, 32, 64, 0))
+BUILD(set_1d_inplace, gcuda_set_1d_inplace(c, in[0], in[1], 4))
+BUILD(set_2d_inplace, gcuda_set_2d_inplace(c, in[0], in[1], 32, 0))
+BUILD(pad_ext, gcuda_pad_ext(c, in[0], 1, 0, 0, 1, 0, 0, 0, 0))
+BUILD(pad_ext_circular, gcuda_pad_ext_circular(c, in[0], 1, 0, 0, 1, 0, 0, 0, 0))
+BUILD(upscale_ext, gcuda_upscale_ext(c, in[0], 9, 9, 1, 1, GCUDA_SCALE_MODE_NEAREST))
+BUILD(rope_ext_inplace, gcuda_rope_ext_inplace(c, in[0], in[1], in[2], 8, 0, 0, 10000, 1, 0, 1, 0, 0))
+BUILD(rope_custom, gcuda_rope_custom(c, in[0], in[1], 8, 0, 0, 10000, 1, 0, 1, 0, 0))
+BUILD(rope_custom_inplace, gcuda_rope_custom_inplace(c, in[0], in[1], 8, 0, 0, 10000, 1, 0, 1, 0, 0))
+static const int rope_sections[4] = { 2, 1, 1, 0 };
+BUILD(rope_multi, gcuda_rope_multi(c, in[0], in[1], in[2], 8, rope_sections, 8, 0, 10000, 1, 0, 1, 0, 0))
+BUILD(rope_multi_inplace, gcuda_rope_multi_inplace(c, in[0], in[1], in[2], 8, rope_sections, 8, 0, 10000, 1, 0, 1, 0, 0))
+BUILD(rope_multi_back, gcuda_rope_multi_back(c, in[0], in[1], in[2], 8, rope_sections, 8, 0, 10000, 1, 0, 1, 0, 0))
+BUILD(conv_1d_ph, gcuda_conv_1d_ph(c, in[0], in[1], 1, 1))
+BUILD(conv_1d_dw, gcuda_conv_1d_dw(c, in[0], in[1], 1, 0, 1))
+BUILD(conv_1d_dw_ph, gcuda_conv_1d_dw_ph(c, in[0], in[1], 1, 1))
+BUILD(conv_2d_dw, gcuda_conv_2d_dw(c, in[0], in[1], 1, 1, 0, 0, 1, 1))
+BUILD(conv_2d_s1_ph, gcuda_conv_2d_s1_ph(c, in[0], in[1]))
+BUILD(conv_2d_sk_p0, gcuda_conv_2d_sk_p0(c, in[0], in[1]))
+BUILD(conv_3d, gcuda_conv_3d(c, in[0], in[1], 3, 1, 1, 1, 0, 0, 0, 1, 1, 1))
+BUILD(conv_transpose_2d_p0, gcuda_conv_transpose_2d_p0(c, in[0], in[1], 1))
+BUILD(im2col_back, gcuda_im2col_back(c, in[0], in[1], image_size, 1, 1, 0, 0, 1, 1, true))
+BUILD(pool_1d, gcuda_pool_1d(c, in[0], GCUDA_OP_POOL_MAX, 2, 2, 0))
+BUILD(pool_2d_back, gcuda_pool_2d_back(c, in[0], in[1], GCUDA_OP_POOL_MAX, 2, 2, 1, 1, 0, 0))
+
+static void callback1(struct gcuda_tensor * y, const struct gcuda_tensor * a, int ith, int nth, void * user) {
+    (void) y, (void) a, (void) ith, (void) nth, (void) user;
+}
+static void callback2(struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b, int ith,
+    int nth, void * user) {
+    (void) b;
+    callback1(y, a, ith, nth, user);
+}
+static void callback3(struct gcuda_tensor * y, const struct gcuda_tensor * a, const struct gcuda_tensor * b,
+    const struct gcuda_tensor * c, int ith, int nth, void * user) {
+    (void) b, (void) c;
+    callback1(y, a, ith, nth, user);
+}
+static void callback(struct gcuda_tensor * y, int ith, int nth, void * user) { callback1(y, NULL, ith, nth, user); }
+static const struct gcuda_custom_params callbacks = { callback, NULL, NULL, 0 };
+BUILD(map_custom1, gcuda_map_custom1(c, in[0], callback1, 1, NULL))
+BUILD(map_custom1_inplace, gcuda_map_custom1_inplace(c, in[0], callback1, 1, NULL))
+BUILD(map_custom2, gcuda_map_custom2(c, in[0], in[1], callback2, 1, NULL))
+BUILD(map_custom2_inplace, gcuda_map_custom2_inplace(c, in[0], in[1], callback2, 1, NULL))
+BUILD(map_custom3, gcuda_map_custom3(c, in[0], in[1], in[2], callback3, 1, NULL))
+BUILD(map_custom3_inplace, gcuda_map_custom3_inplace(c, in[0], in[1], in[2], callback3, 1, NULL))
+BUILD(custom_4d, gcuda_custom_4d(c, GCUDA_TYPE_F32, 8, 4, 1, 1, in, 2, callback, 1, NULL))
+BUILD(custom_inplace, gcuda_custom_inplace(c, in[0], in + 1, 1, callback, 1, NULL))
+BUILD(custom_4d_ext, gcuda_custom_4d_ext(c, GCUDA_TYPE_F32, 8, 4, 1, 1, in, 2, &callbacks))
+BUILD(custom_inplace_ext, gcuda_custom_inplace_ext(c, in[0], in + 1, 1, &callbacks))
 
 struct ctor {
     const char * name, * op; // op: what the message must contain
@@ -184,6 +249,8 @@ struct ctor {
 #define NORM_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4", "F32:8,4:transposed" } },
 #define MOVE_ROW(n, op) { #n, op, b_##n, "F32:8,4", 1, { "Q4_0:32,4" } }, // any plain type
 #define ANY_ROW(n) { #n, NULL, b_##n, "F32:8,4", 1, { NULL } },
+#define NO_INPUT(n) { #n, NULL, b_##n, "-", 0, { NULL } },
+#define CUSTOM_ROW(n, good, n_required) { #n, "custom", b_##n, good, n_required, { NULL } }, // any shapes and types
 #define HEADS "F32:4,2,6" // [head size, heads, tokens]
 
 static const struct ctor ctors[] = {
@@ -309,7 +376,7 @@ static const struct ctor ctors[] = {
     { "conv_transpose_1d", NULL, b_conv_transpose_1d, "F32:3,4,2|F32:8,2", 2,
     { "F32:3,4,2|F32:8,3", "F32:3,4,2|F32:8,2,2", "F32:3,4,2,2|F32:8,2",
         "I32:3,4,2|F32:8,2" } },
-    { "conv_transpose_2d", NULL, b_conv_transpose_2d, "F16:3,3,4,2|F32:8,7,2", 2,
+    { "conv_transpose_2d_p0", "conv_transpose_2d", b_conv_transpose_2d_p0, "F16:3,3,4,2|F32:8,7,2", 2,
     { "F16:3,3,4,2|F32:8,7,3", "I32:3,3,4,2|F32:8,7,2" } }, { "pool_2d", NULL, b_pool_2d, "F32:8,7,2", 1,
     { "F32:1,7,2", "F32:8,1,2", "I32:8,7,2" } }, { "upscale", NULL, b_upscale, "F32:8,7", 1,
     { "I32:8,7", "Q4_0:32,2" } }, { "interpolate", "upscale", b_interpolate, "F32:8,7", 1, { "I32:8,7" } },
@@ -337,6 +404,46 @@ static const struct ctor ctors[] = {
             "I32:4,2,6|" HEADS "|" HEADS "|" HEADS "|F32:32,3" } },
     { "solve_tri", NULL, b_solve_tri, "F32:8,8|F32:3,8", 2, { "F32:8,7|F32:3,8", "F32:8,8|F32:3,7",
     "F32:8,8,2|F32:3,8,3", "I32:8,8|F32:3,8" } },
+    NO_INPUT(new_tensor) NO_INPUT(new_tensor_1d) NO_INPUT(new_tensor_2d) NO_INPUT(new_tensor_3d)
+    NO_INPUT(new_tensor_4d) NO_INPUT(arange) ANY_ROW(dup_tensor) ANY_ROW(view_tensor)
+    { "cont_1d", "cont", b_cont_1d, "F32:8,4", 1, { "F32:8,3", "F32:9,4" } },
+    { "cont_3d", "cont", b_cont_3d, "F32:8,4", 1, { "F32:8,3", "F32:9,4" } },
+    { "cont_4d", "cont", b_cont_4d, "F32:8,4", 1, { "F32:8,3", "F32:9,4" } },
+    { "reshape_2d", "reshape", b_reshape_2d, "F32:8,4", 1, { "F32:8,5", "F32:8,4:transposed" } },
+    { "reshape_4d", "reshape", b_reshape_4d, "F32:8,4", 1, { "F32:8,5", "F32:8,4:strided" } },
+    { "view_3d", "view", b_view_3d, "F32:8,4", 1, { "F32:8,3", "F16:8,4" } },
+    { "view_4d", "view", b_view_4d, "F32:8,4", 1, { "F32:8,3", "F16:8,4" } },
+    { "set_1d_inplace", "set", b_set_1d_inplace, "F32:8,4|F32:8", 2, { "F32:8,4|F32:40", "F32:8,4|F32:32" } },
+    { "set_2d_inplace", "set", b_set_2d_inplace, "F32:8,4|F32:8,2", 2, { "F32:8,4|F32:8,5", "F32:8,4|I32:8,2" } },
+    MOVE_ROW(pad_ext, "pad") MOVE_ROW(pad_ext_circular, "pad")
+    { "upscale_ext", "upscale", b_upscale_ext, "F32:8,7", 1, { "I32:8,7" } },
+    { "rope_ext_inplace", "rope", b_rope_ext_inplace, "F32:8,2,6|I32:6|F32:4", 2,
+    { "F32:8,2,6|I32:6|F32:3", "F32:8,2,6|I32:7|F32:4" } },
+    { "rope_custom", "rope", b_rope_custom, "F32:8,2,6|I32:6", 2, { "F32:8,2,6|I32:5", "I32:8,2,6|I32:6" } },
+    { "rope_custom_inplace", "rope", b_rope_custom_inplace, "F32:8,2,6|I32:6", 2, { "F32:8,2,6|F32:6" } },
+    { "rope_multi", "rope", b_rope_multi, "F32:8,2,6|I32:24|F32:4", 2, { "F32:8,2,6|I32:6|F32:4",
+    "F32:6,2,6|I32:24|F32:4", "F32:8,2,6|F32:24|F32:4", "F32:8,2,6|I32:24|F32:3" } },
+    { "rope_multi_inplace", "rope", b_rope_multi_inplace, "F32:8,2,6|I32:24|F32:4", 2, { "F32:8,2,6|I32:6|F32:4" } },
+    { "rope_multi_back", "rope_back", b_rope_multi_back, "F32:8,2,6|I32:24|F32:4", 2, { "F32:8,2,6|I32:6|F32:4",
+    "I32:8,2,6|I32:24|F32:4" } },
+    { "conv_1d_ph", "im2col", b_conv_1d_ph, "F16:3,2,4|F32:8,2", 2, { "F16:3,2,4|F32:8,3", "F16:3,2,4|I32:8,2" } },
+    { "conv_1d_dw", "", b_conv_1d_dw, "F16:3,1,2|F32:8,2", 2, { "F16:3,1,2|F32:8,3" } },
+    { "conv_1d_dw_ph", "", b_conv_1d_dw_ph, "F16:3,1,2|F32:8,2", 2, { "F16:3,1,2|F32:8,3" } },
+    { "conv_2d_dw", "", b_conv_2d_dw, "F16:3,3,1,2|F32:8,7,2", 2, { "F16:3,3,1,2|F32:8,7,3" } },
+    { "conv_2d_s1_ph", "im2col", b_conv_2d_s1_ph, "F16:3,3,2,4|F32:8,7,2", 2, { "F16:3,3,2,4|F32:8,7,3" } },
+    { "conv_2d_sk_p0", "im2col", b_conv_2d_sk_p0, "F16:3,3,2,4|F32:8,7,2", 2, { "F16:3,3,2,4|F32:8,7,3" } },
+    { "conv_3d", "im2col_3d", b_conv_3d, "F16:3,3,3,12|F32:8,7,6,6", 2, { "F16:3,3,3,12|F32:8,7,6,7",
+    "F16:3,3,3,12|I32:8,7,6,6" } },
+    { "im2col_back", NULL, b_im2col_back, "F32:18,6,5,2|F32:3,3,2,4", 2, { "F32:17,6,5,2|F32:3,3,2,4",
+    "F32:18,5,5,2|F32:3,3,2,4", "I32:18,6,5,2|F32:3,3,2,4" } },
+    { "pool_1d", NULL, b_pool_1d, "F32:8,7", 1, { "F32:1,7", "I32:8,7" } },
+    { "pool_2d_back", NULL, b_pool_2d_back, "F32:7,6,2|F32:8,7,2", 2, { "F32:6,6,2|F32:8,7,2", "F32:7,6,2|I32:8,7,2",
+    "I32:7,6,2|F32:8,7,2" } },
+    CUSTOM_ROW(map_custom1, "F32:8,4", 1) CUSTOM_ROW(map_custom1_inplace, "F32:8,4", 1)
+    CUSTOM_ROW(map_custom2, "F32:8,4|F32:3", 2) CUSTOM_ROW(map_custom2_inplace, "F32:8,4|F32:3", 2)
+    CUSTOM_ROW(map_custom3, "F32:8,4|F32:3|I32:5", 3) CUSTOM_ROW(map_custom3_inplace, "F32:8,4|F32:3|I32:5", 3)
+    CUSTOM_ROW(custom_4d, "F32:8,4|F32:3", 2) CUSTOM_ROW(custom_inplace, "F32:8,4|F32:3", 2)
+    CUSTOM_ROW(custom_4d_ext, "F32:8,4|F32:3", 2) CUSTOM_ROW(custom_inplace_ext, "F32:8,4|F32:3", 2)
 };
 #define N_CTORS (sizeof ctors / sizeof ctors[0])
 

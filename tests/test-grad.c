@@ -229,11 +229,19 @@ BUILD(rope_mrope, build_rope_mode(ctx, in, 8))
 BUILD(rope_vision, build_rope_mode(ctx, in, 24))
 BUILD(rope_imrope, build_rope_mode(ctx, in, 40))
 
+BUILD(floor, gcuda_add(ctx, gcuda_floor(ctx, in[0]), in[0]))
+BUILD(ceil, gcuda_add(ctx, gcuda_ceil(ctx, in[0]), in[0]))
+BUILD(round, gcuda_add(ctx, gcuda_round(ctx, in[0]), in[0]))
+BUILD(trunc, gcuda_add(ctx, gcuda_trunc(ctx, in[0]), in[0]))
+BUILD(fill, gcuda_add(ctx, gcuda_fill(ctx, in[0], 3.0f), in[0]))
+BUILD(rope_back, gcuda_rope_ext_back(ctx, in[0], in[1], NULL, 8, 2, 64, 10000.0f, 0.5f, 0.5f, 1.25f, 32.0f, 1.0f))
+
 // fused kinds of gates split the row; both halves take part
 BUILD(swiglu_fused, gcuda_swiglu(ctx, in[0]))
 BUILD(swiglu_swapped, gcuda_swiglu_swapped(ctx, in[0]))
 BUILD(reglu_fused, gcuda_reglu(ctx, in[0]))
 BUILD(geglu_split, gcuda_geglu_split(ctx, in[0], in[1]))
+BUILD(geglu_erf_fused, gcuda_geglu_erf(ctx, in[0]))
 BUILD(geglu_quick_swapped, gcuda_geglu_quick_swapped(ctx, in[0]))
 
 // operands that are views with other strides than their results
@@ -311,6 +319,15 @@ TEST(grad_unary) { // ranges keep a step away from the kinks
         { "abs/negative", build_abs, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "elu/negative", build_elu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
         { "leaky_relu/negative", build_leaky_relu, 1, 1, { SHAPE }, -1, -0.1, 0, 0, 0 },
+        { "gelu/negative", build_gelu, 1, 1, { SHAPE }, -2.5, -1, 0, 0, 0 },
+        { "gelu_erf/negative", build_gelu_erf, 1, 1, { SHAPE }, -2.5, -1, 0, 0, 0 },
+        { "gelu_quick/negative", build_gelu_quick, 1, 1, { SHAPE }, -2.5, -1, 0, 0, 0 },
+        { "silu/negative", build_silu, 1, 1, { SHAPE }, -4, -1.5, 0, 0, 0 },
+        { "floor", build_floor, 1, 1, { SHAPE }, 0.1, 0.9, 0, 0, 0 }, // flat wherever there is a derivative
+        { "ceil", build_ceil, 1, 1, { SHAPE }, 0.1, 0.9, 0, 0, 0 },
+        { "round", build_round, 1, 1, { SHAPE }, 0.6, 1.4, 0, 0, 0 },
+        { "trunc", build_trunc, 1, 1, { SHAPE }, 0.1, 0.9, 0, 0, 0 },
+        { "fill", build_fill, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "sin", build_sin, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
         { "cos", build_cos, 1, 1, { SHAPE }, -6.5, 6.5, 1e-3, 0, 0 },
     };
@@ -332,6 +349,7 @@ TEST(grad_binary) {
         { "swiglu_swapped", build_swiglu_swapped, 1, 1, { { 6, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
         { "reglu_fused", build_reglu_fused, 1, 1, { { 6, 4, 3, 2 } }, 0.1, 1, 0, 0, 0 },
         { "geglu_split", build_geglu_split, 2, 2, { SHAPE, SHAPE }, -1, 1, 0, 0, 0 },
+        { "geglu_erf_fused", build_geglu_erf_fused, 1, 1, { { 6, 4, 3, 2 } }, 0.2, 2, 0, 0, 0 },
         { "geglu_quick_swapped", build_geglu_quick_swapped, 1, 1, { { 6, 4, 3, 2 } }, -1, 1, 0, 0, 0 },
         { "square_of_itself", build_square_of_itself, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "used_three_times", build_used_three_times, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
@@ -371,6 +389,7 @@ TEST(grad_rows) {
         { "mean", build_mean, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
         { "rope/normal", build_rope_normal, 2, 1, { { 10, 2, 4, 2 }, { 4, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
         { "rope/neox", build_rope_neox, 2, 1, { { 10, 2, 4, 2 }, { 4, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
+        { "rope_back", build_rope_back, 2, 1, { { 10, 2, 4, 2 }, { 4, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
         { "rope/mrope", build_rope_mrope, 2, 1, { { 10, 2, 3, 2 }, { 12, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
         { "rope/imrope", build_rope_imrope, 2, 1, { { 10, 2, 3, 2 }, { 12, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
         { "rope/vision", build_rope_vision, 2, 1, { { 16, 2, 3, 2 }, { 12, 1, 1, 1 } }, -1, 1, 1e-3, 0, 50 },
@@ -439,6 +458,9 @@ BUILD(no_pad, gcuda_pad_circular(ctx, in[0], 1, 1, 0, 0))
 BUILD(no_clamp, gcuda_clamp(ctx, gcuda_sqr(ctx, in[0]), 0.0f, 0.5f))
 BUILD(no_flash_attn, gcuda_flash_attn_ext(ctx, in[0], in[0], in[0], NULL, 1.0f, 0.0f, 0.0f))
 BUILD(no_reflect, gcuda_pad_reflect_1d(ctx, in[0], 1, 1))
+BUILD(no_xielu, gcuda_xielu(ctx, in[0], 1.0f, 1.0f, 0.5f, -1.0f))
+BUILD(no_swiglu_oai, gcuda_swiglu_oai(ctx, in[0], gcuda_sqr(ctx, in[0]), 1.7f, 7.0f))
+BUILD(no_out_prod, gcuda_out_prod(ctx, in[0], in[0]))
 
 TEST(no_derivative_is_an_error_that_names_the_operation) {
     static const struct {
@@ -447,6 +469,7 @@ TEST(no_derivative_is_an_error_that_names_the_operation) {
     } cases[] = {
         { build_no_upscale, "upscale" }, { build_no_cumsum, "cumsum" },         { build_no_pad, "pad" },
         { build_no_flash_attn, "flash_attn_ext" }, { build_no_reflect, "pad_reflect_1d" }, { build_no_clamp, "clamp" },
+        { build_no_xielu, "XIELU" }, { build_no_swiglu_oai, "SWIGLU_OAI" }, { build_no_out_prod, "out_prod" },
     };
     struct gcuda_backend * backend = gcuda_backend_cpu_init();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {

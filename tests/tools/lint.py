@@ -2,7 +2,8 @@
 """Checks on gcuda.h and gcuda_kernels.cu that no compiler makes. Last line: N passed, N failed.
 
   - CONTENTS and the section banners name the same tags in the same order, with the same words
-  - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it
+  - every registry row has a `>>op:` block among the declarations and one in the implementation, and a test names it;
+    every constructor has its row in test-errors.c
   - no abort(, exit(, longjmp( or <<< anywhere; no word that marks unfinished work
   - no tabs, no trailing blanks; macros begin with GCUDA; long lines are counted
   - generated parts are as their generators write them
@@ -84,6 +85,11 @@ def check_blocks(text):
     # NONE and the views that make no work are named like the rest
     check("every operation is named in a test (>>op:NAME)",
           [f"no test says >>op:{name}" for _, name in ops if name != "none" and not re.search(rf">>op:{name}\b", tests)])
+    table = read("tests/test-errors.c").replace("BUILD(ident", "").replace("b_##", "")
+    table = table[:table.find("struct ctor {")]
+    declared = re.findall(r"^GCUDA_API struct gcuda_tensor \* gcuda_(\w+)\(\s*struct gcuda_context \* ctx", text[:split], re.M)
+    check(f"test-errors.c refuses NULL and bad sources of {len(declared)} constructors",
+          [f"gcuda_{name} has no row" for name in declared if name not in ("new_i32", "new_f32") and not re.search(rf"\b(?:BUILD|ONE|TWO|THREE|X)\({name}\b", table)])
 
 
 def check_words(path, text):
