@@ -1040,8 +1040,8 @@ GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 // over the variable. NVIDIA's own variables (CUDA_VISIBLE_DEVICES) are the driver's business.
 GCUDA_API void gcuda_use_environment(bool is_used);
 
-// Empties the process registry (devices, buffer types, log, allocator, choices for CUDA). Call it when no object is left;
-// the library starts again by itself on the next call.
+// Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, choices for CUDA). Call it
+// when no object is left; the library starts again by itself on the next call.
 GCUDA_API void gcuda_shutdown(void);
 
 GCUDA_API int64_t gcuda_time_ms(void);
@@ -3204,7 +3204,7 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cpu_buffer_from_ptr(void * ptr, s
 // Instruction set of the CPU kernels: by default the best of this machine, or what the environment variable
 // GCUDA_CPU_ISA names (scalar, neon, dotprod, avx2, avx512, avx512vnni). Results differ between sets within the
 // documented accuracy, never within one. Set it for tests or for equal results on unequal machines, while no graph
-// runs and before graph_plan.
+// runs and before graph_plan; it holds until gcuda_shutdown.
 enum gcuda_cpu_isa {
     GCUDA_CPU_ISA_AUTO = 0,
     GCUDA_CPU_ISA_SCALAR,

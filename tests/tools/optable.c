@@ -26,6 +26,7 @@ struct row {
 // Quantized rows are whole blocks: every extent that equals the first one of source k becomes 256 times as long.
 static void widen(struct input * in, int n, int k) {
     const int64_t extent = in[k].ne[0];
+    if (extent % 256 == 0) { return; }
     for (int i = 0; i < n; ++i) {
         for (int d = 0; d < 4; ++d) {
             if (in[i].ne[d] == extent && extent > 1) { in[i].ne[d] *= 256; }
@@ -33,13 +34,18 @@ static void widen(struct input * in, int n, int k) {
     }
 }
 
-static bool accepts(gcuda_backend_t cpu, const struct ctor * c, int k, enum gcuda_type type, bool together) {
+// Source k of that type; source 0 of type `first`, if that is a type; with `together`, all that had the type of source k alike.
+static bool accepts(gcuda_backend_t cpu, const struct ctor * c, int k, enum gcuda_type type, int first, bool together) {
     struct input in[MAX_SRC];
     struct gcuda_tensor * t[MAX_SRC];
     int n = 0;
     for (const char * s = c->good; s != NULL; ++n) { s = parse_input(s, &in[n]); }
-    if (k >= n || in[k].null) { return false; }
+    if (k >= n || in[k].null || in[0].null) { return false; }
     if (gcuda_is_quantized(type)) { widen(in, n, k); }
+    if (gcuda_type_is_valid((enum gcuda_type) first)) {
+        if (gcuda_is_quantized((enum gcuda_type) first)) { widen(in, n, 0); }
+        in[0].type = (enum gcuda_type) first;
+    }
     const enum gcuda_type old = in[k].type;
     for (int i = 0; i < n; ++i) {
         if (i == k || (together && in[i].type == old)) { in[i].type = type; }
@@ -57,13 +63,22 @@ static bool accepts(gcuda_backend_t cpu, const struct ctor * c, int k, enum gcud
     return yes;
 }
 
+// Whether there are types of the other sources that it goes with.
+static bool is_possible(gcuda_backend_t cpu, const struct ctor * c, int k, enum gcuda_type type) {
+    bool yes = accepts(cpu, c, k, type, -1, false) || accepts(cpu, c, k, type, -1, true);
+    for (int first = 0; first < N_TYPES && k > 0 && !yes; ++first) { // weights and activations, source and destination
+        yes = gcuda_type_is_valid((enum gcuda_type) first) && accepts(cpu, c, k, type, first, false);
+    }
+    return yes;
+}
+
 static void fill_row(gcuda_backend_t cpu, struct row * row, const struct ctor * from, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         if (strcmp(op_name(&from[i]), row->name) != 0) { continue; }
         for (int k = 0; k < MAX_SRC; ++k) {
             for (int type = 0; type < N_TYPES; ++type) {
                 if (!gcuda_type_is_valid((enum gcuda_type) type)) { continue; }
-                if (accepts(cpu, &from[i], k, (enum gcuda_type) type, false) || accepts(cpu, &from[i], k, (enum gcuda_type) type, true)) {
+                if (is_possible(cpu, &from[i], k, (enum gcuda_type) type)) {
                     row->types[k] |= UINT64_C(1) << type;
                     if (k + 1 > row->n_src) { row->n_src = k + 1; }
                 }
@@ -135,7 +150,7 @@ static void print_group(const struct row * rows, int n) { // rows with the same 
         }
         print_types(rows->types[k]);
     }
-    printf("%s |\n", rows->n_src > 0 ? "" : strcmp(rows->name, "custom") == 0 ? "what its callback can read" : "none");
+    printf("%s |\n", rows->n_src > 0 ? "" : "none");
 }
 
 int main(void) {
