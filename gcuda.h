@@ -12597,7 +12597,7 @@ static void gcudai_fold(struct gcuda_array * y, struct gcuda_array * src, int n_
 
 static void gcudai_elements_of(const struct gcuda_array * y, struct gcudai_work * w) {
     w->n_items[0] = y->ne[1] * y->ne[2] * y->ne[3] * (y->ne[0] / GCUDAI_ITEM + (y->ne[0] % GCUDAI_ITEM != 0));
-    w->item_cost[0] = 40.0 + 8.0 * (double) GCUDAI_MIN(y->ne[0], GCUDAI_ITEM);
+    w->item_cost[0] = 120.0 + 8.0 * (double) GCUDAI_MIN(y->ne[0], GCUDAI_ITEM);
 }
 
 // For operations whose args are folded from the result and all sources.
@@ -15197,8 +15197,8 @@ static void gcudai_cross_entropy_loss_cpu(const union gcudai_args * args, const 
     const int64_t n_rows = p->logits.ne[1] * p->logits.ne[2] * p->logits.ne[3];
     struct gcudai_entropy_part * parts = (struct gcudai_entropy_part *) (void *) t->shared;
     if (t->phase == (n_parts == 1 ? 1 : 2)) {
-        double sum = 0.0;
-        for (int64_t r = 0; r < n_rows && n > 0; ++r) {
+        double sum = 0.0, spent = 0.0;
+        for (int64_t r = 0; r < n_rows && n > 0 && !gcudai_stops(t, &spent, 10.0 * (double) n_parts); ++r) {
             sum += n_parts == 1 ? parts[r].loss : gcudai_entropy_of_row(parts + r * n_parts, n_parts);
         }
         gcudai_put_one(&p->y, (char *) p->y.data, n_rows > 0 ? sum / (double) n_rows : 0.0);
@@ -15511,7 +15511,8 @@ static double gcudai_mm_tile_cost(const struct gcudai_mm_plan * p, int64_t m, in
         : p->path == GCUDAI_MM_GEMM ? 12.0 : 6.0;
     const double rows = (double) GCUDAI_MIN(m, p->mt), cols = (double) GCUDAI_MIN(n, p->nt);
     // finding a column, and what a sum costs however short it is
-    return rows * cols * ((double) k / per_unit + 4.0) + 40.0 * cols + 200.0;
+    const double per_sum = p->path == GCUDAI_MM_GEMM ? 4.0 : 30.0, per_col = p->path == GCUDAI_MM_GEMM ? 40.0 : 150.0;
+    return rows * cols * ((double) k / per_unit + per_sum) + cols * per_col + 200.0;
 }
 
 // One column (for GEMM: quad) of activations; column i of b counts dimensions 1, 2, 3 in this order.
@@ -16232,6 +16233,7 @@ struct gcudai_attn {
     int64_t n_queries;              // of a group
     int64_t block, n_blocks;        // queries
     int64_t n_kv_part, n_parts;     // positions
+    double cost;                    // of a position for a query, about two steps of gcudai_work
 };
 
 static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_args * p) {
@@ -16248,14 +16250,15 @@ static struct gcudai_attn gcudai_attn_plan(const struct gcuda_flash_attn_ext_arg
     a.group = gk;
     a.n_groups = p->q.ne[2] / gk;
     a.n_queries = p->q.ne[1] * gk;
-    const double position = (double) (a.dk + a.dv), all = position * (double) a.n_kv;
+    a.cost = (double) (a.dk + a.dv) + (p->logit_softcap == 0.0f ? 30.0 : 130.0); // and its exponential, its tanh
+    const double all = a.cost * (double) a.n_kv;
     const double fit = all > 0.0 ? GCUDAI_ATTN_COST / all : GCUDAI_ATTN_BLOCK; // queries that fit over all positions
     const bool is_full = a.n_queries <= GCUDAI_ATTN_BLOCK || fit >= GCUDAI_ATTN_BLOCK;
     a.block = GCUDAI_MIN(is_full ? GCUDAI_ATTN_BLOCK : GCUDAI_MAX((int64_t) fit, 1), a.n_queries);
     a.n_blocks = (a.n_queries + a.block - 1) / a.block;
     // blocks are decoded once for all queries, which costs as much as several of them
     const double decoding = gcudai_is_float(p->k.type) && gcudai_is_float(p->v.type) ? 0.0 : 4.0;
-    const double part = GCUDAI_ATTN_COST / (position * ((double) a.block + decoding));
+    const double part = GCUDAI_ATTN_COST / (a.cost * ((double) a.block + decoding));
     a.n_kv_part = GCUDAI_MAX(a.n_kv, 1);
     if (part < (double) a.n_kv) {
         a.n_kv_part = GCUDAI_MAX((int64_t) part / GCUDAI_ATTN_TILE, 1) * GCUDAI_ATTN_TILE;
@@ -16270,7 +16273,7 @@ static void gcudai_flash_attn_work(const struct gcuda_tensor * y, struct gcudai_
     const struct gcudai_attn a = gcudai_attn_plan(&args.flash_attn_ext);
     const size_t block = (size_t) a.block, widest = (size_t) GCUDAI_MAX(a.dk, a.dv);
     w->n_items[0] = y->ne[3] * a.n_groups * a.n_blocks * a.n_parts;
-    w->item_cost[0] = 100.0 + (double) (a.dk + a.dv) * (double) a.n_kv_part * ((double) a.block + 2.0) * 0.5;
+    w->item_cost[0] = 200.0 + 80.0 * (double) a.block + a.cost * (double) a.n_kv_part * ((double) a.block + 2.0) * 0.5;
     const size_t n_local = block * (size_t) (a.dk + a.dv + GCUDAI_ATTN_TILE + 3) + GCUDAI_ATTN_TILE * widest;
     w->local_bytes = sizeof(float) * n_local;
     if (a.n_parts > 1) {

@@ -316,6 +316,44 @@ TEST(no_memory_no_pool) {
     }
 }
 
+// ---- threads of the caller's ----
+struct erring {
+    gcudai_thread thread;
+    int64_t extent;
+    int n_bad;
+};
+
+static void erring_main(void * arg) { // a context of its own, a mistake of its own, and that message stays
+    struct erring * e = (struct erring *) arg;
+    const struct gcuda_init_params params = { 0, NULL, true };
+    char want[32];
+    snprintf(want, sizeof(want), "[%d, 1, 1, 1]", (int) e->extent);
+    for (int i = 0; i < 300; ++i) {
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, e->extent), * b = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 7);
+        e->n_bad += gcuda_mul_mat(ctx, a, b) != NULL;
+        if (i % 16 == 0) { sleep_us(100); }
+        e->n_bad += strstr(gcuda_last_error(), want) == NULL || strstr(gcuda_context_error(ctx), want) == NULL;
+        gcuda_free(ctx);
+    }
+}
+
+TEST(each_thread_has_its_own_message) {
+    struct erring e[3];
+    memset(e, 0, sizeof(e));
+    gcuda_set_last_error(GCUDA_STATUS_FAILED, "of the main thread");
+    for (int i = 0; i < 3; ++i) {
+        e[i].extent = 100 + i;
+        REQUIRE(gcudai_thread_start(&e[i].thread, erring_main, &e[i]));
+    }
+    for (int i = 0; i < 3; ++i) {
+        gcudai_thread_join(&e[i].thread);
+        CHECK_EQ_I(e[i].n_bad, 0);
+    }
+    CHECK(strcmp(gcuda_last_error(), "of the main thread") == 0);
+    gcuda_clear_last_error();
+}
+
 // ---- the platform layer under it ----
 TEST(clock_and_machine) {
     const int64_t start = gcudai_time_us();

@@ -126,6 +126,19 @@ def copies(cc, std, flags_a, flags_b, allowed):
     return do
 
 
+def shared_library(case):
+    """GCUDA_API decides what a library lets out: here all that is public, of a build that hides the rest."""
+    obj = case.compile("gcc", "c99", "impl_only.c",
+                       ["-O0", "-fPIC", "-fvisibility=hidden", '-DGCUDA_API=extern __attribute__((visibility("default")))'])
+    library = case.path("libgcuda.so")
+    case.call(["gcc", "-shared", obj, "-o", library, *LINK])
+    names = {line.split()[-1] for line in case.call(["nm", "-D", "--defined-only", library]).splitlines()}
+    with open(os.path.join(ROOT, "gcuda.h"), encoding="utf-8") as f:
+        public = set(re.findall(r"^#define (gcuda_\w+) GCUDAI_RENAME", f.read(), re.M))
+    if "gcuda_init" not in names or names - public:
+        raise Bad("the library lets out " + (" ".join(sorted(names - public)[:10]) or "nothing"))
+
+
 def with_flags(cc, std, source, flags, link=tuple(LINK), prefix=(), name="program"):
     def do(case):
         case.program(cc, [case.compile(cc, std, source, flags)], name, link, prefix)
@@ -308,6 +321,7 @@ def cases():
     add("GCUDA_NO_THREADS clang++", "full", with_flags("clang++", "c++20", "impl.c", ["-O1", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
     add("GCUDA_MALLOC and GCUDA_FREE gcc", "user", with_flags("gcc", "c99", "hooks.c", ["-O1"]))
     add("GCUDA_MALLOC and GCUDA_FREE g++", "full", with_flags("g++", "c++11", "hooks.c", ["-O1"]))
+    add("GCUDA_API gcc", "ci", shared_library)
     add("GCUDA_ASSERT gcc", "ci", with_flags("gcc", "c99", "assert.c", ["-O1"]))
     add("mingw gcc c99", "full", cross("x86_64-w64-mingw32-gcc", "c99", ["-O2"], ["-static", "-lm"], ["wine"], "program.exe"))
     add("mingw g++ c++11", "full", cross("x86_64-w64-mingw32-g++", "c++11", ["-O1"], ["-static", "-lm"], ["wine"], "program.exe"))
