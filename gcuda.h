@@ -211,6 +211,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 //   GCUDA_NO_VMM          do without the driver's virtual memory management: scratch is then a pool of blocks
 //   GCUDA_NO_CUBLAS       do without cuBLAS; otherwise it is loaded when a CUDA backend starts, if it is there
 //   GCUDA_CUBLAS_LINK     link cuBLAS instead of loading it
+//   GCUDA_CUDA_PEER_MAX_BATCH_SIZE  gcuda_cuda_params.peer_max_batch when that is 0 and no NVLink joins the devices; 128
 //   GCUDA_NVTX            CUDA nodes are NVTX ranges with operation and name, for Nsight; needs the toolkit's nvtx3 headers
 //   GCUDA_KERNEL_API      what stands before the launchers of gcuda_kernels.cu; default extern
 //   GCUDA_NO_ENV          never look at environment variables; gcuda_use_environment says so at run time
@@ -273,6 +274,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define GCUDA_KERNEL_NO_IQ4_NL 1
 #define GCUDA_KERNEL_NO_IQ4_XS 1
 #endif
+#define GCUDAI_TEXT2(...) #__VA_ARGS__
+#define GCUDAI_TEXT(...) GCUDAI_TEXT2(__VA_ARGS__)
 #define GCUDAI_SWITCH_ ~, // pasted to the value of a switch that is defined, this makes one argument two
 #define GCUDAI_SWITCH_1 ~,
 #define GCUDAI_SECOND(a, b, ...) b
@@ -666,6 +669,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_is_transposed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_transposed)
 #define gcuda_is_vector GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_vector)
 #define gcuda_is_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_is_view)
+#define gcuda_kernels_archs GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_archs)
 #define gcuda_kernels_compiled_for GCUDAI_RENAME(GCUDA_PREFIX, gcuda_kernels_compiled_for)
 #define gcuda_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm)
 #define gcuda_l2_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_l2_norm_inplace)
@@ -3278,12 +3282,14 @@ struct gcuda_cuda_memory_params {
 
 enum gcuda_cuda_pool { // where a backend's scratch comes from
     GCUDA_CUDA_POOL_AUTO = 0,    // VMM where device and driver have it and device memory is CUDA's own, or BEST_FIT
-    GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed
+    GCUDA_CUDA_POOL_VMM = 1,     // virtual memory management: addresses reserved once, memory mapped as needed. What comes back,
+                                 // in any order, joins the free space beside it; a request gets the lowest hole that fits
     GCUDA_CUDA_POOL_BEST_FIT = 2 // blocks of the allocator's, kept and reused
 };
 
 enum gcuda_cuda_peer_mode { // whether copies between devices may go without the host in between
-    GCUDA_CUDA_PEER_AUTO = 0, // as ON; with a stream of the caller's, whose context stays as it is, as OFF
+    GCUDA_CUDA_PEER_AUTO = 0, // as ON; with a stream of the caller's, whose context stays as it is, as OFF, unless
+                              // GCUDA_CUDA_P2P is set
     GCUDA_CUDA_PEER_ON = 1,   // where a probe shows that it works; enables peer access for the process
     GCUDA_CUDA_PEER_OFF = 2   // never: through page-locked host memory
 };
@@ -3295,6 +3301,8 @@ struct gcuda_cuda_params {
     // until the backend or the memory of a tensor is freed. Compute once before, or scratch and cuBLAS's workspace are
     // allocated in the middle of the capture (which CUDA allows in the relaxed mode only). Backends and buffers may come
     // and go in other threads meanwhile.
+    // Streams of its own beside it are made when first wanted: up to 3 for branches (see concurrency), and one on each other
+    // device for products with row-split weights. Public calls return with all of them joined to this one.
     gcuda_stream stream;
     int priority;         // of its own stream, as CUDA counts: lower comes first; 0 is normal
     enum gcuda_cuda_wait wait;
@@ -3325,7 +3333,17 @@ struct gcuda_cuda_params {
     // Blocks of a plan's kernel start while the one before it ends, and fetch weights that no node of the plan writes
     // (programmatic dependent launch). AUTO: from 9.0 on, if GCUDA_CUDA_PDL is 1
     enum gcuda_cuda_switch overlap;
+    // Columns of a product with row-split weights (ne[1] of the result) up to which its operand and its result go directly
+    // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
+    // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
+    int64_t peer_max_batch;
+    // Products that go to cuBLAS are computed as if gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no
+    // operand is rounded to TF32 or to 16 bits. AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
+    enum gcuda_cuda_switch full_precision;
 };
+#ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
+#define GCUDA_CUDA_PEER_MAX_BATCH_SIZE 128
+#endif
 
 // NULL on failure: no such device, out of memory, built without CUDA.
 GCUDA_API gcuda_backend_t gcuda_backend_cuda_init(int device);
@@ -3384,7 +3402,9 @@ struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
-// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL
+// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL. ARCHS is what gcuda_kernels_archs
+// says, PEER_MAX_BATCH_SIZE a number; "1" for what is there (USE_GRAPHS, FA_ALL_QUANTS) and for what a switch
+// has left out (NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT), and not listed otherwise
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
 // "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
@@ -3586,6 +3606,7 @@ struct gcuda_cuda_peer {
     bool is_in_use;              // the probe came through and access is on
     enum gcuda_cuda_route route; // of copies from the device to the peer
     char reason[120];            // why access is not in use; "" when it is
+    bool is_linked;              // by NVLink: atomics work across it. Known once probed; true for two that are one device
 };
 // The findings so far; probes nothing. INVALID_ARGUMENT: no such devices, or twice the same.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda_peer * info);
@@ -3696,6 +3717,8 @@ struct gcuda_launch_series { // of the calling thread
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void);
+// All that they were compiled for: "800,900" (9.0a counts as 900); "" when the compiler does not say.
+GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
@@ -3936,6 +3959,12 @@ struct gcuda_backend_sched_params {
     size_t graph_size; // nodes and leafs that room is made for at once; more is no error
     int n_copies;      // runs that may be under way at a time, see gcuda_backend_sched_graph_compute_async; 0: 1
     bool no_offload;   // nodes whose weights only the last backend reads stay there
+    // 1: who computes what goes to the log for each graph that is allocated (gcuda_backend_sched_print). 0: as
+    // GCUDA_SCHED_DEBUG says, a number; below 0: nothing, whatever it says.
+    int debug;
+    // A buffer that has to grow after the first graph, because no graph as large was reserved: 1 says so in the log, 2 refuses
+    // the graph with ALLOC_FAILED. 0: as GCUDA_SCHED_DEBUG_REALLOC says, a number; below 0: it grows, whatever that says.
+    int debug_realloc;
 };
 GCUDA_API gcuda_backend_sched_t gcuda_backend_sched_new_params(const struct gcuda_backend_sched_params * params);
 // The same as most programs want it; parallel: 4 copies. NULL on failure: no backends, one of them NULL or twice there, the
@@ -24240,6 +24269,7 @@ struct gcudai_cuda {
     enum gcuda_cuda_wait wait;
     size_t max_shared; // bytes of shared memory a block may have
     bool has_warp_groups; // kernels compiled for 9.0a, and the shared memory that they want
+    bool is_full_precision; // of what goes to cuBLAS
     struct gcudai_cuda_cancel cancel;
     cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
     struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
@@ -24257,6 +24287,7 @@ struct gcudai_cuda {
     struct gcuda_cuda_params params; // as they were given
     // Other devices: how copies go there, staging memory for copies to there, a backend there that only this one uses.
     enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
+    int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // behind those of other devices: lanes, on this one
     bool has_used_sides;      // since the last synchronize
@@ -24320,6 +24351,7 @@ struct gcudai_cuda_pair {
     bool is_busy;     // a thread probes
     bool is_possible; // as the driver says
     bool is_ours;     // access was enabled by the probe
+    bool is_linked;   // by NVLink
     char reason[120];
 };
 static struct gcudai_cuda_pair gcudai_cuda_pairs[GCUDA_CUDA_MAX_DEVICES][GCUDA_CUDA_MAX_DEVICES];
@@ -24331,7 +24363,7 @@ struct gcudai_cuda_probe {
     struct gcudai_cuda_piece memory[2]; // on each device
     cudaStream_t stream[2];             // of each device
     struct gcudai_cuda_piece host;      // what is written, and behind it what is read back
-    bool is_ours[2], is_possible[2];
+    bool is_ours[2], is_possible[2], is_linked[2];
     int n_patterns;
     char reason[120];
 };
@@ -24420,6 +24452,14 @@ static cudaError_t gcudai_cuda_can_access(int device, int peer, int * can) {
                : cudaDeviceCanAccessPeer(can, gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer));
 }
 
+// What tells NVLink from PCI Express: atomics of one device on the other's memory.
+static bool gcudai_cuda_is_linked(int device, int peer) {
+    int has_atomics = 0;
+    return gcudai_cuda_is_one(device, peer) ||
+           (gcudai_cuda_went_well(cudaDeviceGetP2PAttribute(&has_atomics, cudaDevP2PAttrNativeAtomicSupported,
+                gcudai_cuda_ordinal(device), gcudai_cuda_ordinal(peer))) && has_atomics != 0);
+}
+
 // Both devices may access the other's memory: ours to take back where it was not so before.
 static bool gcudai_cuda_probe_enable(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2 && !gcudai_cuda_is_one(p->device[0], p->device[1]); ++i) {
@@ -24449,6 +24489,7 @@ static enum gcuda_cuda_route gcudai_cuda_probe_run(struct gcudai_cuda_probe * p)
         int can = 0;
         p->is_possible[i] =
             gcudai_cuda_went_well(gcudai_cuda_can_access(p->device[i], p->device[1 - i], &can)) && can != 0;
+        p->is_linked[i] = p->is_possible[i] && gcudai_cuda_is_linked(p->device[i], p->device[1 - i]);
         if (!p->is_possible[i]) {
             snprintf(p->reason, sizeof(p->reason), "the driver offers CUDA%d no access to CUDA%d", p->device[i],
                 p->device[1 - i]);
@@ -24474,6 +24515,7 @@ static void gcudai_cuda_probe_keep(const struct gcudai_cuda_probe * p, enum gcud
         pair->is_busy = false;
         pair->is_possible = p->is_possible[i];
         pair->is_ours = p->is_ours[i];
+        pair->is_linked = p->is_linked[i];
         snprintf(pair->reason, sizeof(pair->reason), "%s", route == GCUDA_CUDA_ROUTE_DIRECT ? "" : p->reason);
     }
     gcudai_mutex_unlock(&gcudai_g.lock);
@@ -24497,7 +24539,8 @@ static void gcudai_cuda_probe_pair(int device, int peer) {
     gcudai_cuda_probe_keep(&p, route);
     const bool is_direct = route == GCUDA_CUDA_ROUTE_DIRECT;
     gcudai_log(GCUDA_LOG_LEVEL_INFO, "CUDA%d and CUDA%d: %s%s", device, peer,
-        is_direct                          ? "peer access in use"
+        is_direct && p.is_linked[0]        ? "peer access in use, by NVLink"
+        : is_direct                        ? "peer access in use"
         : route == GCUDA_CUDA_ROUTE_DRIVER ? "copies staged by the driver: "
                                            : "copies staged in host memory: ",
         is_direct ? "" : p.reason);
@@ -24586,6 +24629,7 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     info->is_probed = pair.route != GCUDA_CUDA_ROUTE_UNKNOWN;
     info->is_in_use = pair.route == GCUDA_CUDA_ROUTE_DIRECT;
     info->is_possible = pair.is_possible;
+    info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
     if (!info->is_probed) {
         GCUDAI_CUDA_TRY(gcudai_cuda_can_access(device, peer, &can), device, "asking about access to CUDA%d", peer);
@@ -24602,6 +24646,7 @@ struct gcudai_cuda_move {
     const void * src;
     void * dst;
     size_t src_pitch, dst_pitch, width, height; // bytes from row to row, bytes of a row, rows
+    int64_t n_columns; // of the product that it belongs to; 0: of none
 };
 
 // On a stream of either device. Rectangles want the call that names both devices: between blocks of virtual memory the
@@ -24763,6 +24808,18 @@ static enum gcuda_cuda_route gcudai_cuda_route(struct gcudai_cuda * cu, int to) 
     return cu->routes[to];
 }
 
+// Columns up to which a product's copies go directly where they can.
+static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
+    const int64_t chosen = cu->params.peer_max_batch;
+    if (cu->peer_max[to] == 0) { // asked once
+        gcudai_mutex_lock(&gcudai_g.lock);
+        const bool is_linked = gcudai_cuda_pairs[cu->device->index][to].is_linked;
+        gcudai_mutex_unlock(&gcudai_g.lock);
+        cu->peer_max[to] = chosen > 0 ? chosen : chosen < 0 || is_linked ? INT64_MAX : (int64_t) GCUDA_CUDA_PEER_MAX_BATCH_SIZE;
+    }
+    return cu->peer_max[to];
+}
+
 static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai_cuda * to,
     const struct gcudai_cuda_move * m, enum gcuda_cuda_route route, cudaStream_t stream) {
     struct gcudai_cuda_stage ** stage = &from->stages[m->to];
@@ -24795,7 +24852,11 @@ static gcuda_status gcudai_cuda_send(
         m.width *= m.height;
         m.height = 1;
     }
-    const enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
+    enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
+    if (route == GCUDA_CUDA_ROUTE_DIRECT && m.n_columns > 0 && m.n_columns > gcudai_cuda_peer_max(from, m.to) &&
+        !gcudai_cuda_is_captured(from) && !gcudai_cuda_is_captured(to)) {
+        route = GCUDA_CUDA_ROUTE_HOST;
+    }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
     const gcuda_status st = gcudai_cuda_send_on(from, to, &m, route, stream);
     scope.is_away = true;
@@ -24807,7 +24868,7 @@ static gcuda_status gcudai_cuda_send(
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
     const enum gcuda_cuda_route route = gcudai_cuda_route_known(from, to);
-    const struct gcudai_cuda_move m = { from, to, src, dst, size, size, size, 1 };
+    const struct gcudai_cuda_move m = { from, to, src, dst, size, size, size, 1, 0 };
     struct gcudai_cuda_stage * stage = NULL;
     struct gcudai_cuda_scope scope;
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[to]));
@@ -25646,6 +25707,18 @@ static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda 
     return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
 }
 
+// As the backend wants its products: in full precision, what goes to cuBLAS has F32 operands or 16-bit ones that are exact.
+static enum gcudai_cuda_product gcudai_cuda_refined(
+    const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
+    const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
+                           product == GCUDAI_CUDA_PRODUCT_HALVES;
+    if (!cu->is_full_precision || !is_cublas) {
+        return product;
+    }
+    p->prec = GCUDA_PREC_F32;
+    return product == GCUDAI_CUDA_PRODUCT_HALVES ? GCUDAI_CUDA_PRODUCT_CONVERTED : product;
+}
+
 // Strides and size of a packed copy whose rows begin at multiples of `align` bytes.
 static gcuda_status gcudai_aligned_layout(enum gcuda_type type, const int64_t * ne, size_t align, size_t * nb, size_t * size) {
     int64_t padded[4] = { ne[0], ne[1], ne[2], ne[3] };
@@ -25809,7 +25882,9 @@ static gcuda_status gcudai_cuda_multiply(
 }
 
 static gcuda_status gcudai_cuda_mul_mat(struct gcudai_cuda * cu, const union gcudai_args * args) {
-    return gcudai_cuda_multiply(cu, gcudai_cuda_product_of(cu, &args->mul_mat), args->mul_mat);
+    struct gcuda_mul_mat_args p = args->mul_mat;
+    const enum gcudai_cuda_product product = gcudai_cuda_refined(cu, gcudai_cuda_product_of(cu, &p), &p);
+    return gcudai_cuda_multiply(cu, product, p);
 }
 
 static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
@@ -25830,6 +25905,7 @@ static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct g
     p.a = gcudai_transposed(args->a);
     p.b = gcudai_transposed(args->b);
     p.y = args->y;
+    p.prec = cu->is_full_precision ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT;
     const bool fits = p.a.ne[0] > 0 && p.a.ne[0] <= INT32_MAX && p.a.ne[1] <= INT32_MAX && p.b.ne[1] <= INT32_MAX &&
                       p.b.ne[2] <= INT32_MAX && gcudai_cublas_takes(&p.y, GCUDA_TYPE_F32);
     const bool is_float = gcudai_is_float(p.a.type) && p.a.type == p.b.type;
@@ -26435,6 +26511,7 @@ static gcuda_status gcudai_cuda_share_begin(
     move.src_pitch = b->ne[1] > 1 ? from.nb[1] : row;
     move.dst_pitch = move.width = row;
     move.height = (size_t) b->ne[1];
+    move.n_columns = b->ne[1];
     GCUDAI_TRY(gcudai_cuda_send(cu, side, move, side->stream));
     b->data = s->b;
     y->data = s->y;
@@ -26452,6 +26529,7 @@ static gcuda_status gcudai_cuda_share_end(
     move.src_pitch = move.width = s->args.y.nb[1];
     move.dst_pitch = y->nb[1];
     move.height = (size_t) y->ne[1];
+    move.n_columns = y->ne[1];
     GCUDAI_TRY(gcudai_cuda_send(s->cu, cu, move, s->cu->stream));
     GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->cu->stream), device, "joining the main stream");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(cu->stream, s->cu->copied, 0), device, "joining the main stream");
@@ -26513,7 +26591,11 @@ static gcuda_status gcudai_cuda_split_mul_mat(
     }
     if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed); }
     if (st == GCUDA_STATUS_SUCCESS) {
-        st = gcudai_cuda_split_run(cu, shares, n, &p, gcudai_cuda_choose_product(args, has_cublas, has_warp_groups, cc), node);
+        const enum gcudai_cuda_product product = gcudai_cuda_choose_product(args, has_cublas, has_warp_groups, cc);
+        struct gcuda_mul_mat_args refined = p;
+        const enum gcudai_cuda_product way = gcudai_cuda_refined(cu, product, &refined);
+        for (int i = 0; i < n; ++i) { shares[i].args.prec = refined.prec; }
+        st = gcudai_cuda_split_run(cu, shares, n, &p, way, node);
     } else {
         st = gcudai_cuda_fail_node(cu, st, node);
     }
@@ -29271,7 +29353,7 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
         st = gcudai_cuda_copy_within(from, src, dst);
     } else {
         const size_t size = gcuda_nbytes(dst);
-        const struct gcudai_cuda_move move = { 0, 0, src->data, dst->data, size, size, size, 1 };
+        const struct gcudai_cuda_move move = { 0, 0, src->data, dst->data, size, size, size, 1, 0 };
         st = gcudai_cuda_note_both(from, to, gcudai_cuda_send(from, to, move, from->stream));
     }
     return st == GCUDA_STATUS_SUCCESS && from != to ? gcudai_cuda_wait_for_copy(from, to, dst->name) : st;
@@ -29441,6 +29523,9 @@ static gcuda_status gcudai_cuda_open(
     cu->backend.iface.event_wait = gcudai_cuda_event_wait;
     cu->device = d;
     cu->params = *params;
+    if (params->peer == GCUDA_CUDA_PEER_AUTO && gcudai_env("GCUDA_CUDA_P2P") != NULL) { cu->params.peer = GCUDA_CUDA_PEER_ON; }
+    const char * compute = gcudai_env("GCUDA_CUDA_CUBLAS_COMPUTE_TYPE");
+    cu->is_full_precision = gcudai_cuda_switch(params->full_precision, compute != NULL && strcmp(compute, "32f") == 0);
     cu->wait = params->wait;
     gcudai_cuda_plans_open(cu, params);
     cu->ledger.whole = whole ? &whole->ledger : NULL;
@@ -29689,8 +29774,27 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
 }
 
 static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_reg_t reg) {
-    static const struct gcuda_backend_feature features[] = {
+    static struct gcuda_backend_feature features[] = {
+        { "ARCHS", NULL }, // filled by whoever asks first
         { "USE_GRAPHS", "1" },
+        { "PEER_MAX_BATCH_SIZE", GCUDAI_TEXT(GCUDA_CUDA_PEER_MAX_BATCH_SIZE) },
+#if GCUDAI_KERNEL_HAS(ATTENTION)
+        { "FA_ALL_QUANTS", "1" },
+#else
+        { "NO_ATTENTION", "1" },
+#endif
+#if !GCUDAI_KERNEL_HAS(CONV)
+        { "NO_CONV", "1" },
+#endif
+#if !GCUDAI_KERNEL_HAS(RECURRENT)
+        { "NO_RECURRENT", "1" },
+#endif
+#if !GCUDAI_KERNEL_HAS(K_QUANTS)
+        { "NO_K_QUANTS", "1" },
+#endif
+#if !GCUDAI_KERNEL_HAS(IQ_QUANTS)
+        { "NO_IQ_QUANTS", "1" },
+#endif
 #if defined(GCUDA_NO_VMM)
         { "NO_VMM", "1" },
 #endif
@@ -29700,6 +29804,9 @@ static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_r
         { NULL, NULL },
     };
     (void) reg;
+    gcudai_mutex_lock(&gcudai_g.lock);
+    if (features[0].value == NULL) { features[0].value = gcuda_kernels_archs(); }
+    gcudai_mutex_unlock(&gcudai_g.lock);
     return features;
 }
 
@@ -31668,7 +31775,8 @@ struct gcudai_sched_backend {
 
 struct gcuda_backend_sched {
     int n_backends, n_copies;
-    bool no_offload;
+    int debug, debug_realloc; // 1 and more: see struct gcuda_backend_sched_params
+    bool no_offload, was_reserved; // was_reserved: buffers have a size that was asked for
     struct gcudai_sched_backend * backends;
     bool * reads;                      // [a][b]: a reads what b computes where it is
     uint64_t * waited;                 // [a][b]: of the work of b, what a has been made to wait for
@@ -31784,6 +31892,11 @@ static gcuda_status gcudai_sched_make_backends(
     return GCUDA_STATUS_SUCCESS;
 }
 
+static int gcudai_sched_level(int chosen, const char * name) {
+    const char * env = chosen == 0 ? gcudai_env(name) : NULL;
+    return env != NULL ? (int) strtol(env, NULL, 10) : chosen;
+}
+
 static gcuda_status gcudai_sched_make(gcuda_backend_sched_t s, const struct gcuda_backend_sched_params * p) {
     struct gcuda_init_params arena;
     const size_t n = (size_t) p->n_backends;
@@ -31792,6 +31905,8 @@ static gcuda_status gcudai_sched_make(gcuda_backend_sched_t s, const struct gcud
     s->n_backends = p->n_backends;
     s->n_copies = GCUDAI_MAX(p->n_copies, 1);
     s->no_offload = p->no_offload;
+    s->debug = gcudai_sched_level(p->debug, "GCUDA_SCHED_DEBUG");
+    s->debug_realloc = gcudai_sched_level(p->debug_realloc, "GCUDA_SCHED_DEBUG_REALLOC");
     s->backends = (struct gcudai_sched_backend *) gcudai_calloc(n, sizeof(*s->backends));
     s->reads = (bool *) gcudai_calloc(n * n, sizeof(*s->reads));
     s->waited = (uint64_t *) gcudai_calloc(n * n, sizeof(*s->waited));
@@ -32582,6 +32697,29 @@ static gcuda_status gcudai_sched_reserve(gcuda_backend_sched_t s) {
     s->n_old_leafs = s->n_alloc_leafs;
     for (int i = 0; i < s->n_old_nodes; ++i) { s->old_ids[i] = s->node_ids[i]; }
     for (int i = 0; i < s->n_old_leafs; ++i) { s->old_ids[s->n_old_nodes + i] = s->leaf_ids[i]; }
+    s->was_reserved = true;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// For those who look for graphs larger than what they reserved.
+static gcuda_status gcudai_sched_note_growth(gcuda_backend_sched_t s) {
+    if (s->debug_realloc <= 0 || !s->was_reserved) { return GCUDA_STATUS_SUCCESS; }
+    struct gcuda_cgraph g = gcudai_sched_alloc_graph(s);
+    s->n_old_nodes = s->n_old_leafs = -1; // the allocator's plan is another one now
+    GCUDAI_TRY(gcudai_gallocr_plan(s->galloc, &g, s->node_ids, s->leaf_ids));
+    for (int b = 0; b < s->n_backends; ++b) {
+        const size_t need = s->galloc->owner[b] == b ? s->galloc->dyns[b].max_size : 0;
+        const size_t size = gcuda_gallocr_get_buffer_size(s->galloc, b);
+        if (need > size && s->debug_realloc > 1) {
+            return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED,
+                "sched: the buffer of %s has %llu bytes and the graph wants %llu: none as large was reserved",
+                gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
+        }
+        if (need > size) {
+            gcudai_log(GCUDA_LOG_LEVEL_WARN, "sched: the buffer of %s grows from %llu to %llu bytes",
+                gcuda_backend_name(s->backends[b].backend), (unsigned long long) size, (unsigned long long) need);
+        }
+    }
     return GCUDA_STATUS_SUCCESS;
 }
 
@@ -32667,6 +32805,7 @@ static gcuda_status gcudai_sched_place(gcuda_backend_sched_t s) {
                          gcudai_sched_same_memory(s, s->leaf_ids, s->old_ids + s->n_old_nodes, s->n_old_leafs);
     if (s->n_backends == 1) { GCUDAI_TRY(gcudai_sched_sync(s)); } // an allocator with one buffer may move it by itself
     if (!is_same || gcuda_gallocr_alloc_graph(s->galloc, &g) != GCUDA_STATUS_SUCCESS) {
+        GCUDAI_TRY(gcudai_sched_note_growth(s));
         GCUDAI_TRY(gcudai_sched_reserve(s));
         GCUDAI_TRY(gcuda_gallocr_alloc_graph(s->galloc, &g));
     }
@@ -32797,6 +32936,7 @@ gcuda_status gcuda_backend_sched_alloc_graph(gcuda_backend_sched_t s, struct gcu
     GCUDAI_TRY(gcudai_sched_make_stages(s));
     gcudai_sched_make_uploaders(s);
     s->is_allocated = true;
+    if (s->debug > 0) { gcuda_backend_sched_print(s); }
     return GCUDA_STATUS_SUCCESS;
 }
 

@@ -1559,6 +1559,14 @@ bool gcuda_has_overlap(void) {
     return ptx_cc >= 900 && capability_major() >= 9;
 }
 
+const char * gcuda_kernels_archs(void) {
+#if defined(__CUDA_ARCH_LIST__)
+    return GCUDAI_TEXT(__CUDA_ARCH_LIST__);
+#else
+    return "";
+#endif
+}
+
 // >>op:cpy  >>op:dup  >>op:cont -----------------------------------------------------------------------
 //   floor   x read once, y written once
 // A copy as loops over units, the dimensions in the order of the destination's strides, merged where both sides allow.

@@ -1,8 +1,17 @@
 // The scheduler over the CPU and backends of a third party (tests/sched-test.h): who computes what and why, copies, memory,
 // order of events, failures. With GPUs: tests/sim/test-sched.c. Results are those of the CPU alone, bit for bit.
+#define _GNU_SOURCE 1 // setenv
 #include "sched-test.h"
 
 #include <time.h>
+
+static void env_set(const char * name, const char * value) { // NULL: not set
+#if defined(_WIN32)
+    _putenv_s(name, value != NULL ? value : "");
+#else
+    (void) (value != NULL ? setenv(name, value, 1) : unsetenv(name));
+#endif
+}
 
 struct setup {
     gcuda_backend_t backends[N_TOYS + 1];
@@ -405,6 +414,62 @@ TEST(memory_is_known_before_it_is_taken) {
     net_end(&large);
     net_end(&net);
     setup_end(&s);
+    CHECK_EQ_I(toy_calls.n_buffers, 0);
+}
+
+struct seen {
+    int n_splits, n_grown;
+};
+static void look(enum gcuda_log_level level, const char * text, void * user) {
+    struct seen * seen = (struct seen *) user;
+    seen->n_splits += strstr(text, "split 0 on Toy0") != NULL;
+    seen->n_grown += level == GCUDA_LOG_LEVEL_WARN && strstr(text, "the buffer of Toy0 grows from") != NULL;
+}
+
+// A parameter, or the environment where it says nothing.
+TEST(who_asks_is_told_of_placing_and_growing) {
+    const struct {
+        int debug, debug_realloc;
+        const char *debug_env, *realloc_env;
+        bool is_printed;
+        int growing; // 0: silent, 1: told, 2: refused
+    } cases[] = { { 0, 0, NULL, NULL, false, 0 }, { 1, 1, NULL, NULL, true, 1 }, { 0, 0, "1", "1", true, 1 }, { -1, -1, "1", "2", false, 0 },
+        { 0, 2, "0", "1", false, 2 }, { 0, 0, NULL, "2", false, 2 } };
+    int two = 2;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        struct seen seen = { 0, 0 };
+        struct setup s;
+        struct net net, large;
+        REQUIRE(setup_begin(&s, 2, 1));
+        gcuda_backend_sched_free(s.sched);
+        struct gcuda_backend_sched_params p;
+        memset(&p, 0, sizeof p);
+        p.backends = s.backends, p.n_backends = s.n;
+        p.debug = cases[i].debug, p.debug_realloc = cases[i].debug_realloc;
+        env_set("GCUDA_SCHED_DEBUG", cases[i].debug_env);
+        env_set("GCUDA_SCHED_DEBUG_REALLOC", cases[i].realloc_env);
+        s.sched = gcuda_backend_sched_new_params(&p);
+        env_set("GCUDA_SCHED_DEBUG", NULL);
+        env_set("GCUDA_SCHED_DEBUG_REALLOC", NULL);
+        REQUIRE(s.sched != NULL);
+        REQUIRE(net_begin(&net, NET_TRANSFORMER, 4, 5, GCUDA_TYPE_F32, on_toys, &two));
+        REQUIRE(net_begin(&large, NET_EXPERTS, 4, 8, GCUDA_TYPE_F32, on_toys, &two));
+        gcuda_log_set(look, GCUDA_LOG_LEVEL_INFO, &seen);
+        CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, net.graph));
+        CHECK((seen.n_splits == 1) == cases[i].is_printed && seen.n_grown == 0);
+        const gcuda_status st = gcuda_backend_sched_alloc_graph(s.sched, large.graph);
+        CHECK_EQ_I(st, cases[i].growing == 2 ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_SUCCESS);
+        if (st != GCUDA_STATUS_SUCCESS) { CHECK_HAS(gcuda_last_error(), "none as large was reserved"); }
+        CHECK_EQ_I(seen.n_grown, cases[i].growing == 1);
+        gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
+        float want[NET_D * 5];
+        REQUIRE(net_answer(NET_TRANSFORMER, 4, 5, GCUDA_TYPE_F32, 1, want));
+        CHECK_OK(gcuda_backend_sched_alloc_graph(s.sched, net.graph)); // whatever was refused
+        check_net(&s, &net, 0, want);
+        net_end(&large);
+        net_end(&net);
+        setup_end(&s);
+    }
     CHECK_EQ_I(toy_calls.n_buffers, 0);
 }
 

@@ -33,7 +33,8 @@ TEST(every_pair_is_probed) {
             CHECK_OK(gcuda_backend_cuda_get_peer(i, k, &p));
             CHECK(p.is_probed && p.route != GCUDA_CUDA_ROUTE_UNKNOWN);
             CHECK(p.is_in_use == (p.reason[0] == '\0'));
-            printf("  CUDA%d to CUDA%d: %s%s%s\n", i, k, routes[p.route], p.is_in_use ? "" : ", because ", p.reason);
+            printf("  CUDA%d to CUDA%d: %s%s%s%s\n", i, k, routes[p.route], p.is_linked ? ", linked" : "",
+                p.is_in_use ? "" : ", because ", p.reason);
         }
     }
 }
@@ -132,6 +133,39 @@ static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, e
     return out;
 }
 
+// Relative squared error of a product in F32, and whether cuBLAS has made it.
+static double error_of(enum gcuda_cuda_switch full_precision, bool * by_cublas) {
+    enum { K = 512, M = 256, N = 64 };
+    struct gcuda_cuda_params params;
+    struct gcuda_cuda_stats stats;
+    memset(&params, 0, sizeof params);
+    params.full_precision = full_precision;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    float *fw = random_floats(K * M, 1), *fx = random_floats(K * N, 2);
+    float * y = product(backend, gcuda_backend_get_default_buffer_type(backend), GCUDA_TYPE_F32, K, M, N);
+    double error = 0.0, size = 0.0;
+    for (int i = 0; i < M * N; ++i) {
+        double sum = 0.0;
+        for (int k = 0; k < K; ++k) { sum += (double) fw[i % M * K + k] * (double) fx[i / M * K + k]; }
+        error += (sum - (double) y[i]) * (sum - (double) y[i]);
+        size += sum * sum;
+    }
+    CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
+    *by_cublas = stats.by[GCUDA_CUDA_PURPOSE_WORKSPACE].reserved > 0;
+    free(fw);
+    free(fx);
+    free(y);
+    gcuda_backend_free(backend);
+    return error / size;
+}
+
+TEST(full_precision_where_it_is_asked_for) {
+    bool by_cublas = false;
+    const double rounded = error_of(GCUDA_CUDA_OFF, &by_cublas), full = error_of(GCUDA_CUDA_ON, &by_cublas);
+    printf("  relative squared error of F32 products: %.1e, in full precision %.1e\n", rounded, full);
+    if (by_cublas) { CHECK(full < 1e-12 && rounded > 1e-10); }
+}
+
 // gcuda's own kernels sum each row the same way for any number of rows; cuBLAS may choose another kernel for fewer.
 static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
     double error = 0.0, size = 0.0;
@@ -152,14 +186,19 @@ TEST(split_products_are_those_of_one_device) {
     for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) { shares[i] = i < n_devices() ? (float) (i + 1) : 0.0f; }
     gcuda_backend_buffer_type_t t =
         gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
-    for (int mode = GCUDA_CUDA_PEER_AUTO; mode <= GCUDA_CUDA_PEER_OFF; mode += 2) {
-        gcuda_backend_t backend = backend_on(main_device, (enum gcuda_cuda_peer_mode) mode);
+    for (int turn = 0; turn < 3; ++turn) { // any number of columns directly; none; those with few
+        struct gcuda_cuda_params params;
+        memset(&params, 0, sizeof params);
+        params.device = main_device;
+        params.peer = turn == 1 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO;
+        params.peer_max_batch = turn == 0 ? -1 : 5;
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
         REQUIRE(t != NULL && backend != NULL);
         for (int i = 0; i < 15; ++i) {
             const enum gcuda_type type = types[i / 3];
             const int64_t n = columns[i % 3], k = 1024, m = 2500;
             char name[96];
-            snprintf(name, sizeof name, "%s, %lld columns, mode %d", gcuda_type_name(type), (long long) n, mode);
+            snprintf(name, sizeof name, "%s, %lld columns, turn %d", gcuda_type_name(type), (long long) n, turn);
             float * wanted = product(backend, gcuda_backend_get_default_buffer_type(backend), type, k, m, n);
             float * got = product(backend, t, type, k, m, n);
             compare(got, wanted, m * n, n < 9 && gcuda_is_quantized(type), name);

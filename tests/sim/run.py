@@ -181,10 +181,11 @@ def plain_tests(total, level):
         open(faults, "w").close()
         ours = [p for p in PROGRAMS if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
         plain.programs([(p, "") for p in PROGRAMS if p not in ours])
-        plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults)
+        slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
+        plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
         if not total.only:
             faults_are_complete(total, faults)
-        plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if level == "full" else {}))
+        plain.operations(OPS[level], **slow)
         plain.captured()
         plain.shapes()
         if level != "user":

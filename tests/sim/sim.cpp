@@ -257,7 +257,7 @@ struct state {
     void * each_kernel_user;
     std::map<const void *, int> shared_limit; // of kernels, where it was raised
     std::deque<counter> counters;
-    int n_failed;
+    int n_failed, gemm_compute;
     long n_violations;
 };
 
@@ -306,6 +306,7 @@ static void configure(state & s, int n_devices, size_t memory_bytes, uint64_t se
     s.seed = seed;
     s.random = seed * 0x9E3779B97F4A7C15u + 0x632BE59BD9B4E019u;
     s.n_failed = 0;
+    s.gemm_compute = 0;
     s.n_violations = 0;
     s.counters.clear();
     s.now_ns = 0;
@@ -376,7 +377,6 @@ struct context {
     const void * bottom; // these for AddressSanitizer
     size_t size;
     void * fake;
-    void * tsan; // for ThreadSanitizer
 };
 
 struct fiber {
@@ -432,6 +432,11 @@ static void raw_prepare(fiber & f, void (*entry)()) {
 
 static context main_context; // of whoever runs a kernel
 static context * came_from;  // the last one left
+#if defined(SIM_TSAN)
+// To ThreadSanitizer all threads of kernels are one: they take turns, so that it has nothing to find among them, and being
+// told of a turn takes it far longer than the turn.
+static void * tsan_kernels, * tsan_caller;
+#endif
 
 static void arrived(context * mine) {
 #if defined(SIM_ASAN)
@@ -446,7 +451,8 @@ static void switch_to(context & from, context & to) {
 #if defined(SIM_ASAN)
     __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.size);
 #elif defined(SIM_TSAN)
-    __tsan_switch_to_fiber(to.tsan, 0);
+    if (&from == &main_context) { __tsan_switch_to_fiber(tsan_kernels, 0); }
+    if (&to == &main_context) { __tsan_switch_to_fiber(tsan_caller, 0); }
 #endif
     raw_switch(from, to);
     arrived(&from);
@@ -457,9 +463,6 @@ static void fiber_main();
 static void fiber_prepare(fiber & f) {
 #if defined(SIM_ASAN)
     __asan_unpoison_memory_region(f.stack, STACK_BYTES);
-#elif defined(SIM_TSAN)
-    if (f.c.tsan != nullptr) { __tsan_destroy_fiber(f.c.tsan); }
-    f.c.tsan = __tsan_create_fiber(0);
 #endif
     f.c.bottom = f.stack;
     f.c.size = STACK_BYTES;
@@ -1048,6 +1051,10 @@ static void give_up() {
     for (std::vector<meeting> & m : b.meetings) { m.clear(); }
     b.idle = b.all;
     for (fiber * f : b.all) { fiber_prepare(*f); }
+#if defined(SIM_TSAN)
+    __tsan_destroy_fiber(tsan_kernels); // with the calls that have not returned
+    tsan_kernels = nullptr;
+#endif
 }
 
 // Of a kernel that may start while the one before it runs, no thread may have left that out.
@@ -1064,7 +1071,8 @@ static bool has_waited(uint3 index) {
 static bool run_block(uint3 index) {
     begin_block(index);
 #if defined(SIM_TSAN)
-    main_context.tsan = __tsan_get_current_fiber();
+    tsan_caller = __tsan_get_current_fiber();
+    if (tsan_kernels == nullptr) { tsan_kernels = __tsan_create_fiber(0); }
 #endif
     b.runs_on = syscall(SYS_gettid);
     switch_to(main_context, take_idle()->c);
@@ -1642,6 +1650,19 @@ cudaError_t cudaDeviceCanAccessPeer(int * can, int index, int peer) {
     SIM_BEGIN("cudaDeviceCanAccessPeer", current_device);
     if (!is_device(index) || !is_device(peer)) { return fails(cudaErrorInvalidDevice); }
     *can = the().devices[(size_t) index].peer_state[peer] != 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int * value, cudaDeviceP2PAttr attribute, int index, int peer) {
+    SIM_BEGIN("cudaDeviceGetP2PAttribute", current_device);
+    if (!is_device(index) || !is_device(peer) || index == peer) { return fails(cudaErrorInvalidDevice); }
+    const int how = the().devices[(size_t) index].peer_state[peer];
+    switch (attribute) {
+        case cudaDevP2PAttrPerformanceRank: *value = how == 4 ? 0 : 1; break;
+        case cudaDevP2PAttrAccessSupported: *value = how != 0; break;
+        case cudaDevP2PAttrNativeAtomicSupported: *value = how == 4; break;
+        default: return fails(cudaErrorInvalidValue);
+    }
     return cudaSuccess;
 }
 
@@ -3547,6 +3568,7 @@ static int gemm(const char * name, blas_handle * handle, product p, const void *
     const int e = (int) injected(name);
     if (e != 0) { return e; }
     if (the().cublas.count(handle) == 0) { return BLAS_NOT_INITIALIZED; }
+    the().gemm_compute = compute;
     const bool has_types = blas_size(p.type_a) != 0 && p.type_a == p.type_b && (p.type_c == 0 || p.type_c == p.type_a);
     if (!has_types || compute == 64 || compute == 65) { return BLAS_NOT_SUPPORTED; } // sums in half precision
     if (handle->pointer_mode != 0) { // the scalars are on the device, and read when the product runs
@@ -3698,6 +3720,11 @@ void sim_pci(int index, int domain, int bus, int number) {
 void sim_peer(int index, int peer, int how) {
     const guard held(the().lock);
     the().devices[(size_t) index].peer_state[peer] = how;
+}
+
+int sim_gemm_compute(void) {
+    const guard held(the().lock);
+    return the().gemm_compute;
 }
 
 int sim_has_context(int index) {

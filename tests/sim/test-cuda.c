@@ -1,6 +1,7 @@
 // The CUDA backend's host side on the simulated device: registry, memory, asynchronous access, copies between devices,
 // events, scratch and its budget, refusals, bad indices, training, and every CUDA call failing in turn. That the
 // operations compute what they should is tests/test-ops.c's part (GCUDA_TEST_BACKEND=CUDA0).
+#define _GNU_SOURCE 1 // setenv
 #define GCUDA_IMPLEMENTATION
 #define main digits_main
 #include "../../examples/digits.c"
@@ -413,6 +414,66 @@ static void check_nan(gcuda_backend_t backend, int64_t n, bool by_experts) {
     place_end(&p);
 }
 
+// What cuBLAS was told of a product of the type with 64 columns.
+static int compute_type(enum gcuda_type type, enum gcuda_cuda_switch full_precision, const char * env, bool by_out_prod) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.full_precision = full_precision;
+    fresh(1, 64 * MB, 1);
+    if (env != NULL) { setenv("GCUDA_CUDA_CUBLAS_COMPUTE_TYPE", env, 1); }
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    unsetenv("GCUDA_CUDA_CUBLAS_COMPUTE_TYPE");
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, 32, 64), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 64);
+    struct gcuda_tensor * y = by_out_prod ? gcuda_out_prod(p.ctx, a, b) : gcuda_mul_mat(p.ctx, a, b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK(place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    place_end(&p);
+    gcuda_backend_free(backend);
+    return sim_gemm_compute();
+}
+
+TEST(cublas_computes_in_full_precision_when_asked) {
+    enum { FULL = 68, TF32 = 77 }; // cublasComputeType_t
+    for (int by_out_prod = 0; by_out_prod < 2; ++by_out_prod) {
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, NULL, by_out_prod), TF32);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_ON, NULL, by_out_prod), FULL);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "32f", by_out_prod), FULL);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "other", by_out_prod), TF32);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, "32f", by_out_prod), TF32);
+    }
+    // activations that only F32 holds, times weights of 16 bits
+    for (int on = 0; on < 2; ++on) {
+        const struct gcuda_cuda_params params = { .full_precision = on ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF };
+        fresh(1, 64 * MB, 1);
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        struct place p = place_begin();
+        struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, 32, 64), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 64);
+        struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        CHECK(place_alloc(&p, backend));
+        gcuda_fp16_t w[32 * 64];
+        float x[32 * 64], out[64 * 64];
+        for (int i = 0; i < 32 * 64; ++i) {
+            w[i] = gcuda_fp32_to_fp16(i % 32 == 0 ? 1.0f : 0.0f);
+            x[i] = 1.0f + 1.0f / 65536.0f;
+        }
+        CHECK_OK(gcuda_backend_tensor_set(a, w, 0, sizeof w));
+        CHECK_OK(gcuda_backend_tensor_set(b, x, 0, sizeof x));
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+        CHECK((out[0] == x[0]) == (on != 0));
+        CHECK(fabsf(out[0] - x[0]) < 1e-3f);
+        place_end(&p);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 TEST(products_keep_nan) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     CHECK(backend != NULL);
@@ -616,14 +677,15 @@ static void fault_once(const char * api, int k, cudaError_t error, bool is_stick
 }
 
 TEST(every_cuda_call_fails_in_turn) {
-    char * names[64];
-    long counts[64];
+    char * names[96];
+    long counts[96];
     int n = 0;
     fresh(1, 64 * MB, 1);
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     CHECK_OK(train_some(backend, 1, &wanted));
     gcuda_backend_free(backend);
-    for (; n < 64 && sim_api(n) != NULL; ++n) { names[n] = copy_text(sim_api(n)); }
+    for (; n < 96 && sim_api(n) != NULL; ++n) { names[n] = copy_text(sim_api(n)); }
+    CHECK(sim_api(n) == NULL); // none is left out
     for (int i = 0; i < n; ++i) { counts[i] = sim_counts(names[i]); }
     for (int i = 0; i < n; ++i) {
         const bool is_blas = strncmp(names[i], "cublas", 6) == 0, is_kernel = strcmp(names[i], "kernel") == 0;

@@ -846,6 +846,12 @@ TEST(rows_of_blocks_are_padded_with_zeros) {
     clean();
 }
 
+// NULL: not listed.
+static const char * feature(const struct gcuda_backend_feature * f, const char * name) {
+    while (f->name != NULL && strcmp(f->name, name) != 0) { ++f; }
+    return f->name != NULL ? f->value : NULL;
+}
+
 TEST(functions_are_found_by_name) {
     static float mine[1000];
     gcuda_backend_get_features_t features = NULL;
@@ -864,8 +870,13 @@ TEST(functions_are_found_by_name) {
     memcpy(&split, &address[1], sizeof address[0]);
     memcpy(&add, &address[2], sizeof address[0]);
     memcpy(&forget, &address[3], sizeof address[0]);
-    REQUIRE(features(reg) != NULL && features(reg)[0].name != NULL);
-    CHECK(strcmp(features(reg)[0].name, "USE_GRAPHS") == 0 && strcmp(features(reg)[0].value, "1") == 0);
+    const struct gcuda_backend_feature * list = features(reg);
+    static const char * const all[] = { "USE_GRAPHS", "FA_ALL_QUANTS" };
+    REQUIRE(list != NULL);
+    for (size_t i = 0; i < 2; ++i) { CHECK(feature(list, all[i]) != NULL && strcmp(feature(list, all[i]), "1") == 0); }
+    CHECK(feature(list, "ARCHS") != NULL && strtol(feature(list, "ARCHS"), NULL, 10) == GCUDA_SIM_CC);
+    CHECK(feature(list, "PEER_MAX_BATCH_SIZE") != NULL && strcmp(feature(list, "PEER_MAX_BATCH_SIZE"), "128") == 0);
+    CHECK(feature(list, "NO_VMM") == NULL && feature(list, "NO_ATTENTION") == NULL);
     const float shares[2] = { 1, 3 };
     CHECK(split(0, shares) == gcuda_backend_cuda_split_buffer_type(0, shares, 2) && split(0, NULL) != NULL);
     CHECK(split(5, NULL) == NULL);
@@ -986,15 +997,16 @@ static void fault_once(enum gcuda_cuda_pool kind, const char * api, long k, cuda
 }
 
 static void faults_of(enum gcuda_cuda_pool kind) {
-    char names[64][48];
-    long counts[64];
+    char names[96][48];
+    long counts[96];
     int n = 0;
     fresh(2, 32 * MB, 1);
     CHECK_OK(scenario(kind));
-    for (; n < 64 && sim_api(n) != NULL; ++n) {
+    for (; n < 96 && sim_api(n) != NULL; ++n) {
         snprintf(names[n], sizeof names[n], "%s", sim_api(n));
         counts[n] = sim_counts(sim_api(n));
     }
+    CHECK(sim_api(n) == NULL); // none is left out
     for (int i = 0; i < n; ++i) {
         const bool is_blas = strncmp(names[i], "cublas", 6) == 0;
         for (long k = 1; k <= counts[i] && !is_blas; ++k) {

@@ -112,7 +112,7 @@ TEST(access_that_the_caller_enabled_stays) {
 TEST(a_probe_that_fails_is_a_finding) {
     static const char * const apis[] = { "cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithFlags",
         "cudaMemcpyPeerAsync", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize",
-        "cudaDeviceEnablePeerAccess", "cudaDeviceCanAccessPeer", "cudaSetDevice", "cudaGetDevice", "cudaFree",
+        "cudaDeviceEnablePeerAccess", "cudaDeviceCanAccessPeer", "cudaDeviceGetP2PAttribute", "cudaSetDevice", "cudaGetDevice", "cudaFree",
         "cudaFreeHost", "cudaStreamDestroy" };
     for (size_t i = 0; i < sizeof apis / sizeof apis[0]; ++i) {
         for (int k = 1; k <= 6; ++k) {
@@ -201,22 +201,26 @@ TEST(copies_between_devices_are_right_on_every_route) {
 }
 
 TEST(off_and_the_callers_stream_leave_access_alone) {
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 5; ++i) {
+        const bool is_used = i == 2 || i == 3; // asked for by value, or by the environment
         fresh(2, 64 * MB, 1);
         cudaStream_t stream = NULL;
         struct gcuda_cuda_params params;
         memset(&params, 0, sizeof params);
         if (i > 0) { CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess); }
         params.stream = stream;
-        params.peer = i == 0 ? GCUDA_CUDA_PEER_OFF : i == 1 ? GCUDA_CUDA_PEER_AUTO : GCUDA_CUDA_PEER_ON;
-        gcuda_backend_t a = gcuda_backend_cuda_init_params(&params), b = gcuda_backend_cuda_init(1);
+        params.peer = i == 0 || i == 4 ? GCUDA_CUDA_PEER_OFF : i == 2 ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_AUTO;
+        if (i >= 3) { setenv("GCUDA_CUDA_P2P", "1", 1); }
+        gcuda_backend_t a = gcuda_backend_cuda_init_params(&params);
+        unsetenv("GCUDA_CUDA_P2P"); // read when the backend is made
+        gcuda_backend_t b = gcuda_backend_cuda_init(1);
         struct place pa = place_begin(), pb = place_begin();
         struct gcuda_tensor *x = gcuda_new_tensor_1d(pa.ctx, GCUDA_TYPE_F32, 5),
                             *y = gcuda_new_tensor_1d(pb.ctx, GCUDA_TYPE_F32, 5);
         REQUIRE(a != NULL && b != NULL && place_alloc(&pa, a) && place_alloc(&pb, b));
         CHECK_OK(gcuda_backend_tensor_copy_async(a, b, x, y));
-        CHECK_EQ_I(sim_counts("cudaDeviceEnablePeerAccess"), i == 2 ? 2 : 0);
-        CHECK(peer_of(0, 1).is_probed == (i == 2));
+        CHECK_EQ_I(sim_counts("cudaDeviceEnablePeerAccess"), is_used ? 2 : 0);
+        CHECK(peer_of(0, 1).is_probed == is_used);
         CHECK_OK(gcuda_backend_synchronize(b));
         place_end(&pa);
         place_end(&pb);
@@ -628,6 +632,46 @@ TEST(any_number_of_columns) {
     clean();
 }
 
+static long n_direct_copies(void) { return sim_counts("cudaMemcpyPeerAsync") + sim_counts("cudaMemcpy3DPeerAsync"); }
+
+// Direct copies are for products with few columns, unless NVLink joins the devices or the caller says otherwise.
+TEST(the_number_of_columns_decides_about_direct_copies) {
+    static const struct {
+        int link;
+        int64_t peer_max_batch, n;
+        bool is_direct;
+    } cases[] = { { 1, 0, 128, true }, { 1, 0, 129, false }, { 4, 0, 129, true }, { 1, -1, 129, true }, { 1, 4, 4, true },
+        { 1, 4, 5, false }, { 4, 4, 5, false } };
+    CHECK_EQ_I(GCUDA_CUDA_PEER_MAX_BATCH_SIZE, 128);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        const struct product c = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, cases[i].n };
+        struct gcuda_cuda_params params;
+        float * wanted = whole(&c);
+        fresh(2, 64 * MB, i);
+        sim_peer(0, 1, cases[i].link);
+        sim_peer(1, 0, cases[i].link);
+        CHECK_OK(gcuda_backend_cuda_probe_peer(0, 1));
+        CHECK(peer_of(0, 1).is_in_use && peer_of(0, 1).is_linked == (cases[i].link == 4));
+        memset(&params, 0, sizeof params);
+        params.device = 1;
+        params.peer_max_batch = cases[i].peer_max_batch;
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        const long before = n_direct_copies();
+        struct gcuda_cuda_stats stats;
+        float * y = products(backend, gcuda_backend_cuda_split_buffer_type(1, NULL, 0), &c);
+        CHECK_MSG((n_direct_copies() > before) == cases[i].is_direct, "case %d: %ld direct copies", (int) i, n_direct_copies() - before);
+        CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
+        CHECK_MSG((stats.pinned >= 4 * MB) == !cases[i].is_direct, "case %d: %d bytes for staging", (int) i, (int) stats.pinned);
+        CHECK_MSG(y != NULL && wanted != NULL && memcmp(y, wanted, result_size(&c)) == 0, "case %d: wrong", (int) i);
+        CHECK(peer_of(0, 1).is_in_use); // nothing is switched for it
+        free(y);
+        free(wanted);
+        gcuda_backend_free(backend);
+        CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    }
+    clean();
+}
+
 TEST(split_products_are_ordered_for_every_seed) {
     static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 2 },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 32, 420, 1 } };
@@ -705,6 +749,7 @@ TEST(captured_products_and_copies) {
         params.device = 2;
         params.stream = stream;
         params.peer = turn == 0 ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF;
+        params.peer_max_batch = 1; // of its two columns: staged, but directly into the capture
         gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params), other = gcuda_backend_cuda_init(0);
         struct place weights = place_begin(), p = place_begin(), po = place_begin();
         struct gcuda_tensor * w = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_Q4_0, 32, 420);
@@ -916,7 +961,7 @@ static void * worker_main(void * arg) {
 }
 
 TEST(one_weight_in_several_threads) {
-    enum { N_THREADS = 4 };
+    enum { N_THREADS = 3 };
     for (int link = 1; link <= 3; ++link) {
         fresh(3, 64 * MB, (uint64_t) link);
         for (int i = 0; i < 9; ++i) {
@@ -936,7 +981,7 @@ TEST(one_weight_in_several_threads) {
         for (int i = 0; i < N_THREADS; ++i) {
             workers[i].w = w;
             workers[i].device = 2;
-            workers[i].n_turns = 4;
+            workers[i].n_turns = link == 1 ? 3 : 2;
             memset(workers[i].out, 0, sizeof workers[i].out);
             REQUIRE(pthread_create(&threads[i], NULL, worker_main, &workers[i]) == 0);
         }
@@ -1268,8 +1313,8 @@ TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
     REQUIRE(wanted != NULL);
     for (int turn = 0; turn < 2; ++turn) {
         const enum gcuda_cuda_peer_mode mode = turn == 0 ? GCUDA_CUDA_PEER_AUTO : GCUDA_CUDA_PEER_OFF;
-        char names[64][48];
-        long counts[64];
+        char names[96][48];
+        long counts[96];
         int n = 0;
         fresh(3, 64 * MB, 1);
         gcuda_backend_t backend = backend_with(2, mode, mode == GCUDA_CUDA_PEER_AUTO);
@@ -1277,7 +1322,8 @@ TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
         CHECK(y != NULL && memcmp(y, wanted, result_size(&fault_product)) == 0);
         free(y);
         gcuda_backend_free(backend);
-        for (; n < 64 && sim_api(n) != NULL; ++n) { snprintf(names[n], sizeof names[n], "%s", sim_api(n)); }
+        for (; n < 96 && sim_api(n) != NULL; ++n) { snprintf(names[n], sizeof names[n], "%s", sim_api(n)); }
+        CHECK(sim_api(n) == NULL); // none is left out
         for (int i = 0; i < n; ++i) { counts[i] = sim_counts(names[i]); }
         for (int i = 0; i < n; ++i) {
             const bool is_blas = strncmp(names[i], "cublas", 6) == 0, is_kernel = strcmp(names[i], "kernel") == 0;

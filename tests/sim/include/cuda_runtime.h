@@ -17,6 +17,7 @@
 #include <vector>
 
 #define __CUDA_ARCH__ GCUDA_SIM_CC
+#define __CUDA_ARCH_LIST__ GCUDA_SIM_CC
 #define __global__
 #define __device__
 #define __host__

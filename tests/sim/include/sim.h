@@ -35,8 +35,11 @@ void sim_identity(int device, const char uuid[16], const char luid[8], unsigned 
 void sim_pci(int device, int domain, int bus, int number);
 
 // How a device reaches another one's memory: 0 not, 1 well (default), 2 it says that it does, and what is copied
-// between the two once access is enabled comes out wrong, 3 what is copied to the peer always comes out wrong.
+// between the two once access is enabled comes out wrong, 3 what is copied to the peer always comes out wrong, 4 as 1, by
+// NVLink: atomics work across it.
 void sim_peer(int device, int peer, int how);
+
+int sim_gemm_compute(void); // the compute type of cuBLAS's last product; 0: none since sim_reset
 
 int sim_has_context(int device); // 1: something has made the primary context of the device since sim_reset
 
