@@ -258,6 +258,7 @@ def run_stages(names, args):
 
     def one(name):
         stages[name].start = time.time()
+        print(f"[{name}] begins {datetime.datetime.now():%H:%M:%S}, at most {BUDGET // 60} minutes", flush=True)
         globals()[f"stage_{name}"](stages[name], args)
     if "build" in names:
         one("build")

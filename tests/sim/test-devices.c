@@ -223,6 +223,24 @@ TEST(a_program_can_ignore_the_environment) {
     clean();
 }
 
+TEST(streams_have_the_priority_that_was_asked_for) {
+    int least = 0, greatest = 0;
+    fresh(2, 64 * MB, 1);
+    CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess && greatest < least);
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_cuda_params params;
+        int priority = 7;
+        memset(&params, 0, sizeof params);
+        params.priority = i == 0 ? 0 : greatest;
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        REQUIRE(backend != NULL);
+        CHECK(cudaStreamGetPriority(gcuda_backend_cuda_get_stream(backend), &priority) == cudaSuccess);
+        CHECK_EQ_I(priority, params.priority);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 // =====================================================================================================================
 // >>rows   that lie apart, as one copy
 // =====================================================================================================================
