@@ -158,6 +158,8 @@ def stage_programs(stage, args):
     code, out = run(["build/cuda/digits", "--backend", "CPU"], "digits-cpu", stage.left())
     cpu = re.findall(r".* % of the test digits are recognised.*", out)
     stage.result("digits on the CPU", code == 0 and len(cpu) == 1, cpu[0] if cpu else out[-300:])
+    share = [float(line.split(" %")[0]) for line in gpu + cpu]
+    stage.result("digits on both", len(share) == 2 and abs(share[0] - share[1]) <= 1.0, "within 1 % of each other wanted")
     for program in ("digits", "test-ops", "bench-gpu"):
         code, out = run(["ldd", f"build/cuda/{program}"])
         ok = code == 0 and "libcuda" not in out and "libcublas" not in out

@@ -241,6 +241,41 @@ TEST(streams_have_the_priority_that_was_asked_for) {
     clean();
 }
 
+// As written in the README.
+TEST(a_launcher_needs_nothing_around_it) {
+    cudaStream_t stream = NULL;
+    void *x = NULL, *y = NULL, *scratch = NULL;
+    static float in[4096 * 32], out[4096 * 32];
+    fresh(1, 64 * MB, 1);
+    for (int i = 0; i < 4096 * 32; ++i) { in[i] = (float) (i % 7 - 3 + i / 4096); }
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cudaMalloc(&x, sizeof in) == cudaSuccess && cudaMalloc(&y, sizeof out) == cudaSuccess);
+    CHECK(cudaMalloc(&scratch, MB) == cudaSuccess);
+    CHECK(cudaMemcpy(x, in, sizeof in, cudaMemcpyHostToDevice) == cudaSuccess);
+    struct gcuda_norm_args args = { 0 };
+    args.x.data = x;                                      // on the device, F32 [4096, 32]: 32 rows of 4096
+    args.x.type = GCUDA_TYPE_F32;
+    args.x.ne[0] = 4096, args.x.ne[1] = 32, args.x.ne[2] = args.x.ne[3] = 1;
+    args.x.nb[0] = sizeof(float), args.x.nb[1] = 4096 * args.x.nb[0];       // strides in bytes
+    args.x.nb[2] = args.x.nb[3] = 32 * args.x.nb[1];
+    args.y = args.x;
+    args.y.data = y;
+    args.eps = 1e-6f;
+    args.scratch = scratch;                               // gcuda_rms_norm_scratch_bytes(&args) bytes of device memory
+    gcuda_status st = gcuda_launch_rms_norm(&args, stream);
+    CHECK_OK(st);
+    CHECK(gcuda_rms_norm_scratch_bytes(&args) <= MB);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess && cudaMemcpy(out, y, sizeof out, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int r = 0; r < 32; ++r) {
+        double sum = 0.0;
+        for (int i = 0; i < 4096; ++i) { sum += (double) in[4096 * r + i] * (double) in[4096 * r + i]; }
+        for (int i = 0; i < 4096; i += 37) { CHECK_NEAR(out[4096 * r + i], in[4096 * r + i] / sqrt(sum / 4096.0 + 1e-6), 1e-5); }
+    }
+    CHECK(cudaFree(x) == cudaSuccess && cudaFree(y) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+    clean();
+}
+
 // =====================================================================================================================
 // >>rows   that lie apart, as one copy
 // =====================================================================================================================
