@@ -24289,6 +24289,7 @@ struct gcudai_cuda {
     enum gcuda_cuda_route routes[GCUDA_CUDA_MAX_DEVICES];
     int64_t peer_max[GCUDA_CUDA_MAX_DEVICES]; // columns of products whose copies go there directly; 0: not asked yet
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
+    uint64_t n_staged; // copies of those, and of those to here
     struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // behind those of other devices: lanes, on this one
     bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
@@ -24835,6 +24836,8 @@ static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai
     if (*stage == NULL) {
         GCUDAI_TRY(gcudai_cuda_stage_new(m->from, m->to, &from->ledger, stage));
     }
+    from->n_staged++;
+    to->n_staged++;
     return gcudai_cuda_move_staged(*stage, m, from->stream, to->stream);
 }
 
@@ -28327,7 +28330,7 @@ struct gcudai_cuda_plan {
     uint64_t last_used; // on the cache's clock
     bool has_indices, has_split, has_custom; // some step looks up rows, has row-split weights, calls the user
     bool has_run;       // whatever is made by a first run is there
-    bool no_graph;      // a capture failed
+    bool no_graph;      // a capture failed, or copies between devices go through host memory, which captures cannot do
     bool no_lanes;      // they could not be made
     int n_lanes, n_events;
     int32_t wait[GCUDAI_CUDA_LANES]; // for which steps the backend's stream waits at the end
@@ -28922,8 +28925,10 @@ static gcuda_status gcudai_cuda_plan_run(struct gcudai_cuda * cu, struct gcudai_
         GCUDAI_TRY(gcudai_cuda_plan_launch(cu, plan, &is_launched));
     }
     if (!is_launched) {
+        const uint64_t n_staged = cu->n_staged;
         GCUDAI_TRY(gcudai_cuda_plan_eager(cu, plan));
         plan->has_run = true;
+        plan->no_graph = plan->no_graph || cu->n_staged != n_staged;
     }
     return GCUDA_STATUS_SUCCESS;
 }
