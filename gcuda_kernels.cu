@@ -5137,10 +5137,10 @@ struct d_packed_walk {
 // in segments.
 #define PACKED_STRIP 256
 #define PACKED_RING 8                     // rows in shared memory, at most
-#define PACKED_RAW (PACKED_STRIP + 16)    // floats of a row of a channel as it lies
-#define PACKED_RAWS 4                     // eights of channels of a row that are under way
-#define PACKED_OUT (PACKED_STRIP / 2 + 8) // floats from row to row of results: four rows of two floats a lane meet all banks
-#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 16 * PACKED_OUT * 4) // bytes beside weights and ring; 1024: to align
+#define PACKED_RAW (PACKED_STRIP / 2 + 16) // floats of half a row of a channel as it lies
+#define PACKED_RAWS 8                      // halves of rows of eight channels that are under way: two for each warp that fetches
+#define PACKED_OUT (PACKED_STRIP + 8)      // floats from row to row of results: four rows of two floats a lane meet all banks
+#define PACKED_FIXED (1024 + PACKED_RAWS * 8 * PACKED_RAW * 4 + 8 * 8 * PACKED_OUT * 4) // bytes beside weights and ring; 1024: to align
 
 struct d_packed_rows {
     int ring, plane; // rows in shared memory; bytes of eight channels of one
@@ -5473,7 +5473,7 @@ struct d_tap {
 
 // WORDS: depth of a tile, each two halfs or a TF32 number.
 template <typename TX, typename TW, bool IS_F16, int BM, int BN, int WORDS>
-static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_args p, int64_t n_pixels, int64_t n_taps) {
+static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_args p, uint32_t n_pixels, uint32_t n_taps) {
     const int PER_WORD = IS_F16 ? 2 : 1, DEPTH = WORDS * PER_WORD;
     const int PITCH = WORDS + 4, ROW_CHUNKS = WORDS / 4;        // words: lanes of a fragment meet no bank twice
     const int GROUPS = 256 / BN, OWN = DEPTH / GROUPS;          // threads of a pixel; taps of a thread
@@ -5482,38 +5482,40 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
     alignas(16) __shared__ uint32_t a_tile[2][BM * PITCH], b_tile[2][BN * PITCH];
     __shared__ d_tap taps[2][DEPTH];
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp / 4, wn = warp % 4;
-    const int64_t n_oc = p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
-    const int64_t image_pixels = p.y.ne[0] * p.y.ne[1], n_k = (n_taps + DEPTH - 1) / DEPTH;
+    const uint32_t n_oc = (uint32_t) p.kernel.ne[3], n_m = (n_oc + BM - 1) / BM, n_n = (n_pixels + BN - 1) / BN;
+    const uint32_t row_pixels = (uint32_t) p.y.ne[0], image_pixels = row_pixels * (uint32_t) p.y.ne[1], n_k = (n_taps + DEPTH - 1) / DEPTH;
+    const uint32_t kw_n = (uint32_t) p.kernel.ne[0], kh_n = (uint32_t) p.kernel.ne[1];
     const bool can_chunk = n_taps % CHUNK == 0 && (IS_F16 || sizeof(TW) == 4) && (uintptr_t) p.kernel.data % 16 == 0;
     const int own_pixel = tid % BN, own_tap = tid / BN * OWN, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
 
-    FOR_ROWS(block, n_m * n_n) {
-        const int64_t oc0 = block % n_m * BM, pixel0 = block / n_m * BN, pixel = pixel0 + own_pixel;
-        const int64_t image = pixel / image_pixels, at = pixel - image * image_pixels, oy = at / p.y.ne[0], ox = at - oy * p.y.ne[0];
-        const int x0 = pixel < n_pixels ? (int) (ox * p.s0) - p.p0 : -CONV_FAR, y0 = (int) (oy * p.s1) - p.p1;
+    FOR_ROWS(block, n_m * (int64_t) n_n) {
+        const uint32_t tile_n = (uint32_t) (block / n_m), oc0 = ((uint32_t) block - tile_n * n_m) * BM, pixel0 = tile_n * BN;
+        const uint32_t pixel = pixel0 + (uint32_t) own_pixel, image = pixel / image_pixels, at = pixel - image * image_pixels;
+        const uint32_t oy = at / row_pixels, ox = at - oy * row_pixels;
+        const int x0 = pixel < n_pixels ? (int) ox * p.s0 - p.p0 : -CONV_FAR, y0 = (int) oy * p.s1 - p.p1;
         const char * first = (const char *) p.x.data + image * (int64_t) p.x.nb[3] + y0 * (int64_t) p.x.nb[1] +
                              (pixel < n_pixels ? x0 : 0) * (int64_t) p.x.nb[0];
         float acc[MI][NI][4];
         uint4 a_next[A_CHUNKS];
         float b_next[OWN];
 
-        auto find_taps = [&](int64_t tile) {
+        auto find_taps = [&](uint32_t tile) {
             if (tid < DEPTH) {
-                const int64_t k = tile * DEPTH + tid, q = k / p.kernel.ne[0], c = q / p.kernel.ne[1];
+                const uint32_t k = tile * DEPTH + (uint32_t) tid, q = k / kw_n, c = q / kh_n;
                 d_tap tap = { 0, -4 * CONV_FAR, 0 }; // beyond the last one: outside of every image
                 if (k < n_taps) {
-                    tap.dx = (int) ((k - q * p.kernel.ne[0]) * p.d0);
-                    tap.dy = (int) ((q - c * p.kernel.ne[1]) * p.d1);
+                    tap.dx = (int) (k - q * kw_n) * p.d0;
+                    tap.dy = (int) (q - c * kh_n) * p.d1;
                     tap.offset = tap.dx * (int64_t) p.x.nb[0] + tap.dy * (int64_t) p.x.nb[1] + c * (int64_t) p.x.nb[2];
                 }
                 taps[tile % 2][tid] = tap;
             }
         };
-        auto load = [&](int64_t tile) {
+        auto load = [&](uint32_t tile) {
             UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
                 const int chunk = tid + i * 256;
-                const int64_t oc = oc0 + chunk / ROW_CHUNKS, k = tile * DEPTH + chunk % ROW_CHUNKS * CHUNK;
-                const TW * from = (const TW *) p.kernel.data + oc * n_taps + k;
+                const uint32_t oc = oc0 + (uint32_t) (chunk / ROW_CHUNKS), k = tile * DEPTH + (uint32_t) (chunk % ROW_CHUNKS * CHUNK);
+                const TW * from = (const TW *) p.kernel.data + oc * (int64_t) n_taps + k;
                 a_next[i] = make_uint4(0, 0, 0, 0);
                 if (oc < n_oc && can_chunk && k < n_taps) {
                     a_next[i] = *(const uint4 *) from;
@@ -5521,10 +5523,10 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                     uint32_t w[4];
                     UNROLL for (int j = 0; j < 4; ++j) {
                         if (IS_F16) {
-                            const float lo = k + 2 * j < n_taps ? d_f32(from[2 * j]) : 0.0f;
-                            w[j] = d_two_halfs(lo, k + 2 * j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
+                            const float lo = k + 2 * (uint32_t) j < n_taps ? d_f32(from[2 * j]) : 0.0f;
+                            w[j] = d_two_halfs(lo, k + 2 * (uint32_t) j + 1 < n_taps ? d_f32(from[2 * j + 1]) : 0.0f);
                         } else {
-                            w[j] = __float_as_uint(k + j < n_taps ? d_f32(from[j]) : 0.0f);
+                            w[j] = __float_as_uint(k + (uint32_t) j < n_taps ? d_f32(from[j]) : 0.0f);
                         }
                     }
                     a_next[i] = make_uint4(w[0], w[1], w[2], w[3]);
@@ -5536,7 +5538,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
                 b_next[i] = is_in ? d_f32(*(const TX *) (first + tap.offset)) : 0.0f;
             }
         };
-        auto put = [&](int64_t tile) {
+        auto put = [&](uint32_t tile) {
             uint32_t * a = a_tile[tile % 2], * b = b_tile[tile % 2] + own_pixel * PITCH + own_tap / PER_WORD;
             UNROLL for (int i = 0; i < A_CHUNKS; ++i) {
                 const int chunk = tid + i * 256;
@@ -5564,7 +5566,7 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         find_taps(1);
         put(0);
         __syncthreads();
-        for (int64_t tile = 0; tile < n_k; ++tile) {
+        for (uint32_t tile = 0; tile < n_k; ++tile) {
             if (tile + 1 < n_k) { load(tile + 1); }
             find_taps(tile + 2); // over those of this tile, which all have read before the last barrier
             const uint32_t * a = a_tile[tile % 2] + (wm * BM / 2 + lane / 4) * PITCH + lane % 4;
@@ -5586,10 +5588,10 @@ static __global__ void __launch_bounds__(256) k_conv_2d_mma(const gcuda_conv_arg
         }
         UNROLL for (int i = 0; i < MI * NI * 4; ++i) {
             const int m = i / 4 / NI, n = i / 4 % NI, j = i % 4;
-            const int64_t oc = oc0 + wm * BM / 2 + m * 16 + lane / 4 + j / 2 * 8;
-            const int64_t to = pixel0 + wn * BN / 4 + n * 8 + lane % 4 * 2 + j % 2, to_image = to / image_pixels;
+            const uint32_t oc = oc0 + (uint32_t) (wm * BM / 2 + m * 16 + lane / 4 + j / 2 * 8);
+            const uint32_t to = pixel0 + (uint32_t) (wn * BN / 4 + n * 8 + lane % 4 * 2 + j % 2), to_image = to / image_pixels;
             if (oc < n_oc && to < n_pixels) {
-                d_put((TX *) p.y.data + (to_image * n_oc + oc) * image_pixels + (to - to_image * image_pixels), acc[m][n][j]);
+                d_put((TX *) p.y.data + (to_image * (int64_t) n_oc + oc) * image_pixels + (to - to_image * image_pixels), acc[m][n][j]);
             }
         }
     }
@@ -5599,7 +5601,7 @@ template <typename TX, typename TW, bool IS_F16, int BM, int BN, int WORDS>
 static gcuda_status conv_2d_tiles(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
     return launch(k_conv_2d_mma<TX, TW, IS_F16, BM, BN, WORDS>, (p.kernel.ne[3] + BM - 1) / BM * ((n_pixels + BN - 1) / BN), 256, stream,
-        p, n_pixels, n_taps);
+        p, (uint32_t) n_pixels, (uint32_t) n_taps);
 }
 
 // Large tiles where there are enough of them; small ones, and deep, where there is little to do.
@@ -5863,7 +5865,8 @@ template <> struct is_half<__half> {
 template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
     const bool is_far = p.x.ne[0] >= CONV_FAR || p.x.ne[1] >= CONV_FAR || p.p0 >= CONV_FAR || p.p1 >= CONV_FAR ||
-                        p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR;
+                        p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR || n_pixels >= INT32_MAX - 128 ||
+                        n_taps >= INT32_MAX / 2 || p.kernel.ne[3] >= INT32_MAX / 2;
     if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW || is_far) {
         return launch(k_conv_2d_few<TX, TW>, (p.kernel.ne[3] + CONV_FEW - 1) / CONV_FEW * ((n_pixels + 127) / 128), 128, stream, p,
             n_pixels, n_taps);
@@ -5964,6 +5967,44 @@ template <typename TX, typename TW, bool IS_CHANNELS> static __global__ void __l
         }
         d_put((TX *) d_at(p.y, ox, oy, c, i3), sum);
     }
+}
+
+// The same of kernels of K x K and steps of S: two neighbouring outputs of a row, their patches read together.
+template <typename TW, bool IS_CHANNELS, int K, int S>
+static __global__ void __launch_bounds__(128) k_conv_2d_dw_two(const gcuda_conv_args p) {
+    const uint32_t wide = (uint32_t) (p.y.ne[0] + 1) / 2, high = (uint32_t) p.y.ne[1], n_c = (uint32_t) p.y.ne[2];
+    const uint32_t n = wide * high * n_c * (uint32_t) p.y.ne[3], n0 = IS_CHANNELS ? n_c : wide, n1 = IS_CHANNELS ? wide : high;
+    const int64_t nbx = IS_CHANNELS ? (int64_t) p.x.nb[0] : 4, nbw = IS_CHANNELS ? (int64_t) p.kernel.nb[0] : (int64_t) sizeof(TW);
+    for (uint32_t i = blockIdx.x * 128 + threadIdx.x; i < n; i += gridDim.x * 128) {
+        const uint32_t n2 = IS_CHANNELS ? high : n_c, q0 = i / n0, q1 = q0 / n1, i3 = q1 / n2;
+        const uint32_t i0 = i - q0 * n0, i1 = q0 - q1 * n1, i2 = q1 - i3 * n2;
+        const uint32_t ox = 2 * (IS_CHANNELS ? i1 : i0), oy = IS_CHANNELS ? i2 : i1, c = IS_CHANNELS ? i0 : i2;
+        const int x0 = (int) ox * S - p.p0, y0 = (int) oy * S - p.p1;
+        const char * row = d_at(p.x, 0, y0, c, i3) + x0 * nbx, * weight = d_at(p.kernel, 0, 0, 0, c);
+        float v[K][K + S], w[K][K], sum[2] = { 0.0f, 0.0f };
+        UNROLL for (int r = 0; r < K; ++r, row += p.x.nb[1], weight += p.kernel.nb[1]) {
+            const bool is_row = (unsigned) (y0 + r) < (unsigned) p.x.ne[1];
+            UNROLL for (int k = 0; k < K + S; ++k) {
+                v[r][k] = is_row && (unsigned) (x0 + k) < (unsigned) p.x.ne[0] ? *(const float *) (row + k * nbx) : 0.0f;
+            }
+            UNROLL for (int k = 0; k < K; ++k) { w[r][k] = d_f32(*(const TW *) (weight + k * nbw)); }
+        }
+        UNROLL for (int r = 0; r < K; ++r) {
+            UNROLL for (int k = 0; k < K; ++k) {
+                sum[0] += w[r][k] * v[r][k];
+                sum[1] += w[r][k] * v[r][k + S];
+            }
+        }
+        *(float *) d_at(p.y, ox, oy, c, i3) = sum[0];
+        if (ox + 1 < (uint32_t) p.y.ne[0]) { *(float *) d_at(p.y, ox + 1, oy, c, i3) = sum[1]; }
+    }
+}
+
+template <typename TW, bool IS_CHANNELS> static gcuda_status conv_2d_dw_two(const gcuda_conv_args & p, gcuda_stream stream) {
+    const int k = (int) p.kernel.ne[0], s = p.s0;
+    return launch(k == 3 ? (s == 1 ? k_conv_2d_dw_two<TW, IS_CHANNELS, 3, 1> : k_conv_2d_dw_two<TW, IS_CHANNELS, 3, 2>)
+                         : (s == 1 ? k_conv_2d_dw_two<TW, IS_CHANNELS, 5, 1> : k_conv_2d_dw_two<TW, IS_CHANNELS, 5, 2>),
+        ((p.y.ne[0] + 1) / 2 * p.y.ne[1] * p.y.ne[2] * p.y.ne[3] + 127) / 128, 128, stream, p);
 }
 
 // ---- 3 x 3, a step of one: a thread slides down DW_SLIDE rows of the result, reads every row of the image once and adds it to the
@@ -6180,9 +6221,11 @@ static size_t dw_tile(const gcuda_conv_args & p, d_dw * out) { // bytes of share
 #ifdef GCUDAI_SIM
 #define DW_FILLS 2 // the simulated device comes here with small images, or no test would
 #define DW_SLIDES 8
+#define DW_TWO 16384
 #else
 #define DW_FILLS 256    // tiles; threads with 16 outputs by four
 #define DW_SLIDES 65536 // threads
+#define DW_TWO (1 << 20) // outputs, at most
 #endif
 
 gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream stream) {
@@ -6197,6 +6240,10 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
     const int64_t n_slide = n_slides * (is_channels ? p.y.ne[2] / 4 * ((p.y.ne[0] + 1) / 2) : p.y.ne[2] * (p.y.ne[0] / 4)); // threads
     const bool is_slide = is_3x3 && p.x.type == GCUDA_TYPE_F32 && n_slide >= DW_SLIDES && n_slide < INT32_MAX &&
                           (is_channels ? is_quads : is_wide(p.x) && is_wide(p.y) && p.x.ne[0] % 4 == 0 && p.p0 == 1);
+    const int k_n = (int) p.kernel.ne[0];
+    const bool is_two = p.x.type == GCUDA_TYPE_F32 && (k_n == 3 || k_n == 5) && p.kernel.ne[1] == k_n && (p.s0 == 1 || p.s0 == 2) &&
+                        p.s1 == p.s0 && p.d0 == 1 && p.d1 == 1 && is_near && n_elements(p.y) <= DW_TWO &&
+                        (is_channels || (p.x.nb[0] == 4 && p.kernel.nb[0] == gcuda_type_size(p.kernel.type)));
     gcuda_array walk = p.y;
     d_dw w;
     const size_t n_bytes = dw_tile(p, &w);
@@ -6214,6 +6261,9 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
             if (is_slide) {
                 return launch(is_channels ? k_conv_2d_dw_slide_quads<TW> : k_conv_2d_dw_slide<TW>, (n_slide + 127) / 128, 128, stream, p, (uint32_t) n_slide);
             }
+            if (is_two) {
+                return is_channels ? conv_2d_dw_two<TW, true>(p, stream) : conv_2d_dw_two<TW, false>(p, stream);
+            }
             if (!is_channels && n_tiles >= DW_FILLS && fits_shared(n_bytes, 0)) {
                 return launch_shared(k_conv_2d_dw_tile<TX, TW>, n_tiles, dim3(256), n_bytes, 0, stream, p, w);
             }
@@ -6228,44 +6278,84 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
 }
 
 // >>op:conv_transpose_1d  >>op:conv_transpose_2d ------------------------------------------------------
-// A thread has an output pixel and eight channels; of the kernel only what lands on it: every stride-th row and column.
-// Weights of TRANSPOSE_TAPS / (KW KH) input channels at a time are in shared memory.
+// Outputs whose places have the same rest by the stride meet the same part of the kernel, every stride-th row and column: a phase. A thread
+// has eight channels of N outputs of a phase. Weights of TRANSPOSE_TAPS / (KW KH) input channels are in shared memory.
 //   floor   2 OC IC W H KW KH N operations
 #define TRANSPOSE_TAPS 1024 // times eight channels: 32 KiB
 
-template <typename TX, typename TW> static __global__ void k_conv_transpose(const gcuda_conv_transpose_args p) {
-    alignas(16) __shared__ float weights[TRANSPOSE_TAPS][8]; // [channel][kh][kw][output channel]
-    const int64_t s = p.stride, n_taps = p.kernel.ne[0] * p.kernel.ne[1], n_oc = p.kernel.ne[2];
-    const int64_t n_staged = TRANSPOSE_TAPS / n_taps, n_groups = (n_oc + 7) / 8, image_pixels = p.y.ne[0] * p.y.ne[1];
-    const int64_t n_pixels = image_pixels * p.y.ne[3], n_blocks = (n_pixels + 127) / 128;
-    FOR_ROWS(b, n_groups * n_blocks) {
-        const int64_t oc0 = b % n_groups * 8, pixel = b / n_groups * 128 + threadIdx.x, image = pixel / image_pixels;
-        const int64_t at = pixel - image * image_pixels, oy = at / p.y.ne[0], ox = at - oy * p.y.ne[0];
-        float sum[8] = { 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f };
-        for (int64_t c0 = 0; c0 < p.x.ne[2]; c0 += n_staged) {
+struct d_phases {
+    int n_x, n_y;      // phases
+    int wide, high;    // outputs of the first, which has the most
+    int64_t n_tiles;   // of 128 N outputs of a phase
+};
+
+template <typename TX, typename TW, int N>
+static __global__ void __launch_bounds__(128) k_conv_transpose(const gcuda_conv_transpose_args p, const d_phases f) {
+    alignas(16) __shared__ float weights[TRANSPOSE_TAPS][8]; // [channel][row][column][output channel]
+    const int s = (int) p.stride, kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], n_staged = TRANSPOSE_TAPS / (kw_n * kh_n);
+    const int64_t n_oc = p.kernel.ne[2], n_groups = (n_oc + 7) / 8, n_phases = (int64_t) f.n_x * f.n_y;
+    const int64_t image_pixels = p.y.ne[0] * p.y.ne[1];
+    FOR_ROWS(block, n_groups * f.n_tiles * n_phases * p.y.ne[3]) {
+        const int64_t rest0 = block / n_groups, rest1 = rest0 / f.n_tiles, image = rest1 / n_phases, oc0 = (block - rest0 * n_groups) * 8;
+        const int64_t first = (rest0 - rest1 * f.n_tiles) * (128 * N) + threadIdx.x;
+        const int phase = (int) (rest1 - image * n_phases), fy = phase / f.n_x, fx = phase - fy * f.n_x;
+        const int rows = fy < kh_n ? (kh_n - fy + s - 1) / s : 0, cols = fx < kw_n ? (kw_n - fx + s - 1) / s : 0, n_taps = rows * cols;
+        int x[N], y[N];
+        float sum[N][8] = {};
+        UNROLL for (int j = 0; j < N; ++j) {
+            const int64_t at = first + 128 * j;
+            y[j] = at < (int64_t) f.wide * f.high ? (int) (at / f.wide) : f.high + kh_n; // nothing reaches that one
+            x[j] = (int) (at - at / f.wide * f.wide);
+        }
+        for (int64_t c0 = 0; c0 < p.x.ne[2] && n_taps > 0; c0 += n_staged) {
             const int n_c = (int) (p.x.ne[2] - c0 < n_staged ? p.x.ne[2] - c0 : n_staged);
             __syncthreads();
-            for (int i = (int) threadIdx.x; i < n_c * (int) n_taps * 8; i += 128) {
-                const int64_t tap = i % (int) n_taps, oc = oc0 + i / (int) n_taps % 8, c = i / (int) n_taps / 8;
-                const TW * from = (const TW *) d_at(p.kernel, 0, 0, oc, c0 + c) + tap;
-                weights[c * n_taps + tap][i / (int) n_taps % 8] = oc < n_oc ? d_f32(*from) : 0.0f;
+            for (int i = (int) threadIdx.x; i < n_c * n_taps * 8; i += 128) {
+                const int rest = i / n_taps, tap = i - rest * n_taps, r = tap / cols;
+                const int64_t oc = oc0 + rest % 8;
+                const TW * from = (const TW *) d_at(p.kernel, 0, 0, oc, c0 + rest / 8) + (fy + s * r) * kw_n + fx + s * (tap - r * cols);
+                weights[rest / 8 * n_taps + tap][rest % 8] = oc < n_oc ? d_f32(*from) : 0.0f;
             }
             __syncthreads();
-            for (int64_t kh = oy % s; kh < p.kernel.ne[1] && kh <= oy && pixel < n_pixels; kh += s) {
-                const int64_t h = (oy - kh) / s;
-                for (int64_t kw = ox % s; kw < p.kernel.ne[0] && kw <= ox && h < p.x.ne[1]; kw += s) {
-                    const int64_t w = (ox - kw) / s;
-                    const char * from = d_at(p.x, w, h, c0, image);
-                    const float * weight = weights[kh * p.kernel.ne[0] + kw];
-                    for (int c = 0; c < n_c && w < p.x.ne[0]; ++c) {
-                        const float v = d_f32(*(const TX *) (from + c * (int64_t) p.x.nb[2]));
-                        for (int j = 0; j < 8; ++j) { sum[j] += v * weight[c * n_taps * 8 + j]; }
+            for (int tap = 0; tap < n_taps; ++tap) {
+                const int r = tap / cols, col = tap - r * cols;
+                const char * from[N];
+                bool is_in[N];
+                UNROLL for (int j = 0; j < N; ++j) {
+                    is_in[j] = (unsigned) (x[j] - col) < (unsigned) p.x.ne[0] && (unsigned) (y[j] - r) < (unsigned) p.x.ne[1];
+                    from[j] = d_at(p.x, is_in[j] ? x[j] - col : 0, is_in[j] ? y[j] - r : 0, c0, image);
+                }
+                auto add = [&](int c, const float * v) {
+                    const float * w = weights[c * n_taps + tap];
+                    float eight[8];
+                    UNROLL for (int k = 0; k < 8; ++k) { eight[k] = w[k]; }
+                    UNROLL for (int j = 0; j < N; ++j) {
+                        UNROLL for (int k = 0; k < 8; ++k) { sum[j][k] += v[j] * eight[k]; }
                     }
+                };
+                auto load = [&](int c, float * v) {
+                    UNROLL for (int j = 0; j < N; ++j) {
+                        v[j] = is_in[j] ? d_f32(*(const TX *) (from[j] + c * (int64_t) p.x.nb[2])) : 0.0f;
+                    }
+                };
+                int c = 0;
+                for (; c + 4 <= n_c; c += 4) {
+                    float v[4][N];
+                    UNROLL for (int i = 0; i < 4; ++i) { load(c + i, v[i]); }
+                    UNROLL for (int i = 0; i < 4; ++i) { add(c + i, v[i]); }
+                }
+                for (; c < n_c; ++c) {
+                    float v[N];
+                    load(c, v);
+                    add(c, v);
                 }
             }
         }
-        for (int j = 0; j < 8; ++j) {
-            if (pixel < n_pixels && oc0 + j < n_oc) { ((float *) d_at(p.y, 0, 0, oc0 + j, image))[at] = sum[j]; }
+        UNROLL for (int j = 0; j < N; ++j) {
+            const int64_t ox = fx + (int64_t) s * x[j], oy = fy + (int64_t) s * y[j], at = oy * p.y.ne[0] + ox;
+            UNROLL for (int k = 0; k < 8; ++k) {
+                if (ox < p.y.ne[0] && at < image_pixels && oc0 + k < n_oc) { ((float *) d_at(p.y, 0, 0, oc0 + k, image))[at] = sum[j][k]; }
+            }
         }
     }
 }
@@ -6295,13 +6385,23 @@ static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, c
 // Dimensions 0 and 1 of all three are packed.
 gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
     const gcuda_conv_transpose_args & p = *args;
-    if (p.kernel.ne[0] * p.kernel.ne[1] > TRANSPOSE_TAPS) {
+    if (p.kernel.ne[0] * p.kernel.ne[1] > TRANSPOSE_TAPS || p.y.ne[0] >= CONV_FAR || p.y.ne[1] >= CONV_FAR) {
         return launch_tiles(k_conv_transpose_any, tiles_of(p.y, 1, 1), stream, p);
     }
-    const int64_t n = (p.kernel.ne[2] + 7) / 8 * ((p.y.ne[0] * p.y.ne[1] * p.y.ne[3] + 127) / 128);
+    d_phases f;
+    f.n_x = (int) (p.stride < p.y.ne[0] ? p.stride : p.y.ne[0]);
+    f.n_y = (int) (p.stride < p.y.ne[1] ? p.stride : p.y.ne[1]);
+    f.wide = (int) ((p.y.ne[0] + p.stride - 1) / p.stride);
+    f.high = (int) ((p.y.ne[1] + p.stride - 1) / p.stride);
+    const int64_t n_phases = (p.kernel.ne[2] + 7) / 8 * f.n_x * f.n_y * p.y.ne[3], n_pixels = (int64_t) f.wide * f.high;
+    const int n_own = (n_pixels + 511) / 512 * n_phases >= 2 * n_multiprocessors() ? 4 : 1;
+    f.n_tiles = (n_pixels + 128 * n_own - 1) / (128 * n_own);
+    const int64_t n = f.n_tiles * n_phases;
     return with_float(p.x.type, [&](auto x) {
         return with_float(p.kernel.type, [&](auto w) {
-            return launch(k_conv_transpose<decltype(x), decltype(w)>, n, 128, stream, p);
+            typedef decltype(x) TX;
+            typedef decltype(w) TW;
+            return launch(n_own == 4 ? k_conv_transpose<TX, TW, 4> : k_conv_transpose<TX, TW, 1>, n, 128, stream, p, f);
         });
     });
 }
@@ -13206,9 +13306,9 @@ template <typename TY, int BM, int BN> static gcuda_status conv_2d_wg(const gcud
 
 // ---- few channels, large images: bound by memory, so image and result pass once, and neither waits for registers ----
 // A block has 256 pixels of the rows of a segment and all, at most 64, output channels, whose weights stay in shared memory. One warp
-// group has the rows of the image brought as they lie, eight channels at a time and four times that ahead, and puts them into a ring of
-// rows in F16, as [eight channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every
-// second row of the result each; a warp's 16 channels go through shared memory, from where they are copied asynchronously.
+// group has the rows of the image brought as they lie, eight units ahead, and puts them into a ring of rows in F16, as [eight
+// channels][pixel]: the next column of the kernel is the same matrix sixteen bytes further. Two multiply, every second row of the result
+// each; a warp's channels go through shared memory, eight at a time, from where they are copied asynchronously.
 //   floor   image and result once     shared  weights, ring and what is under way, up to 226 KiB
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A matrix without swizzle: eight rows of 16 bytes follow each other, the next eight 128 bytes further, the second half of sixteen k a
@@ -13231,107 +13331,108 @@ struct d_wg_rows {
     int image, x0, y0, n_rows;     // the segment: where it begins in the result, and rows there
 };
 
+// A unit is half a row of eight channels. Of four after each other every warp has one, and asks for its next but one when it is done.
 static inline __device__ void d_wg_rows_fetch(const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & r, int thread) {
-    const int x0 = r.x0 - p.p0, y0 = r.y0 - p.p1, first = x0 & ~3, skip = x0 - first, wide = (int) p.x.ne[0], high = (int) p.x.ne[1];
-    const int from = first > 0 ? first : 0, end = first + PACKED_RAW < wide ? first + PACKED_RAW : wide, n_bytes = end > from ? (end - from) * 4 : 0;
-    const int n_in = (int) p.x.ne[2], more = s.plane / 16 - PACKED_STRIP, n_rows = r.n_rows + s.below;
-    const char * image = (const char *) p.x.data + r.image * (int64_t) p.x.nb[3] + from * (int64_t) 4;
-    auto request = [&](int row, int c, int slot) { // by the first warp; nothing of rows outside
-        const int y = y0 + row, n = y >= 0 && y < high && row < n_rows && n_bytes > 0 ? n_in - 8 * c < 8 ? n_in - 8 * c : 8 : 0;
-        const uint32_t bar = r.arrived + 8 * slot;
-        if (thread == 0) { d_barrier_expect(bar, n * n_bytes); }
+    const int lane = thread % 32, warp = thread / 32, per_row = 2 * q.n_c, n_rows = r.n_rows + s.below, n_units = per_row * n_rows;
+    const int x0 = r.x0 - p.p0, y0 = r.y0 - p.p1, wide = (int) p.x.ne[0], high = (int) p.x.ne[1], n_in = (int) p.x.ne[2];
+    const int more = s.plane / 16 - PACKED_STRIP, skip = x0 & 3;
+    const char * image = (const char *) p.x.data + r.image * (int64_t) p.x.nb[3];
+    auto request = [&](int unit, int slot) { // nothing of rows outside
+        const int row = unit / per_row, rest = unit - row * per_row, c = rest / 2 * 8 + lane, y = y0 + row;
+        const int first = (x0 & ~3) + rest % 2 * (PACKED_STRIP / 2), from = first > 0 ? first : 0;
+        const int end = first + PACKED_RAW < wide ? first + PACKED_RAW : wide;
+        const int n_bytes = y >= 0 && y < high && end > from ? (end - from) * 4 : 0;
+        const int n = n_in - rest / 2 * 8 < 8 ? n_in - rest / 2 * 8 : 8;
+        if (lane == 0) { d_barrier_expect(r.arrived + 8 * slot, n * n_bytes); }
         __syncwarp();
-        if (thread < n) {
-            d_wg_copy(d_shared_address(r.raw + (slot * 8 + thread) * PACKED_RAW + from - first),
-                image + (8 * c + thread) * (int64_t) p.x.nb[2] + y * (int64_t) p.x.nb[1], n_bytes, bar);
+        if (lane < n && n_bytes > 0) {
+            d_wg_copy(d_shared_address(r.raw + (slot * 8 + lane) * PACKED_RAW + from - first),
+                image + c * (int64_t) p.x.nb[2] + y * (int64_t) p.x.nb[1] + from * (int64_t) 4, n_bytes, r.arrived + 8 * slot);
         }
     };
-    d_wg_place<PACKED_RAWS> at = { 0, 0 };
-    int next_row = 0, next_c = 0; // to ask for
-    auto request_next = [&](int slot) {
-        request(next_row, next_c, slot);
-        next_c = next_c + 1 == q.n_c ? 0 : next_c + 1;
-        next_row += next_c == 0 ? 1 : 0;
-    };
-    if (thread < 32) {
-        for (int i = 0; i < PACKED_RAWS; ++i) { request_next(i); }
+    for (int i = 0; i < 2; ++i) {
+        if (4 * i + warp < n_units) { request(4 * i + warp, 4 * i + warp); }
     }
-    int slot = 0;
-    uint32_t parity = 1;
+    int slot = 0; // of the ring
+    uint32_t parity = 1, arrived = 0;
     for (int row = 0; row < n_rows; ++row) {
         const bool is_row = y0 + row >= 0 && y0 + row < high;
-        for (int c = 0; c < q.n_c; ++c) {
-            char * to = r.ring + (slot * q.n_c + c) * s.plane;
-            d_barrier_wait(r.arrived + 8 * at.slot, at.parity);
-            uint4 v[3];
-            UNROLL for (int h = 0; h < 3; ++h) {
-                const int i = thread + 128 * h, x = x0 + i;
-                const float * raw = r.raw + at.slot * 8 * PACKED_RAW + skip + (h < 2 || i < PACKED_STRIP + more ? i : 0);
-                const bool is_in = is_row && x >= 0 && x < wide;
+        for (int i = warp; i < per_row; i += 4) {
+            const int unit = row * per_row + i, at = unit % PACKED_RAWS, c = i / 2, n_here = n_in - 8 * c;
+            const int first = i % 2 * (PACKED_STRIP / 2);
+            const float * raw = r.raw + at * 8 * PACKED_RAW + skip;
+            char * to = r.ring + (slot * q.n_c + c) * s.plane + first * 16;
+            d_barrier_wait(r.arrived + 8 * at, arrived >> (at / 4) & 1);
+            arrived ^= 1u << at / 4;
+            if (i == warp) { d_barrier_wait(r.empty + 8 * slot, parity); }
+            auto convert = [&](int j) {
                 float u[8];
-                UNROLL for (int k = 0; k < 8; ++k) { u[k] = is_in && 8 * c + k < n_in ? raw[k * PACKED_RAW] : 0.0f; }
-                v[h] = make_uint4(d_two_halfs(u[0], u[1]), d_two_halfs(u[2], u[3]), d_two_halfs(u[4], u[5]), d_two_halfs(u[6], u[7]));
-            }
-            if (c == 0) { d_barrier_wait(r.empty + 8 * slot, parity); }
-            UNROLL for (int h = 0; h < 3; ++h) {
-                if (h < 2 || thread < more) { *(uint4 *) (to + (thread + 128 * h) * 16) = v[h]; }
-            }
-            asm volatile("bar.sync 1, 128;" ::: "memory"); // all have read it
-            if (thread < 32) { request_next(at.slot); }
-            at.next();
+                UNROLL for (int k = 0; k < 8; ++k) { u[k] = raw[k * PACKED_RAW + j]; }
+                if (n_here < 8) {
+                    UNROLL for (int k = 0; k < 8; ++k) { u[k] = k < n_here ? u[k] : 0.0f; }
+                }
+                const bool is_in = is_row && (unsigned) (x0 + first + j) < (unsigned) wide;
+                uint32_t w[4];
+                UNROLL for (int k = 0; k < 4; ++k) { w[k] = is_in ? d_two_halfs(u[2 * k], u[2 * k + 1]) : 0; }
+                *(uint4 *) (to + j * 16) = make_uint4(w[0], w[1], w[2], w[3]);
+            };
+            UNROLL for (int j = 0; j < PACKED_STRIP / 2; j += 32) { convert(j + lane); }
+            if (first > 0 && lane < more) { convert(PACKED_STRIP / 2 + lane); }
+            __syncwarp(); // all have read it
+            if (unit + PACKED_RAWS < n_units) { request(unit + PACKED_RAWS, at); }
         }
         d_wg_publish();
         __syncwarp();
-        if (thread % 32 == 0) { d_barrier_arrive(r.full + 8 * slot); }
+        if (lane == 0) { d_barrier_arrive(r.full + 8 * slot); }
         slot = slot + 1 == s.ring ? 0 : slot + 1;
         parity ^= slot == 0 ? 1u : 0u;
     }
 }
 
-// Half a strip of a warp's 16 channels. In shared memory a row begins as far behind a multiple of 16 bytes as in the result.
-static inline __device__ void d_wg_rows_store(const gcuda_conv_args & p, const d_packed & q, int64_t first, int oc, int n, float * stage, int lane, const float * d) {
-    const int64_t plane = q.image_pixels;
-    const uint32_t start = (uint32_t) ((uintptr_t) p.y.data / 4 + (uint64_t) first) & 3;
-    const bool is_pair = plane % 2 == 0 && p.y.ne[0] % 2 == 0 && start % 2 == 0;
-    if (lane < 16) { d_wg_await_stores(); }
+// A strip of eight of a warp's channels. In shared memory a row begins as far behind a multiple of 32 bytes as in the result.
+static inline __device__ void d_wg_rows_store(
+    const gcuda_conv_args & p, const d_packed & q, int64_t first, int oc, int n, float * stage, int lane, const float * d) {
+    const uint32_t plane = (uint32_t) q.image_pixels, start = (uint32_t) ((uintptr_t) p.y.data / 4 + (uint64_t) first);
+    const bool is_pair = (plane | (uint32_t) p.y.ne[0] | start) % 2 == 0;
+    float * y = (float *) p.y.data + first;
+    if (lane < 8) { d_wg_await_stores(); }
     __syncwarp();
-    UNROLL for (int h = 0; h < 2; ++h) {
-        const int row = lane / 4 + 8 * h;
-        float * to = stage + row * PACKED_OUT + ((start + (uint32_t) row * (uint32_t) plane) & 3) + lane % 4 * 2;
-        UNROLL for (int j = 0; j < PACKED_STRIP / 16; ++j) {
-            const float v0 = d[4 * j + 2 * h], v1 = d[4 * j + 2 * h + 1];
-            if (is_pair) {
-                *(float2 *) (to + 8 * j) = make_float2(v0, v1);
-            } else {
-                to[8 * j] = v0;
-                to[8 * j + 1] = v1;
-            }
+    float * own = stage + lane / 4 * PACKED_OUT + ((start + (uint32_t) (lane / 4) * plane) & 7) + lane % 4 * 2;
+    UNROLL for (int j = 0; j < PACKED_STRIP / 8; ++j) {
+        if (is_pair) {
+            *(float2 *) (own + 8 * j) = make_float2(d[4 * j], d[4 * j + 1]);
+        } else {
+            own[8 * j] = d[4 * j];
+            own[8 * j + 1] = d[4 * j + 1];
         }
     }
     d_wg_publish();
     __syncwarp();
-    const int row = lane % 16;
-    const int shift = (int) ((start + (uint32_t) row * (uint32_t) plane) & 3), ahead = (4 - shift) & 3, head = ahead < n ? ahead : n, body = (n - head) & ~3;
-    const float * from = stage + row * PACKED_OUT + shift;
-    float * to = (float *) p.y.data + first + row * plane;
-    if (oc + row < q.n_oc && lane < 16) {
-        if (body > 0) { d_wg_copy_out(to + head, d_shared_address(from + head), body * 4); }
-        UNROLL for (int i = 0; i < 3; ++i) {
-            if (i < head) { to[i] = from[i]; }
-        }
-    } else if (oc + row < q.n_oc) {
-        UNROLL for (int i = 0; i < 3; ++i) {
-            if (head + body + i < n) { to[head + body + i] = from[head + body + i]; }
-        }
+    auto head_of = [&](int row) { // floats before the first multiple of 32 bytes
+        const int ahead = (int) (0u - start - (uint32_t) row * plane) & 7;
+        return ahead < n ? ahead : n;
+    };
+    if (lane < 8) {
+        const int head = head_of(lane), body = (n - head) & ~7;
+        const float * from = stage + lane * PACKED_OUT + ((start + (uint32_t) lane * plane) & 7);
+        if (oc + lane < q.n_oc && body > 0) { d_wg_copy_out(y + lane * (int64_t) plane + head, d_shared_address(from + head), body * 4); }
+        d_wg_commit_stores();
     }
-    if (lane < 16) { d_wg_commit_stores(); }
+    UNROLL for (int i = 0; i < 8; i += 4) {
+        const int row = i + lane / 8, e = lane % 8, head = head_of(row), tail = head + ((n - head) & ~7) + e;
+        const float * from = stage + row * PACKED_OUT + ((start + (uint32_t) row * plane) & 7);
+        float * to = y + row * (int64_t) plane;
+        if (oc + row < q.n_oc && e < head) { to[e] = from[e]; }
+        if (oc + row < q.n_oc && tail < n) { to[tail] = from[tail]; }
+    }
 }
 
 static inline __device__ void d_wg_rows_multiply(
     const gcuda_conv_args & p, const d_packed & q, const d_packed_rows & s, const d_wg_rows & at, uint32_t w, float * out, int thread) {
-    const int lane = thread % 32, warp = thread / 32 % 4, group = thread / 128, left = (int) p.y.ne[0] - at.x0;
+    const int lane = thread % 32, warp = thread / 32 % 4, group = thread / 128;
+    const int left = (int) p.y.ne[0] - at.x0 < PACKED_STRIP ? (int) p.y.ne[0] - at.x0 : PACKED_STRIP;
     const uint32_t ring = d_shared_address(at.ring);
-    float * stage = out + thread / 32 * 16 * PACKED_OUT;
+    float * stage = out + thread / 32 * 8 * PACKED_OUT;
     float d[PACKED_STRIP / 2];
     if (group == 1 && lane == 0) { d_barrier_arrive(at.empty); } // no row before the first uses its place
     for (int r = group; r < at.n_rows; r += 2) {
@@ -13356,12 +13457,8 @@ static inline __device__ void d_wg_rows_multiply(
             d_barrier_arrive(at.empty + 8 * ((r + 1) % s.ring));
         }
         const int64_t first = ((int64_t) at.image * q.n_oc + warp * 16) * q.image_pixels + (at.y0 + r) * p.y.ne[0] + at.x0;
-        UNROLL for (int half = 0; half < 2; ++half) {
-            const int n = left - PACKED_STRIP / 2 * half;
-            if (n > 0) {
-                d_wg_rows_store(p, q, first + PACKED_STRIP / 2 * half, warp * 16, n < PACKED_STRIP / 2 ? n : PACKED_STRIP / 2, stage, lane,
-                    d + PACKED_STRIP / 4 * half);
-            }
+        UNROLL for (int h = 0; h < 2; ++h) {
+            d_wg_rows_store(p, q, first + 8 * h * (int64_t) q.image_pixels, warp * 16 + 8 * h, left, stage, lane, d + 2 * h);
         }
     }
     d_wg_await_stores(); // shared memory stays until they have read it

@@ -744,12 +744,12 @@ static struct gcuda_tensor * build_conv_2d_dw(
 
 TEST(conv_2d_dw) {
     const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(2, 2, 1, 1, 1, 1),
-        conv_params(2, 1, 3, 2, 1, 3) };
-    for (int i = 0; i < 3; ++i) {
+        conv_params(2, 1, 3, 2, 1, 3), conv_params(1, 1, 1, 1, 1, 1) };
+    for (int i = 0; i < 4; ++i) {
         char tag[96];
         conv_tag(tag, sizeof tag, &p[i]);
-        const char * shapes = test_full() ? "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3"
-                                          : "3,3,1,9|17,34,9,1 3,3,1,64|16,8,64,1 2,3,1,5|9,7,5,3 1,1,1,2|1,1,2,4";
+        const char * shapes = test_full() ? "3,3,1,9|17,34,9,1 3,3,1,64|32,8,64,1 2,3,1,5|9,7,5,3 5,5,1,8|28,9,8,2"
+                                          : "3,3,1,9|17,34,9,1 3,3,1,64|16,8,64,1 2,3,1,5|9,7,5,3 1,1,1,2|1,1,2,4 5,5,1,8|28,9,8,2";
         struct op_test t = conv_test("F32", shapes, tag, &p[i], build_conv_2d_dw_direct, ref_conv_2d_dw, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
         op_test_run(&t);

@@ -182,3 +182,68 @@ TEST(few_channels_of_large_images) {
     convolution(GCUDA_TYPE_F16, shapes[1]);
     convolution(GCUDA_TYPE_BF16, shapes[0]);
 }
+
+static size_t place_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    return (size_t) i0 * a->nb[0] + (size_t) i1 * a->nb[1] + (size_t) i2 * a->nb[2] + (size_t) i3 * a->nb[3];
+}
+
+// Depthwise of 3 x 3, enough of them for the form that slides down the image: rows of pixels, and channels innermost.
+static void depthwise(bool is_channels, int64_t w, int64_t h, int64_t c, int64_t n, int p0, int p1) {
+    struct gcuda_conv_args p;
+    struct rng r = rng_for("depthwise");
+    memset(&p, 0, sizeof p);
+    p.kernel = array_of(GCUDA_TYPE_F32, 3, 3, 1, c);
+    p.x = array_of(GCUDA_TYPE_F32, w, h, c, n);
+    p.y = array_of(GCUDA_TYPE_F32, w + 2 * p0 - 2, h + 2 * p1 - 2, c, n);
+    p.s0 = p.s1 = p.d0 = p.d1 = 1;
+    p.p0 = p0, p.p1 = p1;
+    if (is_channels) {
+        for (int i = 0; i < 2; ++i) { // channels first, then what was there
+            struct gcuda_array * a = i == 0 ? &p.x : &p.y;
+            a->nb[2] = 4;
+            a->nb[0] = 4 * (size_t) c;
+            a->nb[1] = a->nb[0] * (size_t) a->ne[0];
+        }
+        p.kernel.nb[3] = 4;
+        p.kernel.nb[0] = 4 * (size_t) c;
+        p.kernel.nb[1] = p.kernel.nb[2] = 12 * (size_t) c;
+        p.kernel.nb[2] *= 3;
+    }
+    char * weights = random_of(&p.kernel, &r), * x = random_of(&p.x, &r);
+    const size_t n_bytes = (size_t) n_of(&p.y) * 4;
+    char * y = (char *) malloc(n_bytes);
+    p.kernel.data = on_device(weights, (size_t) n_of(&p.kernel) * 4);
+    p.x.data = on_device(x, (size_t) n_of(&p.x) * 4);
+    p.y.data = on_device(NULL, n_bytes);
+    CHECK_OK(gcuda_launch_conv_2d_dw(&p, NULL));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(y, p.y.data, n_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int k = 0; k < 2000; ++k) {
+        int64_t i[4];
+        for (int j = 0; j < 4; ++j) { i[j] = k < 16 ? (k >> j & 1) * (p.y.ne[j] - 1) : rng_below(&r, p.y.ne[j]); }
+        double want = 0.0;
+        for (int64_t t = 0; t < 9; ++t) {
+            const int64_t at_x = i[0] + t % 3 - p0, at_y = i[1] + t / 3 - p1;
+            if (at_x < 0 || at_x >= w || at_y < 0 || at_y >= h) { continue; }
+            const size_t from = place_of(&p.x, at_x, at_y, i[2], i[3]), tap = place_of(&p.kernel, t % 3, t / 3, 0, i[2]);
+            want += (double) load(GCUDA_TYPE_F32, x + from, 0) * load(GCUDA_TYPE_F32, weights + tap, 0);
+        }
+        const double found = load(GCUDA_TYPE_F32, y + place_of(&p.y, i[0], i[1], i[2], i[3]), 0);
+        CHECK_MSG(fabs(found - want) <= 1e-5, "channels %s, at %lld %lld %lld %lld: %g, want %g", is_channels ? "first" : "last",
+            (long long) i[0], (long long) i[1], (long long) i[2], (long long) i[3], found, want);
+    }
+    int64_t n_lost = 0; // still as on_device left them
+    for (int64_t i = 0; i < n_of(&p.y); ++i) { n_lost += ((const uint32_t *) y)[i] == 0xffffffffu; }
+    CHECK_MSG(n_lost == 0, "%lld of %lld results were not written", (long long) n_lost, (long long) n_of(&p.y));
+    CHECK(cudaFree(p.kernel.data) == cudaSuccess && cudaFree(p.x.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess);
+    free(weights);
+    free(x);
+    free(y);
+}
+
+TEST(depthwise_of_large_images) {
+    depthwise(false, 260, 250, 70, 2, 1, 1);
+    depthwise(false, 256, 131, 200, 1, 1, 0);
+    depthwise(true, 131, 260, 272, 1, 1, 1);
+    depthwise(true, 133, 140, 252, 2, 0, 2);
+}
