@@ -2061,7 +2061,7 @@ static __global__ void __launch_bounds__(256) k_get_rows_back(const gcuda_get_ro
 }
 
 // Many indices: counted, gathered by the place they go to, and brought in order within it. Where the indices of a place lie
-// among those of others differs from run to run, their order does not. A block owns 1,024 elements of a row of the result.
+// among those of others differs from run to run, their order does not. A block owns 1,024 or 4,096 elements of a row of the result.
 //   floor   gradient read once, result written once
 #define ROWS_BACK_FEW 1024
 struct d_gathered {
@@ -2125,43 +2125,45 @@ static __global__ void __launch_bounds__(256) k_gather_sort(const gcuda_get_rows
     }
 }
 
+// WIDE: vectors of four elements. Most rows of the result have few of the gradient: GATHER_PARTS places of two are read together.
+#define GATHER_PARTS 4
 template <typename T, bool WIDE>
-static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g) {
-    const int AHEAD = 4;
-    const int64_t n_parts = (p.y.ne[0] + 1023) / 1024;
+static __global__ void __launch_bounds__(256) k_gather_sum(const gcuda_get_rows_args p, const d_gathered g, int64_t n_parts) {
+    const int AHEAD = 2, V = WIDE ? 4 : 1;
     FOR_ROWS(item, n_parts * g.n_rows) {
-        const int64_t row = item / n_parts, at = (item - row * n_parts) * 1024 + threadIdx.x * (WIDE ? 4 : 1), n = p.y.ne[0] - at;
+        const int64_t row = item / n_parts, at = ((item - row * n_parts) * GATHER_PARTS * 256 + threadIdx.x) * V, n = p.y.ne[0] - at;
         const int32_t * from = g.sorted + g.start[row];
         const int count = g.count[row];
-        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+        double sum[GATHER_PARTS][V] = {};
         for (int k0 = 0; k0 < count && n > 0; k0 += AHEAD) {
-            T v[AHEAD][4];
+            d_pack<T, V> v[AHEAD][GATHER_PARTS];
             UNROLL for (int k = 0; k < AHEAD; ++k) {
-                const T * x = k0 + k < count ? (const T *) d_at(p.x, at, from[k0 + k], 0, 0) : nullptr;
-                UNROLL for (int j = 0; j < 4; ++j) { v[k][j] = T(); }
-                if (WIDE && x != nullptr) {
-                    const d_four<T> four = *(const d_four<T> *) x;
-                    UNROLL for (int j = 0; j < 4; ++j) { v[k][j] = four.v[j]; }
-                }
-                UNROLL for (int j = 0; j < 4; ++j) {
-                    if (!WIDE && x != nullptr && 256 * j < n) { v[k][j] = *(const T *) ((const char *) x + 256 * j * (int64_t) p.x.nb[0]); }
+                const char * x = k0 + k < count ? d_at(p.x, at, from[k0 + k], 0, 0) : nullptr;
+                UNROLL for (int m = 0; m < GATHER_PARTS; ++m) {
+                    UNROLL for (int j = 0; j < V; ++j) { v[k][m].v[j] = T(); }
+                    if (x != nullptr && 256 * V * m < n) { v[k][m] = *(const d_pack<T, V> *) (x + 256 * V * m * (int64_t) p.x.nb[0]); }
                 }
             }
             UNROLL for (int k = 0; k < AHEAD; ++k) {
-                UNROLL for (int j = 0; j < 4; ++j) { sum[j] += (double) d_f32(v[k][j]); }
+                UNROLL for (int m = 0; m < GATHER_PARTS; ++m) {
+                    UNROLL for (int j = 0; j < V; ++j) { sum[m][j] += (double) d_f32(v[k][m].v[j]); }
+                }
             }
         }
-        UNROLL for (int j = 0; j < 4; ++j) {
-            const int64_t to = WIDE ? j : 256 * j;
-            if (to < n) { *(float *) d_at(p.y, at + to, row, 0, 0) = (float) sum[j]; }
+        UNROLL for (int m = 0; m < GATHER_PARTS; ++m) {
+            d_pack<float, V> all;
+            UNROLL for (int j = 0; j < V; ++j) { all.v[j] = (float) sum[m][j]; }
+            char * to = d_at(p.y, at + 256 * V * m, row, 0, 0);
+            if (256 * V * m < n) { *(d_pack<float, V> *) to = all; }
         }
     }
 }
 
 static gcuda_status get_rows_back_gathered(const gcuda_get_rows_args & p, gcuda_stream stream) {
     const d_gathered g = gathered_of(p);
-    const int64_t row_blocks = (g.n_rows + 255) / 256, id_blocks = (g.n + 255) / 256, n_items = (p.y.ne[0] + 1023) / 1024 * g.n_rows;
-    const bool wide = p.y.ne[0] % 4 == 0 && is_wide(p.x);
+    const bool wide = p.y.ne[0] % 4 == 0 && is_wide(p.x) && is_wide(p.y);
+    const int64_t row_blocks = (g.n_rows + 255) / 256, id_blocks = (g.n + 255) / 256, each = 256 * GATHER_PARTS * (wide ? 4 : 1);
+    const int64_t n_parts = (p.y.ne[0] + each - 1) / each;
     gcuda_status st = launch(k_gather_clear, row_blocks, 256, stream, g);
     st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_count, id_blocks, 256, stream, p, g) : st;
     st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_start, row_blocks, 256, stream, g) : st;
@@ -2169,7 +2171,7 @@ static gcuda_status get_rows_back_gathered(const gcuda_get_rows_args & p, gcuda_
     st = st == GCUDA_STATUS_SUCCESS ? launch(k_gather_sort, (g.n + 7) / 8, 256, stream, p, g) : st;
     return st != GCUDA_STATUS_SUCCESS ? st : with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        return launch(wide ? k_gather_sum<T, true> : k_gather_sum<T, false>, n_items, 256, stream, p, g);
+        return launch(wide ? k_gather_sum<T, true> : k_gather_sum<T, false>, n_parts * g.n_rows, 256, stream, p, g, n_parts);
     });
 }
 
@@ -3912,23 +3914,24 @@ static __global__ void k_add_id(const gcuda_add_id_args p, const tiles t) {
     }
 }
 
+#define ADD_ID_PARTS 3
 template <typename T> static __global__ void k_add_id_wide(const gcuda_add_id_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
+        const d_index i = d_tile_at(t, p.y.ne, tile, N, ADD_ID_PARTS);
         const int32_t id = *(const int32_t *) d_at(p.ids, i.i1, i.i2, 0, 0);
         const bool is_ok = id >= 0 && id < p.b.ne[1];
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
         const T * a = (const T *) d_at(p.a, 0, i.i1, i.i2, i.i3) + i.i0, * b = (const T *) d_at(p.b, 0, is_ok ? id : 0, 0, 0) + i.i0;
-        uint4 raw_a[2], raw_b[2];
+        uint4 raw_a[ADD_ID_PARTS], raw_b[ADD_ID_PARTS];
         if (!is_ok && i.i0 == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
         }
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < ADD_ID_PARTS; ++k) {
             raw_a[k] = d_load_raw(a + k * step, n - k * step);
             raw_b[k] = d_load_raw(b + k * step, is_ok ? n - k * step : 0);
         }
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < ADD_ID_PARTS; ++k) {
             float u[N], v[N];
             d_unpack<T>(raw_a[k], u);
             d_unpack<T>(raw_b[k], v);
@@ -3945,7 +3948,7 @@ gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream st
     }
     return with_float(p.a.type, [&](auto v) {
         typedef decltype(v) T;
-        return launch_tiles(k_add_id_wide<T>, tiles_of(p.y, d_wide<T>::N, 2), stream, p);
+        return launch_tiles(k_add_id_wide<T>, tiles_of(p.y, d_wide<T>::N, ADD_ID_PARTS), stream, p);
     });
 }
 #endif // part 9
@@ -6822,10 +6825,10 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 
 #if GCUDAI_KERNEL_HAS(RECURRENT)
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
-// Channels are innermost in y and time is in x: 32 channels by SSM_TIMES of x go through shared memory. Single tokens
+// Channels are innermost in y and time is in x: 32 channels by SSM_TIMES times of x go through shared memory. Single tokens
 // are read where they lie.
 //   floor   x read, y written: 8 * D * T * S bytes
-#define SSM_TIMES 64
+#define SSM_TIMES 128
 #define SSM_TAPS 32 // weights of a channel that fit the tile
 
 static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
@@ -6847,24 +6850,24 @@ template <typename T, int TAPS> static __global__ void __launch_bounds__(256) k_
     __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // an odd pitch: no bank twice
     __shared__ float w[SSM_TAPS][32];
     const int n_taps = TAPS > 0 ? TAPS : (int) p.c.ne[0], lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    const int64_t n_d = (p.y.ne[0] + 31) / 32, n_t = (p.y.ne[1] + SSM_TIMES - 1) / SSM_TIMES;
+    const int64_t n_d = (p.y.ne[0] + 31) / 32, each = SSM_TIMES + 1 - n_taps, n_t = (p.y.ne[1] + each - 1) / each;
     FOR_ROWS(b, n_d * n_t * p.y.ne[2]) {
-        const int64_t rest = b / n_d, d0 = (b - rest * n_d) * 32, s = rest / n_t, t0 = (rest - s * n_t) * SSM_TIMES;
-        const int n_in = (int) (p.x.ne[0] - t0 < SSM_TIMES + n_taps - 1 ? p.x.ne[0] - t0 : SSM_TIMES + n_taps - 1);
-        const int n_out = (int) (p.y.ne[1] - t0 < SSM_TIMES ? p.y.ne[1] - t0 : SSM_TIMES);
+        const int64_t rest = b / n_d, d0 = (b - rest * n_d) * 32, s = rest / n_t, t0 = (rest - s * n_t) * each;
+        const int n_in = (int) (p.x.ne[0] - t0 < SSM_TIMES ? p.x.ne[0] - t0 : SSM_TIMES);
+        const int n_out = (int) (p.y.ne[1] - t0 < each ? p.y.ne[1] - t0 : each);
         const int n_channels = (int) (p.y.ne[0] - d0 < 32 ? p.y.ne[0] - d0 : 32);
-        T v[4][3];
+        T v[4][SSM_TIMES / 32];
         float own[TAPS > 0 ? TAPS : 1];
         UNROLL for (int c = 0; c < 4; ++c) {
             const T * from = (const T *) d_at(p.x, t0, d0 + 4 * warp + c, s, 0);
-            UNROLL for (int k = 0; k < 3; ++k) {
+            UNROLL for (int k = 0; k < SSM_TIMES / 32; ++k) {
                 if (4 * warp + c < n_channels && lane + 32 * k < n_in) { v[c][k] = from[lane + 32 * k]; }
             }
         }
         UNROLL for (int k = 0; k < TAPS; ++k) { own[k] = lane < n_channels ? d_load(p.c.type, d_at(p.c, k, d0 + lane, 0, 0)) : 0.0f; }
         __syncthreads(); // the last tile is done with
         UNROLL for (int c = 0; c < 4; ++c) {
-            UNROLL for (int k = 0; k < 3; ++k) {
+            UNROLL for (int k = 0; k < SSM_TIMES / 32; ++k) {
                 if (4 * warp + c < n_channels && lane + 32 * k < n_in) { x[4 * warp + c][lane + 32 * k] = d_f32(v[c][k]); }
             }
         }
@@ -6899,7 +6902,7 @@ gcuda_status gcuda_launch_ssm_conv(const gcuda_ssm_conv_args * args, gcuda_strea
     if (args->c.ne[0] > SSM_TAPS || args->y.ne[1] < 8 || x.nb[0] != gcuda_type_size(x.type)) {
         return launch_elements(k_ssm_conv, args->y, stream, *args);
     }
-    const int64_t n = (args->y.ne[0] + 31) / 32 * ((args->y.ne[1] + SSM_TIMES - 1) / SSM_TIMES) * args->y.ne[2];
+    const int64_t each = SSM_TIMES + 1 - args->c.ne[0], n = (args->y.ne[0] + 31) / 32 * ((args->y.ne[1] + each - 1) / each) * args->y.ne[2];
     return with_float(x.type, [&](auto v) {
         typedef decltype(v) T;
         return args->c.ne[0] == 4   ? launch(k_ssm_conv_tile<T, 4>, n, 256, stream, *args)
@@ -7846,46 +7849,73 @@ static inline __device__ uint32_t d_sort_load(const gcuda_sort_args & p, const c
     return d_sort_key(*(const float *) (row + i * (int64_t) p.x.nb[0]));
 }
 
-// ---- short rows: as many as fit into a block, by a bitonic network in shared memory ----
+// ---- short rows: as many as fit into a block, by a bitonic network ----
 #define SORT_SHORT 4096 // elements, 32 KiB of keys
+#define SORT_EACH 8     // neighbouring keys of a thread
 
-// Rows of 2^bits keys (padded with the largest), n_rows of them in a block of half as many threads as keys.
-static __global__ void __launch_bounds__(1024) k_sort_short(const gcuda_sort_args p, int bits, int n_in_block, bool is_descending, int64_t n_out) {
+static inline __device__ void d_sort_select(unsigned long long & key, unsigned long long other, bool is_smaller_kept) {
+    key = (other < key) == is_smaller_kept ? other : key;
+}
+
+// Compares keys STEP apart within the thread, whose first is at this place of the row.
+template <int STEP> static inline __device__ void d_sort_own(unsigned long long * key, int place, int size) {
+    UNROLL for (int j = 0; j < SORT_EACH; ++j) {
+        if ((j & STEP) == 0) {
+            const unsigned long long u = key[j], v = key[j + STEP];
+            const bool is_swapped = (u > v) == (((place + j) & size) == 0);
+            key[j] = is_swapped ? v : u;
+            key[j + STEP] = is_swapped ? u : v;
+        }
+    }
+}
+
+// Rows of 2^bits keys (padded with the largest), n_in_block of them. What is compared lies in one thread, in one warp, or
+// goes through shared memory.
+static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
+    k_sort_short(const gcuda_sort_args p, int bits, int n_in_block, bool is_descending, int64_t n_out) {
     __shared__ unsigned long long keys[SORT_SHORT];
-    const int n_keys = n_in_block << bits, n_pairs = n_keys / 2;
+    const int tid = (int) threadIdx.x, n_threads = (int) blockDim.x, first = tid * SORT_EACH, mask = (1 << bits) - 1, place = first & mask;
     const int64_t n_rows = d_rows(p.x);
     FOR_ROWS(b, (n_rows + n_in_block - 1) / n_in_block) {
-        __syncthreads();
-        for (int i = (int) threadIdx.x; i < n_keys; i += (int) blockDim.x) {
-            const int64_t r = b * n_in_block + (i >> bits);
-            const int at = i & ((1 << bits) - 1);
-            unsigned long long key = ~0ULL;
+        unsigned long long key[SORT_EACH];
+        UNROLL for (int j = 0; j < SORT_EACH; ++j) { // in any order within the row: a warp reads neighbours where it has one row
+            const int e = bits < 8 ? first + j : (first & -32 * SORT_EACH) + 32 * j + tid % 32, at = e & mask;
+            const int64_t r = b * n_in_block + (e >> bits);
+            key[j] = ~0ULL;
             if (r < n_rows && at < p.x.ne[0]) {
                 const uint32_t k = d_sort_load(p, d_row(p.x, r), at);
-                key = (unsigned long long) (is_descending ? ~k : k) << 32 | (unsigned) at;
+                key[j] = (unsigned long long) (is_descending ? ~k : k) << 32 | (unsigned) at;
             }
-            keys[i] = key;
         }
         for (int size = 2; size <= 1 << bits; size *= 2) {
-            for (int step = size / 2; step > 0; step /= 2) {
+            const bool is_up = size == 1 << bits || (place & size) == 0; // of keys of different threads
+            int step = size / 2;
+            for (; step >= 32 * SORT_EACH; step /= 2) {
                 __syncthreads();
-                for (int i = (int) threadIdx.x; i < n_pairs; i += (int) blockDim.x) {
-                    const int lo = (i & (step - 1)) | (i & -step) << 1, hi = lo + step;
-                    const bool is_up = (lo & size & ((1 << bits) - 1)) == 0;
-                    const unsigned long long u = keys[lo], v = keys[hi];
-                    if ((u > v) == is_up) {
-                        keys[lo] = v;
-                        keys[hi] = u;
-                    }
+                UNROLL for (int j = 0; j < SORT_EACH; ++j) { keys[j * n_threads + tid] = key[j]; }
+                __syncthreads();
+                UNROLL for (int j = 0; j < SORT_EACH; ++j) {
+                    d_sort_select(key[j], keys[j * n_threads + (tid ^ step / SORT_EACH)], ((place & step) == 0) == is_up);
                 }
             }
+            for (; step >= SORT_EACH; step /= 2) {
+                UNROLL for (int j = 0; j < SORT_EACH; ++j) {
+                    d_sort_select(key[j], __shfl_xor_sync(0xffffffffu, key[j], step / SORT_EACH), ((place & step) == 0) == is_up);
+                }
+            }
+            const int own_size = size == 1 << bits ? 0 : size;
+            if (step >= 4) { d_sort_own<4>(key, place, own_size); }
+            if (step >= 2) { d_sort_own<2>(key, place, own_size); }
+            d_sort_own<1>(key, place, own_size);
         }
         __syncthreads();
-        for (int i = (int) threadIdx.x; i < n_keys; i += (int) blockDim.x) {
+        UNROLL for (int j = 0; j < SORT_EACH; ++j) { ((uint32_t *) keys)[first + j] = (uint32_t) key[j]; }
+        __syncthreads();
+        for (int i = tid; i < n_in_block << bits; i += n_threads) {
             const int64_t r = b * n_in_block + (i >> bits);
-            const int at = i & ((1 << bits) - 1);
+            const int at = i & mask;
             if (r < n_rows && at < n_out) {
-                *(int32_t *) (d_row(p.y, r) + at * (int64_t) p.y.nb[0]) = (int32_t) (keys[i] & 0x7fffffffu);
+                *(int32_t *) (d_row(p.y, r) + at * (int64_t) p.y.nb[0]) = (int32_t) (((const uint32_t *) keys)[i] & 0x7fffffffu);
             }
         }
     }
@@ -7894,9 +7924,9 @@ static __global__ void __launch_bounds__(1024) k_sort_short(const gcuda_sort_arg
 static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gcuda_stream stream) {
     int bits = 1;
     while ((1 << bits) < p.x.ne[0]) { ++bits; }
-    const int n_in_block = (1 << bits) >= 1024 ? 1 : 1024 >> bits, n_pairs = (n_in_block << bits) / 2;
-    return launch(k_sort_short, (n_rows(p.x) + n_in_block - 1) / n_in_block, n_pairs < 1024 ? n_pairs : 1024, stream, p, bits,
-        n_in_block, is_descending, p.y.ne[0]);
+    const int n_in_block = (1 << bits) >= 1024 ? 1 : 1024 >> bits, n_threads = (n_in_block << bits) / SORT_EACH;
+    return launch(k_sort_short, (n_rows(p.x) + n_in_block - 1) / n_in_block, n_threads, stream, p, bits, n_in_block, is_descending,
+        p.y.ne[0]);
 }
 
 // ---- long rows: byte by byte from the low end, tiles counted, counts summed, tiles spread out ----
@@ -8124,7 +8154,7 @@ gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream str
 // >>op:top_k ------------------------------------------------------------------------------------------
 // The key of the k-th largest element byte by byte, counting those that share what is known of it; then all above it and
 // as many equal to it as there is room for, in the order of the row. Short rows are sorted.
-//   floor   x read once; what does not fit registers is read five times, mostly from cache
+//   floor   x read once; what does not fit registers is read seven times, mostly from cache
 #define TOP_K_SHORT 256
 
 // By the first warp: the byte, from the highest down, at which the counts reach left, and how many of it are still wanted.
@@ -8149,21 +8179,42 @@ static inline __device__ void d_top_k_digit(const unsigned * count, unsigned lef
     }
 }
 
-// HELD keys of a row in a thread's registers, or with 0 read from memory every time, four at once.
+// f(key, place) of all elements of a row, adjacent stretches of it for the warps: HELD keys of a thread in registers, or with
+// 0 read from memory every time, four at once.
 template <int HELD> struct d_row_keys {
     uint32_t key[HELD > 0 ? HELD : 4];
     template <typename F> inline __device__ void each(const gcuda_sort_args & p, const char * x, bool is_first, F f) {
-        const int64_t n = p.x.ne[0], step = (HELD > 0 ? HELD : 4) * (int64_t) blockDim.x;
-        for (int64_t i0 = threadIdx.x; i0 < n + threadIdx.x; i0 += step) {
-            UNROLL for (int k = 0; k < (HELD > 0 ? HELD : 4) && (HELD == 0 || is_first); ++k) {
-                const int64_t i = i0 + k * (int64_t) blockDim.x;
+        const int AHEAD = HELD > 0 ? HELD : 4;
+        const int64_t n = p.x.ne[0], all = AHEAD * (int64_t) blockDim.x, stretch = (n + all - 1) / all * (AHEAD * 32);
+        for (int64_t i0 = threadIdx.x / 32 * stretch + threadIdx.x % 32, end = i0 + stretch; i0 < end; i0 += AHEAD * 32) {
+            UNROLL for (int k = 0; k < AHEAD && (HELD == 0 || is_first); ++k) {
+                const int64_t i = i0 + 32 * k;
                 key[k] = i < n ? d_sort_load(p, x, i) : 0;
             }
-            UNROLL for (int k = 0; k < (HELD > 0 ? HELD : 4); ++k) { f(key[k], i0 + k * (int64_t) blockDim.x); }
+            UNROLL for (int k = 0; k < AHEAD; ++k) { f(key[k], i0 + 32 * k); }
         }
     }
 };
 
+// The key at place `left` from the top, and in left how many equal to it are wanted. each(g) calls g(key, whether it counts).
+template <typename F> static inline __device__ uint32_t d_top_k_last(unsigned * count, unsigned * chosen, unsigned * left, F each) {
+    uint32_t prefix = 0, known = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        __syncthreads();
+        if (threadIdx.x < 256) { count[threadIdx.x] = 0; }
+        __syncthreads();
+        each([&](uint32_t key, bool is_in) { d_count8(count, key >> shift & 255u, is_in && (key & known) == prefix); });
+        __syncthreads();
+        if (threadIdx.x < 32) { d_top_k_digit(count, *left, &chosen[0], &chosen[1]); }
+        __syncthreads();
+        prefix |= chosen[0] << shift;
+        known |= 255u << shift;
+        *left = chosen[1];
+    }
+    return prefix;
+}
+
+// Of each thread's largest key the k-th largest is no larger than the one looked for, and few keys are not below it.
 template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 1024) k_top_k(const gcuda_sort_args p) {
     __shared__ unsigned count[256], chosen[2], part[32][2];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -8172,47 +8223,43 @@ template <int HELD> static __global__ void __launch_bounds__(HELD > 0 ? 256 : 10
         const char * x = d_row(p.x, r);
         char * y = d_row(p.y, r);
         d_row_keys<HELD> keys;
-        uint32_t prefix = 0, known = 0;
-        unsigned left = (unsigned) p.y.ne[0]; // still to be taken among those that share the prefix
-        for (int shift = 24; shift >= 0; shift -= 8) {
-            __syncthreads();
-            if (threadIdx.x < 256) { count[threadIdx.x] = 0; }
-            __syncthreads();
-            keys.each(p, x, shift == 24, [&](uint32_t key, int64_t i) {
-                d_count8(count, key >> shift & 255u, i < n && (key & known) == prefix);
-            });
-            __syncthreads();
-            if (warp == 0) { d_top_k_digit(count, left, &chosen[0], &chosen[1]); }
-            __syncthreads();
-            prefix |= chosen[0] << shift;
-            known |= 255u << shift;
-            left = chosen[1];
+        uint32_t most = 0, least = 0;
+        keys.each(p, x, true, [&](uint32_t key, int64_t) { most = key > most ? key : most; });
+        if (n > 1024 && p.y.ne[0] <= (int64_t) blockDim.x) { // of fewer, counting all is as fast
+            unsigned left = (unsigned) p.y.ne[0];
+            least = d_top_k_last(count, chosen, &left, [&](auto add) { add(most, true); });
         }
-        unsigned n_above = 0, n_equal = 0; // before this stretch
+        unsigned left = (unsigned) p.y.ne[0]; // to be taken of those that are equal to the last
+        const uint32_t last = d_top_k_last(count, chosen, &left, [&](auto add) {
+            keys.each(p, x, false, [&](uint32_t key, int64_t i) { add(key, i < n && key >= least); });
+        });
+        unsigned n_above = 0, n_equal = 0;
         keys.each(p, x, false, [&](uint32_t key, int64_t i) {
-            const unsigned above = __ballot_sync(0xffffffffu, i < n && key > prefix);
-            const unsigned equal = __ballot_sync(0xffffffffu, i < n && key == prefix);
-            __syncthreads();
-            if (lane == 0) {
-                part[warp][0] = (unsigned) __popc(above);
-                part[warp][1] = (unsigned) __popc(equal);
-            }
-            __syncthreads();
-            unsigned at_above = n_above, at_equal = n_equal;
-            for (int w = 0; w < (int) blockDim.x / 32; ++w) {
-                at_above += w < warp ? part[w][0] : 0;
-                at_equal += w < warp ? part[w][1] : 0;
-                n_above += part[w][0];
-                n_equal += part[w][1];
-            }
-            const unsigned before = (1u << lane) - 1;
-            at_above += (unsigned) __popc(above & before);
-            at_equal += (unsigned) __popc(equal & before);
-            const bool is_taken = i < n && (key > prefix || (key == prefix && at_equal < left));
-            if (is_taken) {
+            n_above += i < n && key > last;
+            n_equal += i < n && key == last;
+        });
+        n_above = d_warp_reduce<d_sum_op>(n_above);
+        n_equal = d_warp_reduce<d_sum_op>(n_equal);
+        if (lane == 0) {
+            part[warp][0] = n_above;
+            part[warp][1] = n_equal;
+        }
+        __syncthreads();
+        n_above = n_equal = 0; // before this warp
+        for (int w = 0; w < warp; ++w) {
+            n_above += part[w][0];
+            n_equal += part[w][1];
+        }
+        keys.each(p, x, false, [&](uint32_t key, int64_t i) {
+            const unsigned above = __ballot_sync(0xffffffffu, i < n && key > last);
+            const unsigned equal = __ballot_sync(0xffffffffu, i < n && key == last), before = (1u << lane) - 1;
+            const unsigned at_above = n_above + (unsigned) __popc(above & before), at_equal = n_equal + (unsigned) __popc(equal & before);
+            if (i < n && (key > last || (key == last && at_equal < left))) {
                 const int64_t to = at_above + (at_equal < left ? at_equal : left);
                 *(int32_t *) (y + to * (int64_t) p.y.nb[0]) = (int32_t) i;
             }
+            n_above += (unsigned) __popc(above);
+            n_equal += (unsigned) __popc(equal);
         });
     }
 }
