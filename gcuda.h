@@ -110,7 +110,7 @@ ADDING AN OPERATION
     4. a derivative, if it has one: a function and a row of GCUDAI_GRADS in >>impl-autodiff
     5. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, its declaration in >>cuda, and a row of
        GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
-    6. a reference and a row in tests/test-ops.c
+    6. a reference and a row in tests/test-ops.c; what each constructor refuses: a row in tests/test-errors.c
     The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
     list and the README's table.
 
@@ -3195,7 +3195,8 @@ GCUDA_API gcuda_status gcuda_backend_cpu_set_n_threads(
     gcuda_backend_t backend, int n_threads); // <= 0: the pool's size or the default
 GCUDA_API gcuda_status gcuda_backend_cpu_set_threadpool(
     gcuda_backend_t backend, struct gcuda_threadpool * threadpool); // NULL: its own
-// Asked at least every 10 ms while a graph runs; true ends it with GCUDA_STATUS_ABORTED.
+// Asked at least every 10 ms or so while a graph runs; true ends it with GCUDA_STATUS_ABORTED. What a custom operation's
+// callback does in one of its tasks is not interrupted.
 GCUDA_API gcuda_status gcuda_backend_cpu_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data);
 // Debug mode: after each node look for NaN and infinity; the first one found fails the graph with the node's name.
@@ -22171,13 +22172,20 @@ static gcuda_status gcudai_cpu_run_node(
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y) {
+static gcuda_status gcudai_cpu_check_finite(const struct gcuda_tensor * y, struct gcudai_run * run) {
     const struct gcuda_array a = gcudai_array(y);
     float buf[GCUDAI_PIECE];
+    struct gcudai_task task;
+    double spent = 0.0;
+    GCUDAI_ZERO(task);
+    task.run = run;
     for (int64_t r = 0; gcudai_is_float(y->type) && r < gcuda_nrows(y); ++r) {
         for (int64_t i = 0; i < y->ne[0]; i += GCUDAI_PIECE) {
             const int64_t m = GCUDAI_MIN(y->ne[0] - i, GCUDAI_PIECE);
             gcudai_load(y->type, gcudai_row(&a, r) + (size_t) i * y->nb[0], y->nb[0], m, buf);
+            if (gcudai_stops(&task, &spent, 40.0 + 3.0 * (double) m)) {
+                return gcudai_node_fail(GCUDA_STATUS_ABORTED, y, "aborted by the callback");
+            }
             for (int64_t j = 0; j < m; ++j) {
                 if (!(buf[j] - buf[j] == 0.0f)) {
                     return gcudai_node_fail(GCUDA_STATUS_INVALID_DATA, y, "element %lld of row %lld is %g",
@@ -22204,7 +22212,7 @@ static gcuda_status gcudai_cpu_run(const struct gcuda_cgraph * graph, const stru
         if (!gcudai_is_skipped(y)) {
             st = gcudai_cpu_run_node(y, s, &run);
             if (st == GCUDA_STATUS_SUCCESS && s->check_finite) {
-                st = gcudai_cpu_check_finite(y);
+                st = gcudai_cpu_check_finite(y, &run);
             }
         }
     }

@@ -439,6 +439,40 @@ TEST(several_buffers) { // nodes choose; equal types share; ids are needed again
     gcuda_gallocr_free(NULL);
 }
 
+TEST(two_buffer_types) { // every node and leaf where its number says, whatever dies around it
+    struct rng r = rng_for("two types");
+    REQUIRE(op_backends_ready());
+    gcuda_backend_buffer_type_t first = gcuda_backend_get_default_buffer_type(op_backends[0]);
+    struct gcuda_backend_buffer_type second = *first; // another object is another type
+    gcuda_backend_buffer_type_t types[2] = { first, &second };
+    gcuda_gallocr_t galloc = gcuda_gallocr_new_n(types, 2);
+    REQUIRE(galloc != NULL);
+    for (int round = 0; round < (test_full() ? 4000 : 500); ++round) {
+        struct random_graph w;
+        int node_ids[128], leaf_ids[128];
+        size_t sizes[2] = { 0, 0 };
+        CHECK(random_graph(&w, rng_u64(&r), true));
+        for (int i = 0; i < 128; ++i) { node_ids[i] = (int) rng_below(&r, 2), leaf_ids[i] = (int) rng_below(&r, 2); }
+        CHECK_OK(gcuda_gallocr_reserve_n_size(galloc, w.g, node_ids, leaf_ids, sizes));
+        CHECK_OK(gcuda_gallocr_reserve_n(galloc, w.g, node_ids, leaf_ids));
+        for (int k = 0; k < 2; ++k) { CHECK(gcuda_gallocr_get_buffer_size(galloc, k) >= sizes[k]); }
+        if (CHECK_OK(gcuda_gallocr_alloc_graph(galloc, w.g))) {
+            check_lifetimes(&w);
+            gcuda_backend_buffer_t buffers[2] = { NULL, NULL };
+            for (int i = 0; i < w.g->n_leafs + w.g->n_nodes; ++i) {
+                const bool is_leaf = i < w.g->n_leafs;
+                const struct gcuda_tensor * t = is_leaf ? w.g->leafs[i] : w.g->nodes[i - w.g->n_leafs];
+                const int id = is_leaf ? leaf_ids[i] : node_ids[i - w.g->n_leafs];
+                if (t->view_src != NULL) { continue; }
+                CHECK(t->buffer != NULL && t->buffer != buffers[1 - id] && (buffers[id] == NULL || t->buffer == buffers[id]));
+                buffers[id] = t->buffer;
+            }
+        }
+        gcuda_free(w.ctx);
+    }
+    gcuda_gallocr_free(galloc);
+}
+
 TEST(linear_allocator) {
     REQUIRE(op_backends_ready());
     struct gcuda_context * ctx = op_context();

@@ -195,6 +195,30 @@ TEST(a_long_item_is_aborted) {
     }
 }
 
+TEST(the_look_for_nan_is_aborted_too) { // long after the node itself: a copy of 2e7 elements takes a few milliseconds
+    const struct gcuda_init_params params = { 0, NULL, false };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * y = gcuda_dup(ctx, zeros(ctx, GCUDA_TYPE_F32, 20000000, 1, 1, 1));
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    struct gaps plain = { clock(), 0.0, 0 }, g = plain;
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, 1));
+    CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, never, &plain));
+    CHECK_OK(gcuda_backend_graph_compute(cpu, graph));
+    CHECK_OK(gcuda_backend_cpu_set_check_finite(cpu, true));
+    CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, never, &g));
+    CHECK_OK(gcuda_backend_graph_compute(cpu, graph));
+    CHECK_MSG(g.n >= plain.n + 5, "asked %d times with the look for NaN, %d without", g.n, plain.n);
+    struct watch w;
+    memset(&w, 0, sizeof(w));
+    w.stop_call = plain.n + 2;
+    CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, watch_abort, &w));
+    CHECK_EQ_I(gcuda_backend_graph_compute(cpu, graph), GCUDA_STATUS_ABORTED);
+    gcuda_backend_free(cpu);
+    gcuda_free(ctx);
+}
+
 TEST(results_do_not_depend_on_threads_or_pools) {
     struct net m = make_net(257);
     const size_t size = gcuda_nbytes(m.y);
