@@ -9756,7 +9756,7 @@ GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * sp
 
 // c = a^T b for one matrix, b already packed into quads (all of K each).
 struct gcudai_gemm {
-    const struct gcudai_task * task;
+    const struct gcudai_task * task; // NULL: nobody stops it
     enum gcuda_type type;
     const char * a;
     size_t a_nb;  // bytes from one row of a to the next
@@ -9880,6 +9880,7 @@ struct gcudai_mm_rows {
     const char * w;
     size_t nb; // bytes from row to row
     int64_t m0, m1, k;
+    const struct gcudai_task * task;
 };
 
 struct gcudai_dot_local {
@@ -9909,11 +9910,13 @@ static void gcudai_mm_dot_tile(const struct gcudai_mm_rows * r, const struct gcu
                                struct gcudai_dot_local * s) {
     const bool is_float = gcudai_is_float(r->type);
     const int kernel = r->type == GCUDA_TYPE_F16 ? 1 : r->type == GCUDA_TYPE_BF16 ? 2 : 0;
+    double spent = 0.0;
     for (int64_t m = r->m0; m < r->m1; ++m) {
         const char * row = r->w + (size_t) m * r->nb;
         for (int j = 0; j < c->n; ++j) { c->y[j][m] = 0.0f; }
         for (int64_t k0 = 0, n = 0; k0 < r->k; k0 += n) {
             n = is_float ? r->k : GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
+            if (gcudai_stops(r->task, &spent, (double) n * ((is_float ? 0.0 : 6.0) + (double) c->n / 6.0))) { return; }
             if (!is_float) { gcudai_load_any(r->type, row, 0, k0, n, s->w); }
             for (int j = 0; j < c->n; ++j) { s->x[j] = c->x[j] + (size_t) k0 * sizeof(float); }
             r->simd->dot[kernel](is_float ? row : (const char *) s->w, s->x, c->n, n, s->acc);
@@ -9940,10 +9943,12 @@ static void gcudai_mm_q_dot_tile(const struct gcudai_mm_rows * r, const struct g
                                  struct gcudai_q_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
     const int group = gcudai_q_group(kind);
+    double spent = 0.0;
     for (int64_t m = r->m0; m < r->m1; ++m) {
         memset(s->acc, 0, (size_t) c->n * sizeof(float));
         for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_CHUNK) {
             const int64_t n = GCUDAI_MIN(r->k - k0, GCUDAI_Q_CHUNK);
+            if (gcudai_stops(r->task, &spent, (double) n * (2.0 + (double) c->n / 6.0))) { return; }
             const int64_t padded = gcudai_q_expand(r, r->w + (size_t) m * r->nb, k0, n, group, s->codes, s->sc, s->mn);
             for (int j = 0; j < c->n; ++j) { s->x[j] = gcudai_q_col_at(c->x[j], r->k, k0); }
             r->simd->q_dot[kind](s->codes, s->sc, s->mn, gcudai_q_center(r->type), s->x, c->n, padded, s->acc);
@@ -9979,8 +9984,11 @@ static int64_t gcudai_q_fill_panel(const struct gcudai_mm_rows * r, int64_t k0, 
 static void gcudai_mm_q_panel_tile(const struct gcudai_mm_rows * r, const struct gcudai_mm_cols * c,
                                    struct gcudai_q_panel_local * s) {
     const enum gcudai_q_kind kind = gcudai_q_kind_of(r->type);
+    double spent = 0.0;
     memset(s->acc, 0, sizeof(s->acc));
     for (int64_t k0 = 0; k0 < r->k; k0 += GCUDAI_Q_PANEL_K) {
+        const double step = (double) GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K) * (double) GCUDAI_Q_PANEL_ROWS;
+        if (gcudai_stops(r->task, &spent, step * (2.0 + (double) c->n / 32.0))) { return; }
         const int64_t padded = gcudai_q_fill_panel(r, k0, GCUDAI_MIN(r->k - k0, GCUDAI_Q_PANEL_K), s);
         for (int j = 0; j < c->n; j += 4) {
             struct gcudai_q_col x[4];
@@ -15509,9 +15517,9 @@ static void gcudai_mm_tiles(struct gcudai_mm_plan * p, int64_t m, int64_t n, int
         p->nt = tiles > 0 ? ((n + tiles - 1) / tiles + 11) / 12 * 12 : 12; // nearly equal tiles of whole quads
     } else if (p->path == GCUDAI_MM_Q_PANEL) {
         p->mt = GCUDAI_Q_PANEL_ROWS;
-        p->nt = gcudai_clamp_i64(((int64_t) 1 << 22) / depth / 4 * 4, depth < 1 << 21 ? 4 : 1, GCUDAI_MM_COLS);
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << 22) / depth / 4 * 4, 4, GCUDAI_MM_COLS);
     } else {
-        p->nt = gcudai_clamp_i64(((int64_t) 1 << (fast ? 22 : 20)) / depth, fast && depth < 1 << 21 ? 4 : 1, 64);
+        p->nt = gcudai_clamp_i64(((int64_t) 1 << (fast ? 22 : 20)) / depth, fast ? 4 : 1, 64);
         p->mt = gcudai_clamp_i64(((int64_t) 1 << 18) / depth / gcudai_clamp_i64(n, 1, p->nt), 1, 64);
     }
     p->m_tiles = (m + p->mt - 1) / p->mt;
@@ -15645,6 +15653,7 @@ static void gcudai_mul_mat_item(const struct gcuda_mul_mat_args * p, const struc
         gcudai_mul_mat_gemm(p, plan, matrix, m0, n0, t);
         return;
     }
+    rows.task = t;
     rows.simd = plan->simd;
     rows.type = p->a.type;
     rows.w = gcudai_at(&p->a, 0, a2, a3);
@@ -15802,6 +15811,7 @@ static void gcudai_mul_mat_id_item(const struct gcuda_mul_mat_id_args * p, const
     const int64_t * order = (const int64_t *) (const void *) (t->shared + plan->order_at) + tile->first;
     struct gcudai_mm_rows rows;
     struct gcudai_mm_cols cols;
+    rows.task = t;
     rows.simd = plan->mm.simd;
     rows.type = p->as.type;
     rows.w = gcudai_at(&p->as, 0, tile->expert, 0);
@@ -22018,7 +22028,7 @@ static bool gcudai_run_poll(void * user) {
 
 GCUDAI_UNUSED static bool gcudai_stops(const struct gcudai_task * t, double * spent, double cost) {
     *spent += cost;
-    if (*spent < GCUDAI_CHUNK_MAX_COST || t->run->should_stop == NULL) { return false; }
+    if (*spent < GCUDAI_CHUNK_MAX_COST || t == NULL || t->run->should_stop == NULL) { return false; }
     *spent = 0.0;
     return t->thread == 0 ? gcudai_run_poll(t->run) : gcudai_atomic_load_i32(&t->run->is_stopped) != 0;
 }
