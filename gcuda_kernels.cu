@@ -5464,7 +5464,8 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
 // Three forms. Few output channels, or F32 asked for: a thread has eight channels of a pixel, in F32. Otherwise a product
 // of the weights [OC, K] with the patches [K, pixels], K = IC KH KW, whose patches are gathered into shared memory tile by
 // tile and never are in global memory: with weights in F16 patches are rounded to F16, else both to TF32; sums in F32. Large
-// ones with weights in F16 gather from a copy of the image whose channels are innermost.
+// ones with weights in F16 gather from a copy of the image whose channels are innermost; a kernel of one element makes that a plain
+// product of matrices, and few channels of a large F32 image need no copy where warp groups are.
 //   floor   2 OC K pixels operations; x, weights and y once
 
 // Where element k of a patch is, counted from its first. Distances are ints: images, kernels and padding are less than CONV_FAR.
