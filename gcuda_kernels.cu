@@ -52,8 +52,12 @@
 
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+#define NO_INLINE __noinline__
 #else
 #define UNROLL // the simulated device
+#define NO_UNROLL
+#define NO_INLINE
 #endif
 
 // nvcc 13.2.51 (CUDA 13.2.0) and 13.2.78 (13.2.1) drop the mask of a byte read from a packed register.
@@ -528,6 +532,15 @@ template <int N> static inline __device__ void d_copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #elif defined(GCUDAI_SIM)
     sim_cp_async_wait(N);
+#endif
+}
+
+// Brings bytes into the L2 cache, both numbers multiples of 16; nobody sees it, whoever writes them.
+static inline __device__ void d_prefetch_l2(const char * p, int n_bytes) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n_bytes) : "memory");
+#else
+    (void) p, (void) n_bytes;
 #endif
 }
 
@@ -9865,12 +9878,12 @@ struct d_vec_job {
     int32_t * bad_index;
     const int4 * xq;     // columns as bytes, [column][step][4][32], and
     const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL: the kernel makes them
+    int first_column;    // of several
     int steps, at_once;  // of a row; that the block's warps take side by side
     int64_t blocks;      // that share a matrix
     int64_t n_items;     // blocks of all matrices
     bool is_aligned;     // rows begin at multiples of 16 bytes
     bool is_early;       // a block's first weights are asked for before it waits for the kernel before
-    int order;           // d_vec_order of the format
 };
 
 struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a column
@@ -9878,11 +9891,22 @@ struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a co
     float2 s[4];
 };
 
-static inline __device__ int d_dot_16(const uint32_t * a, const int4 & x) {
-    int sum = __dp4a((int) a[0], x.x, 0);
-    sum = __dp4a((int) a[1], x.y, sum);
-    sum = __dp4a((int) a[2], x.z, sum);
-    return __dp4a((int) a[3], x.w, sum);
+// c and four products of bytes, those of a unsigned.
+static inline __device__ int d_dp4a_us(uint32_t a, int b, int c) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 610
+    int d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+#else
+    for (int i = 0; i < 32; i += 8) { c += (int) (a >> i & 255u) * (int) (int8_t) (b >> i & 255); }
+    return c;
+#endif
+}
+
+template <bool IS_SIGNED> static inline __device__ int d_dot_16(const uint32_t * a, const int4 & x, int c) {
+    const int b[4] = { x.x, x.y, x.z, x.w };
+    UNROLL for (int i = 0; i < 4; ++i) { c = IS_SIGNED ? __dp4a((int) a[i], b[i], c) : d_dp4a_us(a[i], b[i], c); }
+    return c;
 }
 
 // Words k bytes after byte `at` of shared memory, which is any, or a multiple of 2 or 4. Of constants k that are alike in
@@ -9899,137 +9923,8 @@ static inline __device__ float d_half_at(const char * shared, int at) { return d
 static inline __device__ uint32_t d_byte_at(const char * shared, int at) { return *(const uint8_t *) (shared + at); }
 static inline __device__ uint32_t d_byte_of(uint32_t word, int i) { return word >> 8 * i & 255u; }
 
-// ---- two neighbouring groups of 32 elements, for a lane ----
-// As d_format decodes them one by one. The formats below have a form for a pair whose words are read once.
-template <typename A> struct d_pair {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const char * step = shared + at;
-        constexpr int per_block = A::n / 32;
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const int g = 2 * lane + h;
-            A::decode((const typename A::block *) step + g / per_block, g % per_block, o[h]);
-        }
-    }
-};
-
-// Bytes 2 .. 5 of two words.
-static inline __device__ uint32_t d_middle(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5432); }
 static inline __device__ float d_low_half(uint32_t w) { return d_half((gcuda_fp16_t) (w & 0xffffu)); }
 static inline __device__ float d_high_half(uint32_t w) { return d_half((gcuda_fp16_t) (w >> 16)); }
-
-// Two blocks of 18 bytes are 9 words: the first one's codes lie across words, the second one's do not.
-static inline __device__ void d_pair_18(const char * step, int lane, uint32_t (&w)[8], float (&d)[2]) {
-    const uint32_t * v = (const uint32_t *) (step + 36 * lane);
-    d[0] = d_low_half(v[0]);
-    d[1] = d_high_half(v[4]);
-    UNROLL for (int k = 0; k < 4; ++k) {
-        w[k] = d_middle(v[k], v[k + 1]);
-        w[4 + k] = v[5 + k];
-    }
-}
-
-template <> struct d_pair<d_format<GCUDA_TYPE_Q4_0>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const char * step = shared + at;
-        uint32_t w[8];
-        float d[2];
-        if (ALIGNED) {
-            d_pair_18(step, lane, w, d);
-        } else {
-            UNROLL for (int h = 0; h < 2; ++h) {
-                const gcuda_block_q4_0 * b = (const gcuda_block_q4_0 *) step + 2 * lane + h;
-                UNROLL for (int k = 0; k < 4; ++k) { w[4 * h + k] = d_word2(b->qs + 4 * k); }
-                d[h] = d_half(b->d);
-            }
-        }
-        UNROLL for (int h = 0; h < 2; ++h) {
-            UNROLL for (int k = 0; k < 4; ++k) { d_nibbles(w[4 * h + k], &o[h].q[k], &o[h].q[k + 4]); }
-            d_set_scale(o[h], d[h], 0.0f);
-        }
-    }
-};
-
-template <> struct d_pair<d_format<GCUDA_TYPE_Q8_0>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const char * step = shared + at;
-        if (ALIGNED) { // 68 bytes are 17 words
-            const uint32_t * v = (const uint32_t *) (step + 68 * lane);
-            UNROLL for (int k = 0; k < 8; ++k) {
-                o[0].q[k] = d_middle(v[k], v[k + 1]);
-                o[1].q[k] = v[9 + k];
-            }
-            d_set_scale(o[0], d_low_half(v[0]), 0.0f);
-            d_set_scale(o[1], d_high_half(v[8]), 0.0f);
-        } else {
-            UNROLL for (int h = 0; h < 2; ++h) {
-                d_format<GCUDA_TYPE_Q8_0>::decode((const gcuda_block_q8_0 *) step + 2 * lane + h, 0, o[h]);
-            }
-        }
-    }
-};
-
-// The sub-scales and mins of groups 2 j and 2 j + 1, two bytes each, from the 12 bytes in words s[0 .. 2].
-static inline __device__ void d_pair_k_scales(const uint4 & head, int j, d_group (&o)[2]) {
-    const int sh = 16 * (j & 1);
-    const uint32_t a = head.y >> sh, b = head.z >> sh, c = head.w >> sh;
-    const uint32_t scale = j < 2 ? a & 0x3f3fu : (c & 0x0f0fu) | (a >> 2 & 0x3030u);
-    const uint32_t min = j < 2 ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
-    const float d = d_low_half(head.x), dmin = d_high_half(head.x);
-    d_set_scale(o[0], d * (float) (scale & 255u), dmin * (float) (min & 255u));
-    d_set_scale(o[1], d * (float) (scale >> 8 & 255u), dmin * (float) (min >> 8 & 255u));
-}
-
-static inline __device__ void d_words_8(const char * p, uint32_t (&w)[8]) { // 32 bytes at a multiple of 16
-    const uint4 a = ((const uint4 *) p)[0], b = ((const uint4 *) p)[1];
-    w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
-    w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
-}
-
-template <> struct d_pair<d_format<GCUDA_TYPE_Q4_K>> {
-    typedef d_format<GCUDA_TYPE_Q4_K> A;
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const char * step = shared + at;
-        const char * b = step + lane / 4 * sizeof(A::block);
-        const int j = lane % 4;
-        if (!ALIGNED) {
-            A::decode((const A::block *) b, 2 * j, o[0]);
-            A::decode((const A::block *) b, 2 * j + 1, o[1]);
-            return;
-        }
-        uint32_t w[8];
-        d_words_8(b + 16 + 32 * j, w);
-        d_pair_k_scales(*(const uint4 *) b, j, o);
-        UNROLL for (int k = 0; k < 8; ++k) { d_nibbles(w[k], &o[0].q[k], &o[1].q[k]); }
-    }
-};
-
-template <> struct d_pair<d_format<GCUDA_TYPE_Q5_K>> {
-    typedef d_format<GCUDA_TYPE_Q5_K> A;
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const char * step = shared + at;
-        const char * b = step + lane / 4 * sizeof(A::block);
-        const int j = lane % 4;
-        if (!ALIGNED) {
-            A::decode((const A::block *) b, 2 * j, o[0]);
-            A::decode((const A::block *) b, 2 * j + 1, o[1]);
-            return;
-        }
-        uint32_t w[8], h[8];
-        d_words_8(b + 48 + 32 * j, w);
-        d_words_8(b + 16, h);
-        d_pair_k_scales(*(const uint4 *) b, j, o);
-        UNROLL for (int k = 0; k < 8; ++k) {
-            const uint32_t high = h[k] >> 2 * j;
-            o[0].q[k] = (w[k] & 0x0f0f0f0fu) | (high << 4 & 0x10101010u);
-            o[1].q[k] = (w[k] >> 4 & 0x0f0f0f0fu) | (high << 3 & 0x10101010u);
-        }
-    }
-};
 
 // ---- eight elements of a group for a lane of a product on tensor cores ----
 // Lane (g, t), with g = lane / 4 and t = lane % 4, has eight elements of rows g and g + 8, which is what a product of 16 x 32
@@ -10329,19 +10224,26 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
     }
 };
 
-// ---- one column: a lane's two groups in the formats with a form of their own ----
+// ---- up to 8 columns without tensor cores: a lane's 64 elements of a step ----
+// Codes stay where they lie in their bytes, which makes some of them 2^k times as large, and codes in two parts stay two
+// words: another dot product costs less than shifts and merging. What they are too large by is taken off the column's scales.
+
 // Codebooks are looked up in shared memory, where a table has as many copies side by side as there is room for, so that
 // lanes seldom want the same bank: entries are 2^SHIFT bytes apart. Signs come from a second table: an upper bit for each
 // nibble of an entry, or masks.
 template <int CODE_SHIFT, int SIGN_SHIFT> struct d_vec_tables {
     static constexpr int code_shift = CODE_SHIFT, sign_shift = SIGN_SHIFT;
-    const char * codes, * signs;
-    uint32_t code_copy, sign_copy; // where this lane's copy is in an entry's bytes
+    const char * codes, * signs; // at this lane's copy
 
-    __device__ uint32_t code(uint32_t i) const { return *(const uint32_t *) (codes + (i << CODE_SHIFT | code_copy)); }
-    __device__ uint32_t sign(uint32_t i) const { return *(const uint32_t *) (signs + (i << SIGN_SHIFT | sign_copy)); }
-    __device__ uint2 masks(uint32_t i) const { return *(const uint2 *) (signs + (i << SIGN_SHIFT | sign_copy)); }
+    __device__ uint32_t code(uint32_t at) const { return *(const uint32_t *) (codes + at); }
+    __device__ uint32_t sign(uint32_t at) const { return *(const uint32_t *) (signs + at); }
+    __device__ uint2 masks(uint32_t at) const { return *(const uint2 *) (signs + at); }
 };
+
+// Bits `from` and more of w, as many as the mask has, at bit `to`: an index times the bytes of an entry.
+static inline __device__ uint32_t d_bits_at(uint32_t w, int from, int to, uint32_t mask) {
+    return (from > to ? w >> (from - to) : w << (to - from)) & mask << to;
+}
 
 // Bit i of eight as byte i, which is 0 or `on`.
 static inline __device__ uint2 d_byte_masks(uint32_t bits, uint32_t on) {
@@ -10355,300 +10257,515 @@ enum d_vec_order {
     D_TWO_APART     // groups g and g + 2 of each four
 };
 
-template <typename A, d_vec_order ORDER = D_SIDE_BY_SIDE, int SIGNS = 0, int SIGN_WORDS = 1, int ZERO = A::zero>
-struct d_vec_traits_of {
-    static constexpr d_vec_order order = ORDER;
-    static constexpr int codes = d_mma_format<A>::table, signs = SIGNS, sign_words = SIGN_WORDS, zero = ZERO;
-    static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
-};
-template <typename A> struct d_vec_traits : d_vec_traits_of<A> {};
-template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q6_K>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q6_K>, D_TWO_APART> {};
-template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_NL>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_NL>, D_INTERLEAVED> {};
-template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_XS>, D_INTERLEAVED> {};
-template <>
-struct d_vec_traits<d_format<GCUDA_TYPE_MXFP4>> : d_vec_traits_of<d_format<GCUDA_TYPE_MXFP4>, D_INTERLEAVED, 0, 1, 12> {};
-template <>
-struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XXS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_XXS>, D_SIDE_BY_SIDE, 128> {
-    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_even_bits_to_nibbles((uint32_t) i), 0); }
-};
-template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_XS>, D_SIDE_BY_SIDE, 128> {
-    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_even_bits_to_nibbles((uint32_t) i), 0); }
-};
-template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_S>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_S>, D_SIDE_BY_SIDE, 256> {
-    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_bits_to_nibbles((uint32_t) i), 0); }
-};
-template <>
-struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_XXS>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_XXS>, D_SIDE_BY_SIDE, 128, 2> {
-    static inline __device__ uint2 sign_entry(int i) { return d_byte_masks(gcudai_even_signs((uint32_t) i), 255u); }
-};
-template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_S>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_S>, D_SIDE_BY_SIDE, 256, 2> {
-    static inline __device__ uint2 sign_entry(int i) { return d_byte_masks((uint32_t) i, 254u); }
+// What a second word of codes is for.
+enum d_vec_part {
+    D_NOTHING,
+    D_ADDED,    // both are summed up
+    D_TAKEN_OFF,
+    D_SCALED    // added when multiplied by the lane's `ratio`, in the second group by that times more_ratio
 };
 
-// Sixteen bytes of nibbles through the table of IQ4_NL, interleaved. The upper half of the table is chosen by the nibbles'
-// upper bits, which the permutations before do not mind: what they make of the others is not taken.
-static inline __device__ void d_pair_iq4(const uint32_t * w, d_group & o) {
+// How a column is made ready for a format. Piece i of a lane, 16 elements, meets codes that are 2^k times too large, where
+// k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
+struct d_vec_form {
+    d_vec_order order;
+    int zero;
+    bool has_min;
+    int of_odd, of_second, of_odd_lane;
+};
+
+template <typename A> struct d_vec_codes { // of four pieces
+    uint32_t q[16], more[16];
+    float scale[4], min[4];
+};
+
+template <typename A> struct d_vec_traits;
+template <typename A, d_vec_order ORDER = D_SIDE_BY_SIDE, int ZERO = A::zero, d_vec_part MORE = D_NOTHING, int SIGNS = 0,
+    int SIGN_WORDS = 1>
+struct d_vec_traits_of {
+    static constexpr d_vec_order order = ORDER;
+    static constexpr int zero = ZERO, codes = d_mma_format<A>::table, signs = SIGNS, sign_words = SIGN_WORDS;
+    static constexpr d_vec_part more = MORE;
+    static constexpr bool has_min = A::has_min, is_signed = false;
+    static constexpr int of_odd = 0, of_second = 0, of_odd_lane = 0, more_ratio = 1;
+    static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
+    static inline __device__ float ratio(int) { return 1.0f; }
+    typedef d_vec_codes<A> out;
+};
+
+// Words k bytes after byte `at` of shared memory, which is a multiple of 16 where rows are aligned; they lie at multiples of
+// ALIGN bytes.
+template <int ALIGN, bool ALIGNED> struct d_run {
+    const uint32_t * w;
+    uint32_t order;
+    __device__ d_run(const char * shared, int at, int k)
+        : w((const uint32_t *) (shared + (ALIGNED ? at + (k & ~3) : (at + k) & ~3))),
+          order(0x3210u + 0x1111u * ((uint32_t) (ALIGNED ? k : at + k) & 3u)) {}
+    __device__ uint32_t operator[](int i) const { return ALIGN == 4 ? w[i] : d_permute(w[i], w[i + 1], order); }
+};
+
+// Byte i of a word as a float, less `zero`: put into the digits of 2^23.
+static inline __device__ float d_byte_float(uint32_t word, int i, int zero = 0) {
+    return __int_as_float((int) d_permute(word, 0x4b000000u, 0x7540u + (uint32_t) i)) - (float) (8388608 + zero);
+}
+
+// One scale and min for each of two groups.
+template <typename OUT> static inline __device__ void d_two_scales(OUT & o, float scale0, float scale1, float min0, float min1) {
+    o.scale[0] = scale0, o.scale[2] = scale1;
+    o.min[0] = min0, o.min[2] = min1;
+}
+
+// The nibbles of 4 words: those of a group of 32 in blocks of 32.
+static inline __device__ void d_low_and_high(const uint32_t * w, uint32_t * q) {
     UNROLL for (int k = 0; k < 4; ++k) {
-        const uint32_t n = w[k] & 0x77777777u, upper = (w[k] & 0x88888888u) >> 1 | 0x32103210u;
-        o.q[2 * k] = d_permute(d_permute(0xbfad9881u, 0xf6eaddcfu, n), d_permute(0x26190d01u, 0x71594535u, n), upper);
-        o.q[2 * k + 1] = d_permute(
-            d_permute(0xbfad9881u, 0xf6eaddcfu, n >> 16), d_permute(0x26190d01u, 0x71594535u, n >> 16), upper >> 16);
+        q[k] = w[k] & 0x0f0f0f0fu;
+        q[4 + k] = w[k] & 0xf0f0f0f0u;
     }
 }
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_NL>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
+// N words from byte k on, a multiple of 4; rows that are not aligned begin at multiples of ALIGN bytes.
+template <int ALIGN, bool ALIGNED, int N> static inline __device__ void d_load_words(const char * shared, int at, int k, uint32_t (&v)[N]) {
+    const d_run<ALIGNED ? 4 : ALIGN, ALIGNED> run(shared, at, k);
+    UNROLL for (int i = 0; i < N; ++i) { v[i] = run[i]; }
+}
+
+// Bytes 2 .. 5 of two words.
+static inline __device__ uint32_t d_middle(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5432); }
+
+// 32 bytes at a multiple of 16 where rows are aligned, else of 4.
+template <bool ALIGNED> static inline __device__ void d_words_8(const char * p, uint32_t (&w)[8]) {
+    if (ALIGNED) {
+        const uint4 a = ((const uint4 *) p)[0], b = ((const uint4 *) p)[1];
+        w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
+        w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+    } else {
+        UNROLL for (int k = 0; k < 8; ++k) { w[k] = ((const uint32_t *) p)[k]; }
+    }
+}
+
+// Two blocks of 18 bytes are 9 words: the first one's codes lie across words, the second one's do not.
+template <bool ALIGNED, typename OUT>
+static inline __device__ void d_pair_18(const char * shared, int at, int lane, uint32_t (&w)[8], OUT & o) {
+    uint32_t v[9];
+    d_load_words<2, ALIGNED>(shared, at, 36 * lane, v);
+    UNROLL for (int k = 0; k < 4; ++k) {
+        w[k] = d_middle(v[k], v[k + 1]);
+        w[4 + k] = v[5 + k];
+    }
+    d_two_scales(o, d_low_half(v[0]), d_high_half(v[4]), 0.0f, 0.0f);
+}
+
+#define D_VEC_DECODE                   \
+    template <bool ALIGNED, typename T> \
+    static inline __device__ void decode(const char * shared, int at, int lane, [[maybe_unused]] const T & table, out & o)
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q4_0>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q4_0>> {
+    static constexpr int of_odd = 4;
+    D_VEC_DECODE {
         uint32_t w[8];
-        float d[2];
-        at += ALIGNED ? 0 : 36 * lane;
-        if (ALIGNED) {
-            d_pair_18(shared + at, lane, w, d);
-        } else {
-            const d_words<2> first(shared, at, 2), second(shared, at, 20);
-            UNROLL for (int k = 0; k < 4; ++k) { w[k] = first[k], w[4 + k] = second[k]; }
-            d[0] = d_half_at(shared, at), d[1] = d_half_at(shared, at + 18);
-        }
-        UNROLL for (int h = 0; h < 2; ++h) {
-            d_pair_iq4(w + 4 * h, o[h]);
-            d_set_scale(o[h], d[h], 0.0f);
-        }
+        d_pair_18<ALIGNED>(shared, at, lane, w, o);
+        d_low_and_high(w, o.q);
+        d_low_and_high(w + 4, o.q + 8);
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ4_XS>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const int j = lane % 4;
-        const uint32_t * b = (const uint32_t *) (shared + at + 136 * (lane / 4));
-        const uint32_t low = b[1] >> 8 * j, high = b[0] >> (16 + 4 * j);
-        const float d = d_low_half(b[0]);
-        UNROLL for (int h = 0; h < 2; ++h) {
-            uint32_t w[4];
-            UNROLL for (int k = 0; k < 4; ++k) { w[k] = b[2 + 8 * j + 4 * h + k]; }
-            d_pair_iq4(w, o[h]);
-            d_set_scale(o[h], d * (float) ((int) ((low >> 4 * h & 15u) | (high >> 2 * h & 3u) << 4) - 32), 0.0f);
-        }
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q4_1>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q4_1>> {
+    static constexpr int of_odd = 4;
+    D_VEC_DECODE {
+        const uint32_t * w = (const uint32_t *) (shared + at + 40 * lane);
+        d_low_and_high(w + 1, o.q);
+        d_low_and_high(w + 6, o.q + 8);
+        d_two_scales(o, d_low_half(w[0]), d_low_half(w[5]), -d_high_half(w[0]), -d_high_half(w[5]));
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_MXFP4>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        at += 34 * lane;
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const d_words<1> w(shared, at, 17 * h + 1);
-            UNROLL for (int k = 0; k < 4; ++k) {
-                uint32_t q[2], upper[2];
-                d_eight_mxfp4(w[k], q, upper);
-                o[h].q[2 * k] = q[0] | upper[0];
-                o[h].q[2 * k + 1] = q[1] | upper[1];
-            }
-            d_set_scale(o[h], gcudai_mxfp4_scale(d_byte_at(shared, at + 17 * h)), 0.0f);
-        }
+// Nibbles of four words with a fifth bit each.
+static inline __device__ void d_with_fifth_bits(const uint32_t * w, uint32_t bits, uint32_t * q) {
+    UNROLL for (int k = 0; k < 4; ++k) {
+        q[k] = (w[k] & 0x0f0f0f0fu) | ((bits >> 4 * k & 15u) * 0x02040810u & 0x10101010u);
+        q[4 + k] = (w[k] >> 4 & 0x0f0f0f0fu) | ((bits >> (4 * k + 16) & 15u) * 0x02040810u & 0x10101010u);
+    }
+}
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q5_0>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q5_0>> {
+    D_VEC_DECODE {
+        uint32_t v[11], w[5];
+        d_load_words<2, ALIGNED>(shared, at, 44 * lane, v);
+        UNROLL for (int k = 0; k < 5; ++k) { w[k] = d_middle(v[k], v[k + 1]); }
+        d_with_fifth_bits(w + 1, w[0], o.q);
+        d_with_fifth_bits(v + 7, v[6], o.q + 8);
+        d_two_scales(o, d_low_half(v[0]), d_high_half(v[5]), 0.0f, 0.0f);
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_Q2_K>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const int j = lane % 4;
-        const uint32_t * b = (const uint32_t *) (shared + at + 84 * (lane / 4));
-        const float d = d_low_half(b[20]), dmin = d_high_half(b[20]);
-        const uint32_t scales = b[j] & 0x0f0f0f0fu, mins = b[j] >> 4 & 0x0f0f0f0fu;
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q5_1>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q5_1>> {
+    D_VEC_DECODE {
+        uint32_t v[8], w[4];
+        const char * p = shared + at + 48 * lane;
+        d_words_8<ALIGNED>(p, v);
+        UNROLL for (int k = 0; k < 4; ++k) { w[k] = ((const uint32_t *) p)[8 + k]; }
+        d_with_fifth_bits(v + 2, v[1], o.q);
+        d_with_fifth_bits(w, v[7], o.q + 8);
+        d_two_scales(o, d_low_half(v[0]), d_low_half(v[6]), -d_high_half(v[0]), -d_high_half(v[6]));
+    }
+};
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q8_0>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q8_0>> {
+    static constexpr bool is_signed = true;
+    D_VEC_DECODE { // 68 bytes are 17 words
+        uint32_t v[17];
+        d_load_words<2, ALIGNED>(shared, at, 68 * lane, v);
         UNROLL for (int k = 0; k < 8; ++k) {
-            const uint32_t w = b[4 + 8 * (j / 2) + k] >> 4 * (j % 2);
-            o[0].q[k] = w & 0x03030303u;
-            o[1].q[k] = w >> 2 & 0x03030303u;
+            o.q[k] = d_middle(v[k], v[k + 1]);
+            o.q[8 + k] = v[9 + k];
         }
-        UNROLL for (int h = 0; h < 2; ++h) {
-            d_set_scales(o[h], d * (float) d_byte_of(scales, 2 * h), d * (float) d_byte_of(scales, 2 * h + 1),
-                dmin * (float) d_byte_of(mins, 2 * h), dmin * (float) d_byte_of(mins, 2 * h + 1));
+        d_two_scales(o, d_low_half(v[0]), d_high_half(v[8]), 0.0f, 0.0f);
+    }
+};
+
+// Scales and mins of groups 2 j and 2 j + 1, two bytes each, from the first four words of a block.
+template <typename OUT> static inline __device__ void d_pair_k_scales(const uint32_t * head, int j, OUT & o) {
+    const int sh = 16 * (j & 1);
+    const uint32_t a = head[1] >> sh, b = head[2] >> sh, c = head[3] >> sh;
+    const uint32_t scale = j < 2 ? a & 0x3f3fu : (c & 0x0f0fu) | (a >> 2 & 0x3030u);
+    const uint32_t min = j < 2 ? b & 0x3f3fu : (c >> 4 & 0x0f0fu) | (b >> 2 & 0x3030u);
+    const float d = d_low_half(head[0]), dmin = d_high_half(head[0]);
+    d_two_scales(o, d * d_byte_float(scale, 0), d * d_byte_float(scale, 1), dmin * d_byte_float(min, 0), dmin * d_byte_float(min, 1));
+}
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q4_K>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q4_K>> {
+    static constexpr int of_second = 4;
+    D_VEC_DECODE {
+        const char * b = shared + at + 144 * (lane / 4);
+        uint32_t w[8], head[8]; // the codes that follow the head are not used
+        d_words_8<ALIGNED>(b + 16 + 32 * (lane % 4), w);
+        d_words_8<ALIGNED>(b, head);
+        d_pair_k_scales(head, lane % 4, o);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            o.q[k] = w[k] & 0x0f0f0f0fu;
+            o.q[8 + k] = w[k] & 0xf0f0f0f0u;
         }
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_Q3_K>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const int j = lane % 4, part = j / 2;
-        at += 110 * (lane / 4);
-        const d_words<2> high(shared, at, 0), low(shared, at, 32), s(shared, at, 96);
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q5_K>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_Q5_K>, D_SIDE_BY_SIDE, 0, D_SCALED> {
+    static constexpr int of_second = 4, more_ratio = 8;
+    static inline __device__ float ratio(int lane) { return 16.0f / (float) (1 << 2 * (lane % 4)); }
+    D_VEC_DECODE {
+        const int j = lane % 4;
+        const char * b = shared + at + 176 * (lane / 4);
+        const uint32_t mask = 0x01010101u << 2 * j;
+        uint32_t w[8], high[8], head[8];
+        d_words_8<ALIGNED>(b + 48 + 32 * j, w);
+        d_words_8<ALIGNED>(b + 16, high);
+        d_words_8<ALIGNED>(b, head);
+        d_pair_k_scales(head, j, o);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            o.q[k] = w[k] & 0x0f0f0f0fu;
+            o.q[8 + k] = w[k] & 0xf0f0f0f0u;
+            o.more[k] = high[k] & mask;
+            o.more[8 + k] = high[k] & mask << 1;
+        }
+    }
+};
+
+// Groups a and a + 2 of half `part`: low and high nibbles of the same bytes.
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q6_K>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_Q6_K>, D_TWO_APART, 32, D_SCALED> {
+    static constexpr int of_second = 4;
+    static inline __device__ float ratio(int lane) { return lane % 2 ? 4.0f : 16.0f; }
+    D_VEC_DECODE {
+        const int part = lane % 4 / 2, a = lane % 2, b = 210 * (lane / 4);
+        const uint32_t mask = 0x03030303u << 2 * a;
+        const d_run<2, ALIGNED> low(shared, at, b + 64 * part + 32 * a), high(shared, at, b + 128 + 32 * part);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t w = low[k], bits = high[k];
+            o.q[k] = w & 0x0f0f0f0fu;
+            o.q[8 + k] = w & 0xf0f0f0f0u;
+            o.more[k] = bits & mask;
+            o.more[8 + k] = bits & mask << 4;
+        }
+        const uint16_t * scales = (const uint16_t *) (shared + at + b + 192 + 8 * part + 2 * a);
+        const uint32_t s[2] = { scales[0] ^ 0x8080u, scales[2] ^ 0x8080u };
+        const float d = d_half_at(shared, at + b + 208);
+        UNROLL for (int i = 0; i < 4; ++i) { o.scale[i] = d * d_byte_float(s[i / 2], i % 2, 128); }
+    }
+};
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q2_K>> : d_vec_traits_of<d_format<GCUDA_TYPE_Q2_K>> {
+    static constexpr int of_second = 2, of_odd_lane = 4;
+    D_VEC_DECODE {
+        const int j = lane % 4;
+        const uint32_t * b = (const uint32_t *) (shared + at + 84 * (lane / 4)), mask = 0x03030303u << 4 * (j % 2);
+        const uint32_t scales = b[j] & 0x0f0f0f0fu, mins = b[j] >> 4 & 0x0f0f0f0fu, both = b[20];
+        const float d = d_low_half(both), dmin = d_high_half(both);
+        UNROLL for (int k = 0; k < 8; ++k) {
+            const uint32_t w = b[4 + 8 * (j / 2) + k];
+            o.q[k] = w & mask;
+            o.q[8 + k] = w & mask << 2;
+        }
+        UNROLL for (int i = 0; i < 4; ++i) {
+            o.scale[i] = d * d_byte_float(scales, i);
+            o.min[i] = dmin * d_byte_float(mins, i);
+        }
+    }
+};
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_Q3_K>, D_SIDE_BY_SIDE, 4, D_SCALED> {
+    static constexpr int of_second = 2, of_odd_lane = 4, more_ratio = 2;
+    static inline __device__ float ratio(int lane) { return (lane % 2 ? 64.0f : 4.0f) / (float) (1 << 2 * (lane % 4)); }
+    D_VEC_DECODE {
+        const int j = lane % 4, part = j / 2, b = 110 * (lane / 4);
+        const uint32_t mask = 0x03030303u << 4 * (j % 2), bit = 0x01010101u << 2 * j;
+        const d_run<2, ALIGNED> high(shared, at, b), low(shared, at, b + 32 + 32 * part), s(shared, at, b + 96);
         const uint32_t scales = (s[j % 2] >> 4 * part & 0x0f0f0f0fu) | (s[2] >> 2 * j & 0x03030303u) << 4;
-        const float d = d_half_at(shared, at + 108);
+        const float d = d_half_at(shared, at + b + 108);
         UNROLL for (int k = 0; k < 8; ++k) {
-            const uint32_t w = low[8 * part + k] >> 4 * (j % 2), bits = high[k] >> 2 * j;
-            o[0].q[k] = (w & 0x03030303u) | (bits << 2 & 0x04040404u);
-            o[1].q[k] = (w >> 2 & 0x03030303u) | (bits << 1 & 0x04040404u);
+            const uint32_t w = low[k], bits = high[k];
+            o.q[k] = w & mask;
+            o.q[8 + k] = w & mask << 2;
+            o.more[k] = bits & bit;
+            o.more[8 + k] = bits & bit << 1;
         }
-        UNROLL for (int h = 0; h < 2; ++h) {
-            d_set_scales(o[h], d * (float) ((int) d_byte_of(scales, 2 * h) - 32),
-                d * (float) ((int) d_byte_of(scales, 2 * h + 1) - 32), 0.0f, 0.0f);
-        }
+        UNROLL for (int i = 0; i < 4; ++i) { o.scale[i] = d * d_byte_float(scales, i, 32); }
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_Q6_K>> { // groups a and a + 2 of half `part`: low and high nibbles of the same bytes
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES &, d_group (&o)[2]) {
-        const int part = lane % 4 / 2, a = lane % 2;
-        at += 210 * (lane / 4);
-        const d_words<2> low(shared, at, 0), high(shared, at, 128);
-        const int8_t * scales = (const int8_t *) shared + at + 192 + 8 * part + 2 * a;
-        const float d = d_half_at(shared, at + 208);
-        UNROLL for (int k = 0; k < 8; ++k) {
-            const uint32_t w = low[16 * part + 8 * a + k], bits = high[8 * part + k] >> 2 * a;
-            o[0].q[k] = (w & 0x0f0f0f0fu) | (bits << 4 & 0x30303030u);
-            o[1].q[k] = (w >> 4 & 0x0f0f0f0fu) | (bits & 0x30303030u);
-        }
-        d_set_scales(o[0], d * (float) scales[0], d * (float) scales[1], 0.0f, 0.0f);
-        d_set_scales(o[1], d * (float) scales[4], d * (float) scales[5], 0.0f, 0.0f);
+// Four words of nibbles through a table of 16 bytes in two parts (see d_eight_lookup).
+static inline __device__ void d_two_lookups(
+    uint32_t low0, uint32_t low1, uint32_t high0, uint32_t high1, const uint32_t * w, uint32_t * q, uint32_t * more) {
+    UNROLL for (int k = 0; k < 4; ++k) {
+        const uint32_t turned = w[k] ^ 0x88888888u;
+        q[2 * k] = d_permute(low0, low1, w[k]);
+        q[2 * k + 1] = d_permute(low0, low1, w[k] >> 16);
+        more[2 * k] = d_permute(high0, high1, turned);
+        more[2 * k + 1] = d_permute(high0, high1, turned >> 16);
+    }
+}
+static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uint32_t * more) { // as d_eight_iq4
+    d_two_lookups(0xbfad9881u, 0xf6eaddcfu, 0x271a0e02u, 0x725a4636u, w, q, more);
+}
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_NL>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_NL>, D_INTERLEAVED, 0, D_ADDED> {
+    static constexpr bool is_signed = true;
+    D_VEC_DECODE {
+        uint32_t w[8];
+        d_pair_18<ALIGNED>(shared, at, lane, w, o);
+        d_lookup_iq4(w, o.q, o.more);
+        d_lookup_iq4(w + 4, o.q + 8, o.more + 8);
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XXS>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
-        at += 66 * (lane / 4);
-        const d_words<2> w(shared, at, 2);
-        const float d = d_half_at(shared, at) * 0.25f;
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const uint32_t codes = w[4 * (lane % 4) + 2 * h], aux = w[4 * (lane % 4) + 2 * h + 1];
-            UNROLL for (int k = 0; k < 4; ++k) {
-                d_pair_iq2(table.code(d_byte_of(codes, k)) | table.sign(aux >> 7 * k & 127u), o[h].q + 2 * k);
-            }
-            d_set_scale(o[h], d * (0.5f + (float) (aux >> 28)), 0.0f);
-        }
-    }
-};
-
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_XS>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_XS>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_XS>, D_INTERLEAVED, 0, D_ADDED> {
+    static constexpr bool is_signed = true;
+    D_VEC_DECODE {
         const int j = lane % 4;
-        at += 74 * (lane / 4);
-        const d_words<2> w(shared, at, 2);
-        const uint32_t scales = *(const uint16_t *) (shared + at + 66 + 2 * j);
-        UNROLL for (int h = 0; h < 2; ++h) {
-            UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t code = w[4 * j + 2 * h + k / 2] >> 16 * (k % 2);
-                d_pair_iq2(table.code(code & 511u) | table.sign(code >> 9 & 127u), o[h].q + 2 * k);
+        const uint32_t * b = (const uint32_t *) (shared + at + 136 * (lane / 4)), head = b[0];
+        const uint32_t low = b[1] >> 8 * j, high = head >> (16 + 4 * j);
+        const float d = d_low_half(head);
+        uint32_t w[8];
+        UNROLL for (int k = 0; k < 4; ++k) { // at multiples of 8 where rows are aligned
+            if (ALIGNED) {
+                const uint2 two = ((const uint2 *) b)[1 + 4 * j + k];
+                w[2 * k] = two.x, w[2 * k + 1] = two.y;
+            } else {
+                w[2 * k] = b[2 + 8 * j + 2 * k], w[2 * k + 1] = b[3 + 8 * j + 2 * k];
             }
-            d_iq2_scales(*(const gcuda_fp16_t *) (shared + at), d_byte_of(scales, h), o[h]);
+        }
+        d_lookup_iq4(w, o.q, o.more);
+        d_lookup_iq4(w + 4, o.q + 8, o.more + 8);
+        const uint32_t scales = (low & 15u) | (low << 4 & 0xf00u) | (high << 4 & 0x30u) | (high << 10 & 0x3000u);
+        d_two_scales(o, d * d_byte_float(scales, 0, 32), d * d_byte_float(scales, 1, 32), 0.0f, 0.0f);
+    }
+};
+
+// Magnitudes of codes below 8, and those of the others, which are negative.
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_MXFP4>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_MXFP4>, D_INTERLEAVED, 0, D_TAKEN_OFF> {
+    D_VEC_DECODE {
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const d_run<1, ALIGNED> run(shared, at, 34 * lane + 17 * h + 1);
+            uint32_t w[4];
+            UNROLL for (int k = 0; k < 4; ++k) { w[k] = run[k]; }
+            d_two_lookups(0x03020100u, 0x0c080604u, 0x03020100u, 0x0c080604u, w, o.q + 8 * h, o.more + 8 * h);
+            o.scale[2 * h] = gcudai_mxfp4_scale(d_byte_at(shared, at + 34 * lane + 17 * h));
         }
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ2_S>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
-        const int j = lane % 4;
-        at += 82 * (lane / 4);
-        const d_words<2> w(shared, at, 2), s(shared, at, 34);
-        const uint32_t high = *(const uint16_t *) (shared + at + 66 + 2 * j);
-        const uint32_t scales = *(const uint16_t *) (shared + at + 74 + 2 * j);
+// Scales of IQ2_XS and IQ2_S: nibbles of two bytes.
+template <typename OUT> static inline __device__ void d_nibble_scales(float d, uint32_t s, OUT & o) {
+    d *= 0.25f;
+    s = (s | s << 8) & 0x00ff00ffu;
+    s = (s | s << 4) & 0x0f0f0f0fu;
+    UNROLL for (int i = 0; i < 4; ++i) { o.scale[i] = d * (0.5f + d_byte_float(s, i)); }
+}
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XXS>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_XXS>, D_SIDE_BY_SIDE, 0, D_NOTHING, 128> {
+    static constexpr bool is_signed = true;
+    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_even_bits_to_nibbles((uint32_t) i), 0); }
+    D_VEC_DECODE {
+        const int b = 66 * (lane / 4);
+        const d_run<2, ALIGNED> w(shared, at, b + 2 + 16 * (lane % 4));
+        const float d = d_half_at(shared, at + b) * 0.25f;
         UNROLL for (int h = 0; h < 2; ++h) {
-            const uint32_t codes = w[2 * j + h], signs = s[2 * j + h];
+            const uint32_t codes = w[2 * h], aux = w[2 * h + 1];
             UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t code = d_byte_of(codes, k) | (high >> (8 * h + 2 * k) & 3u) << 8;
-                d_pair_iq2(table.code(code) | table.sign(d_byte_of(signs, k)), o[h].q + 2 * k);
+                const uint32_t entry = table.code(d_bits_at(codes, 8 * k, T::code_shift, 255u));
+                d_pair_iq2(entry | table.sign(d_bits_at(aux, 7 * k, T::sign_shift, 127u)), o.q + 8 * h + 2 * k);
             }
-            d_iq2_scales(*(const gcuda_fp16_t *) (shared + at), d_byte_of(scales, h), o[h]);
+            o.scale[2 * h] = d * (0.5f + (float) (aux >> 28));
         }
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_XXS>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
-        const int j = lane % 4;
-        at += 98 * (lane / 4);
-        const d_words<2> w(shared, at, 2), s(shared, at, 66);
-        const float d = d_half_at(shared, at) * 0.5f;
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const uint32_t aux = s[2 * j + h];
-            UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t codes = w[4 * j + 2 * h + k / 2] >> 16 * (k % 2);
-                const uint2 m = table.masks(aux >> 7 * k & 127u);
-                o[h].q[2 * k] = (table.code(codes & 255u) ^ m.x) + (m.x & 0x01010101u);
-                o[h].q[2 * k + 1] = (table.code(codes >> 8 & 255u) ^ m.y) + (m.y & 0x01010101u);
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XS>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_XS>, D_SIDE_BY_SIDE, 0, D_NOTHING, 128> {
+    static constexpr bool is_signed = true;
+    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_even_bits_to_nibbles((uint32_t) i), 0); }
+    D_VEC_DECODE {
+        const int j = lane % 4, b = 74 * (lane / 4);
+        const d_run<2, ALIGNED> w(shared, at, b + 2 + 16 * j);
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint32_t codes = w[i];
+            UNROLL for (int k = 0; k < 2; ++k) {
+                const uint32_t entry = table.code(d_bits_at(codes, 16 * k, T::code_shift, 511u));
+                d_pair_iq2(entry | table.sign(d_bits_at(codes, 16 * k + 9, T::sign_shift, 127u)), o.q + 4 * i + 2 * k);
             }
-            d_set_scale(o[h], d * (0.5f + (float) (aux >> 28)), 0.0f);
+        }
+        d_nibble_scales(d_half_at(shared, at + b), *(const uint16_t *) (shared + at + b + 66 + 2 * j), o);
+    }
+};
+
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_S>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_S>, D_SIDE_BY_SIDE, 0, D_NOTHING, 256> {
+    static constexpr bool is_signed = true;
+    static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_bits_to_nibbles((uint32_t) i), 0); }
+    D_VEC_DECODE {
+        const int j = lane % 4, b = 82 * (lane / 4);
+        const d_run<2, ALIGNED> w(shared, at, b + 2 + 8 * j), s(shared, at, b + 34 + 8 * j);
+        const uint32_t high = *(const uint16_t *) (shared + at + b + 66 + 2 * j);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t codes = w[h], signs = s[h];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const uint32_t code =
+                    d_bits_at(codes, 8 * k, T::code_shift, 255u) | d_bits_at(high, 8 * h + 2 * k, T::code_shift + 8, 3u);
+                d_pair_iq2(table.code(code) | table.sign(d_bits_at(signs, 8 * k, T::sign_shift, 255u)), o.q + 8 * h + 2 * k);
+            }
+        }
+        d_nibble_scales(d_half_at(shared, at + b), *(const uint16_t *) (shared + at + b + 74 + 2 * j), o);
+    }
+};
+
+// An entry's bytes turned where they are negative, which makes them one too small: what is taken off is -1 there.
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_XXS>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_XXS>, D_SIDE_BY_SIDE, 0, D_TAKEN_OFF, 128, 2> {
+    static constexpr bool is_signed = true;
+    static inline __device__ uint2 sign_entry(int i) { return d_byte_masks(gcudai_even_signs((uint32_t) i), 255u); }
+    D_VEC_DECODE {
+        const int j = lane % 4, b = 98 * (lane / 4);
+        const d_run<2, ALIGNED> w(shared, at, b + 2 + 16 * j), s(shared, at, b + 66 + 8 * j);
+        const float d = d_half_at(shared, at + b) * 0.5f;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const uint32_t aux = s[h];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const uint32_t codes = w[2 * h + k / 2];
+                const uint2 m = table.masks(d_bits_at(aux, 7 * k, T::sign_shift, 127u));
+                const int to = 8 * h + 2 * k, from = 16 * (k % 2);
+                o.q[to] = table.code(d_bits_at(codes, from, T::code_shift, 255u)) ^ m.x;
+                o.q[to + 1] = table.code(d_bits_at(codes, from + 8, T::code_shift, 255u)) ^ m.y;
+                o.more[to] = m.x;
+                o.more[to + 1] = m.y;
+            }
+            o.scale[2 * h] = d * (0.5f + (float) (aux >> 28));
         }
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ3_S>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
-        const int j = lane % 4;
-        at += 110 * (lane / 4);
-        const d_words<2> w(shared, at, 2), s(shared, at, 74);
-        const uint32_t both = *(const uint16_t *) (shared + at + 66 + 2 * j), scales = d_byte_at(shared, at + 106 + j);
-        const float d = d_half_at(shared, at);
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_S>>
+    : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_S>, D_SIDE_BY_SIDE, 0, D_NOTHING, 256, 2> {
+    static constexpr bool is_signed = true;
+    static inline __device__ uint2 sign_entry(int i) { return d_byte_masks((uint32_t) i, 254u); }
+    D_VEC_DECODE {
+        const int j = lane % 4, b = 110 * (lane / 4);
+        const d_run<2, ALIGNED> w(shared, at, b + 2 + 16 * j), s(shared, at, b + 74 + 8 * j);
+        const uint32_t high = *(const uint16_t *) (shared + at + b + 66 + 2 * j), scales = d_byte_at(shared, at + b + 106 + j);
+        const float d = d_half_at(shared, at + b);
         UNROLL for (int h = 0; h < 2; ++h) {
-            const uint32_t signs = s[2 * j + h], high = both >> 8 * h;
+            const uint32_t signs = s[h];
             UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t codes = w[4 * j + 2 * h + k / 2] >> 16 * (k % 2);
-                const uint2 m = table.masks(d_byte_of(signs, k)); // entries are odd: the lowest bit stays
-                o[h].q[2 * k] = table.code((codes & 255u) | (high >> 2 * k & 1u) << 8) ^ m.x;
-                o[h].q[2 * k + 1] = table.code((codes >> 8 & 255u) | (high >> (2 * k + 1) & 1u) << 8) ^ m.y;
+                const uint32_t codes = w[2 * h + k / 2];
+                const uint2 m = table.masks(d_bits_at(signs, 8 * k, T::sign_shift, 255u)); // entries are odd: the lowest bit stays
+                uint32_t code[2];
+                UNROLL for (int i = 0; i < 2; ++i) {
+                    code[i] = table.code(d_bits_at(codes, 16 * (k % 2) + 8 * i, T::code_shift, 255u) |
+                                         d_bits_at(high, 8 * h + 2 * k + i, T::code_shift + 8, 1u));
+                }
+                o.q[8 * h + 2 * k] = code[0] ^ m.x;
+                o.q[8 * h + 2 * k + 1] = code[1] ^ m.y;
             }
-            d_set_scale(o[h], d * (float) (1u + 2u * (scales >> 4 * h & 15u)), 0.0f);
+            o.scale[2 * h] = d * (1.0f + 2.0f * (float) (scales >> 4 * h & 15u));
         }
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_S>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
-        const int j = lane % 4;
-        at += 50 * (lane / 4);
-        const d_words<2> w(shared, at, 2);
-        const uint32_t both = d_words<2>(shared, at, 34)[j];
-        const float d = d_half_at(shared, at) * 0.125f;
+// Eighths 8 digit - 9, with 2 more in groups that are moved up, as a min.
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_S>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ1_S>, D_SIDE_BY_SIDE, 0> {
+    static constexpr bool has_min = true;
+    D_VEC_DECODE {
+        const int j = lane % 4, b = 50 * (lane / 4);
+        const d_run<2, ALIGNED> w(shared, at, b + 2 + 8 * j);
+        const uint32_t both = d_run<2, ALIGNED>(shared, at, b + 34 + 4 * j)[0];
+        const float d = d_half_at(shared, at + b) * 0.125f;
         UNROLL for (int h = 0; h < 2; ++h) {
-            const uint32_t codes = w[2 * j + h], high = both >> 16 * h, up = (high & 0x8000u) != 0 ? 0u : 0x44444444u;
+            const uint32_t codes = w[h], high = both >> 16 * h;
             UNROLL for (int k = 0; k < 4; ++k) {
-                d_pair_iq1(table.code(d_byte_of(codes, k) | (high >> 3 * k & 7u) << 8) | up, o[h].q + 2 * k);
+                const uint32_t code = d_bits_at(codes, 8 * k, T::code_shift, 255u) | d_bits_at(high, 3 * k, T::code_shift + 8, 7u);
+                d_pair_iq1(table.code(code), o.q + 8 * h + 2 * k);
             }
-            d_set_scale(o[h], d * (float) (2u * (high >> 12 & 7u) + 1u), 0.0f);
+            o.scale[2 * h] = d * (1.0f + 2.0f * (float) (high >> 12 & 7u));
+            o.min[2 * h] = o.scale[2 * h] * ((high & 0x8000u) != 0 ? 9.0f : 7.0f);
         }
     }
 };
 
-template <> struct d_pair<d_format<GCUDA_TYPE_IQ1_M>> {
-    template <bool ALIGNED, typename TABLES>
-    static inline __device__ void decode(const char * shared, int at, int lane, const TABLES & table, d_group (&o)[2]) {
+template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_M>> : d_vec_traits_of<d_format<GCUDA_TYPE_IQ1_M>> {
+    D_VEC_DECODE {
         const int j = lane % 4;
         const uint32_t * w = (const uint32_t *) (shared + at + 56 * (lane / 4));
         const uint32_t s01 = w[12], s23 = w[13], high = w[8 + j], scales = (j < 2 ? s01 : s23) >> 16 * (j % 2);
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
         const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
         UNROLL for (int h = 0; h < 2; ++h) {
-            const uint32_t codes = w[2 * j + h], s = scales >> 6 * h;
+            const uint32_t codes = w[2 * j + h];
             UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t bits = high >> (16 * h + 4 * k);
-                const uint32_t up = (bits & 8u) != 0 ? 0u : 0x44444444u;
-                d_pair_iq1(table.code(d_byte_of(codes, k) | (bits & 7u) << 8) | up, o[h].q + 2 * k);
+                const int from = 16 * h + 4 * k;
+                const uint32_t up = (high >> from & 8u) != 0 ? 0u : 0x44444444u;
+                const uint32_t code = d_bits_at(codes, 8 * k, T::code_shift, 255u) | d_bits_at(high, from, T::code_shift + 8, 7u);
+                d_pair_iq1(table.code(code) | up, o.q + 8 * h + 2 * k);
             }
-            d_set_scales(o[h], eighth * (float) (2u * (s & 7u) + 1u), eighth * (float) (2u * (s >> 3 & 7u) + 1u), 0.0f, 0.0f);
         }
+        UNROLL for (int i = 0; i < 4; ++i) { o.scale[i] = eighth * (1.0f + 2.0f * (float) (scales >> 3 * i & 7u)); }
     }
 };
 
 // ---- the kernel of one column ----
+// Apart, since it is seldom wanted and long.
+static NO_INLINE __device__ float4 d_load_any4(gcuda_type type, const char * at, int64_t stride) {
+    return make_float4(d_load(type, at), d_load(type, at + stride), d_load(type, at + 2 * stride), d_load(type, at + 3 * stride));
+}
+
 // Four neighbouring elements of a column; beyond k zeros.
 static inline __device__ float4 d_vec_load4(const d_job & p, const char * column, int64_t k, bool is_packed) {
     if (k >= p.k) {
         return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    if (is_packed) {
-        return *(const float4 *) (column + k * 4);
-    }
-    const char * at = column + k * p.b_k;
-    return make_float4(d_load(p.b.type, at), d_load(p.b.type, at + p.b_k), d_load(p.b.type, at + 2 * p.b_k),
-        d_load(p.b.type, at + 3 * p.b_k));
+    return is_packed ? *(const float4 *) (column + k * 4) : d_load_any4(p.b.type, column + k * p.b_k, p.b_k);
 }
 
 static inline __device__ bool d_vec_is_packed(const d_job & p, const char * column) {
@@ -10671,16 +10788,14 @@ static inline __device__ uint32_t d_vec_bytes(const float4 & v, int n_lanes, flo
     int bits = d_largest(d_largest(__float_as_int(v.x), __float_as_int(v.y)), d_largest(__float_as_int(v.z), __float_as_int(v.w)));
     for (int i = 1; i < n_lanes; i *= 2) { bits = d_largest(bits, __shfl_xor_sync(0xffffffffu, bits, i)); }
     const float max = __int_as_float(bits); // infinity or NaN: bytes 0, and a scale that makes NaN of them
-    const float inverse = max > 0.0f ? 127.0f / max : 0.0f;
-    // a tiny maximum has no inverse: divide instead, which has no overflow
-    const bool is_tiny = max < 1e-36f && max > 0.0f;
-    const int a = __float2int_rn(is_tiny ? v.x / max * 127.0f : v.x * inverse);
-    const int b = __float2int_rn(is_tiny ? v.y / max * 127.0f : v.y * inverse);
-    const int c = __float2int_rn(is_tiny ? v.z / max * 127.0f : v.z * inverse);
-    const int e = __float2int_rn(is_tiny ? v.w / max * 127.0f : v.w * inverse);
+    // what has no inverse, or one that is lost in the rounding, is moved to where it has
+    const float lift = max < 1e-30f ? 1208925819614629174706176.0f : max > 1e30f ? 1.0f / 1208925819614629174706176.0f : 1.0f;
+    const float inverse = max > 0.0f ? __fdividef(127.0f, max * lift) : 0.0f;
+    const int a = __float2int_rn(v.x * lift * inverse), b = __float2int_rn(v.y * lift * inverse);
+    const int c = __float2int_rn(v.z * lift * inverse), e = __float2int_rn(v.w * lift * inverse);
     int all = a + b + c + e;
     for (int i = 1; i < n_lanes; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
-    *d = max / 127.0f;
+    *d = max * (1.0f / 127.0f);
     *sum = all;
     return ((uint32_t) a & 255u) | ((uint32_t) b & 255u) << 8 | ((uint32_t) c & 255u) << 16 | (uint32_t) e << 24;
 }
@@ -10690,25 +10805,36 @@ static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) 
 // Which four elements of a column thread i takes, counted in fours.
 static inline __device__ int d_vec_quad(int i, d_vec_order order) { return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i; }
 
-// The elements of d_vec_quad(i); pieces of 16.
-static inline __device__ void d_vec_quantize4(const float4 & v, int i, d_vec_order order, int4 * xq, float2 * xs) {
+#define D_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
+static inline __device__ float d_unbiased(int bits) { return __int_as_float(bits) - (float) D_BIAS; }
+
+template <typename A> static inline __host__ __device__ constexpr d_vec_form d_vec_form_of() {
+    typedef d_vec_traits<A> V;
+    return { V::order, V::zero, V::has_min, V::of_odd, V::of_second, V::of_odd_lane };
+}
+
+// The elements of d_vec_quad(i); pieces of 16. A piece has its scale, and the scaled sum of its bytes for mins or, as bits,
+// what the dot products with its bytes begin with.
+static inline __device__ void d_vec_quantize4(const float4 & v, int i, const d_vec_form & f, int4 * xq, float2 * xs) {
     float d;
     int sum, word = i % 4;
     uint32_t bytes = d_vec_bytes(v, 4, &d, &sum);
     const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 2); // interleaved: those 16 elements away
-    const int at = d_vec_place(order == D_TWO_APART ? d_swap_bits_1_2(i / 4) : i / 4);
-    if (order == D_INTERLEAVED) {
+    const int at = d_vec_place(f.order == D_TWO_APART ? d_swap_bits_1_2(i / 4) : i / 4);
+    if (f.order == D_INTERLEAVED) {
         bytes = word < 2 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
         word = 2 * (word % 2) + word / 2;
     }
     ((uint32_t *) xq)[4 * at + word] = bytes;
     if (i % 4 == 0) {
-        xs[at] = make_float2(d, d * (float) sum);
+        const int piece = at / 32 % 4, k = (piece % 2) * f.of_odd + (piece / 2) * f.of_second + (at % 2) * f.of_odd_lane;
+        const float start = __int_as_float(__float_as_int((float) D_BIAS) - (f.zero * sum << k));
+        xs[at] = make_float2(d / (float) (1 << k), f.has_min ? d * (float) sum : start);
     }
 }
 
 // The columns of all matrices, one after another, for kernels of several columns.
-static __global__ void k_mul_mat_vec_columns(const d_vec_job p, int4 * xq, float2 * xs) {
+static __global__ void k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
     d_start_next();
     d_wait_before();
     const int64_t n_quads = (int64_t) p.steps * (VEC_STEP / 4), n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * n_quads;
@@ -10718,8 +10844,8 @@ static __global__ void k_mul_mat_vec_columns(const d_vec_job p, int4 * xq, float
         const char * b;
         char * y;
         d_tile_column(p.job, t, (int) (column % p.job.n), &b, &y);
-        const float4 v = d_vec_load4(p.job, b, 4 * (int64_t) d_vec_quad((int) quad, (d_vec_order) p.order), d_vec_is_packed(p.job, b));
-        d_vec_quantize4(v, (int) quad, (d_vec_order) p.order, xq + column * p.steps * 128, xs + column * p.steps * 128);
+        const float4 v = d_vec_load4(p.job, b, 4 * (int64_t) d_vec_quad((int) quad, f.order), d_vec_is_packed(p.job, b));
+        d_vec_quantize4(v, (int) quad, f, xq + column * p.steps * 128, xs + column * p.steps * 128);
     }
 }
 
@@ -10744,22 +10870,25 @@ X(Q2_K) X(Q3_K) X(Q6_K) X(IQ2_XS) X(IQ2_S) X(IQ1_M)
 #undef X
 
 // Sum over a lane's 64 elements of a column.
-template <typename A> static inline __device__ float d_vec_dot(const d_group (&g)[2], const d_vec_x & x) {
-    constexpr int ZERO = d_vec_traits<A>::zero;
-    float sum = 0.0f;
-    UNROLL for (int h = 0; h < 2; ++h) {
-        const d_group & o = g[h];
-        float r0 = x.s[2 * h].x * (float) d_dot_16(o.q, x.q[2 * h]);
-        float r1 = x.s[2 * h + 1].x * (float) d_dot_16(o.q + 4, x.q[2 * h + 1]);
+template <typename A> static inline __device__ float d_vec_dot(const d_vec_codes<A> & o, const d_vec_x & x, float ratio) {
+    typedef d_vec_traits<A> V;
+    constexpr int BIAS = 0x4b400000; // the bits of D_BIAS
+    float r[4], sum = 0.0f;
+    UNROLL for (int i = 0; i < 4; ++i) {
+        int dot = d_dot_16<V::is_signed>(o.q + 4 * i, x.q[i], V::zero != 0 ? __float_as_int(x.s[i].y) : BIAS);
+        if (V::more == D_ADDED) { dot = d_dot_16<V::is_signed>(o.more + 4 * i, x.q[i], dot); }
+        const int second = V::more == D_SCALED || V::more == D_TAKEN_OFF ? d_dot_16<V::is_signed>(o.more + 4 * i, x.q[i], BIAS) : 0;
+        r[i] = V::more == D_TAKEN_OFF ? __int_as_float(dot) - __int_as_float(second) : d_unbiased(dot);
+        if (V::more == D_SCALED) { r[i] += (i < 2 ? ratio : ratio * (float) V::more_ratio) * d_unbiased(second); }
+    }
+    UNROLL for (int i = 0; i < 4; i += 2) {
+        const float2 s0 = x.s[i], s1 = x.s[i + 1];
         if (d_has_two_scales<A>::value) {
-            r0 = ZERO != 0 ? r0 - (float) ZERO * x.s[2 * h].y : r0;
-            r1 = ZERO != 0 ? r1 - (float) ZERO * x.s[2 * h + 1].y : r1;
-            sum += o.scale[0] * r0 + o.scale[1] * r1;
-            if (A::has_min) { sum -= o.min[0] * x.s[2 * h].y + o.min[1] * x.s[2 * h + 1].y; }
+            sum += o.scale[i] * (s0.x * r[i]) + o.scale[i + 1] * (s1.x * r[i + 1]);
+            if (V::has_min) { sum -= o.min[i] * s0.y + o.min[i + 1] * s1.y; }
         } else {
-            const float both = x.s[2 * h].y + x.s[2 * h + 1].y;
-            sum += o.scale[0] * (ZERO != 0 ? r0 + r1 - (float) ZERO * both : r0 + r1);
-            if (A::has_min) { sum -= o.min[0] * both; }
+            sum += o.scale[i] * (s0.x * r[i] + s1.x * r[i + 1]);
+            if (V::has_min) { sum -= o.min[i] * (s0.y + s1.y); }
         }
     }
     return sum;
@@ -10767,32 +10896,30 @@ template <typename A> static inline __device__ float d_vec_dot(const d_group (&g
 
 // A warp's ring of slots: the copies of rows that are on their way.
 template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
-    char * slots;
-    const char * from; // the step of the next row to fetch
+    typedef d_vec_format<A> F;
+    char * slots;      // this lane's first 16 bytes of each
+    const char * from; // and where they come from, in the step of the next row to fetch
     int64_t stride;    // bytes from row to row of this warp
     int64_t to_up;     // of rows of two matrices, in turn: from the first one's to the second one's; of one matrix `stride`
-    int rows_left, bytes, next;
+    int rows_left, left, next; // left: bytes from this lane's first to the end of the step; next: a slot's first byte
 
-    __device__ void fetch(int lane) {
+    __device__ void fetch() {
         if (rows_left > 0) {
             const int off = ALIGNED ? 0 : (int) ((uintptr_t) from & 15);
-            char * to = slots + next * d_vec_format<A>::slot_bytes + 16 * lane;
-            UNROLL for (int c = 0; c < (d_vec_format<A>::slot_bytes / 16 + 31) / 32; ++c) {
-                const int left = bytes + off - 16 * lane - 512 * c;
-                if (left > 0) {
-                    d_copy_16(to + 512 * c, from - off + 16 * lane + 512 * c, ALIGNED ? 16 : left < 16 ? left : 16);
-                }
+            UNROLL for (int c = 0; c < (F::slot_bytes - (ALIGNED ? 16 : 0) + 511) / 512; ++c) {
+                const int n = left + off - 512 * c;
+                if (n > 0) { d_copy_16(slots + next + 512 * c, from - off + 512 * c, ALIGNED ? 16 : n < 16 ? n : 16); }
             }
             from += rows_left % 2 == 0 ? to_up : stride; // of two matrices as many are left as of rows, twice
             --rows_left;
-            next = next + 1 == SLOTS ? 0 : next + 1;
+            next = next == (SLOTS - 1) * F::slot_bytes ? 0 : next + F::slot_bytes;
         }
         d_copies_commit(); // also when there is nothing: commits are counted
     }
 };
 
 static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, int c, int step, int lane, d_vec_x & x) {
-    const int64_t column = matrix * p.job.n + (c < p.job.n ? c : p.job.n - 1);
+    const int64_t column = matrix * p.job.n + (p.first_column + c < p.job.n ? p.first_column + c : p.job.n - 1);
     UNROLL for (int j = 0; j < 4; ++j) {
         const int64_t at = (column * p.steps + step) * 128 + 32 * j + lane;
         x.q[j] = p.xq[at];
@@ -10802,24 +10929,27 @@ static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, 
 
 // One column, for the steps that the block takes side by side, through shared memory into registers. What `meanwhile`
 // starts is asked of memory after the column, which the block waits for first.
-template <typename F>
+template <typename A, typename F>
 static inline __device__ void d_vec_own_column(const d_vec_job & p, const char * column, int first, int step, int lane,
     char * shared, d_vec_x & x, F meanwhile) {
+    constexpr d_vec_form FORM = d_vec_form_of<A>();
     const int n_quads = p.at_once * (VEC_STEP / 4), n = (int) blockDim.x;
     int4 * xq = (int4 *) shared;
     float2 * xs = (float2 *) (shared + p.at_once * 2048);
     const bool is_packed = d_vec_is_packed(p.job, column);
-    __syncthreads(); // what lay there is done with
-    if ((int) threadIdx.x >= n_quads) { meanwhile(); }
-    for (int i = (int) threadIdx.x; i < n_quads; i += 4 * n) { // all of a warp go on together
+    NO_UNROLL for (int i0 = 0; i0 < n_quads; i0 += 4 * n) {
+        const int i = i0 + (int) threadIdx.x;
         float4 v[4];
         UNROLL for (int k = 0; k < 4; ++k) {
-            v[k] = d_vec_load4(
-                p.job, column, (int64_t) first * VEC_STEP + 4 * d_vec_quad(i + k * n, (d_vec_order) p.order), is_packed);
+            const int64_t at = (int64_t) first * VEC_STEP + 4 * d_vec_quad(i + k * n, FORM.order);
+            v[k] = d_vec_load4(p.job, column, i + k * n < n_quads ? at : p.job.k, is_packed);
         }
-        if (i < n) { meanwhile(); }
-        UNROLL for (int k = 0; k < 4; ++k) {
-            if (i + k * n < n_quads) { d_vec_quantize4(v[k], i + k * n, (d_vec_order) p.order, xq, xs); }
+        if (i0 == 0) {
+            meanwhile();
+            __syncthreads(); // what lay there is done with
+        }
+        UNROLL for (int k = 0; k < 4; ++k) { // all of a warp go on together
+            if (i + k * n < n_quads) { d_vec_quantize4(v[k], i + k * n, FORM, xq, xs); }
         }
     }
     __syncthreads();
@@ -10829,24 +10959,37 @@ static inline __device__ void d_vec_own_column(const d_vec_job & p, const char *
     }
 }
 
-// The matrix of a block; of mul_mat_id the expert of a slot, -1 for a bad id.
-static inline __device__ int64_t d_vec_matrix(const d_vec_job & p, int64_t i) {
-    if (p.ids.data == nullptr) {
-        return i;
+// Where column c of a product is in y. Counts of matrices and slots fit 32 bits, whose divisions are short.
+static inline __device__ d_index d_vec_index(const d_vec_job & p, int item, int c) {
+    if (p.ids.data != nullptr) {
+        const uint32_t used = (uint32_t) p.ids.ne[0];
+        return { 0, (uint32_t) item % used, (uint32_t) item / used, 0 };
     }
-    const int32_t id = *(const int32_t *) d_at(p.ids, i % p.ids.ne[0], i / p.ids.ne[0], 0, 0);
+    if (p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1) {
+        return { 0, c, 0, 0 };
+    }
+    const uint32_t n1 = (uint32_t) p.job.y.ne[1], ne2 = (uint32_t) p.job.a.ne[2], r2 = (uint32_t) p.job.b.ne[2] / ne2;
+    const uint32_t r3 = (uint32_t) p.job.b.ne[3] / (uint32_t) p.job.a.ne[3], of_matrix = (uint32_t) c / n1;
+    return { 0, (uint32_t) c % n1, (uint32_t) item % ne2 * r2 + of_matrix % r2, (uint32_t) item / ne2 * r3 + of_matrix / r2 };
+}
+
+static inline __device__ const char * d_vec_b(const d_vec_job & p, const d_index & at) {
+    return p.ids.data != nullptr ? d_at(p.job.b, 0, (uint32_t) at.i1 % (uint32_t) p.job.b.ne[1], at.i2, 0)
+                                 : d_at(p.job.b, 0, 0, at.i2, at.i3) + at.i1 * p.job.b_c;
+}
+
+// The matrix of a product; of mul_mat_id the expert of a slot, -1 for a bad id.
+static inline __device__ int64_t d_vec_matrix(const d_vec_job & p, int item, const d_index & at) {
+    if (p.ids.data == nullptr) {
+        return item;
+    }
+    const int32_t id = *(const int32_t *) d_at(p.ids, at.i1, at.i2, 0, 0);
     return id >= 0 && id < p.n_experts ? id : -1;
 }
 
-static inline __device__ void d_vec_ends(const d_vec_job & p, int64_t i, int64_t matrix, int c, const char ** b, char ** y) {
-    if (p.ids.data != nullptr) {
-        const int64_t u = i % p.ids.ne[0], token = i / p.ids.ne[0];
-        *b = d_at(p.job.b, 0, u % p.job.b.ne[1], token, 0);
-        *y = d_at(p.job.y, 0, u, token, 0);
-        return;
-    }
-    const d_tile t = { 0, 0, matrix, (int) p.job.n };
-    d_tile_column(p.job, t, c, b, y);
+static inline __device__ const char * d_vec_a(const d_vec_job & p, int64_t matrix) {
+    const uint32_t ne2 = (uint32_t) p.job.a.ne[2], i = (uint32_t) matrix;
+    return p.job.a.ne[3] == 1 ? d_at(p.job.a, 0, 0, i, 0) : d_at(p.job.a, 0, 0, i % ne2, i / ne2);
 }
 
 // The tables of a format: one copy, or as many as 32 and 16 KiB hold, one for each bank at most.
@@ -10860,7 +11003,7 @@ template <typename A, bool WIDE> struct d_vec_tables_of {
     static constexpr int code_bytes = V::codes << type::code_shift, n_bytes = code_bytes + (V::signs << type::sign_shift);
 };
 
-template <typename A, bool WIDE> static inline __device__ void d_vec_fill_tables(char * shared) {
+template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_fill_tables(char * shared) {
     typedef d_vec_traits<A> V;
     typedef d_vec_tables_of<A, WIDE> T;
     for (int i = 4 * (int) threadIdx.x; i < T::code_bytes; i += 4 * (int) blockDim.x) {
@@ -10870,54 +11013,18 @@ template <typename A, bool WIDE> static inline __device__ void d_vec_fill_tables
         const uint2 entry = V::sign_entry(i >> T::type::sign_shift);
         *(uint32_t *) (shared + T::code_bytes + i) = V::sign_words == 2 && i / 4 % 2 == 1 ? entry.y : entry.x;
     }
-    if (V::codes > 0) { __syncthreads(); }
+    if (COLS > 1 && V::codes > 0) { __syncthreads(); } // of one column others wait too
 }
-
-static inline __device__ d_index d_vec_index(const d_vec_job & p, int64_t i, int64_t matrix, int c, int64_t m) {
-    if (p.ids.data != nullptr) {
-        return { m, i % p.ids.ne[0], i / p.ids.ne[0], 0 };
-    }
-    const d_tile t = { 0, 0, matrix, (int) p.job.n };
-    return d_tile_index(p.job, t, c, m);
-}
-
-// Sums of rows over a warp, four rows at a time: the first exchange leaves half of the lanes to each of two rows, the second
-// a quarter to each of four. What is added in which order is the same for every row. It pays where there is most to decode.
-template <typename A> struct d_in_fours { static constexpr bool value = d_vec_traits<A>::codes > 0; };
-template <> struct d_in_fours<d_format<GCUDA_TYPE_MXFP4>> { static constexpr bool value = true; };
-template <> struct d_in_fours<d_format<GCUDA_TYPE_Q2_K>> { static constexpr bool value = true; };
-struct d_four_sums {
-    float of_one, of_two;
-
-    // Of row i, counted from 0. After every fourth the sums of rows i - 3 .. i, that of row i - 3 + row_of(lane) on each lane.
-    __device__ float add(int i, int lane, float sum) {
-        if (i % 2 == 0) {
-            of_one = sum;
-            return 0.0f;
-        }
-        sum = exchange(of_one, sum, lane & 16, 16);
-        if (i % 4 == 1) {
-            of_two = sum;
-            return 0.0f;
-        }
-        sum = exchange(of_two, sum, lane & 8, 8);
-        for (int d = 4; d > 0; d /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, d); }
-        return sum;
-    }
-    static __device__ float exchange(float a, float b, int is_second, int d) {
-        return (is_second ? b : a) + __shfl_xor_sync(0xffffffffu, is_second ? a : b, d);
-    }
-    static __device__ int row_of(int lane) { return lane / 16 + lane / 8 % 2 * 2; }
-};
 
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
-static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, int64_t item, int block, int which, bool is_early) {
+static inline __device__ void d_mul_mat_vec(
+    const d_vec_job & p, char * shared, int item, int block, int which, bool is_early, bool & has_tables) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
-    constexpr bool IN_FOURS = d_in_fours<A>::value;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, n_sub = n_warps / p.at_once;
-    const int64_t matrix = d_vec_matrix(p, item);
+    const d_index at = d_vec_index(p, item, 0);
+    const int64_t matrix = d_vec_matrix(p, item, at);
     const int m = which > 0 ? p.more[which - 1].m : (int) p.job.m, blocks = which > 0 ? p.more[which - 1].blocks : (int) p.blocks;
     const int row0 = block * n_sub + sub, row_step = blocks * n_sub;
     const bool has_up = COLS <= 2 && p.job.has_epilogue && p.job.epilogue.up != nullptr;
@@ -10929,13 +11036,11 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
     const int code_copy = 4 * lane & ((1 << T::type::code_shift) - 1);
     const int sign_copy = 4 * d_vec_traits<A>::sign_words * lane & ((1 << T::type::sign_shift) - 1);
-    const typename T::type table = { shared, shared + T::code_bytes, (uint32_t) code_copy, (uint32_t) sign_copy };
+    const typename T::type table = { shared + code_copy, shared + T::code_bytes + sign_copy };
+    const float ratio = d_vec_traits<A>::ratio(lane);
     float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
-    const char * b;
-    char * y;
-    d_vec_ends(p, item, matrix, 0, &b, &y);
     d_vec_ring<A, SLOTS, ALIGNED> ring;
-    ring.slots = shared + ring_at;
+    ring.slots = shared + ring_at + 16 * lane;
     const int64_t up_at = has_up ? (const char *) p.job.epilogue.up - (const char *) p.job.a.data : 0, stride = row_step * p.job.a_m;
     ring.stride = stride - up_at;
     ring.to_up = has_up ? up_at : stride;
@@ -10943,22 +11048,25 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
         const char * a = which > 0 ? p.more[which - 1].a + row0 * p.job.a_m + start
-                                   : d_at(p.job.a, 0, row0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + start;
-        ring.from = a;
+                                   : d_vec_a(p, matrix) + row0 * p.job.a_m + start;
+        ring.from = a + 16 * lane;
         ring.rows_left = has_step ? n_rows : 0;
-        ring.bytes = (int) (row_bytes - start < d_vec_format<A>::step_bytes ? row_bytes - start : d_vec_format<A>::step_bytes);
+        ring.left =
+            (int) (row_bytes - start < d_vec_format<A>::step_bytes ? row_bytes - start : d_vec_format<A>::step_bytes) - 16 * lane;
         ring.next = 0;
         d_vec_x x[COLS];
         const auto fill = [&]() {
-            UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(lane); }
+            NO_UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(); }
         };
         if (is_early && first == 0) {
             fill();
             d_wait_before();
         }
         if (COLS == 1) {
-            d_vec_own_column(p, b, first, step, lane, columns, x[0], [&]() {
+            d_vec_own_column<A>(p, d_vec_b(p, at), first, step, lane, columns, x[0], [&]() {
                 if (!is_early || first > 0) { fill(); }
+                if (!has_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
+                has_tables = true;
             });
         } else {
             UNROLL for (int c = 0; c < COLS; ++c) {
@@ -10970,58 +11078,46 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const bool is_in = 32 * group < p.job.k, is_half = 32 * group + 32 >= p.job.k;
         int slot = 0;
         float * sums = part + (sub * p.at_once + step) * COLS;
-        d_four_sums rows[COLS];
-        for (int i = 0; i < (IN_FOURS ? (n_rows + 3) / 4 * 4 : n_rows); ++i) {
+        NO_UNROLL for (int i = 0; i < n_rows; ++i) {
             float sum[COLS] = {};
-            if (!IN_FOURS || i < n_rows) {
-                d_copies_wait<SLOTS - 1>();
-                __syncwarp();
-                if (is_in) {
-                    const int64_t row_at = has_up ? i / 2 * stride + i % 2 * up_at : i * stride;
-                    const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + row_at) & 15);
-                    d_group g[2];
-                    d_pair<A>::template decode<ALIGNED>(shared, ring_at + slot * d_vec_format<A>::slot_bytes + off, lane, table, g);
-                    if (is_half) { d_set_scale(g[1], 0.0f, 0.0f); }
-                    UNROLL for (int c = 0; c < COLS; ++c) { sum[c] = d_vec_dot<A>(g, x[c]); }
-                }
-                __syncwarp();
-                ring.fetch(lane);
-                slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            d_copies_wait<SLOTS - 1>();
+            __syncwarp();
+            if (is_in) {
+                const int64_t row_at = has_up ? i / 2 * stride + i % 2 * up_at : i * stride;
+                const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + row_at) & 15);
+                d_vec_codes<A> o;
+                d_vec_traits<A>::template decode<ALIGNED>(shared, ring_at + slot + off, lane, table, o);
+                if (is_half) { o.scale[2] = o.min[2] = 0.0f; }
+                UNROLL for (int c = 0; c < COLS; ++c) { sum[c] = d_vec_dot<A>(o, x[c], ratio); }
             }
-            UNROLL for (int c = 0; c < COLS && IN_FOURS; ++c) {
-                const float all = rows[c].add(i, lane, sum[c]);
-                const int row = i - 3 + d_four_sums::row_of(lane);
-                if (i % 4 == 3 && lane % 8 == 0 && row < n_rows) {
-                    float * to = sums + row * n_sub * p.at_once * COLS + c;
-                    *to = first == 0 ? all : *to + all;
-                }
-            }
-            UNROLL for (int c = 0; c < COLS && !IN_FOURS; ++c) {
+            __syncwarp();
+            ring.fetch();
+            slot = slot == (SLOTS - 1) * d_vec_format<A>::slot_bytes ? 0 : slot + d_vec_format<A>::slot_bytes;
+            UNROLL for (int c = 0; c < COLS; ++c) {
                 sum[c] = d_warp_reduce<d_sum_op>(sum[c]);
                 if (lane == 0) { sums[c] = first == 0 ? sum[c] : sums[c] + sum[c]; }
             }
-            if (!IN_FOURS) { sums += n_sub * p.at_once * COLS; }
+            sums += n_sub * p.at_once * COLS;
         }
     }
     if (matrix < 0 && threadIdx.x == 0 && p.bad_index != nullptr) {
         *p.bad_index = 1;
     }
     __syncthreads();
-    for (int i = (int) threadIdx.x;; i += (int) blockDim.x) {
-        const int r = i / COLS, c = i % COLS, round = r / n_sub * blocks + block, row = round * n_sub + r % n_sub;
+    NO_UNROLL for (int i = (int) threadIdx.x;; i += (int) blockDim.x) {
+        const int r = i / COLS, c = p.first_column + i % COLS, round = r / n_sub * blocks + block, row = round * n_sub + r % n_sub;
         if (round * n_sub >= m) {
             break;
         }
         if (row < m && c < p.job.n) {
-            const float * sums = part + (r / n_sub * n_sub * n_parts + r % n_sub) * p.at_once * COLS + c;
+            const float * sums = part + (r / n_sub * n_sub * n_parts + r % n_sub) * p.at_once * COLS + i % COLS;
             float sum = 0.0f, up = 0.0f;
             for (int s = 0; s < p.at_once && matrix >= 0; ++s) { sum += sums[s * COLS]; }
             for (int s = 0; s < p.at_once && matrix >= 0 && has_up; ++s) { up += sums[(n_sub * p.at_once + s) * COLS]; }
-            d_vec_ends(p, item, matrix, c, &b, &y);
-            if (which > 0) { y = p.more[which - 1].y; }
-            if (p.job.has_epilogue && matrix >= 0) {
-                sum = d_finish(p.job, sum, up, d_vec_index(p, item, matrix, c, row), p.ids.data != nullptr ? matrix : -1);
-            }
+            d_index to = COLS == 1 ? at : d_vec_index(p, item, c);
+            char * y = which > 0 ? p.more[which - 1].y : d_at(p.job.y, to);
+            to.i0 = row;
+            if (p.job.has_epilogue && matrix >= 0) { sum = d_finish(p.job, sum, up, to, p.ids.data != nullptr ? matrix : -1); }
             d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
         }
     }
@@ -11030,19 +11126,23 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1) k_mul_mat_vec(const d_vec_job p) {
     DYNAMIC_SHARED(char, shared);
+    if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched where there are, and large
     d_start_next();
-    d_vec_fill_tables<A, WIDE>(shared);
+    bool has_tables = COLS > 1; // one column is waited for meanwhile
+    if (has_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
     if (!p.is_early) { d_wait_before(); }
+    const bool is_one = p.n_items == p.blocks;
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         const bool is_early = p.is_early && i == blockIdx.x;
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
+        int item = 0, block = (int) i, which = 0;
         if (COLS == 1 && p.n_more > 0) {
-            int block = (int) i, which = 0;
             for (int n = (int) p.blocks; block >= n; n = p.more[which - 1].blocks) { block -= n, ++which; }
-            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, 0, block, which, is_early);
-        } else {
-            d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, i / p.blocks, (int) (i % p.blocks), 0, is_early);
+        } else if (!is_one) {
+            item = (int) ((uint32_t) i / (uint32_t) p.blocks);
+            block -= item * (int) p.blocks;
         }
+        d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, item, block, which, is_early, has_tables);
     }
 }
 
@@ -11060,7 +11160,6 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_TILE (16 * MMA_COLUMNS)
 #define MMA_BATCH 4       // tiles of a warp from one meeting of sums to the next
 #define MMA_SUMS 32       // tiles of a block whose sums are kept when its warps come back for more steps
-#define MMA_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
 
 struct d_mma_job {
     d_job job;
@@ -11095,7 +11194,7 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
         F::decode(shared, table, at1, g, t, b);
         UNROLL for (int h = 0; h < F::pieces; ++h) {
             const float4 s = xs[4 * (F::pieces * g + h)];
-            const int bias = __float_as_int((float) MMA_BIAS);
+            const int bias = __float_as_int((float) D_BIAS);
             const int c0 = F::zero != 0 ? __float_as_int(s.z) : bias, c1 = F::zero != 0 ? __float_as_int(s.w) : bias;
             const int c[4] = { c0, c1, c0, c1 };
             int d[4];
@@ -11112,7 +11211,7 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
                 }
             }
             UNROLL for (int i = 0; i < 4; ++i) {
-                const float dot = __int_as_float(d[i]) - (float) MMA_BIAS, scale = i < 2 ? a.scale[h] : b.scale[h];
+                const float dot = __int_as_float(d[i]) - (float) D_BIAS, scale = i < 2 ? a.scale[h] : b.scale[h];
                 sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
                 if (F::has_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
             }
@@ -11140,6 +11239,17 @@ template <typename A> struct d_mma_ring {
             const int off = (int) ((uintptr_t) (from + row * row_stride) & 15), left = valid + off - c;
             const int n = left < 0 ? 0 : left < 16 ? left : 16;
             code[i] = ((int) (row * row_stride) - off + c) * 32 + (row >= 16 || c >= off + S::step_bytes ? 31 : n);
+        }
+    }
+
+    // Rows `lane` of the first tiles, before they may be read.
+    __device__ void prefetch(const d_mma_job & p, int step, int first_tile, int tiles, int lane) const {
+        const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block), left = row_bytes - (int64_t) step * S::step_bytes;
+        const int n = (int) (left < S::step_bytes ? left : S::step_bytes);
+        for (int s = 0; s < S::slots; ++s) {
+            const char * at = from + lane * row_stride + s * tile_stride;
+            const int off = (int) ((uintptr_t) at & 15);
+            if (16 * (int64_t) (first_tile + s * tiles) + lane < p.job.m) { d_prefetch_l2(at - off, (n + off + 15) & ~15); }
         }
     }
 
@@ -11208,6 +11318,8 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     ring.rows = d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + 16 * (int64_t) first_tile * p.job.a_m;
     ring.pass = ring.round = ring.next = 0;
     ring.begin(p, step, lane);
+    if (ring.has_step && lane < 16) { ring.prefetch(p, step, first_tile, tiles, lane); }
+    d_wait_before();
     for (int s = 0; s < S::slots; ++s) { ring.fetch(p, step, first_tile, tiles, lane); }
     int slot = 0;
     for (int pass = 0; pass < p.passes; ++pass) {
@@ -11252,7 +11364,6 @@ static __global__ void __launch_bounds__(32 * d_mma_shape<A>::max_warps, 1) k_mu
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
-    d_wait_before();
     __syncthreads();
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         d_mul_mat_mma<A>(p, shared, i / p.blocks, (int) (i % p.blocks));
@@ -11298,7 +11409,7 @@ static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_colu
         if (q % (8 / f.pieces) == 0) {
             float * s = xs + ((group * f.pieces + q / 4) * 4 + c / 2) * 4 + c % 2; // of one piece q is 0
             s[0] = d;
-            s[2] = f.has_min ? d * (float) sum : __int_as_float(__float_as_int((float) MMA_BIAS) - f.zero * sum);
+            s[2] = f.has_min ? d * (float) sum : __int_as_float(__float_as_int((float) D_BIAS) - f.zero * sum);
         }
     }
 }
@@ -11339,7 +11450,6 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
     const int64_t n_sm = n_multiprocessors(), at_once = COLS <= 2 ? 16 : 8;
     const int64_t n_parts = p.job.epilogue.up != nullptr ? 2 : 1; // matrices whose rows a block has
     const bool is_small = COLS == 1 && vec_is_small(p);
-    p.order = d_vec_traits<A>::order;
     for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
         p.at_once = (int) (p.steps < at_once ? p.steps : at_once);
         p.at_once = p.at_once < warps ? p.at_once : warps;
@@ -11367,9 +11477,10 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
     int n_warps = 0;
     const size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &n_warps);
     p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
-    return n_bytes == 0 ? GCUDA_STATUS_UNSUPPORTED
-                        : launch_overlapped(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
-                              max_shared, stream, p);
+    return n_bytes == 0 || p.n_items > INT32_MAX
+               ? GCUDA_STATUS_UNSUPPORTED
+               : launch_overlapped(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
+                     max_shared, stream, p);
 }
 
 // One column of aligned rows has kernels of its own, with more copies of the tables where there is much to look up.
@@ -11507,12 +11618,13 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
         int4 * xq = (int4 *) scratch;
         float2 * xs = (float2 *) (xq + n * n_matrices * p.steps * 128);
         const int64_t n_quads = n * n_matrices * p.steps * (VEC_STEP / 4);
+        d_vec_form form = {};
         (void) with_weight_format(args->a.type, [&](auto a) {
-            p.order = d_vec_traits<decltype(a)>::order;
+            form = d_vec_form_of<decltype(a)>();
             return GCUDA_STATUS_SUCCESS;
         });
         const gcuda_status st =
-            launch_overlapped(k_mul_mat_vec_columns, (n_quads + 255) / 256, dim3(256), 0, 0, stream, p, xq, xs);
+            launch_overlapped(k_mul_mat_vec_columns, (n_quads + 255) / 256, dim3(256), 0, 0, stream, p, form, xq, xs);
         if (st != GCUDA_STATUS_SUCCESS) {
             return st;
         }
@@ -11521,10 +11633,17 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
     }
     return with_weight_format(args->a.type, [&](auto a) {
         typedef decltype(a) A;
-        return n == 1   ? launch_vec<A, 1>(p, n_matrices, args->max_shared, stream)
-               : n == 2 ? launch_vec<A, 2>(p, n_matrices, args->max_shared, stream)
-               : n <= 4 ? launch_vec<A, 4>(p, n_matrices, args->max_shared, stream)
-                        : launch_vec<A, 8>(p, n_matrices, args->max_shared, stream);
+        if (n <= 2 || capability_major() < 8) {
+            return n == 1   ? launch_vec<A, 1>(p, n_matrices, args->max_shared, stream)
+                   : n == 2 ? launch_vec<A, 2>(p, n_matrices, args->max_shared, stream)
+                   : n <= 4 ? launch_vec<A, 4>(p, n_matrices, args->max_shared, stream)
+                            : launch_vec<A, 8>(p, n_matrices, args->max_shared, stream);
+        }
+        gcuda_status st = GCUDA_STATUS_SUCCESS; // rows that tensor cores do not take: seldom, so in pairs
+        for (; p.first_column < n && st == GCUDA_STATUS_SUCCESS; p.first_column += 2) {
+            st = launch_vec<A, 2>(p, n_matrices, args->max_shared, stream);
+        }
+        return st;
     });
 }
 
