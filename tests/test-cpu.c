@@ -76,7 +76,7 @@ static struct gcuda_tensor * zeros(
     return t;
 }
 
-// One item each, a sum of many terms: of a tenth of a second or more.
+// One item each, or very many small ones: of some hundredths of a second or more.
 static struct gcuda_tensor * long_sum(struct gcuda_context * ctx, int which) {
     const int64_t n = 12000000, side = 4000;
     switch (which) {
@@ -87,11 +87,11 @@ static struct gcuda_tensor * long_sum(struct gcuda_context * ctx, int which) {
         case 3: return gcuda_conv_2d_dw_direct(ctx, zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1), zeros(ctx, GCUDA_TYPE_F32, side, side, 1, 1),
             1, 1, 0, 0, 1, 1);
         case 4: return gcuda_conv_transpose_2d_p0(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 2 * n), zeros(ctx, GCUDA_TYPE_F32, 1, 1, 2 * n, 1), 1);
-        case 5: return gcuda_rope(ctx, zeros(ctx, GCUDA_TYPE_F32, n / 3, 1, 1, 1), zeros(ctx, GCUDA_TYPE_I32, 1, 1, 1, 1), (int) n / 3, 0);
+        case 5: return gcuda_rope(ctx, zeros(ctx, GCUDA_TYPE_F32, n / 12, 1, 1, 1), zeros(ctx, GCUDA_TYPE_I32, 1, 1, 1, 1), (int) n / 12, 0);
         case 6: return gcuda_mul_mat(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n, 1, 1)); // of columns
-        case 7: return gcuda_mul_mat(ctx, zeros(ctx, GCUDA_TYPE_Q4_0, 1 << 22, 16, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1 << 22, 8, 1, 1));
-        default: return gcuda_set_rows(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n, 1, 1),
-            zeros(ctx, GCUDA_TYPE_I64, n, 1, 1, 1));
+        case 7: return gcuda_mul_mat(ctx, zeros(ctx, GCUDA_TYPE_Q4_0, 1 << 20, 16, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1 << 20, 8, 1, 1));
+        default: return gcuda_set_rows(ctx, zeros(ctx, GCUDA_TYPE_F32, 1, 1, 1, 1), zeros(ctx, GCUDA_TYPE_F32, 1, n / 4, 1, 1),
+            zeros(ctx, GCUDA_TYPE_I64, n / 4, 1, 1, 1));
     }
 }
 
