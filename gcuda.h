@@ -25601,16 +25601,20 @@ static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
            p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
 }
 
-// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, on tensor cores; or one or two columns. (28672 x 16384 on an
-// H200, 1, 2, 4, 8 columns: F16 227, 245, 251, 271 us; F32 423 and 426.) More columns of the others are left to cuBLAS.
+// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, on tensor cores, or one or two columns. More columns of the others
+// are left to cuBLAS, and so are two and more for one large matrix of halves (4096 x 14336 on an H200, 1 and 2 columns: F16 35 and
+// 37 us, with cuBLAS 34 and 34; BF16 35 and 36, 33 and 32).
 #define GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS 2
+#define GCUDAI_CUDA_VECTOR_HALF_WEIGHTS (1 << 25)
 static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p) {
     const int64_t columns = p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / (p->a.ne[2] * p->a.ne[3]));
     const bool is_wide = gcudai_is_aligned(&p->a, 16) && gcudai_is_aligned(&p->b, 16) && p->a.ne[0] % 8 == 0;
     const bool is_half = p->a.type == GCUDA_TYPE_F16 || p->a.type == GCUDA_TYPE_BF16;
     const bool is_mma = is_half && is_wide && (p->b.type == GCUDA_TYPE_F32 || p->b.type == p->a.type);
-    return gcuda_is_quantized(p->a.type) || columns <= GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS || is_mma ||
-           (is_half && p->prec == GCUDA_PREC_F32); // cuBLAS would get copies
+    const bool is_large = p->b.ne[2] * p->b.ne[3] == 1 && p->a.ne[0] * p->a.ne[1] >= GCUDAI_CUDA_VECTOR_HALF_WEIGHTS;
+    if (is_half && p->prec == GCUDA_PREC_F32) { return true; } // cuBLAS would get copies
+    return gcuda_is_quantized(p->a.type) || (!(is_half && is_large && columns > 1) &&
+                                             (columns <= GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS || is_mma));
 }
 
 // Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes

@@ -499,6 +499,17 @@ static inline __device__ float d_glu(gcuda_glu_op op, float x, float g, float al
 static inline __device__ int64_t d_n(const gcuda_array & a) { return a.ne[0] * a.ne[1] * a.ne[2] * a.ne[3]; }
 static inline __device__ int64_t d_rows(const gcuda_array & a) { return a.ne[1] * a.ne[2] * a.ne[3]; }
 
+// The exponent that is taken out of a row of floats with this largest magnitude, for halves. Nothing is scaled where it lies within
+// 2^-6 .. 2^15: smaller elements keep enough of their digits. Rows with infinities or NaN are left as they are.
+static inline __device__ int d_half_exponent(float max) {
+    int exponent = 0;
+    if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
+        (void) frexpf(max, &exponent);
+        exponent -= 14; // the largest becomes 2^13 .. 2^14
+    }
+    return exponent;
+}
+
 // ---- asynchronous copies ----
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define D_ASYNC_COPIES 1
@@ -8591,6 +8602,18 @@ static d_job job_of(const gcuda_mul_mat_args & args) {
     return p;
 }
 
+// Blocks of each of n matrices, n_rounds of work in each of which all can share, when n_places blocks run side by side: what
+// ends first, and of those the fewest.
+static inline int64_t mul_mat_blocks(int64_t n_rounds, int64_t n, int64_t n_places) {
+    int64_t best = 0, least = 0;
+    for (int64_t turns = 1; turns <= 4 || best == 0; ++turns) {
+        const int64_t blocks = n_places * turns / n < n_rounds ? n_places * turns / n : n_rounds;
+        const int64_t time = blocks > 0 ? turns * ((n_rounds + blocks - 1) / blocks + 1) : 0; // starting takes about a round
+        if (blocks > 0 && (best == 0 || time < least)) { best = blocks, least = time; }
+    }
+    return best;
+}
+
 #endif // parts 4, 5, 6, 14
 
 #if GCUDAI_PART(4)
@@ -8711,17 +8734,6 @@ gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream 
 }
 
 // ---- activations as halves ----
-// Nothing is scaled where the largest magnitude lies within 2^-6 .. 2^15: smaller elements keep enough of their digits. Rows with
-// infinities or NaN are left as they are.
-static inline __device__ int d_half_row_exponent(float max) {
-    int exponent = 0;
-    if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
-        (void) frexpf(max, &exponent);
-        exponent -= 14; // the largest becomes 2^13 .. 2^14
-    }
-    return exponent;
-}
-
 // A block has a row.
 //   floor   x read once (the second time from L1 or L2), y written once
 static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_args p) {
@@ -8730,7 +8742,7 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
         __half * y = (__half *) d_row(p.y, r);
         float max = 0.0f;
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) { max = fmaxf(max, fabsf(d_load(p.x.type, x + i * (int64_t) p.x.nb[0]))); }
-        const int exponent = d_half_row_exponent(d_block_max(max));
+        const int exponent = d_half_exponent(d_block_max(max));
         FOR_ROW_ELEMENTS(i, p.x.ne[0]) {
             const float v = d_load(p.x.type, x + i * (int64_t) p.x.nb[0]);
             y[i] = __float2half_rn(exponent != 0 ? ldexpf(v, -exponent) : v);
@@ -8758,7 +8770,7 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(co
         UNROLL for (int i = 0; i < 2 * N; ++i) {
             max = fmaxf(max, fmaxf(fmaxf(fabsf(v[i].x), fabsf(v[i].y)), fmaxf(fabsf(v[i].z), fabsf(v[i].w))));
         }
-        const int exponent = d_half_row_exponent(d_block_max(max));
+        const int exponent = d_half_exponent(d_block_max(max));
         UNROLL for (int i = 0; i < 2 * N; ++i) {
             const int at = (int) threadIdx.x + 256 * i;
             float4 w = v[i];
@@ -11462,8 +11474,8 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
         }
         const int64_t n_sub = *n_warps / p.at_once, all = (p.job.m + n_sub - 1) / n_sub; // rounds of all blocks
         const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps), most = VEC_PART_BYTES / (4 * COLS * n_parts * *n_warps);
-        const int64_t share = (wanted + n_matrices - 1) / n_matrices, least = (all + most - 1) / most;
-        p.blocks = all < share ? all : share;
+        const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most;
+        p.blocks = share;
         p.blocks = p.blocks > least ? p.blocks : least;
         p.n_items = n_matrices * p.blocks;
         if (p.n_more > 0) { vec_share(p, n_sub, most); }
@@ -11715,24 +11727,27 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
 // =====================================================================================================
 // The weights are read once, 16 bytes a lane at a time. A step is as many elements of a row as a warp keeps of the columns in
 // registers. The warps of a block take steps side by side and walk the block's rows, a few at a time; every warp adds its
-// sums up in its own shared memory, where they meet at the end, in one order. How a row is cut depends on its length and the
-// shared memory alone, so that its sum has the same bits in any part of a matrix.
+// sums up in its own shared memory, where they meet at the end, in one order. How a row is cut depends on its length, the columns
+// and the shared memory alone, so that its sum has the same bits in any part of a matrix.
 //   floor   bytes of the weights; the columns come from L2, once for each block
 
 #define FLOAT_VEC_COLUMNS 8
 #define FLOAT_VEC_WARPS 16
 #define FLOAT_VEC_ROWS (1 << 30)   // rows and elements are counted in ints
 #define FLOAT_VEC_LENGTH (1 << 30)
+#define FLOAT_VEC_WINDOW 64        // slots of mul_mat_id among which those of one expert are multiplied together
 
 struct d_float_job {
     d_job job;
-    gcuda_array ids;         // mul_mat_id: every slot is a product of its own with one column
+    gcuda_array ids;         // mul_mat_id: a column is a slot
     int64_t n_experts;
     int32_t * bad_index;
     bool is_one;             // one matrix of columns
     bool is_early;           // a block's first weights are asked for before it waits for the kernel before
+    bool is_small;           // items and columns can be counted in 32 bits
     int steps, at_once;      // of a row; that a block's warps take side by side
     int turns;               // groups of rows that a warp has
+    int column_bytes;        // of shared memory, for a warp's columns
     int64_t blocks, n_items; // blocks of a matrix, of all
 };
 
@@ -11780,28 +11795,59 @@ template <int N> struct d_float_column<d_any_float, N> {
     }
 };
 
-// Matrix i of a, or of the expert of slot i, -1 for a bad id.
-static inline __device__ int64_t d_float_matrix(const d_float_job & p, int64_t i) {
-    if (p.ids.data == nullptr) {
-        return i;
-    }
-    const int32_t id = *(const int32_t *) d_at(p.ids, i % p.ids.ne[0], i / p.ids.ne[0], 0, 0);
-    return id >= 0 && id < p.n_experts ? id : -1;
+// Where column c of matrix i starts in b and in y. Divisions of 32 bits where they do, those of 64 take as long as a read of memory.
+template <typename I>
+static inline __device__ void d_float_place(const d_job & p, I i, I c, const char ** b, char ** y) {
+    const I n1 = (I) p.y.ne[1], n2 = (I) p.a.ne[2], r2 = (I) p.b.ne[2] / n2, r3 = (I) p.b.ne[3] / (I) p.a.ne[3];
+    const I of_3 = i / n2, i2 = (i - of_3 * n2) * r2 + c / n1 % r2, i3 = of_3 * r3 + c / n1 / r2;
+    *b = d_at(p.b, 0, c % n1, i2, i3);
+    *y = d_at(p.y, 0, c % n1, i2, i3);
 }
 
-// Where column c of matrix i (or the column of slot i) starts in b and in y.
 static inline __device__ void d_float_ends(const d_float_job & p, int64_t i, int c, const char ** b, char ** y) {
-    if (p.ids.data != nullptr) {
-        const int64_t u = i % p.ids.ne[0], token = i / p.ids.ne[0];
-        *b = d_at(p.job.b, 0, u % p.job.b.ne[1], token, 0);
-        *y = d_at(p.job.y, 0, u, token, 0);
-    } else if (p.is_one) { // no divisions
+    if (p.is_one) { // no divisions
         *b = d_at(p.job.b, 0, c, 0, 0);
         *y = d_at(p.job.y, 0, c, 0, 0);
+    } else if (p.is_small) {
+        d_float_place<uint32_t>(p.job, (uint32_t) i, (uint32_t) c, b, y);
     } else {
-        const d_tile t = { 0, 0, i, (int) p.job.n };
-        d_tile_column(p.job, t, c, b, y);
+        d_float_place<int64_t>(p.job, i, c, b, y);
     }
+}
+
+// The expert of slot i, n_experts for all bad ids.
+static inline __device__ int64_t d_float_expert(const d_float_job & p, int64_t i) {
+    const int64_t used = p.ids.ne[0], token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used;
+    const int32_t id = *(const int32_t *) d_at(p.ids, i - token * used, token, 0, 0);
+    return id >= 0 && id < p.n_experts ? id : p.n_experts;
+}
+
+// Slots of one expert within a window are columns of one product, up to `most` of them, which the first of them sees to. Every warp
+// finds the same; the first one writes the ends of the columns. Gives their number, 0 if an earlier slot has this one.
+static inline __device__ int d_float_slots(
+    const d_float_job & p, int64_t slot, int most, int64_t * expert, const char ** columns, char ** results) {
+    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], first = slot / FLOAT_VEC_WINDOW * FLOAT_VEC_WINDOW;
+    const int lane = (int) threadIdx.x % 32, own = (int) (slot - first);
+    *expert = d_float_expert(p, slot);
+    uint64_t alike = 0;
+    for (int h = 0; h < FLOAT_VEC_WINDOW; h += 32) {
+        const int64_t i = first + h + lane;
+        alike |= (uint64_t) __ballot_sync(0xffffffffu, i < n_slots && d_float_expert(p, i) == *expert) << h;
+    }
+    const int rank = __popcll(alike & (((uint64_t) 1 << own) - 1)), n = __popcll(alike) - rank;
+    if (rank % most != 0) {
+        return 0;
+    }
+    for (int h = 0; h < FLOAT_VEC_WINDOW && threadIdx.x < 32; h += 32) {
+        const int c = __popcll(alike & (((uint64_t) 1 << (h + lane)) - 1)) - rank;
+        if ((alike >> (h + lane) & 1) != 0 && c >= 0 && c < most) {
+            const int64_t i = first + h + lane, used = p.ids.ne[0];
+            const int64_t token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used, u = i - token * used;
+            columns[c] = d_at(p.job.b, 0, p.job.b.ne[1] == 1 ? 0 : u, token, 0);
+            results[c] = d_at(p.job.y, 0, u, token, 0);
+        }
+    }
+    return n < most ? n : most;
 }
 
 // ---- multiply and add, in F32 ----
@@ -11810,16 +11856,18 @@ template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2, wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
     static constexpr int AHEAD = wanted > 1 ? wanted : 1;
-    static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS;
+    static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, lane_sums = sums;
+    static int shared_bytes(int) { return 0; } // of a warp, for its columns
     float x[COLS][AHEAD][N];
     uint4 w[AHEAD][ROWS];
 
-    __device__ void load_columns(const d_float_job & p, const char * const * b, int k0, int lane) {
+    static __device__ void fetch_columns(const d_float_job &, const char * const *, int, int, int, char *) {}
+    __device__ void load_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane, const char *) {
         UNROLL for (int c = 0; c < COLS; ++c) {
             UNROLL for (int u = 0; u < AHEAD; ++u) {
                 const int k = k0 + (32 * u + lane) * N;
                 UNROLL for (int j = 0; j < N; ++j) { x[c][u][j] = 0.0f; }
-                if (c < p.job.n && k < p.job.k) { d_float_column<B, N>::load(p, b[c], k, x[c][u]); }
+                if (c < n && k < p.job.k) { d_float_column<B, N>::load(p, b[c], k, x[c][u]); }
             }
         }
     }
@@ -11865,7 +11913,8 @@ template <typename A, typename B, int COLS> struct d_float_fma {
 // ---- tensor cores, for F16 and BF16 weights ----
 // A warp has 16 rows. Both types are TF32 numbers as they are; the columns are rounded to TF32, whose range is that of F32.
 // Lane (g, t), with g = lane / 4 and t = lane % 4, has eight neighbouring elements of rows g and g + 8 and of column g,
-// AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both sides have the same.
+// AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both sides have the same. The columns come
+// through shared memory, in whole lines; those of the next step are on their way while a warp walks its rows.
 static inline __device__ uint32_t d_round_tf32(float v) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint32_t w;
@@ -11878,25 +11927,41 @@ static inline __device__ uint32_t d_round_tf32(float v) {
 }
 
 template <typename A, typename B> struct d_float_mma {
-    static constexpr int AHEAD = 4, step = 32 * AHEAD, rows = 16, sums = 128, columns = FLOAT_VEC_COLUMNS;
+    static constexpr int AHEAD = 4, step = 32 * AHEAD, rows = 16, sums = 128, lane_sums = 4, columns = FLOAT_VEC_COLUMNS;
+    static constexpr int pitch = step * (int) sizeof(B) + 16; // of a column in shared memory: the next one begins four banks on
+    static int shared_bytes(int n) { return n * pitch; }
     uint32_t x[AHEAD][8];
     uint4 w[AHEAD][2];
 
-    __device__ void load_columns(const d_float_job & p, const char * const * b, int k0, int lane) {
+    static __device__ void fetch_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane, char * xs) {
+        constexpr int per = step * (int) sizeof(B) / 16; // pieces of a column
+        for (int i = lane; i < n * per; i += 32) {
+            const int c = i / per, at = i % per, k = k0 + at * d_wide<B>::N;
+            const bool is_in = k < p.job.k;
+            d_copy_16(xs + c * pitch + 16 * at, (const char *) ((const B *) b[c] + (is_in ? k : 0)), is_in ? 16 : 0);
+        }
+        d_copies_commit();
+    }
+    // Columns that are missing are the last: what comes of them is not stored.
+    __device__ void load_columns(const d_float_job &, const char * const *, int n, int, int lane, const char * xs) {
+        const B * column = (const B *) (xs + (lane / 4 < n ? lane / 4 : n - 1) * pitch);
+        d_copies_wait<0>();
+        __syncwarp();
         UNROLL for (int u = 0; u < AHEAD; ++u) {
-            const int k = k0 + 32 * u + lane % 4 * 8;
-            float v[8] = { 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f };
-            if (lane / 4 < p.job.n && k < p.job.k) { d_float_column<B, 8>::load(p, b[lane / 4], k, v); }
+            float v[8];
+            UNROLL for (int j = 0; j < 8; j += d_wide<B>::N) { d_unpack<B>(*(const uint4 *) (column + 32 * u + lane % 4 * 8 + j), v + j); }
             UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
         }
+        __syncwarp(); // the next step's may come
     }
+    // Rows beyond the last likewise.
     __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
-        UNROLL for (int u = 0; u < AHEAD; ++u) {
-            const int k = k0 + 32 * u + lane % 4 * 8;
-            UNROLL for (int h = 0; h < 2; ++h) {
-                const int r = row + lane / 4 + 8 * h;
+        UNROLL for (int h = 0; h < 2; ++h) {
+            const int r = row + lane / 4 + 8 * h;
+            const A * from = (const A *) (a + (r < p.job.m ? r : p.job.m - 1) * p.job.a_m) + k0 + lane % 4 * 8;
+            UNROLL for (int u = 0; u < AHEAD; ++u) {
                 w[u][h] = make_uint4(0, 0, 0, 0);
-                if (k < p.job.k && r < p.job.m) { w[u][h] = d_load_once((const A *) (a + r * p.job.a_m) + k); }
+                if (k0 + 32 * u + lane % 4 * 8 < p.job.k) { w[u][h] = d_load_once(from + 32 * u); }
             }
         }
     }
@@ -11921,57 +11986,75 @@ template <typename A, typename B> struct d_float_mma {
     static __device__ int row_of(int i) { return i / 16 + i % 4 / 2 * 8; }
     static __device__ int column_of(int i) { return i / 4 % 4 * 2 + i % 2; }
 };
-template <typename W> struct d_float_lane_sums { static constexpr int n = W::sums; };
-template <typename A, typename B> struct d_float_lane_sums<d_float_mma<A, B>> { static constexpr int n = 4; };
 
 // ---- the kernel ----
 // Turn j of warps `sub` has the rows from (block + blocks * j) * n_sub + sub, in groups of W::rows.
 template <typename W>
 static inline __device__ void d_float_walk(
-    const d_float_job & p, const char * a, const char * const * columns, int block, float * part, bool is_early) {
+    const d_float_job & p, const char * a, const char * const * columns, int n, int block, float * part, char * xs,
+    bool is_early) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_sub = (int) blockDim.x / 32 / p.at_once;
-    const int first = (block * n_sub + warp / p.at_once) * W::rows, row_step = (int) p.blocks * n_sub * W::rows;
+    const int first = (block * n_sub + warp / p.at_once) * W::rows, row_step = (int) p.blocks * n_sub * W::rows, s0 = warp % p.at_once;
     float * own = part + warp * p.turns * W::sums;
-    for (int s = warp % p.at_once; s < p.steps; s += p.at_once) {
+    W work;
+    if (s0 < p.steps) { work.load_weights(p, a, first, s0 * W::step, lane); }
+    if (is_early) { d_wait_before(); }
+    __syncthreads(); // the columns are known
+    if (s0 < p.steps) { W::fetch_columns(p, columns, n, s0 * W::step, lane, xs); }
+    for (int s = s0; s < p.steps; s += p.at_once) {
         const int k0 = s * W::step;
-        W work;
-        work.load_weights(p, a, first, k0, lane);
-        if (is_early && s < p.at_once) { d_wait_before(); }
-        work.load_columns(p, columns, k0, lane);
+        const bool has_next = s + p.at_once < p.steps;
+        work.load_columns(p, columns, n, k0, lane, xs);
+        if (has_next) { W::fetch_columns(p, columns, n, k0 + p.at_once * W::step, lane, xs); }
         for (int j = 0, row = first; j < p.turns; ++j, row += row_step) {
-            float sum[d_float_lane_sums<W>::n] = {};
+            float sum[W::lane_sums] = {};
             work.multiply(sum);
-            work.load_weights(p, a, row + row_step, k0, lane); // beyond the last row nothing
+            if (j + 1 < p.turns) {
+                work.load_weights(p, a, row + row_step, k0, lane);
+            } else if (has_next) {
+                work.load_weights(p, a, first, k0 + p.at_once * W::step, lane);
+            }
             W::add(sum, own + j * W::sums, lane, s < p.at_once);
         }
     }
 }
 
 template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WARPS, 1) k_mul_mat_vec_float(const d_float_job p) {
-    DYNAMIC_SHARED(float, part); // [warp][turn][sum]
+    DYNAMIC_SHARED(float, part); // [warp][turn][sum], then columns of the warps
     __shared__ const char * columns[W::columns];
     __shared__ char * results[W::columns];
-    const int n_sub = (int) blockDim.x / 32 / p.at_once;
+    const int n_warps = (int) blockDim.x / 32, n_sub = n_warps / p.at_once;
+    char * xs = (char *) (part + n_warps * p.turns * W::sums) + (int) threadIdx.x / 32 * p.column_bytes;
     d_start_next();
     if (!p.is_early) { d_wait_before(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
-        const int64_t i = p.blocks == p.n_items ? 0 : item / p.blocks, matrix = d_float_matrix(p, i);
+        const int64_t i = p.is_small ? (int64_t) ((uint32_t) item / (uint32_t) p.blocks) : item / p.blocks;
         const int block = (int) (item - i * p.blocks);
-        if ((int) threadIdx.x < p.job.n) { d_float_ends(p, i, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]); }
-        if (matrix < 0 && threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
-        __syncthreads();
-        if (matrix >= 0) {
-            const char * a = matrix == 0 ? (const char *) p.job.a.data
-                                         : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
-            d_float_walk<W>(p, a, columns, block, part, p.is_early && item == blockIdx.x);
+        int64_t matrix = i;
+        int n = (int) p.job.n;
+        if (p.ids.data != nullptr) {
+            n = d_float_slots(p, i, W::columns, &matrix, columns, results);
+            if (n == 0) { continue; }
+        } else if ((int) threadIdx.x < n) {
+            d_float_ends(p, i, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
+        }
+        const bool is_bad = p.ids.data != nullptr && matrix == p.n_experts;
+        if (is_bad && threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
+        if (!is_bad) {
+            const char * a = (const char *) p.job.a.data;
+            if (matrix > 0) {
+                a = p.job.a.ne[3] == 1 ? d_at(p.job.a, 0, 0, matrix, 0)
+                                       : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
+            }
+            d_float_walk<W>(p, a, columns, n, block, part, xs, p.is_early && item == blockIdx.x);
         }
         __syncthreads();
         for (int e = (int) threadIdx.x; e < p.turns * n_sub * W::sums; e += (int) blockDim.x) {
             const int in = e % W::sums, sub = e / W::sums % n_sub, turn = e / W::sums / n_sub, c = W::column_of(in);
             const int row = ((block + turn * (int) p.blocks) * n_sub + sub) * W::rows + W::row_of(in);
-            if (row < p.job.m && c < p.job.n) {
+            if (row < p.job.m && c < n) {
                 float sum = 0.0f;
-                for (int s = 0; s < p.at_once && s < p.steps && matrix >= 0; ++s) {
+                for (int s = 0; s < p.at_once && s < p.steps && !is_bad; ++s) {
                     sum += part[((sub * p.at_once + s) * p.turns + turn) * W::sums + in];
                 }
                 d_store(p.job.y.type, results[c] + row * (int64_t) p.job.y.nb[0], sum);
@@ -11985,24 +12068,28 @@ template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WA
 template <typename W>
 static gcuda_status launch_float(d_float_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     const int64_t n_groups = (p.job.m + W::rows - 1) / W::rows, n_sm = n_multiprocessors();
-    p.steps = (int) ((p.job.k + W::step - 1) / W::step);
-    const int passes = p.steps > 0 ? (p.steps + FLOAT_VEC_WARPS - 1) / FLOAT_VEC_WARPS : 1;
-    p.at_once = p.steps > 0 ? (p.steps + passes - 1) / passes : 1;
-    int64_t n_sub = n_groups * n_matrices / n_sm; // no more side by side than leaves every one a block
-    n_sub = n_sub < 1 ? 1 : n_sub > FLOAT_VEC_WARPS / p.at_once ? FLOAT_VEC_WARPS / p.at_once : n_sub;
-    const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * 4, all = (n_groups + n_sub - 1) / n_sub;
     const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
-    const int64_t share = (n_sm + n_matrices - 1) / n_matrices, turns = room / turn_bytes; // at most
-    const int64_t least = turns < 1 ? 0 : (all + turns - 1) / turns;
-    if (least == 0) {
+    const int64_t n_columns = p.ids.data == nullptr ? p.job.n : n_matrices < W::columns ? n_matrices : W::columns;
+    p.column_bytes = W::shared_bytes((int) n_columns);
+    p.steps = (int) ((p.job.k + W::step - 1) / W::step);
+    const int64_t fitting = room / (p.column_bytes + W::sums * 4), most = fitting < FLOAT_VEC_WARPS ? fitting : FLOAT_VEC_WARPS;
+    if (most < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    p.blocks = all < share ? all : share > least ? share : least;
+    const int64_t passes = p.steps > 0 ? (p.steps + most - 1) / most : 1;
+    p.at_once = p.steps > 0 ? (int) ((p.steps + passes - 1) / passes) : 1;
+    int64_t n_sub = n_groups * n_matrices / n_sm; // no more side by side than leaves every one a block
+    n_sub = n_sub < 1 ? 1 : n_sub > most / p.at_once ? most / p.at_once : n_sub;
+    const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * 4, all = (n_groups + n_sub - 1) / n_sub;
+    const int64_t share = mul_mat_blocks(all, n_matrices, n_sm), turns = (room - n_warps * p.column_bytes) / turn_bytes; // at most
+    const int64_t least = (all + turns - 1) / turns;
+    p.blocks = share > least ? share : least;
     p.turns = (int) ((all + p.blocks - 1) / p.blocks);
     p.n_items = n_matrices * p.blocks;
+    p.is_small = p.n_items <= INT32_MAX && n_elements(p.job.b) / (p.job.k > 0 ? p.job.k : 1) <= INT32_MAX;
     p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
-    return launch_overlapped(k_mul_mat_vec_float<W>, p.n_items, dim3((unsigned) (32 * n_warps)), (size_t) (p.turns * turn_bytes),
-        max_shared, stream, p);
+    return launch_overlapped(k_mul_mat_vec_float<W>, p.n_items, dim3((unsigned) (32 * n_warps)),
+        (size_t) (p.turns * turn_bytes + n_warps * p.column_bytes), max_shared, stream, p);
 }
 
 template <typename A, typename B>
@@ -12036,7 +12123,8 @@ static gcuda_status launch_float_vec(
     if (!is_same || !is_wide(p.job.a) || !is_wide(p.job.b) || p.job.k % n_wide != 0) {
         return launch_float_columns<d_any_float, d_any_float>(p, n_matrices, max_shared, stream);
     }
-    const bool use_mma = !wants_f32 && p.job.n >= FLOAT_MMA_FIRST_COLUMNS && capability_major() >= 8;
+    const bool is_many = p.job.n >= FLOAT_MMA_FIRST_COLUMNS || p.ids.data != nullptr; // experts: slots may share one
+    const bool use_mma = !wants_f32 && is_many && capability_major() >= 8;
     switch (p.job.a.type) {
         case GCUDA_TYPE_F32: return launch_float_columns<float, float>(p, n_matrices, max_shared, stream);
         case GCUDA_TYPE_F16: return launch_float_halves<__half>(p, n_matrices, use_mma, max_shared, stream);
@@ -12924,16 +13012,6 @@ static inline __device__ float4 d_wg_load4(const d_wg_columns_job & p, const cha
     return make_float4(v[0], v[1], v[2], v[3]);
 }
 static inline __device__ float d_max4(const float4 & v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
-
-// The exponent that is taken out of a column of halves with this largest magnitude.
-static inline __device__ int d_half_exponent(float max) {
-    int exponent = 0;
-    if (max > 0.0f && max <= 3.4e38f && (max < 0.015625f || max > 32768.0f)) {
-        (void) frexpf(max, &exponent);
-        exponent -= 14; // the largest becomes 2^13 .. 2^14
-    }
-    return exponent;
-}
 
 // Elements k .. k + 255 of a column, those of lane: 4 from each half. Of 128, element 4 of lane 8 t + s is where lane t of a
 // quad has it in instruction s; of 64 for floats, that of lane 4 t + s.
