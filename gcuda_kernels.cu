@@ -3112,7 +3112,7 @@ template <bool WIDE> static gcuda_status argmax(const gcuda_reduce_args & p, gcu
         typedef decltype(v) T;
         return n <= 1024   ? launch(k_argmax<T, WIDE, 32>, (rows + 7) / 8, 256, stream, p)
                : n <= 8192 ? launch(k_argmax<T, WIDE, 256>, rows, 256, stream, p)
-                           : launch(k_argmax<T, WIDE, 1024>, rows, 1024, stream, p);
+                           : launch(k_argmax<T, WIDE, 512>, rows, 512, stream, p);
     });
 }
 
@@ -3891,30 +3891,46 @@ gcuda_status gcuda_launch_arange(const gcuda_arange_args * args, gcuda_stream st
 }
 
 // >>op:timestep_embedding -----------------------------------------------------------------------------
-// A thread has a frequency and STEPS_EACH timesteps. The angle is in double until it is less than a turn: it may be many.
-#define STEPS_EACH 16
-static __global__ void __launch_bounds__(256) k_timestep_embedding(const gcuda_timestep_embedding_args p) {
+// Sine and cosine of an angle in turns, at most half a one: of the eighth of a turn around the nearest quarter, by Taylor's
+// series, whose next terms are below the last digit there.
+static inline __device__ void d_sin_cos_turns(float turns, float * sine, float * cosine) {
+    const float quarter = rintf(4.0f * turns), x = (turns - 0.25f * quarter) * 6.28318530717958647692f, z = x * x;
+    const float s = x + x * z * (-1.0f / 6 + z * (1.0f / 120 + z * (-1.0f / 5040 + z * (1.0f / 362880))));
+    const float c = 1.0f + z * (-0.5f + z * (1.0f / 24 + z * (-1.0f / 720 + z * (1.0f / 40320))));
+    const int q = (int) quarter & 3;
+    *sine = q == 0 ? s : q == 1 ? c : q == 2 ? -s : -c;
+    *cosine = q == 0 ? c : q == 1 ? -s : q == 2 ? -c : s;
+}
+
+// A thread has a frequency and `each` timesteps. There may be many turns: the frequency is a sum of two floats and its
+// product with the timestep another, so that whole turns leave without taking digits along.
+static __global__ void __launch_bounds__(256) k_timestep_embedding(const gcuda_timestep_embedding_args p, double log_period, int64_t each) {
     const int64_t n_cos = p.y.ne[0] / 2, n_j = n_cos > 0 ? n_cos : 1, n_steps = p.y.ne[1];
-    FOR_ELEMENTS(i, (n_steps + STEPS_EACH - 1) / STEPS_EACH * n_j) {
-        const int64_t first = i / n_j * STEPS_EACH, j = i - i / n_j * n_j;
-        const int64_t end = first + STEPS_EACH < n_steps ? first + STEPS_EACH : n_steps;
-        const double freq = exp(-log((double) p.max_period) * (double) j / (double) n_j) * 0.15915494309189533577; // 1 / (2 pi)
-        for (int64_t r = first; r < end; ++r) {
-            const double turns = (double) *(const float *) ((const char *) p.x.data + r * (int64_t) p.x.nb[0]) * freq;
-            const float angle = (float) ((turns - rint(turns)) * 6.28318530717958647692);
-            float * y = (float *) d_at(p.y, 0, r, 0, 0);
+    FOR_ELEMENTS(i, (n_steps + each - 1) / each * n_j) {
+        const int64_t first = i / n_j * each, j = i - i / n_j * n_j;
+        const int64_t end = first + each < n_steps ? first + each : n_steps;
+        const double freq = exp(-log_period * (double) j / (double) n_j) * 0.15915494309189533577; // 1 / (2 pi)
+        const float high = (float) freq, low = (float) (freq - (double) high);
+        const char * x = (const char *) p.x.data + first * (int64_t) p.x.nb[0];
+        char * y = d_at(p.y, j, first, 0, 0);
+        for (int64_t r = first; r < end; ++r, x += p.x.nb[0], y += p.y.nb[1]) {
+            const float step = *(const float *) x, turns = step * high;
+            const float rest = fmaf(step, low, fmaf(step, high, -turns)) + (turns - rintf(turns));
+            float sine, cosine;
+            d_sin_cos_turns(rest - rintf(rest), &sine, &cosine);
             if (n_cos > 0) {
-                y[j] = cosf(angle);
-                y[n_cos + j] = sinf(angle);
+                *(float *) y = cosine;
+                ((float *) y)[n_cos] = sine;
             }
-            if (j == 0 && 2 * n_cos < p.y.ne[0]) { y[2 * n_cos] = 0.0f; }
+            if (j == 0 && 2 * n_cos < p.y.ne[0]) { ((float *) y)[2 * n_cos] = 0.0f; }
         }
     }
 }
 
 gcuda_status gcuda_launch_timestep_embedding(const gcuda_timestep_embedding_args * args, gcuda_stream stream) {
-    const int64_t n_cos = args->y.ne[0] / 2, n = (args->y.ne[1] + STEPS_EACH - 1) / STEPS_EACH * (n_cos > 0 ? n_cos : 1);
-    return launch(k_timestep_embedding, (n + 255) / 256, 256, stream, *args);
+    const int64_t n_j = args->y.ne[0] > 1 ? args->y.ne[0] / 2 : 1, n_steps = args->y.ne[1];
+    const int64_t each = n_steps * n_j >= enough((int64_t) 1 << 24) ? 64 : 16, n = (n_steps + each - 1) / each * n_j;
+    return launch(k_timestep_embedding, (n + 255) / 256, 256, stream, *args, log((double) args->max_period), each);
 }
 
 // >>op:add_id -----------------------------------------------------------------------------------------

@@ -505,6 +505,8 @@ TEST(im2col_2d) {
     }
     struct p_conv p = conv_params(1, 1, 0, 0, 1, 1);
     im2col_cases("2,2,40,5|2,2,40,23 3,4,1,32|5,5,1,32 1,1,1,1|1,1,1,1 3,3,2,1|12,12,2,60", p, LAYOUT_OFFSET);
+    im2col_cases("3,3,37,1|70,5,37,2 3,2,40,1|131,4,40,1", conv_params(1, 1, 1, 1, 1, 1), 0);
+    im2col_cases("5,3,12,1|70,9,12,1", conv_params(2, 1, 2, 0, 1, 2), 0);
     p = conv_params(1, 1, 1, 1, 1, 1);
     im2col_cases("3,3,2,1|12,12,2,60 3,2,1,1|300,257,1,1 3,3,1,1|1,1,1,1", p, 0);
     p.gap = 1; // channel and image strides larger than a plane
@@ -587,7 +589,7 @@ TEST(im2col_3d) {
     }
     const struct p_conv_3d p = conv_3d_params(2, 1, 1, 1, false);
     struct op_test t = conv_test(
-        "F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4", "kernels", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
+        "F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4 2,3,2,10|70,5,3,20", "kernels", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
     t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);
 }
@@ -890,6 +892,19 @@ TEST(pool_2d) {
     for (int i = 0; i < 4; ++i) { pool_2d_case(more[i]); }
 }
 
+TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, touch, or leave some out
+    static const struct p_pool sets[] = { { 0, 3, 3, 1, 1, 1, 1 }, { 1, 3, 3, 2, 2, 1, 1 }, { 1, 2, 2, 2, 2, 0, 0 }, { 0, 3, 3, 3, 3, 0, 0 },
+        { 0, 2, 5, 5, 3, 1, 2 }, { 1, 31, 2, 32, 2, 3, 0 } };
+    for (int i = 0; i < 6; ++i) {
+        const struct p_pool * p = &sets[i];
+        char tag[96];
+        snprintf(tag, sizeof tag, "%s,k=%d.%d,s=%d.%d", p->op == 0 ? "max" : "avg", p->k0, p->k1, p->s0, p->s1);
+        struct op_test t = conv_test("F32 F16>F32", "600,5,2 1027,7", tag, p, build_pool_2d, ref_pool_2d, 1e-7);
+        t.n_in = 1, t.in[0].layouts = i == 0 ? LAYOUT_OFFSET : 0;
+        op_test_run(&t);
+    }
+}
+
 // >>op:pool_1d
 static struct gcuda_tensor * build_pool_1d(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * params) {
     const struct p_pool * p = (const struct p_pool *) params;
@@ -942,10 +957,12 @@ TEST(upscale) {
         { "1,1", { 3, 1, 1, 1 } },
         { "16,9,2,2", { 16, 9, 2, 2 } },
         { "33,20,2", { 10, 57, 2, 1 } },
+        { "130,45", { 600, 97, 1, 1 } },
+        { "700,300", { 257, 9, 1, 1 } },
     };
     for (int m = 0; m < 8; ++m) {
         char tag[96];
-        for (int i = 0; i < 7; ++i) {
+        for (int i = 0; i < 9; ++i) {
             struct p_upscale p;
             memset(&p, 0, sizeof p);
             memcpy(p.ne, sizes[i].to, sizeof p.ne);

@@ -455,7 +455,7 @@ static void fill_bad_back_index(struct rng * r, const struct op_case * c, int k,
 
 TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never named
     struct op_test t = { .types = "F32,I32,F32",
-        .shapes = "1,5|5|1,5 257,9|9|257,5 8,1|1|8,5 4,0|0|4,5 259,1100|1100|259,7 8,1500|1500|8,9", .n_in = 3,
+        .shapes = "1,5|5|1,5 257,9|9|257,5 8,1|1|8,5 4,0|0|4,5 259,1100|1100|259,7 1100,1030|1030|1100,7 1025,1030|1030|1025,5 8,1500|1500|8,9", .n_in = 3,
         .build = build_get_rows_back, .ref = ref_get_rows_back, .max_nmse = 1e-7,
         .in = { { 0 }, { .fill = fill_back_index }, { 0 } } };
     op_test_run(&t);
@@ -682,7 +682,7 @@ static struct gcuda_tensor * build_concat(struct gcuda_context * ctx, struct gcu
 }
 
 TEST(concat) { // >>op:concat
-    static const char * const shapes[4] = { "11,4,3,2|7,4,3,2 1|256 0,3|2,3", "5,12,3,2|5,7,3,2 3,2|3,0",
+    static const char * const shapes[4] = { "11,4,3,2|7,4,3,2 1|256 0,3|2,3 1030,2|1501,2", "5,12,3,2|5,7,3,2 3,2|3,0",
         "5,4,13,2|5,4,7,2 5,4,0|5,4,2",
         "5,4,3,14|5,4,3,7" };
     static const char * const q_shapes[4] = { "256,2|512,2", "256,2,2|256,3,2", "256,2,2|256,2,1",
@@ -730,7 +730,7 @@ TEST(pad) { // >>op:pad
         { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, false, false }, { { 1, 3, 1, 2 }, { 2, 4, 1, 1 }, true, false },
             { { 9, 7, 0, 0 }, { 20, 0, 5, 0 }, true, false } };
     for (size_t i = 0; i < sizeof pads / sizeof pads[0]; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 256,2 5,4,3,2 257,3", .n_in = 1,
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "1 256,2 5,4,3,2 257,3 1501,3", .n_in = 1,
             .build = build_pad, .ref = ref_pad, .p = &pads[i], .tag = tagf("pad=%d", (int) i),
             .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
@@ -753,7 +753,7 @@ static struct gcuda_tensor * build_pad_reflect(struct gcuda_context * ctx, struc
 TEST(pad_reflect_1d) { // >>op:pad_reflect_1d
     static const int pads[][2] = { { 0, 0 }, { 1, 2 }, { 4, 4 }, { 3, 0 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "5 257,3 10,4,3,2", .n_in = 1,
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "5 257,3 10,4,3,2 1501,3", .n_in = 1,
             .build = build_pad_reflect, .ref = ref_pad_reflect, .p = pads[i],
             .tag = tagf("p=%d,%d", pads[i][0], pads[i][1]), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
@@ -778,7 +778,7 @@ TEST(roll) { // >>op:roll
     static const int shifts[][4] = { { 0, 0, 0, 0 }, { 3, 0, 0, 0 }, { -4, 1, 0, 0 }, { 1, -2, 2, -1 },
         { 0, 3, -1, 1 } };
     for (int i = 0; i < 5; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3", .n_in = 1, .build = build_roll,
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3 1501,5,4,3 1504,5,3,2", .n_in = 1, .build = build_roll,
             .ref = ref_roll, .p = shifts[i], .tag = tagf("shift=%d", i),
             .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);

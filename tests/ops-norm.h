@@ -204,7 +204,7 @@ static struct gcuda_tensor * build_cumsum(struct gcuda_context * ctx, struct gcu
 }
 TEST(cumsum) { // >>op:cumsum
     struct op_test t = { .types = "F32", .shapes = "1 10,5,4,3 127,5 128,5 255,2 256,2 257,2 511 512 2047,5 2048,5 "
-        "20481,4 0,2", .n_in = 1,
+        "20481,4 5003,2 17000,43 0,2", .n_in = 1,
         .build = build_cumsum, .ref = ref_cumsum, .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
     t.shapes = "242004", t.tag = "long";
@@ -309,7 +309,7 @@ static const char * judge_argsort(const struct op_case * c, const struct arr * g
 TEST(argsort) { // >>op:argsort
     for (int order = 0; order < 2; ++order) {
         struct op_test t = { .types = "F32>I32", .shapes = "1 8 16,10,10,10 60,10,10 1023,2 1024,2 1025,2 257,3 "
-            "2,8,819 0,3", .n_in = 1,
+            "2,8,819 2049,3 4096,2 0,3", .n_in = 1,
             .build = build_argsort, .ref = ref_argsort, .p = &order, .tag = order ? "desc" : "asc",
             .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
@@ -390,13 +390,13 @@ static struct gcuda_tensor * build_argsort_top_k(struct gcuda_context * ctx, str
     return gcuda_argsort_top_k(ctx, in[0], *(const int *) p);
 }
 TEST(top_k) { // >>op:top_k
-    static const int ks[] = { 1, 2, 7, 100 };
-    for (int i = 0; i < 4; ++i) {
-        struct op_test t = { .types = "F32>I32", .shapes = "100 128,5,4,3 1025,3 257,2", .n_in = 1,
+    static const int ks[] = { 1, 2, 7, 100, 300 };
+    for (int i = 0; i < 5; ++i) {
+        struct op_test t = { .types = "F32>I32", .shapes = i < 4 ? "100 128,5,4,3 1025,3 257,2 3000,3 6001,2" : "1025,3 3000,3 6001,2", .n_in = 1,
             .build = build_top_k, .ref = ref_top_k_shape, .judge = judge_top_k, .p = &ks[i], .tag = tagf("k=%d", ks[i]),
             .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
-        t.in[0].fill = fill_ties, t.shapes = "100 128,9", t.tag = tagf("k=%d-ties", ks[i]);
+        t.in[0].fill = fill_ties, t.shapes = i < 4 ? "100 128,9 3000,3" : "3000,3", t.tag = tagf("k=%d-ties", ks[i]);
         op_test_run(&t);
         t.build = build_argsort_top_k, t.aliases = true, t.tag = tagf("k=%d-sorted", ks[i]);
         op_test_run(&t);

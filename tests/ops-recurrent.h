@@ -160,7 +160,7 @@ TEST(ssm_conv) {
     memset(&t, 0, sizeof t);
     t.types = "F32", t.n_in = 2, t.build = build_ssm_conv, t.ref = ref_ssm_conv, t.max_nmse = 1e-7;
     t.types = "F32 F16,F32>F32 F32,F16>F32 BF16>F32";
-    t.shapes = "3,128,1|3,128 7,128,4|4,128 13,256,2|9,256 4,5,3|4,5 1,7,2|1,7 60,33,2|4,33 3,6,2|4,6";
+    t.shapes = "3,128,1|3,128 7,128,4|4,128 13,256,2|9,256 4,5,3|4,5 1,7,2|1,7 60,33,2|4,33 3,6,2|4,6 300,33,2|4,33 290,40|9,40";
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);
     t.types = "F32";
