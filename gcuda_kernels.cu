@@ -330,6 +330,22 @@ template <typename T> static inline __device__ void d_store_wide(T * p, int64_t 
     }
 }
 
+// The same, of what nobody needs in the cache afterwards.
+template <typename T> static inline __device__ uint4 d_load_last(const T * p, int64_t n) {
+    return n >= d_wide<T>::N ? __ldcs((const uint4 *) p) : d_load_raw(p, n);
+}
+template <typename T> static inline __device__ void d_store_last(T * p, int64_t n, const float * v) {
+    if (n >= d_wide<T>::N) {
+        alignas(16) T h[d_wide<T>::N];
+        uint4 w;
+        d_store16(h, v);
+        memcpy(&w, h, 16);
+        __stcs((uint4 *) p, w);
+    } else {
+        d_store_wide(p, n, v);
+    }
+}
+
 static inline bool is_float(gcuda_type type) {
     return type == GCUDA_TYPE_F32 || type == GCUDA_TYPE_F16 || type == GCUDA_TYPE_BF16;
 }
@@ -366,6 +382,10 @@ static inline tiles tiles_of(const gcuda_array & y, int n_wide, int n_parts) {
     tiles t;
     t.shift = 0;
     while (t.shift < 8 && ((int64_t) n_parts << t.shift) < n) { ++t.shift; }
+    const auto idle = [&](int shift) { return ((int64_t) n_parts << shift) - 1 - (n - 1) % ((int64_t) n_parts << shift); };
+    for (int shift = t.shift - 1; shift >= 5; --shift) { // shorter ones where that leaves fewer threads without work
+        t.shift = idle(shift) + n / 16 < idle(t.shift) ? shift : t.shift;
+    }
     t.per_row = (n + ((int64_t) n_parts << t.shift) - 1) / ((int64_t) n_parts << t.shift);
     t.n_rows = n_rows(y);
     t.n = t.per_row * t.n_rows;
@@ -469,11 +489,37 @@ static inline __device__ uint32_t d_sort_key(float x) {
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
+// On the special-function unit, one instruction each; what is below 2^-126 counts as 0.
+static inline __device__ float d_exp2(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+static inline __device__ float d_reciprocal(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
+}
+static inline __device__ float d_exp(float x) { return d_exp2(x * 1.44269504088896340736f); }
+
+// A maximum and the sum of exponentials below it, found together.
+struct d_soft_sum {
+    float max, sum;
+};
+
 // ---- activations that several sections know ----
 // The exponential never overflows, and the tail towards 0 keeps its digits.
 static inline __device__ float d_sigmoid(float x) {
-    const float e = __expf(-fabsf(x));
-    return __fdividef(x < 0.0f ? e : 1.0f, 1.0f + e); // of 1 to 2
+    const float root = d_exp(-0.5f * fabsf(x)), e = d_mul_rn(root, root); // a product keeps what is below 2^-126
+    return (x < 0.0f ? e : 1.0f) * d_reciprocal(1.0f + e); // of 1 to 2
 }
 // 1/2 (1 + tanh(u)) is the logistic function of 2 u, which has digits left where tanh is -1.
 static inline __device__ float d_gelu(float x) {
@@ -2393,6 +2439,23 @@ struct d_mul {
 struct d_div {
     static __device__ float apply(float a, float b) { return a / b; }
 };
+// The same where the result is rounded to 16 bits: the reciprocal is exact to two units of the last of 24. F16 is always within
+// its range.
+struct d_div_half {
+    static __device__ float apply(float a, float b) { return a * d_reciprocal(b); }
+};
+struct d_div_short {
+    static __device__ float apply(float a, float b) {
+        return fabsf(b) >= 0x1p-126f && fabsf(b) <= 0x1p126f ? a * d_reciprocal(b) : a / b;
+    }
+};
+template <typename OP> struct short_op {
+    typedef OP half, type;
+};
+template <> struct short_op<d_div> {
+    typedef d_div_half half;
+    typedef d_div_short type;
+};
 // >>op:silu_back   a is the gradient, b the input: g s (1 + x (1 - s))
 struct d_silu_back {
     static __device__ float apply(float g, float x) {
@@ -2416,18 +2479,18 @@ static __global__ void k_binary_wide(const gcuda_binary_args p, const tiles t) {
         const bool is_one = p.b.ne[0] == 1;
         const float one = is_one ? d_f32(b[0]) : 0.0f;
         uint4 raw_a[2][N / d_wide<TA>::N], raw_b[2][N / d_wide<TB>::N];
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < 2; ++k) {
             const int64_t at = i.i0 + k * d_tile_step(t, N), n = p.y.ne[0] - at;
-            for (int j = 0; j < N; j += d_wide<TA>::N) { raw_a[k][j / d_wide<TA>::N] = d_load_raw(a + at + j, n - j); }
-            for (int j = 0; j < N; j += d_wide<TB>::N) { raw_b[k][j / d_wide<TB>::N] = d_load_raw(b + at + j, is_one ? 0 : n - j); }
+            UNROLL for (int j = 0; j < N; j += d_wide<TA>::N) { raw_a[k][j / d_wide<TA>::N] = d_load_raw(a + at + j, n - j); }
+            UNROLL for (int j = 0; j < N; j += d_wide<TB>::N) { raw_b[k][j / d_wide<TB>::N] = d_load_raw(b + at + j, is_one ? 0 : n - j); }
         }
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < 2; ++k) {
             const int64_t at = i.i0 + k * d_tile_step(t, N), n = p.y.ne[0] - at;
             float u[N], v[N];
-            for (int j = 0; j < N; j += d_wide<TA>::N) { d_unpack<TA>(raw_a[k][j / d_wide<TA>::N], u + j); }
-            for (int j = 0; j < N; j += d_wide<TB>::N) { d_unpack<TB>(raw_b[k][j / d_wide<TB>::N], v + j); }
-            for (int j = 0; j < N; ++j) { u[j] = OP::apply(u[j], is_one ? one : v[j]); }
-            for (int j = 0; j < N; j += d_wide<TY>::N) { d_store_wide(y + at + j, n - j, u + j); }
+            UNROLL for (int j = 0; j < N; j += d_wide<TA>::N) { d_unpack<TA>(raw_a[k][j / d_wide<TA>::N], u + j); }
+            UNROLL for (int j = 0; j < N; j += d_wide<TB>::N) { d_unpack<TB>(raw_b[k][j / d_wide<TB>::N], v + j); }
+            UNROLL for (int j = 0; j < N; ++j) { u[j] = OP::apply(u[j], is_one ? one : v[j]); }
+            UNROLL for (int j = 0; j < N; j += d_wide<TY>::N) { d_store_wide(y + at + j, n - j, u + j); }
         }
     }
 }
@@ -2461,12 +2524,13 @@ template <typename OP> static gcuda_status binary(const gcuda_binary_args & p, g
     const bool is_row = p.b.ne[0] == p.y.ne[0] && is_wide(p.b), can = is_wide(p.a) && is_wide(p.y);
     if (can && (is_row || p.b.ne[0] == 1)) {
         const int types = (int) p.a.type * 10000 + (int) p.b.type * 100 + (int) p.y.type;
+        typedef typename short_op<OP>::type SHORT;
         switch (types) { // F32 is 0, F16 1, BF16 30
             case 0: return binary_wide<float, float, float, OP>(p, stream);
-            case 10101: return binary_wide<__half, __half, __half, OP>(p, stream);
-            case 10001: return binary_wide<__half, float, __half, OP>(p, stream);
-            case 303030: return binary_wide<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, OP>(p, stream);
-            case 300030: return binary_wide<__nv_bfloat16, float, __nv_bfloat16, OP>(p, stream);
+            case 10101: return binary_wide<__half, __half, __half, typename short_op<OP>::half>(p, stream);
+            case 10001: return binary_wide<__half, float, __half, SHORT>(p, stream);
+            case 303030: return binary_wide<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, SHORT>(p, stream);
+            case 300030: return binary_wide<__nv_bfloat16, float, __nv_bfloat16, SHORT>(p, stream);
             default: break;
         }
     }
@@ -2560,11 +2624,11 @@ template <typename T, typename OP, typename ARGS> static __global__ void k_map_w
         T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
         uint4 raw[2];
-        for (int k = 0; k < 2; ++k) { raw[k] = d_load_raw(x + k * step, n - k * step); }
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < 2; ++k) { raw[k] = d_load_raw(x + k * step, n - k * step); }
+        UNROLL for (int k = 0; k < 2; ++k) {
             float v[N];
             d_unpack<T>(raw[k], v);
-            for (int j = 0; j < N; ++j) { v[j] = OP::apply(v[j], p); }
+            UNROLL for (int j = 0; j < N; ++j) { v[j] = OP::apply(v[j], p); }
             d_store_wide(y + k * step, n - k * step, v);
         }
     }
@@ -2615,15 +2679,15 @@ template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_
         T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
         uint4 raw_x[2], raw_g[2];
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < 2; ++k) {
             raw_x[k] = d_load_raw(x + k * step, n - k * step);
             raw_g[k] = d_load_raw(g + k * step, n - k * step);
         }
-        for (int k = 0; k < 2; ++k) {
+        UNROLL for (int k = 0; k < 2; ++k) {
             float u[N], v[N];
             d_unpack<T>(raw_x[k], u);
             d_unpack<T>(raw_g[k], v);
-            for (int j = 0; j < N; ++j) { u[j] = d_glu((gcuda_glu_op) OP, u[j], v[j], p.alpha, p.limit); }
+            UNROLL for (int j = 0; j < N; ++j) { u[j] = d_glu((gcuda_glu_op) OP, u[j], v[j], p.alpha, p.limit); }
             d_store_wide(y + k * step, n - k * step, u);
         }
     }
@@ -3207,10 +3271,6 @@ static __global__ void __launch_bounds__(1024) k_cross_entropy_loss(const gcuda_
     d_loss_end(p, loss);
 }
 
-// A maximum and the sum of exponentials below it, found together.
-struct d_soft_sum {
-    float max, sum;
-};
 // ln sum_i exp(x_i) of a packed row on every thread; each(vector of x, place of it) sees all elements on the way.
 template <typename T, typename F> static __device__ float d_log_sum_exp_wide(const T * x, int64_t n, F each) {
     const int N = d_wide<T>::N;
@@ -3230,14 +3290,14 @@ template <typename T, typename F> static __device__ float d_log_sum_exp_wide(con
             }
         }
         const float base = max == -INFINITY ? 0.0f : max;
-        s.sum *= expf(s.max - base);
+        s.sum *= d_exp(s.max - base);
         UNROLL for (int k = 0; k < 4; ++k) {
-            UNROLL for (int j = 0; j < N; ++j) { s.sum += expf(v[k][j] - base); }
+            UNROLL for (int j = 0; j < N; ++j) { s.sum += d_exp(v[k][j] - base); }
         }
         s.max = max;
     }
     const float max = d_block_max(s.max), base = max == -INFINITY ? 0.0f : max;
-    return max + logf(d_block_sum(s.sum * expf(s.max - base)));
+    return max + logf(d_block_sum(s.sum * d_exp(s.max - base)));
 }
 
 // The same loss in one pass: sum_i b_i (x_i - norm) from the sums of b_i x_i and b_i, in double.
@@ -3302,7 +3362,7 @@ static __global__ void k_cross_entropy_loss_back(const gcuda_cross_entropy_args 
     }
 }
 
-template <typename T> static __global__ void __launch_bounds__(512) k_cross_entropy_loss_back_wide(const gcuda_cross_entropy_args p) {
+template <typename T> static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_back_wide(const gcuda_cross_entropy_args p) {
     const int N = d_wide<T>::N;
     const float scale = d_load(p.grad.type, (const char *) p.grad.data) / (float) d_rows(p.logits);
     FOR_ROWS(r, d_rows(p.logits)) {
@@ -3310,18 +3370,19 @@ template <typename T> static __global__ void __launch_bounds__(512) k_cross_entr
         const T * x = (const T *) d_row(p.logits, r), * b = (const T *) d_row(p.labels, r);
         T * y = (T *) d_row(p.y, r);
         const float norm = d_log_sum_exp_wide(x, n, [](const float *, int64_t) {});
-        for (int64_t i = threadIdx.x * (int64_t) N; i < n; i += 4 * step) {
+        for (int64_t turn = (n - 1) / (4 * step); turn >= 0; --turn) { // what was read last is in the cache
+            const int64_t i = 4 * turn * step + threadIdx.x * (int64_t) N;
             uint4 raw_x[4], raw_b[4];
             UNROLL for (int k = 0; k < 4; ++k) {
-                raw_x[k] = d_load_raw(x + i + k * step, n - i - k * step);
-                raw_b[k] = d_load_raw(b + i + k * step, n - i - k * step);
+                raw_x[k] = d_load_last(x + i + k * step, n - i - k * step);
+                raw_b[k] = d_load_last(b + i + k * step, n - i - k * step);
             }
             UNROLL for (int k = 0; k < 4; ++k) {
                 float u[N], v[N];
                 d_unpack<T>(raw_x[k], u);
                 d_unpack<T>(raw_b[k], v);
-                UNROLL for (int j = 0; j < N; ++j) { u[j] = (expf(u[j] - norm) - v[j]) * scale; }
-                d_store_wide(y + i + k * step, n - i - k * step, u);
+                UNROLL for (int j = 0; j < N; ++j) { u[j] = (d_exp(u[j] - norm) - v[j]) * scale; }
+                d_store_last(y + i + k * step, n - i - k * step, u);
             }
         }
     }
@@ -3330,8 +3391,12 @@ template <typename T> static __global__ void __launch_bounds__(512) k_cross_entr
 gcuda_status gcuda_launch_cross_entropy_loss_back(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
     const int64_t n = args->logits.ne[0];
     if (loss_is_wide(*args) && args->y.type == args->logits.type && is_wide(args->y)) {
+        // Rows are read twice: no more of them at once than the cache keeps.
+        const int64_t rows = n_rows(args->logits), n_sm = n_multiprocessors(), cache = enough(device_attribute(cudaDevAttrL2CacheSize));
+        const bool is_long = 4 * n_sm * n * (int64_t) gcuda_type_size(args->y.type) > cache / 3;
         return with_float(args->y.type, [&](auto v) {
-            return launch(k_cross_entropy_loss_back_wide<decltype(v)>, n_rows(args->logits), n <= 1024 ? 128 : 512, stream, *args);
+            const int n_threads = n <= 1024 ? 128 : is_long ? 1024 : 512;
+            return launch(k_cross_entropy_loss_back_wide<decltype(v)>, is_long && rows > n_sm ? n_sm : rows, n_threads, stream, *args);
         });
     }
     return launch(k_cross_entropy_loss_back, n_rows(args->logits), 256, stream, *args);
@@ -3999,139 +4064,132 @@ gcuda_status gcuda_launch_add_id(const gcuda_add_id_args * args, gcuda_stream st
 // =====================================================================================================
 
 // ---- rows held in registers: each element is read once ----
-// THREADS threads have a row: a warp (eight rows a block), or a whole block. A thread holds HELD elements: sixteen bytes
-// at a time, or one by one where rows are not aligned to that.
-template <typename T, int THREADS, int HELD, bool WIDE> struct d_held {
-    static const int N = WIDE ? d_wide<T>::N : 1, PARTS = HELD / N;
+// THREADS threads have a row: some lanes of a warp, a warp, or a whole block. A thread holds PARTS times sixteen bytes, or as
+// many elements where rows are not made of aligned sixteens.
+template <typename T, bool WIDE> struct d_word {
+    typedef T type;
+};
+template <typename T> struct d_word<T, true> {
+    typedef uint4 type;
+};
+
+template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
+    static const int N = WIDE ? d_wide<T>::N : 1, PARTS = N_PARTS;
+    typedef typename d_word<T, WIDE>::type word;
     float v[PARTS][N];
 
     static inline __device__ int place(int k) { return (k * THREADS + (int) (threadIdx.x % THREADS)) * N; }
-    inline __device__ void load(const char * row, int n) {
-        const T * x = (const T *) row;
-        if (WIDE) {
-            uint4 raw[PARTS];
-            for (int k = 0; k < PARTS; ++k) { raw[k] = d_load_raw(x + place(k), n - place(k)); }
-            for (int k = 0; k < PARTS; ++k) { d_unpack<T>(raw[k], v[k]); }
-        } else {
-            T raw[PARTS];
-            for (int k = 0; k < PARTS; ++k) { raw[k] = x[place(k) < n ? place(k) : 0]; }
-            for (int k = 0; k < PARTS; ++k) { v[k][0] = place(k) < n ? d_f32(raw[k]) : 0.0f; }
+    // As they lie, so that other loads are under way before the first is used; 0 behind the end.
+    template <bool LAST = false> static inline __device__ void fetch(const char * row, int n, word * w) {
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            const word * x = (const word *) ((const T *) row + place(k));
+            w[k] = place(k) >= n ? word() : LAST ? __ldcs(x) : *x;
         }
     }
-    inline __device__ void store(char * row, int n) const {
-        T * y = (T *) row;
-        for (int k = 0; k < PARTS; ++k) {
-            if (WIDE) {
-                d_store_wide(y + place(k), n - place(k), v[k]);
-            } else if (place(k) < n) {
-                d_put(y + place(k), v[k][0]);
+    inline __device__ void unpack(const word * w) {
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            T h[N];
+            memcpy(h, &w[k], sizeof(h));
+            UNROLL for (int j = 0; j < N; ++j) { v[k][j] = d_f32(h[j]); }
+        }
+    }
+    inline __device__ void load(const char * row, int n) {
+        word w[PARTS];
+        fetch(row, n, w);
+        unpack(w);
+    }
+    template <bool LAST = false> inline __device__ void store(char * row, int n) const {
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (place(k) < n) {
+                T * y = (T *) row + place(k);
+                if (WIDE && LAST) {
+                    d_store_last(y, N, v[k]);
+                } else if (WIDE) {
+                    d_store16(y, v[k]);
+                } else {
+                    d_put(y, v[k][0]);
+                }
             }
+        }
+    }
+    // f(element) for all that are held
+    template <typename F> inline __device__ void all(F f) {
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            UNROLL for (int j = 0; j < N; ++j) { f(v[k][j]); }
         }
     }
     // f(element, its place) for all that are in the row
     template <typename F> inline __device__ void each(int n, F f) {
         UNROLL for (int k = 0; k < PARTS; ++k) {
-            if (N > 1 && place(k) + N <= n) {
+            if (place(k) < n) {
                 UNROLL for (int j = 0; j < N; ++j) { f(v[k][j], place(k) + j); }
-            } else {
-                UNROLL for (int j = 0; j < N; ++j) {
-                    if (place(k) + j < n) { f(v[k][j], place(k) + j); }
-                }
-            }
-        }
-    }
-    // f(element, that of another row as float) likewise
-    template <typename M, typename F> inline __device__ void each_with(const M * other, int n, F f) {
-        const bool is_aligned = (uintptr_t) other % sizeof(d_pack<M, N>) == 0;
-        d_pack<M, N> m[PARTS];
-        UNROLL for (int k = 0; k < PARTS; ++k) {
-            if (N > 1 && is_aligned && place(k) + N <= n) {
-                m[k] = *(const d_pack<M, N> *) (other + place(k));
-            } else {
-                UNROLL for (int j = 0; j < N; ++j) { m[k].v[j] = place(k) + j < n ? other[place(k) + j] : M(); }
-            }
-        }
-        UNROLL for (int k = 0; k < PARTS; ++k) {
-            UNROLL for (int j = 0; j < N; ++j) {
-                if (place(k) + j < n) { f(v[k][j], d_f32(m[k].v[j])); }
             }
         }
     }
 };
 
 template <int THREADS, typename OP> static inline __device__ float d_row_reduce(float v, float neutral) {
-    return THREADS == 32 ? d_warp_reduce<OP>(v) : d_block_reduce<OP>(v, neutral);
+    if constexpr (THREADS > 32) {
+        return d_block_reduce<OP>(v, neutral);
+    } else {
+        UNROLL for (int offset = THREADS / 2; offset > 0; offset /= 2) { v = OP::apply(v, __shfl_xor_sync(0xffffffffu, v, offset)); }
+        return v;
+    }
 }
 template <int THREADS> static inline __device__ float d_row_sum(float v) { return d_row_reduce<THREADS, d_sum_op>(v, 0.0f); }
 template <int THREADS> static inline __device__ float d_row_max(float v) {
     return d_row_reduce<THREADS, d_max_op>(v, -INFINITY);
 }
 
-// What a kernel for rows of a length and alignment is compiled for: with_held(n, is_wide, [&](auto h) { typedef
-// typename decltype(h)::template row<float> ... })
-template <int N_THREADS, int N_HELD, bool IS_WIDE> struct held {
-    static const int THREADS = N_THREADS, HELD = N_HELD, BLOCK = N_THREADS == 32 ? 256 : N_THREADS;
-    static const bool TWO = N_THREADS == 512; // blocks on a multiprocessor: one loads while the other computes
+// f(row, its length) for the rows of these threads; lanes without a row have a length of 0, so that warps stay together.
+template <int THREADS, typename F> static inline __device__ void d_held_rows(int64_t n_rows, int64_t n, F f) {
+    const int at_once = THREADS > 32 ? 1 : 256 / THREADS;
+    for (int64_t r0 = blockIdx.x * (int64_t) at_once; r0 < n_rows; r0 += gridDim.x * (int64_t) at_once) {
+        const int64_t r = THREADS > 32 ? r0 : r0 + threadIdx.x / THREADS;
+        f(r < n_rows ? r : n_rows - 1, r < n_rows ? (int) n : 0);
+    }
+}
+
+// What a kernel for rows of a length and alignment is compiled for: with_held<T>(n, is_wide, [&](auto h) { typedef
+// typename decltype(h)::template row<T> ... })
+template <int N_THREADS, int N_PARTS, bool IS_WIDE> struct held {
+    static const int THREADS = N_THREADS, BLOCK = N_THREADS <= 32 ? 256 : N_THREADS;
+    static const int LEAST = 1024 / BLOCK; // blocks on a multiprocessor: some load while others compute
     static const bool WIDE = IS_WIDE;
-    template <typename T> struct row : d_held<T, N_THREADS, N_HELD, IS_WIDE> {};
+    template <typename T> struct row : d_held<T, N_THREADS, N_PARTS, IS_WIDE> {};
 };
 #define HELD_MOST 16384 // elements of a row
-template <bool WIDE, typename F> static gcuda_status with_held_of(int64_t n, F f) {
-    return n <= 256    ? f(held<32, 8, WIDE>())
-           : n <= 512  ? f(held<32, 16, WIDE>())
-           : n <= 2048 ? f(held<128, 16, WIDE>())
-           : n <= 4096 ? f(held<256, 16, WIDE>())
-           : n <= 8192 ? f(held<512, 16, WIDE>())
-                       : f(held<512, 32, WIDE>());
-}
-template <typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
-    return is_wide_row ? with_held_of<true>(n, f) : with_held_of<false>(n, f);
+// LANES: that short rows take, at least.
+template <typename T, int LANES = 8, typename F> static gcuda_status with_held(int64_t n, bool is_wide_row, F f) {
+    const int64_t m = n / d_wide<T>::N;
+    if (is_wide_row && n % d_wide<T>::N == 0) {
+        return m <= 4 * LANES && LANES < 32 ? f(held<LANES, 4, true>())
+               : m <= 128                   ? f(held<32, 4, true>())
+                              : m <= 256                   ? f(held<64, 4, true>())
+               : m <= 512                   ? f(held<128, 4, true>())
+               : m <= 1024                  ? f(held<256, 4, true>())
+               : m <= 2048                  ? f(held<512, 4, true>())
+                                            : f(held<512, d_wide<T>::N == 4 ? 8 : 4, true>()); // of F32
+    }
+    return n <= 128    ? f(held<8, 16, false>())
+           : n <= 512  ? f(held<32, 16, false>())
+           : n <= 2048 ? f(held<128, 16, false>())
+           : n <= 8192 ? f(held<512, 16, false>())
+                       : f(held<512, 32, false>());
 }
 static bool can_hold(int64_t n) { return n > 0 && n <= HELD_MOST; }
 
 template <typename... P, typename... A>
 static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gcuda_stream stream, A... args) {
-    return threads == 32 ? launch(kernel, (n + 7) / 8, 256, stream, args...) : launch(kernel, n, threads, stream, args...);
+    const int at_once = threads <= 32 ? 256 / threads : 1;
+    return launch(kernel, (n + at_once - 1) / at_once, at_once * threads, stream, args...);
 }
 
-// >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
-//   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
-// x == y is safe: a thread overwrites only what it alone has read. The variance is that of x less its mean.
-enum norm_kind { NORM_MEAN, NORM_RMS, NORM_L2 };
-
-template <int KIND> static inline __device__ float d_norm_scale(float squares, int64_t n, float eps) {
-    const float length = sqrtf(KIND == NORM_L2 ? squares : squares / (float) n + eps);
-    return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
-}
-
-template <int KIND, typename T, typename H> static inline __device__ void d_norm_held(const gcuda_norm_args & p) {
-    const int n = (int) p.x.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
-        typename H::template row<T> x;
-        x.load(d_row(p.x, r), n);
-        float mean = 0.0f, sum = 0.0f;
-        if (KIND == NORM_MEAN) {
-            x.each(n, [&](float v, int) { mean += v; });
-            mean = d_row_sum<H::THREADS>(mean) / (float) n;
-        }
-        x.each(n, [&](float v, int) { sum += (v - mean) * (v - mean); });
-        const float scale = d_norm_scale<KIND>(d_row_sum<H::THREADS>(sum), n, p.eps);
-        x.each(n, [&](float & v, int) { v = (v - mean) * scale; });
-        x.store(d_row(p.y, r), n);
-    }
-}
-
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_held(const gcuda_norm_args p) {
-    d_norm_held<KIND, T, H>(p);
-}
-template <int KIND, typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK, 2) k_norm_held_two(const gcuda_norm_args p) {
-    d_norm_held<KIND, T, H>(p);
-}
-
-// ---- rows too long to hold: parts of them, which leave what they find in scratch for a second launch ----
-typedef held<512, 16, true> part_wide;
-typedef held<512, 16, false> part_narrow;
-#define PART 8192 // elements
+// ---- rows too long to hold: parts of them, which leave what they find in scratch for a second pass ----
+#define PART 4096 // elements
+template <typename T, bool WIDE> struct part_of {
+    typedef held<WIDE ? PART / 4 / d_wide<T>::N : PART / 16, WIDE ? 4 : 16, WIDE> type;
+};
 
 static int64_t n_parts(const gcuda_array & x) { return (x.ne[0] + PART - 1) / PART; }
 static size_t part_bytes(const gcuda_array & x) {
@@ -4155,76 +4213,122 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
     return d_row(a, q.row) + q.i0 * (int64_t) a.nb[0];
 }
 
-// A part's mean and its sum of squares around it.
+template <typename OP, bool IS_LAST, typename P>
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
+    FOR_ROWS(turn, n_blocks) {
+        if (IS_LAST) {
+            OP::finish(p, n_blocks - 1 - turn); // what was read last is in the cache
+        } else {
+            OP::find(p, turn);
+        }
+    }
+}
+
+template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
+    const int64_t n = n_parts(p.x) * n_rows(p.x);
+    const gcuda_status st = launch(k_pass<OP, false, P>, n, OP::H::BLOCK, stream, p, n);
+    return st == GCUDA_STATUS_SUCCESS ? launch(k_pass<OP, true, P>, n, OP::H::BLOCK, stream, p, n) : st;
+}
+
+// >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
+//   floor   x read, y written: 2 * ne0 * n_rows * sizeof(T) bytes
+// x == y is safe: a thread overwrites only what it alone has read. The variance is that of x less its mean.
+enum norm_kind { NORM_MEAN, NORM_RMS, NORM_L2 };
+
+template <int KIND> static inline __device__ float d_norm_scale(float squares, int64_t n, float eps) {
+    const float length = sqrtf(KIND == NORM_L2 ? squares : squares / (float) n + eps);
+    return 1.0f / (KIND == NORM_L2 && length < eps ? eps : length);
+}
+
 template <int KIND, typename T, typename H>
-static __global__ void __launch_bounds__(512, 2) k_norm_parts(const gcuda_norm_args p, int64_t n_blocks) {
-    FOR_ROWS(b, n_blocks) {
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_norm_held(const gcuda_norm_args p) {
+    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+        typename H::template row<T> x;
+        x.load(d_row(p.x, r), n);
+        float mean = 0.0f, sum = 0.0f;
+        if (KIND == NORM_MEAN) {
+            x.all([&](float v) { mean += v; });
+            mean = d_row_sum<H::THREADS>(mean) / (float) p.x.ne[0];
+        }
+        x.each(n, [&](float v, int) { sum += (v - mean) * (v - mean); });
+        const float scale = d_norm_scale<KIND>(d_row_sum<H::THREADS>(sum), p.x.ne[0], p.eps);
+        x.all([&](float & v) { v = (v - mean) * scale; });
+        x.store(d_row(p.y, r), n);
+    });
+}
+
+struct d_two_sums {
+    double x, y;
+};
+static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_sum
+    __shared__ double part[2][32];
+    const int lane = (int) threadIdx.x % 32;
+    v = { d_warp_reduce<d_sum_op>(v.x), d_warp_reduce<d_sum_op>(v.y) };
+    __syncthreads(); // the last use of part is over
+    if (lane == 0) {
+        part[0][threadIdx.x / 32] = v.x;
+        part[1][threadIdx.x / 32] = v.y;
+    }
+    __syncthreads();
+    const bool has = lane < (int) blockDim.x / 32;
+    return { d_warp_reduce<d_sum_op>(has ? part[0][lane] : 0.0), d_warp_reduce<d_sum_op>(has ? part[1][lane] : 0.0) };
+}
+
+// Long rows: each part's mean and its sum of squares around it; then every part adds up those of its row, in double.
+template <int KIND, typename T, typename HELD> struct d_norm_parts {
+    typedef HELD H;
+
+    static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of(p.x, b);
         typename H::template row<T> x;
         x.load(d_part_at(p.x, q), q.n);
         float mean = 0.0f, sum = 0.0f;
         if (KIND == NORM_MEAN) {
-            x.each(q.n, [&](float v, int) { mean += v; });
+            x.all([&](float v) { mean += v; });
             mean = d_block_sum(mean) / (float) q.n;
         }
         x.each(q.n, [&](float v, int) { sum += (v - mean) * (v - mean); });
         sum = d_block_sum(sum);
         if (threadIdx.x == 0) { ((float2 *) p.scratch)[b] = make_float2(mean, sum); }
     }
-}
 
-// Every part adds up those of its row, in double.
-template <int KIND, typename T, typename H>
-static __global__ void __launch_bounds__(512, 2) k_norm_finish(const gcuda_norm_args p, int64_t n_blocks) {
-    FOR_ROWS(turn, n_blocks) {
-        const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
+    static inline __device__ void finish(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of(p.x, b);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
-        x.load(d_part_at(p.x, q), q.n);
-        double mean = 0.0, sum = 0.0;
-        if (KIND == NORM_MEAN) {
-            FOR_ROW_ELEMENTS(i, q.n_parts) {
-                mean += (double) found[i].x * (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART);
-            }
-            mean = d_block_sum(mean) / (double) p.x.ne[0];
-        }
+        typename H::template row<T>::word words[x.PARTS];
+        x.template fetch<true>(d_part_at(p.x, q), q.n, words);
+        const double first = (double) found[0].x; // sums around it lose no digits
+        d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
-            const double d = (double) found[i].x - mean;
-            sum += (double) found[i].y + d * d * (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART);
+            const double n = (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART), d = (double) found[i].x - first;
+            sum.x += n * d;
+            sum.y += n * d * d + (double) found[i].y;
         }
-        const float shift = (float) mean, scale = d_norm_scale<KIND>((float) d_block_sum(sum), p.x.ne[0], p.eps);
-        x.each(q.n, [&](float & v, int) { v = (v - shift) * scale; });
-        x.store(d_part_at(p.y, q), q.n);
+        sum = d_block_sums(sum);
+        const double mean = sum.x / (double) p.x.ne[0];
+        const float shift = (float) (first + mean), scale = d_norm_scale<KIND>((float) (sum.y - sum.x * mean), p.x.ne[0], p.eps);
+        x.unpack(words);
+        x.all([&](float & v) { v = (v - shift) * scale; });
+        x.template store<true>(d_part_at(p.y, q), q.n);
     }
-}
-
-template <int KIND, typename H> static gcuda_status norm_parts(const gcuda_norm_args & p, gcuda_stream stream) {
-    const int64_t n = n_parts(p.x) * n_rows(p.x);
-    return with_float(p.x.type, [&](auto v) {
-        typedef decltype(v) T;
-        const gcuda_status st = launch(k_norm_parts<KIND, T, H>, n, 512, stream, p, n);
-        return st == GCUDA_STATUS_SUCCESS ? launch(k_norm_finish<KIND, T, H>, n, 512, stream, p, n) : st;
-    });
-}
+};
 
 // Rows are packed and of the type of x, as the arguments' comment says.
 template <int KIND> static gcuda_status norm(const gcuda_norm_args & p, gcuda_stream stream) {
-    const bool wide = is_wide(p.x) && is_wide(p.y);
-    if (!can_hold(p.x.ne[0])) {
-        return p.x.ne[0] == 0 ? GCUDA_STATUS_SUCCESS
-               : wide         ? norm_parts<KIND, part_wide>(p, stream)
-                              : norm_parts<KIND, part_narrow>(p, stream);
+    const int64_t n = p.x.ne[0];
+    if (n == 0) {
+        return GCUDA_STATUS_SUCCESS;
     }
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        return with_held(p.x.ne[0], wide, [&](auto h) {
-            typedef decltype(h) H;
-            if constexpr (H::TWO) {
-                return launch_held(k_norm_held_two<KIND, T, H>, H::THREADS, n_rows(p.y), stream, p);
-            } else {
-                return launch_held(k_norm_held<KIND, T, H>, H::THREADS, n_rows(p.y), stream, p);
-            }
+        const bool wide = is_wide(p.x) && is_wide(p.y) && n % d_wide<T>::N == 0;
+        if (!can_hold(n)) {
+            return wide ? two_passes<d_norm_parts<KIND, T, typename part_of<T, true>::type>>(p, stream)
+                        : two_passes<d_norm_parts<KIND, T, typename part_of<T, false>::type>>(p, stream);
+        }
+        return with_held<T>(n, wide, [&](auto h) {
+            return launch_held(k_norm_held<KIND, T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
@@ -4252,10 +4356,9 @@ static inline __device__ const char * d_repeated_row(const gcuda_array & a, cons
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
 
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
-    const int n = (int) p.x.ne[0];
     d_start_next();
     d_wait_before();
-    FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
+    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<float> x;
         x.load(d_row(p.x, r), n);
         if (p.add.data != nullptr) {
@@ -4265,7 +4368,7 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
         }
         float sum = 0.0f;
         x.each(n, [&](float v, int) { sum += v * v; });
-        const float scale = d_norm_scale<NORM_RMS>(d_row_sum<H::THREADS>(sum), n, p.eps);
+        const float scale = d_norm_scale<NORM_RMS>(d_row_sum<H::THREADS>(sum), p.x.ne[0], p.eps);
         const float * w = (const float *) d_repeated_row(p.w, p.x, r);
         x.each(n, [&](float & v, int i) { v = d_mul_rn(d_mul_rn(v, scale), w[i]); });
         if (p.b.data != nullptr) {
@@ -4273,17 +4376,17 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
             x.each(n, [&](float & v, int i) { v = d_add_rn(v, b[i]); });
         }
         x.store(d_row(p.y, r), n);
-    }
+    });
 }
 
 gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_stream stream) {
     const gcuda_norm_mul_args & p = *args;
     const bool wide = is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum));
     if (!can_hold(p.x.ne[0])) { return GCUDA_STATUS_UNSUPPORTED; }
-    return with_held(p.x.ne[0], wide, [&](auto h) {
+    return with_held<float>(p.x.ne[0], wide, [&](auto h) {
         typedef decltype(h) H;
-        const int64_t n = n_rows(p.y), n_blocks = H::THREADS == 32 ? (n + 7) / 8 : n;
-        return launch_overlapped(k_norm_mul<H>, n_blocks, dim3(H::THREADS == 32 ? 256 : H::THREADS), 0, 0, stream, p);
+        const int64_t at_once = H::BLOCK / H::THREADS;
+        return launch_overlapped(k_norm_mul<H>, (n_rows(p.y) + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
     });
 }
 
@@ -4298,8 +4401,7 @@ static inline __device__ d_back_scale d_rms_norm_back(float xx, float xd, int64_
 }
 
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_rms_norm_back_held(const gcuda_rms_norm_back_args p) {
-    const int n = (int) p.x.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.dx), H::THREADS) {
+    d_held_rows<H::THREADS>(d_rows(p.dx), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> x, dy;
         x.load(d_row(p.x, r), n);
         dy.load(d_row(p.dy, r), n);
@@ -4311,12 +4413,12 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
             }
         }
         xx = d_row_sum<H::THREADS>(xx);
-        const d_back_scale s = d_rms_norm_back(xx, d_row_sum<H::THREADS>(xd), n, p.eps);
+        const d_back_scale s = d_rms_norm_back(xx, d_row_sum<H::THREADS>(xd), p.x.ne[0], p.eps);
         for (int k = 0; k < x.PARTS; ++k) {
             for (int j = 0; j < x.N; ++j) { dy.v[k][j] = (dy.v[k][j] - x.v[k][j] * s.k) * s.scale; }
         }
         dy.store(d_row(p.dx, r), n);
-    }
+    });
 }
 
 static __global__ void __launch_bounds__(1024) k_rms_norm_back(const gcuda_rms_norm_back_args p) {
@@ -4346,7 +4448,7 @@ gcuda_status gcuda_launch_rms_norm_back(const gcuda_rms_norm_back_args * args, g
         return launch(k_rms_norm_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
     return with_float(p.x.type, [&](auto v) {
-        return with_held(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
+        return with_held<decltype(v)>(n, is_wide(p.x) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
             return launch_held(k_rms_norm_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
@@ -4424,12 +4526,21 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
 //   floor   x read, y written, the mask read once a head group: 2 * n * sizeof(T) bytes
 // What a row needs besides x and y.
 struct d_soft_max_row {
+    d_index at;
     const char * mask; // or NULL
     float slope, sink; // -inf: none
 };
-static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, const d_index & i) {
-    d_soft_max_row row = { nullptr, 1.0f, -INFINITY };
+// Heads that share a mask come behind each other: it is read from memory once.
+static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p, int64_t r) {
+    d_soft_max_row row = { d_row_index(p.x.ne, r), nullptr, 1.0f, -INFINITY };
+    d_index & i = row.at;
     if (p.mask.data != nullptr) {
+        if (p.mask.ne[2] < p.x.ne[2]) {
+            const int64_t token = r / p.x.ne[2];
+            i.i2 = r - token * p.x.ne[2];
+            i.i3 = token / p.x.ne[1];
+            i.i1 = token - i.i3 * p.x.ne[1];
+        }
         const int64_t m2 = i.i2 < p.mask.ne[2] ? i.i2 : i.i2 % p.mask.ne[2], m3 = i.i3 < p.mask.ne[3] ? i.i3 : i.i3 % p.mask.ne[3];
         row.mask = d_at(p.mask, 0, i.i1, m2, m3);
         row.slope = d_slope(p.max_bias, p.x.ne[2], i.i2);
@@ -4440,116 +4551,149 @@ static __device__ d_soft_max_row d_soft_max_row_of(const gcuda_soft_max_args & p
     return row;
 }
 
-// Elements of x as logits; i0: the place of the first in its row.
+template <typename M, typename ROW>
+static inline __device__ void d_masked_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n,
+    const typename ROW::word * words, ROW & x) {
+    typedef d_pack<M, ROW::N> pack;
+    pack m[ROW::PARTS];
+    UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
+        m[k] = x.place(k) < n ? *(const pack *) ((const M *) row.mask + i0 + x.place(k)) : pack();
+    }
+    x.unpack(words);
+    UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
+        UNROLL for (int j = 0; j < ROW::N; ++j) { x.v[k][j] = x.v[k][j] * p.scale + row.slope * d_f32(m[k].v[j]); }
+    }
+}
+
+// Elements of x as logits, from i0 of its row on; -inf behind the end.
 template <typename ROW>
-static __device__ void d_logits(const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, ROW & x) {
-    const auto add = [&](float & v, float m) { v = v * p.scale + row.slope * m; };
-    if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F32) {
-        x.each_with((const float *) row.mask + i0, n, add);
-    } else if (row.mask != nullptr && p.mask.type == GCUDA_TYPE_F16) {
-        x.each_with((const __half *) row.mask + i0, n, add);
-    } else if (row.mask != nullptr) {
-        x.each_with((const __nv_bfloat16 *) row.mask + i0, n, add);
+static inline __device__ void d_logits(
+    const gcuda_soft_max_args & p, const d_soft_max_row & row, int64_t i0, int n, const typename ROW::word * words, ROW & x) {
+    if (row.mask == nullptr) {
+        x.unpack(words);
+        x.all([&](float & v) { v = v * p.scale; });
+    } else if (p.mask.type == GCUDA_TYPE_F32) {
+        d_masked_logits<float>(p, row, i0, n, words, x);
+    } else if (p.mask.type == GCUDA_TYPE_F16) {
+        d_masked_logits<__half>(p, row, i0, n, words, x);
     } else {
-        x.each(n, [&](float & v, int) { v = v * p.scale; });
+        d_masked_logits<__nv_bfloat16>(p, row, i0, n, words, x);
+    }
+    UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
+        UNROLL for (int j = 0; j < ROW::N; ++j) { x.v[k][j] = x.place(k) < n ? x.v[k][j] : -INFINITY; }
     }
 }
 
-template <typename T, typename H> static inline __device__ void d_soft_max_held(const gcuda_soft_max_args & p) {
-    const int n = (int) p.x.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.y), H::THREADS) {
-        const d_index i = d_row_index(p.x.ne, r);
-        const d_soft_max_row row = d_soft_max_row_of(p, i);
-        typename H::template row<T> x;
-        x.load(d_at(p.x, i), n);
-        float max = row.sink, sum = 0.0f;
-        d_logits(p, row, 0, n, x);
-        x.each(n, [&](float v, int) { max = fmaxf(max, v); });
-        max = d_row_max<H::THREADS>(max);
-        const float base = max == -INFINITY ? 0.0f : max;
-        x.each(n, [&](float & v, int) { sum += v = expf(v - base); });
-        sum = d_row_sum<H::THREADS>(sum) + expf(row.sink - base);
-        const float scale = sum > 0.0f ? 1.0f / sum : sum;
-        x.each(n, [&](float & v, int) { v = v * scale; });
-        x.store(d_at(p.y, i), n);
-    }
+static inline __device__ float d_soft_base(float max) { return max == -INFINITY ? 0.0f : max; }
+static inline __device__ float d_soft_scale(float sum) { return sum > 0.0f ? 1.0f / sum : sum; }
+
+// Lanes' maximum and their sum of exponentials below it, for the whole block: what a lane's exponentials are to be multiplied
+// with comes back in `factor`, the maximum and sum of all on every thread.
+static inline __device__ d_soft_sum d_soft_block(float max, float sum, float sink, float * factor) {
+    __shared__ float2 part[32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    __syncthreads(); // the last use of part is over
+    if (lane == 0) { part[warp] = make_float2(max, sum); }
+    __syncthreads();
+    const float2 own = lane < (int) blockDim.x / 32 ? part[lane] : make_float2(-INFINITY, 0.0f);
+    const float all = fmaxf(d_warp_reduce<d_max_op>(own.x), sink), base = d_soft_base(all);
+    *factor = d_exp(max - base);
+    return { all, d_warp_reduce<d_sum_op>(own.y * d_exp(own.x - base)) + d_exp(sink - base) };
 }
 
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_held(const gcuda_soft_max_args p) {
-    d_soft_max_held<T, H>(p);
-}
-template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK, 2) k_soft_max_held_two(const gcuda_soft_max_args p) {
-    d_soft_max_held<T, H>(p);
-}
-
-// Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
-template <typename T, typename H>
-static __global__ void __launch_bounds__(512, 2) k_soft_max_parts(const gcuda_soft_max_args p, int64_t n_blocks) {
-    FOR_ROWS(b, n_blocks) {
-        const d_part q = d_part_of(p.x, b);
-        typename H::template row<T> x;
-        float max = -INFINITY, sum = 0.0f;
-        x.load(d_part_at(p.x, q), q.n);
-        d_logits(p, d_soft_max_row_of(p, d_row_index(p.x.ne, q.row)), q.i0, q.n, x);
-        x.each(q.n, [&](float v, int) { max = fmaxf(max, v); });
-        max = d_block_max(max);
-        const float base = max == -INFINITY ? 0.0f : max;
-        x.each(q.n, [&](float v, int) { sum += expf(v - base); });
-        sum = d_block_sum(sum);
-        if (threadIdx.x == 0) { ((float2 *) p.scratch)[b] = make_float2(max, sum); }
-    }
+// The exponentials of a row or part of it, below the maximum of these lanes.
+template <int THREADS, typename ROW> static inline __device__ d_soft_sum d_soft_lanes(ROW & x, float sink) {
+    const int LANES = THREADS < 32 ? THREADS : 32;
+    float max = sink, sum = 0.0f;
+    x.all([&](float v) { max = fmaxf(max, v); });
+    max = d_row_max<LANES>(max);
+    const float base = d_soft_base(max);
+    x.all([&](float & v) { sum += v = d_exp(v - base); });
+    return { max, d_row_sum<LANES>(sum) };
 }
 
 template <typename T, typename H>
-static __global__ void __launch_bounds__(512, 2) k_soft_max_finish(const gcuda_soft_max_args p, int64_t n_blocks) {
-    FOR_ROWS(turn, n_blocks) {
-        const int64_t b = n_blocks - 1 - turn; // what was read last is in the cache
-        const d_part q = d_part_of(p.x, b);
-        const d_soft_max_row row = d_soft_max_row_of(p, d_row_index(p.x.ne, q.row));
-        const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
+static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(const gcuda_soft_max_args p) {
+    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+        const d_soft_max_row row = d_soft_max_row_of(p, r);
         typename H::template row<T> x;
-        float max = row.sink, sum = 0.0f;
-        x.load(d_part_at(p.x, q), q.n);
-        d_logits(p, row, q.i0, q.n, x);
-        FOR_ROW_ELEMENTS(i, q.n_parts) { max = fmaxf(max, found[i].x); }
-        max = d_block_max(max);
-        const float base = max == -INFINITY ? 0.0f : max;
-        FOR_ROW_ELEMENTS(i, q.n_parts) { sum += found[i].x == -INFINITY ? found[i].y : found[i].y * expf(found[i].x - base); }
-        sum = d_block_sum(sum) + expf(row.sink - base);
-        const float scale = sum > 0.0f ? 1.0f / sum : sum;
-        x.each(q.n, [&](float & v, int) { v = scale * expf(v - base); });
-        x.store(d_part_at(p.y, q), q.n);
-    }
-}
-
-template <typename H> static gcuda_status soft_max_parts(const gcuda_soft_max_args & p, gcuda_stream stream) {
-    const int64_t n = n_parts(p.x) * n_rows(p.x);
-    return with_float(p.x.type, [&](auto v) {
-        typedef decltype(v) T;
-        const gcuda_status st = launch(k_soft_max_parts<T, H>, n, 512, stream, p, n);
-        return st == GCUDA_STATUS_SUCCESS ? launch(k_soft_max_finish<T, H>, n, 512, stream, p, n) : st;
+        typename H::template row<T>::word words[x.PARTS];
+        x.fetch(d_at(p.x, row.at), n, words);
+        d_logits(p, row, 0, n, words, x);
+        d_soft_sum s = d_soft_lanes<H::THREADS>(x, H::THREADS > 32 ? -INFINITY : row.sink);
+        float factor = 1.0f;
+        if (H::THREADS > 32) {
+            s = d_soft_block(s.max, s.sum, row.sink, &factor);
+        } else {
+            s.sum += d_exp(row.sink - d_soft_base(s.max));
+        }
+        const float scale = d_soft_scale(s.sum) * factor;
+        x.all([&](float & v) { v = v * scale; });
+        x.store(d_at(p.y, row.at), n);
     });
 }
 
+// Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
+template <typename T, typename HELD> struct d_soft_max_parts {
+    typedef HELD H;
+
+    static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
+        const d_part q = d_part_of(p.x, b);
+        typename H::template row<T> x;
+        typename H::template row<T>::word words[x.PARTS];
+        const d_soft_max_row row = d_soft_max_row_of(p, q.row);
+        x.fetch(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
+        d_logits(p, row, q.i0, q.n, words, x);
+        float factor;
+        const d_soft_sum own = d_soft_lanes<H::THREADS>(x, -INFINITY), s = d_soft_block(own.max, own.sum, -INFINITY, &factor);
+        if (threadIdx.x == 0) { ((float2 *) p.scratch)[b] = make_float2(s.max, s.sum); }
+    }
+
+    static inline __device__ void finish(const gcuda_soft_max_args & p, int64_t b) {
+        const d_part q = d_part_of(p.x, b);
+        const d_soft_max_row row = d_soft_max_row_of(p, q.row);
+        const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
+        typename H::template row<T> x;
+        typename H::template row<T>::word words[x.PARTS];
+        x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
+        float max = row.sink, sum = 0.0f; // each warp for itself
+        for (int64_t i = threadIdx.x % 32; i < q.n_parts; i += 32) { max = fmaxf(max, found[i].x); }
+        max = d_warp_reduce<d_max_op>(max);
+        const float base = d_soft_base(max);
+        for (int64_t i = threadIdx.x % 32; i < q.n_parts; i += 32) { sum += found[i].y * d_exp(found[i].x - base); }
+        const float scale = d_soft_scale(d_warp_reduce<d_sum_op>(sum) + d_exp(row.sink - base));
+        d_logits(p, row, q.i0, q.n, words, x);
+        x.all([&](float & v) { v = scale * d_exp(v - base); });
+        x.template store<true>(d_at(p.y, row.at) + q.i0 * (int64_t) p.y.nb[0], q.n);
+    }
+};
+
 size_t gcuda_soft_max_scratch_bytes(const gcuda_soft_max_args * args) { return part_bytes(args->x); }
+
+// Whether all rows begin at multiples of this many bytes, a power of two.
+static bool is_aligned(const gcuda_array & a, size_t n_bytes) {
+    uintptr_t bits = (uintptr_t) a.data;
+    for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
+    return bits % n_bytes == 0;
+}
 
 gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_stream stream) {
     const gcuda_soft_max_args & p = *args;
-    const bool wide = is_wide(p.x) && is_wide(p.y);
-    if (!can_hold(p.x.ne[0])) {
-        return p.x.ne[0] == 0 ? GCUDA_STATUS_SUCCESS
-               : wide         ? soft_max_parts<part_wide>(p, stream)
-                              : soft_max_parts<part_narrow>(p, stream);
+    const int64_t n = p.x.ne[0];
+    if (n == 0) {
+        return GCUDA_STATUS_SUCCESS;
     }
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        return with_held(p.x.ne[0], wide, [&](auto h) {
-            typedef decltype(h) H;
-            if constexpr (H::TWO) {
-                return launch_held(k_soft_max_held_two<T, H>, H::THREADS, n_rows(p.y), stream, p);
-            } else {
-                return launch_held(k_soft_max_held<T, H>, H::THREADS, n_rows(p.y), stream, p);
-            }
+        const size_t pack = d_wide<T>::N * gcuda_type_size(p.mask.type);
+        const bool wide = is_wide(p.x) && is_wide(p.y) && n % d_wide<T>::N == 0 &&
+                          (p.mask.data == nullptr || is_aligned(p.mask, pack < 16 ? pack : 16));
+        if (!can_hold(n)) {
+            return wide ? two_passes<d_soft_max_parts<T, typename part_of<T, true>::type>>(p, stream)
+                        : two_passes<d_soft_max_parts<T, typename part_of<T, false>::type>>(p, stream);
+        }
+        return with_held<T, 32>(n, wide, [&](auto h) {
+            return launch_held(k_soft_max_held<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
     });
 }
@@ -4566,13 +4710,26 @@ template <int N> static inline __device__ void d_route_soft_max(float (&w)[N], i
     float max = -INFINITY, sum = 0.0f;
     for (int j = 0; j < N; ++j) { max = first + j < n ? fmaxf(max, w[j]) : max; }
     max = d_warp_reduce<d_max_op>(max);
-    const float base = max == -INFINITY ? 0.0f : max;
+    const float base = d_soft_base(max);
     for (int j = 0; j < N; ++j) {
-        w[j] = expf(w[j] - base);
+        w[j] = d_exp(w[j] - base);
         if (first + j < n) { sum += w[j]; }
     }
-    sum = d_warp_reduce<d_sum_op>(sum);
-    const float scale = sum > 0.0f ? 1.0f / sum : sum;
+    if (N == 4 && n % 4 == 0) {
+        sum = d_warp_reduce<d_sum_op>(sum);
+    } else { // soft_max has eight lanes for such a row
+        sum = 0.0f;
+        for (int i = (int) threadIdx.x % 8; i < ROUTE_USED; i += 8) {
+            float own = 0.0f;
+            for (int j = 0; j < N; ++j) {
+                const float v = __shfl_sync(0xffffffffu, w[j], i / N);
+                own = i % N == j && i < n ? v : own;
+            }
+            sum += own;
+        }
+        sum = d_row_sum<8>(sum);
+    }
+    const float scale = d_soft_scale(sum);
     for (int j = 0; j < N; ++j) { w[j] = w[j] * scale; }
 }
 
@@ -4591,11 +4748,10 @@ template <typename H> static inline __device__ void d_route_probs(const gcuda_ro
     } else if (p.gate == GCUDA_ROUTE_SOFT_MAX) {
         float max = -INFINITY, sum = 0.0f;
         x.each(n, [&](float v, int) { max = fmaxf(max, v); });
-        max = d_row_max<32>(max);
-        const float base = max == -INFINITY ? 0.0f : max;
-        x.each(n, [&](float & v, int) { sum += v = expf(v - base); });
-        sum = d_row_sum<32>(sum);
-        const float scale = sum > 0.0f ? 1.0f / sum : sum;
+        max = d_row_max<H::THREADS>(max);
+        const float base = d_soft_base(max);
+        x.each(n, [&](float & v, int) { sum += v = d_exp(v - base); });
+        const float scale = d_soft_scale(d_row_sum<H::THREADS>(sum));
         x.each(n, [&](float & v, int) { v = v * scale; });
     }
 }
@@ -4663,9 +4819,9 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
         p.logits.ne[2] * p.logits.ne[3] != 1 || p.ids.type != GCUDA_TYPE_I32 || p.weights.type != GCUDA_TYPE_F32) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held(n, p.is_wide, [&](auto h) {
+    return p.logits.ne[1] == 0 ? GCUDA_STATUS_SUCCESS : with_held<float, 32>(n, p.is_wide, [&](auto h) {
         typedef decltype(h) H;
-        if constexpr (H::THREADS == 32) {
+        if constexpr (H::THREADS <= 32) { // fewer lanes than a warp: all of it has the same row
             return launch_held(p.is_wide_weights ? k_route<H, 4> : k_route<H, 1>, 32, p.logits.ne[1], stream, p);
         } else {
             return GCUDA_STATUS_UNSUPPORTED;
@@ -4676,8 +4832,7 @@ gcuda_status gcuda_launch_route(const gcuda_route_args * args, gcuda_stream stre
 // >>op:soft_max_back ----------------------------------------------------------------------------------
 //   floor   dy and y read, dx written: 3 * n * sizeof(T) bytes
 template <typename T, typename H> static __global__ void __launch_bounds__(H::BLOCK) k_soft_max_back_held(const gcuda_soft_max_back_args p) {
-    const int n = (int) p.y.ne[0];
-    FOR_HELD_ROWS(r, d_rows(p.dx), H::THREADS) {
+    d_held_rows<H::THREADS>(d_rows(p.dx), p.y.ne[0], [&](int64_t r, int n) {
         typename H::template row<T> y, dy;
         y.load(d_row(p.y, r), n);
         dy.load(d_row(p.dy, r), n);
@@ -4690,7 +4845,7 @@ template <typename T, typename H> static __global__ void __launch_bounds__(H::BL
             for (int j = 0; j < y.N; ++j) { dy.v[k][j] = p.scale * y.v[k][j] * (dy.v[k][j] - dot); }
         }
         dy.store(d_row(p.dx, r), n);
-    }
+    });
 }
 
 static __global__ void __launch_bounds__(1024) k_soft_max_back(const gcuda_soft_max_back_args p) {
@@ -4717,7 +4872,7 @@ gcuda_status gcuda_launch_soft_max_back(const gcuda_soft_max_back_args * args, g
         return launch(k_soft_max_back, n_rows(p.dx), n <= 1024 ? 128 : n <= 16384 ? 256 : 1024, stream, p);
     }
     return with_float(p.y.type, [&](auto v) {
-        return with_held(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
+        return with_held<decltype(v)>(n, is_wide(p.y) && is_wide(p.dy) && is_wide(p.dx), [&](auto h) {
             return launch_held(k_soft_max_back_held<decltype(v), decltype(h)>, decltype(h)::THREADS, n_rows(p.dx), stream, p);
         });
     });
@@ -4865,7 +5020,8 @@ gcuda_status gcuda_launch_cumsum(const gcuda_reduce_args * args, gcuda_stream st
 
 struct d_rope_plan {
     int64_t n_pairs, n_groups;
-    double log2_base, ramp_low, ramp_width, magnitude;
+    double step, ramp_low, ramp_width; // step: of the frequencies' logarithm to base 2
+    float magnitude;
     int n_sections; // all sections
 };
 
@@ -4889,7 +5045,7 @@ struct d_rope_pair {
 };
 static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j) {
     int64_t power = j, at = 0;
-    double mix = 0.0, factor = 1.0;
+    double mix = 0.0;
     if ((p.mode & 8) != 0) {
         at = d_rope_plane(p, plan, j, &power) * p.x.ne[2];
     }
@@ -4897,85 +5053,115 @@ static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_
         const double y = ((double) j - plan.ramp_low) / plan.ramp_width;
         mix = (1.0 - fmin(1.0, fmax(0.0, y))) * (double) p.ext_factor;
     }
+    double freq = exp2((double) power * plan.step) * ((double) p.freq_scale * (1.0 - mix) + mix);
     if (p.factors.data != nullptr) {
-        factor = (double) *(const float *) ((const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
+        freq /= (double) *(const float *) ((const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
     }
-    return { exp2(-2.0 * (double) power / (double) p.n_dims * plan.log2_base) / factor * ((double) p.freq_scale * (1.0 - mix) + mix), at };
+    return { freq, at };
+}
+
+// Sine and cosine of a part of a turn, from -1/2 to 1/2.
+static inline __device__ void d_sine(float turn, float * sine, float * cosine) {
+#ifdef __CUDACC__
+    sincospif(2.0f * turn, sine, cosine);
+#else
+    *sine = sinf(6.28318530717958647692f * turn);
+    *cosine = cosf(6.28318530717958647692f * turn);
+#endif
 }
 
 static __device__ float2 d_rope_turn(const gcuda_rope_args & p, const d_rope_plan & plan, const d_rope_pair & pair, int64_t token) {
     const double position = (double) *(const int32_t *) ((const char *) p.pos.data + (pair.plane + token) * (int64_t) p.pos.nb[0]);
     const double turns = position * pair.freq * 0.15915494309189533577; // 1 / (2 pi)
-    const float angle = (float) ((turns - rint(turns)) * 6.28318530717958647692);
-    return make_float2((float) (cosf(angle) * plan.magnitude), (float) (sinf(angle) * (p.is_back ? -plan.magnitude : plan.magnitude)));
+    float sine, cosine;
+    d_sine((float) (turns - rint(turns)), &sine, &cosine);
+    return make_float2(cosine * plan.magnitude, sine * (p.is_back ? -plan.magnitude : plan.magnitude));
 }
 
 static __device__ float2 d_rope_angle(const gcuda_rope_args & p, const d_rope_plan & plan, int64_t j, int64_t token) {
     return d_rope_turn(p, plan, d_rope_pair_of(p, plan, j), token);
 }
 
-// Two neighbouring pairs a thread, of ROPE_AHEAD heads at once: what it reads is under way while it works out their angles.
-// A block has n_each tokens behind each other, for which the frequencies are worked out once.
-#define ROPE_AHEAD 4
-#define ROPE_TOKENS 8
+// The same in every kernel that rotates, to the bit.
+static inline __device__ void d_rotate(float * a, float * b, float cosine, float sine) {
+    const float u = *a, v = *b;
+    *a = fmaf(u, cosine, -d_mul_rn(v, sine));
+    *b = fmaf(u, sine, d_mul_rn(v, cosine));
+}
+
+// Rows of aligned sixteens. A block has heads of tokens behind each other, a thread one pair's frequency. For some tokens at a time
+// the threads work out the turns of all pairs, while the rows that they then share are under way: W neighbouring pairs of
+// ROPE_AHEAD rows at once a thread, sixteen bytes at either end.
+#define ROPE_AHEAD 2
+#define ROPE_TURNS 512 // in shared memory; pairs are no more than threads
 template <typename T, bool IS_ADJACENT>
-static __global__ void __launch_bounds__(256) k_rope_wide(const gcuda_rope_args p, const d_rope_plan plan, int64_t n_each) {
-    const int64_t n_rest = (p.x.ne[0] - 2 * plan.n_pairs) / 2;
-    const int64_t n_stretches = (p.x.ne[2] + n_each - 1) / n_each;
-    FOR_ROWS(b, plan.n_groups * n_stretches * p.x.ne[3]) {
-        const int64_t g0 = b / plan.n_groups, h0 = (b - g0 * plan.n_groups) * ROPE_HEADS, i3 = g0 / n_stretches;
-        const int64_t begin = (g0 - i3 * n_stretches) * n_each, end = begin + n_each < p.x.ne[2] ? begin + n_each : p.x.ne[2];
-        const int64_t h1 = h0 + ROPE_HEADS < p.x.ne[1] ? h0 + ROPE_HEADS : p.x.ne[1];
-        for (int64_t j = 2 * threadIdx.x; j < plan.n_pairs; j += 2 * blockDim.x) {
-            const int64_t first = IS_ADJACENT ? 2 * j : j, second = IS_ADJACENT ? 2 * j + 2 : j + plan.n_pairs;
-            const d_rope_pair pairs[2] = { d_rope_pair_of(p, plan, j), d_rope_pair_of(p, plan, j + 1) };
-            for (int64_t i2 = begin; i2 < end; ++i2) {
-                float2 cs[2] = {}; // found with the first heads
-                for (int64_t h = h0 + threadIdx.y; h < h1; h += ROPE_AHEAD * blockDim.y) {
-                    d_pack<T, 2> u[ROPE_AHEAD], v[ROPE_AHEAD];
-                    UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
-                        const int64_t own = h + k * (int64_t) blockDim.y < h1 ? h + k * (int64_t) blockDim.y : h;
-                        u[k] = *(const d_pack<T, 2> *) d_at(p.x, first, own, i2, i3);
-                        v[k] = *(const d_pack<T, 2> *) d_at(p.x, second, own, i2, i3);
+static __global__ void __launch_bounds__(256, 4) k_rope_wide(
+    const gcuda_rope_args p, const d_rope_plan plan, int64_t n_blocks) {
+    const int W = d_wide<T>::N, tid = (int) threadIdx.x, n_pairs = (int) plan.n_pairs;
+    const int n_chunks = n_pairs / W, rows_at_once = 256 / n_chunks, own_row = tid / n_chunks, chunk = tid - own_row * n_chunks;
+    const int first = IS_ADJACENT ? 2 * W * chunk : W * chunk, second = IS_ADJACENT ? first + W : first + n_pairs;
+    const int own_token = tid / n_pairs, own_pair = tid - own_token * n_pairs, tokens_at_once = 256 / n_pairs;
+    const int64_t n_all = p.x.ne[2] * p.x.ne[3];
+    __shared__ float4 both[ROPE_TURNS / 2];
+    float2 * turns = (float2 *) both; // [token][pair]
+    const d_rope_pair pair = d_rope_pair_of(p, plan, own_pair);
+    FOR_ROWS(b, n_blocks * plan.n_groups) {
+        const int64_t s = b / plan.n_groups, h0 = (b - s * plan.n_groups) * ROPE_HEADS, end = n_all * (s + 1) / n_blocks;
+        const int n_heads = (int) (h0 + ROPE_HEADS < p.x.ne[1] ? ROPE_HEADS : p.x.ne[1] - h0);
+        const int n_each = ROPE_TURNS / n_pairs;
+        for (int64_t at = n_all * s / n_blocks, n_tokens = 0; at < end; at += n_tokens) {
+            const int64_t i3 = at < p.x.ne[2] ? 0 : at / p.x.ne[2], i2 = at - i3 * p.x.ne[2];
+            n_tokens = end - at < p.x.ne[2] - i2 ? end - at : p.x.ne[2] - i2;
+            n_tokens = n_tokens < n_each ? n_tokens : n_each;
+            const int n_rows = own_row < rows_at_once ? (int) n_tokens * n_heads : 0; // 0: this thread has none
+            const char * x = d_at(p.x, 0, h0, i2, i3);
+            char * y = d_at(p.y, 0, h0, i2, i3);
+            uint4 u[ROPE_AHEAD], v[ROPE_AHEAD];
+            const auto fetch = [&](int row0) {
+                UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
+                    const int row = row0 + k * rows_at_once, token = row / n_heads, head = row - token * n_heads;
+                    if (row < n_rows) {
+                        const T * from = (const T *) (x + token * (int64_t) p.x.nb[2] + head * (int64_t) p.x.nb[1]);
+                        u[k] = *(const uint4 *) (from + first);
+                        v[k] = *(const uint4 *) (from + second);
                     }
-                    if (h < h0 + blockDim.y) {
-                        cs[0] = d_rope_turn(p, plan, pairs[0], i2);
-                        cs[1] = d_rope_turn(p, plan, pairs[1], i2);
-                    }
-                    UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
-                        const int64_t own = h + k * (int64_t) blockDim.y;
-                        if (own < h1) {
-                            d_pack<T, 2> low, high;
-                            const T low1 = IS_ADJACENT ? u[k].v[1] : v[k].v[0], high0 = IS_ADJACENT ? v[k].v[0] : u[k].v[1];
-                            const float a0 = d_f32(u[k].v[0]), a1 = d_f32(low1), b0 = d_f32(high0), b1 = d_f32(v[k].v[1]);
-                            const float y0 = a0 * cs[0].x - a1 * cs[0].y, y1 = a0 * cs[0].y + a1 * cs[0].x;
-                            const float z0 = b0 * cs[1].x - b1 * cs[1].y, z1 = b0 * cs[1].y + b1 * cs[1].x;
-                            d_put(&low.v[0], y0);
-                            d_put(&low.v[1], IS_ADJACENT ? y1 : z0);
-                            d_put(&high.v[0], IS_ADJACENT ? z0 : y1);
-                            d_put(&high.v[1], z1);
-                            *(d_pack<T, 2> *) d_at(p.y, first, own, i2, i3) = low;
-                            *(d_pack<T, 2> *) d_at(p.y, second, own, i2, i3) = high;
+                }
+            };
+            fetch(own_row);
+            __syncthreads(); // the last use of turns is over
+            for (int t = own_token; own_token < tokens_at_once && t < n_tokens; t += tokens_at_once) {
+                turns[t * n_pairs + own_pair] = d_rope_turn(p, plan, pair, i2 + t);
+            }
+            __syncthreads();
+            for (int row0 = own_row; row0 < n_rows; row0 += ROPE_AHEAD * rows_at_once) {
+                if (row0 != own_row) { fetch(row0); }
+                UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
+                    const int row = row0 + k * rows_at_once, token = row / n_heads, head = row - token * n_heads;
+                    if (row < n_rows) {
+                        T * to = (T *) (y + token * (int64_t) p.y.nb[2] + head * (int64_t) p.y.nb[1]);
+                        float e[2 * W];
+                        d_unpack<T>(u[k], e);
+                        d_unpack<T>(v[k], e + W);
+                        UNROLL for (int i = 0; i < W; i += 2) {
+                            const float4 cs = *(const float4 *) (turns + token * n_pairs + W * chunk + i); // of two pairs
+                            float * f = e + (IS_ADJACENT ? 2 * i : i);
+                            d_rotate(f, f + (IS_ADJACENT ? 1 : W), cs.x, cs.y);
+                            f += IS_ADJACENT ? 2 : 1;
+                            d_rotate(f, f + (IS_ADJACENT ? 1 : W), cs.z, cs.w);
                         }
+                        d_store16(to + first, e);
+                        d_store16(to + second, e + W);
                     }
                 }
             }
-        }
-        for (int64_t j = threadIdx.x; j < n_rest && p.x.data != p.y.data; j += blockDim.x) {
-            for (int64_t at = (h1 - h0) * begin + threadIdx.y; at < (h1 - h0) * end; at += blockDim.y) {
-                const int64_t i2 = at / (h1 - h0), h = h0 + at - i2 * (h1 - h0), i0 = 2 * (plan.n_pairs + j);
-                *(d_pack<T, 2> *) d_at(p.y, i0, h, i2, i3) = *(const d_pack<T, 2> *) d_at(p.x, i0, h, i2, i3);
+            const int n_rest = (int) (p.x.ne[0] - 2 * n_pairs) / W;
+            for (int i = tid; i < n_rest * (int) n_tokens * n_heads && p.x.data != p.y.data; i += 256) {
+                const int row = i / n_rest, token = row / n_heads, head = row - token * n_heads, i0 = 2 * n_pairs + (i - row * n_rest) * W;
+                const T * from = (const T *) (x + token * (int64_t) p.x.nb[2] + head * (int64_t) p.x.nb[1]) + i0;
+                *(uint4 *) ((T *) (y + token * (int64_t) p.y.nb[2] + head * (int64_t) p.y.nb[1]) + i0) = *(const uint4 *) from;
             }
         }
     }
-}
-
-// Pairs of elements at multiples of their size.
-static bool has_pairs(const gcuda_array & a) {
-    const size_t size = gcuda_type_size(a.type);
-    uintptr_t bits = (uintptr_t) a.data;
-    for (int d = 1; d < 4; ++d) { bits |= a.ne[d] > 1 ? a.nb[d] : 0; }
-    return a.nb[0] == size && bits % (2 * size) == 0 && a.ne[0] % 2 == 0;
 }
 
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
@@ -4991,9 +5177,10 @@ template <typename T> static __global__ void k_rope(const gcuda_rope_args p, con
                 const T * x = (const T *) d_at(p.x, first, h, i2, i3);
                 T * y = (T *) d_at(p.y, first, h, i2, i3);
                 const int64_t xs = apart * (int64_t) p.x.nb[0] / (int64_t) sizeof(T), ys = apart * (int64_t) p.y.nb[0] / (int64_t) sizeof(T);
-                const float u = d_f32(x[0]), v = d_f32(x[xs]);
-                d_put(y, u * cs.x - v * cs.y);
-                d_put(y + ys, u * cs.y + v * cs.x);
+                float u = d_f32(x[0]), v = d_f32(x[xs]);
+                d_rotate(&u, &v, cs.x, cs.y);
+                d_put(y, u);
+                d_put(y + ys, v);
             }
         }
         if (p.x.data != p.y.data) {
@@ -5015,32 +5202,36 @@ static d_rope_plan rope_plan(const gcuda_rope_args & p) {
     d_rope_plan plan = {};
     plan.n_pairs = p.mode == GCUDA_ROPE_TYPE_VISION ? p.n_dims : p.n_dims / 2;
     plan.n_groups = (p.x.ne[1] + ROPE_HEADS - 1) / ROPE_HEADS;
-    plan.log2_base = log2((double) p.freq_base);
-    plan.magnitude = (double) p.attn_factor;
+    plan.step = -2.0 * log2((double) p.freq_base) / (double) p.n_dims;
+    double magnitude = (double) p.attn_factor;
     for (int i = 0; i < GCUDA_MROPE_SECTIONS; ++i) { plan.n_sections += p.sections[i]; }
     if (p.ext_factor != 0.0f) {
         const float low = floorf(rope_corr(p, p.beta_fast)), high = ceilf(rope_corr(p, p.beta_slow));
         plan.ramp_low = low > 0.0f ? (double) low : 0.0;
         plan.ramp_width = (double) (high < (float) (p.n_dims - 1) ? high : (float) (p.n_dims - 1)) - plan.ramp_low;
         plan.ramp_width = plan.ramp_width > 0.001 ? plan.ramp_width : 0.001;
-        plan.magnitude *= 1.0 + 0.1 * log(1.0 / (double) p.freq_scale);
+        magnitude *= 1.0 + 0.1 * log(1.0 / (double) p.freq_scale);
     }
+    plan.magnitude = (float) magnitude;
     return plan;
 }
 
 gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream) {
     const d_rope_plan plan = rope_plan(*args);
+    const gcuda_array & x = args->x;
     int width = 32; // threads along the pairs; the rest of 256 along the heads
-    const bool wide = plan.n_pairs % 2 == 0 && has_pairs(args->x) && has_pairs(args->y);
-    while (width < 256 && width < (wide ? plan.n_pairs / 2 : plan.n_pairs)) { width *= 2; }
-    return with_float(args->x.type, [&](auto v) {
-        if (wide) {
-            const int64_t n = plan.n_groups * args->x.ne[2] * args->x.ne[3];
-            const int64_t n_each = n >= enough(ROPE_TOKENS * 1024) ? ROPE_TOKENS : n >= enough(2048) ? 2 : 1;
-            return launch_2d(args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<decltype(v), true> : k_rope_wide<decltype(v), false>,
-                plan.n_groups * ((args->x.ne[2] + n_each - 1) / n_each) * args->x.ne[3], width, 256 / width, stream, *args, plan, n_each);
+    while (width < 256 && width < plan.n_pairs) { width *= 2; }
+    return with_float(x.type, [&](auto v) {
+        typedef decltype(v) T;
+        const int64_t n_wide = d_wide<T>::N, n = x.ne[2] * x.ne[3];
+        const bool wide = is_wide(x) && is_wide(args->y) && plan.n_pairs % n_wide == 0 && x.ne[0] % n_wide == 0;
+        if (wide && plan.n_pairs > 0 && plan.n_pairs <= 256) {
+            const int64_t share = n / enough(2048), most = n_wide == 4 ? 2 : 8, n_each = share < 1 ? 1 : share < most ? share : most;
+            const int64_t n_blocks = (n + n_each - 1) / n_each;
+            const auto kernel = args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<T, true> : k_rope_wide<T, false>;
+            return launch(kernel, n_blocks * plan.n_groups, 256, stream, *args, plan, n_blocks);
         }
-        return launch_2d(k_rope<decltype(v)>, plan.n_groups * args->x.ne[2] * args->x.ne[3], width, 256 / width, stream, *args, plan);
+        return launch_2d(k_rope<T>, n * plan.n_groups, width, 256 / width, stream, *args, plan);
     });
 }
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
@@ -5078,9 +5269,10 @@ template <typename TY> static __global__ void k_rope_set(const gcuda_rope_set_ar
             const float2 cs = d_rope_angle(q, plan, j, token);
             const int64_t first = is_adjacent ? 2 * j : j;
             for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
-                const float u = *(const float *) d_at(q.x, first, h, token, 0), v = *(const float *) d_at(q.x, first + apart, h, token, 0);
-                d_put(row + h * ne0 + first, u * cs.x - v * cs.y);
-                d_put(row + h * ne0 + first + apart, u * cs.y + v * cs.x);
+                float u = *(const float *) d_at(q.x, first, h, token, 0), v = *(const float *) d_at(q.x, first + apart, h, token, 0);
+                d_rotate(&u, &v, cs.x, cs.y);
+                d_put(row + h * ne0 + first, u);
+                d_put(row + h * ne0 + first + apart, v);
             }
         }
         for (int64_t j = 2 * plan.n_pairs + threadIdx.x; j < 2 * plan.n_pairs + n_rest; j += blockDim.x) {
