@@ -3444,12 +3444,114 @@ template <typename MAP> static __global__ void k_place_blocks(const gcuda_array 
     }
 }
 
+// Sixteen bytes from anywhere, by the two aligned words that they lie in.
+struct d_straddled {
+    uint4 low, high;
+};
+static inline __device__ d_straddled d_load_straddled(const char * from) {
+    const uint4 * aligned = (const uint4 *) (from - (uintptr_t) from % 16);
+    return { aligned[0], aligned[1] };
+}
+static inline __device__ uint4 d_straddled_at(const d_straddled & v, uintptr_t from) {
+    const bool by_two = (from & 8) != 0, by_one = (from & 4) != 0;
+    const uint32_t a0 = by_two ? v.low.z : v.low.x, a1 = by_two ? v.low.w : v.low.y, a2 = by_two ? v.high.x : v.low.z;
+    const uint32_t a3 = by_two ? v.high.y : v.low.w, a4 = by_two ? v.high.z : v.high.x, a5 = by_two ? v.high.w : v.high.y;
+    const uint32_t b0 = by_one ? a1 : a0, b1 = by_one ? a2 : a1, b2 = by_one ? a3 : a2, b3 = by_one ? a4 : a3, b4 = by_one ? a5 : a4;
+    const uint32_t order = 0x3210u + 0x1111u * (uint32_t) (from & 3); // bytes of two words
+    return make_uint4(__byte_perm(b0, b1, order), __byte_perm(b1, b2, order), __byte_perm(b2, b3, order), __byte_perm(b3, b4, order));
+}
+
+// An element of 1, 2, 4 or 8 bytes.
+static inline __device__ uint2 d_bits_at(const char * from, int size) {
+    if (size == 8) { return *(const uint2 *) from; }
+    return make_uint2(size == 4 ? *(const uint32_t *) from : size == 2 ? *(const uint16_t *) from : *(const uint8_t *) from, 0);
+}
+static inline __device__ void d_put_bits(char * to, uint2 bits, int size) {
+    switch (size) {
+        case 1: *(uint8_t *) to = (uint8_t) bits.x; break;
+        case 2: *(uint16_t *) to = (uint16_t) bits.x; break;
+        case 4: *(uint32_t *) to = bits.x; break;
+        default: *(uint2 *) to = bits; break;
+    }
+}
+
+// Where elements [at, at + count) of a row of y come from if they and n on both sides are one stretch of memory, or NULL.
+template <typename MAP, typename ROW>
+static inline __device__ const char * d_stretch_of(const MAP & m, const ROW & row, int64_t at, int count, int n, int size, int64_t end) {
+    if (at < n || at + count + n > end) { return nullptr; }
+    const char * before = (const char *) m.at(row, at - n), * behind = (const char *) m.at(row, at + count + n - 1);
+    return before != nullptr && behind - before == (int64_t) (count + 2 * n - 1) * size ? before + 16 : nullptr;
+}
+
+// Long rows of adjacent elements: sixteen bytes of y at a time, from wherever they lie. Where what they are made of and as
+// much on both sides is one stretch, words around it may be read; elsewhere elements go one by one.
+#define PLACE_PARTS 4
+template <typename MAP>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_place_wide(const gcuda_array y, const MAP m, int size, const tiles t) {
+    const int n = 16 / size;
+    const uint2 other = make_uint2(m.value.x, m.value.y);
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, y.ne, tile, n, PLACE_PARTS);
+        const auto row = m.row(i);
+        char * to = d_at(y, 0, i.i1, i.i2, i.i3);
+        const int64_t first = i.i0 - (int64_t) ((uintptr_t) to % 16) / size, step = d_tile_step(t, n);
+        const int64_t tile0 = first - (int64_t) (threadIdx.x % 32) * n; // of the warp, whose part of the row may be one stretch
+        const char * from[PLACE_PARTS], * whole = d_stretch_of(m, row, tile0, 32 * PLACE_PARTS * n, n, size, y.ne[0]);
+        d_straddled v[PLACE_PARTS] = {};
+        if (whole != nullptr) {
+            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+                from[k] = whole + (first + k * step - tile0) * size;
+                v[k] = d_load_straddled(from[k]);
+            }
+        } else {
+            UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+                from[k] = d_stretch_of(m, row, first + k * step, n, n, size, y.ne[0]);
+                if (from[k] != nullptr) { v[k] = d_load_straddled(from[k]); }
+            }
+        }
+        UNROLL for (int k = 0; k < PLACE_PARTS; ++k) {
+            const int64_t at = first + k * step;
+            if (from[k] != nullptr) {
+                *(uint4 *) (to + at * size) = d_straddled_at(v[k], (uintptr_t) from[k]);
+            } else {
+                for (int j = 0; j < n; ++j) {
+                    const bool is_in = at + j >= 0 && at + j < y.ne[0];
+                    const char * one = is_in ? (const char *) m.at(row, at + j) : nullptr;
+                    if (is_in) { d_put_bits(to + (at + j) * size, one != nullptr ? d_bits_at(one, size) : other, size); }
+                }
+            }
+        }
+    }
+}
+
+// Whether elements of a row that y is made of lie side by side.
+template <typename MAP> static bool are_adjacent(const MAP & m, size_t size) { return m.x.nb[0] == size; }
+struct d_filled;
+static bool are_adjacent(const d_filled &, size_t) { return false; } // of none
+template <int DIM> struct d_joined;
+template <int DIM> static bool are_adjacent(const d_joined<DIM> & m, size_t size) { return m.a.nb[0] == size && m.b.nb[0] == size; }
+
+template <typename MAP> static gcuda_status place_wide(const gcuda_array & y, const MAP & m, int size, gcuda_stream stream) {
+    gcuda_array like = y;
+    like.ne[0] += is_wide(y) ? 0 : 16 / size - 1; // rows begin between multiples of sixteen bytes
+    tiles t = tiles_of(like, 16 / size, PLACE_PARTS);
+    const int64_t per_warp = 32 * PLACE_PARTS * (16 / size);
+    t.shift = 5; // a warp has a tile
+    t.per_row = (like.ne[0] + per_warp - 1) / per_warp;
+    t.n = t.per_row * t.n_rows;
+    return launch_tiles(k_place_wide<MAP>, t, stream, y, m, size);
+}
+
 template <typename T, typename MAP> static gcuda_status place_as(const gcuda_array & y, const MAP & m, gcuda_stream stream) {
     return launch_tiles(k_place<T, MAP>, tiles_of(y, 1, d_placed<T>::PARTS), stream, y, m);
 }
 
 template <typename MAP>
 static gcuda_status place(const gcuda_array & y, const MAP & m, size_t size, gcuda_stream stream) {
+    const bool is_power = size == 1 || size == 2 || size == 4 || size == 8;
+    if (is_power && are_adjacent(m, size) && y.nb[0] == size && y.ne[0] * (int64_t) size >= enough(1024)) {
+        return place_wide(y, m, (int) size, stream);
+    }
     switch (size) {
         case 1: return place_as<uint8_t>(y, m, stream);
         case 2: return place_as<uint16_t>(y, m, stream);
@@ -5527,88 +5629,130 @@ template <typename TX, typename TY> static __global__ void k_im2col(const d_patc
     }
 }
 
-// Images: a block stages the rows that COLUMN_PLACES places of `channels` channels see, and a thread has one or two
-// neighbouring columns (PER) of all of them. Rows in shared memory are k[0] words longer than a multiple of 32, so that
-// neighbouring columns lie in different banks.
-#define COLUMN_PLACES 32
+// A block stages the rows that up to COLUMN_PLACES places of `channels` channels see, as they go to the columns, and a thread
+// has one or two neighbouring columns (PER) of all of them. Rows in shared memory are k[0] elements longer than a multiple of
+// 32 words, so that neighbouring columns lie in different banks.
+#define COLUMN_PLACES 64
+#define COLUMN_BYTES 36864
 struct d_column_tile {
-    int channels, n_cols, width, pitch; // of a block; floats of a row, and from one to the next
-    int64_t n_groups, n_stretches;      // of channels; of places
+    int channels, n_cols, width, pitch; // of a block; elements of a row, and from one to the next
+    int places, lines, rows;            // of a block: in a line, lines of them, rows of a channel that these see
+    int64_t n_groups, n_stretches, n_lines; // of channels; of places; of lines
 };
 
+// A row under the kernel: rows of shared memory are [channel][kernel dimension 2][row of the channel]. NULL outside.
+static inline __device__ const char * d_column_row(const d_patches & p, int rows, int r, int64_t c0, int64_t oy, int64_t last) {
+    const int kd = (int) p.k[2], q = r / rows, c = q / kd;
+    const int64_t image = p.is_3d ? last / p.depth : last, oz = p.is_3d ? last - image * p.depth : 0;
+    const int64_t y = oy * p.s[1] - p.p[1] + (r - q * rows);
+    const int64_t z = p.is_3d ? oz * p.s[2] - p.p[2] + (int64_t) (q - c * kd) * p.d[2] : 0;
+    if (y < 0 || y >= p.x.ne[1] || z < 0 || (p.is_3d && z >= p.x.ne[2])) { return nullptr; }
+    return p.is_3d ? d_at(p.x, 0, y, z, image * p.channels + c0 + c) : d_at(p.x, 0, y, c0 + c, image);
+}
+
 template <typename TX, typename TY, int PER>
-static __global__ void __launch_bounds__(1024) k_im2col_tile(const d_patches p, const d_column_tile t) {
-    DYNAMIC_SHARED(float, rows);
-    const int kw = (int) p.k[0], kh = (int) p.k[1], n_threads = (int) blockDim.x, col = (int) threadIdx.x * PER;
-    const int64_t n_stores = t.n_groups * t.n_stretches * p.y.ne[2] * p.y.ne[3];
+static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, const d_column_tile t) {
+    DYNAMIC_SHARED(TY, rows);
+    const int kw = (int) p.k[0], kh = (int) p.k[1], n_threads = (int) blockDim.x, tid = (int) threadIdx.x, col = tid * PER;
+    const int per_channel = t.rows * (int) p.k[2], row_step = n_threads / t.width, rest_step = n_threads - row_step * t.width;
+    const char ** const from = (const char **) ((char *) rows + ((size_t) (t.channels * per_channel * t.pitch) * sizeof(TY) + 7) / 8 * 8);
     int own[PER];
     UNROLL for (int i = 0; i < PER; ++i) {
-        const int q = (col + i) / kw;
-        own[i] = q * t.pitch + (col + i - q * kw) * p.d[0];
+        const int q = (col + i) / kw, z = q / kh;
+        own[i] = (z * t.rows + (q - z * kh) * p.d[1]) * t.pitch + (col + i - q * kw) * p.d[0];
     }
-    FOR_ROWS(b, n_stores) {
-        const int64_t b1 = b / t.n_groups, b2 = b1 / t.n_stretches, image = b2 / p.y.ne[2], oy = b2 - image * p.y.ne[2];
-        const int64_t c0 = (b - b1 * t.n_groups) * t.channels, ox0 = (b1 - b2 * t.n_stretches) * COLUMN_PLACES;
-        const int n_c = (int) (p.channels - c0 < t.channels ? p.channels - c0 : t.channels);
-        const int n_places = (int) (p.y.ne[1] - ox0 < COLUMN_PLACES ? p.y.ne[1] - ox0 : COLUMN_PLACES);
-        const int64_t x0 = ox0 * p.s[0] - p.p[0], y0 = oy * p.s[1] - p.p[1];
+    FOR_ROWS(b, t.n_groups * t.n_stretches * t.n_lines * p.y.ne[3]) {
+        const int64_t b1 = b / t.n_groups, b2 = b1 / t.n_stretches, last = b2 / t.n_lines, oy = (b2 - last * t.n_lines) * t.lines;
+        const int64_t c0 = (b - b1 * t.n_groups) * t.channels, ox0 = (b1 - b2 * t.n_stretches) * t.places;
+        const int n_c = (int) (p.channels - c0 < t.channels ? p.channels - c0 : t.channels), n_rows = n_c * per_channel;
+        const int n_places = (int) (p.y.ne[1] - ox0 < t.places ? p.y.ne[1] - ox0 : t.places);
+        const int n_lines = (int) (p.y.ne[2] - oy < t.lines ? p.y.ne[2] - oy : t.lines);
+        const int64_t x0 = ox0 * p.s[0] - p.p[0];
+        const int begin = x0 < 0 ? (int) -x0 : 0, end = (int) (p.x.ne[0] - x0 < t.width ? p.x.ne[0] - x0 : t.width); // of a row inside
         __syncthreads(); // the tile before is written
-        for (int first = (int) threadIdx.x; first < n_c * kh * t.width; first += 4 * n_threads) {
-            float v[4];
+        for (int r = tid; r < n_rows; r += n_threads) { from[r] = d_column_row(p, t.rows, r, c0, oy, last); }
+        __syncthreads();
+        for (int r0 = tid / t.width, e0 = tid - r0 * t.width; r0 < n_rows;) {
+            TX v[4];
+            int at[4];
             UNROLL for (int k = 0; k < 4; ++k) {
-                const int e = first + k * n_threads, r = e / t.width, c = r / kh;
-                const int64_t x = x0 + (e - r * t.width), y = y0 + (int64_t) (r - c * kh) * p.d[1];
-                const bool is_in = c < n_c && x >= 0 && x < p.x.ne[0] && y >= 0 && y < p.x.ne[1];
-                v[k] = is_in ? d_f32(*(const TX *) d_at(p.x, x, y, c0 + c, image)) : 0.0f;
+                const char * row = r0 < n_rows ? from[r0] : nullptr;
+                at[k] = r0 < n_rows ? r0 * t.pitch + e0 : -1;
+                v[k] = TX();
+                if (row != nullptr && e0 >= begin && e0 < end) { v[k] = *(const TX *) (row + (x0 + e0) * (int64_t) p.x.nb[0]); }
+                r0 += row_step;
+                e0 += rest_step;
+                if (e0 >= t.width) {
+                    e0 -= t.width;
+                    ++r0;
+                }
             }
             UNROLL for (int k = 0; k < 4; ++k) {
-                const int e = first + k * n_threads, r = e / t.width;
-                if (e < n_c * kh * t.width) { rows[r * t.pitch + e - r * t.width] = v[k]; }
+                if (at[k] >= 0) { d_put(&rows[at[k]], d_f32(v[k])); }
             }
         }
         __syncthreads();
-        char * to = d_at(p.y, c0 * kh * kw + col, ox0, oy, image);
-        for (int k = 0; k < n_places && col < n_c * kh * kw; ++k, to += p.y.nb[1]) {
-            TY v[PER];
-            UNROLL for (int i = 0; i < PER; ++i) { d_put(&v[i], rows[own[i] + k * p.s[0]]); }
-            if (PER == 2) {
-                uint32_t both = 0;
-                memcpy(&both, v, sizeof v < 4 ? sizeof v : 4);
-                *(uint32_t *) to = both;
-            } else {
-                *(TY *) to = v[0];
+        const int n_cols = n_c * kh * (int) p.k[2] * kw;
+        for (int line = 0; line < n_lines && col < n_cols; ++line) {
+            char * to = d_at(p.y, c0 * p.k[2] * kh * kw + col, ox0, oy + line, last);
+            const TY * seen = rows + line * p.s[1] * t.pitch;
+            for (int k = 0; k < n_places; k += 4, to += 4 * p.y.nb[1], seen += 4 * p.s[0]) {
+                d_pack<TY, PER> v[4];
+                UNROLL for (int m = 0; m < 4; ++m) {
+                    UNROLL for (int i = 0; i < PER; ++i) { v[m].v[i] = seen[own[i] + (k + m < n_places ? m * p.s[0] : 0)]; }
+                }
+                UNROLL for (int m = 0; m < 4; ++m) {
+                    if (k + m < n_places) { *(d_pack<TY, PER> *) (to + m * (int64_t) p.y.nb[1]) = v[m]; }
+                }
             }
         }
     }
 }
 
-// Channels of a tile: a warp's worth of columns or more, up to 512 columns and 40 KiB. False: no tile.
+// Channels of a tile: a warp's worth of columns or more, up to 512 columns and COLUMN_BYTES; lines while there is room, few
+// places and work for all multiprocessors. False: no tile.
 static bool column_tile(const d_patches & p, int per, d_column_tile * t) {
-    const int64_t per_channel = p.k[0] * p.k[1], width = (COLUMN_PLACES - 1) * (int64_t) p.s[0] + (p.k[0] - 1) * (int64_t) p.d[0] + 1;
-    if (p.is_3d || per_channel > 512 || width > 512 || p.s[0] < 1 || p.y.ne[1] < 8) { return false; }
+    const int64_t size = (int64_t) gcuda_type_size(p.y.type), per_channel = p.k[0] * p.k[1] * p.k[2], word = 128 / size;
+    const int64_t first_rows = (p.k[1] - 1) * (int64_t) p.d[1] + 1;
+    if (first_rows * p.k[2] > 512 || per_channel > 512 || p.s[0] < 1 || p.s[0] > 4 || p.y.ne[1] < 8) { return false; }
+    t->n_stretches = (p.y.ne[1] + COLUMN_PLACES - 1) / COLUMN_PLACES;
+    t->places = (int) ((p.y.ne[1] + t->n_stretches - 1) / t->n_stretches);
+    const int64_t width = (t->places - 1) * (int64_t) p.s[0] + (p.k[0] - 1) * (int64_t) p.d[0] + 1;
+    if (width > 512) { return false; }
     t->width = (int) width;
-    t->pitch = (int) (width + (p.k[0] % 32 + 32 - width % 32) % 32);
-    int64_t c = 32;
-    while (c > 1 && (c * per_channel > 512 || c * p.k[1] * t->pitch > 10240)) { c /= 2; }
+    t->pitch = (int) (width + (p.k[0] % word + word - width % word) % word);
+    const int64_t row_bytes = t->pitch * size + (int64_t) sizeof(char *);
+    int64_t c = 32, rows = first_rows;
+    while (c > 1 && (c * per_channel > 512 || c * p.k[2] * rows * row_bytes > COLUMN_BYTES)) { c /= 2; }
     c = c < p.channels ? c : p.channels;
     t->channels = (int) c;
-    t->n_cols = (int) (c * per_channel);
     t->n_groups = (p.channels + c - 1) / c;
-    t->n_stretches = (p.y.ne[1] + COLUMN_PLACES - 1) / COLUMN_PLACES;
-    return c * p.k[1] * t->pitch <= 10240 && t->n_cols >= 32 && t->n_cols % per == 0 && p.y.ne[0] == p.channels * per_channel;
+    const int64_t n_tiles = t->n_groups * t->n_stretches * p.y.ne[2] * p.y.ne[3], least = enough(8 * n_multiprocessors());
+    for (t->lines = 1; t->lines * t->places < 2 * COLUMN_PLACES && t->lines * 2 <= p.y.ne[2]; t->lines *= 2) {
+        if (n_tiles / (t->lines * 2) < least) { break; }
+        const int64_t more = first_rows + (2 * t->lines - 1) * (int64_t) p.s[1];
+        if (c * p.k[2] * more * row_bytes > COLUMN_BYTES) { break; }
+        rows = more;
+    }
+    t->rows = (int) rows;
+    t->n_cols = (int) (c * per_channel);
+    t->n_lines = (p.y.ne[2] + t->lines - 1) / t->lines;
+    const bool fits = c * p.k[2] * rows * row_bytes <= COLUMN_BYTES, is_packed_wide = p.y.ne[0] == p.channels * per_channel;
+    return fits && is_packed_wide && t->n_cols >= 32 && t->n_cols % per == 0;
 }
 
 template <typename TX, typename TY, int PER>
 static gcuda_status columns_tiled(const d_patches & p, const d_column_tile & t, gcuda_stream stream) {
     const int n_threads = (t.n_cols / PER + 31) / 32 * 32;
-    const size_t n_bytes = (size_t) (t.channels * p.k[1] * t.pitch) * sizeof(float);
-    const int64_t n_blocks = t.n_groups * t.n_stretches * p.y.ne[2] * p.y.ne[3];
+    const size_t n_rows = (size_t) (t.channels * t.rows * p.k[2]);
+    const size_t n_bytes = (n_rows * t.pitch * sizeof(TY) + 7) / 8 * 8 + n_rows * sizeof(char *);
+    const int64_t n_blocks = t.n_groups * t.n_stretches * t.n_lines * p.y.ne[3];
     return launch_shared(k_im2col_tile<TX, TY, PER>, n_blocks, dim3((unsigned) n_threads), n_bytes, 0, stream, p, t);
 }
 
 static gcuda_status columns(const d_patches & p, gcuda_stream stream) {
     d_column_tile tile;
-    const bool is_even = gcuda_type_size(p.y.type) == 2 && p.channels * p.k[0] * p.k[1] % 2 == 0 && (uintptr_t) p.y.data % 4 == 0;
+    const bool is_even = gcuda_type_size(p.y.type) == 2 && p.channels * p.k[0] * p.k[1] * p.k[2] % 2 == 0 && (uintptr_t) p.y.data % 4 == 0;
     if (n_elements(p.y) > 0 && column_tile(p, is_even ? 2 : 1, &tile) && is_packed(p.y)) {
         return with_float(p.x.type, [&](auto x) {
             return with_float(p.y.type, [&](auto y) {
@@ -6748,9 +6892,61 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_wide(const gcuda_poo
     }
 }
 
+// The same where windows touch: as many results a thread as sixteen bytes of x have elements, from K of these a row.
+template <typename T, int K, bool IS_MAX>
+static __global__ void __launch_bounds__(TILE_BLOCK) k_pool_touching(const gcuda_pool_args p, bool is_wide_y, const tiles t) {
+    const int N = d_wide<T>::N;
+    const float divisor = (float) p.k0 * (float) p.k1;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.y.ne, tile, N, 1);
+        const int64_t y = i.i1 * p.s1 - p.p1, y0 = y > 0 ? y : 0, y1 = y + p.k1 < p.x.ne[1] ? y + p.k1 : p.x.ne[1];
+        const int n = p.y.ne[0] - i.i0 < N ? (int) (p.y.ne[0] - i.i0) : N;
+        const char * row = d_at(p.x, i.i0 * K, y0, i.i2, i.i3);
+        float v[N];
+        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? -3.402823466e38f : 0.0f; }
+        for (int64_t at = y0; at < y1 && n == N; at += K, row += K * (int64_t) p.x.nb[1]) {
+            uint4 raw[K][K];
+            UNROLL for (int r = 0; r < K; ++r) {
+                UNROLL for (int j = 0; j < K; ++j) {
+                    raw[r][j] = ((const uint4 *) (row + (at + r < y1 ? r : 0) * (int64_t) p.x.nb[1]))[j];
+                }
+            }
+            UNROLL for (int r = 0; r < K; ++r) {
+                float u[K * N];
+                UNROLL for (int j = 0; j < K; ++j) { d_unpack<T>(raw[r][j], u + j * N); }
+                UNROLL for (int j = 0; j < K * N; ++j) {
+                    if (at + r < y1) { v[j / K] = !IS_MAX ? v[j / K] + u[j] : u[j] > v[j / K] ? u[j] : v[j / K]; }
+                }
+            }
+        }
+        for (int64_t at = y0; at < y1 && n < N; ++at, row += p.x.nb[1]) {
+            UNROLL for (int j = 0; j < K * N; ++j) {
+                const float u = j < K * n ? d_f32(((const T *) row)[j]) : 0.0f;
+                v[j / K] = !IS_MAX ? v[j / K] + u : u > v[j / K] ? u : v[j / K];
+            }
+        }
+        float * to = (float *) d_at(p.y, i.i0, i.i1, i.i2, i.i3);
+        UNROLL for (int k = 0; k < N; ++k) { v[k] = IS_MAX ? v[k] : v[k] / divisor; }
+        UNROLL for (int k = 0; k < N; k += 4) {
+            if (is_wide_y && k + 4 <= n) {
+                d_store16(to + k, v + k);
+            } else {
+                UNROLL for (int j = k; j < k + 4; ++j) {
+                    if (j < n) { to[j] = v[j]; }
+                }
+            }
+        }
+    }
+}
+
 template <int K> static gcuda_status pool_wide(const gcuda_pool_args & p, gcuda_stream stream) {
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
+        if (is_wide(p.x) && p.s0 == K && p.p0 == 0) {
+            const tiles touching = tiles_of(p.y, d_wide<T>::N, 1);
+            return launch_tiles(p.op == GCUDA_OP_POOL_MAX ? k_pool_touching<T, K, true> : k_pool_touching<T, K, false>, touching, stream, p,
+                is_wide(p.y));
+        }
         const tiles t = tiles_of(p.y, 1, POOL_AHEAD);
         return p.op == GCUDA_OP_POOL_MAX ? launch_tiles(k_pool_wide<T, K, true>, t, stream, p)
                                          : launch_tiles(k_pool_wide<T, K, false>, t, stream, p);
@@ -6943,65 +7139,109 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
     }
 }
 
-// Rows of the image resampled along themselves are kept as long as the window along the columns has them.
-template <typename T, int N>
-static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_taps(
-    const gcuda_upscale_args p, const gcuda_array like, const d_factors f, const tiles t) {
-    const int COLS = 4;
+// A block has a tile of the result: first it resamples the rows of the image under it along themselves, which gives rows of
+// the tile's width in shared memory, then from these its own rows, four neighbouring columns a thread.
+#define UPSCALE_HELD 40 // rows in shared memory, at most
+#define UPSCALE_TALLEST 64
+#define UPSCALE_EXACT (1 << 22) // places of a larger image are too coarse in F32 for a bound on the rows under a tile
+struct d_upscale_tile {
+    int shift, rows; // 2^shift columns
+    int64_t across, down;
+};
+template <int N> struct alignas(16) d_upscale_row { // of the result: weights, and the first row of the image that they are for
+    float w[N];
+    int base;
+};
+
+template <typename T, int N, bool WIDE>
+static __global__ void __launch_bounds__(256) k_upscale_taps(const gcuda_upscale_args p, const d_factors f, const d_upscale_tile t) {
+    DYNAMIC_SHARED(float, held); // rows of 2^shift, behind what is known of rows of the tile
+    d_upscale_row<N> * const known = (d_upscale_row<N> *) held;
     const float offset = p.align_corners ? 0.0f : 0.5f;
-    FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, like.ne, tile, 1, COLS);
-        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, 1);
-        const char * plane = d_at(p.x, 0, 0, d_nearest(i.i2, f.f[2], p.x.ne[2]), d_nearest(i.i3, f.f[3], p.x.ne[3]));
-        int from[COLS][N], has[N];
-        float w[COLS][N], part[COLS][N];
-        UNROLL for (int c = 0; c < COLS; ++c) {
-            d_taps<N> taps;
-            d_taps_of(taps, ((float) (i.i0 + c * step) + offset) / f.f[0] - offset, p.x.ne[0]);
-            UNROLL for (int k = 0; k < N; ++k) {
-                from[c][k] = (int) taps.at[k];
-                w[c][k] = taps.w[k];
+    const int width = 1 << t.shift, tid = (int) threadIdx.x, n_groups = 256 >> t.shift, last = (int) p.x.ne[1] - 1;
+    float * const lines = held + t.rows * (int) (sizeof(d_upscale_row<N>) / 4);
+    FOR_ROWS(b, t.across * t.down * p.y.ne[2] * p.y.ne[3]) {
+        const int64_t b1 = b / t.across, b2 = b1 / t.down, i3 = b2 / p.y.ne[2], i2 = b2 - i3 * p.y.ne[2];
+        const int64_t x0 = (b - b1 * t.across) << t.shift, y0 = (b1 - b2 * t.down) * t.rows;
+        const int n_rows = (int) (p.y.ne[1] - y0 < t.rows ? p.y.ne[1] - y0 : t.rows);
+        const char * plane = d_at(p.x, 0, 0, d_nearest(i2, f.f[2], p.x.ne[2]), d_nearest(i3, f.f[3], p.x.ne[3]));
+        d_taps<N> taps;
+        __syncthreads(); // the tile before is done with
+        if (tid < n_rows) {
+            const float at = ((float) (y0 + tid) + offset) / f.f[1] - offset;
+            d_taps_of(taps, at, p.x.ne[1]);
+            known[tid].base = (int) floorf(at) - (N / 2 - 1);
+            UNROLL for (int k = 0; k < N; ++k) { known[tid].w[k] = taps.w[k]; }
+        }
+        d_taps_of(taps, ((float) (x0 + (tid & (width - 1))) + offset) / f.f[0] - offset, p.x.ne[0]);
+        const char * from[N];
+        UNROLL for (int k = 0; k < N; ++k) { from[k] = plane + taps.at[k] * (int64_t) p.x.nb[0]; }
+        __syncthreads();
+        const int first = known[0].base, n_held = known[n_rows - 1].base - first + N;
+        for (int r0 = tid >> t.shift; r0 < n_held; r0 += 8 * n_groups) {
+            T v[8][N];
+            UNROLL for (int r = 0; r < 8; ++r) {
+                const int at = first + r0 + r * n_groups;
+                const int64_t row = (at < 0 ? 0 : at > last ? last : at) * (int64_t) p.x.nb[1];
+                UNROLL for (int k = 0; k < N; ++k) { v[r][k] = *(const T *) (from[k] + row); } // clamped: always there
+            }
+            UNROLL for (int r = 0; r < 8; ++r) {
+                float sum = 0.0f;
+                UNROLL for (int k = 0; k < N; ++k) { sum += taps.w[k] * d_f32(v[r][k]); }
+                if (r0 + r * n_groups < n_held) { lines[(r0 << t.shift) + r * 256 + (tid & (width - 1))] = sum; }
             }
         }
-        UNROLL for (int k = 0; k < N; ++k) { has[k] = -1; }
-        const int64_t i1 = i.i1 * UPSCALE_ROWS, end = i1 + UPSCALE_ROWS < p.y.ne[1] ? i1 + UPSCALE_ROWS : p.y.ne[1];
-        for (int64_t r = i1; r < end && n > 0; ++r) {
-            d_taps<N> ty;
-            d_taps_of(ty, ((float) r + offset) / f.f[1] - offset, p.x.ne[1]);
-            bool moves = true; // by one row: all but the last are there
-            UNROLL for (int k = 1; k < N; ++k) { moves = has[k] == (int) ty.at[k - 1] && moves; }
-            UNROLL for (int k = 0; k < N - 1; ++k) {
-                if (moves) {
-                    has[k] = has[k + 1];
-                    UNROLL for (int c = 0; c < COLS; ++c) { part[c][k] = part[c][k + 1]; }
-                }
+        __syncthreads();
+        const int column = 4 * (tid & (width / 4 - 1)), each = (t.rows * width + 1023) / 1024, r0 = (4 * tid >> t.shift) * each;
+        const int64_t left = p.y.ne[0] - x0 - column;
+        const int end = r0 + each < n_rows ? r0 + each : n_rows;
+        const float * line = lines + column; // the next that comes into the window
+        char * y = d_at(p.y, x0 + column, y0 + r0, i2, i3);
+        float part[N][4] = {};
+        for (int r = r0, next = first - N; r < end && left > 0; ++r, y += p.y.nb[1]) {
+            const d_upscale_row<N> own = known[r];
+            if (next < own.base - N) { // none of the window is there
+                next = own.base - N;
+                line = lines + ((own.base - first) << t.shift) + column;
             }
-            UNROLL for (int k = 0; k < N; ++k) {
-                if (has[k] != (int) ty.at[k]) {
-                    const char * row = plane + ty.at[k] * (int64_t) p.x.nb[1];
-                    has[k] = (int) ty.at[k];
-                    UNROLL for (int c = 0; c < COLS; ++c) {
-                        part[c][k] = 0.0f;
-                        UNROLL for (int j = 0; j < N; ++j) {
-                            part[c][k] += w[c][j] * d_f32(*(const T *) (row + from[c][j] * (int64_t) p.x.nb[0]));
-                        }
-                    }
+            for (; next < own.base; ++next, line += width) {
+                const float4 v = *(const float4 *) line;
+                UNROLL for (int k = 0; k < N - 1; ++k) {
+                    UNROLL for (int j = 0; j < 4; ++j) { part[k][j] = part[k + 1][j]; }
                 }
+                part[N - 1][0] = v.x, part[N - 1][1] = v.y, part[N - 1][2] = v.z, part[N - 1][3] = v.w;
             }
-            T * y = (T *) d_at(p.y, i.i0, r, i.i2, i.i3);
-            UNROLL for (int c = 0; c < COLS; ++c) {
+            d_pack<T, 4> all;
+            UNROLL for (int j = 0; j < 4; ++j) {
                 float sum = 0.0f;
-                UNROLL for (int k = 0; k < N; ++k) { sum += ty.w[k] * part[c][k]; }
-                if (c * step < n) { d_put(y + c * step, sum); }
+                UNROLL for (int k = 0; k < N; ++k) { sum += own.w[k] * part[k][j]; }
+                d_put(&all.v[j], sum);
+            }
+            if (WIDE) {
+                *(d_pack<T, 4> *) y = all;
+            } else {
+                UNROLL for (int j = 0; j < 4; ++j) {
+                    if (j < left) { ((T *) y)[j] = all.v[j]; }
+                }
             }
         }
     }
 }
 
+// Tiles as wide as a block has threads, or as a narrow result asks, and as tall as their part of the image fits.
 template <int N> static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
-    const gcuda_array like = upscale_like(p.y);
+    d_upscale_tile t = { 5, UPSCALE_TALLEST, 0, 0 };
+    while (t.shift < 8 && ((int64_t) 1 << t.shift) < p.y.ne[0]) { ++t.shift; }
+    while (t.rows > 1 && (float) (t.rows - 1) / f.f[1] > (float) (UPSCALE_HELD - N - 3)) { t.rows /= 2; }
+    const int n_held = (int) ((float) (t.rows - 1) / f.f[1]) + N + 3; // one for where it begins, two for rounding
+    t.across = (p.y.ne[0] + ((int64_t) 1 << t.shift) - 1) >> t.shift;
+    t.down = (p.y.ne[1] + t.rows - 1) / t.rows;
+    const size_t n_bytes = ((size_t) n_held * sizeof(float) << t.shift) + t.rows * sizeof(d_upscale_row<N>);
+    const bool wide = is_wide(p.y) && p.y.ne[0] % 4 == 0;
     return with_float(p.x.type, [&](auto v) {
-        return launch_tiles(k_upscale_taps<decltype(v), N>, tiles_of(like, 1, 4), stream, p, like, f);
+        typedef decltype(v) T;
+        return launch_shared(wide ? k_upscale_taps<T, N, true> : k_upscale_taps<T, N, false>, t.across * t.down * p.y.ne[2] * p.y.ne[3],
+            dim3(256), n_bytes, 0, stream, p, f, t);
     });
 }
 
@@ -7030,7 +7270,7 @@ template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p,
 
 gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream stream) {
     const tiles t = tiles_of(args->y, 1, 4);
-    const bool are_ints = args->x.ne[0] <= INT32_MAX && args->x.ne[1] <= INT32_MAX;
+    const bool is_exact = args->x.ne[1] <= UPSCALE_EXACT && args->y.ne[1] <= UPSCALE_EXACT;
     d_factors f;
     for (int d = 0; d < 4; ++d) {
         const int64_t in = args->x.ne[d], out = args->y.ne[d];
@@ -7042,10 +7282,10 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
             return args->x.type == GCUDA_TYPE_F32 ? upscale_nearest<uint32_t>(*args, f, stream)
                                                   : upscale_nearest<uint16_t>(*args, f, stream);
         case GCUDA_SCALE_MODE_BICUBIC:
-            return are_ints ? upscale_taps<4>(*args, f, stream) : launch_tiles(k_upscale<UPSCALE_CUBIC>, t, stream, *args, f);
+            return is_exact ? upscale_taps<4>(*args, f, stream) : launch_tiles(k_upscale<UPSCALE_CUBIC>, t, stream, *args, f);
         default:
             return args->antialias ? launch_tiles(k_upscale<UPSCALE_WIDE>, t, stream, *args, f)
-                   : are_ints      ? upscale_taps<2>(*args, f, stream)
+                   : is_exact      ? upscale_taps<2>(*args, f, stream)
                                    : launch_tiles(k_upscale<UPSCALE_LINEAR>, t, stream, *args, f);
     }
 }
@@ -7637,6 +7877,9 @@ template <int LANES, int PER> static gcuda_status ssm_scan(const gcuda_ssm_scan_
     const bool is_one = p.a.ne[0] == 1, wide = is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c);
     const int64_t per_block = SCAN_BLOCK / LANES * (is_one ? 2 : 1);
     if (wide && p.x.ne[2] > 1 && per_seq / p.b.ne[1] % per_block == 0 && (!is_one || p.x.ne[0] % 2 == 0)) {
+        if (is_one && LANES == 16) { // twice the warps, with shorter chains each
+            return launch(k_ssm_scan_staged<32, 4, true>, 2 * per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p);
+        }
         return is_one ? launch(k_ssm_scan_staged<LANES, PER, true>, per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p)
                       : launch(k_ssm_scan_staged<LANES, PER, false>, per_seq / per_block * p.x.ne[3], SCAN_BLOCK, stream, p);
     }
