@@ -947,6 +947,87 @@ TEST(a_block_in_reused_memory_is_three_launches) {
 }
 
 // =====================================================================================================================
+// >>overlap   which kernels may start before the one ahead of them has ended
+// =====================================================================================================================
+// Two products, the second of the first one's result, and its squares.
+struct two {
+    struct place p;
+    struct gcuda_tensor * w[2], * x, * y[3];
+    struct gcuda_cgraph * graph;
+};
+
+static void two_begin(struct two * t) {
+    t->p = place_begin();
+    t->x = gcuda_new_tensor_1d(t->p.ctx, GCUDA_TYPE_F32, 64);
+    for (int i = 0; i < 2; ++i) {
+        t->w[i] = gcuda_new_tensor_2d(t->p.ctx, GCUDA_TYPE_Q4_0, 64, 64);
+        t->y[i] = gcuda_mul_mat(t->p.ctx, t->w[i], i == 0 ? t->x : t->y[0]);
+    }
+    t->y[2] = gcuda_sqr(t->p.ctx, t->y[1]);
+    t->graph = gcuda_new_graph(t->p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(t->graph, t->y[2]));
+}
+
+// The overlap of the plan's steps as letters: n, l, w.
+static void overlaps_are(gcuda_backend_t backend, const struct two * t, const char * wanted) {
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, t->graph);
+    REQUIRE(plan != NULL);
+    const struct gcudai_cuda_plan * p = (const struct gcudai_cuda_plan *) plan;
+    char found[16] = "";
+    for (int i = 0; i < p->n_steps && i < 15; ++i) { found[i] = "nlw"[p->steps[i].overlap]; }
+    CHECK_MSG(strcmp(found, wanted) == 0, "overlap is \"%s\", wanted \"%s\"", found, wanted);
+    gcuda_backend_graph_plan_free(backend, plan);
+}
+
+static gcuda_backend_t overlapping(enum gcuda_cuda_switch overlap) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.overlap = overlap;
+    params.graphs = GCUDA_CUDA_OFF;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
+TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
+    gcuda_backend_t on = overlapping(GCUDA_CUDA_ON), by_default = overlapping(GCUDA_CUDA_AUTO);
+    setenv("GCUDA_CUDA_PDL", "1", 1);
+    gcuda_backend_t env_on = overlapping(GCUDA_CUDA_AUTO), off = overlapping(GCUDA_CUDA_OFF);
+    unsetenv("GCUDA_CUDA_PDL");
+    REQUIRE(on != NULL && off != NULL && by_default != NULL && env_on != NULL);
+    const bool may = gcuda_has_overlap();
+    struct two t;
+    two_begin(&t);
+    gcuda_backend_buffer_t weights = gcuda_backend_alloc_buffer(on, 16384), results = gcuda_backend_alloc_buffer(on, 16384);
+    char * w = (char *) gcuda_backend_buffer_get_base(weights), * r = (char *) gcuda_backend_buffer_get_base(results);
+    for (int i = 0; i < 2; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(weights, t.w[i], w + 4096 * i)); }
+    CHECK_OK(gcuda_backend_tensor_alloc(results, t.x, r));
+    for (int i = 0; i < 3; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(results, t.y[i], r + 1024 * (i + 1))); }
+    overlaps_are(on, &t, may ? "www" : "nnn");
+    overlaps_are(env_on, &t, may ? "www" : "nnn");
+    overlaps_are(off, &t, "nnn");
+    overlaps_are(by_default, &t, "nnn");
+    fill(t.w[0], 1), fill(t.w[1], 2), fill(t.x, 3);
+    float found[2][64];
+    for (int i = 0; i < 2; ++i) { // the first launch comes behind whatever was there, and sqr does not know how to wait
+        const long before = sim_overlapped();
+        CHECK_OK(gcuda_backend_graph_compute(i == 0 ? on : off, t.graph));
+        CHECK_EQ_I(sim_overlapped() - before, may && i == 0 ? 1 : 0);
+        CHECK_OK(gcuda_backend_tensor_get(t.y[2], found[i], 0, sizeof found[i]));
+    }
+    CHECK(memcmp(found[0], found[1], sizeof found[0]) == 0);
+    t.y[0]->buffer = t.w[1]->buffer, t.y[0]->data = w + 12288; // a result in the weights' buffer
+    overlaps_are(on, &t, may ? "llw" : "nnn");
+    CHECK(gcuda_thread_launches()->overlap == GCUDA_OVERLAP_NONE);
+    place_end(&t.p);
+    gcuda_backend_buffer_free(weights);
+    gcuda_backend_buffer_free(results);
+    gcuda_backend_free(on);
+    gcuda_backend_free(off);
+    gcuda_backend_free(by_default);
+    gcuda_backend_free(env_on);
+    clean();
+}
+
+// =====================================================================================================================
 // >>sched   what another backend reads, through a view or not, is written
 // =====================================================================================================================
 static void sched_once(int variant) {
