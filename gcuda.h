@@ -1040,12 +1040,12 @@ struct gcuda_allocator {
 GCUDA_API void gcuda_set_allocator(const struct gcuda_allocator * allocator);
 
 // Whether the GCUDA_... environment variables mean anything; they do unless a program that embeds the library says false,
-// before its first other call; that outlives gcuda_shutdown. What they choose can be chosen by a parameter too, which wins
+// before its first other call, and again after gcuda_shutdown. What they choose can be chosen by a parameter too, which wins
 // over the variable. NVIDIA's own variables (CUDA_VISIBLE_DEVICES) are the driver's business.
 GCUDA_API void gcuda_use_environment(bool is_used);
 
-// Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, choices for CUDA). Call it
-// when no object is left; the library starts again by itself on the next call.
+// Empties the process registry (devices, buffer types, log, allocator, the CPU's instruction set, what gcuda_use_environment
+// was told, choices for CUDA). Call it when no object is left; the library starts again by itself on the next call.
 GCUDA_API void gcuda_shutdown(void);
 
 GCUDA_API int64_t gcuda_time_ms(void);
@@ -5764,18 +5764,6 @@ static GCUDAI_UNUSED void gcudai_memory_query(size_t * available_bytes, size_t *
     *total_bytes = gcudai_saturate_size(total);
 }
 
-static gcudai_atomic_i32 gcudai_ignores_env; // 1: gcuda_use_environment(false)
-
-// Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
-static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
-#if defined(GCUDA_NO_ENV)
-    (void) name;
-    return NULL;
-#else
-    return gcudai_atomic_load_i32(&gcudai_ignores_env) != 0 ? NULL : getenv(name);
-#endif
-}
-
 // Tells the system that these bytes will be read soon: it starts reading those that are a file's. Never waits for them.
 static GCUDAI_UNUSED void gcudai_memory_read_ahead(const char * ptr, size_t size) {
 #if defined(__linux__) && defined(MADV_WILLNEED)
@@ -5879,9 +5867,20 @@ struct gcudai_globals {
     gcuda_backend_reg_t * regs;       // third-party registries; the built-in ones are constants
     size_t n_regs, cap_regs;
     gcudai_atomic_i32 cpu_isa; // enum gcuda_cpu_isa, read without the lock; AUTO: not looked for yet
+    gcudai_atomic_i32 ignores_env; // 1: gcuda_use_environment(false)
 };
 static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL },
-    NULL, 0, 0, { GCUDA_CPU_ISA_AUTO } };
+    NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 } };
+
+// Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
+static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
+#if defined(GCUDA_NO_ENV)
+    (void) name;
+    return NULL;
+#else
+    return gcudai_atomic_load_i32(&gcudai_g.ignores_env) != 0 ? NULL : getenv(name);
+#endif
+}
 
 int gcuda_version(void) { return GCUDA_VERSION; }
 
@@ -5970,7 +5969,7 @@ struct gcudai_block {
     size_t size; // of raw
 };
 
-void gcuda_use_environment(bool is_used) { gcudai_atomic_store_i32(&gcudai_ignores_env, is_used ? 0 : 1); }
+void gcuda_use_environment(bool is_used) { gcudai_atomic_store_i32(&gcudai_g.ignores_env, is_used ? 0 : 1); }
 
 void gcuda_set_allocator(const struct gcuda_allocator * allocator) {
     gcudai_mutex_lock(&gcudai_g.lock);
@@ -21683,6 +21682,7 @@ void gcuda_shutdown(void) {
     gcudai_g.log_level = GCUDA_LOG_LEVEL_NONE;
     GCUDAI_ZERO(gcudai_g.allocator);
     gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
+    gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
     gcudai_cuda_forget();
     gcudai_mutex_unlock(&gcudai_g.lock);
     gcudai_free(regs);

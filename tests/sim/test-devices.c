@@ -195,10 +195,10 @@ TEST(a_program_can_ignore_the_environment) {
         "GCUDA_CUDA_REGISTER_HOST", "GCUDA_OP_OFFLOAD_MIN_BATCH", "GCUDA_CUDA_DEVICES" };
     struct gcuda_cuda_device_info info;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) { setenv(names[i], "5", 1); }
-    for (int turn = 0; turn < 3; ++turn) { // heard; ignored; ignored, after gcuda_shutdown too
-        const bool is_heard = turn == 0;
-        if (turn < 2) { gcuda_use_environment(is_heard); }
+    for (int turn = 0; turn < 3; ++turn) { // heard; ignored; heard again after gcuda_shutdown
+        const bool is_heard = turn != 1;
         fresh(1, 64 * MB, 1);
+        if (turn < 2) { gcuda_use_environment(is_heard); }
         CHECK_OK(gcuda_backend_cuda_get_device_info(0, &info));
         CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), is_heard ? 5 : 1);
         CHECK(host_memory_is_locked() != is_heard);
