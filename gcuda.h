@@ -15613,12 +15613,12 @@ static void gcudai_mul_mat_work(const struct gcuda_tensor * y, struct gcudai_wor
 static void gcudai_mul_mat_cols(const struct gcuda_mul_mat_args * p, const struct gcudai_mm_plan * plan, int64_t a2,
                                 int64_t a3, int64_t c0, int64_t c1, char * shared, struct gcudai_mm_cols * cols) {
     const int64_t n = p->b.ne[1], r2 = p->b.ne[2] / p->a.ne[2], r3 = p->b.ne[3] / p->a.ne[3];
-    cols->n = (int) (c1 - c0);
+    cols->n = 0;
     for (int64_t c = c0; c < c1; ++c) {
         const int64_t i1 = c % n, i2 = a2 * r2 + c / n % r2, i3 = a3 * r3 + c / n / r2;
         const int64_t index = (i3 * p->b.ne[2] + i2) * n + i1;
-        cols->x[c - c0] = plan->converts ? shared + (size_t) index * plan->col_size : gcudai_at(&p->b, i1, i2, i3);
-        cols->y[c - c0] = (float *) (void *) gcudai_at(&p->y, i1, i2, i3);
+        cols->x[cols->n] = plan->converts ? shared + (size_t) index * plan->col_size : gcudai_at(&p->b, i1, i2, i3);
+        cols->y[cols->n++] = (float *) (void *) gcudai_at(&p->y, i1, i2, i3);
     }
 }
 

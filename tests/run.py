@@ -113,7 +113,7 @@ def plan(level):
         build = Job(f"fuzz: build {stem(source)}", [*MAKE, program], "full", 1800, needs=clang, is_build=True)
         jobs.append(build)
         jobs.append(Job(f"fuzz: {stem(source)}", [program, "-max_total_time=120", "-timeout=20", "-rss_limit_mb=2048", "-seed=1"],
-                        "full", 300, after=build, needs=clang))
+                        "full", 300, env={"ASAN_OPTIONS": "allocator_may_return_null=1"}, after=build, needs=clang))
     jobs.append(Job("clang-tidy", [*MAKE, "tidy"], "full", 3600,
                     needs=[("clang-tidy", "clang-tidy")]))
     order = LEVELS.index(level)

@@ -119,7 +119,8 @@ TEST(every_chunk_runs_once) {
         REQUIRE(pool != NULL);
         CHECK_EQ_I(gcuda_threadpool_get_n_threads(pool), n);
         int n_by_workers = 0;
-        run_callers(pool, 1, 500, &n_by_workers);
+        // other programs may keep all cores from the workers for a while
+        for (int tries = 0; tries < (n == 1 ? 1 : 200) && n_by_workers == 0; ++tries) { run_callers(pool, 1, 500, &n_by_workers); }
         CHECK(n == 1 ? n_by_workers == 0 : n_by_workers > 0);
         run_callers(pool, 3, 500, &n_by_workers); // callers wait for each other
         gcuda_threadpool_free(pool);
