@@ -4,6 +4,17 @@
 
 #include <time.h>
 
+// The manual's 10 ms, of processor time because a busy machine may take any time to do nothing. Instrumented and emulated
+// builds take ten times as long. A machine that shares its cores slows processor time too: the best of some tries counts.
+static double allowed_ms(void) {
+#if defined(__SANITIZE_ADDRESS__)
+    return 100.0;
+#else
+    return getenv("GCUDA_TEST_EMULATED") != NULL ? 100.0 : 10.0;
+#endif
+}
+enum { MAX_TRIES = 10 };
+
 struct net { // y = soft_max(w x), large enough for some tenths of a second
     struct gcuda_context * ctx;
     struct gcuda_tensor * w, * x, * y;
@@ -38,15 +49,15 @@ static bool watch_abort(void * data) {
     return w->n_calls >= w->stop_call;
 }
 
-// The call returns within 10 ms of the callback's word, and asks for it that often. In processor time of all threads,
-// because a busy machine may take any time to do nothing.
+// The call returns that soon after the callback's word, and asks for it that often.
 TEST(a_long_node_is_aborted) {
     struct net m = make_net(1536);
     for (int n_threads = 1; n_threads <= 2; ++n_threads) {
+        const double limit_ms = allowed_ms() * n_threads;
         gcuda_backend_t cpu = gcuda_backend_cpu_init();
         double best_ms = 1e9, best_apart_ms = 1e9;
         CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, n_threads));
-        for (int k = 0; k < 5; ++k) {
+        for (int k = 0; k < MAX_TRIES && (best_ms >= limit_ms || best_apart_ms >= limit_ms); ++k) {
             struct watch w;
             memset(&w, 0, sizeof(w));
             w.stop_call = 4;
@@ -60,8 +71,8 @@ TEST(a_long_node_is_aborted) {
             best_ms = late_ms < best_ms ? late_ms : best_ms;
             best_apart_ms = apart_ms < best_apart_ms ? apart_ms : best_apart_ms;
         }
-        CHECK_MSG(best_ms < 10.0 * n_threads, "%d threads: %.1f ms of processor time after the word to stop", n_threads, best_ms);
-        CHECK_MSG(best_apart_ms < 10.0 * n_threads, "%d threads: asked every %.1f ms of processor time", n_threads, best_apart_ms);
+        CHECK_MSG(best_ms < limit_ms, "%d threads: %.1f ms of processor time after the word to stop", n_threads, best_ms);
+        CHECK_MSG(best_apart_ms < limit_ms, "%d threads: asked every %.1f ms of processor time", n_threads, best_apart_ms);
         CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, NULL, NULL)); // usable afterwards
         CHECK_OK(gcuda_backend_graph_compute(cpu, m.graph));
         gcuda_backend_free(cpu);
@@ -113,11 +124,7 @@ static bool never(void * data) {
 }
 
 TEST(a_long_sum_asks_in_between) {
-#if defined(__SANITIZE_ADDRESS__) // such builds take ten times as long
-    const double limit_ms = 100.0;
-#else
-    const double limit_ms = getenv("GCUDA_TEST_EMULATED") != NULL ? 100.0 : 10.0;
-#endif
+    const double limit_ms = allowed_ms();
     for (int which = 0; which < 9; ++which) {
         const struct gcuda_init_params params = { 0, NULL, false };
         struct gcuda_context * ctx = gcuda_init(params);
@@ -126,7 +133,7 @@ TEST(a_long_sum_asks_in_between) {
         gcuda_backend_t cpu = gcuda_backend_cpu_init();
         double best_ms = 1e9;
         CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, 1));
-        for (int k = 0; k < 3 && CHECK_OK(gcuda_build_forward_expand(graph, y)); ++k) {
+        for (int k = 0; k < MAX_TRIES && best_ms >= limit_ms && CHECK_OK(gcuda_build_forward_expand(graph, y)); ++k) {
             struct gaps g = { clock(), 0.0, 0 };
             CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, never, &g));
             CHECK_OK(gcuda_backend_graph_compute(cpu, graph));
@@ -172,7 +179,6 @@ static struct gcuda_tensor * long_scan(struct gcuda_context * ctx) {
 }
 
 TEST(a_long_item_is_aborted) {
-    const double limit_ms = getenv("GCUDA_TEST_EMULATED") != NULL ? 100.0 : 10.0;
     for (int which = 0; which < 6; ++which) {
         const struct gcuda_init_params params = { 0, NULL, false };
         struct gcuda_context * ctx = gcuda_init(params);
@@ -182,9 +188,10 @@ TEST(a_long_item_is_aborted) {
         for (int n_threads = 1; n_threads <= 2; ++n_threads) {
             gcuda_backend_t cpu = gcuda_backend_cpu_init();
             struct watch w;
+            const double limit_ms = allowed_ms() * n_threads;
             double best_ms = 1e9;
             CHECK_OK(gcuda_backend_cpu_set_n_threads(cpu, n_threads));
-            for (int k = 0; k < 3; ++k) {
+            for (int k = 0; k < MAX_TRIES && best_ms >= limit_ms; ++k) {
                 memset(&w, 0, sizeof(w));
                 w.stop_call = which == 0 ? 60 : 4; // the row for top_k is computed first
                 CHECK_OK(gcuda_backend_cpu_set_abort_callback(cpu, watch_abort, &w));
@@ -192,7 +199,7 @@ TEST(a_long_item_is_aborted) {
                 const double late_ms = 1e3 * (double) (clock() - w.asked) / CLOCKS_PER_SEC;
                 best_ms = late_ms < best_ms ? late_ms : best_ms;
             }
-            CHECK_MSG(best_ms < limit_ms * n_threads, "%s, %d threads: %.1f ms of processor time after the word to stop",
+            CHECK_MSG(best_ms < limit_ms, "%s, %d threads: %.1f ms of processor time after the word to stop",
                 gcuda_op_desc(y), n_threads, best_ms);
             gcuda_backend_free(cpu);
         }
