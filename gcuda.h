@@ -1288,7 +1288,7 @@ struct gcuda_array {
     void * data;
     enum gcuda_type type;
     int64_t ne[4]; // elements, ne[0] innermost
-    size_t nb[4];  // strides in bytes; nb[0] is that of a block
+    size_t nb[4];  // strides in bytes; nb[0] is that of a block. Of a dimension of one element: as if it were packed
 };
 
 // =====================================================================================================
@@ -7088,8 +7088,9 @@ bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * t) {
     return block != 0 && gcuda_nbytes(t) == (size_t) (gcuda_nelements(t) / block) * gcuda_type_size(t->type);
 }
 
-bool gcuda_is_contiguous_channels(const struct gcuda_tensor * t) {
-    return t->nb[0] > t->nb[2] && t->nb[1] > t->nb[0] && t->nb[2] == gcuda_type_size(t->type);
+bool gcuda_is_contiguous_channels(const struct gcuda_tensor * t) { // strides of dimensions of one element do not count
+    const size_t pixel = t->ne[0] == 1 ? t->nb[2] : t->nb[0];
+    return t->nb[2] == gcuda_type_size(t->type) && (t->ne[0] == 1 || pixel > t->nb[2]) && (t->ne[1] == 1 || t->nb[1] > pixel);
 }
 
 bool gcuda_is_padded_1d(const struct gcuda_tensor * t) {
@@ -10363,14 +10364,21 @@ static struct gcuda_tensor * gcudai_op_finish(struct gcuda_context * ctx, struct
 
 // ---- what CPU functions are made of ----
 
+// A dimension of one element has the stride that it would have if it were packed: a view may have left anything there,
+// and what is contiguous is then so for who looks at strides alone.
 static struct gcuda_array gcudai_array(const struct gcuda_tensor * t) {
     struct gcuda_array a;
     GCUDAI_ZERO(a);
     if (t != NULL) {
+        size_t packed = gcuda_type_size(t->type);
         a.data = t->data;
         a.type = t->type;
-        memcpy(a.ne, t->ne, sizeof(a.ne));
-        memcpy(a.nb, t->nb, sizeof(a.nb));
+        for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+            const int64_t n = d == 0 ? t->ne[0] / gcuda_blck_size(t->type) : t->ne[d];
+            a.ne[d] = t->ne[d];
+            a.nb[d] = n == 1 ? packed : t->nb[d];
+            packed = a.nb[d] * (size_t) n;
+        }
     }
     return a;
 }
@@ -17914,15 +17922,21 @@ struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_te
     return gcudai_op_finish(ctx, gcudai_op_new(ctx, GCUDA_OP_SSM_CONV, GCUDA_TYPE_F32, ne, src, 2));
 }
 
+// Dimensions 0 and 1 packed, the others anywhere.
+static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    GCUDAI_TRY(gcudai_want_rows(y, t));
+    GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == gcuda_row_size(t->type, t->ne[0]), "rows of '%s' must follow each other",
+        t->name);
+    return GCUDA_STATUS_SUCCESS;
+}
+
 static gcuda_status gcudai_ssm_conv_check(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * sx = y->src[0];
     const struct gcuda_tensor * c = y->src[1];
     GCUDAI_TRY(gcudai_want_float(y, sx));
     GCUDAI_TRY(gcudai_want_float(y, c));
     GCUDAI_TRY(gcudai_want_contiguous(y, c));
-    GCUDAI_TRY(gcudai_want_rows(y, sx));
-    GCUDAI_WANT(y, sx->ne[1] <= 1 || sx->nb[1] == sx->nb[0] * (size_t) sx->ne[0],
-        "rows of '%s' must follow each other", sx->name);
+    GCUDAI_TRY(gcudai_want_planes(y, sx));
     GCUDAI_WANT(y, sx->ne[3] == 1 && gcuda_is_matrix(c), "inputs must have three dimensions, weights two");
     GCUDAI_WANT(y, c->ne[1] == sx->ne[1], "%lld channels, and weights for %lld", (long long) sx->ne[1],
         (long long) c->ne[1]);
@@ -17990,14 +18004,6 @@ static gcuda_status gcudai_want_ne(const struct gcuda_tensor * y, int i, int64_t
     GCUDAI_WANT(y, ne[0] == ne0 && ne[1] == ne1 && ne[2] == ne2 && ne[3] == ne3,
         "source %d must be [%lld, %lld, %lld, %lld]", i,
         (long long) ne0, (long long) ne1, (long long) ne2, (long long) ne3);
-    return GCUDA_STATUS_SUCCESS;
-}
-
-// Dimensions 0 and 1 packed, the others anywhere.
-static gcuda_status gcudai_want_planes(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
-    GCUDAI_TRY(gcudai_want_rows(y, t));
-    GCUDAI_WANT(y, t->ne[1] <= 1 || t->nb[1] == t->nb[0] * (size_t) t->ne[0], "rows of '%s' must follow each other",
-        t->name);
     return GCUDA_STATUS_SUCCESS;
 }
 

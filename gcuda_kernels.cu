@@ -362,6 +362,17 @@ static inline bool is_packed(const gcuda_array & a) {
     return true;
 }
 
+// A packed array as rows of n elements; strides of dimensions of one element may have been anything.
+static inline gcuda_array as_rows(gcuda_array a, int64_t n) {
+    const int64_t total = n_elements(a);
+    a.nb[0] = gcuda_type_size(a.type);
+    a.ne[0] = n;
+    a.ne[1] = n > 0 ? total / n : 1;
+    a.ne[2] = a.ne[3] = 1;
+    a.nb[1] = a.nb[2] = a.nb[3] = a.nb[0] * (size_t) n;
+    return a;
+}
+
 // Packed rows that all begin at multiples of 16 bytes.
 static inline bool is_wide(const gcuda_array & a) {
     uintptr_t bits = (uintptr_t) a.data;
@@ -1965,15 +1976,12 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
 // As one row where both sides are packed.
 static gcuda_status cpy_quantize(const gcuda_cpy_args & p, d_map_cpy map, gcuda_stream stream) {
     bool same = true;
-    gcuda_array x = p.x;
     for (int d = 0; d < 4; ++d) { same = same && p.x.ne[d] == p.y.ne[d]; }
     if (is_packed(p.x) && is_packed(p.y)) {
-        x.ne[0] = n_elements(x);
-        x.ne[1] = x.ne[2] = x.ne[3] = 1;
-        map.x = x;
+        map.x = as_rows(p.x, n_elements(p.x));
         same = true;
     }
-    return quantize(p.y.type, x, map, same, stream);
+    return quantize(p.y.type, map.x, map, same, stream);
 }
 
 gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) {
@@ -3795,10 +3803,9 @@ static gcuda_status move(const gcuda_array & x, const gcuda_array & y, gcuda_str
 
 // Elements [first, end) of a packed array.
 static gcuda_array stretch_of(const gcuda_array & a, int64_t first, int64_t end) {
-    gcuda_array s = a;
-    s.data = (char *) a.data + first * (int64_t) a.nb[0];
+    gcuda_array s = as_rows(a, n_elements(a));
+    s.data = (char *) a.data + first * (int64_t) s.nb[0];
     s.ne[0] = end - first;
-    s.ne[1] = s.ne[2] = s.ne[3] = 1;
     return s;
 }
 
@@ -4584,17 +4591,6 @@ static __global__ void __launch_bounds__(1024) k_group_norm(const gcuda_group_no
             d_store(p.y.type, d_at(p.y, x.i0, x.i1, c0 + x.i2, i3), (v - shift) * scale);
         }
     }
-}
-
-// A packed array as rows of n elements.
-static gcuda_array as_rows(gcuda_array a, int64_t n) {
-    const int64_t total = n_elements(a);
-    a.nb[0] = gcuda_type_size(a.type);
-    a.ne[0] = n;
-    a.ne[1] = total / n;
-    a.ne[2] = a.ne[3] = 1;
-    a.nb[1] = a.nb[2] = a.nb[3] = a.nb[0] * (size_t) n;
-    return a;
 }
 
 // Elements of a group if groups are rows, else 0.

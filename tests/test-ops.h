@@ -357,15 +357,16 @@ typedef struct gcuda_tensor * (*build_fn)(struct gcuda_context * ctx, struct gcu
 // Fills input k, whose shape is set; inputs 0..k-1 are there to look at. Indices are numbers like all others.
 typedef void (*fill_fn)(struct rng * r, const struct op_case * c, int k, struct arr * a);
 
-enum layout { PACKED, OFFSET, PADDED, GAPS, PERMUTED, TRANSPOSED, SHUFFLED, N_LAYOUTS };
-static const char * const layout_names[N_LAYOUTS] = { "packed", "offset", "padded", "view", "permuted", "transposed",
-    "shuffled" };
+enum layout { PACKED, OFFSET, PADDED, GAPS, PERMUTED, TRANSPOSED, SHUFFLED, N_LAYOUTS, LONE = N_LAYOUTS };
+static const char * const layout_names[] = { "packed", "offset", "padded", "view", "permuted", "transposed", "shuffled",
+    "lone" };
 #define LAYOUT_OFFSET (1u << OFFSET)         // contiguous, at an odd place of a larger tensor
 #define LAYOUT_PADDED (1u << PADDED)         // gaps behind the rows, all else dense: contiguous_1
 #define LAYOUT_GAPS (1u << GAPS)             // a box cut out of a larger tensor: gaps in every dimension
 #define LAYOUT_PERMUTED (1u << PERMUTED)     // dimensions 1 and 2 exchanged
 #define LAYOUT_TRANSPOSED (1u << TRANSPOSED) // dimensions 0 and 1 exchanged; plain types only
 #define LAYOUT_SHUFFLED (1u << SHUFFLED)     // every dimension somewhere else; plain types only
+// LONE: packed, and so for every input; but where a dimension has one element, its stride is anything, as views leave it
 #define LAYOUT_ROWS (LAYOUT_OFFSET | LAYOUT_PADDED | LAYOUT_GAPS | LAYOUT_PERMUTED) // packed rows, anything else
 #define LAYOUT_ANY (LAYOUT_ROWS | LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED)
 
@@ -481,7 +482,15 @@ static struct gcuda_tensor * make_input(struct gcuda_context * ctx, enum gcuda_t
     if (layout == SHUFFLED) {
         return gcuda_permute(ctx, gcuda_new_tensor_4d(ctx, type, ne[2], ne[0], ne[3], ne[1]), 2, 0, 3, 1);
     }
-    return gcuda_new_tensor_4d(ctx, type, ne[0], ne[1], ne[2], ne[3]);
+    struct gcuda_tensor * packed = gcuda_new_tensor_4d(ctx, type, ne[0], ne[1], ne[2], ne[3]);
+    if (layout == LONE && packed != NULL) {
+        struct gcuda_tensor * t = gcuda_view_4d(ctx, packed, ne[0], ne[1], ne[2], ne[3], packed->nb[1], packed->nb[2], packed->nb[3], 0);
+        for (int d = 0; t != NULL && d < 4; ++d) {
+            if (ne[d] == 1) { t->nb[d] = packed->nb[0] * (size_t) (1013 + d); }
+        }
+        return t;
+    }
+    return packed;
 }
 
 static struct gcuda_tensor * tensor_root(struct gcuda_tensor * t) { return t->view_src ? t->view_src : t; }
@@ -1156,7 +1165,7 @@ static void run_variant(const struct op_test * t, const char * types, size_t n_t
     parse_shapes(shapes, n_shapes, &r);
     if (parse_types(types, n_types, &r)) {
         for (int k = 0; k < t->n_in; ++k) {
-            const bool strided = v.strided >> k & 1 && layout_fits(v.layout, r.c.types[k]);
+            const bool strided = v.strided >> k & 1 && layout_fits(v.layout, r.c.types[k]) && !(v.layout == LONE && t->in[k].is_param);
             r.layout[k] = strided ? v.layout : PACKED;
         }
         run_case(&r, name);
@@ -1173,10 +1182,25 @@ static bool can_reuse(const struct op_test * t, const char * types, size_t n_typ
         && same_ne(r.in[k].ne, r.in[0].ne);
 }
 
+static bool has_lone(const struct op_test * t, const char * shapes, size_t n_shapes) {
+    struct op_run r;
+    memset(&r, 0, sizeof r);
+    parse_shapes(shapes, n_shapes, &r);
+    for (int i = 0; i < 4 * t->n_in; ++i) {
+        const int64_t * ne = r.in[i / 4].ne;
+        if (ne[i % 4] == 1 && ne[0] * ne[1] * ne[2] * ne[3] != 0) { return true; }
+    }
+    return false;
+}
+
 static void run_layouts(const struct op_test * t, const char * types, size_t n_types, const char * shapes,
     size_t n_shapes) {
     struct op_variant v = { 0, PACKED, false, -1 };
     run_variant(t, types, n_types, shapes, n_shapes, v);
+    if ((types == t->types || test_full()) && has_lone(t, shapes, n_shapes)) {
+        v.layout = LONE, v.strided = (1u << t->n_in) - 1;
+        run_variant(t, types, n_types, shapes, n_shapes, v);
+    }
     for (int layout = OFFSET; layout < N_LAYOUTS; ++layout) {
         unsigned strided = 0;
         for (int k = 0; k < t->n_in; ++k) { strided |= (t->in[k].layouts >> layout & 1) << k; }

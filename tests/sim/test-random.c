@@ -6,6 +6,7 @@
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "sim-test.h"
@@ -198,7 +199,8 @@ static struct gcuda_cgraph * make(struct gen * g, int n_nodes) {
     return graph;
 }
 
-static void fill_leafs(struct gen * g, int round) {
+// nudge: 0, or which way to move numbers by some units of their last place
+static void fill_leafs(struct gen * g, int round, int nudge) {
     for (int i = 0; i < g->n_leafs; ++i) {
         struct gcuda_tensor * t = g->leafs[i];
         struct gen r;
@@ -208,6 +210,7 @@ static void fill_leafs(struct gen * g, int round) {
         float * v = (float *) malloc((size_t) n * sizeof(float));
         char * bytes = (char *) calloc(1, gcuda_nbytes(t) + 8);
         for (int64_t k = 0; k < n; ++k) { v[k] = (float) below(&r, 2001) / 1000.0f - 1.0f; }
+        for (int64_t k = 0; k < n && nudge != 0; ++k) { v[k] *= 1.0f + (float) ((k * nudge) % 7 - 3) * FLT_EPSILON; }
         for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I32; ++k) { ((int32_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
         for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I64; ++k) { ((int64_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
         if (t->type == GCUDA_TYPE_F32) {
@@ -265,9 +268,53 @@ static bool is_float(const struct gcuda_tensor * t) {
     return t->type == GCUDA_TYPE_F32 || t->type == GCUDA_TYPE_F16 || t->type == GCUDA_TYPE_BF16;
 }
 
-// Node by node against planned, and for smooth graphs the CPU against planned. Results that are views are left out: what
-// lies between their elements is nobody's.
-static void compare(uint64_t seed, int round, struct one * a, struct one * b, bool is_exact) {
+// The sum of squares by which node i moves when the numbers that the graph starts from move in their last places: what is left
+// where sums cancel, which no two ways of computing it share.
+static double noise_of(struct one * o, gcuda_backend_t cpu, int round, int i, const char * want) {
+    enum { N_NUDGES = 4 };
+    const struct gcuda_tensor * t = o->graph->nodes[i];
+    const size_t size = gcuda_nbytes(t), n = (size_t) gcuda_nelements(t);
+    char * got = (char *) malloc(size);
+    double most = 0.0;
+    for (int nudge = 1; nudge <= N_NUDGES; ++nudge) {
+        double moved = 0.0;
+        fill_leafs(&o->g, round, nudge);
+        CHECK_OK(gcuda_backend_graph_compute(cpu, o->graph));
+        CHECK_OK(gcuda_backend_tensor_get(t, got, 0, size));
+        for (size_t k = 0; k < n; ++k) {
+            const double d = float_at(t, want, k) - float_at(t, got, k);
+            moved += isfinite(d) ? d * d : 0.0;
+        }
+        most = moved > most ? moved : most;
+    }
+    free(got);
+    fill_leafs(&o->g, round, 0);
+    CHECK_OK(gcuda_backend_graph_compute(cpu, o->graph));
+    return most;
+}
+
+// The sum of squares of what node t was made from: sums that cancel are as wrong as their terms are large.
+static double power_of_sources(const struct gcuda_tensor * t) {
+    double power = 0.0;
+    for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
+        const struct gcuda_tensor * x = t->src[i];
+        if (x == NULL || x->type != GCUDA_TYPE_F32 || !gcuda_is_contiguous(x)) { continue; }
+        const size_t size = gcuda_nbytes(x);
+        char * bytes = (char *) malloc(size);
+        CHECK_OK(gcuda_backend_tensor_get(x, bytes, 0, size));
+        for (size_t k = 0; k < (size_t) gcuda_nelements(x); ++k) {
+            const double v = float_at(x, bytes, k);
+            power += isfinite(v) ? v * v : 0.0;
+        }
+        free(bytes);
+    }
+    return power;
+}
+
+// Node by node against planned, and for smooth graphs the CPU (then not NULL, and what computed a) against planned. Results that
+// are views are left out: what lies between their elements is nobody's.
+static void compare(uint64_t seed, int round, struct one * a, struct one * b, gcuda_backend_t cpu) {
+    const bool is_exact = cpu == NULL;
     for (int i = 0; i < a->graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = a->graph->nodes[i], * u = b->graph->nodes[i];
         if ((t->flags & GCUDA_TENSOR_FLAG_OUTPUT) == 0 || !gcuda_is_contiguous(t)) { continue; }
@@ -285,7 +332,8 @@ static void compare(uint64_t seed, int round, struct one * a, struct one * b, bo
             power += isfinite(x) ? x * x : 0.0;
         }
         n_bad += !is_float(t) && memcmp(want, got, size) != 0;
-        const bool is_ok = is_exact ? n_bad == 0 : error <= 1e-6 * power;
+        bool is_ok = is_exact ? n_bad == 0 : error <= 1e-6 * power;
+        if (!is_ok && !is_exact && isfinite(error)) { is_ok = error <= 1e-12 * power_of_sources(t) + 100.0 * noise_of(a, cpu, round, i, want); }
         CHECK_MSG(is_ok, "seed %d, round %d: %s '%s' differs in %d of %d (error %g of %g)%s", (int) seed, round, gcuda_op_desc(t), t->name,
             (int) n_bad, (int) n, error, power, is_exact ? "" : " from the CPU");
         free(want);
@@ -310,15 +358,15 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed) {
             one_make(&on_cpu, seed, plain, cpu, cpu, false));
     REQUIRE(a.graph->n_nodes == b.graph->n_nodes && a.graph->n_nodes == on_cpu.graph->n_nodes);
     for (int round = 0; round < 4; ++round) { // launched, captured, replayed twice
-        fill_leafs(&a.g, round);
-        fill_leafs(&b.g, round);
+        fill_leafs(&a.g, round, 0);
+        fill_leafs(&b.g, round, 0);
         CHECK_OK(gcuda_backend_graph_compute(plain, a.graph));
         CHECK_OK(gcuda_backend_graph_compute(planned, b.graph));
-        compare(seed, round, &a, &b, true);
+        compare(seed, round, &a, &b, NULL);
         if (a.g.is_smooth && round == 3) {
-            fill_leafs(&on_cpu.g, round);
+            fill_leafs(&on_cpu.g, round, 0);
             CHECK_OK(gcuda_backend_graph_compute(cpu, on_cpu.graph));
-            compare(seed, round, &on_cpu, &b, false);
+            compare(seed, round, &on_cpu, &b, cpu);
         }
     }
     struct gcuda_cuda_plan_stats s;
