@@ -584,7 +584,13 @@ static inline __device__ void d_copy_16(char * to, const char * from, int n) {
 #elif defined(GCUDAI_SIM)
     sim_cp_async_16(to, from, n);
 #else
-    for (int i = 0; i < 16; ++i) { to[i] = i < n ? from[i] : (char) 0; } // bytes: what is read later has many types
+    alignas(16) char v[16] = {}; // bytes: what is read later has many types
+    if (n >= 16) {
+        memcpy(v, __builtin_assume_aligned(from, 16), 16);
+    } else {
+        NO_UNROLL for (int i = 0; i < n; ++i) { v[i] = from[i]; }
+    }
+    memcpy(__builtin_assume_aligned(to, 16), v, 16);
 #endif
 }
 static inline __device__ void d_copies_commit() {
@@ -618,17 +624,9 @@ static inline __device__ uint32_t d_bf16_pair(float low, float high) {
     return *(const uint32_t *) &v;
 }
 
-// c += a b for a 16 x 16 by 16 x 8 of BF16. With g = lane / 4 and t = lane % 4: c is (g, 2t), (g, 2t + 1), then the same in
-// row g + 8; a is pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b is pairs of k at 2t and 2t + 8 of
-// column g.
-static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_t * b) {
-#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#elif !defined(__CUDACC__)
-    sim_mma_bf16(c, a, b, c); // the simulated device
-#else // the same by shuffles: capabilities below 8.0, where dispatch does not come
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// By shuffles, where dispatch does not come. A function of its own: in its place it would be megabytes of code.
+static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
         for (int h = 0; h < 2; ++h) { // k = 2 s + 8 h and the next
@@ -644,6 +642,21 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
             }
         }
     }
+}
+#endif
+
+// c += a b for a 16 x 16 by 16 x 8 of BF16. With g = lane / 4 and t = lane % 4: c is (g, 2t), (g, 2t + 1), then the same in
+// row g + 8; a is pairs of k at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); b is pairs of k at 2t and 2t + 8 of
+// column g.
+static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_t * b) {
+#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#elif !defined(__CUDACC__)
+    sim_mma_bf16(c, a, b, c); // the simulated device
+#else
+    d_mma_shuffled(c, a, b);
 #endif
 }
 
@@ -9289,6 +9302,13 @@ gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_strea
 #define TILE_WARPS 8
 #define TILE_COLUMNS 128 // at most
 #define TILE_SLOTS 4     // of the ring, at most
+// A tile's sums are in registers where its loops are unrolled. Without tensor cores, where dispatch does not come, that would be
+// megabytes of code.
+#if D_TENSOR_CORES
+#define TILE_UNROLL UNROLL
+#else
+#define TILE_UNROLL NO_UNROLL
+#endif
 
 // ---- weights: what a lane holds of 32 ----
 // Of a group of 32 elements of a row the four lanes of a quad hold eight each, the products' k being in any order: where
@@ -9778,22 +9798,22 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
     }
     float odd[CHUNK == 2 ? 2 : 1][4] = {}; // few columns: sums of their own for odd groups, since a product waits for the one before
     for (int part = 0; part < PARTS; ++part) {
-        UNROLL for (int i = 0; i < PER; i += 2) {
+        TILE_UNROLL for (int i = 0; i < PER; i += 2) {
             uint32_t f[2][2][4]; // group, row, pair
-            UNROLL for (int h = 0; h < 2; ++h) {
-                UNROLL for (int k = 0; k < 2; ++k) { d_tile_weights<A>::load(a[h], part, i + k, t, table, f[k][h]); }
+            TILE_UNROLL for (int h = 0; h < 2; ++h) {
+                TILE_UNROLL for (int k = 0; k < 2; ++k) { d_tile_weights<A>::load(a[h], part, i + k, t, table, f[k][h]); }
             }
-            UNROLL for (int j0 = 0; j0 < NT / 8; j0 += CHUNK) {
+            TILE_UNROLL for (int j0 = 0; j0 < NT / 8; j0 += CHUNK) {
                 if (NT <= 32 || j0 < n8) {
                     uint4 w[2][CHUNK];
-                    UNROLL for (int k = 0; k < 2; ++k) {
-                        UNROLL for (int j = 0; j < CHUNK; ++j) {
+                    TILE_UNROLL for (int k = 0; k < 2; ++k) {
+                        TILE_UNROLL for (int j = 0; j < CHUNK; ++j) {
                             w[k][j] = *(const uint4 *) (b + (PER * NT * part + NT * (i + k) + 8 * (j0 + j)) * 64);
                         }
                     }
-                    UNROLL for (int n = 0; n < 4; ++n) {
+                    TILE_UNROLL for (int n = 0; n < 4; ++n) {
                         const int k = CHUNK == 2 ? n % 2 : n / 2, s = CHUNK == 2 ? n / 2 : n % 2;
-                        UNROLL for (int j = 0; j < CHUNK; ++j) {
+                        TILE_UNROLL for (int j = 0; j < CHUNK; ++j) {
                             const uint32_t x[4] = { f[k][0][2 * s], f[k][1][2 * s], f[k][0][2 * s + 1], f[k][1][2 * s + 1] };
                             const uint32_t y[2] = { s == 0 ? w[k][j].x : w[k][j].z, s == 0 ? w[k][j].y : w[k][j].w };
                             d_mma(CHUNK == 2 && k == 1 ? odd[j % (CHUNK == 2 ? 2 : 1)] : sum[j0 + j], x, y);
@@ -9803,8 +9823,8 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
             }
         }
     }
-    UNROLL for (int j = 0; CHUNK == 2 && j < 2; ++j) {
-        UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += odd[j % (CHUNK == 2 ? 2 : 1)][c]; }
+    TILE_UNROLL for (int j = 0; CHUNK == 2 && j < 2; ++j) {
+        TILE_UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += odd[j % (CHUNK == 2 ? 2 : 1)][c]; }
     }
 }
 
@@ -9820,9 +9840,9 @@ static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_u
     const int64_t place = TILE_ROWS * NT;
     const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others do
     float * mine = p.sums + (2 * blockIdx.x + (blockIdx.x == first && !begins)) * place + threadIdx.x;
-    UNROLL for (int j = 0; j < NT / 8; ++j) {
+    TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
         if (j < n8) {
-            UNROLL for (int c = 0; c < 4; ++c) { mine[(4 * j + c) * 32 * TILE_WARPS] = sum[j][c]; }
+            TILE_UNROLL for (int c = 0; c < 4; ++c) { mine[(4 * j + c) * 32 * TILE_WARPS] = sum[j][c]; }
         }
     }
     __syncthreads();
@@ -9835,23 +9855,23 @@ static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_u
     if (!is_last) {
         return false;
     }
-    UNROLL for (int j = 0; j < NT / 8; ++j) {
-        UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] = 0.0f; }
+    TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
+        TILE_UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] = 0.0f; }
     }
     constexpr int AT_ONCE = NT < 64 ? 64 / NT : 1; // loads of several blocks are under way at once; sums are in order
     for (uint32_t block = first; block <= last; block += AT_ONCE) {
         float v[AT_ONCE][NT / 8][4];
-        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+        TILE_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
             const float * from = p.sums + (2 * (block + i) + (block + i == first && !begins)) * place + threadIdx.x;
-            UNROLL for (int j = 0; j < NT / 8; ++j) {
-                UNROLL for (int c = 0; c < 4; ++c) {
+            TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
+                TILE_UNROLL for (int c = 0; c < 4; ++c) {
                     v[i][j][c] = block + i <= last && j < n8 ? __ldcg(from + (4 * j + c) * 32 * TILE_WARPS) : 0.0f;
                 }
             }
         }
-        UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-            UNROLL for (int j = 0; j < NT / 8; ++j) {
-                UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += v[i][j][c]; }
+        TILE_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
+            TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
+                TILE_UNROLL for (int c = 0; c < 4; ++c) { sum[j][c] += v[i][j][c]; }
             }
         }
     }
@@ -9869,8 +9889,8 @@ static inline __device__ void d_tile_store(const d_tile_job & p, const d_tile & 
         d_tile_column(p.job, t, (int) threadIdx.x, &b, &results[threadIdx.x]);
     }
     __syncthreads();
-    UNROLL for (int j = 0; j < NT / 8; ++j) {
-        UNROLL for (int c = 0; c < 4; ++c) {
+    TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
+        TILE_UNROLL for (int c = 0; c < 4; ++c) {
             const int column = 8 * j + 2 * (lane % 4) + c % 2;
             const int64_t m = row + c / 2 * 8;
             if (j < n8 && column < t.n && m < p.job.m) {
