@@ -11307,7 +11307,7 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int i, const d_v
     ((uint32_t *) xq)[4 * at + word] = bytes;
     if (i % 4 == 0) {
         const int piece = at / 32 % 4, k = (piece % 2) * f.of_odd + (piece / 2) * f.of_second + (at % 2) * f.of_odd_lane;
-        const float start = __int_as_float(__float_as_int((float) D_BIAS) - (f.zero * sum << k));
+        const float start = __int_as_float(__float_as_int((float) D_BIAS) - sum * (f.zero << k));
         xs[at] = make_float2(d / (float) (1 << k), f.has_min ? d * (float) sum : start);
     }
 }

@@ -684,8 +684,9 @@ TEST(host_buffers_without_page_locking) {
 }
 
 TEST(free_memory_where_it_is_the_systems) {
-    static const char name[] = "build/sim/meminfo.test";
-    FILE * f = fopen(name, "w");
+    char name[] = "/tmp/gcuda-meminfo-XXXXXX";
+    const int file = mkstemp(name);
+    FILE * f = file < 0 ? NULL : fdopen(file, "w");
     REQUIRE(f != NULL);
     fprintf(f, "MemTotal: 100 kB\nMemFree: 1 kB\nMemAvailable:   77 kB\n");
     fclose(f);
