@@ -1024,13 +1024,14 @@ enum gcuda_log_level {
 };
 typedef void (*gcuda_log_callback)(enum gcuda_log_level level, const char * text, void * user_data);
 
-// Silent by default. The callback gets whole lines of at least min_level, from any thread, one at a time; it must
-// not call gcuda_log_set. NULL silences again.
+// Silent by default. The callback gets whole lines of at least min_level, from any thread, one at a time. It may call
+// functions that ask for something, and gcuda_log_set; what those would log is left out. It must not make, compute or free
+// anything: the call that logs may hold locks. NULL silences again.
 GCUDA_API void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data);
 
 // Host memory callbacks. alloc returns memory aligned to `alignment` (a power of two) or NULL; free gets the size
-// back. Both may be called from several threads. An object is freed by the allocator it came from, whatever was
-// set since.
+// back. Both may be called from several threads, and with locks held: they must not call gcuda. An object is freed by the
+// allocator it came from, whatever was set since.
 struct gcuda_allocator {
     void * (*alloc)(void * user, size_t size, size_t alignment);
     void (*free)(void * user, void * ptr, size_t size);
@@ -3267,7 +3268,8 @@ enum gcuda_cuda_switch {
 
 // Whom memory is asked from, instead of CUDA. Called from any thread, for device memory with the device current. alloc
 // returns size bytes (never 0) aligned to 256, or NULL, which is a normal answer; free gets the size back, when all work
-// on the memory is done. What an allocator gave goes back to it, whatever is set later, so it must outlive that.
+// on the memory is done. What an allocator gave goes back to it, whatever is set later, so it must outlive that. Neither
+// may call gcuda.
 struct gcuda_cuda_allocator {
     void * (*alloc)(void * user, int device, size_t size); // NULL, and free too: CUDA itself
     void (*free)(void * user, int device, void * ptr, size_t size);
@@ -5860,6 +5862,7 @@ static GCUDAI_THREAD_LOCAL char gcudai_message[GCUDAI_MESSAGE_BYTES];
 // Everything the process shares. A lock, and nothing in it that costs anything to leave behind.
 struct gcudai_globals {
     gcudai_mutex lock;
+    gcudai_mutex log_lock; // of the next three; held while the callback runs, which may want the other: nobody logs with that held
     gcuda_log_callback log;
     enum gcuda_log_level log_level;
     void * log_user;
@@ -5869,7 +5872,7 @@ struct gcudai_globals {
     gcudai_atomic_i32 cpu_isa; // enum gcuda_cpu_isa, read without the lock; AUTO: not looked for yet
     gcudai_atomic_i32 ignores_env; // 1: gcuda_use_environment(false)
 };
-static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL },
+static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL },
     NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 } };
 
 // Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
@@ -5934,25 +5937,30 @@ GCUDAI_PRINTF(2, 3) static void gcudai_append(struct gcudai_text * t, const char
     t->used += n > 0 ? (size_t) n : 0;
 }
 
+static GCUDAI_THREAD_LOCAL bool gcudai_is_logging; // this thread is in the callback
+
 void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data) {
-    gcudai_mutex_lock(&gcudai_g.lock);
+    if (!gcudai_is_logging) { gcudai_mutex_lock(&gcudai_g.log_lock); }
     gcudai_g.log = callback;
     gcudai_g.log_level = min_level;
     gcudai_g.log_user = user_data;
-    gcudai_mutex_unlock(&gcudai_g.lock);
+    if (!gcudai_is_logging) { gcudai_mutex_unlock(&gcudai_g.log_lock); }
 }
 
 GCUDAI_PRINTF(2, 3) static void gcudai_log(enum gcuda_log_level level, const char * fmt, ...) {
-    gcudai_mutex_lock(&gcudai_g.lock);
+    if (gcudai_is_logging) { return; } // the callback calls gcuda
+    gcudai_mutex_lock(&gcudai_g.log_lock);
     if (gcudai_g.log != NULL && level >= gcudai_g.log_level) {
         char text[GCUDAI_MESSAGE_BYTES];
         va_list args;
         va_start(args, fmt);
         vsnprintf(text, sizeof(text), fmt, args);
         va_end(args);
+        gcudai_is_logging = true;
         gcudai_g.log(level, text, gcudai_g.log_user);
+        gcudai_is_logging = false;
     }
-    gcudai_mutex_unlock(&gcudai_g.lock);
+    gcudai_mutex_unlock(&gcudai_g.log_lock);
 }
 
 // ---- memory: a header before each block remembers where it came from ----
@@ -21679,13 +21687,11 @@ static void gcudai_cuda_forget(void);         // the devices found; the registry
 void gcuda_shutdown(void) {
     gcudai_cuda_unregister_all();
     gcudai_cublas_forget();
+    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
     gcudai_mutex_lock(&gcudai_g.lock);
     gcuda_backend_reg_t * regs = gcudai_g.regs;
     gcudai_g.regs = NULL;
     gcudai_g.n_regs = gcudai_g.cap_regs = 0;
-    gcudai_g.log = NULL;
-    gcudai_g.log_user = NULL;
-    gcudai_g.log_level = GCUDA_LOG_LEVEL_NONE;
     GCUDAI_ZERO(gcudai_g.allocator);
     gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
     gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
