@@ -3405,9 +3405,9 @@ struct gcuda_backend_feature {
     const char * name;
     const char * value;
 };
-// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL. ARCHS is what gcuda_kernels_archs
-// says, PEER_MAX_BATCH_SIZE a number; "1" for what is there (USE_GRAPHS, FA_ALL_QUANTS) and for what a switch
-// has left out (NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT), and not listed otherwise
+// "gcuda_backend_get_features": how the backend was built, ended by a name that is NULL; valid until gcuda_shutdown. ARCHS is
+// what gcuda_kernels_archs says, PEER_MAX_BATCH_SIZE a number; "1" for what is there (USE_GRAPHS, FA_ALL_QUANTS) and for what a
+// switch has left out (NO_VMM, NO_CUBLAS, NO_K_QUANTS, NO_IQ_QUANTS, NO_ATTENTION, NO_CONV, NO_RECURRENT), and not listed otherwise
 typedef const struct gcuda_backend_feature * (*gcuda_backend_get_features_t)(gcuda_backend_reg_t reg);
 // "gcuda_backend_split_buffer_type": tensor_split has an entry for each device, or is NULL
 typedef gcuda_backend_buffer_type_t (*gcuda_backend_split_buffer_type_t)(int main_device, const float * tensor_split);
@@ -22730,6 +22730,8 @@ struct gcudai_cuda_device {
     char name[16], pci[24], uuid[48], luid[24], description[256];
 };
 
+enum { GCUDAI_CUDA_MAX_FEATURES = 16 };
+
 // Found once under the registry's lock; gcuda_shutdown forgets it.
 struct gcudai_cuda_devices {
     bool is_ready;
@@ -22741,6 +22743,7 @@ struct gcudai_cuda_devices {
     struct gcudai_cuda * backends;        // alive
     struct gcudai_cublas * parked;        // handles that nobody uses now
     uint64_t n_settled;                   // counts the waits for all backends
+    struct gcuda_backend_feature features[GCUDAI_CUDA_MAX_FEATURES]; // name NULL: nobody has asked for them
 };
 static struct gcudai_cuda_devices gcudai_cuda_found;
 static struct gcuda_cuda_device_params gcudai_cuda_device_params; // under the registry's lock
@@ -23269,6 +23272,18 @@ static gcuda_status gcudai_cuda_enter_of(struct gcudai_cuda_scope * scope, const
     return GCUDA_STATUS_SUCCESS;
 }
 
+// For page-locked memory, which belongs to no device of gcuda's in particular: the context that is current, or else that of
+// the runtime's current device, which CUDA would leave current. After a failure there is nothing to leave.
+static gcuda_status gcudai_cuda_enter_here(struct gcudai_cuda_scope * scope, const char * what) {
+    const struct gcudai_cuda_devices * found = gcudai_cuda_devices_get();
+    int ordinal = 0, index = 0;
+    GCUDAI_ZERO(*scope);
+    if (found->n == 0) { return gcudai_fail(GCUDA_STATUS_FAILED, "%s: there is no CUDA device", what); }
+    if (cudaGetDevice(&ordinal) != cudaSuccess) { (void) cudaGetLastError(); }
+    while (index + 1 < found->n && found->items[index].ordinal != ordinal) { ++index; }
+    return gcudai_cuda_enter(scope, index);
+}
+
 static void gcudai_cuda_leave(const struct gcudai_cuda_scope * scope) {
     struct CUctx_st * ours = NULL;
     int device = scope->device;
@@ -23732,11 +23747,18 @@ gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
     if (r == NULL) {
         return GCUDA_STATUS_ALLOC_FAILED;
     }
+    struct gcudai_cuda_scope scope;
+    const gcuda_status st = gcudai_cuda_enter_here(&scope, "cuda_register_host_buffer");
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_free(r);
+        return st;
+    }
     cudaError_t err = cudaHostRegister(ptr, size, cudaHostRegisterPortable | cudaHostRegisterReadOnly);
     if (err == cudaErrorNotSupported) {
         (void) cudaGetLastError();
         err = cudaHostRegister(ptr, size, cudaHostRegisterPortable);
     }
+    gcudai_cuda_leave(&scope);
     if (err != cudaSuccess) {
         gcudai_free(r);
         return gcudai_cuda_fail(err, "cudaHostRegister", 0, "%llu bytes at %p", (unsigned long long) size, ptr);
@@ -23749,6 +23771,15 @@ gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Failing to enter is no reason to leave the memory locked.
+static cudaError_t gcudai_cuda_unlock_pages(void * ptr) {
+    struct gcudai_cuda_scope scope;
+    (void) gcudai_cuda_enter_here(&scope, "cuda_unregister_host_buffer");
+    const cudaError_t err = cudaHostUnregister(ptr);
+    gcudai_cuda_leave(&scope);
+    return err;
+}
+
 gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
     struct gcudai_cuda_registered * r = ptr ? gcudai_cuda_registered_take(ptr) : NULL;
     if (r == NULL) {
@@ -23756,7 +23787,7 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
             GCUDA_STATUS_INVALID_ARGUMENT, "cuda_unregister_host_buffer: %p was not registered, or is no longer", ptr);
     }
     gcudai_free(r);
-    const cudaError_t err = cudaHostUnregister(ptr);
+    const cudaError_t err = gcudai_cuda_unlock_pages(ptr);
     return err == cudaSuccess ? GCUDA_STATUS_SUCCESS
                               : gcudai_cuda_fail(err, "cudaHostUnregister", 0, "memory at %p", ptr);
 }
@@ -23765,7 +23796,7 @@ gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr) {
 static void gcudai_cuda_unregister_all(void) {
     struct gcudai_cuda_registered * r;
     while ((r = gcudai_cuda_registered_take(NULL)) != NULL) {
-        if (cudaHostUnregister(r->ptr) != cudaSuccess) { (void) cudaGetLastError(); }
+        if (gcudai_cuda_unlock_pages(r->ptr) != cudaSuccess) { (void) cudaGetLastError(); }
         gcudai_free(r);
     }
 }
@@ -24885,12 +24916,12 @@ static gcuda_status gcudai_cuda_send(
         m.width *= m.height;
         m.height = 1;
     }
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
     enum gcuda_cuda_route route = gcudai_cuda_route(from, m.to);
     if (route == GCUDA_CUDA_ROUTE_DIRECT && m.n_columns > 0 && m.n_columns > gcudai_cuda_peer_max(from, m.to) &&
         !gcudai_cuda_is_captured(from) && !gcudai_cuda_is_captured(to)) {
         route = GCUDA_CUDA_ROUTE_HOST;
     }
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, from->device));
     const gcuda_status st = gcudai_cuda_send_on(from, to, &m, route, stream);
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
@@ -25188,10 +25219,16 @@ gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, void * ptr
 
 // ---- page-locked host memory: a CPU buffer over it ----
 
-static void gcudai_cuda_host_free(gcuda_backend_buffer_t buffer) {
-    struct gcudai_cuda_piece * piece = (struct gcudai_cuda_piece *) buffer->context;
+static void gcudai_cuda_host_release(struct gcudai_cuda_piece * piece) {
+    struct gcudai_cuda_scope scope;
+    (void) gcudai_cuda_enter_here(&scope, "a host buffer"); // failing is no reason to leak
     gcudai_cuda_give(piece);
+    gcudai_cuda_leave(&scope);
     gcudai_free(piece);
+}
+
+static void gcudai_cuda_host_free(gcuda_backend_buffer_t buffer) {
+    gcudai_cuda_host_release((struct gcudai_cuda_piece *) buffer->context);
 }
 
 static void * gcudai_cuda_host_base(gcuda_backend_buffer_t buffer) {
@@ -25204,12 +25241,18 @@ static const char * gcudai_cuda_host_name(gcuda_backend_buffer_type_t buft) { re
 static gcuda_status gcudai_cuda_host_alloc(
     gcuda_backend_buffer_type_t buft, size_t size, gcuda_backend_buffer_t * buffer) {
     struct gcudai_cuda_piece * piece = NULL;
+    struct gcudai_cuda_scope scope;
     *buffer = NULL;
     if (size > 0 && gcudai_cuda_memory_of(NULL).page_locked == GCUDA_CUDA_ON && gcudai_cuda_devices_get()->n > 0) {
         piece = (struct gcudai_cuda_piece *) gcudai_calloc(1, sizeof(*piece));
     }
-    if (piece == NULL || gcudai_cuda_take_pinned(&gcudai_cuda_memory.devices[0], 0, GCUDA_CUDA_PURPOSE_BUFFERS, size,
-                             "a host buffer", piece) != GCUDA_STATUS_SUCCESS) {
+    gcuda_status st = piece != NULL ? gcudai_cuda_enter_here(&scope, "a host buffer") : GCUDA_STATUS_ALLOC_FAILED;
+    if (st == GCUDA_STATUS_SUCCESS) {
+        st = gcudai_cuda_take_pinned(
+            &gcudai_cuda_memory.devices[0], 0, GCUDA_CUDA_PURPOSE_BUFFERS, size, "a host buffer", piece);
+        gcudai_cuda_leave(&scope);
+    }
+    if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_free(piece);
         gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "CUDA_Host: %llu bytes of ordinary memory instead of page-locked",
             (unsigned long long) size);
@@ -25217,8 +25260,7 @@ static gcuda_status gcudai_cuda_host_alloc(
     }
     *buffer = gcudai_cpu_buffer_new(piece, size, true);
     if (*buffer == NULL) {
-        gcudai_cuda_give(piece);
-        gcudai_free(piece);
+        gcudai_cuda_host_release(piece);
         return GCUDA_STATUS_ALLOC_FAILED;
     }
     (*buffer)->buft = buft;
@@ -29812,9 +29854,10 @@ static gcuda_backend_dev_t gcudai_cuda_reg_device(gcuda_backend_reg_t reg, size_
     return &gcudai_cuda_found.items[index].device;
 }
 
+// Kept in the registry, which is there from the first question for devices on.
 static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_reg_t reg) {
-    static struct gcuda_backend_feature features[] = {
-        { "ARCHS", NULL }, // filled by whoever asks first
+    const struct gcuda_backend_feature all[] = {
+        { "ARCHS", gcuda_kernels_archs() },
         { "USE_GRAPHS", "1" },
         { "PEER_MAX_BATCH_SIZE", GCUDAI_TEXT(GCUDA_CUDA_PEER_MAX_BATCH_SIZE) },
 #if GCUDAI_KERNEL_HAS(ATTENTION)
@@ -29842,11 +29885,14 @@ static const struct gcuda_backend_feature * gcudai_cuda_features(gcuda_backend_r
 #endif
         { NULL, NULL },
     };
+    typedef char fits[sizeof(all) <= sizeof(gcudai_cuda_found.features) ? 1 : -1];
+    (void) sizeof(fits);
     (void) reg;
+    (void) gcudai_cuda_devices_get();
     gcudai_mutex_lock(&gcudai_g.lock);
-    if (features[0].value == NULL) { features[0].value = gcuda_kernels_archs(); }
+    if (gcudai_cuda_found.features[0].name == NULL) { memcpy(gcudai_cuda_found.features, all, sizeof(all)); }
     gcudai_mutex_unlock(&gcudai_g.lock);
-    return features;
+    return gcudai_cuda_found.features;
 }
 
 static gcuda_backend_buffer_type_t gcudai_cuda_split_by_name(int main_device, const float * tensor_split) {
