@@ -69,7 +69,7 @@ ERRORS
     gcuda_context_clear_error the context can be used again; a refused node leaves nothing behind.
     supports_op and compute ask the same rule: a graph with a node that the backend cannot run is refused by name before
     anything runs. Indices out of range in data (get_rows, set_rows, mul_mat_id ...) read zeros and write nothing; the
-    graph is computed to its end and GCUDA_STATUS_INVALID_DATA names the node.
+    graph is computed to its end and GCUDA_STATUS_INVALID_DATA names the node, on CUDA the operation.
 
 THREADS
     Different contexts, graphs, backends and buffers may be used by different threads at the same time; one object by
@@ -3025,6 +3025,8 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(
 GCUDA_API bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer);
 
 // ---- tensors in buffers; offset and size in bytes inside the tensor, checked ----
+// set, get, memset and copy are done when they return. They do not wait for what CUDA backends have been given: synchronize
+// a backend that still reads or writes the tensor first.
 GCUDA_API gcuda_status gcuda_backend_tensor_set(
     struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get(
@@ -3039,6 +3041,8 @@ GCUDA_API gcuda_status gcuda_backend_tensor_get_2d(const struct gcuda_tensor * t
     size_t size, size_t n, size_t stride_tensor, size_t stride_data);
 GCUDA_API gcuda_status gcuda_backend_tensor_copy(
     const struct gcuda_tensor * src, struct gcuda_tensor * dst); // same layout
+// In order with what the backend has been given before and is given later. data must stay as it is, and must not be looked
+// at, until the backend has been synchronized. A CUDA backend takes tensors in buffers of its own device, not row-split.
 GCUDA_API gcuda_status gcuda_backend_tensor_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size);
 GCUDA_API gcuda_status gcuda_backend_tensor_get_async(
@@ -3080,6 +3084,9 @@ GCUDA_API bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gc
 GCUDA_API gcuda_backend_dev_t gcuda_backend_get_device(gcuda_backend_t backend);
 
 // ---- events ----
+// A mark in what a backend of the event's device has been given. wait: what that backend, or another, is given from now on
+// comes after the last mark; synchronize: the host waits for it; query: whether it was reached, without waiting. An event
+// without a mark counts as reached. Free events after their last use, before gcuda_shutdown.
 GCUDA_API gcuda_backend_event_t gcuda_backend_event_new(gcuda_backend_dev_t dev); // NULL where unsupported
 GCUDA_API void gcuda_backend_event_free(gcuda_backend_event_t event);             // NULL is allowed
 GCUDA_API gcuda_status gcuda_backend_event_record(gcuda_backend_event_t event, gcuda_backend_t backend);
@@ -3090,7 +3097,9 @@ GCUDA_API gcuda_status gcuda_backend_event_wait(gcuda_backend_t backend, gcuda_b
 // ---- devices ----
 GCUDA_API const char * gcuda_backend_dev_name(gcuda_backend_dev_t dev);
 GCUDA_API const char * gcuda_backend_dev_description(gcuda_backend_dev_t dev);
-GCUDA_API gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total); // bytes
+// Bytes; either may be NULL. On a CUDA device this makes its context, and so does get_props, which asks for the same:
+// gcuda_backend_cuda_get_device_info makes none.
+GCUDA_API gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t * free, size_t * total);
 GCUDA_API enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev);
@@ -3122,7 +3131,8 @@ GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_by_type(enum gcuda_backend_dev_type type);
 GCUDA_API gcuda_backend_t gcuda_backend_init_by_name(const char * name, const char * params);
 GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, const char * params);
-GCUDA_API gcuda_backend_t gcuda_backend_init_best(void); // a GPU if there is one, else the CPU
+// A GPU if there is one that works, else the CPU; a GPU that fails is a warning in the log.
+GCUDA_API gcuda_backend_t gcuda_backend_init_best(void);
 
 // ---- copying a graph to another backend, comparing two backends ----
 // The same nodes, in the same order, over copies of all tensors and their present data. Sources that are not nodes of
@@ -3343,6 +3353,10 @@ struct gcuda_cuda_params {
     // Products that go to cuBLAS are computed as if gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no
     // operand is rounded to TF32 or to 16 bits. AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
+    // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
+    // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. NULL: what
+    // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
+    const char * product;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 #define GCUDA_CUDA_PEER_MAX_BATCH_SIZE 128
@@ -3391,7 +3405,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_device_info(int device, struct gcu
 // -1 when none or more than one fits.
 GCUDA_API int gcuda_backend_cuda_find_device(const char * id);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_description(int device, char * description, size_t size);
-// In bytes. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
+// In bytes; either may be NULL. Makes the device's context. Where the device shares the system's memory (integrated, or unified memory is on;
 // Linux only), free is what the system can give, which counts caches that can be dropped.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_buffer_type(int device); // NULL for a bad index
@@ -3422,7 +3436,9 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_buffer_from_ptr(int device, 
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_cuda_wrap_ptr(gcuda_backend_t backend, void * ptr, size_t size);
 GCUDA_API gcuda_stream gcuda_backend_cuda_get_stream(gcuda_backend_t backend); // NULL if not CUDA
 GCUDA_API size_t gcuda_backend_cuda_get_max_shared(gcuda_backend_t backend);   // bytes a block may have; 0 if not CUDA
-// Page-locks memory of the caller's, for example a mapped file; registered memory must be unregistered before it goes.
+// Page-locks memory of the caller's, for example a mapped file, for copies from there: devices may not be able to write to
+// it. Fails for memory that is page-locked already or cannot be. It must be unregistered before it goes; gcuda_shutdown
+// unregisters what is left. INVALID_ARGUMENT: ptr was not registered.
 GCUDA_API gcuda_status gcuda_backend_cuda_register_host_buffer(void * ptr, size_t size);
 GCUDA_API gcuda_status gcuda_backend_cuda_unregister_host_buffer(void * ptr);
 
@@ -21035,7 +21051,8 @@ gcuda_status gcuda_backend_tensor_copy(const struct gcuda_tensor * src, struct g
 gcuda_status gcuda_backend_tensor_set_async(
     gcuda_backend_t backend, struct gcuda_tensor * tensor, const void * data, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_set_async"));
-    if (backend == NULL || backend->iface.set_tensor_async == NULL || size == 0) {
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (backend == NULL || backend->iface.set_tensor_async == NULL) {
         GCUDAI_TRY(gcuda_backend_synchronize(backend)); // queued work comes first
         return gcuda_backend_tensor_set(tensor, data, offset, size);
     }
@@ -21045,7 +21062,8 @@ gcuda_status gcuda_backend_tensor_set_async(
 gcuda_status gcuda_backend_tensor_get_async(
     gcuda_backend_t backend, const struct gcuda_tensor * tensor, void * data, size_t offset, size_t size) {
     GCUDAI_TRY(gcudai_check_range(tensor, data, offset, size, "tensor_get_async"));
-    if (backend == NULL || backend->iface.get_tensor_async == NULL || size == 0) {
+    if (size == 0) { return GCUDA_STATUS_SUCCESS; }
+    if (backend == NULL || backend->iface.get_tensor_async == NULL) {
         GCUDAI_TRY(gcuda_backend_synchronize(backend));
         return gcuda_backend_tensor_get(tensor, data, offset, size);
     }
@@ -21055,7 +21073,7 @@ gcuda_status gcuda_backend_tensor_get_async(
 gcuda_status gcuda_backend_tensor_copy_async(gcuda_backend_t backend_src, gcuda_backend_t backend_dst,
     const struct gcuda_tensor * src, struct gcuda_tensor * dst) {
     GCUDAI_TRY(gcudai_want_same_layout(src, dst, "tensor_copy_async"));
-    if (src == dst) {
+    if (src == dst || gcuda_nbytes(src) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
     if (backend_dst != NULL && backend_dst->iface.cpy_tensor_async != NULL) {
@@ -21677,6 +21695,9 @@ gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type type, con
 gcuda_backend_t gcuda_backend_init_best(void) {
     const gcuda_backend_dev_t gpu = gcuda_backend_dev_by_type(GCUDA_BACKEND_DEVICE_TYPE_GPU);
     const gcuda_backend_t backend = gpu ? gcuda_backend_dev_init(gpu, NULL) : NULL;
+    if (gpu != NULL && backend == NULL) {
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "init_best: %s; the CPU computes instead", gcudai_message);
+    }
     return backend ? backend : gcuda_backend_cpu_init();
 }
 
@@ -22737,7 +22758,8 @@ struct gcudai_cuda_devices {
     bool is_ready;
     int n, n_there; // n_there: what CUDA counts
     int n_wanted;   // 0: as many as there are
-    cudaError_t why; // there are none
+    cudaError_t why;         // there are none
+    cudaError_t why_not_all; // one could not be asked
     struct gcudai_cuda_device items[GCUDA_CUDA_MAX_DEVICES];
     struct gcudai_cuda_device * contexts; // of the caller's, those that something lives in
     struct gcudai_cuda * backends;        // alive
@@ -22755,7 +22777,11 @@ static cudaError_t gcudai_cuda_select(int index) { return cudaSetDevice(gcudai_c
 
 // After these the context is gone: every later call fails too.
 static bool gcudai_cuda_is_sticky(cudaError_t err) {
-    switch (err) {
+    switch ((int) err) {
+        case 226: // cudaErrorContained; the numbers are not in every toolkit's list
+        case 721: // cudaErrorTensorMemoryLeak
+        case 810: // cudaErrorMpsClientTerminated
+        case 911: // cudaErrorExternalDevice
         case cudaErrorIllegalAddress:
         case cudaErrorLaunchFailure:
         case cudaErrorIllegalInstruction:
@@ -22865,7 +22891,8 @@ static void gcudai_cuda_discover(struct gcudai_cuda_devices * found) {
     if (n > 0) { gcudai_cuda_driver_find(); }
     for (int i = 0; i < n && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         struct cudaDeviceProp p;
-        if (cudaGetDeviceProperties(&p, i) != cudaSuccess) {
+        found->why_not_all = cudaGetDeviceProperties(&p, i);
+        if (found->why_not_all != cudaSuccess) {
             (void) cudaGetLastError();
             break; // an index must stay what the caller's CUDA calls it
         }
@@ -22890,8 +22917,9 @@ static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
     if (found->n_wanted > 0 && found->n > 0) {
         gcudai_log(GCUDA_LOG_LEVEL_INFO, "%d devices are wanted: they share the %d that there are", found->n, found->n_there);
     } else if (found->n < found->n_there) {
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "CUDA counts %d devices, %d are used (%s)", found->n_there, found->n,
-            found->n == GCUDA_CUDA_MAX_DEVICES ? "the most there may be" : "the next could not be asked");
+        const bool is_most = found->n == GCUDA_CUDA_MAX_DEVICES;
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "CUDA counts %d devices, %d are used (%s%s)", found->n_there, found->n,
+            is_most ? "the most there may be" : "the next could not be asked: ", is_most ? "" : cudaGetErrorString(found->why_not_all));
     }
     for (int i = 0; i < found->n; ++i) {
         const struct gcudai_cuda_device * d = &found->items[i];
@@ -23696,6 +23724,9 @@ static uint64_t gcudai_meminfo_free(const char * path) {
 
 gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
     struct gcudai_cuda_scope scope;
+    size_t unwanted = 0;
+    free = free != NULL ? free : &unwanted;
+    total = total != NULL ? total : &unwanted;
     *free = *total = 0;
     const struct gcudai_cuda_device * d = gcudai_cuda_device_get(device, "cuda_get_device_memory");
     if (d == NULL) {
@@ -23944,9 +23975,10 @@ static void gcudai_cuda_range_trim(struct gcudai_cuda_pool * pool, struct gcudai
     while (r->n_chunks > 0 && r->mapped - r->chunks[r->n_chunks - 1] >= gcudai_cuda_range_end(r)) {
         const size_t size = r->chunks[--r->n_chunks];
         r->mapped -= size;
-        if (gcudai_cuda_driver.cuMemUnmap(r->base + r->mapped, size) != 0) { // as with cudaFree: nothing more can be done
-            gcudai_log(GCUDA_LOG_LEVEL_WARN, "cuMemUnmap of %llu bytes on CUDA%d failed", (unsigned long long) size,
-                pool->device);
+        const int err = gcudai_cuda_driver.cuMemUnmap(r->base + r->mapped, size);
+        if (err != 0) { // as with cudaFree: nothing more can be done
+            gcudai_log(GCUDA_LOG_LEVEL_WARN, "cuMemUnmap of %llu bytes on CUDA%d: %s (%d)", (unsigned long long) size,
+                pool->device, cudaGetErrorString((cudaError_t) err), err);
         }
         gcudai_cuda_unbook(pool->ledger, GCUDA_CUDA_PURPOSE_SCRATCH, size);
         pool->reserved -= size;
@@ -24319,6 +24351,8 @@ struct gcudai_cuda_plans { // see >>impl-cuda-plan
     cudaStream_t stream; // that captures go through, when the backend's is the caller's
 };
 
+enum { GCUDAI_CUDA_INDEXERS = 6 }; // operations whose kernels follow indices
+
 // Streams that a plan may use: the backend's own, which is lane 0, and lanes that are made when a plan first wants them.
 enum { GCUDAI_CUDA_LANES = 4, GCUDAI_CUDA_SIDES = GCUDA_CUDA_MAX_DEVICES + GCUDAI_CUDA_LANES - 1 };
 
@@ -24331,12 +24365,13 @@ struct gcudai_cuda {
     size_t max_shared; // bytes of shared memory a block may have
     bool has_warp_groups; // kernels compiled for 9.0a, and the shared memory that they want
     bool is_full_precision; // of what goes to cuBLAS
+    int product; // 1 + the way of all products that can go it; 0: as gcudai_cuda_choose_product says
     struct gcudai_cuda_cancel cancel;
     cudaEvent_t copied, waited; // orders copies between backends; for waiting while asleep
     struct gcudai_cuda_ledger ledger; // of all memory it takes for itself
     struct gcudai_cuda_pool pool;
     struct gcudai_cublas cublas;
-    int32_t * bad_index;      // on the device: set by a kernel that met an index out of range
+    int32_t * bad_index;      // on the device, one of gcudai_cuda_indexers each: set by a kernel that met an index out of range
     int32_t * bad_index_host; // page-locked
     struct gcudai_cuda_piece flags, flags_host; // the memory of both
     bool may_have_bad_index;  // since the last synchronize
@@ -25771,17 +25806,25 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(
     return GCUDAI_CUDA_PRODUCT_OWN;
 }
 
-// For experiments: GCUDA_CUDA_PRODUCT names the way of all products that can go it.
+// For experiments: the way that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
+static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) {
+    static const char * const names[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm" };
+    const int n = (int) (sizeof(names) / sizeof(names[0]));
+    const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
+    const char * name = given != NULL ? given : env != NULL ? env : "";
+    for (*wanted = 0; *wanted < n; ++*wanted) {
+        if (strcmp(name, names[*wanted]) == 0) { return GCUDA_STATUS_SUCCESS; }
+    }
+    *wanted = 0;
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_init: there is no way '%.40s' for products (%s)", name,
+        given != NULL ? "product" : "GCUDA_CUDA_PRODUCT");
+}
+
 static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
-    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm" };
     const bool has_cublas = cu->cublas.handle != NULL;
-    const char * wanted = gcudai_env("GCUDA_CUDA_PRODUCT");
-    for (int i = 0; wanted != NULL && i < (int) (sizeof(names) / sizeof(names[0])); ++i) {
-        const enum gcudai_cuda_product product = (enum gcudai_cuda_product) i;
-        if (strcmp(wanted, names[i]) == 0 &&
-            gcudai_cuda_product_takes(product, p, has_cublas, cu->has_warp_groups, cu->device->cc)) {
-            return product;
-        }
+    const enum gcudai_cuda_product wanted = (enum gcudai_cuda_product)(cu->product > 0 ? cu->product - 1 : 0);
+    if (cu->product > 0 && gcudai_cuda_product_takes(wanted, p, has_cublas, cu->has_warp_groups, cu->device->cc)) {
+        return wanted;
     }
     return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
 }
@@ -26992,6 +27035,30 @@ static int32_t ** gcudai_cuda_bad_index_of(enum gcuda_op op, union gcudai_args *
     }
 }
 
+// The flags are words, one for each of these operations, so that a message can say which of them it was.
+static const enum gcuda_op gcudai_cuda_indexers[GCUDAI_CUDA_INDEXERS] = { GCUDA_OP_GET_ROWS, GCUDA_OP_GET_ROWS_BACK,
+    GCUDA_OP_SET_ROWS, GCUDA_OP_ADD_ID, GCUDA_OP_MUL_MAT_ID, GCUDA_OP_SSM_SCAN };
+
+static int32_t * gcudai_cuda_flag_of(const struct gcudai_cuda * cu, enum gcuda_op op) {
+    int i = 0;
+    while (i + 1 < GCUDAI_CUDA_INDEXERS && gcudai_cuda_indexers[i] != op) { ++i; }
+    return cu->bad_index + i;
+}
+
+// What synchronize says when flags were set.
+static gcuda_status gcudai_cuda_fail_index(const struct gcudai_cuda * cu) {
+    char names[128];
+    struct gcudai_text text = { names, sizeof(names), 0 };
+    for (int i = 0; i < GCUDAI_CUDA_INDEXERS; ++i) {
+        if (cu->bad_index_host[i] != 0) {
+            gcudai_append(&text, "%s%s", text.used > 0 ? ", " : "", gcudai_op_lower(gcudai_cuda_indexers[i]));
+        }
+    }
+    return text.used == 0 ? GCUDA_STATUS_SUCCESS
+                          : gcudai_fail(GCUDA_STATUS_INVALID_DATA, "%s: an index of %s was out of range since the last synchronize",
+                                cu->device->name, names);
+}
+
 // A launcher with the scratch it asks for. The block goes back at once: whoever gets it next is later on the stream.
 static gcuda_status gcudai_cuda_run_op(struct gcudai_cuda * cu, union gcudai_args * args, const struct gcuda_tensor * y) {
     const struct gcudai_cuda_op * op = gcudai_cuda_op_of(y->op);
@@ -27046,7 +27113,7 @@ static gcuda_status gcudai_cuda_run_node(struct gcudai_cuda * cu, const struct g
     gcudai_op_row(y->op)->args(y, &args);
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &args);
     if (bad_index != NULL) {
-        *bad_index = cu->bad_index;
+        *bad_index = gcudai_cuda_flag_of(cu, y->op);
         cu->may_have_bad_index = true;
         cu->captures_indices = cu->captures_indices || cu->is_captured;
     }
@@ -27643,7 +27710,6 @@ struct gcudai_cuda_window {
     const struct gcudai_cuda * cu;
     const struct gcudai_cuda_look * look;
     bool is_strict; // the same bits as node by node
-    int32_t * bad_index;
     int n, at[GCUDAI_CUDA_WINDOW]; // places in the graph
     const struct gcuda_tensor * node[GCUDAI_CUDA_WINDOW];
 };
@@ -27841,7 +27907,7 @@ static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union
     p->rope = op.rope;
     p->ids = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
-    p->bad_index = w->bad_index;
+    p->bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_SET_ROWS);
     return 2;
 }
 
@@ -28282,7 +28348,7 @@ static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, uni
     gcudai_mul_mat_id_args(s.gate, &op);
     args->mul_mat_id.args = op.mul_mat_id;
     args->mul_mat_id.args.y = gcudai_array(w->node[s.taken - 1]);
-    args->mul_mat_id.args.bad_index = w->bad_index;
+    args->mul_mat_id.args.bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_MUL_MAT_ID);
     args->mul_mat_id.args.max_shared = w->cu->max_shared;
     args->mul_mat_id.epilogue = s.e;
     return s.taken;
@@ -28423,7 +28489,7 @@ static void gcudai_cuda_step_single(struct gcudai_cuda * cu, const struct gcuda_
     s->op = is_product ? NULL : gcudai_cuda_op_of(y->op);
     gcudai_op_row(y->op)->args(y, &s->args.op);
     int32_t ** bad_index = gcudai_cuda_bad_index_of(y->op, &s->args.op);
-    if (bad_index != NULL) { *bad_index = cu->bad_index; }
+    if (bad_index != NULL) { *bad_index = gcudai_cuda_flag_of(cu, y->op); }
     gcudai_cuda_set_shared(cu, y->op, &s->args.op);
 }
 
@@ -28436,7 +28502,6 @@ static void gcudai_cuda_step_make(
     GCUDAI_ZERO(w);
     w.cu = cu;
     w.is_strict = cu->params.strict;
-    w.bad_index = cu->bad_index;
     if (cu->plans.use_fusion) {
         gcudai_cuda_window_at(look, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
@@ -29323,9 +29388,10 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     cudaError_t err = cudaSuccess;
     cu->may_have_bad_index = cu->may_have_bad_index || cu->captures_indices;
     if (cu->may_have_bad_index) {
-        err = cudaMemcpyAsync(cu->bad_index_host, cu->bad_index, sizeof(int32_t), cudaMemcpyDeviceToHost, cu->stream);
+        const size_t size = GCUDAI_CUDA_INDEXERS * sizeof(int32_t);
+        err = cudaMemcpyAsync(cu->bad_index_host, cu->bad_index, size, cudaMemcpyDeviceToHost, cu->stream);
         if (err == cudaSuccess) {
-            err = cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream);
+            err = cudaMemsetAsync(cu->bad_index, 0, size, cu->stream);
         }
     }
     err = err == cudaSuccess ? gcudai_cuda_wait_for(cu) : err;
@@ -29333,10 +29399,7 @@ static gcuda_status gcudai_cuda_synchronize(gcuda_backend_t backend) {
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_sides_check(cu) : st;
     if (st == GCUDA_STATUS_SUCCESS && cu->may_have_bad_index) {
         cu->may_have_bad_index = false;
-        if (*cu->bad_index_host != 0) {
-            st = gcudai_fail(GCUDA_STATUS_INVALID_DATA,
-                "%s: an index was out of range since the last synchronize", cu->device->name);
-        }
+        st = gcudai_cuda_fail_index(cu);
     }
     gcudai_cuda_leave(&scope);
     return st;
@@ -29534,11 +29597,11 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
         "making an event");
     GCUDAI_TRY(gcudai_cuda_take(&cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_ALIGN, "flags", &cu->flags));
     GCUDAI_TRY(gcudai_cuda_take_pinned(
-        &cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, sizeof(int32_t), "flags", &cu->flags_host));
+        &cu->ledger, device, GCUDA_CUDA_PURPOSE_FLAGS, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), "flags", &cu->flags_host));
     cu->bad_index = (int32_t *) cu->flags.ptr;
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
-    GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, sizeof(int32_t), cu->stream), device, "clearing a flag");
-    GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing a flag");
+    GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), cu->stream), device, "clearing flags");
+    GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing flags");
     cu->has_warp_groups = cu->max_shared >= GCUDAI_CUDA_WARP_GROUP_SHARED && gcuda_has_warp_groups();
     return gcudai_cublas_open(cu, p->cublas);
 }
@@ -29611,7 +29674,10 @@ static gcuda_status gcudai_cuda_open(
     gcudai_cuda_plans_open(cu, params);
     cu->ledger.whole = whole ? &whole->ledger : NULL;
     cu->max_shared = gcudai_cuda_shared_cap(d, params->max_shared);
-    st = gcudai_cuda_backend_memory(cu, params);
+    cu->params.product = NULL; // text of the caller's
+    cu->product = whole ? whole->product : 0;
+    st = whole ? st : gcudai_cuda_product_named(params->product, &cu->product);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_memory(cu, params) : st;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
     gcudai_cuda_leave(&scope);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -29747,9 +29813,16 @@ static gcuda_status gcudai_cuda_dev_props(gcuda_backend_dev_t dev, struct gcuda_
 }
 
 static gcuda_status gcudai_cuda_dev_init(gcuda_backend_dev_t dev, const char * params, gcuda_backend_t * backend) {
+    const struct gcudai_cuda_device * d = (const struct gcudai_cuda_device *) dev;
+    struct gcuda_cuda_params p;
+    struct gcudai_cuda * cu = NULL;
     (void) params;
-    *backend = gcuda_backend_cuda_init(((struct gcudai_cuda_device *) dev)->index);
-    return *backend ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
+    GCUDAI_ZERO(p);
+    p.device = d->index;
+    p.context = d->context;
+    const gcuda_status st = gcudai_cuda_open(&p, NULL, &cu);
+    *backend = cu != NULL ? &cu->backend : NULL;
+    return st;
 }
 
 static gcuda_backend_buffer_type_t gcudai_cuda_dev_buft(gcuda_backend_dev_t dev) {
@@ -30426,6 +30499,7 @@ static gcuda_status gcudai_uploader_ask(
 
 gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
     gcuda_cuda_ticket meant = 0;
+    if (done == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_upload_query: result is NULL"); }
     *done = false;
     GCUDAI_TRY(gcudai_uploader_ask(uploader, ticket, "cuda_upload_query", &meant));
     *done = gcudai_ticket_is_done(uploader, meant);
@@ -30835,6 +30909,9 @@ gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
 gcuda_status gcuda_cuda_profile_get(
     gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
     struct gcudai_cuda * cu = NULL;
+    if (records == NULL || n_records == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_profile_get: a result is NULL");
+    }
     *records = NULL;
     *n_records = 0;
     GCUDAI_TRY(gcudai_cuda_profile_settle(backend, "cuda_profile_get", &cu));
@@ -31562,7 +31639,8 @@ gcuda_status gcuda_backend_cuda_get_split_rows(
     (void) buft;
     (void) tensor;
     (void) device;
-    *low = *high = 0;
+    if (low != NULL) { *low = 0; }
+    if (high != NULL) { *high = 0; }
     return gcudai_no_cuda();
 }
 
@@ -31615,7 +31693,8 @@ gcuda_status gcuda_backend_cuda_get_device_description(int device, char * descri
 
 gcuda_status gcuda_backend_cuda_get_device_memory(int device, size_t * free, size_t * total) {
     (void) device;
-    *free = *total = 0;
+    if (free != NULL) { *free = 0; }
+    if (total != NULL) { *total = 0; }
     return gcudai_no_cuda();
 }
 
@@ -31647,7 +31726,7 @@ gcuda_status gcuda_cuda_download(struct gcuda_cuda_uploader * uploader, const st
 
 gcuda_status gcuda_cuda_upload_query(struct gcuda_cuda_uploader * uploader, gcuda_cuda_ticket ticket, bool * done) {
     (void) uploader; (void) ticket;
-    *done = false;
+    if (done != NULL) { *done = false; }
     return gcudai_no_cuda();
 }
 
@@ -31680,8 +31759,8 @@ gcuda_status gcuda_cuda_profile_end(gcuda_backend_t backend) {
 gcuda_status gcuda_cuda_profile_get(
     gcuda_backend_t backend, const struct gcuda_cuda_profile_record ** records, size_t * n_records) {
     (void) backend;
-    *records = NULL;
-    *n_records = 0;
+    if (records != NULL) { *records = NULL; }
+    if (n_records != NULL) { *n_records = 0; }
     return gcudai_no_cuda();
 }
 
