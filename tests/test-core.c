@@ -544,6 +544,30 @@ static void count_line(enum gcuda_log_level level, const char * text, void * use
     ++*(long *) user;
 }
 
+// A callback that asks what the registry's lock guards, and what logs in its turn.
+static struct gcuda_cgraph * logged_graph;
+static void ask_in_a_line(enum gcuda_log_level level, const char * text, void * user) {
+    CHECK(gcuda_backend_dev_count() >= 1 && gcuda_backend_reg_count() >= 1);
+    gcuda_graph_print(logged_graph);
+    if (strstr(text, "stop") != NULL) { gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL); }
+    count_line(level, text, user);
+}
+
+TEST(a_log_callback_may_ask) {
+    struct gcuda_context * ctx = op_context();
+    struct gcuda_tensor * a = gcuda_set_name(gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4), "a");
+    struct gcuda_tensor * b = gcuda_set_name(gcuda_sqr(ctx, a), "b");
+    long n_said = 0;
+    logged_graph = gcuda_new_graph(ctx);
+    CHECK_OK(gcuda_build_forward_expand(logged_graph, gcuda_set_name(gcuda_sqrt(ctx, b), "stop")));
+    gcuda_log_set(ask_in_a_line, GCUDA_LOG_LEVEL_DEBUG, &n_said);
+    gcuda_graph_print(logged_graph); // "b", "stop" and the leaf
+    CHECK_EQ_I(n_said, 2);
+    gcuda_graph_print(logged_graph);
+    CHECK_EQ_I(n_said, 2);
+    gcuda_free(ctx);
+}
+
 TEST(start_stop_start) {
     const enum gcuda_cpu_isa best = gcuda_cpu_get_isa();
     const struct gcuda_allocator counting = { take, give, NULL };

@@ -58,6 +58,26 @@ TEST(a_failed_discovery_is_no_device) {
     clean();
 }
 
+static void count_warnings(enum gcuda_log_level level, const char * text, void * user) {
+    (void) level;
+    *(int *) user += strstr(text, "the CPU computes instead") != NULL && strstr(text, "CUDA0") != NULL;
+}
+
+TEST(a_gpu_that_fails_is_no_silent_fallback) {
+    int n_warnings = 0;
+    fresh(1, 256 * MB, 1);
+    gcuda_log_set(count_warnings, GCUDA_LOG_LEVEL_WARN, &n_warnings);
+    sim_fail("cudaStreamCreateWithPriority", 1, cudaErrorUnknown);
+    gcuda_backend_t backend = gcuda_backend_init_best();
+    CHECK(backend != NULL && gcuda_backend_is_cpu(backend));
+    CHECK_EQ_I(n_warnings, 1);
+    gcuda_backend_free(backend);
+    backend = gcuda_backend_init_best();
+    CHECK(backend != NULL && gcuda_backend_is_cuda(backend) && n_warnings == 1);
+    gcuda_backend_free(backend);
+    clean();
+}
+
 TEST(created_and_destroyed_again_and_again) {
     const int n = test_full() ? 1000 : 100;
     for (int i = 0; i < n; ++i) {
@@ -226,6 +246,14 @@ TEST(a_stream_and_memory_of_the_callers) {
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     REQUIRE(backend != NULL);
     CHECK(gcuda_backend_cuda_get_stream(backend) == stream);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4);
+    REQUIRE(place_alloc(&p, backend));
+    const long n_waits = sim_counts("cudaStreamSynchronize");
+    CHECK_OK(gcuda_backend_tensor_set_async(backend, x, NULL, 16, 0)); // nothing is no reason to wait
+    CHECK_OK(gcuda_backend_tensor_get_async(backend, x, NULL, 0, 0));
+    CHECK_EQ_I(sim_counts("cudaStreamSynchronize"), n_waits);
+    place_end(&p);
     CHECK(gcuda_backend_cuda_buffer_from_ptr(0, (char *) memory + 4, 64) == NULL &&
           gcuda_backend_cuda_buffer_from_ptr(0, NULL, 64) == NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_cuda_buffer_from_ptr(0, memory, 4096);
@@ -442,6 +470,47 @@ static int compute_type(enum gcuda_type type, enum gcuda_cuda_switch full_precis
     return sim_gemm_compute();
 }
 
+TEST(products_take_the_way_that_is_named) {
+    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm" };
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    for (int i = 0; i < 8; ++i) {
+        for (int by_env = 0; by_env < 3; ++by_env) { // by the parameter, by the environment, by the parameter against it
+            char name[16];
+            snprintf(name, sizeof name, "%s", names[i]);
+            if (by_env > 0) { setenv("GCUDA_CUDA_PRODUCT", by_env == 1 ? names[i] : "nonsense", 1); }
+            params.product = by_env == 1 ? NULL : name;
+            gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+            memset(name, 'x', sizeof name); // it was the caller's
+            REQUIRE(backend != NULL);
+            struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+            const bool has_cublas = cu->cublas.handle != NULL;
+            struct gcuda_mul_mat_args p;
+            GCUDAI_ZERO(p);
+            p.a = packed_array(GCUDA_TYPE_F32, 256, 40, 1);
+            p.b = packed_array(GCUDA_TYPE_F32, 256, 30, 1);
+            p.y = packed_array(GCUDA_TYPE_F32, 40, 30, 1);
+            CHECK_EQ_I(cu->product, 1 + i);
+            const bool takes =
+                gcudai_cuda_product_takes((enum gcudai_cuda_product) i, &p, has_cublas, cu->has_warp_groups, cu->device->cc);
+            CHECK_EQ_I((int) gcudai_cuda_product_of(cu, &p),
+                takes ? i : (int) gcudai_cuda_choose_product(&p, has_cublas, cu->has_warp_groups, cu->device->cc));
+            gcuda_backend_free(backend);
+            unsetenv("GCUDA_CUDA_PRODUCT");
+        }
+    }
+    params.product = "tiles";
+    CHECK(gcuda_backend_cuda_init_params(&params) == NULL);
+    CHECK_HAS(gcuda_last_error(), "tiles");
+    params.product = "";
+    setenv("GCUDA_CUDA_PRODUCT", "own", 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    CHECK(backend != NULL && ((struct gcudai_cuda *) backend)->product == 0);
+    gcuda_backend_free(backend);
+    unsetenv("GCUDA_CUDA_PRODUCT");
+    clean();
+}
+
 TEST(cublas_computes_in_full_precision_when_asked) {
     enum { FULL = 68, TF32 = 77 }; // cublasComputeType_t
     for (int by_out_prod = 0; by_out_prod < 2; ++by_out_prod) {
@@ -554,6 +623,7 @@ TEST(bad_indices_give_zeros_and_a_status) {
     CHECK_OK(gcuda_backend_tensor_set(x, rows, 0, sizeof rows));
     CHECK_OK(gcuda_backend_tensor_set(ids, bad, 0, sizeof bad));
     CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_INVALID_DATA);
+    CHECK_HAS(gcuda_last_error(), "CUDA0: an index of get_rows was");
     CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
     for (int i = 0; i < 16; ++i) { CHECK(out[i] == (i < 4 ? (float) (i + 9) : 0.0f)); }
     CHECK_OK(gcuda_backend_tensor_set(ids, good, 0, sizeof good));

@@ -270,6 +270,13 @@ static const char * use_backend(const struct gcuda_cuda_params * params, struct 
         OK(gcuda_backend_tensor_copy(y, x));
         OK(gcuda_backend_tensor_memset(x, 0, 0, sizeof in));
         OK(gcuda_backend_cuda_trim(backend));
+        gcuda_backend_buffer_t host = NULL;
+        STEP((host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), 5000)) != NULL);
+        gcuda_backend_buffer_free(host);
+        check_before(b, "host buffer_free");
+        OK(gcuda_backend_cuda_register_host_buffer(in, sizeof in));
+        if (failed == NULL && gcuda_backend_cuda_unregister_host_buffer(in) != GCUDA_STATUS_SUCCESS) { failed = "unregister"; }
+        check_before(b, "unregister_host_buffer");
     }
 #undef STEP
 #undef OK
@@ -382,6 +389,9 @@ TEST(a_context_of_another_device_or_memory_of_another_context_is_refused) {
     REQUIRE(in != NULL && again != NULL && plain != NULL);
     CHECK(gcuda_backend_get_default_buffer_type(in) == gcuda_backend_get_default_buffer_type(again));
     CHECK(gcuda_backend_get_default_buffer_type(in) != gcuda_backend_get_default_buffer_type(plain));
+    gcuda_backend_t third = gcuda_backend_dev_init(gcuda_backend_get_device(in), NULL); // of the same context
+    CHECK(third != NULL && gcuda_backend_get_default_buffer_type(third) == gcuda_backend_get_default_buffer_type(in));
+    gcuda_backend_free(third);
     struct place p = place_begin(), q = place_begin();
     struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 8), *y = gcuda_sqr(p.ctx, x);
     struct gcuda_tensor * other = gcuda_new_tensor_1d(q.ctx, GCUDA_TYPE_F32, 8);

@@ -710,6 +710,9 @@ TEST(free_memory_where_it_is_the_systems) {
     sim_fail("cudaMemGetInfo", 1, cudaErrorUnknown);
     CHECK(gcuda_backend_cuda_get_device_memory(0, &n_free, &n_total) == GCUDA_STATUS_FAILED && n_free == 0 &&
           n_total == 0);
+    CHECK_OK(gcuda_backend_cuda_get_device_memory(0, NULL, &n_total)); // one of the two is enough
+    CHECK_OK(gcuda_backend_cuda_get_device_memory(0, &n_free, NULL));
+    CHECK(n_free > 0 && n_total == 64 * MB);
     clean();
 }
 
@@ -872,6 +875,7 @@ TEST(functions_are_found_by_name) {
     memcpy(&add, &address[2], sizeof address[0]);
     memcpy(&forget, &address[3], sizeof address[0]);
     const struct gcuda_backend_feature * list = features(reg);
+    CHECK(list == gcudai_cuda_found.features && features(reg) == list);
     static const char * const all[] = { "USE_GRAPHS", "FA_ALL_QUANTS" };
     REQUIRE(list != NULL);
     for (size_t i = 0; i < 2; ++i) { CHECK(feature(list, all[i]) != NULL && strcmp(feature(list, all[i]), "1") == 0); }
@@ -889,6 +893,9 @@ TEST(functions_are_found_by_name) {
     forget(mine);
     forget(mine);
     CHECK_EQ_I(sim_counts("cudaHostUnregister"), 1);
+    gcuda_shutdown();
+    CHECK(gcudai_cuda_found.features[0].name == NULL); // kept nowhere else
+    CHECK(features(reg) != NULL && feature(features(reg), "ARCHS") != NULL);
     clean();
 }
 
@@ -927,6 +934,7 @@ TEST(each_device_is_named_once) {
     sim_fail("cudaGetDeviceProperties", 2, cudaErrorUnknown);
     CHECK_EQ_I(gcuda_backend_cuda_get_device_count(), 1);
     CHECK(lines.n == 2 && strstr(lines.text[0], "2 devices, 1 ") != NULL);
+    CHECK_HAS(lines.text[0], cudaGetErrorString(cudaErrorUnknown));
     fresh(1, 64 * MB, 1);
     memset(&lines, 0, sizeof lines);
     gcuda_log_set(keep_line, GCUDA_LOG_LEVEL_INFO, &lines);

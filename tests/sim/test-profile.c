@@ -82,6 +82,7 @@ TEST(off_it_makes_no_events_and_on_only_for_the_first_graph) {
     CHECK_OK(gcuda_backend_graph_compute(w.backend, w.graph));
     CHECK(sim_counts("cudaEventCreateWithFlags") == made && sim_counts("cudaEventRecord") == recorded);
     CHECK_OK(gcuda_cuda_profile_begin(w.backend));
+    CHECK(gcuda_cuda_profile_get(w.backend, NULL, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
     CHECK_OK(gcuda_backend_graph_compute(w.backend, w.graph));
     const long after_one = sim_counts("cudaEventCreateWithFlags");
     CHECK_EQ_I(after_one - made, 2 + 2 * N_NODES);

@@ -78,6 +78,25 @@ TEST(every_call_of_the_selftest_fails_in_turn) {
 }
 
 // A sticky error: every later call says so at once, without touching the device, and everything can be freed.
+// What the runtime documents as the end of a process's work, by number: not every toolkit has the names.
+TEST(what_ends_a_context_loses_the_backend) {
+    static const int sticky[] = { 226, 214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911 };
+    for (size_t i = 0; i < sizeof sticky / sizeof sticky[0]; ++i) {
+        fresh(1, 64 * MB, 1);
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+        struct place p = place_begin();
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4);
+        const float data[4] = { 1, 2, 3, 4 };
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        sim_fail("cudaMemcpyAsync", 1, (cudaError_t) sticky[i]);
+        CHECK_MSG(gcuda_backend_tensor_set_async(backend, x, data, 0, sizeof data) == GCUDA_STATUS_DEVICE_LOST, "%d", sticky[i]);
+        CHECK_MSG(gcuda_backend_synchronize(backend) == GCUDA_STATUS_DEVICE_LOST, "%d", sticky[i]);
+        place_end(&p);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 TEST(a_lost_backend_answers_at_once_and_can_be_freed) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();

@@ -257,6 +257,7 @@ TEST(what_cannot_be_is_refused) {
     CHECK_HAS(gcuda_last_error(), "65 threads");
     gcuda_cuda_uploader_free(NULL);
     struct gcuda_cuda_uploader * up = gcuda_cuda_uploader_new(NULL);
+    CHECK(gcuda_cuda_upload_query(up, 0, NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
     gcuda_backend_t backend = gcuda_backend_cuda_init(1), cpu = gcuda_backend_cpu_init();
     struct place p = place_begin(), q = place_begin();
     struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4), *y = gcuda_new_tensor_1d(q.ctx, GCUDA_TYPE_F32, 4);
