@@ -21166,9 +21166,12 @@ gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct g
 }
 
 gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    char message[GCUDAI_MESSAGE_BYTES];
     const gcuda_status st = gcuda_backend_graph_compute_async(backend, graph);
-    const gcuda_status end = gcuda_backend_synchronize(backend);
-    return st != GCUDA_STATUS_SUCCESS ? st : end;
+    if (st == GCUDA_STATUS_SUCCESS) { return gcuda_backend_synchronize(backend); }
+    memcpy(message, gcudai_message, sizeof(message));
+    (void) gcuda_backend_synchronize(backend); // part of it may run
+    return gcuda_set_last_error(st, message);  // what went wrong first says more
 }
 
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {

@@ -608,6 +608,26 @@ TEST(what_the_device_cannot_do_is_refused_by_name) {
     clean();
 }
 
+// The node that failed stays named, also when waiting for what ran before it fails as well.
+TEST(the_first_of_two_failures_is_told) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4), *y = gcuda_sqr(p.ctx, x);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+    sim_fail("cudaLaunchKernelEx", 1, cudaErrorInvalidValue);
+    sim_fail("cudaStreamSynchronize", 1, cudaErrorUnknown);
+    CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_FAILED);
+    CHECK_EQ_I(sim_failed(), 2);
+    CHECK_HAS(gcuda_last_error(), "sqr");
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
 TEST(bad_indices_give_zeros_and_a_status) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
