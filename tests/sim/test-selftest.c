@@ -89,8 +89,9 @@ TEST(what_ends_a_context_loses_the_backend) {
         const float data[4] = { 1, 2, 3, 4 };
         REQUIRE(backend != NULL && place_alloc(&p, backend));
         sim_fail("cudaMemcpyAsync", 1, (cudaError_t) sticky[i]);
-        CHECK_MSG(gcuda_backend_tensor_set_async(backend, x, data, 0, sizeof data) == GCUDA_STATUS_DEVICE_LOST, "%d", sticky[i]);
-        CHECK_MSG(gcuda_backend_synchronize(backend) == GCUDA_STATUS_DEVICE_LOST, "%d", sticky[i]);
+        CHECK_MSG(gcuda_backend_tensor_set_async(backend, x, data, 0, sizeof data) == GCUDA_STATUS_DEVICE_LOST, "%d: %s", sticky[i],
+            gcuda_last_error());
+        CHECK_MSG(gcuda_backend_synchronize(backend) == GCUDA_STATUS_DEVICE_LOST, "%d: %s", sticky[i], gcuda_last_error());
         place_end(&p);
         gcuda_backend_free(backend);
     }
