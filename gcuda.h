@@ -89,8 +89,8 @@ EMBEDDING IN AN ENGINE
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
                    computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
-    Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights spread over devices by rows; copies between devices
-                   go directly where a probe shows that peer access works. See >>cuda.
+    Several GPUs:  gcuda_backend_cuda_split_buffer_type for weights and experts spread over devices by rows; copies between
+                   devices go directly where a probe shows that peer access works. See >>cuda.
     Profiling:     gcuda_cuda_profile_begin, then gcuda_cuda_profile_write_trace(backend, "trace.json"); >>cuda.
     Environment:   gcuda_use_environment(false) before anything else: no GCUDA_... variable changes what the program does.
     On a GPU:      the caller's stream, context and cuBLAS handle in gcuda_cuda_params; a stream that the caller captures;
@@ -3007,7 +3007,7 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
 GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
 GCUDA_API void gcuda_backend_buffer_free(gcuda_backend_buffer_t buffer); // NULL is allowed
-GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0 and for multi-buffers
+GCUDA_API void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer); // NULL for size 0; an error of multi-buffers
 GCUDA_API size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
 GCUDA_API size_t gcuda_backend_buffer_get_alignment(gcuda_backend_buffer_t buffer);
@@ -3019,7 +3019,8 @@ GCUDA_API void gcuda_backend_buffer_set_usage(gcuda_backend_buffer_t buffer, enu
 GCUDA_API enum gcuda_backend_buffer_usage gcuda_backend_buffer_get_usage(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_buffer_get_type(gcuda_backend_buffer_t buffer);
 GCUDA_API gcuda_status gcuda_backend_buffer_reset(gcuda_backend_buffer_t buffer);
-// One buffer object over several; takes them over, also on failure (NULL: they are freed).
+// One buffer object over several, none of them NULL; takes them over, also on failure (NULL: they are freed). Freed, cleared,
+// reset and marked as one; tensors are in its parts, and none can be placed in it.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(
     gcuda_backend_buffer_t * buffers, size_t n_buffers);
 GCUDA_API bool gcuda_backend_buffer_is_multi_buffer(gcuda_backend_buffer_t buffer);
@@ -3135,7 +3136,7 @@ GCUDA_API gcuda_backend_t gcuda_backend_init_by_type(enum gcuda_backend_dev_type
 GCUDA_API gcuda_backend_t gcuda_backend_init_best(void);
 
 // ---- copying a graph to another backend, comparing two backends ----
-// The same nodes, in the same order, over copies of all tensors and their present data. Sources that are not nodes of
+// The same nodes, in the same order, over copies of all tensors and their present data: wait for backends that write it. Sources that are not nodes of
 // the graph become constants. graph is NULL on failure. Free it with gcuda_backend_graph_copy_free.
 struct gcuda_backend_graph_copied {
     gcuda_backend_buffer_t buffer;
@@ -3150,7 +3151,8 @@ GCUDA_API void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied c
 typedef bool (*gcuda_backend_eval_callback)(
     int node_index, struct gcuda_tensor * t1, struct gcuda_tensor * t2, void * user_data);
 // Computes node by node on both backends, each going on from its own results, and calls back after every node that is
-// not a view operation. With test_nodes the whole graph is computed at once and only those nodes are compared.
+// not a view operation. With test_nodes the whole graph is computed at once and only those nodes are compared: their memory
+// has to outlive the run (see gcuda_set_output). A test node that is not in the graph is INVALID_ARGUMENT.
 GCUDA_API gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda_backend_t backend2,
     struct gcuda_cgraph * graph, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n_test_nodes);
@@ -3346,7 +3348,7 @@ struct gcuda_cuda_params {
     // Blocks of a plan's kernel start while the one before it ends, and fetch weights that no node of the plan writes
     // (programmatic dependent launch). AUTO: from 9.0 on, if GCUDA_CUDA_PDL is 1
     enum gcuda_cuda_switch overlap;
-    // Columns of a product with row-split weights (ne[1] of the result) up to which its operand and its result go directly
+    // Columns of a product with row-split weights (ne[1] * ne[2] of the result) up to which its operand and its result go directly
     // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
     // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
     int64_t peer_max_batch;
@@ -3634,7 +3636,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct 
 GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 
 // Row-split buffers: the rows of a weight matrix are dealt out to several devices, and gcuda_mul_mat with such a weight
-// on the main device's backend has each of them compute its rows.
+// on the main device's backend has each of them compute its rows. Of experts [K, M, E] for gcuda_mul_mat_id every device
+// has the same rows of each, so that all of them work on every token whichever experts it chose.
 //
 //   main_device   whose backends use the weights
 //   tensor_split  share of each device, in any unit; 0: none. NULL or all 0: by the devices' memory
@@ -3642,8 +3645,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 //   returns       the same object for the same main device and shares, until gcuda_shutdown; NULL: no such device,
 //                 shares that are negative or no numbers, fewer than devices
 //
-// Tensors in such a buffer: contiguous, no views, set and got as a whole. They are the first operand of gcuda_mul_mat,
-// one matrix (ne[2] = ne[3] = 1) of which the main device has at least one row; all else refuses them. tensor->data
+// Tensors in such a buffer: contiguous, no views, set and got as a whole. They are the first operand of gcuda_mul_mat, then
+// one matrix (ne[2] = ne[3] = 1), or of gcuda_mul_mat_id, and the main device has at least one row; all else refuses them. tensor->data
 // points nowhere. Memory is taken per device when a tensor is placed, and device boundaries are multiples of 128 rows
 // (64 where no device with a share reaches compute capability 7.0). gcuda_backend_buffer_clear fills the rows of all
 // tensors placed so far; memset and buffer-to-buffer copies are UNSUPPORTED (gcuda_backend_tensor_copy goes through the
@@ -3653,10 +3656,10 @@ GCUDA_API gcuda_status gcuda_backend_cuda_probe_peer(int device, int peer);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_cuda_split_buffer_type(
     int main_device, const float * tensor_split, int n);
 GCUDA_API bool gcuda_backend_buft_is_cuda_split(gcuda_backend_buffer_type_t buft);
-// Rows [low, high) of the tensor that a device holds, or will hold; low == high: none.
+// Rows [low, high) of each matrix of the tensor that a device holds, or will hold; low == high: none.
 GCUDA_API gcuda_status gcuda_backend_cuda_get_split_rows(
     gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor, int device, int64_t * low, int64_t * high);
-// Where they are on the device; NULL: none there, or the tensor is not in a row-split buffer.
+// Where they are on the device, those of one matrix behind those of the one before; NULL: none there, or the tensor is not in a row-split buffer.
 GCUDA_API void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device);
 
 // ---- does this build work on this device ----
@@ -3996,7 +3999,7 @@ GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
 // Makes the buffers large enough for this graph. Forgets the graph that was allocated.
 GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph);
 // A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one. Allocates no
-// buffer; scratch of operations is not in it. Forgets the graph that was allocated.
+// buffer; scratch of operations and page-locked memory for copies are not in it. Forgets the graph that was allocated.
 GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
 // Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
@@ -20777,6 +20780,9 @@ const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer) {
     return buffer ? gcuda_backend_buft_name(buffer->buft) : "";
 }
 void * gcuda_backend_buffer_get_base(gcuda_backend_buffer_t buffer) {
+    if (gcuda_backend_buffer_is_multi_buffer(buffer)) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "buffer_get_base: a multi-buffer is in several places");
+    }
     return buffer && buffer->size > 0 && buffer->iface.get_base ? buffer->iface.get_base(buffer) : NULL;
 }
 size_t gcuda_backend_buffer_get_size(gcuda_backend_buffer_t buffer) { return buffer ? buffer->size : 0; }
@@ -20851,11 +20857,13 @@ gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buf
     struct gcuda_backend_buffer_i iface;
     gcuda_backend_buffer_t whole = NULL;
     size_t size = 0;
+    bool is_whole = n_buffers > 0;
+    for (size_t i = 0; i < n_buffers; ++i) { is_whole = is_whole && buffers[i] != NULL; }
     GCUDAI_ZERO(iface);
     iface.free_buffer = gcudai_multi_free;
     iface.clear = gcudai_multi_clear;
     iface.reset = gcudai_multi_reset;
-    struct gcudai_multi_buffer * m = n_buffers > 0 ? (struct gcudai_multi_buffer *) gcudai_calloc(1, sizeof(*m)) : NULL;
+    struct gcudai_multi_buffer * m = is_whole ? (struct gcudai_multi_buffer *) gcudai_calloc(1, sizeof(*m)) : NULL;
     gcuda_backend_buffer_t * list = m ? (gcuda_backend_buffer_t *) gcudai_calloc(n_buffers, sizeof(*list)) : NULL;
     for (size_t i = 0; i < n_buffers && list != NULL; ++i) {
         list[i] = buffers[i];
@@ -20872,8 +20880,9 @@ gcuda_backend_buffer_t gcuda_backend_multi_buffer_alloc_buffer(gcuda_backend_buf
         }
         gcudai_free(list);
         gcudai_free(m);
-        if (n_buffers == 0) {
-            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "multi_buffer: no buffers");
+        if (!is_whole) {
+            gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "multi_buffer: no buffers, or one of the %llu is NULL",
+                (unsigned long long) n_buffers);
         }
     }
     return whole;
@@ -21097,7 +21106,7 @@ gcuda_status gcuda_backend_tensor_alloc(gcuda_backend_buffer_t buffer, struct gc
     const size_t need = gcuda_backend_buffer_get_alloc_size(buffer, tensor),
                  size = gcuda_backend_buffer_get_size(buffer);
     const uintptr_t base = (uintptr_t) gcuda_backend_buffer_get_base(buffer), at = (uintptr_t) addr;
-    if (need > 0 && (at < base || at - base > size || need > size - (size_t) (at - base))) {
+    if (need > 0 && (base == 0 || at < base || at - base > size || need > size - (size_t) (at - base))) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "tensor_alloc: '%s' of %llu bytes does not lie inside the buffer of %llu bytes", tensor->name,
             (unsigned long long) need, (unsigned long long) size);
@@ -21346,17 +21355,26 @@ static gcuda_status gcudai_copying_run(
     return gcudai_copying_link(c, graph);
 }
 
-struct gcuda_backend_graph_copied gcuda_backend_graph_copy(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+static gcuda_status gcudai_graph_copy(
+    gcuda_backend_t backend, struct gcuda_cgraph * graph, struct gcuda_backend_graph_copied * copy) {
     struct gcudai_copying c;
     GCUDAI_ZERO(c);
-    if (backend == NULL || graph == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: backend or graph is NULL");
-    } else if (gcudai_copying_run(&c, backend, graph) != GCUDA_STATUS_SUCCESS) {
+    const gcuda_status st = backend != NULL && graph != NULL
+                                ? gcudai_copying_run(&c, backend, graph)
+                                : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: backend or graph is NULL");
+    if (st != GCUDA_STATUS_SUCCESS) {
         gcuda_backend_graph_copy_free(c.out);
         GCUDAI_ZERO(c.out);
     }
     gcudai_copying_free(&c);
-    return c.out;
+    *copy = c.out;
+    return st;
+}
+
+struct gcuda_backend_graph_copied gcuda_backend_graph_copy(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
+    struct gcuda_backend_graph_copied copy;
+    (void) gcudai_graph_copy(backend, graph, &copy);
+    return copy;
 }
 
 void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy) {
@@ -21365,9 +21383,18 @@ void gcuda_backend_graph_copy_free(struct gcuda_backend_graph_copied copy) {
     gcuda_free(copy.ctx_unallocated);
 }
 
+static gcuda_status gcudai_compare_has(const struct gcuda_cgraph * g, const struct gcuda_tensor * node) {
+    for (int i = 0; i < g->n_nodes; ++i) {
+        if (g->nodes[i] == node) { return GCUDA_STATUS_SUCCESS; }
+    }
+    return gcudai_fail(
+        GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: '%s' is no node of the graph", gcuda_get_name(node));
+}
+
 static gcuda_status gcudai_compare_whole(gcuda_backend_t b1, gcuda_backend_t b2, struct gcuda_cgraph * g1,
     struct gcuda_cgraph * g2, gcuda_backend_eval_callback callback, void * user_data,
     struct gcuda_tensor * const * test_nodes, size_t n) {
+    for (size_t k = 0; k < n; ++k) { GCUDAI_TRY(gcudai_compare_has(g1, test_nodes[k])); }
     GCUDAI_TRY(gcuda_backend_graph_compute(b1, g1));
     GCUDAI_TRY(gcuda_backend_graph_compute(b2, g2));
     for (int i = 0; i < g1->n_nodes; ++i) {
@@ -21401,12 +21428,12 @@ gcuda_status gcuda_backend_compare_graph_backend(gcuda_backend_t backend1, gcuda
         return gcudai_fail(
             GCUDA_STATUS_INVALID_ARGUMENT, "compare_graph_backend: backend, callback or list of nodes is NULL");
     }
-    struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(backend2, graph);
-    if (copy.graph == NULL) {
-        return gcudai_fail(GCUDA_STATUS_FAILED, "compare_graph_backend: %.900s", gcudai_message);
+    struct gcuda_backend_graph_copied copy;
+    gcuda_status st = gcudai_graph_copy(backend2, graph, &copy);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return gcudai_fail(st, "compare_graph_backend: %.900s", gcudai_message);
     }
-    const gcuda_status st =
-        n_test_nodes > 0
+    st = n_test_nodes > 0
             ? gcudai_compare_whole(backend1, backend2, graph, copy.graph, callback, user_data, test_nodes, n_test_nodes)
             : gcudai_compare_nodes(backend1, backend2, graph, copy.graph, callback, user_data);
     gcuda_backend_graph_copy_free(copy);
@@ -25889,6 +25916,25 @@ static gcuda_status gcudai_cuda_multiply_id_vector(struct gcudai_cuda * cu, cons
                                           : gcuda_launch_mul_mat_id_vec_float(p, cu->stream);
 }
 
+// VECTOR, or OWN: a launcher that chooses between tiles and the plain kernel.
+static gcuda_status gcudai_cuda_multiply_id(
+    struct gcudai_cuda * cu, enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * args) {
+    struct gcuda_mul_mat_id_args p = *args;
+    if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
+        return gcudai_cuda_multiply_id_vector(cu, &p);
+    }
+    GCUDAI_TRY(gcudai_cuda_pool_take(
+        &cu->pool, cu->stream, gcuda_mul_mat_id_scratch_bytes(&p), "mul_mat_id: lists of slots, columns", &p.scratch));
+    const gcuda_status st = gcuda_launch_mul_mat_id(&p, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, p.scratch);
+    return st;
+}
+
+static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
+    return gcudai_cuda_multiply_id(
+        cu, gcudai_cuda_takes_id_vector(p) ? GCUDAI_CUDA_PRODUCT_VECTOR : GCUDAI_CUDA_PRODUCT_OWN, p);
+}
+
 static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     void * scratch = NULL;
     gcudai_cuda_join_all_columns(&p);
@@ -26075,17 +26121,21 @@ struct gcudai_cuda_rows { // [low, high)
 
 static struct gcudai_cuda_rows gcudai_cuda_split_rows(
     const struct gcudai_cuda_split_type * t, const struct gcuda_tensor * tensor, int device) {
-    const int64_t n = gcuda_nrows(tensor);
     struct gcudai_cuda_rows r;
-    r.low = gcudai_cuda_split_low(t, n, device);
-    r.high = gcudai_cuda_split_low(t, n, device + 1);
+    r.low = gcudai_cuda_split_low(t, tensor->ne[1], device);
+    r.high = gcudai_cuda_split_low(t, tensor->ne[1], device + 1);
     return r;
 }
 
-// Bytes on a device: its rows, and the tail that kernels may read behind the last one.
+// Bytes of a device's rows: the same ones of every matrix, as many as there are experts.
+static size_t gcudai_cuda_split_size(const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r) {
+    return gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) ((r.high - r.low) * tensor->ne[2] * tensor->ne[3]);
+}
+
+// The same with the tail that kernels may read behind the last one.
 static size_t gcudai_cuda_split_bytes(const struct gcuda_tensor * tensor, struct gcudai_cuda_rows r) {
     const int64_t rest = tensor->ne[0] % GCUDA_MATRIX_ROW_PADDING;
-    const size_t size = gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) (r.high - r.low);
+    const size_t size = gcudai_cuda_split_size(tensor, r);
     return size > 0 && rest != 0 ? size + gcuda_row_size(tensor->type, GCUDA_MATRIX_ROW_PADDING - rest) : size;
 }
 
@@ -26223,6 +26273,7 @@ struct gcudai_cuda_split_part {
 };
 struct gcudai_cuda_split_tensor { // tensor->extra
     struct gcudai_cuda_split_tensor * next;
+    const struct gcuda_tensor * tensor; // whose it is: after a failure or a reset another one may remember this address
     struct gcudai_cuda_split_part parts[GCUDA_CUDA_MAX_DEVICES];
 };
 struct gcudai_cuda_split_buffer {
@@ -26323,7 +26374,7 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
         return GCUDA_STATUS_SUCCESS;
     }
     snprintf(what, sizeof(what), "rows %lld to %lld of '%s'", (long long) r.low, (long long) r.high, tensor->name);
-    part->size = gcuda_row_size(tensor->type, tensor->ne[0]) * (size_t) (r.high - r.low);
+    part->size = gcudai_cuda_split_size(tensor, r);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
     const gcuda_status st = gcudai_cuda_take(&gcudai_cuda_memory.devices[device], device, GCUDA_CUDA_PURPOSE_BUFFERS,
         size, what, &part->memory);
@@ -26334,9 +26385,9 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
                      (char *) part->memory.ptr + part->size, NULL, 0, size - part->size, tensor->name);
 }
 
-static bool gcudai_cuda_split_has(const struct gcudai_cuda_split_buffer * b, const void * extra) {
+static bool gcudai_cuda_split_has(const struct gcudai_cuda_split_buffer * b, const struct gcuda_tensor * tensor) {
     const struct gcudai_cuda_split_tensor * s = b->tensors;
-    while (s != NULL && s != extra) { s = s->next; }
+    while (s != NULL && (s != tensor->extra || s->tensor != tensor)) { s = s->next; }
     return s != NULL;
 }
 
@@ -26347,7 +26398,7 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "'%s' is a view or not contiguous: %s buffers hold whole weights only", tensor->name, t->name);
     }
-    if (tensor->extra != NULL && gcudai_cuda_split_has(b, tensor->extra)) { // again
+    if (tensor->extra != NULL && gcudai_cuda_split_has(b, tensor)) { // again
         return GCUDA_STATUS_SUCCESS;
     }
     struct gcudai_cuda_split_tensor * s = (struct gcudai_cuda_split_tensor *) gcudai_calloc(1, sizeof(*s));
@@ -26360,9 +26411,19 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
         return st;
     }
     s->next = b->tensors;
+    s->tensor = tensor;
     b->tensors = s;
     tensor->extra = s;
     return st;
+}
+
+// A device's rows of all matrices, host being where those of the first begin.
+static cudaError_t gcudai_cuda_split_copy(
+    const struct gcuda_tensor * tensor, const struct gcudai_cuda_split_part * part, enum gcudai_cuda_access access, char * host) {
+    const size_t n = (size_t) (tensor->ne[2] * tensor->ne[3]), width = part->size / n, pitch = gcuda_nbytes(tensor) / n;
+    return access == GCUDAI_CUDA_SET
+               ? gcudai_cuda_copy_rows(part->memory.ptr, width, host, pitch, width, n, cudaMemcpyHostToDevice, cudaStreamPerThread)
+               : gcudai_cuda_copy_rows(host, pitch, part->memory.ptr, width, width, n, cudaMemcpyDeviceToHost, cudaStreamPerThread);
 }
 
 // All devices at once, each on this thread's stream of it; then waits for all, also when one fails: the caller's memory
@@ -26372,8 +26433,8 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
     const struct gcudai_cuda_split_tensor * s = (const struct gcudai_cuda_split_tensor *) tensor->extra;
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
     struct gcudai_cuda_scope scope;
+    const size_t row = gcuda_row_size(tensor->type, tensor->ne[0]);
     cudaError_t err = cudaSuccess;
-    size_t at = 0;
     int failed = 0;
     if (offset != 0 || size != gcuda_nbytes(tensor)) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
@@ -26391,12 +26452,8 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
         if (i >= t->n || e != cudaSuccess) {
             e = e == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : e;
         } else if (err == cudaSuccess) {
-            e = access == GCUDAI_CUDA_SET
-                    ? cudaMemcpyAsync(part->memory.ptr, (char *) host + at, part->size, cudaMemcpyHostToDevice,
-                          cudaStreamPerThread)
-                    : cudaMemcpyAsync((char *) host + at, part->memory.ptr, part->size, cudaMemcpyDeviceToHost,
-                          cudaStreamPerThread);
-            at += part->size;
+            e = gcudai_cuda_split_copy(
+                tensor, part, access, (char *) host + row * (size_t) gcudai_cuda_split_rows(t, tensor, device).low);
         }
         if (e != cudaSuccess && err == cudaSuccess) {
             err = e;
@@ -26463,7 +26520,7 @@ static gcuda_status gcudai_cuda_split_alloc(
 
 // ---- who may use them ----
 
-// For supports_op and compute alike: row-split tensors are weights of mul_mat, and nothing else.
+// For supports_op and compute alike: row-split tensors are weights of mul_mat and mul_mat_id, and nothing else.
 static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
     GCUDAI_CAN(y, y->op == GCUDA_OP_NONE || gcudai_cuda_split_of(gcudai_buffer_of(y)) == NULL,
         "the result is in a %s buffer, which holds weights only", gcuda_backend_buffer_name(gcudai_buffer_of(y)));
@@ -26473,13 +26530,13 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
         if (t == NULL) {
             continue;
         }
-        GCUDAI_CAN(y, y->op == GCUDA_OP_MUL_MAT && k == 0,
-            "'%s' is in a %s buffer: only mul_mat takes it, as its first operand", a->name, t->name);
+        GCUDAI_CAN(y, (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && k == 0,
+            "'%s' is in a %s buffer: only mul_mat and mul_mat_id take it, as their first operand", a->name, t->name);
         GCUDAI_CAN(y, t->buft.device == &d->device, "'%s' is in a %s buffer, whose main device is not %s%s", a->name,
             t->name, d->name, d->context != NULL ? " in a context of the caller's" : "");
         GCUDAI_CAN(y, a->view_src == NULL && gcuda_is_contiguous(a), "'%s' is in a %s buffer and a view or permuted",
             a->name, t->name);
-        GCUDAI_CAN(y, gcuda_is_matrix(a) && gcuda_is_matrix(y->src[1]),
+        GCUDAI_CAN(y, y->op == GCUDA_OP_MUL_MAT_ID || (gcuda_is_matrix(a) && gcuda_is_matrix(y->src[1])),
             "'%s' is in a %s buffer: both operands must be single matrices", a->name, t->name);
         const struct gcudai_cuda_rows r = gcudai_cuda_split_rows(t, a, d->index);
         GCUDAI_CAN(y, r.low < r.high, "no row of '%s' is on %s, the main device of its %s buffer", a->name, d->name,
@@ -26489,16 +26546,19 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 }
 
 // ---- products ----
-// The main device makes the second operand ready; every other device with rows waits for that event, gets the operand,
-// multiplies, and sends its rows of the result; the main stream waits for all of them. The host waits for nothing. Each
+// The main device makes the second operand ready; every other device with rows waits for that event, gets the operand
+// (and the ids of mul_mat_id: it does its rows of every expert), multiplies, and sends its rows of the result; the main
+// stream waits for all of them. The host waits for nothing. Each
 // backend has its own streams, scratch and events for that (a side per device: a backend on it that nobody else sees),
 // so that any number of backends may use one weight at the same time.
 
 struct gcudai_cuda_share { // what a device does
     struct gcudai_cuda * cu; // the backend itself, or its side there
     struct gcudai_cuda_rows rows;
-    struct gcuda_mul_mat_args args;
-    void * b, * y; // scratch of a side
+    struct gcuda_mul_mat_args args; // of mul_mat_id: a are the experts, y its slots
+    struct gcuda_array ids;         // of mul_mat_id; no data: of mul_mat
+    int32_t * bad_index;            // of the main device, which sees all ids
+    void * b, * ids_copy, * y;      // scratch of a side
 };
 
 static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
@@ -26591,56 +26651,84 @@ static gcuda_status gcudai_cuda_split_deal(struct gcudai_cuda * cu, const struct
         s->args = *p;
         s->args.a.data = gcuda_backend_cuda_get_split_data(a, i);
         s->args.a.ne[1] = s->args.y.ne[0] = r.high - r.low;
-        s->args.a.nb[2] = s->args.a.nb[3] = s->args.a.nb[1] * (size_t) s->args.a.ne[1];
+        s->args.a.nb[2] = s->args.a.nb[1] * (size_t) s->args.a.ne[1];
+        s->args.a.nb[3] = s->args.a.nb[2] * (size_t) s->args.a.ne[2];
         s->args.y.data = (char *) p->y.data + (size_t) r.low * p->y.nb[0];
         (*n)++;
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Copies between devices take rows that lie apart, but not rows that overlap.
-static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * b, void ** scratch) {
-    const size_t row = gcuda_row_size(b->type, b->ne[0]);
+// Bytes from row to row where copies between devices take all rows as one rectangle: evenly apart, and none overlaps the
+// next. 0: they do not.
+static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
+    const size_t row = gcuda_row_size(t->type, t->ne[0]), pitch = t->ne[1] > 1 ? t->nb[1] : t->nb[2];
+    const bool is_even = t->ne[1] <= 1 || t->ne[2] <= 1 || t->nb[2] == (size_t) t->ne[1] * t->nb[1];
+    return t->ne[1] * t->ne[2] <= 1 ? row : is_even && pitch >= row && pitch <= INT32_MAX ? pitch : 0;
+}
+
+static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
-    *scratch = NULL;
-    if (b->ne[1] <= 1 || (b->nb[1] >= row && b->nb[1] <= INT32_MAX)) {
+    if (t->data == NULL || gcudai_cuda_split_pitch(t) > 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    copy.x = copy.y = *b;
-    GCUDAI_TRY(gcudai_layout(b->type, b->ne, copy.y.nb, &size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
+    copy.x = copy.y = *t;
+    GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
     copy.y.data = *scratch;
-    *b = copy.y;
+    *t = copy.y;
     return gcuda_launch_cpy(&copy, cu->stream);
 }
 
-// The second operand to a side, and the product there, behind what the main stream has queued so far.
+// An operand becomes its copy in scratch memory of the side, packed. n_columns: of the product.
+static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, struct gcudai_cuda * side, struct gcuda_array * t,
+    int64_t n_columns, const char * purpose, void ** scratch) {
+    struct gcudai_cuda_move move;
+    size_t size = 0;
+    GCUDAI_ZERO(move);
+    move.src = t->data;
+    move.src_pitch = gcudai_cuda_split_pitch(t);
+    move.dst_pitch = move.width = gcuda_row_size(t->type, t->ne[0]);
+    move.height = (size_t) (t->ne[1] * t->ne[2]);
+    move.n_columns = n_columns;
+    GCUDAI_TRY(gcudai_layout(t->type, t->ne, t->nb, &size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, purpose, scratch));
+    t->data = move.dst = *scratch;
+    return gcudai_cuda_send(cu, side, move, side->stream);
+}
+
+static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+    struct gcuda_mul_mat_id_args p;
+    if (s->ids.data == NULL) {
+        return gcudai_cuda_multiply(s->cu, product, s->args);
+    }
+    GCUDAI_ZERO(p);
+    p.as = s->args.a;
+    p.b = s->args.b;
+    p.ids = s->ids;
+    p.y = s->args.y;
+    p.bad_index = s->bad_index;
+    p.max_shared = s->args.max_shared;
+    return gcudai_cuda_multiply_id(s->cu, product, &p);
+}
+
+// The operands to a side, and the product there, behind what the main stream has queued so far.
 static gcuda_status gcudai_cuda_share_begin(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
     struct gcudai_cuda * side = s->cu;
-    struct gcuda_array * b = &s->args.b, * y = &s->args.y;
-    const struct gcuda_array from = *b;
-    const size_t row = gcuda_row_size(b->type, b->ne[0]);
-    size_t b_size = 0, y_size = 0;
-    struct gcudai_cuda_move move;
+    struct gcuda_array * y = &s->args.y;
+    const int64_t n_columns = y->ne[1] * y->ne[2];
+    size_t y_size = 0;
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->stream, cu->copied, 0), side->device->index, "waiting for the operand");
-    GCUDAI_TRY(gcudai_layout(b->type, b->ne, b->nb, &b_size));
     GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(
-        &side->pool, side->stream, b_size, "row-split mul_mat: operand", &s->b));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split mul_mat: result", &s->y));
-    GCUDAI_ZERO(move);
-    move.src = from.data;
-    move.dst = s->b;
-    move.src_pitch = b->ne[1] > 1 ? from.nb[1] : row;
-    move.dst_pitch = move.width = row;
-    move.height = (size_t) b->ne[1];
-    move.n_columns = b->ne[1];
-    GCUDAI_TRY(gcudai_cuda_send(cu, side, move, side->stream));
-    b->data = s->b;
+    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
     y->data = s->y;
-    return gcudai_cuda_multiply(side, product, s->args);
+    GCUDAI_TRY(gcudai_cuda_share_take(cu, side, &s->args.b, n_columns, "row-split product: operand", &s->b));
+    if (s->ids.data != NULL) {
+        GCUDAI_TRY(gcudai_cuda_share_take(cu, side, &s->ids, n_columns, "row-split product: ids", &s->ids_copy));
+    }
+    return gcudai_cuda_share_multiply(s, product);
 }
 
 // A side's rows of the result into the main device's, and the main stream behind the side.
@@ -26653,8 +26741,8 @@ static gcuda_status gcudai_cuda_share_end(
     move.dst = (char *) y->data + (size_t) s->rows.low * y->nb[0];
     move.src_pitch = move.width = s->args.y.nb[1];
     move.dst_pitch = y->nb[1];
-    move.height = (size_t) y->ne[1];
-    move.n_columns = y->ne[1];
+    move.n_columns = y->ne[1] * y->ne[2]; // of mul_mat_id: slots, all evenly apart
+    move.height = (size_t) move.n_columns;
     GCUDAI_TRY(gcudai_cuda_send(s->cu, cu, move, s->cu->stream));
     GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->cu->stream), device, "joining the main stream");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(cu->stream, s->cu->copied, 0), device, "joining the main stream");
@@ -26673,7 +26761,7 @@ static gcuda_status gcudai_cuda_share_step(struct gcudai_cuda * cu, struct gcuda
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, s->cu->device));
     if (step == GCUDAI_CUDA_SPLIT_OWN) {
-        st = gcudai_cuda_multiply(cu, product, s->args);
+        st = gcudai_cuda_share_multiply(s, product);
     } else if (step == GCUDAI_CUDA_SPLIT_BEGIN) {
         st = gcudai_cuda_share_begin(cu, s, product);
     } else {
@@ -26688,52 +26776,82 @@ static gcuda_status gcudai_cuda_share_step(struct gcudai_cuda * cu, struct gcuda
 }
 
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
-    const struct gcuda_mul_mat_args * p, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
+    enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
     cu->has_used_sides = true;
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of '%s'", node->name);
     for (int i = 0; i < 3 * n; ++i) { // all begin before the main device multiplies, and it does before any ends
-        shares[i % n].args.b = i < n ? p->b : shares[i % n].args.b;
         GCUDAI_TRY(gcudai_cuda_share_step(cu, &shares[i % n], (enum gcudai_cuda_split_step)(i / n), product, node));
     }
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All devices go the way that the whole product would go: each row of the result is the same, bit for bit, as without
-// the split, but on tensor cores, where the number of rows says how a sum is cut. Column strips that overlap copies with
-// products come with their measurements.
-static gcuda_status gcudai_cuda_split_mul_mat(
-    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args, const struct gcuda_tensor * node) {
-    struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
-    struct gcuda_mul_mat_args p = *args;
-    void * packed = NULL;
+// The way that the whole product would go: it is that of all devices. refined: the product as the backend wants it.
+static enum gcudai_cuda_product gcudai_cuda_split_way(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n, struct gcuda_mul_mat_args * refined) {
     bool has_cublas = true, has_warp_groups = true;
-    int n = 0, cc = INT32_MAX;
-    gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
+    int cc = INT32_MAX;
     for (int i = 0; i < n; ++i) {
         has_cublas = has_cublas && shares[i].cu->cublas.handle != NULL;
         has_warp_groups = has_warp_groups && shares[i].cu->has_warp_groups;
         cc = GCUDAI_MIN(cc, shares[i].cu->device->cc);
     }
-    if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed); }
-    if (st == GCUDA_STATUS_SUCCESS) {
-        const enum gcudai_cuda_product product = gcudai_cuda_choose_product(args, has_cublas, has_warp_groups, cc);
-        struct gcuda_mul_mat_args refined = p;
-        const enum gcudai_cuda_product way = gcudai_cuda_refined(cu, product, &refined);
-        for (int i = 0; i < n; ++i) { shares[i].args.prec = refined.prec; }
-        st = gcudai_cuda_split_run(cu, shares, n, &p, way, node);
-    } else {
-        st = gcudai_cuda_fail_node(cu, st, node);
+    return gcudai_cuda_refined(cu, gcudai_cuda_choose_product(refined, has_cublas, has_warp_groups, cc), refined);
+}
+
+// The product that p describes; id: that of mul_mat_id which it stands for, or NULL. Each row of the result is the same,
+// bit for bit, as without the split, but on tensor cores, where the number of rows says how a sum is cut. Column strips
+// that overlap copies with products come with their measurements.
+static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p,
+    const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node) {
+    struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
+    enum gcudai_cuda_product product = GCUDAI_CUDA_PRODUCT_OWN;
+    struct gcuda_array ids;
+    void * packed[2] = { NULL, NULL };
+    int n = 0;
+    GCUDAI_ZERO(ids);
+    if (id != NULL) { ids = id->ids; }
+    gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
+    if (st == GCUDA_STATUS_SUCCESS && id != NULL) {
+        product = gcudai_cuda_takes_id_vector(id) ? GCUDAI_CUDA_PRODUCT_VECTOR : product;
+    } else if (st == GCUDA_STATUS_SUCCESS) {
+        product = gcudai_cuda_split_way(cu, shares, n, &p);
     }
+    if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &p.b, &packed[0]); }
+    if (st == GCUDA_STATUS_SUCCESS && n > 1) { st = gcudai_cuda_split_pack(cu, &ids, &packed[1]); }
+    for (int i = 0; i < n; ++i) {
+        shares[i].args.prec = p.prec;
+        shares[i].args.b = p.b;
+        shares[i].ids = ids;
+        shares[i].bad_index = id != NULL && shares[i].cu == cu ? id->bad_index : NULL;
+    }
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, product, node) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
         (void) gcudai_cuda_note(cu, st);
         gcudai_cuda_sides_settle(cu);
     }
     for (int i = 0; i < n; ++i) {
+        gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].ids_copy);
         gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].y);
         gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].b);
     }
-    gcudai_cuda_pool_give(&cu->pool, packed);
+    gcudai_cuda_pool_give(&cu->pool, packed[1]);
+    gcudai_cuda_pool_give(&cu->pool, packed[0]);
     return st;
+}
+
+// args: of mul_mat or mul_mat_id, whichever the node is.
+static gcuda_status gcudai_cuda_split_node(
+    struct gcudai_cuda * cu, const union gcudai_args * args, const struct gcuda_tensor * node) {
+    struct gcuda_mul_mat_args p;
+    if (node->op == GCUDA_OP_MUL_MAT) {
+        return gcudai_cuda_split_product(cu, args->mul_mat, NULL, node);
+    }
+    GCUDAI_ZERO(p);
+    p.a = args->mul_mat_id.as;
+    p.b = args->mul_mat_id.b;
+    p.y = args->mul_mat_id.y;
+    p.max_shared = args->mul_mat_id.max_shared;
+    return gcudai_cuda_split_product(cu, p, &args->mul_mat_id, node);
 }
 
 // =====================================================================================================
@@ -26912,7 +27030,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(TOP_K,                   top_k,                   sort,               any,      yes) \
     X(OUT_PROD,                out_prod,                out_prod,           any,      no) \
     X(MUL_MAT,                 mul_mat,                 mul_mat,            any,      no) \
-    X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, yes) \
+    X(MUL_MAT_ID,              mul_mat_id,              mul_mat_id,         mul_mat_id, no) \
     GCUDAI_KERNEL_WHEN(ATTENTION, \
     X(FLASH_ATTN_EXT,          flash_attn_ext,          flash_attn_ext,     any,      no))
 // clang-format on
@@ -27093,17 +27211,16 @@ static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op 
 }
 
 static bool gcudai_cuda_is_split(const struct gcuda_tensor * y) {
-    return y->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
+    return (y->op == GCUDA_OP_MUL_MAT || y->op == GCUDA_OP_MUL_MAT_ID) && gcudai_cuda_split_of(y->src[0]->buffer) != NULL;
 }
 
 static gcuda_status gcudai_cuda_run_args(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
-    return gcudai_cuda_is_split(y)      ? gcudai_cuda_split_mul_mat(cu, &args->mul_mat, y)
-           : y->op == GCUDA_OP_MUL_MAT  ? gcudai_cuda_mul_mat(cu, args)
-           : y->op == GCUDA_OP_OUT_PROD ? gcudai_cuda_out_prod(cu, &args->out_prod)
-           : y->op == GCUDA_OP_MUL_MAT_ID && gcudai_cuda_takes_id_vector(&args->mul_mat_id)
-               ? gcudai_cuda_multiply_id_vector(cu, &args->mul_mat_id)
-                                        : gcudai_cuda_run_op(cu, args, y);
+    return gcudai_cuda_is_split(y)        ? gcudai_cuda_split_node(cu, args, y)
+           : y->op == GCUDA_OP_MUL_MAT    ? gcudai_cuda_mul_mat(cu, args)
+           : y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_mul_mat_id(cu, &args->mul_mat_id)
+           : y->op == GCUDA_OP_OUT_PROD   ? gcudai_cuda_out_prod(cu, &args->out_prod)
+                                          : gcudai_cuda_run_op(cu, args, y);
 }
 
 static gcuda_status gcudai_cuda_run_chunked(

@@ -10271,7 +10271,8 @@ static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, 
 
 // Columns of a tile: twice what an expert has in the mean, so that most experts are one tile.
 static int id_columns(const gcuda_mul_mat_id_args & p) {
-    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], mean = (n_slots + p.as.ne[2] - 1) / p.as.ne[2];
+    const int64_t n_experts = p.as.ne[2] > 0 ? p.as.ne[2] : 1; // without any all ids are bad
+    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], mean = (n_slots + n_experts - 1) / n_experts;
     int tn = 16;
     while (tn < 2 * mean && tn < TILE_COLUMNS) { tn *= 2; }
     return tn;

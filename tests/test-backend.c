@@ -233,6 +233,11 @@ TEST(buffers_in_several_parts) {
     gcuda_backend_buffer_t buf = gcuda_backend_alloc_ctx_tensors(ctx, b);
     REQUIRE(buf != NULL);
     CHECK(gcuda_backend_buffer_is_multi_buffer(buf) && toy.n_buffers > 1 && gcuda_backend_buffer_get_base(buf) == NULL);
+    CHECK_HAS(gcuda_last_error(), "in several places");
+    struct gcuda_tensor * late = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 8); // nothing can be placed in all of them
+    struct gcuda_tallocr talloc = gcuda_tallocr_new(buf);
+    CHECK(gcuda_tallocr_alloc(&talloc, late) == GCUDA_STATUS_INVALID_ARGUMENT && late->buffer == NULL);
+    CHECK(gcuda_backend_tensor_alloc(buf, late, (void *) (uintptr_t) 64) == GCUDA_STATUS_INVALID_ARGUMENT && late->data == NULL);
     CHECK_OK(gcuda_backend_buffer_clear(buf, 7));
     for (int i = 0; i < 8; ++i) {
         char v[2000];
@@ -242,6 +247,9 @@ TEST(buffers_in_several_parts) {
     }
     gcuda_backend_buffer_free(buf);
     CHECK_EQ_I(toy.n_buffers, 0);
+    gcuda_backend_buffer_t parts[2] = { gcuda_backend_alloc_buffer(b, 64), NULL };
+    CHECK(parts[0] != NULL && gcuda_backend_multi_buffer_alloc_buffer(parts, 2) == NULL && toy.n_buffers == 0);
+    CHECK_HAS(gcuda_last_error(), "one of the 2 is NULL");
     gcuda_reset(ctx);
     for (int fail = 1; fail <= 3; ++fail) { // whichever part fails, nothing is left
         for (int i = 0; i < 8; ++i) { t[i] = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 900); }
@@ -385,9 +393,15 @@ TEST(comparison) { // finds the node that differs; view operations are not compa
     CHECK_OK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, &p.y, 1));
     CHECK(s.n == 1 && s.n_different == 1 && s.last == gcuda_graph_n_nodes(p.g) - 1);
     toy.alloc_fails_at = 1;
-    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, NULL,
-        0) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, NULL, 0) == GCUDA_STATUS_ALLOC_FAILED);
     CHECK_EQ_I(toy.n_buffers, 0);
+    memset(&s, 0, sizeof s);
+    struct gcuda_tensor * nodes[2] = { p.y, p.y->src[0] };
+    while (nodes[1]->src[0] != NULL) { nodes[1] = nodes[1]->src[0]; } // a leaf
+    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], b, p.g, compare_nodes, &s, nodes, 2) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "no node of the graph");
+    CHECK(gcuda_backend_compare_graph_backend(op_backends[0], NULL, p.g, compare_nodes, &s, NULL, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(s.n == 0 && toy.n_buffers == 0);
     free_pair(&p);
     gcuda_backend_free(b);
 }

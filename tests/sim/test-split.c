@@ -422,6 +422,65 @@ TEST(split_buffers_set_get_clear_and_refuse_the_rest) {
     clean();
 }
 
+// A host allocator that hands out what was given back last.
+static void * kept[64];
+static size_t kept_size[64];
+static int n_kept;
+static void * last_alloc(void * user, size_t size, size_t alignment) {
+    (void) user;
+    void * ptr = NULL;
+    for (int i = n_kept - 1; i >= 0; --i) {
+        if (kept_size[i] == size && (uintptr_t) kept[i] % alignment == 0) {
+            ptr = kept[i];
+            for (int k = i; k + 1 < n_kept; ++k) {
+                kept[k] = kept[k + 1];
+                kept_size[k] = kept_size[k + 1];
+            }
+            n_kept--;
+            return ptr;
+        }
+    }
+    return posix_memalign(&ptr, alignment < sizeof ptr ? sizeof ptr : alignment, size) == 0 ? ptr : NULL;
+}
+static void last_free(void * user, void * ptr, size_t size) {
+    (void) user;
+    if (ptr == NULL || n_kept == 64) {
+        free(ptr);
+        return;
+    }
+    kept_size[n_kept] = size;
+    kept[n_kept++] = ptr;
+}
+
+// What a tensor remembers of memory that is gone may be where another one's is now.
+TEST(placed_again_each_tensor_has_memory_of_its_own) {
+    fresh(2, 64 * MB, 1);
+    const struct gcuda_allocator allocator = { last_alloc, last_free, NULL };
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(0, NULL, 0);
+    struct place p = place_begin();
+    struct gcuda_tensor * w[3];
+    float in[3][300], out[300];
+    for (int i = 0; i < 3; ++i) { w[i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 1, 300); }
+    REQUIRE(t != NULL);
+    gcuda_set_allocator(&allocator);
+    p.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(p.ctx, t);
+    REQUIRE(p.buffer != NULL);
+    CHECK_OK(gcuda_backend_buffer_reset(p.buffer));
+    for (int i = 2; i >= 0; --i) { CHECK_OK(gcuda_backend_buffer_init_tensor(p.buffer, w[i])); }
+    for (int i = 0; i < 3; ++i) {
+        for (int k = 0; k < 300; ++k) { in[i][k] = (float) (i * 1000 + k); }
+        CHECK_OK(gcuda_backend_tensor_set(w[i], in[i], 0, sizeof in[i]));
+    }
+    for (int i = 0; i < 3; ++i) {
+        CHECK_OK(gcuda_backend_tensor_get(w[i], out, 0, sizeof out));
+        CHECK_MSG(memcmp(in[i], out, sizeof out) == 0, "tensor %d has another's rows", i);
+    }
+    place_end(&p);
+    gcuda_set_allocator(NULL);
+    clean();
+    while (n_kept > 0) { free(kept[--n_kept]); }
+}
+
 TEST(no_memory_on_one_device_undoes_the_rest) {
     fresh(3, 8 * MB, 1);
     void * taken = NULL;
@@ -833,23 +892,27 @@ TEST(all_but_the_weights_of_a_product_is_refused) {
     struct place weights = place_begin(), p = place_begin();
     struct gcuda_tensor *w = gcuda_set_name(gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_F32, 16, 300), "w"),
                         *small = gcuda_set_name(gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_F32, 16, 100), "small"),
-                        *cube = gcuda_set_name(gcuda_new_tensor_3d(weights.ctx, GCUDA_TYPE_F32, 16, 300, 2), "cube");
+                        *cube = gcuda_set_name(gcuda_new_tensor_3d(weights.ctx, GCUDA_TYPE_F32, 16, 300, 2), "cube"),
+                        *flat = gcuda_set_name(gcuda_new_tensor_3d(weights.ctx, GCUDA_TYPE_F32, 16, 100, 2), "flat");
     weights.buffer =
         gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, gcuda_backend_cuda_split_buffer_type(0, shares, 2));
     struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 16, 3),
                         *x3 = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 16, 3, 2),
                         *ids = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, 2),
                         *ids2 = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 1, 2),
+                        *ids4 = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 300, 2),
                         *x1 = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 16, 1, 2);
-    struct gcuda_tensor * good = gcuda_mul_mat(p.ctx, w, x);
+    struct gcuda_tensor *good = gcuda_mul_mat(p.ctx, w, x), *good_experts = gcuda_mul_mat_id(p.ctx, cube, x1, ids2);
     REQUIRE(a != NULL && b != NULL && cpu != NULL && weights.buffer != NULL && place_alloc(&p, a));
-    CHECK(gcuda_backend_supports_op(a, good));
-    check_refused(a, gcuda_sqr(p.ctx, w), "only mul_mat takes it");
+    CHECK(gcuda_backend_supports_op(a, good) && gcuda_backend_supports_op(a, good_experts));
+    check_refused(a, gcuda_sqr(p.ctx, w), "only mul_mat and mul_mat_id take it");
     check_refused(a, gcuda_add(p.ctx, w, w), "'w' is in a CUDA0_Split buffer");
-    check_refused(a, gcuda_get_rows(p.ctx, w, ids), "only mul_mat takes it");
-    check_refused(a, gcuda_mul_mat(p.ctx, x, w), "as its first operand");
-    check_refused(a, gcuda_mul_mat_id(p.ctx, cube, x1, ids2), "only mul_mat takes it");
-    check_refused(a, gcuda_out_prod(p.ctx, w, w), "only mul_mat takes it");
+    check_refused(a, gcuda_get_rows(p.ctx, w, ids), "only mul_mat and mul_mat_id take it");
+    check_refused(a, gcuda_mul_mat(p.ctx, x, w), "as their first operand");
+    check_refused(a, gcuda_mul_mat_id(p.ctx, x3, cube, ids4), "as their first operand");
+    check_refused(a, gcuda_mul_mat_id(p.ctx, gcuda_view_3d(p.ctx, cube, 16, 200, 2, 64, 64 * 300, 0), x1, ids2), "CUDA0_Split");
+    check_refused(a, gcuda_mul_mat_id(p.ctx, flat, x1, ids2), "no row of 'flat' is on CUDA0");
+    check_refused(a, gcuda_out_prod(p.ctx, w, w), "only mul_mat and mul_mat_id take it");
     check_refused(a, gcuda_mul_mat(p.ctx, cube, x3), "single matrices");
     check_refused(a, gcuda_mul_mat(p.ctx, w, x3), "single matrices");
     check_refused(a, gcuda_mul_mat(p.ctx, gcuda_view_2d(p.ctx, w, 16, 200, 64, 0), x), "CUDA0_Split");
@@ -1262,9 +1325,369 @@ TEST(devices_that_share_one) {
 }
 
 // =====================================================================================================================
+// >>experts   weights of mul_mat_id: every device has its rows of each expert
+// =====================================================================================================================
+struct experts {
+    enum gcuda_type type;
+    int64_t k, m, n_experts, n_used, n_tokens;
+    bool has_bad_ids;
+};
+
+enum { M_DOWN = 400 }; // rows of the second experts
+
+static size_t n_sums(const struct experts * c) { return (size_t) (M_DOWN * c->n_used * c->n_tokens); }
+
+// Ids of all experts for each token, of which the first n_used are taken; some of them name the same one twice.
+static void some_ids(const struct experts * c, int32_t * ids, uint64_t state) {
+    for (int64_t i = 0; i < c->n_experts * c->n_tokens; ++i) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        ids[i] = (int32_t) ((state >> 33) % (uint64_t) c->n_experts);
+        if (c->has_bad_ids && i % (2 * c->n_experts) == 1) { ids[i] = i % 4 == 1 ? -1 : (int32_t) c->n_experts; }
+    }
+}
+
+// down [M_DOWN, used, tokens] = w2 (the first k of (w1 x)), twice with other x and ids, and nothing waits in between. Weights
+// as for products_with; both results into out.
+static gcuda_status experts_with(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct experts * c,
+    struct place * weights, struct place * p, gcuda_gallocr_t galloc, char * host) {
+    struct gcuda_tensor *w1 = gcuda_new_tensor_3d(weights->ctx, c->type, c->k, c->m, c->n_experts),
+                        *w2 = gcuda_new_tensor_3d(weights->ctx, c->type, c->k, M_DOWN, c->n_experts);
+    struct gcuda_tensor *x = gcuda_new_tensor_3d(p->ctx, GCUDA_TYPE_F32, c->k, 1, c->n_tokens),
+                        *all = gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_I32, c->n_experts, c->n_tokens);
+    struct gcuda_tensor * ids = gcuda_view_2d(p->ctx, all, c->n_used, c->n_tokens, (size_t) c->n_experts * 4, 0);
+    struct gcuda_tensor * up = gcuda_mul_mat_id(p->ctx, w1, x, ids);
+    struct gcuda_tensor * part = gcuda_view_3d(p->ctx, up, c->k, c->n_used, c->n_tokens, up->nb[1], up->nb[2], 0);
+    struct gcuda_tensor * y = gcuda_mul_mat_id(p->ctx, w2, part, ids);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p->ctx);
+    gcuda_status st = gcuda_build_forward_expand(graph, y), flagged = GCUDA_STATUS_SUCCESS;
+    if (st != GCUDA_STATUS_SUCCESS) { return st; }
+    gcuda_set_input(x);
+    gcuda_set_input(all);
+    gcuda_set_output(y);
+    weights->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+        weights->ctx, t ? t : gcuda_backend_get_default_buffer_type(backend));
+    if (weights->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    st = gcuda_gallocr_alloc_graph(galloc, graph);
+    const size_t x_size = gcuda_nbytes(x), in_size = x_size + gcuda_nbytes(all), y_size = gcuda_nbytes(y);
+    struct gcuda_tensor * w[2] = { w1, w2 };
+    for (int i = 0; i < 2; ++i) {
+        void *rows = random_rows(c->type, c->k, gcuda_nrows(w[i]), (uint64_t) i + 1),
+             *in = random_rows(GCUDA_TYPE_F32, c->k, c->n_tokens, (uint64_t) i + 3);
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(w[i], rows, 0, gcuda_nbytes(w[i])); }
+        memcpy(host + (size_t) i * in_size, in, x_size);
+        some_ids(c, (int32_t *) (void *) (host + (size_t) i * in_size + x_size), (uint64_t) i + 5);
+        free(rows);
+        free(in);
+    }
+    for (size_t i = 0; i < 2 && st == GCUDA_STATUS_SUCCESS; ++i) {
+        st = gcuda_backend_tensor_set_async(backend, x, host + i * in_size, 0, x_size);
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcuda_backend_tensor_set_async(backend, all, host + i * in_size + x_size, 0, in_size - x_size);
+        }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute_async(backend, graph); }
+        if (st == GCUDA_STATUS_INVALID_DATA) { // which the CPU knows at once
+            flagged = st;
+            st = GCUDA_STATUS_SUCCESS;
+        }
+        if (st == GCUDA_STATUS_SUCCESS) {
+            st = gcuda_backend_tensor_get_async(backend, y, host + 2 * in_size + i * y_size, 0, y_size);
+        }
+    }
+    const gcuda_status end = gcuda_backend_synchronize(backend);
+    if (end != GCUDA_STATUS_SUCCESS) { flagged = end; }
+    if (st == GCUDA_STATUS_SUCCESS && c->has_bad_ids) { return flagged == GCUDA_STATUS_INVALID_DATA ? st : GCUDA_STATUS_FAILED; }
+    return st != GCUDA_STATUS_SUCCESS ? st : flagged;
+}
+
+// The caller frees the results; NULL on failure.
+static float * experts(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, const struct experts * c) {
+    struct place weights = place_begin(), p = place_begin();
+    const size_t in_size = (size_t) ((c->k + c->n_experts) * c->n_tokens) * 2 * 4, out_size = 2 * n_sums(c) * sizeof(float);
+    gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
+    gcuda_backend_buffer_t host = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(), in_size + out_size);
+    float * out = NULL;
+    if (galloc != NULL && host != NULL) {
+        char * at = (char *) gcuda_backend_buffer_get_base(host);
+        if (experts_with(backend, t, c, &weights, &p, galloc, at) == GCUDA_STATUS_SUCCESS) {
+            out = (float *) malloc(out_size);
+            memcpy(out, at + in_size, out_size);
+        }
+    }
+    gcuda_gallocr_free(galloc);
+    place_end(&p);
+    place_end(&weights);
+    gcuda_backend_buffer_free(host);
+    return out;
+}
+
+static float * experts_on(gcuda_backend_t backend, const struct experts * c) {
+    float * y = backend ? experts(backend, NULL, c) : NULL;
+    gcuda_backend_free(backend);
+    CHECK_MSG(y != NULL, "%s", gcuda_last_error());
+    return y;
+}
+
+static double distance(const struct experts * c, const float * y, const float * wanted) {
+    double off = 0.0, all = 0.0;
+    for (size_t i = 0; i < 2 * n_sums(c); ++i) {
+        off += ((double) y[i] - (double) wanted[i]) * ((double) y[i] - (double) wanted[i]);
+        all += (double) wanted[i] * (double) wanted[i];
+    }
+    return all > 0.0 && isfinite(off) ? off / all : INFINITY;
+}
+
+// On tensor cores the number of rows says how sums are cut, and so their last bits; elsewhere it changes nothing.
+static bool is_on_tensor_cores(const struct experts * c) {
+    return GCUDA_SIM_CC >= 800 && c->n_used * c->n_tokens > (gcuda_is_quantized(c->type) ? 8 : 64);
+}
+
+static void experts_once(const struct experts * c, const struct setting * s, const float * wanted) {
+    fresh(s->n_devices, 64 * MB, s->seed);
+    for (int i = 0; i < s->n_devices * s->n_devices; ++i) {
+        if (i / s->n_devices != i % s->n_devices) { sim_peer(i / s->n_devices, i % s->n_devices, s->link); }
+    }
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(s->main_device, s->shares, s->n_devices);
+    gcuda_backend_t backend = backend_with(s->main_device, s->mode, s->seed % 5 == 0);
+    struct gcuda_cuda_plan_stats stats;
+    REQUIRE(t != NULL && backend != NULL);
+    CHECK(cudaSetDevice(s->n_devices - 1) == cudaSuccess);
+    float * y = experts(backend, t, c);
+    const double off = y ? distance(c, y, wanted) : INFINITY;
+    const bool is_same = y != NULL && memcmp(y, wanted, 2 * n_sums(c) * sizeof(float)) == 0;
+    CHECK_MSG(is_on_tensor_cores(c) ? off < 1e-6 : is_same,
+        "%s, %lld tokens on %d devices, main %d, shares %g %g %g, link %d, mode %d, seed %llu: off by %g, %s",
+        gcuda_type_name(c->type), (long long) c->n_tokens, s->n_devices, s->main_device, (double) s->shares[0],
+        (double) s->shares[1], (double) s->shares[2], s->link, (int) s->mode, (unsigned long long) s->seed, off,
+        y ? "wrong" : gcuda_last_error());
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    const bool is_staged = s->mode == GCUDA_CUDA_PEER_OFF || s->link == 3;
+    CHECK_EQ_I(stats.n_graph_launches, GCUDA_SIM_CC >= 700 && (!is_staged || s->n_devices == 1)); // the second time
+    int device = -1;
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == s->n_devices - 1);
+    free(y);
+    gcuda_backend_free(backend);
+    CHECK(sim_leaks() == 0 && sim_violations() == 0);
+}
+
+static const struct setting expert_settings[] = {
+    { 2, 0, 1, GCUDA_CUDA_PEER_AUTO, { 1, 1 }, 0 },
+    { 3, 2, 1, GCUDA_CUDA_PEER_AUTO, { 1, 1, 1 }, 0 },
+    { 4, 3, 1, GCUDA_CUDA_PEER_AUTO, { 2, 1, 1, 1 }, 0 }, // the second has no rows
+    { 2, 1, 2, GCUDA_CUDA_PEER_AUTO, { 2, 3 }, 0 },
+    { 3, 1, 3, GCUDA_CUDA_PEER_AUTO, { 1, 1, 0 }, 0 },
+    { 4, 1, 1, GCUDA_CUDA_PEER_OFF, { 0, 5, 2, 3 }, 0 },
+};
+enum { N_EXPERT_SETTINGS = sizeof expert_settings / sizeof expert_settings[0] };
+
+TEST(split_experts_are_those_of_one_device_and_of_the_cpu) {
+    static const struct experts cases[] = {
+        { GCUDA_TYPE_F32, 40, 420, 5, 3, 0, false },
+        { GCUDA_TYPE_F16, 64, 420, 5, 3, 0, false },
+        { GCUDA_TYPE_Q4_0, 64, 420, 5, 3, 0, false },
+        { GCUDA_TYPE_Q4_K, 256, 420, 5, 3, 0, false },
+        { GCUDA_TYPE_Q8_0, 32, 420, 5, 3, 0, true },
+    };
+    static const int n_tokens[] = { 1, 3, 40 };
+    for (size_t i = 0; i < 3 * sizeof cases / sizeof cases[0]; ++i) {
+        struct experts c = cases[i / 3];
+        c.n_tokens = n_tokens[i % 3];
+        fresh(1, 64 * MB, 0);
+        float *cpu = experts_on(gcuda_backend_cpu_init(), &c), *one = experts_on(gcuda_backend_cuda_init(0), &c);
+        REQUIRE(cpu != NULL && one != NULL);
+        const double off = distance(&c, one, cpu);
+        CHECK_MSG(off < 1e-3, "%s, %d tokens: off by %g", gcuda_type_name(c.type), (int) c.n_tokens, off);
+        for (size_t k = 0; k < N_EXPERT_SETTINGS; ++k) {
+            struct setting s = expert_settings[k];
+            s.seed = i;
+            if (test_full() || (i + k) % 3 == 0) { experts_once(&c, &s, one); }
+        }
+        free(cpu);
+        free(one);
+    }
+    clean();
+}
+
+TEST(split_experts_are_ordered_for_every_seed) {
+    const struct experts c = { GCUDA_TYPE_Q4_0, 32, 420, 3, 2, 2, false };
+    fresh(1, 64 * MB, 0);
+    float * wanted = experts_on(gcuda_backend_cuda_init(0), &c);
+    REQUIRE(wanted != NULL);
+    for (uint64_t seed = 0; seed < (test_full() ? 200u : 30u); ++seed) {
+        struct setting s = expert_settings[1];
+        s.seed = seed;
+        s.link = 1 + (int) (seed % 3);
+        experts_once(&c, &s, wanted);
+    }
+    free(wanted);
+    clean();
+}
+
+// Rows of activations and of ids that overlap or lie unevenly go to the other devices all the same.
+TEST(experts_with_operands_of_any_strides) {
+    float * wanted = NULL;
+    for (int turn = 0; turn < 3; ++turn) { // one device; direct; through the host
+        const int n_devices = turn == 0 ? 1 : 3;
+        fresh(n_devices, 64 * MB, (uint64_t) turn);
+        gcuda_backend_t backend = backend_on(n_devices - 1, turn == 2 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO);
+        gcuda_backend_buffer_type_t t =
+            turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
+        struct place weights = place_begin(), p = place_begin();
+        struct gcuda_tensor * w = gcuda_new_tensor_3d(weights.ctx, GCUDA_TYPE_Q8_0, 32, 420, 4);
+        struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 48, 9),
+                            *i = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, 12);
+        struct gcuda_tensor * operands[][2] = { // two experts for each of three tokens
+            { gcuda_view_3d(p.ctx, x, 32, 2, 3, 48 * 4, 96 * 4, 16), gcuda_view_2d(p.ctx, i, 2, 3, 12, 0) }, // apart
+            { gcuda_view_3d(p.ctx, x, 32, 1, 3, 4, 48 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 4, 8) },        // one for both
+            { gcuda_view_3d(p.ctx, x, 32, 1, 3, 48 * 4, 0, 0), gcuda_view_2d(p.ctx, i, 2, 3, 0, 4) },        // the same
+            { gcuda_view_3d(p.ctx, x, 32, 2, 3, 48 * 4, 144 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 8, 0) },  // unevenly
+            { gcuda_view_3d(p.ctx, x, 32, 2, 3, 4, 48 * 4, 0), gcuda_view_2d(p.ctx, i, 2, 3, 16, 0) },       // overlapping
+        };
+        struct gcuda_tensor * y = NULL;
+        for (size_t k = 0; k < sizeof operands / sizeof operands[0]; ++k) {
+            struct gcuda_tensor * one = gcuda_mul_mat_id(p.ctx, w, operands[k][0], operands[k][1]);
+            y = y ? gcuda_concat(p.ctx, y, one, 2) : one;
+        }
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        weights.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights.ctx, t);
+        REQUIRE(backend != NULL && weights.buffer != NULL && place_alloc(&p, backend));
+        void *rows = random_rows(w->type, 32, gcuda_nrows(w), 5), *in = random_rows(GCUDA_TYPE_F32, 48, 9, 6);
+        const int32_t ids[12] = { 3, 0, 1, 1, 2, 3, 0, 2, 1, 3, 2, 0 };
+        CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
+        CHECK_OK(gcuda_backend_tensor_set(x, in, 0, gcuda_nbytes(x)));
+        CHECK_OK(gcuda_backend_tensor_set(i, ids, 0, sizeof ids));
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        float * out = (float *) malloc(gcuda_nbytes(y));
+        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
+        if (turn == 0) {
+            wanted = out;
+        } else {
+            CHECK_MSG(memcmp(out, wanted, gcuda_nbytes(y)) == 0, "turn %d", turn);
+            free(out);
+        }
+        free(rows);
+        free(in);
+        place_end(&p);
+        place_end(&weights);
+        gcuda_backend_free(backend);
+        CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    }
+    free(wanted);
+    clean();
+}
+
+// Who has rows of a weight does not decide who computes: that is the main device of its buffer, also in a schedule.
+TEST(split_weights_in_a_schedule) {
+    enum { K = 64, M = 300, U = 2, T = 3 };
+    float got[2][M_DOWN * U * T];
+    for (int turn = 0; turn < 2; ++turn) { // all on CUDA0; weights split, those of the experts for CUDA1
+        const float shares[2] = { 1, 1 };
+        fresh(2, 64 * MB, 1);
+        gcuda_backend_t backends[3] = { gcuda_backend_cuda_init(0), gcuda_backend_cuda_init(1), gcuda_backend_cpu_init() };
+        gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 3, 16, false, true);
+        struct place dense = place_begin(), sparse = place_begin(), p = place_begin();
+        struct gcuda_tensor *w = gcuda_new_tensor_2d(dense.ctx, GCUDA_TYPE_Q8_0, K, M),
+                            *as = gcuda_new_tensor_3d(sparse.ctx, GCUDA_TYPE_F32, M, M_DOWN, 4);
+        struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, T),
+                            *ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, U, T);
+        struct gcuda_tensor * h = gcuda_set_name(gcuda_mul_mat(p.ctx, w, x), "dense");
+        struct gcuda_tensor * y = gcuda_mul_mat_id(p.ctx, as, gcuda_reshape_3d(p.ctx, h, M, 1, T), ids);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, gcuda_set_name(y, "sparse")));
+        gcuda_set_input(x);
+        gcuda_set_input(ids);
+        gcuda_set_output(y);
+        dense.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+            dense.ctx, turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
+        sparse.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(
+            sparse.ctx, turn == 0 ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cuda_split_buffer_type(1, shares, 2));
+        REQUIRE(sched != NULL && dense.buffer != NULL && sparse.buffer != NULL);
+        gcuda_backend_buffer_set_usage(dense.buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+        gcuda_backend_buffer_set_usage(sparse.buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+        void *w_rows = random_rows(w->type, w->ne[0], M, 1), *as_rows = random_rows(as->type, M, gcuda_nrows(as), 2),
+             *in = random_rows(GCUDA_TYPE_F32, w->ne[0], T, 3);
+        const int32_t chosen[U * T] = { 3, 0, 2, 2, 1, 3 };
+        CHECK_OK(gcuda_backend_tensor_set(w, w_rows, 0, gcuda_nbytes(w)));
+        CHECK_OK(gcuda_backend_tensor_set(as, as_rows, 0, gcuda_nbytes(as)));
+        CHECK_OK(gcuda_backend_sched_alloc_graph(sched, graph));
+        CHECK_OK(gcuda_backend_tensor_set(x, in, 0, gcuda_nbytes(x)));
+        CHECK_OK(gcuda_backend_tensor_set(ids, chosen, 0, sizeof chosen));
+        CHECK_OK(gcuda_backend_sched_graph_compute(sched, graph));
+        CHECK_OK(gcuda_backend_tensor_get(y, got[turn], 0, sizeof got[turn]));
+        CHECK(gcuda_backend_sched_get_tensor_backend(sched, h) == backends[0]);
+        CHECK(gcuda_backend_sched_get_tensor_backend(sched, y) == backends[turn]);
+        free(w_rows);
+        free(as_rows);
+        free(in);
+        gcuda_backend_sched_free(sched);
+        place_end(&p);
+        place_end(&dense);
+        place_end(&sparse);
+        for (int i = 0; i < 3; ++i) { gcuda_backend_free(backends[i]); }
+        CHECK(sim_leaks() == 0 && sim_violations() == 0);
+    }
+    CHECK(memcmp(got[0], got[1], sizeof got[0]) == 0 && got[0][0] != 0.0f);
+    clean();
+}
+
+// Every device has its rows of the first expert, then those of the second, then zeros.
+TEST(experts_lie_by_rows_on_every_device) {
+    fresh(3, 64 * MB, 1);
+    const float shares[3] = { 1, 2, 1 };
+    gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(1, shares, 3);
+    struct place p = place_begin();
+    struct gcuda_tensor * w = gcuda_set_name(gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, 40, 1030, 3), "w");
+    REQUIRE(t != NULL);
+    CHECK_EQ_I(gcuda_backend_buft_get_alloc_size(t, w), (1030 * 3 * 40 + 3 * 472) * 4);
+    p.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(p.ctx, t);
+    REQUIRE(p.buffer != NULL);
+    const size_t size = gcuda_nbytes(w);
+    float *in = (float *) malloc(size), *out = (float *) calloc(1, size);
+    for (size_t i = 0; i < size / 4; ++i) { in[i] = (float) i; }
+    CHECK_OK(gcuda_backend_tensor_set(w, in, 0, size));
+    CHECK_OK(gcuda_backend_tensor_get(w, out, 0, size));
+    CHECK(memcmp(in, out, size) == 0);
+    int64_t low, high, at = 0;
+    for (int i = 0; i < 3; ++i) {
+        struct gcuda_cuda_stats stats;
+        CHECK_OK(gcuda_backend_cuda_get_split_rows(t, w, i, &low, &high));
+        const char * data = (const char *) gcuda_backend_cuda_get_split_data(w, i);
+        REQUIRE(data != NULL && low == at && high > low);
+        at = high;
+        const size_t bytes = (size_t) (high - low) * 160;
+        for (int64_t e = 0; e < 3; ++e) {
+            CHECK(cudaMemcpy(out, data + (size_t) e * bytes, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+            CHECK_MSG(memcmp(out, in + (e * 1030 + low) * 40, bytes) == 0, "expert %d on device %d", (int) e, i);
+        }
+        CHECK(cudaMemcpy(out, data + 3 * bytes, 472 * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+        for (int k = 0; k < 472; ++k) { CHECK(out[k] == 0.0f); }
+        CHECK_OK(gcuda_backend_cuda_get_device_stats(i, &stats));
+        CHECK_EQ_I(stats.by[GCUDA_CUDA_PURPOSE_BUFFERS].reserved, 3 * bytes + 472 * 4);
+    }
+    CHECK_EQ_I(at, 1030);
+    CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+    CHECK_OK(gcuda_backend_tensor_get(w, out, 0, size));
+    for (size_t i = 0; i < size / 4; ++i) { CHECK(out[i] == 0.0f); }
+    CHECK(gcuda_backend_tensor_set(w, in, 0, size / 3) == GCUDA_STATUS_INVALID_ARGUMENT); // one expert alone
+    CHECK_HAS(gcuda_last_error(), "'w' is in a CUDA1_Split buffer");
+    free(in);
+    free(out);
+    place_end(&p);
+    clean();
+}
+
+// =====================================================================================================================
 // >>faults   the k-th call of a function fails: a status or no harm; no leaks; the backend works on, or is lost
 // =====================================================================================================================
 static const struct product fault_product = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 9 };
+
+static const struct experts fault_experts = { GCUDA_TYPE_F32, 8, 420, 3, 3, 3, false };
+
+static float * faulty(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, bool by_id) {
+    return by_id ? experts(backend, t, &fault_experts) : products(backend, t, &fault_product);
+}
+
+static size_t faulty_size(bool by_id) { return by_id ? 2 * n_sums(&fault_experts) * sizeof(float) : result_size(&fault_product); }
 
 static bool is_near(const float * y, const float * wanted) {
     for (size_t i = 0; i < result_size(&fault_product) / 4; ++i) {
@@ -1274,31 +1697,30 @@ static bool is_near(const float * y, const float * wanted) {
 }
 
 // Without cuBLAS gcuda's own kernel makes the products, and rounds differently.
-static bool is_right(const float * y, const float * wanted, const char * api) {
-    return strcmp(api, "cublasCreate_v2") == 0 ? is_near(y, wanted)
-                                               : memcmp(y, wanted, result_size(&fault_product)) == 0;
+static bool is_right(const float * y, const float * wanted, const char * api, bool by_id) {
+    return strcmp(api, "cublasCreate_v2") == 0 && !by_id ? is_near(y, wanted) : memcmp(y, wanted, faulty_size(by_id)) == 0;
 }
 
-static void fault_once(
-    const char * api, int k, cudaError_t error, bool is_sticky, enum gcuda_cuda_peer_mode mode, const float * wanted) {
+static void fault_once(const char * api, int k, cudaError_t error, bool is_sticky, enum gcuda_cuda_peer_mode mode, bool by_id,
+    const float * wanted) {
     fresh(3, 64 * MB, 1);
     const long alive = sim_leaks();
     sim_fail(api, k, error);
     gcuda_backend_t backend = backend_with(2, mode, mode == GCUDA_CUDA_PEER_AUTO);
     gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(2, NULL, 0);
-    float * y = backend && t ? products(backend, t, &fault_product) : NULL;
+    float * y = backend && t ? faulty(backend, t, by_id) : NULL;
     const bool came = sim_failed() > 0;
-    CHECK_MSG(y == NULL || is_right(y, wanted, api), "%s %d with error %d: wrong numbers without a status", api, k,
+    CHECK_MSG(y == NULL || is_right(y, wanted, api, by_id), "%s %d with error %d: wrong numbers without a status", api, k,
         (int) error);
     if (y == NULL) { CHECK_MSG(gcuda_last_error()[0] != '\0', "%s %d: no message", api, k); }
     free(y);
     sim_fail(api, 0, cudaSuccess);
     if (backend != NULL && t != NULL) {
-        y = products(backend, t, &fault_product);
+        y = faulty(backend, t, by_id);
         if (is_sticky && came) {
             CHECK_MSG(y == NULL, "%s %d: works on a lost device", api, k);
         } else if (!is_sticky) {
-            CHECK_MSG(y != NULL && is_right(y, wanted, api), "%s %d with error %d: not usable again: %s", api, k,
+            CHECK_MSG(y != NULL && is_right(y, wanted, api, by_id), "%s %d with error %d: not usable again: %s", api, k,
                 (int) error, gcuda_last_error());
         }
         free(y);
@@ -1308,9 +1730,7 @@ static void fault_once(
         (int) error);
 }
 
-TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
-    float * wanted = whole(&fault_product);
-    REQUIRE(wanted != NULL);
+static void sweep(bool by_id, const float * wanted) {
     for (int turn = 0; turn < 2; ++turn) {
         const enum gcuda_cuda_peer_mode mode = turn == 0 ? GCUDA_CUDA_PEER_AUTO : GCUDA_CUDA_PEER_OFF;
         char names[96][48];
@@ -1318,8 +1738,8 @@ TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
         int n = 0;
         fresh(3, 64 * MB, 1);
         gcuda_backend_t backend = backend_with(2, mode, mode == GCUDA_CUDA_PEER_AUTO);
-        float * y = products(backend, gcuda_backend_cuda_split_buffer_type(2, NULL, 0), &fault_product);
-        CHECK(y != NULL && memcmp(y, wanted, result_size(&fault_product)) == 0);
+        float * y = faulty(backend, gcuda_backend_cuda_split_buffer_type(2, NULL, 0), by_id);
+        CHECK(y != NULL && memcmp(y, wanted, faulty_size(by_id)) == 0);
         free(y);
         gcuda_backend_free(backend);
         for (; n < 96 && sim_api(n) != NULL; ++n) { snprintf(names[n], sizeof names[n], "%s", sim_api(n)); }
@@ -1330,16 +1750,31 @@ TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
             const long step = test_full() ? 1 : counts[i] / (turn == 0 ? 4 : 2) + 1;
             for (long k = 1; k <= counts[i]; k += step) {
                 if (is_blas) {
-                    fault_once(names[i], (int) k, (cudaError_t) 13, false, mode, wanted);
+                    fault_once(names[i], (int) k, (cudaError_t) 13, false, mode, by_id, wanted);
                     continue;
                 }
-                if (!is_kernel) { fault_once(names[i], (int) k, cudaErrorMemoryAllocation, false, mode, wanted); }
+                if (!is_kernel) { fault_once(names[i], (int) k, cudaErrorMemoryAllocation, false, mode, by_id, wanted); }
                 if ((strncmp(names[i], "cu", 2) != 0 || names[i][2] == 'd' || is_kernel) && loses_device(names[i])) {
-                    fault_once(names[i], (int) k, cudaErrorIllegalAddress, true, mode, wanted);
+                    fault_once(names[i], (int) k, cudaErrorIllegalAddress, true, mode, by_id, wanted);
                 }
             }
         }
     }
+}
+
+TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
+    float * wanted = whole(&fault_product);
+    REQUIRE(wanted != NULL);
+    sweep(false, wanted);
+    free(wanted);
+    clean();
+}
+
+TEST(every_cuda_call_of_split_experts_fails_in_turn) {
+    fresh(1, 64 * MB, 0);
+    float * wanted = experts_on(gcuda_backend_cuda_init(0), &fault_experts);
+    REQUIRE(wanted != NULL);
+    sweep(true, wanted);
     free(wanted);
     clean();
 }
