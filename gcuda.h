@@ -2614,6 +2614,9 @@ GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, st
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
+    // Launchers only: what becomes of the sums before they are stored, rounded as nodes of their own would.
+    struct gcuda_array bias; // F32, one for each channel, at any stride; data NULL: left out
+    bool is_activated;       // SiLU, behind the bias
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struct gcuda_tensor * sx,
     struct gcuda_tensor * c);
@@ -3497,13 +3500,15 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
 //
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off): rms_norm and mul with an
-// addition before or behind, scale and soft_max, rope and set_rows, up to eight element-wise operations; the routing of experts
+// addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
+// channels, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns, or mul_mat_id of few tokens, with what follows it: a bias or add_id, an
 // activation, or a second product of the same columns and the glu of both (one column), a factor, a scale, a residual;
 // and up to three such products of the same single column, one right behind the other (queries, keys, values).
-// What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have the same bits as node by node, but
-// for scale and soft_max with a mask or with two factors, which round less often; gcuda_cuda_params.strict forbids that.
+// What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
+// the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often;
+// gcuda_cuda_params.strict forbids that.
 //
 // Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
 // fails is one line in the log, and the plan does without.
@@ -17978,6 +17983,8 @@ static void gcudai_ssm_conv_args(const struct gcuda_tensor * y, union gcudai_arg
     args->ssm_conv.x = gcudai_array(y->src[0]);
     args->ssm_conv.c = gcudai_array(y->src[1]);
     args->ssm_conv.y = gcudai_array(y);
+    args->ssm_conv.bias = gcudai_array(NULL);
+    args->ssm_conv.is_activated = false;
 }
 
 static double gcudai_ssm_conv_cost(int64_t k) { return 4.0 + 2.0 * (double) k; }
@@ -28526,6 +28533,30 @@ static gcuda_status gcudai_cuda_run_group(const union gcudai_cuda_fused * args, 
     return gcuda_launch_mul_mat_vec_group(args->group.args, args->group.n, stream);
 }
 
+// ---- ssm_conv, a bias of its channels or none, SiLU ----
+
+static int gcudai_cuda_match_ssm_conv(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    struct gcuda_ssm_conv_args * p = &args->op.ssm_conv;
+    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_SSM_CONV)) { return 0; }
+    const struct gcuda_tensor * bias = gcudai_cuda_row_operand(w, 1, GCUDA_OP_ADD);
+    const int last = bias != NULL ? 2 : 1; // SiLU
+    const struct gcuda_tensor * conv = w->node[0], * y = last < w->n ? w->node[last] : NULL;
+    if (!gcudai_cuda_is_op(w, last, GCUDA_OP_UNARY) || gcuda_get_unary_op(y) != GCUDA_UNARY_OP_SILU || y->src[0] != w->node[last - 1] ||
+        !gcudai_cuda_is_inner(w, last - 1) || (bias != NULL && gcuda_nrows(bias) != 1) || conv->src[0]->type != GCUDA_TYPE_F32 ||
+        y->type != GCUDA_TYPE_F32 || !gcudai_cuda_may_write(w, last + 1, y, false)) {
+        return 0;
+    }
+    gcudai_ssm_conv_args(conv, &args->op);
+    p->y = gcudai_array(y);
+    p->bias = gcudai_array(bias);
+    p->is_activated = true;
+    return last + 1;
+}
+
+static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_ssm_conv(&args->op.ssm_conv, stream);
+}
+
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
@@ -28536,6 +28567,7 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "scale + soft_max", gcudai_cuda_match_scale_soft_max, NULL, NULL },
+    { "ssm_conv + silu", gcudai_cuda_match_ssm_conv, gcudai_cuda_run_ssm_conv, NULL },
     { "chain", gcudai_cuda_match_chain, gcudai_cuda_run_chain, NULL },
 };
 

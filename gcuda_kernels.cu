@@ -7313,14 +7313,20 @@ gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream 
 #define SSM_TIMES 128
 #define SSM_TAPS 32 // weights of a channel that fit the tile
 
-static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
+// What is stored for the sum of a channel: with STEPS the bias and SiLU that may follow, as nodes of their own round.
+template <bool STEPS> static inline __device__ float d_ssm_conv_end(const gcuda_ssm_conv_args & p, float sum, int64_t channel) {
+    if (STEPS && p.bias.data != nullptr) { sum = d_add_rn(sum, *(const float *) d_at(p.bias, channel, 0, 0, 0)); }
+    return STEPS && p.is_activated ? sum * d_sigmoid(sum) : sum;
+}
+
+template <bool STEPS> static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
     FOR_ELEMENTS(i, d_n(p.y)) {
         const d_index y = d_unravel(p.y.ne, i);
         float sum = 0.0f;
         for (int64_t k = 0; k < p.c.ne[0]; ++k) {
             sum += d_load(p.x.type, d_at(p.x, y.i1 + k, y.i0, y.i2, 0)) * d_load(p.c.type, d_at(p.c, k, y.i0, 0, 0));
         }
-        *(float *) d_at(p.y, y) = sum;
+        *(float *) d_at(p.y, y) = d_ssm_conv_end<STEPS>(p, sum, y.i0);
     }
 }
 
@@ -7328,7 +7334,8 @@ static __global__ void k_ssm_conv(const gcuda_ssm_conv_args p) {
 // known (0: not), a lane reads each element once and shifts it through registers.
 #define SSM_RUN (SSM_TIMES / 8)
 
-template <typename T, int TAPS> static __global__ void __launch_bounds__(256) k_ssm_conv_tile(const gcuda_ssm_conv_args p) {
+template <typename T, int TAPS, bool STEPS>
+static __global__ void __launch_bounds__(256) k_ssm_conv_tile(const gcuda_ssm_conv_args p) {
     __shared__ float x[32][SSM_TIMES + SSM_TAPS + 1]; // an odd pitch: no bank twice
     __shared__ float w[SSM_TAPS][32];
     const int n_taps = TAPS > 0 ? TAPS : (int) p.c.ne[0], lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
@@ -7374,23 +7381,30 @@ template <typename T, int TAPS> static __global__ void __launch_bounds__(256) k_
         }
         char * to = d_at(p.y, d0 + lane, t0 + warp * SSM_RUN, s, 0);
         UNROLL for (int j = 0; j < SSM_RUN; ++j) {
-            if (lane < n_channels && warp * SSM_RUN + j < n_out) { *(float *) (to + j * (int64_t) p.y.nb[1]) = sum[j]; }
+            if (lane < n_channels && warp * SSM_RUN + j < n_out) {
+                *(float *) (to + j * (int64_t) p.y.nb[1]) = d_ssm_conv_end<STEPS>(p, sum[j], d0 + lane);
+            }
         }
     }
 }
 
+template <typename T, bool STEPS> static gcuda_status ssm_conv_tile(const gcuda_ssm_conv_args & p, gcuda_stream stream) {
+    const int64_t each = SSM_TIMES + 1 - p.c.ne[0], n = (p.y.ne[0] + 31) / 32 * ((p.y.ne[1] + each - 1) / each) * p.y.ne[2];
+    return p.c.ne[0] == 4   ? launch(k_ssm_conv_tile<T, 4, STEPS>, n, 256, stream, p)
+           : p.c.ne[0] == 3 ? launch(k_ssm_conv_tile<T, 3, STEPS>, n, 256, stream, p)
+                            : launch(k_ssm_conv_tile<T, 0, STEPS>, n, 256, stream, p);
+}
+
 gcuda_status gcuda_launch_ssm_conv(const gcuda_ssm_conv_args * args, gcuda_stream stream) {
     const gcuda_array & x = args->x;
-    if (args->c.ne[0] > SSM_TAPS || args->y.ne[1] < 8 || x.nb[0] != gcuda_type_size(x.type)) {
-        return launch_elements(k_ssm_conv, args->y, stream, *args);
+    const bool has_steps = args->bias.data != nullptr || args->is_activated;
+    if (args->c.ne[0] > SSM_TAPS || args->y.ne[1] < 8 || x.nb[0] != gcuda_type_size(x.type) || (has_steps && x.type != GCUDA_TYPE_F32)) {
+        return launch_elements(has_steps ? k_ssm_conv<true> : k_ssm_conv<false>, args->y, stream, *args);
     }
-    const int64_t each = SSM_TIMES + 1 - args->c.ne[0], n = (args->y.ne[0] + 31) / 32 * ((args->y.ne[1] + each - 1) / each) * args->y.ne[2];
-    return with_float(x.type, [&](auto v) {
-        typedef decltype(v) T;
-        return args->c.ne[0] == 4   ? launch(k_ssm_conv_tile<T, 4>, n, 256, stream, *args)
-               : args->c.ne[0] == 3 ? launch(k_ssm_conv_tile<T, 3>, n, 256, stream, *args)
-                                    : launch(k_ssm_conv_tile<T, 0>, n, 256, stream, *args);
-    });
+    if (has_steps) {
+        return ssm_conv_tile<float, true>(*args, stream);
+    }
+    return with_float(x.type, [&](auto v) { return ssm_conv_tile<decltype(v), false>(*args, stream); });
 }
 
 // ---- vectors spread over the lanes of a group ----

@@ -805,6 +805,154 @@ TEST(element_wise_operations_stay_apart) {
 }
 
 // =====================================================================================================================
+// >>ssm_conv
+// =====================================================================================================================
+enum { CHANNELS = 37 };
+
+static void build_ssm_conv(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t taps = v == 1 ? 3 : v == 2 ? 5 : v == 3 ? 40 : 4, tokens = v == 4 ? 1 : v == 5 ? 140 : 20;
+    struct gcuda_tensor * y = gcuda_ssm_conv(c, f32(b, tokens + taps - 1, CHANNELS, v == 4 ? 1 : 2), f32(b, taps, CHANNELS, 1));
+    if (v == 4) { y = gcuda_add(c, f32(b, CHANNELS, 1, 1), y); }
+    if (v == 5) { y = gcuda_add(c, y, f32(b, CHANNELS, 1, 1)); }
+    out(b, v == 2 ? gcuda_silu_inplace(c, y) : gcuda_silu(c, y));
+}
+
+TEST(silu_goes_into_ssm_conv) {
+    for (int v = 0; v <= 5; ++v) { fires(build_ssm_conv, v, "ssm_conv + silu", 1); }
+    clean();
+}
+
+static void build_ssm_conv_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    struct gcuda_tensor * sx = gcuda_new_tensor_3d(c, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, 13, CHANNELS, 2);
+    struct gcuda_tensor * conv = gcuda_ssm_conv(c, sx, f32(b, 4, CHANNELS, 1)), * y = conv, * bias = f32(b, CHANNELS, 1, 1);
+    switch (v) {
+        case 1: gcuda_set_output(conv); break;
+        case 2: y = gcuda_reshape_2d(c, conv, CHANNELS, 20); break;
+        case 3: y = gcuda_add_inplace(c, conv, bias); break; // a view of the other
+        case 4: y = gcuda_add(c, conv, bias); gcuda_set_output(y); break;
+        case 5: y = gcuda_add(c, conv, bias); break;
+        case 6: y = gcuda_add(c, conv, conv); break;
+        case 7: y = gcuda_add(c, conv, f32(b, CHANNELS, 10, 1)); break; // other biases for every token
+        case 8: y = gcuda_add(c, conv, f32(b, 1, 1, 1)); break;
+        case 9: y = gcuda_add(c, conv, gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, CHANNELS)); break;
+        case 10: y = gcuda_mul(c, conv, bias); break;
+        case 11: y = gcuda_add(c, f32(b, CHANNELS, 10, 4), conv); break; // repeated
+        default: break;
+    }
+    out(b, v == 12 ? gcuda_relu(c, y) : v == 13 ? gcuda_sqr(c, y) : gcuda_silu(c, y));
+    if (v == 1 || v == 4) { out(b, v == 1 ? conv : y); }
+    if (v == 5 || v == 14) { out(b, gcuda_neg(c, y)); } // another reader
+}
+
+TEST(ssm_conv_and_silu_stay_apart) {
+    for (int v = 0; v <= 14; ++v) { stops(build_ssm_conv_not, v, v >= 6 && v <= 11 ? "chain" : ""); }
+    clean();
+}
+
+// Blocks read inputs, weights and bias that others need too: the result must lie elsewhere. Its own value's place is free.
+TEST(ssm_conv_does_not_write_over_what_it_reads) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    REQUIRE(plain != NULL && fused != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
+    struct place p = place_begin();
+    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 13, 32), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 32),
+        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 32) };
+    struct gcuda_tensor * conv = gcuda_ssm_conv(p.ctx, in[0], in[1]), * sum = gcuda_add(p.ctx, conv, in[2]), * y = gcuda_silu(p.ctx, sum);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    for (int i = 0; i < 3; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, in[i], base + 8192 * i)); }
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, conv, base + 24576));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, sum, base + 32768));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, y, base + 40960));
+    static const struct { int at; const char * names; } places[] = { { 40960, "ssm_conv + silu" }, { 0, "chain" }, { 512, "chain" },
+        { 8192, "chain" }, { 16384, "" }, { 16384 - 1280, "ssm_conv + silu" }, { 24576, "ssm_conv + silu" }, { 32768, "ssm_conv + silu" } };
+    for (int i = 0; i < 8; ++i) {
+        float want[320], got[320];
+        y->data = base + places[i].at;
+        for (int round = 0; round < 2; ++round) {
+            for (int k = 0; k < 3; ++k) { fill(in[k], k + 1); }
+            CHECK_OK(gcuda_backend_graph_compute(round == 0 ? plain : fused, graph));
+            CHECK_OK(gcuda_backend_tensor_get(y, round == 0 ? want : got, 0, sizeof want));
+        }
+        CHECK_MSG(memcmp(want, got, sizeof want) == 0, "result at %d: other bits than one by one", places[i].at);
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
+        REQUIRE(plan != NULL);
+        char names[200];
+        names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+        CHECK_MSG(strcmp(names, places[i].names) == 0, "result at %d: \"%s\"", places[i].at, names);
+        gcuda_backend_graph_plan_free(fused, plan);
+    }
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+// The launcher against float64: a bias, SiLU, both, with rows packed (tiles) or not.
+static void launch_ssm_conv_once(enum gcuda_type type, int64_t taps, int64_t tokens, bool has_bias, bool is_activated) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_3d(p.ctx, type, tokens + taps - 1, CHANNELS, 2);
+    struct gcuda_tensor * c = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, taps, CHANNELS);
+    struct gcuda_tensor * bias = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 2, CHANNELS); // every second one
+    struct gcuda_tensor * y = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, CHANNELS, tokens, 2), * all[4] = { x, c, bias, y };
+    float * f[4];
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    for (int i = 0; i < 4; ++i) {
+        void * data = malloc(gcuda_nbytes(all[i]));
+        f[i] = (float *) malloc((size_t) gcuda_nelements(all[i]) * sizeof(float));
+        fill(all[i], i);
+        CHECK_OK(gcuda_backend_tensor_get(all[i], data, 0, gcuda_nbytes(all[i])));
+        for (int64_t k = 0; k < gcuda_nelements(all[i]); ++k) { f[i][k] = gcudai_float_at(all[i]->type, (char *) data + (size_t) k * gcuda_type_size(all[i]->type)); }
+        free(data);
+    }
+    struct gcuda_ssm_conv_args args;
+    memset(&args, 0, sizeof args);
+    args.x = gcudai_array(x), args.c = gcudai_array(c), args.y = gcudai_array(y);
+    if (has_bias) {
+        args.bias = gcudai_array(bias);
+        args.bias.ne[0] = CHANNELS, args.bias.nb[0] = 8, args.bias.ne[1] = 1;
+    }
+    args.is_activated = is_activated;
+    CHECK_OK(gcuda_launch_ssm_conv(&args, NULL));
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    CHECK_OK(gcuda_backend_tensor_get(y, f[3], 0, gcuda_nbytes(y)));
+    double error = 0.0, size = 0.0;
+    for (int64_t i = 0; i < gcuda_nelements(y); ++i) {
+        const int64_t channel = i % CHANNELS, token = i / CHANNELS % tokens, row = i / CHANNELS / tokens * CHANNELS + channel;
+        double sum = has_bias ? (double) f[2][2 * channel] : 0.0;
+        for (int64_t k = 0; k < taps; ++k) { sum += (double) f[0][row * (tokens + taps - 1) + token + k] * (double) f[1][channel * taps + k]; }
+        const double want = is_activated ? sum / (1.0 + exp(-sum)) : sum, d = want - (double) f[3][i];
+        error += d * d, size += want * want;
+    }
+    CHECK_MSG(error <= 1e-12 * size, "%s, %d taps, %d tokens: error %g", gcuda_type_name(type), (int) taps, (int) tokens, error / size);
+    for (int i = 0; i < 4; ++i) { free(f[i]); }
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(ssm_conv_launcher_with_bias_and_silu) {
+    for (int v = 0; v < 4; ++v) {
+        for (int64_t taps = 3; taps <= 5; ++taps) {
+            launch_ssm_conv_once(GCUDA_TYPE_F32, taps, 40, v & 1, v & 2);
+            launch_ssm_conv_once(GCUDA_TYPE_F32, taps, 1, v & 1, v & 2);
+        }
+        launch_ssm_conv_once(GCUDA_TYPE_F16, 4, 40, v & 1, v & 2);
+        launch_ssm_conv_once(GCUDA_TYPE_BF16, 4, 3, v & 1, v & 2);
+    }
+    clean();
+}
+
+// =====================================================================================================================
 // >>memory   what a group writes must not be what it reads
 // =====================================================================================================================
 // The result of the second node lies where the first one's source is, moved by `offset` elements.
