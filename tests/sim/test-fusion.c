@@ -36,27 +36,29 @@ static void fill_blocks(struct gcuda_tensor * t, int salt) {
 
 static void fill(struct gcuda_tensor * t, int salt) {
     const int64_t n = gcuda_nelements(t);
+    const size_t size = gcuda_type_size(t->type);
     if (gcuda_is_quantized(t->type)) {
         fill_blocks(t, salt);
         return;
     }
-    for (int64_t i = 0; i < n && t->view_src == NULL; ++i) {
+    if (t->view_src != NULL) { return; }
+    char * data = (char *) malloc((size_t) n * size);
+    for (int64_t i = 0; i < n; ++i) {
         const int r = (int) ((i * 7919 + salt * 104729 + 13) % 1009);
         const float v = (float) r / 256.0f - 2.0f;
         const int32_t index = (int32_t) i;
         const int64_t row = t->ne[0] - 1 - i; // rows in reverse
-        if (t->type == GCUDA_TYPE_I64) {
-            CHECK_OK(gcuda_backend_tensor_set(t, &row, (size_t) i * 8, 8));
-        } else if (t->type == GCUDA_TYPE_I32) {
-            CHECK_OK(gcuda_backend_tensor_set(t, &index, (size_t) i * 4, 4));
-        } else if (t->type == GCUDA_TYPE_F32) {
-            CHECK_OK(gcuda_backend_tensor_set(t, &v, (size_t) i * 4, 4));
-        } else {
-            gcuda_fp16_t h = gcuda_fp32_to_fp16(v);
-            gcuda_bf16_t g = gcuda_fp32_to_bf16(v);
-            CHECK_OK(gcuda_backend_tensor_set(t, t->type == GCUDA_TYPE_F16 ? (const void *) &h : (const void *) &g, (size_t) i * 2, 2));
-        }
+        const gcuda_fp16_t h = gcuda_fp32_to_fp16(v);
+        const gcuda_bf16_t g = gcuda_fp32_to_bf16(v);
+        const void * element = t->type == GCUDA_TYPE_I64   ? (const void *) &row
+                               : t->type == GCUDA_TYPE_I32 ? (const void *) &index
+                               : t->type == GCUDA_TYPE_F32 ? (const void *) &v
+                               : t->type == GCUDA_TYPE_F16 ? (const void *) &h
+                                                           : (const void *) &g;
+        memcpy(data + (size_t) i * size, element, size);
     }
+    CHECK_OK(gcuda_backend_tensor_set(t, data, 0, (size_t) n * size));
+    free(data);
 }
 
 // Names of the patterns in a plan, in order, with a comma between them.
