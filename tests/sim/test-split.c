@@ -1293,7 +1293,7 @@ TEST(devices_that_share_one) {
                     fresh(there, 64 * MB, (uint64_t) n);
                     memset(&devices, 0, sizeof devices);
                     devices.n_devices = n;
-                    char text[8];
+                    char text[16];
                     snprintf(text, sizeof text, "%d", by_env ? n : 7); // the parameter wins
                     setenv("GCUDA_CUDA_DEVICES", text, 1);
                     if (!by_env) { CHECK_OK(gcuda_backend_cuda_set_devices(&devices)); }
