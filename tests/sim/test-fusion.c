@@ -855,7 +855,8 @@ TEST(ssm_conv_and_silu_stay_apart) {
     clean();
 }
 
-// Blocks read inputs, weights and bias that others need too: the result must lie elsewhere. Its own value's place is free.
+// Blocks read inputs, weights and bias that others need too: the result must lie elsewhere, be it of the same layout (one weight,
+// as many tokens as channels). Its own values' places are free.
 TEST(ssm_conv_does_not_write_over_what_it_reads) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -864,7 +865,7 @@ TEST(ssm_conv_does_not_write_over_what_it_reads) {
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
-    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 13, 32), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4, 32),
+    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 32), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 1, 32),
         gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 32) };
     struct gcuda_tensor * conv = gcuda_ssm_conv(p.ctx, in[0], in[1]), * sum = gcuda_add(p.ctx, conv, in[2]), * y = gcuda_silu(p.ctx, sum);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
@@ -875,9 +876,9 @@ TEST(ssm_conv_does_not_write_over_what_it_reads) {
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, sum, base + 32768));
     CHECK_OK(gcuda_backend_tensor_alloc(buffer, y, base + 40960));
     static const struct { int at; const char * names; } places[] = { { 40960, "ssm_conv + silu" }, { 0, "chain" }, { 512, "chain" },
-        { 8192, "chain" }, { 16384, "" }, { 16384 - 1280, "ssm_conv + silu" }, { 24576, "ssm_conv + silu" }, { 32768, "ssm_conv + silu" } };
+        { 8192, "chain" }, { 16384, "" }, { 16384 - 4096, "ssm_conv + silu" }, { 24576, "ssm_conv + silu" }, { 32768, "ssm_conv + silu" } };
     for (int i = 0; i < 8; ++i) {
-        float want[320], got[320];
+        static float want[32 * 32], got[32 * 32];
         y->data = base + places[i].at;
         for (int round = 0; round < 2; ++round) {
             for (int k = 0; k < 3; ++k) { fill(in[k], k + 1); }
