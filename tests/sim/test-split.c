@@ -749,6 +749,17 @@ TEST(split_products_are_ordered_for_every_seed) {
     clean();
 }
 
+// The graph's result y: in the first turn it is what is wanted of the others, which have the same bits. The caller frees it.
+static float * same_as_before(gcuda_backend_t backend, struct gcuda_cgraph * graph, const struct gcuda_tensor * y, int turn, float * wanted) {
+    float * out = (float *) malloc(gcuda_nbytes(y));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
+    if (turn == 0) { return out; }
+    CHECK_MSG(memcmp(out, wanted, gcuda_nbytes(y)) == 0, "turn %d", turn);
+    free(out);
+    return wanted;
+}
+
 // A second operand whose rows overlap (stride 0) or lie apart goes to the other devices all the same.
 TEST(operands_with_any_strides) {
     float * wanted = NULL;
@@ -774,15 +785,7 @@ TEST(operands_with_any_strides) {
         void *rows = random_rows(w->type, 32, 420, 5), *in = random_rows(GCUDA_TYPE_F32, 48, 5, 6);
         CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
         CHECK_OK(gcuda_backend_tensor_set(x, in, 0, gcuda_nbytes(x)));
-        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
-        float * out = (float *) malloc(gcuda_nbytes(y));
-        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
-        if (turn == 0) {
-            wanted = out;
-        } else {
-            CHECK_MSG(memcmp(out, wanted, gcuda_nbytes(y)) == 0, "turn %d", turn);
-            free(out);
-        }
+        wanted = same_as_before(backend, graph, y, turn, wanted);
         free(rows);
         free(in);
         place_end(&p);
@@ -1556,15 +1559,7 @@ TEST(experts_with_operands_of_any_strides) {
         CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
         CHECK_OK(gcuda_backend_tensor_set(x, in, 0, gcuda_nbytes(x)));
         CHECK_OK(gcuda_backend_tensor_set(i, ids, 0, sizeof ids));
-        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
-        float * out = (float *) malloc(gcuda_nbytes(y));
-        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
-        if (turn == 0) {
-            wanted = out;
-        } else {
-            CHECK_MSG(memcmp(out, wanted, gcuda_nbytes(y)) == 0, "turn %d", turn);
-            free(out);
-        }
+        wanted = same_as_before(backend, graph, y, turn, wanted);
         free(rows);
         free(in);
         place_end(&p);
