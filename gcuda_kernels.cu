@@ -5131,7 +5131,7 @@ gcuda_status gcuda_launch_cumsum(const gcuda_reduce_args * args, gcuda_stream st
 
 struct d_rope_plan {
     int64_t n_pairs, n_groups;
-    double step, ramp_low, ramp_width; // step: of the frequencies' logarithm to base 2
+    double step, ramp_low, ramp_step; // step: of the frequencies' logarithm to base 2
     float magnitude;
     int n_sections; // all sections
 };
@@ -5161,7 +5161,7 @@ static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_
         at = d_rope_plane(p, plan, j, &power) * p.x.ne[2];
     }
     if (p.ext_factor != 0.0f) {
-        const double y = ((double) j - plan.ramp_low) / plan.ramp_width;
+        const double y = ((double) j - plan.ramp_low) * plan.ramp_step;
         mix = (1.0 - fmin(1.0, fmax(0.0, y))) * (double) p.ext_factor;
     }
     double freq = exp2((double) power * plan.step) * ((double) p.freq_scale * (1.0 - mix) + mix);
@@ -5200,37 +5200,41 @@ static inline __device__ void d_rotate(float * a, float * b, float cosine, float
     *b = fmaf(u, sine, d_mul_rn(v, cosine));
 }
 
-// Rows of aligned sixteens. A block has heads of tokens behind each other, a thread one pair's frequency. For some tokens at a time
-// the threads work out the turns of all pairs, while the rows that they then share are under way: W neighbouring pairs of
-// ROPE_AHEAD rows at once a thread, sixteen bytes at either end.
-#define ROPE_AHEAD 2
+// Rows of aligned sixteens. A block has heads of n_each tokens behind each other, a thread one pair's frequency. For some tokens at a
+// time the threads work out the turns of all pairs, while the rows that they then share are under way: of ROPE_AHEAD rows at once a
+// thread has sixteen bytes of either half of what is turned, so that lanes beside each other read and write whole sectors. These are
+// W pairs: one element each where a pair's second is n_pairs behind its first, both where they are neighbours.
+#define ROPE_AHEAD 4
 #define ROPE_TURNS 512 // in shared memory; pairs are no more than threads
 template <typename T, bool IS_ADJACENT>
 static __global__ void __launch_bounds__(256, 4) k_rope_wide(
-    const gcuda_rope_args p, const d_rope_plan plan, int64_t n_blocks) {
+    const gcuda_rope_args p, const d_rope_plan plan, int64_t n_blocks, int64_t n_each) {
     const int W = d_wide<T>::N, tid = (int) threadIdx.x, n_pairs = (int) plan.n_pairs;
     const int n_chunks = n_pairs / W, rows_at_once = 256 / n_chunks, own_row = tid / n_chunks, chunk = tid - own_row * n_chunks;
-    const int first = IS_ADJACENT ? 2 * W * chunk : W * chunk, second = IS_ADJACENT ? first + W : first + n_pairs;
+    const int first = W * chunk, second = first + n_pairs;
     const int own_token = tid / n_pairs, own_pair = tid - own_token * n_pairs, tokens_at_once = 256 / n_pairs;
     const int64_t n_all = p.x.ne[2] * p.x.ne[3];
     __shared__ float4 both[ROPE_TURNS / 2];
     float2 * turns = (float2 *) both; // [token][pair]
-    const d_rope_pair pair = d_rope_pair_of(p, plan, own_pair);
+    d_rope_pair pair = { 0.0, 0 };
+    bool has_pair = false; // found when the first rows are under way
     FOR_ROWS(b, n_blocks * plan.n_groups) {
-        const int64_t s = b / plan.n_groups, h0 = (b - s * plan.n_groups) * ROPE_HEADS, end = n_all * (s + 1) / n_blocks;
-        const int n_heads = (int) (h0 + ROPE_HEADS < p.x.ne[1] ? ROPE_HEADS : p.x.ne[1] - h0);
-        const int n_each = ROPE_TURNS / n_pairs;
-        for (int64_t at = n_all * s / n_blocks, n_tokens = 0; at < end; at += n_tokens) {
+        const int64_t s = plan.n_groups > 1 ? b / plan.n_groups : b, h0 = (b - s * plan.n_groups) * ROPE_HEADS;
+        const int64_t end = s * n_each + n_each < n_all ? s * n_each + n_each : n_all;
+        const int n_heads = (int) (h0 + ROPE_HEADS < p.x.ne[1] ? ROPE_HEADS : p.x.ne[1] - h0), n_most = ROPE_TURNS / n_pairs;
+        const uint32_t inverse = (1u << 20) / (uint32_t) n_heads + 1; // rows are less than 2^12: their token without a division
+        for (int64_t at = s * n_each, n_tokens = 0; at < end; at += n_tokens) {
             const int64_t i3 = at < p.x.ne[2] ? 0 : at / p.x.ne[2], i2 = at - i3 * p.x.ne[2];
             n_tokens = end - at < p.x.ne[2] - i2 ? end - at : p.x.ne[2] - i2;
-            n_tokens = n_tokens < n_each ? n_tokens : n_each;
+            n_tokens = n_tokens < n_most ? n_tokens : n_most;
             const int n_rows = own_row < rows_at_once ? (int) n_tokens * n_heads : 0; // 0: this thread has none
             const char * x = d_at(p.x, 0, h0, i2, i3);
             char * y = d_at(p.y, 0, h0, i2, i3);
+            const auto token_of = [&](int row) { return (int) ((uint32_t) row * inverse >> 20); };
             uint4 u[ROPE_AHEAD], v[ROPE_AHEAD];
             const auto fetch = [&](int row0) {
                 UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
-                    const int row = row0 + k * rows_at_once, token = row / n_heads, head = row - token * n_heads;
+                    const int row = row0 + k * rows_at_once, token = token_of(row), head = row - token * n_heads;
                     if (row < n_rows) {
                         const T * from = (const T *) (x + token * (int64_t) p.x.nb[2] + head * (int64_t) p.x.nb[1]);
                         u[k] = *(const uint4 *) (from + first);
@@ -5239,6 +5243,8 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
                 }
             };
             fetch(own_row);
+            if (!has_pair) { pair = d_rope_pair_of(p, plan, own_pair); }
+            has_pair = true;
             __syncthreads(); // the last use of turns is over
             for (int t = own_token; own_token < tokens_at_once && t < n_tokens; t += tokens_at_once) {
                 turns[t * n_pairs + own_pair] = d_rope_turn(p, plan, pair, i2 + t);
@@ -5247,14 +5253,16 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
             for (int row0 = own_row; row0 < n_rows; row0 += ROPE_AHEAD * rows_at_once) {
                 if (row0 != own_row) { fetch(row0); }
                 UNROLL for (int k = 0; k < ROPE_AHEAD; ++k) {
-                    const int row = row0 + k * rows_at_once, token = row / n_heads, head = row - token * n_heads;
+                    const int row = row0 + k * rows_at_once, token = token_of(row), head = row - token * n_heads;
                     if (row < n_rows) {
                         T * to = (T *) (y + token * (int64_t) p.y.nb[2] + head * (int64_t) p.y.nb[1]);
+                        const float2 * own = turns + token * n_pairs + (IS_ADJACENT ? first / 2 : first);
                         float e[2 * W];
                         d_unpack<T>(u[k], e);
                         d_unpack<T>(v[k], e + W);
-                        UNROLL for (int i = 0; i < W; i += 2) {
-                            const float4 cs = *(const float4 *) (turns + token * n_pairs + W * chunk + i); // of two pairs
+                        UNROLL for (int i = 0; i < W; i += 2) { // two pairs
+                            const int at_pair = !IS_ADJACENT ? i : i < W / 2 ? i : n_pairs / 2 + i - W / 2;
+                            const float4 cs = *(const float4 *) (own + at_pair);
                             float * f = e + (IS_ADJACENT ? 2 * i : i);
                             d_rotate(f, f + (IS_ADJACENT ? 1 : W), cs.x, cs.y);
                             f += IS_ADJACENT ? 2 : 1;
@@ -5267,7 +5275,8 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
             }
             const int n_rest = (int) (p.x.ne[0] - 2 * n_pairs) / W;
             for (int i = tid; i < n_rest * (int) n_tokens * n_heads && p.x.data != p.y.data; i += 256) {
-                const int row = i / n_rest, token = row / n_heads, head = row - token * n_heads, i0 = 2 * n_pairs + (i - row * n_rest) * W;
+                const int row = i / n_rest, token = token_of(row), head = row - token * n_heads;
+                const int i0 = 2 * n_pairs + (i - row * n_rest) * W;
                 const T * from = (const T *) (x + token * (int64_t) p.x.nb[2] + head * (int64_t) p.x.nb[1]) + i0;
                 *(uint4 *) ((T *) (y + token * (int64_t) p.y.nb[2] + head * (int64_t) p.y.nb[1]) + i0) = *(const uint4 *) from;
             }
@@ -5319,8 +5328,8 @@ static d_rope_plan rope_plan(const gcuda_rope_args & p) {
     if (p.ext_factor != 0.0f) {
         const float low = floorf(rope_corr(p, p.beta_fast)), high = ceilf(rope_corr(p, p.beta_slow));
         plan.ramp_low = low > 0.0f ? (double) low : 0.0;
-        plan.ramp_width = (double) (high < (float) (p.n_dims - 1) ? high : (float) (p.n_dims - 1)) - plan.ramp_low;
-        plan.ramp_width = plan.ramp_width > 0.001 ? plan.ramp_width : 0.001;
+        const double width = (double) (high < (float) (p.n_dims - 1) ? high : (float) (p.n_dims - 1)) - plan.ramp_low;
+        plan.ramp_step = 1.0 / (width > 0.001 ? width : 0.001);
         magnitude *= 1.0 + 0.1 * log(1.0 / (double) p.freq_scale);
     }
     plan.magnitude = (float) magnitude;
@@ -5337,10 +5346,11 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
         const int64_t n_wide = d_wide<T>::N, n = x.ne[2] * x.ne[3];
         const bool wide = is_wide(x) && is_wide(args->y) && plan.n_pairs % n_wide == 0 && x.ne[0] % n_wide == 0;
         if (wide && plan.n_pairs > 0 && plan.n_pairs <= 256) {
-            const int64_t share = n / enough(2048), most = n_wide == 4 ? 2 : 8, n_each = share < 1 ? 1 : share < most ? share : most;
-            const int64_t n_blocks = (n + n_each - 1) / n_each;
+            const int64_t heads = x.ne[1] < 1 ? 1 : x.ne[1] < ROPE_HEADS ? x.ne[1] : ROPE_HEADS, rows_at_once = 256 / (plan.n_pairs / n_wide);
+            const int64_t most = (n_wide == 4 ? 1 : 2) * ROPE_AHEAD * rows_at_once / heads, share = n / enough(2048);
+            const int64_t fitting = share < most ? share : most, n_each = fitting > 0 ? fitting : 1, n_blocks = (n + n_each - 1) / n_each;
             const auto kernel = args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<T, true> : k_rope_wide<T, false>;
-            return launch(kernel, n_blocks * plan.n_groups, 256, stream, *args, plan, n_blocks);
+            return launch(kernel, n_blocks * plan.n_groups, 256, stream, *args, plan, n_blocks, n_each);
         }
         return launch_2d(k_rope<T>, n * plan.n_groups, width, 256 / width, stream, *args, plan);
     });
