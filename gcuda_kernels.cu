@@ -4309,16 +4309,60 @@ static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gc
 
 // ---- rows too long to hold: parts of them, which leave what they find in scratch for a second pass ----
 #define PART 4096 // elements
+#define TURNS_FROM_BYTES ((int64_t) 48 << 20)
+#define TURNS_CACHED_BYTES ((int64_t) 24 << 20)
 template <typename T, bool WIDE> struct part_of {
     typedef held<WIDE ? PART / 4 / d_wide<T>::N : PART / 16, WIDE ? 4 : 16, WIDE> type;
 };
 
-static int64_t n_parts(const gcuda_array & x) { return (x.ne[0] + PART - 1) / PART; }
-static size_t part_bytes(const gcuda_array & x) {
-    return can_hold(x.ne[0]) ? 0 : (size_t) (n_parts(x) * n_rows(x)) * sizeof(float2);
+// What a pass over n parts of rows leaves in scratch: eight bytes of each part, and behind them, where the second pass goes along with
+// the first (k_turns), how many parts it has left out, and which.
+struct d_turns {
+    int64_t n, first; // the first parts are found by a launch before
+    unsigned long long * found;
+    unsigned * n_left, * left; // NULL: not in turns
+};
+static size_t turns_bytes(int64_t n) { return (size_t) n * (sizeof(unsigned long long) + sizeof(unsigned)) + sizeof(unsigned); }
+
+// In turns where the cache holds rows, but not all of them. Parts have n_bytes; at_once blocks of a multiprocessor are under way.
+static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once, void * scratch) {
+    d_turns q = { n, n, (unsigned long long *) scratch, nullptr, nullptr };
+#if defined(GCUDAI_SIM)
+    (void) at_once;
+    const int64_t under_way = -per_row / 2; // blocks run one behind the other there: half of the parts have their turn too soon
+#else
+    const int64_t under_way = at_once * n_multiprocessors(); // half of the blocks find, and some take longer
+#endif
+    const int64_t first = per_row + under_way;
+    const bool is_much = n * n_bytes > enough(TURNS_FROM_BYTES) && 2 * n >= 3 * first;
+    if (is_much && n <= (int64_t) 1 << 30 && first * n_bytes <= TURNS_CACHED_BYTES) {
+        q.first = first;
+        q.n_left = (unsigned *) (q.found + n);
+        q.left = q.n_left + 1;
+    }
+    return q;
 }
 
-// Part b of all: its row, where it begins and how long it is.
+// What no part leaves, as its NaN are others: not found yet.
+#define NOT_FOUND (~0ull)
+template <typename F> static inline __device__ void d_leave_found(void * scratch, int64_t b, F found) {
+    static_assert(sizeof(F) == sizeof(unsigned long long), "one store, which is seen as a whole");
+    unsigned long long bits;
+    memcpy(&bits, &found, sizeof(bits));
+    ((unsigned long long *) scratch)[b] = bits != NOT_FOUND ? bits : bits ^ 1;
+}
+template <typename F> static inline __device__ F d_found(const unsigned long long * at, bool * is_missing) {
+    const unsigned long long bits = __ldcg(at);
+    F found;
+    memcpy(&found, &bits, sizeof(bits));
+    *is_missing = *is_missing || bits == NOT_FOUND;
+    return found;
+}
+
+static int64_t n_parts(const gcuda_array & x) { return (x.ne[0] + PART - 1) / PART; }
+static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : turns_bytes(n_parts(x) * n_rows(x)); }
+
+// Part b of all: its row, where it begins and how long it is. No memory has 2^32 parts, and 32 bits divide in fewer steps.
 struct d_part {
     int64_t row, i0, n_parts;
     int n;
@@ -4326,7 +4370,7 @@ struct d_part {
 static inline __device__ d_part d_part_of(const gcuda_array & x, int64_t b) {
     d_part q;
     q.n_parts = (x.ne[0] + PART - 1) / PART;
-    q.row = b / q.n_parts;
+    q.row = (uint32_t) b / (uint32_t) q.n_parts;
     q.i0 = (b - q.row * q.n_parts) * PART;
     q.n = (int) (x.ne[0] - q.i0 < PART ? x.ne[0] - q.i0 : PART);
     return q;
@@ -4335,21 +4379,65 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
     return d_row(a, q.row) + q.i0 * (int64_t) a.nb[0];
 }
 
+// OP::find and OP::finish do a part; finish<true> may find that something is missing, and then says false, on all threads.
 template <typename OP, bool IS_LAST, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
     FOR_ROWS(turn, n_blocks) {
         if (IS_LAST) {
-            OP::finish(p, n_blocks - 1 - turn); // what was read last is in the cache
+            (void) OP::template finish<false>(p, n_blocks - 1 - turn); // what was read last is in the cache
         } else {
             OP::find(p, turn);
         }
     }
 }
 
+template <typename OP, typename P>
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_before_turns(const P p, const d_turns q) {
+    FOR_ROWS(b, q.first) { OP::find(p, b); }
+    FOR_ELEMENTS(i, q.n - q.first) { q.found[q.first + i] = NOT_FOUND; }
+    if (blockIdx.x == 0 && threadIdx.x == 0) { *q.n_left = 0; }
+}
+
+// Rows are finished soon after they were found, while the cache has them: one part is found and one that lies some way behind is
+// finished, in turns. No block waits: where something of the row is missing the part is left to the launch behind this one. The
+// result does not depend on that.
+template <typename OP, typename P>
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_turns(const P p, const d_turns q) {
+    const unsigned n_find = (unsigned) (q.n - q.first);
+    for (unsigned turn = blockIdx.x; turn < (unsigned) q.n + n_find; turn += gridDim.x) {
+        const bool is_both = turn < 2 * n_find;
+        const unsigned b = !is_both ? turn - n_find : turn / 2;
+        if (is_both && turn % 2 == 0) {
+            OP::find(p, (int64_t) (unsigned) q.first + b);
+        } else if (!OP::template finish<true>(p, b) && threadIdx.x == 0) {
+            q.left[atomicAdd(q.n_left, 1u)] = b;
+        }
+    }
+}
+
+template <typename OP, typename P>
+static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_behind_turns(const P p, const d_turns q) {
+    FOR_ROWS(i, (int64_t) *q.n_left) { (void) OP::template finish<false>(p, (int64_t) q.left[i]); }
+}
+
+// Of n parts of n_bytes, per_row of them in a row.
+template <typename OP, typename P>
+static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t n_bytes, void * scratch, gcuda_stream stream) {
+    const int threads = OP::H::BLOCK;
+    gcuda_status st;
+    if constexpr (OP::TAKES_TURNS) {
+        const d_turns q = turns_of(n, per_row, n_bytes, OP::H::LEAST, scratch);
+        if (q.n_left != nullptr) {
+            st = launch(k_before_turns<OP, P>, q.first, threads, stream, p, q);
+            st = st == GCUDA_STATUS_SUCCESS ? launch(k_turns<OP, P>, 2 * n - q.first, threads, stream, p, q) : st;
+            return st == GCUDA_STATUS_SUCCESS ? launch(k_behind_turns<OP, P>, n < 512 ? n : 512, threads, stream, p, q) : st;
+        }
+    }
+    st = launch(k_pass<OP, false, P>, n, threads, stream, p, n);
+    return st == GCUDA_STATUS_SUCCESS ? launch(k_pass<OP, true, P>, n, threads, stream, p, n) : st;
+}
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
-    const int64_t n = n_parts(p.x) * n_rows(p.x);
-    const gcuda_status st = launch(k_pass<OP, false, P>, n, OP::H::BLOCK, stream, p, n);
-    return st == GCUDA_STATUS_SUCCESS ? launch(k_pass<OP, true, P>, n, OP::H::BLOCK, stream, p, n) : st;
+    return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART * (int64_t) gcuda_type_size(p.x.type), p.scratch, stream);
 }
 
 // >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
@@ -4399,6 +4487,7 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
 // Long rows: each part's mean and its sum of squares around it; then every part adds up those of its row, in double.
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
+    static const bool TAKES_TURNS = KIND == NORM_MEAN && sizeof(T) == 4 && H::WIDE; // group_norm is one of these
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of(p.x, b);
@@ -4411,28 +4500,32 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         }
         x.each(q.n, [&](float v, int) { sum += (v - mean) * (v - mean); });
         sum = d_block_sum(sum);
-        if (threadIdx.x == 0) { ((float2 *) p.scratch)[b] = make_float2(mean, sum); }
+        if (threadIdx.x == 0) { d_leave_found(p.scratch, b, make_float2(mean, sum)); }
     }
 
-    static inline __device__ void finish(const gcuda_norm_args & p, int64_t b) {
+    template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
         const d_part q = d_part_of(p.x, b);
-        const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
+        const unsigned long long * found = (const unsigned long long *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
-        const double first = (double) found[0].x; // sums around it lose no digits
+        bool is_missing = false;
+        const double first = (double) d_found<float2>(found, &is_missing).x; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
-            const double n = (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART), d = (double) found[i].x - first;
+            const float2 part = d_found<float2>(found + i, &is_missing);
+            const double n = (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART), d = (double) part.x - first;
             sum.x += n * d;
-            sum.y += n * d * d + (double) found[i].y;
+            sum.y += n * d * d + (double) part.y;
         }
+        if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
         sum = d_block_sums(sum);
         const double mean = sum.x / (double) p.x.ne[0];
         const float shift = (float) (first + mean), scale = d_norm_scale<KIND>((float) (sum.y - sum.x * mean), p.x.ne[0], p.eps);
         x.unpack(words);
         x.all([&](float & v) { v = (v - shift) * scale; });
         x.template store<true>(d_part_at(p.y, q), q.n);
+        return true;
     }
 };
 
@@ -4747,6 +4840,7 @@ static __global__ void __launch_bounds__(H::BLOCK, H::LEAST) k_soft_max_held(con
 // Long rows: the maximum of each part and the sum of what is below it; then all parts of the row together.
 template <typename T, typename HELD> struct d_soft_max_parts {
     typedef HELD H;
+    static const bool TAKES_TURNS = false;
 
     static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
         const d_part q = d_part_of(p.x, b);
@@ -4760,7 +4854,8 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         if (threadIdx.x == 0) { ((float2 *) p.scratch)[b] = make_float2(s.max, s.sum); }
     }
 
-    static inline __device__ void finish(const gcuda_soft_max_args & p, int64_t b) {
+    template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_soft_max_args & p, int64_t b) {
+        static_assert(!MAY_MISS, "takes no turns");
         const d_part q = d_part_of(p.x, b);
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
@@ -4776,6 +4871,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         d_logits(p, row, q.i0, q.n, words, x);
         x.all([&](float & v) { v = scale * d_exp(v - base); });
         x.template store<true>(d_at(p.y, row.at) + q.i0 * (int64_t) p.y.nb[0], q.n);
+        return true;
     }
 };
 
@@ -5010,10 +5106,13 @@ template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
     float v[4][N];
 
     static inline __device__ int place(int k) { return (k * SCAN_THREADS + (int) threadIdx.x) * N; }
-    inline __device__ void load(const gcuda_array & a, const char * row, int64_t n) {
+    template <bool LAST = false> inline __device__ void load(const gcuda_array & a, const char * row, int64_t n) {
         if (WIDE) {
             uint4 raw[4];
-            for (int k = 0; k < 4; ++k) { raw[k] = d_load_raw((const T *) row + place(k), n - place(k)); }
+            for (int k = 0; k < 4; ++k) {
+                const T * x = (const T *) row + place(k);
+                raw[k] = LAST ? d_load_last(x, n - place(k)) : d_load_raw(x, n - place(k));
+            }
             for (int k = 0; k < 4; ++k) { d_unpack<T>(raw[k], v[k]); }
         } else {
             for (int k = 0; k < 4; ++k) {
@@ -5023,9 +5122,11 @@ template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
             }
         }
     }
-    inline __device__ void store(const gcuda_array & a, char * row, int64_t n) const {
+    template <bool LAST = false> inline __device__ void store(const gcuda_array & a, char * row, int64_t n) const {
         for (int k = 0; k < 4; ++k) {
-            if (WIDE) {
+            if (WIDE && LAST) {
+                d_store_last((T *) row + place(k), n - place(k), v[k]);
+            } else if (WIDE) {
                 d_store_wide((T *) row + place(k), n - place(k), v[k]);
             } else {
                 for (int j = 0; j < N; ++j) {
@@ -5036,42 +5137,63 @@ template <typename T, bool WIDE> struct d_stretch { // of SCAN_THREADS threads
     }
 };
 
-template <typename T, bool WIDE> static __global__ void k_cumsum_parts(const gcuda_reduce_args p, int64_t n_parts, int64_t part) {
-    typedef d_stretch<T, WIDE> stretch;
-    FOR_ROWS(b, d_rows(p.x) * n_parts) {
-        const int64_t row = b / n_parts, i0 = (b - row * n_parts) * part, end = i0 + part < p.x.ne[0] ? i0 + part : p.x.ne[0];
+// Rows in n_parts parts of `part` elements, whole stretches but for the last, as k_pass and k_turns have them.
+struct d_scan {
+    gcuda_reduce_args p;
+    int64_t n_parts, part;
+};
+template <typename T, bool IS_WIDE> struct d_cumsum_parts {
+    struct H {
+        static const int BLOCK = SCAN_THREADS, LEAST = 4;
+    };
+    static const bool TAKES_TURNS = IS_WIDE && sizeof(T) == 4;
+    typedef d_stretch<T, IS_WIDE> stretch;
+
+    static inline __device__ int64_t end_of(const d_scan & q, int64_t i0) { return i0 + q.part < q.p.x.ne[0] ? i0 + q.part : q.p.x.ne[0]; }
+
+    static inline __device__ void find(const d_scan & q, int64_t b) {
+        const int64_t row = (uint32_t) b / (uint32_t) q.n_parts, i0 = (b - row * q.n_parts) * q.part, end = end_of(q, i0);
+        const char * x = d_row(q.p.x, row);
         double sum = 0.0;
         for (int64_t i = i0; i < end; i += stretch::SIZE) {
             stretch s;
             float own = 0.0f;
-            s.load(p.x, d_row(p.x, row) + i * (int64_t) p.x.nb[0], end - i);
+            s.load(q.p.x, x + i * (int64_t) q.p.x.nb[0], end - i);
             for (int k = 0; k < 4; ++k) {
                 for (int j = 0; j < stretch::N; ++j) { own += s.v[k][j]; }
             }
             sum += (double) own;
         }
         sum = d_block_sum(sum);
-        if (threadIdx.x == 0) { ((double *) p.scratch)[b] = sum; }
+        if (threadIdx.x == 0) { d_leave_found(q.p.scratch, b, sum); }
     }
-}
 
-template <typename T, bool WIDE> static __global__ void k_cumsum(const gcuda_reduce_args p, int64_t n_parts, int64_t part) {
-    typedef d_stretch<T, WIDE> stretch;
-    __shared__ float sums[32]; // of the warps of four rounds, then of all before them
-    __shared__ float total;
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    FOR_ROWS(turn, d_rows(p.x) * n_parts) {
-        const int64_t b = d_rows(p.x) * n_parts - 1 - turn; // what was read last is in the cache
-        const int64_t row = b / n_parts, i0 = (b - row * n_parts) * part, end = i0 + part < p.x.ne[0] ? i0 + part : p.x.ne[0];
+    template <bool MAY_MISS> static inline __device__ bool finish(const d_scan & q, int64_t b) {
+        __shared__ float sums[32]; // of the warps of four rounds, then of all before them
+        __shared__ float total;
+        const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+        const int64_t row = q.n_parts > 1 ? (uint32_t) b / (uint32_t) q.n_parts : b;
+        const int64_t i0 = (b - row * q.n_parts) * q.part;
+        const char * x = d_row(q.p.x, row) + i0 * (int64_t) q.p.x.nb[0];
+        char * y = d_row(q.p.y, row) + i0 * (int64_t) q.p.y.nb[0];
         double before = 0.0;
-        if (n_parts > 1) {
-            FOR_ROW_ELEMENTS(i, b - row * n_parts) { before += ((const double *) p.scratch)[row * n_parts + i]; }
-            before = d_block_sum(before);
-        }
-        for (int64_t i = i0; i < end; i += stretch::SIZE) {
+        bool is_begin = q.n_parts > 1;
+        for (int64_t n = end_of(q, i0) - i0; n > 0; n -= stretch::SIZE) {
             stretch s;
             float scan[4];
-            s.load(p.x, d_row(p.x, row) + i * (int64_t) p.x.nb[0], end - i);
+            s.template load<MAY_MISS>(q.p.x, x, n);
+            if (is_begin) {
+                bool is_missing = false; // not even of this part, which is overwritten if y is x
+                const int64_t begin = row * q.n_parts;
+                const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
+                FOR_ROW_ELEMENTS(k, b - begin + 1) {
+                    const double sum = d_found<double>(found + k, &is_missing);
+                    before += begin + k < b ? sum : 0.0;
+                }
+                if (MAY_MISS && __syncthreads_or(is_missing)) { return false; }
+                before = d_block_sum(before);
+                is_begin = false;
+            }
             for (int k = 0; k < 4; ++k) {
                 for (int j = 1; j < stretch::N; ++j) { s.v[k][j] += s.v[k][j - 1]; }
                 scan[k] = d_warp_scan(s.v[k][stretch::N - 1]);
@@ -5091,31 +5213,37 @@ template <typename T, bool WIDE> static __global__ void k_cumsum(const gcuda_red
                 const float left = scan[k] - s.v[k][stretch::N - 1] + sums[k * (SCAN_THREADS / 32) + warp];
                 for (int j = 0; j < stretch::N; ++j) { s.v[k][j] = (float) (before + (double) (left + s.v[k][j])); }
             }
-            s.store(p.y, d_row(p.y, row) + i * (int64_t) p.y.nb[0], end - i);
+            s.template store<MAY_MISS>(q.p.y, y, n);
             before += (double) total;
+            x += stretch::SIZE * (int64_t) q.p.x.nb[0];
+            y += stretch::SIZE * (int64_t) q.p.y.nb[0];
         }
+        return true;
     }
-}
+};
 
 #define SCAN_PART 16384
 static int64_t scan_part(const gcuda_array & x) { // a multiple of every stretch, or the whole row
-    const int64_t part = n_elements(x) < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few want more blocks
-    return n_rows(x) >= 264 || x.ne[0] <= part ? (x.ne[0] > 0 ? x.ne[0] : 1) : part;
+    const int64_t n = n_elements(x), row = x.ne[0], stretch = 4 * SCAN_THREADS * 16 / (int64_t) gcuda_type_size(x.type);
+    const bool may_take_turns = n * (int64_t) sizeof(float) > TURNS_FROM_BYTES && row <= 768 * stretch; // then they are short
+    const int64_t part = may_take_turns ? stretch : n < 264 * SCAN_PART ? SCAN_PART / 2 : SCAN_PART; // few want more blocks
+    return n_rows(x) >= 264 || row <= part ? (row > 0 ? row : 1) : part;
 }
 static int64_t scan_parts(const gcuda_array & x) { return (x.ne[0] + scan_part(x) - 1) / scan_part(x); }
 
 size_t gcuda_cumsum_scratch_bytes(const gcuda_reduce_args * args) {
     const int64_t n = scan_parts(args->x);
-    return n > 1 ? (size_t) (n * n_rows(args->x)) * sizeof(double) : 0;
+    return n > 1 ? turns_bytes(n * n_rows(args->x)) : 0;
 }
 
 template <bool WIDE> static gcuda_status cumsum(const gcuda_reduce_args & p, gcuda_stream stream) {
-    const int64_t n_parts = scan_parts(p.x), part = scan_part(p.x), n = n_rows(p.x) * n_parts;
+    const d_scan q = { p, scan_parts(p.x), scan_part(p.x) };
+    const int64_t n = n_rows(p.x) * q.n_parts;
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        const gcuda_status st = n_parts > 1 ? launch(k_cumsum_parts<T, WIDE>, n, SCAN_THREADS, stream, p, n_parts, part)
-                                            : GCUDA_STATUS_SUCCESS;
-        return st == GCUDA_STATUS_SUCCESS ? launch(k_cumsum<T, WIDE>, n, SCAN_THREADS, stream, p, n_parts, part) : st;
+        typedef d_cumsum_parts<T, WIDE> OP;
+        return q.n_parts > 1 ? two_passes<OP>(q, n, q.n_parts, q.part * (int64_t) sizeof(T), p.scratch, stream)
+                             : launch(k_pass<OP, true, d_scan>, n, SCAN_THREADS, stream, q, n);
     });
 }
 

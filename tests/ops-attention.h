@@ -294,7 +294,7 @@ TEST(soft_max) {
     op_test_run(&t);
     soft_max_cases("F32", "15,15 16,16,3 31,16,2,3 1023,15 1024,16 256,1,1,5 0,4 5,0", "scale=1", &plain, NULL);
     soft_max_cases("F32 F16 BF16", "15,16,2,2 257,3", "scale=0.1", &scaled, NULL);
-    soft_max_cases("F32", "200001,1 1,70000", "long", &scaled, NULL);
+    soft_max_cases("F32", "200001,1 1,70000 20008,5", "long", &scaled, NULL);
     if (test_full()) { soft_max_cases("F32", "643251,3 1024,1024,3,2 2,3,257,300", "full", &scaled, NULL); }
 }
 
@@ -318,6 +318,7 @@ TEST(soft_max_sinks) {
         "F32 F32,F16,F32>F32 F16,F16,F32>F16", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "mask", &both, fill_mask);
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "alibi", &alibi, fill_mask);
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4", "all-masked", &both, fill_all_masked);
+    soft_max_cases("F32 F32,F16,F32>F32 F16,F16,F32>F16", "20008,3,2|20008,3|2", "long", &both, fill_mask);
 }
 
 // >>op:soft_max_back

@@ -47,7 +47,7 @@ static void fill_far(struct rng * r, const struct op_case * c, int k, struct arr
 }
 
 TEST(norm) { // >>op:norm; one row so long that several threads share it
-    run_norm('m', 0, "2,3 0,3 3,0 70001");
+    run_norm('m', 0, "2,3 0,3 3,0 70001 20008,5");
     static const struct norm_p p = { 'm', 1e-6f };
     const struct op_test far = { .types = "F32", .shapes = "1024,3", .n_in = 1, .build = build_norm, .ref = ref_norm,
         .p = &p, .tag = "far", .max_nmse = 1e-7, .in = { { .fill = fill_far } } };
@@ -141,6 +141,9 @@ TEST(group_norm) { // >>op:group_norm; channels need not divide
             .tag = tagf("groups=%d", all[i].n_groups), .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
+    const struct op_test long_rows = { .types = "F32 F16 BF16", .shapes = "50,40,40,2", .n_in = 1, .build = build_group_norm,
+        .inplace = build_group_norm_inplace, .ref = ref_group_norm, .p = &all[1], .tag = "long", .max_nmse = 1e-7, .in = { { 0 } } };
+    op_test_run(&long_rows);
     if (test_full()) {
         const struct op_test t = { .types = "F32", .shapes = "64,64,320 9,9,1280", .n_in = 1, .build = build_group_norm,
             .ref = ref_group_norm, .p = &all[3], .tag = "large", .max_nmse = 1e-7, .in = { { 0 } } };
@@ -204,7 +207,7 @@ static struct gcuda_tensor * build_cumsum(struct gcuda_context * ctx, struct gcu
 }
 TEST(cumsum) { // >>op:cumsum
     struct op_test t = { .types = "F32", .shapes = "1 10,5,4,3 127,5 128,5 255,2 256,2 257,2 511 512 2047,5 2048,5 "
-        "20481,4 5003,2 17000,43 0,2", .n_in = 1,
+        "20481,4 5003,2 17000,43 36868,5 0,2", .n_in = 1,
         .build = build_cumsum, .ref = ref_cumsum, .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
     t.shapes = "242004", t.tag = "long";
