@@ -3192,12 +3192,13 @@ template <typename T, bool WIDE, int THREADS> static __global__ void __launch_bo
 }
 
 template <bool WIDE> static gcuda_status argmax(const gcuda_reduce_args & p, gcuda_stream stream) {
-    const int64_t n = p.x.ne[0], rows = n_rows(p.x);
+    const int64_t n = p.x.ne[0], rows = n_rows(p.x), at_once = 3 * n_multiprocessors(); // blocks of 512, by their registers
+    const bool fit_if_smaller = rows > at_once && rows <= 2 * at_once; // all at once, none behind the others
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        return n <= 1024   ? launch(k_argmax<T, WIDE, 32>, (rows + 7) / 8, 256, stream, p)
-               : n <= 8192 ? launch(k_argmax<T, WIDE, 256>, rows, 256, stream, p)
-                           : launch(k_argmax<T, WIDE, 512>, rows, 512, stream, p);
+        return n <= 1024                      ? launch(k_argmax<T, WIDE, 32>, (rows + 7) / 8, 256, stream, p)
+               : n <= 8192 || fit_if_smaller ? launch(k_argmax<T, WIDE, 256>, rows, 256, stream, p)
+                                              : launch(k_argmax<T, WIDE, 512>, rows, 512, stream, p);
     });
 }
 
