@@ -102,7 +102,7 @@ static inline bool fits_shared(size_t n_bytes, size_t max_shared) {
 // The only launch. With n_bytes of dynamic shared memory, UNSUPPORTED when the cap does not allow them. Failure leaves
 // CUDA's last error for the host side to read.
 template <typename... P, typename... A>
-static gcuda_status launch_as(bool may_overlap, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
     if (n_blocks <= 0) {
         return GCUDA_STATUS_SUCCESS;
@@ -114,7 +114,6 @@ static gcuda_status launch_as(bool may_overlap, void (*kernel)(P...), int64_t n_
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) n_bytes) != cudaSuccess) {
         return GCUDA_STATUS_FAILED;
     }
-    gcuda_launch_series * series = gcuda_thread_launches();
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -124,8 +123,8 @@ static gcuda_status launch_as(bool may_overlap, void (*kernel)(P...), int64_t n_
     config.dynamicSmemBytes = n_bytes;
     config.stream = stream;
     config.attrs = &attribute;
-    config.numAttrs = may_overlap && series->overlap != GCUDA_OVERLAP_NONE && series->has_begun ? 1 : 0;
-    series->has_begun = true;
+    config.numAttrs = is_overlapped ? 1 : 0;
+    gcuda_thread_launches()->has_begun = true;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
 }
 
@@ -140,7 +139,9 @@ static gcuda_status launch_shared(void (*kernel)(P...), int64_t n_blocks, dim3 b
 template <typename... P, typename... A>
 static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
-    return launch_as(true, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
+    const gcuda_launch_series * series = gcuda_thread_launches();
+    const bool may_overlap = series->overlap != GCUDA_OVERLAP_NONE && series->has_begun;
+    return launch_as(may_overlap, kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
 // Whether the kernel that is launched next may read its weights, and they alone, before it waits. Read by the launcher, and
@@ -173,6 +174,13 @@ template <typename... P, typename... A>
 static gcuda_status launch_2d(
     void (*kernel)(P...), int64_t n_blocks, int n_threads_x, int n_threads_y, gcuda_stream stream, A... args) {
     return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads_x, (unsigned) n_threads_y), 0, 0, stream, args...);
+}
+
+// Behind a launch of the same launcher whose blocks call d_start_next: what was there before that one is over when this kernel's
+// blocks start, on devices that let them start early, and d_wait_before waits for that one alone.
+template <typename... P, typename... A>
+static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, int n_threads, gcuda_stream stream, A... args) {
+    return launch_as(gcuda_has_overlap(), kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
 }
 
 static inline int device_attribute(cudaDeviceAttr attribute) { // 0 if unknown
@@ -4380,9 +4388,11 @@ static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & 
     return d_row(a, q.row) + q.i0 * (int64_t) a.nb[0];
 }
 
-// OP::find and OP::finish do a part; finish<true> may find that something is missing, and then says false, on all threads.
+// OP::find and OP::finish do a part; finish<true> may find that something is missing, and then says false, on all threads. The other
+// waits for the launch before when its elements, which no pass writes before they are finished, are under way.
 template <typename OP, bool IS_LAST, typename P>
 static __global__ void __launch_bounds__(OP::H::BLOCK, OP::H::LEAST) k_pass(const P p, int64_t n_blocks) {
+    if (!IS_LAST) { d_start_next(); }
     FOR_ROWS(turn, n_blocks) {
         if (IS_LAST) {
             (void) OP::template finish<false>(p, n_blocks - 1 - turn); // what was read last is in the cache
@@ -4435,7 +4445,7 @@ static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t 
         }
     }
     st = launch(k_pass<OP, false, P>, n, threads, stream, p, n);
-    return st == GCUDA_STATUS_SUCCESS ? launch(k_pass<OP, true, P>, n, threads, stream, p, n) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_pass<OP, true, P>, n, threads, stream, p, n) : st;
 }
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
     return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART * (int64_t) gcuda_type_size(p.x.type), p.scratch, stream);
@@ -4510,6 +4520,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_part_at(p.x, q), q.n, words);
+        if (!MAY_MISS) { d_wait_before(); }
         bool is_missing = false;
         const double first = (double) d_found<float2>(found, &is_missing).x; // sums around it lose no digits
         d_two_sums sum = { 0.0, 0.0 };
@@ -4863,6 +4874,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         x.template fetch<true>(d_at(p.x, row.at) + q.i0 * (int64_t) p.x.nb[0], q.n, words);
+        d_wait_before();
         float max = row.sink, sum = 0.0f; // each warp for itself
         for (int64_t i = threadIdx.x % 32; i < q.n_parts; i += 32) { max = fmaxf(max, found[i].x); }
         max = d_warp_reduce<d_max_op>(max);
@@ -5184,6 +5196,7 @@ template <typename T, bool IS_WIDE> struct d_cumsum_parts {
             float scan[4];
             s.template load<MAY_MISS>(q.p.x, x, n);
             if (is_begin) {
+                if (!MAY_MISS) { d_wait_before(); }
                 bool is_missing = false; // not even of this part, which is overwritten if y is x
                 const int64_t begin = row * q.n_parts;
                 const unsigned long long * found = (const unsigned long long *) q.p.scratch + begin;
