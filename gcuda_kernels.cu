@@ -7300,13 +7300,13 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
     }
 }
 
-// A block has a tile of the result: first it resamples the rows of the image under it along themselves, which gives rows of
-// the tile's width in shared memory, then from these its own rows, four neighbouring columns a thread.
-#define UPSCALE_HELD 40 // rows in shared memory, at most
-#define UPSCALE_TALLEST 64
-#define UPSCALE_EXACT (1 << 22) // places of a larger image are too coarse in F32 for a bound on the rows under a tile
-struct d_upscale_tile {
-    int shift, rows; // 2^shift columns
+// A thread has C neighbouring columns of a strip of rows, whose N taps begin at most two places apart: what they read of a row of the
+// image is a window of W elements, from which each column selects its own. Rows under a row of the result are kept in registers,
+// resampled along themselves, and slide down the image, one more always on its way. Weights of rows are worked out once for the block.
+#define UPSCALE_STRIP 32 // rows of a thread, at most
+#define UPSCALE_EXACT (1 << 22) // places of a larger image are too coarse in F32 to slide along
+struct d_upscale_strips {
+    int shift, rows; // 2^shift threads side by side, above each other the rest of the block; rows of each
     int64_t across, down;
 };
 template <int N> struct alignas(16) d_upscale_row { // of the result: weights, and the first row of the image that they are for
@@ -7314,95 +7314,108 @@ template <int N> struct alignas(16) d_upscale_row { // of the result: weights, a
     int base;
 };
 
-template <typename T, int N, bool WIDE>
-static __global__ void __launch_bounds__(256) k_upscale_taps(const gcuda_upscale_args p, const d_factors f, const d_upscale_tile t) {
-    DYNAMIC_SHARED(float, held); // rows of 2^shift, behind what is known of rows of the tile
-    d_upscale_row<N> * const known = (d_upscale_row<N> *) held;
+template <typename T, int N, int C>
+static __global__ void __launch_bounds__(128, N == 2 ? 8 : 5) k_upscale_taps(
+    const gcuda_upscale_args p, const d_factors f, const d_upscale_strips t) {
+    const int W = C > 1 ? N + 2 : N;
+    __shared__ d_upscale_row<N> known[4 * UPSCALE_STRIP];
     const float offset = p.align_corners ? 0.0f : 0.5f;
-    const int width = 1 << t.shift, tid = (int) threadIdx.x, n_groups = 256 >> t.shift, last = (int) p.x.ne[1] - 1;
-    float * const lines = held + t.rows * (int) (sizeof(d_upscale_row<N>) / 4);
+    const int tid = (int) threadIdx.x, n_high = t.rows << (7 - t.shift), last = (int) p.x.ne[1] - 1;
     FOR_ROWS(b, t.across * t.down * p.y.ne[2] * p.y.ne[3]) {
         const int64_t b1 = b / t.across, b2 = b1 / t.down, i3 = b2 / p.y.ne[2], i2 = b2 - i3 * p.y.ne[2];
-        const int64_t x0 = (b - b1 * t.across) << t.shift, y0 = (b1 - b2 * t.down) * t.rows;
-        const int n_rows = (int) (p.y.ne[1] - y0 < t.rows ? p.y.ne[1] - y0 : t.rows);
+        const int64_t x0 = (((b - b1 * t.across) << t.shift) + (tid & ((1 << t.shift) - 1))) * C, y0 = (b1 - b2 * t.down) * n_high;
+        const int n_rows = (int) (p.y.ne[1] - y0 < n_high ? p.y.ne[1] - y0 : n_high);
+        const int r0 = (tid >> t.shift) * t.rows, end = r0 + t.rows < n_rows ? r0 + t.rows : n_rows;
         const char * plane = d_at(p.x, 0, 0, d_nearest(i2, f.f[2], p.x.ne[2]), d_nearest(i3, f.f[3], p.x.ne[3]));
         d_taps<N> taps;
-        __syncthreads(); // the tile before is done with
+        __syncthreads(); // the rows before are done with
         if (tid < n_rows) {
             const float at = ((float) (y0 + tid) + offset) / f.f[1] - offset;
             d_taps_of(taps, at, p.x.ne[1]);
             known[tid].base = (int) floorf(at) - (N / 2 - 1);
             UNROLL for (int k = 0; k < N; ++k) { known[tid].w[k] = taps.w[k]; }
         }
-        d_taps_of(taps, ((float) (x0 + (tid & (width - 1))) + offset) / f.f[0] - offset, p.x.ne[0]);
-        const char * from[N];
-        UNROLL for (int k = 0; k < N; ++k) { from[k] = plane + taps.at[k] * (int64_t) p.x.nb[0]; }
         __syncthreads();
-        const int first = known[0].base, n_held = known[n_rows - 1].base - first + N;
-        for (int r0 = tid >> t.shift; r0 < n_held; r0 += 8 * n_groups) {
-            T v[8][N];
-            UNROLL for (int r = 0; r < 8; ++r) {
-                const int at = first + r0 + r * n_groups;
-                const int64_t row = (at < 0 ? 0 : at > last ? last : at) * (int64_t) p.x.nb[1];
-                UNROLL for (int k = 0; k < N; ++k) { v[r][k] = *(const T *) (from[k] + row); } // clamped: always there
-            }
-            UNROLL for (int r = 0; r < 8; ++r) {
-                float sum = 0.0f;
-                UNROLL for (int k = 0; k < N; ++k) { sum += taps.w[k] * d_f32(v[r][k]); }
-                if (r0 + r * n_groups < n_held) { lines[(r0 << t.shift) + r * 256 + (tid & (width - 1))] = sum; }
-            }
+        if (x0 >= p.y.ne[0] || r0 >= end) {
+            continue;
         }
-        __syncthreads();
-        const int column = 4 * (tid & (width / 4 - 1)), each = (t.rows * width + 1023) / 1024, r0 = (4 * tid >> t.shift) * each;
-        const int64_t left = p.y.ne[0] - x0 - column;
-        const int end = r0 + each < n_rows ? r0 + each : n_rows;
-        const float * line = lines + column; // the next that comes into the window
-        char * y = d_at(p.y, x0 + column, y0 + r0, i2, i3);
-        float part[N][4] = {};
-        for (int r = r0, next = first - N; r < end && left > 0; ++r, y += p.y.nb[1]) {
-            const d_upscale_row<N> own = known[r];
-            if (next < own.base - N) { // none of the window is there
-                next = own.base - N;
-                line = lines + ((own.base - first) << t.shift) + column;
-            }
-            for (; next < own.base; ++next, line += width) {
-                const float4 v = *(const float4 *) line;
-                UNROLL for (int k = 0; k < N - 1; ++k) {
-                    UNROLL for (int j = 0; j < 4; ++j) { part[k][j] = part[k + 1][j]; }
+        float w[C][N], part[N][C];
+        T window[W];
+        uint32_t from[W];
+        int first = 0, behind[C]; // the first tap of the first column, and how far behind it those of the others begin
+        UNROLL for (int j = 0; j < C; ++j) {
+            const float at = ((float) (x0 + j) + offset) / f.f[0] - offset;
+            const int base = (int) floorf(at) - (N / 2 - 1);
+            d_taps_of(taps, at, p.x.ne[0]);
+            UNROLL for (int k = 0; k < N; ++k) { w[j][k] = taps.w[k]; }
+            first = j == 0 ? base : first;
+            behind[j] = base - first;
+        }
+        UNROLL for (int k = 0; k < W; ++k) { from[k] = (uint32_t) d_clamp_index(first + k, p.x.ne[0]) * (uint32_t) p.x.nb[0]; }
+        auto load = [&](int at) { // of a row of the image, the nearest if there is none
+            const char * row = plane + (at < 0 ? 0 : at > last ? last : at) * (int64_t) p.x.nb[1];
+            UNROLL for (int k = 0; k < W; ++k) { window[k] = *(const T *) (row + from[k]); }
+        };
+        auto resample = [&](float * to) {
+            float v[W];
+            UNROLL for (int k = 0; k < W; ++k) { v[k] = d_f32(window[k]); }
+            UNROLL for (int j = 0; j < C; ++j) {
+                to[j] = 0.0f;
+                UNROLL for (int k = 0; k < N; ++k) {
+                    const float own = j == 0 || behind[j] == 0 ? v[k] : behind[j] == 1 ? v[(k + 1) % W] : v[(k + 2) % W];
+                    to[j] += w[j][k] * own;
                 }
-                part[N - 1][0] = v.x, part[N - 1][1] = v.y, part[N - 1][2] = v.z, part[N - 1][3] = v.w;
             }
-            d_pack<T, 4> all;
-            UNROLL for (int j = 0; j < 4; ++j) {
+        };
+        int next = known[r0].base; // of the rows of the image the next that comes into the window
+        UNROLL for (int k = 0; k < N; ++k, ++next) {
+            load(next);
+            resample(part[k]);
+        }
+        load(next);
+        char * y = d_at(p.y, x0, y0 + r0, i2, i3);
+        for (int r = r0; r < end; ++r, y += p.y.nb[1]) {
+            const d_upscale_row<N> own = known[r];
+            while (next < own.base + N) {
+                UNROLL for (int k = 0; k < N - 1; ++k) {
+                    UNROLL for (int j = 0; j < C; ++j) { part[k][j] = part[k + 1][j]; }
+                }
+                resample(part[N - 1]);
+                next = next + 1 < own.base ? own.base : next + 1; // past rows that nothing needs
+                load(next);
+            }
+            d_pack<T, C> all;
+            UNROLL for (int j = 0; j < C; ++j) {
                 float sum = 0.0f;
                 UNROLL for (int k = 0; k < N; ++k) { sum += own.w[k] * part[k][j]; }
                 d_put(&all.v[j], sum);
             }
-            if (WIDE) {
-                *(d_pack<T, 4> *) y = all;
-            } else {
-                UNROLL for (int j = 0; j < 4; ++j) {
-                    if (j < left) { ((T *) y)[j] = all.v[j]; }
-                }
-            }
+            *(d_pack<T, C> *) y = all;
         }
     }
 }
 
-// Tiles as wide as a block has threads, or as a narrow result asks, and as tall as their part of the image fits.
+// As many threads side by side as the result asks, and long strips where they still give every multiprocessor several blocks.
+template <typename T, int N, int C>
+static gcuda_status upscale_strips(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
+    d_upscale_strips t = { 5, UPSCALE_STRIP, 0, 0 };
+    const int64_t n_planes = p.y.ne[2] * p.y.ne[3], n_groups = (p.y.ne[0] + C - 1) / C, least = enough(8 * n_multiprocessors());
+    while (t.shift < 7 && ((int64_t) 1 << t.shift) < n_groups) { ++t.shift; }
+    t.across = (n_groups + ((int64_t) 1 << t.shift) - 1) >> t.shift;
+    auto down = [&] { return (p.y.ne[1] + ((int64_t) t.rows << (7 - t.shift)) - 1) / ((int64_t) t.rows << (7 - t.shift)); };
+    while (t.rows > 4 && t.across * down() * n_planes < least) { t.rows /= 2; }
+    t.down = down();
+    return launch(k_upscale_taps<T, N, C>, t.across * t.down * n_planes, 128, stream, p, f, t);
+}
+
+// Columns of a thread: four where they are half a place apart or less, two where at most one, and where results can be stored together.
 template <int N> static gcuda_status upscale_taps(const gcuda_upscale_args & p, const d_factors & f, gcuda_stream stream) {
-    d_upscale_tile t = { 5, UPSCALE_TALLEST, 0, 0 };
-    while (t.shift < 8 && ((int64_t) 1 << t.shift) < p.y.ne[0]) { ++t.shift; }
-    while (t.rows > 1 && (float) (t.rows - 1) / f.f[1] > (float) (UPSCALE_HELD - N - 3)) { t.rows /= 2; }
-    const int n_held = (int) ((float) (t.rows - 1) / f.f[1]) + N + 3; // one for where it begins, two for rounding
-    t.across = (p.y.ne[0] + ((int64_t) 1 << t.shift) - 1) >> t.shift;
-    t.down = (p.y.ne[1] + t.rows - 1) / t.rows;
-    const size_t n_bytes = ((size_t) n_held * sizeof(float) << t.shift) + t.rows * sizeof(d_upscale_row<N>);
-    const bool wide = is_wide(p.y) && p.y.ne[0] % 4 == 0;
+    const bool is_near = is_wide(p.y) && p.y.ne[0] <= UPSCALE_EXACT && p.x.ne[0] <= UPSCALE_EXACT;
     return with_float(p.x.type, [&](auto v) {
         typedef decltype(v) T;
-        return launch_shared(wide ? k_upscale_taps<T, N, true> : k_upscale_taps<T, N, false>, t.across * t.down * p.y.ne[2] * p.y.ne[3],
-            dim3(256), n_bytes, 0, stream, p, f, t);
+        return is_near && f.f[0] >= 2.0f && p.y.ne[0] % 4 == 0   ? upscale_strips<T, N, 4>(p, f, stream)
+               : is_near && f.f[0] >= 1.0f && p.y.ne[0] % 2 == 0 ? upscale_strips<T, N, 2>(p, f, stream)
+                                                                 : upscale_strips<T, N, 1>(p, f, stream);
     });
 }
 
@@ -7431,7 +7444,8 @@ template <int KIND> static __global__ void k_upscale(const gcuda_upscale_args p,
 
 gcuda_status gcuda_launch_upscale(const gcuda_upscale_args * args, gcuda_stream stream) {
     const tiles t = tiles_of(args->y, 1, 4);
-    const bool is_exact = args->x.ne[1] <= UPSCALE_EXACT && args->y.ne[1] <= UPSCALE_EXACT;
+    const bool is_exact = args->x.ne[1] <= UPSCALE_EXACT && args->y.ne[1] <= UPSCALE_EXACT &&
+                          args->x.ne[0] * (int64_t) args->x.nb[0] <= INT32_MAX; // places in a row are 32 bits
     d_factors f;
     for (int d = 0; d < 4; ++d) {
         const int64_t in = args->x.ne[d], out = args->y.ne[d];
