@@ -5791,12 +5791,13 @@ template <typename TX, typename TY> static __global__ void k_im2col(const d_patc
 }
 
 // A block stages the rows that up to COLUMN_PLACES places of `channels` channels see, as they go to the columns, and a thread
-// has one or two neighbouring columns (PER) of all of them. Rows in shared memory are k[0] elements longer than a multiple of
-// 32 words, so that neighbouring columns lie in different banks.
+// has PER neighbouring columns of all of them. Rows in shared memory are an odd number of fours of elements apart, so that rows
+// next to each other lie in different banks.
 #define COLUMN_PLACES 64
 #define COLUMN_BYTES 36864
 struct d_column_tile {
     int channels, n_cols, width, pitch; // of a block; elements of a row, and from one to the next
+    int fours;                          // of a row, wherever it begins, where the image is read in fours; otherwise 0
     int places, lines, rows;            // of a block: in a line, lines of them, rows of a channel that these see
     int64_t n_groups, n_stretches, n_lines; // of channels; of places; of lines
 };
@@ -5811,17 +5812,67 @@ static inline __device__ const char * d_column_row(const d_patches & p, int rows
     return p.is_3d ? d_at(p.x, 0, y, z, image * p.channels + c0 + c) : d_at(p.x, 0, y, c0 + c, image);
 }
 
+// Rows to shared memory, V elements at a time, the first at place x0 of the image; 0 outside.
+template <typename TX, typename TY, int V>
+static inline __device__ void d_column_stage(
+    const d_patches & p, const d_column_tile & t, const char ** from, TY * rows, int n_rows, int64_t x0) {
+    const int AT_ONCE = V == 1 ? 4 : 2;
+    const int per_row = V == 1 ? t.width : t.fours, n_threads = (int) blockDim.x, tid = (int) threadIdx.x;
+    const int row_step = n_threads / per_row, rest_step = n_threads - row_step * per_row;
+    const int begin = x0 < 0 ? (int) -x0 : 0, end = (int) (p.x.ne[0] - x0 < per_row * V ? p.x.ne[0] - x0 : per_row * V);
+    for (int r0 = tid / per_row, e0 = tid - r0 * per_row; r0 < n_rows;) {
+        d_pack<TX, V> v[AT_ONCE];
+        int at[AT_ONCE];
+        UNROLL for (int k = 0; k < AT_ONCE; ++k) {
+            const char * row = r0 < n_rows ? from[r0] : nullptr;
+            at[k] = r0 < n_rows ? r0 * t.pitch + e0 * V : -1;
+            v[k] = d_pack<TX, V>();
+            if (row != nullptr && e0 * V >= begin && e0 * V < end) {
+                v[k] = *(const d_pack<TX, V> *) (row + (x0 + e0 * V) * (int64_t) p.x.nb[0]);
+            }
+            r0 += row_step;
+            e0 += rest_step;
+            if (e0 >= per_row) {
+                e0 -= per_row;
+                ++r0;
+            }
+        }
+        UNROLL for (int k = 0; k < AT_ONCE; ++k) {
+            d_pack<TY, V> to;
+            UNROLL for (int i = 0; i < V; ++i) { d_put(&to.v[i], d_f32(v[k].v[i])); }
+            if (at[k] >= 0) { *(d_pack<TY, V> *) &rows[at[k]] = to; }
+        }
+    }
+}
+
+// Four neighbouring columns of places next to each other, in 16 bits: two places of a column are a word of its row or parts of two.
+template <typename TY>
+static inline __device__ void d_column_fours(const TY * rows, const int (&own)[4], char * to, size_t step, int n_places) {
+    const uint32_t * seen[4];
+    uint32_t v[4], order[4];
+    UNROLL for (int i = 0; i < 4; ++i) {
+        seen[i] = (const uint32_t *) rows + own[i] / 2;
+        order[i] = own[i] % 2 != 0 ? 0x5432 : 0x3210;
+        v[i] = *seen[i]++;
+    }
+    for (int k = 0; k < n_places; k += 2, to += 2 * step) {
+        uint32_t two[4];
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const uint32_t next = *seen[i]++; // behind the last place what is read does not count
+            two[i] = d_permute(v[i], next, order[i]);
+            v[i] = next;
+        }
+        *(uint2 *) to = make_uint2(d_permute(two[0], two[1], 0x5410), d_permute(two[2], two[3], 0x5410));
+        if (k + 1 < n_places) { *(uint2 *) (to + step) = make_uint2(d_permute(two[0], two[1], 0x7632), d_permute(two[2], two[3], 0x7632)); }
+    }
+}
+
 template <typename TX, typename TY, int PER>
 static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, const d_column_tile t) {
     DYNAMIC_SHARED(TY, rows);
     const int kw = (int) p.k[0], kh = (int) p.k[1], n_threads = (int) blockDim.x, tid = (int) threadIdx.x, col = tid * PER;
-    const int per_channel = t.rows * (int) p.k[2], row_step = n_threads / t.width, rest_step = n_threads - row_step * t.width;
+    const int per_channel = t.rows * (int) p.k[2];
     const char ** const from = (const char **) ((char *) rows + ((size_t) (t.channels * per_channel * t.pitch) * sizeof(TY) + 7) / 8 * 8);
-    int own[PER];
-    UNROLL for (int i = 0; i < PER; ++i) {
-        const int q = (col + i) / kw, z = q / kh;
-        own[i] = (z * t.rows + (q - z * kh) * p.d[1]) * t.pitch + (col + i - q * kw) * p.d[0];
-    }
     FOR_ROWS(b, t.n_groups * t.n_stretches * t.n_lines * p.y.ne[3]) {
         const int64_t b1 = b / t.n_groups, b2 = b1 / t.n_stretches, last = b2 / t.n_lines, oy = (b2 - last * t.n_lines) * t.lines;
         const int64_t c0 = (b - b1 * t.n_groups) * t.channels, ox0 = (b1 - b2 * t.n_stretches) * t.places;
@@ -5829,62 +5880,60 @@ static __global__ void __launch_bounds__(512) k_im2col_tile(const d_patches p, c
         const int n_places = (int) (p.y.ne[1] - ox0 < t.places ? p.y.ne[1] - ox0 : t.places);
         const int n_lines = (int) (p.y.ne[2] - oy < t.lines ? p.y.ne[2] - oy : t.lines);
         const int64_t x0 = ox0 * p.s[0] - p.p[0];
-        const int begin = x0 < 0 ? (int) -x0 : 0, end = (int) (p.x.ne[0] - x0 < t.width ? p.x.ne[0] - x0 : t.width); // of a row inside
+        const int lead = t.fours > 0 ? (int) x0 & 3 : 0; // elements before the first, so that fours of the image stay fours
         __syncthreads(); // the tile before is written
         for (int r = tid; r < n_rows; r += n_threads) { from[r] = d_column_row(p, t.rows, r, c0, oy, last); }
         __syncthreads();
-        for (int r0 = tid / t.width, e0 = tid - r0 * t.width; r0 < n_rows;) {
-            TX v[4];
-            int at[4];
-            UNROLL for (int k = 0; k < 4; ++k) {
-                const char * row = r0 < n_rows ? from[r0] : nullptr;
-                at[k] = r0 < n_rows ? r0 * t.pitch + e0 : -1;
-                v[k] = TX();
-                if (row != nullptr && e0 >= begin && e0 < end) { v[k] = *(const TX *) (row + (x0 + e0) * (int64_t) p.x.nb[0]); }
-                r0 += row_step;
-                e0 += rest_step;
-                if (e0 >= t.width) {
-                    e0 -= t.width;
-                    ++r0;
-                }
-            }
-            UNROLL for (int k = 0; k < 4; ++k) {
-                if (at[k] >= 0) { d_put(&rows[at[k]], d_f32(v[k])); }
-            }
+        if (t.fours > 0) {
+            d_column_stage<TX, TY, 4>(p, t, from, rows, n_rows, x0 - lead);
+        } else {
+            d_column_stage<TX, TY, 1>(p, t, from, rows, n_rows, x0);
         }
         __syncthreads();
+        int own[PER];
+        UNROLL for (int i = 0; i < PER; ++i) {
+            const int q = (col + i) / kw, z = q / kh;
+            own[i] = (z * t.rows + (q - z * kh) * p.d[1]) * t.pitch + (col + i - q * kw) * p.d[0] + lead;
+        }
         const int n_cols = n_c * kh * (int) p.k[2] * kw;
         for (int line = 0; line < n_lines && col < n_cols; ++line) {
             char * to = d_at(p.y, c0 * p.k[2] * kh * kw + col, ox0, oy + line, last);
             const TY * seen = rows + line * p.s[1] * t.pitch;
-            for (int k = 0; k < n_places; k += 4, to += 4 * p.y.nb[1], seen += 4 * p.s[0]) {
-                d_pack<TY, PER> v[4];
-                UNROLL for (int m = 0; m < 4; ++m) {
-                    UNROLL for (int i = 0; i < PER; ++i) { v[m].v[i] = seen[own[i] + (k + m < n_places ? m * p.s[0] : 0)]; }
-                }
-                UNROLL for (int m = 0; m < 4; ++m) {
-                    if (k + m < n_places) { *(d_pack<TY, PER> *) (to + m * (int64_t) p.y.nb[1]) = v[m]; }
+            if constexpr (PER == 4) {
+                d_column_fours(seen, own, to, p.y.nb[1], n_places);
+            } else {
+                for (int k = 0; k < n_places; k += 4, to += 4 * p.y.nb[1], seen += 4 * p.s[0]) {
+                    d_pack<TY, PER> v[4];
+                    UNROLL for (int m = 0; m < 4; ++m) {
+                        UNROLL for (int i = 0; i < PER; ++i) { v[m].v[i] = seen[own[i] + (k + m < n_places ? m * p.s[0] : 0)]; }
+                    }
+                    UNROLL for (int m = 0; m < 4; ++m) {
+                        if (k + m < n_places) { *(d_pack<TY, PER> *) (to + m * (int64_t) p.y.nb[1]) = v[m]; }
+                    }
                 }
             }
         }
     }
 }
 
-// Channels of a tile: a warp's worth of columns or more, up to 512 columns and COLUMN_BYTES; lines while there is room, few
-// places and work for all multiprocessors. False: no tile.
+// Channels of a tile: a warp's worth of columns or more, up to 512 columns (1024 in fours) and COLUMN_BYTES; lines while there is room,
+// few places and work for all multiprocessors. False: no tile.
 static bool column_tile(const d_patches & p, int per, d_column_tile * t) {
-    const int64_t size = (int64_t) gcuda_type_size(p.y.type), per_channel = p.k[0] * p.k[1] * p.k[2], word = 128 / size;
+    const int64_t size = (int64_t) gcuda_type_size(p.y.type), per_channel = p.k[0] * p.k[1] * p.k[2], most = per == 4 ? 1024 : 512;
     const int64_t first_rows = (p.k[1] - 1) * (int64_t) p.d[1] + 1;
-    if (first_rows * p.k[2] > 512 || per_channel > 512 || p.s[0] < 1 || p.s[0] > 4 || p.y.ne[1] < 8) { return false; }
+    if (first_rows * p.k[2] > 512 || per_channel > most || p.s[0] < 1 || p.s[0] > 4 || p.y.ne[1] < 8) { return false; }
     t->n_stretches = (p.y.ne[1] + COLUMN_PLACES - 1) / COLUMN_PLACES;
     t->places = (int) ((p.y.ne[1] + t->n_stretches - 1) / t->n_stretches);
     const int64_t width = (t->places - 1) * (int64_t) p.s[0] + (p.k[0] - 1) * (int64_t) p.d[0] + 1;
     if (width > 512) { return false; }
     t->width = (int) width;
-    t->pitch = (int) (width + (p.k[0] % word + word - width % word) % word);
+    const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3];
+    const bool in_fours = p.x.ne[0] % 4 == 0 && p.x.nb[0] == gcuda_type_size(p.x.type) && bits % (4 * p.x.nb[0]) == 0;
+    t->fours = in_fours ? (int) ((width + 6) / 4) : 0;
+    t->pitch = (int) ((width + 6) / 8 * 8 + 4);
     const int64_t row_bytes = t->pitch * size + (int64_t) sizeof(char *);
-    int64_t c = 32, rows = first_rows;
-    while (c > 1 && (c * per_channel > 512 || c * p.k[2] * rows * row_bytes > COLUMN_BYTES)) { c /= 2; }
+    int64_t c = most / 16, rows = first_rows;
+    while (c > 1 && (c * per_channel > most || c * p.k[2] * rows * row_bytes > COLUMN_BYTES)) { c /= 2; }
     c = c < p.channels ? c : p.channels;
     t->channels = (int) c;
     t->n_groups = (p.channels + c - 1) / c;
@@ -5913,14 +5962,20 @@ static gcuda_status columns_tiled(const d_patches & p, const d_column_tile & t, 
 
 static gcuda_status columns(const d_patches & p, gcuda_stream stream) {
     d_column_tile tile;
-    const bool is_even = gcuda_type_size(p.y.type) == 2 && p.channels * p.k[0] * p.k[1] * p.k[2] % 2 == 0 && (uintptr_t) p.y.data % 4 == 0;
-    if (n_elements(p.y) > 0 && column_tile(p, is_even ? 2 : 1, &tile) && is_packed(p.y)) {
+    const int64_t n_wide = p.channels * p.k[0] * p.k[1] * p.k[2];
+    const size_t bits = (size_t) (uintptr_t) p.y.data;
+    const bool is_short = gcuda_type_size(p.y.type) == 2 && n_elements(p.y) > 0;
+    const bool is_fours = is_short && n_wide % 4 == 0 && bits % 8 == 0 && p.s[0] == 1 && column_tile(p, 4, &tile);
+    const bool is_even = is_short && n_wide % 2 == 0 && bits % 4 == 0;
+    if (n_elements(p.y) > 0 && (is_fours || column_tile(p, is_even ? 2 : 1, &tile)) && is_packed(p.y)) {
         return with_float(p.x.type, [&](auto x) {
             return with_float(p.y.type, [&](auto y) {
                 typedef decltype(x) TX;
                 typedef decltype(y) TY;
                 if constexpr (sizeof(TY) == 2) {
-                    return is_even ? columns_tiled<TX, TY, 2>(p, tile, stream) : columns_tiled<TX, TY, 1>(p, tile, stream);
+                    return is_fours  ? columns_tiled<TX, TY, 4>(p, tile, stream)
+                           : is_even ? columns_tiled<TX, TY, 2>(p, tile, stream)
+                                     : columns_tiled<TX, TY, 1>(p, tile, stream);
                 } else {
                     return columns_tiled<TX, TY, 1>(p, tile, stream);
                 }
