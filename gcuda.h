@@ -507,6 +507,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_conv_3d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_3d)
 #define gcuda_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_1d)
 #define gcuda_conv_transpose_2d_p0 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_p0)
+#define gcuda_conv_transpose_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_transpose_2d_scratch_bytes)
 #define gcuda_cos GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos)
 #define gcuda_cos_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cos_inplace)
 #define gcuda_count_equal GCUDAI_RENAME(GCUDA_PREFIX, gcuda_count_equal)
@@ -2534,6 +2535,9 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * c
 struct gcuda_conv_transpose_args { // the one-dimensional one as an image of height 1
     struct gcuda_array kernel, x, y;
     int32_t stride;
+    size_t max_shared;    // launchers: as in gcuda_mul_mat_args
+    enum gcuda_prec prec; // of conv_transpose_2d
+    void * scratch;       // launcher of conv_transpose_2d: gcuda_conv_transpose_2d_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int p0, int d0);
@@ -3878,6 +3882,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_1d(
     const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_transpose_2d(
     const struct gcuda_conv_transpose_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_conv_transpose_2d_scratch_bytes(const struct gcuda_conv_transpose_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_1d(const struct gcuda_pool_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d(const struct gcuda_pool_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_pool_2d_back(const struct gcuda_pool_args * args, gcuda_stream stream);
@@ -27021,7 +27026,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(CONV_2D,                 conv_2d,                 conv,               any,      yes) \
     X(CONV_2D_DW,              conv_2d_dw,              conv,               any,      no) \
     X(CONV_TRANSPOSE_1D,       conv_transpose_1d,       conv_transpose,     any,      no) \
-    X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       conv_transpose,     any,      no) \
+    X(CONV_TRANSPOSE_2D,       conv_transpose_2d,       conv_transpose,     any,      yes) \
     X(POOL_1D,                 pool_1d,                 pool,               any,      no) \
     X(POOL_2D,                 pool_2d,                 pool,               any,      no) \
     X(POOL_2D_BACK,            pool_2d_back,            pool,               any,      yes) \
@@ -27213,6 +27218,7 @@ static void gcudai_cuda_set_shared(const struct gcudai_cuda * cu, enum gcuda_op 
         case GCUDA_OP_IM2COL_BACK:
         case GCUDA_OP_CONV_2D:
         case GCUDA_OP_CONV_2D_DW: args->conv.max_shared = cu->max_shared; break;
+        case GCUDA_OP_CONV_TRANSPOSE_2D: args->conv_transpose.max_shared = cu->max_shared; break;
         default: break;
     }
 }

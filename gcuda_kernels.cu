@@ -5687,21 +5687,21 @@ static inline bool is_packed_product(const gcuda_conv_args & p) {
     return p.kernel.ne[0] * p.kernel.ne[1] == 1 && p.s0 == 1 && p.s1 == 1 && p.p0 == 0 && p.p1 == 0 && p.x.ne[2] % 8 == 0 &&
            (uintptr_t) p.kernel.data % 16 == 0 && (uintptr_t) p.scratch % 16 == 0 && p.y.type == GCUDA_TYPE_F32;
 }
+static inline gcuda_array packed_array(gcuda_type type, void * data, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    gcuda_array a = {};
+    a.type = type;
+    a.data = data;
+    a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = ne3;
+    a.nb[0] = gcuda_type_size(type);
+    for (int d = 1; d < 4; ++d) { a.nb[d] = a.nb[d - 1] * (size_t) a.ne[d - 1]; }
+    return a;
+}
 static inline gcuda_mul_mat_args packed_product_of(const gcuda_conv_args & p, char * x) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1], n_in = p.x.ne[2], n_oc = p.kernel.ne[3], n_images = p.y.ne[3];
-    auto array = [](gcuda_type type, void * data, int64_t ne0, int64_t ne1, int64_t ne2) {
-        gcuda_array a = {};
-        a.type = type;
-        a.data = data;
-        a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = 1;
-        a.nb[0] = gcuda_type_size(type);
-        for (int d = 1; d < 4; ++d) { a.nb[d] = a.nb[d - 1] * (size_t) a.ne[d - 1]; }
-        return a;
-    };
     gcuda_mul_mat_args m = {};
-    m.a = array(GCUDA_TYPE_F16, x, n_in, n_pixels, n_images);
-    m.b = array(GCUDA_TYPE_F16, p.kernel.data, n_in, n_oc, 1);
-    m.y = array(GCUDA_TYPE_F32, p.y.data, n_pixels, n_oc, n_images);
+    m.a = packed_array(GCUDA_TYPE_F16, x, n_in, n_pixels, n_images, 1);
+    m.b = packed_array(GCUDA_TYPE_F16, p.kernel.data, n_in, n_oc, 1, 1);
+    m.y = packed_array(GCUDA_TYPE_F32, p.y.data, n_pixels, n_oc, n_images, 1);
     m.max_shared = p.max_shared;
     return m;
 }
@@ -6033,12 +6033,12 @@ static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
             continue;
         }
         for (int64_t kh = 0; kh < kh_n; ++kh) {
-            const int64_t y = i.i1 + p.p1 - kh * p.d1, oy = y / p.s1;
+            const int64_t y = i.i1 + p.p1 - kh * p.d1, oy = p.s1 == 1 ? y : y / p.s1; // divisions cost more than the rest
             if (y < 0 || oy * p.s1 != y || oy >= p.x.ne[2]) {
                 continue;
             }
             for (int64_t kw = 0; kw < kw_n; ++kw) {
-                const int64_t x = i.i0 + p.p0 - kw * p.d0, ox = x / p.s0;
+                const int64_t x = i.i0 + p.p0 - kw * p.d0, ox = p.s0 == 1 ? x : x / p.s0;
                 if (x >= 0 && ox * p.s0 == x && ox < p.x.ne[1]) {
                     sum += d_load(p.x.type, d_at(p.x, (i.i2 * kh_n + kh) * kw_n + kw, ox, oy, i.i3));
                 }
@@ -6979,8 +6979,7 @@ static __global__ void k_conv_transpose_any(const gcuda_conv_transpose_args p, c
 }
 
 // Dimensions 0 and 1 of all three are packed.
-gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
-    const gcuda_conv_transpose_args & p = *args;
+static gcuda_status conv_transpose(const gcuda_conv_transpose_args & p, gcuda_stream stream) {
     if (p.kernel.ne[0] * p.kernel.ne[1] > TRANSPOSE_TAPS || p.y.ne[0] >= CONV_FAR || p.y.ne[1] >= CONV_FAR) {
         return launch_tiles(k_conv_transpose_any, tiles_of(p.y, 1, 1), stream, p);
     }
@@ -7001,8 +7000,95 @@ gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * ar
         });
     });
 }
+
+// Large ones in two dimensions, which may be computed on tensor cores: the product of all elements of the kernel with all pixels, as a
+// convolution with a kernel of one element, whose result are columns that im2col_back adds up. As many output channels at a time as have
+// room for their columns.
+//   floor   as above; 4 KW KH OC W H bytes written and read once more
+#define TRANSPOSE_CHANNELS 32 // with fewer, as with little to multiply, columns take longer than what they save
+#ifdef GCUDAI_SIM
+#define TRANSPOSE_LEAST 1e5 // multiplications; the simulated device comes here with small ones, or no test would
+#define TRANSPOSE_COLUMNS ((int64_t) 64 << 10) // bytes
+#else
+#define TRANSPOSE_LEAST 1e8
+#define TRANSPOSE_COLUMNS ((int64_t) 256 << 20)
+#endif
+struct d_transpose_product {
+    int64_t n_taps, n_oc; // elements of a kernel; output channels at a time, 0: not this way
+    size_t columns_at, rest_at, n_bytes; // in scratch, behind the weights: columns, and what the convolution wants; in all
+};
+
+// Of n_oc output channels from oc.
+static gcuda_conv_args transpose_conv_of(const gcuda_conv_transpose_args & p, const d_transpose_product & t, int64_t oc, int64_t n_oc) {
+    const int64_t n_in = p.x.ne[2], n_rows = n_oc * t.n_taps;
+    char * scratch = (char *) p.scratch;
+    gcuda_conv_args c = {};
+    const size_t w_at = (size_t) (oc * t.n_taps * n_in) * gcuda_type_size(p.kernel.type);
+    c.kernel = packed_array(p.kernel.type, (void *) ((uintptr_t) scratch + w_at), 1, 1, n_in, n_rows);
+    c.x = p.x;
+    c.y = packed_array(GCUDA_TYPE_F32, (void *) ((uintptr_t) scratch + t.columns_at), p.x.ne[0], p.x.ne[1], n_rows, p.x.ne[3]);
+    c.s0 = c.s1 = c.d0 = c.d1 = 1;
+    c.max_shared = p.max_shared;
+    c.prec = p.prec;
+    c.scratch = (void *) ((uintptr_t) scratch + t.rest_at);
+    return c;
+}
+
+static d_transpose_product transpose_product_of(const gcuda_conv_transpose_args & p) {
+    d_transpose_product t = {};
+    const int64_t n_pixels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_oc = p.kernel.ne[2];
+    t.n_taps = p.kernel.ne[0] * p.kernel.ne[1];
+    const double columns = 4.0 * (double) t.n_taps * (double) n_pixels, n = columns / 4.0 * (double) n_oc * (double) p.x.ne[2];
+    if (p.prec == GCUDA_PREC_F32 || p.x.type != GCUDA_TYPE_F32 || p.x.ne[2] < TRANSPOSE_CHANNELS || n < TRANSPOSE_LEAST ||
+        n_oc * t.n_taps < TRANSPOSE_CHANNELS || columns > (double) TRANSPOSE_COLUMNS || capability_major() < 8) {
+        return t;
+    }
+    const int64_t room = TRANSPOSE_COLUMNS / (4 * t.n_taps * n_pixels), n_parts = (n_oc + room - 1) / room;
+    const auto aligned = [](size_t n_bytes) { return (n_bytes + 255) / 256 * 256; };
+    t.n_oc = (n_oc + n_parts - 1) / n_parts;
+    t.columns_at = aligned((size_t) (n_oc * t.n_taps * p.x.ne[2]) * gcuda_type_size(p.kernel.type));
+    t.rest_at = t.columns_at + aligned((size_t) (4 * t.n_oc * t.n_taps * n_pixels));
+    for (int64_t oc = 0; oc < n_oc; oc += t.n_oc) {
+        const gcuda_conv_args c = transpose_conv_of(p, t, oc, n_oc - oc < t.n_oc ? n_oc - oc : t.n_oc);
+        const size_t n_bytes = t.rest_at + gcuda_conv_2d_scratch_bytes(&c);
+        t.n_bytes = n_bytes > t.n_bytes ? n_bytes : t.n_bytes;
+    }
+    return t;
+}
+
+static gcuda_status conv_transpose_product(const gcuda_conv_transpose_args & p, const d_transpose_product & t, gcuda_stream stream) {
+    const int64_t n_oc = p.kernel.ne[2], n_rows = n_oc * t.n_taps;
+    gcuda_cpy_args w = {}; // input channels become adjacent
+    w.y = packed_array(p.kernel.type, p.scratch, p.x.ne[2], n_rows, 1, 1);
+    w.x = packed_array(p.kernel.type, p.kernel.data, p.x.ne[2], n_rows, 1, 1);
+    w.x.nb[0] = p.kernel.nb[3], w.x.nb[1] = p.kernel.nb[0];
+    gcuda_status st = gcuda_launch_cpy(&w, stream);
+    for (int64_t oc = 0; oc < n_oc && st == GCUDA_STATUS_SUCCESS; oc += t.n_oc) {
+        const gcuda_conv_args c = transpose_conv_of(p, t, oc, n_oc - oc < t.n_oc ? n_oc - oc : t.n_oc);
+        gcuda_conv_args back = {}; // of a column the elements are a plane apart
+        back.kernel = p.kernel;
+        back.x = c.y;
+        back.x.ne[0] = c.y.ne[2], back.x.ne[1] = c.y.ne[0], back.x.ne[2] = c.y.ne[1];
+        back.x.nb[0] = c.y.nb[2], back.x.nb[1] = c.y.nb[0], back.x.nb[2] = c.y.nb[1];
+        back.y = p.y;
+        back.y.data = (char *) p.y.data + oc * (int64_t) p.y.nb[2];
+        back.y.ne[2] = c.y.ne[2] / t.n_taps;
+        back.s0 = back.s1 = p.stride;
+        back.d0 = back.d1 = 1;
+        st = gcuda_launch_conv_2d(&c, stream);
+        st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_im2col_back(&back, stream) : st;
+    }
+    return st;
+}
+
+size_t gcuda_conv_transpose_2d_scratch_bytes(const gcuda_conv_transpose_args * args) { return transpose_product_of(*args).n_bytes; }
+
+gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
+    const d_transpose_product t = transpose_product_of(*args);
+    return t.n_oc > 0 ? conv_transpose_product(*args, t, stream) : conv_transpose(*args, stream);
+}
 gcuda_status gcuda_launch_conv_transpose_1d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
-    return gcuda_launch_conv_transpose_2d(args, stream);
+    return conv_transpose(*args, stream);
 }
 
 // >>op:pool_1d  >>op:pool_2d --------------------------------------------------------------------------

@@ -830,8 +830,9 @@ TEST(conv_transpose_2d) {
         const struct p_conv p = conv_params(s, 0, 0, 0, 1, 1);
         snprintf(tag, sizeof tag, "s=%d", s);
         const char * shapes = test_full()
-                                  ? "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,48,35|129,63,35"
-                                  : "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,8,5|29,13,5 2,3,4,3|5,4,3,3 1,1,2,2|4,3,2,2";
+                                  ? "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,48,35|129,63,35 2,3,16,64|129,33,64,2"
+                                  : "2,2,1,3|3,2,3 3,3,1,9|10,10,9 3,3,8,5|29,13,5 2,3,4,3|5,4,3,3 1,1,2,2|4,3,2,2 "
+                                    "3,3,7,40|29,13,40 2,3,16,33|9,7,33,2"; // the last two as products
         struct op_test t =
             conv_test("F16,F32>F32 F32", shapes, tag, &p, build_conv_transpose_2d, ref_conv_transpose_2d, 5e-4);
         t.in[0].layouts = t.in[1].layouts = s == 2 ? LAYOUT_OFFSET : 0;
