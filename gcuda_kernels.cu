@@ -7456,7 +7456,7 @@ template <int N> struct alignas(16) d_upscale_row { // of the result: weights, a
 };
 
 template <typename T, int N, int C>
-static __global__ void __launch_bounds__(128, N == 2 ? 8 : 5) k_upscale_taps(
+static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
     const gcuda_upscale_args p, const d_factors f, const d_upscale_strips t) {
     const int W = C > 1 ? N + 2 : N;
     __shared__ d_upscale_row<N> known[4 * UPSCALE_STRIP];
