@@ -10667,7 +10667,7 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 struct d_vec_more { // another matrix for the same column
     const char * a;
     char * y;
-    int m, blocks;
+    int m, blocks, rounds;
 };
 
 struct d_vec_job {
@@ -10681,10 +10681,22 @@ struct d_vec_job {
     const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL: the kernel makes them
     int first_column;    // of several
     int steps, at_once;  // of a row; that the block's warps take side by side
+    int rounds;          // of rows, for those that share the matrix
+    uint32_t per_sub;    // 2^20 / (rows side by side), rounded up
     int64_t blocks;      // that share a matrix
     int64_t n_items;     // blocks of all matrices
+    bool is_one;         // one matrix, or a group of them, and its columns: nothing is to be looked up
     bool is_aligned;     // rows begin at multiples of 16 bytes
     bool is_early;       // a block's first weights are asked for before it waits for the kernel before
+};
+
+// What a block works on.
+struct d_vec_task {
+    const char * a, * b; // the first row, and of one column the column
+    char * y;            // of one column
+    int m, item, block, blocks, rounds;
+    int64_t matrix;      // -1: a bad expert
+    d_index at;          // of the first column, in y
 };
 
 struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a column
@@ -11561,6 +11573,10 @@ static NO_INLINE __device__ float4 d_load_any4(gcuda_type type, const char * at,
     return make_float4(d_load(type, at), d_load(type, at + stride), d_load(type, at + 2 * stride), d_load(type, at + 3 * stride));
 }
 
+static inline __device__ bool d_vec_is_packed(const d_job & p, const char * column) {
+    return p.b.type == GCUDA_TYPE_F32 && p.b_k == 4 && (uintptr_t) column % 16 == 0;
+}
+
 // Four neighbouring elements of a column; beyond k zeros.
 static inline __device__ float4 d_vec_load4(const d_job & p, const char * column, int64_t k, bool is_packed) {
     if (k >= p.k) {
@@ -11569,41 +11585,40 @@ static inline __device__ float4 d_vec_load4(const d_job & p, const char * column
     return is_packed ? *(const float4 *) (column + k * 4) : d_load_any4(p.b.type, column + k * p.b_k, p.b_k);
 }
 
-static inline __device__ bool d_vec_is_packed(const d_job & p, const char * column) {
-    return p.b.type == GCUDA_TYPE_F32 && p.b_k == 4 && (uintptr_t) column % 16 == 0;
-}
+// The larger of two magnitudes as bits: they have the order of floats, and NaN comes last, which fmaxf would drop.
+static inline __device__ int d_largest(int a, int b) { return a > b ? a : b; }
 
-// Piece i of 16 elements goes to lane i / 4 % 32, its place i % 4.
-static inline __device__ int d_vec_place(int i) { return (i & ~127) + (i & 3) * 32 + (i >> 2 & 31); }
-
-// The larger magnitude of two floats, as bits: they have its order, and NaN comes last, which fmaxf would drop.
-static inline __device__ int d_largest(int a, int b) {
-    a &= 0x7fffffff;
-    b &= 0x7fffffff;
-    return a > b ? a : b;
-}
-
-// Four elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum.
-// All lanes of the warp take part.
-static inline __device__ uint32_t d_vec_bytes(const float4 & v, int n_lanes, float * d, int * sum) {
-    int bits = d_largest(d_largest(__float_as_int(v.x), __float_as_int(v.y)), d_largest(__float_as_int(v.z), __float_as_int(v.w)));
+// Four elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum,
+// if it is wanted. All lanes of the warp take part.
+static inline __device__ uint32_t d_vec_bytes(float4 v, int n_lanes, bool wants_sum, float * d, int * sum) {
+    const int low = 0x7fffffff;
+    int bits = d_largest(d_largest(__float_as_int(v.x) & low, __float_as_int(v.y) & low),
+        d_largest(__float_as_int(v.z) & low, __float_as_int(v.w) & low));
     for (int i = 1; i < n_lanes; i *= 2) { bits = d_largest(bits, __shfl_xor_sync(0xffffffffu, bits, i)); }
-    const float max = __int_as_float(bits); // infinity or NaN: bytes 0, and a scale that makes NaN of them
-    // what has no inverse, or one that is lost in the rounding, is moved to where it has
-    const float lift = max < 1e-30f ? 1208925819614629174706176.0f : max > 1e30f ? 1.0f / 1208925819614629174706176.0f : 1.0f;
-    const float inverse = max > 0.0f ? __fdividef(127.0f, max * lift) : 0.0f;
-    const int a = __float2int_rn(v.x * lift * inverse), b = __float2int_rn(v.y * lift * inverse);
-    const int c = __float2int_rn(v.z * lift * inverse), e = __float2int_rn(v.w * lift * inverse);
-    int all = a + b + c + e;
-    for (int i = 1; i < n_lanes; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
+    const float max = __int_as_float(bits);
+    float inverse;
+    if (max >= 1e-30f && max <= 1e30f) {
+        inverse = 127.0f * d_reciprocal(max);
+    } else { // zeros; what has no inverse, or one that is lost in the rounding, is moved to where it has
+        const bool is_finite = max <= 3.4028235e38f; // else bytes 0, and a scale that makes NaN of them
+        const float lift = !is_finite ? 0.0f : max < 1e-30f ? 1208925819614629174706176.0f : 1.0f / 1208925819614629174706176.0f;
+        v = is_finite ? make_float4(v.x * lift, v.y * lift, v.z * lift, v.w * lift) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        inverse = max > 0.0f && is_finite ? __fdividef(127.0f, max * lift) : 0.0f;
+    }
+    // the last byte of 1.5 * 2^23 + n is that of n
+    const int a = __float_as_int(v.x * inverse + 12582912.0f), b = __float_as_int(v.y * inverse + 12582912.0f);
+    const int c = __float_as_int(v.z * inverse + 12582912.0f), e = __float_as_int(v.w * inverse + 12582912.0f);
+    const uint32_t bytes = __byte_perm(__byte_perm((uint32_t) a, (uint32_t) b, 0x0040), __byte_perm((uint32_t) c, (uint32_t) e, 0x0040), 0x5410);
+    int all = wants_sum ? __dp4a((int) bytes, 0x01010101, 0) : 0;
+    for (int i = 1; i < n_lanes && wants_sum; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
     *d = max * (1.0f / 127.0f);
     *sum = all;
-    return ((uint32_t) a & 255u) | ((uint32_t) b & 255u) << 8 | ((uint32_t) c & 255u) << 16 | (uint32_t) e << 24;
+    return bytes;
 }
 
 static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
 
-// Which four elements of a column thread i takes, counted in fours.
+// Which four elements of 128 lane i takes, counted in fours.
 static inline __device__ int d_vec_quad(int i, d_vec_order order) { return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i; }
 
 #define D_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
@@ -11614,23 +11629,24 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
     return { V::order, V::zero, V::has_min, V::of_odd, V::of_second, V::of_odd_lane };
 }
 
-// The elements of d_vec_quad(i); pieces of 16. A piece has its scale, and the scaled sum of its bytes for mins or, as bits,
-// what the dot products with its bytes begin with.
-static inline __device__ void d_vec_quantize4(const float4 & v, int i, const d_vec_form & f, int4 * xq, float2 * xs) {
+// The elements of d_vec_quad(lane) of part w, 128 elements, of a step; pieces of 16, of which piece i goes to lane i / 4, its
+// place i % 4. A piece has its scale, and the scaled sum of its bytes for mins or, as bits, what the dot products with its bytes
+// begin with.
+static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
     float d;
-    int sum, word = i % 4;
-    uint32_t bytes = d_vec_bytes(v, 4, &d, &sum);
-    const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 2); // interleaved: those 16 elements away
-    const int at = d_vec_place(f.order == D_TWO_APART ? d_swap_bits_1_2(i / 4) : i / 4);
+    int sum, word = lane % 4;
+    uint32_t bytes = d_vec_bytes(v, 4, f.zero != 0 || f.has_min, &d, &sum);
+    const int piece = f.order == D_TWO_APART ? d_swap_bits_1_2(lane / 4) : lane / 4, at = piece % 4 * 32 + piece / 4 + 2 * w;
     if (f.order == D_INTERLEAVED) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 2); // those 16 elements away
         bytes = word < 2 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
         word = 2 * (word % 2) + word / 2;
     }
     ((uint32_t *) xq)[4 * at + word] = bytes;
-    if (i % 4 == 0) {
-        const int piece = at / 32 % 4, k = (piece % 2) * f.of_odd + (piece / 2) * f.of_second + (at % 2) * f.of_odd_lane;
+    if (lane % 4 == 0) {
+        const int k = piece % 2 * f.of_odd + piece / 2 % 2 * f.of_second + piece / 4 * f.of_odd_lane;
         const float start = __int_as_float(__float_as_int((float) D_BIAS) - sum * (f.zero << k));
-        xs[at] = make_float2(d / (float) (1 << k), f.has_min ? d * (float) sum : start);
+        xs[at] = make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
     }
 }
 
@@ -11645,8 +11661,10 @@ static __global__ void k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form
         const char * b;
         char * y;
         d_tile_column(p.job, t, (int) (column % p.job.n), &b, &y);
-        const float4 v = d_vec_load4(p.job, b, 4 * (int64_t) d_vec_quad((int) quad, f.order), d_vec_is_packed(p.job, b));
-        d_vec_quantize4(v, (int) quad, f, xq + column * p.steps * 128, xs + column * p.steps * 128);
+        const int64_t step = quad / (VEC_STEP / 4), at = (column * p.steps + step) * 128;
+        const int w = (int) (quad / 32 % 16), lane = (int) (quad % 32);
+        const float4 v = d_vec_load4(p.job, b, step * VEC_STEP + 128 * w + 4 * d_vec_quad(lane, f.order), d_vec_is_packed(p.job, b));
+        d_vec_quantize4(v, w, lane, f, xq + at, xs + at);
     }
 }
 
@@ -11728,35 +11746,45 @@ static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, 
     }
 }
 
-// One column, for the steps that the block takes side by side, through shared memory into registers. What `meanwhile`
+// One step of a column, through shared memory into registers: every warp of the step makes a part of it ready. What `meanwhile`
 // starts is asked of memory after the column, which the block waits for first.
 template <typename A, typename F>
-static inline __device__ void d_vec_own_column(const d_vec_job & p, const char * column, int first, int step, int lane,
-    char * shared, d_vec_x & x, F meanwhile) {
+static inline __device__ void d_vec_own_column(
+    const d_vec_job & p, const char * column, int64_t step, int sub, int lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
-    const int n_quads = p.at_once * (VEC_STEP / 4), n = (int) blockDim.x;
+    const int n_sub = (int) blockDim.y, quad = 4 * d_vec_quad(lane, FORM.order);
+    const int64_t start = step * VEC_STEP, left = p.job.k - start;
+    const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - quad; // elements from this lane's first
     int4 * xq = (int4 *) shared;
-    float2 * xs = (float2 *) (shared + p.at_once * 2048);
+    float2 * xs = (float2 *) (shared + 2048);
     const bool is_packed = d_vec_is_packed(p.job, column);
-    NO_UNROLL for (int i0 = 0; i0 < n_quads; i0 += 4 * n) {
-        const int i = i0 + (int) threadIdx.x;
+    const char * from = column + (start + quad) * (is_packed ? 4 : p.job.b_k);
+    int w = sub;
+    do { // 16 parts of 128 elements
         float4 v[4];
+        UNROLL for (int k = 0; k < 4; ++k) { v[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
+        if (is_packed) {
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const int part = w + k * n_sub;
+                if (part < 16 && 128 * part < n) { v[k] = *(const float4 *) (from + 512 * part); }
+            }
+        } else {
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const int part = w + k * n_sub;
+                if (part < 16 && 128 * part < n) { v[k] = d_load_any4(p.job.b.type, from + 128 * part * p.job.b_k, p.job.b_k); }
+            }
+        }
+        if (w == sub) { meanwhile(); }
         UNROLL for (int k = 0; k < 4; ++k) {
-            const int64_t at = (int64_t) first * VEC_STEP + 4 * d_vec_quad(i + k * n, FORM.order);
-            v[k] = d_vec_load4(p.job, column, i + k * n < n_quads ? at : p.job.k, is_packed);
+            const int part = w + k * n_sub;
+            if (part < 16) { d_vec_quantize4(v[k], part, lane, FORM, xq, xs); } // all of a warp go on together
         }
-        if (i0 == 0) {
-            meanwhile();
-            __syncthreads(); // what lay there is done with
-        }
-        UNROLL for (int k = 0; k < 4; ++k) { // all of a warp go on together
-            if (i + k * n < n_quads) { d_vec_quantize4(v[k], i + k * n, FORM, xq, xs); }
-        }
-    }
+        w += 4 * n_sub;
+    } while (w < 16);
     __syncthreads();
     UNROLL for (int j = 0; j < 4; ++j) {
-        x.q[j] = xq[step * 128 + 32 * j + lane];
-        x.s[j] = xs[step * 128 + 32 * j + lane];
+        x.q[j] = xq[32 * j + lane];
+        x.s[j] = xs[32 * j + lane];
     }
 }
 
@@ -11807,30 +11835,71 @@ template <typename A, bool WIDE> struct d_vec_tables_of {
 template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_fill_tables(char * shared) {
     typedef d_vec_traits<A> V;
     typedef d_vec_tables_of<A, WIDE> T;
-    for (int i = 4 * (int) threadIdx.x; i < T::code_bytes; i += 4 * (int) blockDim.x) {
+    const int n_threads = (int) (blockDim.x * blockDim.y), thread = (int) (threadIdx.y * blockDim.x + threadIdx.x);
+    for (int i = 4 * thread; i < T::code_bytes; i += 4 * n_threads) {
         *(uint32_t *) (shared + i) = d_mma_format<A>::entry(i >> T::type::code_shift);
     }
-    for (int i = 4 * (int) threadIdx.x; i < T::n_bytes - T::code_bytes; i += 4 * (int) blockDim.x) {
+    for (int i = 4 * thread; i < T::n_bytes - T::code_bytes; i += 4 * n_threads) {
         const uint2 entry = V::sign_entry(i >> T::type::sign_shift);
         *(uint32_t *) (shared + T::code_bytes + i) = V::sign_words == 2 && i / 4 % 2 == 1 ? entry.y : entry.x;
     }
     if (COLS > 1 && V::codes > 0) { __syncthreads(); } // of one column others wait too
 }
 
-// Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn.
+// The block of the whole work that this one is: divisions are left to where there is more than one matrix.
+template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_vec_job & p, int64_t i) {
+    d_vec_task t = { (const char *) p.job.a.data, (const char *) p.job.b.data, (char *) p.job.y.data, (int) p.job.m, 0, (int) i,
+        (int) p.blocks, p.rounds, 0, { 0, 0, 0, 0 } };
+    if (COLS == 1 && p.n_more > 0) {
+        for (int j = 0; t.block >= t.blocks; ++j) {
+            const d_vec_more & more = p.more[j];
+            t.block -= t.blocks;
+            t.a = more.a, t.y = more.y, t.m = more.m, t.blocks = more.blocks, t.rounds = more.rounds;
+        }
+    } else if (!p.is_one) {
+        t.item = (int) ((uint32_t) i / (uint32_t) p.blocks);
+        t.block -= t.item * t.blocks;
+        t.at = d_vec_index(p, t.item, 0);
+        t.matrix = d_vec_matrix(p, t.item, t.at);
+        t.a = t.matrix >= 0 ? d_vec_a(p, t.matrix) : t.a;
+        t.b = d_vec_b(p, t.at);
+        t.y = d_at(p.job.y, t.at);
+    }
+    return t;
+}
+
+// The block's sums over steps, [step][row][column], are added up and stored.
+template <int COLS> static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task & t, const float * part, bool has_up) {
+    const int n_sub = (int) blockDim.y, n_threads = (int) (blockDim.x * blockDim.y), n = t.rounds * n_sub;
+    const int n_parts = has_up ? 2 : 1, stride = n * n_parts * COLS;
+    NO_UNROLL for (int i = (int) (threadIdx.y * blockDim.x + threadIdx.x); i < n * COLS; i += n_threads) {
+        const int r = i / COLS, c = p.first_column + i % COLS, round = (int) ((uint32_t) r * p.per_sub >> 20);
+        const int row = (round * t.blocks + t.block) * n_sub + r - round * n_sub;
+        if (row < t.m && c < p.job.n) {
+            const float * sums = part + (round * (n_parts - 1) * n_sub + r) * COLS + i % COLS;
+            float sum = 0.0f, up = 0.0f;
+            for (int s = 0; s < p.at_once && t.matrix >= 0; ++s) { sum += sums[s * stride]; }
+            for (int s = 0; s < p.at_once && t.matrix >= 0 && has_up; ++s) { up += sums[n_sub * COLS + s * stride]; }
+            d_index to = COLS == 1 ? t.at : d_vec_index(p, t.item, c);
+            char * y = COLS == 1 ? t.y : d_at(p.job.y, to);
+            to.i0 = row;
+            if (p.job.has_epilogue && t.matrix >= 0) { sum = d_finish(p.job, sum, up, to, p.ids.data != nullptr ? t.matrix : -1); }
+            d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
+        }
+    }
+}
+
+// Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn. A block is
+// at_once warps wide and n_sub high.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
-static inline __device__ void d_mul_mat_vec(
-    const d_vec_job & p, char * shared, int item, int block, int which, bool is_early, bool & has_tables) {
+static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_early, bool & has_tables) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
-    const int step = warp % p.at_once, sub = warp / p.at_once, n_sub = n_warps / p.at_once;
-    const d_index at = d_vec_index(p, item, 0);
-    const int64_t matrix = d_vec_matrix(p, item, at);
-    const int m = which > 0 ? p.more[which - 1].m : (int) p.job.m, blocks = which > 0 ? p.more[which - 1].blocks : (int) p.blocks;
-    const int row0 = block * n_sub + sub, row_step = blocks * n_sub;
+    const int lane = (int) (threadIdx.x % 32), step = (int) (threadIdx.x / 32), sub = (int) threadIdx.y, n_sub = (int) blockDim.y;
+    const int warp = sub * p.at_once + step, n_warps = n_sub * p.at_once;
+    const int row0 = t.block * n_sub + sub, row_step = t.blocks * n_sub;
     const bool has_up = COLS <= 2 && p.job.has_epilogue && p.job.epilogue.up != nullptr;
     const int n_parts = has_up ? 2 : 1;
-    const int n_rows = row0 < m ? (m - row0 + row_step - 1) / row_step * n_parts : 0; // of this warp
+    const int n_rows = (row0 + (t.rounds - 1) * row_step < t.m ? t.rounds : t.rounds - 1) * n_parts; // of this warp
     const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
     typedef d_vec_tables_of<A, WIDE> T;
     const int ring_at = T::n_bytes + warp * SLOTS * d_vec_format<A>::slot_bytes;
@@ -11845,11 +11914,10 @@ static inline __device__ void d_mul_mat_vec(
     const int64_t up_at = has_up ? (const char *) p.job.epilogue.up - (const char *) p.job.a.data : 0, stride = row_step * p.job.a_m;
     ring.stride = stride - up_at;
     ring.to_up = has_up ? up_at : stride;
-    for (int first = 0; first < p.steps && matrix >= 0; first += p.at_once) {
+    for (int first = 0; first < p.steps && t.matrix >= 0; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
-        const char * a = which > 0 ? p.more[which - 1].a + row0 * p.job.a_m + start
-                                   : d_vec_a(p, matrix) + row0 * p.job.a_m + start;
+        const char * a = t.a + row0 * p.job.a_m + start;
         ring.from = a + 16 * lane;
         ring.rows_left = has_step ? n_rows : 0;
         ring.left =
@@ -11864,21 +11932,22 @@ static inline __device__ void d_mul_mat_vec(
             d_wait_before();
         }
         if (COLS == 1) {
-            d_vec_own_column<A>(p, d_vec_b(p, at), first, step, lane, columns, x[0], [&]() {
+            if (first > 0) { __syncthreads(); } // the column's last step has been read
+            d_vec_own_column<A>(p, t.b, first + step, sub, lane, columns + 3072 * step, x[0], [&]() {
                 if (!is_early || first > 0) { fill(); }
                 if (!has_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
                 has_tables = true;
             });
         } else {
             UNROLL for (int c = 0; c < COLS; ++c) {
-                d_vec_column(p, matrix, c, has_step ? first + step : 0, lane, x[c]);
+                d_vec_column(p, t.matrix, c, has_step ? first + step : 0, lane, x[c]);
             }
             if (!is_early || first > 0) { fill(); }
         }
         const int64_t group = (int64_t) (first + step) * (VEC_STEP / 32) + 2 * lane;
         const bool is_in = 32 * group < p.job.k, is_half = 32 * group + 32 >= p.job.k;
         int slot = 0;
-        float * sums = part + (sub * p.at_once + step) * COLS;
+        float * sums = part + (step * t.rounds * n_parts * n_sub + sub) * COLS;
         NO_UNROLL for (int i = 0; i < n_rows; ++i) {
             float sum[COLS] = {};
             d_copies_wait<SLOTS - 1>();
@@ -11898,30 +11967,14 @@ static inline __device__ void d_mul_mat_vec(
                 sum[c] = d_warp_reduce<d_sum_op>(sum[c]);
                 if (lane == 0) { sums[c] = first == 0 ? sum[c] : sums[c] + sum[c]; }
             }
-            sums += n_sub * p.at_once * COLS;
+            sums += n_sub * COLS;
         }
     }
-    if (matrix < 0 && threadIdx.x == 0 && p.bad_index != nullptr) {
+    if (t.matrix < 0 && threadIdx.x == 0 && sub == 0 && p.bad_index != nullptr) {
         *p.bad_index = 1;
     }
     __syncthreads();
-    NO_UNROLL for (int i = (int) threadIdx.x;; i += (int) blockDim.x) {
-        const int r = i / COLS, c = p.first_column + i % COLS, round = r / n_sub * blocks + block, row = round * n_sub + r % n_sub;
-        if (round * n_sub >= m) {
-            break;
-        }
-        if (row < m && c < p.job.n) {
-            const float * sums = part + (r / n_sub * n_sub * n_parts + r % n_sub) * p.at_once * COLS + i % COLS;
-            float sum = 0.0f, up = 0.0f;
-            for (int s = 0; s < p.at_once && matrix >= 0; ++s) { sum += sums[s * COLS]; }
-            for (int s = 0; s < p.at_once && matrix >= 0 && has_up; ++s) { up += sums[(n_sub * p.at_once + s) * COLS]; }
-            d_index to = COLS == 1 ? at : d_vec_index(p, item, c);
-            char * y = which > 0 ? p.more[which - 1].y : d_at(p.job.y, to);
-            to.i0 = row;
-            if (p.job.has_epilogue && matrix >= 0) { sum = d_finish(p.job, sum, up, to, p.ids.data != nullptr ? matrix : -1); }
-            d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
-        }
-    }
+    d_vec_store<COLS>(p, t, part, has_up);
 }
 
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
@@ -11932,18 +11985,9 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     bool has_tables = COLS > 1; // one column is waited for meanwhile
     if (has_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
     if (!p.is_early) { d_wait_before(); }
-    const bool is_one = p.n_items == p.blocks;
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
-        const bool is_early = p.is_early && i == blockIdx.x;
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
-        int item = 0, block = (int) i, which = 0;
-        if (COLS == 1 && p.n_more > 0) {
-            for (int n = (int) p.blocks; block >= n; n = p.more[which - 1].blocks) { block -= n, ++which; }
-        } else if (!is_one) {
-            item = (int) ((uint32_t) i / (uint32_t) p.blocks);
-            block -= item * (int) p.blocks;
-        }
-        d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, item, block, which, is_early, has_tables);
+        d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, d_vec_task_of<COLS>(p, i), p.is_early && i == blockIdx.x, has_tables);
     }
 }
 
@@ -12197,7 +12241,7 @@ static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_colu
         }
         float d;
         int sum;
-        const uint32_t bytes = d_vec_bytes(v, f.pieces == 2 ? 4 : 8, &d, &sum);
+        const uint32_t bytes = d_vec_bytes(v, f.pieces == 2 ? 4 : 8, f.has_min || f.zero != 0, &d, &sum);
         const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 4); // the same quad of the other half
         int t = q % 4, h = q / 4;
         uint32_t word = bytes;
@@ -12228,6 +12272,9 @@ static bool vec_is_small(const d_vec_job & p) {
     return p.job.m * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
 }
 
+// Of m rows that so many blocks share, n_sub side by side in each.
+static int vec_rounds(int64_t m, int64_t blocks, int64_t n_sub) { return (int) (((m + n_sub - 1) / n_sub + blocks - 1) / blocks); }
+
 // Blocks of a group's matrices: all have as many rounds, so that together they are not more than the plan has for all rows,
 // unless there were more rounds than there is room for.
 static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
@@ -12243,10 +12290,11 @@ static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
             p.n_items += p.more[j].blocks;
         }
     }
+    for (int j = 0; j < p.n_more; ++j) { p.more[j].rounds = vec_rounds(p.more[j].m, p.more[j].blocks, n_sub); }
 }
 
 template <typename A, int COLS, bool WIDE>
-static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
+static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim3 * block) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
     const int64_t n_sm = n_multiprocessors(), at_once = COLS <= 2 ? 16 : 8;
     const int64_t n_parts = p.job.epilogue.up != nullptr ? 2 : 1; // matrices whose rows a block has
@@ -12254,20 +12302,23 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
     for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
         p.at_once = (int) (p.steps < at_once ? p.steps : at_once);
         p.at_once = p.at_once < warps ? p.at_once : warps;
-        *n_warps = warps / p.at_once * p.at_once;
-        const int ring_bytes = d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes;
-        const size_t n_bytes = (size_t) (d_vec_tables_of<A, WIDE>::n_bytes + *n_warps * ring_bytes +
+        const int64_t n_sub = warps / p.at_once, n_warps = n_sub * p.at_once, all = (p.job.m + n_sub - 1) / n_sub; // rounds of all blocks
+        const int64_t ring_bytes = d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes;
+        const size_t n_bytes = (size_t) (d_vec_tables_of<A, WIDE>::n_bytes + n_warps * ring_bytes +
                                          (COLS == 1 ? p.at_once * 3072 : 0) + VEC_PART_BYTES);
         if (!fits_shared(n_bytes, max_shared)) {
             continue;
         }
-        const int64_t n_sub = *n_warps / p.at_once, all = (p.job.m + n_sub - 1) / n_sub; // rounds of all blocks
-        const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps), most = VEC_PART_BYTES / (4 * COLS * n_parts * *n_warps);
+        const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps), most = VEC_PART_BYTES / (4 * COLS * n_parts * n_warps);
         const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most;
         p.blocks = share;
         p.blocks = p.blocks > least ? p.blocks : least;
         p.n_items = n_matrices * p.blocks;
         if (p.n_more > 0) { vec_share(p, n_sub, most); }
+        p.rounds = vec_rounds(p.job.m, p.blocks, n_sub);
+        p.per_sub = (uint32_t) (((1 << 20) + n_sub - 1) / n_sub);
+        p.is_one = n_matrices == 1 && p.ids.data == nullptr && p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1;
+        *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
         return n_bytes;
     }
     return 0;
@@ -12275,13 +12326,12 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, int
 
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
-    int n_warps = 0;
-    const size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &n_warps);
+    dim3 block;
+    const size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &block);
     p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
     return n_bytes == 0 || p.n_items > INT32_MAX
                ? GCUDA_STATUS_UNSUPPORTED
-               : launch_overlapped(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
-                     max_shared, stream, p);
+               : launch_overlapped(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
 // One column of aligned rows has kernels of its own, with more copies of the tables where there is much to look up.
@@ -12467,7 +12517,7 @@ gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int
         }
         p.is_aligned = p.is_aligned && (uintptr_t) args[i].a.data % 16 == 0;
         if (i > 0) {
-            p.more[i - 1] = { (const char *) args[i].a.data, (char *) args[i].y.data, (int) args[i].a.ne[1], 0 };
+            p.more[i - 1] = { (const char *) args[i].a.data, (char *) args[i].y.data, (int) args[i].a.ne[1], 0, 0 };
             p.job.m += args[i].a.ne[1]; // for the plan: the rows of all
         }
     }
