@@ -582,13 +582,20 @@ static inline __device__ int d_half_exponent(float max) {
 #define D_ASYNC_COPIES 0
 #endif
 
+// A place in shared memory, as copies want it.
+#if D_ASYNC_COPIES
+typedef uint32_t d_shared_at;
+static inline __device__ d_shared_at d_shared_at_of(char * p) { return (uint32_t) __cvta_generic_to_shared(p); }
+#else
+typedef char * d_shared_at;
+static inline __device__ d_shared_at d_shared_at_of(char * p) { return p; }
+#endif
+
 // 16 bytes from global to shared memory, both at multiples of 16; n of them are read, the others are zero. Where the device
 // has no asynchronous copies the lane does it.
-static inline __device__ void d_copy_16(char * to, const char * from, int n) {
+static inline __device__ void d_copy_16_to(d_shared_at to, const char * from, int n) {
 #if D_ASYNC_COPIES
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t) __cvta_generic_to_shared(to)),
-                 "l"(from), "r"(n)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
 #elif defined(GCUDAI_SIM)
     sim_cp_async_16(to, from, n);
 #else
@@ -601,6 +608,7 @@ static inline __device__ void d_copy_16(char * to, const char * from, int n) {
     memcpy(__builtin_assume_aligned(to, 16), v, 16);
 #endif
 }
+static inline __device__ void d_copy_16(char * to, const char * from, int n) { d_copy_16_to(d_shared_at_of(to), from, n); }
 static inline __device__ void d_copies_commit() {
 #if D_ASYNC_COPIES
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -11713,26 +11721,23 @@ template <typename A> static inline __device__ float d_vec_dot(const d_vec_codes
     return sum;
 }
 
-// A warp's ring of slots: the copies of rows that are on their way.
+// A warp's ring of slots: the copies of rows that are on their way. Row i comes into slot i % SLOTS.
 template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
     typedef d_vec_format<A> F;
-    char * slots;      // this lane's first 16 bytes of each
+    d_shared_at slots; // this lane's first 16 bytes of each
     const char * from; // and where they come from, in the step of the next row to fetch
-    int64_t stride;    // bytes from row to row of this warp
-    int64_t to_up;     // of rows of two matrices, in turn: from the first one's to the second one's; of one matrix `stride`
-    int rows_left, left, next; // left: bytes from this lane's first to the end of the step; next: a slot's first byte
+    int64_t to_odd, to_even; // bytes from an even row to the next, and from an odd one: of two matrices they come in turn
+    int left;          // bytes from this lane's first to the end of the step
 
-    __device__ void fetch() {
-        if (rows_left > 0) {
-            const int off = ALIGNED ? 0 : (int) ((uintptr_t) from & 15);
-            UNROLL for (int c = 0; c < (F::slot_bytes - (ALIGNED ? 16 : 0) + 511) / 512; ++c) {
-                const int n = left + off - 512 * c;
-                if (n > 0) { d_copy_16(slots + next + 512 * c, from - off + 512 * c, ALIGNED ? 16 : n < 16 ? n : 16); }
-            }
-            from += rows_left % 2 == 0 ? to_up : stride; // of two matrices as many are left as of rows, twice
-            --rows_left;
-            next = next == (SLOTS - 1) * F::slot_bytes ? 0 : next + F::slot_bytes;
+    // Into the slot at this byte, if there is such a row.
+    __device__ void fetch(int slot, bool is_odd, bool is_there) {
+        const int off = ALIGNED ? 0 : (int) ((uintptr_t) from & 15);
+        const d_shared_at to = slots + slot;
+        UNROLL for (int c = 0; c < (F::slot_bytes - (ALIGNED ? 16 : 0) + 511) / 512; ++c) {
+            const int n = left + off - 512 * c;
+            if (is_there && n > 0) { d_copy_16_to(to + 512 * c, from - off + 512 * c, ALIGNED ? 16 : n < 16 ? n : 16); }
         }
+        from += is_odd ? to_even : to_odd;
         d_copies_commit(); // also when there is nothing: commits are counted
     }
 };
@@ -11910,22 +11915,21 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const float ratio = d_vec_traits<A>::ratio(lane);
     float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
     d_vec_ring<A, SLOTS, ALIGNED> ring;
-    ring.slots = shared + ring_at + 16 * lane;
+    ring.slots = d_shared_at_of(shared + ring_at + 16 * lane);
     const int64_t up_at = has_up ? (const char *) p.job.epilogue.up - (const char *) p.job.a.data : 0, stride = row_step * p.job.a_m;
-    ring.stride = stride - up_at;
-    ring.to_up = has_up ? up_at : stride;
+    ring.to_odd = has_up ? up_at : stride;
+    ring.to_even = stride - up_at;
     for (int first = 0; first < p.steps && t.matrix >= 0; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
         const char * a = t.a + row0 * p.job.a_m + start;
+        const int rows = has_step ? n_rows : 0;
         ring.from = a + 16 * lane;
-        ring.rows_left = has_step ? n_rows : 0;
         ring.left =
             (int) (row_bytes - start < d_vec_format<A>::step_bytes ? row_bytes - start : d_vec_format<A>::step_bytes) - 16 * lane;
-        ring.next = 0;
         d_vec_x x[COLS];
         const auto fill = [&]() {
-            NO_UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(); }
+            UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(s * d_vec_format<A>::slot_bytes, s % 2 == 1, s < rows); }
         };
         if (is_early && first == 0) {
             fill();
@@ -11944,30 +11948,36 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             }
             if (!is_early || first > 0) { fill(); }
         }
-        const int64_t group = (int64_t) (first + step) * (VEC_STEP / 32) + 2 * lane;
-        const bool is_in = 32 * group < p.job.k, is_half = 32 * group + 32 >= p.job.k;
+        const int64_t after = p.job.k - (int64_t) (first + step) * VEC_STEP;
+        const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * lane; // elements from this lane's first
+        const int end = lane % 16 == 0 ? rows - lane / 16 : 0; // this lane stores what is found for rows i + lane / 16 while i is below
+        float * sums = part + (step * t.rounds * n_parts * n_sub + lane / 16 * n_sub + sub) * COLS;
         int slot = 0;
-        float * sums = part + (step * t.rounds * n_parts * n_sub + sub) * COLS;
-        NO_UNROLL for (int i = 0; i < n_rows; ++i) {
-            float sum[COLS] = {};
-            d_copies_wait<SLOTS - 1>();
-            __syncwarp();
-            if (is_in) {
-                const int64_t row_at = has_up ? i / 2 * stride + i % 2 * up_at : i * stride;
-                const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + row_at) & 15);
-                d_vec_codes<A> o;
-                d_vec_traits<A>::template decode<ALIGNED>(shared, ring_at + slot + off, lane, table, o);
-                if (is_half) { o.scale[2] = o.min[2] = 0.0f; }
-                UNROLL for (int c = 0; c < COLS; ++c) { sum[c] = d_vec_dot<A>(o, x[c], ratio); }
+        NO_UNROLL for (int i = 0; i < rows; i += 2) {
+            float sum[2][COLS] = {};
+            UNROLL for (int u = 0; u < 2; ++u) {
+                if (u == 0 || i + 1 < rows) {
+                    d_copies_wait<SLOTS - 1>();
+                    __syncwarp();
+                    const int64_t row_at = has_up ? i / 2 * stride + u * up_at : (i + u) * stride;
+                    const int off = ALIGNED ? 0 : (int) ((uintptr_t) (a + row_at) & 15);
+                    d_vec_codes<A> o;
+                    d_vec_traits<A>::template decode<ALIGNED>(shared, ring_at + slot + off, lane, table, o);
+                    if (A::n == 32 && n_left <= 32) { o.scale[2] = o.min[2] = 0.0f; } // else groups come in eights
+                    UNROLL for (int c = 0; c < COLS; ++c) { sum[u][c] = d_vec_dot<A>(o, x[c], ratio); }
+                    __syncwarp();
+                    ring.fetch(slot, (u + SLOTS) % 2 == 1, i + u + SLOTS < rows);
+                    slot = slot == (SLOTS - 1) * d_vec_format<A>::slot_bytes ? 0 : slot + d_vec_format<A>::slot_bytes;
+                }
             }
-            __syncwarp();
-            ring.fetch();
-            slot = slot == (SLOTS - 1) * d_vec_format<A>::slot_bytes ? 0 : slot + d_vec_format<A>::slot_bytes;
-            UNROLL for (int c = 0; c < COLS; ++c) {
-                sum[c] = d_warp_reduce<d_sum_op>(sum[c]);
-                if (lane == 0) { sums[c] = first == 0 ? sum[c] : sums[c] + sum[c]; }
+            UNROLL for (int c = 0; c < COLS; ++c) { // both at once: each half of the warp adds up one row
+                if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // what lies beyond the row may be no number
+                const float other = __shfl_xor_sync(0xffffffffu, lane < 16 ? sum[1][c] : sum[0][c], 16);
+                float all = (lane < 16 ? sum[0][c] : sum[1][c]) + other;
+                UNROLL for (int d = 8; d > 0; d /= 2) { all += __shfl_xor_sync(0xffffffffu, all, d); }
+                if (i < end) { sums[c] = first == 0 ? all : sums[c] + all; }
             }
-            sums += n_sub * COLS;
+            sums += 2 * n_sub * COLS;
         }
     }
     if (t.matrix < 0 && threadIdx.x == 0 && sub == 0 && p.bad_index != nullptr) {
