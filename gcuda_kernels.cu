@@ -11049,18 +11049,6 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
 // Codes stay where they lie in their bytes, which makes some of them 2^k times as large, and codes in two parts stay two
 // words: another dot product costs less than shifts and merging. What they are too large by is taken off the column's scales.
 
-// Codebooks are looked up in shared memory, where a table has as many copies side by side as there is room for, so that
-// lanes seldom want the same bank: entries are 2^SHIFT bytes apart. Signs come from a second table: an upper bit for each
-// nibble of an entry, or masks.
-template <int CODE_SHIFT, int SIGN_SHIFT> struct d_vec_tables {
-    static constexpr int code_shift = CODE_SHIFT, sign_shift = SIGN_SHIFT;
-    const char * codes, * signs; // at this lane's copy
-
-    __device__ uint32_t code(uint32_t at) const { return *(const uint32_t *) (codes + at); }
-    __device__ uint32_t sign(uint32_t at) const { return *(const uint32_t *) (signs + at); }
-    __device__ uint2 masks(uint32_t at) const { return *(const uint2 *) (signs + at); }
-};
-
 // Bits `from` and more of w, as many as the mask has, at bit `to`: an index times the bytes of an entry.
 static inline __device__ uint32_t d_bits_at(uint32_t w, int from, int to, uint32_t mask) {
     return (from > to ? w >> (from - to) : w << (to - from)) & mask << to;
@@ -11101,13 +11089,50 @@ template <typename A> struct d_vec_codes { // of four pieces
 };
 
 template <typename A> struct d_vec_traits;
+
+// Codebooks are looked up in shared memory. The signs that go with a code come from a second table: an upper bit for each nibble
+// of an entry, or masks. WIDE: entries have copies for 32 lanes, or 16 or 8, side by side, so that lanes seldom want the same bank. An
+// entry's place is its lower byte times 256, which one permutation of bytes makes of a word that the byte lies in, anywhere,
+// and of the lane's place; what is above that byte chooses within the 256.
+static constexpr int d_log2(int n) { return n < 2 ? 0 : 1 + d_log2(n / 2); }
+template <typename A, bool WIDE> struct d_vec_tables {
+    typedef d_vec_traits<A> V;
+    static constexpr int sub = V::codes > 256 ? V::codes / 256 : 1, sub_shift = 8 - (sub > 1 ? d_log2(sub) : 1);
+    static constexpr bool is_shared = sub == 1; // signs are in the upper half of each 256 bytes
+    static constexpr int code_bytes = V::codes == 0 ? 0 : WIDE ? 65536 : 4 * V::codes;
+    static constexpr int sign_shift = WIDE ? (is_shared ? 8 : 7) : V::sign_words + 1, signs_at = WIDE && is_shared ? 128 : code_bytes;
+    static constexpr int n_bytes = code_bytes + (WIDE && is_shared ? 0 : V::signs << sign_shift);
+    const char * shared;
+    uint32_t code_lane, sign_lane;
+
+    __device__ d_vec_tables(const char * at, int lane)
+        : shared(at), code_lane(WIDE ? 4u * (uint32_t) lane & ((1u << sub_shift) - 1) : 0),
+          sign_lane(WIDE ? 4u * V::sign_words * (uint32_t) lane & 127u : 0) {}
+    __device__ uint32_t load(uint32_t at) const { return *(const uint32_t *) (shared + at); }
+
+    // The entry of byte k of `low` and, above it, as many bits of `high`, from bit `from` on, as there are.
+    __device__ uint32_t code(uint32_t low, int k, uint32_t high = 0, int from = 0) const {
+        return WIDE ? load(__byte_perm(low, code_lane, 0x7604u + 16u * (uint32_t) k) | d_bits_at(high, from, sub_shift, (uint32_t) sub - 1))
+                    : load(d_bits_at(low, 8 * k, 2, 255u) | d_bits_at(high, from, 10, (uint32_t) sub - 1));
+    }
+    // The entry of bits `from` and more of w; is_field.
+    __device__ uint32_t field(uint32_t w, int from) const {
+        return load(d_bits_at(w, from, WIDE ? sub_shift : 2, (uint32_t) V::codes - 1) | code_lane);
+    }
+    __device__ const char * sign_at(uint32_t w, int from) const {
+        return shared + signs_at + (d_bits_at(w, from, sign_shift, (uint32_t) V::signs - 1) | sign_lane);
+    }
+    __device__ uint32_t sign(uint32_t w, int from) const { return *(const uint32_t *) sign_at(w, from); }
+    __device__ uint2 masks(uint32_t w, int from) const { return *(const uint2 *) sign_at(w, from); }
+};
+
 template <typename A, d_vec_order ORDER = D_SIDE_BY_SIDE, int ZERO = A::zero, d_vec_part MORE = D_NOTHING, int SIGNS = 0,
     int SIGN_WORDS = 1>
 struct d_vec_traits_of {
     static constexpr d_vec_order order = ORDER;
     static constexpr int zero = ZERO, codes = d_mma_format<A>::table, signs = SIGNS, sign_words = SIGN_WORDS;
     static constexpr d_vec_part more = MORE;
-    static constexpr bool has_min = A::has_min, is_signed = false;
+    static constexpr bool has_min = A::has_min, is_signed = false, is_field = false; // is_field: a code's bits lie together
     static constexpr int of_odd = 0, of_second = 0, of_odd_lane = 0, more_ratio = 1;
     static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
     static inline __device__ float ratio(int) { return 1.0f; }
@@ -11437,8 +11462,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XXS>>
         UNROLL for (int h = 0; h < 2; ++h) {
             const uint32_t codes = w[2 * h], aux = w[2 * h + 1];
             UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t entry = table.code(d_bits_at(codes, 8 * k, T::code_shift, 255u));
-                d_pair_iq2(entry | table.sign(d_bits_at(aux, 7 * k, T::sign_shift, 127u)), o.q + 8 * h + 2 * k);
+                d_pair_iq2(table.code(codes, k) | table.sign(aux, 7 * k), o.q + 8 * h + 2 * k);
             }
             o.scale[2 * h] = d * (0.5f + (float) (aux >> 28));
         }
@@ -11447,7 +11471,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XXS>>
 
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XS>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_XS>, D_SIDE_BY_SIDE, 0, D_NOTHING, 128> {
-    static constexpr bool is_signed = true;
+    static constexpr bool is_signed = true, is_field = true;
     static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_even_bits_to_nibbles((uint32_t) i), 0); }
     D_VEC_DECODE {
         const int j = lane % 4, b = 74 * (lane / 4);
@@ -11455,8 +11479,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XS>>
         UNROLL for (int i = 0; i < 4; ++i) {
             const uint32_t codes = w[i];
             UNROLL for (int k = 0; k < 2; ++k) {
-                const uint32_t entry = table.code(d_bits_at(codes, 16 * k, T::code_shift, 511u));
-                d_pair_iq2(entry | table.sign(d_bits_at(codes, 16 * k + 9, T::sign_shift, 127u)), o.q + 4 * i + 2 * k);
+                d_pair_iq2(table.field(codes, 16 * k) | table.sign(codes, 16 * k + 9), o.q + 4 * i + 2 * k);
             }
         }
         d_nibble_scales(d_half_at(shared, at + b), *(const uint16_t *) (shared + at + b + 66 + 2 * j), o);
@@ -11474,9 +11497,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_S>>
         UNROLL for (int h = 0; h < 2; ++h) {
             const uint32_t codes = w[h], signs = s[h];
             UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t code =
-                    d_bits_at(codes, 8 * k, T::code_shift, 255u) | d_bits_at(high, 8 * h + 2 * k, T::code_shift + 8, 3u);
-                d_pair_iq2(table.code(code) | table.sign(d_bits_at(signs, 8 * k, T::sign_shift, 255u)), o.q + 8 * h + 2 * k);
+                d_pair_iq2(table.code(codes, k, high, 8 * h + 2 * k) | table.sign(signs, 8 * k), o.q + 8 * h + 2 * k);
             }
         }
         d_nibble_scales(d_half_at(shared, at + b), *(const uint16_t *) (shared + at + b + 74 + 2 * j), o);
@@ -11496,10 +11517,10 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_XXS>>
             const uint32_t aux = s[h];
             UNROLL for (int k = 0; k < 4; ++k) {
                 const uint32_t codes = w[2 * h + k / 2];
-                const uint2 m = table.masks(d_bits_at(aux, 7 * k, T::sign_shift, 127u));
-                const int to = 8 * h + 2 * k, from = 16 * (k % 2);
-                o.q[to] = table.code(d_bits_at(codes, from, T::code_shift, 255u)) ^ m.x;
-                o.q[to + 1] = table.code(d_bits_at(codes, from + 8, T::code_shift, 255u)) ^ m.y;
+                const uint2 m = table.masks(aux, 7 * k);
+                const int to = 8 * h + 2 * k, from = 2 * (k % 2);
+                o.q[to] = table.code(codes, from) ^ m.x;
+                o.q[to + 1] = table.code(codes, from + 1) ^ m.y;
                 o.more[to] = m.x;
                 o.more[to + 1] = m.y;
             }
@@ -11521,14 +11542,10 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_S>>
             const uint32_t signs = s[h];
             UNROLL for (int k = 0; k < 4; ++k) {
                 const uint32_t codes = w[2 * h + k / 2];
-                const uint2 m = table.masks(d_bits_at(signs, 8 * k, T::sign_shift, 255u)); // entries are odd: the lowest bit stays
-                uint32_t code[2];
-                UNROLL for (int i = 0; i < 2; ++i) {
-                    code[i] = table.code(d_bits_at(codes, 16 * (k % 2) + 8 * i, T::code_shift, 255u) |
-                                         d_bits_at(high, 8 * h + 2 * k + i, T::code_shift + 8, 1u));
-                }
-                o.q[8 * h + 2 * k] = code[0] ^ m.x;
-                o.q[8 * h + 2 * k + 1] = code[1] ^ m.y;
+                const uint2 m = table.masks(signs, 8 * k); // entries are odd: the lowest bit stays
+                const int to = 8 * h + 2 * k, from = 2 * (k % 2);
+                o.q[to] = table.code(codes, from, high, to) ^ m.x;
+                o.q[to + 1] = table.code(codes, from + 1, high, to + 1) ^ m.y;
             }
             o.scale[2 * h] = d * (1.0f + 2.0f * (float) (scales >> 4 * h & 15u));
         }
@@ -11546,8 +11563,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_S>> : d_vec_traits_of<d_
         UNROLL for (int h = 0; h < 2; ++h) {
             const uint32_t codes = w[h], high = both >> 16 * h;
             UNROLL for (int k = 0; k < 4; ++k) {
-                const uint32_t code = d_bits_at(codes, 8 * k, T::code_shift, 255u) | d_bits_at(high, 3 * k, T::code_shift + 8, 7u);
-                d_pair_iq1(table.code(code), o.q + 8 * h + 2 * k);
+                d_pair_iq1(table.code(codes, k, high, 3 * k), o.q + 8 * h + 2 * k);
             }
             o.scale[2 * h] = d * (1.0f + 2.0f * (float) (high >> 12 & 7u));
             o.min[2 * h] = o.scale[2 * h] * ((high & 0x8000u) != 0 ? 9.0f : 7.0f);
@@ -11567,8 +11583,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_M>> : d_vec_traits_of<d_
             UNROLL for (int k = 0; k < 4; ++k) {
                 const int from = 16 * h + 4 * k;
                 const uint32_t up = (high >> from & 8u) != 0 ? 0u : 0x44444444u;
-                const uint32_t code = d_bits_at(codes, 8 * k, T::code_shift, 255u) | d_bits_at(high, from, T::code_shift + 8, 7u);
-                d_pair_iq1(table.code(code) | up, o.q + 8 * h + 2 * k);
+                d_pair_iq1(table.code(codes, k, high, from) | up, o.q + 8 * h + 2 * k);
             }
         }
         UNROLL for (int i = 0; i < 4; ++i) { o.scale[i] = eighth * (1.0f + 2.0f * (float) (scales >> 3 * i & 7u)); }
@@ -11685,7 +11700,8 @@ template <typename A> struct d_vec_format {
 // latency of memory whatever the number of warps.
 template <typename A, int COLS> struct d_vec_shape {
     static constexpr int max_warps = COLS == 1 ? 32 : COLS == 2 ? 16 : 8;
-    static constexpr int most = (COLS == 1 ? 3456 : COLS == 2 ? 6912 : 9216) / d_vec_format<A>::step_bytes;
+    static constexpr int one = d_vec_traits<A>::codes > 0 ? 2816 : 3456; // tables need room
+    static constexpr int most = (COLS == 1 ? one : COLS == 2 ? 6912 : 9216) / d_vec_format<A>::step_bytes;
     static constexpr int slots = most < 2 ? 2 : most > 8 ? 8 : most;
 };
 
@@ -11826,27 +11842,38 @@ static inline __device__ const char * d_vec_a(const d_vec_job & p, int64_t matri
     return p.job.a.ne[3] == 1 ? d_at(p.job.a, 0, 0, i, 0) : d_at(p.job.a, 0, 0, i % ne2, i / ne2);
 }
 
-// The tables of a format: one copy, or as many as 32 and 16 KiB hold, one for each bank at most.
-static constexpr int d_log2(int n) { return n < 2 ? 0 : 1 + d_log2(n / 2); }
-static constexpr int d_copies_shift(int n_entries, int n_bytes) {
-    return n_entries == 0 ? 2 : d_log2(n_bytes / n_entries) > 7 ? 7 : d_log2(n_bytes / n_entries);
+// Entry i of a table's first part, and what belongs to signs.
+template <typename A> static inline __device__ uint4 d_vec_signs_4(int i) {
+    const uint2 entry = d_vec_traits<A>::sign_entry(i);
+    const uint32_t second = d_vec_traits<A>::sign_words == 2 ? entry.y : entry.x;
+    return make_uint4(entry.x, second, entry.x, second);
 }
-template <typename A, bool WIDE> struct d_vec_tables_of {
-    typedef d_vec_traits<A> V;
-    typedef d_vec_tables<WIDE ? d_copies_shift(V::codes, 32768) : 2, WIDE ? d_copies_shift(V::signs, 16384) : V::sign_words + 1> type;
-    static constexpr int code_bytes = V::codes << type::code_shift, n_bytes = code_bytes + (V::signs << type::sign_shift);
-};
 
 template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_fill_tables(char * shared) {
     typedef d_vec_traits<A> V;
-    typedef d_vec_tables_of<A, WIDE> T;
+    typedef d_vec_tables<A, WIDE> T;
     const int n_threads = (int) (blockDim.x * blockDim.y), thread = (int) (threadIdx.y * blockDim.x + threadIdx.x);
-    for (int i = 4 * thread; i < T::code_bytes; i += 4 * n_threads) {
-        *(uint32_t *) (shared + i) = d_mma_format<A>::entry(i >> T::type::code_shift);
-    }
-    for (int i = 4 * thread; i < T::n_bytes - T::code_bytes; i += 4 * n_threads) {
-        const uint2 entry = V::sign_entry(i >> T::type::sign_shift);
-        *(uint32_t *) (shared + T::code_bytes + i) = V::sign_words == 2 && i / 4 % 2 == 1 ? entry.y : entry.x;
+    if (WIDE) { // 16 bytes at a time
+        for (int i = thread; i < T::code_bytes / 16; i += n_threads) {
+            const int upper = i >> 4, within = i % 16 * 16 >> T::sub_shift;
+            if (T::is_shared && within == 1) {
+                if (upper < V::signs) { ((uint4 *) shared)[i] = d_vec_signs_4<A>(upper); }
+            } else {
+                const uint32_t w = d_mma_format<A>::entry(V::is_field ? i * 16 >> T::sub_shift : upper + 256 * within);
+                ((uint4 *) shared)[i] = make_uint4(w, w, w, w);
+            }
+        }
+        for (int i = thread; i < (T::n_bytes - T::code_bytes) / 16; i += n_threads) {
+            ((uint4 *) (shared + T::signs_at))[i] = d_vec_signs_4<A>(i * 16 >> T::sign_shift);
+        }
+    } else {
+        for (int i = thread; i < V::codes; i += n_threads) { ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i); }
+        for (int i = thread; i < V::signs; i += n_threads) {
+            const uint2 entry = V::sign_entry(i);
+            uint32_t * to = (uint32_t *) (shared + T::signs_at) + V::sign_words * i;
+            to[0] = entry.x;
+            if (V::sign_words == 2) { to[1] = entry.y; }
+        }
     }
     if (COLS > 1 && V::codes > 0) { __syncthreads(); } // of one column others wait too
 }
@@ -11897,21 +11924,20 @@ template <int COLS> static inline __device__ void d_vec_store(const d_vec_job & 
 // Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn. A block is
 // at_once warps wide and n_sub high.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
-static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_early, bool & has_tables) {
+static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_first) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
     const int lane = (int) (threadIdx.x % 32), step = (int) (threadIdx.x / 32), sub = (int) threadIdx.y, n_sub = (int) blockDim.y;
     const int warp = sub * p.at_once + step, n_warps = n_sub * p.at_once;
     const int row0 = t.block * n_sub + sub, row_step = t.blocks * n_sub;
     const bool has_up = COLS <= 2 && p.job.has_epilogue && p.job.epilogue.up != nullptr;
     const int n_parts = has_up ? 2 : 1;
-    const int n_rows = (row0 + (t.rounds - 1) * row_step < t.m ? t.rounds : t.rounds - 1) * n_parts; // of this warp
+    const int n_rounds = row0 + (t.rounds - 1) * row_step < t.m ? t.rounds : t.rounds - 1;
+    const int n_rows = t.matrix >= 0 ? n_rounds * n_parts : 0; // of this warp
     const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
-    typedef d_vec_tables_of<A, WIDE> T;
+    typedef d_vec_tables<A, WIDE> T;
     const int ring_at = T::n_bytes + warp * SLOTS * d_vec_format<A>::slot_bytes;
     char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
-    const int code_copy = 4 * lane & ((1 << T::type::code_shift) - 1);
-    const int sign_copy = 4 * d_vec_traits<A>::sign_words * lane & ((1 << T::type::sign_shift) - 1);
-    const typename T::type table = { shared + code_copy, shared + T::code_bytes + sign_copy };
+    const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
     float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
     d_vec_ring<A, SLOTS, ALIGNED> ring;
@@ -11919,7 +11945,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const int64_t up_at = has_up ? (const char *) p.job.epilogue.up - (const char *) p.job.a.data : 0, stride = row_step * p.job.a_m;
     ring.to_odd = has_up ? up_at : stride;
     ring.to_even = stride - up_at;
-    for (int first = 0; first < p.steps && t.matrix >= 0; first += p.at_once) {
+    for (int first = 0; first < p.steps; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
         const char * a = t.a + row0 * p.job.a_m + start;
@@ -11931,22 +11957,22 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         const auto fill = [&]() {
             UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(s * d_vec_format<A>::slot_bytes, s % 2 == 1, s < rows); }
         };
-        if (is_early && first == 0) {
+        const bool is_early = p.is_early && is_first && first == 0;
+        if (is_early) {
             fill();
             d_wait_before();
         }
         if (COLS == 1) {
             if (first > 0) { __syncthreads(); } // the column's last step has been read
             d_vec_own_column<A>(p, t.b, first + step, sub, lane, columns + 3072 * step, x[0], [&]() {
-                if (!is_early || first > 0) { fill(); }
-                if (!has_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
-                has_tables = true;
+                if (!is_early) { fill(); }
+                if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // the column is waited for meanwhile
             });
         } else {
             UNROLL for (int c = 0; c < COLS; ++c) {
                 d_vec_column(p, t.matrix, c, has_step ? first + step : 0, lane, x[c]);
             }
-            if (!is_early || first > 0) { fill(); }
+            if (!is_early) { fill(); }
         }
         const int64_t after = p.job.k - (int64_t) (first + step) * VEC_STEP;
         const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * lane; // elements from this lane's first
@@ -11992,12 +12018,11 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     DYNAMIC_SHARED(char, shared);
     if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched where there are, and large
     d_start_next();
-    bool has_tables = COLS > 1; // one column is waited for meanwhile
-    if (has_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
+    if (COLS > 1) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
     if (!p.is_early) { d_wait_before(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
-        d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, d_vec_task_of<COLS>(p, i), p.is_early && i == blockIdx.x, has_tables);
+        d_mul_mat_vec<A, COLS, ALIGNED, WIDE>(p, shared, d_vec_task_of<COLS>(p, i), i == blockIdx.x);
     }
 }
 
@@ -12275,7 +12300,7 @@ static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_colu
 #define VEC_PART_BYTES 8192 // sums of a block's rows
 #define VEC_PAIR_COLUMNS 2  // that two matrices can be multiplied with at once
 
-#define VEC_WIDE_TABLES (160 * 1024) // shared memory from which tables of codebooks have copies
+#define VEC_WIDE_TABLES (216 * 1024) // shared memory from which tables of codebooks have copies
 
 // Starting 32 warps would take longer than the work.
 static bool vec_is_small(const d_vec_job & p) {
@@ -12314,7 +12339,7 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
         p.at_once = p.at_once < warps ? p.at_once : warps;
         const int64_t n_sub = warps / p.at_once, n_warps = n_sub * p.at_once, all = (p.job.m + n_sub - 1) / n_sub; // rounds of all blocks
         const int64_t ring_bytes = d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes;
-        const size_t n_bytes = (size_t) (d_vec_tables_of<A, WIDE>::n_bytes + n_warps * ring_bytes +
+        const size_t n_bytes = (size_t) (d_vec_tables<A, WIDE>::n_bytes + n_warps * ring_bytes +
                                          (COLS == 1 ? p.at_once * 3072 : 0) + VEC_PART_BYTES);
         if (!fits_shared(n_bytes, max_shared)) {
             continue;

@@ -158,6 +158,9 @@ TEST(mul_mat_many_rows) {
                                : "Q4_0,F32>F32 Q5_1,F32>F32 Q8_0,BF16>F32 MXFP4,F32>F32",
             shapes[i], 0);
     }
+    // where codebooks have tables with a copy for each lane
+    mul_mat_cases("IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
+        "256,8500|256", 0);
 }
 
 // Columns enough for whole tiles of tensor cores, floats also as what they are converted to; rows at any address.
