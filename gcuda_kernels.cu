@@ -12628,34 +12628,45 @@ struct d_float_job {
 // Operands of anything that d_load knows, with any stride.
 struct d_any_float {};
 
-// 16 bytes that are read once: they take no room in L1.
-static inline __device__ uint4 d_load_once(const void * p) {
+// 16 bytes that are read once, or zeros: they take no room in L1. No branch, which would stand between one load and the next.
+static inline __device__ uint4 d_load_once(const void * p, bool is_wanted) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    uint4 v = make_uint4(0, 0, 0, 0);
+    asm volatile("{ .reg .pred q; setp.ne.s32 q, %5, 0; @q ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                 : "l"(p), "r"((int) is_wanted));
     return v;
 #else
-    return *(const uint4 *) p;
+    return is_wanted ? *(const uint4 *) p : make_uint4(0, 0, 0, 0);
 #endif
 }
 
-// Weights: elements k .. k + N - 1 of a row, as they lie; they are converted once all loads are under way.
+// Weights: elements k .. k + N - 1 of a row, as they lie, zeros beyond its end; they are converted once all loads are under way.
 template <typename A> struct d_float_weights {
     static constexpr int N = d_wide<A>::N;
-    static __device__ uint4 load(const d_float_job &, const char * row, int k) { return d_load_once((const A *) row + k); }
+    static __device__ uint4 load(const d_float_job & p, const char * row, int k, bool is_wanted) {
+        return d_load_once((const A *) row + k, is_wanted && k < (int) p.job.k);
+    }
     static __device__ void unpack(const uint4 & w, float * v) { d_unpack<A>(w, v); }
 };
 template <> struct d_float_weights<d_any_float> {
     static constexpr int N = 4;
-    static __device__ uint4 load(const d_float_job & p, const char * row, int k) {
+    static __device__ uint4 load(const d_float_job & p, const char * row, int k, bool is_wanted) {
         float v[N];
         uint4 w;
-        for (int j = 0; j < N; ++j) { v[j] = k + j < p.job.k ? d_load(p.job.a.type, row + (k + j) * p.job.a_k) : 0.0f; }
+        for (int j = 0; j < N; ++j) {
+            v[j] = is_wanted && k + j < p.job.k ? d_load(p.job.a.type, row + (k + j) * p.job.a_k) : 0.0f;
+        }
         memcpy(&w, v, 16);
         return w;
     }
     static __device__ void unpack(const uint4 & w, float * v) { memcpy(v, &w, 16); }
 };
+
+// Row r of a matrix, or its last one: what comes of rows beyond that is not stored.
+static inline __device__ const char * d_float_row(const d_float_job & p, const char * a, int r) {
+    return a + (r < (int) p.job.m ? r : (int) p.job.m - 1) * p.job.a_m;
+}
 
 // The N elements of a column that meet them.
 template <typename B, int N> struct d_float_column {
@@ -12725,7 +12736,8 @@ static inline __device__ int d_float_slots(
 }
 
 // ---- multiply and add, in F32 ----
-// A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns.
+// A lane has N elements AHEAD times, 32 N apart, of ROWS rows and all columns. `multiply` adds up what is here; wherever it is done
+// with 16 bytes, those at the same place of rows `row` and on are asked for, if they are wanted: so loads never cease.
 template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2, wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
@@ -12746,15 +12758,14 @@ template <typename A, typename B, int COLS> struct d_float_fma {
         }
     }
     __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
-        UNROLL for (int u = 0; u < AHEAD; ++u) {
-            const int k = k0 + (32 * u + lane) * N;
-            UNROLL for (int r = 0; r < ROWS; ++r) {
-                w[u][r] = make_uint4(0, 0, 0, 0);
-                if (k < p.job.k && row + r < p.job.m) { w[u][r] = W::load(p, a + (row + r) * p.job.a_m, k); }
-            }
+        UNROLL for (int r = 0; r < ROWS; ++r) {
+            const char * from = d_float_row(p, a, row + r);
+            UNROLL for (int u = 0; u < AHEAD; ++u) { w[u][r] = W::load(p, from, k0 + (32 * u + lane) * N, true); }
         }
     }
-    __device__ void multiply(float (&sum)[sums]) const {
+    __device__ void multiply(const d_float_job & p, const char * a, int row, int k0, int lane, bool is_wanted, float (&sum)[sums]) {
+        const char * from[ROWS];
+        UNROLL for (int r = 0; r < ROWS; ++r) { from[r] = d_float_row(p, a, row + r); }
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             UNROLL for (int r = 0; r < ROWS; ++r) {
                 float v[N];
@@ -12762,6 +12773,7 @@ template <typename A, typename B, int COLS> struct d_float_fma {
                 UNROLL for (int c = 0; c < COLS; ++c) {
                     UNROLL for (int j = 0; j < N; ++j) { sum[r * COLS + c] += v[j] * x[c][u][j]; }
                 }
+                w[u][r] = W::load(p, from[r], k0 + (32 * u + lane) * N, is_wanted);
             }
         }
     }
@@ -12801,17 +12813,19 @@ static inline __device__ uint32_t d_round_tf32(float v) {
 }
 
 template <typename A, typename B> struct d_float_mma {
+    typedef d_float_weights<A> W;
     static constexpr int AHEAD = 4, step = 32 * AHEAD, rows = 16, sums = 128, lane_sums = 4, columns = FLOAT_VEC_COLUMNS;
-    static constexpr int pitch = step * (int) sizeof(B) + 16; // of a column in shared memory: the next one begins four banks on
+    // Of a column in shared memory: where a lane reads 16 bytes the next one begins half of the banks on, where it reads 32 four.
+    static constexpr int pitch = step * (int) sizeof(B) + (sizeof(B) == 2 ? 64 : 16);
     static int shared_bytes(int n) { return n * pitch; }
     uint32_t x[AHEAD][8];
     uint4 w[AHEAD][2];
 
     static __device__ void fetch_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane, char * xs) {
-        constexpr int per = step * (int) sizeof(B) / 16; // pieces of a column
-        for (int i = lane; i < n * per; i += 32) {
-            const int c = i / per, at = i % per, k = k0 + at * d_wide<B>::N;
-            const bool is_in = k < p.job.k;
+        constexpr int per = step * (int) sizeof(B) / 16, many = 32 / per; // pieces of a column, columns at once
+        const int at = lane % per, k = k0 + at * d_wide<B>::N;
+        const bool is_in = k < (int) p.job.k;
+        for (int c = lane / per; c < n; c += many) {
             d_copy_16(xs + c * pitch + 16 * at, (const char *) ((const B *) b[c] + (is_in ? k : 0)), is_in ? 16 : 0);
         }
         d_copies_commit();
@@ -12823,23 +12837,22 @@ template <typename A, typename B> struct d_float_mma {
         __syncwarp();
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[8];
-            UNROLL for (int j = 0; j < 8; j += d_wide<B>::N) { d_unpack<B>(*(const uint4 *) (column + 32 * u + lane % 4 * 8 + j), v + j); }
+            UNROLL for (int j = 0; j < 8; j += d_wide<B>::N) {
+                const uint4 here = *(const uint4 *) (column + 32 * u + lane % 4 * 8 + j); // at once: as an argument it would be bytes
+                d_unpack<B>(here, v + j);
+            }
             UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
         }
         __syncwarp(); // the next step's may come
     }
-    // Rows beyond the last likewise.
     __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
         UNROLL for (int h = 0; h < 2; ++h) {
-            const int r = row + lane / 4 + 8 * h;
-            const A * from = (const A *) (a + (r < p.job.m ? r : p.job.m - 1) * p.job.a_m) + k0 + lane % 4 * 8;
-            UNROLL for (int u = 0; u < AHEAD; ++u) {
-                w[u][h] = make_uint4(0, 0, 0, 0);
-                if (k0 + 32 * u + lane % 4 * 8 < p.job.k) { w[u][h] = d_load_once(from + 32 * u); }
-            }
+            const char * from = d_float_row(p, a, row + lane / 4 + 8 * h);
+            UNROLL for (int u = 0; u < AHEAD; ++u) { w[u][h] = W::load(p, from, k0 + 32 * u + lane % 4 * 8, true); }
         }
     }
-    __device__ void multiply(float (&c)[4]) const {
+    __device__ void multiply(const d_float_job & p, const char * a, int row, int k0, int lane, bool is_wanted, float (&c)[4]) {
+        const char * from[2] = { d_float_row(p, a, row + lane / 4), d_float_row(p, a, row + lane / 4 + 8) };
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v0[8], v1[8];
             d_unpack<A>(w[u][0], v0);
@@ -12850,6 +12863,7 @@ template <typename A, typename B> struct d_float_mma {
                 const uint32_t wb[2] = { x[u][j], x[u][j + 1] };
                 d_mma_tf32(c, wa, wb);
             }
+            UNROLL for (int h = 0; h < 2; ++h) { w[u][h] = W::load(p, from[h], k0 + 32 * u + lane % 4 * 8, is_wanted); }
         }
     }
     static __device__ void add(const float (&c)[4], float * part, int lane, bool is_first) {
@@ -12881,13 +12895,9 @@ static inline __device__ void d_float_walk(
         work.load_columns(p, columns, n, k0, lane, xs);
         if (has_next) { W::fetch_columns(p, columns, n, k0 + p.at_once * W::step, lane, xs); }
         for (int j = 0, row = first; j < p.turns; ++j, row += row_step) {
+            const bool is_last = j + 1 == p.turns;
             float sum[W::lane_sums] = {};
-            work.multiply(sum);
-            if (j + 1 < p.turns) {
-                work.load_weights(p, a, row + row_step, k0, lane);
-            } else if (has_next) {
-                work.load_weights(p, a, first, k0 + p.at_once * W::step, lane);
-            }
+            work.multiply(p, a, is_last ? first : row + row_step, is_last ? k0 + p.at_once * W::step : k0, lane, !is_last || has_next, sum);
             W::add(sum, own + j * W::sums, lane, s < p.at_once);
         }
     }
@@ -12913,6 +12923,7 @@ template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WA
             d_float_ends(p, i, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
         }
         const bool is_bad = p.ids.data != nullptr && matrix == p.n_experts;
+        const int n_parts = is_bad ? 0 : p.at_once < p.steps ? p.at_once : p.steps;
         if (is_bad && threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         if (!is_bad) {
             const char * a = (const char *) p.job.a.data;
@@ -12924,11 +12935,11 @@ template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WA
         }
         __syncthreads();
         for (int e = (int) threadIdx.x; e < p.turns * n_sub * W::sums; e += (int) blockDim.x) {
-            const int in = e % W::sums, sub = e / W::sums % n_sub, turn = e / W::sums / n_sub, c = W::column_of(in);
-            const int row = ((block + turn * (int) p.blocks) * n_sub + sub) * W::rows + W::row_of(in);
-            if (row < p.job.m && c < n) {
+            const int in = e % W::sums, group = e / W::sums, turn = n_sub == 1 ? group : group / n_sub, sub = group - turn * n_sub;
+            const int row = ((block + turn * (int) p.blocks) * n_sub + sub) * W::rows + W::row_of(in), c = W::column_of(in);
+            if (row < (int) p.job.m && c < n) {
                 float sum = 0.0f;
-                for (int s = 0; s < p.at_once && s < p.steps && !is_bad; ++s) {
+                for (int s = 0; s < n_parts; ++s) {
                     sum += part[((sub * p.at_once + s) * p.turns + turn) * W::sums + in];
                 }
                 d_store(p.job.y.type, results[c] + row * (int64_t) p.job.y.nb[0], sum);
