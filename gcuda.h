@@ -25732,20 +25732,22 @@ static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
            p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
 }
 
-// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, on tensor cores, or one or two columns. More columns of the others
-// are left to cuBLAS, and so are two and more for one large matrix of halves (4096 x 14336 on an H200, 1 and 2 columns: F16 35 and
-// 37 us, with cuBLAS 34 and 34; BF16 35 and 36, 33 and 32).
+// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, and one large matrix of such rows in F32, on tensor cores; one or two
+// columns of any. More columns of the others are left to cuBLAS, and so are two and more for one large matrix of halves (4096 x 14336
+// on an H200, 1 and 2 columns: F16 35 and 37 us, with cuBLAS 34 and 34; BF16 35 and 36, 33 and 32).
 #define GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS 2
-#define GCUDAI_CUDA_VECTOR_HALF_WEIGHTS (1 << 25)
-static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p) {
+#define GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS (1 << 25)
+static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p, int cc) {
     const int64_t columns = p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / (p->a.ne[2] * p->a.ne[3]));
     const bool is_wide = gcudai_is_aligned(&p->a, 16) && gcudai_is_aligned(&p->b, 16) && p->a.ne[0] % 8 == 0;
     const bool is_half = p->a.type == GCUDA_TYPE_F16 || p->a.type == GCUDA_TYPE_BF16;
     const bool is_mma = is_half && is_wide && (p->b.type == GCUDA_TYPE_F32 || p->b.type == p->a.type);
-    const bool is_large = p->b.ne[2] * p->b.ne[3] == 1 && p->a.ne[0] * p->a.ne[1] >= GCUDAI_CUDA_VECTOR_HALF_WEIGHTS;
+    const bool is_large = p->b.ne[2] * p->b.ne[3] == 1 && p->a.ne[0] * p->a.ne[1] >= GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS;
+    const bool is_tf32 = is_large && is_wide && p->a.type == GCUDA_TYPE_F32 && p->b.type == GCUDA_TYPE_F32 &&
+                         p->prec != GCUDA_PREC_F32 && cc >= 800;
     if (is_half && p->prec == GCUDA_PREC_F32) { return true; } // cuBLAS would get copies
     return gcuda_is_quantized(p->a.type) || (!(is_half && is_large && columns > 1) &&
-                                             (columns <= GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS || is_mma));
+                                             (columns <= GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS || is_mma || is_tf32));
 }
 
 // Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes
@@ -25832,7 +25834,7 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(
         enum gcudai_cuda_product product;
         bool pays;
     } ways[] = { // the first that pays and that takes the operands
-        { GCUDAI_CUDA_PRODUCT_VECTOR, !use_cublas || gcudai_cuda_vector_pays(p) },
+        { GCUDAI_CUDA_PRODUCT_VECTOR, !use_cublas || gcudai_cuda_vector_pays(p, cc) },
         { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, true },
         { GCUDAI_CUDA_PRODUCT_CUBLAS, true },
         { GCUDAI_CUDA_PRODUCT_CONVERTED,
@@ -25871,12 +25873,14 @@ static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda 
     return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
 }
 
-// As the backend wants its products: in full precision, what goes to cuBLAS has F32 operands or 16-bit ones that are exact.
+// As the backend wants its products: in full precision, F32 is not rounded to TF32, and what goes to cuBLAS has F32 operands or
+// 16-bit ones that are exact.
 static enum gcudai_cuda_product gcudai_cuda_refined(
     const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
     const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
                            product == GCUDAI_CUDA_PRODUCT_HALVES;
-    if (!cu->is_full_precision || !is_cublas) {
+    const bool is_tf32 = product == GCUDAI_CUDA_PRODUCT_VECTOR && p->a.type == GCUDA_TYPE_F32;
+    if (!cu->is_full_precision || (!is_cublas && !is_tf32)) {
         return product;
     }
     p->prec = GCUDA_PREC_F32;

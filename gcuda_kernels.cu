@@ -12796,11 +12796,12 @@ template <typename A, typename B, int COLS> struct d_float_fma {
     static __device__ int column_of(int i) { return i % COLS; }
 };
 
-// ---- tensor cores, for F16 and BF16 weights ----
-// A warp has 16 rows. Both types are TF32 numbers as they are; the columns are rounded to TF32, whose range is that of F32.
-// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight neighbouring elements of rows g and g + 8 and of column g,
-// AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both sides have the same. The columns come
-// through shared memory, in whole lines; those of the next step are on their way while a warp walks its rows.
+// ---- tensor cores ----
+// A warp has 16 rows. F16 and BF16 are TF32 numbers as they are; F32 and the columns are rounded to TF32, whose range is that of F32.
+// Lane (g, t), with g = lane / 4 and t = lane % 4, has eight of 32 elements of rows g and g + 8 and of column g, in pieces of 16
+// bytes beside those of its neighbours, AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both
+// sides have the same. The columns come through shared memory, in whole lines; those of the next step are on their way while a warp
+// walks its rows.
 static inline __device__ uint32_t d_round_tf32(float v) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint32_t w;
@@ -12814,12 +12815,15 @@ static inline __device__ uint32_t d_round_tf32(float v) {
 
 template <typename A, typename B> struct d_float_mma {
     typedef d_float_weights<A> W;
-    static constexpr int AHEAD = 4, step = 32 * AHEAD, rows = 16, sums = 128, lane_sums = 4, columns = FLOAT_VEC_COLUMNS;
+    static constexpr int N = W::N, PIECES = 8 / N, AHEAD = 4 / PIECES, step = 32 * AHEAD;
+    static constexpr int rows = 16, sums = 128, lane_sums = 4, columns = FLOAT_VEC_COLUMNS;
     // Of a column in shared memory: where a lane reads 16 bytes the next one begins half of the banks on, where it reads 32 four.
-    static constexpr int pitch = step * (int) sizeof(B) + (sizeof(B) == 2 ? 64 : 16);
+    static constexpr int pitch = step * (int) sizeof(B) + (N * (int) sizeof(B) == 16 ? 64 : 16);
     static int shared_bytes(int n) { return n * pitch; }
     uint32_t x[AHEAD][8];
-    uint4 w[AHEAD][2];
+    uint4 w[AHEAD][2][PIECES];
+    static __device__ uint32_t tf32(float v) { return sizeof(A) == 4 ? d_round_tf32(v) : __float_as_uint(v); }
+    static __device__ int place(int lane, int i) { return (4 * i + lane % 4) * N; } // of piece i among 32 elements
 
     static __device__ void fetch_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane, char * xs) {
         constexpr int per = step * (int) sizeof(B) / 16, many = 32 / per; // pieces of a column, columns at once
@@ -12838,7 +12842,7 @@ template <typename A, typename B> struct d_float_mma {
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[8];
             UNROLL for (int j = 0; j < 8; j += d_wide<B>::N) {
-                const uint4 here = *(const uint4 *) (column + 32 * u + lane % 4 * 8 + j); // at once: as an argument it would be bytes
+                const uint4 here = *(const uint4 *) (column + 32 * u + place(lane, j / N) + j % N); // as an argument it would be bytes
                 d_unpack<B>(here, v + j);
             }
             UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
@@ -12848,22 +12852,26 @@ template <typename A, typename B> struct d_float_mma {
     __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
         UNROLL for (int h = 0; h < 2; ++h) {
             const char * from = d_float_row(p, a, row + lane / 4 + 8 * h);
-            UNROLL for (int u = 0; u < AHEAD; ++u) { w[u][h] = W::load(p, from, k0 + 32 * u + lane % 4 * 8, true); }
+            UNROLL for (int u = 0; u < AHEAD; ++u) {
+                UNROLL for (int i = 0; i < PIECES; ++i) { w[u][h][i] = W::load(p, from, k0 + 32 * u + place(lane, i), true); }
+            }
         }
     }
     __device__ void multiply(const d_float_job & p, const char * a, int row, int k0, int lane, bool is_wanted, float (&c)[4]) {
         const char * from[2] = { d_float_row(p, a, row + lane / 4), d_float_row(p, a, row + lane / 4 + 8) };
         UNROLL for (int u = 0; u < AHEAD; ++u) {
-            float v0[8], v1[8];
-            d_unpack<A>(w[u][0], v0);
-            d_unpack<A>(w[u][1], v1);
+            float v[2][8];
+            UNROLL for (int h = 0; h < 2; ++h) {
+                UNROLL for (int i = 0; i < PIECES; ++i) { W::unpack(w[u][h][i], v[h] + N * i); }
+            }
             UNROLL for (int j = 0; j < 8; j += 2) {
-                const uint32_t wa[4] = { __float_as_uint(v0[j]), __float_as_uint(v1[j]), __float_as_uint(v0[j + 1]),
-                    __float_as_uint(v1[j + 1]) };
+                const uint32_t wa[4] = { tf32(v[0][j]), tf32(v[1][j]), tf32(v[0][j + 1]), tf32(v[1][j + 1]) };
                 const uint32_t wb[2] = { x[u][j], x[u][j + 1] };
                 d_mma_tf32(c, wa, wb);
             }
-            UNROLL for (int h = 0; h < 2; ++h) { w[u][h] = W::load(p, from[h], k0 + 32 * u + lane % 4 * 8, is_wanted); }
+            UNROLL for (int h = 0; h < 2; ++h) {
+                UNROLL for (int i = 0; i < PIECES; ++i) { w[u][h][i] = W::load(p, from[h], k0 + 32 * u + place(lane, i), is_wanted); }
+            }
         }
     }
     static __device__ void add(const float (&c)[4], float * part, int lane, bool is_first) {
@@ -12999,6 +13007,7 @@ static gcuda_status launch_float_halves(
 }
 
 #define FLOAT_MMA_FIRST_COLUMNS 2
+#define FLOAT_MMA_FIRST_F32_COLUMNS 3 // fewer are multiplied in F32 as fast as they are read
 
 // With the types and rows that 16 bytes can be loaded of; anything else goes element by element.
 static gcuda_status launch_float_vec(
@@ -13008,10 +13017,13 @@ static gcuda_status launch_float_vec(
     if (!is_same || !is_wide(p.job.a) || !is_wide(p.job.b) || p.job.k % n_wide != 0) {
         return launch_float_columns<d_any_float, d_any_float>(p, n_matrices, max_shared, stream);
     }
-    const bool is_many = p.job.n >= FLOAT_MMA_FIRST_COLUMNS || p.ids.data != nullptr; // experts: slots may share one
+    const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32, is_id = p.ids.data != nullptr; // slots of halves may share an expert
+    const bool is_many = is_id ? !is_f32 : p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS);
     const bool use_mma = !wants_f32 && is_many && capability_major() >= 8;
     switch (p.job.a.type) {
-        case GCUDA_TYPE_F32: return launch_float_columns<float, float>(p, n_matrices, max_shared, stream);
+        case GCUDA_TYPE_F32:
+            return use_mma ? launch_float<d_float_mma<float, float>>(p, n_matrices, max_shared, stream)
+                           : launch_float_columns<float, float>(p, n_matrices, max_shared, stream);
         case GCUDA_TYPE_F16: return launch_float_halves<__half>(p, n_matrices, use_mma, max_shared, stream);
         default: return launch_float_halves<__nv_bfloat16>(p, n_matrices, use_mma, max_shared, stream);
     }
