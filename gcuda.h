@@ -25793,12 +25793,9 @@ static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
            p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
 }
 
-// A slot costs one reading of an expert, a tile about two: so up to as many slots as there are experts, or a quarter of that
-// where rows do not begin at multiples of 16 bytes, which the vector path reads slowly.
+// A slot costs one reading of an expert, a tile about two: so up to as many slots as there are experts.
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    const int64_t most = !gcuda_is_quantized(p->as.type)     ? GCUDAI_CUDA_VECTOR_FLOAT_SLOTS
-                         : gcudai_is_aligned(&p->as, 16) ? p->as.ne[2]
-                                                         : p->as.ne[2] / 4;
+    const int64_t most = gcuda_is_quantized(p->as.type) ? p->as.ne[2] : GCUDAI_CUDA_VECTOR_FLOAT_SLOTS;
     return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
 }
 
