@@ -25754,6 +25754,7 @@ static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p, int cc)
 // to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 4096
 // they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
 #define GCUDAI_CUDA_WARP_GROUP_COLUMNS 33 // of quantized weights: 4096 x 14336 q4_0, 64 columns: 35 us, tiles 49 (H200)
+#define GCUDAI_CUDA_WARP_GROUP_Q8_0_COLUMNS 17 // the same with 32 columns of Q8_0: tiles 45 us, 64 columns here 39
 #define GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS 128
 #define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 4096 // at most
 #define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
@@ -25774,7 +25775,9 @@ static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args
     const bool fits = p.b.ne[2] * p.b.ne[3] == 1 && gcudai_is_float(p.b.type) && p.y.type == GCUDA_TYPE_F32 &&
                       p.y.nb[0] == sizeof(float) && p.prec != GCUDA_PREC_F32 && p.a.ne[0] <= INT32_MAX / 2 &&
                       p.a.ne[1] <= INT32_MAX / 2 && p.b.ne[1] <= INT32_MAX / 2;
-    const int64_t least = is_quantized ? GCUDAI_CUDA_WARP_GROUP_COLUMNS : GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS;
+    const int64_t least = p.a.type == GCUDA_TYPE_Q8_0 ? GCUDAI_CUDA_WARP_GROUP_Q8_0_COLUMNS
+                          : is_quantized              ? GCUDAI_CUDA_WARP_GROUP_COLUMNS
+                                                      : GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS;
     const bool is_large = p.b.ne[1] >= least && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
                           p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_WEIGHTS;
     const bool is_slower = has_cublas && (!is_quantized || (gcudai_has_large_codebook(p.a.type) &&
