@@ -726,6 +726,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
 #define gcuda_launch_mul_mat_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float)
+#define gcuda_launch_mul_mat_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_fused)
+#define gcuda_launch_mul_mat_vec_float_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_group)
 #define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
 #define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
@@ -3507,9 +3509,10 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
 // channels, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns, or mul_mat_id of few tokens, with what follows it: a bias or add_id, an
-// activation, or a second product of the same columns and the glu of both (one column), a factor, a scale, a residual;
-// and up to three such products of the same single column, one right behind the other (queries, keys, values).
+// quantized weights with up to 8 columns, or of floats in rows of 16-byte pieces that does not go to cuBLAS, or mul_mat_id of few
+// tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the same columns and
+// the glu of both (one column), a factor, a scale, a residual; and up to three such products of the same single column, one right
+// behind the other (queries, keys, values).
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
 // the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often;
 // gcuda_cuda_params.strict forbids that.
@@ -3923,6 +3926,13 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_
 // The same for weights in F32, F16 or BF16, at any strides, without scratch. Products and sums are in F32; unless the precision
 // is F32, columns may be rounded to TF32.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
+// The same with an epilogue, for weights and F32 columns in rows of 16-byte pieces at multiples of 16 bytes, a second matrix
+// included, which is for one column. UNSUPPORTED: anything else.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_fused(
+    const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream);
+// And at most GCUDA_MUL_MAT_GROUP products of the same one column, whose weights are of one type, row length and stride.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_group(
+    const struct gcuda_mul_mat_args * args, int n_args, gcuda_stream stream);
 // For many columns, on warp-group matrix instructions: where gcuda_has_warp_groups says that the current device has them and
 // the kernels were compiled for it (9.0a), weights in blocks or floats, one matrix with rows of multiples of 16 bytes,
 // columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column, beside F32 both to TF32;
@@ -28318,7 +28328,8 @@ static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, 
 }
 
 // ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
-// Of those whose kernel has an epilogue: weights in blocks with few columns. The steps come in the epilogue's order.
+// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns. The steps come
+// in the epilogue's order.
 
 struct gcudai_cuda_sums {
     const struct gcudai_cuda_window * w;
@@ -28329,16 +28340,23 @@ struct gcudai_cuda_sums {
 };
 enum { GCUDAI_CUDA_BIAS = 1, GCUDAI_CUDA_GATE, GCUDAI_CUDA_FACTOR, GCUDAI_CUDA_SCALE, GCUDAI_CUDA_RESIDUAL };
 
+// What gcuda_launch_mul_mat_vec_float_fused takes, of what would go to gcuda_launch_mul_mat_vec_float by itself.
+static bool gcudai_cuda_is_float_product(
+    const struct gcudai_cuda * cu, const struct gcuda_tensor * y, const struct gcuda_mul_mat_args * p) {
+    const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
+    return gcudai_is_float(a->type) && b->type == GCUDA_TYPE_F32 && gcudai_cuda_is_wide(a) && gcudai_cuda_is_wide(b) &&
+           a->ne[0] % (int64_t) (16 / gcuda_type_size(a->type)) == 0 && gcudai_cuda_product_of(cu, p) == GCUDAI_CUDA_PRODUCT_VECTOR;
+}
+
 static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && !gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT_ID)) { return false; }
     const struct gcuda_tensor * y = w->node[i];
+    const bool is_quantized = gcuda_is_quantized(y->src[0]->type);
     union gcudai_args args;
     gcudai_op_row(y->op)->args(y, &args);
-    if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || !gcuda_is_quantized(y->src[0]->type) ||
-        gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) {
-        return false;
-    }
-    return y->op == GCUDA_OP_MUL_MAT ? gcudai_cuda_takes_vector(&args.mul_mat) : gcudai_cuda_takes_id_vector(&args.mul_mat_id);
+    if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
+    if (y->op == GCUDA_OP_MUL_MAT_ID) { return is_quantized && gcudai_cuda_takes_id_vector(&args.mul_mat_id); }
+    return is_quantized ? gcudai_cuda_takes_vector(&args.mul_mat) : gcudai_cuda_is_float_product(w->cu, y, &args.mul_mat);
 }
 
 // An F32 array that repeats over y with sizes of 1 or y's.
@@ -28490,6 +28508,7 @@ static int gcudai_cuda_match_mul_mat(const struct gcudai_cuda_window * w, union 
     args->mul_mat.args = op.mul_mat;
     args->mul_mat.args.y = gcudai_array(w->node[s.taken - 1]);
     args->mul_mat.args.max_shared = w->cu->max_shared;
+    (void) gcudai_cuda_refined(w->cu, GCUDAI_CUDA_PRODUCT_VECTOR, &args->mul_mat.args);
     args->mul_mat.epilogue = s.e;
     return s.taken;
 }
@@ -28508,11 +28527,14 @@ static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, uni
 }
 
 static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    if (!gcuda_is_quantized(args->mul_mat.args.a.type)) {
+        return gcuda_launch_mul_mat_vec_float_fused(&args->mul_mat.args, &args->mul_mat.epilogue, stream);
+    }
     return gcuda_launch_mul_mat_vec_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
 }
 
 static void ** gcudai_cuda_scratch_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = gcuda_mul_mat_vec_scratch_bytes(&args->mul_mat.args);
+    *n_bytes = gcuda_is_quantized(args->mul_mat.args.a.type) ? gcuda_mul_mat_vec_scratch_bytes(&args->mul_mat.args) : 0;
     return &args->mul_mat.scratch;
 }
 
@@ -28533,7 +28555,8 @@ static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * first = w->node[0], * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
     const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && (next->src[0] == y || next->src[1] == y);
     bool joins = !has_steps && gcudai_cuda_is_single(w, i) && y->src[1] == first->src[1] && y->src[0]->type == first->src[0]->type &&
-                 y->src[0]->ne[0] == first->src[0]->ne[0] && y->src[0]->nb[1] == first->src[0]->nb[1];
+                 y->src[0]->ne[0] == first->src[0]->ne[0] && y->src[0]->nb[1] == first->src[0]->nb[1] &&
+                 gcudai_param_i32(y, 0) == gcudai_param_i32(first, 0);
     for (int k = 0; k <= i && joins; ++k) {
         const struct gcuda_tensor * other = w->node[k];
         joins = !gcudai_cuda_overlap(y, other->src[0]) && !gcudai_cuda_overlap(y, other->src[1]) &&
@@ -28550,13 +28573,15 @@ static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gc
         gcudai_mul_mat_args(w->node[i], &op);
         args->group.args[i] = op.mul_mat;
         args->group.args[i].max_shared = w->cu->max_shared;
+        (void) gcudai_cuda_refined(w->cu, GCUDAI_CUDA_PRODUCT_VECTOR, &args->group.args[i]);
     }
     args->group.n = n;
     return n > 1 ? n : 0;
 }
 
 static gcuda_status gcudai_cuda_run_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_launch_mul_mat_vec_group(args->group.args, args->group.n, stream);
+    return gcuda_is_quantized(args->group.args[0].a.type) ? gcuda_launch_mul_mat_vec_group(args->group.args, args->group.n, stream)
+                                                          : gcuda_launch_mul_mat_vec_float_group(args->group.args, args->group.n, stream);
 }
 
 // ---- ssm_conv, a bias of its channels or none, SiLU ----

@@ -12612,6 +12612,7 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
 #define FLOAT_VEC_WINDOW 64        // slots of mul_mat_id among which those of one expert are multiplied together
 
 struct d_float_job {
+    static constexpr bool has_hooks = false;
     d_job job;
     gcuda_array ids;         // mul_mat_id: a column is a slot
     int64_t n_experts;
@@ -12623,6 +12624,19 @@ struct d_float_job {
     int turns;               // groups of rows that a warp has
     int column_bytes;        // of shared memory, for a warp's columns
     int64_t blocks, n_items; // blocks of a matrix, of all
+};
+
+// With what else goes into the launch, in kernels of its own: steps behind the sums (job.has_epilogue), with one column a second
+// matrix among them (`up`), or more matrices for the one column.
+struct d_float_more {
+    const char * a;
+    char * y;
+    int64_t m, blocks;
+};
+struct d_float_hooked_job : d_float_job {
+    static constexpr bool has_hooks = true;
+    int n_more;
+    d_float_more more[GCUDA_MUL_MAT_GROUP - 1];
 };
 
 // Operands of anything that d_load knows, with any stride.
@@ -12663,9 +12677,9 @@ template <> struct d_float_weights<d_any_float> {
     static __device__ void unpack(const uint4 & w, float * v) { memcpy(v, &w, 16); }
 };
 
-// Row r of a matrix, or its last one: what comes of rows beyond that is not stored.
-static inline __device__ const char * d_float_row(const d_float_job & p, const char * a, int r) {
-    return a + (r < (int) p.job.m ? r : (int) p.job.m - 1) * p.job.a_m;
+// Row r of the m of a matrix, or its last one: what comes of rows beyond that is not stored.
+static inline __device__ const char * d_float_row(const d_float_job & p, const char * a, int64_t m, int r) {
+    return a + (r < (int) m ? r : (int) m - 1) * p.job.a_m;
 }
 
 // The N elements of a column that meet them.
@@ -12757,15 +12771,16 @@ template <typename A, typename B, int COLS> struct d_float_fma {
             }
         }
     }
-    __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
+    __device__ void load_weights(const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane) {
         UNROLL for (int r = 0; r < ROWS; ++r) {
-            const char * from = d_float_row(p, a, row + r);
+            const char * from = d_float_row(p, a, m, row + r);
             UNROLL for (int u = 0; u < AHEAD; ++u) { w[u][r] = W::load(p, from, k0 + (32 * u + lane) * N, true); }
         }
     }
-    __device__ void multiply(const d_float_job & p, const char * a, int row, int k0, int lane, bool is_wanted, float (&sum)[sums]) {
+    __device__ void multiply(
+        const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane, bool is_wanted, float (&sum)[sums]) {
         const char * from[ROWS];
-        UNROLL for (int r = 0; r < ROWS; ++r) { from[r] = d_float_row(p, a, row + r); }
+        UNROLL for (int r = 0; r < ROWS; ++r) { from[r] = d_float_row(p, a, m, row + r); }
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             UNROLL for (int r = 0; r < ROWS; ++r) {
                 float v[N];
@@ -12849,16 +12864,17 @@ template <typename A, typename B> struct d_float_mma {
         }
         __syncwarp(); // the next step's may come
     }
-    __device__ void load_weights(const d_float_job & p, const char * a, int row, int k0, int lane) {
+    __device__ void load_weights(const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane) {
         UNROLL for (int h = 0; h < 2; ++h) {
-            const char * from = d_float_row(p, a, row + lane / 4 + 8 * h);
+            const char * from = d_float_row(p, a, m, row + lane / 4 + 8 * h);
             UNROLL for (int u = 0; u < AHEAD; ++u) {
                 UNROLL for (int i = 0; i < PIECES; ++i) { w[u][h][i] = W::load(p, from, k0 + 32 * u + place(lane, i), true); }
             }
         }
     }
-    __device__ void multiply(const d_float_job & p, const char * a, int row, int k0, int lane, bool is_wanted, float (&c)[4]) {
-        const char * from[2] = { d_float_row(p, a, row + lane / 4), d_float_row(p, a, row + lane / 4 + 8) };
+    __device__ void multiply(
+        const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane, bool is_wanted, float (&c)[4]) {
+        const char * from[2] = { d_float_row(p, a, m, row + lane / 4), d_float_row(p, a, m, row + lane / 4 + 8) };
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[2][8];
             UNROLL for (int h = 0; h < 2; ++h) {
@@ -12884,16 +12900,23 @@ template <typename A, typename B> struct d_float_mma {
 };
 
 // ---- the kernel ----
-// Turn j of warps `sub` has the rows from (block + blocks * j) * n_sub + sub, in groups of W::rows.
+// A block's rows of a matrix of m. Turn j of warps `sub` has those from (block + blocks * j) * n_sub + sub, in groups of W::rows; where
+// there is a second matrix, up, turns come in pairs: the same rows of both.
+struct d_float_rows {
+    const char * a, * up;
+    int64_t m, blocks;
+    int block;
+};
+
 template <typename W>
-static inline __device__ void d_float_walk(
-    const d_float_job & p, const char * a, const char * const * columns, int n, int block, float * part, char * xs,
-    bool is_early) {
+static inline __device__ void d_float_walk(const d_float_job & p, const d_float_rows & rows, const char * const * columns, int n,
+    float * part, char * xs, bool is_early) {
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_sub = (int) blockDim.x / 32 / p.at_once;
-    const int first = (block * n_sub + warp / p.at_once) * W::rows, row_step = (int) p.blocks * n_sub * W::rows, s0 = warp % p.at_once;
-    float * own = part + warp * p.turns * W::sums;
+    const int first = (rows.block * n_sub + warp / p.at_once) * W::rows, row_step = (int) rows.blocks * n_sub * W::rows;
+    const int s0 = warp % p.at_once, n_turns = rows.up != nullptr ? 2 * p.turns : p.turns;
+    float * own = part + warp * n_turns * W::sums;
     W work;
-    if (s0 < p.steps) { work.load_weights(p, a, first, s0 * W::step, lane); }
+    if (s0 < p.steps) { work.load_weights(p, rows.a, rows.m, first, s0 * W::step, lane); }
     if (is_early) { d_wait_before(); }
     __syncthreads(); // the columns are known
     if (s0 < p.steps) { W::fetch_columns(p, columns, n, s0 * W::step, lane, xs); }
@@ -12902,55 +12925,84 @@ static inline __device__ void d_float_walk(
         const bool has_next = s + p.at_once < p.steps;
         work.load_columns(p, columns, n, k0, lane, xs);
         if (has_next) { W::fetch_columns(p, columns, n, k0 + p.at_once * W::step, lane, xs); }
-        for (int j = 0, row = first; j < p.turns; ++j, row += row_step) {
-            const bool is_last = j + 1 == p.turns;
+        for (int j = 0, row = first; j < n_turns; ++j) {
+            const bool is_last = j + 1 == n_turns, is_up = rows.up != nullptr && j % 2 == 0; // the next turn
             float sum[W::lane_sums] = {};
-            work.multiply(p, a, is_last ? first : row + row_step, is_last ? k0 + p.at_once * W::step : k0, lane, !is_last || has_next, sum);
+            if (!is_up) { row += row_step; }
+            work.multiply(p, is_up ? rows.up : rows.a, rows.m, is_last ? first : row, is_last ? k0 + p.at_once * W::step : k0, lane,
+                !is_last || has_next, sum);
             W::add(sum, own + j * W::sums, lane, s < p.at_once);
         }
     }
 }
 
-template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WARPS, 1) k_mul_mat_vec_float(const d_float_job p) {
+// Where the block's rows are, of the first matrix or of one behind it; *y is where the results of the latter go.
+static inline __device__ void d_float_find(const d_float_hooked_job & p, d_float_rows * rows, char ** y) {
+    for (int g = 0; g < p.n_more && rows->block >= (int) rows->blocks; ++g) {
+        rows->block -= (int) rows->blocks;
+        rows->a = p.more[g].a;
+        rows->m = p.more[g].m;
+        rows->blocks = p.more[g].blocks;
+        *y = p.more[g].y;
+    }
+    rows->up = p.job.has_epilogue ? (const char *) p.job.epilogue.up : nullptr;
+}
+
+template <typename W, typename P> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WARPS, 1) k_mul_mat_vec_float(const P p) {
     DYNAMIC_SHARED(float, part); // [warp][turn][sum], then columns of the warps
     __shared__ const char * columns[W::columns];
     __shared__ char * results[W::columns];
     const int n_warps = (int) blockDim.x / 32, n_sub = n_warps / p.at_once;
-    char * xs = (char *) (part + n_warps * p.turns * W::sums) + (int) threadIdx.x / 32 * p.column_bytes;
+    const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // of sums
+    char * xs = (char *) (part + n_warps * p.turns * n_kinds * W::sums) + (int) threadIdx.x / 32 * p.column_bytes;
     d_start_next();
     if (!p.is_early) { d_wait_before(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
         const int64_t i = p.is_small ? (int64_t) ((uint32_t) item / (uint32_t) p.blocks) : item / p.blocks;
-        const int block = (int) (item - i * p.blocks);
+        d_float_rows rows = { (const char *) p.job.a.data, nullptr, p.job.m, p.blocks, (int) (item - i * p.blocks) };
         int64_t matrix = i;
         int n = (int) p.job.n;
+        char * y = nullptr;
+        if constexpr (P::has_hooks) {
+            if (p.n_more > 0) {
+                matrix = 0;
+                rows.block = (int) item;
+            }
+            d_float_find(p, &rows, &y);
+        }
         if (p.ids.data != nullptr) {
             n = d_float_slots(p, i, W::columns, &matrix, columns, results);
             if (n == 0) { continue; }
         } else if ((int) threadIdx.x < n) {
-            d_float_ends(p, i, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
+            d_float_ends(p, matrix, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
         }
         const bool is_bad = p.ids.data != nullptr && matrix == p.n_experts;
         const int n_parts = is_bad ? 0 : p.at_once < p.steps ? p.at_once : p.steps;
         if (is_bad && threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         if (!is_bad) {
-            const char * a = (const char *) p.job.a.data;
             if (matrix > 0) {
-                a = p.job.a.ne[3] == 1 ? d_at(p.job.a, 0, 0, matrix, 0)
-                                       : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
+                rows.a = p.job.a.ne[3] == 1 ? d_at(p.job.a, 0, 0, matrix, 0)
+                                            : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
+                if (rows.up != nullptr) { rows.up += rows.a - (const char *) p.job.a.data; }
             }
-            d_float_walk<W>(p, a, columns, n, block, part, xs, p.is_early && item == blockIdx.x);
+            d_float_walk<W>(p, rows, columns, n, part, xs, p.is_early && item == blockIdx.x);
         }
         __syncthreads();
         for (int e = (int) threadIdx.x; e < p.turns * n_sub * W::sums; e += (int) blockDim.x) {
             const int in = e % W::sums, group = e / W::sums, turn = n_sub == 1 ? group : group / n_sub, sub = group - turn * n_sub;
-            const int row = ((block + turn * (int) p.blocks) * n_sub + sub) * W::rows + W::row_of(in), c = W::column_of(in);
-            if (row < (int) p.job.m && c < n) {
-                float sum = 0.0f;
+            const int row = ((rows.block + turn * (int) rows.blocks) * n_sub + sub) * W::rows + W::row_of(in), c = W::column_of(in);
+            if (row < (int) rows.m && c < n) {
+                float sum = 0.0f, up = 0.0f;
                 for (int s = 0; s < n_parts; ++s) {
-                    sum += part[((sub * p.at_once + s) * p.turns + turn) * W::sums + in];
+                    const float * own = part + ((sub * p.at_once + s) * p.turns + turn) * n_kinds * W::sums + in;
+                    sum += own[0];
+                    if (n_kinds > 1) { up += own[W::sums]; }
                 }
-                d_store(p.job.y.type, results[c] + row * (int64_t) p.job.y.nb[0], sum);
+                if (P::has_hooks && p.job.has_epilogue) {
+                    const d_tile t = { 0, 0, matrix, n };
+                    sum = d_finish(p.job, sum, up, p.is_one ? d_index{ row, c, 0, 0 } : d_tile_index(p.job, t, c, row), -1);
+                }
+                d_store(p.job.y.type, (y != nullptr ? y : results[c]) + row * (int64_t) p.job.y.nb[0], sum);
             }
         }
         __syncthreads(); // part, columns and results are read no more
@@ -12958,13 +13010,29 @@ template <typename W> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WA
 }
 
 // ---- the launcher's side ----
-template <typename W>
-static gcuda_status launch_float(d_float_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
-    const int64_t n_groups = (p.job.m + W::rows - 1) / W::rows, n_sm = n_multiprocessors();
+// Blocks of a group's matrices: all have as many turns, as few as leave every multiprocessor one block, if shared memory has room.
+static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int64_t n_sm, int64_t most) {
+    const auto blocks = [&](int64_t m) { return ((m + rows - 1) / rows + n_sub * p.turns - 1) / (n_sub * p.turns); };
+    for (p.turns = 1; ; ++p.turns) {
+        p.n_items = p.blocks = blocks(p.job.m);
+        for (int j = 0; j < p.n_more; ++j) { p.n_items += p.more[j].blocks = blocks(p.more[j].m); }
+        if (p.n_items <= n_sm || p.turns >= most) { return; }
+    }
+}
+
+template <typename W, typename P>
+static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
+    int64_t m = p.job.m, sum_bytes = 4;
+    if constexpr (P::has_hooks) {
+        for (int j = 0; j < p.n_more; ++j) { m += p.more[j].m; }
+        sum_bytes = p.job.epilogue.up != nullptr ? 8 : 4;
+    }
+    const int64_t n_groups = (m + W::rows - 1) / W::rows, n_sm = n_multiprocessors();
     const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
     const int64_t n_columns = p.ids.data == nullptr ? p.job.n : n_matrices < W::columns ? n_matrices : W::columns;
     p.column_bytes = W::shared_bytes((int) n_columns);
     p.steps = (int) ((p.job.k + W::step - 1) / W::step);
+    // without regard to sum_bytes: a row is cut the same way with a second matrix and without
     const int64_t fitting = room / (p.column_bytes + W::sums * 4), most = fitting < FLOAT_VEC_WARPS ? fitting : FLOAT_VEC_WARPS;
     if (most < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -12973,20 +13041,26 @@ static gcuda_status launch_float(d_float_job & p, int64_t n_matrices, size_t max
     p.at_once = p.steps > 0 ? (int) ((p.steps + passes - 1) / passes) : 1;
     int64_t n_sub = n_groups * n_matrices / n_sm; // no more side by side than leaves every one a block
     n_sub = n_sub < 1 ? 1 : n_sub > most / p.at_once ? most / p.at_once : n_sub;
-    const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * 4, all = (n_groups + n_sub - 1) / n_sub;
+    const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * sum_bytes, all = (n_groups + n_sub - 1) / n_sub;
     const int64_t share = mul_mat_blocks(all, n_matrices, n_sm), turns = (room - n_warps * p.column_bytes) / turn_bytes; // at most
+    if (P::has_hooks && turns < 1) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
     const int64_t least = (all + turns - 1) / turns;
     p.blocks = share > least ? share : least;
     p.turns = (int) ((all + p.blocks - 1) / p.blocks);
     p.n_items = n_matrices * p.blocks;
+    if constexpr (P::has_hooks) {
+        if (p.n_more > 0) { float_share(p, W::rows, n_sub, n_sm, turns); }
+    }
     p.is_small = p.n_items <= INT32_MAX && n_elements(p.job.b) / (p.job.k > 0 ? p.job.k : 1) <= INT32_MAX;
     p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
-    return launch_overlapped(k_mul_mat_vec_float<W>, p.n_items, dim3((unsigned) (32 * n_warps)),
+    return launch_overlapped(k_mul_mat_vec_float<W, P>, p.n_items, dim3((unsigned) (32 * n_warps)),
         (size_t) (p.turns * turn_bytes + n_warps * p.column_bytes), max_shared, stream, p);
 }
 
-template <typename A, typename B>
-static gcuda_status launch_float_columns(d_float_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
+template <typename A, typename B, typename P>
+static gcuda_status launch_float_columns(P & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     return p.job.n == 1   ? launch_float<d_float_fma<A, B, 1>>(p, n_matrices, max_shared, stream)
            : p.job.n == 2 ? launch_float<d_float_fma<A, B, 2>>(p, n_matrices, max_shared, stream)
            : p.job.n <= 4 ? launch_float<d_float_fma<A, B, 4>>(p, n_matrices, max_shared, stream)
@@ -13008,6 +13082,11 @@ static gcuda_status launch_float_halves(
 
 #define FLOAT_MMA_FIRST_COLUMNS 2
 #define FLOAT_MMA_FIRST_F32_COLUMNS 3 // fewer are multiplied in F32 as fast as they are read
+static bool float_on_tensor_cores(const d_float_job & p, bool wants_f32) {
+    const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32, is_id = p.ids.data != nullptr; // slots of halves may share an expert
+    const bool is_many = is_id ? !is_f32 : p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS);
+    return !wants_f32 && is_many && capability_major() >= 8;
+}
 
 // With the types and rows that 16 bytes can be loaded of; anything else goes element by element.
 static gcuda_status launch_float_vec(
@@ -13017,9 +13096,7 @@ static gcuda_status launch_float_vec(
     if (!is_same || !is_wide(p.job.a) || !is_wide(p.job.b) || p.job.k % n_wide != 0) {
         return launch_float_columns<d_any_float, d_any_float>(p, n_matrices, max_shared, stream);
     }
-    const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32, is_id = p.ids.data != nullptr; // slots of halves may share an expert
-    const bool is_many = is_id ? !is_f32 : p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS);
-    const bool use_mma = !wants_f32 && is_many && capability_major() >= 8;
+    const bool use_mma = float_on_tensor_cores(p, wants_f32);
     switch (p.job.a.type) {
         case GCUDA_TYPE_F32:
             return use_mma ? launch_float<d_float_mma<float, float>>(p, n_matrices, max_shared, stream)
@@ -13029,9 +13106,33 @@ static gcuda_status launch_float_vec(
     }
 }
 
+// With hooks: columns in F32.
+static gcuda_status launch_float_hooked(
+    d_float_hooked_job & p, int64_t n_matrices, bool wants_f32, size_t max_shared, gcuda_stream stream) {
+    const bool use_mma = float_on_tensor_cores(p, wants_f32);
+    return with_float(p.job.a.type, [&](auto a) {
+        typedef decltype(a) A;
+        return use_mma ? launch_float<d_float_mma<A, float>>(p, n_matrices, max_shared, stream)
+                       : launch_float_columns<A, float>(p, n_matrices, max_shared, stream);
+    });
+}
+
 static bool float_vec_takes(const d_float_job & p) {
     return is_float(p.job.a.type) && is_float(p.job.b.type) && p.job.n <= FLOAT_VEC_COLUMNS && p.job.m <= FLOAT_VEC_ROWS &&
            p.job.k <= FLOAT_VEC_LENGTH;
+}
+
+// What kernels with hooks take: the product alone would have its kernel for rows in pieces of 16 bytes.
+static bool float_hooks_take(const d_float_job & p) {
+    return float_vec_takes(p) && p.job.b.type == GCUDA_TYPE_F32 && p.job.y.type == GCUDA_TYPE_F32 && is_wide(p.job.a) && is_wide(p.job.b) &&
+           p.job.k % (16 / (int64_t) gcuda_type_size(p.job.a.type)) == 0;
+}
+
+// Whether q is a product of the same column as p, with weights that lie like p's.
+static bool float_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
+    return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 && q.prec == p.prec &&
+           q.b.data == p.b.data && q.b.type == p.b.type && n_elements(q.b) == p.a.ne[0] && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] >= 1 &&
+           q.a.ne[1] <= FLOAT_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
@@ -13045,6 +13146,41 @@ gcuda_status gcuda_launch_mul_mat_vec_float(const gcuda_mul_mat_args * args, gcu
     const int64_t n_matrices = args->a.ne[2] * args->a.ne[3];
     const bool wants_f32 = args->prec == GCUDA_PREC_F32;
     return n_elements(args->y) > 0 ? launch_float_vec(p, n_matrices, wants_f32, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+}
+
+static d_float_hooked_job float_hooked_job(const gcuda_mul_mat_args & args) {
+    d_float_hooked_job p = {};
+    p.job = job_of(args);
+    p.is_one = args.b.ne[2] == 1 && args.b.ne[3] == 1 && args.a.ne[2] * args.a.ne[3] == 1;
+    return p;
+}
+
+gcuda_status gcuda_launch_mul_mat_vec_float_fused(
+    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
+    d_float_hooked_job p = float_hooked_job(*args);
+    const bool has_up = epilogue->up != nullptr;
+    p.job.has_epilogue = true;
+    p.job.epilogue = *epilogue;
+    if (!float_hooks_take(p) || !epilogue_fits(*epilogue, p.job.y, 0) || (has_up && (p.job.n != 1 || (uintptr_t) epilogue->up % 16 != 0))) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const int64_t n_matrices = args->a.ne[2] * args->a.ne[3];
+    return n_elements(args->y) > 0 ? launch_float_hooked(p, n_matrices, args->prec == GCUDA_PREC_F32, args->max_shared, stream)
+                                   : GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_launch_mul_mat_vec_float_group(const gcuda_mul_mat_args * args, int n_args, gcuda_stream stream) {
+    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    d_float_hooked_job p = float_hooked_job(args[0]);
+    for (int i = 0; i < n_args; ++i) {
+        if (!float_is_alike(args[0], args[i]) || !float_hooks_take(float_hooked_job(args[i]))) {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
+        if (i > 0) { p.more[p.n_more++] = { (const char *) args[i].a.data, (char *) args[i].y.data, args[i].a.ne[1], 0 }; }
+    }
+    return launch_float_hooked(p, 1, args->prec == GCUDA_PREC_F32, args->max_shared, stream);
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------

@@ -460,9 +460,14 @@ TEST(what_follows_a_product_goes_into_it) {
 static void build_product_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 0 ? 9 : 1;
+    const int64_t n = v == 0 ? 9 : v == 12 ? 3 : 1; // 12: goes to cuBLAS
     struct gcuda_tensor * x = v == 1 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, K, 1) : f32(b, K, n, 1);
-    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, v == 2 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0), x), * bias = f32(b, M, 1, 1), * z = NULL;
+    struct gcuda_tensor * w = weights(b, v >= 14 ? GCUDA_TYPE_F16 : v == 12 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0);
+    if (v == 2) { w = gcuda_view_2d(c, f32(b, 2 * K, M, 1), K, M, 2 * K * 4, 4); } // floats that do not begin at 16 bytes
+    if (v == 13) { w = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, K + 4, M), x = f32(b, K + 4, 1, 1); } // rows end within 16 bytes
+    if (v == 14) { x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, K, 1); }
+    if (v == 15) { x = gcuda_view_2d(c, f32(b, K + 1, 1, 1), K, 1, 4 * K, 4); }
+    struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * bias = f32(b, M, 1, 1), * z = NULL;
     if (v == 1) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
     if (v == 3) { gcuda_set_output(y); }
     switch (v) {
@@ -481,7 +486,7 @@ static void build_product_not(struct build * b) {
 }
 
 TEST(products_stay_apart) {
-    for (int v = 0; v <= 11; ++v) { stops(build_product_not, v, ""); }
+    for (int v = 0; v <= 15; ++v) { stops(build_product_not, v, ""); }
     clean();
 }
 
@@ -594,6 +599,56 @@ TEST(a_result_on_the_column_keeps_products_apart) {
     clean();
 }
 
+// The same of floats: steps, gate and up, products beside each other.
+static void build_floats(struct build * b) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant / 3;
+    const enum gcuda_type type = types[b->variant % 3];
+    const int64_t n_matrices = v == 3 || v == 4 ? 3 : 1, k = v == 6 ? 4096 + 96 : K;
+    struct gcuda_tensor * x = f32(b, k, v == 1 ? 2 : 1, v == 3 ? 6 : n_matrices), * y[3];
+    for (int i = 0; i < 3; ++i) {
+        struct gcuda_tensor * w = gcuda_new_tensor_3d(c, type, k, v == 5 ? 150 - 50 * i : v == 6 ? 700 - 300 * i : M, n_matrices);
+        y[i] = gcuda_mul_mat(c, w, x);
+        if (v == 7) { gcuda_mul_mat_set_prec(y[i], GCUDA_PREC_F32); }
+    }
+    switch (v) {
+        case 0: out(b, gcuda_add(c, gcuda_add(c, y[0], f32(b, M, 1, 1)), f32(b, M, 1, 1))); break;
+        case 1: out(b, gcuda_mul(c, gcuda_silu(c, gcuda_add(c, y[0], f32(b, M, 1, 1))), f32(b, M, 2, 1))); break;
+        case 2: out(b, gcuda_add(c, gcuda_swiglu_split(c, y[0], y[1]), f32(b, M, 1, 1))); break;
+        case 3: out(b, gcuda_add(c, gcuda_scale(c, y[0], 0.5f), f32(b, M, 1, 6))); break; // two columns a matrix
+        case 4: out(b, gcuda_geglu_split(c, y[1], y[0])); break;                          // of each matrix its own
+        default:
+            for (int i = 0; i < 3; ++i) { out(b, y[i]); }
+            break;
+    }
+}
+
+TEST(products_of_floats_are_one_launch) {
+    for (int v = 0; v < 24; ++v) { fires(build_floats, v, v >= 15 ? "mul_mat beside mul_mat" : "mul_mat + steps", 1); }
+    clean();
+}
+
+static void build_floats_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    struct gcuda_tensor * x = f32(b, K, v == 0 ? 2 : 1, 1), * y[2];
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_tensor * w = weights(b, i == 1 && v == 1 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16);
+        struct gcuda_tensor * more = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, K, 2 * M);
+        if (i == 1 && v == 2) { w = gcuda_view_2d(c, more, K, M, 2 * w->nb[1], 0); } // rows apart
+        if (i == 1 && v == 3) { w = gcuda_view_2d(c, more, K, M, w->nb[1], 8); }     // not at 16 bytes
+        y[i] = gcuda_mul_mat(c, w, i == 1 && v == 4 ? f32(b, K, 1, 1) : x);
+        if (i == 1 && v == 5) { gcuda_mul_mat_set_prec(y[i], GCUDA_PREC_F32); }
+    }
+    for (int i = 0; i < 2; ++i) { out(b, y[i]); }
+}
+
+TEST(products_of_floats_stay_apart) {
+    for (int v = 0; v <= 5; ++v) { stops(build_floats_not, v, ""); }
+    clean();
+}
+
 enum { EXPERTS = 6, USED = 3, TOKENS = 2 };
 static struct gcuda_tensor * experts(struct build * b, enum gcuda_type type) {
     return gcuda_new_tensor_3d(b->ctx, type, K, M, EXPERTS);
@@ -661,6 +716,7 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * up = gcuda_new_tensor_2d(p.ctx, type, k, m);
+    const bool is_quantized = gcuda_is_quantized(type);
     struct gcuda_tensor * t[6]; // columns, bias, bias of the second, factor, residual, result
     const int64_t ne[6][2] = { { k, n }, { m, 1 }, { m, n }, { 1, n }, { m, n }, { m, n } };
     for (int i = 0; i < 6; ++i) { t[i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, ne[i][0], ne[i][1]); }
@@ -673,10 +729,13 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
             fill(all[i], i);
             CHECK_OK(gcuda_backend_tensor_get(all[i], f[i], 0, gcuda_nbytes(all[i])));
         } else {
-            void * blocks = malloc(gcuda_nbytes(all[i]));
+            char * blocks = (char *) malloc(gcuda_nbytes(all[i]));
             fill(all[i], i);
             CHECK_OK(gcuda_backend_tensor_get(all[i], blocks, 0, gcuda_nbytes(all[i])));
-            gcudai_to_float(type)(blocks, f[i], m * k);
+            if (is_quantized) { gcudai_to_float(type)(blocks, f[i], m * k); }
+            for (int64_t j = 0; j < m * k && !is_quantized; ++j) {
+                f[i][j] = gcudai_float_at(type, blocks + (size_t) j * gcuda_type_size(type));
+            }
             free(blocks);
         }
     }
@@ -691,9 +750,10 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
     e.glu = op;
     e.is_scaled = true, e.scale = -0.75f, e.alpha = 1.702f, e.limit = (float) LIMIT;
     void * scratch = NULL;
-    CHECK(cudaMalloc(&scratch, gcuda_mul_mat_vec_scratch_bytes(&args) + 1) == cudaSuccess);
-    const gcuda_status st = gcuda_launch_mul_mat_vec_fused(&args, &e, scratch, NULL);
-    CHECK(st == (has_up && n > 2 ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
+    CHECK(cudaMalloc(&scratch, is_quantized ? gcuda_mul_mat_vec_scratch_bytes(&args) + 1 : 1) == cudaSuccess);
+    const gcuda_status st = is_quantized ? gcuda_launch_mul_mat_vec_fused(&args, &e, scratch, NULL)
+                                         : gcuda_launch_mul_mat_vec_float_fused(&args, &e, NULL);
+    CHECK(st == (has_up && n > (is_quantized ? 2 : 1) ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
     if (st == GCUDA_STATUS_SUCCESS) {
         double error = 0.0, size = 0.0;
         CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
@@ -709,7 +769,8 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
             const double want = gate * (double) f[3][c] * -0.75 + (double) f[4][i], d = want - (double) f[5][i];
             error += d * d, size += want * want;
         }
-        CHECK_MSG(error <= 5e-4 * size, "%s, %d columns, op %d: error %g", gcuda_type_name(type), (int) n, (int) op, error / size);
+        const double bound = is_quantized ? 5e-4 : type == GCUDA_TYPE_F32 || n == 1 ? 1e-10 : 1e-6; // columns as TF32
+        CHECK_MSG(error <= bound * size, "%s, %d columns, op %d: error %g", gcuda_type_name(type), (int) n, (int) op, error / size);
     }
     CHECK(cudaFree(scratch) == cudaSuccess);
     for (int i = 0; i < 8; ++i) { free(f[i]); }
@@ -725,6 +786,12 @@ TEST(launcher_with_every_step) {
             launch_once(types[i], 256, 21, n, (enum gcuda_glu_op) ((i + n) % 3), false);
         }
     }
+    static const enum gcuda_type floats[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    for (int64_t n = 1; n <= 8; ++n) {
+        launch_once(floats[n % 3], 288, 37, n, (enum gcuda_glu_op) (n % 6), true);
+        for (int i = 0; i < 3; ++i) { launch_once(floats[i], 264, 21, n, (enum gcuda_glu_op) (n % 3), false); }
+    }
+    for (int i = 0; i < 3; ++i) { launch_once(floats[i], 4096 + 64, 300, 1, GCUDA_GLU_OP_SWIGLU, true); }
     launch_once(GCUDA_TYPE_MXFP4, 96, 40, 1, GCUDA_GLU_OP_SWIGLU, true); // rows at any byte
     launch_once(GCUDA_TYPE_Q4_0, 4096 + 64, 700, 1, GCUDA_GLU_OP_SWIGLU, true); // several rounds and steps
     clean();
