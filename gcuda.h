@@ -731,6 +731,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
 #define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
+#define gcuda_launch_mul_mat_wg_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_group)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
@@ -794,6 +795,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
+#define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
 #define gcuda_mul_mat_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_scratch_bytes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
@@ -3512,10 +3514,11 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // quantized weights with up to 8 columns, or of floats in rows of 16-byte pieces that does not go to cuBLAS, or mul_mat_id of few
 // tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the same columns and
 // the glu of both (one column), a factor, a scale, a residual; and up to three such products of the same single column, one right
-// behind the other (queries, keys, values).
+// behind the other (queries, keys, values); likewise, where gcuda_has_warp_groups and one at least is large, of quantized weights
+// and the same many columns.
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
-// the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often;
-// gcuda_cuda_params.strict forbids that.
+// the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
+// of many columns, which add up in another order; gcuda_cuda_params.strict forbids that.
 //
 // Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
 // fails is one line in the log, and the plan does without.
@@ -3943,6 +3946,11 @@ GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// Several products of the same columns, which are rounded once: at most GCUDA_MUL_MAT_GROUP, weights in blocks of one type, with
+// rows of one length and stride. k is not cut into parts, so bits are those of single products that are not cut either.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_group(
+    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
 // Products of floats on tensor cores from 8.0 on (slow below): a and b of one type, F16, BF16 or F32 (rounded to TF32), packed rows
 // at multiples of 16 bytes; y F32. Sums are in F32. UNSUPPORTED for what does not fit.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_gemm(
@@ -27886,6 +27894,7 @@ union gcudai_cuda_fused {
     struct {
         struct gcuda_mul_mat_args args[GCUDA_MUL_MAT_GROUP];
         int n;
+        void * scratch;
     } group;
     struct {
         struct gcuda_mul_mat_args args;
@@ -28550,24 +28559,33 @@ static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
            w->node[i]->src[0]->ne[2] * w->node[i]->src[0]->ne[3] == 1;
 }
 
-// Product i belongs to that at node 0, and what is written neither lies where anything is read nor where another writes.
-static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
-    const struct gcuda_tensor * first = w->node[0], * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
-    const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && (next->src[0] == y || next->src[1] == y);
-    bool joins = !has_steps && gcudai_cuda_is_single(w, i) && y->src[1] == first->src[1] && y->src[0]->type == first->src[0]->type &&
-                 y->src[0]->ne[0] == first->src[0]->ne[0] && y->src[0]->nb[1] == first->src[0]->nb[1] &&
-                 gcudai_param_i32(y, 0) == gcudai_param_i32(first, 0);
-    for (int k = 0; k <= i && joins; ++k) {
+// What product i writes neither lies where one of the products before it reads or writes, nor the other way round.
+static bool gcudai_cuda_is_apart(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * y = w->node[i];
+    bool is_so = true;
+    for (int k = 0; k <= i && is_so; ++k) {
         const struct gcuda_tensor * other = w->node[k];
-        joins = !gcudai_cuda_overlap(y, other->src[0]) && !gcudai_cuda_overlap(y, other->src[1]) &&
+        is_so = !gcudai_cuda_overlap(y, other->src[0]) && !gcudai_cuda_overlap(y, other->src[1]) &&
                 !gcudai_cuda_overlap(other, y->src[0]) && !gcudai_cuda_overlap(other, y->src[1]) && (k == i || !gcudai_cuda_overlap(other, y));
     }
-    return joins;
+    return is_so;
 }
 
-static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
-    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
+// Weights of product i lie like those of the one at node 0, and meet the same columns.
+static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * a = w->node[0], * b = w->node[i];
+    return b->src[1] == a->src[1] && b->src[0]->type == a->src[0]->type && b->src[0]->ne[0] == a->src[0]->ne[0] &&
+           b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0); // the precision
+}
+
+// Product i belongs to that at node 0, and has no steps of its own to be taken.
+static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
+    const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && (next->src[0] == y || next->src[1] == y);
+    return !has_steps && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
+}
+
+static void gcudai_cuda_group_args(const struct gcudai_cuda_window * w, int n, union gcudai_cuda_fused * args) {
     for (int i = 0; i < n; ++i) {
         union gcudai_args op;
         gcudai_mul_mat_args(w->node[i], &op);
@@ -28576,6 +28594,12 @@ static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gc
         (void) gcudai_cuda_refined(w->cu, GCUDAI_CUDA_PRODUCT_VECTOR, &args->group.args[i]);
     }
     args->group.n = n;
+}
+
+static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
+    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
+    gcudai_cuda_group_args(w, n, args);
     return n > 1 ? n : 0;
 }
 
@@ -28608,10 +28632,52 @@ static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * arg
     return gcuda_launch_ssm_conv(&args->op.ssm_conv, stream);
 }
 
+// ---- products of the same many columns, rounded once for all of them ----
+// One at least is large enough for warp groups by itself. Others, with fewer rows, would have gone another way, which rounds to
+// BF16 too and adds up in another order.
+
+static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
+    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return false; }
+    const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
+    const bool is_packed = gcuda_row_size(a->type, a->ne[0]) % 16 == 0 && ((uintptr_t) a->data | a->nb[1]) % 16 == 0;
+    return gcuda_is_quantized(a->type) && a->ne[2] * a->ne[3] == 1 && is_packed && y->type == GCUDA_TYPE_F32 && y->view_src == NULL &&
+           y->ne[2] * y->ne[3] == 1 && gcuda_nelements(y) > 0 && gcudai_is_float(y->src[1]->type) &&
+           gcudai_param_i32(y, 0) != GCUDA_PREC_F32 && gcudai_cuda_split_of(gcudai_buffer_of(a)) == NULL;
+}
+
+// That one of the products goes to warp groups by itself.
+static bool gcudai_cuda_is_wide_group(const struct gcudai_cuda_window * w, const union gcudai_cuda_fused * args) {
+    bool is_so = false;
+    for (int i = 0; i < args->group.n; ++i) {
+        is_so = is_so || gcudai_cuda_product_of(w->cu, &args->group.args[i]) == GCUDAI_CUDA_PRODUCT_WARP_GROUPS;
+    }
+    return is_so && w->cu->has_warp_groups;
+}
+
+static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    int n = !w->is_strict && gcudai_cuda_is_wide_product(w, 0) ? 1 : 0;
+    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_is_wide_product(w, n) && gcudai_cuda_is_alike(w, n) &&
+           gcudai_cuda_is_apart(w, n)) {
+        ++n;
+    }
+    gcudai_cuda_group_args(w, n, args);
+    return n > 1 && gcudai_cuda_is_wide_group(w, args) ? n : 0;
+}
+
+static gcuda_status gcudai_cuda_run_wide_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_wg_group(args->group.args, args->group.n, args->group.scratch, stream);
+}
+
+static void ** gcudai_cuda_scratch_wide_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
+    *n_bytes = gcuda_mul_mat_wg_group_scratch_bytes(args->group.args, args->group.n);
+    return &args->group.scratch;
+}
+
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
     { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, NULL },
+    { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
     { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },

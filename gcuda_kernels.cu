@@ -13232,6 +13232,14 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float(const gcuda_mul_mat_id_args * arg
 #define WG_MAX_SHARED (226 * 1024)
 #define WG_MAX_PARTS 8
 
+// Of a group, which has the columns in common: the matrices behind the first.
+struct d_wg_more {
+    const char * a;
+    float * y;
+    int64_t y_stride;
+    int m, first_tile; // tiles of rows are counted over all matrices
+};
+
 struct d_wg_job {
     const char * a;       // weights
     int64_t a_stride;     // bytes from row to row
@@ -13243,6 +13251,8 @@ struct d_wg_job {
     int m, n;             // rows, columns
     int m_tiles, n_tiles, n_units, n_parts; // m_tiles: of two blocks; units of k (d_wg_unit)
     int64_t n_items;
+    int n_more;
+    d_wg_more more[GCUDA_MUL_MAT_GROUP - 1];
 };
 
 // A slab of the weights: elements of k, bytes of them in a row, and in shared memory from row to row: odd multiples of 16, so
@@ -13554,11 +13564,16 @@ template <> struct d_wg_weights<float> : d_wg_float_weights {
 // ---- work and results ----
 struct d_wg_item {
     int m0, c0, tile, part, first, end; // first row of the cluster, first column and its tile, units
+    int matrix;                         // of a group
 };
 
 static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, int tn) {
     d_wg_item t;
-    t.m0 = item % p.m_tiles * (2 * WG_ROWS);
+    int m_tile = item % p.m_tiles;
+    t.matrix = 0;
+    while (t.matrix < p.n_more && m_tile >= p.more[t.matrix].first_tile) { ++t.matrix; }
+    if (t.matrix > 0) { m_tile -= p.more[t.matrix - 1].first_tile; }
+    t.m0 = m_tile * (2 * WG_ROWS);
     item /= p.m_tiles;
     t.tile = item % p.n_tiles;
     t.c0 = t.tile * tn;
@@ -13570,8 +13585,9 @@ static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, in
 
 // Factors are fetched ahead of the stores, which the compiler would not pass.
 template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, const d_wg_item & t, int row, int lane, const float (&d)[TN / 2]) {
-    const int c0 = t.c0 + 2 * (lane % 4);
-    float * y = p.y + t.part * p.part_stride + row + (int64_t) c0 * p.y_stride;
+    const int c0 = t.c0 + 2 * (lane % 4), m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
+    const int64_t y_stride = t.matrix > 0 ? p.more[t.matrix - 1].y_stride : p.y_stride;
+    float * y = (t.matrix > 0 ? p.more[t.matrix - 1].y : p.y) + t.part * p.part_stride + row + (int64_t) c0 * y_stride;
     UNROLL for (int j0 = 0; j0 < TN / 8; j0 += 8) {
         float factor[8][2];
         UNROLL for (int j = 0; j < 8; ++j) {
@@ -13582,10 +13598,10 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
         }
         UNROLL for (int j = 0; j < 8; ++j) {
             UNROLL for (int i = 0; i < 2; ++i) {
-                float * to = y + (8 * (j0 + j) + i) * p.y_stride;
+                float * to = y + (8 * (j0 + j) + i) * y_stride;
                 const bool is_in = c0 + 8 * (j0 + j) + i < p.n;
-                if (is_in && row < p.m) { to[0] = d[4 * (j0 + j) + i] * factor[j][i]; }
-                if (is_in && row + 8 < p.m) { to[8] = d[4 * (j0 + j) + 2 + i] * factor[j][i]; }
+                if (is_in && row < m) { to[0] = d[4 * (j0 + j) + i] * factor[j][i]; }
+                if (is_in && row + 8 < m) { to[8] = d[4 * (j0 + j) + 2 + i] * factor[j][i]; }
             }
         }
     }
@@ -13810,8 +13826,9 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     const int64_t step = ROWS * p.a_stride;
     d_wg_place<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, TN) {
-        const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? p.m - m0 : 0; // rows behind this one
-        const char * a = p.a + (left > 0 ? m0 : 0) * p.a_stride;
+        const int m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
+        const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // rows behind this one
+        const char * a = (t.matrix > 0 ? p.more[t.matrix - 1].a : p.a) + (left > 0 ? m0 : 0) * p.a_stride;
         for (int s = t.first * d_wg_unit<A>::slabs; s < t.end * d_wg_unit<A>::slabs; ++s) {
             const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
             const int n_rows = byte < p.row_bytes ? left : 0;
@@ -14162,18 +14179,19 @@ struct wg_plan {
     size_t factor_at, parts_at, bytes; // in scratch
 };
 
+static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS); }
+
 // Tiles of 128 or 256 columns and parts of k: whichever leaves the least to the cluster that has most, in units of 64
 // elements of k of 128 columns.
-static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) {
+static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts) {
     const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
     const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
     const int64_t n_clusters = n_multiprocessors() / 2 > 0 ? n_multiprocessors() / 2 : 1;
-    const int64_t m_tiles = (p.a.ne[1] + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
     wg_plan best = {};
     double least = 0.0;
     for (int tn = 128; tn <= 256; tn += 128) {
         const int64_t n_tiles = (n + tn - 1) / tn;
-        for (int parts = 1; parts <= WG_MAX_PARTS && parts <= n_slabs; ++parts) {
+        for (int parts = 1; parts <= max_parts && parts <= n_slabs; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_slabs + parts - 1) / parts * slab;
             const double step = tn == 256 ? 2.0 : 1.5, ends = tn == 256 ? 24.0 : 12.0; // an item costs `ends` beside its steps
             const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) (n * p.a.ne[1]) / 3.3e5 : 0.0;
@@ -14191,6 +14209,14 @@ static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) {
     best.parts_at = best.factor_at + (p.a.type == GCUDA_TYPE_F16 ? (size_t) (n + 3) / 4 * 16 : 0);
     best.bytes = best.parts_at + (best.n_parts > 1 ? (size_t) (best.n_parts * n * p.a.ne[1]) * sizeof(float) : 0);
     return best;
+}
+static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) { return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS); }
+
+// The matrices of a group one below the other.
+static wg_plan wg_plan_of_group(const gcuda_mul_mat_args * args, int n_args) {
+    int64_t m_tiles = 0;
+    for (int i = 0; i < n_args; ++i) { m_tiles += wg_tiles(args[i].a.ne[1]); }
+    return wg_plan_for(args[0], m_tiles, 1);
 }
 
 bool gcuda_has_warp_groups(void) {
@@ -14357,19 +14383,16 @@ size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
     return wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes;
 }
 
-// >>op:mul_mat ----------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    const bool is_gemm = wg_is_gemm(*args);
-    if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    if (is_gemm) {
-        return mul_mat_wg_gemm(*args, scratch, stream);
-    }
-    const wg_plan plan = wg_plan_of(*args);
+// Whether q is a product of the same columns as p, with weights that lie like p's.
+static bool wg_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
+    bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data && q.b.type == p.b.type;
+    for (int d = 0; d < 4; ++d) { is_so = is_so && q.b.ne[d] == p.b.ne[d] && q.b.nb[d] == p.b.nb[d]; }
+    return is_so;
+}
+
+// One product, or several of the same columns.
+static gcuda_status mul_mat_wg_group(
+    const gcuda_mul_mat_args * args, int n_args, const wg_plan & plan, void * scratch, gcuda_stream stream) {
     const bool is_f16 = args->a.type == GCUDA_TYPE_F16;
     float * factor = is_f16 && args->b.type != GCUDA_TYPE_F16 ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
     const bool is_quantized = gcuda_is_quantized(args->a.type);
@@ -14386,7 +14409,12 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
     p.factor = factor;
     p.m = (int) args->a.ne[1];
     p.n = (int) n_rows(args->b);
-    p.m_tiles = (p.m + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
+    p.m_tiles = (int) wg_tiles(p.m);
+    for (; p.n_more + 1 < n_args; ++p.n_more) {
+        const gcuda_mul_mat_args & q = args[p.n_more + 1];
+        p.more[p.n_more] = { (const char *) q.a.data, (float *) q.y.data, (int64_t) (q.y.nb[1] / 4), (int) q.a.ne[1], p.m_tiles };
+        p.m_tiles += (int) wg_tiles(q.a.ne[1]);
+    }
     p.n_tiles = (p.n + plan.tn - 1) / plan.tn;
     p.n_units = (int) (plan.k_padded / (is_quantized ? 256 : 128));
     p.n_parts = plan.n_parts;
@@ -14408,6 +14436,39 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
         st = launch(k_wg_parts, ((int64_t) p.m * p.n + 1023) / 1024, 256, stream, p, (const float *) parts);
     }
     return st;
+}
+
+// >>op:mul_mat ----------------------------------------------------------------------------------------
+gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
+    const bool is_gemm = wg_is_gemm(*args);
+    if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    if (is_gemm) {
+        return mul_mat_wg_gemm(*args, scratch, stream);
+    }
+    return mul_mat_wg_group(args, 1, wg_plan_of(*args), scratch, stream);
+}
+
+gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
+    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    for (int i = 0; i < n_args; ++i) {
+        if (!gcuda_is_quantized(args[i].a.type) || !wg_takes(args[i]) || !wg_is_alike(args[0], args[i]) || n_elements(args[i].y) == 0) {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
+    }
+    return fits_shared(WG_MAX_SHARED, args->max_shared) && gcuda_has_warp_groups()
+               ? mul_mat_wg_group(args, n_args, wg_plan_of_group(args, n_args), scratch, stream)
+               : GCUDA_STATUS_UNSUPPORTED;
+}
+
+size_t gcuda_mul_mat_wg_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
+    return wg_plan_of_group(args, n_args).bytes;
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------

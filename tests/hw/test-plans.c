@@ -1,5 +1,6 @@
 // Plans of model blocks on a device: fused or not, as CUDA graphs or not, with kernels that overlap or not, run after run with
-// other inputs and always with the same bits. The simulated device runs the same with smaller matrices (make build/sim/test-plans).
+// other inputs and with the same bits, but of many columns fusion adds up in another order unless it is strict. The simulated
+// device runs the same with smaller matrices (make build/sim/test-plans).
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -150,9 +151,10 @@ static void net_run(struct net * net, gcuda_backend_t backend, int run, char * o
 
 enum { FUSION = 1, GRAPHS = 2, OVERLAP = 4, MODES = 8 };
 
-static gcuda_backend_t backend_with(int mode) {
+static gcuda_backend_t backend_with(int mode, bool is_strict) {
     struct gcuda_cuda_params p;
     memset(&p, 0, sizeof p);
+    p.strict = is_strict;
     p.fusion = mode & FUSION ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     p.graphs = mode & GRAPHS ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     p.overlap = mode & OVERLAP ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
@@ -168,19 +170,30 @@ static void check_results(const struct net * net, const float * results) {
     for (int run = 1; run < N_RUNS; ++run) { CHECK(memcmp(results, results + (size_t) run * n, net->size) != 0); }
 }
 
-static void compare(block make, const struct shape * s) {
+static double distance(const float * a, const float * b, size_t n) {
+    double error = 0.0, all = 0.0;
+    for (size_t i = 0; i < n; ++i) {
+        error += ((double) a[i] - b[i]) * ((double) a[i] - b[i]);
+        all += (double) b[i] * b[i];
+    }
+    return error / all;
+}
+
+// bound 0: the same bits.
+static void compare_within(block make, const struct shape * s, bool is_strict, double bound) {
     struct net net;
     snprintf(test_all.case_name, sizeof test_all.case_name, "%s, %lld wide, %lld columns", gcuda_type_name(s->type),
         (long long) s->width, (long long) s->n_columns);
     net_begin(&net, make, s);
     char * wanted = (char *) malloc(N_RUNS * net.size), * got = (char *) malloc(net.size);
     for (int mode = 0; mode < MODES; ++mode) {
-        gcuda_backend_t backend = backend_with(mode);
+        gcuda_backend_t backend = backend_with(mode, is_strict);
         CHECK(backend != NULL);
         for (int run = 0; run < N_RUNS && backend != NULL; ++run) {
             char * like = wanted + (size_t) run * net.size;
             net_run(&net, backend, run, mode == 0 ? like : got);
-            CHECK_MSG(mode == 0 || memcmp(got, like, net.size) == 0, "run %d has other bits with%s%s%s", run,
+            const bool is_near = mode > 0 && bound > 0.0 && distance((float *) (void *) got, (float *) (void *) like, net.size / 4) < bound;
+            CHECK_MSG(mode == 0 || is_near || memcmp(got, like, net.size) == 0, "run %d has other bits with%s%s%s", run,
                 mode & FUSION ? " fusion" : "", mode & GRAPHS ? " graphs" : "", mode & OVERLAP ? " overlap" : "");
         }
         struct gcuda_cuda_plan_stats stats;
@@ -194,6 +207,8 @@ static void compare(block make, const struct shape * s) {
     net_end(&net);
     test_all.case_name[0] = '\0';
 }
+
+static void compare(block make, const struct shape * s) { compare_within(make, s, false, 0.0); }
 
 static void compare_types(block make, const struct shape * s) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16 };
@@ -220,7 +235,10 @@ TEST(decoder_blocks_of_many_columns) {
         { GCUDA_TYPE_Q8_0, 4096, 5120, 130, 1 },
         { GCUDA_TYPE_Q6_K, 2048, 1024, 64, 1 },
     };
-    for (int i = 0; i < SIZE(3, 1); ++i) { compare(decoder, &shapes[i]); }
+    for (int i = 0; i < SIZE(3, 1); ++i) {
+        compare_within(decoder, &shapes[i], true, 0.0);
+        compare_within(decoder, &shapes[i], false, 1e-4);
+    }
 }
 
 TEST(blocks_of_experts) {

@@ -222,3 +222,61 @@ TEST(many_tiles_and_parts) { // more than the device has at once, and parts of k
         product(GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, shapes[i], 1.0);
     }
 }
+
+// Matrices of different heights with the same columns, results with gaps between columns.
+static void group(enum gcuda_type type, const int64_t * m, int n_args, int64_t k, int64_t n) {
+    struct gcuda_mul_mat_args p[GCUDA_MUL_MAT_GROUP];
+    char * a[GCUDA_MUL_MAT_GROUP], * b = NULL;
+    struct rng r = rng_for(gcuda_type_name(type));
+    memset(p, 0, sizeof p);
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, n %lld, %d matrices", gcuda_type_name(type), (long long) k,
+        (long long) n, n_args);
+    for (int i = 0; i < n_args; ++i) {
+        p[i].a = matrix(type, k, m[i], gcuda_row_size(type, k));
+        p[i].b = i > 0 ? p[0].b : matrix(GCUDA_TYPE_F32, k, n, (size_t) k * sizeof(float));
+        p[i].y = matrix(GCUDA_TYPE_F32, m[i], n, (size_t) (m[i] + i) * sizeof(float));
+        p[i].max_shared = (size_t) 227 << 10;
+        a[i] = weights_of(type, &p[i].a, &r);
+        p[i].a.data = on_device(a[i], p[i].a.nb[2]);
+        p[i].y.data = on_device(NULL, p[i].y.nb[2]);
+        if (i == 0) {
+            b = columns_of(&p[0].b, 1.0, &r);
+            p[0].b.data = on_device(b, p[0].b.nb[2]);
+        }
+    }
+    void * scratch = on_device(NULL, gcuda_mul_mat_wg_group_scratch_bytes(p, n_args));
+    CHECK_OK(gcuda_launch_mul_mat_wg_group(p, n_args, scratch, NULL));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    for (int i = 0; i < n_args; ++i) {
+        float * y = (float *) malloc(p[i].y.nb[2]);
+        CHECK(cudaMemcpy(y, p[i].y.data, p[i].y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
+        compare(&p[i], a[i], b, y, 4e-5, &r);
+        free(y);
+    }
+    struct gcuda_mul_mat_args other = p[1];
+    p[1].b.data = p[0].y.data; // other columns
+    CHECK(gcuda_launch_mul_mat_wg_group(p, n_args, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    p[1] = other;
+    p[1].max_shared = p[0].max_shared = 0;
+    CHECK(gcuda_launch_mul_mat_wg_group(p, n_args, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(cudaFree(scratch) == cudaSuccess && cudaFree(p[0].b.data) == cudaSuccess);
+    for (int i = 0; i < n_args; ++i) {
+        CHECK(cudaFree(p[i].a.data) == cudaSuccess && cudaFree(p[i].y.data) == cudaSuccess);
+        free(a[i]);
+    }
+    free(b);
+    test_all.case_name[0] = '\0';
+}
+
+TEST(groups_of_products) {
+    static const int64_t heights[][3] = { { 4096, 1024, 1024 }, { 300, 77, 1000 }, { 256, 512, 1 } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int i = 0; i < 3; ++i) {
+        group(GCUDA_TYPE_Q4_0, heights[i], 3, 2048, 512 - 60 * i);
+        group(GCUDA_TYPE_Q6_K, heights[i], 2, 2048, 130);
+        group(GCUDA_TYPE_IQ2_XXS, heights[i], 3, 4096, 33);
+    }
+}

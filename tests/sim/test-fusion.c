@@ -649,6 +649,97 @@ TEST(products_of_floats_stay_apart) {
     clean();
 }
 
+// Of many columns: the kernel is for a device that the simulation is not, so plans are made and not run.
+enum { WIDE = 4096 };
+static void build_wide_group(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t k = v == 2 ? 4096 + 16 * 32 : WIDE, n = v == 3 ? 32 : v == 4 ? 129 : 40, rows = v == 5 ? WIDE - 1 : WIDE;
+    struct gcuda_tensor * x = f32(b, k, n, 1), * other = f32(b, k, n, 1), * y[4];
+    for (int i = 0; i < 4; ++i) {
+        const int64_t m = i == 0 ? rows : 1024 >> i;
+        const enum gcuda_type type = i == 1 && v == 6 ? GCUDA_TYPE_Q8_0 : v == 7 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(c, type, k, m);
+        if (i == 1 && v == 8) { w = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * m), k, m, 2 * w->nb[1], 0); } // rows apart
+        if (v == 9) { w = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, m + 1), k, m, w->nb[1], 18); } // not at 16 bytes
+        y[i] = gcuda_mul_mat(c, w, i == 1 && v == 10 ? other : x);
+        if (i == 1 && v == 11) { gcuda_mul_mat_set_prec(y[i], GCUDA_PREC_F32); }
+        if (i == 1 && v == 12) { out(b, gcuda_neg(c, x)); } // something between them
+        if (i < (v == 1 ? 4 : v == 13 ? 1 : 2)) { out(b, y[i]); }
+    }
+}
+
+static void wide_group(int variant, bool has_warp_groups, bool is_strict, const char * wanted, int n_launches) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.strict = is_strict;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    struct place p = place_begin();
+    struct build b;
+    memset(&b, 0, sizeof b);
+    b.ctx = p.ctx;
+    b.variant = variant;
+    build_wide_group(&b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    ((struct gcudai_cuda *) backend)->has_warp_groups = has_warp_groups;
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(plan != NULL);
+    char names[200];
+    names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    CHECK_MSG(strcmp(names, wanted) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, names, wanted);
+    CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, n_launches);
+    for (int i = 0; i < ((const struct gcudai_cuda_plan *) plan)->n_steps; ++i) {
+        const struct gcudai_cuda_step * s = &((const struct gcudai_cuda_plan *) plan)->steps[i];
+        CHECK(s->pattern == NULL || s->scratch_bytes >= (size_t) (WIDE * 2 * 32)); // the columns as halves
+    }
+    gcuda_backend_graph_plan_free(backend, plan);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(products_of_many_columns_are_one_launch) {
+    static const char * const name = "mul_mat beside mul_mat, many columns";
+    wide_group(0, true, false, name, 1);
+    wide_group(1, true, false, name, 2); // three, and one that is left
+    wide_group(2, true, false, name, 1);
+    wide_group(4, true, false, name, 1);
+    wide_group(0, true, true, "", 2);
+    wide_group(0, false, false, "", 2);
+    for (int v = 3; v <= 13; ++v) { // 3, 5: none is large
+        if (v != 4) { wide_group(v, true, false, "", v == 12 ? 3 : v == 13 ? 1 : 2); }
+    }
+    clean();
+}
+
+// A result on the columns that the other product still reads, or on its weights, or on its result.
+TEST(results_of_many_columns_lie_apart) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, WIDE, 40), * w[2], * y[2];
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    for (int i = 0; i < 2; ++i) {
+        w[i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, WIDE, WIDE);
+        y[i] = gcuda_mul_mat(p.ctx, w[i], x);
+        CHECK_OK(gcuda_build_forward_expand(graph, y[i]));
+    }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+    void * own = y[1]->data, * places[4] = { own, x->data, w[0]->data, y[0]->data };
+    for (int i = 0; i < 4; ++i) {
+        y[1]->data = places[i];
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 ? 1 : 2);
+        gcuda_backend_graph_plan_free(backend, plan);
+    }
+    y[1]->data = own;
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
 enum { EXPERTS = 6, USED = 3, TOKENS = 2 };
 static struct gcuda_tensor * experts(struct build * b, enum gcuda_type type) {
     return gcuda_new_tensor_3d(b->ctx, type, K, M, EXPERTS);
