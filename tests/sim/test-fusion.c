@@ -768,9 +768,10 @@ static void build_expert_not(struct build * b) {
     const int v = b->variant;
     const int64_t tokens = v == 0 ? 33 : TOKENS;
     struct gcuda_tensor * x = f32(b, K, 1, tokens), * as = experts(b, GCUDA_TYPE_Q4_0);
-    struct gcuda_tensor * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, v == 0 ? 2 : USED, tokens), * other = gcuda_dup_tensor(c, ids);
-    if (v == 0) { // indices of the test count up: as many experts
-        as = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, 32, 2, 66);
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, USED, tokens), * other = gcuda_dup_tensor(c, ids);
+    if (v == 0) { // more slots than experts: a token begins with the second expert of the one before
+        as = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, 32, 2, tokens + 1);
+        ids = gcuda_view_2d(c, gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens + 1), 2, tokens, sizeof(int32_t), 0);
         x = f32(b, 32, 1, tokens);
     }
     struct gcuda_tensor * y = gcuda_mul_mat_id(c, as, x, ids);
