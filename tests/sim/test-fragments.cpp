@@ -3,6 +3,8 @@
 #define gcuda_has_warp_groups own_has_warp_groups // those of the library are linked too
 #define gcuda_mul_mat_wg_scratch_bytes own_scratch_bytes
 #define gcuda_launch_mul_mat_wg own_launch
+#define gcuda_mul_mat_wg_group_scratch_bytes own_group_scratch_bytes
+#define gcuda_launch_mul_mat_wg_group own_group
 #define gcuda_launch_conv_2d_wg own_conv
 #define GCUDA_KERNEL_PART 13
 #include "../../gcuda_kernels.cu"

@@ -24,6 +24,7 @@
 #define __constant__
 #define __shared__ static // blocks run one after another
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ // nothing, as the C++ headers write __attribute__((__noinline__))
 #define __launch_bounds__(...)
 
 // ---- vectors ----
