@@ -2488,7 +2488,8 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 //   returns  [OW, OH, OC, N]   type of b, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
-// As gcuda_mul_mat_set_prec: by default a GPU may round patches to F16 when the weights are, to TF32 otherwise.
+// As gcuda_mul_mat_set_prec, of conv_2d_direct and conv_transpose_2d: by default a GPU may round patches to F16 when the weights are,
+// to TF32 otherwise.
 GCUDA_API void gcuda_conv_2d_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The same, and its relatives, through im2col and mul_mat:
@@ -2541,7 +2542,7 @@ struct gcuda_conv_transpose_args { // the one-dimensional one as an image of hei
     int32_t stride;
     size_t max_shared;    // launchers: as in gcuda_mul_mat_args
     enum gcuda_prec prec; // of conv_transpose_2d
-    void * scratch;       // launcher of conv_transpose_2d: gcuda_conv_transpose_2d_scratch_bytes
+    void * scratch;       // launcher of conv_transpose_2d: gcuda_conv_transpose_2d_scratch_bytes, or NULL: always in F32, slower
 };
 GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int p0, int d0);
@@ -2549,6 +2550,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * c
 // >>op:conv_transpose_2d ------------------------------------------------------------------------------
 // y[x, y, oc, n] = sum over ic and all positions with w * stride + kw == x, h * stride + kh == y of
 //                  a[kw, kh, oc, ic] * b[w, h, ic, n]
+// On CUDA large ones may round b to F16 when the weights are, both to TF32 otherwise, unless gcuda_conv_2d_set_prec, which takes this
+// result as well, says F32.
 //   a        [KW, KH, OC, IC]  F16, BF16 or F32, contiguous
 //   b        [W, H, IC, N]     F32, contiguous
 //   returns  [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]  F32, contiguous
@@ -3363,8 +3366,8 @@ struct gcuda_cuda_params {
     // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
     // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS are computed as if gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no
-    // operand is rounded to TF32 or to 16 bits. AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
+    // Products that go to cuBLAS, and those of F32 weights with few columns, are computed as if gcuda_mul_mat_set_prec(y,
+    // GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits. AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
     // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
     // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. NULL: what
@@ -3511,11 +3514,11 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
 // channels, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns, or of floats in rows of 16-byte pieces that does not go to cuBLAS, or mul_mat_id of few
-// tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the same columns and
-// the glu of both (one column), a factor, a scale, a residual; and up to three such products of the same single column, one right
-// behind the other (queries, keys, values); likewise, where gcuda_has_warp_groups and one at least is large, of quantized weights
-// and the same many columns.
+// quantized weights with up to 8 columns, or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
+// mul_mat_id of few tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the
+// same columns and the glu of both (one column), a factor, a scale, a residual; and up to three such products of the same single
+// column, one right behind the other (queries, keys, values); likewise, where gcuda_has_warp_groups and one at least is large, of
+// quantized weights and the same many columns.
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
 // the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
 // of many columns, which add up in another order; gcuda_cuda_params.strict forbids that.
@@ -3746,7 +3749,8 @@ GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
 // How launches of one thread follow each other, all on one stream (programmatic dependent launch). With LAUNCH, blocks of a
 // kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
 // that, so no kernel of the series may write them. The first launch of a series comes behind all that was there before. Only
-// where gcuda_has_overlap says that the current device and what was compiled for it can do that.
+// where gcuda_has_overlap says that the current device and what was compiled for it can do that. Where one launcher has two launches
+// over long rows (norms, soft_max, cumsum), there the second always starts as the first ends; a captured graph has such an edge.
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
@@ -3927,10 +3931,10 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(const struct gcuda_
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
 // The same for weights in F32, F16 or BF16, at any strides, without scratch. Products and sums are in F32; unless the precision
-// is F32, columns may be rounded to TF32.
+// is F32, columns may be rounded to TF32, and with three or more of them F32 weights as well.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
-// The same with an epilogue, for weights and F32 columns in rows of 16-byte pieces at multiples of 16 bytes, a second matrix
-// included, which is for one column. UNSUPPORTED: anything else.
+// The same with an epilogue or with NULL, for weights and F32 columns in rows of 16-byte pieces at multiples of 16 bytes, a second
+// matrix included, which is for one column. UNSUPPORTED: anything else.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_fused(
     const struct gcuda_mul_mat_args * args, const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream);
 // And at most GCUDA_MUL_MAT_GROUP products of the same one column, whose weights are of one type, row length and stride.
@@ -17328,6 +17332,7 @@ static void gcudai_conv_transpose_args(const struct gcuda_tensor * y, union gcud
     p->x = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
     p->stride = gcudai_param_i32(y, 0);
+    p->prec = y->op == GCUDA_OP_CONV_TRANSPOSE_2D ? (enum gcuda_prec) gcudai_param_i32(y, 7) : GCUDA_PREC_DEFAULT;
     if (y->op == GCUDA_OP_CONV_TRANSPOSE_1D) {
         gcudai_lift(&p->kernel, 1);
         gcudai_lift(&p->x, 1);
@@ -25737,9 +25742,9 @@ static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
 #define GCUDAI_CUDA_VECTOR_SLOTS 8 // of mul_mat_id, for any number of experts
 #define GCUDAI_CUDA_VECTOR_FLOAT_SLOTS 64
 
-// Columns of floats beside a matrix of blocks, or of floats in rows that an int can count.
+// Columns of floats beside a matrix of at least one block a row, or of floats in rows that an int can count.
 static bool gcudai_cuda_fits_vector(const struct gcuda_array * a, const struct gcuda_array * b) {
-    const bool a_fits = gcuda_is_quantized(a->type) || (gcudai_is_float(a->type) && a->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS);
+    const bool a_fits = gcuda_is_quantized(a->type) ? a->ne[0] > 0 : gcudai_is_float(a->type) && a->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS;
     return a_fits && gcudai_is_float(b->type) && a->ne[1] <= GCUDAI_CUDA_VECTOR_ROWS;
 }
 
@@ -25891,8 +25896,8 @@ static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda 
     return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
 }
 
-// As the backend wants its products: in full precision, F32 is not rounded to TF32, and what goes to cuBLAS has F32 operands or
-// 16-bit ones that are exact.
+// As the backend wants its products: in full precision, F32 weights with few columns are not rounded to TF32, and what goes to cuBLAS
+// has F32 operands or 16-bit ones that are exact.
 static enum gcudai_cuda_product gcudai_cuda_refined(
     const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
     const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
@@ -26102,13 +26107,24 @@ static struct gcuda_array gcudai_transposed(struct gcuda_array t) {
     return t;
 }
 
-// The product of copies whose k is adjacent, as tensor cores take TF32, where two copies are a small part of it: cuBLAS has 353 to 379
-// TFLOP/s in the hardware record in that order, and 261 in the other.
+// The product of copies whose k is adjacent, as tensor cores take TF32, where two copies are a small part of it and of the memory: of
+// 4096 x 4096 by as many on an H200 526 us as they lie, 397 with the copies.
+#if defined(GCUDAI_SIM)
+#define GCUDAI_CUDA_OUT_PROD_COPIES 8
+#else
 #define GCUDAI_CUDA_OUT_PROD_COPIES 1024 // m n / (m + n) from which
+#endif
+#define GCUDAI_CUDA_OUT_PROD_BYTES 256e6 // of both copies
+static bool gcudai_cuda_copies_pay(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p) {
+    const double m = (double) p->a.ne[1], n = (double) p->b.ne[1];
+    return p->b.ne[2] * p->b.ne[3] == 1 && p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32 && cu->device->cc >= 800 &&
+           m * n >= GCUDAI_CUDA_OUT_PROD_COPIES * (m + n) && 4.0 * (double) p->a.ne[0] * (m + n) <= GCUDAI_CUDA_OUT_PROD_BYTES;
+}
+
 static gcuda_status gcudai_cuda_gemm_copied(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     void * a = NULL, * b = NULL;
-    gcuda_status st = gcudai_cuda_packed(cu, &p.a, GCUDA_TYPE_F32, 1, &a);
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_F32, 1, &b) : st;
+    gcuda_status st = gcudai_cuda_packed(cu, &p.a, GCUDA_TYPE_F32, 16, &a);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_packed(cu, &p.b, GCUDA_TYPE_F32, 16, &b) : st;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_gemm(cu, &p) : st;
     gcudai_cuda_pool_give(&cu->pool, b);
     gcudai_cuda_pool_give(&cu->pool, a);
@@ -26131,9 +26147,7 @@ static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct g
         !gcudai_cublas_matrix_of(&p.b, &unused)) {
         return gcuda_launch_out_prod(args, cu->stream);
     }
-    const double m = (double) p.a.ne[1], n = (double) p.b.ne[1];
-    const bool is_one = p.b.ne[2] * p.b.ne[3] == 1 && p.a.type == GCUDA_TYPE_F32 && p.prec != GCUDA_PREC_F32;
-    return is_one && m * n >= GCUDAI_CUDA_OUT_PROD_COPIES * (m + n) ? gcudai_cuda_gemm_copied(cu, p) : gcudai_cuda_gemm(cu, &p);
+    return gcudai_cuda_copies_pay(cu, &p) ? gcudai_cuda_gemm_copied(cu, p) : gcudai_cuda_gemm(cu, &p);
 }
 
 // =====================================================================================================
@@ -28365,7 +28379,8 @@ static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
     gcudai_op_row(y->op)->args(y, &args);
     if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
     if (y->op == GCUDA_OP_MUL_MAT_ID) { return is_quantized && gcudai_cuda_takes_id_vector(&args.mul_mat_id); }
-    return is_quantized ? gcudai_cuda_takes_vector(&args.mul_mat) : gcudai_cuda_is_float_product(w->cu, y, &args.mul_mat);
+    return is_quantized ? gcudai_cuda_product_of(w->cu, &args.mul_mat) == GCUDAI_CUDA_PRODUCT_VECTOR
+                        : gcudai_cuda_is_float_product(w->cu, y, &args.mul_mat);
 }
 
 // An F32 array that repeats over y with sizes of 1 or y's.
@@ -28556,7 +28571,7 @@ static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * a
 // One matrix and one column.
 static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
     return gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && gcudai_cuda_is_product(w, i) && gcuda_nrows(w->node[i]) == 1 &&
-           w->node[i]->src[0]->ne[2] * w->node[i]->src[0]->ne[3] == 1;
+           w->node[i]->src[0]->ne[2] * w->node[i]->src[0]->ne[3] == 1 && w->node[i]->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
 // What product i writes neither lies where one of the products before it reads or writes, nor the other way round.
@@ -28633,8 +28648,19 @@ static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * arg
 }
 
 // ---- products of the same many columns, rounded once for all of them ----
-// One at least is large enough for warp groups by itself. Others, with fewer rows, would have gone another way, which rounds to
-// BF16 too and adds up in another order.
+// One at least is large enough for warp groups by itself. Others, with fewer rows, would have gone another way, one that rounds to
+// BF16 too and adds up in another order: those whose way is more precise stay apart.
+
+// The way of a product by itself.
+static enum gcudai_cuda_product gcudai_cuda_way_of(const struct gcudai_cuda_window * w, int i) {
+    union gcudai_args op;
+    gcudai_mul_mat_args(w->node[i], &op);
+    return gcudai_cuda_refined(w->cu, gcudai_cuda_product_of(w->cu, &op.mul_mat), &op.mul_mat);
+}
+
+static bool gcudai_cuda_is_bf16_way(enum gcudai_cuda_product way) {
+    return way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS || way == GCUDAI_CUDA_PRODUCT_TILE || way == GCUDAI_CUDA_PRODUCT_HALVES;
+}
 
 static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return false; }
@@ -28642,16 +28668,7 @@ static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int
     const bool is_packed = gcuda_row_size(a->type, a->ne[0]) % 16 == 0 && ((uintptr_t) a->data | a->nb[1]) % 16 == 0;
     return gcuda_is_quantized(a->type) && a->ne[2] * a->ne[3] == 1 && is_packed && y->type == GCUDA_TYPE_F32 && y->view_src == NULL &&
            y->ne[2] * y->ne[3] == 1 && gcuda_nelements(y) > 0 && gcudai_is_float(y->src[1]->type) &&
-           gcudai_param_i32(y, 0) != GCUDA_PREC_F32 && gcudai_cuda_split_of(gcudai_buffer_of(a)) == NULL;
-}
-
-// That one of the products goes to warp groups by itself.
-static bool gcudai_cuda_is_wide_group(const struct gcudai_cuda_window * w, const union gcudai_cuda_fused * args) {
-    bool is_so = false;
-    for (int i = 0; i < args->group.n; ++i) {
-        is_so = is_so || gcudai_cuda_product_of(w->cu, &args->group.args[i]) == GCUDAI_CUDA_PRODUCT_WARP_GROUPS;
-    }
-    return is_so && w->cu->has_warp_groups;
+           gcudai_cuda_split_of(gcudai_buffer_of(a)) == NULL && gcudai_cuda_is_bf16_way(gcudai_cuda_way_of(w, i));
 }
 
 static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
@@ -28660,8 +28677,10 @@ static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, uni
            gcudai_cuda_is_apart(w, n)) {
         ++n;
     }
+    bool is_large = false;
+    for (int i = 0; i < n; ++i) { is_large = is_large || gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_WARP_GROUPS; }
     gcudai_cuda_group_args(w, n, args);
-    return n > 1 && gcudai_cuda_is_wide_group(w, args) ? n : 0;
+    return n > 1 && is_large ? n : 0;
 }
 
 static gcuda_status gcudai_cuda_run_wide_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {

@@ -4352,7 +4352,9 @@ static d_turns turns_of(int64_t n, int64_t per_row, int64_t n_bytes, int at_once
 #endif
     const int64_t first = per_row + under_way;
     const bool is_much = n * n_bytes > enough(TURNS_FROM_BYTES) && 2 * n >= 3 * first;
-    if (is_much && n <= (int64_t) 1 << 30 && first * n_bytes <= TURNS_CACHED_BYTES) {
+    const int64_t half_cache = device_attribute(cudaDevAttrL2CacheSize) / 2;
+    const int64_t cached = half_cache < TURNS_CACHED_BYTES ? half_cache : TURNS_CACHED_BYTES;
+    if (is_much && n <= (int64_t) 1 << 30 && first * n_bytes <= cached) {
         q.first = first;
         q.n_left = (unsigned *) (q.found + n);
         q.left = q.n_left + 1;
@@ -7047,7 +7049,8 @@ static d_transpose_product transpose_product_of(const gcuda_conv_transpose_args 
     const int64_t n_pixels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_oc = p.kernel.ne[2];
     t.n_taps = p.kernel.ne[0] * p.kernel.ne[1];
     const double columns = 4.0 * (double) t.n_taps * (double) n_pixels, n = columns / 4.0 * (double) n_oc * (double) p.x.ne[2];
-    if (p.prec == GCUDA_PREC_F32 || p.x.type != GCUDA_TYPE_F32 || p.x.ne[2] < TRANSPOSE_CHANNELS || n < TRANSPOSE_LEAST ||
+    const bool is_packed = p.kernel.nb[2] == (size_t) t.n_taps * p.kernel.nb[0];
+    if (p.prec == GCUDA_PREC_F32 || !is_packed || p.x.type != GCUDA_TYPE_F32 || p.x.ne[2] < TRANSPOSE_CHANNELS || n < TRANSPOSE_LEAST ||
         n_oc * t.n_taps < TRANSPOSE_CHANNELS || columns > (double) TRANSPOSE_COLUMNS || capability_major() < 8) {
         return t;
     }
@@ -7093,7 +7096,7 @@ size_t gcuda_conv_transpose_2d_scratch_bytes(const gcuda_conv_transpose_args * a
 
 gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
     const d_transpose_product t = transpose_product_of(*args);
-    return t.n_oc > 0 ? conv_transpose_product(*args, t, stream) : conv_transpose(*args, stream);
+    return t.n_oc > 0 && args->scratch != nullptr ? conv_transpose_product(*args, t, stream) : conv_transpose(*args, stream);
 }
 gcuda_status gcuda_launch_conv_transpose_1d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
     return conv_transpose(*args, stream);
@@ -12742,7 +12745,7 @@ static inline __device__ int d_float_slots(
         if ((alike >> (h + lane) & 1) != 0 && c >= 0 && c < most) {
             const int64_t i = first + h + lane, used = p.ids.ne[0];
             const int64_t token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used, u = i - token * used;
-            columns[c] = d_at(p.job.b, 0, p.job.b.ne[1] == 1 ? 0 : u, token, 0);
+            columns[c] = d_at(p.job.b, 0, (uint32_t) u % (uint32_t) p.job.b.ne[1], token, 0);
             results[c] = d_at(p.job.y, 0, u, token, 0);
         }
     }
@@ -13157,6 +13160,9 @@ static d_float_hooked_job float_hooked_job(const gcuda_mul_mat_args & args) {
 
 gcuda_status gcuda_launch_mul_mat_vec_float_fused(
     const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
+    if (epilogue == nullptr) {
+        return gcuda_launch_mul_mat_vec_float(args, stream);
+    }
     d_float_hooked_job p = float_hooked_job(*args);
     const bool has_up = epilogue->up != nullptr;
     p.job.has_epilogue = true;

@@ -113,6 +113,7 @@ TEST(mul_mat_quantized) {
     mul_mat_cases(types, "256,1|256,64 512,7|512,17 1024,3,3,2|1024,2,3,2", 0);
     mul_mat_cases(types, "256,16,3,2|256,4,6,4 256,5,1,2|256,3,2,2", LAYOUT_ROWS);
     mul_mat_cases(types, "256,0|256,3 256,3|256,0", 0);
+    mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32", "0,5|0,1 0,5|0,3 0,5|0,20", 0);
     if (test_full()) {
         mul_mat_cases(types,
             "256,16|256,16 256,16,3|256,16,3 256,16,1,2|256,16,1,4 256,16,3,2|256,16,3,2 256,16,3,2|256,16,6,2 1024,16,3,2|1024,1,3,2",
@@ -326,13 +327,13 @@ TEST(mul_mat_id) {
     char types[2048];
     snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s",
         op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
-    mul_mat_id_cases(types, "256,12,4|256,1,5|2,5 256,9,8|256,4,1|4,1 256,16,4|256,2,17|4,17", "any", fill_experts);
+    mul_mat_id_cases(types, "256,12,4|256,1,5|2,5 256,9,8|256,4,1|4,1 256,16,4|256,2,5|4,5 256,16,4|256,2,17|4,17", "any", fill_experts);
     mul_mat_id_cases(few, "256,17,8|256,1,32|4,32 256,5,4|256,2,33|2,33", "distinct", fill_distinct_experts);
     mul_mat_id_cases("Q5_0,F32,I32>F32 F16,F32,I32>F32", "2048,70,3|2048,1,5|2,5", "long", fill_experts);
     mul_mat_id_cases(few, "256,7,8|256,1,9|1,9 256,4,5|256,3,6|3,6", "one", fill_one_expert);
     mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
         "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
-    mul_mat_id_cases(few, "256,3,4|256,1,0|2,0", "empty", fill_experts);
+    mul_mat_id_cases(few, "256,3,4|256,1,0|2,0 0,3,4|0,1,2|2,2", "empty", fill_experts);
     if (test_full()) {
         mul_mat_id_cases(types, "256,512,8|256,1,129|4,129 256,512,4|256,2,32|2,32", "distinct", fill_distinct_experts);
         mul_mat_id_cases("MXFP4,F32,I32>F32", "2880,2880,8|2880,1,4|2,4", "distinct", fill_distinct_experts);

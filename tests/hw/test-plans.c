@@ -211,8 +211,9 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
 static void compare(block make, const struct shape * s) { compare_within(make, s, false, 0.0); }
 
 static void compare_types(block make, const struct shape * s) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16 };
-    for (int i = 0; i < 5; ++i) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16,
+        GCUDA_TYPE_BF16, GCUDA_TYPE_F32 };
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; ++i) {
         struct shape t = *s;
         t.type = types[i];
         compare(make, &t);

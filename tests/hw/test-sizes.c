@@ -1,0 +1,120 @@
+// Sizes from which an operation goes another way on a device (rows in turns, products of copies), against the CPU backend: too
+// large for test-ops, whose references are loops in double. The simulated device runs the same with small ones.
+#include "gcuda.h"
+#include "test.h"
+
+#include <math.h>
+
+#if defined(GCUDAI_SIM)
+#define SIZE(device, simulated) (simulated)
+#else
+#define SIZE(device, simulated) (device)
+#endif
+
+struct sizes {
+    const char * name;
+    struct gcuda_tensor * (*build)(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
+    int64_t a[4], b[4]; // b: 0 if there is none
+    enum gcuda_type type; // of a
+    float size;           // numbers of the last operand lie between -size and size
+    double bound;         // of the squared error, relative
+};
+
+static struct gcuda_tensor * norm(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    (void) b;
+    return gcuda_norm(ctx, a, 1e-5f);
+}
+static struct gcuda_tensor * norm_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    (void) b;
+    return gcuda_norm_inplace(ctx, a, 1e-5f);
+}
+static struct gcuda_tensor * group_norm(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    (void) b;
+    return gcuda_group_norm(ctx, a, 8, 1e-5f);
+}
+static struct gcuda_tensor * cumsum(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    (void) b;
+    return gcuda_cumsum(ctx, a);
+}
+static struct gcuda_tensor * conv_transpose(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_conv_transpose_2d_p0(ctx, a, b, 2);
+}
+static struct gcuda_tensor * conv_transpose_f32(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    struct gcuda_tensor * y = gcuda_conv_transpose_2d_p0(ctx, a, b, 2);
+    gcuda_conv_2d_set_prec(y, GCUDA_PREC_F32);
+    return y;
+}
+
+#define ROWS_OF(n) { SIZE(n, 20008), SIZE(16, 5), 1, 1 }
+static const struct sizes cases[] = {
+    { "norm", norm, ROWS_OF(1000008), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
+    { "norm, in place", norm_inplace, ROWS_OF(1000008), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
+    { "group_norm", group_norm, { SIZE(512, 50), SIZE(512, 40), 64, 1 }, { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
+    { "cumsum", cumsum, ROWS_OF(1000004), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
+    { "out_prod", gcuda_out_prod, { SIZE(2300, 40), SIZE(1001, 17), 1, 1 }, { SIZE(2100, 33), SIZE(1001, 17), 1, 1 }, GCUDA_TYPE_F32, 1.0f, 5e-4 },
+    { "conv_transpose_2d", conv_transpose, { 3, 3, SIZE(256, 16), SIZE(64, 32) }, { SIZE(128, 5), SIZE(128, 4), SIZE(64, 32), 2 },
+        GCUDA_TYPE_F16, 1.0f, 5e-4 },
+    { "conv_transpose_2d of F32", conv_transpose, { 3, 3, SIZE(256, 16), SIZE(64, 32) }, { SIZE(128, 5), SIZE(128, 4), SIZE(64, 32), 2 },
+        GCUDA_TYPE_F32, 1e5f, 5e-4 },
+    { "conv_transpose_2d in F32", conv_transpose_f32, { 3, 3, SIZE(256, 16), SIZE(64, 32) }, { SIZE(128, 5), SIZE(128, 4), SIZE(64, 32), 2 },
+        GCUDA_TYPE_F16, 1e5f, 1e-10 },
+};
+
+static void fill(struct gcuda_tensor * t, uint64_t seed, float size) {
+    const int64_t n = gcuda_nelements(t);
+    struct rng r = { seed };
+    float * values = (float *) malloc((size_t) n * sizeof *values);
+    void * data = malloc(gcuda_nbytes(t));
+    for (int64_t i = 0; i < n; ++i) { values[i] = size * (float) (rng_unit(&r) * 2.0 - 1.0); }
+    CHECK_OK(gcuda_quantize_rows(t->type, values, data, gcuda_nrows(t), t->ne[0], NULL, 1));
+    CHECK_OK(gcuda_backend_tensor_set(t, data, 0, gcuda_nbytes(t)));
+    free(values);
+    free(data);
+}
+
+// What the backend makes of the case, to be freed; NULL: a failed check has said why.
+static float * computed(const struct sizes * c, gcuda_backend_t backend, int64_t * n) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * a = gcuda_new_tensor(ctx, c->type, 4, c->a), * b = c->b[0] > 0 ? gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 4, c->b) : NULL;
+    struct gcuda_tensor * y = c->build(ctx, a, b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    gcuda_backend_buffer_t buffer = y != NULL ? gcuda_backend_alloc_ctx_tensors(ctx, backend) : NULL;
+    float * result = NULL;
+    *n = y != NULL ? gcuda_nelements(y) : 0;
+    CHECK_MSG(buffer != NULL, "%s: %s", c->name, gcuda_last_error());
+    if (buffer != NULL && CHECK_OK(gcuda_build_forward_expand(graph, y))) {
+        fill(a, 1, b != NULL ? 1.0f : c->size);
+        if (b != NULL) { fill(b, 2, c->size); }
+        if (CHECK_OK(gcuda_backend_graph_compute(backend, graph))) {
+            result = (float *) malloc(gcuda_nbytes(y));
+            CHECK_OK(gcuda_backend_tensor_get(y, result, 0, gcuda_nbytes(y)));
+        }
+    }
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+    return result;
+}
+
+TEST(sizes_of_other_ways) {
+    gcuda_backend_t cuda = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
+    CHECK_MSG(cuda != NULL, "%s", gcuda_last_error());
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0] && cuda != NULL; ++i) {
+        char name[80];
+        snprintf(name, sizeof name, "sizes_of_other_ways/%s", cases[i].name);
+        if (!test_case_begin(name)) { continue; }
+        int64_t n = 0;
+        float * want = computed(&cases[i], cpu, &n), * got = computed(&cases[i], cuda, &n);
+        double error = 0.0, size = 0.0;
+        for (int64_t k = 0; k < n && want != NULL && got != NULL; ++k) {
+            error += ((double) got[k] - want[k]) * ((double) got[k] - want[k]);
+            size += (double) want[k] * want[k];
+        }
+        CHECK_MSG(size > 0.0 && error <= cases[i].bound * size, "%s: error %g of %g", cases[i].name, error, size);
+        free(want);
+        free(got);
+        test_case_end();
+    }
+    gcuda_backend_free(cpu);
+    gcuda_backend_free(cuda);
+}
