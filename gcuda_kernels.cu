@@ -4741,7 +4741,11 @@ gcuda_status gcuda_launch_group_norm(const gcuda_group_norm_args * args, gcuda_s
     const int64_t per_group = (p.x.ne[2] + p.n_groups - 1) / p.n_groups;
     const int64_t n_groups = (p.x.ne[2] + per_group - 1) / per_group, n = p.x.ne[0] * p.x.ne[1] * per_group;
     if (group_row(p) > 0) {
-        const gcuda_norm_args rows = { as_rows(p.x, n), as_rows(p.y, n), p.eps, p.scratch };
+        gcuda_norm_args rows = {}; // what lies beside eps too: a kernel's arguments are looked through for pointers in the simulation
+        rows.x = as_rows(p.x, n);
+        rows.y = as_rows(p.y, n);
+        rows.eps = p.eps;
+        rows.scratch = p.scratch;
         return norm<NORM_MEAN>(rows, stream);
     }
     return launch(k_group_norm, n_groups * p.x.ne[3], n <= 4096 ? 256 : 1024, stream, p);
