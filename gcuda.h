@@ -3366,8 +3366,9 @@ struct gcuda_cuda_params {
     // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
     // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS, and those of F32 weights with few columns, are computed as if gcuda_mul_mat_set_prec(y,
-    // GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits. AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
+    // Products that go to cuBLAS, and those of F32 weights with few columns, are computed as if
+    // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits.
+    // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
     // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
     // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. NULL: what
@@ -25777,7 +25778,7 @@ static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p, int cc)
 // to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 4096
 // they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
 #define GCUDAI_CUDA_WARP_GROUP_COLUMNS 33 // of quantized weights: 4096 x 14336 q4_0, 64 columns: 35 us, tiles 49 (H200)
-#define GCUDAI_CUDA_WARP_GROUP_Q8_0_COLUMNS 17 // the same with 32 columns of Q8_0: tiles 45 us, 64 columns here 39
+#define GCUDAI_CUDA_WARP_GROUP_Q8_0_COLUMNS 17 // the same, 32 columns: 38 us, tiles 45; fewer have not been compared
 #define GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS 128
 #define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 4096 // at most
 #define GCUDAI_CUDA_WARP_GROUP_ROWS 4096

@@ -12476,6 +12476,11 @@ static bool vec_take_epilogue(d_vec_job & p, const gcuda_mul_mat_epilogue & epil
     return epilogue_fits(epilogue, p.job.y, p.n_experts) && (epilogue.up == nullptr || p.job.n <= VEC_PAIR_COLUMNS);
 }
 
+// Rows of blocks, at least one, and columns of floats.
+static bool vec_takes(const gcuda_array & a, const gcuda_array & b) {
+    return gcuda_is_quantized(a.type) && is_float(b.type) && a.ne[1] <= MAX_VEC_ROWS && a.ne[0] > 0 && a.ne[0] % 32 == 0;
+}
+
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_vec_job p = vec_job(job_of(*args));
@@ -12495,8 +12500,7 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const int64_t n_matrices = args->a.ne[2] * args->a.ne[3], n = p.job.n;
-    if (!gcuda_is_quantized(args->a.type) || !is_float(args->b.type) || n > 8 || p.job.m > MAX_VEC_ROWS || p.job.k % 32 != 0 ||
-        (n > 1 && scratch == nullptr)) {
+    if (!vec_takes(args->a, args->b) || n > 8 || (n > 1 && scratch == nullptr)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {
@@ -12553,8 +12557,7 @@ gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int
     }
     d_vec_job p = vec_job(job_of(args[0]));
     for (int i = 0; i < n_args; ++i) {
-        if (!gcuda_is_quantized(args[i].a.type) || !is_float(args[i].b.type) || args[i].a.ne[0] % 32 != 0 || args[i].a.ne[1] < 1 ||
-            !vec_is_alike(args[0], args[i])) {
+        if (!vec_takes(args[i].a, args[i].b) || args[i].a.ne[1] < 1 || !vec_is_alike(args[0], args[i])) {
             return GCUDA_STATUS_UNSUPPORTED;
         }
         p.is_aligned = p.is_aligned && (uintptr_t) args[i].a.data % 16 == 0;
@@ -12590,7 +12593,7 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
     if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    if (!gcuda_is_quantized(args->as.type) || !is_float(args->b.type) || job.m > MAX_VEC_ROWS || job.k % 32 != 0) {
+    if (!vec_takes(args->as, args->b)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {

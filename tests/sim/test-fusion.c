@@ -891,6 +891,29 @@ TEST(launcher_with_every_step) {
     clean();
 }
 
+TEST(launchers_refuse_rows_of_no_elements) {
+    struct gcuda_mul_mat_args p[2];
+    struct gcuda_mul_mat_id_args q;
+    char scratch[64];
+    for (int n = 1; n <= 8; ++n) {
+        GCUDAI_ZERO(p);
+        for (int i = 0; i < 2; ++i) {
+            p[i].a.type = GCUDA_TYPE_Q4_0;
+            p[i].b.type = p[i].y.type = GCUDA_TYPE_F32;
+            for (int d = 0; d < 4; ++d) { p[i].a.ne[d] = p[i].b.ne[d] = p[i].y.ne[d] = 1; }
+            p[i].a.ne[0] = p[i].b.ne[0] = 0;
+            p[i].a.ne[1] = p[i].y.ne[0] = 5;
+            p[i].b.ne[1] = p[i].y.ne[1] = n;
+        }
+        CHECK(gcuda_launch_mul_mat_vec(&p[0], scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+        CHECK(gcuda_launch_mul_mat_vec_group(p, 2, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    }
+    GCUDAI_ZERO(q);
+    q.as = p[0].a, q.b = p[0].b, q.y = p[0].y, q.ids = p[0].y;
+    CHECK(gcuda_launch_mul_mat_id_vec(&q, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    clean();
+}
+
 // =====================================================================================================================
 // >>chain
 // =====================================================================================================================
