@@ -1113,9 +1113,10 @@ struct stack {
 
 struct stack_graph {
     const struct stack * s;
-    struct gcuda_context * weights, * ctx;
-    gcuda_backend_buffer_t buffer;
+    struct gcuda_context * weights, * ctx; // weights: of the blocks that are made just now
     gcuda_gallocr_t alloc;
+    struct { struct gcuda_context * weights; gcuda_backend_buffer_t buffer; } parts[2]; // one block after another, by device
+    int n_parts;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor * x;
     double bytes; // of weights that are read
@@ -1188,37 +1189,54 @@ static struct gcuda_tensor * stack_experts(struct stack_graph * g, struct gcuda_
     return sum;
 }
 
-static void stack_begin(struct bench * b, const struct stack * s, struct stack_graph * g) {
+static void stack_build(const struct stack * s, struct stack_graph * g, int n_parts) {
     const struct gcuda_init_params params = { 0, NULL, true };
     memset(g, 0, sizeof *g);
     g->s = s;
-    g->weights = gcuda_init(params);
+    g->n_parts = n_parts;
+    for (int i = 0; i < n_parts; ++i) { g->parts[i].weights = gcuda_init(params); }
     g->ctx = gcuda_init(params);
     g->graph = gcuda_new_graph_custom(g->ctx, 4096, false);
     struct gcuda_tensor * x = g->x = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F32, s->width, s->n);
     gcuda_set_input(x);
     for (int i = 0; i < s->n_layers; ++i) {
+        g->weights = g->parts[i * n_parts / s->n_layers].weights;
         x = s->n_experts > 0 ? stack_experts(g, x) : stack_dense(g, stack_attention(g, x));
         if (s->only_products) { gcuda_set_output(x); }
     }
     gcuda_set_output(x);
     if (gcuda_build_forward_expand(g->graph, x) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
-    g->buffer = gcuda_backend_alloc_ctx_tensors(g->weights, b->backend);
-    g->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(b->backend));
-    if (g->buffer == NULL || gcuda_gallocr_alloc_graph(g->alloc, g->graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
-    for (struct gcuda_tensor * w = gcuda_get_first_tensor(g->weights); w != NULL; w = gcuda_get_next_tensor(g->weights, w)) {
-        const struct leaf l = { w, FLOATS, 0 };
-        fill(&l);
+}
+
+static void stack_weights(struct stack_graph * g, const gcuda_backend_t * backends) {
+    for (int i = 0; i < g->n_parts; ++i) {
+        struct gcuda_context * weights = g->parts[i].weights;
+        g->parts[i].buffer = gcuda_backend_alloc_ctx_tensors(weights, backends[i]);
+        if (g->parts[i].buffer == NULL) { stop(g->s->name); }
+        gcuda_backend_buffer_set_usage(g->parts[i].buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+        for (struct gcuda_tensor * w = gcuda_get_first_tensor(weights); w != NULL; w = gcuda_get_next_tensor(weights, w)) {
+            const struct leaf l = { w, FLOATS, 0 };
+            fill(&l);
+        }
     }
+}
+
+static void stack_begin(struct bench * b, const struct stack * s, struct stack_graph * g) {
+    stack_build(s, g, 1);
+    stack_weights(g, &b->backend);
+    g->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(b->backend));
+    if (gcuda_gallocr_alloc_graph(g->alloc, g->graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
     const struct leaf l = { g->x, FLOATS, 0 };
     fill(&l);
 }
 
 static void stack_end(struct stack_graph * g) {
     gcuda_gallocr_free(g->alloc);
-    gcuda_backend_buffer_free(g->buffer);
     gcuda_free(g->ctx);
-    gcuda_free(g->weights);
+    for (int i = 0; i < g->n_parts; ++i) {
+        gcuda_backend_buffer_free(g->parts[i].buffer);
+        gcuda_free(g->parts[i].weights);
+    }
 }
 
 static size_t stack_kernels(struct bench * b, gcuda_backend_t backend, const struct stack_graph * g) {
@@ -1282,6 +1300,163 @@ static void stacks(struct bench * b) {
         }
         stack_end(&g);
     }
+}
+
+// =====================================================================================================================
+// >>pair   two GPUs: products with row-split weights, and the decoder blocks in two halves with several batches under way
+// =====================================================================================================================
+enum { PAIR_RUNS = 30, PAIR_BATCHES = 32, PAIR_UNDER_WAY = 4 };
+
+struct pair_product {
+    struct gcuda_context * weights, * ctx;
+    gcuda_backend_buffer_t buffer;
+    gcuda_gallocr_t alloc;
+    struct gcuda_cgraph * graph;
+    struct gcuda_tensor * x, * y;
+};
+
+// Q4_0 of 28672 x 16384, by n columns; the same numbers whichever buffer has them.
+static void pair_begin(struct bench * b, gcuda_backend_buffer_type_t buft, int64_t n, struct pair_product * p) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    p->weights = gcuda_init(params);
+    p->ctx = gcuda_init(params);
+    p->graph = gcuda_new_graph(p->ctx);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p->weights, GCUDA_TYPE_Q4_0, 16384, 28672);
+    p->x = gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_F32, 16384, n);
+    p->y = gcuda_mul_mat(p->ctx, w, p->x);
+    gcuda_set_input(p->x);
+    gcuda_set_output(p->y);
+    p->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(p->weights, buft);
+    p->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(b->backend));
+    if (p->buffer == NULL || gcuda_build_forward_expand(p->graph, p->y) != GCUDA_STATUS_SUCCESS ||
+        gcuda_gallocr_alloc_graph(p->alloc, p->graph) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
+    char * host = (char *) malloc(gcuda_nbytes(w));
+    if (host == NULL) { stop("malloc"); }
+    random_state = 1;
+    fill_blocks(w->type, host, gcuda_nbytes(w));
+    if (gcuda_backend_tensor_set(w, host, 0, gcuda_nbytes(w)) != GCUDA_STATUS_SUCCESS) { stop("weights"); }
+    free(host);
+    const struct leaf l = { p->x, FLOATS, 0 };
+    fill(&l);
+}
+
+static void pair_end(struct pair_product * p) {
+    gcuda_gallocr_free(p->alloc);
+    gcuda_backend_buffer_free(p->buffer);
+    gcuda_free(p->ctx);
+    gcuda_free(p->weights);
+}
+
+static double pair_time(struct bench * b, const struct pair_product * p) {
+    float samples[PAIR_RUNS];
+    for (int i = -3; i < PAIR_RUNS; ++i) {
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        if (gcuda_backend_graph_compute_async(b->backend, p->graph) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
+        CUDA(cudaEventRecord(b->end, b->stream));
+        const double us = elapsed_us(b);
+        if (i >= 0) { samples[i] = (float) us; }
+    }
+    qsort(samples, PAIR_RUNS, sizeof samples[0], by_value);
+    return (double) samples[PAIR_RUNS / 2];
+}
+
+static double pair_error(const struct pair_product * p, const struct pair_product * q) { // squared, relative
+    const size_t n = (size_t) gcuda_nelements(p->y);
+    float * one = (float *) malloc(n * sizeof(float)), * two = (float *) malloc(n * sizeof(float));
+    double err = 0.0, sum = 0.0;
+    if (one == NULL || two == NULL) { stop("malloc"); }
+    if (gcuda_backend_tensor_get(p->y, one, 0, n * sizeof(float)) != GCUDA_STATUS_SUCCESS ||
+        gcuda_backend_tensor_get(q->y, two, 0, n * sizeof(float)) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
+    for (size_t i = 0; i < n; ++i) {
+        err += (double) (one[i] - two[i]) * (double) (one[i] - two[i]);
+        sum += (double) one[i] * (double) one[i];
+    }
+    free(one);
+    free(two);
+    return err / sum;
+}
+
+static void pair_split(struct bench * b, int64_t n) {
+    struct pair_product one, two;
+    const float shares[2] = { 1.0f, 1.0f };
+    gcuda_backend_buffer_type_t split = gcuda_backend_cuda_split_buffer_type(0, shares, 2);
+    if (split == NULL) { stop("split"); }
+    pair_begin(b, gcuda_backend_get_default_buffer_type(b->backend), n, &one);
+    pair_begin(b, split, n, &two);
+    const double us = pair_time(b, &one), both = pair_time(b, &two), error = pair_error(&one, &two);
+    printf("mul_mat q4_0 28672 x 16384, %3d columns  one GPU %8.1f us, rows split over two %8.1f us: %.2f of it; squared error %.1e\n",
+        (int) n, us, both, both / us, error);
+    fflush(stdout);
+    if (!(error < 1e-4)) { stop("pair: the split product is wrong"); }
+    pair_end(&one);
+    pair_end(&two);
+}
+
+// us of a batch through the scheduler, the stack's blocks dealt out to the first n_devices of backends
+static double pair_pipeline(const struct stack * s, const gcuda_backend_t * backends, int n_devices) {
+    struct stack_graph g;
+    struct gcuda_backend_sched_params params;
+    gcuda_backend_t order[3];
+    gcuda_backend_buffer_type_t bufts[3];
+    memset(&params, 0, sizeof params);
+    for (int i = 0; i < n_devices; ++i) {
+        order[i] = backends[i];
+        bufts[i] = gcuda_backend_get_default_buffer_type(backends[i]);
+    }
+    order[n_devices] = backends[2]; // the CPU, with page-locked memory: inputs are there
+    bufts[n_devices] = gcuda_backend_cuda_host_buffer_type();
+    params.backends = order;
+    params.bufts = bufts;
+    params.n_backends = n_devices + 1;
+    params.graph_size = 4096;
+    params.n_copies = PAIR_UNDER_WAY;
+    stack_build(s, &g, n_devices);
+    stack_weights(&g, backends);
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&params);
+    if (sched == NULL || gcuda_backend_sched_alloc_graph(sched, g.graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+    char * host = (char *) malloc(gcuda_nbytes(g.x));
+    if (host == NULL) { stop("malloc"); }
+    const struct leaf l = { g.x, FLOATS, 0 };
+    fill_host(&l, host, gcuda_nbytes(g.x));
+    double us = 0.0;
+    for (int k = 0; k < 3; ++k) { // the first two make plans
+        const int64_t start = gcuda_time_us();
+        for (int i = 0; i < PAIR_BATCHES; ++i) {
+            if (gcuda_backend_tensor_set(g.x, host, 0, gcuda_nbytes(g.x)) != GCUDA_STATUS_SUCCESS ||
+                gcuda_backend_sched_graph_compute_async(sched, g.graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+        }
+        if (gcuda_backend_sched_synchronize(sched) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+        us = (double) (gcuda_time_us() - start) / PAIR_BATCHES;
+    }
+    free(host);
+    gcuda_backend_sched_free(sched);
+    stack_end(&g);
+    return us;
+}
+
+static void pairs(struct bench * b) {
+    static const struct stack all[] = {
+        { "8B q4_0, 1 column", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, false },
+        { "8B q4_0, 512 columns", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, false },
+    };
+    int n_devices = 0;
+    CUDA(cudaGetDeviceCount(&n_devices));
+    if (n_devices < 2) {
+        printf("\nfewer than two GPUs here: no figures of pairs\n");
+        return;
+    }
+    printf("\n=== two GPUs\n");
+    pair_split(b, 1);
+    pair_split(b, 512);
+    gcuda_backend_t backends[3] = { gcuda_backend_cuda_init(0), gcuda_backend_cuda_init(1), gcuda_backend_cpu_init() };
+    if (backends[0] == NULL || backends[1] == NULL || backends[2] == NULL) { stop("backends"); }
+    for (int i = 0; i < COUNT(all); ++i) {
+        const double one = pair_pipeline(&all[i], backends, 1), two = pair_pipeline(&all[i], backends, 2);
+        printf("%-24s %d batches under way: one GPU %8.1f us a batch, blocks dealt out to two %8.1f us: %.2f x\n", all[i].name,
+            PAIR_UNDER_WAY, one, two, one / two);
+        fflush(stdout);
+    }
+    for (int i = 0; i < 3; ++i) { gcuda_backend_free(backends[i]); }
 }
 
 // =====================================================================================================================
@@ -1382,8 +1557,8 @@ int main(int argc, char ** argv) {
             if (b.json == NULL) { stop("--json: cannot write"); }
             fprintf(b.json, "{\"rows\": [");
         } else {
-            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own|stack] [--json FILE]"
-                            " [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
+            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own|stack|pair]"
+                            " [--json FILE] [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
                             " [--mb N: of the ceilings, 4096]\n"
                             "                 [--check: only whether every row can be built]\n");
             return 2;
@@ -1400,6 +1575,7 @@ int main(int argc, char ** argv) {
         }
     }
     if (table == NULL || strcmp(table, "stack") == 0) { stacks(&b); }
+    if (table != NULL && strcmp(table, "pair") == 0) { pairs(&b); }
     end(&b);
     return 0;
 }

@@ -16,7 +16,7 @@ capture that takes 2 s alone took 22 s beside four more, on an H200). A record k
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits and a sample of all cases
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
     upload     build/cuda/bench-upload: host to device
-    peers      with --gpus 2: the operations on the second device, tests/hw with both
+    peers      with --gpus 2: the operations on the second device, tests/hw with both, row-split products and pipelines
 
 --gpus 2 runs the stages build and peers, and the record is that of the pair. --full: the slow cases too.
 """
@@ -222,6 +222,10 @@ def stage_peers(stage, args):
         return
     operations(stage, "operations on CUDA1", ["build/cuda/test-ops", "--filter", "/packed"], GCUDA_TEST_BACKEND="CUDA1")
     hardware_tests(stage, [name for name in hardware_names() if name not in SHAPES])
+    code, out = run(["build/cuda/bench-gpu", "--table", "pair"], "pair", stage.left())
+    found = [line for line in out.splitlines() if " two" in line and " us" in line]
+    stage.result("bench of pairs", code == 0 and len(found) > 0, f"{time.time() - stage.start:.0f} s" if found else out[-300:])
+    stage.lines += found
 
 
 def read_record(path, head):
