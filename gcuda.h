@@ -1524,8 +1524,8 @@ typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, v
 // The same on a CUDA device: cuda enqueues the caller's own kernels on stream, where the sources are ready and whoever
 // comes next waits for dst. It runs on the computing thread each time the graph is computed, with the device current and
 // dst->data, dst->src[]->data device memory. It must not wait for the stream, use another one without joining it again,
-// allocate with cudaMalloc or change the device: the stream may be recording a CUDA graph. Its launches then are nodes of
-// that graph. Another status than SUCCESS ends the computation with it; a CUDA error it leaves is reported.
+// allocate with cudaMalloc, free buffers of gcuda's or change the device: the stream may be recording a CUDA graph, under a
+// lock that freeing may want. Its launches then are nodes of that graph. Another status than SUCCESS ends the computation with it; a CUDA error it leaves is reported.
 struct CUstream_st; // what cudaStream_t points to
 typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
 struct gcuda_custom_params { // at least one of fun and cuda
@@ -3493,10 +3493,12 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut and
 // run as one (see gcudai_cuda_cuts). Until chunks have been timed their length is a guess, on the short side.
 // Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
-// are enqueued as a whole again.
+// are enqueued as a whole again. Waits for the graphs before; the INVALID_DATA that one of them left to synchronize comes from
+// here then, and the callback is set nevertheless.
 GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
-GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend); // gives cached scratch back to the device
+// Gives cached scratch back to the device. Waits, with INVALID_DATA as above.
+GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats);
 // A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
 // stays; more is refused with ALLOC_FAILED while reserved plus the request exceeds it.
@@ -24795,7 +24797,11 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
     if (!info->is_probed) {
-        GCUDAI_CUDA_TRY(gcudai_cuda_can_access(device, peer, &can), device, "asking about access to CUDA%d", peer);
+        struct gcudai_cuda_scope scope;
+        GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
+        const cudaError_t err = gcudai_cuda_can_access(device, peer, &can);
+        gcudai_cuda_leave(&scope);
+        GCUDAI_CUDA_TRY(err, device, "asking about access to CUDA%d", peer);
         info->is_possible = can != 0;
     }
     return GCUDA_STATUS_SUCCESS;
@@ -26338,18 +26344,24 @@ struct gcudai_cuda_split_part {
 };
 struct gcudai_cuda_split_tensor { // tensor->extra
     struct gcudai_cuda_split_tensor * next;
-    const struct gcuda_tensor * tensor; // whose it is: after a failure or a reset another one may remember this address
+    const struct gcuda_tensor * tensor; // whose it is: after a failure another one may remember this address
+    bool is_placed;                     // false after a reset, which tensors are not told of: they still point here
     struct gcudai_cuda_split_part parts[GCUDA_CUDA_MAX_DEVICES];
 };
 struct gcudai_cuda_split_buffer {
     struct gcudai_cuda_split_tensor * tensors;
 };
 
+// What the tensor has in its row-split buffer; NULL: nothing, or no longer.
+static const struct gcudai_cuda_split_tensor * gcudai_cuda_split_placed(const struct gcuda_tensor * tensor) {
+    const bool is_split = tensor != NULL && tensor->extra != NULL && gcudai_cuda_split_of(gcudai_buffer_of(tensor)) != NULL;
+    const struct gcudai_cuda_split_tensor * s = is_split ? (const struct gcudai_cuda_split_tensor *) tensor->extra : NULL;
+    return s != NULL && s->is_placed ? s : NULL;
+}
+
 void * gcuda_backend_cuda_get_split_data(const struct gcuda_tensor * tensor, int device) {
-    const bool is_split = tensor != NULL && tensor->extra != NULL && gcudai_cuda_split_of(tensor->buffer) != NULL;
-    return is_split && device >= 0 && device < GCUDA_CUDA_MAX_DEVICES
-               ? ((const struct gcudai_cuda_split_tensor *) tensor->extra)->parts[device].memory.ptr
-               : NULL;
+    const struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_placed(tensor);
+    return s != NULL && device >= 0 && device < GCUDA_CUDA_MAX_DEVICES ? s->parts[device].memory.ptr : NULL;
 }
 
 // An event behind all that the next backend has been given that was not asked since mark; false: there is none left. NULL:
@@ -26392,36 +26404,40 @@ static void gcudai_cuda_settle(void) {
 }
 
 // Whatever still reads the rows comes first: cudaFree waits for it, an allocator of the user's may not.
-static void gcudai_cuda_split_tensor_free(struct gcudai_cuda_split_tensor * s) {
+static void gcudai_cuda_split_parts_free(struct gcudai_cuda_split_tensor * s) {
     struct gcudai_cuda_scope scope;
     bool is_callers = false;
-    for (int i = 0; s != NULL && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         is_callers = is_callers || s->parts[i].memory.from.alloc != NULL;
     }
     if (is_callers) { gcudai_cuda_settle(); }
-    for (int i = 0; s != NULL && i < GCUDA_CUDA_MAX_DEVICES; ++i) {
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) {
         if (s->parts[i].memory.ptr != NULL) {
             const bool is_in = gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[i]) == GCUDA_STATUS_SUCCESS;
             gcudai_cuda_give(&s->parts[i].memory);
             if (is_in) { gcudai_cuda_leave(&scope); }
         }
     }
-    gcudai_free(s);
+    GCUDAI_ZERO(s->parts);
+    s->is_placed = false;
 }
 
+// Tensors may be gone, or be used by mistake: what they point to stays until the buffer is freed.
 static gcuda_status gcudai_cuda_split_reset(gcuda_backend_buffer_t buffer) {
     struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
-    while (b->tensors != NULL) {
-        struct gcudai_cuda_split_tensor * next = b->tensors->next;
-        gcudai_cuda_split_tensor_free(b->tensors);
-        b->tensors = next;
-    }
+    for (struct gcudai_cuda_split_tensor * s = b->tensors; s != NULL; s = s->next) { gcudai_cuda_split_parts_free(s); }
     return GCUDA_STATUS_SUCCESS;
 }
 
 static void gcudai_cuda_split_free(gcuda_backend_buffer_t buffer) {
+    struct gcudai_cuda_split_buffer * b = (struct gcudai_cuda_split_buffer *) buffer->context;
     (void) gcudai_cuda_split_reset(buffer);
-    gcudai_free(buffer->context);
+    while (b->tensors != NULL) {
+        struct gcudai_cuda_split_tensor * next = b->tensors->next;
+        gcudai_free(b->tensors);
+        b->tensors = next;
+    }
+    gcudai_free(b);
 }
 
 // Nothing is there: tensors lie at offsets from an address that nobody reads.
@@ -26450,10 +26466,12 @@ static gcuda_status gcudai_cuda_split_part_make(struct gcudai_cuda_split_part * 
                      (char *) part->memory.ptr + part->size, NULL, 0, size - part->size, tensor->name);
 }
 
-static bool gcudai_cuda_split_has(const struct gcudai_cuda_split_buffer * b, const struct gcuda_tensor * tensor) {
-    const struct gcudai_cuda_split_tensor * s = b->tensors;
-    while (s != NULL && (s != tensor->extra || s->tensor != tensor)) { s = s->next; }
-    return s != NULL;
+// What this tensor, or one at its address before it, had here; NULL: nothing.
+static struct gcudai_cuda_split_tensor * gcudai_cuda_split_find(
+    const struct gcudai_cuda_split_buffer * b, const struct gcuda_tensor * tensor) {
+    struct gcudai_cuda_split_tensor * s = b->tensors;
+    while (s != NULL && (s->tensor != tensor || (s->is_placed && s != tensor->extra))) { s = s->next; }
+    return s;
 }
 
 static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor) {
@@ -26463,21 +26481,26 @@ static gcuda_status gcudai_cuda_split_init_tensor(gcuda_backend_buffer_t buffer,
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "'%s' is a view or not contiguous: %s buffers hold whole weights only", tensor->name, t->name);
     }
-    if (tensor->extra != NULL && gcudai_cuda_split_has(b, tensor)) { // again
+    struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_find(b, tensor);
+    if (s != NULL && s->is_placed) { // again
         return GCUDA_STATUS_SUCCESS;
     }
-    struct gcudai_cuda_split_tensor * s = (struct gcudai_cuda_split_tensor *) gcudai_calloc(1, sizeof(*s));
-    gcuda_status st = s ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_ALLOC_FAILED;
+    if (s == NULL) {
+        s = (struct gcudai_cuda_split_tensor *) gcudai_calloc(1, sizeof(*s));
+        if (s == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+        s->next = b->tensors;
+        s->tensor = tensor;
+        b->tensors = s;
+    }
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
     for (int i = 0; i < t->n && st == GCUDA_STATUS_SUCCESS; ++i) {
         st = gcudai_cuda_split_part_make(&s->parts[i], tensor, gcudai_cuda_split_rows(t, tensor, i), i);
     }
-    if (st != GCUDA_STATUS_SUCCESS) {
-        gcudai_cuda_split_tensor_free(s);
+    s->is_placed = st == GCUDA_STATUS_SUCCESS;
+    if (!s->is_placed) {
+        gcudai_cuda_split_parts_free(s);
         return st;
     }
-    s->next = b->tensors;
-    s->tensor = tensor;
-    b->tensors = s;
     tensor->extra = s;
     return st;
 }
@@ -26495,7 +26518,7 @@ static cudaError_t gcudai_cuda_split_copy(
 // is in use until then.
 static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, const struct gcuda_tensor * tensor,
     enum gcudai_cuda_access access, void * host, size_t offset, size_t size) {
-    const struct gcudai_cuda_split_tensor * s = (const struct gcudai_cuda_split_tensor *) tensor->extra;
+    const struct gcudai_cuda_split_tensor * s = gcudai_cuda_split_placed(tensor);
     const struct gcudai_cuda_split_type * t = gcudai_cuda_split_of(buffer);
     struct gcudai_cuda_scope scope;
     const size_t row = gcuda_row_size(tensor->type, tensor->ne[0]);
@@ -26505,6 +26528,9 @@ static gcuda_status gcudai_cuda_split_access(gcuda_backend_buffer_t buffer, cons
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
             "'%s' is in a %s buffer: %llu bytes at offset %llu, only all %llu can be set or got", tensor->name, t->name,
             (unsigned long long) size, (unsigned long long) offset, (unsigned long long) gcuda_nbytes(tensor));
+    }
+    if (s == NULL) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s' has no memory in its %s buffer", tensor->name, t->name);
     }
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[t->main_device]));
     for (int i = 0; i < 2 * t->n; ++i) { // once to copy, once to wait
@@ -27183,7 +27209,7 @@ static gcuda_status gcudai_cuda_want_data(
     const struct gcudai_cuda_device * d, const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
     const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
     if (!gcuda_is_empty(t)) {
-        const bool is_split = gcudai_cuda_split_of(buffer) != NULL && t->extra != NULL; // and y may have it so
+        const bool is_split = gcudai_cuda_split_placed(t) != NULL; // and y may have it so
         const bool is_host = t != y && buffer != NULL && buffer->buft == &gcudai_cuda_host_type && gcudai_cuda_reads_host(d);
         GCUDAI_WANT(y, t->data != NULL && buffer != NULL && (is_split || is_host || buffer->buft == &d->buft),
             "'%s' has no memory on %s", t->name, d->name);
@@ -30043,7 +30069,8 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
         return cu ? gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "cuda_set_abort_callback: chunks of %g ms", (double) chunk_ms)
                   : GCUDA_STATUS_INVALID_ARGUMENT;
     }
-    GCUDAI_TRY(gcudai_cuda_synchronize(backend));
+    const gcuda_status before = gcudai_cuda_synchronize(backend); // bad indices of a graph before do not stop this
+    GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_cancel_close(cu);
     const gcuda_status st = callback != NULL ? gcudai_cuda_note(cu, gcudai_cuda_cancel_open(cu)) : GCUDA_STATUS_SUCCESS;
@@ -30055,7 +30082,7 @@ gcuda_status gcuda_backend_cuda_set_abort_callback(
         gcudai_cuda_cancel_close(cu);
     }
     gcudai_cuda_leave(&scope);
-    return st;
+    return st == GCUDA_STATUS_SUCCESS ? before : st;
 }
 
 gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
@@ -30064,14 +30091,15 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     if (cu == NULL) {
         return GCUDA_STATUS_INVALID_ARGUMENT;
     }
-    GCUDAI_TRY(gcudai_cuda_synchronize(backend));
+    const gcuda_status before = gcudai_cuda_synchronize(backend); // bad indices of a graph before do not stop this
+    GCUDAI_TRY(before == GCUDA_STATUS_INVALID_DATA ? GCUDA_STATUS_SUCCESS : before);
     GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
     gcudai_cuda_pool_release(&cu->pool);
     gcudai_cuda_leave(&scope);
     for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL) { GCUDAI_TRY(gcuda_backend_cuda_trim(&cu->sides[i]->backend)); }
     }
-    return GCUDA_STATUS_SUCCESS;
+    return before;
 }
 
 // ---- devices ----

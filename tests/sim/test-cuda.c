@@ -651,6 +651,18 @@ TEST(bad_indices_give_zeros_and_a_status) {
     CHECK_HAS(gcuda_last_error(), "CUDA0: an index of get_rows was");
     CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
     for (int i = 0; i < 16; ++i) { CHECK(out[i] == (i < 4 ? (float) (i + 9) : 0.0f)); }
+    // trimming waits, hears of it, and trims
+    struct gcudai_cuda * cu = (struct gcudai_cuda *) backend;
+    struct gcuda_cuda_stats stats;
+    void * scratch = NULL;
+    CHECK_OK(gcudai_cuda_pool_take(&cu->pool, cu->stream, 1000, "test", &scratch));
+    gcudai_cuda_pool_give(&cu->pool, scratch);
+    CHECK_OK(gcuda_backend_graph_compute_async(backend, graph));
+    CHECK(gcuda_backend_cuda_trim(backend) == GCUDA_STATUS_INVALID_DATA);
+    CHECK_HAS(gcuda_last_error(), "get_rows");
+    CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
+    CHECK_EQ_I(stats.by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved, 0);
+    CHECK_OK(gcuda_backend_cuda_trim(backend));
     CHECK_OK(gcuda_backend_tensor_set(ids, good, 0, sizeof good));
     CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // forgotten
     place_end(&p);

@@ -413,6 +413,9 @@ TEST(split_buffers_set_get_clear_and_refuse_the_rest) {
     CHECK_EQ_I(n_free, n_total);
     CHECK_OK(gcuda_backend_buffer_init_tensor(p.buffer, w));
     CHECK_OK(gcuda_backend_buffer_init_tensor(p.buffer, w)); // twice: the same memory
+    CHECK(gcuda_backend_cuda_get_split_data(w, 1) != NULL && gcuda_backend_cuda_get_split_data(v, 1) == NULL);
+    CHECK(gcuda_backend_tensor_set(v, in, 0, gcuda_nbytes(v)) == GCUDA_STATUS_INVALID_ARGUMENT); // not placed again
+    CHECK_HAS(gcuda_last_error(), "no memory");
     CHECK_OK(gcuda_backend_tensor_set(w, in, 0, size));
     free(in);
     free(out);
