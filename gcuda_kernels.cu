@@ -12695,7 +12695,10 @@ static inline __device__ const char * d_float_row(const d_float_job & p, const c
 // The N elements of a column that meet them.
 template <typename B, int N> struct d_float_column {
     static __device__ void load(const d_float_job &, const char * column, int k, float * v) {
-        UNROLL for (int j = 0; j < N; j += d_wide<B>::N) { d_unpack<B>(*(const uint4 *) ((const B *) column + k + j), v + j); }
+        UNROLL for (int j = 0; j < N; j += d_wide<B>::N) {
+            const uint4 here = *(const uint4 *) ((const B *) column + k + j); // as an argument it would be bytes
+            d_unpack<B>(here, v + j);
+        }
     }
 };
 template <int N> struct d_float_column<d_any_float, N> {
@@ -12867,7 +12870,7 @@ template <typename A, typename B> struct d_float_mma {
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[8];
             UNROLL for (int j = 0; j < 8; j += d_wide<B>::N) {
-                const uint4 here = *(const uint4 *) (column + 32 * u + place(lane, j / N) + j % N); // as an argument it would be bytes
+                const uint4 here = *(const uint4 *) (column + 32 * u + place(lane, j / N) + j % N); // as d_float_column's
                 d_unpack<B>(here, v + j);
             }
             UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
