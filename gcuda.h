@@ -25828,7 +25828,8 @@ static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
 
 // A slot costs one reading of an expert, a tile about two: so up to as many slots as there are experts.
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    const int64_t most = gcuda_is_quantized(p->as.type) ? p->as.ne[2] : GCUDAI_CUDA_VECTOR_FLOAT_SLOTS;
+    const bool is_float = !gcuda_is_quantized(p->as.type);
+    const int64_t most = is_float ? GCUDAI_MIN(p->as.ne[2], GCUDAI_CUDA_VECTOR_FLOAT_SLOTS) : p->as.ne[2];
     return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
 }
 

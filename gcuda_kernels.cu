@@ -12619,7 +12619,6 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
 #define FLOAT_VEC_WARPS 16
 #define FLOAT_VEC_ROWS (1 << 30)   // rows and elements are counted in ints
 #define FLOAT_VEC_LENGTH (1 << 30)
-#define FLOAT_VEC_WINDOW 64        // slots of mul_mat_id among which those of one expert are multiplied together
 
 struct d_float_job {
     static constexpr bool has_hooks = false;
@@ -12727,39 +12726,16 @@ static inline __device__ void d_float_ends(const d_float_job & p, int64_t i, int
     }
 }
 
-// The expert of slot i, n_experts for all bad ids.
-static inline __device__ int64_t d_float_expert(const d_float_job & p, int64_t i) {
-    const int64_t used = p.ids.ne[0], token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used;
-    const int32_t id = *(const int32_t *) d_at(p.ids, i - token * used, token, 0, 0);
+// The expert of slot i, n_experts for all bad ids; one thread writes where its column and its results begin. Slots of one expert are
+// multiplied by blocks that run side by side: memory is asked for its weights once, the others find them in L2.
+static inline __device__ int64_t d_float_slot(const d_float_job & p, int64_t i, const char ** column, char ** results) {
+    const int64_t used = p.ids.ne[0], token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used, u = i - token * used;
+    const int32_t id = *(const int32_t *) d_at(p.ids, u, token, 0, 0);
+    if (threadIdx.x == 0) {
+        *column = d_at(p.job.b, 0, (uint32_t) u % (uint32_t) p.job.b.ne[1], token, 0);
+        *results = d_at(p.job.y, 0, u, token, 0);
+    }
     return id >= 0 && id < p.n_experts ? id : p.n_experts;
-}
-
-// Slots of one expert within a window are columns of one product, up to `most` of them, which the first of them sees to. Every warp
-// finds the same; the first one writes the ends of the columns. Gives their number, 0 if an earlier slot has this one.
-static inline __device__ int d_float_slots(
-    const d_float_job & p, int64_t slot, int most, int64_t * expert, const char ** columns, char ** results) {
-    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], first = slot / FLOAT_VEC_WINDOW * FLOAT_VEC_WINDOW;
-    const int lane = (int) threadIdx.x % 32, own = (int) (slot - first);
-    *expert = d_float_expert(p, slot);
-    uint64_t alike = 0;
-    for (int h = 0; h < FLOAT_VEC_WINDOW; h += 32) {
-        const int64_t i = first + h + lane;
-        alike |= (uint64_t) __ballot_sync(0xffffffffu, i < n_slots && d_float_expert(p, i) == *expert) << h;
-    }
-    const int rank = __popcll(alike & (((uint64_t) 1 << own) - 1)), n = __popcll(alike) - rank;
-    if (rank % most != 0) {
-        return 0;
-    }
-    for (int h = 0; h < FLOAT_VEC_WINDOW && threadIdx.x < 32; h += 32) {
-        const int c = __popcll(alike & (((uint64_t) 1 << (h + lane)) - 1)) - rank;
-        if ((alike >> (h + lane) & 1) != 0 && c >= 0 && c < most) {
-            const int64_t i = first + h + lane, used = p.ids.ne[0];
-            const int64_t token = p.is_small ? (int64_t) ((uint32_t) i / (uint32_t) used) : i / used, u = i - token * used;
-            columns[c] = d_at(p.job.b, 0, (uint32_t) u % (uint32_t) p.job.b.ne[1], token, 0);
-            results[c] = d_at(p.job.y, 0, u, token, 0);
-        }
-    }
-    return n < most ? n : most;
 }
 
 // ---- multiply and add, in F32 ----
@@ -12973,8 +12949,8 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
         const int64_t i = p.is_small ? (int64_t) ((uint32_t) item / (uint32_t) p.blocks) : item / p.blocks;
         d_float_rows rows = { (const char *) p.job.a.data, nullptr, p.job.m, p.blocks, (int) (item - i * p.blocks) };
+        const int n = (int) p.job.n;
         int64_t matrix = i;
-        int n = (int) p.job.n;
         char * y = nullptr;
         if constexpr (P::has_hooks) {
             if (p.n_more > 0) {
@@ -12984,8 +12960,7 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
             d_float_find(p, &rows, &y);
         }
         if (p.ids.data != nullptr) {
-            n = d_float_slots(p, i, W::columns, &matrix, columns, results);
-            if (n == 0) { continue; }
+            matrix = d_float_slot(p, i, columns, results);
         } else if ((int) threadIdx.x < n) {
             d_float_ends(p, matrix, (int) threadIdx.x, &columns[threadIdx.x], &results[threadIdx.x]);
         }
@@ -13042,8 +13017,7 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
     }
     const int64_t n_groups = (m + W::rows - 1) / W::rows, n_sm = n_multiprocessors();
     const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
-    const int64_t n_columns = p.ids.data == nullptr ? p.job.n : n_matrices < W::columns ? n_matrices : W::columns;
-    p.column_bytes = W::shared_bytes((int) n_columns);
+    p.column_bytes = W::shared_bytes((int) p.job.n);
     p.steps = (int) ((p.job.k + W::step - 1) / W::step);
     // without regard to sum_bytes: a row is cut the same way with a second matrix and without
     const int64_t fitting = room / (p.column_bytes + W::sums * 4), most = fitting < FLOAT_VEC_WARPS ? fitting : FLOAT_VEC_WARPS;
@@ -13096,9 +13070,8 @@ static gcuda_status launch_float_halves(
 #define FLOAT_MMA_FIRST_COLUMNS 2
 #define FLOAT_MMA_FIRST_F32_COLUMNS 3 // fewer are multiplied in F32 as fast as they are read
 static bool float_on_tensor_cores(const d_float_job & p, bool wants_f32) {
-    const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32, is_id = p.ids.data != nullptr; // slots of halves may share an expert
-    const bool is_many = is_id ? !is_f32 : p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS);
-    return !wants_f32 && is_many && capability_major() >= 8;
+    const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32;
+    return !wants_f32 && p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS) && capability_major() >= 8;
 }
 
 // With the types and rows that 16 bytes can be loaded of; anything else goes element by element.
