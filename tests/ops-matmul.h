@@ -331,6 +331,9 @@ TEST(mul_mat_id) {
     mul_mat_id_cases(few, "256,17,8|256,1,32|4,32 256,5,4|256,2,33|2,33", "distinct", fill_distinct_experts);
     mul_mat_id_cases("Q5_0,F32,I32>F32 F16,F32,I32>F32", "2048,70,3|2048,1,5|2,5", "long", fill_experts);
     mul_mat_id_cases(few, "256,7,8|256,1,9|1,9 256,4,5|256,3,6|3,6", "one", fill_one_expert);
+    // no more slots than go one by one: columns shared by slots, experts by tokens
+    mul_mat_id_cases(few, "256,16,4|256,2,2|4,2 256,70,40|256,1,9|4,9", "any", fill_experts);
+    mul_mat_id_cases(few, "256,9,16|256,1,8|2,8", "one", fill_one_expert);
     mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
         "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
     mul_mat_id_cases(few, "256,3,4|256,1,0|2,0 0,3,4|0,1,2|2,2", "empty", fill_experts);
