@@ -10674,7 +10674,8 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 // through a ring of slots in shared memory, filled by asynchronous copies of 16 bytes that run ahead of the arithmetic.
 // The warps of a block share a row when it has several steps; their sums meet in shared memory at the end, in one order.
 //   floor   bytes of the weights; the columns come from L2, once for each block
-// From compute capability 8.0 three columns and more go to tensor cores (below), of codebooks two as well.
+// From compute capability 8.0 three columns and more go to tensor cores (below); two of codebooks as well where the kernel
+// of two does not take them: rows that are not aligned, or no room for copies of the tables.
 
 #define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
@@ -10693,7 +10694,7 @@ struct d_vec_job {
     int64_t n_experts;
     int32_t * bad_index;
     const int4 * xq;     // columns as bytes, [column][step][4][32], and
-    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL: the kernel makes them
+    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL: the kernel makes them, of one column or two
     int first_column;    // of several
     int steps, at_once;  // of a row; that the block's warps take side by side
     int rounds;          // of rows, for those that share the matrix
@@ -10711,7 +10712,7 @@ struct d_vec_task {
     char * y;            // of one column
     int m, item, block, blocks, rounds;
     int64_t matrix;      // -1: a bad expert
-    d_index at;          // of the first column, in y
+    d_index at;          // of the first column that it works on, in y
 };
 
 struct d_vec_x { // four pieces of 16 elements: a lane's share of a step of a column
@@ -11597,7 +11598,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ1_M>> : d_vec_traits_of<d_
     }
 };
 
-// ---- the kernel of one column ----
+// ---- the kernel of one column, and of two ----
 // Apart, since it is seldom wanted and long.
 static NO_INLINE __device__ float4 d_load_any4(gcuda_type type, const char * at, int64_t stride) {
     return make_float4(d_load(type, at), d_load(type, at + stride), d_load(type, at + 2 * stride), d_load(type, at + 3 * stride));
@@ -11706,10 +11707,15 @@ template <typename A> struct d_vec_format {
 // Warps, as many as the registers of the columns allow; slots of a warp, so that enough bytes are on their way for the
 // latency of memory whatever the number of warps.
 template <typename A, int COLS> struct d_vec_shape {
+    static constexpr bool has_tables = d_vec_traits<A>::codes > 0; // which need room
     static constexpr int max_warps = COLS == 1 ? 32 : COLS == 2 ? 16 : 8;
-    static constexpr int one = d_vec_traits<A>::codes > 0 ? 2816 : 3456; // tables need room
-    static constexpr int most = (COLS == 1 ? one : COLS == 2 ? 6912 : 9216) / d_vec_format<A>::step_bytes;
+    static constexpr int one = has_tables ? 2816 : 3456, two = has_tables ? 4352 : 6912;
+    static constexpr int most = (COLS == 1 ? one : COLS == 2 ? two : 9216) / d_vec_format<A>::step_bytes;
     static constexpr int slots = most < 2 ? 2 : most > 8 ? 8 : most;
+    // The kernel makes the columns ready, in so many bytes for a step; two only where rows take long to decode.
+    static constexpr bool is_own = COLS == 1 || (COLS == 2 && has_tables);
+    static constexpr int column_bytes = is_own ? COLS * 3072 : 0;
+    static constexpr int at_once = COLS == 1 || (COLS == 2 && !has_tables) ? 16 : 8;
 };
 
 // Formats with a scale for 16 elements; the others have one for 32.
@@ -11816,6 +11822,56 @@ static inline __device__ void d_vec_own_column(
     }
 }
 
+// The same of two columns: while four parts are made ready, the next four are on their way.
+template <typename A, typename F>
+static inline __device__ void d_vec_own_pair(const d_vec_job & p, const char * column0, const char * column1, int64_t step, int sub,
+    int lane, char * shared, d_vec_x (&x)[2], F meanwhile) {
+    constexpr d_vec_form FORM = d_vec_form_of<A>();
+    const int n_sub = (int) blockDim.y, quad = 4 * d_vec_quad(lane, FORM.order);
+    const int64_t start = step * VEC_STEP, left = p.job.k - start;
+    const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - quad;
+    const bool is_packed = d_vec_is_packed(p.job, column0) && d_vec_is_packed(p.job, column1);
+    const int64_t b_k = is_packed ? 4 : p.job.b_k, from = (start + quad) * b_k;
+    const auto load = [&](int column, int first, float4 (&to)[4]) {
+        const char * at = (column == 0 ? column0 : column1) + from;
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int part = first + k * n_sub;
+            if (part >= 16 || 128 * part >= n) {
+                to[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            } else {
+                to[k] = is_packed ? *(const float4 *) (at + 512 * part) : d_load_any4(p.job.b.type, at + 128 * part * b_k, b_k);
+            }
+        }
+    };
+    const auto xq_of = [&](int column) { return (int4 *) (shared + 3072 * column); };
+    const auto xs_of = [&](int column) { return (float2 *) (shared + 3072 * column + 2048); };
+    float4 v[4] = {}, next[4];
+    int c = -1, w = 0, next_c = 0, next_w = sub;
+    NO_UNROLL while (c < 2) {
+        if (next_c < 2) { load(next_c, next_w, next); }
+        if (c < 0) { meanwhile(); }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int part = w + k * n_sub;
+            if (c >= 0 && part < 16) { d_vec_quantize4(v[k], part, lane, FORM, xq_of(c), xs_of(c)); }
+            v[k] = next[k];
+        }
+        c = next_c;
+        w = next_w;
+        next_w += 4 * n_sub;
+        if (next_w >= 16) {
+            next_w = sub;
+            ++next_c;
+        }
+    }
+    __syncthreads();
+    UNROLL for (int i = 0; i < 2; ++i) {
+        UNROLL for (int j = 0; j < 4; ++j) {
+            x[i].q[j] = xq_of(i)[32 * j + lane];
+            x[i].s[j] = xs_of(i)[32 * j + lane];
+        }
+    }
+}
+
 // Where column c of a product is in y. Counts of matrices and slots fit 32 bits, whose divisions are short.
 static inline __device__ d_index d_vec_index(const d_vec_job & p, int item, int c) {
     if (p.ids.data != nullptr) {
@@ -11882,7 +11938,7 @@ template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_f
             if (V::sign_words == 2) { to[1] = entry.y; }
         }
     }
-    if (COLS > 1 && V::codes > 0) { __syncthreads(); } // of one column others wait too
+    if (!d_vec_shape<A, COLS>::is_own && V::codes > 0) { __syncthreads(); } // where the kernel makes the columns ready it waits then
 }
 
 // The block of the whole work that this one is: divisions are left to where there is more than one matrix.
@@ -11898,7 +11954,7 @@ template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_ve
     } else if (!p.is_one) {
         t.item = (int) ((uint32_t) i / (uint32_t) p.blocks);
         t.block -= t.item * t.blocks;
-        t.at = d_vec_index(p, t.item, 0);
+        t.at = d_vec_index(p, t.item, p.first_column);
         t.matrix = d_vec_matrix(p, t.item, t.at);
         t.a = t.matrix >= 0 ? d_vec_a(p, t.matrix) : t.a;
         t.b = d_vec_b(p, t.at);
@@ -11946,7 +12002,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
     const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
-    float * part = (float *) (columns + (COLS == 1 ? p.at_once * 3072 : 0)); // [row of the block][step][column]
+    float * part = (float *) (columns + p.at_once * d_vec_shape<A, COLS>::column_bytes); // [row of the block][step][column]
     d_vec_ring<A, SLOTS, ALIGNED> ring;
     ring.slots = d_shared_at_of(shared + ring_at + 16 * lane);
     const int64_t up_at = has_up ? (const char *) p.job.epilogue.up - (const char *) p.job.a.data : 0, stride = row_step * p.job.a_m;
@@ -11969,12 +12025,19 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             fill();
             d_wait_before();
         }
-        if (COLS == 1) {
+        if constexpr (d_vec_shape<A, COLS>::is_own) {
             if (first > 0) { __syncthreads(); } // the column's last step has been read
-            d_vec_own_column<A>(p, t.b, first + step, sub, lane, columns + 3072 * step, x[0], [&]() {
+            char * own = columns + d_vec_shape<A, COLS>::column_bytes * step;
+            const auto meanwhile = [&]() {
                 if (!is_early) { fill(); }
                 if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // the column is waited for meanwhile
-            });
+            };
+            if constexpr (COLS == 1) {
+                d_vec_own_column<A>(p, t.b, first + step, sub, lane, own, x[0], meanwhile);
+            } else {
+                const char * second = p.is_one ? t.b + p.job.b_c : d_vec_b(p, d_vec_index(p, t.item, 1));
+                d_vec_own_pair<A>(p, t.b, second, first + step, sub, lane, own, x, meanwhile);
+            }
         } else {
             UNROLL for (int c = 0; c < COLS; ++c) {
                 d_vec_column(p, t.matrix, c, has_step ? first + step : 0, lane, x[c]);
@@ -11983,12 +12046,13 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
         }
         const int64_t after = p.job.k - (int64_t) (first + step) * VEC_STEP;
         const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * lane; // elements from this lane's first
-        const int end = lane % 16 == 0 ? rows - lane / 16 : 0; // this lane stores what is found for rows i + lane / 16 while i is below
-        float * sums = part + (step * t.rounds * n_parts * n_sub + lane / 16 * n_sub + sub) * COLS;
+        // This lane stores what is found for rows i + lane / 16 while i is below; of two columns lanes 8 and 24 store the second.
+        const int end = lane % (COLS == 2 ? 8 : 16) == 0 ? rows - lane / 16 : 0;
+        float * sums = part + (step * t.rounds * n_parts * n_sub + lane / 16 * n_sub + sub) * COLS + (COLS == 2 ? lane / 8 % 2 : 0);
         int slot = 0;
         NO_UNROLL for (int i = 0; i < rows; i += 2) {
             float sum[2][COLS] = {};
-            UNROLL for (int u = 0; u < 2; ++u) {
+            const auto multiply = [&](int u, float (&dots)[COLS]) {
                 if (u == 0 || i + 1 < rows) {
                     d_copies_wait<SLOTS - 1>();
                     __syncwarp();
@@ -11997,18 +12061,27 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
                     d_vec_codes<A> o;
                     d_vec_traits<A>::template decode<ALIGNED>(shared, ring_at + slot + off, lane, table, o);
                     if (A::n == 32 && n_left <= 32) { o.scale[2] = o.min[2] = 0.0f; } // else groups come in eights
-                    UNROLL for (int c = 0; c < COLS; ++c) { sum[u][c] = d_vec_dot<A>(o, x[c], ratio); }
+                    UNROLL for (int c = 0; c < COLS; ++c) { dots[c] = d_vec_dot<A>(o, x[c], ratio); }
                     __syncwarp();
                     ring.fetch(slot, (u + SLOTS) % 2 == 1, i + u + SLOTS < rows);
                     slot = slot == (SLOTS - 1) * d_vec_format<A>::slot_bytes ? 0 : slot + d_vec_format<A>::slot_bytes;
                 }
-            }
+            };
+            UNROLL for (int u = 0; u < 2; ++u) { multiply(u, sum[u]); }
+            float all[COLS];
             UNROLL for (int c = 0; c < COLS; ++c) { // both at once: each half of the warp adds up one row
                 if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // what lies beyond the row may be no number
                 const float other = __shfl_xor_sync(0xffffffffu, lane < 16 ? sum[1][c] : sum[0][c], 16);
-                float all = (lane < 16 ? sum[0][c] : sum[1][c]) + other;
-                UNROLL for (int d = 8; d > 0; d /= 2) { all += __shfl_xor_sync(0xffffffffu, all, d); }
-                if (i < end) { sums[c] = first == 0 ? all : sums[c] + all; }
+                all[c] = (lane < 16 ? sum[0][c] : sum[1][c]) + other;
+            }
+            if (COLS == 2) { // each quarter a column of a row
+                const bool is_second = lane % 16 >= 8;
+                const float other = __shfl_xor_sync(0xffffffffu, is_second ? all[0] : all[COLS - 1], 8);
+                all[0] = (is_second ? all[COLS - 1] : all[0]) + other;
+            }
+            UNROLL for (int c = 0; c < (COLS == 2 ? 1 : COLS); ++c) {
+                UNROLL for (int d = COLS == 2 ? 4 : 8; d > 0; d /= 2) { all[c] += __shfl_xor_sync(0xffffffffu, all[c], d); }
+                if (i < end) { sums[c] = first == 0 ? all[c] : sums[c] + all[c]; }
             }
             sums += 2 * n_sub * COLS;
         }
@@ -12025,7 +12098,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     DYNAMIC_SHARED(char, shared);
     if (COLS > 2 && D_TENSOR_CORES) { return; } // never launched where there are, and large
     d_start_next();
-    if (COLS > 1) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
+    if (!d_vec_shape<A, COLS>::is_own) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
     if (!p.is_early) { d_wait_before(); }
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
         if (i != blockIdx.x) { __syncthreads(); } // the sums of the last one are read
@@ -12033,7 +12106,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     }
 }
 
-// ---- 2 or 3 to 8 columns: tensor cores ----
+// ---- 3 to 8 columns, and what is left of 2: tensor cores ----
 // A warp takes 16 rows at a time, MMA_STEP elements of each, which come through its ring as above. Lane (g, t), with
 // g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
 // 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
@@ -12309,6 +12382,15 @@ static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_colu
 
 #define VEC_WIDE_TABLES (216 * 1024) // shared memory from which tables of codebooks have copies
 
+static bool is_codebook(gcuda_type type) {
+    bool has_codes = false;
+    (void) with_weight_format(type, [&](auto a) {
+        has_codes = d_vec_traits<decltype(a)>::codes > 0;
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return has_codes;
+}
+
 // Starting 32 warps would take longer than the work.
 static bool vec_is_small(const d_vec_job & p) {
     return p.job.m * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
@@ -12338,7 +12420,7 @@ static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
 template <typename A, int COLS, bool WIDE>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim3 * block) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
-    const int64_t n_sm = n_multiprocessors(), at_once = COLS <= 2 ? 16 : 8;
+    const int64_t n_sm = n_multiprocessors(), at_once = d_vec_shape<A, COLS>::at_once;
     const int64_t n_parts = p.job.epilogue.up != nullptr ? 2 : 1; // matrices whose rows a block has
     const bool is_small = COLS == 1 && vec_is_small(p);
     for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
@@ -12347,7 +12429,7 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
         const int64_t n_sub = warps / p.at_once, n_warps = n_sub * p.at_once, all = (p.job.m + n_sub - 1) / n_sub; // rounds of all blocks
         const int64_t ring_bytes = d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes;
         const size_t n_bytes = (size_t) (d_vec_tables<A, WIDE>::n_bytes + n_warps * ring_bytes +
-                                         (COLS == 1 ? p.at_once * 3072 : 0) + VEC_PART_BYTES);
+                                         p.at_once * d_vec_shape<A, COLS>::column_bytes + VEC_PART_BYTES);
         if (!fits_shared(n_bytes, max_shared)) {
             continue;
         }
@@ -12359,7 +12441,7 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
         if (p.n_more > 0) { vec_share(p, n_sub, most); }
         p.rounds = vec_rounds(p.job.m, p.blocks, n_sub);
         p.per_sub = (uint32_t) (((1 << 20) + n_sub - 1) / n_sub);
-        p.is_one = n_matrices == 1 && p.ids.data == nullptr && p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1;
+        p.is_one = n_matrices == 1 && p.ids.data == nullptr && p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1 && p.first_column == 0;
         *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
         return n_bytes;
     }
@@ -12377,15 +12459,38 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
 }
 
 // One column of aligned rows has kernels of its own, with more copies of the tables where there is much to look up.
-template <typename A, int COLS>
-static gcuda_status launch_vec(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
-    constexpr bool is_one = COLS == 1, has_tables = is_one && d_vec_traits<A>::codes > 0;
-    if (!is_one || !p.is_aligned) {
-        return launch_vec_as<A, COLS, false, false>(p, n_matrices, max_shared, stream);
+template <typename A>
+static gcuda_status launch_vec_one(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
+    constexpr bool has_tables = d_vec_traits<A>::codes > 0;
+    if (!p.is_aligned) {
+        return launch_vec_as<A, 1, false, false>(p, n_matrices, max_shared, stream);
     }
     return has_tables && max_shared >= VEC_WIDE_TABLES && !vec_is_small(p)
-               ? launch_vec_as<A, COLS, is_one, has_tables>(p, n_matrices, max_shared, stream)
-               : launch_vec_as<A, COLS, is_one, false>(p, n_matrices, max_shared, stream);
+               ? launch_vec_as<A, 1, true, has_tables>(p, n_matrices, max_shared, stream)
+               : launch_vec_as<A, 1, true, false>(p, n_matrices, max_shared, stream);
+}
+
+// Two columns go together, those of codebooks where rows are aligned and tables have copies.
+static bool vec_takes_pair(const d_vec_job & p, size_t max_shared) {
+    return p.job.n == 2 && (!is_codebook(p.job.a.type) || (p.is_aligned && max_shared >= VEC_WIDE_TABLES));
+}
+
+// Several columns without tensor cores, or of rows that those do not take: which is seldom, so one after another.
+template <typename A>
+static gcuda_status launch_vec_few(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
+    if (vec_takes_pair(p, max_shared)) {
+        constexpr bool is_own = d_vec_shape<A, 2>::is_own;
+        return launch_vec_as<A, 2, is_own, is_own>(p, n_matrices, max_shared, stream);
+    }
+    if (p.xq != nullptr) {
+        return p.job.n <= 4 ? launch_vec_as<A, 4, false, false>(p, n_matrices, max_shared, stream)
+                            : launch_vec_as<A, 8, false, false>(p, n_matrices, max_shared, stream);
+    }
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (; p.first_column < p.job.n && st == GCUDA_STATUS_SUCCESS; ++p.first_column) {
+        st = launch_vec_one<A>(p, n_matrices, max_shared, stream);
+    }
+    return st;
 }
 
 // Warps, steps side by side, tiles side by side and blocks; the bytes of shared memory, 0 if there is no way.
@@ -12425,15 +12530,9 @@ static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group 
     return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.steps * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
 }
 
-// Two columns of the other formats take as long as with the kernel above, or longer. That does not depend on the number of
-// rows, since parts of a matrix are to have the same bits as the whole.
-static bool mma_pays(const d_job & job) {
-    bool is_codebook = false;
-    (void) with_weight_format(job.a.type, [&](auto a) {
-        is_codebook = d_vec_traits<decltype(a)>::codes > 0;
-        return GCUDA_STATUS_SUCCESS;
-    });
-    return job.n > 2 || (job.n == 2 && is_codebook && job.epilogue.up == nullptr); // the kernel above takes two matrices
+// That does not depend on the number of rows, since parts of a matrix are to have the same bits as the whole.
+static bool mma_pays(const d_vec_job & p, size_t max_shared) {
+    return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // the kernel above takes two matrices
 }
 
 // Rows at multiples of what the format's words lie at; offsets in a tile fit an int.
@@ -12506,12 +12605,13 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (p.job.epilogue.up == nullptr && mma_pays(p.job) && capability_major() >= 8 && mma_takes(p.job)) {
+    if (mma_pays(p, args->max_shared) && capability_major() >= 8 && mma_takes(p.job)) {
         d_mma_job mma = mma_job(p.job);
         return with_weight_format(
             args->a.type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, args->max_shared, stream); });
     }
-    if (n > 1) {
+    const bool is_pair = vec_takes_pair(p, args->max_shared), has_up = p.job.epilogue.up != nullptr;
+    if (n > 1 && (is_pair ? !is_codebook(args->a.type) : !has_up && capability_major() < 8)) {
         int4 * xq = (int4 *) scratch;
         float2 * xs = (float2 *) (xq + n * n_matrices * p.steps * 128);
         const int64_t n_quads = n * n_matrices * p.steps * (VEC_STEP / 4);
@@ -12530,17 +12630,8 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
     }
     return with_weight_format(args->a.type, [&](auto a) {
         typedef decltype(a) A;
-        if (n <= 2 || capability_major() < 8) {
-            return n == 1   ? launch_vec<A, 1>(p, n_matrices, args->max_shared, stream)
-                   : n == 2 ? launch_vec<A, 2>(p, n_matrices, args->max_shared, stream)
-                   : n <= 4 ? launch_vec<A, 4>(p, n_matrices, args->max_shared, stream)
-                            : launch_vec<A, 8>(p, n_matrices, args->max_shared, stream);
-        }
-        gcuda_status st = GCUDA_STATUS_SUCCESS; // rows that tensor cores do not take: seldom, so in pairs
-        for (; p.first_column < n && st == GCUDA_STATUS_SUCCESS; p.first_column += 2) {
-            st = launch_vec<A, 2>(p, n_matrices, args->max_shared, stream);
-        }
-        return st;
+        return n == 1 ? launch_vec_one<A>(p, n_matrices, args->max_shared, stream)
+                      : launch_vec_few<A>(p, n_matrices, args->max_shared, stream);
     });
 }
 
@@ -12567,7 +12658,7 @@ gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int
         }
     }
     p.n_more = n_args - 1;
-    return with_weight_format(args->a.type, [&](auto a) { return launch_vec<decltype(a), 1>(p, 1, args->max_shared, stream); });
+    return with_weight_format(args->a.type, [&](auto a) { return launch_vec_one<decltype(a)>(p, 1, args->max_shared, stream); });
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -12600,7 +12691,7 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
         return GCUDA_STATUS_SUCCESS;
     }
     return with_weight_format(args->as.type, [&](auto a) {
-        return launch_vec<decltype(a), 1>(p, args->ids.ne[0] * args->ids.ne[1], args->max_shared, stream);
+        return launch_vec_one<decltype(a)>(p, args->ids.ne[0] * args->ids.ne[1], args->max_shared, stream);
     });
 }
 #endif // part 5

@@ -170,6 +170,10 @@ TEST(mul_mat_many_rows) {
     // where codebooks have tables with a copy for each lane
     mul_mat_cases("IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
         "256,8500|256", 0);
+    // two columns, of one matrix, of several, of several that share one, and in more than one turn
+    mul_mat_cases("IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
+        "2048,70|2048,2", 0);
+    mul_mat_cases("Q4_0,F32>F32 Q3_K,F16>F32 IQ2_S,F32>F32", "2048,9,3|2048,2,3 2048,9,2|2048,1,4 18432,20|18432,2 36864,5|36864,2", 0);
 }
 
 // Columns enough for whole tiles of tensor cores, floats also as what they are converted to; rows at any address.
