@@ -11141,6 +11141,7 @@ struct d_vec_traits_of {
     static constexpr int zero = ZERO, codes = d_mma_format<A>::table, signs = SIGNS, sign_words = SIGN_WORDS;
     static constexpr d_vec_part more = MORE;
     static constexpr bool has_min = A::has_min, is_signed = false, is_field = false; // is_field: a code's bits lie together
+    static constexpr int one_warps = 32; // of one column: fewer where two rows side by side need more registers
     static constexpr int of_odd = 0, of_second = 0, of_odd_lane = 0, more_ratio = 1;
     static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
     static inline __device__ float ratio(int) { return 1.0f; }
@@ -11368,6 +11369,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q2_K>> : d_vec_traits_of<d_f
 
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_Q3_K>, D_SIDE_BY_SIDE, 4, D_SCALED> {
+    static constexpr int one_warps = 24;
     static constexpr int of_second = 2, of_odd_lane = 4, more_ratio = 2;
     static inline __device__ float ratio(int lane) { return (lane % 2 ? 64.0f : 4.0f) / (float) (1 << 2 * (lane % 4)); }
     D_VEC_DECODE {
@@ -11375,7 +11377,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_Q3_K>>
         const uint32_t mask = 0x03030303u << 4 * (j % 2), bit = 0x01010101u << 2 * j;
         const d_run<2, ALIGNED> high(shared, at, b), low(shared, at, b + 32 + 32 * part), s(shared, at, b + 96);
         const uint32_t scales = (s[j % 2] >> 4 * part & 0x0f0f0f0fu) | (s[2] >> 2 * j & 0x03030303u) << 4;
-        const float d = d_half_at(shared, at + b + 108);
+        const float d = d_low_half(d_permute(s.w[3], 0, s.order)); // of a word that has been read
         UNROLL for (int k = 0; k < 8; ++k) {
             const uint32_t w = low[k], bits = high[k];
             o.q[k] = w & mask;
@@ -11708,14 +11710,15 @@ template <typename A> struct d_vec_format {
 // latency of memory whatever the number of warps.
 template <typename A, int COLS> struct d_vec_shape {
     static constexpr bool has_tables = d_vec_traits<A>::codes > 0; // which need room
-    static constexpr int max_warps = COLS == 1 ? 32 : COLS == 2 ? 16 : 8;
+    static constexpr int max_warps = COLS == 1 ? d_vec_traits<A>::one_warps : COLS == 2 ? 16 : 8;
     static constexpr int one = has_tables ? 2816 : 3456, two = has_tables ? 4352 : 6912;
     static constexpr int most = (COLS == 1 ? one : COLS == 2 ? two : 9216) / d_vec_format<A>::step_bytes;
     static constexpr int slots = most < 2 ? 2 : most > 8 ? 8 : most;
     // The kernel makes the columns ready, in so many bytes for a step; two only where rows take long to decode.
     static constexpr bool is_own = COLS == 1 || (COLS == 2 && has_tables);
     static constexpr int column_bytes = is_own ? COLS * 3072 : 0;
-    static constexpr int at_once = COLS == 1 || (COLS == 2 && !has_tables) ? 16 : 8;
+    // Steps side by side: half of the warps of one column at most, with which few rows make do, so that those add up in the same order.
+    static constexpr int at_once = max_warps == 32 || (COLS == 2 && !has_tables) ? 16 : 8;
 };
 
 // Formats with a scale for 16 elements; the others have one for 32.
