@@ -5843,7 +5843,7 @@ static inline __device__ const char * d_column_row(const d_patches & p, int rows
 template <typename TX, typename TY, int V>
 static inline __device__ void d_column_stage(
     const d_patches & p, const d_column_tile & t, const char ** from, TY * rows, int n_rows, int64_t x0) {
-    const int AT_ONCE = V == 1 ? 4 : 2;
+    const int AT_ONCE = V == 1 || sizeof(TY) == 2 ? 4 : 2; // registers: four cost wider results a block of a multiprocessor
     const int per_row = V == 1 ? t.width : t.fours, n_threads = (int) blockDim.x, tid = (int) threadIdx.x;
     const int row_step = n_threads / per_row, rest_step = n_threads - row_step * per_row;
     const int begin = x0 < 0 ? (int) -x0 : 0, end = (int) (p.x.ne[0] - x0 < per_row * V ? p.x.ne[0] - x0 : per_row * V);
