@@ -7472,7 +7472,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_upscale_nearest(
 // A thread has C neighbouring columns of a strip of rows, whose N taps begin at most two places apart: what they read of a row of the
 // image is a window of W elements, from which each column selects its own. Rows under a row of the result are kept in registers,
 // resampled along themselves, and slide down the image, one more always on its way. Weights of rows are worked out once for the block.
-#define UPSCALE_STRIP 32 // rows of a thread, at most
+#define UPSCALE_STRIP 64 // rows of a thread, at most
 #define UPSCALE_EXACT (1 << 22) // places of a larger image are too coarse in F32 to slide along
 struct d_upscale_strips {
     int shift, rows; // 2^shift threads side by side, above each other the rest of the block; rows of each
@@ -7498,11 +7498,11 @@ static __global__ void __launch_bounds__(128, N == 2 ? 8 : 6) k_upscale_taps(
         const char * plane = d_at(p.x, 0, 0, d_nearest(i2, f.f[2], p.x.ne[2]), d_nearest(i3, f.f[3], p.x.ne[3]));
         d_taps<N> taps;
         __syncthreads(); // the rows before are done with
-        if (tid < n_rows) {
-            const float at = ((float) (y0 + tid) + offset) / f.f[1] - offset;
+        for (int r = tid; r < n_rows; r += 128) {
+            const float at = ((float) (y0 + r) + offset) / f.f[1] - offset;
             d_taps_of(taps, at, p.x.ne[1]);
-            known[tid].base = (int) floorf(at) - (N / 2 - 1);
-            UNROLL for (int k = 0; k < N; ++k) { known[tid].w[k] = taps.w[k]; }
+            known[r].base = (int) floorf(at) - (N / 2 - 1);
+            UNROLL for (int k = 0; k < N; ++k) { known[r].w[k] = taps.w[k]; }
         }
         __syncthreads();
         if (x0 >= p.y.ne[0] || r0 >= end) {
