@@ -7975,7 +7975,7 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
 #define CHUNK_MOST 5       // pairs of warps in a block
 static size_t chunk_bytes(int64_t n, int64_t pairs) {
     const int64_t n_slices = 2 * pairs < 4 ? 2 * pairs : 4;
-    return (size_t) (4 * SCAN_CHUNK * (n + 8) + (n_slices + pairs) * 256 + SCAN_CHUNK * CHUNK_PITCH + 6 * SCAN_CHUNK) * sizeof(float);
+    return (size_t) (4 * SCAN_CHUNK * (n + 8) + (n_slices + pairs) * 256 + 2 * SCAN_CHUNK * CHUNK_PITCH + 4 * SCAN_CHUNK) * sizeof(float);
 }
 
 template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ssm_scan_chunk(const gcuda_ssm_scan_args p) {
@@ -7985,8 +7985,10 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
     const int side = warp % 2, n_slices = n_warps < 4 ? n_warps : 4, pairs = n_warps / 2;
     float * const tokens = shared; // two stages of B, then C
     float * const dots = tokens + 4 * SCAN_CHUNK * PITCH, * const weights = dots + n_slices * 256;
-    float * const partial = weights + SCAN_CHUNK * CHUNK_PITCH + warp / 2 * 256, * const scalars = weights + SCAN_CHUNK * CHUNK_PITCH + pairs * 256;
-    float * const before = scalars + 4 * SCAN_CHUNK, * const behind = before + SCAN_CHUNK; // K(-1, t); K(t, end)
+    float * const decays = weights + SCAN_CHUNK * CHUNK_PITCH; // K(s, t) in row t
+    float * const partials = decays + SCAN_CHUNK * CHUNK_PITCH, * const partial = partials + warp / 2 * 256;
+    float * const scalars = partials + pairs * 256;
+    const int for_decays = n_warps > n_slices ? n_slices : 0; // the first warp that works them out: without a share of C . B, if there is one
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
     FOR_ROWS(block, per_head * p.x.ne[1] * p.x.ne[3]) {
         const int64_t head = block / per_head, q = head / p.x.ne[1], h = head - q * p.x.ne[1];
@@ -7995,6 +7997,8 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
         const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
+        const char * own_x = d_at(p.x, c0 + g, h, 0, q);
+        const int64_t row_x = 8 * (int64_t) p.x.nb[0], step_x = 4 * (int64_t) p.x.nb[2];
         float st[NT][4], next_x[2 * 4], x[2 * 4], next_dt = 0.0f;
         if (!is_ok && h == 0 && c0 == 0 && tid == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
@@ -8016,30 +8020,44 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                 d_copy_16((char *) (to + SCAN_CHUNK * PITCH), from_c + from * (int64_t) p.c.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
             }
             d_copies_commit();
-            UNROLL for (int m = 0; m < 4; ++m) { // tokens t, t + 4, t + 8, t + 12
-                const int64_t at = t0 + t + 4 * m;
-                UNROLL for (int r = 0; r < 2; ++r) {
-                    next_x[2 * m + r] = at < n_tokens ? d_load(p.x.type, d_at(p.x, c0 + g + 8 * r, h, at, q)) : 0.0f;
+            const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
+            if (p.x.type == GCUDA_TYPE_F32) { // asked once, so that the loads stand together
+                UNROLL for (int m = 0; m < 8; ++m) { // tokens t, t + 4, t + 8, t + 12
+                    next_x[m] = t0 + t + m / 2 * 4 < n_tokens ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
+                }
+            } else {
+                UNROLL for (int m = 0; m < 8; ++m) {
+                    next_x[m] = t0 + t + m / 2 * 4 < n_tokens ? d_load(p.x.type, from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
                 }
             }
-            if (tid < SCAN_CHUNK) { next_dt = t0 + tid < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + tid, q, 0)) : 0.0f; }
+        };
+        const auto fetch_dt = [&](int64_t t0) { // of the last warp's first lanes
+            return lane < SCAN_CHUNK && t0 + lane < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
+        };
+        const auto find_scalars = [&](int64_t t0, int stage) { // behind the last token the state stays
+            float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
+            const float d = t0 + lane < n_tokens ? d_softplus20(next_dt) : 0.0f;
+            if (lane < SCAN_CHUNK) {
+                to[0] = d;
+                to[SCAN_CHUNK] = expf(d * a);
+            }
         };
         __syncthreads(); // the block before is done with
         fetch(0, 0);
+        if (warp == n_warps - 1) {
+            next_dt = fetch_dt(0);
+            find_scalars(0, 0);
+            next_dt = fetch_dt(SCAN_CHUNK);
+        }
         for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_CHUNK) {
             const int stage = (int) (t0 / SCAN_CHUNK % 2);
             const float * sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, * sc = sb + SCAN_CHUNK * PITCH;
-            float * delta = scalars + 2 * SCAN_CHUNK * stage, * keep = delta + SCAN_CHUNK;
-            if (tid < SCAN_CHUNK) { // behind the last token the state stays
-                const float d = t0 + tid < n_tokens ? d_softplus20(next_dt) : 0.0f;
-                delta[tid] = d;
-                keep[tid] = expf(d * a);
-            }
+            const float * delta = scalars + 2 * SCAN_CHUNK * stage, * keep = delta + SCAN_CHUNK;
             UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
             d_copies_wait<0>();
             __syncthreads();
             if (t0 + SCAN_CHUNK < n_tokens) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
-            float y[2][4] = {};
+            float y[2][4] = {}, mine[4];
             if (warp < n_slices) { // C . B of a share of the states
                 for (int k = warp; k < 2 * NT; k += n_slices) {
                     d_split_tf32<4> u;
@@ -8063,6 +8081,21 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                     }
                 }
             }
+            if (warp >= for_decays) { // a row of decays by half a warp: of token s what is kept of s + 1 and all up to the row's
+                for (int to = (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
+                    const int s = lane % 16;
+                    float decay = s < to ? keep[s + 1] : 1.0f;
+                    UNROLL for (int d = 1; d < 16; d *= 2) {
+                        const float later = __shfl_down_sync(0xffffffffu, decay, d, 16);
+                        decay *= s + d < 16 ? later : 1.0f;
+                    }
+                    decays[to * CHUNK_PITCH + s] = decay;
+                }
+            }
+            if (warp == n_warps - 1 && t0 + SCAN_CHUNK < n_tokens) {
+                find_scalars(t0 + SCAN_CHUNK, 1 - stage);
+                next_dt = fetch_dt(t0 + 2 * SCAN_CHUNK);
+            }
             UNROLL for (int i = 0; i < NT; ++i) { // the state's part of y
                 d_split_tf32<4> u;
                 UNROLL for (int r = 0; r < 2; ++r) {
@@ -8077,51 +8110,23 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                     d_mma_split(y[j], u, w);
                 }
             }
-            if (side == 1) {
-                UNROLL for (int j = 0; j < 2; ++j) {
-                    *(float4 *) (partial + j * 128 + 4 * lane) = make_float4(y[j][0], y[j][1], y[j][2], y[j][3]);
-                }
-            }
+            // A side gives the other its part of the eight tokens that are the other's.
+            UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
+            *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
+                                                                            : make_float4(y[0][0], y[0][1], y[0][2], y[0][3]);
             __syncthreads();
             for (int e = tid; e < 256; e += (int) blockDim.x) {
                 const int to = e / 16, s = e % 16;
-                float w = 0.0f, decay = 1.0f;
+                float w = 0.0f;
                 for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
-                for (int r = s + 1; r <= to; ++r) { decay *= keep[r]; }
-                weights[to * CHUNK_PITCH + s] = s <= to ? w * decay : 0.0f;
+                weights[to * CHUNK_PITCH + s] = s <= to ? w * decays[to * CHUNK_PITCH + s] : 0.0f;
             }
-            if (tid < 2 * SCAN_CHUNK) {
-                float decay = 1.0f;
-                for (int r = tid < SCAN_CHUNK ? 0 : tid - SCAN_CHUNK + 1; r <= (tid < SCAN_CHUNK ? tid : SCAN_CHUNK - 1); ++r) { decay *= keep[r]; }
-                before[tid] = decay; // and behind
-            }
-            __syncthreads();
-            UNROLL for (int m = 0; m < 8; ++m) { x[m] *= delta[t + m / 2 * 4]; }
-            if (side == 0) {
-                d_split_tf32<4> u[2];
-                UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
-                UNROLL for (int j = 0; j < 2; ++j) {
-                    const float4 v = *(const float4 *) (partial + j * 128 + 4 * lane);
-                    const float even = before[8 * j + 2 * t], odd = before[8 * j + 2 * t + 1];
-                    y[j][0] = (y[j][0] + v.x) * even;
-                    y[j][1] = (y[j][1] + v.y) * odd;
-                    y[j][2] = (y[j][2] + v.z) * even;
-                    y[j][3] = (y[j][3] + v.w) * odd;
-                    UNROLL for (int k = 0; k < 2; ++k) {
-                        d_split_tf32<2> w;
-                        w.set(0, weights[(8 * j + g) * CHUNK_PITCH + 8 * k + t]);
-                        w.set(1, weights[(8 * j + g) * CHUNK_PITCH + 8 * k + t + 4]);
-                        d_mma_split(y[j], u[k], w);
-                    }
-                    float * to = (float *) p.y.data + (q * n_tokens + t0 + 8 * j + 2 * t) * per_seq + h * p.x.ne[0] + c0 + g;
-                    UNROLL for (int i = 0; i < 4; ++i) {
-                        if (t0 + 8 * j + 2 * t + i % 2 < n_tokens) { to[i % 2 * per_seq + i / 2 * 8] = y[j][i]; }
-                    }
-                }
-            }
+            const float first = keep[0], all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
             d_split_tf32<4> u[2];
-            UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m] * behind[t + m / 2 * 4]); }
-            const float all = before[SCAN_CHUNK - 1];
+            UNROLL for (int m = 0; m < 8; ++m) {
+                x[m] *= delta[t + m / 2 * 4];
+                u[m / 4].set(m % 4, x[m] * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH + t + m / 2 * 4]);
+            }
             UNROLL for (int i = 0; i < NT; ++i) {
                 UNROLL for (int r = 0; r < 4; ++r) { st[i][r] *= all; }
                 UNROLL for (int k = 0; k < 2; ++k) {
@@ -8131,6 +8136,25 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                     w.set(1, from[4 * PITCH]);
                     d_mma_split(st[i], u[k], w);
                 }
+            }
+            __syncthreads(); // weights are there
+            const int token = 8 * side + 2 * t;
+            const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
+            const float even = first * decays[token * CHUNK_PITCH], odd = first * decays[(token + 1) * CHUNK_PITCH];
+            mine[0] = (mine[0] + v.x) * even;
+            mine[1] = (mine[1] + v.y) * odd;
+            mine[2] = (mine[2] + v.z) * even;
+            mine[3] = (mine[3] + v.w) * odd;
+            UNROLL for (int m = 0; m < 8; ++m) { u[m / 4].set(m % 4, x[m]); }
+            UNROLL for (int k = 0; k < 2; ++k) {
+                d_split_tf32<2> w;
+                w.set(0, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t]);
+                w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
+                d_mma_split(mine, u[k], w);
+            }
+            float * to = (float *) p.y.data + (q * n_tokens + t0 + token) * per_seq + h * p.x.ne[0] + c0 + g;
+            UNROLL for (int i = 0; i < 4; ++i) {
+                if (t0 + token + i % 2 < n_tokens) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
             }
         }
         float * end = (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] + (q * per_seq + h * p.x.ne[0] + c0) * N;
