@@ -922,6 +922,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_sqrt_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_sqrt_inplace)
 #define gcuda_ssm_conv GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_conv)
 #define gcuda_ssm_scan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan)
+#define gcuda_ssm_scan_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ssm_scan_scratch_bytes)
 #define gcuda_status_to_string GCUDAI_RENAME(GCUDA_PREFIX, gcuda_status_to_string)
 #define gcuda_step GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step)
 #define gcuda_step_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_step_inplace)
@@ -2649,6 +2650,7 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struc
 struct gcuda_ssm_scan_args {
     struct gcuda_array s, x, dt, a, b, c, ids, y;
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
+    void * scratch;      // launchers: gcuda_ssm_scan_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s,
     struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B,
@@ -3903,6 +3905,7 @@ GCUDA_KERNEL_API size_t gcuda_pool_2d_back_scratch_bytes(const struct gcuda_pool
 GCUDA_KERNEL_API gcuda_status gcuda_launch_upscale(const struct gcuda_upscale_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_ssm_conv(const struct gcuda_ssm_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_ssm_scan(const struct gcuda_ssm_scan_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_ssm_scan_scratch_bytes(const struct gcuda_ssm_scan_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rwkv_wkv6(const struct gcuda_rwkv_wkv6_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_gated_linear_attn(
     const struct gcuda_gated_linear_attn_args * args, gcuda_stream stream);
@@ -27113,7 +27116,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     X(UPSCALE,                 upscale,                 upscale,            any,      no)) \
     GCUDAI_KERNEL_WHEN(RECURRENT, \
     X(SSM_CONV,                ssm_conv,                ssm_conv,           any,      no) \
-    X(SSM_SCAN,                ssm_scan,                ssm_scan,           any,      no) \
+    X(SSM_SCAN,                ssm_scan,                ssm_scan,           any,      yes) \
     X(RWKV_WKV6,               rwkv_wkv6,               rwkv_wkv6,          any,      no) \
     X(GATED_LINEAR_ATTN,       gated_linear_attn,       gated_linear_attn,  any,      no) \
     X(RWKV_WKV7,               rwkv_wkv7,               rwkv_wkv7,          any,      no)) \

@@ -7969,6 +7969,8 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
 // Decays are only multiplied, so any are right. A pair of warps has 16 channels, each warp half of their states as the
 // accumulators of S'; columns 2 t and 2 t + 1 of an accumulator serve as words t and t + 4 of the next product's a, and what
 // it is multiplied by is read in that order. A block's warps are of one head; four of them share C . B.
+// Where heads are too few for all multiprocessors, tokens are in segments that begin at the same time, in three kernels: what segments
+// make of a state of zeros (SCAN_STATES), the states that they begin with, from the first to the last, and their outputs with these.
 //   floor   2 products of 2 * n_state * channels * tokens operations      shared  up to 45 KiB
 #define SCAN_CHUNK 16
 #define CHUNK_PITCH 20     // of the 16 x 16 weights: rows lie in different banks
@@ -7978,7 +7980,26 @@ static size_t chunk_bytes(int64_t n, int64_t pairs) {
     return (size_t) (4 * SCAN_CHUNK * (n + 8) + (n_slices + pairs) * 256 + 2 * SCAN_CHUNK * CHUNK_PITCH + 4 * SCAN_CHUNK) * sizeof(float);
 }
 
-template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ssm_scan_chunk(const gcuda_ssm_scan_args p) {
+#define SEGMENT_PAIRS 4 // of a block then: two blocks of a multiprocessor have 128 registers a thread
+#ifdef GCUDAI_SIM // segments in small tests
+#define SEGMENT_LEAST 32
+#define WHOLE_CHANNELS(n_sm) 65
+#else
+#define SEGMENT_LEAST 64 // tokens
+#define WHOLE_CHANNELS(n_sm) (40 * (n_sm)) // from here on tokens are in one segment
+#endif
+#define SEGMENT_FEWEST 4 // that pay for two more kernels
+enum scan_span { SCAN_WHOLE, SCAN_STATES, SCAN_SEGMENTS };
+struct d_scan_segments {
+    int64_t n, tokens;        // segments; tokens of one, a multiple of SCAN_CHUNK
+    float * states, * decays; // of segments, after each other: [N, P, H, S]; of all tokens together, [H, S]
+};
+
+// Of SCAN_SEGMENTS p.s are the states that they begin with, one after the other. x is F32 but for SCAN_WHOLE.
+template <int NT, scan_span SPAN>
+static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST : SEGMENT_PAIRS), SPAN == SCAN_WHOLE ? 1 : 2)
+    k_ssm_scan_chunk(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
+    const bool HAS_Y = SPAN != SCAN_STATES;
     const int N = 16 * NT, PITCH = N + 8, HALF = 8 * NT; // NT: accumulators of a warp
     DYNAMIC_SHARED(float, shared);
     const int tid = (int) threadIdx.x, lane = tid % 32, warp = tid / 32, n_warps = (int) blockDim.x / 32, g = lane / 4, t = lane % 4;
@@ -7990,23 +8011,26 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
     float * const scalars = partials + pairs * 256;
     const int for_decays = n_warps > n_slices ? n_slices : 0; // the first warp that works them out: without a share of C . B, if there is one
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
-    FOR_ROWS(block, per_head * p.x.ne[1] * p.x.ne[3]) {
-        const int64_t head = block / per_head, q = head / p.x.ne[1], h = head - q * p.x.ne[1];
-        const int64_t c0 = ((block - head * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
-        const int32_t id = ((const int32_t *) p.ids.data)[q];
-        const bool is_ok = id >= 0 && id < p.s.ne[3];
+    const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
+    FOR_ROWS(block, per_head * n_heads * n_spans) { // nobody begins with what the last segment makes
+        const int64_t head_at = block / per_head, segment = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - segment * n_heads;
+        const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1], begin = SPAN == SCAN_WHOLE ? 0 : segment * segments.tokens;
+        const int64_t end_token = SPAN == SCAN_WHOLE || begin + segments.tokens > n_tokens ? n_tokens : begin + segments.tokens;
+        const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
+        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : (int64_t) ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // the kernel between tells otherwise
         const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
         const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
         const char * own_x = d_at(p.x, c0 + g, h, 0, q);
         const int64_t row_x = 8 * (int64_t) p.x.nb[0], step_x = 4 * (int64_t) p.x.nb[2];
-        float st[NT][4], next_x[2 * 4], x[2 * 4], next_dt = 0.0f;
+        float st[NT][4], next_x[2 * 4], x[2 * 4], next_dt = 0.0f, kept = 1.0f;
         if (!is_ok && h == 0 && c0 == 0 && tid == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
         }
         UNROLL for (int i = 0; i < NT; ++i) {
             UNROLL for (int r = 0; r < 2; ++r) {
-                const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok ? id : 0);
-                const float2 v = is_ok ? *from : make_float2(0.0f, 0.0f);
+                const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok && HAS_Y ? id : 0);
+                const float2 v = is_ok && HAS_Y ? *from : make_float2(0.0f, 0.0f);
                 st[i][2 * r] = v.x;
                 st[i][2 * r + 1] = v.y;
             }
@@ -8014,51 +8038,54 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
         auto fetch = [&](int64_t t0, int stage) {
             for (int i = tid; i < SCAN_CHUNK * N / 4; i += (int) blockDim.x) {
                 const int at = i / (N / 4), k = i % (N / 4) * 4;
-                const int64_t from = t0 + at < n_tokens ? t0 + at : 0;
+                const int64_t from = t0 + at < end_token ? t0 + at : 0;
                 float * to = tokens + 2 * SCAN_CHUNK * PITCH * stage + at * PITCH + k;
-                d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
-                d_copy_16((char *) (to + SCAN_CHUNK * PITCH), from_c + from * (int64_t) p.c.nb[2] + 4 * k, t0 + at < n_tokens ? 16 : 0);
+                d_copy_16((char *) to, from_b + from * (int64_t) p.b.nb[2] + 4 * k, t0 + at < end_token ? 16 : 0);
+                if (HAS_Y) {
+                    const char * c = from_c + from * (int64_t) p.c.nb[2] + 4 * k;
+                    d_copy_16((char *) (to + SCAN_CHUNK * PITCH), c, t0 + at < end_token ? 16 : 0);
+                }
             }
             d_copies_commit();
             const char * from_x = own_x + (t0 + t) * (int64_t) p.x.nb[2];
-            if (p.x.type == GCUDA_TYPE_F32) { // asked once, so that the loads stand together
+            if (SPAN != SCAN_WHOLE || p.x.type == GCUDA_TYPE_F32) { // asked once, so that the loads stand together
                 UNROLL for (int m = 0; m < 8; ++m) { // tokens t, t + 4, t + 8, t + 12
-                    next_x[m] = t0 + t + m / 2 * 4 < n_tokens ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
+                    next_x[m] = t0 + t + m / 2 * 4 < end_token ? *(const float *) (from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
                 }
             } else {
                 UNROLL for (int m = 0; m < 8; ++m) {
-                    next_x[m] = t0 + t + m / 2 * 4 < n_tokens ? d_load(p.x.type, from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
+                    next_x[m] = t0 + t + m / 2 * 4 < end_token ? d_load(p.x.type, from_x + m / 2 * step_x + m % 2 * row_x) : 0.0f;
                 }
             }
         };
         const auto fetch_dt = [&](int64_t t0) { // of the last warp's first lanes
-            return lane < SCAN_CHUNK && t0 + lane < n_tokens ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
+            return lane < SCAN_CHUNK && t0 + lane < end_token ? d_load(p.dt.type, d_at(p.dt, h, t0 + lane, q, 0)) : 0.0f;
         };
         const auto find_scalars = [&](int64_t t0, int stage) { // behind the last token the state stays
             float * to = scalars + 2 * SCAN_CHUNK * stage + lane;
-            const float d = t0 + lane < n_tokens ? d_softplus20(next_dt) : 0.0f;
+            const float d = t0 + lane < end_token ? d_softplus20(next_dt) : 0.0f;
             if (lane < SCAN_CHUNK) {
                 to[0] = d;
                 to[SCAN_CHUNK] = expf(d * a);
             }
         };
         __syncthreads(); // the block before is done with
-        fetch(0, 0);
+        fetch(begin, 0);
         if (warp == n_warps - 1) {
-            next_dt = fetch_dt(0);
-            find_scalars(0, 0);
-            next_dt = fetch_dt(SCAN_CHUNK);
+            next_dt = fetch_dt(begin);
+            find_scalars(begin, 0);
+            next_dt = fetch_dt(begin + SCAN_CHUNK);
         }
-        for (int64_t t0 = 0; t0 < n_tokens; t0 += SCAN_CHUNK) {
-            const int stage = (int) (t0 / SCAN_CHUNK % 2);
+        for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
+            const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
             const float * sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, * sc = sb + SCAN_CHUNK * PITCH;
             const float * delta = scalars + 2 * SCAN_CHUNK * stage, * keep = delta + SCAN_CHUNK;
             UNROLL for (int m = 0; m < 8; ++m) { x[m] = next_x[m]; }
             d_copies_wait<0>();
             __syncthreads();
-            if (t0 + SCAN_CHUNK < n_tokens) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
+            if (t0 + SCAN_CHUNK < end_token) { fetch(t0 + SCAN_CHUNK, 1 - stage); }
             float y[2][4] = {}, mine[4];
-            if (warp < n_slices) { // C . B of a share of the states
+            if (HAS_Y && warp < n_slices) { // C . B of a share of the states
                 for (int k = warp; k < 2 * NT; k += n_slices) {
                     d_split_tf32<4> u;
                     UNROLL for (int r = 0; r < 2; ++r) {
@@ -8082,7 +8109,8 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                 }
             }
             if (warp >= for_decays) { // a row of decays by half a warp: of token s what is kept of s + 1 and all up to the row's
-                for (int to = (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
+                const int first_row = HAS_Y ? 0 : SCAN_CHUNK - 2; // of states the last one counts
+                for (int to = first_row + (warp - for_decays) * 2 + lane / 16; to < SCAN_CHUNK; to += (n_warps - for_decays) * 2) {
                     const int s = lane % 16;
                     float decay = s < to ? keep[s + 1] : 1.0f;
                     UNROLL for (int d = 1; d < 16; d *= 2) {
@@ -8092,11 +8120,11 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                     decays[to * CHUNK_PITCH + s] = decay;
                 }
             }
-            if (warp == n_warps - 1 && t0 + SCAN_CHUNK < n_tokens) {
+            if (warp == n_warps - 1 && t0 + SCAN_CHUNK < end_token) {
                 find_scalars(t0 + SCAN_CHUNK, 1 - stage);
                 next_dt = fetch_dt(t0 + 2 * SCAN_CHUNK);
             }
-            UNROLL for (int i = 0; i < NT; ++i) { // the state's part of y
+            UNROLL for (int i = 0; i < NT && HAS_Y; ++i) { // the state's part of y
                 d_split_tf32<4> u;
                 UNROLL for (int r = 0; r < 2; ++r) {
                     u.set(r, st[i][2 * r]);
@@ -8111,17 +8139,20 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                 }
             }
             // A side gives the other its part of the eight tokens that are the other's.
-            UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
-            *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
-                                                                            : make_float4(y[0][0], y[0][1], y[0][2], y[0][3]);
+            if (HAS_Y) {
+                UNROLL for (int r = 0; r < 4; ++r) { mine[r] = side == 0 ? y[0][r] : y[1][r]; }
+                *(float4 *) (partial + (1 - side) * 128 + 4 * lane) = side == 0 ? make_float4(y[1][0], y[1][1], y[1][2], y[1][3])
+                                                                                : make_float4(y[0][0], y[0][1], y[0][2], y[0][3]);
+            }
             __syncthreads();
-            for (int e = tid; e < 256; e += (int) blockDim.x) {
+            for (int e = tid; e < 256 && HAS_Y; e += (int) blockDim.x) {
                 const int to = e / 16, s = e % 16;
                 float w = 0.0f;
                 for (int i = 0; i < n_slices; ++i) { w += dots[i * 256 + e]; }
                 weights[to * CHUNK_PITCH + s] = s <= to ? w * decays[to * CHUNK_PITCH + s] : 0.0f;
             }
             const float first = keep[0], all = first * decays[(SCAN_CHUNK - 1) * CHUNK_PITCH];
+            kept *= all;
             d_split_tf32<4> u[2];
             UNROLL for (int m = 0; m < 8; ++m) {
                 x[m] *= delta[t + m / 2 * 4];
@@ -8137,6 +8168,7 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
                     d_mma_split(st[i], u[k], w);
                 }
             }
+            if (!HAS_Y) { continue; }
             __syncthreads(); // weights are there
             const int token = 8 * side + 2 * t;
             const float4 v = *(const float4 *) (partial + side * 128 + 4 * lane);
@@ -8154,33 +8186,97 @@ template <int NT> static __global__ void __launch_bounds__(64 * CHUNK_MOST) k_ss
             }
             float * to = (float *) p.y.data + (q * n_tokens + t0 + token) * per_seq + h * p.x.ne[0] + c0 + g;
             UNROLL for (int i = 0; i < 4; ++i) {
-                if (t0 + token + i % 2 < n_tokens) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
+                if (t0 + token + i % 2 < end_token) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
             }
         }
-        float * end = (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] + (q * per_seq + h * p.x.ne[0] + c0) * N;
-        UNROLL for (int i = 0; i < NT; ++i) {
+        if (!HAS_Y && c0 == 0 && tid == 0) { segments.decays[segment * n_heads + head] = kept; }
+        float * end = HAS_Y ? (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] : segments.states + segment * per_seq * p.x.ne[3] * N;
+        end += (q * per_seq + h * p.x.ne[0] + c0) * N;
+        UNROLL for (int i = 0; i < NT && (SPAN != SCAN_SEGMENTS || segment == segments.n - 1); ++i) {
             UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
         }
     }
 }
 
-// Pairs of warps in a block: all of a head's, unless that leaves multiprocessors without work. 0: other kernels.
-static int64_t chunk_pairs(const gcuda_ssm_scan_args & p) {
+// Puts the states that segments begin with in the place of those that they make of zeros. A thread has four neighbouring states.
+static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
+    const int64_t n = p.s.ne[0], per_seq = p.x.ne[0] * p.x.ne[1], n_all = n * per_seq * p.x.ne[3];
+    FOR_ELEMENTS(i, n_all / 4) {
+        const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
+        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        float4 * own = (float4 *) segments.states + i, st = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (is_ok) { st = *(const float4 *) d_at(p.s, 4 * i - ch * n, ch - head * p.x.ne[0], head - q * p.x.ne[1], id); }
+        if (!is_ok && ch == q * per_seq && 4 * i == ch * n && p.bad_index != nullptr) {
+            *p.bad_index = 1;
+        }
+        for (int64_t s0 = 0; s0 < segments.n; s0 += 4) {
+            float4 made[4];
+            float decay[4];
+            UNROLL for (int k = 0; k < 4; ++k) {
+                const bool is_made = s0 + k + 1 < segments.n;
+                made[k] = is_made ? own[(s0 + k) * (n_all / 4)] : st;
+                decay[k] = is_made ? segments.decays[(s0 + k) * p.x.ne[1] * p.x.ne[3] + head] : 0.0f;
+            }
+            UNROLL for (int k = 0; k < 4; ++k) {
+                if (s0 + k < segments.n) { own[(s0 + k) * (n_all / 4)] = st; }
+                st.x = st.x * decay[k] + made[k].x;
+                st.y = st.y * decay[k] + made[k].y;
+                st.z = st.z * decay[k] + made[k].z;
+                st.w = st.w * decay[k] + made[k].w;
+            }
+        }
+    }
+}
+
+// Segments of tokens, as many as all run at once: two blocks of a head's warps a multiprocessor.
+static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pairs) {
+    const int64_t n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3], most = p.x.ne[2] / SEGMENT_LEAST;
+    const int64_t room = 2 * n_multiprocessors() / n_blocks, wanted = room < most ? room : most, n = wanted > 1 ? wanted : 1;
+    d_scan_segments s = {};
+    s.tokens = ((p.x.ne[2] + n - 1) / n + SCAN_CHUNK - 1) / SCAN_CHUNK * SCAN_CHUNK;
+    s.n = (p.x.ne[2] + s.tokens - 1) / s.tokens;
+    s.states = (float *) p.scratch;
+    s.decays = (float *) ((uintptr_t) p.scratch + (size_t) (s.n * p.s.ne[0] * p.x.ne[0] * p.x.ne[1] * p.x.ne[3]) * sizeof(float));
+    return s;
+}
+
+// Pairs of warps in a block: all of a head's, unless that leaves multiprocessors without work. 0: other kernels. More than one segment:
+// where heads alone are too few for this form.
+static int64_t chunk_pairs(const gcuda_ssm_scan_args & p, d_scan_segments * segments) {
     const int64_t n = p.s.ne[0], all = p.x.ne[0] / 16, n_heads = p.x.ne[1] * p.x.ne[3];
     if (p.x.ne[2] < 2 * SCAN_CHUNK || p.a.ne[0] != 1 || (n != 64 && n != 128) || p.x.ne[0] % 16 != 0 || capability_major() < 8) { return 0; }
-    if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c)) { return 0; }
-    // Measured at 512 tokens: with 23 channels for each multiprocessor token by token is faster, with 78 it takes twice as long.
-    if (p.x.ne[0] * n_heads < enough(40 * n_multiprocessors())) { return 0; }
+    if (!is_wide_f32(p.s) || !is_wide_f32(p.b) || !is_wide_f32(p.c) || n_heads == 0 || all == 0) { return 0; }
     int64_t pairs = all < CHUNK_MOST ? all : CHUNK_MOST;
     while (all % pairs != 0) { --pairs; }
+    // Measured at 512 tokens in one segment: with 23 channels for each multiprocessor token by token is faster, with 78 it takes
+    // twice as long.
+    if (p.x.ne[0] * n_heads < WHOLE_CHANNELS(n_multiprocessors())) {
+        *segments = scan_segments(p, pairs);
+        return n == 128 && pairs <= SEGMENT_PAIRS && segments->n >= SEGMENT_FEWEST && p.x.type == GCUDA_TYPE_F32 ? pairs : 0;
+    }
     while (pairs % 2 == 0 && all / pairs * n_heads * 3 < n_multiprocessors() * 2) { pairs /= 2; }
     return pairs;
 }
 
-static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs, gcuda_stream stream) {
+static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs, const d_scan_segments & s, gcuda_stream stream) {
     const int64_t n = p.s.ne[0], n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3];
-    return launch_shared(n == 64 ? k_ssm_scan_chunk<4> : k_ssm_scan_chunk<8>, n_blocks, dim3((unsigned) (64 * pairs)),
-        chunk_bytes(n, pairs), 0, stream, p);
+    const dim3 block((unsigned) (64 * pairs));
+    const size_t n_bytes = chunk_bytes(n, pairs);
+    if (s.n <= 1) {
+        return launch_shared(n == 64 ? k_ssm_scan_chunk<4, SCAN_WHOLE> : k_ssm_scan_chunk<8, SCAN_WHOLE>, n_blocks, block, n_bytes, 0,
+            stream, p, s);
+    }
+    gcuda_ssm_scan_args begun = p; // with the states that segments begin with
+    begun.s.data = s.states;
+    begun.s.ne[1] = p.x.ne[0], begun.s.ne[2] = p.x.ne[1], begun.s.ne[3] = s.n * p.x.ne[3];
+    for (int d = 1; d < 4; ++d) { begun.s.nb[d] = begun.s.nb[d - 1] * (size_t) begun.s.ne[d - 1]; }
+    gcuda_status st = launch_shared(k_ssm_scan_chunk<8, SCAN_STATES>, n_blocks * (s.n - 1), block, n_bytes, 0, stream, p, s);
+    const int64_t n_fours = n * p.x.ne[0] * p.x.ne[1] * p.x.ne[3] / 4;
+    st = st == GCUDA_STATUS_SUCCESS ? launch(k_ssm_scan_join, (n_fours + 255) / 256, 256, stream, p, s) : st;
+    return st == GCUDA_STATUS_SUCCESS
+               ? launch_shared(k_ssm_scan_chunk<8, SCAN_SEGMENTS>, n_blocks * s.n, block, n_bytes, 0, stream, begun, s)
+               : st;
 }
 
 // Single tokens: nothing to wait for but the state. A block has channels of one head.
@@ -8274,6 +8370,12 @@ template <int LANES, int PER> static gcuda_status ssm_scan_one(const gcuda_ssm_s
     return launch(k_ssm_scan_one<LANES, PER>, n, 256, stream, p);
 }
 
+size_t gcuda_ssm_scan_scratch_bytes(const gcuda_ssm_scan_args * args) {
+    d_scan_segments s = {};
+    const int64_t pairs = chunk_pairs(*args, &s), n_heads = args->x.ne[1] * args->x.ne[3];
+    return pairs > 0 && s.n > 1 ? (size_t) (s.n * n_heads * (args->x.ne[0] * args->s.ne[0] + 1)) * sizeof(float) : 0;
+}
+
 gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_stream stream) {
     const gcuda_ssm_scan_args & p = *args;
     const int64_t n = p.s.ne[0];
@@ -8284,8 +8386,9 @@ gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_strea
                : n <= 128 ? ssm_scan_one<16, 8>(p, stream)
                           : ssm_scan_one<32, 8>(p, stream);
     }
-    const int64_t pairs = n > 0 ? chunk_pairs(p) : 0;
-    if (pairs > 0) { return ssm_scan_chunk(p, pairs, stream); }
+    d_scan_segments segments = {};
+    const int64_t pairs = chunk_pairs(p, &segments);
+    if (pairs > 0 && (segments.n <= 1 || p.scratch != nullptr)) { return ssm_scan_chunk(p, pairs, segments, stream); }
     return n <= 16    ? ssm_scan<4, 4>(p, stream)
            : n <= 64  ? ssm_scan<8, 8>(p, stream)
            : n <= 128 ? ssm_scan<16, 8>(p, stream)

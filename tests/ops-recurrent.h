@@ -243,12 +243,13 @@ TEST(ssm_scan) {
         { 64, 80, 6, 2, 45, 2, 3, false },
         { 128, 48, 3, 1, 70, 1, 1, false },
         { 128, 16, 2, 2, 33, 2, 2, false },
+        { 128, 32, 1, 1, 300, 2, 3, false },
         { 16, 1, 1024, 1, 32, 4, 4, true },
         { 128, 64, 16, 2, 32, 4, 4, false },
         { 256, 64, 8, 2, 32, 4, 4, false },
     };
     struct op_test t = ssm_scan_test();
-    for (int i = 0; i < (test_full() ? 14 : 11); ++i) {
+    for (int i = 0; i < (test_full() ? 15 : 12); ++i) {
         char shape[256];
         const int n = sizes[i].n, pd = sizes[i].pd, h = sizes[i].h, g = sizes[i].g, n_t = sizes[i].t, s = sizes[i].s;
         snprintf(shape, sizeof shape, "%d,%d,%d,%d|%d,%d,%d,%d|%d,%d,%d|%d,%d|%d,%d,%d,%d|%d,%d,%d,%d|%d", n, pd, h,
@@ -270,7 +271,8 @@ static void fill_bad_slots(struct rng * r, const struct op_case * c, int k, stru
 
 TEST(ssm_scan_bad_slots) {
     struct op_test t = ssm_scan_test();
-    t.shapes = "5,3,6,4|3,6,4,3|6,4,3|1,6|5,3,4,3|5,3,4,3|3 16,1,4,2|1,4,2,2|4,2,2|16,4|16,1,2,2|16,1,2,2|2";
+    t.shapes = "5,3,6,4|3,6,4,3|6,4,3|1,6|5,3,4,3|5,3,4,3|3 16,1,4,2|1,4,2,2|4,2,2|16,4|16,1,2,2|16,1,2,2|2 "
+               "128,16,1,4|16,1,300,2|1,300,2|1,1|128,1,300,2|128,1,300,2|2";
     t.in[6].fill = fill_bad_slots, t.status = GCUDA_STATUS_INVALID_DATA;
     op_test_run(&t);
 }
