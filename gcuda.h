@@ -3753,9 +3753,10 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
 // How launches of one thread follow each other, all on one stream (programmatic dependent launch). With LAUNCH, blocks of a
 // kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
-// that, so no kernel of the series may write them. The first launch of a series comes behind all that was there before. Only
-// where gcuda_has_overlap says that the current device and what was compiled for it can do that. Where one launcher has two launches
-// over long rows (norms, soft_max, cumsum), there the second always starts as the first ends; a captured graph has such an edge.
+// that, and gcuda_launch_norm_mul its w and b, so no kernel of the series may write them. The first launch of a series comes behind
+// all that was there before. Only where gcuda_has_overlap says that the current device and what was compiled for it can do that.
+// Where one launcher has two launches over long rows (norms, soft_max, cumsum), there the second always starts as the first ends; a
+// captured graph has such an edge.
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
@@ -29125,6 +29126,16 @@ static bool gcudai_cuda_is_never_written(const struct gcudai_cuda_written * w, c
     return is_so;
 }
 
+// What the step's launch may read early because of node t; NULL: nothing.
+static const struct gcuda_tensor * gcudai_cuda_early_weight(const struct gcudai_cuda_step * s, const struct gcuda_tensor * t) {
+    if (t->op == GCUDA_OP_MUL_MAT || t->op == GCUDA_OP_MUL_MAT_ID) { return t->src[0]; }
+    if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul || (t->op != GCUDA_OP_MUL && t->op != GCUDA_OP_ADD)) { return NULL; }
+    const struct gcuda_norm_mul_args * p = &s->args.norm_mul;
+    return t->src[0]->data == p->w.data || t->src[0]->data == p->b.data   ? t->src[0]
+           : t->src[1]->data == p->w.data || t->src[1]->data == p->b.data ? t->src[1]
+                                                                          : NULL;
+}
+
 // Events between streams order whole kernels, the user's functions launch what they like.
 static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const bool may = cu->plans.use_overlap && plan->n_lanes == 1 && !plan->has_split && !plan->has_custom;
@@ -29134,9 +29145,8 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         bool is_constant = may;
         for (int k = s->first; k < s->first + s->n && is_constant; ++k) {
-            const struct gcuda_tensor * t = plan->look.seen[k].tensor;
-            const bool is_product = t->op == GCUDA_OP_MUL_MAT || t->op == GCUDA_OP_MUL_MAT_ID;
-            is_constant = !is_product || gcudai_cuda_is_never_written(&written, t->src[0]);
+            const struct gcuda_tensor * t = plan->look.seen[k].tensor, * weight = gcudai_cuda_early_weight(s, t);
+            is_constant = weight == NULL || gcudai_cuda_is_never_written(&written, weight);
         }
         s->overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
     }

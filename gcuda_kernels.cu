@@ -4278,6 +4278,14 @@ template <typename T, int THREADS, int N_PARTS, bool WIDE> struct d_held {
             }
         }
     }
+    // f(element, that of another row at the same place)
+    template <typename F> inline __device__ void each_with(const d_held & other, int n, F f) {
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (place(k) < n) {
+                UNROLL for (int j = 0; j < N; ++j) { f(v[k][j], other.v[k][j]); }
+            }
+        }
+    }
 };
 
 template <int THREADS, typename OP> static inline __device__ float d_row_reduce(float v, float neutral) {
@@ -4629,12 +4637,50 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     });
 }
 
+// One row, as a decoder has of each token: what it takes from the end of the kernel before to its own counts. So nothing is left to
+// be looked up, and w and b are asked for before that end.
+template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
+    typedef typename H::template row<float> row;
+    const int n = (int) p.x.ne[0];
+    const bool has_b = p.b.data != nullptr;
+    row x, w, b;
+    d_start_next();
+    if (!is_early) { d_wait_before(); }
+    w.load((const char *) p.w.data, n);
+    b.load((const char *) (has_b ? p.b.data : p.w.data), has_b ? n : 0);
+    if (is_early) { d_wait_before(); }
+    x.load((const char *) p.x.data, n);
+    if (p.add.data != nullptr) {
+        row add;
+        add.load((const char *) p.add.data, n);
+        x.each_with(add, n, [](float & v, float u) { v = d_add_rn(v, u); });
+        if (p.sum.data != nullptr) { x.store((char *) p.sum.data, n); }
+    }
+    float sum = 0.0f;
+    x.each(n, [&](float v, int) { sum += v * v; });
+    const float scale = d_norm_scale<NORM_RMS>(d_row_sum<H::THREADS>(sum), n, p.eps);
+    x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
+    if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
+    x.store((char *) p.y.data, n);
+}
+
+// Everything that k_norm_mul_row reads and writes, in pieces of sixteen bytes; shorter rows have lanes of a warp.
+static bool is_norm_mul_row(const gcuda_norm_mul_args & p) {
+    const gcuda_array * all[6] = { &p.x, &p.y, &p.w, &p.add, &p.sum, &p.b };
+    bool is_so = n_rows(p.y) == 1 && p.x.ne[0] > 512;
+    for (int i = 0; i < 6; ++i) { is_so = is_so && ((i > 2 && all[i]->data == nullptr) || is_wide(*all[i])); }
+    return is_so;
+}
+
 gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_stream stream) {
     const gcuda_norm_mul_args & p = *args;
-    const bool wide = is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum));
+    const bool wide = is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum)), is_row = is_norm_mul_row(p);
     if (!can_hold(p.x.ne[0])) { return GCUDA_STATUS_UNSUPPORTED; }
     return with_held<float>(p.x.ne[0], wide, [&](auto h) {
         typedef decltype(h) H;
+        if constexpr (H::WIDE && H::THREADS > 32) {
+            if (is_row) { return launch_overlapped(k_norm_mul_row<H>, 1, dim3(H::BLOCK), 0, 0, stream, p, reads_weights_early()); }
+        }
         const int64_t at_once = H::BLOCK / H::THREADS;
         return launch_overlapped(k_norm_mul<H>, (n_rows(p.y) + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
     });

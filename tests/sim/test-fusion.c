@@ -176,6 +176,29 @@ static void build_norm_mul(struct build * b) {
     out(b, y);
 }
 
+// One row, which has a kernel of its own from 513 elements on where all lies at multiples of sixteen bytes: a weight that does not
+// (v 20) is left to the other.
+static void build_norm_mul_row(struct build * b) {
+    static const int64_t lengths[5] = { 516, 1024, 1700, 5000, 16384 };
+    const int v = b->variant;
+    const int64_t n = v == 20 ? 600 : lengths[v / 4];
+    const bool has_bias = v % 4 == 1 || v % 4 == 3, has_add = v < 20 && v % 4 >= 2;
+    struct gcuda_tensor * x = f32(b, n, 1, 1), * sum = has_add ? gcuda_add(b->ctx, x, f32(b, n, 1, 1)) : x;
+    struct gcuda_tensor * w = v == 20 ? gcuda_view_1d(b->ctx, f32(b, n + 1, 1, 1), n, sizeof(float)) : f32(b, n, 1, 1);
+    struct gcuda_tensor * y = gcuda_mul(b->ctx, gcuda_rms_norm(b->ctx, sum, 1e-5f), w);
+    if (has_bias) { y = gcuda_add(b->ctx, y, f32(b, n, 1, 1)); }
+    out(b, y);
+    if (v % 4 == 3) {
+        gcuda_set_output(sum);
+        out(b, sum);
+    }
+}
+
+TEST(rms_norm_and_mul_of_one_row_are_one_launch) {
+    for (int v = 0; v <= 20; ++v) { fires(build_norm_mul_row, v, v < 20 && v % 4 >= 2 ? "add + rms_norm + mul" : "rms_norm + mul", 1); }
+    clean();
+}
+
 TEST(rms_norm_and_mul_are_one_launch) {
     for (int v = 0; v <= 7; ++v) { fires(build_norm_mul, v, "rms_norm + mul", 1); }
     clean();
@@ -1359,6 +1382,55 @@ TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
     gcuda_backend_free(off);
     gcuda_backend_free(by_default);
     gcuda_backend_free(env_on);
+    clean();
+}
+
+// A norm's weight and bias are read early too, unless something that is written lies in their buffer.
+TEST(weights_of_norms_are_read_early) {
+    gcuda_backend_t on = overlapping(GCUDA_CUDA_ON), off = overlapping(GCUDA_CUDA_OFF);
+    REQUIRE(on != NULL && off != NULL);
+    const bool may = gcuda_has_overlap();
+    enum { N = 1024 };
+    for (int where = 0; where < 3; ++where) { // the weight, or the bias, or none lies among results
+        struct two t;
+        t.p = place_begin();
+        t.x = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
+        t.w[0] = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
+        t.w[1] = gcuda_new_tensor_1d(t.p.ctx, GCUDA_TYPE_F32, N);
+        struct gcuda_tensor * norm[2], * mul[2];
+        t.y[0] = t.x;
+        for (int i = 0; i < 2; ++i) { // the second is launched behind one that can be overlapped
+            norm[i] = gcuda_rms_norm(t.p.ctx, t.y[i], 1e-5f);
+            mul[i] = gcuda_mul(t.p.ctx, norm[i], t.w[0]);
+            t.y[i + 1] = gcuda_add(t.p.ctx, mul[i], t.w[1]);
+        }
+        t.graph = gcuda_new_graph(t.p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(t.graph, t.y[2]));
+        gcuda_backend_buffer_t weights = gcuda_backend_alloc_buffer(on, 16384), results = gcuda_backend_alloc_buffer(on, 65536);
+        char * w = (char *) gcuda_backend_buffer_get_base(weights), * r = (char *) gcuda_backend_buffer_get_base(results);
+        for (int i = 0; i < 2; ++i) {
+            CHECK_OK(gcuda_backend_tensor_alloc(where == i ? results : weights, t.w[i], (where == i ? r + 32768 : w) + 4096 * i));
+            CHECK_OK(gcuda_backend_tensor_alloc(results, norm[i], r + 4096 * (3 * i + 1)));
+            CHECK_OK(gcuda_backend_tensor_alloc(results, mul[i], r + 4096 * (3 * i + 2)));
+            CHECK_OK(gcuda_backend_tensor_alloc(results, t.y[i + 1], r + 4096 * (3 * i + 3)));
+        }
+        CHECK_OK(gcuda_backend_tensor_alloc(results, t.x, r));
+        overlaps_are(on, &t, !may ? "nn" : where < 2 ? "ll" : "ww");
+        fill(t.w[0], 1), fill(t.w[1], 2), fill(t.x, 3);
+        static float found[2][N];
+        for (int i = 0; i < 2; ++i) {
+            const long before = sim_overlapped();
+            CHECK_OK(gcuda_backend_graph_compute(i == 0 ? on : off, t.graph));
+            CHECK_EQ_I(sim_overlapped() - before, may && i == 0 ? 1 : 0);
+            CHECK_OK(gcuda_backend_tensor_get(t.y[2], found[i], 0, sizeof found[i]));
+        }
+        CHECK(memcmp(found[0], found[1], sizeof found[0]) == 0);
+        place_end(&t.p);
+        gcuda_backend_buffer_free(weights);
+        gcuda_backend_buffer_free(results);
+    }
+    gcuda_backend_free(on);
+    gcuda_backend_free(off);
     clean();
 }
 
