@@ -8037,7 +8037,7 @@ static size_t chunk_bytes(int64_t n, int64_t pairs) {
 #define SEGMENT_FEWEST 4 // that pay for two more kernels
 enum scan_span { SCAN_WHOLE, SCAN_STATES, SCAN_SEGMENTS };
 struct d_scan_segments {
-    int64_t n, tokens;        // segments; tokens of one, a multiple of SCAN_CHUNK
+    int64_t n, first, tokens; // segments; tokens of the first, and of those behind it but the last, multiples of SCAN_CHUNK
     float * states, * decays; // of segments, after each other: [N, P, H, S]; of all tokens together, [H, S]
 };
 
@@ -8058,10 +8058,14 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
     const int for_decays = n_warps > n_slices ? n_slices : 0; // the first warp that works them out: without a share of C . B, if there is one
     const int64_t n_tokens = p.x.ne[2], per_seq = p.x.ne[0] * p.x.ne[1], per_head = p.x.ne[0] / (16 * pairs);
     const int64_t n_heads = p.x.ne[1] * p.x.ne[3], n_spans = SPAN == SCAN_WHOLE ? 1 : SPAN == SCAN_STATES ? segments.n - 1 : segments.n;
+    if (SPAN == SCAN_STATES) { d_start_next(); }
     FOR_ROWS(block, per_head * n_heads * n_spans) { // nobody begins with what the last segment makes
-        const int64_t head_at = block / per_head, segment = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - segment * n_heads;
-        const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1], begin = SPAN == SCAN_WHOLE ? 0 : segment * segments.tokens;
-        const int64_t end_token = SPAN == SCAN_WHOLE || begin + segments.tokens > n_tokens ? n_tokens : begin + segments.tokens;
+        const int64_t head_at = block / per_head, span = SPAN == SCAN_WHOLE ? 0 : head_at / n_heads, head = head_at - span * n_heads;
+        const int64_t q = head / p.x.ne[1], h = head - q * p.x.ne[1];
+        const int64_t segment = SPAN == SCAN_WHOLE ? 0 : n_spans - 1 - span; // the first one, which may be short, at last
+        const int64_t begin = SPAN == SCAN_WHOLE || segment == 0 ? 0 : segments.first + (segment - 1) * segments.tokens;
+        const int64_t behind = segments.first + segment * segments.tokens;
+        const int64_t end_token = SPAN == SCAN_WHOLE || behind > n_tokens ? n_tokens : behind;
         const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
         const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : (int64_t) ((const int32_t *) p.ids.data)[q];
         const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // the kernel between tells otherwise
@@ -8073,14 +8077,17 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
         if (!is_ok && h == 0 && c0 == 0 && tid == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
         }
-        UNROLL for (int i = 0; i < NT; ++i) {
-            UNROLL for (int r = 0; r < 2; ++r) {
-                const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok && HAS_Y ? id : 0);
-                const float2 v = is_ok && HAS_Y ? *from : make_float2(0.0f, 0.0f);
-                st[i][2 * r] = v.x;
-                st[i][2 * r + 1] = v.y;
+        const auto load_states = [&]() {
+            UNROLL for (int i = 0; i < NT; ++i) {
+                UNROLL for (int r = 0; r < 2; ++r) {
+                    const float2 * from = (const float2 *) d_at(p.s, side * HALF + 8 * i + 2 * t, c0 + g + 8 * r, h, is_ok && HAS_Y ? id : 0);
+                    const float2 v = is_ok && HAS_Y ? *from : make_float2(0.0f, 0.0f);
+                    st[i][2 * r] = v.x;
+                    st[i][2 * r + 1] = v.y;
+                }
             }
-        }
+        };
+        if (SPAN == SCAN_WHOLE) { load_states(); }
         auto fetch = [&](int64_t t0, int stage) {
             for (int i = tid; i < SCAN_CHUNK * N / 4; i += (int) blockDim.x) {
                 const int at = i / (N / 4), k = i % (N / 4) * 4;
@@ -8122,6 +8129,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
             find_scalars(begin, 0);
             next_dt = fetch_dt(begin + SCAN_CHUNK);
         }
+        if (SPAN == SCAN_SEGMENTS) { d_wait_before(); } // tokens were there before
+        if (SPAN != SCAN_WHOLE) { load_states(); }
         for (int64_t t0 = begin; t0 < end_token; t0 += SCAN_CHUNK) {
             const int stage = (int) ((t0 - begin) / SCAN_CHUNK % 2);
             const float * sb = tokens + 2 * SCAN_CHUNK * PITCH * stage, * sc = sb + SCAN_CHUNK * PITCH;
@@ -8247,6 +8256,8 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
 // Puts the states that segments begin with in the place of those that they make of zeros. A thread has four neighbouring states.
 static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_scan_args p, const d_scan_segments segments) {
     const int64_t n = p.s.ne[0], per_seq = p.x.ne[0] * p.x.ne[1], n_all = n * per_seq * p.x.ne[3];
+    d_start_next();
+    d_wait_before();
     FOR_ELEMENTS(i, n_all / 4) {
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
         const int32_t id = ((const int32_t *) p.ids.data)[q];
@@ -8275,13 +8286,21 @@ static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_sc
     }
 }
 
-// Segments of tokens, as many as all run at once: two blocks of a head's warps a multiprocessor.
+// Segments of tokens, as many as all run at once: two blocks of a head's warps a multiprocessor. Where that leaves places, too few for
+// all heads, one more segment before them is so short that they take it after each other meanwhile.
 static d_scan_segments scan_segments(const gcuda_ssm_scan_args & p, int64_t pairs) {
     const int64_t n_blocks = p.x.ne[0] / (16 * pairs) * p.x.ne[1] * p.x.ne[3], most = p.x.ne[2] / SEGMENT_LEAST;
-    const int64_t room = 2 * n_multiprocessors() / n_blocks, wanted = room < most ? room : most, n = wanted > 1 ? wanted : 1;
+    const int64_t places = 2 * n_multiprocessors(), room = places / n_blocks, wanted = room < most ? room : most, n = wanted > 1 ? wanted : 1;
+    const int64_t spare = places - n * n_blocks, rounds = n > 1 && spare > 0 ? (n_blocks + spare - 1) / spare : 0;
+    const int64_t n_chunks = (p.x.ne[2] + SCAN_CHUNK - 1) / SCAN_CHUNK, even = (n_chunks + n - 1) / n;
+    int64_t chunks = even;
+    while (rounds > 0 && (chunks - 1) * SCAN_CHUNK >= SEGMENT_LEAST && n * (chunks - 1) + (chunks - 1) / rounds >= n_chunks) {
+        --chunks;
+    }
     d_scan_segments s = {};
-    s.tokens = ((p.x.ne[2] + n - 1) / n + SCAN_CHUNK - 1) / SCAN_CHUNK * SCAN_CHUNK;
-    s.n = (p.x.ne[2] + s.tokens - 1) / s.tokens;
+    s.tokens = chunks * SCAN_CHUNK;
+    s.first = chunks < even ? (n_chunks - n * chunks) * SCAN_CHUNK : s.tokens;
+    s.n = p.x.ne[2] > s.first ? 1 + (p.x.ne[2] - s.first + s.tokens - 1) / s.tokens : 1;
     s.states = (float *) p.scratch;
     s.decays = (float *) ((uintptr_t) p.scratch + (size_t) (s.n * p.s.ne[0] * p.x.ne[0] * p.x.ne[1] * p.x.ne[3]) * sizeof(float));
     return s;
@@ -8319,9 +8338,10 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
     for (int d = 1; d < 4; ++d) { begun.s.nb[d] = begun.s.nb[d - 1] * (size_t) begun.s.ne[d - 1]; }
     gcuda_status st = launch_shared(k_ssm_scan_chunk<8, SCAN_STATES>, n_blocks * (s.n - 1), block, n_bytes, 0, stream, p, s);
     const int64_t n_fours = n * p.x.ne[0] * p.x.ne[1] * p.x.ne[3] / 4;
-    st = st == GCUDA_STATUS_SUCCESS ? launch(k_ssm_scan_join, (n_fours + 255) / 256, 256, stream, p, s) : st;
+    const bool is_early = gcuda_has_overlap();
+    st = st == GCUDA_STATUS_SUCCESS ? launch_behind(k_ssm_scan_join, (n_fours + 255) / 256, 256, stream, p, s) : st;
     return st == GCUDA_STATUS_SUCCESS
-               ? launch_shared(k_ssm_scan_chunk<8, SCAN_SEGMENTS>, n_blocks * s.n, block, n_bytes, 0, stream, begun, s)
+               ? launch_as(is_early, k_ssm_scan_chunk<8, SCAN_SEGMENTS>, n_blocks * s.n, block, n_bytes, 0, stream, begun, s)
                : st;
 }
 
