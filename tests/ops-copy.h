@@ -898,9 +898,9 @@ static struct gcuda_tensor * build_arange(struct gcuda_context * ctx, struct gcu
     return gcuda_arange(ctx, f[0], f[1], f[2]);
 }
 TEST(arange) { // >>op:arange
-    static const float ranges[][3] = { { 0, 10, 1 }, { 0, 1, 1 }, { -3, 4.5f, 0.7f }, { 1, 1048577, 1 },
+    static const float ranges[][3] = { { 0, 10, 1 }, { 0, 1, 1 }, { -3, 4.5f, 0.7f }, { 1, 1048577, 1 }, { 0, 5001, 1 },
         { 0, 256.5f, 1 } };
-    for (int i = 0; i < 5; ++i) {
+    for (int i = 0; i < 6; ++i) {
         const struct op_test t = { .types = "F32", .shapes = "", .n_in = 0, .build = build_arange, .ref = ref_arange,
             .p = ranges[i], .tag = tagf("range=%d", i), .max_nmse = 1e-7 };
         op_test_run(&t);
