@@ -11709,6 +11709,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_XS>>
 
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ2_S>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ2_S>, D_SIDE_BY_SIDE, 0, D_NOTHING, 256> {
+    static constexpr int one_warps = 24;
     static constexpr bool is_signed = true;
     static inline __device__ uint2 sign_entry(int i) { return make_uint2(4u * d_bits_to_nibbles((uint32_t) i), 0); }
     D_VEC_DECODE {
@@ -11752,6 +11753,7 @@ template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_XXS>>
 
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ3_S>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ3_S>, D_SIDE_BY_SIDE, 0, D_NOTHING, 256, 2> {
+    static constexpr int one_warps = 24;
     static constexpr bool is_signed = true;
     static inline __device__ uint2 sign_entry(int i) { return d_byte_masks((uint32_t) i, 254u); }
     D_VEC_DECODE {
