@@ -633,6 +633,11 @@ TEST(the_first_of_two_failures_is_told) {
     clean();
 }
 
+static bool always(void * data) {
+    (void) data;
+    return true;
+}
+
 TEST(bad_indices_give_zeros_and_a_status) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
@@ -663,6 +668,12 @@ TEST(bad_indices_give_zeros_and_a_status) {
     CHECK_OK(gcuda_backend_cuda_get_stats(backend, &stats));
     CHECK_EQ_I(stats.by[GCUDA_CUDA_PURPOSE_SCRATCH].reserved, 0);
     CHECK_OK(gcuda_backend_cuda_trim(backend));
+    // and so does setting a callback, which is set
+    CHECK_OK(gcuda_backend_graph_compute_async(backend, graph));
+    CHECK(gcuda_backend_cuda_set_abort_callback(backend, always, NULL, 0.0f) == GCUDA_STATUS_INVALID_DATA);
+    CHECK_HAS(gcuda_last_error(), "get_rows");
+    CHECK(gcuda_backend_graph_compute(backend, graph) == GCUDA_STATUS_ABORTED);
+    CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, NULL, NULL, 0.0f));
     CHECK_OK(gcuda_backend_tensor_set(ids, good, 0, sizeof good));
     CHECK_OK(gcuda_backend_graph_compute(backend, graph)); // forgotten
     place_end(&p);
