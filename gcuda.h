@@ -1526,7 +1526,8 @@ typedef void (*gcuda_custom_op_t)(struct gcuda_tensor * dst, int ith, int nth, v
 // comes next waits for dst. It runs on the computing thread each time the graph is computed, with the device current and
 // dst->data, dst->src[]->data device memory. It must not wait for the stream, use another one without joining it again,
 // allocate with cudaMalloc, free buffers of gcuda's or change the device: the stream may be recording a CUDA graph, under a
-// lock that freeing may want. Its launches then are nodes of that graph. Another status than SUCCESS ends the computation with it; a CUDA error it leaves is reported.
+// lock that freeing may want. Its launches then are nodes of that graph. Another status than SUCCESS ends the computation with
+// it; a CUDA error it leaves is reported.
 struct CUstream_st; // what cudaStream_t points to
 typedef gcuda_status (*gcuda_custom_cuda_op_t)(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata);
 struct gcuda_custom_params { // at least one of fun and cuda
@@ -3755,8 +3756,8 @@ GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
 // kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
 // that, and gcuda_launch_norm_mul its w and b, so no kernel of the series may write them. The first launch of a series comes behind
 // all that was there before. Only where gcuda_has_overlap says that the current device and what was compiled for it can do that.
-// Where one launcher has two launches over long rows (norms, soft_max, cumsum), there the second always starts as the first ends; a
-// captured graph has such an edge.
+// Where one launcher has two launches over long rows (norms, soft_max, cumsum), or three over segments of tokens (ssm_scan), there
+// each always starts as the one before it ends; a captured graph has such edges.
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
