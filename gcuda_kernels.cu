@@ -4669,10 +4669,12 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     x.store((char *) p.y.data, n);
 }
 
-// Everything that k_norm_mul_row reads and writes, in pieces of sixteen bytes; shorter rows have lanes of a warp.
+// Everything that k_norm_mul_row reads and writes, in pieces of sixteen bytes; shorter rows have lanes of a warp. A sum that is w
+// or b as well has to be written before those are read.
 static bool is_norm_mul_row(const gcuda_norm_mul_args & p) {
     const gcuda_array * all[6] = { &p.x, &p.y, &p.w, &p.add, &p.sum, &p.b };
-    bool is_so = n_rows(p.y) == 1 && p.x.ne[0] > 512;
+    const bool has_both = p.sum.data != nullptr && (p.sum.data == p.w.data || p.sum.data == p.b.data);
+    bool is_so = n_rows(p.y) == 1 && p.x.ne[0] > 512 && !has_both;
     for (int i = 0; i < 6; ++i) { is_so = is_so && ((i > 2 && all[i]->data == nullptr) || is_wide(*all[i])); }
     return is_so;
 }
