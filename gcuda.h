@@ -19352,14 +19352,17 @@ static void gcudai_view_grad(struct gcudai_backward * b, struct gcuda_tensor * g
             (y->view_offs - a->view_offs) / size * 4));
 }
 
-// The part of a gradient that a region (nb1, nb2, nb3, offset in params, in bytes of `size`) covers.
+// nb1, nb2, nb3 and the offset of the node's region, in bytes of F32.
+static void gcudai_region_of_f32(const struct gcuda_tensor * node, size_t * nb) {
+    const size_t size = gcuda_type_size(node->type);
+    for (int i = 0; i < 4; ++i) { nb[i] = gcudai_param_bytes(node, i) / size * 4; }
+}
+
+// The part of a gradient that the node's region covers.
 static struct gcuda_tensor * gcudai_grad_region(
     struct gcudai_backward * b, struct gcuda_tensor * g, const struct gcuda_tensor * like) {
-    const size_t size = gcuda_type_size(b->node->type);
     size_t nb[4];
-    for (int i = 0; i < 4; ++i) {
-        nb[i] = (size_t) gcudai_param_i32(b->node, i) / size * 4;
-    }
+    gcudai_region_of_f32(b->node, nb);
     return gcuda_view_4d(b->ctx, gcudai_packed(b->ctx, g), like->ne[0], like->ne[1], like->ne[2], like->ne[3], nb[0],
         nb[1], nb[2], nb[3]);
 }
@@ -19371,13 +19374,11 @@ static void gcudai_acc_grad(struct gcudai_backward * b, struct gcuda_tensor * g)
 
 static void gcudai_set_grad(
     struct gcudai_backward * b, struct gcuda_tensor * g) { // what the region replaced gets nothing
-    const size_t scale = 4 / GCUDAI_MAX((size_t) 1, GCUDAI_MIN((size_t) 4, gcuda_type_size(b->node->type)));
+    size_t nb[4];
+    gcudai_region_of_f32(b->node, nb);
     if (gcudai_grad_wants(b, 0)) {
         struct gcuda_tensor * part = gcuda_neg(b->ctx, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
-        gcudai_grad_add(b, 0,
-            gcuda_acc(b->ctx, gcudai_packed(b->ctx, g), part, (size_t) gcudai_param_i32(b->node, 0) * scale,
-                (size_t) gcudai_param_i32(b->node, 1) * scale, (size_t) gcudai_param_i32(b->node, 2) * scale,
-                (size_t) gcudai_param_i32(b->node, 3) * scale));
+        gcudai_grad_add(b, 0, gcuda_acc(b->ctx, gcudai_packed(b->ctx, g), part, nb[0], nb[1], nb[2], nb[3]));
     }
     GCUDAI_GRAD_IF(b, 1, gcuda_cont(b->ctx, gcudai_grad_region(b, g, b->node->src[1])));
 }
@@ -24801,12 +24802,8 @@ gcuda_status gcuda_backend_cuda_get_peer(int device, int peer, struct gcuda_cuda
     info->is_possible = pair.is_possible;
     info->is_linked = pair.is_linked;
     snprintf(info->reason, sizeof(info->reason), "%s", info->is_probed ? pair.reason : "not probed yet");
-    if (!info->is_probed) {
-        struct gcudai_cuda_scope scope;
-        GCUDAI_TRY(gcudai_cuda_enter_of(&scope, &gcudai_cuda_found.items[device]));
-        const cudaError_t err = gcudai_cuda_can_access(device, peer, &can);
-        gcudai_cuda_leave(&scope);
-        GCUDAI_CUDA_TRY(err, device, "asking about access to CUDA%d", peer);
+    if (!info->is_probed) { // a question that needs no context, and makes none
+        GCUDAI_CUDA_TRY(gcudai_cuda_can_access(device, peer, &can), device, "asking about access to CUDA%d", peer);
         info->is_possible = can != 0;
     }
     return GCUDA_STATUS_SUCCESS;

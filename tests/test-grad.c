@@ -587,6 +587,49 @@ TEST(grad_clips_by_norm) {
     }
 }
 
+// Nothing is computed: the gradient's own region has to lie where the node's does, beyond 4 GiB and in the F32 of a wider type.
+static void check_region(enum gcuda_type type, bool is_acc, int64_t row, size_t size) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_cgraph * graph = gcuda_new_graph_custom(ctx, 64, true);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(ctx, type, 8, 4 * row), * b = gcuda_new_tensor_2d(ctx, type, 2, 2);
+    const size_t nb1 = (size_t) row * 8 * size, end = 4 * nb1;
+    gcuda_set_param(a);
+    gcuda_set_param(b);
+    struct gcuda_tensor * y = is_acc ? gcuda_acc(ctx, a, b, nb1, end, end, nb1 + 2 * size) : gcuda_set(ctx, a, b, nb1, end, end, nb1 + 2 * size);
+    struct gcuda_tensor * loss = gcuda_sum(ctx, type == GCUDA_TYPE_F32 ? y : gcuda_cast(ctx, y, GCUDA_TYPE_F32));
+    int n_views = 0, n_accs = 0;
+    gcuda_set_loss(loss);
+    CHECK_OK(gcuda_build_forward_expand(graph, loss));
+    CHECK_OK(gcuda_build_backward_expand(ctx, graph, NULL));
+    for (int i = 0; i < gcuda_graph_n_nodes(graph); ++i) {
+        const struct gcuda_tensor * t = gcuda_graph_node(graph, i);
+        if (t == y) { continue; }
+        if (t->op == GCUDA_OP_VIEW) {
+            CHECK(t->nb[1] == (size_t) row * 32 && t->view_offs == (size_t) row * 32 + 8);
+            n_views++;
+        } else if (t->op == GCUDA_OP_ACC) { // low halves of strides and offset, then the high ones
+            uint32_t p[9];
+            memcpy(p, t->op_params, sizeof p);
+            CHECK(((uint64_t) p[5] << 32 | p[0]) == (uint64_t) row * 32 && ((uint64_t) p[8] << 32 | p[3]) == (uint64_t) row * 32 + 8);
+            n_accs++;
+        }
+    }
+    CHECK(n_views == (is_acc ? 1 : 2) && n_accs == (is_acc ? 0 : 1));
+    gcuda_free(ctx);
+}
+
+TEST(gradients_of_regions_far_apart) {
+    for (int is_acc = 0; is_acc < 2; ++is_acc) {
+        check_region(GCUDA_TYPE_F32, is_acc != 0, 3, 4);
+        check_region(GCUDA_TYPE_F32, is_acc != 0, ((int64_t) 1 << 27) + 128, 4); // 4 GiB and a little
+        check_region(GCUDA_TYPE_F32, is_acc != 0, (int64_t) 87500000, 4);        // 2.8e9 bytes
+        check_region(GCUDA_TYPE_F32, is_acc != 0, (int64_t) 1 << 28, 4);         // 8 GiB
+    }
+    check_region(GCUDA_TYPE_F16, true, 3, 2);
+    check_region(GCUDA_TYPE_F64, false, 3, 8);
+}
+
 TEST(grad_needs_a_loss_and_a_parameter) {
     const struct gcuda_init_params params = { 1u << 20, NULL, true };
     for (int what = 0; what < 3; ++what) { // no loss, no parameter, a graph made without gradients

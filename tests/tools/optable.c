@@ -5,10 +5,14 @@
 #include "../test-errors.c"
 #undef main
 
-// Constructors that the table of test-errors.c has with extents that no quantized row can have.
+// Constructors that the table of test-errors.c has with extents that no quantized row can have, or with strides of one type.
+BUILD(acc_of_any, gcuda_acc(c, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 0))
+BUILD(set_of_any, gcuda_set(c, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 0))
 BUILD(view, gcuda_view_1d(c, in[0], in[0]->ne[0], 0))
 BUILD(reshape_wide, gcuda_reshape_2d(c, in[0], in[0]->ne[0], 32))
 static const struct ctor more[] = {
+    { "acc", NULL, b_acc_of_any, "F32:8,4|F32:8,4", 2, { NULL } },
+    { "set", NULL, b_set_of_any, "F32:8,4|F32:8,4", 2, { NULL } },
     { "view", NULL, b_view, "F32:8,4", 1, { NULL } },
     { "reshape", NULL, b_reshape_wide, "F32:8,32", 1, { NULL } },
 };
