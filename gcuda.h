@@ -19558,7 +19558,9 @@ static void gcudai_cross_entropy_loss_grad(struct gcudai_backward * b, struct gc
         gcudai_grad_none(b, "of the labels");
         return;
     }
-    gcudai_grad_add(b, 0, gcuda_cross_entropy_loss_back(b->ctx, g, b->node->src[0], b->node->src[1]));
+    struct gcuda_tensor * logits = b->node->src[0];
+    if (logits->type != GCUDA_TYPE_F32) { logits = gcuda_cast(b->ctx, logits, GCUDA_TYPE_F32); } // the gradient has their type
+    gcudai_grad_add(b, 0, gcuda_cross_entropy_loss_back(b->ctx, g, logits, b->node->src[1]));
 }
 
 // ---- images ----

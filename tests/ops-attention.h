@@ -307,6 +307,7 @@ TEST(soft_max_mask) {
         soft_max_cases("F32 F32,F16>F32", "1023,16,2|1023,16 1024,15,3,2|1024,15,3,2 1,1|1,1 2,1,5|2,1,5", tag[i],
             &p[i], fill_mask);
         soft_max_cases("F32 F32,F16>F32", "9,3,2|9,3", "all-masked", &p[i], fill_all_masked);
+        soft_max_cases("F32 F16", "0,4,2|0,4 5,0,2|5,0 5,3,0|5,3 5,3,2,0|5,3", "empty", &p[i], fill_mask);
     }
 }
 
@@ -319,6 +320,8 @@ TEST(soft_max_sinks) {
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4 33,3,6|33,3|6", "alibi", &alibi, fill_mask);
     soft_max_cases("F32 F32,F16,F32>F32", "17,5,4,2|17,6,2,1|4", "all-masked", &both, fill_all_masked);
     soft_max_cases("F32 F32,F16,F32>F32 F16,F16,F32>F16", "20008,3,2|20008,3|2", "long", &both, fill_mask);
+    soft_max_cases("F32", "0,4,2|2 5,0,2|2 5,3,0|0", "empty", &sinks, NULL);
+    soft_max_cases("F32", "0,4,2|0,4|2 5,0,2|5,0|2 5,3,0|5,3|0", "empty-mask", &both, fill_mask);
 }
 
 // >>op:soft_max_back
@@ -339,7 +342,7 @@ TEST(soft_max_back) {
     for (int i = 0; i < 2; ++i) {
         struct op_test t;
         memset(&t, 0, sizeof t);
-        t.types = "F32 F16 BF16", t.shapes = "1,1|1,1 7,5|7,5 255,3,2|255,3,2 257,2,3,4|257,2,3,4 70001|70001",
+        t.types = "F32 F16 BF16", t.shapes = "1,1|1,1 7,5|7,5 255,3,2|255,3,2 257,2,3,4|257,2,3,4 70001|70001 0,3|0,3 5,0|5,0",
         t.tag = i == 0 ? "scale=1" : "scale=0.1";
         t.n_in = 2, t.p = &p[i], t.build = build_soft_max_back, t.inplace = inplace_soft_max_back,
         t.ref = ref_soft_max_back;
@@ -457,6 +460,25 @@ TEST(flash_attn_types) { // head sizes of whole blocks
     }
 }
 
+TEST(flash_attn_any_types) { // every other type that has a float form, and queries of 16 bits
+    static const struct p_flash_attn mask = { 0.0625f, 0.0f, 0.0f, 3, 0, 0, 0 };
+    static const char * const kinds[] = { "F64", "MXFP4", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ1_S", "IQ1_M",
+        "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS" };
+    const size_t n = sizeof kinds / sizeof kinds[0];
+    for (size_t i = 0; i < n; ++i) {
+        char types[128];
+        snprintf(types, sizeof types, "F32,%s,%s,F16>F32", kinds[i], kinds[i]);
+        flash_attn_cases(types, "256,1,4|256,35,2|256,35,2|35,1 256,5,2|256,33,1,1|256,33,1,1|33,5", "mask", &mask, LAYOUT_GAPS,
+            fill_mask);
+        snprintf(types, sizeof types, "F32,%s,F16,F16>F32 F32,F16,%s,F16>F32 F32,%s,%s,F16>F32", kinds[i], kinds[i], kinds[i],
+            kinds[(i + 1) % n]);
+        flash_attn_cases(types, "256,2,4|256,19,2|256,19,2|19,2", "mask", &mask, 0, fill_mask);
+    }
+    flash_attn_cases("F16,F16,F16,F16>F32 BF16,F16,F16,F16>F32 F16,F32,F32,F16>F32 BF16,BF16,BF16,F16>F32 F16,Q8_0,Q4_0,F16>F32 "
+                     "BF16,Q4_K,F16,F16>F32",
+        "256,1,4|256,35,2|256,35,2|35,1 256,9,4,2|256,70,2,2|256,70,2,2|70,9", "q", &mask, LAYOUT_ROWS, fill_mask);
+}
+
 TEST(flash_attn_shapes) {
     static const struct p_flash_attn plain = { 0.2f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.2f, 0.0f, 0.0f, 3, 0, 0, 0 };
     static const struct p_flash_attn alibi = { 0.2f, 8.0f, 0.0f, 3, 4, 0, 0 };
@@ -474,6 +496,11 @@ TEST(flash_attn_shapes) {
         &alibi, 0, fill_all_masked);
     flash_attn_cases("F32,F16,F16,F16>F32", "16,5,4|16,33,2|16,33,2|33,5", "all-masked", &mask, 0, fill_all_masked);
     flash_attn_cases("F32", "16,0,4|16,33,2|16,33,2", "empty", &plain, 0, NULL);
+    // without a position there is nothing to attend to: zeros
+    flash_attn_cases("F32 F32,F16,F16>F32 F32,Q8_0,Q8_0>F32", "32,3,4,2|32,0,2,2|32,0,2,2 64,1,4|64,0,1|64,0,1", "no-positions",
+        &plain, 0, NULL);
+    flash_attn_cases("F32,F16,F16,F16,F32>F32", "64,3,4|64,0,2|64,0,2|0,3|4 64,1,8|64,0,1|64,0,1|0,1|8", "no-positions", &alibi, 0,
+        fill_mask);
     if (test_full()) {
         flash_attn_cases("F32,F16,F16,F16,F32>F32 F32,Q8_0,Q8_0,F16,F32>F32",
             "128,35,16|128,1024,4|128,1024,4|1024,35|16 64,32,48,3|64,512,4,3|64,512,4,3|512,32,1,3|48", "full", &alibi,

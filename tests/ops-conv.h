@@ -509,6 +509,12 @@ TEST(im2col_2d) {
     im2col_cases("5,3,12,1|70,9,12,1", conv_params(2, 1, 2, 0, 1, 2), 0);
     p = conv_params(1, 1, 1, 1, 1, 1);
     im2col_cases("3,3,2,1|12,12,2,60 3,2,1,1|300,257,1,1 3,3,1,1|1,1,1,1", p, 0);
+    im2col_cases("3,3,2,1|9,8,2,0 3,3,0,1|9,8,0,2", p, 0); // no images, no channels
+    p.type = GCUDA_TYPE_F16;
+    struct op_test t = conv_test("F16 BF16>F16 F32,BF16>F16", "3,3,3,2|9,7,3,2", "16-bit", &p, build_im2col, ref_im2col, 1e-7);
+    t.in[1].layouts = LAYOUT_GAPS;
+    op_test_run(&t);
+    p.type = GCUDA_TYPE_F32;
     p.gap = 1; // channel and image strides larger than a plane
     im2col_cases("3,3,3,2|9,7,4,3", p, 0);
     if (test_full()) {
@@ -539,7 +545,8 @@ TEST(im2col_back) {
             conv_tag(tag, sizeof tag, &p);
             snprintf(shape, sizeof shape, "%d,%d,%d,2|%d,%d,%d,1", kw * kh * ic,
                 (int) ref_conv_out(11, kw, p.s0, p.p0, p.d0), (int) ref_conv_out(9, kh, p.s1, p.p1, p.d1), kw, kh, ic);
-            struct op_test t = conv_test("F32 F32,F16>F32", shape, tag, &p, build_im2col_back, ref_im2col_back, 1e-7);
+            struct op_test t = conv_test("F32 F32,F16>F32 F16>F32 BF16>F32", shape, tag, &p, build_im2col_back, ref_im2col_back, 1e-7);
+            t.in[0].layouts = i == k ? LAYOUT_ANY : 0;
             op_test_run(&t);
             const int64_t ne_1d[4] = { 11, ic, 2, 1 };
             memcpy(p.ne, ne_1d, sizeof ne_1d);
@@ -587,11 +594,21 @@ TEST(im2col_3d) {
         t.types = "F32,F32>F16", t.in[1].layouts = 0;
         op_test_run(&t);
     }
-    const struct p_conv_3d p = conv_3d_params(2, 1, 1, 1, false);
+    struct p_conv_3d p = conv_3d_params(2, 1, 1, 1, false);
     struct op_test t = conv_test(
         "F32", "1,2,3,4|5,4,3,6 3,1,2,2|4,5,3,2 1,1,1,2|3,2,1,4 2,3,2,10|70,5,3,20", "kernels", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
     t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);
+    t.shapes = "3,3,3,2|9,8,7,0", t.tag = "empty", t.in[1].layouts = 0; // no images
+    op_test_run(&t);
+    for (int i = 0; i < 3; ++i) {
+        static const enum gcuda_type to[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+        static const char * const types[] = { "F16>F32 BF16>F32", "F16 F32,BF16>F16", "F32>BF16 F32,F16>BF16 BF16" };
+        p.type = to[i];
+        t = conv_test(types[i], "1,2,3,4|5,4,3,6 2,3,2,10|70,5,3,20", "16-bit", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
+        t.in[1].layouts = LAYOUT_GAPS;
+        op_test_run(&t);
+    }
 }
 
 TEST(conv_3d) {
@@ -600,7 +617,7 @@ TEST(conv_3d) {
         const struct p_conv_3d p = conv_3d_params(2, i % 3 + 1, i % 2 * 2, i / 3 + 1, i == 4);
         snprintf(tag, sizeof tag, "s=%d,p=%d,d=%d", p.s[0], p.p[0], p.d[1]);
         struct op_test t =
-            conv_test("F32 F16,F32>F32", "3,3,3,6|9,8,7,4 1,2,3,4|7,6,5,2", tag, &p, build_conv_3d, ref_conv_3d, 5e-4);
+            conv_test("F32 F16,F32>F32", "3,3,3,6|9,8,7,4 1,2,3,4|7,6,5,2 1,2,3,4|7,6,5,0", tag, &p, build_conv_3d, ref_conv_3d, 5e-4);
         op_test_run(&t);
     }
 }
@@ -650,6 +667,9 @@ TEST(conv_2d_direct_layouts) { // images that are no plain array, in all types; 
         build_conv_2d_direct, ref_conv_2d, 5e-4);
     t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);
+    t = conv_test("F32 F16 F16,F32>F32", "3,3,2,4|9,8,2,0 3,3,2,0|9,8,2,2 3,3,0,4|9,8,0,2", "empty", &p, build_conv_2d_direct,
+        ref_conv_2d, 5e-4); // no images, no channels; without channels to sum a result of zeros
+    op_test_run(&t);
     t = conv_test("F32 F16,F32>F32 BF16,F32>F32 F16,BF16>BF16", "3,3,33,70|9,8,33,1 1,1,130,65|9,8,130,2 12,12,90,2|12,12,90,1",
         "blocks", &p, build_conv_2d_direct, ref_conv_2d, 5e-4);
     op_test_run(&t);
@@ -695,6 +715,9 @@ TEST(conv_2d) {
     const struct p_conv p[] = { conv_params(1, 1, 0, 0, 1, 1), conv_params(1, 2, 1, 3, 2, 1),
         conv_params(3, 5, 5, 5, 2, 4) };
     for (int i = 0; i < 3; ++i) { conv_2d_shapes(&p[i], false); }
+    const struct op_test t = conv_test("F32 F16,F32>F32", "3,3,2,4|9,8,2,0 3,3,2,0|9,8,2,2 3,3,0,4|9,8,0,2", "empty", &p[0],
+        build_conv_2d, ref_conv_2d, 5e-4);
+    op_test_run(&t);
 }
 
 static struct gcuda_tensor * build_conv_2d_sk_p0(
@@ -733,7 +756,8 @@ static struct gcuda_tensor * build_conv_2d_dw_channels(
     moved[1] = gcuda_permute(ctx, gcuda_cont(ctx, gcuda_permute(ctx, in[1], 1, 2, 0, 3)), 2, 0, 1, 3);
     struct gcuda_tensor * y = build_conv_2d_dw_direct(ctx, moved, p);
     if (y != NULL && !gcuda_is_contiguous(moved[1])) {
-        CHECK_MSG(y->nb[2] == 4 && y->nb[0] == 4 * (size_t) y->ne[2], "the result is not channel-innermost");
+        const size_t size = gcuda_type_size(y->type);
+        CHECK_MSG(y->nb[2] == size && y->nb[0] == size * (size_t) y->ne[2], "the result is not channel-innermost");
     }
     return y;
 }
@@ -755,8 +779,14 @@ TEST(conv_2d_dw) {
         struct op_test t = conv_test("F32", shapes, tag, &p[i], build_conv_2d_dw_direct, ref_conv_2d_dw, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
         op_test_run(&t);
+        t.types = "F16 BF16 F16,F32>F32 F32,BF16>BF16", t.shapes = "2,3,1,5|9,7,5,3 3,3,1,33|16,8,33,1";
+        op_test_run(&t);
+        t.types = "F32", t.shapes = "3,3,1,4|9,8,4,0 3,3,1,0|9,8,0,2", t.in[0].layouts = t.in[1].layouts = 0;
+        op_test_run(&t);
         strcat(tag, ",channels-first");
         t = conv_test("F32", shapes, tag, &p[i], build_conv_2d_dw_channels, ref_conv_2d_dw, 1e-7);
+        op_test_run(&t);
+        t.types = "F16 BF16 F16,F32>F32 F32,BF16>BF16", t.shapes = "2,3,1,5|9,7,5,3 3,3,1,33|16,8,33,1";
         op_test_run(&t);
         strcat(tag, ",composite");
         t = conv_test("F16,F32>F32", shapes, tag, &p[i], build_conv_2d_dw, ref_conv_2d_dw, 5e-4);
@@ -786,7 +816,7 @@ TEST(conv_1d) { // `type` of the parameters only tells the constructors apart
         char tag[96];
         snprintf(tag, sizeof tag, "s=%d,p=%d,d=%d%s", p.s0, p.p0, p.d0, i == 3 ? ",half" : "");
         const char * shapes =
-            i == 3 ? "4,3,6|30,3,2 5,1,1|9,1,1" : "3,4,5|40,4,1 3,4,5|40,4,3 1,2,2|7,2,2 4,16,3|33,16,2";
+            i == 3 ? "4,3,6|30,3,2 5,1,1|9,1,1" : "3,4,5|40,4,1 3,4,5|40,4,3 1,2,2|7,2,2 4,16,3|33,16,2 3,4,5|40,4,0 3,0,5|40,0,2";
         struct op_test t = conv_test("F16,F32>F32", shapes, tag, &p, build_conv_1d, ref_conv_1d, 5e-4);
         op_test_run(&t);
         t = conv_test("F16,F32>F32", i == 3 ? "4,1,6|30,6,1 5,1,1|9,1,1" : "3,1,5|40,5,1 4,1,1|33,1,1 2,1,16|9,16,1",
@@ -815,6 +845,10 @@ TEST(conv_transpose_1d) {
         t.shapes = test_full() ? "1337,9,7|197,7 1337,32,32|13,32" : "337,9,7|19,7";
         t.in[0].layouts = t.in[1].layouts = 0;
         op_test_run(&t);
+        t.types = "F32", t.shapes = "3,0,7|13,7 3,4,0|13,0"; // no channels; none to sum: zeros
+        op_test_run(&t);
+        t.types = "BF16>F32 F32,BF16>F32", t.shapes = "3,9,7|13,7";
+        op_test_run(&t);
     }
 }
 
@@ -836,6 +870,10 @@ TEST(conv_transpose_2d) {
         struct op_test t =
             conv_test("F16,F32>F32 F32", shapes, tag, &p, build_conv_transpose_2d, ref_conv_transpose_2d, 5e-4);
         t.in[0].layouts = t.in[1].layouts = s == 2 ? LAYOUT_OFFSET : 0;
+        op_test_run(&t);
+        t.types = "F16>F32 BF16,F32>F32 BF16>F32 F32,F16>F32 F16,BF16>F32", t.shapes = "2,3,4,3|5,4,3,3 3,3,7,40|9,7,40";
+        op_test_run(&t);
+        t.types = "F32 F16,F32>F32", t.shapes = "2,2,3,4|5,4,4,0 2,2,0,4|5,4,4,2 2,2,3,0|5,4,0,2"; // the last: zeros
         op_test_run(&t);
     }
 }
@@ -919,9 +957,13 @@ TEST(pool_2d_layouts) {
             "F32 F16>F32 BF16>F32", "11,7,2,3", i ? "avg" : "max", i ? &q : &p, build_pool_2d, ref_pool_2d, 1e-7);
         t.n_in = 1, t.in[0].layouts = LAYOUT_ANY;
         op_test_run(&t);
-        t = conv_test("F32", "6,8,2,3|11,7,2,3", i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back,
+        t.types = "F32", t.shapes = "11,7,0,3 11,7,2,0", t.in[0].layouts = 0;
+        op_test_run(&t);
+        t = conv_test("F32 F16>F32 BF16>F32 F32,F16>F32 BF16,F32>F32", "6,8,2,3|11,7,2,3", i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back,
             ref_pool_2d_back, 1e-7);
         t.in[0].layouts = t.in[1].layouts = LAYOUT_ANY, t.in[1].fill = fill_all_distinct;
+        op_test_run(&t);
+        t.types = "F32", t.shapes = "6,8,0,3|11,7,0,3 6,8,2,0|11,7,2,0", t.in[0].layouts = t.in[1].layouts = 0;
         op_test_run(&t);
     }
 }
@@ -932,8 +974,9 @@ TEST(pool_1d) { // the field's kernels know only windows that touch, without pad
         const int k = i / 2 + 1;
         const struct p_pool p = { i % 2, k, 1, k, 1, 0, 0 };
         snprintf(tag, sizeof tag, "%s,k=%d", p.op == 0 ? "max" : "avg", k);
-        struct op_test t = conv_test("F32 F16>F32", "10 12,5 13,2,3,2", tag, &p, build_pool_1d, ref_pool_1d, 1e-7);
-        t.n_in = 1, t.in[0].layouts = LAYOUT_OFFSET;
+        struct op_test t =
+            conv_test("F32 F16>F32 BF16>F32", "10 12,5 13,2,3,2 10,0", tag, &p, build_pool_1d, ref_pool_1d, 1e-7);
+        t.n_in = 1, t.in[0].layouts = k == 2 ? LAYOUT_ANY : LAYOUT_OFFSET;
         op_test_run(&t);
     }
 }
@@ -982,6 +1025,8 @@ TEST(upscale) {
         struct op_test t =
             conv_test("F32", test_full() ? "512,512,3,2" : "64,33,3,2", tag, &p, build_upscale, ref_upscale, 1e-7);
         t.n_in = 1, t.in[0].layouts = LAYOUT_TRANSPOSED;
+        op_test_run(&t);
+        t.shapes = "4,3,0 4,3,2,0", t.in[0].layouts = 0;
         op_test_run(&t);
     }
 }

@@ -461,6 +461,10 @@ TEST(get_rows_back) { // >>op:get_rows_back; rows repeat, and row 4 is never nam
     op_test_run(&t);
     t.types = "F16,I32,F32>F32";
     op_test_run(&t);
+    t.types = "F32,I32,F32 F16,I32,F32>F32 BF16,I32,F32>F32", t.shapes = "257,9|9|257,5 65,1100|1100|65,7", t.tag = "any";
+    t.in[0].layouts = LAYOUT_ANY, t.in[1].layouts = LAYOUT_OFFSET;
+    op_test_run(&t);
+    t.tag = NULL, t.in[0].layouts = t.in[1].layouts = 0;
     t.types = "F32,I32,F32", t.shapes = "8,6|6|8,5", t.in[1].fill = fill_bad_back_index,
         t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
     op_test_run(&t);
@@ -695,6 +699,9 @@ TEST(concat) { // >>op:concat
         t.types = "Q4_0 Q8_0 Q4_K IQ2_XS", t.shapes = q_shapes[dim], t.keep_blocks = true;
         for (int k = 0; k < 2; ++k) { t.in[k].layouts = LAYOUT_ROWS, t.in[k].lo = t.in[k].hi = 0; }
         op_test_run(&t);
+        t.types = "Q4_1 Q5_0 Q5_1 Q8_1 IQ4_NL MXFP4 Q2_K Q3_K Q5_K Q6_K Q8_K IQ1_S IQ1_M IQ2_XXS IQ2_S IQ3_XXS IQ3_S IQ4_XS";
+        t.in[0].layouts = t.in[1].layouts = LAYOUT_GAPS;
+        op_test_run(&t);
     }
 }
 
@@ -734,7 +741,15 @@ TEST(pad) { // >>op:pad
             .build = build_pad, .ref = ref_pad, .p = &pads[i], .tag = tagf("pad=%d", (int) i),
             .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
+        if (pads[i].circular) { continue; }
+        const struct op_test empty = { .types = "F32 F16 I8", .shapes = "0,3 5,0,2 5,4,3,0", .n_in = 1, .build = build_pad,
+            .ref = ref_pad, .p = &pads[i], .tag = tagf("pad=%d", (int) i), .in = { { 0 } } }; // padding may be all there is
+        op_test_run(&empty);
     }
+    const struct pad_p around = { { 1, 0, 0, 0 }, { 2, 0, 0, 0 }, true, false };
+    const struct op_test none = { .types = "F32", .shapes = "5,0 5,2,0", .n_in = 1, .build = build_pad, .ref = ref_pad, .p = &around,
+        .tag = "around", .in = { { 0 } } };
+    op_test_run(&none);
 }
 
 static void ref_pad_reflect(const struct op_case * c) {
@@ -753,7 +768,7 @@ static struct gcuda_tensor * build_pad_reflect(struct gcuda_context * ctx, struc
 TEST(pad_reflect_1d) { // >>op:pad_reflect_1d
     static const int pads[][2] = { { 0, 0 }, { 1, 2 }, { 4, 4 }, { 3, 0 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "5 257,3 10,4,3,2 1501,3", .n_in = 1,
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "5 257,3 10,4,3,2 1501,3 10,0,2", .n_in = 1,
             .build = build_pad_reflect, .ref = ref_pad_reflect, .p = pads[i],
             .tag = tagf("p=%d,%d", pads[i][0], pads[i][1]), .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
@@ -778,7 +793,7 @@ TEST(roll) { // >>op:roll
     static const int shifts[][4] = { { 0, 0, 0, 0 }, { 3, 0, 0, 0 }, { -4, 1, 0, 0 }, { 1, -2, 2, -1 },
         { 0, 3, -1, 1 } };
     for (int i = 0; i < 5; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3 1501,5,4,3 1504,5,3,2", .n_in = 1, .build = build_roll,
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3 1501,5,4,3 1504,5,3,2 0,3 10,0,3", .n_in = 1, .build = build_roll,
             .ref = ref_roll, .p = shifts[i], .tag = tagf("shift=%d", i),
             .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);

@@ -79,15 +79,22 @@ TEST(add_cast) {
         .build = build_add_cast, .ref = ref_binary, .p = &p, .max_nmse = 1e-7,
         .in = { { .layouts = LAYOUT_ROWS }, { .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
-    t.types = "Q4_0,F32>F32 Q8_0,F32>F32 Q6_K,F32>F32", t.shapes = "256,3|256,3";
+    t.types = op_types_with(CPU_WEIGHTS, ",F32>F32"), t.shapes = "256,3|256,3";
+    t.in[0].layouts = LAYOUT_GAPS, t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED;
     op_test_run(&t);
 }
 
+// those that have a quantizer
+#define SUM_TYPES "Q4_0,F32 Q4_1,F32 Q5_0,F32 Q5_1,F32 Q8_0,F32 IQ4_NL,F32 MXFP4,F32 Q8_1,F32 Q2_K,F32 Q3_K,F32 Q4_K,F32 Q5_K,F32 " \
+    "Q6_K,F32 Q8_K,F32 IQ4_XS,F32"
+
 TEST(add_quantized) { // quantized + F32 in the quantized type: dequantize the row, add, quantize again
     static const struct binary_p p = { '+', gcuda_add, gcuda_add_inplace };
-    const struct op_test t = { .types = "Q4_0,F32 Q4_1,F32 Q5_0,F32 Q5_1,F32 Q8_0,F32 IQ4_NL,F32",
-        .shapes = "32|32 256,3|256,3", .n_in = 2, .build = build_binary, .ref = ref_binary, .p = &p,
-        .max_nmse = 0.0625 / 256, .no_max_error = true };
+    struct op_test t = { .types = SUM_TYPES, .shapes = "256,3|256,3 256,3,2|256,3,2", .n_in = 2, .build = build_binary,
+        .inplace = build_binary_inplace, .ref = ref_binary, .p = &p, .max_nmse = 0.0625 / 256, .no_max_error = true };
+    op_test_run(&t);
+    t.types = "Q4_0,F32 Q8_0,F32 MXFP4,F32", t.shapes = "32|32 96,2,3|96,2,3";
+    t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED;
     op_test_run(&t);
 }
 
@@ -97,9 +104,12 @@ static void ref_add1(const struct op_case * c) {
 }
 TEST(add1) { // >>op:add1
     static const struct binary_p p = { '+', gcuda_add1, gcuda_add1_inplace };
-    const struct op_test t = { .types = BINARY_TYPES, .shapes = "1|1 257|1 10,5,4,3|1 1024,33|1 0|1", .n_in = 2,
+    struct op_test t = { .types = BINARY_TYPES, .shapes = "1|1 257|1 10,5,4,3|1 1024,33|1 0|1", .n_in = 2,
         .build = build_binary, .inplace = build_binary_inplace, .ref = ref_add1, .p = &p, .max_nmse = 1e-7, .reuse = 1,
         .in = { { .layouts = LAYOUT_OFFSET | LAYOUT_PADDED }, { 0 } } };
+    op_test_run(&t);
+    t.types = SUM_TYPES, t.shapes = "256,3|1", t.max_nmse = 0.0625 / 256, t.no_max_error = true, t.reuse = 0;
+    t.in[0].layouts = LAYOUT_GAPS;
     op_test_run(&t);
 }
 
@@ -130,7 +140,9 @@ TEST(add_id) { // >>op:add_id
         .in = { { .layouts = LAYOUT_ROWS }, { .layouts = LAYOUT_ROWS },
         { .fill = fill_expert, .layouts = LAYOUT_PADDED | LAYOUT_OFFSET } } };
     op_test_run(&t);
-    t.shapes = "32,4,9|32,8|4,9", t.in[2].fill = fill_bad_expert, t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
+    t.types = "F16,F16,I32 BF16,BF16,I32 F16,F32,I32 BF16,F32,I32 F32,F16,I32 F32,BF16,I32", t.shapes = "129,2,7|129,8|2,7";
+    op_test_run(&t);
+    t.types = "F32,F32,I32", t.shapes = "32,4,9|32,8|4,9", t.in[2].fill = fill_bad_expert, t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
     op_test_run(&t);
 }
 
@@ -210,6 +222,9 @@ TEST(unary) { // >>op:unary, all 22
         op_test_run(&t);
         t.shapes = "1024,3", t.in[0].lo = -10, t.in[0].hi = 10, t.inplace = NULL; // where the functions bend
         op_test_run(&t);
+        t.shapes = "5,7,4,3", t.in[0].layouts = LAYOUT_GAPS | LAYOUT_PERMUTED | LAYOUT_TRANSPOSED;
+        op_test_run(&t);
+        t.shapes = "1024,3", t.in[0].layouts = LAYOUT_OFFSET | LAYOUT_PADDED;
         t.types = "F32", t.in[0].lo = -0.01, t.in[0].hi = 0.01;
         char tag[48];
         snprintf(tag, sizeof tag, "%s/small", unary_names[op]);
@@ -328,11 +343,13 @@ TEST(glu) { // >>op:glu
             op_test_run(&t);
             t.types = "F32", t.shapes = "256,5", t.in[0].lo = t.in[1].lo = -4, t.in[0].hi = t.in[1].hi = 4;
             op_test_run(&t);
+            t.types = "F32 F16 BF16", t.shapes = "10,7,4,3", t.in[0].layouts = t.in[1].layouts = LAYOUT_GAPS | LAYOUT_PERMUTED;
+            op_test_run(&t);
         }
     }
     for (int i = 0; i < 4; ++i) {
         const struct glu_p p = { GCUDA_GLU_OP_SWIGLU_OAI, false, i & 1 ? 0.5 : 1.702, i & 2 ? 2.0 : 7.0 };
-        const struct op_test t = { .types = "F32 F16", .shapes = "128,2,2,2 5,7,11,13", .n_in = 2,
+        const struct op_test t = { .types = "F32 F16 BF16", .shapes = "128,2,2,2 5,7,11,13", .n_in = 2,
             .build = build_glu_split, .ref = ref_glu, .p = &p, .tag = tagf("oai=%d", i), .max_nmse = 1e-7,
             .in = { { .lo = -150, .hi = 150 }, { .lo = -150, .hi = 150 } } };
         op_test_run(&t);
@@ -490,7 +507,7 @@ TEST(leaky_relu) { // >>op:leaky_relu
         const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,5,4,3 257,3 0", .n_in = 1,
             .build = build_leaky, .inplace = build_leaky_inplace, .ref = ref_leaky, .p = &slopes[i],
             .tag = tagf("%g", slopes[i]), .max_nmse = 1e-7, .in = { { .lo = -10, .hi = 10,
-            .layouts = LAYOUT_OFFSET } } };
+            .layouts = i == 0 ? LAYOUT_ANY : LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
 }
@@ -512,5 +529,8 @@ TEST(silu_back) { // >>op:silu_back
         { .lo = -8, .hi = 8, .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
     t.types = "F32", t.in[1].lo = -150, t.in[1].hi = 150, t.tag = "wide";
+    op_test_run(&t);
+    t.types = "F32 F16 BF16 F16,F32>F16", t.shapes = "10,5,4,3", t.in[1].lo = -8, t.in[1].hi = 8, t.tag = "any";
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_ANY & ~LAYOUT_OFFSET;
     op_test_run(&t);
 }

@@ -341,6 +341,11 @@ TEST(mul_mat_id) {
     mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
         "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
     mul_mat_id_cases(few, "256,3,4|256,1,0|2,0 0,3,4|0,1,2|2,2", "empty", fill_experts);
+    // activations of 16 bits, and in the blocks that go with the weights
+    mul_mat_id_cases("F32,F16,I32>F32 F16,F16,I32>F32 BF16,BF16,I32>F32 F16,BF16,I32>F32 Q4_0,F16,I32>F32 Q4_K,BF16,I32>F32 "
+                     "Q4_0,Q8_0,I32>F32 Q8_0,Q8_0,I32>F32 IQ4_NL,Q8_0,I32>F32 MXFP4,Q8_0,I32>F32 Q4_1,Q8_1,I32>F32 "
+                     "Q5_1,Q8_1,I32>F32 Q2_K,Q8_K,I32>F32 Q4_K,Q8_K,I32>F32 Q6_K,Q8_K,I32>F32 IQ3_S,Q8_K,I32>F32",
+        "256,9,8|256,2,1|4,1 512,17,4|512,2,17|4,17", "b", fill_experts);
     if (test_full()) {
         mul_mat_id_cases(types, "256,512,8|256,1,129|4,129 256,512,4|256,2,32|2,32", "distinct", fill_distinct_experts);
         mul_mat_id_cases("MXFP4,F32,I32>F32", "2880,2880,8|2880,1,4|2,4", "distinct", fill_distinct_experts);
@@ -373,6 +378,13 @@ TEST(out_prod) {
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
     t.types = types, t.shapes = "256,5|3,5 512,16,2|2,16,2";
     t.in[0].layouts = 0, t.in[1].layouts = LAYOUT_TRANSPOSED;
+    op_test_run(&t);
+    t.types = "F16>F32 BF16>F32 F16,F32>F32 F32,F16>F32 BF16,F32>F32 F32,BF16>F32 F16,BF16>F32";
+    t.shapes = "7,5,2,1|3,5,4,2 257,33|19,33";
+    t.in[0].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED, t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED;
+    op_test_run(&t);
+    t.types = "Q4_0,F16>F32 Q6_K,BF16>F32 IQ2_S,F16>F32", t.shapes = "256,5,1,2|3,5,2,2";
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);
 }
 

@@ -141,6 +141,10 @@ TEST(group_norm) { // >>op:group_norm; channels need not divide
             .tag = tagf("groups=%d", all[i].n_groups), .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
     }
+    const struct op_test rows = { .types = "F32 F16 BF16", .shapes = "5,3,10,3 9,9,8 0,3,4 3,0,4 3,2,0 3,2,4,0", .n_in = 1,
+        .build = build_group_norm, .inplace = build_group_norm_inplace, .ref = ref_group_norm, .p = &all[1], .tag = "rows",
+        .max_nmse = 1e-7, .in = { { .layouts = LAYOUT_ROWS } } };
+    op_test_run(&rows);
     const struct op_test long_rows = { .types = "F32 F16 BF16", .shapes = "50,40,40,2", .n_in = 1, .build = build_group_norm,
         .inplace = build_group_norm_inplace, .ref = ref_group_norm, .p = &all[1], .tag = "long", .max_nmse = 1e-7, .in = { { 0 } } };
     op_test_run(&long_rows);
@@ -212,6 +216,10 @@ TEST(cumsum) { // >>op:cumsum
     op_test_run(&t);
     t.shapes = "242004", t.tag = "long";
     op_test_run(&t);
+    t.types = "F32 F16 BF16", t.shapes = "10,5,4,3 257,2 2048,3", t.tag = "any", t.in[0].layouts = LAYOUT_ANY;
+    op_test_run(&t);
+    t.types = "F16 BF16", t.shapes = "20481,2", t.tag = "long", t.in[0].layouts = 0;
+    op_test_run(&t);
 }
 
 static void ref_argmax(const struct op_case * c) { // the last of equal ones
@@ -245,6 +253,9 @@ TEST(argmax) { // >>op:argmax
     t.shapes = "1 33,9 257,3 70001", t.in[0].fill = fill_ties, t.tag = "ties";
     op_test_run(&t);
     t.in[0].fill = fill_minus_inf, t.tag = "all-inf";
+    op_test_run(&t);
+    t.types = "F32>I32 F16>I32 BF16>I32", t.shapes = "1 32,3 100,13 1025,3", t.in[0].fill = fill_distinct, t.tag = "rows";
+    t.in[0].layouts = LAYOUT_ROWS;
     op_test_run(&t);
 }
 
@@ -315,6 +326,8 @@ TEST(argsort) { // >>op:argsort
             "2,8,819 2049,3 4096,2 0,3", .n_in = 1,
             .build = build_argsort, .ref = ref_argsort, .p = &order, .tag = order ? "desc" : "asc",
             .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
+        op_test_run(&t);
+        t.shapes = "8,3 16,5,3,2 257,2,3 1025,2,2 3,0", t.in[0].layouts = LAYOUT_ANY & ~LAYOUT_OFFSET;
         op_test_run(&t);
         t.shapes = test_full() ? "16384 65535 1048576" : "16384 100003", t.in[0].layouts = 0;
         op_test_run(&t);
@@ -399,6 +412,10 @@ TEST(top_k) { // >>op:top_k
             .build = build_top_k, .ref = ref_top_k_shape, .judge = judge_top_k, .p = &ks[i], .tag = tagf("k=%d", ks[i]),
             .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
+        t.shapes = i < 4 ? "101,4,3,2 1030,2 3001,2 128,0,2 128,2,0" : "1030,2 3001,2 400,0";
+        t.in[0].layouts = LAYOUT_ANY & ~LAYOUT_OFFSET;
+        op_test_run(&t);
+        t.in[0].layouts = LAYOUT_OFFSET;
         t.in[0].fill = fill_ties, t.shapes = i < 4 ? "100 128,9 3000,3" : "3000,3", t.tag = tagf("k=%d-ties", ks[i]);
         op_test_run(&t);
         t.build = build_argsort_top_k, t.aliases = true, t.tag = tagf("k=%d-sorted", ks[i]);
@@ -440,10 +457,12 @@ static struct gcuda_tensor * build_cross_entropy(struct gcuda_context * ctx, str
     return gcuda_cross_entropy_loss(ctx, in[0], in[1]);
 }
 TEST(cross_entropy_loss) { // >>op:cross_entropy_loss
-    const struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000 70001,2", .n_in = 2,
+    struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000 70001,2 0,3 5,0", .n_in = 2,
         .build = build_cross_entropy, .ref = ref_cross_entropy, .max_nmse = 1e-7,
         .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels,
         .layouts = LAYOUT_OFFSET } } };
+    op_test_run(&t);
+    t.types = "F16>F32 BF16>F32 F16,F32>F32 F32,BF16>F32", t.shapes = "2 10,5,4,3 257,3 30000";
     op_test_run(&t);
 }
 
@@ -465,11 +484,13 @@ static struct gcuda_tensor * build_cross_entropy_back(struct gcuda_context * ctx
     return gcuda_cross_entropy_loss_back(ctx, in[0], in[1], in[2]);
 }
 TEST(cross_entropy_loss_back) { // >>op:cross_entropy_loss_back
-    const struct op_test t = { .types = "F32", .shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3 1|30000|30000 "
-        "1|70001,2|70001,2", .n_in = 3,
+    struct op_test t = { .types = "F32", .shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3 1|30000|30000 "
+        "1|70001,2|70001,2 1|0,3|0,3 1|5,0|5,0", .n_in = 3,
         .build = build_cross_entropy_back, .ref = ref_cross_entropy_back, .max_nmse = 1e-7,
         .in = { { .lo = 0.5, .hi = 2 }, { .lo = -20, .hi = 20, .layouts = LAYOUT_OFFSET },
         { .fill = fill_labels, .layouts = LAYOUT_OFFSET } } };
+    op_test_run(&t);
+    t.types = "F32,F16>F16 F32,BF16>BF16 F32,F16,F32>F16 F32,F32,BF16>F32", t.shapes = "1|2|2 1|10,5,4,3|10,5,4,3 1|257,3|257,3";
     op_test_run(&t);
 }
 
@@ -498,7 +519,8 @@ static struct gcuda_tensor * build_adamw(struct gcuda_context * ctx, struct gcud
 TEST(opt_step_adamw) { // >>op:opt_step_adamw; a, m and v change
     const struct op_in unit = { .lo = 0, .hi = 1 };
     const struct op_test t = { .types = "F32", .n_in = 5, .build = build_adamw, .ref = ref_adamw, .max_nmse = 1e-7,
-        .aliases = true, .shapes = "1|1|1|1|7 10,5,4,3|10,5,4,3|10,5,4,3|10,5,4,3|7 257,3|257,3|257,3|257,3|7",
+        .aliases = true, .shapes = "1|1|1|1|7 10,5,4,3|10,5,4,3|10,5,4,3|10,5,4,3|7 257,3|257,3|257,3|257,3|7 "
+        "0,3|0,3|0,3|0,3|7 5,0|5,0|5,0|5,0|7",
         .in = { { .lo = 0, .hi = 1, .is_param = true }, unit, unit, unit, { .fill = fill_adamw } } };
     op_test_run(&t);
 }
@@ -520,7 +542,7 @@ static struct gcuda_tensor * build_sgd(struct gcuda_context * ctx, struct gcuda_
 }
 TEST(opt_step_sgd) { // >>op:opt_step_sgd
     const struct op_test t = { .types = "F32", .n_in = 3, .build = build_sgd, .ref = ref_sgd, .max_nmse = 1e-7,
-        .aliases = true, .shapes = "1|1|2 10,5,4,3|10,5,4,3|2 257,3|257,3|2",
+        .aliases = true, .shapes = "1|1|2 10,5,4,3|10,5,4,3|2 257,3|257,3|2 0,3|0,3|2 5,0|5,0|2",
         .in = { { .lo = 0, .hi = 1, .is_param = true }, { 0 }, { .fill = fill_sgd } } };
     op_test_run(&t);
 }

@@ -164,6 +164,8 @@ TEST(ssm_conv) {
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
     op_test_run(&t);
     t.types = "F32";
+    t.shapes = "3,5,2|4,5 4,0,2|2,0 4,3,0|2,3"; // no tokens, channels, sequences
+    op_test_run(&t);
     if (test_full()) {
         t.shapes = "4,1024,1|4,1024 8,1536,4|4,1536 18,2048,4|9,2048 67,1024,4|4,1024";
         t.in[0].layouts = t.in[1].layouts = 0;
@@ -352,6 +354,21 @@ static void recurrence_types(struct op_test * t, int n_in, int small) {
     op_test_run(t);
 }
 
+// No tokens: the states stay as they are. No heads: nothing at all.
+static void recurrence_empty(struct op_test * t, int n_in, int small) {
+    static const int heads[] = { 3, 0 }, tokens[] = { 0, 4 };
+    for (int i = 0; i < 2; ++i) {
+        char shape[256];
+        int used = 0;
+        for (int k = 0; k < n_in - 1; ++k) {
+            used += snprintf(shape + used, sizeof shape - (size_t) used, "20,%d,%d|", heads[i], k == small ? 1 : tokens[i]);
+        }
+        snprintf(shape + used, sizeof shape - (size_t) used, "%d,2", 20 * 20 * heads[i]);
+        t->types = "F32", t->shapes = shape, t->n_in = n_in, t->max_nmse = 1e-7;
+        op_test_run(t);
+    }
+}
+
 TEST(rwkv_wkv6) {
     struct op_test t;
     memset(&t, 0, sizeof t);
@@ -359,6 +376,7 @@ TEST(rwkv_wkv6) {
     t.in[4].lo = 0.2, t.in[4].hi = 0.999;
     recurrence_cases(&t, 6, 3);
     recurrence_types(&t, 6, 3);
+    recurrence_empty(&t, 6, 3);
 }
 
 TEST(gated_linear_attn) {
@@ -369,6 +387,7 @@ TEST(gated_linear_attn) {
     t.in[3].lo = 0.2, t.in[3].hi = 0.999;
     recurrence_cases(&t, 5, -1);
     recurrence_types(&t, 5, -1);
+    recurrence_empty(&t, 5, -1);
 }
 
 TEST(rwkv_wkv7) {
@@ -379,6 +398,7 @@ TEST(rwkv_wkv7) {
     t.in[4].fill = t.in[5].fill = fill_unit_rows;
     recurrence_cases(&t, 7, -1);
     recurrence_types(&t, 7, -1);
+    recurrence_empty(&t, 7, -1);
 }
 
 // ---------------------------------------------------------------------------------------------------- solve_tri
@@ -409,6 +429,12 @@ TEST(solve_tri) {
     }
     t.in[0].lo = 0.1, t.in[0].hi = 1.0, t.in[0].fill = fill_lower;
     t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
+    op_test_run(&t);
+    t.types = "F32 F16,F32>F32 F32,BF16>F32 BF16,F16>F32", t.shapes = "7,7,3,2|5,7,3,2 40,40,2|33,40,2", t.tag = "rows";
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_ROWS;
+    op_test_run(&t);
+    t.types = "F32", t.shapes = "0,0|3,0 4,4|0,4 4,4,0|3,4,0", t.tag = "empty";
+    t.in[0].layouts = t.in[1].layouts = 0;
     op_test_run(&t);
 }
 

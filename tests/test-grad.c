@@ -24,6 +24,8 @@ struct grad_case {
 
 struct grad_run {
     const struct grad_case * g;
+    enum gcuda_type types[MAX_IN];
+    bool is_coarse; // some type has so few digits that values are whole 64ths: those, and steps of 32nds, are exact
     struct gcuda_context * ctx;
     struct gcuda_backend * backend;
     struct gcuda_backend_buffer * buffer;
@@ -35,7 +37,8 @@ struct grad_run {
 };
 
 // ---------------------------------------------------------------------------------------------------- one case
-static bool grad_make(struct grad_run * r, struct gcuda_backend * backend, const struct grad_case * g) {
+// types: of the sources; NULL: all F32
+static bool grad_make(struct grad_run * r, struct gcuda_backend * backend, const struct grad_case * g, const enum gcuda_type * types) {
     const struct gcuda_init_params params = { 4u << 20, NULL, true };
     memset(r, 0, sizeof *r);
     r->g = g;
@@ -45,7 +48,9 @@ static bool grad_make(struct grad_run * r, struct gcuda_backend * backend, const
     for (int k = 0; k < g->n_in; ++k) {
         const bool is_index = g->n_rows_indexed > 0 && k == g->n_in - 1;
         const int64_t * ne = g->ne[k];
-        r->in[k] = gcuda_new_tensor_4d(r->ctx, is_index ? GCUDA_TYPE_I32 : GCUDA_TYPE_F32, ne[0], ne[1], ne[2], ne[3]);
+        r->types[k] = is_index ? GCUDA_TYPE_I32 : types != NULL ? types[k] : GCUDA_TYPE_F32;
+        r->is_coarse = r->is_coarse || (r->types[k] != GCUDA_TYPE_F32 && !is_index);
+        r->in[k] = gcuda_new_tensor_4d(r->ctx, r->types[k], ne[0], ne[1], ne[2], ne[3]);
         if (k < g->n_params) { gcuda_set_param(r->in[k]); }
     }
     r->y = g->build(r->ctx, r->in);
@@ -61,6 +66,41 @@ static bool grad_make(struct grad_run * r, struct gcuda_backend * backend, const
            gcuda_build_forward_expand(r->both, r->loss) == GCUDA_STATUS_SUCCESS;
 }
 
+static bool grad_write(struct grad_run * r, int k, int64_t i, float x) {
+    uint16_t half = 0;
+    switch (r->types[k]) {
+        case GCUDA_TYPE_F16: half = gcuda_fp32_to_fp16(x); break;
+        case GCUDA_TYPE_BF16: half = gcuda_fp32_to_bf16(x).bits; break;
+        default: return CHECK_OK(gcuda_backend_tensor_set(r->in[k], &x, (size_t) i * 4, 4));
+    }
+    return CHECK_OK(gcuda_backend_tensor_set(r->in[k], &half, (size_t) i * 2, 2));
+}
+
+static float grad_read(struct grad_run * r, int k, int64_t i) {
+    uint16_t half = 0;
+    float x = 0.0f;
+    if (r->types[k] == GCUDA_TYPE_F32) {
+        CHECK_OK(gcuda_backend_tensor_get(r->in[k], &x, (size_t) i * 4, 4));
+        return x;
+    }
+    CHECK_OK(gcuda_backend_tensor_get(r->in[k], &half, (size_t) i * 2, 2));
+    gcuda_get_type_traits(r->types[k])->to_float(&half, &x, 1);
+    return x;
+}
+
+static void grad_write_blocks(struct grad_run * r, int k, struct rng * rng) {
+    const int64_t n = gcuda_nelements(r->in[k]);
+    float * x = (float *) malloc(sizeof(float) * (size_t) n);
+    char * blocks = (char *) malloc(gcuda_nbytes(r->in[k]));
+    for (int64_t i = 0; x != NULL && i < n; ++i) { x[i] = (float) rng_between(rng, r->g->lo, r->g->hi); }
+    if (x != NULL && blocks != NULL) {
+        gcuda_get_type_traits(r->types[k])->from_float_ref(x, blocks, n);
+        CHECK_OK(gcuda_backend_tensor_set(r->in[k], blocks, 0, gcuda_nbytes(r->in[k])));
+    }
+    free(blocks);
+    free(x);
+}
+
 static bool grad_fill(struct grad_run * r) {
     struct rng rng = rng_for(r->g->name);
     const int64_t n_y = gcuda_nelements(r->y);
@@ -71,13 +111,20 @@ static bool grad_fill(struct grad_run * r) {
     for (int k = 0; k < r->g->n_in; ++k) {
         const int64_t n = gcuda_nelements(r->in[k]);
         const int64_t first = rng_below(&rng, n);
+        if (gcuda_is_quantized(r->types[k])) {
+            grad_write_blocks(r, k, &rng);
+            continue;
+        }
         for (int64_t i = 0; i < n; ++i) {
             const double place = (double) ((first + i * 37) % n) / (double) n; // a permutation: n has no factor 37
-            const double drawn = rng_between(&rng, r->g->lo, r->g->hi);
+            const double any = rng_between(&rng, r->g->lo, r->g->hi), drawn = r->is_coarse ? floor(any * 64.0) / 64.0 : any;
             const float v = (float) (r->g->n_rows_indexed < 0 ? r->g->lo + place * (r->g->hi - r->g->lo) : drawn);
             const int32_t row = (int32_t) rng_below(&rng, r->g->n_rows_indexed);
-            const void * p = r->in[k]->type == GCUDA_TYPE_I32 ? (const void *) &row : (const void *) &v;
-            CHECK_OK(gcuda_backend_tensor_set(r->in[k], p, (size_t) i * 4, 4));
+            if (r->types[k] == GCUDA_TYPE_I32) {
+                CHECK_OK(gcuda_backend_tensor_set(r->in[k], &row, (size_t) i * 4, 4));
+            } else {
+                grad_write(r, k, i, v);
+            }
         }
     }
     for (int64_t i = 0; i < n_y; ++i) { r->w_data[i] = (float) rng_between(&rng, 0.5, 1.5); }
@@ -96,19 +143,18 @@ static double grad_value(struct grad_run * r, int k, int64_t i, float x, double 
     const float moved = (float) ((double) x + step);
     const int64_t n_y = gcuda_nelements(r->y);
     double sum = 0.0;
-    CHECK_OK(gcuda_backend_tensor_set(r->in[k], &moved, (size_t) i * 4, 4));
+    grad_write(r, k, i, moved);
     CHECK_OK(gcuda_backend_graph_compute(r->backend, r->forward));
     CHECK_OK(gcuda_backend_tensor_get(r->y, r->y_data, 0, sizeof(float) * (size_t) n_y));
-    CHECK_OK(gcuda_backend_tensor_set(r->in[k], &x, (size_t) i * 4, 4));
+    grad_write(r, k, i, x);
     for (int64_t j = 0; j < n_y; ++j) { sum += (double) r->y_data[j] * (double) r->w_data[j]; }
     return sum;
 }
 
 static double grad_numeric(struct grad_run * r, int k, int64_t i) {
-    float x;
-    CHECK_OK(gcuda_backend_tensor_get(r->in[k], &x, (size_t) i * 4, 4));
+    const float x = grad_read(r, k, i);
     // powers of two: x + step is then exact for most x, and the divisor is what was really stepped
-    const double h = r->g->h > 0.0 ? r->g->h : 0.0078125;
+    const double h = r->g->h > 0.0 ? r->g->h : r->is_coarse ? 0.03125 : 0.0078125;
     const double near_diff = grad_value(r, k, i, x, h) - grad_value(r, k, i, x, -h);
     const double far_diff = grad_value(r, k, i, x, 2.0 * h) - grad_value(r, k, i, x, -2.0 * h);
     return (8.0 * near_diff - far_diff) / (12.0 * h);
@@ -144,12 +190,16 @@ static void grad_compare(struct grad_run * r, int k) {
     free(b);
 }
 
-static void grad_case_run(struct gcuda_backend * backend, const char * test, const struct grad_case * g) {
+static void grad_case_run(
+    struct gcuda_backend * backend, const char * test, const struct grad_case * g, const enum gcuda_type * types) {
     char name[128];
     struct grad_run r;
     snprintf(name, sizeof name, "%s/%s", test, g->name);
+    for (int k = 0; types != NULL && k < g->n_in; ++k) {
+        snprintf(name + strlen(name), sizeof name - strlen(name), "%c%s", k == 0 ? '/' : ',', gcuda_type_name(types[k]));
+    }
     if (!test_case_begin(name)) { return; }
-    const bool is_made = grad_make(&r, backend, g);
+    const bool is_made = grad_make(&r, backend, g, types);
     CHECK_MSG(is_made, "not built: %s", gcuda_last_error());
     if (is_made && CHECK_OK(gcuda_build_backward_expand(r.ctx, r.both, NULL)) && grad_fill(&r)) {
         CHECK_OK(gcuda_graph_reset(r.both));
@@ -163,7 +213,7 @@ static void grad_case_run(struct gcuda_backend * backend, const char * test, con
 static void grad_cases_run(const char * test, const struct grad_case * cases, size_t n) {
     struct gcuda_backend * backend = gcuda_backend_cpu_init();
     CHECK(backend != NULL);
-    for (size_t i = 0; backend != NULL && i < n; ++i) { grad_case_run(backend, test, &cases[i]); }
+    for (size_t i = 0; backend != NULL && i < n; ++i) { grad_case_run(backend, test, &cases[i], NULL); }
     gcuda_backend_free(backend);
 }
 
@@ -451,6 +501,56 @@ TEST(grad_networks) {
     RUN_CASES("grad_networks", cases);
 }
 
+// Sources of other types. Results are in F32, or their rounding would hide the steps.
+static struct gcuda_tensor * grad_exact(struct gcuda_tensor * y) {
+    if (y != NULL) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
+    return y;
+}
+BUILD(mul_mat_exact, grad_exact(gcuda_mul_mat(ctx, in[0], in[1])))
+BUILD(mul_mat_weights, grad_exact(gcuda_mul_mat(ctx, in[1], in[0])))
+BUILD(square_cast, gcuda_sqr(ctx, gcuda_cast(ctx, in[0], GCUDA_TYPE_F32)))
+BUILD(add_cast, gcuda_add_cast(ctx, in[0], in[1], GCUDA_TYPE_F32))
+BUILD(cpy_to, gcuda_cpy(ctx, in[0], in[1]))
+
+TEST(grad_types) {
+    const enum gcuda_type F32 = GCUDA_TYPE_F32, F16 = GCUDA_TYPE_F16, BF16 = GCUDA_TYPE_BF16;
+    static const struct grad_case product = { "mul_mat", build_mul_mat_exact, 2, 2, { { 7, 5, 2, 1 }, { 7, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
+        shared = { "mul_mat/grouped", build_mul_mat_exact, 2, 2, { { 4, 3, 1, 1 }, { 4, 2, 3, 2 } }, -1, 1, 0, 0, 0 },
+        rows = { "get_rows", build_get_rows, 2, 1, { { 5, 7, 1, 1 }, { 9, 1, 1, 1 } }, -1, 1, 0, 0, 7 },
+        factor = { "mul/row", build_mul, 2, 2, { SHAPE, { 5, 1, 1, 1 } }, 0.5, 1, 1e-3, 0, 0 },
+        summand = { "add/row", build_add, 2, 2, { SHAPE, { 5, 1, 1, 1 } }, 0.5, 1, 1e-3, 0, 0 },
+        divisor = { "div/half", build_div, 2, 2, { SHAPE, { 5, 2, 3, 1 } }, 0.5, 1, 1e-3, 0, 0 },
+        region = { "acc", build_acc, 2, 2, { SHAPE, { 4, 3, 2, 1 } }, -1, 1, 0, 0, 0 },
+        square = { "square_cast", build_square_cast, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        sum = { "add_cast", build_add_cast, 2, 2, { SHAPE, SHAPE }, -1, 1, 0, 0, 0 },
+        copy = { "cpy", build_cpy_to, 2, 1, { SHAPE, { 20, 6, 1, 1 } }, -1, 1, 0, 0, 0 },
+        mean = { "mean", build_mean, 1, 1, { SHAPE }, -1, 1, 0, 0, 0 },
+        entropy = { "cross_entropy", build_cross_entropy, 2, 1, { { 10, 3, 2, 1 }, { 10, 3, 2, 1 } }, -3, 3, 0, 0.25, 0 },
+        columns = { "im2col/2d", build_im2col_2d, 2, 1, { { 7, 6, 2, 2 }, { 3, 2, 2, 1 } }, -1, 1, 0, 0, 0 },
+        pool = { "pool_avg", build_pool_avg, 1, 1, { { 7, 6, 2, 2 } }, -1, 1, 0, 0, 0 },
+        blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 64, 3, 1, 1 }, { 64, 5, 1, 1 } }, -1, 1, 0, 0, 0 },
+        super_blocks = { "mul_mat/weights", build_mul_mat_weights, 2, 1, { { 256, 2, 2, 1 }, { 256, 3, 1, 1 } }, -1, 1, 0, 0, 0 };
+    const struct { const struct grad_case * g; enum gcuda_type types[MAX_IN]; } cases[] = {
+        { &product, { F16, F32 } }, { &product, { BF16, F32 } }, { &product, { F16, F16 } }, { &product, { BF16, BF16 } },
+        { &shared, { F16, F32 } }, { &shared, { BF16, F32 } }, { &rows, { F16, F32 } }, { &rows, { BF16, F32 } },
+        { &factor, { F32, F16 } }, { &factor, { F32, BF16 } }, { &summand, { F32, F16 } }, { &summand, { F32, BF16 } },
+        { &divisor, { F32, F16 } }, { &divisor, { F32, BF16 } }, { &region, { F32, F16 } }, { &region, { F32, BF16 } },
+        { &square, { F16 } }, { &square, { BF16 } }, { &sum, { F16, F32 } }, { &sum, { BF16, F32 } },
+        { &copy, { F16, F32 } }, { &copy, { BF16, F32 } }, { &mean, { F16 } }, { &mean, { BF16 } },
+        { &entropy, { F16, F32 } }, { &entropy, { BF16, F32 } }, { &columns, { F16, F32 } }, { &columns, { BF16, F32 } },
+        { &pool, { F16 } }, { &pool, { BF16 } },
+        { &blocks, { F32, GCUDA_TYPE_Q4_0 } }, { &blocks, { F32, GCUDA_TYPE_Q5_1 } }, { &blocks, { F32, GCUDA_TYPE_Q8_0 } },
+        { &blocks, { F32, GCUDA_TYPE_MXFP4 } }, { &super_blocks, { F32, GCUDA_TYPE_Q4_K } },
+        { &super_blocks, { F32, GCUDA_TYPE_Q6_K } }, { &super_blocks, { F16, GCUDA_TYPE_Q3_K } },
+    };
+    struct gcuda_backend * backend = gcuda_backend_cpu_init();
+    CHECK(backend != NULL);
+    for (size_t i = 0; backend != NULL && i < sizeof cases / sizeof cases[0]; ++i) {
+        grad_case_run(backend, "grad_types", cases[i].g, cases[i].types);
+    }
+    gcuda_backend_free(backend);
+}
+
 // ---------------------------------------------------------------------------------------------------- refusals
 BUILD(no_upscale, gcuda_upscale(ctx, in[0], 2, GCUDA_SCALE_MODE_NEAREST))
 BUILD(no_cumsum, gcuda_cumsum(ctx, in[0]))
@@ -475,7 +575,7 @@ TEST(no_derivative_is_an_error_that_names_the_operation) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         const struct grad_case g = { cases[i].op, cases[i].build, 1, 1, { { 8, 4, 2, 1 } }, 0, 1, 0, 0, 0 };
         struct grad_run r;
-        CHECK_MSG(grad_make(&r, backend, &g), "%s: %s", cases[i].op, gcuda_last_error());
+        CHECK_MSG(grad_make(&r, backend, &g, NULL), "%s: %s", cases[i].op, gcuda_last_error());
         const gcuda_status st = r.both != NULL ? gcuda_build_backward_expand(r.ctx, r.both, NULL) : GCUDA_STATUS_FAILED;
         CHECK_MSG(st != GCUDA_STATUS_SUCCESS, "%s has no derivative, but a backward graph was built", cases[i].op);
         CHECK_HAS(gcuda_last_error(), cases[i].op);
