@@ -3367,8 +3367,8 @@ static __global__ void k_loss_partials(const gcuda_cross_entropy_args p, int64_t
 
 static int64_t n_losses(const gcuda_array & x) { return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS; }
 
-static bool loss_is_wide(const gcuda_cross_entropy_args & p) {
-    return p.logits.type == p.labels.type && is_float(p.logits.type) && is_wide(p.logits) && is_wide(p.labels);
+static bool loss_is_wide(const gcuda_cross_entropy_args & p) { // without elements ln 0 would meet labels that sum to 0
+    return p.logits.ne[0] > 0 && p.logits.type == p.labels.type && is_float(p.logits.type) && is_wide(p.logits) && is_wide(p.labels);
 }
 
 size_t gcuda_cross_entropy_loss_scratch_bytes(const gcuda_cross_entropy_args * args) {

@@ -793,11 +793,14 @@ TEST(roll) { // >>op:roll
     static const int shifts[][4] = { { 0, 0, 0, 0 }, { 3, 0, 0, 0 }, { -4, 1, 0, 0 }, { 1, -2, 2, -1 },
         { 0, 3, -1, 1 } };
     for (int i = 0; i < 5; ++i) {
-        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3 1501,5,4,3 1504,5,3,2 0,3 10,0,3", .n_in = 1, .build = build_roll,
+        const struct op_test t = { .types = PLAIN_TYPES, .shapes = "10,4,3,2 257,5,4,3 1501,5,4,3 1504,5,3,2", .n_in = 1, .build = build_roll,
             .ref = ref_roll, .p = shifts[i], .tag = tagf("shift=%d", i),
             .in = { { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
         op_test_run(&t);
     }
+    const struct op_test empty = { .types = "F32 I8", .shapes = "10,0,3 10,4,0", .n_in = 1, .build = build_roll, .ref = ref_roll,
+        .p = shifts[1], .tag = "empty", .in = { { 0 } } };
+    op_test_run(&empty);
 }
 
 // =====================================================================================================================
