@@ -3648,20 +3648,27 @@ int cublasGetVersion_v2(void * handle, int * version) {
 // >>tests   sim.h
 // =====================================================================================================
 
-static long count_leaks(state & s, bool print) {
-    long n[N_MEMORY_KINDS] = { 0 }, total = 0;
+struct alive {
+    long n;
+    const char * what;
+};
+
+static std::array<alive, 16> all_alive(state & s) {
+    long n[N_MEMORY_KINDS] = { 0 };
     for (const auto & m : s.memories) { n[m.second.kind]++; }
-    const struct {
-        long n;
-        const char * what;
-    } all[] = { { n[ON_DEVICE], "device memory" }, { n[PAGE_LOCKED], "page-locked memory" },
+    return { { { n[ON_DEVICE], "device memory" }, { n[PAGE_LOCKED], "page-locked memory" },
         { n[REGISTERED], "registered memory" }, { n[MAPPED], "mappings" }, { n[EXTERNAL], "buffers of external memory" },
         { (long) s.stores.size(), "memory handles" }, { (long) s.ranges.size(), "ranges of addresses" },
         { (long) s.external_memories.size(), "external memories" },
         { (long) s.external_semaphores.size(), "external semaphores" }, { (long) s.streams.size(), "streams" },
         { (long) s.events.size(), "events" }, { (long) s.cublas.size(), "cuBLAS handles" },
         { (long) s.contexts.size(), "contexts" }, { (long) s.graphs.size(), "graphs" },
-        { (long) s.graph_execs.size(), "executable graphs" }, { (long) s.captures.size(), "captures" } };
+        { (long) s.graph_execs.size(), "executable graphs" }, { (long) s.captures.size(), "captures" } } };
+}
+
+static long count_leaks(state & s, bool print) {
+    const std::array<alive, 16> all = all_alive(s);
+    long total = 0;
     for (const auto & a : all) { total += a.n; }
     if (total == 0 || !print) { return total; }
     fprintf(stderr, "simulated device: alive:");
@@ -3817,6 +3824,14 @@ long sim_retained(void) {
 long sim_leaks(void) {
     const guard held(the().lock);
     return count_leaks(the(), true);
+}
+
+long sim_alive(const char * what) {
+    const guard held(the().lock);
+    for (const alive & a : all_alive(the())) {
+        if (strcmp(a.what, what) == 0) { return a.n; }
+    }
+    return -1;
 }
 
 long sim_violations(void) {

@@ -61,6 +61,7 @@ uint64_t sim_semaphore_value(int fd);
 
 long sim_retained(void);   // primary contexts held by cuDevicePrimaryCtxRetain; a library may hold them until it ends
 long sim_leaks(void);      // objects alive: device and host memory, registrations, streams, events, handles; printed
+long sim_alive(const char * what); // of those, the ones that sim_leaks calls by that name, for example "events"; -1: unknown
 long sim_violations(void); // wrong use found since sim_reset (divergent barriers, dead handles); printed when found
 
 #ifdef __cplusplus
