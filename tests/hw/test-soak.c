@@ -594,7 +594,10 @@ static void soak_for(double length, struct fault * host) {
     }
     struct gcuda_cuda_plan_stats p;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(k.cuda, &p));
-    CHECK(p.n_evicted > 0 && p.n_reused > 0 && p.n_updated > 0 && p.n_captures > 0 && p.n_graph_launches > 0 && k.n_compared > 0);
+    CHECK(p.n_made > 0 && p.n_captures > 0 && p.n_graph_launches > 0 && k.n_compared > 0);
+    if (k.n_runs >= 1000) { // what is drawn must have met these by then
+        CHECK(p.n_evicted > 0 && p.n_reused > 0 && p.n_updated > 0);
+    }
     tell("end after ", seconds() - begin, &k, now, loaded);
     printf("  %llu results compared with the CPU, nmse at most %.2g; plans made %llu, reused %llu, updated %llu, evicted %llu; "
            "captures %llu, graph launches %llu\n", (unsigned long long) k.n_compared, k.worst, (unsigned long long) p.n_made,
