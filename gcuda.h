@@ -3756,8 +3756,8 @@ GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
 // kernel that knows how to wait may start while the kernel before it ends. With WEIGHTS, products also read weights before
 // that, and gcuda_launch_norm_mul its w and b, so no kernel of the series may write them. The first launch of a series comes behind
 // all that was there before. Only where gcuda_has_overlap says that the current device and what was compiled for it can do that.
-// Where one launcher has two launches over long rows (norms, soft_max, cumsum), or three over segments of tokens (ssm_scan), there
-// each always starts as the one before it ends; a captured graph has such edges.
+// Where one launcher has two launches over long rows (norms, soft_max, cumsum), three over segments of tokens (ssm_scan), or a product
+// behind the copy of an image (conv_2d), there each always starts as the one before it ends; a captured graph has such edges.
 enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEIGHTS };
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it

@@ -6428,6 +6428,7 @@ static inline __device__ void d_pack_w(const gcuda_conv_args & p, const d_packed
 template <typename TX>
 static __global__ void __launch_bounds__(256) k_conv_pack(const gcuda_conv_args p, const d_packed q, int64_t n_w, int64_t n_parts, int64_t n_x) {
     alignas(16) __shared__ char shared[PACK_HALFS * 2 + PACK_HALFS / 8 * 4];
+    d_start_next();
     FOR_ROWS(b, n_w + n_x) {
         if (b < n_w) {
             d_pack_w(p, q, b, n_parts, (__half *) shared);
@@ -6515,7 +6516,11 @@ template <typename TX> static gcuda_status conv_2d_packed(const gcuda_conv_args 
     if (is_packed_product(p) && fits_shared(PACKED_SHARED, p.max_shared) && gcuda_has_warp_groups()) {
         const gcuda_mul_mat_args product = packed_product_of(p, q.x);
         st = launch(k_conv_pack<TX>, n_blocks, 256, stream, p, q, (int64_t) 0, n_parts, n_blocks);
+        gcuda_launch_series * series = gcuda_thread_launches();
+        const gcuda_overlap overlap = series->overlap;
+        series->overlap = GCUDA_OVERLAP_LAUNCH; // it begins while the copy ends
         st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_mul_mat_wg(&product, q.x + packed_x_bytes(p, q), stream) : st;
+        series->overlap = overlap;
         if (st != GCUDA_STATUS_UNSUPPORTED) {
             return st;
         }
@@ -14319,6 +14324,7 @@ template <typename T, int TN> static __global__ void D_WG_CLUSTER __launch_bound
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     d_cluster_sync();
+    d_wait_before();
     if (thread < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (thread == 0) { d_wg_gemm_fetch<TN>(p, a, b, stages, full, empty, rank); }
@@ -14629,7 +14635,8 @@ template <typename T, int TN> static gcuda_status launch_wg_gemm(
     const int64_t n_clusters = n_multiprocessors() / 2, n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
     d_wg_map a, b;
     return wg_map_of(args.a, WG_ROWS, &a) && wg_map_of(args.b, TN / 2, &b)
-               ? launch_shared(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream, p, a, b)
+               ? launch_overlapped(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream,
+                     p, a, b)
                : GCUDA_STATUS_UNSUPPORTED;
 }
 
