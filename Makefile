@@ -25,7 +25,7 @@ endif
 CXX ?= g++
 COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 
-.PHONY: all help examples tests run test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
+.PHONY: all help examples tests run test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-cxx check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
@@ -41,10 +41,10 @@ tests: $(TESTS)
 run: $(B)/digits$(EXE) ## train the digits classifier on the CPU (some seconds)
 	$(B)/digits$(EXE) $(ARGS)
 
-test: check-cc check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests of a level: LEVEL=user (default, minutes), ci, full
+test: check-cc check-cxx check-python $(filter $(VENV)/bin/python,$(PYTHON)) ## all tests of a level: LEVEL=user (default, minutes), ci, full
 	@$(PYTHON) tests/run.py --level $(LEVEL) $(ARGS)
 
-test-sim: check-cc check-python ## the CUDA backend and its kernels on the simulated device (no GPU needed)
+test-sim: check-cc check-cxx check-python ## the CUDA backend and its kernels on the simulated device (no GPU needed)
 	@python3 tests/sim/run.py --level $(LEVEL) $(ARGS)
 
 test-gpu: check-cc check-python ## all on this machine's GPU, with a record under tests/hardware/; ARGS="--stage ops,bench"
@@ -81,6 +81,9 @@ clean: ## remove build/ except the Python packages
 # ---- tools ----
 check-cc:
 	@command -v $(firstword $(CC)) > /dev/null || { echo "no C compiler '$(firstword $(CC))': apt-get install build-essential"; exit 1; }
+
+check-cxx:
+	@command -v $(firstword $(CXX)) > /dev/null || { echo "no C++ compiler '$(firstword $(CXX))': apt-get install build-essential"; exit 1; }
 
 check-python:
 	@command -v python3 > /dev/null || { echo "no python3: apt-get install python3 python3-venv"; exit 1; }

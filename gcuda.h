@@ -110,7 +110,8 @@ ADDING AN OPERATION
     4. a derivative, if it has one: a function and a row of GCUDAI_GRADS in >>impl-autodiff
     5. on CUDA: kernel and launcher gcuda_launch_NAME in gcuda_kernels.cu, its declaration in >>cuda, and a row of
        GCUDAI_CUDA_OPS in >>impl-cuda-exec; until then the device refuses the operation by name
-    6. a reference and a row in tests/test-ops.c; what each constructor refuses: a row in tests/test-errors.c
+    6. a reference and its cases in the family's tests/ops-*.h (TEST(NAME) with >>op:NAME), a case of tests/test-grad.c if
+       it has a derivative; what each constructor refuses: a row in tests/test-errors.c
     The compiler names a missing function, `make lint` a missing block or test, `make generate` renews GCUDA_PREFIX's
     list and the README's table.
 
@@ -602,6 +603,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_get_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_f32_nd)
 #define gcuda_get_first_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_first_tensor)
 #define gcuda_get_glu_op GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_glu_op)
+#define gcuda_get_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_1d)
+#define gcuda_get_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_i32_nd)
 #define gcuda_get_max_tensor_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_max_tensor_size)
 #define gcuda_get_mem_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_buffer)
 #define gcuda_get_mem_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_get_mem_size)
@@ -884,6 +887,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_set_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_1d)
 #define gcuda_set_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_nd)
 #define gcuda_set_i32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32)
+#define gcuda_set_i32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_1d)
+#define gcuda_set_i32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_i32_nd)
 #define gcuda_set_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_inplace)
 #define gcuda_set_input GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_input)
 #define gcuda_set_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_last_error)
@@ -1258,6 +1263,11 @@ GCUDA_API gcuda_status gcuda_set_f32_1d(struct gcuda_tensor * tensor, int64_t i,
 GCUDA_API float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
 GCUDA_API gcuda_status gcuda_set_f32_nd(
     struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value);
+GCUDA_API int32_t gcuda_get_i32_1d(const struct gcuda_tensor * tensor, int64_t i); // fractions are cut off, what is too large saturates
+GCUDA_API gcuda_status gcuda_set_i32_1d(struct gcuda_tensor * tensor, int64_t i, int32_t value);
+GCUDA_API int32_t gcuda_get_i32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3);
+GCUDA_API gcuda_status gcuda_set_i32_nd(
+    struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, int32_t value);
 GCUDA_API gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value); // all elements
 GCUDA_API gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value); // all elements
 
@@ -1799,7 +1809,7 @@ GCUDA_API struct gcuda_tensor * gcuda_arange(struct gcuda_context * ctx, float s
 // >>op:timestep_embedding -----------------------------------------------------------------------------
 // Sinusoidal embedding, cosines first: with h = dim / 2 and f = max_period^(-j / h) for j < h,
 // y[j, n] = cos(t[n] * f), y[h + j, n] = sin(t[n] * f); the last element of an odd dim is 0.
-//   timesteps   [N]  F32
+//   timesteps   [N]  F32, since BF16 counts to 256 only and F16 to 2048
 //   max_period  at least 1; models use 10000
 //   returns     [dim, N]  F32
 struct gcuda_timestep_embedding_args {
@@ -2148,8 +2158,8 @@ GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, st
     struct gcuda_tensor * b);
 
 // >>op:argsort ----------------------------------------------------------------------------------------
-// The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. The order of equal
-// elements is unspecified; NaN sorts as if beyond infinity, on the side of its sign.
+// The permutation that sorts each row: I32 of the shape of a. a: F32, ne0 < 2^31; other types are cast before, which keeps
+// their order. That of equal elements is unspecified; NaN sorts as if beyond infinity, on the side of its sign.
 enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
 struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
@@ -2292,7 +2302,8 @@ GCUDA_API struct gcuda_tensor * gcuda_cross_entropy_loss_back(struct gcuda_conte
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   a = a (1 - alpha wd) - alpha (m beta1h) / (sqrt(v beta2h) + eps)
 //
-//   a        parameters (gcuda_set_param); grad, m, v: the same shape, m and v zero before step 1; all F32, contiguous
+//   a        parameters (gcuda_set_param); grad, m, v: the same shape, m and v zero before step 1; all contiguous F32:
+//            a step is often smaller than the last place of 16 bits. Models of such weights train an F32 copy and cast it
 //   adamw_params  F32 [7]: alpha, beta1, beta2, eps, wd, and at step t >= 1 beta1h = 1/(1 - beta1^t),
 //            beta2h = 1/(1 - beta2^t)
 //   returns  a view of a
@@ -2303,7 +2314,7 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_adamw(struct gcuda_context * ctx,
     struct gcuda_tensor * grad, struct gcuda_tensor * m, struct gcuda_tensor * v, struct gcuda_tensor * adamw_params);
 
 // >>op:opt_step_sgd -----------------------------------------------------------------------------------
-// One step down the gradient, in place:  a = a (1 - alpha wd) - alpha grad. sgd_params: F32 [2], alpha and wd.
+// One step down the gradient, in place:  a = a (1 - alpha wd) - alpha grad. sgd_params: [2], alpha and wd. All F32.
 GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * grad, struct gcuda_tensor * sgd_params);
 
@@ -2396,7 +2407,7 @@ struct gcuda_out_prod_args {
 
 // ---------------- ops-c: attention, convolution, pooling, resampling, recurrent ----------------
 
-// Types: where F32 data is named, F16 and BF16 are taken as well, but for states and sinks. Sums are in F32 or wider.
+// "float" below: F32, F16 or BF16, each source of its own. Sums are in F32 or wider.
 
 // >>op:flash_attn_ext ---------------------------------------------------------------------------------
 // Attention in one pass, without the matrix of weights (Dao et al. 2022, arXiv:2205.14135). For token n, head h:
@@ -2404,10 +2415,10 @@ struct gcuda_out_prod_args {
 //     x[j] += slope(h) * mask[j, n, h mod m2]                       slope: ALiBi (arXiv:2108.12409), 1 without max_bias
 //     y[:, h, n] = sum_j softmax(x)[j] * v[:, j, h / (H / Hv)]
 //
-//   q        [DK, N, H, S]   F32; H heads, S sequences; any strides but the first
+//   q        [DK, N, H, S]   float; H heads, S sequences; any strides but the first
 //   k, v     [DK, KV, Hk, S], [DV, KV, Hv, S]  any type with a float form, also two different ones; H divisible by Hk
 //            and Hv; any strides but the first; v may lie inside k
-//   mask     NULL, or [KV, >= N, m2, m3]  F16, BF16 or F32, contiguous; H divisible by m2, S by m3. -inf: position j is
+//   mask     NULL, or [KV, >= N, m2, m3]  float, contiguous; H divisible by m2, S by m3. -inf: position j is
 //            not attended to, and its k and v are not read
 //   max_bias      ALiBi's largest slope exponent, 0: none; > 0 needs a mask
 //   logit_softcap 0: none
@@ -2447,7 +2458,7 @@ struct gcuda_conv_args { // im2col, im2col_back, conv_2d, conv_2d_dw; one-dimens
 //     y[(ic * KH + kh) * KW + kw, ow, oh, n] = b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
 //
 //   a        the kernel, of any type: only its shape counts. 2-D [KW, KH, IC, OC]; 1-D [KW, IC, OC]
-//   b        2-D [W, H, IC, N]; 1-D [W, IC, N]  F32; any strides
+//   b        2-D [W, H, IC, N]; 1-D [W, IC, N]  float; any strides
 //   dst_type F32, F16 or BF16
 //   returns  2-D [IC*KH*KW, OW, OH, N]; 1-D [IC*KW, OW, N]  dst_type, contiguous
 //   fails    NULL, and ctx keeps the error: channels differ, no output, strides or dilations < 1, paddings < 0
@@ -2456,7 +2467,7 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col(struct gcuda_context * ctx, struct 
 
 // >>op:im2col_back ------------------------------------------------------------------------------------
 // Gradient of im2col: every element of the image collects the columns it was copied to.
-//   a        gradient of the im2col result, F32; any strides
+//   a        gradient of the im2col result, float; any strides
 //   b        the kernel, only its shape counts
 //   ne       shape of the image
 //   returns  [ne0, ne1, ne2, ne3]  F32, contiguous
@@ -2469,7 +2480,7 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_back(struct gcuda_context * ctx, st
 //     with x = ow * s0 + kw * d0 - p0, and y, z likewise
 //
 //   a        the kernel [KW, KH, KD, OC*IC]: only its shape counts
-//   b        [W, H, D, N*IC]  F32; any strides
+//   b        [W, H, D, N*IC]  float; any strides
 //   IC       input channels, a divisor of both last extents
 //   returns  [IC*KD*KH*KW, OW, OH, OD*N]  dst_type (F32, F16 or BF16), contiguous
 struct gcuda_im2col_3d_args {
@@ -2485,8 +2496,8 @@ GCUDA_API struct gcuda_tensor * gcuda_im2col_3d(struct gcuda_context * ctx, stru
 // Convolution without a patch matrix in memory:
 //     y[ow, oh, oc, n] = sum_{ic, kh, kw} a[kw, kh, ic, oc] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, ic, n]
 //
-//   a        [KW, KH, IC, OC]  F32, contiguous
-//   b        [W, H, IC, N]     F32; any strides
+//   a        [KW, KH, IC, OC]  float, contiguous
+//   b        [W, H, IC, N]     float; any strides
 //   returns  [OW, OH, OC, N]   type of b, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
@@ -2527,16 +2538,16 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_3d(struct gcuda_context * ctx, struct
 // Depthwise convolution, every channel with its own kernel:
 //     y[ow, oh, c, n] = sum_{kh, kw} a[kw, kh, 0, c] * b[ow * s0 + kw * d0 - p0, oh * s1 + kh * d1 - p1, c, n]
 //
-//   a        [KW, KH, 1, C]  F32; any strides
-//   b        [W, H, C, N]    F32; contiguous, or channels innermost in memory (C, W, H, N)
+//   a        [KW, KH, 1, C]  float; any strides
+//   b        [W, H, C, N]    float; contiguous, or channels innermost in memory (C, W, H, N)
 //   returns  [OW, OH, C, N]  type of b, in the memory order of b
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_dw_direct(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int stride0, int stride1, int pad0, int pad1, int dilation0, int dilation1);
 
 // >>op:conv_transpose_1d ------------------------------------------------------------------------------
 // Transposed convolution: y[o, oc] = sum over ic and all l, k with l * s0 + k == o of a[k, oc, ic] * b[l, ic].
-//   a        [K, OC, IC]  F32, contiguous
-//   b        [L, IC]      F32, contiguous
+//   a        [K, OC, IC]  float, contiguous
+//   b        [L, IC]      float, contiguous
 //   p0, d0   must be 0 and 1
 //   returns  [(L - 1) * s0 + K, OC]  F32, contiguous
 struct gcuda_conv_transpose_args { // the one-dimensional one as an image of height 1
@@ -2554,8 +2565,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_1d(struct gcuda_context * c
 //                  a[kw, kh, oc, ic] * b[w, h, ic, n]
 // On CUDA large ones may round b to F16 when the weights are, both to TF32 otherwise, unless gcuda_conv_2d_set_prec, which takes this
 // result as well, says F32.
-//   a        [KW, KH, OC, IC]  F16, BF16 or F32, contiguous
-//   b        [W, H, IC, N]     F32, contiguous
+//   a        [KW, KH, OC, IC]  float, contiguous
+//   b        [W, H, IC, N]     float, contiguous
 //   returns  [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]  F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int stride);
@@ -2563,7 +2574,7 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_transpose_2d_p0(struct gcuda_context 
 // >>op:pool_1d ----------------------------------------------------------------------------------------
 // Largest value or mean of windows along rows. The mean divides by k0 also where padding is counted; a window with
 // nothing but padding gives -FLT_MAX or 0.
-//   a        F32; any strides
+//   a        float; any strides
 //   returns  [(ne0 + 2 * p0 - k0) / s0 + 1, ne1, ne2, ne3]  F32, contiguous
 //   fails    NULL, and ctx keeps the error: k or s < 1, p negative, not finite or >= 2^30, no output
 enum gcuda_op_pool { GCUDA_OP_POOL_MAX = 0, GCUDA_OP_POOL_AVG = 1, GCUDA_OP_POOL_COUNT };
@@ -2585,8 +2596,8 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d(struct gcuda_context * ctx, struct
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
 // Gradient of pool_2d with respect to its image. Of several equal largest values the first in the window gets it.
-//   a        gradient of the pooled image, F32; any strides
-//   af       the image, F32; any strides
+//   a        gradient of the pooled image, float; any strides
+//   af       the image, float; any strides
 //   returns  shape of af, F32, contiguous
 GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * af, enum gcuda_op_pool op, int k0, int k1, int s0, int s1, float p0, float p1);
@@ -2598,7 +2609,7 @@ GCUDA_API struct gcuda_tensor * gcuda_pool_2d_back(struct gcuda_context * ctx, s
 //   BILINEAR  the four neighbours; with ANTIALIAS all within the reach of a triangle as wide as the shrinking
 //   BICUBIC   sixteen neighbours, Keys 1981 with A = -0.75
 //
-//   a        F32; any strides
+//   a        float; any strides
 //   returns  [ne0, ne1, ne2, ne3]  type of a, contiguous; upscale: dimensions 0 and 1 times scale_factor
 //   fails    NULL, and ctx keeps the error: unknown mode, ANTIALIAS without BILINEAR, factor < 2, extents from nothing
 enum gcuda_scale_mode {
@@ -2622,8 +2633,8 @@ GCUDA_API struct gcuda_tensor * gcuda_interpolate(struct gcuda_context * ctx, st
 
 // >>op:ssm_conv ---------------------------------------------------------------------------------------
 // Short causal convolution of every channel:  y[i, t, s] = sum_{k < K} sx[t + k, i, s] * c[k, i].
-//   sx       [K - 1 + T, D, S]  F32: the K - 1 inputs before, then T new ones; nb[1] = ne[0] elements
-//   c        [K, D]  F32, contiguous
+//   sx       [K - 1 + T, D, S]  float: the K - 1 inputs before, then T new ones; nb[1] = ne[0] elements
+//   c        [K, D]  float, contiguous
 //   returns  [D, T, S]  F32, contiguous
 struct gcuda_ssm_conv_args {
     struct gcuda_array x, c, y;
@@ -2641,10 +2652,10 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_conv(struct gcuda_context * ctx, struc
 //     y[p, h, t, q] = sum_n st[n] * C[n, g, t, q]
 //
 //   s        [N, P, H, >= S]  F32, contiguous: the pool of states, not changed
-//   x        [P, H, T, S]  F32; rows of heads packed, nb[2] and nb[3] free
-//   dt       [H, T, S]     F32, contiguous
-//   A        [1, H] (Mamba-2) or [N, H] (Mamba)  F32, contiguous
-//   B, C     [N, G, T, S]  F32; H divisible by G; rows of groups packed, nb[2] and nb[3] free
+//   x        [P, H, T, S]  float; rows of heads packed, nb[2] and nb[3] free
+//   dt       [H, T, S]     float, contiguous
+//   A        [1, H] (Mamba-2) or [N, H] (Mamba)  float, contiguous
+//   B, C     [N, G, T, S]  float; H divisible by G; rows of groups packed, nb[2] and nb[3] free
 //   ids      [S]  I32: where in the pool the state of a sequence is; out of range: zeros, and computing returns
 //            GCUDA_STATUS_INVALID_DATA
 //   returns  F32, one row: y [P, H, T, S], then the final states [N, P, H, S] in the order of the sequences
@@ -2658,7 +2669,7 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struc
     struct gcuda_tensor * C, struct gcuda_tensor * ids);
 
 // The three recurrences below keep a matrix of Z x Z numbers per head and sequence.
-//   inputs   [Z, H, T]  F32, contiguous; the T tokens are those of S sequences of equal length, one after the other
+//   inputs   [Z, H, T]  float, contiguous; the T tokens are those of S sequences of equal length, one after the other
 //   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
 //   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
 
@@ -2697,8 +2708,8 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, stru
 // Solves A X = B by forward substitution, A lower triangular with a diagonal of its own (what is above is not read):
 //     X[i][c] = (B[i][c] - sum_{t < i} A[i][t] * X[t][c]) / A[i][i]            row i, column c are a[t, i] and b[c, i]
 //
-//   a        [n, n, ne2, ne3]  F32; any strides but the first
-//   b        [k, n, ne2, ne3]  F32; any strides but the first
+//   a        [n, n, ne2, ne3]  float; any strides but the first
+//   b        [k, n, ne2, ne3]  float; any strides but the first
 //   left, lower, uni  must be true, true, false
 //   returns  [k, n, ne2, ne3]  F32, contiguous; infinite or NaN where the diagonal is 0
 struct gcuda_solve_tri_args {
@@ -5778,18 +5789,6 @@ static int32_t gcudai_cpu_detect(void) {
 static int32_t gcudai_cpu_detect(void) { return 0; }
 #endif
 
-// True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. The cache is a constant of the machine: threads
-// that meet it empty all write the same value.
-static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
-    static gcudai_atomic_i32 cache;
-    int32_t f = gcudai_atomic_load_i32(&cache);
-    if (f == 0) {
-        f = gcudai_cpu_detect() | GCUDAI_CPU_KNOWN;
-        gcudai_atomic_store_i32(&cache, f);
-    }
-    return (f & features) == features;
-}
-
 // -- memory of the machine in bytes; 0 where the system does not tell. A size_t that is too small saturates.
 static GCUDAI_UNUSED size_t gcudai_saturate_size(uint64_t v) { return v > (uint64_t) SIZE_MAX ? SIZE_MAX : (size_t) v; }
 
@@ -5930,9 +5929,10 @@ struct gcudai_globals {
     size_t n_regs, cap_regs;
     gcudai_atomic_i32 cpu_isa; // enum gcuda_cpu_isa, read without the lock; AUTO: not looked for yet
     gcudai_atomic_i32 ignores_env; // 1: gcuda_use_environment(false)
+    gcudai_atomic_i32 cpu_features; // what gcudai_cpu_detect found, read without the lock; 0: not asked yet
 };
 static struct gcudai_globals gcudai_g = { GCUDAI_MUTEX_INIT, GCUDAI_MUTEX_INIT, NULL, GCUDA_LOG_LEVEL_NONE, NULL, { NULL, NULL, NULL },
-    NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 } };
+    NULL, 0, 0, { GCUDA_CPU_ISA_AUTO }, { 0 }, { 0 } };
 
 // Value of an environment variable, or NULL where the program or GCUDA_NO_ENV says that they mean nothing.
 static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
@@ -5942,6 +5942,16 @@ static GCUDAI_UNUSED const char * gcudai_env(const char * name) {
 #else
     return gcudai_atomic_load_i32(&gcudai_g.ignores_env) != 0 ? NULL : getenv(name);
 #endif
+}
+
+// True when all of `features` (GCUDAI_CPU_A | GCUDAI_CPU_B) are there. Threads that find nothing noted all note the same.
+static GCUDAI_UNUSED bool gcudai_cpu_has(int features) {
+    int32_t f = gcudai_atomic_load_i32(&gcudai_g.cpu_features);
+    if (f == 0) {
+        f = gcudai_cpu_detect() | GCUDAI_CPU_KNOWN;
+        gcudai_atomic_store_i32(&gcudai_g.cpu_features, f);
+    }
+    return (f & features) == features;
 }
 
 int gcuda_version(void) { return GCUDA_VERSION; }
@@ -7736,30 +7746,66 @@ float gcuda_get_f32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i
     return p ? (float) gcudai_get_number(tensor->type, p) : 0.0f;
 }
 
-gcuda_status gcuda_set_f32_nd(
-    struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value) {
-    char * p = gcudai_element(tensor, i0, i1, i2, i3, "set_f32");
+static gcuda_status gcudai_set_at(struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, double value,
+    const char * what) {
+    char * p = gcudai_element(tensor, i0, i1, i2, i3, what);
     if (p == NULL) {
         return GCUDA_STATUS_INVALID_ARGUMENT;
     }
-    gcudai_set_number(tensor->type, p, (double) value);
+    gcudai_set_number(tensor->type, p, value);
     return GCUDA_STATUS_SUCCESS;
 }
 
-float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i) {
-    int64_t at[GCUDA_MAX_DIMS] = { i, 0, 0, 0 };
+gcuda_status gcuda_set_f32_nd(
+    struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, float value) {
+    return gcudai_set_at(tensor, i0, i1, i2, i3, (double) value, "set_f32");
+}
+
+gcuda_status gcuda_set_i32_nd(
+    struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3, int32_t value) {
+    return gcudai_set_at(tensor, i0, i1, i2, i3, (double) value, "set_i32");
+}
+
+int32_t gcuda_get_i32_nd(const struct gcuda_tensor * tensor, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
+    const char * p = gcudai_element(tensor, i0, i1, i2, i3, "get_i32");
+    int32_t value = 0;
+    if (p != NULL) {
+        gcudai_set_number(GCUDA_TYPE_I32, (char *) &value, gcudai_get_number(tensor->type, p));
+    }
+    return value;
+}
+
+// Where the i-th element is; out of range: somewhere that is, too.
+static void gcudai_place_of(const struct gcuda_tensor * tensor, int64_t i, int64_t at[GCUDA_MAX_DIMS]) {
+    at[0] = i;
+    at[1] = at[2] = at[3] = 0;
     if (tensor != NULL && i >= 0 && i < gcuda_nelements(tensor)) {
         gcuda_unravel_index(tensor, i, &at[0], &at[1], &at[2], &at[3]);
     }
+}
+
+float gcuda_get_f32_1d(const struct gcuda_tensor * tensor, int64_t i) {
+    int64_t at[GCUDA_MAX_DIMS];
+    gcudai_place_of(tensor, i, at);
     return gcuda_get_f32_nd(tensor, at[0], at[1], at[2], at[3]);
 }
 
 gcuda_status gcuda_set_f32_1d(struct gcuda_tensor * tensor, int64_t i, float value) {
-    int64_t at[GCUDA_MAX_DIMS] = { i, 0, 0, 0 };
-    if (tensor != NULL && i >= 0 && i < gcuda_nelements(tensor)) {
-        gcuda_unravel_index(tensor, i, &at[0], &at[1], &at[2], &at[3]);
-    }
+    int64_t at[GCUDA_MAX_DIMS];
+    gcudai_place_of(tensor, i, at);
     return gcuda_set_f32_nd(tensor, at[0], at[1], at[2], at[3], value);
+}
+
+int32_t gcuda_get_i32_1d(const struct gcuda_tensor * tensor, int64_t i) {
+    int64_t at[GCUDA_MAX_DIMS];
+    gcudai_place_of(tensor, i, at);
+    return gcuda_get_i32_nd(tensor, at[0], at[1], at[2], at[3]);
+}
+
+gcuda_status gcuda_set_i32_1d(struct gcuda_tensor * tensor, int64_t i, int32_t value) {
+    int64_t at[GCUDA_MAX_DIMS];
+    gcudai_place_of(tensor, i, at);
+    return gcuda_set_i32_nd(tensor, at[0], at[1], at[2], at[3], value);
 }
 
 static gcuda_status gcudai_set_all(struct gcuda_tensor * tensor, double value, const char * what) {
@@ -21792,6 +21838,7 @@ void gcuda_shutdown(void) {
     GCUDAI_ZERO(gcudai_g.allocator);
     gcudai_atomic_store_i32(&gcudai_g.cpu_isa, GCUDA_CPU_ISA_AUTO);
     gcudai_atomic_store_i32(&gcudai_g.ignores_env, 0);
+    gcudai_atomic_store_i32(&gcudai_g.cpu_features, 0);
     gcudai_cuda_forget();
     gcudai_mutex_unlock(&gcudai_g.lock);
     gcudai_free(regs);

@@ -373,7 +373,7 @@ TEST(cast) {
         "F32>I32 I32", "F32>Q8_0 F16>Q8_0" };
     for (int i = 0; i < 5; ++i) {
         const struct op_test t = { .types = types[i], .shapes = "256 256,3,2", .n_in = 1, .build = build_cast,
-            .ref = ref_same, .p = &to[i], .max_nmse = cpy_bound(to[i], 256), .no_max_error = true,
+            .ref = ref_same, .p = &to[i], .max_nmse = cpy_bound(to[i], 256),
             .in = { { .lo = -50, .hi = 50, .layouts = LAYOUT_ROWS } } };
         op_test_run(&t);
     }
@@ -528,7 +528,7 @@ TEST(set_rows_repeated_index) { // the last row stays, with any number of thread
     const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64 F64,F16,I32 BF16,BF16,I32",
         .shapes = "32,7|32,20|20 32,7,4|32,9,4|9,2 32,90|32,700|700 32,5,2|32,1100,2|1100,2",
         .n_in = 3, .build = build_set_rows,
-        .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5, .no_max_error = true,
+        .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5,
         .in = { { 0 }, { .lo = -4, .hi = 4 }, { .fill = fill_few, .layouts = LAYOUT_GAPS } } };
     op_test_run(&t);
 }
@@ -545,7 +545,7 @@ TEST(set_rows_own) { // formats whose reference is the library's own row functio
 TEST(set_rows_out_of_range) { // dropped, reported, all other rows written
     const struct op_test t = { .types = "F32,F32,I32 F16,F32,I64 Q8_0,F32,I64", .shapes = "32,7|32,5|5 32,7,2|32,3,2|3",
         .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true, .keep_blocks = true, .max_nmse = 1e-5,
-        .no_max_error = true, .status = GCUDA_STATUS_INVALID_DATA, .in = { { 0 }, { 0 },
+        .status = GCUDA_STATUS_INVALID_DATA, .in = { { 0 }, { 0 },
         { .fill = fill_bad_set_index } } };
     op_test_run(&t);
 }

@@ -85,6 +85,10 @@ def plan(level):
         jobs.append(Job(f"simulated CUDA device: {group}", [sys.executable, "tests/sim/run.py", "--level", level, "--group", group],
                         lowest, {"user": 900, "ci": 2400, "full": 10800}[level], True))
 
+    bench = Job("gcc: build bench", [*MAKE, "build/bench"], "full", 600, is_build=True)
+    jobs.append(bench)
+    jobs.append(Job("bench: it works", ["build/bench", "--quick", "--all"], "full", 120, after=bench)) # it is for calm machines to judge speed
+
     asan_env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
     nvcc = [] if os.path.exists("/usr/local/cuda/bin/nvcc") else [("nvcc", "nvidia-cuda-toolkit")]
     jobs.append(Job("CUDA build", [sys.executable, "tests/cuda.py", *(["--all"] if level == "full" else [])], "ci",

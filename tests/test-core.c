@@ -189,6 +189,39 @@ TEST(views_have_a_root) {
     gcuda_free(ctx);
 }
 
+TEST(elements_as_integers) {
+    struct gcuda_init_params params;
+    memset(&params, 0, sizeof params);
+    struct gcuda_context * ctx = gcuda_init(params);
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 3, 4), * t = gcuda_transpose(ctx, ids);
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 6), * wide = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I64, 2),
+        * small = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I8, 2);
+    REQUIRE(ids && t && x && wide && small);
+    for (int i = 0; i < 12; ++i) { CHECK_OK(gcuda_set_i32_1d(ids, i, INT32_MAX - i)); } // more digits than a float has
+    CHECK_OK(gcuda_set_i32_nd(t, 3, 1, 0, 0, INT32_MIN));
+    CHECK(((const int32_t *) ids->data)[10] == INT32_MIN && ((const int32_t *) ids->data)[11] == INT32_MAX - 11);
+    CHECK(gcuda_get_i32_nd(ids, 1, 3, 0, 0) == INT32_MIN && gcuda_get_i32_1d(t, 7) == INT32_MIN);
+    CHECK(gcuda_get_i32_1d(t, 1) == INT32_MAX - 3 && gcuda_get_i32_nd(t, 2, 2, 0, 0) == INT32_MAX - 8);
+    const float numbers[6] = { 2.75f, -2.75f, 3e9f, -3e9f, (float) NAN, 16777217.0f };
+    const int32_t want[6] = { 2, -2, INT32_MAX, INT32_MIN, 0, 16777216 };
+    for (int i = 0; i < 6; ++i) {
+        CHECK_OK(gcuda_set_f32_1d(x, i, numbers[i]));
+        CHECK_EQ_I(gcuda_get_i32_1d(x, i), want[i]);
+    }
+    ((int64_t *) wide->data)[0] = (int64_t) 1 << 40;
+    CHECK_OK(gcuda_set_i32_1d(wide, 1, -5));
+    CHECK(gcuda_get_i32_1d(wide, 0) == INT32_MAX && ((const int64_t *) wide->data)[1] == -5);
+    CHECK_OK(gcuda_set_i32_1d(small, 0, 300));
+    CHECK_EQ_I(gcuda_get_i32_1d(small, 0), 127);
+    CHECK(gcuda_set_i32_1d(ids, 12, 1) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "set_i32");
+    CHECK(gcuda_set_i32_nd(ids, 0, 4, 0, 0, 1) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_set_i32_1d(NULL, 0, 1) != GCUDA_STATUS_SUCCESS);
+    CHECK(gcuda_get_i32_1d(ids, -1) == 0 && gcuda_get_i32_nd(NULL, 0, 0, 0, 0) == 0);
+    CHECK_HAS(gcuda_last_error(), "get_i32");
+    gcuda_free(ctx);
+}
+
 TEST(names_and_order) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
