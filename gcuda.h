@@ -26717,6 +26717,11 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
                 "a first product with row-split weights during a capture: what CUDA%d needs has to be made before", device);
         }
         GCUDAI_TRY(gcudai_cuda_open(&params, cu, &cu->sides[device]));
+        if (cu->params.peer == GCUDA_CUDA_PEER_AUTO && !gcudai_cuda_may_peer(cu)) {
+            gcudai_log(GCUDA_LOG_LEVEL_WARN,
+                "%s and CUDA%d: products with row-split weights copy through host memory, since the stream is the caller's; "
+                "gcuda_cuda_params.peer allows direct copies", cu->device->name, device);
+        }
         if (gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT) { // or else copies of scratch go through the host
             (void) gcudai_cuda_pool_grant(&cu->pool, device);
             (void) gcudai_cuda_pool_grant(&cu->sides[device]->pool, cu->device->index);

@@ -1315,14 +1315,16 @@ struct pair_product {
     struct gcuda_tensor * x, * y;
 };
 
-// Q4_0 of 28672 x 16384, by n columns; the same numbers whichever buffer has them.
-static void pair_begin(struct bench * b, gcuda_backend_buffer_type_t buft, int64_t n, struct pair_product * p) {
+enum { PAIR_K = 16384, PAIR_M = 28672 };
+
+// Q4_0 of m x 16384, by n columns; the same numbers whichever buffer has them.
+static void pair_begin(struct bench * b, gcuda_backend_buffer_type_t buft, int64_t m, int64_t n, struct pair_product * p) {
     const struct gcuda_init_params params = { 0, NULL, true };
     p->weights = gcuda_init(params);
     p->ctx = gcuda_init(params);
     p->graph = gcuda_new_graph(p->ctx);
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(p->weights, GCUDA_TYPE_Q4_0, 16384, 28672);
-    p->x = gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_F32, 16384, n);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p->weights, GCUDA_TYPE_Q4_0, PAIR_K, m);
+    p->x = gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_F32, PAIR_K, n);
     p->y = gcuda_mul_mat(p->ctx, w, p->x);
     gcuda_set_input(p->x);
     gcuda_set_output(p->y);
@@ -1347,15 +1349,48 @@ static void pair_end(struct pair_product * p) {
     gcuda_free(p->weights);
 }
 
-static double pair_time(struct bench * b, const struct pair_product * p) {
+static double pair_time(struct bench * b, gcuda_backend_t backend, const struct pair_product * p) {
     float samples[PAIR_RUNS];
     for (int i = -3; i < PAIR_RUNS; ++i) {
         CUDA(cudaEventRecord(b->begin, b->stream));
-        if (gcuda_backend_graph_compute_async(b->backend, p->graph) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
+        if (gcuda_backend_graph_compute_async(backend, p->graph) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
         CUDA(cudaEventRecord(b->end, b->stream));
         const double us = elapsed_us(b);
         if (i >= 0) { samples[i] = (float) us; }
     }
+    qsort(samples, PAIR_RUNS, sizeof samples[0], by_value);
+    return (double) samples[PAIR_RUNS / 2];
+}
+
+// A rectangle of bytes from one device to the other, as products copy their operand (one row) and their result.
+static double pair_copy_us(struct bench * b, size_t width, size_t height, size_t dst_pitch, int from) {
+    struct cudaMemcpy3DPeerParms p;
+    float samples[PAIR_RUNS];
+    memset(&p, 0, sizeof p);
+    CUDA(cudaSetDevice(from));
+    CUDA(cudaMalloc(&p.srcPtr.ptr, width * height));
+    CUDA(cudaSetDevice(1 - from));
+    CUDA(cudaMalloc(&p.dstPtr.ptr, dst_pitch * height));
+    CUDA(cudaSetDevice(0));
+    p.srcDevice = from;
+    p.dstDevice = 1 - from;
+    p.srcPtr.pitch = p.srcPtr.xsize = p.dstPtr.xsize = p.extent.width = width;
+    p.srcPtr.ysize = p.dstPtr.ysize = p.extent.height = height;
+    p.dstPtr.pitch = dst_pitch;
+    p.extent.depth = 1;
+    for (int i = -3; i < PAIR_RUNS; ++i) {
+        CUDA(cudaEventRecord(b->begin, b->stream));
+        if (height == 1) {
+            CUDA(cudaMemcpyPeerAsync(p.dstPtr.ptr, p.dstDevice, p.srcPtr.ptr, p.srcDevice, width, b->stream));
+        } else {
+            CUDA(cudaMemcpy3DPeerAsync(&p, b->stream));
+        }
+        CUDA(cudaEventRecord(b->end, b->stream));
+        const double us = elapsed_us(b);
+        if (i >= 0) { samples[i] = (float) us; }
+    }
+    CUDA(cudaFree(p.srcPtr.ptr));
+    CUDA(cudaFree(p.dstPtr.ptr));
     qsort(samples, PAIR_RUNS, sizeof samples[0], by_value);
     return (double) samples[PAIR_RUNS / 2];
 }
@@ -1376,20 +1411,47 @@ static double pair_error(const struct pair_product * p, const struct pair_produc
     return err / sum;
 }
 
+// On the bench's stream, with copies as the mode says; peer access is enabled for as long as the process lives.
+static gcuda_backend_t pair_backend(const struct bench * b, enum gcuda_cuda_peer_mode mode) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.stream = b->stream;
+    params.peer = mode;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    if (backend == NULL) { stop("backend"); }
+    return backend;
+}
+
+static void pair_line(const char * what, double us, double of) {
+    printf("    %-58s %8.1f us: %.2f of it\n", what, us, us / of);
+    fflush(stdout);
+}
+
 static void pair_split(struct bench * b, int64_t n) {
-    struct pair_product one, two;
+    static const char * const how[] = { "rows split over two", "the same, copies through host memory" };
+    struct pair_product one, two, half;
     const float shares[2] = { 1.0f, 1.0f };
     gcuda_backend_buffer_type_t split = gcuda_backend_cuda_split_buffer_type(0, shares, 2);
     if (split == NULL) { stop("split"); }
-    pair_begin(b, gcuda_backend_get_default_buffer_type(b->backend), n, &one);
-    pair_begin(b, split, n, &two);
-    const double us = pair_time(b, &one), both = pair_time(b, &two), error = pair_error(&one, &two);
-    printf("mul_mat q4_0 28672 x 16384, %3d columns  one GPU %8.1f us, rows split over two %8.1f us: %.2f of it; squared error %.1e\n",
-        (int) n, us, both, both / us, error);
-    fflush(stdout);
-    if (!(error < 1e-4)) { stop("pair: the split product is wrong"); }
+    gcuda_backend_buffer_type_t whole = gcuda_backend_get_default_buffer_type(b->backend);
+    pair_begin(b, whole, PAIR_M, n, &one);
+    pair_begin(b, split, PAIR_M, n, &two);
+    pair_begin(b, whole, PAIR_M / 2, n, &half);
+    const double us = pair_time(b, b->backend, &one);
+    printf("mul_mat q4_0 %d x %d, %3d columns  one GPU %8.1f us\n", PAIR_M, PAIR_K, (int) n, us);
+    for (int i = 0; i < 2; ++i) {
+        gcuda_backend_t backend = pair_backend(b, i == 0 ? GCUDA_CUDA_PEER_ON : GCUDA_CUDA_PEER_OFF);
+        const double both = pair_time(b, backend, &two), error = pair_error(&one, &two);
+        pair_line(how[i], both, us);
+        if (!(error < 1e-4)) { stop("pair: the split product is wrong"); }
+        gcuda_backend_free(backend);
+    }
+    pair_line("half of the rows, on one", pair_time(b, b->backend, &half), us);
+    pair_line("its operand, directly", pair_copy_us(b, (size_t) n * PAIR_K * 4, 1, (size_t) n * PAIR_K * 4, 0), us);
+    pair_line("its result, directly", pair_copy_us(b, PAIR_M / 2 * 4, (size_t) n, PAIR_M * 4, 1), us);
     pair_end(&one);
     pair_end(&two);
+    pair_end(&half);
 }
 
 // us of a batch through the scheduler, the stack's blocks dealt out to the first n_devices of backends
