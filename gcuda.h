@@ -26693,7 +26693,8 @@ static gcuda_status gcudai_cuda_split_can(const struct gcudai_cuda_device * d, c
 // (and the ids of mul_mat_id: it does its rows of every expert), multiplies, and sends its rows of the result; the main
 // stream waits for all of them. The host waits for nothing. Each
 // backend has its own streams, scratch and events for that (a side per device: a backend on it that nobody else sees),
-// so that any number of backends may use one weight at the same time.
+// so that any number of backends may use one weight at the same time. Where peer access is on, a product with few columns
+// reads and writes the main device's memory itself: a copy takes longer to begin than its bytes take.
 
 struct gcudai_cuda_share { // what a device does
     struct gcudai_cuda * cu; // the backend itself, or its side there
@@ -26702,6 +26703,7 @@ struct gcudai_cuda_share { // what a device does
     struct gcuda_array ids;         // of mul_mat_id; no data: of mul_mat
     int32_t * bad_index;            // of the main device, which sees all ids
     void * b, * ids_copy, * y;      // scratch of a side
+    bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
 };
 
 static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
@@ -26815,6 +26817,35 @@ static size_t gcudai_cuda_split_pitch(const struct gcuda_array * t) {
     return t->ne[1] * t->ne[2] <= 1 ? row : is_even && pitch >= row && pitch <= INT32_MAX ? pitch : 0;
 }
 
+// Whether kernels of another device, with peer access to the backend's, reach a tensor's memory: what gcuda has allocated by
+// CUDA's own means they do; of the caller's memory and of his allocators' nobody knows.
+static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
+    const gcuda_backend_buffer_t buffer = gcudai_buffer_of(t);
+    if (buffer == NULL || !gcudai_cuda_is_buft(buffer->buft)) {
+        return false;
+    }
+    const struct gcudai_cuda_buffer * b = (const struct gcudai_cuda_buffer *) buffer->context;
+    return b->piece.ptr != NULL && b->piece.from.alloc == NULL && gcudai_cuda_memory_of(b->piece.ledger).unified != GCUDA_CUDA_ON;
+}
+
+// Whether a product's operand and result go directly between the backend's device and another.
+static bool gcudai_cuda_is_direct(struct gcudai_cuda * cu, int device, int64_t n_columns) {
+    return gcudai_cuda_route(cu, device) == GCUDA_CUDA_ROUTE_DIRECT && n_columns <= gcudai_cuda_peer_max(cu, device);
+}
+
+#define GCUDAI_CUDA_FETCHED_BYTES ((size_t) 256 << 10) // of an operand that a kernel copies: most of the time is the start
+
+// Vector products store each element of the result once and read none.
+static void gcudai_cuda_share_reach(struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product,
+    const struct gcuda_tensor * node, bool is_packed) {
+    const bool is_direct = s->cu != cu && product == GCUDAI_CUDA_PRODUCT_VECTOR &&
+                           gcudai_cuda_is_direct(cu, s->cu->device->index, s->args.y.ne[1] * s->args.y.ne[2]);
+    s->writes_y = is_direct && gcudai_cuda_is_within_reach(node);
+    s->fetches = is_direct && !is_packed && gcudai_cuda_is_within_reach(node->src[1]) &&
+                 (node->src[2] == NULL || gcudai_cuda_is_within_reach(node->src[2])) &&
+                 gcuda_nbytes(node->src[1]) <= GCUDAI_CUDA_FETCHED_BYTES;
+}
+
 static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda_array * t, void ** scratch) {
     struct gcuda_cpy_args copy;
     size_t size = 0;
@@ -26830,10 +26861,13 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
 }
 
 // An operand becomes its copy in scratch memory of the side, packed. n_columns: of the product.
-static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, struct gcudai_cuda * side, struct gcuda_array * t,
+static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, struct gcuda_array * t,
     int64_t n_columns, const char * purpose, void ** scratch) {
+    struct gcudai_cuda * side = s->cu;
     struct gcudai_cuda_move move;
+    struct gcuda_cpy_args copy;
     size_t size = 0;
+    copy.x = *t;
     GCUDAI_ZERO(move);
     move.src = t->data;
     move.src_pitch = gcudai_cuda_split_pitch(t);
@@ -26843,7 +26877,8 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, struct gcuda
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, t->nb, &size));
     GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, purpose, scratch));
     t->data = move.dst = *scratch;
-    return gcudai_cuda_send(cu, side, move, side->stream);
+    copy.y = *t;
+    return s->fetches ? gcuda_launch_cpy(&copy, side->stream) : gcudai_cuda_send(cu, side, move, side->stream);
 }
 
 static gcuda_status gcudai_cuda_share_multiply(const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
@@ -26869,12 +26904,14 @@ static gcuda_status gcudai_cuda_share_begin(
     const int64_t n_columns = y->ne[1] * y->ne[2];
     size_t y_size = 0;
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->stream, cu->copied, 0), side->device->index, "waiting for the operand");
-    GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
-    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
-    y->data = s->y;
-    GCUDAI_TRY(gcudai_cuda_share_take(cu, side, &s->args.b, n_columns, "row-split product: operand", &s->b));
+    if (!s->writes_y) {
+        GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
+        GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
+        y->data = s->y;
+    }
+    GCUDAI_TRY(gcudai_cuda_share_take(cu, s, &s->args.b, n_columns, "row-split product: operand", &s->b));
     if (s->ids.data != NULL) {
-        GCUDAI_TRY(gcudai_cuda_share_take(cu, side, &s->ids, n_columns, "row-split product: ids", &s->ids_copy));
+        GCUDAI_TRY(gcudai_cuda_share_take(cu, s, &s->ids, n_columns, "row-split product: ids", &s->ids_copy));
     }
     return gcudai_cuda_share_multiply(s, product);
 }
@@ -26891,7 +26928,7 @@ static gcuda_status gcudai_cuda_share_end(
     move.dst_pitch = y->nb[1];
     move.n_columns = y->ne[1] * y->ne[2]; // of mul_mat_id: slots, all evenly apart
     move.height = (size_t) move.n_columns;
-    GCUDAI_TRY(gcudai_cuda_send(s->cu, cu, move, s->cu->stream));
+    if (!s->writes_y) { GCUDAI_TRY(gcudai_cuda_send(s->cu, cu, move, s->cu->stream)); }
     GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->cu->stream), device, "joining the main stream");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(cu->stream, s->cu->copied, 0), device, "joining the main stream");
     return GCUDA_STATUS_SUCCESS;
@@ -26971,6 +27008,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
         shares[i].args.b = p.b;
         shares[i].ids = ids;
         shares[i].bad_index = id != NULL && shares[i].cu == cu ? id->bad_index : NULL;
+        gcudai_cuda_share_reach(cu, &shares[i], product, node, packed[0] != NULL || packed[1] != NULL);
     }
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, product, node) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
