@@ -3388,6 +3388,9 @@ struct gcuda_cuda_params {
     // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. NULL: what
     // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
     const char * product;
+    // Columns of mul_mat with row-split weights that go to another device and come back at a time, beside the product of those
+    // before, where copies go directly. 0: as an estimate says; below 0: all at once.
+    int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
 #define GCUDA_CUDA_PEER_MAX_BATCH_SIZE 128
@@ -24510,6 +24513,7 @@ struct gcudai_cuda {
     struct gcudai_cuda_stage * stages[GCUDA_CUDA_MAX_DEVICES];
     uint64_t n_staged; // copies of those, and of those to here
     struct gcudai_cuda * sides[GCUDAI_CUDA_SIDES]; // behind those of other devices: lanes, on this one
+    cudaStream_t copies[2];   // of a side, made when first wanted: of operands to there, of results from there
     bool has_used_sides;      // since the last synchronize
     gcuda_status lost;        // DEVICE_LOST after a sticky error: every later call returns it at once
     char why[256];            // the message of that error
@@ -26704,6 +26708,7 @@ struct gcudai_cuda_share { // what a device does
     int32_t * bad_index;            // of the main device, which sees all ids
     void * b, * ids_copy, * y;      // scratch of a side
     bool fetches, writes_y;         // its kernels reach the main device's operands, and the result
+    int64_t strip;                  // columns at a time; 0: all, on the side's one stream
 };
 
 static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
@@ -26733,6 +26738,14 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
     return GCUDA_STATUS_SUCCESS;
 }
 
+// All that a side has been given. Its device is current.
+static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
+    for (int i = 0; i < 2; ++i) {
+        if (side->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->copies[i])); }
+    }
+    (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->stream));
+}
+
 // After a failure, when not all is joined: nothing may be on its way to memory that the caller is about to free.
 static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     struct gcudai_cuda_scope scope;
@@ -26742,9 +26755,11 @@ static void gcudai_cuda_sides_settle(struct gcudai_cuda * cu) {
     for (int i = 0; i < GCUDAI_CUDA_SIDES; ++i) {
         if (cu->sides[i] != NULL && gcudai_cuda_enter_of(&scope, cu->sides[i]->device) == GCUDA_STATUS_SUCCESS) {
             has_sides = true;
-            (void) gcudai_cuda_went_well(cu->plans.stats.n_graph_launches > 0 // of which the stream knows nothing
-                                             ? cudaDeviceSynchronize()
-                                             : cudaStreamSynchronize(cu->sides[i]->stream));
+            if (cu->plans.stats.n_graph_launches > 0) { // of which the streams know nothing
+                (void) gcudai_cuda_went_well(cudaDeviceSynchronize());
+            } else {
+                gcudai_cuda_side_wait(cu->sides[i]);
+            }
             gcudai_cuda_leave(&scope);
         }
     }
@@ -26903,7 +26918,6 @@ static gcuda_status gcudai_cuda_share_begin(
     struct gcuda_array * y = &s->args.y;
     const int64_t n_columns = y->ne[1] * y->ne[2];
     size_t y_size = 0;
-    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->stream, cu->copied, 0), side->device->index, "waiting for the operand");
     if (!s->writes_y) {
         GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
         GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
@@ -26916,30 +26930,113 @@ static gcuda_status gcudai_cuda_share_begin(
     return gcudai_cuda_share_multiply(s, product);
 }
 
+// n columns of a side's rows of the result, from column c on, into the main device's. Of mul_mat_id: slots, all evenly apart.
+static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
+    int64_t c, int64_t n, cudaStream_t stream) {
+    struct gcudai_cuda_move move;
+    GCUDAI_ZERO(move);
+    move.src_pitch = move.width = gcuda_row_size(y->type, s->rows.high - s->rows.low);
+    move.dst_pitch = y->nb[1];
+    move.src = (const char *) s->y + (size_t) c * move.src_pitch;
+    move.dst = (char *) y->data + (size_t) s->rows.low * y->nb[0] + (size_t) c * move.dst_pitch;
+    move.n_columns = y->ne[1] * y->ne[2];
+    move.height = (size_t) n;
+    return gcudai_cuda_send(s->cu, cu, move, stream);
+}
+
+// A stream of a side behind another of it.
+static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cudaStream_t before, cudaStream_t after) {
+    GCUDAI_CUDA_TRY(cudaEventRecord(side->copied, before), side->device->index, "ordering strips of columns");
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(after, side->copied, 0), side->device->index, "ordering strips of columns");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// All of a share in strips of columns: while one is multiplied the next comes, and the one before goes. The last stream is
+// behind all others then.
+static gcuda_status gcudai_cuda_share_strips(
+    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+    struct gcudai_cuda * side = s->cu;
+    struct gcuda_array x = s->args.b;
+    struct gcudai_cuda_share part = *s;
+    struct gcudai_cuda_move move;
+    const int64_t n = y->ne[1];
+    const size_t pitch = gcudai_cuda_split_pitch(&x);
+    size_t size = 0, y_size = 0;
+    GCUDAI_ZERO(move);
+    move.src_pitch = pitch;
+    move.dst_pitch = move.width = gcuda_row_size(x.type, x.ne[0]);
+    move.n_columns = n;
+    GCUDAI_TRY(gcudai_layout(x.type, x.ne, part.args.b.nb, &size));
+    GCUDAI_TRY(gcudai_layout(y->type, s->args.y.ne, part.args.y.nb, &y_size));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
+    GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, "row-split product: operand", &s->b));
+    GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[0]));
+    for (int64_t c = 0, next; c < n; c = next) {
+        next = n - c < 2 * s->strip ? n : c + s->strip;
+        part.args.b.ne[1] = part.args.y.ne[1] = next - c;
+        part.args.b.data = move.dst = (char *) s->b + (size_t) c * move.width;
+        part.args.y.data = (char *) s->y + (size_t) c * part.args.y.nb[1];
+        move.src = (const char *) x.data + (size_t) c * pitch;
+        move.height = (size_t) (next - c);
+        GCUDAI_TRY(gcudai_cuda_send(cu, side, move, side->copies[0]));
+        GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
+        GCUDAI_TRY(gcudai_cuda_share_multiply(&part, product));
+        GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
+        GCUDAI_TRY(gcudai_cuda_share_send(cu, s, y, c, next - c, side->copies[1]));
+    }
+    return GCUDA_STATUS_SUCCESS;
+}
+
 // A side's rows of the result into the main device's, and the main stream behind the side.
 static gcuda_status gcudai_cuda_share_end(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
     const int device = s->cu->device->index;
-    struct gcudai_cuda_move move;
-    GCUDAI_ZERO(move);
-    move.src = s->y;
-    move.dst = (char *) y->data + (size_t) s->rows.low * y->nb[0];
-    move.src_pitch = move.width = s->args.y.nb[1];
-    move.dst_pitch = y->nb[1];
-    move.n_columns = y->ne[1] * y->ne[2]; // of mul_mat_id: slots, all evenly apart
-    move.height = (size_t) move.n_columns;
-    if (!s->writes_y) { GCUDAI_TRY(gcudai_cuda_send(s->cu, cu, move, s->cu->stream)); }
-    GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->cu->stream), device, "joining the main stream");
+    const bool is_there = s->writes_y || s->strip > 0;
+    if (!is_there) { GCUDAI_TRY(gcudai_cuda_share_send(cu, s, y, 0, y->ne[1] * y->ne[2], s->cu->stream)); }
+    GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->strip > 0 ? s->cu->copies[1] : s->cu->stream), device, "joining the main stream");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(cu->stream, s->cu->copied, 0), device, "joining the main stream");
     return GCUDA_STATUS_SUCCESS;
 }
 
-// One of the two above, or the main device's own product, on the device of the share.
+// A strip has tiles of columns whole, and for two thirds of the device's clusters at least: with less of them idle than that
+// the copies take less than is lost. Other ways would decode or write out the weights once for every strip.
+#define GCUDAI_CUDA_STRIP_COLUMNS 256
+#define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
+
+static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+    const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
+    const int64_t tiles = (s->args.y.ne[0] + GCUDAI_CUDA_STRIP_ROWS - 1) / GCUDAI_CUDA_STRIP_ROWS, want = s->cu->device->n_sm / 3;
+    int64_t strip = chosen > 0 ? chosen : 0;
+    if (chosen == 0 && product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
+        strip = GCUDAI_MAX((want + tiles - 1) / tiles, 1) * GCUDAI_CUDA_STRIP_COLUMNS;
+    }
+    return s->ids.data == NULL && !s->writes_y && n / 2 >= strip ? strip : 0;
+}
+
+// The side's stream behind what the main stream has queued, and what a share in strips wants. In a capture streams that are not
+// there are not made.
+static gcuda_status gcudai_cuda_share_open(
+    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+    struct gcudai_cuda * side = s->cu;
+    const int device = side->device->index;
+    s->strip = gcudai_cuda_is_direct(cu, device, s->args.y.ne[1] * s->args.y.ne[2]) ? gcudai_cuda_strip_of(cu, s, product) : 0;
+    if (s->strip > 0 && side->copies[1] == NULL && gcudai_cuda_is_captured(cu)) { s->strip = 0; }
+    for (int i = 0; i < 2 && s->strip > 0; ++i) {
+        if (side->copies[i] == NULL) {
+            GCUDAI_CUDA_TRY(cudaStreamCreateWithFlags(&side->copies[i], cudaStreamNonBlocking), device, "a stream for copies");
+        }
+    }
+    GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->stream, cu->copied, 0), device, "waiting for the operand");
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// One of those above, or the main device's own product, on the device of the share.
 enum gcudai_cuda_split_step { GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_OWN, GCUDAI_CUDA_SPLIT_END };
 
 static gcuda_status gcudai_cuda_share_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * s,
     enum gcudai_cuda_split_step step, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
     struct gcudai_cuda_scope scope;
+    const struct gcuda_array y = gcudai_array(node);
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     if ((s->cu == cu) != (step == GCUDAI_CUDA_SPLIT_OWN)) {
         return st;
@@ -26948,9 +27045,11 @@ static gcuda_status gcudai_cuda_share_step(struct gcudai_cuda * cu, struct gcuda
     if (step == GCUDAI_CUDA_SPLIT_OWN) {
         st = gcudai_cuda_share_multiply(s, product);
     } else if (step == GCUDAI_CUDA_SPLIT_BEGIN) {
-        st = gcudai_cuda_share_begin(cu, s, product);
+        st = gcudai_cuda_share_open(cu, s, product);
+        st = st != GCUDA_STATUS_SUCCESS ? st
+             : s->strip > 0             ? gcudai_cuda_share_strips(cu, s, product, &y)
+                                        : gcudai_cuda_share_begin(cu, s, product);
     } else {
-        const struct gcuda_array y = gcudai_array(node);
         st = gcudai_cuda_share_end(cu, s, &y);
     }
     if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
@@ -26984,8 +27083,7 @@ static enum gcudai_cuda_product gcudai_cuda_split_way(
 }
 
 // The product that p describes; id: that of mul_mat_id which it stands for, or NULL. Each row of the result is the same,
-// bit for bit, as without the split, but on tensor cores, where the number of rows says how a sum is cut. Column strips
-// that overlap copies with products come with their measurements.
+// bit for bit, as without the split, but on tensor cores, where the numbers of rows and columns say how a sum is cut.
 static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p,
     const struct gcuda_mul_mat_id_args * id, const struct gcuda_tensor * node) {
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
@@ -29976,6 +30074,9 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_cuda_pool_free(&cu->pool);
     gcudai_cuda_profile_free(cu->profile);
     gcudai_cuda_cancel_close(cu);
+    for (int i = 0; i < 2; ++i) {
+        if (cu->copies[i] != NULL) { (void) cudaStreamDestroy(cu->copies[i]); }
+    }
     if (cu->copied != NULL) { (void) cudaEventDestroy(cu->copied); }
     if (cu->waited != NULL) { (void) cudaEventDestroy(cu->waited); }
     gcudai_cuda_give(&cu->flags);

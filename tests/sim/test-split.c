@@ -14,6 +14,8 @@ static struct gcuda_cuda_peer peer_of(int device, int peer) {
     return p;
 }
 
+static int64_t strip_columns; // of backends made from now on
+
 // Scratch in virtual memory is what a backend has by itself; blocks cost the simulation far less.
 static gcuda_backend_t backend_with(int device, enum gcuda_cuda_peer_mode mode, bool is_virtual) {
     struct gcuda_cuda_params params;
@@ -21,6 +23,7 @@ static gcuda_backend_t backend_with(int device, enum gcuda_cuda_peer_mode mode, 
     params.device = device;
     params.peer = mode;
     params.pool = is_virtual ? GCUDA_CUDA_POOL_AUTO : GCUDA_CUDA_POOL_BEST_FIT;
+    params.split_columns = strip_columns;
     return gcuda_backend_cuda_init_params(&params);
 }
 
@@ -734,6 +737,53 @@ TEST(the_number_of_columns_decides_about_direct_copies) {
     clean();
 }
 
+// Direct copies of two products that are computed twice, on one other device: those of operands and of results of each strip.
+TEST(strips_of_columns_are_the_whole_bit_for_bit) {
+    static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 20 },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 40, 420, 17 }, { GCUDA_TYPE_BF16, GCUDA_TYPE_F16, 40, 450, 9 } };
+    static const struct {
+        int64_t strip, n_strips; // of the first product
+    } turns[] = { { 6, 3 }, { 1, 20 }, { 10, 2 }, { 11, 1 }, { 64, 1 }, { -1, 1 } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        float * wanted = whole(&cases[i]);
+        REQUIRE(wanted != NULL);
+        for (size_t k = 0; k < sizeof turns / sizeof turns[0]; ++k) {
+            strip_columns = turns[k].strip;
+            for (uint64_t seed = 0; seed < (test_full() ? 20u : 4u); ++seed) {
+                struct setting s = settings[1];
+                s.seed = seed;
+                split_once(&cases[i], &s, wanted);
+                if (i == 0) { CHECK_EQ_I(n_direct_copies(), 4 + 2 * 2 * 2 * turns[k].n_strips); } // 4: of the probe
+            }
+            struct setting s = settings[5];
+            s.seed = k;
+            for (s.link = 1; s.link <= 4; ++s.link) { split_once(&cases[i], &s, wanted); } // no strips but with access
+        }
+        strip_columns = 0;
+        free(wanted);
+    }
+    clean();
+}
+
+// With peer access a product with few columns copies nothing; into and out of memory of the caller's allocator it does.
+TEST(few_columns_are_read_and_written_where_they_are) {
+    static const struct product cases[] = { { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 64, 420, 1 },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 32, 400, 2 } };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        float * wanted = whole(&cases[i]);
+        REQUIRE(wanted != NULL);
+        for (int link = 1; link <= 2; ++link) { // with access, and with copies by the driver
+            struct setting s = settings[1];
+            s.seed = i;
+            s.link = link;
+            split_once(&cases[i], &s, wanted);
+            CHECK_EQ_I(n_direct_copies(), link == 1 ? 4 : 5 + 2 * 2 * 2); // those of the probes, of operands and of results
+        }
+        free(wanted);
+    }
+    clean();
+}
+
 TEST(split_products_are_ordered_for_every_seed) {
     static const struct product cases[] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8, 420, 2 },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 32, 420, 1 } };
@@ -1132,6 +1182,7 @@ TEST(the_callers_allocator_serves_every_device) {
     float * y = products(backend, gcuda_backend_cuda_split_buffer_type(2, NULL, 0), &c);
     CHECK_MSG(y != NULL && memcmp(y, wanted, result_size(&c)) == 0, "%s", gcuda_last_error());
     CHECK(counted.n_taken >= 3 + 2 * 3 && sim_counts("cudaMalloc") == counted.n_taken);
+    CHECK(peer_of(2, 0).is_in_use && n_direct_copies() > 2 * 4); // more than those of the probes: kernels may not reach it
     free(y);
     free(wanted);
     gcuda_backend_free(backend);
@@ -1764,6 +1815,16 @@ TEST(every_cuda_call_of_a_split_product_fails_in_turn) {
     float * wanted = whole(&fault_product);
     REQUIRE(wanted != NULL);
     sweep(false, wanted);
+    free(wanted);
+    clean();
+}
+
+TEST(every_cuda_call_of_strips_fails_in_turn) {
+    float * wanted = whole(&fault_product);
+    REQUIRE(wanted != NULL);
+    strip_columns = 4;
+    sweep(false, wanted);
+    strip_columns = 0;
     free(wanted);
     clean();
 }
