@@ -475,7 +475,7 @@ TEST(flash_attn_any_types) { // every other type that has a float form, and quer
         flash_attn_cases(types, "256,2,4|256,19,2|256,19,2|19,2", "mask", &mask, 0, fill_mask);
     }
     flash_attn_cases("F16,F16,F16,F16>F32 BF16,F16,F16,F16>F32 F16,F32,F32,F16>F32 BF16,BF16,BF16,F16>F32 F16,Q8_0,Q4_0,F16>F32 "
-                     "BF16,Q4_K,F16,F16>F32",
+                     "BF16,Q4_K,F16,F16>F32 F32,F16,F16,BF16>F32 BF16,BF16,BF16,BF16>F32 F32,Q8_0,Q8_0,BF16>F32",
         "256,1,4|256,35,2|256,35,2|35,1 256,9,4,2|256,70,2,2|256,70,2,2|70,9", "q", &mask, LAYOUT_ROWS, fill_mask);
 }
 
@@ -612,7 +612,7 @@ static void rope_mode(int mode, int d, int n_dims, const char * rest, int n_toke
             snprintf(tag, sizeof tag, "mode=%d,n=%d,%s%s", mode, n_dims, ways[i].tag, back ? ",back" : "");
             const bool wide = i == 0 || i == 3;
             rope_cases(wide ? "F32,I32>F32 F16,I32>F16 BF16,I32>BF16" : "F32,I32>F32", shape, tag, &p, false,
-                wide ? LAYOUT_ROWS : 0);
+                !wide ? 0 : i == 0 ? LAYOUT_ANY : LAYOUT_ROWS);
             strcat(tag, ",factors");
             rope_cases(wide ? "F32,I32,F32>F32 F16,I32,F32>F16" : "F32,I32,F32>F32", shape, tag, &p, true, 0);
         }

@@ -512,9 +512,11 @@ TEST(im2col_2d) {
     im2col_cases("3,3,2,1|9,8,2,0 3,3,0,1|9,8,0,2", p, 0); // no images, no channels
     p.type = GCUDA_TYPE_F16;
     struct op_test t = conv_test("F16 BF16>F16 F32,BF16>F16", "3,3,3,2|9,7,3,2", "16-bit", &p, build_im2col, ref_im2col, 1e-7);
-    t.in[1].layouts = LAYOUT_GAPS;
+    t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED;
     op_test_run(&t);
     p.type = GCUDA_TYPE_F32;
+    t.types = "F64,F32>F32 I8,F32>F32 I16,F32>F32 I32,BF16>F32 I64,F16>F32", t.tag = "any-kernel", t.in[1].layouts = 0;
+    op_test_run(&t);
     p.gap = 1; // channel and image strides larger than a plane
     im2col_cases("3,3,3,2|9,7,4,3", p, 0);
     if (test_full()) {
@@ -557,6 +559,14 @@ TEST(im2col_back) {
             t.tag = tag;
             op_test_run(&t);
         }
+    }
+    struct p_conv p = conv_params(2, 1, 1, 0, 1, 1);
+    for (int k = 2; k < 4; ++k) { // no channels, no images
+        const int64_t ne[4] = { 11, 9, k == 2 ? 0 : 2, k == 3 ? 0 : 2 };
+        memcpy(p.ne, ne, sizeof ne);
+        const struct op_test t = conv_test("F32 BF16,F16>F32", k == 2 ? "0,6,8,2|3,2,0,1" : "12,6,8,0|3,2,2,1",
+            k == 2 ? "no-channels" : "no-images", &p, build_im2col_back, ref_im2col_back, 1e-7);
+        op_test_run(&t);
     }
 }
 
@@ -606,7 +616,7 @@ TEST(im2col_3d) {
         static const char * const types[] = { "F16>F32 BF16>F32", "F16 F32,BF16>F16", "F32>BF16 F32,F16>BF16 BF16" };
         p.type = to[i];
         t = conv_test(types[i], "1,2,3,4|5,4,3,6 2,3,2,10|70,5,3,20", "16-bit", &p, build_im2col_3d, ref_im2col_3d, 1e-7);
-        t.in[1].layouts = LAYOUT_GAPS;
+        t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED;
         op_test_run(&t);
     }
 }
@@ -780,6 +790,8 @@ TEST(conv_2d_dw) {
         t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
         op_test_run(&t);
         t.types = "F16 BF16 F16,F32>F32 F32,BF16>BF16", t.shapes = "2,3,1,5|9,7,5,3 3,3,1,33|16,8,33,1";
+        op_test_run(&t);
+        t.types = "F32 F16,F32>F32", t.in[0].layouts = LAYOUT_ANY & ~LAYOUT_OFFSET, t.in[1].layouts = 0;
         op_test_run(&t);
         t.types = "F32", t.shapes = "3,3,1,4|9,8,4,0 3,3,1,0|9,8,0,2", t.in[0].layouts = t.in[1].layouts = 0;
         op_test_run(&t);

@@ -103,6 +103,28 @@ static struct gcuda_tensor * build_transpose(struct gcuda_context * ctx, struct 
     return gcuda_transpose(ctx, in[0]);
 }
 
+// Views of rows of blocks: some of the rows, part of each, and the same in another order.
+static void ref_view_blocks(const struct op_case * c) {
+    const struct arr * a = c->in[0];
+    arr_new(c->out, 256, a->ne[2], a->ne[1] - 1, 1);
+    FOR_ARR(c->out) { AT(c->out, i0, i1, i2, i3) = AT(a, i0 + 256, i2 + 1, i1, 0); }
+}
+static struct gcuda_tensor * build_view_blocks(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    const size_t * nb = in[0]->nb;
+    (void) p;
+    return gcuda_permute(ctx, gcuda_view_3d(ctx, in[0], 256, in[0]->ne[1] - 1, in[0]->ne[2], nb[1], nb[2],
+        nb[1] + row_bytes(in[0]->type, 256)), 0, 2, 1, 3);
+}
+TEST(view_blocks) {
+    struct op_test t = { .types = CPU_WEIGHTS, .shapes = "768,4,3 512,2,1", .n_in = 1, .build = build_view_blocks,
+        .ref = ref_view_blocks, .keep_blocks = true, .aliases = true, .in = { { .layouts = LAYOUT_GAPS } } };
+    op_test_run(&t);
+    static const int64_t rows[] = { 256, 3, 2, 1 };
+    t.build = build_reshape, t.ref = ref_shape_of_p, t.p = rows, t.shapes = "512,3 768,2", t.tag = "reshape";
+    t.in[0].layouts = LAYOUT_OFFSET;
+    op_test_run(&t);
+}
+
 TEST(permute) { // >>op:permute, and cont of the result: all 24 orders
     for (int a = 0; a < 256; ++a) {
         const int axis[4] = { a & 3, a >> 2 & 3, a >> 4 & 3, a >> 6 };
@@ -411,6 +433,10 @@ TEST(get_rows) { // >>op:get_rows
     op_test_run(&t);
     t.types = op_types_with(WEIGHT_TYPES, ",I32>F32"), t.shapes = "256,5|4 512,3,2|5,2", t.in[0].lo = t.in[0].hi = 0;
     op_test_run(&t);
+    t.types = "F32,I32>F32 F16,I32>F32 I8,I32>I8", t.shapes = "31,4,3|5,3 257,7|5", t.tag = "any";
+    t.in[0].lo = -100, t.in[0].hi = 100, t.in[0].layouts = t.in[1].layouts = LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED;
+    op_test_run(&t);
+    t.tag = NULL;
     t.types = "F32,I32>F32", t.shapes = test_full() ? "1,80000,2|70000,2 76800,5|3 3,5,700,100|2,700,100"
         : "3,5,70,10|2,70,10 7680,5|3";
     t.in[0].layouts = t.in[1].layouts = 0;
@@ -535,7 +561,7 @@ TEST(set_rows_repeated_index) { // the last row stays, with any number of thread
 
 TEST(set_rows_own) { // formats whose reference is the library's own row function
     const struct op_test t = { .types = "MXFP4,F32,I32 Q2_K,F32,I32 Q3_K,F32,I32 Q4_K,F32,I32 Q5_K,F32,I32 "
-        "Q6_K,F16,I64 IQ4_XS,F32,I32 Q8_K,F32,I32",
+        "Q6_K,F16,I64 IQ4_XS,F32,I32 Q8_K,F32,I32 Q8_1,F32,I32",
         .shapes = "256,5|256,3|3", .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true,
         .keep_blocks = true, .no_max_error = true, .in = { { .layouts = LAYOUT_ROWS },
         { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS }, { .fill = fill_set_index } } };
@@ -607,6 +633,24 @@ TEST(set) { // >>op:set
         .in = { { .lo = -90, .hi = 90 }, { .lo = -90, .hi = 90 } } };
     op_test_run(&t);
     t.p = &p2, t.shapes = "5,4|3,2", t.tag = "2d";
+    op_test_run(&t);
+    t.types = "F32 I8", t.shapes = "5,4|3,2 5,4|2,2", t.tag = "any", t.in[1].layouts = LAYOUT_ANY;
+    op_test_run(&t);
+}
+
+// whole blocks, counted in blocks: nothing is decoded on the way
+static void ref_set_blocks(const struct op_case * c) {
+    arr_copy(c->out, c->in[0]);
+    FOR_ARR(c->in[1]) { AT(c->out, i0 + 256, i1 + 1, i2, i3) = AT(c->in[1], i0, i1, i2, i3); }
+}
+static struct gcuda_tensor * build_set_blocks(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    const size_t * nb = in[0]->nb;
+    (void) p;
+    return gcuda_set(ctx, in[0], in[1], nb[1], nb[2], nb[3], nb[1] + row_bytes(in[0]->type, 256));
+}
+TEST(set_blocks) {
+    const struct op_test t = { .types = CPU_WEIGHTS, .shapes = "768,4,2|256,2,2 512,3|256,2", .n_in = 2, .build = build_set_blocks,
+        .ref = ref_set_blocks, .keep_blocks = true, .in = { { 0 }, { .layouts = LAYOUT_GAPS } } };
     op_test_run(&t);
 }
 

@@ -36,6 +36,10 @@ static void run_binary(const struct binary_p * p) {
         .inplace = build_binary_inplace, .ref = ref_binary, .p = p, .max_nmse = 1e-7, .reuse = 3,
         .in = { { lo, hi, .layouts = LAYOUT_ROWS }, { lo, hi, .layouts = LAYOUT_ROWS } } };
     op_test_run(&t);
+    t.types = "F32,F32 F16,F16 BF16,F32", t.shapes = "10,5,4,3|10,5,4,3 10,6,4,2|5,3,1,2", t.tag = "any";
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_TRANSPOSED | LAYOUT_SHUFFLED;
+    op_test_run(&t);
+    t.tag = NULL;
     t.types = "F32,F32", t.shapes = test_full() ? "1,1,320,320|1,1,320,320 64,70000|64 4,1,66000|4,1,1"
         : "1,1,70,33|1,1,70,33 3,7000|3 4,1,660|4,1,1";
     t.in[0].layouts = t.in[1].layouts = 0;
@@ -106,7 +110,7 @@ TEST(add1) { // >>op:add1
     static const struct binary_p p = { '+', gcuda_add1, gcuda_add1_inplace };
     struct op_test t = { .types = BINARY_TYPES, .shapes = "1|1 257|1 10,5,4,3|1 1024,33|1 0|1", .n_in = 2,
         .build = build_binary, .inplace = build_binary_inplace, .ref = ref_add1, .p = &p, .max_nmse = 1e-7, .reuse = 1,
-        .in = { { .layouts = LAYOUT_OFFSET | LAYOUT_PADDED }, { 0 } } };
+        .in = { { .layouts = LAYOUT_ANY }, { 0 } } };
     op_test_run(&t);
     t.types = SUM_TYPES, t.shapes = "256,3|1", t.max_nmse = 0.0625 / 256, t.no_max_error = true, t.reuse = 0;
     t.in[0].layouts = LAYOUT_GAPS;
@@ -142,6 +146,10 @@ TEST(add_id) { // >>op:add_id
     op_test_run(&t);
     t.types = "F16,F16,I32 BF16,BF16,I32 F16,F32,I32 BF16,F32,I32 F32,F16,I32 F32,BF16,I32", t.shapes = "129,2,7|129,8|2,7";
     op_test_run(&t);
+    t.types = "F32,F32,I32 F16,F32,I32", t.shapes = "33,3,7|33,8|3,7", t.tag = "any";
+    t.in[0].layouts = t.in[1].layouts = t.in[2].layouts = LAYOUT_TRANSPOSED | LAYOUT_PERMUTED;
+    op_test_run(&t);
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_ROWS, t.in[2].layouts = LAYOUT_PADDED | LAYOUT_OFFSET;
     t.types = "F32,F32,I32", t.shapes = "32,4,9|32,8|4,9", t.in[2].fill = fill_bad_expert, t.status = GCUDA_STATUS_INVALID_DATA, t.tag = "bad";
     op_test_run(&t);
 }
@@ -416,7 +424,7 @@ TEST(scale) { // >>op:scale
         const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,10,10,10 257,3 0", .n_in = 1,
             .build = build_scale, .inplace = build_scale_inplace, .ref = ref_scale, .p = &all[i],
             .tag = tagf("s=%g,b=%g", all[i].s, all[i].b), .max_nmse = 1e-7, .reuse = 1,
-            .in = { { .layouts = LAYOUT_OFFSET | LAYOUT_PADDED } } };
+            .in = { { .layouts = i == 1 ? LAYOUT_ANY : LAYOUT_OFFSET | LAYOUT_PADDED } } };
         op_test_run(&t);
     }
 }
@@ -482,7 +490,7 @@ TEST(clamp) { // >>op:clamp; always in place
         const struct op_test t = { .types = "F32 F16 BF16", .shapes = "1 10,5,4,3 257,3 0", .n_in = 1,
             .build = build_clamp, .ref = ref_clamp, .p = &all[i], .tag = tagf("%g,%g", all[i].a, all[i].b),
             .aliases = true, .max_nmse = 1e-7, .in = { { .lo = -1.5, .hi = 1.5,
-            .layouts = LAYOUT_OFFSET | LAYOUT_PADDED } } };
+            .layouts = i == 0 ? LAYOUT_ANY : LAYOUT_OFFSET | LAYOUT_PADDED } } };
         op_test_run(&t);
     }
 }

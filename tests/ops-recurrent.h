@@ -281,7 +281,8 @@ TEST(ssm_scan_bad_slots) {
 
 TEST(ssm_scan_types) {
     struct op_test t = ssm_scan_test();
-    t.types = "F32,F16,F32,F32,F16,F16,I32>F32 F32,BF16,F16,BF16,F32,F16,I32>F32";
+    t.types = "F32,F16,F32,F32,F16,F16,I32>F32 F32,BF16,F16,BF16,F32,F16,I32>F32 F32,F32,BF16,F16,BF16,BF16,I32>F32 "
+              "F32,BF16,F32,F32,F32,F32,I32>F32";
     t.shapes = "5,3,6,4|3,6,4,3|6,4,3|1,6|5,3,4,3|5,3,4,3|3 16,1,4,2|1,4,2,2|4,2,2|16,4|16,1,2,2|16,1,2,2|2";
     op_test_run(&t);
 }
@@ -342,13 +343,15 @@ static void recurrence_cases(struct op_test * t, int n_in, int small) {
 }
 
 // 16-bit inputs in turn, the state stays F32
-static void recurrence_types(struct op_test * t, int n_in, int small) {
-    char types[128] = "", shape[256] = "";
-    for (int k = 0; k < n_in - 1; ++k) {
-        strcat(types, k % 3 == 0 ? "F16," : k % 3 == 1 ? "BF16," : "F32,");
-        strcat(shape, k == small ? "20,3,1|" : "20,3,6|");
+static void recurrence_types(struct op_test * t, int n_in, int small) { // each source in each type
+    char types[384] = "", shape[256] = "";
+    for (int first = 0; first < 3; ++first) {
+        for (int k = 0; k < n_in - 1; ++k) {
+            strcat(types, (k + first) % 3 == 0 ? "F16," : (k + first) % 3 == 1 ? "BF16," : "F32,");
+        }
+        strcat(types, "F32>F32 ");
     }
-    strcat(types, "F32>F32");
+    for (int k = 0; k < n_in - 1; ++k) { strcat(shape, k == small ? "20,3,1|" : "20,3,6|"); }
     strcat(shape, "1200,2");
     t->types = types, t->shapes = shape, t->n_in = n_in, t->max_nmse = 1e-7;
     op_test_run(t);
