@@ -4,8 +4,10 @@
 //
 // A row is one operation through the public interface: a graph of one node on a CUDA backend, so that everything the
 // operation needs (conversions, quantizing, scratch) is in it. It is captured into a CUDA graph of at least 50 launches;
-// the time is the median of the replays divided by that number. Launches that take so long that 50 of them pass 0.5 s are
-// fewer, and their rows say so. Data is random everywhere.
+// the time is the median of the replays divided by that number. Launches of more than 20 ms each, of which 50 would take more
+// than a second, are fewer, and their rows say so. What no CUDA graph can hold (copies through host memory, batches of a
+// scheduler, plans that are compared with and without graphs) is 50 computations or batches by the host, and its line or title
+// says so. Data is random everywhere.
 //   rotated   copies of all buffers, together more than twice the L2 cache, in turn: in percent of the ceiling
 //   same      the same buffers again and again, as the reference was measured: in ratio to it, above 1 is faster
 // Ceilings, the best of several: copying 4 GiB (cudaMemcpyAsync, gcuda's copy and its scale, which is a copy with one
@@ -25,6 +27,7 @@
 
 #define COUNT(array) ((int) (sizeof(array) / sizeof((array)[0])))
 #define MIN_LAUNCHES 50
+#define MAX_LAUNCH_US 20000.0 // of which MIN_LAUNCHES are replayed all the same
 #define MAX_COPIES 1024 // of the buffers of small rows
 #define MAX_REPLAYS 200
 
@@ -700,11 +703,11 @@ static struct timing time_launches(struct bench * b, enqueue_fn enqueue, void * 
         CUDA(cudaEventRecord(b->begin, b->stream));
         enqueue(user, i);
         CUDA(cudaEventRecord(b->end, b->stream));
-        if (elapsed_us(b) > 0.2 * b->max_us) { break; }
+        if (elapsed_us(b) > (i == 0 ? 5.0 : 0.3) * MAX_LAUNCH_US) { break; }
     }
     const double once = fmax(elapsed_us(b), 1.0);
     int n = MIN_LAUNCHES;
-    if (once * n > 10.0 * b->max_us) { n = (int) (10.0 * b->max_us / once); } // 50 of these would take too long
+    if (once > MAX_LAUNCH_US) { n = (int) (10.0 * b->max_us / once); } // 50 of these would take too long
     if (once * n < 0.1 * b->max_us) { n = (int) (0.1 * b->max_us / once); }   // and of these many fit
     n = n < 2 ? 2 : n;
     n = (n + n_copies - 1) / n_copies * n_copies; // every copy as often as the others
@@ -732,13 +735,13 @@ static struct timing time_launches(struct bench * b, enqueue_fn enqueue, void * 
 }
 
 struct computing {
-    struct bench * b;
+    gcuda_backend_t backend;
     struct gcuda_cgraph ** graphs;
     int n_graphs;
 };
 static void enqueue_graph(void * user, int i) {
     struct computing * c = (struct computing *) user;
-    if (gcuda_backend_graph_compute_async(c->b->backend, c->graphs[i % c->n_graphs]) != GCUDA_STATUS_SUCCESS) {
+    if (gcuda_backend_graph_compute_async(c->backend, c->graphs[i % c->n_graphs]) != GCUDA_STATUS_SUCCESS) {
         stop("computing");
     }
 }
@@ -820,12 +823,12 @@ static bool measure(struct bench * b, const char * text, struct result * out) {
                 cudaMemcpyDeviceToDevice, b->stream));
         }
     }
-    struct computing rotated = { b, graphs, n_copies }, same = { b, graphs, 1 };
+    struct computing rotated = { b->backend, graphs, n_copies }, same = { b->backend, graphs, 1 };
     out->rotated = time_launches(b, enqueue_graph, &rotated, n_copies);
     out->same = time_launches(b, enqueue_graph, &same, 1);
     if (gcuda_backend_synchronize(b->backend) != GCUDA_STATUS_SUCCESS) { stop(text); }
     if (out->same.n_launches < MIN_LAUNCHES) {
-        snprintf(out->note, sizeof out->note, "%d launches", out->same.n_launches);
+        snprintf(out->note, sizeof out->note, "%d launches: %d take more than a second", out->same.n_launches, MIN_LAUNCHES);
     }
     rate(b, &r, bytes, out);
     row_free(r.ctx, buffer);
@@ -1251,9 +1254,8 @@ static size_t stack_kernels(struct bench * b, gcuda_backend_t backend, const str
 }
 
 static void stack_time(struct bench * b, const struct stack_graph * g, bool has_fusion, bool has_graphs, bool has_overlap) {
-    enum { RUNS = 30 };
     struct gcuda_cuda_params params;
-    float samples[RUNS];
+    float samples[MIN_LAUNCHES];
     int device = 0;
     CUDA(cudaGetDevice(&device));
     memset(&params, 0, sizeof params);
@@ -1264,15 +1266,15 @@ static void stack_time(struct bench * b, const struct stack_graph * g, bool has_
     params.overlap = has_overlap ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     if (backend == NULL) { stop("backend"); }
-    for (int i = -3; i < RUNS; ++i) {
+    for (int i = -3; i < MIN_LAUNCHES; ++i) {
         CUDA(cudaEventRecord(b->begin, b->stream));
         if (gcuda_backend_graph_compute_async(backend, g->graph) != GCUDA_STATUS_SUCCESS) { stop(g->s->name); }
         CUDA(cudaEventRecord(b->end, b->stream));
         const double us = elapsed_us(b);
         if (i >= 0) { samples[i] = (float) us; }
     }
-    qsort(samples, RUNS, sizeof samples[0], by_value);
-    const double us = (double) samples[RUNS / 2], gbs = g->bytes / us * 1e-3;
+    qsort(samples, MIN_LAUNCHES, sizeof samples[0], by_value);
+    const double us = (double) samples[MIN_LAUNCHES / 2], gbs = g->bytes / us * 1e-3;
     printf("%-34s fusion %-3s graphs %-3s overlap %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s of weights, %3.0f%% of reading\n",
         g->s->name, has_fusion ? "on" : "off", has_graphs ? "on" : "off", has_overlap ? "on" : "off", us, (double) stack_kernels(b, backend, g) / g->s->n_layers, gbs,
         b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0);
@@ -1289,7 +1291,8 @@ static void stacks(struct bench * b) {
         { "8B q4_0, 512 columns", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, false },
         { "8B q4_0, 512 columns, products alone", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, true },
     };
-    printf("\n=== decoder blocks without attention\n");
+    printf("\n=== decoder blocks without attention: median of %d computations by the host, whose CUDA graphs are compared with none\n",
+        MIN_LAUNCHES);
     for (int i = 0; i < COUNT(all); ++i) {
         struct stack_graph g;
         if (!wanted(b, all[i].name)) { continue; }
@@ -1305,7 +1308,7 @@ static void stacks(struct bench * b) {
 // =====================================================================================================================
 // >>pair   two GPUs: products with row-split weights, and the decoder blocks in two halves with several batches under way
 // =====================================================================================================================
-enum { PAIR_RUNS = 30, PAIR_BATCHES = 32, PAIR_UNDER_WAY = 4 };
+enum { PAIR_RUNS = 5, PAIR_BATCHES = 50, PAIR_UNDER_WAY = 4 };
 
 struct pair_product {
     struct gcuda_context * weights, * ctx;
@@ -1358,54 +1361,57 @@ static void pair_end(struct pair_product * p) {
     gcuda_free(p->weights);
 }
 
-// Of one product, of several in a row: the host's time for a launch is behind the one before.
-static double pair_time(struct bench * b, gcuda_backend_t backend, const struct pair_product * p) {
-    enum { IN_A_ROW = 8 };
+// Of one product. Copies through host memory are no part of a CUDA graph: the host computes as many in a row then.
+static double pair_time(struct bench * b, gcuda_backend_t backend, struct pair_product * p, bool is_captured) {
+    struct computing c = { backend, &p->graph, 1 };
     float samples[PAIR_RUNS];
-    for (int i = -3; i < PAIR_RUNS; ++i) {
+    if (is_captured) { return time_launches(b, enqueue_graph, &c, 1).us; }
+    for (int i = -1; i < PAIR_RUNS; ++i) {
         CUDA(cudaEventRecord(b->begin, b->stream));
-        for (int k = 0; k < IN_A_ROW; ++k) {
-            if (gcuda_backend_graph_compute_async(backend, p->graph) != GCUDA_STATUS_SUCCESS) { stop("pair"); }
-        }
+        for (int k = 0; k < MIN_LAUNCHES; ++k) { enqueue_graph(&c, k); }
         CUDA(cudaEventRecord(b->end, b->stream));
         const double us = elapsed_us(b);
-        if (i >= 0) { samples[i] = (float) (us / IN_A_ROW); }
+        if (i >= 0) { samples[i] = (float) (us / MIN_LAUNCHES); }
     }
     qsort(samples, PAIR_RUNS, sizeof samples[0], by_value);
     return (double) samples[PAIR_RUNS / 2];
 }
 
+struct pair_copy {
+    struct cudaMemcpy3DPeerParms p;
+    cudaStream_t stream;
+};
+static void enqueue_pair_copy(void * user, int i) {
+    const struct pair_copy * c = (const struct pair_copy *) user;
+    const struct cudaMemcpy3DPeerParms * p = &c->p;
+    (void) i;
+    if (p->extent.height == 1) {
+        CUDA(cudaMemcpyPeerAsync(p->dstPtr.ptr, p->dstDevice, p->srcPtr.ptr, p->srcDevice, p->extent.width, c->stream));
+    } else {
+        CUDA(cudaMemcpy3DPeerAsync(p, c->stream));
+    }
+}
+
 // A rectangle of bytes from one device to the other, as products copy their operand (one row) and their result.
 static double pair_copy_us(struct bench * b, size_t width, size_t height, size_t dst_pitch, int from) {
-    struct cudaMemcpy3DPeerParms p;
-    float samples[PAIR_RUNS];
-    memset(&p, 0, sizeof p);
+    struct pair_copy c;
+    memset(&c, 0, sizeof c);
     CUDA(cudaSetDevice(from));
-    CUDA(cudaMalloc(&p.srcPtr.ptr, width * height));
+    CUDA(cudaMalloc(&c.p.srcPtr.ptr, width * height));
     CUDA(cudaSetDevice(1 - from));
-    CUDA(cudaMalloc(&p.dstPtr.ptr, dst_pitch * height));
+    CUDA(cudaMalloc(&c.p.dstPtr.ptr, dst_pitch * height));
     CUDA(cudaSetDevice(0));
-    p.srcDevice = from;
-    p.dstDevice = 1 - from;
-    p.srcPtr.pitch = p.srcPtr.xsize = p.dstPtr.xsize = p.extent.width = width;
-    p.srcPtr.ysize = p.dstPtr.ysize = p.extent.height = height;
-    p.dstPtr.pitch = dst_pitch;
-    p.extent.depth = 1;
-    for (int i = -3; i < PAIR_RUNS; ++i) {
-        CUDA(cudaEventRecord(b->begin, b->stream));
-        if (height == 1) {
-            CUDA(cudaMemcpyPeerAsync(p.dstPtr.ptr, p.dstDevice, p.srcPtr.ptr, p.srcDevice, width, b->stream));
-        } else {
-            CUDA(cudaMemcpy3DPeerAsync(&p, b->stream));
-        }
-        CUDA(cudaEventRecord(b->end, b->stream));
-        const double us = elapsed_us(b);
-        if (i >= 0) { samples[i] = (float) us; }
-    }
-    CUDA(cudaFree(p.srcPtr.ptr));
-    CUDA(cudaFree(p.dstPtr.ptr));
-    qsort(samples, PAIR_RUNS, sizeof samples[0], by_value);
-    return (double) samples[PAIR_RUNS / 2];
+    c.stream = b->stream;
+    c.p.srcDevice = from;
+    c.p.dstDevice = 1 - from;
+    c.p.srcPtr.pitch = c.p.srcPtr.xsize = c.p.dstPtr.xsize = c.p.extent.width = width;
+    c.p.srcPtr.ysize = c.p.dstPtr.ysize = c.p.extent.height = height;
+    c.p.dstPtr.pitch = dst_pitch;
+    c.p.extent.depth = 1;
+    const double us = time_launches(b, enqueue_pair_copy, &c, 1).us;
+    CUDA(cudaFree(c.p.srcPtr.ptr));
+    CUDA(cudaFree(c.p.dstPtr.ptr));
+    return us;
 }
 
 static double pair_error(const struct pair_product * p, const struct pair_product * q) { // squared, relative
@@ -1437,7 +1443,7 @@ static gcuda_backend_t pair_backend(const struct bench * b, enum gcuda_cuda_peer
 }
 
 static void pair_line(const char * what, double us, double of) {
-    printf("    %-58s %8.1f us: %.2f of it\n", what, us, us / of);
+    printf("    %-60s %8.1f us: %.2f of it\n", what, us, us / of);
     fflush(stdout);
 }
 
@@ -1451,19 +1457,20 @@ static void pair_split(struct bench * b, int64_t n) {
         { "rows split over two", GCUDA_CUDA_PEER_ON, 0, { 1.0f, 1.0f } },
         { "the same, 66 rows of 112 on the first", GCUDA_CUDA_PEER_ON, 0, { 66.0f, 46.0f } },
         { "the same as the first, all columns at once", GCUDA_CUDA_PEER_ON, -1, { 1.0f, 1.0f } },
-        { "the same, copies through host memory", GCUDA_CUDA_PEER_OFF, 0, { 1.0f, 1.0f } },
+        { "the same, copies through host memory, 50 in a row, no graph", GCUDA_CUDA_PEER_OFF, 0, { 1.0f, 1.0f } },
     };
     struct pair_product one, two, half;
     gcuda_backend_buffer_type_t whole = gcuda_backend_get_default_buffer_type(b->backend);
     pair_begin(b, whole, PAIR_M, n, &one);
-    const double us = pair_time(b, b->backend, &one);
+    const double us = pair_time(b, b->backend, &one, true);
     printf("mul_mat q4_0 %d x %d, %3d columns  one GPU %8.1f us\n", PAIR_M, PAIR_K, (int) n, us);
     for (int i = 0; i < COUNT(ways); ++i) {
         gcuda_backend_buffer_type_t split = gcuda_backend_cuda_split_buffer_type(0, ways[i].shares, 2);
         if (split == NULL) { stop("split"); }
         gcuda_backend_t backend = pair_backend(b, ways[i].peer, ways[i].columns);
         pair_begin(b, split, PAIR_M, n, &two);
-        const double both = pair_time(b, backend, &two), error = pair_error(&one, &two);
+        const bool is_captured = ways[i].peer == GCUDA_CUDA_PEER_ON;
+        const double both = pair_time(b, backend, &two, is_captured), error = pair_error(&one, &two);
         pair_line(ways[i].name, both, us);
         if (!(error < 1e-4)) { stop("pair: the split product is wrong"); }
         pair_end(&two);
@@ -1471,7 +1478,7 @@ static void pair_split(struct bench * b, int64_t n) {
     }
     pair_end(&one);
     pair_begin(b, whole, PAIR_M / 2, n, &half);
-    pair_line("half of the rows, on one", pair_time(b, b->backend, &half), us);
+    pair_line("half of the rows, on one", pair_time(b, b->backend, &half, true), us);
     pair_line("its operand, directly", pair_copy_us(b, (size_t) n * PAIR_K * 4, 1, (size_t) n * PAIR_K * 4, 0), us);
     pair_line("its result, directly", pair_copy_us(b, PAIR_M / 2 * 4, (size_t) n, PAIR_M * 4, 1), us);
     pair_end(&half);
@@ -1503,20 +1510,21 @@ static double pair_pipeline(const struct stack * s, const gcuda_backend_t * back
     if (host == NULL) { stop("malloc"); }
     const struct leaf l = { g.x, FLOATS, 0 };
     fill_host(&l, host, gcuda_nbytes(g.x));
-    double us = 0.0;
-    for (int k = 0; k < 3; ++k) { // the first two make plans
+    float samples[PAIR_RUNS];
+    for (int k = -2; k < PAIR_RUNS; ++k) { // the first two make plans
         const int64_t start = gcuda_time_us();
         for (int i = 0; i < PAIR_BATCHES; ++i) {
             if (gcuda_backend_tensor_set(g.x, host, 0, gcuda_nbytes(g.x)) != GCUDA_STATUS_SUCCESS ||
                 gcuda_backend_sched_graph_compute_async(sched, g.graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
         }
         if (gcuda_backend_sched_synchronize(sched) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
-        us = (double) (gcuda_time_us() - start) / PAIR_BATCHES;
+        if (k >= 0) { samples[k] = (float) (gcuda_time_us() - start) / PAIR_BATCHES; }
     }
+    qsort(samples, PAIR_RUNS, sizeof samples[0], by_value);
     free(host);
     gcuda_backend_sched_free(sched);
     stack_end(&g);
-    return us;
+    return (double) samples[PAIR_RUNS / 2];
 }
 
 static void pairs(struct bench * b) {
@@ -1537,8 +1545,8 @@ static void pairs(struct bench * b) {
     if (backends[0] == NULL || backends[1] == NULL || backends[2] == NULL) { stop("backends"); }
     for (int i = 0; i < COUNT(all); ++i) {
         const double one = pair_pipeline(&all[i], backends, 1), two = pair_pipeline(&all[i], backends, 2);
-        printf("%-24s %d batches under way: one GPU %8.1f us a batch, blocks dealt out to two %8.1f us: %.2f x\n", all[i].name,
-            PAIR_UNDER_WAY, one, two, one / two);
+        printf("%-24s %d of %d batches by the host under way: one GPU %8.1f us a batch, blocks dealt out to two %8.1f us: %.2f x\n",
+            all[i].name, PAIR_UNDER_WAY, PAIR_BATCHES, one, two, one / two);
         fflush(stdout);
     }
     for (int i = 0; i < 3; ++i) { gcuda_backend_free(backends[i]); }
