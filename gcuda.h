@@ -501,6 +501,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_conv_2d_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_direct)
 #define gcuda_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw)
 #define gcuda_conv_2d_dw_direct GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_dw_direct)
+#define gcuda_conv_2d_packed_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_packed_scratch_bytes)
 #define gcuda_conv_2d_s1_ph GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_s1_ph)
 #define gcuda_conv_2d_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_scratch_bytes)
 #define gcuda_conv_2d_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_conv_2d_set_prec)
@@ -690,6 +691,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_concat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_concat)
 #define gcuda_launch_conv_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d)
 #define gcuda_launch_conv_2d_dw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_dw)
+#define gcuda_launch_conv_2d_packed GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_packed)
 #define gcuda_launch_conv_2d_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_2d_wg)
 #define gcuda_launch_conv_transpose_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_1d)
 #define gcuda_launch_conv_transpose_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_conv_transpose_2d)
@@ -1022,7 +1024,8 @@ typedef enum gcuda_status {
 GCUDA_API const char * gcuda_status_to_string(gcuda_status status);
 
 // The message of the last failure on this thread, never NULL; "" if there was none. Valid until the next failure
-// on this thread. Functions that succeed leave it alone.
+// on this thread. Success does not clear it, and a function that found another way when the first had failed leaves the
+// message of that: whether it succeeded, the status says.
 GCUDA_API const char * gcuda_last_error(void);
 GCUDA_API void gcuda_clear_last_error(void);
 
@@ -3762,7 +3765,8 @@ GCUDA_API void gcuda_backend_cuda_semaphore_free(gcuda_cuda_semaphore_t semaphor
 // UNSUPPORTED for types without a kernel, or FAILED with CUDA's last error set. What the members of args mean is said
 // in each operation's >>op: block; shapes are not checked again. Defined in gcuda_kernels.cu.
 // A launcher with a gcuda_OP_scratch_bytes beside it wants args->scratch to point to so many bytes of device memory,
-// aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do.
+// aligned to 16, that nobody else uses until the stream is past it; 0 bytes: NULL will do; SIZE_MAX: the device could not be asked,
+// and CUDA's last error says why.
 // What the kernels were compiled for, as compute capabilities (100 * major + 10 * minor): the code that the current
 // device would run, and its PTX. Returns a cudaError_t.
 GCUDA_KERNEL_API int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc);
@@ -3776,6 +3780,7 @@ enum gcuda_overlap { GCUDA_OVERLAP_NONE, GCUDA_OVERLAP_LAUNCH, GCUDA_OVERLAP_WEI
 struct gcuda_launch_series { // of the calling thread
     enum gcuda_overlap overlap; // of the launches from now on; NONE unless the program sets it
     bool has_begun;             // there was a launch; false begins a series
+    int failed_query; // a cudaError_t: a question to the device that failed, for which the next launch is FAILED; 0: none
 };
 GCUDA_KERNEL_API struct gcuda_launch_series * gcuda_thread_launches(void);
 GCUDA_KERNEL_API bool gcuda_has_overlap(void);
@@ -3905,6 +3910,10 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_back(const struct gcuda_conv_a
 GCUDA_KERNEL_API gcuda_status gcuda_launch_im2col_3d(const struct gcuda_im2col_3d_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d(const struct gcuda_conv_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_conv_2d_scratch_bytes(const struct gcuda_conv_args * args);
+// The way that gcuda_launch_conv_2d goes with large convolutions, for one of any size: UNSUPPORTED but for a kernel in F16 of at
+// least 8 channels to 32, not in full precision.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_packed(const struct gcuda_conv_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_conv_2d_packed_scratch_bytes(const struct gcuda_conv_args * args);
 // What gcuda_launch_conv_2d does of a large convolution on warp-group instructions, once its scratch is filled: the product.
 // UNSUPPORTED where there are none (gcuda_has_warp_groups) or max_shared is too small.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_conv_2d_wg(const struct gcuda_conv_args * args, gcuda_stream stream);
@@ -22950,6 +22959,20 @@ static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int dev
         cudaGetErrorName(err), gcudai_cuda_advice(err, device, advice, sizeof(advice)));
 }
 
+// Why a scratch size is SIZE_MAX.
+static cudaError_t gcudai_cuda_last_or_unknown(void) {
+    const cudaError_t err = cudaGetLastError();
+    return err != cudaSuccess ? err : cudaErrorUnknown;
+}
+
+// What the kernels could not learn of the device, for those who ask more of them than a launch. Forgets it.
+static cudaError_t gcudai_cuda_query_failed(void) {
+    struct gcuda_launch_series * series = gcuda_thread_launches();
+    const cudaError_t err = (cudaError_t) series->failed_query;
+    series->failed_query = 0;
+    return err;
+}
+
 #define GCUDAI_CUDA_TRY(call, device, ...)                                        \
     do {                                                                          \
         const cudaError_t gcudai_cuda_err = (call);                               \
@@ -23034,6 +23057,18 @@ static bool gcudai_cuda_lacks_tensor_cores(const struct gcudai_cuda_device * d) 
            strncmp(d->description, "NVIDIA GeForce GTX 16", 21) == 0;
 }
 
+// Whether those chips run code that was compiled for 7.5; yes where the compiler does not say.
+static bool gcudai_cuda_has_turing_code(void) {
+    const char * at = gcuda_kernels_archs();
+    bool has = at[0] == '\0';
+    while (*at != '\0') {
+        char * end = NULL;
+        has = has || strtol(at, &end, 10) == 750;
+        at = end > at && *end == ',' ? end + 1 : "";
+    }
+    return has;
+}
+
 // One line a device, and what was left out. Not under the lock: the log takes it itself.
 static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
     if (found->why != cudaSuccess) {
@@ -23052,7 +23087,7 @@ static void gcudai_cuda_report(const struct gcudai_cuda_devices * found) {
         gcudai_log(GCUDA_LOG_LEVEL_INFO, "%s: %s, compute capability %d.%d, %llu MiB, virtual memory management %s",
             d->name, d->description, d->cc / 100, d->cc % 100 / 10, (unsigned long long) (d->total_bytes >> 20),
             d->vmm_granularity > 0 ? "yes" : "no");
-        if (gcudai_cuda_lacks_tensor_cores(d)) {
+        if (gcudai_cuda_lacks_tensor_cores(d) && gcudai_cuda_has_turing_code()) {
             gcudai_log(GCUDA_LOG_LEVEL_INFO, "%s has no tensor cores: a build for 6.1 and 8.0 as PTX suits it better",
                 d->name);
         }
@@ -24290,6 +24325,9 @@ static gcuda_status gcudai_cuda_pool_grow(
 static gcuda_status gcudai_cuda_pool_take(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
+    if (size == SIZE_MAX) {
+        return gcudai_cuda_fail(gcudai_cuda_last_or_unknown(), "asking how much scratch is wanted", pool->device, "%s", purpose);
+    }
     if (size > SIZE_MAX - (SIZE_MAX >> 3)) {
         return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s on CUDA%d: %llu bytes wanted, %llu free", purpose,
             pool->device, (unsigned long long) size, gcudai_cuda_free_bytes());
@@ -24616,15 +24654,14 @@ static bool gcudai_cuda_probe_open(struct gcudai_cuda_probe * p) {
 
 static void gcudai_cuda_probe_close(struct gcudai_cuda_probe * p) {
     for (int i = 0; i < 2; ++i) {
-        (void) gcudai_cuda_select(p->device[i]);
+        (void) gcudai_cuda_went_well(gcudai_cuda_select(p->device[i]));
         if (p->stream[i] != NULL) {
-            (void) cudaStreamSynchronize(p->stream[i]);
-            (void) cudaStreamDestroy(p->stream[i]);
+            (void) gcudai_cuda_went_well(cudaStreamSynchronize(p->stream[i]));
+            (void) gcudai_cuda_went_well(cudaStreamDestroy(p->stream[i]));
         }
         gcudai_cuda_give(&p->memory[i]);
     }
     gcudai_cuda_give(&p->host);
-    (void) cudaGetLastError();
 }
 
 static bool gcudai_cuda_probe_wait(const struct gcudai_cuda_probe * p, int i, cudaError_t err) {
@@ -24913,18 +24950,15 @@ struct gcudai_cuda_stage {
 static void gcudai_cuda_stage_free(struct gcudai_cuda_stage * s) {
     for (int i = 0; s != NULL && i < GCUDAI_CUDA_STAGE_SLOTS; ++i) {
         if (s->filled[i] != NULL) {
-            (void) cudaEventSynchronize(s->filled[i]);
-            (void) cudaEventDestroy(s->filled[i]);
+            (void) gcudai_cuda_went_well(cudaEventSynchronize(s->filled[i]));
+            (void) gcudai_cuda_went_well(cudaEventDestroy(s->filled[i]));
         }
         if (s->emptied[i] != NULL) {
-            (void) cudaEventSynchronize(s->emptied[i]);
-            (void) cudaEventDestroy(s->emptied[i]);
+            (void) gcudai_cuda_went_well(cudaEventSynchronize(s->emptied[i]));
+            (void) gcudai_cuda_went_well(cudaEventDestroy(s->emptied[i]));
         }
     }
-    if (s != NULL) {
-        gcudai_cuda_give(&s->host);
-        (void) cudaGetLastError();
-    }
+    if (s != NULL) { gcudai_cuda_give(&s->host); }
     gcudai_free(s);
 }
 
@@ -25090,6 +25124,11 @@ static gcuda_status gcudai_cuda_send(
     return st;
 }
 
+// The status of a copy; what failed says of which tensor it was.
+static gcuda_status gcudai_cuda_name_copy(gcuda_status st, const char * name, int from, int to) {
+    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "copying '%s' from CUDA%d to CUDA%d: %s", name, from, to, gcudai_message);
+}
+
 // The same for buffers, which have no backend: waits for the end, and never enables peer access by itself.
 static gcuda_status gcudai_cuda_copy_across(
     void * dst, int to, const void * src, int from, size_t size, const char * name) {
@@ -25111,15 +25150,14 @@ static gcuda_status gcudai_cuda_copy_across(
         const int device = i == 0 ? from : to;
         cudaError_t err = gcudai_cuda_select(device);
         err = err == cudaSuccess ? cudaStreamSynchronize(cudaStreamPerThread) : err;
-        if (err != cudaSuccess && st == GCUDA_STATUS_SUCCESS) {
-            st = gcudai_cuda_fail(err, "cudaStreamSynchronize", device, "copying '%s' from CUDA%d", name, from);
+        if (!gcudai_cuda_went_well(err) && st == GCUDA_STATUS_SUCCESS) {
+            st = gcudai_cuda_fail(err, "cudaStreamSynchronize", device, "waiting for the copy");
         }
     }
-    (void) gcudai_cuda_went_well(cudaGetLastError());
     gcudai_cuda_stage_free(stage);
     scope.is_away = true;
     gcudai_cuda_leave(&scope);
-    return st;
+    return gcudai_cuda_name_copy(st, name, from, to);
 }
 
 // =====================================================================================================
@@ -25485,7 +25523,7 @@ static gcudai_mutex gcudai_cuda_capture_lock = GCUDAI_MUTEX_INIT; // held while 
 
 static void gcudai_cublas_destroy(struct gcudai_cublas * c) {
     if (c->handle != NULL && !c->is_callers) {
-        (void) c->cublasDestroy_v2(c->handle);
+        (void) gcudai_cuda_went_well(c->cublasDestroy_v2(c->handle) == 0 ? cudaSuccess : cudaErrorUnknown);
     }
     gcudai_dl_close(c->library);
     gcudai_free(c->aside);
@@ -25537,7 +25575,7 @@ static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     gcudai_cuda_give(&c->workspace);
     gcudai_mutex_lock(&gcudai_g.lock);
     if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
-        (void) c->cublasSetStream_v2(c->handle, NULL); // neither the stream nor the workspace will be there
+        (void) gcudai_cuda_went_well(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown); // neither the stream nor the workspace will be there
         *c->aside = *c;
         c->aside->next = gcudai_cuda_found.parked;
         gcudai_cuda_found.parked = c->aside;
@@ -25660,6 +25698,7 @@ static gcuda_status gcudai_cublas_ready(struct gcudai_cuda * cu) {
 // A kernel that could not be launched, with the node it was for.
 static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status st, const struct gcuda_tensor * node) {
     char before[GCUDAI_MESSAGE_BYTES / 2], advice[96];
+    if (gcudai_cuda_query_failed() != cudaSuccess) { st = GCUDA_STATUS_FAILED; }
     const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
     if (err != cudaSuccess) { // a launcher: CUDA knows more
         st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
@@ -27343,11 +27382,14 @@ struct gcudai_cuda_op {
 };
 #define GCUDAI_CUDA_SCRATCH_OF_no(ID) NULL
 #define GCUDAI_CUDA_SCRATCH_OF_yes(ID) gcudai_cuda_scratch_##ID
-// The caller's kernels. An error that CUDA has to say is reported rather than what the callback makes of it.
+// The caller's kernels. An error that CUDA has to say is reported rather than what the callback makes of it; one that was
+// pending before, of a call of the caller's, is no business of this node.
 static gcuda_status gcudai_cuda_custom(const union gcudai_args * args, gcuda_stream stream) {
     const struct gcuda_custom_args * p = &args->custom;
+    const cudaError_t before = cudaPeekAtLastError();
     const gcuda_status st = p->cuda(p->dst, stream, p->userdata);
-    if (cudaPeekAtLastError() != cudaSuccess) {
+    const cudaError_t after = cudaPeekAtLastError();
+    if (after != cudaSuccess && after != before) {
         return GCUDA_STATUS_FAILED;
     }
     return st == GCUDA_STATUS_SUCCESS ? st : gcudai_fail(st, "the CUDA callback returned %s", gcuda_status_to_string(st));
@@ -27783,8 +27825,10 @@ static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
     float ms = 0.0f;
     c->first++;
     c->n_open--;
-    GCUDAI_CUDA_TRY(gcudai_cuda_wait_event(cu, k->end), cu->device->index, "waiting for a chunk of a graph");
-    GCUDAI_CUDA_TRY(cudaEventElapsedTime(&ms, k->begin, k->end), cu->device->index, "timing a chunk of a graph");
+    GCUDAI_CUDA_TRY(gcudai_cuda_wait_event(cu, k->end), cu->device->index, "waiting for a chunk of a graph, most of it %s",
+        gcudai_op_lower(k->op));
+    GCUDAI_CUDA_TRY(cudaEventElapsedTime(&ms, k->begin, k->end), cu->device->index, "timing a chunk of a graph, most of it %s",
+        gcudai_op_lower(k->op));
     // a chunk of one operation, or nearly: its guess moves towards what was measured, at most fourfold at a time
     if (ms > 0.0f && k->us > 0.0 && k->op_us > 0.75 * k->us) {
         const double ratio = GCUDAI_MIN(GCUDAI_MAX(1000.0 * (double) ms / k->us, 0.25), 4.0);
@@ -27797,9 +27841,10 @@ static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
 static gcuda_status gcudai_cuda_chunk_end(struct gcudai_cuda * cu) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     if (c->is_filling) {
+        const struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
         c->is_filling = false;
-        GCUDAI_CUDA_TRY(cudaEventRecord(c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS].end, cu->stream),
-            cu->device->index, "ending a chunk of a graph");
+        GCUDAI_CUDA_TRY(cudaEventRecord(k->end, cu->stream), cu->device->index, "ending a chunk of a graph, most of it %s",
+            gcudai_op_lower(k->op));
         c->n_open++;
     }
     return GCUDA_STATUS_SUCCESS;
@@ -27810,12 +27855,13 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
     struct gcudai_cuda_cancel * c = &cu->cancel;
     while (c->n_open >= GCUDAI_CUDA_CHUNKS) { GCUDAI_TRY(gcudai_cuda_chunk_wait(cu)); }
     if (c->callback(c->data)) {
-        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback");
+        return gcudai_fail(GCUDA_STATUS_ABORTED, "aborted by the callback before '%s' (%s)", y->name, gcudai_op_lower(y->op));
     }
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
-    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph");
+    GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at '%s' (%s)",
+        y->name, gcudai_op_lower(y->op));
     c->is_filling = true;
     return GCUDA_STATUS_SUCCESS;
 }
@@ -27879,8 +27925,8 @@ static gcuda_status gcudai_cuda_chunks_finish(struct gcudai_cuda * cu, gcuda_sta
 static void gcudai_cuda_cancel_close(struct gcudai_cuda * cu) {
     for (int i = 0; i < GCUDAI_CUDA_CHUNKS; ++i) {
         struct gcudai_cuda_chunk * k = &cu->cancel.chunks[i];
-        if (k->begin != NULL) { (void) cudaEventDestroy(k->begin); }
-        if (k->end != NULL) { (void) cudaEventDestroy(k->end); }
+        if (k->begin != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(k->begin)); }
+        if (k->end != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(k->end)); }
     }
     GCUDAI_ZERO(cu->cancel);
 }
@@ -29388,6 +29434,20 @@ static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node)
     return is_stale;
 }
 
+// A step whose scratch could not be asked for is no step: the node is named, and counts as changed until that is known.
+static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    const struct gcuda_tensor * first = NULL;
+    for (int i = plan->n_steps - 1; i >= 0; --i) {
+        if (plan->steps[i].scratch_bytes == SIZE_MAX) {
+            first = plan->steps[i].node;
+            plan->look.seen[plan->steps[i].first].has_changed = true;
+        }
+    }
+    if (first == NULL) { return GCUDA_STATUS_SUCCESS; }
+    gcudai_cuda_fail(gcudai_cuda_last_or_unknown(), "asking how much scratch is wanted", cu->device->index, "a plan");
+    return gcudai_cuda_fail_node(cu, GCUDA_STATUS_FAILED, first);
+}
+
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
@@ -29412,7 +29472,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
     cu->plans.stats.n_updated++;
-    return GCUDA_STATUS_SUCCESS;
+    return gcudai_cuda_plan_asked(cu, plan);
 }
 
 static void gcudai_cuda_plan_drop_exec(struct gcudai_cuda_plan * plan) {
@@ -29454,6 +29514,11 @@ static gcuda_status gcudai_cuda_plan_make(
     }
     plan->n_bytes = sizeof(*plan) + (size_t) n * sizeof(*plan->steps) + (size_t) look->n_seen * sizeof(*look->seen);
     gcudai_cuda_plan_steps(cu, plan);
+    st = gcudai_cuda_plan_asked(cu, plan);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_plan_release(plan);
+        return st;
+    }
     cu->plans.stats.n_made++;
     *result = plan;
     return GCUDA_STATUS_SUCCESS;
@@ -29819,7 +29884,7 @@ static gcuda_status gcudai_cuda_graph_compute(gcuda_backend_t backend, struct gc
     return st;
 }
 
-static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
+static gcuda_status gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_cuda_params * p) {
     enum { GRAPHS_SINCE = 700, MAX_PLANS = 64 };
     const size_t max_bytes = (size_t) 64 << 20;
     const bool may = gcudai_env("GCUDA_CUDA_DISABLE_GRAPHS") == NULL && cu->device->cc >= GRAPHS_SINCE;
@@ -29831,6 +29896,8 @@ static void gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct gcuda_c
     cu->plans.use_overlap = gcudai_cuda_switch(p->overlap, pdl != NULL && strcmp(pdl, "1") == 0) && gcuda_has_overlap();
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
     cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
+    GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), cu->device->index, "asking whether launches may overlap");
+    return GCUDA_STATUS_SUCCESS;
 }
 
 static void gcudai_cuda_plans_close(struct gcudai_cuda * cu) {
@@ -29962,8 +30029,9 @@ static gcuda_status gcudai_cuda_note_both(struct gcudai_cuda * a, struct gcudai_
     for (int i = 0; i < 2 && st == GCUDA_STATUS_DEVICE_LOST; ++i) {
         struct gcudai_cuda * cu = i == 0 ? a : b;
         const bool is_in = gcudai_cuda_enter_of(&scope, cu->device) == GCUDA_STATUS_SUCCESS;
-        if (!is_in || gcudai_cuda_is_sticky(cudaStreamQuery(cu->stream))) { (void) gcudai_cuda_note(cu, st); }
-        (void) cudaGetLastError();
+        const cudaError_t err = is_in ? cudaStreamQuery(cu->stream) : cudaSuccess;
+        (void) gcudai_cuda_went_well(err);
+        if (!is_in || gcudai_cuda_is_sticky(err)) { (void) gcudai_cuda_note(cu, st); }
         if (is_in) { gcudai_cuda_leave(&scope); }
     }
     return st;
@@ -30015,7 +30083,8 @@ static gcuda_status gcudai_cuda_copy_async(gcuda_backend_t backend_src, gcuda_ba
     } else {
         const size_t size = gcuda_nbytes(dst);
         const struct gcudai_cuda_move move = { 0, 0, src->data, dst->data, size, size, size, 1, 0 };
-        st = gcudai_cuda_note_both(from, to, gcudai_cuda_send(from, to, move, from->stream));
+        st = gcudai_cuda_name_copy(gcudai_cuda_send(from, to, move, from->stream), src->name, from->device->index, to->device->index);
+        st = gcudai_cuda_note_both(from, to, st);
     }
     return st == GCUDA_STATUS_SUCCESS && from != to ? gcudai_cuda_wait_for_copy(from, to, dst->name) : st;
 }
@@ -30065,7 +30134,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     (void) gcudai_cuda_enter_of(&scope, cu->device); // failing is no reason to leak
     const bool is_captured = cu->stream != NULL && !cu->owns_stream && gcudai_cuda_is_captured(cu);
     if (cu->stream != NULL && !is_captured) {
-        (void) cudaStreamSynchronize(cu->stream);
+        (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream));
     }
     gcudai_cuda_unlist(cu);
     gcudai_cuda_plans_close(cu);
@@ -30075,14 +30144,13 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     gcudai_cuda_profile_free(cu->profile);
     gcudai_cuda_cancel_close(cu);
     for (int i = 0; i < 2; ++i) {
-        if (cu->copies[i] != NULL) { (void) cudaStreamDestroy(cu->copies[i]); }
+        if (cu->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->copies[i])); }
     }
-    if (cu->copied != NULL) { (void) cudaEventDestroy(cu->copied); }
-    if (cu->waited != NULL) { (void) cudaEventDestroy(cu->waited); }
+    if (cu->copied != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->copied)); }
+    if (cu->waited != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(cu->waited)); }
     gcudai_cuda_give(&cu->flags);
     gcudai_cuda_give(&cu->flags_host);
-    if (cu->owns_stream) { (void) cudaStreamDestroy(cu->stream); }
-    (void) cudaGetLastError();
+    if (cu->owns_stream) { (void) gcudai_cuda_went_well(cudaStreamDestroy(cu->stream)); }
     gcudai_cuda_leave(&scope);
     gcudai_cuda_device_unref(cu->device);
     gcudai_free(cu);
@@ -30123,6 +30191,7 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), cu->stream), device, "clearing flags");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing flags");
     cu->has_warp_groups = cu->max_shared >= GCUDAI_CUDA_WARP_GROUP_SHARED && gcuda_has_warp_groups();
+    GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), device, "asking for the kernels on warp groups");
     return gcudai_cublas_open(cu, p->cublas);
 }
 
@@ -30191,12 +30260,12 @@ static gcuda_status gcudai_cuda_open(
     const char * compute = gcudai_env("GCUDA_CUDA_CUBLAS_COMPUTE_TYPE");
     cu->is_full_precision = gcudai_cuda_switch(params->full_precision, compute != NULL && strcmp(compute, "32f") == 0);
     cu->wait = params->wait;
-    gcudai_cuda_plans_open(cu, params);
+    st = gcudai_cuda_plans_open(cu, params);
     cu->ledger.whole = whole ? &whole->ledger : NULL;
     cu->max_shared = gcudai_cuda_shared_cap(d, params->max_shared);
     cu->params.product = NULL; // text of the caller's
     cu->product = whole ? whole->product : 0;
-    st = whole ? st : gcudai_cuda_product_named(params->product, &cu->product);
+    st = whole || st != GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_product_named(params->product, &cu->product);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_memory(cu, params) : st;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_backend_make(cu, params) : st;
     gcudai_cuda_leave(&scope);
@@ -31100,13 +31169,12 @@ void gcuda_cuda_uploader_free(struct gcuda_cuda_uploader * up) {
     }
     for (int i = 0; i < up->n_threads; ++i) { gcudai_thread_join(&up->threads[i]); }
     const bool is_in = gcudai_cuda_enter_of(&scope, up->device) == GCUDA_STATUS_SUCCESS;
-    if (up->stream != NULL) { (void) cudaStreamSynchronize(up->stream); }
+    if (up->stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(up->stream)); }
     for (int i = 0; i < up->n_slots; ++i) {
-        if (up->slots[i].event != NULL) { (void) cudaEventDestroy(up->slots[i].event); }
+        if (up->slots[i].event != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(up->slots[i].event)); }
         gcudai_cuda_give(&up->slots[i].piece);
     }
-    if (up->stream != NULL) { (void) cudaStreamDestroy(up->stream); }
-    (void) cudaGetLastError();
+    if (up->stream != NULL) { (void) gcudai_cuda_went_well(cudaStreamDestroy(up->stream)); }
     if (is_in) { gcudai_cuda_leave(&scope); }
     if (up->has_changed) { gcudai_cond_destroy(&up->changed); }
     if (up->has_lock) { gcudai_mutex_destroy(&up->lock); }
@@ -31241,9 +31309,9 @@ static void gcudai_nvtx_pop(void) {}
 static void gcudai_cuda_profile_free(struct gcudai_cuda_profile * p) {
     if (p == NULL) { return; }
     for (int i = 0; i < 2; ++i) {
-        if (p->starts[i] != NULL) { (void) cudaEventDestroy(p->starts[i]); }
+        if (p->starts[i] != NULL) { (void) gcudai_cuda_went_well(cudaEventDestroy(p->starts[i])); }
     }
-    for (int i = 0; i < p->n_events; ++i) { (void) cudaEventDestroy(p->events[i]); }
+    for (int i = 0; i < p->n_events; ++i) { (void) gcudai_cuda_went_well(cudaEventDestroy(p->events[i])); }
     gcudai_free(p->events);
     gcudai_free(p->records);
     gcudai_free(p);
@@ -31825,6 +31893,20 @@ static struct gcuda_tensor * gcudai_selftest_experts(struct gcuda_context * ctx)
     struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 40);
     return gcuda_mul_mat_id(ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 40), ids);
 }
+static struct gcuda_tensor * gcudai_selftest_floats(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_F16);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 1, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_float_columns(struct gcuda_context * ctx) {
+    struct gcuda_tensor * weights = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 20, 1), GCUDA_TYPE_BF16);
+    return gcuda_mul_mat(ctx, weights, gcudai_selftest_f32(ctx, 64, 5, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_token_of(struct gcuda_context * ctx, enum gcuda_type type) {
+    struct gcuda_tensor * experts = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 16, 4), type);
+    return gcuda_mul_mat_id(ctx, experts, gcudai_selftest_f32(ctx, 64, 1, 1), gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 1));
+}
+static struct gcuda_tensor * gcudai_selftest_token(struct gcuda_context * ctx) { return gcudai_selftest_token_of(ctx, GCUDA_TYPE_Q8_0); }
+static struct gcuda_tensor * gcudai_selftest_float_token(struct gcuda_context * ctx) { return gcudai_selftest_token_of(ctx, GCUDA_TYPE_F16); }
 static struct gcuda_tensor * gcudai_selftest_joined(struct gcuda_context * ctx) {
     struct gcuda_tensor * rows = gcudai_selftest_f32(ctx, 30, 1, 1);
     return gcuda_concat(ctx, gcuda_repeat(ctx, rows, gcudai_selftest_f32(ctx, 30, 4, 1)), gcudai_selftest_f32(ctx, 30, 2, 1), 1);
@@ -31837,6 +31919,18 @@ static struct gcuda_tensor * gcudai_selftest_recurrence(struct gcuda_context * c
     for (int i = 0; i < 4; ++i) { in[i] = gcudai_selftest_f32(ctx, 32, 2, 3); }
     return gcuda_gated_linear_attn(ctx, in[0], in[1], in[2], in[3], gcudai_selftest_f32(ctx, 32 * 32 * 2, 1, 1), 0.5f);
 }
+static struct gcuda_tensor * gcudai_selftest_scan(struct gcuda_context * ctx) {
+    struct gcuda_tensor * states = gcudai_selftest_f32(ctx, 16, 8, 2), * x = gcudai_selftest_f32(ctx, 8, 2, 3);
+    struct gcuda_tensor * dt = gcudai_selftest_f32(ctx, 2, 3, 1), * a = gcudai_selftest_f32(ctx, 1, 2, 1);
+    struct gcuda_tensor * b = gcudai_selftest_f32(ctx, 16, 1, 3), * c = gcudai_selftest_f32(ctx, 16, 1, 3);
+    return gcuda_ssm_scan(ctx, states, x, dt, a, b, c, gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 1));
+}
+// The diagonal is far from 0, or rounding would grow along the rows.
+static struct gcuda_tensor * gcudai_selftest_triangle(struct gcuda_context * ctx) {
+    struct gcuda_tensor * diagonal = gcuda_diag(ctx, gcuda_fill(ctx, gcudai_selftest_f32(ctx, 24, 1, 1), 4.0f));
+    struct gcuda_tensor * a = gcuda_add(ctx, diagonal, gcudai_selftest_f32(ctx, 24, 24, 1));
+    return gcuda_solve_tri(ctx, a, gcudai_selftest_f32(ctx, 10, 24, 1), true, true, false);
+}
 static struct gcuda_tensor * gcudai_selftest_attention(struct gcuda_context * ctx) {
     struct gcuda_tensor * k = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
     struct gcuda_tensor * v = gcuda_cast(ctx, gcudai_selftest_f32(ctx, 64, 8, 2), GCUDA_TYPE_F16);
@@ -31846,11 +31940,16 @@ static struct gcuda_tensor * gcudai_selftest_conv(struct gcuda_context * ctx) {
     struct gcuda_tensor * kernel = gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 4, 5);
     return gcuda_conv_2d(ctx, kernel, gcudai_selftest_f32(ctx, 9, 8, 4), 1, 1, 1, 1, 1, 1);
 }
+static struct gcuda_tensor * gcudai_selftest_packed_conv(struct gcuda_context * ctx) {
+    struct gcuda_tensor * kernel = gcuda_cast(ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F32, 3, 3, 8, 40), GCUDA_TYPE_F16);
+    return gcuda_conv_2d_direct(ctx, kernel, gcudai_selftest_f32(ctx, 9, 8, 8), 1, 1, 1, 1, 1, 1);
+}
 static struct gcuda_tensor * gcudai_selftest_pool(struct gcuda_context * ctx) {
     return gcuda_pool_2d(ctx, gcudai_selftest_f32(ctx, 8, 8, 3), GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0, 0);
 }
 
-// `forced` is 1 + the way that a product takes, whatever the backend would choose for its size; 0: none.
+// `forced` is 1 + the way that a product takes, or PACKED of a convolution, whatever would be chosen for its size; 0: none.
+enum { GCUDAI_SELFTEST_PACKED = 100 };
 struct gcudai_selftest_case {
     const char * name;
     struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
@@ -31868,9 +31967,13 @@ static const struct gcudai_selftest_case gcudai_selftest_cases[] = {
     { "products in tiles", gcudai_selftest_tiles, 1 + GCUDAI_CUDA_PRODUCT_TILE },
     { "products of floats on tensor cores", gcudai_selftest_products, 1 + GCUDAI_CUDA_PRODUCT_GEMM },
     { "products on warp groups", gcudai_selftest_warp_groups, 1 + GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-    { "experts", gcudai_selftest_experts, 0 }, { "attention", gcudai_selftest_attention, 0 },
-    { "convolution", gcudai_selftest_conv, 0 }, { "pooling", gcudai_selftest_pool, 0 },
-    { "recurrences", gcudai_selftest_recurrence, 0 }
+    { "products of floats, one column", gcudai_selftest_floats, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
+    { "products of floats, few columns", gcudai_selftest_float_columns, 1 + GCUDAI_CUDA_PRODUCT_VECTOR },
+    { "experts", gcudai_selftest_experts, 0 }, { "experts of a token", gcudai_selftest_token, 0 },
+    { "experts of floats of a token", gcudai_selftest_float_token, 0 }, { "attention", gcudai_selftest_attention, 0 },
+    { "convolution", gcudai_selftest_conv, 0 }, { "large convolution", gcudai_selftest_packed_conv, GCUDAI_SELFTEST_PACKED },
+    { "pooling", gcudai_selftest_pool, 0 }, { "recurrences", gcudai_selftest_recurrence, 0 },
+    { "state spaces", gcudai_selftest_scan, 0 }, { "triangular systems", gcudai_selftest_triangle, 0 }
 };
 enum { GCUDAI_SELFTEST_CASES = (int) (sizeof(gcudai_selftest_cases) / sizeof(gcudai_selftest_cases[0])) };
 
@@ -31913,7 +32016,28 @@ static bool gcudai_selftest_has_way(const struct gcudai_cuda * cu, int i) {
                                                          : true;
 }
 
-// The products of forced ways once more, over what the graph has left.
+static gcuda_status gcudai_selftest_pack(struct gcudai_cuda * cu, struct gcuda_conv_args * args) {
+#if GCUDAI_KERNEL_HAS(CONV)
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, gcuda_conv_2d_packed_scratch_bytes(args), "conv_2d", &args->scratch));
+    const gcuda_status st = gcuda_launch_conv_2d_packed(args, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, args->scratch);
+    return st;
+#else
+    (void) cu, (void) args;
+    return GCUDA_STATUS_UNSUPPORTED;
+#endif
+}
+
+static gcuda_status gcudai_selftest_go(struct gcudai_cuda * cu, const struct gcuda_tensor * y, int forced) {
+    union gcudai_args args;
+    GCUDAI_ZERO(args);
+    gcudai_op_row(y->op)->args(y, &args);
+    gcudai_cuda_set_shared(cu, y->op, &args);
+    return forced == GCUDAI_SELFTEST_PACKED ? gcudai_selftest_pack(cu, &args.conv)
+                                            : gcudai_cuda_multiply(cu, (enum gcudai_cuda_product)(forced - 1), args.mul_mat);
+}
+
+// The cases of forced ways once more, over what the graph has left.
 static gcuda_status gcudai_selftest_force(struct gcudai_selftest * t) {
     struct gcudai_cuda * cu = (struct gcudai_cuda *) t->backend;
     struct gcudai_cuda_scope scope;
@@ -31922,13 +32046,9 @@ static gcuda_status gcudai_selftest_force(struct gcudai_selftest * t) {
     for (int i = 0; i < GCUDAI_SELFTEST_CASES && st == GCUDA_STATUS_SUCCESS; ++i) {
         const int forced = gcudai_selftest_cases[i].forced;
         if (t->y[i] != NULL && forced != 0) {
-            union gcudai_args args;
-            GCUDAI_ZERO(args);
-            gcudai_op_row(GCUDA_OP_MUL_MAT)->args(t->y[i], &args);
-            gcudai_cuda_set_shared(cu, GCUDA_OP_MUL_MAT, &args);
             const cudaError_t err = cudaMemsetAsync(t->y[i]->data, 0xff, gcuda_nbytes(t->y[i]), cu->stream);
             st = gcudai_cuda_result(cu, err, "cudaMemsetAsync", gcudai_selftest_cases[i].name);
-            st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_multiply(cu, (enum gcudai_cuda_product)(forced - 1), args.mul_mat) : st;
+            st = st == GCUDA_STATUS_SUCCESS ? gcudai_selftest_go(cu, t->y[i], forced) : st;
             st = st == GCUDA_STATUS_SUCCESS ? st : gcudai_cuda_fail_node(cu, st, t->y[i]);
         }
     }

@@ -99,11 +99,34 @@ static inline bool fits_shared(size_t n_bytes, size_t max_shared) {
     return n_bytes + SHARED_STATIC <= (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS);
 }
 
+// A question to the device. Launchers, and what says how much scratch they want, ask in the middle of deciding: a failure is noted
+// for the next launch, or for asked_bytes, and CUDA's last error stays for the host side to read.
+static inline bool asked(cudaError_t err) {
+    if (err != cudaSuccess) { gcuda_thread_launches()->failed_query = (int) err; }
+    return err == cudaSuccess;
+}
+static inline bool has_failed_query(gcuda_launch_series * series) { // and forgets it: it is about to be reported
+    const bool has_failed = series->failed_query != 0;
+    series->failed_query = 0;
+    return has_failed;
+}
+// Scratch that a launcher wants; SIZE_MAX when a question has failed meanwhile.
+static inline size_t asked_bytes(size_t n_bytes) { return has_failed_query(gcuda_thread_launches()) ? SIZE_MAX : n_bytes; }
+static inline size_t add_bytes(size_t a, size_t b) { return a == SIZE_MAX || b == SIZE_MAX ? SIZE_MAX : a + b; }
+// What a launcher says that finds the device without something, or could not ask.
+static inline gcuda_status device_lacks() {
+    return has_failed_query(gcuda_thread_launches()) ? GCUDA_STATUS_FAILED : GCUDA_STATUS_UNSUPPORTED;
+}
+
 // The only launch. With n_bytes of dynamic shared memory, UNSUPPORTED when the cap does not allow them. Failure leaves
 // CUDA's last error for the host side to read.
 template <typename... P, typename... A>
 static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
     gcuda_stream stream, A... args) {
+    gcuda_launch_series * series = gcuda_thread_launches();
+    if (has_failed_query(series)) { // grid and kernel were chosen without the answer
+        return GCUDA_STATUS_FAILED;
+    }
     if (n_blocks <= 0) {
         return GCUDA_STATUS_SUCCESS;
     }
@@ -124,7 +147,7 @@ static gcuda_status launch_as(bool is_overlapped, void (*kernel)(P...), int64_t 
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = is_overlapped ? 1 : 0;
-    gcuda_thread_launches()->has_begun = true;
+    series->has_begun = true;
     return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_FAILED;
 }
 
@@ -183,14 +206,11 @@ static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, int n_
     return launch_as(gcuda_has_overlap(), kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
 }
 
-static inline int device_attribute(cudaDeviceAttr attribute) { // 0 if unknown
+static inline int device_attribute(cudaDeviceAttr attribute) { // 0 when that failed
     int device = 0, n = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&n, attribute, device) != cudaSuccess) {
-        (void) cudaGetLastError();
-    }
-    return n;
+    return asked(cudaGetDevice(&device)) && asked(cudaDeviceGetAttribute(&n, attribute, device)) ? n : 0;
 }
-static inline int64_t n_multiprocessors() {
+static inline int64_t n_multiprocessors() { // at least 1: sizes are divided by it
     const int n = device_attribute(cudaDevAttrMultiProcessorCount);
     return n > 0 ? n : 1;
 }
@@ -640,7 +660,7 @@ static inline __device__ uint32_t d_bf16_pair(float low, float high) {
     return *(const uint32_t *) &v;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 // By shuffles, where dispatch does not come. A function of its own: in its place it would be megabytes of code.
 static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -1659,14 +1679,13 @@ int gcuda_kernels_compiled_for(int * binary_cc, int * ptx_cc) {
 }
 
 struct gcuda_launch_series * gcuda_thread_launches(void) {
-    static thread_local gcuda_launch_series series = { GCUDA_OVERLAP_NONE, false };
+    static thread_local gcuda_launch_series series = { GCUDA_OVERLAP_NONE, false, 0 };
     return &series;
 }
 
 bool gcuda_has_overlap(void) {
     int binary_cc = 0, ptx_cc = 0; // the code that runs comes of PTX for ptx_cc, whoever compiled it
-    if (gcuda_kernels_compiled_for(&binary_cc, &ptx_cc) != cudaSuccess) { (void) cudaGetLastError(); }
-    return ptx_cc >= 900 && capability_major() >= 9;
+    return asked((cudaError_t) gcuda_kernels_compiled_for(&binary_cc, &ptx_cc)) && ptx_cc >= 900 && capability_major() >= 9;
 }
 
 const char * gcuda_kernels_archs(void) {
@@ -6353,14 +6372,17 @@ template <typename TX, typename TW> static __global__ void k_conv_2d_few(const g
 #define PACKED_FILLS 120
 #endif
 
-static bool is_packed_conv(const gcuda_conv_args & p) {
+static bool packed_takes(const gcuda_conv_args & p) {
     const double n_c = (double) ((p.x.ne[2] + 7) / 8), n_oc = (double) p.kernel.ne[3];
     const double wide = (double) p.y.ne[0] * p.s0 + (double) p.kernel.ne[0] * p.d0, n_taps = (double) p.kernel.ne[0] * (double) p.kernel.ne[1];
     const double high = (double) p.y.ne[1] * p.s1 + (double) p.kernel.ne[1] * p.d1;
     const double n_pixels = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3];
     return p.prec != GCUDA_PREC_F32 && p.kernel.type == GCUDA_TYPE_F16 && p.x.ne[2] >= 8 && n_oc >= 32 && n_oc < 1e9 && n_taps <= 1024 &&
-           n_pixels * n_oc * n_taps * (double) p.x.ne[2] >= PACKED_LEAST && n_pixels < 1e9 && n_c * n_taps < 1e8 &&
-           wide * high * n_c * (double) p.x.ne[3] < 2e9; // places are ints
+           n_pixels < 1e9 && n_c * n_taps < 1e8 && wide * high * n_c * (double) p.x.ne[3] < 2e9; // places are ints
+}
+static bool is_packed_conv(const gcuda_conv_args & p) {
+    const double n = (double) p.y.ne[0] * (double) p.y.ne[1] * (double) p.y.ne[3] * (double) p.kernel.ne[3];
+    return packed_takes(p) && n * (double) p.kernel.ne[0] * (double) p.kernel.ne[1] * (double) p.x.ne[2] >= PACKED_LEAST;
 }
 
 // Block b has 128 elements of the image with its padding, by 32 channels.
@@ -6543,25 +6565,41 @@ template <> struct is_half<__half> {
     static const bool value = true;
 };
 
+static bool conv_is_far(const gcuda_conv_args & p) { // places do not fit where the faster kernels keep them
+    const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
+    return p.x.ne[0] >= CONV_FAR || p.x.ne[1] >= CONV_FAR || p.p0 >= CONV_FAR || p.p1 >= CONV_FAR ||
+           p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR || n_pixels >= INT32_MAX - 128 ||
+           n_taps >= INT32_MAX / 2 || p.kernel.ne[3] >= INT32_MAX / 2;
+}
+
 template <typename TX, typename TW> static gcuda_status conv_2d(const gcuda_conv_args & p, gcuda_stream stream) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1] * p.y.ne[3], n_taps = p.kernel.ne[0] * p.kernel.ne[1] * p.kernel.ne[2];
-    const bool is_far = p.x.ne[0] >= CONV_FAR || p.x.ne[1] >= CONV_FAR || p.p0 >= CONV_FAR || p.p1 >= CONV_FAR ||
-                        p.kernel.ne[0] * p.d0 >= CONV_FAR || p.kernel.ne[1] * p.d1 >= CONV_FAR || n_pixels >= INT32_MAX - 128 ||
-                        n_taps >= INT32_MAX / 2 || p.kernel.ne[3] >= INT32_MAX / 2;
-    if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW || is_far) {
+    if (p.prec == GCUDA_PREC_F32 || p.kernel.ne[3] <= 2 * CONV_FEW || conv_is_far(p)) {
         return launch(k_conv_2d_few<TX, TW>, (p.kernel.ne[3] + CONV_FEW - 1) / CONV_FEW * ((n_pixels + 127) / 128), 128, stream, p,
             n_pixels, n_taps);
     }
     return is_packed_conv(p) ? conv_2d_packed<TX>(p, stream) : conv_2d_mma<TX, TW, is_half<TW>::value>(p, stream);
 }
 
-size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
-    if (!is_packed_conv(*args)) {
+size_t gcuda_conv_2d_packed_scratch_bytes(const gcuda_conv_args * args) {
+    if (!packed_takes(*args) || conv_is_far(*args)) {
         return 0;
     }
     const d_packed q = packed_of(*args);
     const gcuda_mul_mat_args product = packed_product_of(*args, q.x);
-    return q.w_bytes + packed_x_bytes(*args, q) + (is_packed_product(*args) ? gcuda_mul_mat_wg_scratch_bytes(&product) : 0);
+    const size_t n_bytes = asked_bytes(q.w_bytes + packed_x_bytes(*args, q));
+    return is_packed_product(*args) ? add_bytes(n_bytes, gcuda_mul_mat_wg_scratch_bytes(&product)) : n_bytes;
+}
+
+gcuda_status gcuda_launch_conv_2d_packed(const gcuda_conv_args * args, gcuda_stream stream) {
+    if (!packed_takes(*args) || conv_is_far(*args)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    return with_float(args->x.type, [&](auto x) { return conv_2d_packed<decltype(x)>(*args, stream); });
+}
+
+size_t gcuda_conv_2d_scratch_bytes(const gcuda_conv_args * args) {
+    return is_packed_conv(*args) ? gcuda_conv_2d_packed_scratch_bytes(args) : 0;
 }
 
 // Kernel and result are contiguous.
@@ -7136,7 +7174,7 @@ static d_transpose_product transpose_product_of(const gcuda_conv_transpose_args 
     t.rest_at = t.columns_at + aligned((size_t) (4 * t.n_oc * t.n_taps * n_pixels));
     for (int64_t oc = 0; oc < n_oc; oc += t.n_oc) {
         const gcuda_conv_args c = transpose_conv_of(p, t, oc, n_oc - oc < t.n_oc ? n_oc - oc : t.n_oc);
-        const size_t n_bytes = t.rest_at + gcuda_conv_2d_scratch_bytes(&c);
+        const size_t n_bytes = add_bytes(t.rest_at, gcuda_conv_2d_scratch_bytes(&c));
         t.n_bytes = n_bytes > t.n_bytes ? n_bytes : t.n_bytes;
     }
     return t;
@@ -7167,10 +7205,15 @@ static gcuda_status conv_transpose_product(const gcuda_conv_transpose_args & p, 
     return st;
 }
 
-size_t gcuda_conv_transpose_2d_scratch_bytes(const gcuda_conv_transpose_args * args) { return transpose_product_of(*args).n_bytes; }
+size_t gcuda_conv_transpose_2d_scratch_bytes(const gcuda_conv_transpose_args * args) {
+    return asked_bytes(transpose_product_of(*args).n_bytes);
+}
 
 gcuda_status gcuda_launch_conv_transpose_2d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
     const d_transpose_product t = transpose_product_of(*args);
+    if (t.n_bytes == SIZE_MAX) {
+        return GCUDA_STATUS_FAILED;
+    }
     return t.n_oc > 0 && args->scratch != nullptr ? conv_transpose_product(*args, t, stream) : conv_transpose(*args, stream);
 }
 gcuda_status gcuda_launch_conv_transpose_1d(const gcuda_conv_transpose_args * args, gcuda_stream stream) {
@@ -8451,7 +8494,7 @@ template <int LANES, int PER> static gcuda_status ssm_scan_one(const gcuda_ssm_s
 size_t gcuda_ssm_scan_scratch_bytes(const gcuda_ssm_scan_args * args) {
     d_scan_segments s = {};
     const int64_t pairs = chunk_pairs(*args, &s), n_heads = args->x.ne[1] * args->x.ne[3];
-    return pairs > 0 && s.n > 1 ? (size_t) (s.n * n_heads * (args->x.ne[0] * args->s.ne[0] + 1)) * sizeof(float) : 0;
+    return asked_bytes(pairs > 0 && s.n > 1 ? (size_t) (s.n * n_heads * (args->x.ne[0] * args->s.ne[0] + 1)) * sizeof(float) : 0);
 }
 
 gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_stream stream) {
@@ -10696,8 +10739,8 @@ static int64_t tile_lists(const gcuda_mul_mat_args & p, int64_t n) { return p.a.
 size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_job p = job_of(*args);
     return p.n <= 0 || p.k <= 0 ? 0
-                                : tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a),
-                                      tile_max_units(p, tile_lists(*args, p.n)), tile_columns(p.n)).bytes;
+                                : asked_bytes(tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a),
+                                      tile_max_units(p, tile_lists(*args, p.n)), tile_columns(p.n)).bytes);
 }
 
 gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
@@ -10849,10 +10892,7 @@ static d_job id_job(const gcuda_mul_mat_id_args & p, const d_id_lists & l) {
 }
 
 static bool id_uses_tiles(const gcuda_mul_mat_id_args & p, const d_job & job) {
-    int device = 0, major = 0;
-    const bool is_ok = cudaGetDevice(&device) == cudaSuccess &&
-                       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-    return is_ok && major >= 8 && tile_takes_weights(p.as) && is_float(p.b.type) && p.as.ne[1] <= INT32_MAX &&
+    return capability_major() >= 8 && tile_takes_weights(p.as) && is_float(p.b.type) && p.as.ne[1] <= INT32_MAX &&
            tile_max_units(job, id_max_tiles(p, 8)) <= INT32_MAX; // steps are counted in 32 bits
 }
 
@@ -10860,10 +10900,10 @@ size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
     d_id_lists l = {};
     const size_t n_lists = id_lists(*args, &l);
     const d_job job = id_job(*args, l);
-    return l.n_slots <= 0 || !id_uses_tiles(*args, job)
-               ? n_lists
-               : n_lists + tile_scratch_of(args->b.ne[1] * args->b.ne[2], tile_column_bytes(args->as),
-                               tile_max_units(job, id_max_tiles(*args, 8)), id_columns(*args)).bytes;
+    return asked_bytes(l.n_slots <= 0 || !id_uses_tiles(*args, job)
+                           ? n_lists
+                           : n_lists + tile_scratch_of(args->b.ne[1] * args->b.ne[2], tile_column_bytes(args->as),
+                                           tile_max_units(job, id_max_tiles(*args, 8)), id_columns(*args)).bytes);
 }
 
 gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
@@ -14483,6 +14523,11 @@ struct wg_plan {
     size_t factor_at, parts_at, bytes; // in scratch
 };
 
+static int64_t wg_clusters() { // of two blocks
+    const int64_t n_sm = n_multiprocessors();
+    return n_sm > 1 ? n_sm / 2 : 1;
+}
+
 static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS); }
 
 // Tiles of 128 or 256 columns and parts of k: whichever leaves the least to the cluster that has most, in units of 64
@@ -14490,7 +14535,7 @@ static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS
 static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts) {
     const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
     const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
-    const int64_t n_clusters = n_multiprocessors() / 2 > 0 ? n_multiprocessors() / 2 : 1;
+    const int64_t n_clusters = wg_clusters();
     wg_plan best = {};
     double least = 0.0;
     for (int tn = 128; tn <= 256; tn += 128) {
@@ -14525,11 +14570,7 @@ static wg_plan wg_plan_of_group(const gcuda_mul_mat_args * args, int n_args) {
 
 bool gcuda_has_warp_groups(void) {
     cudaFuncAttributes attributes = {};
-    const bool is_ok = cudaFuncGetAttributes(&attributes, k_mul_mat_wg<__half, 128>) == cudaSuccess;
-    if (!is_ok) {
-        (void) cudaGetLastError();
-    }
-    return is_ok && attributes.sharedSizeBytes > 0;
+    return asked(cudaFuncGetAttributes(&attributes, k_mul_mat_wg<__half, 128>)) && attributes.sharedSizeBytes > 0;
 }
 
 template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_job & p, gcuda_stream stream) {
@@ -14546,7 +14587,7 @@ template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_j
 }
 
 template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, size_t max_shared, gcuda_stream stream) {
-    const int64_t n_clusters = n_multiprocessors() / 2, n = p.n_items < n_clusters ? p.n_items : n_clusters;
+    const int64_t n_clusters = wg_clusters(), n = p.n_items < n_clusters ? p.n_items : n_clusters;
     return launch_shared(k_mul_mat_wg<A, TN>, 2 * n, dim3(WG_THREADS), d_wg_shape<A, TN>::shared_bytes, max_shared, stream, p);
 }
 
@@ -14568,7 +14609,7 @@ static bool wg_gemm_takes(const gcuda_mul_mat_args & p) {
 // Tiles and parts as in wg_plan_of.
 static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_steps = (p.a.ne[0] + WG_K - 1) / WG_K;
-    const int64_t n_clusters = n_multiprocessors() / 2 > 0 ? n_multiprocessors() / 2 : 1;
+    const int64_t n_clusters = wg_clusters();
     const int64_t m_tiles = (p.a.ne[1] + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
     wg_plan best = {};
     double least = 0.0;
@@ -14591,34 +14632,38 @@ static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
 }
 
 #ifdef __CUDACC__
-// Boxes of 64 elements of k and `rows` rows, swizzled as the instructions read them.
-static bool wg_map_of(const gcuda_array & x, int rows, d_wg_map * map) {
-    typedef int (*encode_function)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb,
-        const uint32_t * box, const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
-    static void * const encode = []() -> void * {
-        void * found = nullptr;
+typedef int (*wg_encode)(void * map, int type, uint32_t rank, void * data, const uint64_t * ne, const uint64_t * nb, const uint32_t * box,
+    const uint32_t * steps, int interleave, int swizzle, int promotion, int fill);
+
+// The driver's function; NULL where it has none, or could not be asked.
+static wg_encode wg_encode_found() {
+    void * found = nullptr;
 #if CUDART_VERSION >= 12050
-        cudaDriverEntryPointQueryResult result;
-        const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
 #else
-        const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault);
+    const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault);
 #endif
-        if (err != cudaSuccess) {
-            (void) cudaGetLastError();
-        }
-        return err == cudaSuccess ? found : nullptr;
-    }();
+    return asked(err) ? (wg_encode) found : nullptr;
+}
+
+// Boxes of 64 elements of k and `rows` rows, swizzled as the instructions read them.
+static bool wg_map_of(wg_encode encode, const gcuda_array & x, int rows, d_wg_map * map) {
     uint64_t ne[4], nb[3];
     const uint32_t box[4] = { WG_K, (uint32_t) rows, 1, 1 }, steps[4] = { 1, 1, 1, 1 };
     for (int d = 0; d < 4; ++d) { ne[d] = (uint64_t) x.ne[d]; }
     for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * 2 + 15) / 16 * 16; }
     enum { FLOAT16 = 6, BFLOAT16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
     const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : BFLOAT16;
-    return encode != nullptr && ((encode_function) encode)(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B,
-                                    PROMOTION_256B, FILL_ZEROS) == 0;
+    return encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS) == 0;
+}
+
+static bool wg_maps_of(const gcuda_mul_mat_args & p, int b_rows, d_wg_map * a, d_wg_map * b) {
+    const wg_encode encode = wg_encode_found();
+    return encode != nullptr && wg_map_of(encode, p.a, WG_ROWS, a) && wg_map_of(encode, p.b, b_rows, b);
 }
 #else
-static bool wg_map_of(const gcuda_array &, int, d_wg_map *) { return false; } // the simulated device has no use for them
+static bool wg_maps_of(const gcuda_mul_mat_args &, int, d_wg_map *, d_wg_map *) { return false; } // the simulated device has no use for them
 #endif
 
 static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
@@ -14632,12 +14677,12 @@ static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array 
 
 template <typename T, int TN> static gcuda_status launch_wg_gemm(
     const d_wg_gemm & p, const gcuda_mul_mat_args & args, gcuda_stream stream) {
-    const int64_t n_clusters = n_multiprocessors() / 2, n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
+    const int64_t n_clusters = wg_clusters(), n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
     d_wg_map a, b;
-    return wg_map_of(args.a, WG_ROWS, &a) && wg_map_of(args.b, TN / 2, &b)
+    return wg_maps_of(args, TN / 2, &a, &b)
                ? launch_overlapped(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream,
                      p, a, b)
-               : GCUDA_STATUS_UNSUPPORTED;
+               : device_lacks();
 }
 
 static gcuda_status mul_mat_wg_gemm(const gcuda_mul_mat_args & args, void * scratch, gcuda_stream stream) {
@@ -14685,7 +14730,7 @@ static bool wg_takes(const gcuda_mul_mat_args & p) {
 }
 
 size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
-    return wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes;
+    return asked_bytes(wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes);
 }
 
 // Whether q is a product of the same columns as p, with weights that lie like p's.
@@ -14747,7 +14792,7 @@ static gcuda_status mul_mat_wg_group(
 gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
     const bool is_gemm = wg_is_gemm(*args);
     if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return GCUDA_STATUS_UNSUPPORTED;
+        return device_lacks();
     }
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
@@ -14769,11 +14814,11 @@ gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int 
     }
     return fits_shared(WG_MAX_SHARED, args->max_shared) && gcuda_has_warp_groups()
                ? mul_mat_wg_group(args, n_args, wg_plan_of_group(args, n_args), scratch, stream)
-               : GCUDA_STATUS_UNSUPPORTED;
+               : device_lacks();
 }
 
 size_t gcuda_mul_mat_wg_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
-    return wg_plan_of_group(args, n_args).bytes;
+    return asked_bytes(wg_plan_of_group(args, n_args).bytes);
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
@@ -15155,7 +15200,7 @@ static __global__ void __launch_bounds__(WG_THREADS, 1) k_conv_2d_wg_rows(const 
 // Of tiles that fit the channels those whose last round leaves the fewest multiprocessors idle.
 gcuda_status gcuda_launch_conv_2d_wg(const gcuda_conv_args * args, gcuda_stream stream) {
     if (!fits_shared(PACKED_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
-        return GCUDA_STATUS_UNSUPPORTED;
+        return device_lacks();
     }
     const d_packed q = packed_of(*args);
     const d_packed_rows s = packed_rows_of(*args, q);
@@ -15385,7 +15430,7 @@ static bool gemm_takes(const gcuda_mul_mat_args & p) {
 
 size_t gcuda_mul_mat_gemm_scratch_bytes(const gcuda_mul_mat_args * args) {
     const int n_parts = gemm_plan_of(*args).n_parts;
-    return n_parts > 1 ? (size_t) (n_elements(args->y) * n_parts) * sizeof(float) : 0;
+    return asked_bytes(n_parts > 1 ? (size_t) (n_elements(args->y) * n_parts) * sizeof(float) : 0);
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------

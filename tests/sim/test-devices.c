@@ -277,6 +277,184 @@ TEST(a_launcher_needs_nothing_around_it) {
 }
 
 // =====================================================================================================================
+// >>questions   to the device, which launchers put in the middle of deciding
+// =====================================================================================================================
+static struct gcuda_tensor * f32(struct gcuda_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, ne0, ne1, ne2);
+}
+static struct gcuda_tensor * asks_tiles(struct gcuda_context * ctx) {
+    return gcuda_mul_mat(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_Q8_0, 64, 40), f32(ctx, 64, 40, 1));
+}
+static struct gcuda_tensor * asks_columns(struct gcuda_context * ctx) {
+    return gcuda_mul_mat(ctx, gcuda_new_tensor_2d(ctx, GCUDA_TYPE_Q4_0, 256, 40), f32(ctx, 256, 3, 1));
+}
+static struct gcuda_tensor * asks_experts(struct gcuda_context * ctx) {
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 40);
+    return gcuda_mul_mat_id(ctx, gcuda_new_tensor_3d(ctx, GCUDA_TYPE_Q8_0, 64, 16, 4), f32(ctx, 64, 1, 40), ids);
+}
+static struct gcuda_tensor * asks_floats(struct gcuda_context * ctx) {
+    return gcuda_mul_mat(ctx, f32(ctx, 256, 40, 1), f32(ctx, 256, 80, 1));
+}
+static struct gcuda_tensor * asks_scan(struct gcuda_context * ctx) {
+    struct gcuda_tensor * ids = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, 1);
+    return gcuda_ssm_scan(ctx, f32(ctx, 128, 64, 1), f32(ctx, 64, 1, 256), f32(ctx, 1, 256, 1), f32(ctx, 1, 1, 1), f32(ctx, 128, 1, 256),
+        f32(ctx, 128, 1, 256), ids);
+}
+static struct gcuda_tensor * asks_conv(struct gcuda_context * ctx) {
+    return gcuda_conv_2d_direct(ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F16, 3, 3, 16, 64), f32(ctx, 20, 20, 16), 1, 1, 1, 1, 1, 1);
+}
+static struct gcuda_tensor * asks_transposed(struct gcuda_context * ctx) {
+    return gcuda_conv_transpose_2d_p0(ctx, gcuda_new_tensor_4d(ctx, GCUDA_TYPE_F16, 2, 2, 64, 64), f32(ctx, 16, 16, 64), 2);
+}
+static struct gcuda_tensor * asks_argmax(struct gcuda_context * ctx) { return gcuda_argmax(ctx, f32(ctx, 2000, 3, 1)); }
+static struct gcuda_tensor * asks_upscale(struct gcuda_context * ctx) {
+    return gcuda_upscale(ctx, f32(ctx, 16, 16, 3), 2, GCUDA_SCALE_MODE_BILINEAR);
+}
+
+struct asking {
+    const char * op;
+    struct gcuda_tensor * (*build)(struct gcuda_context * ctx);
+    const char * product; // of struct gcuda_cuda_params
+};
+static const struct asking askings[] = {
+    { "mul_mat", asks_tiles, "tile" }, { "mul_mat", asks_columns, NULL }, { "mul_mat_id", asks_experts, NULL },
+    { "mul_mat", asks_floats, "gemm" }, { "ssm_scan", asks_scan, NULL }, { "conv_2d", asks_conv, NULL },
+    { "conv_transpose_2d", asks_transposed, NULL }, { "argmax", asks_argmax, NULL }, { "upscale", asks_upscale, NULL }
+};
+
+static void ask_fill(struct gcuda_context * ctx) {
+    static unsigned char bytes[1 << 20];
+    for (size_t i = 0; i < sizeof bytes; ++i) { bytes[i] = (unsigned char) (i % 3 == 0 ? 0x3c : 0); } // small numbers in every type
+    for (struct gcuda_tensor * x = gcuda_get_first_tensor(ctx); x != NULL; x = gcuda_get_next_tensor(ctx, x)) {
+        const size_t n = gcuda_nbytes(x);
+        CHECK(n <= sizeof bytes);
+        CHECK_OK(x->type == GCUDA_TYPE_I32 ? gcuda_backend_tensor_memset(x, 0, 0, n) : gcuda_backend_tensor_set(x, bytes, 0, n));
+    }
+}
+
+// Every call of the function fails in turn while a graph is planned and enqueued: a status that names the operation, and then
+// the same bits as ever.
+static int ask_in_vain(const struct asking * a, const char * api) {
+    struct gcuda_cuda_params params;
+    unsigned char *want = NULL, *got = NULL;
+    int n_failed = 0;
+    memset(&params, 0, sizeof params);
+    params.product = a->product;
+    for (int k = 0, is_over = 0; !is_over; ++k) { // 0: none fails
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        struct place p = place_begin();
+        struct gcuda_tensor * y = a->build(p.ctx);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        if (backend == NULL || !place_alloc(&p, backend)) {
+            CHECK_MSG(false, "%s: %s", a->op, gcuda_last_error());
+            break;
+        }
+        ask_fill(p.ctx);
+        const size_t n = gcuda_nbytes(y);
+        want = want != NULL ? want : (unsigned char *) malloc(n);
+        got = got != NULL ? got : (unsigned char *) malloc(n);
+        const int before = sim_failed();
+        if (k > 0) { sim_fail(api, k, cudaErrorNotSupported); }
+        const gcuda_status st = gcuda_backend_graph_compute(backend, graph);
+        if (k > 0) { sim_fail(api, 0, cudaSuccess); }
+        is_over = k > 0 && sim_failed() == before;
+        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == (k == 0 || is_over), "%s, call %d: %s", a->op, k, gcuda_status_to_string(st));
+        if (st != GCUDA_STATUS_SUCCESS) {
+            n_failed++;
+            CHECK_EQ_I((int) st, (int) GCUDA_STATUS_FAILED);
+            CHECK_HAS(gcuda_last_error(), a->op);
+            CHECK_HAS(gcuda_last_error(), cudaGetErrorString(cudaErrorNotSupported));
+            CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        }
+        CHECK_OK(gcuda_backend_tensor_get(y, k == 0 ? want : got, 0, n));
+        CHECK_MSG(k == 0 || memcmp(want, got, n) == 0, "%s: other bits after call %d", a->op, k);
+        place_end(&p);
+        gcuda_backend_free(backend);
+    }
+    free(want);
+    free(got);
+    return n_failed;
+}
+
+TEST(a_question_to_the_device_that_fails_is_a_status) {
+    fresh(1, 256 * MB, 1);
+    for (size_t i = 0; i < sizeof askings / sizeof askings[0]; ++i) {
+        const int n = ask_in_vain(&askings[i], "cudaDeviceGetAttribute");
+        CHECK_MSG(n >= 1, "%d, %s: asks nothing", (int) i, askings[i].op);
+    }
+    clean();
+}
+
+// The kernels alone: how much scratch is wanted is not known then, and a launcher does not begin.
+TEST(a_launcher_that_cannot_ask_fails) {
+    static const char * const apis[] = { "cudaDeviceGetAttribute", "cudaGetDevice" };
+    struct gcuda_mul_mat_args p;
+    void * memory = NULL;
+    fresh(1, 64 * MB, 1);
+    CHECK(cudaMalloc(&memory, 8 * MB) == cudaSuccess && cudaMemsetAsync(memory, 0, 8 * MB, NULL) == cudaSuccess);
+    memset(&p, 0, sizeof p);
+    p.a.type = GCUDA_TYPE_Q8_0, p.b.type = p.y.type = GCUDA_TYPE_F32;
+    p.a.ne[0] = p.b.ne[0] = 64, p.a.ne[1] = p.y.ne[0] = p.b.ne[1] = p.y.ne[1] = 40;
+    p.a.nb[0] = gcuda_type_size(p.a.type), p.b.nb[0] = p.y.nb[0] = 4;
+    p.a.nb[1] = gcuda_row_size(p.a.type, 64), p.b.nb[1] = 256, p.y.nb[1] = 160;
+    for (int d = 2; d < 4; ++d) {
+        p.a.ne[d] = p.b.ne[d] = p.y.ne[d] = 1;
+        p.a.nb[d] = 40 * p.a.nb[1], p.b.nb[d] = 40 * p.b.nb[1], p.y.nb[d] = 40 * p.y.nb[1];
+    }
+    p.a.data = memory, p.b.data = (char *) memory + MB, p.y.data = (char *) memory + 2 * MB;
+    for (int i = 0; i < 2; ++i) {
+        void * scratch = (char *) memory + 3 * MB;
+        sim_fail(apis[i], 1, cudaErrorNotSupported);
+        CHECK(gcuda_mul_mat_tile_scratch_bytes(&p) == SIZE_MAX && cudaGetLastError() == cudaErrorNotSupported);
+        const size_t n_bytes = gcuda_mul_mat_tile_scratch_bytes(&p);
+        CHECK(n_bytes > 0 && n_bytes <= MB);
+        sim_fail(apis[i], 1, cudaErrorNotSupported);
+        CHECK(gcuda_launch_mul_mat_tile(&p, scratch, NULL) == GCUDA_STATUS_FAILED && cudaGetLastError() == cudaErrorNotSupported);
+        CHECK_OK(gcuda_launch_mul_mat_tile(&p, scratch, NULL));
+    }
+    CHECK(cudaFree(memory) == cudaSuccess);
+    clean();
+}
+
+// A backend is not made of guesses either.
+TEST(a_backend_asks_which_kernels_there_are) {
+    fresh(1, 64 * MB, 1);
+    sim_fail("cudaFuncGetAttributes", 1, cudaErrorNotSupported);
+    CHECK(gcuda_backend_cuda_init(0) == NULL);
+    CHECK_HAS(gcuda_last_error(), cudaGetErrorString(cudaErrorNotSupported));
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    CHECK(backend != NULL);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+// What a call of the caller's has left for cudaGetLastError is still there after calls of gcuda's that succeed.
+TEST(the_callers_pending_error_stays) {
+    fresh(2, 256 * MB, 1);
+    for (int round = 0; round < 2; ++round) { // the first finds devices and probes the pair
+        CHECK(cudaSetDevice(7) == cudaErrorInvalidDevice);
+        gcuda_backend_t a = gcuda_backend_cuda_init(0), b = gcuda_backend_cuda_init(1);
+        struct place p = place_begin(), q = place_begin();
+        struct gcuda_tensor *x = f32(p.ctx, 256, 40, 1), *y = gcuda_mul_mat(p.ctx, x, x), *z = f32(q.ctx, 256, 40, 1);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        REQUIRE(a != NULL && b != NULL && place_alloc(&p, a) && place_alloc(&q, b));
+        CHECK_OK(gcuda_backend_tensor_memset(x, 0, 0, gcuda_nbytes(x)));
+        for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_graph_compute(a, graph)); }
+        CHECK_OK(gcuda_backend_tensor_copy(x, z));
+        CHECK_OK(gcuda_backend_tensor_copy_async(a, b, x, z));
+        CHECK_OK(gcuda_backend_synchronize(b));
+        place_end(&q);
+        place_end(&p);
+        gcuda_backend_free(b);
+        gcuda_backend_free(a);
+        CHECK_EQ_I((int) cudaGetLastError(), (int) cudaErrorInvalidDevice);
+    }
+    clean();
+}
+
+// =====================================================================================================================
 // >>rows   that lie apart, as one copy
 // =====================================================================================================================
 static gcuda_status rows_there_and_back(struct gcuda_tensor * x, unsigned char * all) {
