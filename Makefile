@@ -25,11 +25,11 @@ endif
 CXX ?= g++
 COMPILE = $(CC) $(STD) $(CFLAGS) $(WARN) -I. -Itests
 
-.PHONY: all help examples tests run test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-cxx check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
+.PHONY: all help examples tests run sim sim-without-gpu test test-sim test-gpu bench bench-gpu bench-cpu size map lint format generate clean venv check-cc check-cxx check-python cuda cuda-kernels cuda-programs nvcc-version tidy always
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
-all: cuda examples tests ## everything: the examples, the tests, and the kernels where nvcc and a GPU are
+all: cuda sim-without-gpu examples tests ## everything: examples, tests, and the kernels for this GPU, or else the simulated device
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
@@ -186,6 +186,13 @@ $(SIM)/digits.o: examples/digits.c examples/digits_data.h gcuda.h $(SIM_HEADERS)
 $(SIM)/digits: $(SIM)/digits.o $(SIM_OBJECTS)
 	$(CXX) $(SIM_CFLAGS) $^ -o $@ $(LIBS)
 
+sim: $(SIM)/digits $(SIM)/test-ops ## digits and test-ops with the CUDA backend on the simulated device, in build/sim/ (some minutes)
+
+sim-without-gpu:
+	@if [ -n "$(NVCC)" ] && $(HAS_GPU); then :; \
+	elif ! command -v $(firstword $(CXX)) > /dev/null; then echo "no simulated device: no C++ compiler '$(CXX)' (apt-get install g++)"; \
+	else $(MAKE) --no-print-directory -j$(JOBS) sim; fi
+
 # those with the implementation inside, to reach what is private
 SIM_OWN_IMPL = $(patsubst tests/sim/%.c,$(SIM)/%,$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/sim/test-*.c))
 $(SIM_OWN_IMPL): $(SIM)/test-%: $(SIM)/test-%.o $(SIM_OBJECTS)
@@ -216,9 +223,9 @@ HAS_GPU = nvidia-smi -L > /dev/null 2>&1
 JOBS = $(shell nproc 2> /dev/null || echo 2)
 
 cuda: | $(B) ## kernels and programs for the GPU of this machine; kernels alone for ARCHS="90a" or ARCHS=all
-	@if [ -z "$(NVCC)" ]; then echo "no nvcc: CPU only"; \
+	@if [ -z "$(NVCC)" ]; then echo "no nvcc: no kernels for a GPU"; \
 	elif [ -n "$(ARCHS)" ]; then $(MAKE) --no-print-directory -j$(JOBS) cuda-kernels; \
-	elif ! $(HAS_GPU); then echo "no GPU: CPU only (make cuda ARCHS=90a compiles the kernels)"; \
+	elif ! $(HAS_GPU); then echo "no GPU: no kernels for one (make cuda ARCHS=90a compiles them)"; \
 	else $(MAKE) --no-print-directory -j$(JOBS) cuda-programs; fi
 
 cuda-kernels: $(KERNEL_OBJECTS)

@@ -250,6 +250,17 @@ TEST(blocks_of_experts) {
     for (int i = 0; i < SIZE(2, 1); ++i) { compare_types(experts, &shapes[i]); }
 }
 
+// One of each, and quick: compute-sanitizer looks at these (tests/gpu.py).
+TEST(small_blocks) {
+    static const struct shape one = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1 }, few = { GCUDA_TYPE_BF16, 256, 256, 3, 1 };
+    static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1 }, halves = { GCUDA_TYPE_F16, 256, 0, 2, 1 };
+    compare(decoder, &one);
+    compare(decoder, &few);
+    compare_within(decoder, &many, true, 0.0);
+    compare(experts, &one);
+    compare(convolution, &halves);
+}
+
 TEST(blocks_with_a_convolution) {
     static const struct shape shapes[] = {
         { GCUDA_TYPE_Q4_0, SIZE(2048, 256), 0, 1, SIZE(2, 1) },
