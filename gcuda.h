@@ -22959,12 +22959,6 @@ static gcuda_status gcudai_cuda_fail(cudaError_t err, const char * call, int dev
         cudaGetErrorName(err), gcudai_cuda_advice(err, device, advice, sizeof(advice)));
 }
 
-// Why a scratch size is SIZE_MAX.
-static cudaError_t gcudai_cuda_last_or_unknown(void) {
-    const cudaError_t err = cudaGetLastError();
-    return err != cudaSuccess ? err : cudaErrorUnknown;
-}
-
 // What the kernels could not learn of the device, for those who ask more of them than a launch. Forgets it.
 static cudaError_t gcudai_cuda_query_failed(void) {
     struct gcuda_launch_series * series = gcuda_thread_launches();
@@ -24325,8 +24319,9 @@ static gcuda_status gcudai_cuda_pool_grow(
 static gcuda_status gcudai_cuda_pool_take(
     struct gcudai_cuda_pool * pool, cudaStream_t stream, size_t size, const char * purpose, void ** ptr) {
     *ptr = NULL;
-    if (size == SIZE_MAX) {
-        return gcudai_cuda_fail(gcudai_cuda_last_or_unknown(), "asking how much scratch is wanted", pool->device, "%s", purpose);
+    const cudaError_t unknown = size == SIZE_MAX ? cudaGetLastError() : cudaSuccess;
+    if (unknown != cudaSuccess) {
+        return gcudai_cuda_fail(unknown, "asking how much scratch is wanted", pool->device, "%s", purpose);
     }
     if (size > SIZE_MAX - (SIZE_MAX >> 3)) {
         return gcudai_fail(GCUDA_STATUS_ALLOC_FAILED, "%s on CUDA%d: %llu bytes wanted, %llu free", purpose,
@@ -29444,7 +29439,8 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
         }
     }
     if (first == NULL) { return GCUDA_STATUS_SUCCESS; }
-    gcudai_cuda_fail(gcudai_cuda_last_or_unknown(), "asking how much scratch is wanted", cu->device->index, "a plan");
+    const cudaError_t err = cudaGetLastError();
+    gcudai_cuda_fail(err != cudaSuccess ? err : cudaErrorUnknown, "asking how much scratch is wanted", cu->device->index, "a plan");
     return gcudai_cuda_fail_node(cu, GCUDA_STATUS_FAILED, first);
 }
 
