@@ -144,8 +144,9 @@ tidy:
 	clang-tidy --quiet --config-file=tests/tools/clang-tidy.yaml gcuda.h -- -x c -std=c99 -DGCUDA_IMPLEMENTATION
 
 # ---- the CUDA backend on the simulated device (tests/sim/); SIM_CFLAGS: sanitizers and the like ----
+# -g1 names lines; variables besides (-g) take half as long again to compile
 SIM = $(B)/sim
-SIM_CFLAGS ?= -O1 -g
+SIM_CFLAGS ?= -O1 -g1
 SIM_C = $(CC) $(STD) $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -DGCUDA_CUBLAS_LINK -Itests/sim/include -I. -Itests -Iexamples
 SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -Itests/sim/include -I. -Itests
 # gcuda_kernels.cu is compiled in the parts that it is divided into (#if GCUDAI_PART(n)), side by side with make -j.

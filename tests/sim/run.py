@@ -3,7 +3,7 @@
 
     run.py [--level user|ci|full] [--group NAME] [--only TEXT]      last line: N passed, N failed
 
-    user   without sanitizers, one seed
+    user   without sanitizers, one seed, without what is slow
     ci     and: 20 orders of threads and streams over a sample of operations, AddressSanitizer and UBSan on a sample,
            ThreadSanitizer on the tests with several threads
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
@@ -31,6 +31,7 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
                   if f.startswith("test-") and f.endswith(end))
 PROGRAMS += ["test-gemm", "test-plans", "test-sizes", "test-soak"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
+SLOW = ["test-sizes"]  # not at level user: of all the longest, for what other programs ask in smaller sizes
 SHAPES = ["test-random", "test-large"] # of tests/hw
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
@@ -83,7 +84,8 @@ class Sum:
 
     def build(self, targets, *variables):
         start = time.monotonic()
-        code, output = run(["make", "-s", "--no-print-directory", "-j2", *variables, *targets], 3600)
+        n_jobs = max(2, (os.cpu_count() or 1) // 2)  # the groups, and other jobs, run beside this
+        code, output = run(["make", "-s", "--no-print-directory", f"-j{n_jobs}", *variables, *targets], 3600)
         if code != 0:
             self.add("build", 1, output, False, time.monotonic() - start)
         else:
@@ -179,11 +181,12 @@ def faults_are_complete(total, file):
 
 def plain_tests(total, level):
     plain = Variant(total, "")
-    if plain.build([*PROGRAMS, "test-ops", "test-device", *SHAPES]):
+    programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
+    if plain.build([*programs, "test-ops", "test-device", *SHAPES]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
-        ours = [p for p in PROGRAMS if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
-        plain.programs([(p, "") for p in PROGRAMS if p not in ours])
+        ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
+        plain.programs([(p, "") for p in programs if p not in ours])
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
         if not total.only:
