@@ -799,6 +799,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
+#define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
 #define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
 #define gcuda_mul_mat_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_scratch_bytes)
@@ -820,6 +821,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_new_tensor_4d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_new_tensor_4d)
 #define gcuda_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm)
 #define gcuda_norm_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_inplace)
+#define gcuda_norm_mul_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_mul_takes_form)
 #define gcuda_norm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_norm_scratch_bytes)
 #define gcuda_nrows GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nrows)
 #define gcuda_op_desc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_op_desc)
@@ -2351,6 +2353,7 @@ struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
+    bool is_rounded;   // launchers: b is a column that gcuda_launch_norm_mul has left as bytes, see there
 };
 
 // Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
@@ -3846,8 +3849,14 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args *
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
+    int form; // 0: y is floats
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
+// y may be left as bytes with their scales, in its first 3072 bytes for each 2048 elements or part of them, for products that would
+// round it to just those: gcuda_launch_mul_mat_vec, _fused and _group with is_rounded set, whose weights' type has this form. What
+// takes a form: one row of whole 32 elements that has the room (768 have), all arrays at multiples of 16 bytes.
+GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
+GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
 // Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y, a float.
 struct gcuda_rope_set_args {
     struct gcuda_rope_args rope; // x.ne[3] is 1
@@ -15598,6 +15607,7 @@ static void gcudai_mul_mat_args(const struct gcuda_tensor * y, union gcudai_args
     args->mul_mat.b = gcudai_array(y->src[1]);
     args->mul_mat.y = gcudai_array(y);
     args->mul_mat.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
+    args->mul_mat.is_rounded = false;
 }
 
 // The work of one product in tiles of rows x columns. Nothing here depends on the number of threads, and no result
@@ -29089,6 +29099,70 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
 }
 
+// ---- norms that leave their result as the bytes that products would make of it ----
+// Where products of one column alone read it, with weights of one form: each of their blocks would round the column again. The
+// bytes lie where the result would, so that memory is used as before.
+
+enum { GCUDAI_CUDA_READERS = 16 }; // steps behind a norm that are searched for those who read it
+
+// The products of a step that can take a column as bytes, n of them; NULL: there are none.
+static struct gcuda_mul_mat_args * gcudai_cuda_column_products(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, int * n) {
+    struct gcuda_mul_mat_args * p = NULL;
+    *n = 1;
+    if (s->pattern != NULL) {
+        p = s->pattern->run == gcudai_cuda_run_mul_mat ? &s->args.mul_mat.args : s->pattern->run == gcudai_cuda_run_group ? s->args.group.args : NULL;
+        *n = s->pattern->run == gcudai_cuda_run_group ? s->args.group.n : 1;
+    } else if (s->node->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(gcudai_buffer_of(s->node->src[0])) == NULL &&
+               gcudai_cuda_product_of(cu, &s->args.op.mul_mat) == GCUDAI_CUDA_PRODUCT_VECTOR) {
+        p = &s->args.op.mul_mat;
+    }
+    return p != NULL && gcuda_is_quantized(p->a.type) ? p : NULL;
+}
+
+static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_rounded) {
+    int n;
+    struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n);
+    for (int i = 0; p != NULL && i < n; ++i) { p[i].is_rounded = is_rounded; }
+}
+
+// How often the step's products read node `at` as their columns.
+static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
+    int n = 0;
+    for (int i = s->first; i < s->first + s->n; ++i) { n += look->seen[i].shape.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at; }
+    return n;
+}
+
+// The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
+static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
+    const int at = plan->steps[i].first + plan->steps[i].n - 1, n_uses = gcudai_cuda_n_uses(&plan->look, at);
+    int n_reads = 0, form = 0, n;
+    for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
+        struct gcudai_cuda_step * s = &plan->steps[++*last];
+        const int reads = gcudai_cuda_column_reads(&plan->look, s, at);
+        const struct gcuda_mul_mat_args * p = reads > 0 ? gcudai_cuda_column_products(cu, s, &n) : NULL;
+        const int wanted = p != NULL ? gcuda_mul_mat_vec_form(p->a.type) : 0;
+        if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
+        form = reads > 0 ? wanted : form;
+        n_reads += reads;
+    }
+    return n_reads == n_uses ? form : 0;
+}
+
+static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    for (int i = 0; i < plan->n_steps; ++i) { gcudai_cuda_set_rounded(cu, &plan->steps[i], false); }
+    for (int i = 0; i < plan->n_steps; ++i) {
+        struct gcudai_cuda_step * s = &plan->steps[i];
+        int last;
+        if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul) { continue; }
+        const bool may = s->node->view_src == NULL && gcuda_norm_mul_takes_form(&s->args.norm_mul);
+        s->args.norm_mul.form = may ? gcudai_cuda_form_behind(cu, plan, i, &last) : 0;
+        for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
+            const int at = s->first + s->n - 1;
+            if (gcudai_cuda_column_reads(&plan->look, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
+        }
+    }
+}
+
 // ---- lanes: independent branches on streams of their own ----
 // A region is a run of steps: its first step comes behind all steps before, and the step behind it waits for all of its own.
 // Within, a step waits for those whose memory it reads or writes, and they it; that the allocator gives
@@ -29415,6 +29489,7 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
         for (i = s->first; i < s->first + s->n; ++i) { gcudai_cuda_plan_note(plan, look->seen[i].tensor); }
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
+    gcudai_cuda_plan_columns(cu, plan);
     gcudai_cuda_plan_lanes(cu, plan);
     gcudai_cuda_plan_overlap(cu, plan);
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
@@ -29460,6 +29535,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
         is_as_before = s->n == n;
     }
     if (is_as_before) {
+        gcudai_cuda_plan_columns(cu, plan);
         gcudai_cuda_plan_lanes(cu, plan);
         gcudai_cuda_plan_overlap(cu, plan);
     } else {

@@ -1315,6 +1315,97 @@ template <typename FORMAT> static inline __device__ float d_element(const char *
         j < 16 ? g.min[0] : g.min[1]);
 }
 
+// ---- columns as bytes, for products with up to 8 of them (>>k-mul-mat-vec), which go through them in steps ----
+#define VEC_STEP 2048
+
+// Where a lane's 64 elements lie in a step, and in which order a group's bytes are dotted.
+enum d_vec_order {
+    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes as they are
+    D_INTERLEAVED,  // the same groups; of each eight bytes four are of the first half, four of the second, in turn
+    D_TWO_APART     // groups g and g + 2 of each four
+};
+
+// How a column is made ready for a format. Piece i of a lane, 16 elements, meets codes that are 2^k times too large, where
+// k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
+struct d_vec_form {
+    d_vec_order order;
+    int zero;
+    bool has_min;
+    int of_odd, of_second, of_odd_lane;
+};
+
+// A form as a number other than 0, which is how host code and other parts know it (gcuda_mul_mat_vec_form).
+static inline __host__ __device__ constexpr int d_vec_form_number(const d_vec_form & f) {
+    return 1 | (int) f.order << 1 | (int) f.has_min << 3 | f.of_odd << 4 | f.of_second << 7 | f.of_odd_lane << 10 | f.zero << 13;
+}
+static inline __host__ __device__ constexpr d_vec_form d_vec_form_of_number(int n) {
+    return { (d_vec_order) (n >> 1 & 3), n >> 13, (n >> 3 & 1) != 0, n >> 4 & 7, n >> 7 & 7, n >> 10 & 7 };
+}
+
+// A column's bytes lie as [step][4][32] pieces of 16, behind those of all steps the pieces' scales in the same order.
+#define VEC_STEP_BYTES (VEC_STEP + VEC_STEP / 16 * 8)
+static inline __host__ __device__ int64_t vec_steps(int64_t k) { return (k + VEC_STEP - 1) / VEC_STEP; }
+
+// The larger of two magnitudes as bits: they have the order of floats, and NaN comes last, which fmaxf would drop.
+static inline __device__ int d_largest(int a, int b) { return a > b ? a : b; }
+
+// Four elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum,
+// if it is wanted. All lanes of the warp take part.
+static inline __device__ uint32_t d_vec_bytes(float4 v, int n_lanes, bool wants_sum, float * d, int * sum) {
+    const int low = 0x7fffffff;
+    int bits = d_largest(d_largest(__float_as_int(v.x) & low, __float_as_int(v.y) & low),
+        d_largest(__float_as_int(v.z) & low, __float_as_int(v.w) & low));
+    for (int i = 1; i < n_lanes; i *= 2) { bits = d_largest(bits, __shfl_xor_sync(0xffffffffu, bits, i)); }
+    const float max = __int_as_float(bits);
+    float inverse;
+    if (max >= 1e-30f && max <= 1e30f) {
+        inverse = 127.0f * d_reciprocal(max);
+    } else { // zeros; what has no inverse, or one that is lost in the rounding, is moved to where it has
+        const bool is_finite = max <= 3.4028235e38f; // else bytes 0, and a scale that makes NaN of them
+        const float lift = !is_finite ? 0.0f : max < 1e-30f ? 1208925819614629174706176.0f : 1.0f / 1208925819614629174706176.0f;
+        v = is_finite ? make_float4(v.x * lift, v.y * lift, v.z * lift, v.w * lift) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        inverse = max > 0.0f && is_finite ? __fdividef(127.0f, max * lift) : 0.0f;
+    }
+    // the last byte of 1.5 * 2^23 + n is that of n
+    const int a = __float_as_int(v.x * inverse + 12582912.0f), b = __float_as_int(v.y * inverse + 12582912.0f);
+    const int c = __float_as_int(v.z * inverse + 12582912.0f), e = __float_as_int(v.w * inverse + 12582912.0f);
+    const uint32_t bytes = __byte_perm(__byte_perm((uint32_t) a, (uint32_t) b, 0x0040), __byte_perm((uint32_t) c, (uint32_t) e, 0x0040), 0x5410);
+    int all = wants_sum ? __dp4a((int) bytes, 0x01010101, 0) : 0;
+    for (int i = 1; i < n_lanes && wants_sum; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
+    *d = max * (1.0f / 127.0f);
+    *sum = all;
+    return bytes;
+}
+
+static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
+
+// Which four elements of 128 lane i takes, counted in fours.
+static inline __device__ int d_vec_quad(int i, d_vec_order order) { return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i; }
+
+#define D_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
+static inline __device__ float d_unbiased(int bits) { return __int_as_float(bits) - (float) D_BIAS; }
+
+// The elements of d_vec_quad(lane) of part w, 128 elements, of a step; pieces of 16, of which piece i goes to lane i / 4, its
+// place i % 4. A piece has its scale, and the scaled sum of its bytes for mins or, as bits, what the dot products with its bytes
+// begin with.
+static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
+    float d;
+    int sum, word = lane % 4;
+    uint32_t bytes = d_vec_bytes(v, 4, f.zero != 0 || f.has_min, &d, &sum);
+    const int piece = f.order == D_TWO_APART ? d_swap_bits_1_2(lane / 4) : lane / 4, at = piece % 4 * 32 + piece / 4 + 2 * w;
+    if (f.order == D_INTERLEAVED) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 2); // those 16 elements away
+        bytes = word < 2 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
+        word = 2 * (word % 2) + word / 2;
+    }
+    ((uint32_t *) xq)[4 * at + word] = bytes;
+    if (lane % 4 == 0) {
+        const int k = piece % 2 * f.of_odd + piece / 2 % 2 * f.of_second + piece / 4 * f.of_odd_lane;
+        const float start = __int_as_float(__float_as_int((float) D_BIAS) - sum * (f.zero << k));
+        xs[at] = make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
+    }
+}
+
 #if GCUDAI_PART(8)
 // =====================================================================================================
 // >>k-copy   copies and conversions between all types, rows by index
@@ -4661,8 +4752,30 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     });
 }
 
+// A row of n elements as one column of bytes. Whole warps: steps are multiples of what they take.
+template <typename ROW, int THREADS> static inline __device__ void d_norm_column(const ROW & x, int n, const d_vec_form & f, char * y) {
+    const int steps = (int) vec_steps(n), n_quads = steps * (VEC_STEP / 4), lane = (int) (threadIdx.x % 32);
+    int4 * xq = (int4 *) y;
+    float2 * xs = (float2 *) (xq + steps * 128);
+    const auto put = [&](int quad, float4 v) {
+        const int at = quad / (VEC_STEP / 4) * 128;
+        d_vec_quantize4(v, quad / 32 % 16, lane, f, xq + at, xs + at);
+    };
+    UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
+        float4 v = make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3]);
+        if (f.order == D_INTERLEAVED) { // lanes take each other's fours
+            const int from = d_swap_bits_1_2(lane);
+            v.x = __shfl_sync(0xffffffffu, v.x, from), v.y = __shfl_sync(0xffffffffu, v.y, from);
+            v.z = __shfl_sync(0xffffffffu, v.z, from), v.w = __shfl_sync(0xffffffffu, v.w, from);
+        }
+        if (ROW::place(k) / 4 < n_quads) { put(ROW::place(k) / 4, v); }
+    }
+    for (int quad = ROW::place(ROW::PARTS) / 4; quad < n_quads; quad += THREADS) { put(quad, make_float4(0.0f, 0.0f, 0.0f, 0.0f)); }
+}
+
 // One row, as a decoder has of each token: what it takes from the end of the kernel before to its own counts. So nothing is left to
-// be looked up, and w and b are asked for before that end.
+// be looked up, and w and b are asked for before that end. The result may be a column of bytes: it has the place of what was read,
+// all of which has come when the block meets for its sum.
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul_row(const gcuda_norm_mul_args p, const bool is_early) {
     typedef typename H::template row<float> row;
     const int n = (int) p.x.ne[0];
@@ -4685,7 +4798,11 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
     const float scale = d_norm_scale<NORM_RMS>(d_row_sum<H::THREADS>(sum), n, p.eps);
     x.each_with(w, n, [&](float & v, float u) { v = d_mul_rn(d_mul_rn(v, scale), u); });
     if (has_b) { x.each_with(b, n, [](float & v, float u) { v = d_add_rn(v, u); }); }
-    x.store((char *) p.y.data, n);
+    if (p.form != 0) {
+        d_norm_column<row, H::THREADS>(x, n, d_vec_form_of_number(p.form), (char *) p.y.data);
+    } else {
+        x.store((char *) p.y.data, n);
+    }
 }
 
 // Everything that k_norm_mul_row reads and writes, in pieces of sixteen bytes; shorter rows have lanes of a warp. A sum that is w
@@ -4698,10 +4815,15 @@ static bool is_norm_mul_row(const gcuda_norm_mul_args & p) {
     return is_so;
 }
 
+bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
+    const int64_t n = args->x.ne[0];
+    return is_norm_mul_row(*args) && can_hold(n) && n % 32 == 0 && vec_steps(n) * VEC_STEP_BYTES <= 4 * n;
+}
+
 gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_stream stream) {
     const gcuda_norm_mul_args & p = *args;
     const bool wide = is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum)), is_row = is_norm_mul_row(p);
-    if (!can_hold(p.x.ne[0])) { return GCUDA_STATUS_UNSUPPORTED; }
+    if (!can_hold(p.x.ne[0]) || (p.form != 0 && !gcuda_norm_mul_takes_form(args))) { return GCUDA_STATUS_UNSUPPORTED; }
     return with_held<float>(p.x.ne[0], wide, [&](auto h) {
         typedef decltype(h) H;
         if constexpr (H::WIDE && H::THREADS > 32) {
@@ -10935,7 +11057,6 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 // From compute capability 8.0 three columns and more go to tensor cores (below); two of codebooks as well where the kernel
 // of two does not take them: rows that are not aligned, or no room for copies of the tables.
 
-#define VEC_STEP 2048
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
 
 struct d_vec_more { // another matrix for the same column
@@ -10952,7 +11073,7 @@ struct d_vec_job {
     int64_t n_experts;
     int32_t * bad_index;
     const int4 * xq;     // columns as bytes, [column][step][4][32], and
-    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL: the kernel makes them, of one column or two
+    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL, of one column or two: the kernel makes them
     int first_column;    // of several
     int steps, at_once;  // of a row; that the block's warps take side by side
     int rounds;          // of rows, for those that share the matrix
@@ -11325,28 +11446,12 @@ static inline __device__ uint2 d_byte_masks(uint32_t bits, uint32_t on) {
     return make_uint2(d_spread_bits(bits) * on, d_spread_bits(bits >> 4) * on);
 }
 
-// Where a lane's 64 elements lie in a step, and in which order a group's bytes are dotted.
-enum d_vec_order {
-    D_SIDE_BY_SIDE, // groups 2 lane and 2 lane + 1, bytes as they are
-    D_INTERLEAVED,  // the same groups; of each eight bytes four are of the first half, four of the second, in turn
-    D_TWO_APART     // groups g and g + 2 of each four
-};
-
 // What a second word of codes is for.
 enum d_vec_part {
     D_NOTHING,
     D_ADDED,    // both are summed up
     D_TAKEN_OFF,
     D_SCALED    // added when multiplied by the lane's `ratio`, in the second group by that times more_ratio
-};
-
-// How a column is made ready for a format. Piece i of a lane, 16 elements, meets codes that are 2^k times too large, where
-// k = of_odd (i % 2) + of_second (i / 2) + of_odd_lane (lane % 2).
-struct d_vec_form {
-    d_vec_order order;
-    int zero;
-    bool has_min;
-    int of_odd, of_second, of_odd_lane;
 };
 
 template <typename A> struct d_vec_codes { // of four pieces
@@ -11878,69 +11983,9 @@ static inline __device__ float4 d_vec_load4(const d_job & p, const char * column
     return is_packed ? *(const float4 *) (column + k * 4) : d_load_any4(p.b.type, column + k * p.b_k, p.b_k);
 }
 
-// The larger of two magnitudes as bits: they have the order of floats, and NaN comes last, which fmaxf would drop.
-static inline __device__ int d_largest(int a, int b) { return a > b ? a : b; }
-
-// Four elements of a column, v, as bytes; n_lanes in a row make a piece, which has the scale d and whose bytes have this sum,
-// if it is wanted. All lanes of the warp take part.
-static inline __device__ uint32_t d_vec_bytes(float4 v, int n_lanes, bool wants_sum, float * d, int * sum) {
-    const int low = 0x7fffffff;
-    int bits = d_largest(d_largest(__float_as_int(v.x) & low, __float_as_int(v.y) & low),
-        d_largest(__float_as_int(v.z) & low, __float_as_int(v.w) & low));
-    for (int i = 1; i < n_lanes; i *= 2) { bits = d_largest(bits, __shfl_xor_sync(0xffffffffu, bits, i)); }
-    const float max = __int_as_float(bits);
-    float inverse;
-    if (max >= 1e-30f && max <= 1e30f) {
-        inverse = 127.0f * d_reciprocal(max);
-    } else { // zeros; what has no inverse, or one that is lost in the rounding, is moved to where it has
-        const bool is_finite = max <= 3.4028235e38f; // else bytes 0, and a scale that makes NaN of them
-        const float lift = !is_finite ? 0.0f : max < 1e-30f ? 1208925819614629174706176.0f : 1.0f / 1208925819614629174706176.0f;
-        v = is_finite ? make_float4(v.x * lift, v.y * lift, v.z * lift, v.w * lift) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        inverse = max > 0.0f && is_finite ? __fdividef(127.0f, max * lift) : 0.0f;
-    }
-    // the last byte of 1.5 * 2^23 + n is that of n
-    const int a = __float_as_int(v.x * inverse + 12582912.0f), b = __float_as_int(v.y * inverse + 12582912.0f);
-    const int c = __float_as_int(v.z * inverse + 12582912.0f), e = __float_as_int(v.w * inverse + 12582912.0f);
-    const uint32_t bytes = __byte_perm(__byte_perm((uint32_t) a, (uint32_t) b, 0x0040), __byte_perm((uint32_t) c, (uint32_t) e, 0x0040), 0x5410);
-    int all = wants_sum ? __dp4a((int) bytes, 0x01010101, 0) : 0;
-    for (int i = 1; i < n_lanes && wants_sum; i *= 2) { all += __shfl_xor_sync(0xffffffffu, all, i); }
-    *d = max * (1.0f / 127.0f);
-    *sum = all;
-    return bytes;
-}
-
-static inline __device__ int d_swap_bits_1_2(int i) { return (i & ~6) | (i & 2) << 1 | (i & 4) >> 1; }
-
-// Which four elements of 128 lane i takes, counted in fours.
-static inline __device__ int d_vec_quad(int i, d_vec_order order) { return order == D_INTERLEAVED ? d_swap_bits_1_2(i) : i; }
-
-#define D_BIAS 12582912 // 1.5 * 2^23: a float whose bits plus an integer below 2^22 are the float plus that integer
-static inline __device__ float d_unbiased(int bits) { return __int_as_float(bits) - (float) D_BIAS; }
-
 template <typename A> static inline __host__ __device__ constexpr d_vec_form d_vec_form_of() {
     typedef d_vec_traits<A> V;
     return { V::order, V::zero, V::has_min, V::of_odd, V::of_second, V::of_odd_lane };
-}
-
-// The elements of d_vec_quad(lane) of part w, 128 elements, of a step; pieces of 16, of which piece i goes to lane i / 4, its
-// place i % 4. A piece has its scale, and the scaled sum of its bytes for mins or, as bits, what the dot products with its bytes
-// begin with.
-static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
-    float d;
-    int sum, word = lane % 4;
-    uint32_t bytes = d_vec_bytes(v, 4, f.zero != 0 || f.has_min, &d, &sum);
-    const int piece = f.order == D_TWO_APART ? d_swap_bits_1_2(lane / 4) : lane / 4, at = piece % 4 * 32 + piece / 4 + 2 * w;
-    if (f.order == D_INTERLEAVED) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 2); // those 16 elements away
-        bytes = word < 2 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
-        word = 2 * (word % 2) + word / 2;
-    }
-    ((uint32_t *) xq)[4 * at + word] = bytes;
-    if (lane % 4 == 0) {
-        const int k = piece % 2 * f.of_odd + piece / 2 % 2 * f.of_second + piece / 4 * f.of_odd_lane;
-        const float start = __int_as_float(__float_as_int((float) D_BIAS) - sum * (f.zero << k));
-        xs[at] = make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
-    }
 }
 
 // The columns of all matrices, one after another, for kernels of several columns.
@@ -12284,11 +12329,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(s * d_vec_format<A>::slot_bytes, s % 2 == 1, s < rows); }
         };
         const bool is_early = p.is_early && is_first && first == 0;
-        if (is_early) {
-            fill();
-            d_wait_before();
-        }
-        if constexpr (d_vec_shape<A, COLS>::is_own) {
+        const bool is_made = !d_vec_shape<A, COLS>::is_own || (COLS == 1 && p.xq != nullptr); // else here, by each block
+        const bool needs_tables = COLS == 1 && d_vec_traits<A>::codes > 0 && is_made && is_first && first == 0;
+        if (is_early) { fill(); }
+        if (needs_tables) { d_vec_fill_tables<A, COLS, WIDE>(shared); }
+        if (is_early) { d_wait_before(); }
+        if (!is_made) {
             if (first > 0) { __syncthreads(); } // the column's last step has been read
             char * own = columns + d_vec_shape<A, COLS>::column_bytes * step;
             const auto meanwhile = [&]() {
@@ -12297,7 +12343,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             };
             if constexpr (COLS == 1) {
                 d_vec_own_column<A>(p, t.b, first + step, sub, lane, own, x[0], meanwhile);
-            } else {
+            } else if constexpr (d_vec_shape<A, COLS>::is_own) {
                 const char * second = p.is_one ? t.b + p.job.b_c : d_vec_b(p, d_vec_index(p, t.item, 1));
                 d_vec_own_pair<A>(p, t.b, second, first + step, sub, lane, own, x, meanwhile);
             }
@@ -12306,6 +12352,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
                 d_vec_column(p, t.matrix, c, has_step ? first + step : 0, lane, x[c]);
             }
             if (!is_early) { fill(); }
+            if (needs_tables) { __syncthreads(); }
         }
         const int64_t after = p.job.k - (int64_t) (first + step) * VEC_STEP;
         const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * lane; // elements from this lane's first
@@ -12826,9 +12873,16 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
 static d_vec_job vec_job(const d_job & job) {
     d_vec_job p = {};
     p.job = job;
-    p.steps = (int) ((job.k + VEC_STEP - 1) / VEC_STEP);
+    p.steps = (int) vec_steps(job.k);
     p.is_aligned = ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % 16 == 0;
     return p;
+}
+
+// The one column is there as bytes.
+static bool vec_take_column(d_vec_job & p) {
+    p.xq = (const int4 *) p.job.b.data;
+    p.xs = (const float2 *) (p.xq + p.steps * 128);
+    return p.job.n == 1 && p.job.a.ne[2] * p.job.a.ne[3] == 1 && (uintptr_t) p.xq % 16 == 0;
 }
 
 static bool vec_take_epilogue(d_vec_job & p, const gcuda_mul_mat_epilogue & epilogue) {
@@ -12844,6 +12898,15 @@ static bool vec_takes(const gcuda_array & a, const gcuda_array & b) {
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
+int gcuda_mul_mat_vec_form(gcuda_type type) {
+    int form = 0;
+    (void) with_weight_format(type, [&](auto a) {
+        form = d_vec_form_number(d_vec_form_of<decltype(a)>());
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return form;
+}
+
 size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_vec_job p = vec_job(job_of(*args));
     const size_t n_bytes = (size_t) (p.job.n * args->a.ne[2] * args->a.ne[3] * p.steps) * 3072;
@@ -12862,7 +12925,7 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const int64_t n_matrices = args->a.ne[2] * args->a.ne[3], n = p.job.n;
-    if (!vec_takes(args->a, args->b) || n > 8 || (n > 1 && scratch == nullptr)) {
+    if (!vec_takes(args->a, args->b) || n > 8 || (n > 1 && scratch == nullptr) || (args->is_rounded && !vec_take_column(p))) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {
@@ -12902,7 +12965,7 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
 static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
            q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && n_elements(q.b) == p.a.ne[0] &&
-           n_elements(p.b) == p.a.ne[0] && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
+           n_elements(p.b) == p.a.ne[0] && q.is_rounded == p.is_rounded && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
 gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int n_args, gcuda_stream stream) {
@@ -12921,6 +12984,9 @@ gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int
         }
     }
     p.n_more = n_args - 1;
+    if (args->is_rounded && !vec_take_column(p)) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
     return with_weight_format(args->a.type, [&](auto a) { return launch_vec_one<decltype(a)>(p, 1, args->max_shared, stream); });
 }
 

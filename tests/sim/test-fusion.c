@@ -24,8 +24,23 @@ static void out(struct build * b, struct gcuda_tensor * t) {
     b->out[b->n_out++] = t;
 }
 
+// Of codebooks, which need more than rows to be made: any bytes, and a scale before each block.
+static void fill_codebook(struct gcuda_tensor * t, int salt) {
+    const size_t n = gcuda_nbytes(t), of_block = gcuda_type_size(t->type);
+    const gcuda_fp16_t scale = gcuda_fp32_to_fp16(0.0625f);
+    char * blocks = (char *) malloc(n);
+    for (size_t i = 0; i < n; ++i) { blocks[i] = (char) ((i * 7919 + (size_t) salt * 104729) % 1009 % 256); }
+    for (size_t i = 0; i < n; i += of_block) { memcpy(blocks + i, &scale, sizeof scale); }
+    CHECK_OK(gcuda_backend_tensor_set(t, blocks, 0, n));
+    free(blocks);
+}
+
 static void fill_blocks(struct gcuda_tensor * t, int salt) {
     const int64_t n = gcuda_nelements(t);
+    if (t->type == GCUDA_TYPE_IQ3_S) {
+        fill_codebook(t, salt);
+        return;
+    }
     float * values = (float *) malloc((size_t) n * sizeof(float));
     void * blocks = malloc(gcuda_nbytes(t));
     for (int64_t i = 0; i < n; ++i) { values[i] = (float) ((i * 7919 + salt * 104729) % 1009) / 504.5f - 1.0f; }
@@ -72,6 +87,17 @@ static void names_of(const struct gcudai_cuda_plan * plan, char * text, size_t s
         }
     }
 }
+
+// Norms of a plan that leave their result as a column of bytes.
+static int columns_of(const struct gcudai_cuda_plan * plan) {
+    int n = 0;
+    for (int i = 0; i < plan->n_steps; ++i) {
+        const struct gcudai_cuda_step * s = &plan->steps[i];
+        n += s->pattern != NULL && s->pattern->run == gcudai_cuda_run_norm_mul && s->args.norm_mul.form != 0;
+    }
+    return n;
+}
+static int n_columns; // of the last case
 
 struct options {
     bool is_strict, is_off, by_allocator, is_near;
@@ -133,6 +159,7 @@ static void run_case(builder make, int variant, const char * wanted, struct opti
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
     REQUIRE(plan != NULL);
     names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    n_columns = columns_of((const struct gcudai_cuda_plan *) plan);
     CHECK_MSG(strcmp(names, wanted) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, names, wanted);
     if (o.n_launches > 0) { CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, o.n_launches); }
     gcuda_backend_graph_plan_free(fused, plan);
@@ -1161,6 +1188,124 @@ TEST(ssm_conv_launcher_with_bias_and_silu) {
         launch_ssm_conv_once(GCUDA_TYPE_F16, 4, 40, v & 1, v & 2);
         launch_ssm_conv_once(GCUDA_TYPE_BF16, 4, 3, v & 1, v & 2);
     }
+    clean();
+}
+
+// =====================================================================================================================
+// >>columns   norms that leave their result as the bytes that the products behind them would make of it
+// =====================================================================================================================
+enum column_readers {
+    C_ONE, C_GROUP, C_GATE, C_RESIDUAL, C_SUM, C_TWO_STEPS, // they do
+    C_SCALE, C_OUTPUT, C_COLUMNS, C_FORMS, C_FLOATS, C_IDS, C_VIEW, C_OPERAND, C_INPLACE // somebody wants floats
+};
+struct column_case {
+    enum gcuda_type type;
+    int64_t k;
+    enum column_readers readers;
+    int n; // norms that do
+    const char * names;
+};
+#define C_NORM "rms_norm + mul"
+static const struct column_case column_cases[] = {
+    { GCUDA_TYPE_Q4_0, 768, C_ONE, 1, C_NORM },
+    { GCUDA_TYPE_Q4_0, 4096, C_ONE, 1, C_NORM },
+    { GCUDA_TYPE_Q4_0, 5024, C_ONE, 1, C_NORM }, // the last step has 928
+    { GCUDA_TYPE_Q4_0, 736, C_ONE, 0, C_NORM },  // no room
+    { GCUDA_TYPE_IQ4_NL, 1024, C_ONE, 1, C_NORM },
+    { GCUDA_TYPE_Q6_K, 2304, C_ONE, 1, C_NORM },
+    { GCUDA_TYPE_IQ3_S, 1024, C_ONE, 1, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_GROUP, 1, C_NORM ", mul_mat beside mul_mat" },
+    { GCUDA_TYPE_IQ3_S, 1024, C_GROUP, 1, C_NORM ", mul_mat beside mul_mat" },
+    { GCUDA_TYPE_Q4_0, 1024, C_GATE, 1, C_NORM ", mul_mat + steps" },
+    { GCUDA_TYPE_Q4_0, 1024, C_RESIDUAL, 1, C_NORM ", mul_mat + steps" },
+    { GCUDA_TYPE_Q4_0, 1024, C_SUM, 1, "add + " C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_TWO_STEPS, 1, C_NORM ", mul_mat + steps" },
+    { GCUDA_TYPE_Q4_0, 1024, C_SCALE, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_OUTPUT, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_COLUMNS, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_FORMS, 0, C_NORM },
+    { GCUDA_TYPE_F32, 1024, C_FLOATS, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_IDS, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_VIEW, 0, C_NORM },
+    { GCUDA_TYPE_Q4_0, 1024, C_OPERAND, 0, C_NORM ", mul_mat + steps" },
+    { GCUDA_TYPE_Q4_0, 1024, C_INPLACE, 0, C_NORM }, // the result has the norm's memory
+};
+
+static void build_column(struct build * b) {
+    const struct column_case * c = &column_cases[b->variant];
+    const int64_t n = c->readers == C_COLUMNS ? 2 : 1, m = c->readers == C_OPERAND ? c->k : 40;
+    struct gcuda_tensor * x = f32(b, c->k, n, 1), * w = f32(b, c->k, 1, 1), * a[3];
+    for (int i = 0; i < 3; ++i) {
+        const enum gcuda_type type = i == 1 && c->readers == C_FORMS ? GCUDA_TYPE_Q8_0 : c->type;
+        a[i] = gcuda_new_tensor_3d(b->ctx, type, c->k, m, c->readers == C_IDS ? 2 : 1);
+    }
+    struct gcuda_tensor * sum = c->readers == C_SUM ? gcuda_add(b->ctx, x, f32(b, c->k, 1, 1)) : x, * norm = gcuda_rms_norm(b->ctx, sum, 1e-5f);
+    struct gcuda_tensor * y = c->readers == C_INPLACE ? gcuda_mul_inplace(b->ctx, norm, w) : gcuda_mul(b->ctx, norm, w);
+    if (c->readers == C_IDS) {
+        out(b, gcuda_mul_mat_id(b->ctx, a[0], y, gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, 2)));
+        return;
+    }
+    if (c->readers == C_OUTPUT) { gcuda_set_output(y); }
+    struct gcuda_tensor * p = gcuda_mul_mat(b->ctx, a[0], c->readers == C_VIEW ? gcuda_reshape_2d(b->ctx, y, c->k, 1) : y);
+    const bool has_two = c->readers == C_GROUP || c->readers == C_GATE || c->readers == C_FORMS || c->readers == C_TWO_STEPS;
+    struct gcuda_tensor * q = has_two ? gcuda_mul_mat(b->ctx, a[1], y) : NULL;
+    if (c->readers == C_TWO_STEPS) { q = gcuda_silu(b->ctx, q); }
+    if (c->readers == C_GATE) { p = gcuda_swiglu_split(b->ctx, p, q); }
+    if (c->readers == C_RESIDUAL) { p = gcuda_add(b->ctx, p, f32(b, m, 1, 1)); }
+    if (c->readers == C_OPERAND) { p = gcuda_add(b->ctx, p, y); } // read once as a column, once as floats
+    out(b, p);
+    if (has_two && c->readers != C_GATE) { out(b, q); }
+    if (c->readers == C_GROUP) { out(b, gcuda_mul_mat(b->ctx, a[2], y)); }
+    if (c->readers == C_SCALE) { out(b, gcuda_scale(b->ctx, y, 2.0f)); }
+    if (c->readers == C_OUTPUT) { out(b, y); }
+}
+
+TEST(norms_leave_columns_as_bytes_where_all_readers_take_them) {
+    const struct options on = { false, false, false, false, 0 }, strict = { true, false, false, false, 0 };
+    for (int v = 0; v < (int) (sizeof column_cases / sizeof column_cases[0]); ++v) {
+        run_case(build_column, v, column_cases[v].names, on);
+        CHECK_MSG(n_columns == column_cases[v].n, "variant %d: %d columns as bytes", v, n_columns);
+        run_case(build_column, v, column_cases[v].names, strict);
+        CHECK_MSG(n_columns == column_cases[v].n, "variant %d, strict: %d columns as bytes", v, n_columns);
+    }
+    clean();
+}
+
+// The product's step alone is made anew, and still knows what it reads; then the norm has no room at multiples of sixteen bytes.
+TEST(a_plan_that_follows_knows_its_columns) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    REQUIRE(backend != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 17);
+    struct place p = place_begin();
+    enum { K = 1024, M = 64 };
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, K, M), * norm = gcuda_rms_norm(p.ctx, x, 1e-5f);
+    struct gcuda_tensor * y = gcuda_mul(p.ctx, norm, w), * z = gcuda_mul_mat(p.ctx, a, y);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    struct gcuda_tensor * all[6] = { x, w, norm, y, z, a };
+    for (int i = 0; i < 6; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, all[i], base + 8192 * i)); }
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(plan != NULL);
+    float want[M], got[M];
+    for (int round = 0; round < 4; ++round) {
+        z->data = round == 1 ? base + 8192 * 4 + 1024 : z->data;
+        y->data = round == 2 ? x->data : round == 3 ? base + 8192 * 3 + 4 : y->data; // in place, then nowhere near sixteen
+        CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
+        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), round < 3);
+        fill(x, 1), fill(w, 2), fill(a, 3);
+        CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan));
+        CHECK_OK(gcuda_backend_synchronize(backend));
+        CHECK_OK(gcuda_backend_tensor_get(z, round == 0 ? want : got, 0, sizeof want));
+        CHECK_MSG(want[0] == want[0] && (round == 0 || memcmp(want, got, sizeof want) == 0), "round %d", round);
+    }
+    gcuda_backend_graph_plan_free(backend, plan);
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(backend);
     clean();
 }
 
