@@ -1279,9 +1279,9 @@ TEST(a_plan_that_follows_knows_its_columns) {
     REQUIRE(backend != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 17);
     struct place p = place_begin();
-    enum { K = 1024, M = 64 };
-    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K);
-    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, K, M), * norm = gcuda_rms_norm(p.ctx, x, 1e-5f);
+    enum { N_IN = 1024, N_OUT = 64 };
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N_IN);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, N_IN, N_OUT), * norm = gcuda_rms_norm(p.ctx, x, 1e-5f);
     struct gcuda_tensor * y = gcuda_mul(p.ctx, norm, w), * z = gcuda_mul_mat(p.ctx, a, y);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, z));
@@ -1290,7 +1290,7 @@ TEST(a_plan_that_follows_knows_its_columns) {
     for (int i = 0; i < 6; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, all[i], base + 8192 * i)); }
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
     REQUIRE(plan != NULL);
-    float want[M], got[M];
+    float want[N_OUT], got[N_OUT];
     for (int round = 0; round < 4; ++round) {
         z->data = round == 1 ? base + 8192 * 4 + 1024 : z->data;
         y->data = round == 2 ? x->data : round == 3 ? base + 8192 * 3 + 4 : y->data; // in place, then nowhere near sixteen
