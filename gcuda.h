@@ -25707,7 +25707,7 @@ static gcuda_status gcudai_cuda_fail_node(struct gcudai_cuda * cu, gcuda_status 
     const cudaError_t err = st == GCUDA_STATUS_FAILED ? cudaGetLastError() : cudaSuccess;
     if (err != cudaSuccess) { // a launcher: CUDA knows more
         st = gcudai_cuda_is_sticky(err) ? GCUDA_STATUS_DEVICE_LOST : st;
-        snprintf(before, sizeof(before), "%s on %s%s", cudaGetErrorString(err), cu->device->name,
+        snprintf(before, sizeof(before), "launching on %s: %s (%s)%s", cu->device->name, cudaGetErrorString(err), cudaGetErrorName(err),
             gcudai_cuda_advice(err, cu->device->index, advice, sizeof(advice)));
     } else {
         snprintf(before, sizeof(before), "%.*s", (int) sizeof(before) - 1,
