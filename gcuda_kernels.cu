@@ -12437,6 +12437,7 @@ struct d_mma_job {
     const float4 * xs; // [matrix][step][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
     int steps, at_once, passes, n_sub, rounds;
     int64_t blocks, n_items;
+    bool is_aligned; // rows begin at multiples of 16 bytes
 };
 
 template <typename A> struct d_mma_shape {
@@ -12444,7 +12445,7 @@ template <typename A> struct d_mma_shape {
     // Of a row in a slot: room for 15 bytes before the step, which may begin anywhere. An odd number spreads eight rows
     // over all banks.
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
-    static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes, copies = (16 * chunks + 31) / 32;
+    static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_bytes = MMA_GROUPS * d_mma_format<A>::pieces * 4 * (int) sizeof(float4);
     static constexpr int slots = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + MMA_BATCH * MMA_TILE * 4;
@@ -12489,27 +12490,29 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
     }
 }
 
-// A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next.
+// A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next. A lane
+// copies every fourth chunk of 16 bytes of rows lane / 4 and lane / 4 + 8.
 template <typename A> struct d_mma_ring {
     typedef d_mma_shape<A> S;
     char * slots;
     const char * rows, * from; // the first row of this warp's first tile; its step in the first row of the next tile
     int64_t row_stride, tile_stride;
-    int code[S::copies]; // of a lane's chunks: bytes from `from` times 32, and the bytes to read; 31: not to be fetched
+    int64_t lane_at;    // rows at multiples of 16 bytes: this lane's first chunk, from `from` on and
+    int lane_to, n_own; // in a slot, and the bytes from it to the end of the step
+    int valid;          // bytes of the step that the rows have
     int pass, round, next;
-    bool has_step;
 
     __device__ void begin(const d_mma_job & p, int step, int lane) {
         const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block), start = (int64_t) step * S::step_bytes;
-        const int valid = (int) (row_bytes - start < S::step_bytes ? row_bytes - start : S::step_bytes);
-        has_step = valid > 0;
+        const int64_t left = row_bytes - start;
+        valid = left <= 0 ? 0 : left < S::step_bytes ? (int) left : S::step_bytes;
         from = rows + start;
-        UNROLL for (int i = 0; i < S::copies; ++i) {
-            const int chunk = lane + 32 * i, row = chunk / S::chunks, c = 16 * (chunk % S::chunks);
-            const int off = (int) ((uintptr_t) (from + row * row_stride) & 15), left = valid + off - c;
-            const int n = left < 0 ? 0 : left < 16 ? left : 16;
-            code[i] = ((int) (row * row_stride) - off + c) * 32 + (row >= 16 || c >= off + S::step_bytes ? 31 : n);
-        }
+        // Chunks in pairs of 32 bytes as memory has them: where a row begins within one its first lane has nothing to copy at first.
+        const int64_t at = lane / 4 * row_stride;
+        const int place = (int) ((uintptr_t) (from + at) & 31), first = 16 * (lane % 4) - (place & 16);
+        lane_at = at + first - (place & 15);
+        lane_to = lane / 4 * S::row_bytes + first;
+        n_own = S::step_bytes + (place & 15) - first;
     }
 
     // Rows `lane` of the first tiles, before they may be read.
@@ -12523,14 +12526,43 @@ template <typename A> struct d_mma_ring {
         }
     }
 
+    // Whole steps of 16 rows that lie at multiples of 16 bytes.
+    __device__ void fetch_whole(char * slot, int lane) const {
+        static_assert(S::step_bytes % 4 == 0, "a step begins at a multiple of 4 bytes within a chunk");
+        constexpr int last = S::step_bytes % 16 == 0 ? 0 : S::step_bytes % 8 == 0 ? 8 : 12;
+        constexpr int copies = ((S::step_bytes + last + 15) / 16 + 1 + 3) / 4; // one chunk before the row
+        const char * at = from + lane_at;
+        const d_shared_at to = d_shared_at_of(slot + lane_to);
+        UNROLL for (int h = 0; h < 2; ++h) {
+            UNROLL for (int i = 0; i < copies; ++i) {
+                const bool is_in = i == 0 ? lane_to >= lane / 4 * S::row_bytes : 64 * i + 64 <= S::step_bytes || 64 * i < n_own;
+                if (is_in) { d_copy_16_to(to + 8 * h * S::row_bytes + 64 * i, at + 64 * i, 16); }
+            }
+            at += 8 * row_stride;
+        }
+    }
+
+    // Any rows, n of which there are; what is beyond them and beyond their ends is zero.
+    __device__ void fetch_any(char * slot, int n, int lane) const {
+        NO_UNROLL for (int row = lane / 4; row < 16; row += 8) {
+            const char * at = from + row * row_stride;
+            const int off = (int) ((uintptr_t) at & 15), end = row < n ? valid + off : 0;
+            char * to = slot + row * S::row_bytes;
+            NO_UNROLL for (int c = 16 * (lane % 4); c < off + S::step_bytes; c += 64) {
+                d_copy_16(to + c, at - off + c, end < c ? 0 : end - c < 16 ? end - c : 16);
+            }
+        }
+    }
+
     __device__ void fetch(const d_mma_job & p, int step, int first_tile, int tiles, int lane) {
         if (pass < p.passes) {
             const int64_t left = p.job.m - 16 * (int64_t) (first_tile + round * tiles); // rows
-            if (has_step && left > 0) {
-                char * to = slots + next * S::slot_bytes + 16 * lane;
-                UNROLL for (int i = 0; i < S::copies; ++i) {
-                    const int n = code[i] & 31, row = (lane + 32 * i) / S::chunks;
-                    if (n < 31) { d_copy_16(to + 512 * i, from + (code[i] >> 5), row < left ? n : 0); }
+            if (valid > 0 && left > 0) {
+                char * slot = slots + next * S::slot_bytes;
+                if (p.is_aligned && valid == S::step_bytes && left >= 16) {
+                    fetch_whole(slot, lane);
+                } else {
+                    fetch_any(slot, left < 16 ? (int) left : 16, lane);
                 }
             }
             from += tile_stride;
@@ -12588,7 +12620,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     ring.rows = d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + 16 * (int64_t) first_tile * p.job.a_m;
     ring.pass = ring.round = ring.next = 0;
     ring.begin(p, step, lane);
-    if (ring.has_step && lane < 16) { ring.prefetch(p, step, first_tile, tiles, lane); }
+    if (ring.valid > 0 && lane < 16) { ring.prefetch(p, step, first_tile, tiles, lane); }
     d_wait_before();
     for (int s = 0; s < S::slots; ++s) { ring.fetch(p, step, first_tile, tiles, lane); }
     int slot = 0;
@@ -12829,10 +12861,15 @@ template <typename A> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, 
     return 0;
 }
 
+static bool rows_are_aligned(const d_job & job) {
+    return ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % 16 == 0;
+}
+
 static d_mma_job mma_job(const d_job & job) {
     d_mma_job p = {};
     p.job = job;
     p.steps = (int) ((job.k + MMA_STEP - 1) / MMA_STEP);
+    p.is_aligned = rows_are_aligned(job);
     return p;
 }
 
@@ -12874,7 +12911,7 @@ static d_vec_job vec_job(const d_job & job) {
     d_vec_job p = {};
     p.job = job;
     p.steps = (int) vec_steps(job.k);
-    p.is_aligned = ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % 16 == 0;
+    p.is_aligned = rows_are_aligned(job);
     return p;
 }
 
