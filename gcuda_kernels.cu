@@ -12465,9 +12465,7 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
         F::decode(shared, table, at1, g, t, b);
         UNROLL for (int h = 0; h < F::pieces; ++h) {
             const float4 s = xs[4 * (F::pieces * g + h)];
-            const int bias = __float_as_int((float) D_BIAS);
-            const int c0 = F::zero != 0 ? __float_as_int(s.z) : bias, c1 = F::zero != 0 ? __float_as_int(s.w) : bias;
-            const int c[4] = { c0, c1, c0, c1 };
+            const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
             int d[4];
             if (F::pieces == 2 && F::order == D_IN_QUADS) {
                 d_mma_s8_half(d, a.q[h], b.q[h], h == 0 ? x[g].x : x[g].y, c);
@@ -12482,7 +12480,8 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
                 }
             }
             UNROLL for (int i = 0; i < 4; ++i) {
-                const float dot = __int_as_float(d[i]) - (float) D_BIAS, scale = i < 2 ? a.scale[h] : b.scale[h];
+                const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias and what the codes' zero adds
+                const float dot = __int_as_float(d[i]) - zero, scale = i < 2 ? a.scale[h] : b.scale[h];
                 sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
                 if (F::has_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
             }
@@ -12711,7 +12710,7 @@ static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_colu
         if (q % (8 / f.pieces) == 0) {
             float * s = xs + ((group * f.pieces + q / 4) * 4 + c / 2) * 4 + c % 2; // of one piece q is 0
             s[0] = d;
-            s[2] = f.has_min ? d * (float) sum : __int_as_float(__float_as_int((float) D_BIAS) - f.zero * sum);
+            s[2] = f.has_min ? d * (float) sum : (float) (D_BIAS + f.zero * sum);
         }
     }
 }
