@@ -11117,15 +11117,17 @@ template <bool IS_SIGNED> static inline __device__ int d_dot_16(const uint32_t *
     return c;
 }
 
-// Words k bytes after byte `at` of shared memory, which is any, or a multiple of 2 or 4. Of constants k that are alike in
-// their last two bits the compiler makes one address.
-template <int ALIGN> struct d_words {
+// Words k bytes after byte `at` of shared memory, which is any, or a multiple of 2 or 4; ALIGNED: of 4, and k any. Of constants k
+// that are alike in their last two bits the compiler makes one address, and where `at` is aligned all are parts of instructions.
+template <int ALIGN, bool ALIGNED = false> struct d_words {
+    static constexpr bool is_at_4 = ALIGN == 4 || ALIGNED;
     const uint32_t * w;
     uint32_t order;
+    bool is_word; // known when compiled
     __device__ d_words(const char * shared, int at, int k)
-        : w((const uint32_t *) (shared + (ALIGN == 4 ? at : (at + (k & 3)) & ~3) + (ALIGN == 4 ? k : k & ~3))),
-          order(0x3210u + 0x1111u * ((uint32_t) (at + k) & 3u)) {}
-    __device__ uint32_t operator[](int i) const { return ALIGN == 4 ? w[i] : d_permute(w[i], w[i + 1], order); }
+        : w((const uint32_t *) (shared + (is_at_4 ? at : (at + (k & 3)) & ~3) + (ALIGN == 4 ? k : k & ~3))),
+          order(0x3210u + 0x1111u * ((uint32_t) (is_at_4 ? k : at + k) & 3u)), is_word(ALIGN == 4 || (ALIGNED && k % 4 == 0)) {}
+    __device__ uint32_t operator[](int i) const { return is_word ? w[i] : d_permute(w[i], w[i + 1], order); }
 };
 static inline __device__ float d_half_at(const char * shared, int at) { return d_half(*(const gcuda_fp16_t *) (shared + at)); }
 static inline __device__ uint32_t d_byte_at(const char * shared, int at) { return *(const uint8_t *) (shared + at); }
@@ -11156,23 +11158,26 @@ struct d_mma_format_of {
     static constexpr d_mma_order order = ORDER;
     static constexpr int pieces = PIECES, zero = ZERO, table = TABLE; // table: words in shared memory
     static constexpr bool has_min = HAS_MIN, has_more = HAS_MORE;
+    static constexpr bool has_words = true; // their place matters; else all is read as bytes and halves
     typedef d_eight<PIECES> out;
     static inline __device__ uint32_t entry(int) { return 0; }
 };
 
-// decode: group g of the row's step that begins at byte `at` of shared memory. g is a constant where it is called, so words
-// that groups share are loaded once.
+// decode: group g of the row's step that begins at byte `at` of shared memory, a multiple of 4 where rows are ALIGNED. g is a
+// constant where it is called, so words that groups share are loaded once.
 template <typename A> struct d_mma_format;
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_0>> : d_mma_format_of<D_IN_QUADS, 1, 8> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 18 * g;
-        d_nibbles(d_words<2>(shared, at, k + 2)[t], &o.q[0], &o.q[1]);
+        d_nibbles(d_words<2, ALIGNED>(shared, at, k + 2)[t], &o.q[0], &o.q[1]);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, 20 * g);
         d_nibbles(w[1 + t], &o.q[0], &o.q[1]);
@@ -11189,15 +11194,17 @@ static inline __device__ void d_eight_fifth_bits(uint32_t bits, int t, uint32_t 
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_IN_QUADS, 1, 16> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 22 * g;
-        d_nibbles(d_words<2>(shared, at, k + 6)[t], &o.q[0], &o.q[1]);
-        d_eight_fifth_bits(d_words<2>(shared, at, k + 2)[0], t, o.q);
+        d_nibbles(d_words<2, ALIGNED>(shared, at, k + 6)[t], &o.q[0], &o.q[1]);
+        d_eight_fifth_bits(d_words<2, ALIGNED>(shared, at, k + 2)[0], t, o.q);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, 24 * g);
         d_nibbles(w[2 + t], &o.q[0], &o.q[1]);
@@ -11208,9 +11215,10 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_IN_QUADS, 1, 0> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 34 * g;
-        const d_words<2> w(shared, at, k + 2);
+        const d_words<2, ALIGNED> w(shared, at, k + 2);
         o.q[0] = w[t];
         o.q[1] = w[4 + t];
         o.scale[0] = d_half_at(shared, at + k);
@@ -11232,14 +11240,16 @@ static inline __device__ void d_eight_iq4(uint32_t nibbles, d_eight<1> & o) {
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 18 * g;
-        d_eight_iq4(d_words<2>(shared, at, k + 2)[t], o);
+        d_eight_iq4(d_words<2, ALIGNED>(shared, at, k + 2)[t], o);
         o.scale[0] = d_half_at(shared, at + k);
     }
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_XS>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 136);
         const int j = g % 8;
@@ -11255,10 +11265,11 @@ static inline __device__ void d_eight_mxfp4(uint32_t nibbles, uint32_t (&q)[2], 
     d_eight_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
 }
 template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_IN_NIBBLES, 1, 12> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         uint32_t upper[2];
         const int k = 17 * g;
-        d_eight_mxfp4(d_words<1>(shared, at, k + 1)[t], o.q, upper);
+        d_eight_mxfp4(d_words<1, ALIGNED>(shared, at, k + 1)[t], o.q, upper);
         o.q[0] |= upper[0];
         o.q[1] |= upper[1];
         o.scale[0] = gcudai_mxfp4_scale(d_byte_at(shared, at + k));
@@ -11266,6 +11277,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q2_K>> : d_mma_format_of<D_IN_QUADS, 2, 0, true> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 84);
         const int part = g % 8 / 4, j = g % 4;
@@ -11280,10 +11292,11 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q2_K>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q3_K>> : d_mma_format_of<D_IN_QUADS, 2, 4> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = g / 8 * 110;
         const int part = g % 8 / 4, j = g % 4, s4 = 2 * part + j / 2; // s4: which four of the scales
-        const d_words<2> high(shared, at, k), low(shared, at, k + 32 + 32 * part), s(shared, at, k + 96);
+        const d_words<2, ALIGNED> high(shared, at, k), low(shared, at, k + 32 + 32 * part), s(shared, at, k + 96);
         const uint32_t s_low = s[j / 2] >> 4 * part & 0x0f0f0f0fu, s_high = s[2] >> 2 * s4 & 0x03030303u;
         const uint32_t scales = s_low | s_high << 4;
         const float d = d_half_at(shared, at + k + 108);
@@ -11304,6 +11317,7 @@ static inline __device__ void d_eight_k_scale(const d_words<4> & w, int j, d_eig
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 144);
         const int j = g % 8;
@@ -11313,6 +11327,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 176);
         const int j = g % 8;
@@ -11325,11 +11340,12 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q6_K>> : d_mma_format_of<D_IN_QUADS, 2, 32> {
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = g / 8 * 210;
         const int part = g % 8 / 4, j = g % 4;
-        const d_words<2> low(shared, at, k + 64 * part + 32 * (j % 2)), high(shared, at, k + 128 + 32 * part);
-        const uint32_t scales = d_words<2>(shared, at, k + 192 + 8 * part)[j / 2];
+        const d_words<2, ALIGNED> low(shared, at, k + 64 * part + 32 * (j % 2)), high(shared, at, k + 128 + 32 * part);
+        const uint32_t scales = d_words<2, ALIGNED>(shared, at, k + 192 + 8 * part)[j / 2];
         const float d = d_half_at(shared, at + k + 208);
         UNROLL for (int h = 0; h < 2; ++h) {
             const uint32_t bits = j < 2 ? high[4 * h + t] << (4 - 2 * j) : high[4 * h + t] >> (2 * j - 4);
@@ -11341,17 +11357,20 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q6_K>> : d_mma_format_of<D_I
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 256> {
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2xxs[i]); }
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 66;
         const int j = g % 8;
-        const uint32_t code = d_byte_at(shared, at + k + 2 + 8 * j + t), aux = d_words<2>(shared, at, k + 6 + 8 * j)[0];
+        const uint32_t code = d_byte_at(shared, at + k + 2 + 8 * j + t), aux = d_words<2, ALIGNED>(shared, at, k + 6 + 8 * j)[0];
         d_eight_iq2(table[code], d_even_bits_to_nibbles(aux >> 7 * t & 127u), o.q);
         o.scale[0] = d_half_at(shared, at + k) * 0.25f * (0.5f + (float) (aux >> 28));
     }
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XS>> : d_mma_format_of<D_IN_ROW, 2, 0, false, false, 512> {
+    static constexpr bool has_words = false;
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2xs[i]); }
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 74;
         const int j = g % 8;
@@ -11364,7 +11383,9 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XS>> : d_mma_format_of<D
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_IN_ROW, 2, 0, false, false, 1024> {
+    static constexpr bool has_words = false;
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2s[i]); }
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 82;
         const int j = g % 8;
@@ -11379,11 +11400,12 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_XXS>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 256> {
     static inline __device__ uint32_t entry(int i) { return gcudai_iq3_xxs_entry((uint32_t) i); }
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 98;
         const int j = g % 8;
         const uint32_t codes = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t);
-        const uint32_t aux = d_words<2>(shared, at, k + 66 + 4 * j)[0], signs = gcudai_even_signs(aux >> 7 * t & 127u);
+        const uint32_t aux = d_words<2, ALIGNED>(shared, at, k + 66 + 4 * j)[0], signs = gcudai_even_signs(aux >> 7 * t & 127u);
         o.q[0] = d_negate_bytes(table[codes & 255u], signs);
         o.q[1] = d_negate_bytes(table[codes >> 8], signs >> 4);
         o.scale[0] = d_half_at(shared, at + k) * 0.5f * (0.5f + (float) (aux >> 28));
@@ -11391,7 +11413,9 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_XXS>> : d_mma_format_of<
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_S>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 512> {
+    static constexpr bool has_words = false;
     static inline __device__ uint32_t entry(int i) { return gcudai_iq3_s_entry((uint32_t) i); }
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 110;
         const int j = g % 8;
@@ -11405,7 +11429,9 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_S>> : d_mma_format_of<D_
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_S>> : d_mma_format_of<D_IN_ROW, 1, 9, false, false, 2048> {
+    static constexpr bool has_words = false;
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq1s[i]); }
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 50;
         const int j = g % 8;
@@ -11418,6 +11444,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_S>> : d_mma_format_of<D_
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_IN_ROW, 2, 9, false, false, 2048> {
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq1s[i]); }
+    template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 56;
         const int j = g % 8;
@@ -12455,14 +12482,14 @@ template <typename A> struct d_mma_shape {
 };
 
 // Sums of a tile over a step: (row g, column 2t), (g, 2t + 1), then of row g + 8.
-template <typename A>
+template <typename A, bool ALIGNED>
 static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
     const uint2 (&x)[MMA_GROUPS], const float4 * xs, float (&sum)[4]) {
     typedef d_mma_format<A> F;
     UNROLL for (int g = 0; g < MMA_GROUPS; ++g) {
         typename F::out a, b; // rows g and g + 8
-        F::decode(shared, table, at0, g, t, a);
-        F::decode(shared, table, at1, g, t, b);
+        F::template decode<ALIGNED>(shared, table, at0, g, t, a);
+        F::template decode<ALIGNED>(shared, table, at1, g, t, b);
         UNROLL for (int h = 0; h < F::pieces; ++h) {
             const float4 s = xs[4 * (F::pieces * g + h)];
             const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
@@ -12597,7 +12624,7 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
     }
 }
 
-template <typename A>
+template <typename A, bool ALIGNED>
 static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, int64_t matrix, int block) {
     typedef d_mma_shape<A> S;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
@@ -12640,7 +12667,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             __syncwarp();
             if (has_step && 16 * (int64_t) (first_tile + round * tiles) < p.job.m) { // the whole warp
                 const int at = ring_at + slot * S::slot_bytes;
-                d_mma_tile<A>(shared, table, at + at0, at + at1, t, x, xs + t, sum);
+                d_mma_tile<A, ALIGNED>(shared, table, at + at0, at + at1, t, x, xs + t, sum);
             }
             __syncwarp();
             ring.fetch(p, step, first_tile, tiles, lane);
@@ -12658,7 +12685,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     }
 }
 
-template <typename A>
+template <typename A, bool ALIGNED>
 static __global__ void __launch_bounds__(32 * d_mma_shape<A>::max_warps, 1) k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
     d_start_next();
@@ -12667,7 +12694,7 @@ static __global__ void __launch_bounds__(32 * d_mma_shape<A>::max_warps, 1) k_mu
     }
     __syncthreads();
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
-        d_mul_mat_mma<A>(p, shared, i / p.blocks, (int) (i % p.blocks));
+        d_mul_mat_mma<A, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks));
         __syncthreads(); // the sums are read
     }
 }
@@ -12860,15 +12887,16 @@ template <typename A> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, 
     return 0;
 }
 
-static bool rows_are_aligned(const d_job & job) {
-    return ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % 16 == 0;
+// Rows begin at multiples of so many bytes.
+static bool rows_are_multiples(const d_job & job, size_t n) {
+    return ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % n == 0;
 }
 
 static d_mma_job mma_job(const d_job & job) {
     d_mma_job p = {};
     p.job = job;
     p.steps = (int) ((job.k + MMA_STEP - 1) / MMA_STEP);
-    p.is_aligned = rows_are_aligned(job);
+    p.is_aligned = rows_are_multiples(job, 16);
     return p;
 }
 
@@ -12884,7 +12912,7 @@ static bool mma_pays(const d_vec_job & p, size_t max_shared) {
 // Rows at multiples of what the format's words lie at; offsets in a tile fit an int.
 static bool mma_takes(const d_job & job) {
     const size_t align = gcuda_type_size(job.a.type) % 4 == 0 ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
-    return ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % align == 0 && job.a_m < (1 << 21) && job.a_m >= 0;
+    return rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
 }
 
 template <typename A>
@@ -12901,16 +12929,21 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     p.xs = (const float4 *) (p.xq + n_groups * 32);
     const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, (n_groups * 64 + 255) / 256, dim3(256), 0, 0, stream, p, f,
         (uint32_t *) scratch, (float *) (void *) p.xs);
-    return st != GCUDA_STATUS_SUCCESS ? st
-                                      : launch_overlapped(k_mul_mat_mma<A>, p.n_items, dim3((unsigned) (32 * n_warps)), n_bytes,
-                                            max_shared, stream, p);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
+    const dim3 block((unsigned) (32 * n_warps));
+    return is_always || rows_are_multiples(p.job, 4)
+               ? launch_overlapped(k_mul_mat_mma<A, true>, p.n_items, block, n_bytes, max_shared, stream, p)
+               : launch_overlapped(k_mul_mat_mma<A, is_always>, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
 static d_vec_job vec_job(const d_job & job) {
     d_vec_job p = {};
     p.job = job;
     p.steps = (int) vec_steps(job.k);
-    p.is_aligned = rows_are_aligned(job);
+    p.is_aligned = rows_are_multiples(job, 16);
     return p;
 }
 
