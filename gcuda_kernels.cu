@@ -12455,8 +12455,8 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_GROUPS (MMA_STEP / 32)
 #define MMA_COLUMNS 8
 #define MMA_TILE (16 * MMA_COLUMNS)
-#define MMA_BATCH 4       // tiles of a warp from one meeting of sums to the next
-#define MMA_SUMS 32       // tiles of a block whose sums are kept when its warps come back for more steps
+#define MMA_SUMS 16       // tiles of a block whose sums are kept when its warps come back for more steps
+#define MMA_SHARED (227 * 1024)
 
 struct d_mma_job {
     d_job job;
@@ -12474,11 +12474,16 @@ template <typename A> struct d_mma_shape {
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_bytes = MMA_GROUPS * d_mma_format<A>::pieces * 4 * (int) sizeof(float4);
-    static constexpr int slots = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
-    static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + MMA_BATCH * MMA_TILE * 4;
-    // As many as fit beside 34 KiB of other things in 227 KiB; where that is fewer they have more registers each.
-    static constexpr int fitting = 193 * 1024 / warp_bytes;
-    static constexpr int max_warps = fitting >= 15 ? 16 : fitting >= 10 ? 12 : 8;
+    // Shared memory for each of n warps beside the table and the sums that are kept; slots of a warp in it, if sums of `batch` tiles
+    // are to have room as well.
+    static constexpr int room(int n) { return (MMA_SHARED - 4 * d_mma_format<A>::table - MMA_SUMS * MMA_TILE * 4) / n; }
+    static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * MMA_TILE * 4) / slot_bytes; }
+    // Warps hide more than bytes on their way beyond the second slot do. Few have more registers each.
+    static constexpr int max_warps = slots_of(16, 2) >= 2 ? 16 : slots_of(10, 4) >= 2 ? 12 : 8;
+    static constexpr int batch = max_warps < 16 || slots_of(16, 4) >= 2 ? 4 : 2; // tiles of a warp from one meeting of sums to the next
+    static constexpr int wanted = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
+    static constexpr int slots = max_warps < 16 || wanted < slots_of(16, batch) ? wanted : slots_of(16, batch);
+    static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * MMA_TILE * 4;
 };
 
 // Sums of a tile over a step: (row g, column 2t), (g, 2t + 1), then of row g + 8.
@@ -12631,7 +12636,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     const int step = warp % p.at_once, sub = warp / p.at_once, g = lane / 4, t = lane % 4;
     const int first_tile = block * p.n_sub + sub, tiles = (int) p.blocks * p.n_sub;
     const uint32_t * table = (const uint32_t *) shared;
-    float * part = (float *) (shared + 4 * d_mma_format<A>::table), * kept = part + n_warps * MMA_BATCH * MMA_TILE;
+    float * part = (float *) (shared + 4 * d_mma_format<A>::table), * kept = part + n_warps * S::batch * MMA_TILE;
     float4 * xs = (float4 *) (kept + (p.passes > 1 ? MMA_SUMS * MMA_TILE : 0)) + warp * (S::xs_bytes / 16);
     const int ring_at = (int) ((char *) xs - shared) + (n_warps - warp) * S::xs_bytes + warp * S::slots * S::slot_bytes;
     const char * b;
@@ -12672,12 +12677,12 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             __syncwarp();
             ring.fetch(p, step, first_tile, tiles, lane);
             slot = slot + 1 == S::slots ? 0 : slot + 1;
-            const int in_batch = round % MMA_BATCH;
+            const int in_batch = round % S::batch;
             if (in_batch == 0) { __syncthreads(); } // the last batch's sums are read
             float2 * to = (float2 *) (part + (in_batch * n_warps + warp) * MMA_TILE) + lane;
             to[0] = make_float2(sum[0], sum[1]);
             to[32] = make_float2(sum[2], sum[3]);
-            if (in_batch == MMA_BATCH - 1 || round + 1 == p.rounds) {
+            if (in_batch == S::batch - 1 || round + 1 == p.rounds) {
                 __syncthreads();
                 d_mma_meet(p, part, kept, pass, round, in_batch + 1, block, matrix, y);
             }
