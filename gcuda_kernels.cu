@@ -11367,34 +11367,38 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XXS>> : d_mma_format_of<
     }
 };
 
+// Scales of group i of four, from the nibbles of its byte: put into the digits of 128, so that d (nibble + 1/2) is one operation.
+static inline __device__ void d_eight_iq2_scales(float d, uint32_t word, int i, d_eight<2> & o) {
+    const uint32_t nibbles[2] = { word & 0x0f0f0f0fu, word >> 4 & 0x0f0f0f0fu };
+    UNROLL for (int h = 0; h < 2; ++h) {
+        const float v = __int_as_float((int) d_permute(nibbles[h], 0x43000000u, 0x7044u + 0x100u * (uint32_t) i));
+        o.scale[h] = v * d - 127.5f * d;
+    }
+}
+
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_XS>> : d_mma_format_of<D_IN_ROW, 2, 0, false, false, 512> {
-    static constexpr bool has_words = false;
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2xs[i]); }
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 74;
         const int j = g % 8;
-        const uint32_t code = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t), s = d_byte_at(shared, at + k + 66 + j);
-        const float d = d_half_at(shared, at + k) * 0.25f;
+        const uint32_t code = *(const uint16_t *) (shared + at + k + 2 + 8 * j + 2 * t);
         d_eight_iq2(table[code & 511u], d_even_bits_to_nibbles(code >> 9), o.q);
-        o.scale[0] = d * (0.5f + (float) (s & 15u));
-        o.scale[1] = d * (0.5f + (float) (s >> 4));
+        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, d_words<2, ALIGNED>(shared, at, k + 66)[j / 4], j % 4, o);
     }
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_IN_ROW, 2, 0, false, false, 1024> {
-    static constexpr bool has_words = false;
     static inline __device__ uint32_t entry(int i) { return d_digits_to_nibbles(gcudai_grid_iq2s[i]); }
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
         const int k = g / 8 * 82;
         const int j = g % 8;
-        const uint32_t high = d_byte_at(shared, at + k + 66 + j), s = d_byte_at(shared, at + k + 74 + j);
-        const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | (high << (8 - 2 * t) & 0x300u);
-        const float d = d_half_at(shared, at + k) * 0.25f;
+        const d_words<2, ALIGNED> last(shared, at, k + 66); // two words of upper bits, two of scales
+        const uint32_t high = last[j / 4] >> 2 * t, upper = (j % 4 == 0 ? high << 8 : high >> (8 * (j % 4) - 8)) & 0x300u;
+        const uint32_t code = d_byte_at(shared, at + k + 2 + 4 * j + t) | upper;
         d_eight_iq2(table[code], d_bits_to_nibbles(d_byte_at(shared, at + k + 34 + 4 * j + t)), o.q);
-        o.scale[0] = d * (0.5f + (float) (s & 15u));
-        o.scale[1] = d * (0.5f + (float) (s >> 4));
+        d_eight_iq2_scales(d_half_at(shared, at + k) * 0.25f, last[2 + j / 4], j % 4, o);
     }
 };
 
@@ -11449,13 +11453,16 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ1_M>> : d_mma_format_of<D_
         const int k = g / 8 * 56;
         const int j = g % 8;
         const d_words<4> w(shared, at, k);
-        const uint32_t s01 = w[12], s23 = w[13], high = d_byte_at(shared, at + k + 32 + 2 * j + t / 2) >> 4 * (t % 2);
+        const uint32_t s01 = w[12], s23 = w[13], high = w[8 + j / 2] >> 4 * t >> 16 * (j % 2);
         const uint32_t d = (s01 >> 12 & 15u) | (s01 >> 28) << 4 | (s23 >> 12 & 15u) << 8 | (s23 >> 28) << 12;
-        const uint32_t s = (j < 4 ? s01 : s23) >> (16 * (j / 2 % 2) + 6 * (j % 2)), code = d_byte_at(shared, at + k + 4 * j + t);
+        const uint32_t s = j < 4 ? s01 : s23, code = d_byte_at(shared, at + k + 4 * j + t);
         const float eighth = d_half((gcuda_fp16_t) d) * 0.125f;
         d_eight_iq1(table[code | (high & 7u) << 8], (high & 8u) != 0, o.q);
-        o.scale[0] = eighth * (float) (2u * (s & 7u) + 1u);
-        o.scale[1] = eighth * (float) (2u * (s >> 3 & 7u) + 1u);
+        UNROLL for (int h = 0; h < 2; ++h) { // eighth (2 scale + 1), the three bits put into the digits of 4, which counts them as halves
+            const int from = 16 * (j / 2 % 2) + 6 * (j % 2) + 3 * h;
+            const uint32_t bits = (from > 20 ? s >> (from - 20) : s << (20 - from)) & 0x00700000u;
+            o.scale[h] = __int_as_float((int) (bits | 0x40800000u)) * (4.0f * eighth) - 15.0f * eighth;
+        }
     }
 };
 
@@ -12495,25 +12502,29 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
         typename F::out a, b; // rows g and g + 8
         F::template decode<ALIGNED>(shared, table, at0, g, t, a);
         F::template decode<ALIGNED>(shared, table, at1, g, t, b);
+        float first[4] = {};
         UNROLL for (int h = 0; h < F::pieces; ++h) {
+            // Of two pieces in a row the second is what both have together without the first.
+            const bool is_rest = F::pieces == 2 && F::order == D_IN_ROW && F::zero == 0 && h == 1;
             const float4 s = xs[4 * (F::pieces * g + h)];
             const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
             int d[4];
             if (F::pieces == 2 && F::order == D_IN_QUADS) {
                 d_mma_s8_half(d, a.q[h], b.q[h], h == 0 ? x[g].x : x[g].y, c);
             } else { // of two pieces in a row lanes 0 and 1 have the first, the others the second
-                const bool is_in = F::pieces == 1 || t / 2 == h;
+                const bool is_in = F::pieces == 1 || is_rest || t / 2 == h;
                 const uint32_t q[4] = { a.q[0], b.q[0], a.q[1], b.q[1] }, xb[2] = { is_in ? x[g].x : 0u, is_in ? x[g].y : 0u };
                 d_mma_s8(d, q, xb, c);
                 if (F::has_more) {
                     const uint32_t more[4] = { a.more[0], b.more[0], a.more[1], b.more[1] };
-                    const int first[4] = { d[0], d[1], d[2], d[3] };
-                    d_mma_s8(d, more, xb, first);
+                    const int so_far[4] = { d[0], d[1], d[2], d[3] };
+                    d_mma_s8(d, more, xb, so_far);
                 }
             }
             UNROLL for (int i = 0; i < 4; ++i) {
                 const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias and what the codes' zero adds
-                const float dot = __int_as_float(d[i]) - zero, scale = i < 2 ? a.scale[h] : b.scale[h];
+                const float all = __int_as_float(d[i]), dot = all - (is_rest ? first[i] : zero), scale = i < 2 ? a.scale[h] : b.scale[h];
+                first[i] = all;
                 sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
                 if (F::has_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
             }
