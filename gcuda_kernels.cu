@@ -11158,7 +11158,11 @@ struct d_mma_format_of {
     static constexpr d_mma_order order = ORDER;
     static constexpr int pieces = PIECES, zero = ZERO, table = TABLE; // table: words in shared memory
     static constexpr bool has_min = HAS_MIN, has_more = HAS_MORE;
-    static constexpr bool has_words = true; // their place matters; else all is read as bytes and halves
+    static constexpr bool has_words = true;        // their place matters; else all is read as bytes and halves
+    static constexpr bool is_memory_bound = false; // then rows at multiples of 4 have no kernel of their own
+    // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
+    // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
+    static constexpr bool has_tf32_min = false, has_tf32_scale = false;
     typedef d_eight<PIECES> out;
     static inline __device__ uint32_t entry(int) { return 0; }
 };
@@ -11177,12 +11181,15 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_0>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static constexpr bool has_tf32_min = true;
+    static inline __device__ float tf32_min(const char * shared, int at, int group, int i, int t) {
+        return d_half_at(shared, at + 20 * (group + 4 * i + t) + 2);
+    }
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, 20 * g);
         d_nibbles(w[1 + t], &o.q[0], &o.q[1]);
         o.scale[0] = d_low_half(w[0]);
-        o.min[0] = -d_high_half(w[0]);
     }
 };
 
@@ -11204,17 +11211,21 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static constexpr bool has_tf32_min = true;
+    static inline __device__ float tf32_min(const char * shared, int at, int group, int i, int t) {
+        return d_half_at(shared, at + 24 * (group + 4 * i + t) + 2);
+    }
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, 24 * g);
         d_nibbles(w[2 + t], &o.q[0], &o.q[1]);
         d_eight_fifth_bits(w[1], t, o.q);
         o.scale[0] = d_low_half(w[0]);
-        o.min[0] = -d_high_half(w[0]);
     }
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_IN_QUADS, 1, 0> {
+    static constexpr bool is_memory_bound = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 34 * g;
@@ -11308,25 +11319,34 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q3_K>> : d_mma_format_of<D_I
     }
 };
 
-// The scale and min of group j of a block of Q4_K or Q5_K.
-static inline __device__ void d_eight_k_scale(const d_words<4> & w, int j, d_eight<1> & o) {
+// The scale of group j of a block of Q4_K or Q5_K; mins are whole numbers with a scale.
+static inline __device__ float d_eight_k_scale(const d_words<4> & w, int j) {
     const uint32_t scale = j < 4 ? w[1] & 0x3f3f3f3fu : (w[3] & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
-    const uint32_t min = j < 4 ? w[2] & 0x3f3f3f3fu : (w[3] >> 4 & 0x0f0f0f0fu) | (w[2] >> 2 & 0x30303030u);
-    o.scale[0] = d_low_half(w[0]) * (float) d_byte_of(scale, j % 4);
-    o.min[0] = d_high_half(w[0]) * (float) d_byte_of(min, j % 4);
+    return d_low_half(w[0]) * (float) d_byte_of(scale, j % 4);
 }
+template <int BLOCK> struct d_mma_format_k : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static constexpr bool has_tf32_min = true, has_tf32_scale = true;
+    static inline __device__ float tf32_min(const char * shared, int at, int group, int i, int t) {
+        const int k = at + group / 8 * BLOCK + t;
+        const uint32_t w = d_byte_at(shared, k + 8);
+        return (float) (int) (i == 0 ? w & 63u : d_byte_at(shared, k + 12) >> 4 | (w >> 2 & 48u));
+    }
+    static inline __device__ float tf32_scale(const char * shared, int at, int group) {
+        return -d_half_at(shared, at + group / 8 * BLOCK + 2);
+    }
+};
 
-template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_k<144> {
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 144);
         const int j = g % 8;
         UNROLL for (int h = 0; h < 2; ++h) { o.q[h] = w[4 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu; }
-        d_eight_k_scale(w, j, o);
+        o.scale[0] = d_eight_k_scale(w, j);
     }
 };
 
-template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_k<176> {
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 176);
@@ -11335,7 +11355,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_of<D_I
             const uint32_t bits = j < 4 ? w[4 + 4 * h + t] << (4 - j) : w[4 + 4 * h + t] >> (j - 4);
             o.q[h] = (w[12 + 8 * (j / 2) + 4 * h + t] >> 4 * (j % 2) & 0x0f0f0f0fu) | (bits & 0x10101010u);
         }
-        d_eight_k_scale(w, j, o);
+        o.scale[0] = d_eight_k_scale(w, j);
     }
 };
 
@@ -12463,6 +12483,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_COLUMNS 8
 #define MMA_TILE (16 * MMA_COLUMNS)
 #define MMA_SUMS 16       // tiles of a block whose sums are kept when its warps come back for more steps
+#define MMA_LANES 8       // that copy a row together: 128 bytes at a time, as memory has them in a line
 #define MMA_SHARED (227 * 1024)
 
 struct d_mma_job {
@@ -12481,23 +12502,41 @@ template <typename A> struct d_mma_shape {
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_bytes = MMA_GROUPS * d_mma_format<A>::pieces * 4 * (int) sizeof(float4);
-    // Shared memory for each of n warps beside the table and the sums that are kept; slots of a warp in it, if sums of `batch` tiles
-    // are to have room as well.
+    // Slots of each of n warps, beside the table and the sums that are kept, if sums of so many tiles are to have room as well.
     static constexpr int room(int n) { return (MMA_SHARED - 4 * d_mma_format<A>::table - MMA_SUMS * MMA_TILE * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * MMA_TILE * 4) / slot_bytes; }
-    // Warps hide more than bytes on their way beyond the second slot do. Few have more registers each.
-    static constexpr int max_warps = slots_of(16, 2) >= 2 ? 16 : slots_of(10, 4) >= 2 ? 12 : 8;
-    static constexpr int batch = max_warps < 16 || slots_of(16, 4) >= 2 ? 4 : 2; // tiles of a warp from one meeting of sums to the next
+    // Warps hide more than sums of many tiles at a meeting or bytes on their way beyond the second slot do.
+    static constexpr int max_warps = slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8;
+    static constexpr int batch = 2 * slot_bytes <= 10240 ? 4 : max_warps == 12 ? 3 : 2; // tiles of a warp between meetings of sums
     static constexpr int wanted = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
-    static constexpr int slots = max_warps < 16 || wanted < slots_of(16, batch) ? wanted : slots_of(16, batch);
+    static constexpr int slots = wanted < slots_of(max_warps, batch) ? wanted : slots_of(max_warps, batch);
+    static_assert(slots >= 2, "a tile is copied while another is read");
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * MMA_TILE * 4;
 };
+
+// What mins add to the sums of a tile, as below: products of TF32, in which they are exact and the columns' sums, x, in two parts.
+template <typename A>
+static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, int t, const d_split_tf32<2> * x, float (&sum)[4]) {
+    typedef d_mma_format<A> F;
+    UNROLL for (int group = 0; group < MMA_GROUPS; group += 8) {
+        float a[4], part[4] = {};
+        UNROLL for (int i = 0; i < 4; ++i) { a[i] = F::tf32_min(shared, i % 2 == 0 ? at0 : at1, group, i / 2, t); }
+        const uint32_t bits[4] = { __float_as_uint(a[0]), __float_as_uint(a[1]), __float_as_uint(a[2]), __float_as_uint(a[3]) };
+        float (&to)[4] = F::has_tf32_scale ? part : sum;
+        d_mma_tf32(to, bits, x[group / 8].lo);
+        d_mma_tf32(to, bits, x[group / 8].hi);
+        if constexpr (F::has_tf32_scale) {
+            UNROLL for (int i = 0; i < 4; ++i) { sum[i] += F::tf32_scale(shared, i < 2 ? at0 : at1, group) * part[i]; }
+        }
+    }
+}
 
 // Sums of a tile over a step: (row g, column 2t), (g, 2t + 1), then of row g + 8.
 template <typename A, bool ALIGNED>
 static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
-    const uint2 (&x)[MMA_GROUPS], const float4 * xs, float (&sum)[4]) {
+    const uint2 (&x)[MMA_GROUPS], const d_split_tf32<2> * x_sums, const float4 * xs, float (&sum)[4]) {
     typedef d_mma_format<A> F;
+    if constexpr (F::has_tf32_min) { d_mma_mins<A>(shared, at0, at1, t, x_sums, sum); }
     UNROLL for (int g = 0; g < MMA_GROUPS; ++g) {
         typename F::out a, b; // rows g and g + 8
         F::template decode<ALIGNED>(shared, table, at0, g, t, a);
@@ -12526,21 +12565,23 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
                 const float all = __int_as_float(d[i]), dot = all - (is_rest ? first[i] : zero), scale = i < 2 ? a.scale[h] : b.scale[h];
                 first[i] = all;
                 sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
-                if (F::has_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
+                if (F::has_min && !F::has_tf32_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
             }
         }
     }
 }
 
-// A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next. A lane
-// copies every fourth chunk of 16 bytes of rows lane / 4 and lane / 4 + 8.
+// A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next. MMA_LANES
+// lanes copy the chunks of 16 bytes of a row in turn.
 template <typename A> struct d_mma_ring {
     typedef d_mma_shape<A> S;
+    static constexpr int rows_at_once = 32 / MMA_LANES, piece = 16 * MMA_LANES; // bytes of each
     char * slots;
     const char * rows, * from; // the first row of this warp's first tile; its step in the first row of the next tile
     int64_t row_stride, tile_stride;
     int64_t lane_at;    // rows at multiples of 16 bytes: this lane's first chunk, from `from` on and
     int lane_to, n_own; // in a slot, and the bytes from it to the end of the step
+    bool is_first;      // whether that chunk is the row's
     int valid;          // bytes of the step that the rows have
     int pass, round, next;
 
@@ -12549,12 +12590,13 @@ template <typename A> struct d_mma_ring {
         const int64_t left = row_bytes - start;
         valid = left <= 0 ? 0 : left < S::step_bytes ? (int) left : S::step_bytes;
         from = rows + start;
-        // Chunks in pairs of 32 bytes as memory has them: where a row begins within one its first lane has nothing to copy at first.
-        const int64_t at = lane / 4 * row_stride;
-        const int place = (int) ((uintptr_t) (from + at) & 31), first = 16 * (lane % 4) - (place & 16);
-        lane_at = at + first - (place & 15);
-        lane_to = lane / 4 * S::row_bytes + first;
+        // Lines as memory has them: where a row begins within one its first lanes have nothing to copy at first.
+        const int row = lane / MMA_LANES, place = (int) ((uintptr_t) (from + row * row_stride) % piece);
+        const int first = 16 * (lane % MMA_LANES) - (place & ~15);
+        lane_at = row * row_stride + first - (place & 15);
+        lane_to = row * S::row_bytes + first;
         n_own = S::step_bytes + (place & 15) - first;
+        is_first = first >= 0;
     }
 
     // Rows `lane` of the first tiles, before they may be read.
@@ -12569,28 +12611,28 @@ template <typename A> struct d_mma_ring {
     }
 
     // Whole steps of 16 rows that lie at multiples of 16 bytes.
-    __device__ void fetch_whole(char * slot, int lane) const {
+    __device__ void fetch_whole(char * slot) const {
         static_assert(S::step_bytes % 4 == 0, "a step begins at a multiple of 4 bytes within a chunk");
         constexpr int last = S::step_bytes % 16 == 0 ? 0 : S::step_bytes % 8 == 0 ? 8 : 12;
-        constexpr int copies = ((S::step_bytes + last + 15) / 16 + 1 + 3) / 4; // one chunk before the row
+        constexpr int chunks = (S::step_bytes + last + 15) / 16, copies = (chunks + 2 * MMA_LANES - 2) / MMA_LANES;
         const char * at = from + lane_at;
         const d_shared_at to = d_shared_at_of(slot + lane_to);
-        UNROLL for (int h = 0; h < 2; ++h) {
+        UNROLL for (int row = 0; row < 16; row += rows_at_once) {
             UNROLL for (int i = 0; i < copies; ++i) {
-                const bool is_in = i == 0 ? lane_to >= lane / 4 * S::row_bytes : 64 * i + 64 <= S::step_bytes || 64 * i < n_own;
-                if (is_in) { d_copy_16_to(to + 8 * h * S::row_bytes + 64 * i, at + 64 * i, 16); }
+                const bool is_in = (i > 0 || is_first) && (piece * (i + 1) <= S::step_bytes || piece * i < n_own);
+                if (is_in) { d_copy_16_to(to + row * S::row_bytes + piece * i, at + piece * i, 16); }
             }
-            at += 8 * row_stride;
+            at += rows_at_once * row_stride;
         }
     }
 
     // Any rows, n of which there are; what is beyond them and beyond their ends is zero.
     __device__ void fetch_any(char * slot, int n, int lane) const {
-        NO_UNROLL for (int row = lane / 4; row < 16; row += 8) {
+        NO_UNROLL for (int row = lane / MMA_LANES; row < 16; row += rows_at_once) {
             const char * at = from + row * row_stride;
             const int off = (int) ((uintptr_t) at & 15), end = row < n ? valid + off : 0;
             char * to = slot + row * S::row_bytes;
-            NO_UNROLL for (int c = 16 * (lane % 4); c < off + S::step_bytes; c += 64) {
+            NO_UNROLL for (int c = 16 * (lane % MMA_LANES); c < off + S::step_bytes; c += piece) {
                 d_copy_16(to + c, at - off + c, end < c ? 0 : end - c < 16 ? end - c : 16);
             }
         }
@@ -12602,7 +12644,7 @@ template <typename A> struct d_mma_ring {
             if (valid > 0 && left > 0) {
                 char * slot = slots + next * S::slot_bytes;
                 if (p.is_aligned && valid == S::step_bytes && left >= 16) {
-                    fetch_whole(slot, lane);
+                    fetch_whole(slot);
                 } else {
                     fetch_any(slot, left < 16 ? (int) left : 16, lane);
                 }
@@ -12664,7 +12706,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     ring.begin(p, step, lane);
     if (ring.valid > 0 && lane < 16) { ring.prefetch(p, step, first_tile, tiles, lane); }
     d_wait_before();
-    for (int s = 0; s < S::slots; ++s) { ring.fetch(p, step, first_tile, tiles, lane); }
+    NO_UNROLL for (int s = 0; s < S::slots; ++s) { ring.fetch(p, step, first_tile, tiles, lane); }
     int slot = 0;
     for (int pass = 0; pass < p.passes; ++pass) {
         const int64_t s = pass * p.at_once + step;
@@ -12672,6 +12714,11 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
         const int64_t x_at = matrix * p.steps + (has_step ? s : 0);
         uint2 x[MMA_GROUPS];
         UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[i] = p.xq[(x_at * MMA_GROUPS + i) * 32 + lane]; }
+        d_split_tf32<2> x_sums[MMA_GROUPS / 8]; // of groups t and t + 4 of eight, column g
+        UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
+            const float * at = (const float *) (p.xs + (x_at * MMA_GROUPS + 4 * i + t) * 4 + g / 2);
+            x_sums[i / 2].set(i % 2, at[2 + g % 2]);
+        }
         __syncwarp();
         for (int i = lane; i < S::xs_bytes / 16; i += 32) { xs[i] = p.xs[x_at * (S::xs_bytes / 16) + i]; }
         const char * start = ring.rows + s * S::step_bytes;
@@ -12683,7 +12730,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             __syncwarp();
             if (has_step && 16 * (int64_t) (first_tile + round * tiles) < p.job.m) { // the whole warp
                 const int at = ring_at + slot * S::slot_bytes;
-                d_mma_tile<A, ALIGNED>(shared, table, at + at0, at + at1, t, x, xs + t, sum);
+                d_mma_tile<A, ALIGNED>(shared, table, at + at0, at + at1, t, x, x_sums, xs + t, sum);
             }
             __syncwarp();
             ring.fetch(p, step, first_tile, tiles, lane);
@@ -12949,9 +12996,10 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
         return st;
     }
     constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
+    constexpr bool is_aligned = is_always || !F::is_memory_bound;
     const dim3 block((unsigned) (32 * n_warps));
     return is_always || rows_are_multiples(p.job, 4)
-               ? launch_overlapped(k_mul_mat_mma<A, true>, p.n_items, block, n_bytes, max_shared, stream, p)
+               ? launch_overlapped(k_mul_mat_mma<A, is_aligned>, p.n_items, block, n_bytes, max_shared, stream, p)
                : launch_overlapped(k_mul_mat_mma<A, is_always>, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 

@@ -174,6 +174,10 @@ TEST(mul_mat_many_rows) {
     mul_mat_cases("IQ2_XXS,F32>F32 IQ2_XS,F32>F32 IQ2_S,F32>F32 IQ3_XXS,F32>F32 IQ3_S,F32>F32 IQ1_S,F32>F32 IQ1_M,F32>F32",
         "2048,70|2048,2", 0);
     mul_mat_cases("Q4_0,F32>F32 Q3_K,F16>F32 IQ2_S,F32>F32", "2048,9,3|2048,2,3 2048,9,2|2048,1,4 18432,20|18432,2 36864,5|36864,2", 0);
+    // five columns: rows at multiples of 16 bytes, of 4 and of less, in whole tiles and a part of one
+    char types[2048];
+    snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
+    mul_mat_cases(types, "2048,40|2048,5 1536,40|1536,5 768,20|768,5", 0);
 }
 
 // Columns enough for whole tiles of tensor cores, floats also as what they are converted to; rows at any address.
