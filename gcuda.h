@@ -2435,6 +2435,10 @@ struct gcuda_flash_attn_ext_args {
     float scale, max_bias, logit_softcap;
     enum gcuda_prec prec;
     size_t max_shared; // launchers: as in gcuda_mul_mat_args
+    // Launchers, for k, v and mask of some of the positions at a time, from the first to the last, with the bits of all at once
+    // where each but the last has a multiple of 32: y, and in running what it is not complete without, go from one to the next.
+    struct gcuda_array running; // [2, H, N, S] F32; data NULL: all at once
+    bool is_begun, is_open;     // positions were before these; there are more behind them
 };
 GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx, struct gcuda_tensor * q,
     struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * mask, float scale, float max_bias,
@@ -2669,6 +2673,9 @@ struct gcuda_ssm_scan_args {
     struct gcuda_array s, x, dt, a, b, c, ids, y;
     int32_t * bad_index; // launchers: as in gcuda_get_rows_args
     void * scratch;      // launchers: gcuda_ssm_scan_scratch_bytes
+    // Launchers, for some of the tokens at a time, from the first to the last: y is [P, H, T, S], nb[3] free; the states go to last.
+    struct gcuda_array last; // [N, P, H, S], contiguous; data NULL: y is as the operation returns it
+    bool is_begun;           // last has the states to begin with, not s
 };
 GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struct gcuda_tensor * s,
     struct gcuda_tensor * x, struct gcuda_tensor * dt, struct gcuda_tensor * A, struct gcuda_tensor * B,
@@ -2678,12 +2685,15 @@ GCUDA_API struct gcuda_tensor * gcuda_ssm_scan(struct gcuda_context * ctx, struc
 //   inputs   [Z, H, T]  float, contiguous; the T tokens are those of S sequences of equal length, one after the other
 //   state    Z*Z*H*S elements with ne[1] = S, F32, contiguous
 //   returns  [Z*H, T + Z*S]  F32: T rows of results, then the final states in the layout of the input state
+// Launchers, for some of the tokens at a time, from the first to the last: inputs and y are [Z, H, T / S, S], nb[3] free; the final
+// states go to last, which is as state is, and is_begun: come from there. last.data NULL: y is as the operation returns it.
 
 // >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
 // RWKV-6 (Peng et al. 2024, arXiv:2404.05892). W[i][j]: i key, j value (adjacent in memory). tf is [Z, H].
 //     y[j] = sum_i r[i] * (tf[i] * k[i] * v[j] + W[i][j]);      W[i][j] = W[i][j] * td[i] + k[i] * v[j]
 struct gcuda_rwkv_wkv6_args {
-    struct gcuda_array k, v, r, tf, td, state, y;
+    struct gcuda_array k, v, r, tf, td, state, y, last;
+    bool is_begun;
 };
 GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, struct gcuda_tensor * k,
     struct gcuda_tensor * v, struct gcuda_tensor * r, struct gcuda_tensor * tf, struct gcuda_tensor * td,
@@ -2695,6 +2705,8 @@ GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv6(struct gcuda_context * ctx, stru
 struct gcuda_gated_linear_attn_args {
     struct gcuda_array k, v, q, g, state, y;
     float scale;
+    struct gcuda_array last;
+    bool is_begun;
 };
 GCUDA_API struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * ctx, struct gcuda_tensor * k,
     struct gcuda_tensor * v, struct gcuda_tensor * q, struct gcuda_tensor * g, struct gcuda_tensor * state,
@@ -2704,7 +2716,8 @@ GCUDA_API struct gcuda_tensor * gcuda_gated_linear_attn(struct gcuda_context * c
 // RWKV-7 (Peng et al. 2025, arXiv:2503.14456). W[i][j]: i value, j key (adjacent in memory): the other way round.
 //     s[i] = sum_j a[j] * W[i][j];  W[i][j] = W[i][j] * w[j] + v[i] * k[j] + s[i] * b[j];  y[i] = sum_j W[i][j] * r[j]
 struct gcuda_rwkv_wkv7_args {
-    struct gcuda_array r, w, k, v, a, b, state, y;
+    struct gcuda_array r, w, k, v, a, b, state, y, last;
+    bool is_begun;
 };
 GCUDA_API struct gcuda_tensor * gcuda_rwkv_wkv7(struct gcuda_context * ctx, struct gcuda_tensor * r,
     struct gcuda_tensor * w, struct gcuda_tensor * k, struct gcuda_tensor * v, struct gcuda_tensor * a,
@@ -3513,8 +3526,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // From now on graphs of this backend can be stopped: they run in chunks of about chunk_ms of GPU time (0: 1), of which two
 // are in flight, and the callback is asked before each, on the computing thread; true ends the graph with
 // GCUDA_STATUS_ABORTED when what is in flight is over, after 2 ms as a rule. The results of nodes that were not reached
-// are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut and
-// run as one (see gcudai_cuda_cuts). Until chunks have been timed their length is a guess, on the short side.
+// are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut, others no finer
+// than into rows, planes or images, and these run as one (see gcudai_cuda_cuts, and README.md, which has the list). Until chunks have been timed their length is a guess, on the short side.
 // Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
 // are enqueued as a whole again. Waits for the graphs before; the INVALID_DATA that one of them left to synchronize comes from
 // here then, and the callback is set nevertheless.
@@ -27609,15 +27622,20 @@ static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct 
 // the callback is asked before each. What a node costs is guessed from its bytes and products, and the guess of each
 // operation is corrected by what its chunks took. A node that costs more than a chunk is cut into slices of its result
 // where that is independent along some dimension; the table says where. A slice may take another kernel than the
-// whole would, so that the last bits of products, norms and sums differ from those without a callback.
+// whole would, so that the last bits of products, norms and sums differ from those without a callback. Attention and
+// recurrences go through positions or tokens in turn: what blocks wait for is how many there are, however few heads or
+// queries a slice has. So these are cut first, and a slice goes on from what the one before has left in memory: the bits are
+// those of the whole, but for SSM_SCAN where tokens are in segments (see SEGMENT_LEAST in gcuda_kernels.cu).
 
 enum {
-    GCUDAI_CUDA_CUT_ARRAYS = 6,
-    GCUDAI_CUDA_CUT_STEP = 1024 // elements: slices along dimension 0 keep rows aligned
+    GCUDAI_CUDA_CUT_ARRAYS = 9,
+    GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // behind the dimensions of the result: positions or tokens
+    GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
+    GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: kernels take no fewer at a time
 };
 
-// How an array goes along when the result is cut. Two letters for each dimension of the result: the array's own
-// dimension, and a rule.
+// How an array goes along when the result is cut. Two letters for each dimension of the result, and two more where there are
+// positions or tokens: the array's own dimension, and a rule.
 //   ..  the whole array belongs to every slice
 //   n=  the same size, cut the same way
 //   n#  as =, and where sizes differ nothing further inside may be cut either (elements are in logical order)
@@ -27651,10 +27669,13 @@ struct gcudai_cuda_cut {
     { GCUDA_OP_##ID, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), \
                        GCUDAI_CUT(conv_transpose, x, "......3=") } }
 
+#define GCUDAI_CUT_TOKENS(args, array) GCUDAI_CUT(args, array, "......3=2=")
+#define GCUDAI_CUT_LINEAR(args) \
+    GCUDAI_CUT(args, y, "!!!!!!3=2="), GCUDAI_CUT(args, state, "......1=.."), GCUDAI_CUT(args, last, "......1=..")
+
 // Not here, and so never cut: SUM, COUNT_EQUAL, CROSS_ENTROPY_LOSS and its derivative (one sum over everything), SET and
 // ACC (a region inside a copy), ARANGE, ROLL and REPEAT_BACK (elements depend on their place), IM2COL_BACK,
-// IM2COL_3D, SSM_SCAN, RWKV_WKV6, RWKV_WKV7 and GATED_LINEAR_ATTN (several results in one), CUSTOM; and products
-// with weights that are split over devices.
+// IM2COL_3D (images and their depth share a dimension), CUSTOM; and products with weights that are split over devices.
 static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_COPY(DUP), GCUDAI_CUT_COPY(CONT), GCUDAI_CUT_COPY(CPY),
     GCUDAI_CUT_BINARY(ADD), GCUDAI_CUT_BINARY(SUB), GCUDAI_CUT_BINARY(MUL), GCUDAI_CUT_BINARY(DIV),
@@ -27689,12 +27710,16 @@ static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     { GCUDA_OP_MUL_MAT, { GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") } },
     { GCUDA_OP_MUL_MAT_ID, { GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), GCUDAI_CUT(mul_mat_id, ids, "....1=..") } },
     { GCUDA_OP_OUT_PROD, { GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") } },
-    { GCUDA_OP_FLASH_ATTN_EXT, { GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3="), GCUDAI_CUT(flash_attn_ext, q, "....1=3="), GCUDAI_CUT(flash_attn_ext, mask, "....1>3%"), GCUDAI_CUT(flash_attn_ext, k, "......3/"), GCUDAI_CUT(flash_attn_ext, v, "......3/") } },
+    { GCUDA_OP_FLASH_ATTN_EXT, { GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3=.."), GCUDAI_CUT(flash_attn_ext, q, "....1=3=.."), GCUDAI_CUT(flash_attn_ext, mask, "....1>3%0="), GCUDAI_CUT(flash_attn_ext, k, "......3/1="), GCUDAI_CUT(flash_attn_ext, v, "......3/1="), GCUDAI_CUT(flash_attn_ext, running, "....2=3=..") } },
+    { GCUDA_OP_SSM_SCAN, { GCUDAI_CUT(ssm_scan, y, "!!!!!!3=2="), GCUDAI_CUT(ssm_scan, x, "......3=2="), GCUDAI_CUT(ssm_scan, dt, "......2=1="), GCUDAI_CUT(ssm_scan, b, "......3=2="), GCUDAI_CUT(ssm_scan, c, "......3=2="), GCUDAI_CUT(ssm_scan, ids, "......0=.."), GCUDAI_CUT(ssm_scan, last, "......3=..") } },
+    { GCUDA_OP_RWKV_WKV6, { GCUDAI_CUT_LINEAR(rwkv_wkv6), GCUDAI_CUT_TOKENS(rwkv_wkv6, k), GCUDAI_CUT_TOKENS(rwkv_wkv6, v), GCUDAI_CUT_TOKENS(rwkv_wkv6, r), GCUDAI_CUT_TOKENS(rwkv_wkv6, td) } },
+    { GCUDA_OP_GATED_LINEAR_ATTN, { GCUDAI_CUT_LINEAR(gated_linear_attn), GCUDAI_CUT_TOKENS(gated_linear_attn, k), GCUDAI_CUT_TOKENS(gated_linear_attn, v), GCUDAI_CUT_TOKENS(gated_linear_attn, q), GCUDAI_CUT_TOKENS(gated_linear_attn, g) } },
+    { GCUDA_OP_RWKV_WKV7, { GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) } },
     { GCUDA_OP_IM2COL, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") } },
     { GCUDA_OP_CONV_2D, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") } },
     { GCUDA_OP_CONV_2D_DW, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") } },
     { GCUDA_OP_SSM_CONV, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") } },
-    { GCUDA_OP_SOLVE_TRI, { GCUDAI_CUT(solve_tri, y, "!!!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "....2=3=") } },
+    { GCUDA_OP_SOLVE_TRI, { GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") } },
 };
 // clang-format on
 
@@ -27709,6 +27734,29 @@ static const struct gcudai_cuda_cut * gcudai_cuda_cut_of(enum gcuda_op op) {
 
 static struct gcuda_array * gcudai_cuda_array_of(const struct gcudai_cuda_cut_array * c, union gcudai_args * args) {
     return (struct gcuda_array *) (void *) ((char *) args + c->offset);
+}
+
+// An array's rule along dimension d. Most operations have nothing that is gone through in turn.
+static const char * gcudai_cuda_cut_rule(const struct gcudai_cuda_cut_array * c, int d) {
+    return d == GCUDAI_CUDA_CUT_TURN && c->rule[2 * GCUDA_MAX_DIMS] == 0 ? "!!" : c->rule + 2 * d;
+}
+
+// What there is to cut: elements of the result along d; positions or tokens.
+static int64_t gcudai_cuda_cut_size(const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
+    for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL && d == GCUDAI_CUDA_CUT_TURN; ++k) {
+        const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
+        const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
+        if (rule[1] == '=' && a->data != NULL) { return a->ne[rule[0] - '0']; }
+    }
+    return d == GCUDAI_CUDA_CUT_TURN ? 0 : gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
+}
+
+// Where kernels keep what the next slice goes on from.
+static bool gcudai_cuda_can_turn(const struct gcudai_cuda_cut * cut, const union gcudai_args * args) {
+    const struct gcuda_ssm_scan_args * p = &args->ssm_scan; // a state that is aligned differently would take another kernel
+    return cut->op == GCUDA_OP_FLASH_ATTN_EXT ? args->flash_attn_ext.running.data != NULL
+           : cut->op == GCUDA_OP_SSM_SCAN     ? (uintptr_t) p->s.data % 16 == (uintptr_t) p->last.data % 16
+                                              : true;
 }
 
 enum gcudai_cuda_cuttable { GCUDAI_CUDA_CUT_STOP, GCUDAI_CUDA_CUT_NO, GCUDAI_CUDA_CUT_YES };
@@ -27729,12 +27777,13 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut_array(const struct gcuda_ar
 // Whether the result may be cut along dimension d, or nowhere from there on.
 static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d) {
-    const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
+    const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     enum gcudai_cuda_cuttable can = GCUDAI_CUDA_CUT_YES;
+    if (d == GCUDAI_CUDA_CUT_TURN && (n < 2 * GCUDAI_CUDA_CUT_TURNS || !gcudai_cuda_can_turn(cut, args))) { return GCUDAI_CUDA_CUT_NO; }
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         if (a->data != NULL) {
-            const enum gcudai_cuda_cuttable c = gcudai_cuda_can_cut_array(a, cut->arrays[k].rule + 2 * d, n);
+            const enum gcudai_cuda_cuttable c = gcudai_cuda_can_cut_array(a, gcudai_cuda_cut_rule(&cut->arrays[k], d), n);
             can = c < can ? c : can;
         }
     }
@@ -27742,12 +27791,13 @@ static enum gcudai_cuda_cuttable gcudai_cuda_can_cut(
 }
 
 // How much of [at, at + want) one slice can take: a repeated array as a whole, any number of times, or no further than
-// where it begins again; whole groups of a shared one or a part of one group. Rules with / stand behind those with %.
+// where it begins again; whole groups of a shared one or a part of one group. Rules with / stand behind those with %. Of
+// positions and tokens what is left in the end is no slice of its own, so that all take the kernel of the whole.
 static int64_t gcudai_cuda_cut_step(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t want) {
-    const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
+    const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
-        const char * rule = cut->arrays[k].rule + 2 * d;
+        const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
         const struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         const int64_t ne = a->data != NULL && rule[0] >= '0' && rule[0] <= '3' ? a->ne[rule[0] - '0'] : 1;
         if (rule[1] == '%' && ne > 1) {
@@ -27757,15 +27807,28 @@ static int64_t gcudai_cuda_cut_step(
             want = at % group == 0 && want >= group ? want / group * group : GCUDAI_MIN(want, group - at % group);
         }
     }
-    return want;
+    return d == GCUDAI_CUDA_CUT_TURN && n - at - want < GCUDAI_CUDA_CUT_TURNS ? n - at : want;
+}
+
+static void gcudai_cuda_cut_turn(enum gcuda_op op, union gcudai_args * args, bool is_begun, bool is_open) {
+    switch (op) {
+        case GCUDA_OP_FLASH_ATTN_EXT:
+            args->flash_attn_ext.is_begun = is_begun;
+            args->flash_attn_ext.is_open = is_open;
+            break;
+        case GCUDA_OP_SSM_SCAN: args->ssm_scan.is_begun = is_begun; break;
+        case GCUDA_OP_RWKV_WKV6: args->rwkv_wkv6.is_begun = is_begun; break;
+        case GCUDA_OP_RWKV_WKV7: args->rwkv_wkv7.is_begun = is_begun; break;
+        default: args->gated_linear_attn.is_begun = is_begun; break;
+    }
 }
 
 // args become those of the slice [at, at + step) of dimension d.
 static void gcudai_cuda_cut_slice(
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, int d, int64_t at, int64_t step) {
-    const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
+    const int64_t n = gcudai_cuda_cut_size(cut, args, d);
     for (int k = 0; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
-        const char * rule = cut->arrays[k].rule + 2 * d;
+        const char * rule = gcudai_cuda_cut_rule(&cut->arrays[k], d);
         struct gcuda_array * a = gcudai_cuda_array_of(&cut->arrays[k], args);
         const int own = rule[0] - '0';
         if (a->data == NULL || own < 0 || own > 3 || ((rule[1] == '%' || rule[1] == '/') && a->ne[own] == 1)) {
@@ -27776,6 +27839,45 @@ static void gcudai_cuda_cut_slice(
         const int64_t from = rule[1] == '%' ? at % ne : at / group;
         a->data = (char *) (uintptr_t) a->data + from * (int64_t) a->nb[own];
         a->ne[own] = rule[1] == '>' ? ne - from : GCUDAI_MAX(step / group, 1);
+    }
+    if (d == GCUDAI_CUDA_CUT_TURN) { gcudai_cuda_cut_turn(cut->op, args, at > 0, at + step < n); }
+}
+
+// Results and inputs of a recurrence with the tokens of a sequence after those of another as [Z, H, T / S, S], the states apart.
+static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+    struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
+    const struct gcuda_array state = *gcudai_cuda_array_of(&cut->arrays[1], args);
+    const int64_t n_seqs = GCUDAI_MAX(state.ne[1], 1);
+    for (int k = 3; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
+        struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[k], args);
+        in->ne[2] /= n_seqs;
+        in->ne[3] = n_seqs;
+        in->nb[3] = in->nb[2] * (size_t) in->ne[2];
+    }
+    const struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[3], args);
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        y->ne[d] = in->ne[d];
+        y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
+    }
+    *last = state;
+    last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
+}
+
+static void gcudai_cuda_cut_ssm_scan(struct gcuda_ssm_scan_args * p) {
+    p->last = p->s;
+    p->last.ne[3] = p->x.ne[3];
+    for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
+        p->y.ne[d] = p->x.ne[d];
+        p->y.nb[d] = d == 0 ? sizeof(float) : p->y.nb[d - 1] * (size_t) p->y.ne[d - 1];
+    }
+    p->last.data = (char *) (uintptr_t) p->y.data + p->y.nb[3] * (size_t) p->y.ne[3];
+}
+
+// Several results in one, as arrays of their own.
+static void gcudai_cuda_cut_prepare(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
+    if (cut->op == GCUDA_OP_SSM_SCAN) { gcudai_cuda_cut_ssm_scan(&args->ssm_scan); }
+    if (cut->op == GCUDA_OP_RWKV_WKV6 || cut->op == GCUDA_OP_RWKV_WKV7 || cut->op == GCUDA_OP_GATED_LINEAR_ATTN) {
+        gcudai_cuda_cut_linear(cut, args);
     }
 }
 
@@ -27800,6 +27902,18 @@ static double gcudai_cuda_products_of(const struct gcuda_tensor * y) {
     }
 }
 
+// Microseconds that positions or tokens take after each other, however little else there is to do: about half more than on Hopper.
+static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
+    switch (y->op) {
+        case GCUDA_OP_FLASH_ATTN_EXT: return 4e-3 * (double) y->src[1]->ne[1] * (double) (y->src[1]->ne[0] + y->src[2]->ne[0]);
+        case GCUDA_OP_SSM_SCAN: return 0.2 * (double) y->src[1]->ne[2];
+        case GCUDA_OP_RWKV_WKV6: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[5]->ne[1];
+        case GCUDA_OP_RWKV_WKV7: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[6]->ne[1];
+        case GCUDA_OP_GATED_LINEAR_ATTN: return 0.2 * (double) y->src[0]->ne[2] / (double) y->src[4]->ne[1];
+        default: return 0.0;
+    }
+}
+
 // Microseconds on a multiprocessor-for-multiprocessor slow device, until the operation has been measured: 5 GB/s and 4
 // billion multiply-adds a second for each, about a sixth of what plain kernels reach on Hopper. A launch is 2 us.
 static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
@@ -27808,8 +27922,8 @@ static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda
         n_bytes += y->src[k] != NULL ? (double) gcuda_nbytes(y->src[k]) : 0.0;
     }
     const double us = n_bytes / (5e3 * cu->device->n_sm) + gcudai_cuda_products_of(y) / (4e3 * cu->device->n_sm);
-    const double factor = cu->cancel.factor[y->op];
-    return 2.0 + us * (factor > 0.0 ? factor : 1.0);
+    const double turns_us = gcudai_cuda_turns_us(y), factor = cu->cancel.factor[y->op];
+    return 2.0 + GCUDAI_MAX(us, turns_us) * (factor > 0.0 ? factor : 1.0);
 }
 
 // ---- chunks ----
@@ -27887,17 +28001,18 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-// args in slices of at most a chunk each: along dimension d, the outermost first, and those below.
+// args in slices of at most a chunk each: along d, the outermost first, and those below.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double us, int d) {
     for (; cut != NULL && d >= 0 && us > cu->cancel.chunk_us; --d) {
-        const int64_t n = gcudai_cuda_array_of(&cut->arrays[0], args)->ne[d];
+        const int64_t n = gcudai_cuda_cut_size(cut, args, d);
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
         const double want = (double) n * cu->cancel.chunk_us / us;
+        const int64_t least = d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : 1;
         const int64_t per = d == 0 ? ((int64_t) want / GCUDAI_CUDA_CUT_STEP + 1) * GCUDAI_CUDA_CUT_STEP
-                                   : GCUDAI_MAX((int64_t) want, 1);
+                                   : GCUDAI_MAX((int64_t) want / least * least, least);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
             union gcudai_args slice = *args;
@@ -27910,11 +28025,30 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
     return gcudai_cuda_chunk_add(cu, y, args, us);
 }
 
+// Attention, with memory for the maxima and sums that go from slice to slice.
+static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
+    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double us) {
+    struct gcuda_array * running = &args->flash_attn_ext.running;
+    *running = args->flash_attn_ext.y;
+    running->ne[0] = 2;
+    for (int d = 1; d < GCUDA_MAX_DIMS; ++d) { running->nb[d] = running->nb[d - 1] * (size_t) running->ne[d - 1]; }
+    const size_t n_bytes = running->nb[3] * (size_t) running->ne[3];
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), &running->data));
+    void * const taken = running->data;
+    const gcuda_status st = gcudai_cuda_run_sliced(cu, y, cut, args, us, GCUDAI_CUDA_CUT_TURN);
+    gcudai_cuda_pool_give(&cu->pool, taken);
+    return st;
+}
+
 // A node of a graph that may be stopped.
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
-    return gcudai_cuda_run_sliced(cu, y, cut, args, gcudai_cuda_cost(cu, y), GCUDA_MAX_DIMS - 1);
+    const double us = gcudai_cuda_cost(cu, y);
+    if (cut == NULL || us <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, us); }
+    gcudai_cuda_cut_prepare(cut, args);
+    return y->op == GCUDA_OP_FLASH_ATTN_EXT ? gcudai_cuda_run_turns(cu, y, cut, args, us)
+                                            : gcudai_cuda_run_sliced(cu, y, cut, args, us, GCUDAI_CUDA_CUT_TURN);
 }
 
 // The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.

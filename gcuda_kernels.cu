@@ -8019,6 +8019,11 @@ struct d_scan_step {
     float x, dt;
 };
 
+// Which state of p.s sequence q begins with; what launchers complete has no ids where those in last go on.
+static inline __device__ int64_t d_scan_state(const gcuda_ssm_scan_args & p, int64_t q) {
+    return p.ids.data != nullptr ? (int64_t) ((const int32_t *) p.ids.data)[q] : q;
+}
+
 static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
 
 template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const gcuda_ssm_scan_args p) {
@@ -8030,10 +8035,9 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
         const bool is_real = item < n_channels; // the others only take part in shuffles
         const int64_t ch = is_real ? item : 0, c = ch % p.x.ne[0], h = ch / p.x.ne[0] % p.x.ne[1], q = ch / p.x.ne[0] / p.x.ne[1];
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
-        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const int64_t id = d_scan_state(p, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float * y = (float *) p.y.data + (q * n_tokens * p.x.ne[1] + h) * p.x.ne[0] + c;
-        float * end = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * n_tokens * p.x.ne[3] + ch * n;
+        float * y = (float *) d_at(p.y, c, h, 0, q), * end = (float *) p.last.data + ch * n;
         float st[PER], a[PER], b[PER], bt[PER], cc[PER], ct[PER];
         d_scan_step now = { 0.0f, 0.0f }, next = { 0.0f, 0.0f };
         d_spread_load<LANES, PER, WIDE>(GCUDA_TYPE_F32, d_at(p.s, 0, c, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st);
@@ -8093,10 +8097,9 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
     FOR_ROWS(block, per_seq * p.x.ne[3] / CHANNELS) {
         const int64_t first = block * CHANNELS, q = first / per_seq, in_seq = first - q * per_seq;
         const int64_t h = (in_seq + own) / p.x.ne[0], c = in_seq + own - h * p.x.ne[0], g = h / (p.x.ne[1] / p.b.ne[1]);
-        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const int64_t id = d_scan_state(p, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float * y = (float *) p.y.data + q * n_tokens * per_seq + in_seq + own;
-        float * end = (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] + (first + own) * n;
+        float * y = (float *) d_at(p.y, 0, 0, 0, q) + in_seq + own, * end = (float *) p.last.data + (first + own) * n;
         float st[CH][PER], a[PER];
         float4 raw_b[LOADS], raw_c[LOADS];
         float raw_x[INPUTS], raw_dt[INPUTS], raw_a[INPUTS];
@@ -8244,7 +8247,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
         const int64_t behind = segments.first + segment * segments.tokens;
         const int64_t end_token = SPAN == SCAN_WHOLE || behind > n_tokens ? n_tokens : behind;
         const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
-        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : (int64_t) ((const int32_t *) p.ids.data)[q];
+        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : d_scan_state(p, q);
         const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // the kernel between tells otherwise
         const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
         const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
@@ -8416,13 +8419,13 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
                 w.set(1, weights[(8 * side + g) * CHUNK_PITCH + 8 * k + t + 4]);
                 d_mma_split(mine, u[k], w);
             }
-            float * to = (float *) p.y.data + (q * n_tokens + t0 + token) * per_seq + h * p.x.ne[0] + c0 + g;
+            float * to = (float *) d_at(p.y, c0 + g, h, t0 + token, q);
             UNROLL for (int i = 0; i < 4; ++i) {
                 if (t0 + token + i % 2 < end_token) { to[i % 2 * per_seq + i / 2 * 8] = mine[i]; }
             }
         }
         if (!HAS_Y && c0 == 0 && tid == 0) { segments.decays[segment * n_heads + head] = kept; }
-        float * end = HAS_Y ? (float *) p.y.data + per_seq * n_tokens * p.x.ne[3] : segments.states + segment * per_seq * p.x.ne[3] * N;
+        float * end = HAS_Y ? (float *) p.last.data : segments.states + segment * per_seq * p.x.ne[3] * N;
         end += (q * per_seq + h * p.x.ne[0] + c0) * N;
         UNROLL for (int i = 0; i < NT && (SPAN != SCAN_SEGMENTS || segment == segments.n - 1); ++i) {
             UNROLL for (int r = 0; r < 4; ++r) { end[(g + r / 2 * 8) * N + side * HALF + 8 * i + 2 * t + r % 2] = st[i][r]; }
@@ -8437,7 +8440,7 @@ static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_sc
     d_wait_before();
     FOR_ELEMENTS(i, n_all / 4) {
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
-        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const int64_t id = d_scan_state(p, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         float4 * own = (float4 *) segments.states + i, st = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (is_ok) { st = *(const float4 *) d_at(p.s, 4 * i - ch * n, ch - head * p.x.ne[0], head - q * p.x.ne[1], id); }
@@ -8531,7 +8534,7 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ss
         const int h = (int) (head - q * n_heads), g = h / (n_heads / (int) p.b.ne[1]);
         const bool is_real = c < p.x.ne[0]; // the others only take part in shuffles
         const int64_t own = is_real ? c : 0;
-        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const int64_t id = d_scan_state(p, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         float st[PER], a[PER], b[PER], cc[PER], sum = 0.0f;
         d_spread_load<LANES, PER, true>(p.b.type, d_at(p.b, 0, g, 0, q), p.b.nb[0], n, lane, b);
@@ -8554,8 +8557,8 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ss
             sum += st[k] * cc[k];
         }
         sum = d_group_sum<LANES>(sum);
-        float * end = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * p.x.ne[3] + (head * p.x.ne[0] + c) * n;
-        if (is_real && lane == 0) { ((float *) p.y.data)[head * p.x.ne[0] + c] = sum; }
+        float * end = (float *) p.last.data + (head * p.x.ne[0] + c) * n;
+        if (is_real && lane == 0) { *(float *) d_at(p.y, c, h, 0, q) = sum; }
         UNROLL for (int k = 0; k < PER && is_real; k += 4) {
             const int at = d_spread<LANES>(lane, k);
             if (at < n) { *(float4 *) (end + at) = make_float4(st[k], st[k + 1], st[k + 2], st[k + 3]); }
@@ -8563,17 +8566,16 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ss
     }
 }
 
-// States too large for registers stay in y: a warp per channel.
+// States too large for registers stay where the last ones go: a warp per channel.
 static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
     const int lane = (int) threadIdx.x % 32;
     const int64_t n = p.s.ne[0], n_channels = p.x.ne[0] * p.x.ne[1] * p.x.ne[3], n_tokens = p.x.ne[2];
     FOR_HELD_ROWS(item, n_channels, 32) {
         const int64_t c = item % p.x.ne[0], h = item / p.x.ne[0] % p.x.ne[1], q = item / p.x.ne[0] / p.x.ne[1];
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
-        const int32_t id = ((const int32_t *) p.ids.data)[q];
+        const int64_t id = d_scan_state(p, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
-        float * y = (float *) p.y.data + (q * n_tokens * p.x.ne[1] + h) * p.x.ne[0] + c;
-        float * st = (float *) p.y.data + p.x.ne[0] * p.x.ne[1] * n_tokens * p.x.ne[3] + item * n;
+        float * y = (float *) d_at(p.y, c, h, 0, q), * st = (float *) p.last.data + item * n;
         for (int64_t i = lane; i < n; i += 32) { st[i] = is_ok ? *(const float *) d_at(p.s, i, c, h, id) : 0.0f; }
         if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
@@ -8613,16 +8615,31 @@ template <int LANES, int PER> static gcuda_status ssm_scan_one(const gcuda_ssm_s
     return launch(k_ssm_scan_one<LANES, PER>, n, 256, stream, p);
 }
 
+// What the kernels take: y [P, H, T, S], the states behind it if nowhere else, those to go on with as p.s.
+static gcuda_ssm_scan_args scan_completed(const gcuda_ssm_scan_args & args) {
+    gcuda_ssm_scan_args p = args;
+    for (int d = 1; d < 4; ++d) {
+        if (p.last.data == nullptr || d < 3) { p.y.nb[d] = (d > 1 ? p.y.nb[d - 1] : sizeof(float)) * (size_t) p.x.ne[d - 1]; }
+    }
+    p.y.nb[0] = sizeof(float);
+    if (p.last.data == nullptr) { p.last.data = (char *) p.y.data + p.y.nb[3] * (size_t) p.x.ne[3]; }
+    if (p.is_begun) {
+        p.s.data = p.last.data;
+        p.ids.data = nullptr;
+    }
+    return p;
+}
+
 size_t gcuda_ssm_scan_scratch_bytes(const gcuda_ssm_scan_args * args) {
     d_scan_segments s = {};
-    const int64_t pairs = chunk_pairs(*args, &s), n_heads = args->x.ne[1] * args->x.ne[3];
+    const int64_t pairs = chunk_pairs(scan_completed(*args), &s), n_heads = args->x.ne[1] * args->x.ne[3];
     return asked_bytes(pairs > 0 && s.n > 1 ? (size_t) (s.n * n_heads * (args->x.ne[0] * args->s.ne[0] + 1)) * sizeof(float) : 0);
 }
 
 gcuda_status gcuda_launch_ssm_scan(const gcuda_ssm_scan_args * args, gcuda_stream stream) {
-    const gcuda_ssm_scan_args & p = *args;
+    const gcuda_ssm_scan_args p = scan_completed(*args);
     const int64_t n = p.s.ne[0];
-    const bool ends_wide = (uintptr_t) p.y.data % 16 == 0 && p.x.ne[0] * p.x.ne[1] * p.x.ne[3] % 4 == 0;
+    const bool ends_wide = (uintptr_t) p.last.data % 16 == 0;
     if (p.x.ne[2] == 1 && n <= 256 && ends_wide && is_wide_f32(p.s) && is_wide_f32(p.b) && is_wide_f32(p.c)) {
         return n <= 16    ? ssm_scan_one<4, 4>(p, stream)
                : n <= 64  ? ssm_scan_one<8, 8>(p, stream)
@@ -8647,7 +8664,7 @@ enum linear_kind { LINEAR_WKV6, LINEAR_GLA, LINEAR_WKV7 };
 
 struct d_linear {
     gcuda_array in[5]; // vectors of keys: wkv6 k r td tf, gla k q g, wkv7 k r w a b
-    gcuda_array v, state, y;
+    gcuda_array v, state, y, last;
     int64_t size, n_heads, n_tokens, n_seqs; // tokens of one sequence
     float scale;
 };
@@ -8668,8 +8685,8 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
         const bool is_real = item < n_lines;
         const int64_t it = is_real ? item : 0, line = it % p.size, h = it / p.size % p.n_heads, q = it / p.size / p.n_heads;
         const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
-        float * end = (float *) p.y.data + (p.n_seqs * p.n_tokens + q * p.size) * p.n_heads * p.size + h * p.size * p.size;
-        float * y = (float *) p.y.data + q * p.n_tokens * p.n_heads * p.size + h * p.size + line;
+        float * end = (float *) p.last.data + (q * p.n_heads + h) * p.size * p.size;
+        float * y = (float *) d_at(p.y, line, h, 0, q);
         float w[PER], first[PER], in[N][PER], next[N][PER], v = 0.0f, next_v = 0.0f;
         for (int k = 0; k < PER; ++k) {
             const int at = d_spread<LANES>(lane, k);
@@ -8680,11 +8697,10 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
         }
         for (int64_t t = -1; t < p.n_tokens; ++t) {
             if (t + 1 < p.n_tokens) { // one token ahead
-                const int64_t token = q * p.n_tokens + t + 1;
                 for (int i = 0; i < N; ++i) {
-                    d_spread_load<LANES, PER, WIDE>(p.in[i].type, d_at(p.in[i], 0, h, token, 0), p.in[i].nb[0], n, lane, next[i]);
+                    d_spread_load<LANES, PER, WIDE>(p.in[i].type, d_at(p.in[i], 0, h, t + 1, q), p.in[i].nb[0], n, lane, next[i]);
                 }
-                next_v = d_load(p.v.type, d_at(p.v, line, h, token, 0));
+                next_v = d_load(p.v.type, d_at(p.v, line, h, t + 1, q));
             }
             float sum = 0.0f, key = 0.0f;
             for (int k = 0; k < PER && t >= 0; ++k) {
@@ -8735,8 +8751,8 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
     FOR_ROWS(block, p.size * p.n_heads * p.n_seqs / LINES) {
         const int64_t item = block * LINES, line = item % p.size, h = item / p.size % p.n_heads, q = item / p.size / p.n_heads;
         const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
-        float * end = (float *) p.y.data + (p.n_seqs * p.n_tokens + q * p.size) * p.n_heads * p.size + h * p.size * p.size;
-        float * y = (float *) p.y.data + q * p.n_tokens * p.n_heads * p.size + h * p.size + line + own;
+        float * end = (float *) p.last.data + (q * p.n_heads + h) * p.size * p.size;
+        float * y = (float *) d_at(p.y, line + own, h, 0, q);
         float w[PER], first[PER], raw_value[VALUES];
         float4 raw[N][LOADS];
         for (int k = 0; k < PER; ++k) {
@@ -8753,13 +8769,13 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                 UNROLL for (int i = 0; i < N; ++i) {
                     const float none = i == 2 ? 1.0f : 0.0f; // decay
                     raw[i][l] = make_float4(none, none, none, none);
-                    if (is_in) { raw[i][l] = *(const float4 *) d_at(p.in[i], k, h, q * p.n_tokens + t0 + t, 0); }
+                    if (is_in) { raw[i][l] = *(const float4 *) d_at(p.in[i], k, h, t0 + t, q); }
                 }
             }
             UNROLL for (int l = 0; l < VALUES; ++l) {
                 const int t = (tid + l * LINEAR_BLOCK) / LINES, k = tid % LINES;
                 const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens;
-                raw_value[l] = is_in ? d_load(p.v.type, d_at(p.v, line + k, h, q * p.n_tokens + t0 + t, 0)) : 0.0f;
+                raw_value[l] = is_in ? d_load(p.v.type, d_at(p.v, line + k, h, t0 + t, q)) : 0.0f;
             }
         };
         fetch(0);
@@ -8816,39 +8832,38 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
     }
 }
 
-// Heads too large for registers: a warp per line, the state in y.
+// Heads too large for registers: a warp per line, the state where the last one goes.
 template <int KIND> static __global__ void k_linear_any(const d_linear p) {
     const int lane = (int) threadIdx.x % 32;
     FOR_HELD_ROWS(item, p.size * p.n_heads * p.n_seqs, 32) {
         const int64_t line = item % p.size, h = item / p.size % p.n_heads, q = item / p.size / p.n_heads;
         const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
-        float * w = (float *) p.y.data + (p.n_seqs * p.n_tokens + q * p.size) * p.n_heads * p.size + h * p.size * p.size;
+        float * w = (float *) p.last.data + (q * p.n_heads + h) * p.size * p.size;
         for (int64_t i = lane; i < p.size; i += 32) { w[d_linear_at<KIND>(p, i, line)] = from[d_linear_at<KIND>(p, i, line)]; }
         for (int64_t t = 0; t < p.n_tokens; ++t) {
-            const int64_t token = q * p.n_tokens + t;
-            const float v = d_load(p.v.type, d_at(p.v, line, h, token, 0));
+            const float v = d_load(p.v.type, d_at(p.v, line, h, t, q));
             float sum = 0.0f, key = 0.0f;
             for (int64_t i = lane; i < p.size && KIND == LINEAR_WKV7; i += 32) {
-                key += d_load(p.in[3].type, d_at(p.in[3], i, h, token, 0)) * w[d_linear_at<KIND>(p, i, line)];
+                key += d_load(p.in[3].type, d_at(p.in[3], i, h, t, q)) * w[d_linear_at<KIND>(p, i, line)];
             }
             key = d_warp_reduce<d_sum_op>(key);
             for (int64_t i = lane; i < p.size; i += 32) {
                 float & s = w[d_linear_at<KIND>(p, i, line)];
-                const float kv = d_load(p.in[0].type, d_at(p.in[0], i, h, token, 0)) * v;
-                const float r = d_load(p.in[1].type, d_at(p.in[1], i, h, token, 0));
-                const float decay = d_load(p.in[2].type, d_at(p.in[2], i, h, token, 0));
+                const float kv = d_load(p.in[0].type, d_at(p.in[0], i, h, t, q)) * v;
+                const float r = d_load(p.in[1].type, d_at(p.in[1], i, h, t, q));
+                const float decay = d_load(p.in[2].type, d_at(p.in[2], i, h, t, q));
                 if (KIND == LINEAR_WKV6) {
                     sum += r * (d_load(p.in[3].type, d_at(p.in[3], i, h, 0, 0)) * kv + s);
                 }
                 s = s * decay + kv;
                 if (KIND == LINEAR_WKV7) {
-                    s += key * d_load(p.in[4].type, d_at(p.in[4], i, h, token, 0));
+                    s += key * d_load(p.in[4].type, d_at(p.in[4], i, h, t, q));
                 }
                 sum += KIND == LINEAR_WKV6 ? 0.0f : r * s;
             }
             sum = d_warp_reduce<d_sum_op>(sum);
             if (lane == 0) {
-                *((float *) p.y.data + token * p.n_heads * p.size + h * p.size + line) = sum * p.scale;
+                *(float *) d_at(p.y, line, h, t, q) = sum * p.scale;
             }
         }
     }
@@ -8863,14 +8878,35 @@ template <int KIND, int LANES, int PER> static gcuda_status linear_lines(const d
                 : launch(k_linear<KIND, LANES, PER, false>, n, 64, stream, p);
 }
 
-template <int KIND> static gcuda_status linear(d_linear & p, gcuda_stream stream) {
+// Inputs with the tokens of a sequence after those of another as [Z, H, T / S, S].
+static void linear_sequences(gcuda_array * a, int64_t n_seqs) {
+    if (a->ne[3] != n_seqs && n_seqs > 0) {
+        a->ne[2] /= n_seqs;
+        a->ne[3] = n_seqs;
+        a->nb[3] = a->nb[2] * (size_t) a->ne[2];
+    }
+}
+
+template <int KIND> static gcuda_status linear(d_linear & p, bool is_begun, gcuda_stream stream) {
     const int n_in = KIND == LINEAR_WKV6 ? 4 : KIND == LINEAR_GLA ? 3 : 5;
     bool wide = true;
-    for (int i = 0; i < n_in; ++i) { wide = wide && is_wide_f32(p.in[i]); }
     p.size = p.v.ne[0];
     p.n_heads = p.v.ne[1];
     p.n_seqs = p.state.ne[1];
-    p.n_tokens = p.v.ne[2] / (p.n_seqs > 0 ? p.n_seqs : 1);
+    linear_sequences(&p.v, p.n_seqs);
+    p.n_tokens = p.v.ne[2];
+    for (int i = 0; i < n_in; ++i) {
+        if (KIND != LINEAR_WKV6 || i < 3) { linear_sequences(&p.in[i], p.n_seqs); } // tf has no tokens
+        wide = wide && is_wide_f32(p.in[i]);
+    }
+    if (p.last.data == nullptr) {
+        p.y.nb[3] = sizeof(float) * (size_t) (p.size * p.n_heads * p.n_tokens);
+        p.last.data = (char *) p.y.data + p.y.nb[3] * (size_t) p.n_seqs;
+    }
+    p.y.nb[0] = sizeof(float);
+    p.y.nb[1] = p.y.nb[0] * (size_t) p.size;
+    p.y.nb[2] = p.y.nb[1] * (size_t) p.n_heads;
+    if (is_begun) { p.state.data = p.last.data; }
     return p.size <= 32    ? linear_lines<KIND, 4, 8>(p, wide, stream)
            : p.size <= 64  ? linear_lines<KIND, 8, 8>(p, wide, stream)
            : p.size <= 128 ? linear_lines<KIND, 16, 8>(p, wide, stream)
@@ -8880,20 +8916,20 @@ template <int KIND> static gcuda_status linear(d_linear & p, gcuda_stream stream
 
 // >>op:rwkv_wkv6 --------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_rwkv_wkv6(const gcuda_rwkv_wkv6_args * args, gcuda_stream stream) {
-    d_linear p = { { args->k, args->r, args->td, args->tf, {} }, args->v, args->state, args->y, 0, 0, 0, 0, 1.0f };
-    return linear<LINEAR_WKV6>(p, stream);
+    d_linear p = { { args->k, args->r, args->td, args->tf, {} }, args->v, args->state, args->y, args->last, 0, 0, 0, 0, 1.0f };
+    return linear<LINEAR_WKV6>(p, args->is_begun, stream);
 }
 
 // >>op:gated_linear_attn ------------------------------------------------------------------------------
 gcuda_status gcuda_launch_gated_linear_attn(const gcuda_gated_linear_attn_args * args, gcuda_stream stream) {
-    d_linear p = { { args->k, args->q, args->g, {}, {} }, args->v, args->state, args->y, 0, 0, 0, 0, args->scale };
-    return linear<LINEAR_GLA>(p, stream);
+    d_linear p = { { args->k, args->q, args->g, {}, {} }, args->v, args->state, args->y, args->last, 0, 0, 0, 0, args->scale };
+    return linear<LINEAR_GLA>(p, args->is_begun, stream);
 }
 
 // >>op:rwkv_wkv7 --------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_rwkv_wkv7(const gcuda_rwkv_wkv7_args * args, gcuda_stream stream) {
-    d_linear p = { { args->k, args->r, args->w, args->a, args->b }, args->v, args->state, args->y, 0, 0, 0, 0, 1.0f };
-    return linear<LINEAR_WKV7>(p, stream);
+    d_linear p = { { args->k, args->r, args->w, args->a, args->b }, args->v, args->state, args->y, args->last, 0, 0, 0, 0, 1.0f };
+    return linear<LINEAR_WKV7>(p, args->is_begun, stream);
 }
 
 #endif // recurrences
@@ -15748,11 +15784,13 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
             is_query[i] = n < a.n_queries;
             slope[i] = d_slope(p.max_bias, p.q.ne[2], head);
             mask[i] = is_query[i] && p.mask.data != nullptr ? d_at(p.mask, 0, token, head % p.mask.ne[2], s % p.mask.ne[3]) : nullptr;
-            const bool has_sink = is_query[i] && p.sinks.data != nullptr;
-            max[i] = has_sink ? *(const float *) d_at(p.sinks, head, 0, 0, 0) : -INFINITY;
-            sum[i] = has_sink ? 1.0f : 0.0f;
-            acc[i] = dv <= ATTN_HELD ? held + (2 * warp + i) * ATTN_HELD : is_query[i] ? (float *) d_at(p.y, 0, head, token, s) : nullptr;
-            for (int64_t d = lane; d < dv && is_query[i]; d += 32) { acc[i][d] = 0.0f; }
+            const bool has_sink = is_query[i] && p.sinks.data != nullptr && !p.is_begun, goes_on = is_query[i] && p.is_begun;
+            const float * running = goes_on ? (const float *) d_at(p.running, 0, head, token, s) : nullptr;
+            max[i] = has_sink ? *(const float *) d_at(p.sinks, head, 0, 0, 0) : goes_on ? running[0] : -INFINITY;
+            sum[i] = has_sink ? 1.0f : goes_on ? running[1] : 0.0f;
+            float * y = is_query[i] ? (float *) d_at(p.y, 0, head, token, s) : nullptr;
+            acc[i] = dv <= ATTN_HELD ? held + (2 * warp + i) * ATTN_HELD : y;
+            for (int64_t d = lane; d < dv && is_query[i]; d += 32) { acc[i][d] = p.is_begun ? y[d] : 0.0f; }
         }
         for (int64_t j0 = 0; j0 < n_kv; j0 += ATTN_POSITIONS) {
             const int n = (int) (n_kv - j0 < ATTN_POSITIONS ? n_kv - j0 : ATTN_POSITIONS);
@@ -15812,9 +15850,14 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
         }
         for (int i = 0; i < 2; ++i) {
             const int64_t m = q0 + 2 * warp + i;
-            const float scale = sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f; // a token that sees nothing gets zeros
+            const float scale = p.is_open ? 1.0f : sum[i] > 0.0f ? 1.0f / sum[i] : 0.0f; // a token that sees nothing gets zeros
             for (int64_t d = lane; d < dv && is_query[i]; d += 32) {
                 *(float *) d_at(p.y, d, head0 + m % a.group, m / a.group, s) = acc[i][d] * scale;
+            }
+            if (p.is_open && is_query[i] && lane == 0) {
+                float * running = (float *) d_at(p.running, 0, head0 + m % a.group, m / a.group, s);
+                running[0] = max[i];
+                running[1] = sum[i];
             }
         }
         __syncthreads(); // held is the next item's
