@@ -24508,6 +24508,7 @@ enum { GCUDAI_CUDA_CHUNKS = 2 };
 struct gcudai_cuda_chunk {
     cudaEvent_t begin, end;
     double us, op_us; // guessed: of all, and of the operation that has most of it
+    double factor;    // of that operation, when it was guessed
     enum gcuda_op op;
 };
 struct gcudai_cuda_cancel {
@@ -24515,6 +24516,7 @@ struct gcudai_cuda_cancel {
     void * data;
     double chunk_us;
     double factor[GCUDA_OP_COUNT]; // measured against guessed time; 0: not known yet
+    double node_factor;            // that the node has which is being enqueued: chunks of its own change the one above meanwhile
     struct gcudai_cuda_chunk chunks[GCUDAI_CUDA_CHUNKS];
     unsigned first, n_open; // in flight: n_open chunks from the first on, modulo their number
     bool is_filling;        // the chunk behind those has begun
@@ -27631,6 +27633,7 @@ enum {
     GCUDAI_CUDA_CUT_ARRAYS = 9,
     GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // behind the dimensions of the result: positions or tokens
     GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
+    GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave multiprocessors without work and take as long
     GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: kernels take no fewer at a time
 };
 
@@ -27951,8 +27954,7 @@ static gcuda_status gcudai_cuda_chunk_wait(struct gcudai_cuda * cu) {
     // a chunk of one operation, or nearly: its guess moves towards what was measured, at most fourfold at a time
     if (ms > 0.0f && k->us > 0.0 && k->op_us > 0.75 * k->us) {
         const double ratio = GCUDAI_MIN(GCUDAI_MAX(1000.0 * (double) ms / k->us, 0.25), 4.0);
-        double * factor = &c->factor[k->op];
-        *factor = GCUDAI_MIN(GCUDAI_MAX((*factor > 0.0 ? *factor : 1.0) * ratio, 1e-4), 1e4);
+        c->factor[k->op] = GCUDAI_MIN(GCUDAI_MAX(k->factor * ratio, 1e-4), 1e4);
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -27979,6 +27981,7 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
+    k->factor = c->node_factor;
     GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at '%s' (%s)",
         y->name, gcudai_op_lower(y->op));
     c->is_filling = true;
@@ -27995,6 +27998,7 @@ static gcuda_status gcudai_cuda_chunk_add(
     } else if (k->op_us < us) {
         k->op = y->op;
         k->op_us = us;
+        k->factor = c->node_factor;
     }
     k->us += us;
     GCUDAI_TRY(gcudai_cuda_run_args(cu, y, args));
@@ -28010,9 +28014,11 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
         const double want = (double) n * cu->cancel.chunk_us / us;
-        const int64_t least = d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : 1;
-        const int64_t per = d == 0 ? ((int64_t) want / GCUDAI_CUDA_CUT_STEP + 1) * GCUDAI_CUDA_CUT_STEP
-                                   : GCUDAI_MAX((int64_t) want / least * least, least);
+        const int64_t least = d == GCUDAI_CUDA_CUT_TURN       ? GCUDAI_CUDA_CUT_TURNS
+                              : d > 0                         ? 1
+                              : cut->op == GCUDA_OP_SOLVE_TRI ? GCUDAI_CUDA_CUT_COLUMNS
+                                                              : GCUDAI_CUDA_CUT_STEP;
+        const int64_t per = d == 0 ? ((int64_t) want / least + 1) * least : GCUDAI_MAX((int64_t) want / least * least, least);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
             union gcudai_args slice = *args;
@@ -28044,7 +28050,8 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
-    const double us = gcudai_cuda_cost(cu, y);
+    const double us = gcudai_cuda_cost(cu, y), factor = cu->cancel.factor[y->op];
+    cu->cancel.node_factor = factor > 0.0 ? factor : 1.0;
     if (cut == NULL || us <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, us); }
     gcudai_cuda_cut_prepare(cut, args);
     return y->op == GCUDA_OP_FLASH_ATTN_EXT ? gcudai_cuda_run_turns(cu, y, cut, args, us)
