@@ -129,7 +129,7 @@ TEST(permute) { // >>op:permute, and cont of the result: all 24 orders
     for (int a = 0; a < 256; ++a) {
         const int axis[4] = { a & 3, a >> 2 & 3, a >> 4 & 3, a >> 6 };
         if ((1 << axis[0] | 1 << axis[1] | 1 << axis[2] | 1 << axis[3]) != 15) { continue; }
-        struct op_test t = { .types = "F32 F16 I8", .shapes = "5,4,3,2", .n_in = 1, .build = build_permute,
+        struct op_test t = { .types = "F32 F16 I8", .shapes = "5,4,3,2 5,0,3", .n_in = 1, .build = build_permute,
             .ref = ref_permute, .p = axis, .tag = tagf("%d%d%d%d", axis[0], axis[1], axis[2], axis[3]), .aliases = true,
             .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_GAPS } } };
         op_test_run(&t);
@@ -988,7 +988,7 @@ static struct gcuda_tensor * build_timestep(struct gcuda_context * ctx, struct g
 TEST(timestep_embedding) { // >>op:timestep_embedding
     static const int params[][2] = { { 320, 10000 }, { 7, 10000 }, { 1, 100 }, { 2, 1000 } };
     for (int i = 0; i < 4; ++i) {
-        const struct op_test t = { .types = "F32", .shapes = "1 5 33", .n_in = 1, .build = build_timestep,
+        const struct op_test t = { .types = "F32", .shapes = "1 5 33 0", .n_in = 1, .build = build_timestep,
             .ref = ref_timestep, .p = params[i], .tag = tagf("dim=%d", params[i][0]), .max_nmse = 1e-7,
             .in = { { .lo = 0, .hi = 1000, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
