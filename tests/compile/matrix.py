@@ -335,7 +335,7 @@ def cases():
     add("the manual's quick start", "user", manual_quick_start)
     for name in sorted(os.listdir(os.path.join(ROOT, "examples"))) if os.path.isdir(os.path.join(ROOT, "examples")) else []:
         if name.endswith(".c"):
-            add(f"example {name}", "user", example(f"examples/{name}"))
+            add(f"example {name}", "ci", example(f"examples/{name}")) # make test builds and runs them at every level
     for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
     add("gcuda_kernels.cu warns of nvcc 13.2.0 and 13.2.1", "user", warns_of_bad_nvcc)
