@@ -2929,26 +2929,42 @@ gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream s
 
 // ---- element-wise operations in a row: x read once, y written once, operands read as they come ----
 // Between two operations values are rounded to the type, as if they had been stored.
-static __device__ float d_chain_apply(const gcuda_chain_step & s, float v, float b) {
-    const float first = s.is_second ? b : v, second = s.is_second ? v : b;
-    switch (s.op) {
-        case GCUDA_OP_ADD: return d_add_rn(first, second);
-        case GCUDA_OP_SUB: return d_sub_rn(first, second);
-        case GCUDA_OP_MUL: return d_mul_rn(first, second);
-        case GCUDA_OP_DIV: return first / second;
-        case GCUDA_OP_SCALE: return s.p[0] * v + s.p[1];
-        case GCUDA_OP_SQR: return d_mul_rn(v, v);
-        case GCUDA_OP_SQRT: return sqrtf(v);
-        case GCUDA_OP_CLAMP: return v < s.p[0] ? s.p[0] : v > s.p[1] ? s.p[1] : v;
-        case GCUDA_OP_LEAKY_RELU: return v > 0.0f ? v : d_mul_rn(s.p[0], v);
-        default: return d_unary(s.unary, v, s.p);
-    }
-}
-
 template <typename T> static inline __device__ float d_rounded(float v) {
     T t;
     d_put(&t, v);
     return d_f32(t);
+}
+
+template <typename T, int N, typename F> static inline __device__ void d_chain_each(float (&v)[N], const float (&b)[N], F f) {
+    UNROLL for (int j = 0; j < N; ++j) { v[j] = d_rounded<T>(f(v[j], b[j])); }
+}
+
+// One operation of a chain, looked up once for all elements of a thread: code that is not needed is then not fetched, which in
+// a short launch takes longer than the arithmetic.
+template <typename T, int N>
+static inline __device__ void d_chain_apply(const gcuda_chain_step & s, float (&v)[N], const float (&b)[N]) {
+    const bool is_second = s.is_second; // b comes first
+    switch (s.op) {
+        case GCUDA_OP_ADD: d_chain_each<T>(v, b, [](float x, float y) { return d_add_rn(x, y); }); break;
+        case GCUDA_OP_SUB: d_chain_each<T>(v, b, [&](float x, float y) { return is_second ? d_sub_rn(y, x) : d_sub_rn(x, y); }); break;
+        case GCUDA_OP_MUL: d_chain_each<T>(v, b, [](float x, float y) { return d_mul_rn(x, y); }); break;
+        case GCUDA_OP_DIV: d_chain_each<T>(v, b, [&](float x, float y) { return (is_second ? y : x) / (is_second ? x : y); }); break;
+        case GCUDA_OP_SCALE: d_chain_each<T>(v, b, [&](float x, float) { return s.p[0] * x + s.p[1]; }); break;
+        case GCUDA_OP_SQR: d_chain_each<T>(v, b, [](float x, float) { return d_mul_rn(x, x); }); break;
+        case GCUDA_OP_SQRT: d_chain_each<T>(v, b, [](float x, float) { return sqrtf(x); }); break;
+        case GCUDA_OP_CLAMP:
+            d_chain_each<T>(v, b, [&](float x, float) { return x < s.p[0] ? s.p[0] : x > s.p[1] ? s.p[1] : x; });
+            break;
+        case GCUDA_OP_LEAKY_RELU: d_chain_each<T>(v, b, [&](float x, float) { return x > 0.0f ? x : d_mul_rn(s.p[0], x); }); break;
+        default:
+            switch (s.unary) {
+#define GCUDAI_CHAIN_UNARY(ID, ...)                                                                                    \
+    case GCUDA_UNARY_OP_##ID: d_chain_each<T>(v, b, [&](float x, float) { return d_unary(GCUDA_UNARY_OP_##ID, x, s.p); }); break;
+                GCUDA_UNARY_OPS(GCUDAI_CHAIN_UNARY)
+#undef GCUDAI_CHAIN_UNARY
+                default: break;
+            }
+    }
 }
 
 // N elements of a row; those behind its end are 0. Rows begin at multiples of 16 bytes, and at is a multiple of N.
@@ -2975,7 +2991,7 @@ static __device__ void d_chain_operand(const gcuda_array & b, const d_index & i,
     }
 }
 
-template <typename T> static __global__ void k_chain_wide(const gcuda_chain_args p, const tiles t) {
+template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, sizeof(T) == 4 ? 3 : 2) k_chain_wide(const gcuda_chain_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
@@ -2983,38 +2999,36 @@ template <typename T> static __global__ void k_chain_wide(const gcuda_chain_args
         T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
         uint4 raw[2];
-        float v[2][N];
-        for (int k = 0; k < 2; ++k) { raw[k] = d_load_raw(x + k * step, n - k * step); }
-        for (int k = 0; k < 2; ++k) { d_unpack<T>(raw[k], v[k]); }
-        for (int m = 0; m < p.n_steps; ++m) {
+        float v[2 * N];
+        UNROLL for (int k = 0; k < 2; ++k) { raw[k] = d_load_raw(x + k * step, n - k * step); }
+        UNROLL for (int k = 0; k < 2; ++k) { d_unpack<T>(raw[k], v + k * N); }
+        NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
             const gcuda_chain_step & s = p.steps[m];
-            float b[2][N] = {};
-            for (int k = 0; k < 2 && s.b.data != nullptr; ++k) {
-                d_chain_operand<N>(s.b, i, i.i0 + k * step, n - k * step, b[k]);
+            float b[2 * N] = {};
+            UNROLL for (int k = 0; k < 2 && s.b.data != nullptr; ++k) {
+                d_chain_operand<N>(s.b, i, i.i0 + k * step, n - k * step, b + k * N);
             }
-            for (int k = 0; k < 2; ++k) {
-                for (int j = 0; j < N; ++j) { v[k][j] = d_rounded<T>(d_chain_apply(s, v[k][j], b[k][j])); }
-            }
+            d_chain_apply<T>(s, v, b);
         }
-        for (int k = 0; k < 2; ++k) { d_store_wide(y + k * step, n - k * step, v[k]); }
+        UNROLL for (int k = 0; k < 2; ++k) { d_store_wide(y + k * step, n - k * step, v + k * N); }
     }
 }
 
 template <typename T> static __global__ void k_chain(const gcuda_chain_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
-        for (int k = 0; k < 4; ++k) {
+        NO_UNROLL for (int k = 0; k < 4; ++k) {
             const int64_t at = i.i0 + k * d_tile_step(t, 1);
             if (at < p.y.ne[0]) {
-                float v = d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3));
-                for (int m = 0; m < p.n_steps; ++m) {
+                float v[1] = { d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3)) };
+                NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
                     const gcuda_chain_step & s = p.steps[m];
-                    const float b = s.b.data == nullptr ? 0.0f
-                                                        : d_load(s.b.type, d_at(s.b, at % s.b.ne[0], i.i1 % s.b.ne[1],
-                                                                               i.i2 % s.b.ne[2], i.i3 % s.b.ne[3]));
-                    v = d_rounded<T>(d_chain_apply(s, v, b));
+                    const float b[1] = { s.b.data == nullptr ? 0.0f
+                                                             : d_load(s.b.type, d_at(s.b, at % s.b.ne[0], i.i1 % s.b.ne[1],
+                                                                                    i.i2 % s.b.ne[2], i.i3 % s.b.ne[3])) };
+                    d_chain_apply<T>(s, v, b);
                 }
-                d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3), v);
+                d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3), v[0]);
             }
         }
     }
