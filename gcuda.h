@@ -729,6 +729,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
 #define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
+#define gcuda_launch_mul_mat_tile_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_fused)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
 #define gcuda_launch_mul_mat_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float)
 #define gcuda_launch_mul_mat_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_fused)
@@ -798,6 +799,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
+#define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
@@ -3969,6 +3971,12 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat(const struct gcuda_mul_mat_ar
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// The same with an epilogue, for at most GCUDA_MUL_MAT_TILE_FUSED columns of one matrix and results in F32, or with NULL. UNSUPPORTED
+// with an epilogue: more columns, a second matrix of weights, or of columns. The scratch does for both.
+#define GCUDA_MUL_MAT_TILE_FUSED 16
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile_fused(const struct gcuda_mul_mat_args * args,
+    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 // The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a: the weights are read
@@ -28325,6 +28333,7 @@ union gcudai_cuda_fused {
     struct {
         struct gcuda_mul_mat_args args;
         struct gcuda_mul_mat_epilogue epilogue;
+        bool is_tile; // not the kernels for few columns
         void * scratch;
     } mul_mat;
     struct {
@@ -28763,8 +28772,8 @@ static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, 
 }
 
 // ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
-// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns. The steps come
-// in the epilogue's order.
+// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns; and those with a
+// few more that go in tiles, which have no second product. The steps come in the epilogue's order.
 
 struct gcudai_cuda_sums {
     const struct gcudai_cuda_window * w;
@@ -28793,6 +28802,20 @@ static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
     if (y->op == GCUDA_OP_MUL_MAT_ID) { return is_quantized && gcudai_cuda_takes_id_vector(&args.mul_mat_id); }
     return is_quantized ? gcudai_cuda_product_of(w->cu, &args.mul_mat) == GCUDAI_CUDA_PRODUCT_VECTOR
                         : gcudai_cuda_is_float_product(w->cu, y, &args.mul_mat);
+}
+
+// The way of a product by itself.
+static enum gcudai_cuda_product gcudai_cuda_way_of(const struct gcudai_cuda_window * w, int i) {
+    union gcudai_args op;
+    gcudai_mul_mat_args(w->node[i], &op);
+    return gcudai_cuda_refined(w->cu, gcudai_cuda_product_of(w->cu, &op.mul_mat), &op.mul_mat);
+}
+
+static bool gcudai_cuda_is_tile_product(const struct gcudai_cuda_window * w, int i) {
+    const struct gcuda_tensor * y = w->node[i];
+    return gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1 &&
+           y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED && gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) == NULL &&
+           gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_TILE;
 }
 
 // An F32 array that repeats over y with sizes of 1 or y's.
@@ -28825,9 +28848,9 @@ static bool gcudai_cuda_take_gate(struct gcudai_cuda_sums * s, const struct gcud
     const struct gcudai_cuda_window * w = s->w;
     const int first = s->taken - 1, second = s->taken; // the value of the first; the second product
     const struct gcuda_tensor * a = w->node[0], * b = second < w->n ? w->node[second] : NULL;
-    if (!gcudai_cuda_is_product(w, second) || b->op != a->op || b->src[1] != a->src[1] || b->src[2] != a->src[2] ||
-        b->src[0]->type != a->src[0]->type || !gcudai_same_layout(b->src[0], a->src[0]) || !gcudai_same_layout(b, a) ||
-        gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0)) {
+    if (!gcudai_cuda_is_product(w, 0) || !gcudai_cuda_is_product(w, second) || b->op != a->op || b->src[1] != a->src[1] ||
+        b->src[2] != a->src[2] || b->src[0]->type != a->src[0]->type || !gcudai_same_layout(b->src[0], a->src[0]) ||
+        !gcudai_same_layout(b, a) || gcudai_param_i32(b, 0) != gcudai_param_i32(a, 0)) {
         return false;
     }
     const struct gcuda_tensor * second_bias = bias != NULL ? gcudai_cuda_bias(w, second + 1) : NULL;
@@ -28910,6 +28933,19 @@ static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int 
     return may;
 }
 
+// The last step taken is an addition that goes into the norm behind it, whose rows are not a few blocks' as tiles are.
+static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, const struct gcudai_cuda_sums * s) {
+    struct gcudai_cuda_window rest = *w;
+    union gcudai_cuda_fused args;
+    const int first = s->taken - 1;
+    rest.n = w->n - first;
+    for (int i = 0; i < rest.n; ++i) {
+        rest.at[i] = w->at[first + i];
+        rest.node[i] = w->node[first + i];
+    }
+    return gcudai_cuda_match_add_rms_norm_mul(&rest, &args) > 0;
+}
+
 // From the product at the window's first node on, at most `most` nodes.
 static void gcudai_cuda_take_sums(const struct gcudai_cuda_window * w, int most, struct gcudai_cuda_sums * s) {
     GCUDAI_ZERO(*s);
@@ -28927,12 +28963,13 @@ static void gcudai_cuda_take_sums(const struct gcudai_cuda_window * w, int most,
 }
 
 static bool gcudai_cuda_match_sums(const struct gcudai_cuda_window * w, struct gcudai_cuda_sums * s) {
-    if (!gcudai_cuda_is_product(w, 0)) { return false; }
+    const bool is_tile = gcudai_cuda_is_tile_product(w, 0);
+    if (!is_tile && !gcudai_cuda_is_product(w, 0)) { return false; }
     int most = w->n;
     do {
         gcudai_cuda_take_sums(w, most, s);
         most = s->taken - 1;
-    } while (s->taken > 1 && !gcudai_cuda_may_write_sums(w, s->taken));
+    } while (s->taken > 1 && (!gcudai_cuda_may_write_sums(w, s->taken) || (is_tile && gcudai_cuda_is_of_norm(w, s))));
     return s->taken > 1;
 }
 
@@ -28944,7 +28981,9 @@ static int gcudai_cuda_match_mul_mat(const struct gcudai_cuda_window * w, union 
     args->mul_mat.args = op.mul_mat;
     args->mul_mat.args.y = gcudai_array(w->node[s.taken - 1]);
     args->mul_mat.args.max_shared = w->cu->max_shared;
-    (void) gcudai_cuda_refined(w->cu, GCUDAI_CUDA_PRODUCT_VECTOR, &args->mul_mat.args);
+    args->mul_mat.is_tile = gcudai_cuda_is_tile_product(w, 0);
+    (void) gcudai_cuda_refined(
+        w->cu, args->mul_mat.is_tile ? GCUDAI_CUDA_PRODUCT_TILE : GCUDAI_CUDA_PRODUCT_VECTOR, &args->mul_mat.args);
     args->mul_mat.epilogue = s.e;
     return s.taken;
 }
@@ -28963,6 +29002,9 @@ static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, uni
 }
 
 static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    if (args->mul_mat.is_tile) {
+        return gcuda_launch_mul_mat_tile_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
+    }
     if (!gcuda_is_quantized(args->mul_mat.args.a.type)) {
         return gcuda_launch_mul_mat_vec_float_fused(&args->mul_mat.args, &args->mul_mat.epilogue, stream);
     }
@@ -28970,7 +29012,10 @@ static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args
 }
 
 static void ** gcudai_cuda_scratch_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    *n_bytes = gcuda_is_quantized(args->mul_mat.args.a.type) ? gcuda_mul_mat_vec_scratch_bytes(&args->mul_mat.args) : 0;
+    const bool is_quantized = gcuda_is_quantized(args->mul_mat.args.a.type);
+    *n_bytes = args->mul_mat.is_tile ? gcuda_mul_mat_tile_fused_scratch_bytes(&args->mul_mat.args)
+               : is_quantized        ? gcuda_mul_mat_vec_scratch_bytes(&args->mul_mat.args)
+                                     : 0;
     return &args->mul_mat.scratch;
 }
 
@@ -29062,13 +29107,6 @@ static gcuda_status gcudai_cuda_run_ssm_conv(const union gcudai_cuda_fused * arg
 // ---- products of the same many columns, rounded once for all of them ----
 // One at least is large enough for warp groups by itself. Others, with fewer rows, would have gone another way, one that rounds to
 // BF16 too and adds up in another order: those whose way is more precise stay apart.
-
-// The way of a product by itself.
-static enum gcudai_cuda_product gcudai_cuda_way_of(const struct gcudai_cuda_window * w, int i) {
-    union gcudai_args op;
-    gcudai_mul_mat_args(w->node[i], &op);
-    return gcudai_cuda_refined(w->cu, gcudai_cuda_product_of(w->cu, &op.mul_mat), &op.mul_mat);
-}
 
 static bool gcudai_cuda_is_bf16_way(enum gcudai_cuda_product way) {
     return way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS || way == GCUDAI_CUDA_PRODUCT_TILE || way == GCUDAI_CUDA_PRODUCT_HALVES;
@@ -29251,8 +29289,10 @@ static struct gcuda_mul_mat_args * gcudai_cuda_column_products(const struct gcud
     struct gcuda_mul_mat_args * p = NULL;
     *n = 1;
     if (s->pattern != NULL) {
-        p = s->pattern->run == gcudai_cuda_run_mul_mat ? &s->args.mul_mat.args : s->pattern->run == gcudai_cuda_run_group ? s->args.group.args : NULL;
-        *n = s->pattern->run == gcudai_cuda_run_group ? s->args.group.n : 1;
+        const bool is_group = s->pattern->run == gcudai_cuda_run_group;
+        const bool is_single = s->pattern->run == gcudai_cuda_run_mul_mat && !s->args.mul_mat.is_tile; // tiles read floats
+        p = is_single ? &s->args.mul_mat.args : is_group ? s->args.group.args : NULL;
+        *n = is_group ? s->args.group.n : 1;
     } else if (s->node->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(gcudai_buffer_of(s->node->src[0])) == NULL &&
                gcudai_cuda_product_of(cu, &s->args.op.mul_mat) == GCUDAI_CUDA_PRODUCT_VECTOR) {
         p = &s->args.op.mul_mat;

@@ -54,10 +54,12 @@
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define NO_INLINE __noinline__
+#define D_GRID_CONSTANT __grid_constant__ // an argument whose address may be taken without a copy of it for every thread
 #else
 #define UNROLL // the simulated device
 #define NO_UNROLL
 #define NO_INLINE
+#define D_GRID_CONSTANT
 #endif
 
 // nvcc 13.2.51 (CUDA 13.2.0) and 13.2.78 (13.2.1) drop the mask of a byte read from a packed register.
@@ -9770,20 +9772,26 @@ static inline __device__ float d_repeated(const gcuda_array & t, const d_index &
     return *(const float *) d_at(t, t.ne[0] == 1 ? 0 : i.i0, t.ne[1] == 1 ? 0 : i.i1, t.ne[2] == 1 ? 0 : i.i2, t.ne[3] == 1 ? 0 : i.i3);
 }
 
-// What is stored for the sum v, where there is an epilogue. up: the sum with its second matrix. expert: of mul_mat_id, else -1.
-static inline __device__ float d_finish(const d_job & p, float v, float up, const d_index & i, int64_t expert) {
+// What becomes of the sum v before the residual is added, where there is an epilogue. up: the sum with its second matrix. expert: of
+// mul_mat_id, else -1.
+template <bool MAY_HAVE_UP>
+static inline __device__ float d_finish_sum(const d_job & p, float v, float up, const d_index & i, int64_t expert) {
     const gcuda_mul_mat_epilogue & e = p.epilogue;
     const d_index of_bias = { i.i0, expert >= 0 ? expert : i.i1, expert >= 0 ? 0 : i.i2, i.i3 };
     if (e.bias.data != nullptr) { v = d_add_rn(v, d_repeated(e.bias, of_bias)); }
-    if (e.up != nullptr) {
+    if (MAY_HAVE_UP && e.up != nullptr) {
         if (e.up_bias.data != nullptr) { up = d_add_rn(up, d_repeated(e.up_bias, of_bias)); }
         v = d_glu(e.glu, v, up, e.alpha, e.limit);
     } else if (e.is_activated) {
         v = d_glu(e.glu, v, 1.0f, e.alpha, e.limit);
     }
     if (e.factor.data != nullptr) { v = d_mul_rn(v, d_repeated(e.factor, i)); }
-    if (e.is_scaled) { v = e.scale * v + 0.0f; }
-    return e.residual.data != nullptr ? d_add_rn(v, d_repeated(e.residual, i)) : v;
+    return e.is_scaled ? e.scale * v + 0.0f : v;
+}
+static inline __device__ float d_finish(const d_job & p, float v, float up, const d_index & i, int64_t expert) {
+    const gcuda_array & residual = p.epilogue.residual;
+    v = d_finish_sum<true>(p, v, up, i, expert);
+    return residual.data != nullptr ? d_add_rn(v, d_repeated(residual, i)) : v;
 }
 
 // Row m of the column that d_tile_column names.
@@ -10427,6 +10435,7 @@ struct d_tile_job {
     int tn, n_slots;        // columns of a tile at most; of the ring
     float * sums;           // of blocks that share a tile: twice [column][row] for each block
     int32_t * counts;       // of those who have left theirs, one for each block; zeros
+    gcuda_array y;          // with an epilogue: where its results go. job.y is then in scratch
 };
 
 template <typename A> struct d_tile_slot { // bytes from row to row in a slot: rows may begin anywhere, and banks differ
@@ -10669,6 +10678,40 @@ static inline __device__ void d_tile_store(const d_tile_job & p, const d_tile & 
     }
 }
 
+// The epilogue of a tile whose sums are in scratch, of one matrix with few columns: of more a thread has so many elements that a kernel
+// of its own is faster. It is in the kernel of every type, so one element after the other goes through the steps, while the reads of all
+// are under way at once; beside the stores of the sums it would be more code than the products. A warp has the rows that it has stored.
+#define TILE_AHEAD (GCUDA_MUL_MAT_TILE_FUSED / 2) // a thread has every second column
+static NO_INLINE __device__ void d_tile_finish(const d_tile_job & p, int64_t m0, int64_t c0, int n) {
+    const int lane = (int) threadIdx.x % 32;
+    const int64_t m = m0 + (int) threadIdx.x / 32 * 16 + lane % 16;
+    const gcuda_array & residual = p.job.epilogue.residual;
+    const bool has_residual = residual.data != nullptr;
+    const int64_t next[3] = { 2 * (int64_t) p.job.y.nb[1], has_residual && residual.ne[1] > 1 ? 2 * (int64_t) residual.nb[1] : 0,
+                              2 * (int64_t) p.y.nb[1] }; // bytes
+    const int j0 = lane / 16, left = m < p.job.m ? (n - j0 + 1) / 2 : 0; // columns
+    const char * from = d_at(p.job.y, m, c0 + j0, 0, 0);
+    const char * more = has_residual ? d_at(residual, residual.ne[0] == 1 ? 0 : m, residual.ne[1] == 1 ? 0 : c0 + j0, 0, 0) : from;
+    char * to = d_at(p.y, m, c0 + j0, 0, 0);
+    float v[TILE_AHEAD], r[TILE_AHEAD];
+    __syncwarp(); // the sums of other lanes are written
+    UNROLL for (int i = 0; i < TILE_AHEAD; ++i) {
+        v[i] = i < left ? *(const float *) from : 0.0f;
+        r[i] = i < left ? *(const float *) more : 0.0f;
+        from += next[0];
+        more += next[1];
+    }
+    NO_UNROLL for (int i = 0; i < left; ++i) {
+        const float sum = d_finish_sum<false>(p.job, v[0], 0.0f, { m, c0 + j0 + 2 * i, 0, 0 }, -1);
+        *(float *) to = has_residual ? d_add_rn(sum, r[0]) : sum;
+        to += next[2];
+        UNROLL for (int k = 0; k < TILE_AHEAD - 1; ++k) { // what is left moves up
+            v[k] = v[k + 1];
+            r[k] = r[k + 1];
+        }
+    }
+}
+
 static inline __device__ void d_tile_wait(int n_slots) {
     switch (n_slots) {
         case 4: d_copies_wait<2>(); break;
@@ -10678,7 +10721,7 @@ static inline __device__ void d_tile_wait(int n_slots) {
 }
 
 template <typename A, int NT>
-static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const d_tile_job p) {
+static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocessor(NT)) k_mul_mat_tile(const D_GRID_CONSTANT d_tile_job p) {
     DYNAMIC_SHARED(char, shared);
     char ** results = (char **) shared;
     uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
@@ -10723,6 +10766,9 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
         }
         if (d_tile_gather<NT>(p, units, item, n8, sum)) {
             d_tile_store<NT>(p, t, results, n8, sum);
+            if constexpr (NT <= GCUDA_MUL_MAT_TILE_FUSED) {
+                if (p.job.has_epilogue) { d_tile_finish(p, t.m0, t.c0, t.n); }
+            }
         }
         ++item;
     }
@@ -10861,6 +10907,15 @@ template <typename F> static gcuda_status with_weights(gcuda_type type, F f) {
     }
 }
 
+// Sums of y's sizes, packed.
+static gcuda_array tile_sums_of(const gcuda_array & y, void * data) {
+    gcuda_array sums = y;
+    sums.data = data;
+    sums.nb[0] = sizeof(float);
+    for (int d = 1; d < 4; ++d) { sums.nb[d] = sums.nb[d - 1] * (size_t) y.ne[d - 1]; }
+    return sums;
+}
+
 // What mul_mat and mul_mat_id have in common: `data` is scratch. `prepare` starts the kernel that rounds the columns, once
 // it is known how many of them a tile has.
 template <typename F>
@@ -10884,6 +10939,8 @@ static gcuda_status mul_mat_tile(const d_job & job, int wanted, int64_t n_column
         p.columns = data;
         p.sums = (float *) (data + s.sums_at);
         p.counts = (int32_t *) (data + s.counts_at);
+        p.y = job.y;
+        if (job.has_epilogue) { p.job.y = tile_sums_of(job.y, data + s.bytes); }
         job_tiles(p.job, TILE_ROWS, p.tn, 0);
         c.job = job;
         c.to = data;
@@ -10915,10 +10972,28 @@ size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) {
                                       tile_max_units(p, tile_lists(*args, p.n)), tile_columns(p.n)).bytes);
 }
 
+size_t gcuda_mul_mat_tile_fused_scratch_bytes(const gcuda_mul_mat_args * args) { // the sums last
+    const size_t n = gcuda_mul_mat_tile_scratch_bytes(args);
+    return n > 0 ? add_bytes(n, (size_t) n_elements(args->y) * sizeof(float)) : 0;
+}
+
 gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
-    const d_job p = job_of(*args);
+    return gcuda_launch_mul_mat_tile_fused(args, nullptr, scratch, stream);
+}
+
+gcuda_status gcuda_launch_mul_mat_tile_fused(
+    const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
+    d_job p = job_of(*args);
     if (!tile_takes_weights(p.a) || !is_float(p.b.type) || (uintptr_t) scratch % 16 != 0 || p.m > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (epilogue != nullptr) {
+        const bool is_small = args->b.ne[2] * args->b.ne[3] == 1 && p.n <= GCUDA_MUL_MAT_TILE_FUSED; // one matrix of columns
+        if (epilogue->up != nullptr || !is_small || p.y.type != GCUDA_TYPE_F32 || !epilogue_fits(*epilogue, p.y, 0)) {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
+        p.has_epilogue = true;
+        p.epilogue = *epilogue;
     }
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
@@ -14201,10 +14276,8 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
 
 // ---- both sides from memory: F16 or BF16, any number of matrices ----
 #ifdef __CUDACC__
-#define D_GRID_CONSTANT __grid_constant__
 #define D_WG_MAP_ALIGN alignas(64)
 #else
-#define D_GRID_CONSTANT
 #define D_WG_MAP_ALIGN
 #endif
 struct d_wg_gemm {

@@ -513,7 +513,7 @@ TEST(what_follows_a_product_goes_into_it) {
 static void build_product_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 0 ? 9 : v == 12 ? 3 : 1; // 12: goes to cuBLAS
+    const int64_t n = v == 12 ? 3 : 1; // goes to cuBLAS
     struct gcuda_tensor * x = v == 1 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, K, 1) : f32(b, K, n, 1);
     struct gcuda_tensor * w = weights(b, v >= 14 ? GCUDA_TYPE_F16 : v == 12 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0);
     if (v == 2) { w = gcuda_view_2d(c, f32(b, 2 * K, M, 1), K, M, 2 * K * 4, 4); } // floats that do not begin at 16 bytes
@@ -539,7 +539,102 @@ static void build_product_not(struct build * b) {
 }
 
 TEST(products_stay_apart) {
-    for (int v = 0; v <= 15; ++v) { stops(build_product_not, v, ""); }
+    for (int v = 1; v <= 15; ++v) { stops(build_product_not, v, ""); }
+    clean();
+}
+
+// Of 9 to 16 columns: in tiles, the last of which have fewer rows; the sums are those of the product by itself.
+static void build_tiles(struct build * b) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_Q4_K };
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t m = v == 3 ? 300 : M, k = v % 4 >= 2 ? 512 : v == 4 ? 4096 : K, n = v == 0 ? 9 : v < 4 ? 16 : 8 + v;
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(c, types[v % 4], k, m), * x = f32(b, k, n, 1);
+    struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * bias = f32(b, m, 1, 1), * whole = f32(b, m, n, 1);
+    switch (v) {
+        case 0: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
+        case 1: y = gcuda_add(c, whole, y); break;
+        case 2: y = gcuda_add(c, gcuda_scale(c, gcuda_mul(c, gcuda_silu(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole); break;
+        case 3: y = gcuda_add(c, gcuda_gelu_erf(c, y), gcuda_permute(c, f32(b, n, m, 1), 1, 0, 2, 3)); break;
+        case 4: y = gcuda_add_inplace(c, whole, gcuda_add(c, y, bias)); break; // the residual is where the result goes
+        case 5: y = gcuda_mul(c, gcuda_relu(c, y), whole); break;
+        case 6: y = gcuda_add(c, gcuda_gelu_quick(c, gcuda_add(c, y, f32(b, 1, 1, 1))), bias); break; // a residual that repeats
+        default: y = gcuda_add_inplace(c, y, whole); break;
+    }
+    out(b, y);
+}
+
+TEST(what_follows_a_product_in_tiles_goes_into_it) {
+    for (int v = 0; v <= 7; ++v) { fires(build_tiles, v, "mul_mat + steps", 1); }
+    clean();
+}
+
+static void build_tiles_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 0 ? 129 : v == 11 ? 17 : v == 12 ? 32 : 12, m = v == 1 ? 15 : M; // 0, 1, 2: other kernels; 11, 12: wider ones
+    struct gcuda_tensor * x = f32(b, K, n, v >= 9 ? 2 : 1); // 9, 10: more matrices of columns, of both
+    struct gcuda_tensor * w = gcuda_new_tensor_3d(c, v == 2 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0, K, m, v == 10 ? 2 : 1);
+    struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * z = NULL;
+    if (v == 3) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
+    if (v == 4) { gcuda_set_output(y); }
+    switch (v) {
+        case 5: z = gcuda_swiglu_split(c, y, gcuda_mul_mat(c, gcuda_dup_tensor(c, w), x)); break; // no second product
+        case 6: z = gcuda_add(c, y, gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, m)); break;
+        case 7: z = gcuda_tanh(c, y); break;
+        default: z = gcuda_add(c, y, f32(b, m, 1, 1)); break;
+    }
+    out(b, z);
+    if (v == 4) { out(b, y); }
+    if (v == 8) { out(b, gcuda_neg(c, y)); } // another reader
+}
+
+TEST(products_in_tiles_stay_apart) {
+    for (int v = 0; v <= 12; ++v) { stops(build_tiles_not, v, ""); }
+    clean();
+}
+
+// A residual that a norm follows goes there, the steps before it into the product.
+static void build_tiles_norm(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 2 ? 4 : 12;
+    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q4_0), f32(b, K, n, 1)), * row = f32(b, M, 1, 1);
+    if (v == 1) { y = gcuda_add(c, y, row); }
+    struct gcuda_tensor * sum = gcuda_add(c, y, f32(b, M, n, 1));
+    gcuda_set_output(sum);
+    out(b, gcuda_mul(c, gcuda_rms_norm(c, sum, 1e-5f), v == 3 ? f32(b, 1, n, 1) : row)); // 3: no row, so no such norm
+    out(b, sum);
+}
+
+TEST(a_residual_behind_tiles_goes_into_the_norm) {
+    stops(build_tiles_norm, 0, "add + rms_norm + mul");
+    stops(build_tiles_norm, 1, "mul_mat + steps, add + rms_norm + mul");
+    stops(build_tiles_norm, 2, "mul_mat + steps, rms_norm + mul");
+    stops(build_tiles_norm, 3, "mul_mat + steps");
+    clean();
+}
+
+// What is written lies on the columns or the weights that other blocks read.
+TEST(results_in_tiles_lie_apart) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, K, M), * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, 12);
+    struct gcuda_tensor * y = gcuda_silu(p.ctx, gcuda_mul_mat(p.ctx, w, x));
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    void * own = y->data, * places[3] = { own, x->data, w->data };
+    for (int i = 0; i < 3; ++i) {
+        y->data = places[i];
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 ? 1 : 2);
+        gcuda_backend_graph_plan_free(backend, plan);
+    }
+    y->data = own;
+    place_end(&p);
+    gcuda_backend_free(backend);
     clean();
 }
 
@@ -857,7 +952,9 @@ static double gate64(enum gcuda_glu_op op, double x, double g) {
     }
 }
 
+// From 9 columns on in tiles.
 static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, enum gcuda_glu_op op, bool has_up) {
+    const bool is_tile = n > 8;
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * up = gcuda_new_tensor_2d(p.ctx, type, k, m);
@@ -895,10 +992,14 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
     e.glu = op;
     e.is_scaled = true, e.scale = -0.75f, e.alpha = 1.702f, e.limit = (float) LIMIT;
     void * scratch = NULL;
-    CHECK(cudaMalloc(&scratch, is_quantized ? gcuda_mul_mat_vec_scratch_bytes(&args) + 1 : 1) == cudaSuccess);
-    const gcuda_status st = is_quantized ? gcuda_launch_mul_mat_vec_fused(&args, &e, scratch, NULL)
-                                         : gcuda_launch_mul_mat_vec_float_fused(&args, &e, NULL);
-    CHECK(st == (has_up && n > (is_quantized ? 2 : 1) ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
+    CHECK(cudaMalloc(&scratch, is_tile        ? gcuda_mul_mat_tile_fused_scratch_bytes(&args)
+                               : is_quantized ? gcuda_mul_mat_vec_scratch_bytes(&args) + 1
+                                              : 1) == cudaSuccess);
+    const gcuda_status st = is_tile        ? gcuda_launch_mul_mat_tile_fused(&args, &e, scratch, NULL)
+                            : is_quantized ? gcuda_launch_mul_mat_vec_fused(&args, &e, scratch, NULL)
+                                           : gcuda_launch_mul_mat_vec_float_fused(&args, &e, NULL);
+    const bool is_refused = (has_up && n > (is_quantized ? 2 : 1)) || n > GCUDA_MUL_MAT_TILE_FUSED;
+    CHECK(st == (is_refused ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
     if (st == GCUDA_STATUS_SUCCESS) {
         double error = 0.0, size = 0.0;
         CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
@@ -915,7 +1016,7 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
             error += d * d, size += want * want;
         }
         const bool is_tf32 = n >= (type == GCUDA_TYPE_F32 ? 3 : 2);
-        const double bound = is_quantized ? 5e-4 : is_tf32 ? 1e-6 : 1e-10;
+        const double bound = is_quantized ? 5e-4 : is_tile ? 5e-5 : is_tf32 ? 1e-6 : 1e-10;
         CHECK_MSG(error <= bound * size, "%s, %d columns, op %d: error %g", gcuda_type_name(type), (int) n, (int) op, error / size);
     }
     CHECK(cudaFree(scratch) == cudaSuccess);
@@ -940,6 +1041,23 @@ TEST(launcher_with_every_step) {
     for (int i = 0; i < 3; ++i) { launch_once(floats[i], 4096 + 64, 300, 1, GCUDA_GLU_OP_SWIGLU, true); }
     launch_once(GCUDA_TYPE_MXFP4, 96, 40, 1, GCUDA_GLU_OP_SWIGLU, true); // rows at any byte
     launch_once(GCUDA_TYPE_Q4_0, 4096 + 64, 700, 1, GCUDA_GLU_OP_SWIGLU, true); // several rounds and steps
+    clean();
+}
+
+TEST(launcher_of_tiles_with_every_step) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS,
+                                           GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const int64_t columns[] = { 9, 16, 10, 15, 12, 11, 14, 13 };
+    for (int i = 0; i < 6; ++i) {
+        for (int j = 0; j < 8; ++j) { // rows: of a warp, of a tile and one more, odd ones
+            const int64_t m = j % 3 == 0 ? 16 : j % 3 == 1 ? 129 : 37;
+            if ((i + j) % 2 == 0) { launch_once(types[i], 512, m, columns[j], (enum gcuda_glu_op) ((i + j / 2) % 5), false); }
+        }
+    }
+    launch_once(GCUDA_TYPE_Q4_0, 4096 + 64, 300, 16, GCUDA_GLU_OP_SWIGLU, false); // blocks that share tiles
+    launch_once(GCUDA_TYPE_Q4_0, 512, 37, 16, GCUDA_GLU_OP_SWIGLU, true);         // UNSUPPORTED, as the next two
+    launch_once(GCUDA_TYPE_Q4_0, 512, 37, 17, GCUDA_GLU_OP_SWIGLU, false);
+    launch_once(GCUDA_TYPE_F16, 512, 37, 128, GCUDA_GLU_OP_SWIGLU, false);
     clean();
 }
 
@@ -1267,6 +1385,34 @@ TEST(norms_leave_columns_as_bytes_where_all_readers_take_them) {
         CHECK_MSG(n_columns == column_cases[v].n, "variant %d: %d columns as bytes", v, n_columns);
         run_case(build_column, v, column_cases[v].names, strict);
         CHECK_MSG(n_columns == column_cases[v].n, "variant %d, strict: %d columns as bytes", v, n_columns);
+    }
+    clean();
+}
+
+// A product of one column that is told to go in tiles, with what follows it.
+TEST(norms_leave_floats_for_products_in_tiles) {
+    struct gcuda_cuda_params params;
+    char names[256];
+    memset(&params, 0, sizeof params);
+    for (int i = 0; i < 2; ++i) {
+        params.product = i == 0 ? "tile" : "vector";
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        struct place p = place_begin();
+        const int64_t k = 1024, m = 40;
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k);
+        struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, k, m), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m);
+        struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, x, 1e-5f), w));
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, gcuda_add(p.ctx, y, bias)));
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+        CHECK_MSG(strcmp(names, C_NORM ", mul_mat + steps") == 0, "%s: fused are \"%s\"", params.product, names);
+        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), i);
+        gcuda_backend_graph_plan_free(backend, plan);
+        place_end(&p);
+        gcuda_backend_free(backend);
     }
     clean();
 }
