@@ -573,7 +573,7 @@ static void build_tiles_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t n = v == 0 ? 129 : v == 11 ? 17 : v == 12 ? 32 : 12, m = v == 1 ? 15 : M; // 0, 1, 2: other kernels; 11, 12: wider ones
-    struct gcuda_tensor * x = f32(b, K, n, v >= 9 ? 2 : 1); // 9, 10: more matrices of columns, of both
+    struct gcuda_tensor * x = f32(b, K, n, v == 9 || v == 10 ? 2 : 1); // more matrices of columns, of both
     struct gcuda_tensor * w = gcuda_new_tensor_3d(c, v == 2 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0, K, m, v == 10 ? 2 : 1);
     struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * z = NULL;
     if (v == 3) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
