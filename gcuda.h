@@ -24524,7 +24524,6 @@ struct gcudai_cuda_cancel {
     void * data;
     double chunk_us;
     double factor[GCUDA_OP_COUNT]; // measured against guessed time; 0: not known yet
-    double node_factor;            // that the node has which is being enqueued: chunks of its own change the one above meanwhile
     struct gcudai_cuda_chunk chunks[GCUDAI_CUDA_CHUNKS];
     unsigned first, n_open; // in flight: n_open chunks from the first on, modulo their number
     bool is_filling;        // the chunk behind those has begun
@@ -27926,15 +27925,24 @@ static double gcudai_cuda_turns_us(const struct gcuda_tensor * y) {
 }
 
 // Microseconds on a multiprocessor-for-multiprocessor slow device, until the operation has been measured: 5 GB/s and 4
-// billion multiply-adds a second for each, about a sixth of what plain kernels reach on Hopper. A launch is 2 us.
-static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
+// billion multiply-adds a second for each, about a sixth of what plain kernels reach on Hopper.
+static double gcudai_cuda_guess(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
     double n_bytes = (double) gcuda_nbytes(y);
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         n_bytes += y->src[k] != NULL ? (double) gcuda_nbytes(y->src[k]) : 0.0;
     }
     const double us = n_bytes / (5e3 * cu->device->n_sm) + gcudai_cuda_products_of(y) / (4e3 * cu->device->n_sm);
-    const double turns_us = gcudai_cuda_turns_us(y), factor = cu->cancel.factor[y->op];
-    return 2.0 + GCUDAI_MAX(us, turns_us) * (factor > 0.0 ? factor : 1.0);
+    const double turns_us = gcudai_cuda_turns_us(y);
+    return GCUDAI_MAX(us, turns_us);
+}
+
+static double gcudai_cuda_factor(const struct gcudai_cuda * cu, enum gcuda_op op) {
+    return cu->cancel.factor[op] > 0.0 ? cu->cancel.factor[op] : 1.0;
+}
+
+// Microseconds of a slice, by what is known of the operation now.
+static double gcudai_cuda_cost(const struct gcudai_cuda * cu, const struct gcuda_tensor * y, double guess) {
+    return 2.0 + guess * gcudai_cuda_factor(cu, y->op);
 }
 
 // ---- chunks ----
@@ -27989,7 +27997,7 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     k->us = k->op_us = 0.0;
     k->op = y->op;
-    k->factor = c->node_factor;
+    k->factor = gcudai_cuda_factor(cu, y->op);
     GCUDAI_CUDA_TRY(cudaEventRecord(k->begin, cu->stream), cu->device->index, "beginning a chunk of a graph at '%s' (%s)",
         y->name, gcudai_op_lower(y->op));
     c->is_filling = true;
@@ -27997,51 +28005,52 @@ static gcuda_status gcudai_cuda_chunk_begin(struct gcudai_cuda * cu, const struc
 }
 
 static gcuda_status gcudai_cuda_chunk_add(
-    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args, double us) {
+    struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args, double guess) {
     struct gcudai_cuda_cancel * c = &cu->cancel;
     if (!c->is_filling) { GCUDAI_TRY(gcudai_cuda_chunk_begin(cu, y)); }
+    const double us = gcudai_cuda_cost(cu, y, guess);
     struct gcudai_cuda_chunk * k = &c->chunks[(c->first + c->n_open) % GCUDAI_CUDA_CHUNKS];
     if (k->op == y->op) {
         k->op_us += us;
     } else if (k->op_us < us) {
         k->op = y->op;
         k->op_us = us;
-        k->factor = c->node_factor;
+        k->factor = gcudai_cuda_factor(cu, y->op);
     }
     k->us += us;
     GCUDAI_TRY(gcudai_cuda_run_args(cu, y, args));
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-// args in slices of at most a chunk each: along d, the outermost first, and those below.
+// args in slices of at most a chunk each: along d, the outermost first, and those below. While they run the guess becomes better.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
-    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double us, int d) {
-    for (; cut != NULL && d >= 0 && us > cu->cancel.chunk_us; --d) {
+    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess, int d) {
+    for (; cut != NULL && d >= 0 && gcudai_cuda_cost(cu, y, guess) > cu->cancel.chunk_us; --d) {
         const int64_t n = gcudai_cuda_cut_size(cut, args, d);
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
-        const double want = (double) n * cu->cancel.chunk_us / us;
         const int64_t least = d == GCUDAI_CUDA_CUT_TURN       ? GCUDAI_CUDA_CUT_TURNS
                               : d > 0                         ? 1
                               : cut->op == GCUDA_OP_SOLVE_TRI ? GCUDAI_CUDA_CUT_COLUMNS
                                                               : GCUDAI_CUDA_CUT_STEP;
-        const int64_t per = d == 0 ? ((int64_t) want / least + 1) * least : GCUDAI_MAX((int64_t) want / least * least, least);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
+            const int64_t want = (int64_t) ((double) n * GCUDAI_MIN(cu->cancel.chunk_us / gcudai_cuda_cost(cu, y, guess), 1.0));
+            const int64_t per = d == 0 ? (want / least + 1) * least : GCUDAI_MAX(want / least * least, least);
             union gcudai_args slice = *args;
             step = gcudai_cuda_cut_step(cut, args, d, at, GCUDAI_MIN(per, n - at));
             gcudai_cuda_cut_slice(cut, &slice, d, at, step);
-            st = gcudai_cuda_run_sliced(cu, y, cut, &slice, us * (double) step / (double) n, d - 1);
+            st = gcudai_cuda_run_sliced(cu, y, cut, &slice, guess * (double) step / (double) n, d - 1);
         }
         return st;
     }
-    return gcudai_cuda_chunk_add(cu, y, args, us);
+    return gcudai_cuda_chunk_add(cu, y, args, guess);
 }
 
 // Attention, with memory for the maxima and sums that go from slice to slice.
 static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
-    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double us) {
+    const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess) {
     struct gcuda_array * running = &args->flash_attn_ext.running;
     *running = args->flash_attn_ext.y;
     running->ne[0] = 2;
@@ -28049,7 +28058,7 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
     const size_t n_bytes = running->nb[3] * (size_t) running->ne[3];
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, n_bytes, gcudai_op_lower(y->op), &running->data));
     void * const taken = running->data;
-    const gcuda_status st = gcudai_cuda_run_sliced(cu, y, cut, args, us, GCUDAI_CUDA_CUT_TURN);
+    const gcuda_status st = gcudai_cuda_run_sliced(cu, y, cut, args, guess, GCUDAI_CUDA_CUT_TURN);
     gcudai_cuda_pool_give(&cu->pool, taken);
     return st;
 }
@@ -28058,12 +28067,11 @@ static gcuda_status gcudai_cuda_run_turns(struct gcudai_cuda * cu, const struct 
 static gcuda_status gcudai_cuda_run_chunked(
     struct gcudai_cuda * cu, const struct gcuda_tensor * y, union gcudai_args * args) {
     const struct gcudai_cuda_cut * cut = gcudai_cuda_is_split(y) ? NULL : gcudai_cuda_cut_of(y->op);
-    const double us = gcudai_cuda_cost(cu, y), factor = cu->cancel.factor[y->op];
-    cu->cancel.node_factor = factor > 0.0 ? factor : 1.0;
-    if (cut == NULL || us <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, us); }
+    const double guess = gcudai_cuda_guess(cu, y);
+    if (cut == NULL || gcudai_cuda_cost(cu, y, guess) <= cu->cancel.chunk_us) { return gcudai_cuda_chunk_add(cu, y, args, guess); }
     gcudai_cuda_cut_prepare(cut, args);
-    return y->op == GCUDA_OP_FLASH_ATTN_EXT ? gcudai_cuda_run_turns(cu, y, cut, args, us)
-                                            : gcudai_cuda_run_sliced(cu, y, cut, args, us, GCUDAI_CUDA_CUT_TURN);
+    return y->op == GCUDA_OP_FLASH_ATTN_EXT ? gcudai_cuda_run_turns(cu, y, cut, args, guess)
+                                            : gcudai_cuda_run_sliced(cu, y, cut, args, guess, GCUDAI_CUDA_CUT_TURN);
 }
 
 // The end of such a graph. Stopped or failed, nothing of it runs any more when the call returns.
