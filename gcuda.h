@@ -26804,7 +26804,7 @@ static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All that a side has been given. Its device is current.
+// All that a side, or a backend that is freed, has been given. Its device is current.
 static void gcudai_cuda_side_wait(const struct gcudai_cuda * side) {
     for (int i = 0; i < 2; ++i) {
         if (side->copies[i] != NULL) { (void) gcudai_cuda_went_well(cudaStreamSynchronize(side->copies[i])); }
@@ -27856,8 +27856,12 @@ static void gcudai_cuda_cut_slice(
 // Results and inputs of a recurrence with the tokens of a sequence after those of another as [Z, H, T / S, S], the states apart.
 static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcudai_args * args) {
     struct gcuda_array * y = gcudai_cuda_array_of(&cut->arrays[0], args), * last = gcudai_cuda_array_of(&cut->arrays[2], args);
-    const struct gcuda_array state = *gcudai_cuda_array_of(&cut->arrays[1], args);
-    const int64_t n_seqs = GCUDAI_MAX(state.ne[1], 1);
+    struct gcuda_array * state = gcudai_cuda_array_of(&cut->arrays[1], args);
+    const int64_t n_seqs = GCUDAI_MAX(state->ne[1], 1);
+    state->ne[0] *= state->ne[2] * state->ne[3]; // whatever its sizes, those of a sequence lie after those of another
+    state->ne[2] = state->ne[3] = 1;
+    state->nb[0] = sizeof(float);
+    state->nb[1] = state->nb[0] * (size_t) state->ne[0];
     for (int k = 3; k < GCUDAI_CUDA_CUT_ARRAYS && cut->arrays[k].rule != NULL; ++k) {
         struct gcuda_array * in = gcudai_cuda_array_of(&cut->arrays[k], args);
         in->ne[2] /= n_seqs;
@@ -27869,7 +27873,7 @@ static void gcudai_cuda_cut_linear(const struct gcudai_cuda_cut * cut, union gcu
         y->ne[d] = in->ne[d];
         y->nb[d] = d == 0 ? sizeof(float) : y->nb[d - 1] * (size_t) y->ne[d - 1];
     }
-    *last = state;
+    *last = *state;
     last->data = (char *) (uintptr_t) y->data + y->nb[3] * (size_t) n_seqs;
 }
 
@@ -30394,9 +30398,7 @@ static void gcudai_cuda_backend_free(gcuda_backend_t backend) {
     struct gcudai_cuda_scope scope;
     (void) gcudai_cuda_enter_of(&scope, cu->device); // failing is no reason to leak
     const bool is_captured = cu->stream != NULL && !cu->owns_stream && gcudai_cuda_is_captured(cu);
-    if (cu->stream != NULL && !is_captured) {
-        (void) gcudai_cuda_went_well(cudaStreamSynchronize(cu->stream));
-    }
+    if (cu->stream != NULL && !is_captured) { gcudai_cuda_side_wait(cu); }
     gcudai_cuda_unlist(cu);
     gcudai_cuda_plans_close(cu);
     gcudai_cuda_sides_free(cu);

@@ -131,6 +131,44 @@ TEST(one_node_is_cut) {
     clean();
 }
 
+// States of sequences lie behind each other, whatever the sizes of the tensor that holds them: a slice takes those of its own.
+static void recurrence_once(gcuda_backend_t backend, struct asked * a, bool is_flat, float * found) {
+    enum { Z = 8, H = 2, S = 3, T = 5 * S };
+    struct place p = place_begin();
+    struct gcuda_tensor * in[4];
+    float values[Z * Z * H * S];
+    for (int i = 0; i < 4; ++i) { in[i] = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, Z, H, T); }
+    struct gcuda_tensor * state = is_flat ? gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, Z * Z * H, S)
+                                          : gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, Z, S, Z * H);
+    struct gcuda_tensor * y = gcuda_gated_linear_attn(p.ctx, in[0], in[1], in[2], in[3], state, 0.5f);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(place_alloc(&p, backend));
+    for (int i = 0; i < Z * Z * H * S; ++i) { values[i] = (float) (i % 97) / 97.0f; }
+    for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_tensor_set(in[i], values + i, 0, gcuda_nbytes(in[i]))); }
+    CHECK_OK(gcuda_backend_tensor_set(state, values, 0, gcuda_nbytes(state)));
+    CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, a != NULL ? ask : NULL, a, 1e-9f));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, found, 0, gcuda_nbytes(y)));
+    place_end(&p);
+}
+
+TEST(sequences_are_cut_apart_whatever_the_sizes_of_their_states) {
+    static float whole[8 * 2 * (15 + 24)], cut[8 * 2 * (15 + 24)];
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    REQUIRE(backend != NULL);
+    recurrence_once(backend, NULL, true, whole);
+    for (int is_flat = 0; is_flat < 2; ++is_flat) {
+        struct asked a = { 0, 0 };
+        memset(cut, 0, sizeof cut);
+        recurrence_once(backend, &a, is_flat != 0, cut);
+        CHECK_EQ_I(a.n, 3); // a sequence each
+        CHECK(memcmp(whole, cut, sizeof whole) == 0);
+    }
+    gcuda_backend_free(backend);
+    clean();
+}
+
 TEST(wrong_arguments_are_refused) {
     struct asked a = { 0, 0 };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
