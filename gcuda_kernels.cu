@@ -54,11 +54,16 @@
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define NO_INLINE __noinline__
-#define D_GRID_CONSTANT __grid_constant__ // an argument whose address may be taken without a copy of it for every thread
 #else
 #define UNROLL // the simulated device
 #define NO_UNROLL
 #define NO_INLINE
+#endif
+
+// Of an argument whose address may be taken without a copy of it for every thread. Below 7.0 the compiler refuses the word.
+#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 700)
+#define D_GRID_CONSTANT __grid_constant__
+#else
 #define D_GRID_CONSTANT
 #endif
 

@@ -380,6 +380,7 @@ static int ask_in_vain(const struct asking * a, const char * api) {
 TEST(a_question_to_the_device_that_fails_is_a_status) {
     fresh(1, 256 * MB, 1);
     for (size_t i = 0; i < sizeof askings / sizeof askings[0]; ++i) {
+        if (askings[i].product != NULL && GCUDA_SIM_CC < 800) { continue; } // no such way there
         const int n = ask_in_vain(&askings[i], "cudaDeviceGetAttribute");
         CHECK_MSG(n >= 1, "%d, %s: asks nothing", (int) i, askings[i].op);
     }
@@ -417,13 +418,16 @@ TEST(a_launcher_that_cannot_ask_fails) {
     clean();
 }
 
-// A backend is not made of guesses either.
+// A backend is not made of guesses either. Below 9.0 there is no room for the kernels that it asks for.
 TEST(a_backend_asks_which_kernels_there_are) {
     fresh(1, 64 * MB, 1);
     sim_fail("cudaFuncGetAttributes", 1, cudaErrorNotSupported);
-    CHECK(gcuda_backend_cuda_init(0) == NULL);
-    CHECK_HAS(gcuda_last_error(), cudaGetErrorString(cudaErrorNotSupported));
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    CHECK((backend == NULL) == (GCUDA_SIM_CC >= 900));
+    if (backend == NULL) { CHECK_HAS(gcuda_last_error(), cudaGetErrorString(cudaErrorNotSupported)); }
+    gcuda_backend_free(backend);
+    sim_fail("cudaFuncGetAttributes", 0, cudaSuccess);
+    backend = gcuda_backend_cuda_init(0);
     CHECK(backend != NULL);
     gcuda_backend_free(backend);
     clean();

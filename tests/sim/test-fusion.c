@@ -543,6 +543,8 @@ TEST(products_stay_apart) {
     clean();
 }
 
+static const bool has_tiles = GCUDA_SIM_CC >= 800; // below, products of so many columns go another way
+
 // Of 9 to 16 columns: in tiles, the last of which have fewer rows; the sums are those of the product by itself.
 static void build_tiles(struct build * b) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_Q4_K };
@@ -565,7 +567,7 @@ static void build_tiles(struct build * b) {
 }
 
 TEST(what_follows_a_product_in_tiles_goes_into_it) {
-    for (int v = 0; v <= 7; ++v) { fires(build_tiles, v, "mul_mat + steps", 1); }
+    for (int v = 0; v <= 7 && has_tiles; ++v) { fires(build_tiles, v, "mul_mat + steps", 1); }
     clean();
 }
 
@@ -609,9 +611,9 @@ static void build_tiles_norm(struct build * b) {
 
 TEST(a_residual_behind_tiles_goes_into_the_norm) {
     stops(build_tiles_norm, 0, "add + rms_norm + mul");
-    stops(build_tiles_norm, 1, "mul_mat + steps, add + rms_norm + mul");
+    if (has_tiles) { stops(build_tiles_norm, 1, "mul_mat + steps, add + rms_norm + mul"); }
     stops(build_tiles_norm, 2, "mul_mat + steps, rms_norm + mul");
-    stops(build_tiles_norm, 3, "mul_mat + steps");
+    if (has_tiles) { stops(build_tiles_norm, 3, "mul_mat + steps"); }
     clean();
 }
 
@@ -629,7 +631,7 @@ TEST(results_in_tiles_lie_apart) {
         y->data = places[i];
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
         REQUIRE(plan != NULL);
-        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 ? 1 : 2);
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 && has_tiles ? 1 : 2);
         gcuda_backend_graph_plan_free(backend, plan);
     }
     y->data = own;
@@ -1409,7 +1411,7 @@ TEST(norms_leave_floats_for_products_in_tiles) {
         REQUIRE(plan != NULL);
         names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
         CHECK_MSG(strcmp(names, C_NORM ", mul_mat + steps") == 0, "%s: fused are \"%s\"", params.product, names);
-        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), i);
+        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), i == 1 || !has_tiles);
         gcuda_backend_graph_plan_free(backend, plan);
         place_end(&p);
         gcuda_backend_free(backend);

@@ -8,7 +8,8 @@ TEST(the_selftest_passes_on_every_device) {
         struct gcuda_cuda_selftest_result r;
         CHECK_OK(gcuda_cuda_selftest(i, &r));
         CHECK(r.status == GCUDA_STATUS_SUCCESS && r.message[0] == '\0' && r.cc == GCUDA_SIM_CC);
-        CHECK_MSG(r.n_failed == 0 && r.n_passed >= 20 && r.n_passed + r.n_left_out == 31, "%d passed, %d left out", r.n_passed,
+        const int n_left_out = GCUDA_SIM_CC >= 800 ? 1 : 2; // no warp groups; below 8.0 no floats on tensor cores
+        CHECK_MSG(r.n_failed == 0 && r.n_passed == 31 - n_left_out && r.n_left_out == n_left_out, "%d passed, %d left out", r.n_passed,
             r.n_left_out);
         CHECK(r.n_peers + r.n_peers_staged == 1 && r.binary_cc > 0 && r.ms > 0.0f);
     }
