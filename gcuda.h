@@ -27641,6 +27641,7 @@ enum {
     GCUDAI_CUDA_CUT_TURN = GCUDA_MAX_DIMS, // behind the dimensions of the result: positions or tokens
     GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
     GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave multiprocessors without work and take as long
+    GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: fewer have no kernel on tensor cores
     GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: kernels take no fewer at a time
 };
 
@@ -28026,6 +28027,17 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
+// Slices along d are no shorter.
+static int64_t gcudai_cuda_cut_least(enum gcuda_op op, int d) {
+    const bool sums_channels = op == GCUDA_OP_CONV_2D || op == GCUDA_OP_CONV_TRANSPOSE_1D || op == GCUDA_OP_CONV_TRANSPOSE_2D;
+    switch (d) {
+        case GCUDAI_CUDA_CUT_TURN: return GCUDAI_CUDA_CUT_TURNS;
+        case 2: return sums_channels ? GCUDAI_CUDA_CUT_CHANNELS : 1;
+        case 0: return op == GCUDA_OP_SOLVE_TRI ? GCUDAI_CUDA_CUT_COLUMNS : GCUDAI_CUDA_CUT_STEP;
+        default: return 1;
+    }
+}
+
 // args in slices of at most a chunk each: along d, the outermost first, and those below. While they run the guess becomes better.
 static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct gcuda_tensor * y,
     const struct gcudai_cuda_cut * cut, union gcudai_args * args, double guess, int d) {
@@ -28034,10 +28046,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
-        const int64_t least = d == GCUDAI_CUDA_CUT_TURN       ? GCUDAI_CUDA_CUT_TURNS
-                              : d > 0                         ? 1
-                              : cut->op == GCUDA_OP_SOLVE_TRI ? GCUDAI_CUDA_CUT_COLUMNS
-                                                              : GCUDAI_CUDA_CUT_STEP;
+        const int64_t least = gcudai_cuda_cut_least(cut->op, d);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
             const int64_t want = (int64_t) ((double) n * GCUDAI_MIN(cu->cancel.chunk_us / gcudai_cuda_cost(cu, y, guess), 1.0));

@@ -15,6 +15,7 @@
 #define LONGEST_MS 4.0 // of a chunk, where chunks are to be 1 ms: guesses are off, and operations do not take the same for all slices
 #define FIRST_MS 16.0  // while chunks have not been timed yet
 #define STOPPED_MS 8.0 // two chunks are in flight
+#define SLOWER 2.0     // all chunks together, against the whole: slices may take lesser kernels
 
 enum { MAX_ASKED = 1 << 16, N_RUNS = SIZE(3, 1), N_STOPS = 5 };
 
@@ -241,6 +242,7 @@ static void measure_on(gcuda_backend_t backend, struct gcuda_cgraph * graph, str
 #if !defined(GCUDAI_SIM)
     CHECK_MSG(longest == 0.0 || (best <= longest && first <= FIRST_MS && stopped[n_stops / 2] <= STOPPED_MS),
         "%s: chunks of %.2f ms, %.2f ms in the first run, stops after %.2f ms", name, best, first, stopped[n_stops / 2]);
+    CHECK_MSG(ms <= SLOWER * whole_ms + 1.0, "%s: %.2f ms, in chunks %.2f ms", name, whole_ms, ms);
 #endif
     CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, NULL, NULL, 0.0f));
     run_ms(backend, graph, 0); // stopped runs have left nothing behind
