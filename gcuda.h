@@ -3529,7 +3529,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_get_stats(gcuda_backend_t backend, str
 // are in flight, and the callback is asked before each, on the computing thread; true ends the graph with
 // GCUDA_STATUS_ABORTED when what is in flight is over, after 2 ms as a rule. The results of nodes that were not reached
 // are undefined, all else is usable. Nodes longer than a chunk are cut into slices; some operations cannot be cut, others no finer
-// than into rows, planes or images, and these run as one (see gcudai_cuda_cuts, and README.md, which has the list). Until chunks have been timed their length is a guess, on the short side.
+// than into rows, planes or images, and these run as one (see gcudai_cuda_cuts, and README.md, which has the list). Until chunks
+// have been timed their length is a guess, on the short side.
 // Computing then waits for all but two chunks, and a graph that is being captured is not stopped. callback NULL: graphs
 // are enqueued as a whole again. Waits for the graphs before; the INVALID_DATA that one of them left to synchronize comes from
 // here then, and the callback is set nevertheless.
@@ -25602,7 +25603,8 @@ static void gcudai_cublas_close(struct gcudai_cuda * cu, bool is_captured) {
     gcudai_cuda_give(&c->workspace);
     gcudai_mutex_lock(&gcudai_g.lock);
     if (c->handle != NULL && c->aside != NULL && cu->lost == GCUDA_STATUS_SUCCESS) {
-        (void) gcudai_cuda_went_well(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown); // neither the stream nor the workspace will be there
+        // neither the stream nor the workspace will be there
+        (void) gcudai_cuda_went_well(c->cublasSetStream_v2(c->handle, NULL) == 0 ? cudaSuccess : cudaErrorUnknown);
         *c->aside = *c;
         c->aside->next = gcudai_cuda_found.parked;
         gcudai_cuda_found.parked = c->aside;
@@ -28027,7 +28029,7 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-// Slices along d are no shorter.
+// Slices along d are no shorter, but for the last.
 static int64_t gcudai_cuda_cut_least(enum gcuda_op op, int d) {
     const bool sums_channels = op == GCUDA_OP_CONV_2D || op == GCUDA_OP_CONV_TRANSPOSE_1D || op == GCUDA_OP_CONV_TRANSPOSE_2D;
     switch (d) {
@@ -29330,7 +29332,9 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
 // How often the step's products read node `at` as their columns.
 static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const struct gcudai_cuda_step * s, int at) {
     int n = 0;
-    for (int i = s->first; i < s->first + s->n; ++i) { n += look->seen[i].shape.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at; }
+    for (int i = s->first; i < s->first + s->n; ++i) {
+        n += look->seen[i].shape.op == GCUDA_OP_MUL_MAT && look->seen[i].shape.src[1] == at;
+    }
     return n;
 }
 

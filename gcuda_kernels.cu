@@ -2946,8 +2946,7 @@ template <typename T, int N, typename F> static inline __device__ void d_chain_e
     UNROLL for (int j = 0; j < N; ++j) { v[j] = d_rounded<T>(f(v[j], b[j])); }
 }
 
-// One operation of a chain, looked up once for all elements of a thread: code that is not needed is then not fetched, which in
-// a short launch takes longer than the arithmetic.
+// One operation of a chain, looked up once for all elements of a thread, so that a launch goes through little of the code.
 template <typename T, int N>
 static inline __device__ void d_chain_apply(const gcuda_chain_step & s, float (&v)[N], const float (&b)[N]) {
     const bool is_second = s.is_second; // b comes first

@@ -169,6 +169,29 @@ TEST(sequences_are_cut_apart_whatever_the_sizes_of_their_states) {
     clean();
 }
 
+// Fewer channels would have no kernel on tensor cores, and each slice would read the whole image for them.
+TEST(convolutions_are_cut_into_many_channels) {
+    static const struct { int64_t n_channels; long n_slices; } cases[] = { { 40, 2 }, { 64, 2 }, { 130, 6 } }; // of two images
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    REQUIRE(backend != NULL);
+    for (int i = 0; i < 3; ++i) {
+        struct asked a = { 0, 0 };
+        struct place p = place_begin();
+        struct gcuda_tensor * kernel = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, 3, 3, 2, cases[i].n_channels);
+        struct gcuda_tensor * image = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, 5, 4, 2, 2);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, gcuda_conv_2d_direct(p.ctx, kernel, image, 1, 1, 1, 1, 1, 1)));
+        REQUIRE(place_alloc(&p, backend));
+        CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+        CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, ask, &a, 1e-9f));
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        CHECK_EQ_I(a.n, cases[i].n_slices);
+        place_end(&p);
+    }
+    gcuda_backend_free(backend);
+    clean();
+}
+
 TEST(wrong_arguments_are_refused) {
     struct asked a = { 0, 0 };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
