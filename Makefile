@@ -34,9 +34,9 @@ all: cuda sim-without-gpu examples tests ## everything: examples, tests, and the
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
-examples: $(EXAMPLES)
+examples: $(EXAMPLES) ## the example programs, in build/
 
-tests: $(TESTS)
+tests: $(TESTS) ## the test programs, in build/, not run
 
 run: $(B)/digits$(EXE) ## train the digits classifier on the CPU (some seconds)
 	$(B)/digits$(EXE) $(ARGS)
@@ -139,7 +139,7 @@ build/fuzz/%: tests/fuzz/%.c $(HEADERS) $(B)/gcuda_impl.c
 	@mkdir -p build/fuzz
 	clang $(FUZZ_FLAGS) $< $(if $(filter $@,$(FUZZ_OWN_IMPL)),,$(B)/gcuda_impl.c) -o $@ $(LIBS)
 
-tidy:
+tidy: ## clang-tidy on gcuda.h
 	@command -v clang-tidy > /dev/null || { echo "tidy: needs clang-tidy (apt-get install clang-tidy)"; exit 1; }
 	clang-tidy --quiet --config-file=tests/tools/clang-tidy.yaml gcuda.h -- -x c -std=c99 -DGCUDA_IMPLEMENTATION
 

@@ -58,7 +58,8 @@ MEMORY
     each have their _free, which takes NULL. A tensor points at memory, it never owns any: buffers must outlive their
     use, not the tensors. Views share the memory of their owner, chains are flattened, so view_src is never a view.
     All host memory comes from GCUDA_MALLOC, or from gcuda_set_allocator. Every allocation may fail: that is a status.
-    Once a graph is allocated and computed, computing it again allocates nothing.
+    Once a graph is allocated and computed, computing it again with a backend, or with a plan and a thread pool, allocates
+    nothing.
     On CUDA devices: budgets, statistics by purpose and the caller's allocators, see struct gcuda_cuda_params in >>cuda.
 
 ERRORS
@@ -1254,7 +1255,8 @@ GCUDA_API struct gcuda_tensor * gcuda_get_tensor(const struct gcuda_context * ct
 
 GCUDA_API const char * gcuda_get_name(const struct gcuda_tensor * tensor); // "" for NULL
 GCUDA_API struct gcuda_tensor * gcuda_set_name(struct gcuda_tensor * tensor, const char * name); // cut to 63 bytes
-GCUDA_API struct gcuda_tensor * gcuda_format_name(struct gcuda_tensor * tensor, const char * fmt, ...);
+GCUDA_API struct gcuda_tensor * gcuda_format_name(
+    struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
 GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
 GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
@@ -1278,6 +1280,7 @@ GCUDA_API gcuda_status gcuda_set_i32_nd(
 GCUDA_API gcuda_status gcuda_set_f32(struct gcuda_tensor * tensor, float value); // all elements
 GCUDA_API gcuda_status gcuda_set_i32(struct gcuda_tensor * tensor, int32_t value); // all elements
 
+// Questions about a tensor. NULL has no size, dimensions or strides: 0 or false.
 GCUDA_API int64_t gcuda_nelements(const struct gcuda_tensor * tensor);
 GCUDA_API int64_t gcuda_nrows(const struct gcuda_tensor * tensor); // ne[1] * ne[2] * ne[3]
 GCUDA_API size_t gcuda_nbytes(const struct gcuda_tensor * tensor);  // extent in memory, gaps included
@@ -1304,6 +1307,7 @@ GCUDA_API bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct 
 GCUDA_API bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b);
 GCUDA_API bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
 GCUDA_API bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big);
+// Of NULL all indices are 0; an index that is not wanted may be NULL.
 GCUDA_API void gcuda_unravel_index(
     const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3);
 
@@ -2282,7 +2286,7 @@ GCUDA_API struct gcuda_tensor * gcuda_rope_custom_inplace(struct gcuda_context *
     struct gcuda_tensor * b, int n_dims, int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
     float attn_factor, float beta_fast, float beta_slow);
 // First and last pair of YaRN's ramp: below dims[0] angles are extrapolated, above dims[1] interpolated. May be
-// infinite.
+// infinite. dims NULL: nothing happens.
 GCUDA_API void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
     float dims[2]);
 
@@ -3046,12 +3050,12 @@ GCUDA_API gcuda_backend_buffer_t gcuda_backend_buft_alloc_buffer(
 GCUDA_API size_t gcuda_backend_buft_get_alignment(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft);
 GCUDA_API size_t gcuda_backend_buft_get_alloc_size(
-    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor);
+    gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor); // 0 for no tensor
 GCUDA_API bool gcuda_backend_buft_is_host(gcuda_backend_buffer_type_t buft);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t buft);
 
 // ---- buffers ----
-// For backends: a buffer struct around their context.
+// For backends: a buffer struct around their context. NULL without a buft or iface, or without memory.
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size);
 GCUDA_API const char * gcuda_backend_buffer_name(gcuda_backend_buffer_t buffer);
@@ -3235,7 +3239,7 @@ struct gcuda_threadpool_params {
 struct gcuda_threadpool; // opaque
 
 GCUDA_API struct gcuda_threadpool_params gcuda_threadpool_params_default(int n_threads);
-GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads);
+GCUDA_API void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads); // p NULL: nothing
 // True when both make the same pool.
 GCUDA_API bool gcuda_threadpool_params_match(
     const struct gcuda_threadpool_params * a, const struct gcuda_threadpool_params * b);
@@ -3299,8 +3303,10 @@ struct gcuda_cplan {
 GCUDA_API struct gcuda_cplan gcuda_graph_plan(
     const struct gcuda_cgraph * graph, int n_threads, struct gcuda_threadpool * threadpool);
 GCUDA_API gcuda_status gcuda_graph_compute(struct gcuda_cgraph * graph, struct gcuda_cplan * cplan);
+// For a computation now and then: each call takes work memory from ctx anew, which keeps it until it is freed, and
+// starts threads of its own.
 GCUDA_API gcuda_status gcuda_graph_compute_with_ctx(
-    struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads); // work memory from ctx
+    struct gcuda_context * ctx, struct gcuda_cgraph * graph, int n_threads);
 
 // =====================================================================================================
 // >>cuda   CUDA backend: devices, buffers, launchers on raw pointers
@@ -7130,8 +7136,8 @@ static gcuda_status gcudai_span(const struct gcuda_tensor * t, size_t * n_bytes)
 }
 
 size_t gcuda_nbytes(const struct gcuda_tensor * tensor) {
-    const int64_t block = gcuda_blck_size(tensor->type);
-    if (gcuda_is_empty(tensor) || block == 0) {
+    const int64_t block = tensor ? gcuda_blck_size(tensor->type) : 0;
+    if (block == 0 || gcuda_is_empty(tensor)) {
         return 0;
     }
     size_t n = block == 1 ? gcuda_type_size(tensor->type) + (size_t) (tensor->ne[0] - 1) * tensor->nb[0]
@@ -7145,38 +7151,38 @@ size_t gcuda_nbytes(const struct gcuda_tensor * tensor) {
 size_t gcuda_nbytes_pad(const struct gcuda_tensor * tensor) {
     return gcudai_pad(gcuda_nbytes(tensor), GCUDA_MEM_ALIGN);
 }
-size_t gcuda_element_size(const struct gcuda_tensor * tensor) { return gcuda_type_size(tensor->type); }
-int64_t gcuda_nelements(const struct gcuda_tensor * t) { return t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3]; }
-int64_t gcuda_nrows(const struct gcuda_tensor * t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
+size_t gcuda_element_size(const struct gcuda_tensor * tensor) { return tensor ? gcuda_type_size(tensor->type) : 0; }
+int64_t gcuda_nelements(const struct gcuda_tensor * t) { return t ? t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3] : 0; }
+int64_t gcuda_nrows(const struct gcuda_tensor * t) { return t ? t->ne[1] * t->ne[2] * t->ne[3] : 0; }
 
 int gcuda_n_dims(const struct gcuda_tensor * tensor) {
-    for (int i = GCUDA_MAX_DIMS - 1; i >= 1; --i) {
+    for (int i = GCUDA_MAX_DIMS - 1; tensor != NULL && i >= 1; --i) {
         if (tensor->ne[i] > 1) {
             return i + 1;
         }
     }
-    return 1;
+    return tensor != NULL;
 }
 
 bool gcuda_is_empty(const struct gcuda_tensor * t) {
-    return t->ne[0] <= 0 || t->ne[1] <= 0 || t->ne[2] <= 0 || t->ne[3] <= 0;
+    return t && (t->ne[0] <= 0 || t->ne[1] <= 0 || t->ne[2] <= 0 || t->ne[3] <= 0);
 }
 bool gcuda_is_scalar(const struct gcuda_tensor * t) {
-    return t->ne[0] == 1 && t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1;
+    return t && t->ne[0] == 1 && t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1;
 }
-bool gcuda_is_vector(const struct gcuda_tensor * t) { return t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1; }
-bool gcuda_is_matrix(const struct gcuda_tensor * t) { return t->ne[2] == 1 && t->ne[3] == 1; }
-bool gcuda_is_3d(const struct gcuda_tensor * t) { return t->ne[3] == 1; }
-bool gcuda_is_view(const struct gcuda_tensor * t) { return t->view_src != NULL; }
-bool gcuda_is_transposed(const struct gcuda_tensor * t) { return t->nb[0] > t->nb[1]; }
+bool gcuda_is_vector(const struct gcuda_tensor * t) { return t && t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1; }
+bool gcuda_is_matrix(const struct gcuda_tensor * t) { return t && t->ne[2] == 1 && t->ne[3] == 1; }
+bool gcuda_is_3d(const struct gcuda_tensor * t) { return t && t->ne[3] == 1; }
+bool gcuda_is_view(const struct gcuda_tensor * t) { return t && t->view_src != NULL; }
+bool gcuda_is_transposed(const struct gcuda_tensor * t) { return t && t->nb[0] > t->nb[1]; }
 bool gcuda_is_permuted(const struct gcuda_tensor * t) {
-    return t->nb[0] > t->nb[1] || t->nb[1] > t->nb[2] || t->nb[2] > t->nb[3];
+    return t && (t->nb[0] > t->nb[1] || t->nb[1] > t->nb[2] || t->nb[2] > t->nb[3]);
 }
 
 // Dimensions 1..n may be followed by a gap, everything above is dense (ops.md 1.4).
 static bool gcudai_is_contiguous_n(const struct gcuda_tensor * t, int n) {
-    const size_t block = (size_t) gcuda_blck_size(t->type);
-    size_t expect = gcuda_type_size(t->type);
+    const size_t block = t ? (size_t) gcuda_blck_size(t->type) : 0;
+    size_t expect = gcuda_element_size(t);
     if (block == 0 || ((size_t) t->ne[0] != block && t->nb[0] != expect)) {
         return false;
     }
@@ -7200,32 +7206,38 @@ bool gcuda_is_contiguous_1(const struct gcuda_tensor * tensor) { return gcudai_i
 bool gcuda_is_contiguous_2(const struct gcuda_tensor * tensor) { return gcudai_is_contiguous_n(tensor, 2); }
 
 bool gcuda_is_contiguous_rows(const struct gcuda_tensor * t) {
-    return t->ne[0] == gcuda_blck_size(t->type) || t->nb[0] == gcuda_type_size(t->type);
+    return t && (t->ne[0] == gcuda_blck_size(t->type) || t->nb[0] == gcuda_type_size(t->type));
 }
 
 bool gcuda_is_contiguously_allocated(const struct gcuda_tensor * t) {
-    const int64_t block = gcuda_blck_size(t->type);
+    const int64_t block = t ? gcuda_blck_size(t->type) : 0;
     return block != 0 && gcuda_nbytes(t) == (size_t) (gcuda_nelements(t) / block) * gcuda_type_size(t->type);
 }
 
 bool gcuda_is_contiguous_channels(const struct gcuda_tensor * t) { // strides of dimensions of one element do not count
+    if (t == NULL) {
+        return false;
+    }
     const size_t pixel = t->ne[0] == 1 ? t->nb[2] : t->nb[0];
     return t->nb[2] == gcuda_type_size(t->type) && (t->ne[0] == 1 || pixel > t->nb[2]) && (t->ne[1] == 1 || t->nb[1] > pixel);
 }
 
 bool gcuda_is_padded_1d(const struct gcuda_tensor * t) {
-    return t->nb[0] == gcuda_type_size(t->type) && t->nb[2] == t->nb[1] * (size_t) t->ne[1] &&
+    return t && t->nb[0] == gcuda_type_size(t->type) && t->nb[2] == t->nb[1] * (size_t) t->ne[1] &&
            t->nb[3] == t->nb[2] * (size_t) t->ne[2];
 }
 
 bool gcuda_are_same_shape(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    return memcmp(a->ne, b->ne, sizeof(a->ne)) == 0;
+    return a && b && memcmp(a->ne, b->ne, sizeof(a->ne)) == 0;
 }
 bool gcuda_are_same_stride(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
-    return memcmp(a->nb, b->nb, sizeof(a->nb)) == 0;
+    return a && b && memcmp(a->nb, b->nb, sizeof(a->nb)) == 0;
 }
 
 bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tensor * big) {
+    if (small == NULL || big == NULL) {
+        return false;
+    }
     if (gcuda_is_empty(small)) {
         return gcuda_is_empty(big);
     }
@@ -7238,7 +7250,7 @@ bool gcuda_can_repeat(const struct gcuda_tensor * small, const struct gcuda_tens
 }
 
 bool gcuda_can_repeat_rows(const struct gcuda_tensor * small, const struct gcuda_tensor * big) {
-    return small->ne[0] == big->ne[0] && gcuda_can_repeat(small, big);
+    return gcuda_can_repeat(small, big) && small->ne[0] == big->ne[0];
 }
 
 static bool gcudai_same_layout(const struct gcuda_tensor * a, const struct gcuda_tensor * b) {
@@ -7249,7 +7261,7 @@ void gcuda_unravel_index(
     const struct gcuda_tensor * tensor, int64_t i, int64_t * i0, int64_t * i1, int64_t * i2, int64_t * i3) {
     int64_t * const out[GCUDA_MAX_DIMS] = { i0, i1, i2, i3 };
     for (int d = 0; d < GCUDA_MAX_DIMS; ++d) {
-        const int64_t ne = tensor->ne[d] > 0 ? tensor->ne[d] : 1;
+        const int64_t ne = tensor != NULL && tensor->ne[d] > 0 ? tensor->ne[d] : 1;
         if (out[d] != NULL) {
             *out[d] = i % ne;
         }
@@ -7653,7 +7665,7 @@ struct gcuda_tensor * gcuda_format_name(struct gcuda_tensor * tensor, const char
     if (tensor != NULL) {
         va_list args;
         va_start(args, fmt);
-        vsnprintf(tensor->name, sizeof(tensor->name), fmt, args);
+        vsnprintf(tensor->name, sizeof(tensor->name), fmt ? fmt : "", args);
         va_end(args);
     }
     return tensor;
@@ -15140,6 +15152,9 @@ static float gcudai_yarn_corr(int n_dims, int n_ctx_orig, float freq_base, float
 
 void gcuda_rope_yarn_corr_dims(int n_dims, int n_ctx_orig, float freq_base, float beta_fast, float beta_slow,
     float dims[2]) {
+    if (dims == NULL) {
+        return;
+    }
     const float low = floorf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_fast));
     const float high = ceilf(gcudai_yarn_corr(n_dims, n_ctx_orig, freq_base, beta_slow));
     dims[0] = low > 0.0f ? low : 0.0f;
@@ -20878,7 +20893,7 @@ size_t gcuda_backend_buft_get_max_size(gcuda_backend_buffer_type_t buft) {
 
 size_t gcuda_backend_buft_get_alloc_size(gcuda_backend_buffer_type_t buft, const struct gcuda_tensor * tensor) {
     const size_t n_bytes = gcuda_nbytes(tensor);
-    const size_t size = buft && buft->iface.get_alloc_size ? buft->iface.get_alloc_size(buft, tensor) : n_bytes;
+    const size_t size = tensor && buft && buft->iface.get_alloc_size ? buft->iface.get_alloc_size(buft, tensor) : n_bytes;
     return GCUDAI_MAX(size, n_bytes);
 }
 
@@ -20893,6 +20908,10 @@ gcuda_backend_dev_t gcuda_backend_buft_get_device(gcuda_backend_buffer_type_t bu
 
 gcuda_backend_buffer_t gcuda_backend_buffer_init(
     gcuda_backend_buffer_type_t buft, const struct gcuda_backend_buffer_i * iface, void * context, size_t size) {
+    if (buft == NULL || iface == NULL) {
+        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "buffer_init: %s is NULL", buft ? "iface" : "buft");
+        return NULL;
+    }
     gcuda_backend_buffer_t buffer = (gcuda_backend_buffer_t) gcudai_calloc(1, sizeof(*buffer));
     if (buffer != NULL) {
         buffer->iface = *iface;
@@ -22092,6 +22111,9 @@ static bool gcudai_pool_run(struct gcuda_threadpool * pool, int n_threads, int64
 }
 
 void gcuda_threadpool_params_init(struct gcuda_threadpool_params * p, int n_threads) {
+    if (p == NULL) {
+        return;
+    }
     memset(p, 0, sizeof(*p));
     p->n_threads = n_threads > 0 ? n_threads : GCUDA_DEFAULT_N_THREADS;
     p->poll = 50;

@@ -654,7 +654,14 @@ TEST(set_blocks) {
     op_test_run(&t);
 }
 
-TEST(acc) { run_regions(true, "F32 F16 BF16 F16,F32 F32,BF16"); } // >>op:acc
+TEST(acc) { // >>op:acc
+    run_regions(true, "F32 F16 BF16 F16,F32 F32,BF16");
+    static const struct region_p p = { 12, 60, 120, 7, true, 0 };
+    const struct op_test t = { .types = "F32 F16 F32,BF16", .shapes = "12,5,4|3,2,2 12,10,4|4,5,1", .n_in = 2,
+        .build = build_region, .inplace = build_region_inplace, .ref = ref_region, .p = &p, .tag = "any", .max_nmse = 1e-7,
+        .in = { { .lo = -90, .hi = 90 }, { .lo = -90, .hi = 90, .layouts = LAYOUT_ANY } } };
+    op_test_run(&t);
+}
 
 // =====================================================================================================================
 // >>repeats   repeat, repeat_back, concat, pad, pad_reflect_1d, roll

@@ -319,14 +319,19 @@ static void fill_unknown_experts(struct rng * r, const struct op_case * c, int k
     for (int64_t i = 0; i < arr_n(a); i += 3) { a->d[i] = i % 2 ? bad[i / 3 % 3] : (double) c->in[0]->ne[2]; }
 }
 
-static void mul_mat_id_cases(const char * types, const char * shapes, const char * tag, fill_fn fill) {
+static void mul_mat_id_cases_in(
+    const char * types, const char * shapes, const char * tag, fill_fn fill, unsigned expert_layouts) {
     struct op_test t;
     memset(&t, 0, sizeof t);
     t.types = types, t.shapes = shapes, t.tag = tag, t.n_in = 3;
     t.build = build_mul_mat_id, t.ref = ref_mul_mat_id, t.max_nmse = ERR_PRODUCT;
+    t.in[0].layouts = expert_layouts;
     t.in[1].layouts = LAYOUT_ROWS, t.in[2].layouts = LAYOUT_GAPS, t.in[2].fill = fill;
     t.status = fill == fill_unknown_experts ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS;
     op_test_run(&t);
+}
+static void mul_mat_id_cases(const char * types, const char * shapes, const char * tag, fill_fn fill) {
+    mul_mat_id_cases_in(types, shapes, tag, fill, 0);
 }
 
 TEST(mul_mat_id) {
@@ -345,6 +350,8 @@ TEST(mul_mat_id) {
     mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
         "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
     mul_mat_id_cases(few, "256,3,4|256,1,0|2,0 0,3,4|0,1,2|2,2", "empty", fill_experts);
+    // experts that are not packed: one slot, as many as go one by one, and more
+    mul_mat_id_cases_in(few, "256,9,4|256,1,1|2,1 256,9,4|256,2,3|4,3 256,33,4|256,1,33|2,33", "experts", fill_experts, LAYOUT_ROWS);
     // activations of 16 bits, and in the blocks that go with the weights
     mul_mat_id_cases("F32,F16,I32>F32 F16,F16,I32>F32 BF16,BF16,I32>F32 F16,BF16,I32>F32 Q4_0,F16,I32>F32 Q4_K,BF16,I32>F32 "
                      "Q4_0,Q8_0,I32>F32 Q8_0,Q8_0,I32>F32 IQ4_NL,Q8_0,I32>F32 MXFP4,Q8_0,I32>F32 Q4_1,Q8_1,I32>F32 "

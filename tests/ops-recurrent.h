@@ -424,15 +424,17 @@ TEST(solve_tri) {
     t.shapes =
         "1,1|1,1 10,10,4,4|3,10,4,4 11,11|5,11 17,17,2,4|18,17,2,4 30,30,2|40,30,2 42,42,2,2|10,42,2,2 64,64,2,1|64,64,2,1 79,79|417,79 "
         "100,100,2|41,100,2 128,128|3,128";
+    t.in[0].lo = 0.1, t.in[0].hi = 1.0, t.in[0].fill = fill_lower;
+    t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
+    op_test_run(&t);
     if (test_full()) {
         t.shapes = "64,64,8,8|64,64,8,8 80,80,2|80,80,2 84,84,2|84,84,2 95,95,8|40,95,8 128,128,4,4|300,128,4,4";
         // of 64 such systems of 128 unknowns one has a row that cancels so far that F32 in numpy misses the
         // row's bound too; what ops.md asks for is the NMSE
         t.no_max_error = true;
+        op_test_run(&t);
+        t.no_max_error = false;
     }
-    t.in[0].lo = 0.1, t.in[0].hi = 1.0, t.in[0].fill = fill_lower;
-    t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET;
-    op_test_run(&t);
     t.types = "F32 F16,F32>F32 F32,BF16>F32 BF16,F16>F32", t.shapes = "7,7,3,2|5,7,3,2 40,40,2|33,40,2", t.tag = "rows";
     t.in[0].layouts = t.in[1].layouts = LAYOUT_ROWS;
     op_test_run(&t);

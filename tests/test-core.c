@@ -166,6 +166,42 @@ TEST(empty_and_repeat_predicates) {
     gcuda_free(ctx);
 }
 
+TEST(questions_about_no_tensor) { // 0, false, or nothing happens
+    typedef bool (*is_fn)(const struct gcuda_tensor *);
+    typedef bool (*pair_fn)(const struct gcuda_tensor *, const struct gcuda_tensor *);
+    static const is_fn is[] = { gcuda_is_empty, gcuda_is_scalar, gcuda_is_vector, gcuda_is_matrix, gcuda_is_3d, gcuda_is_view,
+        gcuda_is_transposed, gcuda_is_permuted, gcuda_is_contiguous, gcuda_is_contiguous_0, gcuda_is_contiguous_1,
+        gcuda_is_contiguous_2, gcuda_is_contiguous_rows, gcuda_is_contiguously_allocated, gcuda_is_contiguous_channels,
+        gcuda_is_padded_1d };
+    static const pair_fn pairs[] = { gcuda_are_same_shape, gcuda_are_same_stride, gcuda_can_repeat, gcuda_can_repeat_rows };
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * t = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
+    int64_t at[4] = { 5, 5, 5, 5 };
+    struct gcuda_backend_buffer_i iface;
+    memset(&iface, 0, sizeof iface);
+    for (size_t i = 0; i < sizeof is / sizeof is[0]; ++i) { CHECK_MSG(!is[i](NULL), "question %d", (int) i); }
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; ++i) {
+        CHECK_MSG(!pairs[i](NULL, t) && !pairs[i](t, NULL) && !pairs[i](NULL, NULL), "question %d about two", (int) i);
+    }
+    CHECK(gcuda_nelements(NULL) == 0 && gcuda_nrows(NULL) == 0 && gcuda_nbytes(NULL) == 0 && gcuda_nbytes_pad(NULL) == 0);
+    CHECK(gcuda_element_size(NULL) == 0 && gcuda_n_dims(NULL) == 0);
+    gcuda_unravel_index(NULL, 3, &at[0], &at[1], NULL, &at[3]);
+    CHECK(at[0] == 0 && at[1] == 0 && at[2] == 5 && at[3] == 0);
+    gcuda_unravel_index(NULL, 3, NULL, NULL, NULL, NULL);
+    CHECK(gcuda_format_name(NULL, NULL) == NULL && gcuda_format_name(gcuda_set_name(t, "t"), NULL) == t);
+    CHECK(strcmp(gcuda_get_name(t), "") == 0);
+    gcuda_rope_yarn_corr_dims(64, 4096, 10000.0f, 32.0f, 1.0f, NULL);
+    gcuda_threadpool_params_init(NULL, 2);
+    gcuda_backend_buffer_type_t buft = gcuda_backend_cpu_buffer_type();
+    CHECK(gcuda_backend_buft_get_alloc_size(buft, NULL) == 0 && gcuda_backend_buffer_get_alloc_size(NULL, NULL) == 0);
+    CHECK(gcuda_backend_buft_get_alloc_size(buft, t) == 16 && gcuda_backend_buft_get_alloc_size(NULL, t) == 16);
+    gcuda_clear_last_error();
+    CHECK(gcuda_backend_buffer_init(buft, NULL, NULL, 0) == NULL && strstr(gcuda_last_error(), "iface") != NULL);
+    CHECK(gcuda_backend_buffer_init(NULL, &iface, NULL, 0) == NULL && strstr(gcuda_last_error(), "buft") != NULL);
+    gcuda_free(ctx);
+}
+
 TEST(views_have_a_root) {
     struct gcuda_init_params params;
     memset(&params, 0, sizeof params);

@@ -256,6 +256,46 @@ TEST(gradients_are_clipped_to_a_norm) {
 }
 
 // =====================================================================================================================
+// >>files   weights saved and loaded again
+// =====================================================================================================================
+static gcuda_status test_reloaded(const struct model * m, enum gcuda_type type, gcuda_backend_t cpu, struct result * r) {
+    struct model again;
+    memset(&again, 0, sizeof again);
+    FILE * f = tmpfile();
+    if (f == NULL) { return fail(GCUDA_STATUS_FAILED, "no temporary file"); }
+    gcuda_status st = save_model(f, m, type);
+    rewind(f);
+    if (st == GCUDA_STATUS_SUCCESS) { st = load_model(f, &again, cpu); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = test_model(cpu, &again, digits(), r); }
+    CHECK(st != GCUDA_STATUS_SUCCESS || again.type == type);
+    model_free(&again);
+    fclose(f);
+    return st;
+}
+
+TEST(reloaded_weights_keep_the_accuracy) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0 };
+    struct model m;
+    struct network net;
+    struct result trained, again;
+    double loss;
+    memset(&m, 0, sizeof m);
+    memset(&net, 0, sizeof net);
+    gcuda_backend_t cpu = cpu_with(2);
+    if (CHECK_OK(train_some(cpu, &m, &net, 40, &loss)) && CHECK_OK(test_model(cpu, &m, digits(), &trained))) {
+        CHECK_MSG(trained.accuracy > 0.7, "%.4f right after 40 steps", trained.accuracy);
+        for (int i = 0; i < 2; ++i) {
+            if (!CHECK_OK(test_reloaded(&m, types[i], cpu, &again))) { continue; }
+            CHECK_MSG(fabs(again.accuracy - trained.accuracy) <= 0.01, "%s: %.4f right, %.4f before", gcuda_type_name(types[i]),
+                again.accuracy, trained.accuracy);
+        }
+    }
+    network_free(&net);
+    model_free(&m);
+    gcuda_backend_free(cpu);
+}
+
+// =====================================================================================================================
 // >>failures   of allocations and of files
 // =====================================================================================================================
 static gcuda_status save_and_load(const struct model * m, struct model * again, FILE * f, gcuda_backend_t cpu) {

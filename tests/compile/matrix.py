@@ -73,10 +73,10 @@ class Case:
         self.call([*prefix, exe], timeout=120)
 
 
-def symbols(case, obj):
+def symbols(case, obj, weak=True):
     """External symbols that an object defines."""
-    text = case.call(["nm", "-g", "--defined-only", obj])
-    return [line.split()[-1] for line in text.splitlines() if len(line.split()) == 3]
+    lines = [line.split() for line in case.call(["nm", "-g", "--defined-only", obj]).splitlines()]
+    return [words[-1] for words in lines if len(words) == 3 and (weak or words[1] not in "WVu")]
 
 
 def declarations(cc, std):
@@ -168,6 +168,19 @@ def kernel_front_end(flags):
     def do(case):
         case.call(["g++", "-std=c++17", *WARN, "-DGCUDA_CUDA", *flags, "-Itests/sim/include", "-I.", "-Itests", "-x", "c++",
                    "-fsyntax-only", "gcuda_kernels.cu"])
+    return do
+
+
+def prefixed_kernels(part):
+    """Weak symbols are templates and inline functions, which the linker takes from any copy."""
+    def do(case):
+        obj = case.path("kernels.o")
+        case.call(["g++", "-std=c++17", "-O0", "-DGCUDA_CUDA", "-DGCUDA_PREFIX=one_", f"-DGCUDA_KERNEL_PART={part}", "-Itests/sim/include",
+                   "-I.", "-x", "c++", "-c", "gcuda_kernels.cu", "-o", obj])
+        found = symbols(case, obj, weak=False)
+        others = [s for s in found if not s.startswith("one_")]
+        if others or not found:
+            raise Bad("external symbols without the prefix one_: " + (" ".join(others[:10]) or "there are none at all"))
     return do
 
 
@@ -340,6 +353,7 @@ def cases():
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
     add("gcuda_kernels.cu warns of nvcc 13.2.0 and 13.2.1", "user", warns_of_bad_nvcc)
     add("gcuda_kernels.cu prefixed", "ci", kernel_front_end(["-DGCUDA_PREFIX=one_"]))
+    add("gcuda_kernels.cu prefixed, symbols", "ci", prefixed_kernels(7))
     no_types = [f"-DGCUDA_KERNEL_NO_{t}" for t in ("BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "K_QUANTS", "IQ_QUANTS",
                                                        "ATTENTION", "CONV", "RECURRENT")]
     add("gcuda_kernels.cu without all that can be left out", "ci", kernel_front_end(no_types))

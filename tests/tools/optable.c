@@ -10,7 +10,20 @@ BUILD(acc_of_any, gcuda_acc(c, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->
 BUILD(set_of_any, gcuda_set(c, in[0], in[1], in[0]->nb[1], in[0]->nb[2], in[0]->nb[3], 0))
 BUILD(view, gcuda_view_1d(c, in[0], in[0]->ne[0], 0))
 BUILD(reshape_wide, gcuda_reshape_2d(c, in[0], in[0]->ne[0], 32))
+// sinks are added to a finished node
+static struct gcuda_tensor * b_soft_max_sinks(struct gcuda_context * c, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    struct gcuda_tensor * y = gcuda_soft_max_ext(c, in[0], in[1], 1, 0);
+    return gcuda_soft_max_add_sinks(y, in[2]) == GCUDA_STATUS_SUCCESS ? y : NULL;
+}
+static struct gcuda_tensor * b_flash_attn_sinks(struct gcuda_context * c, struct gcuda_tensor ** in, const void * p) {
+    (void) p;
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(c, in[0], in[1], in[2], in[3], 1, 0, 0);
+    return gcuda_flash_attn_ext_add_sinks(y, in[4]) == GCUDA_STATUS_SUCCESS ? y : NULL;
+}
 static const struct ctor more[] = {
+    { "soft_max", NULL, b_soft_max_sinks, "F32:8,4,2|F32:8,4|F32:2", 3, { NULL } },
+    { "flash_attn_ext", NULL, b_flash_attn_sinks, "F32:16,3,4|F16:16,5,2|F16:16,5,2|F16:5,3|F32:4", 5, { NULL } },
     { "acc", NULL, b_acc_of_any, "F32:8,4|F32:8,4", 2, { NULL } },
     { "set", NULL, b_set_of_any, "F32:8,4|F32:8,4", 2, { NULL } },
     { "view", NULL, b_view, "F32:8,4", 1, { NULL } },
@@ -168,7 +181,7 @@ int main(void) {
         fill_row(cpu, &rows[n], ctors, N_CTORS);
         fill_row(cpu, &rows[n++], more, sizeof more / sizeof more[0]);
     }
-    printf("| operation | types of its sources, numbered where they differ |\n|---|---|\n");
+    printf("| operation | types of the tensors that it takes, where they differ numbered as its constructor's arguments |\n|---|---|\n");
     for (int i = 0, j = 0; i < n; i = j) {
         for (j = i; j < n && same_types(&rows[i], &rows[j]); ++j) {}
         print_group(&rows[i], j - i);
