@@ -24960,10 +24960,26 @@ struct gcudai_cuda_move {
     int64_t n_columns; // of the product that it belongs to; 0: of none
 };
 
-// On a stream of either device. Rectangles want the call that names both devices: between blocks of virtual memory the
-// two-dimensional copy fails.
+static bool gcudai_cuda_is_capturing(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return gcudai_cuda_went_well(cudaStreamIsCapturing(stream, &status)) && status != cudaStreamCaptureStatusNone;
+}
+
+// CUDA refuses the calls that name both devices while a stream is captured; these want a stream whose device has access to
+// both places, ranges of virtual memory among them.
+static cudaError_t gcudai_cuda_move_captured(const struct gcudai_cuda_move * m, cudaStream_t stream) {
+    return m->height == 1 ? cudaMemcpyAsync(m->dst, m->src, m->width, cudaMemcpyDefault, stream)
+                          : cudaMemcpy2DAsync(m->dst, m->dst_pitch, m->src, m->src_pitch, m->width, m->height, cudaMemcpyDefault, stream);
+}
+
+// On a stream of either device.
 static gcuda_status gcudai_cuda_move_peer(const struct gcudai_cuda_move * m, cudaStream_t stream) {
     struct cudaMemcpy3DPeerParms p;
+    if (gcudai_cuda_is_capturing(stream)) {
+        GCUDAI_CUDA_TRY(gcudai_cuda_move_captured(m, stream), m->from, "copying %llu rows of %llu bytes to CUDA%d in a capture",
+            (unsigned long long) m->height, (unsigned long long) m->width, m->to);
+        return GCUDA_STATUS_SUCCESS;
+    }
     if (m->height == 1) {
         GCUDAI_CUDA_TRY(cudaMemcpyPeerAsync(m->dst, gcudai_cuda_ordinal(m->to), m->src, gcudai_cuda_ordinal(m->from),
                             m->width, stream), m->from, "copying %llu bytes to CUDA%d", (unsigned long long) m->width, m->to);
@@ -25098,10 +25114,7 @@ static gcuda_status gcudai_cuda_move_staged(
 }
 
 // While the backend's stream is captured, nothing may be allocated or waited for.
-static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) {
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return gcudai_cuda_went_well(cudaStreamIsCapturing(cu->stream, &status)) && status != cudaStreamCaptureStatusNone;
-}
+static bool gcudai_cuda_is_captured(const struct gcudai_cuda * cu) { return gcudai_cuda_is_capturing(cu->stream); }
 
 // The route of copies from the backend's device to another, as its parameters allow; UNKNOWN: it would have to be
 // probed during a capture.

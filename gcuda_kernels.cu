@@ -8578,7 +8578,7 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ss
         }
         sum = d_group_sum<LANES>(sum);
         float * end = (float *) p.last.data + (head * p.x.ne[0] + c) * n;
-        if (is_real && lane == 0) { *(float *) d_at(p.y, c, h, 0, q) = sum; }
+        if (is_real && lane == 0) { ((float *) ((char *) p.y.data + q * (int64_t) p.y.nb[3]))[h * p.x.ne[0] + c] = sum; }
         UNROLL for (int k = 0; k < PER && is_real; k += 4) {
             const int at = d_spread<LANES>(lane, k);
             if (at < n) { *(float4 *) (end + at) = make_float4(st[k], st[k + 1], st[k + 2], st[k + 3]); }
@@ -8707,6 +8707,8 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
         const float * from = (const float *) p.state.data + (q * p.n_heads + h) * p.size * p.size;
         float * end = (float *) p.last.data + (q * p.n_heads + h) * p.size * p.size;
         float * y = (float *) d_at(p.y, line, h, 0, q);
+        const char * at_in[N], * at_value = d_at(p.v, line, h, 0, q); // of the next token
+        for (int i = 0; i < N; ++i) { at_in[i] = d_at(p.in[i], 0, h, 0, q); }
         float w[PER], first[PER], in[N][PER], next[N][PER], v = 0.0f, next_v = 0.0f;
         for (int k = 0; k < PER; ++k) {
             const int at = d_spread<LANES>(lane, k);
@@ -8718,9 +8720,11 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
         for (int64_t t = -1; t < p.n_tokens; ++t) {
             if (t + 1 < p.n_tokens) { // one token ahead
                 for (int i = 0; i < N; ++i) {
-                    d_spread_load<LANES, PER, WIDE>(p.in[i].type, d_at(p.in[i], 0, h, t + 1, q), p.in[i].nb[0], n, lane, next[i]);
+                    d_spread_load<LANES, PER, WIDE>(p.in[i].type, at_in[i], p.in[i].nb[0], n, lane, next[i]);
+                    at_in[i] += (int64_t) p.in[i].nb[2];
                 }
-                next_v = d_load(p.v.type, d_at(p.v, line, h, t + 1, q));
+                next_v = d_load(p.v.type, at_value);
+                at_value += (int64_t) p.v.nb[2];
             }
             float sum = 0.0f, key = 0.0f;
             for (int k = 0; k < PER && t >= 0; ++k) {
@@ -8763,7 +8767,8 @@ template <int KIND, int LANES, int PER, bool WIDE> static __global__ void k_line
 
 template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__(LINEAR_BLOCK) k_linear_staged(const d_linear p) {
     const int N = d_linear_inputs<KIND>::N, LINES = LINEAR_BLOCK / LANES, SIZE = LANES * PER;
-    const int LOADS = LINEAR_TOKENS * (SIZE / 4) / LINEAR_BLOCK > 0 ? LINEAR_TOKENS * (SIZE / 4) / LINEAR_BLOCK : 1;
+    const int QUARTERS = SIZE / 4; // of a vector: loads of 16 bytes
+    const int LOADS = LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK > 0 ? LINEAR_TOKENS * QUARTERS / LINEAR_BLOCK : 1;
     const int VALUES = (LINEAR_TOKENS * LINES + LINEAR_BLOCK - 1) / LINEAR_BLOCK;
     alignas(16) __shared__ float in[LINEAR_TOKENS][N][SIZE];
     __shared__ float value[LINEAR_TOKENS][LINES];
@@ -8775,6 +8780,8 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
         float * y = (float *) d_at(p.y, line + own, h, 0, q);
         float w[PER], first[PER], raw_value[VALUES];
         float4 raw[N][LOADS];
+        const char * at_in[N], * at_value = d_at(p.v, line + tid % LINES, h, tid / LINES, q); // of the next tokens' first load
+        UNROLL for (int i = 0; i < N; ++i) { at_in[i] = d_at(p.in[i], tid % QUARTERS * 4, h, tid / QUARTERS, q); }
         for (int k = 0; k < PER; ++k) {
             const int at = d_spread<LANES>(lane, k);
             w[k] = at < n ? from[d_linear_at<KIND>(p, at, line + own)] : 0.0f;
@@ -8784,31 +8791,33 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
         }
         auto fetch = [&](int64_t t0) {
             UNROLL for (int l = 0; l < LOADS; ++l) {
-                const int at = tid + l * LINEAR_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
+                const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS), k = tid % QUARTERS * 4;
                 const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens && k < n;
                 UNROLL for (int i = 0; i < N; ++i) {
                     const float none = i == 2 ? 1.0f : 0.0f; // decay
                     raw[i][l] = make_float4(none, none, none, none);
-                    if (is_in) { raw[i][l] = *(const float4 *) d_at(p.in[i], k, h, t0 + t, q); }
+                    if (is_in) { raw[i][l] = *(const float4 *) (at_in[i] + l * (LINEAR_BLOCK / QUARTERS) * (int64_t) p.in[i].nb[2]); }
                 }
             }
             UNROLL for (int l = 0; l < VALUES; ++l) {
-                const int t = (tid + l * LINEAR_BLOCK) / LINES, k = tid % LINES;
+                const int t = tid / LINES + l * LANES;
                 const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens;
-                raw_value[l] = is_in ? d_load(p.v.type, d_at(p.v, line + k, h, t0 + t, q)) : 0.0f;
+                raw_value[l] = is_in ? d_load(p.v.type, at_value + l * LANES * (int64_t) p.v.nb[2]) : 0.0f;
             }
+            UNROLL for (int i = 0; i < N; ++i) { at_in[i] += LINEAR_TOKENS * (int64_t) p.in[i].nb[2]; }
+            at_value += LINEAR_TOKENS * (int64_t) p.v.nb[2];
         };
         fetch(0);
         for (int64_t t0 = 0; t0 < p.n_tokens; t0 += LINEAR_TOKENS) {
             __syncthreads(); // the tokens before are done with
             UNROLL for (int l = 0; l < LOADS; ++l) {
-                const int at = tid + l * LINEAR_BLOCK, t = at / (SIZE / 4), k = at % (SIZE / 4) * 4;
+                const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS), k = tid % QUARTERS * 4;
                 UNROLL for (int i = 0; i < N; ++i) {
                     if (t < LINEAR_TOKENS) { *(float4 *) &in[t][i][k] = raw[i][l]; }
                 }
             }
             UNROLL for (int l = 0; l < VALUES; ++l) {
-                const int t = (tid + l * LINEAR_BLOCK) / LINES;
+                const int t = tid / LINES + l * LANES;
                 if (t < LINEAR_TOKENS) { value[t][tid % LINES] = raw_value[l]; }
             }
             __syncthreads();

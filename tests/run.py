@@ -27,13 +27,14 @@ ASAN = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitiz
 
 class Job:
     def __init__(self, name, command, level="user", timeout=600, counts=False, env=None, needs=None, after=None,
-                 is_build=False):
+                 is_build=False, is_long=False):
         self.name, self.command, self.level, self.timeout = name, command, level, timeout
         self.counts = counts  # prints a closing line
         self.env = env or {}
         self.needs = needs or []  # (tool, Debian package): without them the job is skipped
         self.after = after  # a build job that must have succeeded
         self.is_build = is_build  # counts only when it fails
+        self.is_long = is_long  # needs no build and is as long as all others together: begins first
 
 
 def sources(pattern):
@@ -84,7 +85,7 @@ def plan(level):
 
     for group, lowest in (("plain", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "full")):
         jobs.append(Job(f"simulated CUDA device: {group}", [sys.executable, "tests/sim/run.py", "--level", level, "--group", group],
-                        lowest, {"user": 900, "ci": 2400, "full": 10800}[level], True))
+                        lowest, {"user": 900, "ci": 2400, "full": 10800}[level], True, is_long=group == "plain"))
 
     bench = Job("gcc: build bench", [*MAKE, "build/bench"], "full", 600, is_build=True)
     jobs.append(bench)
@@ -195,7 +196,8 @@ class Runner:
             print("".join(f"        | {line[:300]}\n" for line in shown), flush=True)
 
     def run(self, n_workers):
-        """Build jobs run first in their order (make needs the shared object once), then programs as workers come free."""
+        """Beside what is long, build jobs run first in their order (make needs the shared object once), then programs as workers
+        come free."""
         builds = [j for j in self.jobs if j.is_build]
         others = [j for j in self.jobs if not j.is_build]
         chains = {}  # one chain per folder: two makes in one folder would both build the shared object
@@ -206,6 +208,7 @@ class Runner:
             def chain(jobs):
                 for job in jobs:
                     self.report(job, self.one(job))
+            futures = {pool.submit(self.one, job): job for job in others if job.is_long}
             for key, jobs in chains.items():
                 done[key] = pool.submit(chain, jobs)
             def after(job):
@@ -214,7 +217,7 @@ class Runner:
                     if job.after.name in self.broken:
                         return 0, 0, 0, None, "", 0.0  # the build has been counted
                 return self.one(job)
-            futures = {pool.submit(after, job): job for job in others}
+            futures.update({pool.submit(after, job): job for job in others if not job.is_long})
             for future in concurrent.futures.as_completed(futures):
                 job = futures[future]
                 if job.after is None or job.after.name not in self.broken:

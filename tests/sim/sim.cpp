@@ -1428,6 +1428,14 @@ static cudaError_t begin_wait(const char * name, CUstream_st * q) {
     return implicit_capture(q) ? fails(cudaErrorStreamCaptureImplicit) : cudaSuccess;
 }
 
+// Of copies that name both devices, which no capture takes.
+static cudaError_t begin_peer_copy(const char * name, CUstream_st * q) {
+    const cudaError_t e = begin_work(name, q);
+    if (e != cudaSuccess || q->capturing == nullptr) { return e; }
+    q->capturing->is_invalid = true;
+    return fails(cudaErrorStreamCaptureUnsupported);
+}
+
 #define SIM_BEGIN(name, device_index)                                                                                  \
     const guard held(the().lock);                                                                                      \
     do {                                                                                                               \
@@ -1913,6 +1921,12 @@ static cudaError_t copy_async(box dst, box src, box_size n, bool dst_on_device, 
     return finish(device_index);
 }
 
+// Ranges of virtual memory are open to the devices that were given access, for copies that name no device as for kernels.
+static bool is_closed_to(int device_index, const box & x, const box_size & n) {
+    const memory * m = memory_of(x.at, span_of(x, n), true);
+    return m != nullptr && m->kind == MAPPED && m->rights[device_index] == 0;
+}
+
 static cudaError_t copy_kind(
     const box & dst, const box & src, const box_size & n, enum cudaMemcpyKind kind, CUstream_st * q) {
     if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) { return fails(cudaErrorInvalidMemcpyDirection); }
@@ -1922,6 +1936,7 @@ static cudaError_t copy_kind(
                                : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from = is_default ? memory_of(src.at, span_of(src, n), true) != nullptr
                                  : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (is_closed_to(q->device, dst, n) || is_closed_to(q->device, src, n)) { return fails(cudaErrorInvalidValue); }
     return copy_async(dst, src, n, to, from, q);
 }
 
@@ -1962,7 +1977,7 @@ cudaError_t cudaMemcpyPeerAsync(
     void * dst, int dst_device, const void * src, int src_device, size_t size, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin_work("cudaMemcpyPeerAsync", q);
+    const cudaError_t e = begin_peer_copy("cudaMemcpyPeerAsync", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     const box to = { (char *) dst, 0, 0 }, from = { (char *) src, 0, 0 };
@@ -1979,7 +1994,7 @@ static box box_of(const struct cudaPitchedPtr & p, const struct cudaPos & at) {
 cudaError_t cudaMemcpy3DPeerAsync(const struct cudaMemcpy3DPeerParms * p, cudaStream_t stream) {
     const guard held(the().lock);
     CUstream_st * q = stream_of(stream);
-    const cudaError_t e = begin_work("cudaMemcpy3DPeerAsync", q);
+    const cudaError_t e = begin_peer_copy("cudaMemcpy3DPeerAsync", q);
     if (e != cudaSuccess) { return e; }
     if (q == nullptr) { return fails(cudaErrorInvalidResourceHandle); }
     const box_size n = { p->extent.width, p->extent.height, p->extent.depth };

@@ -215,6 +215,42 @@ TEST(pointers_say_where_they_point) {
     clean();
 }
 
+TEST(a_capture_takes_only_copies_that_name_no_device) {
+    for (int turn = 0; turn < 3; ++turn) {
+        sim_reset(2, 64 * MB, 1);
+        cudaStream_t s = nullptr;
+        cudaGraph_t g = nullptr;
+        cudaGraphExec_t x = nullptr;
+        int * a = on_device<int>(32);
+        fill(a, 32, 7);
+        CHECK(cudaDeviceSynchronize() == cudaSuccess && cudaSetDevice(1) == cudaSuccess);
+        int * z = on_device<int>(32);
+        CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking) == cudaSuccess);
+        CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+        cudaMemcpy3DPeerParms p = {};
+        p.srcPtr = make_cudaPitchedPtr(a, 64, 64, 2);
+        p.dstPtr = make_cudaPitchedPtr(z, 64, 64, 2);
+        p.dstDevice = 1;
+        p.extent = make_cudaExtent(32, 2, 1);
+        const cudaError_t e = turn == 0   ? cudaMemcpyPeerAsync(z, 1, a, 0, 128, s)
+                              : turn == 1 ? cudaMemcpy3DPeerAsync(&p, s)
+                                          : cudaMemcpy2DAsync(z, 64, a, 64, 64, 2, cudaMemcpyDefault, s);
+        CHECK(e == (turn < 2 ? cudaErrorStreamCaptureUnsupported : cudaSuccess));
+        CHECK(cudaStreamEndCapture(s, &g) == (turn < 2 ? cudaErrorStreamCaptureInvalidated : cudaSuccess));
+        if (turn == 2) {
+            CHECK(cudaGraphInstantiate(&x, g, 0) == cudaSuccess && cudaGraphLaunch(x, s) == cudaSuccess);
+            CHECK(cudaStreamSynchronize(s) == cudaSuccess && fetched(z, 32)[31] == 38);
+            CHECK(cudaGraphExecDestroy(x) == cudaSuccess && cudaGraphDestroy(g) == cudaSuccess);
+        }
+        CHECK(cudaStreamDestroy(s) == cudaSuccess);
+        cudaFree(a);
+        cudaFree(z);
+        (void) cudaGetLastError();
+        clean();
+    }
+    sim_reset(1, 64 * MB, 1);
+}
+
 // =====================================================================================================================
 // >>virtual-memory
 // =====================================================================================================================
@@ -356,6 +392,12 @@ TEST(virtual_memory_is_usable_by_whom_it_was_said) {
     int * z = on_device<int>(64);
     CHECK(launch(k_read, dim3(1), dim3(64), 0, nullptr, z, (const int *) p) == cudaSuccess);
     CHECK_EQ_I(fetched(z, 64)[63], 68);
+    const CUmemAccessDesc closed = access_by(1, CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    CHECK(mem_set_access(at, PAGE, &closed, 1) == CUDA_SUCCESS);
+    CHECK(cudaMemcpyAsync(z, p, 128, cudaMemcpyDefault, nullptr) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpyPeerAsync(z, 1, p, 0, 128, nullptr) == cudaSuccess); // wants no access
+    CHECK(mem_set_access(at, PAGE, by, 2) == CUDA_SUCCESS);
+    CHECK(cudaMemcpyAsync(z, p, 128, cudaMemcpyDefault, nullptr) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
     CHECK_EQ_I(sim_violations(), 0);
     (void) launch(k_fill, dim3(1), dim3(64), 0, nullptr, p, 64, 6); // may only read
     CHECK(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
