@@ -177,6 +177,22 @@ static void compare(const float * got, const float * wanted, int64_t n, bool is_
     if (is_exact) { CHECK_MSG(memcmp(got, wanted, (size_t) n * 4) == 0, "%s: other bits", name); }
 }
 
+static uint64_t graph_launches(gcuda_backend_t backend) {
+    struct gcuda_cuda_plan_stats stats;
+    memset(&stats, 0, sizeof stats);
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    return stats.n_graph_launches;
+}
+
+static bool is_all_direct(int device) {
+    struct gcuda_cuda_peer peer;
+    bool is_direct = true;
+    for (int i = 0; i < n_devices(); ++i) {
+        is_direct = is_direct && (i == device || (gcuda_backend_cuda_get_peer(device, i, &peer) == GCUDA_STATUS_SUCCESS && peer.is_in_use));
+    }
+    return is_direct;
+}
+
 TEST(split_products_are_those_of_one_device) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0,
         GCUDA_TYPE_Q4_K };
@@ -200,7 +216,11 @@ TEST(split_products_are_those_of_one_device) {
             char name[96];
             snprintf(name, sizeof name, "%s, %lld columns, turn %d", gcuda_type_name(type), (long long) n, turn);
             float * wanted = product(backend, gcuda_backend_get_default_buffer_type(backend), type, k, m, n);
+            const uint64_t before = graph_launches(backend);
             float * got = product(backend, t, type, k, m, n);
+            if (turn == 0 && is_all_direct(main_device)) { // copies between devices among them
+                CHECK_MSG(graph_launches(backend) > before, "%s: never a CUDA graph", name);
+            }
             compare(got, wanted, m * n, n < 9 && gcuda_is_quantized(type), name);
             free(wanted);
             free(got);
