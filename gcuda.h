@@ -27679,6 +27679,7 @@ enum {
     GCUDAI_CUDA_CUT_STEP = 1024,           // elements: slices along dimension 0 keep rows aligned
     GCUDAI_CUDA_CUT_COLUMNS = 8192,        // of solve_tri: fewer leave multiprocessors without work and take as long
     GCUDAI_CUDA_CUT_CHANNELS = 64,         // of convolutions that sum over channels: fewer have no kernel on tensor cores
+    GCUDAI_CUDA_CUT_PRODUCT = 256,         // columns of products: each slice reads all weights, for fewer that takes longer than they do
     GCUDAI_CUDA_CUT_TURNS = 64             // positions or tokens: kernels take no fewer at a time
 };
 
@@ -28067,9 +28068,11 @@ static gcuda_status gcudai_cuda_chunk_add(
 // Slices along d are no shorter, but for the last.
 static int64_t gcudai_cuda_cut_least(enum gcuda_op op, int d) {
     const bool sums_channels = op == GCUDA_OP_CONV_2D || op == GCUDA_OP_CONV_TRANSPOSE_1D || op == GCUDA_OP_CONV_TRANSPOSE_2D;
+    const bool is_product = op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_OUT_PROD;
     switch (d) {
         case GCUDAI_CUDA_CUT_TURN: return GCUDAI_CUDA_CUT_TURNS;
-        case 2: return sums_channels ? GCUDAI_CUDA_CUT_CHANNELS : 1;
+        case 2: return sums_channels ? GCUDAI_CUDA_CUT_CHANNELS : op == GCUDA_OP_MUL_MAT_ID ? GCUDAI_CUDA_CUT_PRODUCT : 1;
+        case 1: return is_product ? GCUDAI_CUDA_CUT_PRODUCT : 1;
         case 0: return op == GCUDA_OP_SOLVE_TRI ? GCUDAI_CUDA_CUT_COLUMNS : GCUDAI_CUDA_CUT_STEP;
         default: return 1;
     }

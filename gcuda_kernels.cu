@@ -8545,30 +8545,71 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
                : st;
 }
 
+// What single tokens take of gcuda_ssm_scan_args, close together: every line of constants is one more wait at the beginning.
+struct d_scan_one {
+    const char *s, *x, *dt, *a, *b, *c; // strides in bytes: of channels or elements, heads or groups, sequences
+    char * y;
+    float * last;
+    const int32_t * ids;
+    int32_t * bad_index;
+    int64_t s_nb[3], x_nb[3], dt_nb[2], a_nb[2], b_nb[2], c_nb[2], y_nb[2];
+    int64_t n_channels, n_states, n_items; // of a head; that s has; heads of all sequences
+    int n, n_heads, n_groups;
+    enum gcuda_type x_type, dt_type, a_type; // the others are F32
+    bool is_one; // decay of a head
+};
+
+static d_scan_one scan_one_of(const gcuda_ssm_scan_args & p) {
+    d_scan_one one = {};
+    one.s = (const char *) p.s.data, one.x = (const char *) p.x.data, one.dt = (const char *) p.dt.data;
+    one.a = (const char *) p.a.data, one.b = (const char *) p.b.data, one.c = (const char *) p.c.data;
+    one.y = (char *) p.y.data;
+    one.last = (float *) p.last.data;
+    one.ids = (const int32_t *) p.ids.data;
+    one.bad_index = p.bad_index;
+    for (int d = 0; d < 3; ++d) {
+        one.s_nb[d] = (int64_t) p.s.nb[d + 1];
+        one.x_nb[d] = (int64_t) p.x.nb[d == 2 ? 3 : d];
+    }
+    for (int d = 0; d < 2; ++d) {
+        one.dt_nb[d] = (int64_t) p.dt.nb[2 * d];
+        one.a_nb[d] = (int64_t) p.a.nb[d];
+        one.b_nb[d] = (int64_t) p.b.nb[d == 0 ? 1 : 3];
+        one.c_nb[d] = (int64_t) p.c.nb[d == 0 ? 1 : 3];
+        one.y_nb[d] = (int64_t) p.y.nb[d == 0 ? 1 : 3];
+    }
+    one.n_channels = p.x.ne[0], one.n_states = p.s.ne[3], one.n_items = p.x.ne[1] * p.x.ne[3];
+    one.n = (int) p.s.ne[0], one.n_heads = (int) p.x.ne[1], one.n_groups = (int) p.b.ne[1];
+    one.x_type = p.x.type, one.dt_type = p.dt.type, one.a_type = p.a.type;
+    one.is_one = p.a.ne[0] == 1;
+    return one;
+}
+
 // Single tokens: nothing to wait for but the state. A block has channels of one head.
-template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ssm_scan_one(const gcuda_ssm_scan_args p) {
-    const int n = (int) p.s.ne[0], lane = (int) threadIdx.x % LANES, n_heads = (int) p.x.ne[1];
-    const int per_head = (int) ((p.x.ne[0] + 256 / LANES - 1) / (256 / LANES));
-    FOR_ROWS(block, per_head * p.x.ne[1] * p.x.ne[3]) {
-        const int64_t head = block / per_head, q = head / n_heads, c = (block - head * per_head) * (256 / LANES) + threadIdx.x / LANES;
-        const int h = (int) (head - q * n_heads), g = h / (n_heads / (int) p.b.ne[1]);
-        const bool is_real = c < p.x.ne[0]; // the others only take part in shuffles
+template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ssm_scan_one(const d_scan_one p) {
+    const int n = p.n, lane = (int) threadIdx.x % LANES, per_head = (int) ((p.n_channels + 256 / LANES - 1) / (256 / LANES));
+    FOR_ROWS(block, per_head * p.n_items) {
+        const int64_t head = block / per_head, q = head / p.n_heads, c = (block - head * per_head) * (256 / LANES) + threadIdx.x / LANES;
+        const int h = (int) (head - q * p.n_heads), g = h / (p.n_heads / p.n_groups);
+        const bool is_real = c < p.n_channels; // the others only take part in shuffles
         const int64_t own = is_real ? c : 0;
-        const int64_t id = d_scan_state(p, q);
-        const bool is_ok = id >= 0 && id < p.s.ne[3];
+        const int64_t id = p.ids != nullptr ? (int64_t) p.ids[q] : q;
+        const bool is_ok = id >= 0 && id < p.n_states;
         float st[PER], a[PER], b[PER], cc[PER], sum = 0.0f;
-        d_spread_load<LANES, PER, true>(p.b.type, d_at(p.b, 0, g, 0, q), p.b.nb[0], n, lane, b);
-        d_spread_load<LANES, PER, true>(p.c.type, d_at(p.c, 0, g, 0, q), p.c.nb[0], n, lane, cc);
-        const float delta = d_softplus20(d_load(p.dt.type, d_at(p.dt, h, 0, q, 0)));
-        const float xd = delta * d_load(p.x.type, d_at(p.x, own, h, 0, q));
-        if (p.a.ne[0] == 1) {
-            const float one = expf(delta * d_load(p.a.type, d_at(p.a, 0, h, 0, 0)));
+        d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, p.b + g * p.b_nb[0] + q * p.b_nb[1], 4, n, lane, b);
+        d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, p.c + g * p.c_nb[0] + q * p.c_nb[1], 4, n, lane, cc);
+        const float delta = d_softplus20(d_load(p.dt_type, p.dt + h * p.dt_nb[0] + q * p.dt_nb[1]));
+        const float xd = delta * d_load(p.x_type, p.x + own * p.x_nb[0] + h * p.x_nb[1] + q * p.x_nb[2]);
+        const char * from = p.a + h * p.a_nb[1];
+        if (p.is_one) {
+            const float one = expf(delta * d_load(p.a_type, from));
             UNROLL for (int k = 0; k < PER; ++k) { a[k] = one; }
         } else {
-            d_spread_load<LANES, PER, false>(p.a.type, d_at(p.a, 0, h, 0, 0), p.a.nb[0], n, lane, a);
+            d_spread_load<LANES, PER, false>(p.a_type, from, (size_t) p.a_nb[0], n, lane, a);
             UNROLL for (int k = 0; k < PER; ++k) { a[k] = expf(delta * a[k]); }
         }
-        d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, d_at(p.s, 0, own, h, is_ok ? id : 0), 4, is_ok ? n : 0, lane, st);
+        const char * begun = p.s + own * p.s_nb[0] + h * p.s_nb[1] + (is_ok ? id : 0) * p.s_nb[2];
+        d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, begun, 4, is_ok ? n : 0, lane, st);
         if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
         }
@@ -8577,8 +8618,8 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ss
             sum += st[k] * cc[k];
         }
         sum = d_group_sum<LANES>(sum);
-        float * end = (float *) p.last.data + (head * p.x.ne[0] + c) * n;
-        if (is_real && lane == 0) { ((float *) ((char *) p.y.data + q * (int64_t) p.y.nb[3]))[h * p.x.ne[0] + c] = sum; }
+        float * end = p.last + (head * p.n_channels + c) * n;
+        if (is_real && lane == 0) { ((float *) (p.y + h * p.y_nb[0] + q * p.y_nb[1]))[c] = sum; }
         UNROLL for (int k = 0; k < PER && is_real; k += 4) {
             const int at = d_spread<LANES>(lane, k);
             if (at < n) { *(float4 *) (end + at) = make_float4(st[k], st[k + 1], st[k + 2], st[k + 3]); }
@@ -8632,7 +8673,7 @@ template <int LANES, int PER> static gcuda_status ssm_scan(const gcuda_ssm_scan_
 
 template <int LANES, int PER> static gcuda_status ssm_scan_one(const gcuda_ssm_scan_args & p, gcuda_stream stream) {
     const int64_t n = (p.x.ne[0] + 256 / LANES - 1) / (256 / LANES) * p.x.ne[1] * p.x.ne[3];
-    return launch(k_ssm_scan_one<LANES, PER>, n, 256, stream, p);
+    return launch(k_ssm_scan_one<LANES, PER>, n, 256, stream, scan_one_of(p));
 }
 
 // What the kernels take: y [P, H, T, S], the states behind it if nowhere else, those to go on with as p.s.
@@ -8822,6 +8863,7 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
             }
             __syncthreads();
             if (t0 + LINEAR_TOKENS < p.n_tokens) { fetch(t0 + LINEAR_TOKENS); }
+            float sums[LINEAR_TOKENS];
             UNROLL for (int t = 0; t < LINEAR_TOKENS; ++t) {
                 const float v = value[t][own];
                 float x[N][PER], sum = 0.0f, key = 0.0f;
@@ -8850,8 +8892,13 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                         sum += w[k] * x[1][k];
                     }
                 }
-                sum = d_group_sum<LANES>(sum);
-                if (lane == 0 && t0 + t < p.n_tokens) { y[(t0 + t) * p.n_heads * p.size] = sum * p.scale; }
+                sums[t] = sum;
+            }
+            const int EACH = LINEAR_TOKENS > LANES ? LINEAR_TOKENS / LANES : 1, SHARING = LANES > LINEAR_TOKENS ? LANES / LINEAR_TOKENS : 1;
+            d_spread_sums<LANES, LINEAR_TOKENS>::add(sums, lane);
+            UNROLL for (int i = 0; i < EACH; ++i) {
+                const int64_t t = t0 + lane * LINEAR_TOKENS / LANES + i;
+                if (lane % SHARING == 0 && t < p.n_tokens) { y[t * p.n_heads * p.size] = sums[i] * p.scale; }
             }
         }
         for (int k = 0; k < PER; ++k) {

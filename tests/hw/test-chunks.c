@@ -131,12 +131,16 @@ static void product(const char * name, enum gcuda_type type, int64_t m, int64_t 
 }
 
 TEST(products) {
-    product("mul_mat, f16, 16384 x 8192 x 16384", GCUDA_TYPE_F16, SIZE(16384, 40), SIZE(8192, 9), SIZE(16384, 64));
-    product("mul_mat, q4_0, 16384 x 8192 x 16384", GCUDA_TYPE_Q4_0, SIZE(16384, 40), SIZE(8192, 9), SIZE(16384, 64));
-    struct node n = begin();
-    n.y = gcuda_conv_2d(n.ctx, input(&n, GCUDA_TYPE_F16, 3, 3, SIZE(512, 3), SIZE(512, 8)),
-        input(&n, GCUDA_TYPE_F32, SIZE(256, 20), SIZE(256, 20), SIZE(512, 3), SIZE(8, 2)), 1, 1, 1, 1, 1, 1);
-    measure(&n, "conv_2d, f16, 512 channels of 256 x 256, 8 images", false, LONGEST_MS);
+    product("mul_mat, f16, 16384 x 8192 x 16384", GCUDA_TYPE_F16, SIZE(16384, 40), SIZE(8192, 300), SIZE(16384, 64));
+    product("mul_mat, q4_0, 16384 x 8192 x 16384", GCUDA_TYPE_Q4_0, SIZE(16384, 40), SIZE(8192, 300), SIZE(16384, 64));
+    for (int is_direct = 0; is_direct < 2; ++is_direct) { // as im2col and a product, whose weights are all patches; as one kernel
+        struct node n = begin();
+        struct gcuda_tensor * kernel = input(&n, GCUDA_TYPE_F16, 3, 3, SIZE(512, 3), SIZE(512, 8));
+        struct gcuda_tensor * images = input(&n, GCUDA_TYPE_F32, SIZE(256, 20), SIZE(256, 20), SIZE(512, 3), SIZE(8, 2));
+        n.y = (is_direct ? gcuda_conv_2d_direct : gcuda_conv_2d)(n.ctx, kernel, images, 1, 1, 1, 1, 1, 1);
+        measure(&n, is_direct ? "conv_2d_direct, f16, 512 channels of 256 x 256, 8 images" : "conv_2d, f16, 512 channels of 256 x 256, 8 images",
+            false, LONGEST_MS);
+    }
 }
 
 TEST(what_memory_bounds) {

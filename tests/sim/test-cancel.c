@@ -192,6 +192,61 @@ TEST(convolutions_are_cut_into_many_channels) {
     clean();
 }
 
+// way: mul_mat of two matrices of columns with one of weights, out_prod, mul_mat_id.
+static struct gcuda_tensor * product_of(struct gcuda_context * ctx, int way, struct gcuda_tensor ** in) {
+    if (way == 2) {
+        in[0] = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 32, 5, 3);
+        in[1] = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 32, 1, 300);
+        in[2] = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_I32, 2, 300);
+        return gcuda_mul_mat_id(ctx, in[0], in[1], in[2]);
+    }
+    in[0] = way == 0 ? gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F16, 32, 5) : gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 5, 32);
+    in[1] = way == 0 ? gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 32, 520, 2) : gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, 520, 32, 2);
+    in[2] = NULL;
+    return way == 0 ? gcuda_mul_mat(ctx, in[0], in[1]) : gcuda_out_prod(ctx, in[0], in[1]);
+}
+
+// Each slice of a product reads all weights.
+TEST(products_are_cut_into_many_columns) {
+    static float whole[5 * 520 * 2], cut[5 * 520 * 2];
+    static const long n_slices[] = { 6, 6, 2 };
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    REQUIRE(backend != NULL);
+    for (int way = 0; way < 3; ++way) {
+        struct asked a = { 0, 0 };
+        struct place p = place_begin();
+        struct gcuda_tensor * in[3];
+        struct gcuda_tensor * y = product_of(p.ctx, way, in);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        REQUIRE(place_alloc(&p, backend));
+        for (int k = 0; k < 3; ++k) {
+            static float values[520 * 32 * 2];
+            static gcuda_fp16_t halves[32 * 5];
+            static int32_t ids[600];
+            for (int i = 0; i < 520 * 32 * 2; ++i) { values[i] = (float) ((i * 37 + k) % 101) / 50.0f - 1.0f; }
+            for (int i = 0; i < 32 * 5; ++i) { halves[i] = gcuda_fp32_to_fp16(values[i]); }
+            for (int i = 0; i < 600; ++i) { ids[i] = i % 3; }
+            const void * data = in[k] == NULL ? NULL : k == 2 ? (void *) ids : in[k]->type == GCUDA_TYPE_F16 ? (void *) halves : (void *) values;
+            if (data != NULL) { CHECK_OK(gcuda_backend_tensor_set(in[k], data, 0, gcuda_nbytes(in[k]))); }
+        }
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        CHECK_OK(gcuda_backend_tensor_get(y, whole, 0, gcuda_nbytes(y)));
+        CHECK_OK(gcuda_backend_tensor_memset(y, 0xff, 0, gcuda_nbytes(y)));
+        CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, ask, &a, 1e-9f));
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        CHECK_EQ_I(a.n, n_slices[way]);
+        CHECK_OK(gcuda_backend_tensor_get(y, cut, 0, gcuda_nbytes(y)));
+        for (int64_t i = 0; i < gcuda_nelements(y); ++i) {
+            CHECK_MSG(fabsf(cut[i] - whole[i]) <= 1e-5f * (1.0f + fabsf(whole[i])), "way %d, element %d: %g, not %g", way, (int) i, cut[i], whole[i]);
+        }
+        CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, NULL, NULL, 0.0f));
+        place_end(&p);
+    }
+    gcuda_backend_free(backend);
+    clean();
+}
+
 TEST(wrong_arguments_are_refused) {
     struct asked a = { 0, 0 };
     gcuda_backend_t backend = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
