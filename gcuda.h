@@ -25144,11 +25144,12 @@ static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
 static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai_cuda * to,
     const struct gcudai_cuda_move * m, enum gcuda_cuda_route route, cudaStream_t stream) {
     struct gcudai_cuda_stage ** stage = &from->stages[m->to];
-    if (route == GCUDA_CUDA_ROUTE_DIRECT || route == GCUDA_CUDA_ROUTE_DRIVER) {
+    const bool is_captured = gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to);
+    if (route == GCUDA_CUDA_ROUTE_DIRECT || (route == GCUDA_CUDA_ROUTE_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
-    // Slots are handed on by events, and those of work before a capture cannot be waited for in it.
-    if (route == GCUDA_CUDA_ROUTE_UNKNOWN || gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to)) {
+    // The driver's own staging is refused in a capture. Slots are handed on by events, and those of work before cannot be waited for.
+    if (route == GCUDA_CUDA_ROUTE_UNKNOWN || is_captured) {
         return gcudai_fail(GCUDA_STATUS_FAILED, "a copy from CUDA%d to CUDA%d during a capture, %s", m->from, m->to,
             route == GCUDA_CUDA_ROUTE_UNKNOWN ? "and none before: the devices are not probed yet"
                                               : "which has to go through host memory");
@@ -29699,12 +29700,19 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
     }
 }
 
-// What the plan is about, beside its steps.
-static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan, const struct gcuda_tensor * y) {
+// What the plan is about, beside its steps. Weights that are split now and were not want a first run of their own.
+static void gcudai_cuda_plan_note(struct gcudai_cuda_plan * plan) {
+    const bool was_split = plan->has_split;
     union gcudai_args unused;
-    plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y->op, &unused) != NULL;
-    plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
-    plan->has_custom = plan->has_custom || y->op == GCUDA_OP_CUSTOM;
+    plan->has_indices = plan->has_split = plan->has_custom = false;
+    for (int i = 0; i < plan->look.n_nodes; ++i) {
+        const struct gcuda_tensor * y = plan->look.seen[i].tensor;
+        if (gcudai_is_skipped(y)) { continue; }
+        plan->has_indices = plan->has_indices || gcudai_cuda_bad_index_of(y->op, &unused) != NULL;
+        plan->has_split = plan->has_split || gcudai_cuda_is_split(y);
+        plan->has_custom = plan->has_custom || y->op == GCUDA_OP_CUSTOM;
+    }
+    if (plan->has_split != was_split) { plan->has_run = plan->no_graph = false; }
 }
 
 static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const struct gcuda_tensor * y) {
@@ -29722,7 +29730,7 @@ static gcuda_status gcudai_cuda_can_step(const struct gcudai_cuda * cu, const st
 static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     const struct gcudai_cuda_look * look = &plan->look;
     plan->n_steps = 0;
-    plan->has_indices = plan->has_split = plan->has_custom = false;
+    gcudai_cuda_plan_note(plan);
     for (int i = 0; i < look->n_nodes;) {
         if (gcudai_is_skipped(look->seen[i].tensor)) {
             ++i;
@@ -29730,7 +29738,7 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
         }
         struct gcudai_cuda_step * s = &plan->steps[plan->n_steps++];
         gcudai_cuda_step_make(cu, look, i, s);
-        for (i = s->first; i < s->first + s->n; ++i) { gcudai_cuda_plan_note(plan, look->seen[i].tensor); }
+        i = s->first + s->n;
         cu->plans.stats.n_fused += s->pattern != NULL;
     }
     gcudai_cuda_plan_columns(cu, plan);
@@ -29779,6 +29787,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
         is_as_before = s->n == n;
     }
     if (is_as_before) {
+        gcudai_cuda_plan_note(plan);
         gcudai_cuda_plan_columns(cu, plan);
         gcudai_cuda_plan_lanes(cu, plan);
         gcudai_cuda_plan_overlap(cu, plan);
