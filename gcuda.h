@@ -27669,7 +27669,7 @@ static gcuda_status gcudai_cuda_run_nodes(struct gcudai_cuda * cu, const struct 
 // the callback is asked before each. What a node costs is guessed from its bytes and products, and the guess of each
 // operation is corrected by what its chunks took. A node that costs more than a chunk is cut into slices of its result
 // where that is independent along some dimension; the table says where. A slice may take another kernel than the
-// whole would, so that the last bits of products, norms and sums differ from those without a callback. Attention and
+// whole would, so that the last bits of products, convolutions, norms and sums differ from those without a callback. Attention and
 // recurrences go through positions or tokens in turn: what blocks wait for is how many there are, however few heads or
 // queries a slice has. So these are cut first, and a slice goes on from what the one before has left in memory: the bits are
 // those of the whole, but for SSM_SCAN where tokens are in segments (see SEGMENT_LEAST in gcuda_kernels.cu).

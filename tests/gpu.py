@@ -35,7 +35,9 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HARDWARE = os.path.join(ROOT, "tests", "hardware")
 LOG = os.path.join(ROOT, "build", "log")
-SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "tests/test-ops.c", "tests/test-ops.h"]
+SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "examples/digits_data.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
+           "tests/bench-gpu.c", "tests/bench-targets.h", "tests/bench-upload.c", "tests/gpu.py"]
+SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
 BUDGET = 480  # seconds of a stage
 STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench", "upload", "peers"]
 SHAPES = ["test-random", "test-large"]
@@ -49,7 +51,7 @@ DIGITS_UNDER = {"initcheck": "digits-no-cublas"}
 
 
 def sources():
-    return SOURCES + sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, "tests", "ops-*.h")))
+    return SOURCES + sorted(os.path.relpath(p, ROOT) for like in SOURCES_LIKE for p in glob.glob(os.path.join(ROOT, like)))
 
 
 def digest():

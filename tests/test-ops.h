@@ -956,12 +956,13 @@ static void run_compare(struct op_run * r) {
 }
 
 // A slice may take another kernel than the whole where something is summed.
-static bool run_must_be_equal(const struct op_run * r) {
-    switch (op_is_cut ? r->y->op : GCUDA_OP_NONE) {
+static bool may_differ_in_slices(const struct gcuda_tensor * t) {
+    switch (t->op) {
         case GCUDA_OP_MUL_MAT:
         case GCUDA_OP_MUL_MAT_ID:
         case GCUDA_OP_OUT_PROD:
         case GCUDA_OP_CONV_2D:
+        case GCUDA_OP_CONV_2D_DW:
         case GCUDA_OP_SOFT_MAX:
         case GCUDA_OP_SOFT_MAX_BACK:
         case GCUDA_OP_NORM:
@@ -971,10 +972,18 @@ static bool run_must_be_equal(const struct op_run * r) {
         case GCUDA_OP_GROUP_NORM:
         case GCUDA_OP_SUM_ROWS:
         case GCUDA_OP_MEAN:
-        case GCUDA_OP_CUMSUM: return false;
-        case GCUDA_OP_SSM_SCAN: return r->src[0]->ne[0] != 128; // states that kernels for segments of tokens take
-        default: return true;
+        case GCUDA_OP_CUMSUM: return true;
+        case GCUDA_OP_SSM_SCAN: return t->src[0]->ne[0] == 128; // states that kernels for segments of tokens take
+        default: return false;
     }
+}
+
+static bool run_must_be_equal(const struct op_run * r) {
+    bool may_differ = false; // all nodes: the result may be a view of another's
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(r->ctx_op); op_is_cut && t; t = gcuda_get_next_tensor(r->ctx_op, t)) {
+        may_differ = may_differ || may_differ_in_slices(t);
+    }
+    return !may_differ;
 }
 
 static void run_threads(struct op_run * r) { // both thread counts, then one comparison

@@ -205,6 +205,14 @@ def with_cuda(cc, std):
     return do
 
 
+def cuda_front_end(flags):
+    """The CUDA backend with the simulated device's headers, front end only: every machine can."""
+    def do(case):
+        case.call(["gcc", "-std=c99", *WARN, "-DGCUDA_IMPLEMENTATION", "-DGCUDA_CUDA", *flags, "-Itests/sim/include", "-I.", "-x", "c",
+                   "-fsyntax-only", "gcuda.h"])
+    return do
+
+
 def scratch_copy(case):
     """What a user has: the header and the examples, in a folder where programs may be left."""
     folder = case.path("tree")
@@ -351,6 +359,8 @@ def cases():
             add(f"example {name}", "ci", example(f"examples/{name}")) # make test builds and runs them at every level
     for cc, std, level in [("gcc", "c99", "ci"), ("g++", "c++11", "full"), ("clang", "c17", "full"), ("clang++", "c++20", "full")]:
         add(f"GCUDA_CUDA {cc} {std}", level, with_cuda(cc, std))
+    for flags in (["GCUDA_NO_VMM"], ["GCUDA_NO_CUBLAS"], ["GCUDA_NO_VMM", "GCUDA_NO_CUBLAS", "GCUDA_NO_THREADS"]):
+        add("GCUDA_CUDA and " + " ".join(flags) + " front end", "user", cuda_front_end([f"-D{f}" for f in flags]))
     add("gcuda_kernels.cu warns of nvcc 13.2.0 and 13.2.1", "user", warns_of_bad_nvcc)
     add("gcuda_kernels.cu prefixed", "ci", kernel_front_end(["-DGCUDA_PREFIX=one_"]))
     add("gcuda_kernels.cu prefixed, symbols", "ci", prefixed_kernels(7))

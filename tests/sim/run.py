@@ -120,14 +120,13 @@ class Variant:
             command = [f"{self.folder}/test-ops", *(["--filter", name] if name else [])]
             self.total.test(command, {"GCUDA_TEST_BACKEND": device, **self.env, **env}, 5400)
 
-    def share(self, i, n):
+    def share(self, i, n, **env):
         """The i-th of n parts of all cases."""
-        self.total.test([f"{self.folder}/test-ops", "--part", f"{i}/{n}"], {"GCUDA_TEST_BACKEND": "CUDA0", **self.env}, 3000)
+        self.total.test([f"{self.folder}/test-ops", "--part", f"{i}/{n}"], {"GCUDA_TEST_BACKEND": "CUDA0", **self.env, **env}, 3000)
 
     def captured(self):
         """A sample of all cases as CUDA graphs, and what also runs on hardware."""
-        self.total.test([f"{self.folder}/test-ops", "--part", "7/200"],
-                        {"GCUDA_TEST_BACKEND": "CUDA0", "GCUDA_TEST_CAPTURE": "1", **self.env}, 3000)
+        self.share(7, 200, GCUDA_TEST_CAPTURE="1")
         self.total.test([f"{self.folder}/test-device"], {"GCUDA_SIM_DEVICES": "2", **self.env})
 
     def shapes(self):
@@ -195,6 +194,8 @@ def plain_tests(total, level):
         plain.captured()
         plain.shapes()
         if level != "user":
+            plain.share(7, 10 if level == "full" else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
+            plain.operations(["conv_2d_dw/F32"], GCUDA_TEST_CUT="1")
             plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
             plain.seeds(100 if level == "full" else 20)
         if level == "full":
