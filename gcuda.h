@@ -27477,6 +27477,10 @@ static const struct gcudai_cuda_op * gcudai_cuda_op_of(enum gcuda_op op) {
     return NULL;
 }
 
+static const char * gcudai_cuda_whose_context(const struct gcudai_cuda_device * d) {
+    return d->context != NULL ? " in a context of the caller's" : "";
+}
+
 // The one rule of what a device can do, for supports_op and compute alike. Sources may have no memory yet; those that
 // have it in another device's buffer are refused.
 static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, const struct gcuda_tensor * y) {
@@ -27484,7 +27488,8 @@ static gcuda_status gcudai_cuda_supports(const struct gcudai_cuda_device * d, co
     for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const gcuda_backend_buffer_t buffer = y->src[k] ? gcudai_buffer_of(y->src[k]) : NULL;
         GCUDAI_CAN(y, buffer == NULL || !gcudai_cuda_is_buft(buffer->buft) || buffer->buft == &d->buft,
-            "'%s' is on %s, not on %s", y->src[k]->name, gcuda_backend_buft_name(buffer->buft), d->name);
+            "'%s' is on %s%s, not on %s%s", y->src[k]->name, gcuda_backend_buft_name(buffer->buft),
+            gcudai_cuda_whose_context((const struct gcudai_cuda_device *) buffer->buft->device), d->name, gcudai_cuda_whose_context(d));
         GCUDAI_CAN(y, buffer == NULL || buffer->buft != &gcudai_cuda_host_type || !gcudai_cuda_reads_host(d) ||
                           gcudai_cuda_buft_alloc_size(buffer->buft, y->src[k]) == gcuda_nbytes(y->src[k]),
             "'%s' is in host memory, where its rows of %lld are not padded to %d", y->src[k]->name,
@@ -32402,6 +32407,7 @@ static gcuda_status gcudai_selftest_run(struct gcudai_selftest * t, gcuda_backen
     }
     t->buffer = gcuda_backend_alloc_ctx_tensors(t->ctx, backend);
     if (t->buffer == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    GCUDAI_TRY(gcuda_backend_buffer_clear(t->buffer, 0xff)); // an earlier test's results may lie there: they are not this one's
     GCUDAI_TRY(gcudai_selftest_fill(t));
     GCUDAI_TRY(gcuda_backend_graph_compute(backend, t->graph));
     return wants != NULL ? gcudai_selftest_force(t) : GCUDA_STATUS_SUCCESS;
@@ -32436,7 +32442,7 @@ static gcuda_status gcudai_selftest_compare(
 
 static gcuda_status gcudai_selftest_cases_run(int device, struct gcuda_cuda_selftest_result * r) {
     struct gcudai_selftest on_device, on_host;
-    char wrong[160] = "";
+    char wrong[640] = ""; // has room for all names
     GCUDAI_ZERO(on_host);
     gcuda_status st = gcudai_selftest_run(&on_device, gcuda_backend_cuda_init(device), gcudai_selftest_is_built, NULL);
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_selftest_run(&on_host, gcuda_backend_cpu_init(), NULL, &on_device) : st;

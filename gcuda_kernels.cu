@@ -15020,13 +15020,13 @@ typedef int (*wg_encode)(void * map, int type, uint32_t rank, void * data, const
 // The driver's function; NULL where it has none, or could not be asked.
 static wg_encode wg_encode_found() {
     void * found = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    cudaDriverEntryPointQueryResult result;
     const cudaError_t err = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
 #else
-    const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault);
+    const cudaError_t err = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
 #endif
-    return asked(err) ? (wg_encode) found : nullptr;
+    return asked(err) && result == cudaDriverEntryPointSuccess ? (wg_encode) found : nullptr;
 }
 
 // Boxes of 64 elements of k and `rows` rows, swizzled as the instructions read them.
@@ -15037,7 +15037,8 @@ static bool wg_map_of(wg_encode encode, const gcuda_array & x, int rows, d_wg_ma
     for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * 2 + 15) / 16 * 16; }
     enum { FLOAT16 = 6, BFLOAT16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
     const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : BFLOAT16;
-    return encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS) == 0;
+    // a failure is remembered: the numbers of the driver's errors are those of the runtime's
+    return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
 }
 
 static bool wg_maps_of(const gcuda_mul_mat_args & p, int b_rows, d_wg_map * a, d_wg_map * b) {

@@ -257,7 +257,7 @@ struct state {
     void * each_kernel_user;
     std::map<const void *, int> shared_limit; // of kernels, where it was raised
     std::deque<counter> counters;
-    int n_failed, gemm_compute;
+    int n_failed, gemm_compute, skip_in;
     long n_violations;
 };
 
@@ -306,6 +306,7 @@ static void configure(state & s, int n_devices, size_t memory_bytes, uint64_t se
     s.seed = seed;
     s.random = seed * 0x9E3779B97F4A7C15u + 0x632BE59BD9B4E019u;
     s.n_failed = 0;
+    s.skip_in = 0;
     s.gemm_compute = 0;
     s.n_violations = 0;
     s.counters.clear();
@@ -2363,9 +2364,18 @@ static const void * pageable_argument(const sim_arguments & arguments) {
     return nullptr;
 }
 
+static bool is_skipped() {
+    int & k = the().skip_in;
+    if (k > 1) {
+        --k;
+        return false;
+    }
+    return k == 1; // and stays so
+}
+
 static cudaError_t run_kernel(int device_index, const launch_of_kernel & l) {
     const cudaError_t e = injected("kernel");
-    if (e != cudaSuccess) { return e; }
+    if (e != cudaSuccess || is_skipped()) { return e; }
     const void * p = pageable_argument(l.arguments);
     if (p != nullptr) {
         char text[160];
@@ -3806,6 +3816,11 @@ void sim_fail(const char * api, int k, cudaError_t error) {
     counter & c = counter_of(api);
     c.fail_in = k;
     c.error = error;
+}
+
+void sim_skip(int k) {
+    const guard held(the().lock);
+    the().skip_in = k;
 }
 
 int sim_failed(void) {

@@ -1,5 +1,5 @@
 // Stopping a running graph on the simulated device: chunks, slices, what is left usable. That slices compute what the
-// whole would is tests/test-ops.c's part (GCUDA_TEST_CUT=1).
+// whole would is tests/test-ops.c's part (GCUDA_TEST_CUT=1, in tests/sim/run.py).
 #define GCUDA_IMPLEMENTATION
 #include "gcuda.h"
 

@@ -455,6 +455,57 @@ static gcuda_status product_with(void * handle, float * first) {
     return st;
 }
 
+// Memory of the caller's, made in a context of the caller's: a buffer of the backend there, and of no other's.
+TEST(memory_of_the_callers_context_is_wrapped) {
+    const float three[8] = { 3, 3, 3, 3, 3, 3, 3, 3 };
+    float out[8];
+    void * memory = NULL;
+    fresh(1, 64 * MB, 1);
+    CUcontext c0 = context_new(0);
+    context_set(c0);
+    CHECK(cudaMalloc(&memory, 1024) == cudaSuccess);
+    context_set(NULL);
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.context = c0;
+    gcuda_backend_t in = gcuda_backend_cuda_init_params(&params), plain = gcuda_backend_cuda_init(0), cpu = gcuda_backend_cpu_init();
+    REQUIRE(memory != NULL && in != NULL && plain != NULL);
+    CHECK(gcuda_backend_cuda_wrap_ptr(cpu, memory, 1024) == NULL);
+    CHECK_HAS(gcuda_last_error(), "not a CUDA device");
+    CHECK(gcuda_backend_cuda_wrap_ptr(in, (char *) memory + 4, 1020) == NULL && gcuda_backend_cuda_wrap_ptr(in, NULL, 1024) == NULL);
+    CHECK_HAS(gcuda_last_error(), "aligned to 128 bytes");
+    const struct before b = before_now();
+    gcuda_backend_buffer_t buffer = gcuda_backend_cuda_wrap_ptr(in, memory, 1024);
+    REQUIRE(buffer != NULL);
+    CHECK(gcuda_backend_buffer_get_base(buffer) == memory && gcuda_backend_buffer_get_size(buffer) == 1024);
+    CHECK(gcuda_backend_buffer_get_type(buffer) == gcuda_backend_get_default_buffer_type(in));
+    struct place p = place_begin();
+    struct gcuda_tensor *x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 8), *y = gcuda_sqr(p.ctx, x);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, x, memory));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, y, (char *) memory + 512));
+    CHECK_OK(gcuda_backend_tensor_set(x, three, 0, sizeof three));
+    CHECK(gcuda_backend_graph_compute(plain, graph) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK_HAS(gcuda_last_error(), "is on CUDA0 in a context of the caller's, not on CUDA0");
+    CHECK_OK(gcuda_backend_graph_compute(in, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
+    CHECK(out[0] == 9.0f && out[7] == 9.0f);
+    gcuda_backend_free(in); // the buffer keeps what it needs of the context
+    CHECK_OK(gcuda_backend_tensor_get(x, out, 0, sizeof out));
+    CHECK(out[0] == 3.0f && out[7] == 3.0f);
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    check_before(b, "wrap_ptr");
+    gcuda_backend_free(plain);
+    gcuda_backend_free(cpu);
+    context_set(c0);
+    CHECK(cudaFree(memory) == cudaSuccess); // it was the caller's to free
+    context_set(NULL);
+    context_free(c0);
+    clean();
+}
+
 TEST(a_cublas_handle_of_the_callers_is_put_back) {
     static const char * const apis[] = { "", "cublasGetStream_v2", "cublasGetMathMode", "cublasGetPointerMode_v2",
         "cublasSetWorkspace_v2", "cublasGemmStridedBatchedEx" };

@@ -21,6 +21,7 @@ void sim_reset(int n_devices, size_t memory_bytes, uint64_t seed);
 // the k-th kernel that runs: it does nothing, and the error appears where CUDA would show it, later. For cublas
 // functions the error is cuBLAS's number.
 void sim_fail(const char * api, int k, cudaError_t error);
+void sim_skip(int k);              // from the k-th that runs from now on kernels and cuBLAS's products do nothing; 0 takes the wish back
 int sim_failed(void);              // faults that have come true since sim_reset
 long sim_counts(const char * api); // calls since sim_reset
 long sim_overlapped(void);         // kernels that were allowed to start before the one ahead of them had ended, ever
