@@ -2982,9 +2982,12 @@ template <typename T, int N> static inline __device__ void d_load_row(const T * 
     for (int j = 0; j < N; ++j) { v[j] = n >= N ? d_f32(h[j]) : j < n ? d_f32(row[at + j]) : 0.0f; }
 }
 
+// Where a repeated operand is in a dimension: divisions only where it is neither one row for all nor as large as the result.
+static inline __device__ int64_t d_repeated_at(int64_t i, int64_t ne, int64_t n) { return ne == 1 ? 0 : ne == n ? i : i % ne; }
+
 template <int N>
-static __device__ void d_chain_operand(const gcuda_array & b, const d_index & i, int64_t at, int64_t n, float * v) {
-    const char * row = d_at(b, 0, i.i1 % b.ne[1], i.i2 % b.ne[2], i.i3 % b.ne[3]);
+static __device__ void d_chain_operand(const gcuda_array & b, const int64_t * ne, const d_index & i, int64_t at, int64_t n, float * v) {
+    const char * row = d_at(b, 0, d_repeated_at(i.i1, b.ne[1], ne[1]), d_repeated_at(i.i2, b.ne[2], ne[2]), d_repeated_at(i.i3, b.ne[3], ne[3]));
     if (b.ne[0] == 1) {
         const float one = d_load(b.type, row);
         for (int j = 0; j < N; ++j) { v[j] = one; }
@@ -3012,7 +3015,7 @@ template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, sizeo
             const gcuda_chain_step & s = p.steps[m];
             float b[2 * N] = {};
             UNROLL for (int k = 0; k < 2 && s.b.data != nullptr; ++k) {
-                d_chain_operand<N>(s.b, i, i.i0 + k * step, n - k * step, b + k * N);
+                d_chain_operand<N>(s.b, p.y.ne, i, i.i0 + k * step, n - k * step, b + k * N);
             }
             d_chain_apply<T>(s, v, b);
         }
@@ -8586,7 +8589,7 @@ static d_scan_one scan_one_of(const gcuda_ssm_scan_args & p) {
 }
 
 // Single tokens: nothing to wait for but the state. A block has channels of one head.
-template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ssm_scan_one(const d_scan_one p) {
+template <int LANES, int PER> static __global__ void __launch_bounds__(256, 5) k_ssm_scan_one(const d_scan_one p) {
     const int n = p.n, lane = (int) threadIdx.x % LANES, per_head = (int) ((p.n_channels + 256 / LANES - 1) / (256 / LANES));
     FOR_ROWS(block, per_head * p.n_items) {
         const int64_t head = block / per_head, q = head / p.n_heads, c = (block - head * per_head) * (256 / LANES) + threadIdx.x / LANES;
@@ -8595,27 +8598,28 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256) k_ss
         const int64_t own = is_real ? c : 0;
         const int64_t id = p.ids != nullptr ? (int64_t) p.ids[q] : q;
         const bool is_ok = id >= 0 && id < p.n_states;
-        float st[PER], a[PER], b[PER], cc[PER], sum = 0.0f;
+        float st[PER], b[PER], cc[PER], sum = 0.0f;
         d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, p.b + g * p.b_nb[0] + q * p.b_nb[1], 4, n, lane, b);
         d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, p.c + g * p.c_nb[0] + q * p.c_nb[1], 4, n, lane, cc);
         const float delta = d_softplus20(d_load(p.dt_type, p.dt + h * p.dt_nb[0] + q * p.dt_nb[1]));
         const float xd = delta * d_load(p.x_type, p.x + own * p.x_nb[0] + h * p.x_nb[1] + q * p.x_nb[2]);
         const char * from = p.a + h * p.a_nb[1];
-        if (p.is_one) {
-            const float one = expf(delta * d_load(p.a_type, from));
-            UNROLL for (int k = 0; k < PER; ++k) { a[k] = one; }
-        } else {
-            d_spread_load<LANES, PER, false>(p.a_type, from, (size_t) p.a_nb[0], n, lane, a);
-            UNROLL for (int k = 0; k < PER; ++k) { a[k] = expf(delta * a[k]); }
-        }
+        const float one = p.is_one ? expf(delta * d_load(p.a_type, from)) : 0.0f;
         const char * begun = p.s + own * p.s_nb[0] + h * p.s_nb[1] + (is_ok ? id : 0) * p.s_nb[2];
         d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, begun, 4, is_ok ? n : 0, lane, st);
         if (!is_ok && c == 0 && h == 0 && lane == 0 && p.bad_index != nullptr) {
             *p.bad_index = 1;
         }
-        UNROLL for (int k = 0; k < PER; ++k) {
-            st[k] = st[k] * a[k] + b[k] * xd;
-            sum += st[k] * cc[k];
+        UNROLL for (int k = 0; k < PER; k += 4) {
+            float a[4] = { one, one, one, one };
+            if (!p.is_one) {
+                d_spread_load<LANES, 4, false>(p.a_type, from + k * LANES * p.a_nb[0], (size_t) p.a_nb[0], n - k * LANES, lane, a);
+                UNROLL for (int j = 0; j < 4; ++j) { a[j] = expf(delta * a[j]); }
+            }
+            UNROLL for (int j = 0; j < 4; ++j) {
+                st[k + j] = st[k + j] * a[j] + b[k + j] * xd;
+                sum += st[k + j] * cc[k + j];
+            }
         }
         sum = d_group_sum<LANES>(sum);
         float * end = p.last + (head * p.n_channels + c) * n;
@@ -8838,6 +8842,16 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                     const float none = i == 2 ? 1.0f : 0.0f; // decay
                     raw[i][l] = make_float4(none, none, none, none);
                     if (is_in) { raw[i][l] = *(const float4 *) (at_in[i] + l * (LINEAR_BLOCK / QUARTERS) * (int64_t) p.in[i].nb[2]); }
+                }
+            }
+            // memory takes longer than the tokens before: those of the next turn but one on their way to the L2 cache
+            const int ahead = 2 * LINEAR_TOKENS;
+            UNROLL for (int l = 0; l < LOADS; ++l) {
+                const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS);
+                if (tid % QUARTERS == 0 && t < LINEAR_TOKENS && t0 + ahead + t < p.n_tokens) {
+                    UNROLL for (int i = 0; i < N; ++i) {
+                        d_prefetch_l2(at_in[i] + (ahead + l * (LINEAR_BLOCK / QUARTERS)) * (int64_t) p.in[i].nb[2], 4 * n);
+                    }
                 }
             }
             UNROLL for (int l = 0; l < VALUES; ++l) {
