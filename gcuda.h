@@ -25144,7 +25144,7 @@ static int64_t gcudai_cuda_peer_max(struct gcudai_cuda * cu, int to) {
 static gcuda_status gcudai_cuda_send_on(struct gcudai_cuda * from, struct gcudai_cuda * to,
     const struct gcudai_cuda_move * m, enum gcuda_cuda_route route, cudaStream_t stream) {
     struct gcudai_cuda_stage ** stage = &from->stages[m->to];
-    const bool is_captured = gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to);
+    const bool is_captured = route != GCUDA_CUDA_ROUTE_DIRECT && (gcudai_cuda_is_captured(from) || gcudai_cuda_is_captured(to));
     if (route == GCUDA_CUDA_ROUTE_DIRECT || (route == GCUDA_CUDA_ROUTE_DRIVER && !is_captured)) {
         return gcudai_cuda_move_peer(m, stream);
     }
