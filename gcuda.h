@@ -23639,6 +23639,7 @@ struct gcudai_cuda_piece {
     size_t size;
     int device;
     bool is_pinned;
+    bool is_managed; // asked for as unified memory, where it is CUDA's
     enum gcuda_cuda_purpose purpose;
     struct gcuda_cuda_allocator from; // alloc NULL: CUDA itself
     struct gcudai_cuda_ledger * ledger;
@@ -23784,7 +23785,7 @@ static void gcudai_cuda_release(const struct gcudai_cuda_piece * piece) {
 }
 
 // The memory itself, from the user's callback or from CUDA. Fills piece in.
-static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, bool is_unified, const char * what) {
+static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, const char * what) {
     const unsigned long long size = (unsigned long long) piece->size;
     if (piece->from.alloc != NULL) {
         piece->ptr = piece->from.alloc(piece->from.user, piece->device, piece->size);
@@ -23800,10 +23801,10 @@ static gcuda_status gcudai_cuda_obtain(struct gcudai_cuda_piece * piece, bool is
     }
     struct gcudai_cuda_scope scope;
     gcudai_cuda_relax(&scope);
-    const char * call = piece->is_pinned ? "cudaHostAlloc" : is_unified ? "cudaMallocManaged" : "cudaMalloc";
+    const char * call = piece->is_pinned ? "cudaHostAlloc" : piece->is_managed ? "cudaMallocManaged" : "cudaMalloc";
     const cudaError_t err = piece->is_pinned ? cudaHostAlloc(&piece->ptr, piece->size, cudaHostAllocPortable)
-                            : is_unified     ? cudaMallocManaged(&piece->ptr, piece->size, cudaMemAttachGlobal)
-                                             : cudaMalloc(&piece->ptr, piece->size);
+                            : piece->is_managed ? cudaMallocManaged(&piece->ptr, piece->size, cudaMemAttachGlobal)
+                                                : cudaMalloc(&piece->ptr, piece->size);
     gcudai_cuda_unrelax(&scope);
     if (err == cudaSuccess) {
         return GCUDA_STATUS_SUCCESS;
@@ -23823,7 +23824,8 @@ static gcuda_status gcudai_cuda_take(struct gcudai_cuda_ledger * ledger, int dev
     piece->purpose = purpose;
     piece->ledger = ledger;
     piece->from = params.device;
-    const gcuda_status st = gcudai_cuda_obtain(piece, params.unified == GCUDA_CUDA_ON, what);
+    piece->is_managed = params.unified == GCUDA_CUDA_ON;
+    const gcuda_status st = gcudai_cuda_obtain(piece, what);
     if (st != GCUDA_STATUS_SUCCESS) {
         gcudai_cuda_unbook(ledger, purpose, size);
         GCUDAI_ZERO(*piece);
@@ -23843,7 +23845,7 @@ static gcuda_status gcudai_cuda_take_pinned(struct gcudai_cuda_ledger * ledger, 
     piece->purpose = purpose;
     piece->ledger = ledger;
     piece->from = gcudai_cuda_memory_of(ledger).pinned;
-    const gcuda_status st = gcudai_cuda_obtain(piece, false, what);
+    const gcuda_status st = gcudai_cuda_obtain(piece, what);
     if (st != GCUDA_STATUS_SUCCESS) {
         GCUDAI_ZERO(*piece);
         return st;
@@ -25666,13 +25668,16 @@ static bool gcudai_cublas_load(struct gcudai_cublas * c) {
 #undef X
 #else
     static const char * const names[] = { "libcublas.so.13", "libcublas.so.12", "cublas64_13.dll", "cublas64_12.dll" };
+    const char *library = "", *lacks = NULL;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && c->library == NULL; ++i) {
-        c->library = gcudai_dl_open(names[i]);
+        c->library = gcudai_dl_open(library = names[i]);
     }
-    bool is_ok = c->library != NULL;
-#define X(name, args) is_ok = is_ok && gcudai_dl_symbol(c->library, #name, &c->name, sizeof(c->name));
+#define X(name, args) \
+    if (c->library != NULL && lacks == NULL && !gcudai_dl_symbol(c->library, #name, &c->name, sizeof(c->name))) { lacks = #name; }
     GCUDAI_CUBLAS_FUNCTIONS(X)
 #undef X
+    if (lacks != NULL) { gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s has no %s; products do without cuBLAS", library, lacks); }
+    bool is_ok = c->library != NULL && lacks == NULL;
 #endif
     return is_ok;
 }
@@ -26944,7 +26949,7 @@ static bool gcudai_cuda_is_within_reach(const struct gcuda_tensor * t) {
         return false;
     }
     const struct gcudai_cuda_buffer * b = (const struct gcudai_cuda_buffer *) buffer->context;
-    return b->piece.ptr != NULL && b->piece.from.alloc == NULL && gcudai_cuda_memory_of(b->piece.ledger).unified != GCUDA_CUDA_ON;
+    return b->piece.ptr != NULL && b->piece.from.alloc == NULL && !b->piece.is_managed;
 }
 
 // Whether a product's operand and result go directly between the backend's device and another.

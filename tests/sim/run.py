@@ -8,7 +8,7 @@
            ThreadSanitizer on the tests with several threads
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
-           cases and all matrix products for each
+           cases, all matrix products and 100 orders for each
 
 The groups (GROUPS below) can run side by side: each builds in folders of its own.
 """
@@ -44,6 +44,7 @@ OPS = {
 # what is chosen by the capability; of the rest each capability runs its share
 OLDER_OPS = ["mul_mat_"]
 SEEDS = {"user": "2", "ci": "20", "full": "200"}  # orders of streams and threads that test-sched goes through
+OLDER_SEEDS = "40" # a few minutes for each of the older capabilities
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 
@@ -226,8 +227,9 @@ def older_tests(total, level):
     for i, capability in enumerate(CAPABILITIES):
         other = Variant(total, f"-{capability}", f"-O1 -g1 -DGCUDA_SIM_CC={capability}")
         if other.build([*PROGRAMS, "test-ops"]):
-            other.programs(EVERYTHING)
+            other.programs(EVERYTHING, GCUDA_TEST_SEEDS=OLDER_SEEDS)
             other.operations(OLDER_OPS)
+            other.seeds(100)
             other.share(i, len(CAPABILITIES))
 
 
