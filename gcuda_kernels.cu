@@ -8588,8 +8588,15 @@ static d_scan_one scan_one_of(const gcuda_ssm_scan_args & p) {
     return one;
 }
 
+// Blocks of a multiprocessor; 7.5 has room for 1024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define SCAN_ONE_BLOCKS 4
+#else
+#define SCAN_ONE_BLOCKS 5
+#endif
+
 // Single tokens: nothing to wait for but the state. A block has channels of one head.
-template <int LANES, int PER> static __global__ void __launch_bounds__(256, 5) k_ssm_scan_one(const d_scan_one p) {
+template <int LANES, int PER> static __global__ void __launch_bounds__(256, SCAN_ONE_BLOCKS) k_ssm_scan_one(const d_scan_one p) {
     const int n = p.n, lane = (int) threadIdx.x % LANES, per_head = (int) ((p.n_channels + 256 / LANES - 1) / (256 / LANES));
     FOR_ROWS(block, per_head * p.n_items) {
         const int64_t head = block / per_head, q = head / p.n_heads, c = (block - head * per_head) * (256 / LANES) + threadIdx.x / LANES;

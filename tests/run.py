@@ -129,6 +129,8 @@ def plan(level):
 def run_command(job, log_path):
     """(exit code or None for a timeout, output)"""
     env = dict(os.environ, **job.env)
+    for name in ("ARGS", "MAKEFLAGS", "MAKEOVERRIDES"):  # those of the make that runs this are no job's
+        env.pop(name, None)
     with open(log_path, "w+b") as log:
         process = subprocess.Popen(job.command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                    start_new_session=True)

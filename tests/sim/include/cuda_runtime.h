@@ -111,6 +111,16 @@ cudaError_t sim_launch(
     const cudaLaunchConfig_t * config, const void * kernel, sim_copy_arguments copy, void ** arguments);
 cudaError_t sim_func_set_shared(const void * kernel, int value);
 
+// What lay between the members of an argument would look like addresses now and then.
+template <typename T> static inline void sim_clear_padding(T & v) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&v);
+#endif
+#endif
+    (void) v;
+}
+
 // Arguments are copied now; the kernel runs when its stream comes to it.
 template <typename... P, typename... A>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, void (*kernel)(P...), A &&... args) {
@@ -118,6 +128,7 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, 
     return std::apply(
         [=](auto &... v) {
             void * at[] = { (void *) &v..., nullptr };
+            (sim_clear_padding(v), ...);
             return sim_launch(config, (const void *) kernel, sim_kernel<P...>::copy, at);
         },
         values);
