@@ -8851,16 +8851,6 @@ template <int KIND, int LANES, int PER> static __global__ void __launch_bounds__
                     if (is_in) { raw[i][l] = *(const float4 *) (at_in[i] + l * (LINEAR_BLOCK / QUARTERS) * (int64_t) p.in[i].nb[2]); }
                 }
             }
-            // memory takes longer than the tokens before: those of the next turn but one on their way to the L2 cache
-            const int ahead = 2 * LINEAR_TOKENS;
-            UNROLL for (int l = 0; l < LOADS; ++l) {
-                const int t = tid / QUARTERS + l * (LINEAR_BLOCK / QUARTERS);
-                if (tid % QUARTERS == 0 && t < LINEAR_TOKENS && t0 + ahead + t < p.n_tokens) {
-                    UNROLL for (int i = 0; i < N; ++i) {
-                        d_prefetch_l2(at_in[i] + (ahead + l * (LINEAR_BLOCK / QUARTERS)) * (int64_t) p.in[i].nb[2], 4 * n);
-                    }
-                }
-            }
             UNROLL for (int l = 0; l < VALUES; ++l) {
                 const int t = tid / LINES + l * LANES;
                 const bool is_in = t < LINEAR_TOKENS && t0 + t < p.n_tokens;
