@@ -13,10 +13,12 @@
 The groups (GROUPS below) can run side by side: each builds in folders of its own.
 """
 import argparse
+import concurrent.futures
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -66,8 +68,11 @@ def run(command, timeout=900, **env):
 
 
 class Sum:
-    def __init__(self, only):
-        self.only, self.passed, self.failed = only, 0, 0
+    """n_workers: programs at a time. At higher levels other groups and jobs run beside."""
+
+    def __init__(self, only, n_workers=1):
+        self.only, self.passed, self.failed, self.n_workers = only, 0, 0, n_workers
+        self.lock = threading.Lock()
 
     def add(self, name, code, output, counts, seconds=0.0):
         lines = [line for line in output.splitlines() if line.strip()]
@@ -77,8 +82,9 @@ class Sum:
             failed = 1
         if counts and passed + failed == 0:  # a filter that fits nothing tests nothing
             failed = 1
-        self.passed += passed
-        self.failed += failed
+        with self.lock:
+            self.passed += passed
+            self.failed += failed
         print(f"  {name}: {passed} passed, {failed} failed, {seconds:.1f} s" + (f" (exit code {code})" if code else ""), flush=True)
         if failed:
             print("\n".join("  | " + line for line in lines[-40:]), flush=True)
@@ -112,9 +118,9 @@ class Variant:
         return self.total.build(sorted({f"{self.folder}/{p}" for p in programs}), *self.variables)
 
     def programs(self, chosen, **env):
-        for name, text in chosen:
-            command = [f"{self.folder}/{name}", *(["--filter", text] if text else [])]
-            self.total.test(command, {**self.env, **env}, 4800)  # the scheduler's 200 orders
+        commands = [[f"{self.folder}/{name}", *(["--filter", text] if text else [])] for name, text in chosen]
+        with concurrent.futures.ThreadPoolExecutor(self.total.n_workers) as pool:
+            list(pool.map(lambda c: self.total.test(c, {**self.env, **env}, 4800), commands))  # the scheduler's 200 orders
 
     def operations(self, names, device="CUDA0", **env):
         for name in names:
@@ -244,7 +250,7 @@ def main():
     parser.add_argument("--group", choices=GROUPS, help="only this group")
     parser.add_argument("--only", default="", help="only commands with this text in them")
     args = parser.parse_args()
-    total = Sum(args.only)
+    total = Sum(args.only, 2 if args.level == "user" else 1)
     for name, (tests, lowest) in GROUPS.items():
         if args.group in (None, name) and LEVELS.index(lowest) <= LEVELS.index(args.level):
             tests(total, args.level)
