@@ -8548,7 +8548,7 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
                : st;
 }
 
-// What single tokens take of gcuda_ssm_scan_args, close together: every line of constants is one more wait at the beginning.
+// What single tokens take of gcuda_ssm_scan_args, close together, so that blocks begin with few reads of constants.
 struct d_scan_one {
     const char *s, *x, *dt, *a, *b, *c; // strides in bytes: of channels or elements, heads or groups, sequences
     char * y;
