@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The CUDA backend on the simulated device: builds and runs tests/sim/, the operations and the digits. `make test-sim`.
 
-    run.py [--level user|ci|full] [--group NAME] [--only TEXT]      last line: N passed, N failed
+    run.py [--level user|ci|full] [--group NAME] [--only TEXT] [--jobs N]      last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
     ci     and: 20 orders of threads and streams over a sample of operations, AddressSanitizer and UBSan on a sample,
@@ -10,7 +10,8 @@
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
            cases, all matrix products and 100 orders for each
 
-The groups (GROUPS below) can run side by side: each builds in folders of its own.
+The groups (GROUPS below) can run side by side: each builds in folders of its own. --jobs: programs at a time. On a machine with
+many processors `--level full --jobs 16` runs the groups side by side and what goes over all cases in parts.
 """
 import argparse
 import concurrent.futures
@@ -45,8 +46,7 @@ OPS = {
 }
 # what is chosen by the capability; of the rest each capability runs its share
 OLDER_OPS = ["mul_mat_"]
-SEEDS = {"user": "2", "ci": "20", "full": "200"}  # orders of streams and threads that test-sched goes through
-OLDER_SEEDS = "40" # a few minutes for each of the older capabilities
+SEEDS = {"user": "2", "ci": "20", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 
@@ -68,11 +68,12 @@ def run(command, timeout=900, **env):
 
 
 class Sum:
-    """n_workers: programs at a time. At higher levels other groups and jobs run beside."""
+    """n_workers: programs at a time, of all groups together."""
 
     def __init__(self, only, n_workers=1):
         self.only, self.passed, self.failed, self.n_workers = only, 0, 0, n_workers
         self.lock = threading.Lock()
+        self.pool = concurrent.futures.ThreadPoolExecutor(n_workers)
 
     def add(self, name, code, output, counts, seconds=0.0):
         lines = [line for line in output.splitlines() if line.strip()]
@@ -91,7 +92,7 @@ class Sum:
 
     def build(self, targets, *variables):
         start = time.monotonic()
-        n_jobs = max(2, (os.cpu_count() or 1) // 2)  # the groups, and other jobs, run beside this
+        n_jobs = max(2, (os.cpu_count() or 1) // 2, self.n_workers)  # the groups, and other jobs, run beside this
         code, output = run(["make", "-s", "--no-print-directory", f"-j{n_jobs}", *variables, *targets], 3600)
         if code != 0:
             self.add("build", 1, output, False, time.monotonic() - start)
@@ -99,9 +100,7 @@ class Sum:
             print(f"  built in {time.monotonic() - start:.1f} s", flush=True)
         return code == 0
 
-    def test(self, command, env, timeout=900):
-        if self.only and self.only not in " ".join(command):
-            return
+    def test(self, command, env, timeout):
         start = time.monotonic()
         code, output = run(command, timeout, **env)
         self.add(" ".join(command), code, output, True, time.monotonic() - start)
@@ -111,53 +110,65 @@ class Variant:
     """One way of building it all: a folder and the compiler's flags."""
 
     def __init__(self, total, name, flags="", env=None):
-        self.total, self.folder, self.env = total, f"build/sim{name}", env or {}
+        self.total, self.folder, self.env, self.jobs = total, f"build/sim{name}", env or {}, []
         self.variables = [f"SIM={self.folder}", f"SIM_CFLAGS={flags}"] if flags else []
 
     def build(self, programs):
         return self.total.build(sorted({f"{self.folder}/{p}" for p in programs}), *self.variables)
 
+    def test(self, program, *arguments, timeout=900, **env):
+        """Runs it when a worker is free."""
+        command = [f"{self.folder}/{program}", *arguments]
+        if self.total.only in " ".join(command):
+            self.jobs.append(self.total.pool.submit(self.total.test, command, {**self.env, **env}, timeout))
+
+    def wait(self):
+        for job in self.jobs:
+            job.result()
+
     def programs(self, chosen, **env):
-        commands = [[f"{self.folder}/{name}", *(["--filter", text] if text else [])] for name, text in chosen]
-        with concurrent.futures.ThreadPoolExecutor(self.total.n_workers) as pool:
-            list(pool.map(lambda c: self.total.test(c, {**self.env, **env}, 4800), commands))  # the scheduler's 200 orders
+        for name, text in chosen:
+            self.test(name, *(["--filter", text] if text else []), timeout=4800, **env)  # the scheduler's 200 orders
 
     def operations(self, names, device="CUDA0", **env):
         for name in names:
-            command = [f"{self.folder}/test-ops", *(["--filter", name] if name else [])]
-            self.total.test(command, {"GCUDA_TEST_BACKEND": device, **self.env, **env}, 5400)
+            if name:
+                self.test("test-ops", "--filter", name, timeout=5400, GCUDA_TEST_BACKEND=device, **env)
+            else:
+                self.share(0, 1, **env)
 
     def share(self, i, n, **env):
-        """The i-th of n parts of all cases."""
-        self.total.test([f"{self.folder}/test-ops", "--part", f"{i}/{n}"], {"GCUDA_TEST_BACKEND": "CUDA0", **self.env, **env}, 3000)
+        """The i-th of n parts of all cases, in as many commands as are of use."""
+        n_parts = 1 if n > 10 or self.total.n_workers <= 2 else 4 * self.total.n_workers
+        for part in range(i, n * n_parts, n):
+            self.test("test-ops", "--part", f"{part}/{n * n_parts}", timeout=5400, GCUDA_TEST_BACKEND="CUDA0", **env)
 
     def captured(self):
         """A sample of all cases as CUDA graphs, and what also runs on hardware."""
         self.share(7, 200, GCUDA_TEST_CAPTURE="1")
-        self.total.test([f"{self.folder}/test-device"], {"GCUDA_SIM_DEVICES": "2", **self.env})
+        self.test("test-device", GCUDA_SIM_DEVICES="2")
 
     def shapes(self):
         """Random shapes against the CPU; the tests of large tensors, with small ones."""
-        self.total.test([f"{self.folder}/test-random"], self.env, 1200)
-        self.total.test([f"{self.folder}/test-large"], self.env)
+        self.test("test-random", timeout=1200)
+        self.test("test-large")
 
     def seeds(self, n):
         for seed in range(2, n + 2):
-            print(f"  seed {seed}")
+            print(f"  seed {seed}", flush=True)
             self.operations([OPS_SEEDS[seed % len(OPS_SEEDS)]], GCUDA_SIM_SEED=str(seed))
 
 
 def digits(total):
-    if total.build(["build/sim/digits"]):
-        start = time.monotonic()
-        right = []
-        for device in ("CUDA0", "CPU"):
-            code, output = run(["build/sim/digits", "--backend", device, "--epochs", "8"])
-            found = re.search(r"([\d.]+) % of the test digits are recognised", output)
-            right.append(float(found[1]) if found else 0.0)
-            if code == 0 and (right[-1] < 90.0 or abs(right[-1] - right[0]) > 1.0 or f"on {device}" not in output):
-                code, output = 1, output + f"\nwanted: on {device}, 90 % or more, within 1 % of what CUDA0 had: {right[0]}"
-            total.add(f"digits on {device}", code, output, False, time.monotonic() - start)
+    start = time.monotonic()
+    right = []
+    for device in ("CUDA0", "CPU"):
+        code, output = run(["build/sim/digits", "--backend", device, "--epochs", "8"])
+        found = re.search(r"([\d.]+) % of the test digits are recognised", output)
+        right.append(float(found[1]) if found else 0.0)
+        if code == 0 and (right[-1] < 90.0 or abs(right[-1] - right[0]) > 1.0 or f"on {device}" not in output):
+            code, output = 1, output + f"\nwanted: on {device}, 90 % or more, within 1 % of what CUDA0 had: {right[0]}"
+        total.add(f"digits on {device}", code, output, False, time.monotonic() - start)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
@@ -188,18 +199,18 @@ def faults_are_complete(total, file):
 def plain_tests(total, level):
     plain = Variant(total, "")
     programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
-    if plain.build([*programs, "test-ops", "test-device", *SHAPES]):
+    if plain.build([*programs, "test-ops", "test-device", *SHAPES, "digits"]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
         plain.programs([(p, "") for p in programs if p not in ours])
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
-        if not total.only:
-            faults_are_complete(total, faults)
         plain.operations(OPS[level], **slow)
         plain.captured()
         plain.shapes()
+        if total.only in "digits":
+            plain.jobs.append(total.pool.submit(digits, total))
         if level != "user":
             plain.share(7, 10 if level == "full" else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
             plain.operations(["conv_2d_dw/F32"], GCUDA_TEST_CUT="1")
@@ -207,7 +218,9 @@ def plain_tests(total, level):
             plain.seeds(100 if level == "full" else 20)
         if level == "full":
             plain.operations(OPS["ci"], "CUDA3", GCUDA_SIM_DEVICES="4", GCUDA_SIM_MEMORY_MB="512")
-    digits(total)
+        plain.wait()
+        if not total.only:
+            faults_are_complete(total, faults)
 
 
 def asan_tests(total, level):
@@ -221,22 +234,25 @@ def asan_tests(total, level):
     elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-ops"]):
         asan.programs(ASAN_SAMPLE)
         asan.operations(ASAN_OPS)
+    asan.wait()
 
 
 def tsan_tests(total, level):
     tsan = Variant(total, "-tsan", TSAN, TSAN_ENV)
     if tsan.build([p for p, _ in TSAN_SAMPLE]):
         tsan.programs(TSAN_SAMPLE)
+    tsan.wait()
 
 
 def older_tests(total, level):
     for i, capability in enumerate(CAPABILITIES):
         other = Variant(total, f"-{capability}", f"-O1 -g1 -DGCUDA_SIM_CC={capability}")
         if other.build([*PROGRAMS, "test-ops"]):
-            other.programs(EVERYTHING, GCUDA_TEST_SEEDS=OLDER_SEEDS)
+            other.programs(EVERYTHING, GCUDA_TEST_SEEDS=SEEDS["older"])
             other.operations(OLDER_OPS)
             other.seeds(100)
             other.share(i, len(CAPABILITIES))
+        other.wait()
 
 
 # name: (what it runs, the lowest level that it belongs to)
@@ -249,11 +265,15 @@ def main():
     parser.add_argument("--level", choices=LEVELS, default="user")
     parser.add_argument("--group", choices=GROUPS, help="only this group")
     parser.add_argument("--only", default="", help="only commands with this text in them")
+    parser.add_argument("--jobs", type=int, default=0)
     args = parser.parse_args()
-    total = Sum(args.only, 2 if args.level == "user" else 1)
-    for name, (tests, lowest) in GROUPS.items():
-        if args.group in (None, name) and LEVELS.index(lowest) <= LEVELS.index(args.level):
-            tests(total, args.level)
+    # by itself one program at a time beside other groups and jobs, but at level user, where there is little beside
+    total = Sum(args.only, args.jobs or (2 if args.level == "user" else 1))
+    groups = [tests for name, (tests, lowest) in GROUPS.items()
+              if args.group in (None, name) and LEVELS.index(lowest) <= LEVELS.index(args.level)]
+    with concurrent.futures.ThreadPoolExecutor(len(groups) if args.jobs > 2 else 1) as pool:
+        for done in [pool.submit(tests, total, args.level) for tests in groups]:
+            done.result()
     print(f"{total.passed} passed, {total.failed} failed")
     return 1 if total.failed else 0
 
