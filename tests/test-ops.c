@@ -10,4 +10,5 @@
 #include "ops-attention.h"
 #include "ops-conv.h"
 #include "ops-recurrent.h"
+#include "ops-mixed.h"
 #include "ops-refuse.h"

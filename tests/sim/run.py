@@ -41,7 +41,7 @@ SHAPES = ["test-random", "test-large"] # of tests/hw
 OPS = {
     "user": ["add/", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal"],
     "ci": ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "cpy", "repeat", "sum",
-           "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu"],
+           "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu", "mixed"],
     "full": [""],
 }
 # what is chosen by the capability; of the rest each capability runs its share
