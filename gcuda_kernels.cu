@@ -775,6 +775,27 @@ template <bool IS_F16> static inline __device__ float d_word_product(uint32_t a,
     return IS_F16 ? d_low(a) * d_low(b) + d_low(a >> 16) * d_low(b >> 16) : __uint_as_float(a) * __uint_as_float(b);
 }
 
+// What older devices do without the instructions: word by word from the lanes that have it. Rolled: in the tiles of a convolution it
+// would be millions of instructions.
+template <bool IS_F16> static inline __device__ void d_mma_words_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
+    const int lane = (int) threadIdx.x % 32, row = lane & 28, column = lane % 4 * 8;
+    NO_UNROLL for (int k = 0; k < 4; ++k) {
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 where i is odd, word +4 where i >= 2
+            for (int j = 0; j < 2; ++j) {
+                c[i % 2 * 2 + j] += d_word_product<IS_F16>(w, __shfl_sync(0xffffffffu, b[i / 2], column + 4 * j + k));
+            }
+        }
+    }
+}
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 750 && __CUDA_ARCH__ < 800
+static inline __device__ void d_mma_f16_of_8(float * c, const uint32_t * a, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+#endif
+
 template <bool IS_F16> static inline __device__ void d_mma_words(float * c, const uint32_t * a, const uint32_t * b) {
 #if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
     if (IS_F16) {
@@ -788,16 +809,15 @@ template <bool IS_F16> static inline __device__ void d_mma_words(float * c, cons
     }
 #elif defined(GCUDAI_SIM)
     IS_F16 ? sim_mma_f16(c, a, b, c) : sim_mma_tf32(c, a, b, c);
-#else // older devices: word by word from the lanes that have it
-    const int lane = (int) threadIdx.x % 32, row = lane & 28, column = lane % 4 * 8;
-    for (int k = 0; k < 4; ++k) {
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t w = __shfl_sync(0xffffffffu, a[i], row + k); // row +8 where i is odd, word +4 where i >= 2
-            for (int j = 0; j < 2; ++j) {
-                c[i % 2 * 2 + j] += d_word_product<IS_F16>(w, __shfl_sync(0xffffffffu, b[i / 2], column + 4 * j + k));
-            }
-        }
+#elif __CUDA_ARCH__ >= 750
+    if (IS_F16) { // 8 deep each
+        d_mma_f16_of_8(c, a, b[0]);
+        d_mma_f16_of_8(c, a + 2, b[1]);
+    } else {
+        d_mma_words_shuffled<IS_F16>(c, a, b);
     }
+#else
+    d_mma_words_shuffled<IS_F16>(c, a, b);
 #endif
 }
 
