@@ -1984,7 +1984,7 @@ GCUDA_API struct gcuda_tensor * gcuda_xielu(struct gcuda_context * ctx, struct g
 //   SWIGLU_OAI   x' S(alpha x') (g' + 1) with x' = min(x, limit), g' = min(max(g, -limit), limit)
 // REGLU is 0 wherever x is not positive, also when g is infinite or NaN.
 //
-//   a, b     F32, F16 or BF16, rows packed; split: the same shape and type
+//   a, b     F32, F16 or BF16, rows packed; split: the same shape
 //   returns  [ne0/2, ...], split [ne0, ...], type of a, contiguous. An odd ne0 leaves the last element unused
 enum gcuda_glu_op {
     GCUDA_GLU_OP_REGLU = 0,
@@ -2196,7 +2196,7 @@ GCUDA_API struct gcuda_tensor * gcuda_top_k(struct gcuda_context * ctx, struct g
 //   a         [n, rows, heads, batch]  F32, F16 or BF16, contiguous
 //   mask      NULL, or [n, >= rows, m2, m3] F32, F16 or BF16, contiguous; m2 divides heads, m3 divides batch
 //   max_bias  > 0 wants a mask
-//   sinks     [heads] F32
+//   sinks     [heads] F32, F16 or BF16
 //   returns   shape and type of a, contiguous; inplace: a view of a
 // gcuda_soft_max_add_sinks changes a soft_max node; sinks that do not fit are an error here and again when the graph is
 // computed. NULL takes them away.
@@ -2233,7 +2233,7 @@ GCUDA_API struct gcuda_tensor * gcuda_soft_max_ext_back_inplace(struct gcuda_con
 //
 //   a         [D, heads, tokens, batch]  F32, F16 or BF16
 //   b         I32 positions [tokens]; modes with 8 set: [4 tokens], planes of time, height, width, extra
-//   c         NULL, or F32 factors that divide the angle of pair j, one for each pair at least
+//   c         NULL, or F32, F16 or BF16 factors that divide the angle of pair j, one for each pair at least
 //   n_dims    even, 2 to D; VISION: D / 2
 //   mode      which elements are pairs, see below
 //   sections  pairs per plane, in turn; one of the first three > 0, sum at most D
@@ -2452,7 +2452,7 @@ GCUDA_API struct gcuda_tensor * gcuda_flash_attn_ext(struct gcuda_context * ctx,
 // F32: products may not be accumulated in F16, on any backend.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_set_prec(struct gcuda_tensor * a, enum gcuda_prec prec);
 GCUDA_API enum gcuda_prec gcuda_flash_attn_ext_get_prec(const struct gcuda_tensor * a);
-// A logit per head that takes part in the softmax and has no value. sinks [H] F32; NULL takes them away again.
+// A logit per head that takes part in the softmax and has no value. sinks [H] F32, F16 or BF16; NULL takes them away again.
 // Fails, and changes nothing: a is no flash_attn_ext, another type, fewer or more than H.
 GCUDA_API gcuda_status gcuda_flash_attn_ext_add_sinks(struct gcuda_tensor * a, struct gcuda_tensor * sinks);
 
@@ -13436,7 +13436,7 @@ static gcuda_status gcudai_glu_check(const struct gcuda_tensor * y) {
     if (b == NULL) {
         return gcudai_want_shape(y, a->ne[0] / 2, a->ne[1], a->ne[2], a->ne[3]);
     }
-    GCUDAI_TRY(gcudai_want_type(y, b, a->type));
+    GCUDAI_TRY(gcudai_want_float(y, b));
     GCUDAI_TRY(gcudai_want_rows(y, b));
     GCUDAI_WANT(y, gcuda_are_same_shape(a, b), "a and b differ in shape");
     return gcudai_want_like(y, a);
@@ -14740,7 +14740,7 @@ static gcuda_status gcudai_soft_max_check(const struct gcuda_tensor * y) {
     GCUDAI_WANT(y, max_bias <= 0.0f || (max_bias > 0.0f && y->src[1] != NULL),
         "max_bias is %g, want 0, or more and a mask", (double) max_bias);
     if (sinks != NULL) {
-        GCUDAI_TRY(gcudai_want_type(y, sinks, GCUDA_TYPE_F32));
+        GCUDAI_TRY(gcudai_want_float(y, sinks));
         GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == y->ne[2], "want one sink for each of %lld heads",
             (long long) y->ne[2]);
     }
@@ -14786,9 +14786,7 @@ static struct gcudai_soft_max_row gcudai_soft_max_row_at(const struct gcuda_soft
     row.slope = gcudai_alibi_slope(p->max_bias, p->x.ne[2], i2);
     row.sink = -INFINITY;
     if (p->sinks.data) {
-        float sink;
-        memcpy(&sink, (const char *) p->sinks.data + (size_t) i2 * p->sinks.nb[0], sizeof(sink));
-        row.sink = (double) sink;
+        row.sink = (double) gcudai_load1(p->sinks.type, (const char *) p->sinks.data + (size_t) i2 * p->sinks.nb[0], 0);
     }
     return row;
 }
@@ -15115,7 +15113,7 @@ static gcuda_status gcudai_rope_check(const struct gcuda_tensor * y) {
         "want %d position(s) for each of %lld tokens",
                 (int) per_token, (long long) y->ne[2]);
     if (factors != NULL) {
-        GCUDAI_TRY(gcudai_want_type(y, factors, GCUDA_TYPE_F32));
+        GCUDAI_TRY(gcudai_want_float(y, factors));
         GCUDAI_WANT(y, gcuda_is_vector(factors) && factors->ne[0] >= gcudai_rope_n_pairs(n_dims, mode),
             "want %lld frequency factors",
                     (long long) gcudai_rope_n_pairs(n_dims, mode));
@@ -15204,7 +15202,7 @@ static void gcudai_rope_pairs(
         int64_t power = j;
         float factor = 1.0f;
         if (p->factors.data != NULL) {
-            memcpy(&factor, (const char *) p->factors.data + (size_t) j * p->factors.nb[0], sizeof(factor));
+            factor = gcudai_load1(p->factors.type, (const char *) p->factors.data + (size_t) j * p->factors.nb[0], 0);
         }
         pairs[j].plane = (p->mode & 8) != 0 ? gcudai_rope_plane(p, j, &power) : 0;
         const double mix = gcudai_yarn_mix(p, j);
@@ -16410,7 +16408,7 @@ static gcuda_status gcudai_flash_attn_ext_check(const struct gcuda_tensor * y) {
         GCUDAI_TRY(gcudai_flash_attn_check_mask(y));
     }
     if (sinks != NULL) {
-        GCUDAI_TRY(gcudai_want_type(y, sinks, GCUDA_TYPE_F32));
+        GCUDAI_TRY(gcudai_want_float(y, sinks));
         GCUDAI_TRY(gcudai_want_contiguous(y, sinks));
         GCUDAI_WANT(y, gcuda_is_vector(sinks) && sinks->ne[0] == q->ne[2], "%lld sinks for %lld heads",
             (long long) sinks->ne[0], (long long) q->ne[2]);
@@ -16659,7 +16657,7 @@ static void gcudai_attn_store(const struct gcuda_flash_attn_ext_args * p, int64_
     float * y = (float *) (void *) gcudai_at(&p->y, h, token, s);
     float scale = max == -HUGE_VALF && sum == 0.0f ? 0.0f : 1.0f / sum;
     if (p->sinks.data != NULL && scale != 0.0f) {
-        const float sink = ((const float *) p->sinks.data)[h], top = sink > max ? sink : max;
+        const float sink = gcudai_load1(p->sinks.type, (const char *) p->sinks.data, h), top = sink > max ? sink : max;
         const float shrink = expf(max - top);
         scale = shrink / (sum * shrink + expf(sink - top));
     }

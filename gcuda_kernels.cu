@@ -2882,7 +2882,7 @@ template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const til
 }
 
 template <int OP> static gcuda_status glu(const gcuda_glu_args & p, gcuda_stream stream) {
-    if (!is_wide(p.x) || !is_wide(p.g) || !is_wide(p.y)) {
+    if (p.x.type != p.y.type || p.g.type != p.y.type || !is_wide(p.x) || !is_wide(p.g) || !is_wide(p.y)) {
         return launch_tiles(k_glu<OP>, tiles_of(p.y, 1, 4), stream, p);
     }
     return with_float(p.y.type, [&](auto v) {
@@ -5572,7 +5572,7 @@ static __device__ d_rope_pair d_rope_pair_of(const gcuda_rope_args & p, const d_
     }
     double freq = exp2((double) power * plan.step) * ((double) p.freq_scale * (1.0 - mix) + mix);
     if (p.factors.data != nullptr) {
-        freq /= (double) *(const float *) ((const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
+        freq /= (double) d_load(p.factors.type, (const char *) p.factors.data + j * (int64_t) p.factors.nb[0]);
     }
     return { freq, at };
 }
@@ -15965,7 +15965,7 @@ static __global__ void __launch_bounds__(256) k_flash_attn(const gcuda_flash_att
             mask[i] = is_query[i] && p.mask.data != nullptr ? d_at(p.mask, 0, token, head % p.mask.ne[2], s % p.mask.ne[3]) : nullptr;
             const bool has_sink = is_query[i] && p.sinks.data != nullptr && !p.is_begun, goes_on = is_query[i] && p.is_begun;
             const float * running = goes_on ? (const float *) d_at(p.running, 0, head, token, s) : nullptr;
-            max[i] = has_sink ? *(const float *) d_at(p.sinks, head, 0, 0, 0) : goes_on ? running[0] : -INFINITY;
+            max[i] = has_sink ? d_load(p.sinks.type, d_at(p.sinks, head, 0, 0, 0)) : goes_on ? running[0] : -INFINITY;
             sum[i] = has_sink ? 1.0f : goes_on ? running[1] : 0.0f;
             float * y = is_query[i] ? (float *) d_at(p.y, 0, head, token, s) : nullptr;
             acc[i] = dv <= ATTN_HELD ? held + (2 * warp + i) * ATTN_HELD : y;

@@ -1,8 +1,8 @@
 // Mixtures of F32, F16 and BF16 among the sources of one node. Each source in each type has its cases beside its operation;
 // these are for kernels that could take the type of one source for that of another.
 //
-// Any mixture is accepted of the sources written as * below. What else is a floating source has to be F32 (sinks, frequency
-// factors, states, gradients of a loss, all of an optimizer step) or of the type of its neighbour (set, concat, glu).
+// Any mixture is accepted of the sources written as * below. What else is a floating source has to be F32 (states, the gradient
+// of a loss, all of an optimizer step) or of the type of its neighbour (set, concat).
 #ifndef OPS_MIXED_H
 #define OPS_MIXED_H
 
@@ -122,6 +122,12 @@ TEST(mixed_elementwise) {
     const struct op_test silu = { .n_in = 2, .build = build_silu_back, .ref = ref_silu_back, .max_nmse = 1e-7, .reuse = 3,
         .in = { { .layouts = LAYOUT_TRANSPOSED }, { .lo = -8, .hi = 8, .layouts = LAYOUT_TRANSPOSED } } };
     mixed_run("*,*", "256,3|256,3 9,5,4,3|9,5,4,3", "silu_back", silu);
+    for (int op = 0; op < 6; ++op) {
+        const struct glu_p p = { op, false, 1.702, 7.0 };
+        const struct op_test glu = { .n_in = 2, .build = build_glu_split, .ref = ref_glu, .p = &p, .max_nmse = 1e-7, .reuse = 3,
+            .in = { { .lo = -4, .hi = 4, .layouts = LAYOUT_GAPS }, { .lo = -4, .hi = 4, .layouts = LAYOUT_GAPS } } };
+        mixed_run("*,*", "256,3|256,3 7,5,2|7,5,2", glu_names[op], glu);
+    }
 }
 
 TEST(mixed_rows) { // acc, set_rows
@@ -156,8 +162,8 @@ TEST(mixed_norms) { // rms_norm_back, soft_max and back, cross_entropy_loss and 
     mixed_run("*,*", "64,5,2 257,2 5001", "rms_norm_back", back);
     static const struct p_soft_max masked = { 0.1f, 8.0f, 1, 0 }, both = { 0.1f, 0.0f, 1, 2 }, sinks = { 0.5f, 0.0f, 0, 1 };
     soft_max_cases(mixed_types("*,*"), "16,15|16,15 257,3,4|257,4 1024,5,2,2|1024,5,1,2", "alibi", &masked, fill_mask);
-    soft_max_cases(mixed_types("*,*,F32"), "17,5,4,2|17,6,2,1|4 20008,2,2|20008,2|2", "mask-sinks", &both, fill_mask);
-    soft_max_cases(mixed_types("*,F32"), "17,5,4,2|4 257,2,3|3", "sinks", &sinks, NULL);
+    soft_max_cases(mixed_types("*,*,*"), "17,5,4,2|17,6,2,1|4 20008,2,2|20008,2|2", "mask-sinks", &both, fill_mask);
+    soft_max_cases(mixed_types("*,*"), "17,5,4,2|4 257,2,3|3", "sinks", &sinks, NULL);
     const struct op_test soft = { .n_in = 2, .build = build_soft_max_back, .inplace = inplace_soft_max_back,
         .ref = ref_soft_max_back, .p = &masked, .max_nmse = 1e-7, .reuse = 3, .in = { { 0 }, { .lo = 0.0, .hi = 1.0 } } };
     mixed_run("*,*", "7,5 256,3,2 5001,2", "soft_max_back", soft);
@@ -200,14 +206,14 @@ TEST(mixed_products_quantized) { // every weight type with activations of 16 bit
 }
 
 // ---------------------------------------------------------------------------------------------------- attention
-TEST(mixed_attention) { // one query, a few, a tile of them; heads that share keys; sinks are F32
+TEST(mixed_attention) { // one query, a few, a tile of them; heads that share keys
     static const struct p_flash_attn plain = { 0.125f, 0.0f, 0.0f, 0, 0, 0, 0 }, mask = { 0.125f, 0.0f, 0.0f, 3, 0, 0, 0 },
         alibi = { 0.125f, 8.0f, 0.0f, 3, 4, 0, 0 }, exact = { 0.125f, 0.0f, 0.0f, 3, 0, 1, 0 },
         inside = { 0.2f, 0.0f, 0.0f, 2, 0, 0, 32 };
     flash_attn_cases(mixed_types("*,*,*>F32"), "64,1,4|64,35,2|64,35,2 40,9,2|40,33,2|40,33,2", "plain", &plain, 0, NULL);
     flash_attn_cases(mixed_types("*,*,*,*>F32"), "128,1,4|128,70,2|128,70,2|70,1 64,5,4,2|64,35,2,2|48,35,2,2|35,6,1,2 80,20,2|80,64,1|80,64,1|64,20",
         "mask", &mask, LAYOUT_GAPS, fill_mask);
-    flash_attn_cases(mixed_types("*,*,*,*,F32>F32"), "96,3,4|96,37,2|96,37,2|37,3|4 64,1,8|64,113,1|64,113,1|113,1|8", "alibi", &alibi, 0,
+    flash_attn_cases(mixed_types("*,*,*,*,*>F32"), "96,3,4|96,37,2|96,37,2|37,3|4 64,1,8|64,113,1|64,113,1|113,1|8", "alibi", &alibi, 0,
         fill_mask);
     flash_attn_cases(mixed_types("*,*,*,*>F32"), "64,5,4|64,35,2|64,35,2|35,5", "exact", &exact, 0, fill_mask);
     flash_attn_cases(mixed_types("*,*,*>F32"), "64,3,4|64,64,2|64,3", "v-in-k", &inside, 0, fill_mask);
@@ -215,11 +221,11 @@ TEST(mixed_attention) { // one query, a few, a tile of them; heads that share ke
         fill_mask);
 }
 
-TEST(mixed_rope) { // frequency factors are F32
+TEST(mixed_rope) {
     static const int modes[] = { 0, 2, 8, 40, 24 };
     for (int i = 0; i < 10; ++i) {
         const struct p_rope p = rope_params(modes[i / 2], modes[i / 2] == 24 ? 40 : 20, 4096, 0.25f, 1.0f, 1.0f, 32.0f, 1.0f, i % 2);
-        rope_cases(mixed_types("*,I32,F32"), modes[i / 2] & 8 ? "80,2,3,2|12|40" : "80,2,3,2|3|10",
+        rope_cases(mixed_types("*,I32,*"), modes[i / 2] & 8 ? "80,2,3,2|12|40" : "80,2,3,2|3|10",
             tagf("mode=%d%s", modes[i / 2], i % 2 ? ",back" : ""), &p, true, 0);
     }
 }
