@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """The CUDA backend on the simulated device: builds and runs tests/sim/, the operations and the digits. `make test-sim`.
 
-    run.py [--level user|ci|full] [--group NAME] [--only TEXT] [--jobs N]      last line: N passed, N failed
+    run.py [--level user|ci|full] [--group NAME] [--only TEXT] [--jobs N] [--seed N]      last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
-    ci     and: 20 orders of threads and streams over a sample of operations, AddressSanitizer and UBSan on a sample,
-           ThreadSanitizer on the tests with several threads
+    ci     and: 20 orders of threads and streams over a sample of operations; AddressSanitizer and UBSan on a sample of the
+           simulator's tests and on an eighth of all cases, in an order of threads of its own: both come from --seed, which is
+           another one each time and printed; ThreadSanitizer on the tests with several threads
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
-           cases, all matrix products and 100 orders for each
+           cases, all families that ask for the capability and 100 orders for each
 
 The groups (GROUPS below) can run side by side: each builds in folders of its own. --jobs: programs at a time. On a machine with
 many processors `--level full --jobs 16` runs the groups side by side and what goes over all cases in parts.
@@ -44,15 +45,15 @@ OPS = {
            "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu", "mixed"],
     "full": [""],
 }
-# what is chosen by the capability; of the rest each capability runs its share
-OLDER_OPS = ["mul_mat_"]
+# what is chosen by the capability, or by how much shared memory it has; of the rest each capability runs its share
+OLDER_OPS = ["mul_mat_", "out_prod", "conv_", "ssm_scan", "flash_attn"]
 SEEDS = {"user": "2", "ci": "20", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
 
 # name of the program, and what of it
 ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", "")]
-ASAN_OPS = ["get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "repeat", "sum"]
+ASAN_PARTS = 8  # of all cases, of which level ci takes one
 TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memory", "threads"), ("test-split", "threads"), ("test-plan", "threads"),
                ("test-sim-memory", "semaphores"), ("test-sim-graph", "threads")]
 
@@ -68,10 +69,10 @@ def run(command, timeout=900, **env):
 
 
 class Sum:
-    """n_workers: programs at a time, of all groups together."""
+    """n_workers: programs at a time, of all groups together. seed: of what differs from run to run."""
 
-    def __init__(self, only, n_workers=1):
-        self.only, self.passed, self.failed, self.n_workers = only, 0, 0, n_workers
+    def __init__(self, only, n_workers=1, seed=1):
+        self.only, self.passed, self.failed, self.n_workers, self.seed = only, 0, 0, n_workers, seed
         self.lock = threading.Lock()
         self.pool = concurrent.futures.ThreadPoolExecutor(n_workers)
 
@@ -225,15 +226,16 @@ def plain_tests(total, level):
 
 def asan_tests(total, level):
     asan = Variant(total, "-asan", ASAN, ASAN_ENV)
+    print(f"seed {total.seed}: once more with --group asan --seed {total.seed}", flush=True)
     if level == "full":
         if asan.build([*PROGRAMS, "test-ops", "test-device", *SHAPES]):
             asan.programs(EVERYTHING)
-            asan.operations(OPS["full"])
+            asan.operations(OPS["full"], GCUDA_SIM_SEED=str(total.seed))
             asan.captured()
             asan.shapes()
     elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-ops"]):
         asan.programs(ASAN_SAMPLE)
-        asan.operations(ASAN_OPS)
+        asan.share(total.seed % ASAN_PARTS, ASAN_PARTS, GCUDA_SIM_SEED=str(total.seed))
     asan.wait()
 
 
@@ -266,9 +268,10 @@ def main():
     parser.add_argument("--group", choices=GROUPS, help="only this group")
     parser.add_argument("--only", default="", help="only commands with this text in them")
     parser.add_argument("--jobs", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 1000000 + 1, help="of what differs from run to run, above 0")
     args = parser.parse_args()
     # by itself one program at a time beside other groups and jobs, but at level user, where there is little beside
-    total = Sum(args.only, args.jobs or (2 if args.level == "user" else 1))
+    total = Sum(args.only, args.jobs or (2 if args.level == "user" else 1), max(args.seed, 1))
     groups = [tests for name, (tests, lowest) in GROUPS.items()
               if args.group in (None, name) and LEVELS.index(lowest) <= LEVELS.index(args.level)]
     with concurrent.futures.ThreadPoolExecutor(len(groups) if args.jobs > 2 else 1) as pool:
