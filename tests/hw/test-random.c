@@ -31,6 +31,16 @@ static enum gcuda_type float_type(struct drawn * d) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
     return types[below(d, 4)];
 }
+static enum gcuda_type plain_type(struct drawn * d) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32 };
+    return often(d) ? float_type(d) : types[below(d, 4)];
+}
+static enum gcuda_type block_type(struct drawn * d) { // those with a quantizer, to have something to fill them with
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0,
+        GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
+        GCUDA_TYPE_IQ4_XS };
+    return types[below(d, 13)];
+}
 
 static int64_t extent(struct drawn * d, int64_t most) {
     static const int64_t some[] = { 1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 66, 96, 100, 127, 128, 130, 192,
@@ -89,11 +99,23 @@ static struct gcuda_tensor * packed(struct drawn * d, enum gcuda_type type, enum
     const int64_t ne[4] = { ne0, ne1, ne2, ne3 };
     return whole(d, type, ne, content, limit);
 }
-static struct gcuda_tensor * any(struct drawn * d) {
+static struct gcuda_tensor * any_of(struct drawn * d, enum gcuda_type type) {
     int64_t ne[4];
-    const enum gcuda_type type = float_type(d);
     shape(d, ne);
     return input(d, type, ne);
+}
+static struct gcuda_tensor * any(struct drawn * d) { return any_of(d, float_type(d)); }
+static struct gcuda_tensor * any_plain(struct drawn * d) { return any_of(d, plain_type(d)); }
+static struct gcuda_tensor * any_packed(struct drawn * d, enum gcuda_type type, enum content content) {
+    int64_t ne[4];
+    shape(d, ne);
+    return whole(d, type, ne, content, 0);
+}
+static struct gcuda_tensor * like(struct drawn * d, const struct gcuda_tensor * a, enum content content) { // packed
+    return a == NULL ? NULL : whole(d, a->type, a->ne, content, 0);
+}
+static int64_t blocks(struct drawn * d, enum gcuda_type type, int most) { // elements of a few of them
+    return gcuda_blck_size(type) * (1 + below(d, gcuda_blck_size(type) > 32 ? (most + 7) / 8 : most));
 }
 
 // =====================================================================================================================
@@ -125,7 +147,10 @@ static struct gcuda_tensor * draw_binary(struct drawn * d) {
 }
 static struct gcuda_tensor * draw_map(struct drawn * d) {
     struct gcuda_tensor * a = any(d);
-    switch (below(d, 5)) {
+    switch (below(d, 8)) {
+        case 5: return gcuda_clamp(d->ctx, a, -0.5f, 0.25f);
+        case 6: return gcuda_fill(d->ctx, a, 0.3f);
+        case 7: return gcuda_add1(d->ctx, a, packed(d, GCUDA_TYPE_F32, FLOATS, 0, 1, 1, 1, 1));
         case 0: return gcuda_scale_bias(d->ctx, a, 0.7f, 0.1f);
         case 1: return gcuda_sqr(d->ctx, a);
         case 2: return gcuda_sin(d->ctx, a);
@@ -134,8 +159,15 @@ static struct gcuda_tensor * draw_map(struct drawn * d) {
     }
 }
 static struct gcuda_tensor * draw_cpy(struct drawn * d) {
-    struct gcuda_tensor * a = any(d), * b = a == NULL ? NULL : input(d, float_type(d), a->ne);
+    struct gcuda_tensor * a = any_plain(d), * b = a == NULL ? NULL : input(d, float_type(d), a->ne);
     return gcuda_cpy(d->ctx, a, b);
+}
+static struct gcuda_tensor * draw_cpy_blocks(struct drawn * d) { // to blocks, from them, and as they are
+    const enum gcuda_type type = block_type(d);
+    const int64_t ne[4] = { blocks(d, type, 8), 1 + below(d, 5), 1 + below(d, 3), 1 + below(d, 2) };
+    const int what = below(d, 4);
+    d->max_nmse = 0.01; // a code may be the next one, which is a third of what two bits tell apart
+    return gcuda_cpy(d->ctx, input(d, what == 0 ? type : float_type(d), ne), whole(d, what == 1 ? float_type(d) : type, ne, FLOATS, 0));
 }
 static struct gcuda_tensor * draw_cont(struct drawn * d) { // transposes above all
     static const enum gcuda_type types[] = { GCUDA_TYPE_I8, GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_F64, GCUDA_TYPE_I16 };
@@ -146,7 +178,7 @@ static struct gcuda_tensor * draw_cont(struct drawn * d) { // transposes above a
     return gcuda_cont(d->ctx, gcuda_permute(d->ctx, a, axis[0], axis[1], axis[2], axis[3]));
 }
 static struct gcuda_tensor * draw_repeat(struct drawn * d) {
-    struct gcuda_tensor * a = any(d);
+    struct gcuda_tensor * a = any_plain(d);
     const int n0 = 1 + below(d, 3), n1 = 1 + below(d, 3), n3 = 1 + below(d, 2);
     return a == NULL ? NULL : gcuda_repeat_4d(d->ctx, a, a->ne[0] * n0, a->ne[1] * n1, a->ne[2], a->ne[3] * n3);
 }
@@ -154,14 +186,15 @@ static struct gcuda_tensor * draw_concat(struct drawn * d) {
     int64_t ne[4];
     shape(d, ne);
     const int dim = below(d, 4);
-    const enum gcuda_type type = float_type(d);
+    const enum gcuda_type type = plain_type(d);
     struct gcuda_tensor * a = input(d, type, ne);
     ne[dim] = 1 + below(d, 40);
     return gcuda_concat(d->ctx, a, input(d, type, ne), dim);
 }
 static struct gcuda_tensor * draw_move(struct drawn * d) {
-    struct gcuda_tensor * a = any(d);
-    switch (below(d, 4)) {
+    struct gcuda_tensor * a = any_plain(d);
+    switch (below(d, 5)) {
+        case 4: return gcuda_pad_ext_circular(d->ctx, a, below(d, 5), below(d, 5), below(d, 3), 0, 0, below(d, 2), 0, 0);
         case 0: return gcuda_pad(d->ctx, a, below(d, 5), below(d, 5), below(d, 3), below(d, 2));
         case 1: return gcuda_roll(d->ctx, a, below(d, 7) - 3, below(d, 7) - 3, below(d, 3) - 1, 0);
         case 2: return a == NULL ? NULL : gcuda_pad_reflect_1d(d->ctx, a, below(d, (int) a->ne[0]), below(d, (int) a->ne[0]));
@@ -174,6 +207,78 @@ static struct gcuda_tensor * draw_get_rows(struct drawn * d) {
     ne[3] = 1;
     struct gcuda_tensor * a = input(d, float_type(d), ne);
     return gcuda_get_rows(d->ctx, a, packed(d, GCUDA_TYPE_I32, INDICES, ne[1], 1 + below(d, 40), ne[2], 1, 1));
+}
+static struct gcuda_tensor * draw_get_blocks(struct drawn * d) {
+    const enum gcuda_type type = block_type(d);
+    const int64_t rows = 1 + below(d, 20), planes = 1 + below(d, 3);
+    struct gcuda_tensor * a = input4(d, type, blocks(d, type, 8), rows, planes, 1);
+    return gcuda_get_rows(d->ctx, a, packed(d, GCUDA_TYPE_I32, INDICES, rows, 1 + below(d, 30), planes, 1, 1));
+}
+static struct gcuda_tensor * draw_set_rows(struct drawn * d) { // of equal indices the last row stays, everywhere
+    const enum gcuda_type type = often(d) ? float_type(d) : block_type(d), from = float_type(d);
+    const int64_t n = gcuda_blck_size(type) > 1 ? blocks(d, type, 8) : extent(d, 300), planes = 1 + below(d, 3);
+    const int64_t rows = below(d, 6) ? 1 + below(d, 20) : 1030, to = 1 + below(d, 40); // many go another way
+    if (gcuda_blck_size(type) > 1) { d->max_nmse = 0.01; }
+    struct gcuda_tensor * a = packed(d, type, FLOATS, 0, n, to, planes, 1);
+    struct gcuda_tensor * b = rows > 1000 ? packed(d, from, FLOATS, 0, n, rows, planes, 1) : input4(d, from, n, rows, planes, 1);
+    return gcuda_set_rows(d->ctx, a, b, packed(d, often(d) ? GCUDA_TYPE_I64 : GCUDA_TYPE_I32, INDICES, to, rows, often(d) ? planes : 1, 1, 1));
+}
+static struct gcuda_tensor * draw_get_rows_back(struct drawn * d) {
+    const int64_t n = extent(d, 300), rows = below(d, 4) ? 1 + below(d, 40) : 1030, to = 1 + below(d, 30);
+    struct gcuda_tensor * a = rows > 1000 ? packed(d, float_type(d), FLOATS, 0, 1 + n % 40, rows, 1, 1) : input4(d, float_type(d), n, rows, 1, 1);
+    struct gcuda_tensor * shape = packed(d, GCUDA_TYPE_F32, FLOATS, 0, a == NULL ? 1 : a->ne[0], to, 1, 1);
+    return gcuda_get_rows_back(d->ctx, a, packed(d, GCUDA_TYPE_I32, INDICES, to, rows, 1, 1, 1), shape);
+}
+static struct gcuda_tensor * draw_region(struct drawn * d) { // a part of a is set or added to
+    struct gcuda_tensor * a = any_packed(d, float_type(d), FLOATS);
+    if (a == NULL) { return NULL; }
+    int64_t ne[4];
+    size_t offset = 0;
+    for (int i = 0; i < 4; ++i) {
+        ne[i] = 1 + below(d, (int) a->ne[i]);
+        offset += a->nb[i] * (size_t) below(d, (int) (a->ne[i] - ne[i]) + 1);
+    }
+    struct gcuda_tensor * b = input(d, a->type, ne);
+    switch (below(d, 4)) {
+        case 0: return gcuda_set_inplace(d->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], offset);
+        case 1: return gcuda_set(d->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], offset);
+        case 2: return gcuda_acc_inplace(d->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], offset);
+        default: return gcuda_acc(d->ctx, a, b, a->nb[1], a->nb[2], a->nb[3], offset);
+    }
+}
+static struct gcuda_tensor * draw_positive(struct drawn * d) {
+    struct gcuda_tensor * a = any_packed(d, float_type(d), POSITIVE);
+    switch (below(d, 3)) {
+        case 0: return gcuda_sqrt(d->ctx, a);
+        case 1: d->max_nmse = 2e-4; return gcuda_log(d->ctx, a); // near 1 few digits are left
+        default: return gcuda_div(d->ctx, a, like(d, a, POSITIVE));
+    }
+}
+static struct gcuda_tensor * draw_mask(struct drawn * d) {
+    const int64_t n = extent(d, 70);
+    struct gcuda_tensor * a = input4(d, float_type(d), n, extent(d, 70), 1 + below(d, 2), 1);
+    switch (below(d, 5)) {
+        case 0: return gcuda_diag_mask_inf(d->ctx, a, below(d, 40));
+        case 1: return gcuda_diag_mask_zero(d->ctx, a, below(d, 40));
+        case 2: return gcuda_diag(d->ctx, input4(d, plain_type(d), n, 1, 1 + below(d, 3), 1));
+        case 3: return gcuda_dup(d->ctx, a);
+        default: return gcuda_tri(d->ctx, packed(d, float_type(d), FLOATS, 0, n, n, 2, 1), (enum gcuda_tri_type) below(d, 4));
+    }
+}
+static struct gcuda_tensor * draw_made(struct drawn * d) { // out of little
+    switch (below(d, 4)) {
+        case 0: return gcuda_arange(d->ctx, 0.25f * (float) below(d, 40), 20.0f + (float) below(d, 400), 0.125f + (float) below(d, 3));
+        case 1: return gcuda_timestep_embedding(d->ctx, packed(d, GCUDA_TYPE_F32, FLOATS, 0, 1 + below(d, 40), 1, 1, 1), 1 + below(d, 200), 10000);
+        case 2: {
+            struct gcuda_tensor * a = packed(d, GCUDA_TYPE_I32, INDICES, 3, extent(d, 3000), 1 + below(d, 2), 1, 1);
+            return gcuda_count_equal(d->ctx, a, a == NULL ? NULL : whole(d, GCUDA_TYPE_I32, a->ne, INDICES, 3));
+        }
+        default: {
+            const int64_t n = extent(d, 300), used = 1 + below(d, 3), tokens = 1 + below(d, 9), experts = 1 + below(d, 8);
+            struct gcuda_tensor * a = input4(d, float_type(d), n, used, tokens, 1), * b = input4(d, GCUDA_TYPE_F32, n, experts, 1, 1);
+            return gcuda_add_id(d->ctx, a, b, packed(d, GCUDA_TYPE_I32, INDICES, experts, used, tokens, 1, 1));
+        }
+    }
 }
 static struct gcuda_tensor * draw_reduce(struct drawn * d) {
     struct gcuda_tensor * a = any(d);
@@ -207,6 +312,102 @@ static struct gcuda_tensor * draw_norm(struct drawn * d) {
         case 2: return gcuda_l2_norm(d->ctx, a, 1e-5f);
         default: return gcuda_soft_max_ext(d->ctx, a, NULL, 0.7f, 0.0f);
     }
+}
+static struct gcuda_tensor * draw_soft_max(struct drawn * d) { // masks, slopes and sinks
+    const int64_t n = extent(d, 600), rows = 1 + below(d, 5), heads = 1 + below(d, 4), batch = 1 + below(d, 2);
+    const bool has_mask = often(d);
+    struct gcuda_tensor * a = input4(d, float_type(d), n, rows, heads, batch);
+    struct gcuda_tensor * mask = has_mask ? input4(d, often(d) ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, n, rows + below(d, 2), often(d) ? 1 : heads, 1) : NULL;
+    struct gcuda_tensor * y = gcuda_soft_max_ext(d->ctx, a, mask, 0.7f, has_mask && often(d) ? 8.0f : 0.0f);
+    if (y != NULL && below(d, 2)) { CHECK_OK(gcuda_soft_max_add_sinks(y, packed(d, GCUDA_TYPE_F32, FLOATS, 0, heads, 1, 1, 1))); }
+    return y;
+}
+static struct gcuda_tensor * draw_back(struct drawn * d) { // derivatives of rows
+    const enum gcuda_type type = float_type(d);
+    struct gcuda_tensor * a = any_packed(d, type, POSITIVE), * b = like(d, a, POSITIVE);
+    switch (below(d, 7)) {
+        case 0: return gcuda_rms_norm_back(d->ctx, a, b, 1e-5f);
+        case 1: return gcuda_soft_max_ext_back(d->ctx, a, b, 0.7f, 0.0f);
+        case 2: return gcuda_silu_back(d->ctx, a, b);
+        case 3: return gcuda_cross_entropy_loss(d->ctx, a, b);
+        case 4: return gcuda_cross_entropy_loss_back(d->ctx, packed(d, GCUDA_TYPE_F32, FLOATS, 0, 1, 1, 1, 1), a, b);
+        case 5: return gcuda_group_norm(d->ctx, a, 1 + below(d, 4), 1e-5f);
+        default: return a == NULL ? NULL : gcuda_repeat_back(d->ctx, a, packed(d, GCUDA_TYPE_F32, FLOATS, 0, a->ne[0], 1, a->ne[2], 1));
+    }
+}
+static struct gcuda_tensor * draw_opt_step(struct drawn * d) {
+    struct gcuda_tensor * a = any_packed(d, GCUDA_TYPE_F32, FLOATS), * grad = like(d, a, FLOATS);
+    if (a != NULL) { gcuda_set_param(a); }
+    if (below(d, 2)) { return gcuda_opt_step_sgd(d->ctx, a, grad, packed(d, GCUDA_TYPE_F32, POSITIVE, 0, 2, 1, 1, 1)); }
+    struct gcuda_tensor * m = like(d, a, POSITIVE), * v = like(d, a, POSITIVE);
+    return gcuda_opt_step_adamw(d->ctx, a, grad, m, v, packed(d, GCUDA_TYPE_F32, POSITIVE, 0, 7, 1, 1, 1));
+}
+static struct gcuda_tensor * draw_rope(struct drawn * d) {
+    static const int modes[] = { GCUDA_ROPE_TYPE_NORMAL, GCUDA_ROPE_TYPE_NEOX, GCUDA_ROPE_TYPE_MROPE, GCUDA_ROPE_TYPE_VISION,
+        GCUDA_ROPE_TYPE_IMROPE };
+    const int mode = modes[below(d, 5)], size = 4 * (1 + below(d, 40)), tokens = 1 + below(d, 12);
+    const int n_dims = mode == GCUDA_ROPE_TYPE_VISION ? size / 2 : 2 * (1 + below(d, size / 2));
+    const int sections[4] = { 1 + n_dims / 8, n_dims / 8, n_dims / 8, 0 };
+    struct gcuda_tensor * a = input4(d, float_type(d), size, 1 + below(d, 5), tokens, 1 + below(d, 2));
+    struct gcuda_tensor * at = packed(d, GCUDA_TYPE_I32, INDICES, 300, tokens * (mode & 8 ? 4 : 1), 1, 1, 1);
+    struct gcuda_tensor * factors = often(d) ? NULL : packed(d, GCUDA_TYPE_F32, POSITIVE, 0, size, 1, 1, 1);
+    const float ext = often(d) ? 0.0f : 0.75f, scale = often(d) ? 1.0f : 0.7f;
+    d->max_nmse = 1e-5; // the CPU multiplies angles up
+    return below(d, 3) == 0
+               ? gcuda_rope_multi_back(d->ctx, a, at, factors, n_dims, sections, mode, 512, 1e4f, scale, ext, 1.0f, 32.0f, 1.0f)
+               : gcuda_rope_multi(d->ctx, a, at, factors, n_dims, sections, mode, 512, 1e4f, scale, ext, 1.0f, 32.0f, 1.0f);
+}
+static struct gcuda_tensor * draw_flash_attn(struct drawn * d) {
+    static const int64_t sizes[] = { 16, 33, 40, 64, 72, 80, 96, 112, 128, 192, 256 };
+    const int64_t groups = 1 + below(d, 4), kv_heads = 1 + below(d, 2), seqs = 1 + below(d, 2), kv = 1 + below(d, 90), n = 1 + below(d, 20);
+    const enum gcuda_type type = often(d) ? (often(d) ? GCUDA_TYPE_F16 : float_type(d)) : block_type(d);
+    const int64_t size = gcuda_blck_size(type) == 1 ? sizes[below(d, 11)] : gcuda_blck_size(type) == 32 ? 64 : 256;
+    const bool has_mask = often(d);
+    struct gcuda_tensor * q = input4(d, GCUDA_TYPE_F32, size, n, groups * kv_heads, seqs);
+    struct gcuda_tensor * k = input4(d, type, size, kv, kv_heads, seqs), * v = input4(d, type, size, kv, kv_heads, seqs);
+    struct gcuda_tensor * mask = has_mask ? packed(d, GCUDA_TYPE_F16, FLOATS, 0, kv, n + below(d, 3), 1, 1) : NULL;
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(d->ctx, q, k, v, mask, 0.2f, has_mask && !often(d) ? 8.0f : 0.0f, often(d) ? 0.0f : 10.0f);
+    d->max_nmse = 1e-3;
+    if (y != NULL && !often(d)) { CHECK_OK(gcuda_flash_attn_ext_add_sinks(y, packed(d, GCUDA_TYPE_F32, FLOATS, 0, q->ne[2], 1, 1, 1))); }
+    return y;
+}
+static struct gcuda_tensor * draw_transposed(struct drawn * d) {
+    const int k = 1 + below(d, 5), c = 1 + below(d, 20), oc = 1 + below(d, 40), wide = 1 + below(d, 40), s = 1 + below(d, 3);
+    const enum gcuda_type weights = float_type(d), type = float_type(d);
+    d->max_nmse = 5e-4;
+    if (below(d, 2)) {
+        struct gcuda_tensor * w = packed(d, weights, FLOATS, 0, 7 * k, oc, c, 1);
+        return gcuda_conv_transpose_1d(d->ctx, w, packed(d, type, FLOATS, 0, wide, c, 1, 1), s, 0, 1);
+    }
+    struct gcuda_tensor * w = packed(d, weights, FLOATS, 0, k, 1 + below(d, 4), oc, c);
+    return gcuda_conv_transpose_2d_p0(d->ctx, w, packed(d, type, FLOATS, 0, wide, 1 + below(d, 9), c, 1 + below(d, 2)), s);
+}
+static struct gcuda_tensor * draw_patches(struct drawn * d) {
+    const int k0 = 1 + below(d, 4), k1 = 1 + below(d, 3), c = 1 + below(d, 5), s = 1 + below(d, 2), p = below(d, 2), dil = 1 + below(d, 2);
+    const int wide = k0 * dil + below(d, 20), high = k1 * dil + below(d, 8);
+    if (below(d, 3) == 0) { // a volume
+        struct gcuda_tensor * x = input4(d, float_type(d), wide, high, k1 * dil + below(d, 4), 2 * c);
+        return gcuda_im2col_3d(d->ctx, packed(d, GCUDA_TYPE_F16, FLOATS, 0, k0, k1, k1, c), x, c, s, s, s, p, p, p, dil, dil, dil, float_type(d));
+    }
+    struct gcuda_tensor * w = packed(d, GCUDA_TYPE_F16, FLOATS, 0, k0, k1, c, 3), * x = input4(d, float_type(d), wide, high, c, 2);
+    struct gcuda_tensor * y = gcuda_im2col(d->ctx, w, x, s, s, p, p, dil, dil, true, GCUDA_TYPE_F32);
+    if (y == NULL || below(d, 2)) { return y; }
+    return gcuda_im2col_back(d->ctx, like(d, y, FLOATS), w, x->ne, s, s, p, p, dil, dil, true);
+}
+static struct gcuda_tensor * draw_pool(struct drawn * d) {
+    const int k0 = 1 + below(d, 5), k1 = 1 + below(d, 3), s0 = 1 + below(d, 4), s1 = 1 + below(d, 3), p = below(d, 2) && k0 > 1 && k1 > 1;
+    const enum gcuda_op_pool op = often(d) ? GCUDA_OP_POOL_AVG : GCUDA_OP_POOL_MAX;
+    struct gcuda_tensor * a = input4(d, float_type(d), k0 + below(d, 70), k1 + below(d, 9), 1 + below(d, 4), 1 + below(d, 2));
+    if (below(d, 3) == 0) { return gcuda_pool_1d(d->ctx, a, op, k0, s0, p); }
+    struct gcuda_tensor * y = gcuda_pool_2d(d->ctx, a, op, k0, k1, s0, s1, (float) p, (float) p);
+    return y == NULL || below(d, 2) ? y : gcuda_pool_2d_back(d->ctx, like(d, y, FLOATS), a, op, k0, k1, s0, s1, (float) p, (float) p);
+}
+static struct gcuda_tensor * draw_resampled(struct drawn * d) {
+    static const int modes[] = { GCUDA_SCALE_MODE_NEAREST, GCUDA_SCALE_MODE_BILINEAR, GCUDA_SCALE_MODE_BICUBIC,
+        GCUDA_SCALE_MODE_BILINEAR | GCUDA_SCALE_FLAG_ANTIALIAS };
+    const int mode = modes[below(d, 4)] | (below(d, 2) ? GCUDA_SCALE_FLAG_ALIGN_CORNERS : 0);
+    struct gcuda_tensor * a = input4(d, float_type(d), 1 + below(d, 40), 1 + below(d, 20), 1 + below(d, 3), 1);
+    return a == NULL ? NULL : gcuda_interpolate(d->ctx, a, 1 + below(d, 80), 1 + below(d, 40), a->ne[2], a->ne[3], (uint32_t) mode);
 }
 static struct gcuda_tensor * draw_conv(struct drawn * d) {
     const int k0 = 1 + below(d, 5), k1 = 1 + below(d, 4), c = 1 + below(d, 20), oc = 1 + below(d, 80);
@@ -283,6 +484,22 @@ static struct gcuda_tensor * draw_mul_mat(struct drawn * d) {
     d->max_nmse = 5e-4;
     return gcuda_mul_mat(d->ctx, a, input4(d, GCUDA_TYPE_F32, k, extent(d, 40), n3 * r, 1));
 }
+static struct gcuda_tensor * draw_mul_mat_blocks(struct drawn * d) {
+    const enum gcuda_type type = block_type(d);
+    const int64_t k = blocks(d, type, 16), r = 1 + below(d, 2), n3 = 1 + below(d, 2);
+    struct gcuda_tensor * a = input4(d, type, k, extent(d, 50), n3, 1);
+    d->max_nmse = 1e-3; // both round columns, in their own ways
+    return gcuda_mul_mat(d->ctx, a, input4(d, often(d) ? GCUDA_TYPE_F32 : float_type(d), k, extent(d, 40), n3 * r, 1));
+}
+static struct gcuda_tensor * draw_mul_mat_id(struct drawn * d) {
+    const enum gcuda_type type = often(d) ? block_type(d) : float_type(d);
+    const int64_t k = gcuda_blck_size(type) > 1 ? blocks(d, type, 8) : extent(d, 100), experts = 1 + below(d, 6), tokens = 1 + below(d, 20);
+    const int64_t used = 1 + below(d, (int) experts);
+    struct gcuda_tensor * as = input4(d, type, k, 1 + below(d, 40), experts, 1);
+    struct gcuda_tensor * b = input4(d, GCUDA_TYPE_F32, k, below(d, 2) ? 1 : used, tokens, 1);
+    d->max_nmse = 1e-3;
+    return gcuda_mul_mat_id(d->ctx, as, b, packed(d, GCUDA_TYPE_I32, INDICES, experts, used, tokens, 1, 1));
+}
 static struct gcuda_tensor * draw_out_prod(struct drawn * d) {
     const int64_t k = extent(d, 60);
     struct gcuda_tensor * a = input4(d, GCUDA_TYPE_F32, extent(d, 70), k, 1, 1);
@@ -292,7 +509,9 @@ static struct gcuda_tensor * draw_out_prod(struct drawn * d) {
 
 static struct gcuda_tensor * (*const draws[])(struct drawn * d) = { draw_unary, draw_glu, draw_binary, draw_map, draw_cpy, draw_cont,
     draw_repeat, draw_concat, draw_move, draw_get_rows, draw_reduce, draw_sort, draw_norm, draw_conv, draw_conv, draw_image,
-    draw_ssm, draw_ssm, draw_linear, draw_solve_tri, draw_mul_mat, draw_out_prod };
+    draw_ssm, draw_ssm, draw_linear, draw_solve_tri, draw_mul_mat, draw_out_prod, draw_cpy_blocks, draw_get_blocks, draw_set_rows,
+    draw_get_rows_back, draw_region, draw_positive, draw_mask, draw_made, draw_soft_max, draw_back, draw_opt_step, draw_rope,
+    draw_flash_attn, draw_transposed, draw_patches, draw_pool, draw_resampled, draw_mul_mat_blocks, draw_mul_mat_id };
 #define N_DRAWS ((int) (sizeof draws / sizeof draws[0]))
 
 // =====================================================================================================================
@@ -302,6 +521,7 @@ static void fill_leaf(struct drawn * d, int k) {
     struct gcuda_tensor * t = d->leafs[k];
     const int64_t n = gcuda_nelements(t);
     char * bytes = (char *) calloc((size_t) n + 1, 8);
+    float * floats = (float *) calloc((size_t) n + 1, sizeof *floats);
     for (int64_t i = 0; i < n; ++i) {
         const bool is_diagonal = d->content[k] == SMALL_TRIANGLE && t->ne[0] == t->ne[1] && i % t->ne[0] == i / t->ne[0] % t->ne[1];
         const double u = rng_unit(&d->rng), v = d->content[k] == POSITIVE ? 0.2 + 0.8 * u : 2.0 * u - 1.0;
@@ -310,7 +530,11 @@ static void fill_leaf(struct drawn * d, int k) {
         const gcuda_bf16_t b = gcuda_fp32_to_bf16(f);
         const double wide = (double) f;
         const int32_t index = (int32_t) (u * (double) d->limit[k]);
-        switch (t->type) {
+        const int64_t long_index = index;
+        if (gcuda_is_quantized(t->type)) { floats[i] = f; }
+        switch (gcuda_is_quantized(t->type) ? GCUDA_TYPE_COUNT : t->type) {
+            case GCUDA_TYPE_COUNT: break;
+            case GCUDA_TYPE_I64: memcpy(bytes + 8 * i, &long_index, 8); break;
             case GCUDA_TYPE_F32: memcpy(bytes + 4 * i, &f, 4); break;
             case GCUDA_TYPE_F16: memcpy(bytes + 2 * i, &h, 2); break;
             case GCUDA_TYPE_BF16: memcpy(bytes + 2 * i, &b, 2); break;
@@ -319,7 +543,9 @@ static void fill_leaf(struct drawn * d, int k) {
             default: memcpy(bytes + (size_t) i * gcuda_type_size(t->type), &f, gcuda_type_size(t->type)); break;
         }
     }
+    if (gcuda_is_quantized(t->type)) { gcuda_get_type_traits(t->type)->from_float_ref(floats, bytes, n); }
     CHECK_OK(gcuda_backend_tensor_set(t, bytes, 0, gcuda_nbytes(t)));
+    free(floats);
     free(bytes);
 }
 
@@ -327,6 +553,7 @@ enum outcome { REFUSED, COMPUTED, BROKEN };
 struct result {
     double * v; // in the order of the tensor
     int64_t n, row;
+    enum gcuda_type type;
     char op[32];
 };
 
@@ -349,8 +576,15 @@ static void read_result(const struct gcuda_tensor * y, struct result * out) {
     CHECK_OK(gcuda_backend_tensor_get(y, bytes, 0, gcuda_nbytes(y)));
     out->n = gcuda_nelements(y);
     out->row = y->ne[0];
+    out->type = y->type;
     out->v = (double *) malloc((size_t) (out->n + 1) * sizeof *out->v);
-    for (int64_t i = 0; i < out->n; ++i) {
+    if (gcuda_is_quantized(y->type)) { // all these are packed
+        float * floats = (float *) malloc((size_t) (out->n + 1) * sizeof *floats);
+        gcuda_get_type_traits(y->type)->to_float(bytes, floats, out->n);
+        for (int64_t i = 0; i < out->n; ++i) { out->v[i] = (double) floats[i]; }
+        free(floats);
+    }
+    for (int64_t i = 0; i < out->n && !gcuda_is_quantized(y->type); ++i) {
         const int64_t i1 = i / y->ne[0] % y->ne[1], i2 = i / y->ne[0] / y->ne[1] % y->ne[2], i3 = i / y->ne[0] / y->ne[1] / y->ne[2];
         const char * row = bytes + (size_t) i1 * y->nb[1] + (size_t) i2 * y->nb[2] + (size_t) i3 * y->nb[3];
         out->v[i] = number(y->type, row + (size_t) (i % y->ne[0]) * y->nb[0]);
@@ -366,11 +600,13 @@ static enum outcome run(const char * name, int which, gcuda_backend_t backend, s
     d->rng = rng_for(name);
     d->ctx = gcuda_init(params);
     d->max_nmse = 1e-6;
+    gcuda_clear_last_error();
     struct gcuda_tensor * y = draws[which](d);
     struct gcuda_cgraph * graph = gcuda_new_graph(d->ctx);
     if (y == NULL) {
         CHECK_MSG(gcuda_last_error()[0] != '\0', "%s: refused without a reason", name);
     } else if (!gcuda_backend_supports_op(backend, y)) {
+        CHECK_MSG(gcuda_last_error()[0] != '\0', "%s %s: not supported, without a reason", name, gcuda_op_name(y->op));
         snprintf(out->op, sizeof out->op, "%s", gcuda_op_name(y->op));
     } else {
         gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(d->ctx, backend);
@@ -394,8 +630,30 @@ static int by_value(const void * a, const void * b) {
     return (u > v) - (u < v);
 }
 
+// The root mean square of finite elements.
+static double size_of(const double * v, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; ++i) { sum += isfinite(v[i]) ? v[i] * v[i] : 0.0; }
+    return sqrt(sum / (double) (n > 0 ? n : 1));
+}
+
+// No element may be far off either, beside its row: of thousands one would not show in their sum. What is rounded to few bits may
+// have met the other side of a boundary.
+static void compare_elements(const char * name, double max_nmse, const struct result * want, const struct result * got) {
+    const double all = size_of(want->v, want->n), digits = got->type == GCUDA_TYPE_BF16 ? 1.0 / 128 : got->type == GCUDA_TYPE_F16 ? 1.0 / 1024 : 0.0;
+    for (int64_t r = 0; r < got->n; r += got->row) {
+        const double most = 8.0 * sqrt(max_nmse) * fmax(all, size_of(want->v + r, want->row));
+        for (int64_t i = r; i < r + got->row; ++i) {
+            const bool is_near = !isfinite(want->v[i]) || fabs(got->v[i] - want->v[i]) <= most + digits * fabs(want->v[i]);
+            if (!CHECKED(is_near, "%s %s: element %lld of %lld is %g, on the CPU %g", name, got->op,
+                    (long long) i, (long long) got->n, got->v[i], want->v[i])) { return; }
+        }
+    }
+}
+
 static void compare(const char * name, const struct drawn * d, struct result * want, struct result * got) {
     double error = 0.0, scale = 0.0;
+    const double max_nmse = got->type == GCUDA_TYPE_BF16 ? fmax(d->max_nmse, 2e-5) : d->max_nmse; // a few may be rounded the other way
     if (!CHECKED(want->n == got->n, "%s %s: %lld elements, on the CPU %lld", name, got->op, (long long) got->n, (long long) want->n)) {
         return;
     }
@@ -412,8 +670,9 @@ static void compare(const char * name, const struct drawn * d, struct result * w
         error += (got->v[i] - want->v[i]) * (got->v[i] - want->v[i]);
         scale += want->v[i] * want->v[i];
     }
-    CHECK_MSG(error <= d->max_nmse * scale || (scale == 0.0 && error == 0.0), "%s %s: error %g of %g in %lld elements", name, got->op,
+    CHECK_MSG(error <= max_nmse * scale || (scale == 0.0 && error == 0.0), "%s %s: error %g of %g in %lld elements", name, got->op,
         error, scale, (long long) got->n);
+    compare_elements(name, max_nmse, want, got);
 }
 
 TEST(random) {
