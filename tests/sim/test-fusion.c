@@ -323,13 +323,14 @@ static void build_rope_set(struct build * b) {
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, types[v % 4], head * heads, 12);
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, v == 3 ? GCUDA_TYPE_I32 : GCUDA_TYPE_I64, tokens);
     const int n_dims = v == 1 ? 6 : (int) head, mode = v % 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
-    struct gcuda_tensor * r = gcuda_rope(b->ctx, k, pos, n_dims, mode);
+    struct gcuda_tensor * factors = v >= 5 ? gcuda_new_tensor_1d(b->ctx, types[v - 5], n_dims / 2) : NULL;
+    struct gcuda_tensor * r = gcuda_rope_ext(b->ctx, k, pos, factors, n_dims, mode, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
     struct gcuda_tensor * rows = v == 4 ? gcuda_view_2d(b->ctx, r, head * heads, tokens, r->nb[2], 0) : gcuda_reshape_2d(b->ctx, r, head * heads, tokens);
     out(b, gcuda_set_rows(b->ctx, cache, rows, ids));
 }
 
 TEST(rope_writes_into_the_cache) {
-    for (int v = 0; v <= 4; ++v) { fires(build_rope_set, v, "rope + set_rows", 1); }
+    for (int v = 0; v <= 7; ++v) { fires(build_rope_set, v, "rope + set_rows", 1); } // from 5 on with factors
     clean();
 }
 
@@ -1095,8 +1096,12 @@ static void build_chain(struct build * b) {
     const enum gcuda_type type = v % 3 == 1 ? GCUDA_TYPE_F16 : v % 3 == 2 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F32;
     const int64_t n = v / 3 % 2 ? 37 : 40;
     struct gcuda_tensor * x = gcuda_new_tensor_3d(c, type, n, 5, 3), * y = x;
-    struct gcuda_tensor * same = gcuda_new_tensor_3d(c, type, n, 5, 3), * row = gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, n),
-                        * one = gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, 1);
+    // operands of the chain's type, but for some: of F32, or in case 10 of the two other types
+    static const enum gcuda_type others[3][2] = { { GCUDA_TYPE_F16, GCUDA_TYPE_BF16 }, { GCUDA_TYPE_BF16, GCUDA_TYPE_F32 },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F16 } };
+    const enum gcuda_type of_same = v / 6 == 10 ? others[v % 3][0] : type, of_row = v / 6 == 10 ? others[v % 3][1] : GCUDA_TYPE_F32;
+    struct gcuda_tensor * same = gcuda_new_tensor_3d(c, of_same, n, 5, 3), * row = gcuda_new_tensor_1d(c, of_row, n),
+                        * one = gcuda_new_tensor_1d(c, of_row, 1);
     switch (v / 6) {
         case 0: y = gcuda_add(c, gcuda_add(c, gcuda_add(c, x, same), row), one); break;
         case 1: y = gcuda_mul(c, gcuda_mul(c, x, row), same); break;
@@ -1108,13 +1113,14 @@ static void build_chain(struct build * b) {
         case 7: y = gcuda_sqrt(c, gcuda_abs(c, gcuda_sub(c, gcuda_neg(c, gcuda_scale_bias(c, x, 2.0f, 1.0f)), row))); break;
         case 8: y = gcuda_clamp(c, gcuda_gelu(c, gcuda_gelu_erf(c, x)), -0.5f, 0.5f); break;
         case 9: y = gcuda_add_inplace(c, gcuda_scale(c, x, 3.0f), same); break;
+        case 10: y = gcuda_mul(c, gcuda_sub(c, gcuda_add(c, x, same), row), one); break;
         default: y = gcuda_mul(c, gcuda_softplus(c, gcuda_permute(c, gcuda_new_tensor_3d(c, type, 5, n, 3), 1, 0, 2, 3)), same); break;
     }
     out(b, y);
 }
 
 TEST(element_wise_operations_are_one_launch) {
-    for (int v = 0; v < 11 * 6; ++v) {
+    for (int v = 0; v < 12 * 6; ++v) {
         const struct options on = { false, false, false, false, 1 };
         if (v % 6 == 0) {
             fires(build_chain, v, "chain", 1);
