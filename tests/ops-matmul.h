@@ -92,6 +92,8 @@ static void mul_mat_cases(const char * types, const char * shapes, unsigned layo
 TEST(mul_mat_float) {
     mul_mat_cases(
         FLOAT_PAIRS, "1,1|1,1 1,5|1,3 67,83|67,1 77,3|77,2 129,129|129,5 193,16|193,9 256,1|256,64 257,2|257,255", 0);
+    mul_mat_cases(FLOAT_PAIRS, // every number of columns that the kernels for few take, and one more
+        "256,16|256,1 256,16|256,2 256,16|256,3 256,16|256,4 256,16|256,5 256,16|256,6 256,16|256,7 256,16|256,8 256,16|256,9", 0);
     mul_mat_cases(
         FLOAT_PAIRS, "33,7|33,4 64,5,3,2|64,3,3,2 31,4,2,3|31,1,4,6 16,3,1,1|16,2,3,2 8,4,3,1|8,2,6,4", LAYOUT_ROWS);
     mul_mat_cases(
@@ -135,9 +137,9 @@ TEST(mul_mat_some_columns) {
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
     mul_mat_cases(types, "512,17|512,16 256,18|256,31 256,16|256,33 256,35|256,64", 0);
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ3_S,BF16>F32 MXFP4,F32>F32", "768,130|768,9 256,129|256,33 256,16,2|256,5,4", LAYOUT_ROWS);
-    mul_mat_cases("Q4_0,F32>F32 Q4_K,F32>F32 F16,F32>F32", "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
+    mul_mat_cases(types, "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
     mul_mat_cases(FLOAT_PAIRS, "96,17|96,9 160,130|160,33 64,3|64,129 128,20,2,3|128,9,4,3", 0);
-    if (test_full()) { mul_mat_cases(types, "256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0); }
+    mul_mat_cases(FLOAT_PAIRS, "256,17|256,16 256,18|256,31 256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
 }
 
 TEST(mul_mat_long_rows) { // a device may cut k into parts for few columns
@@ -152,7 +154,6 @@ TEST(mul_mat_precision) {
     op_test_run(&t);
 }
 
-// An F16 scale for the activations would lose the small ones and overflow on the large ones (issue, Types).
 // Rows enough for every warp of the kernels for few columns, and steps of 2048 elements from one to more than fit side by
 // side; rows that begin anywhere.
 TEST(mul_mat_many_rows) {
@@ -187,6 +188,7 @@ TEST(mul_mat_many_columns) {
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F32>F32", "256,20|256,257", 0);
 }
 
+// An F16 scale for the activations would lose the small ones and overflow on the large ones.
 static void mul_mat_range(const char * types, const char * shapes, double size) {
     char tag[32];
     struct op_test t;
@@ -207,6 +209,26 @@ TEST(mul_mat_range_of_activations) {
         mul_mat_range("F16,F32>F32", "256,9|256,2", size[i]); // F16 ends at 65504
         mul_mat_range("F16,F32>F32 BF16,F32>F32", "256,20|256,20 72,20|72,70", size[i]);
     }
+}
+
+// A few large numbers among many small ones, as activations of language models are: with one scale for all of a block the small
+// ones are nearly lost beside a large one. F16 cannot hold the largest.
+static void fill_outliers(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) {
+        const double size = rng_below(r, 50) > 0 ? 1.0 : rng_below(r, 4) > 0 ? 1e3 : 1e5;
+        a->d[i] = size * rng_between(r, -1.0, 1.0);
+    }
+}
+
+TEST(mul_mat_outliers) { // by vectors, in tiles, as halves
+    char types[2048];
+    struct op_test t;
+    snprintf(types, sizeof types, "F32 F16,F32>F32 BF16,F32>F32 %s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
+    t = mul_mat_test(types, "512,9|512 512,9|512,2 512,19|512,8 512,20|512,20 512,17|512,140");
+    t.tag = "outliers";
+    t.in[1].fill = fill_outliers;
+    op_test_run(&t);
 }
 
 // NaN or infinity in a column: nothing of that column is a number, and the others are as ever.
@@ -362,6 +384,25 @@ TEST(mul_mat_id) {
         mul_mat_id_cases("MXFP4,F32,I32>F32", "2880,2880,8|2880,1,4|2,4", "distinct", fill_distinct_experts);
         mul_mat_id_cases(
             "Q4_0,F32,I32>F32 Q4_K,F32,I32>F32", "2048,768,128|2048,1,2|8,2", "distinct", fill_distinct_experts);
+    }
+}
+
+TEST(mul_mat_id_range_of_activations) { // a slot at a time, and in tiles
+    static const char * const shapes = "256,9,4|256,1,2|2,2 256,17,4|256,2,17|4,17";
+    static const double size[] = { 1e-6, 1e5, 0.0 }; // 0: outliers
+    char types[2048];
+    snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s", op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
+    for (size_t i = 0; i < sizeof size / sizeof size[0]; ++i) {
+        char tag[32];
+        struct op_test t;
+        memset(&t, 0, sizeof t);
+        snprintf(tag, sizeof tag, "b=%g", size[i]);
+        t.types = types, t.shapes = shapes, t.tag = size[i] > 0.0 ? tag : "outliers", t.n_in = 3;
+        t.build = build_mul_mat_id, t.ref = ref_mul_mat_id, t.max_nmse = ERR_PRODUCT;
+        t.in[1].lo = -size[i], t.in[1].hi = size[i];
+        t.in[1].fill = size[i] > 0.0 ? NULL : fill_outliers;
+        t.in[2].fill = fill_experts;
+        op_test_run(&t);
     }
 }
 
