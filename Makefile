@@ -12,7 +12,7 @@ NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc
 VENV = build/venv
 PYTHON ?= $(VENV)/bin/python
 
-HEADERS = gcuda.h $(wildcard tests/*.h tests/fuzz/*.c)
+HEADERS = gcuda.h $(wildcard tests/*.h tests/hw/*.h tests/fuzz/*.c)
 TESTS = $(patsubst tests/%.c,$(B)/%$(EXE),$(sort $(wildcard tests/test-*.c)))
 # these contain the implementation themselves, to reach what is private
 OWN_IMPL = $(patsubst tests/%.c,$(B)/%$(EXE),$(shell grep -ls '^\#define GCUDA_IMPLEMENTATION' tests/test-*.c tests/bench*.c 2>/dev/null))

@@ -12,7 +12,8 @@ capture that takes 2 s alone took 22 s beside four more, on an H200). A record k
     ops        every operation against its float64 reference, on the device
     capture    every case once more as a CUDA graph, replayed three times on changed data
     programs   the digits; tests/hw/test-*.c; libraries that the programs need
-    shapes     test-random: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements
+    shapes     test-random: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
+               of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
                captured, overlapped; not under initcheck) and a sample of all cases
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
@@ -40,7 +41,7 @@ SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "examples/digits_
 SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
 BUDGET = 480  # seconds of a stage
 STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench", "upload", "peers"]
-SHAPES = ["test-random", "test-large"]
+SHAPES = ["test-random", "test-large", "test-products"]
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 N_SAMPLES = 150  # compute-sanitizer looks at every n-th case

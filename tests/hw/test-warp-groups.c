@@ -1,6 +1,7 @@
 // Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not. On a
 // device, or with kernels, without them only that they are refused.
 #include "test.h"
+#include "weights.h"
 
 #include <cuda_runtime_api.h>
 
@@ -27,40 +28,6 @@ static struct gcuda_array matrix(enum gcuda_type type, int64_t ne0, int64_t ne1,
     return a;
 }
 
-// Random bytes that decode to something ordinary.
-static void fill_block(enum gcuda_type type, char * p, struct rng * r) {
-    const int64_t n = gcuda_blck_size(type);
-    for (bool is_good = false; !is_good;) {
-        float v[256], big = 0.0f;
-        for (size_t i = 0; i < gcuda_type_size(type); ++i) { p[i] = (char) rng_u64(r); }
-        if (type == GCUDA_TYPE_F32) {
-            memcpy(v, p, sizeof v[0]);
-        } else {
-            gcuda_get_type_traits(type)->to_float(p, v, n);
-        }
-        is_good = true;
-        for (int64_t i = 0; i < n; ++i) {
-            is_good = is_good && isfinite(v[i]);
-            big = fmaxf(big, fabsf(v[i]));
-        }
-        is_good = is_good && big >= 0.1f && big <= 8.0f;
-    }
-}
-
-static char * weights_of(enum gcuda_type type, const struct gcuda_array * a, struct rng * r) {
-    enum { N = 64 };
-    const size_t size = gcuda_type_size(type);
-    char pool[N][320], *data = (char *) malloc((size_t) a->ne[1] * a->nb[1]);
-    for (int i = 0; i < N; ++i) { fill_block(type, pool[i], r); }
-    for (int64_t m = 0; m < a->ne[1]; ++m) {
-        memset(data + (size_t) m * a->nb[1], 0xff, a->nb[1]); // also what lies between rows
-        for (int64_t i = 0; i < a->ne[0] / gcuda_blck_size(type); ++i) {
-            memcpy(data + (size_t) m * a->nb[1] + (size_t) i * size, pool[rng_below(r, N)], size);
-        }
-    }
-    return data;
-}
-
 static char * columns_of(const struct gcuda_array * b, double scale, struct rng * r) {
     char * data = (char *) malloc((size_t) b->ne[1] * b->nb[1]);
     memset(data, 0xff, (size_t) b->ne[1] * b->nb[1]);
@@ -77,12 +44,7 @@ static char * columns_of(const struct gcuda_array * b, double scale, struct rng 
 }
 
 static void row_of(const struct gcuda_array * a, const char * data, int64_t i, float * out) {
-    const char * p = data + (size_t) i * a->nb[1];
-    if (a->type == GCUDA_TYPE_F32) {
-        memcpy(out, p, (size_t) a->ne[0] * sizeof(float));
-    } else {
-        gcuda_get_type_traits(a->type)->to_float(p, out, a->ne[0]);
-    }
+    weights_to_float(a->type, data + (size_t) i * a->nb[1], out, a->ne[0]);
 }
 
 // Corners, then anywhere, against float64: squares of errors over squares of results, and no single one far out.
@@ -153,12 +115,6 @@ static void product(enum gcuda_type a_type, enum gcuda_type b_type, struct shape
     free(y);
     test_all.case_name[0] = '\0';
 }
-
-static const enum gcuda_type types[] = { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F32, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0,
-    GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
-    GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M, GCUDA_TYPE_IQ2_XXS,
-    GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S };
-enum { N_TYPES = sizeof types / sizeof types[0] };
 
 static int64_t whole_rows(enum gcuda_type type, int64_t k) { // the next k whose rows are multiples of 16 bytes
     const int64_t n = gcuda_blck_size(type);

@@ -33,7 +33,7 @@ TSAN_ENV = {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"}  # the sim
 CAPABILITIES = [610, 750, 800]
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
-PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-sizes", "test-soak"]  # of tests/hw: what runs on a device as well
+PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 SLOW = ["test-sizes"]  # not at level user: of all the longest, for what other programs ask in smaller sizes
 SHAPES = ["test-random", "test-large"] # of tests/hw
