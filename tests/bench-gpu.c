@@ -42,6 +42,7 @@ struct cublas {
 
 struct bench {
     gcuda_backend_t backend;
+    const char * product; // the way of its products; "": as dispatch says
     cudaStream_t stream;
     cudaEvent_t begin, end;
     struct cublas blas;
@@ -838,8 +839,8 @@ static bool measure(struct bench * b, const char * text, struct result * out) {
 static void json_row(struct bench * b, const char * text, double target, const struct result * r) {
     fprintf(b->json, "%s\n  {\"name\": \"%s\", \"us_rotated\": %.3f, \"us_same\": %.3f, \"gb_s\": %.1f, \"tflop_s\": %.3f, ",
         b->n_rows > 1 ? "," : "", text, r->rotated.us, r->same.us, r->gbs, r->tflops);
-    fprintf(b->json, "\"percent\": %.1f, \"ceiling\": \"%s\", \"target_us\": %.2f, \"ratio\": %.3f, \"launches\": %d}",
-        r->percent, r->ceiling ? r->ceiling : "", target, r->same.us > 0.0 ? target / r->same.us : 0.0, r->same.n_launches);
+    fprintf(b->json, "\"percent\": %.1f, \"ceiling\": \"%s\", \"target_us\": %.2f, \"ratio\": %.3f, \"launches\": %d, \"product\": \"%s\"}",
+        r->percent, r->ceiling ? r->ceiling : "", target, r->same.us > 0.0 ? target / r->same.us : 0.0, r->same.n_launches, b->product);
 }
 
 static bool wanted(const struct bench * b, const char * text) { return b->filter == NULL || strstr(text, b->filter) != NULL; }
@@ -1010,6 +1011,8 @@ static void ceilings(struct bench * b) {
     better(&other, flop / cublas_us(b, R_16BF, n, n, n) * 1e-6, "TFLOP/s", "cuBLAS BF16, 8192^3");
     better(&other, tall * 512.0 / cublas_us(b, R_16F, 4096, 512, 14336) * 1e-6, "TFLOP/s", "cuBLAS F16, m=4096,n=512,k=14336");
     better(&other, tall * 2048.0 / cublas_us(b, R_16F, 4096, 2048, 14336) * 1e-6, "TFLOP/s", "cuBLAS F16, m=4096,n=2048,k=14336");
+    better(&other, tall * 512.0 / cublas_us(b, R_16BF, 4096, 512, 14336) * 1e-6, "TFLOP/s", "cuBLAS BF16, m=4096,n=512,k=14336");
+    better(&other, tall * 2048.0 / cublas_us(b, R_16BF, 4096, 2048, 14336) * 1e-6, "TFLOP/s", "cuBLAS BF16, m=4096,n=2048,k=14336");
 }
 
 // =====================================================================================================================
@@ -1558,19 +1561,26 @@ static void pairs(struct bench * b) {
 // =====================================================================================================================
 // >>main
 // =====================================================================================================================
-static void begin(struct bench * b, int device) {
+// On the bench's stream.
+static gcuda_backend_t bench_backend(const struct bench * b, int device, const char * product) {
     struct gcuda_cuda_params params;
-    struct cudaDeviceProp prop;
     memset(&params, 0, sizeof params);
+    params.device = device;
+    params.stream = b->stream;
+    params.product = product;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    if (backend == NULL) { stop("backend"); }
+    return backend;
+}
+
+static void begin(struct bench * b, int device) {
+    struct cudaDeviceProp prop;
     CUDA(cudaSetDevice(device));
     CUDA(cudaGetDeviceProperties(&prop, device));
     CUDA(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreate(&b->begin));
     CUDA(cudaEventCreate(&b->end));
-    params.device = device;
-    params.stream = b->stream;
-    b->backend = gcuda_backend_cuda_init_params(&params);
-    if (b->backend == NULL) { stop("backend"); }
+    b->backend = bench_backend(b, device, NULL);
     b->l2_bytes = (size_t) prop.l2CacheSize;
     printf("%s, %d multiprocessors, L2 %.0f MB\n", prop.name, prop.multiProcessorCount, (double) b->l2_bytes * 1e-6);
 }
@@ -1594,13 +1604,16 @@ static const struct {
     const char * key, * title;
     const struct bench_target * rows;
     int n;
+    const char * product; // the way of all products; NULL: as dispatch says
 } tables[] = {
-    { "others", "everything else", targets_others, COUNT(targets_others) },
-    { "own", "past the L2 cache, without a target", targets_own, COUNT(targets_own) },
-    { "vec", "products, weights far larger than L2", targets_mul_mat_vec, COUNT(targets_mul_mat_vec) },
-    { "mul_mat", "products, m=4096 k=14336", targets_mul_mat, COUNT(targets_mul_mat) },
-    { "mul_mat_id", "products of experts", targets_mul_mat_id, COUNT(targets_mul_mat_id) },
-    { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext) },
+    { "others", "everything else", targets_others, COUNT(targets_others), NULL },
+    { "own", "past the L2 cache, without a target", targets_own, COUNT(targets_own), NULL },
+    { "vec", "products, weights far larger than L2", targets_mul_mat_vec, COUNT(targets_mul_mat_vec), NULL },
+    { "mul_mat", "products, m=4096 k=14336", targets_mul_mat, COUNT(targets_mul_mat), NULL },
+    { "mul_mat_id", "products of experts", targets_mul_mat_id, COUNT(targets_mul_mat_id), NULL },
+    { "halves", "products, m=4096 k=14336, weights written out as BF16 for cuBLAS", targets_halves, COUNT(targets_halves), "halves" },
+    { "gemm", "products of floats without cuBLAS", targets_gemm, COUNT(targets_gemm), "gemm" },
+    { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext), NULL },
 };
 
 // Every row can be built and has work in it; needs no device.
@@ -1653,7 +1666,7 @@ int main(int argc, char ** argv) {
             if (b.json == NULL) { stop("--json: cannot write"); }
             fprintf(b.json, "{\"rows\": [");
         } else {
-            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|attention|others|own|stack|pair]"
+            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|halves|gemm|attention|others|own|stack|pair]"
                             " [--json FILE] [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
                             " [--mb N: of the ceilings, 4096]\n"
                             "                 [--check: only whether every row can be built]\n");
@@ -1667,7 +1680,12 @@ int main(int argc, char ** argv) {
     launches(&b);
     for (int i = 0; i < COUNT(tables); ++i) {
         if (table == NULL || strcmp(table, tables[i].key) == 0) {
+            gcuda_backend_t usual = b.backend;
+            if (tables[i].product != NULL) { b.backend = bench_backend(&b, device, tables[i].product); }
+            b.product = tables[i].product != NULL ? tables[i].product : "";
             run_table(&b, tables[i].title, tables[i].rows, tables[i].n, tables[i].key[0] == 'o' && tables[i].key[1] == 't');
+            if (b.backend != usual) { gcuda_backend_free(b.backend); }
+            b.backend = usual;
         }
     }
     if (table == NULL || strcmp(table, "stack") == 0) { stacks(&b); }
