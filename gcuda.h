@@ -2169,8 +2169,8 @@ GCUDA_API struct gcuda_tensor * gcuda_count_equal(struct gcuda_context * ctx, st
     struct gcuda_tensor * b);
 
 // >>op:argsort ----------------------------------------------------------------------------------------
-// The permutation that sorts each row: I32 of the shape of a. a: F32, ne0 < 2^31; other types are cast before, which keeps
-// their order. That of equal elements is unspecified; NaN sorts as if beyond infinity, on the side of its sign.
+// The permutation that sorts each row: I32 of the shape of a. a: F32, F16 or BF16, ne0 < 2^31. The order of equal elements is
+// unspecified; NaN sorts as if beyond infinity, on the side of its sign.
 enum gcuda_sort_order { GCUDA_SORT_ORDER_ASC = 0, GCUDA_SORT_ORDER_DESC = 1 };
 struct gcuda_sort_args { // also of top_k
     struct gcuda_array x, y;
@@ -14573,7 +14573,7 @@ static void gcudai_sort_args(const struct gcuda_tensor * y, union gcudai_args * 
 
 static gcuda_status gcudai_want_sortable(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0];
-    GCUDAI_TRY(gcudai_want_type(y, a, GCUDA_TYPE_F32));
+    GCUDAI_TRY(gcudai_want_float(y, a));
     GCUDAI_TRY(gcudai_want_type(y, y, GCUDA_TYPE_I32));
     GCUDAI_WANT(y, a->ne[0] <= INT32_MAX, "rows are longer than an index counts");
     return GCUDA_STATUS_SUCCESS;

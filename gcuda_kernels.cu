@@ -397,6 +397,16 @@ static inline bool is_packed(const gcuda_array & a) {
     return true;
 }
 
+static inline gcuda_array packed_array(gcuda_type type, void * data, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
+    gcuda_array a = {};
+    a.type = type;
+    a.data = data;
+    a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = ne3;
+    a.nb[0] = gcuda_type_size(type);
+    for (int d = 1; d < 4; ++d) { a.nb[d] = a.nb[d - 1] * (size_t) a.ne[d - 1]; }
+    return a;
+}
+
 // A packed array as rows of n elements; strides of dimensions of one element may have been anything.
 static inline gcuda_array as_rows(gcuda_array a, int64_t n) {
     const int64_t total = n_elements(a);
@@ -2717,13 +2727,8 @@ size_t gcuda_add_scratch_bytes(const gcuda_binary_args * args) {
 
 // a quantized: by way of F32 in scratch, in three launches.
 static gcuda_status add_quantized(const gcuda_binary_args & p, gcuda_stream stream) {
-    gcuda_cpy_args from = { p.a, p.a }, to = { p.a, p.y };
-    gcuda_array & t = from.y;
-    t.data = p.scratch;
-    t.type = GCUDA_TYPE_F32;
-    t.nb[0] = sizeof(float);
-    for (int d = 1; d < 4; ++d) { t.nb[d] = t.nb[d - 1] * (size_t) t.ne[d - 1]; }
-    to.x = t;
+    const gcuda_array t = packed_array(GCUDA_TYPE_F32, p.scratch, p.a.ne[0], p.a.ne[1], p.a.ne[2], p.a.ne[3]);
+    const gcuda_cpy_args from = { p.a, t }, to = { t, p.y };
     const gcuda_binary_args sum = { t, p.b, gcuda_is_quantized(p.y.type) ? t : p.y, nullptr };
     gcuda_status st = gcuda_launch_cpy(&from, stream);
     st = st == GCUDA_STATUS_SUCCESS ? binary<d_add>(sum, stream) : st;
@@ -5950,15 +5955,6 @@ static inline size_t packed_x_bytes(const gcuda_conv_args & p, const d_packed & 
 static inline bool is_packed_product(const gcuda_conv_args & p) {
     return p.kernel.ne[0] * p.kernel.ne[1] == 1 && p.s0 == 1 && p.s1 == 1 && p.p0 == 0 && p.p1 == 0 && p.x.ne[2] % 8 == 0 &&
            (uintptr_t) p.kernel.data % 16 == 0 && (uintptr_t) p.scratch % 16 == 0 && p.y.type == GCUDA_TYPE_F32;
-}
-static inline gcuda_array packed_array(gcuda_type type, void * data, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3) {
-    gcuda_array a = {};
-    a.type = type;
-    a.data = data;
-    a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = ne2, a.ne[3] = ne3;
-    a.nb[0] = gcuda_type_size(type);
-    for (int d = 1; d < 4; ++d) { a.nb[d] = a.nb[d - 1] * (size_t) a.ne[d - 1]; }
-    return a;
 }
 static inline gcuda_mul_mat_args packed_product_of(const gcuda_conv_args & p, char * x) {
     const int64_t n_pixels = p.y.ne[0] * p.y.ne[1], n_in = p.x.ne[2], n_oc = p.kernel.ne[3], n_images = p.y.ne[3];
@@ -9458,11 +9454,27 @@ static d_sort sort_of(const gcuda_sort_args & p) {
     return s;
 }
 
+// Elements of 16 bits are sorted as F32, at the start of the scratch: kernels need not tell types apart.
+static size_t sort_copy_bytes(const gcuda_sort_args & p) {
+    return p.x.type == GCUDA_TYPE_F32 ? 0 : (size_t) (n_elements(p.x) + 3) / 4 * 16;
+}
+static gcuda_status sort_copy(gcuda_sort_args & p, gcuda_stream stream) {
+    const gcuda_array to = packed_array(GCUDA_TYPE_F32, p.scratch, p.x.ne[0], p.x.ne[1], p.x.ne[2], p.x.ne[3]);
+    const gcuda_cpy_args copy = { p.x, to };
+    if (p.x.type == GCUDA_TYPE_F32) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    p.scratch = (char *) p.scratch + sort_copy_bytes(p);
+    p.x = to;
+    return gcuda_launch_cpy(&copy, stream);
+}
+
 // >>op:argsort ----------------------------------------------------------------------------------------
 //   floor   x read, y written: 8 bytes an element
 size_t gcuda_argsort_scratch_bytes(const gcuda_sort_args * args) {
     const int64_t n = args->x.ne[0], tile = sort_tile(*args);
-    return n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + tile - 1) / tile + 1));
+    return sort_copy_bytes(*args) +
+           (n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + tile - 1) / tile + 1)));
 }
 
 static void swap_sides(d_sort & s) {
@@ -9480,18 +9492,19 @@ template <int TILE> static gcuda_status sort_round(const d_sort & s, gcuda_strea
 }
 
 gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream stream) {
-    if (args->x.ne[0] <= SORT_SHORT) {
-        return sort_short(*args, args->order == GCUDA_SORT_ORDER_DESC, stream);
+    gcuda_sort_args p = *args;
+    gcuda_status st = sort_copy(p, stream);
+    if (p.x.ne[0] <= SORT_SHORT) {
+        return st == GCUDA_STATUS_SUCCESS ? sort_short(p, p.order == GCUDA_SORT_ORDER_DESC, stream) : st;
     }
-    d_sort s = sort_of(*args);
-    gcuda_status st = GCUDA_STATUS_SUCCESS;
-    for (; s.row0 < n_rows(args->x) && st == GCUDA_STATUS_SUCCESS; s.row0 += sort_rows(*args)) {
-        const int64_t left = n_rows(args->x) - s.row0;
-        s.n_rows = left < sort_rows(*args) ? left : sort_rows(*args);
+    d_sort s = sort_of(p);
+    for (; s.row0 < n_rows(p.x) && st == GCUDA_STATUS_SUCCESS; s.row0 += sort_rows(p)) {
+        const int64_t left = n_rows(p.x) - s.row0;
+        s.n_rows = left < sort_rows(p) ? left : sort_rows(p);
         for (s.shift = 0; s.shift < 32 && st == GCUDA_STATUS_SUCCESS; s.shift += 8) {
             s.is_first = s.shift == 0;
             s.is_last = s.shift == 24;
-            st = sort_tile(*args) == SORT_TILE ? sort_round<SORT_TILE>(s, stream) : sort_round<SORT_TILE_FEW>(s, stream);
+            st = sort_tile(p) == SORT_TILE ? sort_round<SORT_TILE>(s, stream) : sort_round<SORT_TILE_FEW>(s, stream);
             swap_sides(s);
         }
     }
@@ -9756,11 +9769,16 @@ static int64_t top_k_tile(const gcuda_sort_args & p) { // elements; 0: a block h
 
 size_t gcuda_top_k_scratch_bytes(const gcuda_sort_args * args) {
     const int64_t tile = top_k_tile(*args), n = tile > 0 ? (args->x.ne[0] + tile - 1) / tile : 0;
-    return n == 0 ? 0 : (size_t) n_rows(args->x) * ((size_t) (n + 5) * sizeof(uint2) + 4 * 256 * sizeof(unsigned));
+    return sort_copy_bytes(*args) +
+           (n == 0 ? 0 : (size_t) n_rows(args->x) * ((size_t) (n + 5) * sizeof(uint2) + 4 * 256 * sizeof(unsigned)));
 }
 
 gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream stream) {
-    const gcuda_sort_args & p = *args;
+    gcuda_sort_args p = *args;
+    gcuda_status st = sort_copy(p, stream);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
     const int64_t rows = n_rows(p.x), tile = top_k_tile(p), n_tiles = tile > 0 ? (p.x.ne[0] + tile - 1) / tile : 0;
     if (p.x.ne[0] <= TOP_K_SHORT) {
         return sort_short(p, true, stream);
@@ -9772,7 +9790,7 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
     }
     d_top_k t = { n_tiles, tile, (uint2 *) p.scratch, (uint2 *) p.scratch + rows * 5, nullptr };
     t.counts = (unsigned *) (t.found + rows * n_tiles);
-    gcuda_status st = launch(k_top_k_begin, rows * 4, 256, stream, p, t);
+    st = launch(k_top_k_begin, rows * 4, 256, stream, p, t);
     for (int round = 0; round < 4 && st == GCUDA_STATUS_SUCCESS; ++round) {
         st = launch(k_top_k_count, rows * n_tiles, 256, stream, p, t, round);
     }

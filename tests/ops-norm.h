@@ -334,6 +334,8 @@ TEST(argsort) { // >>op:argsort
         t.shapes = "1 33,9 257,3 5000 100003,2", t.in[0].fill = fill_ties, t.judge = judge_argsort, t.tag = order
             ? "desc-ties" : "asc-ties";
         op_test_run(&t);
+        t.types = "F16>I32 BF16>I32", t.shapes = "1 33,9 257,3 4096,2 9001,2 3,0", t.in[0].layouts = LAYOUT_OFFSET | LAYOUT_TRANSPOSED;
+        op_test_run(&t);
     }
 }
 
@@ -370,6 +372,9 @@ TEST(argsort_nan) {
             .build = build_argsort, .ref = ref_argsort, .p = &order, .tag = order ? "desc" : "asc",
             .judge = judge_permutation, .in = { { .fill = fill_some_nan } } };
         op_test_run(&t);
+        struct op_test half = t;
+        half.types = "F16>I32 BF16>I32", half.shapes = "7 33,9 5000";
+        op_test_run(&half);
     }
 }
 
@@ -419,6 +424,10 @@ TEST(top_k) { // >>op:top_k
         t.in[0].fill = fill_ties, t.shapes = i < 4 ? "100 128,9 3000,3" : "3000,3", t.tag = tagf("k=%d-ties", ks[i]);
         op_test_run(&t);
         t.build = build_argsort_top_k, t.aliases = true, t.tag = tagf("k=%d-sorted", ks[i]);
+        op_test_run(&t);
+        t.types = "F16>I32 BF16>I32", t.shapes = i < 4 ? "128,9 1000,2 9001,2" : "400,9 9001,2", t.in[0].layouts = LAYOUT_TRANSPOSED;
+        op_test_run(&t);
+        t.build = build_top_k, t.aliases = false, t.tag = tagf("k=%d-16-bit", ks[i]);
         op_test_run(&t);
     }
 }

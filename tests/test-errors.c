@@ -266,7 +266,7 @@ static const struct ctor ctors[] = {
     { "argmax", NULL, b_argmax, "F32:8,4", 1, { "I32:8,4", "F32:8,4,2", "F32:8,4:transposed" } },
     { "diag", NULL, b_diag, "F32:8", 1, { "F32:8,4", "Q4_0:32" } },
     { "tri", NULL, b_tri, "F32:8,8", 1, { "F32:8,4", "I32:8,8" } },
-    { "argsort", NULL, b_argsort, "F32:8,4", 1, { "I32:8,4", "F16:8,4" } },
+    { "argsort", NULL, b_argsort, "F32:8,4", 1, { "I32:8,4", "Q4_0:32,4" } },
     { "top_k", NULL, b_top_k, "F32:8,4", 1, { "I32:8,4", "F32:2,4" } },
     { "argsort_top_k", "top_k", b_argsort_top_k, "F32:8,4", 1, { "F32:2,4" } },
     { "timestep_embedding", NULL, b_timestep_embedding, "F32:5", 1, { "F16:5", "F32:5,2" } },
