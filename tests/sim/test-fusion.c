@@ -294,17 +294,23 @@ TEST(add_rms_norm_and_mul_stay_apart) { // rms_norm + mul is left
 static void build_scale_soft_max(struct build * b) {
     const int v = b->variant;
     struct gcuda_tensor * x = gcuda_new_tensor_3d(b->ctx, v == 2 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, v == 1 ? 20000 : 40, 6, 2);
-    struct gcuda_tensor * s = v == 3 ? gcuda_scale_bias(b->ctx, x, 0.3f, 1.0f) : gcuda_scale(b->ctx, x, 0.3f);
+    if (v == 7) { x = gcuda_transpose(b->ctx, f32(b, 6, 40, 2)); } // no rows
+    if (v == 8) { x = gcuda_view_3d(b->ctx, f32(b, 41, 6, 2), 40, 6, 2, 41 * 4, 41 * 6 * 4, 4); } // sums have another order there
+    struct gcuda_tensor * s = v == 3 ? gcuda_scale_bias(b->ctx, x, 0.3f, 1.0f) : v == 9 ? gcuda_scale_inplace(b->ctx, x, 0.3f) : gcuda_scale(b->ctx, x, 0.3f);
     if (v == 4) { gcuda_set_output(s); }
-    struct gcuda_tensor * mask = v >= 5 ? gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, 40, 6) : NULL;
-    out(b, v >= 5 ? gcuda_soft_max_ext(b->ctx, s, mask, v == 6 ? 0.5f : 1.0f, 0.0f) : gcuda_soft_max(b->ctx, s));
+    struct gcuda_tensor * mask = v == 5 || v == 6 ? gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, 40, 6) : NULL;
+    struct gcuda_tensor * y = v == 10 ? gcuda_reshape_2d(b->ctx, s, 40, 12) : s; // a view of it
+    out(b, mask ? gcuda_soft_max_ext(b->ctx, y, mask, v == 6 ? 0.5f : 1.0f, 0.0f) : gcuda_soft_max(b->ctx, y));
+    if (v == 11) { out(b, gcuda_neg(b->ctx, s)); } // another reader
 }
 
 TEST(scale_goes_into_soft_max) {
     const struct options near = { false, false, false, true, 1 }, strict = { true, false, false, false, 0 };
     fires(build_scale_soft_max, 0, "scale + soft_max", 1);
     fires(build_scale_soft_max, 1, "scale + soft_max", 1);
-    for (int v = 2; v <= 4; ++v) { stops(build_scale_soft_max, v, ""); }
+    for (int v = 2; v <= 11; ++v) {
+        if (v != 5 && v != 6) { stops(build_scale_soft_max, v, ""); }
+    }
     for (int v = 5; v <= 6; ++v) { // a mask, two factors: other roundings
         run_case(build_scale_soft_max, v, "scale + soft_max", near);
         run_case(build_scale_soft_max, v, "", strict);
@@ -323,14 +329,15 @@ static void build_rope_set(struct build * b) {
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, types[v % 4], head * heads, 12);
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, v == 3 ? GCUDA_TYPE_I32 : GCUDA_TYPE_I64, tokens);
     const int n_dims = v == 1 ? 6 : (int) head, mode = v % 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
-    struct gcuda_tensor * factors = v >= 5 ? gcuda_new_tensor_1d(b->ctx, types[v - 5], n_dims / 2) : NULL;
-    struct gcuda_tensor * r = gcuda_rope_ext(b->ctx, k, pos, factors, n_dims, mode, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+    struct gcuda_tensor * factors = v >= 5 && v < 8 ? gcuda_new_tensor_1d(b->ctx, types[v - 5], n_dims / 2) : NULL;
+    struct gcuda_tensor * r = v < 8 ? gcuda_rope_ext(b->ctx, k, pos, factors, n_dims, mode, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+                                    : gcuda_rope_ext(b->ctx, k, pos, NULL, n_dims, mode, 64, 5000.0f, 0.5f, 0.7f, 1.1f, 32.0f, 1.0f);
     struct gcuda_tensor * rows = v == 4 ? gcuda_view_2d(b->ctx, r, head * heads, tokens, r->nb[2], 0) : gcuda_reshape_2d(b->ctx, r, head * heads, tokens);
     out(b, gcuda_set_rows(b->ctx, cache, rows, ids));
 }
 
 TEST(rope_writes_into_the_cache) {
-    for (int v = 0; v <= 7; ++v) { fires(build_rope_set, v, "rope + set_rows", 1); } // from 5 on with factors
+    for (int v = 0; v <= 8; ++v) { fires(build_rope_set, v, "rope + set_rows", 1); } // 5 to 7 with factors, 8 with all other parameters
     clean();
 }
 
@@ -389,7 +396,7 @@ static void build_rope_set_not(struct build * b) {
     if (v == 7) { gcuda_set_output(rows); }
     struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, v == 8 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_F16, n0, 40);
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, n1);
-    if (v == 8) { // its content is not compared, only that it is not fused
+    if (v == 8) { // a cache in blocks
         out(b, gcuda_cast(b->ctx, gcuda_set_rows(b->ctx, cache, rows, ids), GCUDA_TYPE_F32));
         return;
     }
@@ -399,9 +406,7 @@ static void build_rope_set_not(struct build * b) {
 }
 
 TEST(rope_and_set_rows_stay_apart) {
-    for (int v = 0; v <= 10; ++v) {
-        if (v != 8) { stops(build_rope_set_not, v, ""); }
-    }
+    for (int v = 0; v <= 10; ++v) { stops(build_rope_set_not, v, ""); }
     clean();
 }
 
@@ -452,6 +457,91 @@ static void build_route_not(struct build * b) {
     if (v == 11) { out(b, gcuda_neg(c, probs)); }
 }
 
+// The same with what else may come before or behind.
+static void build_route_other(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t experts = 64, tokens = 3, used = 4;
+    const bool is_late = v >= 8;
+    struct gcuda_tensor * logits = v == 1 ? gcuda_view_2d(c, f32(b, experts + 4, tokens, 1), experts, tokens, 4 * (size_t) (experts + 4), 0)
+                                          : f32(b, experts, tokens, 1);
+    struct gcuda_tensor * probs = is_late ? logits : v == 1 ? gcuda_sigmoid(c, logits) : v == 2 ? gcuda_sigmoid_inplace(c, logits) : gcuda_soft_max(c, logits);
+    struct gcuda_tensor * key = probs;
+    if (v == 3) { gcuda_soft_max_add_sinks(probs, f32(b, 1, 1, 1)); }
+    if (v >= 4 && v <= 6) { key = gcuda_add(c, probs, f32(b, experts, v == 4 ? tokens : 1, 1)); }
+    if (v == 5) { gcuda_set_output(key); }
+    if (v == 6) { out(b, gcuda_neg(c, key)); }
+    struct gcuda_tensor * ids = gcuda_argsort_top_k(c, key, (int) used), * rows = gcuda_reshape_3d(c, probs, 1, experts, tokens);
+    struct gcuda_tensor * w = gcuda_get_rows(c, rows, ids);
+    if (is_late) {
+        struct gcuda_tensor * chosen = v == 11 ? w : gcuda_reshape_2d(c, w, used, tokens);
+        struct gcuda_tensor * mask = f32(b, used, tokens, 1);
+        w = v == 8 ? gcuda_soft_max_ext(c, chosen, NULL, 0.5f, 0.0f) : v == 9 ? gcuda_soft_max_ext(c, chosen, mask, 1.0f, 0.0f) : gcuda_soft_max(c, chosen);
+    }
+    out(b, w);
+    if (v == 5) { out(b, key); }
+    if (v == 7) { out(b, gcuda_neg(c, rows)); } // the probabilities as rows, read once more
+    if (v == 10) { out(b, gcuda_neg(c, gcuda_reshape_2d(c, w->src[0], used, tokens))); } // and those chosen
+}
+
+TEST(routing_of_other_kinds_stays_apart) {
+    for (int v = 1; v <= 11; ++v) { stops(build_route_other, v, ""); }
+    clean();
+}
+
+// Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all logits are read
+// first. Results that lie in the way of each other are what they are with all nodes by themselves.
+static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fused) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    REQUIRE(plain != NULL && fused != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
+    struct place p = place_begin();
+    enum { EXPERTS_HERE = 64, USED_HERE = 4 };
+    struct gcuda_tensor * logits = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, EXPERTS_HERE, tokens), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, EXPERTS_HERE);
+    struct gcuda_tensor * probs = gcuda_soft_max(p.ctx, logits), * key = gcuda_add(p.ctx, probs, bias);
+    struct gcuda_tensor * order = gcuda_argsort(p.ctx, key, GCUDA_SORT_ORDER_DESC);
+    struct gcuda_tensor * ids = gcuda_view_2d(p.ctx, order, USED_HERE, tokens, order->nb[1], 0);
+    struct gcuda_tensor * rows = gcuda_reshape_3d(p.ctx, probs, 1, EXPERTS_HERE, tokens), * w = gcuda_get_rows(p.ctx, rows, ids);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, w));
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    struct gcuda_tensor * all[6] = { logits, bias, probs, key, order, w };
+    for (int i = 0; i < 6; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, all[i], base + 4096 * (i == 4 ? at_order : i == 5 ? at_weights : i))); }
+    CHECK_OK(gcuda_backend_view_init(ids));
+    CHECK_OK(gcuda_backend_view_init(rows));
+    static float got[2][4 * USED_HERE];
+    for (int i = 0; i < 2; ++i) {
+        fill(logits, 1);
+        fill(bias, 2);
+        CHECK_OK(gcuda_backend_graph_compute(i == 0 ? plain : fused, graph));
+        CHECK_OK(gcuda_backend_tensor_get(w, got[i], 0, gcuda_nbytes(w)));
+    }
+    CHECK_MSG(memcmp(got[0], got[1], gcuda_nbytes(w)) == 0, "%d tokens, ids at %d, weights at %d: other bits", (int) tokens, at_order, at_weights);
+    struct gcuda_cuda_plan_stats s;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(fused, &s));
+    CHECK_MSG((s.n_fused == 1) == is_fused, "%d tokens, ids at %d, weights at %d: %d fused", (int) tokens, at_order, at_weights, (int) s.n_fused);
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+}
+
+TEST(routing_does_not_write_over_what_it_reads) {
+    for (int64_t tokens = 1; tokens <= 3; tokens += 2) {
+        route_once(tokens, 4, 5, true);
+        route_once(tokens, 0, 5, tokens == 1); // on the logits
+        route_once(tokens, 4, 0, tokens == 1);
+        route_once(tokens, 1, 5, false); // on the biases
+        route_once(tokens, 4, 1, false);
+        route_once(tokens, 4, 4, false); // weights on the ids
+        route_once(tokens, 3, 2, true);  // on what is not there
+    }
+    clean();
+}
+
 TEST(routing_stays_apart) {
     for (int v = 0; v <= 11; ++v) { stops(build_route_not, v, ""); }
     clean();
@@ -467,13 +557,14 @@ static void build_route_part(struct build * b) {
     if (v == 0) { sum = gcuda_clamp(c, sum, 0.1f, 2.0f); }
     if (v == 1) { gcuda_set_output(w); }
     if (v == 2) { gcuda_set_output(sum); }
-    out(b, v == 3 ? gcuda_div(c, f32(b, 4, 3, 1), sum) : gcuda_div(c, flat, sum));
+    struct gcuda_tensor * y = v == 3 ? gcuda_div(c, f32(b, 4, 3, 1), sum) : gcuda_div(c, flat, sum);
+    out(b, v == 4 ? gcuda_scale_bias(c, y, 2.0f, 0.5f) : y); // no factor alone
     if (v == 1) { out(b, w); }
     if (v == 2) { out(b, sum); }
 }
 
 TEST(a_norm_that_is_not_whole_stays_behind) {
-    for (int v = 0; v <= 3; ++v) { stops(build_route_part, v, "route"); }
+    for (int v = 0; v <= 4; ++v) { stops(build_route_part, v, "route"); }
     clean();
 }
 
@@ -619,10 +710,10 @@ TEST(a_residual_behind_tiles_goes_into_the_norm) {
 }
 
 // What is written lies on the columns or the weights that other blocks read.
-TEST(results_in_tiles_lie_apart) {
+static void results_lie_apart(int64_t n, enum gcuda_type type) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, K, M), * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, 12);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, type, K, M), * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, n);
     struct gcuda_tensor * y = gcuda_silu(p.ctx, gcuda_mul_mat(p.ctx, w, x));
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
@@ -632,12 +723,18 @@ TEST(results_in_tiles_lie_apart) {
         y->data = places[i];
         gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
         REQUIRE(plan != NULL);
-        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 && has_tiles ? 1 : 2);
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 && (n == 1 || has_tiles) ? 1 : 2);
         gcuda_backend_graph_plan_free(backend, plan);
     }
     y->data = own;
     place_end(&p);
     gcuda_backend_free(backend);
+}
+
+TEST(results_of_products_lie_apart) {
+    results_lie_apart(12, GCUDA_TYPE_Q4_0); // in tiles
+    results_lie_apart(1, GCUDA_TYPE_Q4_0);
+    results_lie_apart(1, GCUDA_TYPE_F16);
     clean();
 }
 
@@ -919,22 +1016,25 @@ static void build_expert_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t tokens = v == 0 ? 33 : TOKENS;
-    struct gcuda_tensor * x = f32(b, K, 1, tokens), * as = experts(b, GCUDA_TYPE_Q4_0);
+    struct gcuda_tensor * x = f32(b, K, 1, tokens), * as = experts(b, v == 3 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0); // 3: no such kernel
     struct gcuda_tensor * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, v == 0 ? 2 : USED, tokens), * other = gcuda_dup_tensor(c, ids);
     if (v == 0) { // more slots than experts
         as = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, 32, 2, N_INDICES);
         x = f32(b, 32, 1, tokens);
     }
     struct gcuda_tensor * y = gcuda_mul_mat_id(c, as, x, ids);
+    if (v == 4) { gcuda_set_output(y); }
+    if (v == 5) { out(b, gcuda_neg(c, y)); } // another reader
     if (v == 2) {
         out(b, gcuda_swiglu_split(c, y, gcuda_mul_mat_id(c, experts(b, GCUDA_TYPE_Q4_0), x, other)));
     } else {
-        out(b, gcuda_add_id(c, y, f32(b, as->ne[1], as->ne[2], 1), v == 1 ? other : ids));
+        out(b, gcuda_add_id(c, y, gcuda_new_tensor_2d(c, v == 6 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, as->ne[1], as->ne[2]), v == 1 ? other : ids));
     }
+    if (v == 4) { out(b, y); }
 }
 
 TEST(products_of_experts_stay_apart) {
-    for (int v = 0; v <= 2; ++v) { stops(build_expert_not, v, ""); }
+    for (int v = 0; v <= 6; ++v) { stops(build_expert_not, v, ""); }
     clean();
 }
 
@@ -1527,6 +1627,67 @@ TEST(overlapping_memory_stops_fusion) {
         overlap_once(norm, -256, true);
         overlap_once(norm, 3072, true); // exactly on the other operand
     }
+    clean();
+}
+
+// A sum that others read, and the norm of it: where the two lie among what is read, and on each other. A result at other multiples
+// of four bytes adds up in another order.
+// is_defined: no node by itself writes over what others of its blocks read.
+static void sum_once(int64_t at_sum, int64_t at_y, bool is_defined, const char * wanted) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    REQUIRE(plain != NULL && fused != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
+    struct place p = place_begin();
+    enum { N = 32, N_ROWS = 8 };
+    struct gcuda_tensor * in[3] = { gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, N_ROWS), gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, N_ROWS),
+        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, N) };
+    struct gcuda_tensor * sum = gcuda_add(p.ctx, in[0], in[1]), * norm = gcuda_rms_norm(p.ctx, sum, 1e-5f), * y = gcuda_mul(p.ctx, norm, in[2]);
+    struct gcuda_tensor * z = gcuda_sqr(p.ctx, sum);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    struct gcuda_tensor * all[7] = { in[0], in[1], in[2], sum, norm, y, z };
+    for (int i = 0; i < 7; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, all[i], base + 4096 * (i + 1))); }
+    sum->data = base + at_sum;
+    y->data = base + at_y;
+    static float got[2][2][N * N_ROWS];
+    for (int i = 0; i < 2; ++i) {
+        for (int k = 0; k < 3; ++k) { fill(in[k], k + 1); }
+        CHECK_OK(gcuda_backend_graph_compute(i == 0 ? plain : fused, graph));
+        CHECK_OK(gcuda_backend_tensor_get(y, got[i][0], 0, sizeof got[i][0]));
+        CHECK_OK(gcuda_backend_tensor_get(z, got[i][1], 0, sizeof got[i][1]));
+    }
+    CHECK_MSG(!is_defined || memcmp(got[0], got[1], sizeof got[0]) == 0, "sum at %d, result at %d: other bits", (int) at_sum, (int) at_y);
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
+    REQUIRE(plan != NULL);
+    char names[200];
+    names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    CHECK_MSG(strcmp(names, wanted) == 0, "sum at %d, result at %d: \"%s\"", (int) at_sum, (int) at_y, names);
+    gcuda_backend_graph_plan_free(fused, plan);
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+}
+
+TEST(a_sum_and_its_norm_lie_apart) {
+    const char * both = "add + rms_norm + mul", * norm = "rms_norm + mul";
+    sum_once(16384, 24576, true, both);
+    sum_once(4096, 24576, true, both); // in place
+    sum_once(8192, 24576, true, both); // on the other operand
+    sum_once(16384, 4096, true, both); // the result in place, which the sum has left
+    sum_once(4096 + 128, 24576, false, norm);
+    sum_once(8192 + 128, 24576, false, norm);
+    sum_once(12288, 24576, true, norm); // on the weight, which is overwritten then before it is read
+    sum_once(16384, 8192 - 128, true, norm);
+    sum_once(16384, 16384, true, norm); // on the sum, of which something else is made
+    sum_once(16384, 12288, false, "");  // on the weight
+    sum_once(16384, 24576 + 4, true, "");
+    sum_once(16384 + 4, 24576 + 4, true, both); // sums as before
     clean();
 }
 
