@@ -738,6 +738,43 @@ TEST(results_of_products_lie_apart) {
     clean();
 }
 
+// Rows of the weight lie on two devices: what follows stays behind, with the bits of a whole weight, and the norm ahead is fused.
+TEST(products_of_split_weights_stay_apart) {
+    static float got[2][256];
+    for (int turn = 0; turn < 2; ++turn) {
+        const float shares[2] = { 1, 1 };
+        char names[200];
+        fresh(2, 64 * MB, 1);
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+        struct place weight = place_begin(), p = place_begin();
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(weight.ctx, GCUDA_TYPE_Q4_0, K, 256), * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K);
+        struct gcuda_tensor * scale = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, K), * bias = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 256);
+        struct gcuda_tensor * norm = gcuda_mul(p.ctx, gcuda_rms_norm(p.ctx, x, 1e-5f), scale), * y = gcuda_add(p.ctx, gcuda_mul_mat(p.ctx, w, norm), bias);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weight.ctx, turn == 0 ? gcuda_backend_get_default_buffer_type(backend)
+                                                                                        : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
+        REQUIRE(weight.buffer != NULL);
+        fill(w, 1), fill(x, 2), fill(scale, 3), fill(bias, 4);
+        for (int run = 0; run < 3; ++run) { // launched, captured, replayed
+            CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+            CHECK_OK(gcuda_backend_tensor_get(y, got[turn], 0, sizeof got[turn]));
+            CHECK_MSG(memcmp(got[0], got[turn], sizeof got[0]) == 0, "turn %d, run %d: other bits", turn, run);
+        }
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+        CHECK_MSG(strcmp(names, turn == 0 ? "rms_norm + mul, mul_mat + steps" : "rms_norm + mul") == 0, "turn %d: \"%s\"", turn, names);
+        CHECK_EQ_I(columns_of((const struct gcudai_cuda_plan *) plan), 0); // no room for the bytes
+        gcuda_backend_graph_plan_free(backend, plan);
+        place_end(&p);
+        place_end(&weight);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 // Two products and a gate over both, either of them first in the graph.
 static void build_pair(struct build * b) {
     struct gcuda_context * c = b->ctx;
