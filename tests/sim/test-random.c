@@ -1,6 +1,7 @@
 // Random graphs on the simulated device. The same graph, made twice from one seed: in memory of its own and launched node
 // by node, and in memory that the graph allocator reuses, planned, fused, captured and replayed on other data. Bits are the
-// same. Where nothing jumps (no rounding, no sorting, no blocks) the CPU's results are near, too.
+// same. Where nothing jumps (no rounding, no sorting, no blocks) the CPU's results are near, too. Then the same graphs through
+// the scheduler, over GPUs and the CPU.
 //
 //   GCUDA_RANDOM_SEED=17 build/sim/test-random      that seed alone
 #define GCUDA_IMPLEMENTATION
@@ -65,7 +66,7 @@ static struct gcuda_tensor * small(struct gen * g, struct gcuda_tensor * t) {
     return kind == 0 ? like(g, t) : f32(g, kind == 1 ? 1 : t->ne[0], kind == 2 ? t->ne[1] : 1, 1, 1);
 }
 
-enum { N_KINDS = 74 };
+enum { N_SMOOTH = 50, N_ROUGH = 74, N_KINDS = 102 };
 
 // A node of some kind over what is there; NULL: it does not fit.
 static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
@@ -127,7 +128,13 @@ static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
 
 static const enum gcuda_type weights[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1,
     GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_MXFP4, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K,
-    GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS };
+    GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S,
+    GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M };
+static bool is_codebook(enum gcuda_type type) { // nothing quantizes to it
+    bool is_so = false;
+    for (size_t i = sizeof weights / sizeof weights[0] - 7; i < sizeof weights / sizeof weights[0]; ++i) { is_so = is_so || type == weights[i]; }
+    return is_so;
+}
 
 static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
     struct gcuda_context * c = g->ctx;
@@ -145,8 +152,8 @@ static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
         case 56: d = gcuda_reshape_2d(c, dense(g, a), a->ne[0], gcuda_nrows(a)); return gcuda_get_rows(c, f32(g, 7, a->ne[0], 1, 1), gcuda_argmax(c, d));
         case 57: return gcuda_clamp(c, a, -0.5f, 0.5f);
         case 58: return gcuda_diag_mask_inf(c, dense(g, a), below(g, 3));
-        case 59: return gcuda_tri(c, dense(g, a), (enum gcuda_tri_type) below(g, 4));
-        case 60: return gcuda_add(c, gcuda_arange(c, 0.0f, (float) a->ne[0], 1.0f), f32(g, 1, 1, 1, 1));
+        case 59: return gcuda_tri(c, f32(g, a->ne[0], a->ne[0], 1, 1), (enum gcuda_tri_type) below(g, 4));
+        case 60: return below(g, 2) ? gcuda_sum(c, dense(g, a)) : gcuda_add(c, gcuda_arange(c, 0.0f, (float) a->ne[0], 1.0f), f32(g, 1, 1, 1, 1));
         case 61: return gcuda_log(c, a);
         case 62: return gcuda_sqrt(c, gcuda_sqr(c, a));
         case 63: d = gcuda_cast(c, a, half); return gcuda_mul(c, gcuda_gelu(c, dense(g, d)), gcuda_add(c, dense(g, d), f32(g, 1, 1, 1, 1)));
@@ -162,7 +169,68 @@ static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
             return gcuda_flash_attn_ext(c, f32(g, 64, 1 + below(g, 3), 4, 1), d, e, NULL, 0.125f, 0.0f, 0.0f);
         case 71: return gcuda_silu_back(c, dense(g, a), dense(g, like(g, a)));
         case 72: return gcuda_rms_norm_back(c, dense(g, a), dense(g, like(g, a)), 1e-5f);
-        case 73: return gcuda_cross_entropy_loss(c, dense(g, a), dense(g, like(g, a)));
+        case 73: return below(g, 2) ? gcuda_cross_entropy_loss(c, dense(g, a), dense(g, like(g, a)))
+                                    : gcuda_solve_tri(c, f32(g, 9, 9, 2, 1), f32(g, 5, 9, 2, 1), true, true, false);
+        default: return NULL;
+    }
+}
+
+static struct gcuda_tensor * some_f32(struct gen * g, int64_t ne0, int64_t ne1, int64_t ne2) { return f32(g, ne0, ne1, ne2, 1); }
+
+// What models with recurrences, images and training have: inputs of their own shapes, and results that go on as F32.
+static struct gcuda_tensor * other_node(struct gen * g, int kind) {
+    struct gcuda_context * c = g->ctx;
+    struct gcuda_tensor * a = any(g), * d = dense(g, a), * e = NULL, * in[6];
+    const enum gcuda_type half = below(g, 2) ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
+    const int64_t ne0 = a->ne[0], n = gcuda_nrows(a), n_tokens = 1 + below(g, 5);
+    const int axis = below(g, 2);
+    switch (kind) {
+        case 74: // into the middle of something larger, all of which is read
+            e = leaf(g, half, ne0, n + 2, 1, 1, 0);
+            d = gcuda_cpy(c, gcuda_reshape_2d(c, d, ne0, n), e == NULL ? NULL : gcuda_view_2d(c, e, ne0, n, e->nb[1], e->nb[1]));
+            return gcuda_cast(c, d, GCUDA_TYPE_F32);
+        case 75: return gcuda_set(c, d, some_f32(g, ne0, 1, 1), d->nb[1], d->nb[2], d->nb[3], (size_t) below(g, (int) a->ne[1]) * d->nb[1]);
+        case 76: return gcuda_get_rows_back(c, gcuda_reshape_2d(c, d, ne0, n), leaf(g, GCUDA_TYPE_I32, n, 1, 1, 1, 5), some_f32(g, ne0, 5, 1));
+        case 77: return gcuda_diag(c, some_f32(g, 1 + below(g, 40), 1, 1 + below(g, 2)));
+        case 78: return gcuda_add(c, gcuda_fill(c, d, 0.25f), d);
+        case 79: return gcuda_timestep_embedding(c, some_f32(g, 1 + below(g, 6), 1, 1), 2 * (1 + below(g, 40)), 100);
+        case 80: return gcuda_add_id(c, some_f32(g, ne0, 2, 3), some_f32(g, ne0, 4, 1), leaf(g, GCUDA_TYPE_I32, 2, 3, 1, 1, 4));
+        case 81: d = gcuda_argmax(c, gcuda_reshape_2d(c, d, ne0, n)); return gcuda_cast(c, gcuda_count_equal(c, d, leaf(g, GCUDA_TYPE_I32, n, 1, 1, 1, 3)), GCUDA_TYPE_F32);
+        case 82: return gcuda_cast(c, gcuda_top_k(c, d, 1 + below(g, (int) ne0)), GCUDA_TYPE_F32);
+        case 83: return gcuda_soft_max_ext_back(c, d, gcuda_soft_max(c, dense(g, like(g, a))), 0.5f, 0.0f);
+        case 84: return gcuda_rope_ext_back(c, some_f32(g, 16, 3, n_tokens), leaf(g, GCUDA_TYPE_I32, n_tokens, 1, 1, 1, 50), NULL, 16, below(g, 2) ? 2 : 0, 0, 10000.0f,
+            1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
+        case 85: return gcuda_cross_entropy_loss_back(c, some_f32(g, 1, 1, 1), d, dense(g, like(g, a)));
+        case 86: case 87: // parameters change where they are
+            e = leaf(g, GCUDA_TYPE_F32, ne0, a->ne[1], a->ne[2], a->ne[3], 0);
+            if (e == NULL || gcuda_set_param(e) != GCUDA_STATUS_SUCCESS) { return NULL; }
+            if (kind == 86) { return gcuda_opt_step_sgd(c, e, d, some_f32(g, 2, 1, 1)); }
+            return gcuda_opt_step_adamw(c, e, d, f32(g, ne0, a->ne[1], a->ne[2], a->ne[3]), f32(g, ne0, a->ne[1], a->ne[2], a->ne[3]), some_f32(g, 7, 1, 1));
+        case 88: return gcuda_im2col(c, leaf(g, half, 3, 2, a->ne[2], 1, 0), d, 1, 1 + axis, 1, 0, 1, 1, true, axis ? half : GCUDA_TYPE_F32);
+        case 89: {
+            const int64_t ne[4] = { 6, 5, 2, 1 };
+            e = leaf(g, GCUDA_TYPE_F32, 3, 2, 2, 1, 0);
+            d = gcuda_im2col(c, e, f32(g, 6, 5, 2, 1), 1, 1, 1, 0, 1, 1, true, GCUDA_TYPE_F32);
+            return gcuda_im2col_back(c, d, e, ne, 1, 1, 1, 0, 1, 1, true);
+        }
+        case 90: return gcuda_im2col_3d(c, leaf(g, half, 2, 2, 2, 3, 0), f32(g, 6, 5, 4, 3), 3, 1, 1, 1, 0, 1, 0, 1, 1, 1, GCUDA_TYPE_F32);
+        case 91: return gcuda_conv_2d_direct(c, leaf(g, half, 3, 3, a->ne[2], 4, 0), d, 1, 1, 1, 1, 1, 1);
+        case 92: return gcuda_conv_2d_dw_direct(c, leaf(g, half, 3, 3, 1, a->ne[2], 0), d, 1, 1 + axis, 1, 1, 1, 1);
+        case 93: return gcuda_conv_transpose_1d(c, leaf(g, half, 3, 2, 4, 1, 0), some_f32(g, 9, 4, 1), 1 + axis, 0, 1);
+        case 94: return gcuda_conv_transpose_2d_p0(c, leaf(g, half, 2, 3, 2, 4, 0), some_f32(g, 6, 5, 4), 2);
+        case 95: return gcuda_pool_1d(c, d, axis ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, 2, 2, 0);
+        case 96: return gcuda_pool_2d_back(c, some_f32(g, 4, 3, 2), some_f32(g, 8, 6, 2), axis ? GCUDA_OP_POOL_MAX : GCUDA_OP_POOL_AVG, 2, 2, 2, 2, 0.0f, 0.0f);
+        case 97: return gcuda_silu(c, gcuda_ssm_conv(c, some_f32(g, n_tokens + 3, 20, 2), some_f32(g, 4, 20, 1)));
+        case 98:
+            e = gcuda_neg(c, gcuda_sqr(c, some_f32(g, axis ? 16 : 1, 4, 1)));
+            for (int i = 0; i < 2; ++i) { in[i] = f32(g, 16, 2, n_tokens, 2); }
+            return gcuda_ssm_scan(c, f32(g, 16, 8, 4, 3), f32(g, 8, 4, n_tokens, 2), some_f32(g, 4, n_tokens, 2), e, in[0], in[1], leaf(g, GCUDA_TYPE_I32, 2, 1, 1, 1, 3));
+        case 99: case 100: case 101: // the decay is between 0 and 1
+            for (int i = 0; i < 6; ++i) { in[i] = some_f32(g, 16, 2, n_tokens); }
+            e = some_f32(g, 16 * 16 * 2, 1, 1);
+            if (kind == 99) { return gcuda_gated_linear_attn(c, in[0], in[1], in[2], gcuda_sigmoid(c, in[3]), e, 0.3f); }
+            if (kind == 100) { return gcuda_rwkv_wkv6(c, in[0], in[1], in[2], some_f32(g, 16, 2, 1), gcuda_sigmoid(c, in[3]), e); }
+            return gcuda_rwkv_wkv7(c, in[0], gcuda_sigmoid(c, in[1]), in[2], in[3], in[4], in[5], e);
         default: return NULL;
     }
 }
@@ -183,8 +251,8 @@ static struct gcuda_cgraph * make(struct gen * g, int n_nodes) {
         g->pool[g->n_pool++] = f32(g, ne[0], ne[1], ne[2], ne[3]);
     }
     for (int tries = 0; g->n_pool < n_nodes && tries < 20 * n_nodes; ++tries) {
-        const int kind = below(g, g->is_smooth ? 50 : N_KINDS);
-        struct gcuda_tensor * t = kind < 50 ? smooth_node(g, kind) : rough_node(g, kind);
+        const int kind = below(g, g->is_smooth || below(g, 4) == 0 ? N_SMOOTH : N_KINDS);
+        struct gcuda_tensor * t = kind < N_SMOOTH ? smooth_node(g, kind) : kind < N_ROUGH ? rough_node(g, kind) : other_node(g, kind);
         gcuda_context_clear_error(g->ctx);
         if (can(g, t)) { g->pool[g->n_pool++] = t; }
     }
@@ -197,6 +265,21 @@ static struct gcuda_cgraph * make(struct gen * g, int n_nodes) {
         }
     }
     return graph;
+}
+
+// Any bytes, and a scale of 1/16: before each block, but of IQ1_M in the upper four bits of its last four numbers.
+static void fill_codebook(struct gen * r, enum gcuda_type type, char * blocks, size_t n) {
+    static const uint16_t spread[4] = { 0x0249, 0x0249, 0xc249, 0x2249 };
+    const size_t size = gcuda_type_size(type);
+    const gcuda_fp16_t scale = gcuda_fp32_to_fp16(0.0625f);
+    for (size_t i = 0; i < n; ++i) { blocks[i] = (char) below(r, 256); }
+    for (char * b = blocks; b < blocks + n; b += size) {
+        if (type == GCUDA_TYPE_IQ1_M) {
+            memcpy(b + size - sizeof spread, spread, sizeof spread);
+        } else {
+            memcpy(b, &scale, sizeof scale);
+        }
+    }
 }
 
 // nudge: 0, or which way to move numbers by some units of their last place
@@ -215,6 +298,8 @@ static void fill_leafs(struct gen * g, int round, int nudge) {
         for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I64; ++k) { ((int64_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
         if (t->type == GCUDA_TYPE_F32) {
             memcpy(bytes, v, (size_t) n * sizeof(float));
+        } else if (is_codebook(t->type)) {
+            fill_codebook(&r, t->type, bytes, gcuda_nbytes(t));
         } else if (t->type != GCUDA_TYPE_I32 && t->type != GCUDA_TYPE_I64) {
             CHECK_OK(gcuda_quantize_rows(t->type, v, bytes, gcuda_nrows(t), t->ne[0], NULL, 1));
         }
@@ -231,6 +316,7 @@ struct one {
     gcuda_gallocr_t alloc;
 };
 
+// place_on NULL: a scheduler gives it memory.
 static bool one_make(struct one * o, uint64_t seed, gcuda_backend_t device, gcuda_backend_t cpu, gcuda_backend_t place_on, bool reuses) {
     memset(o, 0, sizeof *o);
     o->p = place_begin();
@@ -240,8 +326,10 @@ static bool one_make(struct one * o, uint64_t seed, gcuda_backend_t device, gcud
     o->g.cpu = cpu;
     o->g.is_smooth = seed % 2 == 0;
     o->graph = make(&o->g, 8 + (int) (seed % 40));
+    if (place_on == NULL) { return true; }
     if (!reuses) { return place_alloc(&o->p, place_on); }
     o->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(place_on));
+    gcuda_gallocr_set_concurrent(o->alloc, seed % 8 == 7); // or branches get each other's memory
     return o->alloc != NULL && gcuda_gallocr_alloc_graph(o->alloc, o->graph) == GCUDA_STATUS_SUCCESS;
 }
 static void one_free(struct one * o) {
@@ -341,7 +429,9 @@ static void compare(uint64_t seed, int round, struct one * a, struct one * b, gc
     }
 }
 
-static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed) {
+static int n_of_op[GCUDA_OP_COUNT]; // computed so far
+
+static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, uint64_t * n_beside) {
     struct gcuda_cuda_params params;
     fresh(1, 64 * MB, seed);
     memset(&params, 0, sizeof params);
@@ -350,6 +440,8 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed) {
     params.max_plans = 0;
     params.graphs = GCUDA_CUDA_ON; // AUTO leaves them out below 7.0
     params.strict = true;
+    params.concurrency = seed % 4 == 3 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF; // branches on streams of their own
+    params.overlap = seed % 3 == 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     gcuda_backend_t planned = gcuda_backend_cuda_init_params(&params);
     struct one a, b, on_cpu;
     REQUIRE(plain != NULL && planned != NULL && cpu != NULL);
@@ -357,6 +449,7 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed) {
     REQUIRE(one_make(&a, seed, plain, cpu, plain, false) && one_make(&b, seed, plain, cpu, planned, true) &&
             one_make(&on_cpu, seed, plain, cpu, cpu, false));
     REQUIRE(a.graph->n_nodes == b.graph->n_nodes && a.graph->n_nodes == on_cpu.graph->n_nodes);
+    for (int i = 0; i < a.graph->n_nodes; ++i) { n_of_op[a.graph->nodes[i]->op]++; }
     for (int round = 0; round < 4; ++round) { // launched, captured, replayed twice
         fill_leafs(&a.g, round, 0);
         fill_leafs(&b.g, round, 0);
@@ -373,6 +466,7 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed) {
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(planned, &s));
     *n_fused += s.n_fused;
     *n_replayed += s.n_graph_launches;
+    *n_beside += s.n_beside;
     one_free(&on_cpu);
     one_free(&b);
     one_free(&a);
@@ -384,9 +478,114 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed) {
 TEST(random_graphs_give_the_same_bits_planned_and_node_by_node) {
     const char * only = getenv("GCUDA_RANDOM_SEED");
     const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : test_full() ? 10000 : 300;
-    uint64_t n_fused = 0, n_replayed = 0;
-    for (uint64_t seed = first; seed < first + n; ++seed) { run_seed(seed, &n_fused, &n_replayed); }
-    printf("  %d graphs, %d fused launches, %d replays\n", (int) n, (int) n_fused, (int) n_replayed);
-    CHECK(only != NULL || (n_fused >= n && n_replayed >= 2 * n)); // it does reach what it is about
+    uint64_t n_fused = 0, n_replayed = 0, n_beside = 0;
+    for (uint64_t seed = first; seed < first + n; ++seed) { run_seed(seed, &n_fused, &n_replayed, &n_beside); }
+    printf("  %d graphs, %d fused launches, %d replays, %d launches beside others\n", (int) n, (int) n_fused, (int) n_replayed, (int) n_beside);
+    CHECK(only != NULL || (2 * n_fused >= n && n_replayed >= 2 * n && 4 * n_beside >= n)); // it does reach what it is about
+    for (int op = GCUDA_OP_NONE + 1; op < GCUDA_OP_COUNT && only == NULL; ++op) { // custom ones are the caller's
+        CHECK_MSG(n_of_op[op] > 0 || op == GCUDA_OP_CUSTOM, "no %s in any graph", gcuda_op_name((enum gcuda_op) op));
+    }
+    clean();
+}
+
+// =====================================================================================================================
+// >>sched   the same graphs over GPUs and the CPU, each of which refuses some operations
+// =====================================================================================================================
+enum { MAX_GPUS = 3 };
+static struct refusal {
+    gcuda_backend_dev_t dev;
+    gcuda_status (*ask)(gcuda_backend_dev_t dev, const struct gcuda_tensor * op);
+    uint64_t salt;
+    int percent; // of operations, by what they are and their shapes
+} refusals[MAX_GPUS + 1];
+
+static gcuda_status ask_or_refuse(gcuda_backend_dev_t dev, const struct gcuda_tensor * op) {
+    struct refusal * r = refusals;
+    while (r->dev != dev) { ++r; }
+    struct gen chance;
+    chance.state = r->salt + 977 * (uint64_t) op->op + 31 * (uint64_t) op->ne[0] + (uint64_t) op->ne[1];
+    const bool is_work = op->op != GCUDA_OP_NONE && op->op != GCUDA_OP_RESHAPE && op->op != GCUDA_OP_VIEW && op->op != GCUDA_OP_PERMUTE &&
+                         op->op != GCUDA_OP_TRANSPOSE;
+    return is_work && below(&chance, 100) < r->percent ? gcuda_set_last_error(GCUDA_STATUS_UNSUPPORTED, "refused by chance") : r->ask(dev, op);
+}
+
+static void refuse(int i, gcuda_backend_t backend, uint64_t salt, int percent) {
+    struct refusal * r = &refusals[i];
+    r->dev = gcuda_backend_get_device(backend);
+    r->ask = r->dev->iface.supports_op;
+    r->salt = salt;
+    r->percent = percent;
+    r->dev->iface.supports_op = ask_or_refuse;
+}
+
+// Nodes by themselves go where chance says and where they can be.
+static void choose_backends(struct one * o, uint64_t seed, gcuda_backend_sched_t sched, const gcuda_backend_t * b, int n) {
+    struct gen chance;
+    chance.state = seed;
+    for (int i = 0; i < o->graph->n_nodes; ++i) {
+        struct gcuda_tensor * t = o->graph->nodes[i];
+        const int at = below(&chance, n + 2);
+        bool is_alone = t->view_src == NULL;
+        for (int k = 0; k < o->graph->n_nodes && is_alone; ++k) { is_alone = o->graph->nodes[k]->view_src != t; }
+        if (at < n && is_alone && gcuda_backend_supports_op(b[at], t)) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, t, b[at])); }
+    }
+}
+
+// Smooth graphs are compared with the CPU's results. In others everything is computed by GPUs, whose bits are those of one.
+static void run_scheduled(uint64_t seed, int * n_splits) {
+    const int n_gpus = 1 + (int) (seed / 2 % MAX_GPUS);
+    const bool is_smooth = seed % 2 == 0;
+    gcuda_backend_t b[MAX_GPUS + 1];
+    struct gcuda_cuda_params params;
+    struct one a, scheduled;
+    fresh(n_gpus, 64 * MB, seed);
+    memset(&params, 0, sizeof params);
+    params.max_plans = -1;
+    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), cpu = gcuda_backend_cpu_init();
+    for (int i = 0; i < n_gpus; ++i) {
+        memset(&params, 0, sizeof params);
+        params.device = i;
+        params.strict = true;
+        params.concurrency = seed % 5 == 0 ? GCUDA_CUDA_ON : GCUDA_CUDA_AUTO;
+        b[i] = gcuda_backend_cuda_init_params(&params);
+    }
+    b[n_gpus] = gcuda_backend_cpu_init();
+    struct gcuda_backend_sched_params p;
+    memset(&p, 0, sizeof p);
+    p.backends = b, p.n_backends = n_gpus + 1, p.n_copies = seed % 3 == 0 ? 2 : 1;
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&p);
+    REQUIRE(plain != NULL && cpu != NULL && sched != NULL);
+    gcuda_backend_cpu_set_n_threads(cpu, 1);
+    REQUIRE(one_make(&a, seed, plain, cpu, is_smooth ? cpu : plain, false) && one_make(&scheduled, seed, plain, cpu, NULL, false));
+    for (int i = 0; i <= n_gpus; ++i) { // one computes everything: the CPU, or the last GPU
+        const bool can_all = i == (is_smooth ? n_gpus : n_gpus - 1);
+        refuse(i, b[i], seed * 13 + (uint64_t) i, can_all ? 0 : i == n_gpus ? 100 : 30);
+    }
+    choose_backends(&scheduled, seed, sched, b, n_gpus + 1);
+    CHECK_OK(gcuda_backend_sched_alloc_graph(sched, scheduled.graph));
+    *n_splits += gcuda_backend_sched_get_n_splits(sched);
+    for (int round = 0; round < 3 && test_all.n_bad_checks == 0; ++round) {
+        fill_leafs(&a.g, round, 0);
+        fill_leafs(&scheduled.g, round, 0);
+        CHECK_OK(gcuda_backend_graph_compute(is_smooth ? cpu : plain, a.graph));
+        CHECK_OK(gcuda_backend_sched_graph_compute(sched, scheduled.graph));
+        compare(seed, round, &a, &scheduled, is_smooth ? cpu : NULL);
+    }
+    for (int i = 0; i <= n_gpus; ++i) { refusals[i].dev->iface.supports_op = refusals[i].ask; }
+    gcuda_backend_sched_free(sched);
+    one_free(&scheduled);
+    one_free(&a);
+    for (int i = 0; i <= n_gpus; ++i) { gcuda_backend_free(b[i]); }
+    gcuda_backend_free(cpu);
+    gcuda_backend_free(plain);
+}
+
+TEST(random_graphs_over_gpus_and_the_cpu_that_refuse_operations) {
+    const char * only = getenv("GCUDA_RANDOM_SEED"), * orders = getenv("GCUDA_TEST_SEEDS");
+    const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : 20 * (orders ? strtoull(orders, NULL, 10) : test_full() ? 20 : 2);
+    int n_splits = 0;
+    for (uint64_t seed = first; seed < first + n; ++seed) { run_scheduled(seed, &n_splits); }
+    printf("  %d graphs in %d splits\n", (int) n, n_splits);
+    CHECK(only != NULL || n_splits >= 2 * (int) n); // copies and waits are what it is about
     clean();
 }
