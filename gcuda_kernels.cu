@@ -2429,12 +2429,34 @@ static gcuda_status get_rows_back_gathered(const gcuda_get_rows_args & p, gcuda_
     });
 }
 
+// Little of both: one launch, whose threads look through all indices. The sums are the same, in the same order.
+#define ROWS_BACK_ONE 32
+#define ROWS_BACK_SMALL 65536 // elements of the result
+static bool get_rows_back_at_once(const gcuda_get_rows_args & p) {
+    return p.ids.ne[0] <= ROWS_BACK_ONE && n_elements(p.y) > 0 && n_elements(p.y) <= ROWS_BACK_SMALL;
+}
+
+static __global__ void __launch_bounds__(256) k_get_rows_back_few(const gcuda_get_rows_args p) {
+    FOR_ELEMENTS(u, d_n(p.y)) {
+        const int64_t row = u / p.y.ne[0], i = u - row * p.y.ne[0];
+        double sum = 0.0;
+        for (int64_t r = 0; r < p.ids.ne[0]; ++r) {
+            const int32_t to = d_index_i32(p.ids, r);
+            if (to == row) { sum += (double) d_load(p.x.type, d_at(p.x, i, r, 0, 0)); }
+            if (u == 0 && (to < 0 || to >= p.y.ne[1]) && p.bad_index != nullptr) { *p.bad_index = 1; }
+        }
+        *(float *) d_at(p.y, i, row, 0, 0) = (float) sum;
+    }
+}
+
 size_t gcuda_get_rows_back_scratch_bytes(const gcuda_get_rows_args * args) {
+    if (get_rows_back_at_once(*args)) { return 0; }
     return is_gathered(*args) ? (size_t) (2 * args->y.ne[1] + 3 * args->ids.ne[0] + 1) * 4 : (size_t) (args->y.ne[1] + args->ids.ne[0]) * 8;
 }
 
 gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_stream stream) {
     const int64_t n = args->y.ne[1];
+    if (get_rows_back_at_once(*args)) { return launch_elements(k_get_rows_back_few, args->y, stream, *args); }
     if (is_gathered(*args)) { return get_rows_back_gathered(*args, stream); }
     int64_t * first = (int64_t *) args->scratch, * next = first + n;
     gcuda_status st = launch(k_get_rows_back_none, (n + 255) / 256, 256, stream, first, n);
@@ -2580,7 +2602,27 @@ static __global__ void k_set_rows(const d_map_set map) {
     }
 }
 
+// Few small rows of plain types, as a cache takes them token by token: one launch, whose threads look themselves whether a later
+// row goes where theirs goes.
+#define SET_ROWS_ONE 8
+#define SET_ROWS_SMALL 65536 // elements
+static bool set_rows_at_once(const gcuda_get_rows_args & p) {
+    return p.ids.ne[0] <= SET_ROWS_ONE && n_elements(p.x) <= SET_ROWS_SMALL && !gcuda_is_quantized(p.y.type);
+}
+
+static __global__ void __launch_bounds__(256) k_set_rows_few(const gcuda_get_rows_args p) {
+    FOR_ELEMENTS(u, d_n(p.x)) {
+        const d_index i = d_unravel(p.x.ne, u);
+        const int64_t j1 = i.i2 % p.ids.ne[1], j2 = i.i3 % p.ids.ne[2], to = d_index_of(p.ids, i.i1, j1, j2);
+        bool is_last = to >= 0 && to < p.y.ne[1];
+        if (!is_last && p.bad_index != nullptr) { *p.bad_index = 1; }
+        for (int64_t r = i.i1 + 1; r < p.ids.ne[0]; ++r) { is_last = is_last && d_index_of(p.ids, r, j1, j2) != to; }
+        if (is_last) { d_convert(p.x.type, d_at(p.x, i), p.y.type, d_at(p.y, i.i0, to, i.i2, i.i3)); }
+    }
+}
+
 size_t gcuda_set_rows_scratch_bytes(const gcuda_get_rows_args * args) {
+    if (set_rows_at_once(*args)) { return 0; }
     return (size_t) (n_elements(args->ids) + set_rows_slots(*args) * args->ids.ne[1] * args->ids.ne[2]) * 8;
 }
 
@@ -2589,6 +2631,7 @@ gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_strea
     if (n_elements(args->x) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
+    if (set_rows_at_once(*args)) { return launch_elements(k_set_rows_few, args->x, stream, *args); }
     const gcuda_status st = set_rows_index(*args, stream);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
