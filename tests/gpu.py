@@ -9,13 +9,14 @@ turns of milliseconds there, and one that waits for each small copy then waits f
 capture that takes 2 s alone took 22 s beside four more, on an H200). A record keeps the stages that did not run now, as long as they are of the same sources and machine.
 
     build      kernels and programs for this GPU
-    ops        every operation against its float64 reference, on the device
+    ops        every operation against its float64 reference, on the device; a tenth of the cases with 48 KiB of shared memory
     capture    every case once more as a CUDA graph, replayed three times on changed data
     programs   the digits; tests/hw/test-*.c; libraries that the programs need
-    shapes     test-random: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
+    shapes     test-shapes: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
                of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
-               captured, overlapped; not under initcheck) and a sample of all cases
+               captured, overlapped; not under initcheck) and all cases, in so many parts as there is time for: the stage once
+               more, on the same sources, goes on behind the last of them
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
     upload     build/cuda/bench-upload: host to device
     peers      with --gpus 2: the operations on the second device, tests/hw with both, row-split products and pipelines, memcheck
@@ -41,10 +42,10 @@ SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "examples/digits_
 SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
 BUDGET = 480  # seconds of a stage
 STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench", "upload", "peers"]
-SHAPES = ["test-random", "test-large", "test-products"]
+SHAPES = ["test-shapes", "test-large", "test-products"]
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-N_SAMPLES = 150  # compute-sanitizer looks at every n-th case
+N_PARTS = 150  # of all cases, under compute-sanitizer
 # For initcheck the results of cuBLAS's F16 products count as never written: a program with nothing but cudaMalloc, such a
 # product of 256 x 64 x 512 and a kernel that reads it has every element reported, and none after a memset; the numbers are
 # right. So it looks at a digits program without cuBLAS, where all that is read was written by kernels of gcuda's.
@@ -112,11 +113,12 @@ def failures(out, n=20):
 
 
 def operations(stage, name, command, **env):
+    start = time.time()
     code, out = run(command, stage.name, stage.left(), **env)
     closing = CLOSING.search(out)
     sums = [int(b or 0) for b in closing.groups()] if closing else [0, 0, 0]
     ok = code == 0 and sums[0] > 0 and sums[1] == 0
-    text = f"{sums[0]} passed, {sums[1]} failed, {sums[2]} without a kernel, {time.time() - stage.start:.0f} s"
+    text = f"{sums[0]} passed, {sums[1]} failed, {sums[2]} without a kernel, {time.time() - start:.0f} s"
     why = "" if ok or sums[1] else f"\n    exit code {code}: " + out[-300:].replace("\n", "\n    ")
     stage.result(name, ok, text + why + failures(out))
 
@@ -136,6 +138,7 @@ def stage_build(stage, args):
 
 def stage_ops(stage, args):
     operations(stage, "operations", ["build/cuda/test-ops"], GCUDA_TEST_BACKEND="CUDA0", **args.env)
+    operations(stage, "with 48 KiB", ["build/cuda/test-ops", "--part", "3/10"], GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_SHARED_KB="48")
 
 
 def stage_capture(stage, args):
@@ -191,18 +194,41 @@ def sanitize(tool, programs, stage, *options):
     return found
 
 
+def parts_before(tool, text):
+    """How many parts of all cases, from the first on, this tool has passed on these sources, as the record says."""
+    found = re.search(rf"^{tool} +ok .* (\d+) of {N_PARTS} parts", text, re.M)
+    return int(found[1]) if found else 0
+
+
+def sanitize_parts(tool, first, until, stage):
+    """Part after part of all cases until the time: what sanitize gives, of each."""
+    found, longest = [], 0.0
+    for part in range(first, N_PARTS):
+        start = time.time()
+        if found and start + 1.2 * longest > until:
+            break
+        found += sanitize(tool, [["build/cuda/test-ops", "--part", f"{part}/{N_PARTS}"]], stage)
+        longest = max(longest, time.time() - start)
+    return found
+
+
 def stage_sanitizer(stage, args):
-    sample = ["build/cuda/test-ops", "--part", f"{args.seed % N_SAMPLES}/{N_SAMPLES}"]
     plans = ["build/cuda/test-plans", "--filter", "small_blocks"]
-    for tool in TOOLS:
+    for i, tool in enumerate(TOOLS):
         digits = [f"build/cuda/{DIGITS_UNDER.get(tool, 'digits')}", "--backend", "CUDA0", "--epochs", "1"]
         # initcheck would report the products that plans leave to cuBLAS
-        found = sanitize(tool, [digits, *([plans] if tool != "initcheck" else []), sample], stage)
+        found = sanitize(tool, [digits, *([plans] if tool != "initcheck" else [])], stage)
         if any("Device not supported" in out or code == 127 for code, _, out, _ in found):
             stage.skip(tool, "compute-sanitizer cannot run on this machine")
             continue
-        ok = all(code == 0 and n == 1 for code, _, _, n in found)
-        stage.result(tool, ok, " | ".join(text for _, text, _, _ in found) + "".join(failures(o, 5) for c, _, o, _ in found if c))
+        before = parts_before(tool, args.before.get(stage.name, "")) % N_PARTS
+        parts = sanitize_parts(tool, before, stage.start + args.sanitizer_seconds * (i + 1) / len(TOOLS), stage)
+        bad = [result for result in found + parts if result[0] or result[3] != 1]
+        done = before + len(parts) - sum(result in bad for result in parts)
+        sums = [CLOSING.search(out) for _, _, out, _ in parts]
+        n_cases = sum(int(m[1]) for m in sums if m)
+        stage.result(tool, not bad, f"{done} of {N_PARTS} parts of all cases, {n_cases} cases now; "
+                     + " | ".join(text for _, text, _, _ in found + (bad or parts[-1:])) + "".join(failures(o, 5) for _, _, o, _ in bad))
 
 
 def stage_bench(stage, args):
@@ -302,7 +328,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--seed", type=int, default=0, help="which sample compute-sanitizer takes")
+    parser.add_argument("--sanitizer-seconds", type=float, default=BUDGET - 40, help="no part of all cases begins that would end later")
     parser.add_argument("--bench-seconds", type=float, default=240, help="rows that have not begun by then are left out")
     args = parser.parse_args()
     if args.check:
@@ -322,9 +348,10 @@ def main():
     head = [f"{'device':<22} {several}{found[0]}, driver {found[1]}", f"{'toolkit':<22} {toolkit[-1] if toolkit else '?'}",
             f"{'date':<22} {datetime.date.today().isoformat()}", f"{'digest of sources':<22} {digest()}"]
     print("\n".join(head), flush=True)
-    stages = run_stages(names, args)
     name = re.sub(r"[^a-z0-9]+", "-", found[0].lower()).strip("-") + (f"-x{args.gpus}" if args.gpus > 1 else "")
     path = os.path.join(HARDWARE, name + ".txt")
+    args.before = read_record(path, head)
+    stages = run_stages(names, args)
     write_record(path, head, stages)
     print("written to " + os.path.relpath(path, ROOT))
     sums = [sum(getattr(s, key) for s in stages) for key in ("passed", "failed", "skipped")]

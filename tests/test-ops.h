@@ -707,11 +707,22 @@ static bool op_device_ready(gcuda_backend_t backend, int which) {
            CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, op_never_aborts, &op_n_asked, 1e-9f));
 }
 
+// GCUDA_TEST_SHARED_KB=48: kernels have no more shared memory than there is everywhere.
+static gcuda_backend_t op_backend_of(const char * device) {
+    const char * shared = getenv("GCUDA_TEST_SHARED_KB");
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    if (shared == NULL) { return gcuda_backend_init_by_name(device, NULL); }
+    params.device = gcuda_backend_cuda_find_device(device);
+    params.max_shared = (size_t) strtoul(shared, NULL, 10) << 10;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
 static bool op_backends_ready(void) {
     for (int i = 0; i < 2; ++i) {
         if (op_backends[i] == NULL) {
             const char * device = getenv("GCUDA_TEST_BACKEND");
-            op_backends[i] = device ? gcuda_backend_init_by_name(device, NULL) : gcuda_backend_cpu_init();
+            op_backends[i] = device ? op_backend_of(device) : gcuda_backend_cpu_init();
             if (op_backends[i] == NULL) {
                 test_failed(__FILE__, __LINE__, "no backend: %s", gcuda_last_error());
                 return false;

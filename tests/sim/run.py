@@ -36,7 +36,7 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
 PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 SLOW = ["test-sizes"]  # not at level user: of all the longest, for what other programs ask in smaller sizes
-SHAPES = ["test-random", "test-large"] # of tests/hw
+SHAPES = ["test-shapes", "test-large"] # of tests/hw
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
@@ -149,9 +149,9 @@ class Variant:
         self.share(7, 200, GCUDA_TEST_CAPTURE="1")
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
-    def shapes(self):
+    def shapes(self, **env):
         """Random shapes against the CPU; the tests of large tensors, with small ones."""
-        self.test("test-random", timeout=1200)
+        self.test("test-shapes", timeout=1200, **env)
         self.test("test-large")
 
     def seeds(self, n):
@@ -209,10 +209,11 @@ def plain_tests(total, level):
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
         plain.operations(OPS[level], **slow)
         plain.captured()
-        plain.shapes()
+        plain.shapes(**slow)
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
         if level != "user":
+            plain.share(3, 10 if level == "full" else 100, GCUDA_TEST_SHARED_KB="48")
             plain.share(7, 10 if level == "full" else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
             plain.operations(["conv_2d_dw/F32"], GCUDA_TEST_CUT="1")
             plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
