@@ -362,6 +362,56 @@ TEST(a_capture_beside_other_work) {
 // =====================================================================================================================
 // >>two devices
 // =====================================================================================================================
+// The caller's launch is a node like any other: in order with those around it, with data that changes, and in the CUDA graph
+// that a graph becomes when it is computed again and again.
+static gcuda_status enqueue_thirds(struct gcuda_tensor * dst, struct CUstream_st * stream, void * userdata) {
+    struct gcuda_map_args args;
+    memset(&args, 0, sizeof args);
+    args.x.data = dst->src[0]->data;
+    args.y.data = dst->data;
+    args.x.type = args.y.type = GCUDA_TYPE_F32;
+    for (int d = 0; d < 4; ++d) {
+        args.x.ne[d] = args.y.ne[d] = dst->ne[d];
+        args.x.nb[d] = dst->src[0]->nb[d];
+        args.y.nb[d] = dst->nb[d];
+    }
+    args.p[0] = 3.0f;
+    args.p[1] = 1.0f;
+    ++*(int *) userdata;
+    return gcuda_launch_scale(&args, stream);
+}
+
+TEST(a_callers_kernel_is_a_node) {
+    enum { N = 100003 };
+    const struct gcuda_init_params params = { 0, NULL, true };
+    int n_calls = 0;
+    const struct gcuda_custom_params custom = { NULL, enqueue_thirds, &n_calls, 0 };
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N), * square = gcuda_sqr(ctx, x);
+    struct gcuda_tensor * y = gcuda_neg(ctx, gcuda_custom_4d_ext(ctx, GCUDA_TYPE_F32, N, 1, 1, 1, &square, 1, &custom));
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    gcuda_backend_buffer_t buffer = backend ? gcuda_backend_alloc_ctx_tensors(ctx, backend) : NULL;
+    float * got = (float *) malloc(N * sizeof *got);
+    REQUIRE(buffer != NULL && got != NULL);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    for (int turn = 0; turn < 6; ++turn) {
+        float * data = numbers(N, 100 + (uint64_t) turn);
+        int n_bad = 0;
+        CHECK_OK(gcuda_backend_tensor_set(x, data, 0, N * sizeof *data));
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        CHECK_OK(gcuda_backend_tensor_get(y, got, 0, N * sizeof *got));
+        for (int i = 0; i < N; ++i) { n_bad += !(fabsf(got[i] + 3.0f * (data[i] * data[i]) + 1.0f) <= 1e-5f); }
+        CHECK_MSG(n_bad == 0, "turn %d: %d of %d elements are wrong", turn, n_bad, N);
+        free(data);
+    }
+    CHECK(n_calls > 0);
+    free(got);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+    gcuda_backend_free(backend);
+}
+
 static bool has_two(void) {
     if (gcuda_backend_cuda_get_device_count() >= 2) { return true; }
     test_skip("one device only");
