@@ -370,6 +370,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_backend_cuda_import_semaphore GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_import_semaphore)
 #define gcuda_backend_cuda_init GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init)
 #define gcuda_backend_cuda_init_params GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_init_params)
+#define gcuda_backend_cuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat)
+#define gcuda_backend_cuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_mul_mat_id)
 #define gcuda_backend_cuda_probe_peer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_probe_peer)
 #define gcuda_backend_cuda_reg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_reg)
 #define gcuda_backend_cuda_register_host_buffer GCUDAI_RENAME(GCUDA_PREFIX, gcuda_backend_cuda_register_host_buffer)
@@ -3544,6 +3546,18 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_abort_callback(
     gcuda_backend_t backend, gcuda_abort_callback callback, void * data, float chunk_ms);
 // Gives cached scratch back to the device. Waits, with INVALID_DATA as above.
 GCUDA_API gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend);
+
+// ---- products of raw pointers ----
+// What a node of mul_mat or mul_mat_id would do, without tensors or a graph: enqueued on the backend's stream, the way that dispatch
+// takes (or gcuda_cuda_params.product names), with scratch of the backend's, and cuBLAS where it is there. Launchers at the end of
+// this section are the ways one by one.
+//   args     a, b, y, prec; as, b, ids, y: types, sizes and strides as the operations say, y F32 and packed, all in memory
+//            that the backend's device reaches; what is the launchers' does not count
+//   returns  INVALID_ARGUMENT or UNSUPPORTED: not a CUDA backend, sizes or types that the operation refuses, no data; else as
+//            computing a graph. Ids outside 0..E-1 are reported by the next gcuda_backend_synchronize
+GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args);
+GCUDA_API gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args);
+
 GCUDA_API gcuda_status gcuda_backend_cuda_get_device_stats(int device, struct gcuda_cuda_stats * stats);
 // A budget over all that gcuda holds on the device: buffers, and what its backends hold. 0: none. What is held already
 // stays; more is refused with ALLOC_FAILED while reserved plus the request exceeds it.
@@ -30707,6 +30721,54 @@ gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     return before;
 }
 
+// ---- products of raw pointers: as nodes that are in no graph ----
+
+static struct gcuda_tensor gcudai_tensor_of(const struct gcuda_array * a) {
+    struct gcuda_tensor t;
+    GCUDAI_ZERO(t);
+    t.type = a->type;
+    t.data = a->data;
+    memcpy(t.ne, a->ne, sizeof(t.ne));
+    memcpy(t.nb, a->nb, sizeof(t.nb));
+    return t;
+}
+
+static gcuda_status gcudai_cuda_run_alone(gcuda_backend_t backend, struct gcuda_tensor * y, struct gcuda_tensor * src, int n_src) {
+    struct gcudai_cuda * cu = gcudai_cuda_of(backend, gcudai_op_lower(y->op));
+    struct gcudai_cuda_scope scope;
+    if (cu == NULL) { return GCUDA_STATUS_INVALID_ARGUMENT; }
+    y->flags = GCUDA_TENSOR_FLAG_COMPUTE;
+    GCUDAI_WANT(y, gcuda_type_is_valid(y->type), "the result has no type");
+    for (int i = 0; i < n_src; ++i) {
+        y->src[i] = &src[i];
+        GCUDAI_WANT(y, gcuda_type_is_valid(src[i].type), "source %d has no type", i);
+        GCUDAI_WANT(y, src[i].data != NULL || gcuda_nelements(&src[i]) == 0, "source %d has no data", i);
+    }
+    GCUDAI_WANT(y, y->data != NULL || gcuda_nelements(y) == 0, "the result has no data");
+    GCUDAI_TRY(gcudai_cuda_supports(cu->device, y));
+    if (gcudai_is_skipped(y)) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_cuda_alive(cu));
+    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, cu->device));
+    gcudai_cuda_note_capture(cu);
+    const gcuda_status st = gcudai_cuda_note(cu, gcudai_cuda_chunks_finish(cu, gcudai_cuda_run_node(cu, y)));
+    gcudai_cuda_leave(&scope);
+    return st;
+}
+
+gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args) {
+    struct gcuda_tensor y = gcudai_tensor_of(&args->y), src[2] = { gcudai_tensor_of(&args->a), gcudai_tensor_of(&args->b) };
+    y.op = GCUDA_OP_MUL_MAT;
+    gcuda_mul_mat_set_prec(&y, args->prec);
+    return gcudai_cuda_run_alone(backend, &y, src, 2);
+}
+
+gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args) {
+    struct gcuda_tensor y = gcudai_tensor_of(&args->y);
+    struct gcuda_tensor src[3] = { gcudai_tensor_of(&args->as), gcudai_tensor_of(&args->b), gcudai_tensor_of(&args->ids) };
+    y.op = GCUDA_OP_MUL_MAT_ID;
+    return gcudai_cuda_run_alone(backend, &y, src, 3);
+}
+
 // ---- devices ----
 
 static const char * gcudai_cuda_dev_name(gcuda_backend_dev_t dev) { return ((struct gcudai_cuda_device *) dev)->name; }
@@ -32803,6 +32865,18 @@ gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend) {
 
 gcuda_status gcuda_backend_cuda_trim(gcuda_backend_t backend) {
     (void) backend;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_mul_mat(gcuda_backend_t backend, const struct gcuda_mul_mat_args * args) {
+    (void) backend;
+    (void) args;
+    return gcudai_no_cuda();
+}
+
+gcuda_status gcuda_backend_cuda_mul_mat_id(gcuda_backend_t backend, const struct gcuda_mul_mat_id_args * args) {
+    (void) backend;
+    (void) args;
     return gcudai_no_cuda();
 }
 

@@ -516,6 +516,95 @@ TEST(products_take_the_way_that_is_named) {
     clean();
 }
 
+// The product of raw pointers has the bits of the node, whichever way it goes; what the operation refuses is refused.
+static void same_as_node(gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n, int64_t n_experts) {
+    struct place p = place_begin();
+    const bool by_id = n_experts > 0;
+    struct gcuda_tensor * a = gcuda_new_tensor_3d(p.ctx, type, k, m, by_id ? n_experts : 2);
+    struct gcuda_tensor * b = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, k, by_id ? 1 : n, by_id ? n : 4);
+    struct gcuda_tensor * ids = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, 2, n);
+    struct gcuda_tensor * y = by_id ? gcuda_mul_mat_id(p.ctx, a, b, ids) : gcuda_mul_mat(p.ctx, a, b);
+    struct gcuda_tensor * raw = gcuda_new_tensor(p.ctx, GCUDA_TYPE_F32, 4, y->ne);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(place_alloc(&p, backend));
+    const size_t size = gcuda_nbytes(y);
+    unsigned char * weights = (unsigned char *) malloc(gcuda_nbytes(a));
+    float * x = (float *) malloc(gcuda_nbytes(b)), * want = (float *) malloc(size), * got = (float *) malloc(size);
+    int32_t * chosen = (int32_t *) malloc(gcuda_nbytes(ids));
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) (37 * i >> 3 & 0xbb); } // no half is NaN
+    for (int64_t i = 0; i < gcuda_nelements(b); ++i) { x[i] = (float) (i % 17) - 8.0f; }
+    for (int64_t i = 0; i < 2 * n; ++i) { chosen[i] = (int32_t) (i * 5 % (by_id ? n_experts : 1)); }
+    CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
+    CHECK_OK(gcuda_backend_tensor_set(b, x, 0, gcuda_nbytes(b)));
+    CHECK_OK(gcuda_backend_tensor_set(ids, chosen, 0, gcuda_nbytes(ids)));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    struct gcuda_mul_mat_args args;
+    struct gcuda_mul_mat_id_args id_args;
+    GCUDAI_ZERO(args);
+    GCUDAI_ZERO(id_args);
+    args.a = id_args.as = gcudai_array(a), args.b = id_args.b = gcudai_array(b), args.y = id_args.y = gcudai_array(raw);
+    id_args.ids = gcudai_array(ids);
+    CHECK_OK(by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args));
+    CHECK_OK(gcuda_backend_synchronize(backend));
+    CHECK_OK(gcuda_backend_tensor_get(y, want, 0, size));
+    CHECK_OK(gcuda_backend_tensor_get(raw, got, 0, size));
+    CHECK_MSG(memcmp(want, got, size) == 0, "%s, %d columns, %d experts", gcuda_type_name(type), (int) n, (int) n_experts);
+    if (by_id) {
+        chosen[1] = (int32_t) n_experts;
+        CHECK_OK(gcuda_backend_tensor_set(ids, chosen, 0, gcuda_nbytes(ids)));
+        CHECK_OK(gcuda_backend_cuda_mul_mat_id(backend, &id_args));
+        CHECK(gcuda_backend_synchronize(backend) == GCUDA_STATUS_INVALID_DATA);
+        CHECK_OK(gcuda_backend_tensor_get(raw, got, 0, size));
+        for (int64_t i = m; i < 2 * m; ++i) { CHECK(got[i] == 0.0f && want[i] != 0.0f); }
+    }
+    id_args.b.ne[0] = args.b.ne[0] = k + 32;
+    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), by_id ? "mul_mat_id" : "mul_mat");
+    id_args.b = args.b = gcudai_array(b);
+    id_args.b.data = args.b.data = NULL;
+    CHECK((by_id ? gcuda_backend_cuda_mul_mat_id(backend, &id_args) : gcuda_backend_cuda_mul_mat(backend, &args)) == GCUDA_STATUS_INVALID_ARGUMENT);
+    free(chosen);
+    free(got);
+    free(want);
+    free(x);
+    free(weights);
+    place_end(&p);
+}
+
+TEST(products_of_raw_pointers) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };
+    static const int64_t columns[] = { 1, 3, 20, 70 };
+    static const char * const ways[] = { NULL, "own", "gemm" };
+    for (int w = 0; w < 3; ++w) {
+        struct gcuda_cuda_params params;
+        memset(&params, 0, sizeof params);
+        params.product = ways[w];
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        REQUIRE(backend != NULL);
+        for (int t = 0; t < 5; ++t) {
+            for (int i = 0; i < 4; ++i) {
+                same_as_node(backend, types[t], 256, 20, columns[i], 0);
+                if (w == 0) { same_as_node(backend, types[t], 256, 20, columns[i], 3); }
+            }
+        }
+        gcuda_backend_free(backend);
+    }
+    struct gcuda_mul_mat_args args;
+    GCUDAI_ZERO(args);
+    gcuda_backend_t cpu = gcuda_backend_cpu_init(), cuda = gcuda_backend_cuda_init(0);
+    CHECK(gcuda_backend_cuda_mul_mat(cpu, &args) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "not a CUDA device");
+    args.y.type = GCUDA_TYPE_COUNT;
+    CHECK(gcuda_backend_cuda_mul_mat(cuda, &args) == GCUDA_STATUS_INVALID_ARGUMENT);
+    args.y.type = GCUDA_TYPE_F32;
+    args.a.type = GCUDA_TYPE_COUNT;
+    CHECK(gcuda_backend_cuda_mul_mat(cuda, &args) == GCUDA_STATUS_INVALID_ARGUMENT);
+    gcuda_backend_free(cpu);
+    gcuda_backend_free(cuda);
+    clean();
+}
+
 TEST(cublas_computes_in_full_precision_when_asked) {
     enum { FULL = 68, TF32 = 77 }; // cublasComputeType_t
     for (int by_out_prod = 0; by_out_prod < 2; ++by_out_prod) {
