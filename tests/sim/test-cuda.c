@@ -381,6 +381,30 @@ TEST(products_take_the_way_that_the_table_says) {
     }
 }
 
+TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
+    static const struct {
+        enum gcuda_type as, b;
+        int64_t k, n_experts, n_used, n_tokens;
+        bool by_slots;
+    } cases[] = {
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 16, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 17, false },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 4, 2, 4, true }, { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 256, 4, 2, 5, false },
+        { GCUDA_TYPE_IQ1_S, GCUDA_TYPE_F32, 256, 0, 4, 2, true }, { GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q8_0, 256, 8, 1, 1, false },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 8, true }, { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 9, false },
+        { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 8, true }, { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 9, false },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 33, 2, 2, 4, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 0, 8, 1, 1, false },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        struct gcuda_mul_mat_id_args p;
+        GCUDAI_ZERO(p);
+        p.as = packed_array(cases[i].as, cases[i].k, 32, cases[i].n_experts);
+        p.b = packed_array(cases[i].b, cases[i].k, 1, cases[i].n_tokens);
+        p.ids = packed_array(GCUDA_TYPE_I32, cases[i].n_used, cases[i].n_tokens, 1);
+        p.y = packed_array(GCUDA_TYPE_F32, 32, cases[i].n_used, cases[i].n_tokens);
+        CHECK_MSG(gcudai_cuda_takes_id_vector(&p) == cases[i].by_slots, "case %d", (int) i);
+    }
+}
+
 // Few columns of every block format, with the most and the least shared memory that a block may have: rows in one step and
 // rows that take several passes. Weights are blocks of any bits whose halves are finite.
 static double few_columns_error(gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
