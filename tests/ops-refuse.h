@@ -96,6 +96,43 @@ TEST(refuse_flash_attn) {
     gcuda_free(ctx);
 }
 
+#define CHECK_NO_SINKS(call, ...)                                                          \
+    do {                                                                                   \
+        const char * const parts_[] = { __VA_ARGS__ };                                     \
+        CHECK_MSG((call) != GCUDA_STATUS_SUCCESS, "%s is accepted", #call);                \
+        for (size_t i_ = 0; i_ < sizeof parts_ / sizeof parts_[0]; ++i_) { CHECK_HAS(gcuda_last_error(), parts_[i_]); } \
+    } while (0)
+
+TEST(refuse_sinks) { // those of soft_max stay, and the graph is refused; those of flash_attn_ext leave what was there
+    struct gcuda_context * ctx = op_context();
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * p = gcuda_soft_max(ctx, F32(8, 5, 4, 2)), * few = F32(3, 1, 1, 1), * good = F16(4, 1, 1, 1);
+    struct gcuda_tensor * y = gcuda_flash_attn_ext(ctx, F32(16, 3, 4, 2), F16(16, 9, 2, 2), F16(24, 9, 2, 2), NULL, 1.0f, 0.0f, 0.0f);
+    struct gcuda_cgraph * g = gcuda_new_graph_custom(ctx, 16, false);
+    REQUIRE(p != NULL && y != NULL && g != NULL && op_backends_ready());
+    CHECK_NO_SINKS(gcuda_soft_max_add_sinks(NULL, good), "soft_max");
+    CHECK_NO_SINKS(gcuda_soft_max_add_sinks(y, good), "soft_max");
+    CHECK_NO_SINKS(gcuda_soft_max_add_sinks(p, I32(4, 1, 1, 1)), "soft_max", "i32");
+    CHECK_NO_SINKS(gcuda_soft_max_add_sinks(p, F32(4, 2, 1, 1)), "soft_max", "[4, 2, 1, 1]");
+    CHECK_NO_SINKS(gcuda_soft_max_add_sinks(p, few), "soft_max", "[3, 1, 1, 1]");
+    CHECK(p->src[2] == few && !gcuda_backend_supports_op(op_backends[0], p));
+    CHECK_OK(gcuda_soft_max_add_sinks(p, good));
+    CHECK(gcuda_backend_supports_op(op_backends[0], p));
+    CHECK_OK(gcuda_soft_max_add_sinks(p, NULL));
+    CHECK(p->src[2] == NULL);
+    CHECK_OK(gcuda_flash_attn_ext_add_sinks(y, good));
+    CHECK_NO_SINKS(gcuda_flash_attn_ext_add_sinks(NULL, good), "flash_attn_ext");
+    CHECK_NO_SINKS(gcuda_flash_attn_ext_add_sinks(p, good), "flash_attn_ext");
+    CHECK_NO_SINKS(gcuda_flash_attn_ext_add_sinks(y, I32(4, 1, 1, 1)), "flash_attn_ext", "i32");
+    CHECK_NO_SINKS(gcuda_flash_attn_ext_add_sinks(y, F32(4, 2, 1, 1)), "flash_attn_ext");
+    CHECK_NO_SINKS(gcuda_flash_attn_ext_add_sinks(y, few), "flash_attn_ext", "3 sinks");
+    CHECK(y->src[4] == good && gcuda_backend_supports_op(op_backends[0], y));
+    CHECK_OK(gcuda_flash_attn_ext_add_sinks(y, NULL));
+    CHECK(y->src[4] == NULL);
+    gcuda_free(ctx);
+}
+#undef CHECK_NO_SINKS
+
 TEST(refuse_rope) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);
@@ -113,6 +150,7 @@ TEST(refuse_rope) {
     CHECK_REFUSED(ctx, gcuda_rope(ctx, a, NULL, 16, 0), "rope", "NULL");
     CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, F32(7, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f),
         "rope", "[7, 1, 1, 1]");
+    CHECK_REFUSED(ctx, gcuda_rope_ext(ctx, a, pos, I32(8, 1, 1, 1), 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f), "rope", "i32");
     CHECK_REFUSED(ctx, MULTI(pos, sections, 16, 8), "rope", "[5, 1, 1, 1]");
     CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), none, 16, 8), "rope");
     CHECK_REFUSED(ctx, MULTI(I32(20, 1, 1, 1), many, 16, 8), "rope");
