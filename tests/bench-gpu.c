@@ -55,6 +55,9 @@ struct bench {
     FILE * json;
     int n_rows, n_no_kernel, n_slower, n_ratios, n_late;
     double log_ratios;
+    double us_bare;  // host time of a launch that is not gcuda's
+    char host[1024]; // of launchers, as members of a JSON object
+    int n_host;
 };
 
 static void stop(const char * what) {
@@ -1029,11 +1032,26 @@ struct launching {
     struct gcuda_map_args scale;
     struct gcuda_binary_args add;
     struct gcuda_norm_args norm;
+    struct gcuda_cpy_args cpy;
+    struct gcuda_glu_args glu;
+    struct gcuda_soft_max_args soft_max;
+    struct gcuda_rope_args rope;
+    struct gcuda_get_rows_args get_rows, set_rows;
+    struct gcuda_reduce_args reduce;
+    struct gcuda_sort_args sort;
     const void * empty;
 };
 static gcuda_status launch_scale(const struct launching * l) { return gcuda_launch_scale(&l->scale, l->stream); }
 static gcuda_status launch_add(const struct launching * l) { return gcuda_launch_add(&l->add, l->stream); }
 static gcuda_status launch_rms_norm(const struct launching * l) { return gcuda_launch_rms_norm(&l->norm, l->stream); }
+static gcuda_status launch_cpy(const struct launching * l) { return gcuda_launch_cpy(&l->cpy, l->stream); }
+static gcuda_status launch_glu(const struct launching * l) { return gcuda_launch_glu(&l->glu, l->stream); }
+static gcuda_status launch_soft_max(const struct launching * l) { return gcuda_launch_soft_max(&l->soft_max, l->stream); }
+static gcuda_status launch_rope(const struct launching * l) { return gcuda_launch_rope(&l->rope, l->stream); }
+static gcuda_status launch_get_rows(const struct launching * l) { return gcuda_launch_get_rows(&l->get_rows, l->stream); }
+static gcuda_status launch_set_rows(const struct launching * l) { return gcuda_launch_set_rows(&l->set_rows, l->stream); }
+static gcuda_status launch_sum_rows(const struct launching * l) { return gcuda_launch_sum_rows(&l->reduce, l->stream); }
+static gcuda_status launch_argsort(const struct launching * l) { return gcuda_launch_argsort(&l->sort, l->stream); }
 static gcuda_status launch_empty(const struct launching * l) {
 #if HAS_LIBRARY
     const dim3 one = { 1, 1, 1 }, threads = { 256, 1, 1 };
@@ -1071,15 +1089,35 @@ static struct gcuda_array small_array(char * data) {
     return a;
 }
 
+// A row of 256 for each of them: memory[0..] is read, [1024..] written, [2048..] holds indices of 0, [4096..] is scratch.
+static void small_args(struct launching * l, char * memory) {
+    const struct gcuda_array x = small_array(memory), y = small_array(memory + 1024 * sizeof(float));
+    struct gcuda_array one = small_array(memory + 2048 * sizeof(float)), sum = small_array(memory + 1024 * sizeof(float)), order = y;
+    one.ne[0] = sum.ne[0] = 1;
+    one.nb[1] = one.nb[2] = one.nb[3] = sum.nb[1] = sum.nb[2] = sum.nb[3] = 4;
+    one.type = order.type = GCUDA_TYPE_I32;
+    l->scale.x = l->scale.y = l->add.a = l->add.b = l->add.y = l->norm.x = l->norm.y = x;
+    l->scale.p[0] = l->soft_max.scale = l->rope.freq_scale = l->rope.attn_factor = 1.0f;
+    l->norm.eps = 1e-6f;
+    l->cpy.x = l->glu.x = l->glu.g = l->soft_max.x = l->rope.x = l->get_rows.x = l->set_rows.x = l->reduce.x = l->sort.x = x;
+    l->cpy.y = l->glu.y = l->soft_max.y = l->rope.y = l->get_rows.y = l->set_rows.y = y;
+    l->glu.op = GCUDA_GLU_OP_SWIGLU;
+    l->rope.pos = l->get_rows.ids = l->set_rows.ids = one;
+    l->rope.n_dims = 256;
+    l->rope.freq_base = 1e4f;
+    l->reduce.y = sum;
+    l->sort.y = order;
+    l->norm.scratch = l->soft_max.scratch = l->set_rows.scratch = l->reduce.scratch = l->sort.scratch = memory + 4096 * sizeof(float);
+}
+
 static void launches(struct bench * b) {
     struct launching l;
-    char * memory = device_floats(GCUDA_TYPE_F32, 1024);
+    char * memory = device_floats(GCUDA_TYPE_F32, 1 << 18);
     double bare = 0.0;
     memset(&l, 0, sizeof l);
     l.stream = b->stream;
-    l.scale.x = l.scale.y = l.add.a = l.add.b = l.add.y = l.norm.x = l.norm.y = small_array(memory);
-    l.scale.p[0] = 1.0f;
-    l.norm.eps = 1e-6f;
+    CUDA(cudaMemset(memory + 2048 * sizeof(float), 0, 1024));
+    small_args(&l, memory);
     printf("\nhost time of a launch, us (256 floats)\n");
 #if HAS_LIBRARY
     static const char empty[] = ".version 7.0\n.target sm_50\n.address_size 64\n.visible .entry empty() { ret; }\n";
@@ -1097,10 +1135,14 @@ static void launches(struct bench * b) {
     const struct {
         const char * name;
         gcuda_status (*launch)(const struct launching *);
-    } kinds[] = { { "scale", launch_scale }, { "add", launch_add }, { "rms_norm", launch_rms_norm } };
+    } kinds[] = { { "scale", launch_scale }, { "add", launch_add }, { "rms_norm", launch_rms_norm }, { "cpy", launch_cpy },
+        { "glu", launch_glu }, { "soft_max", launch_soft_max }, { "rope", launch_rope }, { "get_rows", launch_get_rows },
+        { "set_rows", launch_set_rows }, { "sum_rows", launch_sum_rows }, { "argsort", launch_argsort } };
+    b->us_bare = bare;
     for (int i = 0; i < COUNT(kinds); ++i) {
         const double us = host_us(b, kinds[i].launch, &l);
         printf("  %6.2f  %+5.2f  gcuda_launch_%s\n", us, us - bare, kinds[i].name);
+        b->n_host += snprintf(b->host + b->n_host, sizeof b->host - (size_t) b->n_host, ", \"%s\": %.3f", kinds[i].name, us);
     }
     CUDA(cudaFree(memory));
 }
@@ -1593,7 +1635,8 @@ static void end(struct bench * b) {
             exp(b->log_ratios / b->n_ratios), b->n_ratios);
     }
     if (b->json != NULL) {
-        fprintf(b->json, "\n], \"copy_gb_s\": %.1f, \"read_gb_s\": %.1f, \"gemm_tflop_s\": %.1f}\n", b->copy_gbs, b->read_gbs,
+        fprintf(b->json, "\n], \"host_us\": {\"bare\": %.3f%s}", b->us_bare, b->host);
+        fprintf(b->json, ", \"copy_gb_s\": %.1f, \"read_gb_s\": %.1f, \"gemm_tflop_s\": %.1f}\n", b->copy_gbs, b->read_gbs,
             b->gemm_tflops);
         fclose(b->json);
     }
