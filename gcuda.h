@@ -34331,18 +34331,22 @@ static gcuda_status gcudai_sched_upload_experts(gcuda_backend_sched_t s, struct 
     return is_any ? gcuda_cuda_upload_event_wait(b->uploader, c->ticket, b->backend) : GCUDA_STATUS_SUCCESS;
 }
 
+// The next split's weights come when this one's are all in the uploader's stream: that waits there for what the backend is at, and
+// what has not been handed over by then would wait as well.
 static gcuda_status gcudai_sched_run_copies(gcuda_backend_sched_t s, struct gcudai_sched_split * split) {
     struct gcudai_sched_backend * b = &s->backends[split->backend];
     GCUDAI_TRY(gcudai_sched_upload(s, split));
+    for (int c = split->first_copy; c < split->end_copy && split->is_uploading; ++c) {
+        if (!s->copies[c].is_uploaded || s->copies[c].ids >= 0) { continue; }
+        b->given++;
+        GCUDAI_TRY(gcuda_cuda_upload_event_wait(b->uploader, s->copies[c].ticket, b->backend));
+    }
     if (split->next >= 0) { GCUDAI_TRY(gcudai_sched_upload(s, &s->splits[split->next])); }
     for (int c = split->first_copy; c < split->end_copy; ++c) {
-        if (s->copies[c].is_uploaded && split->is_uploading && s->copies[c].ids >= 0) {
-            GCUDAI_TRY(gcudai_sched_upload_experts(s, &s->copies[c]));
-        } else if (s->copies[c].is_uploaded && split->is_uploading) {
-            b->given++;
-            GCUDAI_TRY(gcuda_cuda_upload_event_wait(b->uploader, s->copies[c].ticket, b->backend));
-        } else {
+        if (!s->copies[c].is_uploaded || !split->is_uploading) {
             GCUDAI_TRY(gcudai_sched_run_copy(s, &s->copies[c]));
+        } else if (s->copies[c].ids >= 0) {
+            GCUDAI_TRY(gcudai_sched_upload_experts(s, &s->copies[c]));
         }
     }
     return GCUDA_STATUS_SUCCESS;

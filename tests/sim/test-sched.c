@@ -439,6 +439,60 @@ TEST(two_gpus_work_at_once) {
     CHECK_MSG((double) one > 1.5 * (double) two, "%.2f times as fast", (double) one / (double) two);
 }
 
+// ns of simulated time for 4 runs of products one after the other, whose weights lie on the GPU, or in host memory and go there
+// with each run. result: the last one's.
+static uint64_t time_with_weights(bool are_there, int n_products, float * result) {
+    enum { N = 64 };
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct gpus g;
+    fresh(1, MEMORY, 1);
+    sim_copy_speed(3000); // bytes a us: a weight takes about as long as what is computed with it
+    setenv("GCUDA_OP_OFFLOAD_MIN_BATCH", "1", 1);
+    if (!gpus_begin(&g, 1, 1, false)) { return 0; }
+    struct gcuda_context * weights = gcuda_init(params), * ctx = gcuda_init(params);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    struct gcuda_tensor * x = gcuda_set_name(gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, N, 4), "x"), * y = x;
+    gcuda_set_input(x);
+    CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, x, g.backends[0]));
+    for (int i = 0; i < n_products; ++i) {
+        struct gcuda_tensor * w = gcuda_format_name(gcuda_new_tensor_2d(weights, GCUDA_TYPE_F32, N, N), "w%d", i);
+        y = gcuda_soft_max(ctx, gcuda_cumsum(ctx, gcuda_rms_norm(ctx, gcuda_mul_mat(ctx, w, y), 1e-5f)));
+    }
+    gcuda_set_output(y);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weights, are_there ? gcuda_backend_cuda_buffer_type(0) : gcuda_backend_cpu_buffer_type());
+    gcuda_backend_buffer_set_usage(buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (struct gcuda_tensor * w = gcuda_get_first_tensor(weights); w != NULL; w = gcuda_get_next_tensor(weights, w)) { CHECK(fill_tensor(w, 0.3)); }
+    CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, graph));
+    CHECK_EQ_I(gcuda_backend_sched_get_n_splits(g.sched), are_there ? 1 : n_products);
+    uint64_t start = 0;
+    for (int run = 0; run <= 4; ++run) {
+        if (run == 1) { start = sim_time(); }
+        CHECK(fill_tensor(x, 1.0));
+        CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, graph));
+    }
+    const uint64_t time = sim_time() - start;
+    CHECK_OK(gcuda_backend_tensor_get(y, result, 0, gcuda_nbytes(y)));
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(weights);
+    gpus_end(&g);
+    gcuda_free(ctx);
+    unsetenv("GCUDA_OP_OFFLOAD_MIN_BATCH");
+    clean();
+    return time;
+}
+
+TEST(weights_are_uploaded_beside_the_work) {
+    enum { N_PRODUCTS = 24 };
+    float want[256], got[256];
+    const uint64_t there = time_with_weights(true, N_PRODUCTS, want), uploaded = time_with_weights(false, N_PRODUCTS, got);
+    const uint64_t upload = 4 * N_PRODUCTS * (64 * 64 * 4 / 3 + 1000);
+    printf("  4 runs in simulated time: weights on the GPU %.0f us, uploads alone %.0f us, weights in host memory %.0f us\n", 1e-3 * (double) there,
+        1e-3 * (double) upload, 1e-3 * (double) uploaded);
+    CHECK(there > 0 && memcmp(want, got, sizeof want) == 0);
+    CHECK_MSG((double) uploaded < (double) there + 0.75 * (double) upload, "%.0f us", 1e-3 * (double) uploaded);
+}
+
 // =====================================================================================================================
 // >>faults
 // =====================================================================================================================
