@@ -629,6 +629,65 @@ TEST(products_of_raw_pointers) {
     clean();
 }
 
+// Launchers store results of 16 bits as well: the F32 results, rounded.
+static void results_of_16_bits(enum gcuda_type type, enum gcuda_type to, int64_t n) {
+    enum { K = 256, M = 40, F32_BYTES = M * 24 * 4 };
+    struct gcuda_mul_mat_args p;
+    GCUDAI_ZERO(p);
+    p.a = packed_array(type, K, M, 1);
+    p.b = packed_array(GCUDA_TYPE_F32, K, n, 1);
+    float * want = (float *) malloc(F32_BYTES), * got = (float *) malloc(F32_BYTES), * x = (float *) malloc((size_t) (K * n) * 4);
+    const size_t a_bytes = p.a.nb[2];
+    unsigned char * weights = (unsigned char *) malloc(a_bytes);
+    for (size_t i = 0; i < a_bytes; ++i) { weights[i] = (unsigned char) (37 * i >> 3 & 0xbb); } // no half is NaN
+    if (type == GCUDA_TYPE_F32) {
+        for (size_t i = 0; i < a_bytes / 4; ++i) { ((float *) (void *) weights)[i] = (float) (i % 13) - 6.0f; }
+    }
+    for (int64_t i = 0; i < K * n; ++i) { x[i] = (float) (i % 11) * 0.01f; }
+    CHECK(cudaMalloc(&p.a.data, a_bytes) == cudaSuccess && cudaMalloc(&p.b.data, (size_t) (K * n) * 4) == cudaSuccess);
+    CHECK(cudaMemcpy(p.a.data, weights, a_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemcpy(p.b.data, x, (size_t) (K * n) * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+    void * y = NULL, * scratch = NULL;
+    CHECK(cudaMalloc(&y, F32_BYTES) == cudaSuccess);
+    for (int way = 0; way < 3; ++way) { // plain, few columns, tiles
+        const bool is_quantized = gcuda_is_quantized(type);
+        if (way == 1 && n > 8) { continue; }
+        for (int is_short = 0; is_short < 2; ++is_short) {
+            p.y = packed_array(is_short ? to : GCUDA_TYPE_F32, M, n, 1);
+            p.y.data = y;
+            const size_t size = way == 2 ? gcuda_mul_mat_tile_scratch_bytes(&p) : way == 1 && is_quantized ? gcuda_mul_mat_vec_scratch_bytes(&p) : 0;
+            CHECK(cudaMalloc(&scratch, size + 16) == cudaSuccess);
+            CHECK_OK(way == 0       ? gcuda_launch_mul_mat(&p, NULL)
+                     : way == 2     ? gcuda_launch_mul_mat_tile(&p, scratch, NULL)
+                     : is_quantized ? gcuda_launch_mul_mat_vec(&p, scratch, NULL)
+                                    : gcuda_launch_mul_mat_vec_float(&p, NULL));
+            CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+            CHECK(cudaMemcpy(is_short ? got : want, y, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
+        }
+        for (int64_t i = 0; i < M * n; ++i) {
+            const uint16_t rounded = to == GCUDA_TYPE_F16 ? gcuda_fp32_to_fp16(want[i]) : gcuda_fp32_to_bf16(want[i]).bits;
+            CHECK_MSG(rounded == ((const uint16_t *) (const void *) got)[i], "%s to %s, %d columns, way %d", gcuda_type_name(type),
+                gcuda_type_name(to), (int) n, way);
+        }
+    }
+    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(y) == cudaSuccess);
+    free(weights);
+    free(x);
+    free(got);
+    free(want);
+}
+
+TEST(launchers_of_products_round_results) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };
+    for (int t = 0; t < 5; ++t) {
+        for (int64_t n = 1; n <= 21; n = 2 * n + 1) { // 1, 3, 7, 15
+            results_of_16_bits(types[t], GCUDA_TYPE_F16, n);
+            results_of_16_bits(types[t], GCUDA_TYPE_BF16, n);
+        }
+    }
+    clean();
+}
+
 TEST(cublas_computes_in_full_precision_when_asked) {
     enum { FULL = 68, TF32 = 77 }; // cublasComputeType_t
     for (int by_out_prod = 0; by_out_prod < 2; ++by_out_prod) {
