@@ -4052,7 +4052,41 @@ static gcuda_status set_around(const gcuda_set_args & p, gcuda_stream stream) {
     return st == GCUDA_STATUS_SUCCESS ? move(stretch_of(p.a, end, n), stretch_of(p.y, end, n), stream) : st;
 }
 
+// So little that a block writes it all: a, then the region, in one launch.
+#define SET_SMALL 8192 // elements
+static bool is_small_set(const gcuda_set_args & p) {
+    return p.a.data != p.y.data && n_elements(p.y) <= SET_SMALL && gcuda_blck_size(p.y.type) == 1 && is_packed(p.a) && is_packed(p.y);
+}
+
+static inline __device__ void d_move_element(int size, char * to, const char * from) {
+    switch (size) {
+        case 1: *to = *from; break;
+        case 2: *(uint16_t *) to = *(const uint16_t *) from; break;
+        case 4: *(uint32_t *) to = *(const uint32_t *) from; break;
+        default: *(uint2 *) to = *(const uint2 *) from; break;
+    }
+}
+static __global__ void __launch_bounds__(1024) k_set_small(const gcuda_set_args p, int size, bool adds) {
+    const int n = (int) d_n(p.y), n_b = (int) d_n(p.b), n0 = (int) p.b.ne[0], n1 = (int) p.b.ne[1], n2 = (int) p.b.ne[2];
+    NO_UNROLL for (int i = (int) threadIdx.x; i < n; i += 1024) { d_move_element(size, (char *) p.y.data + i * size, (const char *) p.a.data + i * size); }
+    __syncthreads();
+    NO_UNROLL for (int i = (int) threadIdx.x; i < n_b; i += 1024) {
+        const int q0 = i / n0, q1 = q0 / n1;
+        const d_index at = { i - q0 * n0, q0 - q1 * n1, q1 % n2, q1 / n2 };
+        char * to = d_at(p.region, at), * from = d_at(p.b, at);
+        if (adds) {
+            d_store(p.y.type, to, d_load(p.y.type, to) + d_load(p.b.type, from));
+        } else {
+            d_move_element(size, to, from);
+        }
+    }
+}
+static gcuda_status set_small(const gcuda_set_args & p, bool adds, gcuda_stream stream) {
+    return launch(k_set_small, n_elements(p.y) > 0, 1024, stream, p, (int) gcuda_type_size(p.y.type), adds);
+}
+
 gcuda_status gcuda_launch_set(const gcuda_set_args * args, gcuda_stream stream) {
+    if (is_small_set(*args)) { return set_small(*args, false, stream); }
     const gcuda_status st = set_around(*args, stream);
     return st == GCUDA_STATUS_SUCCESS ? move(args->b, args->region, stream) : st;
 }
@@ -4060,6 +4094,7 @@ gcuda_status gcuda_launch_set(const gcuda_set_args * args, gcuda_stream stream) 
 // >>op:acc --------------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_acc(const gcuda_set_args * args, gcuda_stream stream) {
     gcuda_binary_args sum = { args->region, args->b, args->region, nullptr };
+    if (is_small_set(*args)) { return set_small(*args, true, stream); }
     if (is_stretch(*args)) { sum.a.data = (char *) args->a.data + ((char *) args->region.data - (char *) args->y.data); }
     const gcuda_status st = set_around(*args, stream);
     return st == GCUDA_STATUS_SUCCESS ? gcuda_launch_add(&sum, stream) : st;
