@@ -35,7 +35,7 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
                   if f.startswith("test-") and f.endswith(end))
 PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
-SLOW = ["test-sizes"]  # not at level user: of all the longest, for what other programs ask in smaller sizes
+SLOW = ["test-chunks", "test-plans", "test-products", "test-sizes", "test-soak"]  # not at level user: longer than what asks the same of less
 SHAPES = ["test-shapes", "test-large"] # of tests/hw
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
