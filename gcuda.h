@@ -740,7 +740,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_fused)
 #define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
+#define gcuda_launch_mul_mat_wg_columns GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_columns)
 #define gcuda_launch_mul_mat_wg_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_group)
+#define gcuda_launch_mul_mat_wg_product GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_product)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
 #define gcuda_launch_norm_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm_mul)
 #define gcuda_launch_opt_step_adamw GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_opt_step_adamw)
@@ -806,7 +808,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
+#define gcuda_mul_mat_wg_columns_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_columns_bytes)
 #define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
+#define gcuda_mul_mat_wg_parts_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts_bytes)
 #define gcuda_mul_mat_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_scratch_bytes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
 #define gcuda_nbytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_nbytes)
@@ -3418,7 +3422,8 @@ struct gcuda_cuda_params {
     // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
     const char * product;
     // Columns of mul_mat with row-split weights that go to another device and come back at a time, beside the product of those
-    // before, where copies go directly. 0: as an estimate says; below 0: all at once.
+    // before, where copies go directly. 0: as an estimate says; below 0: all at once. With 0 and multiples of GCUDA_MUL_MAT_WG_TILE,
+    // large products of weights in blocks get their columns rounded by this device, which halves the bytes.
     int64_t split_columns;
 };
 #ifndef GCUDA_CUDA_PEER_MAX_BATCH_SIZE
@@ -4037,6 +4042,16 @@ GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_ma
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_group(
     const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
+// One product of weights in blocks in two steps, so that others, on other devices too, have its columns rounded already: tiles of
+// GCUDA_MUL_MAT_WG_TILE columns, one right behind the other, the last filled up with zeros. A product of some of the rows, or of
+// columns from a multiple of that on, takes what is there of them. parts: scratch of the second step alone. UNSUPPORTED as above.
+#define GCUDA_MUL_MAT_WG_TILE 256
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_columns(
+    const struct gcuda_mul_mat_args * args, void * columns, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_product(
+    const struct gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_columns_bytes(const struct gcuda_mul_mat_args * args);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_parts_bytes(const struct gcuda_mul_mat_args * args); // 0: none
 // Products of floats on tensor cores from 8.0 on (slow below): a and b of one type, F16, BF16 or F32 (rounded to TF32), packed rows
 // at multiples of 16 bytes; y F32. Sums are in F32. UNSUPPORTED for what does not fit.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_gemm(
@@ -26832,6 +26847,15 @@ struct gcudai_cuda_share { // what a device does
     int64_t strip;                  // columns at a time; 0: all, on the side's one stream
 };
 
+// Columns that go to the other devices together.
+struct gcudai_cuda_strip {
+    int64_t size; // of all but the last; 0: no device takes strips
+    int64_t first, end;
+    bool is_last;
+    char * rounded;    // all columns as kernels on warp groups take them; NULL: they go as they are
+    size_t tile_bytes; // of GCUDA_MUL_MAT_WG_TILE of those
+};
+
 static gcuda_status gcudai_cuda_side(struct gcudai_cuda * cu, int device, struct gcudai_cuda ** side) {
     if (cu->sides[device] == NULL) {
         struct gcuda_cuda_params params = cu->params; // all but what belongs to the caller or to one device
@@ -27072,40 +27096,108 @@ static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cuda
     return GCUDA_STATUS_SUCCESS;
 }
 
-// All of a share in strips of columns: while one is multiplied the next comes, and the one before goes. The last stream is
-// behind all others then.
-static gcuda_status gcudai_cuda_share_strips(
-    struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+// ---- strips of columns ----
+// A side with access takes many columns in strips: while one is multiplied the next comes, and the one before goes. Kernels on warp
+// groups round their columns: the main device, which needs them too, does so for all, and half the bytes go. The stream of results is
+// behind all others in the end.
+
+// A strip has tiles of columns whole, and for two thirds of the device's clusters at least: with less of them idle than that
+// the copies take less than is lost. Other ways would decode or write out the weights once for every strip.
+#define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
+#define GCUDAI_CUDA_ROUNDED_COLUMNS 129 // fewer, rounded and filled up to a tile, would be more bytes
+
+static int64_t gcudai_cuda_tiles(int64_t n, int64_t tile) { return (n + tile - 1) / tile; }
+
+// Whether strips have their columns rounded: so for all shares of a product.
+static bool gcudai_cuda_strips_are_rounded(
+    const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, enum gcudai_cuda_product product) {
+    return product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS && gcuda_is_quantized(p->a.type) &&
+           cu->params.split_columns % GCUDA_MUL_MAT_WG_TILE == 0 && p->y.ne[1] >= GCUDAI_CUDA_ROUNDED_COLUMNS;
+}
+
+// Columns of a strip of a side with access; 0: none are made. A rounded one may have all.
+static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
+    const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
+    const int64_t tiles = gcudai_cuda_tiles(s->args.y.ne[0], GCUDAI_CUDA_STRIP_ROWS), want = s->cu->device->n_sm / 3;
+    const bool is_free = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS && chosen == 0;
+    const int64_t strip = is_free ? GCUDAI_MAX(gcudai_cuda_tiles(want, tiles), 1) * GCUDA_MUL_MAT_WG_TILE : chosen;
+    if (s->ids.data != NULL || s->writes_y || strip <= 0) { return 0; }
+    return n / 2 >= strip ? strip : gcudai_cuda_strips_are_rounded(cu, &s->args, product) ? n : 0;
+}
+
+// Where strips begin: the last has what is left, less than two.
+static void gcudai_cuda_strip_next(struct gcudai_cuda_strip * c, int64_t n) {
+    c->first = c->end;
+    c->is_last = n - c->first < 2 * c->size;
+    c->end = c->is_last ? n : c->first + c->size;
+}
+
+// Where a strip is in all rounded columns.
+static size_t gcudai_cuda_strip_at(const struct gcudai_cuda_strip * c) {
+    return (size_t) (c->first / GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
+}
+
+// Scratch of a side for all strips.
+static gcuda_status gcudai_cuda_share_start(struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
     struct gcudai_cuda * side = s->cu;
-    struct gcuda_array x = s->args.b;
-    struct gcudai_cuda_share part = *s;
-    struct gcudai_cuda_move move;
-    const int64_t n = y->ne[1];
-    const size_t pitch = gcudai_cuda_split_pitch(&x);
-    size_t size = 0, y_size = 0;
-    GCUDAI_ZERO(move);
-    move.src_pitch = pitch;
-    move.dst_pitch = move.width = gcuda_row_size(x.type, x.ne[0]);
-    move.n_columns = n;
-    GCUDAI_TRY(gcudai_layout(x.type, x.ne, part.args.b.nb, &size));
-    GCUDAI_TRY(gcudai_layout(y->type, s->args.y.ne, part.args.y.nb, &y_size));
+    struct gcuda_array x = s->args.b, * y = &s->args.y;
+    size_t size = (size_t) gcudai_cuda_tiles(x.ne[1], GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes, y_size = 0;
+    if (c->rounded == NULL) { GCUDAI_TRY(gcudai_layout(x.type, x.ne, x.nb, &size)); }
+    GCUDAI_TRY(gcudai_layout(y->type, y->ne, y->nb, &y_size));
     GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, y_size, "row-split product: result", &s->y));
     GCUDAI_TRY(gcudai_cuda_pool_take(&side->pool, side->stream, size, "row-split product: operand", &s->b));
-    GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[0]));
-    for (int64_t c = 0, next; c < n; c = next) {
-        next = n - c < 2 * s->strip ? n : c + s->strip;
-        part.args.b.ne[1] = part.args.y.ne[1] = next - c;
-        part.args.b.data = move.dst = (char *) s->b + (size_t) c * move.width;
-        part.args.y.data = (char *) s->y + (size_t) c * part.args.y.nb[1];
-        move.src = (const char *) x.data + (size_t) c * pitch;
-        move.height = (size_t) (next - c);
-        GCUDAI_TRY(gcudai_cuda_send(cu, side, move, side->copies[0]));
-        GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
-        GCUDAI_TRY(gcudai_cuda_share_multiply(&part, product));
-        GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
-        GCUDAI_TRY(gcudai_cuda_share_send(cu, s, y, c, next - c, side->copies[1]));
+    return gcudai_cuda_side_order(side, side->stream, side->copies[0]);
+}
+
+// The columns of a strip to a side, behind what the main device has recorded of it where they are rounded.
+static gcuda_status gcudai_cuda_strip_bring(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
+    const struct gcuda_array * x = &s->args.b;
+    struct gcudai_cuda * side = s->cu;
+    struct gcudai_cuda_move move;
+    GCUDAI_ZERO(move);
+    move.n_columns = x->ne[1];
+    if (c->rounded != NULL) {
+        GCUDAI_CUDA_TRY(cudaStreamWaitEvent(side->copies[0], cu->copied, 0), side->device->index, "waiting for a strip of columns");
+        move.src = c->rounded + gcudai_cuda_strip_at(c);
+        move.dst = (char *) s->b + gcudai_cuda_strip_at(c);
+        move.width = (size_t) gcudai_cuda_tiles(c->end - c->first, GCUDA_MUL_MAT_WG_TILE) * c->tile_bytes;
+        move.height = 1;
+    } else {
+        move.src_pitch = gcudai_cuda_split_pitch(x);
+        move.dst_pitch = move.width = gcuda_row_size(x->type, x->ne[0]);
+        move.src = (const char *) x->data + (size_t) c->first * move.src_pitch;
+        move.dst = (char *) s->b + (size_t) c->first * move.width;
+        move.height = (size_t) (c->end - c->first);
     }
-    return GCUDA_STATUS_SUCCESS;
+    return gcudai_cuda_send(cu, side, move, side->copies[0]);
+}
+
+static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
+    const size_t size = gcuda_mul_mat_wg_parts_bytes(p);
+    void * parts = NULL;
+    if (size > 0) { GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: sums of parts", &parts)); }
+    const gcuda_status st = gcuda_launch_mul_mat_wg_product(p, columns, parts, cu->stream);
+    gcudai_cuda_pool_give(&cu->pool, parts);
+    return st;
+}
+
+// A strip to a side, its product, and that back.
+static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s,
+    const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+    struct gcudai_cuda * side = s->cu;
+    struct gcuda_mul_mat_args p = s->args;
+    size_t size = 0;
+    GCUDAI_TRY(gcudai_layout(p.b.type, p.b.ne, p.b.nb, &size));
+    p.b.ne[1] = p.y.ne[1] = c->end - c->first;
+    p.b.data = (char *) s->b + (size_t) c->first * p.b.nb[1];
+    p.y.data = (char *) s->y + (size_t) c->first * p.y.nb[1];
+    GCUDAI_TRY(gcudai_cuda_strip_bring(cu, s, c));
+    GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
+    GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(side, &p, (char *) s->b + gcudai_cuda_strip_at(c))
+                                  : gcudai_cuda_multiply(side, product, p));
+    GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
+    return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, side->copies[1]);
 }
 
 // A side's rows of the result into the main device's, and the main stream behind the side.
@@ -27117,21 +27209,6 @@ static gcuda_status gcudai_cuda_share_end(
     GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->strip > 0 ? s->cu->copies[1] : s->cu->stream), device, "joining the main stream");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(cu->stream, s->cu->copied, 0), device, "joining the main stream");
     return GCUDA_STATUS_SUCCESS;
-}
-
-// A strip has tiles of columns whole, and for two thirds of the device's clusters at least: with less of them idle than that
-// the copies take less than is lost. Other ways would decode or write out the weights once for every strip.
-#define GCUDAI_CUDA_STRIP_COLUMNS 256
-#define GCUDAI_CUDA_STRIP_ROWS 256 // of a cluster of two multiprocessors
-
-static int64_t gcudai_cuda_strip_of(const struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, enum gcudai_cuda_product product) {
-    const int64_t chosen = cu->params.split_columns, n = s->args.y.ne[1];
-    const int64_t tiles = (s->args.y.ne[0] + GCUDAI_CUDA_STRIP_ROWS - 1) / GCUDAI_CUDA_STRIP_ROWS, want = s->cu->device->n_sm / 3;
-    int64_t strip = chosen > 0 ? chosen : 0;
-    if (chosen == 0 && product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
-        strip = GCUDAI_MAX((want + tiles - 1) / tiles, 1) * GCUDAI_CUDA_STRIP_COLUMNS;
-    }
-    return s->ids.data == NULL && !s->writes_y && n / 2 >= strip ? strip : 0;
 }
 
 // The side's stream behind what the main stream has queued, and what a share in strips wants. In a capture streams that are not
@@ -27151,43 +27228,91 @@ static gcuda_status gcudai_cuda_share_open(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// One of those above, or the main device's own product, on the device of the share.
-enum gcudai_cuda_split_step { GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_OWN, GCUDAI_CUDA_SPLIT_END };
+// What the main device has to do for a strip.
+static gcuda_status gcudai_cuda_strip_round(
+    struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
+    struct gcuda_mul_mat_args p = s->args;
+    p.b.data = (char *) p.b.data + (size_t) c->first * p.b.nb[1];
+    p.b.ne[1] = p.y.ne[1] = c->end - c->first;
+    GCUDAI_TRY(gcuda_launch_mul_mat_wg_columns(&p, c->rounded + gcudai_cuda_strip_at(c), cu->stream));
+    GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "a strip of columns");
+    return GCUDA_STATUS_SUCCESS;
+}
 
-static gcuda_status gcudai_cuda_share_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * s,
-    enum gcudai_cuda_split_step step, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
-    struct gcudai_cuda_scope scope;
+// Those above, on the device of the share. ROUND and OWN are the main device's.
+enum gcudai_cuda_split_step {
+    GCUDAI_CUDA_SPLIT_OPEN, GCUDAI_CUDA_SPLIT_BEGIN, GCUDAI_CUDA_SPLIT_ROUND, GCUDAI_CUDA_SPLIT_STRIP, GCUDAI_CUDA_SPLIT_OWN,
+    GCUDAI_CUDA_SPLIT_END
+};
+
+static gcuda_status gcudai_cuda_share_do(struct gcudai_cuda * cu, struct gcudai_cuda_share * s, enum gcudai_cuda_split_step step,
+    const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_array * y) {
+    switch (step) {
+        case GCUDAI_CUDA_SPLIT_OPEN: return gcudai_cuda_share_open(cu, s, product);
+        case GCUDAI_CUDA_SPLIT_BEGIN: return s->strip > 0 ? gcudai_cuda_share_start(s, c) : gcudai_cuda_share_begin(cu, s, product);
+        case GCUDAI_CUDA_SPLIT_ROUND: return gcudai_cuda_strip_round(cu, s, c);
+        case GCUDAI_CUDA_SPLIT_STRIP:
+            return s->strip > 0 ? gcudai_cuda_share_strip(cu, s, c, product, y) : GCUDA_STATUS_SUCCESS;
+        case GCUDAI_CUDA_SPLIT_OWN: // all columns at once
+            return c->rounded != NULL ? gcudai_cuda_multiply_rounded(cu, &s->args, c->rounded) : gcudai_cuda_share_multiply(s, product);
+        default: return gcudai_cuda_share_end(cu, s, y);
+    }
+}
+
+// A step of all shares that have it.
+static gcuda_status gcudai_cuda_shares_step(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
+    enum gcudai_cuda_split_step step, const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
     const struct gcuda_array y = gcudai_array(node);
+    const bool is_own = step == GCUDAI_CUDA_SPLIT_ROUND || step == GCUDAI_CUDA_SPLIT_OWN;
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    if ((s->cu == cu) != (step == GCUDAI_CUDA_SPLIT_OWN)) {
-        return st;
+    for (int i = 0; i < n && st == GCUDA_STATUS_SUCCESS; ++i) {
+        struct gcudai_cuda_scope scope;
+        if ((shares[i].cu == cu) != is_own) { continue; }
+        GCUDAI_TRY(gcudai_cuda_enter_of(&scope, shares[i].cu->device));
+        st = gcudai_cuda_share_do(cu, &shares[i], step, c, product, &y);
+        if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
+            st = gcudai_cuda_note(cu, gcudai_cuda_fail_node(shares[i].cu, st, node));
+        }
+        gcudai_cuda_leave(&scope);
     }
-    GCUDAI_TRY(gcudai_cuda_enter_of(&scope, s->cu->device));
-    if (step == GCUDAI_CUDA_SPLIT_OWN) {
-        st = gcudai_cuda_share_multiply(s, product);
-    } else if (step == GCUDAI_CUDA_SPLIT_BEGIN) {
-        st = gcudai_cuda_share_open(cu, s, product);
-        st = st != GCUDA_STATUS_SUCCESS ? st
-             : s->strip > 0             ? gcudai_cuda_share_strips(cu, s, product, &y)
-                                        : gcudai_cuda_share_begin(cu, s, product);
-    } else {
-        st = gcudai_cuda_share_end(cu, s, &y);
-    }
-    if (st != GCUDA_STATUS_SUCCESS) { // here, where the device of the failure is current
-        st = gcudai_cuda_note(cu, gcudai_cuda_fail_node(s->cu, st, node));
-    }
-    gcudai_cuda_leave(&scope);
     return st;
 }
 
+// What all strips have in common: the fewest columns that a side wants, and room for them where they are rounded. own: the main
+// device's share.
+static gcuda_status gcudai_cuda_strips_open(struct gcudai_cuda * cu, const struct gcudai_cuda_share * shares, int n,
+    const struct gcudai_cuda_share * own, enum gcudai_cuda_product product, struct gcudai_cuda_strip * c) {
+    void * rounded = NULL;
+    for (int i = 0; i < n; ++i) {
+        if (shares[i].strip > 0 && (c->size == 0 || shares[i].strip < c->size)) { c->size = shares[i].strip; }
+    }
+    if (c->size == 0 || !gcudai_cuda_strips_are_rounded(cu, &own->args, product)) { return GCUDA_STATUS_SUCCESS; }
+    const size_t size = gcuda_mul_mat_wg_columns_bytes(&own->args);
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: rounded columns", &rounded));
+    c->rounded = (char *) rounded;
+    c->tile_bytes = size / (size_t) gcudai_cuda_tiles(own->args.y.ne[1], GCUDA_MUL_MAT_WG_TILE);
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// All others begin before the main device multiplies, and it does before any ends. c: zero; its rounded columns are the caller's to
+// give back.
 static gcuda_status gcudai_cuda_split_run(struct gcudai_cuda * cu, struct gcudai_cuda_share * shares, int n,
-    enum gcudai_cuda_product product, const struct gcuda_tensor * node) {
+    enum gcudai_cuda_product product, const struct gcuda_tensor * node, struct gcudai_cuda_strip * c) {
+    const struct gcudai_cuda_share * own = shares;
+    while (own->cu != cu) { ++own; } // the main device has rows
     cu->has_used_sides = true;
     GCUDAI_CUDA_TRY(cudaEventRecord(cu->copied, cu->stream), cu->device->index, "operand of '%s'", node->name);
-    for (int i = 0; i < 3 * n; ++i) { // all begin before the main device multiplies, and it does before any ends
-        GCUDAI_TRY(gcudai_cuda_share_step(cu, &shares[i % n], (enum gcudai_cuda_split_step)(i / n), product, node));
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OPEN, c, product, node));
+    const gcuda_status st = gcudai_cuda_strips_open(cu, shares, n, own, product, c);
+    if (st != GCUDA_STATUS_SUCCESS) { return gcudai_cuda_fail_node(cu, st, node); }
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_BEGIN, c, product, node));
+    while (c->size > 0 && !c->is_last) {
+        gcudai_cuda_strip_next(c, own->args.y.ne[1]);
+        if (c->rounded != NULL) { GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_ROUND, c, product, node)); }
+        GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_STRIP, c, product, node));
     }
-    return GCUDA_STATUS_SUCCESS;
+    GCUDAI_TRY(gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_OWN, c, product, node));
+    return gcudai_cuda_shares_step(cu, shares, n, GCUDAI_CUDA_SPLIT_END, c, product, node);
 }
 
 // The way that the whole product would go: it is that of all devices. refined: the product as the backend wants it.
@@ -27210,9 +27335,11 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
     struct gcudai_cuda_share shares[GCUDA_CUDA_MAX_DEVICES];
     enum gcudai_cuda_product product = GCUDAI_CUDA_PRODUCT_OWN;
     struct gcuda_array ids;
+    struct gcudai_cuda_strip strip;
     void * packed[2] = { NULL, NULL };
     int n = 0;
     GCUDAI_ZERO(ids);
+    GCUDAI_ZERO(strip);
     if (id != NULL) { ids = id->ids; }
     gcuda_status st = gcudai_cuda_split_deal(cu, &p, node->src[0], shares, &n);
     if (st == GCUDA_STATUS_SUCCESS && id != NULL) {
@@ -27229,7 +27356,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
         shares[i].bad_index = id != NULL && shares[i].cu == cu ? id->bad_index : NULL;
         gcudai_cuda_share_reach(cu, &shares[i], product, node, packed[0] != NULL || packed[1] != NULL);
     }
-    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, product, node) : gcudai_cuda_fail_node(cu, st, node);
+    st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_split_run(cu, shares, n, product, node, &strip) : gcudai_cuda_fail_node(cu, st, node);
     if (st != GCUDA_STATUS_SUCCESS) {
         (void) gcudai_cuda_note(cu, st);
         gcudai_cuda_sides_settle(cu);
@@ -27239,6 +27366,7 @@ static gcuda_status gcudai_cuda_split_product(struct gcudai_cuda * cu, struct gc
         gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].y);
         gcudai_cuda_pool_give(&shares[i].cu->pool, shares[i].b);
     }
+    gcudai_cuda_pool_give(&cu->pool, strip.rounded);
     gcudai_cuda_pool_give(&cu->pool, packed[1]);
     gcudai_cuda_pool_give(&cu->pool, packed[0]);
     return st;

@@ -15039,15 +15039,15 @@ static int64_t wg_clusters() { // of two blocks
 
 static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS); }
 
-// Tiles of 128 or 256 columns and parts of k: whichever leaves the least to the cluster that has most, in units of 64
-// elements of k of 128 columns.
-static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts) {
+// Tiles of 128 (least_tn) or 256 columns and parts of k: whichever leaves the least to the cluster that has most, in units of
+// 64 elements of k of 128 columns.
+static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts, int least_tn) {
     const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
     const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
     const int64_t n_clusters = wg_clusters();
     wg_plan best = {};
     double least = 0.0;
-    for (int tn = 128; tn <= 256; tn += 128) {
+    for (int tn = least_tn; tn <= 256; tn += 128) {
         const int64_t n_tiles = (n + tn - 1) / tn;
         for (int parts = 1; parts <= max_parts && parts <= n_slabs; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_slabs + parts - 1) / parts * slab;
@@ -15068,13 +15068,13 @@ static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int ma
     best.bytes = best.parts_at + (best.n_parts > 1 ? (size_t) (best.n_parts * n * p.a.ne[1]) * sizeof(float) : 0);
     return best;
 }
-static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) { return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS); }
+static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) { return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, 128); }
 
 // The matrices of a group one below the other.
 static wg_plan wg_plan_of_group(const gcuda_mul_mat_args * args, int n_args) {
     int64_t m_tiles = 0;
     for (int i = 0; i < n_args; ++i) { m_tiles += wg_tiles(args[i].a.ne[1]); }
-    return wg_plan_for(args[0], m_tiles, 1);
+    return wg_plan_for(args[0], m_tiles, 1, 128);
 }
 
 bool gcuda_has_warp_groups(void) {
@@ -15250,22 +15250,24 @@ static bool wg_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args &
     return is_so;
 }
 
-// One product, or several of the same columns.
-static gcuda_status mul_mat_wg_group(
-    const gcuda_mul_mat_args * args, int n_args, const wg_plan & plan, void * scratch, gcuda_stream stream) {
-    const bool is_f16 = args->a.type == GCUDA_TYPE_F16;
-    float * factor = is_f16 && args->b.type != GCUDA_TYPE_F16 ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
+static gcuda_status wg_make_columns(
+    const gcuda_mul_mat_args & p, const wg_plan & plan, void * image, float * factor, gcuda_stream stream) {
+    const int is_for_floats = gcuda_is_quantized(p.a.type) ? 0 : 1;
+    const d_wg_columns_job columns = { p.b, (char *) image, factor, plan.k_padded, plan.n_padded, plan.tn, is_for_floats };
+    return p.a.type == GCUDA_TYPE_F16   ? launch_wg_columns<__half>(columns, stream)
+           : p.a.type == GCUDA_TYPE_F32 ? launch_wg_columns<float>(columns, stream)
+                                        : launch_wg_columns<__nv_bfloat16>(columns, stream);
+}
+
+// One product, or several of the same columns, which are made.
+static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, const wg_plan & plan, const void * image,
+    const float * factor, float * parts, gcuda_stream stream) {
     const bool is_quantized = gcuda_is_quantized(args->a.type);
-    const d_wg_columns_job columns = { args->b, (char *) scratch, factor, plan.k_padded, plan.n_padded, plan.tn, is_quantized ? 0 : 1 };
-    const bool is_f32 = args->a.type == GCUDA_TYPE_F32;
-    gcuda_status st = is_f16   ? launch_wg_columns<__half>(columns, stream)
-                      : is_f32 ? launch_wg_columns<float>(columns, stream)
-                               : launch_wg_columns<__nv_bfloat16>(columns, stream);
     d_wg_job p = {};
     p.a = (const char *) args->a.data;
     p.a_stride = (int64_t) args->a.nb[1];
     p.row_bytes = args->a.ne[0] / gcuda_blck_size(args->a.type) * (int64_t) gcuda_type_size(args->a.type);
-    p.image = (const char *) scratch;
+    p.image = (const char *) image;
     p.factor = factor;
     p.m = (int) args->a.ne[1];
     p.n = (int) n_rows(args->b);
@@ -15279,23 +15281,38 @@ static gcuda_status mul_mat_wg_group(
     p.n_units = (int) (plan.k_padded / (is_quantized ? 256 : 128));
     p.n_parts = plan.n_parts;
     p.n_items = (int64_t) p.m_tiles * p.n_tiles * p.n_parts;
-    float * parts = (float *) ((char *) scratch + plan.parts_at);
     p.y = p.n_parts > 1 ? parts : (float *) args->y.data;
     p.y_stride = p.n_parts > 1 ? p.m : (int64_t) (args->y.nb[1] / 4);
     p.part_stride = (int64_t) p.m * p.n;
-    if (st == GCUDA_STATUS_SUCCESS) {
-        st = is_quantized
-                 ? with_format(args->a.type, [&](auto a) { return mul_mat_wg<decltype(a)>(p, plan.tn, args->max_shared, stream); })
-             : is_f16 ? mul_mat_wg<__half>(p, plan.tn, args->max_shared, stream)
-             : is_f32 ? mul_mat_wg<float>(p, plan.tn, args->max_shared, stream)
-                      : mul_mat_wg<__nv_bfloat16>(p, plan.tn, args->max_shared, stream);
-    }
+    gcuda_status st =
+        is_quantized ? with_format(args->a.type, [&](auto a) { return mul_mat_wg<decltype(a)>(p, plan.tn, args->max_shared, stream); })
+        : args->a.type == GCUDA_TYPE_F16 ? mul_mat_wg<__half>(p, plan.tn, args->max_shared, stream)
+        : args->a.type == GCUDA_TYPE_F32 ? mul_mat_wg<float>(p, plan.tn, args->max_shared, stream)
+                                         : mul_mat_wg<__nv_bfloat16>(p, plan.tn, args->max_shared, stream);
     if (st == GCUDA_STATUS_SUCCESS && p.n_parts > 1) {
         p.y = (float *) args->y.data;
         p.y_stride = (int64_t) (args->y.nb[1] / 4);
         st = launch(k_wg_parts, ((int64_t) p.m * p.n + 1023) / 1024, 256, stream, p, (const float *) parts);
     }
     return st;
+}
+
+static gcuda_status mul_mat_wg_group(
+    const gcuda_mul_mat_args * args, int n_args, const wg_plan & plan, void * scratch, gcuda_stream stream) {
+    const bool has_factors = args->a.type == GCUDA_TYPE_F16 && args->b.type != GCUDA_TYPE_F16;
+    float * factor = has_factors ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
+    const gcuda_status st = wg_make_columns(*args, plan, scratch, factor, stream);
+    return st == GCUDA_STATUS_SUCCESS
+               ? wg_multiply(args, n_args, plan, scratch, factor, (float *) ((char *) scratch + plan.parts_at), stream)
+               : st;
+}
+
+// ---- in steps ----
+static bool wg_has_steps(const gcuda_mul_mat_args & p) {
+    return gcuda_is_quantized(p.a.type) && wg_takes(p) && fits_shared(WG_MAX_SHARED, p.max_shared) && gcuda_has_warp_groups();
+}
+static wg_plan wg_plan_of_steps(const gcuda_mul_mat_args & p) {
+    return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, GCUDA_MUL_MAT_WG_TILE);
 }
 
 // >>op:mul_mat ----------------------------------------------------------------------------------------
@@ -15329,6 +15346,26 @@ gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int 
 
 size_t gcuda_mul_mat_wg_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
     return asked_bytes(wg_plan_of_group(args, n_args).bytes);
+}
+
+size_t gcuda_mul_mat_wg_columns_bytes(const gcuda_mul_mat_args * args) { return asked_bytes(wg_plan_of_steps(*args).factor_at); }
+
+size_t gcuda_mul_mat_wg_parts_bytes(const gcuda_mul_mat_args * args) {
+    const wg_plan plan = wg_plan_of_steps(*args);
+    return asked_bytes(plan.bytes - plan.parts_at);
+}
+
+gcuda_status gcuda_launch_mul_mat_wg_columns(const gcuda_mul_mat_args * args, void * columns, gcuda_stream stream) {
+    return !wg_has_steps(*args)          ? device_lacks()
+           : n_elements(args->y) == 0    ? GCUDA_STATUS_SUCCESS
+                                         : wg_make_columns(*args, wg_plan_of_steps(*args), columns, nullptr, stream);
+}
+
+gcuda_status gcuda_launch_mul_mat_wg_product(
+    const gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
+    return !wg_has_steps(*args)       ? device_lacks()
+           : n_elements(args->y) == 0 ? GCUDA_STATUS_SUCCESS
+                                      : wg_multiply(args, 1, wg_plan_of_steps(*args), columns, nullptr, (float *) parts, stream);
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------
