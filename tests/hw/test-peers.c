@@ -228,3 +228,44 @@ TEST(split_products_are_those_of_one_device) {
         gcuda_backend_free(backend);
     }
 }
+
+// In strips, on devices with warp-group instructions: with a CUDA graph and without, columns rounded by the main device or by each, rows
+// shared out evenly or not. Sums may be cut otherwise than those of one device.
+TEST(split_products_of_many_columns) {
+    static const struct {
+        enum gcuda_type type;
+        int64_t m, n, split_columns;
+    } cases[] = { { GCUDA_TYPE_Q4_0, 9000, 300, 0 }, { GCUDA_TYPE_Q4_K, 4500, 513, 0 }, { GCUDA_TYPE_Q8_0, 16000, 1100, 256 },
+        { GCUDA_TYPE_Q4_0, 20000, 513, 512 }, { GCUDA_TYPE_Q6_K, 4500, 400, 128 }, { GCUDA_TYPE_Q4_0, 9000, 400, -1 } };
+    const int main_device = n_devices() - 1;
+    for (int i = 0; i < 12; ++i) {
+        const int c = i / 2;
+        float shares[GCUDA_CUDA_MAX_DEVICES], * got[2];
+        struct gcuda_cuda_params params;
+        char name[96];
+        snprintf(name, sizeof name, "%s, %d columns in strips of %d, %s", gcuda_type_name(cases[c].type), (int) cases[c].n,
+            (int) cases[c].split_columns, i % 2 ? "uneven" : "even");
+        for (int k = 0; k < GCUDA_CUDA_MAX_DEVICES; ++k) { shares[k] = k < n_devices() ? (float) (1 + k * (i % 2)) : 0.0f; }
+        gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
+        float * wanted = NULL;
+        for (int k = 0; k < 2; ++k) {
+            memset(&params, 0, sizeof params);
+            params.device = main_device;
+            params.peer_max_batch = -1;
+            params.graphs = k == 0 ? GCUDA_CUDA_AUTO : GCUDA_CUDA_OFF;
+            params.split_columns = cases[c].split_columns;
+            gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+            REQUIRE(t != NULL && backend != NULL);
+            if (k == 0) {
+                wanted = product(backend, gcuda_backend_get_default_buffer_type(backend), cases[c].type, 4096, cases[c].m, cases[c].n);
+            }
+            got[k] = product(backend, t, cases[c].type, 4096, cases[c].m, cases[c].n);
+            gcuda_backend_free(backend);
+        }
+        compare(got[0], wanted, cases[c].m * cases[c].n, false, name);
+        compare(got[1], got[0], cases[c].m * cases[c].n, true, name);
+        free(got[0]);
+        free(got[1]);
+        free(wanted);
+    }
+}
