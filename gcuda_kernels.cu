@@ -3003,37 +3003,37 @@ gcuda_status gcuda_launch_leaky_relu(const gcuda_map_args * args, gcuda_stream s
 }
 
 // ---- element-wise operations in a row: x read once, y written once, operands read as they come ----
-// Between two operations values are rounded to the type, as if they had been stored.
-template <typename T> static inline __device__ float d_rounded(float v) {
-    T t;
-    d_put(&t, v);
-    return d_f32(t);
+// One operation, looked up once for all elements of a thread, so that a launch goes through little of the code.
+template <int N, typename F> static inline __device__ void d_chain_each(float (&v)[N], const float (&b)[N], F f) {
+    UNROLL for (int j = 0; j < N; ++j) { v[j] = f(v[j], b[j]); }
+}
+template <int N, typename F> static inline __device__ void d_chain_each(float (&v)[N], F f) {
+    UNROLL for (int j = 0; j < N; ++j) { v[j] = f(v[j]); }
 }
 
-template <typename T, int N, typename F> static inline __device__ void d_chain_each(float (&v)[N], const float (&b)[N], F f) {
-    UNROLL for (int j = 0; j < N; ++j) { v[j] = d_rounded<T>(f(v[j], b[j])); }
-}
-
-// One operation of a chain, looked up once for all elements of a thread, so that a launch goes through little of the code.
-template <typename T, int N>
-static inline __device__ void d_chain_apply(const gcuda_chain_step & s, float (&v)[N], const float (&b)[N]) {
-    const bool is_second = s.is_second; // b comes first
-    switch (s.op) {
-        case GCUDA_OP_ADD: d_chain_each<T>(v, b, [](float x, float y) { return d_add_rn(x, y); }); break;
-        case GCUDA_OP_SUB: d_chain_each<T>(v, b, [&](float x, float y) { return is_second ? d_sub_rn(y, x) : d_sub_rn(x, y); }); break;
-        case GCUDA_OP_MUL: d_chain_each<T>(v, b, [](float x, float y) { return d_mul_rn(x, y); }); break;
-        case GCUDA_OP_DIV: d_chain_each<T>(v, b, [&](float x, float y) { return (is_second ? y : x) / (is_second ? x : y); }); break;
-        case GCUDA_OP_SCALE: d_chain_each<T>(v, b, [&](float x, float) { return s.p[0] * x + s.p[1]; }); break;
-        case GCUDA_OP_SQR: d_chain_each<T>(v, b, [](float x, float) { return d_mul_rn(x, x); }); break;
-        case GCUDA_OP_SQRT: d_chain_each<T>(v, b, [](float x, float) { return sqrtf(x); }); break;
-        case GCUDA_OP_CLAMP:
-            d_chain_each<T>(v, b, [&](float x, float) { return x < s.p[0] ? s.p[0] : x > s.p[1] ? s.p[1] : x; });
+template <typename DIV, int N>
+static inline __device__ void d_chain_binary(gcuda_op op, bool is_second, float (&v)[N], const float (&b)[N]) { // second: b comes first
+    switch (op) {
+        case GCUDA_OP_ADD: d_chain_each(v, b, [](float x, float y) { return d_add_rn(x, y); }); break;
+        case GCUDA_OP_MUL: d_chain_each(v, b, [](float x, float y) { return d_mul_rn(x, y); }); break;
+        case GCUDA_OP_SUB:
+            d_chain_each(v, b, [&](float x, float y) { return is_second ? d_sub_rn(y, x) : d_sub_rn(x, y); });
             break;
-        case GCUDA_OP_LEAKY_RELU: d_chain_each<T>(v, b, [&](float x, float) { return x > 0.0f ? x : d_mul_rn(s.p[0], x); }); break;
+        default: d_chain_each(v, b, [&](float x, float y) { return DIV::apply(is_second ? y : x, is_second ? x : y); }); break;
+    }
+}
+
+template <int N> static inline __device__ void d_chain_map(gcuda_op op, gcuda_unary_op unary, const float * p, float (&v)[N]) {
+    switch (op) {
+        case GCUDA_OP_SCALE: d_chain_each(v, [&](float x) { return p[0] * x + p[1]; }); break;
+        case GCUDA_OP_SQR: d_chain_each(v, [](float x) { return d_mul_rn(x, x); }); break;
+        case GCUDA_OP_SQRT: d_chain_each(v, [](float x) { return sqrtf(x); }); break;
+        case GCUDA_OP_CLAMP: d_chain_each(v, [&](float x) { return x < p[0] ? p[0] : x > p[1] ? p[1] : x; }); break;
+        case GCUDA_OP_LEAKY_RELU: d_chain_each(v, [&](float x) { return x > 0.0f ? x : d_mul_rn(p[0], x); }); break;
         default:
-            switch (s.unary) {
-#define GCUDAI_CHAIN_UNARY(ID, ...)                                                                                    \
-    case GCUDA_UNARY_OP_##ID: d_chain_each<T>(v, b, [&](float x, float) { return d_unary(GCUDA_UNARY_OP_##ID, x, s.p); }); break;
+            switch (unary) {
+#define GCUDAI_CHAIN_UNARY(ID, ...) \
+    case GCUDA_UNARY_OP_##ID: d_chain_each(v, [&](float x) { return d_unary(GCUDA_UNARY_OP_##ID, x, p); }); break;
                 GCUDA_UNARY_OPS(GCUDAI_CHAIN_UNARY)
 #undef GCUDAI_CHAIN_UNARY
                 default: break;
@@ -3041,88 +3041,293 @@ static inline __device__ void d_chain_apply(const gcuda_chain_step & s, float (&
     }
 }
 
-// N elements of a row; those behind its end are 0. Rows begin at multiples of 16 bytes, and at is a multiple of N.
-template <typename T, int N> static inline __device__ void d_load_row(const T * row, int64_t at, int64_t n, float * v) {
-    T h[N];
-    if (n >= N) {
-        for (int j = 0; j < N * (int) sizeof(T) / 8; ++j) { memcpy((char *) h + 8 * j, (const uint2 *) (row + at) + j, 8); }
+// Between two operations values are rounded to the type, as if they had been stored.
+template <typename T, int N> static inline __device__ void d_chain_round(float (&v)[N]) {
+    UNROLL for (int j = 0; j < N; ++j) {
+        T t;
+        d_put(&t, v[j]);
+        v[j] = d_f32(t);
     }
-    for (int j = 0; j < N; ++j) { v[j] = n >= N ? d_f32(h[j]) : j < n ? d_f32(row[at + j]) : 0.0f; }
+}
+
+// What the kernel of whole rows takes: all that is the same for every thread is decided by the host. The divisions that find a
+// thread's row are products: q = (n * factor / 2^32 + n) / 2^shift, for n below 2^31.
+struct chain_divisor {
+    uint32_t n, factor, shift;
+};
+enum chain_kind { CHAIN_NONE, CHAIN_ONE, CHAIN_ROW, CHAIN_ROW_F32 }; // no operand; an element for all of a row; rows of the type; of F32
+struct chain_array {
+    const char * data;
+    int64_t nb[3]; // of dimensions 1, 2, 3; 0 where it repeats one
+};
+struct chain_step {
+    gcuda_op op;
+    gcuda_unary_op unary;
+    chain_kind kind;
+    gcuda_type type;
+    chain_array b;
+    uint32_t ne[3]; // dimensions in which it repeats several; 0: others
+    int next;       // the next step that has an operand; 0: none
+    bool is_second, is_partial;
+    float p[5];
+};
+struct chain {
+    chain_array x, y;
+    int64_t n; // elements of a row
+    chain_divisor per_row, ne1, ne2;
+    uint32_t n_tiles, n_blocks;
+    int shift, n_steps, first; // first: the first step that has an operand; -1: none
+    bool is_deep;              // has more than two dimensions
+    chain_step steps[GCUDA_CHAIN_MAX];
+};
+
+static chain_divisor chain_divisor_of(int64_t n) {
+    chain_divisor d = { (uint32_t) n, 0, 0 };
+    while ((1ll << d.shift) < n) { ++d.shift; }
+    if (n > 0) { d.factor = (uint32_t) ((((1ull << d.shift) - (uint64_t) n) << 32) / (uint64_t) n + 1); }
+    return d;
+}
+static inline __device__ uint32_t d_chain_quotient(uint32_t n, const chain_divisor & d) {
+    return (__umulhi(n, d.factor) + n) >> d.shift;
+}
+
+// Where a thread works: its row, its first element there, and how many there are from that on; parts are step elements apart.
+struct d_chain_at {
+    uint32_t i1, i2, i3;
+    int step;
+    int64_t i0, n;
+    bool is_full; // all parts are
+};
+
+template <int N, int PARTS> static inline __device__ d_chain_at d_chain_where(const chain & p, uint32_t block) {
+    const uint32_t own = threadIdx.x & ((1u << p.shift) - 1), tile = (block << (8 - p.shift)) + (threadIdx.x >> p.shift);
+    d_chain_at at = { tile, 0, 0, N << p.shift, 0, 0, false };
+    uint32_t in_row = 0;
+    if (p.per_row.n > 1) {
+        at.i1 = d_chain_quotient(tile, p.per_row);
+        in_row = tile - at.i1 * p.per_row.n;
+    }
+    if (p.is_deep) {
+        const uint32_t row = at.i1, i2 = d_chain_quotient(row, p.ne1);
+        at.i1 = row - i2 * p.ne1.n;
+        at.i3 = d_chain_quotient(i2, p.ne2);
+        at.i2 = i2 - at.i3 * p.ne2.n;
+    }
+    at.i0 = (int64_t) in_row * (N * PARTS << p.shift) + (int64_t) (own * N);
+    at.n = tile < p.n_tiles ? p.n - at.i0 : 0;
+    at.is_full = at.n >= (PARTS - 1) * at.step + N;
+    return at;
+}
+
+template <typename T>
+static inline __device__ T * d_chain_row(const chain_array & a, const chain & p, const d_chain_at & at, uint32_t i1, uint32_t i2, uint32_t i3) {
+    int64_t offset = i1 * a.nb[0];
+    if (p.is_deep) { offset += i2 * a.nb[1] + i3 * a.nb[2]; }
+    return (T *) (a.data + offset) + at.i0;
+}
+
+// All of a thread's elements of an array that has the type T: PARTS parts of N.
+template <typename T, int N, int PARTS>
+static inline __device__ void d_chain_load(const T * from, const d_chain_at & at, uint4 * raw) {
+    const int M = d_wide<T>::N;
+    if (at.is_full) {
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            UNROLL for (int j = 0; j < N; j += M) { raw[(k * N + j) / M] = *(const uint4 *) (from + k * at.step + j); }
+        }
+    } else {
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            UNROLL for (int j = 0; j < N; j += M) {
+                raw[(k * N + j) / M] = d_load_raw(from + k * at.step + j, at.n - k * at.step - j);
+            }
+        }
+    }
+}
+
+// The operand of step s as it lies, to be unpacked when the step's turn comes.
+template <typename T, int N, int PARTS>
+static inline __device__ void d_chain_operand(const chain & p, const chain_step & s, const d_chain_at & at, uint4 * raw) {
+    uint32_t i1 = at.i1, i2 = at.i2, i3 = at.i3;
+    if (s.is_partial) {
+        i1 = s.ne[0] > 0 ? i1 % s.ne[0] : i1;
+        i2 = s.ne[1] > 0 ? i2 % s.ne[1] : i2;
+        i3 = s.ne[2] > 0 ? i3 % s.ne[2] : i3;
+    }
+    if (s.kind == CHAIN_ONE) {
+        const char * one = s.b.data + i1 * s.b.nb[0] + i2 * s.b.nb[1] + i3 * s.b.nb[2];
+        raw[0].x = at.n > 0 ? __float_as_uint(d_load(s.type, one)) : 0;
+    } else if (sizeof(T) == 4 || s.kind == CHAIN_ROW) {
+        d_chain_load<T, N, PARTS>(d_chain_row<const T>(s.b, p, at, i1, i2, i3), at, raw);
+    } else {
+        d_chain_load<float, N, PARTS>(d_chain_row<const float>(s.b, p, at, i1, i2, i3), at, raw);
+    }
+}
+
+template <typename T, int E> static inline __device__ void d_chain_unpack(chain_kind kind, const uint4 * raw, float (&b)[E]) {
+    if (kind == CHAIN_ONE) {
+        UNROLL for (int j = 0; j < E; ++j) { b[j] = __uint_as_float(raw[0].x); }
+    } else if (sizeof(T) == 4 || kind == CHAIN_ROW) {
+        UNROLL for (int j = 0; j < E; j += d_wide<T>::N) { d_unpack<T>(raw[j / d_wide<T>::N], b + j); }
+    } else {
+        UNROLL for (int j = 0; j < E; j += 4) { d_unpack<float>(raw[j / 4], b + j); }
+    }
+}
+
+// Division as the kernels of one operation do it.
+template <typename T> struct chain_div {
+    typedef d_div_short type;
+};
+template <> struct chain_div<float> {
+    typedef d_div type;
+};
+
+// Blocks a multiprocessor has room for; 7.5 has it for 1024 threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define CHAIN_BLOCKS 4
+#else
+#define CHAIN_BLOCKS 5
+#endif
+
+// A thread's elements, E = 8 in parts of sixteen bytes. Twice as many, with room for 3 or 4 blocks, take as long for large tensors,
+// and up to 15% longer for small ones (H200).
+template <typename T> struct chain_width {
+    static const int N = d_wide<T>::N, PARTS = sizeof(T) == 4 ? 2 : 1, E = N * PARTS;
+};
+
+// All threads of a block take all turns and steps together; those behind the end of a row compute with zeros. x and the first
+// operand are on their way together, the next operand's while what comes before it is computed.
+template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
+    const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
+    for (uint32_t block = blockIdx.x; block < p.n_blocks; block += gridDim.x) {
+        const d_chain_at at = d_chain_where<N, PARTS>(p, block);
+        uint4 raw_x[PARTS], raw[E / 4];
+        float v[E];
+        d_chain_load<T, N, PARTS>(d_chain_row<const T>(p.x, p, at, at.i1, at.i2, at.i3), at, raw_x);
+        if (p.first >= 0) { d_chain_operand<T, N, PARTS>(p, p.steps[p.first], at, raw); }
+        UNROLL for (int k = 0; k < PARTS; ++k) { d_unpack<T>(raw_x[k], v + k * N); }
+        NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
+            const chain_step & s = p.steps[m];
+            if (s.kind != CHAIN_NONE) {
+                float b[E];
+                d_chain_unpack<T>(s.kind, raw, b);
+                d_chain_binary<typename chain_div<T>::type>(s.op, s.is_second, v, b);
+                if (s.next > 0) { d_chain_operand<T, N, PARTS>(p, p.steps[s.next], at, raw); }
+            } else {
+                d_chain_map(s.op, s.unary, s.p, v);
+            }
+            d_chain_round<T>(v);
+        }
+        T * y = d_chain_row<T>(p.y, p, at, at.i1, at.i2, at.i3);
+        if (at.is_full) {
+            UNROLL for (int k = 0; k < PARTS; ++k) { d_store16(y + k * at.step, v + k * N); }
+        } else {
+            UNROLL for (int k = 0; k < PARTS; ++k) { d_store_wide(y + k * at.step, at.n - k * at.step, v + k * N); }
+        }
+    }
 }
 
 // Where a repeated operand is in a dimension: divisions only where it is neither one row for all nor as large as the result.
 static inline __device__ int64_t d_repeated_at(int64_t i, int64_t ne, int64_t n) { return ne == 1 ? 0 : ne == n ? i : i % ne; }
 
-template <int N>
-static __device__ void d_chain_operand(const gcuda_array & b, const int64_t * ne, const d_index & i, int64_t at, int64_t n, float * v) {
-    const char * row = d_at(b, 0, d_repeated_at(i.i1, b.ne[1], ne[1]), d_repeated_at(i.i2, b.ne[2], ne[2]), d_repeated_at(i.i3, b.ne[3], ne[3]));
-    if (b.ne[0] == 1) {
-        const float one = d_load(b.type, row);
-        for (int j = 0; j < N; ++j) { v[j] = one; }
-        return;
-    }
-    switch (b.type) {
-        case GCUDA_TYPE_F16: d_load_row<__half, N>((const __half *) row, at, n, v); break;
-        case GCUDA_TYPE_BF16: d_load_row<__nv_bfloat16, N>((const __nv_bfloat16 *) row, at, n, v); break;
-        default: d_load_row<float, N>((const float *) row, at, n, v); break;
-    }
-}
-
-template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, sizeof(T) == 4 ? 3 : 2) k_chain_wide(const gcuda_chain_args p, const tiles t) {
-    const int N = d_wide<T>::N;
-    FOR_TILES(tile, t) {
-        const d_index i = d_tile_at(t, p.y.ne, tile, N, 2);
-        const T * x = (const T *) d_at(p.x, 0, i.i1, i.i2, i.i3) + i.i0;
-        T * y = (T *) d_at(p.y, 0, i.i1, i.i2, i.i3) + i.i0;
-        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, N);
-        uint4 raw[2];
-        float v[2 * N];
-        UNROLL for (int k = 0; k < 2; ++k) { raw[k] = d_load_raw(x + k * step, n - k * step); }
-        UNROLL for (int k = 0; k < 2; ++k) { d_unpack<T>(raw[k], v + k * N); }
-        NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
-            const gcuda_chain_step & s = p.steps[m];
-            float b[2 * N] = {};
-            UNROLL for (int k = 0; k < 2 && s.b.data != nullptr; ++k) {
-                d_chain_operand<N>(s.b, p.y.ne, i, i.i0 + k * step, n - k * step, b + k * N);
-            }
-            d_chain_apply<T>(s, v, b);
-        }
-        UNROLL for (int k = 0; k < 2; ++k) { d_store_wide(y + k * step, n - k * step, v + k * N); }
-    }
-}
-
-template <typename T> static __global__ void k_chain(const gcuda_chain_args p, const tiles t) {
+// Any strides.
+static __global__ void __launch_bounds__(TILE_BLOCK) k_chain(const D_GRID_CONSTANT gcuda_chain_args p, const tiles t) {
+    const gcuda_type type = p.y.type;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 4);
-        NO_UNROLL for (int k = 0; k < 4; ++k) {
-            const int64_t at = i.i0 + k * d_tile_step(t, 1);
-            if (at < p.y.ne[0]) {
-                float v[1] = { d_load(p.x.type, d_at(p.x, at, i.i1, i.i2, i.i3)) };
-                NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
-                    const gcuda_chain_step & s = p.steps[m];
-                    const float b[1] = { s.b.data == nullptr ? 0.0f
-                                                             : d_load(s.b.type, d_at(s.b, at % s.b.ne[0], i.i1 % s.b.ne[1],
-                                                                                    i.i2 % s.b.ne[2], i.i3 % s.b.ne[3])) };
-                    d_chain_apply<T>(s, v, b);
+        const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, 1);
+        float v[4];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            v[k] = k * step < n ? d_load(type, d_at(p.x, i.i0 + k * step, i.i1, i.i2, i.i3)) : 0.0f;
+        }
+        NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
+            const gcuda_chain_step & s = p.steps[m];
+            if (s.b.data != nullptr) {
+                const char * row = d_at(s.b, 0, d_repeated_at(i.i1, s.b.ne[1], p.y.ne[1]), d_repeated_at(i.i2, s.b.ne[2], p.y.ne[2]),
+                    d_repeated_at(i.i3, s.b.ne[3], p.y.ne[3]));
+                float b[4];
+                UNROLL for (int k = 0; k < 4; ++k) {
+                    const int64_t at = d_repeated_at(i.i0 + k * step, s.b.ne[0], p.y.ne[0]);
+                    b[k] = k * step < n ? d_load(s.b.type, row + at * (int64_t) s.b.nb[0]) : 0.0f;
                 }
-                d_store(p.y.type, d_at(p.y, at, i.i1, i.i2, i.i3), v[0]);
+                d_chain_binary<d_div>(s.op, s.is_second, v, b);
+            } else {
+                d_chain_map(s.op, s.unary, s.p, v);
+            }
+            switch (type) {
+                case GCUDA_TYPE_F16: d_chain_round<__half>(v); break;
+                case GCUDA_TYPE_BF16: d_chain_round<__nv_bfloat16>(v); break;
+                default: break;
             }
         }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            if (k * step < n) { d_store(type, d_at(p.y, i.i0 + k * step, i.i1, i.i2, i.i3), v[k]); }
+        }
     }
+}
+
+static chain_array chain_array_of(const gcuda_array & a) {
+    chain_array c = { (const char *) a.data, { 0, 0, 0 } };
+    for (int d = 0; d < 3; ++d) { c.nb[d] = a.ne[d + 1] == 1 ? 0 : (int64_t) a.nb[d + 1]; }
+    return c;
+}
+
+// s is zero.
+static void chain_step_of(const gcuda_chain_step & from, const gcuda_array & y, chain_step & s) {
+    s.op = from.op;
+    s.unary = from.unary;
+    s.is_second = from.is_second;
+    memcpy(s.p, from.p, sizeof(s.p));
+    if (from.b.data == nullptr) { return; }
+    s.type = from.b.type;
+    s.kind = from.b.ne[0] == 1 ? CHAIN_ONE : from.b.type == y.type ? CHAIN_ROW : CHAIN_ROW_F32;
+    s.b = chain_array_of(from.b);
+    for (int d = 0; d < 3; ++d) {
+        const int64_t ne = from.b.ne[d + 1];
+        s.ne[d] = ne == 1 || ne == y.ne[d + 1] ? 0 : (uint32_t) ne;
+        s.is_partial = s.is_partial || s.ne[d] > 0;
+    }
+}
+
+static chain chain_of(const gcuda_chain_args & p, const tiles & t) {
+    const int64_t per_block = TILE_BLOCK >> t.shift;
+    chain c = {};
+    c.x = chain_array_of(p.x);
+    c.y = chain_array_of(p.y);
+    c.n = p.y.ne[0];
+    c.per_row = chain_divisor_of(t.per_row);
+    c.ne1 = chain_divisor_of(p.y.ne[1]);
+    c.ne2 = chain_divisor_of(p.y.ne[2]);
+    c.is_deep = p.y.ne[2] * p.y.ne[3] > 1;
+    c.n_tiles = (uint32_t) t.n;
+    c.n_blocks = (uint32_t) ((t.n + per_block - 1) / per_block);
+    c.shift = t.shift;
+    c.n_steps = p.n_steps;
+    c.first = -1;
+    for (int m = p.n_steps - 1; m >= 0; --m) {
+        chain_step_of(p.steps[m], p.y, c.steps[m]);
+        c.steps[m].next = c.first > 0 ? c.first : 0;
+        c.first = c.steps[m].kind != CHAIN_NONE ? m : c.first;
+    }
+    return c;
+}
+
+template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p, const tiles & t, gcuda_stream stream) {
+    const chain c = chain_of(p, t);
+    return launch(k_chain_wide<T>, c.n_blocks, TILE_BLOCK, stream, c);
 }
 
 gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stream) {
     const gcuda_chain_args & p = *args;
     bool wide = is_wide(p.x) && is_wide(p.y);
-    if (p.n_steps < 0 || p.n_steps > GCUDA_CHAIN_MAX || p.x.type != p.y.type) { return GCUDA_STATUS_UNSUPPORTED; }
+    if (p.n_steps < 0 || p.n_steps > GCUDA_CHAIN_MAX || p.x.type != p.y.type || !is_float(p.y.type)) { return GCUDA_STATUS_UNSUPPORTED; }
     for (int m = 0; m < p.n_steps; ++m) {
         const gcuda_array & b = p.steps[m].b;
-        wide = wide && (b.data == nullptr || b.ne[0] == 1 || (b.ne[0] == p.y.ne[0] && is_wide(b)));
+        const bool is_row = b.ne[0] == 1 || (b.ne[0] == p.y.ne[0] && is_wide(b));
+        wide = wide && (b.data == nullptr || (is_row && (b.type == p.y.type || b.type == GCUDA_TYPE_F32)));
     }
     return with_float(p.y.type, [&](auto v) {
         typedef decltype(v) T;
-        return wide ? launch_tiles(k_chain_wide<T>, tiles_of(p.y, d_wide<T>::N, 2), stream, p)
-                    : launch_tiles(k_chain<T>, tiles_of(p.y, 1, 4), stream, p);
+        const tiles t = tiles_of(p.y, chain_width<T>::N, chain_width<T>::PARTS);
+        return wide && t.n <= INT32_MAX - TILE_BLOCK ? chain_wide<T>(p, t, stream) : launch_tiles(k_chain, tiles_of(p.y, 1, 4), stream, p);
     });
 }
 

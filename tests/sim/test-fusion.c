@@ -1251,13 +1251,22 @@ static void build_chain(struct build * b) {
         case 8: y = gcuda_clamp(c, gcuda_gelu(c, gcuda_gelu_erf(c, x)), -0.5f, 0.5f); break;
         case 9: y = gcuda_add_inplace(c, gcuda_scale(c, x, 3.0f), same); break;
         case 10: y = gcuda_mul(c, gcuda_sub(c, gcuda_add(c, x, same), row), one); break;
-        default: y = gcuda_mul(c, gcuda_softplus(c, gcuda_permute(c, gcuda_new_tensor_3d(c, type, 5, n, 3), 1, 0, 2, 3)), same); break;
+        case 11: y = gcuda_mul(c, gcuda_softplus(c, gcuda_permute(c, gcuda_new_tensor_3d(c, type, 5, n, 3), 1, 0, 2, 3)), same); break;
+        case 12: // operands of one row, or of one element a row, in some dimensions
+            y = gcuda_add(c, gcuda_mul(c, x, gcuda_new_tensor_3d(c, type, n, 5, 1)), gcuda_new_tensor_3d(c, GCUDA_TYPE_F32, n, 1, 3));
+            y = gcuda_div(c, gcuda_sub(c, y, gcuda_new_tensor_3d(c, type, 1, 5, 3)), one);
+            break;
+        default: // that repeat several rows, in a result of more than one block
+            x = gcuda_new_tensor_4d(c, type, 8 * n, 10, 6, 2);
+            y = gcuda_mul(c, gcuda_add(c, x, gcuda_new_tensor_4d(c, type, 8 * n, 5, 6, 1)), gcuda_new_tensor_3d(c, GCUDA_TYPE_F32, 8 * n, 2, 3));
+            y = gcuda_sub(c, gcuda_relu(c, y), gcuda_new_tensor_3d(c, type, 1, 10, 2));
+            break;
     }
     out(b, y);
 }
 
 TEST(element_wise_operations_are_one_launch) {
-    for (int v = 0; v < 12 * 6; ++v) {
+    for (int v = 0; v < 14 * 6; ++v) {
         const struct options on = { false, false, false, false, 1 };
         if (v % 6 == 0) {
             fires(build_chain, v, "chain", 1);
