@@ -741,6 +741,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_vec_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_group)
 #define gcuda_launch_mul_mat_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg)
 #define gcuda_launch_mul_mat_wg_columns GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_columns)
+#define gcuda_launch_mul_mat_wg_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_fused)
 #define gcuda_launch_mul_mat_wg_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_group)
 #define gcuda_launch_mul_mat_wg_product GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_wg_product)
 #define gcuda_launch_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_norm)
@@ -809,7 +810,9 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
 #define gcuda_mul_mat_wg_columns_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_columns_bytes)
+#define gcuda_mul_mat_wg_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_fused_scratch_bytes)
 #define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
+#define gcuda_mul_mat_wg_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts)
 #define gcuda_mul_mat_wg_parts_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts_bytes)
 #define gcuda_mul_mat_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_scratch_bytes)
 #define gcuda_n_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_n_dims)
@@ -3583,7 +3586,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns, or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
 // mul_mat_id of few tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the
-// same columns and the glu of both (one column), a factor, a scale, a residual; and up to three such products of the same single
+// same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
+// that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
+// (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same single
 // column, one right behind the other (queries, keys, values); likewise, where gcuda_has_warp_groups and one at least is large, of
 // quantized weights and the same many columns.
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
@@ -4037,6 +4042,14 @@ GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_mat_args * args);
+// Into how many parts it cuts k for the current device (1: it does not), whose sums a kernel behind adds up.
+GCUDA_KERNEL_API int gcuda_mul_mat_wg_parts(const struct gcuda_mul_mat_args * args);
+// The same with an epilogue, or with NULL: the bits of nodes of their own. The kernel that adds up parts takes the steps; where there
+// is one part it follows for them alone. UNSUPPORTED with an epilogue: a second matrix, columns of the type of F16 or BF16 weights
+// that would be multiplied as they lie.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_fused(const struct gcuda_mul_mat_args * args,
+    const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
 // Several products of the same columns, which are rounded once: at most GCUDA_MUL_MAT_GROUP, weights in blocks of one type, with
 // rows of one length and stride. k is not cut into parts, so bits are those of single products that are not cut either.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_group(
@@ -28545,7 +28558,7 @@ union gcudai_cuda_fused {
     struct {
         struct gcuda_mul_mat_args args;
         struct gcuda_mul_mat_epilogue epilogue;
-        bool is_tile; // not the kernels for few columns
+        enum gcudai_cuda_product way; // VECTOR, TILE or WARP_GROUPS
         void * scratch;
     } mul_mat;
     struct {
@@ -28984,13 +28997,15 @@ static gcuda_status gcudai_cuda_run_route(const union gcudai_cuda_fused * args, 
 }
 
 // ---- products and what is done with their sums: bias, second product and gate, factors, residual ----
-// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns; and those with a
-// few more that go in tiles, which have no second product. The steps come in the epilogue's order.
+// Of those whose kernel has an epilogue: weights in blocks, or floats in rows of 16-byte pieces, with few columns; those with a few
+// more that go in tiles; and any number on warp groups, where the kernel that adds up parts of k has the steps. The last two have no
+// second product. The steps come in the epilogue's order.
 
 struct gcudai_cuda_sums {
     const struct gcudai_cuda_window * w;
     struct gcuda_mul_mat_epilogue e;
     const struct gcuda_tensor * gate, * up; // the products
+    enum gcudai_cuda_product way;
     int step;  // of the epilogue, the last one taken
     int taken; // nodes
 };
@@ -29016,18 +29031,33 @@ static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
                         : gcudai_cuda_is_float_product(w->cu, y, &args.mul_mat);
 }
 
-// The way of a product by itself.
-static enum gcudai_cuda_product gcudai_cuda_way_of(const struct gcudai_cuda_window * w, int i) {
+// The way of a product by itself, and its arguments that way.
+static enum gcudai_cuda_product gcudai_cuda_way_with(const struct gcudai_cuda_window * w, int i, struct gcuda_mul_mat_args * p) {
     union gcudai_args op;
     gcudai_mul_mat_args(w->node[i], &op);
-    return gcudai_cuda_refined(w->cu, gcudai_cuda_product_of(w->cu, &op.mul_mat), &op.mul_mat);
+    *p = op.mul_mat;
+    return gcudai_cuda_refined(w->cu, gcudai_cuda_product_of(w->cu, p), p);
 }
 
-static bool gcudai_cuda_is_tile_product(const struct gcudai_cuda_window * w, int i) {
+static enum gcudai_cuda_product gcudai_cuda_way_of(const struct gcudai_cuda_window * w, int i) {
+    struct gcuda_mul_mat_args p;
+    return gcudai_cuda_way_with(w, i, &p);
+}
+
+// The ways of many columns that take steps, where they gain by that; else OWN. On warp groups that is where k is cut into parts: steps
+// in the kernel that adds these up take 1 to 3 us on an H200, behind it 13 to 15 (q4_0, 4096 x 14336, 512 columns). Where it is not
+// cut, a launch for the steps would be left, which is what the chain of element-wise operations is.
+static enum gcudai_cuda_product gcudai_cuda_steps_way(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i];
-    return gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1 &&
-           y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED && gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) == NULL &&
-           gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_TILE;
+    const bool may = gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && y->type == GCUDA_TYPE_F32 && y->view_src == NULL &&
+                     y->ne[2] * y->ne[3] == 1 && (y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED || w->cu->has_warp_groups) &&
+                     gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) == NULL;
+    struct gcuda_mul_mat_args p;
+    const enum gcudai_cuda_product way = may ? gcudai_cuda_way_with(w, i, &p) : GCUDAI_CUDA_PRODUCT_OWN;
+    const bool pays = way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS
+                          ? gcuda_mul_mat_wg_parts(&p) > 1
+                          : way == GCUDAI_CUDA_PRODUCT_TILE && y->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
+    return pays ? way : GCUDAI_CUDA_PRODUCT_OWN;
 }
 
 // An F32 array that repeats over y with sizes of 1 or y's.
@@ -29175,13 +29205,15 @@ static void gcudai_cuda_take_sums(const struct gcudai_cuda_window * w, int most,
 }
 
 static bool gcudai_cuda_match_sums(const struct gcudai_cuda_window * w, struct gcudai_cuda_sums * s) {
-    const bool is_tile = gcudai_cuda_is_tile_product(w, 0);
-    if (!is_tile && !gcudai_cuda_is_product(w, 0)) { return false; }
+    const enum gcudai_cuda_product way = gcudai_cuda_steps_way(w, 0);
+    const bool is_many = way != GCUDAI_CUDA_PRODUCT_OWN;
+    if (!is_many && !gcudai_cuda_is_product(w, 0)) { return false; }
     int most = w->n;
     do {
         gcudai_cuda_take_sums(w, most, s);
         most = s->taken - 1;
-    } while (s->taken > 1 && (!gcudai_cuda_may_write_sums(w, s->taken) || (is_tile && gcudai_cuda_is_of_norm(w, s))));
+    } while (s->taken > 1 && (!gcudai_cuda_may_write_sums(w, s->taken) || (is_many && gcudai_cuda_is_of_norm(w, s))));
+    s->way = is_many ? way : GCUDAI_CUDA_PRODUCT_VECTOR;
     return s->taken > 1;
 }
 
@@ -29193,9 +29225,8 @@ static int gcudai_cuda_match_mul_mat(const struct gcudai_cuda_window * w, union 
     args->mul_mat.args = op.mul_mat;
     args->mul_mat.args.y = gcudai_array(w->node[s.taken - 1]);
     args->mul_mat.args.max_shared = w->cu->max_shared;
-    args->mul_mat.is_tile = gcudai_cuda_is_tile_product(w, 0);
-    (void) gcudai_cuda_refined(
-        w->cu, args->mul_mat.is_tile ? GCUDAI_CUDA_PRODUCT_TILE : GCUDAI_CUDA_PRODUCT_VECTOR, &args->mul_mat.args);
+    args->mul_mat.way = s.way;
+    (void) gcudai_cuda_refined(w->cu, s.way, &args->mul_mat.args);
     args->mul_mat.epilogue = s.e;
     return s.taken;
 }
@@ -29214,7 +29245,10 @@ static int gcudai_cuda_match_mul_mat_id(const struct gcudai_cuda_window * w, uni
 }
 
 static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    if (args->mul_mat.is_tile) {
+    if (args->mul_mat.way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
+        return gcuda_launch_mul_mat_wg_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
+    }
+    if (args->mul_mat.way == GCUDAI_CUDA_PRODUCT_TILE) {
         return gcuda_launch_mul_mat_tile_fused(&args->mul_mat.args, &args->mul_mat.epilogue, args->mul_mat.scratch, stream);
     }
     if (!gcuda_is_quantized(args->mul_mat.args.a.type)) {
@@ -29224,10 +29258,12 @@ static gcuda_status gcudai_cuda_run_mul_mat(const union gcudai_cuda_fused * args
 }
 
 static void ** gcudai_cuda_scratch_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
-    const bool is_quantized = gcuda_is_quantized(args->mul_mat.args.a.type);
-    *n_bytes = args->mul_mat.is_tile ? gcuda_mul_mat_tile_fused_scratch_bytes(&args->mul_mat.args)
-               : is_quantized        ? gcuda_mul_mat_vec_scratch_bytes(&args->mul_mat.args)
-                                     : 0;
+    const struct gcuda_mul_mat_args * p = &args->mul_mat.args;
+    switch (args->mul_mat.way) {
+        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: *n_bytes = gcuda_mul_mat_wg_fused_scratch_bytes(p); break;
+        case GCUDAI_CUDA_PRODUCT_TILE: *n_bytes = gcuda_mul_mat_tile_fused_scratch_bytes(p); break;
+        default: *n_bytes = gcuda_is_quantized(p->a.type) ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
+    }
     return &args->mul_mat.scratch;
 }
 
@@ -29502,7 +29538,7 @@ static struct gcuda_mul_mat_args * gcudai_cuda_column_products(const struct gcud
     *n = 1;
     if (s->pattern != NULL) {
         const bool is_group = s->pattern->run == gcudai_cuda_run_group;
-        const bool is_single = s->pattern->run == gcudai_cuda_run_mul_mat && !s->args.mul_mat.is_tile; // tiles read floats
+        const bool is_single = s->pattern->run == gcudai_cuda_run_mul_mat && s->args.mul_mat.way == GCUDAI_CUDA_PRODUCT_VECTOR; // others read floats
         p = is_single ? &s->args.mul_mat.args : is_group ? s->args.group.args : NULL;
         *n = is_group ? s->args.group.n : 1;
     } else if (s->node->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(gcudai_buffer_of(s->node->src[0])) == NULL &&

@@ -236,3 +236,149 @@ TEST(groups_of_products) {
         group(GCUDA_TYPE_IQ2_XXS, heights[i], 3, 4096, 33);
     }
 }
+
+// ---- steps behind the sums ----
+enum { BIAS = 1, FACTOR = 2, SCALE = 4, RESIDUAL = 8, IN_PLACE = 16, OF_COLUMNS = 32, ACROSS = 64 };
+
+static void chained(struct gcuda_chain_args * c, enum gcuda_op op, const struct gcuda_array * b) {
+    struct gcuda_chain_step * s = &c->steps[c->n_steps++];
+    s->op = op;
+    if (b != NULL) { s->b = *b; }
+}
+
+// Rows of floats on the device, with gaps between columns; ACROSS: rows are what lies apart.
+static struct gcuda_array floats_on_device(int64_t ne0, int64_t ne1, int pad, bool is_across, struct rng * r) {
+    struct gcuda_array a = matrix(GCUDA_TYPE_F32, is_across ? ne1 : ne0, is_across ? ne0 : ne1, (size_t) ((is_across ? ne1 : ne0) + pad) * sizeof(float));
+    char * data = columns_of(&a, 2.0, r);
+    a.data = on_device(data, a.nb[2]);
+    free(data);
+    if (is_across) {
+        const size_t nb = a.nb[0];
+        a.nb[0] = a.nb[1], a.nb[1] = nb;
+        a.ne[0] = ne0, a.ne[1] = ne1;
+    }
+    return a;
+}
+
+// The bits of the product and of the steps by themselves, in one kernel behind it. glu COUNT: no activation.
+static void with_steps(enum gcuda_type type, struct shape s, int flags, enum gcuda_glu_op glu, enum gcuda_unary_op unary) {
+    struct gcuda_mul_mat_args p;
+    struct gcuda_mul_mat_epilogue e;
+    struct gcuda_chain_args c;
+    struct rng r = rng_for(gcuda_type_name(type));
+    memset(&p, 0, sizeof p);
+    memset(&e, 0, sizeof e);
+    memset(&c, 0, sizeof c);
+    s.k = whole_rows(type, s.k);
+    p.a = matrix(type, s.k, s.m, gcuda_row_size(type, s.k));
+    p.b = matrix(GCUDA_TYPE_F32, s.k, s.n, (size_t) s.k * sizeof(float));
+    p.max_shared = (size_t) 227 << 10;
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, steps %d, glu %d", gcuda_type_name(type),
+        (long long) s.k, (long long) s.m, (long long) s.n, s.pad, flags, (int) glu);
+    char * a = weights_of(type, &p.a, &r), * b = columns_of(&p.b, type == GCUDA_TYPE_F16 ? 1e5 : 0.1, &r); // 1e5: a factor per column
+    p.a.data = on_device(a, p.a.nb[2]);
+    p.b.data = on_device(b, p.b.nb[2]);
+    const bool is_across = (flags & ACROSS) != 0;
+    struct gcuda_array y[2], whole = floats_on_device(s.m, s.n, s.pad, is_across, &r), row = floats_on_device(s.m, 1, 0, false, &r),
+                             column = floats_on_device(1, s.n, 0, false, &r);
+    for (int i = 0; i < 2; ++i) { y[i] = floats_on_device(s.m, s.n, s.pad, false, &r); }
+    c.x = c.y = y[0];
+    e.bias = (flags & BIAS) == 0 ? e.bias : (flags & OF_COLUMNS) != 0 ? column : row;
+    e.factor = (flags & FACTOR) == 0 ? e.factor : (flags & OF_COLUMNS) != 0 ? row : column;
+    e.residual = (flags & RESIDUAL) == 0 ? e.residual : (flags & IN_PLACE) != 0 ? y[1] : whole;
+    if (flags & BIAS) { chained(&c, GCUDA_OP_ADD, &e.bias); }
+    if (glu != GCUDA_GLU_OP_COUNT) {
+        chained(&c, GCUDA_OP_UNARY, NULL);
+        c.steps[c.n_steps - 1].unary = unary;
+        e.is_activated = true;
+        e.glu = glu;
+    }
+    if (flags & FACTOR) { chained(&c, GCUDA_OP_MUL, &e.factor); }
+    if (flags & SCALE) {
+        chained(&c, GCUDA_OP_SCALE, NULL);
+        c.steps[c.n_steps - 1].p[0] = e.scale = -0.75f;
+        e.is_scaled = true;
+    }
+    if (flags & RESIDUAL) { chained(&c, GCUDA_OP_ADD, &e.residual); }
+    float * got[2] = { (float *) malloc(y[0].nb[2]), (float *) malloc(y[0].nb[2]) };
+    p.y = y[0];
+    const size_t plain = gcuda_mul_mat_wg_scratch_bytes(&p), fused = gcuda_mul_mat_wg_fused_scratch_bytes(&p);
+    void * scratch = on_device(NULL, plain > fused ? plain : fused);
+    CHECK_OK(gcuda_launch_mul_mat_wg(&p, scratch, NULL));
+    CHECK_OK(gcuda_launch_chain(&c, NULL)); // before the result lies on its residual
+    p.y = y[1];
+    CHECK_OK(gcuda_launch_mul_mat_wg_fused(&p, &e, scratch, NULL));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    for (int i = 0; i < 2; ++i) { CHECK(cudaMemcpy(got[i], y[i].data, y[i].nb[2], cudaMemcpyDeviceToHost) == cudaSuccess); }
+    int64_t n_other = 0;
+    for (int64_t i = 0; i < s.n; ++i) {
+        for (int64_t m = 0; m < s.m + s.pad; ++m) {
+            const int64_t at = i * (s.m + s.pad) + m;
+            uint32_t bits;
+            memcpy(&bits, &got[1][at], sizeof bits);
+            n_other += m < s.m ? memcmp(&got[0][at], &got[1][at], sizeof(float)) != 0 : bits != 0xffffffffu; // behind: the caller's
+        }
+    }
+    CHECK_MSG(n_other == 0, "%lld others of %lld", (long long) n_other, (long long) (s.m * s.n));
+    e.up = p.a.data;
+    CHECK(gcuda_launch_mul_mat_wg_fused(&p, &e, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(whole.data) == cudaSuccess &&
+          cudaFree(row.data) == cudaSuccess && cudaFree(column.data) == cudaSuccess && cudaFree(y[0].data) == cudaSuccess &&
+          cudaFree(y[1].data) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+    for (int i = 0; i < 2; ++i) { free(got[i]); }
+    free(a);
+    free(b);
+    test_all.case_name[0] = '\0';
+}
+
+static const struct {
+    enum gcuda_glu_op glu;
+    enum gcuda_unary_op unary;
+} kinds[] = { { GCUDA_GLU_OP_COUNT, GCUDA_UNARY_OP_COUNT }, { GCUDA_GLU_OP_REGLU, GCUDA_UNARY_OP_RELU }, { GCUDA_GLU_OP_GEGLU, GCUDA_UNARY_OP_GELU },
+    { GCUDA_GLU_OP_SWIGLU, GCUDA_UNARY_OP_SILU }, { GCUDA_GLU_OP_GEGLU_QUICK, GCUDA_UNARY_OP_GELU_QUICK },
+    { GCUDA_GLU_OP_GEGLU_ERF, GCUDA_UNARY_OP_GELU_ERF } };
+enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+
+TEST(steps_behind_sums) { // every type, k in one part and in several, rows and columns that end anywhere
+    static const struct shape shapes[] = { { 512, 4099, 512, 0 }, { 256, 1027, 2047, 1 }, { 512, 130, 64, 0 }, { 256, 300, 17, 4 },
+        { 4096, 259, 128, 0 }, { 256, 17000, 300, 0 } };
+    static const int flags[] = { BIAS, RESIDUAL, BIAS | RESIDUAL | IN_PLACE, BIAS | FACTOR | SCALE | RESIDUAL, BIAS | FACTOR | OF_COLUMNS,
+        SCALE | RESIDUAL | ACROSS, RESIDUAL | IN_PLACE };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    int n = 0;
+    for (int t = 0; t < N_TYPES; ++t) {
+        for (int i = 0; i < 6; ++i, ++n) {
+            const int kind = n % N_KINDS;
+            with_steps(types[t], shapes[(i + t) % 6], flags[n % 7], kinds[kind].glu, kinds[kind].unary);
+        }
+    }
+}
+
+TEST(steps_of_small_products) { // few enough for compute-sanitizer; more items than clusters of the device
+    static const struct shape shapes[] = { { 256, 259, 515, 1 }, { 1024, 300, 40, 0 }, { 256, 17100, 257, 0 } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int i = 0; i < 3; ++i) {
+        with_steps(GCUDA_TYPE_Q4_0, shapes[i], BIAS | FACTOR | SCALE | RESIDUAL, GCUDA_GLU_OP_GEGLU, GCUDA_UNARY_OP_GELU);
+        with_steps(GCUDA_TYPE_F16, shapes[i], RESIDUAL | IN_PLACE, GCUDA_GLU_OP_COUNT, GCUDA_UNARY_OP_COUNT);
+    }
+}
+
+TEST(steps_of_every_kind) { // several items for each block, and parts of k
+    static const struct shape shapes[] = { { 512, 8200, 2048, 0 }, { 2048, 4096, 512, 0 } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int i = 0; i < 2; ++i) {
+        for (int k = 0; k < N_KINDS; ++k) {
+            with_steps(GCUDA_TYPE_Q4_0, shapes[i], BIAS | FACTOR | SCALE | RESIDUAL, kinds[k].glu, kinds[k].unary);
+            with_steps(GCUDA_TYPE_Q8_0, shapes[i], k % 2 == 0 ? BIAS : RESIDUAL | IN_PLACE, kinds[k].glu, kinds[k].unary);
+        }
+    }
+}

@@ -5,6 +5,13 @@
 #define gcuda_launch_mul_mat_wg own_launch
 #define gcuda_mul_mat_wg_group_scratch_bytes own_group_scratch_bytes
 #define gcuda_launch_mul_mat_wg_group own_group
+#define gcuda_mul_mat_wg_parts own_parts
+#define gcuda_launch_mul_mat_wg_fused own_fused
+#define gcuda_mul_mat_wg_fused_scratch_bytes own_fused_scratch_bytes
+#define gcuda_mul_mat_wg_columns_bytes own_columns_bytes
+#define gcuda_mul_mat_wg_parts_bytes own_parts_bytes
+#define gcuda_launch_mul_mat_wg_columns own_columns
+#define gcuda_launch_mul_mat_wg_product own_product
 #define gcuda_launch_conv_2d_wg own_conv
 #define GCUDA_KERNEL_PART 13
 #include "../../gcuda_kernels.cu"
@@ -251,6 +258,117 @@ TEST(columns_of_any_length_and_size) { // held in registers, and read again
         run<__half, 128>(GCUDA_TYPE_F16, odd);
         run<__half, 128>(GCUDA_TYPE_F16, tiny);
         run<__nv_bfloat16, 128>(GCUDA_TYPE_BF16, odd);
+    }
+    clean();
+}
+
+// ---- steps behind the sums ----
+enum { BIAS = 1, FACTOR = 2, SCALE = 4, RESIDUAL = 8, OF_COLUMNS = 16, ACROSS = 32 };
+
+// Bias and factor repeat rows or columns, the residual is whole, along rows or across them.
+struct operands {
+    std::vector<float> row, column, whole, y;
+    d_wg_job p;
+    gcuda_mul_mat_epilogue e;
+};
+
+static gcuda_array array_of(float * data, int64_t ne0, int64_t ne1, int64_t nb0, int64_t nb1) {
+    gcuda_array a = {};
+    a.data = data, a.type = GCUDA_TYPE_F32;
+    a.ne[0] = ne0, a.ne[1] = ne1, a.ne[2] = a.ne[3] = 1;
+    a.nb[0] = 4 * (size_t) nb0, a.nb[1] = 4 * (size_t) nb1, a.nb[2] = a.nb[3] = 4 * (size_t) (ne0 * ne1);
+    return a;
+}
+
+static std::vector<float> random_floats(size_t n, rng * r) {
+    std::vector<float> v(n);
+    for (float & x : v) { x = (float) rng_between(r, -2.0, 2.0); }
+    return v;
+}
+
+static void fill(operands * o, int m, int n, int flags, bool is_activated, gcuda_glu_op glu, rng * r) {
+    gcuda_mul_mat_epilogue e = {};
+    o->row = random_floats((size_t) m, r), o->column = random_floats((size_t) n, r);
+    o->whole = random_floats((size_t) m * (size_t) n, r), o->y.assign((size_t) (m + 3) * (size_t) n, -1.0f);
+    const gcuda_array row = array_of(o->row.data(), m, 1, 1, m), column = array_of(o->column.data(), 1, n, 1, 1);
+    if (flags & BIAS) { e.bias = (flags & OF_COLUMNS) != 0 ? column : row; }
+    if (flags & FACTOR) { e.factor = (flags & OF_COLUMNS) != 0 ? row : column; }
+    if (flags & RESIDUAL) { e.residual = (flags & ACROSS) != 0 ? array_of(o->whole.data(), m, n, n, 1) : array_of(o->whole.data(), m, n, 1, m); }
+    e.is_scaled = (flags & SCALE) != 0, e.scale = -0.75f;
+    e.is_activated = is_activated, e.glu = glu, e.alpha = 1.702f, e.limit = 1.5f;
+    o->e = wg_repeating(e);
+    o->p = {};
+    o->p.m = m, o->p.n = n, o->p.n_parts = 1, o->p.part_stride = (int64_t) m * n;
+    o->p.y = o->y.data(), o->p.y_stride = m + 3;
+}
+
+// In F32, as nodes of their own would round; of the activation the same in float64.
+static double wanted(const operands & o, float v, int m, int c, int flags, bool is_activated, gcuda_glu_op glu) {
+    if (flags & BIAS) { v = v + ((flags & OF_COLUMNS) != 0 ? o.column[(size_t) c] : o.row[(size_t) m]); }
+    double x = v;
+    const double limit = 1.5, a = x < limit ? x : limit;
+    if (is_activated) {
+        switch (glu) {
+            case GCUDA_GLU_OP_REGLU: x = x > 0.0 ? x : 0.0; break;
+            case GCUDA_GLU_OP_GEGLU: x = 0.5 * x * (1.0 + tanh(0.79788456080286535588 * x * (1.0 + 0.044715 * x * x))); break;
+            case GCUDA_GLU_OP_SWIGLU: x = x / (1.0 + exp(-x)); break;
+            case GCUDA_GLU_OP_GEGLU_QUICK: x = x / (1.0 + exp(-1.702 * x)); break;
+            case GCUDA_GLU_OP_SWIGLU_OAI: x = a / (1.0 + exp(-(double) 1.702f * a)) * 2.0; break; // 1 + 1
+            default: x = 0.5 * x * erfc(-0.70710678118654752440 * x); break;
+        }
+    }
+    if (flags & FACTOR) { x *= (flags & OF_COLUMNS) != 0 ? o.row[(size_t) m] : o.column[(size_t) c]; }
+    if (flags & SCALE) { x *= -0.75; }
+    if (flags & RESIDUAL) { x += (flags & ACROSS) != 0 ? o.whole[(size_t) m * (size_t) o.p.n + (size_t) c] : o.whole[(size_t) c * (size_t) o.p.m + (size_t) m]; }
+    return x;
+}
+
+static void compare(const operands & o, const std::vector<float> & y, const std::vector<float> & sums, int flags, bool is_activated, gcuda_glu_op glu) {
+    const size_t m = (size_t) o.p.m, n = (size_t) o.p.n;
+    for (size_t c = 0; c < n; ++c) {
+        for (size_t row = 0; row < m + 3; ++row) {
+            const float got = y[c * (m + 3) + row];
+            const double want = row < m ? wanted(o, sums[c * m + row], (int) row, (int) c, flags, is_activated, glu) : -1.0; // behind: not the result's
+            CHECK_MSG(fabs(got - want) <= (row < m ? 2e-6 * (1.0 + fabs(want)) : 0.0), "steps %d, op %d, row %d, column %d: %g, wanted %g", flags,
+                (int) glu, (int) row, (int) c, (double) got, want);
+        }
+    }
+}
+
+static float * to_device(const std::vector<float> & v) {
+    float * p = on_device<float>(v.size());
+    CHECK(cudaMemcpy(p, v.data(), v.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+    return p;
+}
+
+// Sums in one part or several, which a kernel takes through the steps.
+static void behind(int m, int n, int n_parts, int flags, bool is_activated, gcuda_glu_op glu) {
+    rng r = rng_for("behind");
+    operands o;
+    fill(&o, m, n, flags, is_activated, glu, &r);
+    const std::vector<float> parts = random_floats((size_t) m * (size_t) n * (size_t) n_parts, &r);
+    std::vector<float> sums(parts.begin(), parts.begin() + (size_t) m * (size_t) n);
+    for (size_t i = sums.size(); i < parts.size(); ++i) { sums[i % sums.size()] += parts[i]; }
+    const bool is_of_columns = (flags & OF_COLUMNS) != 0;
+    float * row = to_device(o.row), * column = to_device(o.column), * whole = to_device(o.whole), * y = to_device(o.y), * from = to_device(parts);
+    d_wg_job p = o.p;
+    gcuda_mul_mat_epilogue e = o.e;
+    p.n_parts = n_parts, p.y = y;
+    if (e.bias.data != nullptr) { e.bias.data = is_of_columns ? column : row; }
+    if (e.factor.data != nullptr) { e.factor.data = is_of_columns ? row : column; }
+    if (e.residual.data != nullptr) { e.residual.data = whole; }
+    CHECK_OK(launch(k_wg_steps, 2, 256, nullptr, p, e, (const float *) from));
+    compare(o, fetched(y, o.y.size()), sums, flags, is_activated, glu);
+    for (float * q : { row, column, whole, y, from }) { CHECK(cudaFree(q) == cudaSuccess); }
+}
+
+TEST(steps_behind_parts) {
+    const int flags[] = { BIAS, RESIDUAL, BIAS | FACTOR | SCALE | RESIDUAL, BIAS | FACTOR | OF_COLUMNS, SCALE | RESIDUAL | ACROSS };
+    int k = 0;
+    for (int f : flags) {
+        for (int glu = 0; glu < GCUDA_GLU_OP_COUNT; ++glu, ++k) {
+            behind(k % 2 == 0 ? 36 : 37 + k % 3, 5, 1 + k % 3, f, k % 4 != 0, (gcuda_glu_op) glu);
+        }
     }
     clean();
 }

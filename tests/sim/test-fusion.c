@@ -646,7 +646,7 @@ static void build_tiles(struct build * b) {
     struct gcuda_tensor * w = gcuda_new_tensor_2d(c, types[v % 4], k, m), * x = f32(b, k, n, 1);
     struct gcuda_tensor * y = gcuda_mul_mat(c, w, x), * bias = f32(b, m, 1, 1), * whole = f32(b, m, n, 1);
     switch (v) {
-        case 0: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
+        case 0: case 12: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
         case 1: y = gcuda_add(c, whole, y); break;
         case 2: y = gcuda_add(c, gcuda_scale(c, gcuda_mul(c, gcuda_silu(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole); break;
         case 3: y = gcuda_add(c, gcuda_gelu_erf(c, y), gcuda_permute(c, f32(b, n, m, 1), 1, 0, 2, 3)); break;
@@ -983,6 +983,74 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
     gcuda_backend_graph_plan_free(backend, plan);
     place_end(&p);
     gcuda_backend_free(backend);
+}
+
+// On warp groups, which the simulated device has no kernels for: what the plan would launch, with no values. Of 17 tiles of rows
+// its two pairs of multiprocessors take nine rounds, of halves of long rows 17: k is cut. Of 16 tiles, the last variants, it is not.
+static void build_many(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 9 ? 32 : v % 2 == 0 ? 64 : 256, m = v == 8 ? 2048 : v >= 12 ? 4096 : 4352, k = 16384;
+    const enum gcuda_type type = v == 11 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
+    struct gcuda_tensor * x = f32(b, k, n, v == 10 ? 2 : 1), * y = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), x);
+    struct gcuda_tensor * bias = f32(b, m, 1, 1), * whole = f32(b, m, n, 1);
+    switch (v) {
+        case 0: case 12: y = gcuda_gelu(c, gcuda_add(c, y, bias)); break;
+        case 1: y = gcuda_add(c, whole, y); break;
+        case 2: y = gcuda_add(c, gcuda_scale(c, gcuda_mul(c, gcuda_gelu_erf(c, gcuda_add(c, y, bias)), f32(b, 1, n, 1)), 0.3f), whole); break;
+        case 3: y = gcuda_add_inplace(c, whole, gcuda_add(c, y, bias)); break; // the residual is where the result goes
+        case 4: // a norm behind takes the residual, the bias goes into the product
+            whole = gcuda_add(c, gcuda_add(c, y, bias), whole);
+            gcuda_set_output(whole);
+            out(b, whole);
+            y = gcuda_mul(c, gcuda_rms_norm(c, whole, 1e-5f), f32(b, m, 1, 1));
+            break;
+        case 5: gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); y = gcuda_add(c, y, bias); break;
+        case 6: gcuda_set_output(y); out(b, y); y = gcuda_add(c, y, bias); break; // the product is seen
+        case 7: y = gcuda_swiglu_split(c, y, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), f32(b, k, n, 1))); break; // no second product
+        default: y = gcuda_add(c, y, bias); break; // 8, 9, 11: other ways; 10: two matrices of columns; 13
+    }
+    out(b, y);
+}
+
+static void many(int variant, bool has_warp_groups, const char * wanted) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct build b;
+    memset(&b, 0, sizeof b);
+    b.ctx = p.ctx;
+    b.variant = variant;
+    build_many(&b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    const bool is_placed = place_alloc(&p, backend);
+    CHECK_MSG(is_placed, "%s", gcuda_last_error());
+    REQUIRE(is_placed);
+    ((struct gcudai_cuda *) backend)->has_warp_groups = has_warp_groups;
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(plan != NULL);
+    char names[200];
+    names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    CHECK_MSG(strcmp(names, wanted) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, names, wanted);
+    const struct gcudai_cuda_step * s = ((const struct gcudai_cuda_plan *) plan)->steps;
+    if (s->pattern != NULL && s->pattern->run == gcudai_cuda_run_mul_mat) {
+        CHECK(s->args.mul_mat.way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS);
+        CHECK(gcuda_mul_mat_wg_parts(&s->args.mul_mat.args) == 2);
+        CHECK(s->scratch_bytes >= (size_t) 64 * (2 * 16384 + 2 * 4 * 4352)); // the columns as halves, the parts
+    }
+    gcuda_backend_graph_plan_free(backend, plan);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(what_follows_a_product_on_warp_groups_goes_where_parts_are_summed) {
+    for (int v = 0; v <= 3; ++v) { many(v, true, "mul_mat + steps"); }
+    many(4, true, "mul_mat + steps, add + rms_norm + mul");
+    for (int v = 5; v <= 11; ++v) { many(v, true, ""); }
+    many(12, true, "chain"); // behind the product
+    many(13, true, "");
+    many(1, false, "");
+    clean();
 }
 
 TEST(products_of_many_columns_are_one_launch) {
