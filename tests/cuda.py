@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """The CUDA build on a machine with nvcc, GPU or not. Last line: N passed, N failed, N skipped.
 
-    cuda.py [--all]      --all: the kernels for all architectures and PTX, besides
+    cuda.py [--all]      --all: the kernels for all other architectures and PTX, besides
 
 The kernels and programs for 90a compile without a warning, and one part for 7.5. What is built needs neither libcuda nor libcublas, starts
 where no NVIDIA library exists (a root folder with nothing in it but the C libraries), and then says that there is no
 such device, and uses the CPU when asked to.
 """
+import concurrent.futures
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DIGITS = os.path.join(ROOT, "build", "cuda", "digits")
+OTHER_ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
 counts = {"ok": 0, "FAILED": 0, "skip": 0}
 
 
@@ -92,7 +94,9 @@ def main():
     # most of what depends on the architecture stands in this part; code for BF16, say, compiles for 90a and not for 7.5
     build("part 13 for 7.5", "build/oldest/cuda/gcuda_kernels-13.o", "ARCHS=75", "B=build/oldest", "NVCC_FLAGS=-O1")
     if "--all" in sys.argv:
-        build("kernels for all architectures", "cuda", "ARCHS=all", "B=build/all-archs", "NVCC_FLAGS=-O3")
+        build("part 3 for all architectures and PTX", "build/all-archs/cuda/gcuda_kernels-3.o", "ARCHS=all", "B=build/all-archs")
+        with concurrent.futures.ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 12)) as pool: # each compiles its parts side by side
+            list(pool.map(lambda a: build(f"kernels for {a}", "cuda", f"ARCHS={a}", f"B=build/arch-{a}"), OTHER_ARCHS))
     print(f"{counts['ok']} passed, {counts['FAILED']} failed, {counts['skip']} skipped")
     return 1 if counts["FAILED"] else 0
 

@@ -5,7 +5,8 @@
 
 Called by `make test LEVEL=...`. A job is one command. A program's last line `N passed, N failed[, N skipped]` is counted;
 a command without one counts as one test. A crash, a timeout, a failed build or a missing closing line is a failure. The
-last line is the sum; the exit code is 0 only if nothing failed. What each job printed stays in build/log/.
+last line is the sum; the exit code is 0 only if nothing failed. What each job printed stays in build/log/. On a machine with many
+processors `make test LEVEL=full ARGS="--jobs 24"` also runs what is on the simulated device and compiles architectures side by side.
 """
 import argparse
 import concurrent.futures
@@ -57,7 +58,7 @@ def variant(jobs, name, level, make_args, prefix=None, only=None, needs=None, ex
         jobs.append(Job(f"{name}: {t}", [*(prefix or []), program], level, timeout, True, env, needs, build))
 
 
-def plan(level):
+def plan(level, n_jobs=2):
     jobs = []
     slow = {"user": 540, "ci": 1200, "full": 3600}[level]
     env = {"GCUDA_TEST_FULL": "1"} if level == "full" else {}
@@ -83,9 +84,13 @@ def plan(level):
         job.after = examples
         jobs.append(job)
 
-    for group, lowest in (("plain", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "full")):
-        jobs.append(Job(f"simulated CUDA device: {group}", [sys.executable, "tests/sim/run.py", "--level", level, "--group", group],
-                        lowest, {"user": 900, "ci": 2400, "full": 10800}[level], True, is_long=group == "plain"))
+    simulate = [sys.executable, "tests/sim/run.py", "--level", level]
+    limit = {"user": 900, "ci": 2400, "full": 10800}[level]
+    if n_jobs > 4:
+        jobs.append(Job("simulated CUDA device", [*simulate, "--jobs", str(n_jobs)], "user", limit, True, is_long=True))
+    else:
+        for group, lowest in (("plain", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "full")):
+            jobs.append(Job(f"simulated CUDA device: {group}", [*simulate, "--group", group], lowest, limit, True, is_long=group == "plain"))
 
     bench = Job("gcc: build bench", [*MAKE, "build/bench"], "full", 600, is_build=True)
     jobs.append(bench)
@@ -233,7 +238,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4))
     args = parser.parse_args()
-    jobs = plan(args.level)
+    jobs = plan(args.level, args.jobs)
     if args.only:
         chosen = [j for j in jobs if args.only in j.name and not j.is_build]
         jobs = [j for j in jobs if j in chosen or any(c.after is j for c in chosen)]
