@@ -489,13 +489,18 @@ TEST(routing_of_other_kinds_stays_apart) {
     clean();
 }
 
-// Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all logits are read
-// first. Results that lie in the way of each other are what they are with all nodes by themselves.
-static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fused) {
+// Takes every node by itself, so that nothing is fused.
+static gcuda_backend_t without_plans(void) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     params.max_plans = -1;
-    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    return gcuda_backend_cuda_init_params(&params);
+}
+
+// Of several tokens neither ids nor weights may lie where logits or biases do, nor on each other; of one token all logits are read
+// first. Results that lie in the way of each other are what they are with all nodes by themselves.
+static void route_once(int64_t tokens, int at_order, int at_weights, bool is_fused) {
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
@@ -1434,10 +1439,7 @@ TEST(ssm_conv_and_silu_stay_apart) {
 // Blocks read inputs, weights and bias that others need too: the result must lie elsewhere, be it of the same layout (one weight,
 // as many tokens as channels). Its own values' places are free.
 TEST(ssm_conv_does_not_write_over_what_it_reads) {
-    struct gcuda_cuda_params params;
-    memset(&params, 0, sizeof params);
-    params.max_plans = -1;
-    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
@@ -1682,12 +1684,7 @@ TEST(a_plan_that_follows_knows_its_columns) {
 // =====================================================================================================================
 // The result of the second node lies where the first one's source is, moved by `offset` elements.
 static void overlap_once(bool is_norm, int64_t offset, bool is_fused) {
-    gcuda_backend_t plain = NULL, fused = NULL;
-    struct gcuda_cuda_params params;
-    memset(&params, 0, sizeof params);
-    params.max_plans = -1;
-    plain = gcuda_backend_cuda_init_params(&params);
-    fused = gcuda_backend_cuda_init(0);
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
@@ -1748,10 +1745,7 @@ TEST(overlapping_memory_stops_fusion) {
 // of four bytes adds up in another order.
 // is_defined: no node by itself writes over what others of its blocks read.
 static void sum_once(int64_t at_sum, int64_t at_y, bool is_defined, const char * wanted) {
-    struct gcuda_cuda_params params;
-    memset(&params, 0, sizeof params);
-    params.max_plans = -1;
-    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
@@ -1807,10 +1801,7 @@ TEST(a_sum_and_its_norm_lie_apart) {
 
 // Memory given out by the graph allocator, which reuses what is dead: the same results.
 TEST(reused_memory_gives_the_same_results) {
-    struct gcuda_cuda_params params;
-    memset(&params, 0, sizeof params);
-    params.max_plans = -1;
-    gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), fused = gcuda_backend_cuda_init(0);
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     const struct gcuda_init_params ip = { 0, NULL, true };
     struct gcuda_context * ctx = gcuda_init(ip);
