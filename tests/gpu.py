@@ -181,13 +181,13 @@ def stage_shapes(stage, args):
     hardware_tests(stage, SHAPES)
 
 
-def sanitize(tool, programs, stage, *options):
+def sanitize(tool, programs, stage, *options, **env):
     """(code, summaries, output) of all programs under one tool."""
     found = []
     for command in programs:
         program = os.path.basename(command[0])
         checked = [shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *options]
-        code, out = run([*checked, *command], f"{tool}-{program}", stage.left(), GCUDA_TEST_BACKEND="CUDA0")
+        code, out = run([*checked, *command], f"{tool}-{program}", stage.left(), GCUDA_TEST_BACKEND="CUDA0", **env)
         summary = [l.strip("= ") for l in out.splitlines() if "SUMMARY" in l]
         closing = CLOSING.search(out)
         found.append((code, f"{program}: " + "; ".join(summary + ([closing[0]] if closing else [])), out, len(summary)))
@@ -261,7 +261,8 @@ def stage_peers(stage, args):
     stage.lines += found
     # Kernels reach the other device's memory there. Errors of CUDA calls are left out: captures and updates of CUDA graphs that
     # fail are tried, and gone without, where a graph was made for other weights.
-    code, text, out, _ = sanitize("memcheck", [["build/cuda/test-peers", "--filter", "split_products"]], stage, "--report-api-errors", "no")[0]
+    program = [["build/cuda/test-peers", "--filter", "split_products"]]
+    code, text, out, _ = sanitize("memcheck", program, stage, "--report-api-errors", "no", GCUDA_TEST_POOL="best_fit")[0]
     if "Device not supported" in out or code == 127:
         stage.skip("memcheck", "compute-sanitizer cannot run on this machine")
     else:

@@ -119,13 +119,19 @@ TEST(devices_say_what_they_are) {
     }
 }
 
+static bool is_simulated(int device) { // there time is that of a processor which others use too
+    struct gcuda_cuda_device_info info;
+    CHECK_OK(gcuda_backend_cuda_get_device_info(device, &info));
+    return strstr(info.name, "Simulated") != NULL;
+}
+
 TEST(the_selftest_passes_within_a_second) {
     for (int i = 0; i < gcuda_backend_cuda_get_device_count(); ++i) {
         struct gcuda_cuda_selftest_result r;
         CHECK(model_works(gcuda_backend_cuda_init(i))); // the context, which takes longer, and modules
         CHECK_OK(gcuda_cuda_selftest(i, &r));
         CHECK_MSG(r.n_failed == 0 && r.n_passed > 0 && r.message[0] == '\0', "%s", r.message);
-        CHECK_MSG(r.ms < 1000.0f, "%g ms", (double) r.ms);
+        CHECK_MSG(r.ms < 1000.0f || is_simulated(i), "%g ms", (double) r.ms);
         printf("  CUDA%d: self-test, %d families in %.1f ms, code for %d.%d\n", i, r.n_passed, (double) r.ms, r.binary_cc / 100,
             r.binary_cc / 10 % 10);
     }

@@ -6,10 +6,19 @@
 
 static int n_devices(void) { return gcuda_backend_cuda_get_device_count(); }
 
-static gcuda_backend_t backend_on(int device, enum gcuda_cuda_peer_mode mode) {
+// GCUDA_TEST_POOL=best_fit: compute-sanitizer takes a bulk copy that goes from one mapping of a pool into the next, in one range of
+// addresses, for one that is out of bounds.
+static struct gcuda_cuda_params params_of(int device) {
+    const char * pool = getenv("GCUDA_TEST_POOL");
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     params.device = device;
+    params.pool = pool != NULL && strcmp(pool, "best_fit") == 0 ? GCUDA_CUDA_POOL_BEST_FIT : GCUDA_CUDA_POOL_AUTO;
+    return params;
+}
+
+static gcuda_backend_t backend_on(int device, enum gcuda_cuda_peer_mode mode) {
+    struct gcuda_cuda_params params = params_of(device);
     params.peer = mode;
     return gcuda_backend_cuda_init_params(&params);
 }
@@ -136,9 +145,8 @@ static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, e
 // Relative squared error of a product in F32, and whether cuBLAS has made it.
 static double error_of(enum gcuda_cuda_switch full_precision, bool * by_cublas) {
     enum { K = 512, M = 256, N = 64 };
-    struct gcuda_cuda_params params;
+    struct gcuda_cuda_params params = params_of(0);
     struct gcuda_cuda_stats stats;
-    memset(&params, 0, sizeof params);
     params.full_precision = full_precision;
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     float *fw = random_floats(K * M, 1), *fx = random_floats(K * N, 2);
@@ -203,9 +211,7 @@ TEST(split_products_are_those_of_one_device) {
     gcuda_backend_buffer_type_t t =
         gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
     for (int turn = 0; turn < 3; ++turn) { // any number of columns directly; none; those with few
-        struct gcuda_cuda_params params;
-        memset(&params, 0, sizeof params);
-        params.device = main_device;
+        struct gcuda_cuda_params params = params_of(main_device);
         params.peer = turn == 1 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO;
         params.peer_max_batch = turn == 0 ? -1 : 5;
         gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
@@ -241,7 +247,6 @@ TEST(split_products_of_many_columns) {
     for (int i = 0; i < 12; ++i) {
         const int c = i / 2;
         float shares[GCUDA_CUDA_MAX_DEVICES], * got[2];
-        struct gcuda_cuda_params params;
         char name[96];
         snprintf(name, sizeof name, "%s, %d columns in strips of %d, %s", gcuda_type_name(cases[c].type), (int) cases[c].n,
             (int) cases[c].split_columns, i % 2 ? "uneven" : "even");
@@ -249,8 +254,7 @@ TEST(split_products_of_many_columns) {
         gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
         float * wanted = NULL;
         for (int k = 0; k < 2; ++k) {
-            memset(&params, 0, sizeof params);
-            params.device = main_device;
+            struct gcuda_cuda_params params = params_of(main_device);
             params.peer_max_batch = -1;
             params.graphs = k == 0 ? GCUDA_CUDA_AUTO : GCUDA_CUDA_OFF;
             params.split_columns = cases[c].split_columns;
