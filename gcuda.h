@@ -643,6 +643,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_graph_plan GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_plan)
 #define gcuda_graph_print GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_print)
 #define gcuda_graph_reset GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_reset)
+#define gcuda_graph_set_fusion GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_set_fusion)
 #define gcuda_graph_size GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_size)
 #define gcuda_graph_to_dot GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_dot)
 #define gcuda_graph_to_text GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_to_text)
@@ -2773,6 +2774,7 @@ struct gcuda_cgraph {
     size_t hash_size;                 // a power of two
     struct gcuda_context * ctx;       // where it lives; errors kept there stop building
     void * scratch;                   // of gcuda_build_forward_expand, which so allocates nothing
+    bool no_fusion;                   // see gcuda_graph_set_fusion
 };
 
 GCUDA_API struct gcuda_cgraph * gcuda_new_graph(struct gcuda_context * ctx); // GCUDA_DEFAULT_GRAPH_SIZE, no gradients
@@ -2791,6 +2793,10 @@ GCUDA_API struct gcuda_cgraph * gcuda_graph_dup(
     struct gcuda_context * ctx, struct gcuda_cgraph * graph, bool force_grads);
 GCUDA_API gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst);
 GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
+// Whether a backend may compute several nodes of this graph by one launch, where its own parameters allow that (see
+// struct gcuda_cuda_params). On in a new graph; views, copies and schedulers take it over, clearing keeps it. It may change from run to
+// run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
+GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
 GCUDA_API struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph);
@@ -3580,7 +3586,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
 // by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
 //
-// Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off): rms_norm and mul with an
+// Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
 // addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
 // channels, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
@@ -19040,6 +19046,10 @@ void gcuda_graph_clear(struct gcuda_cgraph * graph) {
     }
 }
 
+void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on) {
+    if (graph != NULL) { graph->no_fusion = !is_on; }
+}
+
 gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst) {
     if (src == NULL || dst == NULL || dst->ctx == NULL || dst->size < src->n_nodes || dst->size < src->n_leafs) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
@@ -19058,6 +19068,7 @@ gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * ds
     }
     dst->n_nodes = src->n_nodes;
     dst->n_leafs = src->n_leafs;
+    dst->no_fusion = src->no_fusion;
     gcudai_graph_index(dst);
     for (size_t i = 0; src->grads != NULL && dst->grads != NULL && i < src->hash_size; ++i) {
         const size_t slot = gcudai_graph_find(dst, src->hash_keys[i]);
@@ -21527,6 +21538,7 @@ static gcuda_status gcudai_copying_link(struct gcudai_copying * c, const struct 
         }
         g->nodes[g->n_nodes++] = u;
     }
+    g->no_fusion = graph->no_fusion;
     gcudai_graph_index(g);
     c->out.graph = g;
     return GCUDA_STATUS_SUCCESS;
@@ -28351,7 +28363,8 @@ struct gcudai_cuda_seen {
 struct gcudai_cuda_look {
     struct gcudai_cuda_seen * seen;
     int n_nodes, n_seen;
-    uint64_t hash; // of all shapes
+    bool no_fusion; // the graph's wish
+    uint64_t hash;  // of all shapes, and of that
 };
 
 struct gcudai_cuda_index { // of tensors, by address
@@ -28462,7 +28475,8 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
     x.at = (int32_t *) (void *) (x.keys + cap);
     look->n_nodes = graph->n_nodes;
     look->n_seen = gcudai_cuda_index_fill(&x, graph);
-    look->hash = (uint64_t) graph->n_nodes;
+    look->no_fusion = graph->no_fusion;
+    look->hash = (uint64_t) graph->n_nodes * 2 + graph->no_fusion;
     look->seen = (struct gcudai_cuda_seen *) gcudai_calloc((size_t) GCUDAI_MAX(look->n_seen, 1), sizeof(*look->seen));
     if (look->seen != NULL) { gcudai_cuda_look_fill(look, &x, graph); }
     gcudai_free((void *) x.keys);
@@ -28470,7 +28484,7 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
 }
 
 static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
-    bool is_same = a->hash == b->hash && a->n_nodes == b->n_nodes && a->n_seen == b->n_seen;
+    bool is_same = a->hash == b->hash && a->n_nodes == b->n_nodes && a->n_seen == b->n_seen && a->no_fusion == b->no_fusion;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
         is_same = memcmp(&a->seen[i].shape, &b->seen[i].shape, sizeof(a->seen[i].shape)) == 0;
     }
@@ -28500,8 +28514,9 @@ static bool gcudai_cuda_has_shape(const struct gcudai_cuda_look * look, const st
 // graph NULL: the plan's own nodes.
 static bool gcudai_cuda_is_same_graph(const struct gcudai_cuda_look * look, const struct gcuda_cgraph * graph) {
     const int n = look->n_nodes;
-    bool is_same = graph == NULL || (graph->n_nodes == n && (n == 0 || (graph->nodes[0] == look->seen[0].tensor &&
-                                                                        graph->nodes[n - 1] == look->seen[n - 1].tensor)));
+    bool is_same = graph == NULL || (graph->n_nodes == n && graph->no_fusion == look->no_fusion &&
+                                        (n == 0 || (graph->nodes[0] == look->seen[0].tensor &&
+                                                       graph->nodes[n - 1] == look->seen[n - 1].tensor)));
     for (int i = 0; i < n && is_same && graph != NULL; ++i) {
         const struct gcudai_cuda_seen * s = &look->seen[i];
         is_same = graph->nodes[i] == s->tensor && gcuda_graph_use_count(graph, s->tensor) == s->shape.n_uses;
@@ -29488,7 +29503,7 @@ static void gcudai_cuda_step_make(
     GCUDAI_ZERO(w);
     w.cu = cu;
     w.is_strict = cu->params.strict;
-    if (cu->plans.use_fusion) {
+    if (cu->plans.use_fusion && !look->no_fusion) {
         gcudai_cuda_window_at(look, first, &w);
         s->pattern = gcudai_cuda_fuse(&w, &s->args, &n_taken);
     }
@@ -34583,6 +34598,7 @@ gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, st
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_graph_compute"));
     if (graph == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_graph_compute: graph is NULL"); }
     if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph)); }
+    s->graph->no_fusion = graph->no_fusion;
     return gcudai_sched_run(s);
 }
 

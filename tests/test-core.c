@@ -397,7 +397,15 @@ TEST(graph_functions) {
     CHECK_EQ_I(gcuda_graph_n_nodes(&view), 3);
     struct gcuda_cgraph * copy = gcuda_graph_dup(ctx, g, false);
     CHECK(copy && gcuda_graph_n_nodes(copy) == 3 && gcuda_graph_node(copy, 2) == d
-        && gcuda_graph_use_count(copy, b) == 2);
+        && gcuda_graph_use_count(copy, b) == 2 && !copy->no_fusion);
+    gcuda_graph_set_fusion(NULL, false);
+    gcuda_graph_set_fusion(g, false);
+    view = gcuda_graph_view(g, 0, 1);
+    CHECK(view.no_fusion && gcuda_graph_cpy(g, copy) == GCUDA_STATUS_SUCCESS && copy->no_fusion);
+    gcuda_graph_clear(copy);
+    CHECK(copy->no_fusion);
+    gcuda_graph_set_fusion(g, true);
+    CHECK(!g->no_fusion && view.no_fusion);
     struct gcuda_cgraph * small = gcuda_new_graph_custom(ctx, 2, false);
     CHECK(small && gcuda_graph_cpy(g, small) != GCUDA_STATUS_SUCCESS);
     char text[8192], part[20];

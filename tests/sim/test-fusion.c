@@ -2002,6 +2002,127 @@ TEST(weights_of_norms_are_read_early) {
 }
 
 // =====================================================================================================================
+// >>graph   one graph without fusion, beside others that have it
+// =====================================================================================================================
+static uint64_t n_fused_by(gcuda_backend_t backend) {
+    struct gcuda_cuda_plan_stats stats;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    return stats.n_fused;
+}
+
+// Computes the graph after its memory was poisoned: whether what lies inside was written tells whether it was fused.
+static void computes_as_wished(gcuda_backend_t backend, struct gcuda_cgraph * graph, const float * want, bool is_fused) {
+    struct gcuda_tensor * norm = gcuda_graph_node(graph, 0), * y = gcuda_graph_node(graph, -1);
+    float got[2 * ROW * ROWS];
+    unsigned char inner[4];
+    CHECK_OK(gcuda_backend_tensor_memset(norm, 0xcc, 0, gcuda_nbytes(norm)));
+    CHECK_OK(gcuda_backend_tensor_memset(y, 0xcc, 0, gcuda_nbytes(y)));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_tensor_get(norm, inner, 0, sizeof inner));
+    CHECK_OK(gcuda_backend_tensor_get(y, got, 0, sizeof got));
+    CHECK((memcmp(inner, "\xcc\xcc\xcc\xcc", 4) == 0) == is_fused);
+    CHECK(want == NULL || memcmp(got, want, sizeof got) == 0);
+}
+
+TEST(fusion_is_off_for_one_graph_alone) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct build b;
+    memset(&b, 0, sizeof b);
+    b.ctx = p.ctx;
+    build_norm_mul(&b);
+    struct gcuda_cgraph * apart = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(apart, b.out[0]));
+    struct gcuda_cgraph * fused = gcuda_graph_dup(p.ctx, apart, false);
+    REQUIRE(backend != NULL && fused != NULL && place_alloc(&p, backend));
+    int salt = 0;
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(p.ctx); t != NULL; t = gcuda_get_next_tensor(p.ctx, t)) {
+        if (t->op == GCUDA_OP_NONE) { fill(t, ++salt); }
+    }
+    gcuda_graph_set_fusion(apart, false);
+    static float want[2 * ROW * ROWS];
+    computes_as_wished(backend, apart, NULL, false);
+    CHECK_OK(gcuda_backend_tensor_get(b.out[0], want, 0, sizeof want));
+    for (int run = 0; run < 3; ++run) { // launched, captured, replayed: the nodes are the same, the plans are two
+        computes_as_wished(backend, apart, want, false);
+        computes_as_wished(backend, fused, want, true);
+    }
+    struct gcuda_cuda_plan_stats stats;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    CHECK(stats.n_made == 2 && stats.n_plans == 2 && stats.n_fused == 1 && stats.n_updated == 0);
+    gcuda_graph_set_fusion(apart, true); // each switch finds the plan that is there
+    computes_as_wished(backend, apart, want, true);
+    gcuda_graph_set_fusion(fused, false);
+    computes_as_wished(backend, fused, want, false);
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    CHECK_EQ_I(stats.n_made, 2);
+    // a plan of the caller's follows when it is given the graph
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, apart);
+    REQUIRE(plan != NULL);
+    CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, 1);
+    for (int run = 0; run < 2; ++run) { // until there is a CUDA graph
+        CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan));
+    }
+    for (int i = 0; i < 2; ++i) {
+        gcuda_graph_set_fusion(apart, i == 1);
+        CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 ? 1 : 2);
+        CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, apart));
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, i == 0 ? 2 : 1);
+        float got[2 * ROW * ROWS];
+        CHECK_OK(gcuda_backend_tensor_memset(b.out[0], 0xcc, 0, sizeof got));
+        CHECK_OK(gcuda_backend_graph_plan_compute(backend, plan));
+        CHECK_OK(gcuda_backend_synchronize(backend));
+        CHECK_OK(gcuda_backend_tensor_get(b.out[0], got, 0, sizeof got));
+        CHECK(memcmp(got, want, sizeof got) == 0);
+    }
+    gcuda_backend_graph_plan_free(backend, plan);
+    // a copy for another backend has the wish of its original
+    gcuda_graph_set_fusion(apart, false);
+    struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(backend, apart);
+    REQUIRE(copy.graph != NULL);
+    computes_as_wished(backend, copy.graph, want, false);
+    gcuda_backend_graph_copy_free(copy);
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+// Scheduled, with the switch turned between runs of what is allocated.
+TEST(a_scheduler_fuses_as_its_graph_wishes) {
+    gcuda_backend_t backends[2] = { gcuda_backend_cuda_init(0), gcuda_backend_cpu_init() };
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new(backends, NULL, 2, 64, false, false);
+    const struct gcuda_init_params ip = { 0, NULL, true };
+    struct build b;
+    memset(&b, 0, sizeof b);
+    b.ctx = gcuda_init(ip);
+    REQUIRE(backends[0] != NULL && backends[1] != NULL && sched != NULL && b.ctx != NULL);
+    build_norm_mul(&b);
+    gcuda_set_output(b.out[0]);
+    struct gcuda_cgraph * graph = gcuda_new_graph(b.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, b.out[0]));
+    for (int i = 0; i < graph->n_nodes; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(sched, graph->nodes[i], backends[0])); }
+    for (int i = 0; i < graph->n_leafs; ++i) { gcuda_set_input(graph->leafs[i]); }
+    gcuda_graph_set_fusion(graph, false);
+    CHECK_OK(gcuda_backend_sched_alloc_graph(sched, graph));
+    float want[2 * ROW * ROWS], got[2 * ROW * ROWS];
+    for (int run = 0; run < 4; ++run) {
+        const uint64_t before = n_fused_by(backends[0]);
+        for (int i = 0; i < graph->n_leafs; ++i) { fill(graph->leafs[i], i + 1); }
+        gcuda_graph_set_fusion(graph, run == 1);
+        CHECK_OK(gcuda_backend_sched_graph_compute(sched, graph));
+        CHECK_OK(gcuda_backend_tensor_get(b.out[0], run == 0 ? want : got, 0, sizeof want));
+        CHECK(run == 0 || memcmp(want, got, sizeof want) == 0);
+        CHECK_EQ_I(n_fused_by(backends[0]), before + (run == 1));
+    }
+    gcuda_backend_sched_free(sched);
+    gcuda_free(b.ctx);
+    gcuda_backend_free(backends[0]);
+    gcuda_backend_free(backends[1]);
+    clean();
+}
+
+// =====================================================================================================================
 // >>sched   what another backend reads, through a view or not, is written
 // =====================================================================================================================
 static void sched_once(int variant) {
