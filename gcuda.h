@@ -724,6 +724,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_l2_norm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_l2_norm)
 #define gcuda_launch_leaky_relu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_leaky_relu)
 #define gcuda_launch_log GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_log)
+#define gcuda_launch_matrix_pointers GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_matrix_pointers)
 #define gcuda_launch_mean GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mean)
 #define gcuda_launch_mul GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
@@ -2393,6 +2394,13 @@ struct gcuda_half_rows_args {
     float * scale;           // one per row, counted over dimensions 1, 2, 3
 };
 
+// Launchers only: where the matrices of a product are, one for each matrix of y (dimension 3 outside of 2), as cuBLAS takes them.
+struct gcuda_matrix_pointers_args {
+    struct gcuda_array a, b, y; // as of gcuda_mul_mat
+    const void ** to_a, ** to_b; // on the device
+    void ** to_y;
+};
+
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
 // Matrix products with chosen experts: y[m, u, t] = sum over k of as[k, m, ids[u, t]] * b[k, u mod nb, t].
 //
@@ -4016,6 +4024,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile_fused(const struct gcuda
 GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_matrix_pointers_args * args, gcuda_stream stream);
 // The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a: the weights are read
 // once, as they lie. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column
 // that is done once, in scratch. UNSUPPORTED for what does not fit.
@@ -24564,7 +24573,10 @@ typedef void * gcudai_cublas_handle;
     X(cublasGemmStridedBatchedEx, (gcudai_cublas_handle handle, int op_a, int op_b, int m, int n, int k, const void * alpha,        \
                                    const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb,    \
                                    long long stride_b, const void * beta, void * c, int type_c, int ldc, long long stride_c,        \
-                                   int n_batch, int compute, int algorithm))
+                                   int n_batch, int compute, int algorithm))                                                       \
+    X(cublasGemmBatchedEx, (gcudai_cublas_handle handle, int op_a, int op_b, int m, int n, int k, const void * alpha,               \
+                            const void * const * a, int type_a, int lda, const void * const * b, int type_b, int ldb,               \
+                            const void * beta, void * const * c, int type_c, int ldc, int n_batch, int compute, int algorithm))
 
 #if defined(GCUDA_CUBLAS_LINK)
 #define X(name, args) extern int name args;
@@ -25860,35 +25872,80 @@ static bool gcudai_cublas_matrix_of(const struct gcuda_array * t, struct gcudai_
            t->nb[2] % size == 0;
 }
 
-// n_batch products of one matrix of a each, or all with the same one (a.ne[2] == 1), at dimension 2 of b from i2 on.
-// Sums in F32; F32 operands are rounded to TF32 unless F32 is asked for.
-static gcuda_status gcudai_cuda_gemm_batch(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t a2,
-    bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
-    const float one = 1.0f, zero = 0.0f;
+// What all calls of a product have in common. Sums in F32; F32 operands are rounded to TF32 unless F32 is asked for.
+struct gcudai_cublas_call {
+    int op_a, op_b, m, n, k, type_a, lda, type_b, ldb, ldc, compute;
+};
+
+static gcuda_status gcudai_cublas_call_of(const struct gcuda_mul_mat_args * p, struct gcudai_cublas_call * c) {
     const bool is_tf32 = p->a.type == GCUDA_TYPE_F32 && p->prec != GCUDA_PREC_F32;
     struct gcudai_cublas_matrix a, b;
+    GCUDAI_ZERO(*c);
     if (!gcudai_cublas_matrix_of(&p->a, &a) || !gcudai_cublas_matrix_of(&p->b, &b)) {
         return gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "strides that cuBLAS does not take");
     }
-    const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle,
-        a.is_dense_k ? GCUDAI_CUBLAS_OP_T : GCUDAI_CUBLAS_OP_N, b.is_dense_k ? GCUDAI_CUBLAS_OP_N : GCUDAI_CUBLAS_OP_T,
-        (int) p->a.ne[1], (int) p->b.ne[1], (int) p->a.ne[0], &one,
-        gcudai_at(&p->a, 0, a2, i3 / (p->b.ne[3] / p->a.ne[3])), gcudai_cublas_type(p->a.type), a.ld,
-        is_shared ? 0 : gcudai_cublas_stride(&p->a, 2), gcudai_at(&p->b, 0, i2, i3), gcudai_cublas_type(p->b.type), b.ld,
-        gcudai_cublas_stride(&p->b, 2), &zero, gcudai_at(&p->y, 0, i2, i3), GCUDAI_CUDA_R_32F,
-        (int) gcudai_cublas_stride(&p->y, 1), gcudai_cublas_stride(&p->y, 2), (int) n_batch,
-        is_tf32 ? GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32 : GCUDAI_CUBLAS_COMPUTE_32F, GCUDAI_CUBLAS_DEFAULT);
+    c->op_a = a.is_dense_k ? GCUDAI_CUBLAS_OP_T : GCUDAI_CUBLAS_OP_N;
+    c->op_b = b.is_dense_k ? GCUDAI_CUBLAS_OP_N : GCUDAI_CUBLAS_OP_T;
+    c->m = (int) p->a.ne[1];
+    c->n = (int) p->b.ne[1];
+    c->k = (int) p->a.ne[0];
+    c->type_a = gcudai_cublas_type(p->a.type);
+    c->type_b = gcudai_cublas_type(p->b.type);
+    c->lda = a.ld;
+    c->ldb = b.ld;
+    c->ldc = (int) gcudai_cublas_stride(&p->y, 1);
+    c->compute = is_tf32 ? GCUDAI_CUBLAS_COMPUTE_32F_FAST_TF32 : GCUDAI_CUBLAS_COMPUTE_32F;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// n_batch products of one matrix of a each, or all with the same one, at dimension 2 of b from i2 on.
+static gcuda_status gcudai_cuda_gemm_strided(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p,
+    const struct gcudai_cublas_call * c, bool is_shared, int64_t i2, int64_t i3, int64_t n_batch) {
+    const float one = 1.0f, zero = 0.0f;
+    const int64_t a2 = i2 / (p->b.ne[2] / p->a.ne[2]), a3 = i3 / (p->b.ne[3] / p->a.ne[3]);
+    const int st = cu->cublas.cublasGemmStridedBatchedEx(cu->cublas.handle, c->op_a, c->op_b, c->m, c->n, c->k, &one,
+        gcudai_at(&p->a, 0, a2, a3), c->type_a, c->lda, is_shared ? 0 : gcudai_cublas_stride(&p->a, 2),
+        gcudai_at(&p->b, 0, i2, i3), c->type_b, c->ldb, gcudai_cublas_stride(&p->b, 2), &zero, gcudai_at(&p->y, 0, i2, i3),
+        GCUDAI_CUDA_R_32F, c->ldc, gcudai_cublas_stride(&p->y, 2), (int) n_batch, c->compute, GCUDAI_CUBLAS_DEFAULT);
     return st == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, st, "cublasGemmStridedBatchedEx");
 }
 
-// Dimension d of b and y joined to dimension 1 when all of it meets one matrix of a: one large product, not many.
+// All products in one call. A kernel writes the addresses, not the host: a captured graph does so whenever it runs, and nobody waits.
+static gcuda_status gcudai_cuda_gemm_pointers(
+    struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const struct gcudai_cublas_call * c) {
+    const float one = 1.0f, zero = 0.0f;
+    const int64_t n = p->y.ne[2] * p->y.ne[3];
+    struct gcuda_matrix_pointers_args to;
+    void * scratch = NULL;
+    GCUDAI_TRY(gcudai_cuda_pool_take(
+        &cu->pool, cu->stream, 3 * (size_t) n * sizeof(void *), "mul_mat: addresses of matrices", &scratch));
+    to.a = p->a;
+    to.b = p->b;
+    to.y = p->y;
+    to.to_a = (const void **) scratch;
+    to.to_b = to.to_a + n;
+    to.to_y = (void **) scratch + 2 * n;
+    gcuda_status st = gcuda_launch_matrix_pointers(&to, cu->stream);
+    if (st == GCUDA_STATUS_SUCCESS) {
+        const int status = cu->cublas.cublasGemmBatchedEx(cu->cublas.handle, c->op_a, c->op_b, c->m, c->n, c->k, &one, to.to_a,
+            c->type_a, c->lda, to.to_b, c->type_b, c->ldb, &zero, to.to_y, GCUDAI_CUDA_R_32F, c->ldc, (int) n, c->compute,
+            GCUDAI_CUBLAS_DEFAULT);
+        st = status == 0 ? GCUDA_STATUS_SUCCESS : gcudai_cublas_fail(cu, status, "cublasGemmBatchedEx");
+    }
+    gcudai_cuda_pool_give(&cu->pool, scratch); // in stream order, as all scratch
+    return st;
+}
+
+// Matrices of b and y along dimension d that meet one matrix of a, joined to dimension 1: larger products, and fewer.
 static void gcudai_cuda_join_columns(struct gcuda_mul_mat_args * p, int d) {
     struct gcuda_array * b = &p->b, * y = &p->y;
-    if (p->a.ne[d] == 1 && b->nb[0] == gcuda_type_size(b->type) && b->nb[1] >= (size_t) b->ne[0] * b->nb[0] &&
-        b->nb[d] == b->nb[1] * (size_t) b->ne[1] && y->nb[d] == y->nb[1] * (size_t) y->ne[1] &&
-        b->ne[1] * b->ne[d] <= INT32_MAX) {
-        b->ne[1] = y->ne[1] = b->ne[1] * b->ne[d];
-        b->ne[d] = y->ne[d] = 1;
+    const int64_t n = p->a.ne[d] > 0 ? b->ne[d] / p->a.ne[d] : 1;
+    if (n > 1 && b->nb[0] == gcuda_type_size(b->type) && b->nb[1] >= (size_t) b->ne[0] * b->nb[0] &&
+        b->nb[d] == b->nb[1] * (size_t) b->ne[1] && y->nb[d] == y->nb[1] * (size_t) y->ne[1] && b->ne[1] * n <= INT32_MAX) {
+        b->ne[1] = y->ne[1] = b->ne[1] * n;
+        b->ne[d] = y->ne[d] = p->a.ne[d];
+        b->nb[d] *= (size_t) n;
+        y->nb[d] *= (size_t) n;
     }
 }
 
@@ -25899,18 +25956,61 @@ static void gcudai_cuda_join_all_columns(struct gcuda_mul_mat_args * p) {
     }
 }
 
-// Through cuBLAS, operands of one type as it takes them: a call for each matrix of dimension 3, and there one for all of
-// dimension 2, unless several of b share each of several of a.
+// Dimension 3 as a part of dimension 2, if the matrices of t then still lie at equal distances.
+static bool gcudai_cuda_can_join_batch(const struct gcuda_array * t) {
+    return t->ne[2] == 1 || t->ne[3] == 1 || t->nb[3] == t->nb[2] * (size_t) t->ne[2];
+}
+
+static void gcudai_cuda_join_batch(struct gcuda_array * t) {
+    t->nb[2] = t->ne[2] == 1 ? t->nb[3] : t->nb[2];
+    t->ne[2] *= t->ne[3];
+    t->ne[3] = 1;
+}
+
+static void gcudai_cuda_join_batches(struct gcuda_mul_mat_args * p) {
+    const bool is_one_to_one = p->a.ne[2] == p->b.ne[2] && p->a.ne[3] == p->b.ne[3], is_one_to_all = p->a.ne[2] * p->a.ne[3] == 1;
+    if (p->b.ne[3] > 1 && (p->b.ne[2] == 1 || is_one_to_one || is_one_to_all) && gcudai_cuda_can_join_batch(&p->a) && gcudai_cuda_can_join_batch(&p->b) &&
+        gcudai_cuda_can_join_batch(&p->y) && p->b.ne[2] * p->b.ne[3] <= INT32_MAX) {
+        gcudai_cuda_join_batch(&p->a);
+        gcudai_cuda_join_batch(&p->b);
+        gcudai_cuda_join_batch(&p->y);
+    }
+}
+
+// What cuBLAS cannot know of addresses that are on the device: that its loads of 16 bytes may be used.
+static bool gcudai_cublas_may_point_to(const struct gcuda_array * t) {
+    return ((size_t) (uintptr_t) t->data | t->nb[2] | t->nb[3]) % 16 == 0;
+}
+
+// Rather than several calls one after another, where one alone has too few tiles for all multiprocessors: those that have enough lose
+// nothing, and need no addresses to be written (how many are enough has not been compared).
+#define GCUDAI_CUBLAS_TILE 128
+static bool gcudai_cublas_wants_pointers(
+    const struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, int64_t n_batch) {
+    const double m = (double) p->a.ne[1] / GCUDAI_CUBLAS_TILE, n = (double) p->b.ne[1] / GCUDAI_CUBLAS_TILE;
+    return n_batch < p->b.ne[2] * p->b.ne[3] && ceil(m) * ceil(n) * (double) n_batch < (double) cu->device->n_sm &&
+           p->b.ne[2] * p->b.ne[3] <= INT32_MAX && gcudai_cublas_may_point_to(&p->a) && gcudai_cublas_may_point_to(&p->b) &&
+           gcudai_cublas_may_point_to(&p->y);
+}
+
+// Through cuBLAS, operands of one type as it takes them. One call, if the matrices lie evenly or can be pointed to; else a call for
+// each matrix of dimension 3, and there one for all of dimension 2, unless several of b share each of several of a.
 static gcuda_status gcudai_cuda_gemm_all(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * args) {
     struct gcuda_mul_mat_args p = *args;
+    struct gcudai_cublas_call call;
     gcudai_cuda_join_all_columns(&p);
+    gcudai_cuda_join_batches(&p);
     const int64_t r2 = p.b.ne[2] / p.a.ne[2];
     const bool is_one_batch = r2 == 1 || p.a.ne[2] == 1;
     const int64_t n_batch = is_one_batch ? p.b.ne[2] : r2;
+    GCUDAI_TRY(gcudai_cublas_call_of(&p, &call));
     GCUDAI_TRY(gcudai_cublas_ready(cu));
+    if (gcudai_cublas_wants_pointers(cu, &p, n_batch)) {
+        return gcudai_cuda_gemm_pointers(cu, &p, &call);
+    }
     for (int64_t i3 = 0; i3 < p.b.ne[3]; ++i3) {
         for (int64_t i2 = 0; i2 < p.b.ne[2]; i2 += n_batch) {
-            GCUDAI_TRY(gcudai_cuda_gemm_batch(cu, &p, i2 / r2, r2 > 1, i2, i3, n_batch));
+            GCUDAI_TRY(gcudai_cuda_gemm_strided(cu, &p, &call, r2 > 1, i2, i3, n_batch));
         }
     }
     return GCUDA_STATUS_SUCCESS;

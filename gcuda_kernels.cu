@@ -10486,6 +10486,22 @@ gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcud
     return launch(k_half_rows_back, n_rows(args->y), 256, stream, *args);
 }
 
+// ---- where the matrices of a product are ----
+static __global__ void __launch_bounds__(256) k_matrix_pointers(const gcuda_matrix_pointers_args p, int64_t n) {
+    const int64_t share_2 = p.b.ne[2] / p.a.ne[2], share_3 = p.b.ne[3] / p.a.ne[3];
+    FOR_ELEMENTS(i, n) {
+        const int64_t i2 = i % p.y.ne[2], i3 = i / p.y.ne[2];
+        p.to_a[i] = d_at(p.a, 0, 0, i2 / share_2, i3 / share_3);
+        p.to_b[i] = d_at(p.b, 0, 0, i2, i3);
+        p.to_y[i] = d_at(p.y, 0, 0, i2, i3);
+    }
+}
+
+gcuda_status gcuda_launch_matrix_pointers(const gcuda_matrix_pointers_args * args, gcuda_stream stream) {
+    const int64_t n = args->y.ne[2] * args->y.ne[3];
+    return launch(k_matrix_pointers, (n + 255) / 256, 256, stream, *args, n);
+}
+
 // >>op:out_prod ---------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_out_prod(const gcuda_out_prod_args * args, gcuda_stream stream) {
     d_job p = {};

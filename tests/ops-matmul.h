@@ -142,6 +142,20 @@ TEST(mul_mat_some_columns) {
     mul_mat_cases(FLOAT_PAIRS, "256,17|256,16 256,18|256,31 256,17|256,127 256,1|256,128 256,2|256,129 512,3,2|512,11,6", 0);
 }
 
+// Every way in which matrices of b share those of a: evenly apart, so that cuBLAS is called once for all of them or for those of a
+// dimension; permuted; and where no load of 16 bytes can begin.
+TEST(mul_mat_batches) {
+    static const int counts[][2] = { { 1, 1 }, { 1, 3 }, { 3, 1 }, { 2, 2 } }; // of matrices of a, and of those of b that meet each
+    char shapes[16 * 64] = "";
+    for (int i = 0; i < 16; ++i) {
+        const int * d2 = counts[i % 4], * d3 = counts[i / 4];
+        const size_t n = strlen(shapes);
+        snprintf(shapes + n, sizeof shapes - n, "%s32,20,%d,%d|32,16,%d,%d", i > 0 ? " " : "", d2[0], d3[0], d2[0] * d2[1], d3[0] * d3[1]);
+    }
+    mul_mat_cases(FLOAT_PAIRS, shapes, LAYOUT_PERMUTED | LAYOUT_GAPS);
+    mul_mat_cases("F32 F16,F32>F32", "33,17,2,2|33,18,4,4 32,20,2,70|32,16,2,140", LAYOUT_PERMUTED); // odd rows; many matrices
+}
+
 TEST(mul_mat_long_rows) { // a device may cut k into parts for few columns
     mul_mat_cases("Q4_0,F32>F32 Q6_K,F16>F32 IQ2_S,BF16>F32", "2048,70|2048,9 4096,17|4096,33 1280,65|1280,12", 0);
 }

@@ -237,3 +237,35 @@ TEST(rows_as_halves) { // held in registers, and of each kind that is not
         half_rows(sizes[i], 7, 4);
     }
 }
+
+// Every matrix's address, by what the host counts; matrices shared and not, and more of them than a block has threads.
+static void addresses(int64_t a2, int64_t a3, int64_t r2, int64_t r3) {
+    struct gcuda_matrix_pointers_args p;
+    const int64_t b2 = a2 * r2, b3 = a3 * r3, n = b2 * b3;
+    char *memory = NULL, **on = NULL, **got = (char **) malloc(3 * (size_t) n * sizeof(char *));
+    p.a = array_of(GCUDA_TYPE_F16, 8, 3, a2, a3, 1);
+    p.b = array_of(GCUDA_TYPE_F16, 8, 2, b2, b3, 0);
+    p.y = array_of(GCUDA_TYPE_F32, 3, 2, b2, b3, 2);
+    CHECK(cudaMalloc((void **) &memory, 64) == cudaSuccess); // nothing is read there, or behind it
+    CHECK(cudaMalloc((void **) &on, 3 * (size_t) n * sizeof(char *)) == cudaSuccess);
+    p.a.data = memory, p.b.data = memory + 16, p.y.data = memory + 32;
+    p.to_a = (const void **) on, p.to_b = p.to_a + n, p.to_y = (void **) on + 2 * n;
+    CHECK_OK(gcuda_launch_matrix_pointers(&p, NULL));
+    CHECK(cudaMemcpy(got, on, 3 * (size_t) n * sizeof(char *), cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t i2 = i % b2, i3 = i / b2;
+        CHECK(got[i] == row_at(&p.a, memory, 0, i2 / r2, i3 / r3));
+        CHECK(got[n + i] == row_at(&p.b, memory + 16, 0, i2, i3));
+        CHECK(got[2 * n + i] == row_at(&p.y, memory + 32, 0, i2, i3));
+    }
+    CHECK(cudaFree(memory) == cudaSuccess && cudaFree(on) == cudaSuccess);
+    free(got);
+}
+
+TEST(addresses_of_matrices) {
+    addresses(1, 1, 1, 1);
+    addresses(3, 2, 1, 1);
+    addresses(3, 2, 2, 3);
+    addresses(1, 2, 4, 1);
+    addresses(50, 3, 1, 7);
+}

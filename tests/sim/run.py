@@ -148,6 +148,7 @@ class Variant:
     def captured(self):
         """A sample of all cases as CUDA graphs, and what also runs on hardware."""
         self.share(7, 200, GCUDA_TEST_CAPTURE="1")
+        self.operations(["mul_mat_batches"], GCUDA_TEST_CAPTURE="1")
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
     def shapes(self, **env):
@@ -216,7 +217,7 @@ def plain_tests(total, level):
         if level != "user":
             plain.share(3, 10 if level == "full" else 100, GCUDA_TEST_SHARED_KB="48")
             plain.share(7, 10 if level == "full" else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
-            plain.operations(["conv_2d_dw/F32"], GCUDA_TEST_CUT="1")
+            plain.operations(["conv_2d_dw/F32", "mul_mat_batches"], GCUDA_TEST_CUT="1")
             plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
             plain.seeds(100 if level == "full" else 20)
         if level == "full":

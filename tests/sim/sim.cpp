@@ -3619,7 +3619,7 @@ static int gemm(const char * name, blas_handle * handle, product p, const void *
         }
         for (int i = 0; i < n_batch; ++i) {
             const operands x = at(i);
-            multiply(p, x.a, x.b, x.c);
+            if (x.a != nullptr && x.b != nullptr && x.c != nullptr) { multiply(p, x.a, x.b, x.c); }
         }
     };
     operation o = {};
@@ -3650,6 +3650,23 @@ int cublasGemmEx(void * handle, int op_a, int op_b, int m, int n, int k, const v
         [=](int) { return operands{ (const char *) a, (const char *) b_, (char *) c }; });
 }
 
+// An address that a kernel wrote, read when the product runs: a graph that is replayed may have changed it meanwhile. cuBLAS takes for
+// granted what it cannot see when it is called, that matrices lie at multiples of 16 bytes.
+static const char * blas_pointed(const void * const * array, int i) {
+    const void * matrix = nullptr;
+    if (memory_of(array + i, sizeof matrix, true) == nullptr) {
+        violation("cuBLAS reads an address of a matrix where there is no device memory");
+        return nullptr;
+    }
+    size_t n = sizeof matrix;
+    memcpy(&matrix, alias_of(array + i, &n), sizeof matrix);
+    if (memory_of(matrix, 1, true) == nullptr || (uintptr_t) matrix % 16 != 0) {
+        violation("cuBLAS is pointed to a matrix that is not in device memory, or not at a multiple of 16 bytes");
+        return nullptr;
+    }
+    return (const char *) matrix;
+}
+
 // The arrays of addresses are in device memory.
 int cublasGemmBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
     const void * const * a, int type_a, int lda, const void * const * b_, int type_b, int ldb, const void * beta,
@@ -3657,7 +3674,7 @@ int cublasGemmBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, 
     const guard held(the().lock);
     const product p = { op_a != 0, op_b != 0, m, n, k, lda, ldb, ldc, 0.0f, 0.0f, type_a, type_b, type_c };
     return gemm("cublasGemmBatchedEx", (blas_handle *) handle, p, alpha, beta, n_batch, compute,
-        [=](int i) { return operands{ (const char *) a[i], (const char *) b_[i], (char *) c[i] }; });
+        [=](int i) { return operands{ blas_pointed(a, i), blas_pointed(b_, i), (char *) (uintptr_t) blas_pointed(c, i) }; });
 }
 
 int cublasGetVersion_v2(void * handle, int * version) {

@@ -688,6 +688,48 @@ TEST(launchers_of_products_round_results) {
     clean();
 }
 
+// Products of [32, 20, a2, a3] with [32, 16, b2, b3] in F32, through cuBLAS: how often it is called, and how.
+struct batches {
+    int64_t a2, a3, b2, b3;
+    bool is_permuted; // b is stored with its columns outside of its matrices
+    long n_strided, n_pointers;
+};
+
+static void check_batches(const struct batches * c, const struct gcuda_cuda_params * params) {
+    fresh(1, 64 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, 32, 20, c->a2, c->a3);
+    struct gcuda_tensor * b = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, 32, c->is_permuted ? c->b2 : 16, c->is_permuted ? 16 : c->b2, c->b3);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, c->is_permuted ? gcuda_permute(p.ctx, b, 0, 2, 1, 3) : b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_synchronize(backend));
+    CHECK_MSG(sim_counts("cublasGemmStridedBatchedEx") == c->n_strided && sim_counts("cublasGemmBatchedEx") == c->n_pointers,
+        "[%d, %d] and [%d, %d]: %ld and %ld calls, want %ld and %ld", (int) c->a2, (int) c->a3, (int) c->b2, (int) c->b3,
+        sim_counts("cublasGemmStridedBatchedEx"), sim_counts("cublasGemmBatchedEx"), c->n_strided, c->n_pointers);
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
+TEST(many_matrices_are_one_call_of_cublas) {
+    static const struct batches cases[] = {
+        { 1, 1, 1, 1, false, 1, 0 }, { 1, 1, 6, 1, false, 1, 0 }, { 6, 1, 6, 1, false, 1, 0 }, // one, joined columns, a batch
+        { 3, 1, 6, 1, false, 1, 0 }, { 3, 2, 3, 2, false, 1, 0 }, { 3, 2, 6, 2, false, 1, 0 }, // a batch of joined columns, of two dimensions
+        { 1, 1, 2, 3, false, 1, 0 }, { 1, 2, 1, 6, false, 1, 0 }, { 1, 1, 6, 1, true, 1, 0 },
+        { 3, 1, 3, 2, false, 0, 1 }, { 3, 2, 6, 4, false, 0, 1 }, { 3, 1, 6, 1, true, 0, 1 }, { 3, 2, 6, 2, true, 0, 1 },
+        { 5, 1, 5, 2, false, 2, 0 }, // each call has tiles for all four multiprocessors
+    };
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.graphs = GCUDA_CUDA_OFF;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) { check_batches(&cases[i], &params); }
+}
+
 TEST(cublas_computes_in_full_precision_when_asked) {
     enum { FULL = 68, TF32 = 77 }; // cublasComputeType_t
     for (int by_out_prod = 0; by_out_prod < 2; ++by_out_prod) {

@@ -740,19 +740,21 @@ TEST(registered_memory_is_remembered) {
 // =====================================================================================================================
 // >>cublas   its workspace, and what it says when it fails
 // =====================================================================================================================
-static gcuda_status a_product(gcuda_backend_t backend, float * out) {
+// n matrices, each for `share` of the other operand.
+static gcuda_status products(gcuda_backend_t backend, int n, int share, float * out) {
     enum { K = 32, M = 24, N = 16 };
-    float *a = (float *) malloc(K * M * sizeof *a), *b = (float *) malloc(K * N * sizeof *b);
+    const size_t n_a = (size_t) (K * M * n), n_b = (size_t) (K * N * n * share);
+    float *a = (float *) malloc(n_a * sizeof *a), *b = (float *) malloc(n_b * sizeof *b);
     struct place p = place_begin();
-    struct gcuda_tensor *x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, M),
-                        *y = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, N), *z = gcuda_mul_mat(p.ctx, x, y);
+    struct gcuda_tensor *x = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, K, M, n),
+                        *y = gcuda_new_tensor_4d(p.ctx, GCUDA_TYPE_F32, K, N, n, share), *z = gcuda_mul_mat(p.ctx, x, y);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     gcuda_status st = gcuda_build_forward_expand(graph, z);
-    for (int i = 0; i < K * M; ++i) { a[i] = (float) (i % 7); }
-    for (int i = 0; i < K * N; ++i) { b[i] = (float) (i % 5); }
+    for (size_t i = 0; i < n_a; ++i) { a[i] = (float) (i % 7); }
+    for (size_t i = 0; i < n_b; ++i) { b[i] = (float) (i % 5); }
     if (st == GCUDA_STATUS_SUCCESS && !place_alloc(&p, backend)) { st = GCUDA_STATUS_ALLOC_FAILED; }
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(x, a, 0, K * M * sizeof *a); }
-    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(y, b, 0, K * N * sizeof *b); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(x, a, 0, n_a * sizeof *a); }
+    if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_set(y, b, 0, n_b * sizeof *b); }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute(backend, graph); }
     if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(z, out, 0, sizeof *out); }
     place_end(&p);
@@ -760,6 +762,8 @@ static gcuda_status a_product(gcuda_backend_t backend, float * out) {
     free(b);
     return st;
 }
+
+static gcuda_status a_product(gcuda_backend_t backend, float * out) { return products(backend, 1, 1, out); }
 
 TEST(cublas_works_in_memory_of_the_backends) {
     // the size that cuBLAS wants on this capability, then one that is always to be had, then none
@@ -786,9 +790,9 @@ TEST(cublas_works_in_memory_of_the_backends) {
 }
 
 TEST(a_failure_of_cublas_has_its_name) {
-    static const char * const apis[] = { "cublasSetStream", "cublasSetWorkspace", "cublasGemmStridedBatchedEx" };
+    static const char * const apis[] = { "cublasSetStream", "cublasSetWorkspace", "cublasGemmStridedBatchedEx", "cublasGemmBatchedEx" };
     static const char * const counters[] = { "cublasSetStream_v2", "cublasSetWorkspace_v2",
-        "cublasGemmStridedBatchedEx" };
+        "cublasGemmStridedBatchedEx", "cublasGemmBatchedEx" };
     float value;
     fresh(1, 64 * MB, 1);
     struct gcuda_cuda_params params;
@@ -796,16 +800,17 @@ TEST(a_failure_of_cublas_has_its_name) {
     params.graphs = GCUDA_CUDA_OFF; // where a capture that fails is no failure
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     REQUIRE(backend != NULL);
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 4; ++i) {
+        const int n = i == 3 ? 2 : 1; // that one only for many
         sim_fail(counters[i], 1, (cudaError_t) 14);
-        CHECK(a_product(backend, &value) == GCUDA_STATUS_FAILED);
+        CHECK(products(backend, n, n, &value) == GCUDA_STATUS_FAILED);
         CHECK_HAS(gcuda_last_error(), apis[i]);
         CHECK_HAS(gcuda_last_error(), "CUBLAS_STATUS_INTERNAL_ERROR");
         CHECK_HAS(gcuda_last_error(), "CUDA0");
         CHECK_HAS(gcuda_last_error(), "mul_mat");
-        CHECK_OK(a_product(backend, &value));
+        CHECK_OK(products(backend, n, n, &value));
         sim_fail(counters[i], 1, (cudaError_t) 3);
-        CHECK(a_product(backend, &value) == GCUDA_STATUS_ALLOC_FAILED);
+        CHECK(products(backend, n, n, &value) == GCUDA_STATUS_ALLOC_FAILED);
         CHECK_HAS(gcuda_last_error(), "CUBLAS_STATUS_ALLOC_FAILED");
     }
     gcuda_backend_free(backend);

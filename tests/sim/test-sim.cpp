@@ -10,6 +10,9 @@
 extern "C" int cublasCreate_v2(void ** handle);
 extern "C" int cublasDestroy_v2(void * handle);
 extern "C" int cublasSetStream_v2(void * handle, cudaStream_t stream);
+extern "C" int cublasGemmBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
+    const void * const * a, int type_a, int lda, const void * const * b, int type_b, int ldb, const void * beta,
+    void * const * c, int type_c, int ldc, int n_batch, int compute, int algorithm);
 extern "C" int cublasGemmStridedBatchedEx(void * handle, int op_a, int op_b, int m, int n, int k, const void * alpha,
     const void * a, int type_a, int lda, long long stride_a, const void * b, int type_b, int ldb, long long stride_b,
     const void * beta, void * c, int type_c, int ldc, long long stride_c, int n_batch, int compute, int algorithm);
@@ -569,4 +572,35 @@ TEST(products_of_the_cublas_stand_in) {
     CHECK(cublasDestroy_v2(handle) == 0);
     cudaFree(da), cudaFree(db), cudaFree(dc);
     clean();
+}
+
+// Two products of one number each, whose addresses are copied to the device behind the call's back: in stream order, before it.
+TEST(cublas_reads_addresses_on_the_device) {
+    const float one = 1.0f, zero = 0.0f, numbers[12] = { 2, 0, 0, 0, 3, 0, 0, 0, 5 }; // at multiples of 16 bytes
+    float * x = on_device<float>(12), y[8] = { 0 };
+    float * dy = on_device<float>(8);
+    void ** to = on_device<void *>(6);
+    void * handle = nullptr;
+    cudaStream_t stream = nullptr;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cublasCreate_v2(&handle) == 0 && cublasSetStream_v2(handle, stream) == 0);
+    CHECK(cudaMemcpy(x, numbers, sizeof numbers, cudaMemcpyHostToDevice) == cudaSuccess);
+    void * at[6] = { x, x + 4, x + 8, x + 8, dy, dy + 4 };
+    const auto multiply = [&](void ** from) {
+        return cublasGemmBatchedEx(handle, 0, 0, 1, 1, 1, &one, from, 0, 1, from + 2, 0, 1, &zero, from + 4, 0, 1, 2, 68, -1);
+    };
+    CHECK(cudaMemcpyAsync(to, at, sizeof at, cudaMemcpyHostToDevice, stream) == cudaSuccess && multiply(to) == 0);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(cudaMemcpy(y, dy, sizeof y, cudaMemcpyDeviceToHost) == cudaSuccess && y[0] == 10.0f && y[4] == 15.0f);
+    CHECK_EQ_I(sim_violations(), 0);
+    CHECK(multiply(at) == 0 && cudaStreamSynchronize(stream) == cudaSuccess); // on the host
+    CHECK(sim_violations() > 0);
+    const long before = sim_violations();
+    at[1] = x + 5; // no load of 16 bytes begins there
+    CHECK(cudaMemcpy(to, at, sizeof at, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(multiply(to) == 0 && cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK_EQ_I(sim_violations(), before + 1);
+    CHECK(cublasDestroy_v2(handle) == 0 && cudaStreamDestroy(stream) == cudaSuccess);
+    cudaFree(x), cudaFree(dy), cudaFree(to);
+    sim_reset(1, 64 * MB, 1);
 }
