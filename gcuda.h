@@ -3424,7 +3424,8 @@ struct gcuda_cuda_params {
     // write, so results have the same bits. AUTO: only if GCUDA_CUDA_GRAPH_OPT is 1
     enum gcuda_cuda_switch concurrency;
     // Blocks of a plan's kernel start while the one before it ends, and fetch weights that no node of the plan writes
-    // (programmatic dependent launch). AUTO: from 9.0 on, if GCUDA_CUDA_PDL is 1
+    // (programmatic dependent launch). Not in plans with branches side by side, row-split weights or custom nodes. AUTO: from
+    // 9.0 on, unless GCUDA_CUDA_PDL is 0
     enum gcuda_cuda_switch overlap;
     // Columns of a product with row-split weights (ne[1] * ne[2] of the result) up to which its operand and its result go directly
     // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
@@ -30519,7 +30520,7 @@ static gcuda_status gcudai_cuda_plans_open(struct gcudai_cuda * cu, const struct
     const char * opt = gcudai_env("GCUDA_CUDA_GRAPH_OPT");
     cu->plans.use_lanes = p->stream == NULL && gcudai_cuda_switch(p->concurrency, opt != NULL && strcmp(opt, "1") == 0);
     const char * pdl = gcudai_env("GCUDA_CUDA_PDL");
-    cu->plans.use_overlap = gcudai_cuda_switch(p->overlap, pdl != NULL && strcmp(pdl, "1") == 0) && gcuda_has_overlap();
+    cu->plans.use_overlap = gcudai_cuda_switch(p->overlap, pdl == NULL || strcmp(pdl, "0") != 0) && gcuda_has_overlap();
     cu->plans.max_plans = p->max_plans != 0 ? p->max_plans : MAX_PLANS;
     cu->plans.max_bytes = p->max_plan_bytes > 0 ? p->max_plan_bytes : max_bytes;
     GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), cu->device->index, "asking whether launches may overlap");

@@ -1914,10 +1914,11 @@ static gcuda_backend_t overlapping(enum gcuda_cuda_switch overlap) {
 
 TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
     gcuda_backend_t on = overlapping(GCUDA_CUDA_ON), by_default = overlapping(GCUDA_CUDA_AUTO);
-    setenv("GCUDA_CUDA_PDL", "1", 1);
-    gcuda_backend_t env_on = overlapping(GCUDA_CUDA_AUTO), off = overlapping(GCUDA_CUDA_OFF);
+    setenv("GCUDA_CUDA_PDL", "0", 1);
+    gcuda_backend_t env_off = overlapping(GCUDA_CUDA_AUTO), on_all_the_same = overlapping(GCUDA_CUDA_ON);
     unsetenv("GCUDA_CUDA_PDL");
-    REQUIRE(on != NULL && off != NULL && by_default != NULL && env_on != NULL);
+    gcuda_backend_t off = overlapping(GCUDA_CUDA_OFF);
+    REQUIRE(on != NULL && off != NULL && by_default != NULL && env_off != NULL && on_all_the_same != NULL);
     const bool may = gcuda_has_overlap();
     struct two t;
     two_begin(&t);
@@ -1927,9 +1928,10 @@ TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
     CHECK_OK(gcuda_backend_tensor_alloc(results, t.x, r));
     for (int i = 0; i < 3; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(results, t.y[i], r + 1024 * (i + 1))); }
     overlaps_are(on, &t, may ? "www" : "nnn");
-    overlaps_are(env_on, &t, may ? "www" : "nnn");
+    overlaps_are(on_all_the_same, &t, may ? "www" : "nnn");
+    overlaps_are(by_default, &t, may ? "www" : "nnn");
     overlaps_are(off, &t, "nnn");
-    overlaps_are(by_default, &t, "nnn");
+    overlaps_are(env_off, &t, "nnn");
     fill(t.w[0], 1), fill(t.w[1], 2), fill(t.x, 3);
     float found[2][64];
     for (int i = 0; i < 2; ++i) { // the first launch comes behind whatever was there, and sqr does not know how to wait
@@ -1948,7 +1950,8 @@ TEST(weights_are_read_early_unless_the_plan_writes_their_buffer) {
     gcuda_backend_free(on);
     gcuda_backend_free(off);
     gcuda_backend_free(by_default);
-    gcuda_backend_free(env_on);
+    gcuda_backend_free(env_off);
+    gcuda_backend_free(on_all_the_same);
     clean();
 }
 
