@@ -2,9 +2,10 @@
 // reference needs on an H200 (bench-targets.h).
 //   make bench                 or: build/cuda/bench-gpu --filter 'RMS_NORM' --json rows.json
 //
-// A row is one operation through the public interface: a graph of one node on a CUDA backend, so that everything the
-// operation needs (conversions, quantizing, scratch) is in it. It is captured into a CUDA graph of at least 50 launches;
-// the time is the median of the replays divided by that number. Launches of more than 20 ms each, of which 50 would take more
+// A row is one operation through the public interface: a graph of at least 50 such nodes, one behind the other, on a CUDA backend
+// without fusion, so that everything the operation needs (conversions, quantizing, scratch) is in it, and kernels overlap as they do
+// in a user's graph (GCUDA_CUDA_PDL=0: they do not). It is captured into a CUDA graph; the time is the median of the replays
+// divided by the number of nodes. Launches of more than 20 ms each, of which 50 would take more
 // than a second, are fewer, and their rows say so. What no CUDA graph can hold (copies through host memory, batches of a
 // scheduler, plans that are compared with and without graphs) is 50 computations or batches by the host, and its line or title
 // says so. Data is random everywhere.
@@ -679,7 +680,7 @@ static double bytes_of(const struct row * r, const struct gcuda_tensor * y) {
 // =====================================================================================================================
 // >>timing
 // =====================================================================================================================
-typedef void (*enqueue_fn)(void * user, int i); // the i-th launch
+typedef void (*enqueue_fn)(void * user, int i); // the i-th launch; of enqueue_series: as many
 
 struct timing {
     double us;      // of one launch; 0: not measured
@@ -698,7 +699,8 @@ static double elapsed_us(struct bench * b) {
     return (double) ms * 1e3;
 }
 
-static struct timing time_launches(struct bench * b, enqueue_fn enqueue, void * user, int n_copies) {
+// series: how all of them are enqueued, in the capture; NULL: one by one.
+static struct timing time_series(struct bench * b, enqueue_fn enqueue, enqueue_fn series, void * user, int n_copies) {
     struct timing out = { 0.0, 0 };
     float samples[MAX_REPLAYS];
     cudaGraph_t graph = NULL;
@@ -716,7 +718,8 @@ static struct timing time_launches(struct bench * b, enqueue_fn enqueue, void * 
     n = n < 2 ? 2 : n;
     n = (n + n_copies - 1) / n_copies * n_copies; // every copy as often as the others
     CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed));
-    for (int i = 0; i < n; ++i) { enqueue(user, i); }
+    if (series != NULL) { series(user, n); }
+    for (int i = 0; i < n && series == NULL; ++i) { enqueue(user, i); }
     CUDA(cudaStreamEndCapture(b->stream, &graph));
     CUDA(cudaGraphInstantiate(&exec, graph, 0));
     if (once * n < b->max_us) { CUDA(cudaGraphLaunch(exec, b->stream)); } // uploads it
@@ -738,16 +741,48 @@ static struct timing time_launches(struct bench * b, enqueue_fn enqueue, void * 
     return out;
 }
 
+static struct timing time_launches(struct bench * b, enqueue_fn enqueue, void * user, int n_copies) {
+    return time_series(b, enqueue, NULL, user, n_copies);
+}
+
 struct computing {
     gcuda_backend_t backend;
     struct gcuda_cgraph ** graphs;
     int n_graphs;
+    struct gcuda_context * ctx; // of rows
 };
 static void enqueue_graph(void * user, int i) {
     struct computing * c = (struct computing *) user;
     if (gcuda_backend_graph_compute_async(c->backend, c->graphs[i % c->n_graphs]) != GCUDA_STATUS_SUCCESS) {
         stop("computing");
     }
+}
+
+static struct gcuda_tensor * last_node(struct gcuda_cgraph * graph) { return gcuda_graph_node(graph, -1); }
+
+static bool is_view_op(enum gcuda_op op) {
+    return op == GCUDA_OP_RESHAPE || op == GCUDA_OP_VIEW || op == GCUDA_OP_PERMUTE || op == GCUDA_OP_TRANSPOSE;
+}
+
+// Whether all before the last node are views.
+static bool has_one_kernel(struct gcuda_cgraph * graph) {
+    bool is_so = true;
+    for (int i = 0; i + 1 < gcuda_graph_n_nodes(graph); ++i) { is_so = is_so && is_view_op(gcuda_graph_node(graph, i)->op); }
+    return is_so;
+}
+
+// One graph of the copies' last nodes in turn, n in all. The nodes are new ones that write where the copies' do.
+static void enqueue_series(void * user, int n) {
+    struct computing * c = (struct computing *) user;
+    struct gcuda_cgraph * graph = gcuda_new_graph_custom(c->ctx, (size_t) n + 16 * (size_t) c->n_graphs, false);
+    for (int i = 0; i < n; ++i) {
+        const struct gcuda_tensor * y = last_node(c->graphs[i % c->n_graphs]);
+        struct gcuda_tensor * again = gcuda_new_tensor(c->ctx, y->type, GCUDA_MAX_DIMS, y->ne);
+        if (graph == NULL || again == NULL) { stop("a series"); }
+        *again = *y;
+        if (gcuda_build_forward_expand(graph, again) != GCUDA_STATUS_SUCCESS) { stop("a series"); }
+    }
+    if (gcuda_backend_graph_compute_async(c->backend, graph) != GCUDA_STATUS_SUCCESS) { stop("computing a series"); }
 }
 
 // =====================================================================================================================
@@ -827,9 +862,10 @@ static bool measure(struct bench * b, const char * text, struct result * out) {
                 cudaMemcpyDeviceToDevice, b->stream));
         }
     }
-    struct computing rotated = { b->backend, graphs, n_copies }, same = { b->backend, graphs, 1 };
-    out->rotated = time_launches(b, enqueue_graph, &rotated, n_copies);
-    out->same = time_launches(b, enqueue_graph, &same, 1);
+    struct computing rotated = { b->backend, graphs, n_copies, r.ctx }, same = { b->backend, graphs, 1, r.ctx };
+    const enqueue_fn series = has_one_kernel(graphs[0]) ? enqueue_series : NULL;
+    out->rotated = time_series(b, enqueue_graph, series, &rotated, n_copies);
+    out->same = time_series(b, enqueue_graph, series, &same, 1);
     if (gcuda_backend_synchronize(b->backend) != GCUDA_STATUS_SUCCESS) { stop(text); }
     if (out->same.n_launches < MIN_LAUNCHES) {
         snprintf(out->note, sizeof out->note, "%d launches: %d take more than a second", out->same.n_launches, MIN_LAUNCHES);
@@ -1421,7 +1457,7 @@ static double time_in_a_row(struct bench * b, void (*enqueue)(void *, int), void
 }
 
 static double pair_time(struct bench * b, gcuda_backend_t backend, struct pair_product * p, bool is_captured) {
-    struct computing c = { backend, &p->graph, 1 };
+    struct computing c = { backend, &p->graph, 1, NULL };
     return is_captured ? time_launches(b, enqueue_graph, &c, 1).us : time_in_a_row(b, enqueue_graph, &c);
 }
 
@@ -1610,6 +1646,7 @@ static gcuda_backend_t bench_backend(const struct bench * b, int device, const c
     params.device = device;
     params.stream = b->stream;
     params.product = product;
+    params.fusion = GCUDA_CUDA_OFF; // a row's nodes stay apart
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     if (backend == NULL) { stop("backend"); }
     return backend;

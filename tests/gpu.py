@@ -19,7 +19,8 @@ capture that takes 2 s alone took 22 s beside four more, on an H200). A record k
                more, on the same sources, goes on behind the last of them
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
     upload     build/cuda/bench-upload: host to device
-    peers      with --gpus 2: the operations on the second device, tests/hw with both, row-split products and pipelines, memcheck
+    peers      with --gpus 2: the operations on the second device, those of tests/hw that look at all devices, row-split
+               products and pipelines, memcheck
 
 --gpus 2 runs the stages build and peers, and the record is that of the pair. --full: the slow cases too.
 """
@@ -43,6 +44,7 @@ SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
 BUDGET = 480  # seconds of a stage
 STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench", "upload", "peers"]
 SHAPES = ["test-shapes", "test-large", "test-products"]
+SEVERAL = ["test-device", "test-peers"]  # of tests/hw: what looks at all devices; the others have one anyhow
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
 TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
 N_PARTS = 150  # of all cases, under compute-sanitizer
@@ -254,7 +256,7 @@ def stage_peers(stage, args):
         stage.skip("peers", "needs --gpus 2")
         return
     operations(stage, "operations on CUDA1", ["build/cuda/test-ops", "--filter", "/packed"], GCUDA_TEST_BACKEND="CUDA1")
-    hardware_tests(stage, [name for name in hardware_names() if name not in SHAPES])
+    hardware_tests(stage, SEVERAL)
     code, out = run(["build/cuda/bench-gpu", "--table", "pair"], "pair", stage.left())
     found = [line for line in out.partition("=== two GPUs")[2].splitlines() if " us" in line]
     stage.result("bench of pairs", code == 0 and len(found) > 0, f"{time.time() - stage.start:.0f} s" if found else out[-300:])
