@@ -6,7 +6,8 @@
     user   without sanitizers, one seed, without what is slow
     ci     and: 20 orders of threads and streams over a sample of operations; AddressSanitizer and UBSan on a sample of the
            simulator's tests and on an eighth of all cases, in an order of threads of its own: both come from --seed, which is
-           another one each time and printed; ThreadSanitizer on the tests with several threads
+           another one each time and printed; ThreadSanitizer on the tests with several threads; compiled for compute capability 7.5,
+           products of quantized weights and a fortieth of all cases, another one each time
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
            cases, all families that ask for the capability and 100 orders for each
@@ -30,7 +31,8 @@ ASAN = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-saniti
 TSAN = "-O1 -g1 -fsanitize=thread"
 ASAN_ENV = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 TSAN_ENV = {"TSAN_OPTIONS": "halt_on_error=1:report_signal_unsafe=0"}  # the simulator handles SIGSEGV
-CAPABILITIES = [610, 750, 800]
+CAPABILITIES = [610, 750, 800]  # beside 9.0, which everything else is compiled for
+CI_CAPABILITY = 750 # without kernels on tensor cores, which begin with 8.0
 NOT_OLDER = ["test-strips"] # asks for kernels of 9.0a; elsewhere the same products take hours on a processor
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
@@ -48,6 +50,8 @@ OPS = {
 }
 # what is chosen by the capability, or by how much shared memory it has; of the rest each capability runs its share
 OLDER_OPS = ["mul_mat_", "out_prod", "conv_", "ssm_scan", "flash_attn"]
+OLDER_SAMPLE = ["mul_mat_quantized", "mul_mat_some", "mul_mat_batches"]
+OLDER_PARTS = 40  # of all cases, of which level ci takes one
 SEEDS = {"user": "2", "ci": "20", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
 OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "out_prod"]
@@ -249,8 +253,20 @@ def tsan_tests(total, level):
     tsan.wait()
 
 
+def older_variant(total, capability):
+    return Variant(total, f"-{capability}", f"-O1 -g1 -DGCUDA_SIM_CC={capability}")
+
+
 def older_tests(total, level):
-    others = [Variant(total, f"-{capability}", f"-O1 -g1 -DGCUDA_SIM_CC={capability}") for capability in CAPABILITIES]
+    if level != "full":
+        print(f"seed {total.seed}: once more with --group older --seed {total.seed}", flush=True)
+        other = older_variant(total, CI_CAPABILITY)
+        if other.build(["test-ops"]):
+            other.operations(OLDER_SAMPLE)
+            other.share(total.seed % OLDER_PARTS, OLDER_PARTS)
+        other.wait()
+        return
+    others = [older_variant(total, capability) for capability in CAPABILITIES]
     programs = [p for p in PROGRAMS if p not in NOT_OLDER]
     for i, other in enumerate(others):
         if other.build([*programs, "test-ops"]):
@@ -263,7 +279,7 @@ def older_tests(total, level):
 
 
 # name: (what it runs, the lowest level that it belongs to)
-GROUPS = {"plain": (plain_tests, "user"), "asan": (asan_tests, "ci"), "tsan": (tsan_tests, "ci"), "older": (older_tests, "full")}
+GROUPS = {"plain": (plain_tests, "user"), "asan": (asan_tests, "ci"), "tsan": (tsan_tests, "ci"), "older": (older_tests, "ci")}
 LEVELS = ["user", "ci", "full"]
 
 
