@@ -16,7 +16,8 @@ capture that takes 2 s alone took 22 s beside four more, on an H200). A record k
                of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
                captured, overlapped; not under initcheck) and all cases, in so many parts as there is time for: the stage once
-               more, on the same sources, goes on behind the last of them
+               more, on the same sources, goes on behind the last of them. racecheck also over a few blocks of every kernel of
+               products and convolutions in tiles
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
     upload     build/cuda/bench-upload: host to device
     peers      with --gpus 2: the operations on the second device, those of tests/hw that look at all devices, row-split
@@ -52,6 +53,8 @@ N_PARTS = 150  # of all cases, under compute-sanitizer
 # product of 256 x 64 x 512 and a kernel that reads it has every element reported, and none after a memset; the numbers are
 # right. So it looks at a digits program without cuBLAS, where all that is read was written by kernels of gcuda's.
 DIGITS_UNDER = {"initcheck": "digits-no-cublas"}
+# Kernels of tiles in shared memory: no case of test-ops is large enough for those of warp groups, and cuBLAS has the floats.
+TILES = [["build/cuda/test-warp-groups", "--filter", "few_blocks"], ["build/cuda/test-conv", "--filter", "few_blocks"]]
 
 
 def sources():
@@ -219,7 +222,7 @@ def stage_sanitizer(stage, args):
     for i, tool in enumerate(TOOLS):
         digits = [f"build/cuda/{DIGITS_UNDER.get(tool, 'digits')}", "--backend", "CUDA0", "--epochs", "1"]
         # initcheck would report the products that plans leave to cuBLAS
-        found = sanitize(tool, [digits, *([plans] if tool != "initcheck" else [])], stage)
+        found = sanitize(tool, [digits, *([plans] if tool != "initcheck" else []), *(TILES if tool == "racecheck" else [])], stage)
         if any("Device not supported" in out or code == 127 for code, _, out, _ in found):
             stage.skip(tool, "compute-sanitizer cannot run on this machine")
             continue

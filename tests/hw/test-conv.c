@@ -97,7 +97,8 @@ static void compare(const struct gcuda_conv_args * p, const char * w, const char
     CHECK_MSG(n_lost == 0, "%lld of %lld results were not written", (long long) n_lost, (long long) n_of(&p->y));
 }
 
-static void convolution(enum gcuda_type type, struct shape s) {
+static void convolution_by(gcuda_status (*launch)(const struct gcuda_conv_args * args, gcuda_stream stream),
+    size_t (*scratch_bytes_of)(const struct gcuda_conv_args * args), enum gcuda_type type, struct shape s) {
     static const size_t shared[] = { (size_t) 227 << 10, (size_t) 99 << 10, 0 };
     struct gcuda_conv_args p;
     struct rng r = rng_for("conv");
@@ -111,8 +112,8 @@ static void convolution(enum gcuda_type type, struct shape s) {
     char * y = (char *) malloc(n_bytes);
     p.kernel.data = on_device(w, (size_t) n_of(&p.kernel) * 2);
     p.x.data = on_device(x, (size_t) n_of(&p.x) * gcuda_type_size(type));
-    const size_t scratch_bytes = gcuda_conv_2d_scratch_bytes(&p);
-    CHECK(scratch_bytes > 0); // it is a large one
+    const size_t scratch_bytes = scratch_bytes_of(&p);
+    CHECK(scratch_bytes > 0); // it is one for these launchers
     for (int i = 0; i < 3; ++i) {
         snprintf(test_all.case_name, sizeof test_all.case_name, "%s %lldx%lldx%lldx%lld, kernel %lldx%lldx%lld, stride %d %d, shared %zu",
             gcuda_type_name(type), (long long) s.w, (long long) s.h, (long long) s.ic, (long long) s.n, (long long) s.kw, (long long) s.kh,
@@ -120,7 +121,7 @@ static void convolution(enum gcuda_type type, struct shape s) {
         p.max_shared = shared[i];
         p.y.data = on_device(NULL, n_bytes);
         p.scratch = on_device(NULL, scratch_bytes);
-        CHECK_OK(gcuda_launch_conv_2d(&p, NULL));
+        CHECK_OK(launch(&p, NULL));
         CHECK(cudaDeviceSynchronize() == cudaSuccess);
         CHECK(cudaMemcpy(y, p.y.data, n_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
         compare(&p, w, x, y, &r);
@@ -131,6 +132,10 @@ static void convolution(enum gcuda_type type, struct shape s) {
     free(w);
     free(x);
     free(y);
+}
+
+static void convolution(enum gcuda_type type, struct shape s) {
+    convolution_by(gcuda_launch_conv_2d, gcuda_conv_2d_scratch_bytes, type, s);
 }
 
 TEST(channels_and_pixels_that_fill_no_tile) {
@@ -181,6 +186,14 @@ TEST(few_channels_of_large_images) {
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) { convolution(GCUDA_TYPE_F32, shapes[i]); }
     convolution(GCUDA_TYPE_F16, shapes[1]);
     convolution(GCUDA_TYPE_BF16, shapes[0]);
+}
+
+TEST(few_blocks) { // for racecheck (tests/gpu.py), by a launcher that does not ask for a size
+    static const struct shape shapes[] = { { 12, 11, 72, 1, 3, 3, 70, 1, 1, 1, 1, 1, 1 }, { 9, 10, 40, 2, 3, 2, 130, 2, 1, 1, 0, 1, 1 } };
+    for (int i = 0; i < 2; ++i) {
+        convolution_by(gcuda_launch_conv_2d_packed, gcuda_conv_2d_packed_scratch_bytes, GCUDA_TYPE_F32, shapes[i]);
+        convolution_by(gcuda_launch_conv_2d_packed, gcuda_conv_2d_packed_scratch_bytes, GCUDA_TYPE_F16, shapes[i]);
+    }
 }
 
 static size_t place_of(const struct gcuda_array * a, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {

@@ -1,5 +1,5 @@
 // Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not. On a
-// device, or with kernels, without them only that they are refused.
+// device, or with kernels, without them only that they are refused. And a few blocks of every kernel that multiplies in tiles.
 #include "test.h"
 #include "weights.h"
 
@@ -80,33 +80,53 @@ static void compare(const struct gcuda_mul_mat_args * p, const char * a, const c
     free(x);
 }
 
-static void product(enum gcuda_type a_type, enum gcuda_type b_type, struct shape s, double scale) {
+// A kernel that multiplies in tiles.
+struct way {
+    const char * name;
+    gcuda_status (*launch)(const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
+    size_t (*scratch_bytes)(const struct gcuda_mul_mat_args * args);
+    bool has_warp_groups, rounds; // needs them; BF16 of anything
+};
+static const struct way warp_groups = { "warp groups", gcuda_launch_mul_mat_wg, gcuda_mul_mat_wg_scratch_bytes, true, false };
+static const struct way tiles = { "tiles", gcuda_launch_mul_mat_tile, gcuda_mul_mat_tile_scratch_bytes, false, true };
+static const struct way floats = { "floats", gcuda_launch_mul_mat_gemm, gcuda_mul_mat_gemm_scratch_bytes, false, false };
+
+// Without data.
+static struct gcuda_mul_mat_args product_of(enum gcuda_type a_type, enum gcuda_type b_type, struct shape s) {
     struct gcuda_mul_mat_args p;
-    struct rng r = rng_for(gcuda_type_name(a_type));
     memset(&p, 0, sizeof p);
     p.a = matrix(a_type, s.k, s.m, gcuda_row_size(a_type, s.k) + 16 * (size_t) s.pad);
     p.b = matrix(b_type, s.k, s.n, gcuda_row_size(b_type, s.k) + gcuda_type_size(b_type) * (size_t) s.pad);
     p.y = matrix(GCUDA_TYPE_F32, s.m, s.n, ((size_t) s.m + (size_t) s.pad) * sizeof(float));
     p.max_shared = (size_t) 227 << 10;
-    snprintf(test_all.case_name, sizeof test_all.case_name, "%s x %s, k %lld, m %lld, n %lld, pad %d, scale %g", gcuda_type_name(a_type),
-        gcuda_type_name(b_type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, scale);
+    return p;
+}
+
+static void product_by(const struct way * way, enum gcuda_type a_type, enum gcuda_type b_type, struct shape s, double scale) {
+    struct gcuda_mul_mat_args p = product_of(a_type, b_type, s);
+    struct rng r = rng_for(gcuda_type_name(a_type));
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, %s x %s, k %lld, m %lld, n %lld, pad %d, scale %g", way->name,
+        gcuda_type_name(a_type), gcuda_type_name(b_type), (long long) s.k, (long long) s.m, (long long) s.n, s.pad, scale);
     char * a = weights_of(a_type, &p.a, &r), * b = columns_of(&p.b, scale, &r);
     float * y = (float *) malloc(p.y.nb[2]);
     p.a.data = on_device(a, p.a.nb[2]);
     p.b.data = on_device(b, p.b.nb[2]);
     p.y.data = on_device(NULL, p.y.nb[2]);
-    void * scratch = on_device(NULL, gcuda_mul_mat_wg_scratch_bytes(&p));
-    const gcuda_status st = gcuda_launch_mul_mat_wg(&p, scratch, NULL);
+    void * scratch = on_device(NULL, way->scratch_bytes(&p));
+    const gcuda_status st = way->launch(&p, scratch, NULL);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(y, p.y.data, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
-    if (gcuda_has_warp_groups()) {
+    if (!way->has_warp_groups || gcuda_has_warp_groups()) {
+        const bool is_exact = !way->rounds && (a_type == GCUDA_TYPE_F16 || a_type == GCUDA_TYPE_F32 || a_type == b_type);
         CHECK_OK(st);
-        compare(&p, a, b, y, a_type == GCUDA_TYPE_F16 || a_type == GCUDA_TYPE_F32 ? 1e-6 : 4e-5, &r);
-        p.max_shared = 0;
-        CHECK(gcuda_launch_mul_mat_wg(&p, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED); // 48 KiB are not enough
-        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+        compare(&p, a, b, y, is_exact ? 1e-6 : 4e-5, &r);
     } else {
         CHECK(st == GCUDA_STATUS_UNSUPPORTED);
+    }
+    if (way->has_warp_groups) {
+        p.max_shared = 0;
+        CHECK(way->launch(&p, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED); // 48 KiB are not enough
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
     }
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess &&
           cudaFree(scratch) == cudaSuccess);
@@ -114,6 +134,10 @@ static void product(enum gcuda_type a_type, enum gcuda_type b_type, struct shape
     free(b);
     free(y);
     test_all.case_name[0] = '\0';
+}
+
+static void product(enum gcuda_type a_type, enum gcuda_type b_type, struct shape s, double scale) {
+    product_by(&warp_groups, a_type, b_type, s, scale);
 }
 
 static int64_t whole_rows(enum gcuda_type type, int64_t k) { // the next k whose rows are multiples of 16 bytes
@@ -135,6 +159,37 @@ TEST(every_type_and_every_edge) {
         }
     }
     if (!is_there) { test_skip("no kernels for warp groups, which were refused"); }
+}
+
+// Every kernel with tiles in shared memory, with more steps than its ring has slots, ends that fill no tile, and parts of k: few enough
+// blocks for racecheck (tests/gpu.py).
+TEST(few_blocks_of_every_kind) {
+    static const int widths[] = { 16, 31, 64, 128 }; // of the kernels for few columns
+    for (int t = 0; t < N_TYPES; ++t) {
+        const int64_t k = whole_rows(types[t], 768);
+        for (int i = 0; i < 4; ++i) {
+            const struct shape s = { k, 130, widths[i], 0 };
+            if (t < 4 || i == t % 4) { product_by(&tiles, types[t], GCUDA_TYPE_F32, s, 1.0); }
+        }
+        if (gcuda_has_warp_groups()) {
+            const struct shape s = { k, 130, t % 2 == 0 ? 70 : 140, 0 };
+            product(types[t], GCUDA_TYPE_F32, s, 1.0);
+        }
+    }
+    const struct shape in_parts = { 4096, 40, 36, 0 };
+    const struct gcuda_mul_mat_args blocks = product_of(GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, in_parts);
+    const struct gcuda_mul_mat_args halves = product_of(GCUDA_TYPE_F16, GCUDA_TYPE_F16, in_parts);
+    CHECK(gcuda_mul_mat_gemm_scratch_bytes(&halves) > 0); // sums of parts
+    if (gcuda_has_warp_groups()) {
+        CHECK(gcuda_mul_mat_wg_parts(&blocks) > 1);
+        product(GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, in_parts, 1.0);
+    }
+    for (int t = 0; t < 3; ++t) {
+        const struct shape s = { 1032, 70, 66, 0 };
+        product_by(&floats, types[t], types[t], s, 1.0);
+        product_by(&floats, types[t], types[t], in_parts, 1.0);
+        if (gcuda_has_warp_groups() && types[t] != GCUDA_TYPE_F32) { product(types[t], types[t], s, 1.0); }
+    }
 }
 
 TEST(depths_between_steps) { // floats in rows of eights, blocks of 32 in rows that are not whole slabs
