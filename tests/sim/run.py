@@ -40,6 +40,7 @@ PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-si
 EVERYTHING = [(p, "") for p in PROGRAMS]
 SLOW = ["test-chunks", "test-plans", "test-products", "test-sizes", "test-soak"]  # not at level user: longer than what asks the same of less
 SHAPES = ["test-shapes", "test-large"] # of tests/hw
+LONG = ["test-sched", "test-split", "test-cuda", "test-sizes", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
@@ -132,9 +133,16 @@ class Variant:
         for job in self.jobs:
             job.result()
 
+    def tests_of(self, program):
+        code, output = run([f"{self.folder}/{program}", "--list"])
+        return output.split() if code == 0 else [""]
+
     def programs(self, chosen, **env):
+        """With many workers the longest programs test by test."""
         for name, text in chosen:
-            self.test(name, *(["--filter", text] if text else []), timeout=4800, **env)  # the scheduler's 200 orders
+            apart = name in LONG and not text and self.total.n_workers > 2
+            for part in self.tests_of(name) if apart else [text]:
+                self.test(name, *(["--filter", part] if part else []), timeout=4800, **env)  # the scheduler's 200 orders
 
     def operations(self, names, device="CUDA0", **env):
         for name in names:
