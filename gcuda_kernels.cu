@@ -3831,6 +3831,62 @@ static __global__ void k_loss_partials(const gcuda_cross_entropy_args p, int64_t
     d_loss_end(p, loss);
 }
 
+// So little that one block has all rows at once: `span` neighbouring threads each, a power of two.
+#define LOSS_SMALL 8192 // elements, in 2 to 1024 rows
+#define LOSS_EACH 16    // of a row, elements a thread: more than half of 1024 threads have rows
+static bool is_small_loss(const gcuda_cross_entropy_args & p) {
+    return n_rows(p.logits) > 1 && n_rows(p.logits) <= 1024 && n_elements(p.logits) <= LOSS_SMALL;
+}
+
+// On each thread of a span. All threads of the block are here.
+template <typename OP> static __device__ float d_span_reduce(float v, int span) {
+    __shared__ float part[32];
+    const int warp = (int) threadIdx.x / 32, n_warps = span / 32, first = n_warps > 0 ? warp / n_warps * n_warps : warp;
+    NO_UNROLL for (int offset = span < 32 ? span / 2 : 16; offset > 0; offset /= 2) {
+        v = OP::apply(v, __shfl_xor_sync(0xffffffffu, v, offset));
+    }
+    __syncthreads(); // the last use of part is over
+    if (threadIdx.x % 32 == 0) { part[warp] = v; }
+    __syncthreads();
+    v = n_warps > 1 ? part[first] : v;
+    NO_UNROLL for (int k = 1; k < n_warps; ++k) { v = OP::apply(v, part[first + k]); }
+    return v;
+}
+
+// Elements i, i + step, ... of the first n, all under way together; what is missing is `missing`.
+template <typename T> static inline __device__ void d_take(const char * row, int64_t nb, int i, int step, int n, float missing, float * v) {
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { v[k] = i + k * step < n ? d_f32(*(const T *) (row + (i + k * step) * nb)) : missing; }
+}
+static inline __device__ void d_take(const gcuda_array & a, int64_t r, int i, int step, int n, float missing, float * v) {
+    const char * row = d_row(a, r);
+    switch (a.type) {
+        case GCUDA_TYPE_F32: d_take<float>(row, (int64_t) a.nb[0], i, step, n, missing, v); break;
+        case GCUDA_TYPE_F16: d_take<__half>(row, (int64_t) a.nb[0], i, step, n, missing, v); break;
+        default: d_take<__nv_bfloat16>(row, (int64_t) a.nb[0], i, step, n, missing, v); break;
+    }
+}
+
+static __global__ void __launch_bounds__(1024) k_cross_entropy_loss_small(const gcuda_cross_entropy_args p, int span) {
+    const int64_t r = (int) threadIdx.x / span, own = r < d_rows(p.logits) ? r : 0;
+    const int i = (int) threadIdx.x % span, n = r < d_rows(p.logits) ? (int) p.logits.ne[0] : 0;
+    float x[LOSS_EACH], b[LOSS_EACH], max = -INFINITY, sum = 0.0f;
+    double loss = 0.0;
+    d_take(p.logits, own, i, span, n, -INFINITY, x);
+    d_take(p.labels, own, i, span, n, 0.0f, b);
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { max = fmaxf(max, x[k]); }
+    max = d_span_reduce<d_max_op>(max, span);
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { sum += i + k * span < n ? d_exp(x[k] - max) : 0.0f; }
+    const float norm = max + logf(d_span_reduce<d_sum_op>(sum, span));
+    UNROLL for (int k = 0; k < LOSS_EACH; ++k) { loss -= i + k * span < n ? (double) ((x[k] - norm) * b[k]) : 0.0; }
+    d_loss_end(p, loss);
+}
+
+static gcuda_status loss_small(const gcuda_cross_entropy_args & p, gcuda_stream stream) {
+    int span = 1024;
+    while (span * n_rows(p.logits) > 1024) { span /= 2; }
+    return launch(k_cross_entropy_loss_small, 1, 1024, stream, p, span);
+}
+
 static int64_t n_losses(const gcuda_array & x) { return n_rows(x) < 1 ? 1 : n_rows(x) < N_PARTIALS ? n_rows(x) : N_PARTIALS; }
 
 static bool loss_is_wide(const gcuda_cross_entropy_args & p) { // without elements ln 0 would meet labels that sum to 0
@@ -3838,11 +3894,12 @@ static bool loss_is_wide(const gcuda_cross_entropy_args & p) { // without elemen
 }
 
 size_t gcuda_cross_entropy_loss_scratch_bytes(const gcuda_cross_entropy_args * args) {
-    return n_losses(args->logits) > 1 ? (size_t) n_losses(args->logits) * 8 : 0;
+    return n_losses(args->logits) > 1 && !is_small_loss(*args) ? (size_t) n_losses(args->logits) * 8 : 0;
 }
 
 gcuda_status gcuda_launch_cross_entropy_loss(const gcuda_cross_entropy_args * args, gcuda_stream stream) {
     const int64_t n = n_losses(args->logits);
+    if (is_small_loss(*args)) { return loss_small(*args, stream); }
     const gcuda_status st = loss_is_wide(*args)
                                 ? with_float(args->logits.type, [&](auto v) {
                                       const int n_threads = args->logits.ne[0] <= 1024 ? 128 : 512;
@@ -7900,8 +7957,16 @@ gcuda_status gcuda_launch_pool_1d(const gcuda_pool_args * args, gcuda_stream str
 }
 
 // >>op:pool_2d_back -----------------------------------------------------------------------------------
-// Of largest values first where each window has its own; then every element collects from the windows over it.
+// Of largest values first where each window has its own; then every element collects from the windows over it. Of small images it
+// looks there itself, in one launch: the same sums in the same order.
 //   floor   x and dy read, y written
+#define POOL_BACK_SMALL 65536 // elements
+#define POOL_BACK_READS 128   // of an element, in the windows over it
+static bool finds_winners(const gcuda_pool_args & p) {
+    const int64_t n_windows = ((int64_t) p.k0 + p.s0 - 1) / p.s0 * (((int64_t) p.k1 + p.s1 - 1) / p.s1);
+    return p.op == GCUDA_OP_POOL_MAX && n_elements(p.y) <= POOL_BACK_SMALL && (int64_t) p.k0 * p.k1 <= POOL_BACK_READS / n_windows;
+}
+
 static __global__ void k_pool_winners(const gcuda_pool_args p, const tiles t) {
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.dy.ne, tile, 1, 1);
@@ -7917,7 +7982,7 @@ static __device__ int64_t d_pool_first(int64_t x, int32_t k, int32_t s, int32_t 
     return x + p >= k ? (x + p - k) / s + 1 : 0;
 }
 
-static __global__ void k_pool_2d_back(const gcuda_pool_args p, const tiles t) {
+template <bool FINDS> static __global__ void k_pool_2d_back(const gcuda_pool_args p, const tiles t) {
     const float divisor = (float) p.k0 * (float) p.k1;
     FOR_TILES(tile, t) {
         const d_index i = d_tile_at(t, p.y.ne, tile, 1, 1);
@@ -7929,7 +7994,13 @@ static __global__ void k_pool_2d_back(const gcuda_pool_args p, const tiles t) {
             const int64_t * winners =
                 (const int64_t *) p.scratch + ((i.i3 * p.dy.ne[2] + i.i2) * p.dy.ne[1] + oy) * p.dy.ne[0];
             for (int64_t ox = d_pool_first(i.i0, p.k0, p.s0, p.p0); ox <= (i.i0 + p.p0) / p.s0 && ox < p.dy.ne[0]; ++ox) {
-                if (p.op == GCUDA_OP_POOL_AVG || winners[ox] == i.i1 * p.x.ne[0] + i.i0) {
+                int64_t winner = -1;
+                if (FINDS) {
+                    d_pool_max(p, d_window_of(p, ox, oy), d_at(p.x, 0, 0, i.i2, i.i3), &winner);
+                } else if (p.op == GCUDA_OP_POOL_MAX) {
+                    winner = winners[ox];
+                }
+                if (p.op == GCUDA_OP_POOL_AVG || winner == i.i1 * p.x.ne[0] + i.i0) {
                     sum += d_load(p.dy.type, d_at(p.dy, ox, oy, i.i2, i.i3));
                 }
             }
@@ -7939,14 +8010,15 @@ static __global__ void k_pool_2d_back(const gcuda_pool_args p, const tiles t) {
 }
 
 size_t gcuda_pool_2d_back_scratch_bytes(const gcuda_pool_args * args) {
-    return args->op == GCUDA_OP_POOL_MAX ? (size_t) n_elements(args->dy) * sizeof(int64_t) : 0;
+    return args->op == GCUDA_OP_POOL_MAX && !finds_winners(*args) ? (size_t) n_elements(args->dy) * sizeof(int64_t) : 0;
 }
 
 gcuda_status gcuda_launch_pool_2d_back(const gcuda_pool_args * args, gcuda_stream stream) {
+    if (finds_winners(*args)) { return launch_tiles(k_pool_2d_back<true>, tiles_of(args->y, 1, 1), stream, *args); }
     const gcuda_status st = args->op == GCUDA_OP_POOL_MAX
                                 ? launch_tiles(k_pool_winners, tiles_of(args->dy, 1, 1), stream, *args)
                                 : GCUDA_STATUS_SUCCESS;
-    return st == GCUDA_STATUS_SUCCESS ? launch_tiles(k_pool_2d_back, tiles_of(args->y, 1, 1), stream, *args) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch_tiles(k_pool_2d_back<false>, tiles_of(args->y, 1, 1), stream, *args) : st;
 }
 
 // >>op:upscale ----------------------------------------------------------------------------------------

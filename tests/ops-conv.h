@@ -939,8 +939,8 @@ TEST(pool_2d) {
         pool_2d_case(p);
     }
     const struct p_pool more[] = { { 0, 2, 3, 3, 2, 0, 0 }, { 1, 4, 2, 4, 2, 2, 1 }, { 0, 5, 5, 1, 1, 2, 2 },
-        { 1, 9, 10, 1, 1, 0, 0 } };
-    for (int i = 0; i < 4; ++i) { pool_2d_case(more[i]); }
+        { 1, 9, 10, 1, 1, 0, 0 }, { 0, 6, 5, 2, 2, 1, 1 } };
+    for (int i = 0; i < 5; ++i) { pool_2d_case(more[i]); }
 }
 
 TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, touch, or leave some out

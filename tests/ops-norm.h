@@ -466,12 +466,12 @@ static struct gcuda_tensor * build_cross_entropy(struct gcuda_context * ctx, str
     return gcuda_cross_entropy_loss(ctx, in[0], in[1]);
 }
 TEST(cross_entropy_loss) { // >>op:cross_entropy_loss
-    struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000 70001,2 0,3 5,0", .n_in = 2,
-        .build = build_cross_entropy, .ref = ref_cross_entropy, .max_nmse = 1e-7,
+    struct op_test t = { .types = "F32", .shapes = "2 10,5,4,3 257,3 30000 70001,2 4093,2 7,400 5000,3 3,1030 0,3 5,0",
+        .n_in = 2, .build = build_cross_entropy, .ref = ref_cross_entropy, .max_nmse = 1e-7,
         .in = { { .lo = -100, .hi = 100, .layouts = LAYOUT_OFFSET }, { .fill = fill_labels,
         .layouts = LAYOUT_OFFSET } } };
     op_test_run(&t);
-    t.types = "F16>F32 BF16>F32 F16,F32>F32 F32,BF16>F32", t.shapes = "2 10,5,4,3 257,3 30000";
+    t.types = "F16>F32 BF16>F32 F16,F32>F32 F32,BF16>F32", t.shapes = "2 10,5,4,3 257,3 30000 4093,2 5000,3";
     op_test_run(&t);
 }
 
