@@ -8473,10 +8473,8 @@ struct d_scan_step {
     float x, dt;
 };
 
-// Which state of p.s sequence q begins with; what launchers complete has no ids where those in last go on.
-static inline __device__ int64_t d_scan_state(const gcuda_ssm_scan_args & p, int64_t q) {
-    return p.ids.data != nullptr ? (int64_t) ((const int32_t *) p.ids.data)[q] : q;
-}
+// Which of the states sequence q begins with; what launchers complete has no ids where those in last go on.
+static inline __device__ int64_t d_scan_state(const void * ids, int64_t q) { return ids != nullptr ? (int64_t) ((const int32_t *) ids)[q] : q; }
 
 static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
 
@@ -8489,7 +8487,7 @@ template <int LANES, int PER, bool WIDE> static __global__ void k_ssm_scan(const
         const bool is_real = item < n_channels; // the others only take part in shuffles
         const int64_t ch = is_real ? item : 0, c = ch % p.x.ne[0], h = ch / p.x.ne[0] % p.x.ne[1], q = ch / p.x.ne[0] / p.x.ne[1];
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
-        const int64_t id = d_scan_state(p, q);
+        const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         float * y = (float *) d_at(p.y, c, h, 0, q), * end = (float *) p.last.data + ch * n;
         float st[PER], a[PER], b[PER], bt[PER], cc[PER], ct[PER];
@@ -8551,7 +8549,7 @@ static __global__ void __launch_bounds__(SCAN_BLOCK) k_ssm_scan_staged(const gcu
     FOR_ROWS(block, per_seq * p.x.ne[3] / CHANNELS) {
         const int64_t first = block * CHANNELS, q = first / per_seq, in_seq = first - q * per_seq;
         const int64_t h = (in_seq + own) / p.x.ne[0], c = in_seq + own - h * p.x.ne[0], g = h / (p.x.ne[1] / p.b.ne[1]);
-        const int64_t id = d_scan_state(p, q);
+        const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         float * y = (float *) d_at(p.y, 0, 0, 0, q) + in_seq + own, * end = (float *) p.last.data + (first + own) * n;
         float st[CH][PER], a[PER];
@@ -8701,7 +8699,7 @@ static __global__ void __launch_bounds__(64 * (SPAN == SCAN_WHOLE ? CHUNK_MOST :
         const int64_t behind = segments.first + segment * segments.tokens;
         const int64_t end_token = SPAN == SCAN_WHOLE || behind > n_tokens ? n_tokens : behind;
         const int64_t c0 = ((block - head_at * per_head) * pairs + warp / 2) * 16, group = h / (p.x.ne[1] / p.b.ne[1]);
-        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : d_scan_state(p, q);
+        const int64_t id = SPAN == SCAN_SEGMENTS ? segment * p.x.ne[3] + q : d_scan_state(p.ids.data, q);
         const bool is_ok = SPAN != SCAN_WHOLE || (id >= 0 && id < p.s.ne[3]); // the kernel between tells otherwise
         const float a = d_load(p.a.type, d_at(p.a, 0, h, 0, 0));
         const char * from_b = d_at(p.b, 0, group, 0, q), * from_c = d_at(p.c, 0, group, 0, q);
@@ -8894,7 +8892,7 @@ static __global__ void __launch_bounds__(256) k_ssm_scan_join(const gcuda_ssm_sc
     d_wait_before();
     FOR_ELEMENTS(i, n_all / 4) {
         const int64_t ch = 4 * i / n, head = ch / p.x.ne[0], q = head / p.x.ne[1];
-        const int64_t id = d_scan_state(p, q);
+        const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         float4 * own = (float4 *) segments.states + i, st = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (is_ok) { st = *(const float4 *) d_at(p.s, 4 * i - ch * n, ch - head * p.x.ne[0], head - q * p.x.ne[1], id); }
@@ -9034,7 +9032,7 @@ template <int LANES, int PER> static __global__ void __launch_bounds__(256, SCAN
         const int h = (int) (head - q * p.n_heads), g = h / (p.n_heads / p.n_groups);
         const bool is_real = c < p.n_channels; // the others only take part in shuffles
         const int64_t own = is_real ? c : 0;
-        const int64_t id = p.ids != nullptr ? (int64_t) p.ids[q] : q;
+        const int64_t id = d_scan_state(p.ids, q);
         const bool is_ok = id >= 0 && id < p.n_states;
         float st[PER], b[PER], cc[PER], sum = 0.0f;
         d_spread_load<LANES, PER, true>(GCUDA_TYPE_F32, p.b + g * p.b_nb[0] + q * p.b_nb[1], 4, n, lane, b);
@@ -9076,7 +9074,7 @@ static __global__ void k_ssm_scan_any(const gcuda_ssm_scan_args p) {
     FOR_HELD_ROWS(item, n_channels, 32) {
         const int64_t c = item % p.x.ne[0], h = item / p.x.ne[0] % p.x.ne[1], q = item / p.x.ne[0] / p.x.ne[1];
         const int64_t g = h / (p.x.ne[1] / p.b.ne[1]);
-        const int64_t id = d_scan_state(p, q);
+        const int64_t id = d_scan_state(p.ids.data, q);
         const bool is_ok = id >= 0 && id < p.s.ne[3];
         float * y = (float *) d_at(p.y, c, h, 0, q), * st = (float *) p.last.data + item * n;
         for (int64_t i = lane; i < n; i += 32) { st[i] = is_ok ? *(const float *) d_at(p.s, i, c, h, id) : 0.0f; }
