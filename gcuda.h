@@ -687,6 +687,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_acc)
 #define gcuda_launch_add GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add)
 #define gcuda_launch_add_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_id)
+#define gcuda_launch_add_quantized GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_add_quantized)
 #define gcuda_launch_arange GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_arange)
 #define gcuda_launch_argmax GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argmax)
 #define gcuda_launch_argsort GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_argsort)
@@ -3859,7 +3860,9 @@ GCUDA_KERNEL_API size_t gcuda_get_rows_back_scratch_bytes(const struct gcuda_get
 GCUDA_KERNEL_API gcuda_status gcuda_launch_set_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_set_rows_scratch_bytes(const struct gcuda_get_rows_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add(const struct gcuda_binary_args * args, gcuda_stream stream);
-GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_add_quantized( // what the one above does where a is quantized
+    const struct gcuda_binary_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_add_scratch_bytes(const struct gcuda_binary_args * args); // of both
 GCUDA_KERNEL_API gcuda_status gcuda_launch_sub(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul(const struct gcuda_binary_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_div(const struct gcuda_binary_args * args, gcuda_stream stream);

@@ -1533,6 +1533,7 @@ struct d_target {
 
 // Of a copy: the k-th element of x becomes the k-th of y.
 struct d_map_cpy {
+    static const bool HAS_ROWS = true;
     gcuda_array x, y;
     int64_t y_bytes; // of a unit
 
@@ -1577,6 +1578,70 @@ struct d_map_get {
         return { is_in ? d_at(p.x, 0, row, i.i2, i.i3) : nullptr, 0, d_at(p.y, 0, i.i1, i.i2, i.i3) };
     }
 };
+
+// Of set_rows.
+static inline __device__ int64_t d_index_of(const gcuda_array & ids, int64_t i0, int64_t i1, int64_t i2) {
+    const char * p = d_at(ids, i0, i1, i2, 0);
+    return ids.type == GCUDA_TYPE_I64 ? *(const int64_t *) p : (int64_t) *(const int32_t *) p;
+}
+
+// Where row r goes, or -1.
+static inline __device__ int64_t d_set_row_of(const gcuda_get_rows_args & p, int64_t r, int64_t j1, int64_t j2) {
+    const int64_t to = d_index_of(p.ids, r, j1, j2);
+    bool is_last = to >= 0 && to < p.y.ne[1];
+    if (!is_last && p.bad_index != nullptr) { *p.bad_index = 1; }
+    for (int64_t i = r + 1; i < p.ids.ne[0]; ++i) { is_last = is_last && d_index_of(p.ids, i, j1, j2) != to; }
+    return is_last ? to : -1;
+}
+
+template <bool MAY_LOOK> struct d_map_set {
+    static const bool HAS_ROWS = true;
+    gcuda_get_rows_args p;
+    int64_t y_bytes; // of a unit
+    int64_t looks;   // itself: nothing is in scratch. A word, or the simulated device takes what pads it for an address
+
+    inline __device__ int64_t to(int64_t r, int64_t j1, int64_t j2) const {
+        if (MAY_LOOK && looks) { return d_set_row_of(p, r, j1, j2); }
+        return ((const int64_t *) p.scratch)[r + p.ids.ne[0] * (j1 + p.ids.ne[1] * j2)];
+    }
+    inline __device__ d_target at(int64_t u, int64_t unit) const {
+        const int64_t n0 = p.x.ne[0] / unit, r = u / n0, i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2],
+                      i3 = r / p.x.ne[1] / p.x.ne[2];
+        const int64_t row = to(i1, i2 % p.ids.ne[1], i3 % p.ids.ne[2]);
+        d_target t;
+        t.i = u % n0;
+        t.x = d_at(p.x, 0, i1, i2, i3);
+        t.y = row < 0 ? nullptr : d_at(p.y, 0, row, i2, i3) + t.i * y_bytes;
+        return t;
+    }
+    inline __device__ d_target row(const d_index & i) const {
+        const int64_t j1 = i.i2 < p.ids.ne[1] ? i.i2 : i.i2 % p.ids.ne[1], j2 = i.i3 < p.ids.ne[2] ? i.i3 : i.i3 % p.ids.ne[2];
+        const int64_t row = to(i.i1, j1, j2);
+        return { d_at(p.x, 0, i.i1, i.i2, i.i3), 0, row < 0 ? nullptr : d_at(p.y, 0, row, i.i2, i.i3) };
+    }
+};
+
+// Of what makes blocks other than by whole rows: a copy, set_rows, or the sum of blocks and b. One kernel for all of them: the
+// quantizers are up to 175 KB of code each.
+struct d_map_blocks {
+    static const bool HAS_ROWS = false;
+    d_map_cpy cpy;
+    d_map_set<true> set; // instead, where it has a y
+    gcuda_array b;       // F32, of the shape of cpy.x: data is NULL where nothing is added
+
+    inline __device__ d_target at(int64_t u, int64_t unit) const { return set.p.y.data != nullptr ? set.at(u, unit) : cpy.at(u, unit); }
+};
+static d_map_blocks blocks_of(const d_map_cpy & map) {
+    d_map_blocks m = {};
+    m.cpy = map;
+    return m;
+}
+static d_map_blocks blocks_of(const d_map_set<true> & map) {
+    d_map_blocks m = {};
+    m.set = map;
+    return m;
+}
+static const d_map_blocks & blocks_of(const d_map_blocks & map) { return map; }
 
 // ---- blocks to floats ----
 static inline __device__ void d_put(double * p, float v) { *p = (double) v; }
@@ -1656,10 +1721,21 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize(const float 
 D_QUANTIZED_TYPES(X)
 #undef X
 
+// Group i of a row, which is the u-th of all groups, and what is added to it. Rounded like the sum of the decoded row.
+template <typename FORMAT>
+static inline __device__ void d_add_group(const char * row, int64_t i, const gcuda_array & b, int64_t u, float * x) {
+    const char * from = d_unit_row(b, &u, 32) + u * 32 * (int64_t) b.nb[0];
+    d_group g = {};
+    FORMAT::decode(d_group_at<FORMAT>(row, i), (int) (i % (FORMAT::n / 32)), g);
+    UNROLL for (int j = 0; j < 32; ++j) {
+        x[j] = d_add_rn(d_value<FORMAT>(d_code<FORMAT>(g, j), g.scale[j / 16], g.min[j / 16]), *(const float *) (from + j * (int64_t) b.nb[0]));
+    }
+}
+
 // A thread makes a block. Blocks of 32: a warp reads the elements of 32 blocks together and writes the blocks together.
 //   floor   n * sizeof(x) bytes read, blocks written once      shared  22 KiB
-template <gcuda_type TYPE, typename MAP>
-static __global__ void __launch_bounds__(128) k_quantize_32(const MAP map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+template <gcuda_type TYPE>
+static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     typedef typename d_format<TYPE>::block block;
     constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
     __shared__ float elements[4][32][33];
@@ -1676,14 +1752,18 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const MAP map, gcuda
         ys[warp][lane] = t.y;
         __syncwarp();
         for (int k = 0; k < 32; ++k) {
-            if (ys[warp][k] != nullptr) {
+            if (ys[warp][k] != nullptr && map.b.data == nullptr) {
                 elements[warp][k][lane] = d_load_f64(x_type, xs[warp][k] + lane * x_size);
             }
         }
         __syncwarp();
         if (t.y != nullptr) {
             float x[32];
-            UNROLL for (int j = 0; j < 32; ++j) { x[j] = elements[warp][lane][j]; }
+            if (map.b.data != nullptr) {
+                d_add_group<d_format<TYPE>>(t.x, t.i, map.b, first + lane, x);
+            } else {
+                UNROLL for (int j = 0; j < 32; ++j) { x[j] = elements[warp][lane][j]; }
+            }
             d_quantize<TYPE>(x, blocks[warp] + lane * sizeof(block));
         }
         __syncwarp();
@@ -1756,12 +1836,16 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
     }
 }
 
-template <gcuda_type TYPE, typename MAP>
-static __global__ void __launch_bounds__(128) k_quantize_256(const MAP map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+template <gcuda_type TYPE> // four blocks: what the compiler takes without a limit varies from 80 to 255 registers
+static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     FOR_ELEMENTS(u, n_blocks) {
         const d_target t = map.at(u, 256);
         float x[256];
-        for (int j = 0; j < 256 && t.y != nullptr; ++j) { x[j] = d_load_f64(x_type, t.x + (t.i * 256 + j) * x_size); }
+        if (t.y != nullptr && map.b.data != nullptr) {
+            NO_UNROLL for (int g = 0; g < 8; ++g) { d_add_group<d_format<TYPE>>(t.x, t.i * 8 + g, map.b, u * 8 + g, x + 32 * g); }
+        } else {
+            for (int j = 0; j < 256 && t.y != nullptr; ++j) { x[j] = d_load_f64(x_type, t.x + (t.i * 256 + j) * x_size); }
+        }
         if (t.y != nullptr) {
             d_quantize<TYPE>(x, t.y);
         }
@@ -1775,14 +1859,16 @@ template <gcuda_type TYPE, typename MAP>
 static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has_rows, int64_t n, gcuda_stream stream) {
     const gcuda_type x_type = x.type;
     const int64_t x_size = (int64_t) gcuda_type_size(x_type);
-    if constexpr (d_format<TYPE>::n == 32) {
+    if constexpr (d_format<TYPE>::n == 32 && MAP::HAS_ROWS) {
         if (has_rows && can_quantize_rows(x)) {
             const int64_t per_row = (x.ne[0] + 1023) / 1024, n_groups = per_row * n_rows(x);
             return launch(k_quantize_rows<TYPE, MAP>, (n_groups + 3) / 4, 128, stream, map, x, per_row, n_groups);
         }
-        return launch(k_quantize_32<TYPE, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
+    }
+    if constexpr (d_format<TYPE>::n == 32) {
+        return launch(k_quantize_32<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     } else {
-        return launch(k_quantize_256<TYPE, MAP>, (n + 127) / 128, 128, stream, map, x_type, x_size, n);
+        return launch(k_quantize_256<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     }
 }
 
@@ -2249,6 +2335,48 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
     return cpy_plain(p, stream);
 }
 
+// ---- blocks and floats, added ----
+// Small ones group by group, or, where the result is blocks, block by block: one launch.
+#define ADD_BLOCKS_SMALL 65536 // elements
+static bool is_small_sum(const gcuda_binary_args & p) { return n_elements(p.a) <= ADD_BLOCKS_SMALL; }
+
+template <typename FORMAT> static __global__ void __launch_bounds__(128) k_add_groups(const d_map_cpy map, const gcuda_array b, int64_t n_groups) {
+    FOR_ELEMENTS(u, n_groups) {
+        const d_target t = map.at(u, 32);
+        float x[32];
+        d_add_group<FORMAT>(t.x, t.i, b, u, x);
+        UNROLL for (int j = 0; j < 32; j += 4) { d_put4<float>(t.y + 4 * j, x + j); }
+    }
+}
+
+static gcuda_status add_small(const gcuda_binary_args & p, gcuda_stream stream) {
+    const bool to_blocks = gcuda_is_quantized(p.y.type);
+    const int64_t n = n_elements(p.a) / 32;
+    d_map_blocks map = blocks_of(d_map_cpy{ p.a, p.y, (int64_t) gcuda_type_size(p.y.type) * (to_blocks ? 1 : 32) });
+    map.b = p.b;
+    for (int d = 0; d < 4 && n_elements(p.b) == 1; ++d) { map.b.nb[d] = 0; }
+    for (int d = 0; d < 4; ++d) { map.b.ne[d] = p.a.ne[d]; }
+    return to_blocks ? quantize(p.y.type, p.a, map, false, stream) : with_format(p.a.type, [&](auto format) {
+        return launch(k_add_groups<decltype(format)>, (n + 127) / 128, 128, stream, map.cpy, map.b, n);
+    });
+}
+
+size_t gcuda_add_scratch_bytes(const gcuda_binary_args * args) {
+    return gcuda_is_quantized(args->a.type) && !is_small_sum(*args) ? (size_t) n_elements(args->a) * sizeof(float) : 0;
+}
+
+// Large ones by way of F32 in scratch.
+gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_stream stream) {
+    const gcuda_binary_args & p = *args;
+    if (is_small_sum(p)) { return add_small(p, stream); }
+    const gcuda_array t = packed_array(GCUDA_TYPE_F32, p.scratch, p.a.ne[0], p.a.ne[1], p.a.ne[2], p.a.ne[3]);
+    const gcuda_cpy_args from = { p.a, t }, to = { t, p.y };
+    const gcuda_binary_args sum = { t, p.b, gcuda_is_quantized(p.y.type) ? t : p.y, nullptr };
+    gcuda_status st = gcuda_launch_cpy(&from, stream);
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_add(&sum, stream) : st;
+    return st == GCUDA_STATUS_SUCCESS && gcuda_is_quantized(p.y.type) ? gcuda_launch_cpy(&to, stream) : st;
+}
+
 // >>op:get_rows ---------------------------------------------------------------------------------------
 // An index out of range gives a row of zeros and sets the flag.
 //   floor   one row read and written for each index
@@ -2531,11 +2659,6 @@ gcuda_status gcuda_launch_get_rows_back(const gcuda_get_rows_args * args, gcuda_
 // whether a later one is equal; where they are many they go through a hash table, one to a batch, that keeps the last.
 //   floor   x read once, its rows of y written once; few indices n / 64 times, from L2
 #define SET_ROWS_FEW 1024
-static inline __device__ int64_t d_index_of(const gcuda_array & ids, int64_t i0, int64_t i1, int64_t i2) {
-    const char * p = d_at(ids, i0, i1, i2, 0);
-    return ids.type == GCUDA_TYPE_I64 ? *(const int64_t *) p : (int64_t) *(const int32_t *) p;
-}
-
 static __global__ void k_set_rows_index(const gcuda_get_rows_args p) {
     const int64_t n = d_n(p.ids), n_warps = (int64_t) gridDim.x * blockDim.x / 32;
     const int lane = (int) threadIdx.x % 32;
@@ -2631,28 +2754,13 @@ static gcuda_status set_rows_index(const gcuda_get_rows_args & p, gcuda_stream s
     return st == GCUDA_STATUS_SUCCESS ? launch(k_set_rows_last, (n + 255) / 256, 256, stream, p, t) : st;
 }
 
-struct d_map_set {
-    gcuda_get_rows_args p;
-    int64_t y_bytes; // of a unit
+// Few small rows, as a cache takes them token by token: one launch, whose threads look themselves whether a later row goes where
+// theirs goes.
+#define SET_ROWS_ONE 8
+#define SET_ROWS_SMALL 65536 // elements
+static bool set_rows_at_once(const gcuda_get_rows_args & p) { return p.ids.ne[0] <= SET_ROWS_ONE && n_elements(p.x) <= SET_ROWS_SMALL; }
 
-    inline __device__ d_target at(int64_t u, int64_t unit) const {
-        const int64_t n0 = p.x.ne[0] / unit, r = u / n0, i1 = r % p.x.ne[1], i2 = r / p.x.ne[1] % p.x.ne[2],
-                      i3 = r / p.x.ne[1] / p.x.ne[2];
-        const int64_t to = ((const int64_t *) p.scratch)[i1 + p.ids.ne[0] * (i2 % p.ids.ne[1] + p.ids.ne[1] * (i3 % p.ids.ne[2]))];
-        d_target t;
-        t.i = u % n0;
-        t.x = d_at(p.x, 0, i1, i2, i3);
-        t.y = to < 0 ? nullptr : d_at(p.y, 0, to, i2, i3) + t.i * y_bytes;
-        return t;
-    }
-    inline __device__ d_target row(const d_index & i) const {
-        const int64_t j1 = i.i2 < p.ids.ne[1] ? i.i2 : i.i2 % p.ids.ne[1], j2 = i.i3 < p.ids.ne[2] ? i.i3 : i.i3 % p.ids.ne[2];
-        const int64_t to = ((const int64_t *) p.scratch)[i.i1 + p.ids.ne[0] * (j1 + p.ids.ne[1] * j2)];
-        return { d_at(p.x, 0, i.i1, i.i2, i.i3), 0, to < 0 ? nullptr : d_at(p.y, 0, to, i.i2, i.i3) };
-    }
-};
-
-static __global__ void k_set_rows(const d_map_set map) {
+static __global__ void k_set_rows(const d_map_set<false> map) {
     const gcuda_get_rows_args & p = map.p;
     FOR_ELEMENTS(u, d_n(p.x)) {
         const d_target t = map.at(u, 1);
@@ -2662,22 +2770,11 @@ static __global__ void k_set_rows(const d_map_set map) {
     }
 }
 
-// Few small rows of plain types, as a cache takes them token by token: one launch, whose threads look themselves whether a later
-// row goes where theirs goes.
-#define SET_ROWS_ONE 8
-#define SET_ROWS_SMALL 65536 // elements
-static bool set_rows_at_once(const gcuda_get_rows_args & p) {
-    return p.ids.ne[0] <= SET_ROWS_ONE && n_elements(p.x) <= SET_ROWS_SMALL && !gcuda_is_quantized(p.y.type);
-}
-
 static __global__ void __launch_bounds__(256) k_set_rows_few(const gcuda_get_rows_args p) {
     FOR_ELEMENTS(u, d_n(p.x)) {
         const d_index i = d_unravel(p.x.ne, u);
-        const int64_t j1 = i.i2 % p.ids.ne[1], j2 = i.i3 % p.ids.ne[2], to = d_index_of(p.ids, i.i1, j1, j2);
-        bool is_last = to >= 0 && to < p.y.ne[1];
-        if (!is_last && p.bad_index != nullptr) { *p.bad_index = 1; }
-        for (int64_t r = i.i1 + 1; r < p.ids.ne[0]; ++r) { is_last = is_last && d_index_of(p.ids, r, j1, j2) != to; }
-        if (is_last) { d_convert(p.x.type, d_at(p.x, i), p.y.type, d_at(p.y, i.i0, to, i.i2, i.i3)); }
+        const int64_t to = d_set_row_of(p, i.i1, i.i2 % p.ids.ne[1], i.i3 % p.ids.ne[2]);
+        if (to >= 0) { d_convert(p.x.type, d_at(p.x, i), p.y.type, d_at(p.y, i.i0, to, i.i2, i.i3)); }
     }
 }
 
@@ -2687,18 +2784,18 @@ size_t gcuda_set_rows_scratch_bytes(const gcuda_get_rows_args * args) {
 }
 
 gcuda_status gcuda_launch_set_rows(const gcuda_get_rows_args * args, gcuda_stream stream) {
-    const d_map_set map = { *args, (int64_t) gcuda_type_size(args->y.type) };
+    const bool looks = set_rows_at_once(*args), to_blocks = gcuda_is_quantized(args->y.type);
+    const d_map_set<false> map = { *args, (int64_t) gcuda_type_size(args->y.type), 0 };
+    const d_map_set<true> map_blocks = { *args, map.y_bytes, looks };
     if (n_elements(args->x) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (set_rows_at_once(*args)) { return launch_elements(k_set_rows_few, args->x, stream, *args); }
-    const gcuda_status st = set_rows_index(*args, stream);
+    if (looks && !to_blocks) { return launch_elements(k_set_rows_few, args->x, stream, *args); }
+    const gcuda_status st = looks ? GCUDA_STATUS_SUCCESS : set_rows_index(*args, stream);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    if (gcuda_is_quantized(args->y.type)) {
-        return quantize(args->y.type, args->x, map, true, stream);
-    }
+    if (to_blocks) { return quantize(args->y.type, args->x, map_blocks, true, stream); }
     if (is_float(args->x.type) && is_float(args->y.type) && is_wide(args->x) && is_wide(args->y)) {
         return with_float(args->x.type, [&](auto tx) {
             return with_float(args->y.type, [&](auto ty) { return rows_wide<decltype(tx), decltype(ty)>(map, args->x, stream); });
@@ -2824,22 +2921,8 @@ template <typename OP> static gcuda_status binary(const gcuda_binary_args & p, g
     return launch_tiles(k_binary<OP>, tiles_of(p.y, 1, 4), stream, p);
 }
 
-size_t gcuda_add_scratch_bytes(const gcuda_binary_args * args) {
-    return gcuda_is_quantized(args->a.type) ? (size_t) n_elements(args->a) * sizeof(float) : 0;
-}
-
-// a quantized: by way of F32 in scratch, in three launches.
-static gcuda_status add_quantized(const gcuda_binary_args & p, gcuda_stream stream) {
-    const gcuda_array t = packed_array(GCUDA_TYPE_F32, p.scratch, p.a.ne[0], p.a.ne[1], p.a.ne[2], p.a.ne[3]);
-    const gcuda_cpy_args from = { p.a, t }, to = { t, p.y };
-    const gcuda_binary_args sum = { t, p.b, gcuda_is_quantized(p.y.type) ? t : p.y, nullptr };
-    gcuda_status st = gcuda_launch_cpy(&from, stream);
-    st = st == GCUDA_STATUS_SUCCESS ? binary<d_add>(sum, stream) : st;
-    return st == GCUDA_STATUS_SUCCESS && gcuda_is_quantized(p.y.type) ? gcuda_launch_cpy(&to, stream) : st;
-}
-
 gcuda_status gcuda_launch_add(const gcuda_binary_args * args, gcuda_stream stream) {
-    return gcuda_is_quantized(args->a.type) ? add_quantized(*args, stream) : binary<d_add>(*args, stream);
+    return gcuda_is_quantized(args->a.type) ? gcuda_launch_add_quantized(args, stream) : binary<d_add>(*args, stream);
 }
 gcuda_status gcuda_launch_sub(const gcuda_binary_args * args, gcuda_stream stream) {
     return binary<d_sub>(*args, stream);

@@ -540,7 +540,7 @@ TEST(set_rows) { // >>op:set_rows
         char types[64];
         const char * name = op_type_of(to[i])->name;
         snprintf(types, sizeof types, "%s,F32,I32 %s,F32,I64", name, name);
-        t.types = types, t.shapes = "32,7|32,5|5 96,11,2,3|96,4,2,3|4,2 256,3|256,0|0 1120,4,2|1120,3,2|3,2";
+        t.types = types, t.shapes = "32,7|32,5|5 96,11,2,3|96,4,2,3|4,2 96,12,2|96,9,2|9,2 256,3|256,0|0 1120,4,2|1120,3,2|3,2 1120,12|1120,9|9";
         t.max_nmse = fmin(cpy_bound(to[i], 160.0), 0.0625 / 160.0), t.no_max_error = true;
         op_test_run(&t);
     }
@@ -562,7 +562,7 @@ TEST(set_rows_repeated_index) { // the last row stays, with any number of thread
 TEST(set_rows_own) { // formats whose reference is the library's own row function
     const struct op_test t = { .types = "MXFP4,F32,I32 Q2_K,F32,I32 Q3_K,F32,I32 Q4_K,F32,I32 Q5_K,F32,I32 "
         "Q6_K,F16,I64 IQ4_XS,F32,I32 Q8_K,F32,I32 Q8_1,F32,I32",
-        .shapes = "256,5|256,3|3", .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true,
+        .shapes = "256,5|256,3|3 256,12|256,9|9", .n_in = 3, .build = build_set_rows, .ref = ref_set_rows, .aliases = true,
         .keep_blocks = true, .no_max_error = true, .in = { { .layouts = LAYOUT_ROWS },
         { .lo = -4, .hi = 4, .layouts = LAYOUT_ROWS }, { .fill = fill_set_index } } };
     op_test_run(&t);

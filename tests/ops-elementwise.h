@@ -86,6 +86,8 @@ TEST(add_cast) {
     t.types = op_types_with(CPU_WEIGHTS, ",F32>F32"), t.shapes = "256,3|256,3";
     t.in[0].layouts = LAYOUT_GAPS, t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED;
     op_test_run(&t);
+    t.types = "Q8_0,F32>F32", t.shapes = "256,260|256,260", t.in[0].layouts = t.in[1].layouts = 0;
+    op_test_run(&t);
 }
 
 // those that have a quantizer
@@ -99,6 +101,8 @@ TEST(add_quantized) { // quantized + F32 in the quantized type: dequantize the r
     op_test_run(&t);
     t.types = "Q4_0,F32 Q8_0,F32 MXFP4,F32", t.shapes = "32|32 96,2,3|96,2,3";
     t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = LAYOUT_GAPS | LAYOUT_TRANSPOSED;
+    op_test_run(&t);
+    t.types = "Q4_0,F32 Q6_K,F32", t.shapes = "256,260|256,260", t.in[0].layouts = t.in[1].layouts = 0; // more than one launch
     op_test_run(&t);
 }
 

@@ -827,6 +827,97 @@ TEST(what_the_device_cannot_do_is_refused_by_name) {
     clean();
 }
 
+// ---- how many launches an operation is ----
+static struct gcuda_tensor * tensor_of(struct gcuda_context * ctx, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+    return gcuda_new_tensor_3d(ctx, type, ne0, ne1, ne2);
+}
+static struct gcuda_tensor * make_loss(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    return gcuda_cross_entropy_loss(ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, type, n, rows, 1));
+}
+static struct gcuda_tensor * make_pool_back(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t k) { // stride 2
+    struct gcuda_tensor * dy = tensor_of(ctx, type, (n - k) / 2 + 1, (n - k) / 2 + 1, 2);
+    return gcuda_pool_2d_back(ctx, dy, tensor_of(ctx, type, n, n, 2), GCUDA_OP_POOL_MAX, (int) k, (int) k, 2, 2, 0.0f, 0.0f);
+}
+static struct gcuda_tensor * make_set_rows(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    return gcuda_set_rows(ctx, tensor_of(ctx, type, n, 20, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I64, rows));
+}
+static struct gcuda_tensor * make_rows_back(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    return gcuda_get_rows_back(ctx, tensor_of(ctx, type, n, rows, 1), gcuda_new_tensor_1d(ctx, GCUDA_TYPE_I32, rows), tensor_of(ctx, type, n, 100, 1));
+}
+static struct gcuda_tensor * make_set(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    return gcuda_set_1d(ctx, tensor_of(ctx, type, n, rows, 1), gcuda_new_tensor_1d(ctx, type, n), (size_t) n * gcuda_type_size(type));
+}
+static struct gcuda_tensor * make_acc(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    struct gcuda_tensor * a = tensor_of(ctx, type, n, rows, 1);
+    return gcuda_acc(ctx, a, gcuda_new_tensor_1d(ctx, type, n), a->nb[1], a->nb[2], a->nb[3], a->nb[1]);
+}
+static struct gcuda_tensor * make_add(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    return gcuda_add(ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1));
+}
+static struct gcuda_tensor * make_add_cast(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    return gcuda_add_cast(ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1), GCUDA_TYPE_F32);
+}
+static struct gcuda_tensor * make_conv_transpose(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t channels) {
+    return gcuda_conv_transpose_2d_p0(ctx, gcuda_new_tensor_4d(ctx, type, 3, 3, 2, channels), tensor_of(ctx, GCUDA_TYPE_F32, n, n, channels), 2);
+}
+
+static size_t scratch_of(const struct gcuda_tensor * y) {
+    union gcudai_args args;
+    gcudai_ops[y->op].args(y, &args);
+    switch ((int) y->op) {
+        case GCUDA_OP_CROSS_ENTROPY_LOSS: return gcuda_cross_entropy_loss_scratch_bytes(&args.cross_entropy);
+        case GCUDA_OP_POOL_2D_BACK: return gcuda_pool_2d_back_scratch_bytes(&args.pool);
+        case GCUDA_OP_SET_ROWS: return gcuda_set_rows_scratch_bytes(&args.get_rows);
+        case GCUDA_OP_GET_ROWS_BACK: return gcuda_get_rows_back_scratch_bytes(&args.get_rows);
+        case GCUDA_OP_ADD: return gcuda_add_scratch_bytes(&args.binary);
+        case GCUDA_OP_CONV_TRANSPOSE_2D: return gcuda_conv_transpose_2d_scratch_bytes(&args.conv_transpose);
+        default: return 0;
+    }
+}
+
+// Of small tensors there is one launch, and the launcher wants no scratch: a second launch is as long as all they compute. Behind
+// them what is just too large, which says that it is counted.
+TEST(small_tensors_are_one_launch) {
+    static const struct {
+        struct gcuda_tensor * (*make)(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows);
+        enum gcuda_type type;
+        int64_t n, rows;
+        int n_launches;
+    } cases[] = {
+        { make_loss, GCUDA_TYPE_F32, 10, 500, 1 }, { make_loss, GCUDA_TYPE_F16, 4096, 2, 1 }, { make_loss, GCUDA_TYPE_BF16, 8, 1024, 1 },
+        { make_loss, GCUDA_TYPE_F32, 50000, 1, 1 }, { make_loss, GCUDA_TYPE_F32, 2731, 3, 2 }, { make_loss, GCUDA_TYPE_F32, 4, 1025, 2 },
+        { make_pool_back, GCUDA_TYPE_F32, 28, 2, 1 }, { make_pool_back, GCUDA_TYPE_F16, 28, 4, 1 }, { make_pool_back, GCUDA_TYPE_F32, 28, 5, 2 },
+        { make_pool_back, GCUDA_TYPE_F32, 182, 2, 2 },
+        { make_set_rows, GCUDA_TYPE_F16, 128, 8, 1 }, { make_set_rows, GCUDA_TYPE_Q8_0, 128, 8, 1 }, { make_set_rows, GCUDA_TYPE_Q4_0, 1024, 3, 1 },
+        { make_set_rows, GCUDA_TYPE_Q4_K, 256, 1, 1 }, { make_set_rows, GCUDA_TYPE_Q8_0, 128, 9, 2 }, { make_set_rows, GCUDA_TYPE_F16, 128, 9, 2 },
+        { make_rows_back, GCUDA_TYPE_F32, 64, 32, 1 }, { make_rows_back, GCUDA_TYPE_F32, 64, 33, 3 },
+        { make_set, GCUDA_TYPE_F32, 64, 128, 1 }, { make_set, GCUDA_TYPE_F32, 64, 129, 3 },
+        { make_acc, GCUDA_TYPE_F32, 64, 128, 1 }, { make_acc, GCUDA_TYPE_F32, 64, 129, 3 },
+        { make_add, GCUDA_TYPE_Q4_0, 128, 512, 1 }, { make_add, GCUDA_TYPE_Q6_K, 256, 3, 1 }, { make_add, GCUDA_TYPE_Q4_0, 128, 513, 3 },
+        { make_add_cast, GCUDA_TYPE_IQ3_S, 256, 3, 1 }, { make_add_cast, GCUDA_TYPE_Q8_0, 128, 513, 2 },
+        { make_conv_transpose, GCUDA_TYPE_F32, 10, 9, 1 }, { make_conv_transpose, GCUDA_TYPE_F16, 10, 32, 1 },
+    };
+    const struct gcuda_cuda_params params = { .graphs = GCUDA_CUDA_OFF };
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    REQUIRE(backend != NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        struct place p = place_begin();
+        struct gcuda_tensor * y = cases[i].make(p.ctx, cases[i].type, cases[i].n, cases[i].rows);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        REQUIRE(y != NULL && place_alloc(&p, backend));
+        CHECK_OK(gcuda_build_forward_expand(graph, y));
+        CHECK_OK(gcuda_backend_buffer_clear(p.buffer, 0));
+        const long before = sim_counts("cudaLaunchKernelEx");
+        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+        const long n = sim_counts("cudaLaunchKernelEx") - before;
+        CHECK_MSG(n == cases[i].n_launches && (n > 1 || scratch_of(y) == 0), "%s of %s, %d x %d: %ld launches, wanted %d, and %zu bytes",
+            gcuda_op_name(y->op), gcuda_type_name(cases[i].type), (int) cases[i].n, (int) cases[i].rows, n, cases[i].n_launches, scratch_of(y));
+        place_end(&p);
+    }
+    gcuda_backend_free(backend);
+    clean();
+}
+
 // The node that failed stays named, also when waiting for what ran before it fails as well.
 TEST(the_first_of_two_failures_is_told) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
