@@ -3590,7 +3590,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // ---- plans: what a graph launches, decided once ----
 // A graph's first run works out its launches and keeps them. From its second run on they are one CUDA graph, captured
 // on the way. A graph that is given again, or built again, finds its plan by operations, types, shapes and strides; where
-// addresses or parameters differ, the arguments concerned are changed and the CUDA graph is updated. The plans used last
+// addresses or parameters differ, the arguments concerned are changed and the CUDA graph is updated: only in the nodes concerned,
+// where they are half or less and keep their kernels (from a plan's second such change on), else as a whole. The plans used last
 // are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
 //
 // A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
@@ -3619,6 +3620,7 @@ struct gcuda_cuda_plan_stats { // of the cache, n_made to n_graph_launches of al
     uint64_t n_made, n_reused, n_updated, n_evicted, n_captures, n_graph_launches;
     uint64_t n_fused; // launches that stand for several nodes, in the plans made
     uint64_t n_beside; // launches beside those on the backend's own stream, in the plans made
+    uint64_t n_patched; // changes that a CUDA graph took over node by node, without a capture of the whole plan
 };
 GCUDA_API gcuda_status gcuda_backend_cuda_get_plan_stats(gcuda_backend_t backend, struct gcuda_cuda_plan_stats * stats);
 GCUDA_API gcuda_status gcuda_backend_cuda_clear_plans(gcuda_backend_t backend); // those in the cache
@@ -29565,8 +29567,14 @@ struct gcudai_cuda_step {
     int32_t event;   // recorded behind it, for steps on other lanes; -1: none waits
     int32_t wait[GCUDAI_CUDA_LANES]; // for which step of each lane it waits; -1: for none
     enum gcuda_overlap overlap;      // with the step before
+    bool is_rounded, was_rounded;    // its products take their columns as bytes; before the plan followed a change
+    bool is_new;                     // the plan's CUDA graph has other arguments
+    cudaGraphNode_t last[2];         // see enum gcudai_cuda_noting: the node that its launches end with; NULL: none up to here
     union gcudai_cuda_fused args;
 };
+
+// Which steps a capture runs, and in which of their places it notes their nodes.
+enum gcudai_cuda_noting { GCUDAI_CUDA_NOTE_ALL, GCUDAI_CUDA_NOTE_NEW, GCUDAI_CUDA_NOTE_NOTHING };
 
 struct gcudai_cuda_plan {
     struct gcudai_cuda_plan * next; // in the cache
@@ -29583,6 +29591,10 @@ struct gcudai_cuda_plan {
     int32_t wait[GCUDAI_CUDA_LANES]; // for which steps the backend's stream waits at the end
     cudaGraphExec_t exec;
     bool is_exec_current;
+    bool is_relinked;    // more than arguments of steps differs from exec: the steps are others, or overlap otherwise
+    bool is_patchable;   // it has changed a little before, so that graph is kept
+    bool no_patch;       // nodes could not be found or changed one by one
+    cudaGraph_t graph;   // that exec was made of, with the nodes of its steps; NULL: not kept
     uint64_t generation; // of the scratch whose addresses exec remembers
 };
 
@@ -29671,6 +29683,7 @@ static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai
     int n;
     struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n);
     for (int i = 0; p != NULL && i < n; ++i) { p[i].is_rounded = is_rounded; }
+    s->is_rounded = is_rounded && p != NULL;
 }
 
 // How often the step's products read node `at` as their columns.
@@ -29699,17 +29712,26 @@ static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_
 }
 
 static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    for (int i = 0; i < plan->n_steps; ++i) { gcudai_cuda_set_rounded(cu, &plan->steps[i], false); }
+    for (int i = 0; i < plan->n_steps; ++i) {
+        plan->steps[i].was_rounded = plan->steps[i].is_rounded;
+        gcudai_cuda_set_rounded(cu, &plan->steps[i], false);
+    }
     for (int i = 0; i < plan->n_steps; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
-        int last;
+        int last = i;
         if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul) { continue; }
         const bool may = s->node->view_src == NULL && gcuda_norm_mul_takes_form(&s->args.norm_mul);
-        s->args.norm_mul.form = may ? gcudai_cuda_form_behind(cu, plan, i, &last) : 0;
+        const int form = may ? gcudai_cuda_form_behind(cu, plan, i, &last) : 0;
+        s->is_new = s->is_new || s->args.norm_mul.form != form;
+        s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {
             const int at = s->first + s->n - 1;
             if (gcudai_cuda_column_reads(&plan->look, &plan->steps[j], at) > 0) { gcudai_cuda_set_rounded(cu, &plan->steps[j], true); }
         }
+    }
+    for (int i = 0; i < plan->n_steps; ++i) {
+        struct gcudai_cuda_step * s = &plan->steps[i];
+        s->is_new = s->is_new || s->is_rounded != s->was_rounded;
     }
 }
 
@@ -30001,7 +30023,9 @@ static void gcudai_cuda_plan_overlap(const struct gcudai_cuda * cu, struct gcuda
             const struct gcuda_tensor * t = plan->look.seen[k].tensor, * weight = gcudai_cuda_early_weight(s, t);
             is_constant = weight == NULL || gcudai_cuda_is_never_written(&written, weight);
         }
-        s->overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
+        const enum gcuda_overlap overlap = is_constant ? GCUDA_OVERLAP_WEIGHTS : may ? GCUDA_OVERLAP_LAUNCH : GCUDA_OVERLAP_NONE;
+        plan->is_relinked = plan->is_relinked || s->overlap != overlap;
+        s->overlap = overlap;
     }
 }
 
@@ -30051,6 +30075,7 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
     gcudai_cuda_plan_overlap(cu, plan);
     for (int i = 0; i < look->n_seen; ++i) { look->seen[i].has_changed = false; }
     plan->is_exec_current = false;
+    plan->is_relinked = true;
 }
 
 static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
@@ -30076,6 +30101,16 @@ static gcuda_status gcudai_cuda_plan_asked(struct gcudai_cuda * cu, struct gcuda
     return gcudai_cuda_fail_node(cu, GCUDA_STATUS_FAILED, first);
 }
 
+// The step anew, but for its place in the plan's CUDA graph.
+static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look, struct gcudai_cuda_step * s) {
+    const cudaGraphNode_t last = s->last[GCUDAI_CUDA_NOTE_ALL];
+    const enum gcuda_overlap overlap = s->overlap;
+    gcudai_cuda_step_make(cu, look, s->first, s);
+    s->is_new = true;
+    s->last[GCUDAI_CUDA_NOTE_ALL] = last;
+    s->overlap = overlap;
+}
+
 // New arguments for the steps whose tensors have changed.
 static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     struct gcudai_cuda_look * look = &plan->look;
@@ -30088,7 +30123,7 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
         const int n = s->n;
         bool is_stale = false;
         for (int k = s->first; k < s->first + n; ++k) { is_stale = is_stale || gcudai_cuda_is_stale(look, k); }
-        if (is_stale) { gcudai_cuda_step_make(cu, look, s->first, s); }
+        if (is_stale) { gcudai_cuda_step_again(cu, look, s); }
         is_as_before = s->n == n;
     }
     if (is_as_before) {
@@ -30105,7 +30140,13 @@ static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcud
     return gcudai_cuda_plan_asked(cu, plan);
 }
 
+static void gcudai_cuda_plan_drop_graph(struct gcudai_cuda_plan * plan) {
+    if (plan->graph != NULL) { (void) gcudai_cuda_went_well(cudaGraphDestroy(plan->graph)); }
+    plan->graph = NULL;
+}
+
 static void gcudai_cuda_plan_drop_exec(struct gcudai_cuda_plan * plan) {
+    gcudai_cuda_plan_drop_graph(plan);
     if (plan->exec != NULL) { (void) gcudai_cuda_went_well(cudaGraphExecDestroy(plan->exec)); }
     plan->exec = NULL;
     plan->is_exec_current = false;
@@ -30164,26 +30205,51 @@ static uint64_t gcudai_cuda_scratch_generation(const struct gcudai_cuda * cu) {
     return generation;
 }
 
-// In a capture of the caller's, who knows of no other stream, all is on the one.
-static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+// CUDA 12 names what is returned about edges differently, and says so as an error where kernels overlap.
+static bool gcudai_cuda_captured_last(cudaStream_t stream, cudaGraphNode_t * last) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaGraphNode_t * nodes = NULL;
+    size_t n = 0;
+#if CUDART_VERSION >= 13000
+    const cudaGraphEdgeData * edges = NULL;
+    const cudaError_t err = cudaStreamGetCaptureInfo(stream, &status, NULL, NULL, &nodes, &edges, &n);
+#else
+    const cudaError_t err = cudaStreamGetCaptureInfo_v2(stream, &status, NULL, NULL, &nodes, &n);
+#endif
+    *last = err == cudaSuccess && n == 1 ? nodes[0] : NULL;
+    return gcudai_cuda_went_well(err) && n <= 1;
+}
+
+// All steps, or those that are new alone, one after the other.
+static gcuda_status gcudai_cuda_plan_in_line(
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting) {
     gcuda_status st = GCUDA_STATUS_SUCCESS;
-    if (plan->n_lanes > 1 && !cu->is_captured && !plan->no_lanes) {
-        st = gcudai_cuda_lanes_ready(cu, plan);
-        if (st == GCUDA_STATUS_SUCCESS) { return gcudai_cuda_plan_on_lanes(cu, plan); }
-        if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
-        gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on one branch after the other", gcudai_message);
-        plan->no_lanes = true;
-        st = GCUDA_STATUS_SUCCESS;
-    }
     struct gcuda_launch_series * series = gcuda_thread_launches();
     const struct gcuda_launch_series callers = *series;
     series->has_begun = false;
     for (int i = 0; i < plan->n_steps && st == GCUDA_STATUS_SUCCESS; ++i) {
-        series->overlap = plan->steps[i].overlap;
-        st = gcudai_cuda_step_run(cu, &plan->steps[i]);
+        struct gcudai_cuda_step * s = &plan->steps[i];
+        if (noting == GCUDAI_CUDA_NOTE_NEW && !s->is_new) { continue; }
+        series->overlap = s->overlap;
+        st = gcudai_cuda_step_run(cu, s);
+        if (noting != GCUDAI_CUDA_NOTE_NOTHING && st == GCUDA_STATUS_SUCCESS && !plan->no_patch) {
+            plan->no_patch = !gcudai_cuda_captured_last(cu->stream, &s->last[noting]);
+        }
     }
     *series = callers;
     return st;
+}
+
+// In a capture of the caller's, who knows of no other stream, all is on the one.
+static gcuda_status gcudai_cuda_plan_eager(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    if (plan->n_lanes > 1 && !cu->is_captured && !plan->no_lanes) {
+        const gcuda_status st = gcudai_cuda_lanes_ready(cu, plan);
+        if (st == GCUDA_STATUS_SUCCESS) { return gcudai_cuda_plan_on_lanes(cu, plan); }
+        if (st == GCUDA_STATUS_DEVICE_LOST) { return st; }
+        gcudai_log(GCUDA_LOG_LEVEL_WARN, "%s; from now on one branch after the other", gcudai_message);
+        plan->no_lanes = true;
+    }
+    return gcudai_cuda_plan_in_line(cu, plan, GCUDAI_CUDA_NOTE_NOTHING);
 }
 
 // The stream that captures go through: the backend's, unless it is the caller's, who may be giving it work meanwhile.
@@ -30196,13 +30262,13 @@ static gcuda_status gcudai_cuda_capture_stream(struct gcudai_cuda * cu, cudaStre
     return GCUDA_STATUS_SUCCESS;
 }
 
-static gcuda_status gcudai_cuda_plan_record(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaStream_t stream, cudaGraph_t * graph) {
+static gcuda_status gcudai_cuda_plan_captured(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaStream_t stream,
+    enum gcudai_cuda_noting noting, cudaGraph_t * graph) {
     const cudaStream_t own = cu->stream;
-    *graph = NULL;
     GCUDAI_CUDA_TRY(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed), cu->device->index, "a plan");
     cu->stream = stream;
-    const gcuda_status st = gcudai_cuda_plan_eager(cu, plan);
+    const gcuda_status st =
+        noting == GCUDAI_CUDA_NOTE_NOTHING ? gcudai_cuda_plan_eager(cu, plan) : gcudai_cuda_plan_in_line(cu, plan, noting);
     cu->stream = own;
     const cudaError_t err = cudaStreamEndCapture(stream, graph); // after a failure too, or the stream stays captured
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -30214,12 +30280,31 @@ static gcuda_status gcudai_cuda_plan_record(
                : gcudai_cuda_fail(err, "cudaStreamEndCapture", cu->device->index, "%d steps", plan->n_steps);
 }
 
-// What exec cannot take over, because it was made of other kernels, is instantiated anew.
+static gcuda_status gcudai_cuda_plan_record(
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, enum gcudai_cuda_noting noting, cudaGraph_t * graph) {
+    cudaStream_t stream = NULL;
+    *graph = NULL;
+    GCUDAI_TRY(gcudai_cuda_capture_stream(cu, &stream));
+    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
+    const gcuda_status st = gcudai_cuda_plan_captured(cu, plan, stream, noting, graph);
+    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
+    return st;
+}
+
+static void gcudai_cuda_plan_is_current(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].is_new = false; }
+    plan->is_exec_current = true;
+    plan->is_relinked = false;
+    plan->generation = gcudai_cuda_scratch_generation(cu);
+}
+
+// What exec cannot take over, because it was made of other kernels, is instantiated anew. So is what is kept with its nodes, which
+// have to be those that exec was made of.
 static gcuda_status gcudai_cuda_plan_instantiate(
     const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, cudaGraph_t graph) {
     cudaGraphExecUpdateResultInfo info;
     GCUDAI_ZERO(info);
-    if (plan->exec != NULL && gcudai_cuda_went_well(cudaGraphExecUpdate(plan->exec, graph, &info))) {
+    if (plan->exec != NULL && !plan->is_patchable && gcudai_cuda_went_well(cudaGraphExecUpdate(plan->exec, graph, &info))) {
         return GCUDA_STATUS_SUCCESS;
     }
     gcudai_cuda_plan_drop_exec(plan);
@@ -30229,17 +30314,96 @@ static gcuda_status gcudai_cuda_plan_instantiate(
 
 static gcuda_status gcudai_cuda_plan_capture(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
     cudaGraph_t graph = NULL;
-    cudaStream_t stream = NULL;
-    GCUDAI_TRY(gcudai_cuda_capture_stream(cu, &stream));
-    gcudai_mutex_lock(&gcudai_cuda_capture_lock);
-    gcuda_status st = gcudai_cuda_plan_record(cu, plan, stream, &graph);
-    gcudai_mutex_unlock(&gcudai_cuda_capture_lock);
+    gcuda_status st = gcudai_cuda_plan_record(cu, plan, plan->is_patchable ? GCUDAI_CUDA_NOTE_ALL : GCUDAI_CUDA_NOTE_NOTHING, &graph);
+    plan->is_patchable = plan->is_patchable && !plan->no_patch;
     st = st == GCUDA_STATUS_SUCCESS ? gcudai_cuda_plan_instantiate(cu, plan, graph) : st;
+    if (st == GCUDA_STATUS_SUCCESS && plan->is_patchable) {
+        plan->graph = graph;
+    } else if (graph != NULL) {
+        (void) gcudai_cuda_went_well(cudaGraphDestroy(graph));
+    }
+    GCUDAI_TRY(st);
+    gcudai_cuda_plan_is_current(cu, plan);
+    cu->plans.stats.n_captures++;
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// ---- CUDA graphs that change a little: a view that moves on with every run ----
+// The new steps alone are captured, and their kernels' arguments become those of their nodes. Which nodes those are is known of a
+// graph that was captured step by step in one line, and is kept beside what was instantiated from it. So it is from a plan's first
+// such change on: most plans never change, and hold one graph instead of two.
+
+// Steps that are on one stream, each behind the one before.
+static bool gcudai_cuda_plan_is_in_line(const struct gcudai_cuda_plan * plan) {
+    return (plan->n_lanes == 1 || plan->no_lanes) && !plan->has_split;
+}
+
+static bool gcudai_cuda_plan_may_patch(const struct gcudai_cuda * cu, const struct gcudai_cuda_plan * plan) {
+    int n = 0; // from half of the steps on, all at once take less time
+    for (int i = 0; i < plan->n_steps; ++i) { n += plan->steps[i].is_new; }
+    return plan->exec != NULL && !plan->no_patch && !plan->is_relinked && gcudai_cuda_plan_is_in_line(plan) &&
+           2 * n <= plan->n_steps && plan->generation == gcudai_cuda_scratch_generation(cu);
+}
+
+// The node that a node of a line comes behind; NULL: it is the first. False: there are several.
+static bool gcudai_cuda_node_before(cudaGraphNode_t * node) {
+    cudaGraphNode_t before[2] = { NULL, NULL };
+    size_t n = 2;
+#if CUDART_VERSION >= 13000
+    cudaGraphEdgeData edges[2];
+    const cudaError_t err = cudaGraphNodeGetDependencies(*node, before, edges, &n);
+#else
+    const cudaError_t err = cudaGraphNodeGetDependencies(*node, before, &n);
+#endif
+    *node = n == 0 ? NULL : before[0];
+    return gcudai_cuda_went_well(err) && n <= 1;
+}
+
+// Node `to` of exec takes over the arguments of node `from`. Another kernel may want more than arguments.
+static bool gcudai_cuda_node_patch(cudaGraphExec_t exec, cudaGraphNode_t to, cudaGraphNode_t from) {
+    struct cudaKernelNodeParams old, now;
+    return gcudai_cuda_went_well(cudaGraphKernelNodeGetParams(to, &old)) && gcudai_cuda_went_well(cudaGraphKernelNodeGetParams(from, &now)) &&
+           now.func == old.func && gcudai_cuda_went_well(cudaGraphExecKernelNodeSetParams(exec, to, &now));
+}
+
+// Backwards from the last nodes of step i in both graphs to those of the step before, which is another one in each.
+static bool gcudai_cuda_step_patch(struct gcudai_cuda_plan * plan, int i, cudaGraphNode_t before_new) {
+    cudaGraphNode_t to = plan->steps[i].last[GCUDAI_CUDA_NOTE_ALL], from = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
+    const cudaGraphNode_t before = i > 0 ? plan->steps[i - 1].last[GCUDAI_CUDA_NOTE_ALL] : NULL;
+    bool is_ok = true;
+    while (is_ok && to != before && from != before_new && to != NULL && from != NULL) {
+        is_ok = gcudai_cuda_node_patch(plan->exec, to, from) && gcudai_cuda_node_before(&to) && gcudai_cuda_node_before(&from);
+    }
+    return is_ok && to == before && from == before_new;
+}
+
+// Whether all new steps could be changed in place. Some may have been where not: exec is then not to be used before it is whole.
+static bool gcudai_cuda_plan_patch(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    cudaGraph_t graph = NULL;
+    cudaGraphNode_t before = NULL;
+    bool is_ok = gcudai_cuda_plan_record(cu, plan, GCUDAI_CUDA_NOTE_NEW, &graph) == GCUDA_STATUS_SUCCESS && !plan->no_patch &&
+                 plan->generation == gcudai_cuda_scratch_generation(cu);
+    for (int i = 0; i < plan->n_steps && is_ok; ++i) {
+        if (!plan->steps[i].is_new) { continue; }
+        is_ok = gcudai_cuda_step_patch(plan, i, before);
+        before = plan->steps[i].last[GCUDAI_CUDA_NOTE_NEW];
+    }
     if (graph != NULL) { (void) gcudai_cuda_went_well(cudaGraphDestroy(graph)); }
-    plan->is_exec_current = st == GCUDA_STATUS_SUCCESS;
-    plan->generation = gcudai_cuda_scratch_generation(cu);
-    cu->plans.stats.n_captures += st == GCUDA_STATUS_SUCCESS;
-    return st;
+    if (is_ok) { gcudai_cuda_plan_is_current(cu, plan); }
+    cu->plans.stats.n_patched += is_ok;
+    return is_ok;
+}
+
+// What cannot be changed in place is captured as a whole, from then on always.
+static gcuda_status gcudai_cuda_plan_refresh(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    if (gcudai_cuda_plan_may_patch(cu, plan)) {
+        if (plan->graph != NULL && gcudai_cuda_plan_patch(cu, plan)) { return GCUDA_STATUS_SUCCESS; }
+        plan->no_patch = plan->no_patch || plan->graph != NULL;
+        plan->is_patchable = !plan->no_patch;
+    }
+    plan->is_patchable = plan->is_patchable && gcudai_cuda_plan_is_in_line(plan);
+    if (!plan->is_patchable) { gcudai_cuda_plan_drop_graph(plan); }
+    return gcudai_cuda_plan_capture(cu, plan);
 }
 
 // The user's callbacks are called each time. A graph that goes into a capture of the caller's becomes part of that.
@@ -30253,7 +30417,7 @@ static gcuda_status gcudai_cuda_plan_launch(struct gcudai_cuda * cu, struct gcud
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     *is_launched = false;
     if (!plan->is_exec_current || plan->generation != gcudai_cuda_scratch_generation(cu)) {
-        st = gcudai_cuda_plan_capture(cu, plan);
+        st = gcudai_cuda_plan_refresh(cu, plan);
     }
     if (st == GCUDA_STATUS_SUCCESS) {
         const cudaError_t err = cudaGraphLaunch(plan->exec, cu->stream);
@@ -30296,6 +30460,8 @@ static gcuda_status gcudai_cuda_plan_remake(
     gcudai_cuda_look_free(&plan->look);
     gcudai_free(plan->steps);
     fresh->exec = plan->exec;
+    fresh->graph = plan->graph;
+    fresh->is_patchable = plan->is_patchable;
     fresh->next = plan->next;
     *plan = *fresh;
     gcudai_free(fresh);

@@ -12,22 +12,24 @@
 #define SIZE(device, simulated) (device)
 #endif
 
-enum { N_RUNS = SIZE(4, 3), MAX_OUT = 16 }; // by nodes, captured, replayed
+// by nodes, captured, replayed; of what moves: captured, captured to be kept, then changed in place
+enum { N_RUNS = SIZE(4, 3), N_MOVES = 6, MAX_OUT = 16 };
 
 struct shape {
     enum gcuda_type type;
     int64_t width, ff, n_columns;
     int n_layers;
+    bool moves; // has a cache that each run writes to at another place
 };
 
 struct net {
     struct shape s;
     struct gcuda_context * weights, * ctx;
     struct gcuda_cgraph * graph;
-    struct gcuda_tensor * x, * out[MAX_OUT];
+    struct gcuda_tensor * x, * cache, * out[MAX_OUT];
     gcuda_backend_buffer_t buffer;
     gcuda_gallocr_t alloc;
-    int n_out;
+    int n_out, n_runs;
     size_t size; // of all results
 };
 typedef struct gcuda_tensor * (*block)(struct net * net, struct gcuda_tensor * x);
@@ -63,6 +65,27 @@ static struct gcuda_tensor * decoder(struct net * net, struct gcuda_tensor * x) 
     CHECK_OK(gcuda_build_forward_expand(net->graph, gate));
     CHECK_OK(gcuda_build_forward_expand(net->graph, up));
     return gcuda_add(c, x, product(net, gcuda_swiglu_split(c, gate, up), x->ne[0]));
+}
+
+// Keys go where the run has its place in a cache, and are read there.
+static struct gcuda_tensor * caching(struct net * net, struct gcuda_tensor * x) {
+    struct gcuda_context * c = net->ctx;
+    const int64_t n = x->ne[1], width = x->ne[0] / 4;
+    net->cache = net->cache != NULL ? net->cache : gcuda_new_tensor_2d(net->weights, GCUDA_TYPE_F16, width, N_MOVES * n);
+    struct gcuda_tensor * k = product(net, normed(net, x), width);
+    struct gcuda_tensor * put = gcuda_cpy(c, k, gcuda_view_2d(c, net->cache, width, n, net->cache->nb[1], 0));
+    keep(net, gcuda_mul_mat(c, put, k));
+    return decoder(net, x);
+}
+
+static void move_to(struct net * net, int run) {
+    for (int i = 0; i < net->graph->n_nodes; ++i) {
+        struct gcuda_tensor * t = net->graph->nodes[i];
+        if (t->view_src != net->cache || net->cache == NULL) { continue; }
+        t->view_offs = (size_t) (run * net->s.n_columns) * net->cache->nb[1];
+        t->data = (char *) net->cache->data + t->view_offs;
+        if (t->op == GCUDA_OP_VIEW) { memcpy(t->op_params, &t->view_offs, sizeof t->view_offs); }
+    }
 }
 
 // Routing, and the experts that it chooses.
@@ -116,6 +139,7 @@ static void net_begin(struct net * net, block make, const struct shape * s) {
     struct rng r = rng_for("plans");
     memset(net, 0, sizeof *net);
     net->s = *s;
+    net->n_runs = s->moves ? N_MOVES : N_RUNS;
     net->weights = gcuda_init(params);
     net->ctx = gcuda_init(params);
     net->graph = gcuda_new_graph(net->ctx);
@@ -142,6 +166,7 @@ static void net_end(struct net * net) {
 static void net_run(struct net * net, gcuda_backend_t backend, int run, char * out) {
     struct rng r = { (uint64_t) run };
     fill(net->x, &r, 1.0f);
+    move_to(net, run);
     CHECK_OK(gcuda_backend_graph_compute(backend, net->graph));
     for (int i = 0; i < net->n_out; ++i) {
         CHECK_OK(gcuda_backend_tensor_get(net->out[i], out, 0, gcuda_nbytes(net->out[i])));
@@ -165,9 +190,9 @@ static gcuda_backend_t backend_with(int mode, bool is_strict) {
 static void check_results(const struct net * net, const float * results) {
     const size_t n = net->size / sizeof(float);
     bool is_number = true;
-    for (size_t i = 0; i < N_RUNS * n; ++i) { is_number = is_number && isfinite(results[i]); }
+    for (size_t i = 0; i < (size_t) net->n_runs * n; ++i) { is_number = is_number && isfinite(results[i]); }
     CHECK(is_number);
-    for (int run = 1; run < N_RUNS; ++run) { CHECK(memcmp(results, results + (size_t) run * n, net->size) != 0); }
+    for (int run = 1; run < net->n_runs; ++run) { CHECK(memcmp(results, results + (size_t) run * n, net->size) != 0); }
 }
 
 static double distance(const float * a, const float * b, size_t n) {
@@ -185,11 +210,11 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
     snprintf(test_all.case_name, sizeof test_all.case_name, "%s, %lld wide, %lld columns", gcuda_type_name(s->type),
         (long long) s->width, (long long) s->n_columns);
     net_begin(&net, make, s);
-    char * wanted = (char *) malloc(N_RUNS * net.size), * got = (char *) malloc(net.size);
+    char * wanted = (char *) malloc((size_t) net.n_runs * net.size), * got = (char *) malloc(net.size);
     for (int mode = 0; mode < MODES; ++mode) {
         gcuda_backend_t backend = backend_with(mode, is_strict);
         CHECK(backend != NULL);
-        for (int run = 0; run < N_RUNS && backend != NULL; ++run) {
+        for (int run = 0; run < net.n_runs && backend != NULL; ++run) {
             char * like = wanted + (size_t) run * net.size;
             net_run(&net, backend, run, mode == 0 ? like : got);
             const bool is_near = mode > 0 && bound > 0.0 && distance((float *) (void *) got, (float *) (void *) like, net.size / 4) < bound;
@@ -199,6 +224,7 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
         struct gcuda_cuda_plan_stats stats;
         CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
         CHECK((stats.n_fused > 0) == ((mode & FUSION) != 0) && (stats.n_graph_launches > 0) == ((mode & GRAPHS) != 0));
+        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0));
         gcuda_backend_free(backend);
     }
     check_results(&net, (const float *) (const void *) wanted);
@@ -222,19 +248,19 @@ static void compare_types(block make, const struct shape * s) {
 
 TEST(decoder_blocks_of_few_columns) {
     static const struct shape shapes[] = {
-        { GCUDA_TYPE_Q4_0, 256, SIZE(768, 256), 1, SIZE(3, 1) },
-        { GCUDA_TYPE_Q4_0, SIZE(512, 256), SIZE(1024, 256), 3, SIZE(3, 1) },
-        { GCUDA_TYPE_Q4_0, 4096, 1024, 1, 1 },
-        { GCUDA_TYPE_Q4_0, 5120, 512, 8, 1 },
+        { GCUDA_TYPE_Q4_0, 256, SIZE(768, 256), 1, SIZE(3, 1), false },
+        { GCUDA_TYPE_Q4_0, SIZE(512, 256), SIZE(1024, 256), 3, SIZE(3, 1), false },
+        { GCUDA_TYPE_Q4_0, 4096, 1024, 1, 1, false },
+        { GCUDA_TYPE_Q4_0, 5120, 512, 8, 1, false },
     };
     for (int i = 0; i < SIZE(4, 2); ++i) { compare_types(decoder, &shapes[i]); }
 }
 
 TEST(decoder_blocks_of_many_columns) {
     static const struct shape shapes[] = {
-        { GCUDA_TYPE_Q4_0, SIZE(4096, 256), SIZE(4096, 256), SIZE(512, 33), 1 },
-        { GCUDA_TYPE_Q8_0, 4096, 5120, 130, 1 },
-        { GCUDA_TYPE_Q6_K, 2048, 1024, 64, 1 },
+        { GCUDA_TYPE_Q4_0, SIZE(4096, 256), SIZE(4096, 256), SIZE(512, 33), 1, false },
+        { GCUDA_TYPE_Q8_0, 4096, 5120, 130, 1, false },
+        { GCUDA_TYPE_Q6_K, 2048, 1024, 64, 1, false },
     };
     for (int i = 0; i < SIZE(3, 1); ++i) {
         compare_within(decoder, &shapes[i], true, 0.0);
@@ -242,29 +268,39 @@ TEST(decoder_blocks_of_many_columns) {
     }
 }
 
+TEST(blocks_whose_cache_moves) {
+    static const struct shape shapes[] = {
+        { GCUDA_TYPE_Q4_0, SIZE(1024, 256), SIZE(2048, 256), 1, SIZE(3, 1), true },
+        { GCUDA_TYPE_Q4_0, 256, 256, 3, SIZE(3, 1), true },
+    };
+    for (int i = 0; i < 2; ++i) { compare_types(caching, &shapes[i]); }
+}
+
 TEST(blocks_of_experts) {
     static const struct shape shapes[] = {
-        { GCUDA_TYPE_Q4_0, SIZE(1024, 256), SIZE(768, 256), 1, SIZE(2, 1) },
-        { GCUDA_TYPE_Q4_0, 256, 256, 6, 1 },
+        { GCUDA_TYPE_Q4_0, SIZE(1024, 256), SIZE(768, 256), 1, SIZE(2, 1), false },
+        { GCUDA_TYPE_Q4_0, 256, 256, 6, 1, false },
     };
     for (int i = 0; i < SIZE(2, 1); ++i) { compare_types(experts, &shapes[i]); }
 }
 
 // One of each, and quick: compute-sanitizer looks at these (tests/gpu.py).
 TEST(small_blocks) {
-    static const struct shape one = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1 }, few = { GCUDA_TYPE_BF16, 256, 256, 3, 1 };
-    static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1 }, halves = { GCUDA_TYPE_F16, 256, 0, 2, 1 };
+    static const struct shape one = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, false }, few = { GCUDA_TYPE_BF16, 256, 256, 3, 1, false };
+    static const struct shape moving = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, true };
+    static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1, false }, halves = { GCUDA_TYPE_F16, 256, 0, 2, 1, false };
     compare(decoder, &one);
     compare(decoder, &few);
     compare_within(decoder, &many, true, 0.0);
     compare(experts, &one);
+    compare(caching, &moving);
     compare(convolution, &halves);
 }
 
 TEST(blocks_with_a_convolution) {
     static const struct shape shapes[] = {
-        { GCUDA_TYPE_Q4_0, SIZE(2048, 256), 0, 1, SIZE(2, 1) },
-        { GCUDA_TYPE_Q4_0, 256, 0, 20, SIZE(2, 1) },
+        { GCUDA_TYPE_Q4_0, SIZE(2048, 256), 0, 1, SIZE(2, 1), false },
+        { GCUDA_TYPE_Q4_0, 256, 0, 20, SIZE(2, 1), false },
     };
     for (int i = 0; i < 2; ++i) { compare_types(convolution, &shapes[i]); }
 }

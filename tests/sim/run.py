@@ -189,7 +189,7 @@ def digits(total):
 # Asked after something has failed, or for a text: their own failure changes nothing.
 NO_FAULT = {"cudaThreadExchangeStreamCaptureMode", # fails for no mode that exists
             "cudaGetLastError", "cudaPeekAtLastError", "cudaGetErrorString", "cudaGetErrorName",
-            "cudaGetDriverEntryPoint"} # of toolkits older than the one that is simulated
+            "cudaGetDriverEntryPoint", "cudaStreamGetCaptureInfo_v2"} # of toolkits older than the one that is simulated
 
 
 def called_functions():

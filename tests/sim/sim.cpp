@@ -2591,6 +2591,17 @@ cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType * 
     return cudaSuccess;
 }
 
+cudaError_t cudaGraphNodeGetDependencies(cudaGraphNode_t node, cudaGraphNode_t * nodes, cudaGraphEdgeData * edges, size_t * n) {
+    SIM_BEGIN("cudaGraphNodeGetDependencies", current_device);
+    if (nodes == nullptr && edges != nullptr) { return fails(cudaErrorInvalidValue); }
+    for (size_t i = 0; nodes != nullptr && i < *n; ++i) {
+        nodes[i] = i < node->after.size() ? node->after[i] : nullptr;
+        if (edges != nullptr) { edges[i] = {}; }
+    }
+    *n = nodes == nullptr ? node->after.size() : std::min(*n, node->after.size());
+    return cudaSuccess;
+}
+
 cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, struct cudaKernelNodeParams * params) {
     SIM_BEGIN("cudaGraphKernelNodeGetParams", current_device);
     if (node->work.type != cudaGraphNodeTypeKernel) { return fails(cudaErrorInvalidValue); }

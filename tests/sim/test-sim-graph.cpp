@@ -67,6 +67,13 @@ TEST(a_fork_and_a_join_are_replayed) {
         CHECK(cudaStreamIsCapturing(p.t, &status) == cudaSuccess && status == cudaStreamCaptureStatusNone);
         size_t n = 0;
         CHECK(cudaGraphGetNodes(g, nullptr, &n) == cudaSuccess && n == 3);
+        cudaGraphNode_t nodes[3], before[3];
+        CHECK(cudaGraphGetNodes(g, nodes, &n) == cudaSuccess);
+        for (size_t i = 0, n_before = 3; i < 3; ++i, n_before = 3) { // as captured: the first, the second behind it, the sum behind both
+            CHECK(cudaGraphNodeGetDependencies(nodes[i], before, nullptr, &n_before) == cudaSuccess && n_before == i);
+            CHECK(i == 0 || before[0] == nodes[0] || before[1] == nodes[0]);
+            CHECK(before[2] == nullptr && cudaGraphNodeGetDependencies(nodes[i], nullptr, nullptr, &n_before) == cudaSuccess && n_before == i);
+        }
         CHECK(cudaGraphInstantiate(&x, g, 0) == cudaSuccess && cudaGraphDestroy(g) == cudaSuccess);
         CHECK_EQ_I(fetched(p.sum, N)[0], -1); // nothing has run yet
         for (int i = 0; i < 5; ++i) { CHECK(cudaGraphLaunch(x, i % 2 ? p.t : p.s) == cudaSuccess); }
