@@ -8557,7 +8557,10 @@ struct d_scan_step {
 };
 
 // Which of the states sequence q begins with; what launchers complete has no ids where those in last go on.
-static inline __device__ int64_t d_scan_state(const void * ids, int64_t q) { return ids != nullptr ? (int64_t) ((const int32_t *) ids)[q] : q; }
+// By reference: of a value nvcc makes k_ssm_scan_join 2.6 times as long.
+template <typename T> static inline __device__ int64_t d_scan_state(T * const & ids, int64_t q) {
+    return ids != nullptr ? (int64_t) ((const int32_t *) ids)[q] : q;
+}
 
 static inline __device__ float d_softplus20(float z) { return z > 20.0f ? z : log1pf(expf(z)); }
 
