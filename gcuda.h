@@ -26113,6 +26113,9 @@ static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p, int cc)
 #define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
 #define GCUDAI_CUDA_WARP_GROUP_SHARED ((size_t) 227 << 10) // bytes of shared memory
 
+// max_shared: what a block may have, on the device or by gcuda_cuda_params.max_shared.
+static bool gcudai_cuda_fits_warp_groups(size_t max_shared) { return max_shared >= GCUDAI_CUDA_WARP_GROUP_SHARED; }
+
 static bool gcudai_has_large_codebook(enum gcuda_type type) {
     return type == GCUDA_TYPE_IQ1_S || type == GCUDA_TYPE_IQ1_M || type == GCUDA_TYPE_IQ2_XXS || type == GCUDA_TYPE_IQ2_XS ||
            type == GCUDA_TYPE_IQ2_S || type == GCUDA_TYPE_IQ3_XXS || type == GCUDA_TYPE_IQ3_S;
@@ -30984,7 +30987,7 @@ static gcuda_status gcudai_cuda_backend_make(struct gcudai_cuda * cu, const stru
     cu->bad_index_host = (int32_t *) cu->flags_host.ptr;
     GCUDAI_CUDA_TRY(cudaMemsetAsync(cu->bad_index, 0, GCUDAI_CUDA_INDEXERS * sizeof(int32_t), cu->stream), device, "clearing flags");
     GCUDAI_CUDA_TRY(cudaStreamSynchronize(cu->stream), device, "clearing flags");
-    cu->has_warp_groups = cu->max_shared >= GCUDAI_CUDA_WARP_GROUP_SHARED && gcuda_has_warp_groups();
+    cu->has_warp_groups = gcudai_cuda_fits_warp_groups(cu->max_shared) && gcuda_has_warp_groups();
     GCUDAI_CUDA_TRY(gcudai_cuda_query_failed(), device, "asking for the kernels on warp groups");
     return gcudai_cublas_open(cu, p->cublas);
 }

@@ -379,6 +379,21 @@ TEST(products_take_the_way_that_the_table_says) {
         p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
         CHECK((int) gcudai_cuda_choose_product(&p, true, true, 900) != GROUPS);
     }
+    static const struct {
+        int kib; // of shared memory that a block may have
+        int few, many; // columns of a large matrix of Q4_0, with cuBLAS
+    } caps[] = { { 48, TILE, HALVES }, { 99, TILE, HALVES }, { 163, TILE, HALVES }, { 226, TILE, HALVES }, { 227, GROUPS, GROUPS } };
+    for (size_t i = 0; i < sizeof caps / sizeof caps[0]; ++i) {
+        const bool fits = gcudai_cuda_fits_warp_groups((size_t) caps[i].kib << 10);
+        struct gcuda_mul_mat_args p;
+        GCUDAI_ZERO(p);
+        p.a = packed_array(GCUDA_TYPE_Q4_0, 14336, 4096, 1);
+        p.b = packed_array(GCUDA_TYPE_F32, 14336, 64, 1);
+        p.y = packed_array(GCUDA_TYPE_F32, 4096, 64, 1);
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, fits, 900), caps[i].few);
+        p.b.ne[1] = p.y.ne[1] = 512;
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, fits, 900), caps[i].many);
+    }
 }
 
 TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
