@@ -1187,12 +1187,22 @@ static void launches(struct bench * b) {
 // >>stack   decoder blocks without their attention, each with weights of its own: what fusion and CUDA graphs are worth
 // =====================================================================================================================
 // 8B shapes: 4096 wide, 32 and 8 heads of 128, 14336 within the block. Experts: 2048 wide, 768 within, 8 of 128.
+// Besides those, what plans and streams are for: keys and values that go into a cache, several small stacks beside each other, and
+// chains of element-wise operations.
+enum stack_kind { BLOCKS, CACHING, TOWERS, CHAINS };
+enum { STACK_CACHE = 512, STACK_TOWERS = 4 }; // rows of a cache; stacks beside each other
+
 struct stack {
     const char * name;
     enum gcuda_type type;
     int n_layers, n_experts;
     int64_t width, kv, ff, n;
     bool only_products; // what the other nodes cost beside them
+    enum stack_kind kind;
+};
+
+struct stack_mode {
+    bool has_fusion, has_graphs, has_overlap, has_lanes, moves; // lanes: concurrency. The caches' views are elsewhere with every run
 };
 
 struct stack_graph {
@@ -1203,7 +1213,7 @@ struct stack_graph {
     int n_parts;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor * x;
-    double bytes; // of weights that are read
+    double bytes; // of weights that are read; of chains: of all operands and results
 };
 
 static struct gcuda_tensor * stack_weight(struct stack_graph * g, enum gcuda_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
@@ -1227,11 +1237,40 @@ static struct gcuda_tensor * stack_add(struct stack_graph * g, struct gcuda_tens
     return g->s->only_products ? y : gcuda_add(g->ctx, x, y);
 }
 
+// Into a cache, which lies apart from the weights.
+static struct gcuda_tensor * stack_cached(struct stack_graph * g, struct gcuda_tensor * kv) {
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F16, kv->ne[0], STACK_CACHE);
+    gcuda_set_input(cache);
+    gcuda_set_output(cache);
+    return gcuda_cpy(g->ctx, kv, gcuda_view_2d(g->ctx, cache, kv->ne[0], kv->ne[1], cache->nb[1], 0));
+}
+
+// All views of caches to another row.
+static void stack_move(const struct stack_graph * g, int row) {
+    for (int i = 0; i < gcuda_graph_n_nodes(g->graph); ++i) {
+        struct gcuda_tensor * t = gcuda_graph_node(g->graph, i);
+        if (t->view_src == NULL || t->view_src->type != GCUDA_TYPE_F16 || t->view_src->ne[1] != STACK_CACHE) { continue; }
+        t->view_offs = (size_t) row * t->view_src->nb[1];
+        t->data = (char *) t->view_src->data + t->view_offs;
+        if (t->op == GCUDA_OP_VIEW) { memcpy(t->op_params, &t->view_offs, sizeof t->view_offs); }
+    }
+}
+
+// Eight operations, with two operands of the size of what goes through them.
+static struct gcuda_tensor * stack_chain(struct stack_graph * g, struct gcuda_tensor * x) {
+    struct gcuda_context * c = g->ctx;
+    struct gcuda_tensor * a = stack_weight(g, GCUDA_TYPE_F32, g->s->width, g->s->n, 1), * w = stack_weight(g, GCUDA_TYPE_F32, g->s->width, g->s->n, 1);
+    g->bytes += 2.0 * (double) gcuda_nbytes(x);
+    struct gcuda_tensor * y = gcuda_silu(c, gcuda_mul(c, gcuda_add(c, gcuda_scale(c, x, 0.5f), a), w));
+    return gcuda_tanh(c, gcuda_scale(c, gcuda_sub(c, gcuda_mul(c, y, a), w), 0.25f));
+}
+
 // Queries take the place of what attention makes of them; keys and values are made and end there.
 static struct gcuda_tensor * stack_attention(struct stack_graph * g, struct gcuda_tensor * x) {
     struct gcuda_tensor * h = stack_norm(g, x), * q = stack_product(g, h, g->s->width);
     for (int i = 0; i < 2; ++i) {
         struct gcuda_tensor * kv = stack_product(g, h, g->s->kv);
+        kv = g->s->kind == CACHING ? stack_cached(g, kv) : kv;
         gcuda_set_output(kv);
         (void) gcuda_build_forward_expand(g->graph, q);
         (void) gcuda_build_forward_expand(g->graph, kv);
@@ -1273,6 +1312,20 @@ static struct gcuda_tensor * stack_experts(struct stack_graph * g, struct gcuda_
     return sum;
 }
 
+// One block after another.
+static struct gcuda_tensor * stack_blocks(struct stack_graph * g, struct gcuda_tensor * x) {
+    const struct stack * s = g->s;
+    for (int i = 0; i < s->n_layers; ++i) {
+        g->weights = g->parts[i * g->n_parts / s->n_layers].weights;
+        x = s->n_experts > 0         ? stack_experts(g, x)
+            : s->kind == CHAINS ? stack_chain(g, x)
+            : s->kind == TOWERS ? stack_dense(g, x)
+                                : stack_dense(g, stack_attention(g, x));
+        if (s->only_products) { gcuda_set_output(x); }
+    }
+    return x;
+}
+
 static void stack_build(const struct stack * s, struct stack_graph * g, int n_parts) {
     const struct gcuda_init_params params = { 0, NULL, true };
     memset(g, 0, sizeof *g);
@@ -1283,11 +1336,13 @@ static void stack_build(const struct stack * s, struct stack_graph * g, int n_pa
     g->graph = gcuda_new_graph_custom(g->ctx, 4096, false);
     struct gcuda_tensor * x = g->x = gcuda_new_tensor_2d(g->ctx, GCUDA_TYPE_F32, s->width, s->n);
     gcuda_set_input(x);
-    for (int i = 0; i < s->n_layers; ++i) {
-        g->weights = g->parts[i * n_parts / s->n_layers].weights;
-        x = s->n_experts > 0 ? stack_experts(g, x) : stack_dense(g, stack_attention(g, x));
-        if (s->only_products) { gcuda_set_output(x); }
+    if (s->kind == TOWERS) { // what all of them begin with
+        g->weights = g->parts[0].weights;
+        x = stack_norm(g, x);
     }
+    struct gcuda_tensor * base = x;
+    x = stack_blocks(g, x);
+    for (int i = 1; i < STACK_TOWERS && s->kind == TOWERS; ++i) { x = gcuda_add(g->ctx, x, stack_blocks(g, base)); }
     gcuda_set_output(x);
     if (gcuda_build_forward_expand(g->graph, x) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
 }
@@ -1309,6 +1364,7 @@ static void stack_begin(struct bench * b, const struct stack * s, struct stack_g
     stack_build(s, g, 1);
     stack_weights(g, &b->backend);
     g->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(b->backend));
+    gcuda_gallocr_set_concurrent(g->alloc, s->kind == TOWERS);
     if (gcuda_gallocr_alloc_graph(g->alloc, g->graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
     const struct leaf l = { g->x, FLOATS, 0 };
     fill(&l);
@@ -1323,54 +1379,97 @@ static void stack_end(struct stack_graph * g) {
     }
 }
 
-static size_t stack_kernels(struct bench * b, gcuda_backend_t backend, const struct stack_graph * g) {
+static size_t stack_kernels(gcuda_backend_t backend, const struct stack_graph * g) {
+    const cudaStream_t stream = gcuda_backend_cuda_get_stream(backend);
     cudaGraph_t graph = NULL;
     size_t n = 0;
-    CUDA(cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeRelaxed));
+    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     if (gcuda_backend_graph_compute_async(backend, g->graph) != GCUDA_STATUS_SUCCESS) { stop(g->s->name); }
-    CUDA(cudaStreamEndCapture(b->stream, &graph));
+    CUDA(cudaStreamEndCapture(stream, &graph));
     CUDA(cudaGraphGetNodes(graph, NULL, &n));
     CUDA(cudaGraphDestroy(graph));
     return n;
 }
 
-static void stack_time(struct bench * b, const struct stack_graph * g, bool has_fusion, bool has_graphs, bool has_overlap) {
+static const char * on(bool is_on) { return is_on ? "on" : "off"; }
+
+static gcuda_backend_t stack_backend(const struct bench * b, const struct stack_mode * m) {
     struct gcuda_cuda_params params;
-    float samples[MIN_LAUNCHES];
     int device = 0;
     CUDA(cudaGetDevice(&device));
     memset(&params, 0, sizeof params);
     params.device = device;
-    params.stream = b->stream;
-    params.fusion = has_fusion ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
-    params.graphs = has_graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
-    params.overlap = has_overlap ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    params.stream = m->has_lanes ? NULL : b->stream; // on the caller's stream there are no others beside it
+    params.fusion = m->has_fusion ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    params.graphs = m->has_graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    params.overlap = m->has_overlap ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    params.concurrency = m->has_lanes ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     if (backend == NULL) { stop("backend"); }
-    for (int i = -3; i < MIN_LAUNCHES; ++i) {
-        CUDA(cudaEventRecord(b->begin, b->stream));
-        if (gcuda_backend_graph_compute_async(backend, g->graph) != GCUDA_STATUS_SUCCESS) { stop(g->s->name); }
-        CUDA(cudaEventRecord(b->end, b->stream));
+    return backend;
+}
+
+// The time of what moves has the host's part in it, which the device waits for.
+static void stack_time(struct bench * b, const struct stack_graph * g, const struct stack_mode * m) {
+    const struct stack * s = g->s;
+    float samples[MIN_LAUNCHES];
+    gcuda_backend_t backend = stack_backend(b, m);
+    const cudaStream_t stream = gcuda_backend_cuda_get_stream(backend);
+    for (int i = -4; i < MIN_LAUNCHES; ++i) {
+        if (m->moves) { stack_move(g, i + 4); }
+        CUDA(cudaEventRecord(b->begin, stream));
+        if (gcuda_backend_graph_compute_async(backend, g->graph) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+        CUDA(cudaEventRecord(b->end, stream));
         const double us = elapsed_us(b);
         if (i >= 0) { samples[i] = (float) us; }
     }
     qsort(samples, MIN_LAUNCHES, sizeof samples[0], by_value);
     const double us = (double) samples[MIN_LAUNCHES / 2], gbs = g->bytes / us * 1e-3;
-    printf("%-34s fusion %-3s graphs %-3s overlap %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s of weights, %3.0f%% of reading\n",
-        g->s->name, has_fusion ? "on" : "off", has_graphs ? "on" : "off", has_overlap ? "on" : "off", us, (double) stack_kernels(b, backend, g) / g->s->n_layers, gbs,
-        b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0);
+    struct gcuda_cuda_plan_stats stats;
+    char beside[48] = "";
+    if (gcuda_backend_cuda_get_plan_stats(backend, &stats) != GCUDA_STATUS_SUCCESS) { stop(s->name); }
+    if (s->kind == TOWERS) { snprintf(beside, sizeof beside, ", %d launches on other streams", (int) stats.n_beside); }
+    printf("%-34s fusion %-3s graphs %-3s overlap %-3s %9.1f us  %5.2f kernels a block  %7.0f GB/s%s, %3.0f%% of reading%s%s\n", s->name,
+        on(m->has_fusion), on(m->has_graphs), on(m->has_overlap), us, (double) stack_kernels(backend, g) / s->n_layers, gbs,
+        s->kind == CHAINS ? "" : " of weights", b->read_gbs > 0.0 ? 100.0 * gbs / b->read_gbs : 0.0,
+        beside, m->moves ? ", another place each time" : "");
     fflush(stdout);
     gcuda_backend_free(backend);
 }
 
 static void stacks(struct bench * b) {
     static const struct stack all[] = {
-        { "8B q4_0, 1 column", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, false },
-        { "8B q4_0, 1 column, products alone", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, true },
-        { "8B f16, 1 column", GCUDA_TYPE_F16, 32, 0, 4096, 1024, 14336, 1, false },
-        { "8 of 128 experts q4_0, 1 column", GCUDA_TYPE_Q4_0, 16, 128, 2048, 0, 768, 1, false },
-        { "8B q4_0, 512 columns", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, false },
-        { "8B q4_0, 512 columns, products alone", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, true },
+        { "8B q4_0, 1 column", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, false, BLOCKS },
+        { "8B q4_0, 1 column, products alone", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, true, BLOCKS },
+        { "8B f16, 1 column", GCUDA_TYPE_F16, 32, 0, 4096, 1024, 14336, 1, false, BLOCKS },
+        { "8 of 128 experts q4_0, 1 column", GCUDA_TYPE_Q4_0, 16, 128, 2048, 0, 768, 1, false, BLOCKS },
+        { "8B q4_0, 512 columns", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, false, BLOCKS },
+        { "8B q4_0, 512 columns, products alone", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, true, BLOCKS },
+        { "8B q4_0, 1 column, into a cache", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, false, CACHING },
+        { "4 towers q4_0 1024 wide, 1 column", GCUDA_TYPE_Q4_0, 2, 0, 1024, 0, 2816, 1, false, TOWERS },
+        { "chains of 8 operations, 4096 x 512", GCUDA_TYPE_F32, 16, 0, 4096, 0, 0, 512, false, CHAINS },
+        { "chains of 8 operations, 4096", GCUDA_TYPE_F32, 16, 0, 4096, 0, 0, 1, false, CHAINS },
+    };
+    static const struct {
+        enum stack_kind kind;
+        struct stack_mode mode;
+    } modes[] = {
+        { BLOCKS, { true, true, true, false, false } },
+        { BLOCKS, { true, true, false, false, false } },
+        { BLOCKS, { false, true, true, false, false } },
+        { BLOCKS, { false, true, false, false, false } },
+        { BLOCKS, { true, false, true, false, false } },
+        { BLOCKS, { true, false, false, false, false } },
+        { BLOCKS, { false, false, true, false, false } },
+        { BLOCKS, { false, false, false, false, false } },
+        { CACHING, { true, true, true, false, false } },
+        { CACHING, { true, true, true, false, true } },
+        { CACHING, { true, false, true, false, true } },
+        { TOWERS, { true, true, true, false, false } },
+        { TOWERS, { true, true, false, false, false } },
+        { TOWERS, { true, true, false, true, false } },
+        { CHAINS, { true, true, true, false, false } },
+        { CHAINS, { false, true, true, false, false } },
     };
     printf("\n=== decoder blocks without attention: median of %d computations by the host, whose CUDA graphs are compared with none\n",
         MIN_LAUNCHES);
@@ -1378,9 +1477,8 @@ static void stacks(struct bench * b) {
         struct stack_graph g;
         if (!wanted(b, all[i].name)) { continue; }
         stack_begin(b, &all[i], &g);
-        for (int k = 3; k >= 0; --k) {
-            stack_time(b, &g, k % 2 != 0, k / 2 != 0, true);
-            stack_time(b, &g, k % 2 != 0, k / 2 != 0, false);
+        for (int k = 0; k < COUNT(modes); ++k) {
+            if (modes[k].kind == all[i].kind) { stack_time(b, &g, &modes[k].mode); }
         }
         stack_end(&g);
     }
@@ -1613,8 +1711,8 @@ static double pair_pipeline(const struct stack * s, const gcuda_backend_t * back
 
 static void pairs(struct bench * b) {
     static const struct stack all[] = {
-        { "8B q4_0, 1 column", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, false },
-        { "8B q4_0, 512 columns", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, false },
+        { "8B q4_0, 1 column", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 1, false, BLOCKS },
+        { "8B q4_0, 512 columns", GCUDA_TYPE_Q4_0, 32, 0, 4096, 1024, 14336, 512, false, BLOCKS },
     };
     int n_devices = 0;
     CUDA(cudaGetDeviceCount(&n_devices));
