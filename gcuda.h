@@ -27983,25 +27983,27 @@ struct gcudai_cuda_cut_array {
 };
 struct gcudai_cuda_cut {
     enum gcuda_op op;
+    struct { int d, n; } least; // slices along d are no shorter than n, but for the last
     struct gcudai_cuda_cut_array arrays[GCUDAI_CUDA_CUT_ARRAYS]; // ends with rule NULL
 };
 
 // clang-format off
+#define GCUDAI_CUT_STEPS { 0, GCUDAI_CUDA_CUT_STEP }
 #define GCUDAI_CUT(args, array, rule) { offsetof(struct gcuda_##args##_args, array), rule }
 #define GCUDAI_CUT_MAP(ID, args) \
-    { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, x, "0=1=2=3=") } }
+    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "0=1=2=3="), GCUDAI_CUT(args, x, "0=1=2=3=") } }
 #define GCUDAI_CUT_COPY(ID) \
-    { GCUDA_OP_##ID, { GCUDAI_CUT(cpy, y, "0#1#2#3#"), GCUDAI_CUT(cpy, x, "0#1#2#3#") } }
+    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(cpy, y, "0#1#2#3#"), GCUDAI_CUT(cpy, x, "0#1#2#3#") } }
 #define GCUDAI_CUT_BINARY(ID) \
-    { GCUDA_OP_##ID, { GCUDAI_CUT(binary, y, "0=1=2=3="), GCUDAI_CUT(binary, a, "0=1=2=3="), \
-                       GCUDAI_CUT(binary, b, "0%1%2%3%") } }
+    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(binary, y, "0=1=2=3="), GCUDAI_CUT(binary, a, "0=1=2=3="), \
+                                         GCUDAI_CUT(binary, b, "0%1%2%3%") } }
 #define GCUDAI_CUT_ROWS(ID, args) \
-    { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") } }
+    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "!!1=2=3="), GCUDAI_CUT(args, x, "..1=2=3=") } }
 #define GCUDAI_CUT_PLANES(ID, args) \
-    { GCUDA_OP_##ID, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") } }
+    { GCUDA_OP_##ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(args, y, "!!!!2=3="), GCUDAI_CUT(args, x, "....2=3=") } }
 #define GCUDAI_CUT_TRANSPOSED(ID) \
-    { GCUDA_OP_##ID, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), \
-                       GCUDAI_CUT(conv_transpose, x, "......3=") } }
+    { GCUDA_OP_##ID, { 2, GCUDAI_CUDA_CUT_CHANNELS }, { GCUDAI_CUT(conv_transpose, y, "!!!!2=3="), GCUDAI_CUT(conv_transpose, kernel, "....2=.."), \
+                                                            GCUDAI_CUT(conv_transpose, x, "......3=") } }
 
 #define GCUDAI_CUT_TOKENS(args, array) GCUDAI_CUT(args, array, "......3=2=")
 #define GCUDAI_CUT_LINEAR(args) \
@@ -28023,37 +28025,37 @@ static const struct gcudai_cuda_cut gcudai_cuda_cuts[] = {
     GCUDAI_CUT_PLANES(DIAG_MASK_INF, mask), GCUDAI_CUT_PLANES(DIAG_MASK_ZERO, mask), GCUDAI_CUT_PLANES(TRI, mask),
     GCUDAI_CUT_PLANES(DIAG, mask), GCUDAI_CUT_PLANES(UPSCALE, upscale), GCUDAI_CUT_PLANES(POOL_1D, pool),
     GCUDAI_CUT_PLANES(POOL_2D, pool), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_1D), GCUDAI_CUT_TRANSPOSED(CONV_TRANSPOSE_2D),
-    { GCUDA_OP_POOL_2D_BACK, { GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") } },
-    { GCUDA_OP_GLU, { GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") } },
-    { GCUDA_OP_ADD_ID, { GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") } },
-    { GCUDA_OP_REPEAT, { GCUDAI_CUT(pad, y, "0=1=2=3="), GCUDAI_CUT(pad, x, "0%1%2%3%") } },
-    { GCUDA_OP_CONCAT, { GCUDAI_CUT(concat, y, "0=1=2=3="), GCUDAI_CUT(concat, a, "0=1=2=3="), GCUDAI_CUT(concat, b, "0=1=2=3=") } },
-    { GCUDA_OP_GET_ROWS, { GCUDAI_CUT(get_rows, y, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1=2="), GCUDAI_CUT(get_rows, x, "....2=3=") } },
-    { GCUDA_OP_GET_ROWS_BACK, { GCUDAI_CUT(get_rows, y, "0=!!!!!!"), GCUDAI_CUT(get_rows, x, "0=......") } },
-    { GCUDA_OP_SET_ROWS, { GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") } },
-    { GCUDA_OP_TIMESTEP_EMBEDDING, { GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") } },
-    { GCUDA_OP_RMS_NORM_BACK, { GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") } },
-    { GCUDA_OP_GROUP_NORM, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") } },
-    { GCUDA_OP_ARGMAX, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") } },
-    { GCUDA_OP_SOFT_MAX, { GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") } },
-    { GCUDA_OP_SOFT_MAX_BACK, { GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") } },
-    { GCUDA_OP_ROPE, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
-    { GCUDA_OP_ROPE_BACK, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
-    { GCUDA_OP_OPT_STEP_ADAMW, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), GCUDAI_CUT(opt_step, v, "0=1=2=3=") } },
-    { GCUDA_OP_OPT_STEP_SGD, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3=") } },
-    { GCUDA_OP_MUL_MAT, { GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") } },
-    { GCUDA_OP_MUL_MAT_ID, { GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), GCUDAI_CUT(mul_mat_id, ids, "....1=..") } },
-    { GCUDA_OP_OUT_PROD, { GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") } },
-    { GCUDA_OP_FLASH_ATTN_EXT, { GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3=.."), GCUDAI_CUT(flash_attn_ext, q, "....1=3=.."), GCUDAI_CUT(flash_attn_ext, mask, "....1>3%0="), GCUDAI_CUT(flash_attn_ext, k, "......3/1="), GCUDAI_CUT(flash_attn_ext, v, "......3/1="), GCUDAI_CUT(flash_attn_ext, running, "....2=3=..") } },
-    { GCUDA_OP_SSM_SCAN, { GCUDAI_CUT(ssm_scan, y, "!!!!!!3=2="), GCUDAI_CUT(ssm_scan, x, "......3=2="), GCUDAI_CUT(ssm_scan, dt, "......2=1="), GCUDAI_CUT(ssm_scan, b, "......3=2="), GCUDAI_CUT(ssm_scan, c, "......3=2="), GCUDAI_CUT(ssm_scan, ids, "......0=.."), GCUDAI_CUT(ssm_scan, last, "......3=..") } },
-    { GCUDA_OP_RWKV_WKV6, { GCUDAI_CUT_LINEAR(rwkv_wkv6), GCUDAI_CUT_TOKENS(rwkv_wkv6, k), GCUDAI_CUT_TOKENS(rwkv_wkv6, v), GCUDAI_CUT_TOKENS(rwkv_wkv6, r), GCUDAI_CUT_TOKENS(rwkv_wkv6, td) } },
-    { GCUDA_OP_GATED_LINEAR_ATTN, { GCUDAI_CUT_LINEAR(gated_linear_attn), GCUDAI_CUT_TOKENS(gated_linear_attn, k), GCUDAI_CUT_TOKENS(gated_linear_attn, v), GCUDAI_CUT_TOKENS(gated_linear_attn, q), GCUDAI_CUT_TOKENS(gated_linear_attn, g) } },
-    { GCUDA_OP_RWKV_WKV7, { GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) } },
-    { GCUDA_OP_IM2COL, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") } },
-    { GCUDA_OP_CONV_2D, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") } },
-    { GCUDA_OP_CONV_2D_DW, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") } },
-    { GCUDA_OP_SSM_CONV, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") } },
-    { GCUDA_OP_SOLVE_TRI, { GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") } },
+    { GCUDA_OP_POOL_2D_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(pool, y, "!!!!2=3="), GCUDAI_CUT(pool, x, "....2=3="), GCUDAI_CUT(pool, dy, "....2=3=") } },
+    { GCUDA_OP_GLU, GCUDAI_CUT_STEPS, { GCUDAI_CUT(glu, y, "0=1=2=3="), GCUDAI_CUT(glu, x, "0=1=2=3="), GCUDAI_CUT(glu, g, "0=1=2=3=") } },
+    { GCUDA_OP_ADD_ID, GCUDAI_CUT_STEPS, { GCUDAI_CUT(add_id, y, "!!1=2=!!"), GCUDAI_CUT(add_id, a, "..1=2=.."), GCUDAI_CUT(add_id, ids, "..0=1=..") } },
+    { GCUDA_OP_REPEAT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(pad, y, "0=1=2=3="), GCUDAI_CUT(pad, x, "0%1%2%3%") } },
+    { GCUDA_OP_CONCAT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(concat, y, "0=1=2=3="), GCUDAI_CUT(concat, a, "0=1=2=3="), GCUDAI_CUT(concat, b, "0=1=2=3=") } },
+    { GCUDA_OP_GET_ROWS, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, y, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1=2="), GCUDAI_CUT(get_rows, x, "....2=3=") } },
+    { GCUDA_OP_GET_ROWS_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, y, "0=!!!!!!"), GCUDAI_CUT(get_rows, x, "0=......") } },
+    { GCUDA_OP_SET_ROWS, GCUDAI_CUT_STEPS, { GCUDAI_CUT(get_rows, x, "!!1=2=3="), GCUDAI_CUT(get_rows, ids, "..0=1%2%"), GCUDAI_CUT(get_rows, y, "....2=3=") } },
+    { GCUDA_OP_TIMESTEP_EMBEDDING, GCUDAI_CUT_STEPS, { GCUDAI_CUT(timestep_embedding, y, "!!1=!!!!"), GCUDAI_CUT(timestep_embedding, x, "..0=....") } },
+    { GCUDA_OP_RMS_NORM_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rms_norm_back, dx, "!!1=2=3="), GCUDAI_CUT(rms_norm_back, dy, "..1=2=3="), GCUDAI_CUT(rms_norm_back, x, "..1=2=3=") } },
+    { GCUDA_OP_GROUP_NORM, GCUDAI_CUT_STEPS, { GCUDAI_CUT(group_norm, y, "!!!!!!3="), GCUDAI_CUT(group_norm, x, "......3=") } },
+    { GCUDA_OP_ARGMAX, GCUDAI_CUT_STEPS, { GCUDAI_CUT(reduce, y, "0=!!!!!!"), GCUDAI_CUT(reduce, x, "1=......") } },
+    { GCUDA_OP_SOFT_MAX, GCUDAI_CUT_STEPS, { GCUDAI_CUT(soft_max, y, "!!1=!!3="), GCUDAI_CUT(soft_max, x, "..1=..3="), GCUDAI_CUT(soft_max, mask, "..1>..3%") } },
+    { GCUDA_OP_SOFT_MAX_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(soft_max_back, dx, "!!1=2=3="), GCUDAI_CUT(soft_max_back, dy, "..1=2=3="), GCUDAI_CUT(soft_max_back, y, "..1=2=3=") } },
+    { GCUDA_OP_ROPE, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
+    { GCUDA_OP_ROPE_BACK, GCUDAI_CUT_STEPS, { GCUDAI_CUT(rope, y, "!!1=!!3="), GCUDAI_CUT(rope, x, "..1=..3=") } },
+    { GCUDA_OP_OPT_STEP_ADAMW, GCUDAI_CUT_STEPS, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3="), GCUDAI_CUT(opt_step, m, "0=1=2=3="), GCUDAI_CUT(opt_step, v, "0=1=2=3=") } },
+    { GCUDA_OP_OPT_STEP_SGD, GCUDAI_CUT_STEPS, { GCUDAI_CUT(opt_step, a, "0=1=2=3="), GCUDAI_CUT(opt_step, grad, "0=1=2=3=") } },
+    { GCUDA_OP_MUL_MAT, { 1, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(mul_mat, y, "0=1=2=3="), GCUDAI_CUT(mul_mat, a, "1=..2/3/"), GCUDAI_CUT(mul_mat, b, "..1=2=3=") } },
+    { GCUDA_OP_MUL_MAT_ID, { 2, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(mul_mat_id, y, "0=!!2=!!"), GCUDAI_CUT(mul_mat_id, as, "1=......"), GCUDAI_CUT(mul_mat_id, b, "....2=.."), GCUDAI_CUT(mul_mat_id, ids, "....1=..") } },
+    { GCUDA_OP_OUT_PROD, { 1, GCUDAI_CUDA_CUT_PRODUCT }, { GCUDAI_CUT(out_prod, y, "0=1=2=3="), GCUDAI_CUT(out_prod, a, "0=..2/3/"), GCUDAI_CUT(out_prod, b, "..0=2=3=") } },
+    { GCUDA_OP_FLASH_ATTN_EXT, GCUDAI_CUT_STEPS, { GCUDAI_CUT(flash_attn_ext, y, "!!!!2=3=.."), GCUDAI_CUT(flash_attn_ext, q, "....1=3=.."), GCUDAI_CUT(flash_attn_ext, mask, "....1>3%0="), GCUDAI_CUT(flash_attn_ext, k, "......3/1="), GCUDAI_CUT(flash_attn_ext, v, "......3/1="), GCUDAI_CUT(flash_attn_ext, running, "....2=3=..") } },
+    { GCUDA_OP_SSM_SCAN, GCUDAI_CUT_STEPS, { GCUDAI_CUT(ssm_scan, y, "!!!!!!3=2="), GCUDAI_CUT(ssm_scan, x, "......3=2="), GCUDAI_CUT(ssm_scan, dt, "......2=1="), GCUDAI_CUT(ssm_scan, b, "......3=2="), GCUDAI_CUT(ssm_scan, c, "......3=2="), GCUDAI_CUT(ssm_scan, ids, "......0=.."), GCUDAI_CUT(ssm_scan, last, "......3=..") } },
+    { GCUDA_OP_RWKV_WKV6, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(rwkv_wkv6), GCUDAI_CUT_TOKENS(rwkv_wkv6, k), GCUDAI_CUT_TOKENS(rwkv_wkv6, v), GCUDAI_CUT_TOKENS(rwkv_wkv6, r), GCUDAI_CUT_TOKENS(rwkv_wkv6, td) } },
+    { GCUDA_OP_GATED_LINEAR_ATTN, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(gated_linear_attn), GCUDAI_CUT_TOKENS(gated_linear_attn, k), GCUDAI_CUT_TOKENS(gated_linear_attn, v), GCUDAI_CUT_TOKENS(gated_linear_attn, q), GCUDAI_CUT_TOKENS(gated_linear_attn, g) } },
+    { GCUDA_OP_RWKV_WKV7, GCUDAI_CUT_STEPS, { GCUDAI_CUT_LINEAR(rwkv_wkv7), GCUDAI_CUT_TOKENS(rwkv_wkv7, r), GCUDAI_CUT_TOKENS(rwkv_wkv7, w), GCUDAI_CUT_TOKENS(rwkv_wkv7, k), GCUDAI_CUT_TOKENS(rwkv_wkv7, v), GCUDAI_CUT_TOKENS(rwkv_wkv7, a), GCUDAI_CUT_TOKENS(rwkv_wkv7, b) } },
+    { GCUDA_OP_IM2COL, GCUDAI_CUT_STEPS, { GCUDAI_CUT(conv, y, "!!!!!!3="), GCUDAI_CUT(conv, x, "......3=") } },
+    { GCUDA_OP_CONV_2D, { 2, GCUDAI_CUDA_CUT_CHANNELS }, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "......3=") } },
+    { GCUDA_OP_CONV_2D_DW, GCUDAI_CUT_STEPS, { GCUDAI_CUT(conv, y, "!!!!2=3="), GCUDAI_CUT(conv, kernel, "....3=.."), GCUDAI_CUT(conv, x, "....2=3=") } },
+    { GCUDA_OP_SSM_CONV, GCUDAI_CUT_STEPS, { GCUDAI_CUT(ssm_conv, y, "!!!!2=!!"), GCUDAI_CUT(ssm_conv, x, "....2=..") } },
+    { GCUDA_OP_SOLVE_TRI, { 0, GCUDAI_CUDA_CUT_COLUMNS }, { GCUDAI_CUT(solve_tri, y, "0=!!2=3="), GCUDAI_CUT(solve_tri, a, "....2=3="), GCUDAI_CUT(solve_tri, b, "0=..2=3=") } },
 };
 // clang-format on
 
@@ -28350,17 +28352,8 @@ static gcuda_status gcudai_cuda_chunk_add(
     return k->us >= c->chunk_us ? gcudai_cuda_chunk_end(cu) : GCUDA_STATUS_SUCCESS;
 }
 
-// Slices along d are no shorter, but for the last.
-static int64_t gcudai_cuda_cut_least(enum gcuda_op op, int d) {
-    const bool sums_channels = op == GCUDA_OP_CONV_2D || op == GCUDA_OP_CONV_TRANSPOSE_1D || op == GCUDA_OP_CONV_TRANSPOSE_2D;
-    const bool is_product = op == GCUDA_OP_MUL_MAT || op == GCUDA_OP_OUT_PROD;
-    switch (d) {
-        case GCUDAI_CUDA_CUT_TURN: return GCUDAI_CUDA_CUT_TURNS;
-        case 2: return sums_channels ? GCUDAI_CUDA_CUT_CHANNELS : op == GCUDA_OP_MUL_MAT_ID ? GCUDAI_CUDA_CUT_PRODUCT : 1;
-        case 1: return is_product ? GCUDAI_CUDA_CUT_PRODUCT : 1;
-        case 0: return op == GCUDA_OP_SOLVE_TRI ? GCUDAI_CUDA_CUT_COLUMNS : GCUDAI_CUDA_CUT_STEP;
-        default: return 1;
-    }
+static int64_t gcudai_cuda_cut_least(const struct gcudai_cuda_cut * cut, int d) {
+    return d == cut->least.d ? cut->least.n : d == GCUDAI_CUDA_CUT_TURN ? GCUDAI_CUDA_CUT_TURNS : d == 0 ? GCUDAI_CUDA_CUT_STEP : 1;
 }
 
 // args in slices of at most a chunk each: along d, the outermost first, and those below. While they run the guess becomes better.
@@ -28371,7 +28364,7 @@ static gcuda_status gcudai_cuda_run_sliced(struct gcudai_cuda * cu, const struct
         const enum gcudai_cuda_cuttable can = gcudai_cuda_can_cut(cut, args, d);
         if (can == GCUDAI_CUDA_CUT_STOP) { break; }
         if (can == GCUDAI_CUDA_CUT_NO || n <= 1) { continue; }
-        const int64_t least = gcudai_cuda_cut_least(cut->op, d);
+        const int64_t least = gcudai_cuda_cut_least(cut, d);
         gcuda_status st = GCUDA_STATUS_SUCCESS;
         for (int64_t at = 0, step; at < n && st == GCUDA_STATUS_SUCCESS; at += step) {
             const int64_t want = (int64_t) ((double) n * GCUDAI_MIN(cu->cancel.chunk_us / gcudai_cuda_cost(cu, y, guess), 1.0));
