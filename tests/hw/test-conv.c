@@ -1,8 +1,6 @@
 // Convolutions large enough for the forms that a device has for them, by their launcher: with all shared memory it allows, with
 // 100 KiB and with the 48 KiB that are always there, against float64 at the corners and anywhere.
-#include "test.h"
-
-#include <cuda_runtime_api.h>
+#include "device.h"
 
 struct shape {
     int64_t w, h, ic, n, kw, kh, oc;
@@ -99,7 +97,7 @@ static void compare(const struct gcuda_conv_args * p, const char * w, const char
 
 static void convolution_by(gcuda_status (*launch)(const struct gcuda_conv_args * args, gcuda_stream stream),
     size_t (*scratch_bytes_of)(const struct gcuda_conv_args * args), enum gcuda_type type, struct shape s) {
-    static const size_t shared[] = { (size_t) 227 << 10, (size_t) 99 << 10, 0 };
+    const size_t shared[] = { most_shared(), most_shared() < (size_t) 99 << 10 ? most_shared() : (size_t) 99 << 10, 0 };
     struct gcuda_conv_args p;
     struct rng r = rng_for("conv");
     memset(&p, 0, sizeof p);

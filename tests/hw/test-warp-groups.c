@@ -1,9 +1,7 @@
 // Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not. On a
 // device, or with kernels, without them only that they are refused. And a few blocks of every kernel that multiplies in tiles.
-#include "test.h"
+#include "device.h"
 #include "weights.h"
-
-#include <cuda_runtime_api.h>
 
 struct shape {
     int64_t k, m, n;
@@ -98,7 +96,7 @@ static struct gcuda_mul_mat_args product_of(enum gcuda_type a_type, enum gcuda_t
     p.a = matrix(a_type, s.k, s.m, gcuda_row_size(a_type, s.k) + 16 * (size_t) s.pad);
     p.b = matrix(b_type, s.k, s.n, gcuda_row_size(b_type, s.k) + gcuda_type_size(b_type) * (size_t) s.pad);
     p.y = matrix(GCUDA_TYPE_F32, s.m, s.n, ((size_t) s.m + (size_t) s.pad) * sizeof(float));
-    p.max_shared = (size_t) 227 << 10;
+    p.max_shared = most_shared();
     return p;
 }
 

@@ -36,10 +36,10 @@ CI_CAPABILITY = 750 # without kernels on tensor cores, which begin with 8.0
 NOT_OLDER = ["test-strips"] # asks for kernels of 9.0a; elsewhere the same products take hours on a processor
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
-PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak"]  # of tests/hw: what runs on a device as well
+PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 SLOW = ["test-chunks", "test-plans", "test-products", "test-sizes", "test-soak"]  # not at level user: longer than what asks the same of less
-SHAPES = ["test-shapes", "test-large"] # of tests/hw
+SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-sched", "test-split", "test-cuda", "test-sizes", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
@@ -164,9 +164,10 @@ class Variant:
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
     def shapes(self, **env):
-        """Random shapes against the CPU; the tests of large tensors, with small ones."""
+        """Random shapes against the CPU; the tests of large tensors and convolutions, with small ones."""
         self.test("test-shapes", timeout=1200, **env)
         self.test("test-large")
+        self.test("test-conv", "--filter", "few_blocks")
 
     def seeds(self, n):
         for seed in range(2, n + 2):
