@@ -707,14 +707,15 @@ static bool op_device_ready(gcuda_backend_t backend, int which) {
            CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, op_never_aborts, &op_n_asked, 1e-9f));
 }
 
-// GCUDA_TEST_SHARED_KB=48: kernels have no more shared memory than there is everywhere.
+// GCUDA_TEST_SHARED_KB=48: kernels have no more shared memory than there is everywhere. GCUDA_TEST_BY_NODE=1: without plans.
 static gcuda_backend_t op_backend_of(const char * device) {
-    const char * shared = getenv("GCUDA_TEST_SHARED_KB");
+    const char * shared = getenv("GCUDA_TEST_SHARED_KB"), * by_node = getenv("GCUDA_TEST_BY_NODE");
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
-    if (shared == NULL) { return gcuda_backend_init_by_name(device, NULL); }
+    if (shared == NULL && by_node == NULL) { return gcuda_backend_init_by_name(device, NULL); }
     params.device = gcuda_backend_cuda_find_device(device);
-    params.max_shared = (size_t) strtoul(shared, NULL, 10) << 10;
+    params.max_shared = shared != NULL ? (size_t) strtoul(shared, NULL, 10) << 10 : 0;
+    params.max_plans = by_node != NULL ? -1 : 0;
     return gcuda_backend_cuda_init_params(&params);
 }
 

@@ -230,6 +230,7 @@ def plain_tests(total, level):
         if level != "user":
             plain.share(3, 10 if level == "full" else 100, GCUDA_TEST_SHARED_KB="48")
             plain.share(7, 10 if level == "full" else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
+            plain.share(5, 4 if level == "full" else 20, GCUDA_TEST_BY_NODE="1") # others are plans of one node
             plain.operations(["conv_2d_dw/F32", "mul_mat_batches"], GCUDA_TEST_CUT="1")
             plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
             plain.seeds(100 if level == "full" else 20)
