@@ -195,15 +195,21 @@ static inline __device__ void d_start_next() {
 #endif
 }
 
-template <typename... P, typename... A>
-static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads, gcuda_stream stream, A... args) {
-    return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
+// First of all in a kernel for launch_in_turn. In this order, so that what was there before is over when blocks of the next one start:
+// that may be the second kernel of a launcher, which takes this for granted (launch_behind).
+static inline __device__ void d_take_turn() {
+    d_wait_before();
+    d_start_next();
 }
 
 template <typename... P, typename... A>
-static gcuda_status launch_2d(
-    void (*kernel)(P...), int64_t n_blocks, int n_threads_x, int n_threads_y, gcuda_stream stream, A... args) {
-    return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads_x, (unsigned) n_threads_y), 0, 0, stream, args...);
+static gcuda_status launch_in_turn(void (*kernel)(P...), int64_t n_blocks, dim3 block, gcuda_stream stream, A... args) {
+    return launch_overlapped(kernel, n_blocks, block, 0, 0, stream, args...);
+}
+
+template <typename... P, typename... A>
+static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads, gcuda_stream stream, A... args) {
+    return launch_shared(kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
 }
 
 // Behind a launch of the same launcher whose blocks call d_start_next: what was there before that one is over when this kernel's
@@ -451,11 +457,12 @@ static inline tiles tiles_of(const gcuda_array & y, int n_wide, int n_parts) {
 template <typename... P, typename... A>
 static gcuda_status launch_tiles(void (*kernel)(P...), const tiles & t, gcuda_stream stream, A... args) {
     const int64_t per_block = TILE_BLOCK >> t.shift;
-    return launch(kernel, (t.n + per_block - 1) / per_block, TILE_BLOCK, stream, args..., t);
+    return launch_in_turn(kernel, (t.n + per_block - 1) / per_block, dim3(TILE_BLOCK), stream, args..., t);
 }
 
+// All that a kernel reads and writes it does in there.
 #define FOR_TILES(tile, t) \
-    for (int64_t tile = blockIdx.x * (int64_t) (TILE_BLOCK >> (t).shift) + (threadIdx.x >> (t).shift); tile < (t).n; \
+    for (int64_t tile = (d_take_turn(), blockIdx.x * (int64_t) (TILE_BLOCK >> (t).shift) + (threadIdx.x >> (t).shift)); tile < (t).n; \
          tile += gridDim.x * (int64_t) (TILE_BLOCK >> (t).shift))
 
 // The row of a tile, and in i0 this thread's first element; its next ones are d_tile_step apart.
@@ -3340,6 +3347,7 @@ template <typename T> struct chain_width {
 // operand are on their way together, the next operand's while what comes before it is computed.
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
     const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
+    d_take_turn();
     for (uint32_t block = blockIdx.x; block < p.n_blocks; block += gridDim.x) {
         const d_chain_at at = d_chain_where<N, PARTS>(p, block);
         uint4 raw_x[PARTS], raw[E / 4];
@@ -3455,7 +3463,7 @@ static chain chain_of(const gcuda_chain_args & p, const tiles & t) {
 
 template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p, const tiles & t, gcuda_stream stream) {
     const chain c = chain_of(p, t);
-    return launch(k_chain_wide<T>, c.n_blocks, TILE_BLOCK, stream, c);
+    return launch_in_turn(k_chain_wide<T>, c.n_blocks, dim3(TILE_BLOCK), stream, c);
 }
 
 gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stream) {
@@ -4949,6 +4957,7 @@ template <int THREADS> static inline __device__ float d_row_max(float v) {
 
 // f(row, its length) for the rows of these threads; lanes without a row have a length of 0, so that warps stay together.
 template <int THREADS, typename F> static inline __device__ void d_held_rows(int64_t n_rows, int64_t n, F f) {
+    d_take_turn();
     const int at_once = THREADS > 32 ? 1 : 256 / THREADS;
     for (int64_t r0 = blockIdx.x * (int64_t) at_once; r0 < n_rows; r0 += gridDim.x * (int64_t) at_once) {
         const int64_t r = THREADS > 32 ? r0 : r0 + threadIdx.x / THREADS;
@@ -4988,7 +4997,7 @@ static bool can_hold(int64_t n) { return n > 0 && n <= HELD_MOST; }
 template <typename... P, typename... A>
 static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gcuda_stream stream, A... args) {
     const int at_once = threads <= 32 ? 256 / threads : 1;
-    return launch(kernel, (n + at_once - 1) / at_once, at_once * threads, stream, args...);
+    return launch_in_turn(kernel, (n + at_once - 1) / at_once, dim3((unsigned) (at_once * threads)), stream, args...);
 }
 
 // ---- rows too long to hold: parts of them, which leave what they find in scratch for a second pass ----
@@ -5260,8 +5269,6 @@ static inline __device__ const char * d_repeated_row(const gcuda_array & a, cons
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
 
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
-    d_start_next();
-    d_wait_before();
     d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
         typename H::template row<float> x;
         x.load(d_row(p.x, r), n);
@@ -5762,6 +5769,7 @@ static inline __device__ int d_route_next(const gcuda_route_args & p, const type
 // N: 4 where rows of weights begin at multiples of 16 bytes, as soft_max and sum_rows then take them.
 template <typename H, int N> static __global__ void __launch_bounds__(256) k_route(const gcuda_route_args p) {
     const int n = (int) p.logits.ne[0], used = (int) p.weights.ne[0], lane = (int) threadIdx.x % 32;
+    d_take_turn();
     FOR_HELD_ROWS(r, p.logits.ne[1], 32) {
         typename H::template row<float> x;
         x.load(d_at(p.logits, 0, r, 0, 0), n);
@@ -6112,6 +6120,7 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
     float2 * turns = (float2 *) both; // [token][pair]
     d_rope_pair pair = { 0.0, 0 };
     bool has_pair = false; // found when the first rows are under way
+    d_take_turn();
     FOR_ROWS(b, n_blocks * plan.n_groups) {
         const int64_t s = plan.n_groups > 1 ? b / plan.n_groups : b, h0 = (b - s * plan.n_groups) * ROPE_HEADS;
         const int64_t end = s * n_each + n_each < n_all ? s * n_each + n_each : n_all;
@@ -6181,6 +6190,7 @@ static __global__ void __launch_bounds__(256, 4) k_rope_wide(
 template <typename T> static __global__ void k_rope(const gcuda_rope_args p, const d_rope_plan plan) {
     const bool is_adjacent = p.mode == GCUDA_ROPE_TYPE_NORMAL;
     const int64_t apart = is_adjacent ? 1 : plan.n_pairs, n_rest = p.x.ne[0] - 2 * plan.n_pairs;
+    d_take_turn();
     FOR_ROWS(b, plan.n_groups * p.x.ne[2] * p.x.ne[3]) {
         const int64_t h0 = b % plan.n_groups * ROPE_HEADS, i2 = b / plan.n_groups % p.x.ne[2], i3 = b / plan.n_groups / p.x.ne[2];
         const int64_t h1 = h0 + ROPE_HEADS < p.x.ne[1] ? h0 + ROPE_HEADS : p.x.ne[1];
@@ -6244,9 +6254,9 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
             const int64_t most = (n_wide == 4 ? 1 : 2) * ROPE_AHEAD * rows_at_once / heads, share = n / enough(2048);
             const int64_t fitting = share < most ? share : most, n_each = fitting > 0 ? fitting : 1, n_blocks = (n + n_each - 1) / n_each;
             const auto kernel = args->mode == GCUDA_ROPE_TYPE_NORMAL ? k_rope_wide<T, true> : k_rope_wide<T, false>;
-            return launch(kernel, n_blocks * plan.n_groups, 256, stream, *args, plan, n_blocks, n_each);
+            return launch_in_turn(kernel, n_blocks * plan.n_groups, dim3(256), stream, *args, plan, n_blocks, n_each);
         }
-        return launch_2d(k_rope<T>, n * plan.n_groups, width, 256 / width, stream, *args, plan);
+        return launch_in_turn(k_rope<T>, n * plan.n_groups, dim3((unsigned) width, (unsigned) (256 / width)), stream, *args, plan);
     });
 }
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
@@ -6275,6 +6285,7 @@ template <typename TY> static __global__ void k_rope_set(const gcuda_rope_set_ar
     const gcuda_rope_args & q = p.rope;
     const bool is_adjacent = q.mode == GCUDA_ROPE_TYPE_NORMAL;
     const int64_t apart = is_adjacent ? 1 : plan.n_pairs, ne0 = q.x.ne[0], n_rest = ne0 - 2 * plan.n_pairs;
+    d_take_turn();
     FOR_ROWS(b, plan.n_groups * q.x.ne[2]) {
         const int64_t h0 = b % plan.n_groups * ROPE_HEADS, token = b / plan.n_groups;
         const int64_t h1 = h0 + ROPE_HEADS < q.x.ne[1] ? h0 + ROPE_HEADS : q.x.ne[1], to = d_rope_row(p, token);
@@ -6304,7 +6315,8 @@ gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_strea
     while (width < 256 && width < plan.n_pairs) { width *= 2; }
     if (args->rope.x.type != GCUDA_TYPE_F32) { return GCUDA_STATUS_UNSUPPORTED; }
     return with_float(args->y.type, [&](auto v) {
-        return launch_2d(k_rope_set<decltype(v)>, plan.n_groups * args->rope.x.ne[2], width, 256 / width, stream, *args, plan);
+        return launch_in_turn(k_rope_set<decltype(v)>, plan.n_groups * args->rope.x.ne[2], dim3((unsigned) width, (unsigned) (256 / width)),
+            stream, *args, plan);
     });
 }
 #endif // part 10
@@ -10572,6 +10584,7 @@ gcuda_status gcuda_launch_mul_mat(const gcuda_mul_mat_args * args, gcuda_stream 
 // A block has a row.
 //   floor   x read once (the second time from L1 or L2), y written once
 static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_args p) {
+    d_take_turn();
     FOR_ROWS(r, d_rows(p.x)) {
         const char * x = d_row(p.x, r);
         __half * y = (__half *) d_row(p.y, r);
@@ -10592,6 +10605,7 @@ static __global__ void __launch_bounds__(256) k_half_rows(const gcuda_half_rows_
 // the largest and the conversion.
 template <int N>
 static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(const gcuda_half_rows_args p) {
+    d_take_turn();
     FOR_ROWS(r, d_rows(p.x)) {
         const float4 * x = (const float4 *) d_row(p.x, r);
         uint2 * y = (uint2 *) d_row(p.y, r);
@@ -10623,14 +10637,16 @@ static __global__ void __launch_bounds__(256, N < 8 ? 4 : 2) k_half_rows_held(co
 gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_stream stream) {
     const int64_t n = args->x.ne[0];
     const bool fits = args->x.type == GCUDA_TYPE_F32 && n % 4 == 0 && is_wide(args->x) && is_wide(args->y);
-    return launch(fits && n <= 4096    ? k_half_rows_held<2>
-                  : fits && n <= 8192  ? k_half_rows_held<4>
-                  : fits && n <= 16384 ? k_half_rows_held<8>
-                                       : k_half_rows, n_rows(args->x), 256, stream, *args);
+    const auto kernel = fits && n <= 4096    ? k_half_rows_held<2>
+                        : fits && n <= 8192  ? k_half_rows_held<4>
+                        : fits && n <= 16384 ? k_half_rows_held<8>
+                                             : k_half_rows;
+    return launch_in_turn(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
 
 // A row is touched only where its factor is not 1.
 static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
+    d_take_turn();
     FOR_ROWS(r, d_rows(p.y)) {
         const float scale = p.scale[r];
         float * y = (float *) d_row(p.y, r);
@@ -10639,7 +10655,7 @@ static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_
 }
 
 gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcuda_stream stream) {
-    return launch(k_half_rows_back, n_rows(args->y), 256, stream, *args);
+    return launch_in_turn(k_half_rows_back, n_rows(args->y), dim3(256), stream, *args);
 }
 
 // ---- where the matrices of a product are ----
@@ -11341,6 +11357,7 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
     uint32_t * table = (uint32_t *) (shared + TILE_COLUMNS * sizeof(char *));
     char * ring = (char *) (table + d_tile_format<A>::n_entries);
     constexpr int slot_bytes = d_tile_slot<A>::bytes(NT);
+    d_take_turn();
     const d_tile_units units((uint32_t) d_items(p.job) * (uint32_t) p.steps, gridDim.x);
     if (blockIdx.x >= units.blocks) {
         return;
@@ -11439,6 +11456,7 @@ static inline __device__ void d_tile_columns_all(const d_tile_columns & p, int64
 }
 
 static __global__ void __launch_bounds__(256) k_mul_mat_tile_columns(const d_tile_columns p) {
+    d_take_turn();
     d_tile_columns_all(p, blockIdx.x, gridDim.x);
 }
 
@@ -11504,10 +11522,10 @@ template <typename A> static size_t tile_plan(d_tile_job & p, int wanted, size_t
 
 template <typename A>
 static gcuda_status launch_tile(d_tile_job & p, int64_t n_blocks, size_t n_bytes, size_t max_shared, gcuda_stream stream) {
-    return launch_shared(p.tn <= 16   ? k_mul_mat_tile<A, 16>
-                         : p.tn <= 32 ? k_mul_mat_tile<A, 32>
-                         : p.tn <= 64 ? k_mul_mat_tile<A, 64>
-                                      : k_mul_mat_tile<A, 128>,
+    return launch_overlapped(p.tn <= 16   ? k_mul_mat_tile<A, 16>
+                             : p.tn <= 32 ? k_mul_mat_tile<A, 32>
+                             : p.tn <= 64 ? k_mul_mat_tile<A, 64>
+                                          : k_mul_mat_tile<A, 128>,
         n_blocks, dim3(32 * TILE_WARPS), n_bytes, max_shared, stream, p);
 }
 
@@ -11614,7 +11632,7 @@ gcuda_status gcuda_launch_mul_mat_tile_fused(
     }
     return mul_mat_tile(p, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_max_units(p, tile_lists(*args, p.n)), false,
         (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
-            return launch(k_mul_mat_tile_columns, tile_pack_blocks(c), 256, stream, c);
+            return launch_in_turn(k_mul_mat_tile_columns, tile_pack_blocks(c), dim3(256), stream, c);
         });
 }
 
@@ -11709,6 +11727,7 @@ static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d
 static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
     const gcuda_mul_mat_id_args p, const d_id_lists l, const d_tile_columns c, int n_sort) {
     DYNAMIC_SHARED(int32_t, shared);
+    d_take_turn();
     if ((int) blockIdx.x < n_sort) {
         d_id_sort(p, l, shared, (int) blockIdx.x, n_sort);
     } else {
@@ -11723,7 +11742,7 @@ static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, 
     l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
     const int64_t all = (l.n_experts + 8) / 8;
     const int n_sort = l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
-    return launch_shared(k_mul_mat_id_prepare, n_sort + tile_pack_blocks(c), dim3(256),
+    return launch_overlapped(k_mul_mat_id_prepare, n_sort + tile_pack_blocks(c), dim3(256),
         (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0), 0, stream, p, l, c, n_sort);
 }
 
@@ -15264,6 +15283,7 @@ template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bound
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     d_cluster_sync();
+    d_take_turn();
     if (thread < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (thread == 0) {
@@ -15300,7 +15320,7 @@ template <typename T, int TN> static __global__ void D_WG_CLUSTER __launch_bound
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     d_cluster_sync();
-    d_wait_before();
+    d_take_turn();
     if (thread < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (thread == 0) { d_wg_gemm_fetch<TN>(p, a, b, stages, full, empty, rank); }
@@ -15367,6 +15387,7 @@ static inline __device__ void d_wg_put(const d_wg_columns_job & p, char * to, in
 // A block has a column; a warp takes 256 elements at a time. Aligned F32 of at most 2048 N elements is held in registers, other
 // columns (N 0) are read again.
 template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_wg_columns(const d_wg_columns_job p) {
+    d_take_turn();
     alignas(16) __shared__ uint32_t words[8][128];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     for (int c = (int) blockIdx.x; c < (int) p.n_padded; c += (int) gridDim.x) {
@@ -15406,6 +15427,7 @@ template <typename T, int N> static __global__ void __launch_bounds__(256, 2) k_
 // The same of TF32. A warp takes 128 elements at a time, which are 256 halves: element i of lane l is where lane l % 8 / 2 of a
 // quad has it in instruction 2 (l % 2) + i / 2.
 static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_columns_job p) {
+    d_take_turn();
     alignas(16) __shared__ uint32_t words[8][128];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
     for (int c = (int) blockIdx.x; c < (int) p.n_padded; c += (int) gridDim.x) {
@@ -15432,6 +15454,7 @@ static __global__ void __launch_bounds__(256) k_wg_columns_tf32(const d_wg_colum
 
 // ---- sums of parts ----
 static __global__ void __launch_bounds__(256) k_wg_parts(const d_wg_job p, const float * parts) {
+    d_take_turn();
     const int64_t m = p.m, wide = m % 4 == 0 && p.y_stride % 4 == 0 && (uintptr_t) p.y % 16 == 0 ? 4 : 1, n = m / wide * p.n;
     FOR_ELEMENTS(i, n) {
         const int64_t c = i / (m / wide), row = i % (m / wide) * wide;
@@ -15461,6 +15484,7 @@ static inline __device__ const char * d_wg_beside(const gcuda_array & x, int64_t
 // part: with the steps inside the products' kernels these took 35 us longer for 14336 x 4096 and 512 columns with bias and gelu (101.6
 // without, on an H200), more than reading and writing the sums once more. The epilogue's strides are 0 where sizes are 1.
 static __global__ void __launch_bounds__(256) k_wg_steps(const d_wg_job p, const D_GRID_CONSTANT gcuda_mul_mat_epilogue e, const float * parts) {
+    d_take_turn();
     const int64_t m = p.m, n = (m + 3) / 4 * p.n;
     const bool is_wide = m % 4 == 0;
     FOR_ELEMENTS(i, n) {
@@ -15556,20 +15580,21 @@ bool gcuda_has_warp_groups(void) {
 
 template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_job & p, gcuda_stream stream) {
     if constexpr (sizeof(T) == 4) {
-        return launch(k_wg_columns_tf32, p.n_padded, 256, stream, p);
+        return launch_in_turn(k_wg_columns_tf32, p.n_padded, dim3(256), stream, p);
     } else {
         const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3] | 4 * (size_t) p.x.ne[0];
         const int64_t k = p.x.type == GCUDA_TYPE_F32 && p.x.nb[0] == 4 && bits % 16 == 0 ? p.k_padded : INT64_MAX;
-        return launch(k <= 4096    ? k_wg_columns<T, 2>
-                      : k <= 8192  ? k_wg_columns<T, 4>
-                      : k <= 16384 ? k_wg_columns<T, 8>
-                                   : k_wg_columns<T, 0>, p.n_padded, 256, stream, p);
+        const auto kernel = k <= 4096    ? k_wg_columns<T, 2>
+                            : k <= 8192  ? k_wg_columns<T, 4>
+                            : k <= 16384 ? k_wg_columns<T, 8>
+                                         : k_wg_columns<T, 0>;
+        return launch_in_turn(kernel, p.n_padded, dim3(256), stream, p);
     }
 }
 
 template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, size_t max_shared, gcuda_stream stream) {
     const int64_t n_clusters = wg_clusters(), n = p.n_items < n_clusters ? p.n_items : n_clusters;
-    return launch_shared(k_mul_mat_wg<A, TN>, 2 * n, dim3(WG_THREADS), d_wg_shape<A, TN>::shared_bytes, max_shared, stream, p);
+    return launch_overlapped(k_mul_mat_wg<A, TN>, 2 * n, dim3(WG_THREADS), d_wg_shape<A, TN>::shared_bytes, max_shared, stream, p);
 }
 
 template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn, size_t max_shared, gcuda_stream stream) {
@@ -15649,6 +15674,7 @@ static bool wg_maps_of(const gcuda_mul_mat_args &, int, d_wg_map *, d_wg_map *) 
 #endif
 
 static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array y, const float * parts, int n_parts) {
+    d_take_turn();
     const int64_t n = y.ne[0] * y.ne[1] * y.ne[2] * y.ne[3];
     FOR_ELEMENTS(i, n) {
         float v = parts[i];
@@ -15695,11 +15721,11 @@ static gcuda_status mul_mat_wg_gemm(const gcuda_mul_mat_args & args, void * scra
         return st;
     }
     if (args.y.ne[2] * args.y.ne[3] > 1) {
-        return launch_elements(k_wg_gemm_parts, args.y, stream, args.y, (const float *) scratch, plan.n_parts);
+        return launch_in_turn(k_wg_gemm_parts, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
     }
     p.wg.y = (float *) args.y.data;
     p.wg.y_stride = (int64_t) (args.y.nb[1] / 4);
-    return launch(k_wg_parts, ((int64_t) p.wg.m * p.wg.n + 1023) / 1024, 256, stream, p.wg, (const float *) scratch);
+    return launch_in_turn(k_wg_parts, ((int64_t) p.wg.m * p.wg.n + 1023) / 1024, dim3(256), stream, p.wg, (const float *) scratch);
 }
 
 static bool wg_takes(const gcuda_mul_mat_args & p) {
@@ -15779,8 +15805,8 @@ static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, con
         const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
         p.y = (float *) args->y.data;
         p.y_stride = (int64_t) (args->y.nb[1] / 4);
-        st = epilogue != nullptr ? launch(k_wg_steps, n_blocks, 256, stream, p, wg_repeating(*epilogue), (const float *) parts)
-                                 : launch(k_wg_parts, n_blocks, 256, stream, p, (const float *) parts);
+        st = epilogue != nullptr ? launch_in_turn(k_wg_steps, n_blocks, dim3(256), stream, p, wg_repeating(*epilogue), (const float *) parts)
+                                 : launch_in_turn(k_wg_parts, n_blocks, dim3(256), stream, p, (const float *) parts);
     }
     return st;
 }
