@@ -2004,6 +2004,52 @@ TEST(weights_of_norms_are_read_early) {
     clean();
 }
 
+// The dynamic shared memory of a product of m rows of Q4_0 with one column, launched to overlap or not.
+static size_t shared_of(int m, enum gcuda_overlap overlap, size_t max_shared) {
+    enum { LENGTH = 64 };
+    static char memory[1 << 16]; // never read: the launch is captured and thrown away
+    struct gcuda_mul_mat_args p;
+    GCUDAI_ZERO(p);
+    p.a.type = GCUDA_TYPE_Q4_0;
+    p.b.type = p.y.type = GCUDA_TYPE_F32;
+    p.a.data = p.b.data = p.y.data = memory;
+    for (int d = 0; d < 4; ++d) { p.a.ne[d] = p.b.ne[d] = p.y.ne[d] = 1; }
+    p.a.ne[0] = p.b.ne[0] = LENGTH, p.a.ne[1] = p.y.ne[0] = m;
+    p.a.nb[0] = 18, p.b.nb[0] = p.y.nb[0] = 4;
+    for (int d = 1; d < 4; ++d) { p.a.nb[d] = 36 * (d > 1 ? (size_t) m : 1), p.b.nb[d] = 4 * LENGTH, p.y.nb[d] = 4 * (size_t) m; }
+    p.max_shared = max_shared;
+    cudaStream_t stream = NULL;
+    cudaGraph_t graph = NULL;
+    cudaGraphNode_t node = NULL;
+    size_t n = 1;
+    struct cudaKernelNodeParams params;
+    GCUDAI_ZERO(params);
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    gcuda_thread_launches()->overlap = overlap;
+    CHECK_OK(gcuda_launch_mul_mat_vec(&p, NULL, stream));
+    gcuda_thread_launches()->overlap = GCUDA_OVERLAP_NONE;
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    CHECK(cudaGraphGetNodes(graph, &node, &n) == cudaSuccess && n == 1);
+    CHECK(cudaGraphKernelNodeGetParams(node, &params) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess && cudaStreamDestroy(stream) == cudaSuccess);
+    return params.sharedMemBytes;
+}
+
+// Where a multiprocessor is left without a block, two of the next launch cannot be on it; the simulated device has four.
+TEST(blocks_that_start_early_do_not_share_a_multiprocessor) {
+    struct cudaDeviceProp prop;
+    CHECK(cudaGetDeviceProperties(&prop, 0) == cudaSuccess && prop.multiProcessorCount == 4);
+    const size_t most = prop.sharedMemPerBlockOptin, all = prop.sharedMemPerMultiprocessor, system = 1024; // taken of every block
+    const size_t alone = shared_of(16, GCUDA_OVERLAP_NONE, most);
+    CHECK(2 * (alone + system) <= all);
+    CHECK(2 * (shared_of(16, GCUDA_OVERLAP_WEIGHTS, most) + system) > all);
+    CHECK(2 * (shared_of(16, GCUDA_OVERLAP_LAUNCH, most) + system) > all);
+    CHECK(shared_of(16, GCUDA_OVERLAP_WEIGHTS, 48 * 1024) <= 48 * 1024); // the cap holds
+    CHECK(2 * (shared_of(4 * 16, GCUDA_OVERLAP_WEIGHTS, most) + system) <= all); // every one has a block
+    clean();
+}
+
 // =====================================================================================================================
 // >>graph   one graph without fusion, beside others that have it
 // =====================================================================================================================
