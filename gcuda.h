@@ -87,6 +87,9 @@ EMBEDDING IN AN ENGINE
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
+    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph.
+    One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
+                   as they are.
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
                    computes; gcuda_cuda_upload_event_wait has the backend wait for it. See >>cuda.
     Several backends: gcuda_backend_sched_new computes a graph on GPUs and the CPU together. See >>sched.
@@ -635,6 +638,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_graph_get_grad GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad)
 #define gcuda_graph_get_grad_acc GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_grad_acc)
 #define gcuda_graph_get_tensor GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_get_tensor)
+#define gcuda_graph_move_view GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_move_view)
 #define gcuda_graph_n_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_n_nodes)
 #define gcuda_graph_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_node)
 #define gcuda_graph_nodes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_nodes)
@@ -2806,6 +2810,11 @@ GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
 // struct gcuda_cuda_params). On in a new graph; views, copies and schedulers take it over, clearing keeps it. It may change from run to
 // run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
 GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
+// Has a view begin `offset` bytes into its owner from now on, and by as much elsewhere the graph's nodes that are the view's memory
+// (what cpy or set_rows into it return, views of it): the place of the next token in a KV cache. Shapes and strides stay. Plans and
+// CUDA graphs follow with their next run, without being made anew. INVALID_ARGUMENT, and nothing has moved, when `view` is no
+// view or one of them would reach beyond the owner.
+GCUDA_API gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_tensor * view, size_t offset);
 GCUDA_API int gcuda_graph_size(const struct gcuda_cgraph * graph);
 GCUDA_API int gcuda_graph_n_nodes(const struct gcuda_cgraph * graph);
 GCUDA_API struct gcuda_tensor ** gcuda_graph_nodes(struct gcuda_cgraph * graph);
@@ -19063,6 +19072,49 @@ void gcuda_graph_clear(struct gcuda_cgraph * graph) {
 
 void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on) {
     if (graph != NULL) { graph->no_fusion = !is_on; }
+}
+
+// Whether t's memory is the view's, or a part of it: the source that a result is a view of leads there.
+static bool gcudai_is_made_of(const struct gcuda_tensor * t, const struct gcuda_tensor * view) {
+    while (t != NULL && t != view && t->view_src == view->view_src) {
+        t = t->src[t->op == GCUDA_OP_CPY ? 1 : t->op == GCUDA_OP_SET_ROWS ? 2 : 0];
+    }
+    return t == view;
+}
+
+static gcuda_status gcudai_view_fits_at(const struct gcuda_tensor * t, size_t offset) {
+    struct gcuda_tensor moved = *t;
+    moved.view_offs = offset;
+    return gcudai_check_tensor(&moved);
+}
+
+static void gcudai_view_begins_at(struct gcuda_tensor * t, size_t offset) {
+    t->view_offs = offset;
+    t->data = gcudai_view_address(t->view_src, offset);
+}
+
+gcuda_status gcuda_graph_move_view(struct gcuda_cgraph * graph, struct gcuda_tensor * view, size_t offset) {
+    const bool is_view = view != NULL && view->view_src != NULL && (view->op == GCUDA_OP_NONE || view->op == GCUDA_OP_VIEW);
+    const struct gcuda_tensor * of = is_view && view->op == GCUDA_OP_VIEW ? view->src[0] : NULL;
+    const size_t least = of != NULL && of->view_src != NULL ? of->view_offs : 0, before = is_view ? view->view_offs : 0;
+    if (graph == NULL || !is_view || offset < least) {
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_move_view: '%s' is no view, or %llu bytes lie before '%s', or no graph",
+            view ? view->name : "(NULL)", (unsigned long long) offset, of ? of->name : "(none)");
+    }
+    GCUDAI_TRY(gcudai_view_fits_at(view, offset));
+    for (int moves = 0; moves < 2; ++moves) { // nothing before all are known to fit
+        for (int i = 0; i < graph->n_nodes; ++i) {
+            struct gcuda_tensor * t = graph->nodes[i];
+            if (t == view || !gcudai_is_made_of(t, view)) { continue; }
+            const size_t to = offset + (t->view_offs - before); // views of a view begin behind it
+            if (moves) { gcudai_view_begins_at(t, to); }
+            else { GCUDAI_TRY(gcudai_view_fits_at(t, to)); }
+        }
+    }
+    gcudai_view_begins_at(view, offset);
+    const uint64_t own = offset - least; // as its constructor was given
+    if (view->op == GCUDA_OP_VIEW) { memcpy(view->op_params, &own, sizeof(own)); }
+    return GCUDA_STATUS_SUCCESS;
 }
 
 gcuda_status gcuda_graph_cpy(struct gcuda_cgraph * src, struct gcuda_cgraph * dst) {

@@ -1249,10 +1249,8 @@ static struct gcuda_tensor * stack_cached(struct stack_graph * g, struct gcuda_t
 static void stack_move(const struct stack_graph * g, int row) {
     for (int i = 0; i < gcuda_graph_n_nodes(g->graph); ++i) {
         struct gcuda_tensor * t = gcuda_graph_node(g->graph, i);
-        if (t->view_src == NULL || t->view_src->type != GCUDA_TYPE_F16 || t->view_src->ne[1] != STACK_CACHE) { continue; }
-        t->view_offs = (size_t) row * t->view_src->nb[1];
-        t->data = (char *) t->view_src->data + t->view_offs;
-        if (t->op == GCUDA_OP_VIEW) { memcpy(t->op_params, &t->view_offs, sizeof t->view_offs); }
+        if (t->op != GCUDA_OP_VIEW || t->view_src->type != GCUDA_TYPE_F16 || t->view_src->ne[1] != STACK_CACHE) { continue; }
+        if (gcuda_graph_move_view(g->graph, t, (size_t) row * t->view_src->nb[1]) != GCUDA_STATUS_SUCCESS) { stop("a cache's view"); }
     }
 }
 

@@ -374,6 +374,38 @@ TEST(graph_order) { // sources first, each node once, leafs apart; random graphs
     }
 }
 
+// A cache of eight rows; the last node reads what cpy into row 2 returned, from its second element on.
+TEST(a_view_moves_with_what_is_made_of_it) {
+    struct gcuda_context * ctx = gcuda_init((struct gcuda_init_params) { 0, NULL, false });
+    REQUIRE(ctx != NULL);
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 8), * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, 4);
+    struct gcuda_tensor * upper = gcuda_view_2d(ctx, cache, 4, 7, 16, 16), * row = gcuda_view_1d(ctx, upper, 4, 16);
+    struct gcuda_tensor * put = gcuda_cpy(ctx, x, row), * rest = gcuda_view_1d(ctx, put, 3, 4), * y = gcuda_scale(ctx, rest, 2.0f);
+    struct gcuda_tensor * first = gcuda_scale(ctx, gcuda_view_1d(ctx, cache, 4, 32), 1.0f); // another view of row 2: stays
+    struct gcuda_cgraph * g = gcuda_new_graph(ctx);
+    CHECK_OK(gcuda_build_forward_expand(g, y));
+    CHECK_OK(gcuda_build_forward_expand(g, first));
+    for (int i = 0; i < 4; ++i) { gcuda_set_f32_1d(x, i, (float) (i + 1)); }
+    static const struct { size_t to; int row; } places[] = { { 32, 2 }, { 112, 7 }, { 16, 1 }, { 64, 4 } };
+    for (int i = 0; i < 4; ++i) {
+        for (int k = 0; k < 32; ++k) { gcuda_set_f32_1d(cache, k, -1.0f); }
+        CHECK_OK(gcuda_graph_move_view(g, row, places[i].to));
+        CHECK_OK(gcuda_graph_compute_with_ctx(ctx, g, 1));
+        for (int k = 0; k < 32; ++k) {
+            CHECK(gcuda_get_f32_1d(cache, k) == (k / 4 == places[i].row ? (float) (k % 4 + 1) : -1.0f));
+        }
+        for (int k = 0; k < 3; ++k) { CHECK(gcuda_get_f32_1d(y, k) == 2.0f * (float) (k + 2)); }
+        CHECK(rest->view_offs == places[i].to + 4 && first->src[0]->view_offs == 32);
+    }
+    static const size_t wrong[] = { 0, 12, 116, SIZE_MAX, SIZE_MAX - 3 }; // before `upper`, which it is a view of; beyond the end
+    for (int i = 0; i < 5; ++i) { CHECK(gcuda_graph_move_view(g, row, wrong[i]) == GCUDA_STATUS_INVALID_ARGUMENT); }
+    CHECK(gcuda_graph_move_view(g, x, 0) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_graph_move_view(g, put, 0) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(gcuda_graph_move_view(g, NULL, 0) == GCUDA_STATUS_INVALID_ARGUMENT && gcuda_graph_move_view(NULL, row, 32) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK(row->view_offs == 64 && put->view_offs == 64 && rest->view_offs == 68 && row->data == (char *) cache->data + 64);
+    CHECK_OK(gcuda_graph_compute_with_ctx(ctx, g, 1));
+    gcuda_free(ctx);
+}
+
 TEST(graph_functions) {
     struct gcuda_context * ctx = op_context();
     REQUIRE(ctx != NULL);

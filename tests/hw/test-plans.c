@@ -79,12 +79,10 @@ static struct gcuda_tensor * caching(struct net * net, struct gcuda_tensor * x) 
 }
 
 static void move_to(struct net * net, int run) {
-    for (int i = 0; i < net->graph->n_nodes; ++i) {
+    for (int i = 0; i < net->graph->n_nodes && net->cache != NULL; ++i) {
         struct gcuda_tensor * t = net->graph->nodes[i];
-        if (t->view_src != net->cache || net->cache == NULL) { continue; }
-        t->view_offs = (size_t) (run * net->s.n_columns) * net->cache->nb[1];
-        t->data = (char *) net->cache->data + t->view_offs;
-        if (t->op == GCUDA_OP_VIEW) { memcpy(t->op_params, &t->view_offs, sizeof t->view_offs); }
+        if (t->op != GCUDA_OP_VIEW || t->view_src != net->cache) { continue; }
+        CHECK_OK(gcuda_graph_move_view(net->graph, t, (size_t) (run * net->s.n_columns) * net->cache->nb[1]));
     }
 }
 

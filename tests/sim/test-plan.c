@@ -84,15 +84,7 @@ static void expect_same(struct model * m, gcuda_backend_t plain, gcuda_backend_t
 }
 
 static void move_view(struct model * m, int64_t row) {
-    // every tensor on it: the view itself, what cpy returns, which is a view of the view
-    for (int i = 0; i < m->graph->n_nodes; ++i) {
-        struct gcuda_tensor * t = m->graph->nodes[i];
-        if (t->view_src == m->cache) {
-            t->view_offs = (size_t) row * m->cache->nb[1];
-            t->data = (char *) m->cache->data + t->view_offs;
-        }
-    }
-    memcpy(m->view->op_params, &m->view->view_offs, sizeof m->view->view_offs);
+    CHECK_OK(gcuda_graph_move_view(m->graph, m->view, (size_t) row * m->cache->nb[1]));
 }
 
 // =====================================================================================================================
