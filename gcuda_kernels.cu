@@ -2025,6 +2025,88 @@ template <typename X, typename Y> static __global__ void __launch_bounds__(256) 
     }
 }
 
+// Numbers of other than one of the pairs above: by way of I32 where that holds all that can come of them, else of F64.
+// One kernel each for all pairs: the types are the same for all threads, and asked for once in four units.
+template <typename STAGE> static inline __device__ STAGE d_staged(gcuda_type x_type, gcuda_type y_type, const char * p);
+template <> inline __device__ double d_staged(gcuda_type x_type, gcuda_type y_type, const char * p) {
+    return x_type == GCUDA_TYPE_I64 && y_type == GCUDA_TYPE_F64 ? (double) *(const int64_t *) p : d_number(x_type, p);
+}
+template <> inline __device__ int32_t d_staged(gcuda_type x_type, gcuda_type y_type, const char * p) {
+    (void) y_type;
+    switch (x_type) {
+        case GCUDA_TYPE_I8: return *(const int8_t *) p;
+        case GCUDA_TYPE_I16: return *(const int16_t *) p;
+        case GCUDA_TYPE_I32: return *(const int32_t *) p;
+        default: return __float2int_rz(d_load(x_type, p)); // saturates; NaN becomes 0
+    }
+}
+static inline __device__ void d_put_staged(gcuda_type type, char * p, double v) { d_put_number(type, p, v); }
+static inline __device__ void d_put_staged(gcuda_type type, char * p, int32_t v) {
+    switch (type) {
+        case GCUDA_TYPE_I8: *(int8_t *) p = (int8_t) max(-128, min(v, 127)); break;
+        case GCUDA_TYPE_I16: *(int16_t *) p = (int16_t) max(-32768, min(v, 32767)); break;
+        case GCUDA_TYPE_I32: *(int32_t *) p = v; break;
+        case GCUDA_TYPE_F32: *(float *) p = (float) v; break;
+        default: { // to odd like d_f64_odd, where F32 has not all digits
+            const bool is_exact = (v >= -(1 << 24) && v <= 1 << 24) || (v & 255) == 0;
+            d_store(type, p, (float) (is_exact ? v : (v | 256) & ~255));
+            break;
+        }
+    }
+}
+
+template <gcuda_type TYPE, int SIZE> struct d_plain {
+    static const gcuda_type type = TYPE;
+    static const int size = SIZE;
+};
+template <typename STAGE, typename F> static inline __device__ void d_with_plain(gcuda_type type, F f) {
+    switch (type) {
+        case GCUDA_TYPE_I8: f(d_plain<GCUDA_TYPE_I8, 1>()); break;
+        case GCUDA_TYPE_I16: f(d_plain<GCUDA_TYPE_I16, 2>()); break;
+        case GCUDA_TYPE_I32: f(d_plain<GCUDA_TYPE_I32, 4>()); break;
+        case GCUDA_TYPE_F32: f(d_plain<GCUDA_TYPE_F32, 4>()); break;
+        case GCUDA_TYPE_F16: f(d_plain<GCUDA_TYPE_F16, 2>()); break;
+        case GCUDA_TYPE_BF16: f(d_plain<GCUDA_TYPE_BF16, 2>()); break;
+        default:
+            if constexpr (sizeof(STAGE) == 8) {
+                if (type == GCUDA_TYPE_I64) {
+                    f(d_plain<GCUDA_TYPE_I64, 8>());
+                } else {
+                    f(d_plain<GCUDA_TYPE_F64, 8>());
+                }
+            }
+            break;
+    }
+}
+
+// A unit is 16 bytes of the stage.
+template <typename STAGE>
+static __global__ void __launch_bounds__(256) k_cpy_numbers(const d_walk w, gcuda_type x_type, gcuda_type y_type) {
+    const int N = 16 / (int) sizeof(STAGE);
+    for (int64_t first = blockIdx.x * (int64_t) 1024 + threadIdx.x; first < w.n; first += (int64_t) gridDim.x * 1024) {
+        const char * from[4];
+        char * to[4];
+        STAGE v[4][N];
+        UNROLL for (int k = 0; k < 4; ++k) { d_walk_at(w, first + 256 * k < w.n ? first + 256 * k : first, &from[k], &to[k]); }
+        d_with_plain<STAGE>(x_type, [&](auto x) {
+            typedef decltype(x) X;
+            d_pack<char, N * X::size> raw[4];
+            UNROLL for (int k = 0; k < 4; ++k) { raw[k] = *(const d_pack<char, N * X::size> *) from[k]; }
+            UNROLL for (int k = 0; k < 4; ++k) {
+                UNROLL for (int j = 0; j < N; ++j) { v[k][j] = d_staged<STAGE>(X::type, y_type, raw[k].v + j * X::size); }
+            }
+        });
+        d_with_plain<STAGE>(y_type, [&](auto y) {
+            typedef decltype(y) Y;
+            UNROLL for (int k = 0; k < 4; ++k) {
+                d_pack<char, N * Y::size> out;
+                UNROLL for (int j = 0; j < N; ++j) { d_put_staged(Y::type, out.v + j * Y::size, v[k][j]); }
+                if (first + 256 * k < w.n) { *(d_pack<char, N * Y::size> *) to[k] = out; }
+            }
+        });
+    }
+}
+
 // In the source dimension 1 is the dense one: squares of 32 x 32 through shared memory.
 template <typename X, typename Y> static inline __device__ Y d_converted(X v) {
     Y y;
@@ -2260,24 +2342,33 @@ static gcuda_status cpy_tile_same(const d_walk & w, int dense, int64_t size, gcu
     }
 }
 
+// Rows dense on both sides become rows of units of n elements. False: they are not whole, or not aligned to a unit.
+static bool walk_units(d_walk * w, int64_t n, size_t x_size, size_t y_size) {
+    const uint64_t x_unit = (uint64_t) n * x_size, y_unit = (uint64_t) n * y_size;
+    bool fits = w->ne[0] % n == 0 && (uintptr_t) w->x % x_unit == 0 && (uintptr_t) w->y % y_unit == 0;
+    for (int d = 1; d < 4; ++d) {
+        fits = fits && (w->ne[d] == 1 || ((uint64_t) w->xs[d] % x_unit == 0 && (uint64_t) w->ys[d] % y_unit == 0));
+    }
+    if (fits) {
+        w->n /= n;
+        w->ne[0] /= n;
+        w->xs[0] *= n;
+        w->ys[0] *= n;
+    }
+    return fits;
+}
+
 // Floats of different types, rows dense or the source transposed.
 template <typename X, typename Y> static gcuda_status cpy_floats(d_walk w, int dense, gcuda_stream stream) {
     if (dense > 0) {
         return cpy_tile<X, Y>(w, dense, stream);
     }
-    const int64_t step = 4 * (int64_t) (sizeof(X) > sizeof(Y) ? sizeof(X) : sizeof(Y));
-    uint64_t all = (uint64_t) (uintptr_t) w.x * (step / 4 / sizeof(X)) | (uint64_t) (uintptr_t) w.y * (step / 4 / sizeof(Y));
-    for (int d = 1; d < 4; ++d) {
-        all |= w.ne[d] > 1 ? (uint64_t) w.xs[d] * (step / 4 / sizeof(X)) | (uint64_t) w.ys[d] * (step / 4 / sizeof(Y)) : 0u;
-    }
-    if (w.ne[0] % 4 == 0 && all % (uint64_t) step == 0) {
-        w.n /= 4;
-        w.ne[0] /= 4;
-        w.xs[0] *= 4;
-        w.ys[0] *= 4;
-        return cpy_walk<d_four<X>, d_four<Y>>(w, stream);
-    }
-    return GCUDA_STATUS_UNSUPPORTED; // the plain kernel
+    return walk_units(&w, 4, sizeof(X), sizeof(Y)) ? cpy_walk<d_four<X>, d_four<Y>>(w, stream) : GCUDA_STATUS_UNSUPPORTED;
+}
+
+template <typename STAGE> static gcuda_status cpy_numbers(d_walk w, const gcuda_cpy_args & p, gcuda_stream stream) {
+    const bool fits = walk_units(&w, 16 / (int) sizeof(STAGE), gcuda_type_size(p.x.type), gcuda_type_size(p.y.type));
+    return fits ? launch(k_cpy_numbers<STAGE>, (w.n + 1023) / 1024, 256, stream, w, p.x.type, p.y.type) : GCUDA_STATUS_UNSUPPORTED;
 }
 
 static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
@@ -2294,6 +2385,8 @@ static gcuda_status cpy_plain(const gcuda_cpy_args & p, gcuda_stream stream) {
             st = with_float(p.x.type, [&](auto tx) {
                 return with_float(p.y.type, [&](auto ty) { return cpy_floats<decltype(tx), decltype(ty)>(w, dense, stream); });
             });
+        } else if (dense == 0 && w.ne[0] > 1) {
+            st = xs < 8 && ys < 8 ? cpy_numbers<int32_t>(w, p, stream) : cpy_numbers<double>(w, p, stream);
         }
     }
     if (st != GCUDA_STATUS_UNSUPPORTED) {
