@@ -229,6 +229,10 @@ TEST(cpy_any_plain) { // every other pair of plain types, small numbers
             .ref = ref_cpy, .aliases = true, .in = { { .lo = -120, .hi = 120,
             .layouts = LAYOUT_ROWS | LAYOUT_TRANSPOSED }, { .lo = -1, .hi = 1, .layouts = LAYOUT_TRANSPOSED } } };
         op_test_run(&t);
+        const struct op_test wide = { .types = types, .shapes = "8228 516,5,3 12,6|8,9", .n_in = 2, .build = build_cpy,
+            .ref = ref_cpy, .aliases = true, .tag = "wide", .in = { { .lo = -120, .hi = 120,
+            .layouts = LAYOUT_ROWS | LAYOUT_OFFSET }, { .lo = -1, .hi = 1, .layouts = LAYOUT_ROWS | LAYOUT_OFFSET } } };
+        op_test_run(&wide);
     }
 }
 
@@ -253,7 +257,7 @@ static void ref_cpy_saturating(const struct op_case * c) { // the harness trunca
 }
 TEST(cpy_saturates) { // floats to integers: towards zero, to the nearest end, NaN to 0
     const struct op_test t = { .types = "F32,I32>I32 F32,I8>I8 F32,I16>I16 F32,I64>I64 F64,I32>I32 F16,I32>I32 "
-        "BF16,I32>I32 F16,I8>I8", .shapes = "69 23,3",
+        "BF16,I32>I32 F16,I8>I8 F16,I16>I16 BF16,I64>I64 F64,I64>I64 F64,I8>I8", .shapes = "69 23,3 92 24,6",
         .n_in = 2, .build = build_cpy, .ref = ref_cpy_saturating, .aliases = true,
         .in = { { .fill = fill_extremes, .layouts = LAYOUT_TRANSPOSED },
         { .lo = -1, .hi = 1, .layouts = LAYOUT_GAPS } } };
@@ -296,6 +300,66 @@ TEST(cpy_quantize) { // F32, F16, BF16 to the formats of appendix A: results wit
         .ref = ref_cpy, .aliases = true, .tag = "own", .no_max_error = true,
         .in = { { .lo = -3, .hi = 3, .layouts = LAYOUT_GAPS } } };
     op_test_run(&own);
+}
+
+// What a quantizer decides by: block i of 32 numbers.
+static void fill_block(struct rng * r, int i, float * x) {
+    static const float middle[15] = { -115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f, 7.0f, 19.0f, 31.5f,
+        45.5f, 61.0f, 79.0f, 101.0f };
+    for (int j = 0; j < 32; ++j) {
+        const float v = (float) rng_between(r, -1.0, 1.0), sign = j % 2 == i / 10 % 2 ? 1.0f : -1.0f;
+        switch (i % 10) {
+            case 0: x[j] = v; break;
+            case 1: x[j] = j % 11 == 3 ? 1000.0f * v : 0.01f * v; break; // outliers
+            case 2: x[j] = (float) (i - 60); break;
+            case 3: x[j] = 0.0f * sign; break;
+            case 4: x[j] = v < 0.3f ? 0.0f * sign : v; break;
+            case 5: x[j] = v < 0.3f ? 0.0f * sign : -v; break;
+            case 6: // halfway between codes, and beside it; a power of two is the scale
+                x[j] = ldexpf(j == 31 ? -127.0f : j == 30 ? 127.0f : j < 15 ? middle[j] : nextafterf(middle[j - 15], 999.0f * sign), i / 10 - 6);
+                break;
+            case 7: x[j] = j % 5 == 2 ? 3.0f * sign : v; break; // both ends as far from zero
+            case 8: x[j] = v * (i / 10 % 3 == 0 ? 3e38f : i / 10 % 3 == 1 ? 1e-38f : 1e-15f); break;
+            default: x[j] = j == i / 10 % 4 ? i / 10 % 3 == 0 ? HUGE_VALF : NAN : v; break;
+        }
+    }
+}
+
+// The bytes are those of the host's quantizer, by whole rows (F32) and by single blocks (F64).
+TEST(cpy_quantizes_like_the_host) {
+    enum { N_BLOCKS = 130, N = 32 * N_BLOCKS };
+    static const enum gcuda_type to[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1,
+        GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q8_1, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4 };
+    static float x[N];
+    static double wide[N];
+    static uint8_t want[N_BLOCKS * 36], got[N_BLOCKS * 36];
+    struct rng r = rng_for("blocks");
+    for (int i = 0; i < N_BLOCKS; ++i) { fill_block(&r, i, x + 32 * i); }
+    for (int i = 0; i < N; ++i) { wide[i] = (double) x[i]; }
+    for (int k = 0; k < 16; ++k) {
+        struct gcuda_context * ctx = op_context();
+        struct gcuda_cgraph * g = ctx ? gcuda_new_graph(ctx) : NULL;
+        struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, k % 2 ? GCUDA_TYPE_F64 : GCUDA_TYPE_F32, N);
+        struct gcuda_tensor * y = gcuda_cast(ctx, a, to[k / 2]);
+        gcuda_backend_buffer_t buf = op_backends_ready() ? op_place(ctx) : NULL;
+        const size_t size = gcuda_type_size(to[k / 2]);
+        const void * data = k % 2 ? (const void *) wide : (const void *) x;
+        CHECK(buf != NULL && g != NULL);
+        if (buf != NULL && g != NULL && CHECK_OK(gcuda_build_forward_expand(g, y)) &&
+            CHECK_OK(gcuda_backend_tensor_set(a, data, 0, gcuda_nbytes(a))) &&
+            CHECK_OK(gcuda_backend_graph_compute(op_backends[0], g)) && CHECK_OK(gcuda_backend_tensor_get(y, got, 0, size * N_BLOCKS))) {
+            gcuda_get_type_traits(to[k / 2])->from_float_ref(x, want, N);
+            for (int i = 0; i < N_BLOCKS; ++i) {
+                const unsigned scale = want[size * i] | (unsigned) want[size * i + 1] << 8;
+                const bool is_nan = to[k / 2] != GCUDA_TYPE_MXFP4 && (scale & 0x7fffu) > 0x7c00u; // whichever NaN
+                const size_t skip = i % 10 == 9 || is_nan ? 4 : 0;
+                CHECK_MSG(memcmp(want + size * i + skip, got + size * i + skip, size - skip) == 0, "%s of %s: block %d differs",
+                    gcuda_type_name(to[k / 2]), gcuda_type_name(a->type), i);
+            }
+        }
+        gcuda_backend_buffer_free(buf);
+        gcuda_free(ctx);
+    }
 }
 
 TEST(cpy_dequantize) {
