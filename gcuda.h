@@ -4686,6 +4686,19 @@ GCUDAI_SHARED float gcudai_extreme(const float * x, int n) {
     return v;
 }
 
+// The same of 32 elements.
+GCUDAI_SHARED float gcudai_extreme_32(const float * x) {
+#ifdef GCUDAI_KERNELS // one instruction each, which passes over NaN; who is first matters only where both ends are as far from 0
+    float lo = 0.0f, hi = 0.0f;
+    GCUDAI_UNROLL for (int i = 0; i < 32; ++i) {
+        lo = fminf(lo, x[i]);
+        hi = fmaxf(hi, x[i]);
+    }
+    if (hi != -lo) { return hi > -lo ? hi : lo; }
+#endif
+    return gcudai_extreme(x, 32);
+}
+
 // 1 / d; 0 for d == 0 and also for a d so small (below 2^-128) that the result is infinite.
 GCUDAI_SHARED float gcudai_reciprocal(float d) {
     const float r = d != 0.0f ? 1.0f / d : 0.0f;
@@ -4711,20 +4724,40 @@ GCUDAI_SHARED float gcudai_mxfp4_scale(uint32_t e) {
 // ---- run-time rules of the blocks of 32 (quants.md 3.1, 6.3, 8) ------------------------------------
 // Codes 0 .. 2 * zero - 1 around `zero` (8 or 16), the extreme element at code 0. Returns the scale.
 GCUDAI_SHARED float gcudai_codes_symmetric(const float * x, int zero, uint8_t * q) {
-    float d = gcudai_extreme(x, 32) / (float) -zero;
+    float d = gcudai_extreme_32(x) / (float) -zero;
     const float id = gcudai_reciprocal(d);
     if (id == 0.0f) { d = fabsf(d) <= FLT_MAX ? -0.0f : d; } // also for tiny blocks; what 0 / -zero is
     GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc(GCUDAI_MUL(x[j], id) + ((float) zero + 0.5f), 2 * zero - 1); }
     return d;
 }
 
-// Codes 0 .. max from the minimum up. Returns the scale.
-GCUDAI_SHARED float gcudai_codes_affine(const float * x, int max, uint8_t * q, float * min) {
+// The smallest and the largest of 32 elements, of equal ones the first; a NaN counts only as the first element.
+GCUDAI_SHARED void gcudai_range(const float * x, float * least, float * greatest) {
     float lo = x[0], hi = x[0];
+#ifdef GCUDAI_KERNELS // one instruction each, which passes over NaN and has an order of zeros
     GCUDAI_UNROLL for (int j = 1; j < 32; ++j) {
+        lo = fminf(lo, x[j]);
+        hi = fmaxf(hi, x[j]);
+    }
+    if (lo == 0.0f) {
+        GCUDAI_UNROLL for (int j = 31; j >= 0; --j) { lo = x[j] == 0.0f ? x[j] : lo; }
+        hi = hi == 0.0f ? lo : hi;
+    }
+    if (x[0] != x[0]) { lo = hi = x[0]; }
+#else
+    for (int j = 1; j < 32; ++j) {
         lo = x[j] < lo ? x[j] : lo;
         hi = x[j] > hi ? x[j] : hi;
     }
+#endif
+    *least = lo;
+    *greatest = hi;
+}
+
+// Codes 0 .. max from the minimum up. Returns the scale.
+GCUDAI_SHARED float gcudai_codes_affine(const float * x, int max, uint8_t * q, float * min) {
+    float lo, hi;
+    gcudai_range(x, &lo, &hi);
     const float d = (hi - lo) / (float) max, id = gcudai_reciprocal(d);
     GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_trunc(GCUDAI_MUL(x[j] - lo, id) + 0.5f, max); }
     *min = lo;
@@ -4773,7 +4806,7 @@ GCUDAI_SHARED void gcudai_quantize_row_q5_1(const float * x, void * y, int64_t n
 
 // Codes -127 .. 127 of 32 elements. Returns the scale.
 GCUDAI_SHARED float gcudai_codes_q8(const float * x, int8_t * q) {
-    float d = fabsf(gcudai_extreme(x, 32)) / 127.0f;
+    float d = fabsf(gcudai_extreme_32(x)) / 127.0f;
     const float id = gcudai_reciprocal(d);
     if (id == 0.0f && d <= FLT_MAX) { d = 0.0f; }
     GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (int8_t) gcudai_nearest_away(x[j] * id, 127); }
@@ -4797,7 +4830,7 @@ GCUDAI_SHARED void gcudai_quantize_row_q8_1(const float * x, void * y, int64_t n
 }
 
 // The code of the IQ4_NL value nearest to t, of two equally near ones the larger: how many midpoints t has reached.
-GCUDAI_SHARED int gcudai_nearest_iq4nl(float t) {
+GCUDAI_SHARED int gcudai_reached_iq4nl(float t) {
     static const float middle[15] = { -115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f,
                                       7.0f, 19.0f, 31.5f, 45.5f, 61.0f, 79.0f, 101.0f };
     int code = 0;
@@ -4805,14 +4838,54 @@ GCUDAI_SHARED int gcudai_nearest_iq4nl(float t) {
     return code;
 }
 
+#ifdef GCUDAI_KERNELS
+// A thread has no fifteen comparisons abreast. Steps of 8 are shorter than the distance of two midpoints: in each, t has at
+// most one to be compared with.
+struct gcudai_iq4nl {
+    uint32_t steps[32]; // [8 k - 1, 8 k + 7) at k mod 32: the midpoint, whose float has 16 zeros, and 4 times the code below it
+    float values[16];
+};
+// Volatile: the compiler otherwise waits for one element's before it asks for the next one's, to save registers.
+static inline __device__ volatile struct gcudai_iq4nl * gcudai_iq4nl_tables(void) {
+    __shared__ struct gcudai_iq4nl tables;
+    return &tables;
+}
+// By all threads of a block, 32 of them at least, before the first search.
+static inline __device__ void gcudai_iq4nl_begin(void) {
+    const int i = (int) threadIdx.x;
+    if (i < 32) {
+        const int reached = gcudai_reached_iq4nl((float) (8 * (i < 16 ? i : i - 32) - 1)), code = reached < 14 ? reached : 14;
+        const float middle = 0.5f * (float) (gcudai_kvalues_iq4nl[code] + gcudai_kvalues_iq4nl[code + 1]);
+        gcudai_iq4nl_tables()->steps[i] = gcudai_f32_bits(middle) | (uint32_t) code << 2;
+    }
+    if (i < 16) { gcudai_iq4nl_tables()->values[i] = (float) gcudai_kvalues_iq4nl[i]; }
+    __syncthreads();
+}
+static inline __device__ int gcudai_nearest_iq4nl(float t) {
+    const float sum = gcudai_clamp(t, -128.0f, 120.0f) + 25165824.0f; // 1.5 * 2^24 has an ulp of 2, and ties go up to 8 k
+    const uint32_t step = gcudai_iq4nl_tables()->steps[gcudai_f32_bits(sum) >> 2 & 31u];
+    return (int) ((step & 60u) + (t >= gcudai_bits_f32(step & 0xffff0000u) ? 4u : 0u)) >> 2;
+}
+#define GCUDAI_IQ4NL_ABREAST 8
+static inline __device__ float gcudai_value_iq4nl(int code) { return gcudai_iq4nl_tables()->values[code]; }
+#else
+#define GCUDAI_IQ4NL_ABREAST 32
+static int gcudai_nearest_iq4nl(float t) { return gcudai_reached_iq4nl(t); }
+static float gcudai_value_iq4nl(int code) { return (float) gcudai_kvalues_iq4nl[code]; }
+#endif
+
 // Codes of 32 elements scaled by `is`, and the two sums of a weighted fit: A = sum w v x, B = sum w v^2.
 GCUDAI_SHARED void gcudai_codes_iq4nl(const float * x, const float * w, float is, uint8_t * q, float * a, float * b) {
-    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) gcudai_nearest_iq4nl(is * x[j]); }
     float num = 0.0f, den = 0.0f;
-    GCUDAI_UNROLL for (int j = 0; j < 32; ++j) {
-        const float v = (float) gcudai_kvalues_iq4nl[q[j]];
-        num += GCUDAI_MUL(w[j] * v, x[j]);
-        den += GCUDAI_MUL(w[j] * v, v);
+    GCUDAI_UNROLL for (int i = 0; i < 32; i += GCUDAI_IQ4NL_ABREAST) {
+        int code[GCUDAI_IQ4NL_ABREAST];
+        GCUDAI_UNROLL for (int j = 0; j < GCUDAI_IQ4NL_ABREAST; ++j) { code[j] = gcudai_nearest_iq4nl(is * x[i + j]); }
+        GCUDAI_UNROLL for (int j = 0; j < GCUDAI_IQ4NL_ABREAST; ++j) {
+            const float v = gcudai_value_iq4nl(code[j]);
+            num += GCUDAI_MUL(w[i + j] * v, x[i + j]);
+            den += GCUDAI_MUL(w[i + j] * v, v);
+            q[i + j] = (uint8_t) code[j];
+        }
     }
     *a = num;
     *b = den;
@@ -4824,7 +4897,7 @@ GCUDAI_SHARED void gcudai_quantize_row_iq4_nl(const float * x, void * y, int64_t
     for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
         uint8_t q[32];
         float w[32], num, den;
-        const float extreme = gcudai_extreme(x, 32);
+        const float extreme = gcudai_extreme_32(x);
         const float d = fabsf(extreme) < GCUDAI_TINY_BLOCK ? 0.0f : extreme / -127.0f;
         GCUDAI_UNROLL for (int j = 0; j < 32; ++j) { w[j] = x[j] * x[j]; }
         gcudai_codes_iq4nl(x, w, gcudai_reciprocal(d), q, &num, &den);
@@ -4839,7 +4912,7 @@ GCUDAI_SHARED void gcudai_quantize_row_mxfp4(const float * x, void * y, int64_t 
     static const float middle[7] = { 0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f };
     struct gcuda_block_mxfp4 * b = (struct gcuda_block_mxfp4 *) y;
     for (int64_t i = 0; i < n / 32; ++i, ++b, x += 32) {
-        const uint32_t exponent = gcudai_f32_bits(gcudai_extreme(x, 32)) >> 23 & 255u;
+        const uint32_t exponent = gcudai_f32_bits(gcudai_extreme_32(x)) >> 23 & 255u;
         b->e = (uint8_t) (exponent > 2u ? exponent - 2u : 0u);
         const float s = gcudai_mxfp4_scale(b->e);
         uint8_t q[32];

@@ -1728,6 +1728,11 @@ template <gcuda_type TYPE> static inline __device__ void d_quantize(const float 
 D_QUANTIZED_TYPES(X)
 #undef X
 
+// By all threads of a block, before the first of its blocks is made.
+template <gcuda_type TYPE> static inline __device__ void d_quantize_begin(void) {
+    if (TYPE == GCUDA_TYPE_IQ4_NL || TYPE == GCUDA_TYPE_IQ4_XS) { gcudai_iq4nl_begin(); }
+}
+
 // Group i of a row, which is the u-th of all groups, and what is added to it. Rounded like the sum of the decoded row.
 template <typename FORMAT>
 static inline __device__ void d_add_group(const char * row, int64_t i, const gcuda_array & b, int64_t u, float * x) {
@@ -1750,6 +1755,7 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks m
     __shared__ const char * xs[4][32];
     __shared__ char * ys[4][32];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    d_quantize_begin<TYPE>();
     for (int64_t first = (blockIdx.x * 4 + warp) * (int64_t) 32; first < n_blocks; first += (int64_t) gridDim.x * 128) {
         d_target t = { nullptr, 0, nullptr };
         if (first + lane < n_blocks) {
@@ -1786,8 +1792,8 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks m
 }
 
 // Rows of packed, aligned elements: 32 neighbouring blocks of a row are 1,024 neighbouring elements, and are read and
-// written sixteen bytes at a time.
-template <typename X> static inline __device__ void d_stage_elements(const X * x, int n, int lane, float (*to)[33]) {
+// written sixteen bytes at a time; in shared memory too, where eight lanes that hit different banks go together.
+template <typename X> static inline __device__ void d_stage_elements(const X * x, int n, int lane, float (*to)[36]) {
     const int N = d_wide<X>::N, PARTS = 32 / N;
     uint4 raw[PARTS];
     UNROLL for (int k = 0; k < PARTS; ++k) {
@@ -1798,7 +1804,7 @@ template <typename X> static inline __device__ void d_stage_elements(const X * x
         const int at = (k * 32 + lane) * N;
         float v[N];
         d_unpack<X>(raw[k], v);
-        UNROLL for (int j = 0; j < N; ++j) { to[at / 32][at % 32 + j] = v[j]; }
+        UNROLL for (int j = 0; j < N; j += 4) { *(float4 *) &to[at / 32][at % 32 + j] = make_float4(v[j], v[j + 1], v[j + 2], v[j + 3]); }
     }
 }
 
@@ -1806,12 +1812,13 @@ template <gcuda_type TYPE, typename MAP>
 static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, const gcuda_array x, int64_t per_row, int64_t n_groups) {
     typedef typename d_format<TYPE>::block block;
     constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1;
-    __shared__ float elements[4][32][33];
+    alignas(16) __shared__ float elements[4][32][36];
     alignas(16) __shared__ char blocks[4][32 * sizeof(block)];
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    d_quantize_begin<TYPE>();
     for (int64_t group = blockIdx.x * (int64_t) 4 + warp; group < n_groups; group += gridDim.x * (int64_t) 4) {
-        const int64_t row = group / per_row, first = (group - row * per_row) * 1024, plane = row / x.ne[1];
-        const d_target t = map.row({ 0, row - plane * x.ne[1], plane % x.ne[2], plane / x.ne[2] });
+        const int64_t row = per_row < n_groups ? group / per_row : 0, first = (group - row * per_row) * 1024; // often one row
+        const d_target t = map.row(per_row < n_groups ? d_row_index(x.ne, row) : d_index{ 0, 0, 0, 0 });
         const int n = (int) (x.ne[0] - first < 1024 ? x.ne[0] - first : 1024), n_bytes = n / 32 * (int) sizeof(block);
         char * y = t.y + first / 32 * (int64_t) sizeof(block);
         if (t.y == nullptr) {
@@ -1825,7 +1832,7 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
         __syncwarp();
         if (32 * lane < n) {
             float v[32];
-            UNROLL for (int j = 0; j < 32; ++j) { v[j] = elements[warp][lane][j]; }
+            UNROLL for (int j = 0; j < 32; j += 4) { memcpy(v + j, (const float4 *) &elements[warp][lane][j], 16); }
             d_quantize<TYPE>(v, blocks[warp] + lane * sizeof(block));
         }
         __syncwarp();
@@ -1845,6 +1852,7 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
 
 template <gcuda_type TYPE> // four blocks: what the compiler takes without a limit varies from 80 to 255 registers
 static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+    d_quantize_begin<TYPE>();
     FOR_ELEMENTS(u, n_blocks) {
         const d_target t = map.at(u, 256);
         float x[256];
