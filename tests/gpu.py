@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Tests on this machine's GPU: `make test-gpu`. What came out stands in tests/hardware/<gpu>.txt.
 
-    gpu.py [--stage a,b,...] [--gpus N] [--full]
+    gpu.py [--stage a,b,...] [--gpus N] [--full] [--jobs N]
     gpu.py --check       only says which records are not of the sources in the tree; needs no GPU
 
 A stage takes at most 8 minutes and is cut off then; without --stage all run. One program uses the GPU at a time: several take
 turns of milliseconds there, and one that waits for each small copy then waits for the others' turns (a part of the stage
-capture that takes 2 s alone took 22 s beside four more, on an H200). A record keeps the stages that did not run now, as long as they are of the same sources and machine.
+capture that takes 2 s alone took 22 s beside four more, on an H200). With --jobs N the stages ops and capture are N programs side by
+side all the same, under NVIDIA's multi-process service, which has them share the GPU without turns; it is started for the stage and
+ended with it. A record keeps the stages that did not run now, as long as they are of the same sources and machine.
 
     build      kernels and programs for this GPU
     ops        every operation against its float64 reference, on the device; a tenth of the cases with 48 KiB of shared memory
@@ -26,6 +28,8 @@ capture that takes 2 s alone took 22 s beside four more, on an H200). A record k
 --gpus 2 runs the stages build and peers, and the record is that of the pair. --full: the slow cases too.
 """
 import argparse
+import concurrent.futures
+import contextlib
 import datetime
 import glob
 import hashlib
@@ -34,6 +38,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -117,15 +122,46 @@ def failures(out, n=20):
     return "".join("\n    " + line for line in [l for l in out.splitlines() if "FAILED" in l or "ERROR" in l][:n])
 
 
-def operations(stage, name, command, **env):
+@contextlib.contextmanager
+def sharing(n_jobs):
+    """What programs need in their environment to share the GPU; None where they cannot, or need not."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if n_jobs < 2 or control is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        has_begun = run([control, "-d"], **env)[0] == 0
+        try:
+            yield env if has_begun else None
+        finally:
+            if has_begun:
+                subprocess.run([control], input="quit\n", text=True, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+def side_by_side(stage, command, n_jobs, **env):
+    """[(exit code, output)] of all cases in so many parts, or of the command as it is."""
+    with sharing(n_jobs) as shared:
+        if shared is None:
+            return [run(command, stage.name, stage.left(), **env)]
+        with concurrent.futures.ThreadPoolExecutor(n_jobs) as pool:
+            begun = [pool.submit(run, [*command, "--part", f"{i}/{n_jobs}"], f"{stage.name}-{i}", stage.left(), **env, **shared)
+                     for i in range(n_jobs)]
+            return [job.result() for job in begun]
+
+
+def operations(stage, name, command, n_jobs=1, **env):
     start = time.time()
-    code, out = run(command, stage.name, stage.left(), **env)
-    closing = CLOSING.search(out)
-    sums = [int(b or 0) for b in closing.groups()] if closing else [0, 0, 0]
-    ok = code == 0 and sums[0] > 0 and sums[1] == 0
+    found = side_by_side(stage, command, n_jobs, **env)
+    closings = [CLOSING.search(out) for _, out in found]
+    sums = [sum(int(c.group(i) or 0) for c in closings if c) for i in (1, 2, 3)]
+    ok = all(code == 0 for code, _ in found) and all(closings) and sums[0] > 0 and sums[1] == 0
     text = f"{sums[0]} passed, {sums[1]} failed, {sums[2]} without a kernel, {time.time() - start:.0f} s"
-    why = "" if ok or sums[1] else f"\n    exit code {code}: " + out[-300:].replace("\n", "\n    ")
-    stage.result(name, ok, text + why + failures(out))
+    text += f", {len(found)} programs at a time" if len(found) > 1 else ""
+    for code, out in found:
+        if code != 0 and sums[1] == 0:
+            text += f"\n    exit code {code}: " + out[-300:].replace("\n", "\n    ")
+    stage.result(name, ok, text + "".join(failures(out) for _, out in found))
 
 
 def stage_build(stage, args):
@@ -142,12 +178,12 @@ def stage_build(stage, args):
 
 
 def stage_ops(stage, args):
-    operations(stage, "operations", ["build/cuda/test-ops"], GCUDA_TEST_BACKEND="CUDA0", **args.env)
+    operations(stage, "operations", ["build/cuda/test-ops"], args.jobs, GCUDA_TEST_BACKEND="CUDA0", **args.env)
     operations(stage, "with 48 KiB", ["build/cuda/test-ops", "--part", "3/10"], GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_SHARED_KB="48")
 
 
 def stage_capture(stage, args):
-    operations(stage, "as CUDA graphs", ["build/cuda/test-ops"], GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **args.env)
+    operations(stage, "as CUDA graphs", ["build/cuda/test-ops"], args.jobs, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **args.env)
 
 
 def hardware_names():
@@ -337,6 +373,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time in the stages ops and capture")
     parser.add_argument("--sanitizer-seconds", type=float, default=BUDGET - 40, help="no part of all cases begins that would end later")
     parser.add_argument("--bench-seconds", type=float, default=240, help="rows that have not begun by then are left out")
     args = parser.parse_args()
