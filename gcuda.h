@@ -816,6 +816,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
+#define gcuda_mul_mat_vec_takes_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_takes_group)
 #define gcuda_mul_mat_wg_columns_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_columns_bytes)
 #define gcuda_mul_mat_wg_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_fused_scratch_bytes)
 #define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
@@ -4046,10 +4047,14 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_ma
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
-// Up to three products of one column, which is the same for all: one matrix each, of one type, row length and row stride.
+// Up to three products of the same columns, which are rounded once: one matrix each, of one type, row length and row stride, and with
+// more than one column in rows at multiples of as many bytes (1 to 16); one matrix of columns. scratch: as of the first by itself, NULL
+// with one column. The bits are those of each by itself. UNSUPPORTED, as takes_group says: anything else; more than two columns below 8.0.
 #define GCUDA_MUL_MAT_GROUP 3
-GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(const struct gcuda_mul_mat_args * args, int n_args, gcuda_stream stream);
-// The same with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
+GCUDA_KERNEL_API bool gcuda_mul_mat_vec_takes_group(const struct gcuda_mul_mat_args * args, int n_args);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(
+    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
+// gcuda_launch_mul_mat_vec with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
 // The same for weights in F32, F16 or BF16, at any strides, without scratch. Products and sums are in F32; unless the precision
@@ -29513,12 +29518,14 @@ static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * a
     return gcuda_launch_mul_mat_id_vec_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
 }
 
-// ---- products of one column, which all of them read: queries, keys and values ----
+// ---- products of the same few columns: queries, keys and values ----
 
-// One matrix and one column.
+// One matrix, and of floats one column.
 static bool gcudai_cuda_is_single(const struct gcudai_cuda_window * w, int i) {
-    return gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && gcudai_cuda_is_product(w, i) && gcuda_nrows(w->node[i]) == 1 &&
-           w->node[i]->src[0]->ne[2] * w->node[i]->src[0]->ne[3] == 1 && w->node[i]->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS / GCUDA_MUL_MAT_GROUP;
+    if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) || !gcudai_cuda_is_product(w, i)) { return false; }
+    const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
+    return a->ne[2] * a->ne[3] == 1 && y->ne[2] * y->ne[3] == 1 && (gcuda_is_quantized(a->type) || y->ne[1] == 1) &&
+           y->ne[0] <= GCUDAI_CUDA_VECTOR_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
 // What product i writes neither lies where one of the products before it reads or writes, nor the other way round.
@@ -29540,10 +29547,10 @@ static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
            b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0); // the precision
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken.
+// Product i belongs to that at node 0, and has no steps of its own to be taken; a gate would have been its and the product's before.
 static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
-    const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && (next->src[0] == y || next->src[1] == y);
+    const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
     return !has_steps && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
 }
 
@@ -29562,12 +29569,22 @@ static int gcudai_cuda_match_group(const struct gcudai_cuda_window * w, union gc
     int n = gcudai_cuda_is_single(w, 0) ? 1 : 0;
     while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins(w, n)) { ++n; }
     gcudai_cuda_group_args(w, n, args);
+    const struct gcuda_mul_mat_args * p = args->group.args;
+    while (n > 1 && gcuda_is_quantized(p->a.type) && !gcuda_mul_mat_vec_takes_group(p, n)) { --n; }
+    args->group.n = n;
     return n > 1 ? n : 0;
 }
 
 static gcuda_status gcudai_cuda_run_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
-    return gcuda_is_quantized(args->group.args[0].a.type) ? gcuda_launch_mul_mat_vec_group(args->group.args, args->group.n, stream)
-                                                          : gcuda_launch_mul_mat_vec_float_group(args->group.args, args->group.n, stream);
+    const struct gcuda_mul_mat_args * p = args->group.args;
+    return gcuda_is_quantized(p->a.type) ? gcuda_launch_mul_mat_vec_group(p, args->group.n, args->group.scratch, stream)
+                                         : gcuda_launch_mul_mat_vec_float_group(p, args->group.n, stream);
+}
+
+static void ** gcudai_cuda_scratch_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
+    const struct gcuda_mul_mat_args * p = args->group.args;
+    *n_bytes = gcuda_is_quantized(p->a.type) ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
+    return &args->group.scratch;
 }
 
 // ---- ssm_conv, a bias of its channels or none, SiLU ----
@@ -29635,7 +29652,7 @@ static void ** gcudai_cuda_scratch_wide_group(union gcudai_cuda_fused * args, si
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
-    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, NULL },
+    { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
     { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },

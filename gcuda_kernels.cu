@@ -11918,10 +11918,11 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 
 #define MAX_VEC_ROWS (1 << 30) // rows are counted in an int
 
-struct d_vec_more { // another matrix for the same column
+struct d_vec_more { // another matrix for the same columns
     const char * a;
     char * y;
     int m, blocks, rounds;
+    int y_c; // elements of a column from column to column of y
 };
 
 struct d_vec_job {
@@ -11948,7 +11949,7 @@ struct d_vec_job {
 struct d_vec_task {
     const char * a, * b; // the first row, and of one column the column
     char * y;            // of one column
-    int m, item, block, blocks, rounds;
+    int m, item, block, blocks, rounds; // item: of a group's matrices with two columns which it is
     int64_t matrix;      // -1: a bad expert
     d_index at;          // of the first column that it works on, in y
 };
@@ -13166,11 +13167,12 @@ template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_f
 template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_vec_job & p, int64_t i) {
     d_vec_task t = { (const char *) p.job.a.data, (const char *) p.job.b.data, (char *) p.job.y.data, (int) p.job.m, 0, (int) i,
         (int) p.blocks, p.rounds, 0, { 0, 0, 0, 0 } };
-    if (COLS == 1 && p.n_more > 0) {
+    if (COLS <= 2 && p.n_more > 0) {
         for (int j = 0; t.block >= t.blocks; ++j) {
             const d_vec_more & more = p.more[j];
             t.block -= t.blocks;
             t.a = more.a, t.y = more.y, t.m = more.m, t.blocks = more.blocks, t.rounds = more.rounds;
+            if (COLS == 2) { t.item = j + 1; }
         }
     } else if (!p.is_one) {
         t.item = (int) ((uint32_t) i / (uint32_t) p.blocks);
@@ -13197,7 +13199,8 @@ template <int COLS> static inline __device__ void d_vec_store(const d_vec_job & 
             for (int s = 0; s < p.at_once && t.matrix >= 0; ++s) { sum += sums[s * stride]; }
             for (int s = 0; s < p.at_once && t.matrix >= 0 && has_up; ++s) { up += sums[n_sub * COLS + s * stride]; }
             d_index to = COLS == 1 ? t.at : d_vec_index(p, t.item, c);
-            char * y = COLS == 1 ? t.y : d_at(p.job.y, to);
+            const bool is_more = COLS == 2 && p.n_more > 0 && t.item > 0; // its result has columns of its own length
+            char * y = COLS == 1 ? t.y : is_more ? t.y + c * p.more[t.item - 1].y_c * (int64_t) p.job.y.nb[0] : d_at(p.job.y, to);
             to.i0 = row;
             if (p.job.has_epilogue && t.matrix >= 0) { sum = d_finish(p.job, sum, up, to, p.ids.data != nullptr ? t.matrix : -1); }
             d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
@@ -13349,9 +13352,20 @@ struct d_mma_job {
     d_job job;
     const uint2 * xq;  // columns as bytes, [matrix][step][group][lane], and
     const float4 * xs; // [matrix][step][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
+    int n_more;        // matrices of a group, behind the first:
+    const char * a[GCUDA_MUL_MAT_GROUP];
+    char * y[GCUDA_MUL_MAT_GROUP];
+    int64_t y_c[GCUDA_MUL_MAT_GROUP]; // bytes from column to column
+    int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows, blocks that share them; where there is no group the first of any matrix
     int steps, at_once, passes, n_sub, rounds;
-    int64_t blocks, n_items;
-    bool is_aligned; // rows begin at multiples of 16 bytes
+    int64_t n_items;
+    bool is_aligned;   // rows begin at multiples of 16 bytes
+};
+
+// What a block works on.
+struct d_mma_task {
+    int64_t matrix;   // whose columns
+    int which, block; // of a group; of the blocks that share the matrix
 };
 
 template <typename A> struct d_mma_shape {
@@ -13459,13 +13473,13 @@ template <typename A> struct d_mma_ring {
     }
 
     // Rows `lane` of the first tiles, before they may be read.
-    __device__ void prefetch(const d_mma_job & p, int step, int first_tile, int tiles, int lane) const {
+    __device__ void prefetch(const d_mma_job & p, int m, int step, int first_tile, int tiles, int lane) const {
         const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block), left = row_bytes - (int64_t) step * S::step_bytes;
         const int n = (int) (left < S::step_bytes ? left : S::step_bytes);
         for (int s = 0; s < S::slots; ++s) {
             const char * at = from + lane * row_stride + s * tile_stride;
             const int off = (int) ((uintptr_t) at & 15);
-            if (16 * (int64_t) (first_tile + s * tiles) + lane < p.job.m) { d_prefetch_l2(at - off, (n + off + 15) & ~15); }
+            if (16 * (int64_t) (first_tile + s * tiles) + lane < m) { d_prefetch_l2(at - off, (n + off + 15) & ~15); }
         }
     }
 
@@ -13497,9 +13511,9 @@ template <typename A> struct d_mma_ring {
         }
     }
 
-    __device__ void fetch(const d_mma_job & p, int step, int first_tile, int tiles, int lane) {
+    __device__ void fetch(const d_mma_job & p, int m, int step, int first_tile, int tiles, int lane) {
         if (pass < p.passes) {
-            const int64_t left = p.job.m - 16 * (int64_t) (first_tile + round * tiles); // rows
+            const int64_t left = m - 16 * (int64_t) (first_tile + round * tiles); // rows
             if (valid > 0 && left > 0) {
                 char * slot = slots + next * S::slot_bytes;
                 if (p.is_aligned && valid == S::step_bytes && left >= 16) {
@@ -13522,19 +13536,19 @@ template <typename A> struct d_mma_ring {
 
 // Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y.
 static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
-    int block, int64_t matrix, char * y) {
+    const d_mma_task & t, char * y) {
     const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
     for (int i = (int) threadIdx.x; i < n * p.n_sub * MMA_TILE; i += (int) blockDim.x) {
         const int at = i % MMA_TILE, r = i / MMA_TILE / p.n_sub, sub = i / MMA_TILE % p.n_sub;
-        const int64_t row = 16 * (((int64_t) (first + r) * p.blocks + block) * p.n_sub + sub) + at / MMA_COLUMNS;
+        const int64_t row = 16 * (((int64_t) (first + r) * p.blocks[t.which] + t.block) * p.n_sub + sub) + at / MMA_COLUMNS;
         const float * from = part + (r * n_warps + sub * p.at_once) * MMA_TILE + at;
         float * keep = kept + ((first + r) * p.n_sub + sub) * MMA_TILE + at;
         float sum = pass > 0 ? *keep : 0.0f;
         for (int s = 0; s < p.at_once; ++s) { sum += from[s * MMA_TILE]; }
         if (pass + 1 < p.passes) {
             *keep = sum;
-        } else if (row < p.job.m && at % MMA_COLUMNS < p.job.n) {
-            const d_tile tile = { 0, 0, matrix, (int) p.job.n };
+        } else if (row < p.m[t.which] && at % MMA_COLUMNS < p.job.n) {
+            const d_tile tile = { 0, 0, t.matrix, (int) p.job.n };
             sum = p.job.has_epilogue ? d_finish(p.job, sum, 0.0f, d_tile_index(p.job, tile, at % MMA_COLUMNS, row), -1) : sum;
             d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
         }
@@ -13542,11 +13556,13 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
 }
 
 template <typename A, bool ALIGNED>
-static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, int64_t matrix, int block) {
+static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task) {
     typedef d_mma_shape<A> S;
+    const int64_t matrix = task.matrix;
+    const int which = task.which;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, g = lane / 4, t = lane % 4;
-    const int first_tile = block * p.n_sub + sub, tiles = (int) p.blocks * p.n_sub;
+    const int first_tile = task.block * p.n_sub + sub, tiles = p.blocks[which] * p.n_sub;
     const uint32_t * table = (const uint32_t *) shared;
     float * part = (float *) (shared + 4 * d_mma_format<A>::table), * kept = part + n_warps * S::batch * MMA_TILE;
     float4 * xs = (float4 *) (kept + (p.passes > 1 ? MMA_SUMS * MMA_TILE : 0)) + warp * (S::xs_bytes / 16);
@@ -13556,16 +13572,18 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     const int column = (int) threadIdx.x % MMA_COLUMNS;
     const d_tile tile = { 0, 0, matrix, (int) p.job.n };
     d_tile_column(p.job, tile, column < p.job.n ? column : 0, &b, &y);
+    if (p.n_more > 0) { y = p.y[which] + column * p.y_c[which]; }
     d_mma_ring<A> ring;
     ring.slots = shared + ring_at;
     ring.row_stride = p.job.a_m;
     ring.tile_stride = 16 * p.job.a_m * tiles;
-    ring.rows = d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]) + 16 * (int64_t) first_tile * p.job.a_m;
+    ring.rows = p.n_more > 0 ? p.a[which] : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
+    ring.rows += 16 * (int64_t) first_tile * p.job.a_m;
     ring.pass = ring.round = ring.next = 0;
     ring.begin(p, step, lane);
-    if (ring.valid > 0 && lane < 16) { ring.prefetch(p, step, first_tile, tiles, lane); }
+    if (ring.valid > 0 && lane < 16) { ring.prefetch(p, p.m[which], step, first_tile, tiles, lane); }
     d_wait_before();
-    NO_UNROLL for (int s = 0; s < S::slots; ++s) { ring.fetch(p, step, first_tile, tiles, lane); }
+    NO_UNROLL for (int s = 0; s < S::slots; ++s) { ring.fetch(p, p.m[which], step, first_tile, tiles, lane); }
     int slot = 0;
     for (int pass = 0; pass < p.passes; ++pass) {
         const int64_t s = pass * p.at_once + step;
@@ -13587,12 +13605,12 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
             d_copies_wait<S::slots - 1>();
             __syncwarp();
-            if (has_step && 16 * (int64_t) (first_tile + round * tiles) < p.job.m) { // the whole warp
+            if (has_step && 16 * (int64_t) (first_tile + round * tiles) < p.m[which]) { // the whole warp
                 const int at = ring_at + slot * S::slot_bytes;
                 d_mma_tile<A, ALIGNED>(shared, table, at + at0, at + at1, t, x, x_sums, xs + t, sum);
             }
             __syncwarp();
-            ring.fetch(p, step, first_tile, tiles, lane);
+            ring.fetch(p, p.m[which], step, first_tile, tiles, lane);
             slot = slot + 1 == S::slots ? 0 : slot + 1;
             const int in_batch = round % S::batch;
             if (in_batch == 0) { __syncthreads(); } // the last batch's sums are read
@@ -13601,10 +13619,21 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             to[32] = make_float2(sum[2], sum[3]);
             if (in_batch == S::batch - 1 || round + 1 == p.rounds) {
                 __syncthreads();
-                d_mma_meet(p, part, kept, pass, round, in_batch + 1, block, matrix, y);
+                d_mma_meet(p, part, kept, pass, round, in_batch + 1, task, y);
             }
         }
     }
+}
+
+static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int64_t i) {
+    d_mma_task t = { 0, 0, (int) i };
+    if (p.n_more > 0) {
+        for (; t.block >= p.blocks[t.which]; ++t.which) { t.block -= p.blocks[t.which]; }
+    } else {
+        t.matrix = i / p.blocks[0];
+        t.block = (int) (i % p.blocks[0]);
+    }
+    return t;
 }
 
 template <typename A, bool ALIGNED>
@@ -13616,7 +13645,7 @@ static __global__ void __launch_bounds__(32 * d_mma_shape<A>::max_warps, 1) k_mu
     }
     __syncthreads();
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
-        d_mul_mat_mma<A, ALIGNED>(p, shared, i / p.blocks, (int) (i % p.blocks));
+        d_mul_mat_mma<A, ALIGNED>(p, shared, d_mma_task_of(p, i));
         __syncthreads(); // the sums are read
     }
 }
@@ -13689,22 +13718,35 @@ static bool vec_is_small(const d_vec_job & p) {
 // Of m rows that so many blocks share, n_sub side by side in each.
 static int vec_rounds(int64_t m, int64_t blocks, int64_t n_sub) { return (int) (((m + n_sub - 1) / n_sub + blocks - 1) / blocks); }
 
-// Blocks of a group's matrices: all have as many rounds, so that together they are not more than the plan has for all rows,
-// unless there were more rounds than there is room for.
-static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
-    const int64_t wanted = p.blocks > p.n_more ? p.blocks : p.n_more + 1;
-    int64_t rows = p.job.m;
-    for (int j = 0; j < p.n_more; ++j) { rows -= p.more[j].m; }
-    p.job.m = rows; // the first one's
-    p.n_items = wanted + 1;
-    for (int64_t rounds = 1; p.n_items > wanted && rounds <= most; ++rounds) {
-        p.n_items = p.blocks = (rows + n_sub * rounds - 1) / (n_sub * rounds);
-        for (int j = 0; j < p.n_more; ++j) {
-            p.more[j].blocks = (int) ((p.more[j].m + n_sub * rounds - 1) / (n_sub * rounds));
-            p.n_items += p.more[j].blocks;
+// Blocks of n matrices of a group, of m rows, of which at_once are a round of a block: all have as many rounds, so that together they
+// are not more than wanted, unless there were more rounds than there is room for. Returns how many they are.
+static int64_t group_share(int n, const int * m, int64_t at_once, int64_t wanted, int64_t most, int * blocks) {
+    const int64_t limit = wanted > n ? wanted : n;
+    int64_t n_items = limit + 1;
+    for (int64_t rounds = 1; n_items > limit && rounds <= most; ++rounds) {
+        n_items = 0;
+        for (int j = 0; j < n; ++j) {
+            blocks[j] = (int) ((m[j] + at_once * rounds - 1) / (at_once * rounds));
+            n_items += blocks[j];
         }
     }
-    for (int j = 0; j < p.n_more; ++j) { p.more[j].rounds = vec_rounds(p.more[j].m, p.more[j].blocks, n_sub); }
+    return n_items;
+}
+
+// Of a plan for the rows of all.
+static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
+    int m[GCUDA_MUL_MAT_GROUP] = { (int) p.job.m }, blocks[GCUDA_MUL_MAT_GROUP];
+    for (int j = 0; j < p.n_more; ++j) {
+        m[j + 1] = p.more[j].m;
+        m[0] -= p.more[j].m;
+    }
+    p.n_items = group_share(p.n_more + 1, m, n_sub, p.blocks, most, blocks);
+    p.job.m = m[0];
+    p.blocks = blocks[0];
+    for (int j = 0; j < p.n_more; ++j) {
+        p.more[j].blocks = blocks[j + 1];
+        p.more[j].rounds = vec_rounds(m[j + 1], blocks[j + 1], n_sub);
+    }
 }
 
 template <typename A, int COLS, bool WIDE>
@@ -13790,10 +13832,23 @@ static gcuda_status launch_vec_few(d_vec_job & p, int64_t n_matrices, size_t max
     return st;
 }
 
+// Blocks of a group's matrices, rounds of which only some blocks have as of one matrix alone.
+static void mma_share(d_mma_job & p, int64_t wanted, int64_t most) {
+    const int n = p.n_more + 1;
+    p.n_items = group_share(n, p.m, 16 * p.n_sub, wanted, most, p.blocks);
+    for (; p.n_items < wanted; ++p.n_items) { // to the one whose blocks have the most rows
+        int j = 0;
+        for (int k = 1; k < n; ++k) { j = (int64_t) p.m[k] * p.blocks[j] > (int64_t) p.m[j] * p.blocks[k] ? k : j; }
+        p.blocks[j]++;
+    }
+}
+
 // Warps, steps side by side, tiles side by side and blocks; the bytes of shared memory, 0 if there is no way.
 template <typename A> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
     typedef d_mma_shape<A> S;
-    const int64_t n_sm = n_multiprocessors(), n_tiles = (p.job.m + 15) / 16;
+    const int64_t n_sm = n_multiprocessors();
+    int64_t n_tiles = 0;
+    for (int j = 0; j <= p.n_more; ++j) { n_tiles += (p.m[j] + 15) / 16; }
     for (int warps = S::max_warps; warps >= 1; --warps) {
         p.passes = (p.steps + warps - 1) / warps;
         p.at_once = (p.steps + p.passes - 1) / p.passes;
@@ -13807,25 +13862,43 @@ template <typename A> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, 
         *n_warps = p.n_sub * p.at_once;
         const int64_t all = (n_tiles + p.n_sub - 1) / p.n_sub, share = (n_sm + n_matrices - 1) / n_matrices; // blocks of a matrix
         const int64_t least = p.passes > 1 ? (n_tiles + MMA_SUMS - p.n_sub) / (MMA_SUMS - p.n_sub + 1) : 1;
-        p.blocks = all < share ? all : share;
-        p.blocks = p.blocks > least ? p.blocks : least;
-        p.rounds = (int) ((n_tiles + p.blocks * p.n_sub - 1) / (p.blocks * p.n_sub));
-        p.n_items = n_matrices * p.blocks;
+        const int64_t wanted = all < share ? all : share, blocks = wanted > least ? wanted : least;
+        p.blocks[0] = (int) blocks;
+        p.n_items = n_matrices * blocks;
+        if (p.n_more > 0) { mma_share(p, blocks, p.passes > 1 ? MMA_SUMS / p.n_sub : n_tiles); }
+        p.rounds = 0;
+        for (int j = 0; j <= p.n_more; ++j) {
+            const int rounds = vec_rounds(p.m[j], p.blocks[j], 16 * p.n_sub);
+            p.rounds = rounds > p.rounds ? rounds : p.rounds;
+        }
         return fixed + (size_t) (*n_warps * S::warp_bytes);
     }
     return 0;
 }
 
-// Rows begin at multiples of so many bytes.
-static bool rows_are_multiples(const d_job & job, size_t n) {
-    return ((uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3]) % n == 0;
+// Rows begin at multiples of so many bytes, a power of 2, at most 16.
+static size_t rows_multiple(const d_job & job) {
+    const size_t bits = (size_t) (uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3] | 16;
+    return bits & (~bits + 1);
 }
+static bool rows_are_multiples(const d_job & job, size_t n) { return rows_multiple(job) % n == 0; }
 
-static d_mma_job mma_job(const d_job & job) {
+static d_mma_job mma_job(const d_vec_job & q) {
     d_mma_job p = {};
-    p.job = job;
-    p.steps = (int) ((job.k + MMA_STEP - 1) / MMA_STEP);
-    p.is_aligned = rows_are_multiples(job, 16);
+    p.job = q.job;
+    p.n_more = q.n_more;
+    p.a[0] = (const char *) q.job.a.data;
+    p.y[0] = (char *) q.job.y.data;
+    p.y_c[0] = (int64_t) q.job.y.nb[1];
+    p.m[0] = (int) q.job.a.ne[1];
+    for (int j = 0; j < q.n_more; ++j) {
+        p.a[j + 1] = q.more[j].a;
+        p.y[j + 1] = q.more[j].y;
+        p.y_c[j + 1] = q.more[j].y_c * (int64_t) q.job.y.nb[0];
+        p.m[j + 1] = q.more[j].m;
+    }
+    p.steps = (int) ((q.job.k + MMA_STEP - 1) / MMA_STEP);
+    p.is_aligned = rows_are_multiples(q.job, 16);
     return p;
 }
 
@@ -13833,7 +13906,6 @@ static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group 
     return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.steps * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
 }
 
-// That does not depend on the number of rows, since parts of a matrix are to have the same bits as the whole.
 static bool mma_pays(const d_vec_job & p, size_t max_shared) {
     return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // the kernel above takes two matrices
 }
@@ -13842,6 +13914,11 @@ static bool mma_pays(const d_vec_job & p, size_t max_shared) {
 static bool mma_takes(const d_job & job) {
     const size_t align = gcuda_type_size(job.a.type) % 4 == 0 ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
     return rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
+}
+
+// That does not depend on the number of rows, since parts of a matrix are to have the same bits as the whole.
+static bool vec_uses_mma(const d_vec_job & p, size_t max_shared) {
+    return mma_pays(p, max_shared) && capability_major() >= 8 && mma_takes(p.job);
 }
 
 template <typename A>
@@ -13909,8 +13986,40 @@ int gcuda_mul_mat_vec_form(gcuda_type type) {
 size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_vec_job p = vec_job(job_of(*args));
     const size_t n_bytes = (size_t) (p.job.n * args->a.ne[2] * args->a.ne[3] * p.steps) * 3072;
-    const size_t n_mma = mma_scratch_bytes(mma_job(p.job));
+    const size_t n_mma = mma_scratch_bytes(mma_job(p));
     return p.job.n <= 1 ? 0 : n_bytes > n_mma ? n_bytes : n_mma;
+}
+
+// Products of one matrix, of several or of a group's, with columns that are made ready first where there are several.
+static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
+    const gcuda_type type = p.job.a.type;
+    const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n = p.job.n;
+    if (vec_uses_mma(p, max_shared)) {
+        d_mma_job mma = mma_job(p);
+        return with_weight_format(type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, max_shared, stream); });
+    }
+    const bool is_pair = vec_takes_pair(p, max_shared), has_up = p.job.epilogue.up != nullptr;
+    if (n > 1 && (is_pair ? !is_codebook(type) : !has_up && capability_major() < 8)) {
+        int4 * xq = (int4 *) scratch;
+        float2 * xs = (float2 *) (xq + n * n_matrices * p.steps * 128);
+        const int64_t n_quads = n * n_matrices * p.steps * (VEC_STEP / 4);
+        d_vec_form form = {};
+        (void) with_weight_format(type, [&](auto a) {
+            form = d_vec_form_of<decltype(a)>();
+            return GCUDA_STATUS_SUCCESS;
+        });
+        const gcuda_status st =
+            launch_overlapped(k_mul_mat_vec_columns, (n_quads + 255) / 256, dim3(256), 0, 0, stream, p, form, xq, xs);
+        if (st != GCUDA_STATUS_SUCCESS) {
+            return st;
+        }
+        p.xq = xq;
+        p.xs = xs;
+    }
+    return with_weight_format(type, [&](auto a) {
+        typedef decltype(a) A;
+        return n == 1 ? launch_vec_one<A>(p, n_matrices, max_shared, stream) : launch_vec_few<A>(p, n_matrices, max_shared, stream);
+    });
 }
 
 gcuda_status gcuda_launch_mul_mat_vec(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
@@ -13923,70 +14032,61 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
     if (epilogue != nullptr && !vec_take_epilogue(p, *epilogue)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    const int64_t n_matrices = args->a.ne[2] * args->a.ne[3], n = p.job.n;
-    if (!vec_takes(args->a, args->b) || n > 8 || (n > 1 && scratch == nullptr) || (args->is_rounded && !vec_take_column(p))) {
+    const int64_t n = p.job.n;
+    if (!vec_takes(args->a, args->b) || n > MMA_COLUMNS || (n > 1 && scratch == nullptr) || (args->is_rounded && !vec_take_column(p))) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {
         return GCUDA_STATUS_SUCCESS;
     }
-    if (mma_pays(p, args->max_shared) && capability_major() >= 8 && mma_takes(p.job)) {
-        d_mma_job mma = mma_job(p.job);
-        return with_weight_format(
-            args->a.type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, args->max_shared, stream); });
-    }
-    const bool is_pair = vec_takes_pair(p, args->max_shared), has_up = p.job.epilogue.up != nullptr;
-    if (n > 1 && (is_pair ? !is_codebook(args->a.type) : !has_up && capability_major() < 8)) {
-        int4 * xq = (int4 *) scratch;
-        float2 * xs = (float2 *) (xq + n * n_matrices * p.steps * 128);
-        const int64_t n_quads = n * n_matrices * p.steps * (VEC_STEP / 4);
-        d_vec_form form = {};
-        (void) with_weight_format(args->a.type, [&](auto a) {
-            form = d_vec_form_of<decltype(a)>();
-            return GCUDA_STATUS_SUCCESS;
-        });
-        const gcuda_status st =
-            launch_overlapped(k_mul_mat_vec_columns, (n_quads + 255) / 256, dim3(256), 0, 0, stream, p, form, xq, xs);
-        if (st != GCUDA_STATUS_SUCCESS) {
-            return st;
-        }
-        p.xq = xq;
-        p.xs = xs;
-    }
-    return with_weight_format(args->a.type, [&](auto a) {
-        typedef decltype(a) A;
-        return n == 1 ? launch_vec_one<A>(p, n_matrices, args->max_shared, stream)
-                      : launch_vec_few<A>(p, n_matrices, args->max_shared, stream);
-    });
+    return launch_vec(p, scratch, args->max_shared, stream);
 }
 
-// Whether q is a product of the same column as p, with weights that lie like p's.
+// Whether q is a product of the same columns as p, with weights that lie like p's.
 static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
-           q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && n_elements(q.b) == p.a.ne[0] &&
-           n_elements(p.b) == p.a.ne[0] && q.is_rounded == p.is_rounded && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] && q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
+           q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.nb[1] == p.b.nb[1] && q.b.ne[1] == p.b.ne[1] &&
+           n_elements(q.b) == p.a.ne[0] * p.b.ne[1] && q.is_rounded == p.is_rounded && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
+           q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }
 
-gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int n_args, gcuda_stream stream) {
+// Columns lie whole elements apart, not too many.
+static bool vec_has_columns(const gcuda_array & y) { return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_COLUMNS; }
+
+// The products as one job, if the way of the first by itself is that of each and takes groups: any of one column, two columns
+// together, and tensor cores.
+static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_job & p) {
     if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
-        return GCUDA_STATUS_UNSUPPORTED;
+        return false;
     }
-    d_vec_job p = vec_job(job_of(args[0]));
+    p = vec_job(job_of(args[0]));
+    const int64_t n = p.job.n;
     for (int i = 0; i < n_args; ++i) {
-        if (!vec_takes(args[i].a, args[i].b) || args[i].a.ne[1] < 1 || !vec_is_alike(args[0], args[i])) {
-            return GCUDA_STATUS_UNSUPPORTED;
+        const gcuda_array & a = args[i].a, & y = args[i].y;
+        if (!vec_takes(a, args[i].b) || a.ne[1] < 1 || !vec_is_alike(args[0], args[i]) ||
+            (n > 1 && (rows_multiple(job_of(args[i])) != rows_multiple(p.job) || !vec_has_columns(y)))) {
+            return false;
         }
-        p.is_aligned = p.is_aligned && (uintptr_t) args[i].a.data % 16 == 0;
+        p.is_aligned = p.is_aligned && (uintptr_t) a.data % 16 == 0;
         if (i > 0) {
-            p.more[i - 1] = { (const char *) args[i].a.data, (char *) args[i].y.data, (int) args[i].a.ne[1], 0, 0 };
-            p.job.m += args[i].a.ne[1]; // for the plan: the rows of all
+            p.more[i - 1] = { (const char *) a.data, (char *) y.data, (int) a.ne[1], 0, 0, (int) (y.nb[1] / y.nb[0]) };
+            p.job.m += a.ne[1]; // for the plan: the rows of all
         }
     }
     p.n_more = n_args - 1;
-    if (args->is_rounded && !vec_take_column(p)) {
-        return GCUDA_STATUS_UNSUPPORTED;
-    }
-    return with_weight_format(args->a.type, [&](auto a) { return launch_vec_one<decltype(a)>(p, 1, args->max_shared, stream); });
+    return n == 1 ? !args->is_rounded || vec_take_column(p)
+                  : n > 1 && n <= MMA_COLUMNS && !args->is_rounded && (vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared));
+}
+
+bool gcuda_mul_mat_vec_takes_group(const gcuda_mul_mat_args * args, int n_args) {
+    d_vec_job p;
+    return vec_take_group(args, n_args, p);
+}
+
+gcuda_status gcuda_launch_mul_mat_vec_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
+    d_vec_job p;
+    return vec_take_group(args, n_args, p) && (p.job.n == 1 || scratch != nullptr) ? launch_vec(p, scratch, args->max_shared, stream)
+                                                                                   : GCUDA_STATUS_UNSUPPORTED;
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------

@@ -820,8 +820,11 @@ static void build_pair_not(struct build * b) {
     if (v == 7) { out(b, gcuda_neg(c, p0)); }
 }
 
-TEST(gate_and_up_stay_apart) {
-    for (int v = 0; v <= 7; ++v) { stops(build_pair_not, v, v == 5 ? "mul_mat + steps" : ""); }
+TEST(gate_and_up_stay_apart) { // 0, 4, 7: the products are one launch, the gate another
+    for (int v = 0; v <= 7; ++v) {
+        const bool is_group = v == 0 || v == 4 || v == 7;
+        stops(build_pair_not, v, is_group ? "mul_mat beside mul_mat" : v == 5 ? "mul_mat + steps" : "");
+    }
     clean();
 }
 
@@ -842,28 +845,98 @@ TEST(products_of_one_column_are_one_launch) {
     clean();
 }
 
-static void build_group_not(struct build * b) {
+// The same of several columns: variant 16 * which + columns. Rounds of tiles that only some blocks have, rows of more steps than a
+// block has warps, rows at multiples of 2, 4 and 16 bytes, a codebook, columns in F16, columns apart, four products.
+enum { FEW_GROUPS = 8 };
+static void build_few(struct build * b) {
+    static const struct {
+        enum gcuda_type type;
+        int64_t k, m[4];
+    } groups[FEW_GROUPS] = {
+        { GCUDA_TYPE_Q4_0, K, { 150, 1, M, 0 } },
+        { GCUDA_TYPE_Q8_0, 8192 + 512 + 32, { 70, 33, 16, 0 } },
+        { GCUDA_TYPE_Q6_K, 2560, { 17, 300, 0, 0 } },
+        { GCUDA_TYPE_MXFP4, 4096, { 700, 130, 40, 0 } },
+        { GCUDA_TYPE_IQ3_S, 512, { 20, 90, 64, 0 } },
+        { GCUDA_TYPE_Q4_K, 512, { 32, 8, 8, 0 } },
+        { GCUDA_TYPE_Q4_1, 1024, { M, M, M, M } },
+        { GCUDA_TYPE_Q5_0, 1024, { 256, 64, 64, 0 } },
+    };
     struct gcuda_context * c = b->ctx;
-    const int v = b->variant;
-    struct gcuda_tensor * x = f32(b, K, v == 0 ? 2 : 1, 1), * z = v == 1 ? f32(b, K, 1, 1) : x;
-    struct gcuda_tensor * w = v == 4 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, K, M, 1) : weights(b, GCUDA_TYPE_Q4_0);
-    struct gcuda_tensor * other = weights(b, v == 2 ? GCUDA_TYPE_Q8_0 : v == 3 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0);
-    if (v == 4) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0); } // rows apart
-    out(b, gcuda_mul_mat(c, w, x));
-    if (v == 5) { out(b, gcuda_neg(c, x)); } // something between them
-    out(b, gcuda_mul_mat(c, other, z));
+    const int which = b->variant / 16;
+    const int64_t n = b->variant % 16, k = groups[which].k;
+    struct gcuda_tensor * x = which == 5   ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, k, n)
+                              : which == 7 ? gcuda_view_2d(c, f32(b, k + 4, n, 1), k, n, (size_t) (k + 4) * 4, 16)
+                                           : f32(b, k, n, 1);
+    for (int i = 0; i < 4 && groups[which].m[i] > 0; ++i) {
+        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, groups[which].type, k, groups[which].m[i]), x));
+    }
 }
 
-TEST(products_of_several_columns_stay_apart) {
-    for (int v = 0; v <= 5; ++v) { stops(build_group_not, v, ""); }
+// Below 8.0 two columns alone, and none of a codebook.
+TEST(products_of_few_columns_are_one_launch) {
+    static const int columns[] = { 2, 3, 5, 8 };
+    for (int which = 0; which < FEW_GROUPS; ++which) {
+        for (int i = 0; i < 4; ++i) {
+            const int v = 16 * which + columns[i];
+            const bool may = GCUDA_SIM_CC >= 800 || (columns[i] == 2 && which != 4);
+            if (!may) {
+                stops(build_few, v, "");
+            } else if (i == 0 || which == i) {
+                fires(build_few, v, "mul_mat beside mul_mat", which == 6 ? 2 : 1);
+            } else {
+                stops(build_few, v, "mul_mat beside mul_mat");
+            }
+        }
+    }
     clean();
 }
 
-// The second product's result lies where the column is.
-TEST(a_result_on_the_column_keeps_products_apart) {
+static void build_few_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 0 ? 9 : 2, k = v == 6 ? 256 : K;
+    const enum gcuda_type type = v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
+    struct gcuda_tensor * x = f32(b, k, n, v == 5 ? 2 : 1), * z = v == 2 ? f32(b, k, n, 1) : x;
+    struct gcuda_tensor * w = gcuda_new_tensor_3d(c, type, k, M, v == 4 ? 2 : 1);
+    struct gcuda_tensor * other = gcuda_new_tensor_3d(c, v == 3 ? GCUDA_TYPE_Q8_0 : type, k, M, v == 4 ? 2 : 1);
+    if (v == 4) { x = z = f32(b, k, n, 2); } // two matrices; 5: of columns
+    if (v == 6) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, M + 1), k, M, w->nb[1], 18); } // the first is at 16 bytes
+    if (v == 7) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * M), k, M, 2 * w->nb[1], 0); } // rows apart
+    out(b, gcuda_mul_mat(c, w, x));
+    if (v == 8) { out(b, gcuda_neg(c, x)); } // something between them
+    struct gcuda_tensor * y = gcuda_mul_mat(c, other, z);
+    if (v == 9) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
+    out(b, v == 10 ? gcuda_add(c, y, f32(b, M, 1, 1)) : y); // a step that goes into it
+}
+
+TEST(products_of_few_columns_stay_apart) {
+    for (int v = 0; v <= 10; ++v) { stops(build_few_not, v, v == 10 ? "mul_mat + steps" : ""); }
+    clean();
+}
+
+static void build_group_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    struct gcuda_tensor * x = f32(b, K, 1, 1), * z = v == 0 ? f32(b, K, 1, 1) : x;
+    struct gcuda_tensor * w = v == 3 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, K, M, 1) : weights(b, GCUDA_TYPE_Q4_0);
+    struct gcuda_tensor * other = weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : v == 2 ? GCUDA_TYPE_F32 : GCUDA_TYPE_Q4_0);
+    if (v == 3) { other = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0); } // rows apart
+    out(b, gcuda_mul_mat(c, w, x));
+    if (v == 4) { out(b, gcuda_neg(c, x)); } // something between them
+    out(b, gcuda_mul_mat(c, other, z));
+}
+
+TEST(products_of_one_column_stay_apart) {
+    for (int v = 0; v <= 4; ++v) { stops(build_group_not, v, ""); }
+    clean();
+}
+
+// The second product's result lies where the columns are.
+static void a_result_lies_on_columns(int64_t n) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
-    struct gcuda_tensor * w[2], * y[2], * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 64);
+    struct gcuda_tensor * w[2], * y[2], * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 64, n);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(backend, 1 << 16);
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
@@ -886,6 +959,12 @@ TEST(a_result_on_the_column_keeps_products_apart) {
     place_end(&p);
     gcuda_backend_buffer_free(buffer);
     gcuda_backend_free(backend);
+}
+
+TEST(a_result_on_the_columns_keeps_products_apart) {
+    a_result_lies_on_columns(1);
+    a_result_lies_on_columns(2);
+    if (has_tiles) { a_result_lies_on_columns(8); }
     clean();
 }
 
@@ -1289,7 +1368,7 @@ TEST(launchers_refuse_rows_of_no_elements) {
             p[i].b.ne[1] = p[i].y.ne[1] = n;
         }
         CHECK(gcuda_launch_mul_mat_vec(&p[0], scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
-        CHECK(gcuda_launch_mul_mat_vec_group(p, 2, NULL) == GCUDA_STATUS_UNSUPPORTED);
+        CHECK(gcuda_launch_mul_mat_vec_group(p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
     }
     GCUDAI_ZERO(q);
     q.as = p[0].a, q.b = p[0].b, q.y = p[0].y, q.ids = p[0].y;
