@@ -3615,8 +3615,9 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // mul_mat_id of few tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the
 // same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
 // that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
-// (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same single
-// column, one right behind the other (queries, keys, values); likewise, where gcuda_has_warp_groups and one at least is large, of
+// (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
+// column, of quantized weights of the same 2 to 8 columns too (2 below compute capability 8.0), one right behind the other (queries, keys,
+// values; gate and up); likewise, where gcuda_has_warp_groups and one at least is large, of
 // quantized weights and the same many columns.
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
 // the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
