@@ -14045,7 +14045,8 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
 // Whether q is a product of the same columns as p, with weights that lie like p's.
 static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     return q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.a.ne[2] * q.a.ne[3] == 1 &&
-           q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.nb[1] == p.b.nb[1] && q.b.ne[1] == p.b.ne[1] &&
+           q.b.data == p.b.data && q.b.type == p.b.type && q.b.nb[0] == p.b.nb[0] && q.b.ne[1] == p.b.ne[1] &&
+           (p.b.ne[1] == 1 || q.b.nb[1] == p.b.nb[1]) &&
            n_elements(q.b) == p.a.ne[0] * p.b.ne[1] && q.is_rounded == p.is_rounded && q.y.type == p.y.type && q.y.nb[0] == p.y.nb[0] &&
            q.a.ne[1] <= MAX_VEC_ROWS / GCUDA_MUL_MAT_GROUP;
 }

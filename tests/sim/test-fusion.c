@@ -1353,6 +1353,83 @@ TEST(launcher_of_tiles_with_every_step) {
     clean();
 }
 
+// Products of the same columns, whose results lie in wider rows, as a group and each by itself; with 48 KiB of shared memory, or all.
+static void launch_group(enum gcuda_type type, int64_t n, bool has_all_shared) {
+    enum { K_GROUP = 2048 }; // rows of all these types at multiples of 16 bytes
+    static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 150, 1, M };
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K_GROUP, n), * other = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor * w[GCUDA_MUL_MAT_GROUP], * y[2][GCUDA_MUL_MAT_GROUP];
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        w[i] = gcuda_new_tensor_2d(p.ctx, type, K_GROUP, rows[i]);
+        for (int j = 0; j < 2; ++j) { y[j][i] = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, rows[i] + 3 * i, n); }
+    }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    struct gcuda_mul_mat_args args[2][GCUDA_MUL_MAT_GROUP + 1];
+    memset(args, 0, sizeof args);
+    fill(x, 1);
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        fill(w[i], 2 + i);
+        for (int j = 0; j < 2; ++j) {
+            CHECK_OK(gcuda_backend_tensor_memset(y[j][i], 0x11, 0, gcuda_nbytes(y[j][i])));
+            args[j][i].a = gcudai_array(w[i]), args[j][i].b = gcudai_array(x), args[j][i].y = gcudai_array(y[j][i]);
+            args[j][i].y.ne[0] = rows[i];
+            args[j][i].max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
+        }
+    }
+    void * scratch = NULL;
+    CHECK(cudaMalloc(&scratch, gcuda_mul_mat_vec_scratch_bytes(&args[0][0]) + 1) == cudaSuccess);
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(gcuda_launch_mul_mat_vec(&args[0][i], scratch, NULL)); }
+    const bool is_own = type == GCUDA_TYPE_IQ3_S && GCUDA_SIM_CC >= 900 && has_all_shared; // of two columns each block makes them ready
+    const bool may = n == 1 || GCUDA_SIM_CC >= 800 || (n == 2 && type != GCUDA_TYPE_IQ3_S);
+    const long before = sim_counts("cudaLaunchKernelEx");
+    CHECK(gcuda_mul_mat_vec_takes_group(args[1], GCUDA_MUL_MAT_GROUP) == may);
+    CHECK(gcuda_launch_mul_mat_vec_group(args[1], GCUDA_MUL_MAT_GROUP, scratch, NULL) == (may ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED));
+    CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, !may ? 0 : n == 1 || (n == 2 && is_own) ? 1 : 2);
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP && may; ++i) {
+        const size_t size = gcuda_nbytes(y[0][i]);
+        char * want = (char *) malloc(size), * got = (char *) malloc(size);
+        CHECK_OK(gcuda_backend_tensor_get(y[0][i], want, 0, size));
+        CHECK_OK(gcuda_backend_tensor_get(y[1][i], got, 0, size));
+        CHECK_MSG(memcmp(want, got, size) == 0, "%s, %d columns, product %d", gcuda_type_name(type), (int) n, i);
+        free(want);
+        free(got);
+    }
+    args[1][GCUDA_MUL_MAT_GROUP] = args[1][0];
+    CHECK(!gcuda_mul_mat_vec_takes_group(args[1], 0) && !gcuda_mul_mat_vec_takes_group(args[1], GCUDA_MUL_MAT_GROUP + 1));
+    if (n > 1) { CHECK(gcuda_launch_mul_mat_vec_group(args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED); }
+    args[1][1].b.data = other->data; // one condition after the other
+    CHECK(!gcuda_mul_mat_vec_takes_group(args[1], 2));
+    args[1][1] = args[1][0];
+    args[1][1].b.nb[1] += 16;
+    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    args[1][1] = args[1][0];
+    args[1][1].y.nb[1] += 1; // not whole elements
+    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    args[1][1] = args[1][0];
+    args[1][1].a.data = (char *) args[1][1].a.data + 2;
+    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    args[1][1] = args[1][0];
+    args[1][0].is_rounded = args[1][1].is_rounded = true;
+    CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
+    CHECK(cudaFree(scratch) == cudaSuccess);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(groups_of_few_columns_have_the_bits_of_each) {
+    for (int64_t n = 1; n <= 8; ++n) {
+        for (int all = 0; all < 2; ++all) {
+            launch_group(GCUDA_TYPE_Q4_0, n, all);
+            if (n <= 3) { launch_group(GCUDA_TYPE_IQ3_S, n, all); }
+            if (n >= 7) { launch_group(GCUDA_TYPE_Q6_K, n, all); }
+        }
+    }
+    clean();
+}
+
 TEST(launchers_refuse_rows_of_no_elements) {
     struct gcuda_mul_mat_args p[2];
     struct gcuda_mul_mat_id_args q;
