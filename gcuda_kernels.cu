@@ -13356,7 +13356,7 @@ struct d_mma_job {
     const char * a[GCUDA_MUL_MAT_GROUP];
     char * y[GCUDA_MUL_MAT_GROUP];
     int64_t y_c[GCUDA_MUL_MAT_GROUP]; // bytes from column to column
-    int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows, blocks that share them; where there is no group the first of any matrix
+    int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows, blocks that share them; without a group [0] is any matrix
     int steps, at_once, passes, n_sub, rounds;
     int64_t n_items;
     bool is_aligned;   // rows begin at multiples of 16 bytes
@@ -14075,8 +14075,10 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_jo
         }
     }
     p.n_more = n_args - 1;
-    return n == 1 ? !args->is_rounded || vec_take_column(p)
-                  : n > 1 && n <= MMA_COLUMNS && !args->is_rounded && (vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared));
+    if (args->is_rounded) {
+        return vec_take_column(p);
+    }
+    return n == 1 || (n <= MMA_COLUMNS && (vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared)));
 }
 
 bool gcuda_mul_mat_vec_takes_group(const gcuda_mul_mat_args * args, int n_args) {
