@@ -738,6 +738,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
 #define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
 #define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
+#define gcuda_launch_mul_mat_id_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_wg)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_tile_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_fused)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
@@ -810,6 +811,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_gemm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_gemm_scratch_bytes)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
+#define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
@@ -4115,6 +4117,11 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcu
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
+// The same on warp groups (gcuda_has_warp_groups): experts in blocks, at a multiple of 16 bytes, whose rows are at even bytes, of types with
+// blocks of 256 at multiples of 16; results in F32. Rounds as gcuda_launch_mul_mat_wg. UNSUPPORTED for what does not fit, max_shared included.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
+    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_wg_scratch_bytes
+GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 
