@@ -10426,7 +10426,113 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 }
 #endif // part 12
 
-#if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6) || GCUDAI_PART(13) || GCUDAI_PART(14)
+// ---- slots of mul_mat_id by expert: parts 4 and 13 ----
+struct d_id_tile {
+    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
+};
+
+#if GCUDAI_PART(4) || GCUDAI_PART(13)
+static int64_t align_16(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
+// learns how many tiles there are: the kernels read it.
+struct d_id_lists {
+    int32_t * n_tiles;
+    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
+    int32_t * order;   // [slots]
+    d_id_tile * tiles; // [max_tiles]
+    int64_t n_experts, n_slots;
+    int tn;
+    bool has_counts, has_slots; // in shared memory
+};
+
+static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
+    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], n_lists = p.as.ne[2] + 1;
+    return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
+}
+
+// Returns the bytes of scratch.
+static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
+    l->n_experts = p.as.ne[2];
+    l->n_slots = p.ids.ne[0] * p.ids.ne[1];
+    char * at = (char *) p.scratch;
+    const int64_t n_counts = align_16((l->n_experts + 1) * 4), n_order = align_16(l->n_slots * 4);
+    l->n_tiles = (int32_t *) at;
+    l->counts = (int32_t *) (at + 16);
+    l->order = (int32_t *) (at + 16 + n_counts);
+    l->tiles = (d_id_tile *) (at + 16 + n_counts + n_order);
+    return (size_t) (16 + n_counts + n_order + align_16(id_max_tiles(p, 8) * (int64_t) sizeof(d_id_tile)));
+}
+
+static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32_t slot) {
+    const uint32_t used = (uint32_t) p.ids.ne[0];
+    const int32_t id = *(const int32_t *) d_at(p.ids, slot % used, slot / used, 0, 0);
+    return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
+}
+
+// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
+static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
+    const int32_t * experts, int e) {
+    const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
+    int first = 0, tile = 0;
+    for (int k = lane; k < e; k += 32) {
+        first += counts[k];
+        tile += (counts[k] + l.tn - 1) / l.tn;
+    }
+    first = d_warp_reduce<d_sum_op>(first);
+    tile = d_warp_reduce<d_sum_op>(tile);
+    for (int i = lane * l.tn, k = tile + lane; i < n; i += 32 * l.tn, k += 32) {
+        l.tiles[k].expert = e < l.n_experts ? e : -1;
+        l.tiles[k].first = first + i;
+        l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
+    }
+    int at = first;
+    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
+        bool is_mine[4];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int s = s0 + 32 * k + lane;
+            is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
+        }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
+            if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
+            at += __popc(mask);
+        }
+    }
+    if (e == l.n_experts && lane == 0) {
+        *l.n_tiles = tile + (n + l.tn - 1) / l.tn;
+        if (n > 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
+    }
+}
+
+// Every block counts all slots, and its warps take an expert each.
+static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
+    int32_t * counts = l.has_counts ? shared : l.counts;
+    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
+    for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
+    __syncthreads();
+    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
+        const int e = d_expert_of(p, (uint32_t) s);
+        if (experts != nullptr) { experts[s] = e; }
+        atomicAdd(&counts[e], 1);
+    }
+    __syncthreads();
+    for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
+}
+
+// What the sort needs for tiles of at most tn columns: its blocks; *n_bytes: shared memory.
+static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
+    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
+    l.tn = tn;
+    l.has_counts = fits_shared(n_counts, 0);
+    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
+    *n_bytes = (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0);
+    const int64_t all = (l.n_experts + 8) / 8;
+    return l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
+}
+#endif // parts 4, 13
+
+#if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6) || GCUDAI_PART(14)
 // =====================================================================================================
 // >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 // =====================================================================================================
@@ -10435,10 +10541,6 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 //   mul_mat     the columns of all matrices of b that meet one of a are taken as one long row of columns
 //   mul_mat_id  a column is a slot (u, t); slots are sorted by expert on the device, bad ones last
 //   out_prod    the same with the roles of k and the element index of a and b exchanged
-
-struct d_id_tile {
-    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
-};
 
 struct d_job {
     gcuda_array a, b, y;
@@ -10564,107 +10666,7 @@ static inline int64_t mul_mat_blocks(int64_t n_rounds, int64_t n, int64_t n_plac
     return best;
 }
 
-static int64_t align_16(int64_t n) { return (n + 15) / 16 * 16; }
-
-// ---- slots of mul_mat_id by expert ----
-// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
-// learns how many tiles there are: the kernels read it.
-struct d_id_lists {
-    int32_t * n_tiles;
-    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
-    int32_t * order;   // [slots]
-    d_id_tile * tiles; // [max_tiles]
-    int64_t n_experts, n_slots;
-    int tn;
-    bool has_counts, has_slots; // in shared memory
-};
-
-static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
-    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], n_lists = p.as.ne[2] + 1;
-    return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
-}
-
-// Returns the bytes of scratch.
-static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
-    l->n_experts = p.as.ne[2];
-    l->n_slots = p.ids.ne[0] * p.ids.ne[1];
-    char * at = (char *) p.scratch;
-    const int64_t n_counts = align_16((l->n_experts + 1) * 4), n_order = align_16(l->n_slots * 4);
-    l->n_tiles = (int32_t *) at;
-    l->counts = (int32_t *) (at + 16);
-    l->order = (int32_t *) (at + 16 + n_counts);
-    l->tiles = (d_id_tile *) (at + 16 + n_counts + n_order);
-    return (size_t) (16 + n_counts + n_order + align_16(id_max_tiles(p, 8) * (int64_t) sizeof(d_id_tile)));
-}
-
-static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32_t slot) {
-    const uint32_t used = (uint32_t) p.ids.ne[0];
-    const int32_t id = *(const int32_t *) d_at(p.ids, slot % used, slot / used, 0, 0);
-    return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
-}
-
-// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
-static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
-    const int32_t * experts, int e) {
-    const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
-    int first = 0, tile = 0;
-    for (int k = lane; k < e; k += 32) {
-        first += counts[k];
-        tile += (counts[k] + l.tn - 1) / l.tn;
-    }
-    first = d_warp_reduce<d_sum_op>(first);
-    tile = d_warp_reduce<d_sum_op>(tile);
-    for (int i = lane * l.tn, k = tile + lane; i < n; i += 32 * l.tn, k += 32) {
-        l.tiles[k].expert = e < l.n_experts ? e : -1;
-        l.tiles[k].first = first + i;
-        l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
-    }
-    int at = first;
-    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
-        bool is_mine[4];
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const int s = s0 + 32 * k + lane;
-            is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
-        }
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
-            if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
-            at += __popc(mask);
-        }
-    }
-    if (e == l.n_experts && lane == 0) {
-        *l.n_tiles = tile + (n + l.tn - 1) / l.tn;
-        if (n > 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
-    }
-}
-
-// Every block counts all slots, and its warps take an expert each.
-static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
-    int32_t * counts = l.has_counts ? shared : l.counts;
-    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
-    for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
-    __syncthreads();
-    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
-        const int e = d_expert_of(p, (uint32_t) s);
-        if (experts != nullptr) { experts[s] = e; }
-        atomicAdd(&counts[e], 1);
-    }
-    __syncthreads();
-    for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
-}
-
-// What the sort needs for tiles of at most tn columns: its blocks; *n_bytes: shared memory.
-static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
-    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
-    l.tn = tn;
-    l.has_counts = fits_shared(n_counts, 0);
-    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
-    *n_bytes = (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0);
-    const int64_t all = (l.n_experts + 8) / 8;
-    return l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
-}
-
-#endif // parts 4, 5, 6, 13, 14
+#endif // parts 4, 5, 6, 14
 
 #if GCUDAI_PART(4)
 // ---- the plain kernel ----
@@ -15507,17 +15509,25 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_
     d_wg_place<shape::slabs> at = { 0, 1 };
     FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
         const int left = p.m - t.m0, n_rows = row >= ROWS ? 0 : left < WG_ROWS ? left : WG_ROWS;
-        const char * a = d_wg_id_row(p, t, row);
+        const char * a = d_wg_id_row(p, t, row) + piece;
         for (int s = t.first; s < t.end; ++s) {
             const char * from = a + (int64_t) s * slab::bytes;
             char * to = ring.slabs + at.slot * shape::slab_bytes + row * slab::stride + piece;
-            const int behind = (int) (p.row_bytes - (int64_t) s * slab::bytes) - piece; // of the row, from where the piece would be
+            const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // of a row
             d_barrier_wait(ring.empty_slab + 8 * at.slot, at.parity);
-            UNROLL_4 for (int i = row; i < n_rows; i += ROWS) {
-                const int skew = (int) (uintptr_t) from & 15, n = behind + skew;
-                d_copy_16(to, n > 0 ? from - skew + piece : p.a, n < 0 ? 0 : n < 16 ? n : 16);
-                from += ROWS * p.a_stride;
-                to += ROWS * slab::stride;
+            if (left_bytes >= 16 * slab::pieces) {
+                UNROLL_4 for (int i = row; i < n_rows; i += ROWS) {
+                    d_copy_16(to, (const char *) ((uintptr_t) from & ~(uintptr_t) 15), 16);
+                    from += ROWS * p.a_stride;
+                    to += ROWS * slab::stride;
+                }
+            } else {
+                NO_UNROLL for (int i = row; i < n_rows; i += ROWS) {
+                    const int skew = (int) (uintptr_t) from & 15, n = (int) left_bytes - piece + skew;
+                    d_copy_16(to, n > 0 ? from - skew : p.a, n < 0 ? 0 : n < 16 ? n : 16);
+                    from += ROWS * p.a_stride;
+                    to += ROWS * slab::stride;
+                }
             }
             d_barrier_arrive_after_copies(ring.full_slab + 8 * at.slot);
             at.next();
@@ -16400,16 +16410,6 @@ static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
            id_max_tiles(p, WG_ID_COLUMNS) * m_tiles <= INT32_MAX;
 }
 
-// What pays of formats: each is 30 KB of machine code.
-template <typename F> static gcuda_status with_wg_id_format(gcuda_type type, F f) {
-    switch (type) {
-#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: return f(d_format<GCUDA_TYPE_##ID>());)
-        D_WEIGHT_TYPES(X)
-#undef X
-        default: return GCUDA_STATUS_UNSUPPORTED;
-    }
-}
-
 size_t gcuda_mul_mat_id_wg_scratch_bytes(const gcuda_mul_mat_id_args * args) {
     d_id_lists l = {};
     return asked_bytes(wg_id_plan_of(*args, &l).bytes);
@@ -16448,7 +16448,7 @@ gcuda_status gcuda_launch_mul_mat_id_wg(const gcuda_mul_mat_id_args * args, gcud
     p.tiles = l.tiles;
     p.n_tiles = l.n_tiles;
     const int64_t most = plan.max_tiles * p.m_tiles, n = 2 * (int64_t) n_multiprocessors();
-    return st != GCUDA_STATUS_SUCCESS ? st : with_wg_id_format(args->as.type, [&](auto a) {
+    return st != GCUDA_STATUS_SUCCESS ? st : with_weight_format(args->as.type, [&](auto a) {
         typedef decltype(a) A;
         return launch_overlapped(k_mul_mat_id_wg<A>, most < n ? most : n, dim3(WG_THREADS), d_wg_id_shape<A>::shared_bytes, args->max_shared,
             stream, p);
