@@ -16410,6 +16410,36 @@ static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
            id_max_tiles(p, WG_ID_COLUMNS) * m_tiles <= INT32_MAX;
 }
 
+// Lists, and the columns by them.
+static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_plan & plan, d_id_lists & l, gcuda_stream stream) {
+    d_wg_id_columns c = {};
+    size_t n_bytes;
+    const int n_sort = id_sort_plan(l, WG_ID_COLUMNS, &n_bytes);
+    c.to = { p.b, (char *) p.scratch + plan.image_at, nullptr, plan.k_padded, 0, WG_ID_COLUMNS, 0 };
+    c.y = p.y;
+    c.lists = l;
+    c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);
+    const gcuda_status st = launch_overlapped(k_wg_id_sort, n_sort, dim3(256), n_bytes, 0, stream, p, l);
+    return st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, l.n_slots, dim3(256), stream, c) : st;
+}
+
+static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_plan & plan, const d_id_lists & l) {
+    d_wg_id_job p = {};
+    p.a = (const char *) q.as.data;
+    p.a_stride = (int64_t) q.as.nb[1];
+    p.expert_stride = (int64_t) q.as.nb[2];
+    p.row_bytes = (int64_t) gcuda_row_size(q.as.type, q.as.ne[0]);
+    p.image = (const char *) q.scratch + plan.image_at;
+    p.results = (const int64_t *) (const void *) ((const char *) q.scratch + plan.results_at);
+    p.y = (float *) q.y.data;
+    p.m = (int) q.as.ne[1];
+    p.m_tiles = (p.m + WG_ROWS - 1) / WG_ROWS;
+    p.n_units = (int) (plan.k_padded / 256);
+    p.tiles = l.tiles;
+    p.n_tiles = l.n_tiles;
+    return p;
+}
+
 size_t gcuda_mul_mat_id_wg_scratch_bytes(const gcuda_mul_mat_id_args * args) {
     d_id_lists l = {};
     return asked_bytes(wg_id_plan_of(*args, &l).bytes);
@@ -16424,33 +16454,15 @@ gcuda_status gcuda_launch_mul_mat_id_wg(const gcuda_mul_mat_id_args * args, gcud
     }
     d_id_lists l = {};
     const wg_id_plan plan = wg_id_plan_of(*args, &l);
-    char * scratch = (char *) args->scratch;
-    size_t n_bytes;
-    const int n_sort = id_sort_plan(l, WG_ID_COLUMNS, &n_bytes);
-    gcuda_status st = launch_overlapped(k_wg_id_sort, n_sort, dim3(256), n_bytes, 0, stream, *args, l);
-    d_wg_id_columns c = {};
-    c.to = { args->b, scratch + plan.image_at, nullptr, plan.k_padded, 0, WG_ID_COLUMNS, 0 };
-    c.y = args->y;
-    c.lists = l;
-    c.results = (int64_t *) (void *) (scratch + plan.results_at);
-    st = st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, l.n_slots, dim3(256), stream, c) : st;
-    d_wg_id_job p = {};
-    p.a = (const char *) args->as.data;
-    p.a_stride = (int64_t) args->as.nb[1];
-    p.expert_stride = (int64_t) args->as.nb[2];
-    p.row_bytes = (int64_t) gcuda_row_size(args->as.type, args->as.ne[0]);
-    p.image = c.to.image;
-    p.results = c.results;
-    p.y = (float *) args->y.data;
-    p.m = (int) args->as.ne[1];
-    p.m_tiles = (p.m + WG_ROWS - 1) / WG_ROWS;
-    p.n_units = (int) (plan.k_padded / 256);
-    p.tiles = l.tiles;
-    p.n_tiles = l.n_tiles;
+    const gcuda_status st = wg_id_prepare(*args, plan, l, stream);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    const d_wg_id_job p = wg_id_job_of(*args, plan, l);
     const int64_t most = plan.max_tiles * p.m_tiles, n = 2 * (int64_t) n_multiprocessors();
-    return st != GCUDA_STATUS_SUCCESS ? st : with_weight_format(args->as.type, [&](auto a) {
-        typedef decltype(a) A;
-        return launch_overlapped(k_mul_mat_id_wg<A>, most < n ? most : n, dim3(WG_THREADS), d_wg_id_shape<A>::shared_bytes, args->max_shared,
+    return with_weight_format(args->as.type, [&](auto a) {
+        typedef d_wg_id_shape<decltype(a)> shape;
+        return launch_overlapped(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args->max_shared,
             stream, p);
     });
 }
