@@ -16351,7 +16351,7 @@ struct d_wg_id_columns {
     int64_t * results;
 };
 
-// A block has a slot, in order of experts, and looks for its tile. Columns that fill up the last eight of a tile stay as they are.
+// A block has a slot, in order of experts, and looks for its tile. Behind the last of a tile zeros fill up eight columns.
 static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONSTANT d_wg_id_columns p) {
     alignas(16) __shared__ uint32_t words[8][128];
     __shared__ int tile;
@@ -16372,11 +16372,16 @@ static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONST
             const bool is_wide = p.to.x.type == GCUDA_TYPE_F32 && p.to.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
             d_wg_columns_job job = p.to;
             job.tn = d_wg_id_padded(t.n);
-            char * to = p.to.image + ((int64_t) place * p.to.k_padded + (int64_t) column * WG_K) * 2;
-            for (int64_t k = warp * 256; k < p.to.k_padded; k += 2048) {
-                float4 v[2];
-                UNROLL for (int h = 0; h < 2; ++h) { v[h] = d_wg_load4(p.to, x, p.to.x.ne[0], k + 4 * lane + 128 * h, is_wide); }
-                d_wg_put<__nv_bfloat16>(job, to, k, column & 7, words[warp], v, 0);
+            const int end = column + 1 < t.n ? column + 1 : job.tn;
+            for (int c = column; c < end; ++c) {
+                char * to = p.to.image + ((int64_t) place * p.to.k_padded + (int64_t) c * WG_K) * 2;
+                for (int64_t k = warp * 256; k < p.to.k_padded; k += 2048) {
+                    float4 v[2];
+                    UNROLL for (int h = 0; h < 2; ++h) {
+                        v[h] = d_wg_load4(p.to, x, c == column ? p.to.x.ne[0] : 0, k + 4 * lane + 128 * h, is_wide);
+                    }
+                    d_wg_put<__nv_bfloat16>(job, to, k, c & 7, words[warp], v, 0);
+                }
             }
         }
         __syncthreads(); // the tile's number is read

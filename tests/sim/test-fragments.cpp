@@ -459,11 +459,11 @@ template <typename A> static void run_experts(gcuda_type type, const experts & x
     CHECK(cudaMemcpy(b_there, b.data(), b.size(), cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaMemcpy(ids_there, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
     CHECK(cudaMemcpy(bad, &none, 4, cudaMemcpyHostToDevice) == cudaSuccess);
-    p.as = packed_array(type, a, x.k, x.m, x.n_experts, 1);
+    p.as = packed_array(type, b_there, x.k, x.m, x.n_experts, 1); // not read by kernels here
     p.as.nb[1] = row, p.as.nb[2] = p.as.nb[3] = row * (size_t) x.m; // packed_array is of floats
     p.b = packed_array(b_type, b_there, x.k, x.n_b, x.tokens, 1);
     p.ids = packed_array(GCUDA_TYPE_I32, ids_there, x.used, x.tokens, 1, 1);
-    p.y = packed_array(GCUDA_TYPE_F32, nullptr, (int64_t) y_ld, x.used, x.tokens, 1);
+    p.y = packed_array(GCUDA_TYPE_F32, b_there, (int64_t) y_ld, x.used, x.tokens, 1);
     p.y.ne[0] = x.m;
     p.bad_index = bad;
     CHECK(wg_id_takes(p));
@@ -476,7 +476,7 @@ template <typename A> static void run_experts(gcuda_type type, const experts & x
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     std::vector<char> here = fetched(scratch, n_bytes);
     std::vector<float> y(y_ld * (size_t) n_slots, -1.0f);
-    p.scratch = here.data(), p.y.data = y.data(); // the host's
+    p.as.data = a, p.scratch = here.data(), p.y.data = y.data(); // the host's
     plan = wg_id_plan_of(p, &l);
     const d_wg_id_job job = wg_id_job_of(p, plan, l);
     CHECK(*l.n_tiles <= plan.max_tiles);
