@@ -15420,7 +15420,7 @@ template <int N> struct d_wg_place {
 };
 
 #define FOR_WG_ITEMS(t, p, J, TN)                                                                            \
-    for (int i_ = (int) blockIdx.x / J::cluster; i_ < d_wg_items(p); i_ += (int) gridDim.x / J::cluster) \
+    for (int i_ = (int) blockIdx.x / J::cluster, n_ = d_wg_items(p); i_ < n_; i_ += (int) gridDim.x / J::cluster) \
         for (auto t = d_wg_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
 
 template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
@@ -15649,9 +15649,9 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // A block's ring, of a job whose clusters are so large; the blocks of a cluster have to meet before they use it.
-template <typename A, typename S> static inline __device__ d_wg_ring<A, S> d_wg_ring_of(char * shared, uint64_t * barriers, int thread, int cluster) {
+template <typename A, typename S>
+static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * shared, uint64_t * barriers, int thread, int cluster) {
     typedef S shape;
-    d_wg_ring<A, S> ring;
     const uint32_t skip = (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     ring.stages = d_shared_address(shared) + skip;
     ring.slabs = shared + skip + shape::stages * shape::stage_bytes;
@@ -15674,7 +15674,6 @@ template <typename A, typename S> static inline __device__ d_wg_ring<A, S> d_wg_
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    return ring;
 }
 #endif // 9.0a
 
@@ -15685,7 +15684,8 @@ template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bound
     DYNAMIC_SHARED(char, shared);
     alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
     const int thread = (int) threadIdx.x, rank = d_cluster_rank();
-    const d_wg_ring<A, shape> ring = d_wg_ring_of<A, shape>(shared, barriers, thread, d_wg_job::cluster);
+    d_wg_ring<A, shape> ring;
+    d_wg_set_ring(ring, shared, barriers, thread, d_wg_job::cluster);
     d_cluster_sync();
     d_take_turn();
     if (thread < 128) {
@@ -15712,7 +15712,8 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
     DYNAMIC_SHARED(char, shared);
     alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
     const int thread = (int) threadIdx.x;
-    const d_wg_ring<A, shape> ring = d_wg_ring_of<A, shape>(shared, barriers, thread, d_wg_id_job::cluster);
+    d_wg_ring<A, shape> ring;
+    d_wg_set_ring(ring, shared, barriers, thread, d_wg_id_job::cluster);
     __syncthreads();
     d_take_turn();
     if (thread < 128) {
