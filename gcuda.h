@@ -738,6 +738,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
 #define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
 #define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
+#define gcuda_launch_mul_mat_id_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_wg)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_tile_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_fused)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
@@ -810,6 +811,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_gemm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_gemm_scratch_bytes)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
+#define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
@@ -3447,7 +3449,8 @@ struct gcuda_cuda_params {
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
     // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
-    // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. NULL: what
+    // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. The same of
+    // mul_mat_id for "own" (which goes in tiles where it can), "vector" and "warp_groups". NULL: what
     // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
     const char * product;
     // Columns of mul_mat with row-split weights that go to another device and come back at a time, beside the product of those
@@ -4115,6 +4118,11 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcu
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
+// The same on warp groups (gcuda_has_warp_groups): experts in blocks, at a multiple of 16 bytes, whose rows are at even bytes, of types with
+// blocks of 256 at multiples of 16; results in F32. Rounds as gcuda_launch_mul_mat_wg. UNSUPPORTED for what does not fit, max_shared included.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
+    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_wg_scratch_bytes
+GCUDA_KERNEL_API size_t gcuda_mul_mat_id_wg_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_flash_attn_ext(
     const struct gcuda_flash_attn_ext_args * args, gcuda_stream stream);
 
@@ -26289,6 +26297,37 @@ static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) 
     return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
 }
 
+// What gcuda_launch_mul_mat_id_wg wants of its operands.
+static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args * p) {
+    const size_t multiple = gcuda_blck_size(p->as.type) == 32 ? 2 : 16; // of blocks of 256 all pieces of 16 bytes are to be whole
+    const bool a_fits = gcuda_is_quantized(p->as.type) && p->as.ne[0] > 0 && p->as.ne[0] % 32 == 0 && p->as.ne[0] <= (1 << 29) &&
+                        (size_t) (uintptr_t) p->as.data % 16 == 0 && (p->as.nb[1] | p->as.nb[2]) % multiple == 0;
+    const double tiles = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 64.0 + (double) p->as.ne[2] + 1.0; // counted in 32 bits
+    return a_fits && gcudai_is_float(p->b.type) && p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float) &&
+           (p->y.nb[1] | p->y.nb[2]) % sizeof(float) == 0 && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) && p->as.ne[2] <= (1 << 24) &&
+           tiles * ((double) p->as.ne[1] / 128.0 + 1.0) <= (double) INT32_MAX;
+}
+
+// Experts so large that waiting for their lists does not matter.
+#define GCUDAI_CUDA_ID_WARP_GROUP_ROWS 256
+#define GCUDAI_CUDA_ID_WARP_GROUP_K 1024
+
+// Whether mul_mat_id can go this way. OWN: a launcher that chooses between tiles and the plain kernel.
+static bool gcudai_cuda_id_product_takes(
+    enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * p, bool has_warp_groups) {
+    return product == GCUDAI_CUDA_PRODUCT_VECTOR        ? gcudai_cuda_takes_id_vector(p)
+           : product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? has_warp_groups && gcudai_cuda_takes_id_warp_groups(p)
+                                                        : product == GCUDAI_CUDA_PRODUCT_OWN;
+}
+
+static enum gcudai_cuda_product gcudai_cuda_choose_id_product(const struct gcuda_mul_mat_id_args * p, bool has_warp_groups) {
+    const bool is_large = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K;
+    if (gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_VECTOR, p, has_warp_groups)) { return GCUDAI_CUDA_PRODUCT_VECTOR; }
+    return is_large && gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, p, has_warp_groups)
+               ? GCUDAI_CUDA_PRODUCT_WARP_GROUPS
+               : GCUDAI_CUDA_PRODUCT_OWN;
+}
+
 // Whether a product can go this way, on a device of compute capability cc, with cuBLAS and warp groups or without.
 static bool gcudai_cuda_product_takes(enum gcudai_cuda_product product, const struct gcuda_mul_mat_args * p, bool has_cublas,
     bool has_warp_groups, int cc) {
@@ -26360,6 +26399,13 @@ static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda 
     return gcudai_cuda_choose_product(p, has_cublas, cu->has_warp_groups, cu->device->cc);
 }
 
+static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
+    const enum gcudai_cuda_product wanted = (enum gcudai_cuda_product)(cu->product > 0 ? cu->product - 1 : 0);
+    return cu->product > 0 && gcudai_cuda_id_product_takes(wanted, p, cu->has_warp_groups)
+               ? wanted
+               : gcudai_cuda_choose_id_product(p, cu->has_warp_groups);
+}
+
 // As the backend wants its products: in full precision, F32 weights with few columns are not rounded to TF32, and what goes to cuBLAS
 // has F32 operands or 16-bit ones that are exact.
 static enum gcudai_cuda_product gcudai_cuda_refined(
@@ -26419,23 +26465,23 @@ static gcuda_status gcudai_cuda_multiply_id_vector(struct gcudai_cuda * cu, cons
                                           : gcuda_launch_mul_mat_id_vec_float(p, cu->stream);
 }
 
-// VECTOR, or OWN: a launcher that chooses between tiles and the plain kernel.
+// VECTOR, WARP_GROUPS or OWN.
 static gcuda_status gcudai_cuda_multiply_id(
     struct gcudai_cuda * cu, enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * args) {
     struct gcuda_mul_mat_id_args p = *args;
     if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
         return gcudai_cuda_multiply_id_vector(cu, &p);
     }
-    GCUDAI_TRY(gcudai_cuda_pool_take(
-        &cu->pool, cu->stream, gcuda_mul_mat_id_scratch_bytes(&p), "mul_mat_id: lists of slots, columns", &p.scratch));
-    const gcuda_status st = gcuda_launch_mul_mat_id(&p, cu->stream);
+    const bool is_wg = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS;
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream,
+        is_wg ? gcuda_mul_mat_id_wg_scratch_bytes(&p) : gcuda_mul_mat_id_scratch_bytes(&p), "mul_mat_id: lists of slots, columns", &p.scratch));
+    const gcuda_status st = is_wg ? gcuda_launch_mul_mat_id_wg(&p, cu->stream) : gcuda_launch_mul_mat_id(&p, cu->stream);
     gcudai_cuda_pool_give(&cu->pool, p.scratch);
     return st;
 }
 
 static gcuda_status gcudai_cuda_mul_mat_id(struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
-    return gcudai_cuda_multiply_id(
-        cu, gcudai_cuda_takes_id_vector(p) ? GCUDAI_CUDA_PRODUCT_VECTOR : GCUDAI_CUDA_PRODUCT_OWN, p);
+    return gcudai_cuda_multiply_id(cu, gcudai_cuda_id_product_of(cu, p), p);
 }
 
 static gcuda_status gcudai_cuda_multiply_warp_groups(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {

@@ -52,10 +52,12 @@
 
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
 #define NO_UNROLL _Pragma("unroll 1")
 #define NO_INLINE __noinline__
 #else
 #define UNROLL // the simulated device
+#define UNROLL_4
 #define NO_UNROLL
 #define NO_INLINE
 #endif
@@ -10424,6 +10426,112 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 }
 #endif // part 12
 
+// ---- slots of mul_mat_id by expert: parts 4 and 13 ----
+struct d_id_tile {
+    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
+};
+
+#if GCUDAI_PART(4) || GCUDAI_PART(13)
+static int64_t align_16(int64_t n) { return (n + 15) / 16 * 16; }
+
+// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
+// learns how many tiles there are: the kernels read it.
+struct d_id_lists {
+    int32_t * n_tiles;
+    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
+    int32_t * order;   // [slots]
+    d_id_tile * tiles; // [max_tiles]
+    int64_t n_experts, n_slots;
+    int tn;
+    bool has_counts, has_slots; // in shared memory
+};
+
+static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
+    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], n_lists = p.as.ne[2] + 1;
+    return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
+}
+
+// Returns the bytes of scratch.
+static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
+    l->n_experts = p.as.ne[2];
+    l->n_slots = p.ids.ne[0] * p.ids.ne[1];
+    char * at = (char *) p.scratch;
+    const int64_t n_counts = align_16((l->n_experts + 1) * 4), n_order = align_16(l->n_slots * 4);
+    l->n_tiles = (int32_t *) at;
+    l->counts = (int32_t *) (at + 16);
+    l->order = (int32_t *) (at + 16 + n_counts);
+    l->tiles = (d_id_tile *) (at + 16 + n_counts + n_order);
+    return (size_t) (16 + n_counts + n_order + align_16(id_max_tiles(p, 8) * (int64_t) sizeof(d_id_tile)));
+}
+
+static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32_t slot) {
+    const uint32_t used = (uint32_t) p.ids.ne[0];
+    const int32_t id = *(const int32_t *) d_at(p.ids, slot % used, slot / used, 0, 0);
+    return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
+}
+
+// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
+static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
+    const int32_t * experts, int e) {
+    const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
+    int first = 0, tile = 0;
+    for (int k = lane; k < e; k += 32) {
+        first += counts[k];
+        tile += (counts[k] + l.tn - 1) / l.tn;
+    }
+    first = d_warp_reduce<d_sum_op>(first);
+    tile = d_warp_reduce<d_sum_op>(tile);
+    for (int i = lane * l.tn, k = tile + lane; i < n; i += 32 * l.tn, k += 32) {
+        l.tiles[k].expert = e < l.n_experts ? e : -1;
+        l.tiles[k].first = first + i;
+        l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
+    }
+    int at = first;
+    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
+        bool is_mine[4];
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const int s = s0 + 32 * k + lane;
+            is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
+        }
+        UNROLL for (int k = 0; k < 4; ++k) {
+            const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
+            if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
+            at += __popc(mask);
+        }
+    }
+    if (e == l.n_experts && lane == 0) {
+        *l.n_tiles = tile + (n + l.tn - 1) / l.tn;
+        if (n > 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
+    }
+}
+
+// Every block counts all slots, and its warps take an expert each.
+static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
+    int32_t * counts = l.has_counts ? shared : l.counts;
+    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
+    for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
+    __syncthreads();
+    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
+        const int e = d_expert_of(p, (uint32_t) s);
+        if (experts != nullptr) { experts[s] = e; }
+        atomicAdd(&counts[e], 1);
+    }
+    __syncthreads();
+    for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
+}
+
+// What the sort needs for tiles of at most tn columns: its blocks; *n_bytes: shared memory.
+static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
+    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
+    l.tn = tn;
+    l.has_counts = fits_shared(n_counts, 0);
+    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
+    *n_bytes = (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0);
+    const int64_t all = (l.n_experts + 8) / 8;
+    return l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
+}
+#endif // parts 4, 13
+
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6) || GCUDAI_PART(14)
 // =====================================================================================================
 // >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
@@ -10433,10 +10541,6 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
 //   mul_mat     the columns of all matrices of b that meet one of a are taken as one long row of columns
 //   mul_mat_id  a column is a slot (u, t); slots are sorted by expert on the device, bad ones last
 //   out_prod    the same with the roles of k and the element index of a and b exchanged
-
-struct d_id_tile {
-    int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
-};
 
 struct d_job {
     gcuda_array a, b, y;
@@ -11570,7 +11674,6 @@ static bool tile_takes_weights(const gcuda_array & a) {
            (!is_wide || ((size_t) (uintptr_t) a.data | a.nb[1] | a.nb[2] | a.nb[3]) % 16 == 0);
 }
 
-static int64_t tile_align(int64_t n) { return (n + 15) / 16 * 16; }
 static int64_t tile_step(gcuda_type type) { // elements of k
     return gcuda_is_quantized(type) ? 256 : 256 / (int64_t) gcuda_type_size(type);
 }
@@ -11597,7 +11700,7 @@ static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, int
     const int64_t blocks = tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
     s.sums_at = (size_t) (n_columns * column_bytes);
     s.counts_at = s.sums_at + (size_t) (2 * (many < max_units ? many : max_units) * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
-    s.bytes = s.counts_at + (size_t) tile_align(blocks * (int64_t) sizeof(int32_t));
+    s.bytes = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
     return s;
 }
 
@@ -11738,92 +11841,6 @@ gcuda_status gcuda_launch_mul_mat_tile_fused(
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-// Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
-// learns how many tiles there are: the kernels read it.
-struct d_id_lists {
-    int32_t * n_tiles;
-    int32_t * counts;  // [experts + 1], used where they do not fit into shared memory
-    int32_t * order;   // [slots]
-    d_id_tile * tiles; // [max_tiles]
-    int64_t n_experts, n_slots;
-    int tn;
-    bool has_counts, has_slots; // in shared memory
-};
-
-static int64_t id_max_tiles(const gcuda_mul_mat_id_args & p, int64_t tn) {
-    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], n_lists = p.as.ne[2] + 1;
-    return n_slots / tn + (n_slots < n_lists ? n_slots : n_lists);
-}
-
-// Returns the bytes of scratch.
-static size_t id_lists(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
-    l->n_experts = p.as.ne[2];
-    l->n_slots = p.ids.ne[0] * p.ids.ne[1];
-    char * at = (char *) p.scratch;
-    const int64_t n_counts = tile_align((l->n_experts + 1) * 4), n_order = tile_align(l->n_slots * 4);
-    l->n_tiles = (int32_t *) at;
-    l->counts = (int32_t *) (at + 16);
-    l->order = (int32_t *) (at + 16 + n_counts);
-    l->tiles = (d_id_tile *) (at + 16 + n_counts + n_order);
-    return (size_t) (16 + n_counts + n_order + tile_align(id_max_tiles(p, 8) * (int64_t) sizeof(d_id_tile)));
-}
-
-static inline __device__ int d_expert_of(const gcuda_mul_mat_id_args & p, uint32_t slot) {
-    const uint32_t used = (uint32_t) p.ids.ne[0];
-    const int32_t id = *(const int32_t *) d_at(p.ids, slot % used, slot / used, 0, 0);
-    return id >= 0 && id < p.as.ne[2] ? id : (int) p.as.ne[2];
-}
-
-// Tiles and slots of expert e, by a warp; counts: how many slots each expert has. Bad ids are those of one more expert.
-static inline __device__ void d_id_expert(const gcuda_mul_mat_id_args & p, const d_id_lists & l, const int32_t * counts,
-    const int32_t * experts, int e) {
-    const int lane = (int) threadIdx.x % 32, n_slots = (int) l.n_slots, n = counts[e];
-    int first = 0, tile = 0;
-    for (int k = lane; k < e; k += 32) {
-        first += counts[k];
-        tile += (counts[k] + l.tn - 1) / l.tn;
-    }
-    first = d_warp_reduce<d_sum_op>(first);
-    tile = d_warp_reduce<d_sum_op>(tile);
-    for (int i = lane * l.tn, k = tile + lane; i < n; i += 32 * l.tn, k += 32) {
-        l.tiles[k].expert = e < l.n_experts ? e : -1;
-        l.tiles[k].first = first + i;
-        l.tiles[k].n = n - i < l.tn ? n - i : l.tn;
-    }
-    int at = first;
-    for (int s0 = 0; s0 < n_slots && at < first + n; s0 += 128) {
-        bool is_mine[4];
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const int s = s0 + 32 * k + lane;
-            is_mine[k] = s < n_slots && (experts != nullptr ? experts[s] : d_expert_of(p, (uint32_t) s)) == e;
-        }
-        UNROLL for (int k = 0; k < 4; ++k) {
-            const uint32_t mask = __ballot_sync(0xffffffffu, is_mine[k]);
-            if (is_mine[k]) { l.order[at + __popc(mask & ((1u << lane) - 1u))] = s0 + 32 * k + lane; }
-            at += __popc(mask);
-        }
-    }
-    if (e == l.n_experts && lane == 0) {
-        *l.n_tiles = tile + (n + l.tn - 1) / l.tn;
-        if (n > 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
-    }
-}
-
-// Every block counts all slots, and its warps take an expert each.
-static inline __device__ void d_id_sort(const gcuda_mul_mat_id_args & p, const d_id_lists & l, int32_t * shared, int block, int n_blocks) {
-    int32_t * counts = l.has_counts ? shared : l.counts;
-    int32_t * experts = l.has_slots ? shared + l.n_experts + 1 : nullptr;
-    for (int64_t e = threadIdx.x; e <= l.n_experts; e += 256) { counts[e] = 0; }
-    __syncthreads();
-    for (int64_t s = threadIdx.x; s < l.n_slots; s += 256) {
-        const int e = d_expert_of(p, (uint32_t) s);
-        if (experts != nullptr) { experts[s] = e; }
-        atomicAdd(&counts[e], 1);
-    }
-    __syncthreads();
-    for (int64_t e = block * 8 + threadIdx.x / 32; e <= l.n_experts; e += n_blocks * 8) { d_id_expert(p, l, counts, experts, (int) e); }
-}
-
 // The first n_sort blocks sort, the others round columns.
 static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
     const gcuda_mul_mat_id_args p, const d_id_lists l, const d_tile_columns c, int n_sort) {
@@ -11837,14 +11854,9 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_prepare(
 }
 
 static gcuda_status id_prepare(const gcuda_mul_mat_id_args & p, d_id_lists & l, int tn, const d_tile_columns & c, gcuda_stream stream) {
-    const size_t n_counts = (size_t) (l.n_experts + 1) * 4, n_slots = (size_t) l.n_slots * 4;
-    l.tn = tn;
-    l.has_counts = fits_shared(n_counts, 0);
-    l.has_slots = l.has_counts && fits_shared(n_counts + n_slots, 0);
-    const int64_t all = (l.n_experts + 8) / 8;
-    const int n_sort = l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
-    return launch_overlapped(k_mul_mat_id_prepare, n_sort + tile_pack_blocks(c), dim3(256),
-        (l.has_counts ? n_counts : 0) + (l.has_slots ? n_slots : 0), 0, stream, p, l, c, n_sort);
+    size_t n_bytes;
+    const int n_sort = id_sort_plan(l, tn, &n_bytes);
+    return launch_overlapped(k_mul_mat_id_prepare, n_sort + tile_pack_blocks(c), dim3(256), n_bytes, 0, stream, p, l, c, n_sort);
 }
 
 // Columns of a tile: twice what an expert has in the mean, so that most experts are one tile.
@@ -14752,6 +14764,7 @@ struct d_wg_more {
 };
 
 struct d_wg_job {
+    static constexpr int cluster = 2; // blocks
     const char * a;       // weights
     int64_t a_stride;     // bytes from row to row
     int64_t row_bytes;    // of a row, a multiple of 16
@@ -14807,6 +14820,8 @@ template <typename A> struct d_wg_unit {
 };
 
 template <typename A, int TN> struct d_wg_shape {
+    typedef d_wg_slab<A> slab;
+    static constexpr int tn = TN;
     static constexpr int stage_bytes = TN * WG_K * 2;
     static constexpr int slab_bytes = WG_ROWS * d_wg_slab<A>::stride;
     static constexpr int slabs = d_wg_slab<A>::k == 64 ? 5 : 2;
@@ -14913,10 +14928,10 @@ template <> struct d_wg_codes<d_format<GCUDA_TYPE_Q3_K>, false, false> {
 template <typename A, bool IS_SIGNED = d_wg_codebook<A>::is_signed> struct d_wg_weights {
     d_group g[2];
 
-    inline __device__ void load(
+    template <typename S = d_wg_slab<A>> inline __device__ void load(
         const char * slab, int skew, int row, int lane, int part, const typename d_wg_codebook<A>::type * table) {
         UNROLL for (int r = 0; r < 2; ++r) {
-            d_wg_codes<A>::decode(slab + (row + 8 * r) * d_wg_slab<A>::stride + skew, 4 * part + lane % 4, table, g[r]);
+            d_wg_codes<A>::decode(slab + (row + 8 * r) * S::stride + skew, 4 * part + lane % 4, table, g[r]);
         }
     }
     template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
@@ -14959,8 +14974,9 @@ template <typename A> struct d_wg_weights<A, true> {
     const entry_type * table;
     int group;
 
+    template <typename S = d_wg_slab<A>>
     inline __device__ void load(const char * slab, int skew, int row, int lane, int part, const entry_type * entries) {
-        UNROLL for (int r = 0; r < 2; ++r) { block[r] = (const typename A::block *) (slab + (row + 8 * r) * d_wg_slab<A>::stride + skew); }
+        UNROLL for (int r = 0; r < 2; ++r) { block[r] = (const typename A::block *) (slab + (row + 8 * r) * S::stride + skew); }
         table = entries;
         group = 4 * part + lane % 4;
     }
@@ -15014,10 +15030,11 @@ template <typename A> struct d_wg_nibbles {
                 upper >> 16 * i);
         }
     }
+    template <typename S = d_wg_slab<A>>
     inline __device__ void load(const char * slab, int skew, int row, int lane, int part, const uint32_t *) {
         const int group = 4 * part + lane % 4;
         UNROLL for (int r = 0; r < 2; ++r) {
-            const typename A::block * b = (const typename A::block *) (slab + (row + 8 * r) * d_wg_slab<A>::stride + skew) + group / (A::n / 32);
+            const typename A::block * b = (const typename A::block *) (slab + (row + 8 * r) * S::stride + skew) + group / (A::n / 32);
             uint32_t w[4];
             d_group g; // the compiler leaves out all but the scale
             d_wg_words<4>((const char *) b->qs + group % (A::n / 32) * 16, w);
@@ -15048,8 +15065,8 @@ template <> struct d_wg_weights<d_format<GCUDA_TYPE_MXFP4>> : d_wg_nibbles<d_for
 struct d_wg_float_weights {
     const char * at;
 
-    inline __device__ void load(const char * slab, int, int row, int lane, int, const uint32_t *) {
-        at = slab + row * d_wg_float_slab::stride + 32 * (lane % 4);
+    template <typename S = d_wg_float_slab> inline __device__ void load(const char * slab, int, int row, int lane, int, const uint32_t *) {
+        at = slab + row * S::stride + 32 * (lane % 4);
     }
     template <int U> inline __device__ void fragment(uint32_t (&a)[16]) const {
         UNROLL for (int i = 0; i < 2; ++i) {
@@ -15114,6 +15131,95 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
                 if (is_in && row < m) { to[0] = d[4 * (j0 + j) + i] * factor[j][i]; }
                 if (is_in && row + 8 < m) { to[8] = d[4 * (j0 + j) + 2 + i] * factor[j][i]; }
             }
+        }
+    }
+}
+
+// ---- experts ----
+// mul_mat_id: an item is 128 rows of an expert and a tile of at most 64 of its columns, by the lists that only the device knows. So few
+// columns leave room for two blocks on a multiprocessor, and sixteen warps that decode. There are no clusters: columns are a small
+// part of what is read. A tile's columns lie together, [step][column][128 bytes], from its place on; rows begin at any even byte.
+//   floor   each expert's weights once for every 64 of its columns
+#define WG_ID_COLUMNS 64
+
+struct d_wg_id_job {
+    static constexpr int cluster = 1;
+    const char * a;
+    int64_t a_stride, expert_stride, row_bytes; // a_stride even; experts at multiples of 16 bytes where rows are
+    const char * image;
+    const int64_t * results; // of each column of the image: elements from y
+    float * y;
+    int m, m_tiles, n_units;
+    const d_id_tile * tiles;
+    const int32_t * n_tiles;
+};
+
+// Columns and results of a tile begin here, at multiples of eight: there is room for the columns before, in eights.
+static inline __device__ int d_wg_id_place(int tile, int first) { return (first + 7 * tile + 7) / 8 * 8; }
+static inline __device__ int d_wg_id_padded(int n) { return (n + 7) / 8 * 8; }
+
+struct d_wg_id_item {
+    int m0, expert, place, n, first, end; // first row; columns; units: none of a bad expert
+};
+
+static inline __device__ d_wg_id_item d_wg_item_of(const d_wg_id_job & p, int item, int) {
+    const int tile = item / p.m_tiles;
+    const d_id_tile id = p.tiles[tile];
+    d_wg_id_item t;
+    t.m0 = (item - tile * p.m_tiles) * WG_ROWS;
+    t.expert = id.expert;
+    t.place = d_wg_id_place(tile, id.first);
+    t.n = id.n;
+    t.first = 0;
+    t.end = id.expert >= 0 ? p.n_units : 0;
+    return t;
+}
+static inline __device__ int d_wg_items(const d_wg_job & p) { return (int) p.n_items; }
+static inline __device__ int d_wg_items(const d_wg_id_job & p) { return *p.n_tiles * p.m_tiles; }
+
+// A row of an expert; how far its elements are behind a multiple of 16 bytes, as those of the row 8 further.
+static inline __device__ const char * d_wg_id_row(const d_wg_id_job & p, const d_wg_id_item & t, int row) {
+    return p.a + t.expert * p.expert_stride + (t.m0 + row) * p.a_stride;
+}
+static inline __device__ int d_wg_skew(const d_wg_job &, const d_wg_item &, int, int byte) { return byte & 15; }
+static inline __device__ int d_wg_skew(const d_wg_id_job & p, const d_wg_id_item & t, int row, int byte) {
+    return ((int) (uintptr_t) d_wg_id_row(p, t, row) + byte) & 15;
+}
+
+template <typename A> struct d_wg_id_slab {
+    static constexpr int k = d_wg_slab<A>::k, bytes = d_wg_slab<A>::bytes;
+    static constexpr int skew = A::n == 32 ? 14 : d_wg_slab<A>::skew; // at most; rows of large blocks are at multiples of 16
+    static constexpr int pieces = (bytes + skew + 15) / 16, stride = 16 * (pieces | 1);
+};
+
+#define WG_ID_SHARED (112 * 1024) // half of a multiprocessor's
+template <typename A> struct d_wg_id_shape {
+    typedef d_wg_id_slab<A> slab;
+    static constexpr int tn = WG_ID_COLUMNS;
+    static constexpr int stage_bytes = tn * WG_K * 2;
+    static constexpr int slab_bytes = WG_ROWS * slab::stride;
+    static constexpr int table_bytes = d_wg_codebook<A>::n * (int) sizeof(typename d_wg_codebook<A>::type);
+    static constexpr int slabs = 3 * slab_bytes + 5 * stage_bytes + table_bytes + 1024 <= WG_ID_SHARED ? 3 : 2;
+    static constexpr int fit = (WG_ID_SHARED - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
+    static constexpr int stages = fit < 8 ? fit : 8;
+    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes);
+    static_assert(stages >= 3, "shared memory");
+};
+
+// A bad expert's columns have no sums.
+template <int TN> static inline __device__ void d_wg_store(
+    const d_wg_id_job & p, const d_wg_id_item & t, int row, int lane, const float (&d)[TN / 2]) {
+    const bool is_zero = t.end == t.first;
+    int64_t at[TN / 8][2];
+    UNROLL for (int j = 0; j < TN / 8; ++j) {
+        const int c = 8 * j + 2 * (lane % 4);
+        UNROLL for (int i = 0; i < 2; ++i) { at[j][i] = c + i < t.n ? p.results[t.place + c + i] : -1; }
+    }
+    UNROLL for (int j = 0; j < TN / 8; ++j) {
+        UNROLL for (int i = 0; i < 2; ++i) {
+            float * to = p.y + at[j][i] + row;
+            if (at[j][i] >= 0 && row < p.m) { to[0] = is_zero ? 0.0f : d[4 * j + i]; }
+            if (at[j][i] >= 0 && row + 8 < p.m) { to[8] = is_zero ? 0.0f : d[4 * j + 2 + i]; }
         }
     }
 }
@@ -15206,6 +15312,11 @@ static inline __device__ void d_copy_box_to_both(uint32_t to, const d_wg_map & m
                  "l"(&map), "r"(k), "r"(row), "r"(i2), "r"(i3), "r"(bar), "h"((uint16_t) 3)
                  : "memory");
 }
+static inline __device__ void d_copy_bulk(uint32_t to, const char * from, int n_bytes, uint32_t bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(n_bytes), "r"(bar)
+                 : "memory");
+}
 static inline __device__ int d_cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -15228,7 +15339,8 @@ static inline __device__ uint64_t d_wg_columns(uint32_t address) {
 #define D_F8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define D_F32(i) D_F8(i), D_F8(i + 8), D_F8(i + 16), D_F8(i + 24)
 #define D_R10(t) "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
-#define D_R60 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " D_R10(1) D_R10(2) D_R10(3) D_R10(4) D_R10(5)
+#define D_R30 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, " D_R10(1) D_R10(2)
+#define D_R60 D_R30 D_R10(3) D_R10(4) D_R10(5)
 #define D_R120 D_R60 D_R10(6) D_R10(7) D_R10(8) D_R10(9) D_R10(10) D_R10(11)
 
 // d += a b, or d = a b: 64 rows in registers, as for d_mma, a warp 16 of them; sixteen k; TN columns in shared memory.
@@ -15243,6 +15355,12 @@ static inline __device__ uint64_t d_wg_columns(uint32_t address) {
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\nwgmma.mma_async.sync.aligned.m64n128" K_AND_TYPES                  \
                      " {" D_R60 "%60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, " FLAGS ";\n}"                                   \
                      : D_F32(0), D_F32(32)                                                                                        \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
+    }                                                                                                                             \
+    static inline __device__ void NAME(float (&d)[32], const uint32_t * a, uint64_t b, int adds) {                               \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64" K_AND_TYPES                   \
+                     " {" D_R30 "%30, %31}, {%32, %33, %34, %35}, %36, p, " FLAGS ";\n}"                                            \
+                     : D_F32(0)                                                                                                   \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                           \
     }
 D_WG_MMA(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0")
@@ -15283,8 +15401,8 @@ template <int N> static inline __device__ void d_wg_mma(float, float (&d)[N], co
 }
 
 // ---- the kernel ----
-template <typename A, int TN> struct d_wg_ring {
-    typedef d_wg_shape<A, TN> shape;
+template <typename A, typename S> struct d_wg_ring {
+    typedef S shape;
     char * slabs;
     typename d_wg_codebook<A>::type * table;
     uint32_t stages; // their address
@@ -15301,15 +15419,16 @@ template <int N> struct d_wg_place {
     }
 };
 
-#define FOR_WG_ITEMS(t, p, TN)                                                           \
-    for (int i_ = (int) blockIdx.x / 2; i_ < (int) (p).n_items; i_ += (int) gridDim.x / 2) \
-        for (d_wg_item t = d_wg_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
+#define FOR_WG_ITEMS(t, p, J, TN)                                                                            \
+    for (int i_ = (int) blockIdx.x / J::cluster, n_ = d_wg_items(p); i_ < n_; i_ += (int) gridDim.x / J::cluster) \
+        for (auto t = d_wg_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
 
-template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(const d_wg_job & p, const d_wg_ring<A, TN> & ring, int rank) {
+template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(
+    const d_wg_job & p, const d_wg_ring<A, d_wg_shape<A, TN>> & ring, int rank) {
     typedef d_wg_shape<A, TN> shape;
     constexpr int steps = d_wg_unit<A>::steps, half = shape::stage_bytes / 2;
     d_wg_place<shape::stages> at = { 0, 1 };
-    FOR_WG_ITEMS(t, p, TN) {
+    FOR_WG_ITEMS(t, p, d_wg_job, TN) {
         const char * from = p.image + ((int64_t) t.tile * p.n_units + t.first) * steps * shape::stage_bytes + rank * half;
         for (int n = (t.end - t.first) * steps; n > 0; --n) {
             const uint32_t full = ring.full_stage + 8 * at.slot;
@@ -15327,14 +15446,14 @@ template <typename A, int TN> static inline __device__ void d_wg_fetch_columns(c
 // Neighbouring threads have neighbouring pieces of 16 bytes, and each one piece of every ROWS-th row. What a slab lacks,
 // behind the last row or the last element, is zeros.
 template <typename A, int TN>
-static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_ring<A, TN> & ring, int rank, int thread) {
+static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_ring<A, d_wg_shape<A, TN>> & ring, int rank, int thread) {
     typedef d_wg_slab<A> slab;
     typedef d_wg_shape<A, TN> shape;
     constexpr int ROWS = WG_FETCHERS / slab::pieces, N = (WG_ROWS + ROWS - 1) / ROWS;
     const int row = thread / slab::pieces, piece = thread % slab::pieces;
     const int64_t step = ROWS * p.a_stride;
     d_wg_place<shape::slabs> at = { 0, 1 };
-    FOR_WG_ITEMS(t, p, TN) {
+    FOR_WG_ITEMS(t, p, d_wg_job, TN) {
         const int m = t.matrix > 0 ? p.more[t.matrix - 1].m : p.m;
         const int m0 = t.m0 + rank * WG_ROWS + row, left = row < ROWS ? m - m0 : 0; // rows behind this one
         const char * a = (t.matrix > 0 ? p.more[t.matrix - 1].a : p.a) + (left > 0 ? m0 : 0) * p.a_stride;
@@ -15360,16 +15479,81 @@ static inline __device__ void d_wg_fetch_weights(const d_wg_job & p, const d_wg_
     }
 }
 
-template <typename A, int TN> static inline __device__ void d_wg_multiply(const d_wg_job & p, const d_wg_ring<A, TN> & ring, int rank, int thread) {
-    typedef d_wg_slab<A> slab;
-    typedef d_wg_shape<A, TN> shape;
+// Of experts: the same without a cluster. Neighbouring threads have neighbouring pieces of 16 bytes of a row, wherever it begins;
+// what is behind its last element is zeros.
+template <typename A>
+static inline __device__ void d_wg_fetch_columns(const d_wg_id_job & p, const d_wg_ring<A, d_wg_id_shape<A>> & ring, int) {
+    typedef d_wg_id_shape<A> shape;
+    constexpr int steps = d_wg_unit<A>::steps;
+    d_wg_place<shape::stages> at = { 0, 1 };
+    FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
+        const int n_bytes = d_wg_id_padded(t.n) * (WG_K * 2); // the other columns of a stage are whatever is there
+        const char * from = p.image + (int64_t) t.place * p.n_units * steps * (WG_K * 2);
+        for (int n = (t.end - t.first) * steps; n > 0; --n) {
+            const uint32_t full = ring.full_stage + 8 * at.slot;
+            d_barrier_wait(ring.empty_stage + 8 * at.slot, at.parity);
+            d_barrier_expect(full, n_bytes);
+            d_copy_bulk(ring.stages + at.slot * shape::stage_bytes, from, n_bytes, full);
+            from += n_bytes;
+            at.next();
+        }
+    }
+}
+
+template <typename A>
+static inline __device__ void d_wg_fetch_weights(const d_wg_id_job & p, const d_wg_ring<A, d_wg_id_shape<A>> & ring, int, int thread) {
+    typedef d_wg_id_slab<A> slab;
+    typedef d_wg_id_shape<A> shape;
+    constexpr int ROWS = WG_FETCHERS / slab::pieces;
+    const int row = thread / slab::pieces, piece = 16 * (thread % slab::pieces);
+    d_wg_place<shape::slabs> at = { 0, 1 };
+    FOR_WG_ITEMS(t, p, d_wg_id_job, shape::tn) {
+        const int left = p.m - t.m0, n_rows = row >= ROWS ? 0 : left < WG_ROWS ? left : WG_ROWS;
+        const char * a = d_wg_id_row(p, t, row) + piece;
+        for (int s = t.first; s < t.end; ++s) {
+            const char * from = a + (int64_t) s * slab::bytes;
+            char * to = ring.slabs + at.slot * shape::slab_bytes + row * slab::stride + piece;
+            const int64_t left_bytes = p.row_bytes - (int64_t) s * slab::bytes; // of a row
+            d_barrier_wait(ring.empty_slab + 8 * at.slot, at.parity);
+            if (left_bytes >= 16 * slab::pieces) {
+                UNROLL_4 for (int i = row; i < n_rows; i += ROWS) {
+                    d_copy_16(to, (const char *) ((uintptr_t) from & ~(uintptr_t) 15), 16);
+                    from += ROWS * p.a_stride;
+                    to += ROWS * slab::stride;
+                }
+            } else {
+                NO_UNROLL for (int i = row; i < n_rows; i += ROWS) {
+                    const int skew = (int) (uintptr_t) from & 15, n = (int) left_bytes - piece + skew;
+                    d_copy_16(to, n > 0 ? from - skew : p.a, n < 0 ? 0 : n < 16 ? n : 16);
+                    from += ROWS * p.a_stride;
+                    to += ROWS * slab::stride;
+                }
+            }
+            d_barrier_arrive_after_copies(ring.full_slab + 8 * at.slot);
+            at.next();
+        }
+    }
+}
+
+static inline __device__ void d_wg_release(const d_wg_job &, uint32_t bar, int lane) { // a stage, by a warp that has read it
+    if (lane < 2) { d_barrier_arrive_at(bar, lane); }
+}
+static inline __device__ void d_wg_release(const d_wg_id_job &, uint32_t bar, int lane) {
+    if (lane == 0) { d_barrier_arrive(bar); }
+}
+
+template <typename A, typename S, typename J>
+static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> & ring, int rank, int thread) {
+    typedef typename S::slab slab;
+    typedef S shape;
+    constexpr int TN = S::tn;
     const int lane = thread % 32, row = thread / 32 * 16 + lane / 4; // of the block's 128
     d_wg_place<shape::slabs> at_slab = { 0, 0 };
     d_wg_place<shape::stages> at = { 0, 0 };
     float d[TN / 2];
     uint32_t a[2][16];
     d_wg_weights<A> w;
-    FOR_WG_ITEMS(t, p, TN) {
+    FOR_WG_ITEMS(t, p, J, TN) {
         uint32_t before = 0; // barrier of the stage that was read last
         int adds = 0;
         for (int s = t.first * (d_wg_unit<A>::k / 128); s < t.end * (d_wg_unit<A>::k / 128); ++s) { // 128 elements
@@ -15377,7 +15561,7 @@ template <typename A, int TN> static inline __device__ void d_wg_multiply(const 
             UNROLL for (int u = 0; u < 2; ++u) {
                 const char * from = ring.slabs + at_slab.slot * shape::slab_bytes;
                 if (slab::k == WG_K || (u == 0 && half == 0)) { d_barrier_wait(ring.full_slab + 8 * at_slab.slot, at_slab.parity); }
-                if (slab::k == WG_K || u == 0) { w.load(from, (s / 2 * slab::bytes & 15), row, lane, half, ring.table); }
+                if (slab::k == WG_K || u == 0) { w.template load<slab>(from, d_wg_skew(p, t, row, s / 2 * slab::bytes), row, lane, half, ring.table); }
                 if (u == 0) {
                     w.template fragment<0>(a[0]);
                 } else {
@@ -15397,14 +15581,14 @@ template <typename A, int TN> static inline __device__ void d_wg_multiply(const 
                     at_slab.next();
                 }
                 d_wg_wait<1>(); // the step before
-                if (before != 0 && lane < 2) { d_barrier_arrive_at(before, lane); }
+                if (before != 0) { d_wg_release(p, before, lane); }
                 before = ring.empty_stage + 8 * at.slot;
                 at.next();
             }
         }
         d_wg_wait<0>();
         UNROLL for (int i = 0; i < TN / 2; ++i) { asm volatile("" : "+f"(d[i])::"memory"); } // not read before
-        if (lane < 2) { d_barrier_arrive_at(before, lane); }
+        if (J::cluster > 1 || before != 0) { d_wg_release(p, before, lane); } // without units: of experts alone
         d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
     }
 }
@@ -15463,14 +15647,11 @@ template <typename T, int TN> static inline __device__ void d_wg_gemm_multiply(
 #define D_WG_CLUSTER
 #endif // 9.0a
 
-// Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
-template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, 1) k_mul_mat_wg(const d_wg_job p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    typedef d_wg_shape<A, TN> shape;
-    DYNAMIC_SHARED(char, shared);
-    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
-    const int thread = (int) threadIdx.x, rank = d_cluster_rank();
-    d_wg_ring<A, TN> ring;
+// A block's ring, of a job whose clusters are so large; the blocks of a cluster have to meet before they use it.
+template <typename A, typename S>
+static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * shared, uint64_t * barriers, int thread, int cluster) {
+    typedef S shape;
     const uint32_t skip = (1024 - d_shared_address(shared) % 1024) % 1024; // the swizzle wants it
     ring.stages = d_shared_address(shared) + skip;
     ring.slabs = shared + skip + shape::stages * shape::stage_bytes;
@@ -15485,7 +15666,7 @@ template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bound
     if (thread == 0) {
         for (int i = 0; i < shape::stages; ++i) {
             d_barrier_init(ring.full_stage + 8 * i, 1);
-            d_barrier_init(ring.empty_stage + 8 * i, 16); // the warps that multiply, of both blocks
+            d_barrier_init(ring.empty_stage + 8 * i, 8 * cluster); // the warps that multiply, of all blocks
         }
         for (int i = 0; i < shape::slabs; ++i) {
             d_barrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
@@ -15493,6 +15674,18 @@ template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bound
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+}
+#endif // 9.0a
+
+// Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
+template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, 1) k_mul_mat_wg(const d_wg_job p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef d_wg_shape<A, TN> shape;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    const int thread = (int) threadIdx.x, rank = d_cluster_rank();
+    d_wg_ring<A, shape> ring;
+    d_wg_set_ring(ring, shared, barriers, thread, d_wg_job::cluster);
     d_cluster_sync();
     d_take_turn();
     if (thread < 128) {
@@ -15507,6 +15700,33 @@ template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bound
         d_wg_multiply(p, ring, rank, thread - 128);
     }
     d_cluster_sync(); // the other block may still send to this one
+#else
+    (void) p;
+#endif
+}
+
+// The same for experts, two blocks on a multiprocessor, without clusters.
+template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_mul_mat_id_wg(const D_GRID_CONSTANT d_wg_id_job p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    typedef d_wg_id_shape<A> shape;
+    DYNAMIC_SHARED(char, shared);
+    alignas(8) __shared__ uint64_t barriers[2 * (shape::stages + shape::slabs)];
+    const int thread = (int) threadIdx.x;
+    d_wg_ring<A, shape> ring;
+    d_wg_set_ring(ring, shared, barriers, thread, d_wg_id_job::cluster);
+    __syncthreads();
+    d_take_turn();
+    if (thread < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (thread == 0) {
+            d_wg_fetch_columns(p, ring, 0);
+        } else if (thread >= 128 - WG_FETCHERS) {
+            d_wg_fetch_weights(p, ring, 0, thread - (128 - WG_FETCHERS));
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        d_wg_multiply(p, ring, 0, thread - 128);
+    }
 #else
     (void) p;
 #endif
@@ -16114,6 +16334,143 @@ gcuda_status gcuda_launch_mul_mat_wg_product(
     return !wg_has_steps(*args)       ? device_lacks()
            : n_elements(args->y) == 0 ? GCUDA_STATUS_SUCCESS
                                       : wg_multiply(args, 1, nullptr, wg_plan_of_steps(*args), columns, nullptr, (float *) parts, stream);
+}
+
+// >>op:mul_mat_id -------------------------------------------------------------------------------------
+// Three kernels: slots are sorted by expert, their columns are rounded in that order, experts are multiplied. The host knows no more
+// than bounds of how many tiles there are.
+static __global__ void __launch_bounds__(256) k_wg_id_sort(const gcuda_mul_mat_id_args p, const d_id_lists l) {
+    DYNAMIC_SHARED(int32_t, shared);
+    d_take_turn();
+    d_id_sort(p, l, shared, (int) blockIdx.x, (int) gridDim.x);
+}
+
+struct d_wg_id_columns {
+    d_wg_columns_job to; // x: the columns of all tokens
+    gcuda_array y;
+    d_id_lists lists;
+    int64_t * results;
+};
+
+// A block has a slot, in order of experts, and looks for its tile. Behind the last of a tile zeros fill up eight columns.
+static __global__ void __launch_bounds__(256) k_wg_id_columns(const D_GRID_CONSTANT d_wg_id_columns p) {
+    alignas(16) __shared__ uint32_t words[8][128];
+    __shared__ int tile;
+    d_take_turn();
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_tiles = *p.lists.n_tiles;
+    for (int i = (int) blockIdx.x; i < (int) p.lists.n_slots; i += (int) gridDim.x) {
+        const uint32_t slot = (uint32_t) p.lists.order[i], used = (uint32_t) p.y.ne[1], u = slot % used, token = slot / used;
+        for (int k = (int) threadIdx.x; k < n_tiles; k += 256) {
+            const d_id_tile at = p.lists.tiles[k];
+            if (at.first <= i && i < at.first + at.n) { tile = k; }
+        }
+        __syncthreads();
+        const d_id_tile t = p.lists.tiles[tile];
+        const int place = d_wg_id_place(tile, t.first), column = i - t.first;
+        if (threadIdx.x == 0) { p.results[place + column] = (int64_t) (token * (p.y.nb[2] / 4) + u * (p.y.nb[1] / 4)); }
+        if (t.expert >= 0) {
+            const char * x = d_at(p.to.x, 0, u % (uint32_t) p.to.x.ne[1], token, 0);
+            const bool is_wide = p.to.x.type == GCUDA_TYPE_F32 && p.to.x.nb[0] == 4 && (uintptr_t) x % 16 == 0;
+            d_wg_columns_job job = p.to;
+            job.tn = d_wg_id_padded(t.n);
+            const int end = column + 1 < t.n ? column + 1 : job.tn;
+            for (int c = column; c < end; ++c) {
+                char * to = p.to.image + ((int64_t) place * p.to.k_padded + (int64_t) c * WG_K) * 2;
+                for (int64_t k = warp * 256; k < p.to.k_padded; k += 2048) {
+                    float4 v[2];
+                    UNROLL for (int h = 0; h < 2; ++h) {
+                        v[h] = d_wg_load4(p.to, x, c == column ? p.to.x.ne[0] : 0, k + 4 * lane + 128 * h, is_wide);
+                    }
+                    d_wg_put<__nv_bfloat16>(job, to, k, c & 7, words[warp], v, 0);
+                }
+            }
+        }
+        __syncthreads(); // the tile's number is read
+    }
+}
+
+// Bytes of scratch: lists, results, columns.
+struct wg_id_plan {
+    int64_t k_padded, max_tiles;
+    size_t results_at, image_at, bytes;
+};
+static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l) {
+    wg_id_plan plan;
+    plan.k_padded = (p.as.ne[0] + 255) / 256 * 256;
+    plan.results_at = id_lists(p, l);
+    plan.max_tiles = id_max_tiles(p, WG_ID_COLUMNS);
+    const int64_t places = (l->n_slots + 7 * plan.max_tiles + 14) / 8 * 8;
+    plan.image_at = plan.results_at + (size_t) places * sizeof(int64_t);
+    plan.bytes = plan.image_at + (size_t) (places * plan.k_padded * 2);
+    return plan;
+}
+
+// Experts whose rows, or of large blocks whose pieces of 16 bytes, lie as the kernel reads them, and results of F32.
+static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
+    const size_t multiple = gcuda_blck_size(p.as.type) == 32 ? 2 : 16;
+    const bool a_fits = gcuda_is_quantized(p.as.type) && p.as.ne[0] > 0 && p.as.ne[0] % 32 == 0 && (uintptr_t) p.as.data % 16 == 0 &&
+                        (p.as.nb[1] | p.as.nb[2]) % multiple == 0;
+    const bool y_fits = p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && (p.y.nb[1] | p.y.nb[2]) % 4 == 0;
+    const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], m_tiles = (p.as.ne[1] + WG_ROWS - 1) / WG_ROWS;
+    return a_fits && y_fits && is_float(p.b.type) && p.as.ne[0] <= (1 << 29) && n_slots <= (1 << 24) && p.as.ne[2] <= (1 << 24) &&
+           id_max_tiles(p, WG_ID_COLUMNS) * m_tiles <= INT32_MAX;
+}
+
+// Lists, and the columns by them.
+static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_plan & plan, d_id_lists & l, gcuda_stream stream) {
+    d_wg_id_columns c = {};
+    size_t n_bytes;
+    const int n_sort = id_sort_plan(l, WG_ID_COLUMNS, &n_bytes);
+    c.to = { p.b, (char *) p.scratch + plan.image_at, nullptr, plan.k_padded, 0, WG_ID_COLUMNS, 0 };
+    c.y = p.y;
+    c.lists = l;
+    c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);
+    const gcuda_status st = launch_overlapped(k_wg_id_sort, n_sort, dim3(256), n_bytes, 0, stream, p, l);
+    return st == GCUDA_STATUS_SUCCESS ? launch_in_turn(k_wg_id_columns, l.n_slots, dim3(256), stream, c) : st;
+}
+
+static d_wg_id_job wg_id_job_of(const gcuda_mul_mat_id_args & q, const wg_id_plan & plan, const d_id_lists & l) {
+    d_wg_id_job p = {};
+    p.a = (const char *) q.as.data;
+    p.a_stride = (int64_t) q.as.nb[1];
+    p.expert_stride = (int64_t) q.as.nb[2];
+    p.row_bytes = (int64_t) gcuda_row_size(q.as.type, q.as.ne[0]);
+    p.image = (const char *) q.scratch + plan.image_at;
+    p.results = (const int64_t *) (const void *) ((const char *) q.scratch + plan.results_at);
+    p.y = (float *) q.y.data;
+    p.m = (int) q.as.ne[1];
+    p.m_tiles = (p.m + WG_ROWS - 1) / WG_ROWS;
+    p.n_units = (int) (plan.k_padded / 256);
+    p.tiles = l.tiles;
+    p.n_tiles = l.n_tiles;
+    return p;
+}
+
+size_t gcuda_mul_mat_id_wg_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+    d_id_lists l = {};
+    return asked_bytes(wg_id_plan_of(*args, &l).bytes);
+}
+
+gcuda_status gcuda_launch_mul_mat_id_wg(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+    if (!wg_id_takes(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
+        return device_lacks();
+    }
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    d_id_lists l = {};
+    const wg_id_plan plan = wg_id_plan_of(*args, &l);
+    const gcuda_status st = wg_id_prepare(*args, plan, l, stream);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    const d_wg_id_job p = wg_id_job_of(*args, plan, l);
+    const int64_t most = plan.max_tiles * p.m_tiles, n = 2 * (int64_t) n_multiprocessors();
+    return with_weight_format(args->as.type, [&](auto a) {
+        typedef d_wg_id_shape<decltype(a)> shape;
+        return launch_overlapped(k_mul_mat_id_wg<decltype(a)>, most < n ? most : n, dim3(WG_THREADS), shape::shared_bytes, args->max_shared,
+            stream, p);
+    });
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------

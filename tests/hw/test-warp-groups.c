@@ -435,3 +435,156 @@ TEST(steps_of_every_kind) { // several items for each block, and parts of k
         }
     }
 }
+
+// ---- experts ----
+struct experts {
+    int64_t k, m, n_experts, used, n_b, tokens; // n_b: columns of a token, 1 or used
+    int pad;                                    // elements between columns of the result
+    enum { ANY, SAME, BAD, FEW, RISING } ids;   // any experts, one, some that do not exist, two, more and more often the last ones
+};
+
+static int32_t id_of(struct experts s, int64_t slot, struct rng * r) {
+    const int32_t any = (int32_t) rng_below(r, s.n_experts), other = (int32_t) rng_below(r, s.n_experts);
+    switch (s.ids) {
+        case SAME: return (int32_t) (s.n_experts / 2);
+        case BAD: return slot % 7 != 0 ? any : slot % 2 == 0 ? -1 : (int32_t) s.n_experts;
+        case FEW: return any % 2;
+        case RISING: return any > other ? any : other;
+        default: return any;
+    }
+}
+
+// Slots at both ends, then any, against float64; zeros where there is no expert; what lies between columns is the caller's.
+static void compare_experts(const struct experts * s, enum gcuda_type type, const char * a, const float * b, const int32_t * ids, const float * y,
+    struct rng * r) {
+    const size_t row = gcuda_row_size(type, s->k), ld = (size_t) (s->m + s->pad);
+    const int64_t n_slots = s->used * s->tokens;
+    float * w = (float *) malloc((size_t) s->k * sizeof(float));
+    double errors = 0.0, results = 0.0, most = 0.0;
+    int64_t n_other = 0, n = 0;
+    for (int i = 0; i < 1000; ++i) {
+        const int64_t slot = i < 4 ? i / 2 * (n_slots - 1) : rng_below(r, n_slots), m = i < 4 ? i % 2 * (s->m - 1) : rng_below(r, s->m);
+        if (ids[slot] < 0 || ids[slot] >= s->n_experts) { continue; }
+        const float * x = b + (size_t) (slot / s->used * s->n_b + slot % s->used % s->n_b) * (size_t) s->k;
+        double sum = 0.0;
+        weights_to_float(type, a + ((size_t) ids[slot] * (size_t) s->m + (size_t) m) * row, w, s->k);
+        for (int64_t k = 0; k < s->k; ++k) {
+            sum += (double) w[k] * x[k];
+            results += (double) w[k] * w[k] * x[k] * x[k];
+        }
+        const double error = y[(size_t) slot * ld + (size_t) m] - sum;
+        errors += error * error;
+        most = fmax(most, isfinite(error) ? fabs(error) : INFINITY);
+        ++n;
+    }
+    CHECK_MSG(errors <= 4e-5 * results, "NMSE %g", errors / results);
+    CHECK_MSG(most <= 8.0 * sqrt(4e-5 * results / (double) n), "error %g, rms %g", most, sqrt(results / (double) n));
+    for (int64_t slot = 0; slot < n_slots; ++slot) {
+        const bool is_bad = ids[slot] < 0 || ids[slot] >= s->n_experts;
+        for (int64_t m = 0; m < s->m + s->pad; ++m) {
+            uint32_t bits;
+            memcpy(&bits, &y[(size_t) slot * ld + (size_t) m], sizeof bits);
+            n_other += m >= s->m ? bits != 0xffffffffu : is_bad ? bits != 0u : bits == 0xffffffffu;
+        }
+    }
+    CHECK_MSG(n_other == 0, "%lld elements", (long long) n_other);
+    free(w);
+}
+
+// The launcher twice with the same scratch, and, where they take it, tiles: every element of one against the other's.
+static void experts_by_both(enum gcuda_type type, struct experts s) {
+    struct gcuda_mul_mat_id_args p;
+    struct rng r = rng_for(gcuda_type_name(type));
+    memset(&p, 0, sizeof p);
+    if (gcuda_blck_size(type) == 256) { s.k = (s.k + 2047) / 2048 * 2048; } // rows at multiples of 16 bytes
+    snprintf(test_all.case_name, sizeof test_all.case_name, "experts, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d",
+        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts, (long long) s.tokens,
+        (long long) s.n_b, s.pad, (int) s.ids);
+    const int64_t n_slots = s.used * s.tokens;
+    p.as = matrix(type, s.k, s.m * s.n_experts, gcuda_row_size(type, s.k));
+    p.b = matrix(GCUDA_TYPE_F32, s.k, s.n_b * s.tokens, (size_t) s.k * sizeof(float));
+    p.y = matrix(GCUDA_TYPE_F32, s.m, n_slots, (size_t) (s.m + s.pad) * sizeof(float));
+    p.ids = matrix(GCUDA_TYPE_I32, s.used, s.tokens, (size_t) s.used * sizeof(int32_t));
+    char * a = weights_of(type, &p.as, &r), * b = columns_of(&p.b, 1.0, &r);
+    int32_t * ids = (int32_t *) malloc((size_t) n_slots * sizeof(int32_t)), bad[2] = { 0, 0 };
+    for (int64_t i = 0; i < n_slots; ++i) { ids[i] = id_of(s, i, &r); }
+    const size_t y_bytes = p.y.nb[2];
+    float * y = (float *) malloc(y_bytes), * of_tiles = (float *) malloc(y_bytes);
+    p.as.data = on_device(a, p.as.nb[2]);
+    p.b.data = on_device(b, p.b.nb[2]);
+    p.ids.data = on_device(ids, (size_t) n_slots * sizeof(int32_t));
+    p.bad_index = (int32_t *) on_device(bad, sizeof bad);
+    p.max_shared = most_shared();
+    p.as.ne[1] = s.m, p.as.ne[2] = s.n_experts, p.as.nb[2] = p.as.nb[1] * (size_t) s.m, p.as.nb[3] = p.as.nb[2] * (size_t) s.n_experts;
+    p.b.ne[1] = s.n_b, p.b.ne[2] = s.tokens, p.b.nb[2] = p.b.nb[1] * (size_t) s.n_b, p.b.nb[3] = p.b.nb[2] * (size_t) s.tokens;
+    p.y.ne[1] = s.used, p.y.ne[2] = s.tokens, p.y.nb[2] = p.y.nb[1] * (size_t) s.used, p.y.nb[3] = p.y.nb[2] * (size_t) s.tokens;
+    void * on[2] = { on_device(NULL, y_bytes), on_device(NULL, y_bytes) };
+    const size_t n_wg = gcuda_mul_mat_id_wg_scratch_bytes(&p), n_tiles = gcuda_mul_mat_id_scratch_bytes(&p);
+    p.scratch = on_device(NULL, n_wg > n_tiles ? n_wg : n_tiles);
+    p.y.data = on[1];
+    CHECK_OK(gcuda_launch_mul_mat_id(&p, NULL));
+    p.y.data = on[0];
+    for (int i = 0; i < 2; ++i) { CHECK_OK(gcuda_launch_mul_mat_id_wg(&p, NULL)); }
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(cudaMemcpy(y, on[0], y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaMemcpy(of_tiles, on[1], y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(cudaMemcpy(bad, p.bad_index, sizeof bad, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(bad[0] == (s.ids == BAD ? 1 : 0) && bad[1] == 0);
+    compare_experts(&s, type, a, (const float *) (const void *) b, ids, y, &r);
+    double errors = 0.0, results = 0.0;
+    for (int64_t slot = 0; slot < n_slots; ++slot) {
+        for (int64_t m = 0; m < s.m; ++m) {
+            const size_t at = (size_t) slot * (size_t) (s.m + s.pad) + (size_t) m;
+            const double error = (double) y[at] - of_tiles[at];
+            errors += error * error;
+            results += (double) of_tiles[at] * of_tiles[at];
+        }
+    }
+    CHECK_MSG(errors <= 1e-4 * results, "NMSE %g between tiles and warp groups", errors / results);
+    p.max_shared = 0;
+    CHECK(gcuda_launch_mul_mat_id_wg(&p, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(cudaFree(p.as.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.ids.data) == cudaSuccess &&
+          cudaFree(p.bad_index) == cudaSuccess && cudaFree(p.scratch) == cudaSuccess && cudaFree(on[0]) == cudaSuccess && cudaFree(on[1]) == cudaSuccess);
+    free(a);
+    free(b);
+    free(ids);
+    free(y);
+    free(of_tiles);
+    test_all.case_name[0] = '\0';
+}
+
+TEST(experts_of_every_type) { // rows that end anywhere and, of small blocks, begin at any even byte; more tiles than one of an expert
+    static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 2880, 300, 8, 4, 4, 33, 1, BAD },
+        { 256, 40, 70, 3, 1, 50, 4, RISING }, { 4096, 257, 3, 1, 1, 200, 0, FEW }, { 64, 128, 4, 2, 2, 100, 3, SAME } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int t = 0; t < N_TYPES; ++t) {
+        for (int i = 0; i < 5 && gcuda_is_quantized(types[t]); ++i) { experts_by_both(types[t], shapes[i]); }
+    }
+}
+
+TEST(experts_of_models) { // several items for each block
+    static const struct experts shapes[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY }, { 2048, 1792, 32, 4, 1, 512, 0, RISING },
+        { 2048, 768, 128, 8, 1, 100, 0, ANY }, { 2880, 2880, 32, 4, 1, 512, 0, BAD } };
+    static const enum gcuda_type of[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4 };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int i = 0; i < 4; ++i) {
+        for (int t = 0; t < 4; ++t) { experts_by_both(of[t], shapes[i]); }
+    }
+}
+
+TEST(few_blocks_of_experts) { // few enough for compute-sanitizer
+    const struct experts s = { 576, 130, 4, 2, 1, 20, 1, BAD };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    experts_by_both(GCUDA_TYPE_Q8_0, s);
+    experts_by_both(GCUDA_TYPE_MXFP4, s);
+    experts_by_both(GCUDA_TYPE_IQ2_XS, s);
+}

@@ -420,6 +420,40 @@ TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
     }
 }
 
+TEST(products_of_large_experts_go_to_warp_groups) {
+    static const struct {
+        enum gcuda_type as, b;
+        int64_t k, m, n_experts, n_used, n_tokens;
+        size_t off; // bytes of the experts' address
+        enum gcudai_cuda_product with, forced; // warp groups, chosen and by name
+    } cases[] = {
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 8, 0, GCUDAI_CUDA_PRODUCT_VECTOR, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 9, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2880, 2880, 32, 4, 512, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 512, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN }, // odd rows
+        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN }, // 1050 bytes
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 512, 1792, 32, 4, 9, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_WARP_GROUPS }, // small
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 100, 32, 4, 9, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 9, 2, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 100, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        struct gcuda_mul_mat_id_args p;
+        GCUDAI_ZERO(p);
+        p.as = packed_array(cases[i].as, cases[i].k, cases[i].m, cases[i].n_experts);
+        p.b = packed_array(cases[i].b, cases[i].k, 1, cases[i].n_tokens);
+        p.ids = packed_array(GCUDA_TYPE_I32, cases[i].n_used, cases[i].n_tokens, 1);
+        p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n_used, cases[i].n_tokens);
+        p.as.data = (void *) (uintptr_t) (4096 + cases[i].off);
+        const bool takes = gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, true);
+        CHECK_MSG(gcudai_cuda_choose_id_product(&p, true) == cases[i].with, "case %d", (int) i);
+        CHECK_MSG(takes == (cases[i].forced == GCUDAI_CUDA_PRODUCT_WARP_GROUPS), "case %d", (int) i);
+        CHECK_MSG(gcudai_cuda_choose_id_product(&p, false) != GCUDAI_CUDA_PRODUCT_WARP_GROUPS, "case %d", (int) i);
+        CHECK(!gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, false));
+    }
+}
+
 // Few columns of every block format, with the most and the least shared memory that a block may have: rows in one step and
 // rows that take several passes. Weights are blocks of any bits whose halves are finite.
 static double few_columns_error(gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {

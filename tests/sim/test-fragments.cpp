@@ -13,6 +13,8 @@
 #define gcuda_launch_mul_mat_wg_columns own_columns
 #define gcuda_launch_mul_mat_wg_product own_product
 #define gcuda_launch_conv_2d_wg own_conv
+#define gcuda_mul_mat_id_wg_scratch_bytes own_id_scratch_bytes
+#define gcuda_launch_mul_mat_id_wg own_id
 #define GCUDA_KERNEL_PART 13
 #include "../../gcuda_kernels.cu"
 
@@ -99,15 +101,49 @@ template <typename A> static std::vector<char> slab_of(const d_wg_job & p, int m
     return to;
 }
 
-template <typename A, int TN> static void multiply_item(const d_wg_job & p, int item, const std::vector<char> & image) {
-    typedef typename d_wg_operand<A>::type T;
-    typedef d_wg_slab<A> slab;
-    const d_wg_item t = d_wg_item_of(p, item, TN);
-    const int n = p.n - t.c0 < TN ? p.n - t.c0 : TN;
+template <typename A> static std::vector<typename d_wg_codebook<A>::type> table_of() {
     std::vector<typename d_wg_codebook<A>::type> table;
     if constexpr (d_wg_codebook<A>::n > 0) {
         for (uint32_t i = 0; i < (uint32_t) d_wg_codebook<A>::n; ++i) { table.push_back(A::entry(i)); }
     }
+    return table;
+}
+
+// 64 elements of k, half u of a part of a slab, whose rows begin behind skew_of(row) bytes.
+template <typename A, typename S, int TN, typename F>
+static void multiply_step(const std::vector<char> & slab, F skew_of, int n_rows, int part, int u,
+    const std::vector<typename d_wg_codebook<A>::type> & table, const char * stage, int n, std::vector<double> & sums) {
+    for (int thread = 0; thread < 256; ++thread) {
+        const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+        d_wg_weights<A> w;
+        uint32_t a[16];
+        if (row >= n_rows) { continue; }
+        w.template load<S>(slab.data(), skew_of(row), row, lane, part, table.data());
+        if (u == 0) { w.template fragment<0>(a); } else { w.template fragment<1>(a); }
+        for (int i = 0; i < 4; ++i) {
+            multiply_lane<typename d_wg_operand<A>::type>(
+                lane % 4, i, a + 4 * i, stage, n, &sums[(size_t) row * TN], &sums[(size_t) (row + 8) * TN]);
+        }
+    }
+}
+
+// As the threads that multiply do; m0: the first of the sums' 128 rows.
+template <int TN, typename P, typename I> static void store_sums(const P & p, const I & t, int m0, const std::vector<double> & sums) {
+    for (int thread = 0; thread < 256; ++thread) {
+        const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+        float d[TN / 2];
+        for (int i = 0; i < TN / 2; ++i) {
+            d[i] = (float) sums[(size_t) (row + i % 4 / 2 * 8) * TN + (size_t) (i / 4 * 8 + lane % 4 * 2 + i % 2)];
+        }
+        d_wg_store<TN>(p, t, m0 + row, lane, d);
+    }
+}
+
+template <typename A, int TN> static void multiply_item(const d_wg_job & p, int item, const std::vector<char> & image) {
+    typedef d_wg_slab<A> slab;
+    const d_wg_item t = d_wg_item_of(p, item, TN);
+    const int n = p.n - t.c0 < TN ? p.n - t.c0 : TN;
+    const auto table = table_of<A>();
     for (int rank = 0; rank < 2; ++rank) {
         std::vector<double> sums((size_t) WG_ROWS * TN, 0.0);
         for (int s = t.first * d_wg_unit<A>::steps; s < t.end * d_wg_unit<A>::steps; s += 2) { // 128 elements
@@ -116,27 +152,10 @@ template <typename A, int TN> static void multiply_item(const d_wg_job & p, int 
                 const int m0 = t.m0 + rank * WG_ROWS;
                 const std::vector<char> data = slab_of<A>(p, m0, which);
                 const char * stage = &image[((size_t) t.tile * (size_t) (p.n_units * d_wg_unit<A>::steps) + (size_t) (s + u)) * TN * 128];
-                for (int thread = 0; thread < 256; ++thread) {
-                    const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-                    d_wg_weights<A> w;
-                    uint32_t a[16];
-                    if (m0 + row >= p.m) { continue; }
-                    w.load(data.data(), which * slab::bytes & 15, row, lane, part, table.data());
-                    if (u == 0) { w.template fragment<0>(a); } else { w.template fragment<1>(a); }
-                    for (int i = 0; i < 4; ++i) {
-                        multiply_lane<T>(lane % 4, i, a + 4 * i, stage, n, &sums[(size_t) row * TN], &sums[(size_t) (row + 8) * TN]);
-                    }
-                }
+                multiply_step<A, slab, TN>(data, [=](int) { return which * slab::bytes & 15; }, p.m - m0, part, u, table, stage, n, sums);
             }
         }
-        for (int thread = 0; thread < 256; ++thread) {
-            const int lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-            float d[TN / 2];
-            for (int i = 0; i < TN / 2; ++i) {
-                d[i] = (float) sums[(size_t) (row + i % 4 / 2 * 8) * TN + (size_t) (i / 4 * 8 + lane % 4 * 2 + i % 2)];
-            }
-            d_wg_store<TN>(p, t, t.m0 + rank * WG_ROWS + row, lane, d);
-        }
+        store_sums<TN>(p, t, t.m0 + rank * WG_ROWS, sums);
     }
 }
 
@@ -371,4 +390,134 @@ TEST(steps_behind_parts) {
         }
     }
     clean();
+}
+
+// ---- experts ----
+struct experts {
+    int m, k, n_experts, used, n_b, tokens; // n_b: columns of a token, 1 or used
+    int y_pad;                              // elements between columns of the result
+    int kind;                               // of ids: 0 random, 1 all the same, 2 bad ones among them, 3 only a few experts
+};
+
+// A slab of 128 rows of an expert, each behind as many bytes as its address is past a multiple of 16; zeros past its end.
+template <typename A> static std::vector<char> id_slab_of(const d_wg_id_job & p, const d_wg_id_item & t, int s) {
+    typedef d_wg_id_slab<A> slab;
+    std::vector<char> to((size_t) WG_ROWS * slab::stride + 16, 0);
+    const int64_t left = p.row_bytes - (int64_t) s * slab::bytes;
+    for (int row = 0; row < WG_ROWS && t.m0 + row < p.m; ++row) {
+        const char * from = d_wg_id_row(p, t, row) + (int64_t) s * slab::bytes;
+        const int skew = (int) ((uintptr_t) from & 15);
+        CHECK(skew <= slab::skew && skew + slab::bytes <= 16 * slab::pieces);
+        memcpy(&to[(size_t) (row * slab::stride + skew)], from, (size_t) (left < slab::bytes ? left : slab::bytes));
+    }
+    return to;
+}
+
+template <typename A> static void multiply_expert(const d_wg_id_job & p, int item) {
+    typedef d_wg_id_slab<A> slab;
+    constexpr int TN = WG_ID_COLUMNS, steps = d_wg_unit<A>::steps;
+    const d_wg_id_item t = d_wg_item_of(p, item, TN);
+    const auto table = table_of<A>();
+    const int padded = d_wg_id_padded(t.n);
+    std::vector<double> sums((size_t) WG_ROWS * TN, 0.0);
+    CHECK(t.n > 0 && t.n <= TN);
+    for (int s = t.first * steps; s < t.end * steps; ++s) {
+        const int which = s * WG_K / slab::k, part = s * WG_K % slab::k / 128;
+        const std::vector<char> data = id_slab_of<A>(p, t, which);
+        const char * stage = p.image + ((int64_t) t.place * p.n_units * steps + (int64_t) s * padded) * (WG_K * 2);
+        multiply_step<A, slab, TN>(data, [&](int row) { return d_wg_skew(p, t, row, which * slab::bytes); }, p.m - t.m0, part, s % 2, table,
+            stage, t.n, sums);
+    }
+    store_sums<TN>(p, t, t.m0, sums);
+}
+
+static int32_t id_of(const experts & x, int slot, rng * r) {
+    const int32_t any = (int32_t) rng_below(r, x.n_experts);
+    return x.kind == 1 ? x.n_experts - 1 : x.kind == 2 && slot % 5 == 0 ? (slot % 2 == 0 ? -1 : x.n_experts) : x.kind == 3 ? any % 2 : any;
+}
+
+// Lists and columns are made by kernels; the product itself by the host.
+template <typename A> static void run_experts(gcuda_type type, const experts & x, gcuda_type b_type) {
+    rng r = rng_for(gcuda_type_name(type));
+    const int n_slots = x.used * x.tokens, n_columns = x.n_b * x.tokens;
+    const size_t row = gcuda_row_size(type, x.k), b_size = gcuda_type_size(b_type), y_ld = (size_t) (x.m + x.y_pad);
+    const std::vector<char> random = random_weights(type, x.k, (int64_t) x.m * x.n_experts, &r);
+    std::vector<char> room(random.size() + 16), b((size_t) (x.k * n_columns) * b_size);
+    char * a = room.data() + (16 - (uintptr_t) room.data() % 16) % 16;
+    memcpy(a, random.data(), random.size());
+    for (size_t i = 0; i < (size_t) (x.k * n_columns); ++i) {
+        const float v = (float) rng_between(&r, -1.0, 1.0);
+        if (b_type == GCUDA_TYPE_F32) { memcpy(&b[i * 4], &v, 4); }
+        else { gcuda_get_type_traits(b_type)->from_float_ref(&v, &b[i * b_size], 1); }
+    }
+    std::vector<int32_t> ids((size_t) n_slots);
+    for (int i = 0; i < n_slots; ++i) { ids[(size_t) i] = id_of(x, i, &r); }
+    gcuda_mul_mat_id_args p = {};
+    char * b_there = on_device<char>(b.size());
+    int32_t * ids_there = on_device<int32_t>(ids.size()), * bad = on_device<int32_t>(1);
+    const int32_t none = 0;
+    CHECK(cudaMemcpy(b_there, b.data(), b.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemcpy(ids_there, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaMemcpy(bad, &none, 4, cudaMemcpyHostToDevice) == cudaSuccess);
+    p.as = packed_array(type, b_there, x.k, x.m, x.n_experts, 1); // not read by kernels here
+    p.as.nb[1] = row, p.as.nb[2] = p.as.nb[3] = row * (size_t) x.m; // packed_array is of floats
+    p.b = packed_array(b_type, b_there, x.k, x.n_b, x.tokens, 1);
+    p.ids = packed_array(GCUDA_TYPE_I32, ids_there, x.used, x.tokens, 1, 1);
+    p.y = packed_array(GCUDA_TYPE_F32, b_there, (int64_t) y_ld, x.used, x.tokens, 1);
+    p.y.ne[0] = x.m;
+    p.bad_index = bad;
+    CHECK(wg_id_takes(p));
+    d_id_lists l = {};
+    const size_t n_bytes = wg_id_plan_of(p, &l).bytes;
+    char * scratch = on_device<char>(n_bytes);
+    p.scratch = scratch;
+    wg_id_plan plan = wg_id_plan_of(p, &l);
+    CHECK_OK(wg_id_prepare(p, plan, l, nullptr));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    std::vector<char> here = fetched(scratch, n_bytes);
+    std::vector<float> y(y_ld * (size_t) n_slots, -1.0f);
+    p.as.data = a, p.scratch = here.data(), p.y.data = y.data(); // the host's
+    plan = wg_id_plan_of(p, &l);
+    const d_wg_id_job job = wg_id_job_of(p, plan, l);
+    CHECK(*l.n_tiles <= plan.max_tiles);
+    for (int i = 0; i < d_wg_items(job); ++i) { multiply_expert<A>(job, i); }
+    CHECK(fetched(bad, 1)[0] == (x.kind == 2 ? 1 : 0));
+    std::vector<float> w((size_t) x.k), v((size_t) x.k);
+    double errors = 0.0, results = 0.0;
+    for (int slot = 0; slot < n_slots; ++slot) {
+        const int32_t id = ids[(size_t) slot];
+        const bool is_bad = id < 0 || id >= x.n_experts;
+        const size_t column = (size_t) (slot / x.used * x.n_b + slot % x.used % x.n_b);
+        floats_of(b_type, &b[column * (size_t) x.k * b_size], v.data(), x.k);
+        for (int m = 0; m < x.m + x.y_pad; ++m) {
+            const float got = y[(size_t) slot * y_ld + (size_t) m];
+            double want = m >= x.m ? -1.0 : 0.0;
+            if (m < x.m && !is_bad) {
+                floats_of(type, a + ((size_t) id * (size_t) x.m + (size_t) m) * row, w.data(), x.k);
+                for (int k = 0; k < x.k; ++k) { want += (double) w[(size_t) k] * v[(size_t) k]; }
+                errors += (got - want) * (got - want);
+                results += want * want;
+            } else {
+                CHECK_MSG(got == (float) want, "slot %d, row %d: %g", slot, m, got);
+            }
+        }
+    }
+    CHECK_MSG(errors <= 4e-5 * results, "NMSE %g", errors / results);
+    CHECK(cudaFree(b_there) == cudaSuccess && cudaFree(ids_there) == cudaSuccess && cudaFree(bad) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+}
+
+TEST(experts_on_warp_groups) {
+    static const experts shapes[] = { { 130, 288, 4, 2, 1, 9, 0, 0 }, { 40, 2080, 6, 3, 3, 5, 4, 2 }, { 129, 64, 3, 1, 1, 70, 0, 1 },
+        { 20, 320, 40, 4, 2, 6, 1, 3 } };
+    for (int i = 0; i < 4; ++i) {
+        run_experts<d_format<GCUDA_TYPE_Q8_0>>(GCUDA_TYPE_Q8_0, shapes[i], GCUDA_TYPE_F32);
+        run_experts<d_format<GCUDA_TYPE_Q4_0>>(GCUDA_TYPE_Q4_0, shapes[i], GCUDA_TYPE_F16);
+        if (shapes[i].k % 64 == 0) { run_experts<d_format<GCUDA_TYPE_MXFP4>>(GCUDA_TYPE_MXFP4, shapes[i], GCUDA_TYPE_F32); } // even rows
+    }
+    experts x = { 130, 512, 4, 2, 1, 9, 0, 2 };
+    run_experts<d_format<GCUDA_TYPE_Q4_K>>(GCUDA_TYPE_Q4_K, x, GCUDA_TYPE_F32);
+    x.k = 2048; // rows at multiples of 16 bytes
+    run_experts<d_format<GCUDA_TYPE_Q6_K>>(GCUDA_TYPE_Q6_K, x, GCUDA_TYPE_BF16);
+    run_experts<d_format<GCUDA_TYPE_IQ2_XS>>(GCUDA_TYPE_IQ2_XS, x, GCUDA_TYPE_F32);
+    run_experts<d_format<GCUDA_TYPE_IQ1_M>>(GCUDA_TYPE_IQ1_M, x, GCUDA_TYPE_F32);
 }
