@@ -1744,12 +1744,23 @@ static inline __device__ void d_add_group(const char * row, int64_t i, const gcu
     }
 }
 
+// A warp writes n blocks to where ys say, NULL: nowhere.
+template <typename block> static inline __device__ void d_write_blocks(const char * blocks, int n, char * const * ys, int lane) {
+    constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
+    for (int i = lane; i < n * words; i += 32) {
+        char * y = ys[i / words];
+        const char * from = blocks + i * word;
+        if (y != nullptr && word == 4) { ((uint32_t *) y)[i % words] = *(const uint32_t *) from; }
+        if (y != nullptr && word == 2) { ((uint16_t *) y)[i % words] = *(const uint16_t *) from; }
+        if (y != nullptr && word == 1) { y[i % words] = *from; }
+    }
+}
+
 // A thread makes a block. Blocks of 32: a warp reads the elements of 32 blocks together and writes the blocks together.
 //   floor   n * sizeof(x) bytes read, blocks written once      shared  22 KiB
 template <gcuda_type TYPE>
 static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     typedef typename d_format<TYPE>::block block;
-    constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
     __shared__ float elements[4][32][33];
     alignas(16) __shared__ char blocks[4][32 * sizeof(block)];
     __shared__ const char * xs[4][32];
@@ -1780,13 +1791,7 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks m
             d_quantize<TYPE>(x, blocks[warp] + lane * sizeof(block));
         }
         __syncwarp();
-        for (int i = lane; i < 32 * words; i += 32) {
-            char * y = ys[warp][i / words];
-            const char * from = blocks[warp] + i * word;
-            if (y != nullptr && word == 4) { ((uint32_t *) y)[i % words] = *(const uint32_t *) from; }
-            if (y != nullptr && word == 2) { ((uint16_t *) y)[i % words] = *(const uint16_t *) from; }
-            if (y != nullptr && word == 1) { y[i % words] = *from; }
-        }
+        d_write_blocks<block>(blocks[warp], 32, ys[warp], lane);
         __syncwarp();
     }
 }
@@ -1850,6 +1855,154 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
     }
 }
 
+// ---- K formats: a lane makes a sub-block, a warp two or four blocks ----
+template <gcuda_type TYPE> static const int d_k_len = 0; // elements of a sub-block
+template <> inline const int d_k_len<GCUDA_TYPE_Q2_K> = 16;
+template <> inline const int d_k_len<GCUDA_TYPE_Q3_K> = 16;
+template <> inline const int d_k_len<GCUDA_TYPE_Q4_K> = 32;
+template <> inline const int d_k_len<GCUDA_TYPE_Q5_K> = 32;
+template <> inline const int d_k_len<GCUDA_TYPE_Q6_K> = 16;
+
+#define X(name)                                                                                                   \
+    static inline __device__ void d_pack_k(const gcudai_k_block * t, gcuda_block_##name * y, int lane) {          \
+        gcudai_pack_##name(t, y, lane, 32);                                                                       \
+    }
+X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k)
+#undef X
+
+// The codes q, as they are stored, and scales of the lane's sub-block, and with the first of a block its factors; scales and
+// mins are shared by the warp, those of the block's sub-blocks from `first`.
+template <gcuda_type TYPE>
+static inline __device__ void d_make_affine(const float * x, float * scales, float * mins, int lane, gcudai_k_block * t, float * q) {
+    const gcudai_affine_format f = gcudai_affine_format_of(TYPE);
+    constexpr int LEN = d_k_len<TYPE>, N = 256 / LEN;
+    const int g = lane % N, first = lane - g;
+    float w[LEN], d, dmin;
+    gcudai_affine_weights(x, nullptr, 0.0f, &f, w);
+    const gcudai_affine_found found = gcudai_search_affine(LEN, f.max_code, x, w, &f.rule);
+    scales[lane] = found.scale;
+    mins[lane] = found.min;
+    __syncwarp();
+    const float scale_is = gcudai_affine_factor(N, f.max_scale, scales + first, &d), min_is = gcudai_affine_factor(N, f.max_scale, mins + first, &dmin);
+    const int scale = gcudai_nearest(scale_is * found.scale, 0, f.max_scale), min = gcudai_nearest(min_is * found.min, 0, f.max_scale);
+    const gcuda_fp16_t hd = gcudai_fp32_to_fp16(d), hmin = gcudai_fp32_to_fp16(dmin);
+    gcudai_affine_recode(x, &f, &found, hd, hmin, scale, min, q);
+    t->scales[g] = (uint8_t) scale;
+    t->mins[g] = (uint8_t) min;
+    if (g == 0) {
+        t->d = hd;
+        t->dmin = hmin;
+    }
+}
+
+static inline __device__ void d_make_q3_k(const float * x, float * scales, int lane, gcudai_k_block * t, float * q) {
+    const int g = lane % 16;
+    float d;
+    const float s = gcudai_search_descent(16, 4, x, q);
+    scales[lane] = s;
+    __syncwarp();
+    const float is = gcudai_q3_k_factor(scales + lane - g, &d);
+    const int scale = gcudai_q3_k_scale(s, is);
+    const gcuda_fp16_t hd = gcudai_fp32_to_fp16(d);
+    gcudai_symmetric_recode(4, x, hd, scale, q);
+    UNROLL for (int i = 0; i < 16; ++i) { q[i] += 4.0f; }
+    t->scales[g] = (uint8_t) (scale + 32);
+    if (g == 0) { t->d = hd; }
+}
+
+static inline __device__ void d_make_q6_k(const float * x, float * scales, int lane, gcudai_k_block * t, float * q) {
+    const int g = lane % 16;
+    float is;
+    const gcudai_symmetric_found found = gcudai_search_q6_k(x, nullptr);
+    scales[lane] = found.scale;
+    __syncwarp();
+    const bool has_values = gcudai_q6_k_factor(scales + lane - g, &is);
+    const int scale = gcudai_q6_k_recode(x, &found, is, q);
+    UNROLL for (int i = 0; i < 16; ++i) { q[i] = has_values ? q[i] + 32.0f : 0.0f; }
+    t->scales[g] = (uint8_t) (has_values ? scale : 0);
+    if (g == 0) { t->d = has_values ? gcudai_fp32_to_fp16(1.0f / is) : 0; }
+}
+
+// The elements of a warp's blocks from `first` on, a row of `to` to a lane; and where the blocks go.
+template <gcuda_type TYPE, int LEN>
+static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_type, int64_t x_size, int64_t first, int64_t n_blocks,
+    int lane, float (*to)[LEN + 4], const char ** xs, char ** ys) {
+    constexpr int BLOCKS = LEN / 8;
+    d_target t = { nullptr, 0, nullptr };
+    if (lane < BLOCKS) {
+        if (first + lane < n_blocks) { t = map.at(first + lane, 256); }
+        xs[lane] = t.x + t.i * 256 * x_size;
+        ys[lane] = t.y;
+    }
+    const bool is_wide = x_type == GCUDA_TYPE_F32 && __all_sync(0xffffffffu, (uintptr_t) t.x % 16 == 0);
+    __syncwarp();
+    if (map.b.data != nullptr) { // a lane decodes 32
+        const int64_t u = first + lane / 8;
+        if (lane < BLOCKS * 8 && u < n_blocks && ys[lane / 8] != nullptr) {
+            const d_target from = map.at(u, 256);
+            float v[32];
+            d_add_group<d_format<TYPE>>(from.x, from.i * 8 + lane % 8, map.b, u * 8 + lane % 8, v);
+            UNROLL for (int j = 0; j < 32; ++j) { to[lane * (32 / LEN) + j / LEN][j % LEN] = v[j]; }
+        }
+    } else if (is_wide) {
+        float4 v[2 * BLOCKS];
+        UNROLL for (int k = 0; k < 2 * BLOCKS; ++k) {
+            v[k] = ys[k / 2] != nullptr ? ((const float4 *) xs[k / 2])[k % 2 * 32 + lane] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        UNROLL for (int k = 0; k < 2 * BLOCKS; ++k) {
+            const int at = (k * 32 + lane) * 4;
+            *(float4 *) &to[at / LEN][at % LEN] = v[k];
+        }
+    } else {
+        NO_UNROLL for (int at = lane; at < BLOCKS * 256; at += 32) {
+            if (ys[at / 256] != nullptr) { to[at / LEN][at % LEN] = (float) d_load_f64(x_type, xs[at / 256] + at % 256 * x_size); }
+        }
+    }
+    __syncwarp();
+}
+
+// What the search tries is what it costs: FLOOR
+template <gcuda_type TYPE>
+static __global__ void __launch_bounds__(128, 4) k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+    typedef typename d_format<TYPE>::block block;
+    constexpr int LEN = d_k_len<TYPE>, BLOCKS = LEN / 8; // of a warp
+    alignas(16) __shared__ float elements[4][32][LEN + 4]; // eight lanes that read sixteen bytes each hit different banks
+    alignas(16) __shared__ gcudai_k_block parts[4][BLOCKS];
+    alignas(16) __shared__ char blocks[4][BLOCKS * sizeof(block)];
+    __shared__ float scales[4][32], mins[4][32];
+    __shared__ const char * xs[4][BLOCKS];
+    __shared__ char * ys[4][BLOCKS];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
+    for (int64_t first = (blockIdx.x * (int64_t) 4 + warp) * BLOCKS; first < n_blocks; first += gridDim.x * (int64_t) (4 * BLOCKS)) {
+        float x[LEN], q[LEN];
+        d_stage_k<TYPE, LEN>(map, x_type, x_size, first, n_blocks, lane, elements[warp], xs[warp], ys[warp]);
+        UNROLL for (int i = 0; i < LEN; i += 4) {
+            const float4 v = *(const float4 *) &elements[warp][lane][i];
+            x[i] = v.x;
+            x[i + 1] = v.y;
+            x[i + 2] = v.z;
+            x[i + 3] = v.w;
+        }
+        gcudai_k_block * t = &parts[warp][lane / (256 / LEN)];
+        if constexpr (TYPE == GCUDA_TYPE_Q3_K) {
+            d_make_q3_k(x, scales[warp], lane, t, q);
+        } else if constexpr (TYPE == GCUDA_TYPE_Q6_K) {
+            d_make_q6_k(x, scales[warp], lane, t, q);
+        } else {
+            d_make_affine<TYPE>(x, scales[warp], mins[warp], lane, t, q);
+        }
+        uint32_t * codes = (uint32_t *) (t->q + lane % (256 / LEN) * LEN);
+        UNROLL for (int i = 0; i < LEN; i += 4) {
+            codes[i / 4] = (uint32_t) q[i] | (uint32_t) q[i + 1] << 8 | (uint32_t) q[i + 2] << 16 | (uint32_t) q[i + 3] << 24;
+        }
+        __syncwarp();
+        for (int b = 0; b < BLOCKS; ++b) { d_pack_k(&parts[warp][b], (block *) blocks[warp] + b, lane); }
+        __syncwarp();
+        d_write_blocks<block>(blocks[warp], BLOCKS, ys[warp], lane);
+        __syncwarp();
+    }
+}
+
 template <gcuda_type TYPE> // four blocks: what the compiler takes without a limit varies from 80 to 255 registers
 static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     d_quantize_begin<TYPE>();
@@ -1882,6 +2035,9 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     }
     if constexpr (d_format<TYPE>::n == 32) {
         return launch(k_quantize_32<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
+    } else if constexpr (d_k_len<TYPE> > 0) {
+        constexpr int per_block = 4 * d_k_len<TYPE> / 8; // four warps
+        return launch(k_quantize_k<TYPE>, (n + per_block - 1) / per_block, 128, stream, blocks_of(map), x_type, x_size, n);
     } else {
         return launch(k_quantize_256<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     }
