@@ -4277,7 +4277,9 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #define GCUDAI_MUL(a, b) __fmul_rn(a, b) // a product that is rounded before it is added to anything
 #ifdef __CUDACC__
 #define GCUDAI_UNROLL _Pragma("unroll 32") // arrays of a block stay in registers
+#define GCUDAI_KEEP(v) asm volatile("" : "+f"(v)) // in a register: the compiler else makes v again for each use
 #else
+#define GCUDAI_KEEP(v) (void) (v)
 #define GCUDAI_UNROLL // the simulated device
 #endif
 GCUDAI_SHARED uint32_t gcudai_f32_bits(float v) { return __float_as_uint(v); }
@@ -4289,6 +4291,7 @@ GCUDAI_SHARED gcuda_fp16_t gcudai_fp32_to_fp16(float v) { return __half_as_ushor
 #define GCUDAI_TABLE static const
 #define GCUDAI_MUL(a, b) ((a) * (b))
 #define GCUDAI_UNROLL
+#define GCUDAI_KEEP(v) (void) (v)
 #ifdef __cplusplus
 extern "C" { // as in the implementation
 #endif
@@ -4981,6 +4984,20 @@ GCUDAI_SHARED void gcudai_affine_codes(int n, int max, const float * x, float is
     GCUDAI_UNROLL for (int i = 0; i < n; ++i) { q[i] = gcudai_nearest_f32(is * (x[i] - lo), 0, max); }
 }
 
+// For tries, where NaN may become any code: it has x beyond all numbers or hi - lo infinite or below 5e-38, and then the
+// determinant of gcudai_affine_fit is NaN or 0.
+GCUDAI_SHARED void gcudai_affine_try_codes(int n, int max, const float * x, float is, float lo, float * q) {
+#ifdef GCUDAI_KERNELS // clamped as an integer, to both ends at once: floats >= 0 have the order of their bits, others are negative
+    const int top = __float_as_int((float) max);
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
+        const float v = __int_as_float(__vimin_s32_relu(__float_as_int(is * (x[i] - lo)), top));
+        q[i] = __fadd_rn(__fadd_rn(v, 12582912.0f), -12582912.0f);
+    }
+#else
+    gcudai_affine_codes(n, max, x, is, lo, q);
+#endif
+}
+
 GCUDAI_SHARED float gcudai_affine_error(int n, const float * x, const float * w, const float * q, float scale, float lo,
                                  bool absolute) {
     float sum = 0.0f;
@@ -5038,12 +5055,12 @@ GCUDAI_SHARED struct gcudai_affine_found gcudai_search_affine(int n, int max, co
         found.is = (float) max / (hi - lo);
         found.lo = lo;
         found.scale = 1.0f / found.is;
-        gcudai_affine_codes(n, max, x, found.is, lo, q);
+        gcudai_affine_try_codes(n, max, x, found.is, lo, q);
         float best = gcudai_affine_error(n, x, w, q, found.scale, lo, rule->absolute);
         for (int k = 0; k <= rule->n_steps; ++k) {
             float scale, try_lo;
             const float is = (rule->start + GCUDAI_MUL(rule->step, (float) k) + (float) max) / (hi - lo);
-            gcudai_affine_codes(n, max, x, is, lo, q);
+            gcudai_affine_try_codes(n, max, x, is, lo, q);
             if (!gcudai_affine_fit(n, x, w, sw, sx, q, rule->any_offset, &scale, &try_lo)) { continue; }
             const float error = gcudai_affine_error(n, x, w, q, scale, try_lo, rule->absolute);
             if (error < best) {
@@ -5179,9 +5196,12 @@ GCUDAI_SHARED void gcudai_weigh(const float * x, const float * importance, float
 // A block in parts, which a kernel gives to lanes: the search in a sub-block, the factor of the sub-scales, the codes of a
 // sub-block, and the packing, of which `first` and `step` are a share.
 struct gcudai_k_block {
-    uint8_t q[256], scales[16], mins[16]; // as they are stored, not packed
+    uint32_t q[64];               // codes as they are stored, a byte each: four at once are packed
+    uint8_t scales[16], mins[16]; // as they are stored
     gcuda_fp16_t d, dmin;
 };
+
+GCUDAI_SHARED void gcudai_put_k_code(struct gcudai_k_block * b, int i, float q) { ((uint8_t *) b->q)[i] = (uint8_t) q; }
 
 // Q2_K, Q4_K, Q5_K: x ~ d * scales[g] * q - dmin * mins[g]
 struct gcudai_affine_format {
@@ -5217,7 +5237,10 @@ GCUDAI_SHARED void gcudai_affine_weights(const float * x, const float * importan
         return;
     }
     const float base = f->sub_len == 32 ? sqrtf(gcudai_mean_square(x, 32)) : 0.0f;
-    GCUDAI_UNROLL for (int i = 0; i < f->sub_len; ++i) { w[i] = base + fabsf(x[i]); }
+    GCUDAI_UNROLL for (int i = 0; i < f->sub_len; ++i) {
+        w[i] = base + fabsf(x[i]);
+        GCUDAI_KEEP(w[i]);
+    }
 }
 
 // Codes of a sub-block, with the scales as they will be read; with a scale of 0, those of the search.
@@ -5260,32 +5283,36 @@ GCUDAI_SHARED void gcudai_quantize_affine(const float * x, const float * importa
     for (int g = 0; g < f->n_sub; ++g) {
         float q[32];
         gcudai_affine_recode(x + g * f->sub_len, f, &found[g], b->d, b->dmin, b->scales[g], b->mins[g], q);
-        for (int i = 0; i < f->sub_len; ++i) { b->q[g * f->sub_len + i] = (uint8_t) q[i]; }
+        for (int i = 0; i < f->sub_len; ++i) { gcudai_put_k_code(b, g * f->sub_len + i, q[i]); }
     }
 }
 
 // Four 2-bit codes in a byte: element l of a half with those 32, 64 and 96 places on. They stand `shift` up in q.
-GCUDAI_SHARED void gcudai_pack_2bit(const uint8_t * q, int shift, uint8_t * qs, int first, int step) {
-    for (int i = first; i < 64; i += step) {
-        const uint8_t * p = q + 128 * (i / 32) + i % 32;
-        qs[i] = (uint8_t) ((p[0] >> shift & 3u) | (p[32] >> shift & 3u) << 2 | (p[64] >> shift & 3u) << 4 | (p[96] >> shift & 3u) << 6);
+GCUDAI_SHARED void gcudai_pack_2bit(const uint32_t * q, int shift, uint8_t * qs, int first, int step) {
+    for (int i = first; i < 16; i += step) {
+        const uint32_t * p = q + i / 8 * 32 + i % 8;
+        uint32_t v = 0;
+        GCUDAI_UNROLL for (int k = 0; k < 4; ++k) { v |= (p[8 * k] >> shift & 0x03030303u) << 2 * k; }
+        memcpy(qs + 4 * i, &v, 4);
     }
 }
 
 // Two 4-bit codes in a byte: element l of 2 * n with that n places on.
-GCUDAI_SHARED void gcudai_pack_4bit(const uint8_t * q, int n, uint8_t * qs, int first, int step) {
-    for (int i = first; i < 128; i += step) {
-        const uint8_t * p = q + 2 * n * (i / n) + i % n;
-        qs[i] = (uint8_t) ((p[0] & 15u) | (p[n] & 15u) << 4);
+GCUDAI_SHARED void gcudai_pack_4bit(const uint32_t * q, int n, uint8_t * qs, int first, int step) {
+    const int w = n / 4;
+    for (int i = first; i < 32; i += step) {
+        const uint32_t * p = q + i / w * 2 * w + i % w;
+        const uint32_t v = (p[0] & 0x0f0f0f0fu) | (p[w] & 0x0f0f0f0fu) << 4;
+        memcpy(qs + 4 * i, &v, 4);
     }
 }
 
 // The bits that stand `shift` up in eight codes 32 apart.
-GCUDAI_SHARED void gcudai_pack_1bit(const uint8_t * q, int shift, uint8_t * qs, int first, int step) {
-    for (int j = first; j < 32; j += step) {
-        uint32_t h = 0;
-        GCUDAI_UNROLL for (int g = 0; g < 8; ++g) { h |= ((uint32_t) q[32 * g + j] >> shift & 1u) << g; }
-        qs[j] = (uint8_t) h;
+GCUDAI_SHARED void gcudai_pack_1bit(const uint32_t * q, int shift, uint8_t * qs, int first, int step) {
+    for (int i = first; i < 8; i += step) {
+        uint32_t v = 0;
+        GCUDAI_UNROLL for (int g = 0; g < 8; ++g) { v |= (q[8 * g + i] >> shift & 0x01010101u) << g; }
+        memcpy(qs + 4 * i, &v, 4);
     }
 }
 
@@ -5430,7 +5457,7 @@ GCUDAI_SHARED void gcudai_quantize_weighted_q3_k(const float * x, void * y, int6
             gcudai_symmetric_recode(4, x + i + 16 * g, t.d, scales[g], q + 16 * g);
             t.scales[g] = (uint8_t) (scales[g] + 32);
         }
-        for (int j = 0; j < 256; ++j) { t.q[j] = (uint8_t) ((int) q[j] + 4); }
+        for (int j = 0; j < 256; ++j) { gcudai_put_k_code(&t, j, q[j] + 4.0f); }
         gcudai_pack_q3_k(&t, b, 0, 1);
     }
 }
@@ -5481,7 +5508,7 @@ GCUDAI_SHARED void gcudai_quantize_weighted_q6_k(const float * x, void * y, int6
         for (int g = 0; g < 16; ++g) {
             float q[16];
             t.scales[g] = (uint8_t) gcudai_q6_k_recode(x + i + 16 * g, &found[g], is, q);
-            for (int j = 0; j < 16; ++j) { t.q[16 * g + j] = (uint8_t) ((int) q[j] + 32); }
+            for (int j = 0; j < 16; ++j) { gcudai_put_k_code(&t, 16 * g + j, q[j] + 32.0f); }
         }
         t.d = gcudai_fp32_to_fp16(1.0f / is);
         gcudai_pack_q6_k(&t, b, 0, 1);

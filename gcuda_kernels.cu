@@ -1856,12 +1856,9 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
 }
 
 // ---- K formats: a lane makes a sub-block, a warp two or four blocks ----
-template <gcuda_type TYPE> static const int d_k_len = 0; // elements of a sub-block
-template <> inline const int d_k_len<GCUDA_TYPE_Q2_K> = 16;
-template <> inline const int d_k_len<GCUDA_TYPE_Q3_K> = 16;
-template <> inline const int d_k_len<GCUDA_TYPE_Q4_K> = 32;
-template <> inline const int d_k_len<GCUDA_TYPE_Q5_K> = 32;
-template <> inline const int d_k_len<GCUDA_TYPE_Q6_K> = 16;
+template <gcuda_type TYPE> // elements of a sub-block, 0 of other formats
+static constexpr int k_sub_len = TYPE == GCUDA_TYPE_Q4_K || TYPE == GCUDA_TYPE_Q5_K ? 32
+                               : TYPE == GCUDA_TYPE_Q2_K || TYPE == GCUDA_TYPE_Q3_K || TYPE == GCUDA_TYPE_Q6_K ? 16 : 0;
 
 #define X(name)                                                                                                   \
     static inline __device__ void d_pack_k(const gcudai_k_block * t, gcuda_block_##name * y, int lane) {          \
@@ -1875,7 +1872,7 @@ X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k)
 template <gcuda_type TYPE>
 static inline __device__ void d_make_affine(const float * x, float * scales, float * mins, int lane, gcudai_k_block * t, float * q) {
     const gcudai_affine_format f = gcudai_affine_format_of(TYPE);
-    constexpr int LEN = d_k_len<TYPE>, N = 256 / LEN;
+    constexpr int LEN = k_sub_len<TYPE>, N = 256 / LEN;
     const int g = lane % N, first = lane - g;
     float w[LEN], d, dmin;
     gcudai_affine_weights(x, nullptr, 0.0f, &f, w);
@@ -1923,25 +1920,18 @@ static inline __device__ void d_make_q6_k(const float * x, float * scales, int l
     if (g == 0) { t->d = has_values ? gcudai_fp32_to_fp16(1.0f / is) : 0; }
 }
 
-// The elements of a warp's blocks from `first` on, a row of `to` to a lane; and where the blocks go.
+// The elements of a warp's blocks, the u-th and those behind it, a row of `to` to a lane. xs and ys: where the blocks come from
+// and go, NULL: nowhere.
 template <gcuda_type TYPE, int LEN>
-static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_type, int64_t x_size, int64_t first, int64_t n_blocks,
-    int lane, float (*to)[LEN + 4], const char ** xs, char ** ys) {
+static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_type, int64_t x_size, bool is_wide, int64_t u, int lane,
+    const char * const * xs, char * const * ys, float (*to)[LEN + 4]) {
     constexpr int BLOCKS = LEN / 8;
-    d_target t = { nullptr, 0, nullptr };
-    if (lane < BLOCKS) {
-        if (first + lane < n_blocks) { t = map.at(first + lane, 256); }
-        xs[lane] = t.x + t.i * 256 * x_size;
-        ys[lane] = t.y;
-    }
-    const bool is_wide = x_type == GCUDA_TYPE_F32 && __all_sync(0xffffffffu, (uintptr_t) t.x % 16 == 0);
-    __syncwarp();
     if (map.b.data != nullptr) { // a lane decodes 32
-        const int64_t u = first + lane / 8;
-        if (lane < BLOCKS * 8 && u < n_blocks && ys[lane / 8] != nullptr) {
-            const d_target from = map.at(u, 256);
+        if (lane < BLOCKS * 8 && ys[lane / 8] != nullptr) {
+            const int64_t from = u + lane / 8;
+            const d_target t = map.at(from, 256);
             float v[32];
-            d_add_group<d_format<TYPE>>(from.x, from.i * 8 + lane % 8, map.b, u * 8 + lane % 8, v);
+            d_add_group<d_format<TYPE>>(t.x, t.i * 8 + lane % 8, map.b, from * 8 + lane % 8, v);
             UNROLL for (int j = 0; j < 32; ++j) { to[lane * (32 / LEN) + j / LEN][j % LEN] = v[j]; }
         }
     } else if (is_wide) {
@@ -1961,45 +1951,50 @@ static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_t
     __syncwarp();
 }
 
-// What the search tries is what it costs: FLOOR
-template <gcuda_type TYPE>
-static __global__ void __launch_bounds__(128, 4) k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
+// `rounds` times, a lane makes a sub-block. It asks where a block of theirs lies at once, 32 at most.
+//   floor   instructions, not bytes: the search's tries * (18 for least squares of a scale and a min: difference, product, clamp,
+//           two for the nearest, six for three sums, six for the error; 10 for a scale) an element. Q4_K 21 tries, Q5_K and
+//           Q2_K 16, Q6_K 19: 0.5 to 0.8 ms for 8192 x 8192 on 132 processors, where the bytes take 0.08 ms
+template <gcuda_type TYPE> // codes of one try, elements and weights in registers
+static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
+    k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks, int rounds) {
     typedef typename d_format<TYPE>::block block;
-    constexpr int LEN = d_k_len<TYPE>, BLOCKS = LEN / 8; // of a warp
-    alignas(16) __shared__ float elements[4][32][LEN + 4]; // eight lanes that read sixteen bytes each hit different banks
-    alignas(16) __shared__ gcudai_k_block parts[4][BLOCKS];
+    constexpr int LEN = k_sub_len<TYPE>, SUBS = 256 / LEN, BLOCKS = 32 / SUBS; // of a warp
+    alignas(16) __shared__ float elements[4][32][LEN + 4];                     // eight lanes that read sixteen bytes each hit different banks
+    __shared__ gcudai_k_block parts[4][BLOCKS];
     alignas(16) __shared__ char blocks[4][BLOCKS * sizeof(block)];
     __shared__ float scales[4][32], mins[4][32];
-    __shared__ const char * xs[4][BLOCKS];
-    __shared__ char * ys[4][BLOCKS];
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32;
-    for (int64_t first = (blockIdx.x * (int64_t) 4 + warp) * BLOCKS; first < n_blocks; first += gridDim.x * (int64_t) (4 * BLOCKS)) {
-        float x[LEN], q[LEN];
-        d_stage_k<TYPE, LEN>(map, x_type, x_size, first, n_blocks, lane, elements[warp], xs[warp], ys[warp]);
-        UNROLL for (int i = 0; i < LEN; i += 4) {
-            const float4 v = *(const float4 *) &elements[warp][lane][i];
-            x[i] = v.x;
-            x[i + 1] = v.y;
-            x[i + 2] = v.z;
-            x[i + 3] = v.w;
-        }
-        gcudai_k_block * t = &parts[warp][lane / (256 / LEN)];
-        if constexpr (TYPE == GCUDA_TYPE_Q3_K) {
-            d_make_q3_k(x, scales[warp], lane, t, q);
-        } else if constexpr (TYPE == GCUDA_TYPE_Q6_K) {
-            d_make_q6_k(x, scales[warp], lane, t, q);
-        } else {
-            d_make_affine<TYPE>(x, scales[warp], mins[warp], lane, t, q);
-        }
-        uint32_t * codes = (uint32_t *) (t->q + lane % (256 / LEN) * LEN);
-        UNROLL for (int i = 0; i < LEN; i += 4) {
-            codes[i / 4] = (uint32_t) q[i] | (uint32_t) q[i + 1] << 8 | (uint32_t) q[i + 2] << 16 | (uint32_t) q[i + 3] << 24;
-        }
+    __shared__ const char * xs[4][32];
+    __shared__ char * ys[4][32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, per_warp = BLOCKS * rounds;
+    for (int64_t first = (blockIdx.x * (int64_t) 4 + warp) * per_warp; first < n_blocks; first += gridDim.x * (int64_t) 4 * per_warp) {
+        d_target from = { nullptr, 0, nullptr };
+        if (lane < per_warp && first + lane < n_blocks) { from = map.at(first + lane, 256); }
+        xs[warp][lane] = from.x + from.i * 256 * x_size;
+        ys[warp][lane] = from.y;
+        const bool is_wide = x_type == GCUDA_TYPE_F32 && __all_sync(0xffffffffu, (uintptr_t) from.x % 16 == 0);
         __syncwarp();
-        for (int b = 0; b < BLOCKS; ++b) { d_pack_k(&parts[warp][b], (block *) blocks[warp] + b, lane); }
-        __syncwarp();
-        d_write_blocks<block>(blocks[warp], BLOCKS, ys[warp], lane);
-        __syncwarp();
+        NO_UNROLL for (int at = 0; at < per_warp && first + at < n_blocks; at += BLOCKS) {
+            float x[LEN], q[LEN];
+            d_stage_k<TYPE, LEN>(map, x_type, x_size, is_wide, first + at, lane, xs[warp] + at, ys[warp] + at, elements[warp]);
+            UNROLL for (int i = 0; i < LEN; i += 4) { memcpy(x + i, (const float4 *) &elements[warp][lane][i], 16); }
+            gcudai_k_block * t = &parts[warp][lane / SUBS];
+            if constexpr (TYPE == GCUDA_TYPE_Q3_K) {
+                d_make_q3_k(x, scales[warp], lane, t, q);
+            } else if constexpr (TYPE == GCUDA_TYPE_Q6_K) {
+                d_make_q6_k(x, scales[warp], lane, t, q);
+            } else {
+                d_make_affine<TYPE>(x, scales[warp], mins[warp], lane, t, q);
+            }
+            UNROLL for (int i = 0; i < LEN; i += 4) {
+                t->q[(lane % SUBS * LEN + i) / 4] = (uint32_t) q[i] | (uint32_t) q[i + 1] << 8 | (uint32_t) q[i + 2] << 16 | (uint32_t) q[i + 3] << 24;
+            }
+            __syncwarp();
+            for (int b = 0; b < BLOCKS; ++b) { d_pack_k(&parts[warp][b], (block *) blocks[warp] + b, lane); }
+            __syncwarp();
+            d_write_blocks<block>(blocks[warp], BLOCKS, ys[warp] + at, lane);
+            __syncwarp();
+        }
     }
 }
 
@@ -2035,9 +2030,12 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     }
     if constexpr (d_format<TYPE>::n == 32) {
         return launch(k_quantize_32<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
-    } else if constexpr (d_k_len<TYPE> > 0) {
-        constexpr int per_block = 4 * d_k_len<TYPE> / 8; // four warps
-        return launch(k_quantize_k<TYPE>, (n + per_block - 1) / per_block, 128, stream, blocks_of(map), x_type, x_size, n);
+    } else if constexpr (k_sub_len<TYPE> > 0) {
+        constexpr int at_once = k_sub_len<TYPE> / 8;       // blocks of a warp
+        const int64_t many = n / (132 * 16 * 4 * at_once); // rounds of a warp: one, until there are four such warps for each that runs
+        const int rounds = (int) (many < 1 ? 1 : many < 32 / at_once ? many : 32 / at_once);
+        const int64_t per_block = 4 * at_once * rounds;
+        return launch(k_quantize_k<TYPE>, (n + per_block - 1) / per_block, 128, stream, blocks_of(map), x_type, x_size, n, rounds);
     } else {
         return launch(k_quantize_256<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     }

@@ -361,15 +361,15 @@ static bool is_same_256(const uint8_t * want, const uint8_t * got, size_t size, 
 // `data` are n elements of type `from`, x the same as floats.
 static void check_quantizer(enum gcuda_type from, enum gcuda_type to, const void * data, const float * x, int64_t n,
     block_is_same * is_same) {
-    static uint8_t want[65536], got[65536];
     struct gcuda_context * ctx = op_context();
     struct gcuda_cgraph * g = ctx ? gcuda_new_graph(ctx) : NULL;
     struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, from, n);
     struct gcuda_tensor * y = gcuda_cast(ctx, a, to);
     gcuda_backend_buffer_t buf = op_backends_ready() ? op_place(ctx) : NULL;
     const size_t size = gcuda_type_size(to), n_bytes = gcuda_row_size(to, n);
-    CHECK(buf != NULL && g != NULL && n_bytes <= sizeof want);
-    if (buf != NULL && g != NULL && n_bytes <= sizeof want && CHECK_OK(gcuda_build_forward_expand(g, y)) &&
+    uint8_t *want = (uint8_t *) malloc(n_bytes), *got = (uint8_t *) malloc(n_bytes);
+    CHECK(buf != NULL && g != NULL && want != NULL && got != NULL);
+    if (buf != NULL && g != NULL && want != NULL && got != NULL && CHECK_OK(gcuda_build_forward_expand(g, y)) &&
         CHECK_OK(gcuda_backend_tensor_set(a, data, 0, gcuda_nbytes(a))) &&
         CHECK_OK(gcuda_backend_graph_compute(op_backends[0], g)) && CHECK_OK(gcuda_backend_tensor_get(y, got, 0, n_bytes))) {
         gcuda_get_type_traits(to)->from_float_ref(x, want, n);
@@ -378,6 +378,8 @@ static void check_quantizer(enum gcuda_type from, enum gcuda_type to, const void
                 gcuda_type_name(to), gcuda_type_name(from), i);
         }
     }
+    free(want);
+    free(got);
     gcuda_backend_buffer_free(buf);
     gcuda_free(ctx);
 }
@@ -412,6 +414,19 @@ TEST(cpy_quantizes_k_like_the_host) {
         check_quantizer(GCUDA_TYPE_F32, to[k], x, x, N, is_same_256);
         check_quantizer(GCUDA_TYPE_F64, to[k], wide, x, N, is_same_256);
     }
+}
+
+// So many that a warp makes some more than once.
+TEST(cpy_quantizes_k_in_rounds) {
+    enum { N_BLOCKS = 33795 };
+    float * x = (float *) malloc(N_BLOCKS * 256 * sizeof *x);
+    struct rng r = rng_for("blocks");
+    CHECK(x != NULL);
+    for (int i = 0; i < N_BLOCKS && x != NULL; ++i) {
+        for (int j = 0; j < 256; ++j) { x[256 * i + j] = (float) rng_between(&r, -1.0, 1.0); }
+    }
+    if (x != NULL) { check_quantizer(GCUDA_TYPE_F32, GCUDA_TYPE_Q3_K, x, x, (int64_t) N_BLOCKS * 256, is_same_256); }
+    free(x);
 }
 
 TEST(cpy_dequantize) {
