@@ -1756,7 +1756,7 @@ template <typename block> static inline __device__ void d_write_blocks(const cha
     }
 }
 
-// A thread makes a block. Blocks of 32: a warp reads the elements of 32 blocks together and writes the blocks together.
+// Blocks of 32, a lane makes one: a warp reads the elements of 32 blocks together and writes the blocks together.
 //   floor   n * sizeof(x) bytes read, blocks written once      shared  22 KiB
 template <gcuda_type TYPE>
 static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
@@ -1951,10 +1951,12 @@ static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_t
     __syncwarp();
 }
 
-// `rounds` times, a lane makes a sub-block. It asks where a block of theirs lies at once, 32 at most.
-//   floor   instructions, not bytes: the search's tries * (18 for least squares of a scale and a min: difference, product, clamp,
-//           two for the nearest, six for three sums, six for the error; 10 for a scale) an element. Q4_K 21 tries, Q5_K and
-//           Q2_K 16, Q6_K 19: 0.5 to 0.8 ms for 8192 x 8192 on 132 processors, where the bytes take 0.08 ms
+// `rounds` times, a lane makes a sub-block. It asks where a block of the warp lies once for all rounds, 32 blocks at most.
+//   floor   instructions, not bytes, the search's tries for each element. A try of a scale and a min is 17: difference, product,
+//           clamp, two for the nearest code, six for three sums and six for the error (five in Q2_K); of a scale, 10. So 21 * 17
+//           in Q4_K, 16 * 17 in Q5_K, 16 * 16 in Q2_K, 19 * 10 in Q6_K: 0.4 to 0.7 ms for 8192 x 8192 where 132 processors issue
+//           four at 1.98 GHz and the bytes take 0.08. The sums' order is the host's, so a sub-block is one lane's
+//   shared  17 to 30 KiB
 template <gcuda_type TYPE> // codes of one try, elements and weights in registers
 static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks, int rounds) {
@@ -1998,6 +2000,7 @@ static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
     }
 }
 
+// Other blocks of 256 are made by a thread each: Q8_K, IQ4_XS.
 template <gcuda_type TYPE> // four blocks: what the compiler takes without a limit varies from 80 to 255 registers
 static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     d_quantize_begin<TYPE>();
