@@ -4285,7 +4285,9 @@ GCUDA_API gcuda_status gcuda_check_row_data(enum gcuda_type type, const void * d
 #define GCUDAI_MUL(a, b) __fmul_rn(a, b) // a product that is rounded before it is added to anything
 #ifdef __CUDACC__
 #define GCUDAI_UNROLL _Pragma("unroll 32") // arrays of a block stay in registers
+#define GCUDAI_KEEP(v) asm volatile("" : "+f"(v)) // in a register: the compiler else makes v again for each use
 #else
+#define GCUDAI_KEEP(v) (void) (v)
 #define GCUDAI_UNROLL // the simulated device
 #endif
 GCUDAI_SHARED uint32_t gcudai_f32_bits(float v) { return __float_as_uint(v); }
@@ -4297,6 +4299,7 @@ GCUDAI_SHARED gcuda_fp16_t gcudai_fp32_to_fp16(float v) { return __half_as_ushor
 #define GCUDAI_TABLE static const
 #define GCUDAI_MUL(a, b) ((a) * (b))
 #define GCUDAI_UNROLL
+#define GCUDAI_KEEP(v) (void) (v)
 #ifdef __cplusplus
 extern "C" { // as in the implementation
 #endif
@@ -4667,15 +4670,29 @@ GCUDAI_SHARED uint32_t gcudai_even_signs(uint32_t s) {
 
 #define GCUDAI_TINY_BLOCK 1e-15f // the searches take a smaller extreme element for zero
 
+// NaN becomes lo.
 GCUDAI_SHARED float gcudai_clamp(float v, float lo, float hi) {
+#ifdef GCUDAI_KERNELS // one instruction each, where a comparison and a choice are two
+    return fminf(fmaxf(v, lo), hi);
+#else
     v = v > lo ? v : lo;
     return v < hi ? v : hi;
+#endif
 }
 
 // To the nearest integer, ties to even: 1.5 * 2^23 has an ulp of 1, so the sum's low bits are the integer.
 GCUDAI_SHARED int gcudai_nearest(float v, int lo, int hi) {
     const float sum = gcudai_clamp(v, (float) lo, (float) hi) + 12582912.0f;
     return (int) (gcudai_f32_bits(sum) & 0x007fffffu) - 0x00400000;
+}
+
+// The same as a number.
+GCUDAI_SHARED float gcudai_nearest_f32(float v, int lo, int hi) {
+#ifdef GCUDAI_KERNELS // a device converts an integer in the time of eight sums
+    return __fadd_rn(__fadd_rn(gcudai_clamp(v, (float) lo, (float) hi), 12582912.0f), -12582912.0f);
+#else
+    return (float) gcudai_nearest(v, lo, hi);
+#endif
 }
 
 // To the nearest integer, ties away from zero. Adding 0.5 and truncating would take 0.49999997 to 1.
@@ -4958,6 +4975,7 @@ GCUDAI_SHARED void gcudai_quantize_row_q8_k(const float * x, void * y, int64_t n
 }
 
 // ---- searches for scales (quants.md 5.6, 5.7, 5.8); n is at most 32 --------------------------------
+// Codes are numbers here, and a search returns what they are made from: with n known, a kernel keeps all of it in registers.
 struct gcudai_affine_rule {
     float start, step; // try (start + step * k + n_max) / (hi - lo) for k = 0 .. n_steps
     int n_steps;
@@ -4965,31 +4983,60 @@ struct gcudai_affine_rule {
     bool any_offset; // not only lo <= 0: the K formats store -lo as a non-negative number
 };
 
-GCUDAI_SHARED void gcudai_affine_codes(int n, int max, const float * x, float is, float lo, uint8_t * q) {
-    for (int i = 0; i < n; ++i) { q[i] = (uint8_t) gcudai_nearest(is * (x[i] - lo), 0, max); }
+struct gcudai_affine_found {
+    float scale, min; // x ~ scale * q - min
+    float is, lo;     // q is is * (x - lo), to the nearest code
+};
+
+GCUDAI_SHARED void gcudai_affine_codes(int n, int max, const float * x, float is, float lo, float * q) {
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) { q[i] = gcudai_nearest_f32(is * (x[i] - lo), 0, max); }
 }
 
-GCUDAI_SHARED float gcudai_affine_error(int n, const float * x, const float * w, const uint8_t * q, float scale, float lo,
+// For tries, where NaN may become any code: it has x beyond all numbers or hi - lo infinite or below 5e-38, and then the
+// determinant of gcudai_affine_fit is NaN or 0.
+GCUDAI_SHARED void gcudai_affine_try_codes(int n, int max, const float * x, float is, float lo, float * q) {
+#ifdef GCUDAI_KERNELS // clamped as an integer, to both ends at once: floats >= 0 have the order of their bits, others are negative
+    const int top = __float_as_int((float) max);
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
+        const float v = __int_as_float(__vimin_s32_relu(__float_as_int(is * (x[i] - lo)), top));
+        q[i] = __fadd_rn(__fadd_rn(v, 12582912.0f), -12582912.0f);
+    }
+#else
+    gcudai_affine_codes(n, max, x, is, lo, q);
+#endif
+}
+
+GCUDAI_SHARED float gcudai_affine_error(int n, const float * x, const float * w, const float * q, float scale, float lo,
                                  bool absolute) {
     float sum = 0.0f;
-    for (int i = 0; i < n; ++i) {
-        const float diff = GCUDAI_MUL(scale, (float) q[i]) + lo - x[i];
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
+        const float diff = GCUDAI_MUL(scale, q[i]) + lo - x[i];
         sum += GCUDAI_MUL(w[i], absolute ? fabsf(diff) : diff * diff);
     }
     return sum;
 }
 
-// Weighted least squares of x = scale * q + lo. False if q does not determine it.
-GCUDAI_SHARED bool gcudai_affine_fit(int n, const float * x, const float * w, const uint8_t * q, bool any_offset,
+GCUDAI_SHARED float gcudai_sum(const float * x, int n) {
+    float sum = 0.0f;
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) { sum += x[i]; }
+    return sum;
+}
+
+GCUDAI_SHARED float gcudai_dot(const float * x, const float * y, int n) {
+    float sum = 0.0f;
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) { sum += GCUDAI_MUL(x[i], y[i]); }
+    return sum;
+}
+
+// Weighted least squares of x = scale * q + lo; sw and sx are the sums of w and w x. False if q does not determine it.
+GCUDAI_SHARED bool gcudai_affine_fit(int n, const float * x, const float * w, float sw, float sx, const float * q, bool any_offset,
                               float * scale, float * lo) {
-    float sw = 0.0f, sx = 0.0f, sq = 0.0f, sqq = 0.0f, sxq = 0.0f;
-    for (int i = 0; i < n; ++i) {
-        const float v = (float) q[i];
-        sw += w[i];
-        sx += GCUDAI_MUL(w[i], x[i]);
-        sq += GCUDAI_MUL(w[i], v);
-        sqq += GCUDAI_MUL(w[i] * v, v);
-        sxq += GCUDAI_MUL(w[i] * v, x[i]);
+    float sq = 0.0f, sqq = 0.0f, sxq = 0.0f;
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
+        const float wq = GCUDAI_MUL(w[i], q[i]);
+        sq += wq;
+        sqq += GCUDAI_MUL(wq, q[i]);
+        sxq += GCUDAI_MUL(wq, x[i]);
     }
     const float det = GCUDAI_MUL(sw, sqq) - GCUDAI_MUL(sq, sq);
     if (!(det > 0.0f)) { return false; }
@@ -5002,94 +5049,99 @@ GCUDAI_SHARED bool gcudai_affine_fit(int n, const float * x, const float * w, co
     return true;
 }
 
-// x ~ scale * q - min with codes 0 .. max. Returns the scale, 0 where all elements are equal and <= 0.
-GCUDAI_SHARED float gcudai_search_affine(int n, int max, const float * x, const float * w,
-                                  const struct gcudai_affine_rule * rule, uint8_t * q, float * min) {
-    float lo = rule->any_offset ? x[0] : 0.0f, hi = x[0];
-    for (int i = 0; i < n; ++i) {
+// x ~ scale * q - min with codes 0 .. max. The scale is 0 where all elements are equal and <= 0.
+GCUDAI_SHARED struct gcudai_affine_found gcudai_search_affine(int n, int max, const float * x, const float * w,
+                                                       const struct gcudai_affine_rule * rule) {
+    struct gcudai_affine_found found = { 0.0f, 0.0f, 0.0f, 0.0f }; // is 0: all codes are 0
+    float lo = rule->any_offset ? x[0] : 0.0f, hi = x[0], q[32];
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
         lo = x[i] < lo ? x[i] : lo;
         hi = x[i] > hi ? x[i] : hi;
     }
-    if (!(hi > lo)) {
-        for (int i = 0; i < n; ++i) { q[i] = 0; }
-        *min = -lo;
-        return 0.0f;
-    }
-    const float first = (float) max / (hi - lo);
-    float scale = 1.0f / first;
-    gcudai_affine_codes(n, max, x, first, lo, q);
-    float best = gcudai_affine_error(n, x, w, q, scale, lo, rule->absolute);
-    for (int k = 0; k <= rule->n_steps; ++k) {
-        uint8_t try_q[32];
-        float try_scale, try_lo;
-        gcudai_affine_codes(n, max, x, (rule->start + GCUDAI_MUL(rule->step, (float) k) + (float) max) / (hi - lo), lo, try_q);
-        if (!gcudai_affine_fit(n, x, w, try_q, rule->any_offset, &try_scale, &try_lo)) { continue; }
-        const float error = gcudai_affine_error(n, x, w, try_q, try_scale, try_lo, rule->absolute);
-        if (error < best) {
-            best = error;
-            scale = try_scale;
-            lo = try_lo;
-            memcpy(q, try_q, (size_t) n);
+    if (hi > lo) {
+        const float sw = gcudai_sum(w, n), sx = gcudai_dot(w, x, n);
+        found.is = (float) max / (hi - lo);
+        found.lo = lo;
+        found.scale = 1.0f / found.is;
+        gcudai_affine_try_codes(n, max, x, found.is, lo, q);
+        float best = gcudai_affine_error(n, x, w, q, found.scale, lo, rule->absolute);
+        for (int k = 0; k <= rule->n_steps; ++k) {
+            float scale, try_lo;
+            const float is = (rule->start + GCUDAI_MUL(rule->step, (float) k) + (float) max) / (hi - lo);
+            gcudai_affine_try_codes(n, max, x, is, lo, q);
+            if (!gcudai_affine_fit(n, x, w, sw, sx, q, rule->any_offset, &scale, &try_lo)) { continue; }
+            const float error = gcudai_affine_error(n, x, w, q, scale, try_lo, rule->absolute);
+            if (error < best) {
+                best = error;
+                found.scale = scale;
+                found.is = is;
+                found.lo = lo;
+                lo = try_lo;
+            }
         }
     }
-    *min = -lo;
-    return scale;
+    found.min = -lo;
+    return found;
 }
 
-// Codes -max .. max - 1 for x * is, and A = sum w x q, B = sum w q^2; A / B is the scale that fits them best.
-GCUDAI_SHARED void gcudai_symmetric_codes(int n, int max, const float * x, const float * w, float is, int8_t * q, float * a,
-                                   float * b) {
-    for (int i = 0; i < n; ++i) { q[i] = (int8_t) gcudai_nearest(is * x[i], -max, max - 1); }
+struct gcudai_symmetric_found {
+    float scale; // x ~ scale * q
+    float is;    // q is is * x, to the nearest code; all are the lowest where it is NaN
+};
+
+// Codes -max .. max - 1
+GCUDAI_SHARED void gcudai_symmetric_codes(int n, int max, const float * x, float is, float * q) {
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) { q[i] = gcudai_nearest_f32(is * x[i], -max, max - 1); }
+}
+
+// A = sum w x q, B = sum w q^2; A / B is the scale that fits the codes best.
+GCUDAI_SHARED void gcudai_symmetric_sums(int n, const float * x, const float * w, const float * q, float * a, float * b) {
     float num = 0.0f, den = 0.0f;
-    for (int i = 0; i < n; ++i) {
-        const float v = (float) q[i];
-        num += GCUDAI_MUL(w[i] * x[i], v);
-        den += GCUDAI_MUL(w[i] * v, v);
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
+        num += GCUDAI_MUL(w[i] * x[i], q[i]);
+        den += GCUDAI_MUL(w[i] * q[i], q[i]);
     }
     *a = num;
     *b = den;
 }
 
-// x ~ scale * q; nineteen scales around the one that puts the extreme element at code -max. Returns the scale.
-GCUDAI_SHARED float gcudai_search_symmetric(int n, int max, const float * x, const float * w, int8_t * q) {
+// Nineteen scales around the one that puts the extreme element at code -max.
+GCUDAI_SHARED struct gcudai_symmetric_found gcudai_search_symmetric(int n, int max, const float * x, const float * w) {
+    struct gcudai_symmetric_found found = { 0.0f, (float) NAN }; // the codes of a tiny block are stored as zeros
     const float extreme = gcudai_extreme(x, n);
-    if (fabsf(extreme) < GCUDAI_TINY_BLOCK) {
-        for (int i = 0; i < n; ++i) { q[i] = (int8_t) -max; } // stored as zeros
-        return 0.0f;
-    }
-    float a, b;
-    gcudai_symmetric_codes(n, max, x, w, (float) -max / extreme, q, &a, &b);
-    float scale = b != 0.0f ? a / b : 0.0f, best = scale * a;
-    for (int k = -9; k <= 9; ++k) {
-        if (k == 0) { continue; }
-        int8_t try_q[32];
-        gcudai_symmetric_codes(n, max, x, w, -((float) max + GCUDAI_MUL(0.1f, (float) k)) / extreme, try_q, &a, &b);
-        if (b > 0.0f && a * a > best * b) {
-            scale = a / b;
-            best = scale * a;
-            memcpy(q, try_q, (size_t) n);
+    if (fabsf(extreme) < GCUDAI_TINY_BLOCK) { return found; }
+    float best = 0.0f;
+    for (int i = 0; i < 19; ++i) { // 0, then -9 .. 9 without it
+        const int k = i == 0 ? 0 : i < 10 ? i - 10 : i - 9;
+        const float is = -((float) max + GCUDAI_MUL(0.1f, (float) k)) / extreme;
+        float q[32], a, b;
+        gcudai_symmetric_codes(n, max, x, is, q);
+        gcudai_symmetric_sums(n, x, w, q, &a, &b);
+        if (i == 0 || (b > 0.0f && a * a > best * b)) {
+            found.scale = b != 0.0f ? a / b : 0.0f;
+            found.is = is;
+            best = found.scale * a;
         }
     }
-    return scale;
+    return found;
 }
 
 // Moves one code at a time to where the fit gets better, at most five times over all. lo, hi bound the codes; a and b
-// are the sums of gcudai_symmetric_codes for q.
-GCUDAI_SHARED void gcudai_improve_codes(int n, int lo, int hi, const float * x, const float * w, int8_t * q, float * a,
+// are the sums of gcudai_symmetric_sums for q.
+GCUDAI_SHARED void gcudai_improve_codes(int n, int lo, int hi, const float * x, const float * w, float * q, float * a,
                                  float * b) {
     for (int sweep = 0, changed = 1; sweep < 5 && changed; ++sweep) {
         changed = 0;
-        for (int i = 0; i < n; ++i) {
-            const float old = (float) q[i];
-            float rest_a = *a - GCUDAI_MUL(w[i] * x[i], old);
+        GCUDAI_UNROLL for (int i = 0; i < n; ++i) {
+            float rest_a = *a - GCUDAI_MUL(w[i] * x[i], q[i]);
             if (!(rest_a > 0.0f)) { continue; }
-            float rest_b = *b - GCUDAI_MUL(w[i] * old, old);
-            const int code = gcudai_nearest(x[i] * rest_b / rest_a, lo, hi);
+            float rest_b = *b - GCUDAI_MUL(w[i] * q[i], q[i]);
+            const float code = gcudai_nearest_f32(x[i] * rest_b / rest_a, lo, hi);
             if (code == q[i]) { continue; }
-            rest_a += GCUDAI_MUL(w[i] * x[i], (float) code);
-            rest_b += GCUDAI_MUL(w[i] * (float) code, (float) code);
+            rest_a += GCUDAI_MUL(w[i] * x[i], code);
+            rest_b += GCUDAI_MUL(w[i] * code, code);
             if (rest_b > 0.0f && rest_a * rest_a * *b > *a * *a * rest_b) {
-                q[i] = (int8_t) code;
+                q[i] = code;
                 *a = rest_a;
                 *b = rest_b;
                 changed = 1;
@@ -5098,53 +5150,48 @@ GCUDAI_SHARED void gcudai_improve_codes(int n, int lo, int hi, const float * x, 
     }
 }
 
-GCUDAI_SHARED float gcudai_search_descent(int n, int max, const float * x, int8_t * q) {
+GCUDAI_SHARED float gcudai_search_descent(int n, int max, const float * x, float * q) {
     const float extreme = gcudai_extreme(x, n);
     if (fabsf(extreme) < GCUDAI_TINY_BLOCK) {
-        for (int i = 0; i < n; ++i) { q[i] = (int8_t) -max; }
+        GCUDAI_UNROLL for (int i = 0; i < n; ++i) { q[i] = (float) -max; }
         return 0.0f;
     }
     float w[32], a, b;
-    for (int i = 0; i < n; ++i) { w[i] = x[i] * x[i]; }
-    gcudai_symmetric_codes(n, max, x, w, (float) -max / extreme, q, &a, &b);
+    GCUDAI_UNROLL for (int i = 0; i < n; ++i) { w[i] = x[i] * x[i]; }
+    gcudai_symmetric_codes(n, max, x, (float) -max / extreme, q);
+    gcudai_symmetric_sums(n, x, w, q, &a, &b);
     gcudai_improve_codes(n, -max, max - 1, x, w, q, &a, &b);
     return b > 0.0f ? a / b : 0.0f;
 }
 
 // Non-negative x ~ scale * q with codes 0 .. max: how the importance-weighted variants quantize scales and mins.
-GCUDAI_SHARED float gcudai_search_positive(int n, int max, const float * x, const float * w, uint8_t * q) {
-    float top = 0.0f, best = FLT_MAX;
+GCUDAI_SHARED float gcudai_search_positive(int n, int max, const float * x, const float * w, uint8_t * codes) {
+    float top = 0.0f, best = FLT_MAX, best_is = 0.0f, q[32], a, b;
     for (int i = 0; i < n; ++i) {
         top = x[i] > top ? x[i] : top;
-        q[i] = 0;
+        codes[i] = 0;
     }
     if (top < GCUDAI_TINY_BLOCK) { return 0.0f; }
-    int8_t signed_q[32];
     for (int k = -4; k <= 4; ++k) {
-        uint8_t try_q[32];
         const float is = ((float) max + 0.1f * (float) k) / top;
-        gcudai_affine_codes(n, max, x, is, 0.0f, try_q);
-        const float error = gcudai_affine_error(n, x, w, try_q, 1.0f / is, 0.0f, false);
+        gcudai_affine_codes(n, max, x, is, 0.0f, q);
+        const float error = gcudai_affine_error(n, x, w, q, 1.0f / is, 0.0f, false);
         if (error < best) {
             best = error;
-            memcpy(signed_q, try_q, (size_t) n);
-            memcpy(q, try_q, (size_t) n);
+            best_is = is;
         }
     }
     if (best == FLT_MAX) { return 0.0f; } // only with NaN or infinity among the numbers
-    float a = 0.0f, b = 0.0f;
-    for (int i = 0; i < n; ++i) {
-        a += GCUDAI_MUL(w[i] * x[i], (float) q[i]);
-        b += GCUDAI_MUL(w[i] * (float) q[i], (float) q[i]);
-    }
-    gcudai_improve_codes(n, 0, max, x, w, signed_q, &a, &b);
-    memcpy(q, signed_q, (size_t) n);
+    gcudai_affine_codes(n, max, x, best_is, 0.0f, q);
+    gcudai_symmetric_sums(n, x, w, q, &a, &b);
+    gcudai_improve_codes(n, 0, max, x, w, q, &a, &b);
+    for (int i = 0; i < n; ++i) { codes[i] = (uint8_t) q[i]; }
     return b > 0.0f ? a / b : 0.0f;
 }
 
 GCUDAI_SHARED float gcudai_mean_square(const float * x, int64_t n) {
     float sum = 0.0f;
-    for (int64_t i = 0; i < n; ++i) { sum += GCUDAI_MUL(x[i], x[i]); }
+    GCUDAI_UNROLL for (int64_t i = 0; i < n; ++i) { sum += GCUDAI_MUL(x[i], x[i]); }
     return sum / (float) n;
 }
 
@@ -5153,31 +5200,42 @@ GCUDAI_SHARED void gcudai_weigh(const float * x, const float * importance, float
     for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + GCUDAI_MUL(x[i], x[i])); }
 }
 
-GCUDAI_SHARED float gcudai_sum(const float * x, int n) {
-    float sum = 0.0f;
-    for (int i = 0; i < n; ++i) { sum += x[i]; }
-    return sum;
-}
-
 // ---- blocks of 256 with integer sub-scales (quants.md 5) -------------------------------------------
+// A block in parts, which a kernel gives to lanes: the search in a sub-block, the factor of the sub-scales, the codes of a
+// sub-block, and the packing, of which `first` and `step` are a share.
+struct gcudai_k_block {
+    uint32_t q[64];               // codes as they are stored, a byte each: four at once are packed
+    uint8_t scales[16], mins[16]; // as they are stored
+    gcuda_fp16_t d, dmin;
+};
+
+GCUDAI_SHARED void gcudai_put_k_code(struct gcudai_k_block * b, int i, float q) { ((uint8_t *) b->q)[i] = (uint8_t) q; }
+
 // Q2_K, Q4_K, Q5_K: x ~ d * scales[g] * q - dmin * mins[g]
 struct gcudai_affine_format {
     int n_sub, sub_len, max_code, max_scale;
     struct gcudai_affine_rule rule; // without importance
 };
 
-struct gcudai_affine_block {
-    uint8_t q[256], scales[16], mins[16];
-    gcuda_fp16_t d, dmin;
-};
+GCUDAI_SHARED struct gcudai_affine_format gcudai_affine_format_of(enum gcuda_type type) {
+    const struct gcudai_affine_format q2_k = { 16, 16, 3, 15, { -0.5f, 0.1f, 15, true, false } },
+        q4_k = { 8, 32, 15, 63, { -1.0f, 0.1f, 20, false, false } }, q5_k = { 8, 32, 31, 63, { -0.5f, 0.1f, 15, false, false } };
+    return type == GCUDA_TYPE_Q2_K ? q2_k : type == GCUDA_TYPE_Q4_K ? q4_k : q5_k;
+}
 
-// Integer scales for the sub-scales s (all >= 0). Returns the common factor.
-GCUDAI_SHARED float gcudai_scale_codes(int n, int max, const float * s, uint8_t * codes) {
+// What the sub-scales s (all >= 0) are multiplied by to become integers; *d undoes it.
+GCUDAI_SHARED float gcudai_affine_factor(int n, int max, const float * s, float * d) {
     float top = 0.0f;
-    for (int g = 0; g < n; ++g) { top = s[g] > top ? s[g] : top; }
-    const float is = top > 0.0f ? (float) max / top : 0.0f;
+    GCUDAI_UNROLL for (int g = 0; g < n; ++g) { top = s[g] > top ? s[g] : top; }
+    *d = top > 0.0f ? top / (float) max : 0.0f;
+    return top > 0.0f ? (float) max / top : 0.0f;
+}
+
+GCUDAI_SHARED float gcudai_scale_codes(int n, int max, const float * s, uint8_t * codes) {
+    float d;
+    const float is = gcudai_affine_factor(n, max, s, &d);
     for (int g = 0; g < n; ++g) { codes[g] = (uint8_t) gcudai_nearest(is * s[g], 0, max); }
-    return top > 0.0f ? top / (float) max : 0.0f;
+    return d;
 }
 
 GCUDAI_SHARED void gcudai_affine_weights(const float * x, const float * importance, float variance,
@@ -5187,34 +5245,39 @@ GCUDAI_SHARED void gcudai_affine_weights(const float * x, const float * importan
         return;
     }
     const float base = f->sub_len == 32 ? sqrtf(gcudai_mean_square(x, 32)) : 0.0f;
-    for (int i = 0; i < f->sub_len; ++i) { w[i] = base + fabsf(x[i]); }
-}
-
-// Codes again, now with the scales as they will be read; a sub-block with scale 0 keeps the codes of the search.
-GCUDAI_SHARED void gcudai_affine_requantize(const float * x, const struct gcudai_affine_format * f,
-                                     struct gcudai_affine_block * b) {
-    const float d = gcudai_fp16_to_fp32(b->d), dmin = gcudai_fp16_to_fp32(b->dmin);
-    for (int g = 0; g < f->n_sub; ++g) {
-        const float scale = d * (float) b->scales[g], min = GCUDAI_MUL(dmin, (float) b->mins[g]);
-        if (scale == 0.0f) { continue; }
-        for (int i = g * f->sub_len; i < (g + 1) * f->sub_len; ++i) {
-            b->q[i] = (uint8_t) gcudai_nearest((x[i] + min) / scale, 0, f->max_code);
-        }
+    GCUDAI_UNROLL for (int i = 0; i < f->sub_len; ++i) {
+        w[i] = base + fabsf(x[i]);
+        GCUDAI_KEEP(w[i]);
     }
 }
 
+// Codes of a sub-block, with the scales as they will be read; with a scale of 0, those of the search.
+GCUDAI_SHARED void gcudai_affine_recode(const float * x, const struct gcudai_affine_format * f,
+                                 const struct gcudai_affine_found * found, gcuda_fp16_t d, gcuda_fp16_t dmin, int scale_code,
+                                 int min_code, float * q) {
+    const float scale = gcudai_fp16_to_fp32(d) * (float) scale_code, min = GCUDAI_MUL(gcudai_fp16_to_fp32(dmin), (float) min_code);
+    if (scale == 0.0f) {
+        gcudai_affine_codes(f->sub_len, f->max_code, x, found->is, found->lo, q);
+        return;
+    }
+    GCUDAI_UNROLL for (int i = 0; i < f->sub_len; ++i) { q[i] = gcudai_nearest_f32((x[i] + min) / scale, 0, f->max_code); }
+}
+
 GCUDAI_SHARED void gcudai_quantize_affine(const float * x, const float * importance, const struct gcudai_affine_format * f,
-                                   struct gcudai_affine_block * b) {
+                                   struct gcudai_k_block * b) {
     static const struct gcudai_affine_rule weighted_rule = { -0.9f, 0.05f, 36, false, false };
     const float variance = importance == NULL ? 0.0f : (f->sub_len == 16 ? 1.0f : 2.0f) * gcudai_mean_square(x, 256);
     const struct gcudai_affine_rule * rule = importance != NULL ? &weighted_rule : &f->rule;
+    struct gcudai_affine_found found[16];
     float scales[16], mins[16], sums[16], d, dmin;
     for (int g = 0; g < f->n_sub; ++g) {
         const int at = g * f->sub_len;
         float w[32];
         gcudai_affine_weights(x + at, importance != NULL ? importance + at : NULL, variance, f, w);
         sums[g] = gcudai_sum(w, f->sub_len);
-        scales[g] = gcudai_search_affine(f->sub_len, f->max_code, x + at, w, rule, b->q + at, &mins[g]);
+        found[g] = gcudai_search_affine(f->sub_len, f->max_code, x + at, w, rule);
+        scales[g] = found[g].scale;
+        mins[g] = found[g].min;
     }
     if (importance != NULL) {
         d = gcudai_search_positive(f->n_sub, f->max_scale, scales, sums, b->scales);
@@ -5225,22 +5288,39 @@ GCUDAI_SHARED void gcudai_quantize_affine(const float * x, const float * importa
     }
     b->d = gcudai_fp32_to_fp16(d);
     b->dmin = gcudai_fp32_to_fp16(dmin);
-    gcudai_affine_requantize(x, f, b);
-}
-
-// Four 2-bit codes in a byte: element l of a half with those 32, 64 and 96 places on.
-GCUDAI_SHARED void gcudai_pack_2bit(const uint8_t * q, uint8_t * qs) {
-    for (int i = 0; i < 64; ++i) {
-        const uint8_t * p = q + 128 * (i / 32) + i % 32;
-        qs[i] = (uint8_t) ((p[0] & 3u) | (p[32] & 3u) << 2 | (p[64] & 3u) << 4 | (p[96] & 3u) << 6);
+    for (int g = 0; g < f->n_sub; ++g) {
+        float q[32];
+        gcudai_affine_recode(x + g * f->sub_len, f, &found[g], b->d, b->dmin, b->scales[g], b->mins[g], q);
+        for (int i = 0; i < f->sub_len; ++i) { gcudai_put_k_code(b, g * f->sub_len + i, q[i]); }
     }
 }
 
-// Two 4-bit codes in a byte: element l of 64 with that 32 places on.
-GCUDAI_SHARED void gcudai_pack_4bit(const uint8_t * q, uint8_t * qs) {
-    for (int i = 0; i < 128; ++i) {
-        const uint8_t * p = q + 64 * (i / 32) + i % 32;
-        qs[i] = (uint8_t) ((p[0] & 15u) | (p[32] & 15u) << 4);
+// Four 2-bit codes in a byte: element l of a half with those 32, 64 and 96 places on. They stand `shift` up in q.
+GCUDAI_SHARED void gcudai_pack_2bit(const uint32_t * q, int shift, uint8_t * qs, int first, int step) {
+    for (int i = first; i < 16; i += step) {
+        const uint32_t * p = q + i / 8 * 32 + i % 8;
+        uint32_t v = 0;
+        GCUDAI_UNROLL for (int k = 0; k < 4; ++k) { v |= (p[8 * k] >> shift & 0x03030303u) << 2 * k; }
+        memcpy(qs + 4 * i, &v, 4);
+    }
+}
+
+// Two 4-bit codes in a byte: element l of 2 * n with that n places on.
+GCUDAI_SHARED void gcudai_pack_4bit(const uint32_t * q, int n, uint8_t * qs, int first, int step) {
+    const int w = n / 4;
+    for (int i = first; i < 32; i += step) {
+        const uint32_t * p = q + i / w * 2 * w + i % w;
+        const uint32_t v = (p[0] & 0x0f0f0f0fu) | (p[w] & 0x0f0f0f0fu) << 4;
+        memcpy(qs + 4 * i, &v, 4);
+    }
+}
+
+// The bits that stand `shift` up in eight codes 32 apart.
+GCUDAI_SHARED void gcudai_pack_1bit(const uint32_t * q, int shift, uint8_t * qs, int first, int step) {
+    for (int i = first; i < 8; i += step) {
+        uint32_t v = 0;
+        GCUDAI_UNROLL for (int g = 0; g < 8; ++g) { v |= (q[8 * g + i] >> shift & 0x01010101u) << g; }
+        memcpy(qs + 4 * i, &v, 4);
     }
 }
 
@@ -5252,139 +5332,194 @@ GCUDAI_SHARED void gcudai_pack_k_scales(const uint8_t * scales, const uint8_t * 
     }
 }
 
+GCUDAI_SHARED void gcudai_pack_q2_k(const struct gcudai_k_block * t, struct gcuda_block_q2_k * b, int first, int step) {
+    for (int g = first; g < 16; g += step) { b->scales[g] = (uint8_t) (t->scales[g] | (uint32_t) t->mins[g] << 4); }
+    gcudai_pack_2bit(t->q, 0, b->qs, first, step);
+    if (first == 0) {
+        b->d = t->d;
+        b->dmin = t->dmin;
+    }
+}
+
+GCUDAI_SHARED void gcudai_pack_q4_k(const struct gcudai_k_block * t, struct gcuda_block_q4_k * b, int first, int step) {
+    gcudai_pack_4bit(t->q, 32, b->qs, first, step);
+    if (first == 0) {
+        b->d = t->d;
+        b->dmin = t->dmin;
+        gcudai_pack_k_scales(t->scales, t->mins, b->scales);
+    }
+}
+
+GCUDAI_SHARED void gcudai_pack_q5_k(const struct gcudai_k_block * t, struct gcuda_block_q5_k * b, int first, int step) {
+    gcudai_pack_4bit(t->q, 32, b->qs, first, step);
+    gcudai_pack_1bit(t->q, 4, b->qh, first, step);
+    if (first == 0) {
+        b->d = t->d;
+        b->dmin = t->dmin;
+        gcudai_pack_k_scales(t->scales, t->mins, b->scales);
+    }
+}
+
 // The functions named _weighted take the importance of each column of the block row, or NULL.
 GCUDAI_SHARED void gcudai_quantize_weighted_q2_k(const float * x, void * y, int64_t n, const float * importance) {
-    static const struct gcudai_affine_format format = { 16, 16, 3, 15, { -0.5f, 0.1f, 15, true, false } };
+    const struct gcudai_affine_format format = gcudai_affine_format_of(GCUDA_TYPE_Q2_K);
     struct gcuda_block_q2_k * b = (struct gcuda_block_q2_k *) y;
     for (int64_t i = 0; i < n; i += 256, ++b) {
-        struct gcudai_affine_block t;
+        struct gcudai_k_block t;
         gcudai_quantize_affine(x + i, importance != NULL ? importance + i : NULL, &format, &t);
-        for (int g = 0; g < 16; ++g) { b->scales[g] = (uint8_t) (t.scales[g] | (uint32_t) t.mins[g] << 4); }
-        gcudai_pack_2bit(t.q, b->qs);
-        b->d = t.d;
-        b->dmin = t.dmin;
+        gcudai_pack_q2_k(&t, b, 0, 1);
     }
 }
 
 GCUDAI_SHARED void gcudai_quantize_weighted_q4_k(const float * x, void * y, int64_t n, const float * importance) {
-    static const struct gcudai_affine_format format = { 8, 32, 15, 63, { -1.0f, 0.1f, 20, false, false } };
+    const struct gcudai_affine_format format = gcudai_affine_format_of(GCUDA_TYPE_Q4_K);
     struct gcuda_block_q4_k * b = (struct gcuda_block_q4_k *) y;
     for (int64_t i = 0; i < n; i += 256, ++b) {
-        struct gcudai_affine_block t;
+        struct gcudai_k_block t;
         gcudai_quantize_affine(x + i, importance != NULL ? importance + i : NULL, &format, &t);
-        b->d = t.d;
-        b->dmin = t.dmin;
-        gcudai_pack_k_scales(t.scales, t.mins, b->scales);
-        gcudai_pack_4bit(t.q, b->qs);
+        gcudai_pack_q4_k(&t, b, 0, 1);
     }
 }
 
 GCUDAI_SHARED void gcudai_quantize_weighted_q5_k(const float * x, void * y, int64_t n, const float * importance) {
-    static const struct gcudai_affine_format format = { 8, 32, 31, 63, { -0.5f, 0.1f, 15, false, false } };
+    const struct gcudai_affine_format format = gcudai_affine_format_of(GCUDA_TYPE_Q5_K);
     struct gcuda_block_q5_k * b = (struct gcuda_block_q5_k *) y;
     for (int64_t i = 0; i < n; i += 256, ++b) {
-        struct gcudai_affine_block t;
+        struct gcudai_k_block t;
         gcudai_quantize_affine(x + i, importance != NULL ? importance + i : NULL, &format, &t);
-        b->d = t.d;
-        b->dmin = t.dmin;
-        gcudai_pack_k_scales(t.scales, t.mins, b->scales);
-        gcudai_pack_4bit(t.q, b->qs);
-        for (int j = 0; j < 32; ++j) {
-            uint32_t h = 0;
-            for (int g = 0; g < 8; ++g) { h |= ((uint32_t) t.q[32 * g + j] >> 4) << g; }
-            b->qh[j] = (uint8_t) h;
-        }
+        gcudai_pack_q5_k(&t, b, 0, 1);
     }
 }
 
-// Codes -max .. max - 1 with the scales as they will be read, stored with max added.
-GCUDAI_SHARED void gcudai_symmetric_requantize(const float * x, int max, gcuda_fp16_t d, const int8_t * scales, int8_t * q) {
-    for (int g = 0; g < 16; ++g) {
-        const float scale = gcudai_fp16_to_fp32(d) * (float) scales[g];
-        if (scale == 0.0f) { continue; }
-        for (int i = 16 * g; i < 16 * g + 16; ++i) { q[i] = (int8_t) gcudai_nearest(x[i] / scale, -max, max - 1); }
-    }
+// Q3_K, Q6_K: codes -max .. max - 1 of 16 elements, with the scale as it will be read. With 0, q stays: the codes of the search.
+GCUDAI_SHARED void gcudai_symmetric_recode(int max, const float * x, gcuda_fp16_t d, int scale_code, float * q) {
+    const float scale = gcudai_fp16_to_fp32(d) * (float) scale_code;
+    if (scale == 0.0f) { return; }
+    GCUDAI_UNROLL for (int i = 0; i < 16; ++i) { q[i] = gcudai_nearest_f32(x[i] / scale, -max, max - 1); }
 }
 
-// Sixteen 6-bit scales of Q3_K; the inverse of gcudai_unpack_q3_k_scales.
-GCUDAI_SHARED void gcudai_pack_q3_k_scales(const int8_t * scales, uint8_t * p) {
+// Sixteen 6-bit scales of Q3_K, stored with 32 added; the inverse of gcudai_unpack_q3_k_scales.
+GCUDAI_SHARED void gcudai_pack_q3_k_scales(const uint8_t * scales, uint8_t * p) {
     memset(p, 0, 12);
     for (int g = 0; g < 16; ++g) {
-        const uint32_t s = (uint32_t) (scales[g] + 32);
+        const uint32_t s = scales[g];
         p[g % 8] = (uint8_t) (p[g % 8] | (s & 15u) << 4 * (g / 8));
         p[8 + g % 4] = (uint8_t) (p[8 + g % 4] | (s >> 4) << 2 * (g / 4));
     }
 }
 
-// Sub-scales and codes of one block. Returns the common factor d.
-GCUDAI_SHARED float gcudai_fit_q3_k(const float * x, const float * importance, int8_t * scales, int8_t * q) {
-    float s[16], sums[16];
-    const float variance = importance == NULL ? 0.0f : 2.0f * gcudai_mean_square(x, 256);
+// q are codes 0 .. 7
+GCUDAI_SHARED void gcudai_pack_q3_k(const struct gcudai_k_block * t, struct gcuda_block_q3_k * b, int first, int step) {
+    gcudai_pack_2bit(t->q, 0, b->qs, first, step);
+    gcudai_pack_1bit(t->q, 2, b->hmask, first, step);
+    if (first == 0) {
+        b->d = t->d;
+        gcudai_pack_q3_k_scales(t->scales, b->scales);
+    }
+}
+
+// What the sub-scales are multiplied by to become integers; *d undoes it.
+GCUDAI_SHARED float gcudai_q3_k_factor(const float * s, float * d) {
+    const float extreme = gcudai_extreme(s, 16), is = extreme != 0.0f ? -32.0f / extreme : 0.0f;
+    *d = is != 0.0f ? 1.0f / is : 0.0f;
+    return is;
+}
+
+GCUDAI_SHARED int gcudai_q3_k_scale(float s, float is) { return is != 0.0f ? gcudai_nearest(is * s, -32, 31) : -32; }
+
+// Codes of all sub-blocks and their scales, not yet integers, by importance. Returns the common factor d.
+GCUDAI_SHARED float gcudai_fit_weighted_q3_k(const float * x, const float * importance, int * scales, float * q) {
+    float s[16], sums[16], codes[16];
+    const float variance = 2.0f * gcudai_mean_square(x, 256);
     for (int g = 0; g < 16; ++g) {
-        if (importance == NULL) {
-            s[g] = gcudai_search_descent(16, 4, x + 16 * g, q + 16 * g);
-            continue;
-        }
         float w[16];
         gcudai_weigh(x + 16 * g, importance + 16 * g, variance, 16, w);
         sums[g] = gcudai_sum(w, 16);
-        s[g] = gcudai_search_symmetric(16, 4, x + 16 * g, w, q + 16 * g);
+        const struct gcudai_symmetric_found found = gcudai_search_symmetric(16, 4, x + 16 * g, w);
+        gcudai_symmetric_codes(16, 4, x + 16 * g, found.is, q + 16 * g);
+        s[g] = found.scale;
     }
-    if (importance != NULL) { return gcudai_search_symmetric(16, 32, s, sums, scales); }
-    const float extreme = gcudai_extreme(s, 16), is = extreme != 0.0f ? -32.0f / extreme : 0.0f;
-    for (int g = 0; g < 16; ++g) { scales[g] = (int8_t) (is != 0.0f ? gcudai_nearest(is * s[g], -32, 31) : -32); }
-    return is != 0.0f ? 1.0f / is : 0.0f;
+    const struct gcudai_symmetric_found found = gcudai_search_symmetric(16, 32, s, sums);
+    gcudai_symmetric_codes(16, 32, s, found.is, codes);
+    for (int g = 0; g < 16; ++g) { scales[g] = (int) codes[g]; }
+    return found.scale;
+}
+
+GCUDAI_SHARED float gcudai_fit_q3_k(const float * x, int * scales, float * q) {
+    float s[16], d;
+    for (int g = 0; g < 16; ++g) { s[g] = gcudai_search_descent(16, 4, x + 16 * g, q + 16 * g); }
+    const float is = gcudai_q3_k_factor(s, &d);
+    for (int g = 0; g < 16; ++g) { scales[g] = gcudai_q3_k_scale(s[g], is); }
+    return d;
 }
 
 GCUDAI_SHARED void gcudai_quantize_weighted_q3_k(const float * x, void * y, int64_t n, const float * importance) {
     struct gcuda_block_q3_k * b = (struct gcuda_block_q3_k *) y;
     for (int64_t i = 0; i < n; i += 256, ++b) {
-        int8_t scales[16], q[256];
-        uint8_t stored[256];
-        b->d = gcudai_fp32_to_fp16(gcudai_fit_q3_k(x + i, importance != NULL ? importance + i : NULL, scales, q));
-        gcudai_symmetric_requantize(x + i, 4, b->d, scales, q);
-        gcudai_pack_q3_k_scales(scales, b->scales);
-        for (int j = 0; j < 256; ++j) { stored[j] = (uint8_t) (q[j] + 4); }
-        gcudai_pack_2bit(stored, b->qs);
-        for (int j = 0; j < 32; ++j) {
-            uint32_t h = 0;
-            for (int g = 0; g < 8; ++g) { h |= ((uint32_t) stored[32 * g + j] >> 2) << g; }
-            b->hmask[j] = (uint8_t) h;
+        int scales[16];
+        float q[256];
+        struct gcudai_k_block t;
+        t.d = gcudai_fp32_to_fp16(importance != NULL ? gcudai_fit_weighted_q3_k(x + i, importance + i, scales, q)
+                                                     : gcudai_fit_q3_k(x + i, scales, q));
+        for (int g = 0; g < 16; ++g) {
+            gcudai_symmetric_recode(4, x + i + 16 * g, t.d, scales[g], q + 16 * g);
+            t.scales[g] = (uint8_t) (scales[g] + 32);
         }
+        for (int j = 0; j < 256; ++j) { gcudai_put_k_code(&t, j, q[j] + 4.0f); }
+        gcudai_pack_q3_k(&t, b, 0, 1);
     }
 }
 
-GCUDAI_SHARED void gcudai_pack_q6_k(const int8_t * q, struct gcuda_block_q6_k * b) {
-    uint8_t stored[256];
-    for (int j = 0; j < 256; ++j) { stored[j] = (uint8_t) (q[j] + 32); }
-    for (int i = 0; i < 128; ++i) { // elements 64 apart share a byte
-        const uint8_t * p = stored + 128 * (i / 64) + i % 64;
-        b->ql[i] = (uint8_t) ((p[0] & 15u) | (p[64] & 15u) << 4);
-    }
-    for (int j = 0; j < 256; ++j) { stored[j] >>= 4; }
-    gcudai_pack_2bit(stored, b->qh);
+// q are codes 0 .. 63, the scales' bits are those of int8_t. Elements 64 apart share a byte of four bits each.
+GCUDAI_SHARED void gcudai_pack_q6_k(const struct gcudai_k_block * t, struct gcuda_block_q6_k * b, int first, int step) {
+    gcudai_pack_4bit(t->q, 64, b->ql, first, step);
+    gcudai_pack_2bit(t->q, 4, b->qh, first, step);
+    for (int g = first; g < 16; g += step) { b->scales[g] = (int8_t) t->scales[g]; }
+    if (first == 0) { b->d = t->d; }
+}
+
+GCUDAI_SHARED struct gcudai_symmetric_found gcudai_search_q6_k(const float * x, const float * importance) {
+    float w[16];
+    GCUDAI_UNROLL for (int j = 0; j < 16; ++j) { w[j] = importance != NULL ? importance[j] : x[j] * x[j]; }
+    return gcudai_search_symmetric(16, 32, x, w);
+}
+
+// What the sub-scales are multiplied by to become integers. False where the whole block is bytes of 0.
+GCUDAI_SHARED bool gcudai_q6_k_factor(const float * s, float * is) {
+    const float extreme = gcudai_extreme(s, 16);
+    *is = -128.0f / extreme;
+    return !(fabsf(extreme) < GCUDAI_TINY_BLOCK);
+}
+
+// Codes of a sub-block, and how its scale is stored.
+GCUDAI_SHARED int gcudai_q6_k_recode(const float * x, const struct gcudai_symmetric_found * found, float is, float * q) {
+    const int scale = gcudai_nearest(is * found->scale, -128, 127);
+    gcudai_symmetric_codes(16, 32, x, found->is, q);
+    gcudai_symmetric_recode(32, x, gcudai_fp32_to_fp16(1.0f / is), scale, q);
+    return scale;
 }
 
 GCUDAI_SHARED void gcudai_quantize_weighted_q6_k(const float * x, void * y, int64_t n, const float * importance) {
     struct gcuda_block_q6_k * b = (struct gcuda_block_q6_k *) y;
     for (int64_t i = 0; i < n; i += 256, ++b) {
-        int8_t q[256];
-        float s[16], w[16];
+        struct gcudai_symmetric_found found[16];
+        struct gcudai_k_block t;
+        float s[16], is;
         for (int g = 0; g < 16; ++g) {
-            const float * p = x + i + 16 * g;
-            for (int j = 0; j < 16; ++j) { w[j] = importance != NULL ? importance[i + 16 * g + j] : p[j] * p[j]; }
-            s[g] = gcudai_search_symmetric(16, 32, p, w, q + 16 * g);
+            found[g] = gcudai_search_q6_k(x + i + 16 * g, importance != NULL ? importance + i + 16 * g : NULL);
+            s[g] = found[g].scale;
         }
-        const float extreme = gcudai_extreme(s, 16);
-        if (fabsf(extreme) < GCUDAI_TINY_BLOCK) {
+        if (!gcudai_q6_k_factor(s, &is)) {
             memset(b, 0, sizeof *b);
             continue;
         }
-        const float is = -128.0f / extreme;
-        for (int g = 0; g < 16; ++g) { b->scales[g] = (int8_t) gcudai_nearest(is * s[g], -128, 127); }
-        b->d = gcudai_fp32_to_fp16(1.0f / is);
-        gcudai_symmetric_requantize(x + i, 32, b->d, b->scales, q);
-        gcudai_pack_q6_k(q, b);
+        for (int g = 0; g < 16; ++g) {
+            float q[16];
+            t.scales[g] = (uint8_t) gcudai_q6_k_recode(x + i + 16 * g, &found[g], is, q);
+            for (int j = 0; j < 16; ++j) { gcudai_put_k_code(&t, 16 * g + j, q[j] + 32.0f); }
+        }
+        t.d = gcudai_fp32_to_fp16(1.0f / is);
+        gcudai_pack_q6_k(&t, b, 0, 1);
     }
 }
 
@@ -6809,21 +6944,24 @@ static void gcudai_dequantize_row_iq1_m(const void * x, float * y, int64_t n) {
 static float gcudai_weighted_symmetric(const float * x, const float * importance, float variance, int max,
                                        uint8_t * q) {
     float w[32];
-    int8_t signed_q[32];
+    float codes[32];
     gcudai_weigh(x, importance, variance, 32, w);
-    const float d = gcudai_search_symmetric(32, max, x, w, signed_q);
-    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) (signed_q[j] + max); }
-    return d;
+    const struct gcudai_symmetric_found found = gcudai_search_symmetric(32, max, x, w);
+    gcudai_symmetric_codes(32, max, x, found.is, codes);
+    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) ((int) codes[j] + max); }
+    return found.scale;
 }
 
 static float gcudai_weighted_affine(const float * x, const float * importance, float variance, int max, uint8_t * q,
                                     float * min) {
     static const struct gcudai_affine_rule rule = { -0.9f, 0.05f, 36, false, true };
-    float w[32];
+    float w[32], codes[32];
     gcudai_weigh(x, importance, variance, 32, w);
-    const float d = gcudai_search_affine(32, max, x, w, &rule, q, min);
-    *min = -*min;
-    return d;
+    const struct gcudai_affine_found found = gcudai_search_affine(32, max, x, w, &rule);
+    gcudai_affine_codes(32, max, x, found.is, found.lo, codes);
+    for (int j = 0; j < 32; ++j) { q[j] = (uint8_t) codes[j]; }
+    *min = -found.min;
+    return found.scale;
 }
 
 static void gcudai_quantize_weighted_q4_0(const float * x, void * y, int64_t n, const float * importance) {

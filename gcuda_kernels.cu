@@ -1746,12 +1746,23 @@ static inline __device__ void d_add_group(const char * row, int64_t i, const gcu
     }
 }
 
-// A thread makes a block. Blocks of 32: a warp reads the elements of 32 blocks together and writes the blocks together.
+// A warp writes n blocks to where ys say, NULL: nowhere.
+template <typename block> static inline __device__ void d_write_blocks(const char * blocks, int n, char * const * ys, int lane) {
+    constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
+    for (int i = lane; i < n * words; i += 32) {
+        char * y = ys[i / words];
+        const char * from = blocks + i * word;
+        if (y != nullptr && word == 4) { ((uint32_t *) y)[i % words] = *(const uint32_t *) from; }
+        if (y != nullptr && word == 2) { ((uint16_t *) y)[i % words] = *(const uint16_t *) from; }
+        if (y != nullptr && word == 1) { y[i % words] = *from; }
+    }
+}
+
+// Blocks of 32, a lane makes one: a warp reads the elements of 32 blocks together and writes the blocks together.
 //   floor   n * sizeof(x) bytes read, blocks written once      shared  22 KiB
 template <gcuda_type TYPE>
 static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     typedef typename d_format<TYPE>::block block;
-    constexpr int word = sizeof(block) % 4 == 0 ? 4 : sizeof(block) % 2 == 0 ? 2 : 1, words = sizeof(block) / word;
     __shared__ float elements[4][32][33];
     alignas(16) __shared__ char blocks[4][32 * sizeof(block)];
     __shared__ const char * xs[4][32];
@@ -1782,13 +1793,7 @@ static __global__ void __launch_bounds__(128) k_quantize_32(const d_map_blocks m
             d_quantize<TYPE>(x, blocks[warp] + lane * sizeof(block));
         }
         __syncwarp();
-        for (int i = lane; i < 32 * words; i += 32) {
-            char * y = ys[warp][i / words];
-            const char * from = blocks[warp] + i * word;
-            if (y != nullptr && word == 4) { ((uint32_t *) y)[i % words] = *(const uint32_t *) from; }
-            if (y != nullptr && word == 2) { ((uint16_t *) y)[i % words] = *(const uint16_t *) from; }
-            if (y != nullptr && word == 1) { y[i % words] = *from; }
-        }
+        d_write_blocks<block>(blocks[warp], 32, ys[warp], lane);
         __syncwarp();
     }
 }
@@ -1852,6 +1857,152 @@ static __global__ void __launch_bounds__(128) k_quantize_rows(const MAP map, con
     }
 }
 
+// ---- K formats: a lane makes a sub-block, a warp two or four blocks ----
+template <gcuda_type TYPE> // elements of a sub-block, 0 of other formats
+static constexpr int k_sub_len = TYPE == GCUDA_TYPE_Q4_K || TYPE == GCUDA_TYPE_Q5_K ? 32
+                               : TYPE == GCUDA_TYPE_Q2_K || TYPE == GCUDA_TYPE_Q3_K || TYPE == GCUDA_TYPE_Q6_K ? 16 : 0;
+
+#define X(name)                                                                                                   \
+    static inline __device__ void d_pack_k(const gcudai_k_block * t, gcuda_block_##name * y, int lane) {          \
+        gcudai_pack_##name(t, y, lane, 32);                                                                       \
+    }
+X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k)
+#undef X
+
+// The codes q, as they are stored, and scales of the lane's sub-block, and with the first of a block its factors; scales and
+// mins are shared by the warp, those of the block's sub-blocks from `first`.
+template <gcuda_type TYPE>
+static inline __device__ void d_make_affine(const float * x, float * scales, float * mins, int lane, gcudai_k_block * t, float * q) {
+    const gcudai_affine_format f = gcudai_affine_format_of(TYPE);
+    constexpr int LEN = k_sub_len<TYPE>, N = 256 / LEN;
+    const int g = lane % N, first = lane - g;
+    float w[LEN], d, dmin;
+    gcudai_affine_weights(x, nullptr, 0.0f, &f, w);
+    const gcudai_affine_found found = gcudai_search_affine(LEN, f.max_code, x, w, &f.rule);
+    scales[lane] = found.scale;
+    mins[lane] = found.min;
+    __syncwarp();
+    const float scale_is = gcudai_affine_factor(N, f.max_scale, scales + first, &d), min_is = gcudai_affine_factor(N, f.max_scale, mins + first, &dmin);
+    const int scale = gcudai_nearest(scale_is * found.scale, 0, f.max_scale), min = gcudai_nearest(min_is * found.min, 0, f.max_scale);
+    const gcuda_fp16_t hd = gcudai_fp32_to_fp16(d), hmin = gcudai_fp32_to_fp16(dmin);
+    gcudai_affine_recode(x, &f, &found, hd, hmin, scale, min, q);
+    t->scales[g] = (uint8_t) scale;
+    t->mins[g] = (uint8_t) min;
+    if (g == 0) {
+        t->d = hd;
+        t->dmin = hmin;
+    }
+}
+
+static inline __device__ void d_make_q3_k(const float * x, float * scales, int lane, gcudai_k_block * t, float * q) {
+    const int g = lane % 16;
+    float d;
+    const float s = gcudai_search_descent(16, 4, x, q);
+    scales[lane] = s;
+    __syncwarp();
+    const float is = gcudai_q3_k_factor(scales + lane - g, &d);
+    const int scale = gcudai_q3_k_scale(s, is);
+    const gcuda_fp16_t hd = gcudai_fp32_to_fp16(d);
+    gcudai_symmetric_recode(4, x, hd, scale, q);
+    UNROLL for (int i = 0; i < 16; ++i) { q[i] += 4.0f; }
+    t->scales[g] = (uint8_t) (scale + 32);
+    if (g == 0) { t->d = hd; }
+}
+
+static inline __device__ void d_make_q6_k(const float * x, float * scales, int lane, gcudai_k_block * t, float * q) {
+    const int g = lane % 16;
+    float is;
+    const gcudai_symmetric_found found = gcudai_search_q6_k(x, nullptr);
+    scales[lane] = found.scale;
+    __syncwarp();
+    const bool has_values = gcudai_q6_k_factor(scales + lane - g, &is);
+    const int scale = gcudai_q6_k_recode(x, &found, is, q);
+    UNROLL for (int i = 0; i < 16; ++i) { q[i] = has_values ? q[i] + 32.0f : 0.0f; }
+    t->scales[g] = (uint8_t) (has_values ? scale : 0);
+    if (g == 0) { t->d = has_values ? gcudai_fp32_to_fp16(1.0f / is) : 0; }
+}
+
+// The elements of a warp's blocks, the u-th and those behind it, a row of `to` to a lane. xs and ys: where the blocks come from
+// and go, NULL: nowhere.
+template <gcuda_type TYPE, int LEN>
+static inline __device__ void d_stage_k(const d_map_blocks & map, gcuda_type x_type, int64_t x_size, bool is_wide, int64_t u, int lane,
+    const char * const * xs, char * const * ys, float (*to)[LEN + 4]) {
+    constexpr int BLOCKS = LEN / 8;
+    if (map.b.data != nullptr) { // a lane decodes 32
+        if (lane < BLOCKS * 8 && ys[lane / 8] != nullptr) {
+            const int64_t from = u + lane / 8;
+            const d_target t = map.at(from, 256);
+            float v[32];
+            d_add_group<d_format<TYPE>>(t.x, t.i * 8 + lane % 8, map.b, from * 8 + lane % 8, v);
+            UNROLL for (int j = 0; j < 32; ++j) { to[lane * (32 / LEN) + j / LEN][j % LEN] = v[j]; }
+        }
+    } else if (is_wide) {
+        float4 v[2 * BLOCKS];
+        UNROLL for (int k = 0; k < 2 * BLOCKS; ++k) {
+            v[k] = ys[k / 2] != nullptr ? ((const float4 *) xs[k / 2])[k % 2 * 32 + lane] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        UNROLL for (int k = 0; k < 2 * BLOCKS; ++k) {
+            const int at = (k * 32 + lane) * 4;
+            *(float4 *) &to[at / LEN][at % LEN] = v[k];
+        }
+    } else {
+        NO_UNROLL for (int at = lane; at < BLOCKS * 256; at += 32) {
+            if (ys[at / 256] != nullptr) { to[at / LEN][at % LEN] = (float) d_load_f64(x_type, xs[at / 256] + at % 256 * x_size); }
+        }
+    }
+    __syncwarp();
+}
+
+// `rounds` times, a lane makes a sub-block. It asks where a block of the warp lies once for all rounds, 32 blocks at most.
+//   floor   instructions, not bytes, the search's tries for each element. A try of a scale and a min is 17: difference, product,
+//           clamp, two for the nearest code, six for three sums and six for the error (five in Q2_K); of a scale, 10. So 21 * 17
+//           in Q4_K, 16 * 17 in Q5_K, 16 * 16 in Q2_K, 19 * 10 in Q6_K: 0.4 to 0.7 ms for 8192 x 8192 where 132 processors issue
+//           four at 1.98 GHz and the bytes take 0.08. The sums' order is the host's, so a sub-block is one lane's
+//   shared  17 to 30 KiB
+template <gcuda_type TYPE> // codes of one try, elements and weights in registers
+static __global__ void __launch_bounds__(128, k_sub_len<TYPE> == 32 ? 3 : 4)
+    k_quantize_k(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks, int rounds) {
+    typedef typename d_format<TYPE>::block block;
+    constexpr int LEN = k_sub_len<TYPE>, SUBS = 256 / LEN, BLOCKS = 32 / SUBS; // of a warp
+    alignas(16) __shared__ float elements[4][32][LEN + 4];                     // eight lanes that read sixteen bytes each hit different banks
+    __shared__ gcudai_k_block parts[4][BLOCKS];
+    alignas(16) __shared__ char blocks[4][BLOCKS * sizeof(block)];
+    __shared__ float scales[4][32], mins[4][32];
+    __shared__ const char * xs[4][32];
+    __shared__ char * ys[4][32];
+    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, per_warp = BLOCKS * rounds;
+    for (int64_t first = (blockIdx.x * (int64_t) 4 + warp) * per_warp; first < n_blocks; first += gridDim.x * (int64_t) 4 * per_warp) {
+        d_target from = { nullptr, 0, nullptr };
+        if (lane < per_warp && first + lane < n_blocks) { from = map.at(first + lane, 256); }
+        xs[warp][lane] = from.x + from.i * 256 * x_size;
+        ys[warp][lane] = from.y;
+        const bool is_wide = x_type == GCUDA_TYPE_F32 && __all_sync(0xffffffffu, (uintptr_t) from.x % 16 == 0);
+        __syncwarp();
+        NO_UNROLL for (int at = 0; at < per_warp && first + at < n_blocks; at += BLOCKS) {
+            float x[LEN], q[LEN];
+            d_stage_k<TYPE, LEN>(map, x_type, x_size, is_wide, first + at, lane, xs[warp] + at, ys[warp] + at, elements[warp]);
+            UNROLL for (int i = 0; i < LEN; i += 4) { memcpy(x + i, (const float4 *) &elements[warp][lane][i], 16); }
+            gcudai_k_block * t = &parts[warp][lane / SUBS];
+            if constexpr (TYPE == GCUDA_TYPE_Q3_K) {
+                d_make_q3_k(x, scales[warp], lane, t, q);
+            } else if constexpr (TYPE == GCUDA_TYPE_Q6_K) {
+                d_make_q6_k(x, scales[warp], lane, t, q);
+            } else {
+                d_make_affine<TYPE>(x, scales[warp], mins[warp], lane, t, q);
+            }
+            UNROLL for (int i = 0; i < LEN; i += 4) {
+                t->q[(lane % SUBS * LEN + i) / 4] = (uint32_t) q[i] | (uint32_t) q[i + 1] << 8 | (uint32_t) q[i + 2] << 16 | (uint32_t) q[i + 3] << 24;
+            }
+            __syncwarp();
+            for (int b = 0; b < BLOCKS; ++b) { d_pack_k(&parts[warp][b], (block *) blocks[warp] + b, lane); }
+            __syncwarp();
+            d_write_blocks<block>(blocks[warp], BLOCKS, ys[warp] + at, lane);
+            __syncwarp();
+        }
+    }
+}
+
+// Other blocks of 256 are made by a thread each: Q8_K, IQ4_XS.
 template <gcuda_type TYPE> // four blocks: what the compiler takes without a limit varies from 80 to 255 registers
 static __global__ void __launch_bounds__(128, 4) k_quantize_256(const d_map_blocks map, gcuda_type x_type, int64_t x_size, int64_t n_blocks) {
     d_quantize_begin<TYPE>();
@@ -1884,6 +2035,12 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     }
     if constexpr (d_format<TYPE>::n == 32) {
         return launch(k_quantize_32<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
+    } else if constexpr (k_sub_len<TYPE> > 0) {
+        constexpr int at_once = k_sub_len<TYPE> / 8;       // blocks of a warp
+        const int64_t many = n / (132 * 16 * 4 * at_once); // rounds of a warp: one, until there are four such warps for each that runs
+        const int rounds = (int) (many < 1 ? 1 : many < 32 / at_once ? many : 32 / at_once);
+        const int64_t per_block = 4 * at_once * rounds;
+        return launch(k_quantize_k<TYPE>, (n + per_block - 1) / per_block, 128, stream, blocks_of(map), x_type, x_size, n, rounds);
     } else {
         return launch(k_quantize_256<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     }

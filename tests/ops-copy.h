@@ -325,41 +325,108 @@ static void fill_block(struct rng * r, int i, float * x) {
     }
 }
 
+// What a quantizer of 256 decides by, and what its sub-blocks decide together. Every eighth has NaN or infinity.
+static void fill_k_block(struct rng * r, int i, float * x) {
+    const int round = i / 8;
+    for (int j = 0; j < 256; ++j) {
+        const float v = (float) rng_between(r, -1.0, 1.0);
+        switch (i % 8) {
+            case 0: // each 32 another way
+            case 1: // all one way
+                if (j % 32 == 0) { fill_block(r, 10 * (round % 12 + j / 32) + (i % 8 ? round : round + j / 32) % 9, x + j); }
+                break;
+            case 2: x[j] = v; break;
+            case 3: x[j] = ldexpf(v, 2 * (j / 16) - round % 32); break; // sub-blocks whose scale becomes 0
+            case 4: x[j] = floorf(v * 8.0f) / 8.0f * (round % 2 ? 1.0f : 3.0f); break; // ties
+            case 5: x[j] = v * powf(10.0f, (float) (4 * (round % 20) - 38)); break;
+            case 6: x[j] = (round % 2 ? -1.0f : 1.0f) - (round % 4 < 2 ? 0.0f : 1e-6f * v); break;
+            default: x[j] = j == 13 * round % 256 ? round % 3 == 0 ? HUGE_VALF : round % 3 == 1 ? -HUGE_VALF : NAN : v; break;
+        }
+    }
+}
+
+// Whether `size` bytes of a block are those that the host makes of it; with numbers that no rule is for, it need not be them.
+typedef bool block_is_same(const uint8_t * want, const uint8_t * got, size_t size, enum gcuda_type type, int i);
+static bool is_same_32(const uint8_t * want, const uint8_t * got, size_t size, enum gcuda_type type, int i) {
+    const unsigned scale = want[0] | (unsigned) want[1] << 8;
+    const bool is_nan = type != GCUDA_TYPE_MXFP4 && (scale & 0x7fffu) > 0x7c00u; // whichever NaN
+    const size_t skip = i % 10 == 9 || is_nan ? 4 : 0;
+    return memcmp(want + skip, got + skip, size - skip) == 0;
+}
+static bool is_same_256(const uint8_t * want, const uint8_t * got, size_t size, enum gcuda_type type, int i) {
+    (void) type;
+    return i % 8 == 7 || memcmp(want, got, size) == 0;
+}
+
+// `data` are n elements of type `from`, x the same as floats.
+static void check_quantizer(enum gcuda_type from, enum gcuda_type to, const void * data, const float * x, int64_t n,
+    block_is_same * is_same) {
+    struct gcuda_context * ctx = op_context();
+    struct gcuda_cgraph * g = ctx ? gcuda_new_graph(ctx) : NULL;
+    struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, from, n);
+    struct gcuda_tensor * y = gcuda_cast(ctx, a, to);
+    gcuda_backend_buffer_t buf = op_backends_ready() ? op_place(ctx) : NULL;
+    const size_t size = gcuda_type_size(to), n_bytes = gcuda_row_size(to, n);
+    uint8_t *want = (uint8_t *) malloc(n_bytes), *got = (uint8_t *) malloc(n_bytes);
+    CHECK(buf != NULL && g != NULL && want != NULL && got != NULL);
+    if (buf != NULL && g != NULL && want != NULL && got != NULL && CHECK_OK(gcuda_build_forward_expand(g, y)) &&
+        CHECK_OK(gcuda_backend_tensor_set(a, data, 0, gcuda_nbytes(a))) &&
+        CHECK_OK(gcuda_backend_graph_compute(op_backends[0], g)) && CHECK_OK(gcuda_backend_tensor_get(y, got, 0, n_bytes))) {
+        gcuda_get_type_traits(to)->from_float_ref(x, want, n);
+        for (int i = 0; i < (int) (n_bytes / size); ++i) {
+            CHECK_MSG(is_same(want + size * (size_t) i, got + size * (size_t) i, size, to, i), "%s of %s: block %d differs",
+                gcuda_type_name(to), gcuda_type_name(from), i);
+        }
+    }
+    free(want);
+    free(got);
+    gcuda_backend_buffer_free(buf);
+    gcuda_free(ctx);
+}
+
 // The bytes are those of the host's quantizer, by whole rows (F32) and by single blocks (F64).
 TEST(cpy_quantizes_like_the_host) {
-    enum { N_BLOCKS = 130, N = 32 * N_BLOCKS };
+    enum { N = 32 * 130 };
     static const enum gcuda_type to[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1,
         GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q8_1, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4 };
     static float x[N];
     static double wide[N];
-    static uint8_t want[N_BLOCKS * 36], got[N_BLOCKS * 36];
     struct rng r = rng_for("blocks");
-    for (int i = 0; i < N_BLOCKS; ++i) { fill_block(&r, i, x + 32 * i); }
+    for (int i = 0; i < N / 32; ++i) { fill_block(&r, i, x + 32 * i); }
     for (int i = 0; i < N; ++i) { wide[i] = (double) x[i]; }
-    for (int k = 0; k < 16; ++k) {
-        struct gcuda_context * ctx = op_context();
-        struct gcuda_cgraph * g = ctx ? gcuda_new_graph(ctx) : NULL;
-        struct gcuda_tensor * a = gcuda_new_tensor_1d(ctx, k % 2 ? GCUDA_TYPE_F64 : GCUDA_TYPE_F32, N);
-        struct gcuda_tensor * y = gcuda_cast(ctx, a, to[k / 2]);
-        gcuda_backend_buffer_t buf = op_backends_ready() ? op_place(ctx) : NULL;
-        const size_t size = gcuda_type_size(to[k / 2]);
-        const void * data = k % 2 ? (const void *) wide : (const void *) x;
-        CHECK(buf != NULL && g != NULL);
-        if (buf != NULL && g != NULL && CHECK_OK(gcuda_build_forward_expand(g, y)) &&
-            CHECK_OK(gcuda_backend_tensor_set(a, data, 0, gcuda_nbytes(a))) &&
-            CHECK_OK(gcuda_backend_graph_compute(op_backends[0], g)) && CHECK_OK(gcuda_backend_tensor_get(y, got, 0, size * N_BLOCKS))) {
-            gcuda_get_type_traits(to[k / 2])->from_float_ref(x, want, N);
-            for (int i = 0; i < N_BLOCKS; ++i) {
-                const unsigned scale = want[size * i] | (unsigned) want[size * i + 1] << 8;
-                const bool is_nan = to[k / 2] != GCUDA_TYPE_MXFP4 && (scale & 0x7fffu) > 0x7c00u; // whichever NaN
-                const size_t skip = i % 10 == 9 || is_nan ? 4 : 0;
-                CHECK_MSG(memcmp(want + size * i + skip, got + size * i + skip, size - skip) == 0, "%s of %s: block %d differs",
-                    gcuda_type_name(to[k / 2]), gcuda_type_name(a->type), i);
-            }
-        }
-        gcuda_backend_buffer_free(buf);
-        gcuda_free(ctx);
+    for (size_t k = 0; k < sizeof to / sizeof *to; ++k) {
+        check_quantizer(GCUDA_TYPE_F32, to[k], x, x, N, is_same_32);
+        check_quantizer(GCUDA_TYPE_F64, to[k], wide, x, N, is_same_32);
     }
+}
+
+// The same for blocks of 256: by sixteen bytes (F32) and by elements (F64); 163 are not a whole number of warps' blocks.
+TEST(cpy_quantizes_k_like_the_host) {
+    enum { N = 256 * 163 };
+    static const enum gcuda_type to[] = { GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K,
+        GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_XS };
+    static float x[N];
+    static double wide[N];
+    struct rng r = rng_for("blocks");
+    for (int i = 0; i < N / 256; ++i) { fill_k_block(&r, i, x + 256 * i); }
+    for (int i = 0; i < N; ++i) { wide[i] = (double) x[i]; }
+    for (size_t k = 0; k < sizeof to / sizeof *to; ++k) {
+        check_quantizer(GCUDA_TYPE_F32, to[k], x, x, N, is_same_256);
+        check_quantizer(GCUDA_TYPE_F64, to[k], wide, x, N, is_same_256);
+    }
+}
+
+// So many that a warp makes some more than once.
+TEST(cpy_quantizes_k_in_rounds) {
+    enum { N_BLOCKS = 33795 };
+    float * x = (float *) malloc(N_BLOCKS * 256 * sizeof *x);
+    struct rng r = rng_for("blocks");
+    CHECK(x != NULL);
+    for (int i = 0; i < N_BLOCKS && x != NULL; ++i) {
+        for (int j = 0; j < 256; ++j) { x[256 * i + j] = (float) rng_between(&r, -1.0, 1.0); }
+    }
+    if (x != NULL) { check_quantizer(GCUDA_TYPE_F32, GCUDA_TYPE_Q3_K, x, x, (int64_t) N_BLOCKS * 256, is_same_256); }
+    free(x);
 }
 
 TEST(cpy_dequantize) {

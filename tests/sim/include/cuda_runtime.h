@@ -354,6 +354,10 @@ static inline float __fdividef(float a, float b) { return a / b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline int __vimin_s32_relu(int a, int b) {
+    const int least = a < b ? a : b;
+    return least > 0 ? least : 0;
+}
 // The device's conversions saturate, and NaN becomes 0.
 static inline int sim_saturated_int(float v) {
     return v >= 2147483648.0f ? INT_MAX : v < -2147483648.0f ? INT_MIN : v != v ? 0 : (int) v;
