@@ -14233,7 +14233,7 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_jo
     const int64_t n = p.job.n;
     for (int i = 0; i < n_args; ++i) {
         const gcuda_array & a = args[i].a, & y = args[i].y;
-        if (!vec_takes(a, args[i].b) || a.ne[1] < 1 || !vec_is_alike(args[0], args[i]) ||
+        if (!vec_takes(a, args[i].b) || a.ne[1] < 1 || y.nb[0] < 1 || !vec_is_alike(args[0], args[i]) ||
             (n > 1 && (rows_multiple(job_of(args[i])) != rows_multiple(p.job) || !vec_has_columns(y)))) {
             return false;
         }

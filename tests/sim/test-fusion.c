@@ -1412,6 +1412,11 @@ static void launch_group(enum gcuda_type type, int64_t n, bool has_all_shared) {
     args[1][1].a.data = (char *) args[1][1].a.data + 2;
     CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
     args[1][1] = args[1][0];
+    const size_t step = args[1][0].y.nb[0];
+    args[1][0].y.nb[0] = args[1][1].y.nb[0] = 0; // a caller's mistake: refused, not divided by
+    CHECK(!gcuda_mul_mat_vec_takes_group(args[1], 2));
+    CHECK(gcuda_launch_mul_mat_vec_group(args[1], 2, NULL, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    args[1][0].y.nb[0] = args[1][1].y.nb[0] = step;
     args[1][0].is_rounded = args[1][1].is_rounded = true;
     CHECK(gcuda_mul_mat_vec_takes_group(args[1], 2) == (n == 1));
     CHECK(cudaFree(scratch) == cudaSuccess);
