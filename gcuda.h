@@ -26458,8 +26458,20 @@ static bool gcudai_cuda_id_product_takes(
                                                         : product == GCUDAI_CUDA_PRODUCT_OWN;
 }
 
+// Slots for each expert from which on warp groups are faster than tiles: measured at 2, 4, 8, 16, 32 and 64 on an H200 (E=128, m=768
+// and E=32, m=1792, k=2048).
+static int64_t gcudai_cuda_id_warp_group_slots(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q5_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS:
+        case GCUDA_TYPE_IQ1_S: case GCUDA_TYPE_IQ1_M: case GCUDA_TYPE_IQ2_S: return 4;
+        case GCUDA_TYPE_Q4_1: case GCUDA_TYPE_Q5_1: case GCUDA_TYPE_Q2_K: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_Q5_K: return 24;
+        default: return 12;
+    }
+}
+
 static enum gcudai_cuda_product gcudai_cuda_choose_id_product(const struct gcuda_mul_mat_id_args * p, bool has_warp_groups) {
-    const bool is_large = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K;
+    const bool is_large = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K &&
+                          p->ids.ne[0] * p->ids.ne[1] >= gcudai_cuda_id_warp_group_slots(p->as.type) * p->as.ne[2];
     if (gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_VECTOR, p, has_warp_groups)) { return GCUDAI_CUDA_PRODUCT_VECTOR; }
     return is_large && gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, p, has_warp_groups)
                ? GCUDAI_CUDA_PRODUCT_WARP_GROUPS
