@@ -627,6 +627,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_glu GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu)
 #define gcuda_glu_op_name GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_op_name)
 #define gcuda_glu_split GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_split)
+#define gcuda_glu_takes_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_glu_takes_form)
 #define gcuda_graph_add_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_add_node)
 #define gcuda_graph_clear GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clear)
 #define gcuda_graph_clip_grads GCUDAI_RENAME(GCUDA_PREFIX, gcuda_graph_clip_grads)
@@ -820,6 +821,8 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
 #define gcuda_mul_mat_vec_takes_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_takes_group)
 #define gcuda_mul_mat_wg_columns_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_columns_bytes)
+#define gcuda_mul_mat_wg_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_form)
+#define gcuda_mul_mat_wg_form_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_form_bytes)
 #define gcuda_mul_mat_wg_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_fused_scratch_bytes)
 #define gcuda_mul_mat_wg_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_group_scratch_bytes)
 #define gcuda_mul_mat_wg_parts GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_parts)
@@ -2018,6 +2021,7 @@ struct gcuda_glu_args {
     struct gcuda_array x, g, y; // all of y's shape
     enum gcuda_glu_op op;
     float alpha, limit; // SWIGLU_OAI
+    int form; // launchers: 0: y is floats, else what gcuda_mul_mat_wg_form says
 };
 GCUDA_API const char * gcuda_glu_op_name(enum gcuda_glu_op op); // "SWIGLU"; "invalid"
 // of a GLU node, else GCUDA_GLU_OP_COUNT
@@ -2378,7 +2382,7 @@ struct gcuda_mul_mat_args {
     struct gcuda_array a, b, y; // launchers: y may be F16 or BF16, but for _wg, _gemm and epilogues in tiles
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
-    bool is_rounded;   // launchers: b is a column that gcuda_launch_norm_mul has left as bytes, see there
+    bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
 };
 
 // Launchers only: what becomes of the sums before they are stored. A zero-filled one leaves them alone. In this order, every
@@ -3907,6 +3911,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_timestep_embedding(
     const struct gcuda_timestep_embedding_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_add_id(const struct gcuda_add_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * args, gcuda_stream stream);
+// y, a matrix, may be left as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes at a multiple of 16 bytes that overlap
+// neither x nor g: F32 rows at such multiples too. UNSUPPORTED otherwise.
+GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args); // 0 too
 // Up to 8 element-wise operations in a row, as ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU and UNARY nodes that
 // follow each other would give, bit for bit. x and y are floats of one type and shape; b repeats, and is any of the floats.
 #define GCUDA_CHAIN_MAX 8
@@ -3929,13 +3936,15 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_chain(const struct gcuda_chain_args *
 struct gcuda_norm_mul_args {
     struct gcuda_array x, add, sum, w, b, y; // add, sum, b: data is NULL when absent
     float eps;
-    int form; // 0: y is floats
+    int form; // 0: y is floats, else what gcuda_mul_mat_vec_form or gcuda_mul_mat_wg_form says
 };
 GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_args * args, gcuda_stream stream);
 // y may be left as bytes with their scales, in its first 3072 bytes for each 2048 elements or part of them, for products that would
 // round it to just those: gcuda_launch_mul_mat_vec, _fused and _group with is_rounded set, whose weights' type has this form. What
-// takes a form: one row of whole 32 elements that has the room (768 have), all arrays at multiples of 16 bytes.
-GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args);
+// takes such a form: one row of whole 32 elements that has the room (768 have), all arrays at multiples of 16 bytes.
+// Or, of any number of rows, as columns for products on warp groups, in gcuda_mul_mat_wg_form_bytes that overlap nothing that is read:
+// rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
+GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
 GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
 // Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y, a float.
 struct gcuda_rope_set_args {
@@ -4094,6 +4103,12 @@ GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_fused_scratch_bytes(const struct gcuda_
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_group(
     const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
+// The form in which such a product of weights in blocks (n_args 1: gcuda_launch_mul_mat_wg or _fused), or a group of at least two, takes
+// columns that are rounded already, on the current device: with is_rounded set, b.data is what gcuda_launch_norm_mul or gcuda_launch_glu
+// has left in that form, BF16 in the order in which the products read it, b otherwise as if it were the floats. Bits are those
+// of the floats. b.data may be the beginning of scratch. 0: there is none, k (a's rows) is no multiple of 256, or the products do not fit.
+GCUDA_KERNEL_API int gcuda_mul_mat_wg_form(const struct gcuda_mul_mat_args * args, int n_args);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_form_bytes(int form, int64_t k, int64_t n_columns); // 0: no such form
 // One product of weights in blocks in two steps, so that others, on other devices too, have its columns rounded already: tiles of
 // GCUDA_MUL_MAT_WG_TILE columns, one right behind the other, the last filled up with zeros. A product of some of the rows, or of
 // columns from a multiple of that on, takes what is there of them. parts: scratch of the second step alone. UNSUPPORTED as above.
@@ -13752,6 +13767,7 @@ static void gcudai_glu_args(const struct gcuda_tensor * y, union gcudai_args * a
     p->op = gcuda_get_glu_op(y);
     p->alpha = gcudai_param_f32(y, 2);
     p->limit = gcudai_param_f32(y, 3);
+    p->form = 0;
 }
 
 static inline float gcudai_swiglu_oai(float x, float g, float alpha, float limit) {
@@ -29009,6 +29025,13 @@ union gcudai_cuda_fused {
         struct gcuda_mul_mat_id_args args;
         struct gcuda_mul_mat_epilogue epilogue;
     } mul_mat_id;
+    struct {
+        struct gcuda_glu_args glu;
+        struct gcuda_mul_mat_args args;
+        struct gcuda_mul_mat_epilogue epilogue;
+        bool has_steps;
+        void * scratch; // begins with the columns
+    } glu_mul_mat;
 };
 
 struct gcudai_cuda_pattern {
@@ -29619,16 +29642,21 @@ static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int 
     return may;
 }
 
-// The last step taken is an addition that goes into the norm behind it, whose rows are not a few blocks' as tiles are.
-static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, const struct gcudai_cuda_sums * s) {
+// The window from its node `first` on.
+static struct gcudai_cuda_window gcudai_cuda_window_from(const struct gcudai_cuda_window * w, int first) {
     struct gcudai_cuda_window rest = *w;
-    union gcudai_cuda_fused args;
-    const int first = s->taken - 1;
     rest.n = w->n - first;
     for (int i = 0; i < rest.n; ++i) {
         rest.at[i] = w->at[first + i];
         rest.node[i] = w->node[first + i];
     }
+    return rest;
+}
+
+// The last step taken is an addition that goes into the norm behind it, whose rows are not a few blocks' as tiles are.
+static bool gcudai_cuda_is_of_norm(const struct gcudai_cuda_window * w, const struct gcudai_cuda_sums * s) {
+    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, s->taken - 1);
+    union gcudai_cuda_fused args;
     return gcudai_cuda_match_add_rms_norm_mul(&rest, &args) > 0;
 }
 
@@ -29846,12 +29874,54 @@ static void ** gcudai_cuda_scratch_wide_group(union gcudai_cuda_fused * args, si
     return &args->group.scratch;
 }
 
+// ---- glu + mul_mat, with steps behind: a gate whose result is rounded for the product, and not written otherwise ----
+// The product's scratch has the columns. All of the gate's operands are read before the product begins, so its result may lie there.
+
+static int gcudai_cuda_match_glu_mul_mat(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    const struct gcuda_tensor * glu = w->node[0];
+    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_GLU) || !gcudai_cuda_is_inner(w, 0) || !gcudai_cuda_is_wide_product(w, 1) ||
+        w->node[1]->src[1] != glu || gcudai_cuda_way_of(w, 1) != GCUDAI_CUDA_PRODUCT_WARP_GROUPS) {
+        return 0;
+    }
+    const struct gcudai_cuda_window rest = gcudai_cuda_window_from(w, 1);
+    union gcudai_cuda_fused product;
+    GCUDAI_ZERO(product);
+    const int n = gcudai_cuda_match_mul_mat(&rest, &product);
+    union gcudai_args op;
+    gcudai_mul_mat_args(w->node[1], &op);
+    args->glu_mul_mat.args = n > 0 ? product.mul_mat.args : op.mul_mat;
+    args->glu_mul_mat.args.max_shared = w->cu->max_shared;
+    args->glu_mul_mat.epilogue = product.mul_mat.epilogue;
+    args->glu_mul_mat.has_steps = n > 0;
+    gcudai_glu_args(glu, &op);
+    args->glu_mul_mat.glu = op.glu;
+    args->glu_mul_mat.glu.form = gcuda_mul_mat_wg_form(&args->glu_mul_mat.args, 1);
+    return args->glu_mul_mat.glu.form != 0 && gcuda_glu_takes_form(&args->glu_mul_mat.glu) ? GCUDAI_MAX(n, 1) + 1 : 0;
+}
+
+static gcuda_status gcudai_cuda_run_glu_mul_mat(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    struct gcuda_glu_args glu = args->glu_mul_mat.glu;
+    struct gcuda_mul_mat_args p = args->glu_mul_mat.args;
+    void * const scratch = args->glu_mul_mat.scratch;
+    glu.y.data = p.b.data = scratch;
+    p.is_rounded = true;
+    GCUDAI_TRY(gcuda_launch_glu(&glu, stream));
+    return gcuda_launch_mul_mat_wg_fused(&p, args->glu_mul_mat.has_steps ? &args->glu_mul_mat.epilogue : NULL, scratch, stream);
+}
+
+static void ** gcudai_cuda_scratch_glu_mul_mat(union gcudai_cuda_fused * args, size_t * n_bytes) {
+    const struct gcuda_mul_mat_args * p = &args->glu_mul_mat.args;
+    *n_bytes = args->glu_mul_mat.has_steps ? gcuda_mul_mat_wg_fused_scratch_bytes(p) : gcuda_mul_mat_wg_scratch_bytes(p);
+    return &args->glu_mul_mat.scratch;
+}
+
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
     { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
     { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
+    { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
     { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
@@ -29992,31 +30062,46 @@ static gcuda_status gcudai_cuda_step_run(struct gcudai_cuda * cu, struct gcudai_
     return st == GCUDA_STATUS_SUCCESS || gcudai_cuda_is_split(s->node) ? st : gcudai_cuda_fail_node(cu, st, s->node);
 }
 
-// ---- norms that leave their result as the bytes that products would make of it ----
-// Where products of one column alone read it, with weights of one form: each of their blocks would round the column again. The
-// bytes lie where the result would, so that memory is used as before.
+// ---- norms that leave their result as products would round it ----
+// Where products alone read it that take it in one form: of one column, which each of their blocks would round again, or of many on
+// warp groups, which a launch of its own would round. It lies where the result would, so that memory is used as before.
 
 enum { GCUDAI_CUDA_READERS = 16 }; // steps behind a norm that are searched for those who read it
 
-// The products of a step that can take a column as bytes, n of them; NULL: there are none.
-static struct gcuda_mul_mat_args * gcudai_cuda_column_products(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, int * n) {
+// The products of a step, n of them with weights in blocks, and their way; NULL: there are none.
+static struct gcuda_mul_mat_args * gcudai_cuda_column_products(
+    const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, int * n, enum gcudai_cuda_product * way) {
     struct gcuda_mul_mat_args * p = NULL;
     *n = 1;
+    *way = GCUDAI_CUDA_PRODUCT_VECTOR;
     if (s->pattern != NULL) {
-        const bool is_group = s->pattern->run == gcudai_cuda_run_group;
-        const bool is_single = s->pattern->run == gcudai_cuda_run_mul_mat && s->args.mul_mat.way == GCUDAI_CUDA_PRODUCT_VECTOR; // others read floats
+        const bool is_wide = s->pattern->run == gcudai_cuda_run_wide_group, is_group = is_wide || s->pattern->run == gcudai_cuda_run_group;
+        const bool is_single = s->pattern->run == gcudai_cuda_run_mul_mat;
         p = is_single ? &s->args.mul_mat.args : is_group ? s->args.group.args : NULL;
         *n = is_group ? s->args.group.n : 1;
-    } else if (s->node->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(gcudai_buffer_of(s->node->src[0])) == NULL &&
-               gcudai_cuda_product_of(cu, &s->args.op.mul_mat) == GCUDAI_CUDA_PRODUCT_VECTOR) {
+        *way = is_single ? s->args.mul_mat.way : is_wide ? GCUDAI_CUDA_PRODUCT_WARP_GROUPS : *way;
+    } else if (s->node->op == GCUDA_OP_MUL_MAT && gcudai_cuda_split_of(gcudai_buffer_of(s->node->src[0])) == NULL) {
         p = &s->args.op.mul_mat;
+        *way = gcudai_cuda_product_of(cu, p);
     }
     return p != NULL && gcuda_is_quantized(p->a.type) ? p : NULL;
 }
 
+// The form in which the step's products can take columns that are rounded; 0: none.
+static int gcudai_cuda_form_of(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s) {
+    int n;
+    enum gcudai_cuda_product way;
+    const struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n, &way);
+    return p == NULL                                ? 0
+           : way == GCUDAI_CUDA_PRODUCT_VECTOR      ? gcuda_mul_mat_vec_form(p->a.type)
+           : way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? gcuda_mul_mat_wg_form(p, n)
+                                                    : 0; // others read floats
+}
+
 static void gcudai_cuda_set_rounded(const struct gcudai_cuda * cu, struct gcudai_cuda_step * s, bool is_rounded) {
     int n;
-    struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n);
+    enum gcudai_cuda_product way;
+    struct gcuda_mul_mat_args * p = gcudai_cuda_column_products(cu, s, &n, &way);
     for (int i = 0; p != NULL && i < n; ++i) { p[i].is_rounded = is_rounded; }
     s->is_rounded = is_rounded && p != NULL;
 }
@@ -30033,17 +30118,35 @@ static int gcudai_cuda_column_reads(const struct gcudai_cuda_look * look, const 
 // The form in which all who read the result of step i want it; 0: there is none. What they write in their turn comes behind it.
 static int gcudai_cuda_form_behind(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, int i, int * last) {
     const int at = plan->steps[i].first + plan->steps[i].n - 1, n_uses = gcudai_cuda_n_uses(&plan->look, at);
-    int n_reads = 0, form = 0, n;
+    int n_reads = 0, form = 0;
     for (*last = i; *last + 1 < plan->n_steps && *last < i + GCUDAI_CUDA_READERS && n_reads < n_uses;) {
         struct gcudai_cuda_step * s = &plan->steps[++*last];
         const int reads = gcudai_cuda_column_reads(&plan->look, s, at);
-        const struct gcuda_mul_mat_args * p = reads > 0 ? gcudai_cuda_column_products(cu, s, &n) : NULL;
-        const int wanted = p != NULL ? gcuda_mul_mat_vec_form(p->a.type) : 0;
+        const int wanted = reads > 0 ? gcudai_cuda_form_of(cu, s) : 0;
         if (reads > 0 && (wanted == 0 || (form != 0 && wanted != form))) { return 0; }
         form = reads > 0 ? wanted : form;
         n_reads += reads;
     }
     return n_reads == n_uses ? form : 0;
+}
+
+// Whether the step's norm can leave its result in this form where its node lies. Columns of many rows are written all over it while
+// other rows are still to be read.
+static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const struct gcudai_cuda_step * s, int form) {
+    const struct gcuda_tensor * y = s->node;
+    struct gcuda_norm_mul_args p = s->args.norm_mul;
+    p.form = form;
+    if (form == 0 || y->view_src != NULL || !gcuda_norm_mul_takes_form(&p)) { return false; }
+    const size_t of_many = gcuda_mul_mat_wg_form_bytes(form, y->ne[0], gcuda_nrows(y)); // 0: another form
+    bool is_apart = of_many <= gcuda_nbytes(y);
+    for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
+        const struct gcudai_cuda_seen * seen = &plan->look.seen[i];
+        for (int k = 0; k < GCUDA_MAX_SRC && seen->shape.src[k] >= 0; ++k) {
+            const bool is_inner = seen->shape.src[k] >= s->first && seen->shape.src[k] < s->first + s->n;
+            is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
+        }
+    }
+    return is_apart;
 }
 
 static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
@@ -30055,8 +30158,7 @@ static void gcudai_cuda_plan_columns(const struct gcudai_cuda * cu, struct gcuda
         struct gcudai_cuda_step * s = &plan->steps[i];
         int last = i;
         if (s->pattern == NULL || s->pattern->run != gcudai_cuda_run_norm_mul) { continue; }
-        const bool may = s->node->view_src == NULL && gcuda_norm_mul_takes_form(&s->args.norm_mul);
-        const int form = may ? gcudai_cuda_form_behind(cu, plan, i, &last) : 0;
+        const int wanted = gcudai_cuda_form_behind(cu, plan, i, &last), form = gcudai_cuda_has_room_for(plan, s, wanted) ? wanted : 0;
         s->is_new = s->is_new || s->args.norm_mul.form != form;
         s->args.norm_mul.form = form;
         for (int j = i + 1; s->args.norm_mul.form != 0 && j <= last; ++j) {

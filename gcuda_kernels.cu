@@ -1512,6 +1512,32 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane,
     }
 }
 
+// ---- columns that products on warp groups have rounded already ----
+// As k_wg_columns leaves them for weights in blocks: BF16 as [tile][step of 64 elements of k][column][128 bytes], zeros behind the last
+// column. Their form as a number is the columns of a tile, which is even, as no form of bytes is; k a multiple of 256.
+#define WG_K 64 // elements of k in a step: 128 bytes of a column, the width of the swizzle
+// Columns, and pieces of 2048 elements of them, are counted in 31 bits.
+static inline bool is_wg_form(int form, int64_t k, int64_t n) {
+    return (form == 128 || form == 256) && k > 0 && k <= (1 << 29) && k % 256 == 0 && (k + 2047) / 2048 * ((n + form - 1) / form) <= (1 << 30) / form;
+}
+static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) { return (n + form - 1) & ~(int64_t) (form - 1); } // a power of 2
+
+static inline __device__ char * d_wg_column(char * image, int64_t k, int form, uint32_t c) {
+    const uint32_t in_tile = c & (uint32_t) (form - 1);
+    return image + ((int64_t) (c - in_tile) * k + (int64_t) in_tile * WG_K) * 2;
+}
+
+// Elements k .. k + 127 of column c, a warp's, four a lane: element 4 of lane 8 t + s is where lane t of a quad has it in instruction s
+// (d_wg_put has more at once). A lane gets two words of the image from the two that have them.
+static inline __device__ void d_wg_put_four(char * column, int form, uint32_t c, int k, const float4 & v) {
+    const int lane = (int) threadIdx.x % 32, from = lane / 4 + 16 * (lane % 2), piece = lane % 16 / 2 ^ (int) (c % 8);
+    const uint32_t low = d_bf16_pair(v.x, v.y), high = d_bf16_pair(v.z, v.w);
+    const uint2 first = make_uint2(__shfl_sync(0xffffffffu, low, from), __shfl_sync(0xffffffffu, low, from + 8));
+    const uint2 second = make_uint2(__shfl_sync(0xffffffffu, high, from), __shfl_sync(0xffffffffu, high, from + 8));
+    const int64_t step = (int64_t) (k / WG_K + lane / 16) * (form * WG_K * 2);
+    *(uint2 *) (column + step + 16 * piece + 8 * (lane % 2)) = lane % 4 < 2 ? first : second;
+}
+
 #if GCUDAI_PART(8)
 // =====================================================================================================
 // >>k-copy   copies and conversions between all types, rows by index
@@ -3302,7 +3328,7 @@ gcuda_status gcuda_launch_unary(const gcuda_unary_args * args, gcuda_stream stre
 }
 
 // >>op:glu --------------------------------------------------------------------------------------------
-//   floor   x and g read, y written: 3 * n * sizeof(T) bytes
+//   floor   x and g read, y written: 3 * n * sizeof(T) bytes; as columns 10 n
 template <typename T, int OP> static __global__ void k_glu_wide(const gcuda_glu_args p, const tiles t) {
     const int N = d_wide<T>::N;
     FOR_TILES(tile, t) {
@@ -3339,7 +3365,40 @@ template <int OP> static __global__ void k_glu(const gcuda_glu_args p, const til
     }
 }
 
+// As columns for products. A block has 2048 elements of one, a warp 256 of them.
+template <int OP> static __global__ void __launch_bounds__(256) k_glu_columns(const gcuda_glu_args p) {
+    d_take_turn();
+    const int k_all = (int) p.y.ne[0], n = (int) p.y.ne[1];
+    const uint32_t per_column = (uint32_t) (k_all + 2047) / 2048, n_items = (uint32_t) d_wg_padded(n, p.form) * per_column;
+    const auto f = [&](float x, float g) { return d_glu((gcuda_glu_op) OP, x, g, p.alpha, p.limit); };
+    for (uint32_t item = blockIdx.x; item < n_items; item += gridDim.x) {
+        const uint32_t c = item / per_column;
+        const int k = (int) (item - c * per_column) * 2048 + (int) (threadIdx.x / 32) * 256, at = (k + 4 * (int) (threadIdx.x % 32)) / 4;
+        if (k >= k_all) { continue; }
+        const float4 * x_row = (const float4 *) ((const char *) p.x.data + c * (int64_t) p.x.nb[1]) + at;
+        const float4 * g_row = (const float4 *) ((const char *) p.g.data + c * (int64_t) p.g.nb[1]) + at;
+        float4 x[2] = {}, g[2] = {};
+        if ((int) c < n) { x[0] = x_row[0], x[1] = x_row[32], g[0] = g_row[0], g[1] = g_row[32]; }
+        char * column = d_wg_column((char *) p.y.data, k_all, p.form, c);
+        UNROLL for (int i = 0; i < 2; ++i) {
+            const float4 y = make_float4(f(x[i].x, g[i].x), f(x[i].y, g[i].y), f(x[i].z, g[i].z), f(x[i].w, g[i].w));
+            d_wg_put_four(column, p.form, c, k + 128 * i, y);
+        }
+    }
+}
+
+bool gcuda_glu_takes_form(const gcuda_glu_args * args) {
+    const gcuda_glu_args & p = *args;
+    const bool is_f32 = p.x.type == GCUDA_TYPE_F32 && p.g.type == GCUDA_TYPE_F32 && p.y.type == GCUDA_TYPE_F32;
+    return p.form == 0 || (is_wg_form(p.form, p.y.ne[0], p.y.ne[1]) && p.y.ne[2] * p.y.ne[3] == 1 && is_f32 && is_wide(p.x) && is_wide(p.g) &&
+                              (uintptr_t) p.y.data % 16 == 0);
+}
+
 template <int OP> static gcuda_status glu(const gcuda_glu_args & p, gcuda_stream stream) {
+    if (!gcuda_glu_takes_form(&p)) { return GCUDA_STATUS_UNSUPPORTED; }
+    if (p.form != 0) {
+        return launch_in_turn(k_glu_columns<OP>, d_wg_padded(n_rows(p.y), p.form) * ((p.y.ne[0] + 2047) / 2048), dim3(256), stream, p);
+    }
     if (p.x.type != p.y.type || p.g.type != p.y.type || !is_wide(p.x) || !is_wide(p.g) || !is_wide(p.y)) {
         return launch_tiles(k_glu<OP>, tiles_of(p.y, 1, 4), stream, p);
     }
@@ -5528,8 +5587,20 @@ static inline __device__ const char * d_repeated_row(const gcuda_array & a, cons
 
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
 
+// A row as a column for products. Columns behind the last are rows without elements, and so zeros.
+template <typename ROW> static inline __device__ void d_norm_wg_column(const ROW & x, const gcuda_norm_mul_args & p, int64_t c) {
+    char * column = d_wg_column((char *) p.y.data, p.x.ne[0], p.form, (uint32_t) c);
+    UNROLL for (int k = 0; k < ROW::PARTS; ++k) {
+        const int first = ROW::place(k) - 4 * (int) (threadIdx.x % 32); // of the warp
+        if (first < (int) p.x.ne[0]) { d_wg_put_four(column, p.form, (uint32_t) c, first, make_float4(x.v[k][0], x.v[k][1], x.v[k][2], x.v[k][3])); }
+    }
+}
+
 template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_mul(const gcuda_norm_mul_args p) {
-    d_held_rows<H::THREADS>(d_rows(p.y), p.x.ne[0], [&](int64_t r, int n) {
+    constexpr bool MAY_ROUND = H::WIDE && H::THREADS >= 32;
+    const int64_t n_all = d_rows(p.y);
+    d_held_rows<H::THREADS>(MAY_ROUND && p.form != 0 ? d_wg_padded(n_all, p.form) : n_all, p.x.ne[0], [&](int64_t r, int n_held) {
+        const int n = MAY_ROUND && r >= n_all ? 0 : n_held;
         typename H::template row<float> x;
         x.load(d_row(p.x, r), n);
         if (p.add.data != nullptr) {
@@ -5545,6 +5616,12 @@ template <typename H> static __global__ void __launch_bounds__(H::BLOCK) k_norm_
         if (p.b.data != nullptr) {
             const float * b = (const float *) d_repeated_row(p.b, p.x, r);
             x.each(n, [&](float & v, int i) { v = d_add_rn(v, b[i]); });
+        }
+        if constexpr (MAY_ROUND) {
+            if (p.form != 0) {
+                d_norm_wg_column(x, p, r);
+                return;
+            }
         }
         x.store(d_row(p.y, r), n);
     });
@@ -5613,22 +5690,30 @@ static bool is_norm_mul_row(const gcuda_norm_mul_args & p) {
     return is_so;
 }
 
+static bool is_norm_mul_wide(const gcuda_norm_mul_args & p) {
+    return is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum));
+}
+
 bool gcuda_norm_mul_takes_form(const gcuda_norm_mul_args * args) {
     const int64_t n = args->x.ne[0];
+    if (args->form % 2 == 0) {
+        return args->form == 0 || (is_wg_form(args->form, n, n_rows(args->y)) && can_hold(n) && is_norm_mul_wide(*args));
+    }
     return is_norm_mul_row(*args) && can_hold(n) && n % 32 == 0 && vec_steps(n) * VEC_STEP_BYTES <= 4 * n;
 }
 
 gcuda_status gcuda_launch_norm_mul(const gcuda_norm_mul_args * args, gcuda_stream stream) {
     const gcuda_norm_mul_args & p = *args;
-    const bool wide = is_wide(p.x) && is_wide(p.y) && (p.sum.data == nullptr || is_wide(p.sum)), is_row = is_norm_mul_row(p);
-    if (!can_hold(p.x.ne[0]) || (p.form != 0 && !gcuda_norm_mul_takes_form(args))) { return GCUDA_STATUS_UNSUPPORTED; }
-    return with_held<float>(p.x.ne[0], wide, [&](auto h) {
+    const bool is_wg = p.form != 0 && p.form % 2 == 0, is_row = is_norm_mul_row(p) && !is_wg;
+    if (!can_hold(p.x.ne[0]) || !gcuda_norm_mul_takes_form(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    const int64_t n = is_wg ? d_wg_padded(n_rows(p.y), p.form) : n_rows(p.y);
+    return with_held<float>(p.x.ne[0], is_norm_mul_wide(p), [&](auto h) {
         typedef decltype(h) H;
         if constexpr (H::WIDE && H::THREADS > 32) {
             if (is_row) { return launch_overlapped(k_norm_mul_row<H>, 1, dim3(H::BLOCK), 0, 0, stream, p, reads_weights_early()); }
         }
         const int64_t at_once = H::BLOCK / H::THREADS;
-        return launch_overlapped(k_norm_mul<H>, (n_rows(p.y) + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
+        return launch_overlapped(k_norm_mul<H>, (n + at_once - 1) / at_once, dim3(H::BLOCK), 0, 0, stream, p);
     });
 }
 
@@ -14907,7 +14992,6 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float(const gcuda_mul_mat_id_args * arg
 // Where there are too few tiles for the device, or not a multiple, k is cut into parts, whose sums a second kernel adds.
 //   floor   a once for every TN columns, b (2 bytes an element) once for every 256 rows, from L2     shared  up to 226 KiB
 #define WG_ROWS 128
-#define WG_K 64 // elements of k in a step: 128 bytes of a column, the width of the swizzle
 #define WG_THREADS 384
 #define WG_MAX_SHARED (226 * 1024)
 #define WG_MAX_PARTS 8
@@ -16340,9 +16424,27 @@ size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
 
 // Whether q is a product of the same columns as p, with weights that lie like p's.
 static bool wg_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
-    bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data && q.b.type == p.b.type;
+    bool is_so = q.is_rounded == p.is_rounded && q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data && q.b.type == p.b.type;
     for (int d = 0; d < 4; ++d) { is_so = is_so && q.b.ne[d] == p.b.ne[d] && q.b.nb[d] == p.b.nb[d]; }
     return is_so;
+}
+
+// Whether columns that are said to be rounded can be.
+static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
+    return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
+}
+
+int gcuda_mul_mat_wg_form(const gcuda_mul_mat_args * args, int n_args) {
+    bool may = n_args >= 1 && n_args <= GCUDA_MUL_MAT_GROUP;
+    for (int i = 0; i < n_args && may; ++i) {
+        may = gcuda_is_quantized(args[i].a.type) && args[i].a.ne[0] % 256 == 0 && wg_takes(args[i]) && wg_is_alike(args[0], args[i]) &&
+              n_elements(args[i].y) > 0;
+    }
+    return !may ? 0 : n_args > 1 ? wg_plan_of_group(args, n_args).tn : wg_plan_of(*args).tn;
+}
+
+size_t gcuda_mul_mat_wg_form_bytes(int form, int64_t k, int64_t n) {
+    return n > 0 && is_wg_form(form, k, n) ? (size_t) (d_wg_padded(n, form) * k * 2) : 0;
 }
 
 static gcuda_status wg_make_columns(
@@ -16408,9 +16510,10 @@ static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args
     const wg_plan & plan, void * scratch, gcuda_stream stream) {
     const bool has_factors = args->a.type == GCUDA_TYPE_F16 && args->b.type != GCUDA_TYPE_F16;
     float * factor = has_factors ? (float *) ((char *) scratch + plan.factor_at) : nullptr;
-    const gcuda_status st = wg_make_columns(*args, plan, scratch, factor, stream);
+    const void * image = args->is_rounded ? args->b.data : scratch;
+    const gcuda_status st = args->is_rounded ? GCUDA_STATUS_SUCCESS : wg_make_columns(*args, plan, scratch, factor, stream);
     return st == GCUDA_STATUS_SUCCESS
-               ? wg_multiply(args, n_args, epilogue, plan, scratch, factor, (float *) ((char *) scratch + plan.parts_at), stream)
+               ? wg_multiply(args, n_args, epilogue, plan, image, factor, (float *) ((char *) scratch + plan.parts_at), stream)
                : st;
 }
 
@@ -16425,7 +16528,7 @@ static wg_plan wg_plan_of_steps(const gcuda_mul_mat_args & p) {
 // >>op:mul_mat ----------------------------------------------------------------------------------------
 gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream) {
     const bool is_gemm = wg_is_gemm(*args);
-    if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
+    if (!(is_gemm ? wg_gemm_takes(*args) : wg_takes(*args)) || !wg_takes_columns(*args) || !fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
         return device_lacks();
     }
     if (n_elements(args->y) == 0) {
@@ -16442,7 +16545,7 @@ gcuda_status gcuda_launch_mul_mat_wg_fused(
     if (epilogue == nullptr) {
         return gcuda_launch_mul_mat_wg(args, scratch, stream);
     }
-    if (wg_is_gemm(*args) || !wg_takes(*args) || epilogue->up != nullptr || !epilogue_fits(*epilogue, args->y, 0)) {
+    if (wg_is_gemm(*args) || !wg_takes(*args) || !wg_takes_columns(*args) || epilogue->up != nullptr || !epilogue_fits(*epilogue, args->y, 0)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (!fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
@@ -16461,11 +16564,11 @@ size_t gcuda_mul_mat_wg_fused_scratch_bytes(const gcuda_mul_mat_args * args) {
 }
 
 gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
-    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP) {
+    if (n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP || (args->is_rounded && n_args == 1)) { // one: tiles may be others, see the form
         return GCUDA_STATUS_UNSUPPORTED;
     }
     for (int i = 0; i < n_args; ++i) {
-        if (!gcuda_is_quantized(args[i].a.type) || !wg_takes(args[i]) || !wg_is_alike(args[0], args[i]) || n_elements(args[i].y) == 0) {
+        if (!gcuda_is_quantized(args[i].a.type) || !wg_takes_columns(args[i]) || !wg_takes(args[i]) || !wg_is_alike(args[0], args[i]) || n_elements(args[i].y) == 0) {
             return GCUDA_STATUS_UNSUPPORTED;
         }
     }

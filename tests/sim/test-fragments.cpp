@@ -15,6 +15,8 @@
 #define gcuda_launch_conv_2d_wg own_conv
 #define gcuda_mul_mat_id_wg_scratch_bytes own_id_scratch_bytes
 #define gcuda_launch_mul_mat_id_wg own_id
+#define gcuda_mul_mat_wg_form own_form
+#define gcuda_mul_mat_wg_form_bytes own_form_bytes
 #define GCUDA_KERNEL_PART 13
 #include "../../gcuda_kernels.cu"
 
@@ -279,6 +281,182 @@ TEST(columns_of_any_length_and_size) { // held in registers, and read again
         run<__nv_bfloat16, 128>(GCUDA_TYPE_BF16, odd);
     }
     clean();
+}
+
+// ---- columns that norms and gates round ----
+static gcuda_array rows_of(float * data, int64_t k, int64_t n, int64_t ld) {
+    gcuda_array a = {};
+    a.data = data, a.type = GCUDA_TYPE_F32;
+    a.ne[0] = k, a.ne[1] = n, a.ne[2] = a.ne[3] = 1;
+    a.nb[0] = 4, a.nb[1] = a.nb[2] = a.nb[3] = 4 * (size_t) ld;
+    return a;
+}
+
+struct rounding { // of k x n, from rows ld apart
+    int64_t k, n, ld;
+    int form;
+    size_t size;
+    float * x, * g, * y;
+    char * image;
+};
+
+static rounding rounding_of(int64_t k, int64_t n, int form) {
+    rounding o = { k, n, k + 4, form, own_form_bytes(form, k, n), nullptr, nullptr, nullptr, nullptr };
+    const size_t count = (size_t) (o.ld * n);
+    rng r = rng_for("columns");
+    std::vector<float> v(count);
+    float ** all[2] = { &o.x, &o.g };
+    for (float ** to : all) {
+        for (float & f : v) { f = (float) rng_between(&r, -3.0, 3.0); }
+        *to = on_device<float>(count);
+        CHECK(cudaMemcpy(*to, v.data(), count * 4, cudaMemcpyHostToDevice) == cudaSuccess);
+    }
+    o.y = on_device<float>(count);
+    o.image = on_device<char>(o.size);
+    CHECK(o.size == (size_t) ((n + form - 1) / form * form * k * 2));
+    CHECK(cudaMemsetAsync(o.image, 0xff, o.size, nullptr) == cudaSuccess);
+    return o;
+}
+
+// What lies in image has the bytes that the columns of the floats in y get.
+static void check_rounded(const rounding & o, const char * what, int which) {
+    char * want = on_device<char>(o.size);
+    d_wg_columns_job c = {};
+    c.x = rows_of(o.y, o.k, o.n, o.ld);
+    c.image = want, c.k_padded = o.k, c.tn = o.form, c.n_padded = (o.n + o.form - 1) / o.form * o.form;
+    CHECK_OK(launch_wg_columns<__nv_bfloat16>(c, nullptr));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK_MSG(fetched(want, o.size) == fetched((const char *) o.image, o.size), "%s %d: %d x %d, form %d", what, which, (int) o.k, (int) o.n, o.form);
+    CHECK(cudaFree(want) == cudaSuccess && cudaFree(o.x) == cudaSuccess && cudaFree(o.g) == cudaSuccess && cudaFree(o.y) == cudaSuccess &&
+          cudaFree(o.image) == cudaSuccess);
+}
+
+static void round_gate(int64_t k, int64_t n, int form, int op) {
+    rounding o = rounding_of(k, n, form);
+    gcuda_glu_args p = {};
+    p.x = rows_of(o.x, k, n, o.ld), p.g = rows_of(o.g, k, n, o.ld), p.y = rows_of(o.y, k, n, o.ld);
+    p.op = (gcuda_glu_op) op, p.alpha = 1.7f, p.limit = 2.0f;
+    CHECK_OK(gcuda_launch_glu(&p, nullptr));
+    p.form = form, p.y.data = o.image;
+    CHECK(gcuda_glu_takes_form(&p));
+    CHECK_OK(gcuda_launch_glu(&p, nullptr));
+    check_rounded(o, "glu", op);
+}
+
+enum { HAS_ADD = 1, HAS_SUM = 2, HAS_BIAS = 4 };
+static void round_norm(int64_t k, int64_t n, int form, int flags) {
+    rounding o = rounding_of(k, n, form);
+    float * sum[2] = { on_device<float>((size_t) (o.ld * n)), on_device<float>((size_t) (o.ld * n)) };
+    gcuda_norm_mul_args p = {};
+    p.x = rows_of(o.x, k, n, o.ld), p.y = rows_of(o.y, k, n, o.ld), p.w = rows_of(o.g, k, 1, o.ld);
+    if (flags & HAS_ADD) { p.add = rows_of(o.g, k, n, o.ld); }
+    if (flags & HAS_BIAS) { p.b = rows_of(o.x, k, 1, o.ld); }
+    p.eps = 1e-5f;
+    for (int i = 0; i < 2; ++i) {
+        CHECK(cudaMemsetAsync(sum[i], 0, (size_t) (o.ld * n) * 4, nullptr) == cudaSuccess);
+        if (flags & HAS_SUM) { p.sum = rows_of(sum[i], k, n, o.ld); }
+        if (i == 1) { p.form = form, p.y.data = o.image; }
+        CHECK(gcuda_norm_mul_takes_form(&p));
+        CHECK_OK(gcuda_launch_norm_mul(&p, nullptr));
+    }
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
+    CHECK(fetched(sum[0], (size_t) (o.ld * n)) == fetched(sum[1], (size_t) (o.ld * n)));
+    CHECK(cudaFree(sum[0]) == cudaSuccess && cudaFree(sum[1]) == cudaSuccess);
+    check_rounded(o, "norm", flags);
+}
+
+TEST(norms_and_gates_round_as_columns_are) {
+    static const int64_t ks[] = { 256, 512, 768, 2304, 4352, 16384 }; // a row of a warp, of two, ... of 512 threads
+    for (int i = 0; i < 6; ++i) {
+        round_norm(ks[i], i < 4 ? 129 : 3, i % 2 ? 256 : 128, 0);
+        round_norm(ks[i], 1, 128, HAS_ADD | HAS_BIAS);
+        round_norm(ks[i], 9, i % 2 ? 128 : 256, HAS_ADD | HAS_SUM | HAS_BIAS);
+        round_gate(ks[i], i < 4 ? 130 : 5, i % 2 ? 128 : 256, i);
+        round_gate(ks[i], 1, 128, GCUDA_GLU_OP_SWIGLU);
+    }
+    clean();
+}
+
+// Each condition by itself. Nothing is launched, and nothing is read.
+TEST(forms_that_do_not_fit_are_refused) {
+    alignas(16) float data[8];
+    gcuda_glu_args g = {};
+    g.x = g.g = g.y = rows_of(data, 512, 64, 512);
+    g.op = GCUDA_GLU_OP_SWIGLU, g.form = 128;
+    const gcuda_glu_args good = g;
+    CHECK(gcuda_glu_takes_form(&g));
+    for (int i = 0; i < 11; ++i) {
+        g = good;
+        switch (i) {
+            case 0: g.form = 1; break;
+            case 1: g.form = 64; break;
+            case 2: g.x.ne[0] = g.g.ne[0] = g.y.ne[0] = 384; break;
+            case 3: g.y.ne[1] = 32, g.y.ne[2] = 2; break;
+            case 4: g.x.type = GCUDA_TYPE_F16; break;
+            case 5: g.x.data = data + 1; break;
+            case 6: g.g.nb[1] += 4; break;
+            case 7: g.y.data = data + 2; break;
+            case 8: g.x.nb[0] = 8; break;
+            case 9: g.y.ne[1] = (int64_t) 1 << 31; break;
+            default: g.form = -128; break;
+        }
+        CHECK_MSG(!gcuda_glu_takes_form(&g) && gcuda_launch_glu(&g, nullptr) == GCUDA_STATUS_UNSUPPORTED, "gate %d", i);
+    }
+    gcuda_norm_mul_args m = {};
+    m.x = m.y = rows_of(data, 512, 64, 512), m.w = rows_of(data, 512, 1, 512), m.form = 256;
+    const gcuda_norm_mul_args fine = m;
+    CHECK(gcuda_norm_mul_takes_form(&m));
+    for (int i = 0; i < 7; ++i) {
+        m = fine;
+        switch (i) {
+            case 0: m.form = 64; break;
+            case 1: m.x.ne[0] = m.y.ne[0] = m.w.ne[0] = 384; break;
+            case 2: m.x.data = data + 1; break;
+            case 3: m.y.data = data + 2; break;
+            case 4: m.sum = m.y, m.sum.nb[1] += 4; break;
+            case 5: m.x.ne[0] = m.y.ne[0] = m.w.ne[0] = 32768; break; // not held
+            default: m.form = 1; break; // bytes: of one row
+        }
+        CHECK_MSG(!gcuda_norm_mul_takes_form(&m) && gcuda_launch_norm_mul(&m, nullptr) == GCUDA_STATUS_UNSUPPORTED, "norm %d", i);
+    }
+    CHECK(own_form_bytes(128, 512, 129) == 512 * 256 * 2 && own_form_bytes(64, 512, 1) == 0 && own_form_bytes(128, 500, 1) == 0 &&
+          own_form_bytes(256, 512, 0) == 0);
+}
+
+TEST(forms_of_products) {
+    alignas(16) char data[32];
+    gcuda_mul_mat_args p[GCUDA_MUL_MAT_GROUP + 1] = {};
+    for (gcuda_mul_mat_args & q : p) {
+        q.a.type = GCUDA_TYPE_Q4_0, q.a.data = data;
+        q.a.ne[0] = 1024, q.a.ne[1] = 300, q.a.ne[2] = q.a.ne[3] = 1;
+        q.a.nb[0] = 18, q.a.nb[1] = q.a.nb[2] = q.a.nb[3] = 1024 / 32 * 18;
+        q.b = rows_of((float *) data, 1024, 70, 1024), q.y = rows_of((float *) data, 300, 70, 300);
+    }
+    CHECK(own_form(p, 1) == wg_plan_of(p[0]).tn && own_form(p, 3) == wg_plan_of_group(p, 3).tn);
+    CHECK(own_form(p, 0) == 0 && own_form(p, GCUDA_MUL_MAT_GROUP + 1) == 0);
+    const gcuda_mul_mat_args good = p[1];
+    for (int i = 0; i < 6; ++i) {
+        gcuda_mul_mat_args & q = p[1] = good;
+        switch (i) {
+            case 0: q.a.type = GCUDA_TYPE_Q5_1, q.a.ne[0] = q.b.ne[0] = 1024 + 64, q.a.nb[1] = 34 * 24; break; // no whole 256
+            case 1: q.a.type = GCUDA_TYPE_F16, q.a.nb[0] = 2, q.a.nb[1] = 2048; break;
+            case 2: q.a.data = data + 2; break;
+            case 3: q.b.type = GCUDA_TYPE_I32; break;
+            case 4: q.y.ne[1] = 0; break;
+            default: q.y.type = GCUDA_TYPE_F16; break;
+        }
+        CHECK_MSG(own_form(&q, 1) == 0 && own_form(p, 2) == 0, "product %d", i);
+    }
+    p[1] = good;
+    p[1].b.data = data + 16; // other columns
+    CHECK(own_form(p, 2) == 0);
+    p[1] = good;
+    p[0].is_rounded = true;
+    CHECK(wg_takes_columns(p[0]) && !wg_is_alike(p[0], p[1]));
+    p[0].b.data = data + 8;
+    CHECK(!wg_takes_columns(p[0]));
+    p[0] = good, p[0].is_rounded = true, p[0].a.type = GCUDA_TYPE_F16;
+    CHECK(!wg_takes_columns(p[0]));
 }
 
 // ---- steps behind the sums ----

@@ -1840,6 +1840,203 @@ TEST(a_plan_that_follows_knows_its_columns) {
     clean();
 }
 
+// ---- of many columns on warp groups: plans are made and not run, as above ----
+struct wide_plan { // what is to be known of it
+    char names[256];
+    int n_steps, n_norms, n_rounded; // norms with a form; products that read it, or what a gate left
+    bool has_steps;                  // behind the gate's product
+};
+
+static void wide_plan_of(const struct gcudai_cuda_plan * plan, struct wide_plan * w) {
+    memset(w, 0, sizeof *w);
+    names_of(plan, w->names, sizeof w->names);
+    w->n_steps = plan->n_steps;
+    w->n_norms = columns_of(plan);
+    for (int i = 0; i < plan->n_steps; ++i) {
+        const struct gcudai_cuda_step * s = &plan->steps[i];
+        w->n_rounded += s->is_rounded;
+        if (s->pattern != NULL && s->pattern->run == gcudai_cuda_run_glu_mul_mat) {
+            const int form = gcuda_mul_mat_wg_form(&s->args.glu_mul_mat.args, 1);
+            w->has_steps = s->args.glu_mul_mat.has_steps;
+            CHECK(form != 0 && s->args.glu_mul_mat.glu.form == form && s->overlap != GCUDA_OVERLAP_NONE);
+            CHECK(s->scratch_bytes >= gcuda_mul_mat_wg_form_bytes(form, s->args.glu_mul_mat.args.a.ne[0], s->args.glu_mul_mat.args.b.ne[1]));
+            CHECK(s->args.glu_mul_mat.args.max_shared > 48 << 10 || GCUDA_SIM_CC < 900);
+        }
+    }
+}
+
+static void wide(builder make, int variant, bool has_warp_groups, bool is_strict, struct wide_plan * got) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.strict = is_strict;
+    params.concurrency = GCUDA_CUDA_OFF;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    struct place p = place_begin();
+    struct build b;
+    memset(&b, 0, sizeof b);
+    b.ctx = p.ctx;
+    b.variant = variant;
+    make(&b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    const bool is_placed = backend != NULL && place_alloc(&p, backend);
+    CHECK_MSG(is_placed, "%s", gcuda_last_error());
+    REQUIRE(is_placed);
+    ((struct gcudai_cuda *) backend)->has_warp_groups = has_warp_groups;
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(plan != NULL);
+    wide_plan_of((const struct gcudai_cuda_plan *) plan, got);
+    gcuda_backend_graph_plan_free(backend, plan);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+static void wide_gives(builder make, int variant, const char * names, int n_norms, int n_rounded) {
+    struct wide_plan got;
+    wide(make, variant, true, false, &got);
+    CHECK_MSG(strcmp(got.names, names) == 0, "variant %d: fused are \"%s\", wanted \"%s\"", variant, got.names, names);
+    CHECK_MSG(got.n_norms == n_norms && got.n_rounded == n_rounded, "variant %d: %d norms, %d readers", variant, got.n_norms, got.n_rounded);
+}
+
+enum { GATED = 64 }; // columns
+#define C_WIDE "mul_mat beside mul_mat, many columns"
+static void build_gate(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t k = v == 2 || v == 3 ? 16384 : v == 12 ? 4096 + 128 : 4096, m = v == 2 || v == 3 ? 4352 : 4096, n = v == 13 ? 32 : GATED;
+    const enum gcuda_type type = v == 11 ? GCUDA_TYPE_F16 : v == 12 ? GCUDA_TYPE_Q4_1 : GCUDA_TYPE_Q4_0;
+    struct gcuda_tensor * x = f32(b, v == 1 ? 2 * k : k, n, v == 15 ? 2 : 1), * g = v == 14 ? gcuda_view_2d(c, f32(b, k + 8, n, 1), k, n, (size_t) (k + 8) * 4, 4) : x;
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(c, type, k, m), * glu;
+    if (v == 10) {
+        x = g = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, k, n);
+    } else if (v != 1 && v != 14) {
+        g = f32(b, k, n, v == 15 ? 2 : 1);
+    }
+    glu = v == 1 ? gcuda_geglu_swapped(c, x) : gcuda_swiglu_split(c, x, g);
+    if (v == 7) {
+        gcuda_set_output(glu);
+        out(b, glu);
+    }
+    if (v == 8) { glu = gcuda_view_2d(c, glu, k, n, glu->nb[1], 0); }
+    struct gcuda_tensor * y = gcuda_mul_mat(c, w, glu);
+    if (v == 2) { y = gcuda_add(c, gcuda_add(c, y, f32(b, m, 1, 1)), f32(b, m, n, 1)); }
+    if (v == 3) { // the norm takes the residual
+        y = gcuda_add(c, f32(b, m, n, 1), y);
+        gcuda_set_output(y);
+        out(b, y);
+        y = gcuda_mul(c, gcuda_rms_norm(c, y, 1e-5f), f32(b, m, 1, 1));
+    }
+    if (v == 4) { y = gcuda_gelu(c, gcuda_add(c, y, f32(b, m, 1, 1))); } // k is not cut: a chain behind
+    if (v == 5) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
+    out(b, y);
+    if (v == 6) { out(b, gcuda_neg(c, glu)); }                                         // read again
+    if (v == 9) { out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), glu)); } // by another product
+}
+
+TEST(a_gate_goes_into_the_product_that_reads_it) {
+    static const char * const name = "glu + mul_mat";
+    struct wide_plan got;
+    wide_gives(build_gate, 0, name, 0, 0);
+    wide_gives(build_gate, 1, name, 0, 0); // halves of one tensor
+    wide_gives(build_gate, 2, name, 0, 0);
+    wide_gives(build_gate, 3, "glu + mul_mat, add + rms_norm + mul", 0, 0);
+    wide_gives(build_gate, 4, "glu + mul_mat, chain", 0, 0);
+    for (int v = 5; v <= 15; ++v) { wide_gives(build_gate, v, v == 9 ? C_WIDE : "", 0, 0); }
+    for (int v = 0; v <= 2; ++v) {
+        wide(build_gate, v, true, true, &got);
+        CHECK(strcmp(got.names, name) == 0 && got.n_steps == 1 && got.has_steps == (v == 2));
+        wide(build_gate, v, false, false, &got);
+        CHECK(strstr(got.names, "glu") == NULL && got.n_steps > 1);
+    }
+    clean();
+}
+
+static void build_wide_norm(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t k = v == 11 ? 4096 + 128 : 4096, n = v == 8 ? 63 : v == 9 ? 40 : v == 10 ? 32 : GATED;
+    const enum gcuda_type type = v == 11 ? GCUDA_TYPE_Q4_1 : v == 12 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
+    struct gcuda_tensor * x = f32(b, k, n, 1), * weight = f32(b, k, 1, 1), * p[3];
+    if (v == 3) {
+        x = gcuda_add(c, x, f32(b, k, n, 1));
+        gcuda_set_output(x);
+        out(b, x);
+    }
+    struct gcuda_tensor * norm = gcuda_rms_norm(c, x, 1e-5f), * y = v == 4 ? gcuda_mul_inplace(c, norm, weight) : gcuda_mul(c, norm, weight);
+    if (v == 5) {
+        gcuda_set_output(y);
+        out(b, y);
+    }
+    if (v == 7) { y = gcuda_reshape_2d(c, y, k, n); }
+    const int n_products = v == 1 || v == 3 ? 3 : v == 2 || v == 13 ? 2 : 1;
+    for (int i = 0; i < n_products; ++i) {
+        const int64_t m = i == 0 ? 4096 : v == 13 ? 8 : 1024 << (i == 1 && v == 2 ? 2 : 0); // 8 rows: another way, that reads floats
+        p[i] = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), y);
+        out(b, v == 2 ? gcuda_neg(c, p[i]) : p[i]); // something between products
+    }
+    if (v == 6) { out(b, gcuda_neg(c, y)); }
+}
+
+TEST(norms_round_for_products_on_warp_groups) {
+    struct wide_plan got;
+    wide_gives(build_wide_norm, 0, C_NORM, 1, 1);
+    wide_gives(build_wide_norm, 1, C_NORM ", " C_WIDE, 1, 1);
+    wide_gives(build_wide_norm, 2, C_NORM, 1, 2);
+    wide_gives(build_wide_norm, 3, "add + " C_NORM ", " C_WIDE, 1, 1);
+    for (int v = 4; v <= 13; ++v) { wide_gives(build_wide_norm, v, C_NORM, 0, 0); } // 8, 9: no room for whole tiles
+    wide(build_wide_norm, 1, true, true, &got);
+    CHECK(strcmp(got.names, C_NORM) == 0 && got.n_norms == 0 && got.n_steps == 4); // by themselves two go in tiles
+    wide(build_wide_norm, 0, true, true, &got);
+    CHECK(got.n_norms == 1 && got.n_rounded == 1);
+    wide(build_wide_norm, 0, false, false, &got);
+    CHECK(got.n_norms == 0 && got.n_rounded == 0);
+    clean();
+}
+
+// A decoder block without its attention: nine launches, of twelve that it would be.
+static void build_block(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    struct gcuda_tensor * x = f32(b, 4096, GATED, 1), * h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)), * y[2];
+    for (int i = 0; i < 2; ++i) { y[i] = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, 4096, 8192), h); }
+    x = gcuda_add(c, x, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, 8192, 4096), gcuda_swiglu_split(c, y[0], y[1])));
+    out(b, gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), f32(b, 4096, 1, 1)));
+}
+
+TEST(a_block_of_many_columns_rounds_them_where_they_are_made) {
+    wide_gives(build_block, 0, C_NORM ", " C_WIDE ", glu + mul_mat, add + " C_NORM, 1, 1);
+    clean();
+}
+
+// The norm's result on what it reads, and apart again. The plan follows, and its products with it.
+TEST(norms_round_only_beside_what_they_read) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4096, GATED), * w = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 4096);
+    struct gcuda_tensor * norm = gcuda_rms_norm(p.ctx, x, 1e-5f), * y = gcuda_mul(p.ctx, norm, w);
+    struct gcuda_tensor * z = gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_0, 4096, 4096), y);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, z));
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+    void * const own = y->data, * const inner = norm->data;
+    void * const places[5] = { own, x->data, own, inner, own };
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+    REQUIRE(plan != NULL);
+    struct wide_plan got;
+    for (int i = 0; i < 5; ++i) {
+        y->data = places[i];
+        CHECK_OK(gcuda_backend_graph_plan_update(backend, plan, NULL));
+        wide_plan_of((const struct gcudai_cuda_plan *) plan, &got);
+        CHECK_MSG(got.n_norms == (i != 1) && got.n_rounded == (i != 1) && got.n_steps == 2, "place %d", i); // the norm's own memory is nobody's
+        const struct gcudai_cuda_step * s = ((const struct gcudai_cuda_plan *) plan)->steps;
+        CHECK(i == 0 || (s[0].is_new && (s[1].is_new || i == 3 || i == 4)));
+    }
+    gcuda_backend_graph_plan_free(backend, plan);
+    place_end(&p);
+    gcuda_backend_free(backend);
+    clean();
+}
+
 // =====================================================================================================================
 // >>memory   what a group writes must not be what it reads
 // =====================================================================================================================
