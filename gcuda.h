@@ -3625,7 +3625,8 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
 // column, of quantized weights of the same 2 to 8 columns too (2 below compute capability 8.0), one right behind the other (queries, keys,
 // values; gate and up); likewise, where gcuda_has_warp_groups and one at least is large, of
-// quantized weights and the same many columns.
+// quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads, which is then rounded for it and
+// not written; and rms_norm and mul leave their result, where products alone read it that agree about it, as these would round it.
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
 // the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
 // of many columns, which add up in another order; gcuda_cuda_params.strict forbids that.

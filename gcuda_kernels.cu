@@ -5580,9 +5580,10 @@ gcuda_status gcuda_launch_l2_norm(const gcuda_norm_args * args, gcuda_stream str
 }
 
 // ---- rms_norm of x, or of x + add, times w, plus b: rows as above, each read once ----
+static inline __device__ int64_t d_repeat(int64_t i, int64_t n) { return i < n ? i : n == 1 ? 0 : i % n; }
 static inline __device__ const char * d_repeated_row(const gcuda_array & a, const gcuda_array & like, int64_t r) {
-    const int64_t i1 = r % like.ne[1], i2 = r / like.ne[1] % like.ne[2], i3 = r / like.ne[1] / like.ne[2];
-    return d_at(a, 0, i1 % a.ne[1], i2 % a.ne[2], i3 % a.ne[3]);
+    const d_index x = d_row_index(like.ne, r);
+    return d_at(a, 0, d_repeat(x.i1, a.ne[1]), d_repeat(x.i2, a.ne[2]), d_repeat(x.i3, a.ne[3]));
 }
 
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");

@@ -436,6 +436,115 @@ TEST(steps_of_every_kind) { // several items for each block, and parts of k
     }
 }
 
+// ---- columns that norms and gates have rounded ----
+enum { PLAIN, FUSED, GROUP }; // how they are multiplied
+
+static gcuda_status multiply(const struct gcuda_mul_mat_args * p, int how, const struct gcuda_mul_mat_epilogue * e, void * scratch) {
+    return how == GROUP   ? gcuda_launch_mul_mat_wg_group(p, 2, scratch, NULL)
+           : how == FUSED ? gcuda_launch_mul_mat_wg_fused(p, e, scratch, NULL)
+                          : gcuda_launch_mul_mat_wg(p, scratch, NULL);
+}
+
+static size_t scratch_of(const struct gcuda_mul_mat_args * p, int how) {
+    return how == GROUP ? gcuda_mul_mat_wg_group_scratch_bytes(p, 2)
+           : how == FUSED ? gcuda_mul_mat_wg_fused_scratch_bytes(p)
+                          : gcuda_mul_mat_wg_scratch_bytes(p);
+}
+
+// The floats of a gate, or of a norm: to y, or rounded.
+static gcuda_status make_columns(bool is_gate, const struct gcuda_array all[4], void * y, int form) {
+    struct gcuda_glu_args g;
+    struct gcuda_norm_mul_args m;
+    memset(&g, 0, sizeof g);
+    memset(&m, 0, sizeof m);
+    g.x = m.x = all[0], g.g = m.add = all[1], m.w = all[2], g.y = m.y = all[3];
+    g.y.data = m.y.data = y, g.op = GCUDA_GLU_OP_SWIGLU, g.form = m.form = form, m.eps = 1e-5f;
+    return is_gate ? gcuda_launch_glu(&g, NULL) : gcuda_launch_norm_mul(&m, NULL);
+}
+
+// The product's bits are those of the floats. Rounded columns may be the beginning of its scratch.
+static void rounded(enum gcuda_type type, struct shape s, int how, bool is_gate, bool is_in_scratch) {
+    struct gcuda_mul_mat_args p[2];
+    struct gcuda_mul_mat_epilogue e;
+    struct rng r = rng_for(gcuda_type_name(type));
+    memset(p, 0, sizeof p);
+    memset(&e, 0, sizeof e);
+    snprintf(test_all.case_name, sizeof test_all.case_name, "%s, k %lld, m %lld, n %lld, pad %d, %d, %s", gcuda_type_name(type), (long long) s.k,
+        (long long) s.m, (long long) s.n, s.pad, how, is_gate ? "gate" : "norm");
+    const struct gcuda_array all[4] = { floats_on_device(s.k, s.n, 4 * s.pad, false, &r), floats_on_device(s.k, s.n, 0, false, &r),
+        floats_on_device(s.k, 1, 0, false, &r), floats_on_device(s.k, s.n, 4, false, &r) };
+    e.bias = floats_on_device(s.m, 1, 0, false, &r);
+    for (int i = 0; i < 2; ++i) {
+        p[i].a = matrix(type, s.k, s.m, gcuda_row_size(type, s.k));
+        p[i].b = all[3];
+        p[i].y = matrix(GCUDA_TYPE_F32, s.m, s.n, (size_t) (s.m + s.pad) * sizeof(float));
+        p[i].max_shared = (size_t) 227 << 10;
+        char * a = weights_of(type, &p[i].a, &r);
+        p[i].a.data = on_device(a, p[i].a.nb[2]);
+        p[i].y.data = on_device(NULL, p[i].y.nb[2]);
+        free(a);
+    }
+    const int form = gcuda_mul_mat_wg_form(p, how == GROUP ? 2 : 1);
+    const size_t n_bytes = gcuda_mul_mat_wg_form_bytes(form, s.k, s.n), y_bytes = p[0].y.nb[2];
+    void * scratch = on_device(NULL, scratch_of(p, how)), * own = on_device(NULL, n_bytes), * image = is_in_scratch ? scratch : own;
+    char * y[2] = { (char *) malloc(2 * y_bytes), (char *) malloc(2 * y_bytes) };
+    CHECK(form != 0 && scratch_of(p, how) >= n_bytes);
+    for (int i = 0; i < 2; ++i) {
+        CHECK_OK(make_columns(is_gate, all, i == 0 ? all[3].data : image, i == 0 ? 0 : form));
+        if (i == 1) { p[0].b.data = p[1].b.data = image, p[0].is_rounded = p[1].is_rounded = true; }
+        CHECK_OK(multiply(p, how, &e, scratch));
+        for (int k = 0; k < (how == GROUP ? 2 : 1); ++k) {
+            CHECK(cudaMemcpy(y[i] + (size_t) k * y_bytes, p[k].y.data, y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+            CHECK(cudaMemsetAsync(p[k].y.data, 0xff, y_bytes, NULL) == cudaSuccess);
+        }
+    }
+    CHECK(memcmp(y[0], y[1], (how == GROUP ? 2 : 1) * y_bytes) == 0);
+    p[0].b.data = p[1].b.data = (char *) image + 8; // one condition after the other
+    CHECK(multiply(p, how, &e, scratch) == GCUDA_STATUS_UNSUPPORTED);
+    p[0].b.data = p[1].b.data = image;
+    CHECK(gcuda_launch_mul_mat_wg_group(p, 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    p[0].is_rounded = false; // of a group one alone
+    CHECK(gcuda_launch_mul_mat_wg_group(p, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(cudaFree(p[0].a.data) == cudaSuccess);
+    p[0].is_rounded = true, p[0].a = matrix(GCUDA_TYPE_F16, s.k, 1, (size_t) s.k * 2), p[0].a.data = all[0].data, p[0].y.ne[0] = 1;
+    CHECK(gcuda_launch_mul_mat_wg(p, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    void * const used[] = { scratch, own, all[0].data, all[1].data, all[2].data, all[3].data, e.bias.data, p[0].y.data, p[1].y.data, p[1].a.data };
+    for (size_t i = 0; i < sizeof used / sizeof used[0]; ++i) { CHECK(cudaFree(used[i]) == cudaSuccess); }
+    free(y[0]);
+    free(y[1]);
+    test_all.case_name[0] = '\0';
+}
+
+TEST(few_blocks_that_round) { // few enough for compute-sanitizer
+    static const struct shape shapes[] = { { 512, 40, 20, 0 }, { 256, 130, 130, 1 } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int i = 0; i < 2; ++i) {
+        for (int how = PLAIN; how <= GROUP; ++how) {
+            rounded(GCUDA_TYPE_Q4_0, shapes[i], how, true, i == 0);
+            rounded(GCUDA_TYPE_Q4_0, shapes[i], how, false, i == 1);
+        }
+    }
+}
+
+TEST(columns_rounded_where_they_are_made) {
+    static const struct shape shapes[] = { { 512, 65, 500, 0 }, { 2304, 300, 31, 4 }, { 4096, 4096, 512, 0 }, { 14336, 4096, 512, 0 }, { 1024, 511, 130, 1 } };
+    static const enum gcuda_type some[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_Q8_0 };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int t = 0; t < 4; ++t) {
+        for (int i = 0; i < 5; ++i) {
+            struct shape s = shapes[i];
+            while (gcuda_row_size(some[t], s.k) % 16 != 0) { s.k += 256; }
+            for (int how = PLAIN; how <= GROUP; ++how) { rounded(some[t], s, how, (i + how) % 2, t % 2 == 0); }
+        }
+    }
+}
+
 // ---- experts ----
 struct experts {
     int64_t k, m, n_experts, used, n_b, tokens; // n_b: columns of a token, 1 or used
