@@ -5580,10 +5580,15 @@ gcuda_status gcuda_launch_l2_norm(const gcuda_norm_args * args, gcuda_stream str
 }
 
 // ---- rms_norm of x, or of x + add, times w, plus b: rows as above, each read once ----
-static inline __device__ int64_t d_repeat(int64_t i, int64_t n) { return i < n ? i : n == 1 ? 0 : i % n; }
+// Row r of like's, counted over its dimensions, where a is repeated. Divisions only where they are needed, and once in the code.
 static inline __device__ const char * d_repeated_row(const gcuda_array & a, const gcuda_array & like, int64_t r) {
-    const d_index x = d_row_index(like.ne, r);
-    return d_at(a, 0, d_repeat(x.i1, a.ne[1]), d_repeat(x.i2, a.ne[2]), d_repeat(x.i3, a.ne[3]));
+    const char * row = (const char *) a.data;
+    NO_UNROLL for (int d = 1; r > 0 && d < 4; ++d) {
+        const int64_t next = r < like.ne[d] ? 0 : r / like.ne[d], i = r - next * like.ne[d], n = a.ne[d];
+        row += (i < n ? i : n == 1 ? 0 : i % n) * (int64_t) a.nb[d];
+        r = next;
+    }
+    return row;
 }
 
 static_assert(GCUDA_NORM_MUL_MAX == HELD_MOST, "what the host side takes for granted");
