@@ -1951,6 +1951,35 @@ TEST(a_gate_goes_into_the_product_that_reads_it) {
     clean();
 }
 
+// The product's rows lie on two devices, whose parts round the columns for themselves.
+TEST(a_gate_stays_apart_from_split_weights) {
+    for (int turn = 0; turn < 2; ++turn) {
+        const float shares[2] = { 1, 1 };
+        fresh(2, 64 * MB, 1);
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+        struct place weight = place_begin(), p = place_begin();
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(weight.ctx, GCUDA_TYPE_Q4_0, 4096, 4096);
+        struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 4096, GATED), * g = gcuda_dup_tensor(p.ctx, x);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph, gcuda_mul_mat(p.ctx, w, gcuda_swiglu_split(p.ctx, x, g))));
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weight.ctx, turn == 0 ? gcuda_backend_get_default_buffer_type(backend)
+                                                                                        : gcuda_backend_cuda_split_buffer_type(0, shares, 2));
+        REQUIRE(weight.buffer != NULL);
+        ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        struct wide_plan got;
+        REQUIRE(plan != NULL);
+        wide_plan_of((const struct gcudai_cuda_plan *) plan, &got);
+        CHECK_MSG(strcmp(got.names, turn == 0 ? "glu + mul_mat" : "") == 0, "turn %d: \"%s\"", turn, got.names);
+        gcuda_backend_graph_plan_free(backend, plan);
+        place_end(&p);
+        place_end(&weight);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 static void build_wide_norm(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
