@@ -747,7 +747,7 @@ static inline __device__ uint32_t d_bf16_pair(float low, float high) {
 }
 
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-// By shuffles, where dispatch does not come. A function of its own: in its place it would be megabytes of code.
+// By shuffles, where dispatch does not come. Functions of their own: in their place they would be megabytes of code.
 static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
     const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
     for (int s = 0; s < 4; ++s) {
@@ -761,6 +761,20 @@ static __noinline__ __device__ void d_mma_shuffled(float * c, const uint32_t * a
                 const uint32_t u = x[i / 2], v = y[i % 2];
                 c[i] += __uint_as_float(u << 16) * __uint_as_float(v << 16);
                 c[i] += __uint_as_float(u & 0xffff0000u) * __uint_as_float(v & 0xffff0000u);
+            }
+        }
+    }
+}
+static __noinline__ __device__ void d_mma_tf32_shuffled(float * c, const uint32_t * a, const uint32_t * b) {
+    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int s = 0; s < 4; ++s) {
+        for (int h = 0; h < 2; ++h) {
+            const float x0 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h], 4 * g + s));
+            const float x1 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h + 1], 4 * g + s));
+            for (int i = 0; i < 2; ++i) {
+                const float y = __uint_as_float(__shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s));
+                c[i] += x0 * y;
+                c[2 + i] += x1 * y;
             }
         }
     }
@@ -787,23 +801,12 @@ static inline __device__ void d_mma(float * c, const uint32_t * a, const uint32_
 static inline __device__ void d_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(GCUDAI_SIM)
     sim_mma_tf32(c, a, b, c);
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#elif !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else // by shuffles: capabilities below 8.0, where the launcher does not come
-    const int lane = (int) threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int s = 0; s < 4; ++s) {
-        for (int h = 0; h < 2; ++h) {
-            const float x0 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h], 4 * g + s));
-            const float x1 = __uint_as_float(__shfl_sync(0xffffffffu, a[2 * h + 1], 4 * g + s));
-            for (int i = 0; i < 2; ++i) {
-                const float y = __uint_as_float(__shfl_sync(0xffffffffu, b[h], 4 * (2 * t + i) + s));
-                c[i] += x0 * y;
-                c[2 + i] += x1 * y;
-            }
-        }
-    }
+#else
+    d_mma_tf32_shuffled(c, a, b);
 #endif
 }
 
