@@ -4072,7 +4072,7 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
 // The same for weights in F32, F16 or BF16, at any strides, without scratch. Products and sums are in F32; unless the precision
-// is F32, columns may be rounded to TF32, and with three or more of them F32 weights as well.
+// is F32, columns may be rounded to TF32, and with five or more of them F32 weights as well. Nothing behind the last row is read.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float(const struct gcuda_mul_mat_args * args, gcuda_stream stream);
 // The same with an epilogue or with NULL, for weights and F32 columns in rows of 16-byte pieces at multiples of 16 bytes, a second
 // matrix included, which is for one column. UNSUPPORTED: anything else.

@@ -14394,14 +14394,14 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
 // =====================================================================================================
 // >>k-mul-mat-vec-float   products of float weights with up to 8 columns
 // =====================================================================================================
-// The weights are read once, 16 bytes a lane at a time. A step is as many elements of a row as a warp keeps of the columns in
-// registers. The warps of a block take steps side by side and walk the block's rows, a few at a time; every warp adds its
-// sums up in its own shared memory, where they meet at the end, in one order. How a row is cut depends on its length, the columns
-// and the shared memory alone, so that its sum has the same bits in any part of a matrix.
+// The weights are read once, 16 bytes a lane at a time, and nothing beyond a matrix's last row. A step is as many elements of a row as
+// a warp keeps of the columns in registers. The warps of a block take steps side by side and walk the block's rows, a few at a time;
+// every warp adds its sums up in its own shared memory, where they meet at the end, in one order. How a row is cut depends on its
+// length, the columns and the shared memory alone, so that its sum has the same bits in any part of a matrix.
 //   floor   bytes of the weights; the columns come from L2, once for each block
 
 #define FLOAT_VEC_COLUMNS 8
-#define FLOAT_VEC_WARPS 16
+#define FLOAT_VEC_WARPS 16         // of a multiprocessor
 #define FLOAT_VEC_ROWS (1 << 30)   // rows and elements are counted in ints
 #define FLOAT_VEC_LENGTH (1 << 30)
 
@@ -14416,7 +14416,6 @@ struct d_float_job {
     bool is_small;           // items and columns can be counted in 32 bits
     int steps, at_once;      // of a row; that a block's warps take side by side
     int turns;               // groups of rows that a warp has
-    int column_bytes;        // of shared memory, for a warp's columns
     int64_t blocks, n_items; // blocks of a matrix, of all
 };
 
@@ -14470,11 +14469,6 @@ template <> struct d_float_weights<d_any_float> {
     }
     static __device__ void unpack(const uint4 & w, float * v) { memcpy(v, &w, 16); }
 };
-
-// Row r of the m of a matrix, or its last one: what comes of rows beyond that is not stored.
-static inline __device__ const char * d_float_row(const d_float_job & p, const char * a, int64_t m, int r) {
-    return a + (r < (int) m ? r : (int) m - 1) * p.job.a_m;
-}
 
 // The N elements of a column that meet them.
 template <typename B, int N> struct d_float_column {
@@ -14530,13 +14524,14 @@ template <typename A, typename B, int COLS> struct d_float_fma {
     typedef d_float_weights<A> W;
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2, wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
     static constexpr int AHEAD = wanted > 1 ? wanted : 1;
-    static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, lane_sums = sums;
-    static int shared_bytes(int) { return 0; } // of a warp, for its columns
+    static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, warp_bytes = 0;
+    // One column in smaller blocks, two on a multiprocessor: one of them reads while the other one begins or ends (F16, 4096 x 1024:
+    // 4.64 to 4.52 us, H200).
+    static constexpr int max_warps = COLS == 1 ? FLOAT_VEC_WARPS / 2 : FLOAT_VEC_WARPS, places = FLOAT_VEC_WARPS / max_warps;
     float x[COLS][AHEAD][N];
     uint4 w[AHEAD][ROWS];
 
-    static __device__ void fetch_columns(const d_float_job &, const char * const *, int, int, int, char *) {}
-    __device__ void load_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane, const char *) {
+    __device__ void load_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane) {
         UNROLL for (int c = 0; c < COLS; ++c) {
             UNROLL for (int u = 0; u < AHEAD; ++u) {
                 const int k = k0 + (32 * u + lane) * N;
@@ -14547,14 +14542,14 @@ template <typename A, typename B, int COLS> struct d_float_fma {
     }
     __device__ void load_weights(const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane) {
         UNROLL for (int r = 0; r < ROWS; ++r) {
-            const char * from = d_float_row(p, a, m, row + r);
-            UNROLL for (int u = 0; u < AHEAD; ++u) { w[u][r] = W::load(p, from, k0 + (32 * u + lane) * N, true); }
+            const char * from = a + (row + r) * p.job.a_m;
+            UNROLL for (int u = 0; u < AHEAD; ++u) { w[u][r] = W::load(p, from, k0 + (32 * u + lane) * N, row + r < (int) m); }
         }
     }
     __device__ void multiply(
         const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane, bool is_wanted, float (&sum)[sums]) {
         const char * from[ROWS];
-        UNROLL for (int r = 0; r < ROWS; ++r) { from[r] = d_float_row(p, a, m, row + r); }
+        UNROLL for (int r = 0; r < ROWS; ++r) { from[r] = a + (row + r) * p.job.a_m; }
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             UNROLL for (int r = 0; r < ROWS; ++r) {
                 float v[N];
@@ -14562,7 +14557,7 @@ template <typename A, typename B, int COLS> struct d_float_fma {
                 UNROLL for (int c = 0; c < COLS; ++c) {
                     UNROLL for (int j = 0; j < N; ++j) { sum[r * COLS + c] += v[j] * x[c][u][j]; }
                 }
-                w[u][r] = W::load(p, from[r], k0 + (32 * u + lane) * N, is_wanted);
+                w[u][r] = W::load(p, from[r], k0 + (32 * u + lane) * N, is_wanted && row + r < (int) m);
             }
         }
     }
@@ -14589,8 +14584,15 @@ template <typename A, typename B, int COLS> struct d_float_fma {
 // A warp has 16 rows. F16 and BF16 are TF32 numbers as they are; F32 and the columns are rounded to TF32, whose range is that of F32.
 // Lane (g, t), with g = lane / 4 and t = lane % 4, has eight of 32 elements of rows g and g + 8 and of column g, in pieces of 16
 // bytes beside those of its neighbours, AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both
-// sides have the same. The columns come through shared memory, in whole lines; those of the next step are on their way while a warp
-// walks its rows.
+// sides have the same.
+// The weights come through a ring in a warp's own shared memory, FLOAT_MMA_BYTES of a row by one instruction. Loads of registers, with
+// 64 bytes of a row by each, took 490 us where these copies take 440 (F32, 28672 x 16384, 8 columns, H200). A slot is what a step has
+// of 16 rows; it is filled again as soon as the warp has read it. The columns of the next step are on their way while a warp walks
+// its rows.
+#define FLOAT_MMA_WARPS 8   // of a block, one on a multiprocessor: 128 KB of copies on their way, and all registers
+#define FLOAT_MMA_SLOTS 2
+#define FLOAT_MMA_BYTES 512 // of a row in a slot
+
 static inline __device__ uint32_t d_round_tf32(float v) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     uint32_t w;
@@ -14603,66 +14605,68 @@ static inline __device__ uint32_t d_round_tf32(float v) {
 }
 
 template <typename A, typename B> struct d_float_mma {
-    typedef d_float_weights<A> W;
-    static constexpr int N = W::N, PIECES = 8 / N, AHEAD = 4 / PIECES, step = 32 * AHEAD;
-    static constexpr int rows = 16, sums = 128, lane_sums = 4, columns = FLOAT_VEC_COLUMNS;
-    // Of a column in shared memory: where a lane reads 16 bytes the next one begins half of the banks on, where it reads 32 four.
-    static constexpr int pitch = step * (int) sizeof(B) + (N * (int) sizeof(B) == 16 ? 64 : 16);
-    static int shared_bytes(int n) { return n * pitch; }
+    static constexpr int N = d_wide<A>::N, PIECES = 8 / N, step = FLOAT_MMA_BYTES / (int) sizeof(A), AHEAD = step / 32;
+    static constexpr int COLUMN_N = d_wide<B>::N, COLUMN_PIECES = 8 / COLUMN_N;
+    static constexpr int rows = 16, sums = 128, columns = FLOAT_VEC_COLUMNS, max_warps = FLOAT_MMA_WARPS, places = 1;
+    static constexpr int slot_bytes = rows * FLOAT_MMA_BYTES, warp_bytes = FLOAT_MMA_SLOTS * slot_bytes;
+    uint4 next[AHEAD][COLUMN_PIECES];
     uint32_t x[AHEAD][8];
-    uint4 w[AHEAD][2][PIECES];
-    static __device__ uint32_t tf32(float v) { return sizeof(A) == 4 ? d_round_tf32(v) : __float_as_uint(v); }
-    static __device__ int place(int lane, int i) { return (4 * i + lane % 4) * N; } // of piece i among 32 elements
 
-    static __device__ void fetch_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane, char * xs) {
-        constexpr int per = step * (int) sizeof(B) / 16, many = 32 / per; // pieces of a column, columns at once
-        const int at = lane % per, k = k0 + at * d_wide<B>::N;
-        const bool is_in = k < (int) p.job.k;
-        for (int c = lane / per; c < n; c += many) {
-            d_copy_16(xs + c * pitch + 16 * at, (const char *) ((const B *) b[c] + (is_in ? k : 0)), is_in ? 16 : 0);
+    static __device__ uint32_t tf32(float v) { return sizeof(A) == 4 ? d_round_tf32(v) : __float_as_uint(v); }
+
+    // Asks for the columns of the step at k0. Those that are missing are the last: what comes of them is not stored.
+    __device__ void ask_columns(const d_float_job & p, const char * const * b, int n, int k0, int lane) {
+        const B * column = (const B *) b[lane / 4 < n ? lane / 4 : n - 1];
+        UNROLL for (int u = 0; u < AHEAD; ++u) {
+            UNROLL for (int i = 0; i < COLUMN_PIECES; ++i) {
+                const int j = COLUMN_N * i, k = k0 + 32 * u + (4 * (j / N) + lane % 4) * N + j % N;
+                next[u][i] = k < (int) p.job.k ? *(const uint4 *) (column + k) : make_uint4(0, 0, 0, 0);
+            }
         }
-        d_copies_commit();
     }
-    // Columns that are missing are the last: what comes of them is not stored.
-    __device__ void load_columns(const d_float_job &, const char * const *, int n, int, int lane, const char * xs) {
-        const B * column = (const B *) (xs + (lane / 4 < n ? lane / 4 : n - 1) * pitch);
-        d_copies_wait<0>();
-        __syncwarp();
+    __device__ void take_columns() {
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[8];
-            UNROLL for (int j = 0; j < 8; j += d_wide<B>::N) {
-                const uint4 here = *(const uint4 *) (column + 32 * u + place(lane, j / N) + j % N); // as d_float_column's
-                d_unpack<B>(here, v + j);
+            UNROLL for (int i = 0; i < COLUMN_PIECES; ++i) {
+                const uint4 here = next[u][i]; // as d_float_column's
+                d_unpack<B>(here, v + COLUMN_N * i);
             }
             UNROLL for (int j = 0; j < 8; ++j) { x[u][j] = d_round_tf32(v[j]); }
         }
-        __syncwarp(); // the next step's may come
     }
-    __device__ void load_weights(const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane) {
-        UNROLL for (int h = 0; h < 2; ++h) {
-            const char * from = d_float_row(p, a, m, row + lane / 4 + 8 * h);
-            UNROLL for (int u = 0; u < AHEAD; ++u) {
-                UNROLL for (int i = 0; i < PIECES; ++i) { w[u][h][i] = W::load(p, from, k0 + 32 * u + place(lane, i), true); }
-            }
+
+    // Rows row .. row + 15 from k0 on into a slot, 32 pieces of one row at a time, zeros where there are none. In odd rows pieces change
+    // places four apart: what eight lanes read at once, of two rows, then lies in different banks.
+    static __device__ int place(int r, int piece) { return r * FLOAT_MMA_BYTES + 16 * (piece ^ r % 2 * 4); }
+    static __device__ void fetch(const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane, d_shared_at slot, bool is_there) {
+        static_assert(FLOAT_MMA_BYTES == 32 * 16, "a piece for each lane");
+        const int k = k0 + lane * N, n_rows = is_there && k < (int) p.job.k ? (int) m - row : 0;
+        const char * from = n_rows > 0 ? a + row * p.job.a_m + (int64_t) k * (int) sizeof(A) : a;
+        UNROLL for (int r = 0; r < rows; ++r) {
+            d_copy_16_to(slot + place(r, lane), r < n_rows ? from : a, r < n_rows ? 16 : 0);
+            from += p.job.a_m;
         }
+        d_copies_commit();
     }
-    __device__ void multiply(
-        const d_float_job & p, const char * a, int64_t m, int row, int k0, int lane, bool is_wanted, float (&c)[4]) {
-        const char * from[2] = { d_float_row(p, a, m, row + lane / 4), d_float_row(p, a, m, row + lane / 4 + 8) };
+    // Two chains of sums, which wait for themselves half as long as one.
+    __device__ void multiply(const char * slot, int lane, float (&c)[4]) const {
+        const int g = lane / 4, t = lane % 4;
+        float second[4] = {};
         UNROLL for (int u = 0; u < AHEAD; ++u) {
             float v[2][8];
             UNROLL for (int h = 0; h < 2; ++h) {
-                UNROLL for (int i = 0; i < PIECES; ++i) { W::unpack(w[u][h][i], v[h] + N * i); }
+                UNROLL for (int i = 0; i < PIECES; ++i) {
+                    const uint4 here = *(const uint4 *) (slot + place(g, 4 * (u * PIECES + i) + t) + 8 * h * FLOAT_MMA_BYTES);
+                    d_unpack<A>(here, v[h] + N * i);
+                }
             }
             UNROLL for (int j = 0; j < 8; j += 2) {
                 const uint32_t wa[4] = { tf32(v[0][j]), tf32(v[1][j]), tf32(v[0][j + 1]), tf32(v[1][j + 1]) };
                 const uint32_t wb[2] = { x[u][j], x[u][j + 1] };
-                d_mma_tf32(c, wa, wb);
-            }
-            UNROLL for (int h = 0; h < 2; ++h) {
-                UNROLL for (int i = 0; i < PIECES; ++i) { w[u][h][i] = W::load(p, from[h], k0 + 32 * u + place(lane, i), is_wanted); }
+                d_mma_tf32(j % 4 == 0 ? c : second, wa, wb);
             }
         }
+        UNROLL for (int i = 0; i < 4; ++i) { c[i] += second[i]; }
     }
     static __device__ void add(const float (&c)[4], float * part, int lane, bool is_first) {
         float4 * to = (float4 *) part + lane;
@@ -14682,32 +14686,79 @@ struct d_float_rows {
     int block;
 };
 
+// A warp's part of a block's rows: its group of them in each turn, and of every row the steps s0, s0 + at_once, ...
+struct d_float_part {
+    int first, row_step, s0, n_turns;
+    float * sums; // of its turns
+};
+
 template <typename W>
-static inline __device__ void d_float_walk(const d_float_job & p, const d_float_rows & rows, const char * const * columns, int n,
-    float * part, char * xs, bool is_early) {
-    const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_sub = (int) blockDim.x / 32 / p.at_once;
-    const int first = (rows.block * n_sub + warp / p.at_once) * W::rows, row_step = (int) rows.blocks * n_sub * W::rows;
-    const int s0 = warp % p.at_once, n_turns = rows.up != nullptr ? 2 * p.turns : p.turns;
-    float * own = part + warp * n_turns * W::sums;
+static inline __device__ d_float_part d_float_part_of(const d_float_job & p, const d_float_rows & rows, float * part) {
+    const int warp = (int) threadIdx.x / 32, n_sub = (int) blockDim.x / 32 / p.at_once, n_turns = rows.up != nullptr ? 2 * p.turns : p.turns;
+    return { (rows.block * n_sub + warp / p.at_once) * W::rows, (int) rows.blocks * n_sub * W::rows, warp % p.at_once, n_turns,
+        part + warp * n_turns * W::sums };
+}
+
+// Weights by loads of registers.
+template <typename W>
+static inline __device__ void d_float_walk_loads(const d_float_job & p, const d_float_rows & rows, const d_float_part & own,
+    const char * const * columns, int n, bool is_early) {
+    const int lane = (int) threadIdx.x % 32;
     W work;
-    if (s0 < p.steps) { work.load_weights(p, rows.a, rows.m, first, s0 * W::step, lane); }
+    if (own.s0 < p.steps) { work.load_weights(p, rows.a, rows.m, own.first, own.s0 * W::step, lane); }
     if (is_early) { d_wait_before(); }
     __syncthreads(); // the columns are known
-    if (s0 < p.steps) { W::fetch_columns(p, columns, n, s0 * W::step, lane, xs); }
-    for (int s = s0; s < p.steps; s += p.at_once) {
+    for (int s = own.s0; s < p.steps; s += p.at_once) {
         const int k0 = s * W::step;
         const bool has_next = s + p.at_once < p.steps;
-        work.load_columns(p, columns, n, k0, lane, xs);
-        if (has_next) { W::fetch_columns(p, columns, n, k0 + p.at_once * W::step, lane, xs); }
-        for (int j = 0, row = first; j < n_turns; ++j) {
-            const bool is_last = j + 1 == n_turns, is_up = rows.up != nullptr && j % 2 == 0; // the next turn
-            float sum[W::lane_sums] = {};
-            if (!is_up) { row += row_step; }
-            work.multiply(p, is_up ? rows.up : rows.a, rows.m, is_last ? first : row, is_last ? k0 + p.at_once * W::step : k0, lane,
+        work.load_columns(p, columns, n, k0, lane);
+        for (int j = 0, row = own.first; j < own.n_turns; ++j) {
+            const bool is_last = j + 1 == own.n_turns, is_up = rows.up != nullptr && j % 2 == 0; // the next turn
+            float sum[W::sums] = {};
+            if (!is_up) { row += own.row_step; }
+            work.multiply(p, is_up ? rows.up : rows.a, rows.m, is_last ? own.first : row, is_last ? k0 + p.at_once * W::step : k0, lane,
                 !is_last || has_next, sum);
-            W::add(sum, own + j * W::sums, lane, s < p.at_once);
+            W::add(sum, own.sums + j * W::sums, lane, s < p.at_once);
         }
     }
+}
+
+// Weights through a ring; `fetch` is called for one turn after the other, of one step after the other. There is no second matrix:
+// that has one column.
+template <typename W>
+static inline __device__ void d_float_walk_ring(const d_float_job & p, const d_float_rows & rows, const d_float_part & own,
+    const char * const * columns, int n, const char * copies, d_shared_at slots, bool is_early) {
+    const int lane = (int) threadIdx.x % 32;
+    int next_s = own.s0, next_j = 0, next_row = own.first, slot = 0; // what is to be fetched next, and where that goes
+    const auto fetch = [&](int to) {
+        W::fetch(p, rows.a, rows.m, next_row, next_s * W::step, lane, slots + to, next_s < p.steps);
+        next_row += own.row_step;
+        if (++next_j == own.n_turns) {
+            next_j = 0;
+            next_row = own.first;
+            next_s += p.at_once;
+        }
+    };
+    W work;
+    UNROLL for (int at = 0; at < W::warp_bytes; at += W::slot_bytes) { fetch(at); }
+    if (is_early) { d_wait_before(); }
+    __syncthreads(); // the columns are known
+    if (own.s0 < p.steps) { work.ask_columns(p, columns, n, own.s0 * W::step, lane); }
+    NO_UNROLL for (int s = own.s0; s < p.steps; s += p.at_once) {
+        work.take_columns();
+        if (s + p.at_once < p.steps) { work.ask_columns(p, columns, n, (s + p.at_once) * W::step, lane); }
+        NO_UNROLL for (int j = 0; j < own.n_turns; ++j) {
+            float sum[4] = {};
+            d_copies_wait<W::warp_bytes / W::slot_bytes - 1>();
+            __syncwarp();
+            work.multiply(copies + slot, lane, sum);
+            __syncwarp(); // all have read
+            fetch(slot);
+            slot = slot + W::slot_bytes == W::warp_bytes ? 0 : slot + W::slot_bytes;
+            W::add(sum, own.sums + j * W::sums, lane, s < p.at_once);
+        }
+    }
+    d_copies_wait<0>(); // of nothing; another item begins again
 }
 
 // Where the block's rows are, of the first matrix or of one behind it; *y is where the results of the latter go.
@@ -14722,13 +14773,14 @@ static inline __device__ void d_float_find(const d_float_hooked_job & p, d_float
     rows->up = p.job.has_epilogue ? (const char *) p.job.epilogue.up : nullptr;
 }
 
-template <typename W, typename P> static __global__ void __launch_bounds__(32 * FLOAT_VEC_WARPS, 1) k_mul_mat_vec_float(const P p) {
-    DYNAMIC_SHARED(float, part); // [warp][turn][sum], then columns of the warps
+template <typename W, typename P> static __global__ void __launch_bounds__(32 * W::max_warps, W::places) k_mul_mat_vec_float(const P p) {
+    DYNAMIC_SHARED(char, shared); // copies of the warps, then [warp][turn][sum]
     __shared__ const char * columns[W::columns];
     __shared__ char * results[W::columns];
     const int n_warps = (int) blockDim.x / 32, n_sub = n_warps / p.at_once;
     const int n_kinds = P::has_hooks && p.job.epilogue.up != nullptr ? 2 : 1; // of sums
-    char * xs = (char *) (part + n_warps * p.turns * n_kinds * W::sums) + (int) threadIdx.x / 32 * p.column_bytes;
+    float * part = (float *) (shared + n_warps * W::warp_bytes);
+    char * copies = shared + (int) threadIdx.x / 32 * W::warp_bytes;
     d_start_next();
     if (!p.is_early) { d_wait_before(); }
     for (int64_t item = blockIdx.x; item < p.n_items; item += gridDim.x) {
@@ -14758,7 +14810,13 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
                                             : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
                 if (rows.up != nullptr) { rows.up += rows.a - (const char *) p.job.a.data; }
             }
-            d_float_walk<W>(p, rows, columns, n, part, xs, p.is_early && item == blockIdx.x);
+            const bool is_early = p.is_early && item == blockIdx.x;
+            const d_float_part own = d_float_part_of<W>(p, rows, part);
+            if constexpr (W::warp_bytes > 0) {
+                d_float_walk_ring<W>(p, rows, own, columns, n, copies, d_shared_at_of(copies), is_early);
+            } else {
+                d_float_walk_loads<W>(p, rows, own, columns, n, is_early);
+            }
         }
         __syncthreads();
         for (int e = (int) threadIdx.x; e < p.turns * n_sub * W::sums; e += (int) blockDim.x) {
@@ -14783,14 +14841,26 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
 }
 
 // ---- the launcher's side ----
-// Blocks of a group's matrices: all have as many turns, as few as leave every multiprocessor one block, if shared memory has room.
-static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int64_t n_sm, int64_t most) {
+// Blocks of a group's matrices: all have as many turns, as few as leave every block a place of its own, if shared memory has room.
+static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int64_t n_places, int64_t most) {
     const auto blocks = [&](int64_t m) { return ((m + rows - 1) / rows + n_sub * p.turns - 1) / (n_sub * p.turns); };
     for (p.turns = 1; ; ++p.turns) {
         p.n_items = p.blocks = blocks(p.job.m);
         for (int j = 0; j < p.n_more; ++j) { p.n_items += p.more[j].blocks = blocks(p.more[j].m); }
-        if (p.n_items <= n_sm || p.turns >= most) { return; }
+        if (p.n_items <= n_places || p.turns >= most) { return; }
     }
+}
+
+// Groups of rows that a block has side by side, of so many in each matrix: the blocks with most of them have as few as can be. As many
+// as left every multiprocessor a block were shared unevenly (F16, 4096 x 1024, one column: 6.90 us, now 4.64, H200).
+static int64_t float_side_by_side(int64_t n_groups, int64_t n_matrices, int64_t most, int64_t n_places) {
+    int64_t best = 1, least = 0;
+    for (int64_t n_sub = 1; n_sub <= most; ++n_sub) {
+        const int64_t all = (n_groups + n_sub - 1) / n_sub, blocks = mul_mat_blocks(all, n_matrices, n_places);
+        const int64_t rounds = (n_matrices * blocks + n_places - 1) / n_places, time = rounds * ((all + blocks - 1) / blocks) * n_sub;
+        if (n_sub == 1 || time <= least) { best = n_sub, least = time; }
+    }
+    return best;
 }
 
 template <typename W, typename P>
@@ -14800,21 +14870,19 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
         for (int j = 0; j < p.n_more; ++j) { m += p.more[j].m; }
         sum_bytes = p.job.epilogue.up != nullptr ? 8 : 4;
     }
-    const int64_t n_groups = (m + W::rows - 1) / W::rows, n_sm = n_multiprocessors();
-    const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) - SHARED_STATIC;
-    p.column_bytes = W::shared_bytes((int) p.job.n);
+    const int64_t n_groups = (m + W::rows - 1) / W::rows, n_places = W::places * n_multiprocessors();
+    const int64_t room = (int64_t) (max_shared > 0 ? max_shared : (size_t) SHARED_ALWAYS) / W::places - SHARED_STATIC;
     p.steps = (int) ((p.job.k + W::step - 1) / W::step);
     // without regard to sum_bytes: a row is cut the same way with a second matrix and without
-    const int64_t fitting = room / (p.column_bytes + W::sums * 4), most = fitting < FLOAT_VEC_WARPS ? fitting : FLOAT_VEC_WARPS;
+    const int64_t fitting = room / (W::warp_bytes + W::sums * 4), most = fitting < W::max_warps ? fitting : W::max_warps;
     if (most < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const int64_t passes = p.steps > 0 ? (p.steps + most - 1) / most : 1;
     p.at_once = p.steps > 0 ? (int) ((p.steps + passes - 1) / passes) : 1;
-    int64_t n_sub = n_groups * n_matrices / n_sm; // no more side by side than leaves every one a block
-    n_sub = n_sub < 1 ? 1 : n_sub > most / p.at_once ? most / p.at_once : n_sub;
+    const int64_t n_sub = float_side_by_side(n_groups, n_matrices, most / p.at_once, n_places);
     const int64_t n_warps = n_sub * p.at_once, turn_bytes = n_warps * W::sums * sum_bytes, all = (n_groups + n_sub - 1) / n_sub;
-    const int64_t share = mul_mat_blocks(all, n_matrices, n_sm), turns = (room - n_warps * p.column_bytes) / turn_bytes; // at most
+    const int64_t share = mul_mat_blocks(all, n_matrices, n_places), turns = (room - n_warps * W::warp_bytes) / turn_bytes; // at most
     if (P::has_hooks && turns < 1) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
@@ -14823,12 +14891,12 @@ static gcuda_status launch_float(P & p, int64_t n_matrices, size_t max_shared, g
     p.turns = (int) ((all + p.blocks - 1) / p.blocks);
     p.n_items = n_matrices * p.blocks;
     if constexpr (P::has_hooks) {
-        if (p.n_more > 0) { float_share(p, W::rows, n_sub, n_sm, turns); }
+        if (p.n_more > 0) { float_share(p, W::rows, n_sub, n_places, turns); }
     }
     p.is_small = p.n_items <= INT32_MAX && n_elements(p.job.b) / (p.job.k > 0 ? p.job.k : 1) <= INT32_MAX;
     p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
     return launch_overlapped(k_mul_mat_vec_float<W, P>, p.n_items, dim3((unsigned) (32 * n_warps)),
-        (size_t) (p.turns * turn_bytes + n_warps * p.column_bytes), max_shared, stream, p);
+        (size_t) (p.turns * turn_bytes + n_warps * W::warp_bytes), max_shared, stream, p);
 }
 
 template <typename A, typename B, typename P>
@@ -14853,7 +14921,7 @@ static gcuda_status launch_float_halves(
 }
 
 #define FLOAT_MMA_FIRST_COLUMNS 2
-#define FLOAT_MMA_FIRST_F32_COLUMNS 3 // fewer are multiplied in F32 as fast as they are read
+#define FLOAT_MMA_FIRST_F32_COLUMNS 5 // fewer are multiplied in F32 as fast as they are read (4 of 28672 x 16384: 427 us, on these 441)
 static bool float_on_tensor_cores(const d_float_job & p, bool wants_f32) {
     const bool is_f32 = p.job.a.type == GCUDA_TYPE_F32;
     return !wants_f32 && p.job.n >= (is_f32 ? FLOAT_MMA_FIRST_F32_COLUMNS : FLOAT_MMA_FIRST_COLUMNS) && capability_major() >= 8;

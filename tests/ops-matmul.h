@@ -106,6 +106,17 @@ TEST(mul_mat_float) {
     }
 }
 
+// Few columns of rows that cannot be shared evenly, neither by multiprocessors nor by warps, and that end within a group of them; a row is
+// less than a device copies at once (512 bytes), some of that and a part, and more than its warps have at once; several matrices.
+TEST(mul_mat_float_shares) {
+    for (int n = 1; n <= 8; ++n) {
+        char shapes[128];
+        snprintf(shapes, sizeof shapes, "64,275|64,%d 600,70|600,%d 2200,131|2200,%d", n, n, n);
+        mul_mat_cases(FLOAT_PAIRS, shapes, 0);
+    }
+    mul_mat_cases(FLOAT_PAIRS, "128,70,3|128,1,12 72,37,2,3|72,2,4,6", 0);
+}
+
 TEST(mul_mat_quantized) {
     char types[2048];
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));

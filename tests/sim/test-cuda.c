@@ -742,6 +742,59 @@ TEST(launchers_of_products_round_results) {
     clean();
 }
 
+static void upload_floats(struct gcuda_array * to, int step, int range) { // to memory of no more bytes than it has
+    const int64_t n = to->ne[0] * to->ne[1];
+    char * values = (char *) malloc(to->nb[2]);
+    for (int64_t i = 0; i < n; ++i) {
+        const float v = (float) (step * i % range - range / 2);
+        gcudai_store(to->type, values + i * (int64_t) to->nb[0], to->nb[0], 1, &v);
+    }
+    CHECK(cudaMalloc(&to->data, to->nb[2]) == cudaSuccess);
+    CHECK(cudaMemcpy(to->data, values, to->nb[2], cudaMemcpyHostToDevice) == cudaSuccess);
+    free(values);
+}
+
+// Sums of small integers, which are exact in TF32 too.
+static void floats_on_exact_memory(enum gcuda_type type, int64_t k, int64_t m, int64_t n, size_t max_shared) {
+    struct gcuda_mul_mat_args p;
+    GCUDAI_ZERO(p);
+    p.a = packed_array(type, k, m, 1);
+    p.b = packed_array(GCUDA_TYPE_F32, k, n, 1);
+    p.y = packed_array(GCUDA_TYPE_F32, m, n, 1);
+    p.max_shared = max_shared;
+    upload_floats(&p.a, 7, 13);
+    upload_floats(&p.b, 3, 11);
+    float * got = (float *) malloc(p.y.nb[2]);
+    CHECK(cudaMalloc(&p.y.data, p.y.nb[2]) == cudaSuccess);
+    CHECK_OK(gcuda_launch_mul_mat_vec_float(&p, NULL));
+    CHECK(cudaMemcpy(got, p.y.data, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int64_t i = 0; i < m * n; ++i) {
+        int64_t want = 0;
+        for (int64_t j = 0; j < k; ++j) { want += (7 * (i % m * k + j) % 13 - 6) * (3 * (i / m * k + j) % 11 - 5); }
+        CHECK_MSG(got[i] == (float) want, "%s, [%d, %d] and %d columns: result %d is %g, not %d", gcuda_type_name(type), (int) k, (int) m,
+            (int) n, (int) i, (double) got[i], (int) want);
+    }
+    free(got);
+    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess);
+}
+
+// Nothing is read behind the last row, though rows are taken several at a time (up to 16), nor behind the last column:
+// AddressSanitizer would see it.
+TEST(products_of_floats_read_nothing_beyond) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const int64_t sizes[][2] = { { 72, 1 }, { 200, 83 }, { 1096, 35 } }; // elements of a row, rows
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    for (int i = 0; i < 3 * 3; ++i) {
+        for (int64_t n = 1; n <= 8; ++n) {
+            floats_on_exact_memory(types[i / 3], sizes[i % 3][0], sizes[i % 3][1], n, 0);
+            floats_on_exact_memory(types[i / 3], sizes[i % 3][0], sizes[i % 3][1], n, gcuda_backend_cuda_get_max_shared(backend));
+            floats_on_exact_memory(types[i / 3], sizes[i % 3][0] + 3, sizes[i % 3][1], n, 0); // no pieces of 16 bytes
+        }
+    }
+    gcuda_backend_free(backend);
+    clean();
+}
+
 // Products of [32, 20, a2, a3] with [32, 16, b2, b3] in F32, through cuBLAS: how often it is called, and how.
 struct batches {
     int64_t a2, a3, b2, b3;
