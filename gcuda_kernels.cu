@@ -179,6 +179,9 @@ static gcuda_status launch_overlapped(void (*kernel)(P...), int64_t n_blocks, di
 // Whether the kernel that is launched next may read its weights, and they alone, before it waits. Read by the launcher, and
 // handed to the kernel: an ordinary launch has nothing before it that is still running, so that it does no harm there.
 static inline bool reads_weights_early() { return gcuda_thread_launches()->overlap == GCUDA_OVERLAP_WEIGHTS; }
+// The same of a kernel that is launched behind one of the same launcher, which calls d_start_next at once: where kernels do not overlap
+// otherwise, all that was there before is over by then.
+static inline bool reads_weights_behind() { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_LAUNCH; }
 
 // All that kernels before this one have written is there. By every thread that reads or writes memory which they may have
 // written or may still read, and by one at least of every launch, or the end of this kernel would not be that of those.
@@ -217,8 +220,9 @@ static gcuda_status launch(void (*kernel)(P...), int64_t n_blocks, int n_threads
 // Behind a launch of the same launcher whose blocks call d_start_next: what was there before that one is over when this kernel's
 // blocks start, on devices that let them start early, and d_wait_before waits for that one alone.
 template <typename... P, typename... A>
-static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, int n_threads, gcuda_stream stream, A... args) {
-    return launch_as(gcuda_has_overlap(), kernel, n_blocks, dim3((unsigned) n_threads), 0, 0, stream, args...);
+static gcuda_status launch_behind(void (*kernel)(P...), int64_t n_blocks, dim3 block, size_t n_bytes, size_t max_shared,
+    gcuda_stream stream, A... args) {
+    return launch_as(gcuda_has_overlap(), kernel, n_blocks, block, n_bytes, max_shared, stream, args...);
 }
 
 static inline int device_attribute(cudaDeviceAttr attribute) { // 0 when that failed
@@ -5453,7 +5457,7 @@ static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t 
         }
     }
     st = launch(k_pass<OP, false, P>, n, threads, stream, p, n);
-    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_pass<OP, true, P>, n, threads, stream, p, n) : st;
+    return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
 }
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
     return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART * (int64_t) gcuda_type_size(p.x.type), p.scratch, stream);
@@ -9423,7 +9427,7 @@ static gcuda_status ssm_scan_chunk(const gcuda_ssm_scan_args & p, int64_t pairs,
     gcuda_status st = launch_shared(k_ssm_scan_chunk<8, SCAN_STATES>, n_blocks * (s.n - 1), block, n_bytes, 0, stream, p, s);
     const int64_t n_fours = n * p.x.ne[0] * p.x.ne[1] * p.x.ne[3] / 4;
     const bool is_early = gcuda_has_overlap();
-    st = st == GCUDA_STATUS_SUCCESS ? launch_behind(k_ssm_scan_join, (n_fours + 255) / 256, 256, stream, p, s) : st;
+    st = st == GCUDA_STATUS_SUCCESS ? launch_behind(k_ssm_scan_join, (n_fours + 255) / 256, dim3(256), 0, 0, stream, p, s) : st;
     return st == GCUDA_STATUS_SUCCESS
                ? launch_as(is_early, k_ssm_scan_chunk<8, SCAN_SEGMENTS>, n_blocks * s.n, block, n_bytes, 0, stream, begun, s)
                : st;
@@ -12205,6 +12209,7 @@ struct d_vec_job {
     int64_t n_items;     // blocks of all matrices
     bool is_one;         // one matrix, or a group of them, and its columns: nothing is to be looked up
     bool is_aligned;     // rows begin at multiples of 16 bytes
+    bool is_behind;      // launched behind the kernel that makes the columns
     bool is_early;       // a block's first weights are asked for before it waits for the kernel before
 };
 
@@ -13166,20 +13171,21 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
 }
 
 // The columns of all matrices, one after another, for kernels of several columns.
-static __global__ void k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
+static __global__ void __launch_bounds__(256, 8)
+    k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
     d_start_next();
-    d_wait_before();
-    const int64_t n_quads = (int64_t) p.steps * (VEC_STEP / 4), n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * n_quads;
-    FOR_ELEMENTS(i, n) { // whole warps: a step is a multiple of 32 quads
-        const int64_t column = i / n_quads, quad = i % n_quads;
-        const d_tile t = { 0, 0, column / p.job.n, (int) p.job.n };
+    const int64_t n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps * 2;
+    for (int64_t i = blockIdx.x; i < n; i += gridDim.x) { // a block has half a step
+        const int64_t unit = i / 2, column = unit / p.steps, matrix = column < p.job.n ? 0 : column / p.job.n;
+        const int w = (int) (i % 2 * 8 + threadIdx.x / 32), lane = (int) threadIdx.x % 32;
+        const int64_t k = (unit - column * p.steps) * VEC_STEP + 128 * w + 4 * d_vec_quad(lane, f.order);
+        const d_tile t = { 0, 0, matrix, (int) p.job.n };
         const char * b;
         char * y;
-        d_tile_column(p.job, t, (int) (column % p.job.n), &b, &y);
-        const int64_t step = quad / (VEC_STEP / 4), at = (column * p.steps + step) * 128;
-        const int w = (int) (quad / 32 % 16), lane = (int) (quad % 32);
-        const float4 v = d_vec_load4(p.job, b, step * VEC_STEP + 128 * w + 4 * d_vec_quad(lane, f.order), d_vec_is_packed(p.job, b));
-        d_vec_quantize4(v, w, lane, f, xq + at, xs + at);
+        d_tile_column(p.job, t, (int) (column - matrix * p.job.n), &b, &y);
+        const bool is_packed = d_vec_is_packed(p.job, b);
+        d_wait_before();
+        d_vec_quantize4(d_vec_load4(p.job, b, k, is_packed), w, lane, f, xq + unit * 128, xs + unit * 128);
     }
 }
 
@@ -14053,11 +14059,15 @@ template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     dim3 block;
     size_t n_bytes = vec_plan<A, COLS, WIDE>(p, n_matrices, max_shared, &block);
-    p.is_early = p.ids.data == nullptr && p.steps > 0 && reads_weights_early(); // whose experts are known
+    // where experts are known
+    p.is_early = p.ids.data == nullptr && p.steps > 0 && (p.is_behind ? reads_weights_behind() : reads_weights_early());
     if (n_bytes > 0 && leaves_room(p.n_items)) { n_bytes = alone_bytes(n_bytes, max_shared); }
-    return n_bytes == 0 || p.n_items > INT32_MAX
-               ? GCUDA_STATUS_UNSUPPORTED
-               : launch_overlapped(k_mul_mat_vec<A, COLS, ALIGNED, WIDE>, p.n_items, block, n_bytes, max_shared, stream, p);
+    if (n_bytes == 0 || p.n_items > INT32_MAX) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
+    return p.is_behind ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+                       : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
 // One column of aligned rows has kernels of its own, with more copies of the tables where there is much to look up.
@@ -14265,19 +14275,19 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
     if (n > 1 && (is_pair ? !is_codebook(type) : !has_up && capability_major() < 8)) {
         int4 * xq = (int4 *) scratch;
         float2 * xs = (float2 *) (xq + n * n_matrices * p.steps * 128);
-        const int64_t n_quads = n * n_matrices * p.steps * (VEC_STEP / 4);
         d_vec_form form = {};
         (void) with_weight_format(type, [&](auto a) {
             form = d_vec_form_of<decltype(a)>();
             return GCUDA_STATUS_SUCCESS;
         });
         const gcuda_status st =
-            launch_overlapped(k_mul_mat_vec_columns, (n_quads + 255) / 256, dim3(256), 0, 0, stream, p, form, xq, xs);
+            launch_overlapped(k_mul_mat_vec_columns, n * n_matrices * p.steps * 2, dim3(256), 0, 0, stream, p, form, xq, xs);
         if (st != GCUDA_STATUS_SUCCESS) {
             return st;
         }
         p.xq = xq;
         p.xs = xs;
+        p.is_behind = true;
     }
     return with_weight_format(type, [&](auto a) {
         typedef decltype(a) A;
