@@ -12288,6 +12288,9 @@ struct d_mma_format_of {
     static constexpr bool has_min = HAS_MIN, has_more = HAS_MORE;
     static constexpr bool has_words = true;        // their place matters; else all is read as bytes and halves
     static constexpr bool is_memory_bound = false; // then rows at multiples of 4 have no kernel of their own
+    // The first weights are copied to shared memory while columns are made ready, by blocks that leave room for one of the columns' kernel.
+    // That costs registers and pays where decoding takes few; the others ask L2 for the first weights.
+    static constexpr bool is_early = false;
     // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
     // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
@@ -12300,6 +12303,7 @@ struct d_mma_format_of {
 template <typename A> struct d_mma_format;
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_0>> : d_mma_format_of<D_IN_QUADS, 1, 8> {
+    static constexpr bool is_early = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 18 * g;
@@ -12309,6 +12313,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_0>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static constexpr bool is_early = true;
     static constexpr bool has_tf32_min = true;
     static inline __device__ float tf32_min(const char * shared, int at, int group, int i, int t) {
         return d_half_at(shared, at + 20 * (group + 4 * i + t) + 2);
@@ -12329,6 +12334,7 @@ static inline __device__ void d_eight_fifth_bits(uint32_t bits, int t, uint32_t 
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_IN_QUADS, 1, 16> {
+    static constexpr bool is_early = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 22 * g;
@@ -12339,6 +12345,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_0>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_IN_QUADS, 1, 0, true> {
+    static constexpr bool is_early = true;
     static constexpr bool has_tf32_min = true;
     static inline __device__ float tf32_min(const char * shared, int at, int group, int i, int t) {
         return d_half_at(shared, at + 24 * (group + 4 * i + t) + 2);
@@ -12353,6 +12360,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_IN_QUADS, 1, 0> {
+    static constexpr bool is_early = true;
     static constexpr bool is_memory_bound = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
@@ -12379,6 +12387,7 @@ static inline __device__ void d_eight_iq4(uint32_t nibbles, d_eight<1> & o) {
 }
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
+    static constexpr bool is_early = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 18 * g;
@@ -12465,6 +12474,7 @@ template <int BLOCK> struct d_mma_format_k : d_mma_format_of<D_IN_QUADS, 1, 0, t
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q4_K>> : d_mma_format_k<144> {
+    static constexpr bool is_early = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 144);
@@ -12488,6 +12498,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_K>> : d_mma_format_k<176>
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q6_K>> : d_mma_format_of<D_IN_QUADS, 2, 32> {
+    static constexpr bool is_early = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = g / 8 * 210;
@@ -13170,8 +13181,15 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
     return { V::order, V::zero, V::has_min, V::of_odd, V::of_second, V::of_odd_lane };
 }
 
+// Blocks of the columns' kernel that a multiprocessor has room for; older ones have fewer threads, and none to start beside.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define VEC_COLUMNS_BLOCKS 4
+#else
+#define VEC_COLUMNS_BLOCKS 8
+#endif
+
 // The columns of all matrices, one after another, for kernels of several columns.
-static __global__ void __launch_bounds__(256, 8)
+static __global__ void __launch_bounds__(256, VEC_COLUMNS_BLOCKS)
     k_mul_mat_vec_columns(const d_vec_job p, const d_vec_form f, int4 * xq, float2 * xs) {
     d_start_next();
     const int64_t n = p.job.n * p.job.a.ne[2] * p.job.a.ne[3] * p.steps * 2;
@@ -13616,6 +13634,14 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #define MMA_SUMS 16       // tiles of a block whose sums are kept when its warps come back for more steps
 #define MMA_LANES 8       // that copy a row together: 128 bytes at a time, as memory has them in a line
 #define MMA_SHARED (227 * 1024)
+#define MMA_BESIDE 128    // threads of a block of the columns' kernel, with 64 registers each
+
+// At most so many registers; where the compiler cannot be told or kernels do not overlap, as many as so many threads leave it.
+#if defined(__CUDACC__) && !defined(__clang__) && CUDART_VERSION >= 12040 && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900)
+#define MMA_BOUNDS(THREADS, REGISTERS) __maxnreg__(REGISTERS)
+#else
+#define MMA_BOUNDS(THREADS, REGISTERS) __launch_bounds__(THREADS, 1)
+#endif
 
 struct d_mma_job {
     d_job job;
@@ -13629,6 +13655,7 @@ struct d_mma_job {
     int steps, at_once, passes, n_sub, rounds;
     int64_t n_items;
     bool is_aligned;   // rows begin at multiples of 16 bytes
+    bool is_early;     // weights may be read before the columns are there
 };
 
 // What a block works on.
@@ -13644,8 +13671,10 @@ template <typename A> struct d_mma_shape {
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_bytes = MMA_GROUPS * d_mma_format<A>::pieces * 4 * (int) sizeof(float4);
+    static constexpr bool is_early = d_mma_format<A>::is_early;
+    static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // what any block takes for itself
     // Slots of each of n warps, beside the table and the sums that are kept, if sums of so many tiles are to have room as well.
-    static constexpr int room(int n) { return (MMA_SHARED - 4 * d_mma_format<A>::table - MMA_SUMS * MMA_TILE * 4) / n; }
+    static constexpr int room(int n) { return (all - 4 * d_mma_format<A>::table - MMA_SUMS * MMA_TILE * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * MMA_TILE * 4) / slot_bytes; }
     // Warps hide more than sums of many tiles at a meeting or bytes on their way beyond the second slot do.
     static constexpr int max_warps = slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8;
@@ -13654,6 +13683,9 @@ template <typename A> struct d_mma_shape {
     static constexpr int slots = wanted < slots_of(max_warps, batch) ? wanted : slots_of(max_warps, batch);
     static_assert(slots >= 2, "a tile is copied while another is read");
     static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * MMA_TILE * 4;
+    // Of a thread; is_early leaves those of a block of MMA_BESIDE.
+    static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_BESIDE : 0)) / (32 * max_warps) / 8 * 8;
+    static constexpr int registers = all_registers < 255 ? all_registers : 255;
 };
 
 // What mins add to the sums of a tile, as below: products of TF32, in which they are exact and the columns' sums, x, in two parts.
@@ -13850,14 +13882,18 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     ring.rows += 16 * (int64_t) first_tile * p.job.a_m;
     ring.pass = ring.round = ring.next = 0;
     ring.begin(p, step, lane);
-    if (ring.valid > 0 && lane < 16) { ring.prefetch(p, p.m[which], step, first_tile, tiles, lane); }
-    d_wait_before();
+    const bool is_early = S::is_early && p.is_early;
+    if (!S::is_early && ring.valid > 0 && lane < 16) { ring.prefetch(p, p.m[which], step, first_tile, tiles, lane); }
+    if (!is_early) { d_wait_before(); }
     NO_UNROLL for (int s = 0; s < S::slots; ++s) { ring.fetch(p, p.m[which], step, first_tile, tiles, lane); }
+    if (is_early) { d_wait_before(); }
     int slot = 0;
     for (int pass = 0; pass < p.passes; ++pass) {
         const int64_t s = pass * p.at_once + step;
         const bool has_step = s < p.steps;
         const int64_t x_at = matrix * p.steps + (has_step ? s : 0);
+        float4 scales[S::xs_bytes / 512]; // asked for before all else
+        UNROLL for (int i = 0; i < S::xs_bytes / 512 && S::is_early; ++i) { scales[i] = p.xs[x_at * (S::xs_bytes / 16) + 32 * i + lane]; }
         uint2 x[MMA_GROUPS];
         UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[i] = p.xq[(x_at * MMA_GROUPS + i) * 32 + lane]; }
         d_split_tf32<2> x_sums[MMA_GROUPS / 8]; // of groups t and t + 4 of eight, column g
@@ -13866,7 +13902,11 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             x_sums[i / 2].set(i % 2, at[2 + g % 2]);
         }
         __syncwarp();
-        for (int i = lane; i < S::xs_bytes / 16; i += 32) { xs[i] = p.xs[x_at * (S::xs_bytes / 16) + i]; }
+        if constexpr (S::is_early) {
+            UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { xs[32 * i + lane] = scales[i]; }
+        } else {
+            for (int i = lane; i < S::xs_bytes / 16; i += 32) { xs[i] = p.xs[x_at * (S::xs_bytes / 16) + i]; }
+        }
         const char * start = ring.rows + s * S::step_bytes;
         const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.job.a_m) & 15);
         const int at1 = (g + 8) * S::row_bytes + (int) ((uintptr_t) (start + (g + 8) * p.job.a_m) & 15);
@@ -13906,7 +13946,7 @@ static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int64_t i
 }
 
 template <typename A, bool ALIGNED>
-static __global__ void __launch_bounds__(32 * d_mma_shape<A>::max_warps, 1) k_mul_mat_mma(const d_mma_job p) {
+static __global__ void MMA_BOUNDS(32 * d_mma_shape<A>::max_warps, d_mma_shape<A>::registers) k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
     d_start_next();
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
@@ -13926,41 +13966,50 @@ struct d_mma_columns {
     bool has_min;
 };
 
-// Columns of all matrices, eight for each, those that are missing as zeros. A thread has four elements.
-static __global__ void k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
+// Columns of all matrices, eight for each, those that are missing as zeros. A thread has four elements of two columns, a block a step of
+// them. Its blocks are to begin beside those of the product before, one on each multiprocessor, and to leave room for those of the
+// product behind (is_early): where they met on the few that were free first, blocks of the product began there when all others were
+// half done.
+static __global__ void __launch_bounds__(MMA_BESIDE, 8)
+    k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
     d_start_next();
-    d_wait_before();
-    const int64_t n_quads = (int64_t) p.steps * (MMA_STEP / 4), n = p.job.a.ne[2] * p.job.a.ne[3] * MMA_COLUMNS * n_quads;
-    FOR_ELEMENTS(i, n) { // whole warps: a step is a multiple of 32 quads
-        const int64_t matrix = i / n_quads / MMA_COLUMNS, quad = i % n_quads, group = matrix * p.steps * MMA_GROUPS + quad / 8;
-        const int c = (int) (i / n_quads % MMA_COLUMNS), q = (int) (quad % 8);
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (c < p.job.n) {
-            const d_tile tile = { 0, 0, matrix, (int) p.job.n };
-            const char * b;
+    const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
+    for (int64_t i = blockIdx.x; i < n_matrices * p.steps * (MMA_COLUMNS / 2); i += gridDim.x) {
+        const int64_t unit = i / (MMA_COLUMNS / 2), matrix = n_matrices == 1 ? 0 : unit / p.steps; // divisions take as long as all else
+        const int first = (int) (i % (MMA_COLUMNS / 2)) * 2, quad = (int) threadIdx.x, q = quad % 8;
+        const int64_t group = unit * MMA_GROUPS + quad / 8, at = (unit - matrix * p.steps) * MMA_STEP + 4 * quad;
+        const d_tile tile = { 0, 0, matrix, (int) p.job.n };
+        const char * b[2];
+        float4 v[2];
+        UNROLL for (int c = 0; c < 2; ++c) {
             char * y;
-            d_tile_column(p.job, tile, c, &b, &y);
-            v = d_vec_load4(p.job, b, 4 * quad, d_vec_is_packed(p.job, b));
+            d_tile_column(p.job, tile, first + c < p.job.n ? first + c : 0, &b[c], &y);
         }
-        float d;
-        int sum;
-        const uint32_t bytes = d_vec_bytes(v, f.pieces == 2 ? 4 : 8, f.has_min || f.zero != 0, &d, &sum);
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 4); // the same quad of the other half
-        int t = q % 4, h = q / 4;
-        uint32_t word = bytes;
-        if (f.order == D_IN_ROW) {
-            t = q / 2, h = q % 2;
-        } else if (f.order == D_IN_NIBBLES) {
-            word = h == 0 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
+        d_wait_before();
+        UNROLL for (int c = 0; c < 2; ++c) {
+            v[c] = d_vec_load4(p.job, b[c], first + c < p.job.n ? at : p.job.k, d_vec_is_packed(p.job, b[c]));
         }
-        xq[((group * 32) + 4 * c + t) * 2 + h] = word;
-        if (q % (8 / f.pieces) == 0) {
-            float * s = xs + ((group * f.pieces + q / 4) * 4 + c / 2) * 4 + c % 2; // of one piece q is 0
-            s[0] = d;
-            s[2] = f.has_min ? d * (float) sum : (float) (D_BIAS + f.zero * sum);
+        float d[2], start[2];
+        UNROLL for (int c = 0; c < 2; ++c) {
+            int sum;
+            const uint32_t bytes = d_vec_bytes(v[c], f.pieces == 2 ? 4 : 8, f.has_min || f.zero != 0, &d[c], &sum);
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 4); // the same quad of the other half
+            int t = q % 4, h = q / 4;
+            uint32_t word = bytes;
+            if (f.order == D_IN_ROW) {
+                t = q / 2, h = q % 2;
+            } else if (f.order == D_IN_NIBBLES) {
+                word = h == 0 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
+            }
+            xq[(group * 32 + 4 * (first + c) + t) * 2 + h] = word;
+            start[c] = f.has_min ? d[c] * (float) sum : (float) (D_BIAS + f.zero * sum);
+        }
+        if (q % (8 / f.pieces) == 0) { // of one piece q is 0
+            ((float4 *) xs)[(group * f.pieces + q / 4) * 4 + first / 2] = make_float4(d[0], d[1], start[0], start[1]);
         }
     }
 }
+static_assert(MMA_STEP == 4 * MMA_BESIDE, "a block of the columns' kernel has a step");
 
 // ---- the launcher's side ----
 // Warps, steps side by side and blocks; the bytes of shared memory, 0 if there is no way. The steps side by side do not
@@ -14206,17 +14255,18 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
-    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, (n_groups * 64 + 255) / 256, dim3(256), 0, 0, stream, p, f,
-        (uint32_t *) scratch, (float *) (void *) p.xs);
+    p.is_early = reads_weights_behind();
+    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.steps * (MMA_COLUMNS / 2), dim3(MMA_BESIDE),
+        0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
     constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
     constexpr bool is_aligned = is_always || !F::is_memory_bound;
     const dim3 block((unsigned) (32 * n_warps));
-    return is_always || rows_are_multiples(p.job, 4)
-               ? launch_overlapped(k_mul_mat_mma<A, is_aligned>, p.n_items, block, n_bytes, max_shared, stream, p)
-               : launch_overlapped(k_mul_mat_mma<A, is_always>, p.n_items, block, n_bytes, max_shared, stream, p);
+    const auto kernel = is_always || rows_are_multiples(p.job, 4) ? k_mul_mat_mma<A, is_aligned> : k_mul_mat_mma<A, is_always>;
+    return F::is_early ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+                       : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
 static d_vec_job vec_job(const d_job & job) {
