@@ -742,6 +742,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_id_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_wg)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
 #define gcuda_launch_mul_mat_tile_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_fused)
+#define gcuda_launch_mul_mat_tile_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile_group)
 #define gcuda_launch_mul_mat_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec)
 #define gcuda_launch_mul_mat_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float)
 #define gcuda_launch_mul_mat_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_vec_float_fused)
@@ -816,6 +817,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
 #define gcuda_mul_mat_set_prec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_set_prec)
 #define gcuda_mul_mat_tile_fused_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_fused_scratch_bytes)
+#define gcuda_mul_mat_tile_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_group_scratch_bytes)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
@@ -3624,12 +3626,13 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
 // (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
 // column, of quantized weights of the same 2 to 8 columns too (2 below compute capability 8.0), one right behind the other (queries, keys,
-// values; gate and up); likewise, where gcuda_has_warp_groups and one at least is large, of
-// quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads, which is then rounded for it and
-// not written; and rms_norm and mul leave their result, where products alone read it that agree about it, as these would round it.
+// values; gate and up); likewise products of the same columns that all go in tiles (from 9 columns on), and, where gcuda_has_warp_groups
+// and one at least is large, of quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads,
+// which is then rounded for it and not written; and rms_norm and mul leave their result, where products alone read it that agree about
+// it, as these would round it.
 // What lies between is then not written: mark what is to be read with gcuda_set_output. Nothing changes in the graph. Results have
 // the same bits as node by node, but for scale and soft_max with a mask or with two factors, which round less often, and products
-// of many columns, which add up in another order; gcuda_cuda_params.strict forbids that.
+// of many columns on warp groups, which add up in another order; gcuda_cuda_params.strict forbids that.
 //
 // Nodes are launched one by one while they are timed, or a node callback or an abort callback is set. A capture that
 // fails is one line in the log, and the plan does without.
@@ -4068,6 +4071,12 @@ GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_m
 GCUDA_KERNEL_API bool gcuda_mul_mat_vec_takes_group(const struct gcuda_mul_mat_args * args, int n_args);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_group(
     const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
+// gcuda_launch_mul_mat_tile for 1 to GCUDA_MUL_MAT_GROUP products of the same columns, which are rounded once: one matrix of weights each,
+// of one type, row length and row stride, one matrix of columns, results of one type and element stride, at least one of each. The bits
+// are those of each by itself. UNSUPPORTED: anything else. scratch_bytes: 0 for a number of products that is refused.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_tile_group(
+    const struct gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_group_scratch_bytes(const struct gcuda_mul_mat_args * args, int n_args);
 // gcuda_launch_mul_mat_vec with an epilogue, or with NULL. UNSUPPORTED: a second matrix with more than 2 columns.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
@@ -29773,11 +29782,15 @@ static bool gcudai_cuda_is_alike(const struct gcudai_cuda_window * w, int i) {
            b->src[0]->nb[1] == a->src[0]->nb[1] && gcudai_param_i32(b, 0) == gcudai_param_i32(a, 0); // the precision
 }
 
-// Product i belongs to that at node 0, and has no steps of its own to be taken; a gate would have been its and the product's before.
-static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
+// What follows product i may be a step of it; a gate would have been its and the product's before.
+static bool gcudai_cuda_has_steps(const struct gcudai_cuda_window * w, int i) {
     const struct gcuda_tensor * y = w->node[i], * next = i + 1 < w->n ? w->node[i + 1] : NULL;
-    const bool has_steps = next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
-    return !has_steps && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
+    return next != NULL && next->op != GCUDA_OP_MUL_MAT && next->op != GCUDA_OP_GLU && (next->src[0] == y || next->src[1] == y);
+}
+
+// Product i belongs to that at node 0, and has no steps of its own to be taken.
+static bool gcudai_cuda_joins(const struct gcudai_cuda_window * w, int i) {
+    return !gcudai_cuda_has_steps(w, i) && gcudai_cuda_is_single(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i);
 }
 
 static void gcudai_cuda_group_args(const struct gcudai_cuda_window * w, int n, union gcudai_cuda_fused * args) {
@@ -29845,13 +29858,20 @@ static bool gcudai_cuda_is_bf16_way(enum gcudai_cuda_product way) {
     return way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS || way == GCUDAI_CUDA_PRODUCT_TILE || way == GCUDAI_CUDA_PRODUCT_HALVES;
 }
 
-static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
+// One matrix on one device, and one of columns.
+static bool gcudai_cuda_is_whole(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT)) { return false; }
     const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
+    return a->ne[2] * a->ne[3] == 1 && y->type == GCUDA_TYPE_F32 && y->view_src == NULL && y->ne[2] * y->ne[3] == 1 &&
+           gcuda_nelements(y) > 0 && gcudai_cuda_split_of(gcudai_buffer_of(a)) == NULL;
+}
+
+static bool gcudai_cuda_is_wide_product(const struct gcudai_cuda_window * w, int i) {
+    if (!gcudai_cuda_is_whole(w, i)) { return false; }
+    const struct gcuda_tensor * y = w->node[i], * a = y->src[0];
     const bool is_packed = gcuda_row_size(a->type, a->ne[0]) % 16 == 0 && ((uintptr_t) a->data | a->nb[1]) % 16 == 0;
-    return gcuda_is_quantized(a->type) && a->ne[2] * a->ne[3] == 1 && is_packed && y->type == GCUDA_TYPE_F32 && y->view_src == NULL &&
-           y->ne[2] * y->ne[3] == 1 && gcuda_nelements(y) > 0 && gcudai_is_float(y->src[1]->type) &&
-           gcudai_cuda_split_of(gcudai_buffer_of(a)) == NULL && gcudai_cuda_is_bf16_way(gcudai_cuda_way_of(w, i));
+    return gcuda_is_quantized(a->type) && is_packed && gcudai_is_float(y->src[1]->type) &&
+           gcudai_cuda_is_bf16_way(gcudai_cuda_way_of(w, i));
 }
 
 static int gcudai_cuda_match_wide_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
@@ -29916,11 +29936,42 @@ static void ** gcudai_cuda_scratch_glu_mul_mat(union gcudai_cuda_fused * args, s
     return &args->glu_mul_mat.scratch;
 }
 
+// ---- products of the same columns in tiles, which are rounded once for all of them ----
+// Bits are those of each by itself. Where one is large enough for warp groups, these have been tried before.
+
+static bool gcudai_cuda_is_tile_product(const struct gcudai_cuda_window * w, int i) {
+    return gcudai_cuda_is_whole(w, i) && gcudai_cuda_way_of(w, i) == GCUDAI_CUDA_PRODUCT_TILE;
+}
+
+// Product i belongs to that at node 0, and has no steps of its own to be taken, which few columns have.
+static bool gcudai_cuda_joins_tiles(const struct gcudai_cuda_window * w, int i) {
+    const bool may_have_steps = w->node[0]->ne[1] <= GCUDA_MUL_MAT_TILE_FUSED;
+    return gcudai_cuda_is_tile_product(w, i) && gcudai_cuda_is_alike(w, i) && gcudai_cuda_is_apart(w, i) &&
+           !(may_have_steps && gcudai_cuda_has_steps(w, i));
+}
+
+static int gcudai_cuda_match_tile_group(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    int n = gcudai_cuda_is_tile_product(w, 0) ? 1 : 0;
+    while (n > 0 && n < GCUDA_MUL_MAT_GROUP && gcudai_cuda_joins_tiles(w, n)) { ++n; }
+    gcudai_cuda_group_args(w, n, args);
+    return n > 1 ? n : 0;
+}
+
+static gcuda_status gcudai_cuda_run_tile_group(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    return gcuda_launch_mul_mat_tile_group(args->group.args, args->group.n, args->group.scratch, stream);
+}
+
+static void ** gcudai_cuda_scratch_tile_group(union gcudai_cuda_fused * args, size_t * n_bytes) {
+    *n_bytes = gcuda_mul_mat_tile_group_scratch_bytes(args->group.args, args->group.n);
+    return &args->group.scratch;
+}
+
 // ---- all of them, tried in this order ----
 static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat + steps", gcudai_cuda_match_mul_mat, gcudai_cuda_run_mul_mat, gcudai_cuda_scratch_mul_mat },
     { "mul_mat beside mul_mat", gcudai_cuda_match_group, gcudai_cuda_run_group, gcudai_cuda_scratch_group },
     { "mul_mat beside mul_mat, many columns", gcudai_cuda_match_wide_group, gcudai_cuda_run_wide_group, gcudai_cuda_scratch_wide_group },
+    { "mul_mat beside mul_mat, tiles", gcudai_cuda_match_tile_group, gcudai_cuda_run_tile_group, gcudai_cuda_scratch_tile_group },
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },

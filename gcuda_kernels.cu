@@ -10785,6 +10785,14 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
     const int64_t all = (l.n_experts + 8) / 8;
     return l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
 }
+
+// Whether q is a product of the same columns as p, with weights that lie like p's.
+static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
+    bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data &&
+                 q.b.type == p.b.type && q.is_rounded == p.is_rounded;
+    for (int d = 0; d < 4; ++d) { is_so = is_so && q.b.ne[d] == p.b.ne[d] && q.b.nb[d] == p.b.nb[d]; }
+    return is_so;
+}
 #endif // parts 4, 13
 
 #if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(6) || GCUDAI_PART(14)
@@ -11516,16 +11524,26 @@ template <> struct d_tile_weights<__nv_bfloat16> {
 };
 
 // ---- the kernel ----
+struct d_tile_part { // one of several products of the same columns, which blocks of its own compute as a launch of its own would
+    int64_t a, y, y_c;        // bytes that its weights and its results lie behind the first's; by which its columns are further apart
+    int m, m_tiles;           // rows
+    int first_block, n_blocks; // where there is no part: no block is the first
+};
+
 struct d_tile_job {
-    d_job job;
+    d_job job;              // the first product: m, m_tiles and n_items are read from its part
     const char * columns;   // BF16 in the order in which lanes hold weights, zeros beyond k; one after another
     int64_t column_bytes;
     int steps;              // along k
     int last_bytes;         // of a row of the weights in the last step
     int tn, n_slots;        // columns of a tile at most; of the ring
+    int n_lists;            // tiles of columns, unless the device knows
     float * sums;           // of blocks that share a tile: twice [column][row] for each block
     int32_t * counts;       // of those who have left theirs, one for each block; zeros
     gcuda_array y;          // with an epilogue: where its results go. job.y is then in scratch
+    // The last member: behind an array of structures without padding the simulation's compiler (g++ 12) loses its place when it
+    // clears the padding of what follows, and clears members.
+    d_tile_part parts[GCUDA_MUL_MAT_GROUP];
 };
 
 template <typename A> struct d_tile_slot { // bytes from row to row in a slot: rows may begin anywhere, and banks differ
@@ -11551,8 +11569,15 @@ struct d_tile_units {
     }
 };
 
-static inline __device__ d_tile d_tile_at(const d_tile_job & p, uint32_t item) {
-    const uint32_t m_tiles = (uint32_t) p.job.m_tiles, list = item / m_tiles, n_tiles = (uint32_t) p.job.n_tiles;
+// The part that this block belongs to. It is read where arguments lie: kept in registers, all of it would be too much.
+static inline __device__ const d_tile_part & d_tile_part_of(const d_tile_job & p) {
+    int i = 0;
+    UNROLL for (int k = 1; k < GCUDA_MUL_MAT_GROUP; ++k) { i += (int) blockIdx.x >= p.parts[k].first_block; }
+    return p.parts[i];
+}
+
+static inline __device__ d_tile d_tile_at(const d_tile_job & p, const d_tile_part & part, uint32_t item) {
+    const uint32_t m_tiles = (uint32_t) part.m_tiles, list = item / m_tiles, n_tiles = (uint32_t) p.job.n_tiles;
     d_tile t;
     t.m0 = (int64_t) (item - list * m_tiles) * TILE_ROWS;
     if (p.job.tiles != nullptr) {
@@ -11573,11 +11598,11 @@ struct d_tile_rows {
     const char * a;
     int n; // rows, 128 but at the end
 };
-static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_tile & t) {
+static inline __device__ d_tile_rows d_tile_rows_of(const d_job & p, const d_tile_part & part, const d_tile & t) {
     d_tile_rows r;
     const d_tile at = { t.m0, t.c0, t.matrix < 0 ? 0 : t.matrix, t.n }; // zeros: any will do
-    r.a = d_tile_matrix(p, at) + t.m0 * p.a_m;
-    r.n = (int) (p.m - t.m0 < TILE_ROWS ? p.m - t.m0 : TILE_ROWS);
+    r.a = d_tile_matrix(p, at) + part.a + t.m0 * p.a_m;
+    r.n = (int) (part.m - t.m0 < TILE_ROWS ? part.m - t.m0 : TILE_ROWS);
     return r;
 }
 
@@ -11606,9 +11631,9 @@ template <typename A, int NT> struct d_tile_feed {
     int column_bytes[n_columns]; // 16, or 0: zeros
     int step; // p.steps: those of the tile are all fetched
 
-    __device__ void start(const d_tile_job & p, uint32_t at, int first) {
-        const d_tile t = d_tile_at(p, at);
-        const d_tile_rows rows = d_tile_rows_of(p.job, t);
+    __device__ void start(const d_tile_job & p, const d_tile_part & part, uint32_t at, int first) {
+        const d_tile t = d_tile_at(p, part, at);
+        const d_tile_rows rows = d_tile_rows_of(p.job, part, t);
         const int quad = (int) threadIdx.x / 4;
         step = first;
         row = rows.a + quad * p.job.a_m + (int64_t) first * F::step_bytes;
@@ -11698,7 +11723,8 @@ static inline __device__ void d_tile_multiply(const d_tile_job & p, const char *
 
 // A tile's sums, those of all blocks that share it, by the last of them. False: this block is not the last.
 template <int NT>
-static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_units & units, uint32_t item, int n8, float (*sum)[4]) {
+static inline __device__ bool d_tile_gather(
+    const d_tile_job & p, const d_tile_part & part, const d_tile_units & units, uint32_t item, int n8, float (*sum)[4]) {
     __shared__ int is_last;
     const uint32_t steps = (uint32_t) p.steps, first = units.owner_of(item * steps), last = units.owner_of((item + 1) * steps - 1);
     if (first == last) {
@@ -11707,7 +11733,8 @@ static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_u
     // a block has two places: for the tile that it begins with, and for that which it ends with
     const int64_t place = TILE_ROWS * NT;
     const bool begins = units.first_of(first) >= item * steps; // the first block begins with this tile; the others do
-    float * mine = p.sums + (2 * blockIdx.x + (blockIdx.x == first && !begins)) * place + threadIdx.x;
+    const uint32_t before = (uint32_t) part.first_block, me = blockIdx.x - before;
+    float * mine = p.sums + (2 * blockIdx.x + (me == first && !begins)) * place + threadIdx.x;
     TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
         if (j < n8) {
             TILE_UNROLL for (int c = 0; c < 4; ++c) { mine[(4 * j + c) * 32 * TILE_WARPS] = sum[j][c]; }
@@ -11716,7 +11743,7 @@ static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_u
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence(); // for all threads, after the barrier
-        is_last = atomicAdd(&p.counts[first], 1) == (int) (last - first);
+        is_last = atomicAdd(&p.counts[before + first], 1) == (int) (last - first);
         __threadfence();
     }
     __syncthreads();
@@ -11730,7 +11757,7 @@ static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_u
     for (uint32_t block = first; block <= last; block += AT_ONCE) {
         float v[AT_ONCE][NT / 8][4];
         TILE_UNROLL for (int i = 0; i < AT_ONCE; ++i) {
-            const float * from = p.sums + (2 * (block + i) + (block + i == first && !begins)) * place + threadIdx.x;
+            const float * from = p.sums + (2 * (before + block + i) + (block + i == first && !begins)) * place + threadIdx.x;
             TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
                 TILE_UNROLL for (int c = 0; c < 4; ++c) {
                     v[i][j][c] = block + i <= last && j < n8 ? __ldcg(from + (4 * j + c) * 32 * TILE_WARPS) : 0.0f;
@@ -11747,21 +11774,24 @@ static inline __device__ bool d_tile_gather(const d_tile_job & p, const d_tile_u
 }
 
 template <int NT>
-static inline __device__ void d_tile_store(const d_tile_job & p, const d_tile & t, char ** results, int n8, float (*sum)[4]) {
+static inline __device__ void d_tile_store(
+    const d_tile_job & p, const d_tile_part & part, const d_tile & t, char ** results, int n8, float (*sum)[4]) {
     const int lane = (int) threadIdx.x % 32;
     const int64_t row = t.m0 + (int) threadIdx.x / 32 * 16 + lane / 4;
     const bool is_zero = t.matrix < 0;
     __syncthreads(); // the last tile's are written
     if ((int) threadIdx.x < t.n) {
         const char * b;
-        d_tile_column(p.job, t, (int) threadIdx.x, &b, &results[threadIdx.x]);
+        char * y;
+        d_tile_column(p.job, t, (int) threadIdx.x, &b, &y);
+        results[threadIdx.x] = y + part.y + (t.c0 + (int) threadIdx.x) * part.y_c; // 0 but in a group, which has one matrix of columns
     }
     __syncthreads();
     TILE_UNROLL for (int j = 0; j < NT / 8; ++j) {
         TILE_UNROLL for (int c = 0; c < 4; ++c) {
             const int column = 8 * j + 2 * (lane % 4) + c % 2;
             const int64_t m = row + c / 2 * 8;
-            if (j < n8 && column < t.n && m < p.job.m) {
+            if (j < n8 && column < t.n && m < part.m) {
                 d_store(p.job.y.type, results[column] + m * (int64_t) p.job.y.nb[0], is_zero ? 0.0f : sum[j][c]);
             }
         }
@@ -11818,18 +11848,23 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
     char * ring = (char *) (table + d_tile_format<A>::n_entries);
     constexpr int slot_bytes = d_tile_slot<A>::bytes(NT);
     d_take_turn();
-    const d_tile_units units((uint32_t) d_items(p.job) * (uint32_t) p.steps, gridDim.x);
-    if (blockIdx.x >= units.blocks) {
+    const d_tile_part & part = d_tile_part_of(p);
+    const uint32_t block = blockIdx.x - (uint32_t) part.first_block, n_lists = (uint32_t) (p.job.n_lists != nullptr ? *p.job.n_lists : p.n_lists);
+    const d_tile_units units(n_lists * (uint32_t) part.m_tiles * (uint32_t) p.steps, (uint32_t) part.n_blocks);
+    if (block >= units.blocks) {
         return;
     }
-    const uint32_t end = units.first_of(blockIdx.x + 1), steps = (uint32_t) p.steps;
-    uint32_t unit = units.first_of(blockIdx.x), item = unit / steps, ahead = unit, ahead_item = item; // ahead: fetched next
+    const uint32_t end = units.first_of(block + 1), steps = (uint32_t) p.steps;
+    uint32_t unit = units.first_of(block), item = unit / steps, ahead = unit, ahead_item = item - 1; // ahead: fetched next
     d_tile_feed<A, NT> feed;
     int in = 0, out = 0; // slots
-    feed.start(p, item, (int) (unit - item * steps));
+    feed.step = p.steps;
     const auto fetch = [&]() {
         if (ahead < end) {
-            if (feed.step == p.steps) { feed.start(p, ++ahead_item, 0); }
+            if (feed.step == p.steps) { // the first tile may begin within, the others at 0
+                ++ahead_item;
+                feed.start(p, part, ahead_item, (int) (ahead - ahead_item * steps));
+            }
             feed.fetch(p, ring + in * slot_bytes);
             in = in + 1 == p.n_slots ? 0 : in + 1;
         }
@@ -11839,8 +11874,8 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
     for (int s = 1; s < p.n_slots; ++s) { fetch(); }
     for (int i = (int) threadIdx.x; i < d_tile_format<A>::n_entries; i += 32 * TILE_WARPS) { table[i] = d_tile_format<A>::entry(i); }
     while (unit < end) {
-        const d_tile t = d_tile_at(p, item);
-        const d_tile_rows rows = d_tile_rows_of(p.job, t);
+        const d_tile t = d_tile_at(p, part, item);
+        const d_tile_rows rows = d_tile_rows_of(p.job, part, t);
         const int n8 = (t.n + 7) / 8;
         const uint32_t stop = (item + 1) * steps < end ? (item + 1) * steps : end;
         float sum[NT / 8][4] = {};
@@ -11855,8 +11890,8 @@ static __global__ void __launch_bounds__(32 * TILE_WARPS, tile_per_multiprocesso
             d_tile_multiply<A, NT>(p, ring + out * slot_bytes, table, rows, (int) (unit - item * steps), n8, sum);
             out = out + 1 == p.n_slots ? 0 : out + 1;
         }
-        if (d_tile_gather<NT>(p, units, item, n8, sum)) {
-            d_tile_store<NT>(p, t, results, n8, sum);
+        if (d_tile_gather<NT>(p, part, units, item, n8, sum)) {
+            d_tile_store<NT>(p, part, t, results, n8, sum);
             if constexpr (NT <= GCUDA_MUL_MAT_TILE_FUSED) {
                 if (p.job.has_epilogue) { d_tile_finish(p, t.m0, t.c0, t.n); }
             }
@@ -11945,16 +11980,29 @@ static int tile_columns(int64_t n) {
     return (int) ((n + tiles - 1) / tiles + 7) / 8 * 8;
 }
 
+// Upper bounds of the steps of all tiles, of each product of a launch.
+struct tile_units {
+    int n;
+    int64_t of[GCUDA_MUL_MAT_GROUP];
+};
+// Blocks of product i, and of all, when `most` are side by side.
+static int64_t tile_blocks_of(const tile_units & u, int i, int64_t most) { return most < u.of[i] ? most : u.of[i]; }
+static int64_t tile_blocks(const tile_units & u, int64_t most) {
+    int64_t sum = 0;
+    for (int i = 0; i < u.n; ++i) { sum += tile_blocks_of(u, i, most); }
+    return sum;
+}
+
 // Scratch: columns, sums, counts.
 struct tile_scratch {
     size_t sums_at, counts_at, bytes;
 };
-static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, int64_t max_units, int tn) {
+static tile_scratch tile_scratch_of(int64_t n_columns, int64_t column_bytes, const tile_units & units, int tn) {
     tile_scratch s;
-    const int64_t n_sm = n_multiprocessors(), many = tile_per_multiprocessor(tile_width(tn)) * n_sm;
-    const int64_t blocks = tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
+    const int64_t n_sm = n_multiprocessors(), many = tile_blocks(units, tile_per_multiprocessor(tile_width(tn)) * n_sm);
+    const int64_t blocks = units.n * tile_per_multiprocessor(16) * n_sm; // those with fewer columns, if it comes to that
     s.sums_at = (size_t) (n_columns * column_bytes);
-    s.counts_at = s.sums_at + (size_t) (2 * (many < max_units ? many : max_units) * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
+    s.counts_at = s.sums_at + (size_t) (2 * many * TILE_ROWS * tile_width(tn) * (int64_t) sizeof(float));
     s.bytes = s.counts_at + (size_t) align_16(blocks * (int64_t) sizeof(int32_t));
     return s;
 }
@@ -12007,23 +12055,49 @@ static gcuda_array tile_sums_of(const gcuda_array & y, void * data) {
     return sums;
 }
 
+// The products behind the first, where they differ from it, and the blocks of all, `most` of one side by side.
+static void tile_parts(d_tile_job & p, const gcuda_mul_mat_args * more, const tile_units & units, int64_t most) {
+    int first = 0;
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        d_tile_part & part = p.parts[i];
+        if (i >= units.n) {
+            part.first_block = INT32_MAX;
+            continue;
+        }
+        part.m = (int) p.job.m;
+        if (i > 0) {
+            const gcuda_mul_mat_args & q = more[i - 1];
+            part.a = (int64_t) ((uintptr_t) q.a.data - (uintptr_t) p.job.a.data);
+            part.y = (int64_t) ((uintptr_t) q.y.data - (uintptr_t) p.job.y.data);
+            part.y_c = (int64_t) (q.y.nb[1] - p.job.y.nb[1]);
+            part.m = (int) q.a.ne[1];
+        }
+        part.m_tiles = (part.m - 1) / TILE_ROWS + 1;
+        part.first_block = first;
+        part.n_blocks = (int) tile_blocks_of(units, i, most);
+        first += part.n_blocks;
+    }
+}
+
 // What mul_mat and mul_mat_id have in common: `data` is scratch. `prepare` starts the kernel that rounds the columns, once
-// it is known how many of them a tile has.
+// it is known how many of them a tile has. more: units.n - 1 products of the same columns.
 template <typename F>
-static gcuda_status mul_mat_tile(const d_job & job, int wanted, int64_t n_columns, int64_t max_units, bool is_id, char * data,
-    size_t max_shared, gcuda_stream stream, F prepare) {
+static gcuda_status mul_mat_tile(const d_job & job, const gcuda_mul_mat_args * more, int wanted, int64_t n_columns,
+    const tile_units & units, bool is_id, char * data, size_t max_shared, gcuda_stream stream, F prepare) {
     return with_weights(job.a.type, [&](auto a) {
         typedef decltype(a) A;
         d_tile_job p = {};
         d_tile_columns c = {};
         int per_multiprocessor = 1;
         const size_t n_bytes = tile_plan<A>(p, wanted, max_shared, &per_multiprocessor);
-        const int64_t most = per_multiprocessor * n_multiprocessors(), blocks = most < max_units ? most : max_units;
-        if (n_bytes == 0 || max_units > INT32_MAX) { // steps are counted in 32 bits
-            return GCUDA_STATUS_UNSUPPORTED;
+        const int64_t most = per_multiprocessor * n_multiprocessors(), blocks = tile_blocks(units, most);
+        for (int i = 0; i < units.n; ++i) {
+            if (n_bytes == 0 || units.of[i] > INT32_MAX) { // steps are counted in 32 bits
+                return GCUDA_STATUS_UNSUPPORTED;
+            }
         }
         p.column_bytes = tile_column_bytes(job.a);
-        const tile_scratch s = tile_scratch_of(n_columns, p.column_bytes, max_units, wanted);
+        const tile_scratch s = tile_scratch_of(n_columns, p.column_bytes, units, wanted);
         p.job = job;
         p.steps = (int) (p.column_bytes / d_tile_slot<A>::column_bytes);
         p.last_bytes = (int) ((int64_t) gcuda_row_size(job.a.type, job.k) - (int64_t) (p.steps - 1) * d_tile_format<A>::step_bytes);
@@ -12033,6 +12107,8 @@ static gcuda_status mul_mat_tile(const d_job & job, int wanted, int64_t n_column
         p.y = job.y;
         if (job.has_epilogue) { p.job.y = tile_sums_of(job.y, data + s.bytes); }
         job_tiles(p.job, TILE_ROWS, p.tn, 0);
+        p.n_lists = (int) (p.job.n_tiles * p.job.a.ne[2] * p.job.a.ne[3]);
+        tile_parts(p, more, units, most);
         c.job = job;
         c.to = data;
         c.n = n_columns;
@@ -12049,18 +12125,40 @@ static gcuda_status mul_mat_tile(const d_job & job, int wanted, int64_t n_column
 static int64_t tile_pack_blocks(const d_tile_columns & c) { return c.n * ((c.column_bytes / 16 + 255) / 256); }
 
 // Upper bound of the steps of all tiles.
-static int64_t tile_max_units(const d_job & p, int64_t n_lists) {
-    return (p.m + TILE_ROWS - 1) / TILE_ROWS * n_lists * ((p.k + tile_step(p.a.type) - 1) / tile_step(p.a.type));
+static int64_t tile_max_units(const gcuda_array & a, int64_t n_lists) {
+    return (a.ne[1] + TILE_ROWS - 1) / TILE_ROWS * n_lists * ((a.ne[0] + tile_step(a.type) - 1) / tile_step(a.type));
 }
 
 // ---- mul_mat ----
-static int64_t tile_lists(const gcuda_mul_mat_args & p, int64_t n) { return p.a.ne[2] * p.a.ne[3] * ((n + 7) / 8); }
+static tile_units tile_units_of(const gcuda_mul_mat_args * args, int n_args) {
+    tile_units u = {};
+    for (; u.n < n_args; ++u.n) {
+        const gcuda_array & a = args[u.n].a;
+        u.of[u.n] = tile_max_units(a, a.ne[2] * a.ne[3] * ((job_of(args[u.n]).n + 7) / 8));
+    }
+    return u;
+}
 
-size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) {
+static bool tile_takes(const gcuda_mul_mat_args & p, const void * scratch) {
+    return tile_takes_weights(p.a) && is_float(p.b.type) && (uintptr_t) scratch % 16 == 0 && p.a.ne[1] <= INT32_MAX;
+}
+
+// n_args products of the same columns, the first of them as `p`.
+static gcuda_status mul_mat_tile_group(const d_job & p, const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
+    return mul_mat_tile(p, args + 1, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_units_of(args, n_args), false,
+        (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
+            return launch_in_turn(k_mul_mat_tile_columns, tile_pack_blocks(c), dim3(256), stream, c);
+        });
+}
+
+size_t gcuda_mul_mat_tile_scratch_bytes(const gcuda_mul_mat_args * args) { return gcuda_mul_mat_tile_group_scratch_bytes(args, 1); }
+
+size_t gcuda_mul_mat_tile_group_scratch_bytes(const gcuda_mul_mat_args * args, int n_args) {
     const d_job p = job_of(*args);
-    return p.n <= 0 || p.k <= 0 ? 0
-                                : asked_bytes(tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a),
-                                      tile_max_units(p, tile_lists(*args, p.n)), tile_columns(p.n)).bytes);
+    return p.n <= 0 || p.k <= 0 || n_args < 1 || n_args > GCUDA_MUL_MAT_GROUP
+               ? 0
+               : asked_bytes(tile_scratch_of(p.n * args->a.ne[2] * args->a.ne[3], tile_column_bytes(p.a), tile_units_of(args, n_args),
+                     tile_columns(p.n)).bytes);
 }
 
 size_t gcuda_mul_mat_tile_fused_scratch_bytes(const gcuda_mul_mat_args * args) { // the sums last
@@ -12075,7 +12173,7 @@ gcuda_status gcuda_launch_mul_mat_tile(const gcuda_mul_mat_args * args, void * s
 gcuda_status gcuda_launch_mul_mat_tile_fused(
     const gcuda_mul_mat_args * args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
     d_job p = job_of(*args);
-    if (!tile_takes_weights(p.a) || !is_float(p.b.type) || (uintptr_t) scratch % 16 != 0 || p.m > INT32_MAX) {
+    if (!tile_takes(*args, scratch)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (epilogue != nullptr) {
@@ -12086,13 +12184,17 @@ gcuda_status gcuda_launch_mul_mat_tile_fused(
         p.has_epilogue = true;
         p.epilogue = *epilogue;
     }
-    if (n_elements(args->y) == 0) {
-        return GCUDA_STATUS_SUCCESS;
+    return n_elements(args->y) > 0 ? mul_mat_tile_group(p, args, 1, scratch, stream) : GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_launch_mul_mat_tile_group(const gcuda_mul_mat_args * args, int n_args, void * scratch, gcuda_stream stream) {
+    bool may = n_args >= 1 && n_args <= GCUDA_MUL_MAT_GROUP;
+    for (int i = 0; may && i < n_args; ++i) {
+        const gcuda_mul_mat_args & q = args[i];
+        may = tile_takes(q, scratch) && products_are_alike(args[0], q) && q.a.ne[2] * q.a.ne[3] == 1 && q.b.ne[2] * q.b.ne[3] == 1 &&
+              q.y.type == args->y.type && q.y.nb[0] == args->y.nb[0] && n_elements(q.y) > 0;
     }
-    return mul_mat_tile(p, tile_columns(p.n), p.n * args->a.ne[2] * args->a.ne[3], tile_max_units(p, tile_lists(*args, p.n)), false,
-        (char *) scratch, args->max_shared, stream, [&](const d_tile_columns & c, int) {
-            return launch_in_turn(k_mul_mat_tile_columns, tile_pack_blocks(c), dim3(256), stream, c);
-        });
+    return may ? mul_mat_tile_group(job_of(*args), args, n_args, scratch, stream) : GCUDA_STATUS_UNSUPPORTED;
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
@@ -12139,19 +12241,20 @@ static d_job id_job(const gcuda_mul_mat_id_args & p, const d_id_lists & l) {
     return job;
 }
 
-static bool id_uses_tiles(const gcuda_mul_mat_id_args & p, const d_job & job) {
+static tile_units id_units(const gcuda_mul_mat_id_args & p) { return { 1, { tile_max_units(p.as, id_max_tiles(p, 8)) } }; }
+
+static bool id_uses_tiles(const gcuda_mul_mat_id_args & p) {
     return capability_major() >= 8 && tile_takes_weights(p.as) && is_float(p.b.type) && p.as.ne[1] <= INT32_MAX &&
-           tile_max_units(job, id_max_tiles(p, 8)) <= INT32_MAX; // steps are counted in 32 bits
+           id_units(p).of[0] <= INT32_MAX; // steps are counted in 32 bits
 }
 
 size_t gcuda_mul_mat_id_scratch_bytes(const gcuda_mul_mat_id_args * args) {
     d_id_lists l = {};
     const size_t n_lists = id_lists(*args, &l);
-    const d_job job = id_job(*args, l);
-    return asked_bytes(l.n_slots <= 0 || !id_uses_tiles(*args, job)
+    return asked_bytes(l.n_slots <= 0 || !id_uses_tiles(*args)
                            ? n_lists
                            : n_lists + tile_scratch_of(args->b.ne[1] * args->b.ne[2], tile_column_bytes(args->as),
-                                           tile_max_units(job, id_max_tiles(*args, 8)), id_columns(*args)).bytes);
+                                           id_units(*args), id_columns(*args)).bytes);
 }
 
 gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
@@ -12161,8 +12264,8 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
         return GCUDA_STATUS_SUCCESS;
     }
     d_job job = id_job(*args, l);
-    if (id_uses_tiles(*args, job)) {
-        return mul_mat_tile(job, id_columns(*args), args->b.ne[1] * args->b.ne[2], tile_max_units(job, id_max_tiles(*args, 8)), true,
+    if (id_uses_tiles(*args)) {
+        return mul_mat_tile(job, nullptr, id_columns(*args), args->b.ne[1] * args->b.ne[2], id_units(*args), true,
             (char *) args->scratch + n_lists, args->max_shared, stream,
             [&](const d_tile_columns & c, int tn) { return id_prepare(*args, l, tn, c, stream); });
     }
@@ -16559,13 +16662,6 @@ size_t gcuda_mul_mat_wg_scratch_bytes(const gcuda_mul_mat_args * args) {
     return asked_bytes(wg_is_gemm(*args) ? wg_gemm_plan_of(*args).bytes : wg_plan_of(*args).bytes);
 }
 
-// Whether q is a product of the same columns as p, with weights that lie like p's.
-static bool wg_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
-    bool is_so = q.is_rounded == p.is_rounded && q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data && q.b.type == p.b.type;
-    for (int d = 0; d < 4; ++d) { is_so = is_so && q.b.ne[d] == p.b.ne[d] && q.b.nb[d] == p.b.nb[d]; }
-    return is_so;
-}
-
 // Whether columns that are said to be rounded can be.
 static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
     return !p.is_rounded || (gcuda_is_quantized(p.a.type) && p.a.ne[0] % 256 == 0 && (uintptr_t) p.b.data % 16 == 0);
@@ -16574,7 +16670,7 @@ static bool wg_takes_columns(const gcuda_mul_mat_args & p) {
 int gcuda_mul_mat_wg_form(const gcuda_mul_mat_args * args, int n_args) {
     bool may = n_args >= 1 && n_args <= GCUDA_MUL_MAT_GROUP;
     for (int i = 0; i < n_args && may; ++i) {
-        may = gcuda_is_quantized(args[i].a.type) && args[i].a.ne[0] % 256 == 0 && wg_takes(args[i]) && wg_is_alike(args[0], args[i]) &&
+        may = gcuda_is_quantized(args[i].a.type) && args[i].a.ne[0] % 256 == 0 && wg_takes(args[i]) && products_are_alike(args[0], args[i]) &&
               n_elements(args[i].y) > 0;
     }
     return !may ? 0 : n_args > 1 ? wg_plan_of_group(args, n_args).tn : wg_plan_of(*args).tn;
@@ -16705,7 +16801,7 @@ gcuda_status gcuda_launch_mul_mat_wg_group(const gcuda_mul_mat_args * args, int 
         return GCUDA_STATUS_UNSUPPORTED;
     }
     for (int i = 0; i < n_args; ++i) {
-        if (!gcuda_is_quantized(args[i].a.type) || !wg_takes_columns(args[i]) || !wg_takes(args[i]) || !wg_is_alike(args[0], args[i]) || n_elements(args[i].y) == 0) {
+        if (!gcuda_is_quantized(args[i].a.type) || !wg_takes_columns(args[i]) || !wg_takes(args[i]) || !products_are_alike(args[0], args[i]) || n_elements(args[i].y) == 0) {
             return GCUDA_STATUS_UNSUPPORTED;
         }
     }

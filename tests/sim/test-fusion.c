@@ -641,6 +641,7 @@ TEST(products_stay_apart) {
 }
 
 static const bool has_tiles = GCUDA_SIM_CC >= 800; // below, products of so many columns go another way
+#define TILES (has_tiles ? "mul_mat beside mul_mat, tiles" : "")
 
 // Of 9 to 16 columns: in tiles, the last of which have fewer rows; the sums are those of the product by itself.
 static void build_tiles(struct build * b) {
@@ -689,7 +690,7 @@ static void build_tiles_not(struct build * b) {
 }
 
 TEST(products_in_tiles_stay_apart) {
-    for (int v = 0; v <= 12; ++v) { stops(build_tiles_not, v, ""); }
+    for (int v = 0; v <= 12; ++v) { stops(build_tiles_not, v, v == 5 ? TILES : ""); } // 5: the products are one launch, the gate another
     clean();
 }
 
@@ -911,7 +912,7 @@ static void build_few_not(struct build * b) {
 }
 
 TEST(products_of_few_columns_stay_apart) {
-    for (int v = 0; v <= 10; ++v) { stops(build_few_not, v, v == 10 ? "mul_mat + steps" : ""); }
+    for (int v = 0; v <= 10; ++v) { stops(build_few_not, v, v == 10 ? "mul_mat + steps" : v == 0 ? TILES : ""); } // 0: another kernel
     clean();
 }
 
@@ -965,6 +966,108 @@ TEST(a_result_on_the_columns_keeps_products_apart) {
     a_result_lies_on_columns(1);
     a_result_lies_on_columns(2);
     if (has_tiles) { a_result_lies_on_columns(8); }
+    if (has_tiles) { a_result_lies_on_columns(12); }
+    clean();
+}
+
+// Of columns that go in tiles: variant 256 * which + columns. Blocks of quarters of tiles and of whole ones, a last tile with few
+// rows, all widths of tiles, more columns than one tile has, columns in F16, columns apart, two products, four.
+enum { TILE_GROUPS = 7 };
+static void build_tile_group(struct build * b) {
+    static const struct {
+        enum gcuda_type type;
+        int64_t k, m[4];
+    } groups[TILE_GROUPS] = {
+        { GCUDA_TYPE_Q4_0, K, { 150, 16, M, 0 } },
+        { GCUDA_TYPE_Q8_0, 2048 + 32, { 300, 33, 16, 0 } },
+        { GCUDA_TYPE_Q6_K, 2560, { 17, 600, 0, 0 } },
+        { GCUDA_TYPE_MXFP4, 1024, { 700, 130, 40, 0 } },
+        { GCUDA_TYPE_IQ3_S, 512, { 20, 90, 64, 0 } },
+        { GCUDA_TYPE_Q4_K, 512, { 32, 16, 16, 0 } },
+        { GCUDA_TYPE_Q4_1, 1024, { M, M, M, M } },
+    };
+    struct gcuda_context * c = b->ctx;
+    const int which = b->variant / 256;
+    const int64_t n = b->variant % 256, k = groups[which].k;
+    struct gcuda_tensor * x = which == 5   ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, k, n)
+                              : which == 4 ? gcuda_view_2d(c, f32(b, k + 4, n, 1), k, n, (size_t) (k + 4) * 4, 16)
+                                           : f32(b, k, n, 1);
+    for (int i = 0; i < 4 && groups[which].m[i] > 0; ++i) {
+        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, groups[which].type, k, groups[which].m[i]), x));
+    }
+}
+
+TEST(products_in_tiles_are_one_launch) {
+    static const int columns[TILE_GROUPS] = { 9, 16, 32, 12, 33, 100, 24 };
+    for (int which = 0; which < TILE_GROUPS; ++which) {
+        const int v = 256 * which + columns[which];
+        if (has_tiles) {
+            fires(build_tile_group, v, TILES, which == 6 ? 2 : 1); // three, and one that is left
+        } else {
+            stops(build_tile_group, v, "");
+        }
+    }
+    if (has_tiles) { stops(build_tile_group, 128, TILES); }
+    clean();
+}
+
+static void build_tile_group_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v == 0 ? 16 : v == 1 ? 17 : v == 2 ? 130 : 12, k = v == 3 ? 64 : K;
+    const enum gcuda_type type = v == 4 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
+    struct gcuda_tensor * x = f32(b, k, n, v == 5 || v == 6 ? 2 : 1), * z = v == 7 ? f32(b, k, n, 1) : x; // 5, 6: matrices of columns
+    struct gcuda_tensor * w[2], * y[2];
+    for (int i = 0; i < 2; ++i) {
+        const int64_t m = i == 1 && v == 8 ? 15 : M; // rows that are not rounded to BF16
+        w[i] = gcuda_new_tensor_3d(c, i == 1 && v == 9 ? GCUDA_TYPE_Q8_0 : type, k, m, v == 6 ? 2 : 1);
+    }
+    if (v == 10) { w[1] = gcuda_view_2d(c, gcuda_new_tensor_2d(c, type, k, 2 * M), k, M, 2 * w[0]->nb[1], 0); } // rows apart
+    for (int i = 0; i < 2; ++i) {
+        y[i] = gcuda_mul_mat(c, w[i], i == 0 ? x : z);
+        if (i == 1 && v == 11) { gcuda_mul_mat_set_prec(y[i], GCUDA_PREC_F32); }
+        if (i == 0 && v == 12) { // something between them
+            out(b, y[0]);
+            out(b, gcuda_neg(c, x));
+        }
+    }
+    if (v != 12) { out(b, y[0]); }
+    out(b, v <= 1 ? gcuda_add(c, y[1], f32(b, M, 1, 1)) : y[1]); // a step that goes into it; 17 columns: that does not
+}
+
+TEST(products_beside_others_in_tiles_stay_apart) {
+    stops(build_tile_group_not, 0, has_tiles ? "mul_mat + steps" : "");
+    stops(build_tile_group_not, 1, TILES);
+    stops(build_tile_group_not, 2, ""); // another way
+    stops(build_tile_group_not, 3, TILES); // as those below are, each of which one thing stops
+    for (int v = 4; v <= 12; ++v) { stops(build_tile_group_not, v, ""); }
+    clean();
+}
+
+// Rows that are on several devices.
+TEST(products_in_tiles_of_split_weights_stay_apart) {
+    const float shares[2] = { 1, 1 };
+    for (int is_split = 0; is_split < 2; ++is_split) {
+        fresh(2, 64 * MB, 1);
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+        struct place p = place_begin(), weight = place_begin();
+        struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, 12);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        for (int i = 0; i < 2; ++i) {
+            struct gcuda_tensor * w = gcuda_new_tensor_2d(weight.ctx, GCUDA_TYPE_Q4_0, K, 256);
+            CHECK_OK(gcuda_build_forward_expand(graph, gcuda_mul_mat(p.ctx, w, x)));
+        }
+        weight.buffer = gcuda_backend_alloc_ctx_tensors_from_buft(weight.ctx,
+            is_split ? gcuda_backend_cuda_split_buffer_type(0, shares, 2) : gcuda_backend_get_default_buffer_type(backend));
+        REQUIRE(backend != NULL && weight.buffer != NULL && place_alloc(&p, backend));
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        CHECK_EQ_I(((const struct gcudai_cuda_plan *) plan)->n_steps, has_tiles && !is_split ? 1 : 2);
+        gcuda_backend_graph_plan_free(backend, plan);
+        place_end(&p);
+        place_end(&weight);
+        gcuda_backend_free(backend);
+    }
     clean();
 }
 
@@ -1144,9 +1247,11 @@ TEST(products_of_many_columns_are_one_launch) {
     wide_group(2, true, false, name, 1);
     wide_group(4, true, false, name, 1);
     wide_group(0, true, true, "", 2);
-    wide_group(0, false, false, "", 2);
-    for (int v = 3; v <= 15; ++v) { // 3, 5: none is large
-        if (v != 4) { wide_group(v, true, false, "", v == 12 ? 3 : v == 13 ? 1 : 2); }
+    const int n = has_tiles ? 1 : 2;
+    wide_group(0, false, false, TILES, n);
+    for (int v = 3; v <= 15; ++v) {
+        const bool is_tiles = v == 3 || v == 5 || v == 9; // none is large, or can be copied 16 bytes at a time
+        if (v != 4) { wide_group(v, true, false, is_tiles ? TILES : "", is_tiles ? n : v == 12 ? 3 : v == 13 ? 1 : 2); }
     }
     clean();
 }
@@ -1431,6 +1536,98 @@ TEST(groups_of_few_columns_have_the_bits_of_each) {
             if (n <= 3) { launch_group(GCUDA_TYPE_IQ3_S, n, all); }
             if (n >= 7) { launch_group(GCUDA_TYPE_Q6_K, n, all); }
         }
+    }
+    clean();
+}
+
+// In tiles, against each product by itself; results in F16 or F32, columns of results further apart than the first's.
+static void launch_tile_group(enum gcuda_type type, enum gcuda_type of_result, int64_t k, int64_t n, bool has_all_shared) {
+    static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 300, 1, M };
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, n), * other = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor * w[GCUDA_MUL_MAT_GROUP], * y[2][GCUDA_MUL_MAT_GROUP];
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        w[i] = gcuda_new_tensor_2d(p.ctx, type, k, rows[i]);
+        for (int j = 0; j < 2; ++j) { y[j][i] = gcuda_new_tensor_2d(p.ctx, of_result, rows[i] + 3 * i, n); }
+    }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    struct gcuda_mul_mat_args args[2][GCUDA_MUL_MAT_GROUP + 1], * q = args[1];
+    memset(args, 0, sizeof args);
+    fill(x, 1);
+    size_t n_bytes = 0;
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        fill(w[i], 2 + i);
+        for (int j = 0; j < 2; ++j) {
+            CHECK_OK(gcuda_backend_tensor_memset(y[j][i], 0x11, 0, gcuda_nbytes(y[j][i])));
+            args[j][i].a = gcudai_array(w[i]), args[j][i].b = gcudai_array(x), args[j][i].y = gcudai_array(y[j][i]);
+            args[j][i].y.ne[0] = rows[i];
+            args[j][i].max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
+        }
+        const size_t alone = gcuda_mul_mat_tile_scratch_bytes(&args[0][i]);
+        n_bytes = alone > n_bytes ? alone : n_bytes;
+    }
+    const size_t of_group = gcuda_mul_mat_tile_group_scratch_bytes(q, GCUDA_MUL_MAT_GROUP);
+    CHECK(of_group > n_bytes && gcuda_mul_mat_tile_group_scratch_bytes(q, 1) == gcuda_mul_mat_tile_scratch_bytes(q));
+    char * scratch = NULL;
+    CHECK(cudaMalloc((void **) &scratch, of_group + 16) == cudaSuccess);
+    CHECK(cudaMemsetAsync(scratch, 0x77, of_group + 16, NULL) == cudaSuccess);
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(gcuda_launch_mul_mat_tile(&args[0][i], scratch, NULL)); }
+    long before = sim_counts("cudaLaunchKernelEx");
+    CHECK_OK(gcuda_launch_mul_mat_tile_group(q, GCUDA_MUL_MAT_GROUP, scratch, NULL));
+    CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 2); // the columns, all products
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        const size_t size = gcuda_nbytes(y[0][i]);
+        char * want = (char *) malloc(size), * got = (char *) malloc(size);
+        CHECK_OK(gcuda_backend_tensor_get(y[0][i], want, 0, size));
+        CHECK_OK(gcuda_backend_tensor_get(y[1][i], got, 0, size));
+        CHECK_MSG(memcmp(want, got, size) == 0, "%s, %d columns, product %d", gcuda_type_name(type), (int) n, i);
+        free(want);
+        free(got);
+    }
+    char end[16];
+    CHECK(cudaMemcpy(end, scratch + of_group, 16, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int i = 0; i < 16; ++i) { CHECK_EQ_I(end[i], 0x77); } // nothing beyond the scratch
+    before = sim_counts("cudaLaunchKernelEx");
+    q[GCUDA_MUL_MAT_GROUP] = q[0];
+    CHECK(gcuda_mul_mat_tile_group_scratch_bytes(q, 0) == 0 && gcuda_mul_mat_tile_group_scratch_bytes(q, GCUDA_MUL_MAT_GROUP + 1) == 0);
+    CHECK(gcuda_launch_mul_mat_tile_group(q, 0, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(gcuda_launch_mul_mat_tile_group(q, GCUDA_MUL_MAT_GROUP + 1, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(gcuda_launch_mul_mat_tile_group(q, 2, scratch + 4, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    for (int i = 0; i < 12; ++i) { // one condition after the other
+        const struct gcuda_mul_mat_args keep[2] = { q[0], q[0] };
+        q[1] = q[0];
+        switch (i) {
+            case 0: q[1].b.data = other->data; break;
+            case 1: q[1].b.nb[1] += 16; break;
+            case 2: q[1].b.type = GCUDA_TYPE_F16; break;
+            case 3: q[1].b.ne[1] -= 1; break;
+            case 4: q[1].a.type = type == GCUDA_TYPE_Q4_0 ? GCUDA_TYPE_IQ4_NL : GCUDA_TYPE_Q4_0; break; // Q4_0: blocks of one size
+            case 5: q[1].a.nb[1] += 16; break;
+            case 6: q[1].a.ne[0] -= 32; break;
+            case 7: q[1].a.ne[2] = q[1].b.ne[2] = q[1].y.ne[2] = q[0].b.ne[2] = 2; break;
+            case 8: q[0].b.ne[2] = q[1].b.ne[2] = q[0].y.ne[2] = q[1].y.ne[2] = 2; break;
+            case 9: q[1].y.type = of_result == GCUDA_TYPE_F32 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32; break;
+            case 10: q[1].y.nb[0] *= 2; break;
+            default: q[1].a.ne[1] = q[1].y.ne[0] = 0; break;
+        }
+        CHECK_MSG(gcuda_launch_mul_mat_tile_group(q, 2, scratch, NULL) == GCUDA_STATUS_UNSUPPORTED, "condition %d", i);
+        q[0] = keep[0];
+    }
+    CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 0);
+    q[1] = q[0];
+    CHECK_OK(gcuda_launch_mul_mat_tile_group(q, 2, scratch, NULL)); // as it was
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(groups_in_tiles_have_the_bits_of_each) {
+    static const int64_t columns[] = { 9, 16, 17, 32, 64, 130 };
+    for (int i = 0; i < 6; ++i) {
+        launch_tile_group(GCUDA_TYPE_Q4_0, i % 2 ? GCUDA_TYPE_F32 : GCUDA_TYPE_F16, 2048 + 32, columns[i], i != 3); // tiles that blocks share
+        launch_tile_group(i % 2 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 512, columns[i], true);
     }
     clean();
 }
@@ -2015,7 +2212,8 @@ TEST(norms_round_for_products_on_warp_groups) {
     wide_gives(build_wide_norm, 3, "add + " C_NORM ", " C_WIDE, 1, 1);
     for (int v = 4; v <= 14; ++v) { wide_gives(build_wide_norm, v, C_NORM, 0, 0); } // 8, 9: no room for whole tiles
     wide(build_wide_norm, 1, true, true, &got);
-    CHECK(strcmp(got.names, C_NORM) == 0 && got.n_norms == 0 && got.n_steps == 4); // by themselves two go in tiles
+    CHECK(strcmp(got.names, has_tiles ? C_NORM ", mul_mat beside mul_mat, tiles" : C_NORM) == 0 && got.n_norms == 0);
+    CHECK_EQ_I(got.n_steps, has_tiles ? 3 : 4); // two go in tiles, which read floats
     wide(build_wide_norm, 0, true, true, &got);
     CHECK(got.n_norms == 1 && got.n_rounded == 1);
     wide(build_wide_norm, 0, false, false, &got);
