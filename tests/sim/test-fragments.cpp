@@ -452,7 +452,7 @@ TEST(forms_of_products) {
     CHECK(own_form(p, 2) == 0);
     p[1] = good;
     p[0].is_rounded = true;
-    CHECK(wg_takes_columns(p[0]) && !wg_is_alike(p[0], p[1]));
+    CHECK(wg_takes_columns(p[0]) && !products_are_alike(p[0], p[1]));
     p[0].b.data = data + 8;
     CHECK(!wg_takes_columns(p[0]));
     p[0] = good, p[0].is_rounded = true, p[0].a.type = GCUDA_TYPE_F16;
