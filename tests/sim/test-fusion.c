@@ -846,14 +846,25 @@ TEST(products_of_one_column_are_one_launch) {
     clean();
 }
 
+// Up to four products, of m rows each, with the same columns.
+struct beside {
+    enum gcuda_type type;
+    int64_t k, m[4];
+};
+enum columns { IN_F32, IN_F16, APART };
+static void build_beside(struct build * b, const struct beside * p, int64_t n, enum columns columns) {
+    struct gcuda_context * c = b->ctx;
+    struct gcuda_tensor * x = columns == IN_F16 ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, p->k, n)
+                              : columns == APART ? gcuda_view_2d(c, f32(b, p->k + 4, n, 1), p->k, n, (size_t) (p->k + 4) * 4, 16)
+                                                 : f32(b, p->k, n, 1);
+    for (int i = 0; i < 4 && p->m[i] > 0; ++i) { out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, p->type, p->k, p->m[i]), x)); }
+}
+
 // The same of several columns: variant 16 * which + columns. Rounds of tiles that only some blocks have, rows of more steps than a
 // block has warps, rows at multiples of 2, 4 and 16 bytes, a codebook, columns in F16, columns apart, four products.
 enum { FEW_GROUPS = 8 };
 static void build_few(struct build * b) {
-    static const struct {
-        enum gcuda_type type;
-        int64_t k, m[4];
-    } groups[FEW_GROUPS] = {
+    static const struct beside groups[FEW_GROUPS] = {
         { GCUDA_TYPE_Q4_0, K, { 150, 1, M, 0 } },
         { GCUDA_TYPE_Q8_0, 8192 + 512 + 32, { 70, 33, 16, 0 } },
         { GCUDA_TYPE_Q6_K, 2560, { 17, 300, 0, 0 } },
@@ -863,15 +874,8 @@ static void build_few(struct build * b) {
         { GCUDA_TYPE_Q4_1, 1024, { M, M, M, M } },
         { GCUDA_TYPE_Q5_0, 1024, { 256, 64, 64, 0 } },
     };
-    struct gcuda_context * c = b->ctx;
     const int which = b->variant / 16;
-    const int64_t n = b->variant % 16, k = groups[which].k;
-    struct gcuda_tensor * x = which == 5   ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, k, n)
-                              : which == 7 ? gcuda_view_2d(c, f32(b, k + 4, n, 1), k, n, (size_t) (k + 4) * 4, 16)
-                                           : f32(b, k, n, 1);
-    for (int i = 0; i < 4 && groups[which].m[i] > 0; ++i) {
-        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, groups[which].type, k, groups[which].m[i]), x));
-    }
+    build_beside(b, &groups[which], b->variant % 16, which == 5 ? IN_F16 : which == 7 ? APART : IN_F32);
 }
 
 // Below 8.0 two columns alone, and none of a codebook.
@@ -974,10 +978,7 @@ TEST(a_result_on_the_columns_keeps_products_apart) {
 // rows, all widths of tiles, more columns than one tile has, columns in F16, columns apart, two products, four.
 enum { TILE_GROUPS = 7 };
 static void build_tile_group(struct build * b) {
-    static const struct {
-        enum gcuda_type type;
-        int64_t k, m[4];
-    } groups[TILE_GROUPS] = {
+    static const struct beside groups[TILE_GROUPS] = {
         { GCUDA_TYPE_Q4_0, K, { 150, 16, M, 0 } },
         { GCUDA_TYPE_Q8_0, 2048 + 32, { 300, 33, 16, 0 } },
         { GCUDA_TYPE_Q6_K, 2560, { 17, 600, 0, 0 } },
@@ -986,15 +987,8 @@ static void build_tile_group(struct build * b) {
         { GCUDA_TYPE_Q4_K, 512, { 32, 16, 16, 0 } },
         { GCUDA_TYPE_Q4_1, 1024, { M, M, M, M } },
     };
-    struct gcuda_context * c = b->ctx;
     const int which = b->variant / 256;
-    const int64_t n = b->variant % 256, k = groups[which].k;
-    struct gcuda_tensor * x = which == 5   ? gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, k, n)
-                              : which == 4 ? gcuda_view_2d(c, f32(b, k + 4, n, 1), k, n, (size_t) (k + 4) * 4, 16)
-                                           : f32(b, k, n, 1);
-    for (int i = 0; i < 4 && groups[which].m[i] > 0; ++i) {
-        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, groups[which].type, k, groups[which].m[i]), x));
-    }
+    build_beside(b, &groups[which], b->variant % 256, which == 5 ? IN_F16 : which == 4 ? APART : IN_F32);
 }
 
 TEST(products_in_tiles_are_one_launch) {
