@@ -820,6 +820,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat_tile_group_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_group_scratch_bytes)
 #define gcuda_mul_mat_tile_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_tile_scratch_bytes)
 #define gcuda_mul_mat_vec_form GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_form)
+#define gcuda_mul_mat_vec_most GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_most)
 #define gcuda_mul_mat_vec_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_scratch_bytes)
 #define gcuda_mul_mat_vec_takes_group GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_vec_takes_group)
 #define gcuda_mul_mat_wg_columns_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_wg_columns_bytes)
@@ -3620,13 +3621,14 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
 // channels, up to eight element-wise operations; the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
-// quantized weights with up to 8 columns, or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
+// quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
+// or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
 // mul_mat_id of few tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the
 // same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
 // that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
 // (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
-// column, of quantized weights of the same 2 to 8 columns too (2 below compute capability 8.0), one right behind the other (queries, keys,
-// values; gate and up); likewise products of the same columns that all go in tiles (from 9 columns on), and, where gcuda_has_warp_groups
+// column, of quantized weights of the same 2 columns or more too (2 below compute capability 8.0), one right behind the other (queries,
+// keys, values; gate and up); likewise products of the same columns that all go in tiles, and, where gcuda_has_warp_groups
 // and one at least is large, of quantized weights and the same many columns. A product on warp groups takes a glu that it alone reads,
 // which is then rounded for it and not written; and rms_norm and mul leave their result, where products alone read it that agree about
 // it, as these would round it.
@@ -4058,9 +4060,11 @@ GCUDA_KERNEL_API size_t gcuda_mul_mat_tile_fused_scratch_bytes(const struct gcud
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_half_rows_back(const struct gcuda_half_rows_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_matrix_pointers(const struct gcuda_matrix_pointers_args * args, gcuda_stream stream);
-// The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a: the weights are read
-// once, as they lie. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column
-// that is done once, in scratch. UNSUPPORTED for what does not fit.
+// The same for weights in blocks and columns of floats, at most 8 of which meet one matrix of a, or from 8.0 on as many as
+// gcuda_mul_mat_vec_most says, 8 or 16, with rows of weights at multiples of 4 bytes less than 2 MiB apart: the weights are read once, as
+// they lie. The columns are rounded to bytes with a scale for 16 (see the error bounds of mul_mat); of more than one column that is done
+// once, in scratch. UNSUPPORTED for what does not fit.
+GCUDA_KERNEL_API int gcuda_mul_mat_vec_most(enum gcuda_type type); // of weights
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_vec_scratch_bytes(const struct gcuda_mul_mat_args * args);
@@ -26370,6 +26374,7 @@ static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
 
 // Few columns: weights are read as they lie, and nothing else costs time.
 #define GCUDAI_CUDA_VECTOR_COLUMNS 8
+#define GCUDAI_CUDA_VECTOR_MMA_ROW (1 << 21) // bytes from row to row below which blocks may take more
 #define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
 #define GCUDAI_CUDA_VECTOR_SLOTS 8 // of mul_mat_id, for any number of experts
 #define GCUDAI_CUDA_VECTOR_FLOAT_SLOTS 64
@@ -26380,11 +26385,13 @@ static bool gcudai_cuda_fits_vector(const struct gcuda_array * a, const struct g
     return a_fits && gcudai_is_float(b->type) && a->ne[1] <= GCUDAI_CUDA_VECTOR_ROWS;
 }
 
-static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p) {
+static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p, int cc) {
     const int64_t matrices = p->a.ne[2] * p->a.ne[3];
-    const bool has_precision = !gcuda_is_quantized(p->a.type) || p->prec != GCUDA_PREC_F32; // blocks meet columns of bytes
+    const bool is_quantized = gcuda_is_quantized(p->a.type);
+    const bool has_precision = !is_quantized || p->prec != GCUDA_PREC_F32; // blocks meet columns of bytes
+    const bool is_mma = is_quantized && cc >= 800 && gcudai_is_aligned(&p->a, 4) && p->a.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW;
     return has_precision && gcudai_cuda_fits_vector(&p->a, &p->b) && matrices > 0 &&
-           p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= GCUDAI_CUDA_VECTOR_COLUMNS;
+           p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= (is_mma ? gcuda_mul_mat_vec_most(p->a.type) : GCUDAI_CUDA_VECTOR_COLUMNS);
 }
 
 // Of floats: F16 and BF16 rows that 16 bytes can be loaded of, and one large matrix of such rows in F32, on tensor cores; one or two
@@ -26512,7 +26519,7 @@ static bool gcudai_cuda_product_takes(enum gcudai_cuda_product product, const st
     const bool use_cublas = has_cublas && fits && gcudai_is_float(p->b.type) && gcudai_cublas_takes(&p->y, GCUDA_TYPE_F32);
     switch (product) {
         case GCUDAI_CUDA_PRODUCT_TILE: return cc >= 800 && gcudai_cuda_tile_takes(p);
-        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_vector(p);
+        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_vector(p, cc);
         case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_warp_groups(p, use_cublas);
         case GCUDAI_CUDA_PRODUCT_CUBLAS:
             return use_cublas && gcudai_cublas_takes(&p->a, GCUDA_TYPE_F32) && gcudai_cublas_takes(&p->b, GCUDA_TYPE_F32);
@@ -26536,7 +26543,9 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(
         enum gcudai_cuda_product product;
         bool pays;
     } ways[] = { // the first that pays and that takes the operands
-        { GCUDAI_CUDA_PRODUCT_VECTOR, !use_cublas || gcudai_cuda_vector_pays(p, cc) },
+        // More than eight columns have been compared with tiles where there are warp groups: on 9.0, with all of its shared memory.
+        { GCUDAI_CUDA_PRODUCT_VECTOR, (!use_cublas || gcudai_cuda_vector_pays(p, cc)) &&
+                                          (columns <= GCUDAI_CUDA_VECTOR_COLUMNS || has_warp_groups) },
         { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, true },
         { GCUDAI_CUDA_PRODUCT_CUBLAS, true },
         { GCUDAI_CUDA_PRODUCT_CONVERTED,

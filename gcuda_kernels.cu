@@ -16,7 +16,7 @@
 //   >>k-sort      orders of rows
 //   >>k-mul-mat   matrix products: the plain form for every type, stride and size, and what all forms share
 //   >>k-mul-mat-tile  matrix products on tensor cores, for few columns and for experts
-//   >>k-mul-mat-vec  products of block formats with up to 8 columns
+//   >>k-mul-mat-vec  products of block formats with up to 8 columns, on tensor cores 16
 //   >>k-mul-mat-vec-float  products of float weights with up to 8 columns
 //   >>k-mul-mat-wg  large matrix products on warp-group matrix instructions (compute capability 9.0a)
 //   >>k-mul-mat-gemm  products of floats on tensor cores, for when cuBLAS is absent
@@ -12276,7 +12276,7 @@ gcuda_status gcuda_launch_mul_mat_id(const gcuda_mul_mat_id_args * args, gcuda_s
 
 #if GCUDAI_PART(5)
 // =====================================================================================================
-// >>k-mul-mat-vec   products of block formats with up to 8 columns
+// >>k-mul-mat-vec   products of block formats with up to 8 columns, on tensor cores 16
 // =====================================================================================================
 // The weights are read once and everything else hides behind that. A step is 2048 elements of a row. A warp keeps one
 // step of the columns in registers, as bytes with a scale for 16, and walks rows: the same 2048 elements of each come
@@ -12394,6 +12394,9 @@ struct d_mma_format_of {
     // The first weights are copied to shared memory while columns are made ready, by blocks that leave room for one of the columns' kernel.
     // That costs registers and pays where decoding takes few; the others ask L2 for the first weights.
     static constexpr bool is_early = false;
+    // More than eight columns: weights are decoded once for two tiles of them. Scales for 16 elements double what
+    // the second costs: by count of instructions little is gained over tiles of BF16, which has not been measured.
+    static constexpr bool has_two_tiles = PIECES == 1;
     // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
     // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
@@ -13722,7 +13725,7 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
     }
 }
 
-// ---- 3 to 8 columns, and what is left of 2: tensor cores ----
+// ---- 3 to 16 columns, and what is left of 2: tensor cores ----
 // A warp takes 16 rows at a time, MMA_STEP elements of each, which come through its ring as above. Lane (g, t), with
 // g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
 // 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
@@ -13732,7 +13735,8 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 
 #define MMA_STEP 512
 #define MMA_GROUPS (MMA_STEP / 32)
-#define MMA_COLUMNS 8
+#define MMA_COLUMNS 8     // of a product of bytes: a tile of columns
+#define MMA_MOST 16       // columns: two tiles
 #define MMA_TILE (16 * MMA_COLUMNS)
 #define MMA_SUMS 16       // tiles of a block whose sums are kept when its warps come back for more steps
 #define MMA_LANES 8       // that copy a row together: 128 bytes at a time, as memory has them in a line
@@ -13748,8 +13752,9 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 
 struct d_mma_job {
     d_job job;
-    const uint2 * xq;  // columns as bytes, [matrix][step][group][lane], and
-    const float4 * xs; // [matrix][step][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
+    int n_tiles;       // of columns, 1 or 2
+    const uint2 * xq;  // columns as bytes, [matrix][step][tile][group][lane], and
+    const float4 * xs; // [matrix][step][tile][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
     int n_more;        // matrices of a group, behind the first:
     const char * a[GCUDA_MUL_MAT_GROUP];
     char * y[GCUDA_MUL_MAT_GROUP];
@@ -13767,25 +13772,31 @@ struct d_mma_task {
     int which, block; // of a group; of the blocks that share the matrix
 };
 
-template <typename A> struct d_mma_shape {
+// Of products with so many tiles of columns. Two leave room for fewer warps, in registers and in shared memory.
+template <typename A, int TILES> struct d_mma_shape {
+    static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // of a tile of rows
     static constexpr int step_bytes = MMA_STEP / A::n * (int) sizeof(typename A::block);
     // Of a row in a slot: room for 15 bytes before the step, which may begin anywhere. An odd number spreads eight rows
     // over all banks.
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
-    static constexpr int xs_bytes = MMA_GROUPS * d_mma_format<A>::pieces * 4 * (int) sizeof(float4);
-    static constexpr bool is_early = d_mma_format<A>::is_early;
+    static constexpr int xs_of_tile = MMA_GROUPS * d_mma_format<A>::pieces * 4, xs_bytes = TILES * xs_of_tile * (int) sizeof(float4);
+    static constexpr bool is_early = TILES == 1 && d_mma_format<A>::is_early;
     static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // what any block takes for itself
     // Slots of each of n warps, beside the table and the sums that are kept, if sums of so many tiles are to have room as well.
-    static constexpr int room(int n) { return (all - 4 * d_mma_format<A>::table - MMA_SUMS * MMA_TILE * 4) / n; }
-    static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * MMA_TILE * 4) / slot_bytes; }
+    static constexpr int room(int n) { return (all - 4 * d_mma_format<A>::table - MMA_SUMS * sums * 4) / n; }
+    static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
     // Warps hide more than sums of many tiles at a meeting or bytes on their way beyond the second slot do.
-    static constexpr int max_warps = slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8;
-    static constexpr int batch = 2 * slot_bytes <= 10240 ? 4 : max_warps == 12 ? 3 : 2; // tiles of a warp between meetings of sums
+    // Multiples of four: a quarter of a multiprocessor's registers is for every fourth warp.
+    static constexpr int max_warps = TILES == 1 ? (slots_of(16, 2) >= 2 ? 16 : slots_of(12, 3) >= 2 ? 12 : 8)
+                                                : (slots_of(16, 1) >= 2 ? 16 : slots_of(12, 1) >= 2 ? 12 : 8);
+    static constexpr int batch_of_two = slots_of(max_warps, 2) >= 2 ? 2 : 1;
+    static constexpr int batch = // tiles of a warp between meetings of sums
+        TILES == 2 ? batch_of_two : 2 * slot_bytes <= 10240 ? 4 : max_warps == 12 ? 3 : 2;
     static constexpr int wanted = 10240 / slot_bytes < 2 ? 2 : 10240 / slot_bytes > 4 ? 4 : 10240 / slot_bytes;
     static constexpr int slots = wanted < slots_of(max_warps, batch) ? wanted : slots_of(max_warps, batch);
-    static_assert(slots >= 2, "a tile is copied while another is read");
-    static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * MMA_TILE * 4;
+    static_assert(slots >= 2 && max_warps % 4 == 0, "a tile is copied while another is read");
+    static constexpr int warp_bytes = slots * slot_bytes + xs_bytes + batch * sums * 4;
     // Of a thread; is_early leaves those of a block of MMA_BESIDE.
     static constexpr int all_registers = (65536 - (is_early ? 64 * MMA_BESIDE : 0)) / (32 * max_warps) / 8 * 8;
     static constexpr int registers = all_registers < 255 ? all_registers : 255;
@@ -13808,50 +13819,64 @@ static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, 
     }
 }
 
-// Sums of a tile over a step: (row g, column 2t), (g, 2t + 1), then of row g + 8.
-template <typename A, bool ALIGNED>
-static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
-    const uint2 (&x)[MMA_GROUPS], const d_split_tf32<2> * x_sums, const float4 * xs, float (&sum)[4]) {
+// What group g, decoded in a and b (rows g and g + 8), adds to the sums of a tile of columns, of which x are the bytes.
+template <typename A>
+static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces> & a, const d_eight<d_mma_format<A>::pieces> & b, int g,
+    int t, uint2 x, const float4 * xs, float (&sum)[4]) {
     typedef d_mma_format<A> F;
-    if constexpr (F::has_tf32_min) { d_mma_mins<A>(shared, at0, at1, t, x_sums, sum); }
+    float first[4] = {};
+    UNROLL for (int h = 0; h < F::pieces; ++h) {
+        // Of two pieces in a row the second is what both have together without the first.
+        const bool is_rest = F::pieces == 2 && F::order == D_IN_ROW && F::zero == 0 && h == 1;
+        const float4 s = xs[4 * (F::pieces * g + h)];
+        const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
+        int d[4];
+        if (F::pieces == 2 && F::order == D_IN_QUADS) {
+            d_mma_s8_half(d, a.q[h], b.q[h], h == 0 ? x.x : x.y, c);
+        } else { // of two pieces in a row lanes 0 and 1 have the first, the others the second
+            const bool is_in = F::pieces == 1 || is_rest || t / 2 == h;
+            const uint32_t q[4] = { a.q[0], b.q[0], a.q[1], b.q[1] }, xb[2] = { is_in ? x.x : 0u, is_in ? x.y : 0u };
+            d_mma_s8(d, q, xb, c);
+            if (F::has_more) {
+                const uint32_t more[4] = { a.more[0], b.more[0], a.more[1], b.more[1] };
+                const int so_far[4] = { d[0], d[1], d[2], d[3] };
+                d_mma_s8(d, more, xb, so_far);
+            }
+        }
+        UNROLL for (int i = 0; i < 4; ++i) {
+            const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias and what the codes' zero adds
+            const float all = __int_as_float(d[i]), dot = all - (is_rest ? first[i] : zero), scale = i < 2 ? a.scale[h] : b.scale[h];
+            first[i] = all;
+            sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
+            if (F::has_min && !F::has_tf32_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
+        }
+    }
+}
+
+// Sums of a tile of rows over a step, for each tile of columns: (row g, column 2t), (g, 2t + 1), then of row g + 8. The weights are
+// decoded once for all of these.
+template <typename A, bool ALIGNED, int TILES>
+static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
+    const uint2 (&x)[TILES][MMA_GROUPS], const d_split_tf32<2> (&x_sums)[TILES][MMA_GROUPS / 8], const float4 * xs,
+    float (&sum)[TILES][4]) {
+    typedef d_mma_format<A> F;
+    UNROLL for (int c = 0; c < TILES && F::has_tf32_min; ++c) {
+        if constexpr (F::has_tf32_min) { d_mma_mins<A>(shared, at0, at1, t, x_sums[c], sum[c]); }
+    }
     UNROLL for (int g = 0; g < MMA_GROUPS; ++g) {
         typename F::out a, b; // rows g and g + 8
         F::template decode<ALIGNED>(shared, table, at0, g, t, a);
         F::template decode<ALIGNED>(shared, table, at1, g, t, b);
-        float first[4] = {};
-        UNROLL for (int h = 0; h < F::pieces; ++h) {
-            // Of two pieces in a row the second is what both have together without the first.
-            const bool is_rest = F::pieces == 2 && F::order == D_IN_ROW && F::zero == 0 && h == 1;
-            const float4 s = xs[4 * (F::pieces * g + h)];
-            const int bias = __float_as_int((float) D_BIAS), c[4] = { bias, bias, bias, bias };
-            int d[4];
-            if (F::pieces == 2 && F::order == D_IN_QUADS) {
-                d_mma_s8_half(d, a.q[h], b.q[h], h == 0 ? x[g].x : x[g].y, c);
-            } else { // of two pieces in a row lanes 0 and 1 have the first, the others the second
-                const bool is_in = F::pieces == 1 || is_rest || t / 2 == h;
-                const uint32_t q[4] = { a.q[0], b.q[0], a.q[1], b.q[1] }, xb[2] = { is_in ? x[g].x : 0u, is_in ? x[g].y : 0u };
-                d_mma_s8(d, q, xb, c);
-                if (F::has_more) {
-                    const uint32_t more[4] = { a.more[0], b.more[0], a.more[1], b.more[1] };
-                    const int so_far[4] = { d[0], d[1], d[2], d[3] };
-                    d_mma_s8(d, more, xb, so_far);
-                }
-            }
-            UNROLL for (int i = 0; i < 4; ++i) {
-                const float zero = F::zero == 0 ? (float) D_BIAS : i % 2 == 0 ? s.z : s.w; // the bias and what the codes' zero adds
-                const float all = __int_as_float(d[i]), dot = all - (is_rest ? first[i] : zero), scale = i < 2 ? a.scale[h] : b.scale[h];
-                first[i] = all;
-                sum[i] += scale * (i % 2 == 0 ? s.x : s.y) * dot;
-                if (F::has_min && !F::has_tf32_min) { sum[i] -= (i < 2 ? a.min[h] : b.min[h]) * (i % 2 == 0 ? s.z : s.w); }
-            }
+        UNROLL for (int c = 0; c < TILES; ++c) {
+            d_mma_group<A>(a, b, g, t, x[c][g], xs + c * d_mma_shape<A, TILES>::xs_of_tile, sum[c]);
         }
     }
 }
 
 // A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next. MMA_LANES
 // lanes copy the chunks of 16 bytes of a row in turn.
-template <typename A> struct d_mma_ring {
-    typedef d_mma_shape<A> S;
+template <typename A, int TILES> struct d_mma_ring {
+    typedef d_mma_shape<A, TILES> S;
     static constexpr int rows_at_once = 32 / MMA_LANES, piece = 16 * MMA_LANES; // bytes of each
     char * slots;
     const char * rows, * from; // the first row of this warp's first tile; its step in the first row of the next tile
@@ -13938,50 +13963,57 @@ template <typename A> struct d_mma_ring {
     }
 };
 
+// d_tile_index and d_tile_column of a few columns, whose divisions fit 32 bits; those of 64 bits were a third of the kernels' code.
+static inline __device__ d_index d_few_index(const d_job & p, int64_t matrix, int column, int64_t m) {
+    const uint32_t n1 = (uint32_t) p.y.ne[1], a2 = (uint32_t) p.a.ne[2], c = (uint32_t) column, of_c = c / n1;
+    const uint32_t r2 = (uint32_t) p.b.ne[2] / a2, r3 = (uint32_t) p.b.ne[3] / (uint32_t) p.a.ne[3];
+    const uint32_t i3 = (uint32_t) matrix / a2, i2 = (uint32_t) matrix - i3 * a2;
+    return { m, c - of_c * n1, (int64_t) i2 * r2 + of_c % r2, (int64_t) i3 * r3 + of_c / r2 };
+}
+
 // Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y.
+template <int COLUMNS>
 static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
     const d_mma_task & t, char * y) {
+    constexpr int TILE = 16 * COLUMNS;
     const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
-    for (int i = (int) threadIdx.x; i < n * p.n_sub * MMA_TILE; i += (int) blockDim.x) {
-        const int at = i % MMA_TILE, r = i / MMA_TILE / p.n_sub, sub = i / MMA_TILE % p.n_sub;
-        const int64_t row = 16 * (((int64_t) (first + r) * p.blocks[t.which] + t.block) * p.n_sub + sub) + at / MMA_COLUMNS;
-        const float * from = part + (r * n_warps + sub * p.at_once) * MMA_TILE + at;
-        float * keep = kept + ((first + r) * p.n_sub + sub) * MMA_TILE + at;
+    for (int i = (int) threadIdx.x; i < n * p.n_sub * TILE; i += (int) blockDim.x) {
+        const int at = i % TILE, r = i / TILE / p.n_sub, sub = i / TILE % p.n_sub;
+        const int64_t row = 16 * (((int64_t) (first + r) * p.blocks[t.which] + t.block) * p.n_sub + sub) + at / COLUMNS;
+        const float * from = part + (r * n_warps + sub * p.at_once) * TILE + at;
+        float * keep = kept + ((first + r) * p.n_sub + sub) * TILE + at;
         float sum = pass > 0 ? *keep : 0.0f;
-        for (int s = 0; s < p.at_once; ++s) { sum += from[s * MMA_TILE]; }
+        for (int s = 0; s < p.at_once; ++s) { sum += from[s * TILE]; }
         if (pass + 1 < p.passes) {
             *keep = sum;
-        } else if (row < p.m[t.which] && at % MMA_COLUMNS < p.job.n) {
-            const d_tile tile = { 0, 0, t.matrix, (int) p.job.n };
-            sum = p.job.has_epilogue ? d_finish(p.job, sum, 0.0f, d_tile_index(p.job, tile, at % MMA_COLUMNS, row), -1) : sum;
+        } else if (row < p.m[t.which] && at % COLUMNS < p.job.n) {
+            sum = p.job.has_epilogue ? d_finish(p.job, sum, 0.0f, d_few_index(p.job, t.matrix, at % COLUMNS, row), -1) : sum;
             d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
         }
     }
 }
 
-template <typename A, bool ALIGNED>
+template <typename A, bool ALIGNED, int TILES>
 static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task) {
-    typedef d_mma_shape<A> S;
+    typedef d_mma_shape<A, TILES> S;
     const int64_t matrix = task.matrix;
     const int which = task.which;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, g = lane / 4, t = lane % 4;
     const int first_tile = task.block * p.n_sub + sub, tiles = p.blocks[which] * p.n_sub;
     const uint32_t * table = (const uint32_t *) shared;
-    float * part = (float *) (shared + 4 * d_mma_format<A>::table), * kept = part + n_warps * S::batch * MMA_TILE;
-    float4 * xs = (float4 *) (kept + (p.passes > 1 ? MMA_SUMS * MMA_TILE : 0)) + warp * (S::xs_bytes / 16);
+    float * part = (float *) (shared + 4 * d_mma_format<A>::table), * kept = part + n_warps * S::batch * S::sums;
+    float4 * xs = (float4 *) (kept + (p.passes > 1 ? MMA_SUMS * S::sums : 0)) + warp * (S::xs_bytes / 16);
     const int ring_at = (int) ((char *) xs - shared) + (n_warps - warp) * S::xs_bytes + warp * S::slots * S::slot_bytes;
-    const char * b;
-    char * y;
-    const int column = (int) threadIdx.x % MMA_COLUMNS;
-    const d_tile tile = { 0, 0, matrix, (int) p.job.n };
-    d_tile_column(p.job, tile, column < p.job.n ? column : 0, &b, &y);
-    if (p.n_more > 0) { y = p.y[which] + column * p.y_c[which]; }
-    d_mma_ring<A> ring;
+    const int column = (int) threadIdx.x % S::columns;
+    const d_index place = d_few_index(p.job, matrix, column < p.job.n ? column : 0, 0);
+    char * y = p.n_more > 0 ? p.y[which] + column * p.y_c[which] : d_at(p.job.y, 0, place.i1, place.i2, place.i3);
+    d_mma_ring<A, TILES> ring;
     ring.slots = shared + ring_at;
     ring.row_stride = p.job.a_m;
     ring.tile_stride = 16 * p.job.a_m * tiles;
-    ring.rows = p.n_more > 0 ? p.a[which] : d_at(p.job.a, 0, 0, matrix % p.job.a.ne[2], matrix / p.job.a.ne[2]);
+    const uint32_t i3 = (uint32_t) matrix / (uint32_t) p.job.a.ne[2], i2 = (uint32_t) matrix - i3 * (uint32_t) p.job.a.ne[2];
+    ring.rows = p.n_more > 0 ? p.a[which] : d_at(p.job.a, 0, 0, i2, i3);
     ring.rows += 16 * (int64_t) first_tile * p.job.a_m;
     ring.pass = ring.round = ring.next = 0;
     ring.begin(p, step, lane);
@@ -13997,12 +14029,15 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
         const int64_t x_at = matrix * p.steps + (has_step ? s : 0);
         float4 scales[S::xs_bytes / 512]; // asked for before all else
         UNROLL for (int i = 0; i < S::xs_bytes / 512 && S::is_early; ++i) { scales[i] = p.xs[x_at * (S::xs_bytes / 16) + 32 * i + lane]; }
-        uint2 x[MMA_GROUPS];
-        UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[i] = p.xq[(x_at * MMA_GROUPS + i) * 32 + lane]; }
-        d_split_tf32<2> x_sums[MMA_GROUPS / 8]; // of groups t and t + 4 of eight, column g
-        UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
-            const float * at = (const float *) (p.xs + (x_at * MMA_GROUPS + 4 * i + t) * 4 + g / 2);
-            x_sums[i / 2].set(i % 2, at[2 + g % 2]);
+        uint2 x[TILES][MMA_GROUPS];
+        d_split_tf32<2> x_sums[TILES][MMA_GROUPS / 8]; // of groups t and t + 4 of eight, column g
+        UNROLL for (int c = 0; c < TILES; ++c) {
+            const int64_t first = (x_at * TILES + c) * MMA_GROUPS;
+            UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[c][i] = p.xq[(first + i) * 32 + lane]; }
+            UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
+                const float * at = (const float *) (p.xs + (first + 4 * i + t) * 4 + g / 2);
+                x_sums[c][i / 2].set(i % 2, at[2 + g % 2]);
+            }
         }
         __syncwarp();
         if constexpr (S::is_early) {
@@ -14014,24 +14049,26 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
         const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.job.a_m) & 15);
         const int at1 = (g + 8) * S::row_bytes + (int) ((uintptr_t) (start + (g + 8) * p.job.a_m) & 15);
         for (int round = 0; round < p.rounds; ++round) {
-            float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+            float sum[TILES][4] = {};
             d_copies_wait<S::slots - 1>();
             __syncwarp();
             if (has_step && 16 * (int64_t) (first_tile + round * tiles) < p.m[which]) { // the whole warp
                 const int at = ring_at + slot * S::slot_bytes;
-                d_mma_tile<A, ALIGNED>(shared, table, at + at0, at + at1, t, x, x_sums, xs + t, sum);
+                d_mma_tile<A, ALIGNED, TILES>(shared, table, at + at0, at + at1, t, x, x_sums, xs + t, sum);
             }
             __syncwarp();
             ring.fetch(p, p.m[which], step, first_tile, tiles, lane);
             slot = slot + 1 == S::slots ? 0 : slot + 1;
             const int in_batch = round % S::batch;
             if (in_batch == 0) { __syncthreads(); } // the last batch's sums are read
-            float2 * to = (float2 *) (part + (in_batch * n_warps + warp) * MMA_TILE) + lane;
-            to[0] = make_float2(sum[0], sum[1]);
-            to[32] = make_float2(sum[2], sum[3]);
+            float2 * to = (float2 *) (part + (in_batch * n_warps + warp) * S::sums) + g * (S::columns / 2) + t;
+            UNROLL for (int c = 0; c < TILES; ++c) {
+                to[c * (MMA_COLUMNS / 2)] = make_float2(sum[c][0], sum[c][1]);
+                to[c * (MMA_COLUMNS / 2) + 4 * S::columns] = make_float2(sum[c][2], sum[c][3]);
+            }
             if (in_batch == S::batch - 1 || round + 1 == p.rounds) {
                 __syncthreads();
-                d_mma_meet(p, part, kept, pass, round, in_batch + 1, task, y);
+                d_mma_meet<S::columns>(p, part, kept, pass, round, in_batch + 1, task, y);
             }
         }
     }
@@ -14042,14 +14079,15 @@ static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int64_t i
     if (p.n_more > 0) {
         for (; t.block >= p.blocks[t.which]; ++t.which) { t.block -= p.blocks[t.which]; }
     } else {
-        t.matrix = i / p.blocks[0];
-        t.block = (int) (i % p.blocks[0]);
+        t.matrix = (uint32_t) i / (uint32_t) p.blocks[0];
+        t.block = (int) ((uint32_t) i - (uint32_t) t.matrix * (uint32_t) p.blocks[0]);
     }
     return t;
 }
 
-template <typename A, bool ALIGNED>
-static __global__ void MMA_BOUNDS(32 * d_mma_shape<A>::max_warps, d_mma_shape<A>::registers) k_mul_mat_mma(const d_mma_job p) {
+template <typename A, bool ALIGNED, int TILES>
+static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mma_shape<A, TILES>::registers))
+    k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
     d_start_next();
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
@@ -14057,7 +14095,7 @@ static __global__ void MMA_BOUNDS(32 * d_mma_shape<A>::max_warps, d_mma_shape<A>
     }
     __syncthreads();
     for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
-        d_mul_mat_mma<A, ALIGNED>(p, shared, d_mma_task_of(p, i));
+        d_mul_mat_mma<A, ALIGNED, TILES>(p, shared, d_mma_task_of(p, i));
         __syncthreads(); // the sums are read
     }
 }
@@ -14069,18 +14107,21 @@ struct d_mma_columns {
     bool has_min;
 };
 
-// Columns of all matrices, eight for each, those that are missing as zeros. A thread has four elements of two columns, a block a step of
-// them. Its blocks are to begin beside those of the product before, one on each multiprocessor, and to leave room for those of the
-// product behind (is_early): where they met on the few that were free first, blocks of the product began there when all others were
+// Columns of all matrices, eight or sixteen for each, those that are missing as zeros. A thread has four elements of two columns, a block
+// a step of them. Its blocks are to begin beside those of the product before, one on each multiprocessor, and to leave room for those of
+// the product behind (is_early): where they met on the few that were free first, blocks of the product began there when all others were
 // half done.
 static __global__ void __launch_bounds__(MMA_BESIDE, 8)
     k_mul_mat_mma_columns(const d_mma_job p, const d_mma_columns f, uint32_t * xq, float * xs) {
     d_start_next();
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
-    for (int64_t i = blockIdx.x; i < n_matrices * p.steps * (MMA_COLUMNS / 2); i += gridDim.x) {
-        const int64_t unit = i / (MMA_COLUMNS / 2), matrix = n_matrices == 1 ? 0 : unit / p.steps; // divisions take as long as all else
-        const int first = (int) (i % (MMA_COLUMNS / 2)) * 2, quad = (int) threadIdx.x, q = quad % 8;
-        const int64_t group = unit * MMA_GROUPS + quad / 8, at = (unit - matrix * p.steps) * MMA_STEP + 4 * quad;
+    const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
+    for (int64_t i = blockIdx.x; i < n_matrices * p.steps * n_pairs; i += gridDim.x) {
+        const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2); // divisions by others take as long as all else
+        const int64_t matrix = n_matrices == 1 ? 0 : unit / p.steps;
+        const int first = (int) (i - unit * n_pairs) * 2, in_tile = first % MMA_COLUMNS, quad = (int) threadIdx.x, q = quad % 8;
+        const int64_t group = (unit * p.n_tiles + first / MMA_COLUMNS) * MMA_GROUPS + quad / 8;
+        const int64_t at = (unit - matrix * p.steps) * MMA_STEP + 4 * quad;
         const d_tile tile = { 0, 0, matrix, (int) p.job.n };
         const char * b[2];
         float4 v[2];
@@ -14104,11 +14145,11 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
             } else if (f.order == D_IN_NIBBLES) {
                 word = h == 0 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
             }
-            xq[(group * 32 + 4 * (first + c) + t) * 2 + h] = word;
+            xq[(group * 32 + 4 * (in_tile + c) + t) * 2 + h] = word;
             start[c] = f.has_min ? d[c] * (float) sum : (float) (D_BIAS + f.zero * sum);
         }
         if (q % (8 / f.pieces) == 0) { // of one piece q is 0
-            ((float4 *) xs)[(group * f.pieces + q / 4) * 4 + first / 2] = make_float4(d[0], d[1], start[0], start[1]);
+            ((float4 *) xs)[(group * f.pieces + q / 4) * 4 + in_tile / 2] = make_float4(d[0], d[1], start[0], start[1]);
         }
     }
 }
@@ -14269,15 +14310,15 @@ static void mma_share(d_mma_job & p, int64_t wanted, int64_t most) {
 }
 
 // Warps, steps side by side, tiles side by side and blocks; the bytes of shared memory, 0 if there is no way.
-template <typename A> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
-    typedef d_mma_shape<A> S;
+template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n_matrices, size_t max_shared, int * n_warps) {
+    typedef d_mma_shape<A, TILES> S;
     const int64_t n_sm = n_multiprocessors();
     int64_t n_tiles = 0;
     for (int j = 0; j <= p.n_more; ++j) { n_tiles += (p.m[j] + 15) / 16; }
     for (int warps = S::max_warps; warps >= 1; --warps) {
         p.passes = (p.steps + warps - 1) / warps;
         p.at_once = (p.steps + p.passes - 1) / p.passes;
-        const int64_t kept = p.passes > 1 ? MMA_SUMS * MMA_TILE * 4 : 0;
+        const int64_t kept = p.passes > 1 ? MMA_SUMS * S::sums * 4 : 0;
         const size_t fixed = (size_t) (4 * d_mma_format<A>::table + kept);
         if (!fits_shared(fixed + (size_t) (warps * S::warp_bytes), max_shared)) {
             continue;
@@ -14323,22 +14364,24 @@ static d_mma_job mma_job(const d_vec_job & q) {
         p.m[j + 1] = q.more[j].m;
     }
     p.steps = (int) ((q.job.k + MMA_STEP - 1) / MMA_STEP);
+    p.n_tiles = q.job.n <= MMA_COLUMNS ? 1 : MMA_MOST / MMA_COLUMNS;
     p.is_aligned = rows_are_multiples(q.job, 16);
     return p;
 }
 
 static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group at most
-    return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.steps * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
+    return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.steps * p.n_tiles * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
 }
 
 static bool mma_pays(const d_vec_job & p, size_t max_shared) {
     return p.job.n >= 2 && p.job.epilogue.up == nullptr && !vec_takes_pair(p, max_shared); // the kernel above takes two matrices
 }
 
-// Rows at multiples of what the format's words lie at; offsets in a tile fit an int.
+// Rows at multiples of what the format's words lie at, beside more than eight columns of 4; offsets in a tile fit an int.
 static bool mma_takes(const d_job & job) {
-    const size_t align = gcuda_type_size(job.a.type) % 4 == 0 ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
-    return rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
+    const bool is_wide = gcuda_type_size(job.a.type) % 4 == 0 || job.n > MMA_COLUMNS;
+    const size_t align = is_wide ? 4 : gcuda_type_size(job.a.type) % 2 == 0 ? 2 : 1;
+    return job.n <= gcuda_mul_mat_vec_most(job.a.type) && rows_are_multiples(job, align) && job.a_m < (1 << 21) && job.a_m >= 0;
 }
 
 // That does not depend on the number of rows, since parts of a matrix are to have the same bits as the whole.
@@ -14346,29 +14389,30 @@ static bool vec_uses_mma(const d_vec_job & p, size_t max_shared) {
     return mma_pays(p, max_shared) && capability_major() >= 8 && mma_takes(p.job);
 }
 
-template <typename A>
+template <typename A, int TILES>
 static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     typedef d_mma_format<A> F;
-    const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n_groups = n_matrices * p.steps * MMA_GROUPS;
+    const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n_groups = n_matrices * p.steps * TILES * MMA_GROUPS;
     int n_warps = 0;
-    const size_t n_bytes = mma_plan<A>(p, n_matrices, max_shared, &n_warps);
-    if (n_bytes == 0) {
+    const size_t n_bytes = mma_plan<A, TILES>(p, n_matrices, max_shared, &n_warps);
+    if (n_bytes == 0 || p.n_items > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
     p.is_early = reads_weights_behind();
-    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.steps * (MMA_COLUMNS / 2), dim3(MMA_BESIDE),
-        0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
+    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.steps * TILES * (MMA_COLUMNS / 2),
+        dim3(MMA_BESIDE), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
     constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
-    constexpr bool is_aligned = is_always || !F::is_memory_bound;
+    constexpr bool is_aligned = is_always || TILES == 2 || !F::is_memory_bound;
+    constexpr bool is_any = is_always || TILES == 2; // mma_takes
     const dim3 block((unsigned) (32 * n_warps));
-    const auto kernel = is_always || rows_are_multiples(p.job, 4) ? k_mul_mat_mma<A, is_aligned> : k_mul_mat_mma<A, is_always>;
-    return F::is_early ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
+    const auto kernel = is_any || rows_are_multiples(p.job, 4) ? k_mul_mat_mma<A, is_aligned, TILES> : k_mul_mat_mma<A, is_any, TILES>;
+    return d_mma_shape<A, TILES>::is_early ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
@@ -14409,6 +14453,15 @@ int gcuda_mul_mat_vec_form(gcuda_type type) {
     return form;
 }
 
+int gcuda_mul_mat_vec_most(gcuda_type type) {
+    int most = MMA_COLUMNS;
+    (void) with_weight_format(type, [&](auto a) {
+        most = d_mma_format<decltype(a)>::has_two_tiles ? MMA_MOST : MMA_COLUMNS;
+        return GCUDA_STATUS_SUCCESS;
+    });
+    return most;
+}
+
 size_t gcuda_mul_mat_vec_scratch_bytes(const gcuda_mul_mat_args * args) {
     const d_vec_job p = vec_job(job_of(*args));
     const size_t n_bytes = (size_t) (p.job.n * args->a.ne[2] * args->a.ne[3] * p.steps) * 3072;
@@ -14422,7 +14475,13 @@ static gcuda_status launch_vec(d_vec_job & p, void * scratch, size_t max_shared,
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n = p.job.n;
     if (vec_uses_mma(p, max_shared)) {
         d_mma_job mma = mma_job(p);
-        return with_weight_format(type, [&](auto a) { return launch_mma<decltype(a)>(mma, scratch, max_shared, stream); });
+        return with_weight_format(type, [&](auto a) {
+            typedef decltype(a) A;
+            if constexpr (d_mma_format<A>::has_two_tiles) {
+                if (mma.n_tiles == 2) { return launch_mma<A, 2>(mma, scratch, max_shared, stream); }
+            }
+            return launch_mma<A, 1>(mma, scratch, max_shared, stream);
+        });
     }
     const bool is_pair = vec_takes_pair(p, max_shared), has_up = p.job.epilogue.up != nullptr;
     if (n > 1 && (is_pair ? !is_codebook(type) : !has_up && capability_major() < 8)) {
@@ -14459,7 +14518,8 @@ gcuda_status gcuda_launch_mul_mat_vec_fused(
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const int64_t n = p.job.n;
-    if (!vec_takes(args->a, args->b) || n > MMA_COLUMNS || (n > 1 && scratch == nullptr) || (args->is_rounded && !vec_take_column(p))) {
+    const bool is_few = n <= MMA_COLUMNS || vec_uses_mma(p, args->max_shared);
+    if (!vec_takes(args->a, args->b) || !is_few || (n > 1 && scratch == nullptr) || (args->is_rounded && !vec_take_column(p))) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {
@@ -14478,7 +14538,7 @@ static bool vec_is_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args 
 }
 
 // Columns lie whole elements apart, not too many.
-static bool vec_has_columns(const gcuda_array & y) { return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_COLUMNS; }
+static bool vec_has_columns(const gcuda_array & y) { return y.nb[1] % y.nb[0] == 0 && y.nb[1] / y.nb[0] <= INT32_MAX / MMA_MOST; }
 
 // The products as one job, if the way of the first by itself is that of each and takes groups: any of one column, two columns
 // together, and tensor cores.
@@ -14504,7 +14564,7 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_jo
     if (args->is_rounded) {
         return vec_take_column(p);
     }
-    return n == 1 || (n <= MMA_COLUMNS && (vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared)));
+    return n == 1 || vec_takes_pair(p, args->max_shared) || vec_uses_mma(p, args->max_shared);
 }
 
 bool gcuda_mul_mat_vec_takes_group(const gcuda_mul_mat_args * args, int n_args) {

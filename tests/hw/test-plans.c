@@ -259,8 +259,9 @@ TEST(decoder_blocks_of_many_columns) {
         { GCUDA_TYPE_Q4_0, SIZE(4096, 256), SIZE(4096, 256), SIZE(512, 33), 1, false },
         { GCUDA_TYPE_Q8_0, 4096, 5120, 130, 1, false },
         { GCUDA_TYPE_Q6_K, 2048, 1024, 64, 1, false },
+        { GCUDA_TYPE_Q4_K, 4096, 1024, 16, 1, false },
     };
-    for (int i = 0; i < SIZE(3, 1); ++i) {
+    for (int i = 0; i < SIZE(4, 1); ++i) {
         compare_within(decoder, &shapes[i], true, 0.0);
         compare_within(decoder, &shapes[i], false, 1e-4);
     }
@@ -287,9 +288,11 @@ TEST(small_blocks) {
     static const struct shape one = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, false }, few = { GCUDA_TYPE_BF16, 256, 256, 3, 1, false };
     static const struct shape moving = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, true };
     static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1, false }, halves = { GCUDA_TYPE_F16, 256, 0, 2, 1, false };
+    static const struct shape some = { GCUDA_TYPE_Q4_0, 256, 256, 11, 1, false };
     compare(decoder, &one);
     compare(decoder, &few);
     compare_within(decoder, &many, true, 0.0);
+    compare_within(decoder, &some, true, 0.0);
     compare(experts, &one);
     compare(caching, &moving);
     compare(convolution, &halves);

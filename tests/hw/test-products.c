@@ -165,7 +165,7 @@ static void multiply_id(struct large * l, int64_t m, int64_t n_experts, int64_t 
 
 TEST(products_of_models) {
     static const int64_t shapes[][2] = { { SIZE(14336, 512), SIZE(4096, 70) }, { SIZE(4096, 256), SIZE(14336, 33) }, { SIZE(4096, 256), SIZE(28672, 130) } };
-    static const int64_t columns[] = { 1, 8, SIZE(64, 9), SIZE(128, 17), SIZE(512, 34), SIZE(2048, 40) };
+    static const int64_t columns[] = { 1, 8, 13, SIZE(64, 9), SIZE(128, 17), SIZE(512, 34), SIZE(2048, 40) };
     struct large l;
     memset(&l, 0, sizeof l);
     l.backend = gcuda_backend_cuda_init(0);
@@ -173,7 +173,7 @@ TEST(products_of_models) {
     for (int t = 0; l.backend != NULL && t < N_TYPES; ++t) {
         for (int i = 0; i < SIZE(3, 1); ++i) {
             large_begin(&l, types[t], shapes[(i + SIZE(0, t)) % 3][0]);
-            for (int j = 0; j < 6; ++j) {
+            for (int j = 0; j < 7; ++j) {
                 char name[96];
                 snprintf(name, sizeof name, "products_of_models/%s,k=%d,m=%d,n=%d", gcuda_type_name(l.type), (int) l.k,
                     (int) shapes[(i + SIZE(0, t)) % 3][1], (int) columns[j]);

@@ -332,7 +332,9 @@ TEST(products_take_the_way_that_the_table_says) {
         CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900), cases[i].with_cublas);
         CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, false, 800), cases[i].without);
         CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 750), cases[i].older);
-        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), cases[i].with_cublas); // none has one large matrix
+        const bool is_vector = cases[i].with_cublas == TILE && 2 * cases[i].n <= gcuda_mul_mat_vec_most(cases[i].a);
+        const int with_groups = is_vector ? VECTOR : cases[i].with_cublas; // none has one large matrix
+        CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, true, 900), with_groups);
     }
     static const struct {
         enum gcuda_type a, b;
@@ -346,7 +348,12 @@ TEST(products_take_the_way_that_the_table_says) {
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 33, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 32, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 4096, 4096, 17, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 4096, 4096, 16, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 4096, 4096, 16, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F16, 4096, 40, 9, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 4096, 40, 17, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 96, 40, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE }, // 54 bytes a row
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 1 << 22, 40, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE }, // 2.25 MiB a row
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 9, 1, GCUDA_PREC_DEFAULT, TILE, TILE }, // scales for 16
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4095, 128, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 3840, 4096, 129, 1, GCUDA_PREC_DEFAULT, HALVES, TILE },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 128, 1, GCUDA_PREC_F32, CONVERTED, OWN },
@@ -885,10 +892,12 @@ TEST(products_keep_nan) {
 }
 
 TEST(few_columns_with_little_shared_memory) {
-    static const int64_t shapes[][3] = { { 2304, 35, 1 }, { 2304, 35, 2 }, { 2304, 35, 3 }, { 8704, 19, 1 }, { 8704, 19, 8 } };
+    static const int64_t shapes[][3] = { { 2304, 35, 1 }, { 2304, 35, 2 }, { 2304, 35, 3 }, { 8704, 19, 1 }, { 8704, 19, 8 }, // and by name:
+        { 2304, 35, 16 }, { 8704, 19, 9 } };
     for (int cap = 0; cap < 2; ++cap) {
         struct gcuda_cuda_params params;
         memset(&params, 0, sizeof params);
+        params.product = "vector";
         params.max_shared = cap == 0 ? 48 * 1024 : 0;
         gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
         for (int type = 0; type < GCUDA_TYPE_COUNT; ++type) {
@@ -900,7 +909,11 @@ TEST(few_columns_with_little_shared_memory) {
                 p.a = packed_array((enum gcuda_type) type, shapes[i][0], shapes[i][1], 1);
                 p.b = packed_array(GCUDA_TYPE_F32, shapes[i][0], shapes[i][2], 1);
                 p.y = packed_array(GCUDA_TYPE_F32, shapes[i][1], shapes[i][2], 1);
-                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900), GCUDAI_CUDA_PRODUCT_VECTOR);
+                const bool is_wide = p.a.nb[1] % 4 == 0 && shapes[i][2] <= gcuda_mul_mat_vec_most((enum gcuda_type) type);
+                CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 900),
+                    shapes[i][2] <= 8 ? GCUDAI_CUDA_PRODUCT_VECTOR : GCUDAI_CUDA_PRODUCT_TILE);
+                CHECK(gcudai_cuda_product_takes(GCUDAI_CUDA_PRODUCT_VECTOR, &p, true, false, 900) == (shapes[i][2] <= 8 || is_wide));
+                CHECK(gcudai_cuda_product_takes(GCUDAI_CUDA_PRODUCT_VECTOR, &p, true, false, 750) == (shapes[i][2] <= 8));
                 const double error = few_columns_error(backend, (enum gcuda_type) type, shapes[i][0], shapes[i][1], shapes[i][2]);
                 CHECK_MSG(error < 5e-4, "%s, %d columns of %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type),
                     (int) shapes[i][2], (int) shapes[i][0], cap, error);

@@ -1250,6 +1250,30 @@ TEST(products_of_many_columns_are_one_launch) {
     clean();
 }
 
+// Where there are warp groups those of 9 to 16 columns are not left to tiles.
+TEST(products_of_more_columns_are_one_launch) {
+    for (int64_t n = 9; n <= 17 && GCUDA_SIM_CC >= 800; n += n == 9 ? 7 : 1) {
+        gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+        struct place p = place_begin();
+        struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 512, n);
+        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+        for (int i = 0; i < 3; ++i) {
+            CHECK_OK(gcuda_build_forward_expand(graph, gcuda_mul_mat(p.ctx, gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_Q4_K, 512, 64 << i), x)));
+        }
+        REQUIRE(backend != NULL && place_alloc(&p, backend));
+        ((struct gcudai_cuda *) backend)->has_warp_groups = true;
+        gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(backend, graph);
+        REQUIRE(plan != NULL);
+        char names[200];
+        names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+        CHECK_MSG(strcmp(names, n <= 16 ? "mul_mat beside mul_mat" : TILES) == 0, "%d columns: fused are \"%s\"", (int) n, names);
+        gcuda_backend_graph_plan_free(backend, plan);
+        place_end(&p);
+        gcuda_backend_free(backend);
+    }
+    clean();
+}
+
 // A result on the columns that the other product still reads, or on its weights, or on its result.
 TEST(results_of_many_columns_lie_apart) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
@@ -1343,9 +1367,7 @@ static double gate64(enum gcuda_glu_op op, double x, double g) {
     }
 }
 
-// From 9 columns on in tiles.
-static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, enum gcuda_glu_op op, bool has_up) {
-    const bool is_tile = n > 8;
+static void launch_way(enum gcuda_type type, int64_t k, int64_t m, int64_t n, enum gcuda_glu_op op, bool has_up, bool is_tile) {
     gcuda_backend_t backend = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * up = gcuda_new_tensor_2d(p.ctx, type, k, m);
@@ -1389,7 +1411,9 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
     const gcuda_status st = is_tile        ? gcuda_launch_mul_mat_tile_fused(&args, &e, scratch, NULL)
                             : is_quantized ? gcuda_launch_mul_mat_vec_fused(&args, &e, scratch, NULL)
                                            : gcuda_launch_mul_mat_vec_float_fused(&args, &e, NULL);
-    const bool is_refused = (has_up && n > (is_quantized ? 2 : 1)) || n > GCUDA_MUL_MAT_TILE_FUSED;
+    const bool is_wide = is_quantized && GCUDA_SIM_CC >= 800 && args.a.nb[1] % 4 == 0;
+    const int most = is_tile ? GCUDA_MUL_MAT_TILE_FUSED : is_wide ? gcuda_mul_mat_vec_most(type) : 8;
+    const bool is_refused = (has_up && n > (is_quantized ? 2 : 1)) || n > most;
     CHECK(st == (is_refused ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
     if (st == GCUDA_STATUS_SUCCESS) {
         double error = 0.0, size = 0.0;
@@ -1416,6 +1440,11 @@ static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, e
     gcuda_backend_free(backend);
 }
 
+// From 9 columns on in tiles.
+static void launch_once(enum gcuda_type type, int64_t k, int64_t m, int64_t n, enum gcuda_glu_op op, bool has_up) {
+    launch_way(type, k, m, n, op, has_up, n > 8);
+}
+
 TEST(launcher_with_every_step) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ4_NL };
     for (int i = 0; i < 6; ++i) {
@@ -1432,6 +1461,22 @@ TEST(launcher_with_every_step) {
     for (int i = 0; i < 3; ++i) { launch_once(floats[i], 4096 + 64, 300, 1, GCUDA_GLU_OP_SWIGLU, true); }
     launch_once(GCUDA_TYPE_MXFP4, 96, 40, 1, GCUDA_GLU_OP_SWIGLU, true); // rows at any byte
     launch_once(GCUDA_TYPE_Q4_0, 4096 + 64, 700, 1, GCUDA_GLU_OP_SWIGLU, true); // several rounds and steps
+    clean();
+}
+
+TEST(launcher_of_more_columns_with_every_step) {
+    static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q5_K, GCUDA_TYPE_MXFP4,
+                                           GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_Q6_K }; // the last one is refused
+    static const int64_t columns[] = { 9, 13, 16 };
+    for (int i = 0; i < 8; ++i) {
+        for (int j = 0; j < 3; ++j) {
+            launch_way(types[i], 512, j == 0 ? 129 : 37, columns[j], (enum gcuda_glu_op) ((i + j) % 5), false, false);
+        }
+    }
+    launch_way(GCUDA_TYPE_Q4_0, 4096 + 64, 700, 16, GCUDA_GLU_OP_SWIGLU, false, false); // several rounds and steps
+    launch_way(GCUDA_TYPE_Q4_0, 512, 37, 9, GCUDA_GLU_OP_SWIGLU, true, false);          // UNSUPPORTED, as the next two
+    launch_way(GCUDA_TYPE_Q4_0, 512, 37, 17, GCUDA_GLU_OP_SWIGLU, false, false);
+    launch_way(GCUDA_TYPE_Q4_0, 96, 37, 9, GCUDA_GLU_OP_SWIGLU, false, false); // rows at multiples of 2 bytes
     clean();
 }
 
@@ -1530,6 +1575,10 @@ TEST(groups_of_few_columns_have_the_bits_of_each) {
             if (n <= 3) { launch_group(GCUDA_TYPE_IQ3_S, n, all); }
             if (n >= 7) { launch_group(GCUDA_TYPE_Q6_K, n, all); }
         }
+    }
+    for (int64_t n = 9; n <= 16 && GCUDA_SIM_CC >= 800; n += 7) {
+        launch_group(GCUDA_TYPE_Q4_0, n, n == 9);
+        launch_group(GCUDA_TYPE_IQ3_S, n, n != 9);
     }
     clean();
 }
