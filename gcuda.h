@@ -736,6 +736,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat)
 #define gcuda_launch_mul_mat_gemm GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_gemm)
 #define gcuda_launch_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id)
+#define gcuda_launch_mul_mat_id_mma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_mma)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
 #define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
 #define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
@@ -812,6 +813,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_mul_mat GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat)
 #define gcuda_mul_mat_gemm_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_gemm_scratch_bytes)
 #define gcuda_mul_mat_id GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id)
+#define gcuda_mul_mat_id_mma_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_mma_scratch_bytes)
 #define gcuda_mul_mat_id_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_scratch_bytes)
 #define gcuda_mul_mat_id_wg_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_id_wg_scratch_bytes)
 #define gcuda_mul_mat_partner GCUDAI_RENAME(GCUDA_PREFIX, gcuda_mul_mat_partner)
@@ -3457,7 +3459,7 @@ struct gcuda_cuda_params {
     enum gcuda_cuda_switch full_precision;
     // For experiments: the way of all mul_mat that can go it: "own", "tile", "vector", "warp_groups", "cublas", "converted",
     // "halves" or "gemm" (see enum gcudai_cuda_product); others, and those with row-split weights, go as always. The same of
-    // mul_mat_id for "own" (which goes in tiles where it can), "vector" and "warp_groups". NULL: what
+    // mul_mat_id for "own" (which goes in tiles where it can), "vector", "warp_groups", and "bytes", which is for that alone. NULL: what
     // GCUDA_CUDA_PRODUCT says. "": as always. Read when the backend is made.
     const char * product;
     // Columns of mul_mat with row-split weights that go to another device and come back at a time, beside the product of those
@@ -4147,6 +4149,12 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcu
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
+// The same for a few tokens of each expert, from 8.0 on: experts in Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS or IQ2_XS, with up to eight
+// slots of one as gcuda_launch_mul_mat_vec multiplies eight columns, rounded to bytes. UNSUPPORTED: other experts, rows that do not begin
+// at multiples of 4 bytes, or 2 MiB and more apart.
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_mma(
+    const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_mma_scratch_bytes
+GCUDA_KERNEL_API size_t gcuda_mul_mat_id_mma_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 // The same on warp groups (gcuda_has_warp_groups): experts in blocks, at a multiple of 16 bytes, whose rows are at even bytes, of types with
 // blocks of 256 at multiples of 16; results in F32. Rounds as gcuda_launch_mul_mat_wg. UNSUPPORTED for what does not fit, max_shared included.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_wg(
@@ -26342,7 +26350,8 @@ enum gcudai_cuda_product {
     GCUDAI_CUDA_PRODUCT_CUBLAS,    // cuBLAS on the tensors as they lie
     GCUDAI_CUDA_PRODUCT_CONVERTED, // cuBLAS after copies of one or both sides to packed F32
     GCUDAI_CUDA_PRODUCT_HALVES,    // cuBLAS after copies to F16 where the weights are, else to BF16
-    GCUDAI_CUDA_PRODUCT_GEMM       // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES (below 8.0: OWN)
+    GCUDAI_CUDA_PRODUCT_GEMM,      // without cuBLAS: gcuda's on tensor cores, F32 as TF32, others as for HALVES (below 8.0: OWN)
+    GCUDAI_CUDA_PRODUCT_BYTES      // mul_mat_id with few tokens of each expert, both sides as bytes; from 8.0 on
 };
 
 #define GCUDAI_CUDA_TILE_COLUMNS 9           // from which tensor cores are used
@@ -26479,16 +26488,41 @@ static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args 
            tiles * ((double) p->as.ne[1] / 128.0 + 1.0) <= (double) INT32_MAX;
 }
 
+// Slots for each expert up to which experts rounded to bytes, a list of at most eight slots at a time, are faster than tiles and warp
+// groups: measured at 1, 2, 4, 8 and 16 on an H200 (E=128, m=768 and E=32, m=1792, k=2048), of Q5_K, IQ4_NL and IQ4_XS inferred. With no
+// more than one slot for each, slot by slot is faster. 0: the type has no kernels for lists.
+static int64_t gcudai_cuda_id_bytes_slots(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: return 8;
+        case GCUDA_TYPE_Q5_K: case GCUDA_TYPE_Q6_K: return 6;
+        case GCUDA_TYPE_IQ2_XS: case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS: return 4;
+        default: return 0;
+    }
+}
+
+// What gcuda_launch_mul_mat_id_mma wants of its operands, on a device of compute capability cc.
+static bool gcudai_cuda_takes_id_bytes(const struct gcuda_mul_mat_id_args * p, int cc) {
+    const size_t bits = (size_t) (uintptr_t) p->as.data | p->as.nb[1] | p->as.nb[2] | p->as.nb[3];
+    const double units = (double) p->b.ne[1] * (double) p->b.ne[2] * ((double) p->as.ne[0] / 512.0 + 1.0); // counted in 32 bits
+    const double lists = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 8.0 + (double) p->as.ne[2] + 1.0; // and their tiles too
+    return cc >= 800 && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 && bits % 4 == 0 &&
+           p->as.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW && units * 16.0 <= (double) INT32_MAX && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) &&
+           p->as.ne[2] <= (1 << 24) && lists * ((double) p->as.ne[1] / 16.0 + 1.0) <= (double) INT32_MAX;
+}
+
 // Experts so large that waiting for their lists does not matter.
 #define GCUDAI_CUDA_ID_WARP_GROUP_ROWS 256
 #define GCUDAI_CUDA_ID_WARP_GROUP_K 1024
 
 // Whether mul_mat_id can go this way. OWN: a launcher that chooses between tiles and the plain kernel.
 static bool gcudai_cuda_id_product_takes(
-    enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * p, bool has_warp_groups) {
-    return product == GCUDAI_CUDA_PRODUCT_VECTOR        ? gcudai_cuda_takes_id_vector(p)
-           : product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS ? has_warp_groups && gcudai_cuda_takes_id_warp_groups(p)
-                                                        : product == GCUDAI_CUDA_PRODUCT_OWN;
+    enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * p, bool has_warp_groups, int cc) {
+    switch (product) {
+        case GCUDAI_CUDA_PRODUCT_VECTOR: return gcudai_cuda_takes_id_vector(p);
+        case GCUDAI_CUDA_PRODUCT_BYTES: return gcudai_cuda_takes_id_bytes(p, cc);
+        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return has_warp_groups && gcudai_cuda_takes_id_warp_groups(p);
+        default: return product == GCUDAI_CUDA_PRODUCT_OWN;
+    }
 }
 
 // Slots for each expert from which on warp groups are faster than tiles: measured at 2, 4, 8, 16, 32 and 64 on an H200 (E=128, m=768
@@ -26502,13 +26536,22 @@ static int64_t gcudai_cuda_id_warp_group_slots(enum gcuda_type type) {
     }
 }
 
-static enum gcudai_cuda_product gcudai_cuda_choose_id_product(const struct gcuda_mul_mat_id_args * p, bool has_warp_groups) {
-    const bool is_large = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K &&
-                          p->ids.ne[0] * p->ids.ne[1] >= gcudai_cuda_id_warp_group_slots(p->as.type) * p->as.ne[2];
-    if (gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_VECTOR, p, has_warp_groups)) { return GCUDAI_CUDA_PRODUCT_VECTOR; }
-    return is_large && gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, p, has_warp_groups)
-               ? GCUDAI_CUDA_PRODUCT_WARP_GROUPS
-               : GCUDAI_CUDA_PRODUCT_OWN;
+static enum gcudai_cuda_product gcudai_cuda_choose_id_product(const struct gcuda_mul_mat_id_args * p, bool has_warp_groups, int cc) {
+    const int64_t n_slots = p->ids.ne[0] * p->ids.ne[1], n_experts = p->as.ne[2];
+    const bool is_large = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K;
+    const bool is_few = n_slots <= GCUDAI_CUDA_VECTOR_SLOTS || n_slots <= n_experts;
+    const struct {
+        enum gcudai_cuda_product product;
+        bool pays;
+    } ways[] = { // the first that pays and that takes the operands
+        { GCUDAI_CUDA_PRODUCT_BYTES, is_large && !is_few && n_slots <= gcudai_cuda_id_bytes_slots(p->as.type) * n_experts },
+        { GCUDAI_CUDA_PRODUCT_VECTOR, true },
+        { GCUDAI_CUDA_PRODUCT_WARP_GROUPS, is_large && n_slots >= gcudai_cuda_id_warp_group_slots(p->as.type) * n_experts },
+    };
+    for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); ++i) {
+        if (ways[i].pays && gcudai_cuda_id_product_takes(ways[i].product, p, has_warp_groups, cc)) { return ways[i].product; }
+    }
+    return GCUDAI_CUDA_PRODUCT_OWN;
 }
 
 // Whether a product can go this way, on a device of compute capability cc, with cuBLAS and warp groups or without.
@@ -26563,7 +26606,7 @@ static enum gcudai_cuda_product gcudai_cuda_choose_product(
 
 // For experiments: the way that a parameter or GCUDA_CUDA_PRODUCT names, as 1 + its number; 0: none.
 static gcuda_status gcudai_cuda_product_named(const char * given, int * wanted) {
-    static const char * const names[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm" };
+    static const char * const names[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
     const int n = (int) (sizeof(names) / sizeof(names[0]));
     const char * env = gcudai_env("GCUDA_CUDA_PRODUCT");
     const char * name = given != NULL ? given : env != NULL ? env : "";
@@ -26586,9 +26629,9 @@ static enum gcudai_cuda_product gcudai_cuda_product_of(const struct gcudai_cuda 
 
 static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cuda * cu, const struct gcuda_mul_mat_id_args * p) {
     const enum gcudai_cuda_product wanted = (enum gcudai_cuda_product)(cu->product > 0 ? cu->product - 1 : 0);
-    return cu->product > 0 && gcudai_cuda_id_product_takes(wanted, p, cu->has_warp_groups)
+    return cu->product > 0 && gcudai_cuda_id_product_takes(wanted, p, cu->has_warp_groups, cu->device->cc)
                ? wanted
-               : gcudai_cuda_choose_id_product(p, cu->has_warp_groups);
+               : gcudai_cuda_choose_id_product(p, cu->has_warp_groups, cu->device->cc);
 }
 
 // As the backend wants its products: in full precision, F32 weights with few columns are not rounded to TF32, and what goes to cuBLAS
@@ -26650,17 +26693,21 @@ static gcuda_status gcudai_cuda_multiply_id_vector(struct gcudai_cuda * cu, cons
                                           : gcuda_launch_mul_mat_id_vec_float(p, cu->stream);
 }
 
-// VECTOR, WARP_GROUPS or OWN.
+// VECTOR, BYTES, WARP_GROUPS or OWN.
 static gcuda_status gcudai_cuda_multiply_id(
     struct gcudai_cuda * cu, enum gcudai_cuda_product product, const struct gcuda_mul_mat_id_args * args) {
     struct gcuda_mul_mat_id_args p = *args;
     if (product == GCUDAI_CUDA_PRODUCT_VECTOR) {
         return gcudai_cuda_multiply_id_vector(cu, &p);
     }
-    const bool is_wg = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS;
-    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream,
-        is_wg ? gcuda_mul_mat_id_wg_scratch_bytes(&p) : gcuda_mul_mat_id_scratch_bytes(&p), "mul_mat_id: lists of slots, columns", &p.scratch));
-    const gcuda_status st = is_wg ? gcuda_launch_mul_mat_id_wg(&p, cu->stream) : gcuda_launch_mul_mat_id(&p, cu->stream);
+    const bool is_wg = product == GCUDAI_CUDA_PRODUCT_WARP_GROUPS, is_bytes = product == GCUDAI_CUDA_PRODUCT_BYTES;
+    const size_t size = is_wg      ? gcuda_mul_mat_id_wg_scratch_bytes(&p)
+                        : is_bytes ? gcuda_mul_mat_id_mma_scratch_bytes(&p)
+                                   : gcuda_mul_mat_id_scratch_bytes(&p);
+    GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat_id: lists of slots, columns", &p.scratch));
+    const gcuda_status st = is_wg      ? gcuda_launch_mul_mat_id_wg(&p, cu->stream)
+                            : is_bytes ? gcuda_launch_mul_mat_id_mma(&p, cu->stream)
+                                       : gcuda_launch_mul_mat_id(&p, cu->stream);
     gcudai_cuda_pool_give(&cu->pool, p.scratch);
     return st;
 }
@@ -29512,7 +29559,9 @@ static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
     union gcudai_args args;
     gcudai_op_row(y->op)->args(y, &args);
     if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
-    if (y->op == GCUDA_OP_MUL_MAT_ID) { return is_quantized && gcudai_cuda_takes_id_vector(&args.mul_mat_id); }
+    if (y->op == GCUDA_OP_MUL_MAT_ID) {
+        return is_quantized && gcudai_cuda_id_product_of(w->cu, &args.mul_mat_id) == GCUDAI_CUDA_PRODUCT_VECTOR;
+    }
     return is_quantized ? gcudai_cuda_product_of(w->cu, &args.mul_mat) == GCUDAI_CUDA_PRODUCT_VECTOR
                         : gcudai_cuda_is_float_product(w->cu, y, &args.mul_mat);
 }

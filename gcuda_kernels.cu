@@ -10686,7 +10686,7 @@ struct d_id_tile {
     int32_t expert, first, n; // slots order[first .. first + n); expert -1: rows of zeros
 };
 
-#if GCUDAI_PART(4) || GCUDAI_PART(13)
+#if GCUDAI_PART(4) || GCUDAI_PART(5) || GCUDAI_PART(13)
 static int64_t align_16(int64_t n) { return (n + 15) / 16 * 16; }
 
 // Slots are sorted by expert on the device, in order within an expert; tiles follow from how many each has. The host never
@@ -10785,7 +10785,9 @@ static int id_sort_plan(d_id_lists & l, int tn, size_t * n_bytes) {
     const int64_t all = (l.n_experts + 8) / 8;
     return l.has_counts ? (int) (all < 1024 ? all : 1024) : 1; // counts in global memory: one block
 }
+#endif // parts 4, 5, 13
 
+#if GCUDAI_PART(4) || GCUDAI_PART(13)
 // Whether q is a product of the same columns as p, with weights that lie like p's.
 static bool products_are_alike(const gcuda_mul_mat_args & p, const gcuda_mul_mat_args & q) {
     bool is_so = q.a.type == p.a.type && q.a.ne[0] == p.a.ne[0] && q.a.nb[1] == p.a.nb[1] && q.b.data == p.b.data &&
@@ -13766,10 +13768,19 @@ struct d_mma_job {
     bool is_early;     // weights may be read before the columns are there
 };
 
-// What a block works on.
+// What a block works on: tiles of 16 rows, n_sub side by side.
 struct d_mma_task {
-    int64_t matrix;   // whose columns
-    int which, block; // of a group; of the blocks that share the matrix
+    int64_t matrix; // whose columns; of mul_mat_id the expert, -1: none
+    int which;      // of a group
+    int first_tile, tiles, rounds, end; // tiles from round to round; rows before `end`. No rounds: no task
+    int n, columns[MMA_COLUMNS];        // how many there are; of mul_mat_id which of all tokens' each is, -1 where there is none
+    char * y[MMA_COLUMNS];
+};
+
+// In shared memory, where it takes no registers: the task of now and the next, and which there are after that.
+struct alignas(16) d_mma_todo {
+    d_mma_task task[2];
+    int at, end;
 };
 
 // Of products with so many tiles of columns. Two leave room for fewer warps, in registers and in shared memory.
@@ -13784,7 +13795,8 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr bool is_early = TILES == 1 && d_mma_format<A>::is_early;
     static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // what any block takes for itself
     // Slots of each of n warps, beside the table and the sums that are kept, if sums of so many tiles are to have room as well.
-    static constexpr int room(int n) { return (all - 4 * d_mma_format<A>::table - MMA_SUMS * sums * 4) / n; }
+    static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_todo) : 0);
+    static constexpr int room(int n) { return (all - fixed_bytes - MMA_SUMS * sums * 4) / n; }
     static constexpr int slots_of(int n, int tiles) { return (room(n) - xs_bytes - tiles * sums * 4) / slot_bytes; }
     // Warps hide more than sums of many tiles at a meeting or bytes on their way beyond the second slot do.
     // Multiples of four: a quarter of a multiprocessor's registers is for every fourth warp.
@@ -13902,13 +13914,13 @@ template <typename A, int TILES> struct d_mma_ring {
     }
 
     // Rows `lane` of the first tiles, before they may be read.
-    __device__ void prefetch(const d_mma_job & p, int m, int step, int first_tile, int tiles, int lane) const {
+    __device__ void prefetch(const d_mma_job & p, const d_mma_task & task, int first_tile, int step, int lane) const {
         const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block), left = row_bytes - (int64_t) step * S::step_bytes;
         const int n = (int) (left < S::step_bytes ? left : S::step_bytes);
         for (int s = 0; s < S::slots; ++s) {
             const char * at = from + lane * row_stride + s * tile_stride;
             const int off = (int) ((uintptr_t) at & 15);
-            if (16 * (int64_t) (first_tile + s * tiles) + lane < m) { d_prefetch_l2(at - off, (n + off + 15) & ~15); }
+            if (16 * (int64_t) (first_tile + s * task.tiles) + lane < task.end) { d_prefetch_l2(at - off, (n + off + 15) & ~15); }
         }
     }
 
@@ -13940,9 +13952,9 @@ template <typename A, int TILES> struct d_mma_ring {
         }
     }
 
-    __device__ void fetch(const d_mma_job & p, int m, int step, int first_tile, int tiles, int lane) {
+    __device__ void fetch(const d_mma_job & p, const d_mma_task & task, int first_tile, int step, int lane) {
         if (pass < p.passes) {
-            const int64_t left = m - 16 * (int64_t) (first_tile + round * tiles); // rows
+            const int64_t left = task.end - 16 * (int64_t) (first_tile + round * task.tiles); // rows
             if (valid > 0 && left > 0) {
                 char * slot = slots + next * S::slot_bytes;
                 if (p.is_aligned && valid == S::step_bytes && left >= 16) {
@@ -13953,7 +13965,7 @@ template <typename A, int TILES> struct d_mma_ring {
             }
             from += tile_stride;
             next = next + 1 == S::slots ? 0 : next + 1;
-            if (++round == p.rounds) {
+            if (++round == task.rounds) {
                 round = 0;
                 ++pass;
                 begin(p, pass * p.at_once + step, lane);
@@ -13971,7 +13983,14 @@ static inline __device__ d_index d_few_index(const d_job & p, int64_t matrix, in
     return { m, c - of_c * n1, (int64_t) i2 * r2 + of_c % r2, (int64_t) i3 * r3 + of_c / r2 };
 }
 
-// Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y.
+// Where a column's rows begin in y.
+static inline __device__ char * d_mma_y(const d_mma_job & p, const d_mma_task & t, int column) {
+    const d_index at = d_few_index(p.job, t.matrix, column < t.n ? column : 0, 0);
+    return p.n_more > 0 ? p.y[t.which] + column * p.y_c[t.which] : d_at(p.job.y, 0, at.i1, at.i2, at.i3);
+}
+
+// Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y, which is the
+// thread's column.
 template <int COLUMNS>
 static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part, float * kept, int pass, int round, int n,
     const d_mma_task & t, char * y) {
@@ -13979,85 +13998,192 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
     const int n_warps = (int) blockDim.x / 32, first = round + 1 - n;
     for (int i = (int) threadIdx.x; i < n * p.n_sub * TILE; i += (int) blockDim.x) {
         const int at = i % TILE, r = i / TILE / p.n_sub, sub = i / TILE % p.n_sub;
-        const int64_t row = 16 * (((int64_t) (first + r) * p.blocks[t.which] + t.block) * p.n_sub + sub) + at / COLUMNS;
+        const int64_t row = 16 * ((int64_t) (first + r) * t.tiles + t.first_tile + sub) + at / COLUMNS;
         const float * from = part + (r * n_warps + sub * p.at_once) * TILE + at;
         float * keep = kept + ((first + r) * p.n_sub + sub) * TILE + at;
         float sum = pass > 0 ? *keep : 0.0f;
         for (int s = 0; s < p.at_once; ++s) { sum += from[s * TILE]; }
         if (pass + 1 < p.passes) {
             *keep = sum;
-        } else if (row < p.m[t.which] && at % COLUMNS < p.job.n) {
+        } else if (row < t.end && at % COLUMNS < t.n) {
             sum = p.job.has_epilogue ? d_finish(p.job, sum, 0.0f, d_few_index(p.job, t.matrix, at % COLUMNS, row), -1) : sum;
             d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
         }
     }
 }
 
-template <typename A, bool ALIGNED, int TILES>
-static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task) {
+// Scales of a list's columns for a step, as they lie for a matrix: xs[piece][t]. column: that of lane / 4.
+template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_job & p, int column, int64_t step, int lane, float4 * xs) {
+    constexpr int pieces = MMA_GROUPS * d_mma_format<A>::pieces;
+    const float2 * all = (const float2 *) p.xs;
+    float2 s[2][pieces / 8];
+    UNROLL for (int c = 0; c < 2; ++c) {
+        const int of = __shfl_sync(0xffffffffu, column, 8 * (lane % 4) + 4 * c);
+        UNROLL for (int i = 0; i < pieces / 8; ++i) {
+            s[c][i] = of < 0 ? make_float2(0.0f, 0.0f) : all[((int64_t) of * p.steps + step) * pieces + 8 * i + lane / 4];
+        }
+    }
+    UNROLL for (int i = 0; i < pieces / 8; ++i) { xs[32 * i + lane] = make_float4(s[0][i].x, s[1][i].x, s[0][i].y, s[1][i].y); }
+}
+
+// The columns of a warp for a step of a list, which lie as [column][step][group][t] and [column][step][piece].
+template <typename A>
+static inline __device__ void d_mma_id_columns(const d_mma_job & p, const d_mma_task & task, int64_t step, int lane,
+    uint2 (&x)[MMA_GROUPS], d_split_tf32<2> * x_sums, float4 * xs) {
+    const int column = task.columns[lane / 4], t = lane % 4;
+    const int64_t groups = ((int64_t) column * p.steps + step) * MMA_GROUPS;
+    UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[i] = column < 0 ? make_uint2(0u, 0u) : p.xq[(groups + i) * 4 + t]; }
+    UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
+        x_sums[i / 2].set(i % 2, column < 0 ? 0.0f : ((const float2 *) p.xs)[groups + 4 * i + t].y);
+    }
+    d_mma_id_scales<A>(p, column, step, lane, xs);
+}
+
+// Task i of a matrix or of a group's: a block's share of the rows.
+static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int i) {
+    d_mma_task t = {};
+    int block = i;
+    if (p.n_more > 0) {
+        for (; block >= p.blocks[t.which]; ++t.which) { block -= p.blocks[t.which]; }
+    } else {
+        t.matrix = (uint32_t) i / (uint32_t) p.blocks[0];
+        block -= (int) t.matrix * p.blocks[0];
+    }
+    t.n = (int) p.job.n, t.rounds = p.rounds, t.end = p.m[t.which];
+    t.first_tile = block * p.n_sub, t.tiles = p.blocks[t.which] * p.n_sub;
+    return t;
+}
+
+// That of mul_mat_id which begins at tile `at` of all lists' and ends at `end` at the latest: a stretch of one list of at most eight slots.
+// *column and *y: those of slot c, -1 where there is none.
+static inline __device__ d_mma_task d_mma_id_task(const d_mma_job & p, int at, int end, int c, int * column, char ** y) {
+    const uint32_t m_tiles = (uint32_t) (p.m[0] + 15) / 16, i = (uint32_t) at / m_tiles;
+    const uint32_t used = (uint32_t) p.job.y.ne[1], n_b = (uint32_t) p.job.b.ne[1];
+    const int most = p.passes > 1 ? MMA_SUMS / p.n_sub * p.n_sub : INT32_MAX; // whose sums have room
+    const d_id_tile list = p.job.tiles[i];
+    const uint32_t slot = (uint32_t) p.job.order[list.first + (c < list.n ? c : 0)], token = slot / used, u = slot - token * used;
+    *y = d_at(p.job.y, 0, u, token, 0);
+    *column = c < list.n ? (int) (token * n_b + u % n_b) : -1;
+    d_mma_task t = {};
+    t.matrix = list.expert, t.tiles = p.n_sub, t.n = list.n;
+    t.first_tile = at - (int) (i * m_tiles);
+    int n = (int) m_tiles - t.first_tile;
+    n = n < end - at ? n : end - at;
+    n = n < most ? n : most;
+    t.rounds = (n + p.n_sub - 1) / p.n_sub;
+    t.end = t.first_tile + n < (int) m_tiles ? 16 * (t.first_tile + n) : p.m[0];
+    return t;
+}
+
+// What a block does in turn, and its first task: none. The number of lists only the device knows: the tiles of all are counted, and a
+// block's share begins at one of them and ends before another.
+static inline __device__ void d_mma_begin(const d_mma_job & p, d_mma_todo & todo) {
+    const uint32_t n = (uint32_t) *p.job.n_lists * ((uint32_t) (p.m[0] + 15) / 16), each = n / gridDim.x, rest = n - each * gridDim.x;
+    todo.task[0] = {};
+    todo.at = (int) (each * blockIdx.x + (blockIdx.x < rest ? blockIdx.x : rest));
+    todo.end = todo.at + (int) (each + (blockIdx.x < rest ? 1 : 0));
+}
+
+// The next task, by a warp.
+static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo, d_mma_task & to, int lane) {
+    const int at = todo.at, end = todo.end, c = lane % MMA_COLUMNS;
+    d_mma_task t = {};
+    int next = end, column = -1;
+    char * y = nullptr;
+    __syncwarp();
+    if (at < end) {
+        t = d_mma_id_task(p, at, end, c, &column, &y);
+        next = at + (t.end + 15) / 16 - t.first_tile;
+    }
+    if (lane < MMA_COLUMNS) {
+        to.y[c] = y;
+        to.columns[c] = column;
+    }
+    if (lane == 0) {
+        to.matrix = t.matrix, to.which = t.which, to.n = t.n;
+        to.first_tile = t.first_tile, to.tiles = t.tiles, to.rounds = t.rounds, to.end = t.end;
+        todo.at = next;
+    }
+}
+
+// Rows of a list whose id is no expert's.
+static inline __device__ void d_mma_zeros(const d_mma_job & p, const d_mma_task & t) {
+    for (int64_t i = (int64_t) t.first_tile * MMA_TILE + threadIdx.x; i / MMA_COLUMNS < t.end; i += blockDim.x) {
+        if (i % MMA_COLUMNS < t.n) { d_store(p.job.y.type, t.y[i % MMA_COLUMNS] + i / MMA_COLUMNS * (int64_t) p.job.y.nb[0], 0.0f); }
+    }
+}
+
+// `task`. LISTS, of mul_mat_id: if it is one, and meanwhile what comes after it to todo->task[next].
+template <typename A, bool ALIGNED, int TILES, bool LISTS>
+static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, const d_mma_task & task, d_mma_todo * todo, int next) {
     typedef d_mma_shape<A, TILES> S;
-    const int64_t matrix = task.matrix;
-    const int which = task.which;
+    static_assert(!LISTS || TILES == 1, "a list is a tile");
+    const bool is_task = !LISTS || task.rounds > 0, is_product = !LISTS || (is_task && task.matrix >= 0);
+    const int64_t matrix = is_product ? task.matrix : 0;
     const int lane = (int) threadIdx.x % 32, warp = (int) threadIdx.x / 32, n_warps = (int) blockDim.x / 32;
     const int step = warp % p.at_once, sub = warp / p.at_once, g = lane / 4, t = lane % 4;
-    const int first_tile = task.block * p.n_sub + sub, tiles = p.blocks[which] * p.n_sub;
+    const int first_tile = task.first_tile + sub, column = (int) threadIdx.x % S::columns;
     const uint32_t * table = (const uint32_t *) shared;
-    float * part = (float *) (shared + 4 * d_mma_format<A>::table), * kept = part + n_warps * S::batch * S::sums;
+    float * part = (float *) (shared + S::fixed_bytes), * kept = part + n_warps * S::batch * S::sums;
     float4 * xs = (float4 *) (kept + (p.passes > 1 ? MMA_SUMS * S::sums : 0)) + warp * (S::xs_bytes / 16);
     const int ring_at = (int) ((char *) xs - shared) + (n_warps - warp) * S::xs_bytes + warp * S::slots * S::slot_bytes;
-    const int column = (int) threadIdx.x % S::columns;
-    const d_index place = d_few_index(p.job, matrix, column < p.job.n ? column : 0, 0);
-    char * y = p.n_more > 0 ? p.y[which] + column * p.y_c[which] : d_at(p.job.y, 0, place.i1, place.i2, place.i3);
+    char * y = LISTS ? nullptr : d_mma_y(p, task, column);
     d_mma_ring<A, TILES> ring;
     ring.slots = shared + ring_at;
     ring.row_stride = p.job.a_m;
-    ring.tile_stride = 16 * p.job.a_m * tiles;
-    const uint32_t i3 = (uint32_t) matrix / (uint32_t) p.job.a.ne[2], i2 = (uint32_t) matrix - i3 * (uint32_t) p.job.a.ne[2];
-    ring.rows = p.n_more > 0 ? p.a[which] : d_at(p.job.a, 0, 0, i2, i3);
+    ring.tile_stride = 16 * p.job.a_m * task.tiles;
+    const uint32_t a2 = (uint32_t) p.job.a.ne[2], i3 = LISTS ? 0 : (uint32_t) matrix / a2, i2 = (uint32_t) matrix - i3 * a2;
+    ring.rows = p.n_more > 0 ? p.a[task.which] : d_at(p.job.a, 0, 0, i2, i3);
     ring.rows += 16 * (int64_t) first_tile * p.job.a_m;
     ring.pass = ring.round = ring.next = 0;
     ring.begin(p, step, lane);
-    const bool is_early = S::is_early && p.is_early;
-    if (!S::is_early && ring.valid > 0 && lane < 16) { ring.prefetch(p, p.m[which], step, first_tile, tiles, lane); }
-    if (!is_early) { d_wait_before(); }
-    NO_UNROLL for (int s = 0; s < S::slots; ++s) { ring.fetch(p, p.m[which], step, first_tile, tiles, lane); }
+    const bool is_early = !LISTS && S::is_early && p.is_early;
+    if (!S::is_early && !LISTS && ring.valid > 0 && lane < 16) { ring.prefetch(p, task, first_tile, step, lane); }
+    if (!is_early && is_task) { d_wait_before(); }
+    NO_UNROLL for (int s = 0; s < S::slots && is_product; ++s) { ring.fetch(p, task, first_tile, step, lane); }
+    if (LISTS && warp == 0) { d_mma_take(p, *todo, todo->task[next], lane); }
     if (is_early) { d_wait_before(); }
     int slot = 0;
-    for (int pass = 0; pass < p.passes; ++pass) {
+    for (int pass = 0; pass < p.passes && is_product; ++pass) {
         const int64_t s = pass * p.at_once + step;
         const bool has_step = s < p.steps;
-        const int64_t x_at = matrix * p.steps + (has_step ? s : 0);
-        float4 scales[S::xs_bytes / 512]; // asked for before all else
-        UNROLL for (int i = 0; i < S::xs_bytes / 512 && S::is_early; ++i) { scales[i] = p.xs[x_at * (S::xs_bytes / 16) + 32 * i + lane]; }
         uint2 x[TILES][MMA_GROUPS];
         d_split_tf32<2> x_sums[TILES][MMA_GROUPS / 8]; // of groups t and t + 4 of eight, column g
-        UNROLL for (int c = 0; c < TILES; ++c) {
-            const int64_t first = (x_at * TILES + c) * MMA_GROUPS;
-            UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[c][i] = p.xq[(first + i) * 32 + lane]; }
-            UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
-                const float * at = (const float *) (p.xs + (first + 4 * i + t) * 4 + g / 2);
-                x_sums[c][i / 2].set(i % 2, at[2 + g % 2]);
-            }
-        }
-        __syncwarp();
-        if constexpr (S::is_early) {
-            UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { xs[32 * i + lane] = scales[i]; }
+        if constexpr (LISTS) {
+            __syncwarp();
+            d_mma_id_columns<A>(p, task, has_step ? s : 0, lane, x[0], x_sums[0], xs);
         } else {
-            for (int i = lane; i < S::xs_bytes / 16; i += 32) { xs[i] = p.xs[x_at * (S::xs_bytes / 16) + i]; }
+            const int64_t x_at = matrix * p.steps + (has_step ? s : 0);
+            float4 scales[S::xs_bytes / 512]; // asked for before all else
+            UNROLL for (int i = 0; i < S::xs_bytes / 512 && S::is_early; ++i) { scales[i] = p.xs[x_at * (S::xs_bytes / 16) + 32 * i + lane]; }
+            UNROLL for (int c = 0; c < TILES; ++c) {
+                const int64_t first = (x_at * TILES + c) * MMA_GROUPS;
+                UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[c][i] = p.xq[(first + i) * 32 + lane]; }
+                UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
+                    const float * at = (const float *) (p.xs + (first + 4 * i + t) * 4 + g / 2);
+                    x_sums[c][i / 2].set(i % 2, at[2 + g % 2]);
+                }
+            }
+            __syncwarp();
+            if constexpr (S::is_early) {
+                UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { xs[32 * i + lane] = scales[i]; }
+            } else {
+                for (int i = lane; i < S::xs_bytes / 16; i += 32) { xs[i] = p.xs[x_at * (S::xs_bytes / 16) + i]; }
+            }
         }
         const char * start = ring.rows + s * S::step_bytes;
         const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.job.a_m) & 15);
         const int at1 = (g + 8) * S::row_bytes + (int) ((uintptr_t) (start + (g + 8) * p.job.a_m) & 15);
-        for (int round = 0; round < p.rounds; ++round) {
+        for (int round = 0; round < task.rounds; ++round) {
             float sum[TILES][4] = {};
             d_copies_wait<S::slots - 1>();
             __syncwarp();
-            if (has_step && 16 * (int64_t) (first_tile + round * tiles) < p.m[which]) { // the whole warp
+            if (has_step && 16 * (int64_t) (first_tile + round * task.tiles) < task.end) { // the whole warp
                 const int at = ring_at + slot * S::slot_bytes;
                 d_mma_tile<A, ALIGNED, TILES>(shared, table, at + at0, at + at1, t, x, x_sums, xs + t, sum);
             }
             __syncwarp();
-            ring.fetch(p, p.m[which], step, first_tile, tiles, lane);
+            ring.fetch(p, task, first_tile, step, lane);
             slot = slot + 1 == S::slots ? 0 : slot + 1;
             const int in_batch = round % S::batch;
             if (in_batch == 0) { __syncthreads(); } // the last batch's sums are read
@@ -14066,26 +14192,17 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
                 to[c * (MMA_COLUMNS / 2)] = make_float2(sum[c][0], sum[c][1]);
                 to[c * (MMA_COLUMNS / 2) + 4 * S::columns] = make_float2(sum[c][2], sum[c][3]);
             }
-            if (in_batch == S::batch - 1 || round + 1 == p.rounds) {
+            if (in_batch == S::batch - 1 || round + 1 == task.rounds) {
                 __syncthreads();
-                d_mma_meet<S::columns>(p, part, kept, pass, round, in_batch + 1, task, y);
+                d_mma_meet<S::columns>(p, part, kept, pass, round, in_batch + 1, task, LISTS ? task.y[column % MMA_COLUMNS] : y);
             }
         }
     }
+    if (is_task && !is_product) { d_mma_zeros(p, task); }
+    __syncthreads(); // the sums are read
 }
 
-static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int64_t i) {
-    d_mma_task t = { 0, 0, (int) i };
-    if (p.n_more > 0) {
-        for (; t.block >= p.blocks[t.which]; ++t.which) { t.block -= p.blocks[t.which]; }
-    } else {
-        t.matrix = (uint32_t) i / (uint32_t) p.blocks[0];
-        t.block = (int) ((uint32_t) i - (uint32_t) t.matrix * (uint32_t) p.blocks[0]);
-    }
-    return t;
-}
-
-template <typename A, bool ALIGNED, int TILES>
+template <typename A, bool ALIGNED, int TILES, bool LISTS = false>
 static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mma_shape<A, TILES>::registers))
     k_mul_mat_mma(const d_mma_job p) {
     DYNAMIC_SHARED(char, shared);
@@ -14093,10 +14210,21 @@ static __global__ void MMA_BOUNDS(32 * (d_mma_shape<A, TILES>::max_warps), (d_mm
     for (int i = (int) threadIdx.x; i < d_mma_format<A>::table; i += (int) blockDim.x) {
         ((uint32_t *) shared)[i] = d_mma_format<A>::entry(i);
     }
-    __syncthreads();
-    for (int64_t i = blockIdx.x; i < p.n_items; i += gridDim.x) {
-        d_mul_mat_mma<A, ALIGNED, TILES>(p, shared, d_mma_task_of(p, i));
-        __syncthreads(); // the sums are read
+    if constexpr (LISTS) {
+        d_mma_todo & todo = *(d_mma_todo *) (shared + 4 * d_mma_format<A>::table);
+        d_wait_before();
+        if (threadIdx.x == 0) { d_mma_begin(p, todo); }
+        __syncthreads();
+        int now = 1;
+        do { // first of all what begins with a task that is none
+            now = 1 - now;
+            d_mul_mat_mma<A, ALIGNED, 1, true>(p, shared, todo.task[now], &todo, 1 - now);
+        } while (todo.task[1 - now].rounds > 0);
+    } else {
+        __syncthreads();
+        for (int i = (int) blockIdx.x; i < (int) p.n_items; i += (int) gridDim.x) {
+            d_mul_mat_mma<A, ALIGNED, TILES, false>(p, shared, d_mma_task_of(p, i), nullptr, 0);
+        }
     }
 }
 
@@ -14106,6 +14234,24 @@ struct d_mma_columns {
     int pieces, zero;
     bool has_min;
 };
+
+// Four elements as a lane's word h of group q / 8 for lanes t, and what the piece is to be multiplied with: its scale, and what its sum is
+// good for. Eight threads in a row have a group, q counts them.
+static inline __device__ uint32_t d_mma_word(const float4 & v, const d_mma_columns & f, int q, int * t, int * h, float2 * scale) {
+    int sum;
+    float d;
+    const uint32_t bytes = d_vec_bytes(v, f.pieces == 2 ? 4 : 8, f.has_min || f.zero != 0, &d, &sum);
+    const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 4); // the same quad of the other half
+    *t = q % 4, *h = q / 4;
+    uint32_t word = bytes;
+    if (f.order == D_IN_ROW) {
+        *t = q / 2, *h = q % 2;
+    } else if (f.order == D_IN_NIBBLES) {
+        word = *h == 0 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
+    }
+    *scale = make_float2(d, f.has_min ? d * (float) sum : (float) (D_BIAS + f.zero * sum));
+    return word;
+}
 
 // Columns of all matrices, eight or sixteen for each, those that are missing as zeros. A thread has four elements of two columns, a block
 // a step of them. Its blocks are to begin beside those of the product before, one on each multiprocessor, and to leave room for those of
@@ -14133,24 +14279,38 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
         UNROLL for (int c = 0; c < 2; ++c) {
             v[c] = d_vec_load4(p.job, b[c], first + c < p.job.n ? at : p.job.k, d_vec_is_packed(p.job, b[c]));
         }
-        float d[2], start[2];
+        float2 d[2];
         UNROLL for (int c = 0; c < 2; ++c) {
-            int sum;
-            const uint32_t bytes = d_vec_bytes(v[c], f.pieces == 2 ? 4 : 8, f.has_min || f.zero != 0, &d[c], &sum);
-            const uint32_t other = __shfl_xor_sync(0xffffffffu, bytes, 4); // the same quad of the other half
-            int t = q % 4, h = q / 4;
-            uint32_t word = bytes;
-            if (f.order == D_IN_ROW) {
-                t = q / 2, h = q % 2;
-            } else if (f.order == D_IN_NIBBLES) {
-                word = h == 0 ? __byte_perm(bytes, other, 0x5140) : __byte_perm(other, bytes, 0x7362);
-            }
+            int t, h;
+            const uint32_t word = d_mma_word(v[c], f, q, &t, &h, &d[c]);
             xq[(group * 32 + 4 * (in_tile + c) + t) * 2 + h] = word;
-            start[c] = f.has_min ? d[c] * (float) sum : (float) (D_BIAS + f.zero * sum);
         }
         if (q % (8 / f.pieces) == 0) { // of one piece q is 0
-            ((float4 *) xs)[(group * f.pieces + q / 4) * 4 + in_tile / 2] = make_float4(d[0], d[1], start[0], start[1]);
+            ((float4 *) xs)[(group * f.pieces + q / 4) * 4 + in_tile / 2] = make_float4(d[0].x, d[1].x, d[0].y, d[1].y);
         }
+    }
+}
+
+// mul_mat_id: the first n_sort blocks sort slots into lists, the others round the columns of all tokens, a step by half a block.
+static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
+    const gcuda_mul_mat_id_args args, const d_id_lists l, const d_mma_job p, const d_mma_columns f, int n_sort) {
+    DYNAMIC_SHARED(int32_t, shared);
+    d_take_turn();
+    if ((int) blockIdx.x < n_sort) {
+        d_id_sort(args, l, shared, (int) blockIdx.x, n_sort);
+        return;
+    }
+    const uint32_t n_b = (uint32_t) p.job.b.ne[1], n_units = (uint32_t) p.job.b.ne[2] * n_b * (uint32_t) p.steps;
+    const uint32_t quad = threadIdx.x % 128, q = quad % 8;
+    for (uint32_t unit = (blockIdx.x - n_sort) * 2 + threadIdx.x / 128; unit < n_units; unit += (gridDim.x - n_sort) * 2) {
+        const uint32_t column = unit / (uint32_t) p.steps, group = unit * MMA_GROUPS + quad / 8;
+        const char * b = d_at(p.job.b, 0, column % n_b, column / n_b, 0);
+        const int64_t k = (int64_t) (unit - column * (uint32_t) p.steps) * MMA_STEP + 4 * quad;
+        int t, h;
+        float2 scale;
+        const uint32_t word = d_mma_word(d_vec_load4(p.job, b, k, d_vec_is_packed(p.job, b)), f, (int) q, &t, &h, &scale);
+        ((uint32_t *) p.xq)[((int64_t) group * 4 + t) * 2 + h] = word;
+        if (q % (8 / f.pieces) == 0) { ((float2 *) p.xs)[(int64_t) group * f.pieces + q / 4] = scale; }
     }
 }
 static_assert(MMA_STEP == 4 * MMA_BESIDE, "a block of the columns' kernel has a step");
@@ -14319,7 +14479,7 @@ template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n
         p.passes = (p.steps + warps - 1) / warps;
         p.at_once = (p.steps + p.passes - 1) / p.passes;
         const int64_t kept = p.passes > 1 ? MMA_SUMS * S::sums * 4 : 0;
-        const size_t fixed = (size_t) (4 * d_mma_format<A>::table + kept);
+        const size_t fixed = (size_t) (S::fixed_bytes + kept);
         if (!fits_shared(fixed + (size_t) (warps * S::warp_bytes), max_shared)) {
             continue;
         }
@@ -14395,7 +14555,7 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n_groups = n_matrices * p.steps * TILES * MMA_GROUPS;
     int n_warps = 0;
     const size_t n_bytes = mma_plan<A, TILES>(p, n_matrices, max_shared, &n_warps);
-    if (n_bytes == 0 || p.n_items > INT32_MAX) {
+    if (n_bytes == 0 || p.n_items > INT32_MAX / 2) { // tasks are counted in an int
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
@@ -14609,6 +14769,104 @@ gcuda_status gcuda_launch_mul_mat_id_vec_fused(
     }
     return with_weight_format(args->as.type, [&](auto a) {
         return launch_vec_one<decltype(a)>(p, args->ids.ne[0] * args->ids.ne[1], args->max_shared, stream);
+    });
+}
+
+// Lists of up to eight slots of one expert are multiplied as a matrix with eight columns is. Where rows have few steps, several blocks on a
+// multiprocessor: while one begins a list the others read on. Returns the bytes of shared memory, 0 if there is no way.
+#define MMA_ID_BESIDE 4
+template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared, int * n_warps, int * n_beside) {
+    typedef d_mma_shape<A, 1> S;
+    for (*n_beside = MMA_ID_BESIDE; *n_beside >= 1; --*n_beside) {
+        for (int warps = S::max_warps / *n_beside; warps >= 1 && (*n_beside == 1 || warps >= p.steps); --warps) {
+            p.passes = (p.steps + warps - 1) / warps;
+            p.at_once = (p.steps + p.passes - 1) / p.passes;
+            p.n_sub = warps / p.at_once;
+            *n_warps = p.n_sub * p.at_once;
+            const int64_t kept = p.passes > 1 ? MMA_SUMS * MMA_TILE * 4 : 0;
+            const size_t n_bytes = (size_t) (S::fixed_bytes + kept + *n_warps * S::warp_bytes);
+            const size_t of_all = (size_t) *n_beside * (n_bytes + 1024); // a multiprocessor has 1 KiB more than a block may have
+            if (fits_shared(n_bytes, max_shared) && (*n_beside == 1 || of_all <= max_shared + 1024)) { return n_bytes; }
+        }
+    }
+    return 0;
+}
+
+// Formats with kernels of their own for this, 50 KB each: those that models with experts come in.
+template <typename A> static constexpr bool d_mma_has_lists = false;
+#define X(ID) template <> constexpr bool d_mma_has_lists<d_format<GCUDA_TYPE_##ID>> = true;
+X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS)
+#undef X
+
+template <typename A>
+static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
+    typedef d_mma_format<A> F;
+    int n_warps = 0, n_beside = 0;
+    const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_beside);
+    if (n_bytes == 0) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
+    size_t n_sort_bytes;
+    const int n_sort = id_sort_plan(l, MMA_COLUMNS, &n_sort_bytes);
+    const int64_t n_units = args.b.ne[1] * args.b.ne[2] * p.steps;
+    const gcuda_status st = launch_overlapped(
+        k_mul_mat_id_mma_prepare, n_sort + (n_units + 1) / 2, dim3(256), n_sort_bytes, 0, stream, args, l, p, f, n_sort);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        return st;
+    }
+    constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
+    constexpr bool is_aligned = is_always || !F::is_memory_bound;
+    const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_beside * n_multiprocessors();
+    return launch_overlapped(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
+        args.max_shared, stream, p);
+}
+
+static d_mma_job id_mma_job(const gcuda_mul_mat_id_args & args, const d_id_lists & l, size_t n_lists) {
+    d_mma_job p = {};
+    p.job.a = args.as;
+    p.job.b = args.b;
+    p.job.y = args.y;
+    p.job.m = args.as.ne[1];
+    p.job.k = args.as.ne[0];
+    p.job.a_m = (int64_t) args.as.nb[1];
+    p.job.b_k = (int64_t) args.b.nb[0];
+    p.job.tiles = l.tiles;
+    p.job.order = l.order;
+    p.job.n_lists = l.n_tiles;
+    p.m[0] = (int) args.as.ne[1];
+    p.steps = (int) ((args.as.ne[0] + MMA_STEP - 1) / MMA_STEP);
+    p.is_aligned = rows_are_multiples(p.job, 16);
+    p.xq = (const uint2 *) (const void *) ((const char *) args.scratch + n_lists);
+    p.xs = (const float4 *) (const void *) (p.xq + args.b.ne[1] * args.b.ne[2] * p.steps * MMA_GROUPS * 4);
+    return p;
+}
+
+size_t gcuda_mul_mat_id_mma_scratch_bytes(const gcuda_mul_mat_id_args * args) {
+    d_id_lists l = {};
+    const size_t n_lists = id_lists(*args, &l);
+    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * ((args->as.ne[0] + MMA_STEP - 1) / MMA_STEP);
+    return asked_bytes(n_lists + (size_t) (n_units * MMA_GROUPS) * (4 * sizeof(uint2) + 2 * sizeof(float2)));
+}
+
+gcuda_status gcuda_launch_mul_mat_id_mma(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+    d_id_lists l = {};
+    const size_t n_lists = id_lists(*args, &l);
+    d_mma_job p = id_mma_job(*args, l, n_lists);
+    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * p.steps, n_tiles = id_max_tiles(*args, MMA_COLUMNS) * ((args->as.ne[1] + 15) / 16);
+    const bool is_small = n_units <= INT32_MAX / MMA_GROUPS && l.n_slots <= INT32_MAX / 2 && n_tiles <= INT32_MAX;
+    if (!vec_takes(args->as, args->b) || capability_major() < 8 || !mma_takes(p.job) || !rows_are_multiples(p.job, 4) || !is_small) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return with_weight_format(args->as.type, [&](auto a) {
+        if constexpr (d_mma_has_lists<decltype(a)>) {
+            return launch_id_mma<decltype(a)>(*args, l, p, stream);
+        } else {
+            return GCUDA_STATUS_UNSUPPORTED;
+        }
     });
 }
 #endif // part 5

@@ -600,14 +600,30 @@ static void compare_experts(const struct experts * s, enum gcuda_type type, cons
     free(w);
 }
 
-// The launcher twice with the same scratch, and, where they take it, tiles: every element of one against the other's.
-static void experts_by_both(enum gcuda_type type, struct experts s) {
+static bool has_byte_products(void) {
+    int major = 0;
+    CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess);
+    return major >= 8;
+}
+
+struct id_way {
+    const char * name;
+    gcuda_status (*launch)(const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
+    size_t (*scratch_bytes)(const struct gcuda_mul_mat_id_args * args);
+    double bound;          // squares of what differs from tiles, over squares of results
+    bool needs_all_shared; // and refuses less
+};
+static const struct id_way on_groups = { "warp groups", gcuda_launch_mul_mat_id_wg, gcuda_mul_mat_id_wg_scratch_bytes, 1e-4, true };
+static const struct id_way by_bytes = { "bytes", gcuda_launch_mul_mat_id_mma, gcuda_mul_mat_id_mma_scratch_bytes, 1e-4, false };
+
+// A launcher twice with the same scratch, and tiles: every element of one against the other's, and both times the same bits.
+static void experts_by_both(const struct id_way * way, enum gcuda_type type, struct experts s) {
     struct gcuda_mul_mat_id_args p;
     struct rng r = rng_for(gcuda_type_name(type));
     memset(&p, 0, sizeof p);
     if (gcuda_blck_size(type) == 256) { s.k = (s.k + 2047) / 2048 * 2048; } // rows at multiples of 16 bytes
-    snprintf(test_all.case_name, sizeof test_all.case_name, "experts, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d",
-        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts, (long long) s.tokens,
+    snprintf(test_all.case_name, sizeof test_all.case_name, "experts, %s, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d",
+        way->name, gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts, (long long) s.tokens,
         (long long) s.n_b, s.pad, (int) s.ids);
     const int64_t n_slots = s.used * s.tokens;
     p.as = matrix(type, s.k, s.m * s.n_experts, gcuda_row_size(type, s.k));
@@ -618,7 +634,7 @@ static void experts_by_both(enum gcuda_type type, struct experts s) {
     int32_t * ids = (int32_t *) malloc((size_t) n_slots * sizeof(int32_t)), bad[2] = { 0, 0 };
     for (int64_t i = 0; i < n_slots; ++i) { ids[i] = id_of(s, i, &r); }
     const size_t y_bytes = p.y.nb[2];
-    float * y = (float *) malloc(y_bytes), * of_tiles = (float *) malloc(y_bytes);
+    float * y = (float *) malloc(y_bytes), * of_tiles = (float *) malloc(y_bytes), * first = (float *) malloc(y_bytes);
     p.as.data = on_device(a, p.as.nb[2]);
     p.b.data = on_device(b, p.b.nb[2]);
     p.ids.data = on_device(ids, (size_t) n_slots * sizeof(int32_t));
@@ -628,14 +644,17 @@ static void experts_by_both(enum gcuda_type type, struct experts s) {
     p.b.ne[1] = s.n_b, p.b.ne[2] = s.tokens, p.b.nb[2] = p.b.nb[1] * (size_t) s.n_b, p.b.nb[3] = p.b.nb[2] * (size_t) s.tokens;
     p.y.ne[1] = s.used, p.y.ne[2] = s.tokens, p.y.nb[2] = p.y.nb[1] * (size_t) s.used, p.y.nb[3] = p.y.nb[2] * (size_t) s.tokens;
     void * on[2] = { on_device(NULL, y_bytes), on_device(NULL, y_bytes) };
-    const size_t n_wg = gcuda_mul_mat_id_wg_scratch_bytes(&p), n_tiles = gcuda_mul_mat_id_scratch_bytes(&p);
-    p.scratch = on_device(NULL, n_wg > n_tiles ? n_wg : n_tiles);
+    const size_t n_way = way->scratch_bytes(&p), n_tiles = gcuda_mul_mat_id_scratch_bytes(&p);
+    p.scratch = on_device(NULL, n_way > n_tiles ? n_way : n_tiles);
     p.y.data = on[1];
     CHECK_OK(gcuda_launch_mul_mat_id(&p, NULL));
     p.y.data = on[0];
-    for (int i = 0; i < 2; ++i) { CHECK_OK(gcuda_launch_mul_mat_id_wg(&p, NULL)); }
+    CHECK_OK(way->launch(&p, NULL));
+    CHECK(cudaMemcpy(first, on[0], y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK_OK(way->launch(&p, NULL));
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaMemcpy(y, on[0], y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(memcmp(first, y, y_bytes) == 0);
     CHECK(cudaMemcpy(of_tiles, on[1], y_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK(cudaMemcpy(bad, p.bad_index, sizeof bad, cudaMemcpyDeviceToHost) == cudaSuccess);
     CHECK(bad[0] == (s.ids == BAD ? 1 : 0) && bad[1] == 0);
@@ -649,9 +668,10 @@ static void experts_by_both(enum gcuda_type type, struct experts s) {
             results += (double) of_tiles[at] * of_tiles[at];
         }
     }
-    CHECK_MSG(errors <= 1e-4 * results, "NMSE %g between tiles and warp groups", errors / results);
+    CHECK_MSG(errors <= way->bound * results, "NMSE %g between tiles and %s", errors / results, way->name);
     p.max_shared = 0;
-    CHECK(gcuda_launch_mul_mat_id_wg(&p, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(way->launch(&p, NULL) == (way->needs_all_shared ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS));
+    CHECK(cudaDeviceSynchronize() == cudaSuccess);
     CHECK(cudaFree(p.as.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.ids.data) == cudaSuccess &&
           cudaFree(p.bad_index) == cudaSuccess && cudaFree(p.scratch) == cudaSuccess && cudaFree(on[0]) == cudaSuccess && cudaFree(on[1]) == cudaSuccess);
     free(a);
@@ -659,6 +679,7 @@ static void experts_by_both(enum gcuda_type type, struct experts s) {
     free(ids);
     free(y);
     free(of_tiles);
+    free(first);
     test_all.case_name[0] = '\0';
 }
 
@@ -670,7 +691,7 @@ TEST(experts_of_every_type) { // rows that end anywhere and, of small blocks, be
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
-        for (int i = 0; i < 5 && gcuda_is_quantized(types[t]); ++i) { experts_by_both(types[t], shapes[i]); }
+        for (int i = 0; i < 5 && gcuda_is_quantized(types[t]); ++i) { experts_by_both(&on_groups, types[t], shapes[i]); }
     }
 }
 
@@ -683,7 +704,7 @@ TEST(experts_of_models) { // several items for each block
         return;
     }
     for (int i = 0; i < 4; ++i) {
-        for (int t = 0; t < 4; ++t) { experts_by_both(of[t], shapes[i]); }
+        for (int t = 0; t < 4; ++t) { experts_by_both(&on_groups, of[t], shapes[i]); }
     }
 }
 
@@ -693,7 +714,40 @@ TEST(few_blocks_of_experts) { // few enough for compute-sanitizer
         test_skip("no kernels for warp groups");
         return;
     }
-    experts_by_both(GCUDA_TYPE_Q8_0, s);
-    experts_by_both(GCUDA_TYPE_MXFP4, s);
-    experts_by_both(GCUDA_TYPE_IQ2_XS, s);
+    experts_by_both(&on_groups, GCUDA_TYPE_Q8_0, s);
+    experts_by_both(&on_groups, GCUDA_TYPE_MXFP4, s);
+    experts_by_both(&on_groups, GCUDA_TYPE_IQ2_XS, s);
+}
+
+// Of these and of large experts; lists of one expert, blocks with more than one task, steps that come back.
+TEST(experts_by_bytes) {
+    static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 2880, 300, 8, 4, 4, 33, 1, BAD },
+        { 256, 40, 70, 3, 1, 50, 4, RISING }, { 4096, 257, 3, 1, 1, 20, 0, FEW }, { 64, 128, 4, 2, 2, 10, 3, SAME },
+        { 9216, 520, 4, 2, 1, 9, 0, ANY } };
+    static const struct experts large[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY }, { 2048, 768, 128, 8, 1, 64, 0, RISING },
+        { 2880, 2880, 32, 4, 1, 32, 0, BAD } };
+    static const enum gcuda_type of[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_Q6_K,
+        GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS };
+    if (!has_byte_products()) {
+        test_skip("no tensor cores for bytes");
+        return;
+    }
+    for (int t = 0; t < 8; ++t) {
+        for (int i = 0; i < 6; ++i) { experts_by_both(&by_bytes, of[t], shapes[i]); }
+    }
+    for (int i = 0; i < 3; ++i) {
+        for (int t = 0; t < 5; ++t) { experts_by_both(&by_bytes, of[t], large[i]); }
+    }
+}
+
+TEST(few_blocks_of_experts_by_bytes) { // few enough for compute-sanitizer
+    const struct experts s = { 576, 130, 4, 2, 1, 20, 1, BAD };
+    if (!has_byte_products()) {
+        test_skip("no tensor cores for bytes");
+        return;
+    }
+    experts_by_both(&by_bytes, GCUDA_TYPE_Q8_0, s);
+    experts_by_both(&by_bytes, GCUDA_TYPE_IQ4_NL, s);
+    experts_by_both(&by_bytes, GCUDA_TYPE_IQ2_XS, s);
+    experts_by_both(&by_bytes, GCUDA_TYPE_Q5_K, s);
 }

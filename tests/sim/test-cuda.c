@@ -427,28 +427,39 @@ TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
     }
 }
 
-TEST(products_of_large_experts_go_to_warp_groups) {
+TEST(products_of_large_experts_go_to_tensor_cores) {
+    enum { V = GCUDAI_CUDA_PRODUCT_VECTOR, B = GCUDAI_CUDA_PRODUCT_BYTES, W = GCUDAI_CUDA_PRODUCT_WARP_GROUPS, OWN = GCUDAI_CUDA_PRODUCT_OWN };
     static const struct {
         enum gcuda_type as, b;
         int64_t k, m, n_experts, n_used, n_tokens;
-        size_t off; // bytes of the experts' address
-        enum gcudai_cuda_product with, forced; // warp groups, chosen and by name
+        size_t off;                     // bytes of the experts' address
+        int with, without, old;         // chosen with warp groups, without, and below 8.0
+        bool takes_groups, takes_bytes; // by name
     } cases[] = {
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 8, 0, GCUDAI_CUDA_PRODUCT_VECTOR, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 31, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_WARP_GROUPS }, // few for an expert
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 32, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 95, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 96, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 191, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 192, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2880, 2880, 32, 4, 512, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 512, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN }, // odd rows
-        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, GCUDAI_CUDA_PRODUCT_WARP_GROUPS, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN }, // 1050 bytes
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 512, 1792, 32, 4, 100, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_WARP_GROUPS }, // small
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 100, 32, 4, 100, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_WARP_GROUPS },
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 100, 2, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 100, 0, GCUDAI_CUDA_PRODUCT_OWN, GCUDAI_CUDA_PRODUCT_OWN },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 8, 0, V, V, V, true, true },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 9, 0, B, B, OWN, true, true },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 64, 0, B, B, OWN, true, true },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 65, 0, W, OWN, OWN, true, true },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 95, 0, OWN, OWN, OWN, true, true },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 96, 0, W, OWN, OWN, true, true },
+        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 191, 0, OWN, OWN, OWN, true, true },
+        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 192, 0, W, OWN, OWN, true, true },
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2880, 2880, 32, 4, 512, 0, W, OWN, OWN, true, false },
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 512, 0, OWN, OWN, OWN, false, false }, // rows at odd bytes
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F32, 2048, 2880, 32, 4, 20, 0, OWN, OWN, OWN, true, false }, // no kernels for lists
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 48, 0, B, B, OWN, true, true },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 49, 0, OWN, OWN, OWN, true, true },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 32, 0, B, B, OWN, true, true },
+        { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 33, 0, OWN, OWN, OWN, true, true },
+        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, W, OWN, OWN, true, true },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 1280, 256, 8, 2, 100, 0, OWN, OWN, OWN, false, false }, // rows of 1050 bytes
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 512, 1792, 32, 4, 20, 0, OWN, OWN, OWN, true, true }, // small
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 100, 32, 4, 20, 0, OWN, OWN, OWN, true, true },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 20, 2, OWN, OWN, OWN, false, false },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 20, 4, B, B, OWN, false, true },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 20, 1, OWN, OWN, OWN, false, false },
+        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 20, 2, OWN, OWN, OWN, false, false },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 100, 0, OWN, OWN, OWN, false, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
         struct gcuda_mul_mat_id_args p;
@@ -458,11 +469,13 @@ TEST(products_of_large_experts_go_to_warp_groups) {
         p.ids = packed_array(GCUDA_TYPE_I32, cases[i].n_used, cases[i].n_tokens, 1);
         p.y = packed_array(GCUDA_TYPE_F32, cases[i].m, cases[i].n_used, cases[i].n_tokens);
         p.as.data = (void *) (uintptr_t) (4096 + cases[i].off);
-        const bool takes = gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, true);
-        CHECK_MSG(gcudai_cuda_choose_id_product(&p, true) == cases[i].with, "case %d", (int) i);
-        CHECK_MSG(takes == (cases[i].forced == GCUDAI_CUDA_PRODUCT_WARP_GROUPS), "case %d", (int) i);
-        CHECK_MSG(gcudai_cuda_choose_id_product(&p, false) != GCUDAI_CUDA_PRODUCT_WARP_GROUPS, "case %d", (int) i);
-        CHECK(!gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, false));
+        CHECK_MSG((int) gcudai_cuda_choose_id_product(&p, true, 900) == cases[i].with, "case %d", (int) i);
+        CHECK_MSG((int) gcudai_cuda_choose_id_product(&p, false, 900) == cases[i].without, "case %d", (int) i);
+        CHECK_MSG((int) gcudai_cuda_choose_id_product(&p, false, 750) == cases[i].old, "case %d", (int) i);
+        CHECK_MSG(gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, true, 900) == cases[i].takes_groups, "case %d", (int) i);
+        CHECK_MSG(gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_BYTES, &p, true, 900) == cases[i].takes_bytes, "case %d", (int) i);
+        CHECK(!gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, false, 900));
+        CHECK(!gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_BYTES, &p, true, 750));
     }
 }
 
@@ -561,10 +574,10 @@ static int compute_type(enum gcuda_type type, enum gcuda_cuda_switch full_precis
 }
 
 TEST(products_take_the_way_that_is_named) {
-    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm" };
+    static const char * const names[] = { "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 9; ++i) {
         for (int by_env = 0; by_env < 3; ++by_env) { // by the parameter, by the environment, by the parameter against it
             char name[16];
             snprintf(name, sizeof name, "%s", names[i]);
@@ -889,6 +902,66 @@ TEST(products_keep_nan) {
     check_nan(backend, 33, false);
     check_nan(backend, 70, true);
     gcuda_backend_free(backend);
+}
+
+// Few slots of each expert, rounded to bytes, against the CPU backend: two shared-memory caps, rows in one pass and in several, lists of
+// more than eight, experts that nobody wants, ids that are none.
+static void run_experts(gcuda_backend_t backend, enum gcuda_type type, const int64_t * shape, const int32_t * ids, float * out) {
+    const int64_t k = shape[0], m = shape[1], n_experts = shape[2], used = shape[3], tokens = shape[4];
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_3d(p.ctx, type, k, m, n_experts), * b = gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, k, 1, tokens);
+    struct gcuda_tensor * at = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_I32, used, tokens), * y = gcuda_mul_mat_id(p.ctx, a, b, at);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    uint32_t bits = 1;
+    bool is_bad = false;
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK(place_alloc(&p, backend));
+    unsigned char * weights = (unsigned char *) malloc(gcuda_nbytes(a));
+    float * x = (float *) malloc(gcuda_nbytes(b));
+    for (size_t i = 0; i < gcuda_nbytes(a); ++i) { weights[i] = (unsigned char) ((bits = bits * 1664525u + 1013904223u) >> 24 & 0xbbu); }
+    for (int64_t i = 0; i < k * tokens; ++i) { x[i] = (float) ((bits = bits * 1664525u + 1013904223u) >> 8) / 8388608.0f - 1.0f; }
+    for (int64_t i = 0; i < used * tokens; ++i) { is_bad = is_bad || ids[i] < 0 || ids[i] >= n_experts; }
+    CHECK_OK(gcuda_backend_tensor_set(a, weights, 0, gcuda_nbytes(a)));
+    CHECK_OK(gcuda_backend_tensor_set(b, x, 0, gcuda_nbytes(b)));
+    CHECK_OK(gcuda_backend_tensor_set(at, ids, 0, gcuda_nbytes(at)));
+    CHECK_EQ_I(gcuda_backend_graph_compute(backend, graph), is_bad ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS);
+    CHECK_OK(gcuda_backend_tensor_get(y, out, 0, gcuda_nbytes(y)));
+    free(x);
+    free(weights);
+    place_end(&p);
+}
+
+TEST(few_slots_of_experts_as_bytes) {
+    static const int64_t shapes[][5] = { { 2304, 35, 3, 2, 4 }, { 8704, 19, 2, 1, 11 }, { 256, 40, 9, 3, 5 } }; // k, m, experts, used, tokens
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    for (int cap = 0; cap < 2; ++cap) {
+        struct gcuda_cuda_params params;
+        memset(&params, 0, sizeof params);
+        params.max_shared = cap == 0 ? 48 * 1024 : 0;
+        params.product = "bytes";
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        for (int type = 0; type < GCUDA_TYPE_COUNT; ++type) {
+            const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) && gcuda_is_quantized((enum gcuda_type) type) &&
+                                   type != GCUDA_TYPE_Q8_1 && type != GCUDA_TYPE_Q8_K;
+            for (int i = 0; is_weight && i < 3; ++i) {
+                float got[16 * 40], want[16 * 40];
+                int32_t ids[16];
+                double error = 0.0, all = 0.0;
+                const int64_t n_slots = shapes[i][3] * shapes[i][4], n = n_slots * shapes[i][1];
+                for (int s = 0; s < 16; ++s) { ids[s] = i == 1 ? (s == 5 ? 0 : 1) : s == 3 ? -1 : s * 5 % 7 % (int32_t) shapes[i][2]; }
+                run_experts(backend, (enum gcuda_type) type, shapes[i], ids, got);
+                run_experts(cpu, (enum gcuda_type) type, shapes[i], ids, want);
+                for (int64_t j = 0; j < n; ++j) {
+                    error += ((double) got[j] - want[j]) * ((double) got[j] - want[j]);
+                    all += (double) want[j] * want[j];
+                }
+                CHECK_MSG(error < 5e-4 * all, "%s, shape %d, cap %d: error %g", gcuda_type_name((enum gcuda_type) type), i, cap, error / all);
+            }
+        }
+        gcuda_backend_free(backend);
+    }
+    gcuda_backend_free(cpu);
+    clean();
 }
 
 TEST(few_columns_with_little_shared_memory) {
