@@ -2069,8 +2069,9 @@ static gcuda_status quantize_to(const MAP & map, const gcuda_array & x, bool has
     if constexpr (d_format<TYPE>::n == 32) {
         return launch(k_quantize_32<TYPE>, (n + 127) / 128, 128, stream, blocks_of(map), x_type, x_size, n);
     } else if constexpr (k_sub_len<TYPE> > 0) {
-        constexpr int at_once = k_sub_len<TYPE> / 8;       // blocks of a warp
-        const int64_t many = n / (132 * 16 * 4 * at_once); // rounds of a warp: one, until there are four such warps for each that runs
+        constexpr int at_once = k_sub_len<TYPE> / 8; // blocks of a warp
+        // rounds of a warp: one, until there are four such warps for each that runs
+        const int64_t many = n / (n_multiprocessors() * 16 * 4 * at_once);
         const int rounds = (int) (many < 1 ? 1 : many < 32 / at_once ? many : 32 / at_once);
         const int64_t per_block = 4 * at_once * rounds;
         return launch(k_quantize_k<TYPE>, (n + per_block - 1) / per_block, 128, stream, blocks_of(map), x_type, x_size, n, rounds);
@@ -15006,8 +15007,7 @@ template <typename A, typename B, int COLS> struct d_float_fma {
     static constexpr int N = W::N, ROWS = COLS >= 4 || (COLS == 1 && N == 8) ? 4 : 2, wanted = (COLS < 4 ? 16 : COLS < 8 ? 8 : 4) / N;
     static constexpr int AHEAD = wanted > 1 ? wanted : 1;
     static constexpr int step = 32 * N * AHEAD, rows = ROWS, sums = ROWS * COLS, columns = COLS, warp_bytes = 0;
-    // One column in smaller blocks, two on a multiprocessor: one of them reads while the other one begins or ends (F16, 4096 x 1024:
-    // 4.64 to 4.52 us, H200).
+    // One column in smaller blocks, two on a multiprocessor: one of them reads while the other one begins or ends.
     static constexpr int max_warps = COLS == 1 ? FLOAT_VEC_WARPS / 2 : FLOAT_VEC_WARPS, places = FLOAT_VEC_WARPS / max_warps;
     float x[COLS][AHEAD][N];
     uint4 w[AHEAD][ROWS];
@@ -15067,9 +15067,8 @@ template <typename A, typename B, int COLS> struct d_float_fma {
 // bytes beside those of its neighbours, AHEAD times: a product of depth 8 takes two of every lane, whichever they are, since both
 // sides have the same.
 // The weights come through a ring in a warp's own shared memory, FLOAT_MMA_BYTES of a row by one instruction. Loads of registers, with
-// 64 bytes of a row by each, took 490 us where these copies take 440 (F32, 28672 x 16384, 8 columns, H200). A slot is what a step has
-// of 16 rows; it is filled again as soon as the warp has read it. The columns of the next step are on their way while a warp walks
-// its rows.
+// 64 bytes of a row by each, were slower. A slot is what a step has of 16 rows; it is filled again as soon as the warp has read it.
+// The columns of the next step are on their way while a warp walks its rows.
 #define FLOAT_MMA_WARPS 8   // of a block, one on a multiprocessor: 128 KB of copies on their way, and all registers
 #define FLOAT_MMA_SLOTS 2
 #define FLOAT_MMA_BYTES 512 // of a row in a slot
@@ -15333,7 +15332,7 @@ static void float_share(d_float_hooked_job & p, int64_t rows, int64_t n_sub, int
 }
 
 // Groups of rows that a block has side by side, of so many in each matrix: the blocks with most of them have as few as can be. As many
-// as left every multiprocessor a block were shared unevenly (F16, 4096 x 1024, one column: 6.90 us, now 4.64, H200).
+// as left every multiprocessor a block were shared unevenly.
 static int64_t float_side_by_side(int64_t n_groups, int64_t n_matrices, int64_t most, int64_t n_places) {
     int64_t best = 1, least = 0;
     for (int64_t n_sub = 1; n_sub <= most; ++n_sub) {
