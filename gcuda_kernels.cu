@@ -6030,6 +6030,12 @@ gcuda_status gcuda_launch_soft_max(const gcuda_soft_max_args * args, gcuda_strea
             return wide ? two_passes<d_soft_max_parts<T, typename part_of<T, true>::type>>(p, stream)
                         : two_passes<d_soft_max_parts<T, typename part_of<T, false>::type>>(p, stream);
         }
+        if constexpr (sizeof(T) == 4) { // of 512 threads a fifth would have nothing in rows like these, and all wait for each other
+            typedef held<384, 9, true> H;
+            if (wide && n > 512 * 4 * d_wide<T>::N && n <= H::THREADS * 9 * d_wide<T>::N) {
+                return launch_held(k_soft_max_held<T, H>, H::THREADS, n_rows(p.y), stream, p);
+            }
+        }
         return with_held<T, 32>(n, wide, [&](auto h) {
             return launch_held(k_soft_max_held<T, decltype(h)>, decltype(h)::THREADS, n_rows(p.y), stream, p);
         });
