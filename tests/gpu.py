@@ -17,9 +17,9 @@ ended with it. A record keeps the stages that did not run now, as long as they a
     shapes     test-shapes: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
                of models, all edges of the results and samples against float64
     sanitizer  compute-sanitizer memcheck, racecheck, initcheck, synccheck over the digits, small blocks of models as plans (fused,
-               captured, overlapped; not under initcheck) and all cases, in so many parts as there is time for: the stage once
-               more, on the same sources, goes on behind the last of them. racecheck also over a few blocks of every kernel of
-               products and convolutions in tiles
+               captured, overlapped; not under initcheck) and all cases, in so many parts as there is time for, most of it for
+               memcheck: the stage once more, on the same sources, goes on behind the last of them. racecheck also over a few
+               blocks of every kernel of products and convolutions in tiles
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
     upload     build/cuda/bench-upload: host to device
     peers      with --gpus 2: the operations on the second device, those of tests/hw that look at all devices, row-split
@@ -52,8 +52,7 @@ STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench",
 SHAPES = ["test-shapes", "test-large", "test-products"]
 SEVERAL = ["test-device", "test-peers"]  # of tests/hw: what looks at all devices; the others have one anyhow
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
-TOOLS = ["memcheck", "racecheck", "initcheck", "synccheck"]
-N_PARTS = 150  # of all cases, under compute-sanitizer
+TOOLS = {"racecheck": 150, "initcheck": 150, "synccheck": 150, "memcheck": 15}  # parts of all cases under compute-sanitizer, about 20 s each
 # For initcheck the results of cuBLAS's F16 products count as never written: a program with nothing but cudaMalloc, such a
 # product of 256 x 64 x 512 and a kernel that reads it has every element reported, and none after a memset; the numbers are
 # right. So it looks at a digits program without cuBLAS, where all that is read was written by kernels of gcuda's.
@@ -237,38 +236,39 @@ def sanitize(tool, programs, stage, *options, **env):
 
 def parts_before(tool, text):
     """How many parts of all cases this tool has passed on these sources, as the record says."""
-    found = re.search(rf"^{tool} +ok .* (\d+) of {N_PARTS} parts", text, re.M)
+    found = re.search(rf"^{tool} +ok .* (\d+) of {TOOLS[tool]} parts", text, re.M)
     return int(found[1]) if found else 0
 
 
 def sanitize_parts(tool, first, until, stage):
     """Part after part of all cases until the time: what sanitize gives, of each. Other sources begin with another part."""
-    found, longest = [], 0.0
-    for i in range(first, N_PARTS):
-        start, part = time.time(), (int(digest(), 16) + i) % N_PARTS
+    found, longest, n_parts = [], 0.0, TOOLS[tool]
+    for i in range(first, n_parts):
+        start, part = time.time(), (int(digest(), 16) + i) % n_parts
         if found and start + 1.2 * longest > until:
             break
-        found += sanitize(tool, [["build/cuda/test-ops", "--part", f"{part}/{N_PARTS}"]], stage)
+        found += sanitize(tool, [["build/cuda/test-ops", "--part", f"{part}/{n_parts}"]], stage)
         longest = max(longest, time.time() - start)
     return found
 
 
 def stage_sanitizer(stage, args):
     plans = ["build/cuda/test-plans", "--filter", "small_blocks"]
-    for i, tool in enumerate(TOOLS):
+    for i, (tool, n_parts) in enumerate(TOOLS.items()):
         digits = [f"build/cuda/{DIGITS_UNDER.get(tool, 'digits')}", "--backend", "CUDA0", "--epochs", "1"]
         # initcheck would report the products that plans leave to cuBLAS
         found = sanitize(tool, [digits, *([plans] if tool != "initcheck" else [])], stage)
         if any("Device not supported" in out or code == 127 for code, _, out, _ in found):
             stage.skip(tool, "compute-sanitizer cannot run on this machine")
             continue
-        before = parts_before(tool, args.before.get(stage.name, "")) % N_PARTS
-        parts = sanitize_parts(tool, before, stage.start + args.sanitizer_seconds * (i + 1) / len(TOOLS), stage)
+        before = parts_before(tool, args.before.get(stage.name, "")) % n_parts
+        share = 1.0 if tool == "memcheck" else (i + 1) / 10
+        parts = sanitize_parts(tool, before, stage.start + args.sanitizer_seconds * share, stage)
         bad = [result for result in found + parts if result[0] or result[3] != 1]
         done = before + len(parts) - sum(result in bad for result in parts)
         sums = [CLOSING.search(out) for _, _, out, _ in parts]
         n_cases = sum(int(m[1]) for m in sums if m)
-        stage.result(tool, not bad, f"{done} of {N_PARTS} parts of all cases, {n_cases} cases now; "
+        stage.result(tool, not bad, f"{done} of {n_parts} parts of all cases, {n_cases} cases now; "
                      + " | ".join(text for _, text, _, _ in found + (bad or parts[-1:])) + "".join(failures(o, 5) for _, _, o, _ in bad))
     for code, text, out, n_summaries in sanitize("racecheck", TILES, stage):
         if "Device not supported" not in out and code != 127:
