@@ -437,6 +437,14 @@ static const struct bench_target targets_mul_mat_id[] = {
     { "MUL_MAT_ID type=mxfp4,E=32,U=4,m=2880,k=2880,n=4", 39.2 },
     { "MUL_MAT_ID type=mxfp4,E=32,U=4,m=2880,k=2880,n=8", 72.4 },
     { "MUL_MAT_ID type=mxfp4,E=32,U=4,m=2880,k=2880,n=512", 429.9 },
+    { "MUL_MAT_ID type=q5_K,E=128,U=8,m=768,k=2048,n=32", 0 },
+    { "MUL_MAT_ID type=q5_K,E=128,U=8,m=768,k=2048,n=64", 0 },
+    { "MUL_MAT_ID type=iq4_nl,E=128,U=8,m=768,k=2048,n=32", 0 },
+    { "MUL_MAT_ID type=iq4_nl,E=128,U=8,m=768,k=2048,n=64", 0 },
+    { "MUL_MAT_ID type=iq4_xs,E=128,U=8,m=768,k=2048,n=32", 0 },
+    { "MUL_MAT_ID type=iq4_xs,E=128,U=8,m=768,k=2048,n=64", 0 },
+    { "MUL_MAT_ID type=mxfp4,E=32,U=4,m=2880,k=2880,n=32", 0 },
+    { "MUL_MAT_ID type=mxfp4,E=32,U=4,m=2880,k=2880,n=128", 0 },
 };
 // clang-format on
 
