@@ -665,6 +665,7 @@ static void fill(const struct leaf * l) {
         CUDA(cudaMemcpy(at + done, at, n, cudaMemcpyDeviceToDevice));
         done += n;
     }
+    CUDA(cudaDeviceSynchronize()); // what other streams copy from here would be what was there before
     free(host);
 }
 
