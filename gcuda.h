@@ -26493,7 +26493,7 @@ static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args 
 // more than one slot for each, slot by slot is faster. 0: the type has no kernels for lists.
 static int64_t gcudai_cuda_id_bytes_slots(enum gcuda_type type) {
     switch (type) {
-        case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: return 8;
+        case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_MXFP4: return 8;
         case GCUDA_TYPE_Q5_K: case GCUDA_TYPE_Q6_K: return 6;
         case GCUDA_TYPE_IQ2_XS: case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS: return 4;
         default: return 0;
@@ -26505,7 +26505,8 @@ static bool gcudai_cuda_takes_id_bytes(const struct gcuda_mul_mat_id_args * p, i
     const size_t bits = (size_t) (uintptr_t) p->as.data | p->as.nb[1] | p->as.nb[2] | p->as.nb[3];
     const double units = (double) p->b.ne[1] * (double) p->b.ne[2] * ((double) p->as.ne[0] / 512.0 + 1.0); // counted in 32 bits
     const double lists = (double) p->ids.ne[0] * (double) p->ids.ne[1] / 8.0 + (double) p->as.ne[2] + 1.0; // and their tiles too
-    return cc >= 800 && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 && bits % 4 == 0 &&
+    return cc >= 800 && gcudai_cuda_id_bytes_slots(p->as.type) > 0 && gcudai_cuda_fits_vector(&p->as, &p->b) && p->as.ne[0] > 0 &&
+           (bits % 4 == 0 || p->as.type == GCUDA_TYPE_MXFP4) &&
            p->as.nb[1] < GCUDAI_CUDA_VECTOR_MMA_ROW && units * 16.0 <= (double) INT32_MAX && p->ids.ne[0] * p->ids.ne[1] <= (1 << 24) &&
            p->as.ne[2] <= (1 << 24) && lists * ((double) p->as.ne[1] / 16.0 + 1.0) <= (double) INT32_MAX;
 }

@@ -14802,15 +14802,17 @@ template <typename A> static size_t id_mma_plan(d_mma_job & p, size_t max_shared
 // Formats with kernels of their own for this, 50 KB each: those that models with experts come in.
 template <typename A> static constexpr bool d_mma_has_lists = false;
 #define X(ID) template <> constexpr bool d_mma_has_lists<d_format<GCUDA_TYPE_##ID>> = true;
-X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS)
+X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
 #undef X
+// MXFP4's in rows at any byte: those of 2880 elements are.
+template <typename A> static constexpr size_t d_mma_lists_at = sizeof(typename A::block) == 17 ? 1 : 4;
 
 template <typename A>
 static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
     typedef d_mma_format<A> F;
     int n_warps = 0, n_beside = 0;
     const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_beside);
-    if (n_bytes == 0) {
+    if (n_bytes == 0 || !rows_are_multiples(p.job, d_mma_lists_at<A>)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
@@ -14823,7 +14825,7 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
         return st;
     }
     constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
-    constexpr bool is_aligned = is_always || !F::is_memory_bound;
+    constexpr bool is_aligned = is_always || (!F::is_memory_bound && d_mma_lists_at<A> == 4);
     const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_beside * n_multiprocessors();
     return launch_overlapped(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
         args.max_shared, stream, p);
@@ -14862,7 +14864,7 @@ gcuda_status gcuda_launch_mul_mat_id_mma(const gcuda_mul_mat_id_args * args, gcu
     d_mma_job p = id_mma_job(*args, l, n_lists);
     const int64_t n_units = args->b.ne[1] * args->b.ne[2] * p.steps, n_tiles = id_max_tiles(*args, MMA_COLUMNS) * ((args->as.ne[1] + 15) / 16);
     const bool is_small = n_units <= INT32_MAX / MMA_GROUPS && l.n_slots <= INT32_MAX / 2 && n_tiles <= INT32_MAX;
-    if (!vec_takes(args->as, args->b) || capability_major() < 8 || !mma_takes(p.job) || !rows_are_multiples(p.job, 4) || !is_small) {
+    if (!vec_takes(args->as, args->b) || capability_major() < 8 || !mma_takes(p.job) || !is_small) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (n_elements(args->y) == 0) {

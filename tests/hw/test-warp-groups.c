@@ -727,12 +727,13 @@ TEST(experts_by_bytes) {
     static const struct experts large[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY }, { 2048, 768, 128, 8, 1, 64, 0, RISING },
         { 2880, 2880, 32, 4, 1, 32, 0, BAD } };
     static const enum gcuda_type of[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_Q6_K,
-        GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS };
+        GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
+    const int n_of = (int) (sizeof of / sizeof of[0]);
     if (!has_byte_products()) {
         test_skip("no tensor cores for bytes");
         return;
     }
-    for (int t = 0; t < 8; ++t) {
+    for (int t = 0; t < n_of; ++t) {
         for (int i = 0; i < 6; ++i) { experts_by_both(&by_bytes, of[t], shapes[i]); }
     }
     for (int i = 0; i < 3; ++i) {

@@ -444,9 +444,10 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 96, 0, W, OWN, OWN, true, true },
         { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 191, 0, OWN, OWN, OWN, true, true },
         { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 192, 0, W, OWN, OWN, true, true },
-        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2880, 2880, 32, 4, 512, 0, W, OWN, OWN, true, false },
-        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 512, 0, OWN, OWN, OWN, false, false }, // rows at odd bytes
-        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F32, 2048, 2880, 32, 4, 20, 0, OWN, OWN, OWN, true, false }, // no kernels for lists
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2880, 2880, 32, 4, 512, 0, W, OWN, OWN, true, true },
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 512, 0, OWN, OWN, OWN, false, true }, // rows at odd bytes
+        { GCUDA_TYPE_MXFP4, GCUDA_TYPE_F16, 2912, 2880, 32, 4, 20, 0, B, B, OWN, false, true },
+        { GCUDA_TYPE_Q5_1, GCUDA_TYPE_F32, 2048, 2880, 32, 4, 20, 0, OWN, OWN, OWN, true, false }, // no kernels for lists
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 48, 0, B, B, OWN, true, true },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 49, 0, OWN, OWN, OWN, true, true },
         { GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 32, 0, B, B, OWN, true, true },
