@@ -4149,9 +4149,9 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcu
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
-// The same for a few tokens of each expert, from 8.0 on: experts in Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS or IQ2_XS, with up to eight
-// slots of one as gcuda_launch_mul_mat_vec multiplies eight columns, rounded to bytes. UNSUPPORTED: other experts, rows that do not begin
-// at multiples of 4 bytes, or 2 MiB and more apart.
+// The same for a few tokens of each expert, from 8.0 on: experts in Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, IQ2_XS or MXFP4, with up
+// to eight slots of one as gcuda_launch_mul_mat_vec multiplies eight columns, rounded to bytes. UNSUPPORTED: other experts, rows that do not
+// begin at multiples of 4 bytes (MXFP4: at any), or 2 MiB and more apart.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_mma(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream); // scratch: gcuda_mul_mat_id_mma_scratch_bytes
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_mma_scratch_bytes(const struct gcuda_mul_mat_id_args * args);

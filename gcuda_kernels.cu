@@ -5328,11 +5328,11 @@ static gcuda_status launch_held(void (*kernel)(P...), int threads, int64_t n, gc
 }
 
 // ---- rows too long to hold: parts of them, which leave what they find in scratch for a second pass ----
-#define PART 4096 // elements
+#define PART_BYTES 16384
 #define TURNS_FROM_BYTES ((int64_t) 48 << 20)
 #define TURNS_CACHED_BYTES ((int64_t) 24 << 20)
 template <typename T, bool WIDE> struct part_of {
-    typedef held<WIDE ? PART / 4 / d_wide<T>::N : PART / 16, WIDE ? 4 : 16, WIDE> type;
+    typedef held<PART_BYTES / 16 / (WIDE ? 4 : (int) sizeof(T)), WIDE ? 4 : 16, WIDE> type;
 };
 
 // What a pass over n parts of rows leaves in scratch: eight bytes of each part, and behind them, where the second pass goes along with
@@ -5381,7 +5381,10 @@ template <typename F> static inline __device__ F d_found(const unsigned long lon
     return found;
 }
 
-static int64_t n_parts(const gcuda_array & x) { return (x.ne[0] + PART - 1) / PART; }
+static int64_t n_parts(const gcuda_array & x) {
+    const int64_t n = PART_BYTES / (int64_t) gcuda_type_size(x.type);
+    return (x.ne[0] + n - 1) / n;
+}
 static size_t part_bytes(const gcuda_array & x) { return can_hold(x.ne[0]) ? 0 : turns_bytes(n_parts(x) * n_rows(x)); }
 
 // Part b of all: its row, where it begins and how long it is. No memory has 2^32 parts, and 32 bits divide in fewer steps.
@@ -5389,12 +5392,13 @@ struct d_part {
     int64_t row, i0, n_parts;
     int n;
 };
-static inline __device__ d_part d_part_of(const gcuda_array & x, int64_t b) {
+template <typename T> static inline __device__ d_part d_part_of(const gcuda_array & x, int64_t b) {
+    constexpr int most = PART_BYTES / (int) sizeof(T);
     d_part q;
-    q.n_parts = (x.ne[0] + PART - 1) / PART;
+    q.n_parts = (x.ne[0] + most - 1) / most;
     q.row = (uint32_t) b / (uint32_t) q.n_parts;
-    q.i0 = (b - q.row * q.n_parts) * PART;
-    q.n = (int) (x.ne[0] - q.i0 < PART ? x.ne[0] - q.i0 : PART);
+    q.i0 = (b - q.row * q.n_parts) * most;
+    q.n = (int) (x.ne[0] - q.i0 < most ? x.ne[0] - q.i0 : most);
     return q;
 }
 static inline __device__ char * d_part_at(const gcuda_array & a, const d_part & q) {
@@ -5461,7 +5465,7 @@ static gcuda_status two_passes(const P & p, int64_t n, int64_t per_row, int64_t 
     return st == GCUDA_STATUS_SUCCESS ? launch_behind(k_pass<OP, true, P>, n, dim3((unsigned) threads), 0, 0, stream, p, n) : st;
 }
 template <typename OP, typename P> static gcuda_status two_passes(const P & p, gcuda_stream stream) {
-    return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART * (int64_t) gcuda_type_size(p.x.type), p.scratch, stream);
+    return two_passes<OP>(p, n_parts(p.x) * n_rows(p.x), n_parts(p.x), PART_BYTES, p.scratch, stream);
 }
 
 // >>op:norm  >>op:rms_norm  >>op:l2_norm --------------------------------------------------------------
@@ -5511,10 +5515,10 @@ static inline __device__ d_two_sums d_block_sums(d_two_sums v) { // as d_block_s
 // Long rows: each part's mean and its sum of squares around it; then every part adds up those of its row, in double.
 template <int KIND, typename T, typename HELD> struct d_norm_parts {
     typedef HELD H;
-    static const bool TAKES_TURNS = KIND == NORM_MEAN && sizeof(T) == 4 && H::WIDE; // group_norm is one of these
+    static const bool TAKES_TURNS = KIND == NORM_MEAN && H::WIDE; // group_norm is one of these
 
     static inline __device__ void find(const gcuda_norm_args & p, int64_t b) {
-        const d_part q = d_part_of(p.x, b);
+        const d_part q = d_part_of<T>(p.x, b);
         typename H::template row<T> x;
         x.load(d_part_at(p.x, q), q.n);
         float mean = 0.0f, sum = 0.0f;
@@ -5528,7 +5532,8 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
     }
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_norm_args & p, int64_t b) {
-        const d_part q = d_part_of(p.x, b);
+        const d_part q = d_part_of<T>(p.x, b);
+        const int64_t most = PART_BYTES / (int) sizeof(T); // elements of a part
         const unsigned long long * found = (const unsigned long long *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
@@ -5539,7 +5544,7 @@ template <int KIND, typename T, typename HELD> struct d_norm_parts {
         d_two_sums sum = { 0.0, 0.0 };
         FOR_ROW_ELEMENTS(i, q.n_parts) {
             const float2 part = d_found<float2>(found + i, &is_missing);
-            const double n = (double) (i + 1 < q.n_parts ? PART : p.x.ne[0] - i * PART), d = (double) part.x - first;
+            const double n = (double) (i + 1 < q.n_parts ? most : p.x.ne[0] - i * most), d = (double) part.x - first;
             sum.x += n * d;
             sum.y += n * d * d + (double) part.y;
         }
@@ -5973,7 +5978,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
     static const bool TAKES_TURNS = false;
 
     static inline __device__ void find(const gcuda_soft_max_args & p, int64_t b) {
-        const d_part q = d_part_of(p.x, b);
+        const d_part q = d_part_of<T>(p.x, b);
         typename H::template row<T> x;
         typename H::template row<T>::word words[x.PARTS];
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
@@ -5986,7 +5991,7 @@ template <typename T, typename HELD> struct d_soft_max_parts {
 
     template <bool MAY_MISS> static inline __device__ bool finish(const gcuda_soft_max_args & p, int64_t b) {
         static_assert(!MAY_MISS, "takes no turns");
-        const d_part q = d_part_of(p.x, b);
+        const d_part q = d_part_of<T>(p.x, b);
         const d_soft_max_row row = d_soft_max_row_of(p, q.row);
         const float2 * found = (const float2 *) p.scratch + q.row * q.n_parts;
         typename H::template row<T> x;
@@ -14556,6 +14561,9 @@ static bool vec_uses_mma(const d_vec_job & p, size_t max_shared) {
     return mma_pays(p, max_shared) && capability_major() >= 8 && mma_takes(p.job);
 }
 
+// Words lie at multiples of 4 bytes wherever rows do, or are put together from bytes that are read in any case.
+template <typename A> static constexpr bool d_mma_has_any = sizeof(typename A::block) % 4 == 0 || !d_mma_format<A>::has_words;
+
 template <typename A, int TILES>
 static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     typedef d_mma_format<A> F;
@@ -14574,9 +14582,8 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
-    constexpr bool is_aligned = is_always || TILES == 2 || !F::is_memory_bound;
-    constexpr bool is_any = is_always || TILES == 2; // mma_takes
+    constexpr bool is_any = d_mma_has_any<A> || TILES == 2; // mma_takes
+    constexpr bool is_aligned = is_any || !F::is_memory_bound;
     const dim3 block((unsigned) (32 * n_warps));
     const auto kernel = is_any || rows_are_multiples(p.job, 4) ? k_mul_mat_mma<A, is_aligned, TILES> : k_mul_mat_mma<A, is_any, TILES>;
     return d_mma_shape<A, TILES>::is_early ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
@@ -14824,8 +14831,7 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    constexpr bool is_always = sizeof(typename A::block) % 4 == 0 || !F::has_words;
-    constexpr bool is_aligned = is_always || (!F::is_memory_bound && d_mma_lists_at<A> == 4);
+    constexpr bool is_aligned = d_mma_has_any<A> || (!F::is_memory_bound && d_mma_lists_at<A> == 4);
     const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_beside * n_multiprocessors();
     return launch_overlapped(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
         args.max_shared, stream, p);

@@ -50,6 +50,7 @@ static const struct sizes cases[] = {
     { "norm", norm, ROWS_OF(1000008), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
     { "norm, in place", norm_inplace, ROWS_OF(1000008), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
     { "group_norm", group_norm, { SIZE(512, 50), SIZE(512, 40), 64, 1 }, { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
+    { "group_norm of F16", group_norm, { SIZE(512, 50), SIZE(512, 40), SIZE(128, 64), 1 }, { 0 }, GCUDA_TYPE_F16, 1.0f, 1e-6 },
     { "cumsum", cumsum, ROWS_OF(1000004), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
     { "out_prod", gcuda_out_prod, { SIZE(2300, 40), SIZE(1001, 17), 1, 1 }, { SIZE(2100, 33), SIZE(1001, 17), 1, 1 }, GCUDA_TYPE_F32, 1.0f, 5e-4 },
     { "conv_transpose_2d", conv_transpose, { 3, 3, SIZE(256, 16), SIZE(64, 32) }, { SIZE(128, 5), SIZE(128, 4), SIZE(64, 32), 2 },
@@ -79,6 +80,7 @@ static float * computed(const struct sizes * c, gcuda_backend_t backend, int64_t
     struct gcuda_tensor * a = gcuda_new_tensor(ctx, c->type, 4, c->a), * b = c->b[0] > 0 ? gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 4, c->b) : NULL;
     struct gcuda_tensor * y = c->build(ctx, a, b);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    if (y != NULL && y->type != GCUDA_TYPE_F32) { y = gcuda_cast(ctx, y, GCUDA_TYPE_F32); } // floats are compared
     gcuda_backend_buffer_t buffer = y != NULL ? gcuda_backend_alloc_ctx_tensors(ctx, backend) : NULL;
     float * result = NULL;
     *n = y != NULL ? gcuda_nelements(y) : 0;
