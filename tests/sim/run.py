@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The CUDA backend on the simulated device: builds and runs tests/sim/, the operations and the digits. `make test-sim`.
 
-    run.py [--level user|ci|full] [--group NAME] [--only TEXT] [--jobs N] [--seed N]      last line: N passed, N failed
+    run.py [--level user|ci|full] [--group NAME,...] [--only TEXT] [--jobs N] [--seed N] [--journal FILE]
+                                                                                          last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
     ci     and: 20 orders of threads and streams over a sample of operations; AddressSanitizer and UBSan on a sample of the
@@ -14,13 +15,21 @@
 
 The groups (GROUPS below) can run side by side: each builds in folders of its own. --jobs: programs at a time. On a machine with
 many processors `--level full --jobs 16` runs the groups side by side and what goes over all cases in parts.
+
+Level full takes half a day of processor time. With --journal FILE each command that has passed is written there, and one that stands
+there, of the same sources, is not run again but counted: a run that was cut off goes on where it was, and parts of it may
+run on several machines whose journals are then joined (they are lines). Such runs need the same --seed.
 """
 import argparse
 import concurrent.futures
+import glob
+import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -39,6 +48,7 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
 PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 SLOW = ["test-chunks", "test-plans", "test-products", "test-sizes", "test-soak"]  # not at level user: longer than what asks the same of less
+FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-sched", "test-split", "test-cuda", "test-sizes", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
 
@@ -74,11 +84,45 @@ def run(command, timeout=900, **env):
         return 124, (e.stdout or b"").decode("utf-8", "replace") + f"\nlonger than {timeout} s"
 
 
+def digest():
+    """Of all that is compiled into these programs."""
+    total = hashlib.sha256()
+    for pattern in ("gcuda.h", "gcuda_kernels.cu", "examples/digits*", "tests/*.[ch]", "tests/hw/*.[ch]", "tests/sim/*.[ch]", "tests/sim/*.cpp", "tests/sim/include/*.h"):
+        for file in sorted(glob.glob(os.path.join(ROOT, pattern))):
+            with open(file, "rb") as f:
+                total.update(hashlib.sha256(f.read()).digest())
+    return total.hexdigest()[:16]
+
+
+class Journal:
+    """The commands that have passed on these sources, a line of JSON each."""
+
+    def __init__(self, path):
+        self.path, self.digest, self.entries, self.lock = path, digest(), {}, threading.Lock()
+        if path and os.path.exists(path):
+            with open(path, encoding="utf-8") as f:
+                for entry in map(json.loads, f):
+                    if entry["digest"] == self.digest:
+                        self.entries[entry["command"]] = entry
+
+    @staticmethod
+    def name(command, env):
+        return " ".join([f"{key}={value}" for key, value in sorted(env.items()) if key != "GCUDA_SIM_FAULTS"] + command)
+
+    def add(self, command, env, n_passed, faults):
+        entry = {"digest": self.digest, "command": self.name(command, env), "passed": n_passed, "faults": faults}
+        if self.path:
+            with self.lock, open(self.path, "a", encoding="utf-8") as f:
+                f.write(json.dumps(entry) + "\n")
+
+
 class Sum:
     """n_workers: programs at a time, of all groups together. seed: of what differs from run to run."""
 
-    def __init__(self, only, n_workers=1, seed=1):
+    def __init__(self, only, n_workers=1, seed=1, journal=""):
         self.only, self.passed, self.failed, self.n_workers, self.seed = only, 0, 0, n_workers, seed
+        self.journal = Journal(journal)
+        self.in_parts = n_workers > 2 or bool(journal)
         self.lock = threading.Lock()
         self.pool = concurrent.futures.ThreadPoolExecutor(n_workers)
 
@@ -96,6 +140,7 @@ class Sum:
         print(f"  {name}: {passed} passed, {failed} failed, {seconds:.1f} s" + (f" (exit code {code})" if code else ""), flush=True)
         if failed:
             print("\n".join("  | " + line for line in lines[-40:]), flush=True)
+        return passed, failed
 
     def build(self, targets, *variables):
         start = time.monotonic()
@@ -108,9 +153,28 @@ class Sum:
         return code == 0
 
     def test(self, command, env, timeout):
+        before = self.journal.entries.get(Journal.name(command, env))
+        if before is None:
+            self.test_now(command, env, timeout)
+            return
+        self.note_faults(env, before["faults"])
+        with self.lock:
+            self.passed += before["passed"]
+
+    def test_now(self, command, env, timeout):
         start = time.monotonic()
-        code, output = run(command, timeout, **env)
-        self.add(" ".join(command), code, output, True, time.monotonic() - start)
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8") as own: # the functions that failed in this program
+            code, output = run(command, timeout, **{**env, **({"GCUDA_SIM_FAULTS": own.name} if "GCUDA_SIM_FAULTS" in env else {})})
+            faults = sorted(set(own.read().split()))
+        self.note_faults(env, faults)
+        passed, failed = self.add(" ".join(command), code, output, True, time.monotonic() - start)
+        if failed == 0:
+            self.journal.add(command, env, passed, faults)
+
+    def note_faults(self, env, faults):
+        if faults:
+            with self.lock, open(env["GCUDA_SIM_FAULTS"], "a", encoding="utf-8") as f:
+                f.write("\n".join(faults) + "\n")
 
 
 class Variant:
@@ -138,9 +202,10 @@ class Variant:
         return output.split() if code == 0 else [""]
 
     def programs(self, chosen, **env):
-        """With many workers the longest programs test by test."""
-        for name, text in chosen:
-            apart = name in LONG and not text and self.total.n_workers > 2
+        """With many workers, or a journal, the longest programs test by test, and first."""
+        in_parts = self.total.in_parts
+        for name, text in sorted(chosen, key=lambda program: in_parts and program[0] not in LONG):
+            apart = name in LONG and not text and in_parts
             for part in self.tests_of(name) if apart else [text]:
                 self.test(name, *(["--filter", part] if part else []), timeout=4800, **env)  # the scheduler's 200 orders
 
@@ -153,7 +218,7 @@ class Variant:
 
     def share(self, i, n, **env):
         """The i-th of n parts of all cases, in as many commands as are of use."""
-        n_parts = 1 if n > 10 or self.total.n_workers <= 2 else 4 * self.total.n_workers
+        n_parts = 1 if n > 10 or not self.total.in_parts else FULL_PARTS
         for part in range(i, n * n_parts, n):
             self.test("test-ops", "--part", f"{part}/{n * n_parts}", timeout=5400, GCUDA_TEST_BACKEND="CUDA0", **env)
 
@@ -276,14 +341,14 @@ def older_tests(total, level):
             other.share(total.seed % OLDER_PARTS, OLDER_PARTS)
         other.wait()
         return
-    others = [older_variant(total, capability) for capability in CAPABILITIES]
+    others = [older_variant(total, capability) for capability in total.capabilities]
     programs = [p for p in PROGRAMS if p not in NOT_OLDER]
-    for i, other in enumerate(others):
+    for capability, other in zip(total.capabilities, others):
         if other.build([*programs, "test-ops"]):
             other.programs([(p, "") for p in programs], GCUDA_TEST_SEEDS=SEEDS["older"])
             other.operations(OLDER_OPS)
             other.seeds(100)
-            other.share(i, len(others))
+            other.share(CAPABILITIES.index(capability), len(CAPABILITIES))
     for other in others:
         other.wait()
 
@@ -296,15 +361,21 @@ LEVELS = ["user", "ci", "full"]
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--level", choices=LEVELS, default="user")
-    parser.add_argument("--group", choices=GROUPS, help="only this group")
+    parser.add_argument("--group", default=",".join(GROUPS), help="only these groups: " + ",".join(GROUPS))
+    parser.add_argument("--capabilities", default=",".join(map(str, CAPABILITIES)), help="those of the group older at level full, and their order")
+    parser.add_argument("--journal", default="", help="file of the commands that have passed: they are not run again")
     parser.add_argument("--only", default="", help="only commands with this text in them")
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1000000 + 1, help="of what differs from run to run, above 0")
     args = parser.parse_args()
     # by itself one program at a time beside other groups and jobs, but at level user, where there is little beside
-    total = Sum(args.only, args.jobs or (2 if args.level == "user" else 1), max(args.seed, 1))
+    chosen = args.group.split(",")
+    if any(name not in GROUPS for name in chosen):
+        parser.error("groups are " + ",".join(GROUPS))
+    total = Sum(args.only, args.jobs or (2 if args.level == "user" else 1), max(args.seed, 1), args.journal)
+    total.capabilities = [int(c) for c in args.capabilities.split(",")]
     groups = [tests for name, (tests, lowest) in GROUPS.items()
-              if args.group in (None, name) and LEVELS.index(lowest) <= LEVELS.index(args.level)]
+              if name in chosen and LEVELS.index(lowest) <= LEVELS.index(args.level)]
     with concurrent.futures.ThreadPoolExecutor(len(groups) if args.jobs > 2 else 1) as pool:
         for done in [pool.submit(tests, total, args.level) for tests in groups]:
             done.result()
