@@ -412,7 +412,7 @@ static const struct {
     { "open files", SIZE(2, 0) },
     { "streams", 0 },
     { "events", 0 },
-    { "CUDA graphs", 0 },
+    { "CUDA graphs", 1 }, // kept by the caller's plan once it has changed a little, see gcudai_cuda_plan_may_patch
     { "executable CUDA graphs", 0 },
     { "other handles", 0 },
 };
