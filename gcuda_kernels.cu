@@ -12408,9 +12408,13 @@ struct d_mma_format_of {
     // The first weights are copied to shared memory while columns are made ready, by blocks that leave room for one of the columns' kernel.
     // That costs registers and pays where decoding takes few; the others ask L2 for the first weights.
     static constexpr bool is_early = false;
+    // The columns of a step are asked for while the sums of the step before meet (d_mma_x), as in formats that are early: 3 to 6 % of
+    // 4096 x 14336. In the others that gains nothing and 28672 x 16384 takes 2 to 6 % longer (8 columns, H100).
+    static constexpr bool asks_ahead = false;
     // More than eight columns: weights are decoded once for two tiles of them. Scales for 16 elements double what
     // the second costs: by count of instructions little is gained over tiles of BF16, which has not been measured.
     static constexpr bool has_two_tiles = PIECES == 1;
+    static constexpr size_t lists_at = 4; // rows of experts by lists lie at multiples of so many bytes
     // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
     // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
@@ -12517,6 +12521,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_NL>> : d_mma_format_of<D
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ4_XS>> : d_mma_format_of<D_IN_NIBBLES, 1, 0, false, true> {
+    static constexpr bool asks_ahead = true;
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const d_words<4> w(shared, at, g / 8 * 136);
@@ -12533,6 +12538,7 @@ static inline __device__ void d_eight_mxfp4(uint32_t nibbles, uint32_t (&q)[2], 
     d_eight_lookup(0x090a0b0cu, 0x00040608u, nibbles ^ 0x88888888u, upper);
 }
 template <> struct d_mma_format<d_format<GCUDA_TYPE_MXFP4>> : d_mma_format_of<D_IN_NIBBLES, 1, 12> {
+    static constexpr size_t lists_at = 1; // rows of 2880 elements are 1530 bytes apart
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         uint32_t upper[2];
@@ -12682,6 +12688,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ2_S>> : d_mma_format_of<D_
 };
 
 template <> struct d_mma_format<d_format<GCUDA_TYPE_IQ3_XXS>> : d_mma_format_of<D_IN_ROW, 1, 0, false, false, 256> {
+    static constexpr bool asks_ahead = true;
     static inline __device__ uint32_t entry(int i) { return gcudai_iq3_xxs_entry((uint32_t) i); }
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t * table, int at, int g, int t, out & o) {
@@ -13805,6 +13812,7 @@ template <typename A, int TILES> struct d_mma_shape {
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
     static constexpr int xs_of_tile = MMA_GROUPS * d_mma_format<A>::pieces * 4, xs_bytes = TILES * xs_of_tile * (int) sizeof(float4);
     static constexpr bool is_early = TILES == 1 && d_mma_format<A>::is_early;
+    static constexpr bool asks_ahead = is_early || (TILES == 1 && d_mma_format<A>::asks_ahead);
     static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // what any block takes for itself
     // Slots of each of n warps, beside the table and the sums that are kept, if sums of so many tiles are to have room as well.
     static constexpr int fixed_bytes = 4 * d_mma_format<A>::table + (TILES == 1 ? (int) sizeof(d_mma_todo) : 0);
@@ -13896,6 +13904,33 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
         }
     }
 }
+
+// A warp's columns of a step, of one tile asked for as soon as those of the step before have been read, while the block's warps still
+// wait for each other and add up their sums (asks_ahead); two would take registers that decoding needs. The scales then go to
+// shared memory.
+template <typename A, int TILES> struct d_mma_x {
+    typedef d_mma_shape<A, TILES> S;
+    uint2 bytes[TILES][MMA_GROUPS];
+    float4 scales[S::xs_bytes / 512];
+    float sums[TILES][MMA_GROUPS / 4]; // what mins are multiplied with, of groups 4 i + t
+
+    __device__ void ask(const d_mma_job & p, int64_t step, int lane) { // of all matrices' steps
+        UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { scales[i] = p.xs[step * (S::xs_bytes / 16) + 32 * i + lane]; }
+        UNROLL for (int c = 0; c < TILES; ++c) {
+            const int64_t first = (step * TILES + c) * MMA_GROUPS;
+            UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { bytes[c][i] = p.xq[(first + i) * 32 + lane]; }
+            UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
+                sums[c][i] = ((const float *) (p.xs + (first + 4 * i + lane % 4) * 4 + lane / 8))[2 + lane / 4 % 2];
+            }
+        }
+    }
+    __device__ void put(float4 * xs, d_split_tf32<2> (&x_sums)[TILES][MMA_GROUPS / 8], int lane) const {
+        UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { xs[32 * i + lane] = scales[i]; }
+        UNROLL for (int c = 0; c < TILES; ++c) {
+            UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) { x_sums[c][i / 2].set(i % 2, sums[c][i]); }
+        }
+    }
+};
 
 // A warp's ring, as d_vec_ring, of tiles of 16 rows; it goes on from the last tile of a pass to the first of the next. MMA_LANES
 // lanes copy the chunks of 16 bytes of a row in turn.
@@ -14156,32 +14191,20 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     if (LISTS && warp == 0) { d_mma_take(p, *todo, todo->task[next], lane); }
     if (is_early) { d_wait_before(); }
     int slot = 0;
+    d_mma_x<A, TILES> x;
+    constexpr bool asks_ahead = !LISTS && S::asks_ahead;
+    const auto ask = [&](int64_t s) { x.ask(p, matrix * p.steps + (s < p.steps ? s : 0), lane); };
+    if (asks_ahead) { ask(step); }
     for (int pass = 0; pass < p.passes && is_product; ++pass) {
         const int64_t s = pass * p.at_once + step;
         const bool has_step = s < p.steps;
-        uint2 x[TILES][MMA_GROUPS];
         d_split_tf32<2> x_sums[TILES][MMA_GROUPS / 8]; // of groups t and t + 4 of eight, column g
+        __syncwarp();
         if constexpr (LISTS) {
-            __syncwarp();
-            d_mma_id_columns<A>(p, task, has_step ? s : 0, lane, x[0], x_sums[0], xs);
+            d_mma_id_columns<A>(p, task, has_step ? s : 0, lane, x.bytes[0], x_sums[0], xs);
         } else {
-            const int64_t x_at = matrix * p.steps + (has_step ? s : 0);
-            float4 scales[S::xs_bytes / 512]; // asked for before all else
-            UNROLL for (int i = 0; i < S::xs_bytes / 512 && S::is_early; ++i) { scales[i] = p.xs[x_at * (S::xs_bytes / 16) + 32 * i + lane]; }
-            UNROLL for (int c = 0; c < TILES; ++c) {
-                const int64_t first = (x_at * TILES + c) * MMA_GROUPS;
-                UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[c][i] = p.xq[(first + i) * 32 + lane]; }
-                UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
-                    const float * at = (const float *) (p.xs + (first + 4 * i + t) * 4 + g / 2);
-                    x_sums[c][i / 2].set(i % 2, at[2 + g % 2]);
-                }
-            }
-            __syncwarp();
-            if constexpr (S::is_early) {
-                UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { xs[32 * i + lane] = scales[i]; }
-            } else {
-                for (int i = lane; i < S::xs_bytes / 16; i += 32) { xs[i] = p.xs[x_at * (S::xs_bytes / 16) + i]; }
-            }
+            if (!asks_ahead) { ask(s); }
+            x.put(xs, x_sums, lane);
         }
         const char * start = ring.rows + s * S::step_bytes;
         const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.job.a_m) & 15);
@@ -14192,9 +14215,10 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             __syncwarp();
             if (has_step && 16 * (int64_t) (first_tile + round * task.tiles) < task.end) { // the whole warp
                 const int at = ring_at + slot * S::slot_bytes;
-                d_mma_tile<A, ALIGNED, TILES>(shared, table, at + at0, at + at1, t, x, x_sums, xs + t, sum);
+                d_mma_tile<A, ALIGNED, TILES>(shared, table, at + at0, at + at1, t, x.bytes, x_sums, xs + t, sum);
             }
             __syncwarp();
+            if (asks_ahead && round + 1 == task.rounds && pass + 1 < p.passes) { ask(s + p.at_once); } // ahead of the ring's many copies
             ring.fetch(p, task, first_tile, step, lane);
             slot = slot + 1 == S::slots ? 0 : slot + 1;
             const int in_batch = round % S::batch;
@@ -14811,15 +14835,13 @@ template <typename A> static constexpr bool d_mma_has_lists = false;
 #define X(ID) template <> constexpr bool d_mma_has_lists<d_format<GCUDA_TYPE_##ID>> = true;
 X(Q4_0) X(Q8_0) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(IQ2_XS) X(MXFP4)
 #undef X
-// MXFP4's in rows at any byte: those of 2880 elements are.
-template <typename A> static constexpr size_t d_mma_lists_at = sizeof(typename A::block) == 17 ? 1 : 4;
 
 template <typename A>
 static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
     typedef d_mma_format<A> F;
     int n_warps = 0, n_beside = 0;
     const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_beside);
-    if (n_bytes == 0 || !rows_are_multiples(p.job, d_mma_lists_at<A>)) {
+    if (n_bytes == 0 || !rows_are_multiples(p.job, F::lists_at)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
@@ -14831,7 +14853,7 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
     }
-    constexpr bool is_aligned = d_mma_has_any<A> || (!F::is_memory_bound && d_mma_lists_at<A> == 4);
+    constexpr bool is_aligned = d_mma_has_any<A> || (!F::is_memory_bound && F::lists_at == 4);
     const int64_t most = id_max_tiles(args, MMA_COLUMNS) * ((p.m[0] + 15) / 16), n = (int64_t) n_beside * n_multiprocessors();
     return launch_overlapped(k_mul_mat_mma<A, is_aligned, 1, true>, most < n ? most : n, dim3((unsigned) (32 * n_warps)), n_bytes,
         args.max_shared, stream, p);
