@@ -4100,8 +4100,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_vec_float_group(
 // the kernels were compiled for it (9.0a), weights in blocks or floats, one matrix with rows of multiples of 16 bytes,
 // columns of floats. Both sides are rounded to BF16, beside F16 weights to F16 with a factor per column, beside F32 both to TF32;
 // sums are in F32.
-// UNSUPPORTED for what does not fit, max_shared included. F16 and BF16 with columns of the same type, packed rows of both at
-// multiples of 16 bytes, are multiplied as they lie, any number of matrices; scratch is then for the sums of parts of k only.
+// UNSUPPORTED for what does not fit, max_shared included. Floats with columns of the same type, packed rows of both at multiples
+// of 16 bytes, are multiplied as they lie, any number of matrices; scratch is then for the sums of parts of k only.
 GCUDA_KERNEL_API bool gcuda_has_warp_groups(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg(
     const struct gcuda_mul_mat_args * args, void * scratch, gcuda_stream stream);
@@ -4109,8 +4109,7 @@ GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_scratch_bytes(const struct gcuda_mul_ma
 // Into how many parts it cuts k for the current device (1: it does not), whose sums a kernel behind adds up.
 GCUDA_KERNEL_API int gcuda_mul_mat_wg_parts(const struct gcuda_mul_mat_args * args);
 // The same with an epilogue, or with NULL: the bits of nodes of their own. The kernel that adds up parts takes the steps; where there
-// is one part it follows for them alone. UNSUPPORTED with an epilogue: a second matrix, columns of the type of F16 or BF16 weights
-// that would be multiplied as they lie.
+// is one part it follows for them alone. UNSUPPORTED with an epilogue: a second matrix; several matrices of floats.
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_fused(const struct gcuda_mul_mat_args * args,
     const struct gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream);
 GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_fused_scratch_bytes(const struct gcuda_mul_mat_args * args);
@@ -26761,7 +26760,7 @@ static int64_t gcudai_cuda_rows_at_once(const struct gcuda_array * a, enum gcuda
 static gcuda_status gcudai_cuda_gemm_own(struct gcudai_cuda * cu, struct gcuda_mul_mat_args p) {
     void * parts = NULL;
     gcudai_cuda_join_all_columns(&p);
-    const bool is_wg = cu->has_warp_groups && p.a.type != GCUDA_TYPE_F32;
+    const bool is_wg = cu->has_warp_groups;
     const size_t size = is_wg ? gcuda_mul_mat_wg_scratch_bytes(&p) : gcuda_mul_mat_gemm_scratch_bytes(&p);
     if (size > 0) {
         GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: sums of parts", &parts));

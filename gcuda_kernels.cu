@@ -16058,7 +16058,7 @@ template <int TN> static inline __device__ void d_wg_store(
     }
 }
 
-// ---- both sides from memory: F16 or BF16, any number of matrices ----
+// ---- both sides from memory: F16, BF16, or F32 as TF32, any number of matrices ----
 #ifdef __CUDACC__
 #define D_WG_MAP_ALIGN alignas(64)
 #else
@@ -16074,6 +16074,8 @@ struct d_wg_gemm_item {
     d_wg_item wg;
     int i2, i3;
 };
+
+template <typename T> static constexpr int d_wg_gemm_step = WG_K * 2 / (int) sizeof(T); // elements of k
 
 template <int TN> struct d_wg_gemm_shape {
     static constexpr int a_bytes = WG_ROWS * WG_K * 2, stage_bytes = a_bytes + TN * WG_K * 2;
@@ -16202,27 +16204,31 @@ D_WG_MMA(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0")
 D_WG_MMA(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
 
 // The same with a in shared memory, as b.
-#define D_WG_MMA_SHARED(NAME, TYPE)                                                                                               \
+#define D_WG_MMA_SHARED(NAME, K_AND_TYPES, FLAGS)                                                                                 \
     static inline __device__ void NAME(float (&d)[128], uint64_t a, uint64_t b, int adds) {                                       \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE       \
-                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, 0, 0;\n}"                   \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\nwgmma.mma_async.sync.aligned.m64n256" K_AND_TYPES                 \
+                     " {" D_R120 "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, p, " FLAGS ";\n}"                     \
                      : D_F32(0), D_F32(32), D_F32(64), D_F32(96)                                                                  \
                      : "l"(a), "l"(b), "r"(adds));                                                                                \
     }                                                                                                                             \
     static inline __device__ void NAME(float (&d)[64], uint64_t a, uint64_t b, int adds) {                                        \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE        \
-                     " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}"                                                 \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128" K_AND_TYPES                  \
+                     " {" D_R60 "%60, %61, %62, %63}, %64, %65, p, " FLAGS ";\n}"                                                   \
                      : D_F32(0), D_F32(32)                                                                                        \
                      : "l"(a), "l"(b), "r"(adds));                                                                                \
     }
-D_WG_MMA_SHARED(d_wg_mma_f16, "f16")
-D_WG_MMA_SHARED(d_wg_mma_bf16, "bf16")
+D_WG_MMA_SHARED(d_wg_mma_f16, "k16.f32.f16.f16", "1, 1, 0, 0")
+D_WG_MMA_SHARED(d_wg_mma_bf16, "k16.f32.bf16.bf16", "1, 1, 0, 0")
+D_WG_MMA_SHARED(d_wg_mma_tf32, "k8.f32.tf32.tf32", "1, 1")
 
 template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], uint64_t a, uint64_t b, int adds) {
     d_wg_mma_f16(d, a, b, adds);
 }
 template <int N> static inline __device__ void d_wg_mma(__nv_bfloat16, float (&d)[N], uint64_t a, uint64_t b, int adds) {
     d_wg_mma_bf16(d, a, b, adds);
+}
+template <int N> static inline __device__ void d_wg_mma(float, float (&d)[N], uint64_t a, uint64_t b, int adds) {
+    d_wg_mma_tf32(d, a, b, adds);
 }
 template <int N> static inline __device__ void d_wg_mma(__half, float (&d)[N], const uint32_t * a, uint64_t b, int adds) {
     d_wg_mma_f16(d, a, b, adds);
@@ -16437,17 +16443,18 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
     for (int64_t i_ = blockIdx.x / 2; i_ < (p).wg.n_items; i_ += gridDim.x / 2)               \
         for (d_wg_gemm_item t = d_wg_gemm_item_of(p, i_, TN), *once_ = &t; once_ != nullptr; once_ = nullptr)
 
-template <int TN> static inline __device__ void d_wg_gemm_fetch(
+template <typename T, int TN> static inline __device__ void d_wg_gemm_fetch(
     const d_wg_gemm & p, const d_wg_map & a, const d_wg_map & b, uint32_t stages, uint32_t full, uint32_t empty, int rank) {
     typedef d_wg_gemm_shape<TN> shape;
+    constexpr int step = d_wg_gemm_step<T>;
     d_wg_place<shape::stages> at = { 0, 1 };
     FOR_GEMM_ITEMS(t, p, TN) {
         for (int s = t.wg.first; s < t.wg.end; ++s) {
             const uint32_t to = stages + at.slot * shape::stage_bytes, bar = full + 8 * at.slot;
             d_barrier_wait(empty + 8 * at.slot, at.parity);
             d_barrier_expect(bar, shape::stage_bytes);
-            d_copy_box(to, a, s * WG_K, t.wg.m0 + rank * WG_ROWS, t.i2 / p.a2, t.i3 / p.a3, bar);
-            d_copy_box_to_both(to + shape::a_bytes + rank * (TN * WG_K), b, s * WG_K, t.wg.c0 + rank * (TN / 2), t.i2 / p.b2, t.i3 / p.b3, bar);
+            d_copy_box(to, a, s * step, t.wg.m0 + rank * WG_ROWS, t.i2 / p.a2, t.i3 / p.a3, bar);
+            d_copy_box_to_both(to + shape::a_bytes + rank * (TN * WG_K), b, s * step, t.wg.c0 + rank * (TN / 2), t.i2 / p.b2, t.i3 / p.b3, bar);
             at.next();
         }
     }
@@ -16593,7 +16600,7 @@ template <typename T, int TN> static __global__ void D_WG_CLUSTER __launch_bound
     d_take_turn();
     if (thread < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (thread == 0) { d_wg_gemm_fetch<TN>(p, a, b, stages, full, empty, rank); }
+        if (thread == 0) { d_wg_gemm_fetch<T, TN>(p, a, b, stages, full, empty, rank); }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         d_wg_gemm_multiply<T, TN>(p, stages, full, empty, rank, thread - 128);
@@ -16871,9 +16878,32 @@ template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn,
     return tn == 256 ? launch_wg<A, 256>(p, max_shared, stream) : launch_wg<A, 128>(p, max_shared, stream);
 }
 
+// Strides of 0 where a size is 1.
+static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
+    gcuda_array * arrays[3] = { &e.bias, &e.factor, &e.residual };
+    for (int i = 0; i < 3; ++i) {
+        for (int d = 0; d < 2; ++d) { arrays[i]->nb[d] = arrays[i]->ne[d] > 1 ? arrays[i]->nb[d] : 0; }
+    }
+    return e;
+}
+
+// What the sums of parts become: the result, with steps behind them or without.
+static gcuda_status wg_finish(
+    d_wg_job p, const gcuda_mul_mat_args & args, const gcuda_mul_mat_epilogue * epilogue, const float * parts, gcuda_stream stream) {
+    const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
+    p.y = (float *) args.y.data;
+    p.y_stride = (int64_t) (args.y.nb[1] / 4);
+    return epilogue != nullptr ? launch_in_turn(k_wg_steps, n_blocks, dim3(256), stream, p, wg_repeating(*epilogue), parts)
+                               : launch_in_turn(k_wg_parts, n_blocks, dim3(256), stream, p, parts);
+}
+
 // ---- the launcher's side of products with both sides from memory ----
 static bool wg_is_gemm(const gcuda_mul_mat_args & p) { // see gcuda_launch_mul_mat_wg
-    return (p.a.type == GCUDA_TYPE_F16 || p.a.type == GCUDA_TYPE_BF16) && p.b.type == p.a.type && is_wide(p.a) && is_wide(p.b);
+    return is_float(p.a.type) && p.b.type == p.a.type && is_wide(p.a) && is_wide(p.b);
+}
+static int64_t wg_gemm_steps(const gcuda_mul_mat_args & p) {
+    const int64_t step = WG_K * 2 / (int64_t) gcuda_type_size(p.a.type);
+    return (p.a.ne[0] + step - 1) / step;
 }
 
 static bool wg_gemm_takes(const gcuda_mul_mat_args & p) {
@@ -16884,7 +16914,7 @@ static bool wg_gemm_takes(const gcuda_mul_mat_args & p) {
 
 // Tiles and parts as in wg_plan_of.
 static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
-    const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_steps = (p.a.ne[0] + WG_K - 1) / WG_K;
+    const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_steps = wg_gemm_steps(p);
     const int64_t n_clusters = wg_clusters();
     const int64_t m_tiles = (p.a.ne[1] + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
     wg_plan best = {};
@@ -16923,14 +16953,14 @@ static wg_encode wg_encode_found() {
     return asked(err) && result == cudaDriverEntryPointSuccess ? (wg_encode) found : nullptr;
 }
 
-// Boxes of 64 elements of k and `rows` rows, swizzled as the instructions read them.
+// Boxes of 128 bytes of k and `rows` rows, swizzled as the instructions read them; F32 is rounded to TF32 on the way.
 static bool wg_map_of(wg_encode encode, const gcuda_array & x, int rows, d_wg_map * map) {
     uint64_t ne[4], nb[3];
-    const uint32_t box[4] = { WG_K, (uint32_t) rows, 1, 1 }, steps[4] = { 1, 1, 1, 1 };
+    const uint32_t size = (uint32_t) gcuda_type_size(x.type), box[4] = { WG_K * 2 / size, (uint32_t) rows, 1, 1 }, steps[4] = { 1, 1, 1, 1 };
     for (int d = 0; d < 4; ++d) { ne[d] = (uint64_t) x.ne[d]; }
-    for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * 2 + 15) / 16 * 16; }
-    enum { FLOAT16 = 6, BFLOAT16 = 9, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
-    const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : BFLOAT16;
+    for (int d = 1; d < 4; ++d) { nb[d - 1] = x.ne[d] > 1 ? x.nb[d] : d > 1 ? nb[d - 2] * ne[d - 1] : (ne[0] * size + 15) / 16 * 16; }
+    enum { FLOAT16 = 6, BFLOAT16 = 9, TFLOAT32 = 11, INTERLEAVE_NONE = 0, SWIZZLE_128B = 3, PROMOTION_256B = 3, FILL_ZEROS = 0 };
+    const int type = x.type == GCUDA_TYPE_F16 ? FLOAT16 : x.type == GCUDA_TYPE_BF16 ? BFLOAT16 : TFLOAT32;
     // a failure is remembered: the numbers of the driver's errors are those of the runtime's
     return asked((cudaError_t) encode(map, type, 4, x.data, ne, nb, box, steps, INTERLEAVE_NONE, SWIZZLE_128B, PROMOTION_256B, FILL_ZEROS));
 }
@@ -16963,39 +16993,41 @@ template <typename T, int TN> static gcuda_status launch_wg_gemm(
                : device_lacks();
 }
 
-static gcuda_status mul_mat_wg_gemm(const gcuda_mul_mat_args & args, void * scratch, gcuda_stream stream) {
+template <typename T> static gcuda_status launch_wg_gemm_as(const d_wg_gemm & p, int tn, const gcuda_mul_mat_args & args, gcuda_stream stream) {
+    return tn == 256 ? launch_wg_gemm<T, 256>(p, args, stream) : launch_wg_gemm<T, 128>(p, args, stream);
+}
+
+// epilogue: of one matrix, or NULL.
+static gcuda_status mul_mat_wg_gemm(
+    const gcuda_mul_mat_args & args, const gcuda_mul_mat_epilogue * epilogue, void * scratch, gcuda_stream stream) {
     const wg_plan plan = wg_gemm_plan_of(args);
-    const bool has_parts = plan.n_parts > 1, is_f16 = args.a.type == GCUDA_TYPE_F16;
+    const bool has_more = plan.n_parts > 1 || epilogue != nullptr; // another kernel behind
     d_wg_gemm p = {};
     p.wg.m = (int) args.a.ne[1];
     p.wg.n = (int) args.b.ne[1];
     p.wg.m_tiles = (p.wg.m + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
     p.wg.n_tiles = (p.wg.n + plan.tn - 1) / plan.tn;
-    p.wg.n_units = (int) ((args.a.ne[0] + WG_K - 1) / WG_K);
+    p.wg.n_units = (int) wg_gemm_steps(args);
     p.wg.n_parts = plan.n_parts;
     p.wg.n_items = (int64_t) p.wg.m_tiles * p.wg.n_tiles * p.wg.n_parts * args.y.ne[2] * args.y.ne[3];
-    p.wg.y = has_parts ? (float *) scratch : (float *) args.y.data;
-    p.wg.y_stride = has_parts ? p.wg.m : (int64_t) (args.y.nb[1] / 4);
+    p.wg.y = has_more ? (float *) scratch : (float *) args.y.data;
+    p.wg.y_stride = has_more ? p.wg.m : (int64_t) (args.y.nb[1] / 4);
     p.wg.part_stride = n_elements(args.y);
     p.ne2 = (int) args.y.ne[2];
     p.a2 = (int) (args.y.ne[2] / args.a.ne[2]);
     p.a3 = (int) (args.y.ne[3] / args.a.ne[3]);
     p.b2 = (int) (args.y.ne[2] / args.b.ne[2]);
     p.b3 = (int) (args.y.ne[3] / args.b.ne[3]);
-    p.y_nb2 = has_parts ? (int64_t) p.wg.m * p.wg.n : (int64_t) (args.y.nb[2] / 4);
-    p.y_nb3 = has_parts ? p.y_nb2 * p.ne2 : (int64_t) (args.y.nb[3] / 4);
-    const gcuda_status st = plan.tn == 256 ? (is_f16 ? launch_wg_gemm<__half, 256>(p, args, stream) : launch_wg_gemm<__nv_bfloat16, 256>(p, args, stream))
-                            : is_f16       ? launch_wg_gemm<__half, 128>(p, args, stream)
-                                           : launch_wg_gemm<__nv_bfloat16, 128>(p, args, stream);
-    if (st != GCUDA_STATUS_SUCCESS || !has_parts) {
+    p.y_nb2 = has_more ? (int64_t) p.wg.m * p.wg.n : (int64_t) (args.y.nb[2] / 4);
+    p.y_nb3 = has_more ? p.y_nb2 * p.ne2 : (int64_t) (args.y.nb[3] / 4);
+    const gcuda_status st = with_float(args.a.type, [&](auto t) { return launch_wg_gemm_as<decltype(t)>(p, plan.tn, args, stream); });
+    if (st != GCUDA_STATUS_SUCCESS || !has_more) {
         return st;
     }
     if (args.y.ne[2] * args.y.ne[3] > 1) {
         return launch_in_turn(k_wg_gemm_parts, (n_elements(args.y) + 255) / 256, dim3(256), stream, args.y, (const float *) scratch, plan.n_parts);
     }
-    p.wg.y = (float *) args.y.data;
-    p.wg.y_stride = (int64_t) (args.y.nb[1] / 4);
-    return launch_in_turn(k_wg_parts, ((int64_t) p.wg.m * p.wg.n + 1023) / 1024, dim3(256), stream, p.wg, (const float *) scratch);
+    return wg_finish(p.wg, args, epilogue, (const float *) scratch, stream);
 }
 
 static bool wg_takes(const gcuda_mul_mat_args & p) {
@@ -17042,15 +17074,6 @@ static gcuda_status wg_make_columns(
                                         : launch_wg_columns<__nv_bfloat16>(columns, stream);
 }
 
-// Strides of 0 where a size is 1.
-static gcuda_mul_mat_epilogue wg_repeating(gcuda_mul_mat_epilogue e) {
-    gcuda_array * arrays[3] = { &e.bias, &e.factor, &e.residual };
-    for (int i = 0; i < 3; ++i) {
-        for (int d = 0; d < 2; ++d) { arrays[i]->nb[d] = arrays[i]->ne[d] > 1 ? arrays[i]->nb[d] : 0; }
-    }
-    return e;
-}
-
 // One product, with an epilogue or NULL, or several of the same columns, which are made.
 static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, const gcuda_mul_mat_epilogue * epilogue, const wg_plan & plan,
     const void * image, const float * factor, float * parts, gcuda_stream stream) {
@@ -17077,19 +17100,12 @@ static gcuda_status wg_multiply(const gcuda_mul_mat_args * args, int n_args, con
     p.y = has_more ? parts : (float *) args->y.data;
     p.y_stride = has_more ? p.m : (int64_t) (args->y.nb[1] / 4);
     p.part_stride = (int64_t) p.m * p.n;
-    gcuda_status st =
+    const gcuda_status st =
         is_quantized ? with_format(args->a.type, [&](auto a) { return mul_mat_wg<decltype(a)>(p, plan.tn, args->max_shared, stream); })
         : args->a.type == GCUDA_TYPE_F16 ? mul_mat_wg<__half>(p, plan.tn, args->max_shared, stream)
         : args->a.type == GCUDA_TYPE_F32 ? mul_mat_wg<float>(p, plan.tn, args->max_shared, stream)
                                          : mul_mat_wg<__nv_bfloat16>(p, plan.tn, args->max_shared, stream);
-    if (st == GCUDA_STATUS_SUCCESS && has_more) {
-        const int64_t n_blocks = ((int64_t) p.m * p.n + 1023) / 1024;
-        p.y = (float *) args->y.data;
-        p.y_stride = (int64_t) (args->y.nb[1] / 4);
-        st = epilogue != nullptr ? launch_in_turn(k_wg_steps, n_blocks, dim3(256), stream, p, wg_repeating(*epilogue), (const float *) parts)
-                                 : launch_in_turn(k_wg_parts, n_blocks, dim3(256), stream, p, (const float *) parts);
-    }
-    return st;
+    return st == GCUDA_STATUS_SUCCESS && has_more ? wg_finish(p, *args, epilogue, parts, stream) : st;
 }
 
 static gcuda_status mul_mat_wg_group(const gcuda_mul_mat_args * args, int n_args, const gcuda_mul_mat_epilogue * epilogue,
@@ -17121,7 +17137,7 @@ gcuda_status gcuda_launch_mul_mat_wg(const gcuda_mul_mat_args * args, void * scr
         return GCUDA_STATUS_SUCCESS;
     }
     if (is_gemm) {
-        return mul_mat_wg_gemm(*args, scratch, stream);
+        return mul_mat_wg_gemm(*args, nullptr, scratch, stream);
     }
     return mul_mat_wg_group(args, 1, nullptr, wg_plan_of(*args), scratch, stream);
 }
@@ -17131,20 +17147,23 @@ gcuda_status gcuda_launch_mul_mat_wg_fused(
     if (epilogue == nullptr) {
         return gcuda_launch_mul_mat_wg(args, scratch, stream);
     }
-    if (wg_is_gemm(*args) || !wg_takes(*args) || !wg_takes_columns(*args) || epilogue->up != nullptr || !epilogue_fits(*epilogue, args->y, 0)) {
+    const bool is_gemm = wg_is_gemm(*args);
+    const bool takes = is_gemm ? wg_gemm_takes(*args) && args->y.ne[2] * args->y.ne[3] == 1 : wg_takes(*args);
+    if (!takes || !wg_takes_columns(*args) || epilogue->up != nullptr || !epilogue_fits(*epilogue, args->y, 0)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (!fits_shared(WG_MAX_SHARED, args->max_shared) || !gcuda_has_warp_groups()) {
         return device_lacks();
     }
-    return n_elements(args->y) > 0 ? mul_mat_wg_group(args, 1, epilogue, wg_plan_of(*args), scratch, stream) : GCUDA_STATUS_SUCCESS;
+    if (n_elements(args->y) == 0) {
+        return GCUDA_STATUS_SUCCESS;
+    }
+    return is_gemm ? mul_mat_wg_gemm(*args, epilogue, scratch, stream)
+                   : mul_mat_wg_group(args, 1, epilogue, wg_plan_of(*args), scratch, stream);
 }
 
 size_t gcuda_mul_mat_wg_fused_scratch_bytes(const gcuda_mul_mat_args * args) {
-    if (wg_is_gemm(*args)) {
-        return gcuda_mul_mat_wg_scratch_bytes(args);
-    }
-    const wg_plan plan = wg_plan_of(*args);
+    const wg_plan plan = wg_is_gemm(*args) ? wg_gemm_plan_of(*args) : wg_plan_of(*args);
     const size_t sums = (size_t) n_elements(args->y) * sizeof(float);
     return asked_bytes(plan.n_parts > 1 ? plan.bytes : plan.bytes + sums);
 }

@@ -114,7 +114,7 @@ static void product(enum gcuda_type type, struct shape s, size_t max_shared) {
     launched(gcuda_launch_mul_mat_gemm, &p, gcuda_mul_mat_gemm_scratch_bytes(&p), y);
     compare(&p, a, b, y, 1e-6, &r);
     p.max_shared = (size_t) 227 << 10;
-    if (gcuda_has_warp_groups() && type != GCUDA_TYPE_F32) {
+    if (gcuda_has_warp_groups()) {
         launched(gcuda_launch_mul_mat_wg, &p, gcuda_mul_mat_wg_scratch_bytes(&p), y);
         compare(&p, a, b, y, 1e-6, &r);
     }
