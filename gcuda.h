@@ -26402,30 +26402,27 @@ static bool gcudai_cuda_takes_vector(const struct gcuda_mul_mat_args * p, int cc
            p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / matrices) <= (is_mma ? gcuda_mul_mat_vec_most(p->a.type) : GCUDAI_CUDA_VECTOR_COLUMNS);
 }
 
-// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, and one large matrix of such rows in F32, on tensor cores; one or two
-// columns of any. More columns of the others are left to cuBLAS, and so are two and more for one large matrix of halves (4096 x 14336
-// on an H200, 1 and 2 columns: F16 35 and 37 us, with cuBLAS 34 and 34; BF16 35 and 36, 33 and 32).
+// Of floats: F16 and BF16 rows that 16 bytes can be loaded of, and one large matrix of such rows in F32, on tensor cores (4096 x 14336
+// on an H100, 2 and 8 columns: F16 42.0 and 43.3 us, with cuBLAS 46.9 and 47.6; BF16 42.3 and 43.5, 45.3 and 45.9); one or two columns
+// of any but other large matrices of halves. More columns of the others are left to cuBLAS.
 #define GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS 2
 #define GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS (1 << 25)
 static bool gcudai_cuda_vector_pays(const struct gcuda_mul_mat_args * p, int cc) {
     const int64_t columns = p->b.ne[1] * (p->b.ne[2] * p->b.ne[3] / (p->a.ne[2] * p->a.ne[3]));
     const bool is_wide = gcudai_is_aligned(&p->a, 16) && gcudai_is_aligned(&p->b, 16) && p->a.ne[0] % 8 == 0;
     const bool is_half = p->a.type == GCUDA_TYPE_F16 || p->a.type == GCUDA_TYPE_BF16;
-    const bool is_mma = is_half && is_wide && (p->b.type == GCUDA_TYPE_F32 || p->b.type == p->a.type);
     const bool is_large = p->b.ne[2] * p->b.ne[3] == 1 && p->a.ne[0] * p->a.ne[1] >= GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS;
+    const bool is_mma = is_half && is_wide && (p->b.type == GCUDA_TYPE_F32 || p->b.type == p->a.type) && (cc >= 800 || !is_large);
     const bool is_tf32 = is_large && is_wide && p->a.type == GCUDA_TYPE_F32 && p->b.type == GCUDA_TYPE_F32 &&
                          p->prec != GCUDA_PREC_F32 && cc >= 800;
     if (is_half && p->prec == GCUDA_PREC_F32) { return true; } // cuBLAS would get copies
-    return gcuda_is_quantized(p->a.type) || (!(is_half && is_large && columns > 1) &&
-                                             (columns <= GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS || is_mma || is_tf32));
+    const int64_t most = is_half && is_large ? 1 : GCUDAI_CUDA_VECTOR_FLOAT_COLUMNS;
+    return gcuda_is_quantized(p->a.type) || columns <= most || is_mma || is_tf32;
 }
 
 // Many columns for one large matrix of weights, in rows that can be copied 16 bytes at a time. Where cuBLAS is there, F32 goes
 // to it, and so do codebooks with very many columns, which are decoded once for cuBLAS, here for every 256 columns: up to 4096
 // they were faster here (H200, 4096 x 14336). What is smaller has not been compared.
-#define GCUDAI_CUDA_WARP_GROUP_COLUMNS 33 // of quantized weights: 4096 x 14336 q4_0, 64 columns: 35 us, tiles 49 (H200)
-#define GCUDAI_CUDA_WARP_GROUP_Q8_0_COLUMNS 17 // the same, 32 columns: 38 us, tiles 45; fewer have not been compared
-#define GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS 128
 #define GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS 4096 // at most
 #define GCUDAI_CUDA_WARP_GROUP_ROWS 4096
 #define GCUDAI_CUDA_WARP_GROUP_WEIGHTS (1 << 24)
@@ -26439,6 +26436,17 @@ static bool gcudai_has_large_codebook(enum gcuda_type type) {
            type == GCUDA_TYPE_IQ2_S || type == GCUDA_TYPE_IQ3_XXS || type == GCUDA_TYPE_IQ3_S;
 }
 
+// Columns from which on: 4096 x 14336, 64 columns of Q4_0: 35 us, tiles 49 (H200); 32 columns: Q5_0 35.3 us, tiles 37.9, Q6_K 39.4 and
+// 42.3, IQ4_XS 40.1 and 42.3, but Q4_K 38.2 and 34.7 (H100). Between 16 and 32 tiles take what they take for 32.
+static int64_t gcudai_cuda_warp_group_columns(enum gcuda_type type) {
+    switch (type) {
+        case GCUDA_TYPE_Q5_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q6_K: return 17;
+        case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS: case GCUDA_TYPE_MXFP4: return 17;
+        case GCUDA_TYPE_F32: return 128;
+        default: return 33;
+    }
+}
+
 static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args, bool has_cublas) {
     struct gcuda_mul_mat_args p = *args;
     gcudai_cuda_join_all_columns(&p);
@@ -26448,10 +26456,7 @@ static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args
     const bool fits = p.b.ne[2] * p.b.ne[3] == 1 && gcudai_is_float(p.b.type) && p.y.type == GCUDA_TYPE_F32 &&
                       p.y.nb[0] == sizeof(float) && p.prec != GCUDA_PREC_F32 && p.a.ne[0] <= INT32_MAX / 2 &&
                       p.a.ne[1] <= INT32_MAX / 2 && p.b.ne[1] <= INT32_MAX / 2;
-    const int64_t least = p.a.type == GCUDA_TYPE_Q8_0 ? GCUDAI_CUDA_WARP_GROUP_Q8_0_COLUMNS
-                          : is_quantized              ? GCUDAI_CUDA_WARP_GROUP_COLUMNS
-                                                      : GCUDAI_CUDA_WARP_GROUP_F32_COLUMNS;
-    const bool is_large = p.b.ne[1] >= least && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
+    const bool is_large = p.b.ne[1] >= gcudai_cuda_warp_group_columns(p.a.type) && p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_ROWS &&
                           p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_WARP_GROUP_WEIGHTS;
     const bool is_slower = has_cublas && (!is_quantized || (gcudai_has_large_codebook(p.a.type) &&
                                                                p.b.ne[1] > GCUDAI_CUDA_WARP_GROUP_CODEBOOK_COLUMNS));

@@ -198,6 +198,11 @@ def hardware_tests(stage, names):
             stage.say("", line.strip())
 
 
+def not_built():
+    names = ["digits", "digits-no-cublas", "test-ops", "bench-gpu", "bench-upload", *hardware_names()]
+    return [name for name in names if not os.path.exists(os.path.join(ROOT, "build", "cuda", name))]
+
+
 def stage_programs(stage, args):
     code, out = run(["build/cuda/digits", "--backend", "CUDA0"], "digits", stage.left())
     gpu = re.findall(r".* % of the test digits are recognised.*", out)
@@ -350,7 +355,11 @@ def run_stages(names, args):
     def one(name):
         stages[name].start = time.time()
         print(f"[{name}] begins {datetime.datetime.now():%H:%M:%S}, at most {BUDGET // 60} minutes", flush=True)
-        globals()[f"stage_{name}"](stages[name], args)
+        missing = not_built() if name != "build" else []
+        if missing:
+            stages[name].result(name, False, "not built, the stage build makes them: " + " ".join(missing))
+        else:
+            globals()[f"stage_{name}"](stages[name], args)
     if "build" in names:
         one("build")
         if stages["build"].failed:

@@ -345,8 +345,10 @@ TEST(products_take_the_way_that_the_table_says) {
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 14336, 4096, 512, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 4096, 4096, 128, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 4096, 4096, 32, 4, GCUDA_PREC_DEFAULT, GROUPS, GROUPS }, // joined
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 33, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
-        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 32, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 4096, 4096, 33, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
+        { GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, 4096, 4096, 32, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 17, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 4096, 4096, 16, 1, GCUDA_PREC_DEFAULT, TILE, TILE },
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 4096, 4096, 17, 1, GCUDA_PREC_DEFAULT, GROUPS, GROUPS },
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 4096, 4096, 16, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F16, 4096, 40, 9, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
@@ -368,9 +370,11 @@ TEST(products_take_the_way_that_the_table_says) {
         { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8192, 4096, 4, 1, GCUDA_PREC_F32, CUBLAS, VECTOR },
         { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 8192, 4095, 4, 1, GCUDA_PREC_DEFAULT, CUBLAS, VECTOR },
         { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 8192, 4096, 1, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 8192, 4096, 2, 1, GCUDA_PREC_DEFAULT, HALVES, VECTOR },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 8192, 4096, 2, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 8196, 4096, 2, 1, GCUDA_PREC_DEFAULT, HALVES, VECTOR }, // 16392 bytes a row
+        { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, 8192, 4096, 2, 1, GCUDA_PREC_DEFAULT, HALVES, VECTOR },
         { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 8192, 4096, 2, 1, GCUDA_PREC_F32, VECTOR, VECTOR },
-        { GCUDA_TYPE_BF16, GCUDA_TYPE_BF16, 8192, 4096, 8, 1, GCUDA_PREC_DEFAULT, HALVES, VECTOR },
+        { GCUDA_TYPE_BF16, GCUDA_TYPE_BF16, 8192, 4096, 8, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
         { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 8192, 4095, 8, 1, GCUDA_PREC_DEFAULT, VECTOR, VECTOR },
         { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 8192, 4096, 1, 2, GCUDA_PREC_DEFAULT, VECTOR, VECTOR }, // would be read twice
     };
@@ -385,6 +389,12 @@ TEST(products_take_the_way_that_the_table_says) {
         CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, false, true, 900), large[i].without);
         p.a.nb[1] += gcuda_type_size(p.a.type) % 16 == 0 ? 8 : gcuda_type_size(p.a.type); // not at multiples of 16
         CHECK((int) gcudai_cuda_choose_product(&p, true, true, 900) != GROUPS);
+        // below 8.0 there are no tensor cores for few columns of floats, and a large matrix of halves is cuBLAS's from two on
+        if (large[i].a == GCUDA_TYPE_BF16 && large[i].n == 8 && large[i].prec == GCUDA_PREC_DEFAULT) {
+            p.a.nb[1] -= gcuda_type_size(p.a.type);
+            const bool is_large = p.a.ne[0] * p.a.ne[1] >= GCUDAI_CUDA_VECTOR_LARGE_WEIGHTS;
+            CHECK_EQ_I((int) gcudai_cuda_choose_product(&p, true, false, 750), is_large ? HALVES : VECTOR);
+        }
     }
     static const struct {
         int kib; // of shared memory that a block may have
