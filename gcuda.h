@@ -3453,7 +3453,7 @@ struct gcuda_cuda_params {
     // between devices; those with more go through page-locked memory, but not while the stream is captured. 0: any number
     // where NVLink joins the two devices, else GCUDA_CUDA_PEER_MAX_BATCH_SIZE; below 0: any number.
     int64_t peer_max_batch;
-    // Products that go to cuBLAS, and those of F32 weights with few columns, are computed as if
+    // Products that go to cuBLAS, and those of float weights with few columns, are computed as if
     // gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32) had been called for each: no operand is rounded to TF32 or to 16 bits.
     // AUTO: only if GCUDA_CUDA_CUBLAS_COMPUTE_TYPE is 32f
     enum gcuda_cuda_switch full_precision;
@@ -26437,7 +26437,7 @@ static bool gcudai_has_large_codebook(enum gcuda_type type) {
 }
 
 // Columns from which on: 4096 x 14336, 64 columns of Q4_0: 35 us, tiles 49 (H200); 32 columns: Q5_0 35.3 us, tiles 37.9, Q6_K 39.4 and
-// 42.3, IQ4_XS 40.1 and 42.3, but Q4_K 38.2 and 34.7 (H100). Between 16 and 32 tiles take what they take for 32.
+// 42.3, IQ4_XS 40.1 and 42.3, but Q4_K 38.2 and 34.7 (H100). From 17 on tiles do the work of 32.
 static int64_t gcudai_cuda_warp_group_columns(enum gcuda_type type) {
     switch (type) {
         case GCUDA_TYPE_Q5_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q6_K: return 17;
@@ -26639,13 +26639,13 @@ static enum gcudai_cuda_product gcudai_cuda_id_product_of(const struct gcudai_cu
                : gcudai_cuda_choose_id_product(p, cu->has_warp_groups, cu->device->cc);
 }
 
-// As the backend wants its products: in full precision, F32 weights with few columns are not rounded to TF32, and what goes to cuBLAS
+// As the backend wants its products: in full precision, nothing of floats with few columns is rounded to TF32, and what goes to cuBLAS
 // has F32 operands or 16-bit ones that are exact.
 static enum gcudai_cuda_product gcudai_cuda_refined(
     const struct gcudai_cuda * cu, enum gcudai_cuda_product product, struct gcuda_mul_mat_args * p) {
     const bool is_cublas = product == GCUDAI_CUDA_PRODUCT_CUBLAS || product == GCUDAI_CUDA_PRODUCT_CONVERTED ||
                            product == GCUDAI_CUDA_PRODUCT_HALVES;
-    const bool is_tf32 = product == GCUDAI_CUDA_PRODUCT_VECTOR && p->a.type == GCUDA_TYPE_F32;
+    const bool is_tf32 = product == GCUDAI_CUDA_PRODUCT_VECTOR && !gcuda_is_quantized(p->a.type);
     if (!cu->is_full_precision || (!is_cublas && !is_tf32)) {
         return product;
     }

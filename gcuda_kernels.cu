@@ -13308,8 +13308,8 @@ template <typename A> static inline __host__ __device__ constexpr d_vec_form d_v
     return { V::order, V::zero, V::has_min, V::of_odd, V::of_second, V::of_odd_lane };
 }
 
-// Blocks of the columns' kernel that a multiprocessor has room for; older ones have fewer threads, and none to start beside.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+// Blocks of the columns' kernel that a multiprocessor has room for; older ones and those of 12.0 have fewer threads.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
 #define VEC_COLUMNS_BLOCKS 4
 #else
 #define VEC_COLUMNS_BLOCKS 8
@@ -15632,6 +15632,9 @@ template <> struct d_wg_slab<__half> : d_wg_float_slab {};
 template <> struct d_wg_slab<__nv_bfloat16> : d_wg_float_slab {};
 template <> struct d_wg_slab<float> : d_wg_float_slab {};
 
+// Of a slab in shared memory: words are read in pairs, and behind the last group of the last row there is one that is not used.
+template <typename S> static constexpr int d_wg_slab_bytes = WG_ROWS * S::stride + 16;
+
 // Entries of a codebook are spread out once for a block.
 template <typename A> struct d_wg_codebook {
     typedef typename A::entry_type type;
@@ -15657,7 +15660,7 @@ template <typename A, int TN> struct d_wg_shape {
     typedef d_wg_slab<A> slab;
     static constexpr int tn = TN;
     static constexpr int stage_bytes = TN * WG_K * 2;
-    static constexpr int slab_bytes = WG_ROWS * d_wg_slab<A>::stride;
+    static constexpr int slab_bytes = d_wg_slab_bytes<slab>;
     static constexpr int slabs = d_wg_slab<A>::k == 64 ? 5 : 2;
     static constexpr int table_bytes = d_wg_codebook<A>::n * (int) sizeof(typename d_wg_codebook<A>::type);
     static constexpr int fit = (WG_MAX_SHARED - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
@@ -16031,7 +16034,7 @@ template <typename A> struct d_wg_id_shape {
     typedef d_wg_id_slab<A> slab;
     static constexpr int tn = WG_ID_COLUMNS;
     static constexpr int stage_bytes = tn * WG_K * 2;
-    static constexpr int slab_bytes = WG_ROWS * slab::stride;
+    static constexpr int slab_bytes = d_wg_slab_bytes<slab>;
     static constexpr int table_bytes = d_wg_codebook<A>::n * (int) sizeof(typename d_wg_codebook<A>::type);
     static constexpr int slabs = 3 * slab_bytes + 5 * stage_bytes + table_bytes + 1024 <= WG_ID_SHARED ? 3 : 2;
     static constexpr int fit = (WG_ID_SHARED - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;

@@ -258,7 +258,11 @@ def sanitize_parts(tool, first, until, stage):
 
 
 def stage_sanitizer(stage, args):
-    plans = ["build/cuda/test-plans", "--filter", "small_blocks"]
+    for code, text, out, n_summaries in sanitize("racecheck", TILES, stage):
+        if "Device not supported" not in out and code != 127:
+            stage.result("racecheck of tiles", code == 0 and n_summaries == 1, text + (failures(out, 5) if code else ""))
+    plans, start = ["build/cuda/test-plans", "--filter", "small_blocks"], time.time()
+    seconds = args.sanitizer_seconds - (start - stage.start)
     for i, (tool, n_parts) in enumerate(TOOLS.items()):
         digits = [f"build/cuda/{DIGITS_UNDER.get(tool, 'digits')}", "--backend", "CUDA0", "--epochs", "1"]
         # initcheck would report the products that plans leave to cuBLAS
@@ -268,16 +272,13 @@ def stage_sanitizer(stage, args):
             continue
         before = parts_before(tool, args.before.get(stage.name, "")) % n_parts
         share = 1.0 if tool == "memcheck" else (i + 1) / 10
-        parts = sanitize_parts(tool, before, stage.start + args.sanitizer_seconds * share, stage)
+        parts = sanitize_parts(tool, before, start + seconds * share, stage)
         bad = [result for result in found + parts if result[0] or result[3] != 1]
         done = before + len(parts) - sum(result in bad for result in parts)
         sums = [CLOSING.search(out) for _, _, out, _ in parts]
         n_cases = sum(int(m[1]) for m in sums if m)
         stage.result(tool, not bad, f"{done} of {n_parts} parts of all cases, {n_cases} cases now; "
                      + " | ".join(text for _, text, _, _ in found + (bad or parts[-1:])) + "".join(failures(o, 5) for _, _, o, _ in bad))
-    for code, text, out, n_summaries in sanitize("racecheck", TILES, stage):
-        if "Device not supported" not in out and code != 127:
-            stage.result("racecheck of tiles", code == 0 and n_summaries == 1, text + (failures(out, 5) if code else ""))
 
 
 def stage_bench(stage, args):

@@ -868,7 +868,39 @@ TEST(many_matrices_are_one_call_of_cublas) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) { check_batches(&cases[i], &params); }
 }
 
-TEST(cublas_computes_in_full_precision_when_asked) {
+// One product of activations that only F32 holds and weights of the type, whose first element of a row is 1 and others are 0.
+static float one_activation(enum gcuda_type type, int64_t columns, const struct gcuda_cuda_params * params, int * cc) {
+    enum { K = 32, M = 64 };
+    fresh(1, 64 * MB, 1);
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(params);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, K, M), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, K, columns);
+    struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK(place_alloc(&p, backend));
+    float w[K * M], * x = (float *) malloc(gcuda_nbytes(b)), out = NAN;
+    char typed[sizeof w];
+    for (int i = 0; i < K * M; ++i) { w[i] = i % K == 0 ? 1.0f : 0.0f; }
+    for (int64_t i = 0; i < K * columns; ++i) { x[i] = 1.0f + 1.0f / 65536.0f; }
+    if (type == GCUDA_TYPE_F32) {
+        memcpy(typed, w, sizeof w);
+    } else {
+        gcuda_get_type_traits(type)->from_float_ref(w, typed, K * M);
+    }
+    CHECK_OK(gcuda_backend_tensor_set(a, typed, 0, gcuda_nbytes(a)));
+    CHECK_OK(gcuda_backend_tensor_set(b, x, 0, gcuda_nbytes(b)));
+    CHECK_OK(gcuda_backend_graph_compute(backend, graph));
+    CHECK_OK(gcuda_backend_tensor_get(y, &out, 0, sizeof out));
+    CHECK(fabsf(out - x[0]) < 1e-3f);
+    *cc = ((struct gcudai_cuda *) backend)->device->cc;
+    free(x);
+    place_end(&p);
+    gcuda_backend_free(backend);
+    return out;
+}
+
+TEST(products_are_in_full_precision_when_asked) {
     enum { FULL = 68, TF32 = 77 }; // cublasComputeType_t
     for (int by_out_prod = 0; by_out_prod < 2; ++by_out_prod) {
         CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, NULL, by_out_prod), TF32);
@@ -877,31 +909,23 @@ TEST(cublas_computes_in_full_precision_when_asked) {
         CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "other", by_out_prod), TF32);
         CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, "32f", by_out_prod), TF32);
     }
-    // activations that only F32 holds, times weights of 16 bits
-    for (int on = 0; on < 2; ++on) {
-        const struct gcuda_cuda_params params = { .full_precision = on ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF };
-        fresh(1, 64 * MB, 1);
-        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
-        struct place p = place_begin();
-        struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, 32, 64), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 64);
-        struct gcuda_tensor * y = gcuda_mul_mat(p.ctx, a, b);
-        struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-        CHECK_OK(gcuda_build_forward_expand(graph, y));
-        CHECK(place_alloc(&p, backend));
-        gcuda_fp16_t w[32 * 64];
-        float x[32 * 64], out[64 * 64];
-        for (int i = 0; i < 32 * 64; ++i) {
-            w[i] = gcuda_fp32_to_fp16(i % 32 == 0 ? 1.0f : 0.0f);
-            x[i] = 1.0f + 1.0f / 65536.0f;
+    static const struct {
+        enum gcuda_type type;
+        int64_t columns;
+        int rounds_from; // compute capability, unless asked for full precision
+    } cases[] = {
+        { GCUDA_TYPE_F16, 64, 0 }, { GCUDA_TYPE_BF16, 64, 0 }, // cuBLAS
+        { GCUDA_TYPE_F16, 8, 800 }, { GCUDA_TYPE_BF16, 8, 800 }, { GCUDA_TYPE_F16, 2, 800 }, // few columns, on tensor cores
+        { GCUDA_TYPE_F16, 1, INT32_MAX }, { GCUDA_TYPE_F32, 1, INT32_MAX },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
+        for (int on = 0; on < 2; ++on) {
+            const struct gcuda_cuda_params params = { .full_precision = on ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF };
+            int cc = 0;
+            const float out = one_activation(cases[i].type, cases[i].columns, &params, &cc);
+            CHECK_MSG((out == 1.0f + 1.0f / 65536.0f) == (on != 0 || cc < cases[i].rounds_from), "case %d, %s: %.9g", (int) i, on ? "on" : "off",
+                (double) out);
         }
-        CHECK_OK(gcuda_backend_tensor_set(a, w, 0, sizeof w));
-        CHECK_OK(gcuda_backend_tensor_set(b, x, 0, sizeof x));
-        CHECK_OK(gcuda_backend_graph_compute(backend, graph));
-        CHECK_OK(gcuda_backend_tensor_get(y, out, 0, sizeof out));
-        CHECK((out[0] == x[0]) == (on != 0));
-        CHECK(fabsf(out[0] - x[0]) < 1e-3f);
-        place_end(&p);
-        gcuda_backend_free(backend);
     }
     clean();
 }

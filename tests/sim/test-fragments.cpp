@@ -91,7 +91,7 @@ template <> void multiply_lane<float>(int t, int i, const uint32_t * a, const ch
 // A slab of 128 rows as the fetching threads leave it.
 template <typename A> static std::vector<char> slab_of(const d_wg_job & p, int m0, int s) {
     typedef d_wg_slab<A> slab;
-    std::vector<char> to((size_t) WG_ROWS * slab::stride + 16, 0);
+    std::vector<char> to((size_t) d_wg_slab_bytes<slab>, 0);
     for (int row = 0; row < WG_ROWS; ++row) {
         for (int piece = 0; piece < slab::pieces; ++piece) {
             const int64_t byte = ((int64_t) s * slab::bytes & ~(int64_t) 15) + 16 * piece;
@@ -580,7 +580,7 @@ struct experts {
 // A slab of 128 rows of an expert, each behind as many bytes as its address is past a multiple of 16; zeros past its end.
 template <typename A> static std::vector<char> id_slab_of(const d_wg_id_job & p, const d_wg_id_item & t, int s) {
     typedef d_wg_id_slab<A> slab;
-    std::vector<char> to((size_t) WG_ROWS * slab::stride + 16, 0);
+    std::vector<char> to((size_t) d_wg_slab_bytes<slab>, 0);
     const int64_t left = p.row_bytes - (int64_t) s * slab::bytes;
     for (int row = 0; row < WG_ROWS && t.m0 + row < p.m; ++row) {
         const char * from = d_wg_id_row(p, t, row) + (int64_t) s * slab::bytes;
