@@ -1,8 +1,10 @@
 // Sizes from which an operation goes another way on a device (rows in turns, products of copies), against the CPU backend: too
-// large for test-ops, whose references are loops in double. The simulated device runs the same with small ones.
+// large for test-ops, whose references are loops in double. The simulated device runs the same with small ones. A size is enough for
+// 170 multiprocessors.
 #include "gcuda.h"
 #include "test.h"
 
+#include <cuda_runtime_api.h> // says whether the device is simulated
 #include <math.h>
 
 #if defined(GCUDAI_SIM)
@@ -45,12 +47,67 @@ static struct gcuda_tensor * conv_transpose_f32(struct gcuda_context * ctx, stru
     return y;
 }
 
+// ---- 64 timesteps of a frequency ----
+static struct gcuda_tensor * timesteps(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    (void) b;
+    return gcuda_timestep_embedding(ctx, a, 321, 10000);
+}
+
+// ---- depthwise convolutions that have no form of their own: tiles in shared memory, or four channels of a thread ----
+static struct gcuda_tensor * dw_wide(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_conv_2d_dw_direct(ctx, a, b, 1, 1, 3, 3, 1, 1);
+}
+static struct gcuda_tensor * dw_apart(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { // in F16
+    return gcuda_conv_2d_dw_direct(ctx, a, gcuda_cast(ctx, b, GCUDA_TYPE_F16), 2, 2, 2, 2, 2, 2);
+}
+static struct gcuda_tensor * dw_channels(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return dw_wide(ctx, gcuda_permute(ctx, a, 3, 0, 1, 2), gcuda_permute(ctx, b, 2, 0, 1, 3));
+}
+static struct gcuda_tensor * dw_channels_apart(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { // in F16
+    struct gcuda_tensor * x = gcuda_permute(ctx, gcuda_cast(ctx, b, GCUDA_TYPE_F16), 2, 0, 1, 3);
+    return gcuda_conv_2d_dw_direct(ctx, gcuda_permute(ctx, a, 3, 0, 1, 2), x, 1, 1, 2, 2, 2, 2);
+}
+
+// ---- patches: tiles of several lines ----
+static struct gcuda_tensor * patches(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_im2col(ctx, a, b, 1, 1, 1, 1, 1, 1, true, GCUDA_TYPE_F16);
+}
+static struct gcuda_tensor * patches_apart(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_im2col(ctx, a, b, 2, 2, 1, 1, 1, 1, true, GCUDA_TYPE_F16);
+}
+static struct gcuda_tensor * patches_f32(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_im2col(ctx, a, b, 1, 1, 1, 1, 1, 1, true, GCUDA_TYPE_F32);
+}
+
+// ---- images: strips of more than four rows, four columns of a thread, two, or one ----
+static struct gcuda_tensor * linear(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    (void) b;
+    return gcuda_upscale(ctx, a, 3, GCUDA_SCALE_MODE_BILINEAR);
+}
+static struct gcuda_tensor * cubic(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { // wider and less high
+    (void) b;
+    return gcuda_interpolate(ctx, a, a->ne[0] * 3 / 2, a->ne[1] * 2 / 3, a->ne[2], 1, GCUDA_SCALE_MODE_BICUBIC);
+}
+
+// ---- positions: several tokens of a block ----
+static struct gcuda_tensor * rope(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_rope(ctx, a, gcuda_cast(ctx, b, GCUDA_TYPE_I32), (int) a->ne[0], GCUDA_ROPE_TYPE_NEOX);
+}
+static struct gcuda_tensor * rope_half(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) { // of a row
+    return gcuda_rope(ctx, a, gcuda_cast(ctx, b, GCUDA_TYPE_I32), (int) a->ne[0] / 2, GCUDA_ROPE_TYPE_NORMAL);
+}
+
+// ---- rows longer than the cache has room for, more of them than multiprocessors; the gradient is the first label ----
+static struct gcuda_tensor * loss_back(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b) {
+    return gcuda_cross_entropy_loss_back(ctx, gcuda_view_1d(ctx, b, 1, 0), a, b);
+}
+
 #define ROWS_OF(n) { SIZE(n, 20008), SIZE(16, 5), 1, 1 }
 static const struct sizes cases[] = {
     { "norm", norm, ROWS_OF(1000008), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
     { "norm, in place", norm_inplace, ROWS_OF(1000008), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
-    { "group_norm", group_norm, { SIZE(512, 50), SIZE(512, 40), 64, 1 }, { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
-    { "group_norm of F16", group_norm, { SIZE(512, 50), SIZE(512, 40), SIZE(128, 64), 1 }, { 0 }, GCUDA_TYPE_F16, 1.0f, 1e-6 },
+    { "group_norm", group_norm, { SIZE(512, 60), SIZE(512, 40), 64, 1 }, { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
+    { "group_norm of F16", group_norm, { SIZE(512, 60), SIZE(512, 40), SIZE(128, 64), 1 }, { 0 }, GCUDA_TYPE_F16, 1.0f, 1e-6 },
     { "cumsum", cumsum, ROWS_OF(1000004), { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-7 },
     { "out_prod", gcuda_out_prod, { SIZE(2300, 40), SIZE(1001, 17), 1, 1 }, { SIZE(2100, 33), SIZE(1001, 17), 1, 1 }, GCUDA_TYPE_F32, 1.0f, 5e-4 },
     { "conv_transpose_2d", conv_transpose, { 3, 3, SIZE(256, 16), SIZE(64, 32) }, { SIZE(128, 5), SIZE(128, 4), SIZE(64, 32), 2 },
@@ -59,6 +116,30 @@ static const struct sizes cases[] = {
         GCUDA_TYPE_F32, 1e5f, 5e-4 },
     { "conv_transpose_2d in F32", conv_transpose_f32, { 3, 3, SIZE(256, 16), SIZE(64, 32) }, { SIZE(128, 5), SIZE(128, 4), SIZE(64, 32), 2 },
         GCUDA_TYPE_F16, 1e5f, 1e-10 },
+    { "repeat_back", gcuda_repeat_back, { SIZE(2056, 40), SIZE(1026, 10), 3, 1 }, { SIZE(1028, 20), SIZE(513, 5), 1, 1 },
+        GCUDA_TYPE_F32, 1.0f, 1e-12 },
+    { "repeat_back of F16", gcuda_repeat_back, { SIZE(4112, 80), SIZE(1026, 10), 3, 1 }, { SIZE(2056, 40), SIZE(513, 5), 1, 1 },
+        GCUDA_TYPE_F16, 1.0f, 1e-8 },
+    { "timestep_embedding", timesteps, { SIZE(104900, 70), 1, 1, 1 }, { 0 }, GCUDA_TYPE_F32, 1000.0f, 1e-10 },
+    { "conv_2d_dw, in tiles", dw_wide, { 7, 7, 1, SIZE(64, 2) }, { SIZE(112, 70), SIZE(100, 20), SIZE(64, 2), 1 }, GCUDA_TYPE_F32, 1.0f, 1e-10 },
+    { "conv_2d_dw of F16, in tiles", dw_apart, { 3, 3, 1, SIZE(64, 2) }, { SIZE(150, 70), SIZE(150, 40), SIZE(64, 2), 2 },
+        GCUDA_TYPE_F16, 1.0f, 1e-8 },
+    { "conv_2d_dw, channels innermost", dw_channels, { SIZE(64, 8), 7, 7, 1 }, { SIZE(64, 8), SIZE(74, 18), SIZE(72, 17), 1 },
+        GCUDA_TYPE_F32, 1.0f, 1e-10 },
+    { "conv_2d_dw of F16, channels innermost", dw_channels_apart, { SIZE(64, 8), 3, 3, 1 }, { SIZE(64, 8), SIZE(74, 18), SIZE(72, 17), 1 },
+        GCUDA_TYPE_F16, 1.0f, 1e-8 },
+    { "im2col", patches, { 3, 3, SIZE(16, 4), 1 }, { SIZE(28, 12), SIZE(30, 9), SIZE(16, 4), SIZE(160, 3) }, GCUDA_TYPE_F16, 1.0f, 1e-12 },
+    { "im2col, every second", patches_apart, { 3, 3, SIZE(16, 4), 1 }, { SIZE(57, 17), SIZE(60, 17), SIZE(16, 4), SIZE(160, 3) },
+        GCUDA_TYPE_F16, 1.0f, 1e-12 },
+    { "im2col to F32", patches_f32, { 3, 3, SIZE(16, 4), 1 }, { SIZE(28, 12), SIZE(30, 9), SIZE(16, 4), SIZE(160, 3) },
+        GCUDA_TYPE_F16, 1.0f, 1e-12 },
+    { "upscale, bilinear", linear, { SIZE(128, 16), SIZE(128, 30), SIZE(64, 4), 1 }, { 0 }, GCUDA_TYPE_F16, 1.0f, 1e-8 },
+    { "upscale, bicubic", cubic, { SIZE(128, 8), SIZE(288, 105), SIZE(128, 4), 1 }, { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-8 },
+    { "upscale, bicubic, odd rows", cubic, { SIZE(82, 10), SIZE(384, 105), SIZE(350, 4), 1 }, { 0 }, GCUDA_TYPE_F32, 1.0f, 1e-8 },
+    { "rope", rope, { SIZE(128, 16), 2, SIZE(10001, 13), 2 }, { SIZE(10001, 13), 1, 1, 1 }, GCUDA_TYPE_F32, 1000.0f, 1e-10 },
+    { "rope of half a row", rope_half, { SIZE(128, 32), 2, SIZE(10001, 13), 2 }, { SIZE(10001, 13), 1, 1, 1 }, GCUDA_TYPE_F16, 1000.0f, 1e-8 },
+    { "cross_entropy_loss_back", loss_back, { SIZE(32000, 1100), SIZE(200, 6), 1, 1 }, { SIZE(32000, 1100), SIZE(200, 6), 1, 1 },
+        GCUDA_TYPE_F32, 1.0f, 1e-10 },
 };
 
 static void fill(struct gcuda_tensor * t, uint64_t seed, float size) {
