@@ -2377,7 +2377,8 @@ GCUDA_API struct gcuda_tensor * gcuda_opt_step_sgd(struct gcuda_context * ctx, s
 GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                               struct gcuda_tensor * b);
 
-// GCUDA_PREC_F32 asks for sums in F32 where a backend would use less; the CPU always does. NULL is ignored.
+// Of mul_mat and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; the CPU always
+// does. NULL is ignored.
 GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
@@ -2442,12 +2443,14 @@ struct gcuda_mul_mat_id_args {
 //   a        [m, k, A2, A3]  F32, F16, BF16 with any strides, or a quantized weight type with packed rows
 //   b        [n, k, B2, B3]  F32, F16 or BF16, any strides; broadcasting as in gcuda_mul_mat
 //   returns  [m, n, B2, B3]  F32
+//   accuracy products and sums in F32. CUDA, through cuBLAS, unless gcuda_mul_mat_set_prec asks for GCUDA_PREC_F32: F32 rounded to TF32
 //   fails    NULL: k differs, sizes do not divide, a type is refused
 GCUDA_API struct gcuda_tensor * gcuda_out_prod(struct gcuda_context * ctx, struct gcuda_tensor * a,
                                                struct gcuda_tensor * b);
 
 struct gcuda_out_prod_args {
     struct gcuda_array a, b, y;
+    enum gcuda_prec prec; // the launcher has F32 always
 };
 
 // ---------------- end of mulmat ----------------
@@ -16389,6 +16392,7 @@ static void gcudai_out_prod_args(const struct gcuda_tensor * y, union gcudai_arg
     args->out_prod.a = gcudai_array(y->src[0]);
     args->out_prod.b = gcudai_array(y->src[1]);
     args->out_prod.y = gcudai_array(y);
+    args->out_prod.prec = (enum gcuda_prec) gcudai_param_i32(y, 0);
 }
 
 // The panels of the matrix product, packed along the other dimension: a row of a holds one t for all i.
@@ -26886,7 +26890,7 @@ static gcuda_status gcudai_cuda_out_prod(struct gcudai_cuda * cu, const struct g
     p.a = gcudai_transposed(args->a);
     p.b = gcudai_transposed(args->b);
     p.y = args->y;
-    p.prec = cu->is_full_precision ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT;
+    p.prec = cu->is_full_precision ? GCUDA_PREC_F32 : args->prec;
     const bool fits = p.a.ne[0] > 0 && p.a.ne[0] <= INT32_MAX && p.a.ne[1] <= INT32_MAX && p.b.ne[1] <= INT32_MAX &&
                       p.b.ne[2] <= INT32_MAX && gcudai_cublas_takes(&p.y, GCUDA_TYPE_F32);
     const bool is_float = gcudai_is_float(p.a.type) && p.a.type == p.b.type;

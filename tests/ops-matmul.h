@@ -446,6 +446,12 @@ static struct gcuda_tensor * build_out_prod(struct gcuda_context * ctx, struct g
     return gcuda_out_prod(ctx, in[0], in[1]);
 }
 
+static struct gcuda_tensor * build_out_prod_f32(struct gcuda_context * ctx, struct gcuda_tensor ** in, const void * p) {
+    struct gcuda_tensor * y = build_out_prod(ctx, in, p);
+    if (y != NULL) { gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); }
+    return y;
+}
+
 TEST(out_prod) {
     char types[2048];
     struct op_test t;
@@ -466,6 +472,10 @@ TEST(out_prod) {
     op_test_run(&t);
     t.types = "Q4_0,F16>F32 Q6_K,BF16>F32 IQ2_S,F16>F32", t.shapes = "256,5,1,2|3,5,2,2";
     t.in[0].layouts = t.in[1].layouts = LAYOUT_ROWS;
+    op_test_run(&t);
+    t.types = "F32", t.shapes = "256,16|16,16 7,5|3,5 257,33|19,33 5,4,3,2|6,4,6,4", t.tag = "f32"; // nothing is rounded
+    t.build = build_out_prod_f32, t.max_nmse = 1e-12;
+    t.in[0].layouts = LAYOUT_ROWS, t.in[1].layouts = LAYOUT_ANY;
     op_test_run(&t);
 }
 

@@ -563,7 +563,8 @@ static void check_nan(gcuda_backend_t backend, int64_t n, bool by_experts) {
 }
 
 // What cuBLAS was told of a product of the type with 64 columns.
-static int compute_type(enum gcuda_type type, enum gcuda_cuda_switch full_precision, const char * env, bool by_out_prod) {
+static int compute_type(
+    enum gcuda_type type, enum gcuda_cuda_switch full_precision, const char * env, enum gcuda_prec prec, bool by_out_prod) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
     params.full_precision = full_precision;
@@ -574,6 +575,7 @@ static int compute_type(enum gcuda_type type, enum gcuda_cuda_switch full_precis
     struct place p = place_begin();
     struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, 32, 64), * b = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 64);
     struct gcuda_tensor * y = by_out_prod ? gcuda_out_prod(p.ctx, a, b) : gcuda_mul_mat(p.ctx, a, b);
+    gcuda_mul_mat_set_prec(y, prec);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     CHECK(place_alloc(&p, backend));
@@ -903,11 +905,12 @@ static float one_activation(enum gcuda_type type, int64_t columns, const struct 
 TEST(products_are_in_full_precision_when_asked) {
     enum { FULL = 68, TF32 = 77 }; // cublasComputeType_t
     for (int by_out_prod = 0; by_out_prod < 2; ++by_out_prod) {
-        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, NULL, by_out_prod), TF32);
-        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_ON, NULL, by_out_prod), FULL);
-        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "32f", by_out_prod), FULL);
-        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "other", by_out_prod), TF32);
-        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, "32f", by_out_prod), TF32);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, NULL, GCUDA_PREC_DEFAULT, by_out_prod), TF32);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_ON, NULL, GCUDA_PREC_DEFAULT, by_out_prod), FULL);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "32f", GCUDA_PREC_DEFAULT, by_out_prod), FULL);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_AUTO, "other", GCUDA_PREC_DEFAULT, by_out_prod), TF32);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, "32f", GCUDA_PREC_DEFAULT, by_out_prod), TF32);
+        CHECK_EQ_I(compute_type(GCUDA_TYPE_F32, GCUDA_CUDA_OFF, NULL, GCUDA_PREC_F32, by_out_prod), FULL); // of this node alone
     }
     static const struct {
         enum gcuda_type type;
