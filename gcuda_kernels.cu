@@ -7979,7 +7979,7 @@ gcuda_status gcuda_launch_conv_2d_dw(const gcuda_conv_args * args, gcuda_stream 
     const bool is_near = p.x.ne[0] < CONV_FAR && p.x.ne[1] < CONV_FAR && p.y.ne[0] * p.s0 < CONV_FAR && p.y.ne[1] * p.s1 < CONV_FAR && p.p0 < CONV_FAR &&
                          p.p1 < CONV_FAR && p.kernel.ne[0] * p.d0 < CONV_FAR && p.kernel.ne[1] * p.d1 < CONV_FAR;
     const bool is_large = n_elements(p.y) >= DW_FILLS * (int64_t) 1024 || !is_near;
-    const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) && is_large;
+    const bool is_quads = is_channels && has_quads(p.x, 2) && has_quads(p.kernel, 3) && has_quads(p.y, 2) && is_large && is_near;
     const bool is_3x3 = p.kernel.ne[0] == 3 && p.kernel.ne[1] == 3 && p.s0 == 1 && p.s1 == 1 && p.d0 == 1 && p.d1 == 1 && is_large && is_near;
     const int64_t n_slides = (p.y.ne[1] + DW_SLIDE - 1) / DW_SLIDE * p.y.ne[3], n_own = 4; // outputs of a thread
     const int64_t n_slide = n_slides * (is_channels ? p.y.ne[2] / 4 * ((p.y.ne[0] + 1) / 2) : p.y.ne[2] * (p.y.ne[0] / 4)); // threads

@@ -15,7 +15,7 @@ struct p_conv {
     int gap;              // the image is a view that leaves out this many channels and images at the end
 };
 
-static int64_t ref_conv_out(int64_t in, int64_t k, int s, int p, int d) {
+static int64_t ref_conv_out(int64_t in, int64_t k, int64_t s, int64_t p, int64_t d) {
     return (in + 2 * p - d * (k - 1) - 1) / s + 1;
 }
 
@@ -804,6 +804,12 @@ TEST(conv_2d_dw) {
         t = conv_test("F16,F32>F32", shapes, tag, &p[i], build_conv_2d_dw, ref_conv_2d_dw, 5e-4);
         op_test_run(&t);
     }
+    // places that 32 bits do not hold: only the middle column of the kernel meets the image
+    const struct p_conv far = conv_params(1, 1, INT32_MAX, 1, 1 << 30, 1);
+    struct op_test t = conv_test("F32", "5,3,1,8|8,9,8,2", "far", &far, build_conv_2d_dw_direct, ref_conv_2d_dw, 1e-7);
+    op_test_run(&t);
+    t.build = build_conv_2d_dw_channels, t.tag = "far,channels-first";
+    op_test_run(&t);
 }
 
 // >>op:conv_1d
