@@ -441,14 +441,19 @@ static void build_route_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t experts = v == 0 ? 513 : 64, tokens = 3, used = v == 1 ? 33 : 4;
-    struct gcuda_tensor * logits = f32(b, experts, tokens, 1);
+    struct gcuda_tensor * logits = f32(b, experts, tokens, v == 12 ? 2 : 1);
     struct gcuda_tensor * probs = v == 2 ? gcuda_soft_max_ext(c, logits, f32(b, experts, tokens, 1), 1.0f, 0.0f)
                                   : v == 3 ? gcuda_soft_max_ext(c, logits, NULL, 0.5f, 0.0f)
                                   : v == 4 ? gcuda_tanh(c, logits) : gcuda_soft_max(c, logits);
     if (v == 5) { gcuda_set_output(probs); }
     struct gcuda_tensor * order = gcuda_argsort(c, probs, v == 6 ? GCUDA_SORT_ORDER_ASC : GCUDA_SORT_ORDER_DESC);
-    struct gcuda_tensor * ids = gcuda_view_2d(c, order, used, tokens, order->nb[1], v == 7 ? 8 : 0);
-    struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, v == 8 ? f32(b, experts, tokens, 1) : probs, 1, experts, tokens), ids);
+    struct gcuda_tensor * ids = v == 12   ? gcuda_view_3d(c, order, used, tokens, 2, order->nb[1], order->nb[2], 0) // two groups of tokens
+                                : v == 13 ? gcuda_view_2d(c, order, used, tokens - 1, order->nb[1], 0)              // not all tokens
+                                          : gcuda_view_2d(c, order, used, tokens, order->nb[1], v == 7 ? 8 : 0);
+    struct gcuda_tensor * rows = v == 12   ? gcuda_reshape_4d(c, probs, 1, experts, tokens, 2)
+                                 : v == 13 ? gcuda_view_3d(c, probs, 1, experts, tokens - 1, probs->nb[0], probs->nb[1], 0)
+                                           : gcuda_reshape_3d(c, v == 8 ? f32(b, experts, tokens, 1) : probs, 1, experts, tokens);
+    struct gcuda_tensor * w = gcuda_get_rows(c, rows, ids);
     if (v == 9) { gcuda_set_output(order); }
     out(b, w);
     if (v == 5) { out(b, probs); }
@@ -548,7 +553,7 @@ TEST(routing_does_not_write_over_what_it_reads) {
 }
 
 TEST(routing_stays_apart) {
-    for (int v = 0; v <= 11; ++v) { stops(build_route_not, v, ""); }
+    for (int v = 0; v <= 13; ++v) { stops(build_route_not, v, ""); }
     clean();
 }
 
@@ -810,21 +815,26 @@ static void build_pair_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t n = v == 0 ? 2 : 1;
-    struct gcuda_tensor * x = f32(b, K, n, 1), * w = weights(b, GCUDA_TYPE_Q4_0), * row = f32(b, M, 1, 1);
+    const enum gcuda_type type = v == 8 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
+    struct gcuda_tensor * x = f32(b, K, n, 1), * w = weights(b, type), * row = f32(b, M, 1, 1);
     struct gcuda_tensor * w1 = v == 3 ? gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q4_0, K, 2 * M), K, M, 2 * w->nb[1], 0)
-                                      : weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_Q4_0);
+                                      : weights(b, v == 1 ? GCUDA_TYPE_Q8_0 : v == 11 ? GCUDA_TYPE_IQ4_NL : type); // IQ4_NL lies as Q4_0 does
     struct gcuda_tensor * p0 = gcuda_mul_mat(c, w, x), * p1 = gcuda_mul_mat(c, w1, v == 2 ? f32(b, K, n, 1) : x);
-    if (v == 4) { gcuda_set_output(p1); }
-    struct gcuda_tensor * g = v == 5 ? gcuda_add(c, p1, row) : p1; // of one a bias
-    out(b, v == 6 ? gcuda_swiglu_split(c, p0, p0) : gcuda_swiglu_split(c, p0, g));
-    if (v == 4 || v == 6) { out(b, p1); }
+    if (v == 8) { gcuda_mul_mat_set_prec(p1, GCUDA_PREC_F32); }
+    if (v == 4 || v == 9) { gcuda_set_output(p1); }
+    if (v == 10) { gcuda_set_output(p0); }
+    const bool has_biases = v == 9 || v == 10;
+    struct gcuda_tensor * u = has_biases ? gcuda_add(c, p0, row) : p0, * g = v == 5 || has_biases ? gcuda_add(c, p1, row) : p1; // 5: one has a bias
+    out(b, v == 6 ? gcuda_swiglu_split(c, p0, p0) : gcuda_swiglu_split(c, u, g));
+    if (v == 4 || v == 6 || v == 9) { out(b, p1); }
+    if (v == 10) { out(b, p0); }
     if (v == 7) { out(b, gcuda_neg(c, p0)); }
 }
 
-TEST(gate_and_up_stay_apart) { // 0, 4, 7: the products are one launch, the gate another
-    for (int v = 0; v <= 7; ++v) {
+TEST(gate_and_up_stay_apart) { // 0, 4, 7: the products are one launch, the gate another; 5, 9, 10: one has its bias
+    for (int v = 0; v <= 11; ++v) {
         const bool is_group = v == 0 || v == 4 || v == 7;
-        stops(build_pair_not, v, is_group ? "mul_mat beside mul_mat" : v == 5 ? "mul_mat + steps" : "");
+        stops(build_pair_not, v, is_group ? "mul_mat beside mul_mat" : v == 5 || v == 9 || v == 10 ? "mul_mat + steps" : "");
     }
     clean();
 }
@@ -1337,8 +1347,13 @@ static void build_expert_not(struct build * b) {
     struct gcuda_tensor * y = gcuda_mul_mat_id(c, as, x, ids);
     if (v == 4) { gcuda_set_output(y); }
     if (v == 5) { out(b, gcuda_neg(c, y)); } // another reader
-    if (v == 2) {
-        out(b, gcuda_swiglu_split(c, y, gcuda_mul_mat_id(c, experts(b, GCUDA_TYPE_Q4_0), x, other)));
+    if (v == 2 || v >= 7) { // a second product with other ids, of another type, of other columns, with other strides
+        struct gcuda_tensor * up = experts(b, v == 7 ? GCUDA_TYPE_IQ4_NL : GCUDA_TYPE_Q4_0); // lies as Q4_0 does
+        if (v == 9) {
+            struct gcuda_tensor * more = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, K, M + 1, EXPERTS);
+            up = gcuda_view_3d(c, more, K, M, EXPERTS, more->nb[1], more->nb[2], 0);
+        }
+        out(b, gcuda_swiglu_split(c, y, gcuda_mul_mat_id(c, up, v == 8 ? f32(b, K, 1, tokens) : x, v == 2 ? other : ids)));
     } else {
         out(b, gcuda_add_id(c, y, gcuda_new_tensor_2d(c, v == 6 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, as->ne[1], as->ne[2]), v == 1 ? other : ids));
     }
@@ -1346,7 +1361,7 @@ static void build_expert_not(struct build * b) {
 }
 
 TEST(products_of_experts_stay_apart) {
-    for (int v = 0; v <= 6; ++v) { stops(build_expert_not, v, ""); }
+    for (int v = 0; v <= 9; ++v) { stops(build_expert_not, v, ""); }
     clean();
 }
 
@@ -2312,14 +2327,15 @@ TEST(norms_round_only_beside_what_they_read) {
 // >>memory   what a group writes must not be what it reads
 // =====================================================================================================================
 // The result of the second node lies where the first one's source is, moved by `offset` elements.
-static void overlap_once(bool is_norm, int64_t offset, bool is_fused) {
+enum overlapping { SCALE_MUL, NORM_MUL, SCALE_SOFT_MAX };
+static void overlap_once(enum overlapping kind, int64_t offset, bool is_fused) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
     struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 8), * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 8);
-    struct gcuda_tensor * first = is_norm ? gcuda_rms_norm(p.ctx, x, 1e-5f) : gcuda_scale(p.ctx, x, 2.0f);
-    struct gcuda_tensor * y = gcuda_mul(p.ctx, first, w);
+    struct gcuda_tensor * first = kind == NORM_MUL ? gcuda_rms_norm(p.ctx, x, 1e-5f) : gcuda_scale(p.ctx, x, 2.0f);
+    struct gcuda_tensor * y = kind == SCALE_SOFT_MAX ? gcuda_soft_max(p.ctx, first) : gcuda_mul(p.ctx, first, w);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     char * base = (char *) gcuda_backend_buffer_get_base(buffer);
@@ -2337,7 +2353,7 @@ static void overlap_once(bool is_norm, int64_t offset, bool is_fused) {
     CHECK(memcmp(want, got, sizeof want) == 0);
     struct gcuda_cuda_plan_stats s;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(fused, &s));
-    CHECK_MSG((s.n_fused == 1) == is_fused, "offset %d, norm %d: %d fused", (int) offset, is_norm, (int) s.n_fused);
+    CHECK_MSG((s.n_fused == 1) == is_fused, "offset %d, kind %d: %d fused", (int) offset, (int) kind, (int) s.n_fused);
     // the plan in the cache follows when memory becomes another
     y->data = base + 49152;
     fill(x, 1);
@@ -2358,15 +2374,62 @@ static void overlap_once(bool is_norm, int64_t offset, bool is_fused) {
 }
 
 TEST(overlapping_memory_stops_fusion) {
-    for (int norm = 0; norm < 2; ++norm) {
-        overlap_once(norm, 0, true);     // exactly in place
-        overlap_once(norm, 32, false);   // a row further
-        overlap_once(norm, -64, false);
-        overlap_once(norm, 224, false);  // the last row alone
-        overlap_once(norm, 256, true);   // behind it
-        overlap_once(norm, -256, true);
-        overlap_once(norm, 3072, true); // exactly on the other operand
+    for (int i = 0; i < 3; ++i) {
+        const enum overlapping kind = (enum overlapping) i;
+        overlap_once(kind, 0, true);     // exactly in place
+        overlap_once(kind, 32, false);   // a row further
+        overlap_once(kind, -64, false);
+        overlap_once(kind, 224, false);  // the last row alone
+        overlap_once(kind, 256, true);   // behind it
+        overlap_once(kind, -256, true);
+        overlap_once(kind, 3072, true);  // exactly on the other operand
     }
+    clean();
+}
+
+// A cache that lies where rows are looked up from stays apart from the rope: heads, positions, factors, and the rows' own numbers.
+// at: which of them, -1: none.
+static void rope_once(int at, bool is_fused) {
+    enum { HEAD = 16, HEADS = 4, TOKENS_HERE = 8 };
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
+    REQUIRE(plain != NULL && fused != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
+    struct place p = place_begin();
+    struct gcuda_tensor * in[4] = { gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, HEAD, HEADS, TOKENS_HERE),
+        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, TOKENS_HERE), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, HEAD / 2),
+        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I64, TOKENS_HERE) };
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, HEAD * HEADS, 16);
+    struct gcuda_tensor * r = gcuda_rope_ext(p.ctx, in[0], in[1], in[2], HEAD, GCUDA_ROPE_TYPE_NEOX, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+    struct gcuda_tensor * rows = gcuda_reshape_2d(p.ctx, r, HEAD * HEADS, TOKENS_HERE), * y = gcuda_set_rows(p.ctx, cache, rows, in[3]);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, in[i], base + 4096 * (i + 1))); }
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, r, base + 4096 * 6));
+    // its last rows, which nobody writes; of the heads, which the rope has read by then, its first
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, cache, base + (at < 0 ? 4096 * 8 : at == 0 ? 4096 : 4096 * (at + 1) - 15 * 128)));
+    CHECK_OK(gcuda_backend_view_init(rows));
+    CHECK_OK(gcuda_backend_view_init(y));
+    static char got[2][HEAD * HEADS * 16 * 2];
+    for (int i = 0; i < 2; ++i) {
+        CHECK_OK(gcuda_backend_tensor_memset(cache, 0, 0, sizeof got[0]));
+        for (int k = 0; k < 4; ++k) { fill(in[k], k + 1); }
+        CHECK_OK(gcuda_backend_graph_compute(i == 0 ? plain : fused, graph));
+        CHECK_OK(gcuda_backend_tensor_get(cache, got[i], 0, sizeof got[i]));
+    }
+    CHECK_MSG(memcmp(got[0], got[1], sizeof got[0]) == 0, "on %d: other bits", at);
+    struct gcuda_cuda_plan_stats s;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(fused, &s));
+    CHECK_MSG((s.n_fused == 1) == is_fused, "on %d: %d fused", at, (int) s.n_fused);
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+}
+
+TEST(a_cache_lies_apart_from_what_the_rope_reads) {
+    rope_once(-1, true);
+    for (int at = 0; at < 4; ++at) { rope_once(at, false); }
     clean();
 }
 
@@ -2801,6 +2864,84 @@ TEST(a_scheduler_fuses_as_its_graph_wishes) {
     gcuda_free(b.ctx);
     gcuda_backend_free(backends[0]);
     gcuda_backend_free(backends[1]);
+    clean();
+}
+
+// The plan's only group, which has to be this one; NULL: none is.
+static const struct gcudai_cuda_step * group_of(const struct gcudai_cuda_plan * plan, const char * wanted) {
+    for (int i = 0; i < plan->n_steps; ++i) {
+        if (plan->steps[i].pattern != NULL && strcmp(plan->steps[i].pattern->name, wanted) == 0) { return &plan->steps[i]; }
+    }
+    return NULL;
+}
+
+// The same bits by nodes and by plan, of inputs that are filled and one node that is not computed, whose memory is zeros.
+static void compute_without(struct place * p, struct gcuda_cgraph * graph, const struct gcuda_tensor * left, gcuda_backend_t plain,
+    gcuda_backend_t fused, const struct build * b, const char * wanted) {
+    char * got[2][MAX_OUT] = { { NULL } };
+    for (int turn = 0; turn < 2; ++turn) {
+        int salt = 0;
+        for (struct gcuda_tensor * t = gcuda_get_first_tensor(p->ctx); t != NULL; t = gcuda_get_next_tensor(p->ctx, t)) {
+            if (t->op == GCUDA_OP_NONE) { fill(t, ++salt); }
+            if (t == left && t->view_src == NULL) { CHECK_OK(gcuda_backend_tensor_memset(t, 0, 0, gcuda_nbytes(t))); }
+        }
+        CHECK_OK(gcuda_backend_graph_compute(turn == 0 ? plain : fused, graph));
+        for (int i = 0; i < b->n_out; ++i) {
+            got[turn][i] = (char *) malloc(gcuda_nbytes(b->out[i]));
+            CHECK_OK(gcuda_backend_tensor_get(b->out[i], got[turn][i], 0, gcuda_nbytes(b->out[i])));
+        }
+    }
+    for (int i = 0; i < b->n_out; ++i) {
+        CHECK_MSG(memcmp(got[0][i], got[1][i], gcuda_nbytes(b->out[i])) == 0, "%s without a %s: other bits", wanted, gcuda_op_desc(left));
+        free(got[0][i]);
+        free(got[1][i]);
+    }
+}
+
+// A node without GCUDA_TENSOR_FLAG_COMPUTE is not computed, so no group may stand for it: every node of a group in turn.
+static void leave_out_one(builder make, int variant, const char * wanted) {
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct build b;
+    memset(&b, 0, sizeof b);
+    b.ctx = p.ctx;
+    b.variant = variant;
+    make(&b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    REQUIRE(plain != NULL && fused != NULL && place_alloc(&p, plain));
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
+    REQUIRE(plan != NULL);
+    const struct gcudai_cuda_step * group = group_of((const struct gcudai_cuda_plan *) plan, wanted);
+    CHECK_MSG(group != NULL, "%s does not fire", wanted);
+    const int first = group != NULL ? group->first : 0, n = group != NULL ? group->n : 0;
+    gcuda_backend_graph_plan_free(fused, plan);
+    for (int at = first; at < first + n; ++at) {
+        struct gcuda_tensor * left = gcuda_graph_node(graph, at);
+        if (gcudai_is_noop(left)) { continue; }
+        left->flags &= ~GCUDA_TENSOR_FLAG_COMPUTE;
+        plan = gcuda_backend_graph_plan_create(fused, graph);
+        REQUIRE(plan != NULL);
+        CHECK_MSG(group_of((const struct gcudai_cuda_plan *) plan, wanted) == NULL, "%s fires without its %s", wanted, gcuda_op_desc(left));
+        gcuda_backend_graph_plan_free(fused, plan);
+        compute_without(&p, graph, left, plain, fused, &b, wanted);
+        left->flags |= GCUDA_TENSOR_FLAG_COMPUTE;
+    }
+    place_end(&p);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+}
+
+TEST(what_is_not_computed_is_in_no_group) {
+    leave_out_one(build_norm_mul, 0, "rms_norm + mul");
+    leave_out_one(build_scale_soft_max, 0, "scale + soft_max");
+    leave_out_one(build_rope_set, 0, "rope + set_rows");
+    leave_out_one(build_route, 4, "route");
+    leave_out_one(build_pair, 0, "mul_mat + steps");
+    leave_out_one(build_group, 1, "mul_mat beside mul_mat");
+    leave_out_one(build_expert, 3, "mul_mat_id + steps");
+    leave_out_one(build_chain, 6, "chain");
+    leave_out_one(build_ssm_conv, 0, "ssm_conv + silu");
     clean();
 }
 
