@@ -227,7 +227,7 @@ cuda: | $(B) ## kernels and programs for the GPU of this machine; kernels alone 
 	@if [ -z "$(NVCC)" ]; then echo "no nvcc: no kernels for a GPU"; \
 	elif [ -n "$(ARCHS)" ]; then $(MAKE) --no-print-directory -j$(JOBS) cuda-kernels; \
 	elif ! $(HAS_GPU); then echo "no GPU: no kernels for one (make cuda ARCHS=90a compiles them)"; \
-	else $(MAKE) --no-print-directory -j$(JOBS) cuda-programs; fi
+	else $(MAKE) --no-print-directory -j$(JOBS) cuda-programs $(CUDA)/bench-sorts; fi
 
 cuda-kernels: $(KERNEL_OBJECTS)
 
@@ -265,6 +265,10 @@ $(HW_TESTS): $(CUDA)/%: tests/hw/%.c $(HEADERS) $(CUDA)/gcuda_impl.o $(KERNEL_OB
 
 $(CUDA)/bench-gpu: tests/bench-gpu.c tests/bench-targets.h gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
 	$(COMPILE) $(CUDA_FLAGS) $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ $(CUDA_LIBS)
+
+# CUB takes a minute to compile: only for a GPU that is here
+$(CUDA)/bench-sorts: tests/bench-sorts.cu gcuda.h $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS)
+	$(NVCC) $(KERNEL_FLAGS) -I. $< $(CUDA)/gcuda_impl.o $(KERNEL_OBJECTS) -o $@ -lpthread -ldl -lrt -lm
 
 # has the implementation inside
 $(CUDA)/bench-upload: tests/bench-upload.c gcuda.h $(KERNEL_OBJECTS)

@@ -11,8 +11,8 @@ side all the same, under NVIDIA's multi-process service, which has them share th
 ended with it. A record keeps the stages that did not run now, as long as they are of the same sources and machine.
 
     build      kernels and programs for this GPU
-    ops        every operation against its float64 reference, on the device; a tenth of the cases with 48 KiB of shared memory
-    capture    every case once more as a CUDA graph, replayed three times on changed data
+    ops        every operation against its float64 reference, on the device; the same with 48 KiB of shared memory; a tenth node by node
+    capture    every case twice more as a CUDA graph that is replayed on changed data: captured here, and the backend's own of a plan
     programs   the digits; tests/hw/test-*.c; libraries that the programs need
     shapes     test-shapes: thousands of random shapes, against the CPU; test-large: tensors of 2^31 elements; test-products: matrices
                of models, all edges of the results and samples against float64
@@ -20,7 +20,7 @@ ended with it. A record keeps the stages that did not run now, as long as they a
                captured, overlapped; not under initcheck) and all cases, in so many parts as there is time for, most of it for
                memcheck: the stage once more, on the same sources, goes on behind the last of them. racecheck also over a few
                blocks of every kernel of products and convolutions in tiles
-    bench      build/cuda/bench-gpu: every operation against the ceilings and the targets
+    bench      build/cuda/bench-gpu: every operation against the ceilings and the targets; bench-sorts: argsort and top_k beside CUB
     upload     build/cuda/bench-upload: host to device
     peers      with --gpus 2: the operations on the second device, those of tests/hw that look at all devices, row-split
                products and pipelines, memcheck
@@ -45,7 +45,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HARDWARE = os.path.join(ROOT, "tests", "hardware")
 LOG = os.path.join(ROOT, "build", "log")
 SOURCES = ["gcuda.h", "gcuda_kernels.cu", "examples/digits.c", "examples/digits_data.h", "tests/test-ops.c", "tests/test-ops.h", "tests/test.h",
-           "tests/bench-gpu.c", "tests/bench-targets.h", "tests/bench-upload.c", "tests/gpu.py"]
+           "tests/bench-gpu.c", "tests/bench-targets.h", "tests/bench-upload.c", "tests/bench-sorts.cu",
+           "tests/gpu.py"]
 SOURCES_LIKE = ["tests/ops-*.h", "tests/hw/*.c", "tests/hw/*.h"]
 BUDGET = 480  # seconds of a stage
 STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench", "upload", "peers"]
@@ -178,11 +179,13 @@ def stage_build(stage, args):
 
 def stage_ops(stage, args):
     operations(stage, "operations", ["build/cuda/test-ops"], args.jobs, GCUDA_TEST_BACKEND="CUDA0", **args.env)
-    operations(stage, "with 48 KiB", ["build/cuda/test-ops", "--part", "3/10"], GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_SHARED_KB="48")
+    operations(stage, "with 48 KiB", ["build/cuda/test-ops"], args.jobs, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_SHARED_KB="48")
+    operations(stage, "without plans", ["build/cuda/test-ops", "--part", "5/10"], GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_BY_NODE="1")
 
 
 def stage_capture(stage, args):
-    operations(stage, "as CUDA graphs", ["build/cuda/test-ops"], args.jobs, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE="1", **args.env)
+    for how, name in (("1", "as CUDA graphs"), ("2", "as plans' CUDA graphs")):
+        operations(stage, name, ["build/cuda/test-ops"], args.jobs, GCUDA_TEST_BACKEND="CUDA0", GCUDA_TEST_CAPTURE=how, **args.env)
 
 
 def hardware_names():
@@ -199,7 +202,7 @@ def hardware_tests(stage, names):
 
 
 def not_built():
-    names = ["digits", "digits-no-cublas", "test-ops", "bench-gpu", "bench-upload", *hardware_names()]
+    names = ["digits", "digits-no-cublas", "test-ops", "bench-gpu", "bench-upload", "bench-sorts", *hardware_names()]
     return [name for name in names if not os.path.exists(os.path.join(ROOT, "build", "cuda", name))]
 
 
@@ -290,6 +293,9 @@ def stage_bench(stage, args):
         print(out[-2000:])
     else:
         print("\n".join(out.splitlines()[:12] + ["..."] + out.splitlines()[-3:]))
+    code, out = run(["build/cuda/bench-sorts", "--want", "1"], "sorts", stage.left())
+    stage.result("sorts beside CUB's", code == 0, CLOSING.search(out)[0] if CLOSING.search(out) else out[-300:])
+    stage.lines += out.splitlines()[:-1]
 
 
 def stage_upload(stage, args):

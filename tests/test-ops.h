@@ -684,11 +684,11 @@ struct op_run {
 };
 
 // GCUDA_TEST_BACKEND=CUDA0 in the environment runs everything on that device instead; what it does not support is
-// skipped. GCUDA_TEST_CAPTURE=1 besides: every case as a CUDA graph instead of the second run (programs built with
-// TEST_CAPTURE).
+// skipped. GCUDA_TEST_CAPTURE besides: every case as a CUDA graph instead of the second run, with 1 one that the test captures,
+// with 2 the one that the backend makes of a plan in its cache (programs built with TEST_CAPTURE).
 // With GCUDA_TEST_CUT=1 the second run has an abort callback, and cuts every node into slices as small as can be.
 static gcuda_backend_t op_backends[2]; // the CPU with 1 and with 3 threads, or the device twice
-static bool op_on_device, op_is_cut, op_is_replayed;
+static bool op_on_device, op_is_cut, op_is_replayed, op_has_own_graphs;
 static const int op_threads[2] = { 1, 3 };
 
 static bool op_never_aborts(void * n_asked) {
@@ -701,7 +701,8 @@ static bool op_device_ready(gcuda_backend_t backend, int which) {
     op_is_cut = getenv("GCUDA_TEST_CUT") != NULL;
 #if defined(TEST_CAPTURE)
     const char * capture = getenv("GCUDA_TEST_CAPTURE");
-    op_is_replayed = capture != NULL && capture[0] == '1';
+    op_has_own_graphs = capture != NULL && capture[0] == '2';
+    op_is_replayed = op_has_own_graphs || (capture != NULL && capture[0] == '1');
 #endif
     return which == 0 || !op_is_cut ||
            CHECK_OK(gcuda_backend_cuda_set_abort_callback(backend, op_never_aborts, &op_n_asked, 1e-9f));
@@ -1074,6 +1075,32 @@ static void run_replays(struct op_run * r, const char * name) {
     if (exec != NULL) { CHECK(cudaGraphExecDestroy(exec) == cudaSuccess); }
     gcuda_free(ctx);
 }
+
+static bool run_has_work(const struct op_run * r) { // something is launched for it
+    bool has = false;
+    for (struct gcuda_tensor * t = gcuda_get_first_tensor(r->ctx_op); t != NULL; t = gcuda_get_next_tensor(r->ctx_op, t)) {
+        const bool is_view = t->op == GCUDA_OP_RESHAPE || t->op == GCUDA_OP_VIEW || t->op == GCUDA_OP_PERMUTE || t->op == GCUDA_OP_TRANSPOSE;
+        has = has || (t->op != GCUDA_OP_NONE && !is_view && gcuda_nelements(t) > 0);
+    }
+    return has;
+}
+
+// GCUDA_TEST_CAPTURE=2: computed three times more on data that differs, each time as a graph of its own that has the same plan: the
+// second time the backend makes a CUDA graph of it, which it launches from then on.
+static void run_own_graphs(struct op_run * r, const char * name) {
+    struct gcuda_cuda_plan_stats before, after;
+    bool ok = CHECK_OK(gcuda_backend_cuda_get_plan_stats(op_backends[0], &before));
+    for (int round = 1; ok && round <= 3; ++round) {
+        run_change_data(r, name, round);
+        run_reset(r);
+        ok = run_compute(r, 0);
+        run_check_roots(r);
+        run_compare(r);
+    }
+    ok = CHECK_OK(gcuda_backend_cuda_get_plan_stats(op_backends[0], &after)) && ok;
+    const uint64_t n = after.n_graph_launches - before.n_graph_launches;
+    CHECK_MSG(!ok || n >= 2 || !run_has_work(r), "%d CUDA graphs launched in three runs", (int) n);
+}
 #endif
 
 static void run_free(struct op_run * r) {
@@ -1104,7 +1131,9 @@ static void run_case(struct op_run * r, const char * name) {
         if (r->t->ref) { run_check_shape(r); }
         if (r->t->ref == NULL || (same_ne(r->y->ne, r->out.ne) && r->y->type == r->out_type)) { run_threads(r); }
 #if defined(TEST_CAPTURE)
-        if (op_is_replayed && !test_all.skip && test_all.n_bad_checks == 0) { run_replays(r, name); }
+        if (op_is_replayed && !test_all.skip && test_all.n_bad_checks == 0) {
+            (op_has_own_graphs ? run_own_graphs : run_replays)(r, name);
+        }
 #endif
     }
     run_free(r);

@@ -47,10 +47,10 @@ PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/si
                   if f.startswith("test-") and f.endswith(end))
 PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
-SLOW = ["test-chunks", "test-plans", "test-products", "test-sizes", "test-soak"]  # not at level user: longer than what asks the same of less
+SLOW = ["test-chunks", "test-plans", "test-products", "test-soak"]  # not at level user: longer than what asks the same of less
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
-LONG = ["test-sched", "test-split", "test-cuda", "test-sizes", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
+LONG = ["test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
@@ -223,9 +223,10 @@ class Variant:
             self.test("test-ops", "--part", f"{part}/{n * n_parts}", timeout=5400, GCUDA_TEST_BACKEND="CUDA0", **env)
 
     def captured(self):
-        """A sample of all cases as CUDA graphs, and what also runs on hardware."""
+        """A sample of all cases as CUDA graphs, of the test's and of the backend's making, and what also runs on hardware."""
         self.share(7, 200, GCUDA_TEST_CAPTURE="1")
         self.operations(["mul_mat_batches"], GCUDA_TEST_CAPTURE="1")
+        self.share(107, 200, GCUDA_TEST_CAPTURE="2")
         self.test("test-device", GCUDA_SIM_DEVICES="2")
 
     def shapes(self, **env):
