@@ -2378,7 +2378,7 @@ GCUDA_API struct gcuda_tensor * gcuda_mul_mat(struct gcuda_context * ctx, struct
                                               struct gcuda_tensor * b);
 
 // Of mul_mat and out_prod. GCUDA_PREC_F32 asks for operands as they are and sums in F32 where a backend would use less; the CPU always
-// does. NULL is ignored.
+// does. Gradients of a mul_mat are products of its precision, if it is set before they are built. NULL is ignored.
 GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_prec prec);
 
 // The block type that b may have besides floats when a has this type; GCUDA_TYPE_COUNT when there is none.
@@ -19992,10 +19992,17 @@ static struct gcuda_tensor * gcudai_grouped(
     return gcuda_reshape_4d(ctx, t, like->ne[0], like->ne[1], a2, a3);
 }
 
+// A product whose precision was asked for has gradients of the same.
+static struct gcuda_tensor * gcudai_product_of_grad(struct gcudai_backward * b, struct gcuda_tensor * u, struct gcuda_tensor * v) {
+    struct gcuda_tensor * y = gcuda_out_prod(b->ctx, u, v);
+    gcuda_mul_mat_set_prec(y, (enum gcuda_prec) gcudai_param_i32(b->node, 0));
+    return y;
+}
+
 static void gcudai_mul_mat_grad(struct gcudai_backward * b, struct gcuda_tensor * g) {
     struct gcuda_tensor * w = b->node->src[0], * x = b->node->src[1];
-    GCUDAI_GRAD_IF(b, 0, gcudai_grouped(b->ctx, gcuda_out_prod(b->ctx, x, g), w));
-    GCUDAI_GRAD_IF(b, 1, gcuda_out_prod(b->ctx, w, gcuda_transpose(b->ctx, g)));
+    GCUDAI_GRAD_IF(b, 0, gcudai_grouped(b->ctx, gcudai_product_of_grad(b, x, g), w));
+    GCUDAI_GRAD_IF(b, 1, gcudai_product_of_grad(b, w, gcuda_transpose(b->ctx, g)));
 }
 
 static void gcudai_soft_max_grad(

@@ -732,6 +732,30 @@ TEST(gradients_of_regions_far_apart) {
     check_region(GCUDA_TYPE_F64, false, 3, 8);
 }
 
+TEST(gradients_of_a_product_have_its_precision) {
+    static const enum gcuda_prec precs[] = { GCUDA_PREC_DEFAULT, GCUDA_PREC_F32 };
+    for (int i = 0; i < 2; ++i) {
+        const struct gcuda_init_params params = { 0, NULL, true };
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_tensor * w = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 3), * x = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, 4, 5);
+        struct gcuda_tensor * y = gcuda_mul_mat(ctx, w, x), * loss = gcuda_sum(ctx, y);
+        struct gcuda_cgraph * graph = gcuda_new_graph_custom(ctx, 64, true);
+        gcuda_mul_mat_set_prec(y, precs[i]);
+        gcuda_set_param(w);
+        gcuda_set_param(x);
+        gcuda_set_loss(loss);
+        CHECK_OK(gcuda_build_forward_expand(graph, loss));
+        CHECK_OK(gcuda_build_backward_expand(ctx, graph, NULL));
+        int n = 0;
+        for (int k = 0; k < gcuda_graph_n_nodes(graph); ++k) {
+            const struct gcuda_tensor * node = gcuda_graph_node(graph, k);
+            n += node->op == GCUDA_OP_OUT_PROD && node->op_params[0] == (int32_t) precs[i];
+        }
+        CHECK_EQ_I(n, 2);
+        gcuda_free(ctx);
+    }
+}
+
 TEST(grad_needs_a_loss_and_a_parameter) {
     const struct gcuda_init_params params = { 1u << 20, NULL, true };
     for (int what = 0; what < 3; ++what) { // no loss, no parameter, a graph made without gradients
