@@ -120,6 +120,11 @@ static const char * value(const struct row * r, const char * key) {
     return NULL;
 }
 
+static bool is_named(const struct row * r, const char * name) {
+    const size_t n = strcspn(r->text, " ");
+    return strlen(name) == n && strncmp(name, r->text, n) == 0;
+}
+
 static int64_t number(const struct row * r, const char * key, int64_t otherwise) {
     const char * p = value(r, key);
     return p ? strtoll(p, NULL, 10) : otherwise;
@@ -223,6 +228,24 @@ static struct gcuda_tensor * build_sqrt(struct row * r) {
     return gcuda_sqrt(r->ctx, leaf(r, type_of(r, "type"), ne, FRACTIONS, 0));
 }
 static struct gcuda_tensor * build_sin(struct row * r) { return map(r, gcuda_sin); }
+static struct gcuda_tensor * build_cos(struct row * r) { return map(r, gcuda_cos); }
+static struct gcuda_tensor * build_dup(struct row * r) { return map(r, gcuda_dup); }
+static struct gcuda_tensor * build_diag(struct row * r) { return map(r, gcuda_diag); }
+static struct gcuda_tensor * build_log(struct row * r) {
+    int64_t ne[4];
+    list(r, "ne", ne);
+    return gcuda_log(r->ctx, leaf(r, type_of(r, "type"), ne, FRACTIONS, 0));
+}
+static struct gcuda_tensor * build_add1(struct row * r) {
+    struct gcuda_tensor * a = input(r, "type", "ne");
+    return gcuda_add1(r->ctx, a, leaf4(r, GCUDA_TYPE_F32, FLOATS, 1, 1, 1, 1));
+}
+static struct gcuda_tensor * build_unary(struct row * r) { // its kind is what the text ends with
+    struct gcuda_tensor * a = input(r, "type", "ne");
+    int op = 0;
+    while (op < GCUDA_UNARY_OP_COUNT && strcmp(value(r, "op"), gcuda_unary_op_name((enum gcuda_unary_op) op)) != 0) { ++op; }
+    return op == GCUDA_UNARY_OP_XIELU ? gcuda_xielu(r->ctx, a, 0.8f, 0.8f, 0.5f, -1e-6f) : gcuda_unary(r->ctx, a, (enum gcuda_unary_op) op);
+}
 static struct gcuda_tensor * build_sum(struct row * r) { return map(r, gcuda_sum); }
 static struct gcuda_tensor * build_sum_rows(struct row * r) { return map(r, gcuda_sum_rows); }
 static struct gcuda_tensor * build_mean(struct row * r) { return map(r, gcuda_mean); }
@@ -241,7 +264,9 @@ static struct gcuda_tensor * build_leaky_relu(struct row * r) {
 static struct gcuda_tensor * build_glu(struct row * r) {
     struct gcuda_tensor * a = input(r, "type", "ne_a");
     const bool is_split = strstr(r->text, ",split") != NULL;
-    const enum gcuda_glu_op op = r->text[0] == 'G' ? GCUDA_GLU_OP_GEGLU : GCUDA_GLU_OP_SWIGLU;
+    enum gcuda_glu_op op = GCUDA_GLU_OP_REGLU;
+    while (op < GCUDA_GLU_OP_COUNT && !is_named(r, gcuda_glu_op_name(op))) { op = (enum gcuda_glu_op) (op + 1); }
+    if (op == GCUDA_GLU_OP_SWIGLU_OAI) { return gcuda_swiglu_oai(r->ctx, a, input(r, "type", "ne_a"), 1.702f, 7.0f); }
     return is_split ? gcuda_glu_split(r->ctx, a, input(r, "type", "ne_a"), op) : gcuda_glu(r->ctx, a, op, false);
 }
 
@@ -270,6 +295,13 @@ static struct gcuda_tensor * build_rope(struct row * r) {
     struct gcuda_tensor * a = input(r, "type", "ne_a");
     struct gcuda_tensor * pos = leaf4(r, GCUDA_TYPE_I32, POSITIONS, a->ne[2], 1, 1, 1);
     return gcuda_rope(r->ctx, a, pos, (int) number(r, "n_dims", 128), (int) number(r, "mode", 0));
+}
+
+static struct gcuda_tensor * build_rope_back(struct row * r) {
+    struct gcuda_tensor * a = input(r, "type", "ne_a");
+    struct gcuda_tensor * pos = leaf4(r, GCUDA_TYPE_I32, POSITIONS, a->ne[2], 1, 1, 1);
+    return gcuda_rope_ext_back(r->ctx, a, pos, NULL, (int) number(r, "n_dims", 128), (int) number(r, "mode", 0), 0, 1e4f, 1.0f, 0.0f, 1.0f,
+        0.0f, 0.0f);
 }
 
 static struct gcuda_tensor * build_get_rows(struct row * r) {
@@ -377,6 +409,9 @@ static struct gcuda_tensor * build_roll(struct row * r) {
 static struct gcuda_tensor * build_diag_mask_inf(struct row * r) {
     return gcuda_diag_mask_inf(r->ctx, input(r, "type", "ne"), 0);
 }
+static struct gcuda_tensor * build_diag_mask_zero(struct row * r) {
+    return gcuda_diag_mask_zero(r->ctx, input(r, "type", "ne"), 0);
+}
 static struct gcuda_tensor * build_tri(struct row * r) {
     return gcuda_tri(r->ctx, input(r, "type", "ne"), (enum gcuda_tri_type) number(r, "tri_type", 0));
 }
@@ -410,6 +445,13 @@ static struct gcuda_tensor * build_pool_2d(struct row * r) {
     const enum gcuda_op_pool op = has(r, "pool", "avg") ? GCUDA_OP_POOL_AVG : GCUDA_OP_POOL_MAX;
     const int k = (int) number(r, "k", 2);
     return gcuda_pool_2d(r->ctx, input(r, "type", "ne"), op, k, k, k, k, 0.0f, 0.0f);
+}
+static struct gcuda_tensor * build_pool_2d_back(struct row * r) {
+    const enum gcuda_op_pool op = has(r, "pool", "avg") ? GCUDA_OP_POOL_AVG : GCUDA_OP_POOL_MAX;
+    const int k = (int) number(r, "k", 2);
+    struct gcuda_tensor * image = input(r, "type", "ne");
+    struct gcuda_tensor * grad = leaf4(r, image->type, FLOATS, image->ne[0] / k, image->ne[1] / k, image->ne[2], image->ne[3]);
+    return gcuda_pool_2d_back(r->ctx, grad, image, op, k, k, k, k, 0.0f, 0.0f);
 }
 static struct gcuda_tensor * build_pool_1d(struct row * r) {
     const int k = (int) number(r, "k", 2);
@@ -469,6 +511,21 @@ static struct gcuda_tensor * build_im2col(struct row * r) {
     list(r, "ne_kernel", w);
     struct gcuda_tensor * kernel = leaf(r, type_of(r, "type_kernel"), w, UNCOUNTED, 0); // only its shape is used
     return gcuda_im2col(r->ctx, kernel, input(r, "type_input", "ne_input"), 1, 1, 1, 1, 1, 1, true, type_of(r, "dst_type"));
+}
+static struct gcuda_tensor * build_im2col_back(struct row * r) {
+    int64_t w[4], x[4];
+    list(r, "ne_kernel", w);
+    list(r, "ne_input", x);
+    struct gcuda_tensor * kernel = leaf(r, GCUDA_TYPE_F16, w, UNCOUNTED, 0);
+    struct gcuda_tensor * grad = leaf4(r, type_of(r, "type"), FLOATS, w[0] * w[1] * w[2], x[0] + 3 - w[0], x[1] + 3 - w[1], x[3]);
+    return gcuda_im2col_back(r->ctx, grad, kernel, x, 1, 1, 1, 1, 1, 1, true);
+}
+static struct gcuda_tensor * build_im2col_3d(struct row * r) { // of one batch
+    int64_t w[4];
+    list(r, "ne_kernel", w);
+    struct gcuda_tensor * kernel = leaf(r, GCUDA_TYPE_F16, w, UNCOUNTED, 0);
+    struct gcuda_tensor * x = input(r, "type_input", "ne_input");
+    return gcuda_im2col_3d(r->ctx, kernel, x, x->ne[3], 1, 1, 1, 1, 1, 1, 1, 1, 1, type_of(r, "dst_type"));
 }
 
 // ---- recurrences ----
@@ -565,35 +622,39 @@ static const struct {
     const char * name;
     struct gcuda_tensor * (*build)(struct row * r);
 } builders[] = {
-    { "ACC", build_acc }, { "ADD", build_add }, { "ADD_ID", build_add_id }, { "ARANGE", build_arange },
-    { "ARGMAX", build_argmax }, { "ARGSORT", build_argsort }, { "CLAMP", build_clamp }, { "CONCAT", build_concat },
-    { "CONT", build_cont }, { "CONV_2D", build_conv_2d }, { "CONV_2D_DW", build_conv_2d_dw },
-    { "CONV_TRANSPOSE_1D", build_conv_transpose_1d }, { "CONV_TRANSPOSE_2D", build_conv_transpose_2d },
-    { "COUNT_EQUAL", build_count_equal }, { "CPY", build_cpy }, { "CROSS_ENTROPY_LOSS", build_cross_entropy_loss },
-    { "CROSS_ENTROPY_LOSS_BACK", build_cross_entropy_loss_back }, { "CUMSUM", build_cumsum },
-    { "DIAG_MASK_INF", build_diag_mask_inf }, { "DIV", build_div }, { "FILL", build_fill },
-    { "FLASH_ATTN_EXT", build_flash_attn_ext }, { "GATED_LINEAR_ATTN", build_gated_linear_attn }, { "GEGLU", build_glu },
-    { "GELU", build_gelu }, { "GET_ROWS", build_get_rows }, { "GET_ROWS_BACK", build_get_rows_back },
-    { "GROUP_NORM", build_group_norm }, { "IM2COL", build_im2col }, { "L2_NORM", build_l2_norm },
-    { "LEAKY_RELU", build_leaky_relu }, { "MEAN", build_mean }, { "MUL", build_mul }, { "MUL_MAT", build_mul_mat },
-    { "MUL_MAT_ID", build_mul_mat_id }, { "NORM", build_norm }, { "OPT_STEP_ADAMW", build_opt_step_adamw },
-    { "OPT_STEP_SGD", build_opt_step_sgd }, { "OUT_PROD", build_out_prod }, { "PAD", build_pad },
-    { "PAD_REFLECT_1D", build_pad_reflect_1d }, { "POOL_1D", build_pool_1d }, { "POOL_2D", build_pool_2d },
+    { "ACC", build_acc }, { "ADD", build_add }, { "ADD1", build_add1 }, { "ADD_ID", build_add_id },
+    { "ARANGE", build_arange }, { "ARGMAX", build_argmax }, { "ARGSORT", build_argsort }, { "CLAMP", build_clamp },
+    { "CONCAT", build_concat }, { "CONT", build_cont }, { "CONV_2D", build_conv_2d },
+    { "CONV_2D_DW", build_conv_2d_dw }, { "CONV_TRANSPOSE_1D", build_conv_transpose_1d },
+    { "CONV_TRANSPOSE_2D", build_conv_transpose_2d }, { "COS", build_cos }, { "COUNT_EQUAL", build_count_equal },
+    { "CPY", build_cpy }, { "CROSS_ENTROPY_LOSS", build_cross_entropy_loss },
+    { "CROSS_ENTROPY_LOSS_BACK", build_cross_entropy_loss_back }, { "CUMSUM", build_cumsum }, { "DIAG", build_diag },
+    { "DIAG_MASK_INF", build_diag_mask_inf }, { "DIAG_MASK_ZERO", build_diag_mask_zero }, { "DIV", build_div },
+    { "DUP", build_dup }, { "FILL", build_fill }, { "FLASH_ATTN_EXT", build_flash_attn_ext },
+    { "GATED_LINEAR_ATTN", build_gated_linear_attn }, { "GEGLU", build_glu }, { "GEGLU_ERF", build_glu },
+    { "GEGLU_QUICK", build_glu }, { "GELU", build_gelu }, { "GET_ROWS", build_get_rows },
+    { "GET_ROWS_BACK", build_get_rows_back }, { "GROUP_NORM", build_group_norm }, { "IM2COL", build_im2col },
+    { "IM2COL_3D", build_im2col_3d }, { "IM2COL_BACK", build_im2col_back }, { "L2_NORM", build_l2_norm },
+    { "LEAKY_RELU", build_leaky_relu }, { "LOG", build_log }, { "MEAN", build_mean }, { "MUL", build_mul },
+    { "MUL_MAT", build_mul_mat }, { "MUL_MAT_ID", build_mul_mat_id }, { "NORM", build_norm },
+    { "OPT_STEP_ADAMW", build_opt_step_adamw }, { "OPT_STEP_SGD", build_opt_step_sgd }, { "OUT_PROD", build_out_prod },
+    { "PAD", build_pad }, { "PAD_REFLECT_1D", build_pad_reflect_1d }, { "POOL_1D", build_pool_1d },
+    { "POOL_2D", build_pool_2d }, { "POOL_2D_BACK", build_pool_2d_back }, { "REGLU", build_glu },
     { "REPEAT", build_repeat }, { "REPEAT_BACK", build_repeat_back }, { "RMS_NORM", build_rms_norm },
     { "RMS_NORM_BACK", build_rms_norm_back }, { "ROLL", build_roll }, { "ROPE", build_rope },
-    { "RWKV_WKV6", build_rwkv_wkv6 }, { "RWKV_WKV7", build_rwkv_wkv7 }, { "SCALE", build_scale }, { "SET", build_set },
-    { "SET_ROWS", build_set_rows }, { "SILU", build_silu }, { "SILU_BACK", build_silu_back }, { "SIN", build_sin },
-    { "SOFT_MAX", build_soft_max }, { "SOFT_MAX_BACK", build_soft_max_back }, { "SOLVE_TRI", build_solve_tri },
-    { "SQR", build_sqr }, { "SQRT", build_sqrt }, { "SSM_CONV", build_ssm_conv }, { "SSM_SCAN", build_ssm_scan },
-    { "SUB", build_sub }, { "SUM", build_sum }, { "SUM_ROWS", build_sum_rows }, { "SWIGLU", build_glu },
+    { "ROPE_BACK", build_rope_back }, { "RWKV_WKV6", build_rwkv_wkv6 }, { "RWKV_WKV7", build_rwkv_wkv7 },
+    { "SCALE", build_scale }, { "SET", build_set }, { "SET_ROWS", build_set_rows }, { "SILU", build_silu },
+    { "SILU_BACK", build_silu_back }, { "SIN", build_sin }, { "SOFT_MAX", build_soft_max },
+    { "SOFT_MAX_BACK", build_soft_max_back }, { "SOLVE_TRI", build_solve_tri }, { "SQR", build_sqr },
+    { "SQRT", build_sqrt }, { "SSM_CONV", build_ssm_conv }, { "SSM_SCAN", build_ssm_scan }, { "SUB", build_sub },
+    { "SUM", build_sum }, { "SUM_ROWS", build_sum_rows }, { "SWIGLU", build_glu }, { "SWIGLU_OAI", build_glu },
     { "TIMESTEP_EMBEDDING", build_timestep_embedding }, { "TOP_K", build_top_k }, { "TRI", build_tri },
-    { "UPSCALE", build_upscale },
+    { "UNARY", build_unary }, { "UPSCALE", build_upscale },
 };
 
 static struct gcuda_tensor * build(struct row * r) {
-    const size_t n = strcspn(r->text, " ");
     for (int i = 0; i < COUNT(builders); ++i) {
-        if (strlen(builders[i].name) == n && strncmp(builders[i].name, r->text, n) == 0) { return builders[i].build(r); }
+        if (is_named(r, builders[i].name)) { return builders[i].build(r); }
     }
     gcuda_set_last_error(GCUDA_STATUS_INVALID_ARGUMENT, "no such row");
     return NULL;
@@ -1793,10 +1854,36 @@ static const struct {
     { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext), NULL },
 };
 
-// Every row can be built and has work in it; needs no device.
+struct covered { // by rows
+    bool op[GCUDA_OP_COUNT + 1], unary[GCUDA_UNARY_OP_COUNT + 1], glu[GCUDA_GLU_OP_COUNT + 1];
+};
+
+// How many operations that move data have no row.
+static int count_missing(const struct covered * c) {
+    int n = 0;
+    for (int i = 0; i < GCUDA_OP_COUNT; ++i) {
+        const enum gcuda_op op = (enum gcuda_op) i;
+        if (c->op[i] || op == GCUDA_OP_NONE || op == GCUDA_OP_CUSTOM || is_view_op(op)) { continue; }
+        printf("no row of %s\n", gcuda_op_name(op));
+        n++;
+    }
+    for (int i = 0; i < GCUDA_UNARY_OP_COUNT; ++i) {
+        if (!c->unary[i]) { printf("no row of %s\n", gcuda_unary_op_name((enum gcuda_unary_op) i)); }
+        n += !c->unary[i];
+    }
+    for (int i = 0; i < GCUDA_GLU_OP_COUNT; ++i) {
+        if (!c->glu[i]) { printf("no row of %s\n", gcuda_glu_op_name((enum gcuda_glu_op) i)); }
+        n += !c->glu[i];
+    }
+    return n;
+}
+
+// Every row can be built and has work in it, and every operation has a row; needs no device.
 static int check_rows(void) {
     const struct gcuda_init_params params = { 0, NULL, true };
+    struct covered covered;
     int n_bad = 0, n = 0;
+    memset(&covered, 0, sizeof covered);
     for (int k = 0; k < COUNT(tables); ++k) {
         for (int i = 0; i < tables[k].n; ++i, ++n) {
             struct row r;
@@ -1807,12 +1894,15 @@ static int check_rows(void) {
             if (y == NULL || bytes_of(&r, y) <= 0.0) {
                 printf("%s: %s\n", r.text, gcuda_last_error());
                 n_bad++;
+            } else {
+                covered.op[y->op] = covered.unary[gcuda_get_unary_op(y)] = covered.glu[gcuda_get_glu_op(y)] = true;
             }
             gcuda_free(r.ctx);
         }
     }
-    printf("%d passed, %d failed\n", n - n_bad, n_bad);
-    return n_bad > 0;
+    const int n_missing = count_missing(&covered);
+    printf("%d passed, %d failed\n", n - n_bad, n_bad + n_missing);
+    return n_bad + n_missing > 0;
 }
 
 int main(int argc, char ** argv) {
@@ -1846,7 +1936,7 @@ int main(int argc, char ** argv) {
             fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|halves|gemm|attention|others|own|stack|pair]"
                             " [--json FILE] [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
                             " [--mb N: of the ceilings, 4096]\n"
-                            "                 [--check: only whether every row can be built]\n");
+                            "                 [--check: only whether every row can be built, and every operation has one]\n");
             return 2;
         }
     }

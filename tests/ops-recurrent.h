@@ -312,7 +312,18 @@ static void fill_unit_rows(struct rng * r, const struct op_case * c, int k, stru
     }
 }
 
-// n_wide sources [Sz, H, T], then the state; `small` is the place of the one source [Sz, H], or -1
+// Sources [Sz, H, T], then the state; `small` is the place of the one source [Sz, H], or -1
+static void recurrence_case(struct op_test * t, int sz, int h, int n_tokens, int n_seqs, int small) {
+    char shape[256];
+    int used = 0;
+    for (int k = 0; k < t->n_in - 1; ++k) {
+        used += snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d,%d|", sz, h, k == small ? 1 : n_tokens);
+    }
+    snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d", sz * sz * h, n_seqs);
+    t->shapes = shape;
+    op_test_run(t);
+}
+
 static void recurrence_cases(struct op_test * t, int n_in, int small) {
     static const struct { int sz, h, t, s;
     } sizes[] = {
@@ -329,16 +340,7 @@ static void recurrence_cases(struct op_test * t, int n_in, int small) {
     };
     t->types = "F32", t->n_in = n_in, t->max_nmse = 1e-7;
     for (int i = 0; i < (test_full() ? 10 : 7); ++i) {
-        char shape[256];
-        int used = 0;
-        for (int k = 0; k < n_in - 1; ++k) {
-            used += snprintf(shape + used, sizeof shape - (size_t) used, "%d,%d,%d|", sizes[i].sz, sizes[i].h,
-                k == small ? 1 : sizes[i].t);
-        }
-        snprintf(
-            shape + used, sizeof shape - (size_t) used, "%d,%d", sizes[i].sz * sizes[i].sz * sizes[i].h, sizes[i].s);
-        t->shapes = shape;
-        op_test_run(t);
+        recurrence_case(t, sizes[i].sz, sizes[i].h, sizes[i].t, sizes[i].s, small);
     }
 }
 
@@ -372,6 +374,41 @@ static void recurrence_empty(struct op_test * t, int n_in, int small) {
     }
 }
 
+// Decays at and below zero, which a method in logarithms could not take. The sums are those of any other decay.
+static void fill_zeros(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) r, (void) c, (void) k;
+    for (int64_t i = 0; i < arr_n(a); ++i) { a->d[i] = 0.0; }
+}
+
+// Zeros of both signs, negative and positive ones side by side; of each fifth token all are zero: what was before is forgotten.
+static void fill_mixed_decays(struct rng * r, const struct op_case * c, int k, struct arr * a) {
+    (void) c, (void) k;
+    FOR_ARR(a) {
+        const int64_t what = rng_below(r, 8);
+        if (i2 % 5 == 3 || what < 2) { AT(a, i0, i1, i2, i3) = 0.0; }
+        if (what == 2) { AT(a, i0, i1, i2, i3) = -0.0; }
+    }
+}
+
+// Single tokens, of many sequences too, and long ones, in every form that a head's size has: in registers of 4 to 32 lanes, of
+// sizes that fill no vector, and past registers.
+static void recurrence_decays(struct op_test * t, int n_in, int small, int decay) {
+    static const struct { const char * tag; double lo, hi; fill_fn fill;
+    } kinds[] = { { "zero", 0.0, 0.0, fill_zeros }, { "negative", -0.95, -0.2, NULL }, { "mixed", -0.95, 0.95, fill_mixed_decays } };
+    static const struct { int sz, h, t, s;
+    } sizes[] = { { 64, 2, 1, 1 }, { 32, 2, 7, 7 }, { 64, 1, 84, 2 }, { 16, 1, 75, 1 }, { 128, 1, 22, 2 }, { 33, 2, 51, 3 },
+        { 160, 1, 10, 1 }, { 260, 1, 6, 2 } };
+    t->types = "F32", t->n_in = n_in, t->max_nmse = 1e-7;
+    t->in[0].lo = t->in[2].lo = 0.1, t->in[0].hi = t->in[2].hi = 1.0; // keys, queries: where all is forgotten, a row is v times their
+    for (int i = 0; i < 24; ++i) {                                    // product, which must not cancel
+        const int at = i / 3;
+        t->tag = kinds[i % 3].tag;
+        t->in[decay].lo = kinds[i % 3].lo, t->in[decay].hi = kinds[i % 3].hi, t->in[decay].fill = kinds[i % 3].fill;
+        recurrence_case(t, sizes[at].sz, sizes[at].h, sizes[at].t, sizes[at].s, small);
+    }
+    recurrence_types(t, n_in, small); // mixed ones, of which 16 bits keep zeros and signs
+}
+
 TEST(rwkv_wkv6) {
     struct op_test t;
     memset(&t, 0, sizeof t);
@@ -380,6 +417,7 @@ TEST(rwkv_wkv6) {
     recurrence_cases(&t, 6, 3);
     recurrence_types(&t, 6, 3);
     recurrence_empty(&t, 6, 3);
+    recurrence_decays(&t, 6, 3, 4);
 }
 
 TEST(gated_linear_attn) {
@@ -391,6 +429,7 @@ TEST(gated_linear_attn) {
     recurrence_cases(&t, 5, -1);
     recurrence_types(&t, 5, -1);
     recurrence_empty(&t, 5, -1);
+    recurrence_decays(&t, 5, -1, 3);
 }
 
 TEST(rwkv_wkv7) {
@@ -402,6 +441,7 @@ TEST(rwkv_wkv7) {
     recurrence_cases(&t, 7, -1);
     recurrence_types(&t, 7, -1);
     recurrence_empty(&t, 7, -1);
+    recurrence_decays(&t, 7, -1, 1);
 }
 
 // ---------------------------------------------------------------------------------------------------- solve_tri

@@ -1,9 +1,12 @@
 // Operations on random shapes, types and layouts, on the device and on the CPU: whatever both accept gives the same, and
-// whatever is refused says why. Thousands of cases with GCUDA_TEST_FULL (on hardware), else hundreds (on the simulated device).
+// whatever is refused says why, when asked and when computed all the same: operations that a backend has no kernel for, and
+// ones that were damaged after they had been made. Thousands of cases with GCUDA_TEST_FULL (on hardware), else hundreds (on
+// the simulated device).
 // One case again: --filter 'random/417' --seed 7. Built and run by `make test-gpu` and by tests/sim/run.py.
 #include "gcuda.h"
 #include "test.h"
 
+#include <ctype.h>
 #include <math.h>
 
 // True: it holds. Else a failed check that says so.
@@ -12,7 +15,7 @@
 #define MOST_ELEMENTS 6000 // of an input
 #define MAX_LEAFS 8
 
-enum content { FLOATS, POSITIVE, SMALL_TRIANGLE, INDICES };
+enum content { FLOATS, POSITIVE, SMALL_TRIANGLE, INDICES, DECAYS };
 
 struct drawn {
     struct rng rng;
@@ -23,6 +26,7 @@ struct drawn {
     int n_leafs;
     double max_nmse;
     bool is_set; // a row's elements are a set: top_k
+    bool is_for_cpu; // the device is to refuse it
 };
 
 static int below(struct drawn * d, int n) { return (int) rng_below(&d->rng, n); }
@@ -35,11 +39,12 @@ static enum gcuda_type plain_type(struct drawn * d) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32 };
     return often(d) ? float_type(d) : types[below(d, 4)];
 }
-static enum gcuda_type block_type(struct drawn * d) { // those with a quantizer, to have something to fill them with
+static enum gcuda_type block_type(struct drawn * d) { // the last ones have no quantizer: they are read, and to write them is refused
     static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0,
         GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
-        GCUDA_TYPE_IQ4_XS };
-    return types[below(d, 13)];
+        GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S,
+        GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S };
+    return types[below(d, 20)];
 }
 
 static int64_t extent(struct drawn * d, int64_t most) {
@@ -123,14 +128,16 @@ static int64_t blocks(struct drawn * d, enum gcuda_type type, int most) { // ele
 // =====================================================================================================================
 static struct gcuda_tensor * draw_unary(struct drawn * d) {
     const enum gcuda_unary_op op = (enum gcuda_unary_op) below(d, GCUDA_UNARY_OP_COUNT);
-    return gcuda_unary(d->ctx, any(d), op == GCUDA_UNARY_OP_XIELU ? GCUDA_UNARY_OP_SILU : op);
+    const float p = 0.1f * (float) below(d, 12);
+    return op == GCUDA_UNARY_OP_XIELU ? gcuda_xielu(d->ctx, any(d), p, 0.8f, 0.5f - p, -1e-6f) : gcuda_unary(d->ctx, any(d), op);
 }
 static struct gcuda_tensor * draw_glu(struct drawn * d) {
-    const enum gcuda_glu_op op = (enum gcuda_glu_op) below(d, 3);
+    const enum gcuda_glu_op op = (enum gcuda_glu_op) below(d, GCUDA_GLU_OP_COUNT);
     int64_t ne[4];
     shape(d, ne);
     const enum gcuda_type type = float_type(d);
     struct gcuda_tensor * a = input(d, type, ne);
+    if (op == GCUDA_GLU_OP_SWIGLU_OAI) { return gcuda_swiglu_oai(d->ctx, a, input(d, type, ne), 1.702f, 0.6f); }
     return often(d) ? gcuda_glu_split(d->ctx, a, input(d, type, ne), op) : gcuda_glu(d->ctx, a, op, often(d));
 }
 static struct gcuda_tensor * draw_binary(struct drawn * d) {
@@ -168,6 +175,33 @@ static struct gcuda_tensor * draw_cpy_blocks(struct drawn * d) { // to blocks, f
     const int what = below(d, 4);
     d->max_nmse = 0.01; // a code may be the next one, which is a third of what two bits tell apart
     return gcuda_cpy(d->ctx, input(d, what == 0 ? type : float_type(d), ne), whole(d, what == 1 ? float_type(d) : type, ne, FLOATS, 0));
+}
+static struct gcuda_tensor * draw_add_blocks(struct drawn * d) {
+    const enum gcuda_type type = block_type(d);
+    const int64_t ne[4] = { blocks(d, type, 8), 1 + below(d, 5), 1 + below(d, 3), 1 };
+    struct gcuda_tensor * a = input(d, type, ne), * b = input(d, GCUDA_TYPE_F32, ne);
+    d->max_nmse = 0.01;
+    return often(d) ? gcuda_add(d->ctx, a, b) : gcuda_add_cast(d->ctx, a, b, GCUDA_TYPE_F32);
+}
+static struct gcuda_tensor * draw_unwritable(struct drawn * d) { // of the types without a quantizer
+    static const enum gcuda_type types[] = { GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S,
+        GCUDA_TYPE_IQ3_XXS, GCUDA_TYPE_IQ3_S };
+    const int64_t n = 256 * (1 + below(d, 3)), rows = 1 + below(d, 9);
+    struct gcuda_tensor * a = packed(d, types[below(d, 7)], FLOATS, 0, n, rows, 1, 1);
+    struct gcuda_tensor * b = packed(d, GCUDA_TYPE_F32, FLOATS, 0, n, rows, 1, 1);
+    switch (below(d, 3)) {
+        case 0: return gcuda_cpy(d->ctx, b, a);
+        case 1: return gcuda_add(d->ctx, a, b);
+        default: return gcuda_set_rows(d->ctx, a, b, packed(d, GCUDA_TYPE_I64, INDICES, rows, rows, 1, 1, 1));
+    }
+}
+static void negate(struct gcuda_tensor * dst, const struct gcuda_tensor * a, int ith, int nth, void * userdata) {
+    (void) nth, (void) userdata;
+    for (int64_t i = 0; i < gcuda_nelements(dst) && ith == 0; ++i) { ((float *) dst->data)[i] = -((const float *) a->data)[i]; }
+}
+static struct gcuda_tensor * draw_custom(struct drawn * d) { // with a function for hosts alone
+    d->is_for_cpu = true;
+    return gcuda_map_custom1(d->ctx, any_packed(d, GCUDA_TYPE_F32, FLOATS), negate, 1, NULL);
 }
 static struct gcuda_tensor * draw_cont(struct drawn * d) { // transposes above all
     static const enum gcuda_type types[] = { GCUDA_TYPE_I8, GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_F64, GCUDA_TYPE_I16 };
@@ -389,6 +423,10 @@ static struct gcuda_tensor * draw_patches(struct drawn * d) {
         struct gcuda_tensor * x = input4(d, float_type(d), wide, high, k1 * dil + below(d, 4), 2 * c);
         return gcuda_im2col_3d(d->ctx, packed(d, GCUDA_TYPE_F16, FLOATS, 0, k0, k1, k1, c), x, c, s, s, s, p, p, p, dil, dil, dil, float_type(d));
     }
+    if (below(d, 3) == 0) { // rows
+        struct gcuda_tensor * x = input4(d, float_type(d), wide, c, 1 + below(d, 3), 1);
+        return gcuda_im2col(d->ctx, packed(d, GCUDA_TYPE_F16, FLOATS, 0, k0, c, 3, 1), x, s, 0, p, 0, dil, 0, false, float_type(d));
+    }
     struct gcuda_tensor * w = packed(d, GCUDA_TYPE_F16, FLOATS, 0, k0, k1, c, 3), * x = input4(d, float_type(d), wide, high, c, 2);
     struct gcuda_tensor * y = gcuda_im2col(d->ctx, w, x, s, s, p, p, dil, dil, true, GCUDA_TYPE_F32);
     if (y == NULL || below(d, 2)) { return y; }
@@ -439,7 +477,7 @@ static struct gcuda_tensor * draw_image(struct drawn * d) {
                     : gcuda_pool_2d(d->ctx, a, often(d) ? GCUDA_OP_POOL_AVG : GCUDA_OP_POOL_MAX, k, k, k, k, 0.0f, 0.0f);
 }
 static struct gcuda_tensor * draw_ssm(struct drawn * d) {
-    const int n = 4 * (1 + below(d, 48)), dim = 1 + below(d, 40), heads = 1 + below(d, 6);
+    const int n = often(d) ? 4 * (1 + below(d, 48)) : 1 + below(d, 190), dim = 1 + below(d, 40), heads = 1 + below(d, 6);
     const int tokens = 1 + below(d, 30), seqs = 1 + below(d, 2);
     d->max_nmse = 1e-6;
     if (below(d, 3) == 0) {
@@ -458,14 +496,15 @@ static struct gcuda_tensor * draw_ssm(struct drawn * d) {
     return gcuda_ssm_scan(d->ctx, s, x, dt, gcuda_neg(d->ctx, gcuda_sqr(d->ctx, a)), b, c, ids);
 }
 static struct gcuda_tensor * draw_linear(struct drawn * d) {
-    const int size = 8 * (1 + below(d, 20)), heads = 1 + below(d, 3), tokens = 1 + below(d, 20), what = below(d, 3);
+    const int size = below(d, 2) ? 8 * (1 + below(d, 20)) : 1 + below(d, below(d, 4) ? 160 : 300), heads = 1 + below(d, 3);
+    const int seqs = often(d) ? 1 : 1 + below(d, 4), tokens = seqs * (1 + below(d, seqs > 1 ? 6 : 20)), what = below(d, 3);
     struct gcuda_tensor * in[6];
     d->max_nmse = 1e-6;
     for (int i = 0; i < 6; ++i) {
-        const enum content content = i == (what == 1 ? 1 : 3) ? POSITIVE : SMALL_TRIANGLE; // the decay
-        in[i] = packed(d, GCUDA_TYPE_F32, content, 0, size, heads, tokens, 1);
+        const enum content content = i == (what == 1 ? 1 : 3) ? (below(d, 2) ? POSITIVE : DECAYS) : SMALL_TRIANGLE; // the decay
+        in[i] = packed(d, often(d) ? GCUDA_TYPE_F32 : float_type(d), content, 0, size, heads, tokens, 1);
     }
-    struct gcuda_tensor * state = packed(d, GCUDA_TYPE_F32, FLOATS, 0, size * size * heads, 1, 1, 1);
+    struct gcuda_tensor * state = packed(d, GCUDA_TYPE_F32, FLOATS, 0, size * size * heads, seqs, 1, 1);
     switch (what) {
         case 0: return gcuda_gated_linear_attn(d->ctx, in[0], in[1], in[2], in[3], state, 0.3f);
         case 1: return gcuda_rwkv_wkv7(d->ctx, in[0], in[1], in[2], in[3], in[4], in[5], state);
@@ -511,21 +550,47 @@ static struct gcuda_tensor * (*const draws[])(struct drawn * d) = { draw_unary, 
     draw_repeat, draw_concat, draw_move, draw_get_rows, draw_reduce, draw_sort, draw_norm, draw_conv, draw_conv, draw_image,
     draw_ssm, draw_ssm, draw_linear, draw_solve_tri, draw_mul_mat, draw_out_prod, draw_cpy_blocks, draw_get_blocks, draw_set_rows,
     draw_get_rows_back, draw_region, draw_positive, draw_mask, draw_made, draw_soft_max, draw_back, draw_opt_step, draw_rope,
-    draw_flash_attn, draw_transposed, draw_patches, draw_pool, draw_resampled, draw_mul_mat_blocks, draw_mul_mat_id };
+    draw_flash_attn, draw_transposed, draw_patches, draw_pool, draw_resampled, draw_mul_mat_blocks, draw_mul_mat_id, draw_add_blocks,
+    draw_unwritable, draw_custom };
 #define N_DRAWS ((int) (sizeof draws / sizeof draws[0]))
 
 // =====================================================================================================================
 // >>runs   the same case on one backend, then on the other
 // =====================================================================================================================
+static double content_of(enum content content, double u, bool is_diagonal) { // u in [0, 1)
+    const double v = 2.0 * u - 1.0;
+    switch (content) {
+        case POSITIVE: return 0.2 + 0.8 * u;
+        case SMALL_TRIANGLE: return is_diagonal ? 1.0 + u : 0.1 * v;
+        case DECAYS: return fabs(v) < 0.2 ? 0.0 : v;
+        default: return v;
+    }
+}
+
+// Any codes, under scales that are numbers: for the types without a quantizer. All but IQ1_M begin with theirs in half precision;
+// its own is the top four bits of four words.
+static void fill_blocks(struct drawn * d, enum gcuda_type type, char * bytes, size_t n_bytes) {
+    const size_t block = gcuda_type_size(type);
+    for (size_t i = 0; i < n_bytes; ++i) { bytes[i] = (char) below(d, 256); }
+    for (char * b = bytes; b + block <= bytes + n_bytes; b += block) {
+        const gcuda_fp16_t scale = gcuda_fp32_to_fp16((float) rng_between(&d->rng, 0.005, 0.015));
+        struct gcuda_block_iq1_m * m = (struct gcuda_block_iq1_m *) (void *) b;
+        if (type != GCUDA_TYPE_IQ1_M) { memcpy(b, &scale, sizeof scale); }
+        for (int j = 0; j < 4 && type == GCUDA_TYPE_IQ1_M; ++j) {
+            m->scales[j] = (uint16_t) ((m->scales[j] & 0x0fff) | (j == 3 ? 0x2000 : 0));
+        }
+    }
+}
+
 static void fill_leaf(struct drawn * d, int k) {
     struct gcuda_tensor * t = d->leafs[k];
     const int64_t n = gcuda_nelements(t);
     char * bytes = (char *) calloc((size_t) n + 1, 8);
     float * floats = (float *) calloc((size_t) n + 1, sizeof *floats);
     for (int64_t i = 0; i < n; ++i) {
-        const bool is_diagonal = d->content[k] == SMALL_TRIANGLE && t->ne[0] == t->ne[1] && i % t->ne[0] == i / t->ne[0] % t->ne[1];
-        const double u = rng_unit(&d->rng), v = d->content[k] == POSITIVE ? 0.2 + 0.8 * u : 2.0 * u - 1.0;
-        const float f = (float) (is_diagonal ? 1.0 + u : d->content[k] == SMALL_TRIANGLE ? 0.1 * v : v);
+        const bool is_diagonal = t->ne[0] == t->ne[1] && i % t->ne[0] == i / t->ne[0] % t->ne[1];
+        const double u = rng_unit(&d->rng);
+        const float f = (float) content_of(d->content[k], u, is_diagonal);
         const gcuda_fp16_t h = gcuda_fp32_to_fp16(f);
         const gcuda_bf16_t b = gcuda_fp32_to_bf16(f);
         const double wide = (double) f;
@@ -543,18 +608,21 @@ static void fill_leaf(struct drawn * d, int k) {
             default: memcpy(bytes + (size_t) i * gcuda_type_size(t->type), &f, gcuda_type_size(t->type)); break;
         }
     }
-    if (gcuda_is_quantized(t->type)) { gcuda_get_type_traits(t->type)->from_float_ref(floats, bytes, n); }
+    const struct gcuda_type_traits * traits = gcuda_get_type_traits(t->type);
+    if (gcuda_is_quantized(t->type) && traits->from_float_ref != NULL) { traits->from_float_ref(floats, bytes, n); }
+    if (gcuda_is_quantized(t->type) && traits->from_float_ref == NULL) { fill_blocks(d, t->type, bytes, gcuda_nbytes(t)); }
     CHECK_OK(gcuda_backend_tensor_set(t, bytes, 0, gcuda_nbytes(t)));
     free(floats);
     free(bytes);
 }
 
-enum outcome { REFUSED, COMPUTED, BROKEN };
+enum outcome { NOT_MADE, REFUSED, COMPUTED, BROKEN };
 struct result {
     double * v; // in the order of the tensor
     int64_t n, row;
     enum gcuda_type type;
     char op[32];
+    int n_damaged; // nodes that were refused
 };
 
 static double number(enum gcuda_type type, const char * p) {
@@ -592,9 +660,75 @@ static void read_result(const struct gcuda_tensor * y, struct result * out) {
     free(bytes);
 }
 
+// The node is refused by supports_op; computing it is an error all the same, and both name the operation. What is wrong with a
+// source alone (its type, or that it is not inside its memory) may be said of the source alone.
+static void is_refused(const char * name, gcuda_backend_t backend, struct gcuda_cgraph * graph, const struct gcuda_tensor * y, bool is_source) {
+    char op[64], asked[512], computed[512];
+    snprintf(op, sizeof op, "%s", gcuda_op_name(y->op));
+    for (char * c = op; *c != '\0'; ++c) { *c = (char) tolower((unsigned char) *c); }
+    snprintf(asked, sizeof asked, "%s", gcuda_last_error());
+    gcuda_clear_last_error();
+    const gcuda_status st = gcuda_backend_graph_compute(backend, graph);
+    snprintf(computed, sizeof computed, "%s", gcuda_last_error());
+    const char * part = is_source && strstr(asked, op) == NULL ? asked : op; // then the same reason again
+    CHECK_MSG(asked[0] != '\0' && strstr(asked, part) != NULL, "%s %s: not supported, and why does not name it: '%s'", name, op, asked);
+    CHECK_MSG(st != GCUDA_STATUS_SUCCESS, "%s: computed, and supports_op says: %s", name, asked);
+    CHECK_MSG(st == GCUDA_STATUS_SUCCESS || strstr(computed, part) != NULL, "%s %s: error %d does not name it: '%s'", name, op, (int) st, computed);
+    gcuda_clear_last_error();
+}
+
+// One thing about the node is no longer as its constructor made it; true: about a source, for which `copy` stands.
+static bool damage(struct rng * r, struct gcuda_tensor * y, struct gcuda_tensor * copy) {
+    int n = 0;
+    while (n < GCUDA_MAX_SRC && y->src[n] != NULL) { ++n; }
+    const int k = (int) rng_below(r, n > 0 ? n : 1), what = (int) rng_below(r, 6), i = (int) rng_below(r, 4);
+    struct gcuda_tensor * t = y;
+    if (what < 4 && n > 0 && rng_below(r, 3) != 0) {
+        *copy = *y->src[k];
+        if (y->view_src == y->src[k]) { y->view_src = copy; }
+        y->src[k] = t = copy;
+    }
+    switch (what) {
+        case 0: t->type = (enum gcuda_type) (((int64_t) t->type + 1 + rng_below(r, GCUDA_TYPE_COUNT + 1)) % (GCUDA_TYPE_COUNT + 2)); break;
+        case 1: t->ne[i] += 1 + rng_below(r, 3); break;
+        case 2: t->ne[i] -= 1; break;
+        case 3: t->nb[i] += 1 + (size_t) rng_below(r, 4); break;
+        case 4: y->src[k] = NULL; break;
+        default: y->op_params[rng_below(r, 4)] = rng_below(r, 2) ? 0x7fc00000 : -7; break; // not a number
+    }
+    return t == copy;
+}
+
+// How many of some damaged forms of the node were refused; the others are no matter. It is as it was before.
+static int try_damaged(const char * name, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct gcuda_tensor * y, struct rng * r) {
+    const struct gcuda_tensor was = *y;
+    int n_refused = 0;
+    for (int i = 0; i < 4; ++i) {
+        struct gcuda_tensor copy;
+        const bool is_source = damage(r, y, &copy);
+        gcuda_clear_last_error();
+        if (!gcuda_backend_supports_op(backend, y)) {
+            is_refused(name, backend, graph, y, is_source);
+            n_refused++;
+        }
+        *y = was;
+    }
+    return n_refused;
+}
+
+// Damaged before, when there is no plan of the graph, and after; what is computed between is right.
+static enum outcome compute(const char * name, gcuda_backend_t backend, struct gcuda_cgraph * graph, struct gcuda_tensor * y, struct result * out) {
+    struct rng r = rng_for(name);
+    out->n_damaged += try_damaged(name, backend, graph, y, &r);
+    if (!CHECK_OK(gcuda_backend_graph_compute(backend, graph))) { return BROKEN; }
+    read_result(y, out);
+    out->n_damaged += try_damaged(name, backend, graph, y, &r);
+    return COMPUTED;
+}
+
 static enum outcome run(const char * name, int which, gcuda_backend_t backend, struct result * out, struct drawn * d) {
     const struct gcuda_init_params params = { 0, NULL, true };
-    enum outcome outcome = REFUSED;
+    enum outcome outcome = NOT_MADE;
     memset(d, 0, sizeof *d);
     memset(out, 0, sizeof *out);
     d->rng = rng_for(name);
@@ -605,18 +739,17 @@ static enum outcome run(const char * name, int which, gcuda_backend_t backend, s
     struct gcuda_cgraph * graph = gcuda_new_graph(d->ctx);
     if (y == NULL) {
         CHECK_MSG(gcuda_last_error()[0] != '\0', "%s: refused without a reason", name);
-    } else if (!gcuda_backend_supports_op(backend, y)) {
-        CHECK_MSG(gcuda_last_error()[0] != '\0', "%s %s: not supported, without a reason", name, gcuda_op_name(y->op));
-        snprintf(out->op, sizeof out->op, "%s", gcuda_op_name(y->op));
     } else {
         gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors(d->ctx, backend);
         outcome = BROKEN;
         snprintf(out->op, sizeof out->op, "%s", gcuda_op_name(y->op));
         if (CHECKED(buffer != NULL, "%s: %s", name, gcuda_last_error()) && CHECK_OK(gcuda_build_forward_expand(graph, y))) {
             for (int k = 0; k < d->n_leafs; ++k) { fill_leaf(d, k); }
-            if (CHECK_OK(gcuda_backend_graph_compute(backend, graph))) {
-                read_result(y, out);
-                outcome = COMPUTED;
+            if (gcuda_backend_supports_op(backend, y)) {
+                outcome = compute(name, backend, graph, y, out);
+            } else {
+                is_refused(name, backend, graph, y, false);
+                outcome = REFUSED;
             }
         }
         gcuda_backend_buffer_free(buffer);
@@ -675,35 +808,51 @@ static void compare(const char * name, const struct drawn * d, struct result * w
     compare_elements(name, max_nmse, want, got);
 }
 
+struct counts {
+    int computed, not_made, refused, for_cpu, only_cpu, only_device, damaged;
+};
+
+static void one_case(const char * name, int which, gcuda_backend_t cpu, gcuda_backend_t device, struct counts * n) {
+    struct drawn d;
+    struct result want, got;
+    memset(&got, 0, sizeof got);
+    const enum outcome on_cpu = run(name, which, cpu, &want, &d);
+    const enum outcome on_device = on_cpu == NOT_MADE ? NOT_MADE : run(name, which, device, &got, &d);
+    n->damaged += got.n_damaged;
+    if (on_cpu == COMPUTED && on_device == COMPUTED) {
+        compare(name, &d, &want, &got);
+        n->computed++;
+    } else if (on_cpu == COMPUTED || on_device == COMPUTED) {
+        int * which_one = on_device == COMPUTED ? &n->only_device : d.is_for_cpu ? &n->for_cpu : &n->only_cpu;
+        if (test_all.verbose) { printf("  only on the %s: %s %s\n", on_device == COMPUTED ? "device" : "CPU", name, got.op); }
+        ++*which_one;
+    } else {
+        n->refused += on_cpu == REFUSED;
+        n->not_made += on_cpu == NOT_MADE;
+    }
+    free(got.v);
+    free(want.v);
+}
+
 TEST(random) {
     gcuda_backend_t cpu = gcuda_backend_cpu_init(), device = gcuda_backend_cuda_init(0);
-    const int n = test_full() ? 6000 : 440;
-    int n_computed = 0, n_refused = 0, n_only_cpu = 0;
+    const int n = test_full() ? 6000 : 460;
+    struct counts c;
+    memset(&c, 0, sizeof c);
     if (!CHECKED(cpu != NULL && device != NULL, "%s", gcuda_last_error())) { return; }
     for (int i = 0; i < n; ++i) {
         char name[48];
-        struct drawn d;
-        struct result want, got;
         snprintf(name, sizeof name, "random/%d", i);
         if (!test_case_begin(name)) { continue; }
-        const enum outcome on_cpu = run(name, i % N_DRAWS, cpu, &want, &d);
-        const enum outcome on_device = on_cpu == COMPUTED ? run(name, i % N_DRAWS, device, &got, &d) : REFUSED;
-        if (on_device == COMPUTED) {
-            compare(name, &d, &want, &got);
-            free(got.v);
-            n_computed++;
-        } else if (on_cpu == COMPUTED) {
-            if (test_all.verbose) { printf("  only on the CPU: %s %s\n", name, got.op); }
-            n_only_cpu++;
-        } else {
-            n_refused++;
-        }
-        free(want.v);
+        one_case(name, i % N_DRAWS, cpu, device, &c);
         test_case_end();
     }
-    printf("  %d computed on both, %d refused by their constructors, %d only on the CPU\n", n_computed, n_refused, n_only_cpu);
+    printf("  %d computed on both, %d refused by their constructors, %d by both, %d for the CPU alone, %d only on the CPU, %d only on the "
+           "device; %d damaged ones refused by the device\n",
+        c.computed, c.not_made, c.refused, c.for_cpu, c.only_cpu, c.only_device, c.damaged);
     if (test_all.filter == NULL && test_all.n_parts == 0) {
-        CHECK_MSG(n_computed > n / 2 && n_only_cpu == 0, "%d of %d computed, %d only on the CPU", n_computed, n, n_only_cpu);
+        CHECK_MSG(c.computed > n / 2 && c.only_cpu == 0 && c.only_device == 0, "of %d", n);
+        CHECK_MSG(c.refused > 0 && c.for_cpu > 0 && c.damaged > 2 * n, "of %d", n);
     }
     gcuda_backend_free(device);
     gcuda_backend_free(cpu);
