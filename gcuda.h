@@ -10724,22 +10724,25 @@ static gcuda_status gcudai_check_tensor(const struct gcuda_tensor * t) {
     return GCUDA_STATUS_SUCCESS;
 }
 
+// Of node y: itself or a source.
+static gcuda_status gcudai_check_tensor_of(const struct gcuda_tensor * y, const struct gcuda_tensor * t) {
+    const gcuda_status st = gcudai_check_tensor(t);
+    return st == GCUDA_STATUS_SUCCESS ? st : gcudai_node_fail(st, y, "%s", gcudai_message);
+}
+
 // Everything about a node that no backend is needed for. Every backend calls it before its own rule.
 static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
     const struct gcudai_op_info * info = gcudai_op_row(y->op);
     if (info == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "'%s': operation %d does not exist", y->name, (int) y->op);
     }
-    const gcuda_status st = gcudai_check_tensor(y);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        return gcudai_node_fail(st, y, "%s", gcudai_message);
-    }
+    GCUDAI_TRY(gcudai_check_tensor_of(y, y));
     for (int i = 0; i < GCUDA_MAX_SRC; ++i) {
         if (y->src[i] == NULL) {
             GCUDAI_WANT(y, i >= info->n_src, "source %d is NULL", i);
         } else if (y->op != GCUDA_OP_NONE) {
             GCUDAI_WANT(y, i < info->n_src + info->n_opt, "%d sources at most", info->n_src + info->n_opt);
-            GCUDAI_TRY(gcudai_check_tensor(y->src[i]));
+            GCUDAI_TRY(gcudai_check_tensor_of(y, y->src[i]));
         }
     }
     return y->op == GCUDA_OP_NONE ? GCUDA_STATUS_SUCCESS : info->check(y);
