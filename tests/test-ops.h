@@ -688,7 +688,10 @@ struct op_run {
 // with 2 the one that the backend makes of a plan in its cache (programs built with TEST_CAPTURE).
 // With GCUDA_TEST_CUT=1 the second run has an abort callback, and cuts every node into slices as small as can be.
 static gcuda_backend_t op_backends[2]; // the CPU with 1 and with 3 threads, or the device twice
-static bool op_on_device, op_is_cut, op_is_replayed, op_has_own_graphs;
+static bool op_on_device, op_is_cut, op_is_replayed;
+#if defined(TEST_CAPTURE)
+static bool op_has_own_graphs;
+#endif
 static const int op_threads[2] = { 1, 3 };
 
 static bool op_never_aborts(void * n_asked) {
