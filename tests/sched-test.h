@@ -412,7 +412,7 @@ TEST_UNUSED static bool net_answer(enum net_kind kind, int n_layers, int64_t n_t
 }
 
 // Mean square error of n values over the mean square of the right ones. NaN where one is.
-static double nmse(const float * got, const float * want, int64_t n) {
+TEST_UNUSED static double nmse(const float * got, const float * want, int64_t n) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         error += ((double) got[i] - (double) want[i]) * ((double) got[i] - (double) want[i]);
