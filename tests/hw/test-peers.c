@@ -196,14 +196,18 @@ TEST(full_precision_where_it_is_asked_for) {
 }
 
 // gcuda's own kernels sum each row the same way for any number of rows; cuBLAS may choose another kernel for fewer.
-static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
+static void compare_within(const float * got, const float * wanted, int64_t n, double bound, bool is_exact, const char * name) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         error += ((double) got[i] - (double) wanted[i]) * ((double) got[i] - (double) wanted[i]);
         size += (double) wanted[i] * (double) wanted[i];
     }
-    CHECK_MSG(size > 0.0 && error <= 1e-8 * size, "%s: relative squared error %g", name, error / size);
+    CHECK_MSG(size > 0.0 && error <= bound * size, "%s: relative squared error %g", name, error / size);
     if (is_exact) { CHECK_MSG(memcmp(got, wanted, (size_t) n * 4) == 0, "%s: other bits", name); }
+}
+
+static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
+    compare_within(got, wanted, n, 1e-8, is_exact, name);
 }
 
 static uint64_t graph_launches(gcuda_backend_t backend) {
@@ -399,15 +403,16 @@ static void compare_scheduled(enum net_kind kind, int64_t n_tokens, enum gcuda_t
             gcuda_type_name(type), (int) n_tokens, how == SPLIT ? "split" : "layer by layer", i % 2 ? "new" : "the same");
         gcuda_backend_buffer_t got = scheduled(kind, n_tokens, type, how, i % 2 == 1);
         if (got != NULL) {
-            compare((const float *) gcuda_backend_buffer_get_base(got), (const float *) gcuda_backend_buffer_get_base(whole), n,
-                how == ON_EACH, name);
+            compare_within((const float *) gcuda_backend_buffer_get_base(got), (const float *) gcuda_backend_buffer_get_base(whole), n,
+                1e-6, how == ON_EACH, name);
         }
         gcuda_backend_buffer_free(got);
     }
     gcuda_backend_buffer_free(whole);
 }
 
-// Layer by layer over all devices the bits are those of the last device alone.
+// Layer by layer over all devices the bits are those of the last device alone. With split weights a sum may differ in its last bit, and
+// that may be the last one of 16 where experts round it.
 TEST(networks_through_a_scheduler_are_those_of_one_device) {
     if (n_devices() < 2) {
         test_skip("one device");

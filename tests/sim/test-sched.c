@@ -187,7 +187,8 @@ static void run_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type
     clean();
 }
 
-// Whole weights have the same bits, but with bound > 0: on tensor cores the number of an expert's rows says how sums are cut.
+// Whole weights have the same bits, but with bound > 0: on tensor cores the number of an expert's rows says how sums are cut, and the
+// last bit of one may be the last of 16 where the next product rounds it.
 // Whatever the order, the bits are those of the first.
 static void check_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, double bound, uint64_t n_orders) {
     static float whole[N_RUNS * DEALT_OUT], first[N_RUNS * DEALT_OUT], got[N_RUNS * DEALT_OUT];
@@ -216,7 +217,7 @@ static void check_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type ty
 
 TEST(split_transformer) { check_dealt(NET_TRANSFORMER, 5, GCUDA_TYPE_F32, MAX_NMSE_F32, 0.0, n_seeds()); }
 TEST(split_transformer_in_blocks) { check_dealt(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0, MAX_NMSE_Q8_0, 0.0, n_seeds()); }
-TEST(split_experts) { check_dealt(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, 1e-12, n_seeds()); }
+TEST(split_experts) { check_dealt(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, 1e-8, n_seeds()); }
 TEST(split_experts_of_one_token) { check_dealt(NET_EXPERTS, 1, GCUDA_TYPE_Q4_0, MAX_NMSE_Q8_0, 0.0, n_few_seeds()); }
 
 // The first layer's weights are in host memory: on the CPU, or offloaded.
