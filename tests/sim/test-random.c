@@ -620,8 +620,9 @@ static void run_scheduled(uint64_t seed, int * n_splits) {
     CHECK_OK(gcuda_backend_sched_alloc_graph(sched, scheduled.graph));
     *n_splits += gcuda_backend_sched_get_n_splits(sched);
     gcuda_backend_buffer_t results = is_queued ? run_queued(&scheduled, sched, seed % 3 == 2) : NULL;
+    const long n_bad = test_all.n_bad_checks;
     const size_t size = queue_results(&scheduled, sched, NULL);
-    for (int round = 0; round < (is_queued ? N_QUEUED : 3) && test_all.n_bad_checks == 0; ++round) {
+    for (int round = 0; round < (is_queued ? N_QUEUED : 3) && test_all.n_bad_checks == n_bad; ++round) {
         fill_leafs(&a.g, round, 0);
         CHECK_OK(gcuda_backend_graph_compute(is_smooth ? cpu : plain, a.graph));
         if (!is_queued) {
