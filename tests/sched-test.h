@@ -172,16 +172,19 @@ TEST_UNUSED static gcuda_backend_t toy_backend(int i) {
 enum net_kind { NET_TRANSFORMER, NET_EXPERTS };
 enum { NET_D = 64, NET_HEADS = 4, NET_KV = 2, NET_HEAD = 16, NET_FF = 96, NET_PAST = 16, NET_E = 8, NET_USED = 2 };
 
+enum { NET_MAX_WIDE = 4 };
+static int net_wide = 1; // times NET_D and so on that the networks are: rows for row-split buffers to deal out
+
 struct net_layer {
-    struct gcuda_context * ctx; // weights
-    struct gcuda_context * cache_ctx;
-    gcuda_backend_buffer_t buffer, cache;
+    struct gcuda_context * ctx; // weights of products
+    struct gcuda_context * small_ctx, * cache_ctx;
+    gcuda_backend_buffer_t buffer, small_buffer, cache;
     struct gcuda_tensor * norm1, * wq, * wk, * wv, * wo, * norm2, * gate, * up, * down, * router, * k, * v;
 };
 struct net {
     enum net_kind kind;
     int n_layers;
-    int64_t n_tokens;
+    int64_t n_tokens, d, n_heads, n_kv, ff;
     enum gcuda_type ffn_type;
     struct net_layer layers[NET_MAX_LAYERS];
     struct gcuda_context * ctx; // of the graph
@@ -208,33 +211,45 @@ static struct gcuda_tensor * net_weight(struct gcuda_context * ctx, const char *
     return gcuda_format_name(gcuda_new_tensor_3d(ctx, type, ne0, ne1, ne2), "%s.%d", name, layer);
 }
 
-static bool net_layer_begin(struct net * net, int i, gcuda_backend_buffer_type_t buft) {
-    const struct gcuda_init_params params = { 0, NULL, true };
-    struct net_layer * l = &net->layers[i];
-    struct gcuda_context * ctx = l->ctx = gcuda_init(params);
-    const int64_t n_experts = net->kind == NET_EXPERTS ? NET_E : 1;
-    l->cache_ctx = gcuda_init(params);
-    l->norm1 = net_weight(ctx, "norm1", i, GCUDA_TYPE_F32, NET_D, 1, 1);
-    l->wq = net_weight(ctx, "wq", i, GCUDA_TYPE_F32, NET_D, NET_HEADS * NET_HEAD, 1);
-    l->wk = net_weight(ctx, "wk", i, GCUDA_TYPE_F32, NET_D, NET_KV * NET_HEAD, 1);
-    l->wv = net_weight(ctx, "wv", i, GCUDA_TYPE_F32, NET_D, NET_KV * NET_HEAD, 1);
-    l->wo = net_weight(ctx, "wo", i, GCUDA_TYPE_F32, NET_HEADS * NET_HEAD, NET_D, 1);
-    l->norm2 = net_weight(ctx, "norm2", i, GCUDA_TYPE_F32, NET_D, 1, 1);
-    l->router = net_weight(ctx, "router", i, GCUDA_TYPE_F32, NET_D, NET_E, 1);
-    l->gate = net_weight(ctx, "gate", i, net->ffn_type, NET_D, NET_FF, n_experts);
-    l->up = net_weight(ctx, "up", i, net->ffn_type, NET_D, NET_FF, n_experts);
-    l->down = net_weight(ctx, "down", i, net->ffn_type, NET_FF, NET_D, n_experts);
-    l->k = net_weight(l->cache_ctx, "cache_k", i, GCUDA_TYPE_F32, NET_KV * NET_HEAD, NET_PAST, 1);
-    l->v = net_weight(l->cache_ctx, "cache_v", i, GCUDA_TYPE_F32, NET_KV * NET_HEAD, NET_PAST, 1);
-    l->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(ctx, buft);
-    l->cache = gcuda_backend_alloc_ctx_tensors_from_buft(l->cache_ctx, buft);
-    if (l->buffer == NULL || l->cache == NULL) { return false; }
-    gcuda_backend_buffer_set_usage(l->buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
-    bool is_ok = gcuda_backend_buffer_clear(l->cache, 0) == GCUDA_STATUS_SUCCESS;
+static gcuda_backend_buffer_t net_place(struct gcuda_context * ctx, gcuda_backend_buffer_type_t buft) {
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors_from_buft(ctx, buft);
+    if (buffer == NULL) { return NULL; }
+    gcuda_backend_buffer_set_usage(buffer, GCUDA_BACKEND_BUFFER_USAGE_WEIGHTS);
+    bool is_ok = true;
     for (struct gcuda_tensor * t = gcuda_get_first_tensor(ctx); t != NULL && is_ok; t = gcuda_get_next_tensor(ctx, t)) {
         is_ok = fill_tensor(t, t->ne[1] == 1 ? 1.5 : 1.7 / sqrt((double) t->ne[0]));
     }
-    return is_ok;
+    if (is_ok) { return buffer; }
+    gcuda_backend_buffer_free(buffer);
+    return NULL;
+}
+
+// buft: of the weights of products, which may be a row-split one. All else is in the memory of its device.
+static bool net_layer_begin(struct net * net, int i, gcuda_backend_buffer_type_t buft) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct net_layer * l = &net->layers[i];
+    struct gcuda_context * ctx = l->ctx = gcuda_init(params), * small = l->small_ctx = gcuda_init(params);
+    gcuda_backend_buffer_type_t home = gcuda_backend_dev_buffer_type(gcuda_backend_buft_get_device(buft));
+    const int64_t n_experts = net->kind == NET_EXPERTS ? NET_E : 1, d = net->d, ff = net->ff;
+    const int64_t q = net->n_heads * NET_HEAD, kv = net->n_kv * NET_HEAD;
+    l->cache_ctx = gcuda_init(params);
+    l->norm1 = net_weight(small, "norm1", i, GCUDA_TYPE_F32, d, 1, 1);
+    l->wq = net_weight(ctx, "wq", i, GCUDA_TYPE_F32, d, q, 1);
+    l->wk = net_weight(ctx, "wk", i, GCUDA_TYPE_F32, d, kv, 1);
+    l->wv = net_weight(ctx, "wv", i, GCUDA_TYPE_F32, d, kv, 1);
+    l->wo = net_weight(ctx, "wo", i, GCUDA_TYPE_F32, q, d, 1);
+    l->norm2 = net_weight(small, "norm2", i, GCUDA_TYPE_F32, d, 1, 1);
+    l->router = net_weight(small, "router", i, GCUDA_TYPE_F32, d, NET_E, 1);
+    l->gate = net_weight(ctx, "gate", i, net->ffn_type, d, ff, n_experts);
+    l->up = net_weight(ctx, "up", i, net->ffn_type, d, ff, n_experts);
+    l->down = net_weight(ctx, "down", i, net->ffn_type, ff, d, n_experts);
+    l->k = net_weight(l->cache_ctx, "cache_k", i, GCUDA_TYPE_F32, kv, NET_PAST, 1);
+    l->v = net_weight(l->cache_ctx, "cache_v", i, GCUDA_TYPE_F32, kv, NET_PAST, 1);
+    l->buffer = net_place(ctx, buft);
+    l->small_buffer = net_place(small, home);
+    l->cache = gcuda_backend_alloc_ctx_tensors_from_buft(l->cache_ctx, home);
+    return l->buffer != NULL && l->small_buffer != NULL && l->cache != NULL &&
+           gcuda_backend_buffer_clear(l->cache, 0) == GCUDA_STATUS_SUCCESS;
 }
 
 static struct gcuda_tensor * net_mul(struct net * net, struct gcuda_tensor * w, struct gcuda_tensor * x) {
@@ -246,21 +261,21 @@ static struct gcuda_tensor * net_mul(struct net * net, struct gcuda_tensor * w, 
 static struct gcuda_tensor * net_attention(struct net * net, struct net_layer * l, struct gcuda_tensor * x) {
     struct gcuda_context * c = net->ctx;
     const int64_t n = net->n_tokens;
-    const size_t head = NET_HEAD * sizeof(float), row = NET_KV * head;
+    const size_t head = NET_HEAD * sizeof(float), row = (size_t) net->n_kv * head;
     struct gcuda_tensor * h = gcuda_mul(c, gcuda_rms_norm(c, x, 1e-5f), l->norm1);
-    struct gcuda_tensor * q = gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wq, h), NET_HEAD, NET_HEADS, n), net->pos,
+    struct gcuda_tensor * q = gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wq, h), NET_HEAD, net->n_heads, n), net->pos,
         NET_HEAD, 0);
-    struct gcuda_tensor * k = gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wk, h), NET_HEAD, NET_KV, n), net->pos,
+    struct gcuda_tensor * k = gcuda_rope(c, gcuda_reshape_3d(c, net_mul(net, l->wk, h), NET_HEAD, net->n_kv, n), net->pos,
         NET_HEAD, 0);
     struct gcuda_tensor * v = net_mul(net, l->wv, h);
-    (void) gcuda_build_forward_expand(net->graph, gcuda_set_rows(c, l->k, gcuda_reshape_2d(c, k, NET_KV * NET_HEAD, n), net->rows));
+    (void) gcuda_build_forward_expand(net->graph, gcuda_set_rows(c, l->k, gcuda_reshape_2d(c, k, net->n_kv * NET_HEAD, n), net->rows));
     (void) gcuda_build_forward_expand(net->graph, gcuda_set_rows(c, l->v, v, net->rows));
-    struct gcuda_tensor * keys = gcuda_view_3d(c, l->k, NET_HEAD, NET_PAST, NET_KV, row, head, 0);
-    struct gcuda_tensor * values = gcuda_view_3d(c, l->v, NET_HEAD, NET_PAST, NET_KV, row, head, 0);
+    struct gcuda_tensor * keys = gcuda_view_3d(c, l->k, NET_HEAD, NET_PAST, net->n_kv, row, head, 0);
+    struct gcuda_tensor * values = gcuda_view_3d(c, l->v, NET_HEAD, NET_PAST, net->n_kv, row, head, 0);
     struct gcuda_tensor * scores = net_mul(net, keys, gcuda_permute(c, q, 0, 2, 1, 3)); // [past, tokens, heads]
     scores = gcuda_soft_max_ext(c, scores, net->mask, 0.25f, 0.0f);
     struct gcuda_tensor * mixed = net_mul(net, gcuda_cont(c, gcuda_permute(c, values, 1, 0, 2, 3)), scores);
-    mixed = gcuda_reshape_2d(c, gcuda_cont(c, gcuda_permute(c, mixed, 0, 2, 1, 3)), NET_HEADS * NET_HEAD, n);
+    mixed = gcuda_reshape_2d(c, gcuda_cont(c, gcuda_permute(c, mixed, 0, 2, 1, 3)), net->n_heads * NET_HEAD, n);
     return gcuda_add(c, x, net_mul(net, l->wo, mixed));
 }
 
@@ -270,12 +285,12 @@ static struct gcuda_tensor * net_experts(struct net * net, struct net_layer * l,
     struct gcuda_tensor * probs = gcuda_soft_max(c, net_mul(net, l->router, h));               // [experts, tokens]
     struct gcuda_tensor * ids = gcuda_argsort_top_k(c, probs, NET_USED);                       // [used, tokens]
     struct gcuda_tensor * w = gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, NET_E, n), ids); // [1, used, tokens]
-    struct gcuda_tensor * x = gcuda_reshape_3d(c, h, NET_D, 1, n);
+    struct gcuda_tensor * x = gcuda_reshape_3d(c, h, net->d, 1, n);
     struct gcuda_tensor * a = gcuda_swiglu_split(c, gcuda_mul_mat_id(c, l->gate, x, ids), gcuda_mul_mat_id(c, l->up, x, ids));
     struct gcuda_tensor * y = gcuda_mul(c, gcuda_mul_mat_id(c, l->down, a, ids), w); // [d, used, tokens]
     struct gcuda_tensor * sum = NULL;
     for (int i = 0; i < NET_USED && y != NULL; ++i) {
-        struct gcuda_tensor * part = gcuda_view_2d(c, y, NET_D, n, y->nb[2], (size_t) i * y->nb[1]);
+        struct gcuda_tensor * part = gcuda_view_2d(c, y, net->d, n, y->nb[2], (size_t) i * y->nb[1]);
         sum = i == 0 ? gcuda_cont(c, part) : gcuda_add(c, sum, part);
     }
     return sum;
@@ -295,7 +310,7 @@ static bool net_build(struct net * net) {
     gcuda_free(net->ctx);
     struct gcuda_context * c = net->ctx = gcuda_init(params);
     net->graph = gcuda_new_graph(c);
-    net->x = gcuda_set_name(gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, NET_D, net->n_tokens), "x");
+    net->x = gcuda_set_name(gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, net->d, net->n_tokens), "x");
     net->pos = gcuda_set_name(gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, net->n_tokens), "pos");
     net->rows = gcuda_set_name(gcuda_new_tensor_1d(c, GCUDA_TYPE_I64, net->n_tokens), "rows");
     net->mask = gcuda_set_name(gcuda_new_tensor_2d(c, GCUDA_TYPE_F32, NET_PAST, net->n_tokens), "mask");
@@ -316,6 +331,7 @@ static bool net_begin(struct net * net, enum net_kind kind, int n_layers, int64_
     net->kind = kind;
     net->n_layers = n_layers;
     net->n_tokens = n_tokens;
+    net->d = net_wide * NET_D, net->n_heads = net_wide * NET_HEADS, net->n_kv = net_wide * NET_KV, net->ff = net_wide * NET_FF;
     net->ffn_type = ffn_type;
     bool is_ok = true;
     for (int i = 0; i < n_layers && is_ok; ++i) { is_ok = net_layer_begin(net, i, place(i, user)); }
@@ -325,8 +341,10 @@ static bool net_begin(struct net * net, enum net_kind kind, int n_layers, int64_
 static void net_end(struct net * net) {
     for (int i = 0; i < net->n_layers; ++i) {
         gcuda_backend_buffer_free(net->layers[i].buffer);
+        gcuda_backend_buffer_free(net->layers[i].small_buffer);
         gcuda_backend_buffer_free(net->layers[i].cache);
         gcuda_free(net->layers[i].ctx);
+        gcuda_free(net->layers[i].small_ctx);
         gcuda_free(net->layers[i].cache_ctx);
     }
     gcuda_free(net->ctx);
@@ -334,7 +352,7 @@ static void net_end(struct net * net) {
 }
 
 struct net_data { // the inputs of a run
-    float x[NET_D * 8], mask[NET_PAST * 8];
+    float x[NET_MAX_WIDE * NET_D * 8], mask[NET_PAST * 8];
     int32_t pos[8];
     int64_t rows[8];
 };
@@ -343,7 +361,7 @@ struct net_data { // the inputs of a run
 static void net_fill(const struct net * net, uint64_t seed, struct net_data * d) {
     struct rng r = { 1000 + seed };
     const int64_t n = net->n_tokens, first = (int64_t) (seed % (uint64_t) (NET_PAST - n + 1));
-    for (int64_t i = 0; i < NET_D * n; ++i) { d->x[i] = (float) rng_between(&r, -1.0, 1.0); }
+    for (int64_t i = 0; i < net->d * n; ++i) { d->x[i] = (float) rng_between(&r, -1.0, 1.0); }
     for (int64_t i = 0; i < n; ++i) {
         d->pos[i] = (int32_t) (first + i);
         d->rows[i] = first + i;
@@ -374,7 +392,7 @@ static gcuda_backend_buffer_type_t net_on_cpu(int layer, void * user) {
     return gcuda_backend_cpu_buffer_type();
 }
 
-// What the CPU alone gives for the runs 0 .. n_runs - 1, one after the other; out has n_runs * NET_D * n_tokens floats.
+// What the CPU alone gives for the runs 0 .. n_runs - 1, one after the other; out has n_runs * net_wide * NET_D * n_tokens floats.
 TEST_UNUSED static bool net_answer(enum net_kind kind, int n_layers, int64_t n_tokens, enum gcuda_type ffn_type, int n_runs, float * out) {
     struct net net;
     bool is_ok = net_begin(&net, kind, n_layers, n_tokens, ffn_type, net_on_cpu, NULL);
@@ -384,7 +402,7 @@ TEST_UNUSED static bool net_answer(enum net_kind kind, int n_layers, int64_t n_t
     for (int i = 0; i < n_runs && is_ok; ++i) {
         is_ok = net_set(&net, (uint64_t) i) == GCUDA_STATUS_SUCCESS &&
                 gcuda_backend_graph_compute(cpu, net.graph) == GCUDA_STATUS_SUCCESS &&
-                gcuda_backend_tensor_get(net.out, out + i * NET_D * n_tokens, 0, gcuda_nbytes(net.out)) == GCUDA_STATUS_SUCCESS;
+                gcuda_backend_tensor_get(net.out, out + i * net.d * n_tokens, 0, gcuda_nbytes(net.out)) == GCUDA_STATUS_SUCCESS;
     }
     CHECK_MSG(is_ok, "the answer: %s", gcuda_last_error());
     gcuda_gallocr_free(galloc);
@@ -394,7 +412,7 @@ TEST_UNUSED static bool net_answer(enum net_kind kind, int n_layers, int64_t n_t
 }
 
 // Mean square error of n values over the mean square of the right ones. NaN where one is.
-static double nmse(const float * got, const float * want, int64_t n) {
+TEST_UNUSED static double nmse(const float * got, const float * want, int64_t n) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         error += ((double) got[i] - (double) want[i]) * ((double) got[i] - (double) want[i]);

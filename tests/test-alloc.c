@@ -266,8 +266,142 @@ static void check_lifetimes(const struct random_graph * w) {
 }
 
 // =====================================================================================================================
+// >>branches   what may run at the same time, from the graph alone
+// =====================================================================================================================
+static bool is_work(const struct gcuda_tensor * t) {
+    return t->op != GCUDA_OP_NONE && t->op != GCUDA_OP_VIEW && t->op != GCUDA_OP_RESHAPE && t->op != GCUDA_OP_PERMUTE &&
+           t->op != GCUDA_OP_TRANSPOSE;
+}
+
+static const struct gcuda_tensor * root_of(const struct gcuda_tensor * t) { return t->view_src ? t->view_src : t; }
+
+static bool reads_of(const struct gcuda_tensor * node, const struct gcuda_tensor * root) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        if (node->src[k] != NULL && root_of(node->src[k]) == root) { return true; }
+    }
+    return false;
+}
+static bool uses(const struct gcuda_tensor * node, const struct gcuda_tensor * root) {
+    return is_work(node) && (root_of(node) == root || reads_of(node, root));
+}
+
+// By what one computes and the other reads, or by what a node in place has to come behind.
+static bool depends(const struct gcuda_tensor * later, const struct gcuda_tensor * before) {
+    return is_work(later) && is_work(before) && (uses(later, root_of(before)) || uses(before, root_of(later)));
+}
+
+// Nothing computed before node x is used behind it: what is behind comes behind all up to x, also what begins at leafs alone (plans of
+// CUDA backends see it like that).
+static bool is_cut(const struct gcuda_cgraph * g, int x) {
+    bool is_so = is_work(g->nodes[x]);
+    for (int i = 0; i < x && is_so; ++i) {
+        const struct gcuda_tensor * root = root_of(g->nodes[i]);
+        if (!is_work(g->nodes[i]) || root == root_of(g->nodes[x])) { continue; }
+        for (int k = x + 1; k < g->n_nodes && is_so; ++k) { is_so = !uses(g->nodes[k], root); }
+    }
+    return is_so;
+}
+
+// done[k][i]: node i is over when node k begins, whatever else runs beside it.
+enum { MAX_NODES = 2 * MAX_T };
+static void order_of(const struct gcuda_cgraph * g, bool (*done)[MAX_NODES]) {
+    int cut = -1;
+    for (int k = 0; k < g->n_nodes; ++k) {
+        if (is_cut(g, k)) { cut = k; }
+        for (int i = 0; i < k; ++i) { done[k][i] = i <= cut; }
+        for (int i = 0; i < k; ++i) {
+            if (!depends(g->nodes[k], g->nodes[i])) { continue; }
+            done[k][i] = true;
+            for (int j = 0; j < i; ++j) { done[k][j] = done[k][j] || done[i][j]; }
+        }
+    }
+}
+
+// t took over the memory of a source that ended there, which may have done so itself, and so on from a.
+static bool is_heir(const struct gcuda_tensor * t, const struct gcuda_tensor * a) {
+    for (int k = 0; k < GCUDA_MAX_SRC && may_reuse(t->op); ++k) {
+        const struct gcuda_tensor * s = t->src[k] != NULL ? root_of(t->src[k]) : NULL;
+        if (s != NULL && s->data == t->data && (s == a || is_heir(s, a))) { return true; }
+    }
+    return false;
+}
+
+// b has memory that a had: whoever uses a is over when b is computed. An heir is of the same branch, or the first of one of those that
+// begin at a; then it has to wait for what else reads a. Returns how many such pairs there are without heirs.
+static int check_branches(const struct random_graph * w) {
+    static bool done[MAX_NODES][MAX_NODES];
+    struct life life[MAX_T];
+    const int n = lifetimes(w, life);
+    int n_shared = 0;
+    order_of(w->g, done);
+    for (int i = 0; i < n * n; ++i) {
+        const struct life * a = &life[i / n], * b = &life[i % n];
+        if (a->born >= b->born || !overlap(a->t, b->t) || is_heir(b->t, a->t)) { continue; }
+        n_shared++;
+        for (int k = 0; k < w->g->n_nodes; ++k) {
+            const bool is_over = k < b->born && done[b->born][k];
+            CHECK_MSG(is_over || !uses(w->g->nodes[k], a->t), "%s has memory of %s, which %s uses and may do so beside it", b->t->name,
+                a->t->name, w->g->nodes[k]->name);
+        }
+    }
+    return n_shared;
+}
+
+// Rounds of branches from one tensor to one sum: some read each other, some work in place, some end in results of their own.
+static bool random_towers(struct random_graph * w, uint64_t seed) {
+    struct rng r = { seed };
+    const struct gcuda_init_params params = { 0, NULL, true };
+    memset(w, 0, sizeof *w);
+    w->seed = seed;
+    w->ctx = gcuda_init(params);
+    w->g = gcuda_new_graph_custom(w->ctx, MAX_NODES, false);
+    struct gcuda_tensor * y = w->t[w->n++] = gcuda_new_tensor_1d(w->ctx, GCUDA_TYPE_F32, 64);
+    while (w->n < MAX_T - 20) {
+        struct gcuda_tensor * sum[3] = { NULL, NULL, NULL }, * before = y, * base = y;
+        for (int i = 0; i < 3; ++i) {
+            struct gcuda_tensor * t = base;
+            const int height = 1 + (int) rng_below(&r, 4);
+            for (int k = 0; k < height; ++k) {
+                struct gcuda_tensor * args[3] = { t, rng_below(&r, 4) ? t : before, base };
+                const int64_t kind = rng_below(&r, 5);
+                t = kind == 0 ? gcuda_sqr(w->ctx, t) : kind == 1 && k > 0 ? gcuda_rms_norm_inplace(w->ctx, t, 0.5f) :
+                    gcuda_custom_4d(w->ctx, GCUDA_TYPE_F32, 64 << rng_below(&r, 3), 1, 1, 1, args, 1 + (int) rng_below(&r, 3), mix, 1, NULL);
+                w->t[w->n] = gcuda_format_name(t, "t%d", w->n);
+                w->n++;
+            }
+            if (rng_below(&r, 6) == 0) { gcuda_set_output(t); }
+            sum[i] = before = t;
+        }
+        y = w->t[w->n] = gcuda_format_name(gcuda_custom_4d(w->ctx, GCUDA_TYPE_F32, 64, 1, 1, 1, sum, 3, mix, 1, NULL), "sum%d", w->n);
+        w->n++;
+    }
+    return y != NULL && gcuda_build_forward_expand(w->g, y) == GCUDA_STATUS_SUCCESS;
+}
+
+// =====================================================================================================================
 // >>tests
 // =====================================================================================================================
+TEST(branches_side_by_side_share_no_memory) {
+    const int rounds = test_full() ? 20000 : 2000;
+    struct rng r = rng_for("branches");
+    REQUIRE(op_backends_ready());
+    gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(op_backends[0]));
+    gcuda_gallocr_set_concurrent(galloc, true);
+    int n_shared = 0;
+    for (int round = 0; round < rounds && test_all.n_bad_checks == 0; ++round) {
+        struct random_graph w;
+        const uint64_t seed = rng_u64(&r);
+        CHECK(round % 2 ? random_towers(&w, seed) : random_graph(&w, seed, true));
+        if (CHECK_OK(gcuda_gallocr_alloc_graph(galloc, w.g))) {
+            check_lifetimes(&w);
+            n_shared += check_branches(&w);
+        }
+        gcuda_free(w.ctx);
+    }
+    CHECK(n_shared > rounds); // memory is used again behind branches
+    gcuda_gallocr_free(galloc);
+}
+
 TEST(tensors_alive_together_do_not_overlap) {
     const int rounds = test_full() ? 20000 : 3000;
     struct rng r = rng_for("alloc");

@@ -312,10 +312,12 @@ struct pair {
     struct gcuda_tensor * y;
 };
 
-static bool make_pair(struct pair * p) { // a -> scale -> view -> "lie" -> result
+enum { MAX_ROWS = 80 }; // two tensors of as many do not fit into one of the toy's buffers
+
+static bool make_rows(struct pair * p, int n_rows) { // a -> scale -> view -> "lie" -> result
     memset(p, 0, sizeof *p);
     p->ctx = op_context();
-    struct gcuda_tensor * a = gcuda_set_name(gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_F32, 8, 4), "a");
+    struct gcuda_tensor * a = gcuda_set_name(gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_F32, 8, n_rows), "a");
     struct gcuda_tensor * s = gcuda_scale(p->ctx, a, 2.0f), * v = gcuda_view_2d(p->ctx, s, 8, 2, 64, 32);
     struct gcuda_tensor * lie = gcuda_set_name(gcuda_rms_norm(p->ctx, v, 1e-5f), "lie");
     p->y = gcuda_set_name(gcuda_add(p->ctx, lie, v), "y");
@@ -323,11 +325,12 @@ static bool make_pair(struct pair * p) { // a -> scale -> view -> "lie" -> resul
     gcuda_set_output(p->y);
     p->g = gcuda_new_graph_custom(p->ctx, 16, false);
     p->buf = op_backends_ready() ? gcuda_backend_alloc_ctx_tensors(p->ctx, op_backends[0]) : NULL;
-    float values[32];
-    for (int i = 0; i < 32; ++i) { values[i] = (float) (i % 7) - 3.0f; }
+    float values[8 * MAX_ROWS];
+    for (int i = 0; i < 8 * MAX_ROWS; ++i) { values[i] = (float) (i % 7) - 3.0f; }
     return p->g && p->buf && CHECK_OK(gcuda_build_forward_expand(p->g, p->y))
-        && CHECK_OK(gcuda_backend_tensor_set(a, values, 0, sizeof values));
+        && CHECK_OK(gcuda_backend_tensor_set(a, values, 0, gcuda_nbytes(a)));
 }
+static bool make_pair(struct pair * p) { return make_rows(p, 4); }
 static void free_pair(struct pair * p) {
     gcuda_backend_buffer_free(p->buf);
     gcuda_free(p->ctx);
@@ -404,6 +407,66 @@ TEST(comparison) { // finds the node that differs; view operations are not compa
     CHECK(s.n == 0 && toy.n_buffers == 0);
     free_pair(&p);
     gcuda_backend_free(b);
+}
+
+static gcuda_status copy_once(gcuda_backend_t b, struct gcuda_cgraph * g) {
+    struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(b, g);
+    if (copy.graph == NULL) {
+        CHECK(copy.buffer == NULL && copy.ctx_allocated == NULL && copy.ctx_unallocated == NULL);
+        return GCUDA_STATUS_ALLOC_FAILED;
+    }
+    CHECK_EQ_I(gcuda_graph_n_nodes(copy.graph), gcuda_graph_n_nodes(g));
+    gcuda_backend_graph_copy_free(copy);
+    return GCUDA_STATUS_SUCCESS;
+}
+static gcuda_status compare_once(gcuda_backend_t b, struct gcuda_cgraph * g) {
+    struct seen s = { 0, 0, -1, false };
+    const gcuda_status st = gcuda_backend_compare_graph_backend(op_backends[0], b, g, compare_nodes, &s, NULL, 0);
+    CHECK(st != GCUDA_STATUS_SUCCESS || (s.n == 3 && s.n_different == 0));
+    return st;
+}
+
+// Each allocation in turn, the library's and then the toy's buffers: a status, nothing left, and then it works.
+static void fail_all(gcuda_status (*once)(gcuda_backend_t b, struct gcuda_cgraph * g), int n_rows, int least) {
+    gcuda_backend_t b = toy_backend();
+    struct pair p;
+    int n_failed = 0;
+    REQUIRE(b && make_rows(&p, n_rows));
+    CHECK_OK(once(b, p.g)); // what backends keep is there
+    bool has_fired = true;
+    for (int k = 1; has_fired && k < 500 && test_all.n_bad_checks == 0; ++k) {
+        struct fault f;
+        fault_begin(&f, k);
+        const gcuda_status st = once(b, p.g);
+        has_fired = f.fired;
+        CHECK_MSG((st == GCUDA_STATUS_SUCCESS) == !f.fired, "allocation %d: status %d", k, (int) st);
+        CHECK_EQ_I(toy.n_buffers, 0);
+        fault_end(&f);
+        CHECK_MSG(f.live == 0, "allocation %d failed and left %ld alive", k, f.live);
+        CHECK_OK(once(b, p.g));
+        n_failed += has_fired;
+    }
+    CHECK_MSG(!has_fired && n_failed >= least, "%d allocations", n_failed);
+    has_fired = true;
+    for (int k = 1; has_fired && k < 20; ++k) {
+        toy.alloc_fails_at = k;
+        const gcuda_status st = once(b, p.g);
+        has_fired = toy.alloc_fails_at == 0;
+        toy.alloc_fails_at = 0;
+        CHECK(st == (has_fired ? GCUDA_STATUS_ALLOC_FAILED : GCUDA_STATUS_SUCCESS) && toy.n_buffers == 0);
+        CHECK(has_fired || k == (n_rows == MAX_ROWS ? 3 : 2)); // two parts or one
+    }
+    free_pair(&p);
+    gcuda_backend_free(b);
+}
+
+TEST(failing_allocations_of_graph_copy) {
+    fail_all(copy_once, 4, 5);
+    fail_all(copy_once, MAX_ROWS, 5);
+}
+TEST(failing_allocations_of_comparison) {
+    fail_all(compare_once, 4, 5);
+    fail_all(compare_once, MAX_ROWS, 5);
 }
 
 TEST(plans) { // create once, compute often; absent functions are errors

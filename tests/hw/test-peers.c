@@ -1,8 +1,13 @@
-// All devices of this machine together: what the probe of each pair finds, copies on every route, and products with
-// row-split weights against those of one device. With a single device only the products run. Public interface alone.
+// All devices of this machine together: what the probe of each pair finds, copies on every route, products with row-split
+// weights and experts against those of one device, and whole networks through the scheduler. With a single device these run, too,
+// but for the scheduler. Public interface alone.
+//
+// In the simulation, without what is large: GCUDA_SIM_DEVICES=2 build/sim/test-peers --filter scheduler, and split_experts
 #include "test.h"
 
 #include <math.h>
+
+#include "sched-test.h"
 
 static int n_devices(void) { return gcuda_backend_cuda_get_device_count(); }
 
@@ -108,20 +113,32 @@ static float * random_floats(int64_t n, uint64_t seed) {
     return f;
 }
 
-// w x, a few times in a row without waiting; the caller frees the result.
-static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, enum gcuda_type type, int64_t k,
-    int64_t m, int64_t n) {
+// Two of the experts for each column.
+static bool set_ids(struct gcuda_tensor * ids, int n_experts) {
+    const int n = (int) gcuda_nelements(ids);
+    int32_t * values = (int32_t *) malloc((size_t) n * sizeof *values);
+    for (int i = 0; i < n; ++i) { values[i] = (i / 2 * 5 + i % 2 * 3) % n_experts; }
+    const bool is_ok = CHECK_OK(gcuda_backend_tensor_set(ids, values, 0, gcuda_nbytes(ids)));
+    free(values);
+    return is_ok;
+}
+
+// w x, a few times in a row without waiting; the caller frees the result. n_experts > 0: the weight is that of experts.
+static float * product_of(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, enum gcuda_type type, int64_t k,
+    int64_t m, int64_t n, int n_experts) {
     struct gcuda_context *cw = new_context(), *cx = new_context();
-    struct gcuda_tensor *w = gcuda_new_tensor_2d(cw, type, k, m), *x = gcuda_new_tensor_2d(cx, GCUDA_TYPE_F32, k, n);
-    struct gcuda_tensor * y = gcuda_mul_mat(cx, w, x);
+    struct gcuda_tensor *w = gcuda_new_tensor_3d(cw, type, k, m, n_experts > 0 ? n_experts : 1);
+    struct gcuda_tensor *x = gcuda_new_tensor_2d(cx, GCUDA_TYPE_F32, k, n);
+    struct gcuda_tensor * ids = n_experts > 0 ? gcuda_new_tensor_2d(cx, GCUDA_TYPE_I32, 2, n) : NULL;
+    struct gcuda_tensor * y = ids ? gcuda_mul_mat_id(cx, w, gcuda_reshape_3d(cx, x, k, 1, n), ids) : gcuda_mul_mat(cx, w, x);
     struct gcuda_cgraph * graph = gcuda_new_graph(cx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
     gcuda_backend_buffer_t bw = gcuda_backend_alloc_ctx_tensors_from_buft(cw, t),
                            bx = gcuda_backend_alloc_ctx_tensors(cx, backend);
-    float *fw = random_floats(k * m, 1), *fx = random_floats(k * n, 2), *out = (float *) malloc(gcuda_nbytes(y));
+    float *fw = random_floats(gcuda_nelements(w), 1), *fx = random_floats(k * n, 2), *out = (float *) malloc(gcuda_nbytes(y));
     void * rows = malloc(gcuda_nbytes(w));
-    if (bw != NULL && bx != NULL && out != NULL && rows != NULL) {
-        CHECK_OK(gcuda_quantize_rows(type, fw, rows, m, k, NULL, 0));
+    if (bw != NULL && bx != NULL && out != NULL && rows != NULL && (ids == NULL || set_ids(ids, n_experts))) {
+        CHECK_OK(gcuda_quantize_rows(type, fw, rows, gcuda_nrows(w), k, NULL, 0));
         CHECK_OK(gcuda_backend_tensor_set(w, rows, 0, gcuda_nbytes(w)));
         for (int i = 0; i < 5; ++i) {
             CHECK_OK(gcuda_backend_tensor_set_async(backend, x, fx, 0, gcuda_nbytes(x)));
@@ -140,6 +157,10 @@ static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, e
     gcuda_free(cw);
     gcuda_free(cx);
     return out;
+}
+
+static float * product(gcuda_backend_t backend, gcuda_backend_buffer_type_t t, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
+    return product_of(backend, t, type, k, m, n, 0);
 }
 
 // Relative squared error of a product in F32, and whether cuBLAS has made it.
@@ -175,14 +196,18 @@ TEST(full_precision_where_it_is_asked_for) {
 }
 
 // gcuda's own kernels sum each row the same way for any number of rows; cuBLAS may choose another kernel for fewer.
-static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
+static void compare_within(const float * got, const float * wanted, int64_t n, double bound, bool is_exact, const char * name) {
     double error = 0.0, size = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         error += ((double) got[i] - (double) wanted[i]) * ((double) got[i] - (double) wanted[i]);
         size += (double) wanted[i] * (double) wanted[i];
     }
-    CHECK_MSG(size > 0.0 && error <= 1e-8 * size, "%s: relative squared error %g", name, error / size);
+    CHECK_MSG(size > 0.0 && error <= bound * size, "%s: relative squared error %g", name, error / size);
     if (is_exact) { CHECK_MSG(memcmp(got, wanted, (size_t) n * 4) == 0, "%s: other bits", name); }
+}
+
+static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
+    compare_within(got, wanted, n, 1e-8, is_exact, name);
 }
 
 static uint64_t graph_launches(gcuda_backend_t backend) {
@@ -272,4 +297,131 @@ TEST(split_products_of_many_columns) {
         free(got[1]);
         free(wanted);
     }
+}
+
+// Rows of every expert on every device, evenly or not, directly and through the host. On tensor cores the number of rows says how
+// sums are cut.
+TEST(split_experts_are_those_of_one_device) {
+    enum { K = 256, M = 1000, N_EXPERTS = 8 };
+    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_K };
+    static const int64_t columns[] = { 1, 4, 60 };
+    const int main_device = n_devices() - 1;
+    for (int turn = 0; turn < 3; ++turn) { // directly, with a CUDA graph and without; through the host
+        float shares[GCUDA_CUDA_MAX_DEVICES];
+        for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) { shares[i] = i < n_devices() ? (float) (1 + i * (turn % 2)) : 0.0f; }
+        gcuda_backend_buffer_type_t t = gcuda_backend_cuda_split_buffer_type(main_device, shares, GCUDA_CUDA_MAX_DEVICES);
+        struct gcuda_cuda_params params = params_of(main_device);
+        params.peer = turn == 2 ? GCUDA_CUDA_PEER_OFF : GCUDA_CUDA_PEER_AUTO;
+        params.peer_max_batch = -1;
+        params.graphs = turn == 0 ? GCUDA_CUDA_AUTO : GCUDA_CUDA_OFF;
+        gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+        REQUIRE(t != NULL && backend != NULL);
+        for (int i = 0; i < 15; ++i) {
+            const enum gcuda_type type = types[i / 3];
+            const int64_t n = columns[i % 3];
+            char name[96];
+            snprintf(name, sizeof name, "%s, %d tokens, turn %d", gcuda_type_name(type), (int) n, turn);
+            float * wanted = product_of(backend, gcuda_backend_get_default_buffer_type(backend), type, K, M, n, N_EXPERTS);
+            float * got = product_of(backend, t, type, K, M, n, N_EXPERTS);
+            compare(got, wanted, M * 2 * n, 2 * n < 9 && gcuda_is_quantized(type), name);
+            free(wanted);
+            free(got);
+        }
+        gcuda_backend_free(backend);
+    }
+}
+
+// ---- networks through the scheduler ----
+
+enum { N_LAYERS = 4, N_RUNS = 6 };
+enum placing { ON_ONE, ON_EACH, SPLIT }; // layers: on the last device; on all, in order; with rows on all, for the last
+
+static gcuda_backend_buffer_type_t placed(int layer, void * user) {
+    const enum placing how = *(const enum placing *) user;
+    float shares[GCUDA_CUDA_MAX_DEVICES];
+    for (int i = 0; i < GCUDA_CUDA_MAX_DEVICES; ++i) { shares[i] = i < n_devices() ? 1.0f : 0.0f; }
+    return how == SPLIT ? gcuda_backend_cuda_split_buffer_type(n_devices() - 1, shares, GCUDA_CUDA_MAX_DEVICES)
+                        : gcuda_backend_cuda_buffer_type(how == ON_ONE ? n_devices() - 1 : layer * n_devices() / N_LAYERS);
+}
+
+// Runs queued one behind the other, each with inputs of its own, in new descriptions or the same.
+static gcuda_status queue_runs(gcuda_backend_sched_t sched, struct net * net, bool is_anew, float * out) {
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
+    for (int run = 0; run < N_RUNS && st == GCUDA_STATUS_SUCCESS; ++run) {
+        if (is_anew || run == 0) {
+            gcuda_backend_sched_reset(sched);
+            st = net_build(net) ? gcuda_backend_sched_alloc_graph(sched, net->graph) : GCUDA_STATUS_FAILED;
+        }
+        if (st == GCUDA_STATUS_SUCCESS) { st = net_set(net, (uint64_t) run); }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_sched_graph_compute_async(sched, net->graph); }
+        if (st == GCUDA_STATUS_SUCCESS) {
+            gcuda_backend_t last = gcuda_backend_sched_get_tensor_backend(sched, net->out);
+            st = gcuda_backend_tensor_get_async(last, net->out, out + run * gcuda_nelements(net->out), 0, gcuda_nbytes(net->out));
+        }
+    }
+    const gcuda_status end = gcuda_backend_sched_synchronize(sched);
+    return st == GCUDA_STATUS_SUCCESS ? end : st;
+}
+
+// By all devices and the CPU. The results are in page-locked memory, so that getting them does not wait.
+static gcuda_backend_buffer_t scheduled(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, enum placing how, bool is_anew) {
+    gcuda_backend_t backends[GCUDA_CUDA_MAX_DEVICES + 1];
+    struct gcuda_backend_sched_params p;
+    struct net net;
+    const int n = n_devices();
+    memset(&p, 0, sizeof p);
+    memset(&net, 0, sizeof net);
+    for (int i = 0; i < n; ++i) {
+        struct gcuda_cuda_params params = params_of(i);
+        params.strict = true; // a layer's end is fused with the next one's beginning only where they are on one device
+        backends[i] = gcuda_backend_cuda_init_params(&params);
+    }
+    backends[n] = gcuda_backend_cpu_init();
+    p.backends = backends, p.n_backends = n + 1, p.n_copies = 4;
+    gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&p);
+    gcuda_backend_buffer_t out = gcuda_backend_buft_alloc_buffer(gcuda_backend_cuda_host_buffer_type(),
+        (size_t) (N_RUNS * net_wide * NET_D * n_tokens) * sizeof(float));
+    if (sched != NULL && out != NULL && net_begin(&net, kind, N_LAYERS, n_tokens, type, placed, &how)) {
+        CHECK_OK(queue_runs(sched, &net, is_anew, (float *) gcuda_backend_buffer_get_base(out)));
+        if (how == ON_EACH) { CHECK(gcuda_backend_sched_get_n_splits(sched) == (n < N_LAYERS ? n : N_LAYERS)); }
+    } else {
+        CHECK_MSG(false, "%s", gcuda_last_error());
+    }
+    net_end(&net);
+    gcuda_backend_sched_free(sched);
+    for (int i = 0; i <= n; ++i) { gcuda_backend_free(backends[i]); }
+    return out;
+}
+
+static void compare_scheduled(enum net_kind kind, int64_t n_tokens, enum gcuda_type type) {
+    const int64_t n = N_RUNS * net_wide * NET_D * n_tokens;
+    gcuda_backend_buffer_t whole = scheduled(kind, n_tokens, type, ON_ONE, false);
+    for (int i = 0; i < 4 && whole != NULL; ++i) {
+        const enum placing how = i < 2 ? ON_EACH : SPLIT;
+        char name[96];
+        snprintf(name, sizeof name, "%s, %s, %d tokens, %s, %s descriptions", kind == NET_EXPERTS ? "experts" : "transformer",
+            gcuda_type_name(type), (int) n_tokens, how == SPLIT ? "split" : "layer by layer", i % 2 ? "new" : "the same");
+        gcuda_backend_buffer_t got = scheduled(kind, n_tokens, type, how, i % 2 == 1);
+        if (got != NULL) {
+            compare_within((const float *) gcuda_backend_buffer_get_base(got), (const float *) gcuda_backend_buffer_get_base(whole), n,
+                1e-6, how == ON_EACH, name);
+        }
+        gcuda_backend_buffer_free(got);
+    }
+    gcuda_backend_buffer_free(whole);
+}
+
+// Layer by layer over all devices the bits are those of the last device alone. With split weights a sum may differ in its last bit, and
+// that may be the last one of 16 where experts round it.
+TEST(networks_through_a_scheduler_are_those_of_one_device) {
+    if (n_devices() < 2) {
+        test_skip("one device");
+        return;
+    }
+    net_wide = NET_MAX_WIDE;
+    compare_scheduled(NET_TRANSFORMER, 5, GCUDA_TYPE_F32);
+    compare_scheduled(NET_TRANSFORMER, 1, GCUDA_TYPE_Q8_0);
+    compare_scheduled(NET_EXPERTS, 1, GCUDA_TYPE_Q4_0);
+    compare_scheduled(NET_EXPERTS, 5, GCUDA_TYPE_F32);
+    net_wide = 1;
 }

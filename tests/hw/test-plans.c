@@ -1,6 +1,6 @@
-// Plans of model blocks on a device: fused or not, as CUDA graphs or not, with kernels that overlap or not, run after run with
-// other inputs and with the same bits, but of many columns fusion adds up in another order unless it is strict. The simulated
-// device runs the same with smaller matrices (make build/sim/test-plans).
+// Plans of model blocks on a device: fused or not, as CUDA graphs or not, with kernels that overlap or not, with branches side by
+// side or not, run after run with other inputs and with the same bits, but of many columns fusion adds up in another order unless it
+// is strict. The simulated device runs the same with smaller matrices (make build/sim/test-plans).
 #include "test.h"
 
 #include <cuda_runtime_api.h>
@@ -147,6 +147,7 @@ static void net_begin(struct net * net, block make, const struct shape * s) {
     keep(net, x);
     net->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(net->weights, gcuda_backend_cuda_buffer_type(0));
     net->alloc = gcuda_gallocr_new(gcuda_backend_cuda_buffer_type(0));
+    gcuda_gallocr_set_concurrent(net->alloc, true); // or hardly a branch is free to run beside others
     CHECK_OK(gcuda_gallocr_alloc_graph(net->alloc, net->graph));
     for (struct gcuda_tensor * w = gcuda_get_first_tensor(net->weights); w != NULL; w = gcuda_get_next_tensor(net->weights, w)) {
         fill(w, &r, gcuda_nrows(w) > 1 ? 1.7f / sqrtf((float) w->ne[0]) : 1.0f);
@@ -172,7 +173,12 @@ static void net_run(struct net * net, gcuda_backend_t backend, int run, char * o
     }
 }
 
-enum { FUSION = 1, GRAPHS = 2, OVERLAP = 4, MODES = 8 };
+enum { FUSION = 1, GRAPHS = 2, OVERLAP = 4, BESIDE = 8 };
+
+// The first is what others are compared with. Overlap alone is in none: what it does without CUDA graphs is seen with fusion. Branches
+// are side by side in a plan's first run, which is no CUDA graph, and in that from then on; every other time with fusion.
+static const int modes[] = { 0, FUSION, GRAPHS, FUSION | GRAPHS, FUSION | OVERLAP, GRAPHS | OVERLAP, FUSION | GRAPHS | OVERLAP, GRAPHS | BESIDE };
+static uint64_t n_compared, n_beside; // n_beside: launches beside others, since the running test set it to 0
 
 static gcuda_backend_t backend_with(int mode, bool is_strict) {
     struct gcuda_cuda_params p;
@@ -181,6 +187,7 @@ static gcuda_backend_t backend_with(int mode, bool is_strict) {
     p.fusion = mode & FUSION ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     p.graphs = mode & GRAPHS ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     p.overlap = mode & OVERLAP ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
+    p.concurrency = mode & BESIDE ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     return gcuda_backend_cuda_init_params(&p);
 }
 
@@ -209,22 +216,26 @@ static void compare_within(block make, const struct shape * s, bool is_strict, d
         (long long) s->width, (long long) s->n_columns);
     net_begin(&net, make, s);
     char * wanted = (char *) malloc((size_t) net.n_runs * net.size), * got = (char *) malloc(net.size);
-    for (int mode = 0; mode < MODES; ++mode) {
+    for (size_t m = 0; m < sizeof modes / sizeof modes[0]; ++m) {
+        const int mode = modes[m] & BESIDE && n_compared % 2 == 1 ? modes[m] | FUSION : modes[m];
         gcuda_backend_t backend = backend_with(mode, is_strict);
         CHECK(backend != NULL);
         for (int run = 0; run < net.n_runs && backend != NULL; ++run) {
             char * like = wanted + (size_t) run * net.size;
             net_run(&net, backend, run, mode == 0 ? like : got);
             const bool is_near = mode > 0 && bound > 0.0 && distance((float *) (void *) got, (float *) (void *) like, net.size / 4) < bound;
-            CHECK_MSG(mode == 0 || is_near || memcmp(got, like, net.size) == 0, "run %d has other bits with%s%s%s", run,
-                mode & FUSION ? " fusion" : "", mode & GRAPHS ? " graphs" : "", mode & OVERLAP ? " overlap" : "");
+            CHECK_MSG(mode == 0 || is_near || memcmp(got, like, net.size) == 0, "run %d has other bits with%s%s%s%s", run,
+                mode & FUSION ? " fusion" : "", mode & GRAPHS ? " graphs" : "", mode & OVERLAP ? " overlap" : "", mode & BESIDE ? " branches" : "");
         }
         struct gcuda_cuda_plan_stats stats;
         CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
         CHECK((stats.n_fused > 0) == ((mode & FUSION) != 0) && (stats.n_graph_launches > 0) == ((mode & GRAPHS) != 0));
-        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0));
+        CHECK(stats.n_beside == 0 || (mode & BESIDE) != 0);
+        n_beside += stats.n_beside;
+        CHECK((stats.n_patched > 0) == (s->moves && (mode & GRAPHS) != 0 && stats.n_beside == 0)); // with forks it is captured as a whole
         gcuda_backend_free(backend);
     }
+    n_compared++;
     check_results(&net, (const float *) (const void *) wanted);
     free(wanted);
     free(got);
@@ -251,7 +262,9 @@ TEST(decoder_blocks_of_few_columns) {
         { GCUDA_TYPE_Q4_0, 4096, 1024, 1, 1, false },
         { GCUDA_TYPE_Q4_0, 5120, 512, 8, 1, false },
     };
+    n_beside = 0;
     for (int i = 0; i < SIZE(4, 2); ++i) { compare_types(decoder, &shapes[i]); }
+    CHECK(n_beside > 0); // where little is to be read it pays
 }
 
 TEST(decoder_blocks_of_many_columns) {
@@ -272,7 +285,9 @@ TEST(blocks_whose_cache_moves) {
         { GCUDA_TYPE_Q4_0, SIZE(1024, 256), SIZE(2048, 256), 1, SIZE(3, 1), true },
         { GCUDA_TYPE_Q4_0, 256, 256, 3, SIZE(3, 1), true },
     };
+    n_beside = 0;
     for (int i = 0; i < 2; ++i) { compare_types(caching, &shapes[i]); }
+    CHECK(n_beside > 0);
 }
 
 TEST(blocks_of_experts) {
@@ -289,8 +304,10 @@ TEST(small_blocks) {
     static const struct shape moving = { GCUDA_TYPE_Q4_0, 256, 256, 1, 1, true };
     static const struct shape many = { GCUDA_TYPE_Q8_0, 256, 256, 33, 1, false }, halves = { GCUDA_TYPE_F16, 256, 0, 2, 1, false };
     static const struct shape some = { GCUDA_TYPE_Q4_0, 256, 256, 11, 1, false };
+    n_beside = 0;
     compare(decoder, &one);
     compare(decoder, &few);
+    CHECK(n_beside > 0);
     compare_within(decoder, &many, true, 0.0);
     compare_within(decoder, &some, true, 0.0);
     compare(experts, &one);

@@ -207,7 +207,7 @@ class Variant:
         for name, text in sorted(chosen, key=lambda program: in_parts and program[0] not in LONG):
             apart = name in LONG and not text and in_parts
             for part in self.tests_of(name) if apart else [text]:
-                self.test(name, *(["--filter", part] if part else []), timeout=4800, **env)  # the scheduler's 200 orders
+                self.test(name, *(["--filter", part] if part else []), timeout=9600, **env)  # the scheduler's 200 orders: an hour of processor time
 
     def operations(self, names, device="CUDA0", **env):
         for name in names:

@@ -9,13 +9,17 @@
 enum { N_LAYERS = 2, N_TOKENS = 3, N_RUNS = 3, OUT = NET_D * N_TOKENS };
 
 static bool is_concurrent = true; // the allocators of the tests
+static int main_device = 0;       // where they and the backends are
+static bool is_strict = false;    // the backends: only fusion that gives the bits of its nodes
 
 static gcuda_backend_t backend_with(enum gcuda_cuda_switch concurrency, enum gcuda_cuda_switch graphs) {
     struct gcuda_cuda_params p;
     memset(&p, 0, sizeof p);
+    p.device = main_device;
     p.pool = GCUDA_CUDA_POOL_BEST_FIT;
     p.concurrency = concurrency;
     p.graphs = graphs;
+    p.strict = is_strict;
     return gcuda_backend_cuda_init_params(&p);
 }
 
@@ -27,28 +31,29 @@ static uint64_t n_beside(gcuda_backend_t backend) {
 
 static gcuda_backend_buffer_type_t on_gpu(int layer, void * user) {
     (void) layer, (void) user;
-    return gcuda_backend_cuda_buffer_type(0);
+    return gcuda_backend_cuda_buffer_type(main_device);
 }
 
 // Runs of a network on one backend, placed by an allocator that gives memory of dead tensors to others. The caches are filled
 // run after run, so that a write that comes too late is seen by the next.
 static gcuda_status run_net(struct net * net, gcuda_backend_t backend, float * out) {
-    gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_cuda_buffer_type(0));
+    const int64_t n_out = net->d * N_TOKENS;
+    gcuda_gallocr_t galloc = gcuda_gallocr_new(gcuda_backend_cuda_buffer_type(main_device));
     gcuda_gallocr_set_concurrent(galloc, is_concurrent);
     gcuda_status st = galloc ? gcuda_gallocr_alloc_graph(galloc, net->graph) : GCUDA_STATUS_ALLOC_FAILED;
     for (int run = 0; run < N_RUNS && st == GCUDA_STATUS_SUCCESS; ++run) {
         st = net_set(net, (uint64_t) run);
         if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_graph_compute(backend, net->graph); }
-        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(net->out, out + run * OUT, 0, OUT * sizeof *out); }
+        if (st == GCUDA_STATUS_SUCCESS) { st = gcuda_backend_tensor_get(net->out, out + run * n_out, 0, gcuda_nbytes(net->out)); }
     }
     gcuda_gallocr_free(galloc);
     return st;
 }
 
-static gcuda_status net_once(enum net_kind kind, gcuda_backend_t backend, float * out) {
+static gcuda_status net_once(enum net_kind kind, gcuda_backend_t backend, gcuda_backend_buffer_type_t (*place)(int layer, void * user), float * out) {
     struct net net;
     gcuda_status st = GCUDA_STATUS_ALLOC_FAILED;
-    if (net_begin(&net, kind, N_LAYERS, N_TOKENS, GCUDA_TYPE_F32, on_gpu, NULL)) { st = run_net(&net, backend, out); }
+    if (net_begin(&net, kind, N_LAYERS, N_TOKENS, GCUDA_TYPE_F32, place, NULL)) { st = run_net(&net, backend, out); }
     net_end(&net);
     return st;
 }
@@ -63,7 +68,7 @@ static void check_net(enum net_kind kind) {
     fresh(1, MEMORY, 1);
     gcuda_backend_t plain = backend_with(GCUDA_CUDA_OFF, GCUDA_CUDA_OFF);
     REQUIRE(plain != NULL);
-    CHECK_OK(net_once(kind, plain, want));
+    CHECK_OK(net_once(kind, plain, on_gpu, want));
     CHECK_EQ_I(n_beside(plain), 0);
     gcuda_backend_free(plain);
     clean();
@@ -72,7 +77,7 @@ static void check_net(enum net_kind kind) {
         gcuda_backend_t backend = backend_with(GCUDA_CUDA_ON, seed % 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
         REQUIRE(backend != NULL);
         memset(got, 0, sizeof got);
-        CHECK_OK(net_once(kind, backend, got));
+        CHECK_OK(net_once(kind, backend, on_gpu, got));
         CHECK_MSG(memcmp(got, want, sizeof got) == 0, "order %d: error %g", (int) seed, nmse(got, want, N_RUNS * OUT));
         CHECK(n_beside(backend) > 0);
         struct gcuda_cuda_plan_stats stats;
@@ -85,6 +90,50 @@ static void check_net(enum net_kind kind) {
 
 TEST(transformer) { check_net(NET_TRANSFORMER); }
 TEST(experts) { check_net(NET_EXPERTS); }
+
+// Weights over all GPUs, of which the last is the main one; in the second layer unevenly.
+static gcuda_backend_buffer_type_t on_all(int layer, void * user) {
+    static const float shares[2][4] = { { 1, 1, 1, 1 }, { 1, 1, 2, 1 } };
+    (void) user;
+    return gcuda_backend_cuda_split_buffer_type(main_device, shares[layer % 2], main_device + 1);
+}
+
+static gcuda_status run_split(enum net_kind kind, uint64_t seed, bool is_split, float * out) {
+    const bool graphs = seed % 2 == 1, is_direct = !is_split || seed % 3 == 0;
+    fresh(main_device + 1, 2 * MEMORY, seed);
+    for (int i = 0; i < 16; ++i) { // directly, by the driver, by gcuda
+        if (i / 4 != i % 4 && i / 4 <= main_device && i % 4 <= main_device) { sim_peer(i / 4, i % 4, 1 + (int) (seed % 3)); }
+    }
+    gcuda_backend_t backend = backend_with(seed % 4 < 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF, graphs ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
+    const gcuda_status st = backend ? net_once(kind, backend, is_split ? on_all : on_gpu, out) : GCUDA_STATUS_FAILED;
+    struct gcuda_cuda_plan_stats stats;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    CHECK_EQ_I(stats.n_graph_launches, graphs && is_direct ? N_RUNS - 1 : 0); // through the host is no part of a CUDA graph
+    gcuda_backend_free(backend);
+    clean();
+    return st;
+}
+
+// The bits of whole weights, but with bound > 0 (see check_dealt in test-sched.c), and in every order the same.
+static void check_split(enum net_kind kind, double bound) {
+    static float whole[NET_MAX_WIDE * N_RUNS * OUT], first[NET_MAX_WIDE * N_RUNS * OUT], got[NET_MAX_WIDE * N_RUNS * OUT];
+    net_wide = NET_MAX_WIDE, is_strict = true;
+    for (main_device = 1; main_device < 4 && test_all.n_bad_checks == 0; main_device += 2) {
+        CHECK_OK(run_split(kind, 2, false, whole));
+        CHECK_OK(run_split(kind, 3, true, first));
+        const double error = nmse(first, whole, NET_MAX_WIDE * N_RUNS * OUT);
+        CHECK_MSG(bound > 0.0 ? error < bound : error == 0.0, "%d GPUs, not as with whole weights: error %g", main_device + 1, error);
+        for (uint64_t seed = 4; seed <= 3 + n_seeds() && test_all.n_bad_checks == 0; ++seed) {
+            CHECK_OK(run_split(kind, seed, true, got));
+            CHECK_MSG(memcmp(got, first, sizeof got) == 0, "%d GPUs, order %d: error %g", main_device + 1, (int) seed,
+                nmse(got, first, NET_MAX_WIDE * N_RUNS * OUT));
+        }
+    }
+    net_wide = 1, is_strict = false, main_device = 0;
+}
+
+TEST(split_transformer) { check_split(NET_TRANSFORMER, 0.0); }
+TEST(split_experts) { check_split(NET_EXPERTS, 1e-8); }
 
 // Through a scheduler, which keeps the memory of branches apart by itself; two backends, one device each, and the CPU.
 static gcuda_backend_buffer_type_t on_two(int layer, void * user) {

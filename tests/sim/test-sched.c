@@ -20,10 +20,13 @@ struct gpus {
     int n; // GPUs
 };
 
+static bool is_strict = false; // the backends: only fusion that gives the bits of its nodes
+
 static gcuda_backend_t gpu_backend(int device) {
     struct gcuda_cuda_params p;
     memset(&p, 0, sizeof p);
     p.device = device;
+    p.strict = is_strict;
     p.pool = GCUDA_CUDA_POOL_BEST_FIT; // virtual memory costs the simulation more
     return gcuda_backend_cuda_init_params(&p);
 }
@@ -72,10 +75,10 @@ static gcuda_backend_buffer_type_t in_turn(int layer, void * user) {
 
 // All runs, each in new descriptions, so that inputs take turns; without waiting in between when the copies are several.
 static void run_net(struct gpus * g, struct net * net, float * got, bool rebuild) {
-    const int64_t n_out = NET_D * net->n_tokens;
+    const int64_t n_out = net->d * net->n_tokens;
     gcuda_backend_t last = NULL;
     float * results = NULL;
-    gcuda_backend_buffer_t buffer = pinned(N_RUNS * OUT, &results);
+    gcuda_backend_buffer_t buffer = pinned((size_t) (N_RUNS * n_out), &results);
     REQUIRE(results != NULL);
     for (int run = 0; run < N_RUNS; ++run) {
         if (rebuild || run == 0) {
@@ -135,13 +138,87 @@ static void check_networks(enum net_kind kind, int64_t n_tokens, enum gcuda_type
     }
 }
 
-// What the orders are about are the copies and waits, not the kernels: the slow ones go through a few orders only.
+// Of what others ask in more orders: another kernel (1 s an order), or from where it is copied.
 static uint64_t n_few_seeds(void) { return n_seeds() < 100 ? (n_seeds() + 4) / 5 : 20; }
 
 TEST(transformer) { check_networks(NET_TRANSFORMER, 5, GCUDA_TYPE_F32, MAX_NMSE_F32, n_seeds()); }
-TEST(transformer_in_blocks) { check_networks(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0, MAX_NMSE_Q8_0, n_few_seeds()); }
-TEST(experts) { check_networks(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, n_few_seeds()); } // mul_mat_id rounds to 16 bits
+TEST(transformer_in_blocks) { check_networks(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0, MAX_NMSE_Q8_0, n_seeds()); }
+TEST(experts) { check_networks(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, n_seeds()); } // mul_mat_id rounds to 16 bits
 TEST(experts_of_one_token) { check_networks(NET_EXPERTS, 1, GCUDA_TYPE_F32, 1e-5, n_seeds()); }
+
+// The first layer is on the first GPU. The weights of the others are dealt out to all GPUs, or to the first two, in even parts or
+// not; not every matrix has rows for each of them. With is_split false they are whole on the main device, which has the last rows.
+struct dealt {
+    int n; // GPUs
+    bool is_split;
+};
+static gcuda_backend_buffer_type_t on_dealt(int layer, void * user) {
+    static const float even[4] = { 1, 1, 1, 1 }, uneven[4] = { 1, 2, 0, 0 }, two[4] = { 1, 1, 0, 0 };
+    const struct dealt * d = (const struct dealt *) user;
+    const int main_device = layer == 0 ? 0 : layer == 1 ? 1 : d->n - 1;
+    const float * shares = layer == 1 ? two : d->n == 2 ? uneven : even;
+    return layer == 0 || !d->is_split ? gcuda_backend_cuda_buffer_type(main_device)
+                                      : gcuda_backend_cuda_split_buffer_type(main_device, shares, d->n);
+}
+
+enum { DEALT_LAYERS = 3, DEALT_OUT = NET_MAX_WIDE * OUT };
+
+// All runs, with the GPUs joined in one way or another.
+static void run_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, struct dealt * d, uint64_t seed, float * got) {
+    struct gpus g;
+    struct net net;
+    fresh(d->n, 2 * MEMORY, seed);
+    for (int i = 0; i < d->n * d->n; ++i) { // directly, by the driver, by gcuda
+        if (i / d->n != i % d->n) { sim_peer(i / d->n, i % d->n, 1 + (int) (seed % 3)); }
+    }
+    memset(&net, 0, sizeof net);
+    if (gpus_begin(&g, d->n, seed % 2 ? 4 : 1, false) && net_begin(&net, kind, DEALT_LAYERS, n_tokens, type, on_dealt, d)) {
+        CHECK(gcuda_backend_buft_is_cuda_split(net.layers[1].buffer->buft) == d->is_split);
+        run_net(&g, &net, got, seed % 4 < 2);
+        for (int i = 0; i < net.graph->n_nodes; ++i) { // who has rows of a weight does not decide who computes
+            struct gcuda_tensor * t = net.graph->nodes[i];
+            if (t->src[0] == net.layers[2].wq) { CHECK(gcuda_backend_sched_get_tensor_backend(g.sched, t) == g.backends[d->n - 1]); }
+        }
+    } else {
+        CHECK_MSG(false, "%s", gcuda_last_error());
+    }
+    net_end(&net);
+    gpus_end(&g);
+    clean();
+}
+
+// Whole weights have the same bits, but with bound > 0: on tensor cores the number of an expert's rows says how sums are cut, and the
+// last bit of one may be the last of 16 where the next product rounds it.
+// Whatever the order, the bits are those of the first.
+static void check_dealt(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, double bound, uint64_t n_orders) {
+    static float whole[N_RUNS * DEALT_OUT], first[N_RUNS * DEALT_OUT], got[N_RUNS * DEALT_OUT];
+    char name[96];
+    net_wide = NET_MAX_WIDE, is_strict = true;
+    const int64_t n_all = N_RUNS * NET_MAX_WIDE * NET_D * n_tokens;
+    for (int n = 2; n <= 4; n += 2) {
+        struct dealt d = { n, false };
+        if (!net_answer(kind, DEALT_LAYERS, n_tokens, type, N_RUNS, first)) { break; } // the CPU's
+        run_dealt(kind, n_tokens, type, &d, 1, whole);
+        CHECK_MSG(nmse(whole, first, n_all) < max_nmse, "%d GPUs: error %g", n, nmse(whole, first, n_all));
+        d.is_split = true;
+        run_dealt(kind, n_tokens, type, &d, 1, first);
+        const double error = nmse(first, whole, n_all);
+        CHECK_MSG(bound > 0.0 ? error < bound : error == 0.0, "%d GPUs, not as with whole weights: error %g", n, error);
+        for (uint64_t seed = 2; seed <= n_orders; ++seed) {
+            snprintf(name, sizeof name, "%s/%s/%d GPUs/seed=%d", test_all.test, gcuda_type_name(type), n, (int) seed);
+            if (!test_case_begin(name)) { continue; }
+            run_dealt(kind, n_tokens, type, &d, seed, got);
+            CHECK_MSG(memcmp(got, first, (size_t) n_all * sizeof *got) == 0, "other bits, error %g", nmse(got, first, n_all));
+            test_case_end();
+        }
+    }
+    net_wide = 1, is_strict = false;
+}
+
+TEST(split_transformer) { check_dealt(NET_TRANSFORMER, 5, GCUDA_TYPE_F32, MAX_NMSE_F32, 0.0, n_seeds()); }
+TEST(split_transformer_in_blocks) { check_dealt(NET_TRANSFORMER, 5, GCUDA_TYPE_Q8_0, MAX_NMSE_Q8_0, 0.0, n_seeds()); }
+TEST(split_experts) { check_dealt(NET_EXPERTS, 5, GCUDA_TYPE_F32, 1e-5, 1e-8, n_seeds()); }
+TEST(split_experts_of_one_token) { check_dealt(NET_EXPERTS, 1, GCUDA_TYPE_Q4_0, MAX_NMSE_Q8_0, 0.0, n_few_seeds()); }
 
 // The first layer's weights are in host memory: on the CPU, or offloaded.
 TEST(cpu_and_gpus) {
