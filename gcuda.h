@@ -35435,6 +35435,8 @@ gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, st
     if (graph == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_graph_compute: graph is NULL"); }
     if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph)); }
     s->graph->no_fusion = graph->no_fusion;
+    // What the caller may have enqueued since the last run (a result that is fetched) is work that others have to wait for, too.
+    for (int i = 0; i < s->n_backends; ++i) { s->backends[i].given += s->backends[i].is_async; }
     return gcudai_sched_run(s);
 }
 
