@@ -104,6 +104,17 @@ struct options {
     int n_launches; // steps in all; 0: any
 };
 
+// What the case builds, as a graph.
+static struct gcuda_cgraph * graph_of(struct build * b, struct gcuda_context * ctx, builder make, int variant) {
+    memset(b, 0, sizeof *b);
+    b->ctx = ctx;
+    b->variant = variant;
+    make(b);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    for (int i = 0; i < b->n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b->out[i])); }
+    return graph;
+}
+
 static void run_case(builder make, int variant, const char * wanted, struct options o) {
     struct gcuda_cuda_params params;
     memset(&params, 0, sizeof params);
@@ -115,12 +126,7 @@ static void run_case(builder make, int variant, const char * wanted, struct opti
     gcuda_backend_t fused = gcuda_backend_cuda_init_params(&params);
     struct place p = place_begin();
     struct build b;
-    memset(&b, 0, sizeof b);
-    b.ctx = p.ctx;
-    b.variant = variant;
-    make(&b);
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    struct gcuda_cgraph * graph = graph_of(&b, p.ctx, make, variant);
     REQUIRE(plain != NULL && fused != NULL && place_alloc(&p, plain));
     const struct gcuda_cgraph before = *graph;
     char * want[MAX_OUT] = { NULL };
@@ -2128,12 +2134,7 @@ static void wide(builder make, int variant, bool has_warp_groups, bool is_strict
     gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
     struct place p = place_begin();
     struct build b;
-    memset(&b, 0, sizeof b);
-    b.ctx = p.ctx;
-    b.variant = variant;
-    make(&b);
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    struct gcuda_cgraph * graph = graph_of(&b, p.ctx, make, variant);
     const bool is_placed = backend != NULL && place_alloc(&p, backend);
     CHECK_MSG(is_placed, "%s", gcuda_last_error());
     REQUIRE(is_placed);
@@ -2867,7 +2868,10 @@ TEST(a_scheduler_fuses_as_its_graph_wishes) {
     clean();
 }
 
-// The plan's only group, which has to be this one; NULL: none is.
+// =====================================================================================================================
+// >>flags   nodes that are not computed
+// =====================================================================================================================
+// The plan's first group of that name; NULL: there is none.
 static const struct gcudai_cuda_step * group_of(const struct gcudai_cuda_plan * plan, const char * wanted) {
     for (int i = 0; i < plan->n_steps; ++i) {
         if (plan->steps[i].pattern != NULL && strcmp(plan->steps[i].pattern->name, wanted) == 0) { return &plan->steps[i]; }
@@ -2903,12 +2907,7 @@ static void leave_out_one(builder make, int variant, const char * wanted) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     struct place p = place_begin();
     struct build b;
-    memset(&b, 0, sizeof b);
-    b.ctx = p.ctx;
-    b.variant = variant;
-    make(&b);
-    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
-    for (int i = 0; i < b.n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b.out[i])); }
+    struct gcuda_cgraph * graph = graph_of(&b, p.ctx, make, variant);
     REQUIRE(plain != NULL && fused != NULL && place_alloc(&p, plain));
     gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
     REQUIRE(plan != NULL);
