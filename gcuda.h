@@ -87,7 +87,8 @@ EMBEDDING IN AN ENGINE
     Frame time:    reserve once with gcuda_gallocr_reserve, rebuild the graph each frame in a context that is
                    gcuda_reset, place it with gcuda_gallocr_alloc_graph: no allocation while the structure is the same.
                    gcuda_backend_cpu_set_abort_callback ends a graph that takes too long.
-    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph.
+    KV cache:      nodes that write the next token's place: gcuda_graph_move_view before each run, of the same graph. Views
+                   whose length grows, in graphs that are built again: gcuda_set_dynamic.
     One graph:     gcuda_graph_set_fusion(graph, false) where nodes are to be looked at one by one; the backend's others go on
                    as they are.
     Weights:       gcuda_cuda_upload copies ordinary or mapped memory to a device on threads of its own while a backend
@@ -917,6 +918,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_set_2d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d)
 #define gcuda_set_2d_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_2d_inplace)
 #define gcuda_set_allocator GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_allocator)
+#define gcuda_set_dynamic GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_dynamic)
 #define gcuda_set_f32 GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32)
 #define gcuda_set_f32_1d GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_1d)
 #define gcuda_set_f32_nd GCUDAI_RENAME(GCUDA_PREFIX, gcuda_set_f32_nd)
@@ -1227,7 +1229,8 @@ enum gcuda_tensor_flag {
     GCUDA_TENSOR_FLAG_OUTPUT = 2,   // read from outside; its memory is never reused
     GCUDA_TENSOR_FLAG_PARAM = 4,    // trainable
     GCUDA_TENSOR_FLAG_LOSS = 8,     // scalar to be minimised
-    GCUDA_TENSOR_FLAG_COMPUTE = 16  // reachable from a requested result; set by graph expansion
+    GCUDA_TENSOR_FLAG_COMPUTE = 16, // reachable from a requested result; set by graph expansion
+    GCUDA_TENSOR_FLAG_DYNAMIC = 32  // see gcuda_set_dynamic
 };
 
 struct gcuda_init_params {
@@ -1286,6 +1289,11 @@ GCUDA_API struct gcuda_tensor * gcuda_format_name(
     struct gcuda_tensor * tensor, const char * fmt, ...); // cut too; fmt NULL: no name
 GCUDA_API void gcuda_set_input(struct gcuda_tensor * tensor);
 GCUDA_API void gcuda_set_output(struct gcuda_tensor * tensor);
+// Declares that sizes and strides of this tensor change from run to run: a view of a KV cache that grows, its mask. Where such a
+// graph is built again with other ones, and with this declared again, a CUDA backend's plan of the graph before follows: it is not made
+// anew, only launches that see another size get new arguments. The same holds for what is computed from the tensor. Empty and not
+// empty are plans apart. Costs nothing otherwise; set before the graph is first computed.
+GCUDA_API void gcuda_set_dynamic(struct gcuda_tensor * tensor);
 GCUDA_API gcuda_status gcuda_set_param(struct gcuda_tensor * tensor); // fails unless op is NONE
 GCUDA_API gcuda_status gcuda_set_loss(struct gcuda_tensor * tensor);  // fails unless a scalar F32
 
@@ -3616,11 +3624,13 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // A graph's first run works out its launches and keeps them. From its second run on they are one CUDA graph, captured
 // on the way. A graph that is given again, or built again, finds its plan by operations, types, shapes and strides; where
 // addresses or parameters differ, the arguments concerned are changed and the CUDA graph is updated: only in the nodes concerned,
-// where they are half or less and keep their kernels (from a plan's second such change on), else as a whole. The plans used last
-// are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
+// where they are half or less and keep their kernels (from a plan's second such change on), else as a whole. So it is where the sizes
+// of tensors differ that gcuda_set_dynamic declares. Graphs of the same shapes with other weights keep plans of their own, those that
+// differ in little else up to four. The plans used last are kept, within max_plans and max_plan_bytes (see struct gcuda_cuda_params).
 //
 // A plan made by gcuda_backend_graph_plan_create looks at nothing when it is computed. New data in its tensors it finds
-// by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update.
+// by itself; after new addresses (views that moved) or parameters it has to be told: gcuda_backend_graph_plan_update. After other
+// sizes too, with the graph that has them; where these are declared (gcuda_set_dynamic) the plan is not made anew.
 //
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
 // addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
@@ -8016,6 +8026,12 @@ void gcuda_set_input(struct gcuda_tensor * tensor) {
 void gcuda_set_output(struct gcuda_tensor * tensor) {
     if (tensor != NULL) {
         tensor->flags |= GCUDA_TENSOR_FLAG_OUTPUT;
+    }
+}
+
+void gcuda_set_dynamic(struct gcuda_tensor * tensor) {
+    if (tensor != NULL) {
+        tensor->flags |= GCUDA_TENSOR_FLAG_DYNAMIC;
     }
 }
 
@@ -28867,11 +28883,14 @@ static gcuda_status gcudai_cuda_cancel_open(struct gcudai_cuda * cu) {
 // =====================================================================================================
 // A plan remembers what its tensors were like when it was made, in two halves. The shape (operations, types, sizes,
 // strides, who reads whom) is what it depends on. The values (addresses and parameters) it can follow: the steps of the
-// nodes concerned get new arguments, and a CUDA graph is updated in place.
+// nodes concerned get new arguments, and a CUDA graph is updated in place. Where sizes and strides are declared to change, these
+// are followed like values.
 
 struct gcudai_cuda_shape {
     int32_t op, type, flags, is_view, n_uses; // flags: those that matter here; n_uses: of nodes, in the whole graph
     int32_t src[GCUDA_MAX_SRC];               // index among the tensors seen; -1: none
+    int32_t is_empty;                         // nothing runs for it
+    int32_t is_dynamic;                       // ne and nb may change: declared, or computed from such a tensor
     int32_t unused;                           // no padding: shapes are compared as bytes
     int64_t ne[GCUDA_MAX_DIMS];
     size_t nb[GCUDA_MAX_DIMS];
@@ -28930,13 +28949,25 @@ static void gcudai_cuda_shape_of(const struct gcuda_tensor * t, struct gcudai_cu
     s->type = (int32_t) t->type;
     s->flags = t->flags & (GCUDA_TENSOR_FLAG_COMPUTE | GCUDA_TENSOR_FLAG_OUTPUT);
     s->is_view = t->view_src != NULL;
+    s->is_empty = gcuda_is_empty(t);
     memcpy(s->ne, t->ne, sizeof(s->ne));
     memcpy(s->nb, t->nb, sizeof(s->nb));
 }
 
+// What a plan cannot follow.
+static struct gcudai_cuda_shape gcudai_cuda_fixed_shape(const struct gcudai_cuda_shape * shape) {
+    struct gcudai_cuda_shape fixed = *shape;
+    if (fixed.is_dynamic) {
+        memset(fixed.ne, 0, sizeof(fixed.ne));
+        memset(fixed.nb, 0, sizeof(fixed.nb));
+    }
+    return fixed;
+}
+
 static uint64_t gcudai_cuda_mix(uint64_t hash, const struct gcudai_cuda_shape * shape) {
-    uint64_t words[sizeof(*shape) / sizeof(uint64_t)];
-    memcpy(words, shape, sizeof(words));
+    const struct gcudai_cuda_shape fixed = gcudai_cuda_fixed_shape(shape);
+    uint64_t words[sizeof(fixed) / sizeof(uint64_t)];
+    memcpy(words, &fixed, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); ++i) {
         hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15u;
         hash ^= hash >> 32;
@@ -28972,6 +29003,18 @@ static int gcudai_cuda_index_fill(struct gcudai_cuda_index * x, const struct gcu
     return n;
 }
 
+// Nodes come behind their sources, sources that are no nodes behind all nodes.
+static void gcudai_cuda_look_dynamic(struct gcudai_cuda_look * look) {
+    for (int n = 0; n < look->n_seen; ++n) {
+        const int i = (n + look->n_nodes) % look->n_seen;
+        struct gcudai_cuda_shape * s = &look->seen[i].shape;
+        s->is_dynamic = (look->seen[i].tensor->flags & GCUDA_TENSOR_FLAG_DYNAMIC) != 0;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            s->is_dynamic = s->is_dynamic || (s->src[k] >= 0 && look->seen[s->src[k]].shape.is_dynamic);
+        }
+    }
+}
+
 static void gcudai_cuda_look_fill(
     struct gcudai_cuda_look * look, const struct gcudai_cuda_index * x, const struct gcuda_cgraph * graph) {
     for (size_t slot = 0; slot <= x->mask; ++slot) {
@@ -28987,8 +29030,9 @@ static void gcudai_cuda_look_fill(
             const struct gcuda_tensor * src = i < look->n_nodes ? s->tensor->src[k] : NULL;
             s->shape.src[k] = src != NULL ? x->at[gcudai_cuda_index_slot(x, src)] : -1;
         }
-        look->hash = gcudai_cuda_mix(look->hash, &s->shape);
     }
+    gcudai_cuda_look_dynamic(look);
+    for (int i = 0; i < look->n_seen; ++i) { look->hash = gcudai_cuda_mix(look->hash, &look->seen[i].shape); }
 }
 
 static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struct gcudai_cuda_look * look) {
@@ -29016,17 +29060,39 @@ static gcuda_status gcudai_cuda_look_at(const struct gcuda_cgraph * graph, struc
 static bool gcudai_cuda_same_shapes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
     bool is_same = a->hash == b->hash && a->n_nodes == b->n_nodes && a->n_seen == b->n_seen && a->no_fusion == b->no_fusion;
     for (int i = 0; i < a->n_seen && is_same; ++i) {
+        const struct gcudai_cuda_shape x = gcudai_cuda_fixed_shape(&a->seen[i].shape), y = gcudai_cuda_fixed_shape(&b->seen[i].shape);
+        is_same = memcmp(&x, &y, sizeof(x)) == 0;
+    }
+    return is_same;
+}
+
+static bool gcudai_cuda_is_other(const struct gcudai_cuda_seen * a, const struct gcudai_cuda_seen * b) {
+    return memcmp(&a->value, &b->value, sizeof(a->value)) != 0 || memcmp(&a->shape, &b->shape, sizeof(a->shape)) != 0;
+}
+
+// In graphs of the same shapes: whether all is as it was; whether all sizes are, dynamic ones too.
+static bool gcudai_cuda_same_seen(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+    int i = 0;
+    while (i < a->n_seen && !gcudai_cuda_is_other(&a->seen[i], &b->seen[i])) { ++i; }
+    return i == a->n_seen;
+}
+
+static bool gcudai_cuda_same_sizes(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+    bool is_same = true;
+    for (int i = 0; i < a->n_seen && is_same; ++i) {
         is_same = memcmp(&a->seen[i].shape, &b->seen[i].shape, sizeof(a->seen[i].shape)) == 0;
     }
     return is_same;
 }
 
-static bool gcudai_cuda_same_values(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
-    bool is_same = true;
-    for (int i = 0; i < a->n_seen && is_same; ++i) {
-        is_same = memcmp(&a->seen[i].value, &b->seen[i].value, sizeof(a->seen[i].value)) == 0;
+// Whether three quarters of what is no node lie where they lay: the same part of the same model, by its weights.
+static bool gcudai_cuda_same_leafs(const struct gcudai_cuda_look * a, const struct gcudai_cuda_look * b) {
+    const int n_leafs = a->n_seen - a->n_nodes;
+    int n_others = 0;
+    for (int i = a->n_nodes; i < a->n_seen && 4 * n_others <= n_leafs; ++i) {
+        n_others += memcmp(&a->seen[i].value, &b->seen[i].value, sizeof(a->seen[i].value)) != 0;
     }
-    return is_same;
+    return 4 * n_others <= n_leafs;
 }
 
 // Whether a tensor still has its shape. Its sources have to be the very tensors that they were.
@@ -30088,7 +30154,7 @@ static const struct gcudai_cuda_pattern * gcudai_cuda_fuse(
 // >>impl-cuda-plan   compiled plans: what a graph launches, decided once; their cache; CUDA graphs
 // =====================================================================================================
 
-enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one shape in the cache: for parts of a model that are alike and take turns
+enum { GCUDAI_CUDA_TWINS = 4 }; // plans of one part of a model in the cache: for runs that take turns in its memory
 
 struct gcudai_cuda_step {
     const struct gcuda_tensor * node;  // that errors name
@@ -30677,12 +30743,16 @@ static void gcudai_cuda_step_again(struct gcudai_cuda * cu, const struct gcudai_
     s->overlap = overlap;
 }
 
-// New arguments for the steps whose tensors have changed.
-static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
-    struct gcudai_cuda_look * look = &plan->look;
+static gcuda_status gcudai_cuda_can_follow(const struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
     for (int i = 0; i < look->n_nodes; ++i) {
         if (gcudai_cuda_is_stale(look, i)) { GCUDAI_TRY(gcudai_cuda_can_step(cu, look->seen[i].tensor)); }
     }
+    return GCUDA_STATUS_SUCCESS;
+}
+
+// New arguments for the steps whose tensors have changed.
+static gcuda_status gcudai_cuda_plan_follow(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    struct gcudai_cuda_look * look = &plan->look;
     bool is_as_before = true; // what was fused may have to be taken apart, because things overlap now
     for (int i = 0; i < plan->n_steps && is_as_before; ++i) {
         struct gcudai_cuda_step * s = &plan->steps[i];
@@ -31018,6 +31088,35 @@ static gcuda_status gcudai_cuda_plan_run(struct gcudai_cuda * cu, struct gcudai_
 
 // ---- plans of the caller's ----
 
+// The tensors are those that the plan knows, with their shapes.
+static gcuda_status gcudai_cuda_plan_again(struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan) {
+    if (!gcudai_cuda_look_again(&plan->look)) { return GCUDA_STATUS_SUCCESS; }
+    GCUDAI_TRY(gcudai_cuda_can_follow(cu, &plan->look));
+    return gcudai_cuda_plan_follow(cu, plan);
+}
+
+// The plan becomes that of the tensors in look, which have its shape; or stays what it is, where these cannot be computed. Takes
+// look over.
+static gcuda_status gcudai_cuda_plan_rebind(
+    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
+    bool has_changed = false;
+    for (int i = 0; i < look->n_seen; ++i) {
+        struct gcudai_cuda_seen * s = &look->seen[i];
+        s->has_changed = gcudai_cuda_is_other(s, &plan->look.seen[i]) || plan->look.seen[i].has_changed ||
+                         s->shape.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
+        has_changed = has_changed || s->has_changed;
+    }
+    const gcuda_status st = gcudai_cuda_can_follow(cu, look);
+    if (st != GCUDA_STATUS_SUCCESS) {
+        gcudai_cuda_look_free(look);
+        return st;
+    }
+    gcudai_cuda_look_free(&plan->look);
+    plan->look = *look;
+    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[plan->steps[i].first + plan->steps[i].n - 1].tensor; }
+    return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
+}
+
 // The graph's shape is another: everything anew, the CUDA graph aside, which may take it over.
 static gcuda_status gcudai_cuda_plan_remake(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
@@ -31037,12 +31136,13 @@ static gcuda_status gcudai_cuda_plan_remake(
 static gcuda_status gcudai_cuda_plan_update_to(
     struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, const struct gcuda_cgraph * graph) {
     if (gcudai_cuda_is_same_graph(&plan->look, graph)) {
-        return gcudai_cuda_look_again(&plan->look) ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
+        return gcudai_cuda_plan_again(cu, plan);
     }
     struct gcudai_cuda_look look;
     if (graph != NULL) {
         GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
-        return gcudai_cuda_plan_remake(cu, plan, &look);
+        return gcudai_cuda_same_shapes(&plan->look, &look) ? gcudai_cuda_plan_rebind(cu, plan, &look)
+                                                           : gcudai_cuda_plan_remake(cu, plan, &look);
     }
     return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT,
         "graph_plan_update: nodes have other shapes or sources than before, so the graph has to be given");
@@ -31157,34 +31257,27 @@ static struct gcudai_cuda_plan * gcudai_cuda_cache_same(struct gcudai_cuda * cu,
     return p;
 }
 
-// One of the same shape: that with the same values, or else, when there are enough of them, that not used for longest.
-static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
-    struct gcudai_cuda_plan * oldest = NULL;
-    int n = 0;
-    for (struct gcudai_cuda_plan * p = cu->plans.first; p != NULL; p = p->next) {
-        if (gcudai_cuda_same_shapes(&p->look, look)) {
-            if (gcudai_cuda_same_values(&p->look, look)) { return p; }
-            oldest = oldest == NULL || p->last_used < oldest->last_used ? p : oldest;
-            n++;
-        }
-    }
-    return n < GCUDAI_CUDA_TWINS ? NULL : oldest;
+static struct gcudai_cuda_plan * gcudai_cuda_older(struct gcudai_cuda_plan * a, struct gcudai_cuda_plan * b) {
+    return a == NULL || b->last_used < a->last_used ? b : a;
 }
 
-// The plan becomes that of the tensors in look, which have its shape. Takes look over.
-static gcuda_status gcudai_cuda_plan_rebind(
-    struct gcudai_cuda * cu, struct gcudai_cuda_plan * plan, struct gcudai_cuda_look * look) {
-    bool has_changed = false;
-    for (int i = 0; i < look->n_seen; ++i) {
-        struct gcudai_cuda_seen * s = &look->seen[i];
-        s->has_changed = memcmp(&s->value, &plan->look.seen[i].value, sizeof(s->value)) != 0 ||
-                         s->shape.op == GCUDA_OP_CUSTOM; // whose arguments name tensors
-        has_changed = has_changed || s->has_changed;
+// One of the same shape: that with the same values; or else, of those of the same part of a model, the one not used for longest, where
+// there are enough of them, or where it was used with other sizes of tensors whose sizes change.
+static struct gcudai_cuda_plan * gcudai_cuda_cache_twin(struct gcudai_cuda * cu, const struct gcudai_cuda_look * look) {
+    struct gcudai_cuda_plan * oldest = NULL, * resized = NULL;
+    int n = 0;
+    for (struct gcudai_cuda_plan * p = cu->plans.first; p != NULL; p = p->next) {
+        if (!gcudai_cuda_same_shapes(&p->look, look)) { continue; }
+        if (gcudai_cuda_same_seen(&p->look, look)) { return p; }
+        if (!gcudai_cuda_same_leafs(&p->look, look)) { continue; }
+        if (gcudai_cuda_same_sizes(&p->look, look)) {
+            oldest = gcudai_cuda_older(oldest, p);
+            n++;
+        } else {
+            resized = gcudai_cuda_older(resized, p);
+        }
     }
-    gcudai_cuda_look_free(&plan->look);
-    plan->look = *look;
-    for (int i = 0; i < plan->n_steps; ++i) { plan->steps[i].node = look->seen[plan->steps[i].first + plan->steps[i].n - 1].tensor; }
-    return has_changed ? gcudai_cuda_plan_follow(cu, plan) : GCUDA_STATUS_SUCCESS;
+    return n < GCUDAI_CUDA_TWINS ? resized : oldest;
 }
 
 static gcuda_status gcudai_cuda_cache_find(
@@ -31193,7 +31286,7 @@ static gcuda_status gcudai_cuda_cache_find(
     gcuda_status st = GCUDA_STATUS_SUCCESS;
     *plan = gcudai_cuda_cache_same(cu, graph);
     if (*plan != NULL) {
-        st = gcudai_cuda_look_again(&(*plan)->look) ? gcudai_cuda_plan_follow(cu, *plan) : st;
+        st = gcudai_cuda_plan_again(cu, *plan);
     } else {
         GCUDAI_TRY(gcudai_cuda_look_at(graph, &look));
         *plan = gcudai_cuda_cache_twin(cu, &look);
@@ -34622,7 +34715,8 @@ static struct gcuda_tensor * gcudai_sched_new_places(gcuda_backend_sched_t s, co
         t[c].type = of->type;
         memcpy(t[c].ne, of->ne, sizeof(t[c].ne));
         memcpy(t[c].nb, of->nb, sizeof(t[c].nb));
-        t[c].flags = n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // never given to another tensor
+        t[c].flags = of->flags & GCUDA_TENSOR_FLAG_DYNAMIC;
+        t[c].flags |= n > 1 ? GCUDA_TENSOR_FLAG_INPUT | GCUDA_TENSOR_FLAG_OUTPUT : 0; // never given to another tensor
         gcudai_sched_name_copy(s, b, of, c, &t[c]);
     }
     return t;

@@ -10158,7 +10158,38 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     }
 }
 
+// ---- rows of up to 64: a warp counts how many keys come before each; of equal ones the earlier does ----
+#define SORT_WARP 64
+
+static __global__ void __launch_bounds__(128) k_sort_warp(const gcuda_sort_args p, bool is_descending, int64_t n_out) {
+    const int n = (int) p.x.ne[0], lane = (int) threadIdx.x % 32;
+    FOR_HELD_ROWS(r, d_rows(p.x), 32) {
+        const char * x = d_row(p.x, r);
+        char * y = d_row(p.y, r);
+        uint32_t key[2];
+        int before[2] = { 0, 0 };
+        UNROLL for (int k = 0; k < 2; ++k) {
+            const int i = lane + 32 * k;
+            const uint32_t v = i < n ? d_sort_load(p, x, i) : 0;
+            key[k] = i >= n ? 0xffffffffu : is_descending ? ~v : v; // behind the row: before none of it
+        }
+        for (int j0 = 0; j0 < n; j0 += 8) {
+            UNROLL for (int j = j0; j < j0 + 8; ++j) {
+                const uint32_t other = __shfl_sync(0xffffffffu, key[j0 < 32 ? 0 : 1], j % 32);
+                UNROLL for (int k = 0; k < 2; ++k) { before[k] += other < key[k] || (other == key[k] && j < lane + 32 * k); }
+            }
+        }
+        UNROLL for (int k = 0; k < 2; ++k) {
+            const int i = lane + 32 * k;
+            if (i < n && before[k] < n_out) { *(int32_t *) (y + before[k] * (int64_t) p.y.nb[0]) = i; }
+        }
+    }
+}
+
 static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gcuda_stream stream) {
+    if (p.x.ne[0] <= SORT_WARP) {
+        return launch(k_sort_warp, (n_rows(p.x) + 3) / 4, 128, stream, p, is_descending, p.y.ne[0]);
+    }
     int bits = 1;
     while ((1 << bits) < p.x.ne[0]) { ++bits; }
     const int n_in_block = (1 << bits) >= 1024 ? 1 : 1024 >> bits, n_threads = (n_in_block << bits) / SORT_EACH;

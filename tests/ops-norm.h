@@ -322,7 +322,7 @@ static const char * judge_argsort(const struct op_case * c, const struct arr * g
 }
 TEST(argsort) { // >>op:argsort
     for (int order = 0; order < 2; ++order) {
-        struct op_test t = { .types = "F32>I32", .shapes = "1 8 16,10,10,10 60,10,10 1023,2 1024,2 1025,2 257,3 "
+        struct op_test t = { .types = "F32>I32", .shapes = "1 8 16,10,10,10 31,2 33,9 60,10,10 63,5 64,3 65,2 1023,2 1024,2 1025,2 257,3 "
             "2,8,819 2049,3 4096,2 0,3", .n_in = 1,
             .build = build_argsort, .ref = ref_argsort, .p = &order, .tag = order ? "desc" : "asc",
             .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
@@ -331,7 +331,7 @@ TEST(argsort) { // >>op:argsort
         op_test_run(&t);
         t.shapes = test_full() ? "16384 65535 1048576" : "16384 100003", t.in[0].layouts = 0;
         op_test_run(&t);
-        t.shapes = "1 33,9 257,3 5000 100003,2", t.in[0].fill = fill_ties, t.judge = judge_argsort, t.tag = order
+        t.shapes = "1 33,9 64,2 257,3 5000 100003,2", t.in[0].fill = fill_ties, t.judge = judge_argsort, t.tag = order
             ? "desc-ties" : "asc-ties";
         op_test_run(&t);
         t.types = "F16>I32 BF16>I32", t.shapes = "1 33,9 257,3 4096,2 9001,2 3,0", t.in[0].layouts = LAYOUT_OFFSET | LAYOUT_TRANSPOSED;
@@ -417,6 +417,10 @@ TEST(top_k) { // >>op:top_k
             .build = build_top_k, .ref = ref_top_k_shape, .judge = judge_top_k, .p = &ks[i], .tag = tagf("k=%d", ks[i]),
             .in = { { .fill = fill_distinct, .layouts = LAYOUT_OFFSET } } };
         op_test_run(&t);
+        if (i < 3) {
+            t.shapes = "7,3 32,2 40,16 64,5 65,2";
+            op_test_run(&t);
+        }
         t.shapes = i < 4 ? "101,4,3,2 1030,2 3001,2 128,0,2 128,2,0" : "1030,2 3001,2 400,0";
         t.in[0].layouts = LAYOUT_ANY & ~LAYOUT_OFFSET;
         op_test_run(&t);

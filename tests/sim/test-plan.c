@@ -352,24 +352,194 @@ TEST(a_graph_finds_its_plan_by_shape) {
     struct gcuda_cuda_plan_stats s = stats_of(planned);
     CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == 2 && s.n_updated == 0 && s.n_captures == 1 && s.n_graph_launches == 2);
     CHECK(s.n_bytes > 0);
-    for (int run = 0; run < 3; ++run) { // a few that take turns keep plans of their own
-        for (int i = 0; i < 4; ++i) { expect_same(&m[i], plain, planned, NULL); }
+    for (int run = 0; run < 3; ++run) { // with other weights they keep plans of their own
+        for (int i = 0; i < 6; ++i) { expect_same(&m[i], plain, planned, NULL); }
     }
     s = stats_of(planned);
-    CHECK(s.n_made == 4 && s.n_plans == 4 && s.n_updated == 0 && s.n_captures == 4);
-    for (int i = 0; i < 6; ++i) { expect_same(&m[i], plain, planned, NULL); }
-    s = stats_of(planned);
-    CHECK(s.n_made == 4 && s.n_plans == 4 && s.n_updated == 2);
+    CHECK(s.n_made == 6 && s.n_plans == 6 && s.n_updated == 0 && s.n_captures == 6);
     move_view(&m[5], 7); // in place
     expect_same(&m[5], plain, planned, NULL);
-    CHECK(stats_of(planned).n_updated == 3 && stats_of(planned).n_made == 4);
+    CHECK(stats_of(planned).n_updated == 1 && stats_of(planned).n_made == 6);
     CHECK_OK(gcuda_backend_cuda_clear_plans(planned));
     s = stats_of(planned);
-    CHECK(s.n_plans == 0 && s.n_bytes == 0 && s.n_made == 4);
+    CHECK(s.n_plans == 0 && s.n_bytes == 0 && s.n_made == 6);
     expect_same(&m[1], plain, planned, NULL);
     for (int i = 0; i < 6; ++i) { place_end(&m[i].p); }
     gcuda_backend_free(planned);
     gcuda_backend_free(plain);
+    clean();
+}
+
+// The same model with results in other memory: up to four take turns, more follow one another.
+TEST(a_few_runs_of_one_model_keep_plans_of_their_own) {
+    gcuda_backend_t planned = backend_with(0, GCUDA_CUDA_ON);
+    struct place weights = place_begin(), runs[6];
+    struct gcuda_tensor * leaf[5], * y[6];
+    struct gcuda_cgraph * graph[6];
+    for (int k = 0; k < 5; ++k) { leaf[k] = gcuda_new_tensor_2d(weights.ctx, GCUDA_TYPE_F32, N, N); }
+    REQUIRE(planned != NULL && place_alloc(&weights, planned));
+    for (int k = 0; k < 5; ++k) { CHECK_OK(gcuda_backend_tensor_memset(leaf[k], 0, 0, gcuda_nbytes(leaf[k]))); }
+    for (int i = 0; i < 6; ++i) {
+        runs[i] = place_begin();
+        y[i] = gcuda_mul_mat(runs[i].ctx, leaf[0], leaf[1]);
+        for (int k = 2; k < 5; ++k) { y[i] = gcuda_mul_mat(runs[i].ctx, leaf[k], y[i]); }
+        graph[i] = gcuda_new_graph(runs[i].ctx);
+        REQUIRE(gcuda_build_forward_expand(graph[i], y[i]) == GCUDA_STATUS_SUCCESS && place_alloc(&runs[i], planned));
+    }
+    for (int i = 0; i < 12; ++i) { CHECK_OK(gcuda_backend_graph_compute(planned, graph[i % 4])); }
+    struct gcuda_cuda_plan_stats s = stats_of(planned);
+    CHECK(s.n_made == 4 && s.n_plans == 4 && s.n_updated == 0);
+    for (int i = 0; i < 6; ++i) { CHECK_OK(gcuda_backend_graph_compute(planned, graph[i])); }
+    s = stats_of(planned);
+    CHECK(s.n_made == 4 && s.n_plans == 4 && s.n_updated == 2);
+    for (int i = 0; i < 6; ++i) { place_end(&runs[i]); }
+    place_end(&weights);
+    gcuda_backend_free(planned);
+    clean();
+}
+
+// Attention over the first n rows of a cache, twice: with flash_attn_ext, and with two products and soft_max.
+enum { HEAD = 32, HEADS = 2, QUERIES = 3, ROWS = 64 };
+struct attention {
+    gcuda_backend_t backend; // of weights and results
+    struct place weights;
+    struct gcuda_tensor *q, *k, *v, *w; // v: rows are channels
+    struct gcuda_context * ctx;         // what is built again for each run
+    gcuda_gallocr_t alloc;
+    struct gcuda_tensor *mask, *y;
+    struct gcuda_cgraph * graph;
+};
+
+static void fill_floats(struct gcuda_tensor * t, int seed) {
+    float v[ROWS * HEAD * HEADS];
+    const size_t n = (size_t) gcuda_nelements(t);
+    for (size_t i = 0; i < n; ++i) { v[i] = (float) ((i * 29 + (size_t) seed * 7) % 31) / 31.0f - 0.4f; }
+    CHECK_OK(gcuda_backend_tensor_set(t, v, 0, n * sizeof(float)));
+}
+
+static bool attention_begin(struct attention * a, gcuda_backend_t backend) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    memset(a, 0, sizeof *a);
+    a->backend = backend;
+    a->weights = place_begin();
+    a->q = gcuda_new_tensor_3d(a->weights.ctx, GCUDA_TYPE_F32, HEAD, QUERIES, HEADS);
+    a->k = gcuda_new_tensor_3d(a->weights.ctx, GCUDA_TYPE_F32, HEAD, ROWS, HEADS);
+    a->v = gcuda_new_tensor_3d(a->weights.ctx, GCUDA_TYPE_F32, HEAD, ROWS, HEADS);
+    a->w = gcuda_new_tensor_2d(a->weights.ctx, GCUDA_TYPE_F32, HEAD, HEAD);
+    a->ctx = gcuda_init(params);
+    a->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(backend));
+    if (a->ctx == NULL || a->alloc == NULL || !place_alloc(&a->weights, backend)) { return false; }
+    struct gcuda_tensor * all[] = { a->q, a->k, a->v, a->w };
+    for (int i = 0; i < 4; ++i) { fill_floats(all[i], i); }
+    return true;
+}
+
+static void attention_end(struct attention * a) {
+    gcuda_gallocr_free(a->alloc);
+    gcuda_free(a->ctx);
+    place_end(&a->weights);
+}
+
+static void attention_build(struct attention * a, int64_t n, bool is_dynamic) {
+    gcuda_reset(a->ctx);
+    struct gcuda_context * ctx = a->ctx;
+    struct gcuda_tensor * mask = a->mask = gcuda_new_tensor_2d(ctx, GCUDA_TYPE_F32, n, QUERIES);
+    gcuda_set_input(mask);
+    struct gcuda_tensor * q = gcuda_scale(ctx, a->q, 0.5f);
+    struct gcuda_tensor * k = gcuda_view_3d(ctx, a->k, HEAD, n, HEADS, a->k->nb[1], a->k->nb[2], 0);
+    struct gcuda_tensor * v = gcuda_view_3d(ctx, a->v, HEAD, n, HEADS, a->v->nb[1], a->v->nb[2], 0);
+    if (is_dynamic) {
+        gcuda_set_dynamic(k);
+        gcuda_set_dynamic(v);
+        gcuda_set_dynamic(mask);
+    }
+    struct gcuda_tensor * flash = gcuda_flash_attn_ext(ctx, q, k, v, mask, 0.25f, 0.0f, 0.0f); // HEAD, HEADS, QUERIES
+    struct gcuda_tensor * scores = gcuda_soft_max_ext(ctx, gcuda_mul_mat(ctx, k, q), mask, 0.25f, 0.0f);
+    struct gcuda_tensor * plain = gcuda_mul_mat(ctx, gcuda_cont(ctx, gcuda_transpose(ctx, v)), scores); // HEAD, QUERIES, HEADS
+    plain = gcuda_cont(ctx, gcuda_permute(ctx, plain, 0, 2, 1, 3));
+    a->y = gcuda_mul_mat(ctx, a->w, gcuda_add(ctx, flash, plain));
+    gcuda_set_output(a->y);
+    a->graph = gcuda_new_graph(ctx);
+    CHECK_OK(gcuda_build_forward_expand(a->graph, a->y));
+}
+
+// With as much of the cache as the last build has.
+static void attention_compute(struct attention * a, gcuda_backend_t by, gcuda_backend_graph_plan_t plan, float * y) {
+    CHECK_OK(gcuda_gallocr_alloc_graph(a->alloc, a->graph));
+    fill_floats(a->mask, (int) a->mask->ne[0]);
+    if (plan != NULL) {
+        CHECK_OK(gcuda_backend_graph_plan_update(by, plan, a->graph));
+        CHECK_OK(gcuda_backend_graph_plan_compute(by, plan));
+        CHECK_OK(gcuda_backend_synchronize(by));
+    } else {
+        CHECK_OK(gcuda_backend_graph_compute(by, a->graph));
+    }
+    CHECK_OK(gcuda_backend_tensor_get(a->y, y, 0, gcuda_nbytes(a->y)));
+}
+
+static const int64_t lengths[] = { 7, 8, 9, 10, 64, 33, 34, 35, 36, 36, 1 };
+enum { N_LENGTHS = sizeof lengths / sizeof *lengths };
+
+// The bits of node by node at every length. Reserved for the longest, so that results stay where they are.
+static void run_lengths(struct attention * a, gcuda_backend_t by, gcuda_backend_t plain, gcuda_backend_graph_plan_t plan, bool is_dynamic) {
+    float want[HEAD * HEADS * QUERIES], got[HEAD * HEADS * QUERIES];
+    attention_build(a, ROWS, is_dynamic);
+    CHECK_OK(gcuda_gallocr_reserve(a->alloc, a->graph));
+    for (int i = 0; i < N_LENGTHS; ++i) {
+        attention_build(a, lengths[i], is_dynamic);
+        attention_compute(a, plain, NULL, want);
+        memset(got, 0xff, sizeof got);
+        CHECK_OK(gcuda_backend_tensor_set(a->y, got, 0, sizeof got));
+        attention_compute(a, by, plan, got);
+        CHECK(memcmp(want, got, sizeof got) == 0);
+    }
+}
+
+TEST(a_cache_that_grows_needs_no_new_plan) {
+    gcuda_backend_t plain = backend_with(-1, GCUDA_CUDA_OFF), declared = backend_with(0, GCUDA_CUDA_ON), not = backend_with(0, GCUDA_CUDA_ON);
+    struct attention a;
+    REQUIRE(plain != NULL && declared != NULL && not != NULL && attention_begin(&a, plain));
+    run_lengths(&a, declared, plain, NULL, true);
+    struct gcuda_cuda_plan_stats s = stats_of(declared);
+    CHECK(s.n_made == 1 && s.n_plans == 1 && s.n_reused == N_LENGTHS - 1 && s.n_updated == N_LENGTHS - 2); // 36 came twice
+    CHECK(s.n_graph_launches == N_LENGTHS - 1);
+    run_lengths(&a, not, plain, NULL, false);
+    CHECK(stats_of(not).n_made == N_LENGTHS - 1);
+    // a plan of the caller's
+    attention_build(&a, 5, true);
+    CHECK_OK(gcuda_gallocr_alloc_graph(a.alloc, a.graph));
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(declared, a.graph);
+    REQUIRE(plan != NULL);
+    run_lengths(&a, declared, plain, plan, true);
+    CHECK(stats_of(declared).n_made == 2);
+    gcuda_backend_graph_plan_free(declared, plan);
+    attention_end(&a);
+    gcuda_backend_free(not);
+    gcuda_backend_free(declared);
+    gcuda_backend_free(plain);
+    clean();
+}
+
+// A plan has no room for launches of nodes that were empty when it was made.
+TEST(what_is_empty_and_what_is_not_are_plans_apart) {
+    gcuda_backend_t backend = backend_with(0, GCUDA_CUDA_ON);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, N, 5);
+    struct gcuda_cgraph * graph[3];
+    for (int i = 0; i < 3; ++i) { // 0, 5 and 2 rows
+        struct gcuda_tensor * view = gcuda_view_2d(p.ctx, x, N, i == 0 ? 0 : i == 1 ? 5 : 2, x->nb[1], 0), * y = view;
+        gcuda_set_dynamic(view);
+        for (int k = 0; k < 6; ++k) { y = gcuda_soft_max(p.ctx, y); }
+        graph[i] = gcuda_new_graph(p.ctx);
+        CHECK_OK(gcuda_build_forward_expand(graph[i], y));
+    }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    CHECK_OK(gcuda_backend_tensor_memset(x, 0, 0, gcuda_nbytes(x)));
+    for (int run = 0; run < 6; ++run) { CHECK_OK(gcuda_backend_graph_compute(backend, graph[run % 3])); }
+    const struct gcuda_cuda_plan_stats s = stats_of(backend);
+    CHECK(s.n_made == 2 && s.n_plans == 2 && s.n_updated == 3);
+    place_end(&p);
+    gcuda_backend_free(backend);
     clean();
 }
 
