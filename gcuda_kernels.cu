@@ -10158,8 +10158,10 @@ static __global__ void __launch_bounds__(SORT_SHORT / SORT_EACH)
     }
 }
 
-// ---- rows of up to 64: a warp counts how many keys come before each; of equal ones the earlier does ----
+// ---- few rows of up to 64: a warp counts how many keys come before each; of equal ones the earlier does ----
+// Soon done, but more work than the network's: for rows that all run at once.
 #define SORT_WARP 64
+#define SORT_WARP_ROWS 1024
 
 static __global__ void __launch_bounds__(128) k_sort_warp(const gcuda_sort_args p, bool is_descending, int64_t n_out) {
     const int n = (int) p.x.ne[0], lane = (int) threadIdx.x % 32;
@@ -10187,7 +10189,7 @@ static __global__ void __launch_bounds__(128) k_sort_warp(const gcuda_sort_args 
 }
 
 static gcuda_status sort_short(const gcuda_sort_args & p, bool is_descending, gcuda_stream stream) {
-    if (p.x.ne[0] <= SORT_WARP) {
+    if (p.x.ne[0] <= SORT_WARP && n_rows(p.x) <= SORT_WARP_ROWS) {
         return launch(k_sort_warp, (n_rows(p.x) + 3) / 4, 128, stream, p, is_descending, p.y.ne[0]);
     }
     int bits = 1;
