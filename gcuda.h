@@ -3634,7 +3634,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 //
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
 // addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
-// channels, up to eight element-wise operations; the routing of experts
+// channels, up to eight element-wise operations (the first may be an add_cast of 16 bits to F32); the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
 // or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
@@ -3936,7 +3936,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_glu(const struct gcuda_glu_args * arg
 // neither x nor g: F32 rows at such multiples too. UNSUPPORTED otherwise.
 GCUDA_KERNEL_API bool gcuda_glu_takes_form(const struct gcuda_glu_args * args); // 0 too
 // Up to 8 element-wise operations in a row, as ADD, SUB, MUL, DIV, SCALE, SQR, SQRT, CLAMP, LEAKY_RELU and UNARY nodes that
-// follow each other would give, bit for bit. x and y are floats of one type and shape; b repeats, and is any of the floats.
+// follow each other would give, bit for bit. x and y are floats of one type and shape, or y is F32 and x another of the floats;
+// b repeats, and is any of the floats.
 #define GCUDA_CHAIN_MAX 8
 struct gcuda_chain_step {
     enum gcuda_op op;
@@ -4233,8 +4234,14 @@ GCUDA_API void gcuda_backend_sched_free(gcuda_backend_sched_t sched);
 
 // Makes the buffers large enough for this graph. Forgets the graph that was allocated.
 GCUDA_API gcuda_status gcuda_backend_sched_reserve(gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph);
-// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one. Allocates no
-// buffer; scratch of operations and page-locked memory for copies are not in it. Forgets the graph that was allocated.
+// A dry run: bytes that each of the n_backends buffers would need, 0 for one that shares an earlier one: results, inputs
+// without memory, and copies: one of a weight, of others as many as runs may be under way. Allocates no buffer. Forgets the
+// graph that was allocated. Not in it, because it is taken elsewhere or when it is first wanted:
+//   - tensors that have memory already, weights among them
+//   - on a CUDA device: scratch of operations, cuBLAS's workspace, what CUDA takes for its context, kernels and graphs
+//   - page-locked: for each device that the CPU gives something to, room for n_copies + 1 runs of it, up to 64 MiB or the
+//     largest one; for each that weights in host memory are uploaded to, 32 MiB
+//   - on the host: work memory of the CPU backend, what is copied between devices by way of it, descriptions, plans
 GCUDA_API gcuda_status gcuda_backend_sched_reserve_size(
     gcuda_backend_sched_t sched, struct gcuda_cgraph * measure_graph, size_t * sizes);
 // Divides the graph and gives each tensor without memory its place. The same graph may come again, and any other after
@@ -29376,6 +29383,11 @@ static bool gcudai_cuda_chain_unary(enum gcuda_op op) {
            op == GCUDA_OP_UNARY;
 }
 
+// What a node makes of a value keeps its type. The first node may be a sum in F32 of what has 16 bits.
+static bool gcudai_cuda_chain_keeps(const struct gcuda_tensor * y, const struct gcuda_tensor * value, bool is_first) {
+    return y->type == value->type || (is_first && y->op == GCUDA_OP_ADD && y->type == GCUDA_TYPE_F32);
+}
+
 // Node y, of what `value` is so far. The first node's value is its first source.
 static bool gcudai_cuda_chain_step(const struct gcuda_tensor * y, const struct gcuda_tensor * value, struct gcuda_chain_step * s) {
     const bool is_binary = gcudai_cuda_chain_binary(y->op);
@@ -29384,7 +29396,7 @@ static bool gcudai_cuda_chain_step(const struct gcuda_tensor * y, const struct g
     GCUDAI_ZERO(*s);
     s->op = y->op;
     s->is_second = is_binary && y->src[0] != value;
-    if ((!is_binary && !gcudai_cuda_chain_unary(y->op)) || y->type != value->type || !gcuda_are_same_shape(y, value) ||
+    if ((!is_binary && !gcudai_cuda_chain_unary(y->op)) || !gcuda_are_same_shape(y, value) ||
         (y->src[0] != value && !s->is_second) || (s->is_second && y->src[1] != value) || (b != NULL && !gcudai_is_float(b->type))) {
         return false;
     }
@@ -29421,8 +29433,9 @@ static int gcudai_cuda_match_chain(const struct gcudai_cuda_window * w, union gc
     const struct gcuda_tensor * x = w->node[0]->src[0];
     int n = 0;
     if (x == NULL || !gcudai_is_float(x->type)) { return 0; }
-    while (n < w->n && n < GCUDA_CHAIN_MAX && (n == 0 || gcudai_cuda_is_inner(w, n - 1)) &&
-           gcudai_cuda_chain_step(w->node[n], n == 0 ? x : w->node[n - 1], &p->steps[n])) {
+    while (n < w->n && n < GCUDA_CHAIN_MAX && (n == 0 || gcudai_cuda_is_inner(w, n - 1))) {
+        const struct gcuda_tensor * value = n == 0 ? x : w->node[n - 1];
+        if (!gcudai_cuda_chain_keeps(w->node[n], value, n == 0) || !gcudai_cuda_chain_step(w->node[n], value, &p->steps[n])) { break; }
         ++n;
     }
     while (n >= 2 && !gcudai_cuda_may_write(w, n, w->node[n - 1], true)) { --n; }

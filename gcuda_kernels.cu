@@ -3551,6 +3551,7 @@ struct chain_step {
 struct chain {
     chain_array x, y;
     int64_t n; // elements of a row
+    gcuda_type x_type;
     chain_divisor per_row, ne1, ne2;
     uint32_t n_tiles, n_blocks;
     int shift, n_steps, first; // first: the first step that has an operand; -1: none
@@ -3620,6 +3621,29 @@ static inline __device__ void d_chain_load(const T * from, const d_chain_at & at
     }
 }
 
+// x of 16 bits in a chain of F32, where a part is eight bytes of it. All threads branch alike; a kernel of its own would be 61 KB.
+template <int PARTS> static inline __device__ void d_chain_load_short(const uint16_t * from, const d_chain_at & at, uint4 * raw) {
+    UNROLL for (int k = 0; k < PARTS; ++k) {
+        const uint16_t * part = from + k * at.step;
+        if (at.is_full) {
+            const uint2 w = *(const uint2 *) part;
+            raw[k] = make_uint4(w.x, w.y, 0, 0);
+        } else {
+            const int64_t n = at.n - k * at.step;
+            raw[k] = d_load_raw((const __half *) part, n < 4 ? n : 4);
+        }
+    }
+}
+static inline __device__ void d_chain_unpack_short(gcuda_type type, const uint4 & raw, float * v) {
+    float u[8];
+    if (type == GCUDA_TYPE_F16) {
+        d_unpack<__half>(raw, u);
+    } else {
+        d_unpack<__nv_bfloat16>(raw, u);
+    }
+    UNROLL for (int j = 0; j < 4; ++j) { v[j] = u[j]; }
+}
+
 // The operand of step s as it lies, to be unpacked when the step's turn comes.
 template <typename T, int N, int PARTS>
 static inline __device__ void d_chain_operand(const chain & p, const chain_step & s, const d_chain_at & at, uint4 * raw) {
@@ -3674,14 +3698,25 @@ template <typename T> struct chain_width {
 // operand are on their way together, the next operand's while what comes before it is computed.
 template <typename T> static __global__ void __launch_bounds__(TILE_BLOCK, CHAIN_BLOCKS) k_chain_wide(const D_GRID_CONSTANT chain p) {
     const int N = chain_width<T>::N, PARTS = chain_width<T>::PARTS, E = chain_width<T>::E;
+    const bool is_short = sizeof(T) == 4 && p.x_type != GCUDA_TYPE_F32;
     d_take_turn();
     for (uint32_t block = blockIdx.x; block < p.n_blocks; block += gridDim.x) {
         const d_chain_at at = d_chain_where<N, PARTS>(p, block);
         uint4 raw_x[PARTS], raw[E / 4];
         float v[E];
-        d_chain_load<T, N, PARTS>(d_chain_row<const T>(p.x, p, at, at.i1, at.i2, at.i3), at, raw_x);
+        if (is_short) {
+            d_chain_load_short<PARTS>(d_chain_row<const uint16_t>(p.x, p, at, at.i1, at.i2, at.i3), at, raw_x);
+        } else {
+            d_chain_load<T, N, PARTS>(d_chain_row<const T>(p.x, p, at, at.i1, at.i2, at.i3), at, raw_x);
+        }
         if (p.first >= 0) { d_chain_operand<T, N, PARTS>(p, p.steps[p.first], at, raw); }
-        UNROLL for (int k = 0; k < PARTS; ++k) { d_unpack<T>(raw_x[k], v + k * N); }
+        UNROLL for (int k = 0; k < PARTS; ++k) {
+            if (is_short) {
+                d_chain_unpack_short(p.x_type, raw_x[k], v + k * N);
+            } else {
+                d_unpack<T>(raw_x[k], v + k * N);
+            }
+        }
         NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
             const chain_step & s = p.steps[m];
             if (s.kind != CHAIN_NONE) {
@@ -3714,7 +3749,7 @@ static __global__ void __launch_bounds__(TILE_BLOCK) k_chain(const D_GRID_CONSTA
         const int64_t n = p.y.ne[0] - i.i0, step = d_tile_step(t, 1);
         float v[4];
         UNROLL for (int k = 0; k < 4; ++k) {
-            v[k] = k * step < n ? d_load(type, d_at(p.x, i.i0 + k * step, i.i1, i.i2, i.i3)) : 0.0f;
+            v[k] = k * step < n ? d_load(p.x.type, d_at(p.x, i.i0 + k * step, i.i1, i.i2, i.i3)) : 0.0f;
         }
         NO_UNROLL for (int m = 0; m < p.n_steps; ++m) {
             const gcuda_chain_step & s = p.steps[m];
@@ -3771,6 +3806,7 @@ static chain chain_of(const gcuda_chain_args & p, const tiles & t) {
     c.x = chain_array_of(p.x);
     c.y = chain_array_of(p.y);
     c.n = p.y.ne[0];
+    c.x_type = p.x.type;
     c.per_row = chain_divisor_of(t.per_row);
     c.ne1 = chain_divisor_of(p.y.ne[1]);
     c.ne2 = chain_divisor_of(p.y.ne[2]);
@@ -3796,7 +3832,8 @@ template <typename T> static gcuda_status chain_wide(const gcuda_chain_args & p,
 gcuda_status gcuda_launch_chain(const gcuda_chain_args * args, gcuda_stream stream) {
     const gcuda_chain_args & p = *args;
     bool wide = is_wide(p.x) && is_wide(p.y);
-    if (p.n_steps < 0 || p.n_steps > GCUDA_CHAIN_MAX || p.x.type != p.y.type || !is_float(p.y.type)) { return GCUDA_STATUS_UNSUPPORTED; }
+    const bool are_types = is_float(p.x.type) && (p.x.type == p.y.type || p.y.type == GCUDA_TYPE_F32);
+    if (p.n_steps < 0 || p.n_steps > GCUDA_CHAIN_MAX || !are_types) { return GCUDA_STATUS_UNSUPPORTED; }
     for (int m = 0; m < p.n_steps; ++m) {
         const gcuda_array & b = p.steps[m].b;
         const bool is_row = b.ne[0] == 1 || (b.ne[0] == p.y.ne[0] && is_wide(b));

@@ -1788,6 +1788,110 @@ TEST(chains_have_an_end) {
     clean();
 }
 
+// Sums of n terms, the types of the first operand, of all others, and of the result.
+struct sums {
+    enum gcuda_type a, b, y;
+    int n;
+    enum { ALL, ROW_OF_ALL, ONE_OF_ALL, SOME_ROWS, SHORT_ROWS } shape; // of b; SHORT_ROWS: repeated along rows as well
+    int64_t ne0; // 40: sixteen bytes at a time; 37: element by element, or all rows as one where there are ALL
+};
+static struct sums sums_of(int variant) {
+    static const enum gcuda_type types[6][3] = { { GCUDA_TYPE_F32, GCUDA_TYPE_F32, GCUDA_TYPE_F32 },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F16, GCUDA_TYPE_F16 }, { GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_F16 },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, GCUDA_TYPE_F32 }, { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, GCUDA_TYPE_F32 },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_BF16, GCUDA_TYPE_F32 } };
+    struct sums s;
+    const enum gcuda_type * t = types[variant / 20];
+    s.a = t[0], s.b = t[1], s.y = t[2];
+    s.n = variant % 2 ? 8 : 2;
+    s.ne0 = variant / 2 % 2 ? 37 : 40;
+    s.shape = variant / 4 % 5;
+    return s;
+}
+enum { N_SUMS = 6 * 20 };
+
+static struct gcuda_tensor * sum_of(struct gcuda_context * c, struct gcuda_tensor * a, struct gcuda_tensor * b, enum gcuda_type type) {
+    return a->type == type ? gcuda_add(c, a, b) : gcuda_add_cast(c, a, b, type);
+}
+
+static void build_sums(struct build * b) {
+    const struct sums s = sums_of(b->variant);
+    const int64_t ne[5][3] = { { s.ne0, 6, 3 }, { s.ne0, 1, 1 }, { 1, 1, 1 }, { s.ne0, 3, 1 }, { s.ne0 == 40 ? 8 : 1, 6, 1 } };
+    const int64_t * of_b = ne[s.shape];
+    struct gcuda_tensor * y = gcuda_new_tensor_3d(b->ctx, s.a, s.ne0, 6, 3);
+    for (int i = 0; i < s.n; ++i) {
+        const int64_t n = y->type != s.y ? s.ne0 : of_b[0]; // add_cast takes whole rows
+        y = sum_of(b->ctx, y, gcuda_new_tensor_3d(b->ctx, s.b, n, of_b[1], of_b[2]), s.y);
+    }
+    out(b, y);
+}
+
+TEST(sums_of_all_types_are_one_launch) {
+    const struct options on = { false, false, false, false, 1 };
+    for (int v = 0; v < N_SUMS; ++v) {
+        if (v % 20 < 2) {
+            fires(build_sums, v, "chain", 1);
+        } else {
+            run_case(build_sums, v, "chain", on);
+        }
+    }
+    clean();
+}
+
+// What 16 bits become F32 in is a chain's first step, and nowhere else. Steps behind are left to a chain of their own.
+static void build_wider(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 40, 4), * z = f32(b, 40, 4, 1), * y = x;
+    switch (v) {
+        case 0: y = gcuda_mul(c, gcuda_silu(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)), z); break;      // other steps behind
+        case 1: y = gcuda_sub(c, z, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32)); break;                     // as the second operand
+        case 2: // from a view, of rows that lie apart
+            x = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 56, 4), 40, 4, 112, 16);
+            y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), z);
+            break;
+        case 3: // the same, not at sixteen bytes
+            x = gcuda_view_2d(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 56, 4), 40, 4, 112, 8);
+            y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), z);
+            break;
+        case 4: y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), x); break;                     // of 16 bits again, as a term
+        case 5: y = gcuda_add(c, gcuda_add_cast(c, gcuda_add(c, x, z), z, GCUDA_TYPE_F32), z); break;    // F16 first: from the second on
+        default: y = gcuda_add_cast(c, gcuda_add(c, gcuda_add(c, x, z), z), z, GCUDA_TYPE_F32); break;   // F32 last: but the last
+    }
+    out(b, y);
+}
+static void build_wider_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(c, GCUDA_TYPE_F16, 40, 4), * z = f32(b, 40, 4, 1), * y = x;
+    switch (b->variant) {
+        case 0: y = gcuda_add_cast(c, gcuda_add(c, x, z), z, GCUDA_TYPE_F32); break;                          // in the second step
+        case 1: y = gcuda_add(c, gcuda_cast(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_F32), GCUDA_TYPE_F16), x); break; // back again
+        case 2: // F16, then BF16
+            y = gcuda_add_cast(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_BF16), z, GCUDA_TYPE_F16);
+            break;
+        case 3: y = gcuda_add(c, gcuda_add_cast(c, x, z, GCUDA_TYPE_BF16), z); break;                         // not F32
+        case 4: // blocks
+            y = gcuda_add(c, gcuda_add_cast(c, gcuda_new_tensor_2d(c, GCUDA_TYPE_Q8_0, 64, 4), f32(b, 64, 4, 1), GCUDA_TYPE_F32), f32(b, 64, 1, 1));
+            break;
+        case 5: // somebody's result
+            y = gcuda_add_cast(c, x, z, GCUDA_TYPE_F32);
+            gcuda_set_output(y);
+            out(b, y);
+            y = gcuda_add(c, y, z);
+            break;
+        default: y = gcuda_sqr(c, gcuda_cast(c, x, GCUDA_TYPE_F32)); break;                                   // not a sum
+    }
+    out(b, y);
+}
+
+TEST(sums_of_16_bits_in_f32) {
+    const struct options two = { false, false, false, false, 2 };
+    for (int v = 0; v <= 4; ++v) { fires(build_wider, v, "chain", 1); }
+    for (int v = 5; v <= 6; ++v) { run_case(build_wider, v, "chain", two); }
+    for (int v = 0; v <= 6; ++v) { stops(build_wider_not, v, ""); }
+    clean();
+}
+
 static void build_chain_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
@@ -2328,14 +2432,17 @@ TEST(norms_round_only_beside_what_they_read) {
 // >>memory   what a group writes must not be what it reads
 // =====================================================================================================================
 // The result of the second node lies where the first one's source is, moved by `offset` elements.
-enum overlapping { SCALE_MUL, NORM_MUL, SCALE_SOFT_MAX };
+enum overlapping { SCALE_MUL, NORM_MUL, SCALE_SOFT_MAX, WIDER_MUL }; // WIDER: x is of 16 bits
 static void overlap_once(enum overlapping kind, int64_t offset, bool is_fused) {
     gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
     REQUIRE(plain != NULL && fused != NULL);
     gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
     struct place p = place_begin();
-    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 8), * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 8);
-    struct gcuda_tensor * first = kind == NORM_MUL ? gcuda_rms_norm(p.ctx, x, 1e-5f) : gcuda_scale(p.ctx, x, 2.0f);
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, kind == WIDER_MUL ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, 32, 8);
+    struct gcuda_tensor * w = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, 32, 8);
+    struct gcuda_tensor * first = kind == WIDER_MUL  ? gcuda_add_cast(p.ctx, x, w, GCUDA_TYPE_F32)
+                                  : kind == NORM_MUL ? gcuda_rms_norm(p.ctx, x, 1e-5f)
+                                                     : gcuda_scale(p.ctx, x, 2.0f);
     struct gcuda_tensor * y = kind == SCALE_SOFT_MAX ? gcuda_soft_max(p.ctx, first) : gcuda_mul(p.ctx, first, w);
     struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
     CHECK_OK(gcuda_build_forward_expand(graph, y));
@@ -2385,6 +2492,11 @@ TEST(overlapping_memory_stops_fusion) {
         overlap_once(kind, -256, true);
         overlap_once(kind, 3072, true);  // exactly on the other operand
     }
+    overlap_once(WIDER_MUL, 0, false); // elements of x lie where others of the result are written
+    overlap_once(WIDER_MUL, 127, false);
+    overlap_once(WIDER_MUL, 128, true);
+    overlap_once(WIDER_MUL, -256, true);
+    overlap_once(WIDER_MUL, 3072, true);
     clean();
 }
 

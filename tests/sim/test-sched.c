@@ -487,6 +487,54 @@ TEST(runs_under_way_do_not_meet) {
     }
 }
 
+// With one copy of inputs a result may lie where a copy was, and the CPU has waited for the result's GPU: what the caller enqueues
+// there after the run, the next run's copy waits for all the same. In pieces, so that the other GPU could be far ahead.
+TEST(a_result_on_its_way_is_not_overwritten) {
+    enum { N = 256, RUNS = 3, PIECE = N / 16 };
+    const struct gcuda_init_params params = { 0, NULL, true };
+    for (uint64_t seed = 1; seed <= 8; ++seed) {
+        struct gpus g;
+        float * in = NULL, * got = NULL, seen[N];
+        fresh(2, 64 * MB, seed);
+        gcuda_backend_buffer_t buffers[] = { pinned(RUNS * N, &in), pinned(RUNS * N, &got) };
+        REQUIRE(in != NULL && got != NULL && gpus_begin(&g, 2, 1, true));
+        struct gcuda_context * ctx = gcuda_init(params);
+        struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+        struct gcuda_tensor * x = gcuda_new_tensor_1d(ctx, GCUDA_TYPE_F32, N);
+        struct gcuda_tensor * y = gcuda_scale(ctx, x, 2.0f), * z = gcuda_scale(ctx, y, 3.0f), * w = gcuda_abs(ctx, z);
+        struct gcuda_tensor * all[] = { x, y, z, w };
+        const int where[] = { 0, 0, 1, 2 };
+        gcuda_set_input(x);
+        gcuda_set_output(z);
+        gcuda_set_output(w);
+        CHECK_OK(gcuda_build_forward_expand(graph, w));
+        for (int i = 0; i < 4; ++i) { CHECK_OK(gcuda_backend_sched_set_tensor_backend(g.sched, all[i], g.backends[where[i]])); }
+        CHECK_OK(gcuda_backend_sched_alloc_graph(g.sched, graph));
+        CHECK_OK(gcuda_backend_sched_graph_compute(g.sched, graph)); // peers are probed
+        for (int run = 0; run < RUNS; ++run) {
+            for (int i = 0; i < N; ++i) { in[run * N + i] = (float) (run * N + i); }
+            CHECK_OK(gcuda_backend_tensor_set_async(g.backends[0], x, in + run * N, 0, N * sizeof(float)));
+            CHECK_OK(gcuda_backend_sched_graph_compute_async(g.sched, graph));
+            for (int i = 0; i < N; i += PIECE) {
+                CHECK_OK(gcuda_backend_tensor_get_async(
+                    g.backends[1], z, got + run * N + i, (size_t) i * sizeof(float), PIECE * sizeof(float)));
+            }
+        }
+        CHECK_OK(gcuda_backend_sched_synchronize(g.sched));
+        CHECK_OK(gcuda_backend_tensor_get(w, seen, 0, sizeof seen));
+        for (int i = 0; i < RUNS * N; ++i) {
+            CHECK_MSG(got[i] == 6.0f * (float) i, "seed %d, run %d: element %d is %g", (int) seed, i / N, i % N, (double) got[i]);
+            if (got[i] != 6.0f * (float) i) { break; }
+        }
+        for (int i = 0; i < N; ++i) { CHECK_EQ_I(seen[i], 6 * ((RUNS - 1) * N + i)); }
+        gcuda_free(ctx);
+        gpus_end(&g);
+        gcuda_backend_buffer_free(buffers[0]);
+        gcuda_backend_buffer_free(buffers[1]);
+        clean();
+    }
+}
+
 // ns of simulated time for n_runs of a network in two halves.
 static uint64_t time_of_runs(int n_gpus, int n_copies, int n_runs) {
     struct gpus g;
