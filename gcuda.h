@@ -902,6 +902,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_rope_multi GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi)
 #define gcuda_rope_multi_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_back)
 #define gcuda_rope_multi_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_multi_inplace)
+#define gcuda_rope_set_takes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_set_takes)
 #define gcuda_rope_yarn_corr_dims GCUDAI_RENAME(GCUDA_PREFIX, gcuda_rope_yarn_corr_dims)
 #define gcuda_round GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round)
 #define gcuda_round_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_round_inplace)
@@ -3633,8 +3634,10 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // sizes too, with the graph that has them; where these are declared (gcuda_set_dynamic) the plan is not made anew.
 //
 // Where a pattern fits, one launch computes several nodes (gcuda_cuda_params.fusion turns that off, gcuda_graph_set_fusion for one graph): rms_norm and mul with an
-// addition before or behind, scale and soft_max, rope and set_rows, ssm_conv of F32 with SiLU behind it or behind a bias of its
-// channels, up to eight element-wise operations (the first may be an add_cast of 16 bits to F32); the routing of experts
+// addition before or behind, scale and soft_max, rope and set_rows (keys that go into a cache of floats, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or
+// IQ4_NL) with the same rope of queries (up to GCUDA_ROPE_SET_QUERIES elements) before, between or behind them, ssm_conv of F32 with SiLU
+// behind it or behind a bias of its channels, up to eight element-wise operations (the first may be an
+// add_cast of 16 bits to F32); the routing of experts
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
 // or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
@@ -3968,12 +3971,18 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_norm_mul(const struct gcuda_norm_mul_
 // rows of x, y and sum at multiples of 16 bytes. UNSUPPORTED otherwise.
 GCUDA_KERNEL_API bool gcuda_norm_mul_takes_form(const struct gcuda_norm_mul_args * args); // 0 too
 GCUDA_KERNEL_API int gcuda_mul_mat_vec_form(enum gcuda_type type); // of weights; 0: they are no blocks
-// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y, a float.
+// Token i of rope's result (F32, not written itself), all its heads behind each other, becomes row ids[i] of y: of floats, or of Q4_0,
+// Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL, as set_rows makes them. Heads have at most 1024 elements, so few that whole blocks have no more.
+// Rope of q with the same positions, factors and parameters becomes q_y: both F32 with x's ne[0], ne[2] and ne[3]. q_y may be q. It reads
+// element by element: graphs leave more than GCUDA_ROPE_SET_QUERIES elements to gcuda_launch_rope.
+#define GCUDA_ROPE_SET_QUERIES (1 << 18)
 struct gcuda_rope_set_args {
-    struct gcuda_rope_args rope; // x.ne[3] is 1
+    struct gcuda_rope_args rope; // mode NORMAL or NEOX, x.ne[3] is 1
     struct gcuda_array ids, y;   // as of set_rows
     int32_t * bad_index;
+    struct gcuda_array q, q_y; // data NULL: none
 };
+GCUDA_KERNEL_API bool gcuda_rope_set_takes(const struct gcuda_rope_set_args * args); // types and sizes; else UNSUPPORTED
 GCUDA_KERNEL_API gcuda_status gcuda_launch_rope_set(const struct gcuda_rope_set_args * args, gcuda_stream stream);
 // Which experts a token goes to, and with what weights: the probabilities of its logits, the largest of them (bias is added for
 // choosing alone; of equal ones the first), their sum taken out, a factor. As the nodes for it would give it, bit for bit.
@@ -29336,36 +29345,73 @@ static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w,
     return 2;
 }
 
-// ---- rope + set_rows: keys that go straight into their cache ----
+// ---- rope + set_rows: keys that go straight into their cache, with the rope of queries beside it or not ----
 
-static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
-    if (!gcudai_cuda_is_op(w, 0, GCUDA_OP_ROPE) || !gcudai_cuda_is_op(w, 1, GCUDA_OP_SET_ROWS) || !gcudai_cuda_is_inner(w, 0)) {
-        return 0;
+// y overlaps no source of a node; but it may be the first one, element for element.
+static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcuda_tensor * node, bool in_place) {
+    for (int k = 0; k < GCUDA_MAX_SRC && node->src[k] != NULL; ++k) {
+        const struct gcuda_tensor * src = node->src[k];
+        const bool is_same = in_place && k == 0 && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
+        if (!is_same && gcudai_cuda_overlap(src, y)) { return false; }
     }
-    const struct gcuda_tensor * rope = w->node[0], * y = w->node[1], * rows = y->src[0];
-    struct gcuda_rope_set_args * p = &args->rope_set;
-    union gcudai_args op;
-    gcudai_rope_args(rope, &op);
-    const int mode = op.rope.mode, view = w->look->seen[w->at[1]].shape.src[0];
-    if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) ||
-        (mode != GCUDA_ROPE_TYPE_NORMAL && mode != GCUDA_ROPE_TYPE_NEOX) || !gcudai_is_float(y->type) ||
-        y->nb[0] != gcuda_type_size(y->type)) {
-        return 0;
+    return true;
+}
+
+// The rope at node k goes into the cache with set_rows at node `set`.
+static bool gcudai_cuda_is_rope_set(const struct gcudai_cuda_window * w, int k, int set, struct gcuda_rope_set_args * p) {
+    if (!gcudai_cuda_is_op(w, k, GCUDA_OP_ROPE) || !gcudai_cuda_is_op(w, set, GCUDA_OP_SET_ROWS) || !gcudai_cuda_is_inner(w, k)) {
+        return false;
+    }
+    const struct gcuda_tensor * rope = w->node[k], * y = w->node[set], * rows = y->src[0];
+    const int view = w->look->seen[w->at[set]].shape.src[0];
+    if (rope->type != GCUDA_TYPE_F32 || rope->ne[3] != 1 || !gcuda_is_contiguous(rope) || y->nb[0] != gcuda_type_size(y->type)) {
+        return false;
     }
     // the rows are the rope's result with the heads joined, seen by nobody else
     if (rows->view_src != rope || rows->src[0] != rope || rows->view_offs != 0 || !gcuda_is_contiguous(rows) ||
         rows->ne[0] != rope->ne[0] * rope->ne[1] || rows->ne[1] != rope->ne[2] || gcuda_nelements(rows) != gcuda_nelements(rope) ||
-        !gcudai_cuda_is_inner_at(w->look, view) || gcudai_cuda_overlap(y, y->src[1])) {
-        return 0;
+        !gcudai_cuda_is_inner_at(w->look, view) || gcudai_cuda_overlap(y, y->src[1]) || !gcudai_cuda_is_clear_of(y, rope, false)) {
+        return false;
     }
-    for (int k = 0; k < GCUDA_MAX_SRC && rope->src[k] != NULL; ++k) {
-        if (gcudai_cuda_overlap(y, rope->src[k])) { return 0; }
-    }
+    union gcudai_args op;
+    gcudai_rope_args(rope, &op);
     p->rope = op.rope;
     p->ids = gcudai_array(y->src[1]);
     p->y = gcudai_array(y);
     p->bad_index = gcudai_cuda_flag_of(w->cu, GCUDA_OP_SET_ROWS);
-    return 2;
+    return gcuda_rope_set_takes(p);
+}
+
+// The rope at node i turns queries as that at node k turns keys, and neither it nor the cache is written over what the group reads.
+static bool gcudai_cuda_is_rope_beside(const struct gcudai_cuda_window * w, int i, int k, int set) {
+    const struct gcuda_tensor * q = w->node[i], * rope = w->node[k], * y = w->node[set];
+    return gcudai_cuda_is_op(w, i, GCUDA_OP_ROPE) && q->type == GCUDA_TYPE_F32 && q->ne[0] == rope->ne[0] && q->ne[2] == rope->ne[2] &&
+           q->ne[3] == 1 && gcuda_nelements(q) <= GCUDA_ROPE_SET_QUERIES && q->src[1] == rope->src[1] && q->src[2] == rope->src[2] &&
+           memcmp(q->op_params, rope->op_params, sizeof(q->op_params)) == 0 && gcudai_cuda_is_clear_of(q, q, true) &&
+           gcudai_cuda_is_clear_of(q, rope, false) && gcudai_cuda_is_clear_of(y, q, false) && !gcudai_cuda_overlap(q, y) &&
+           !gcudai_cuda_overlap(q, y->src[1]);
+}
+
+static int gcudai_cuda_match_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    return gcudai_cuda_is_rope_set(w, 0, 1, &args->rope_set) ? 2 : 0;
+}
+
+// The queries' rope comes before that of the keys, behind it, or behind the write; there it may be that of other keys.
+static int gcudai_cuda_match_rope_rope_set(const struct gcudai_cuda_window * w, union gcudai_cuda_fused * args) {
+    static const int places[3][3] = { { 0, 1, 2 }, { 1, 0, 2 }, { 2, 0, 1 } }; // queries, keys, write
+    struct gcuda_rope_set_args others;
+    GCUDAI_ZERO(others);
+    for (int i = 0; i < 3 && w->n >= 3; ++i) {
+        const int q = places[i][0], k = places[i][1], set = places[i][2];
+        if (!gcudai_cuda_is_rope_set(w, k, set, &args->rope_set) || !gcudai_cuda_is_rope_beside(w, q, k, set) ||
+            (q == 2 && gcudai_cuda_is_rope_set(w, 2, 3, &others))) {
+            continue;
+        }
+        args->rope_set.q = gcudai_array(w->node[q]->src[0]);
+        args->rope_set.q_y = gcudai_array(w->node[q]);
+        return 3;
+    }
+    return 0;
 }
 
 static gcuda_status gcudai_cuda_run_rope_set(const union gcudai_cuda_fused * args, gcuda_stream stream) {
@@ -30131,6 +30177,7 @@ static const struct gcudai_cuda_pattern gcudai_cuda_patterns[] = {
     { "mul_mat_id + steps", gcudai_cuda_match_mul_mat_id, gcudai_cuda_run_mul_mat_id, NULL },
     { "glu + mul_mat", gcudai_cuda_match_glu_mul_mat, gcudai_cuda_run_glu_mul_mat, gcudai_cuda_scratch_glu_mul_mat },
     { "route", gcudai_cuda_match_route, gcudai_cuda_run_route, NULL },
+    { "rope of queries + rope + set_rows", gcudai_cuda_match_rope_rope_set, gcudai_cuda_run_rope_set, NULL },
     { "rope + set_rows", gcudai_cuda_match_rope_set, gcudai_cuda_run_rope_set, NULL },
     { "add + rms_norm + mul", gcudai_cuda_match_add_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },
     { "rms_norm + mul", gcudai_cuda_match_rms_norm_mul, gcudai_cuda_run_norm_mul, NULL },

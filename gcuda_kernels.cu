@@ -1545,6 +1545,28 @@ static inline __device__ void d_wg_put_four(char * column, int form, uint32_t c,
     *(uint2 *) (column + step + 16 * piece + 8 * (lane % 2)) = lane % 4 < 2 ? first : second;
 }
 
+#if GCUDAI_PART(8) || GCUDAI_PART(10)
+// ---- quantizers of blocks: those of the CPU (>>impl-blocks) ----
+// clang-format off
+#define D_QUANTIZED_TYPES(X)                                                                                      \
+    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q8_1, q8_1) X(IQ4_NL, iq4_nl)         \
+    X(MXFP4, mxfp4) X(Q8_K, q8_k) X(Q2_K, q2_k) X(Q3_K, q3_k) X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k)           \
+    X(IQ4_XS, iq4_xs)
+// clang-format on
+template <gcuda_type TYPE> static inline __device__ void d_quantize(const float * x, void * y);
+#define X(ID, name)                                                                                               \
+    template <> inline __device__ void d_quantize<GCUDA_TYPE_##ID>(const float * x, void * y) {                   \
+        gcudai_quantize_row_##name(x, y, d_format<GCUDA_TYPE_##ID>::n);                                           \
+    }
+D_QUANTIZED_TYPES(X)
+#undef X
+
+// By all threads of a block, before the first of its blocks is made.
+template <gcuda_type TYPE> static inline __device__ void d_quantize_begin(void) {
+    if (TYPE == GCUDA_TYPE_IQ4_NL || TYPE == GCUDA_TYPE_IQ4_XS) { gcudai_iq4nl_begin(); }
+}
+#endif // parts 8, 10
+
 #if GCUDAI_PART(8)
 // =====================================================================================================
 // >>k-copy   copies and conversions between all types, rows by index
@@ -1749,25 +1771,6 @@ static gcuda_status dequantize(gcuda_type type, const MAP & map, int64_t n_eleme
 }
 
 // ---- floats to blocks ----
-// The quantizers are those of the CPU (>>impl-blocks). clang-format off
-#define D_QUANTIZED_TYPES(X)                                                                                      \
-    X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0) X(Q8_1, q8_1) X(IQ4_NL, iq4_nl)         \
-    X(MXFP4, mxfp4) X(Q8_K, q8_k) X(Q2_K, q2_k) X(Q3_K, q3_k) X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k)           \
-    X(IQ4_XS, iq4_xs)
-// clang-format on
-template <gcuda_type TYPE> static inline __device__ void d_quantize(const float * x, void * y);
-#define X(ID, name)                                                                                               \
-    template <> inline __device__ void d_quantize<GCUDA_TYPE_##ID>(const float * x, void * y) {                   \
-        gcudai_quantize_row_##name(x, y, d_format<GCUDA_TYPE_##ID>::n);                                           \
-    }
-D_QUANTIZED_TYPES(X)
-#undef X
-
-// By all threads of a block, before the first of its blocks is made.
-template <gcuda_type TYPE> static inline __device__ void d_quantize_begin(void) {
-    if (TYPE == GCUDA_TYPE_IQ4_NL || TYPE == GCUDA_TYPE_IQ4_XS) { gcudai_iq4nl_begin(); }
-}
-
 // Group i of a row, which is the u-th of all groups, and what is added to it. Rounded like the sum of the decoded row.
 template <typename FORMAT>
 static inline __device__ void d_add_group(const char * row, int64_t i, const gcuda_array & b, int64_t u, float * x) {
@@ -6669,7 +6672,11 @@ gcuda_status gcuda_launch_rope(const gcuda_rope_args * args, gcuda_stream stream
 gcuda_status gcuda_launch_rope_back(const gcuda_rope_args * args, gcuda_stream stream) {
     return gcuda_launch_rope(args, stream);
 }
-// ---- rope with its rows going where indices say, the heads of a token behind each other, in the type of y ----
+// ---- rope of keys that go where indices say, the heads of a token behind each other, in the type of y; rope of queries beside it ----
+// One kernel for all types: its quantizers are most of its code.
+#define ROPE_SET_PIECE 1024 // elements that a block of threads has at once
+#define ROPE_SET_THREADS 256
+
 // Of equal indices the last token stays: each block looks whether a later one is equal.
 static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, int64_t token) {
     const char * at = (const char *) p.ids.data;
@@ -6677,54 +6684,165 @@ static __device__ int64_t d_rope_row(const gcuda_rope_set_args & p, int64_t toke
     const int64_t step = (int64_t) p.ids.nb[0];
     const int64_t to = is_long ? *(const int64_t *) (at + token * step) : *(const int32_t *) (at + token * step);
     int is_later = 0;
-    for (int64_t i = token + 1 + threadIdx.y * (int64_t) blockDim.x + threadIdx.x; i < p.ids.ne[0]; i += (int64_t) blockDim.x * blockDim.y) {
+    NO_UNROLL for (int64_t i = token + 1 + threadIdx.x; i < p.ids.ne[0]; i += ROPE_SET_THREADS) {
         is_later |= to == (is_long ? *(const int64_t *) (at + i * step) : *(const int32_t *) (at + i * step));
     }
     is_later = __syncthreads_or(is_later);
     if (to < 0 || to >= p.y.ne[1]) {
-        if (threadIdx.x == 0 && threadIdx.y == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
+        if (threadIdx.x == 0 && p.bad_index != nullptr) { *p.bad_index = 1; }
         return -1;
     }
     return is_later ? -1 : to;
 }
 
-template <typename TY> static __global__ void k_rope_set(const gcuda_rope_set_args p, const d_rope_plan plan) {
-    const gcuda_rope_args & q = p.rope;
-    const bool is_adjacent = q.mode == GCUDA_ROPE_TYPE_NORMAL;
-    const int64_t apart = is_adjacent ? 1 : plan.n_pairs, ne0 = q.x.ne[0], n_rest = ne0 - 2 * plan.n_pairs;
+// What caches are made of besides floats: blocks of 32.
+#define D_CACHE_TYPES(X) X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(IQ4_NL)
+static bool is_cache_type(gcuda_type type) {
+    switch (type) {
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID:)
+        D_CACHE_TYPES(X)
+#undef X
+        case GCUDA_TYPE_F32: case GCUDA_TYPE_F16: case GCUDA_TYPE_BF16: return true;
+        default: return false;
+    }
+}
+
+static inline __device__ void d_quantize_as(gcuda_type type, const float * x, void * y) {
+    (void) x, (void) y; // every type may be left out
+    switch (type) {
+#define X(ID) GCUDAI_KERNEL_WHEN(ID, case GCUDA_TYPE_##ID: d_quantize<GCUDA_TYPE_##ID>(x, y); break;)
+        D_CACHE_TYPES(X)
+#undef X
+        default: break;
+    }
+}
+
+// How the heads of a token are shared out.
+struct d_rope_share {
+    int n_once; // heads that a block of threads has at once: whole blocks where y has blocks
+    int n_each; // in all, so that where there are many it works out turns less often
+    int unit;   // elements of a block of y; 1: it has none
+    int64_t n_keys, n_groups; // groups of n_each heads of a token: of keys, and with those of queries
+};
+
+// Heads of a token: [0, n) lie at x, and go to y.
+struct d_rope_heads {
+    const char * x;
+    char * y;
+    int64_t x_nb0, x_nb1, y_nb0, y_nb1;
+    int n;
+
+    inline __device__ float at(int h, int64_t i) const { return *(const float *) (x + h * x_nb1 + i * x_nb0); }
+    inline __device__ char * to(int h, int64_t i) const { return y + h * y_nb1 + i * y_nb0; }
+};
+
+static inline __device__ d_rope_heads d_rope_heads_of(const gcuda_array & x, int64_t h0, int64_t token, int64_t n_most) {
+    const int64_t n = x.ne[1] - h0 < n_most ? x.ne[1] - h0 : n_most;
+    return { d_at(x, 0, h0, token, 0), nullptr, (int64_t) x.nb[0], (int64_t) x.nb[1], 0, 0, (int) n };
+}
+
+// n elements in shared memory, rows of 32, become blocks of y. By all threads: elements may be written anew behind it.
+static inline __device__ void d_put_cache(const gcuda_array & y, const float (*x)[36], int n, char * blocks, char * to) {
+    const int tid = (int) threadIdx.x, size = (int) y.nb[0];
+    __syncthreads();
+    if (tid < n / 32) {
+        float v[32];
+        UNROLL for (int i = 0; i < 32; i += 4) { memcpy(v + i, (const float4 *) &x[tid][i], 16); }
+        d_quantize_as(y.type, v, blocks + tid * size);
+    }
+    __syncthreads();
+    NO_UNROLL for (int i = tid; i < n / 32 * size / 2; i += ROPE_SET_THREADS) { ((uint16_t *) to)[i] = ((const uint16_t *) blocks)[i]; }
+}
+
+// A block takes a token and some of its heads, of keys or of queries. Its threads work out the turns of all pairs once, while the first
+// elements are under way.
+//   floor   x and q read, rows of y and q_y written        shared  10 KiB        q == q_y is safe: a thread overwrites only what it alone reads
+static __global__ void __launch_bounds__(ROPE_SET_THREADS, 3) k_rope_set(const gcuda_rope_set_args p, const d_rope_plan plan, const d_rope_share share) {
+    alignas(16) __shared__ float elements[ROPE_SET_PIECE / 32][36];
+    alignas(16) __shared__ char blocks[ROPE_SET_PIECE / 32 * sizeof(gcuda_block_q8_0)]; // the largest
+    __shared__ float2 turns[ROPE_SET_PIECE / 2];
+    const bool is_adjacent = p.rope.mode == GCUDA_ROPE_TYPE_NORMAL;
+    gcuda_rope_args one_plane = p.rope;
+    one_plane.mode &= GCUDA_ROPE_TYPE_NEOX; // as it is: the compiler is to know that there are no sections
+    const int tid = (int) threadIdx.x, n_pairs = (int) plan.n_pairs, apart = is_adjacent ? 1 : n_pairs;
+    const int ne0 = (int) p.rope.x.ne[0], n_rest = ne0 - 2 * n_pairs;
     d_take_turn();
-    FOR_ROWS(b, plan.n_groups * q.x.ne[2]) {
-        const int64_t h0 = b % plan.n_groups * ROPE_HEADS, token = b / plan.n_groups;
-        const int64_t h1 = h0 + ROPE_HEADS < q.x.ne[1] ? h0 + ROPE_HEADS : q.x.ne[1], to = d_rope_row(p, token);
-        if (to < 0) { continue; } // the whole block
-        TY * row = (TY *) d_at(p.y, 0, to, 0, 0);
-        for (int64_t j = threadIdx.x; j < plan.n_pairs; j += blockDim.x) {
-            const float2 cs = d_rope_angle(q, plan, j, token);
-            const int64_t first = is_adjacent ? 2 * j : j;
-            for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
-                float u = *(const float *) d_at(q.x, first, h, token, 0), v = *(const float *) d_at(q.x, first + apart, h, token, 0);
-                d_rotate(&u, &v, cs.x, cs.y);
-                d_put(row + h * ne0 + first, u);
-                d_put(row + h * ne0 + first + apart, v);
+    if (p.y.type == GCUDA_TYPE_IQ4_NL) { d_quantize_begin<GCUDA_TYPE_IQ4_NL>(); }
+    FOR_ROWS(b, share.n_groups * p.rope.x.ne[2]) {
+        const int64_t token = b / share.n_groups, group = b - token * share.n_groups;
+        const bool is_key = group < share.n_keys, is_staged = is_key && share.unit > 1;
+        const int64_t first = (is_key ? group : group - share.n_keys) * share.n_each, row = is_key ? d_rope_row(p, token) : 0;
+        if (row < 0) { continue; } // the whole block
+        NO_UNROLL for (int at = 0; at < share.n_each; at += share.n_once) {
+            d_rope_heads heads = d_rope_heads_of(is_key ? p.rope.x : p.q, first + at, token, share.n_once);
+            if (heads.n <= 0) { break; }
+            heads.y = is_key ? d_at(p.y, (first + at) * ne0 / share.unit, row, 0, 0) : d_at(p.q_y, 0, first + at, token, 0);
+            heads.y_nb0 = (int64_t) (is_key ? p.y.nb[0] : p.q_y.nb[0]);
+            heads.y_nb1 = is_key ? ne0 * heads.y_nb0 : (int64_t) p.q_y.nb[1];
+            const auto put = [&](int h, int i, float v) {
+                const int e = h * ne0 + i;
+                if (is_staged) {
+                    elements[e / 32][e % 32] = v;
+                } else {
+                    d_store(is_key ? p.y.type : GCUDA_TYPE_F32, heads.to(h, i), v);
+                }
+            };
+            float u[2], v[2];
+            UNROLL for (int k = 0; k < 2; ++k) { // pairs are ROPE_SET_PIECE / 2 at most
+                const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
+                if (h < heads.n) {
+                    u[k] = heads.at(h, i0);
+                    v[k] = heads.at(h, i0 + apart);
+                }
             }
-        }
-        for (int64_t j = 2 * plan.n_pairs + threadIdx.x; j < 2 * plan.n_pairs + n_rest; j += blockDim.x) {
-            for (int64_t h = h0 + threadIdx.y; h < h1; h += blockDim.y) {
-                d_put(row + h * ne0 + j, *(const float *) d_at(q.x, j, h, token, 0));
+            if (at == 0) {
+                __syncthreads(); // the last use of turns is over
+                NO_UNROLL for (int j = tid; j < n_pairs; j += ROPE_SET_THREADS) { turns[j] = d_rope_angle(one_plane, plan, j, token); }
+                __syncthreads();
             }
+            UNROLL for (int k = 0; k < 2; ++k) {
+                const int i = tid + k * ROPE_SET_THREADS, h = i / n_pairs, j = i - h * n_pairs, i0 = is_adjacent ? 2 * j : j;
+                if (h < heads.n) {
+                    d_rotate(&u[k], &v[k], turns[j].x, turns[j].y);
+                    put(h, i0, u[k]);
+                    put(h, i0 + apart, v[k]);
+                }
+            }
+            NO_UNROLL for (int i = tid; i < heads.n * n_rest; i += ROPE_SET_THREADS) {
+                const int h = i / n_rest, i0 = 2 * n_pairs + i - h * n_rest;
+                put(h, i0, heads.at(h, i0));
+            }
+            if (is_staged) { d_put_cache(p.y, elements, heads.n * ne0, blocks, heads.y); }
         }
     }
 }
 
+// Heads that a block has at once; 0: they do not fit.
+static int rope_set_once(const gcuda_rope_set_args & p) {
+    const int64_t ne0 = p.rope.x.ne[0], unit = (int64_t) gcuda_blck_size(p.y.type);
+    int64_t n = ne0 > 0 ? ROPE_SET_PIECE / ne0 : 0;
+    while (n * ne0 % unit != 0) { --n; }
+    return (int) n;
+}
+
+bool gcuda_rope_set_takes(const gcuda_rope_set_args * args) {
+    return args->rope.x.type == GCUDA_TYPE_F32 && (args->rope.mode == GCUDA_ROPE_TYPE_NORMAL || args->rope.mode == GCUDA_ROPE_TYPE_NEOX) &&
+           args->rope.n_dims >= 2 && is_cache_type(args->y.type) && rope_set_once(*args) > 0 &&
+           (args->q.data == nullptr || (args->q.type == GCUDA_TYPE_F32 && args->q_y.type == GCUDA_TYPE_F32));
+}
+
 gcuda_status gcuda_launch_rope_set(const gcuda_rope_set_args * args, gcuda_stream stream) {
-    const d_rope_plan plan = rope_plan(args->rope);
-    int width = 32; // as with rope
-    while (width < 256 && width < plan.n_pairs) { width *= 2; }
-    if (args->rope.x.type != GCUDA_TYPE_F32) { return GCUDA_STATUS_UNSUPPORTED; }
-    return with_float(args->y.type, [&](auto v) {
-        return launch_in_turn(k_rope_set<decltype(v)>, plan.n_groups * args->rope.x.ne[2], dim3((unsigned) width, (unsigned) (256 / width)),
-            stream, *args, plan);
-    });
+    const gcuda_array & x = args->rope.x;
+    if (!gcuda_rope_set_takes(args)) { return GCUDA_STATUS_UNSUPPORTED; }
+    d_rope_share share = {};
+    share.n_once = rope_set_once(*args);
+    share.unit = (int) gcuda_blck_size(args->y.type);
+    const int64_t n_heads = x.ne[1] + (args->q.data != nullptr ? args->q.ne[1] : 0), n_pieces = (n_heads + share.n_once - 1) / share.n_once * x.ne[2];
+    const int64_t fitting = n_pieces / enough(2048), most = share.n_once < ROPE_HEADS ? ROPE_HEADS / share.n_once : 1;
+    share.n_each = share.n_once * (int) (fitting < 1 ? 1 : fitting < most ? fitting : most);
+    share.n_keys = (x.ne[1] + share.n_each - 1) / share.n_each;
+    share.n_groups = share.n_keys + (n_heads - x.ne[1] + share.n_each - 1) / share.n_each;
+    return launch_in_turn(k_rope_set, share.n_groups * x.ne[2], dim3(ROPE_SET_THREADS), stream, *args, rope_plan(args->rope), share);
 }
 #endif // part 10
 

@@ -8,11 +8,11 @@
 #include "sim-test.h"
 
 // What a case builds: inputs are leafs (filled with numbers, or with indices below N_INDICES where they are integers of 32 bits, in turn),
-// `out` is compared.
+// `out` is compared, `before` comes in front of it.
 enum { MAX_OUT = 4, N_INDICES = 65 };
 struct build {
     struct gcuda_context * ctx;
-    struct gcuda_tensor * out[MAX_OUT];
+    struct gcuda_tensor * out[MAX_OUT], * before;
     int n_out, variant;
 };
 typedef void (*builder)(struct build * b);
@@ -111,6 +111,7 @@ static struct gcuda_cgraph * graph_of(struct build * b, struct gcuda_context * c
     b->variant = variant;
     make(b);
     struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    if (b->before != NULL) { CHECK_OK(gcuda_build_forward_expand(graph, b->before)); }
     for (int i = 0; i < b->n_out; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, b->out[i])); }
     return graph;
 }
@@ -347,15 +348,134 @@ TEST(rope_writes_into_the_cache) {
     clean();
 }
 
+// Caches in blocks: heads of several blocks, two that share one, parts that stay as they are, more heads than are taken at once.
+enum { N_BLOCK_TYPES = 6 };
+static const enum gcuda_type block_types[N_BLOCK_TYPES] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0,
+    GCUDA_TYPE_IQ4_NL };
+static const int64_t block_heads[][3] = { // elements, heads, elements that are turned
+    { 32, 3, 32 }, { 16, 6, 16 }, { 64, 2, 32 }, { 128, 9, 128 }, { 80, 14, 80 }, { 256, 5, 64 }, { 10, 112, 6 }, { 1024, 2, 1024 } };
+enum { N_BLOCK_HEADS = sizeof block_heads / sizeof block_heads[0] };
+
+static void build_rope_set_blocks(struct build * b) {
+    const int v = b->variant;
+    const int64_t * h = block_heads[v / N_BLOCK_TYPES], tokens = v % 2 ? 1 : 7;
+    struct gcuda_tensor * k = f32(b, h[0], h[1], tokens), * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * r = gcuda_rope(b->ctx, k, pos, (int) h[2], v % 4 < 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL);
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, block_types[v % N_BLOCK_TYPES], h[0] * h[1], 12);
+    out(b, gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, r, h[0] * h[1], tokens), gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens)));
+}
+
+TEST(rope_writes_into_a_cache_in_blocks) {
+    for (int v = 0; v < N_BLOCK_HEADS * N_BLOCK_TYPES; ++v) { fires(build_rope_set_blocks, v, "rope + set_rows", 1); }
+    clean();
+}
+
+static void build_rope_set_blocks_not(struct build * b) {
+    const int v = b->variant;
+    const enum gcuda_type types[4] = { GCUDA_TYPE_Q4_K, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q8_0, GCUDA_TYPE_F16 };
+    const int64_t head = v == 2 ? 66 : v == 3 ? 1026 : 16, heads = 16, tokens = 3; // 16 heads of 66 are 33 blocks
+    struct gcuda_tensor * k = f32(b, head, heads, tokens), * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * rows = gcuda_reshape_2d(b->ctx, gcuda_rope(b->ctx, k, pos, 16, GCUDA_ROPE_TYPE_NEOX), head * heads, tokens);
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, types[v], head * heads, 9);
+    out(b, gcuda_set_rows(b->ctx, cache, rows, gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens)));
+}
+
+TEST(rope_stays_apart_from_a_cache_of_other_blocks) {
+    for (int v = 0; v < 4; ++v) { stops(build_rope_set_blocks_not, v, ""); }
+    clean();
+}
+
+// The rope of queries before that of the keys, behind it, behind the write.
+enum place_of_queries { QUERIES_FIRST, QUERIES_BETWEEN, QUERIES_LAST };
+static void in_order(struct build * b, enum place_of_queries place, struct gcuda_tensor * q, struct gcuda_tensor * k, struct gcuda_tensor * set) {
+    b->before = place == QUERIES_BETWEEN ? k : NULL;
+    out(b, place == QUERIES_LAST ? set : q);
+    out(b, place == QUERIES_LAST ? q : set);
+}
+
+static struct gcuda_tensor * into_cache(struct build * b, enum gcuda_type type, struct gcuda_tensor * k) {
+    const int64_t row = k->ne[0] * k->ne[1], tokens = k->ne[2];
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, type, row, 11), * ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, tokens);
+    return gcuda_set_rows(b->ctx, cache, gcuda_reshape_2d(b->ctx, k, row, tokens), ids);
+}
+
+static void build_rope_rope_set(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant, kind = v / 3;
+    const enum gcuda_type types[9] = { GCUDA_TYPE_F16, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_BF16,
+        GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0 };
+    const int64_t head = kind == 8 ? 16 : 64, k_heads = kind == 1 ? 17 : 2, heads = kind == 7 ? 1 : kind == 6 ? 40 : 5, tokens = kind == 2 ? 1 : 7;
+    const int n_dims = kind == 2 ? 48 : (int) head, mode = kind % 2 ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL;
+    struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens);
+    struct gcuda_tensor * factors = kind == 2 ? gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, n_dims / 2) : NULL;
+    struct gcuda_tensor * qx = kind == 4 ? gcuda_view_3d(c, f32(b, head + 3, heads + 1, tokens), head, heads, tokens, 4 * (size_t) (head + 3),
+                                               4 * (size_t) ((head + 3) * (heads + 1)), 8)
+                               : kind == 5 ? gcuda_permute(c, f32(b, head, tokens, heads), 0, 2, 1, 3) : f32(b, head, heads, tokens);
+    struct gcuda_tensor * kx = kind == 7 ? qx : f32(b, head, k_heads, tokens); // 7: both of one source
+    const float base = kind == 6 ? 5000.0f : 10000.0f, ext = kind == 6 ? 0.7f : 0.0f;
+    struct gcuda_tensor * q = kind == 3 || kind == 4 ? gcuda_rope_ext_inplace(c, qx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f)
+                                                     : gcuda_rope_ext(c, qx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f);
+    struct gcuda_tensor * k = gcuda_rope_ext(c, kx, pos, factors, n_dims, mode, 64, base, 0.5f, ext, 1.1f, 32.0f, 1.0f);
+    if (kind == 8) { gcuda_set_output(q); }
+    in_order(b, (enum place_of_queries) (v % 3), q, k, into_cache(b, types[kind], k));
+    if (kind == 8) { // many readers
+        out(b, gcuda_scale(c, q, 2.0f));
+        out(b, gcuda_cast(c, q, GCUDA_TYPE_F16));
+    }
+}
+
+TEST(queries_are_turned_beside_the_keys) {
+    for (int v = 0; v < 27; ++v) { fires(build_rope_rope_set, v, "rope of queries + rope + set_rows", v >= 24 ? 3 : 1); }
+    clean();
+}
+
+static void build_rope_rope_set_not(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant / 3;
+    const enum place_of_queries place = (enum place_of_queries) (b->variant % 3);
+    const int64_t head = 16, heads = 4, tokens = 6, q_heads = v == 11 ? GCUDA_ROPE_SET_QUERIES / (head * tokens) + 1 : heads;
+    struct gcuda_tensor * pos = gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens), * factors = gcuda_new_tensor_1d(c, GCUDA_TYPE_F32, head / 2);
+    struct gcuda_tensor * kx = f32(b, head, heads, tokens);
+    struct gcuda_tensor * qx = gcuda_new_tensor_4d(c, v == 0 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, v == 1 ? 32 : head, q_heads, tokens, v == 2 ? 2 : 1);
+    if (v == 3) { qx = kx; } // in place
+    if (v == 4) { qx = gcuda_view_3d(c, kx, head, 2, tokens, kx->nb[1], kx->nb[2], 0); } // and some of its heads
+    struct gcuda_tensor * q_pos = v == 5 ? gcuda_new_tensor_1d(c, GCUDA_TYPE_I32, tokens) : pos;
+    struct gcuda_tensor * q = v == 3 || v == 4 ? gcuda_rope_inplace(c, qx, pos, 16, 0)
+                              : v == 6 ? gcuda_rope(c, qx, pos, 12, 0)
+                              : v == 7 ? gcuda_rope(c, qx, pos, 16, GCUDA_ROPE_TYPE_NEOX)
+                              : v == 8 ? gcuda_rope_ext(c, qx, pos, NULL, 16, 0, 0, 5000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+                              : v == 9 ? gcuda_rope_ext(c, qx, pos, factors, 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+                              : v == 10 ? gcuda_rope_ext_back(c, qx, pos, NULL, 16, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f)
+                                       : gcuda_rope(c, qx, q_pos, 16, 0);
+    struct gcuda_tensor * k = gcuda_rope(c, kx, pos, 16, 0);
+    in_order(b, place, q, k, into_cache(b, GCUDA_TYPE_F16, k));
+}
+
+TEST(queries_that_are_turned_otherwise_stay_apart) {
+    for (int v = 0; v < 36; ++v) { stops(build_rope_rope_set_not, v, v % 3 == QUERIES_BETWEEN ? "" : "rope + set_rows"); }
+    clean();
+}
+
+// What looks like queries behind the write and goes into a cache itself; between two of them there is nothing to choose.
+static void build_two_caches(struct build * b) {
+    struct gcuda_tensor * pos = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I32, 5);
+    for (int i = 0; i < 2; ++i) { out(b, into_cache(b, GCUDA_TYPE_Q8_0, gcuda_rope(b->ctx, f32(b, 32, 2, 5), pos, 32, 0))); }
+}
+
+TEST(keys_of_two_caches_are_a_launch_each) {
+    fires(build_two_caches, 0, "rope + set_rows, rope + set_rows", 2);
+    clean();
+}
+
 // Two tokens for one row: the last stays; and an index that is out of range.
 TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
-    for (int kind = 0; kind < 2; ++kind) {
+    for (int kind = 0; kind < 4; ++kind) { // 2, 3: in blocks
         gcuda_backend_t backend = gcuda_backend_cuda_init(0); // only for memory
         struct place p = place_begin();
         struct build b;
         memset(&b, 0, sizeof b);
         b.ctx = p.ctx;
-        build_rope_set(&b);
+        if (kind < 2) { build_rope_set(&b); } else { build_rope_set_blocks(&b); }
         struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
         CHECK_OK(gcuda_build_forward_expand(graph, b.out[0]));
         REQUIRE(backend != NULL && place_alloc(&p, backend));
@@ -363,24 +483,26 @@ TEST(rope_into_the_cache_treats_indices_as_set_rows_does) {
         for (struct gcuda_tensor * t = gcuda_get_first_tensor(p.ctx); t != NULL; t = gcuda_get_next_tensor(p.ctx, t)) {
             if (t->op == GCUDA_OP_NONE) { fill(t, ++salt); }
         }
-        const int64_t rows[7] = { 3, 1, 3, 9, kind == 1 ? 12 : 1, 3, 0 };
+        const int64_t rows[7] = { 3, 1, 3, 9, kind % 2 ? 12 : 1, 3, 0 };
         CHECK_OK(gcuda_backend_tensor_set(b.out[0]->src[1], rows, 0, sizeof rows));
         static char bytes[2][48 * 12 * 2], start[48 * 12 * 2];
         struct gcuda_tensor * cache = b.out[0]->src[2];
-        CHECK_OK(gcuda_backend_tensor_get(cache, start, 0, sizeof start));
+        const size_t size = gcuda_nbytes(cache);
+        REQUIRE(size <= sizeof start);
+        CHECK_OK(gcuda_backend_tensor_get(cache, start, 0, size));
         for (int i = 0; i < 2; ++i) {
             struct gcuda_cuda_params params;
             memset(&params, 0, sizeof params);
             params.fusion = i == 0 ? GCUDA_CUDA_OFF : GCUDA_CUDA_ON;
             gcuda_backend_t one = gcuda_backend_cuda_init_params(&params);
-            CHECK_OK(gcuda_backend_tensor_set(cache, start, 0, sizeof start));
-            CHECK(gcuda_backend_graph_compute(one, graph) == (kind == 1 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS));
-            CHECK_OK(gcuda_backend_tensor_get(cache, bytes[i], 0, sizeof start));
+            CHECK_OK(gcuda_backend_tensor_set(cache, start, 0, size));
+            CHECK(gcuda_backend_graph_compute(one, graph) == (kind % 2 ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS));
+            CHECK_OK(gcuda_backend_tensor_get(cache, bytes[i], 0, size));
             struct gcuda_cuda_plan_stats s;
             CHECK(gcuda_backend_cuda_get_plan_stats(one, &s) == GCUDA_STATUS_SUCCESS && s.n_fused == (uint64_t) i);
             gcuda_backend_free(one);
         }
-        CHECK(memcmp(bytes[0], bytes[1], sizeof start) == 0 && memcmp(bytes[0], start, sizeof start) != 0);
+        CHECK(memcmp(bytes[0], bytes[1], size) == 0 && memcmp(bytes[0], start, size) != 0);
         place_end(&p);
         gcuda_backend_free(backend);
     }
@@ -400,19 +522,15 @@ static void build_rope_set_not(struct build * b) {
     const int64_t n0 = v == 5 ? head : head * heads, n1 = gcuda_nelements(r) / n0 / (v == 6 ? 2 : 1);
     struct gcuda_tensor * rows = v == 6 ? gcuda_view_2d(b->ctx, r, n0, n1, r->nb[2], 4 * r->nb[2]) : gcuda_reshape_2d(b->ctx, r, n0, n1);
     if (v == 7) { gcuda_set_output(rows); }
-    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, v == 8 ? GCUDA_TYPE_Q8_0 : GCUDA_TYPE_F16, n0, 40);
+    struct gcuda_tensor * cache = gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, n0, 40);
     struct gcuda_tensor * ids = gcuda_new_tensor_1d(b->ctx, GCUDA_TYPE_I64, n1);
-    if (v == 8) { // a cache in blocks
-        out(b, gcuda_cast(b->ctx, gcuda_set_rows(b->ctx, cache, rows, ids), GCUDA_TYPE_F32));
-        return;
-    }
     out(b, gcuda_set_rows(b->ctx, cache, rows, ids));
-    if (v == 9) { out(b, gcuda_scale(b->ctx, r, 2.0f)); }
-    if (v == 10) { out(b, gcuda_scale(b->ctx, rows, 2.0f)); }
+    if (v == 8) { out(b, gcuda_scale(b->ctx, r, 2.0f)); }
+    if (v == 9) { out(b, gcuda_scale(b->ctx, rows, 2.0f)); }
 }
 
 TEST(rope_and_set_rows_stay_apart) {
-    for (int v = 0; v <= 10; ++v) { stops(build_rope_set_not, v, ""); }
+    for (int v = 0; v <= 9; ++v) { stops(build_rope_set_not, v, ""); }
     clean();
 }
 
@@ -2546,6 +2664,72 @@ TEST(a_cache_lies_apart_from_what_the_rope_reads) {
     clean();
 }
 
+// Queries that are turned behind the write: where their result and the cache lie among what the group reads.
+// is_defined: no node by itself writes over what others of its blocks read.
+static void queries_once(int64_t at_q, int64_t at_cache, bool is_defined, bool is_fused) {
+    enum { HEAD = 16, HEADS = 4, N = 8 };
+    gcuda_backend_t plain = without_plans(), fused = gcuda_backend_cuda_init(0);
+    REQUIRE(plain != NULL && fused != NULL);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_buffer(plain, 1 << 16);
+    struct place p = place_begin();
+    struct gcuda_tensor * in[5] = { gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, HEAD, HEADS, N), gcuda_new_tensor_3d(p.ctx, GCUDA_TYPE_F32, HEAD, HEADS, N),
+        gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I32, N), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, HEAD / 2), gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_I64, N) };
+    struct gcuda_tensor * r[2], * cache = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F16, HEAD * HEADS, 16);
+    for (int i = 0; i < 2; ++i) {
+        r[i] = gcuda_rope_ext(p.ctx, in[i], in[2], in[3], HEAD, GCUDA_ROPE_TYPE_NEOX, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+    }
+    struct gcuda_tensor * rows = gcuda_reshape_2d(p.ctx, r[1], HEAD * HEADS, N), * y = gcuda_set_rows(p.ctx, cache, rows, in[4]);
+    struct gcuda_cgraph * graph = gcuda_new_graph(p.ctx);
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_OK(gcuda_build_forward_expand(graph, r[0]));
+    char * base = (char *) gcuda_backend_buffer_get_base(buffer);
+    for (int i = 0; i < 5; ++i) { CHECK_OK(gcuda_backend_tensor_alloc(buffer, in[i], base + 4096 * (i + 1))); }
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, r[1], base + 4096 * 7));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, r[0], base + at_q));
+    CHECK_OK(gcuda_backend_tensor_alloc(buffer, cache, base + at_cache));
+    CHECK_OK(gcuda_backend_view_init(rows));
+    CHECK_OK(gcuda_backend_view_init(y));
+    static char got[2][1 << 16];
+    for (int i = 0; i < 2; ++i) {
+        CHECK_OK(gcuda_backend_tensor_memset(cache, 0, 0, gcuda_nbytes(cache)));
+        for (int k = 0; k < 5; ++k) { fill(in[k], k + 1); }
+        CHECK_OK(gcuda_backend_graph_compute(i == 0 ? plain : fused, graph));
+        CHECK_OK(gcuda_backend_tensor_get(cache, got[i], 0, gcuda_nbytes(cache)));
+        CHECK_OK(gcuda_backend_tensor_get(r[0], got[i] + (1 << 15), 0, gcuda_nbytes(r[0])));
+    }
+    CHECK_MSG(!is_defined || memcmp(got[0], got[1], sizeof got[0]) == 0, "queries at %d, cache at %d: other bits", (int) at_q, (int) at_cache);
+    gcuda_backend_graph_plan_t plan = gcuda_backend_graph_plan_create(fused, graph);
+    REQUIRE(plan != NULL);
+    char names[200];
+    names_of((const struct gcudai_cuda_plan *) plan, names, sizeof names);
+    CHECK_MSG(strcmp(names, is_fused ? "rope of queries + rope + set_rows" : "rope + set_rows") == 0, "queries at %d, cache at %d: \"%s\"", (int) at_q,
+        (int) at_cache, names);
+    gcuda_backend_graph_plan_free(fused, plan);
+    place_end(&p);
+    gcuda_backend_buffer_free(buffer);
+    gcuda_backend_free(fused);
+    gcuda_backend_free(plain);
+}
+
+TEST(queries_lie_apart_from_what_keys_and_cache_are_made_of) {
+    const int64_t q = 4096, k = 8192, pos = 12288, factors = 16384, ids = 20480, keys = 28672, apart = 36864, cache = 49152;
+    queries_once(apart, cache, true, true);
+    queries_once(q, cache, true, true);    // in place
+    queries_once(keys, cache, true, true); // on the keys, which are not written
+    queries_once(q + 256, cache, false, false);
+    queries_once(k, cache, true, false); // laid out as these are
+    queries_once(k + 256, cache, true, false);
+    queries_once(pos - 2048, cache, true, true); // the end of what precedes them
+    queries_once(pos - 2044, cache, false, false);
+    queries_once(factors - 2044, cache, false, false);
+    queries_once(ids - 2044, cache, true, false);
+    queries_once(cache, cache, true, false);
+    queries_once(cache - 2044, cache, true, false);
+    queries_once(apart, q, true, false); // queries are read from the cache
+    queries_once(apart, q + 2044, true, false);
+    clean();
+}
+
 // A sum that others read, and the norm of it: where the two lie among what is read, and on each other. A result at other multiples
 // of four bytes adds up in another order.
 // is_defined: no node by itself writes over what others of its blocks read.
@@ -3047,6 +3231,8 @@ TEST(what_is_not_computed_is_in_no_group) {
     leave_out_one(build_norm_mul, 0, "rms_norm + mul");
     leave_out_one(build_scale_soft_max, 0, "scale + soft_max");
     leave_out_one(build_rope_set, 0, "rope + set_rows");
+    leave_out_one(build_rope_set_blocks, 4, "rope + set_rows");
+    for (int v = 3; v < 6; ++v) { leave_out_one(build_rope_rope_set, v, "rope of queries + rope + set_rows"); }
     leave_out_one(build_route, 4, "route");
     leave_out_one(build_pair, 0, "mul_mat + steps");
     leave_out_one(build_group, 1, "mul_mat beside mul_mat");
