@@ -151,7 +151,10 @@ SIM_C = $(CC) $(STD) $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -DGCUDA_CUBLAS_LINK -Ite
 SIM_CXX = $(CXX) -std=c++17 $(SIM_CFLAGS) $(WARN) -DGCUDA_CUDA -Itests/sim/include -I. -Itests
 # gcuda_kernels.cu is compiled in the parts that it is divided into (#if GCUDAI_PART(n)), side by side with make -j.
 KERNEL_PARTS := $(shell sed -n 's/^\#if GCUDAI_PART(\([0-9]*\)).*/\1/p' gcuda_kernels.cu 2> /dev/null | sort -nu)
-SIM_KERNELS = $(KERNEL_PARTS:%=$(SIM)/gcuda_kernels-%.o)
+# SIM_SHARED: those that are linked as the plain build in another folder has them (tests/sim/run.py).
+SIM_SHARED ?=
+SIM_OWN_KERNELS = $(patsubst %,$(SIM)/gcuda_kernels-%.o,$(filter-out $(SIM_SHARED),$(KERNEL_PARTS)))
+SIM_KERNELS = $(SIM_OWN_KERNELS) $(SIM_SHARED:%=$(B)/sim/gcuda_kernels-%.o)
 SIM_OBJECTS = $(SIM)/sim.o $(SIM_KERNELS)
 SIM_HEADERS = $(wildcard tests/sim/include/*.h tests/sim/*.h)
 
@@ -161,8 +164,11 @@ $(SIM):
 $(SIM)/sim.o: tests/sim/sim.cpp $(SIM_HEADERS) | $(SIM)
 	$(SIM_CXX) -O2 -c $< -o $@
 
+# with -fsanitize=undefined: parts without it, which are compiled in two thirds of the time
+$(SIM_DEFINED:%=$(SIM)/gcuda_kernels-%.o): SIM_CXX += -fno-sanitize=undefined
+
 # a part does not use all that the parts share
-$(SIM_KERNELS): $(SIM)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
+$(SIM_OWN_KERNELS): $(SIM)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_CXX) -Werror -Wno-unused-function -DGCUDA_KERNEL_PART=$* -x c++ -c $< -o $@
 
 $(SIM)/gcuda_impl.o: gcuda.h $(SIM_HEADERS) | $(SIM)
@@ -177,7 +183,10 @@ $(SIM)/%.o: tests/sim/%.c $(HEADERS) $(SIM_HEADERS) examples/digits.c examples/d
 $(SIM)/%.o: tests/hw/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 
+$(SIM)/test-experts.o: tests/hw/test-warp-groups.c
 $(SIM)/test-ops.o: SIM_C += -DTEST_CAPTURE
+# with the implementation inside, which takes longer to optimise than they run
+$(patsubst %,$(SIM)/test-%.o,cancel cublas nvtx switches upload): SIM_C += -O0
 $(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 

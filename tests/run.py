@@ -17,13 +17,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 LEVELS = ["user", "ci", "full"]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 MAKE = ["make", "-s", "--no-print-directory"]
-ASAN = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+ASAN = "-O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 
 
 class Job:
@@ -46,8 +47,9 @@ def stem(path):
     return os.path.splitext(os.path.basename(path))[0]
 
 
-def variant(jobs, name, level, make_args, prefix=None, only=None, needs=None, exe="", env=None, timeout=900):
-    """The C tests once more, in a folder of their own with other compilers or flags."""
+def variant(jobs, name, level, make_args, prefix=None, only=None, needs=None, exe="", env=None, timeout=900, parts=None):
+    """The C tests once more, in a folder of their own with other compilers or flags. parts: of a test, in how many one of them runs,
+    another one each time."""
     folder = "build" if name == "gcc" else f"build/{name}"
     tests = [t for t in map(stem, sources("tests/test-*.c")) if only is None or t in only]
     for t in tests:
@@ -55,7 +57,9 @@ def variant(jobs, name, level, make_args, prefix=None, only=None, needs=None, ex
         build = Job(f"{name}: build {t}", [*MAKE, f"B={folder}", f"EXE={exe}", *make_args, program],
                     level, 1800, needs=needs, is_build=True)
         jobs.append(build)
-        jobs.append(Job(f"{name}: {t}", [*(prefix or []), program], level, timeout, True, env, needs, build))
+        n = (parts or {}).get(t, 1)
+        part = ["--part", f"{int(time.time()) % n}/{n}"] if n > 1 else []
+        jobs.append(Job(" ".join([f"{name}: {t}", *part]), [*(prefix or []), program, *part], level, timeout, True, env, needs, build))
 
 
 def plan(level, n_jobs=2):
@@ -102,7 +106,8 @@ def plan(level, n_jobs=2):
                     {"user": 0, "ci": 2400, "full": 10800}[level], True, needs=nvcc))
 
     clang = [("clang", "clang"), ("clang++", "clang")]
-    variant(jobs, "asan", "ci", ["CC=gcc", f"CFLAGS={ASAN}"], env=asan_env, timeout=1500 if level == "ci" else 5400)
+    variant(jobs, "asan", "ci", ["CC=gcc", f"CFLAGS={ASAN}"], env=asan_env, timeout=1500 if level == "ci" else 5400,
+            parts={"test-ops": 3} if level == "ci" else None)
 
     variant(jobs, "clang", "full", ["CC=clang", "CFLAGS=-O2 -g"], needs=clang, timeout=3600)
     tsan = ["CC=clang", "CFLAGS=-O1 -g -fsanitize=thread"]
@@ -132,21 +137,25 @@ def plan(level, n_jobs=2):
 
 
 def run_command(job, log_path):
-    """(exit code or None for a timeout, output)"""
+    """(exit code or None for a timeout, output, seconds of processor time)"""
     env = dict(os.environ, **job.env)
     for name in ("ARGS", "MAKEFLAGS", "MAKEOVERRIDES"):  # those of the make that runs this are no job's
         env.pop(name, None)
     with open(log_path, "w+b") as log:
         process = subprocess.Popen(job.command, cwd=ROOT, env=env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                    start_new_session=True)
-        try:
-            code = process.wait(job.timeout)
-        except subprocess.TimeoutExpired:
+        late = []
+
+        def end():
+            late.append(True)
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            code = None
+        timer = threading.Timer(job.timeout, end)
+        timer.start()
+        _, status, usage = os.wait4(process.pid, 0) # subprocess would not say what it took
+        timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
         log.seek(0)
-        return code, log.read().decode("utf-8", "replace")
+        return None if late else process.returncode, log.read().decode("utf-8", "replace"), usage.ru_utime + usage.ru_stime
 
 
 def count(job, code, output):
@@ -169,7 +178,7 @@ def count(job, code, output):
 
 class Runner:
     def __init__(self, jobs):
-        self.jobs, self.total, self.broken = jobs, [0, 0, 0], set()
+        self.jobs, self.total, self.broken, self.processor = jobs, [0, 0, 0], set(), {}
         self.log_dir = os.path.join(ROOT, "build", "log")
         os.makedirs(self.log_dir, exist_ok=True)
 
@@ -179,7 +188,7 @@ class Runner:
             return 0, 0, 0 if job.is_build else 1, "skipped, no " + ", ".join(missing), "", 0.0
         start = time.time()
         log_path = os.path.join(self.log_dir, re.sub(r"[^A-Za-z0-9.+-]+", "_", job.name) + ".txt")
-        code, output = run_command(job, log_path)
+        code, output, self.processor[job.name] = run_command(job, log_path)
         passed, failed, skipped, why = count(job, code, output)
         if job.is_build:
             if failed:
@@ -195,7 +204,8 @@ class Runner:
             return
         state = "FAILED" if failed else "skip" if skipped and not passed else "ok"
         numbers = f"{passed} passed" + (f", {failed} failed" if failed else "") + (f", {skipped} skipped" if skipped else "")
-        print(f"{state:6}  {job.name:32} {numbers:34} {seconds:6.1f} s" + (f"  {why}" if why else ""), flush=True)
+        print(f"{state:6}  {job.name:32} {numbers:34} {seconds:6.1f} s, processor {self.processor.get(job.name, 0):6.1f} s" +
+              (f"  {why}" if why else ""), flush=True)
         if failed:
             lines = output.splitlines()
             bad = [line for line in lines[:-25] if re.search(r"FAIL|error|ERROR|warning:|signal", line)][:15]
@@ -249,7 +259,9 @@ def main():
     start = time.time()
     runner.run(args.jobs)
     passed, failed, skipped = runner.total
-    print(f"level {args.level}, {time.time() - start:.0f} s, logs in build/log")
+    built = sum(seconds for name, seconds in runner.processor.items() if any(j.is_build and j.name == name for j in jobs))
+    print(f"level {args.level}, {time.time() - start:.0f} s, of processors {sum(runner.processor.values()):.0f} s, of which C programs are built in "
+          f"{built:.0f} s, logs in build/log")
     summary = f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "")
     with open(os.path.join(runner.log_dir, "summary.txt"), "w", encoding="utf-8") as f:
         f.write(summary + "\n")

@@ -102,13 +102,13 @@ def implementation(cc, std, opt, run=True):
 
 def two_units(cc, std):
     def do(case):
-        objects = [case.compile(cc, std, s, ["-O1"]) for s in ("impl_only.c", "decl.c", "user.c")]
+        objects = [case.compile(cc, std, s, ["-O0"]) for s in ("impl_only.c", "decl.c", "user.c")]
         case.program(cc, objects)
     return do
 
 
 def mixed_languages(case):  # the implementation in a C++ file, users in C
-    objects = [case.compile("g++", "c++11", "impl_only.c", ["-O1"]), case.compile("gcc", "c99", "decl.c"),
+    objects = [case.compile("g++", "c++11", "impl_only.c", ["-O0"]), case.compile("gcc", "c99", "decl.c"),
                case.compile("gcc", "c99", "user.c")]
     case.program("g++", objects)
 
@@ -117,7 +117,7 @@ def copies(cc, std, flags_a, flags_b, allowed):
     def do(case):
         objects = [case.compile(cc, std, "copies.c")]
         for copy, flags in (("a", flags_a), ("b", flags_b)):
-            obj = case.compile(cc, std, "copy.c", ["-O1", f"-DCOPY={copy}", *flags], out=f"copy_{copy}.o")
+            obj = case.compile(cc, std, "copy.c", ["-O0", f"-DCOPY={copy}", *flags], out=f"copy_{copy}.o")
             leaked = [s for s in symbols(case, obj) if not re.search(allowed[copy], s)]
             if leaked:
                 raise Bad(f"copy {copy} exports " + " ".join(leaked[:10]))
@@ -240,7 +240,7 @@ def example(source):
             line = re.search(r"^//\s+((?:cc|c\+\+|gcc|g\+\+) .*)$", f.read(), re.M)
         if line is None:
             raise Bad("its head does not say how to build it")
-        line = line.group(1).replace("cc -O2", "cc -O2 " + " ".join(WARN), 1)
+        line = line.group(1).replace("cc -O2", "cc -O0 " + " ".join(WARN), 1) # make examples optimises
         if "digits" in source:
             line = line.split("&&")[0]
         shell(case, scratch_copy(case), line)
@@ -325,9 +325,9 @@ def cases():
     add("two units g++ c++11", "full", two_units("g++", "c++11"))
     add("implementation in C++, users in C", "ci", mixed_languages)
     # strict C99 hides the clock when another system header came first: the manual says the implementation comes first
-    add("declarations first gcc gnu99", "ci", with_flags("gcc", "gnu99", "late.c", ["-O1"]))
-    add("declarations first gcc c11", "full", with_flags("gcc", "c11", "late.c", ["-O1"]))
-    add("declarations first g++ c++11", "full", with_flags("g++", "c++11", "late.c", ["-O1"]))
+    add("declarations first gcc gnu99", "ci", with_flags("gcc", "gnu99", "late.c", ["-O0"]))
+    add("declarations first gcc c11", "full", with_flags("gcc", "c11", "late.c", ["-O0"]))
+    add("declarations first g++ c++11", "full", with_flags("g++", "c++11", "late.c", ["-O0"]))
     only_copy = {"a": "copy_a", "b": "copy_b"}
     add("two GCUDA_STATIC copies gcc", "ci", copies("gcc", "c99", ["-DGCUDA_STATIC"], ["-DGCUDA_STATIC"], only_copy))
     add("two GCUDA_STATIC copies clang++", "full", copies("clang++", "c++11", ["-DGCUDA_STATIC"], ["-DGCUDA_STATIC"], only_copy))
@@ -340,10 +340,10 @@ def cases():
     # without threads it must link without a thread library
     add("GCUDA_NO_THREADS gcc", "user", with_flags("gcc", "c99", "impl.c", ["-O1", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
     add("GCUDA_NO_THREADS clang++", "full", with_flags("clang++", "c++20", "impl.c", ["-O1", "-DGCUDA_NO_THREADS"], ["-lm", "-ldl"]))
-    add("GCUDA_MALLOC and GCUDA_FREE gcc", "user", with_flags("gcc", "c99", "hooks.c", ["-O1"]))
-    add("GCUDA_MALLOC and GCUDA_FREE g++", "full", with_flags("g++", "c++11", "hooks.c", ["-O1"]))
+    add("GCUDA_MALLOC and GCUDA_FREE gcc", "user", with_flags("gcc", "c99", "hooks.c", ["-O0"]))
+    add("GCUDA_MALLOC and GCUDA_FREE g++", "full", with_flags("g++", "c++11", "hooks.c", ["-O0"]))
     add("GCUDA_API gcc", "ci", shared_library)
-    add("GCUDA_ASSERT gcc", "ci", with_flags("gcc", "c99", "assert.c", ["-O1"]))
+    add("GCUDA_ASSERT gcc", "ci", with_flags("gcc", "c99", "assert.c", ["-O0"]))
     add("mingw gcc c99", "full", cross("x86_64-w64-mingw32-gcc", "c99", ["-O2"], ["-static", "-lm"], ["wine"], "program.exe"))
     add("mingw g++ c++11", "full", cross("x86_64-w64-mingw32-g++", "c++11", ["-O1"], ["-static", "-lm"], ["wine"], "program.exe"))
     add("mingw GCUDA_NO_THREADS", "full",

@@ -5,10 +5,11 @@
                                                                                           last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
-    ci     and: 20 orders of threads and streams over a sample of operations; AddressSanitizer and UBSan on a sample of the
-           simulator's tests and on an eighth of all cases, in an order of threads of its own: both come from --seed, which is
-           another one each time and printed; ThreadSanitizer on the tests with several threads; compiled for compute capability 7.5,
-           products of quantized weights and a fortieth of all cases, another one each time
+    ci     and: 20 orders of threads and streams over a sample of operations and of networks; AddressSanitizer and UBSan on a sample of the
+           simulator's tests and on an eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has
+           UBSan: eighth, third and order come from --seed, which is another one each time and printed; ThreadSanitizer, but in
+           kernels, on the tests with several threads; compiled for compute capability 7.5, products of quantized weights and a
+           fortieth of all cases, another one each time
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
            cases, all families that ask for the capability and 100 orders for each
@@ -22,6 +23,7 @@ run on several machines whose journals are then joined (they are lines). Such ru
 """
 import argparse
 import concurrent.futures
+import fcntl
 import glob
 import hashlib
 import json
@@ -45,6 +47,7 @@ CI_CAPABILITY = 750 # without products in tiles, which begin with 8.0
 NOT_OLDER = ["test-strips"] # stands in for kernels of 9.0a; elsewhere the same products go to the simulated cuBLAS (not over in 800 s)
 PROGRAMS = sorted(f[:-len(end)] for f in os.listdir(os.path.join(ROOT, "tests/sim")) for end in (".c", ".cpp")
                   if f.startswith("test-") and f.endswith(end))
+FEWER = {"test-warp-groups": "few_blocks"}  # all of it at level full: for the rest, nine minutes, the others have test-experts
 PROGRAMS += ["test-chunks", "test-gemm", "test-plans", "test-products", "test-sizes", "test-soak", "test-warp-groups"]  # of tests/hw: what runs on a device as well
 EVERYTHING = [(p, "") for p in PROGRAMS]
 SLOW = ["test-chunks", "test-plans", "test-products", "test-soak"]  # not at level user: longer than what asks the same of less
@@ -70,18 +73,27 @@ OPS_SEEDS = ["cross_entropy", "sum_rows", "argmax", "count_equal", "opt_step", "
 # name of the program, and what of it
 ASAN_SAMPLE = [("test-sim", ""), ("test-sim-memory", ""), ("test-sim-graph", ""), ("test-sim-mma", "")]
 ASAN_PARTS = 8  # of all cases, of which level ci takes one
+UBSAN_PARTS = 3  # of the kernels, of which level ci has one checked by UBSan as well: it is a third of the time to compile
 TSAN_SAMPLE = [("test-cuda", "threads"), ("test-upload", "threads"), ("test-memory", "threads"), ("test-split", "threads"), ("test-plan", "threads"),
                ("test-sim-memory", "semaphores"), ("test-sim-graph", "threads")]
 
 
 def run(command, timeout=900, **env):
+    """(exit code, output, seconds of processor time)"""
     print("+ " + " ".join(command), flush=True)
-    try:
-        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, timeout=timeout, text=True, errors="replace",
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        return done.returncode, done.stdout
-    except subprocess.TimeoutExpired as e:
-        return 124, (e.stdout or b"").decode("utf-8", "replace") + f"\nlonger than {timeout} s"
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=log, stderr=subprocess.STDOUT)
+        late = []
+        too_long = threading.Timer(timeout, lambda: (late.append(True), process.kill()))
+        too_long.start()
+        _, status, usage = os.wait4(process.pid, 0) # subprocess would not say what it took
+        too_long.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        log.seek(0)
+        output = log.read()
+    if late:
+        return 124, output + f"\nlonger than {timeout} s", usage.ru_utime + usage.ru_stime
+    return process.returncode, output, usage.ru_utime + usage.ru_stime
 
 
 def digest():
@@ -126,7 +138,7 @@ class Sum:
         self.lock = threading.Lock()
         self.pool = concurrent.futures.ThreadPoolExecutor(n_workers)
 
-    def add(self, name, code, output, counts, seconds=0.0):
+    def add(self, name, code, output, counts, seconds=0.0, processor=0.0):
         lines = [line for line in output.splitlines() if line.strip()]
         closing = next((m for m in map(CLOSING.match, reversed(lines)) if m), None) if counts else None
         passed, failed = (int(closing[1]), int(closing[2])) if closing else (int(code == 0 and not counts), int(code != 0 or counts))
@@ -137,7 +149,7 @@ class Sum:
         with self.lock:
             self.passed += passed
             self.failed += failed
-        print(f"  {name}: {passed} passed, {failed} failed, {seconds:.1f} s" + (f" (exit code {code})" if code else ""), flush=True)
+        print(f"  {name}: {passed} passed, {failed} failed, {seconds:.1f} s, processor {processor:.1f} s" + (f" (exit code {code})" if code else ""), flush=True)
         if failed:
             print("\n".join("  | " + line for line in lines[-40:]), flush=True)
         return passed, failed
@@ -145,11 +157,15 @@ class Sum:
     def build(self, targets, *variables):
         start = time.monotonic()
         n_jobs = max(2, (os.cpu_count() or 1) // 2, self.n_workers)  # the groups, and other jobs, run beside this
-        code, output = run(["make", "-s", "--no-print-directory", f"-j{n_jobs}", *variables, *targets], 3600)
+        folder = os.path.join(ROOT, os.path.dirname(targets[0]))
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "lock"), "w") as lock: # another group, or job, may want the plain kernels at the same time
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            code, output, processor = run(["make", "-s", "--no-print-directory", f"-j{n_jobs}", *variables, *targets], 3600)
         if code != 0:
-            self.add("build", 1, output, False, time.monotonic() - start)
+            self.add("build", 1, output, False, time.monotonic() - start, processor)
         else:
-            print(f"  built in {time.monotonic() - start:.1f} s", flush=True)
+            print(f"  built in {time.monotonic() - start:.1f} s, processor {processor:.1f} s", flush=True)
         return code == 0
 
     def test(self, command, env, timeout):
@@ -164,10 +180,10 @@ class Sum:
     def test_now(self, command, env, timeout):
         start = time.monotonic()
         with tempfile.NamedTemporaryFile("r", encoding="utf-8") as own: # the functions that failed in this program
-            code, output = run(command, timeout, **{**env, **({"GCUDA_SIM_FAULTS": own.name} if "GCUDA_SIM_FAULTS" in env else {})})
+            code, output, processor = run(command, timeout, **{**env, **({"GCUDA_SIM_FAULTS": own.name} if "GCUDA_SIM_FAULTS" in env else {})})
             faults = sorted(set(own.read().split()))
         self.note_faults(env, faults)
-        passed, failed = self.add(" ".join(command), code, output, True, time.monotonic() - start)
+        passed, failed = self.add(" ".join(command), code, output, True, time.monotonic() - start, processor)
         if failed == 0:
             self.journal.add(command, env, passed, faults)
 
@@ -177,6 +193,20 @@ class Sum:
                 f.write("\n".join(faults) + "\n")
 
 
+def kernel_parts():
+    with open(os.path.join(ROOT, "gcuda_kernels.cu"), encoding="utf-8") as f:
+        return sorted(set(re.findall(r"^#if GCUDAI_PART\((\d+)\)", f.read(), re.M)), key=int)
+
+
+def same_kernels(definition):
+    """The parts of the kernels that are the same text with a definition as without it."""
+    def text(part, *more):
+        done = subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-DGCUDA_CUDA", *more, "-Itests/sim/include", "-I.", "-Itests",
+                               f"-DGCUDA_KERNEL_PART={part}", "-x", "c++", "-E", "-P", "gcuda_kernels.cu"], cwd=ROOT, stdout=subprocess.PIPE)
+        return done.stdout if done.returncode == 0 else None
+    return [part for part in kernel_parts() if (plain := text(part)) is not None and plain == text(part, definition)]
+
+
 class Variant:
     """One way of building it all: a folder and the compiler's flags."""
 
@@ -184,8 +214,11 @@ class Variant:
         self.total, self.folder, self.env, self.jobs = total, f"build/sim{name}", env or {}, []
         self.variables = [f"SIM={self.folder}", f"SIM_CFLAGS={flags}"] if flags else []
 
-    def build(self, programs):
-        return self.total.build(sorted({f"{self.folder}/{p}" for p in programs}), *self.variables)
+    def build(self, programs, shared=(), *variables):
+        """shared: the parts of the kernels that are linked as they are compiled for the plain variant."""
+        if shared and not self.total.build([f"build/sim/gcuda_kernels-{part}.o" for part in shared]):
+            return False
+        return self.total.build(sorted({f"{self.folder}/{p}" for p in programs}), *self.variables, *variables, f"SIM_SHARED={' '.join(shared)}")
 
     def test(self, program, *arguments, timeout=900, **env):
         """Runs it when a worker is free."""
@@ -198,7 +231,7 @@ class Variant:
             job.result()
 
     def tests_of(self, program):
-        code, output = run([f"{self.folder}/{program}", "--list"])
+        code, output, _ = run([f"{self.folder}/{program}", "--list"])
         return output.split() if code == 0 else [""]
 
     def programs(self, chosen, **env):
@@ -245,12 +278,12 @@ def digits(total):
     start = time.monotonic()
     right = []
     for device in ("CUDA0", "CPU"):
-        code, output = run(["build/sim/digits", "--backend", device, "--epochs", "8"])
+        code, output, processor = run(["build/sim/digits", "--backend", device, "--epochs", "8"])
         found = re.search(r"([\d.]+) % of the test digits are recognised", output)
         right.append(float(found[1]) if found else 0.0)
         if code == 0 and (right[-1] < 90.0 or abs(right[-1] - right[0]) > 1.0 or f"on {device}" not in output):
             code, output = 1, output + f"\nwanted: on {device}, 90 % or more, within 1 % of what CUDA0 had: {right[0]}"
-        total.add(f"digits on {device}", code, output, False, time.monotonic() - start)
+        total.add(f"digits on {device}", code, output, False, time.monotonic() - start, processor)
 
 
 # Asked after something has failed, or for a text: their own failure changes nothing.
@@ -285,7 +318,8 @@ def plain_tests(total, level):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
-        plain.programs([(p, "") for p in programs if p not in ours])
+        fewer = {} if level == "full" else FEWER
+        plain.programs([(p, fewer.get(p, "")) for p in programs if p not in ours])
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
         plain.operations(OPS[level], **slow)
@@ -308,7 +342,8 @@ def plain_tests(total, level):
 
 
 def asan_tests(total, level):
-    asan = Variant(total, "-asan", ASAN, ASAN_ENV)
+    turn = total.seed % UBSAN_PARTS
+    asan = Variant(total, "-asan" if level == "full" else f"-asan{turn}", ASAN, ASAN_ENV)
     print(f"seed {total.seed}: once more with --group asan --seed {total.seed}", flush=True)
     if level == "full":
         if asan.build([*PROGRAMS, "test-ops", "test-device", *SHAPES]):
@@ -316,7 +351,8 @@ def asan_tests(total, level):
             asan.operations(OPS["full"], GCUDA_SIM_SEED=str(total.seed))
             asan.captured()
             asan.shapes()
-    elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-ops"]):
+    elif asan.build([*[p for p, _ in ASAN_SAMPLE], "test-ops"], (),
+                    "SIM_DEFINED=" + " ".join(part for i, part in enumerate(kernel_parts()) if i % UBSAN_PARTS != turn)):
         asan.programs(ASAN_SAMPLE)
         asan.share(total.seed % ASAN_PARTS, ASAN_PARTS, GCUDA_SIM_SEED=str(total.seed))
     asan.wait()
@@ -324,7 +360,8 @@ def asan_tests(total, level):
 
 def tsan_tests(total, level):
     tsan = Variant(total, "-tsan", TSAN, TSAN_ENV)
-    if tsan.build([p for p, _ in TSAN_SAMPLE]):
+    # kernels run one at a time under one lock: what threads may do to each other is in the backend, and the simulator
+    if tsan.build([p for p, _ in TSAN_SAMPLE], kernel_parts() if level == "ci" else ()):
         tsan.programs(TSAN_SAMPLE)
     tsan.wait()
 
@@ -337,7 +374,7 @@ def older_tests(total, level):
     if level != "full":
         print(f"seed {total.seed}: once more with --group older --seed {total.seed}", flush=True)
         other = older_variant(total, CI_CAPABILITY)
-        if other.build(["test-ops"]):
+        if other.build(["test-ops"], same_kernels(f"-DGCUDA_SIM_CC={CI_CAPABILITY}")):
             other.operations(OLDER_SAMPLE)
             other.share(total.seed % OLDER_PARTS, OLDER_PARTS)
         other.wait()
@@ -345,7 +382,7 @@ def older_tests(total, level):
     others = [older_variant(total, capability) for capability in total.capabilities]
     programs = [p for p in PROGRAMS if p not in NOT_OLDER]
     for capability, other in zip(total.capabilities, others):
-        if other.build([*programs, "test-ops"]):
+        if other.build([*programs, "test-ops"], same_kernels(f"-DGCUDA_SIM_CC={capability}")):
             other.programs([(p, "") for p in programs], GCUDA_TEST_SEEDS=SEEDS["older"])
             other.operations(OLDER_OPS)
             other.seeds(100)
