@@ -853,6 +853,117 @@ TEST(every_allocation_fails_in_turn) {
 }
 
 // =====================================================================================================================
+// >>copies   a graph for another backend, and both compared
+// =====================================================================================================================
+static gcuda_backend_t cuda_on(int device) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.device = device;
+    return gcuda_backend_cuda_init_params(&params);
+}
+
+static double error_of(const float * got, const float * want, size_t n) {
+    double error = 0.0, size = 1e-30;
+    for (size_t i = 0; i < n; ++i) {
+        error += ((double) got[i] - (double) want[i]) * ((double) got[i] - (double) want[i]);
+        size += (double) want[i] * (double) want[i];
+    }
+    return error / size;
+}
+
+// The copy has the data of the original, memory of its own on its backend, and gives the same when computed there.
+static gcuda_status copy_to(gcuda_backend_t from, gcuda_backend_t to, struct model * m, bool is_same_bits) {
+    static float want[M * 64], got[M * 64];
+    struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(to, m->graph);
+    if (copy.graph == NULL) { return GCUDA_STATUS_ALLOC_FAILED; }
+    struct gcuda_tensor * y = gcuda_graph_node(copy.graph, -1);
+    CHECK(y != m->y && y->flags == m->y->flags && copy.graph->n_nodes == m->graph->n_nodes && y->data != m->y->data);
+    const size_t n = (size_t) gcuda_nelements(y);
+    gcuda_status st = gcuda_backend_graph_compute(to, copy.graph);
+    st = st == GCUDA_STATUS_SUCCESS ? gcuda_backend_tensor_get(y, got, 0, n * sizeof(float)) : st;
+    if (st == GCUDA_STATUS_SUCCESS) {
+        CHECK_OK(gcuda_backend_graph_compute(from, m->graph));
+        CHECK_OK(gcuda_backend_tensor_get(m->y, want, 0, n * sizeof(float)));
+        CHECK(is_same_bits ? memcmp(got, want, n * sizeof(float)) == 0 : error_of(got, want, n) < 1e-9);
+    }
+    gcuda_backend_graph_copy_free(copy);
+    return st;
+}
+
+struct compared {
+    int n;
+    double worst;
+    gcuda_status st; // of fetching; ends the comparison
+};
+static bool compare_floats(int i, struct gcuda_tensor * a, struct gcuda_tensor * b, void * user) {
+    static float x[N * 64], y[N * 64];
+    struct compared * c = (struct compared *) user;
+    (void) i;
+    c->st = gcuda_backend_tensor_get(a, x, 0, gcuda_nbytes(a));
+    if (c->st == GCUDA_STATUS_SUCCESS) { c->st = gcuda_backend_tensor_get(b, y, 0, gcuda_nbytes(b)); }
+    if (c->st != GCUDA_STATUS_SUCCESS) { return false; }
+    c->worst = fmax(c->worst, error_of(y, x, gcuda_nbytes(a) / sizeof(float)));
+    c->n++;
+    return true;
+}
+
+TEST(graphs_are_copied_between_devices_and_compared_node_by_node) {
+    fresh(2, 64 * MB, 3);
+    gcuda_backend_t one = cuda_on(0), two = cuda_on(1), cpu = gcuda_backend_cpu_init();
+    gcuda_backend_t all[] = { one, two, cpu };
+    for (int from = 0; from < 3; ++from) {
+        struct model m;
+        REQUIRE(one != NULL && two != NULL && cpu != NULL && model_make(&m, all[from], 5, 2));
+        model_fill(&m, from);
+        for (int to = 0; to < 3; ++to) {
+            struct compared c = { 0, 0.0, GCUDA_STATUS_SUCCESS };
+            CHECK_OK(copy_to(all[from], all[to], &m, (from == 2) == (to == 2)));
+            CHECK_OK(gcuda_backend_compare_graph_backend(all[from], all[to], m.graph, compare_floats, &c, NULL, 0));
+            CHECK_MSG(c.n == 6 && c.worst < 1e-9, "%d to %d: %d nodes, error %g", from, to, c.n, c.worst);
+            c.n = 0;
+            CHECK_OK(gcuda_backend_compare_graph_backend(all[from], all[to], m.graph, compare_floats, &c, &m.y, 1)); // fused
+            CHECK_MSG(c.n == 1 && c.worst < 1e-9, "%d to %d: %d results, error %g", from, to, c.n, c.worst);
+        }
+        place_end(&m.p);
+    }
+    for (int i = 0; i < 3; ++i) { gcuda_backend_free(all[i]); }
+    clean();
+}
+
+// Each call of CUDA's in turn while a graph is copied from one device to another, compared there: a status, and nothing left behind.
+TEST(a_copy_that_fails_leaves_nothing) {
+    static const char * const calls[] = { "cudaMalloc", "cudaMemcpyAsync", "cudaMemcpyPeerAsync", "cudaStreamSynchronize", "cudaEventRecord" };
+    int n_failed = 0;
+    for (int call = 0; call < 5; ++call) {
+        bool came = true;
+        for (int k = 1; came && k < 60; ++k) {
+            fresh(2, 16 * MB, 3);
+            gcuda_backend_t one = cuda_on(0), two = cuda_on(1);
+            struct compared c = { 0, 0.0, GCUDA_STATUS_SUCCESS };
+            struct model m;
+            REQUIRE(one != NULL && two != NULL && model_make(&m, one, 5, 2));
+            model_fill(&m, 1);
+            sim_fail(calls[call], k, call == 0 ? cudaErrorMemoryAllocation : cudaErrorInvalidValue);
+            struct gcuda_backend_graph_copied copy = gcuda_backend_graph_copy(two, m.graph);
+            const bool has_copied = copy.graph != NULL;
+            gcuda_backend_graph_copy_free(copy);
+            gcuda_status st = has_copied ? gcuda_backend_compare_graph_backend(one, two, m.graph, compare_floats, &c, NULL, 0) : GCUDA_STATUS_FAILED;
+            st = st == GCUDA_STATUS_SUCCESS ? c.st : st;
+            came = sim_failed() > 0;
+            sim_fail(calls[call], 0, cudaSuccess);
+            n_failed += st != GCUDA_STATUS_SUCCESS;
+            CHECK_MSG(st == GCUDA_STATUS_SUCCESS || (came && gcuda_last_error()[0] != '\0'), "%s %d: no fault, or no message", calls[call], k);
+            CHECK_OK(copy_to(one, two, &m, true)); // all is usable
+            place_end(&m.p);
+            gcuda_backend_free(two);
+            gcuda_backend_free(one);
+            clean();
+        }
+    }
+    CHECK(n_failed >= 20);
+}
+
+// =====================================================================================================================
 // >>speed
 // =====================================================================================================================
 // Of the host: making a plan of 1,000 nodes, and replaying it, without what the launch of the CUDA graph takes. The least of
