@@ -740,6 +740,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_launch_mul_mat_id_mma GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_mma)
 #define gcuda_launch_mul_mat_id_vec GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec)
 #define gcuda_launch_mul_mat_id_vec_float GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float)
+#define gcuda_launch_mul_mat_id_vec_float_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_float_fused)
 #define gcuda_launch_mul_mat_id_vec_fused GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_vec_fused)
 #define gcuda_launch_mul_mat_id_wg GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_id_wg)
 #define gcuda_launch_mul_mat_tile GCUDAI_RENAME(GCUDA_PREFIX, gcuda_launch_mul_mat_tile)
@@ -3641,7 +3642,7 @@ GCUDA_API gcuda_status gcuda_backend_cuda_set_device_budget(int device, size_t b
 // (probabilities, a bias for choosing, argsort, get_rows, their sum taken out, a factor, one right behind the other); a product of
 // quantized weights with up to 8 columns (up to gcuda_mul_mat_vec_most where there are warp groups and rows are at multiples of 4 bytes),
 // or of floats and F32 columns in rows of 16-byte pieces that does not go to cuBLAS, or
-// mul_mat_id of few tokens and quantized experts, with what follows it: a bias or add_id, an activation, or a second product of the
+// mul_mat_id of few tokens, of floats in such rows too, with what follows it: a bias or add_id, an activation, or a second product of the
 // same columns and the glu of both (one column), a factor, a scale, a residual; the same, but for the second product and a residual
 // that a norm of rows follows, behind 9 to 16 columns that go in tiles and behind any number on warp groups whose k is cut into parts
 // (gcuda_has_warp_groups, gcuda_mul_mat_wg_parts); and up to three such products of the same
@@ -4170,6 +4171,8 @@ GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_fused(const struct gcu
     const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // epilogue NULL: as before
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float(
     const struct gcuda_mul_mat_id_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(const struct gcuda_mul_mat_id_args * args,
+    const struct gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream); // with an epilogue as, b: rows of pieces of 16 bytes, b F32
 GCUDA_KERNEL_API size_t gcuda_mul_mat_id_scratch_bytes(const struct gcuda_mul_mat_id_args * args);
 // The same for a few tokens of each expert, from 8.0 on: experts in Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, IQ2_XS or MXFP4, with up
 // to eight slots of one as gcuda_launch_mul_mat_vec multiplies eight columns, rounded to bytes. UNSUPPORTED: other experts, rows that do not
@@ -29688,26 +29691,22 @@ struct gcudai_cuda_sums {
 };
 enum { GCUDAI_CUDA_BIAS = 1, GCUDAI_CUDA_GATE, GCUDAI_CUDA_FACTOR, GCUDAI_CUDA_SCALE, GCUDAI_CUDA_RESIDUAL };
 
-// What gcuda_launch_mul_mat_vec_float_fused takes, of what would go to gcuda_launch_mul_mat_vec_float by itself.
-static bool gcudai_cuda_is_float_product(
-    const struct gcudai_cuda * cu, const struct gcuda_tensor * y, const struct gcuda_mul_mat_args * p) {
+// What gcuda_launch_mul_mat_vec_float_fused, or that of mul_mat_id, takes of what would go to a kernel for vectors by itself.
+static bool gcudai_cuda_has_float_hooks(const struct gcuda_tensor * y) {
     const struct gcuda_tensor * a = y->src[0], * b = y->src[1];
     return gcudai_is_float(a->type) && b->type == GCUDA_TYPE_F32 && gcudai_cuda_is_wide(a) && gcudai_cuda_is_wide(b) &&
-           a->ne[0] % (int64_t) (16 / gcuda_type_size(a->type)) == 0 && gcudai_cuda_product_of(cu, p) == GCUDAI_CUDA_PRODUCT_VECTOR;
+           a->ne[0] % (int64_t) (16 / gcuda_type_size(a->type)) == 0;
 }
 
 static bool gcudai_cuda_is_product(const struct gcudai_cuda_window * w, int i) {
     if (!gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT) && !gcudai_cuda_is_op(w, i, GCUDA_OP_MUL_MAT_ID)) { return false; }
     const struct gcuda_tensor * y = w->node[i];
-    const bool is_quantized = gcuda_is_quantized(y->src[0]->type);
     union gcudai_args args;
     gcudai_op_row(y->op)->args(y, &args);
     if (y->type != GCUDA_TYPE_F32 || y->view_src != NULL || gcudai_cuda_split_of(gcudai_buffer_of(y->src[0])) != NULL) { return false; }
-    if (y->op == GCUDA_OP_MUL_MAT_ID) {
-        return is_quantized && gcudai_cuda_id_product_of(w->cu, &args.mul_mat_id) == GCUDAI_CUDA_PRODUCT_VECTOR;
-    }
-    return is_quantized ? gcudai_cuda_product_of(w->cu, &args.mul_mat) == GCUDAI_CUDA_PRODUCT_VECTOR
-                        : gcudai_cuda_is_float_product(w->cu, y, &args.mul_mat);
+    const enum gcudai_cuda_product way = y->op == GCUDA_OP_MUL_MAT_ID ? gcudai_cuda_id_product_of(w->cu, &args.mul_mat_id)
+                                                                      : gcudai_cuda_product_of(w->cu, &args.mul_mat);
+    return way == GCUDAI_CUDA_PRODUCT_VECTOR && (gcuda_is_quantized(y->src[0]->type) || gcudai_cuda_has_float_hooks(y));
 }
 
 // The way of a product by itself, and its arguments that way.
@@ -29952,6 +29951,9 @@ static void ** gcudai_cuda_scratch_mul_mat(union gcudai_cuda_fused * args, size_
 }
 
 static gcuda_status gcudai_cuda_run_mul_mat_id(const union gcudai_cuda_fused * args, gcuda_stream stream) {
+    if (!gcuda_is_quantized(args->mul_mat_id.args.as.type)) {
+        return gcuda_launch_mul_mat_id_vec_float_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
+    }
     return gcuda_launch_mul_mat_id_vec_fused(&args->mul_mat_id.args, &args->mul_mat_id.epilogue, stream);
 }
 

@@ -8629,11 +8629,41 @@ template <bool FINDS> static __global__ void k_pool_2d_back(const gcuda_pool_arg
     }
 }
 
+// Windows that touch or lie apart: a thread has what lies from the beginning of one to that of the next, and looks for its largest once.
+static bool are_apart(const gcuda_pool_args & p) { return p.s0 >= p.k0 && p.s1 >= p.k1; }
+
+static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda_array cells, const tiles t) {
+    const float divisor = p.op == GCUDA_OP_POOL_MAX ? 1.0f : (float) p.k0 * (float) p.k1;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, cells.ne, tile, 1, 1);
+        const bool is_window = i.i0 < p.dy.ne[0] && i.i1 < p.dy.ne[1];
+        if (i.i0 >= cells.ne[0]) { continue; }
+        int64_t winner = -1;
+        if (is_window && p.op == GCUDA_OP_POOL_MAX) { d_pool_max(p, d_window_of(p, i.i0, i.i1), d_at(p.x, 0, 0, i.i2, i.i3), &winner); }
+        const float dy = is_window ? (0.0f + d_load(p.dy.type, d_at(p.dy, i.i0, i.i1, i.i2, i.i3))) / divisor : 0.0f;
+        const int64_t x0 = i.i0 * p.s0 - p.p0, y0 = i.i1 * p.s1 - p.p1;
+        const int64_t x1 = x0 + p.s0 < p.y.ne[0] ? x0 + p.s0 : p.y.ne[0], y1 = y0 + p.s1 < p.y.ne[1] ? y0 + p.s1 : p.y.ne[1];
+        for (int64_t y = y0 > 0 ? y0 : 0; y < y1; ++y) {
+            char * row = d_at(p.y, 0, y, i.i2, i.i3);
+            for (int64_t x = x0 > 0 ? x0 : 0; x < x1; ++x) {
+                const bool is_in = p.op == GCUDA_OP_POOL_MAX ? winner == y * p.x.ne[0] + x : y < y0 + p.k1 && x < x0 + p.k0;
+                *(float *) (row + x * (int64_t) p.y.nb[0]) = is_in ? dy : 0.0f;
+            }
+        }
+    }
+}
+
 size_t gcuda_pool_2d_back_scratch_bytes(const gcuda_pool_args * args) {
-    return args->op == GCUDA_OP_POOL_MAX && !finds_winners(*args) ? (size_t) n_elements(args->dy) * sizeof(int64_t) : 0;
+    return args->op == GCUDA_OP_POOL_MAX && !are_apart(*args) && !finds_winners(*args) ? (size_t) n_elements(args->dy) * sizeof(int64_t) : 0;
 }
 
 gcuda_status gcuda_launch_pool_2d_back(const gcuda_pool_args * args, gcuda_stream stream) {
+    if (are_apart(*args)) {
+        gcuda_array cells = args->y;
+        cells.ne[0] = (args->y.ne[0] + args->p0 + args->s0 - 1) / args->s0;
+        cells.ne[1] = (args->y.ne[1] + args->p1 + args->s1 - 1) / args->s1;
+        return launch_tiles(k_pool_2d_back_apart, tiles_of(cells, 1, 1), stream, *args, cells);
+    }
     if (finds_winners(*args)) { return launch_tiles(k_pool_2d_back<true>, tiles_of(args->y, 1, 1), stream, *args); }
     const gcuda_status st = args->op == GCUDA_OP_POOL_MAX
                                 ? launch_tiles(k_pool_winners, tiles_of(args->dy, 1, 1), stream, *args)
@@ -15477,6 +15507,17 @@ static inline __device__ void d_float_find(const d_float_hooked_job & p, d_float
     rows->up = p.job.has_epilogue ? (const char *) p.job.epilogue.up : nullptr;
 }
 
+// Where row `row` of column c is in the result; i: the item's matrix, or slot.
+static inline __device__ d_index d_float_index(const d_float_job & p, int64_t i, int64_t matrix, int c, int row) {
+    if (p.is_one) { return { row, c, 0, 0 }; }
+    if (p.ids.data != nullptr) {
+        const int64_t token = i / p.ids.ne[0];
+        return { row, i - token * p.ids.ne[0], token, 0 };
+    }
+    const d_tile t = { 0, 0, matrix, (int) p.job.n };
+    return d_tile_index(p.job, t, c, row);
+}
+
 template <typename W, typename P> static __global__ void __launch_bounds__(32 * W::max_warps, W::places) k_mul_mat_vec_float(const P p) {
     DYNAMIC_SHARED(char, shared); // copies of the warps, then [warp][turn][sum]
     __shared__ const char * columns[W::columns];
@@ -15533,9 +15574,8 @@ template <typename W, typename P> static __global__ void __launch_bounds__(32 * 
                     sum += own[0];
                     if (n_kinds > 1) { up += own[W::sums]; }
                 }
-                if (P::has_hooks && p.job.has_epilogue) {
-                    const d_tile t = { 0, 0, matrix, n };
-                    sum = d_finish(p.job, sum, up, p.is_one ? d_index{ row, c, 0, 0 } : d_tile_index(p.job, t, c, row), -1);
+                if (P::has_hooks && p.job.has_epilogue && !is_bad) {
+                    sum = d_finish(p.job, sum, up, d_float_index(p, i, matrix, c, row), p.ids.data != nullptr ? matrix : -1);
                 }
                 d_store(p.job.y.type, (y != nullptr ? y : results[c]) + row * (int64_t) p.job.y.nb[0], sum);
             }
@@ -15730,25 +15770,45 @@ gcuda_status gcuda_launch_mul_mat_vec_float_group(const gcuda_mul_mat_args * arg
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
-gcuda_status gcuda_launch_mul_mat_id_vec_float(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
-    d_float_job p = {};
-    p.job.a = args->as;
-    p.job.b = args->b;
-    p.job.y = args->y;
-    p.job.m = args->as.ne[1];
+template <typename P> static P float_id_job(const gcuda_mul_mat_id_args & args) {
+    P p = {};
+    p.job.a = args.as;
+    p.job.b = args.b;
+    p.job.y = args.y;
+    p.job.m = args.as.ne[1];
     p.job.n = 1;
-    p.job.k = args->as.ne[0];
-    p.job.a_m = (int64_t) args->as.nb[1];
-    p.job.a_k = (int64_t) args->as.nb[0];
-    p.job.b_k = (int64_t) args->b.nb[0];
-    p.ids = args->ids;
-    p.n_experts = args->as.ne[2];
-    p.bad_index = args->bad_index;
+    p.job.k = args.as.ne[0];
+    p.job.a_m = (int64_t) args.as.nb[1];
+    p.job.a_k = (int64_t) args.as.nb[0];
+    p.job.b_k = (int64_t) args.b.nb[0];
+    p.ids = args.ids;
+    p.n_experts = args.as.ne[2];
+    p.bad_index = args.bad_index;
+    return p;
+}
+
+gcuda_status gcuda_launch_mul_mat_id_vec_float(const gcuda_mul_mat_id_args * args, gcuda_stream stream) {
+    d_float_job p = float_id_job<d_float_job>(*args);
     if (!float_vec_takes(p)) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const int64_t n_slots = args->ids.ne[0] * args->ids.ne[1];
     return n_elements(args->y) > 0 ? launch_float_vec(p, n_slots, false, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
+}
+
+gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
+    const gcuda_mul_mat_id_args * args, const gcuda_mul_mat_epilogue * epilogue, gcuda_stream stream) {
+    if (epilogue == nullptr) {
+        return gcuda_launch_mul_mat_id_vec_float(args, stream);
+    }
+    d_float_hooked_job p = float_id_job<d_float_hooked_job>(*args);
+    p.job.has_epilogue = true;
+    p.job.epilogue = *epilogue;
+    if (!float_hooks_take(p) || !epilogue_fits(*epilogue, p.job.y, p.n_experts) || (uintptr_t) epilogue->up % 16 != 0) {
+        return GCUDA_STATUS_UNSUPPORTED;
+    }
+    const int64_t n_slots = args->ids.ne[0] * args->ids.ne[1];
+    return n_elements(args->y) > 0 ? launch_float_hooked(p, n_slots, false, args->max_shared, stream) : GCUDA_STATUS_SUCCESS;
 }
 #endif // part 14
 

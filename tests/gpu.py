@@ -8,7 +8,8 @@ A stage takes at most 8 minutes and is cut off then; without --stage all run. On
 turns of milliseconds there, and one that waits for each small copy then waits for the others' turns (a part of the stage
 capture that takes 2 s alone took 22 s beside four more, on an H200). With --jobs N the stages ops and capture are N programs side by
 side all the same, under NVIDIA's multi-process service, which has them share the GPU without turns; it is started for the stage and
-ended with it. A record keeps the stages that did not run now, as long as they are of the same sources and machine.
+ended with it. The stage sanitizer runs N parts side by side without it. A record keeps the stages that did not run now, as long as
+they are of the same sources and machine.
 
     build      kernels and programs for this GPU
     ops        every operation against its float64 reference, on the device; the same with 48 KiB of shared memory; a tenth node by node
@@ -132,6 +133,8 @@ def sharing(n_jobs):
     with tempfile.TemporaryDirectory() as folder:
         env = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         has_begun = run([control, "-d"], **env)[0] == 0
+        if "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ","):  # the service serves that device alone, and calls it 0
+            env["CUDA_VISIBLE_DEVICES"] = "0"
         try:
             yield env if has_begun else None
         finally:
@@ -235,7 +238,8 @@ def sanitize(tool, programs, stage, *options, **env):
     for command in programs:
         program = os.path.basename(command[0])
         checked = [shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *options]
-        code, out = run([*checked, *command], f"{tool}-{program}", stage.left(), GCUDA_TEST_BACKEND="CUDA0", **env)
+        log = "-".join([tool, program, *(a.replace("/", "_") for a in command[1:] if not a.startswith("-"))])
+        code, out = run([*checked, *command], log, stage.left(), GCUDA_TEST_BACKEND="CUDA0", **env)
         summary = [l.strip("= ") for l in out.splitlines() if "SUMMARY" in l]
         closing = CLOSING.search(out)
         found.append((code, f"{program}: " + "; ".join(summary + ([closing[0]] if closing else [])), out, len(summary)))
@@ -248,15 +252,20 @@ def parts_before(tool, text):
     return int(found[1]) if found else 0
 
 
-def sanitize_parts(tool, first, until, stage):
-    """Part after part of all cases until the time: what sanitize gives, of each. Other sources begin with another part."""
+def sanitize_parts(tool, first, until, stage, n_jobs):
+    """Part after part of all cases until the time, n_jobs at once: what sanitize gives, of each. Other sources begin with another part.
+    They take turns on the GPU, but most of their time is the tool's, on a processor."""
     found, longest, n_parts = [], 0.0, TOOLS[tool]
-    for i in range(first, n_parts):
-        start, part = time.time(), (int(digest(), 16) + i) % n_parts
-        if found and start + 1.2 * longest > until:
-            break
-        found += sanitize(tool, [["build/cuda/test-ops", "--part", f"{part}/{n_parts}"]], stage)
-        longest = max(longest, time.time() - start)
+    turn = int(digest(), 16)
+    with concurrent.futures.ThreadPoolExecutor(n_jobs) as pool:
+        for i in range(first, n_parts, n_jobs):
+            start = time.time()
+            if found and start + 1.2 * longest > until:
+                break
+            begun = [pool.submit(sanitize, tool, [["build/cuda/test-ops", "--part", f"{(turn + k) % n_parts}/{n_parts}"]], stage)
+                     for k in range(i, min(i + n_jobs, n_parts))]
+            found += [result for job in begun for result in job.result()]
+            longest = max(longest, time.time() - start)
     return found
 
 
@@ -275,7 +284,7 @@ def stage_sanitizer(stage, args):
             continue
         before = parts_before(tool, args.before.get(stage.name, "")) % n_parts
         share = 1.0 if tool == "memcheck" else (i + 1) / 10
-        parts = sanitize_parts(tool, before, start + seconds * share, stage)
+        parts = sanitize_parts(tool, before, start + seconds * share, stage, args.jobs)
         bad = [result for result in found + parts if result[0] or result[3] != 1]
         done = before + len(parts) - sum(result in bad for result in parts)
         sums = [CLOSING.search(out) for _, _, out, _ in parts]
@@ -389,7 +398,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--jobs", type=int, default=1, help="programs at a time in the stages ops and capture")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time in the stages ops, capture and sanitizer")
     parser.add_argument("--sanitizer-seconds", type=float, default=BUDGET - 40, help="no part of all cases begins that would end later")
     parser.add_argument("--bench-seconds", type=float, default=240, help="rows that have not begun by then are left out")
     args = parser.parse_args()

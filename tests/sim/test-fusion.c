@@ -1441,10 +1441,11 @@ static struct gcuda_tensor * experts(struct build * b, enum gcuda_type type) {
     return gcuda_new_tensor_3d(b->ctx, type, K, M, EXPERTS);
 }
 
+static const enum gcuda_type expert_types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_MXFP4, GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
 static void build_expert(struct build * b) {
     struct gcuda_context * c = b->ctx;
-    const int v = b->variant;
-    const enum gcuda_type type = v % 2 ? GCUDA_TYPE_MXFP4 : GCUDA_TYPE_Q4_0;
+    const int v = b->variant % 5;
+    const enum gcuda_type type = expert_types[b->variant / 5];
     struct gcuda_tensor * x = f32(b, K, v == 2 ? USED : 1, TOKENS), * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, USED, TOKENS);
     struct gcuda_tensor * y = gcuda_mul_mat_id(c, experts(b, type), x, ids), * z = NULL;
     if (v >= 3) { z = gcuda_mul_mat_id(c, experts(b, type), x, ids); }
@@ -1455,7 +1456,7 @@ static void build_expert(struct build * b) {
 }
 
 TEST(what_follows_a_product_of_experts_goes_into_it) {
-    for (int v = 0; v <= 4; ++v) { fires(build_expert, v, "mul_mat_id + steps", 1); }
+    for (int v = 0; v < 25; ++v) { fires(build_expert, v, "mul_mat_id + steps", 1); }
     clean();
 }
 
@@ -1463,7 +1464,8 @@ static void build_expert_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t tokens = v == 0 ? 33 : TOKENS;
-    struct gcuda_tensor * x = f32(b, K, 1, tokens), * as = experts(b, v == 3 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0); // 3: no such kernel
+    struct gcuda_tensor * x = v == 3 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_F16, K, 1, tokens) : f32(b, K, 1, tokens); // 3: no such kernel
+    struct gcuda_tensor * as = experts(b, v == 3 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0);
     struct gcuda_tensor * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, v == 0 ? 2 : USED, tokens), * other = gcuda_dup_tensor(c, ids);
     if (v == 0) { // more slots than experts
         as = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, 32, 2, N_INDICES);
