@@ -42,7 +42,7 @@ static struct gcuda_tensor * leaf(struct gen * g, enum gcuda_type type, int64_t 
     struct gcuda_tensor * t = gcuda_new_tensor_4d(g->ctx, type, ne0, ne1, ne2, ne3);
     if (t != NULL) {
         gcuda_set_input(t);
-        g->limits[g->n_leafs] = limit;
+        g->limits[g->n_leafs] = limit > 0 ? limit : 100; // 0: no indices, even if integers
         g->leafs[g->n_leafs++] = t;
     }
     return t;
@@ -410,7 +410,8 @@ static struct gcuda_tensor * block_add_cast(struct gen * g) {
     struct gcuda_context * c = g->ctx;
     struct gcuda_tensor * a = any(g);
     const enum gcuda_type half = below(g, 2) ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
-    struct gcuda_tensor * x = gcuda_cast(c, a, half), * y = gcuda_add_cast(c, x, leaf(g, below(g, 2) ? half : GCUDA_TYPE_F32, a->ne[0], 1, 1, 1, 0), GCUDA_TYPE_F32);
+    struct gcuda_tensor * b = leaf(g, below(g, 2) ? half : GCUDA_TYPE_F32, a->ne[0], 1, 1, 1, 0);
+    struct gcuda_tensor * y = gcuda_add_cast(c, gcuda_cast(c, a, half), b, GCUDA_TYPE_F32);
     for (int i = below(g, 4); i > 0 && y != NULL; --i) {
         y = seen(g, y);
         y = below(g, 2) ? gcuda_mul(c, y, small(g, y)) : below(g, 2) ? gcuda_silu(c, y) : gcuda_scale(c, y, 0.5f);
@@ -418,12 +419,14 @@ static struct gcuda_tensor * block_add_cast(struct gen * g) {
     return y;
 }
 
+enum { N_PLAIN = 5 };
+static const enum gcuda_type plain_types[N_PLAIN] = { GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
+
 // Types that are only moved; the result is compared as it is, or as F32 where there is such a copy.
 static struct gcuda_tensor * block_plain(struct gen * g) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I64, GCUDA_TYPE_I32 };
     struct gcuda_context * c = g->ctx;
     const int64_t ne0 = 1 + below(g, 9), ne1 = 1 + below(g, 7), ne2 = 1 + below(g, 3);
-    struct gcuda_tensor * x = leaf(g, types[below(g, 5)], ne0, ne1, ne2, 1, 100), * y = NULL;
+    struct gcuda_tensor * x = leaf(g, plain_types[below(g, N_PLAIN)], ne0, ne1, ne2, 1, 100), * y = NULL;
     if (x == NULL) { return NULL; }
     for (int i = 1 + below(g, 3); i > 0 && x != NULL; --i, x = y) {
         switch (below(g, 8)) {
@@ -548,7 +551,9 @@ static void fill_rows(const struct gcuda_tensor * t, const float * values, char 
 }
 
 static bool is_plain(enum gcuda_type type) {
-    return type == GCUDA_TYPE_F64 || type == GCUDA_TYPE_I8 || type == GCUDA_TYPE_I16 || type == GCUDA_TYPE_I32 || type == GCUDA_TYPE_I64;
+    bool is_so = false;
+    for (int i = 0; i < N_PLAIN; ++i) { is_so = is_so || type == plain_types[i]; }
+    return is_so;
 }
 
 // Any bytes, and a scale of 1/16: before each block, but of IQ1_M in the upper four bits of its last four numbers.
@@ -734,6 +739,31 @@ static void compare(uint64_t seed, int round, struct one * a, struct one * b, co
 enum { N_PATTERNS = (int) (sizeof gcudai_cuda_patterns / sizeof gcudai_cuda_patterns[0]) };
 static int n_of_op[GCUDA_OP_COUNT]; // computed so far
 static int n_of_pattern[N_PATTERNS]; // launches planned so far
+static int n_of_type[GCUDA_TYPE_COUNT], n_of_cache[GCUDA_TYPE_COUNT]; // of sources; of keys and values
+static int n_near; // graphs in which scale and soft_max may round less often
+
+static void count_nodes(const struct gcuda_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        n_of_op[t->op]++;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            if (t->src[k] != NULL) { n_of_type[t->src[k]->type]++; }
+            if (t->op == GCUDA_OP_FLASH_ATTN_EXT && (k == 1 || k == 2)) { n_of_cache[t->src[k]->type]++; }
+        }
+    }
+}
+
+// What is only moved, keys and values of some quantized type, and all types where there are enough graphs for that.
+static void check_types(void) {
+    int n_in_blocks = 0;
+    for (int i = 0; i < N_WEIGHTS; ++i) {
+        CHECK_MSG(n_of_type[weights[i]] > 0 || !test_full(), "no %s in any graph", gcuda_type_name(weights[i]));
+        CHECK_MSG(i >= N_SHORT || n_of_cache[weights[i]] > 0 || !test_full(), "no keys in %s", gcuda_type_name(weights[i]));
+        n_in_blocks += i >= N_FLOATS ? n_of_cache[weights[i]] : 0;
+    }
+    for (int i = 0; i < N_PLAIN; ++i) { CHECK_MSG(n_of_type[plain_types[i]] > 0, "no %s in any graph", gcuda_type_name(plain_types[i])); }
+    CHECK(n_of_cache[GCUDA_TYPE_F32] + n_of_cache[GCUDA_TYPE_BF16] > 0 && n_in_blocks > 0);
+}
 
 // In the plans that a backend has made and keeps.
 static void count_patterns(gcuda_backend_t planned) {
@@ -791,7 +821,8 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
     gcuda_backend_cpu_set_n_threads(cpu, 1);
     REQUIRE(one_make(&b, seed, plain, cpu, planned, true) && one_make(&on_cpu, seed, plain, cpu, cpu, false));
     REQUIRE(a.graph->n_nodes == b.graph->n_nodes && a.graph->n_nodes == on_cpu.graph->n_nodes);
-    for (int i = 0; i < a.graph->n_nodes; ++i) { n_of_op[a.graph->nodes[i]->op]++; }
+    count_nodes(a.graph);
+    n_near += is_near;
     const int n_rounds = a.g.is_smooth ? 4 : 3; // launched, captured, replayed once or twice
     for (int round = 0; round < n_rounds; ++round) {
         fill_leafs(&a.g, round, 0);
@@ -824,12 +855,16 @@ TEST(random_graphs_give_the_same_bits_planned_and_node_by_node) {
     const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : test_full() ? 10000 : 240;
     uint64_t n_fused = 0, n_replayed = 0, n_beside = 0;
     for (uint64_t seed = first; seed < first + n; ++seed) { run_seed(seed, &n_fused, &n_replayed, &n_beside); }
-    printf("  %d graphs, %d fused launches, %d replays, %d launches beside others\n", (int) n, (int) n_fused, (int) n_replayed, (int) n_beside);
+    printf("  %d graphs (%d rounded less), %d fused launches, %d replays, %d launches beside others\n", (int) n, n_near, (int) n_fused, (int) n_replayed, (int) n_beside);
     CHECK(only != NULL || (2 * n_fused >= n && n_replayed >= 2 * n && 4 * n_beside >= n)); // it does reach what it is about
     for (int op = GCUDA_OP_NONE + 1; op < GCUDA_OP_COUNT && only == NULL; ++op) { // custom ones are the caller's
         CHECK_MSG(n_of_op[op] > 0 || op == GCUDA_OP_CUSTOM, "no %s in any graph", gcuda_op_name((enum gcuda_op) op));
     }
-    if (only == NULL) { check_patterns(); }
+    if (only == NULL) {
+        check_patterns();
+        check_types();
+        CHECK(n_near > 0);
+    }
     clean();
 }
 
