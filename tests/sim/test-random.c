@@ -51,7 +51,11 @@ static struct gcuda_tensor * f32(struct gen * g, int64_t ne0, int64_t ne1, int64
     return leaf(g, GCUDA_TYPE_F32, ne0, ne1, ne2, ne3, 0);
 }
 
-static struct gcuda_tensor * any(struct gen * g) { return g->pool[below(g, g->n_pool)]; }
+// Floats: what is only moved has no sums, and the first is an input in F32.
+static struct gcuda_tensor * any(struct gen * g) {
+    struct gcuda_tensor * t = g->pool[below(g, g->n_pool)];
+    return t->type == GCUDA_TYPE_F32 || t->type == GCUDA_TYPE_F16 || t->type == GCUDA_TYPE_BF16 ? t : g->pool[0];
+}
 static struct gcuda_tensor * dense(struct gen * g, struct gcuda_tensor * t) {
     return gcuda_is_contiguous(t) ? t : gcuda_cont(g->ctx, t);
 }
