@@ -5,7 +5,7 @@
                                                                                           last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
-    ci     and: all operations; 20 orders of threads and streams over a sample of operations and of networks; AddressSanitizer and UBSan on a sample of the
+    ci     and: a third of all cases of the operations, another one each time; 20 orders of threads and streams over a sample of operations and of networks; AddressSanitizer and UBSan on a sample of the
            simulator's tests and on an eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has
            UBSan: eighth, third and order come from --seed, which is another one each time and printed; ThreadSanitizer, but in
            kernels, on the tests with several threads; compiled for compute capability 7.5 or 8.0, products, convolutions and
@@ -58,9 +58,10 @@ LONG = ["test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "te
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
     "user": ["add/", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal"],
-    "ci": [""], # all
+    "ci": [],  # and one of CI_PARTS of all cases
     "full": [""],
 }
+CI_PARTS = 3  # all take a quarter of an hour of processor time
 LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "cpy", "repeat", "sum",
                 "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu", "mixed"] # what the last of four devices computes
 # what is chosen by the capability, or by how much shared memory it has; of the rest each capability runs its share
@@ -338,6 +339,9 @@ def operation_tests(total, level):
     is_full = level == "full"
     if plain.build(["test-ops", "test-device"]):
         plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if is_full else {}))
+        if level == "ci":
+            print(f"seed {total.seed}: once more with --group operations --seed {total.seed}", flush=True)
+            plain.share(total.seed % CI_PARTS, CI_PARTS)
         plain.captured()
         if level != "user":
             plain.share(3, 10 if is_full else 100, GCUDA_TEST_SHARED_KB="48")
