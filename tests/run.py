@@ -93,8 +93,8 @@ def plan(level, n_jobs=2):
     if n_jobs > 4:
         jobs.append(Job("simulated CUDA device", [*simulate, "--jobs", str(n_jobs)], "user", limit, True, is_long=True))
     else:
-        for group, lowest in (("plain", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "ci")):
-            jobs.append(Job(f"simulated CUDA device: {group}", [*simulate, "--group", group], lowest, limit, True, is_long=group == "plain"))
+        for group, lowest in (("plain", "user"), ("operations", "user"), ("asan", "ci"), ("tsan", "ci"), ("older", "ci")):
+            jobs.append(Job(f"simulated CUDA device: {group}", [*simulate, "--group", group], lowest, limit, True, is_long=lowest == "user"))
 
     bench = Job("gcc: build bench", [*MAKE, "build/bench"], "full", 600, is_build=True)
     jobs.append(bench)

@@ -5,7 +5,7 @@
                                                                                           last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
-    ci     and: all operations; 20 orders of threads and streams over a sample of operations and of networks; AddressSanitizer and UBSan on a sample of the
+    ci     and: a third of all cases of the operations, another one each time; 20 orders of threads and streams over a sample of operations and of networks; AddressSanitizer and UBSan on a sample of the
            simulator's tests and on an eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has
            UBSan: eighth, third and order come from --seed, which is another one each time and printed; ThreadSanitizer, but in
            kernels, on the tests with several threads; compiled for compute capability 7.5 or 8.0, products, convolutions and
@@ -58,9 +58,10 @@ LONG = ["test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "te
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
     "user": ["add/", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal"],
-    "ci": [""], # all
+    "ci": [],  # and one of CI_PARTS of all cases
     "full": [""],
 }
+CI_PARTS = 3  # all take a quarter of an hour of processor time
 LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "cpy", "repeat", "sum",
                 "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu", "mixed"] # what the last of four devices computes
 # what is chosen by the capability, or by how much shared memory it has; of the rest each capability runs its share
@@ -317,7 +318,7 @@ def faults_are_complete(total, file):
 def plain_tests(total, level):
     plain = Variant(total, "")
     programs = [p for p in PROGRAMS if level != "user" or p not in SLOW]
-    if plain.build([*programs, "test-ops", "test-device", *SHAPES, "digits"]):
+    if plain.build([*programs, "test-device", *SHAPES, "digits"]):
         faults = os.path.join(ROOT, "build/sim/faults.txt")
         open(faults, "w").close()
         ours = [p for p in programs if os.path.exists(os.path.join(ROOT, f"tests/sim/{p}.c"))] # not those of the simulator
@@ -325,23 +326,33 @@ def plain_tests(total, level):
         plain.programs([(p, fewer.get(p, "")) for p in programs if p not in ours])
         slow = {"GCUDA_TEST_FULL": "1"} if level == "full" else {} # every k-th call, backends made and freed 1000 times
         plain.programs([(p, "") for p in ours], GCUDA_TEST_SEEDS=SEEDS[level], GCUDA_SIM_FAULTS=faults, **slow)
-        plain.operations(OPS[level], **slow)
-        plain.captured()
         plain.shapes(**slow)
         if total.only in "digits":
             plain.jobs.append(total.pool.submit(digits, total))
-        if level != "user":
-            plain.share(3, 10 if level == "full" else 100, GCUDA_TEST_SHARED_KB="48")
-            plain.share(7, 10 if level == "full" else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
-            plain.share(5, 4 if level == "full" else 20, GCUDA_TEST_BY_NODE="1") # others are plans of one node
-            plain.operations(["conv_2d_dw/F32", "mul_mat_batches"], GCUDA_TEST_CUT="1")
-            plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
-            plain.seeds(100 if level == "full" else 20)
-        if level == "full":
-            plain.operations(LAST_OF_FOUR, "CUDA3", GCUDA_SIM_DEVICES="4", GCUDA_SIM_MEMORY_MB="512")
         plain.wait()
         if not total.only:
             faults_are_complete(total, faults)
+
+
+def operation_tests(total, level):
+    plain = Variant(total, "")
+    is_full = level == "full"
+    if plain.build(["test-ops", "test-device"]):
+        plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if is_full else {}))
+        if level == "ci":
+            print(f"seed {total.seed}: once more with --group operations --seed {total.seed}", flush=True)
+            plain.share(total.seed % CI_PARTS, CI_PARTS)
+        plain.captured()
+        if level != "user":
+            plain.share(3, 10 if is_full else 100, GCUDA_TEST_SHARED_KB="48")
+            plain.share(7, 10 if is_full else 200, GCUDA_TEST_CUT="1") # as graphs that may be stopped, in slices
+            plain.share(0 if is_full else 5, 1 if is_full else 20, GCUDA_TEST_BY_NODE="1") # others are plans of one node
+            plain.operations(["conv_2d_dw/F32", "mul_mat_batches"], GCUDA_TEST_CUT="1")
+            plain.operations(["mul_mat_some", "mul_mat_permuted"], GCUDA_CUDA_PRODUCT="tile")
+            plain.seeds(100 if is_full else 20)
+        if is_full:
+            plain.operations(LAST_OF_FOUR, "CUDA3", GCUDA_SIM_DEVICES="4", GCUDA_SIM_MEMORY_MB="512")
+        plain.wait()
 
 
 def asan_tests(total, level):
@@ -396,7 +407,7 @@ def older_tests(total, level):
 
 
 # name: (what it runs, the lowest level that it belongs to)
-GROUPS = {"plain": (plain_tests, "user"), "asan": (asan_tests, "ci"), "tsan": (tsan_tests, "ci"), "older": (older_tests, "ci")}
+GROUPS = {"plain": (plain_tests, "user"), "operations": (operation_tests, "user"), "asan": (asan_tests, "ci"), "tsan": (tsan_tests, "ci"), "older": (older_tests, "ci")}
 LEVELS = ["user", "ci", "full"]
 
 
@@ -410,11 +421,11 @@ def main():
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 1000000 + 1, help="of what differs from run to run, above 0")
     args = parser.parse_args()
-    # by itself one program at a time beside other groups and jobs, but at level user, where there is little beside
+    # of one group one program at a time, beside other groups and jobs
     chosen = args.group.split(",")
     if any(name not in GROUPS for name in chosen):
         parser.error("groups are " + ",".join(GROUPS))
-    total = Sum(args.only, args.jobs or (2 if args.level == "user" else 1), max(args.seed, 1), args.journal)
+    total = Sum(args.only, args.jobs or (2 if args.level == "user" and len(chosen) > 1 else 1), max(args.seed, 1), args.journal)
     total.capabilities = [int(c) for c in args.capabilities.split(",")]
     groups = [tests for name, (tests, lowest) in GROUPS.items()
               if name in chosen and LEVELS.index(lowest) <= LEVELS.index(args.level)]

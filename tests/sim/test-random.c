@@ -1,7 +1,8 @@
 // Random graphs on the simulated device. The same graph, made twice from one seed: in memory of its own and launched node
 // by node, and in memory that the graph allocator reuses, planned, fused, captured and replayed on other data. Bits are the
-// same. Where nothing jumps (no rounding, no sorting, no blocks) the CPU's results are near, too. Then the same graphs through
-// the scheduler, over GPUs and the CPU.
+// same. Where nothing jumps (no rounding, no sorting, no blocks) the CPU's results are near, too. Half of the graphs are strict;
+// in the others scale and soft_max may round less often, and those that do are near. Then the same graphs through the scheduler,
+// over GPUs and the CPU.
 //
 //   GCUDA_RANDOM_SEED=17 build/sim/test-random      that seed alone
 #define GCUDA_IMPLEMENTATION
@@ -12,7 +13,7 @@
 
 #include "sim-test.h"
 
-enum { MAX_POOL = 64, MAX_LEAFS = 128, MOST_ELEMENTS = 3000 };
+enum { MAX_POOL = 64, MAX_LEAFS = 192, MAX_EARLY = 16, MOST_ELEMENTS = 3000 };
 
 struct gen {
     uint64_t state;
@@ -24,6 +25,8 @@ struct gen {
     struct gcuda_tensor * leafs[MAX_LEAFS];
     int64_t limits[MAX_LEAFS]; // of indices
     int n_leafs;
+    struct gcuda_tensor * early[MAX_EARLY]; // the graph begins with these, in this order
+    int n_early;
 };
 
 static uint64_t next(struct gen * g) {
@@ -39,7 +42,7 @@ static struct gcuda_tensor * leaf(struct gen * g, enum gcuda_type type, int64_t 
     struct gcuda_tensor * t = gcuda_new_tensor_4d(g->ctx, type, ne0, ne1, ne2, ne3);
     if (t != NULL) {
         gcuda_set_input(t);
-        g->limits[g->n_leafs] = limit;
+        g->limits[g->n_leafs] = limit > 0 ? limit : 100; // 0: no indices, even if integers
         g->leafs[g->n_leafs++] = t;
     }
     return t;
@@ -48,7 +51,11 @@ static struct gcuda_tensor * f32(struct gen * g, int64_t ne0, int64_t ne1, int64
     return leaf(g, GCUDA_TYPE_F32, ne0, ne1, ne2, ne3, 0);
 }
 
-static struct gcuda_tensor * any(struct gen * g) { return g->pool[below(g, g->n_pool)]; }
+// Floats: what is only moved has no sums, and the first is an input in F32.
+static struct gcuda_tensor * any(struct gen * g) {
+    struct gcuda_tensor * t = g->pool[below(g, g->n_pool)];
+    return t->type == GCUDA_TYPE_F32 || t->type == GCUDA_TYPE_F16 || t->type == GCUDA_TYPE_BF16 ? t : g->pool[0];
+}
 static struct gcuda_tensor * dense(struct gen * g, struct gcuda_tensor * t) {
     return gcuda_is_contiguous(t) ? t : gcuda_cont(g->ctx, t);
 }
@@ -66,7 +73,7 @@ static struct gcuda_tensor * small(struct gen * g, struct gcuda_tensor * t) {
     return kind == 0 ? like(g, t) : f32(g, kind == 1 ? 1 : t->ne[0], kind == 2 ? t->ne[1] : 1, 1, 1);
 }
 
-enum { N_SMOOTH = 50, N_ROUGH = 74, N_KINDS = 102 };
+enum { N_SMOOTH = 50, N_ROUGH = 74, N_KINDS = 104 }; // and the blocks, see below
 
 // A node of some kind over what is there; NULL: it does not fit.
 static struct gcuda_tensor * smooth_node(struct gen * g, int kind) {
@@ -153,7 +160,7 @@ static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
         case 57: return gcuda_clamp(c, a, -0.5f, 0.5f);
         case 58: return gcuda_diag_mask_inf(c, dense(g, a), below(g, 3));
         case 59: return gcuda_tri(c, f32(g, a->ne[0], a->ne[0], 1, 1), (enum gcuda_tri_type) below(g, 4));
-        case 60: return below(g, 2) ? gcuda_sum(c, dense(g, a)) : gcuda_add(c, gcuda_arange(c, 0.0f, (float) a->ne[0], 1.0f), f32(g, 1, 1, 1, 1));
+        case 60: return gcuda_sum(c, dense(g, a));
         case 61: return gcuda_log(c, a);
         case 62: return gcuda_sqrt(c, gcuda_sqr(c, a));
         case 63: d = gcuda_cast(c, a, half); return gcuda_mul(c, gcuda_gelu(c, dense(g, d)), gcuda_add(c, dense(g, d), f32(g, 1, 1, 1, 1)));
@@ -169,8 +176,7 @@ static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
             return gcuda_flash_attn_ext(c, f32(g, 64, 1 + below(g, 3), 4, 1), d, e, NULL, 0.125f, 0.0f, 0.0f);
         case 71: return gcuda_silu_back(c, dense(g, a), dense(g, like(g, a)));
         case 72: return gcuda_rms_norm_back(c, dense(g, a), dense(g, like(g, a)), 1e-5f);
-        case 73: return below(g, 2) ? gcuda_cross_entropy_loss(c, dense(g, a), dense(g, like(g, a)))
-                                    : gcuda_solve_tri(c, f32(g, 9, 9, 2, 1), f32(g, 5, 9, 2, 1), true, true, false);
+        case 73: return gcuda_cross_entropy_loss(c, dense(g, a), dense(g, like(g, a)));
         default: return NULL;
     }
 }
@@ -231,40 +237,327 @@ static struct gcuda_tensor * other_node(struct gen * g, int kind) {
             if (kind == 99) { return gcuda_gated_linear_attn(c, in[0], in[1], in[2], gcuda_sigmoid(c, in[3]), e, 0.3f); }
             if (kind == 100) { return gcuda_rwkv_wkv6(c, in[0], in[1], in[2], some_f32(g, 16, 2, 1), gcuda_sigmoid(c, in[3]), e); }
             return gcuda_rwkv_wkv7(c, in[0], gcuda_sigmoid(c, in[1]), in[2], in[3], in[4], in[5], e);
+        case 102: return gcuda_solve_tri(c, some_f32(g, 9, 9, 2), some_f32(g, 5, 9, 2), true, true, false);
+        case 103: return gcuda_add(c, gcuda_arange(c, 0.0f, (float) ne0, 1.0f), some_f32(g, 1, 1, 1));
         default: return NULL;
     }
 }
 
-static bool can(struct gen * g, struct gcuda_tensor * t) {
-    bool ok = t != NULL && gcuda_nelements(t) > 0 && gcuda_nelements(t) <= MOST_ELEMENTS && t->op != GCUDA_OP_NONE;
-    ok = ok && gcuda_backend_supports_op(g->device, t) && gcuda_backend_supports_op(g->cpu, t);
-    for (int k = 0; ok && k < GCUDA_MAX_SRC; ++k) {
-        ok = t->src[k] == NULL || t->src[k]->op == GCUDA_OP_NONE || gcuda_backend_supports_op(g->device, t->src[k]);
-    }
-    return ok;
+// =====================================================================================================================
+// >>blocks   what models are made of: nodes in the order in which plans look for them
+// =====================================================================================================================
+
+// What one launch may compute together is a result now and then, and then has to be written.
+static struct gcuda_tensor * seen(struct gen * g, struct gcuda_tensor * t) {
+    if (t != NULL && below(g, 12) == 0) { gcuda_set_output(t); }
+    return t;
 }
 
-static struct gcuda_cgraph * make(struct gen * g, int n_nodes) {
+// Columns that a node of the graph computes, so that what reads them may be given their memory.
+static struct gcuda_tensor * columns(struct gen * g, int64_t ne0, int64_t ne1, int64_t ne2) {
+    struct gcuda_tensor * x = some_f32(g, ne0, ne1, ne2), * a = dense(g, any(g));
+    const bool is_apart = a == NULL || a->type != GCUDA_TYPE_F32 || below(g, 4) != 0; // few: what is not finite spreads
+    return is_apart ? gcuda_relu(g->ctx, x) : gcuda_add(g->ctx, x, gcuda_view_1d(g->ctx, a, 1, 0));
+}
+
+enum { N_WEIGHTS = (int) (sizeof weights / sizeof weights[0]), N_FLOATS = 3, N_SHORT = 10 }; // floats; rows at multiples of 32
+
+// A type of weights from `first` on, and a length of rows that it takes.
+static enum gcuda_type weights_of(struct gen * g, int first, int64_t * ne0) {
+    const int i = first + below(g, N_WEIGHTS - first);
+    *ne0 = i < N_SHORT ? 32 * (1 + below(g, 4)) : 256;
+    return weights[i];
+}
+
+// One, as while tokens are generated, few, which are rounded to bytes, and more, which go in tiles.
+static int64_t some_columns(struct gen * g) {
+    switch (below(g, 3)) {
+        case 0: return 1;
+        case 1: return 2 + below(g, 7);
+        default: return 9 + below(g, 9);
+    }
+}
+
+static struct gcuda_tensor * block_routing(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    const int64_t experts = 4 + below(g, 60), tokens = 1 + below(g, 4), used = 1 + below(g, 4);
+    const int gate = below(g, 3); // the last: soft_max of what was chosen
+    struct gcuda_tensor * logits = columns(g, experts, tokens, 1);
+    struct gcuda_tensor * probs = gate == 2 ? logits : seen(g, gate == 1 ? gcuda_sigmoid(c, logits) : gcuda_soft_max(c, logits));
+    struct gcuda_tensor * key = gate < 2 && below(g, 2) ? seen(g, gcuda_add(c, probs, some_f32(g, experts, 1, 1))) : probs;
+    struct gcuda_tensor * ids = gcuda_argsort_top_k(c, key, (int) used);
+    struct gcuda_tensor * w = seen(g, gcuda_get_rows(c, gcuda_reshape_3d(c, probs, 1, experts, tokens), ids));
+    struct gcuda_tensor * flat = gcuda_reshape_2d(c, w, used, tokens);
+    if (gate == 2) {
+        flat = gcuda_soft_max(c, flat);
+    } else if (below(g, 2)) {
+        struct gcuda_tensor * sum = seen(g, gcuda_sum_rows(c, flat));
+        flat = gcuda_div(c, flat, below(g, 2) ? gcuda_clamp(c, sum, 0.1f, INFINITY) : sum);
+    }
+    if (below(g, 2)) { flat = gcuda_scale(c, seen(g, flat), 2.5f); }
+    return gcuda_concat(c, flat, gcuda_cast(c, gcuda_cont(c, ids), GCUDA_TYPE_F32), 0);
+}
+
+// What experts make of x; bias NULL: has none.
+static struct gcuda_tensor * by_experts(struct gen * g, struct gcuda_tensor * as, struct gcuda_tensor * x, struct gcuda_tensor * ids, bool has_bias) {
+    struct gcuda_tensor * y = seen(g, gcuda_mul_mat_id(g->ctx, as, x, ids));
+    return has_bias && as != NULL ? gcuda_add_id(g->ctx, y, some_f32(g, as->ne[1], as->ne[2], 1), ids) : y;
+}
+
+static struct gcuda_tensor * block_experts(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    const int64_t experts = 2 + below(g, 3), used = 1 + below(g, 2), tokens = 1 + below(g, 2), rows = 32;
+    int64_t ne0 = 0;
+    const enum gcuda_type type = weights_of(g, N_FLOATS, &ne0), down = weights[N_FLOATS + below(g, N_SHORT - N_FLOATS)];
+    const bool has_bias = below(g, 2) != 0;
+    struct gcuda_tensor * x = columns(g, ne0, 1, tokens), * ids = leaf(g, GCUDA_TYPE_I32, used, tokens, 1, 1, experts);
+    struct gcuda_tensor * gate = by_experts(g, leaf(g, type, ne0, rows, experts, 1, 0), x, ids, has_bias);
+    struct gcuda_tensor * up = by_experts(g, leaf(g, type, ne0, rows, experts, 1, 0), x, ids, has_bias);
+    struct gcuda_tensor * h = seen(g, has_bias ? gcuda_swiglu_oai(c, gate, up, 1.702f, 7.0f) : gcuda_glu_split(c, gate, up, (enum gcuda_glu_op) below(g, 3)));
+    struct gcuda_tensor * y = by_experts(g, leaf(g, down, rows, 1 + below(g, 8), experts, 1, 0), h, ids, below(g, 2) != 0);
+    return below(g, 2) ? gcuda_mul(c, y, some_f32(g, 1, used, tokens)) : y;
+}
+
+// Queries, keys, values: two to four products of the same columns, joined behind them.
+static struct gcuda_tensor * block_beside(struct gen * g) {
+    int64_t ne0 = 0;
+    const enum gcuda_type type = weights_of(g, below(g, 4) ? N_FLOATS : 0, &ne0);
+    const int n = 2 + below(g, 3);
+    const int64_t n_columns = below(g, 3) ? some_columns(g) : 9 + below(g, 12), least = below(g, 4) ? 16 : 1; // fewer rows do not go in tiles
+    struct gcuda_tensor * x = columns(g, ne0, n_columns, 1), * all = columns(g, 1, n_columns, 1), * y[4];
+    for (int i = 0; i < n; ++i) { y[i] = seen(g, gcuda_mul_mat(g->ctx, leaf(g, type, ne0, least + below(g, 12), 1, 1, 0), x)); }
+    for (int i = n - 1; i >= 0; --i) { all = gcuda_concat(g->ctx, y[i], all, 0); } // from the last on: none lies between them
+    return all;
+}
+
+// Gate and up of the same columns, with a bias each or without, and what reads their glu.
+static struct gcuda_tensor * block_gate(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    int64_t ne0 = 0;
+    const enum gcuda_type type = weights_of(g, below(g, 4) ? N_FLOATS : 0, &ne0), down = weights[below(g, N_SHORT)];
+    const int64_t n = some_columns(g), rows = 32;
+    const bool has_bias = below(g, 3) == 0;
+    struct gcuda_tensor * x = columns(g, ne0, n, 1), * y[2];
+    for (int i = 0; i < 2; ++i) {
+        y[i] = seen(g, gcuda_mul_mat(c, leaf(g, type, ne0, rows, 1, 1, 0), x));
+        if (has_bias) { y[i] = seen(g, gcuda_add(c, y[i], some_f32(g, rows, 1, 1))); }
+    }
+    struct gcuda_tensor * h = seen(g, gcuda_glu_split(c, y[0], y[1], (enum gcuda_glu_op) below(g, GCUDA_GLU_OP_SWIGLU_OAI)));
+    return gcuda_mul_mat(c, leaf(g, down, rows, 1 + below(g, 10), 1, 1, 0), h);
+}
+
+// A product of a gate, and the residual.
+static struct gcuda_tensor * block_down(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    int64_t ne0 = 0;
+    const enum gcuda_type type = weights_of(g, 0, &ne0);
+    const int64_t n = some_columns(g), rows = 1 + below(g, 20);
+    struct gcuda_tensor * h = seen(g, gcuda_glu_split(c, columns(g, ne0, n, 1), columns(g, ne0, n, 1), (enum gcuda_glu_op) below(g, 3)));
+    struct gcuda_tensor * y = seen(g, gcuda_mul_mat(c, leaf(g, type, ne0, rows, 1, 1, 0), h));
+    return gcuda_add(c, y, columns(g, rows, n, 1));
+}
+
+// A product and what may follow it, some of it, in order.
+static struct gcuda_tensor * block_steps(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    int64_t ne0 = 0;
+    const enum gcuda_type type = weights_of(g, 0, &ne0);
+    const int64_t n = some_columns(g), rows = 4 * (1 + below(g, 6));
+    struct gcuda_tensor * residual = columns(g, rows, n, 1), * y = gcuda_mul_mat(c, leaf(g, type, ne0, rows, 1, 1, 0), columns(g, ne0, n, 1));
+    if (below(g, 2)) { y = gcuda_add(c, seen(g, y), some_f32(g, rows, 1, 1)); }
+    if (below(g, 2)) { y = below(g, 2) ? gcuda_silu(c, seen(g, y)) : gcuda_gelu(c, seen(g, y)); }
+    if (below(g, 2)) { y = gcuda_mul(c, seen(g, y), some_f32(g, rows, 1, 1)); }
+    if (below(g, 2)) { y = gcuda_scale(c, seen(g, y), 0.3f); }
+    if (below(g, 2)) { y = gcuda_add(c, seen(g, y), residual); }
+    return y;
+}
+
+// Of keys and values: what has a float form, and rows at multiples of 32.
+static enum gcuda_type cache_type(struct gen * g) { return weights[below(g, N_SHORT)]; }
+
+static struct gcuda_tensor * attention(struct gen * g, struct gcuda_tensor * q, struct gcuda_tensor * k, int64_t n_positions, int64_t kv_heads) {
+    if (q == NULL || k == NULL) { return NULL; }
+    struct gcuda_tensor * v = leaf(g, below(g, 2) ? k->type : cache_type(g), k->ne[0], n_positions, kv_heads, 1, 0);
+    struct gcuda_tensor * mask = below(g, 2) ? leaf(g, GCUDA_TYPE_F16, n_positions, q->ne[1], 1, 1, 0) : NULL;
+    return gcuda_flash_attn_ext(g->ctx, q, k, v, mask, 0.125f, 0.0f, below(g, 3) ? 0.0f : 5.0f);
+}
+
+// Queries turned beside keys that go into their cache, whose attention reads them there. The graph has the queries before
+// the keys, between these and the write, or behind it.
+static struct gcuda_tensor * block_rope(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    const int64_t head = 32 * (1 + below(g, 2)), kv_heads = 1 + below(g, 2), heads = kv_heads * (1 + below(g, 3)), tokens = 1 + below(g, 4), positions = 12;
+    const int mode = below(g, 2) ? GCUDA_ROPE_TYPE_NEOX : GCUDA_ROPE_TYPE_NORMAL, place = below(g, 3);
+    struct gcuda_tensor * pos = leaf(g, GCUDA_TYPE_I32, tokens, 1, 1, 1, 50), * ids = leaf(g, GCUDA_TYPE_I64, tokens, 1, 1, 1, positions);
+    struct gcuda_tensor * x = columns(g, head, kv_heads, tokens), * of_q = columns(g, head, heads, tokens);
+    struct gcuda_tensor * q = seen(g, gcuda_rope(c, of_q, pos, (int) head, mode));
+    struct gcuda_tensor * k = seen(g, gcuda_rope(c, x, pos, (int) head, mode));
+    struct gcuda_tensor * cache = leaf(g, cache_type(g), head * kv_heads, positions, 1, 1, 0);
+    struct gcuda_tensor * set = gcuda_set_rows(c, cache, gcuda_reshape_2d(c, k, head * kv_heads, tokens), ids);
+    if (set == NULL || q == NULL || g->n_early + 3 > MAX_EARLY) { return NULL; }
+    const size_t of_head = gcuda_row_size(set->type, head);
+    struct gcuda_tensor * keys = gcuda_view_3d(c, set, head, positions, kv_heads, set->nb[1], of_head, 0);
+    g->early[g->n_early++] = x; // or they come between the two ropes
+    g->early[g->n_early++] = of_q;
+    if (place > 0) { g->early[g->n_early++] = place == 1 ? k : set; }
+    return attention(g, gcuda_permute(c, q, 0, 2, 1, 3), keys, positions, kv_heads);
+}
+
+static struct gcuda_tensor * block_attention(struct gen * g) {
+    const int64_t head = 32 * (1 + below(g, 4)), kv_heads = 1 + below(g, 2), positions = 1 + below(g, 20);
+    struct gcuda_tensor * q = columns(g, head, 1 + below(g, 3), kv_heads * (1 + below(g, 3)));
+    return attention(g, q, leaf(g, cache_type(g), head, positions, kv_heads, 1, 0), positions, kv_heads);
+}
+
+// Sums of 16 bits in F32, and what is done with them, element by element.
+static struct gcuda_tensor * block_add_cast(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    struct gcuda_tensor * a = any(g);
+    const enum gcuda_type half = below(g, 2) ? GCUDA_TYPE_F16 : GCUDA_TYPE_BF16;
+    struct gcuda_tensor * b = leaf(g, below(g, 2) ? half : GCUDA_TYPE_F32, a->ne[0], 1, 1, 1, 0);
+    struct gcuda_tensor * y = gcuda_add_cast(c, gcuda_cast(c, a, half), b, GCUDA_TYPE_F32);
+    for (int i = below(g, 4); i > 0 && y != NULL; --i) {
+        y = seen(g, y);
+        y = below(g, 2) ? gcuda_mul(c, y, small(g, y)) : below(g, 2) ? gcuda_silu(c, y) : gcuda_scale(c, y, 0.5f);
+    }
+    return y;
+}
+
+enum { N_PLAIN = 5 };
+static const enum gcuda_type plain_types[N_PLAIN] = { GCUDA_TYPE_F64, GCUDA_TYPE_I8, GCUDA_TYPE_I16, GCUDA_TYPE_I32, GCUDA_TYPE_I64 };
+
+// Types that are only moved; the result is compared as it is, or as F32 where there is such a copy.
+static struct gcuda_tensor * block_plain(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    const int64_t ne0 = 1 + below(g, 9), ne1 = 1 + below(g, 7), ne2 = 1 + below(g, 3);
+    struct gcuda_tensor * x = leaf(g, plain_types[below(g, N_PLAIN)], ne0, ne1, ne2, 1, 100), * y = NULL;
+    if (x == NULL) { return NULL; }
+    for (int i = 1 + below(g, 3); i > 0 && x != NULL; --i, x = y) {
+        switch (below(g, 8)) {
+            case 0: y = gcuda_repeat_4d(c, x, 2 * x->ne[0], x->ne[1], x->ne[2], 2 * x->ne[3]); break;
+            case 1: y = gcuda_concat(c, x, gcuda_cont(c, x), below(g, 4)); break;
+            case 2: y = gcuda_cont(c, gcuda_permute(c, x, 1, 0, 2, 3)); break;
+            case 3: y = gcuda_get_rows(c, x, leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), x->ne[2], x->ne[3], 1, x->ne[1])); break;
+            case 4: y = gcuda_roll(c, x, 0, x->ne[1] > 1, 0, 0); break;
+            case 5: y = gcuda_pad(c, x, below(g, 3), below(g, 2), 0, 1); break;
+            case 6: y = gcuda_cpy(c, x, leaf(g, x->type, x->ne[0], x->ne[1], x->ne[2], x->ne[3], 100)); break;
+            default: y = gcuda_dup(c, x); break;
+        }
+    }
+    y = x != NULL && below(g, 2) ? gcuda_cast(c, x, GCUDA_TYPE_F32) : x;
+    if (y != NULL && g->n_early < MAX_EARLY && y->op != GCUDA_OP_NONE) {
+        gcuda_set_output(y);
+        g->early[g->n_early++] = y;
+    }
+    return y;
+}
+
+// The only block without jumps.
+static struct gcuda_tensor * block_soft_max(struct gen * g) {
+    struct gcuda_context * c = g->ctx;
+    struct gcuda_tensor * a = any(g), * x = seen(g, gcuda_scale(c, dense(g, a), 0.5f));
+    switch (below(g, 3)) {
+        case 0: return gcuda_soft_max(c, x);
+        case 1: return gcuda_soft_max_ext(c, x, NULL, 0.7f, 0.0f);
+        default: return gcuda_soft_max_ext(c, x, some_f32(g, a->ne[0], a->ne[1], 1), below(g, 2) ? 1.0f : 0.3f, 0.0f);
+    }
+}
+
+enum { N_BLOCKS = 11 };
+static struct gcuda_tensor * block(struct gen * g, int kind) {
+    static struct gcuda_tensor * (* const blocks[N_BLOCKS])(struct gen * g) = { block_routing, block_experts, block_beside, block_gate, block_down,
+        block_steps, block_rope, block_attention, block_add_cast, block_plain, block_soft_max };
+    return g->is_smooth ? block_soft_max(g) : blocks[kind](g);
+}
+
+// =====================================================================================================================
+// >>graphs   of such nodes, the numbers that they start from, and their memory
+// =====================================================================================================================
+
+// Down to what is known to be computable.
+static bool can_be_computed(struct gen * g, const struct gcuda_tensor * t) {
+    bool is_known = t == NULL || t->op == GCUDA_OP_NONE;
+    for (int i = 0; i < g->n_pool && !is_known; ++i) { is_known = g->pool[i] == t; }
+    bool ok = is_known || (gcuda_backend_supports_op(g->device, t) && gcuda_backend_supports_op(g->cpu, t));
+    for (int k = 0; ok && !is_known && k < GCUDA_MAX_SRC; ++k) { ok = can_be_computed(g, t->src[k]); }
+    return ok;
+}
+static bool can(struct gen * g, const struct gcuda_tensor * t) {
+    return t != NULL && gcuda_nelements(t) > 0 && gcuda_nelements(t) <= MOST_ELEMENTS && t->op != GCUDA_OP_NONE && can_be_computed(g, t);
+}
+
+static struct gcuda_tensor * single(struct gen * g, int kind) {
+    return kind < N_SMOOTH ? smooth_node(g, kind) : kind < N_ROUGH ? rough_node(g, kind) : other_node(g, kind);
+}
+
+// Into the pool, if it can be computed.
+static bool take(struct gen * g, struct gcuda_tensor * (*of)(struct gen * g, int kind), int kind) {
+    const int n_early = g->n_early;
+    struct gcuda_tensor * t = of(g, kind);
+    const bool is_taken = can(g, t);
+    gcuda_context_clear_error(g->ctx);
+    if (is_taken) {
+        g->pool[g->n_pool++] = t;
+    } else {
+        g->n_early = n_early;
+    }
+    return is_taken;
+}
+
+// One of this kind: where it is in the pool; 0, which is an input, if it does not fit what there is.
+static int insist(struct gen * g, struct gcuda_tensor * (*of)(struct gen * g, int kind), int kind) {
+    int tries = 20;
+    while (tries > 0 && !take(g, of, kind)) { --tries; }
+    return tries > 0 ? g->n_pool - 1 : 0;
+}
+
+static void grow(struct gen * g, int n_nodes) {
+    for (int tries = 0; g->n_pool < n_nodes && tries < 20 * n_nodes; ++tries) {
+        if (below(g, g->is_smooth ? 40 : 16) == 0) {
+            (void) take(g, block, below(g, N_BLOCKS));
+        } else {
+            (void) take(g, single, below(g, g->is_smooth || below(g, 4) == 0 ? N_SMOOTH : N_KINDS));
+        }
+    }
+}
+
+// turn: of graphs one after the other, whatever chance says, each has a block and another kind of node in turn, and shows them.
+static struct gcuda_cgraph * make(struct gen * g, int n_nodes, int turn) {
     static const int64_t shapes[][4] = { { 32, 6, 1, 1 }, { 24, 4, 3, 1 }, { 256, 3, 1, 1 }, { 33, 5, 2, 2 }, { 64, 1, 1, 1 }, { 7, 9, 2, 1 } };
     for (int i = 0; i < 3; ++i) {
         const int64_t * ne = shapes[below(g, 6)];
         g->pool[g->n_pool++] = f32(g, ne[0], ne[1], ne[2], ne[3]);
     }
-    for (int tries = 0; g->n_pool < n_nodes && tries < 20 * n_nodes; ++tries) {
-        const int kind = below(g, g->is_smooth || below(g, 4) == 0 ? N_SMOOTH : N_KINDS);
-        struct gcuda_tensor * t = kind < N_SMOOTH ? smooth_node(g, kind) : kind < N_ROUGH ? rough_node(g, kind) : other_node(g, kind);
-        gcuda_context_clear_error(g->ctx);
-        if (can(g, t)) { g->pool[g->n_pool++] = t; }
-    }
+    grow(g, 3 + below(g, n_nodes - 4));
+    const int of_block = g->is_smooth && turn % 3 != 0 ? 0 : insist(g, block, turn % N_BLOCKS);
+    const int of_kind = insist(g, single, turn % (g->is_smooth ? N_SMOOTH : N_KINDS));
+    grow(g, n_nodes);
     struct gcuda_cgraph * graph = gcuda_new_graph(g->ctx);
-    for (int i = 0; i < 4; ++i) { // the last is a result, and some before it
-        struct gcuda_tensor * t = g->pool[i == 0 ? g->n_pool - 1 : below(g, g->n_pool)];
+    for (int i = 0; i < g->n_early; ++i) { CHECK_OK(gcuda_build_forward_expand(graph, g->early[i])); }
+    const int shown[4] = { g->n_pool - 1, of_block, of_kind, below(g, g->n_pool) };
+    for (int i = 0; i < 4; ++i) {
+        struct gcuda_tensor * t = g->pool[shown[i]];
         if (t->op != GCUDA_OP_NONE) {
             gcuda_set_output(t);
             CHECK_OK(gcuda_build_forward_expand(graph, t));
         }
     }
     return graph;
+}
+
+// Values as rows of t's type. Quantizing takes long: rows behind the first few of weights are these again.
+static void fill_rows(const struct gcuda_tensor * t, const float * values, char * bytes) {
+    enum { N_ROWS = 13 }; // no number of rows that kernels take at a time
+    const int64_t n_rows = gcuda_nrows(t), n = gcuda_is_quantized(t->type) && n_rows > N_ROWS ? N_ROWS : n_rows;
+    const size_t size = gcuda_row_size(t->type, t->ne[0]);
+    CHECK_OK(gcuda_quantize_rows(t->type, values, bytes, n, t->ne[0], NULL, 1));
+    for (int64_t i = n; i < n_rows; ++i) { memcpy(bytes + (size_t) i * size, bytes + (size_t) (i - n) * size, size); }
+}
+
+static bool is_plain(enum gcuda_type type) {
+    bool is_so = false;
+    for (int i = 0; i < N_PLAIN; ++i) { is_so = is_so || type == plain_types[i]; }
+    return is_so;
 }
 
 // Any bytes, and a scale of 1/16: before each block, but of IQ1_M in the upper four bits of its last four numbers.
@@ -294,12 +587,15 @@ static char * leaf_data(struct gen * g, int i, int round, int nudge) {
     for (int64_t k = 0; k < n && nudge != 0; ++k) { v[k] *= 1.0f + (float) ((k * nudge) % 7 - 3) * FLT_EPSILON; }
     for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I32; ++k) { ((int32_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
     for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I64; ++k) { ((int64_t *) (void *) bytes)[k] = below(&r, (int) g->limits[i]); }
+    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_F64; ++k) { ((double *) (void *) bytes)[k] = (double) v[k]; }
+    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I16; ++k) { ((int16_t *) (void *) bytes)[k] = (int16_t) (1000.0f * v[k]); }
+    for (int64_t k = 0; k < n && t->type == GCUDA_TYPE_I8; ++k) { bytes[k] = (char) (100.0f * v[k]); }
     if (t->type == GCUDA_TYPE_F32) {
         memcpy(bytes, v, (size_t) n * sizeof(float));
     } else if (is_codebook(t->type)) {
         fill_codebook(&r, t->type, bytes, gcuda_nbytes(t));
-    } else if (t->type != GCUDA_TYPE_I32 && t->type != GCUDA_TYPE_I64) {
-        CHECK_OK(gcuda_quantize_rows(t->type, v, bytes, gcuda_nrows(t), t->ne[0], NULL, 1));
+    } else if (!is_plain(t->type)) {
+        fill_rows(t, v, bytes);
     }
     free(v);
     return bytes;
@@ -331,7 +627,7 @@ static bool one_make(struct one * o, uint64_t seed, gcuda_backend_t device, gcud
     o->g.device = device;
     o->g.cpu = cpu;
     o->g.is_smooth = seed % 2 == 0;
-    o->graph = make(&o->g, 8 + (int) (seed % 40));
+    o->graph = make(&o->g, 8 + (int) (seed % 40), (int) (seed / 2 % 100000));
     if (place_on == NULL) { return true; }
     if (!reuses) { return place_alloc(&o->p, place_on); }
     o->alloc = gcuda_gallocr_new(gcuda_backend_get_default_buffer_type(place_on));
@@ -364,7 +660,7 @@ static bool is_float(const struct gcuda_tensor * t) {
 
 // The sum of squares by which node i moves when the numbers that the graph starts from move in their last places: what is left
 // where sums cancel, which no two ways of computing it share.
-static double noise_of(struct one * o, gcuda_backend_t cpu, int round, int i, const char * want) {
+static double noise_of(struct one * o, gcuda_backend_t by, int round, int i, const char * want) {
     enum { N_NUDGES = 4 };
     const struct gcuda_tensor * t = o->graph->nodes[i];
     const size_t size = gcuda_nbytes(t), n = (size_t) gcuda_nelements(t);
@@ -373,7 +669,7 @@ static double noise_of(struct one * o, gcuda_backend_t cpu, int round, int i, co
     for (int nudge = 1; nudge <= N_NUDGES; ++nudge) {
         double moved = 0.0;
         fill_leafs(&o->g, round, nudge);
-        CHECK_OK(gcuda_backend_graph_compute(cpu, o->graph));
+        CHECK_OK(gcuda_backend_graph_compute(by, o->graph));
         CHECK_OK(gcuda_backend_tensor_get(t, got, 0, size));
         for (size_t k = 0; k < n; ++k) {
             const double d = float_at(t, want, k) - float_at(t, got, k);
@@ -383,7 +679,7 @@ static double noise_of(struct one * o, gcuda_backend_t cpu, int round, int i, co
     }
     free(got);
     fill_leafs(&o->g, round, 0);
-    CHECK_OK(gcuda_backend_graph_compute(cpu, o->graph));
+    CHECK_OK(gcuda_backend_graph_compute(by, o->graph));
     return most;
 }
 
@@ -408,10 +704,11 @@ static double power_of_sources(const struct gcuda_tensor * t) {
 // Results that are views are left out: what lies between their elements is nobody's.
 static bool is_compared(const struct gcuda_tensor * t) { return (t->flags & GCUDA_TENSOR_FLAG_OUTPUT) != 0 && gcuda_is_contiguous(t); }
 
-// Node by node against planned, and for smooth graphs the CPU (then not NULL, and what computed a) against planned. kept: b's
-// results, one behind the other; NULL: what its tensors hold.
-static void compare(uint64_t seed, int round, struct one * a, struct one * b, const char * kept, gcuda_backend_t cpu) {
-    const bool is_exact = cpu == NULL;
+// a, computed some way, against b. near_to NULL: bits are the same; else what computed a, and squared errors are at most 1e-6 of
+// the squares, or what inputs that move in their last places account for. kept: b's results, one behind the other; NULL: what its
+// tensors hold.
+static void compare(uint64_t seed, int round, struct one * a, struct one * b, const char * kept, gcuda_backend_t near_to) {
+    const bool is_exact = near_to == NULL;
     for (int i = 0; i < a->graph->n_nodes; ++i) {
         const struct gcuda_tensor * t = a->graph->nodes[i], * u = b->graph->nodes[i];
         if (!is_compared(t)) { continue; }
@@ -424,7 +721,7 @@ static void compare(uint64_t seed, int round, struct one * a, struct one * b, co
         } else {
             CHECK_OK(gcuda_backend_tensor_get(u, got, 0, size));
         }
-        double error = 0.0, power = 1e-6 * (double) n;
+        double error = 0.0, power = 1e-5 * (double) n; // rows of a norm sum up to nothing but what rounding leaves, and are divided by something
         size_t n_bad = 0;
         for (size_t k = 0; k < n && is_float(t); ++k) {
             const double x = float_at(t, want, k), y = float_at(t, got, k);
@@ -435,15 +732,79 @@ static void compare(uint64_t seed, int round, struct one * a, struct one * b, co
         }
         n_bad += !is_float(t) && memcmp(want, got, size) != 0;
         bool is_ok = is_exact ? n_bad == 0 : error <= 1e-6 * power;
-        if (!is_ok && !is_exact && isfinite(error)) { is_ok = error <= 1e-12 * power_of_sources(t) + 100.0 * noise_of(a, cpu, round, i, want); }
+        if (!is_ok && !is_exact && isfinite(error)) { is_ok = error <= 1e-12 * power_of_sources(t) + 100.0 * noise_of(a, near_to, round, i, want); }
         CHECK_MSG(is_ok, "seed %d, round %d: %s '%s' differs in %d of %d (error %g of %g)%s", (int) seed, round, gcuda_op_desc(t), t->name,
-            (int) n_bad, (int) n, error, power, is_exact ? "" : " from the CPU");
+            (int) n_bad, (int) n, error, power, is_exact ? "" : gcuda_backend_is_cpu(near_to) ? " from the CPU" : " from node by node");
         free(want);
         free(got);
     }
 }
 
+enum { N_PATTERNS = (int) (sizeof gcudai_cuda_patterns / sizeof gcudai_cuda_patterns[0]) };
 static int n_of_op[GCUDA_OP_COUNT]; // computed so far
+static int n_of_pattern[N_PATTERNS]; // launches planned so far
+static int n_of_type[GCUDA_TYPE_COUNT], n_of_cache[GCUDA_TYPE_COUNT]; // of sources; of keys and values
+static int n_near; // graphs in which scale and soft_max may round less often
+
+static void count_nodes(const struct gcuda_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        n_of_op[t->op]++;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            if (t->src[k] != NULL) { n_of_type[t->src[k]->type]++; }
+            if (t->op == GCUDA_OP_FLASH_ATTN_EXT && (k == 1 || k == 2)) { n_of_cache[t->src[k]->type]++; }
+        }
+    }
+}
+
+// What is only moved, keys and values of some quantized type, and all types where there are enough graphs for that.
+static void check_types(void) {
+    int n_in_blocks = 0;
+    for (int i = 0; i < N_WEIGHTS; ++i) {
+        CHECK_MSG(n_of_type[weights[i]] > 0 || !test_full(), "no %s in any graph", gcuda_type_name(weights[i]));
+        CHECK_MSG(i >= N_SHORT || n_of_cache[weights[i]] > 0 || !test_full(), "no keys in %s", gcuda_type_name(weights[i]));
+        n_in_blocks += i >= N_FLOATS ? n_of_cache[weights[i]] : 0;
+    }
+    for (int i = 0; i < N_PLAIN; ++i) { CHECK_MSG(n_of_type[plain_types[i]] > 0, "no %s in any graph", gcuda_type_name(plain_types[i])); }
+    CHECK(n_of_cache[GCUDA_TYPE_F32] + n_of_cache[GCUDA_TYPE_BF16] > 0 && n_in_blocks > 0);
+}
+
+// In the plans that a backend has made and keeps.
+static void count_patterns(gcuda_backend_t planned) {
+    for (const struct gcudai_cuda_plan * p = ((struct gcudai_cuda *) planned)->plans.first; p != NULL; p = p->next) {
+        for (int i = 0; i < p->n_steps; ++i) {
+            if (p->steps[i].pattern != NULL) { n_of_pattern[p->steps[i].pattern - gcudai_cuda_patterns]++; }
+        }
+    }
+}
+
+// Products on warp groups need wgmma, which the simulated device has not: it says so, and plans go without.
+static bool may_be_planned(const char * pattern) {
+    const bool is_on_warp_groups = strcmp(pattern, "mul_mat beside mul_mat, many columns") == 0 || strcmp(pattern, "glu + mul_mat") == 0;
+    return !is_on_warp_groups && (GCUDA_SIM_CC >= 800 || strcmp(pattern, "mul_mat beside mul_mat, tiles") != 0);
+}
+
+// What is exempt is not reached, either: a pattern with another name would be missed, one that can run by now asked for.
+static void check_patterns(void) {
+    for (int i = 0; i < N_PATTERNS; ++i) {
+        const char * name = gcudai_cuda_patterns[i].name;
+        printf("  %5d %s\n", n_of_pattern[i], name);
+        CHECK_MSG((n_of_pattern[i] > 0) == may_be_planned(name), "%d launches of '%s'", n_of_pattern[i], name);
+    }
+}
+
+// Scale and soft_max that as one launch round less often: a mask is added, or both have a factor.
+static bool may_round_less(const struct gcuda_cgraph * graph) {
+    bool may = false;
+    for (int i = 0; i < graph->n_nodes; ++i) {
+        const struct gcuda_tensor * t = graph->nodes[i];
+        may = may || (t->op == GCUDA_OP_SOFT_MAX && t->src[0]->op == GCUDA_OP_SCALE && (t->src[1] != NULL || gcudai_param_f32(t, 0) != 1.0f));
+    }
+    return may;
+}
+
+// Half of the seeds; and graphs that round less often and then jump, where nothing could be told from the results.
+static bool is_strict(uint64_t seed, const struct one * o) { return seed / 2 % 2 == 0 || (!o->g.is_smooth && may_round_less(o->graph)); }
 
 static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, uint64_t * n_beside) {
     struct gcuda_cuda_params params;
@@ -451,26 +812,29 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
     memset(&params, 0, sizeof params);
     params.max_plans = -1;
     gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), cpu = gcuda_backend_cpu_init();
+    struct one a, b, on_cpu;
+    REQUIRE(plain != NULL && cpu != NULL && one_make(&a, seed, plain, cpu, plain, false));
     params.max_plans = 0;
     params.graphs = GCUDA_CUDA_ON; // AUTO leaves them out below 7.0
-    params.strict = true;
+    params.strict = is_strict(seed, &a);
     params.concurrency = seed % 4 == 3 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF; // branches on streams of their own
     params.overlap = seed % 3 == 2 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF;
     gcuda_backend_t planned = gcuda_backend_cuda_init_params(&params);
-    struct one a, b, on_cpu;
-    REQUIRE(plain != NULL && planned != NULL && cpu != NULL);
+    const bool is_near = !params.strict && may_round_less(a.graph);
+    REQUIRE(planned != NULL);
     gcuda_backend_cpu_set_n_threads(cpu, 1);
-    REQUIRE(one_make(&a, seed, plain, cpu, plain, false) && one_make(&b, seed, plain, cpu, planned, true) &&
-            one_make(&on_cpu, seed, plain, cpu, cpu, false));
+    REQUIRE(one_make(&b, seed, plain, cpu, planned, true) && one_make(&on_cpu, seed, plain, cpu, cpu, false));
     REQUIRE(a.graph->n_nodes == b.graph->n_nodes && a.graph->n_nodes == on_cpu.graph->n_nodes);
-    for (int i = 0; i < a.graph->n_nodes; ++i) { n_of_op[a.graph->nodes[i]->op]++; }
-    for (int round = 0; round < 4; ++round) { // launched, captured, replayed twice
+    count_nodes(a.graph);
+    n_near += is_near;
+    const int n_rounds = a.g.is_smooth ? 4 : 3; // launched, captured, replayed once or twice
+    for (int round = 0; round < n_rounds; ++round) {
         fill_leafs(&a.g, round, 0);
         fill_leafs(&b.g, round, 0);
         CHECK_OK(gcuda_backend_graph_compute(plain, a.graph));
         CHECK_OK(gcuda_backend_graph_compute(planned, b.graph));
-        compare(seed, round, &a, &b, NULL, NULL);
-        if (a.g.is_smooth && round == 3) {
+        compare(seed, round, &a, &b, NULL, is_near ? plain : NULL);
+        if (a.g.is_smooth && round == n_rounds - 1) {
             fill_leafs(&on_cpu.g, round, 0);
             CHECK_OK(gcuda_backend_graph_compute(cpu, on_cpu.graph));
             compare(seed, round, &on_cpu, &b, NULL, cpu);
@@ -478,6 +842,7 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
     }
     struct gcuda_cuda_plan_stats s;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(planned, &s));
+    count_patterns(planned);
     *n_fused += s.n_fused;
     *n_replayed += s.n_graph_launches;
     *n_beside += s.n_beside;
@@ -491,13 +856,18 @@ static void run_seed(uint64_t seed, uint64_t * n_fused, uint64_t * n_replayed, u
 
 TEST(random_graphs_give_the_same_bits_planned_and_node_by_node) {
     const char * only = getenv("GCUDA_RANDOM_SEED");
-    const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : test_full() ? 10000 : 300;
+    const uint64_t first = only ? strtoull(only, NULL, 10) : 1, n = only ? 1 : test_full() ? 10000 : 240;
     uint64_t n_fused = 0, n_replayed = 0, n_beside = 0;
     for (uint64_t seed = first; seed < first + n; ++seed) { run_seed(seed, &n_fused, &n_replayed, &n_beside); }
-    printf("  %d graphs, %d fused launches, %d replays, %d launches beside others\n", (int) n, (int) n_fused, (int) n_replayed, (int) n_beside);
+    printf("  %d graphs (%d rounded less), %d fused launches, %d replays, %d launches beside others\n", (int) n, n_near, (int) n_fused, (int) n_replayed, (int) n_beside);
     CHECK(only != NULL || (2 * n_fused >= n && n_replayed >= 2 * n && 4 * n_beside >= n)); // it does reach what it is about
     for (int op = GCUDA_OP_NONE + 1; op < GCUDA_OP_COUNT && only == NULL; ++op) { // custom ones are the caller's
         CHECK_MSG(n_of_op[op] > 0 || op == GCUDA_OP_CUSTOM, "no %s in any graph", gcuda_op_name((enum gcuda_op) op));
+    }
+    if (only == NULL) {
+        check_patterns();
+        check_types();
+        CHECK(n_near > 0);
     }
     clean();
 }
@@ -596,10 +966,11 @@ static void run_scheduled(uint64_t seed, int * n_splits) {
     memset(&params, 0, sizeof params);
     params.max_plans = -1;
     gcuda_backend_t plain = gcuda_backend_cuda_init_params(&params), cpu = gcuda_backend_cpu_init();
+    REQUIRE(plain != NULL && cpu != NULL && one_make(&a, seed, plain, cpu, is_smooth ? cpu : plain, false));
     for (int i = 0; i < n_gpus; ++i) {
         memset(&params, 0, sizeof params);
         params.device = i;
-        params.strict = true;
+        params.strict = is_strict(seed, &a);
         params.concurrency = seed % 5 == 0 ? GCUDA_CUDA_ON : GCUDA_CUDA_AUTO;
         b[i] = gcuda_backend_cuda_init_params(&params);
     }
@@ -609,9 +980,8 @@ static void run_scheduled(uint64_t seed, int * n_splits) {
     const bool is_queued = seed % 3 != 0;
     p.backends = b, p.n_backends = n_gpus + 1, p.n_copies = is_queued ? 1 + (int) (seed / 6 % 4) : 1 + (int) (seed / 6 % 2);
     gcuda_backend_sched_t sched = gcuda_backend_sched_new_params(&p);
-    REQUIRE(plain != NULL && cpu != NULL && sched != NULL);
     gcuda_backend_cpu_set_n_threads(cpu, 1);
-    REQUIRE(one_make(&a, seed, plain, cpu, is_smooth ? cpu : plain, false) && one_make(&scheduled, seed, plain, cpu, NULL, false));
+    REQUIRE(sched != NULL && one_make(&scheduled, seed, plain, cpu, NULL, false));
     for (int i = 0; i <= n_gpus; ++i) { // one computes everything: the CPU, or the last GPU
         const bool can_all = i == (is_smooth ? n_gpus : n_gpus - 1);
         refuse(i, b[i], seed * 13 + (uint64_t) i, can_all ? 0 : i == n_gpus ? 100 : 30);
