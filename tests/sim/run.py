@@ -5,11 +5,11 @@
                                                                                           last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
-    ci     and: a third of all cases of the operations, another one each time; 20 orders of threads and streams over a sample of operations and of networks; AddressSanitizer and UBSan on a sample of the
-           simulator's tests and on an eighth of all cases, in an order of threads of its own, where a third of the kernels' parts has
-           UBSan: eighth, third and order come from --seed, which is another one each time and printed; ThreadSanitizer, but in
-           kernels, on the tests with several threads; compiled for compute capability 7.5 or 8.0, products, convolutions and
-           scans, and a fortieth of all cases: which come from --seed
+    ci     and: a third of all cases of the operations, another one each time; 20 orders of threads and streams over a sample of
+           operations and of networks; AddressSanitizer and UBSan on a sample of the simulator's tests and on an eighth of all cases, in
+           an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but in kernels, on the tests
+           with several threads; compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all
+           cases. Which third, eighth, order, capability and fortieth comes from --seed, which is printed
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
            cases, all families that ask for the capability and 100 orders for each

@@ -48,6 +48,16 @@ static inline void place_end(struct place * p) {
     gcuda_free(p->ctx);
 }
 
+// The sum of squared differences, as a part of the sum of squares that is wanted.
+static inline double error_of(const float * got, const float * want, size_t n) {
+    double error = 0.0, size = 1e-30;
+    for (size_t i = 0; i < n; ++i) {
+        error += ((double) got[i] - (double) want[i]) * ((double) got[i] - (double) want[i]);
+        size += (double) want[i] * (double) want[i];
+    }
+    return error / size;
+}
+
 // An allocator that gives memory allocations_left times.
 static int allocations_left;
 static inline void * some_alloc(void * user, size_t size, size_t alignment) {

@@ -862,15 +862,6 @@ static gcuda_backend_t cuda_on(int device) {
     return gcuda_backend_cuda_init_params(&params);
 }
 
-static double error_of(const float * got, const float * want, size_t n) {
-    double error = 0.0, size = 1e-30;
-    for (size_t i = 0; i < n; ++i) {
-        error += ((double) got[i] - (double) want[i]) * ((double) got[i] - (double) want[i]);
-        size += (double) want[i] * (double) want[i];
-    }
-    return error / size;
-}
-
 // The copy has the data of the original, memory of its own on its backend, and gives the same when computed there.
 static gcuda_status copy_to(gcuda_backend_t from, gcuda_backend_t to, struct model * m, bool is_same_bits) {
     static float want[M * 64], got[M * 64];

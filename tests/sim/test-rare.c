@@ -20,17 +20,11 @@ static void fill(struct gcuda_tensor * t, float lo, float hi) {
 
 static double worst;
 static bool note_error(int i, struct gcuda_tensor * a, struct gcuda_tensor * b, void * user) {
-    const size_t n = gcuda_nbytes(a) / sizeof(float);
     float * x = (float *) malloc(gcuda_nbytes(a)), * y = (float *) malloc(gcuda_nbytes(a));
-    double error = 0.0, size = 1e-30;
     (void) i, (void) user;
     CHECK_OK(gcuda_backend_tensor_get(a, x, 0, gcuda_nbytes(a)));
     CHECK_OK(gcuda_backend_tensor_get(b, y, 0, gcuda_nbytes(a)));
-    for (size_t k = 0; k < n; ++k) {
-        error += ((double) y[k] - (double) x[k]) * ((double) y[k] - (double) x[k]);
-        size += (double) x[k] * (double) x[k];
-    }
-    worst = fmax(worst, error / size);
+    worst = fmax(worst, error_of(y, x, gcuda_nbytes(a) / sizeof(float)));
     free(x), free(y);
     return true;
 }
