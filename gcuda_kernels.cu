@@ -593,7 +593,23 @@ static inline __device__ float d_sigmoid(float x) {
 // 1/2 (1 + tanh(u)) is the logistic function of 2 u, which has digits left where tanh is -1.
 static inline __device__ float d_gelu_logit(float x) { return 2.0f * 0.79788456080286535588f * x * (1.0f + 0.044715f * x * x); }
 static inline __device__ float d_gelu(float x) { return x * d_sigmoid(d_gelu_logit(x)); }
-static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * erfcf(x * -0.70710678118654752440f); }
+// 1 + erf(x / sqrt 2), to 4e-7 of it also in the tail, at half the instructions of erfcf: erfc(z) = exp(-z^2) t q(t), t = 1 / (1 + 3/8 z),
+// z >= 0, where q is fitted by least weighted squares to 1.2e-8.
+static inline __device__ float d_one_plus_erf(float x) {
+    const float t = d_reciprocal(1.0f + 0.26516504294495532f * fabsf(x));
+    float q = 0.061696778789691605f;
+    q = q * t - 0.28807618313051375f;
+    q = q * t + 0.4338954480475024f;
+    q = q * t - 0.23107834188986065f;
+    q = q * t + 0.2748454504290103f;
+    q = q * t + 0.12103839620252548f;
+    q = q * t + 0.2054305667254833f;
+    q = q * t + 0.2106334796851444f;
+    q = q * t + 0.21161441645659343f;
+    const float tail = d_exp2(-0.72134752044448170368f * x * x) * t * q;
+    return x < 0.0f ? tail : 2.0f - tail;
+}
+static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * d_one_plus_erf(x); }
 
 // What a gate does, of N x and g, side by side: see gcuda_glu_args for alpha and limit.
 template <int N>
@@ -1610,6 +1626,7 @@ struct d_map_cpy {
         t.y += iy * y_bytes;
         return t;
     }
+    inline __device__ bool is_f64() const { return y.type == GCUDA_TYPE_F64; }
     // of equal shapes
     inline __device__ d_target row(const d_index & i) const {
         return { d_at(x, 0, i.i1, i.i2, i.i3), 0, d_at(y, 0, i.i1, i.i2, i.i3) };
@@ -1633,6 +1650,7 @@ struct d_map_get {
         }
         return t;
     }
+    inline __device__ bool is_f64() const { return false; }
     inline __device__ d_target row(const d_index & i) const {
         const int32_t row = *(const int32_t *) d_at(p.ids, i.i1, i.i2, i.i3, 0);
         const bool is_in = row >= 0 && row < p.x.ne[1];
@@ -1755,7 +1773,11 @@ static __global__ void __launch_bounds__(128) k_dequantize(const MAP map, int64_
                 UNROLL for (int j = 0; j < 4; ++j) {
                     v[j] = d_value<FORMAT>((int) (int8_t) (q >> 8 * j) - FORMAT::zero, scale, min);
                 }
-                d_put4<T>(ys[warp][at] + 4 * word * sizeof(T), v);
+                if (sizeof(T) == 4 && map.is_f64()) { // by the kernel of F32: kernels of their own would be a third of a megabyte
+                    d_put4<double>(ys[warp][at] + 4 * word * sizeof(double), v);
+                } else {
+                    d_put4<T>(ys[warp][at] + 4 * word * sizeof(T), v);
+                }
             }
         }
         __syncwarp();
@@ -2625,11 +2647,9 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
         return GCUDA_STATUS_UNSUPPORTED;
     }
     if (x_blocks) {
-        return p.y.type == GCUDA_TYPE_F64
-                   ? dequantize<double>(p.x.type, map, n_elements(p.y), stream)
-                   : with_float(p.y.type, [&](auto t) {
-                         return dequantize<decltype(t)>(p.x.type, map, n_elements(p.y), stream);
-                     });
+        return with_float(p.y.type == GCUDA_TYPE_F64 ? GCUDA_TYPE_F32 : p.y.type, [&](auto t) {
+            return dequantize<decltype(t)>(p.x.type, map, n_elements(p.y), stream);
+        });
     }
     if (y_blocks) {
         return is_float(p.x.type) || p.x.type == GCUDA_TYPE_F64
@@ -7328,8 +7348,106 @@ static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
     }
 }
 
+// The same sums in the same order, from shared memory: a block stages the columns of a few channels that a rectangle of the image was
+// copied to, four neighbouring ones at a time. Neighbours of the rectangle stage the columns at its edges once more, from L2.
+#define IM2COL_BACK_BYTES 32768
+struct d_back_tile {
+    int channels, pitch;              // of a block; floats from one place to the next, an odd number: places lie in different banks
+    int wide, high;                   // of the rectangle, powers of two
+    int64_t n_groups, n_wide, n_high; // of channels; rectangles
+};
+
+// Places [first, end) of a dimension whose columns reach elements [at, at + n) of the image.
+struct d_copied {
+    int64_t first;
+    int n;
+    inline __device__ d_copied(int64_t at, int64_t wide, int pad, int stride, int64_t below, int64_t n_places) {
+        const int64_t low = at + pad - below, high = at + wide - 1 + pad;
+        const int64_t end = high < 0 ? 0 : high / stride + 1 < n_places ? high / stride + 1 : n_places;
+        first = low <= 0 ? 0 : (low + stride - 1) / stride;
+        n = first < end ? (int) (end - first) : 0;
+    }
+};
+
+template <typename TX> static __global__ void __launch_bounds__(256) k_im2col_back_tile(const gcuda_conv_args p, const d_back_tile t) {
+    DYNAMIC_SHARED(float, columns);
+    const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], taps = kw_n * kh_n, tid = (int) threadIdx.x;
+    FOR_ROWS(b, t.n_groups * t.n_wide * t.n_high * p.y.ne[3]) {
+        const int64_t b1 = b / t.n_groups, b2 = b1 / t.n_wide, i3 = b2 / t.n_high, c0 = (b - b1 * t.n_groups) * t.channels;
+        const int64_t x0 = (b1 - b2 * t.n_wide) * t.wide, y0 = (b2 - i3 * t.n_high) * t.high;
+        const int n_c = (int) (p.y.ne[2] - c0 < t.channels ? p.y.ne[2] - c0 : t.channels), fours = n_c * taps / 4;
+        const d_copied wide(x0, t.wide, p.p0, p.s0, (kw_n - 1) * (int64_t) p.d0, p.x.ne[1]);
+        const d_copied high(y0, t.high, p.p1, p.s1, (kh_n - 1) * (int64_t) p.d1, p.x.ne[2]);
+        const int n = wide.n * high.n * fours;
+        __syncthreads(); // the rectangle before is summed up
+        for (int k0 = tid; k0 < n; k0 += 4 * 256) {
+            d_pack<TX, 4> v[4];
+            int to[4];
+            UNROLL for (int m = 0; m < 4; ++m) {
+                const int k = k0 + m * 256, place = k / fours, four = k - place * fours, h = wide.n > 0 ? place / wide.n : 0;
+                to[m] = k < n ? place * t.pitch + 4 * four : -1;
+                if (k < n) {
+                    v[m] = *(const d_pack<TX, 4> *) d_at(p.x, c0 * taps + 4 * four, wide.first + place - h * wide.n, high.first + h, i3);
+                }
+            }
+            UNROLL for (int m = 0; m < 4; ++m) {
+                UNROLL for (int j = 0; j < 4 && to[m] >= 0; ++j) { columns[to[m] + j] = d_f32(v[m].v[j]); }
+            }
+        }
+        __syncthreads();
+        for (int k = tid; k < n_c * t.wide * t.high; k += 256) {
+            const int row = k / t.wide, c = row / t.high;
+            const int64_t i0 = x0 + (k & (t.wide - 1)), i1 = y0 + (row & (t.high - 1));
+            float sum = 0.0f;
+            if (i0 >= p.y.ne[0] || i1 >= p.y.ne[1]) { continue; }
+            for (int kh = 0; kh < kh_n; ++kh) {
+                const int y = (int) (i1 + p.p1 - kh * (int64_t) p.d1 - high.first * p.s1), h = p.s1 == 1 ? y : y / p.s1;
+                if (y < 0 || h * p.s1 != y || h >= high.n) { continue; }
+                const float * line = columns + h * wide.n * t.pitch + c * taps + kh * kw_n;
+                for (int kw = 0; kw < kw_n; ++kw) {
+                    const int x = (int) (i0 + p.p0 - kw * (int64_t) p.d0 - wide.first * p.s0), w = p.s0 == 1 ? x : x / p.s0;
+                    if (x >= 0 && w * p.s0 == x && w < wide.n) { sum += line[w * t.pitch + kw]; }
+                }
+            }
+            *(float *) d_at(p.y, i0, i1, c0 + c, i3) = sum;
+        }
+    }
+}
+
+// Places of a dimension that a rectangle's elements may have been copied to.
+static int64_t most_reached(int64_t wide, int64_t below, int stride) { return (wide - 1 + below) / stride + 1; }
+
+// As many channels as there is room for, in fours of columns. False: no tile.
+static bool back_tile(const gcuda_conv_args & p, d_back_tile * t, size_t * n_bytes) {
+    const int64_t taps = p.kernel.ne[0] * p.kernel.ne[1], size = (int64_t) gcuda_type_size(p.x.type);
+    const int64_t below0 = (p.kernel.ne[0] - 1) * p.d0, below1 = (p.kernel.ne[1] - 1) * p.d1;
+    const size_t bits = (size_t) (uintptr_t) p.x.data | p.x.nb[1] | p.x.nb[2] | p.x.nb[3];
+    if (p.x.nb[0] != (size_t) size || bits % (4 * size) != 0 || p.x.ne[0] % 4 != 0 || taps > 256 || below0 > 256 || below1 > 256 ||
+        p.s0 > 256 || p.s1 > 256 || n_elements(p.y) == 0) {
+        return false;
+    }
+    t->wide = p.y.ne[1] > 1 ? 16 : 128;
+    t->high = p.y.ne[1] > 1 ? 8 : 1;
+    const int64_t places = most_reached(t->wide, below0, p.s0) * most_reached(t->high, below1, p.s1);
+    int64_t c = 16;
+    while (c > 0 && (c * taps % 4 != 0 || (c * taps + 1) * places * 4 > IM2COL_BACK_BYTES)) { c = c % 4 == 0 ? c - 4 : c / 2; }
+    t->channels = (int) c;
+    t->pitch = (int) (c * taps) + 1;
+    t->n_groups = c > 0 ? (p.y.ne[2] + c - 1) / c : 0;
+    t->n_wide = (p.y.ne[0] + t->wide - 1) / t->wide;
+    t->n_high = (p.y.ne[1] + t->high - 1) / t->high;
+    *n_bytes = (size_t) (t->pitch * places * 4);
+    return c > 0;
+}
+
 gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream stream) {
-    return launch_tiles(k_im2col_back, tiles_of(args->y, 1, 1), stream, *args);
+    const gcuda_conv_args & p = *args;
+    d_back_tile t = {};
+    size_t n_bytes = 0;
+    if (!back_tile(p, &t, &n_bytes)) { return launch_tiles(k_im2col_back, tiles_of(p.y, 1, 1), stream, p); }
+    return with_float(p.x.type, [&](auto x) {
+        return launch_shared(k_im2col_back_tile<decltype(x)>, t.n_groups * t.n_wide * t.n_high * p.y.ne[3], dim3(256), n_bytes, 0, stream, p, t);
+    });
 }
 
 // >>op:conv_2d ----------------------------------------------------------------------------------------

@@ -536,25 +536,25 @@ static struct gcuda_tensor * build_im2col_back(
 TEST(im2col_back) {
     static const int sets[][6] = { { 1, 1, 0, 0, 1, 1 }, { 2, 1, 1, 2, 1, 1 }, { 3, 3, 3, 0, 1, 2 },
         { 1, 2, 4, 3, 3, 2 } };
-    static const int kernels[][3] = { { 1, 1, 1 }, { 3, 3, 2 }, { 2, 3, 3 } };
+    static const int kernels[][3] = { { 1, 1, 1 }, { 3, 3, 2 }, { 2, 3, 3 }, { 3, 3, 20 }, { 5, 2, 6 } }; // columns in fours: the last two
     for (int i = 0; i < 4; ++i) {
-        for (int k = 0; k < 3; ++k) {
+        for (int k = 0; k < 5; ++k) {
             char shape[128], tag[96];
             struct p_conv p = conv_params(sets[i][0], sets[i][1], sets[i][2], sets[i][3], sets[i][4], sets[i][5]);
-            const int kw = kernels[k][0], kh = kernels[k][1], ic = kernels[k][2];
-            const int64_t ne[4] = { 11, 9, ic, 2 };
+            const int kw = kernels[k][0], kh = kernels[k][1], ic = kernels[k][2], w = k < 3 ? 11 : 35, h = k < 3 ? 9 : 19;
+            const int64_t ne[4] = { w, h, ic, 2 };
             memcpy(p.ne, ne, sizeof ne);
             conv_tag(tag, sizeof tag, &p);
             snprintf(shape, sizeof shape, "%d,%d,%d,2|%d,%d,%d,1", kw * kh * ic,
-                (int) ref_conv_out(11, kw, p.s0, p.p0, p.d0), (int) ref_conv_out(9, kh, p.s1, p.p1, p.d1), kw, kh, ic);
+                (int) ref_conv_out(w, kw, p.s0, p.p0, p.d0), (int) ref_conv_out(h, kh, p.s1, p.p1, p.d1), kw, kh, ic);
             struct op_test t = conv_test("F32 F32,F16>F32 F16>F32 BF16>F32", shape, tag, &p, build_im2col_back, ref_im2col_back, 1e-7);
             t.in[0].layouts = i == k ? LAYOUT_ANY : 0;
             op_test_run(&t);
-            const int64_t ne_1d[4] = { 11, ic, 2, 1 };
+            const int64_t ne_1d[4] = { k < 3 ? 11 : 150, ic, 2, 1 };
             memcpy(p.ne, ne_1d, sizeof ne_1d);
             p.is_2d = 0, p.s1 = p.p1 = p.d1 = 0;
             snprintf(
-                shape, sizeof shape, "%d,%d,2|%d,%d,1", kw * ic, (int) ref_conv_out(11, kw, p.s0, p.p0, p.d0), kw, ic);
+                shape, sizeof shape, "%d,%d,2|%d,%d,1", kw * ic, (int) ref_conv_out((int) ne_1d[0], kw, p.s0, p.p0, p.d0), kw, ic);
             conv_tag(tag, sizeof tag, &p);
             t.tag = tag;
             op_test_run(&t);
