@@ -10386,7 +10386,11 @@ gcuda_status gcuda_launch_solve_tri(const gcuda_solve_tri_args * args, gcuda_str
 // =====================================================================================================
 
 static inline __device__ uint32_t d_sort_load(const gcuda_sort_args & p, const char * row, int64_t i) {
-    return d_sort_key(*(const float *) (row + i * (int64_t) p.x.nb[0]));
+    const char * at = row + i * (int64_t) p.x.nb[0];
+    const uint32_t raw = p.x.type == GCUDA_TYPE_F32 ? *(const uint32_t *) at : *(const uint16_t *) at; // loads of neighbours stay together
+    const uint32_t widened = p.x.type == GCUDA_TYPE_F32 ? raw : raw << 16;
+    const float f16 = __half2float(__ushort_as_half((unsigned short) raw));
+    return d_sort_key(p.x.type == GCUDA_TYPE_F16 ? f16 : __uint_as_float(widened));
 }
 
 // ---- short rows: as many as fit into a block, by a bitonic network ----
@@ -10684,27 +10688,11 @@ static d_sort sort_of(const gcuda_sort_args & p) {
     return s;
 }
 
-// Elements of 16 bits are sorted as F32, at the start of the scratch: kernels need not tell types apart.
-static size_t sort_copy_bytes(const gcuda_sort_args & p) {
-    return p.x.type == GCUDA_TYPE_F32 ? 0 : (size_t) (n_elements(p.x) + 3) / 4 * 16;
-}
-static gcuda_status sort_copy(gcuda_sort_args & p, gcuda_stream stream) {
-    const gcuda_array to = packed_array(GCUDA_TYPE_F32, p.scratch, p.x.ne[0], p.x.ne[1], p.x.ne[2], p.x.ne[3]);
-    const gcuda_cpy_args copy = { p.x, to };
-    if (p.x.type == GCUDA_TYPE_F32) {
-        return GCUDA_STATUS_SUCCESS;
-    }
-    p.scratch = (char *) p.scratch + sort_copy_bytes(p);
-    p.x = to;
-    return gcuda_launch_cpy(&copy, stream);
-}
-
 // >>op:argsort ----------------------------------------------------------------------------------------
 //   floor   x read, y written: 8 bytes an element
 size_t gcuda_argsort_scratch_bytes(const gcuda_sort_args * args) {
     const int64_t n = args->x.ne[0], tile = sort_tile(*args);
-    return sort_copy_bytes(*args) +
-           (n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + tile - 1) / tile + 1)));
+    return n <= SORT_SHORT ? 0 : (size_t) sort_rows(*args) * 4 * (size_t) (4 * n + 256 * ((n + tile - 1) / tile + 1));
 }
 
 static void swap_sides(d_sort & s) {
@@ -10722,11 +10710,9 @@ template <int TILE> static gcuda_status sort_round(const d_sort & s, gcuda_strea
 }
 
 gcuda_status gcuda_launch_argsort(const gcuda_sort_args * args, gcuda_stream stream) {
-    gcuda_sort_args p = *args;
-    gcuda_status st = sort_copy(p, stream);
-    if (p.x.ne[0] <= SORT_SHORT) {
-        return st == GCUDA_STATUS_SUCCESS ? sort_short(p, p.order == GCUDA_SORT_ORDER_DESC, stream) : st;
-    }
+    const gcuda_sort_args & p = *args;
+    if (p.x.ne[0] <= SORT_SHORT) { return sort_short(p, p.order == GCUDA_SORT_ORDER_DESC, stream); }
+    gcuda_status st = GCUDA_STATUS_SUCCESS;
     d_sort s = sort_of(p);
     for (; s.row0 < n_rows(p.x) && st == GCUDA_STATUS_SUCCESS; s.row0 += sort_rows(p)) {
         const int64_t left = n_rows(p.x) - s.row0;
@@ -10772,14 +10758,24 @@ static inline __device__ void d_top_k_digit(const unsigned * count, unsigned lef
 // f(key, place) of all elements of a row, adjacent stretches of it for the warps: HELD keys of a thread in registers, or with
 // 0 read from memory every time, four at once.
 template <int HELD> struct d_row_keys {
-    uint32_t key[HELD > 0 ? HELD : 4];
+    static const int AHEAD = HELD > 0 ? HELD : 4;
+    uint32_t key[AHEAD];
+    // a loop for each type: ptxas finds no predicates for all conditions in one
+    template <typename T> inline __device__ void load(const gcuda_sort_args & p, const char * x, int64_t i0) {
+        UNROLL for (int k = 0; k < AHEAD; ++k) {
+            const int64_t i = i0 + 32 * k;
+            key[k] = i < p.x.ne[0] ? d_sort_key(d_f32(*(const T *) (x + i * (int64_t) p.x.nb[0]))) : 0;
+        }
+    }
     template <typename F> inline __device__ void each(const gcuda_sort_args & p, const char * x, bool is_first, F f) {
-        const int AHEAD = HELD > 0 ? HELD : 4;
         const int64_t n = p.x.ne[0], all = AHEAD * (int64_t) blockDim.x, stretch = (n + all - 1) / all * (AHEAD * 32);
         for (int64_t i0 = threadIdx.x / 32 * stretch + threadIdx.x % 32, end = i0 + stretch; i0 < end; i0 += AHEAD * 32) {
-            UNROLL for (int k = 0; k < AHEAD && (HELD == 0 || is_first); ++k) {
-                const int64_t i = i0 + 32 * k;
-                key[k] = i < n ? d_sort_load(p, x, i) : 0;
+            if (HELD == 0 || is_first) {
+                switch (p.x.type) {
+                    case GCUDA_TYPE_F32: load<float>(p, x, i0); break;
+                    case GCUDA_TYPE_F16: load<__half>(p, x, i0); break;
+                    default: load<__nv_bfloat16>(p, x, i0); break;
+                }
             }
             UNROLL for (int k = 0; k < AHEAD; ++k) { f(key[k], i0 + 32 * k); }
         }
@@ -10999,16 +10995,11 @@ static int64_t top_k_tile(const gcuda_sort_args & p) { // elements; 0: a block h
 
 size_t gcuda_top_k_scratch_bytes(const gcuda_sort_args * args) {
     const int64_t tile = top_k_tile(*args), n = tile > 0 ? (args->x.ne[0] + tile - 1) / tile : 0;
-    return sort_copy_bytes(*args) +
-           (n == 0 ? 0 : (size_t) n_rows(args->x) * ((size_t) (n + 5) * sizeof(uint2) + 4 * 256 * sizeof(unsigned)));
+    return n == 0 ? 0 : (size_t) n_rows(args->x) * ((size_t) (n + 5) * sizeof(uint2) + 4 * 256 * sizeof(unsigned));
 }
 
 gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream stream) {
-    gcuda_sort_args p = *args;
-    gcuda_status st = sort_copy(p, stream);
-    if (st != GCUDA_STATUS_SUCCESS) {
-        return st;
-    }
+    const gcuda_sort_args & p = *args;
     const int64_t rows = n_rows(p.x), tile = top_k_tile(p), n_tiles = tile > 0 ? (p.x.ne[0] + tile - 1) / tile : 0;
     if (p.x.ne[0] <= TOP_K_SHORT) {
         return sort_short(p, true, stream);
@@ -11020,7 +11011,7 @@ gcuda_status gcuda_launch_top_k(const gcuda_sort_args * args, gcuda_stream strea
     }
     d_top_k t = { n_tiles, tile, (uint2 *) p.scratch, (uint2 *) p.scratch + rows * 5, nullptr };
     t.counts = (unsigned *) (t.found + rows * n_tiles);
-    st = launch(k_top_k_begin, rows * 4, 256, stream, p, t);
+    gcuda_status st = launch(k_top_k_begin, rows * 4, 256, stream, p, t);
     for (int round = 0; round < 4 && st == GCUDA_STATUS_SUCCESS; ++round) {
         st = launch(k_top_k_count, rows * n_tiles, 256, stream, p, t, round);
     }
