@@ -524,6 +524,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cpu_get_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_get_isa)
 #define gcuda_cpu_set_isa GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpu_set_isa)
 #define gcuda_cpy GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy)
+#define gcuda_cpy_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cpy_scratch_bytes)
 #define gcuda_cross_entropy_loss GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss)
 #define gcuda_cross_entropy_loss_back GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_back)
 #define gcuda_cross_entropy_loss_scratch_bytes GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cross_entropy_loss_scratch_bytes)
@@ -1633,6 +1634,7 @@ GCUDA_API struct gcuda_tensor * gcuda_custom_inplace_ext(struct gcuda_context * 
 //   returns  type and shape of a, contiguous; inplace: a view of a, unchanged
 struct gcuda_cpy_args { // of dup, cont, cpy, repeat_back
     struct gcuda_array x, y;
+    void * scratch; // launcher of cpy: gcuda_cpy_scratch_bytes
 };
 GCUDA_API struct gcuda_tensor * gcuda_dup(struct gcuda_context * ctx, struct gcuda_tensor * a);
 GCUDA_API struct gcuda_tensor * gcuda_dup_inplace(struct gcuda_context * ctx, struct gcuda_tensor * a);
@@ -1654,8 +1656,10 @@ GCUDA_API struct gcuda_tensor * gcuda_cont_4d(
 //
 //   plain types      any to any. F32, F16, BF16: to nearest, ties to even, beyond the range infinite. To integers:
 //                    towards zero, saturating, NaN becomes 0
-//   quantized types  from and to F32, F16, BF16 and F64, rows packed and whole blocks on both sides; to the same type
-//                    block by block, strides free. The CPU refuses types without a quantizer as the result
+//   quantized types  from and to F32, F16, BF16 and F64, and to each other as F32 in between; rows packed and whole
+//                    blocks on both sides (of the longer of two: the side with the shorter is free where all of it is
+//                    packed). To the same type block by block, strides free. Backends refuse a result in a type
+//                    without a quantizer
 //   returns          a view of b; cast: a new contiguous tensor with the shape of a
 //   fails            NULL: counts differ, no conversion between the types, rows of part blocks, b overlaps itself
 GCUDA_API struct gcuda_tensor * gcuda_cpy(struct gcuda_context * ctx, struct gcuda_tensor * a, struct gcuda_tensor * b);
@@ -3897,6 +3901,7 @@ GCUDA_KERNEL_API bool gcuda_has_overlap(void);
 // All that they were compiled for: "800,900" (9.0a counts as 900); "" when the compiler does not say.
 GCUDA_KERNEL_API const char * gcuda_kernels_archs(void);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_cpy(const struct gcuda_cpy_args * args, gcuda_stream stream);
+GCUDA_KERNEL_API size_t gcuda_cpy_scratch_bytes(const struct gcuda_cpy_args * args); // of blocks to blocks of another type; else 0
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat(const struct gcuda_pad_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_repeat_back(const struct gcuda_cpy_args * args, gcuda_stream stream);
 GCUDA_KERNEL_API gcuda_status gcuda_launch_get_rows(const struct gcuda_get_rows_args * args, gcuda_stream stream);
@@ -11470,8 +11475,9 @@ static struct gcudai_pair gcudai_pair_of(enum gcuda_type x_type, enum gcuda_type
 // Is there a conversion at all? Quantizers may be missing: see gcudai_can_quantize.
 static bool gcudai_is_pair(enum gcuda_type x, enum gcuda_type y) {
     const bool x_quantized = gcuda_is_quantized(x), y_quantized = gcuda_is_quantized(y);
-    const bool x_float = gcudai_is_float(x) || x == GCUDA_TYPE_F64, y_float = gcudai_is_float(y) || y == GCUDA_TYPE_F64;
-    return x == y || (!x_quantized && !y_quantized) || (x_quantized && y_float) || (x_float && y_quantized);
+    const bool x_real = x_quantized || gcudai_is_float(x) || x == GCUDA_TYPE_F64;
+    const bool y_real = y_quantized || gcudai_is_float(y) || y == GCUDA_TYPE_F64;
+    return x == y || (!x_quantized && !y_quantized) || (x_real && y_real);
 }
 
 // Some formats cost much more to find good scales for than to write.
@@ -11672,8 +11678,8 @@ static void gcudai_walk_init(struct gcudai_walk * w, const struct gcuda_array * 
     w->x = (const char *) x->data;
     w->y = (char *) y->data;
     w->is_ragged = memcmp(a.ne, b.ne, sizeof(a.ne)) != 0;
-    if (w->is_ragged) { // the side without blocks first: its rows need not hold whole ones if it is contiguous
-        const bool x_first = gcuda_is_quantized(y->type);
+    if (w->is_ragged) { // the side with shorter blocks or none first: its rows need not hold whole units if it is contiguous
+        const bool x_first = gcuda_blck_size(y->type) > gcuda_blck_size(x->type);
         w->is_ragged = !(x_first ? gcudai_adopt_shape(&a, b.ne) : gcudai_adopt_shape(&b, a.ne)) &&
                        !(x_first ? gcudai_adopt_shape(&b, a.ne) : gcudai_adopt_shape(&a, b.ne));
     }
@@ -11796,7 +11802,8 @@ static gcuda_status gcudai_want_same_type(
     return GCUDA_STATUS_SUCCESS;
 }
 
-// Elements of x can become those of t, in units: rows packed and of whole units, unless all elements are packed.
+// Elements of x can become those of t, in units: rows packed and of whole units; those of the side with shorter blocks or none
+// need not be if all of it is packed.
 static gcuda_status gcudai_want_pair(
     const struct gcuda_tensor * y, const struct gcuda_tensor * x, const struct gcuda_tensor * t) {
     GCUDAI_WANT(y, gcudai_is_pair(x->type, t->type), "%s does not convert to %s", gcuda_type_name(x->type),
@@ -11804,7 +11811,7 @@ static gcuda_status gcudai_want_pair(
     const int64_t unit = GCUDAI_MAX(gcuda_blck_size(x->type), gcuda_blck_size(t->type));
     for (int k = 0; k < 2 && unit > 1 && x->type != t->type; ++k) {
         const struct gcuda_tensor * side = k == 0 ? x : t;
-        if (gcuda_is_quantized(side->type) || !gcuda_is_contiguous(side)) {
+        if (gcuda_blck_size(side->type) == unit || !gcuda_is_contiguous(side)) {
             GCUDAI_TRY(gcudai_want_rows(y, side));
             GCUDAI_WANT(y, side->ne[0] % unit == 0, "rows of %lld elements must be whole blocks of %lld",
                 (long long) side->ne[0], (long long) unit);
@@ -11869,6 +11876,7 @@ static gcuda_status gcudai_dup_check(const struct gcuda_tensor * y) {
 static void gcudai_cpy_args(const struct gcuda_tensor * y, union gcudai_args * args) {
     args->cpy.x = gcudai_array(y->src[0]);
     args->cpy.y = gcudai_array(y);
+    args->cpy.scratch = NULL; // kernels take the struct as it is
 }
 
 static void gcudai_cpy_work(const struct gcuda_tensor * y, struct gcudai_work * w) {
@@ -26720,6 +26728,7 @@ static gcuda_status gcudai_cuda_packed(
         return GCUDA_STATUS_SUCCESS;
     }
     copy.x = copy.y = *t;
+    copy.scratch = NULL;
     copy.y.type = type;
     GCUDAI_TRY(gcudai_aligned_layout(type, t->ne, align, copy.y.nb, &size));
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "mul_mat: packed operand", scratch));
@@ -27610,6 +27619,7 @@ static gcuda_status gcudai_cuda_split_pack(struct gcudai_cuda * cu, struct gcuda
         return GCUDA_STATUS_SUCCESS;
     }
     copy.x = copy.y = *t;
+    copy.scratch = NULL;
     GCUDAI_TRY(gcudai_layout(t->type, t->ne, copy.y.nb, &size));
     GCUDAI_TRY(gcudai_cuda_pool_take(&cu->pool, cu->stream, size, "row-split product: packed operand", scratch));
     copy.y.data = *scratch;
@@ -27625,6 +27635,7 @@ static gcuda_status gcudai_cuda_share_take(struct gcudai_cuda * cu, const struct
     struct gcuda_cpy_args copy;
     size_t size = 0;
     copy.x = *t;
+    copy.scratch = NULL;
     GCUDAI_ZERO(move);
     move.src = t->data;
     move.src_pitch = gcudai_cuda_split_pitch(t);
@@ -28082,7 +28093,7 @@ static gcuda_status gcudai_cuda_custom_can(const struct gcuda_tensor * y) {
     /* id                      launcher                 args                refuses   scratch */ \
     X(DUP,                     cpy,                     cpy,                any,      no) \
     X(CONT,                    cpy,                     cpy,                any,      no) \
-    X(CPY,                     cpy,                     cpy,                quantizer, no) \
+    X(CPY,                     cpy,                     cpy,                quantizer, yes) \
     X(REPEAT,                  repeat,                  pad,                any,      no) \
     X(REPEAT_BACK,             repeat_back,             cpy,                floats,   no) \
     X(CONCAT,                  concat,                  concat,             any,      no) \

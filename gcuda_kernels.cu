@@ -2632,6 +2632,19 @@ static gcuda_status cpy_quantize(const gcuda_cpy_args & p, d_map_cpy map, gcuda_
     return quantize(p.y.type, map.x, map, same, stream);
 }
 
+size_t gcuda_cpy_scratch_bytes(const gcuda_cpy_args * args) {
+    const bool by_way_of_f32 = gcuda_is_quantized(args->x.type) && gcuda_is_quantized(args->y.type) && args->x.type != args->y.type;
+    return by_way_of_f32 ? (size_t) n_elements(args->y) * sizeof(float) : 0;
+}
+
+// Blocks become others by way of F32 in scratch, of the shape of y: so its rows are quantized as such.
+static gcuda_status cpy_blocks(const gcuda_cpy_args & p, gcuda_stream stream) {
+    const gcuda_array t = packed_array(GCUDA_TYPE_F32, p.scratch, p.y.ne[0], p.y.ne[1], p.y.ne[2], p.y.ne[3]);
+    const gcuda_cpy_args from = { p.x, t, nullptr }, to = { t, p.y, nullptr };
+    const gcuda_status st = gcuda_launch_cpy(&from, stream);
+    return st == GCUDA_STATUS_SUCCESS ? gcuda_launch_cpy(&to, stream) : st;
+}
+
 gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) {
     const gcuda_cpy_args & p = *args;
     const bool x_blocks = gcuda_is_quantized(p.x.type), y_blocks = gcuda_is_quantized(p.y.type);
@@ -2644,7 +2657,7 @@ gcuda_status gcuda_launch_cpy(const gcuda_cpy_args * args, gcuda_stream stream) 
         return cpy_plain(p, stream);
     }
     if (x_blocks && y_blocks) {
-        return GCUDA_STATUS_UNSUPPORTED;
+        return cpy_blocks(p, stream);
     }
     if (x_blocks) {
         return with_float(p.y.type == GCUDA_TYPE_F64 ? GCUDA_TYPE_F32 : p.y.type, [&](auto t) {
@@ -2694,7 +2707,7 @@ gcuda_status gcuda_launch_add_quantized(const gcuda_binary_args * args, gcuda_st
     const gcuda_binary_args & p = *args;
     if (is_small_sum(p)) { return add_small(p, stream); }
     const gcuda_array t = packed_array(GCUDA_TYPE_F32, p.scratch, p.a.ne[0], p.a.ne[1], p.a.ne[2], p.a.ne[3]);
-    const gcuda_cpy_args from = { p.a, t }, to = { t, p.y };
+    const gcuda_cpy_args from = { p.a, t, nullptr }, to = { t, p.y, nullptr };
     const gcuda_binary_args sum = { t, p.b, gcuda_is_quantized(p.y.type) ? t : p.y, nullptr };
     gcuda_status st = gcuda_launch_cpy(&from, stream);
     st = st == GCUDA_STATUS_SUCCESS ? gcuda_launch_add(&sum, stream) : st;

@@ -448,6 +448,37 @@ TEST(cpy_same_quantized) { // bytes move, nothing is decoded
     }
 }
 
+// To blocks of another type: those that are made of the decoded ones. In types from appendix A one element may be a step off.
+static void requantize_cases(const char * from, const char * to, const char * shapes, unsigned x_layouts, unsigned y_layouts, const char * tag) {
+    char types[48];
+    snprintf(types, sizeof types, "%s,%s>%s", from, to, to);
+    struct op_test t = { .types = types, .shapes = shapes, .tag = tag, .n_in = 2, .build = build_cpy, .ref = ref_cpy, .aliases = true,
+        .no_max_error = true, .in = { { .layouts = x_layouts }, { .layouts = y_layouts } } };
+    for (size_t i = 0; i < OP_N_TYPES; ++i) {
+        if (strcmp(op_types[i].name, to) == 0) { t.max_nmse = cpy_bound(op_types[i].type, 256.0); }
+    }
+    op_test_run(&t);
+}
+TEST(cpy_requantize) {
+    static const char * const pairs[][2] = { { "Q4_0", "Q8_0" }, { "Q8_0", "Q4_0" }, { "Q6_K", "Q4_K" }, { "IQ2_XXS", "Q8_0" },
+        { "Q4_K", "IQ4_NL" }, { "MXFP4", "Q5_1" }, { "Q5_1", "MXFP4" }, { "Q8_1", "Q6_K" }, { "Q8_K", "Q8_1" }, { "IQ1_M", "IQ4_XS" } };
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; ++i) {
+        requantize_cases(pairs[i][0], pairs[i][1], "256 512,3,2 256,4|512,2 1280,2", LAYOUT_ROWS, LAYOUT_ROWS, NULL);
+    }
+    // rows of blocks that are shorter than the other side's need not hold whole ones of those, if all of them are packed
+    requantize_cases("Q4_0", "Q6_K", "64,12|256,3 32,8,2|512", LAYOUT_OFFSET, LAYOUT_ROWS, "short");
+    requantize_cases("Q3_K", "Q8_0", "256,3|64,12 512|32,8,2", LAYOUT_ROWS, LAYOUT_OFFSET, "short");
+    requantize_cases("Q4_0", "Q8_0", "32 96,2,3 96,4|64,6", LAYOUT_ROWS, LAYOUT_ROWS, "short");
+}
+TEST(cpy_requantize_all) { // every type of blocks to every one that has a quantizer
+    for (size_t i = 0; i < OP_N_TYPES * OP_N_TYPES && test_full(); ++i) {
+        const struct op_type * x = &op_types[i / OP_N_TYPES], * y = &op_types[i % OP_N_TYPES];
+        if (x != y && x->blck > 1 && y->blck > 1 && gcuda_get_type_traits(y->type)->from_float_ref != NULL) {
+            requantize_cases(x->name, y->name, "256,3", 0, 0, NULL);
+        }
+    }
+}
+
 // what survives a float conversion
 static void fill_special(struct rng * r, const struct op_case * c, int k, struct arr * a) {
     static const double v[] = { HUGE_VAL, -HUGE_VAL, 65504, 65519.99, 65520, -70000, 1e-8, -3e-8, 5.9604645e-8, 6.1e-5,
@@ -523,7 +554,7 @@ TEST(cast) {
         GCUDA_TYPE_Q8_0 };
     static const char * const types[] = { "F32 F16>F32 BF16>F32 I32>F32 Q4_0>F32 Q6_K>F32", "F32>F16 F16 BF16>F16",
         "F32>BF16 F16>BF16 BF16",
-        "F32>I32 I32", "F32>Q8_0 F16>Q8_0" };
+        "F32>I32 I32", "F32>Q8_0 F16>Q8_0 Q5_K>Q8_0" };
     for (int i = 0; i < 5; ++i) {
         const struct op_test t = { .types = types[i], .shapes = "256 256,3,2", .n_in = 1, .build = build_cast,
             .ref = ref_same, .p = &to[i], .max_nmse = cpy_bound(to[i], 256),

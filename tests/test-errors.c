@@ -283,7 +283,7 @@ static const struct ctor ctors[] = {
     { "concat", NULL, b_concat, "F32:8,4|F32:8,2", 2, { "F32:8,4|F32:7,2", "F32:8,4|F32:8,2,2", "F32:8,4|F16:8,2" } },
     { "cpy", NULL, b_cpy, "F32:8,4|F16:4,8", 2, { "F32:8,4|F32:8,3", "I32:32,4|Q4_0:32,4", "Q4_0:32,4|I32:32,4",
     "F32:32,4|IQ2_XXS:256,1",
-        "Q4_0:32,4|Q8_0:32,4" } },
+        "Q4_0:32,8:strided|Q8_K:256,1", "Q4_K:256,1|Q8_0:32,8:strided" } },
     { "add1", NULL, b_add1, "F32:8,4|F32:1", 2, { "F32:8,4|F32:8", "F32:8,4|I32:1", "I32:8,4|I32:1" } },
     { "add1_inplace", "add1", b_add1_inplace, "F32:8,4|F32:1", 2, { "F32:8,4|F32:2" } },
     { "add_cast", "add", b_add_cast, "F16:8,4|F32:8,4", 2, { "F16:8,4|F32:5,4", "F16:8,4|F32:4,4",
@@ -679,7 +679,7 @@ TEST(parameters_of_images) {
 // Well-formed, but nothing that the CPU can do: the backend says no, and a graph with such a node is refused by its
 // name.
 TEST(unsupported_nodes) {
-    static const char * const pairs[] = { "F32:256|IQ2_XXS:256", "F32:256|IQ1_M:256", "Q4_0:32,4|Q8_0:32,4",
+    static const char * const pairs[] = { "F32:256|IQ2_XXS:256", "F32:256|IQ1_M:256", "Q8_0:32,8|IQ3_S:256", "IQ2_XS:256|IQ2_S:256",
         "I8:32|Q4_0:32", "Q4_0:32,4|I32:32,4" };
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0] && op_backends_ready(); ++i) {
         struct gcuda_tensor * t[OP_MAX_IN];

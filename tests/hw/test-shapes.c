@@ -169,12 +169,14 @@ static struct gcuda_tensor * draw_cpy(struct drawn * d) {
     struct gcuda_tensor * a = any_plain(d), * b = a == NULL ? NULL : input(d, float_type(d), a->ne);
     return gcuda_cpy(d->ctx, a, b);
 }
-static struct gcuda_tensor * draw_cpy_blocks(struct drawn * d) { // to blocks, from them, and as they are
-    const enum gcuda_type type = block_type(d);
-    const int64_t ne[4] = { blocks(d, type, 8), 1 + below(d, 5), 1 + below(d, 3), 1 + below(d, 2) };
-    const int what = below(d, 4);
+static struct gcuda_tensor * draw_cpy_blocks(struct drawn * d) { // to blocks, from them, as they are, and to others
+    const enum gcuda_type type = block_type(d), other = block_type(d);
+    const int64_t ne[4] = { blocks(d, gcuda_blck_size(other) > gcuda_blck_size(type) ? other : type, 8), 1 + below(d, 5), 1 + below(d, 3),
+        1 + below(d, 2) };
+    const int what = below(d, 5);
+    const enum gcuda_type from = what == 1 ? other : what < 3 ? type : float_type(d), to = what == 2 ? float_type(d) : type;
     d->max_nmse = 0.01; // a code may be the next one, which is a third of what two bits tell apart
-    return gcuda_cpy(d->ctx, input(d, what == 0 ? type : float_type(d), ne), whole(d, what == 1 ? float_type(d) : type, ne, FLOATS, 0));
+    return gcuda_cpy(d->ctx, input(d, from, ne), whole(d, to, ne, FLOATS, 0));
 }
 static struct gcuda_tensor * draw_add_blocks(struct drawn * d) {
     const enum gcuda_type type = block_type(d);

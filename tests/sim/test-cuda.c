@@ -1102,6 +1102,9 @@ static struct gcuda_tensor * make_add(struct gcuda_context * ctx, enum gcuda_typ
 static struct gcuda_tensor * make_add_cast(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
     return gcuda_add_cast(ctx, tensor_of(ctx, type, n, rows, 1), tensor_of(ctx, GCUDA_TYPE_F32, n, rows, 1), GCUDA_TYPE_F32);
 }
+static struct gcuda_tensor * make_q8_0(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t rows) {
+    return gcuda_cast(ctx, tensor_of(ctx, type, n, rows, 1), GCUDA_TYPE_Q8_0);
+}
 static struct gcuda_tensor * make_conv_transpose(struct gcuda_context * ctx, enum gcuda_type type, int64_t n, int64_t channels) {
     return gcuda_conv_transpose_2d_p0(ctx, gcuda_new_tensor_4d(ctx, type, 3, 3, 2, channels), tensor_of(ctx, GCUDA_TYPE_F32, n, n, channels), 2);
 }
@@ -1115,6 +1118,7 @@ static size_t scratch_of(const struct gcuda_tensor * y) {
         case GCUDA_OP_SET_ROWS: return gcuda_set_rows_scratch_bytes(&args.get_rows);
         case GCUDA_OP_GET_ROWS_BACK: return gcuda_get_rows_back_scratch_bytes(&args.get_rows);
         case GCUDA_OP_ADD: return gcuda_add_scratch_bytes(&args.binary);
+        case GCUDA_OP_CPY: return gcuda_cpy_scratch_bytes(&args.cpy);
         case GCUDA_OP_CONV_TRANSPOSE_2D: return gcuda_conv_transpose_2d_scratch_bytes(&args.conv_transpose);
         default: return 0;
     }
@@ -1140,6 +1144,7 @@ TEST(small_tensors_are_one_launch) {
         { make_acc, GCUDA_TYPE_F32, 64, 128, 1 }, { make_acc, GCUDA_TYPE_F32, 64, 129, 3 },
         { make_add, GCUDA_TYPE_Q4_0, 128, 512, 1 }, { make_add, GCUDA_TYPE_Q6_K, 256, 3, 1 }, { make_add, GCUDA_TYPE_Q4_0, 128, 513, 3 },
         { make_add_cast, GCUDA_TYPE_IQ3_S, 256, 3, 1 }, { make_add_cast, GCUDA_TYPE_Q8_0, 128, 513, 2 },
+        { make_q8_0, GCUDA_TYPE_F16, 128, 600, 1 }, { make_q8_0, GCUDA_TYPE_Q8_0, 128, 600, 1 }, { make_q8_0, GCUDA_TYPE_Q4_K, 256, 1, 2 },
         { make_conv_transpose, GCUDA_TYPE_F32, 10, 9, 1 }, { make_conv_transpose, GCUDA_TYPE_F16, 10, 32, 1 },
     };
     const struct gcuda_cuda_params params = { .graphs = GCUDA_CUDA_OFF };

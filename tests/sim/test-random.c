@@ -152,7 +152,8 @@ static struct gcuda_tensor * rough_node(struct gen * g, int kind) {
     switch (kind) {
         case 50: return gcuda_mul_mat(c, leaf(g, type, a->ne[0], 1 + below(g, 30), 1, 1, 0), dense(g, a));
         case 51: return gcuda_cast(c, a, below(g, 3) ? half : GCUDA_TYPE_F32);
-        case 52: return gcuda_cast(c, gcuda_cast(c, dense(g, a), type), GCUDA_TYPE_F32);
+        case 52: d = gcuda_cast(c, dense(g, a), type);
+            return gcuda_cast(c, gcuda_is_quantized(type) && below(g, 2) ? gcuda_cast(c, d, GCUDA_TYPE_Q8_0) : d, GCUDA_TYPE_F32);
         case 53: return gcuda_get_rows(c, leaf(g, type, a->ne[0], 9, 1, 1, 0), leaf(g, GCUDA_TYPE_I32, 1 + below(g, 6), 1, 1, 1, 9));
         case 54: return gcuda_unary(c, dense(g, a), (enum gcuda_unary_op) below(g, GCUDA_UNARY_OP_COUNT));
         case 55: d = gcuda_argsort(c, dense(g, a), GCUDA_SORT_ORDER_DESC); return gcuda_cast(c, d, GCUDA_TYPE_F32);

@@ -41,6 +41,7 @@ gcuda_status fake_columns(const struct gcuda_mul_mat_args * args, void * columns
         copy.x.ne[0] = SOME_K;
         copy.x.ne[1] = GCUDAI_MIN(args->b.ne[1] - c, GCUDA_MUL_MAT_WG_TILE);
         copy.y = copy.x;
+        copy.scratch = NULL;
         CHECK_OK(gcudai_layout(copy.y.type, copy.y.ne, copy.y.nb, &size));
         copy.y.data = (char *) columns + (size_t) at * tile_bytes();
         st = gcuda_launch_cpy(&copy, stream);
