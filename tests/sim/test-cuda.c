@@ -1136,7 +1136,7 @@ TEST(small_tensors_are_one_launch) {
         { make_loss, GCUDA_TYPE_F32, 10, 500, 1 }, { make_loss, GCUDA_TYPE_F16, 4096, 2, 1 }, { make_loss, GCUDA_TYPE_BF16, 8, 1024, 1 },
         { make_loss, GCUDA_TYPE_F32, 50000, 1, 1 }, { make_loss, GCUDA_TYPE_F32, 2731, 3, 2 }, { make_loss, GCUDA_TYPE_F32, 4, 1025, 2 },
         { make_pool_back, GCUDA_TYPE_F32, 28, 2, 1 }, { make_pool_back, GCUDA_TYPE_F16, 28, 4, 1 }, { make_pool_back, GCUDA_TYPE_F32, 28, 5, 2 },
-        { make_pool_back, GCUDA_TYPE_F32, 182, 2, 2 },
+        { make_pool_back, GCUDA_TYPE_F32, 182, 2, 1 }, { make_pool_back, GCUDA_TYPE_F32, 182, 3, 2 },
         { make_set_rows, GCUDA_TYPE_F16, 128, 8, 1 }, { make_set_rows, GCUDA_TYPE_Q8_0, 128, 8, 1 }, { make_set_rows, GCUDA_TYPE_Q4_0, 1024, 3, 1 },
         { make_set_rows, GCUDA_TYPE_Q4_K, 256, 1, 1 }, { make_set_rows, GCUDA_TYPE_Q8_0, 128, 9, 2 }, { make_set_rows, GCUDA_TYPE_F16, 128, 9, 2 },
         { make_rows_back, GCUDA_TYPE_F32, 64, 32, 1 }, { make_rows_back, GCUDA_TYPE_F32, 64, 33, 3 },
