@@ -867,7 +867,7 @@ static double time_of(enum speed_graph kind, int n_nodes, int n_toys) {
 // the square would take 100 times as long. The best of several tries, as others may push ours out of the caches.
 static void check_growth(enum speed_graph kind, const char * name) {
     double ratio = 1e9, large = 1e9;
-    for (int i = 0; i < 25 && (ratio > 20.0 || large > 20.0); ++i) {
+    for (int i = 0; i < 25 && (ratio > 20.0 || large > LARGE_MS); ++i) {
         const double few = time_of(kind, 4000, 3), ms = time_of(kind, 10000, 3), many = time_of(kind, 40000, 3);
         printf("  scheduling and placing %s: 4,000 nodes %.2f ms, 10,000 %.2f ms, 40,000 %.2f ms\n", name, few, ms, many);
         ratio = many / few < ratio ? many / few : ratio;

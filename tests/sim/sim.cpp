@@ -177,6 +177,8 @@ struct arena { // see >>regions
     uintptr_t at;
     char * alias;
     size_t n_used, cursor;            // bytes from the start that have ever been used; where to look next
+    size_t n_filled;                  // bytes from the start that are 0xFF where nothing is allocated
+    int key;                          // of the processor's memory protection, or 0: it has none
     std::map<size_t, size_t> blocks; // places and sizes, redzones included
     bool is_open;
 };
@@ -751,12 +753,14 @@ void sim_cp_async_wait(int n_pending) {
 //
 // A device's memory is a file in memory (memfd) that is mapped twice: where pointers point to, without any right, and
 // once more, secretly and always open, for the simulator's own copies ("alias"). Before a kernel runs, what its device
-// may use is opened; when control goes back to the caller, it is closed. A forbidden access of a kernel ends the
-// kernel, one of the host is reported and let through.
+// may use is opened; when control goes back to the caller, it is closed: by a protection key of the processor, or where it
+// has none by mprotect, which takes its time for each page. A forbidden access of a kernel ends the kernel, one of the host
+// is reported and let through.
 // =====================================================================================================
 
 static const size_t ARENA_BYTES = (size_t) 64 << 30; // addresses, not memory
 enum { RED_BYTES = 256, GRAIN = 256 };               // at least that many unusable bytes behind each allocation
+static const size_t KEPT_BYTES = (size_t) 128 << 20; // of an arena, whose pages are kept: the system clears others again and again
 static const size_t PAGE_BYTES = 2 << 20;            // of virtual memory management
 
 static void * map_memory(void * at, size_t size, int rights, int fd) {
@@ -786,10 +790,22 @@ static void set_rights(uintptr_t from, size_t size, int rights) {
     if (size > 0) { (void) mprotect((void *) page, size + (from - page), rights); }
 }
 
-// What kernels of a device may use. -1: nothing.
+static int arena_with(uintptr_t address);
+
+// A page that the host was let at is everybody's until the next call.
+static void set_stray(uintptr_t page, bool is_open) {
+    const int device = arena_with(page), key = device >= 0 ? the().devices[(size_t) device].memory.key : 0;
+    if (key > 0) {
+        (void) pkey_mprotect((void *) page, 4096, PROT_READ | PROT_WRITE, is_open ? 0 : key);
+    } else {
+        set_rights(page, 4096, is_open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    }
+}
+
+// What kernels of a device may use. -1: nothing. Whoever opens holds the lock until all is closed: keys are a thread's own.
 static void open_for(int device_index) {
     state & s = the();
-    for (uintptr_t page : s.stray_pages) { set_rights(page, 4096, PROT_NONE); }
+    for (uintptr_t page : s.stray_pages) { set_stray(page, false); }
     s.stray_pages.clear();
     if (s.open_for == device_index) { return; }
     const int before = s.open_for;
@@ -797,7 +813,11 @@ static void open_for(int device_index) {
     for (int i = 0; i < MAX_DEVICES; ++i) {
         arena & a = s.devices[(size_t) i].memory;
         const bool can = device_index >= 0 && (i == device_index || s.devices[(size_t) device_index].peers[i]);
-        if (a.at != 0 && (can || a.is_open)) { set_rights(a.at, a.n_used, can ? PROT_READ | PROT_WRITE : PROT_NONE); }
+        if (a.key > 0) {
+            if (can != a.is_open) { (void) pkey_set(a.key, can ? 0 : PKEY_DISABLE_ACCESS); }
+        } else if (a.at != 0 && (can || a.is_open)) {
+            set_rights(a.at, a.n_used, can ? PROT_READ | PROT_WRITE : PROT_NONE);
+        }
         a.is_open = can;
     }
     if (s.n_mapped == 0) { return; }
@@ -816,6 +836,7 @@ static bool make_arena(arena & a) {
     a.alias = (char *) map_memory(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, fd);
     close(fd);
     a.at = (uintptr_t) p;
+    a.key = pkey_alloc(0, PKEY_DISABLE_ACCESS); // below 0: there is none
     watch_faults();
     return p != nullptr && a.alias != nullptr;
 }
@@ -849,9 +870,16 @@ static char * arena_alloc(arena & a, size_t size, size_t n_live) {
     const size_t end = (place + block + 4095) / 4096 * 4096;
     if (end > a.n_used) {
         poison((void *) (a.at + a.n_used), end - a.n_used, false);
+        if (a.key > 0) { (void) pkey_mprotect((void *) (a.at + a.n_used), end - a.n_used, PROT_READ | PROT_WRITE, a.key); }
         a.n_used = end;
     }
-    memset(a.alias + place, 0xFF, size);
+    if (place + block > KEPT_BYTES) {
+        memset(a.alias + place, 0xFF, size);
+        a.n_filled = std::min(a.n_filled, place); // nothing is allocated between this block and the end of what is kept
+    } else if (place + block > a.n_filled) {
+        memset(a.alias + a.n_filled, 0xFF, place + block - a.n_filled);
+        a.n_filled = place + block;
+    }
     memset(a.alias + place + size, 0xA5, block - size); // seen to when freed
     poison((void *) (a.at + place), size, true);
     return (char *) a.at + place;
@@ -869,7 +897,12 @@ static void arena_free(arena & a, uintptr_t p, size_t size) {
     a.blocks.erase(place);
     poison((void *) p, size, false);
     const size_t from = (place + 4095) / 4096 * 4096, to = (place + block) / 4096 * 4096;
-    if (to > from + 65536) { (void) madvise(a.alias + from, to - from, MADV_REMOVE); }
+    if (place + block <= KEPT_BYTES) {
+        memset(a.alias + place, 0xFF, block);
+    } else if (to > from + 65536) {
+        (void) madvise(a.alias + from, to - from, MADV_REMOVE);
+    }
+    if (a.key <= 0 && to > from) { (void) madvise((void *) (a.at + from), to - from, MADV_DONTNEED); } // for mprotect to pass over
 }
 
 static bool is_device_kind(memory_kind k) { return k == ON_DEVICE || k == MAPPED || k == EXTERNAL; }
@@ -1008,7 +1041,7 @@ static void on_fault(int signal_number, siginfo_t * info, void * signal_context)
         signal(signal_number, SIG_DFL);
         return;
     }
-    set_rights(address, 1, PROT_READ | PROT_WRITE); // until the next call
+    set_stray(address / 4096 * 4096, true);
     the().stray_pages.push_back(address / 4096 * 4096);
 }
 

@@ -18,14 +18,17 @@ typedef void (*sim_warp_function)(const void * const * in, void * const * out); 
 void sim_warp_all(sim_warp_function function, const void * in, void * out);
 
 // ---- mma.sync.aligned.row.col: D = A B + C ----
+typedef double sim_mma_row __attribute__((vector_size(64))); // the processor's vectors without an optimiser that finds them
+
 template <typename D, int K> struct sim_mma { // A is 16 x K, B is K x 8
-    double a[16][K], b[K][8];
+    double a[16][K];
+    sim_mma_row b[K];
     void put(void * const * out, const void * const * in, size_t c_offset) const {
-        double sums[16][8] = {};
+        sim_mma_row sums[16];
         for (int row = 0; row < 16; ++row) { // eight sums side by side, each in the order of k
-            for (int k = 0; k < K; ++k) {
-                for (int column = 0; column < 8; ++column) { sums[row][column] += a[row][k] * b[k][column]; }
-            }
+            sim_mma_row sum = {};
+            for (int k = 0; k < K; ++k) { sum += a[row][k] * b[k]; }
+            sums[row] = sum;
         }
         for (int lane = 0; lane < 32; ++lane) {
             for (int i = 0; i < 4; ++i) {
