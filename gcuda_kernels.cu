@@ -606,7 +606,7 @@ static inline __device__ float d_one_plus_erf(float x) {
     q = q * t + 0.2054305667254833f;
     q = q * t + 0.2106334796851444f;
     q = q * t + 0.21161441645659343f;
-    const float tail = d_exp2(-0.72134752044448170368f * x * x) * t * q;
+    const float root = d_exp2(-0.36067376022224085184f * x * x), tail = root * t * q * root; // what is below 2^-126 stays
     return x < 0.0f ? tail : 2.0f - tail;
 }
 static inline __device__ float d_gelu_erf(float x) { return 0.5f * x * d_one_plus_erf(x); }
