@@ -167,9 +167,9 @@ $(SIM)/sim.o: tests/sim/sim.cpp $(SIM_HEADERS) | $(SIM)
 # with -fsanitize=undefined: parts without it, which are compiled in two thirds of the time
 $(SIM_DEFINED:%=$(SIM)/gcuda_kernels-%.o): SIM_CXX += -fno-sanitize=undefined
 
-# a part does not use all that the parts share
+# a part does not use all that the parts share. SIM_KERNEL_CFLAGS: behind SIM_CFLAGS, for the kernels alone
 $(SIM_OWN_KERNELS): $(SIM)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
-	$(SIM_CXX) -Werror -Wno-unused-function -DGCUDA_KERNEL_PART=$* -x c++ -c $< -o $@
+	$(SIM_CXX) $(SIM_KERNEL_CFLAGS) -Werror -Wno-unused-function -DGCUDA_KERNEL_PART=$* -x c++ -c $< -o $@
 
 $(SIM)/gcuda_impl.o: gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -Werror -DGCUDA_IMPLEMENTATION -x c -c gcuda.h -o $@
