@@ -167,9 +167,9 @@ $(SIM)/sim.o: tests/sim/sim.cpp $(SIM_HEADERS) | $(SIM)
 # with -fsanitize=undefined: parts without it, which are compiled in two thirds of the time
 $(SIM_DEFINED:%=$(SIM)/gcuda_kernels-%.o): SIM_CXX += -fno-sanitize=undefined
 
-# a part does not use all that the parts share
+# a part does not use all that the parts share. SIM_KERNEL_CFLAGS: behind SIM_CFLAGS, for the kernels alone
 $(SIM_OWN_KERNELS): $(SIM)/gcuda_kernels-%.o: gcuda_kernels.cu gcuda.h $(SIM_HEADERS) | $(SIM)
-	$(SIM_CXX) -Werror -Wno-unused-function -DGCUDA_KERNEL_PART=$* -x c++ -c $< -o $@
+	$(SIM_CXX) $(SIM_KERNEL_CFLAGS) -Werror -Wno-unused-function -DGCUDA_KERNEL_PART=$* -x c++ -c $< -o $@
 
 $(SIM)/gcuda_impl.o: gcuda.h $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -Werror -DGCUDA_IMPLEMENTATION -x c -c gcuda.h -o $@
@@ -186,7 +186,7 @@ $(SIM)/%.o: tests/hw/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 $(SIM)/test-experts.o: tests/hw/test-warp-groups.c
 $(SIM)/test-ops.o: SIM_C += -DTEST_CAPTURE
 # with the implementation inside, which takes longer to optimise than they run
-$(patsubst %,$(SIM)/test-%.o,cancel cublas nvtx switches upload): SIM_C += -O0
+$(patsubst %,$(SIM)/test-%.o,cancel cublas memory nvtx plan switches upload): SIM_C += -O0
 $(SIM)/%.o: tests/%.c $(HEADERS) $(SIM_HEADERS) | $(SIM)
 	$(SIM_C) -c $< -o $@
 

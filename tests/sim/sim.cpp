@@ -9,6 +9,7 @@
 //   >>state      devices, memory, streams, faults; one lock around all of it
 //   >>fibers     stacks that can be set aside
 //   >>block      the threads of a block, barriers, warp operations
+//   >>mma        products of a warp
 //   >>regions    addresses of device memory: closed to the host, open to kernels of the right device
 //   >>grid       the blocks of a kernel, one after another
 //   >>queues     what may run, and running it
@@ -746,6 +747,94 @@ void sim_cp_async_wait(int n_pending) {
     l.copies.erase(l.copies.begin(), l.copies.begin() + (long) n);
     l.groups.erase(l.groups.begin(), l.groups.begin() + (long) n_groups);
     for (size_t & end : l.groups) { end -= n; }
+}
+
+// =====================================================================================================
+// >>mma   products of a warp: sim_mma.h
+// =====================================================================================================
+
+typedef double sim_pair __attribute__((vector_size(16)));
+
+template <typename D, int K> struct sim_mma { // A is 16 x K, B is K x 8
+    double a[16][K];
+    union {
+        double b[K][8];
+        sim_pair b_pairs[K][4];
+    };
+    void put(void * const * out, const void * const * in, size_t c_offset) const {
+        union {
+            double sums[16][8];
+            sim_pair pairs[16][4];
+        };
+        for (int row = 0; row < 16; ++row) { // eight sums side by side, each in the order of k
+            sim_pair s0 = {}, s1 = {}, s2 = {}, s3 = {};
+            for (int k = 0; k < K; ++k) {
+                s0 += a[row][k] * b_pairs[k][0];
+                s1 += a[row][k] * b_pairs[k][1];
+                s2 += a[row][k] * b_pairs[k][2];
+                s3 += a[row][k] * b_pairs[k][3];
+            }
+            pairs[row][0] = s0, pairs[row][1] = s1, pairs[row][2] = s2, pairs[row][3] = s3;
+        }
+        for (int lane = 0; lane < 32; ++lane) {
+            for (int i = 0; i < 4; ++i) {
+                const double sum = sums[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+                D c;
+                memcpy(&c, (const char *) in[lane] + c_offset + (size_t) i * sizeof(D), sizeof(c));
+                c = std::is_integral<D>::value ? (D) ((int64_t) c + (int64_t) sum) : (D) ((double) c + sum);
+                memcpy((char *) out[lane] + (size_t) i * sizeof(D), &c, sizeof(c));
+            }
+        }
+    }
+};
+
+static double sim_mma_half(unsigned bits) { return (double) __half2float(__ushort_as_half((unsigned short) bits)); }
+static double sim_mma_bfloat16(unsigned bits) { return (double) __uint_as_float(bits << 16); }
+static double sim_mma_tf32(unsigned bits) { return (double) __uint_as_float(bits & 0xffffe000u); }
+
+// Elements of 16 bits, two a register: register i of A holds row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next;
+// register i of B rows 2 t + 8 i and the next, column g.
+template <double (*LOAD)(unsigned)> static void sim_mma_m16n8k16(const void * const * in, void * const * out) {
+    sim_mma<float, 16> m;
+    for (int lane = 0; lane < 32; ++lane) {
+        const sim_mma_in<float> * x = (const sim_mma_in<float> *) in[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 8; ++i) {
+            m.a[g + 8 * (i / 2 % 2)][2 * t + 8 * (i / 4) + i % 2] = LOAD(x->a[i / 2] >> (16 * (i % 2)) & 0xffffu);
+        }
+        for (int i = 0; i < 4; ++i) { m.b[2 * t + 8 * (i / 2) + i % 2][g] = LOAD(x->b[i / 2] >> (16 * (i % 2)) & 0xffffu); }
+    }
+    m.put(out, in, offsetof(sim_mma_in<float>, c));
+}
+
+void sim_mma_m16n8k16_half(const void * const * in, void * const * out) { sim_mma_m16n8k16<sim_mma_half>(in, out); }
+void sim_mma_m16n8k16_bfloat16(const void * const * in, void * const * out) { sim_mma_m16n8k16<sim_mma_bfloat16>(in, out); }
+
+// Register i of A holds row g + 8 (i % 2), column t + 4 (i / 2); register i of B row t + 4 i, column g.
+void sim_mma_m16n8k8(const void * const * in, void * const * out) {
+    sim_mma<float, 8> m;
+    for (int lane = 0; lane < 32; ++lane) {
+        const sim_mma_in<float> * x = (const sim_mma_in<float> *) in[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 4; ++i) { m.a[g + 8 * (i % 2)][t + 4 * (i / 2)] = sim_mma_tf32(x->a[i]); }
+        for (int i = 0; i < 2; ++i) { m.b[t + 4 * i][g] = sim_mma_tf32(x->b[i]); }
+    }
+    m.put(out, in, offsetof(sim_mma_in<float>, c));
+}
+
+// Bytes, four a register: register i of A holds row g + 8 (i % 2), columns 4 t + 16 (i / 2) and the next three; register
+// i of B rows 4 t + 16 i and the next three, column g.
+void sim_mma_m16n8k32(const void * const * in, void * const * out) {
+    sim_mma<int, 32> m;
+    for (int lane = 0; lane < 32; ++lane) {
+        const sim_mma_in<int> * x = (const sim_mma_in<int> *) in[lane];
+        const int g = lane / 4, t = lane % 4;
+        for (int i = 0; i < 16; ++i) {
+            m.a[g + 8 * (i / 4 % 2)][4 * t + 16 * (i / 8) + i % 4] = (int8_t) (x->a[i / 4] >> (8 * (i % 4)));
+        }
+        for (int i = 0; i < 8; ++i) { m.b[4 * t + 16 * (i / 4) + i % 4][g] = (int8_t) (x->b[i / 4] >> (8 * (i % 4))); }
+    }
+    m.put(out, in, offsetof(sim_mma_in<int>, c));
 }
 
 // =====================================================================================================
@@ -3609,19 +3698,32 @@ static void blas_store(int type, char * p, float v) {
     memcpy(p, type == 0 ? (const void *) &v : (const void *) &bits, blas_size(type));
 }
 
-// C = alpha A B + beta C, column by column, sums in double.
+// C = alpha A B + beta C, four rows at a time, sums in double and in the order of k.
 static void multiply(const product & p, const char * a, const char * b_, char * c) {
+    const int64_t size_a = (int64_t) blas_size(p.type_a), size_b = (int64_t) blas_size(p.type_b);
+    const int64_t dx = (p.a_across ? 1 : p.lda) * size_a, dy = (p.b_across ? p.ldb : 1) * size_b;
+    std::vector<double> x((size_t) p.k * 4), y((size_t) p.k * (size_t) p.n);
     for (int j = 0; j < p.n; ++j) {
-        for (int i = 0; i < p.m; ++i) {
-            double sum = 0.0;
-            const int64_t size_a = (int64_t) blas_size(p.type_a), size_b = (int64_t) blas_size(p.type_b);
-            const char *x = a + (p.a_across ? (int64_t) i * p.lda : i) * size_a,
-                       *y = b_ + (p.b_across ? j : (int64_t) j * p.ldb) * size_b;
-            const int64_t dx = (p.a_across ? 1 : p.lda) * size_a, dy = (p.b_across ? p.ldb : 1) * size_b;
-            for (int64_t l = 0; l < p.k; ++l) { sum += blas_load(p.type_a, x + l * dx) * blas_load(p.type_b, y + l * dy); }
-            char * out = c + ((int64_t) j * p.ldc + i) * (int64_t) blas_size(p.type_c);
-            blas_store(p.type_c, out,
-                p.alpha * (float) sum + (p.beta != 0.0f ? p.beta * (float) blas_load(p.type_c, out) : 0.0f));
+        const char * from = b_ + (p.b_across ? j : (int64_t) j * p.ldb) * size_b;
+        for (int64_t l = 0; l < p.k; ++l) { y[(size_t) (j * (int64_t) p.k + l)] = blas_load(p.type_b, from + l * dy); }
+    }
+    for (int i = 0; i < p.m; i += 4) {
+        const int n_rows = std::min(4, p.m - i);
+        for (int r = 0; r < n_rows; ++r) {
+            const char * from = a + (p.a_across ? (int64_t) (i + r) * p.lda : i + r) * size_a;
+            for (int64_t l = 0; l < p.k; ++l) { x[(size_t) (4 * l + r)] = blas_load(p.type_a, from + l * dx); }
+        }
+        for (int j = 0; j < p.n; ++j) {
+            double sums[4] = {};
+            const double * column = y.data() + (int64_t) j * p.k;
+            for (int64_t l = 0; l < p.k; ++l) {
+                for (int r = 0; r < 4; ++r) { sums[r] += x[(size_t) (4 * l + r)] * column[l]; }
+            }
+            for (int r = 0; r < n_rows; ++r) {
+                char * out = c + ((int64_t) j * p.ldc + i + r) * (int64_t) blas_size(p.type_c);
+                blas_store(p.type_c, out,
+                    p.alpha * (float) sums[r] + (p.beta != 0.0f ? p.beta * (float) blas_load(p.type_c, out) : 0.0f));
+            }
         }
     }
 }

@@ -18,80 +18,16 @@ typedef void (*sim_warp_function)(const void * const * in, void * const * out); 
 void sim_warp_all(sim_warp_function function, const void * in, void * out);
 
 // ---- mma.sync.aligned.row.col: D = A B + C ----
-typedef double sim_mma_row __attribute__((vector_size(64))); // the processor's vectors without an optimiser that finds them
-
-template <typename D, int K> struct sim_mma { // A is 16 x K, B is K x 8
-    double a[16][K];
-    sim_mma_row b[K];
-    void put(void * const * out, const void * const * in, size_t c_offset) const {
-        sim_mma_row sums[16];
-        for (int row = 0; row < 16; ++row) { // eight sums side by side, each in the order of k
-            sim_mma_row sum = {};
-            for (int k = 0; k < K; ++k) { sum += a[row][k] * b[k]; }
-            sums[row] = sum;
-        }
-        for (int lane = 0; lane < 32; ++lane) {
-            for (int i = 0; i < 4; ++i) {
-                const double sum = sums[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
-                D c;
-                memcpy(&c, (const char *) in[lane] + c_offset + (size_t) i * sizeof(D), sizeof(c));
-                c = std::is_integral<D>::value ? (D) ((int64_t) c + (int64_t) sum) : (D) ((double) c + sum);
-                memcpy((char *) out[lane] + (size_t) i * sizeof(D), &c, sizeof(c));
-            }
-        }
-    }
-};
-
-template <typename D> struct sim_mma_in {
+template <typename D> struct sim_mma_in { // of a lane
     unsigned a[4], b[2];
     D c[4];
 };
 
-static inline double sim_mma_half(unsigned bits) { return (double) __half2float(__ushort_as_half((unsigned short) bits)); }
-static inline double sim_mma_bfloat16(unsigned bits) { return (double) __uint_as_float(bits << 16); }
-static inline double sim_mma_tf32(unsigned bits) { return (double) __uint_as_float(bits & 0xffffe000u); }
-
-// Elements of 16 bits, two a register: register i of A holds row g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next;
-// register i of B rows 2 t + 8 i and the next, column g.
-template <double (*LOAD)(unsigned)> static void sim_mma_m16n8k16(const void * const * in, void * const * out) {
-    sim_mma<float, 16> m;
-    for (int lane = 0; lane < 32; ++lane) {
-        const sim_mma_in<float> * x = (const sim_mma_in<float> *) in[lane];
-        const int g = lane / 4, t = lane % 4;
-        for (int i = 0; i < 8; ++i) {
-            m.a[g + 8 * (i / 2 % 2)][2 * t + 8 * (i / 4) + i % 2] = LOAD(x->a[i / 2] >> (16 * (i % 2)) & 0xffffu);
-        }
-        for (int i = 0; i < 4; ++i) { m.b[2 * t + 8 * (i / 2) + i % 2][g] = LOAD(x->b[i / 2] >> (16 * (i % 2)) & 0xffffu); }
-    }
-    m.put(out, in, offsetof(sim_mma_in<float>, c));
-}
-
-// Register i of A holds row g + 8 (i % 2), column t + 4 (i / 2); register i of B row t + 4 i, column g.
-static inline void sim_mma_m16n8k8(const void * const * in, void * const * out) {
-    sim_mma<float, 8> m;
-    for (int lane = 0; lane < 32; ++lane) {
-        const sim_mma_in<float> * x = (const sim_mma_in<float> *) in[lane];
-        const int g = lane / 4, t = lane % 4;
-        for (int i = 0; i < 4; ++i) { m.a[g + 8 * (i % 2)][t + 4 * (i / 2)] = sim_mma_tf32(x->a[i]); }
-        for (int i = 0; i < 2; ++i) { m.b[t + 4 * i][g] = sim_mma_tf32(x->b[i]); }
-    }
-    m.put(out, in, offsetof(sim_mma_in<float>, c));
-}
-
-// Bytes, four a register: register i of A holds row g + 8 (i % 2), columns 4 t + 16 (i / 2) and the next three; register
-// i of B rows 4 t + 16 i and the next three, column g.
-static inline void sim_mma_m16n8k32(const void * const * in, void * const * out) {
-    sim_mma<int, 32> m;
-    for (int lane = 0; lane < 32; ++lane) {
-        const sim_mma_in<int> * x = (const sim_mma_in<int> *) in[lane];
-        const int g = lane / 4, t = lane % 4;
-        for (int i = 0; i < 16; ++i) {
-            m.a[g + 8 * (i / 4 % 2)][4 * t + 16 * (i / 8) + i % 4] = (int8_t) (x->a[i / 4] >> (8 * (i % 4)));
-        }
-        for (int i = 0; i < 8; ++i) { m.b[4 * t + 16 * (i / 4) + i % 4][g] = (int8_t) (x->b[i / 4] >> (8 * (i % 4))); }
-    }
-    m.put(out, in, offsetof(sim_mma_in<int>, c));
-}
+// In sim.cpp, which is optimised.
+void sim_mma_m16n8k16_half(const void * const * in, void * const * out);
+void sim_mma_m16n8k16_bfloat16(const void * const * in, void * const * out);
+void sim_mma_m16n8k8(const void * const * in, void * const * out);
+void sim_mma_m16n8k32(const void * const * in, void * const * out);
 
 template <typename D>
 static inline void sim_mma_sync(
@@ -105,11 +41,11 @@ static inline void sim_mma_sync(
 
 // mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
 static inline void sim_mma_f16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) {
-    sim_mma_sync(sim_mma_m16n8k16<sim_mma_half>, d, a, b, c);
+    sim_mma_sync(sim_mma_m16n8k16_half, d, a, b, c);
 }
 // mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
 static inline void sim_mma_bf16(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) {
-    sim_mma_sync(sim_mma_m16n8k16<sim_mma_bfloat16>, d, a, b, c);
+    sim_mma_sync(sim_mma_m16n8k16_bfloat16, d, a, b, c);
 }
 // mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32
 static inline void sim_mma_tf32(float d[4], const unsigned a[4], const unsigned b[2], const float c[4]) {
