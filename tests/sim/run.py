@@ -5,11 +5,11 @@
                                                                                           last line: N passed, N failed
 
     user   without sanitizers, one seed, without what is slow
-    ci     and: a third of all cases of the operations, another one each time; 20 orders of threads and streams over a sample of
-           operations and of networks; AddressSanitizer and UBSan on a sample of the simulator's tests and on an eighth of all cases, in
-           an order of threads of its own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but in kernels, on the tests
-           with several threads; compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all
-           cases. Which third, eighth, order, capability and fortieth comes from --seed, which is printed
+    ci     and: all cases of the operations; 20 orders of threads and streams over a sample of operations and of networks;
+           AddressSanitizer and UBSan on a sample of the simulator's tests and on an eighth of all cases, in an order of threads of its
+           own, where a third of the kernels' parts has UBSan; ThreadSanitizer, but in kernels, on the tests with several threads;
+           compiled for compute capability 7.5 or 8.0, products, convolutions and scans, and a fortieth of all cases. Which eighth,
+           order, capability and fortieth comes from --seed, which is printed
     full   everything: all operations with GCUDA_TEST_FULL, 100 orders, the last of four devices; all programs and operations
            under AddressSanitizer, and beside 9.0 compiled for the compute capabilities 6.1, 7.5 and 8.0, with a third of all
            cases, all families that ask for the capability and 100 orders for each
@@ -62,10 +62,9 @@ LONG = ["test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "te
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
     "user": ["add/", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal"],
-    "ci": [],  # and one of CI_PARTS of all cases
+    "ci": [""],
     "full": [""],
 }
-CI_PARTS = 3  # all take a quarter of an hour of processor time
 LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_step", "argmax", "count_equal", "cpy", "repeat", "sum",
                 "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu", "mixed"] # what the last of four devices computes
 # what is chosen by the capability, or by how much shared memory it has; of the rest each capability runs its share
@@ -343,9 +342,6 @@ def operation_tests(total, level):
     is_full = level == "full"
     if plain.build(["test-ops", "test-device"]):
         plain.operations(OPS[level], **({"GCUDA_TEST_FULL": "1"} if is_full else {}))
-        if level == "ci":
-            print(f"seed {total.seed}: once more with --group operations --seed {total.seed}", flush=True)
-            plain.share(total.seed % CI_PARTS, CI_PARTS)
         plain.captured()
         if level != "user":
             plain.share(3, 10 if is_full else 100, GCUDA_TEST_SHARED_KB="48")
