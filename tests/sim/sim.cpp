@@ -179,7 +179,7 @@ struct arena { // see >>regions
     char * alias;
     size_t n_used, cursor;            // bytes from the start that have ever been used; where to look next
     size_t n_filled;                  // bytes from the start that are 0xFF where nothing is allocated
-    int key;                          // of the processor's memory protection, or 0: it has none
+    int key;                          // of the processor's memory protection; above 0, or there is none
     std::map<size_t, size_t> blocks; // places and sizes, redzones included
     bool is_open;
 };
