@@ -7364,6 +7364,7 @@ static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
 // The same sums in the same order, from shared memory: a block stages the columns of a few channels that a rectangle of the image was
 // copied to, four neighbouring ones at a time. Neighbours of the rectangle stage the columns at its edges once more, from L2.
 #define IM2COL_BACK_BYTES 32768
+#define BACK_CHANNELS 8 // of a thread: half of the 16 that a block has at most
 struct d_back_tile {
     int channels, pitch;              // of a block; floats from one place to the next, an odd number: places lie in different banks
     int wide, high;                   // of the rectangle, powers of two
@@ -7391,38 +7392,50 @@ template <typename TX> static __global__ void __launch_bounds__(256) k_im2col_ba
         const int n_c = (int) (p.y.ne[2] - c0 < t.channels ? p.y.ne[2] - c0 : t.channels), fours = n_c * taps / 4;
         const d_copied wide(x0, t.wide, p.p0, p.s0, (kw_n - 1) * (int64_t) p.d0, p.x.ne[1]);
         const d_copied high(y0, t.high, p.p1, p.s1, (kh_n - 1) * (int64_t) p.d1, p.x.ne[2]);
-        const int n = wide.n * high.n * fours;
+        const int at_once = 256 / fours, four = tid % fours, n = tid < at_once * fours ? wide.n * high.n : 0; // places
+        const int step_h = wide.n > 0 ? at_once / wide.n : 0, step_w = at_once - step_h * wide.n;
+        int place = tid / fours, h = wide.n > 0 ? place / wide.n : 0, w = place - h * wide.n;
+        const char * from = d_at(p.x, c0 * taps + 4 * four, wide.first, high.first, i3) + w * (int64_t) p.x.nb[1] + h * (int64_t) p.x.nb[2];
+        const int64_t step = step_w * (int64_t) p.x.nb[1] + step_h * (int64_t) p.x.nb[2], wrapped = (int64_t) p.x.nb[2] - wide.n * (int64_t) p.x.nb[1];
         __syncthreads(); // the rectangle before is summed up
-        for (int k0 = tid; k0 < n; k0 += 4 * 256) {
+        while (place < n) {
             d_pack<TX, 4> v[4];
-            int to[4];
+            const int first = place;
             UNROLL for (int m = 0; m < 4; ++m) {
-                const int k = k0 + m * 256, place = k / fours, four = k - place * fours, h = wide.n > 0 ? place / wide.n : 0;
-                to[m] = k < n ? place * t.pitch + 4 * four : -1;
-                if (k < n) {
-                    v[m] = *(const d_pack<TX, 4> *) d_at(p.x, c0 * taps + 4 * four, wide.first + place - h * wide.n, high.first + h, i3);
+                if (place < n) { v[m] = *(const d_pack<TX, 4> *) from; }
+                place += at_once;
+                w += step_w;
+                from += step;
+                if (w >= wide.n) {
+                    w -= wide.n;
+                    from += wrapped;
                 }
             }
             UNROLL for (int m = 0; m < 4; ++m) {
-                UNROLL for (int j = 0; j < 4 && to[m] >= 0; ++j) { columns[to[m] + j] = d_f32(v[m].v[j]); }
+                float * to = columns + (first + m * at_once) * t.pitch + 4 * four;
+                UNROLL for (int j = 0; j < 4 && first + m * at_once < n; ++j) { to[j] = d_f32(v[m].v[j]); }
             }
         }
         __syncthreads();
-        for (int k = tid; k < n_c * t.wide * t.high; k += 256) {
-            const int row = k / t.wide, c = row / t.high;
-            const int64_t i0 = x0 + (k & (t.wide - 1)), i1 = y0 + (row & (t.high - 1));
-            float sum = 0.0f;
-            if (i0 >= p.y.ne[0] || i1 >= p.y.ne[1]) { continue; }
-            for (int kh = 0; kh < kh_n; ++kh) {
-                const int y = (int) (i1 + p.p1 - kh * (int64_t) p.d1 - high.first * p.s1), h = p.s1 == 1 ? y : y / p.s1;
-                if (y < 0 || h * p.s1 != y || h >= high.n) { continue; }
-                const float * line = columns + h * wide.n * t.pitch + c * taps + kh * kw_n;
-                for (int kw = 0; kw < kw_n; ++kw) {
-                    const int x = (int) (i0 + p.p0 - kw * (int64_t) p.d0 - wide.first * p.s0), w = p.s0 == 1 ? x : x / p.s0;
-                    if (x >= 0 && w * p.s0 == x && w < wide.n) { sum += line[w * t.pitch + kw]; }
+        // an element of the rectangle and every (256 / elements)-th channel: what depends on the element is found once
+        const int of_rectangle = t.wide * t.high, apart = 256 / of_rectangle, element = tid % of_rectangle, first_c = tid / of_rectangle;
+        const int64_t i0 = x0 + (element & (t.wide - 1)), i1 = y0 + element / t.wide;
+        float sum[BACK_CHANNELS] = {};
+        for (int kh = 0; kh < kh_n; ++kh) {
+            const int y = (int) (i1 + p.p1 - kh * (int64_t) p.d1 - high.first * p.s1), oh = p.s1 == 1 ? y : y / p.s1;
+            if (y < 0 || oh * p.s1 != y || oh >= high.n) { continue; }
+            for (int kw = 0; kw < kw_n; ++kw) {
+                const int x = (int) (i0 + p.p0 - kw * (int64_t) p.d0 - wide.first * p.s0), ow = p.s0 == 1 ? x : x / p.s0;
+                if (x < 0 || ow * p.s0 != x || ow >= wide.n) { continue; }
+                const float * column = columns + (oh * wide.n + ow) * t.pitch + first_c * taps + kh * kw_n + kw;
+                UNROLL for (int k = 0; k < BACK_CHANNELS; ++k) {
+                    if (first_c + k * apart < n_c) { sum[k] += column[k * apart * taps]; }
                 }
             }
-            *(float *) d_at(p.y, i0, i1, c0 + c, i3) = sum;
+        }
+        UNROLL for (int k = 0; k < BACK_CHANNELS; ++k) {
+            const int c = first_c + k * apart;
+            if (c < n_c && i0 < p.y.ne[0] && i1 < p.y.ne[1]) { *(float *) d_at(p.y, i0, i1, c0 + c, i3) = sum[k]; }
         }
     }
 }
@@ -8784,11 +8797,61 @@ static __global__ void k_pool_2d_back_apart(const gcuda_pool_args p, const gcuda
     }
 }
 
+// Windows of 2 x 2 that cover an F32 image, two of them a thread and twice that at once: rows of both in pieces of 16 bytes.
+static inline __device__ void d_pool_back_two(bool is_max, float g, const float2 & top, const float2 & low, float2 * y_top, float2 * y_low) {
+    const float v[4] = { top.x, top.y, low.x, low.y };
+    float max = -3.402823466e38f, y[4];
+    int winner = -1;
+    UNROLL for (int k = 0; k < 4; ++k) {
+        winner = v[k] > max ? k : winner;
+        max = v[k] > max ? v[k] : max;
+    }
+    UNROLL for (int k = 0; k < 4; ++k) { y[k] = !is_max || winner == k ? g : 0.0f; }
+    *y_top = make_float2(y[0], y[1]);
+    *y_low = make_float2(y[2], y[3]);
+}
+
+static __global__ void k_pool_2d_back_twos(const gcuda_pool_args p, const tiles t) {
+    const bool is_max = p.op == GCUDA_OP_POOL_MAX;
+    FOR_TILES(tile, t) {
+        const d_index i = d_tile_at(t, p.dy.ne, tile, 2, 2);
+        const char * x = d_at(p.x, 0, 2 * i.i1, i.i2, i.i3), * dy = d_at(p.dy, 0, i.i1, i.i2, i.i3);
+        char * y = d_at(p.y, 0, 2 * i.i1, i.i2, i.i3);
+        float4 top[2] = {}, low[2] = {};
+        float2 g[2];
+        UNROLL for (int k = 0; k < 2; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 2);
+            if (at < p.dy.ne[0] && is_max) {
+                top[k] = *(const float4 *) (x + 8 * at);
+                low[k] = *(const float4 *) (x + p.x.nb[1] + 8 * at);
+            }
+            if (at < p.dy.ne[0]) { g[k] = *(const float2 *) (dy + 4 * at); }
+        }
+        UNROLL for (int k = 0; k < 2; ++k) {
+            const int64_t at = i.i0 + k * d_tile_step(t, 2);
+            float2 y_top[2], y_low[2];
+            if (at >= p.dy.ne[0]) { continue; }
+            const float scale = is_max ? 1.0f : 0.25f; // a power of two: the bits of the division
+            d_pool_back_two(is_max, (0.0f + g[k].x) * scale, make_float2(top[k].x, top[k].y), make_float2(low[k].x, low[k].y), &y_top[0], &y_low[0]);
+            d_pool_back_two(is_max, (0.0f + g[k].y) * scale, make_float2(top[k].z, top[k].w), make_float2(low[k].z, low[k].w), &y_top[1], &y_low[1]);
+            *(float4 *) (y + 8 * at) = make_float4(y_top[0].x, y_top[0].y, y_top[1].x, y_top[1].y);
+            *(float4 *) (y + p.y.nb[1] + 8 * at) = make_float4(y_low[0].x, y_low[0].y, y_low[1].x, y_low[1].y);
+        }
+    }
+}
+static bool are_twos(const gcuda_pool_args & p) {
+    const bool fits = p.k0 == 2 && p.k1 == 2 && p.s0 == 2 && p.s1 == 2 && p.p0 == 0 && p.p1 == 0 && p.y.ne[0] == 2 * p.dy.ne[0] &&
+                      p.y.ne[1] == 2 * p.dy.ne[1] && p.dy.ne[0] % 2 == 0;
+    return fits && p.x.type == GCUDA_TYPE_F32 && p.dy.type == GCUDA_TYPE_F32 && is_wide(p.x) && is_wide(p.y) && p.dy.nb[0] == 4 &&
+           ((size_t) (uintptr_t) p.dy.data | p.dy.nb[1] | p.dy.nb[2] | p.dy.nb[3]) % 8 == 0;
+}
+
 size_t gcuda_pool_2d_back_scratch_bytes(const gcuda_pool_args * args) {
     return args->op == GCUDA_OP_POOL_MAX && !are_apart(*args) && !finds_winners(*args) ? (size_t) n_elements(args->dy) * sizeof(int64_t) : 0;
 }
 
 gcuda_status gcuda_launch_pool_2d_back(const gcuda_pool_args * args, gcuda_stream stream) {
+    if (are_twos(*args)) { return launch_tiles(k_pool_2d_back_twos, tiles_of(args->dy, 2, 2), stream, *args); }
     if (are_apart(*args)) {
         gcuda_array cells = args->y;
         cells.ne[0] = (args->y.ne[0] + args->p0 + args->s0 - 1) / args->s0;
