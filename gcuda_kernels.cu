@@ -1542,7 +1542,7 @@ static inline __device__ void d_vec_quantize4(const float4 & v, int w, int lane,
 #define WG_K 64 // elements of k in a step: 128 bytes of a column, the width of the swizzle
 // Columns, and pieces of 2048 elements of them, are counted in 31 bits.
 static inline bool is_wg_form(int form, int64_t k, int64_t n) {
-    return (form == 128 || form == 256) && k > 0 && k <= (1 << 29) && k % 256 == 0 && (k + 2047) / 2048 * ((n + form - 1) / form) <= (1 << 30) / form;
+    return (form == 64 || form == 128 || form == 256) && k > 0 && k <= (1 << 29) && k % 256 == 0 && (k + 2047) / 2048 * ((n + form - 1) / form) <= (1 << 30) / form;
 }
 static inline __host__ __device__ int64_t d_wg_padded(int64_t n, int form) { return (n + form - 1) & ~(int64_t) (form - 1); } // a power of 2
 
@@ -7365,14 +7365,14 @@ static __global__ void k_im2col_back(const gcuda_conv_args p, const tiles t) {
 // The same sums in the same order, from shared memory: a block stages the columns of a few channels that a rectangle of the image was
 // copied to, four neighbouring ones at a time. Neighbours of the rectangle stage the columns at its edges once more, from L2.
 #define IM2COL_BACK_BYTES 32768
-#define BACK_CHANNELS 8 // of a thread: half of the 16 that a block has at most
+#define BACK_ELEMENTS 128 // of a rectangle: a thread has one of them, in every second channel of at most 16 (CHANNELS)
 struct d_back_tile {
     int channels, pitch;              // of a block; floats from one place to the next, an odd number: places lie in different banks
     int wide, high;                   // of the rectangle, powers of two
     int64_t n_groups, n_wide, n_high; // of channels; rectangles
 };
 
-// Places [first, end) of a dimension whose columns reach elements [at, at + n) of the image.
+// Places [first, first + n) of a dimension whose columns reach elements [at, at + wide) of the image.
 struct d_copied {
     int64_t first;
     int n;
@@ -7384,7 +7384,7 @@ struct d_copied {
     }
 };
 
-template <typename TX> static __global__ void __launch_bounds__(256) k_im2col_back_tile(const gcuda_conv_args p, const d_back_tile t) {
+template <typename TX, int CHANNELS> static __global__ void __launch_bounds__(256) k_im2col_back_tile(const gcuda_conv_args p, const d_back_tile t) {
     DYNAMIC_SHARED(float, columns);
     const int kw_n = (int) p.kernel.ne[0], kh_n = (int) p.kernel.ne[1], taps = kw_n * kh_n, tid = (int) threadIdx.x;
     FOR_ROWS(b, t.n_groups * t.n_wide * t.n_high * p.y.ne[3]) {
@@ -7418,10 +7418,9 @@ template <typename TX> static __global__ void __launch_bounds__(256) k_im2col_ba
             }
         }
         __syncthreads();
-        // an element of the rectangle and every (256 / elements)-th channel: what depends on the element is found once
-        const int of_rectangle = t.wide * t.high, apart = 256 / of_rectangle, element = tid % of_rectangle, first_c = tid / of_rectangle;
+        const int apart = 256 / BACK_ELEMENTS, element = tid % BACK_ELEMENTS, first_c = tid / BACK_ELEMENTS;
         const int64_t i0 = x0 + (element & (t.wide - 1)), i1 = y0 + element / t.wide;
-        float sum[BACK_CHANNELS] = {};
+        float sum[CHANNELS] = {};
         for (int kh = 0; kh < kh_n; ++kh) {
             const int y = (int) (i1 + p.p1 - kh * (int64_t) p.d1 - high.first * p.s1), oh = p.s1 == 1 ? y : y / p.s1;
             if (y < 0 || oh * p.s1 != y || oh >= high.n) { continue; }
@@ -7429,12 +7428,12 @@ template <typename TX> static __global__ void __launch_bounds__(256) k_im2col_ba
                 const int x = (int) (i0 + p.p0 - kw * (int64_t) p.d0 - wide.first * p.s0), ow = p.s0 == 1 ? x : x / p.s0;
                 if (x < 0 || ow * p.s0 != x || ow >= wide.n) { continue; }
                 const float * column = columns + (oh * wide.n + ow) * t.pitch + first_c * taps + kh * kw_n + kw;
-                UNROLL for (int k = 0; k < BACK_CHANNELS; ++k) {
+                UNROLL for (int k = 0; k < CHANNELS; ++k) {
                     if (first_c + k * apart < n_c) { sum[k] += column[k * apart * taps]; }
                 }
             }
         }
-        UNROLL for (int k = 0; k < BACK_CHANNELS; ++k) {
+        UNROLL for (int k = 0; k < CHANNELS; ++k) {
             const int c = first_c + k * apart;
             if (c < n_c && i0 < p.y.ne[0] && i1 < p.y.ne[1]) { *(float *) d_at(p.y, i0, i1, c0 + c, i3) = sum[k]; }
         }
@@ -7453,11 +7452,12 @@ static bool back_tile(const gcuda_conv_args & p, d_back_tile * t, size_t * n_byt
         p.s0 > 256 || p.s1 > 256 || n_elements(p.y) == 0) {
         return false;
     }
-    t->wide = p.y.ne[1] > 1 ? 16 : 128;
-    t->high = p.y.ne[1] > 1 ? 8 : 1;
+    t->wide = p.y.ne[1] > 1 ? 16 : BACK_ELEMENTS;
+    t->high = BACK_ELEMENTS / t->wide;
     const int64_t places = most_reached(t->wide, below0, p.s0) * most_reached(t->high, below1, p.s1);
     int64_t c = 16;
-    while (c > 0 && (c * taps % 4 != 0 || (c * taps + 1) * places * 4 > IM2COL_BACK_BYTES)) { c = c % 4 == 0 ? c - 4 : c / 2; }
+    const int64_t most = 4 * 256; // columns of a place: a thread stages four
+    while (c > 0 && (c * taps % 4 != 0 || c * taps > most || (c * taps + 1) * places * 4 > IM2COL_BACK_BYTES)) { c = c % 4 == 0 ? c - 4 : c / 2; }
     t->channels = (int) c;
     t->pitch = (int) (c * taps) + 1;
     t->n_groups = c > 0 ? (p.y.ne[2] + c - 1) / c : 0;
@@ -7473,7 +7473,9 @@ gcuda_status gcuda_launch_im2col_back(const gcuda_conv_args * args, gcuda_stream
     size_t n_bytes = 0;
     if (!back_tile(p, &t, &n_bytes)) { return launch_tiles(k_im2col_back, tiles_of(p.y, 1, 1), stream, p); }
     return with_float(p.x.type, [&](auto x) {
-        return launch_shared(k_im2col_back_tile<decltype(x)>, t.n_groups * t.n_wide * t.n_high * p.y.ne[3], dim3(256), n_bytes, 0, stream, p, t);
+        typedef decltype(x) T;
+        const int64_t n_blocks = t.n_groups * t.n_wide * t.n_high * p.y.ne[3];
+        return launch_shared(t.channels <= 4 ? k_im2col_back_tile<T, 2> : k_im2col_back_tile<T, 8>, n_blocks, dim3(256), n_bytes, 0, stream, p, t);
     });
 }
 
@@ -16017,10 +16019,14 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
 // in its rows l / 4 and l / 4 + 8, and four of its elements belong to each instruction of 16. Of floats a step stands alone.
 // F32 goes as TF32, where all that is said of elements of k is said of halves of one: the words lie the same way.
 // Where there are too few tiles for the device, or not a multiple, k is cut into parts, whose sums a second kernel adds.
+// Decoding takes all of the time where columns are few, and eight warps wait for shared memory through more than half of it: with 64
+// columns of weights in blocks two blocks share a multiprocessor, and sixteen warps decode.
 //   floor   a once for every TN columns, b (2 bytes an element) once for every 256 rows, from L2     shared  up to 226 KiB
 #define WG_ROWS 128
 #define WG_THREADS 384
 #define WG_MAX_SHARED (226 * 1024)
+#define WG_HALF_SHARED (112 * 1024) // half of a multiprocessor's
+#define WG_FEW 64 // columns that leave room for two blocks on a multiprocessor
 #define WG_MAX_PARTS 8
 
 // Of a group, which has the columns in common: the matrices behind the first.
@@ -16090,18 +16096,21 @@ template <typename A> struct d_wg_unit {
     static constexpr int steps = k / WG_K, slabs = k / d_wg_slab<A>::k;
 };
 
-template <typename A, int TN> struct d_wg_shape {
-    typedef d_wg_slab<A> slab;
+// Of a block: rings of stages of columns and of slabs, within so many bytes.
+template <typename A, typename SLAB, int TN, int MOST> struct d_wg_shape_of {
+    typedef SLAB slab;
     static constexpr int tn = TN;
     static constexpr int stage_bytes = TN * WG_K * 2;
     static constexpr int slab_bytes = d_wg_slab_bytes<slab>;
-    static constexpr int slabs = d_wg_slab<A>::k == 64 ? 5 : 2;
     static constexpr int table_bytes = d_wg_codebook<A>::n * (int) sizeof(typename d_wg_codebook<A>::type);
-    static constexpr int fit = (WG_MAX_SHARED - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
+    static constexpr bool has_room = 3 * slab_bytes + 5 * stage_bytes + table_bytes + 1024 <= MOST;
+    static constexpr int slabs = slab::k == WG_K ? 5 : TN == WG_FEW && has_room ? 3 : 2;
+    static constexpr int fit = (MOST - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
     static constexpr int stages = fit < 8 ? fit : 8;
     static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes); // 1024: to align
     static_assert(stages >= 3, "shared memory");
 };
+template <typename A, int TN> struct d_wg_shape : d_wg_shape_of<A, d_wg_slab<A>, TN, TN == WG_FEW ? WG_HALF_SHARED : WG_MAX_SHARED> {};
 
 template <typename A> struct d_wg_operand { typedef __nv_bfloat16 type; };
 template <> struct d_wg_operand<__half> { typedef __half type; };
@@ -16377,8 +16386,8 @@ static inline __device__ d_wg_item d_wg_item_of(const d_wg_job & p, int item, in
     t.tile = item % p.n_tiles;
     t.c0 = t.tile * tn;
     t.part = item / p.n_tiles;
-    t.first = (int) ((int64_t) p.n_units * t.part / p.n_parts);
-    t.end = (int) ((int64_t) p.n_units * (t.part + 1) / p.n_parts);
+    t.first = (int) ((uint32_t) (p.n_units * t.part) / (uint32_t) p.n_parts); // units are fewer than 2^26, parts at most 8
+    t.end = (int) ((uint32_t) (p.n_units * (t.part + 1)) / (uint32_t) p.n_parts);
     return t;
 }
 
@@ -16407,12 +16416,9 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
 }
 
 // ---- experts ----
-// mul_mat_id: an item is 128 rows of an expert and a tile of at most 64 of its columns, by the lists that only the device knows. So few
-// columns leave room for two blocks on a multiprocessor, and sixteen warps that decode. There are no clusters: columns are a small
-// part of what is read. A tile's columns lie together, [step][column][128 bytes], from its place on; rows begin at any even byte.
+// mul_mat_id: an item is 128 rows of an expert and a tile of at most 64 of its columns, by the lists that only the device knows. There
+// are two blocks on a multiprocessor and no clusters: columns are a small part of what is read. A tile's columns lie together, [step][column][128 bytes], from its place on; rows begin at any even byte.
 //   floor   each expert's weights once for every 64 of its columns
-#define WG_ID_COLUMNS 64
-
 struct d_wg_id_job {
     static constexpr int cluster = 1;
     const char * a;
@@ -16463,19 +16469,7 @@ template <typename A> struct d_wg_id_slab {
     static constexpr int pieces = (bytes + skew + 15) / 16, stride = 16 * (pieces | 1);
 };
 
-#define WG_ID_SHARED (112 * 1024) // half of a multiprocessor's
-template <typename A> struct d_wg_id_shape {
-    typedef d_wg_id_slab<A> slab;
-    static constexpr int tn = WG_ID_COLUMNS;
-    static constexpr int stage_bytes = tn * WG_K * 2;
-    static constexpr int slab_bytes = d_wg_slab_bytes<slab>;
-    static constexpr int table_bytes = d_wg_codebook<A>::n * (int) sizeof(typename d_wg_codebook<A>::type);
-    static constexpr int slabs = 3 * slab_bytes + 5 * stage_bytes + table_bytes + 1024 <= WG_ID_SHARED ? 3 : 2;
-    static constexpr int fit = (WG_ID_SHARED - 1024 - slabs * slab_bytes - table_bytes) / stage_bytes;
-    static constexpr int stages = fit < 8 ? fit : 8;
-    static constexpr size_t shared_bytes = 1024 + (size_t) (stages * stage_bytes + slabs * slab_bytes + table_bytes);
-    static_assert(stages >= 3, "shared memory");
-};
+template <typename A> struct d_wg_id_shape : d_wg_shape_of<A, d_wg_id_slab<A>, WG_FEW, WG_HALF_SHARED> {};
 
 // A bad expert's columns have no sums.
 template <int TN> static inline __device__ void d_wg_store(
@@ -16960,8 +16954,27 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
 }
 #endif // 9.0a
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Registers, from the warps that fetch to those that multiply; with two blocks on a multiprocessor each has half of them.
+template <bool ARE_TWO> static inline __device__ void d_wg_give_registers() {
+    if constexpr (ARE_TWO) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    }
+}
+template <bool ARE_TWO> static inline __device__ void d_wg_take_registers() {
+    if constexpr (ARE_TWO) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    }
+}
+#endif // 9.0a
+
 // Blocks come in clusters of two. Without code for 9.0a it has no static shared memory (see gcuda_has_warp_groups).
-template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, 1) k_mul_mat_wg(const d_wg_job p) {
+template <typename A, int TN>
+static __global__ void D_WG_CLUSTER __launch_bounds__(WG_THREADS, TN == WG_FEW ? 2 : 1) k_mul_mat_wg(const d_wg_job p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typedef d_wg_shape<A, TN> shape;
     DYNAMIC_SHARED(char, shared);
@@ -16972,14 +16985,14 @@ template <typename A, int TN> static __global__ void D_WG_CLUSTER __launch_bound
     d_cluster_sync();
     d_take_turn();
     if (thread < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        d_wg_give_registers<TN == WG_FEW>();
         if (thread == 0) {
             d_wg_fetch_columns(p, ring, rank);
         } else if (thread >= 128 - WG_FETCHERS) {
             d_wg_fetch_weights(p, ring, rank, thread - (128 - WG_FETCHERS));
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        d_wg_take_registers<TN == WG_FEW>();
         d_wg_multiply(p, ring, rank, thread - 128);
     }
     d_cluster_sync(); // the other block may still send to this one
@@ -17000,14 +17013,14 @@ template <typename A> static __global__ void __launch_bounds__(WG_THREADS, 2) k_
     __syncthreads();
     d_take_turn();
     if (thread < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        d_wg_give_registers<true>();
         if (thread == 0) {
             d_wg_fetch_columns(p, ring, 0);
         } else if (thread >= 128 - WG_FETCHERS) {
             d_wg_fetch_weights(p, ring, 0, thread - (128 - WG_FETCHERS));
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+        d_wg_take_registers<true>();
         d_wg_multiply(p, ring, 0, thread - 128);
     }
 #else
@@ -17036,10 +17049,10 @@ template <typename T, int TN> static __global__ void D_WG_CLUSTER __launch_bound
     d_cluster_sync();
     d_take_turn();
     if (thread < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        d_wg_give_registers<false>();
         if (thread == 0) { d_wg_gemm_fetch<T, TN>(p, a, b, stages, full, empty, rank); }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        d_wg_take_registers<false>();
         d_wg_gemm_multiply<T, TN>(p, stages, full, empty, rank, thread - 128);
     }
     d_cluster_sync(); // the other block may still send to this one
@@ -17242,26 +17255,28 @@ struct wg_plan {
     size_t factor_at, parts_at, bytes; // in scratch
 };
 
-static int64_t wg_clusters() { // of two blocks
+static int64_t wg_clusters(int tn) { // of two blocks, for tiles of so many columns
     const int64_t n_sm = n_multiprocessors();
-    return n_sm > 1 ? n_sm / 2 : 1;
+    return tn == WG_FEW ? n_sm : n_sm > 1 ? n_sm / 2 : 1;
 }
 
 static int64_t wg_tiles(int64_t m) { return (m + 2 * WG_ROWS - 1) / (2 * WG_ROWS); }
 
-// Tiles of 128 (least_tn) or 256 columns and parts of k: whichever leaves the least to the cluster that has most, in units of
-// 64 elements of k of 128 columns.
+// Tiles of 64 (of few columns, from least_tn on), 128 or 256 columns and parts of k: whichever leaves the least to the cluster that
+// has most, in units of 64 elements of k of 128 columns.
 static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int max_parts, int least_tn) {
     const int64_t n = n_rows(p.b), slab = gcuda_is_quantized(p.a.type) ? 256 : 128;
     const int64_t n_slabs = (p.a.ne[0] * (p.a.type == GCUDA_TYPE_F32 ? 2 : 1) + slab - 1) / slab;
-    const int64_t n_clusters = wg_clusters();
     wg_plan best = {};
     double least = 0.0;
-    for (int tn = least_tn; tn <= 256; tn += 128) {
-        const int64_t n_tiles = (n + tn - 1) / tn;
+    for (int tn = least_tn; tn <= 256; tn *= 2) {
+        const int64_t n_tiles = (n + tn - 1) / tn, n_clusters = wg_clusters(tn);
+        if (tn == WG_FEW && (n > WG_FEW || !gcuda_is_quantized(p.a.type))) { continue; }
         for (int parts = 1; parts <= max_parts && parts <= n_slabs; ++parts) {
             const int64_t rounds = (m_tiles * n_tiles * parts + n_clusters - 1) / n_clusters, k = (n_slabs + parts - 1) / parts * slab;
-            const double step = tn == 256 ? 2.0 : 1.5, ends = tn == 256 ? 24.0 : 12.0; // an item costs `ends` beside its steps
+            const bool are_two = tn == WG_FEW && m_tiles * n_tiles * parts > wg_clusters(128); // of them on a multiprocessor
+            const double step = tn == 256 ? 2.0 : tn == 128 ? 1.5 : are_two ? 2.4 : 1.4;
+            const double ends = tn == 256 ? 24.0 : 12.0; // an item costs that beside its steps
             const double sums = parts > 1 ? 7.0 + (double) (parts + 1) * (double) (n * p.a.ne[1]) / 3.3e5 : 0.0;
             const double cost = (double) rounds * ((double) k / WG_K * step + ends) + sums;
             if (least == 0.0 || cost < least) {
@@ -17278,13 +17293,13 @@ static wg_plan wg_plan_for(const gcuda_mul_mat_args & p, int64_t m_tiles, int ma
     best.bytes = best.parts_at + (best.n_parts > 1 ? (size_t) (best.n_parts * n * p.a.ne[1]) * sizeof(float) : 0);
     return best;
 }
-static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) { return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, 128); }
+static wg_plan wg_plan_of(const gcuda_mul_mat_args & p) { return wg_plan_for(p, wg_tiles(p.a.ne[1]), WG_MAX_PARTS, WG_FEW); }
 
 // The matrices of a group one below the other.
 static wg_plan wg_plan_of_group(const gcuda_mul_mat_args * args, int n_args) {
     int64_t m_tiles = 0;
     for (int i = 0; i < n_args; ++i) { m_tiles += wg_tiles(args[i].a.ne[1]); }
-    return wg_plan_for(args[0], m_tiles, 1, 128);
+    return wg_plan_for(args[0], m_tiles, 1, WG_FEW);
 }
 
 bool gcuda_has_warp_groups(void) {
@@ -17307,11 +17322,14 @@ template <typename T> static gcuda_status launch_wg_columns(const d_wg_columns_j
 }
 
 template <typename A, int TN> static gcuda_status launch_wg(const d_wg_job & p, size_t max_shared, gcuda_stream stream) {
-    const int64_t n_clusters = wg_clusters(), n = p.n_items < n_clusters ? p.n_items : n_clusters;
+    const int64_t n_clusters = wg_clusters(TN), n = p.n_items < n_clusters ? p.n_items : n_clusters;
     return launch_overlapped(k_mul_mat_wg<A, TN>, 2 * n, dim3(WG_THREADS), d_wg_shape<A, TN>::shared_bytes, max_shared, stream, p);
 }
 
 template <typename A> static gcuda_status mul_mat_wg(const d_wg_job & p, int tn, size_t max_shared, gcuda_stream stream) {
+    if constexpr (d_wg_slab<A>::k != WG_K) { // blocks
+        if (tn == WG_FEW) { return launch_wg<A, WG_FEW>(p, max_shared, stream); }
+    }
     return tn == 256 ? launch_wg<A, 256>(p, max_shared, stream) : launch_wg<A, 128>(p, max_shared, stream);
 }
 
@@ -17352,7 +17370,7 @@ static bool wg_gemm_takes(const gcuda_mul_mat_args & p) {
 // Tiles and parts as in wg_plan_of.
 static wg_plan wg_gemm_plan_of(const gcuda_mul_mat_args & p) {
     const int64_t n_matrices = p.y.ne[2] * p.y.ne[3], n_steps = wg_gemm_steps(p);
-    const int64_t n_clusters = wg_clusters();
+    const int64_t n_clusters = wg_clusters(256);
     const int64_t m_tiles = (p.a.ne[1] + 2 * WG_ROWS - 1) / (2 * WG_ROWS);
     wg_plan best = {};
     double least = 0.0;
@@ -17422,7 +17440,7 @@ static __global__ void __launch_bounds__(256) k_wg_gemm_parts(const gcuda_array 
 
 template <typename T, int TN> static gcuda_status launch_wg_gemm(
     const d_wg_gemm & p, const gcuda_mul_mat_args & args, gcuda_stream stream) {
-    const int64_t n_clusters = wg_clusters(), n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
+    const int64_t n_clusters = wg_clusters(TN), n = p.wg.n_items < n_clusters ? p.wg.n_items : n_clusters;
     d_wg_map a, b;
     return wg_maps_of(args, TN / 2, &a, &b)
                ? launch_overlapped(k_mul_mat_wg_gemm<T, TN>, 2 * n, dim3(WG_THREADS), d_wg_gemm_shape<TN>::shared_bytes, args.max_shared, stream,
@@ -17705,7 +17723,7 @@ static wg_id_plan wg_id_plan_of(const gcuda_mul_mat_id_args & p, d_id_lists * l)
     wg_id_plan plan;
     plan.k_padded = (p.as.ne[0] + 255) / 256 * 256;
     plan.results_at = id_lists(p, l);
-    plan.max_tiles = id_max_tiles(p, WG_ID_COLUMNS);
+    plan.max_tiles = id_max_tiles(p, WG_FEW);
     const int64_t places = (l->n_slots + 7 * plan.max_tiles + 14) / 8 * 8;
     plan.image_at = plan.results_at + (size_t) places * sizeof(int64_t);
     plan.bytes = plan.image_at + (size_t) (places * plan.k_padded * 2);
@@ -17720,15 +17738,15 @@ static bool wg_id_takes(const gcuda_mul_mat_id_args & p) {
     const bool y_fits = p.y.type == GCUDA_TYPE_F32 && p.y.nb[0] == 4 && (p.y.nb[1] | p.y.nb[2]) % 4 == 0;
     const int64_t n_slots = p.ids.ne[0] * p.ids.ne[1], m_tiles = (p.as.ne[1] + WG_ROWS - 1) / WG_ROWS;
     return a_fits && y_fits && is_float(p.b.type) && p.as.ne[0] <= (1 << 29) && n_slots <= (1 << 24) && p.as.ne[2] <= (1 << 24) &&
-           id_max_tiles(p, WG_ID_COLUMNS) * m_tiles <= INT32_MAX;
+           id_max_tiles(p, WG_FEW) * m_tiles <= INT32_MAX;
 }
 
 // Lists, and the columns by them.
 static gcuda_status wg_id_prepare(const gcuda_mul_mat_id_args & p, const wg_id_plan & plan, d_id_lists & l, gcuda_stream stream) {
     d_wg_id_columns c = {};
     size_t n_bytes;
-    const int n_sort = id_sort_plan(l, WG_ID_COLUMNS, &n_bytes);
-    c.to = { p.b, (char *) p.scratch + plan.image_at, nullptr, plan.k_padded, 0, WG_ID_COLUMNS, 0 };
+    const int n_sort = id_sort_plan(l, WG_FEW, &n_bytes);
+    c.to = { p.b, (char *) p.scratch + plan.image_at, nullptr, plan.k_padded, 0, WG_FEW, 0 };
     c.y = p.y;
     c.lists = l;
     c.results = (int64_t *) (void *) ((char *) p.scratch + plan.results_at);

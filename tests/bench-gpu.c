@@ -1252,7 +1252,7 @@ static void launches(struct bench * b) {
 // Besides those, what plans and streams are for: keys and values that go into a cache, several small stacks beside each other, and
 // chains of element-wise operations.
 enum stack_kind { BLOCKS, CACHING, TOWERS, CHAINS };
-enum { STACK_CACHE = 512, STACK_TOWERS = 4 }; // rows of a cache; stacks beside each other
+enum { STACK_CACHE = 512, STACK_TOWERS = 4, STACK_PARTS = 4 }; // rows of a cache; stacks beside each other; devices that one is dealt out to
 
 struct stack {
     const char * name;
@@ -1271,7 +1271,7 @@ struct stack_graph {
     const struct stack * s;
     struct gcuda_context * weights, * ctx; // weights: of the blocks that are made just now
     gcuda_gallocr_t alloc;
-    struct { struct gcuda_context * weights; gcuda_backend_buffer_t buffer; } parts[2]; // one block after another, by device
+    struct { struct gcuda_context * weights; gcuda_backend_buffer_t buffer; } parts[STACK_PARTS]; // one block after another, by device
     int n_parts;
     struct gcuda_cgraph * graph;
     struct gcuda_tensor * x;
@@ -1545,9 +1545,9 @@ static void stacks(struct bench * b) {
 }
 
 // =====================================================================================================================
-// >>pair   two GPUs: products with row-split weights, and the decoder blocks in two halves with several batches under way
+// >>pair   several GPUs: products with row-split weights, and the decoder blocks dealt out with several batches under way
 // =====================================================================================================================
-enum { PAIR_RUNS = 5, PAIR_BATCHES = 50, PAIR_UNDER_WAY = 4 };
+enum { PAIR_RUNS = 5, PAIR_BATCHES = 50, PAIR_UNDER_WAY = 4, PAIR_DEVICES = STACK_PARTS };
 
 struct pair_product {
     struct gcuda_context * weights, * ctx;
@@ -1689,17 +1689,18 @@ static void pair_line(const char * what, double us, double of, bool is_captured)
     fflush(stdout);
 }
 
-static void pair_split(struct bench * b, int64_t n) {
-    static const struct {
+static void pair_split(struct bench * b, int64_t n, int n_devices) {
+    const struct {
         const char * name;
         enum gcuda_cuda_peer_mode peer;
         int64_t columns;
-        float shares[2];
+        float shares[GCUDA_CUDA_MAX_DEVICES];
     } ways[] = {
         { "rows split over two", GCUDA_CUDA_PEER_ON, 0, { 1.0f, 1.0f } },
         { "the same, 66 rows of 112 on the first", GCUDA_CUDA_PEER_ON, 0, { 66.0f, 46.0f } },
         { "the same as the first, all columns at once", GCUDA_CUDA_PEER_ON, -1, { 1.0f, 1.0f } },
         { "the same, copies through host memory", GCUDA_CUDA_PEER_OFF, 0, { 1.0f, 1.0f } },
+        { "rows split over four", GCUDA_CUDA_PEER_ON, 0, { 1.0f, 1.0f, 1.0f, 1.0f } },
     };
     struct pair_product one, two, half;
     gcuda_backend_buffer_type_t whole = gcuda_backend_get_default_buffer_type(b->backend);
@@ -1707,7 +1708,8 @@ static void pair_split(struct bench * b, int64_t n) {
     const double us = pair_time(b, b->backend, &one, true);
     printf("mul_mat q4_0 %d x %d, %3d columns  one GPU %8.1f us\n", PAIR_M, PAIR_K, (int) n, us);
     for (int i = 0; i < COUNT(ways); ++i) {
-        gcuda_backend_buffer_type_t split = gcuda_backend_cuda_split_buffer_type(0, ways[i].shares, 2);
+        if (n_devices < 4 && ways[i].shares[3] > 0.0f) { continue; }
+        gcuda_backend_buffer_type_t split = gcuda_backend_cuda_split_buffer_type(0, ways[i].shares, GCUDA_CUDA_MAX_DEVICES);
         if (split == NULL) { stop("split"); }
         gcuda_backend_t backend = pair_backend(b, ways[i].peer, ways[i].columns);
         pair_begin(b, split, PAIR_M, n, &two);
@@ -1726,18 +1728,18 @@ static void pair_split(struct bench * b, int64_t n) {
     pair_end(&half);
 }
 
-// us of a batch through the scheduler, the stack's blocks dealt out to the first n_devices of backends
+// us of a batch through the scheduler, the stack's blocks dealt out to the first n_devices of backends; the last is the CPU
 static double pair_pipeline(const struct stack * s, const gcuda_backend_t * backends, int n_devices) {
     struct stack_graph g;
     struct gcuda_backend_sched_params params;
-    gcuda_backend_t order[3];
-    gcuda_backend_buffer_type_t bufts[3];
+    gcuda_backend_t order[PAIR_DEVICES + 1];
+    gcuda_backend_buffer_type_t bufts[PAIR_DEVICES + 1];
     memset(&params, 0, sizeof params);
     for (int i = 0; i < n_devices; ++i) {
         order[i] = backends[i];
         bufts[i] = gcuda_backend_get_default_buffer_type(backends[i]);
     }
-    order[n_devices] = backends[2]; // the CPU, with page-locked memory: inputs are there
+    order[n_devices] = backends[PAIR_DEVICES]; // the CPU, with page-locked memory: inputs are there
     bufts[n_devices] = gcuda_backend_cuda_host_buffer_type();
     params.backends = order;
     params.bufts = bufts;
@@ -1780,18 +1782,27 @@ static void pairs(struct bench * b) {
         printf("\nfewer than two GPUs here: no figures of pairs\n");
         return;
     }
-    printf("\n=== two GPUs\n");
-    pair_split(b, 1);
-    pair_split(b, 512);
-    gcuda_backend_t backends[3] = { gcuda_backend_cuda_init(0), gcuda_backend_cuda_init(1), gcuda_backend_cpu_init() };
-    if (backends[0] == NULL || backends[1] == NULL || backends[2] == NULL) { stop("backends"); }
+    printf("\n=== two GPUs, or four\n");
+    n_devices = n_devices < PAIR_DEVICES ? n_devices : PAIR_DEVICES;
+    pair_split(b, 1, n_devices);
+    pair_split(b, 512, n_devices);
+    gcuda_backend_t backends[PAIR_DEVICES + 1] = { NULL };
+    for (int i = 0; i <= PAIR_DEVICES; ++i) {
+        if (i >= n_devices && i < PAIR_DEVICES) { continue; }
+        backends[i] = i < PAIR_DEVICES ? gcuda_backend_cuda_init(i) : gcuda_backend_cpu_init();
+        if (backends[i] == NULL) { stop("backends"); }
+    }
     for (int i = 0; i < COUNT(all); ++i) {
-        const double one = pair_pipeline(&all[i], backends, 1), two = pair_pipeline(&all[i], backends, 2);
-        printf("%-24s %d of %d batches by the host under way: one GPU %8.1f us a batch, blocks dealt out to two %8.1f us: %.2f x\n",
-            all[i].name, PAIR_UNDER_WAY, PAIR_BATCHES, one, two, one / two);
+        const double one = pair_pipeline(&all[i], backends, 1);
+        printf("%-24s %d of %d batches by the host under way: one GPU %8.1f us a batch", all[i].name, PAIR_UNDER_WAY, PAIR_BATCHES, one);
+        for (int n = 2; n <= n_devices; n *= 2) {
+            const double us = pair_pipeline(&all[i], backends, n);
+            printf(", blocks dealt out to %s %8.1f us: %.2f x", n == 2 ? "two" : "four", us, one / us);
+        }
+        printf("\n");
         fflush(stdout);
     }
-    for (int i = 0; i < 3; ++i) { gcuda_backend_free(backends[i]); }
+    for (int i = 0; i <= PAIR_DEVICES; ++i) { gcuda_backend_free(backends[i]); }
 }
 
 // =====================================================================================================================

@@ -23,10 +23,10 @@ they are of the same sources and machine.
                blocks of every kernel of products and convolutions in tiles
     bench      build/cuda/bench-gpu: every operation against the ceilings and the targets; bench-sorts: argsort and top_k beside CUB
     upload     build/cuda/bench-upload: host to device
-    peers      with --gpus 2: the operations on the second device, those of tests/hw that look at all devices, row-split
+    peers      with --gpus 2 (or more): the operations on the second device, those of tests/hw that look at all devices, row-split
                products and pipelines, memcheck
 
---gpus 2 runs the stages build and peers, and the record is that of the pair. --full: the slow cases too.
+--gpus 2 runs the stages build and peers, and the record is that of so many. --full: the slow cases too.
 """
 import argparse
 import concurrent.futures

@@ -560,6 +560,12 @@ TEST(im2col_back) {
             op_test_run(&t);
         }
     }
+    struct p_conv patches = conv_params(16, 16, 0, 0, 1, 1); // many columns of few places: as those of images cut into patches
+    const int64_t image[4] = { 35, 33, 20, 2 };
+    memcpy(patches.ne, image, sizeof image);
+    const struct op_test of_patches =
+        conv_test("F32 F16>F32", "5120,2,2,2|16,16,20,1", "patches", &patches, build_im2col_back, ref_im2col_back, 1e-7);
+    op_test_run(&of_patches);
     struct p_conv p = conv_params(2, 1, 1, 0, 1, 1);
     for (int k = 2; k < 4; ++k) { // no channels, no images
         const int64_t ne[4] = { 11, 9, k == 2 ? 0 : 2, k == 3 ? 0 : 2 };
@@ -958,6 +964,16 @@ TEST(pool_2d_wide) { // rows of several strips, whose windows share elements, to
         snprintf(tag, sizeof tag, "%s,k=%d.%d,s=%d.%d", p->op == 0 ? "max" : "avg", p->k0, p->k1, p->s0, p->s1);
         struct op_test t = conv_test("F32 F16>F32", "600,5,2 1027,7", tag, p, build_pool_2d, ref_pool_2d, 1e-7);
         t.n_in = 1, t.in[0].layouts = i == 0 ? LAYOUT_OFFSET : 0;
+        op_test_run(&t);
+    }
+}
+
+TEST(pool_2d_pairs) { // windows of 2 x 2 that cover the image, by two: rows of one piece, of several, and what lies otherwise
+    const struct p_pool p = { 0, 2, 2, 2, 2, 0, 0 }, q = { 1, 2, 2, 2, 2, 0, 0 };
+    for (int i = 0; i < 2; ++i) {
+        struct op_test t = conv_test("F32", "2,1|4,2 6,5,2,3|12,10,2,3 514,3,2|1028,6,2 2050,2|4100,4 5,4|10,8 6,5|13,10 6,5|12,11",
+            i ? "avg,back" : "max,back", i ? &q : &p, build_pool_2d_back, ref_pool_2d_back, 1e-7);
+        t.in[0].layouts = t.in[1].layouts = LAYOUT_OFFSET, t.in[1].fill = fill_all_distinct;
         op_test_run(&t);
     }
 }

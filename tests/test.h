@@ -7,6 +7,7 @@
 //   --list            print the names of the tests
 //   --filter TEXT     only tests whose name contains TEXT; 'add/F16/ne=7' also chooses cases inside the test `add`,
 //                     '/F16/' chooses such cases in every test
+//   --test NAME       only the test that has this name
 //   --part I/N        every N-th case, from case I on (0 <= I < N): N programs side by side share the cases. Tests without
 //                     cases run in part 0
 //   --seed N          random numbers start here (printed; also GCUDA_TEST_SEED)
@@ -48,7 +49,7 @@ struct test_entry {
 struct test_state {
     struct test_entry * first;
     struct test_entry ** last;
-    const char * filter;
+    const char * filter, * only; // only: a test's name
     uint64_t seed;
     bool full, verbose, update_cases;
     bool quiet; // failed checks count and are not printed: for tests of the harness itself
@@ -292,6 +293,7 @@ TEST_UNUSED static void fault_end(struct fault * f) {
 // =====================================================================================================================
 static bool test_chosen(const char * name) {
     const char * f = test_all.filter;
+    if (test_all.only != NULL && strcmp(name, test_all.only) != 0) { return false; }
     if (f == NULL || strstr(name, f) != NULL) { return true; }
     const char * slash = strchr(f, '/');
     if (slash == NULL) { return false; }
@@ -323,7 +325,7 @@ static void test_crashed(int sig) { // only says where; the default action follo
 }
 
 static int test_usage(const char * program) {
-    fprintf(stderr, "usage: %s [--list] [--filter TEXT] [--part I/N] [--seed N] [--update-cases] [--verbose]\n", program);
+    fprintf(stderr, "usage: %s [--list] [--filter TEXT] [--test NAME] [--part I/N] [--seed N] [--update-cases] [--verbose]\n", program);
     return 2;
 }
 
@@ -342,6 +344,8 @@ static int test_parse(int argc, char ** argv, bool * list) {
             test_all.update_cases = true;
         } else if (strcmp(argv[i], "--filter") == 0 && has_value) {
             test_all.filter = argv[++i];
+        } else if (strcmp(argv[i], "--test") == 0 && has_value) {
+            test_all.only = argv[++i];
         } else if (strcmp(argv[i], "--part") == 0 && has_value) {
             char * end = NULL;
             test_all.part = strtol(argv[++i], &end, 10);

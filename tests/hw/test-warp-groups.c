@@ -146,7 +146,7 @@ static int64_t whole_rows(enum gcuda_type type, int64_t k) { // the next k whose
 
 TEST(every_type_and_every_edge) {
     static const struct shape shapes[] = { { 8, 1, 128, 0 }, { 256, 63, 129, 1 }, { 512, 65, 500, 0 }, { 1024, 255, 257, 3 },
-        { 2304, 300, 31, 4 }, { 768, 129, 1, 0 }, { 4096, 1, 513, 1 } };
+        { 2304, 300, 31, 4 }, { 768, 129, 1, 0 }, { 4096, 1, 513, 1 }, { 1280, 520, 64, 1 } };
     const bool is_there = gcuda_has_warp_groups();
     for (int t = 0; t < (is_there ? N_TYPES : 3); ++t) {
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
@@ -170,7 +170,7 @@ TEST(few_blocks_of_every_kind) {
             if (t < 4 || i == t % 4) { product_by(&tiles, types[t], GCUDA_TYPE_F32, s, 1.0); }
         }
         if (gcuda_has_warp_groups()) {
-            const struct shape s = { k, 130, t % 2 == 0 ? 70 : 140, 0 };
+            const struct shape s = { k, 130, t % 3 == 0 ? 70 : t % 3 == 1 ? 140 : 60, 0 };
             product(types[t], GCUDA_TYPE_F32, s, 1.0);
         }
     }
@@ -179,7 +179,7 @@ TEST(few_blocks_of_every_kind) {
     const struct gcuda_mul_mat_args halves = product_of(GCUDA_TYPE_F16, GCUDA_TYPE_F16, in_parts);
     CHECK(gcuda_mul_mat_gemm_scratch_bytes(&halves) > 0); // sums of parts
     if (gcuda_has_warp_groups()) {
-        CHECK(gcuda_mul_mat_wg_parts(&blocks) > 1);
+        CHECK(gcuda_mul_mat_wg_parts(&blocks) > 1 && gcuda_mul_mat_wg_form(&blocks, 1) == 64); // two blocks on a multiprocessor
         product(GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, in_parts, 1.0);
     }
     for (int t = 0; t < 3; ++t) {
@@ -197,8 +197,8 @@ TEST(depths_between_steps) { // floats in rows of eights, blocks of 32 in rows t
         return;
     }
     for (size_t i = 0; i < sizeof ks / sizeof ks[0]; ++i) {
-        const struct shape s = { ks[i], 130, 140, 0 };
         for (int t = 0; t < N_TYPES; ++t) {
+            const struct shape s = { ks[i], 130, (i + (size_t) t) % 2 == 0 ? 140 : 40, 0 };
             if (s.k % gcuda_blck_size(types[t]) == 0 && gcuda_row_size(types[t], s.k) % 16 == 0) {
                 product(types[t], GCUDA_TYPE_F32, s, 1.0);
             }
@@ -411,12 +411,12 @@ TEST(steps_behind_sums) { // every type, k in one part and in several, rows and 
 }
 
 TEST(steps_of_small_products) { // few enough for compute-sanitizer; more items than clusters of the device
-    static const struct shape shapes[] = { { 256, 259, 515, 1 }, { 1024, 300, 40, 0 }, { 256, 17100, 257, 0 } };
+    static const struct shape shapes[] = { { 256, 259, 515, 1 }, { 1024, 300, 40, 0 }, { 256, 17100, 257, 0 }, { 256, 34300, 20, 0 } };
     if (!gcuda_has_warp_groups()) {
         test_skip("no kernels for warp groups");
         return;
     }
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 4; ++i) {
         with_steps(GCUDA_TYPE_Q4_0, shapes[i], BIAS | FACTOR | SCALE | RESIDUAL, GCUDA_GLU_OP_GEGLU, GCUDA_UNARY_OP_GELU);
         with_steps(GCUDA_TYPE_F16, shapes[i], RESIDUAL | IN_PLACE, GCUDA_GLU_OP_COUNT, GCUDA_UNARY_OP_COUNT);
     }

@@ -57,7 +57,10 @@ EVERYTHING = [(p, "") for p in PROGRAMS]
 SLOW = ["test-chunks", "test-plans", "test-products", "test-soak"]  # not at level user: longer than what asks the same of less
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
-LONG = ["test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
+LONG = ["test-warp-groups", "test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
+# tests, or operations, that take minutes even so: their cases in so many commands
+IN_PARTS = {"experts": 8, "split_experts": 8, "transformer": 2, "split_transformer": 2, "transformer_in_blocks": 2,
+            "split_transformer_in_blocks": 2, "experts_of_one_token": 4, "mul_mat_batches": 4}
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
@@ -246,13 +249,18 @@ class Variant:
         in_parts = self.total.in_parts
         for name, text in sorted(chosen, key=lambda program: in_parts and program[0] not in LONG):
             apart = name in LONG and not text and in_parts
-            for part in self.tests_of(name) if apart else [text]:
-                self.test(name, *(["--filter", part] if part else []), timeout=9600, **env)  # the scheduler's 200 orders: an hour of processor time
+            for test in self.tests_of(name) if apart else [""]:
+                n = IN_PARTS.get(test, 1) if apart else 1
+                for i in range(n): # the scheduler's 200 orders of all tests: an hour of processor time
+                    self.test(name, *(["--filter", text] if text else []), *(["--test", test] if test else []),
+                              *(["--part", f"{i}/{n}"] if n > 1 else []), timeout=9600, **env)
 
     def operations(self, names, device="CUDA0", **env):
         for name in names:
             if name:
-                self.test("test-ops", "--filter", name, timeout=5400, GCUDA_TEST_BACKEND=device, **env)
+                n = IN_PARTS.get(name, 1) if self.total.in_parts else 1
+                for i in range(n):
+                    self.test("test-ops", "--filter", name, *(["--part", f"{i}/{n}"] if n > 1 else []), timeout=5400, GCUDA_TEST_BACKEND=device, **env)
             else:
                 self.share(0, 1, **env)
 

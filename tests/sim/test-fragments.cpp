@@ -265,6 +265,7 @@ TEST(edges_and_parts) {
         run<__half, 128>(GCUDA_TYPE_F16, x);
         run<float, 128>(GCUDA_TYPE_F32, x);
     }
+    for (const product & x : p) { run<Q4_1, WG_FEW>(GCUDA_TYPE_Q4_1, x); }
     run<Q4_1, 256>(GCUDA_TYPE_Q4_1, p[1]);
     run<__nv_bfloat16, 256>(GCUDA_TYPE_BF16, p[3]);
     clean();
@@ -369,10 +370,10 @@ TEST(norms_and_gates_round_as_columns_are) {
     static const int64_t ks[] = { 256, 512, 768, 2304, 4352, 16384 }; // a row of a warp, of two, ... of 512 threads
     for (int i = 0; i < 6; ++i) {
         round_norm(ks[i], i < 4 ? 129 : 3, i % 2 ? 256 : 128, 0);
-        round_norm(ks[i], 1, 128, HAS_ADD | HAS_BIAS);
+        round_norm(ks[i], 1, i % 2 ? 64 : 128, HAS_ADD | HAS_BIAS);
         round_norm(ks[i], 9, i % 2 ? 128 : 256, HAS_ADD | HAS_SUM | HAS_BIAS);
         round_gate(ks[i], i < 4 ? 130 : 5, i % 2 ? 128 : 256, i);
-        round_gate(ks[i], 1, 128, GCUDA_GLU_OP_SWIGLU);
+        round_gate(ks[i], 3, i % 2 ? 128 : 64, GCUDA_GLU_OP_SWIGLU);
     }
     clean();
 }
@@ -389,7 +390,7 @@ TEST(forms_that_do_not_fit_are_refused) {
         g = good;
         switch (i) {
             case 0: g.form = 1; break;
-            case 1: g.form = 64; break;
+            case 1: g.form = 32; break;
             case 2: g.x.ne[0] = g.g.ne[0] = g.y.ne[0] = 384; break;
             case 3: g.y.ne[1] = 32, g.y.ne[2] = 2; break;
             case 4: g.x.type = GCUDA_TYPE_F16; break;
@@ -409,7 +410,7 @@ TEST(forms_that_do_not_fit_are_refused) {
     for (int i = 0; i < 7; ++i) {
         m = fine;
         switch (i) {
-            case 0: m.form = 64; break;
+            case 0: m.form = 192; break;
             case 1: m.x.ne[0] = m.y.ne[0] = m.w.ne[0] = 384; break;
             case 2: m.x.data = data + 1; break;
             case 3: m.y.data = data + 2; break;
@@ -419,7 +420,7 @@ TEST(forms_that_do_not_fit_are_refused) {
         }
         CHECK_MSG(!gcuda_norm_mul_takes_form(&m) && gcuda_launch_norm_mul(&m, nullptr) == GCUDA_STATUS_UNSUPPORTED, "norm %d", i);
     }
-    CHECK(own_form_bytes(128, 512, 129) == 512 * 256 * 2 && own_form_bytes(64, 512, 1) == 0 && own_form_bytes(128, 500, 1) == 0 &&
+    CHECK(own_form_bytes(128, 512, 129) == 512 * 256 * 2 && own_form_bytes(32, 512, 1) == 0 && own_form_bytes(128, 500, 1) == 0 &&
           own_form_bytes(256, 512, 0) == 0);
 }
 
@@ -593,7 +594,7 @@ template <typename A> static std::vector<char> id_slab_of(const d_wg_id_job & p,
 
 template <typename A> static void multiply_expert(const d_wg_id_job & p, int item) {
     typedef d_wg_id_slab<A> slab;
-    constexpr int TN = WG_ID_COLUMNS, steps = d_wg_unit<A>::steps;
+    constexpr int TN = WG_FEW, steps = d_wg_unit<A>::steps;
     const d_wg_id_item t = d_wg_item_of(p, item, TN);
     const auto table = table_of<A>();
     const int padded = d_wg_id_padded(t.n);

@@ -107,38 +107,41 @@ static uint64_t n_other_seeds(void) { return n_seeds() < 100 ? n_few_seeds() : n
 // At level ci the later ones go over the numbers of GPUs in turn.
 static bool is_asked(uint64_t seed, int i, int n) { return n_seeds() >= 100 || seed <= n_few_seeds() || (int) (seed / 2 % (uint64_t) n) == i; }
 
+// All runs on n GPUs, a layer on each in turn.
+static void run_network(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, int n, uint64_t seed, float * got) {
+    struct gpus g;
+    struct net net;
+    fresh(n, MEMORY, seed);
+    if (gpus_begin(&g, n, seed % 2 ? 4 : 1, false) && net_begin(&net, kind, N_LAYERS, n_tokens, type, on_gpus, &n)) {
+        run_net(&g, &net, got, seed % 3 != 0);
+        CHECK_EQ_I(gcuda_backend_sched_get_n_splits(g.sched), n);
+        net_end(&net);
+    } else {
+        CHECK_MSG(false, "%s", gcuda_last_error());
+    }
+    gpus_end(&g);
+    clean();
+}
+
+// Near the CPU's results, and with the bits of the first order on one GPU.
 static void check_networks(enum net_kind kind, int64_t n_tokens, enum gcuda_type type, double max_nmse, uint64_t n_orders) {
     static const int counts[] = { 1, 2, 4, 8 };
-    float want[N_RUNS * OUT], first[N_RUNS * OUT], got[N_RUNS * OUT];
+    static float want[N_RUNS * OUT], first[N_RUNS * OUT], got[N_RUNS * OUT];
     const int64_t n_out = NET_D * n_tokens;
     char name[96];
-    bool has_first = false;
     if (!net_answer(kind, N_LAYERS, n_tokens, type, N_RUNS, want)) { return; }
+    run_network(kind, n_tokens, type, 1, 1, first);
+    for (int run = 0; run < N_RUNS; ++run) {
+        const double error = nmse(first + run * n_out, want + run * n_out, n_out);
+        CHECK_MSG(error < max_nmse, "run %d: error %g", run, error);
+    }
     for (uint64_t seed = 1; seed <= n_orders; ++seed) {
         for (int i = 0; i < 4; ++i) {
-            struct gpus g;
-            struct net net;
-            int n = counts[i];
-            snprintf(name, sizeof name, "%s/%s/%d GPUs/seed=%d", test_all.test, gcuda_type_name(type), n, (int) seed);
+            snprintf(name, sizeof name, "%s/%s/%d GPUs/seed=%d", test_all.test, gcuda_type_name(type), counts[i], (int) seed);
             if (!is_asked(seed, i, 4) || !test_case_begin(name)) { continue; }
-            fresh(n, MEMORY, seed);
-            if (gpus_begin(&g, n, seed % 2 ? 4 : 1, false) &&
-                net_begin(&net, kind, N_LAYERS, n_tokens, type, on_gpus, &n)) {
-                run_net(&g, &net, got, seed % 3 != 0);
-                CHECK_EQ_I(gcuda_backend_sched_get_n_splits(g.sched), n);
-                for (int run = 0; run < N_RUNS; ++run) {
-                    const double error = nmse(got + run * n_out, want + run * n_out, n_out);
-                    CHECK_MSG(error < max_nmse, "run %d: error %g", run, error);
-                }
-                if (!has_first) { memcpy(first, got, sizeof got); }
-                has_first = true;
-                CHECK_MSG(memcmp(got, first, (size_t) (N_RUNS * n_out) * sizeof *got) == 0, "not the bits of the first seed on one GPU");
-                net_end(&net);
-            } else {
-                CHECK_MSG(false, "%s", gcuda_last_error());
-            }
-            gpus_end(&g);
-            clean();
+            run_network(kind, n_tokens, type, counts[i], seed, got);
+            CHECK_MSG(memcmp(got, first, (size_t) (N_RUNS * n_out) * sizeof *got) == 0, "other bits, error %g",
+                nmse(got, first, N_RUNS * n_out));
             test_case_end();
         }
     }
