@@ -1255,7 +1255,7 @@ enum { WIDE = 4096 };
 static void build_wide_group(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t k = v == 2 ? 4096 + 16 * 32 : WIDE, n = v == 3 ? 32 : v == 4 || v == 15 ? 129 : 40, rows = v == 5 ? WIDE - 1 : WIDE;
+    const int64_t k = v == 2 ? 4096 + 16 * 32 : WIDE, n = v == 3 ? 17 : v == 4 || v == 15 ? 129 : 40, rows = v == 5 ? WIDE - 1 : WIDE;
     struct gcuda_tensor * x = f32(b, k, n, 1), * other = f32(b, k, n, 1), * y[4];
     for (int i = 0; i < 4; ++i) {
         const int64_t m = i == 0 ? rows : i == 1 && v == 14 ? 8 : 1024 >> i; // few rows are not rounded to BF16
@@ -1306,7 +1306,7 @@ static void wide_group(int variant, bool has_warp_groups, bool is_strict, const 
 static void build_many(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t n = v == 9 ? 32 : v % 2 == 0 ? 64 : 256, m = v == 8 ? 2048 : v >= 12 ? 4096 : 4352, k = 16384;
+    const int64_t n = v == 9 ? 17 : v % 2 == 0 ? 64 : 256, m = v == 8 ? 2048 : v >= 12 ? 4096 : 4352, k = 16384;
     const enum gcuda_type type = v == 11 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
     struct gcuda_tensor * x = f32(b, k, n, v == 10 ? 2 : 1), * y = gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), x);
     struct gcuda_tensor * bias = f32(b, m, 1, 1), * whole = f32(b, m, n, 1);
@@ -1324,7 +1324,7 @@ static void build_many(struct build * b) {
         case 5: gcuda_mul_mat_set_prec(y, GCUDA_PREC_F32); y = gcuda_add(c, y, bias); break;
         case 6: gcuda_set_output(y); out(b, y); y = gcuda_add(c, y, bias); break; // the product is seen
         case 7: y = gcuda_swiglu_split(c, y, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, m), f32(b, k, n, 1))); break; // no second product
-        default: y = gcuda_add(c, y, bias); break; // 8, 9, 11: other ways; 10: two matrices of columns; 13
+        default: y = gcuda_add(c, y, bias); break; // 8, 11: other ways; 9: as few as go this way; 10: two matrices of columns; 13
     }
     out(b, y);
 }
@@ -1351,8 +1351,9 @@ static void many(int variant, bool has_warp_groups, const char * wanted) {
     const struct gcudai_cuda_step * s = ((const struct gcudai_cuda_plan *) plan)->steps;
     if (s->pattern != NULL && s->pattern->run == gcudai_cuda_run_mul_mat) {
         CHECK(s->args.mul_mat.way == GCUDAI_CUDA_PRODUCT_WARP_GROUPS);
-        CHECK(gcuda_mul_mat_wg_parts(&s->args.mul_mat.args) == 2);
-        CHECK(s->scratch_bytes >= (size_t) 64 * (2 * 16384 + 2 * 4 * 4352)); // the columns as halves, the parts
+        const size_t n_parts = (size_t) gcuda_mul_mat_wg_parts(&s->args.mul_mat.args), n = (size_t) s->args.mul_mat.args.b.ne[1];
+        CHECK(n_parts > 1);
+        CHECK(s->scratch_bytes >= n * (2 * 16384 + n_parts * 4 * 4352)); // the columns as halves, the parts
     }
     gcuda_backend_graph_plan_free(backend, plan);
     place_end(&p);
@@ -1362,7 +1363,7 @@ static void many(int variant, bool has_warp_groups, const char * wanted) {
 TEST(what_follows_a_product_on_warp_groups_goes_where_parts_are_summed) {
     for (int v = 0; v <= 3; ++v) { many(v, true, "mul_mat + steps"); }
     many(4, true, "mul_mat + steps, add + rms_norm + mul");
-    for (int v = 5; v <= 11; ++v) { many(v, true, ""); }
+    for (int v = 5; v <= 11; ++v) { many(v, true, v == 9 ? "mul_mat + steps" : ""); }
     many(12, true, "chain"); // behind the product
     many(13, true, "");
     many(1, false, "");
@@ -1374,13 +1375,14 @@ TEST(products_of_many_columns_are_one_launch) {
     wide_group(0, true, false, name, 1);
     wide_group(1, true, false, name, 2); // three, and one that is left
     wide_group(2, true, false, name, 1);
+    wide_group(3, true, false, name, 1);
     wide_group(4, true, false, name, 1);
     wide_group(0, true, true, "", 2);
     const int n = has_tiles ? 1 : 2;
     wide_group(0, false, false, TILES, n);
-    for (int v = 3; v <= 15; ++v) {
-        const bool is_tiles = v == 3 || v == 5 || v == 9; // none is large, or can be copied 16 bytes at a time
-        if (v != 4) { wide_group(v, true, false, is_tiles ? TILES : "", is_tiles ? n : v == 12 ? 3 : v == 13 ? 1 : 2); }
+    for (int v = 5; v <= 15; ++v) {
+        const bool is_tiles = v == 5 || v == 9; // none is large, or can be copied 16 bytes at a time
+        wide_group(v, true, false, is_tiles ? TILES : "", is_tiles ? n : v == 12 ? 3 : v == 13 ? 1 : 2);
     }
     clean();
 }
@@ -2384,7 +2386,7 @@ enum { GATED = 64 }; // columns
 static void build_gate(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t k = v == 2 || v == 3 ? 16384 : v == 12 ? 4096 + 128 : 4096, m = v == 2 || v == 3 ? 4352 : 4096, n = v == 13 ? 32 : GATED;
+    const int64_t k = v == 2 || v == 3 ? 16384 : v == 12 ? 4096 + 128 : 4096, m = v == 2 || v == 3 ? 4352 : 4096, n = v == 13 ? 16 : GATED;
     const enum gcuda_type type = v == 11 ? GCUDA_TYPE_F16 : v == 12 ? GCUDA_TYPE_Q4_1 : GCUDA_TYPE_Q4_0;
     struct gcuda_tensor * x = f32(b, v == 1 ? 2 * k : k, n, v == 15 ? 2 : 1), * g = v == 14 ? gcuda_view_2d(c, f32(b, k + 8, n, 1), k, n, (size_t) (k + 8) * 4, 4) : x;
     struct gcuda_tensor * w = gcuda_new_tensor_2d(c, type, k, m), * glu;
@@ -2464,7 +2466,7 @@ TEST(a_gate_stays_apart_from_split_weights) {
 static void build_wide_norm(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t k = v == 11 ? 4096 + 128 : 4096, n = v == 8 ? 63 : v == 9 ? 40 : v == 10 ? 32 : GATED;
+    const int64_t k = v == 11 ? 4096 + 128 : 4096, n = v == 8 ? 31 : v == 9 ? 17 : v == 10 ? 16 : v == 0 ? 32 : GATED;
     const enum gcuda_type type = v == 11 ? GCUDA_TYPE_Q4_1 : v == 12 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0;
     struct gcuda_tensor * x = f32(b, v == 14 ? k + 8 : k, n, 1), * weight = f32(b, k, 1, 1), * p[3];
     if (v == 14) { x = gcuda_view_2d(c, x, k, n, x->nb[1], 4); } // not at 16 bytes
