@@ -263,6 +263,32 @@ TEST(rms_norm_and_mul_stay_apart) {
     clean();
 }
 
+// rms_norm + mul are one launch, what follows is no bias of it.
+static void build_norm_mul_no_bias(struct build * b) {
+    const int v = b->variant;
+    struct gcuda_context * c = b->ctx;
+    struct gcuda_tensor * y = gcuda_mul(c, gcuda_rms_norm(c, f32(b, ROW, ROWS, 1), 1e-5f), f32(b, ROW, 1, 1)), * z = NULL;
+    if (v == 0) { gcuda_set_output(y); }
+    switch (v) {
+        case 1: z = gcuda_add(c, y, y); break;
+        case 2: z = gcuda_sub(c, y, f32(b, ROW, 1, 1)); break;
+        case 3: z = gcuda_add(c, y, f32(b, 1, ROWS, 1)); break;                           // repeats along rows
+        case 4: z = gcuda_add(c, y, gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, ROW)); break;
+        case 5: z = gcuda_add(c, f32(b, ROW, ROWS, 2), y); break;                         // y repeats
+        case 6: z = gcuda_add(c, y, gcuda_view_2d(c, f32(b, 2 * ROW, 1, 1), ROW, 1, 8 * ROW, 0)); z->src[1]->nb[0] = 8; break;
+        default: z = gcuda_add(c, y, f32(b, ROW, 1, 1)); break;
+    }
+    out(b, z);
+    if (v == 0) { out(b, y); }
+    if (v == 7) { out(b, gcuda_neg(c, y)); } // another reader
+}
+
+TEST(an_addition_stays_behind_rms_norm_and_mul) {
+    const struct options two = { false, false, false, false, 2 }, three = { false, false, false, false, 3 };
+    for (int v = 0; v <= 7; ++v) { run_case(build_norm_mul_no_bias, v, "rms_norm + mul", v == 7 ? three : two); }
+    clean();
+}
+
 static void build_add_norm_mul(struct build * b) {
     const int v = b->variant;
     struct gcuda_tensor * x = f32(b, ROW, ROWS, 1), * a = f32(b, ROW, v == 1 ? 1 : ROWS, 1), * w = f32(b, ROW, 1, 1);
@@ -282,16 +308,17 @@ TEST(add_rms_norm_and_mul_are_one_launch) {
 
 static void build_add_norm_mul_not(struct build * b) {
     const int v = b->variant;
-    struct gcuda_tensor * x = f32(b, ROW, ROWS, 1), * w = f32(b, ROW, 1, 1);
+    struct gcuda_tensor * x = v == 3 ? gcuda_transpose(b->ctx, f32(b, ROWS, ROW, 1)) : f32(b, ROW, ROWS, 1), * w = f32(b, ROW, 1, 1);
     struct gcuda_tensor * a = v == 0 ? f32(b, 1, ROWS, 1) : gcuda_new_tensor_2d(b->ctx, v == 1 ? GCUDA_TYPE_F16 : GCUDA_TYPE_F32, ROW, ROWS);
-    struct gcuda_tensor * sum = gcuda_add(b->ctx, x, a);
+    struct gcuda_tensor * sum = v == 4 ? gcuda_add_cast(b->ctx, gcuda_new_tensor_2d(b->ctx, GCUDA_TYPE_F16, ROW, ROWS), a, GCUDA_TYPE_F32)
+                                : v == 5 ? gcuda_sub(b->ctx, x, a) : gcuda_add(b->ctx, x, a);
     struct gcuda_tensor * norm = gcuda_rms_norm(b->ctx, v == 2 ? gcuda_reshape_2d(b->ctx, sum, 2 * ROW / 4, 2 * ROWS) : sum, 1e-6f);
     if (v == 2) { w = f32(b, 2 * ROW / 4, 1, 1); }
     out(b, gcuda_mul(b->ctx, norm, w));
 }
 
 TEST(add_rms_norm_and_mul_stay_apart) { // rms_norm + mul is left
-    for (int v = 0; v <= 2; ++v) { stops(build_add_norm_mul_not, v, "rms_norm + mul"); }
+    for (int v = 0; v <= 5; ++v) { stops(build_add_norm_mul_not, v, "rms_norm + mul"); }
     clean();
 }
 
@@ -591,13 +618,14 @@ static void build_route_other(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const int64_t experts = 64, tokens = 3, used = 4;
-    const bool is_late = v >= 8;
+    const bool is_late = v >= 8 && v <= 12;
     struct gcuda_tensor * logits = v == 1 ? gcuda_view_2d(c, f32(b, experts + 4, tokens, 1), experts, tokens, 4 * (size_t) (experts + 4), 0)
                                           : f32(b, experts, tokens, 1);
     struct gcuda_tensor * probs = is_late ? logits : v == 1 ? gcuda_sigmoid(c, logits) : v == 2 ? gcuda_sigmoid_inplace(c, logits) : gcuda_soft_max(c, logits);
     struct gcuda_tensor * key = probs;
     if (v == 3) { gcuda_soft_max_add_sinks(probs, f32(b, 1, 1, 1)); }
     if (v >= 4 && v <= 6) { key = gcuda_add(c, probs, f32(b, experts, v == 4 ? tokens : 1, 1)); }
+    if (v == 13) { key = gcuda_add(c, probs, gcuda_new_tensor_1d(c, GCUDA_TYPE_F16, experts)); }
     if (v == 5) { gcuda_set_output(key); }
     if (v == 6) { out(b, gcuda_neg(c, key)); }
     struct gcuda_tensor * ids = gcuda_argsort_top_k(c, key, (int) used), * rows = gcuda_reshape_3d(c, probs, 1, experts, tokens);
@@ -606,6 +634,7 @@ static void build_route_other(struct build * b) {
         struct gcuda_tensor * chosen = v == 11 ? w : gcuda_reshape_2d(c, w, used, tokens);
         struct gcuda_tensor * mask = f32(b, used, tokens, 1);
         w = v == 8 ? gcuda_soft_max_ext(c, chosen, NULL, 0.5f, 0.0f) : v == 9 ? gcuda_soft_max_ext(c, chosen, mask, 1.0f, 0.0f) : gcuda_soft_max(c, chosen);
+        if (v == 12) { gcuda_soft_max_add_sinks(w, f32(b, 1, 1, 1)); }
     }
     out(b, w);
     if (v == 5) { out(b, key); }
@@ -614,7 +643,7 @@ static void build_route_other(struct build * b) {
 }
 
 TEST(routing_of_other_kinds_stays_apart) {
-    for (int v = 1; v <= 11; ++v) { stops(build_route_other, v, ""); }
+    for (int v = 1; v <= 13; ++v) { stops(build_route_other, v, ""); }
     clean();
 }
 
@@ -770,6 +799,22 @@ TEST(products_stay_apart) {
     clean();
 }
 
+// The last of these steps is none that may come there: bias, gate, factor, scale, residual. Of few columns, and of those in tiles.
+static void build_product_order(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v < 5 ? 2 : 12;
+    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q8_0), f32(b, K, n, 1)), * row = f32(b, M, 1, 1), * whole = f32(b, M, n, 1);
+    switch (v % 5) {
+        case 0: y = gcuda_mul(c, gcuda_scale(c, y, 0.3f), row); break;
+        case 1: y = gcuda_add(c, gcuda_add(c, gcuda_add(c, y, row), whole), row); break;
+        case 2: y = gcuda_silu(c, gcuda_mul(c, y, row)); break;
+        case 3: y = gcuda_scale(c, gcuda_add(c, gcuda_add(c, y, row), whole), 0.3f); break;
+        default: y = gcuda_silu(c, gcuda_gelu(c, y)); break;
+    }
+    out(b, y);
+}
+
 static const bool has_tiles = GCUDA_SIM_CC >= 800; // below, products of so many columns go another way
 #define TILES (has_tiles ? "mul_mat beside mul_mat, tiles" : "")
 
@@ -792,6 +837,12 @@ static void build_tiles(struct build * b) {
         default: y = gcuda_add_inplace(c, y, whole); break;
     }
     out(b, y);
+}
+
+TEST(steps_out_of_order_stay_behind) {
+    const struct options two = { false, false, false, false, 2 };
+    for (int v = 0; v <= (has_tiles ? 9 : 4); ++v) { run_case(build_product_order, v, "mul_mat + steps", two); }
+    clean();
 }
 
 TEST(what_follows_a_product_in_tiles_goes_into_it) {
