@@ -58,9 +58,10 @@ SLOW = ["test-chunks", "test-plans", "test-products", "test-soak"]  # not at lev
 FULL_PARTS = 64 # of all cases, where programs run side by side
 SHAPES = ["test-shapes", "test-large", "test-conv"] # of tests/hw
 LONG = ["test-warp-groups", "test-sched", "test-split", "test-cuda", "test-plans", "test-lanes", "test-random", "test-fusion"] # minutes at level full
-# tests of test-sched that take minutes even so, with as many seeds as GCUDA_TEST_SEEDS says, and operations: so many commands each
-IN_PARTS = {"experts": 8, "split_experts": 8, "transformer": 2, "split_transformer": 2, "transformer_in_blocks": 2,
-            "split_transformer_in_blocks": 2, "experts_of_one_token": 4, "mul_mat_batches": 4}
+# what takes minutes even so: tests, with as many seeds as GCUDA_TEST_SEEDS says, and operations in so many commands each
+IN_PARTS = {"test-sched": {"experts": 8, "split_experts": 8, "transformer": 2, "split_transformer": 2, "transformer_in_blocks": 2,
+                           "split_transformer_in_blocks": 2, "experts_of_one_token": 4},
+            "test-ops": {"mul_mat_batches": 4}}
 
 # Operations against their float64 references: test-ops --filter NAME, on the simulated device.
 OPS = {
@@ -259,7 +260,7 @@ class Variant:
         for name, text in sorted(chosen, key=lambda program: in_parts and program[0] not in LONG):
             apart = name in LONG and not text and in_parts
             for test in self.tests_of(name) if apart else [""]:
-                n = IN_PARTS.get(test, 1) if apart and name == "test-sched" and "GCUDA_TEST_SEEDS" in env else 1
+                n = IN_PARTS.get(name, {}).get(test, 1) if apart and "GCUDA_TEST_SEEDS" in env else 1
                 for i in range(n): # the scheduler's 200 orders of all tests: an hour of processor time
                     self.test(name, *(["--filter", text] if text else []), *(["--test", test] if test else []),
                               *(["--part", f"{i}/{n}"] if n > 1 else []), timeout=9600, **env)
@@ -267,7 +268,7 @@ class Variant:
     def operations(self, names, device="CUDA0", **env):
         for name in names:
             if name:
-                n = IN_PARTS.get(name, 1) if self.total.in_parts else 1
+                n = IN_PARTS["test-ops"].get(name, 1) if self.total.in_parts else 1
                 for i in range(n):
                     self.test("test-ops", "--filter", name, *(["--part", f"{i}/{n}"] if n > 1 else []), timeout=5400, GCUDA_TEST_BACKEND=device, **env)
             else:

@@ -799,22 +799,6 @@ TEST(products_stay_apart) {
     clean();
 }
 
-// The last of these steps is none that may come there: bias, gate, factor, scale, residual. Of few columns, and of those in tiles.
-static void build_product_order(struct build * b) {
-    struct gcuda_context * c = b->ctx;
-    const int v = b->variant;
-    const int64_t n = v < 5 ? 2 : 12;
-    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q8_0), f32(b, K, n, 1)), * row = f32(b, M, 1, 1), * whole = f32(b, M, n, 1);
-    switch (v % 5) {
-        case 0: y = gcuda_mul(c, gcuda_scale(c, y, 0.3f), row); break;
-        case 1: y = gcuda_add(c, gcuda_add(c, gcuda_add(c, y, row), whole), row); break;
-        case 2: y = gcuda_silu(c, gcuda_mul(c, y, row)); break;
-        case 3: y = gcuda_scale(c, gcuda_add(c, gcuda_add(c, y, row), whole), 0.3f); break;
-        default: y = gcuda_silu(c, gcuda_gelu(c, y)); break;
-    }
-    out(b, y);
-}
-
 static const bool has_tiles = GCUDA_SIM_CC >= 800; // below, products of so many columns go another way
 #define TILES (has_tiles ? "mul_mat beside mul_mat, tiles" : "")
 
@@ -835,6 +819,22 @@ static void build_tiles(struct build * b) {
         case 5: y = gcuda_mul(c, gcuda_relu(c, y), whole); break;
         case 6: y = gcuda_add(c, gcuda_gelu_quick(c, gcuda_add(c, y, f32(b, 1, 1, 1))), bias); break; // a residual that repeats
         default: y = gcuda_add_inplace(c, y, whole); break;
+    }
+    out(b, y);
+}
+
+// The last of these steps is none that may come there: bias, gate, factor, scale, residual. Of few columns, and of those in tiles.
+static void build_product_order(struct build * b) {
+    struct gcuda_context * c = b->ctx;
+    const int v = b->variant;
+    const int64_t n = v < 5 ? 2 : 12;
+    struct gcuda_tensor * y = gcuda_mul_mat(c, weights(b, GCUDA_TYPE_Q8_0), f32(b, K, n, 1)), * row = f32(b, M, 1, 1), * whole = f32(b, M, n, 1);
+    switch (v % 5) {
+        case 0: y = gcuda_mul(c, gcuda_scale(c, y, 0.3f), row); break;
+        case 1: y = gcuda_add(c, gcuda_add(c, gcuda_add(c, y, row), whole), row); break;
+        case 2: y = gcuda_silu(c, gcuda_mul(c, y, row)); break;
+        case 3: y = gcuda_scale(c, gcuda_add(c, gcuda_add(c, y, row), whole), 0.3f); break;
+        default: y = gcuda_silu(c, gcuda_gelu(c, y)); break;
     }
     out(b, y);
 }
