@@ -12821,6 +12821,7 @@ struct d_mma_format_of {
     // the second costs: by count of instructions little is gained over tiles of BF16, which has not been measured.
     static constexpr bool has_two_tiles = PIECES == 1;
     static constexpr size_t lists_at = 4; // rows of experts by lists lie at multiples of so many bytes
+    static constexpr int groups = 16;      // of a step of a warp, of one tile of columns
     // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
     // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;
@@ -12892,6 +12893,7 @@ template <> struct d_mma_format<d_format<GCUDA_TYPE_Q5_1>> : d_mma_format_of<D_I
 template <> struct d_mma_format<d_format<GCUDA_TYPE_Q8_0>> : d_mma_format_of<D_IN_QUADS, 1, 0> {
     static constexpr bool is_early = true;
     static constexpr bool is_memory_bound = true;
+    static constexpr int groups = 8; // of 16, two slots of a warp leave room for half as many warps
     template <bool ALIGNED>
     static inline __device__ void decode(const char * shared, const uint32_t *, int at, int g, int t, out & o) {
         const int k = 34 * g;
@@ -14153,14 +14155,14 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 }
 
 // ---- 3 to 16 columns, and what is left of 2: tensor cores ----
-// A warp takes 16 rows at a time, MMA_STEP elements of each, which come through its ring as above. Lane (g, t), with
+// A warp takes 16 rows at a time, 512 or 256 elements of each, which come through its ring as above. Lane (g, t), with
 // g = lane / 4 and t = lane % 4, decodes eight elements of rows g and g + 8 of every group of 32, which is what a product of
 // 16 x 32 bytes with 32 x 8 wants of it; the columns' bytes stay in registers in the order in which the format's come. A
 // piece is 32 or 16 elements, those that share a scale. The warps of a block have the steps of the same rows; after a few
 // tiles their sums meet in shared memory, in one order.
 //   floor   bytes of the weights; the columns come from L2, once for each block
 
-#define MMA_STEP 512
+#define MMA_STEP 512 // elements of a column that are made ready together
 #define MMA_GROUPS (MMA_STEP / 32)
 #define MMA_COLUMNS 8     // of a product of bytes: a tile of columns
 #define MMA_MOST 16       // columns: two tiles
@@ -14187,7 +14189,8 @@ struct d_mma_job {
     char * y[GCUDA_MUL_MAT_GROUP];
     int64_t y_c[GCUDA_MUL_MAT_GROUP]; // bytes from column to column
     int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows, blocks that share them; without a group [0] is any matrix
-    int steps, at_once, passes, n_sub, rounds;
+    int units; // of MMA_STEP elements of a column
+    int steps, at_once, passes, n_sub, rounds; // steps are d_mma_shape's
     int64_t n_items;
     bool is_aligned;   // rows begin at multiples of 16 bytes
     bool is_early;     // weights may be read before the columns are there
@@ -14211,12 +14214,13 @@ struct alignas(16) d_mma_todo {
 // Of products with so many tiles of columns. Two leave room for fewer warps, in registers and in shared memory.
 template <typename A, int TILES> struct d_mma_shape {
     static constexpr int columns = TILES * MMA_COLUMNS, sums = TILES * MMA_TILE; // of a tile of rows
-    static constexpr int step_bytes = MMA_STEP / A::n * (int) sizeof(typename A::block);
+    static constexpr int groups = TILES == 1 ? d_mma_format<A>::groups : MMA_GROUPS, step = 32 * groups;
+    static constexpr int step_bytes = step * (int) sizeof(typename A::block) / A::n;
     // Of a row in a slot: room for 15 bytes before the step, which may begin anywhere. An odd number spreads eight rows
     // over all banks.
     static constexpr int chunks = ((step_bytes + 30) / 16) | 1;
     static constexpr int row_bytes = 16 * chunks, slot_bytes = 16 * row_bytes;
-    static constexpr int xs_of_tile = MMA_GROUPS * d_mma_format<A>::pieces * 4, xs_bytes = TILES * xs_of_tile * (int) sizeof(float4);
+    static constexpr int xs_of_tile = groups * d_mma_format<A>::pieces * 4, xs_bytes = TILES * xs_of_tile * (int) sizeof(float4);
     static constexpr bool is_early = TILES == 1 && d_mma_format<A>::is_early;
     static constexpr bool asks_ahead = is_early || (TILES == 1 && d_mma_format<A>::asks_ahead);
     static constexpr int all = MMA_SHARED - (is_early ? 1024 : 0); // what any block takes for itself
@@ -14241,10 +14245,10 @@ template <typename A, int TILES> struct d_mma_shape {
 };
 
 // What mins add to the sums of a tile, as below: products of TF32, in which they are exact and the columns' sums, x, in two parts.
-template <typename A>
+template <typename A, int GROUPS>
 static inline __device__ void d_mma_mins(const char * shared, int at0, int at1, int t, const d_split_tf32<2> * x, float (&sum)[4]) {
     typedef d_mma_format<A> F;
-    UNROLL for (int group = 0; group < MMA_GROUPS; group += 8) {
+    UNROLL for (int group = 0; group < GROUPS; group += 8) {
         float a[4], part[4] = {};
         UNROLL for (int i = 0; i < 4; ++i) { a[i] = F::tf32_min(shared, i % 2 == 0 ? at0 : at1, group, i / 2, t); }
         const uint32_t bits[4] = { __float_as_uint(a[0]), __float_as_uint(a[1]), __float_as_uint(a[2]), __float_as_uint(a[3]) };
@@ -14293,15 +14297,15 @@ static inline __device__ void d_mma_group(const d_eight<d_mma_format<A>::pieces>
 
 // Sums of a tile of rows over a step, for each tile of columns: (row g, column 2t), (g, 2t + 1), then of row g + 8. The weights are
 // decoded once for all of these.
-template <typename A, bool ALIGNED, int TILES>
+template <typename A, bool ALIGNED, int TILES, int GROUPS>
 static inline __device__ void d_mma_tile(const char * shared, const uint32_t * table, int at0, int at1, int t,
-    const uint2 (&x)[TILES][MMA_GROUPS], const d_split_tf32<2> (&x_sums)[TILES][MMA_GROUPS / 8], const float4 * xs,
+    const uint2 (&x)[TILES][GROUPS], const d_split_tf32<2> (&x_sums)[TILES][GROUPS / 8], const float4 * xs,
     float (&sum)[TILES][4]) {
     typedef d_mma_format<A> F;
     UNROLL for (int c = 0; c < TILES && F::has_tf32_min; ++c) {
-        if constexpr (F::has_tf32_min) { d_mma_mins<A>(shared, at0, at1, t, x_sums[c], sum[c]); }
+        if constexpr (F::has_tf32_min) { d_mma_mins<A, GROUPS>(shared, at0, at1, t, x_sums[c], sum[c]); }
     }
-    UNROLL for (int g = 0; g < MMA_GROUPS; ++g) {
+    UNROLL for (int g = 0; g < GROUPS; ++g) {
         typename F::out a, b; // rows g and g + 8
         F::template decode<ALIGNED>(shared, table, at0, g, t, a);
         F::template decode<ALIGNED>(shared, table, at1, g, t, b);
@@ -14316,24 +14320,25 @@ static inline __device__ void d_mma_tile(const char * shared, const uint32_t * t
 // shared memory.
 template <typename A, int TILES> struct d_mma_x {
     typedef d_mma_shape<A, TILES> S;
-    uint2 bytes[TILES][MMA_GROUPS];
+    uint2 bytes[TILES][S::groups];
     float4 scales[S::xs_bytes / 512];
-    float sums[TILES][MMA_GROUPS / 4]; // what mins are multiplied with, of groups 4 i + t
+    float sums[TILES][S::groups / 4]; // what mins are multiplied with, of groups 4 i + t
 
-    __device__ void ask(const d_mma_job & p, int64_t step, int lane) { // of all matrices' steps
-        UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { scales[i] = p.xs[step * (S::xs_bytes / 16) + 32 * i + lane]; }
+    __device__ void ask(const d_mma_job & p, int64_t matrix, int step, int lane) {
+        const int64_t at = (matrix * p.units * MMA_GROUPS + step * S::groups) * TILES; // groups before
+        UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { scales[i] = p.xs[at * (d_mma_format<A>::pieces * 4) + 32 * i + lane]; }
         UNROLL for (int c = 0; c < TILES; ++c) {
-            const int64_t first = (step * TILES + c) * MMA_GROUPS;
-            UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { bytes[c][i] = p.xq[(first + i) * 32 + lane]; }
-            UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
+            const int64_t first = at + c * S::groups;
+            UNROLL for (int i = 0; i < S::groups; ++i) { bytes[c][i] = p.xq[(first + i) * 32 + lane]; }
+            UNROLL for (int i = 0; i < S::groups / 4 && d_mma_format<A>::has_tf32_min; ++i) {
                 sums[c][i] = ((const float *) (p.xs + (first + 4 * i + lane % 4) * 4 + lane / 8))[2 + lane / 4 % 2];
             }
         }
     }
-    __device__ void put(float4 * xs, d_split_tf32<2> (&x_sums)[TILES][MMA_GROUPS / 8], int lane) const {
+    __device__ void put(float4 * xs, d_split_tf32<2> (&x_sums)[TILES][S::groups / 8], int lane) const {
         UNROLL for (int i = 0; i < S::xs_bytes / 512; ++i) { xs[32 * i + lane] = scales[i]; }
         UNROLL for (int c = 0; c < TILES; ++c) {
-            UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) { x_sums[c][i / 2].set(i % 2, sums[c][i]); }
+            UNROLL for (int i = 0; i < S::groups / 4 && d_mma_format<A>::has_tf32_min; ++i) { x_sums[c][i / 2].set(i % 2, sums[c][i]); }
         }
     }
 };
@@ -14466,14 +14471,15 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
 }
 
 // Scales of a list's columns for a step, as they lie for a matrix: xs[piece][t]. column: that of lane / 4.
-template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_job & p, int column, int64_t step, int lane, float4 * xs) {
-    constexpr int pieces = MMA_GROUPS * d_mma_format<A>::pieces;
+template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_job & p, int column, int step, int lane, float4 * xs) {
+    constexpr int pieces = d_mma_shape<A, 1>::groups * d_mma_format<A>::pieces;
     const float2 * all = (const float2 *) p.xs;
     float2 s[2][pieces / 8];
     UNROLL for (int c = 0; c < 2; ++c) {
         const int of = __shfl_sync(0xffffffffu, column, 8 * (lane % 4) + 4 * c);
         UNROLL for (int i = 0; i < pieces / 8; ++i) {
-            s[c][i] = of < 0 ? make_float2(0.0f, 0.0f) : all[((int64_t) of * p.steps + step) * pieces + 8 * i + lane / 4];
+            const int64_t first = (int64_t) of * p.units * (MMA_GROUPS * d_mma_format<A>::pieces) + step * pieces;
+            s[c][i] = of < 0 ? make_float2(0.0f, 0.0f) : all[first + 8 * i + lane / 4];
         }
     }
     UNROLL for (int i = 0; i < pieces / 8; ++i) { xs[32 * i + lane] = make_float4(s[0][i].x, s[1][i].x, s[0][i].y, s[1][i].y); }
@@ -14481,12 +14487,13 @@ template <typename A> static inline __device__ void d_mma_id_scales(const d_mma_
 
 // The columns of a warp for a step of a list, which lie as [column][step][group][t] and [column][step][piece].
 template <typename A>
-static inline __device__ void d_mma_id_columns(const d_mma_job & p, const d_mma_task & task, int64_t step, int lane,
-    uint2 (&x)[MMA_GROUPS], d_split_tf32<2> * x_sums, float4 * xs) {
+static inline __device__ void d_mma_id_columns(const d_mma_job & p, const d_mma_task & task, int step, int lane,
+    uint2 (&x)[d_mma_shape<A, 1>::groups], d_split_tf32<2> * x_sums, float4 * xs) {
+    constexpr int GROUPS = d_mma_shape<A, 1>::groups;
     const int column = task.columns[lane / 4], t = lane % 4;
-    const int64_t groups = ((int64_t) column * p.steps + step) * MMA_GROUPS;
-    UNROLL for (int i = 0; i < MMA_GROUPS; ++i) { x[i] = column < 0 ? make_uint2(0u, 0u) : p.xq[(groups + i) * 4 + t]; }
-    UNROLL for (int i = 0; i < MMA_GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
+    const int64_t groups = (int64_t) column * p.units * MMA_GROUPS + step * GROUPS;
+    UNROLL for (int i = 0; i < GROUPS; ++i) { x[i] = column < 0 ? make_uint2(0u, 0u) : p.xq[(groups + i) * 4 + t]; }
+    UNROLL for (int i = 0; i < GROUPS / 4 && d_mma_format<A>::has_tf32_min; ++i) {
         x_sums[i / 2].set(i % 2, column < 0 ? 0.0f : ((const float2 *) p.xs)[groups + 4 * i + t].y);
     }
     d_mma_id_scales<A>(p, column, step, lane, xs);
@@ -14599,12 +14606,12 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     int slot = 0;
     d_mma_x<A, TILES> x;
     constexpr bool asks_ahead = !LISTS && S::asks_ahead;
-    const auto ask = [&](int64_t s) { x.ask(p, matrix * p.steps + (s < p.steps ? s : 0), lane); };
+    const auto ask = [&](int s) { x.ask(p, matrix, s < p.steps ? s : 0, lane); };
     if (asks_ahead) { ask(step); }
     for (int pass = 0; pass < p.passes && is_product; ++pass) {
-        const int64_t s = pass * p.at_once + step;
+        const int s = pass * p.at_once + step;
         const bool has_step = s < p.steps;
-        d_split_tf32<2> x_sums[TILES][MMA_GROUPS / 8]; // of groups t and t + 4 of eight, column g
+        d_split_tf32<2> x_sums[TILES][S::groups / 8]; // of groups t and t + 4 of eight, column g
         __syncwarp();
         if constexpr (LISTS) {
             d_mma_id_columns<A>(p, task, has_step ? s : 0, lane, x.bytes[0], x_sums[0], xs);
@@ -14612,7 +14619,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             if (!asks_ahead) { ask(s); }
             x.put(xs, x_sums, lane);
         }
-        const char * start = ring.rows + s * S::step_bytes;
+        const char * start = ring.rows + (int64_t) s * S::step_bytes;
         const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.job.a_m) & 15);
         const int at1 = (g + 8) * S::row_bytes + (int) ((uintptr_t) (start + (g + 8) * p.job.a_m) & 15);
         for (int round = 0; round < task.rounds; ++round) {
@@ -14621,7 +14628,7 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             __syncwarp();
             if (has_step && 16 * (int64_t) (first_tile + round * task.tiles) < task.end) { // the whole warp
                 const int at = ring_at + slot * S::slot_bytes;
-                d_mma_tile<A, ALIGNED, TILES>(shared, table, at + at0, at + at1, t, x.bytes, x_sums, xs + t, sum);
+                d_mma_tile<A, ALIGNED, TILES, S::groups>(shared, table, at + at0, at + at1, t, x.bytes, x_sums, xs + t, sum);
             }
             __syncwarp();
             if (asks_ahead && round + 1 == task.rounds && pass + 1 < p.passes) { ask(s + p.at_once); } // ahead of the ring's many copies
@@ -14704,12 +14711,12 @@ static __global__ void __launch_bounds__(MMA_BESIDE, 8)
     d_start_next();
     const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3];
     const int n_pairs = p.n_tiles == 1 ? MMA_COLUMNS / 2 : MMA_MOST / 2;
-    for (int64_t i = blockIdx.x; i < n_matrices * p.steps * n_pairs; i += gridDim.x) {
+    for (int64_t i = blockIdx.x; i < n_matrices * p.units * n_pairs; i += gridDim.x) {
         const int64_t unit = p.n_tiles == 1 ? i / (MMA_COLUMNS / 2) : i / (MMA_MOST / 2); // divisions by others take as long as all else
-        const int64_t matrix = n_matrices == 1 ? 0 : unit / p.steps;
+        const int64_t matrix = n_matrices == 1 ? 0 : unit / p.units;
         const int first = (int) (i - unit * n_pairs) * 2, in_tile = first % MMA_COLUMNS, quad = (int) threadIdx.x, q = quad % 8;
         const int64_t group = (unit * p.n_tiles + first / MMA_COLUMNS) * MMA_GROUPS + quad / 8;
-        const int64_t at = (unit - matrix * p.steps) * MMA_STEP + 4 * quad;
+        const int64_t at = (unit - matrix * p.units) * MMA_STEP + 4 * quad;
         const d_tile tile = { 0, 0, matrix, (int) p.job.n };
         const char * b[2];
         float4 v[2];
@@ -14742,12 +14749,12 @@ static __global__ void __launch_bounds__(256) k_mul_mat_id_mma_prepare(
         d_id_sort(args, l, shared, (int) blockIdx.x, n_sort);
         return;
     }
-    const uint32_t n_b = (uint32_t) p.job.b.ne[1], n_units = (uint32_t) p.job.b.ne[2] * n_b * (uint32_t) p.steps;
+    const uint32_t n_b = (uint32_t) p.job.b.ne[1], n_units = (uint32_t) p.job.b.ne[2] * n_b * (uint32_t) p.units;
     const uint32_t quad = threadIdx.x % 128, q = quad % 8;
     for (uint32_t unit = (blockIdx.x - n_sort) * 2 + threadIdx.x / 128; unit < n_units; unit += (gridDim.x - n_sort) * 2) {
-        const uint32_t column = unit / (uint32_t) p.steps, group = unit * MMA_GROUPS + quad / 8;
+        const uint32_t column = unit / (uint32_t) p.units, group = unit * MMA_GROUPS + quad / 8;
         const char * b = d_at(p.job.b, 0, column % n_b, column / n_b, 0);
-        const int64_t k = (int64_t) (unit - column * (uint32_t) p.steps) * MMA_STEP + 4 * quad;
+        const int64_t k = (int64_t) (unit - column * (uint32_t) p.units) * MMA_STEP + 4 * quad;
         int t, h;
         float2 scale;
         const uint32_t word = d_mma_word(d_vec_load4(p.job, b, k, d_vec_is_packed(p.job, b)), f, (int) q, &t, &h, &scale);
@@ -14965,14 +14972,14 @@ static d_mma_job mma_job(const d_vec_job & q) {
         p.y_c[j + 1] = q.more[j].y_c * (int64_t) q.job.y.nb[0];
         p.m[j + 1] = q.more[j].m;
     }
-    p.steps = (int) ((q.job.k + MMA_STEP - 1) / MMA_STEP);
+    p.units = (int) ((q.job.k + MMA_STEP - 1) / MMA_STEP);
     p.n_tiles = q.job.n <= MMA_COLUMNS ? 1 : MMA_MOST / MMA_COLUMNS;
     p.is_aligned = rows_are_multiples(q.job, 16);
     return p;
 }
 
 static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group at most
-    return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.steps * p.n_tiles * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
+    return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.units * p.n_tiles * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
 }
 
 static bool mma_pays(const d_vec_job & p, size_t max_shared) {
@@ -14994,11 +15001,17 @@ static bool vec_uses_mma(const d_vec_job & p, size_t max_shared) {
 // Words lie at multiples of 4 bytes wherever rows do, or are put together from bytes that are read in any case.
 template <typename A> static constexpr bool d_mma_has_any = sizeof(typename A::block) % 4 == 0 || !d_mma_format<A>::has_words;
 
+template <typename A, int TILES> static int mma_steps(int64_t k) {
+    constexpr int step = d_mma_shape<A, TILES>::step;
+    return (int) ((k + step - 1) / step);
+}
+
 template <typename A, int TILES>
 static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared, gcuda_stream stream) {
     typedef d_mma_format<A> F;
-    const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n_groups = n_matrices * p.steps * TILES * MMA_GROUPS;
+    const int64_t n_matrices = p.job.a.ne[2] * p.job.a.ne[3], n_groups = n_matrices * p.units * TILES * MMA_GROUPS;
     int n_warps = 0;
+    p.steps = mma_steps<A, TILES>(p.job.k);
     const size_t n_bytes = mma_plan<A, TILES>(p, n_matrices, max_shared, &n_warps);
     if (n_bytes == 0 || p.n_items > INT32_MAX / 2) { // tasks are counted in an int
         return GCUDA_STATUS_UNSUPPORTED;
@@ -15007,7 +15020,7 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
     p.is_early = reads_weights_behind();
-    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.steps * TILES * (MMA_COLUMNS / 2),
+    const gcuda_status st = launch_overlapped(k_mul_mat_mma_columns, n_matrices * p.units * TILES * (MMA_COLUMNS / 2),
         dim3(MMA_BESIDE), 0, 0, stream, p, f, (uint32_t *) scratch, (float *) (void *) p.xs);
     if (st != GCUDA_STATUS_SUCCESS) {
         return st;
@@ -15246,6 +15259,7 @@ template <typename A>
 static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists & l, d_mma_job & p, gcuda_stream stream) {
     typedef d_mma_format<A> F;
     int n_warps = 0, n_beside = 0;
+    p.steps = mma_steps<A, 1>(p.job.k);
     const size_t n_bytes = id_mma_plan<A>(p, args.max_shared, &n_warps, &n_beside);
     if (n_bytes == 0 || !rows_are_multiples(p.job, F::lists_at)) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -15253,7 +15267,7 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
     size_t n_sort_bytes;
     const int n_sort = id_sort_plan(l, MMA_COLUMNS, &n_sort_bytes);
-    const int64_t n_units = args.b.ne[1] * args.b.ne[2] * p.steps;
+    const int64_t n_units = args.b.ne[1] * args.b.ne[2] * p.units;
     const gcuda_status st = launch_overlapped(
         k_mul_mat_id_mma_prepare, n_sort + (n_units + 1) / 2, dim3(256), n_sort_bytes, 0, stream, args, l, p, f, n_sort);
     if (st != GCUDA_STATUS_SUCCESS) {
@@ -15278,10 +15292,10 @@ static d_mma_job id_mma_job(const gcuda_mul_mat_id_args & args, const d_id_lists
     p.job.order = l.order;
     p.job.n_lists = l.n_tiles;
     p.m[0] = (int) args.as.ne[1];
-    p.steps = (int) ((args.as.ne[0] + MMA_STEP - 1) / MMA_STEP);
+    p.units = (int) ((args.as.ne[0] + MMA_STEP - 1) / MMA_STEP);
     p.is_aligned = rows_are_multiples(p.job, 16);
     p.xq = (const uint2 *) (const void *) ((const char *) args.scratch + n_lists);
-    p.xs = (const float4 *) (const void *) (p.xq + args.b.ne[1] * args.b.ne[2] * p.steps * MMA_GROUPS * 4);
+    p.xs = (const float4 *) (const void *) (p.xq + args.b.ne[1] * args.b.ne[2] * p.units * MMA_GROUPS * 4);
     return p;
 }
 
@@ -15296,7 +15310,7 @@ gcuda_status gcuda_launch_mul_mat_id_mma(const gcuda_mul_mat_id_args * args, gcu
     d_id_lists l = {};
     const size_t n_lists = id_lists(*args, &l);
     d_mma_job p = id_mma_job(*args, l, n_lists);
-    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * p.steps, n_tiles = id_max_tiles(*args, MMA_COLUMNS) * ((args->as.ne[1] + 15) / 16);
+    const int64_t n_units = args->b.ne[1] * args->b.ne[2] * p.units, n_tiles = id_max_tiles(*args, MMA_COLUMNS) * ((args->as.ne[1] + 15) / 16);
     const bool is_small = n_units <= INT32_MAX / MMA_GROUPS && l.n_slots <= INT32_MAX / 2 && n_tiles <= INT32_MAX;
     if (!vec_takes(args->as, args->b) || capability_major() < 8 || !mma_takes(p.job) || !is_small) {
         return GCUDA_STATUS_UNSUPPORTED;
@@ -16019,8 +16033,8 @@ gcuda_status gcuda_launch_mul_mat_id_vec_float_fused(
 // in its rows l / 4 and l / 4 + 8, and four of its elements belong to each instruction of 16. Of floats a step stands alone.
 // F32 goes as TF32, where all that is said of elements of k is said of halves of one: the words lie the same way.
 // Where there are too few tiles for the device, or not a multiple, k is cut into parts, whose sums a second kernel adds.
-// Decoding takes all of the time where columns are few, and eight warps wait for shared memory through more than half of it: with 64
-// columns of weights in blocks two blocks share a multiprocessor, and sixteen warps decode.
+// Decoding takes all of the time where columns are few, and in more than half of the cycles none of eight warps can go on (61 %, ncu on an
+// H200): with 64 columns of weights in blocks two blocks share a multiprocessor, and sixteen warps decode.
 //   floor   a once for every TN columns, b (2 bytes an element) once for every 256 rows, from L2     shared  up to 226 KiB
 #define WG_ROWS 128
 #define WG_THREADS 384
@@ -16417,7 +16431,8 @@ template <int TN> static inline __device__ void d_wg_store(const d_wg_job & p, c
 
 // ---- experts ----
 // mul_mat_id: an item is 128 rows of an expert and a tile of at most 64 of its columns, by the lists that only the device knows. There
-// are two blocks on a multiprocessor and no clusters: columns are a small part of what is read. A tile's columns lie together, [step][column][128 bytes], from its place on; rows begin at any even byte.
+// are two blocks on a multiprocessor and no clusters: columns are a small part of what is read. A tile's columns lie together,
+// [step][column][128 bytes], from its place on; rows begin at any even byte.
 //   floor   each expert's weights once for every 64 of its columns
 struct d_wg_id_job {
     static constexpr int cluster = 1;
@@ -17656,9 +17671,11 @@ gcuda_status gcuda_launch_mul_mat_wg_columns(const gcuda_mul_mat_args * args, vo
 
 gcuda_status gcuda_launch_mul_mat_wg_product(
     const gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
+    wg_plan plan = wg_plan_of_steps(*args);
+    if (parts == nullptr) { plan.n_parts = 1; }
     return !wg_has_steps(*args)       ? device_lacks()
            : n_elements(args->y) == 0 ? GCUDA_STATUS_SUCCESS
-                                      : wg_multiply(args, 1, nullptr, wg_plan_of_steps(*args), columns, nullptr, (float *) parts, stream);
+                                      : wg_multiply(args, 1, nullptr, plan, columns, nullptr, (float *) parts, stream);
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
