@@ -1408,7 +1408,7 @@ static void cases_after_test(void) {
     struct case_count * c = case_count_of(test_all.test);
     const int level = test_all.full ? 1 : 0;
     c->ran = true;
-    if (test_all.filter != NULL || test_all.only != NULL || test_all.n_parts > 0 || op_on_device) { return; }
+    if (!test_is_whole() || op_on_device) { return; }
     if (test_all.update_cases) {
         c->n[level] = test_all.n_cases;
         return;
@@ -1422,11 +1422,11 @@ static void cases_after_test(void) {
 }
 
 static void cases_after_all(void) {
-    const bool is_whole = test_all.filter == NULL && test_all.only == NULL && test_all.n_parts == 0 && !op_on_device && !test_all.update_cases;
+    const bool is_whole = test_is_whole() && !op_on_device && !test_all.update_cases;
     for (int i = 0; is_whole && i < n_case_counts; ++i) {
         CHECK_MSG(case_counts[i].ran, "the test %s is in tests/cases.txt and did not run", case_counts[i].name);
     }
-    if (test_all.update_cases && test_all.filter == NULL && test_all.only == NULL) { cases_save(); }
+    if (test_all.update_cases && test_is_whole()) { cases_save(); }
     for (int i = 0; i < 2; ++i) {
         gcuda_backend_free(op_backends[i]);
         op_backends[i] = NULL;

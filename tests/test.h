@@ -158,6 +158,9 @@ static void test_settle(void) { // counts what just ended, test or case
     test_all.skip = false;
 }
 
+// All cases of all tests were asked for.
+TEST_UNUSED static bool test_is_whole(void) { return test_all.filter == NULL && test_all.only == NULL && test_all.n_parts == 0; }
+
 // False: the filter leaves this case out. The name begins with the name of the test.
 TEST_UNUSED static bool test_case_begin(const char * name) {
     if (test_all.filter != NULL && strstr(name, test_all.filter) == NULL) { return false; }

@@ -2,7 +2,9 @@
 // bounded cache of plans, through an explicit plan that is updated, and through a scheduler with two copies, as CUDA graphs;
 // graphs, plans, schedulers and backends are made and freed in between. Memory of device and host and the number of handles
 // must stay what they were after a warm-up. GCUDA_TEST_SOAK_S says for how many seconds (3; with GCUDA_TEST_FULL 20);
-// half an hour shows what creeps. Also runs on the simulated device (make build/sim/test-soak).
+// half an hour shows what creeps. GCUDA_TEST_SOAK_SHARED: between the warm-up and the end other programs use the device too, and what
+// it has taken as a whole, theirs with it, is held to the bound at the end alone. Also runs on the simulated device
+// (make build/sim/test-soak).
 #include "gcuda.h"
 #include "test.h"
 
@@ -575,6 +577,7 @@ static void soak_for(double length, struct fault * host) {
     run_largest(&k);
     const double begin = seconds();
     double told = 0.0;
+    const bool is_shared = getenv("GCUDA_TEST_SOAK_SHARED") != NULL;
     bool is_warm = false;
     int n_after = 0;
     for (int round = 0; test_all.n_bad_checks == 0; ++round) {
@@ -586,16 +589,18 @@ static void soak_for(double length, struct fault * host) {
             if (is_warm) { tell("warm after", s, &k, now, loaded); }
             continue;
         }
+        n_after++;
+        const bool is_over = s >= length && n_after >= WARM_UP_ROUNDS;
         for (int i = 0; i < N_FIGURES; ++i) {
+            if (i == DEVICE_TAKEN && is_shared && !is_over) { continue; }
             CHECK_MSG(now[i] <= most[i] + figures[i].slack, "%s: %zu after %.0f s and %llu runs, at most %zu in the warm-up, slack %zu",
                 figures[i].name, now[i], s, (unsigned long long) k.n_runs, most[i], figures[i].slack);
         }
-        n_after++;
         if (s - told >= 60.0) {
             tell("         ", s, &k, now, loaded);
             told = s;
         }
-        if (s >= length && n_after >= WARM_UP_ROUNDS) { break; }
+        if (is_over) { break; }
     }
     struct gcuda_cuda_plan_stats p;
     CHECK_OK(gcuda_backend_cuda_get_plan_stats(k.cuda, &p));
