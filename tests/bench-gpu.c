@@ -107,6 +107,7 @@ struct row {
     struct leaf leafs[10];
     int n_leafs;
     double flop;   // 0: bytes count
+    double product_flop; // of products, whatever counts
     double extra;  // bytes moved besides whole leafs and the result
     bool read_only; // the result hardly counts: percent of the reading ceiling
 };
@@ -590,9 +591,10 @@ static struct gcuda_tensor * build_mul_mat(struct row * r) {
     list(r, "bs", bs);
     list(r, "nr", nr);
     struct gcuda_tensor * a = leaf4(r, type_of(r, "type"), FLOATS, k, m, bs[0], bs[1]);
-    if (n > 8) { r->flop = 2.0 * (double) m * (double) n * (double) k * (double) (bs[0] * bs[1] * nr[0] * nr[1]); }
+    r->product_flop = 2.0 * (double) m * (double) n * (double) k * (double) (bs[0] * bs[1] * nr[0] * nr[1]);
+    if (n > 8) { r->flop = r->product_flop; }
     r->read_only = true;
-    return gcuda_mul_mat(r->ctx, a, leaf4(r, GCUDA_TYPE_F32, FLOATS, k, n, bs[0] * nr[0], bs[1] * nr[1]));
+    return gcuda_mul_mat(r->ctx, a, leaf4(r, type_of(r, "type_b"), FLOATS, k, n, bs[0] * nr[0], bs[1] * nr[1]));
 }
 static struct gcuda_tensor * build_mul_mat_id(struct row * r) {
     const int64_t e = number(r, "E", 1), u = number(r, "U", 1), m = number(r, "m", 1), k = number(r, "k", 1);
@@ -603,7 +605,8 @@ static struct gcuda_tensor * build_mul_mat_id(struct row * r) {
     const double touched = (double) e * (1.0 - pow(1.0 - (double) u / (double) e, (double) n));
     r->extra = touched * (double) (gcuda_row_size(as->type, k) * (size_t) m);
     r->read_only = true;
-    if (n > 64) { r->flop = 2.0 * (double) m * (double) k * (double) (n * u); }
+    r->product_flop = 2.0 * (double) m * (double) k * (double) (n * u);
+    if (n > 64) { r->flop = r->product_flop; }
     return gcuda_mul_mat_id(r->ctx, as, b, ids);
 }
 static struct gcuda_tensor * build_flash_attn_ext(struct row * r) {
@@ -854,6 +857,7 @@ struct result {
     struct timing rotated, same;
     double gbs, tflops, percent; // of the rotated time
     const char * ceiling;
+    char other[24]; // products: the share of the other ceiling
     char note[160];
 };
 
@@ -886,6 +890,10 @@ static void rate(struct bench * b, const struct row * r, double bytes, struct re
     const double ceiling = r->flop > 0.0 ? b->gemm_tflops : r->read_only ? b->read_gbs : b->copy_gbs;
     out->ceiling = r->flop > 0.0 ? "gemm" : r->read_only ? "read" : "copy";
     out->percent = ceiling > 0.0 ? 100.0 * (r->flop > 0.0 ? out->tflops : out->gbs) / ceiling : 0.0;
+    if (r->product_flop > 0.0 && b->read_gbs > 0.0 && b->gemm_tflops > 0.0) {
+        const double share = r->flop > 0.0 ? out->gbs / b->read_gbs : r->product_flop / out->rotated.us * 1e-6 / b->gemm_tflops;
+        snprintf(out->other, sizeof out->other, "%.1f%% %s", 100.0 * share, r->flop > 0.0 ? "read" : "gemm");
+    }
 }
 
 // False: no kernel, and the note says why.
@@ -953,7 +961,7 @@ static void run_row(struct bench * b, const struct bench_target * t, bool counts
     if (b->json != NULL) { json_row(b, t->name, t->us, &r); }
     if (!is_there) {
         b->n_no_kernel++;
-        printf("%10s %9s %7s %5s %10s %9s %6s  %s\n", "no kernel", "", "", "", "", "", "", t->name);
+        printf("%10s %9s %7s %5s %11s %10s %9s %6s  %s\n", "no kernel", "", "", "", "", "", "", "", t->name);
         return;
     }
     char speed[32], ratio[32] = "", target[32] = "";
@@ -968,8 +976,8 @@ static void run_row(struct bench * b, const struct bench_target * t, bool counts
             b->n_ratios++;
         }
     }
-    printf("%10.2f %9s %6.1f%% %-4s %10.2f %9s %6s  %s%s%s\n", r.rotated.us, speed, r.percent, r.ceiling, r.same.us, target,
-        ratio, t->name, r.note[0] ? "   * " : "", r.note);
+    printf("%10.2f %9s %6.1f%% %-4s %11s %10.2f %9s %6s  %s%s%s\n", r.rotated.us, speed, r.percent, r.ceiling, r.other, r.same.us,
+        target, ratio, t->name, r.note[0] ? "   * " : "", r.note);
     fflush(stdout);
 }
 
@@ -982,8 +990,8 @@ static void run_table(struct bench * b, const char * title, const struct bench_t
             continue;
         }
         if (is_first) {
-            printf("\n%s\n%10s %9s %7s %-4s %10s %9s %6s  /s and us of one launch\n", title, "rotated us", "rate", "", "of",
-                "same us", "target us", "ratio");
+            printf("\n%s\n%10s %9s %7s %-4s %11s %10s %9s %6s  /s and us of one launch\n", title, "rotated us", "rate", "", "of",
+                "and of", "same us", "target us", "ratio");
             is_first = false;
         }
         run_row(b, &rows[i], counts);
@@ -1860,6 +1868,7 @@ static const struct {
     { "vec", "products, weights far larger than L2", targets_mul_mat_vec, COUNT(targets_mul_mat_vec), NULL },
     { "mul_mat", "products, m=4096 k=14336", targets_mul_mat, COUNT(targets_mul_mat), NULL },
     { "mul_mat_id", "products of experts", targets_mul_mat_id, COUNT(targets_mul_mat_id), NULL },
+    { "between", "products, m=4096 k=14336, and of experts, where the way changes", targets_between, COUNT(targets_between), NULL },
     { "halves", "products, m=4096 k=14336, weights written out as BF16 for cuBLAS", targets_halves, COUNT(targets_halves), "halves" },
     { "gemm", "products of floats without cuBLAS", targets_gemm, COUNT(targets_gemm), "gemm" },
     { "attention", "attention", targets_flash_attn_ext, COUNT(targets_flash_attn_ext), NULL },
@@ -1944,7 +1953,7 @@ int main(int argc, char ** argv) {
             if (b.json == NULL) { stop("--json: cannot write"); }
             fprintf(b.json, "{\"rows\": [");
         } else {
-            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|halves|gemm|attention|others|own|stack|pair]"
+            fprintf(stderr, "usage: bench-gpu [--filter TEXT] [--table vec|mul_mat|mul_mat_id|between|halves|gemm|attention|others|own|stack|pair]"
                             " [--json FILE] [--device N]\n                 [--seconds N: no row begins later] [--ms N: of measuring a row, 30]"
                             " [--mb N: of the ceilings, 4096]\n"
                             "                 [--check: only whether every row can be built, and every operation has one]\n");

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 
-ROW = re.compile(r"^ *([\d.]+) +([\d.]+) (GB|TF) +[\d.]+% (\w+) +([\d.]+) +(?:([\d.]+) +[\d.]+ +)?([A-Z_0-9]+) (.*?)(?: +\*.*)?$")
+ROW = re.compile(r"^ *([\d.]+) +([\d.]+) (GB|TF) +[\d.]+% (\w+) +(?:[\d.]+% \w+ +)?([\d.]+) +(?:([\d.]+) +[\d.]+ +)?([A-Z_0-9]+) (.*?)(?: +\*.*)?$")
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "q4_0": 4.5, "q4_1": 5, "q5_0": 5.5, "q5_1": 6, "q8_0": 8.5, "mxfp4": 4.25, "q2_K": 2.625,
         "q3_K": 3.4375, "q4_K": 4.5, "q5_K": 5.5, "q6_K": 6.5625, "iq2_xxs": 2.0625, "iq2_xs": 2.3125, "iq2_s": 2.5625,
         "iq3_xxs": 3.0625, "iq1_s": 1.5625, "iq1_m": 1.75, "iq4_nl": 4.5, "iq3_s": 3.4375, "iq4_xs": 4.25}
@@ -31,6 +31,8 @@ TWICE = ("SSM_SCAN", "RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN")  # the refer
 PAST_L2 = 100e6  # bytes that a row moves; of smaller ones starting and ending is too large a part
 MEAN_RATIO, MEAN_FROM_US = 2.5, 6.0  # of the table of everything else, rows above so many us
 LAUNCHER_US = 1.0  # more than a bare launch
+STEP = 1.1  # of the time of fewer columns, or tokens: at most so much more than that of more, or of one more behind a change of the way
+OBJECTS_MB, OBJECTS_CPU_S = 40.0, 600.0  # machine code for 90a, and the compiler's time for it
 
 
 class Record:
@@ -39,13 +41,14 @@ class Record:
             return float(re.search(rf"^ +([\d.]+) \S+ +{name}", text, re.M)[1])
         self.copy = ceiling(r"CPY type_src=f32,type_dst=f32") * 1e3  # bytes a microsecond
         self.read = ceiling(r"MUL_MAT type=f32,m=131072") * 1e3
-        self.gemm = {"": ceiling(r"cuBLAS F16, 8192") * 1e6, "512": ceiling(r"cuBLAS F16, m=4096,n=512") * 1e6,
-                     "2048": ceiling(r"cuBLAS F16, m=4096,n=2048") * 1e6}  # operations a microsecond
+        self.gemm = {kind + n: ceiling(rf"cuBLAS {kind}, {what}") * 1e6  # operations a microsecond
+                     for kind in ("F16", "BF16") for n, what in (("", "8192"), ("512", "m=4096,n=512"), ("2048", "m=4096,n=2048"))}
         self.has_references = re.search(r"^device +(?:\d+ x )?NVIDIA H200\b", text, re.M) is not None
         l2 = re.search(r"multiprocessors, L2 (\d+) MB", text)
         self.l2 = float(l2[1]) * 1e6 if l2 else 50e6
         self.multiprocessors = int(re.search(r"(\d+) multiprocessors, L2", text)[1]) if l2 else 132
         self.launchers = [(float(m[1]), m[2]) for m in re.finditer(r"^ +[\d.]+ +([+-][\d.]+) +(gcuda_launch_\w+)$", text, re.M)]
+        self.objects = re.search(r"together +([\d.]+) CPU s +\d+ bytes  sm_90a +(\d+)", text)
         self.tables = {}
         title = before = None
         for line in text.splitlines():
@@ -84,7 +87,7 @@ def limits_of_operation(r, name, what, us, same, reference, n_bytes):
     n_ops = convolution_ops(what) if name == "CONV_2D" else 0
     share = share_of_copying(r, name, what)
     if n_ops >= 20e9 and "type_kernel=f16" in what:
-        found.append((us, n_ops / (0.4 * r.gemm[""]), "40 % of cuBLAS"))
+        found.append((us, n_ops / (0.4 * r.gemm["F16"]), "40 % of cuBLAS"))
     if share and n_bytes >= PAST_L2:
         found.append((us, n_bytes / (share * r.copy), f"{100 * share:.0f} % of copying"))
     if reference and r.has_references:  # which was measured on the same buffers
@@ -107,16 +110,22 @@ def most_of_product(r, kind, m, n, k, reference, one):
         found += [of_reference] if is_large and of_reference else [n_bytes / r.read + 2.5] if not is_large else []
     if n == 8 and kind not in FLOATS:
         found += [of_reference / 2] if of_reference else []
-        found += [1.5 * one] if is_large and one and share_of_one_column(kind) == 0.85 else []
+        found += [1.5 * one] if one and share_of_one_column(kind) == 0.85 else []
     if n == 1 and kind in CODEBOOKS and is_large:
         found += [of_reference / 2] if of_reference else []
     if 16 <= n <= 128 and kind != "f32":
         found += [of_reference / (1.2 if kind in FLOATS else 1.5)] if of_reference else []
-    if n >= 512 and kind not in FLOATS:
-        share = 0.8 if n == 2048 else 0.75 if kind in SIMPLE else 0.7
-        found.append(2.0 * m * n * k / (share * r.gemm[str(n)]))
-        found += [of_reference / (2.8 if n == 2048 else 2.2)] if of_reference else []
+    if n >= 512 and kind != "f32":
+        share = (0.86 if n == 2048 else 0.88) if kind in FLOATS else 0.8 if n == 2048 else 0.75 if kind in SIMPLE else 0.7
+        found.append(2.0 * m * n * k / (share * r.gemm[f"F16{n}"]))
+        found += [of_reference / (2.8 if n == 2048 else 2.2)] if of_reference and kind not in FLOATS else []
     return min(found) if found else None
+
+
+def most_of_own_gemm(r, kind, n, k, m):
+    """80 % of cuBLAS on the same type, where it was timed on that shape."""
+    ceiling = r.gemm.get(kind.upper() + (str(n) if m == 4096 else ""))
+    return 2.0 * m * n * k / (0.8 * ceiling) if ceiling else None
 
 
 def most_of_experts(r, kind, what, reference):
@@ -150,7 +159,30 @@ class Count:
         elif not is_judged:
             self.unasked[name] = self.unasked.get(name, 0) + 1
 
+    def steps(self, products, experts):
+        """More columns, or tokens, take longer, and no number of them takes much longer than one less. Of experts more are touched then."""
+        for times, what in ((products, "MUL_MAT"), (experts, "MUL_MAT_ID")):
+            for key, by_n in sorted(times.items()):
+                numbers = sorted(n for n in by_n if n >= 8)
+                for before, after in zip(numbers, numbers[1:]):
+                    name = f"{what} {key}, n={before} and n={after}: "
+                    if what == "MUL_MAT" and before >= 16:
+                        self.judge([(by_n[before], STEP * by_n[after], "")], name + "fewer take longer")
+                    if after == before + 1:
+                        self.judge([(by_n[after], STEP * by_n[before], "")], name + "a step")
+
+    def beside_cublas(self, r, products):
+        """Quantized products, beside weights that are written out as BF16 for cuBLAS."""
+        for us, *_, what in r.tables.get("products, m=4096 k=14336, weights written out as BF16 for cuBLAS", []):
+            kind, m, n, k = re.match(r"type=(\w+),m=(\d+),n=(\d+),k=(\d+)$", what).groups()
+            own = products.get(f"type={kind},m={m},k={k}", {}).get(int(n))
+            if own:
+                self.judge([(own, float(us), "")], f"MUL_MAT {what}, beside cuBLAS on weights written out")
+
     def sums(self, r):
+        if r.objects:
+            self.judge([(float(r.objects[2]) * 1e-6, OBJECTS_MB, "MB")], "machine code for 90a")
+            self.judge([(float(r.objects[1]), OBJECTS_CPU_S, "s")], "the compiler's time for it")
         if r.has_references and self.ratios:
             mean = math.exp(sum(math.log(x) for x in self.ratios) / len(self.ratios))
             self.asked += 1
@@ -172,27 +204,33 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as f:
         r = Record(f.read())
     count = Count()
+    products, experts = {}, {}
     for title, rows in r.tables.items():
-        one = {}
         for us, rate, unit, _, same, reference, name, what in rows:
             us, same, reference = float(us), float(same), float(reference) if reference else None
             n_bytes = float(rate) * us * 1e3 if unit == "GB" else 0.0
-            product = re.match(r"type=(\w+),m=(\d+),n=(\d+),k=(\d+)$", what)
+            product = re.match(r"type=(\w+),m=(\d+),n=(\d+),k=(\d+)(,type_b=\w+)?$", what)
             most, limits = None, []
-            if name == "MUL_MAT" and product and title.startswith("products"):
-                kind, m, n, k = product[1], *map(int, product.groups()[1:])
-                if n == 1:
-                    one[kind, m] = us
-                is_forced = "cuBLAS" in title  # another way than dispatch's
-                most = None if is_forced else most_of_product(r, kind, m, n, k, reference, one.get((kind, m)))
+            if name == "MUL_MAT" and product:
+                kind, m, n, k = product[1], *map(int, product.groups()[1:4])
+                by_n = products.setdefault(f"type={kind},m={m},k={k}", {})
+                if "without cuBLAS" in title:  # another way than dispatch's: with nothing to convert
+                    most = most_of_own_gemm(r, kind, n, k, m) if product[5] else None
+                elif "for cuBLAS" not in title:
+                    by_n[n] = us
+                    most = most_of_product(r, kind, m, n, k, reference, by_n.get(1))
             elif name == "MUL_MAT_ID":
                 most = most_of_experts(r, re.match(r"type=(\w+)", what)[1], what, reference)
+                by_n = experts.setdefault(re.sub(r",n=\d+", "", what), {})
+                by_n[int(re.search(r",n=(\d+)", what)[1])] = us
             elif title.startswith("everything") or title.startswith("past"):
                 limits = limits_of_operation(r, name, what, us, same, reference, n_bytes)
                 count.leave(r, name, what, us, n_bytes, len(limits) > 0)
                 if title.startswith("everything") and reference and reference > MEAN_FROM_US:
                     count.ratios.append(reference / same)
             count.judge(limits + ([(us, most, "")] if most else []), f"{name} {what}")
+    count.steps(products, experts)
+    count.beside_cublas(r, products)
     count.sums(r)
 
 
