@@ -11532,18 +11532,18 @@ gcuda_status gcuda_launch_half_rows(const gcuda_half_rows_args * args, gcuda_str
     return launch_in_turn(kernel, n_rows(args->x), dim3(256), stream, *args);
 }
 
-// A row is touched only where its factor is not 1.
+// A row is touched only where its factor is not 1. A warp has one: mostly there is nothing to do but to look.
 static __global__ void __launch_bounds__(256) k_half_rows_back(const gcuda_half_rows_args p) {
     d_take_turn();
-    FOR_ROWS(r, d_rows(p.y)) {
+    FOR_HELD_ROWS(r, d_rows(p.y), 32) {
         const float scale = p.scale[r];
         float * y = (float *) d_row(p.y, r);
-        for (int64_t i = threadIdx.x; i < p.y.ne[0] && scale != 1.0f; i += 256) { y[i] *= scale; }
+        for (int64_t i = threadIdx.x % 32; i < p.y.ne[0] && scale != 1.0f; i += 32) { y[i] *= scale; }
     }
 }
 
 gcuda_status gcuda_launch_half_rows_back(const gcuda_half_rows_args * args, gcuda_stream stream) {
-    return launch_in_turn(k_half_rows_back, n_rows(args->y), dim3(256), stream, *args);
+    return launch_in_turn(k_half_rows_back, (n_rows(args->y) + 7) / 8, dim3(256), stream, *args);
 }
 
 // ---- where the matrices of a product are ----
