@@ -9,6 +9,8 @@
 
 #define FLOAT_PAIRS "F32 F16,F32>F32 F16>F32 BF16,F32>F32 BF16>F32"
 #define ERR_PRODUCT 5e-4
+#define WEIGHT_TYPES_OF_32 "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4" // elements in a block
+#define WEIGHT_TYPES_OF_256 "Q2_K Q3_K Q4_K Q5_K Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ4_XS"
 
 // ---------------------------------------------------------------------------------------------------- references
 // >>op:mul_mat: consecutive batches of b share one matrix of a (grouped division, not modulo)
@@ -134,9 +136,53 @@ TEST(mul_mat_quantized) {
     }
 }
 
+// Columns along rows of the weights: a sum that stands alone is not nearly nothing, which would leave no more than its rounding, and
+// who takes one row or column for another is far off.
+static void fill_along_rows(struct rng * r, const struct op_case * c, int k, struct arr * b) {
+    const struct arr * a = c->in[0];
+    (void) k;
+    FOR_ARR(b) {
+        const double size = rng_between(r, 0.1, 1.0);
+        AT(b, i0, i1, i2, i3) = AT(a, i0, i1 % a->ne[1], 0, 0) < 0.0 ? -size : size;
+    }
+}
+
+// Rows of each length, one, two and an odd number of them, with every number of columns at which kernels and their tiles begin or end.
+// At the normal level each length meets all columns, and each number of rows some of all sorts.
+static void mul_mat_cross(const char * types, const int * length, int n_lengths) {
+    static const int rows[] = { 1, 2, 17 }, columns[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 33, 127, 128, 129 };
+    const int n_columns = (int) (sizeof columns / sizeof columns[0]);
+    char shapes[4096] = "";
+    for (int i = 0; i < n_lengths * n_columns * 3; ++i) {
+        const int l = i / (n_columns * 3), c = i / 3 % n_columns;
+        const size_t n = strlen(shapes);
+        if (!test_full() && i % 3 != (l + c) % 3) { continue; }
+        snprintf(shapes + n, sizeof shapes - n, "%s%d,%d|%d,%d", n > 0 ? " " : "", length[l], rows[i % 3], length[l], columns[c]);
+    }
+    struct op_test t = mul_mat_test(types, shapes);
+    t.in[1].fill = fill_along_rows;
+    op_test_run(&t);
+}
+
+TEST(mul_mat_cross) {
+    static const int lengths[][3] = { { 32, 96 }, { 256, 768 }, { 1, 3, 8 } };
+    mul_mat_cross(op_types_with(WEIGHT_TYPES_OF_32, ",F32>F32"), lengths[0], 2);
+    mul_mat_cross(op_types_with(WEIGHT_TYPES_OF_256, ",F32>F32"), lengths[1], 2);
+    mul_mat_cross("F32 F16,F32>F32 BF16,F32>F32", lengths[2], 3);
+}
+
+// Columns of 16 bits beside each type, by vectors and in tiles.
+TEST(mul_mat_halves_as_columns) {
+    static const char * const shapes = "256,19|256,1 256,19|256,3 256,19|256,8 256,19|256,16 256,19|256,33 256,19|256,70";
+    mul_mat_cases(op_types_with(WEIGHT_TYPES, ",F16>F32"), shapes, 0);
+    mul_mat_cases(op_types_with(WEIGHT_TYPES, ",BF16>F32"), shapes, 0);
+    mul_mat_cases("F32,BF16>F32 F16,BF16>F32 BF16,F16>F32 F32,F16>F32",
+        "72,19|72,1 72,19|72,3 72,19|72,8 72,19|72,16 72,19|72,33 72,19|72,70 33,17|33,2 33,17|33,70 64,5,3,2|64,3,3,4", 0);
+}
+
 TEST(mul_mat_blocks_of_32) { // rows of one, two, three blocks: no whole super-block to lean on
     char types[512];
-    snprintf(types, sizeof types, "%s", op_types_with("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL MXFP4", ",F32>F32"));
+    snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES_OF_32, ",F32>F32"));
     mul_mat_cases(
         types, "32,40|32,7 32,1|32,90 32,120|32,6 64,33|64,5 96,9|96,20 160,40|160,11 224,99|224,1", LAYOUT_ROWS);
     mul_mat_cases("Q4_0,F32>F32", test_full() ? "576,512|576,576 8192,1|8192,2048" : "576,64|576,70 8192,1|8192,64", 0);
@@ -178,7 +224,7 @@ TEST(mul_mat_precision) {
     struct op_test t = mul_mat_test("F32 F16,F32>F32 BF16,F32>F32", shapes);
     t.build = build_mul_mat_f32, t.max_nmse = 1e-10;
     op_test_run(&t);
-    t = mul_mat_test("Q4_0,F32>F32 Q4_K,F32>F32", shapes);
+    t = mul_mat_test(op_types_with(WEIGHT_TYPES, ",F32>F32"), shapes);
     t.build = build_mul_mat_f32, t.max_nmse = op_backends_ready() && op_on_device ? 1e-10 : ERR_PRODUCT;
     op_test_run(&t);
 }
@@ -237,6 +283,7 @@ TEST(mul_mat_range_of_activations) {
         mul_mat_range(types, "256,9|256,2", size[i]);
         mul_mat_range("F16,F32>F32", "256,9|256,2", size[i]); // F16 ends at 65504
         mul_mat_range("F16,F32>F32 BF16,F32>F32", "256,20|256,20 72,20|72,70", size[i]);
+        mul_mat_range(types, "256,17|256,20 256,17|256,70 256,17|256,130", size[i]); // in tiles, as halves
     }
 }
 
@@ -370,14 +417,18 @@ static void fill_unknown_experts(struct rng * r, const struct op_case * c, int k
     for (int64_t i = 0; i < arr_n(a); i += 3) { a->d[i] = i % 2 ? bad[i / 3 % 3] : (double) c->in[0]->ne[2]; }
 }
 
+static struct op_test mul_mat_id_test(const char * types, const char * shapes, const char * tag, fill_fn fill) {
+    struct op_test t = mul_mat_test(types, shapes);
+    t.tag = tag, t.n_in = 3, t.build = build_mul_mat_id, t.ref = ref_mul_mat_id;
+    t.in[2].fill = fill;
+    return t;
+}
+
 static void mul_mat_id_cases_in(
     const char * types, const char * shapes, const char * tag, fill_fn fill, unsigned expert_layouts) {
-    struct op_test t;
-    memset(&t, 0, sizeof t);
-    t.types = types, t.shapes = shapes, t.tag = tag, t.n_in = 3;
-    t.build = build_mul_mat_id, t.ref = ref_mul_mat_id, t.max_nmse = ERR_PRODUCT;
+    struct op_test t = mul_mat_id_test(types, shapes, tag, fill);
     t.in[0].layouts = expert_layouts;
-    t.in[1].layouts = LAYOUT_ROWS, t.in[2].layouts = LAYOUT_GAPS, t.in[2].fill = fill;
+    t.in[1].layouts = LAYOUT_ROWS, t.in[2].layouts = LAYOUT_GAPS;
     t.status = fill == fill_unknown_experts ? GCUDA_STATUS_INVALID_DATA : GCUDA_STATUS_SUCCESS;
     op_test_run(&t);
 }
@@ -423,16 +474,29 @@ TEST(mul_mat_id_range_of_activations) { // a slot at a time, and in tiles
     snprintf(types, sizeof types, "F32,F32,I32>F32 F16,F32,I32>F32 BF16,F32,I32>F32 %s", op_types_with(WEIGHT_TYPES, ",F32,I32>F32"));
     for (size_t i = 0; i < sizeof size / sizeof size[0]; ++i) {
         char tag[32];
-        struct op_test t;
-        memset(&t, 0, sizeof t);
         snprintf(tag, sizeof tag, "b=%g", size[i]);
-        t.types = types, t.shapes = shapes, t.tag = size[i] > 0.0 ? tag : "outliers", t.n_in = 3;
-        t.build = build_mul_mat_id, t.ref = ref_mul_mat_id, t.max_nmse = ERR_PRODUCT;
+        struct op_test t = mul_mat_id_test(types, shapes, size[i] > 0.0 ? tag : "outliers", fill_experts);
         t.in[1].lo = -size[i], t.in[1].hi = size[i];
         t.in[1].fill = size[i] > 0.0 ? NULL : fill_outliers;
-        t.in[2].fill = fill_experts;
+        op_test_run(&t);
+        t.types = "Q4_0,F32,I32>F32 Q6_K,F32,I32>F32 IQ4_XS,F32,I32>F32", t.shapes = "1024,256,4|1024,1,5|2,5"; // experts as bytes
         op_test_run(&t);
     }
+}
+
+static void mul_mat_id_cases_packed(const char * types, const char * shapes, const char * tag, fill_fn fill) {
+    const struct op_test t = mul_mat_id_test(op_types_with(types, ",F32,I32>F32"), shapes, tag, fill);
+    op_test_run(&t);
+}
+
+// Experts so large that lists of their slots pay where there are more slots than go one by one: on tensor cores as bytes, for these
+// types; a list may be empty, full and more than that. From more slots for each expert on, warp groups, where rows are whole 16 bytes.
+TEST(mul_mat_id_large_experts) {
+    static const char * const lists = "Q4_0 Q8_0 MXFP4 IQ4_NL Q4_K Q5_K Q6_K IQ2_XS IQ4_XS";
+    mul_mat_id_cases_packed(lists, "1024,256,4|1024,1,5|2,5 1024,256,4|1024,2,8|2,8", "any", fill_experts);
+    mul_mat_id_cases_packed(lists, "1024,257,3|1024,1,9|1,9", "one", fill_one_expert);
+    mul_mat_id_cases_packed("Q5_0 IQ4_NL IQ4_XS IQ1_M", "1024,256,3|1024,1,8|2,8", "any", fill_experts);
+    mul_mat_id_cases_packed("Q4_0 Q5_0 Q8_0 MXFP4 IQ4_NL IQ4_XS IQ1_M", "1024,256,1|1024,2,8|2,8", "any", fill_experts);
 }
 
 TEST(mul_mat_id_unknown_experts) { // rows of zeros, and an error that comes after the rest is done
