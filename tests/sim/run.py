@@ -73,7 +73,7 @@ LAST_OF_FOUR = ["add", "unary", "get_rows", "cross_entropy", "out_prod", "opt_st
                 "mul_mat", "rms_norm", "soft_max", "scale", "fill", "mean", "silu", "mixed"] # what the last of four devices computes
 # what is chosen by the capability, or by how much shared memory it has; of the rest each capability runs its share
 OLDER_OPS = ["mul_mat_", "out_prod", "conv_", "ssm_scan", "flash_attn"]
-OLDER_SAMPLE = ["mul_mat_quantized", "mul_mat_some", "mul_mat_batches", "conv_2d", "out_prod", "ssm_scan"]
+OLDER_SAMPLE = ["mul_mat_quantized", "mul_mat_some", "mul_mat_batches", "mul_mat_id", "conv_2d", "out_prod", "ssm_scan"]
 OLDER_PARTS = 40  # of all cases, of which level ci takes one
 SEEDS = {"user": "2", "ci": "20", "full": "200", "older": "100"}  # orders of streams and threads that test-sched goes through
 # with barriers, warp operations and shared memory, and quick: one of them for each seed
