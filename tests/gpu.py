@@ -59,7 +59,7 @@ TOOLS = {"racecheck": 150, "initcheck": 150, "synccheck": 150, "memcheck": 15}  
 # product of 256 x 64 x 512 and a kernel that reads it has every element reported, and none after a memset; the numbers are
 # right. So it looks at a digits program without cuBLAS, where all that is read was written by kernels of gcuda's.
 DIGITS_UNDER = {"initcheck": "digits-no-cublas"}
-# Kernels of tiles in shared memory: no case of test-ops is large enough for those of warp groups, and cuBLAS has the floats.
+# Kernels of tiles in shared memory: hardly a case of test-ops is large enough for those of warp groups, and cuBLAS has the floats.
 TILES = [["build/cuda/test-warp-groups", "--filter", "few_blocks"], ["build/cuda/test-conv", "--filter", "few_blocks"]]
 
 
