@@ -26,11 +26,19 @@ static struct gcuda_array matrix(enum gcuda_type type, int64_t ne0, int64_t ne1,
     return a;
 }
 
+// A few large numbers among many small ones, as activations of language models are. F16 cannot hold the largest.
+static double outlier(struct rng * r) {
+    const double size = rng_below(r, 50) > 0 ? 1.0 : rng_below(r, 4) > 0 ? 1e3 : 1e5;
+    return size * rng_between(r, -1.0, 1.0);
+}
+
+enum { OUTLIERS = 0 }; // the scale of columns that have them
+
 static char * columns_of(const struct gcuda_array * b, double scale, struct rng * r) {
     char * data = (char *) malloc((size_t) b->ne[1] * b->nb[1]);
     memset(data, 0xff, (size_t) b->ne[1] * b->nb[1]);
     for (int64_t i = 0; i < b->ne[0] * b->ne[1]; ++i) {
-        const float v = (float) (scale * rng_between(r, -1.0, 1.0));
+        const float v = (float) (scale == OUTLIERS ? outlier(r) : scale * rng_between(r, -1.0, 1.0));
         char * p = data + (size_t) (i / b->ne[0]) * b->nb[1] + (size_t) (i % b->ne[0]) * b->nb[0];
         if (b->type == GCUDA_TYPE_F32) {
             memcpy(p, &v, 4);
@@ -87,6 +95,7 @@ struct way {
 };
 static const struct way warp_groups = { "warp groups", gcuda_launch_mul_mat_wg, gcuda_mul_mat_wg_scratch_bytes, true, false };
 static const struct way tiles = { "tiles", gcuda_launch_mul_mat_tile, gcuda_mul_mat_tile_scratch_bytes, false, true };
+static const struct way by_vectors = { "vectors", gcuda_launch_mul_mat_vec, gcuda_mul_mat_vec_scratch_bytes, false, true };
 static const struct way floats = { "floats", gcuda_launch_mul_mat_gemm, gcuda_mul_mat_gemm_scratch_bytes, false, false };
 
 // Without data.
@@ -100,6 +109,7 @@ static struct gcuda_mul_mat_args product_of(enum gcuda_type a_type, enum gcuda_t
     return p;
 }
 
+// scale: of the columns, or OUTLIERS.
 static void product_by(const struct way * way, enum gcuda_type a_type, enum gcuda_type b_type, struct shape s, double scale) {
     struct gcuda_mul_mat_args p = product_of(a_type, b_type, s);
     struct rng r = rng_for(gcuda_type_name(a_type));
@@ -159,6 +169,42 @@ TEST(every_type_and_every_edge) {
     if (!is_there) { test_skip("no kernels for warp groups, which were refused"); }
 }
 
+// Rows of as few tiles of 256 as leave those of 128 columns, but not those of 256, a second round: about one block on a multiprocessor.
+static int64_t rows_of_wide_tiles(void) {
+    int n = 0;
+    CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess);
+    return (n / 4 + 1) * 256 - 126;
+}
+
+// The kernel of weights in blocks that has tiles of so many columns.
+static void product_of_width(int width, enum gcuda_type type, struct shape s) {
+    const struct gcuda_mul_mat_args p = product_of(type, GCUDA_TYPE_F32, s);
+    CHECK_EQ_I(gcuda_mul_mat_wg_form(&p, 1), width);
+    product(type, GCUDA_TYPE_F32, s, 1.0);
+}
+
+TEST(few_blocks_of_every_width) { // of warp groups, floats that are rounded or multiplied as they lie included
+    const struct shape wide = { 256, rows_of_wide_tiles(), 250, 0 };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int t = 0; t < N_TYPES; ++t) {
+        struct shape few = { whole_rows(types[t], 256), 130, 60, 0 }, some = few, many = wide;
+        some.n = 140, many.k = few.k;
+        if (gcuda_is_quantized(types[t])) {
+            product_of_width(64, types[t], few);
+            product_of_width(128, types[t], some);
+            product_of_width(256, types[t], many);
+        } else {
+            const enum gcuda_type other = types[t] == GCUDA_TYPE_F32 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F32;
+            product(types[t], other, some, 1.0);
+            product(types[t], other, many, 1.0);
+            product(types[t], types[t], many, 1.0);
+        }
+    }
+}
+
 // Every kernel with tiles in shared memory, with more steps than its ring has slots, ends that fill no tile, and parts of k: few enough
 // blocks for racecheck (tests/gpu.py).
 TEST(few_blocks_of_every_kind) {
@@ -166,8 +212,8 @@ TEST(few_blocks_of_every_kind) {
     for (int t = 0; t < N_TYPES; ++t) {
         const int64_t k = whole_rows(types[t], 768);
         for (int i = 0; i < 4; ++i) {
-            const struct shape s = { k, 130, widths[i], 0 };
-            if (t < 4 || i == t % 4) { product_by(&tiles, types[t], GCUDA_TYPE_F32, s, 1.0); }
+            const struct shape s = { k, t < 4 || i == t % 4 ? 130 : 40, widths[i], 0 }; // two tiles of rows, or a part of one
+            product_by(&tiles, types[t], GCUDA_TYPE_F32, s, 1.0);
         }
         if (gcuda_has_warp_groups()) {
             const struct shape s = { k, 130, t % 3 == 0 ? 70 : t % 3 == 1 ? 140 : 60, 0 };
@@ -216,6 +262,22 @@ TEST(sizes_of_activations) {
         const struct shape s = { 4096, 200, 150, 0 };
         for (int t = 0; t < 5; ++t) { product(types[t], GCUDA_TYPE_F32, s, scales[i]); }
         product(GCUDA_TYPE_F16, GCUDA_TYPE_BF16, s, scales[i]);
+    }
+}
+
+TEST(sizes_of_activations_of_every_type) { // with few columns and with many
+    static const double scales[] = { 1.0, 1e5, 1e-6, OUTLIERS };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int t = 0; t < N_TYPES; ++t) {
+        const int64_t k = whole_rows(types[t], 512);
+        for (int i = 0; i < 4; ++i) {
+            const struct shape few = { k, 130, 50, 0 }, many = { k, 200, 150, 0 };
+            product(types[t], GCUDA_TYPE_F32, few, scales[i]);
+            product(types[t], GCUDA_TYPE_F32, many, scales[i]);
+        }
     }
 }
 
@@ -617,20 +679,21 @@ static const struct id_way on_groups = { "warp groups", gcuda_launch_mul_mat_id_
 static const struct id_way by_bytes = { "bytes", gcuda_launch_mul_mat_id_mma, gcuda_mul_mat_id_mma_scratch_bytes, 1e-4, false };
 
 // A launcher twice with the same scratch, and tiles: every element of one against the other's, and both times the same bits.
-static void experts_by_both(const struct id_way * way, enum gcuda_type type, struct experts s) {
+// scale: of the columns, or OUTLIERS.
+static void experts_of_size(const struct id_way * way, enum gcuda_type type, struct experts s, double scale) {
     struct gcuda_mul_mat_id_args p;
     struct rng r = rng_for(gcuda_type_name(type));
     memset(&p, 0, sizeof p);
     if (gcuda_blck_size(type) == 256) { s.k = (s.k + 2047) / 2048 * 2048; } // rows at multiples of 16 bytes
-    snprintf(test_all.case_name, sizeof test_all.case_name, "experts, %s, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d",
+    snprintf(test_all.case_name, sizeof test_all.case_name, "experts, %s, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d, scale %g",
         way->name, gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts, (long long) s.tokens,
-        (long long) s.n_b, s.pad, (int) s.ids);
+        (long long) s.n_b, s.pad, (int) s.ids, scale);
     const int64_t n_slots = s.used * s.tokens;
     p.as = matrix(type, s.k, s.m * s.n_experts, gcuda_row_size(type, s.k));
     p.b = matrix(GCUDA_TYPE_F32, s.k, s.n_b * s.tokens, (size_t) s.k * sizeof(float));
     p.y = matrix(GCUDA_TYPE_F32, s.m, n_slots, (size_t) (s.m + s.pad) * sizeof(float));
     p.ids = matrix(GCUDA_TYPE_I32, s.used, s.tokens, (size_t) s.used * sizeof(int32_t));
-    char * a = weights_of(type, &p.as, &r), * b = columns_of(&p.b, 1.0, &r);
+    char * a = weights_of(type, &p.as, &r), * b = columns_of(&p.b, scale, &r);
     int32_t * ids = (int32_t *) malloc((size_t) n_slots * sizeof(int32_t)), bad[2] = { 0, 0 };
     for (int64_t i = 0; i < n_slots; ++i) { ids[i] = id_of(s, i, &r); }
     const size_t y_bytes = p.y.nb[2];
@@ -683,6 +746,14 @@ static void experts_by_both(const struct id_way * way, enum gcuda_type type, str
     test_all.case_name[0] = '\0';
 }
 
+static void experts_by_both(const struct id_way * way, enum gcuda_type type, struct experts s) { experts_of_size(way, type, s, 1.0); }
+
+static void experts_of_all_sizes(const struct id_way * way, enum gcuda_type type, struct experts s) {
+    experts_of_size(way, type, s, 1e5);
+    experts_of_size(way, type, s, 1e-6);
+    experts_of_size(way, type, s, OUTLIERS);
+}
+
 TEST(experts_of_every_type) { // rows that end anywhere and, of small blocks, begin at any even byte; more tiles than one of an expert
     static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 2880, 300, 8, 4, 4, 33, 1, BAD },
         { 256, 40, 70, 3, 1, 50, 4, RISING }, { 4096, 257, 3, 1, 1, 200, 0, FEW }, { 64, 128, 4, 2, 2, 100, 3, SAME } };
@@ -692,6 +763,17 @@ TEST(experts_of_every_type) { // rows that end anywhere and, of small blocks, be
     }
     for (int t = 0; t < N_TYPES; ++t) {
         for (int i = 0; i < 5 && gcuda_is_quantized(types[t]); ++i) { experts_by_both(&on_groups, types[t], shapes[i]); }
+    }
+}
+
+TEST(sizes_of_activations_of_experts) {
+    static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 40, 0, ANY }, { 256, 40, 9, 3, 3, 70, 1, RISING } };
+    if (!gcuda_has_warp_groups()) {
+        test_skip("no kernels for warp groups");
+        return;
+    }
+    for (int t = 0; t < N_TYPES; ++t) {
+        for (int i = 0; i < 2 && gcuda_is_quantized(types[t]); ++i) { experts_of_all_sizes(&on_groups, types[t], shapes[i]); }
     }
 }
 
@@ -714,10 +796,14 @@ TEST(few_blocks_of_experts) { // few enough for compute-sanitizer
         test_skip("no kernels for warp groups");
         return;
     }
-    experts_by_both(&on_groups, GCUDA_TYPE_Q8_0, s);
-    experts_by_both(&on_groups, GCUDA_TYPE_MXFP4, s);
-    experts_by_both(&on_groups, GCUDA_TYPE_IQ2_XS, s);
+    for (int t = 0; t < N_TYPES; ++t) {
+        if (gcuda_is_quantized(types[t])) { experts_by_both(&on_groups, types[t], s); }
+    }
 }
+
+static const enum gcuda_type types_by_bytes[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_Q6_K,
+    GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
+enum { N_TYPES_BY_BYTES = sizeof types_by_bytes / sizeof types_by_bytes[0] };
 
 // Of these and of large experts; lists of one expert, blocks with more than one task, steps that come back.
 TEST(experts_by_bytes) {
@@ -726,18 +812,26 @@ TEST(experts_by_bytes) {
         { 9216, 520, 4, 2, 1, 9, 0, ANY } };
     static const struct experts large[] = { { 2048, 1792, 32, 4, 1, 32, 0, ANY }, { 2048, 768, 128, 8, 1, 64, 0, RISING },
         { 2880, 2880, 32, 4, 1, 32, 0, BAD } };
-    static const enum gcuda_type of[] = { GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_K, GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_Q6_K,
-        GCUDA_TYPE_Q5_K, GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_MXFP4 };
-    const int n_of = (int) (sizeof of / sizeof of[0]);
     if (!has_byte_products()) {
         test_skip("no tensor cores for bytes");
         return;
     }
-    for (int t = 0; t < n_of; ++t) {
-        for (int i = 0; i < 6; ++i) { experts_by_both(&by_bytes, of[t], shapes[i]); }
+    for (int t = 0; t < N_TYPES_BY_BYTES; ++t) {
+        for (int i = 0; i < 6; ++i) { experts_by_both(&by_bytes, types_by_bytes[t], shapes[i]); }
     }
     for (int i = 0; i < 3; ++i) {
-        for (int t = 0; t < 5; ++t) { experts_by_both(&by_bytes, of[t], large[i]); }
+        for (int t = 0; t < 5; ++t) { experts_by_both(&by_bytes, types_by_bytes[t], large[i]); }
+    }
+}
+
+TEST(sizes_of_activations_of_experts_by_bytes) {
+    static const struct experts shapes[] = { { 576, 130, 5, 2, 1, 20, 0, ANY }, { 256, 40, 9, 3, 3, 24, 1, RISING } };
+    if (!has_byte_products()) {
+        test_skip("no tensor cores for bytes");
+        return;
+    }
+    for (int t = 0; t < N_TYPES_BY_BYTES; ++t) {
+        for (int i = 0; i < 2; ++i) { experts_of_all_sizes(&by_bytes, types_by_bytes[t], shapes[i]); }
     }
 }
 
@@ -747,8 +841,25 @@ TEST(few_blocks_of_experts_by_bytes) { // few enough for compute-sanitizer
         test_skip("no tensor cores for bytes");
         return;
     }
-    experts_by_both(&by_bytes, GCUDA_TYPE_Q8_0, s);
-    experts_by_both(&by_bytes, GCUDA_TYPE_IQ4_NL, s);
-    experts_by_both(&by_bytes, GCUDA_TYPE_IQ2_XS, s);
-    experts_by_both(&by_bytes, GCUDA_TYPE_Q5_K, s);
+    for (int t = 0; t < N_TYPES_BY_BYTES; ++t) { experts_by_both(&by_bytes, types_by_bytes[t], s); }
+}
+
+// ---- few columns ----
+TEST(few_blocks_of_vectors) { // on tensor cores, by bytes as well; rows of one pass of a block's warps and of several
+    static const int columns[] = { 4, 8, 16 };
+    if (!has_byte_products()) {
+        test_skip("no tensor cores for bytes");
+        return;
+    }
+    for (int t = 0; t < N_TYPES; ++t) {
+        for (int i = 0; i < 3 && gcuda_is_quantized(types[t]) && columns[i] <= gcuda_mul_mat_vec_most(types[t]); ++i) {
+            const struct shape s = { whole_rows(types[t], 768), 130, columns[i], 1 };
+            product_by(&by_vectors, types[t], GCUDA_TYPE_F32, s, 1.0);
+        }
+    }
+    for (int i = 0; i < 3; ++i) {
+        const struct shape deep = { 17152, 40, columns[i], 0 };
+        product_by(&by_vectors, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, deep, 1.0);
+        if (i < 2) { product_by(&by_vectors, GCUDA_TYPE_Q2_K, GCUDA_TYPE_F32, deep, 1.0); }
+    }
 }
