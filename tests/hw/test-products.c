@@ -1,7 +1,7 @@
 // Products as large as those of models, the way that dispatch sends them: every type of weights, a few columns to many, against
 // float64 on all four edges of the result and on 4096 elements anywhere. Rows of the weights and columns repeat after a prime number
 // of them, so that little is made on the host and a tile that went to a wrong place still shows. The simulated device runs the same
-// with small matrices (make build/sim/test-products).
+// with small matrices (make build/sim/test-products). Then the same products replayed as CUDA graphs and by raw pointers, bit for bit.
 #include "test.h"
 #include "weights.h"
 
@@ -208,4 +208,292 @@ TEST(experts_of_models) {
         large_end(&l);
     }
     gcuda_backend_free(l.backend);
+}
+
+// ---- bit for bit ----
+static gcuda_backend_t backend_of(const char * product, enum gcuda_cuda_switch graphs) {
+    struct gcuda_cuda_params params;
+    memset(&params, 0, sizeof params);
+    params.product = product;
+    params.graphs = graphs;
+    gcuda_backend_t backend = gcuda_backend_cuda_init_params(&params);
+    CHECK_MSG(backend != NULL, "%s", gcuda_last_error());
+    return backend;
+}
+
+// NaN where nothing is written afterwards.
+static void unwrite(struct gcuda_tensor * t) {
+    CHECK(cudaMemsetAsync(t->data, 0xff, gcuda_nbytes(t), NULL) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess);
+}
+
+// Columns from `first` on, which begin again behind the last one.
+static void set_columns(const struct large * l, struct gcuda_tensor * b, int64_t first) {
+    const int64_t n = gcuda_nrows(b);
+    float * data = (float *) malloc(gcuda_nbytes(b));
+    for (int64_t i = 0; i < n; ++i) { memcpy(data + i * l->k, l->columns + (first + i) % COLUMNS * l->k, (size_t) l->k * sizeof(float)); }
+    CHECK_OK(gcuda_backend_tensor_set(b, data, 0, gcuda_nbytes(b)));
+    free(data);
+}
+
+// Experts so large that dispatch sends them to kernels by bytes or on warp groups, if there are as many slots as those want.
+enum { EXPERTS = SIZE(8, 4), USED = 2, ID_K = SIZE(2048, 256), ID_M = SIZE(256, 20) };
+
+struct routed {
+    struct large * l;
+    struct gcuda_context * ctx;
+    struct gcuda_cgraph * graph;
+    struct gcuda_tensor * as, * b, * ids, * y, * raw; // raw: for the product of raw pointers
+    gcuda_backend_buffer_t buffer;
+    int32_t * chosen;
+    int64_t n, first; // tokens; the first one's column
+};
+
+static bool routed_begin(struct routed * p, struct large * l, int64_t n) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    memset(p, 0, sizeof *p);
+    p->l = l, p->n = n;
+    p->ctx = gcuda_init(params);
+    p->as = gcuda_new_tensor_3d(p->ctx, l->type, l->k, ID_M, EXPERTS);
+    p->b = gcuda_new_tensor_3d(p->ctx, GCUDA_TYPE_F32, l->k, 1, n);
+    p->ids = gcuda_new_tensor_2d(p->ctx, GCUDA_TYPE_I32, USED, n);
+    p->y = gcuda_mul_mat_id(p->ctx, p->as, p->b, p->ids);
+    p->raw = gcuda_new_tensor(p->ctx, GCUDA_TYPE_F32, 4, p->y->ne);
+    p->graph = gcuda_new_graph(p->ctx);
+    p->buffer = gcuda_backend_alloc_ctx_tensors_from_buft(p->ctx, gcuda_backend_cuda_buffer_type(0));
+    p->chosen = (int32_t *) malloc(gcuda_nbytes(p->ids));
+    CHECK_OK(gcuda_build_forward_expand(p->graph, p->y));
+    CHECK_MSG(p->buffer != NULL, "%s", gcuda_last_error());
+    if (p->buffer != NULL) { repeat(p->as, l->weights, ROWS * gcuda_row_size(l->type, l->k)); }
+    return p->buffer != NULL;
+}
+
+static void routed_end(struct routed * p) {
+    gcuda_backend_buffer_free(p->buffer);
+    gcuda_free(p->ctx);
+    free(p->chosen);
+}
+
+// Other columns and other lists of slots: of all experts, of one, of two, more and more often of the last ones.
+static void routed_set(struct routed * p, int run) {
+    struct rng r = { (uint64_t) run + 1 };
+    for (int64_t i = 0; i < USED * p->n; ++i) {
+        const int32_t any = (int32_t) rng_below(&r, EXPERTS), other = (int32_t) rng_below(&r, EXPERTS);
+        p->chosen[i] = run % 4 == 0 ? any : run % 4 == 1 ? EXPERTS / 2 : run % 4 == 2 ? any % 2 : any > other ? any : other;
+    }
+    p->first = 29 * run;
+    CHECK_OK(gcuda_backend_tensor_set(p->ids, p->chosen, 0, gcuda_nbytes(p->ids)));
+    set_columns(p->l, p->b, p->first);
+    unwrite(p->y);
+    unwrite(p->raw);
+}
+
+static void routed_compute(struct routed * p, gcuda_backend_t backend, int run, float * out) {
+    routed_set(p, run);
+    CHECK_OK(gcuda_backend_graph_compute(backend, p->graph));
+    CHECK_OK(gcuda_backend_tensor_get(p->y, out, 0, gcuda_nbytes(p->y)));
+}
+
+// As routed_set has left it: the first and the last row of every slot, then any.
+static void routed_check(struct routed * p, const float * out) {
+    struct rng r = rng_for("routed");
+    const int64_t n_slots = USED * p->n;
+    p->l->errors = p->l->results = p->l->most = 0.0;
+    p->l->n = 0;
+    for (int64_t i = 0; i < 2 * n_slots + 1000; ++i) {
+        const bool is_edge = i < 2 * n_slots;
+        const int64_t slot = is_edge ? i / 2 : rng_below(&r, n_slots), row = is_edge ? i % 2 * (ID_M - 1) : rng_below(&r, ID_M);
+        check_one(p->l, p->chosen[slot] * ID_M + row, p->first + slot / USED, out[slot * ID_M + row]);
+    }
+    check_all(p->l);
+}
+
+static uint64_t graph_launches(gcuda_backend_t backend) {
+    struct gcuda_cuda_plan_stats stats;
+    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
+    return stats.n_graph_launches;
+}
+
+enum { N_REPLAYS = SIZE(6, 4) }; // by the node, captured, then replayed
+enum { AS_ALWAYS, BY_BYTES, ON_WARP_GROUPS, N_ID_WAYS };
+static const char * const id_ways[] = { "", "bytes", "warp_groups" };
+
+// Two backends, without CUDA graphs and with, have the same bits run after run, which wanted gets.
+static void replay(struct routed * p, const gcuda_backend_t pair[2], const char * way, float * wanted) {
+    const size_t size = gcuda_nbytes(p->y), n = size / sizeof(float);
+    float * got = (float *) malloc(size);
+    const uint64_t n_before = graph_launches(pair[1]);
+    for (int run = 0; run < N_REPLAYS; ++run) { routed_compute(p, pair[0], run, wanted + (size_t) run * n); }
+    for (int run = 0; run < N_REPLAYS; ++run) {
+        routed_compute(p, pair[1], run, got);
+        CHECK_MSG(memcmp(got, wanted + (size_t) run * n, size) == 0, "run %d has other bits as a CUDA graph, way '%s'", run, way);
+        CHECK(run == 0 || memcmp(wanted, wanted + (size_t) run * n, size) != 0); // as its data are others
+    }
+    CHECK(graph_launches(pair[1]) > n_before);
+    CHECK(graph_launches(pair[0]) == 0);
+    routed_check(p, got);
+    free(got);
+}
+
+static bool is_of_bytes(enum gcuda_type type) { // has kernels for experts by bytes
+    switch (type) {
+        case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_Q5_K: case GCUDA_TYPE_Q6_K:
+        case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS: case GCUDA_TYPE_IQ2_XS: case GCUDA_TYPE_MXFP4: return true;
+        default: return false;
+    }
+}
+
+// On a device: what dispatch does with few slots of an expert, and with many, is what the way of that name does.
+static void replay_all(struct routed * p, gcuda_backend_t backends[N_ID_WAYS][2]) {
+    const size_t size = N_REPLAYS * gcuda_nbytes(p->y);
+    float * wanted[N_ID_WAYS];
+    int major = 0;
+    CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess);
+    for (int w = 0; w < N_ID_WAYS; ++w) {
+        wanted[w] = (float *) malloc(size);
+        replay(p, backends[w], id_ways[w], wanted[w]);
+    }
+    const bool is_many = p->n > 24 * EXPERTS / USED, is_quantized = gcuda_is_quantized(p->l->type);
+    if (SIZE(true, false) && gcuda_has_warp_groups() && is_many && is_quantized) {
+        CHECK(memcmp(wanted[AS_ALWAYS], wanted[ON_WARP_GROUPS], size) == 0);
+        CHECK(memcmp(wanted[AS_ALWAYS], wanted[BY_BYTES], size) != 0 || !is_of_bytes(p->l->type));
+    }
+    if (SIZE(true, false) && major >= 8 && !is_many && is_of_bytes(p->l->type)) {
+        CHECK(memcmp(wanted[AS_ALWAYS], wanted[BY_BYTES], size) == 0);
+        CHECK(memcmp(wanted[AS_ALWAYS], wanted[ON_WARP_GROUPS], size) != 0 || !gcuda_has_warp_groups());
+    }
+    for (int w = 0; w < N_ID_WAYS; ++w) { free(wanted[w]); }
+}
+
+TEST(experts_replayed_with_other_data) { // each type on each way that takes it, as dispatch likes and forced
+    static const int64_t tokens[] = { SIZE(10, 7), SIZE(100, 19) };
+    gcuda_backend_t backends[N_ID_WAYS][2];
+    bool are_there = true;
+    for (int i = 0; i < 2 * N_ID_WAYS; ++i) {
+        backends[i / 2][i % 2] = backend_of(id_ways[i / 2], i % 2 != 0 ? GCUDA_CUDA_ON : GCUDA_CUDA_OFF);
+        are_there = are_there && backends[i / 2][i % 2] != NULL;
+    }
+    for (int t = 0; t < N_TYPES && are_there; ++t) {
+        struct large l;
+        memset(&l, 0, sizeof l);
+        large_begin(&l, types[t], ID_K);
+        for (int i = 0; i < 2; ++i) {
+            struct routed p;
+            char name[96];
+            snprintf(name, sizeof name, "experts_replayed_with_other_data/%s,n=%d", gcuda_type_name(l.type), (int) tokens[i]);
+            if (!test_case_begin(name)) { continue; }
+            if (routed_begin(&p, &l, tokens[i])) { replay_all(&p, backends); }
+            routed_end(&p);
+            test_case_end();
+        }
+        large_end(&l);
+    }
+    for (int i = 0; i < 2 * N_ID_WAYS; ++i) { gcuda_backend_free(backends[i / 2][i % 2]); }
+}
+
+static struct gcuda_array array_of(const struct gcuda_tensor * t) {
+    struct gcuda_array a;
+    memset(&a, 0, sizeof a);
+    a.type = t->type, a.data = t->data;
+    memcpy(a.ne, t->ne, sizeof a.ne);
+    memcpy(a.nb, t->nb, sizeof a.nb);
+    return a;
+}
+
+// The node's result, all of which is written, and that of raw pointers.
+static void same_bits(const struct gcuda_tensor * y, const struct gcuda_tensor * raw, const char * way) {
+    const size_t size = gcuda_nbytes(y);
+    uint32_t * want = (uint32_t *) malloc(size), * got = (uint32_t *) malloc(size);
+    int64_t n_left = 0;
+    CHECK_OK(gcuda_backend_tensor_get(y, want, 0, size));
+    CHECK_OK(gcuda_backend_tensor_get(raw, got, 0, size));
+    for (size_t i = 0; i < size / sizeof *want; ++i) { n_left += want[i] == 0xffffffffu; }
+    CHECK_MSG(n_left == 0, "%lld elements are not written, way '%s'", (long long) n_left, way);
+    CHECK_MSG(memcmp(want, got, size) == 0, "other bits than the node's, way '%s'", way);
+    free(want);
+    free(got);
+}
+
+static const char * const raw_ways[] = { "", "own", "tile", "vector", "warp_groups", "cublas", "converted", "halves", "gemm", "bytes" };
+enum { N_RAW_WAYS = sizeof raw_ways / sizeof raw_ways[0] };
+
+// matrices: of weights; of columns there are twice as many if it is more than one.
+static void raw_like_node(const struct large * l, const gcuda_backend_t * backends, int64_t m, int64_t n, int64_t matrices) {
+    const struct gcuda_init_params params = { 0, NULL, true };
+    struct gcuda_context * ctx = gcuda_init(params);
+    struct gcuda_tensor * a = gcuda_new_tensor_3d(ctx, l->type, l->k, m, matrices);
+    struct gcuda_tensor * b = gcuda_new_tensor_3d(ctx, GCUDA_TYPE_F32, l->k, n, matrices > 1 ? 2 * matrices : 1);
+    struct gcuda_tensor * y = gcuda_mul_mat(ctx, a, b);
+    struct gcuda_tensor * raw = gcuda_new_tensor(ctx, GCUDA_TYPE_F32, 4, y->ne);
+    struct gcuda_cgraph * graph = gcuda_new_graph(ctx);
+    gcuda_backend_buffer_t buffer = gcuda_backend_alloc_ctx_tensors_from_buft(ctx, gcuda_backend_cuda_buffer_type(0));
+    CHECK_OK(gcuda_build_forward_expand(graph, y));
+    CHECK_MSG(buffer != NULL, "%s", gcuda_last_error());
+    if (buffer != NULL) {
+        struct gcuda_mul_mat_args args;
+        memset(&args, 0, sizeof args);
+        args.a = array_of(a), args.b = array_of(b), args.y = array_of(raw);
+        repeat(a, l->weights, ROWS * gcuda_row_size(l->type, l->k));
+        set_columns(l, b, 0);
+        for (int w = 0; w < N_RAW_WAYS; ++w) {
+            unwrite(y);
+            unwrite(raw);
+            CHECK_OK(gcuda_backend_graph_compute(backends[w], graph));
+            CHECK_OK(gcuda_backend_cuda_mul_mat(backends[w], &args));
+            CHECK_OK(gcuda_backend_synchronize(backends[w]));
+            same_bits(y, raw, raw_ways[w]);
+        }
+    }
+    gcuda_backend_buffer_free(buffer);
+    gcuda_free(ctx);
+}
+
+static void raw_like_node_id(struct large * l, const gcuda_backend_t * backends, int64_t n) {
+    struct routed p;
+    if (routed_begin(&p, l, n)) {
+        struct gcuda_mul_mat_id_args args;
+        memset(&args, 0, sizeof args);
+        args.as = array_of(p.as), args.b = array_of(p.b), args.ids = array_of(p.ids), args.y = array_of(p.raw);
+        for (int w = 0; w < N_RAW_WAYS; ++w) {
+            routed_set(&p, w);
+            CHECK_OK(gcuda_backend_graph_compute(backends[w], p.graph));
+            CHECK_OK(gcuda_backend_cuda_mul_mat_id(backends[w], &args));
+            CHECK_OK(gcuda_backend_synchronize(backends[w]));
+            same_bits(p.y, p.raw, raw_ways[w]);
+        }
+    }
+    routed_end(&p);
+}
+
+TEST(products_of_raw_pointers) { // have the bits of the nodes, on every way
+    static const int64_t columns[] = { 1, 3, 8, 16, SIZE(40, 20), SIZE(200, 34) }, tokens[] = { 1, SIZE(10, 7), SIZE(100, 19) };
+    gcuda_backend_t backends[N_RAW_WAYS];
+    bool are_there = true;
+    for (int w = 0; w < N_RAW_WAYS; ++w) {
+        backends[w] = backend_of(raw_ways[w], GCUDA_CUDA_AUTO);
+        are_there = are_there && backends[w] != NULL;
+    }
+    for (int t = 0; t < N_TYPES && are_there; ++t) {
+        struct large l;
+        char name[96];
+        memset(&l, 0, sizeof l);
+        large_begin(&l, types[t], SIZE(4096, 256));
+        for (int i = 0; i < SIZE(12, 9); ++i) { // one matrix large enough for warp groups, several small ones
+            const int64_t matrices = i < 6 ? 1 : 2;
+            snprintf(name, sizeof name, "products_of_raw_pointers/%s,n=%d,matrices=%d", gcuda_type_name(l.type), (int) columns[i % 6],
+                (int) matrices);
+            if (!test_case_begin(name)) { continue; }
+            raw_like_node(&l, backends, i < 6 ? SIZE(4096, 33) : SIZE(130, 20), columns[i % 6], matrices);
+            test_case_end();
+        }
+        large_end(&l);
+        large_begin(&l, types[t], ID_K);
+        for (int i = 0; i < 3; ++i) {
+            snprintf(name, sizeof name, "products_of_raw_pointers/%s,experts,n=%d", gcuda_type_name(l.type), (int) tokens[i]);
+            if (!test_case_begin(name)) { continue; }
+            raw_like_node_id(&l, backends, tokens[i]);
+            test_case_end();
+        }
+        large_end(&l);
+    }
+    for (int w = 0; w < N_RAW_WAYS; ++w) { gcuda_backend_free(backends[w]); }
 }

@@ -1,5 +1,6 @@
 // Large products on warp-group instructions, by their launcher: what dispatch sends there and edges that it does not. On a
-// device, or with kernels, without them only that they are refused. And a few blocks of every kernel that multiplies in tiles.
+// device, or with kernels, without them only that they are refused. And a few blocks of every kernel that multiplies in tiles,
+// or vectors on tensor cores.
 #include "device.h"
 #include "weights.h"
 
