@@ -170,12 +170,14 @@ TEST(every_type_and_every_edge) {
     if (!is_there) { test_skip("no kernels for warp groups, which were refused"); }
 }
 
-// Rows of as few tiles of 256 as leave those of 128 columns, but not those of 256, a second round: about one block on a multiprocessor.
-static int64_t rows_of_wide_tiles(void) {
+static int multiprocessors(void) {
     int n = 0;
     CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess);
-    return (n / 4 + 1) * 256 - 126;
+    return n;
 }
+
+// Rows of as few tiles of 256 as leave those of 128 columns, but not those of 256, a second round: a block on every second multiprocessor.
+static int64_t rows_of_wide_tiles(void) { return (multiprocessors() / 4 + 1) * 256 - 126; }
 
 // The kernel of weights in blocks that has tiles of so many columns.
 static void product_of_width(int width, enum gcuda_type type, struct shape s) {
@@ -184,15 +186,17 @@ static void product_of_width(int width, enum gcuda_type type, struct shape s) {
     product(type, GCUDA_TYPE_F32, s, 1.0);
 }
 
-TEST(few_blocks_of_every_width) { // of warp groups, floats that are rounded or multiplied as they lie included
-    const struct shape wide = { 256, rows_of_wide_tiles(), 250, 0 };
+// Of warp groups, floats that are rounded or multiplied as they lie included. Few tiles are cut into parts of 512 elements of k, which
+// are more steps than the ring has slots; as many as of 256 columns are not cut.
+TEST(few_blocks_of_every_width) {
+    const struct shape wide = { 768, rows_of_wide_tiles(), 250, 0 };
     if (!gcuda_has_warp_groups()) {
         test_skip("no kernels for warp groups");
         return;
     }
     for (int t = 0; t < N_TYPES; ++t) {
-        struct shape few = { whole_rows(types[t], 256), 130, 60, 0 }, some = few, many = wide;
-        some.n = 140, many.k = few.k;
+        struct shape few = { 4096, 130, 60, 0 }, some = few, many = wide;
+        some.n = 140, many.k = whole_rows(types[t], wide.k);
         if (gcuda_is_quantized(types[t])) {
             product_of_width(64, types[t], few);
             product_of_width(128, types[t], some);
@@ -206,8 +210,17 @@ TEST(few_blocks_of_every_width) { // of warp groups, floats that are rounded or 
     }
 }
 
-// Every kernel with tiles in shared memory, with more steps than its ring has slots, ends that fill no tile, and parts of k: few enough
-// blocks for racecheck (tests/gpu.py).
+// In tiles steps are shared out to all blocks that the device has at once: so many that each has six, two more than its ring has slots.
+TEST(few_blocks_with_full_rings) {
+    const int64_t n_tiles = (6 * 2 * multiprocessors() + 31) / 32; // of 32 steps
+    const struct shape few = { 8192, 128 * n_tiles - 3, 13, 0 }, half = { 8192, 64 * n_tiles + 61, 100, 0 }; // the latter: one block each
+    product_by(&tiles, GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, few, 1.0);
+    product_by(&tiles, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_F32, few, 1.0);
+    product_by(&tiles, GCUDA_TYPE_Q4_K, GCUDA_TYPE_F32, half, 1.0);
+    product_by(&tiles, GCUDA_TYPE_BF16, GCUDA_TYPE_F32, half, 1.0);
+}
+
+// Every kernel with tiles in shared memory, ends that fill no tile, and parts of k: few enough blocks for racecheck (tests/gpu.py).
 TEST(few_blocks_of_every_kind) {
     static const int widths[] = { 16, 31, 64, 128 }; // of the kernels for few columns
     for (int t = 0; t < N_TYPES; ++t) {
