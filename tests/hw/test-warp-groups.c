@@ -699,8 +699,9 @@ static void experts_of_size(const struct id_way * way, enum gcuda_type type, str
     struct rng r = rng_for(gcuda_type_name(type));
     memset(&p, 0, sizeof p);
     if (gcuda_blck_size(type) == 256) { s.k = (s.k + 2047) / 2048 * 2048; } // rows at multiples of 16 bytes
-    snprintf(test_all.case_name, sizeof test_all.case_name, "experts, %s, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d, scale %g",
-        way->name, gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts, (long long) s.tokens,
+    snprintf(test_all.case_name, sizeof test_all.case_name,
+        "experts, %s, %s, k %lld, m %lld, %lld of %lld, %lld tokens, %lld columns each, pad %d, ids %d, scale %g", way->name,
+        gcuda_type_name(type), (long long) s.k, (long long) s.m, (long long) s.used, (long long) s.n_experts, (long long) s.tokens,
         (long long) s.n_b, s.pad, (int) s.ids, scale);
     const int64_t n_slots = s.used * s.tokens;
     p.as = matrix(type, s.k, s.m * s.n_experts, gcuda_row_size(type, s.k));
