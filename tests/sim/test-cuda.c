@@ -491,6 +491,242 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
     }
 }
 
+// ---- the table of products, as it is to be: all types, capabilities, and caps of shared memory ----
+// A way is a letter: Vector, Tile, warp Groups, cuBlas, Converted, Halves, geMm, Own, bYtes.
+static char way_letter(enum gcudai_cuda_product product) {
+    switch (product) {
+        case GCUDAI_CUDA_PRODUCT_OWN: return 'O';
+        case GCUDAI_CUDA_PRODUCT_TILE: return 'T';
+        case GCUDAI_CUDA_PRODUCT_VECTOR: return 'V';
+        case GCUDAI_CUDA_PRODUCT_WARP_GROUPS: return 'G';
+        case GCUDAI_CUDA_PRODUCT_CUBLAS: return 'B';
+        case GCUDAI_CUDA_PRODUCT_CONVERTED: return 'C';
+        case GCUDAI_CUDA_PRODUCT_HALVES: return 'H';
+        case GCUDAI_CUDA_PRODUCT_GEMM: return 'M';
+        case GCUDAI_CUDA_PRODUCT_BYTES: return 'Y';
+        default: return '?';
+    }
+}
+
+// Classes of weights: blocks with a scale for 32 elements (a, and k, whose tiles want 16 bytes), with one for 16 (b), F32 (f), halves (h).
+// Of mul_mat_id: slots for each expert up to which lists go as bytes (0: never), and from which warp groups are taken.
+static const struct weight_type {
+    enum gcuda_type type;
+    char of;
+    int bytes_to, groups_from;
+} weight_types[] = {
+    { GCUDA_TYPE_F32, 'f', 0, 0 }, { GCUDA_TYPE_F16, 'h', 0, 0 }, { GCUDA_TYPE_BF16, 'h', 0, 0 },
+    { GCUDA_TYPE_Q4_0, 'a', 8, 12 }, { GCUDA_TYPE_Q4_1, 'a', 0, 24 }, { GCUDA_TYPE_Q5_0, 'a', 0, 4 }, { GCUDA_TYPE_Q5_1, 'a', 0, 24 },
+    { GCUDA_TYPE_Q8_0, 'a', 8, 4 }, { GCUDA_TYPE_IQ4_NL, 'a', 4, 4 }, { GCUDA_TYPE_MXFP4, 'a', 8, 12 },
+    { GCUDA_TYPE_Q2_K, 'b', 0, 24 }, { GCUDA_TYPE_Q3_K, 'b', 0, 12 }, { GCUDA_TYPE_Q4_K, 'k', 8, 24 }, { GCUDA_TYPE_Q5_K, 'k', 6, 24 },
+    { GCUDA_TYPE_Q6_K, 'b', 6, 12 }, { GCUDA_TYPE_IQ4_XS, 'a', 4, 4 }, { GCUDA_TYPE_IQ2_XXS, 'a', 0, 12 }, { GCUDA_TYPE_IQ2_XS, 'b', 4, 12 },
+    { GCUDA_TYPE_IQ2_S, 'b', 0, 4 }, { GCUDA_TYPE_IQ3_XXS, 'a', 0, 12 }, { GCUDA_TYPE_IQ3_S, 'a', 0, 12 }, { GCUDA_TYPE_IQ1_S, 'a', 0, 4 },
+    { GCUDA_TYPE_IQ1_M, 'b', 0, 4 },
+};
+enum { N_WEIGHT_TYPES = 23, N_COUNTS = 12 };
+
+// Devices: old ones, new ones, and one with warp groups.
+static const struct { int cc; char kind; } capabilities[] = { { 500, 'o' }, { 610, 'o' }, { 700, 'o' }, { 750, 'o' }, { 800, 'n' }, { 860, 'n' },
+    { 890, 'n' }, { 900, 'n' }, { 900, 'g' }, { 1000, 'n' }, { 1030, 'n' }, { 1200, 'n' }, { 1210, 'n' } };
+static const int64_t column_counts[N_COUNTS] = { 1, 2, 8, 9, 16, 17, 64, 65, 128, 129, 256, 512 };
+// Weights: low (8 rows), small, large, and so large that halves are cuBLAS's.
+static const struct { char kind; int64_t k, m; } matrix_sizes[] = { { 'l', 4096, 8 }, { 's', 4096, 40 }, { 's', 4096, 4095 }, { 'L', 4096, 4096 },
+    { 'X', 8192, 4096 } };
+
+// Which way a product of so many columns goes; the first line that a case is in counts.
+struct way_rule {
+    const char * types, * sizes, * at, * devices, * cublas; // at: bytes by which weights miss a multiple of 16
+    const char * ways;                                      // of column_counts
+};
+static const struct way_rule way_rules[] = {
+    // columns                                1 2 8 9 16 17 64 65 128 129 256 512
+    { "ak", "l", "04", "g", "+-", "VVVVVOOOOOOO" },
+    { "akb", "l", "024", "ong", "+-", "VVVOOOOOOOOO" },
+    { "akb", "sLX", "024", "o", "+", "VVVHHHHHHHHH" },
+    { "akb", "sLX", "024", "o", "-", "VVVOOOOOOOOO" },
+    { "ak", "LX", "0", "g", "+-", "VVVVVGGGGGGG" },
+    { "b", "LX", "0", "g", "+-", "VVVTTGGGGGGG" },
+    { "a", "sLX", "04", "g", "+", "VVVVVTTTTHHH" },
+    { "a", "sLX", "04", "g", "-", "VVVVVTTTTTMM" },
+    { "k", "s", "0", "g", "+", "VVVVVTTTTHHH" },
+    { "k", "s", "0", "g", "-", "VVVVVTTTTTMM" },
+    { "k", "sLX", "4", "g", "+", "VVVVVHHHHHHH" },
+    { "k", "sLX", "4", "g", "-", "VVVVVOOOOOMM" },
+    { "k", "sLX", "24", "ng", "+", "VVVHHHHHHHHH" },
+    { "k", "sLX", "24", "ng", "-", "VVVOOOOOOOMM" },
+    { "akb", "sLX", "024", "ng", "+", "VVVTTTTTTHHH" },
+    { "akb", "sLX", "024", "ng", "-", "VVVTTTTTTTMM" },
+    { "f", "X", "0", "ng", "+", "VVVBBBBBBBBB" },
+    { "f", "lsLX", "04", "ong", "+", "VVBBBBBBBBBB" },
+    { "fh", "lsLX", "024", "o", "-", "VVVOOOOOOOOO" },
+    { "fh", "l", "024", "ng", "-", "VVVOOOOOOOOO" },
+    { "f", "LX", "0", "g", "-", "VVVTTTTMGGGG" },
+    { "fh", "sLX", "0", "ng", "-", "VVVTTTTMMMMM" },
+    { "fh", "sLX", "24", "ng", "-", "VVVOOOOMMMMM" },
+    { "h", "l", "0", "ong", "+", "VVVOOOOOOOOO" },
+    { "h", "l", "24", "ong", "+", "VVOOOOOOOOOO" },
+    { "h", "X", "0", "ng", "+", "VVVHHHHHHHHH" },
+    { "h", "X", "024", "ong", "+", "VHHHHHHHHHHH" },
+    { "h", "sL", "0", "ong", "+", "VVVHHHHHHHHH" },
+    { "h", "sL", "24", "ong", "+", "VVHHHHHHHHHH" },
+};
+// In full precision: nothing is rounded to 16 bits, and blocks do not meet columns of bytes.
+static const struct way_rule exact_rules[] = {
+    { "akb", "l", "024", "ong", "+-", "OOOOOOOOOOOO" },
+    { "akb", "sLX", "024", "ong", "+", "OOOOCCCCCCCC" },
+    { "akb", "sLX", "024", "ong", "-", "OOOOOOOOOOOO" },
+    { "f", "lsLX", "04", "ong", "+", "VVBBBBBBBBBB" },
+    { "h", "sLX", "024", "ong", "+", "VVVOCCCCCCCC" },
+    { "h", "l", "024", "ong", "+", "VVVOOOOOOOOO" },
+    { "fh", "lsLX", "024", "ong", "-", "VVVOOOOOOOOO" },
+};
+#define WAY_RULES (sizeof way_rules / sizeof way_rules[0])
+#define EXACT_RULES (sizeof exact_rules / sizeof exact_rules[0])
+
+static const char * ways_of(const struct way_rule * rules, size_t n, char type, char size, int at, char device, bool has_cublas) {
+    for (size_t i = 0; i < n; ++i) {
+        const struct way_rule * r = &rules[i];
+        if (strchr(r->types, type) && strchr(r->sizes, size) && strchr(r->at, '0' + at) && strchr(r->devices, device) &&
+            strchr(r->cublas, has_cublas ? '+' : '-')) {
+            return r->ways;
+        }
+    }
+    return "????????????";
+}
+
+static struct gcuda_mul_mat_args table_product(enum gcuda_type type, enum gcuda_type columns, int64_t k, int64_t m, int64_t n) {
+    struct gcuda_mul_mat_args p;
+    GCUDAI_ZERO(p);
+    p.a = packed_array(type, k, m, 1);
+    p.b = packed_array(columns, k, n, 1);
+    p.y = packed_array(GCUDA_TYPE_F32, m, n, 1);
+    p.a.data = p.b.data = p.y.data = (void *) (uintptr_t) 4096;
+    return p;
+}
+
+// Weights of one type and size on one device; not at a multiple of 16 bytes by their address or by their rows. Types of columns: with
+// halves beside others than F32 and their own, other rules hold (see above).
+static void check_ways(const struct weight_type * w, char size, int64_t k, int64_t m, int cc, char device) {
+    for (int c = 0; c < 4 * 2 * 5; ++c) {
+        const bool has_cublas = c % 2 == 0, is_exact = c / 2 % 2 == 1;
+        const int at = c / 8 == 0 ? 0 : c / 8 % 2 == 1 ? 2 : 4, type_of_columns = c / 4 % 2;
+        if (w->type == GCUDA_TYPE_F32 && (at == 2 || type_of_columns == 1)) { continue; } // no whole elements; converted
+        const enum gcuda_type columns = type_of_columns == 0 ? GCUDA_TYPE_F32 : w->of == 'h' ? w->type : GCUDA_TYPE_F16;
+        const char * want = ways_of(is_exact ? exact_rules : way_rules, is_exact ? EXACT_RULES : WAY_RULES, w->of, size, at, device, has_cublas);
+        char got[N_COUNTS + 1] = { 0 };
+        for (int i = 0; i < N_COUNTS; ++i) {
+            struct gcuda_mul_mat_args p = table_product(w->type, columns, k, m, column_counts[i]);
+            p.prec = is_exact ? GCUDA_PREC_F32 : GCUDA_PREC_DEFAULT;
+            if (c / 8 < 3) { p.a.data = (char *) p.a.data + at; } else { p.a.nb[1] += (size_t) at; }
+            got[i] = way_letter(gcudai_cuda_choose_product(&p, has_cublas, device == 'g', cc));
+        }
+        CHECK_MSG(strcmp(got, want) == 0, "%s, [%d, %d] %d bytes off, columns %s, on %d%s, %s, %s: %s, not %s", gcuda_type_name(w->type), (int) k,
+            (int) m, at, gcuda_type_name(columns), cc, device == 'g' ? " with warp groups" : "", has_cublas ? "cuBLAS" : "no cuBLAS",
+            is_exact ? "exact" : "default", got, want);
+    }
+}
+
+TEST(products_of_all_types_take_the_way_of_the_table) {
+    for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+        for (size_t s = 0; s < sizeof matrix_sizes / sizeof matrix_sizes[0]; ++s) {
+            for (size_t d = 0; d < sizeof capabilities / sizeof capabilities[0]; ++d) {
+                check_ways(&weight_types[t], matrix_sizes[s].kind, matrix_sizes[s].k, matrix_sizes[s].m, capabilities[d].cc, capabilities[d].kind);
+            }
+        }
+        // very many columns: codebooks are written out once for cuBLAS
+        const char * name = gcuda_type_name(weight_types[t].type);
+        const bool is_codebook = strncmp(name, "iq", 2) == 0 && strncmp(name, "iq4", 3) != 0;
+        const struct gcuda_mul_mat_args p = table_product(weight_types[t].type, GCUDA_TYPE_F32, 4096, 4096, 4097);
+        const char with = weight_types[t].of == 'f' ? 'B' : weight_types[t].of == 'h' || is_codebook ? 'H' : 'G';
+        CHECK_MSG(way_letter(gcudai_cuda_choose_product(&p, true, true, 900)) == with, "%s", name);
+        CHECK_MSG(way_letter(gcudai_cuda_choose_product(&p, false, true, 900)) == (weight_types[t].of == 'h' ? 'M' : 'G'), "%s", name);
+    }
+}
+
+// What is decided by shared memory: warp groups alone, from 227 KiB on. KiB that a block may have on 6.1, 7.0, 7.5, 8.0, 8.6, 9.0, and between.
+static const struct { size_t bytes; char kind; } shared_caps[] = { { 0, 'n' }, { 48 << 10, 'n' }, { 64 << 10, 'n' }, { 96 << 10, 'n' }, { 99 << 10, 'n' },
+    { 163 << 10, 'n' }, { 226 << 10, 'n' }, { (227 << 10) - 1, 'n' }, { 227 << 10, 'g' }, { 228 << 10, 'g' } };
+enum { N_CAPS = sizeof shared_caps / sizeof shared_caps[0] };
+
+TEST(shared_memory_decides_on_warp_groups) {
+    for (int i = 0; i < N_CAPS; ++i) {
+        CHECK(gcudai_cuda_fits_warp_groups(shared_caps[i].bytes) == (shared_caps[i].kind == 'g'));
+        for (int t = 0; t < N_WEIGHT_TYPES * 2; ++t) {
+            const struct weight_type * w = &weight_types[t / 2];
+            const char * want = ways_of(way_rules, WAY_RULES, w->of, 'L', 0, shared_caps[i].kind, t % 2 == 0);
+            for (int c = 0; c < N_COUNTS; ++c) {
+                const struct gcuda_mul_mat_args p = table_product(w->type, GCUDA_TYPE_F32, 4096, 4096, column_counts[c]);
+                const bool fits = gcudai_cuda_fits_warp_groups(shared_caps[i].bytes);
+                CHECK_MSG(way_letter(gcudai_cuda_choose_product(&p, t % 2 == 0, fits, 900)) == want[c], "%s, %d columns, %d bytes",
+                    gcuda_type_name(w->type), (int) column_counts[c], (int) shared_caps[i].bytes);
+            }
+        }
+    }
+}
+
+// Of experts, by slots for each of them. Bytes want rows at multiples of 4 (of MXFP4 at any byte), warp groups experts at multiples of 16
+// and rows at even bytes, beside blocks of 256 at multiples of 16 too.
+static char id_way_of(const struct weight_type * w, int64_t k, int64_t m, int at, char device, int slots) {
+    const size_t row = gcuda_row_size(w->type, k), of_groups = gcuda_blck_size(w->type) == 32 ? 2 : 16;
+    const bool is_block = w->of != 'f' && w->of != 'h', is_large = k >= 1024 && m >= 256;
+    const bool at_words = w->type == GCUDA_TYPE_MXFP4 || (at % 4 == 0 && row % 4 == 0);
+    if (slots <= 1) { return 'V'; }
+    if (!is_block || !is_large) { return 'O'; }
+    if (device != 'o' && at_words && slots <= w->bytes_to) { return 'Y'; }
+    return device == 'g' && at == 0 && row % of_groups == 0 && slots >= w->groups_from ? 'G' : 'O';
+}
+
+static struct gcuda_mul_mat_id_args table_experts(enum gcuda_type type, enum gcuda_type columns, int64_t k, int64_t m, int64_t experts, int64_t tokens) {
+    struct gcuda_mul_mat_id_args p;
+    GCUDAI_ZERO(p);
+    p.as = packed_array(type, k, m, experts);
+    p.b = packed_array(columns, k, 1, tokens);
+    p.ids = packed_array(GCUDA_TYPE_I32, 4, tokens, 1);
+    p.y = packed_array(GCUDA_TYPE_F32, m, 4, tokens);
+    p.as.data = (void *) (uintptr_t) 4096;
+    return p;
+}
+
+static void check_experts(const struct weight_type * w, int64_t k, int64_t m, int64_t experts, int cc, char device) {
+    static const int slots[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 23, 24, 64 };
+    static const enum gcuda_type columns[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    for (int c = 0; c < 3 * 3 * 15; ++c) {
+        const int at = c % 3 * 2, n = slots[c / 9];
+        if (w->type == GCUDA_TYPE_F32 && at == 2) { continue; } // no whole elements
+        struct gcuda_mul_mat_id_args p = table_experts(w->type, columns[c / 3 % 3], k, m, experts, n * experts / 4);
+        p.as.data = (char *) p.as.data + at;
+        const char want = id_way_of(w, k, m, at, device, n);
+        const char got = way_letter(gcudai_cuda_choose_id_product(&p, device == 'g', cc));
+        CHECK_MSG(got == want, "%s, [%d, %d] of %d experts %d bytes off, %d slots each, on %d%s: %c, not %c", gcuda_type_name(w->type), (int) k, (int) m,
+            (int) experts, at, n, cc, device == 'g' ? " with warp groups" : "", got, want);
+    }
+}
+
+TEST(products_of_experts_of_all_types_take_the_way_of_the_table) {
+    static const int64_t sizes[][3] = { { 2048, 1792, 32 }, { 4096, 256, 8 }, { 1024, 4097, 64 }, { 1280, 768, 16 }, { 1056, 512, 24 }, { 2048, 255, 32 },
+        { 768, 1792, 32 }, { 256, 16, 16 } };
+    for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+        for (int s = 0; s < 8; ++s) {
+            if (sizes[s][0] % gcuda_blck_size(weight_types[t].type) != 0) { continue; }
+            for (size_t d = 0; d < sizeof capabilities / sizeof capabilities[0]; ++d) {
+                check_experts(&weight_types[t], sizes[s][0], sizes[s][1], sizes[s][2], capabilities[d].cc, capabilities[d].kind);
+            }
+        }
+    }
+}
+
+TEST(shared_memory_decides_on_warp_groups_of_experts) {
+    for (int i = 0; i < N_CAPS; ++i) {
+        const bool fits = gcudai_cuda_fits_warp_groups(shared_caps[i].bytes);
+        for (int t = 0; t < N_WEIGHT_TYPES; ++t) { check_experts(&weight_types[t], 2048, 1792, 32, 900, fits ? 'g' : 'n'); }
+        for (int t = 3; t < N_WEIGHT_TYPES; ++t) { // blocks, with very many slots: warp groups where they fit
+            const struct gcuda_mul_mat_id_args p = table_experts(weight_types[t].type, GCUDA_TYPE_F32, 2048, 1792, 32, 512);
+            CHECK(way_letter(gcudai_cuda_choose_id_product(&p, fits, 900)) == (shared_caps[i].kind == 'g' ? 'G' : 'O'));
+            CHECK(gcudai_cuda_id_product_takes(GCUDAI_CUDA_PRODUCT_WARP_GROUPS, &p, fits, 900) == (shared_caps[i].kind == 'g'));
+        }
+    }
+}
+
 // Few columns of every block format, with the most and the least shared memory that a block may have: rows in one step and
 // rows that take several passes. Weights are blocks of any bits whose halves are finite.
 static double few_columns_error(gcuda_backend_t backend, enum gcuda_type type, int64_t k, int64_t m, int64_t n) {
@@ -717,61 +953,222 @@ TEST(products_of_raw_pointers) {
     clean();
 }
 
-// Launchers store results of 16 bits as well: the F32 results, rounded.
-static void results_of_16_bits(enum gcuda_type type, enum gcuda_type to, int64_t n) {
-    enum { K = 256, M = 40, F32_BYTES = M * 24 * 4 };
+// Launchers store results of 16 bits as well: the F32 results, rounded. Weights are of any bits whose halves are finite, and not so
+// large that all results in F16 would be infinite.
+static void * upload(const void * data, size_t n_bytes) {
+    void * p = NULL;
+    CHECK(cudaMalloc(&p, n_bytes) == cudaSuccess && cudaMemcpy(p, data, n_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+    return p;
+}
+
+static void upload_weights(struct gcuda_array * a) {
+    const size_t n_bytes = a->nb[3];
+    unsigned char * weights = (unsigned char *) malloc(n_bytes);
+    for (size_t i = 0; i < n_bytes; ++i) {
+        const bool is_exponent = a->type == GCUDA_TYPE_MXFP4 && i % 17 == 0;
+        weights[i] = (unsigned char) (is_exponent ? 120 + i % 5 : 37 * i >> 3 & 0xbb); // no half is NaN
+    }
+    for (size_t i = 0; i < n_bytes / 4 && a->type == GCUDA_TYPE_F32; ++i) { ((float *) (void *) weights)[i] = (float) (i % 13) - 6.0f; }
+    for (size_t i = 0; i < n_bytes / 2 && a->type == GCUDA_TYPE_BF16; ++i) { // not whole numbers
+        ((gcuda_bf16_t *) (void *) weights)[i] = gcuda_fp32_to_bf16((float) (i % 29) * 0.37f - 5.0f);
+    }
+    a->data = upload(weights, n_bytes);
+    free(weights);
+}
+
+static void upload_columns(struct gcuda_array * b) {
+    float * x = (float *) malloc(b->nb[3]);
+    for (size_t i = 0; i < b->nb[3] / 4; ++i) { x[i] = (float) (i % 11) * 0.01f; }
+    b->data = upload(x, b->nb[3]);
+    free(x);
+}
+
+static void check_rounded(const float * want, const uint16_t * got, int64_t n, enum gcuda_type to, const char * what, int columns, int way) {
+    int64_t n_numbers = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        const uint16_t rounded = to == GCUDA_TYPE_F16 ? gcuda_fp32_to_fp16(want[i]) : gcuda_fp32_to_bf16(want[i]).bits;
+        CHECK_MSG(rounded == got[i], "%s to %s, %d columns, way %d: result %d", what, gcuda_type_name(to), columns, way, (int) i);
+        n_numbers += fabsf(want[i]) < 65504.0f && want[i] != 0.0f;
+    }
+    CHECK_MSG(2 * n_numbers > n, "%s, %d columns, way %d: few results say anything", what, columns, way);
+}
+
+enum { PLAIN_WAY, VECTOR_WAY, TILE_WAY, FUSED_WAY, N_SHORT_WAYS };
+static gcuda_status launch_short(const struct gcuda_mul_mat_args * p, int way) {
+    static const struct gcuda_mul_mat_epilogue none; // leaves the sums alone
+    const bool is_quantized = gcuda_is_quantized(p->a.type);
+    const size_t size = way == TILE_WAY ? gcuda_mul_mat_tile_scratch_bytes(p) : is_quantized ? gcuda_mul_mat_vec_scratch_bytes(p) : 0;
+    void * scratch = NULL;
+    CHECK(cudaMalloc(&scratch, size + 16) == cudaSuccess);
+    const gcuda_status st = way == PLAIN_WAY  ? gcuda_launch_mul_mat(p, NULL)
+                            : way == TILE_WAY ? gcuda_launch_mul_mat_tile(p, scratch, NULL)
+                            : is_quantized    ? gcuda_launch_mul_mat_vec_fused(p, way == FUSED_WAY ? &none : NULL, scratch, NULL)
+                                              : gcuda_launch_mul_mat_vec_float(p, NULL);
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+    return st;
+}
+
+static const enum gcuda_type result_types[3] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+
+static void results_of_16_bits(enum gcuda_type type, int64_t k, int64_t n) {
+    enum { M = 40 };
     struct gcuda_mul_mat_args p;
     GCUDAI_ZERO(p);
-    p.a = packed_array(type, K, M, 1);
-    p.b = packed_array(GCUDA_TYPE_F32, K, n, 1);
-    float * want = (float *) malloc(F32_BYTES), * got = (float *) malloc(F32_BYTES), * x = (float *) malloc((size_t) (K * n) * 4);
-    const size_t a_bytes = p.a.nb[2];
-    unsigned char * weights = (unsigned char *) malloc(a_bytes);
-    for (size_t i = 0; i < a_bytes; ++i) { weights[i] = (unsigned char) (37 * i >> 3 & 0xbb); } // no half is NaN
-    if (type == GCUDA_TYPE_F32) {
-        for (size_t i = 0; i < a_bytes / 4; ++i) { ((float *) (void *) weights)[i] = (float) (i % 13) - 6.0f; }
-    }
-    for (int64_t i = 0; i < K * n; ++i) { x[i] = (float) (i % 11) * 0.01f; }
-    CHECK(cudaMalloc(&p.a.data, a_bytes) == cudaSuccess && cudaMalloc(&p.b.data, (size_t) (K * n) * 4) == cudaSuccess);
-    CHECK(cudaMemcpy(p.a.data, weights, a_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
-    CHECK(cudaMemcpy(p.b.data, x, (size_t) (K * n) * 4, cudaMemcpyHostToDevice) == cudaSuccess);
-    void * y = NULL, * scratch = NULL;
-    CHECK(cudaMalloc(&y, F32_BYTES) == cudaSuccess);
-    for (int way = 0; way < 3; ++way) { // plain, few columns, tiles
-        const bool is_quantized = gcuda_is_quantized(type);
-        if (way == 1 && n > 8) { continue; }
-        for (int is_short = 0; is_short < 2; ++is_short) {
-            p.y = packed_array(is_short ? to : GCUDA_TYPE_F32, M, n, 1);
+    p.a = packed_array(type, k, M, 1);
+    p.b = packed_array(GCUDA_TYPE_F32, k, n, 1);
+    upload_weights(&p.a);
+    upload_columns(&p.b);
+    const size_t most = (size_t) (M * n) * sizeof(float);
+    float * want = (float *) malloc(most), * got = (float *) malloc(most);
+    void * y = NULL;
+    CHECK(cudaMalloc(&y, most) == cudaSuccess);
+    const bool is_wide = gcuda_is_quantized(type) && GCUDA_SIM_CC >= 800 && p.a.nb[1] % 4 == 0;
+    for (int way = 0; way < N_SHORT_WAYS; ++way) {
+        const bool is_vector = way == VECTOR_WAY || way == FUSED_WAY;
+        if (is_vector && n > (is_wide ? gcuda_mul_mat_vec_most(type) : 8)) { continue; }
+        for (int to = 0; to < 3; ++to) {
+            p.y = packed_array(result_types[to], M, n, 1);
             p.y.data = y;
-            const size_t size = way == 2 ? gcuda_mul_mat_tile_scratch_bytes(&p) : way == 1 && is_quantized ? gcuda_mul_mat_vec_scratch_bytes(&p) : 0;
-            CHECK(cudaMalloc(&scratch, size + 16) == cudaSuccess);
-            CHECK_OK(way == 0       ? gcuda_launch_mul_mat(&p, NULL)
-                     : way == 2     ? gcuda_launch_mul_mat_tile(&p, scratch, NULL)
-                     : is_quantized ? gcuda_launch_mul_mat_vec(&p, scratch, NULL)
-                                    : gcuda_launch_mul_mat_vec_float(&p, NULL));
-            CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
-            CHECK(cudaMemcpy(is_short ? got : want, y, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
-        }
-        for (int64_t i = 0; i < M * n; ++i) {
-            const uint16_t rounded = to == GCUDA_TYPE_F16 ? gcuda_fp32_to_fp16(want[i]) : gcuda_fp32_to_bf16(want[i]).bits;
-            CHECK_MSG(rounded == ((const uint16_t *) (const void *) got)[i], "%s to %s, %d columns, way %d", gcuda_type_name(type),
-                gcuda_type_name(to), (int) n, way);
+            CHECK_OK(launch_short(&p, way));
+            CHECK(cudaMemcpy(to > 0 ? got : want, y, p.y.nb[2], cudaMemcpyDeviceToHost) == cudaSuccess);
+            if (to > 0) { check_rounded(want, (const uint16_t *) (const void *) got, M * n, p.y.type, gcuda_type_name(type), (int) n, way); }
         }
     }
     CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(y) == cudaSuccess);
-    free(weights);
-    free(x);
     free(got);
     free(want);
 }
 
 TEST(launchers_of_products_round_results) {
-    static const enum gcuda_type types[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q6_K, GCUDA_TYPE_IQ2_XS };
-    for (int t = 0; t < 5; ++t) {
-        for (int64_t n = 1; n <= 21; n = 2 * n + 1) { // 1, 3, 7, 15
-            results_of_16_bits(types[t], GCUDA_TYPE_F16, n);
-            results_of_16_bits(types[t], GCUDA_TYPE_BF16, n);
+    static const int64_t columns[] = { 1, 2, 3, 7, 8, 15, 16, 33, 70 };
+    for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+        for (int i = 0; i < 9; ++i) { // rows of one block of 256 lie at any multiple of 2 bytes, of two at 4
+            results_of_16_bits(weight_types[t].type, columns[i] == 2 || columns[i] == 7 || columns[i] == 16 ? 512 : 256, columns[i]);
         }
+    }
+    clean();
+}
+
+// Of experts: any way, slots one by one, and lists of them as bytes.
+static gcuda_status launch_short_id(struct gcuda_mul_mat_id_args * p, int way) {
+    const bool is_quantized = gcuda_is_quantized(p->as.type);
+    const size_t size = way == 0 ? gcuda_mul_mat_id_scratch_bytes(p) : way == 2 ? gcuda_mul_mat_id_mma_scratch_bytes(p) : 0;
+    CHECK(cudaMalloc(&p->scratch, size + 16) == cudaSuccess);
+    const gcuda_status st = way == 0       ? gcuda_launch_mul_mat_id(p, NULL)
+                            : way == 2     ? gcuda_launch_mul_mat_id_mma(p, NULL)
+                            : is_quantized ? gcuda_launch_mul_mat_id_vec(p, NULL)
+                                           : gcuda_launch_mul_mat_id_vec_float(p, NULL);
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaFree(p->scratch) == cudaSuccess);
+    return st;
+}
+
+static void results_of_experts_of_16_bits(const struct weight_type * w, int64_t tokens) {
+    enum { K = 512, M = 20, USED = 2, EXPERTS = 3 };
+    struct gcuda_mul_mat_id_args p;
+    GCUDAI_ZERO(p);
+    p.as = packed_array(w->type, K, M, EXPERTS);
+    p.b = packed_array(GCUDA_TYPE_F32, K, 1, tokens);
+    p.ids = packed_array(GCUDA_TYPE_I32, USED, tokens, 1);
+    upload_weights(&p.as);
+    upload_columns(&p.b);
+    int32_t * ids = (int32_t *) malloc(p.ids.nb[2]);
+    for (int64_t i = 0; i < USED * tokens; ++i) { ids[i] = (int32_t) (i * 5 % 7 % EXPERTS); }
+    p.ids.data = upload(ids, p.ids.nb[2]);
+    const size_t most = (size_t) (M * USED * tokens) * sizeof(float);
+    float * want = (float *) malloc(most), * got = (float *) malloc(most);
+    void * y = NULL;
+    CHECK(cudaMalloc(&y, most) == cudaSuccess);
+    for (int way = 0; way < 3; ++way) {
+        if (way == 1 && tokens > 16 && !test_full()) { continue; } // slot by slot: many are the same again
+        const bool is_refused = way == 2 && (w->bytes_to == 0 || GCUDA_SIM_CC < 800);
+        for (int to = 0; to < 3; ++to) {
+            p.y = packed_array(result_types[to], M, USED, tokens);
+            p.y.data = y;
+            CHECK_EQ_I(launch_short_id(&p, way), is_refused ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_SUCCESS);
+            CHECK(cudaMemcpy(to > 0 ? got : want, y, p.y.nb[3], cudaMemcpyDeviceToHost) == cudaSuccess);
+            if (to == 0 || is_refused) { continue; }
+            check_rounded(want, (const uint16_t *) (const void *) got, M * USED * tokens, p.y.type, gcuda_type_name(w->type), (int) tokens, 10 + way);
+        }
+    }
+    CHECK(cudaFree(p.as.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.ids.data) == cudaSuccess && cudaFree(y) == cudaSuccess);
+    free(got);
+    free(want);
+    free(ids);
+}
+
+TEST(launchers_of_products_of_experts_round_results) {
+    static const int64_t tokens[] = { 1, 2, 8, 16, 33, 70 };
+    for (int t = 0; t < N_WEIGHT_TYPES; ++t) {
+        for (int i = 0; i < 6; ++i) { results_of_experts_of_16_bits(&weight_types[t], tokens[i]); }
+    }
+    clean();
+}
+
+// What does not round results says so, launches nothing and writes nothing. In F32 the same is computed, but for warp groups, which the
+// simulated device has not.
+enum { REFUSE_WG, REFUSE_WG_FUSED, REFUSE_WG_GROUP, REFUSE_GEMM, REFUSE_TILE_FUSED, REFUSE_FLOAT_FUSED, REFUSE_FLOAT_GROUP, N_REFUSE };
+static gcuda_status launch_of_f32(const struct gcuda_mul_mat_args * p, int way, void * scratch) {
+    static const struct gcuda_mul_mat_epilogue none;
+    switch (way) {
+        case REFUSE_WG: return gcuda_launch_mul_mat_wg(p, scratch, NULL);
+        case REFUSE_WG_FUSED: return gcuda_launch_mul_mat_wg_fused(p, &none, scratch, NULL);
+        case REFUSE_WG_GROUP: return gcuda_launch_mul_mat_wg_group(p, 1, scratch, NULL);
+        case REFUSE_GEMM: return gcuda_launch_mul_mat_gemm(p, scratch, NULL);
+        case REFUSE_TILE_FUSED: return gcuda_launch_mul_mat_tile_fused(p, &none, scratch, NULL);
+        case REFUSE_FLOAT_FUSED: return gcuda_launch_mul_mat_vec_float_fused(p, &none, NULL);
+        default: return gcuda_launch_mul_mat_vec_float_group(p, 1, NULL);
+    }
+}
+
+static void refuses_16_bits(enum gcuda_type type, int way, enum gcuda_type to) {
+    enum { K = 256, M = 40, SCRATCH = 1 << 20 };
+    const int64_t n = way == REFUSE_FLOAT_GROUP ? 1 : way == REFUSE_FLOAT_FUSED ? 2 : 16;
+    struct gcuda_mul_mat_args p;
+    GCUDAI_ZERO(p);
+    p.a = packed_array(type, K, M, 1);
+    p.b = packed_array(way == REFUSE_GEMM ? type : GCUDA_TYPE_F32, K, n, 1);
+    p.y = packed_array(to, M, n, 1);
+    upload_weights(&p.a);
+    char * y = (char *) malloc((size_t) (M * n) * 4), * scratch = NULL;
+    memset(y, 0x5a, (size_t) (M * n) * 4);
+    CHECK(cudaMalloc(&p.b.data, p.b.nb[3]) == cudaSuccess && cudaMalloc((void **) &scratch, SCRATCH) == cudaSuccess);
+    CHECK(cudaMemsetAsync(p.b.data, 0, p.b.nb[3], NULL) == cudaSuccess);
+    p.y.data = upload(y, (size_t) (M * n) * 4);
+    CHECK(gcuda_mul_mat_tile_fused_scratch_bytes(&p) <= SCRATCH);
+    const bool has_f32 = way >= REFUSE_GEMM && to == GCUDA_TYPE_F32 && (way == REFUSE_TILE_FUSED || !gcuda_is_quantized(type));
+    const long before = sim_counts("cudaLaunchKernelEx");
+    CHECK_MSG(launch_of_f32(&p, way, scratch) == (has_f32 ? GCUDA_STATUS_SUCCESS : GCUDA_STATUS_UNSUPPORTED), "%s to %s, launcher %d",
+        gcuda_type_name(type), gcuda_type_name(to), way);
+    CHECK((sim_counts("cudaLaunchKernelEx") > before) == has_f32);
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaMemcpy(y, p.y.data, (size_t) (M * n) * 4, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int64_t i = 0; i < M * n * 4; ++i) { CHECK(y[i] == (has_f32 ? 0 : 0x5a)); }
+    CHECK(cudaFree(p.a.data) == cudaSuccess && cudaFree(p.b.data) == cudaSuccess && cudaFree(p.y.data) == cudaSuccess && cudaFree(scratch) == cudaSuccess);
+    free(y);
+}
+
+static void experts_refuse_16_bits(enum gcuda_type type, enum gcuda_type to) {
+    struct gcuda_mul_mat_id_args p;
+    char y[16 * 2 * 4 * 2];
+    GCUDAI_ZERO(p);
+    p.as = packed_array(type, 512, 16, 3);
+    p.b = packed_array(GCUDA_TYPE_F32, 512, 1, 4);
+    p.ids = packed_array(GCUDA_TYPE_I32, 2, 4, 1);
+    p.y = packed_array(to, 16, 2, 4);
+    memset(y, 0x5a, sizeof y);
+    p.y.data = upload(y, sizeof y);
+    CHECK(gcuda_launch_mul_mat_id_wg(&p, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    const struct gcuda_mul_mat_epilogue none = { .scale = 0.0f };
+    if (!gcuda_is_quantized(type)) { CHECK(gcuda_launch_mul_mat_id_vec_float_fused(&p, &none, NULL) == GCUDA_STATUS_UNSUPPORTED); }
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaMemcpy(y, p.y.data, sizeof y, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (size_t i = 0; i < sizeof y; ++i) { CHECK(y[i] == 0x5a); }
+    CHECK(cudaFree(p.y.data) == cudaSuccess);
+}
+
+TEST(launchers_of_f32_refuse_other_results) {
+    for (int t = 0; t < N_WEIGHT_TYPES * 3; ++t) {
+        const enum gcuda_type type = weight_types[t / 3].type;
+        for (int way = 0; way < N_REFUSE; ++way) { refuses_16_bits(type, way, result_types[t % 3]); }
+        if (t % 3 > 0) { experts_refuse_16_bits(type, result_types[t % 3]); }
     }
     clean();
 }
