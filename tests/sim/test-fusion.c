@@ -1870,6 +1870,418 @@ TEST(groups_in_tiles_have_the_bits_of_each) {
     clean();
 }
 
+// ---- hooks of experts, of groups of floats, and of columns that are rounded already ----
+
+// Weights of any type: those that cannot be made of rows, of any bytes with a small scale.
+static void fill_weights(struct gcuda_tensor * t, int salt) {
+    if (gcuda_is_quantized(t->type) && gcuda_get_type_traits(t->type)->from_float_ref == NULL) {
+        fill_codebook(t, salt);
+        if (t->type != GCUDA_TYPE_IQ1_M) { return; }
+        unsigned char * blocks = (unsigned char *) malloc(gcuda_nbytes(t)); // its scale lies in the top four bits of its last words
+        CHECK_OK(gcuda_backend_tensor_get(t, blocks, 0, gcuda_nbytes(t)));
+        for (size_t i = 0; i < gcuda_nbytes(t); i += sizeof(struct gcuda_block_iq1_m)) {
+            static const unsigned char scale[4] = { 0, 0, 0xc0, 0x20 }; // 0x2c00: 1 / 16
+            for (size_t j = 0; j < 4; ++j) { blocks[i + 49 + 2 * j] = (unsigned char) ((blocks[i + 49 + 2 * j] & 0x0f) | scale[j]); }
+        }
+        CHECK_OK(gcuda_backend_tensor_set(t, blocks, 0, gcuda_nbytes(t)));
+        free(blocks);
+        return;
+    }
+    fill(t, salt);
+}
+
+static float * floats_of(const struct gcuda_tensor * t) {
+    const size_t n = (size_t) gcuda_nelements(t);
+    float * f = (float *) malloc(n * sizeof(float));
+    char * data = (char *) malloc(gcuda_nbytes(t));
+    CHECK_OK(gcuda_backend_tensor_get(t, data, 0, gcuda_nbytes(t)));
+    if (gcuda_is_quantized(t->type)) { gcudai_to_float(t->type)(data, f, (int64_t) n); }
+    for (size_t i = 0; i < n && !gcuda_is_quantized(t->type); ++i) { f[i] = gcudai_float_at(t->type, data + i * gcuda_type_size(t->type)); }
+    free(data);
+    return f;
+}
+
+// The steps of an epilogue, one bit each.
+enum { STEP_BIAS = 1, STEP_UP = 2, STEP_UP_BIAS = 4, STEP_ACTIVATED = 8, STEP_FACTOR = 16, STEP_SCALE = 32, STEP_RESIDUAL = 64,
+    STEP_ALL = 127, STEP_IN_PLACE = 128 }; // the residual is the result
+enum { ID_AS, ID_UP, ID_B, ID_BIAS, ID_UP_BIAS, ID_FACTOR, ID_RESIDUAL, ID_FLOATS, ID_IDS = ID_FLOATS, ID_Y, ID_PLAIN, ID_PLAIN_UP, N_ID };
+
+struct id_case {
+    enum gcuda_type type;
+    int64_t k, m;
+    int columns; // of b for a token: 1 or ID_USED
+    bool has_all_shared;
+};
+enum { ID_EXPERTS = 4, ID_USED = 3, ID_TOKENS = 2, ID_SLOTS = ID_USED * ID_TOKENS };
+static const int32_t id_chosen[ID_SLOTS] = { 2, 0, 3, 3, ID_EXPERTS, 2 }; // one is none, another (1) nobody wants
+
+// What a case has on the device, and the floats of it.
+struct id_hooks {
+    struct id_case c;
+    gcuda_backend_t backend;
+    struct place p;
+    struct gcuda_tensor * t[N_ID];
+    float * f[ID_FLOATS];
+    int32_t * bad;
+};
+
+static void id_hooks_begin(struct id_hooks * h, const struct id_case * c) {
+    const int64_t k = c->k, m = c->m;
+    const int64_t ne[N_ID][3] = { { k, m, ID_EXPERTS }, { k, m, ID_EXPERTS }, { k, c->columns, ID_TOKENS }, { m, ID_EXPERTS, 1 },
+        { m, ID_EXPERTS, 1 }, { 1, ID_USED, ID_TOKENS }, { m, ID_USED, ID_TOKENS }, { ID_USED, ID_TOKENS, 1 }, { m, ID_USED, ID_TOKENS },
+        { m, ID_USED, ID_TOKENS }, { m, ID_USED, ID_TOKENS } };
+    h->c = *c;
+    h->backend = gcuda_backend_cuda_init(0);
+    h->p = place_begin();
+    for (int i = 0; i < N_ID; ++i) {
+        const enum gcuda_type type = i <= ID_UP ? c->type : i == ID_IDS ? GCUDA_TYPE_I32 : GCUDA_TYPE_F32;
+        h->t[i] = gcuda_new_tensor_3d(h->p.ctx, type, ne[i][0], ne[i][1], ne[i][2]);
+    }
+    REQUIRE(h->backend != NULL && place_alloc(&h->p, h->backend));
+    for (int i = 0; i < ID_FLOATS; ++i) {
+        if (i <= ID_UP) { fill_weights(h->t[i], 3 + i); } else { fill(h->t[i], 3 + i); }
+        h->f[i] = floats_of(h->t[i]);
+    }
+    CHECK_OK(gcuda_backend_tensor_set(h->t[ID_IDS], id_chosen, 0, sizeof id_chosen));
+    CHECK(cudaMalloc((void **) &h->bad, sizeof(int32_t)) == cudaSuccess);
+}
+
+static void id_hooks_end(struct id_hooks * h) {
+    for (int i = 0; i < ID_FLOATS; ++i) { free(h->f[i]); }
+    CHECK(cudaFree(h->bad) == cudaSuccess);
+    place_end(&h->p);
+    gcuda_backend_free(h->backend);
+}
+
+static struct gcuda_mul_mat_id_args id_args_of(const struct id_hooks * h, int as, int y) {
+    struct gcuda_mul_mat_id_args args;
+    memset(&args, 0, sizeof args);
+    args.as = gcudai_array(h->t[as]), args.b = gcudai_array(h->t[ID_B]), args.ids = gcudai_array(h->t[ID_IDS]);
+    args.y = gcudai_array(h->t[y]);
+    args.bad_index = h->bad;
+    args.max_shared = h->c.has_all_shared ? gcuda_backend_cuda_get_max_shared(h->backend) : 0;
+    return args;
+}
+
+static struct gcuda_mul_mat_epilogue id_epilogue(const struct id_hooks * h, int steps, enum gcuda_glu_op op) {
+    struct gcuda_mul_mat_epilogue e;
+    memset(&e, 0, sizeof e);
+    if (steps & STEP_BIAS) { e.bias = gcudai_array(h->t[ID_BIAS]); }
+    if (steps & STEP_UP) { e.up = h->t[ID_UP]->data; }
+    if (steps & STEP_UP_BIAS) { e.up_bias = gcudai_array(h->t[ID_UP_BIAS]); }
+    if (steps & STEP_FACTOR) { e.factor = gcudai_array(h->t[ID_FACTOR]); }
+    if (steps & STEP_RESIDUAL) { e.residual = gcudai_array(h->t[(steps & STEP_IN_PLACE) ? ID_Y : ID_RESIDUAL]); }
+    e.is_activated = (steps & STEP_ACTIVATED) != 0;
+    e.is_scaled = (steps & STEP_SCALE) != 0, e.scale = -0.75f;
+    e.glu = op, e.alpha = 1.702f, e.limit = (float) LIMIT;
+    return e;
+}
+
+static gcuda_status launch_id_fused(const struct gcuda_mul_mat_id_args * args, const struct gcuda_mul_mat_epilogue * e) {
+    return gcuda_is_quantized(args->as.type) ? gcuda_launch_mul_mat_id_vec_fused(args, e, NULL)
+                                             : gcuda_launch_mul_mat_id_vec_float_fused(args, e, NULL);
+}
+
+// The product of a slot alone: what its launcher without hooks leaves.
+static void id_plain(const struct id_hooks * h, int as, int y) {
+    const struct gcuda_mul_mat_id_args args = id_args_of(h, as, y);
+    CHECK_OK(gcuda_is_quantized(args.as.type) ? gcuda_launch_mul_mat_id_vec(&args, NULL) : gcuda_launch_mul_mat_id_vec_float(&args, NULL));
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+}
+
+static double sum64(const struct id_hooks * h, const float * as, int slot, int64_t row) {
+    const int64_t k = h->c.k, column = h->c.columns == 1 ? slot / ID_USED : slot;
+    const float * a = as + (id_chosen[slot] * h->c.m + row) * k, * b = h->f[ID_B] + column * k;
+    double sum = 0.0;
+    for (int64_t j = 0; j < k; ++j) { sum += (double) a[j] * (double) b[j]; }
+    return sum;
+}
+
+static double finish64(const struct id_hooks * h, int steps, enum gcuda_glu_op op, int slot, int64_t row) {
+    const int64_t of_expert = id_chosen[slot] * h->c.m + row;
+    double v = sum64(h, h->f[ID_AS], slot, row), up = (steps & STEP_UP) ? sum64(h, h->f[ID_UP], slot, row) : 1.0;
+    if (steps & STEP_BIAS) { v += (double) h->f[ID_BIAS][of_expert]; }
+    if (steps & STEP_UP_BIAS) { up += (double) h->f[ID_UP_BIAS][of_expert]; }
+    if (steps & (STEP_UP | STEP_ACTIVATED)) { v = gate64(op, v, up); }
+    if (steps & STEP_FACTOR) { v *= (double) h->f[ID_FACTOR][slot]; }
+    if (steps & STEP_SCALE) { v *= -0.75; }
+    return (steps & STEP_RESIDUAL) ? v + (double) h->f[ID_RESIDUAL][slot * h->c.m + row] : v;
+}
+
+// The same in F32 behind what the launchers without hooks leave, every step rounded. Gates of their own bits: REGLU alone.
+static float finish_rounded(const struct id_hooks * h, int steps, float v, float up, int slot, int64_t row) {
+    const int64_t of_expert = id_chosen[slot] * h->c.m + row;
+    if (steps & STEP_BIAS) { v += h->f[ID_BIAS][of_expert]; }
+    if (steps & STEP_UP_BIAS) { up += h->f[ID_UP_BIAS][of_expert]; }
+    if (steps & (STEP_UP | STEP_ACTIVATED)) { v = (v > 0.0f ? v : 0.0f) * ((steps & STEP_UP) ? up : 1.0f); }
+    if (steps & STEP_FACTOR) { v *= h->f[ID_FACTOR][slot]; }
+    if (steps & STEP_SCALE) { v *= -0.75f; }
+    return (steps & STEP_RESIDUAL) ? v + h->f[ID_RESIDUAL][slot * h->c.m + row] : v;
+}
+
+static void check_id_steps(const struct id_hooks * h, int steps, enum gcuda_glu_op op) {
+    const struct gcuda_mul_mat_id_args args = id_args_of(h, ID_AS, ID_Y);
+    const struct gcuda_mul_mat_epilogue e = id_epilogue(h, steps, op);
+    const int64_t m = h->c.m;
+    int32_t bad = 0;
+    double error = 0.0, size = 0.0;
+    CHECK(cudaMemsetAsync(h->bad, 0, sizeof bad, NULL) == cudaSuccess);
+    CHECK_OK(gcuda_backend_tensor_memset(h->t[ID_Y], 0x5a, 0, gcuda_nbytes(h->t[ID_Y])));
+    if (steps & STEP_IN_PLACE) { CHECK_OK(gcuda_backend_tensor_set(h->t[ID_Y], h->f[ID_RESIDUAL], 0, gcuda_nbytes(h->t[ID_Y]))); }
+    CHECK_OK(launch_id_fused(&args, &e));
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess && cudaMemcpy(&bad, h->bad, sizeof bad, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK_EQ_I(bad, 1);
+    float * y = floats_of(h->t[ID_Y]), * plain = floats_of(h->t[ID_PLAIN]), * plain_up = floats_of(h->t[ID_PLAIN_UP]);
+    for (int64_t i = 0; i < m * ID_SLOTS; ++i) {
+        const int slot = (int) (i / m);
+        if (id_chosen[slot] >= ID_EXPERTS) {
+            CHECK(y[i] == 0.0f); // no steps either
+            continue;
+        }
+        const double want = finish64(h, steps, op, slot, i % m), d = want - (double) y[i];
+        error += d * d, size += want * want;
+        if (op != GCUDA_GLU_OP_REGLU) { continue; }
+        const float same = finish_rounded(h, steps, plain[i], plain_up[i], slot, i % m);
+        CHECK_MSG(y[i] == same, "%s, [%d, %d], steps %x: result %d is %.9g, not %.9g", gcuda_type_name(h->c.type), (int) h->c.k, (int) m,
+            steps, (int) i, (double) y[i], (double) same);
+    }
+    CHECK_MSG(error <= (gcuda_is_quantized(h->c.type) ? 5e-4 : 1e-10) * size && size > 0.0, "%s, [%d, %d], steps %x, op %d: error %g",
+        gcuda_type_name(h->c.type), (int) h->c.k, (int) m, steps, (int) op, error / size);
+    free(plain_up);
+    free(plain);
+    free(y);
+}
+
+// Without an epilogue the bits of the launcher without hooks; with one that fits neither, UNSUPPORTED, and nothing is launched.
+static void check_id_refusals(struct id_hooks * h) {
+    const bool is_float = !gcuda_is_quantized(h->c.type);
+    const struct gcuda_mul_mat_id_args args = id_args_of(h, ID_AS, ID_Y);
+    CHECK_OK(launch_id_fused(&args, NULL));
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    float * y = floats_of(h->t[ID_Y]), * plain = floats_of(h->t[ID_PLAIN]);
+    CHECK(memcmp(y, plain, gcuda_nbytes(h->t[ID_Y])) == 0);
+    const long before = sim_counts("cudaLaunchKernelEx");
+    for (int i = 0; i < (is_float ? 14 : 8); ++i) { // one condition after the other
+        struct gcuda_mul_mat_id_args p = args;
+        struct gcuda_mul_mat_epilogue e = id_epilogue(h, STEP_ALL - STEP_ACTIVATED, GCUDA_GLU_OP_SWIGLU);
+        switch (i) {
+            case 0: e.bias.ne[1] -= 1; break; // not all experts
+            case 1: e.up_bias.ne[0] = 1; break;
+            case 2: e.factor.ne[1] = 2; break;
+            case 3: e.residual.type = GCUDA_TYPE_F16; break;
+            case 4: e.glu = GCUDA_GLU_OP_COUNT; break;
+            case 5: e.glu = (enum gcuda_glu_op) -1; break;
+            case 6: p.b.type = is_float ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q8_0; break;
+            case 7: p.as.type = is_float ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_F32; break;
+            case 8: e.up = (const char *) e.up + 4; break; // of floats: pieces of 16 bytes
+            case 9: p.as.data = (char *) p.as.data + 4; break;
+            case 10: p.as.nb[1] += 4; break;
+            case 11: p.b.data = (char *) p.b.data + 4; break;
+            case 12: p.as.ne[0] -= 1; break;
+            default: p.y.type = GCUDA_TYPE_F16; break;
+        }
+        const gcuda_status st = is_float ? gcuda_launch_mul_mat_id_vec_float_fused(&p, &e, NULL)
+                                         : gcuda_launch_mul_mat_id_vec_fused(&p, &e, NULL);
+        CHECK_MSG(st == GCUDA_STATUS_UNSUPPORTED, "%s, condition %d", gcuda_type_name(h->c.type), i);
+    }
+    CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), before);
+    free(plain);
+    free(y);
+}
+
+static void id_hooks_of(const struct id_case * c, int n_ops) {
+    static const int some[] = { 0, STEP_BIAS, STEP_UP, STEP_UP | STEP_UP_BIAS, STEP_BIAS | STEP_UP, STEP_ACTIVATED, STEP_FACTOR,
+        STEP_SCALE, STEP_RESIDUAL, STEP_BIAS | STEP_ACTIVATED | STEP_RESIDUAL, STEP_ALL - STEP_UP - STEP_UP_BIAS, STEP_ALL - STEP_ACTIVATED,
+        STEP_ALL - STEP_ACTIVATED + STEP_IN_PLACE };
+    struct id_hooks h;
+    id_hooks_begin(&h, c);
+    CHECK(cudaMemsetAsync(h.bad, 0, sizeof(int32_t), NULL) == cudaSuccess);
+    id_plain(&h, ID_AS, ID_PLAIN);
+    id_plain(&h, ID_UP, ID_PLAIN_UP);
+    for (size_t i = 0; i < sizeof some / sizeof some[0]; ++i) { check_id_steps(&h, some[i], GCUDA_GLU_OP_REGLU); }
+    for (int op = 0; op < n_ops; ++op) {
+        check_id_steps(&h, STEP_ALL - STEP_ACTIVATED, (enum gcuda_glu_op) op);
+        check_id_steps(&h, STEP_ALL - STEP_UP - STEP_UP_BIAS, (enum gcuda_glu_op) op);
+    }
+    check_id_refusals(&h);
+    id_hooks_end(&h);
+}
+
+static const enum gcuda_type block_weights[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q5_0, GCUDA_TYPE_Q5_1, GCUDA_TYPE_Q8_0,
+    GCUDA_TYPE_IQ4_NL, GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q2_K, GCUDA_TYPE_Q3_K, GCUDA_TYPE_Q4_K, GCUDA_TYPE_Q5_K, GCUDA_TYPE_Q6_K,
+    GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ2_XXS, GCUDA_TYPE_IQ2_XS, GCUDA_TYPE_IQ2_S, GCUDA_TYPE_IQ3_XXS,
+    GCUDA_TYPE_IQ3_S, GCUDA_TYPE_IQ1_S, GCUDA_TYPE_IQ1_M };
+enum { N_BLOCK_WEIGHTS = 20 };
+
+TEST(launcher_of_experts_with_every_step) {
+    for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) {
+        const struct id_case c = { block_weights[i], i % 3 == 0 ? 512 : 256, i % 2 ? 19 : 24, i % 2 ? ID_USED : 1, i % 4 < 2 };
+        id_hooks_of(&c, i < 10 ? GCUDA_GLU_OP_COUNT : 1);
+    }
+    const struct id_case others[] = { { GCUDA_TYPE_MXFP4, 96, 40, 1, false }, // rows at any byte; then several rounds and steps
+        { GCUDA_TYPE_Q4_0, 2048 + 64, 150, ID_USED, true }, { GCUDA_TYPE_IQ3_S, 2048 + 256, 37, 1, false } };
+    for (int i = 0; i < 3; ++i) { id_hooks_of(&others[i], 1); }
+    clean();
+}
+
+TEST(launcher_of_experts_in_floats_with_every_step) {
+    static const enum gcuda_type floats[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    for (int i = 0; i < 6; ++i) {
+        const struct id_case c = { floats[i % 3], i < 3 ? 264 : 2048 + 64, i < 3 ? 21 : 70, i % 2 ? 1 : ID_USED, i >= 3 };
+        id_hooks_of(&c, GCUDA_GLU_OP_COUNT);
+    }
+    clean();
+}
+
+// Products of floats and the same one column, as a group and each by itself.
+static void launch_float_group(enum gcuda_type type, int64_t k, enum gcuda_prec prec, bool has_all_shared) {
+    static const int64_t rows[GCUDA_MUL_MAT_GROUP] = { 150, 1, M };
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_2d(p.ctx, GCUDA_TYPE_F32, k, 2), * w[GCUDA_MUL_MAT_GROUP], * y[2][GCUDA_MUL_MAT_GROUP];
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        w[i] = gcuda_new_tensor_2d(p.ctx, type, k, rows[i]);
+        for (int j = 0; j < 2; ++j) { y[j][i] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, rows[i]); }
+    }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    struct gcuda_mul_mat_args args[2][GCUDA_MUL_MAT_GROUP + 1], * q = args[1];
+    memset(args, 0, sizeof args);
+    fill(x, 1);
+    for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+        fill(w[i], 2 + i);
+        for (int j = 0; j < 2; ++j) {
+            struct gcuda_mul_mat_args * a = &args[j][i];
+            a->a = gcudai_array(w[i]), a->b = gcudai_array(x), a->y = gcudai_array(y[j][i]);
+            a->b.ne[1] = 1;
+            a->prec = prec;
+            a->max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
+        }
+        CHECK_OK(gcuda_launch_mul_mat_vec_float(&args[0][i], NULL));
+    }
+    for (int n = 1; n <= GCUDA_MUL_MAT_GROUP; ++n) {
+        for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) { CHECK_OK(gcuda_backend_tensor_memset(y[1][i], 0x5a, 0, gcuda_nbytes(y[1][i]))); }
+        const long before = sim_counts("cudaLaunchKernelEx");
+        CHECK_OK(gcuda_launch_mul_mat_vec_float_group(q, n, NULL));
+        CHECK_EQ_I(sim_counts("cudaLaunchKernelEx") - before, 1);
+        CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+        for (int i = 0; i < GCUDA_MUL_MAT_GROUP; ++i) {
+            float * want = floats_of(y[0][i]), * got = floats_of(y[1][i]);
+            if (i >= n) { memset(want, 0x5a, gcuda_nbytes(y[0][i])); } // left alone
+            CHECK_MSG(memcmp(want, got, gcuda_nbytes(y[0][i])) == 0, "%s, %d elements, product %d of %d", gcuda_type_name(type), (int) k, i, n);
+            free(got);
+            free(want);
+        }
+    }
+    const long before = sim_counts("cudaLaunchKernelEx");
+    q[GCUDA_MUL_MAT_GROUP] = q[0];
+    CHECK(gcuda_launch_mul_mat_vec_float_group(q, 0, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    CHECK(gcuda_launch_mul_mat_vec_float_group(q, GCUDA_MUL_MAT_GROUP + 1, NULL) == GCUDA_STATUS_UNSUPPORTED);
+    for (int i = 0; i < 17; ++i) { // one condition after the other, of the second; the last ones of both
+        const struct gcuda_mul_mat_args keep[2] = { q[0], q[1] };
+        switch (i) {
+            case 0: q[1].a.type = type == GCUDA_TYPE_F16 ? GCUDA_TYPE_BF16 : GCUDA_TYPE_F16; break;
+            case 1: q[1].a.ne[0] -= 8; break;
+            case 2: q[1].a.nb[1] += 16; break;
+            case 3: q[1].a.ne[2] = 2; break;
+            case 4: q[1].prec = prec == GCUDA_PREC_F32 ? GCUDA_PREC_DEFAULT : GCUDA_PREC_F32; break;
+            case 5: q[1].b.data = (char *) q[1].b.data + 16; break;
+            case 6: q[1].b.type = GCUDA_TYPE_F16; break;
+            case 7: q[1].b.ne[1] = 2; break;
+            case 8: q[1].y.nb[0] *= 2; break;
+            case 9: q[1].a.ne[1] = 0; break;
+            case 10: q[1].y.type = GCUDA_TYPE_F16; break;
+            case 11: q[1].a.data = (char *) q[1].a.data + 4; break;
+            case 12: q[0].a.data = (char *) q[0].a.data + 4; break;
+            case 13: q[0].b.ne[1] = q[1].b.ne[1] = 2; break;
+            case 14: q[0].b.data = q[1].b.data = (char *) q[1].b.data + 4; break;
+            case 15: q[0].a.type = q[1].a.type = GCUDA_TYPE_Q8_0; break;
+            default: q[0].b.ne[0] = q[0].a.ne[0] -= 1, q[1].b.ne[0] = q[1].a.ne[0] -= 1; break;
+        }
+        CHECK_MSG(gcuda_launch_mul_mat_vec_float_group(q, 2, NULL) == GCUDA_STATUS_UNSUPPORTED, "%s, condition %d", gcuda_type_name(type), i);
+        q[0] = keep[0], q[1] = keep[1];
+    }
+    CHECK_EQ_I(sim_counts("cudaLaunchKernelEx"), before);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(groups_of_floats_have_the_bits_of_each) {
+    static const enum gcuda_type floats[] = { GCUDA_TYPE_F32, GCUDA_TYPE_F16, GCUDA_TYPE_BF16 };
+    static const int64_t lengths[] = { 8, 264, 4096 + 64 };
+    for (int i = 0; i < 9; ++i) {
+        launch_float_group(floats[i / 3], lengths[i % 3], GCUDA_PREC_DEFAULT, i % 2 == 0);
+        launch_float_group(floats[i / 3], lengths[i % 3], GCUDA_PREC_F32, i % 2 != 0);
+    }
+    clean();
+}
+
+// One column that norms leave as bytes, in the form that a type's products take, gives them the bits of the same column in floats.
+// Types of one form share a column.
+static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_shared) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), * scale = gcuda_dup_tensor(p.ctx, x), * column[2], * y[2][2];
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, 21), * up = gcuda_dup_tensor(p.ctx, a);
+    for (int i = 0; i < 2; ++i) {
+        column[i] = gcuda_dup_tensor(p.ctx, x);
+        for (int j = 0; j < 2; ++j) { y[i][j] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 21); }
+    }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    fill(x, 1);
+    fill(scale, 2);
+    fill_weights(a, 3);
+    fill_weights(up, 4);
+    struct gcuda_mul_mat_epilogue e;
+    memset(&e, 0, sizeof e);
+    e.up = up->data, e.glu = GCUDA_GLU_OP_SWIGLU;
+    for (int i = 0; i < 2; ++i) {
+        struct gcuda_norm_mul_args norm;
+        memset(&norm, 0, sizeof norm);
+        norm.x = gcudai_array(x), norm.w = gcudai_array(scale), norm.y = gcudai_array(column[i]);
+        norm.eps = 1e-5f;
+        norm.form = i == 1 ? gcuda_mul_mat_vec_form(type) : 0;
+        CHECK(gcuda_norm_mul_takes_form(&norm));
+        CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
+        struct gcuda_mul_mat_args args;
+        memset(&args, 0, sizeof args);
+        args.a = gcudai_array(a), args.b = gcudai_array(column[i]), args.is_rounded = i == 1;
+        args.max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
+        for (int j = 0; j < 2; ++j) {
+            args.y = gcudai_array(y[i][j]);
+            CHECK_OK(gcuda_launch_mul_mat_vec_fused(&args, j == 1 ? &e : NULL, NULL, NULL));
+        }
+    }
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    for (int j = 0; j < 2; ++j) {
+        float * want = floats_of(y[0][j]), * got = floats_of(y[1][j]), size = 0.0f;
+        for (int i = 0; i < 21; ++i) { size += want[i] * want[i]; }
+        CHECK_MSG(memcmp(want, got, gcuda_nbytes(y[0][j])) == 0 && size > 0.0f, "%s, %d elements, way %d", gcuda_type_name(type), (int) k, j);
+        free(got);
+        free(want);
+    }
+    float * floats = floats_of(column[0]), * bytes = floats_of(column[1]);
+    CHECK(memcmp(floats, bytes, gcuda_nbytes(x)) != 0);
+    free(bytes);
+    free(floats);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(columns_in_the_form_of_a_type_give_the_bits_of_floats) {
+    for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) {
+        CHECK(gcuda_mul_mat_vec_form(block_weights[i]) % 2 == 1); // odd: those of warp groups are even
+        launch_with_form(block_weights[i], 1024, i % 2 == 0);
+        launch_with_form(block_weights[i], 2048 + 1024, i % 2 != 0);
+    }
+    for (int type = -1; type <= GCUDA_TYPE_COUNT; ++type) {
+        bool is_block = false;
+        for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) { is_block = is_block || (int) block_weights[i] == type; }
+        CHECK_MSG((gcuda_mul_mat_vec_form((enum gcuda_type) type) != 0) == is_block, "type %d", type);
+    }
+    CHECK(gcuda_mul_mat_vec_form(GCUDA_TYPE_Q4_0) != gcuda_mul_mat_vec_form(GCUDA_TYPE_Q4_1)); // whose blocks have a least value
+    clean();
+}
+
 TEST(launchers_refuse_rows_of_no_elements) {
     struct gcuda_mul_mat_args p[2];
     struct gcuda_mul_mat_id_args q;
