@@ -1084,7 +1084,6 @@ static void results_of_experts_of_16_bits(const struct weight_type * w, int64_t 
     void * y = NULL;
     CHECK(cudaMalloc(&y, most) == cudaSuccess);
     for (int way = 0; way < 3; ++way) {
-        if (way == 1 && tokens > 16 && !test_full()) { continue; } // slot by slot: many are the same again
         const bool is_refused = way == 2 && (w->bytes_to == 0 || GCUDA_SIM_CC < 800);
         for (int to = 0; to < 3; ++to) {
             p.y = packed_array(result_types[to], M, USED, tokens);
@@ -1439,7 +1438,6 @@ TEST(few_columns_with_little_shared_memory) {
             const bool is_weight = gcuda_type_is_valid((enum gcuda_type) type) && gcuda_is_quantized((enum gcuda_type) type) &&
                                    type != GCUDA_TYPE_Q8_1 && type != GCUDA_TYPE_Q8_K;
             for (size_t i = 0; is_weight && i < sizeof shapes / sizeof shapes[0]; ++i) {
-                if (cap > 1 && (type + (int) i) % 3 != cap % 3 && !test_full()) { continue; } // between the least and the most
                 struct gcuda_mul_mat_args p;
                 GCUDAI_ZERO(p);
                 p.a = packed_array((enum gcuda_type) type, shapes[i][0], shapes[i][1], 1);
