@@ -2399,7 +2399,7 @@ GCUDA_API void gcuda_mul_mat_set_prec(struct gcuda_tensor * node, enum gcuda_pre
 GCUDA_API enum gcuda_type gcuda_mul_mat_partner(enum gcuda_type a);
 
 struct gcuda_mul_mat_args {
-    struct gcuda_array a, b, y; // launchers: y may be F16 or BF16, but for _wg, _gemm and epilogues in tiles
+    struct gcuda_array a, b, y; // launchers: y may be F16 or BF16, but for _wg, _gemm, and epilogues in tiles or of float vectors
     enum gcuda_prec prec;
     size_t max_shared; // launchers: shared memory a block may have, in bytes; 0 means 48 KiB, which is always there
     bool is_rounded;   // launchers: b.data is what gcuda_launch_norm_mul or gcuda_launch_glu has left in a form, see there
