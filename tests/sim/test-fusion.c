@@ -2070,7 +2070,7 @@ static void check_id_refusals(struct id_hooks * h) {
             case 2: e.factor.ne[1] = 2; break;
             case 3: e.residual.type = GCUDA_TYPE_F16; break;
             case 4: e.glu = GCUDA_GLU_OP_COUNT; break;
-            case 5: e.glu = (enum gcuda_glu_op) -1; break;
+            case 5: e.glu = (enum gcuda_glu_op) (GCUDA_GLU_OP_COUNT + 1); break; // 7, the most that an enum of C++ holds here
             case 6: p.b.type = is_float ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q8_0; break;
             case 7: p.as.type = is_float ? GCUDA_TYPE_Q4_0 : GCUDA_TYPE_F32; break;
             case 8: e.up = (const char *) e.up + 4; break; // of floats: pieces of 16 bytes
