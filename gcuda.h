@@ -4155,8 +4155,7 @@ GCUDA_KERNEL_API int gcuda_mul_mat_wg_form(const struct gcuda_mul_mat_args * arg
 GCUDA_KERNEL_API size_t gcuda_mul_mat_wg_form_bytes(int form, int64_t k, int64_t n_columns); // 0: no such form
 // One product of weights in blocks in two steps, so that others, on other devices too, have its columns rounded already: tiles of
 // GCUDA_MUL_MAT_WG_TILE columns, one right behind the other, the last filled up with zeros. A product of some of the rows, or of
-// columns from a multiple of that on, takes what is there of them. parts: scratch of the second step alone; NULL: k is not cut into
-// parts. UNSUPPORTED as above.
+// columns from a multiple of that on, takes what is there of them. parts: scratch of the second step alone. UNSUPPORTED as above.
 #define GCUDA_MUL_MAT_WG_TILE 256
 GCUDA_KERNEL_API gcuda_status gcuda_launch_mul_mat_wg_columns(
     const struct gcuda_mul_mat_args * args, void * columns, gcuda_stream stream);
@@ -26494,8 +26493,8 @@ static bool gcudai_has_large_codebook(enum gcuda_type type) {
            type == GCUDA_TYPE_IQ2_S || type == GCUDA_TYPE_IQ3_XXS || type == GCUDA_TYPE_IQ3_S;
 }
 
-// Columns from which on. 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us, 32 columns in tiles took
-// 32.8, 34.1 and 40.9. From 17 on tiles do the work of 32.
+// Columns from which on. 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 30.3, 34.6 and 36.2 us, 32 columns in tiles 32.8,
+// 34.2 and 40.6. From 17 on tiles do the work of 32.
 static int64_t gcudai_cuda_warp_group_columns(enum gcuda_type type) { return type == GCUDA_TYPE_F32 ? 128 : 17; }
 
 static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args, bool has_cublas) {
@@ -27677,17 +27676,15 @@ static gcuda_status gcudai_cuda_share_begin(
     return gcudai_cuda_share_multiply(s, product);
 }
 
-// Some of a side's rows of the result, n columns of them from column c on, into the main device's. Of mul_mat_id: slots, all evenly
-// apart.
+// n columns of a side's rows of the result, from column c on, into the main device's. Of mul_mat_id: slots, all evenly apart.
 static gcuda_status gcudai_cuda_share_send(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcuda_array * y,
-    struct gcudai_cuda_rows rows, int64_t c, int64_t n, cudaStream_t stream) {
+    int64_t c, int64_t n, cudaStream_t stream) {
     struct gcudai_cuda_move move;
     GCUDAI_ZERO(move);
-    move.width = gcuda_row_size(y->type, rows.high - rows.low);
-    move.src_pitch = gcuda_row_size(y->type, s->rows.high - s->rows.low);
+    move.src_pitch = move.width = gcuda_row_size(y->type, s->rows.high - s->rows.low);
     move.dst_pitch = y->nb[1];
-    move.src = (const char *) s->y + (size_t) (rows.low - s->rows.low) * y->nb[0] + (size_t) c * move.src_pitch;
-    move.dst = (char *) y->data + (size_t) rows.low * y->nb[0] + (size_t) c * move.dst_pitch;
+    move.src = (const char *) s->y + (size_t) c * move.src_pitch;
+    move.dst = (char *) y->data + (size_t) s->rows.low * y->nb[0] + (size_t) c * move.dst_pitch;
     move.n_columns = y->ne[1] * y->ne[2];
     move.height = (size_t) n;
     return gcudai_cuda_send(s->cu, cu, move, stream);
@@ -27703,8 +27700,7 @@ static gcuda_status gcudai_cuda_side_order(const struct gcudai_cuda * side, cuda
 // ---- strips of columns ----
 // A side with access takes many columns in strips: while one is multiplied the next comes, and the one before goes. Kernels on warp
 // groups round their columns: the main device, which needs them too, does so for all, and half the bytes go. The stream of results is
-// behind all others in the end. Of the last strip as many rows as find multiprocessors that the strip before leaves idle are multiplied
-// beside that: so they go back early, and what is left may be few enough to be cut along k.
+// behind all others in the end.
 
 // A strip has tiles of columns whole, and for two thirds of the device's clusters at least: with less of them idle than that
 // the copies take less than is lost. Other ways would decode or write out the weights once for every strip.
@@ -27778,16 +27774,6 @@ static gcuda_status gcudai_cuda_strip_bring(
     return gcudai_cuda_send(cu, side, move, side->copies[0]);
 }
 
-// Rows of the side's that the last strip multiplies beside the one before. Items are tiles of rows and columns, one for each cluster.
-static int64_t gcudai_cuda_strip_beside(const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c) {
-    const int64_t rows = s->rows.high - s->rows.low, clusters = GCUDAI_MAX(s->cu->device->n_sm / 2, 1);
-    const int64_t row_tiles = gcudai_cuda_tiles(rows, GCUDAI_CUDA_STRIP_ROWS);
-    const int64_t before = row_tiles * gcudai_cuda_tiles(c->size, GCUDA_MUL_MAT_WG_TILE) % clusters;
-    const int64_t idle = before > 0 ? clusters - before : 0, columns = gcudai_cuda_tiles(c->end - c->first, GCUDA_MUL_MAT_WG_TILE);
-    const bool may = c->is_last && c->first > 0 && c->rounded != NULL;
-    return may ? GCUDAI_MIN(idle / columns * GCUDAI_CUDA_STRIP_ROWS, rows) : 0;
-}
-
 static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const struct gcuda_mul_mat_args * p, const void * columns) {
     const size_t size = gcuda_mul_mat_wg_parts_bytes(p);
     void * parts = NULL;
@@ -27797,39 +27783,22 @@ static gcuda_status gcudai_cuda_multiply_rounded(struct gcudai_cuda * cu, const 
     return st;
 }
 
-// A strip's product for some of the side's rows, and that back. Those beside the strip before follow the strip's copy itself, and are not
-// cut along k, for which they would need scratch of the other stream.
-static gcuda_status gcudai_cuda_strip_rows(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s, const struct gcudai_cuda_strip * c,
-    struct gcudai_cuda_rows rows, bool is_beside, enum gcudai_cuda_product product, const struct gcuda_array * y) {
-    struct gcudai_cuda * side = s->cu;
-    struct gcuda_mul_mat_args p = s->args;
-    cudaStream_t stream = is_beside ? side->copies[0] : side->stream;
-    const int64_t first_row = rows.low - s->rows.low;
-    const char * columns = (const char *) s->b + gcudai_cuda_strip_at(c); // rounded ones
-    size_t size = 0;
-    if (rows.low == rows.high) { return GCUDA_STATUS_SUCCESS; }
-    GCUDAI_TRY(gcudai_layout(p.b.type, p.b.ne, p.b.nb, &size));
-    p.a.data = (char *) p.a.data + (size_t) first_row * p.a.nb[1];
-    p.a.ne[1] = p.y.ne[0] = rows.high - rows.low;
-    p.b.ne[1] = p.y.ne[1] = c->end - c->first;
-    p.b.data = (char *) s->b + (size_t) c->first * p.b.nb[1];
-    p.y.data = (char *) s->y + (size_t) c->first * p.y.nb[1] + (size_t) first_row * p.y.nb[0];
-    GCUDAI_TRY(is_beside            ? gcuda_launch_mul_mat_wg_product(&p, columns, NULL, stream)
-               : c->rounded != NULL ? gcudai_cuda_multiply_rounded(side, &p, columns)
-                                    : gcudai_cuda_multiply(side, product, p));
-    GCUDAI_TRY(gcudai_cuda_side_order(side, stream, side->copies[1]));
-    return gcudai_cuda_share_send(cu, s, y, rows, c->first, c->end - c->first, side->copies[1]);
-}
-
 // A strip to a side, its product, and that back.
 static gcuda_status gcudai_cuda_share_strip(struct gcudai_cuda * cu, const struct gcudai_cuda_share * s,
     const struct gcudai_cuda_strip * c, enum gcudai_cuda_product product, const struct gcuda_array * y) {
-    struct gcudai_cuda_rows beside = s->rows, others = s->rows;
-    beside.high = others.low = s->rows.low + gcudai_cuda_strip_beside(s, c);
+    struct gcudai_cuda * side = s->cu;
+    struct gcuda_mul_mat_args p = s->args;
+    size_t size = 0;
+    GCUDAI_TRY(gcudai_layout(p.b.type, p.b.ne, p.b.nb, &size));
+    p.b.ne[1] = p.y.ne[1] = c->end - c->first;
+    p.b.data = (char *) s->b + (size_t) c->first * p.b.nb[1];
+    p.y.data = (char *) s->y + (size_t) c->first * p.y.nb[1];
     GCUDAI_TRY(gcudai_cuda_strip_bring(cu, s, c));
-    GCUDAI_TRY(gcudai_cuda_side_order(s->cu, s->cu->copies[0], s->cu->stream));
-    GCUDAI_TRY(gcudai_cuda_strip_rows(cu, s, c, beside, true, product, y));
-    return gcudai_cuda_strip_rows(cu, s, c, others, false, product, y);
+    GCUDAI_TRY(gcudai_cuda_side_order(side, side->copies[0], side->stream));
+    GCUDAI_TRY(c->rounded != NULL ? gcudai_cuda_multiply_rounded(side, &p, (char *) s->b + gcudai_cuda_strip_at(c))
+                                  : gcudai_cuda_multiply(side, product, p));
+    GCUDAI_TRY(gcudai_cuda_side_order(side, side->stream, side->copies[1]));
+    return gcudai_cuda_share_send(cu, s, y, c->first, c->end - c->first, side->copies[1]);
 }
 
 // A side's rows of the result into the main device's, and the main stream behind the side.
@@ -27837,7 +27806,7 @@ static gcuda_status gcudai_cuda_share_end(
     struct gcudai_cuda * cu, struct gcudai_cuda_share * s, const struct gcuda_array * y) {
     const int device = s->cu->device->index;
     const bool is_there = s->writes_y || s->strip > 0;
-    if (!is_there) { GCUDAI_TRY(gcudai_cuda_share_send(cu, s, y, s->rows, 0, y->ne[1] * y->ne[2], s->cu->stream)); }
+    if (!is_there) { GCUDAI_TRY(gcudai_cuda_share_send(cu, s, y, 0, y->ne[1] * y->ne[2], s->cu->stream)); }
     GCUDAI_CUDA_TRY(cudaEventRecord(s->cu->copied, s->strip > 0 ? s->cu->copies[1] : s->cu->stream), device, "joining the main stream");
     GCUDAI_CUDA_TRY(cudaStreamWaitEvent(cu->stream, s->cu->copied, 0), device, "joining the main stream");
     return GCUDA_STATUS_SUCCESS;
