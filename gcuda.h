@@ -26493,8 +26493,8 @@ static bool gcudai_has_large_codebook(enum gcuda_type type) {
            type == GCUDA_TYPE_IQ2_S || type == GCUDA_TYPE_IQ3_XXS || type == GCUDA_TYPE_IQ3_S;
 }
 
-// Columns from which on. 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 30.3, 34.6 and 36.2 us, 32 columns in tiles 32.8,
-// 34.2 and 40.6. From 17 on tiles do the work of 32.
+// Columns from which on. 4096 x 14336 on an H200: 64 columns of Q4_0, Q4_K, IQ3_S take 29.8, 34.5 and 36.0 us, 32 columns in tiles took
+// 32.8, 34.1 and 40.9. From 17 on tiles do the work of 32.
 static int64_t gcudai_cuda_warp_group_columns(enum gcuda_type type) { return type == GCUDA_TYPE_F32 ? 128 : 17; }
 
 static bool gcudai_cuda_takes_warp_groups(const struct gcuda_mul_mat_args * args, bool has_cublas) {

@@ -17671,11 +17671,9 @@ gcuda_status gcuda_launch_mul_mat_wg_columns(const gcuda_mul_mat_args * args, vo
 
 gcuda_status gcuda_launch_mul_mat_wg_product(
     const gcuda_mul_mat_args * args, const void * columns, void * parts, gcuda_stream stream) {
-    wg_plan plan = wg_plan_of_steps(*args);
-    if (parts == nullptr) { plan.n_parts = 1; }
     return !wg_has_steps(*args)       ? device_lacks()
            : n_elements(args->y) == 0 ? GCUDA_STATUS_SUCCESS
-                                      : wg_multiply(args, 1, nullptr, plan, columns, nullptr, (float *) parts, stream);
+                                      : wg_multiply(args, 1, nullptr, wg_plan_of_steps(*args), columns, nullptr, (float *) parts, stream);
 }
 
 // >>op:mul_mat_id -------------------------------------------------------------------------------------
