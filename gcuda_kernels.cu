@@ -12821,7 +12821,7 @@ struct d_mma_format_of {
     // the second costs: by count of instructions little is gained over tiles of BF16, which has not been measured.
     static constexpr bool has_two_tiles = PIECES == 1;
     static constexpr size_t lists_at = 4; // rows of experts by lists lie at multiples of so many bytes
-    static constexpr int groups = 16;      // of a step of a warp, of one tile of columns
+    static constexpr int groups = 16; // of a step of a warp, of one tile of columns
     // Mins that are multiplied apart, of eight groups at once: tf32_min is group 4 i + t of those from `group` on, whose bits fit TF32,
     // and tf32_scale, if there is one, what all are multiplied with; together they are what is added to an element.
     static constexpr bool has_tf32_min = false, has_tf32_scale = false;

@@ -200,6 +200,11 @@ TEST_UNUSED static double rng_between(struct rng * r, double lo, double hi) { re
 TEST_UNUSED static int64_t rng_below(struct rng * r, int64_t n) {
     return n <= 0 ? 0 : (int64_t) (rng_u64(r) % (uint64_t) n);
 }
+// A few large numbers among many small ones, as activations of language models are. F16 cannot hold the largest.
+TEST_UNUSED static double rng_outlier(struct rng * r) {
+    const double size = rng_below(r, 50) > 0 ? 1.0 : rng_below(r, 4) > 0 ? 1e3 : 1e5;
+    return size * rng_between(r, -1.0, 1.0);
+}
 
 TEST_UNUSED static struct rng rng_for(const char * name) { // from the seed and a name
     struct rng r = { test_all.seed * UINT64_C(0x2545F4914F6CDD1D) + 1 };

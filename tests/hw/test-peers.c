@@ -3,7 +3,7 @@
 // but for the scheduler. Public interface alone.
 //
 // In the simulation, without what is large: GCUDA_SIM_DEVICES=2 build/sim/test-peers --filter scheduler, and split_experts
-#include "test.h"
+#include "device.h"
 
 #include <math.h>
 
@@ -208,13 +208,6 @@ static void compare_within(const float * got, const float * wanted, int64_t n, d
 
 static void compare(const float * got, const float * wanted, int64_t n, bool is_exact, const char * name) {
     compare_within(got, wanted, n, 1e-8, is_exact, name);
-}
-
-static uint64_t graph_launches(gcuda_backend_t backend) {
-    struct gcuda_cuda_plan_stats stats;
-    memset(&stats, 0, sizeof stats);
-    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
-    return stats.n_graph_launches;
 }
 
 static bool is_all_direct(int device) {

@@ -2,7 +2,7 @@
 // float64 on all four edges of the result and on 4096 elements anywhere. Rows of the weights and columns repeat after a prime number
 // of them, so that little is made on the host and a tile that went to a wrong place still shows. The simulated device runs the same
 // with small matrices (make build/sim/test-products). Then the same products replayed as CUDA graphs and by raw pointers, bit for bit.
-#include "test.h"
+#include "device.h"
 #include "weights.h"
 
 #include <cuda_runtime_api.h>
@@ -307,12 +307,6 @@ static void routed_check(struct routed * p, const float * out) {
     check_all(p->l);
 }
 
-static uint64_t graph_launches(gcuda_backend_t backend) {
-    struct gcuda_cuda_plan_stats stats;
-    CHECK_OK(gcuda_backend_cuda_get_plan_stats(backend, &stats));
-    return stats.n_graph_launches;
-}
-
 enum { N_REPLAYS = SIZE(6, 4) }; // by the node, captured, then replayed
 enum { AS_ALWAYS, BY_BYTES, ON_WARP_GROUPS, N_ID_WAYS };
 static const char * const id_ways[] = { "", "bytes", "warp_groups" };
@@ -335,11 +329,9 @@ static void replay(struct routed * p, const gcuda_backend_t pair[2], const char 
 }
 
 static bool is_of_bytes(enum gcuda_type type) { // has kernels for experts by bytes
-    switch (type) {
-        case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_Q5_K: case GCUDA_TYPE_Q6_K:
-        case GCUDA_TYPE_IQ4_NL: case GCUDA_TYPE_IQ4_XS: case GCUDA_TYPE_IQ2_XS: case GCUDA_TYPE_MXFP4: return true;
-        default: return false;
-    }
+    bool is_so = false;
+    for (int t = 0; t < N_TYPES_BY_BYTES; ++t) { is_so = is_so || types_by_bytes[t] == type; }
+    return is_so;
 }
 
 // On a device: what dispatch does with few slots of an expert, and with many, is what the way of that name does.
