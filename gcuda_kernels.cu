@@ -16827,12 +16827,6 @@ static inline __device__ void d_wg_release(const d_wg_job &, uint32_t bar, int l
 static inline __device__ void d_wg_release(const d_wg_id_job &, uint32_t bar, int lane) {
     if (lane == 0) { d_barrier_arrive(bar); }
 }
-// A slab. Of experts by every lane that has read it: compute-sanitizer's racecheck does not see that lane 0 stands for all.
-static inline __device__ void d_wg_release_slab(const d_wg_job &, uint32_t bar, int lane) {
-    __syncwarp();
-    if (lane == 0) { d_barrier_arrive(bar); }
-}
-static inline __device__ void d_wg_release_slab(const d_wg_id_job &, uint32_t bar, int) { d_barrier_arrive(bar); }
 
 template <typename A, typename S, typename J>
 static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> & ring, int rank, int thread) {
@@ -16868,7 +16862,7 @@ static inline __device__ void d_wg_multiply(const J & p, const d_wg_ring<A, S> &
                 }
                 d_wg_commit();
                 if (slab::k == WG_K || (u == 1 && half == slab::k / 128 - 1)) { // the slab is read
-                    d_wg_release_slab(p, ring.empty_slab + 8 * at_slab.slot, lane);
+                    d_barrier_arrive(ring.empty_slab + 8 * at_slab.slot); // every lane: racecheck does not see one that arrives for others
                     at_slab.next();
                 }
                 d_wg_wait<1>(); // the step before
@@ -16962,7 +16956,7 @@ static inline __device__ void d_wg_set_ring(d_wg_ring<A, S> & ring, char * share
         }
         for (int i = 0; i < shape::slabs; ++i) {
             d_barrier_init(ring.full_slab + 8 * i, WG_FETCHERS);
-            d_barrier_init(ring.empty_slab + 8 * i, cluster > 1 ? 8 : 256); // warps, or lanes (d_wg_release_slab)
+            d_barrier_init(ring.empty_slab + 8 * i, 256); // the lanes that multiply
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
