@@ -26442,7 +26442,7 @@ static bool gcudai_cuda_tile_takes(const struct gcuda_mul_mat_args * p) {
 #define GCUDAI_CUDA_VECTOR_MMA_ROW (1 << 21) // bytes from row to row below which blocks may take more
 #define GCUDAI_CUDA_VECTOR_ROWS (1 << 30)
 #define GCUDAI_CUDA_VECTOR_SLOTS 8 // of mul_mat_id, for any number of experts
-#define GCUDAI_CUDA_VECTOR_FLOAT_SLOTS 64
+#define GCUDAI_CUDA_VECTOR_FLOAT_SLOTS 96
 
 // Columns of floats beside a matrix of at least one block a row, or of floats in rows that an int can count.
 static bool gcudai_cuda_fits_vector(const struct gcuda_array * a, const struct gcuda_array * b) {
@@ -26524,7 +26524,7 @@ static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
            p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
 }
 
-// A slot costs one reading of an expert, a tile about two: so up to as many slots as there are experts.
+// A slot costs one reading of an expert, a tile about two, of floats less: so up to as many slots as there are experts, of floats 96 at most.
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
     const bool is_float = !gcuda_is_quantized(p->as.type);
     const int64_t most = is_float ? GCUDAI_MIN(p->as.ne[2], GCUDAI_CUDA_VECTOR_FLOAT_SLOTS) : p->as.ne[2];

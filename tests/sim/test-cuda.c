@@ -423,7 +423,7 @@ TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 16, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 17, false },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 4, 2, 4, true }, { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 256, 4, 2, 5, false },
         { GCUDA_TYPE_IQ1_S, GCUDA_TYPE_F32, 256, 0, 4, 2, true }, { GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q8_0, 256, 8, 1, 1, false },
-        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 8, true }, { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 9, false },
+        { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 12, true }, { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 13, false },
         { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 8, true }, { GCUDA_TYPE_F32, GCUDA_TYPE_F32, 33, 32, 4, 9, false },
         { GCUDA_TYPE_BF16, GCUDA_TYPE_F32, 33, 2, 2, 4, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 0, 8, 1, 1, false },
     };
