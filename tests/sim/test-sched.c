@@ -613,15 +613,22 @@ static uint64_t time_with_weights(bool are_there, int n_products, float * result
     return time;
 }
 
+// What uploads are queued by are threads, which begin in real time: on a machine with more programs than processors they come late for
+// the simulated clock. So the best of some attempts; without any overlap each takes as long as both together.
 TEST(weights_are_uploaded_beside_the_work) {
-    enum { N_PRODUCTS = 24 };
+    enum { N_PRODUCTS = 24, ATTEMPTS = 8 };
     float want[256], got[256];
-    const uint64_t there = time_with_weights(true, N_PRODUCTS, want), uploaded = time_with_weights(false, N_PRODUCTS, got);
-    const uint64_t upload = 4 * N_PRODUCTS * (64 * 64 * 4 / 3 + 1000);
+    const uint64_t there = time_with_weights(true, N_PRODUCTS, want), upload = 4 * N_PRODUCTS * (64 * 64 * 4 / 3 + 1000);
+    const double most = (double) there + 0.75 * (double) upload;
+    uint64_t best = 0;
+    for (int i = 0; i < ATTEMPTS && (best == 0 || (double) best >= most); ++i) {
+        const uint64_t uploaded = time_with_weights(false, N_PRODUCTS, got);
+        CHECK(there > 0 && uploaded > 0 && memcmp(want, got, sizeof want) == 0);
+        best = best == 0 || uploaded < best ? uploaded : best;
+    }
     printf("  4 runs in simulated time: weights on the GPU %.0f us, uploads alone %.0f us, weights in host memory %.0f us\n", 1e-3 * (double) there,
-        1e-3 * (double) upload, 1e-3 * (double) uploaded);
-    CHECK(there > 0 && memcmp(want, got, sizeof want) == 0);
-    CHECK_MSG((double) uploaded < (double) there + 0.75 * (double) upload, "%.0f us", 1e-3 * (double) uploaded);
+        1e-3 * (double) upload, 1e-3 * (double) best);
+    CHECK_MSG((double) best < most, "%.0f us, allowed %.0f", 1e-3 * (double) best, 1e-3 * most);
 }
 
 // =====================================================================================================================
