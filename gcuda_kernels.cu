@@ -12715,25 +12715,47 @@ struct d_vec_more { // another matrix for the same columns
     int y_c; // elements of a column from column to column of y
 };
 
+// What becomes of a sum. All but the last is of one column.
+enum d_vec_finish {
+    D_VEC_STORE,
+    D_VEC_ADD, // an element of a packed row, which the block has in shared memory by then
+    D_VEC_GLU, // with that of the second matrix
+    D_VEC_ANY  // the job's epilogue
+};
+
 struct d_vec_job {
+    // All that the usual product reads, side by side: every line of parameters holds a block up when it is read for the first time.
+    const char * a, * b; // of the first matrix and column
+    char * y;
+    int64_t n_items;     // blocks of all matrices
+    int64_t a_m, row_bytes;
+    int64_t k, up_at;    // bytes from a row to that of the second matrix
+    int m, blocks;       // rows of a matrix, blocks that share it
+    int rounds;          // of rows, for those that do
+    int steps, at_once;  // of a row; that the block's warps take side by side
+    uint32_t per_sub;    // 2^20 / (rows side by side), rounded up
+    int n_more;
+    bool is_one;         // one matrix, or a group of them, and its columns: nothing is to be looked up
+    bool is_early;       // a block's first weights are asked for before it waits for the kernel before
+    bool has_up;         // a second matrix
+    bool has_floats;     // columns are F32, packed
+    const int4 * xq;     // columns as bytes, [column][step][4][32], and
+    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL, of one column or two: the kernel makes them
+    d_vec_finish finish;
+    gcuda_type y_type;
+    int64_t y_0;         // bytes from row to row of y
+    const char * add;    // the row of D_VEC_ADD
+    gcuda_glu_op glu;
+    float alpha, limit;
+    // Of other products and to plan with:
+    int first_column;    // of several
+    bool is_aligned;     // rows begin at multiples of 16 bytes
+    bool is_behind;      // launched behind the kernel that makes the columns
     d_job job;
     d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
-    int n_more;
     gcuda_array ids;     // mul_mat_id: every slot is a product of its own with one column
     int64_t n_experts;
     int32_t * bad_index;
-    const int4 * xq;     // columns as bytes, [column][step][4][32], and
-    const float2 * xs;   // their scales: {d, d * sum of the 16 bytes}; NULL, of one column or two: the kernel makes them
-    int first_column;    // of several
-    int steps, at_once;  // of a row; that the block's warps take side by side
-    int rounds;          // of rows, for those that share the matrix
-    uint32_t per_sub;    // 2^20 / (rows side by side), rounded up
-    int64_t blocks;      // that share a matrix
-    int64_t n_items;     // blocks of all matrices
-    bool is_one;         // one matrix, or a group of them, and its columns: nothing is to be looked up
-    bool is_aligned;     // rows begin at multiples of 16 bytes
-    bool is_behind;      // launched behind the kernel that makes the columns
-    bool is_early;       // a block's first weights are asked for before it waits for the kernel before
 };
 
 // What a block works on.
@@ -13815,8 +13837,9 @@ template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
     }
 };
 
+template <int COLS>
 static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, int c, int step, int lane, d_vec_x & x) {
-    const int64_t column = matrix * p.job.n + (p.first_column + c < p.job.n ? p.first_column + c : p.job.n - 1);
+    const int64_t column = COLS == 1 ? matrix : matrix * p.job.n + (p.first_column + c < p.job.n ? p.first_column + c : p.job.n - 1);
     UNROLL for (int j = 0; j < 4; ++j) {
         const int64_t at = (column * p.steps + step) * 128 + 32 * j + lane;
         x.q[j] = p.xq[at];
@@ -13831,11 +13854,11 @@ static inline __device__ void d_vec_own_column(
     const d_vec_job & p, const char * column, int64_t step, int sub, int lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
     const int n_sub = (int) blockDim.y, quad = 4 * d_vec_quad(lane, FORM.order);
-    const int64_t start = step * VEC_STEP, left = p.job.k - start;
+    const int64_t start = step * VEC_STEP, left = p.k - start;
     const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - quad; // elements from this lane's first
     int4 * xq = (int4 *) shared;
     float2 * xs = (float2 *) (shared + 2048);
-    const bool is_packed = d_vec_is_packed(p.job, column);
+    const bool is_packed = p.has_floats && (uintptr_t) column % 16 == 0;
     const char * from = column + (start + quad) * (is_packed ? 4 : p.job.b_k);
     int w = sub;
     do { // 16 parts of 128 elements
@@ -13987,8 +14010,7 @@ template <typename A, int COLS, bool WIDE> static inline __device__ void d_vec_f
 
 // The block of the whole work that this one is: divisions are left to where there is more than one matrix.
 template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_vec_job & p, int64_t i) {
-    d_vec_task t = { (const char *) p.job.a.data, (const char *) p.job.b.data, (char *) p.job.y.data, (int) p.job.m, 0, (int) i,
-        (int) p.blocks, p.rounds, 0, { 0, 0, 0, 0 } };
+    d_vec_task t = { p.a, p.b, p.y, p.m, 0, (int) i, p.blocks, p.rounds, 0, { 0, 0, 0, 0 } };
     if (COLS <= 2 && p.n_more > 0) {
         for (int j = 0; t.block >= t.blocks; ++j) {
             const d_vec_more & more = p.more[j];
@@ -14008,24 +14030,37 @@ template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_ve
     return t;
 }
 
-// The block's sums over steps, [step][row][column], are added up and stored.
-template <int COLS> static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task & t, const float * part, bool has_up) {
+// Of row r of a block: in which round it has it, and which of the matrix it is.
+static inline __device__ int d_vec_round(const d_vec_job & p, int r) { return (int) ((uint32_t) r * p.per_sub >> 20); }
+static inline __device__ int d_vec_row(const d_vec_job & p, const d_vec_task & t, int r) {
+    return r + (d_vec_round(p, r) * (t.blocks - 1) + t.block) * (int) blockDim.y;
+}
+
+// The block's sums over steps, [step][row][column], are added up and stored. added: what is added to its rows.
+template <int COLS>
+static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task & t, const float * part, const float * added, bool has_up) {
     const int n_sub = (int) blockDim.y, n_threads = (int) (blockDim.x * blockDim.y), n = t.rounds * n_sub;
     const int n_parts = has_up ? 2 : 1, stride = n * n_parts * COLS;
     NO_UNROLL for (int i = (int) (threadIdx.y * blockDim.x + threadIdx.x); i < n * COLS; i += n_threads) {
-        const int r = i / COLS, c = p.first_column + i % COLS, round = (int) ((uint32_t) r * p.per_sub >> 20);
-        const int row = (round * t.blocks + t.block) * n_sub + r - round * n_sub;
-        if (row < t.m && c < p.job.n) {
+        const int r = i / COLS, round = d_vec_round(p, r), row = d_vec_row(p, t, r);
+        const int c = COLS == 1 ? 0 : p.first_column + i % COLS;
+        if (row < t.m && (COLS == 1 || c < p.job.n)) {
             const float * sums = part + (round * (n_parts - 1) * n_sub + r) * COLS + i % COLS;
             float sum = 0.0f, up = 0.0f;
             for (int s = 0; s < p.at_once && t.matrix >= 0; ++s) { sum += sums[s * stride]; }
             for (int s = 0; s < p.at_once && t.matrix >= 0 && has_up; ++s) { up += sums[n_sub * COLS + s * stride]; }
             d_index to = COLS == 1 ? t.at : d_vec_index(p, t.item, c);
             const bool is_more = COLS == 2 && p.n_more > 0 && t.item > 0; // its result has columns of its own length
-            char * y = COLS == 1 ? t.y : is_more ? t.y + c * p.more[t.item - 1].y_c * (int64_t) p.job.y.nb[0] : d_at(p.job.y, to);
+            char * y = COLS == 1 ? t.y : is_more ? t.y + c * p.more[t.item - 1].y_c * p.y_0 : d_at(p.job.y, to);
             to.i0 = row;
-            if (p.job.has_epilogue && t.matrix >= 0) { sum = d_finish(p.job, sum, up, to, p.ids.data != nullptr ? t.matrix : -1); }
-            d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
+            if (p.finish == D_VEC_ADD) {
+                sum = d_add_rn(sum, added[r]);
+            } else if (p.finish == D_VEC_GLU && t.matrix >= 0) {
+                sum = d_glu(p.glu, sum, up, p.alpha, p.limit);
+            } else if (p.finish == D_VEC_ANY && t.matrix >= 0) {
+                sum = d_finish(p.job, sum, up, to, p.ids.data != nullptr ? t.matrix : -1);
+            }
+            d_store(p.y_type, y + row * p.y_0, sum);
         }
     }
 }
@@ -14038,26 +14073,27 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const int lane = (int) (threadIdx.x % 32), step = (int) (threadIdx.x / 32), sub = (int) threadIdx.y, n_sub = (int) blockDim.y;
     const int warp = sub * p.at_once + step, n_warps = n_sub * p.at_once;
     const int row0 = t.block * n_sub + sub, row_step = t.blocks * n_sub;
-    const bool has_up = COLS <= 2 && p.job.has_epilogue && p.job.epilogue.up != nullptr;
+    const bool has_up = COLS <= 2 && p.has_up;
     const int n_parts = has_up ? 2 : 1;
     const int n_rounds = row0 + (t.rounds - 1) * row_step < t.m ? t.rounds : t.rounds - 1;
     const int n_rows = t.matrix >= 0 ? n_rounds * n_parts : 0; // of this warp
-    const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block);
+    const int64_t row_bytes = p.row_bytes;
     typedef d_vec_tables<A, WIDE> T;
     const int ring_at = T::n_bytes + warp * SLOTS * d_vec_format<A>::slot_bytes;
     char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
     const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
     float * part = (float *) (columns + p.at_once * d_vec_shape<A, COLS>::column_bytes); // [row of the block][step][column]
+    const auto added = [&]() { return part + t.rounds * n_parts * n_warps; }; // behind them
     d_vec_ring<A, SLOTS, ALIGNED> ring;
     ring.slots = d_shared_at_of(shared + ring_at + 16 * lane);
-    const int64_t up_at = has_up ? (const char *) p.job.epilogue.up - (const char *) p.job.a.data : 0, stride = row_step * p.job.a_m;
+    const int64_t up_at = p.up_at, stride = row_step * p.a_m;
     ring.to_odd = has_up ? up_at : stride;
     ring.to_even = stride - up_at;
     for (int first = 0; first < p.steps; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
         const bool has_step = start < row_bytes;
-        const char * a = t.a + row0 * p.job.a_m + start;
+        const char * a = t.a + row0 * p.a_m + start;
         const int rows = has_step ? n_rows : 0;
         ring.from = a + 16 * lane;
         ring.left =
@@ -14087,12 +14123,18 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             }
         } else {
             UNROLL for (int c = 0; c < COLS; ++c) {
-                d_vec_column(p, t.matrix, c, has_step ? first + step : 0, lane, x[c]);
+                d_vec_column<COLS>(p, t.matrix, c, has_step ? first + step : 0, lane, x[c]);
             }
             if (!is_early) { fill(); }
             if (needs_tables) { __syncthreads(); }
         }
-        const int64_t after = p.job.k - (int64_t) (first + step) * VEC_STEP;
+        if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { // goes on its way with the next copies of the ring
+            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_sub ? t.m - d_vec_row(p, t, r) : 0; // elements
+            if (left > 0) {
+                d_copy_16((char *) (added() + r), p.add + (t.m - left) * (int64_t) sizeof(float), left < 4 ? 4 * left : 16);
+            }
+        }
+        const int64_t after = p.k - (int64_t) (first + step) * VEC_STEP;
         const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * lane; // elements from this lane's first
         // This lane stores what is found for rows i + lane / 16 while i is below; of two columns lanes 8 and 24 store the second.
         const int end = lane % (COLS == 2 ? 8 : 16) == 0 ? rows - lane / 16 : 0;
@@ -14137,8 +14179,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     if (t.matrix < 0 && threadIdx.x == 0 && sub == 0 && p.bad_index != nullptr) {
         *p.bad_index = 1;
     }
+    if (COLS == 1 && p.finish == D_VEC_ADD) {
+        d_copies_commit();
+        d_copies_wait<0>();
+    }
     __syncthreads();
-    d_vec_store<COLS>(p, t, part, has_up);
+    d_vec_store<COLS>(p, t, part, added(), has_up);
 }
 
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
@@ -14804,16 +14850,17 @@ static int64_t group_share(int n, const int * m, int64_t at_once, int64_t wanted
     return n_items;
 }
 
-// Of a plan for the rows of all.
-static void vec_share(d_vec_job & p, int64_t n_sub, int64_t most) {
+// Of a plan for the rows of all, as if they shared so many blocks.
+static void vec_share(d_vec_job & p, int64_t n_sub, int64_t wanted, int64_t most) {
     int m[GCUDA_MUL_MAT_GROUP] = { (int) p.job.m }, blocks[GCUDA_MUL_MAT_GROUP];
     for (int j = 0; j < p.n_more; ++j) {
         m[j + 1] = p.more[j].m;
         m[0] -= p.more[j].m;
     }
-    p.n_items = group_share(p.n_more + 1, m, n_sub, p.blocks, most, blocks);
+    p.n_items = group_share(p.n_more + 1, m, n_sub, wanted, most, blocks);
     p.job.m = m[0];
     p.blocks = blocks[0];
+    p.rounds = vec_rounds(m[0], blocks[0], n_sub);
     for (int j = 0; j < p.n_more; ++j) {
         p.more[j].blocks = blocks[j + 1];
         p.more[j].rounds = vec_rounds(m[j + 1], blocks[j + 1], n_sub);
@@ -14836,13 +14883,13 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
         if (!fits_shared(n_bytes, max_shared)) {
             continue;
         }
-        const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps), most = VEC_PART_BYTES / (4 * COLS * n_parts * n_warps);
-        const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most;
-        p.blocks = share;
-        p.blocks = p.blocks > least ? p.blocks : least;
+        const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps);
+        const int64_t most = VEC_PART_BYTES / (4 * (COLS * n_parts * n_warps + n_sub)); // rounds: sums, and what is added to them
+        const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most, blocks = share > least ? share : least;
+        p.rounds = vec_rounds(p.job.m, blocks, n_sub);
+        p.blocks = (int) ((all + p.rounds - 1) / p.rounds); // as few as make do: the kernel behind begins on what they leave free
         p.n_items = n_matrices * p.blocks;
-        if (p.n_more > 0) { vec_share(p, n_sub, most); }
-        p.rounds = vec_rounds(p.job.m, p.blocks, n_sub);
+        if (p.n_more > 0) { vec_share(p, n_sub, blocks, most); }
         p.per_sub = (uint32_t) (((1 << 20) + n_sub - 1) / n_sub);
         p.is_one = n_matrices == 1 && p.ids.data == nullptr && p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1 && p.first_column == 0;
         *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
@@ -14857,6 +14904,45 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
 static bool leaves_room(int64_t n_blocks) { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE && n_blocks < n_multiprocessors(); }
 static size_t alone_bytes(size_t n_bytes, size_t max_shared) { return n_bytes > max_shared / 2 ? n_bytes : max_shared / 2; }
 
+static const gcuda_array & vec_add(const d_vec_job & p) { return p.job.epilogue.bias.data != nullptr ? p.job.epilogue.bias : p.job.epilogue.residual; }
+
+// What becomes of the sums of one column, of blocks with so many rows side by side and threads.
+static d_vec_finish vec_finish(const d_vec_job & p, int64_t n_sub, int64_t n_threads) {
+    const gcuda_mul_mat_epilogue & e = p.job.epilogue;
+    const bool has_more = e.is_activated || e.factor.data != nullptr || e.is_scaled;
+    if (!p.job.has_epilogue) { return D_VEC_STORE; }
+    if (e.up != nullptr) {
+        const bool has_terms = e.bias.data != nullptr || e.up_bias.data != nullptr || e.residual.data != nullptr;
+        return has_more || has_terms ? D_VEC_ANY : D_VEC_GLU;
+    }
+    const gcuda_array & add = vec_add(p);
+    const bool is_alone = !has_more && (e.bias.data == nullptr || e.residual.data == nullptr) && p.is_one && p.steps > 0;
+    const bool is_row = add.data != nullptr && add.ne[0] == p.job.m && add.nb[0] == sizeof(float) && (uintptr_t) add.data % 16 == 0;
+    return is_alone && is_row && n_sub % 4 == 0 && p.rounds * n_sub <= 4 * n_threads ? D_VEC_ADD : D_VEC_ANY; // copies of four rows
+}
+
+// What the kernel reads of the job, where it has it side by side.
+template <typename A, int COLS> static void vec_usual(d_vec_job & p, const dim3 & block) {
+    const d_job & job = p.job;
+    p.a = (const char *) job.a.data;
+    p.b = (const char *) job.b.data;
+    p.y = (char *) job.y.data;
+    p.a_m = job.a_m;
+    p.row_bytes = job.k / A::n * (int64_t) sizeof(typename A::block);
+    p.k = job.k;
+    p.m = (int) job.m;
+    p.has_up = job.has_epilogue && job.epilogue.up != nullptr;
+    p.up_at = p.has_up ? (const char *) job.epilogue.up - p.a : 0;
+    p.has_floats = job.b.type == GCUDA_TYPE_F32 && job.b_k == 4;
+    p.y_type = job.y.type;
+    p.y_0 = (int64_t) job.y.nb[0];
+    p.finish = COLS == 1 ? vec_finish(p, block.y, (int64_t) block.x * block.y) : job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
+    p.add = (const char *) vec_add(p).data;
+    p.glu = job.epilogue.glu;
+    p.alpha = job.epilogue.alpha;
+    p.limit = job.epilogue.limit;
+}
+
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     dim3 block;
@@ -14867,6 +14953,7 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
     if (n_bytes == 0 || p.n_items > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
+    vec_usual<A, COLS>(p, block);
     const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
     return p.is_behind ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);

@@ -54,7 +54,7 @@ STAGES = ["build", "ops", "capture", "programs", "shapes", "sanitizer", "bench",
 SHAPES = ["test-shapes", "test-large", "test-products"]
 SEVERAL = ["test-device", "test-peers"]  # of tests/hw: what looks at all devices; the others have one anyhow
 CLOSING = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", re.M)
-TOOLS = {"racecheck": 150, "initcheck": 150, "synccheck": 150, "memcheck": 60}  # parts of all cases under compute-sanitizer: 20 s each, memcheck's 100
+TOOLS = {"racecheck": 150, "initcheck": 150, "synccheck": 150, "memcheck": 60}  # parts of all cases under compute-sanitizer: 20 s each, memcheck's 40
 # For initcheck the results of cuBLAS's F16 products count as never written: a program with nothing but cudaMalloc, such a
 # product of 256 x 64 x 512 and a kernel that reads it has every element reported, and none after a memset; the numbers are
 # right. So it looks at a digits program without cuBLAS, where all that is read was written by kernels of gcuda's.

@@ -1659,6 +1659,93 @@ TEST(launcher_with_every_step) {
     clean();
 }
 
+static void fill_weights(struct gcuda_tensor * t, int salt) {
+    if (gcuda_is_quantized(t->type) && gcuda_get_type_traits(t->type)->from_float_ref == NULL) {
+        fill_codebook(t, salt);
+        if (t->type != GCUDA_TYPE_IQ1_M) { return; }
+        unsigned char * blocks = (unsigned char *) malloc(gcuda_nbytes(t)); // its scale lies in the top four bits of its last words
+        CHECK_OK(gcuda_backend_tensor_get(t, blocks, 0, gcuda_nbytes(t)));
+        for (size_t i = 0; i < gcuda_nbytes(t); i += sizeof(struct gcuda_block_iq1_m)) {
+            static const unsigned char scale[4] = { 0, 0, 0xc0, 0x20 }; // 0x2c00: 1 / 16
+            for (size_t j = 0; j < 4; ++j) { blocks[i + 49 + 2 * j] = (unsigned char) ((blocks[i + 49 + 2 * j] & 0x0f) | scale[j]); }
+        }
+        CHECK_OK(gcuda_backend_tensor_set(t, blocks, 0, gcuda_nbytes(t)));
+        free(blocks);
+        return;
+    }
+    fill(t, salt);
+}
+
+// A row that is added, or a gate with the second matrix, alone: what a block brings together early has the bits of separate launches.
+enum one_step { ADDS_BIAS, ADDS_RESIDUAL, ADDS_TO_ITSELF, GATES };
+
+static void launch_one_step(enum gcuda_type type, int64_t k, int64_t m, enum one_step step, int64_t skew) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, k, m), * up = gcuda_new_tensor_2d(p.ctx, type, k, m);
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, k), * row = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m + skew);
+    struct gcuda_tensor * y[3];
+    for (int i = 0; i < 3; ++i) { y[i] = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m); }
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    fill_weights(a, 1), fill_weights(up, 2), fill(x, 3), fill(row, 4);
+    struct gcuda_mul_mat_args args;
+    struct gcuda_mul_mat_epilogue e;
+    memset(&args, 0, sizeof args);
+    memset(&e, 0, sizeof e);
+    args.max_shared = GCUDA_SIM_CC >= 900 ? 227 * 1024 : 0;
+    args.a = gcudai_array(a), args.b = gcudai_array(x);
+    for (int i = 0; i < 2; ++i) { // of each matrix
+        args.a.data = i == 0 ? a->data : up->data;
+        args.y = gcudai_array(y[i]);
+        CHECK_OK(gcuda_launch_mul_mat_vec(&args, NULL, NULL));
+    }
+    float * want = (float *) malloc((size_t) m * 4), * added = (float *) malloc((size_t) (m + skew) * 4), * got = (float *) malloc((size_t) m * 4);
+    if (step == GATES) {
+        struct gcuda_glu_args glu;
+        memset(&glu, 0, sizeof glu);
+        glu.x = gcudai_array(y[0]), glu.g = gcudai_array(y[1]), glu.y = gcudai_array(y[2]), glu.op = GCUDA_GLU_OP_SWIGLU;
+        CHECK_OK(gcuda_launch_glu(&glu, NULL));
+        e.up = up->data, e.glu = GCUDA_GLU_OP_SWIGLU;
+    }
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    CHECK_OK(gcuda_backend_tensor_get(step == GATES ? y[2] : y[0], want, 0, gcuda_nbytes(y[0])));
+    CHECK_OK(gcuda_backend_tensor_get(row, added, 0, gcuda_nbytes(row)));
+    for (int64_t i = 0; i < m && step != GATES; ++i) { want[i] += added[i + skew]; }
+    struct gcuda_array * term = step == ADDS_BIAS ? &e.bias : &e.residual;
+    if (step != GATES) {
+        *term = gcudai_array(y[0]); // sizes and strides
+        term->data = (float *) row->data + skew;
+    }
+    args.a.data = a->data;
+    args.y = gcudai_array(y[2]);
+    if (step == ADDS_TO_ITSELF) { args.y.data = term->data; }
+    CHECK_OK(gcuda_launch_mul_mat_vec_fused(&args, &e, NULL, NULL));
+    CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+    CHECK_OK(gcuda_backend_tensor_get(step == ADDS_TO_ITSELF ? row : y[2], got, step == ADDS_TO_ITSELF ? (size_t) skew * 4 : 0, (size_t) m * 4));
+    int n_other = 0;
+    for (int64_t i = 0; i < m; ++i) { n_other += memcmp(&got[i], &want[i], 4) != 0; }
+    CHECK_MSG(n_other == 0, "%s, %d x %d, step %d, %d beside: %d of other bits", gcuda_type_name(type), (int) m, (int) k, (int) step, (int) skew, n_other);
+    free(want), free(added), free(got);
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(one_step_behind_a_product_has_the_bits_of_its_own_launch) {
+    static const struct { enum gcuda_type type; int64_t k; } of[] = {
+        { GCUDA_TYPE_Q4_0, 32 }, { GCUDA_TYPE_Q4_0, 2048 }, { GCUDA_TYPE_Q4_0, 4096 }, { GCUDA_TYPE_Q8_0, 2080 }, { GCUDA_TYPE_Q4_K, 14336 },
+        { GCUDA_TYPE_Q3_K, 4096 }, { GCUDA_TYPE_IQ2_XXS, 2048 }, { GCUDA_TYPE_MXFP4, 96 }, { GCUDA_TYPE_Q4_0, 17 * 2048 + 64 },
+    };
+    static const int64_t rows[] = { 1, 3, 4, 5, 17, 64, 131, 530, 1027 };
+    for (int i = 0; i < (int) (sizeof of / sizeof of[0]); ++i) {
+        for (int j = 0; j < (int) (sizeof rows / sizeof rows[0]); ++j) {
+            const int64_t m = of[i].k > 4096 ? (rows[j] + 7) / 8 : rows[j];
+            launch_one_step(of[i].type, of[i].k, m, (enum one_step) ((i + j) % 4), 0);
+            launch_one_step(of[i].type, of[i].k, m, (enum one_step) ((i + j + 1) % 4), (i + j) % 5);
+        }
+    }
+    clean();
+}
+
 TEST(launcher_of_more_columns_with_every_step) {
     static const enum gcuda_type types[] = { GCUDA_TYPE_Q4_0, GCUDA_TYPE_Q4_1, GCUDA_TYPE_Q8_0, GCUDA_TYPE_Q5_K, GCUDA_TYPE_MXFP4,
                                            GCUDA_TYPE_IQ4_XS, GCUDA_TYPE_IQ3_S, GCUDA_TYPE_Q6_K }; // the last one is refused
@@ -1873,23 +1960,6 @@ TEST(groups_in_tiles_have_the_bits_of_each) {
 // ---- hooks of experts, of groups of floats, and of columns that are rounded already ----
 
 // Weights of any type: those that cannot be made of rows, of any bytes with a small scale.
-static void fill_weights(struct gcuda_tensor * t, int salt) {
-    if (gcuda_is_quantized(t->type) && gcuda_get_type_traits(t->type)->from_float_ref == NULL) {
-        fill_codebook(t, salt);
-        if (t->type != GCUDA_TYPE_IQ1_M) { return; }
-        unsigned char * blocks = (unsigned char *) malloc(gcuda_nbytes(t)); // its scale lies in the top four bits of its last words
-        CHECK_OK(gcuda_backend_tensor_get(t, blocks, 0, gcuda_nbytes(t)));
-        for (size_t i = 0; i < gcuda_nbytes(t); i += sizeof(struct gcuda_block_iq1_m)) {
-            static const unsigned char scale[4] = { 0, 0, 0xc0, 0x20 }; // 0x2c00: 1 / 16
-            for (size_t j = 0; j < 4; ++j) { blocks[i + 49 + 2 * j] = (unsigned char) ((blocks[i + 49 + 2 * j] & 0x0f) | scale[j]); }
-        }
-        CHECK_OK(gcuda_backend_tensor_set(t, blocks, 0, gcuda_nbytes(t)));
-        free(blocks);
-        return;
-    }
-    fill(t, salt);
-}
-
 static float * floats_of(const struct gcuda_tensor * t) {
     const size_t n = (size_t) gcuda_nelements(t);
     float * f = (float *) malloc(n * sizeof(float));
