@@ -12751,6 +12751,7 @@ struct d_vec_job {
     int first_column;    // of several
     bool is_aligned;     // rows begin at multiples of 16 bytes
     bool is_behind;      // launched behind the kernel that makes the columns
+    bool has_row;        // a row is added, for which there is room
     d_job job;
     d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
     gcuda_array ids;     // mul_mat_id: every slot is a product of its own with one column
@@ -14867,12 +14868,23 @@ static void vec_share(d_vec_job & p, int64_t n_sub, int64_t wanted, int64_t most
     }
 }
 
+// What is added to the sums; whether that is all that becomes of them, and packed.
+static const gcuda_array & vec_add(const d_vec_job & p) { return p.job.epilogue.bias.data != nullptr ? p.job.epilogue.bias : p.job.epilogue.residual; }
+static bool vec_adds_row(const d_vec_job & p) {
+    const gcuda_mul_mat_epilogue & e = p.job.epilogue;
+    const gcuda_array & add = vec_add(p);
+    const bool has_more = e.up != nullptr || e.is_activated || e.factor.data != nullptr || e.is_scaled;
+    const bool is_only = !has_more && (e.bias.data == nullptr || e.residual.data == nullptr) && p.is_one;
+    return is_only && add.data != nullptr && add.ne[0] == p.job.m && add.nb[0] == sizeof(float) && (uintptr_t) add.data % 16 == 0;
+}
+
 template <typename A, int COLS, bool WIDE>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim3 * block) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
     const int64_t n_sm = n_multiprocessors(), at_once = d_vec_shape<A, COLS>::at_once;
     const int64_t n_parts = p.job.epilogue.up != nullptr ? 2 : 1; // matrices whose rows a block has
     const bool is_small = COLS == 1 && vec_is_small(p);
+    p.is_one = n_matrices == 1 && p.ids.data == nullptr && p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1 && p.first_column == 0;
     for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
         p.at_once = (int) (p.steps < at_once ? p.steps : at_once);
         p.at_once = p.at_once < warps ? p.at_once : warps;
@@ -14884,16 +14896,17 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
             continue;
         }
         const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps);
-        const int64_t most = VEC_PART_BYTES / (4 * (COLS * n_parts * n_warps + n_sub)); // rounds: sums, and what is added to them
+        const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_warps); // rounds
         const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most, blocks = share > least ? share : least;
         p.rounds = vec_rounds(p.job.m, blocks, n_sub);
         p.blocks = (int) ((all + p.rounds - 1) / p.rounds); // as few as make do: the kernel behind begins on what they leave free
         p.n_items = n_matrices * p.blocks;
         if (p.n_more > 0) { vec_share(p, n_sub, blocks, most); }
         p.per_sub = (uint32_t) (((1 << 20) + n_sub - 1) / n_sub);
-        p.is_one = n_matrices == 1 && p.ids.data == nullptr && p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1 && p.first_column == 0;
         *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
-        return n_bytes;
+        const size_t with_row = n_bytes + (size_t) (VEC_PART_BYTES / p.at_once); // an element beside each row's sums
+        p.has_row = COLS == 1 && vec_adds_row(p) && n_sub % 4 == 0 && p.rounds <= 128 * p.at_once && fits_shared(with_row, max_shared);
+        return p.has_row ? with_row : n_bytes;
     }
     return 0;
 }
@@ -14904,25 +14917,18 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
 static bool leaves_room(int64_t n_blocks) { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE && n_blocks < n_multiprocessors(); }
 static size_t alone_bytes(size_t n_bytes, size_t max_shared) { return n_bytes > max_shared / 2 ? n_bytes : max_shared / 2; }
 
-static const gcuda_array & vec_add(const d_vec_job & p) { return p.job.epilogue.bias.data != nullptr ? p.job.epilogue.bias : p.job.epilogue.residual; }
-
-// What becomes of the sums of one column, of blocks with so many rows side by side and threads.
-static d_vec_finish vec_finish(const d_vec_job & p, int64_t n_sub, int64_t n_threads) {
+// What becomes of the sums of one column.
+static d_vec_finish vec_finish(const d_vec_job & p) {
     const gcuda_mul_mat_epilogue & e = p.job.epilogue;
-    const bool has_more = e.is_activated || e.factor.data != nullptr || e.is_scaled;
-    if (!p.job.has_epilogue) { return D_VEC_STORE; }
-    if (e.up != nullptr) {
-        const bool has_terms = e.bias.data != nullptr || e.up_bias.data != nullptr || e.residual.data != nullptr;
-        return has_more || has_terms ? D_VEC_ANY : D_VEC_GLU;
-    }
-    const gcuda_array & add = vec_add(p);
-    const bool is_alone = !has_more && (e.bias.data == nullptr || e.residual.data == nullptr) && p.is_one && p.steps > 0;
-    const bool is_row = add.data != nullptr && add.ne[0] == p.job.m && add.nb[0] == sizeof(float) && (uintptr_t) add.data % 16 == 0;
-    return is_alone && is_row && n_sub % 4 == 0 && p.rounds * n_sub <= 4 * n_threads ? D_VEC_ADD : D_VEC_ANY; // copies of four rows
+    const bool has_terms = e.bias.data != nullptr || e.up_bias.data != nullptr || e.factor.data != nullptr || e.residual.data != nullptr;
+    return !p.job.has_epilogue                             ? D_VEC_STORE
+           : p.has_row                                     ? D_VEC_ADD
+           : e.up != nullptr && !has_terms && !e.is_scaled ? D_VEC_GLU
+                                                           : D_VEC_ANY;
 }
 
 // What the kernel reads of the job, where it has it side by side.
-template <typename A, int COLS> static void vec_usual(d_vec_job & p, const dim3 & block) {
+template <typename A, int COLS> static void vec_usual(d_vec_job & p) {
     const d_job & job = p.job;
     p.a = (const char *) job.a.data;
     p.b = (const char *) job.b.data;
@@ -14936,7 +14942,7 @@ template <typename A, int COLS> static void vec_usual(d_vec_job & p, const dim3 
     p.has_floats = job.b.type == GCUDA_TYPE_F32 && job.b_k == 4;
     p.y_type = job.y.type;
     p.y_0 = (int64_t) job.y.nb[0];
-    p.finish = COLS == 1 ? vec_finish(p, block.y, (int64_t) block.x * block.y) : job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
+    p.finish = COLS == 1 ? vec_finish(p) : job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
     p.add = (const char *) vec_add(p).data;
     p.glu = job.epilogue.glu;
     p.alpha = job.epilogue.alpha;
@@ -14953,7 +14959,7 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
     if (n_bytes == 0 || p.n_items > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    vec_usual<A, COLS>(p, block);
+    vec_usual<A, COLS>(p);
     const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
     return p.is_behind ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
