@@ -12715,7 +12715,7 @@ struct d_vec_more { // another matrix for the same columns
     int y_c; // elements of a column from column to column of y
 };
 
-// What becomes of a sum. All but the last is of one column.
+// What becomes of a sum. Of several columns there are the first and the last.
 enum d_vec_finish {
     D_VEC_STORE,
     D_VEC_ADD, // an element of a packed row, which the block has in shared memory by then
@@ -12724,7 +12724,7 @@ enum d_vec_finish {
 };
 
 struct d_vec_job {
-    // All that the usual product reads, side by side: every line of parameters holds a block up when it is read for the first time.
+    // All that the usual product reads, side by side, since a block waits for lines of parameters where they are many (ncu's stall_imc).
     const char * a, * b; // of the first matrix and column
     char * y;
     int64_t n_items;     // blocks of all matrices
@@ -12751,7 +12751,6 @@ struct d_vec_job {
     int first_column;    // of several
     bool is_aligned;     // rows begin at multiples of 16 bytes
     bool is_behind;      // launched behind the kernel that makes the columns
-    bool has_row;        // a row is added, for which there is room
     d_job job;
     d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
     gcuda_array ids;     // mul_mat_id: every slot is a product of its own with one column
@@ -13722,8 +13721,9 @@ static NO_INLINE __device__ float4 d_load_any4(gcuda_type type, const char * at,
     return make_float4(d_load(type, at), d_load(type, at + stride), d_load(type, at + 2 * stride), d_load(type, at + 3 * stride));
 }
 
+static inline __host__ __device__ bool d_vec_has_floats(const d_job & p) { return p.b.type == GCUDA_TYPE_F32 && p.b_k == 4; }
 static inline __device__ bool d_vec_is_packed(const d_job & p, const char * column) {
-    return p.b.type == GCUDA_TYPE_F32 && p.b_k == 4 && (uintptr_t) column % 16 == 0;
+    return d_vec_has_floats(p) && (uintptr_t) column % 16 == 0;
 }
 
 // Four neighbouring elements of a column; beyond k zeros.
@@ -14078,7 +14078,6 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const int n_parts = has_up ? 2 : 1;
     const int n_rounds = row0 + (t.rounds - 1) * row_step < t.m ? t.rounds : t.rounds - 1;
     const int n_rows = t.matrix >= 0 ? n_rounds * n_parts : 0; // of this warp
-    const int64_t row_bytes = p.row_bytes;
     typedef d_vec_tables<A, WIDE> T;
     const int ring_at = T::n_bytes + warp * SLOTS * d_vec_format<A>::slot_bytes;
     char * columns = shared + T::n_bytes + n_warps * SLOTS * d_vec_format<A>::slot_bytes;
@@ -14093,12 +14092,12 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     ring.to_even = stride - up_at;
     for (int first = 0; first < p.steps; first += p.at_once) {
         const int64_t start = (int64_t) (first + step) * d_vec_format<A>::step_bytes;
-        const bool has_step = start < row_bytes;
+        const bool has_step = start < p.row_bytes;
         const char * a = t.a + row0 * p.a_m + start;
         const int rows = has_step ? n_rows : 0;
         ring.from = a + 16 * lane;
         ring.left =
-            (int) (row_bytes - start < d_vec_format<A>::step_bytes ? row_bytes - start : d_vec_format<A>::step_bytes) - 16 * lane;
+            (int) (p.row_bytes - start < d_vec_format<A>::step_bytes ? p.row_bytes - start : d_vec_format<A>::step_bytes) - 16 * lane;
         d_vec_x x[COLS];
         const auto fill = [&]() {
             UNROLL for (int s = 0; s < SLOTS; ++s) { ring.fetch(s * d_vec_format<A>::slot_bytes, s % 2 == 1, s < rows); }
@@ -14878,6 +14877,16 @@ static bool vec_adds_row(const d_vec_job & p) {
     return is_only && add.data != nullptr && add.ne[0] == p.job.m && add.nb[0] == sizeof(float) && (uintptr_t) add.data % 16 == 0;
 }
 
+// What becomes of the sums of one column; has_row: a row is added, for which there is room.
+static d_vec_finish vec_finish(const d_vec_job & p, bool has_row) {
+    const gcuda_mul_mat_epilogue & e = p.job.epilogue;
+    const bool has_terms = e.bias.data != nullptr || e.up_bias.data != nullptr || e.factor.data != nullptr || e.residual.data != nullptr;
+    return !p.job.has_epilogue                             ? D_VEC_STORE
+           : has_row                                       ? D_VEC_ADD
+           : e.up != nullptr && !has_terms && !e.is_scaled ? D_VEC_GLU
+                                                           : D_VEC_ANY;
+}
+
 template <typename A, int COLS, bool WIDE>
 static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim3 * block) {
     constexpr int max_warps = d_vec_shape<A, COLS>::max_warps;
@@ -14905,8 +14914,9 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
         p.per_sub = (uint32_t) (((1 << 20) + n_sub - 1) / n_sub);
         *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
         const size_t with_row = n_bytes + (size_t) (VEC_PART_BYTES / p.at_once); // an element beside each row's sums
-        p.has_row = COLS == 1 && vec_adds_row(p) && n_sub % 4 == 0 && p.rounds <= 128 * p.at_once && fits_shared(with_row, max_shared);
-        return p.has_row ? with_row : n_bytes;
+        const bool has_row = COLS == 1 && vec_adds_row(p) && n_sub % 4 == 0 && p.rounds <= 128 * p.at_once && fits_shared(with_row, max_shared);
+        p.finish = COLS == 1 ? vec_finish(p, has_row) : p.job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
+        return has_row ? with_row : n_bytes;
     }
     return 0;
 }
@@ -14917,32 +14927,21 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
 static bool leaves_room(int64_t n_blocks) { return gcuda_thread_launches()->overlap != GCUDA_OVERLAP_NONE && n_blocks < n_multiprocessors(); }
 static size_t alone_bytes(size_t n_bytes, size_t max_shared) { return n_bytes > max_shared / 2 ? n_bytes : max_shared / 2; }
 
-// What becomes of the sums of one column.
-static d_vec_finish vec_finish(const d_vec_job & p) {
-    const gcuda_mul_mat_epilogue & e = p.job.epilogue;
-    const bool has_terms = e.bias.data != nullptr || e.up_bias.data != nullptr || e.factor.data != nullptr || e.residual.data != nullptr;
-    return !p.job.has_epilogue                             ? D_VEC_STORE
-           : p.has_row                                     ? D_VEC_ADD
-           : e.up != nullptr && !has_terms && !e.is_scaled ? D_VEC_GLU
-                                                           : D_VEC_ANY;
-}
-
 // What the kernel reads of the job, where it has it side by side.
-template <typename A, int COLS> static void vec_usual(d_vec_job & p) {
+static void vec_usual(d_vec_job & p) {
     const d_job & job = p.job;
     p.a = (const char *) job.a.data;
     p.b = (const char *) job.b.data;
     p.y = (char *) job.y.data;
     p.a_m = job.a_m;
-    p.row_bytes = job.k / A::n * (int64_t) sizeof(typename A::block);
+    p.row_bytes = (int64_t) gcuda_row_size(job.a.type, job.k);
     p.k = job.k;
     p.m = (int) job.m;
     p.has_up = job.has_epilogue && job.epilogue.up != nullptr;
     p.up_at = p.has_up ? (const char *) job.epilogue.up - p.a : 0;
-    p.has_floats = job.b.type == GCUDA_TYPE_F32 && job.b_k == 4;
+    p.has_floats = d_vec_has_floats(job);
     p.y_type = job.y.type;
     p.y_0 = (int64_t) job.y.nb[0];
-    p.finish = COLS == 1 ? vec_finish(p) : job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
     p.add = (const char *) vec_add(p).data;
     p.glu = job.epilogue.glu;
     p.alpha = job.epilogue.alpha;
@@ -14959,7 +14958,7 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
     if (n_bytes == 0 || p.n_items > INT32_MAX) {
         return GCUDA_STATUS_UNSUPPORTED;
     }
-    vec_usual<A, COLS>(p);
+    vec_usual(p);
     const auto kernel = k_mul_mat_vec<A, COLS, ALIGNED, WIDE>;
     return p.is_behind ? launch_behind(kernel, p.n_items, block, n_bytes, max_shared, stream, p)
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);

@@ -1659,6 +1659,7 @@ TEST(launcher_with_every_step) {
     clean();
 }
 
+// Weights of any type: those that cannot be made of rows, of any bytes with a small scale.
 static void fill_weights(struct gcuda_tensor * t, int salt) {
     if (gcuda_is_quantized(t->type) && gcuda_get_type_traits(t->type)->from_float_ref == NULL) {
         fill_codebook(t, salt);
@@ -1692,7 +1693,7 @@ static void launch_one_step(enum gcuda_type type, int64_t k, int64_t m, enum one
     struct gcuda_mul_mat_epilogue e;
     memset(&args, 0, sizeof args);
     memset(&e, 0, sizeof e);
-    args.max_shared = GCUDA_SIM_CC >= 900 ? 227 * 1024 : 0;
+    args.max_shared = gcuda_backend_cuda_get_max_shared(backend);
     args.a = gcudai_array(a), args.b = gcudai_array(x);
     for (int i = 0; i < 2; ++i) { // of each matrix
         args.a.data = i == 0 ? a->data : up->data;
@@ -1959,7 +1960,6 @@ TEST(groups_in_tiles_have_the_bits_of_each) {
 
 // ---- hooks of experts, of groups of floats, and of columns that are rounded already ----
 
-// Weights of any type: those that cannot be made of rows, of any bytes with a small scale.
 static float * floats_of(const struct gcuda_tensor * t) {
     const size_t n = (size_t) gcuda_nelements(t);
     float * f = (float *) malloc(n * sizeof(float));
