@@ -14226,20 +14226,26 @@ static __global__ void __launch_bounds__(32 * d_vec_shape<A, COLS>::max_warps, 1
 #endif
 
 struct d_mma_job {
-    d_job job;
-    int n_tiles;       // of columns, 1 or 2
+    // What the usual product reads, side by side as in d_vec_job; the job itself comes last.
+    int64_t n_items;
     const uint2 * xq;  // columns as bytes, [matrix][step][tile][group][lane], and
     const float4 * xs; // [matrix][step][tile][piece][t]: scales of columns 2t and 2t + 1, then what their sums are good for
-    int n_more;        // matrices of a group, behind the first:
+    int64_t a_m, row_bytes;
+    int n, n_more;     // columns of a matrix; matrices of a group, behind the first
+    int units;         // of MMA_STEP elements of a column
+    int steps, at_once, passes, n_sub, rounds; // steps are d_mma_shape's
+    bool is_one;       // one matrix, or a group, and one of columns
+    bool is_early;     // weights may be read before the columns are there
+    bool is_aligned;   // rows begin at multiples of 16 bytes
+    bool has_epilogue;
+    gcuda_type y_type;
+    int64_t y_0;       // bytes from row to row of y
     const char * a[GCUDA_MUL_MAT_GROUP];
     char * y[GCUDA_MUL_MAT_GROUP];
     int64_t y_c[GCUDA_MUL_MAT_GROUP]; // bytes from column to column
     int m[GCUDA_MUL_MAT_GROUP], blocks[GCUDA_MUL_MAT_GROUP]; // rows, blocks that share them; without a group [0] is any matrix
-    int units; // of MMA_STEP elements of a column
-    int steps, at_once, passes, n_sub, rounds; // steps are d_mma_shape's
-    int64_t n_items;
-    bool is_aligned;   // rows begin at multiples of 16 bytes
-    bool is_early;     // weights may be read before the columns are there
+    int n_tiles;       // of columns, 1 or 2
+    d_job job;
 };
 
 // What a block works on: tiles of 16 rows, n_sub side by side.
@@ -14404,8 +14410,7 @@ template <typename A, int TILES> struct d_mma_ring {
     int pass, round, next;
 
     __device__ void begin(const d_mma_job & p, int step, int lane) {
-        const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block), start = (int64_t) step * S::step_bytes;
-        const int64_t left = row_bytes - start;
+        const int64_t start = (int64_t) step * S::step_bytes, left = p.row_bytes - start;
         valid = left <= 0 ? 0 : left < S::step_bytes ? (int) left : S::step_bytes;
         from = rows + start;
         // Lines as memory has them: where a row begins within one its first lanes have nothing to copy at first.
@@ -14419,7 +14424,7 @@ template <typename A, int TILES> struct d_mma_ring {
 
     // Rows `lane` of the first tiles, before they may be read.
     __device__ void prefetch(const d_mma_job & p, const d_mma_task & task, int first_tile, int step, int lane) const {
-        const int64_t row_bytes = p.job.k / A::n * (int64_t) sizeof(typename A::block), left = row_bytes - (int64_t) step * S::step_bytes;
+        const int64_t left = p.row_bytes - (int64_t) step * S::step_bytes;
         const int n = (int) (left < S::step_bytes ? left : S::step_bytes);
         for (int s = 0; s < S::slots; ++s) {
             const char * at = from + lane * row_stride + s * tile_stride;
@@ -14489,8 +14494,9 @@ static inline __device__ d_index d_few_index(const d_job & p, int64_t matrix, in
 
 // Where a column's rows begin in y.
 static inline __device__ char * d_mma_y(const d_mma_job & p, const d_mma_task & t, int column) {
+    if (p.is_one) { return p.y[t.which] + column * p.y_c[t.which]; }
     const d_index at = d_few_index(p.job, t.matrix, column < t.n ? column : 0, 0);
-    return p.n_more > 0 ? p.y[t.which] + column * p.y_c[t.which] : d_at(p.job.y, 0, at.i1, at.i2, at.i3);
+    return d_at(p.job.y, 0, at.i1, at.i2, at.i3);
 }
 
 // Sums of the warps of n rounds of tiles, the last of which is `round`, to where they are kept between passes, or to y, which is the
@@ -14510,8 +14516,8 @@ static inline __device__ void d_mma_meet(const d_mma_job & p, const float * part
         if (pass + 1 < p.passes) {
             *keep = sum;
         } else if (row < t.end && at % COLUMNS < t.n) {
-            sum = p.job.has_epilogue ? d_finish(p.job, sum, 0.0f, d_few_index(p.job, t.matrix, at % COLUMNS, row), -1) : sum;
-            d_store(p.job.y.type, y + row * (int64_t) p.job.y.nb[0], sum);
+            sum = p.has_epilogue ? d_finish(p.job, sum, 0.0f, d_few_index(p.job, t.matrix, at % COLUMNS, row), -1) : sum;
+            d_store(p.y_type, y + row * p.y_0, sum);
         }
     }
 }
@@ -14555,7 +14561,7 @@ static inline __device__ d_mma_task d_mma_task_of(const d_mma_job & p, int i) {
         t.matrix = (uint32_t) i / (uint32_t) p.blocks[0];
         block -= (int) t.matrix * p.blocks[0];
     }
-    t.n = (int) p.job.n, t.rounds = p.rounds, t.end = p.m[t.which];
+    t.n = p.n, t.rounds = p.rounds, t.end = p.m[t.which];
     t.first_tile = block * p.n_sub, t.tiles = p.blocks[t.which] * p.n_sub;
     return t;
 }
@@ -14615,8 +14621,14 @@ static inline __device__ void d_mma_take(const d_mma_job & p, d_mma_todo & todo,
 // Rows of a list whose id is no expert's.
 static inline __device__ void d_mma_zeros(const d_mma_job & p, const d_mma_task & t) {
     for (int64_t i = (int64_t) t.first_tile * MMA_TILE + threadIdx.x; i / MMA_COLUMNS < t.end; i += blockDim.x) {
-        if (i % MMA_COLUMNS < t.n) { d_store(p.job.y.type, t.y[i % MMA_COLUMNS] + i / MMA_COLUMNS * (int64_t) p.job.y.nb[0], 0.0f); }
+        if (i % MMA_COLUMNS < t.n) { d_store(p.y_type, t.y[i % MMA_COLUMNS] + i / MMA_COLUMNS * p.y_0, 0.0f); }
     }
+}
+
+// Where a matrix's rows begin in a.
+template <bool LISTS> static inline __device__ const char * d_mma_a(const d_mma_job & p, int64_t matrix) {
+    const uint32_t a2 = (uint32_t) p.job.a.ne[2], i3 = LISTS ? 0 : (uint32_t) matrix / a2, i2 = (uint32_t) matrix - i3 * a2;
+    return d_at(p.job.a, 0, 0, i2, i3);
 }
 
 // `task`. LISTS, of mul_mat_id: if it is one, and meanwhile what comes after it to todo->task[next].
@@ -14636,11 +14648,10 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
     char * y = LISTS ? nullptr : d_mma_y(p, task, column);
     d_mma_ring<A, TILES> ring;
     ring.slots = shared + ring_at;
-    ring.row_stride = p.job.a_m;
-    ring.tile_stride = 16 * p.job.a_m * task.tiles;
-    const uint32_t a2 = (uint32_t) p.job.a.ne[2], i3 = LISTS ? 0 : (uint32_t) matrix / a2, i2 = (uint32_t) matrix - i3 * a2;
-    ring.rows = p.n_more > 0 ? p.a[task.which] : d_at(p.job.a, 0, 0, i2, i3);
-    ring.rows += 16 * (int64_t) first_tile * p.job.a_m;
+    ring.row_stride = p.a_m;
+    ring.tile_stride = 16 * p.a_m * task.tiles;
+    ring.rows = p.is_one ? p.a[task.which] : d_mma_a<LISTS>(p, matrix);
+    ring.rows += 16 * (int64_t) first_tile * p.a_m;
     ring.pass = ring.round = ring.next = 0;
     ring.begin(p, step, lane);
     const bool is_early = !LISTS && S::is_early && p.is_early;
@@ -14666,8 +14677,8 @@ static inline __device__ void d_mul_mat_mma(const d_mma_job & p, char * shared, 
             x.put(xs, x_sums, lane);
         }
         const char * start = ring.rows + (int64_t) s * S::step_bytes;
-        const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.job.a_m) & 15);
-        const int at1 = (g + 8) * S::row_bytes + (int) ((uintptr_t) (start + (g + 8) * p.job.a_m) & 15);
+        const int at0 = g * S::row_bytes + (int) ((uintptr_t) (start + g * p.a_m) & 15);
+        const int at1 = (g + 8) * S::row_bytes + (int) ((uintptr_t) (start + (g + 8) * p.a_m) & 15);
         for (int round = 0; round < task.rounds; ++round) {
             float sum[TILES][4] = {};
             d_copies_wait<S::slots - 1>();
@@ -15070,6 +15081,18 @@ static d_mma_job mma_job(const d_vec_job & q) {
     return p;
 }
 
+// What the kernel reads of the job, where it has it side by side.
+static void mma_usual(d_mma_job & p) {
+    const d_job & job = p.job;
+    p.n = (int) job.n;
+    p.a_m = job.a_m;
+    p.row_bytes = (int64_t) gcuda_row_size(job.a.type, job.k);
+    p.is_one = job.tiles == nullptr && job.a.ne[2] * job.a.ne[3] == 1 && job.b.ne[2] * job.b.ne[3] == 1;
+    p.has_epilogue = job.has_epilogue;
+    p.y_type = job.y.type;
+    p.y_0 = (int64_t) job.y.nb[0];
+}
+
 static size_t mma_scratch_bytes(const d_mma_job & p) { // two pieces of a group at most
     return (size_t) (p.job.a.ne[2] * p.job.a.ne[3] * p.units * p.n_tiles * MMA_GROUPS) * (32 * sizeof(uint2) + 8 * sizeof(float4));
 }
@@ -15109,6 +15132,7 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
+    mma_usual(p);
     p.xq = (const uint2 *) scratch;
     p.xs = (const float4 *) (p.xq + n_groups * 32);
     p.is_early = reads_weights_behind();
@@ -15357,6 +15381,7 @@ static gcuda_status launch_id_mma(const gcuda_mul_mat_id_args & args, d_id_lists
         return GCUDA_STATUS_UNSUPPORTED;
     }
     const d_mma_columns f = { F::order, F::pieces, F::zero, F::has_min };
+    mma_usual(p);
     size_t n_sort_bytes;
     const int n_sort = id_sort_plan(l, MMA_COLUMNS, &n_sort_bytes);
     const int64_t n_units = args.b.ne[1] * args.b.ne[2] * p.units;
