@@ -26524,11 +26524,16 @@ static bool gcudai_cuda_takes_gemm(const struct gcuda_mul_mat_args * p) {
            p->y.type == GCUDA_TYPE_F32 && p->y.nb[0] == sizeof(float);
 }
 
-// A slot costs one reading of an expert, a tile about two, of floats less: so up to as many slots as there are experts, of floats 96 at most.
+// Up to how many slots go one by one. A slot costs one reading of an expert, a tile about two, of floats less. Slightly more slots than
+// experts are still faster than lists: 36 for 32 experts of 1792 x 2048 take 20.9 us of Q4_0, 29.9 of Q6_K and 32.7 of Q8_0 against 24.3,
+// 37.6 and 34.0 (H200); with 48 only Q6_K gains. Floats: 96 at most.
+static int64_t gcudai_cuda_id_vector_slots(const struct gcuda_mul_mat_id_args * p) {
+    const int64_t n = p->as.ne[2], most = gcuda_is_quantized(p->as.type) ? n + n / 8 : GCUDAI_MIN(n, GCUDAI_CUDA_VECTOR_FLOAT_SLOTS);
+    return GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
+}
+
 static bool gcudai_cuda_takes_id_vector(const struct gcuda_mul_mat_id_args * p) {
-    const bool is_float = !gcuda_is_quantized(p->as.type);
-    const int64_t most = is_float ? GCUDAI_MIN(p->as.ne[2], GCUDAI_CUDA_VECTOR_FLOAT_SLOTS) : p->as.ne[2];
-    return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= GCUDAI_MAX(most, GCUDAI_CUDA_VECTOR_SLOTS);
+    return gcudai_cuda_fits_vector(&p->as, &p->b) && p->ids.ne[0] * p->ids.ne[1] <= gcudai_cuda_id_vector_slots(p);
 }
 
 // What gcuda_launch_mul_mat_id_wg wants of its operands.
@@ -26543,8 +26548,8 @@ static bool gcudai_cuda_takes_id_warp_groups(const struct gcuda_mul_mat_id_args 
 }
 
 // Slots for each expert up to which experts rounded to bytes, a list of at most eight slots at a time, are faster than tiles and warp
-// groups: measured at 1, 2, 4, 8 and 16 on an H200 (E=128, m=768 and E=32, m=1792, k=2048), of Q5_K, IQ4_NL and IQ4_XS inferred. With no
-// more than one slot for each, slot by slot is faster. 0: the type has no kernels for lists.
+// groups: measured at 1, 2, 4, 8 and 16 on an H200 (E=128, m=768 and E=32, m=1792, k=2048), of Q5_K, IQ4_NL and IQ4_XS inferred. With about
+// one slot for each, slot by slot is faster. 0: the type has no kernels for lists.
 static int64_t gcudai_cuda_id_bytes_slots(enum gcuda_type type) {
     switch (type) {
         case GCUDA_TYPE_Q4_0: case GCUDA_TYPE_Q8_0: case GCUDA_TYPE_Q4_K: case GCUDA_TYPE_MXFP4: return 8;
@@ -26594,7 +26599,7 @@ static int64_t gcudai_cuda_id_warp_group_slots(enum gcuda_type type) {
 static enum gcudai_cuda_product gcudai_cuda_choose_id_product(const struct gcuda_mul_mat_id_args * p, bool has_warp_groups, int cc) {
     const int64_t n_slots = p->ids.ne[0] * p->ids.ne[1], n_experts = p->as.ne[2];
     const bool is_large = p->as.ne[1] >= GCUDAI_CUDA_ID_WARP_GROUP_ROWS && p->as.ne[0] >= GCUDAI_CUDA_ID_WARP_GROUP_K;
-    const bool is_few = n_slots <= GCUDAI_CUDA_VECTOR_SLOTS || n_slots <= n_experts;
+    const bool is_few = n_slots <= gcudai_cuda_id_vector_slots(p);
     const struct {
         enum gcudai_cuda_product product;
         bool pays;

@@ -420,7 +420,8 @@ TEST(products_of_experts_go_slot_by_slot_while_these_are_few) {
         int64_t k, n_experts, n_used, n_tokens;
         bool by_slots;
     } cases[] = {
-        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 16, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 17, false },
+        { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 18, true }, { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 256, 128, 8, 19, false },
+        { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 256, 32, 4, 9, true }, { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F32, 256, 32, 4, 10, false },
         { GCUDA_TYPE_Q6_K, GCUDA_TYPE_BF16, 256, 4, 2, 4, true }, { GCUDA_TYPE_Q6_K, GCUDA_TYPE_F16, 256, 4, 2, 5, false },
         { GCUDA_TYPE_IQ1_S, GCUDA_TYPE_F32, 256, 0, 4, 2, true }, { GCUDA_TYPE_MXFP4, GCUDA_TYPE_Q8_0, 256, 8, 1, 1, false },
         { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 12, true }, { GCUDA_TYPE_F16, GCUDA_TYPE_F32, 256, 128, 8, 13, false },
@@ -447,8 +448,8 @@ TEST(products_of_large_experts_go_to_tensor_cores) {
         int with, without, old;         // chosen with warp groups, without, and below 8.0
         bool takes_groups, takes_bytes; // by name
     } cases[] = {
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 8, 0, V, V, V, true, true },
-        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 9, 0, B, B, OWN, true, true },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 9, 0, V, V, V, true, true },
+        { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 10, 0, B, B, OWN, true, true },
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 64, 0, B, B, OWN, true, true },
         { GCUDA_TYPE_Q8_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 65, 0, W, OWN, OWN, true, true },
         { GCUDA_TYPE_Q4_0, GCUDA_TYPE_F32, 2048, 1792, 32, 4, 95, 0, OWN, OWN, OWN, true, true },

@@ -1516,11 +1516,11 @@ TEST(what_follows_a_product_of_experts_goes_into_it) {
 static void build_expert_not(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
-    const int64_t tokens = v == 0 ? 33 : TOKENS;
+    const int64_t tokens = v == 0 ? 37 : TOKENS;
     struct gcuda_tensor * x = v == 3 ? gcuda_new_tensor_3d(c, GCUDA_TYPE_F16, K, 1, tokens) : f32(b, K, 1, tokens); // 3: no such kernel
     struct gcuda_tensor * as = experts(b, v == 3 ? GCUDA_TYPE_F16 : GCUDA_TYPE_Q4_0);
     struct gcuda_tensor * ids = gcuda_new_tensor_2d(c, GCUDA_TYPE_I32, v == 0 ? 2 : USED, tokens), * other = gcuda_dup_tensor(c, ids);
-    if (v == 0) { // more slots than experts
+    if (v == 0) { // more slots than go one by one
         as = gcuda_new_tensor_3d(c, GCUDA_TYPE_Q4_0, 32, 2, N_INDICES);
         x = f32(b, 32, 1, tokens);
     }
