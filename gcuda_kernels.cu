@@ -1536,12 +1536,16 @@ static inline __device__ float2 d_vec_scale(int piece, const d_vec_form & f, flo
     return make_float2(d * __int_as_float((127 - k) << 23), f.has_min ? d * (float) sum : start);
 }
 
-// Quads of a column that a lane rounds together. With two, which lie in a row, half of the instructions for what a piece is asked once
-// are saved: 4 to 7 % of 4096 x 14336 on an H200, but 5 to 8 % more time in interleaved forms.
-static inline __device__ constexpr int d_vec_quads(d_vec_order order) { return order == D_INTERLEAVED ? 1 : 2; }
+// Where the first of two quads begins that a lane rounds together, among 256 elements, and how far the second is from it: half of a piece.
+// In interleaved forms they are 16 elements apart, and odd lanes have the second first, so that one load of a warp asks for all of a line
+// at once: all blocks want the same lines.
+static inline __device__ int d_vec_eight(int lane, d_vec_order order) {
+    return order == D_INTERLEAVED ? lane / 4 * 32 + lane % 4 * 4 + lane % 2 * 16 : 8 * lane;
+}
+static inline __device__ int d_vec_second_quad(int lane, d_vec_order order) { return order != D_INTERLEAVED ? 4 : lane % 2 == 0 ? 16 : -16; }
 
-// N parts, w and on, 128 elements each, of a step: those of d_vec_quad(lane), or with two quads a lane eight in a row; pieces of 16, of
-// which piece i goes to lane i / 4, its place i % 4.
+// N parts, w and on, 128 elements each, of a step: those of d_vec_quad(lane), or with two quads a lane those of d_vec_eight; pieces of 16,
+// of which piece i goes to lane i / 4, its place i % 4.
 template <int N>
 static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, const d_vec_form & f, int4 * xq, float2 * xs) {
     constexpr int LANES = 4 / N; // of a piece
@@ -1552,7 +1556,12 @@ static inline __device__ void d_vec_quantize(float4 (&v)[N], int w, int lane, co
     const int i = lane / LANES % 8, piece = f.order == D_TWO_APART ? d_swap_bits_1_2(i) : i;
     const int at = d_vec_piece_at(piece, w + lane / (8 * LANES));
     if constexpr (N == 2) {
-        ((uint2 *) xq)[2 * at + lane % 2] = make_uint2(bytes[0], bytes[1]);
+        uint2 words = make_uint2(bytes[0], bytes[1]);
+        if (f.order == D_INTERLEAVED) { // the two of odd lanes are the other way round
+            words = make_uint2(__byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x5140 : 0x1504),
+                __byte_perm(bytes[0], bytes[1], lane % 2 == 0 ? 0x7362 : 0x3726));
+        }
+        ((uint2 *) xq)[2 * at + lane % 2] = words;
     } else {
         int word = lane % 4;
         if (f.order == D_INTERLEAVED) {
@@ -12761,13 +12770,14 @@ struct d_vec_job {
     const char * a, * b; // of the first matrix and column
     char * y;
     int64_t n_items;     // blocks of all matrices
-    int64_t a_m, row_bytes;
+    int64_t a_m, row_bytes; // of a row, or of a pair
     int64_t k, up_at;    // bytes from a row to that of the second matrix
     int m, blocks;       // rows of a matrix, blocks that share it
     int rounds;          // of rows, for those that do
     int steps, at_once;  // of a row; that the block's warps take side by side
-    uint32_t per_sub;    // 2^20 / (rows side by side), rounded up
-    int n_more;
+    int n_side, row_lanes; // rows of a block side by side; lanes that a row has: 32, or 16 where rows are taken in pairs
+    uint32_t per_side;   // 2^20 / n_side, rounded up
+    int n_more;          // matrices of a group behind the first
     bool is_one;         // one matrix, or a group of them, and its columns: nothing is to be looked up
     bool is_early;       // a block's first weights are asked for before it waits for the kernel before
     bool has_up;         // a second matrix
@@ -12782,7 +12792,9 @@ struct d_vec_job {
     float alpha, limit;
     // Of other products and to plan with:
     int first_column;    // of several
+    int step_rows;       // 2: rows are taken in pairs, else 1
     bool is_aligned;     // rows begin at multiples of 16 bytes
+    bool has_pairs;      // two and two rows do, which may be taken in pairs
     bool is_behind;      // launched behind the kernel that makes the columns
     d_job job;
     d_vec_more more[GCUDA_MUL_MAT_GROUP - 1]; // of a group; job.a and blocks are those of the first
@@ -13288,6 +13300,9 @@ struct d_vec_traits_of {
     static constexpr d_vec_part more = MORE;
     static constexpr bool has_min = A::has_min, is_signed = false, is_field = false; // is_field: a code's bits lie together
     static constexpr int one_warps = 32; // of one column: fewer where two rows side by side need more registers
+    // Of a column that a lane rounds together. Two save half of the instructions for what a piece is asked once: 1 to 7 % of
+    // 4096 x 14336 on an H200.
+    static constexpr int quads = 2;
     static constexpr int of_odd = 0, of_second = 0, of_odd_lane = 0, more_ratio = 1;
     static inline __device__ uint2 sign_entry(int) { return make_uint2(0, 0); }
     static inline __device__ float ratio(int) { return 1.0f; }
@@ -13553,6 +13568,7 @@ static inline __device__ void d_lookup_iq4(const uint32_t * w, uint32_t * q, uin
 template <> struct d_vec_traits<d_format<GCUDA_TYPE_IQ4_NL>>
     : d_vec_traits_of<d_format<GCUDA_TYPE_IQ4_NL>, D_INTERLEAVED, 0, D_ADDED> {
     static constexpr bool is_signed = true;
+    static constexpr int quads = 1; // two: 3 % more time
     D_VEC_DECODE {
         uint32_t w[8];
         d_pair_18<ALIGNED>(shared, at, lane, w, o);
@@ -13872,10 +13888,10 @@ template <typename A, int SLOTS, bool ALIGNED> struct d_vec_ring {
 };
 
 template <int COLS>
-static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, int c, int step, int lane, d_vec_x & x) {
+static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, int c, int step, int row_lane, d_vec_x & x) {
     const int64_t column = COLS == 1 ? matrix : matrix * p.job.n + (p.first_column + c < p.job.n ? p.first_column + c : p.job.n - 1);
     UNROLL for (int j = 0; j < 4; ++j) {
-        const int64_t at = (column * p.steps + step) * 128 + 32 * j + lane;
+        const int64_t at = (column * p.steps + step) * 128 + 32 * j + row_lane;
         x.q[j] = p.xq[at];
         x.s[j] = p.xs[at];
     }
@@ -13885,10 +13901,11 @@ static inline __device__ void d_vec_column(const d_vec_job & p, int64_t matrix, 
 // `meanwhile` starts is asked of memory after the column, which the block waits for first.
 template <typename A, typename F>
 static inline __device__ void d_vec_own_column(
-    const d_vec_job & p, const char * column, int64_t step, int sub, int lane, char * shared, d_vec_x & x, F meanwhile) {
+    const d_vec_job & p, const char * column, int64_t step, int sub, int lane, int row_lane, char * shared, d_vec_x & x, F meanwhile) {
     constexpr d_vec_form FORM = d_vec_form_of<A>();
-    constexpr int N = d_vec_quads(FORM.order), AT_ONCE = 4 / N; // parts that a warp makes ready together, and how often side by side
-    const int n_sub = (int) blockDim.y, first = 4 * (N == 2 ? 2 * lane : d_vec_quad(lane, FORM.order));
+    constexpr int N = d_vec_traits<A>::quads, AT_ONCE = 4 / N; // parts that a warp makes ready together, and how often side by side
+    const int n_sub = (int) blockDim.y, second = d_vec_second_quad(lane, FORM.order);
+    const int first = N == 2 ? d_vec_eight(lane, FORM.order) : 4 * d_vec_quad(lane, FORM.order);
     const int64_t start = step * VEC_STEP, left = p.k - start;
     const int n = (int) (left < VEC_STEP ? left : VEC_STEP) - first; // elements from this lane's first
     int4 * xq = (int4 *) shared;
@@ -13903,9 +13920,9 @@ static inline __device__ void d_vec_own_column(
             const int at = 128 * (w + N * k * n_sub);
             UNROLL for (int j = 0; j < N; ++j) { v[k][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
             if (at < VEC_STEP && at < n && is_packed) {
-                UNROLL for (int j = 0; j < N; ++j) { v[k][j] = ((const float4 *) (from + at * 4))[j]; }
+                UNROLL for (int j = 0; j < N; ++j) { v[k][j] = *(const float4 *) (from + (at + second * j) * 4); }
             } else if (at < VEC_STEP && at < n) {
-                UNROLL for (int j = 0; j < N; ++j) { v[k][j] = d_load_any4(p.job.b.type, from + (at + 4 * j) * b_k, b_k); }
+                UNROLL for (int j = 0; j < N; ++j) { v[k][j] = d_load_any4(p.job.b.type, from + (at + second * j) * b_k, b_k); }
             }
         }
         if (w == N * sub) { meanwhile(); }
@@ -13917,8 +13934,8 @@ static inline __device__ void d_vec_own_column(
     } while (w < 16);
     __syncthreads();
     UNROLL for (int j = 0; j < 4; ++j) {
-        x.q[j] = xq[32 * j + lane];
-        x.s[j] = xs[32 * j + lane];
+        x.q[j] = xq[32 * j + row_lane];
+        x.s[j] = xs[32 * j + row_lane];
     }
 }
 
@@ -14064,24 +14081,24 @@ template <int COLS> static inline __device__ d_vec_task d_vec_task_of(const d_ve
 }
 
 // Of row r of a block: in which round it has it, and which of the matrix it is.
-static inline __device__ int d_vec_round(const d_vec_job & p, int r) { return (int) ((uint32_t) r * p.per_sub >> 20); }
+static inline __device__ int d_vec_round(const d_vec_job & p, int r) { return (int) ((uint32_t) r * p.per_side >> 20); }
 static inline __device__ int d_vec_row(const d_vec_job & p, const d_vec_task & t, int r) {
-    return r + (d_vec_round(p, r) * (t.blocks - 1) + t.block) * (int) blockDim.y;
+    return r + (d_vec_round(p, r) * (t.blocks - 1) + t.block) * p.n_side;
 }
 
 // The block's sums over steps, [step][row][column], are added up and stored. added: what is added to its rows.
 template <int COLS>
 static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task & t, const float * part, const float * added, bool has_up) {
-    const int n_sub = (int) blockDim.y, n_threads = (int) (blockDim.x * blockDim.y), n = t.rounds * n_sub;
+    const int n_side = p.n_side, n_threads = (int) (blockDim.x * blockDim.y), n = t.rounds * n_side;
     const int n_parts = has_up ? 2 : 1, stride = n * n_parts * COLS;
     NO_UNROLL for (int i = (int) (threadIdx.y * blockDim.x + threadIdx.x); i < n * COLS; i += n_threads) {
         const int r = i / COLS, round = d_vec_round(p, r), row = d_vec_row(p, t, r);
         const int c = COLS == 1 ? 0 : p.first_column + i % COLS;
         if (row < t.m && (COLS == 1 || c < p.job.n)) {
-            const float * sums = part + (round * (n_parts - 1) * n_sub + r) * COLS + i % COLS;
+            const float * sums = part + (round * (n_parts - 1) * n_side + r) * COLS + i % COLS;
             float sum = 0.0f, up = 0.0f;
             for (int s = 0; s < p.at_once && t.matrix >= 0; ++s) { sum += sums[s * stride]; }
-            for (int s = 0; s < p.at_once && t.matrix >= 0 && has_up; ++s) { up += sums[n_sub * COLS + s * stride]; }
+            for (int s = 0; s < p.at_once && t.matrix >= 0 && has_up; ++s) { up += sums[n_side * COLS + s * stride]; }
             d_index to = COLS == 1 ? t.at : d_vec_index(p, t.item, c);
             const bool is_more = COLS == 2 && p.n_more > 0 && t.item > 0; // its result has columns of its own length
             char * y = COLS == 1 ? t.y : is_more ? t.y + c * p.more[t.item - 1].y_c * p.y_0 : d_at(p.job.y, to);
@@ -14098,14 +14115,16 @@ static inline __device__ void d_vec_store(const d_vec_job & p, const d_vec_task 
     }
 }
 
-// Rows block * n_sub + sub, then every blocks * n_sub, of one product; with a second matrix those of both in turn. A block is
-// at_once warps wide and n_sub high.
+// Rows block * n_side + sub, then every blocks * n_side, of one product; with a second matrix those of both in turn. A block is
+// at_once warps wide and n_sub high; where a warp has two rows at a time, half of its lanes for each, n_side is twice n_sub.
 template <typename A, int COLS, bool ALIGNED, bool WIDE>
 static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, const d_vec_task & t, bool is_first) {
     constexpr int SLOTS = d_vec_shape<A, COLS>::slots;
     const int lane = (int) (threadIdx.x % 32), step = (int) (threadIdx.x / 32), sub = (int) threadIdx.y, n_sub = (int) blockDim.y;
-    const int warp = sub * p.at_once + step, n_warps = n_sub * p.at_once;
-    const int row0 = t.block * n_sub + sub, row_step = t.blocks * n_sub;
+    const int row_lanes = COLS == 1 && ALIGNED && !WIDE ? p.row_lanes : 32, row_lane = lane & (row_lanes - 1);
+    const int warp = sub * p.at_once + step, n_warps = n_sub * p.at_once, n_side = p.n_side;
+    const int side = row_lanes == 32 ? sub : 2 * sub; // of this warp's first row
+    const int row0 = t.block * n_side + side, row_step = t.blocks * n_side;
     const bool has_up = COLS <= 2 && p.has_up;
     const int n_parts = has_up ? 2 : 1;
     const int n_rounds = row0 + (t.rounds - 1) * row_step < t.m ? t.rounds : t.rounds - 1;
@@ -14116,7 +14135,7 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
     const T table(shared, lane);
     const float ratio = d_vec_traits<A>::ratio(lane);
     float * part = (float *) (columns + p.at_once * d_vec_shape<A, COLS>::column_bytes); // [row of the block][step][column]
-    const auto added = [&]() { return part + t.rounds * n_parts * n_warps; }; // behind them
+    const auto added = [&]() { return part + t.rounds * n_parts * n_side * p.at_once; }; // behind them
     d_vec_ring<A, SLOTS, ALIGNED> ring;
     ring.slots = d_shared_at_of(shared + ring_at + 16 * lane);
     const int64_t up_at = p.up_at, stride = row_step * p.a_m;
@@ -14148,29 +14167,32 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
                 if (is_first && first == 0) { d_vec_fill_tables<A, COLS, WIDE>(shared); } // the column is waited for meanwhile
             };
             if constexpr (COLS == 1) {
-                d_vec_own_column<A>(p, t.b, first + step, sub, lane, own, x[0], meanwhile);
+                d_vec_own_column<A>(p, t.b, first + step, sub, lane, row_lane, own, x[0], meanwhile);
             } else if constexpr (d_vec_shape<A, COLS>::is_own) {
                 const char * second = p.is_one ? t.b + p.job.b_c : d_vec_b(p, d_vec_index(p, t.item, 1));
                 d_vec_own_pair<A>(p, t.b, second, first + step, sub, lane, own, x, meanwhile);
             }
         } else {
             UNROLL for (int c = 0; c < COLS; ++c) {
-                d_vec_column<COLS>(p, t.matrix, c, has_step ? first + step : 0, lane, x[c]);
+                d_vec_column<COLS>(p, t.matrix, c, has_step ? first + step : 0, row_lane, x[c]);
             }
             if (!is_early) { fill(); }
             if (needs_tables) { __syncthreads(); }
         }
         if (COLS == 1 && p.finish == D_VEC_ADD && first == 0) { // goes on its way with the next copies of the ring
-            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_sub ? t.m - d_vec_row(p, t, r) : 0; // elements
+            const int r = 4 * (warp * 32 + lane), left = r < t.rounds * n_side ? t.m - d_vec_row(p, t, r) : 0; // elements
             if (left > 0) {
                 d_copy_16((char *) (added() + r), p.add + (t.m - left) * (int64_t) sizeof(float), left < 4 ? 4 * left : 16);
             }
         }
         const int64_t after = p.k - (int64_t) (first + step) * VEC_STEP;
-        const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * lane; // elements from this lane's first
-        // This lane stores what is found for rows i + lane / 16 while i is below; of two columns lanes 8 and 24 store the second.
-        const int end = lane % (COLS == 2 ? 8 : 16) == 0 ? rows - lane / 16 : 0;
-        float * sums = part + (step * t.rounds * n_parts * n_sub + lane / 16 * n_sub + sub) * COLS + (COLS == 2 ? lane / 8 % 2 : 0);
+        const int n_left = (int) (after < VEC_STEP ? after : VEC_STEP) - 64 * row_lane; // elements from this lane's first
+        // Half of a row's lanes end with the sum of row i, the others with that of row i + 1, and the first of them stores it while i
+        // is below; of two columns lanes 8 and 24 store the second.
+        const int n_half = row_lanes / 2, which = (lane & n_half) != 0 ? 1 : 0;
+        const int end = (lane & ((COLS == 2 ? 8 : n_half) - 1)) == 0 ? rows - which : 0;
+        float * sums = part + (step * t.rounds * n_parts * n_side + which * n_side + side + (lane & row_lanes) / 16) * COLS +
+                       (COLS == 2 ? lane / 8 % 2 : 0);
         int slot = 0;
         NO_UNROLL for (int i = 0; i < rows; i += 2) {
             float sum[2][COLS] = {};
@@ -14191,10 +14213,10 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
             };
             UNROLL for (int u = 0; u < 2; ++u) { multiply(u, sum[u]); }
             float all[COLS];
-            UNROLL for (int c = 0; c < COLS; ++c) { // both at once: each half of the warp adds up one row
+            UNROLL for (int c = 0; c < COLS; ++c) { // both at once: each half of a row's lanes adds up one
                 if (n_left <= 0) { sum[0][c] = sum[1][c] = 0.0f; } // what lies beyond the row may be no number
-                const float other = __shfl_xor_sync(0xffffffffu, lane < 16 ? sum[1][c] : sum[0][c], 16);
-                all[c] = (lane < 16 ? sum[0][c] : sum[1][c]) + other;
+                const float other = __shfl_xor_sync(0xffffffffu, which == 0 ? sum[1][c] : sum[0][c], n_half);
+                all[c] = (which == 0 ? sum[0][c] : sum[1][c]) + other;
             }
             if (COLS == 2) { // each quarter a column of a row
                 const bool is_second = lane % 16 >= 8;
@@ -14202,10 +14224,14 @@ static inline __device__ void d_mul_mat_vec(const d_vec_job & p, char * shared, 
                 all[0] = (is_second ? all[COLS - 1] : all[0]) + other;
             }
             UNROLL for (int c = 0; c < (COLS == 2 ? 1 : COLS); ++c) {
-                UNROLL for (int d = COLS == 2 ? 4 : 8; d > 0; d /= 2) { all[c] += __shfl_xor_sync(0xffffffffu, all[c], d); }
+                if (COLS != 2) {
+                    const float other = __shfl_xor_sync(0xffffffffu, all[c], 8);
+                    all[c] += n_half == 16 ? other : 0.0f; // of a pair that is the other row's
+                }
+                UNROLL for (int d = 4; d > 0; d /= 2) { all[c] += __shfl_xor_sync(0xffffffffu, all[c], d); }
                 if (i < end) { sums[c] = first == 0 ? all[c] : sums[c] + all[c]; }
             }
-            sums += 2 * n_sub * COLS;
+            sums += 2 * n_side * COLS;
         }
     }
     if (t.matrix < 0 && threadIdx.x == 0 && sub == 0 && p.bad_index != nullptr) {
@@ -14870,9 +14896,10 @@ static bool is_codebook(gcuda_type type) {
     return has_codes;
 }
 
-// Starting 32 warps would take longer than the work.
+// Starting more warps would take longer than the work; so many, a power of 2, that rows of the usual models are shared evenly.
+#define VEC_SMALL_WARPS 16
 static bool vec_is_small(const d_vec_job & p) {
-    return p.job.m * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
+    return p.job.m / p.step_rows * (p.job.epilogue.up != nullptr ? 2 : 1) * p.steps <= 64 * n_multiprocessors();
 }
 
 // Of m rows that so many blocks share, n_sub side by side in each.
@@ -14894,19 +14921,19 @@ static int64_t group_share(int n, const int * m, int64_t at_once, int64_t wanted
 }
 
 // Of a plan for the rows of all, as if they shared so many blocks.
-static void vec_share(d_vec_job & p, int64_t n_sub, int64_t wanted, int64_t most) {
+static void vec_share(d_vec_job & p, int64_t n_side, int64_t wanted, int64_t most) {
     int m[GCUDA_MUL_MAT_GROUP] = { (int) p.job.m }, blocks[GCUDA_MUL_MAT_GROUP];
     for (int j = 0; j < p.n_more; ++j) {
         m[j + 1] = p.more[j].m;
         m[0] -= p.more[j].m;
     }
-    p.n_items = group_share(p.n_more + 1, m, n_sub, wanted, most, blocks);
+    p.n_items = group_share(p.n_more + 1, m, n_side, wanted, most, blocks);
     p.job.m = m[0];
     p.blocks = blocks[0];
-    p.rounds = vec_rounds(m[0], blocks[0], n_sub);
+    p.rounds = vec_rounds(m[0], blocks[0], n_side);
     for (int j = 0; j < p.n_more; ++j) {
         p.more[j].blocks = blocks[j + 1];
-        p.more[j].rounds = vec_rounds(m[j + 1], blocks[j + 1], n_sub);
+        p.more[j].rounds = vec_rounds(m[j + 1], blocks[j + 1], n_side);
     }
 }
 
@@ -14937,10 +14964,11 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
     const int64_t n_parts = p.job.epilogue.up != nullptr ? 2 : 1; // matrices whose rows a block has
     const bool is_small = COLS == 1 && vec_is_small(p);
     p.is_one = n_matrices == 1 && p.ids.data == nullptr && p.job.b.ne[2] == 1 && p.job.b.ne[3] == 1 && p.first_column == 0;
-    for (int warps = is_small ? max_warps / 2 : max_warps; warps >= 1; warps /= 2) {
+    for (int warps = is_small ? VEC_SMALL_WARPS : max_warps; warps >= 1; warps /= 2) {
         p.at_once = (int) (p.steps < at_once ? p.steps : at_once);
         p.at_once = p.at_once < warps ? p.at_once : warps;
-        const int64_t n_sub = warps / p.at_once, n_warps = n_sub * p.at_once, all = (p.job.m + n_sub - 1) / n_sub; // rounds of all blocks
+        const int64_t n_sub = warps / p.at_once, n_warps = n_sub * p.at_once, n_side = n_sub * p.step_rows;
+        const int64_t all = (p.job.m + n_side - 1) / n_side; // rounds of all blocks
         const int64_t ring_bytes = d_vec_shape<A, COLS>::slots * d_vec_format<A>::slot_bytes;
         const size_t n_bytes = (size_t) (d_vec_tables<A, WIDE>::n_bytes + n_warps * ring_bytes +
                                          p.at_once * d_vec_shape<A, COLS>::column_bytes + VEC_PART_BYTES);
@@ -14948,16 +14976,19 @@ static size_t vec_plan(d_vec_job & p, int64_t n_matrices, size_t max_shared, dim
             continue;
         }
         const int64_t wanted = is_small ? n_sm : n_sm * (max_warps / warps);
-        const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_warps); // rounds
+        const int64_t most = VEC_PART_BYTES / (4 * COLS * n_parts * n_side * p.at_once); // rounds
         const int64_t share = mul_mat_blocks(all, n_matrices, wanted), least = (all + most - 1) / most, blocks = share > least ? share : least;
-        p.rounds = vec_rounds(p.job.m, blocks, n_sub);
+        p.rounds = vec_rounds(p.job.m, blocks, n_side);
         p.blocks = (int) ((all + p.rounds - 1) / p.rounds); // as few as make do: the kernel behind begins on what they leave free
         p.n_items = n_matrices * p.blocks;
-        if (p.n_more > 0) { vec_share(p, n_sub, blocks, most); }
-        p.per_sub = (uint32_t) (((1 << 20) + n_sub - 1) / n_sub);
+        if (p.n_more > 0) { vec_share(p, n_side, blocks, most); }
+        p.n_side = (int) n_side;
+        p.row_lanes = 32 / p.step_rows;
+        p.per_side = (uint32_t) (((1 << 20) + n_side - 1) / n_side);
         *block = dim3((unsigned) (32 * p.at_once), (unsigned) n_sub);
         const size_t with_row = n_bytes + (size_t) (VEC_PART_BYTES / p.at_once); // an element beside each row's sums
-        const bool has_row = COLS == 1 && vec_adds_row(p) && n_sub % 4 == 0 && p.rounds <= 128 * p.at_once && fits_shared(with_row, max_shared);
+        const bool has_lanes = n_side % 4 == 0 && p.rounds * p.step_rows <= 128 * p.at_once; // four elements of a round for each
+        const bool has_row = COLS == 1 && vec_adds_row(p) && has_lanes && fits_shared(with_row, max_shared);
         p.finish = COLS == 1 ? vec_finish(p, has_row) : p.job.has_epilogue ? D_VEC_ANY : D_VEC_STORE;
         return has_row ? with_row : n_bytes;
     }
@@ -14977,7 +15008,7 @@ static void vec_usual(d_vec_job & p) {
     p.b = (const char *) job.b.data;
     p.y = (char *) job.y.data;
     p.a_m = job.a_m;
-    p.row_bytes = (int64_t) gcuda_row_size(job.a.type, job.k);
+    p.row_bytes = (int64_t) gcuda_row_size(job.a.type, job.k) * p.step_rows;
     p.k = job.k;
     p.m = (int) job.m;
     p.has_up = job.has_epilogue && job.epilogue.up != nullptr;
@@ -15011,12 +15042,14 @@ static gcuda_status launch_vec_as(d_vec_job & p, int64_t n_matrices, size_t max_
 template <typename A>
 static gcuda_status launch_vec_one(d_vec_job & p, int64_t n_matrices, size_t max_shared, gcuda_stream stream) {
     constexpr bool has_tables = d_vec_traits<A>::codes > 0;
-    if (!p.is_aligned) {
+    p.step_rows = p.has_pairs ? 2 : 1;
+    const bool is_wide = has_tables && max_shared >= VEC_WIDE_TABLES && !vec_is_small(p);
+    if (is_wide) { p.step_rows = 1; }
+    if (p.step_rows == 1 && !p.is_aligned) {
         return launch_vec_as<A, 1, false, false>(p, n_matrices, max_shared, stream);
     }
-    return has_tables && max_shared >= VEC_WIDE_TABLES && !vec_is_small(p)
-               ? launch_vec_as<A, 1, true, has_tables>(p, n_matrices, max_shared, stream)
-               : launch_vec_as<A, 1, true, false>(p, n_matrices, max_shared, stream);
+    return is_wide ? launch_vec_as<A, 1, true, has_tables>(p, n_matrices, max_shared, stream)
+                   : launch_vec_as<A, 1, true, false>(p, n_matrices, max_shared, stream);
 }
 
 // Two columns go together, those of codebooks where rows are aligned and tables have copies.
@@ -15086,9 +15119,9 @@ template <typename A, int TILES> static size_t mma_plan(d_mma_job & p, int64_t n
     return 0;
 }
 
-// Rows begin at multiples of so many bytes, a power of 2, at most 16.
-static size_t rows_multiple(const d_job & job) {
-    const size_t bits = (size_t) (uintptr_t) job.a.data | job.a.nb[1] | job.a.nb[2] | job.a.nb[3] | 16;
+// Rows, or every so many rows, begin at multiples of so many bytes, a power of 2, at most 16.
+static size_t rows_multiple(const d_job & job, int step_rows = 1) {
+    const size_t bits = (size_t) (uintptr_t) job.a.data | job.a.nb[1] * (size_t) step_rows | job.a.nb[2] | job.a.nb[3] | 16;
     return bits & (~bits + 1);
 }
 static bool rows_are_multiples(const d_job & job, size_t n) { return rows_multiple(job) % n == 0; }
@@ -15181,11 +15214,20 @@ static gcuda_status launch_mma(d_mma_job & p, void * scratch, size_t max_shared,
                        : launch_overlapped(kernel, p.n_items, block, n_bytes, max_shared, stream, p);
 }
 
+// Rows of half a step, one behind the other: in pairs they leave no lane idle, and all types' begin at multiples of 16 bytes. The sum of
+// a row is added up in the same order.
+static bool vec_has_pairs(const d_job & job) {
+    const bool is_half = job.n == 1 && job.k == VEC_STEP / 2 && job.a_m == (int64_t) gcuda_row_size(job.a.type, job.k);
+    return is_half && job.m % 2 == 0 && rows_multiple(job, 2) == 16;
+}
+
 static d_vec_job vec_job(const d_job & job) {
     d_vec_job p = {};
     p.job = job;
     p.steps = (int) vec_steps(job.k);
+    p.step_rows = 1;
     p.is_aligned = rows_are_multiples(job, 16);
+    p.has_pairs = vec_has_pairs(job);
     return p;
 }
 
@@ -15199,7 +15241,9 @@ static bool vec_take_column(d_vec_job & p) {
 static bool vec_take_epilogue(d_vec_job & p, const gcuda_mul_mat_epilogue & epilogue) {
     p.job.has_epilogue = true;
     p.job.epilogue = epilogue;
-    p.is_aligned = p.is_aligned && (uintptr_t) epilogue.up % 16 == 0;
+    const bool is_up_aligned = (uintptr_t) epilogue.up % 16 == 0;
+    p.is_aligned = p.is_aligned && is_up_aligned;
+    p.has_pairs = p.has_pairs && is_up_aligned;
     return epilogue_fits(epilogue, p.job.y, p.n_experts) && (epilogue.up == nullptr || p.job.n <= VEC_PAIR_COLUMNS);
 }
 
@@ -15320,6 +15364,7 @@ static bool vec_take_group(const gcuda_mul_mat_args * args, int n_args, d_vec_jo
             return false;
         }
         p.is_aligned = p.is_aligned && (uintptr_t) a.data % 16 == 0;
+        p.has_pairs = p.has_pairs && (uintptr_t) a.data % 16 == 0 && a.ne[1] % 2 == 0;
         if (i > 0) {
             p.more[i - 1] = { (const char *) a.data, (char *) y.data, (int) a.ne[1], 0, 0, (int) (y.nb[1] / y.nb[0]) };
             p.job.m += a.ne[1]; // for the plan: the rows of all

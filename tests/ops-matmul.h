@@ -254,6 +254,9 @@ TEST(mul_mat_many_rows) {
     char types[2048];
     snprintf(types, sizeof types, "%s", op_types_with(WEIGHT_TYPES, ",F32>F32"));
     mul_mat_cases(types, "2048,40|2048,5 1536,40|1536,5 768,20|768,5", 0);
+    // one column: rows of half a step, which go in pairs where they are even in number
+    mul_mat_cases(types, "1024,70|1024 1024,71|1024 1024,6,3|1024,1,3", 0);
+    mul_mat_cases("Q4_0,F16>F32 Q3_K,F32>F32 Q6_K,BF16>F32 IQ3_S,F32>F32", "1024,1100|1024 1024,16|1024", 0);
 }
 
 // Columns enough for whole tiles of tensor cores, floats also as what they are converted to; rows at any address.
@@ -446,6 +449,7 @@ TEST(mul_mat_id) {
     // no more slots than go one by one: columns shared by slots, experts by tokens
     mul_mat_id_cases(few, "256,16,4|256,2,2|4,2 256,70,40|256,1,9|4,9", "any", fill_experts);
     mul_mat_id_cases(few, "256,9,16|256,1,8|2,8", "one", fill_one_expert);
+    mul_mat_id_cases(types, "1024,38,4|1024,1,2|2,2 1024,7,4|1024,2,1|2,1", "any", fill_experts); // rows in pairs, and not
     mul_mat_id_cases("F32,F32,I32>F32 F16,F32,I32>F32",
         "1,5,4|1,1,7|2,7 16,32,16|16,1,1024|3,1024 33,3,2|33,2,512|2,512", "any", fill_experts);
     mul_mat_id_cases(few, "256,3,4|256,1,0|2,0 0,3,4|0,1,2|2,2", "empty", fill_experts);

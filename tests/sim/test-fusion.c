@@ -1020,15 +1020,15 @@ static void build_group(struct build * b) {
     struct gcuda_context * c = b->ctx;
     const int v = b->variant;
     const enum gcuda_type type = v == 1 ? GCUDA_TYPE_MXFP4 : v == 2 ? GCUDA_TYPE_Q6_K : GCUDA_TYPE_Q4_0;
-    const int64_t k = v == 2 ? 2560 : v == 3 ? 4096 + 32 : K;
+    const int64_t k = v == 2 ? 2560 : v == 3 ? 4096 + 32 : v >= 4 ? 1024 : K; // 4, 5: rows in pairs, and not
     struct gcuda_tensor * x = f32(b, k, 1, 1);
     for (int i = 0; i < (v == 1 ? 2 : 3); ++i) {
-        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, v == 3 ? 700 - 300 * i : i == 0 ? 150 : i == 1 ? 1 : M), x));
+        out(b, gcuda_mul_mat(c, gcuda_new_tensor_2d(c, type, k, v == 3 || v == 4 ? 700 - 300 * i : i == 0 ? 150 : i == 1 ? 1 : M), x));
     }
 }
 
 TEST(products_of_one_column_are_one_launch) {
-    for (int v = 0; v <= 3; ++v) { fires(build_group, v, "mul_mat beside mul_mat", 1); }
+    for (int v = 0; v <= 5; ++v) { fires(build_group, v, "mul_mat beside mul_mat", 1); }
     clean();
 }
 
@@ -2335,6 +2335,76 @@ static void launch_with_form(enum gcuda_type type, int64_t k, bool has_all_share
     free(floats);
     place_end(&p);
     gcuda_backend_free(backend);
+}
+
+// Rows of 1024 elements are taken in pairs where they are even in number: against parts of odd numbers of rows, with every kind of end, a
+// matrix of one round of rows and of several, columns as floats and as bytes.
+enum pair_end { PAIR_ALONE, PAIR_ROW, PAIR_GLU, PAIR_STEPS, N_PAIR_ENDS };
+static struct gcuda_mul_mat_epilogue pair_epilogue(enum pair_end end, const struct gcuda_tensor * up, const struct gcuda_tensor * row, int64_t first) {
+    struct gcuda_mul_mat_epilogue e;
+    memset(&e, 0, sizeof e);
+    struct gcuda_array part = gcudai_array(row);
+    part.data = (char *) part.data + first * 4;
+    if (end == PAIR_ROW || end == PAIR_STEPS) { e.residual = part; }
+    if (end == PAIR_STEPS) { e.factor = part, e.is_activated = true, e.glu = GCUDA_GLU_OP_GEGLU, e.is_scaled = true, e.scale = 0.5f; }
+    if (end == PAIR_GLU) { e.up = (const char *) up->data + first * (int64_t) up->nb[1], e.glu = GCUDA_GLU_OP_SWIGLU; }
+    return e;
+}
+
+static void launch_in_pairs(enum gcuda_type type, int64_t m, bool has_all_shared, bool is_rounded) {
+    gcuda_backend_t backend = gcuda_backend_cuda_init(0);
+    struct place p = place_begin();
+    struct gcuda_tensor * x = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, 1024), * one = gcuda_dup_tensor(p.ctx, x), * column = gcuda_dup_tensor(p.ctx, x);
+    struct gcuda_tensor * a = gcuda_new_tensor_2d(p.ctx, type, 1024, m), * up = gcuda_dup_tensor(p.ctx, a);
+    struct gcuda_tensor * row = gcuda_new_tensor_1d(p.ctx, GCUDA_TYPE_F32, m), * y[2] = { gcuda_dup_tensor(p.ctx, row), gcuda_dup_tensor(p.ctx, row) };
+    REQUIRE(backend != NULL && place_alloc(&p, backend));
+    fill(x, 1);
+    fill(one, 2);
+    fill(row, 3);
+    fill_weights(a, 4);
+    fill_weights(up, 5);
+    struct gcuda_norm_mul_args norm;
+    memset(&norm, 0, sizeof norm);
+    norm.x = gcudai_array(x), norm.w = gcudai_array(one), norm.y = gcudai_array(column), norm.eps = 1e-5f;
+    norm.form = is_rounded ? gcuda_mul_mat_vec_form(type) : 0;
+    CHECK_OK(gcuda_launch_norm_mul(&norm, NULL));
+    const int64_t first[] = { 0, 1, m / 4 * 2, m }; // one row, an odd number of them, an even one
+    for (int end = 0; end < N_PAIR_ENDS; ++end) {
+        for (int whole = 0; whole < 2; ++whole) {
+            for (int i = 0; i < (whole ? 1 : 3); ++i) {
+                const int64_t from = whole ? 0 : first[i], to = whole ? m : first[i + 1];
+                struct gcuda_mul_mat_args args;
+                memset(&args, 0, sizeof args);
+                args.a = gcudai_array(a), args.b = gcudai_array(column), args.y = gcudai_array(y[whole]), args.is_rounded = is_rounded;
+                args.a.ne[1] = args.y.ne[0] = to - from;
+                args.a.data = (char *) args.a.data + from * (int64_t) args.a.nb[1];
+                args.y.data = (char *) args.y.data + from * 4;
+                args.max_shared = has_all_shared ? gcuda_backend_cuda_get_max_shared(backend) : 0;
+                struct gcuda_mul_mat_epilogue e = pair_epilogue((enum pair_end) end, up, row, from);
+                e.residual.ne[0] = e.residual.ne[0] > 0 ? to - from : 0;
+                e.factor.ne[0] = e.factor.ne[0] > 0 ? to - from : 0;
+                CHECK_OK(gcuda_launch_mul_mat_vec_fused(&args, end == PAIR_ALONE ? NULL : &e, NULL, NULL));
+            }
+        }
+        CHECK(cudaStreamSynchronize(NULL) == cudaSuccess);
+        float * want = floats_of(y[0]), * got = floats_of(y[1]), size = 0.0f;
+        for (int64_t i = 0; i < m; ++i) { size += want[i] * want[i]; }
+        CHECK_MSG(memcmp(want, got, gcuda_nbytes(row)) == 0 && size > 0.0f, "%s, %d rows, end %d", gcuda_type_name(type), (int) m, end);
+        free(got);
+        free(want);
+    }
+    place_end(&p);
+    gcuda_backend_free(backend);
+}
+
+TEST(rows_in_pairs_have_the_bits_of_each) {
+    for (int i = 0; i < N_BLOCK_WEIGHTS; ++i) {
+        launch_in_pairs(block_weights[i], 38, i % 2 == 0, false);
+        launch_in_pairs(block_weights[i], 4, i % 2 != 0, true);
+    }
+    launch_in_pairs(GCUDA_TYPE_Q4_0, 550, true, false); // several rounds
+    launch_in_pairs(GCUDA_TYPE_IQ3_S, 550, true, true);
+    clean();
 }
 
 TEST(columns_in_the_form_of_a_type_give_the_bits_of_floats) {
