@@ -488,6 +488,7 @@ CONTENTS  (search for the tag; `make map` prints the lines)
 #define gcuda_cast GCUDAI_RENAME(GCUDA_PREFIX, gcuda_cast)
 #define gcuda_ceil GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil)
 #define gcuda_ceil_inplace GCUDAI_RENAME(GCUDA_PREFIX, gcuda_ceil_inplace)
+#define gcuda_check_node GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_node)
 #define gcuda_check_row_data GCUDAI_RENAME(GCUDA_PREFIX, gcuda_check_row_data)
 #define gcuda_clamp GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clamp)
 #define gcuda_clear_last_error GCUDAI_RENAME(GCUDA_PREFIX, gcuda_clear_last_error)
@@ -1080,7 +1081,7 @@ typedef void (*gcuda_log_callback)(enum gcuda_log_level level, const char * text
 // anything: the call that logs may hold locks. NULL silences again.
 GCUDA_API void gcuda_log_set(gcuda_log_callback callback, enum gcuda_log_level min_level, void * user_data);
 
-// Host memory callbacks. alloc returns memory aligned to `alignment` (a power of two) or NULL; free gets the size
+// Host memory callbacks. alloc returns memory aligned to `alignment`, which is always 64, or NULL; free gets the size
 // back. Both may be called from several threads, and with locks held: they must not call gcuda. An object is freed by the
 // allocator it came from, whatever was set since.
 struct gcuda_allocator {
@@ -1157,7 +1158,8 @@ enum gcuda_type {
 
 // clang-format off
 // Blocks of the quantized types, byte for byte as in GGUF files (little endian, no padding). A row of n elements is
-// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. quants.md 3 to 8.
+// n / blck_size consecutive blocks. d is the block's scale, m or dmin its offset; q* are codes. In blocks of 32 with 4-bit codes, byte j of
+// qs holds element j in its low nibble and element j + 16 in its high one; bit j of qh belongs to element j.
 struct gcuda_block_q4_0 { gcuda_fp16_t d; uint8_t qs[16]; };                   // d * (q - 8)
 struct gcuda_block_q4_1 { gcuda_fp16_t d, m; uint8_t qs[16]; };                // d * q + m
 struct gcuda_block_q5_0 { gcuda_fp16_t d; uint8_t qh[4]; uint8_t qs[16]; };    // d * (q - 16), qh: bit 4 of the codes
@@ -1170,6 +1172,10 @@ struct gcuda_block_mxfp4 { uint8_t e; uint8_t qs[16]; };                       /
 // 256 elements in sub-blocks of 16 or 32, each with its own small integer scale (and offset)
 struct gcuda_block_q2_k { uint8_t scales[16]; uint8_t qs[64]; gcuda_fp16_t d, dmin; };
 struct gcuda_block_q3_k { uint8_t hmask[32]; uint8_t qs[64]; uint8_t scales[12]; gcuda_fp16_t d; };
+// Q4_K and Q5_K: 8 sub-blocks of 32. Element i of sub-block j is d * scale[j] * q - dmin * min[j]. scale and min have 6 bits:
+//   j < 4    scale[j] = scales[j] & 63                                 min[j] = scales[j + 4] & 63
+//   j >= 4   scale[j] = (scales[j + 4] & 15) | (scales[j - 4] >> 6) << 4   min[j] = (scales[j + 4] >> 4) | (scales[j] >> 6) << 4
+// Sub-blocks 2k and 2k + 1 are the low and the high nibbles of qs[32k ... 32k + 31]; bit j of qh[i] is bit 4 of the code.
 struct gcuda_block_q4_k { gcuda_fp16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };
 struct gcuda_block_q5_k { gcuda_fp16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; };
 struct gcuda_block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; gcuda_fp16_t d; };
@@ -1507,7 +1513,48 @@ enum gcuda_op {
     GCUDA_OP_COUNT
 };
 
+// What tensor.op_params holds, by operation: 32-bit slots, integers unless marked f (float). Slots not named are 0. Programs that walk
+// or build graphs of their own read it here; the constructors write it.
+//
+//   operation                    slots
+//   PERMUTE                      0-3 the axis that each dimension goes to
+//   SET, ACC                     0-2 nb[1..3], 3 offset (lower 32 bits; upper ones in 5-8), 4 in place
+//   CONCAT                       0 dimension
+//   PAD                          0-7 before and after, by dimension; 8 circular
+//   PAD_REFLECT_1D               0 before, 1 after
+//   ROLL                         0-3 shift by dimension
+//   DIAG_MASK_INF, _ZERO         0 n_past
+//   TRI                          0 enum gcuda_tri_type
+//   FILL                         0 f value
+//   ARANGE                       0 f start, 1 f stop, 2 f step
+//   TIMESTEP_EMBEDDING           0 dim, 1 max_period
+//   UNARY                        0 enum gcuda_unary_op; XIELU: 1 f alpha_n, 2 f alpha_p, 3 f beta, 4 f eps
+//   GLU                          0 enum gcuda_glu_op, 1 swapped; SWIGLU_OAI: 2 f alpha, 3 f limit
+//   SCALE                        0 f scale, 1 f bias
+//   CLAMP                        0 f min, 1 f max
+//   LEAKY_RELU                   0 f slope
+//   NORM, RMS_NORM, L2_NORM, RMS_NORM_BACK   0 f eps
+//   GROUP_NORM                   0 n_groups, 1 f eps
+//   ARGSORT                      0 enum gcuda_sort_order
+//   SOFT_MAX, SOFT_MAX_BACK      0 f scale, 1 f max_bias
+//   ROPE, ROPE_BACK              1 n_dims, 2 mode, 4 n_ctx_orig, 5 f freq_base, 6 f freq_scale, 7 f ext_factor, 8 f attn_factor,
+//                                9 f beta_fast, 10 f beta_slow, 11-14 sections
+//   MUL_MAT, MUL_MAT_ID, OUT_PROD   0 enum gcuda_prec
+//   FLASH_ATTN_EXT               0 f scale, 1 f max_bias, 2 f logit_softcap, 3 enum gcuda_prec
+//   IM2COL, IM2COL_BACK          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1, 6 is_2D
+//   IM2COL_3D                    0-2 s, 3-5 p, 6-8 d, 9 channels
+//   CONV_2D, CONV_2D_DW          0 s0, 1 s1, 2 p0, 3 p1, 4 d0, 5 d1; CONV_2D: 7 enum gcuda_prec
+//   CONV_TRANSPOSE_1D            0 s0, 1 p0, 2 d0
+//   CONV_TRANSPOSE_2D            0 stride, 7 enum gcuda_prec
+//   POOL_1D                      0 enum gcuda_op_pool, 1 k0, 2 s0, 3 p0
+//   POOL_2D, POOL_2D_BACK        0 enum gcuda_op_pool, 1 k0, 2 k1, 3 s0, 4 s1, 5 p0, 6 p1
+//   UPSCALE                      0 enum gcuda_scale_mode and its flags
+//   GATED_LINEAR_ATTN            0 f scale
+//   CUSTOM                       private
 GCUDA_API const char * gcuda_op_name(enum gcuda_op op); // "RMS_NORM"; "invalid"
+// Checks a node without a device: tensor sizes and strides, number of sources, shapes, types and parameters, as constructors and
+// backends do. For graphs that a program makes or changes by itself. Which of them a device computes, gcuda_backend_supports_op says.
+GCUDA_API gcuda_status gcuda_check_node(const struct gcuda_tensor * node);
 // Name of what the node does, with the sub-operation: "GELU" for a unary node, "SWIGLU" for a GLU node.
 GCUDA_API const char * gcuda_op_desc(const struct gcuda_tensor * tensor);
 
@@ -2591,6 +2638,8 @@ GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw(struct gcuda_context * ctx, str
     struct gcuda_tensor * b, int s0, int p0, int d0);
 GCUDA_API struct gcuda_tensor * gcuda_conv_1d_dw_ph(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int d0);
+// im2col and mul_mat, as the field does it: im2col takes KW * KH times the memory of the image. gcuda_conv_2d_direct gives the same
+// without that memory, and on the CPU in a third of the time; prefer it unless the graph is to have these very nodes.
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d(struct gcuda_context * ctx, struct gcuda_tensor * a,
     struct gcuda_tensor * b, int s0, int s1, int p0, int p1, int d0, int d1);
 GCUDA_API struct gcuda_tensor * gcuda_conv_2d_sk_p0(struct gcuda_context * ctx, struct gcuda_tensor * a,
@@ -2838,6 +2887,7 @@ GCUDA_API void gcuda_graph_clear(struct gcuda_cgraph * graph);
 // Whether a backend may compute several nodes of this graph by one launch, where its own parameters allow that (see
 // struct gcuda_cuda_params). On in a new graph; views, copies and schedulers take it over, clearing keeps it. It may change from run to
 // run: graph_compute then finds or makes the other plan, a plan of the caller's has to be given the graph by graph_plan_update.
+// A node with the OUTPUT flag (gcuda_set_output) is always computed and written: nothing is fused across it.
 GCUDA_API void gcuda_graph_set_fusion(struct gcuda_cgraph * graph, bool is_on);
 // Has a view begin `offset` bytes into its owner from now on, and by as much elsewhere the graph's nodes that are the view's memory
 // (what cpy or set_rows into it return, views of it): the place of the next token in a KV cache. Shapes and strides stay. Plans and
@@ -2985,7 +3035,9 @@ struct gcuda_rows_2d { // bytes; row i is at offset + i * stride_tensor of the t
 struct gcuda_backend_buffer_i {
     void (*free_buffer)(gcuda_backend_buffer_t buffer); // optional; frees the context, not the struct
     void * (*get_base)(gcuda_backend_buffer_t buffer);  // NULL only for size 0
-    gcuda_status (*init_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor); // optional
+    // optional; once for each tensor that is placed, views too. May set tensor->extra, which is the backend's: row-split CUDA
+    // buffers keep there where the rows are. Whoever copies a struct gcuda_tensor copies that pointer, not what it points at
+    gcuda_status (*init_tensor)(gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor);
     gcuda_status (*memset_tensor)(
         gcuda_backend_buffer_t buffer, struct gcuda_tensor * tensor, uint8_t value, size_t offset, size_t size);
     gcuda_status (*set_tensor)(
@@ -3194,6 +3246,7 @@ GCUDA_API gcuda_status gcuda_backend_graph_plan_compute(gcuda_backend_t backend,
 // failure the plan can be freed and updated, and is not to be computed.
 GCUDA_API gcuda_status gcuda_backend_graph_plan_update(
     gcuda_backend_t backend, gcuda_backend_graph_plan_t plan, struct gcuda_cgraph * graph);
+// Whether graph_compute runs this node; false: gcuda_last_error says why. Sources need no memory yet.
 GCUDA_API bool gcuda_backend_supports_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
 GCUDA_API bool gcuda_backend_supports_buft(gcuda_backend_t backend, gcuda_backend_buffer_type_t buft);
 GCUDA_API bool gcuda_backend_offload_op(gcuda_backend_t backend, const struct gcuda_tensor * op);
@@ -3219,7 +3272,9 @@ GCUDA_API gcuda_status gcuda_backend_dev_memory(gcuda_backend_dev_t dev, size_t 
 GCUDA_API enum gcuda_backend_dev_type gcuda_backend_dev_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_status gcuda_backend_dev_get_props(gcuda_backend_dev_t dev, struct gcuda_backend_dev_props * props);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_dev_backend_reg(gcuda_backend_dev_t dev);
-GCUDA_API gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params); // params may be NULL
+// A new backend on the device, NULL on failure; free it with gcuda_backend_free. params is for third-party backends: the CPU
+// and CUDA ignore it, and have gcuda_backend_cpu_set_... and gcuda_backend_cuda_init_params. NULL is allowed.
+GCUDA_API gcuda_backend_t gcuda_backend_dev_init(gcuda_backend_dev_t dev, const char * params);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_buffer_type(gcuda_backend_dev_t dev);
 GCUDA_API gcuda_backend_buffer_type_t gcuda_backend_dev_host_buffer_type(gcuda_backend_dev_t dev); // NULL if none
 GCUDA_API gcuda_backend_buffer_t gcuda_backend_dev_buffer_from_host_ptr(
@@ -3239,7 +3294,8 @@ GCUDA_API gcuda_status gcuda_backend_register(
     gcuda_backend_reg_t reg); // the caller keeps reg alive until gcuda_shutdown
 GCUDA_API size_t gcuda_backend_reg_count(void);
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_get(size_t index);
-// By name: upper and lower case are the same.
+// By name, such as "CPU" or "CUDA0": upper and lower case are the same. NULL when there is none; of a device the message then
+// names those that exist.
 GCUDA_API gcuda_backend_reg_t gcuda_backend_reg_by_name(const char * name);
 GCUDA_API size_t gcuda_backend_dev_count(void);
 GCUDA_API gcuda_backend_dev_t gcuda_backend_dev_get(size_t index);
@@ -4825,7 +4881,7 @@ GCUDAI_SHARED float gcudai_mxfp4_scale(uint32_t e) {
     return gcudai_bits_f32(e < 2u ? 0x00200000u << e : (e - 1u) << 23);
 }
 
-// ---- run-time rules of the blocks of 32 (quants.md 3.1, 6.3, 8) ------------------------------------
+// ---- run-time rules of the blocks of 32 ------------------------------------
 // Codes 0 .. 2 * zero - 1 around `zero` (8 or 16), the extreme element at code 0. Returns the scale.
 GCUDAI_SHARED float gcudai_codes_symmetric(const float * x, int zero, uint8_t * q) {
     float d = gcudai_extreme_32(x) / (float) -zero;
@@ -5047,7 +5103,7 @@ GCUDAI_SHARED void gcudai_quantize_row_q8_k(const float * x, void * y, int64_t n
     }
 }
 
-// ---- searches for scales (quants.md 5.6, 5.7, 5.8); n is at most 32 --------------------------------
+// ---- searches for scales; n is at most 32 --------------------------------
 // Codes are numbers here, and a search returns what they are made from: with n known, a kernel keeps all of it in registers.
 struct gcudai_affine_rule {
     float start, step; // try (start + step * k + n_max) / (hi - lo) for k = 0 .. n_steps
@@ -5273,7 +5329,7 @@ GCUDAI_SHARED void gcudai_weigh(const float * x, const float * importance, float
     for (int i = 0; i < n; ++i) { w[i] = importance[i] * sqrtf(variance + GCUDAI_MUL(x[i], x[i])); }
 }
 
-// ---- blocks of 256 with integer sub-scales (quants.md 5) -------------------------------------------
+// ---- blocks of 256 with integer sub-scales --------------------------------------------------------
 // A block in parts, which a kernel gives to lanes: the search in a sub-block, the factor of the sub-scales, the codes of a
 // sub-block, and the packing, of which `first` and `step` are a share.
 struct gcudai_k_block {
@@ -5616,7 +5672,7 @@ GCUDAI_SHARED void gcudai_quantize_row_q6_k(const float * x, void * y, int64_t n
     gcudai_quantize_weighted_q6_k(x, y, n, NULL);
 }
 
-// ---- IQ4_NL and IQ4_XS with a search (quants.md 6.4) -----------------------------------------------
+// ---- IQ4_NL and IQ4_XS with a search --------------------------------------------------------------
 // Weights are x^2, or come from the importance and the mean square of the block. Returns the unrounded scale.
 GCUDAI_SHARED float gcudai_search_iq4nl(const float * x, const float * importance, float variance) {
     const float extreme = gcudai_extreme(x, 32);
@@ -6408,6 +6464,12 @@ GCUDAI_PRINTF(2, 3) static gcuda_status gcudai_fail(gcuda_status status, const c
 #define gcudai_fail(status, ...) (status)
 #endif
 
+// For an object that is NULL because an earlier call failed: the message of that failure is kept behind the new one.
+static gcuda_status gcudai_null_fail(const char * function, const char * object) {
+    return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: %s is NULL%s%.800s", function, object,
+        gcudai_message[0] != '\0' ? "; the error before: " : "", gcudai_message);
+}
+
 // Appends to a bounded text; counts what did not fit, as snprintf does.
 struct gcudai_text {
     char * text;
@@ -6677,7 +6739,7 @@ void gcuda_fp32_to_bf16_row(const float * x, gcuda_bf16_t * y, int64_t n) {
 #include <float.h>
 
 // A block is copied to a local before use: the compiler then knows that nothing written to y can change it, and
-// vectorises. The products are taken from left to right as quants.md writes them.
+// vectorises. The products are taken from left to right as the type's formula is written.
 
 static void gcudai_put_signed(float * y, int n, float scale, uint64_t mags, uint32_t signs) {
     for (int j = 0; j < n; ++j) {
@@ -7013,7 +7075,7 @@ static void gcudai_dequantize_row_iq1_m(const void * x, float * y, int64_t n) {
     }
 }
 
-// ---- blocks of 32 with importance (end of quants.md 3.1) -------------------------------------------
+// ---- blocks of 32 with importance -------------------------------------------
 static float gcudai_weighted_symmetric(const float * x, const float * importance, float variance, int max,
                                        uint8_t * q) {
     float w[32];
@@ -7549,7 +7611,7 @@ bool gcuda_is_permuted(const struct gcuda_tensor * t) {
     return t && (t->nb[0] > t->nb[1] || t->nb[1] > t->nb[2] || t->nb[2] > t->nb[3]);
 }
 
-// Dimensions 1..n may be followed by a gap, everything above is dense (ops.md 1.4).
+// Dimensions 1..n may be followed by a gap, everything above is dense.
 static bool gcudai_is_contiguous_n(const struct gcuda_tensor * t, int n) {
     const size_t block = t ? (size_t) gcuda_blck_size(t->type) : 0;
     size_t expect = gcuda_element_size(t);
@@ -10786,6 +10848,10 @@ static gcuda_status gcudai_check_node(const struct gcuda_tensor * y) {
         }
     }
     return y->op == GCUDA_OP_NONE ? GCUDA_STATUS_SUCCESS : info->check(y);
+}
+
+gcuda_status gcuda_check_node(const struct gcuda_tensor * node) {
+    return node == NULL ? gcudai_null_fail("check_node", "node") : gcudai_check_node(node);
 }
 
 // ---- what constructors are made of ----
@@ -19304,7 +19370,7 @@ static void gcudai_graph_undo(struct gcuda_cgraph * g, int n_nodes, int n_leafs,
 
 static gcuda_status gcudai_graph_ready(const struct gcuda_cgraph * g, const char * what) {
     if (g == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: graph is NULL", what);
+        return gcudai_null_fail(what, "graph");
     }
     if (g->ctx == NULL || g->hash_keys == NULL) {
         return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: a view of a graph cannot grow", what);
@@ -19318,8 +19384,7 @@ static gcuda_status gcudai_graph_ready(const struct gcuda_cgraph * g, const char
 gcuda_status gcuda_build_forward_expand(struct gcuda_cgraph * graph, struct gcuda_tensor * tensor) {
     GCUDAI_TRY(gcudai_graph_ready(graph, "build_forward_expand"));
     if (tensor == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "build_forward_expand: tensor is NULL%s%.800s",
-            gcudai_message[0] ? "; before: " : "", gcudai_message);
+        return gcudai_null_fail("build_forward_expand", "tensor");
     }
     const int n_nodes = graph->n_nodes, n_leafs = graph->n_leafs;
     struct gcudai_visits visits;
@@ -21084,7 +21149,7 @@ gcuda_status gcuda_gallocr_reserve_n_size(gcuda_gallocr_t galloc, struct gcuda_c
 gcuda_status gcuda_gallocr_reserve_n(
     gcuda_gallocr_t galloc, struct gcuda_cgraph * graph, const int * node_buffer_ids, const int * leaf_buffer_ids) {
     if (galloc == NULL || graph == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_reserve: allocator or graph is NULL");
+        return gcudai_null_fail("gallocr_reserve", galloc == NULL ? "allocator" : "graph");
     }
     GCUDAI_TRY(gcudai_gallocr_plan(galloc, graph, node_buffer_ids, leaf_buffer_ids));
     for (int i = 0; i < galloc->n_bufs; ++i) {
@@ -21150,7 +21215,7 @@ static gcuda_status gcudai_gallocr_assign(gcuda_gallocr_t g, struct gcuda_tensor
 gcuda_status gcuda_gallocr_alloc_graph(gcuda_gallocr_t galloc, struct gcuda_cgraph * graph) {
     bool is_ok = false;
     if (galloc == NULL || graph == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "gallocr_alloc_graph: allocator or graph is NULL");
+        return gcudai_null_fail("gallocr_alloc_graph", galloc == NULL ? "allocator" : "graph");
     }
     GCUDAI_TRY(gcudai_gallocr_plan_fits(galloc, graph, &is_ok));
     if (!is_ok) {
@@ -21513,7 +21578,10 @@ static gcuda_status gcudai_check_range(
             (unsigned long long) offset, t->name, (unsigned long long) gcuda_nbytes(t));
     }
     if (size > 0 && t->data == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' has no memory yet", what, t->name);
+        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: '%s' has no memory yet%s", what, t->name,
+            t->view_src == NULL         ? ": allocate its context or its graph first"
+            : t->view_src->data == NULL ? ": it is a view, allocate its owner first"
+                                        : ": it is a view made before its owner was allocated, see gcuda_backend_view_init");
     }
     return GCUDA_STATUS_SUCCESS;
 }
@@ -21760,9 +21828,7 @@ gcuda_status gcuda_backend_synchronize(gcuda_backend_t backend) {
 }
 
 gcuda_status gcuda_backend_graph_compute_async(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
-    if (backend == NULL || graph == NULL) {
-        return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_compute: backend or graph is NULL");
-    }
+    if (backend == NULL || graph == NULL) { return gcudai_null_fail("graph_compute", backend == NULL ? "backend" : "graph"); }
     return backend->iface.graph_compute(backend, graph);
 }
 
@@ -21777,9 +21843,12 @@ gcuda_status gcuda_backend_graph_compute(gcuda_backend_t backend, struct gcuda_c
 
 gcuda_backend_graph_plan_t gcuda_backend_graph_plan_create(gcuda_backend_t backend, struct gcuda_cgraph * graph) {
     gcuda_backend_graph_plan_t plan = NULL;
-    if (backend == NULL || graph == NULL || backend->iface.graph_plan_create == NULL) {
-        gcudai_fail(backend && graph ? GCUDA_STATUS_UNSUPPORTED : GCUDA_STATUS_INVALID_ARGUMENT,
-            "graph_plan_create: backend or graph is NULL, or the backend has no plans");
+    if (backend == NULL || graph == NULL) {
+        gcudai_null_fail("graph_plan_create", backend == NULL ? "backend" : "graph");
+        return NULL;
+    }
+    if (backend->iface.graph_plan_create == NULL) {
+        gcudai_fail(GCUDA_STATUS_UNSUPPORTED, "graph_plan_create: %s has no plans", gcuda_backend_name(backend));
         return NULL;
     }
     return backend->iface.graph_plan_create(backend, graph, &plan) == GCUDA_STATUS_SUCCESS ? plan : NULL;
@@ -21954,7 +22023,7 @@ static gcuda_status gcudai_graph_copy(
     GCUDAI_ZERO(c);
     const gcuda_status st = backend != NULL && graph != NULL
                                 ? gcudai_copying_run(&c, backend, graph)
-                                : gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_copy: backend or graph is NULL");
+                                : gcudai_null_fail("graph_copy", backend == NULL ? "backend" : "graph");
     if (st != GCUDA_STATUS_SUCCESS) {
         gcuda_backend_graph_copy_free(c.out);
         GCUDAI_ZERO(c.out);
@@ -22281,6 +22350,21 @@ gcuda_backend_dev_t gcuda_backend_dev_get(size_t index) {
     return NULL;
 }
 
+// Names the devices that exist, and says when the build has no CUDA backend.
+static void gcudai_no_device_fail(const char * name) {
+    char text[GCUDAI_MESSAGE_BYTES / 2];
+    struct gcudai_text out = { text, sizeof(text), 0 };
+    for (size_t i = 0; i < gcuda_backend_dev_count(); ++i) {
+        gcudai_append(&out, "%s%s", i > 0 ? ", " : "", gcuda_backend_dev_name(gcuda_backend_dev_get(i)));
+    }
+#if defined(GCUDA_CUDA)
+    const char * cuda = "";
+#else
+    const char * cuda = "; this build has no CUDA backend: define GCUDA_CUDA and link gcuda_kernels.cu";
+#endif
+    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "no device '%s'; there are: %s%s", name ? name : "(NULL)", text, cuda);
+}
+
 gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
     for (size_t i = 0; name != NULL && i < gcuda_backend_dev_count(); ++i) {
         const gcuda_backend_dev_t dev = gcuda_backend_dev_get(i);
@@ -22288,7 +22372,7 @@ gcuda_backend_dev_t gcuda_backend_dev_by_name(const char * name) {
             return dev;
         }
     }
-    gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "no device '%s'", name ? name : "");
+    gcudai_no_device_fail(name);
     return NULL;
 }
 
@@ -22913,7 +22997,7 @@ struct gcuda_cplan gcuda_graph_plan(
     plan.n_threads = GCUDAI_MIN(plan.n_threads, GCUDA_MAX_N_THREADS);
     size_t work = 0;
     if (graph == NULL) {
-        gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "graph_plan: graph is NULL");
+        gcudai_null_fail("graph_plan", "graph");
     } else if (gcudai_cpu_prepare(graph, plan.n_threads, &work) == GCUDA_STATUS_SUCCESS && work > 0) {
         plan.work_size = work + GCUDAI_ALIGN; // work_data may be unaligned
     }
@@ -23195,6 +23279,16 @@ static gcuda_status gcudai_cpu_plan_compute(gcuda_backend_t backend, gcuda_backe
 static const uint8_t gcudai_cpu_guid[16] = { 0x67, 0x63, 0x75, 0x64, 0x61, 0x2d, 0x63, 0x70, 0x75, 0x2d, 0x72, 0x65,
     0x66, 0x2d, 0x30, 0x31 };
 
+// One line at level debug: what this machine's graphs are computed with. Settles nothing: GCUDA_CPU_ISA is read with the first graph.
+static void gcudai_cpu_log_start(const struct gcudai_cpu * cpu) {
+    const int32_t isa = gcudai_atomic_load_i32(&gcudai_g.cpu_isa);
+    size_t n_free = 0, n_total = 0;
+    (void) gcuda_backend_dev_memory(cpu->backend.device, &n_free, &n_total);
+    gcudai_log(GCUDA_LOG_LEVEL_DEBUG, "CPU: %s, %d threads unless told otherwise, %llu of %llu MiB of memory free",
+        gcudai_cpu_isa_name(isa != GCUDA_CPU_ISA_AUTO ? (enum gcuda_cpu_isa) isa : gcudai_cpu_isa_default()),
+        gcudai_default_n_threads(), (unsigned long long) (n_free >> 20), (unsigned long long) (n_total >> 20));
+}
+
 gcuda_backend_t gcuda_backend_cpu_init(void) {
     struct gcudai_cpu * cpu = (struct gcudai_cpu *) gcudai_calloc(1, sizeof(*cpu));
     if (cpu == NULL) {
@@ -23209,6 +23303,7 @@ gcuda_backend_t gcuda_backend_cpu_init(void) {
     cpu->backend.iface.graph_plan_update = gcudai_cpu_plan_update;
     cpu->backend.iface.graph_plan_compute = gcudai_cpu_plan_compute;
     cpu->backend.iface.graph_compute = gcudai_cpu_graph_compute;
+    gcudai_cpu_log_start(cpu);
     return &cpu->backend;
 }
 
@@ -35056,7 +35151,7 @@ static struct gcuda_cgraph gcudai_sched_alloc_graph(gcuda_backend_sched_t s) {
 static gcuda_status gcudai_sched_plan(gcuda_backend_sched_t s, struct gcuda_cgraph * graph, const char * what) {
     s->is_allocated = false;
     s->n_splits = s->n_items = 0;
-    if (graph == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "%s: graph is NULL", what); }
+    if (graph == NULL) { return gcudai_null_fail(what, "graph"); }
     GCUDAI_TRY(gcudai_sched_enter_graph(s, graph));
     GCUDAI_TRY(gcudai_sched_describe(s));
     const size_t n_can = (size_t) s->n_items * (size_t) s->n_backends;
@@ -35597,7 +35692,7 @@ static bool gcudai_sched_is_current(gcuda_backend_sched_t s, const struct gcuda_
 
 gcuda_status gcuda_backend_sched_graph_compute_async(gcuda_backend_sched_t s, struct gcuda_cgraph * graph) {
     GCUDAI_TRY(gcudai_sched_check_self(s, "sched_graph_compute"));
-    if (graph == NULL) { return gcudai_fail(GCUDA_STATUS_INVALID_ARGUMENT, "sched_graph_compute: graph is NULL"); }
+    if (graph == NULL) { return gcudai_null_fail("sched_graph_compute", "graph"); }
     if (!gcudai_sched_is_current(s, graph)) { GCUDAI_TRY(gcuda_backend_sched_alloc_graph(s, graph)); }
     s->graph->no_fusion = graph->no_fusion;
     // What the caller may have enqueued since the last run (a result that is fetched) is work that others have to wait for, too.

@@ -902,3 +902,74 @@ TEST(a_graph_without_memory_is_refused) {
     CHECK_HAS(gcuda_last_error(), "no_place");
     end();
 }
+
+TEST(what_failed_first_is_not_lost) { // by the calls that are given the NULL that it gave
+    const struct gcuda_init_params params = { 4096, NULL, true };
+    struct gcuda_context * small = gcuda_init(params);
+    REQUIRE(small != NULL);
+    struct gcuda_tensor * y = gcuda_new_tensor_1d(small, GCUDA_TYPE_F32, 4);
+    struct gcuda_cgraph * g = gcuda_new_graph(small); // does not fit
+    CHECK(y != NULL && g == NULL);
+    CHECK_EQ_I(gcuda_build_forward_expand(g, y), GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "graph is NULL");
+    CHECK_HAS(gcuda_last_error(), "context is full");
+    gcuda_free(small);
+}
+
+TEST(messages_say_which_one_and_what_helps) {
+    if (!begin() || !op_backends_ready()) { return; }
+    struct gcuda_cgraph * g = gcuda_new_graph(ctx);
+    CHECK(gcuda_backend_graph_compute(NULL, g) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "backend is NULL");
+    gcuda_clear_last_error();
+    CHECK(gcuda_backend_graph_compute(op_backends[0], NULL) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "graph is NULL");
+    CHECK(gcuda_backend_init_by_name("TPU7", NULL) == NULL);
+    CHECK_HAS(gcuda_last_error(), "no device 'TPU7'; there are: ");
+    CHECK_HAS(gcuda_last_error(), "CPU");
+#if !defined(GCUDA_CUDA)
+    CHECK_HAS(gcuda_last_error(), "no CUDA backend");
+#endif
+
+    struct gcuda_tensor * a = f32(8, 4), * view = gcuda_view_1d(ctx, a, 8, 0);
+    float v[8] = { 0 };
+    REQUIRE(view != NULL);
+    CHECK(gcuda_backend_tensor_set(view, v, 0, sizeof v) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "allocate its owner first");
+    gcuda_backend_buffer_t buf = gcuda_backend_alloc_buffer(op_backends[0], gcuda_nbytes(a));
+    REQUIRE(buf != NULL);
+    CHECK_OK(gcuda_backend_tensor_alloc(buf, a, gcuda_backend_buffer_get_base(buf)));
+    CHECK(gcuda_backend_tensor_set(view, v, 0, sizeof v) != GCUDA_STATUS_SUCCESS);
+    CHECK_HAS(gcuda_last_error(), "gcuda_backend_view_init");
+    CHECK_OK(gcuda_backend_view_init(view));
+    CHECK_OK(gcuda_backend_tensor_set(view, v, 0, sizeof v));
+    gcuda_backend_buffer_free(buf);
+    end();
+}
+
+TEST(nodes_are_checked_without_a_device) {
+    if (!begin()) { return; }
+    struct gcuda_tensor * y = gcuda_mul_mat(ctx, f32(8, 4), f32(8, 3));
+    REQUIRE(y != NULL);
+    CHECK_OK(gcuda_check_node(y));
+    y->src[1]->ne[0] = 16;
+    CHECK(gcuda_check_node(y) == GCUDA_STATUS_INVALID_ARGUMENT);
+    CHECK_HAS(gcuda_last_error(), "mul_mat");
+    CHECK(gcuda_check_node(NULL) == GCUDA_STATUS_INVALID_ARGUMENT);
+    end();
+}
+
+static void keep_line(enum gcuda_log_level level, const char * text, void * user) {
+    if (level == GCUDA_LOG_LEVEL_DEBUG && strncmp(text, "CPU: ", 5) == 0) { snprintf((char *) user, 256, "%s", text); }
+}
+
+TEST(a_backend_says_what_it_computes_with) {
+    char line[256] = "";
+    gcuda_log_set(keep_line, GCUDA_LOG_LEVEL_DEBUG, line);
+    gcuda_backend_t cpu = gcuda_backend_cpu_init();
+    gcuda_log_set(NULL, GCUDA_LOG_LEVEL_NONE, NULL);
+    CHECK(cpu != NULL);
+    CHECK_HAS(line, "threads");
+    CHECK_HAS(line, "MiB");
+    gcuda_backend_free(cpu);
+}
