@@ -29260,9 +29260,10 @@ static bool gcudai_cuda_overlap(const struct gcuda_tensor * a, const struct gcud
 // overwritten element by element, or row by row.
 static bool gcudai_cuda_may_write(const struct gcudai_cuda_window * w, int n, const struct gcuda_tensor * y, bool in_place) {
     for (int i = 0; i < n; ++i) {
-        for (int k = 0; k < GCUDA_MAX_SRC && w->node[i]->src[k] != NULL; ++k) {
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
             const struct gcuda_tensor * src = w->node[i]->src[k];
             bool is_of_group = false;
+            if (src == NULL) { continue; } // others may stand behind it
             for (int j = 0; j < i; ++j) { is_of_group = is_of_group || src == w->node[j]; }
             const bool is_same = in_place && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
             if (!is_of_group && !is_same && gcudai_cuda_overlap(src, y)) { return false; }
@@ -29361,8 +29362,9 @@ static int gcudai_cuda_match_scale_soft_max(const struct gcudai_cuda_window * w,
 
 // y overlaps no source of a node; but it may be the first one, element for element.
 static bool gcudai_cuda_is_clear_of(const struct gcuda_tensor * y, const struct gcuda_tensor * node, bool in_place) {
-    for (int k = 0; k < GCUDA_MAX_SRC && node->src[k] != NULL; ++k) {
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
         const struct gcuda_tensor * src = node->src[k];
+        if (src == NULL) { continue; }
         const bool is_same = in_place && k == 0 && src->data == y->data && src->type == y->type && gcudai_same_layout(src, y);
         if (!is_same && gcudai_cuda_overlap(src, y)) { return false; }
     }
@@ -29855,8 +29857,8 @@ static bool gcudai_cuda_may_write_sums(const struct gcudai_cuda_window * w, int 
     bool may = gcudai_cuda_may_write(w, n, y, true);
     for (int i = 0; i < n; ++i) {
         const bool is_product = w->node[i]->op == GCUDA_OP_MUL_MAT || w->node[i]->op == GCUDA_OP_MUL_MAT_ID;
-        for (int k = 0; k < 3 && is_product && w->node[i]->src[k] != NULL; ++k) {
-            may = may && !gcudai_cuda_overlap(y, w->node[i]->src[k]);
+        for (int k = 0; k < GCUDA_MAX_SRC && is_product; ++k) {
+            may = may && (w->node[i]->src[k] == NULL || !gcudai_cuda_overlap(y, w->node[i]->src[k]));
         }
     }
     return may;
@@ -30407,8 +30409,9 @@ static bool gcudai_cuda_has_room_for(const struct gcudai_cuda_plan * plan, const
     bool is_apart = of_many <= gcuda_nbytes(y);
     for (int i = s->first; i < s->first + s->n && of_many > 0; ++i) {
         const struct gcudai_cuda_seen * seen = &plan->look.seen[i];
-        for (int k = 0; k < GCUDA_MAX_SRC && seen->shape.src[k] >= 0; ++k) {
-            const bool is_inner = seen->shape.src[k] >= s->first && seen->shape.src[k] < s->first + s->n;
+        for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+            const int32_t source = seen->shape.src[k];
+            const bool is_inner = source < 0 || (source >= s->first && source < s->first + s->n);
             is_apart = is_apart && (is_inner || !gcudai_cuda_overlap(y, seen->tensor->src[k]));
         }
     }
@@ -30783,8 +30786,9 @@ static void gcudai_cuda_plan_steps(struct gcudai_cuda * cu, struct gcudai_cuda_p
 
 static bool gcudai_cuda_is_stale(const struct gcudai_cuda_look * look, int node) {
     bool is_stale = look->seen[node].has_changed;
-    for (int k = 0; k < GCUDA_MAX_SRC && look->seen[node].shape.src[k] >= 0; ++k) {
-        is_stale = is_stale || look->seen[look->seen[node].shape.src[k]].has_changed;
+    for (int k = 0; k < GCUDA_MAX_SRC; ++k) {
+        const int32_t source = look->seen[node].shape.src[k];
+        is_stale = is_stale || (source >= 0 && look->seen[source].has_changed);
     }
     return is_stale;
 }
